@@ -22,7 +22,7 @@ from foqs.admin.view import View
 from foqs.clock import monotonic_ms
 from foqs.config.schema import AdminSection
 from foqs.counters import NO_NAME, Counters, Histogram, Namespaces
-from foqs.engine.lane_groups import lanes_of
+from foqs.engine.listing import lanes_of
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.errors import Code

@@ -7,7 +7,7 @@ from heapq import nlargest
 
 from foqs.bounds import THROTTLE
 from foqs.counters import OTHER
-from foqs.engine.demand import AnyGate
+from foqs.engine.concurrency import AnyGate
 from foqs.engine.throttling import Throttling
 from foqs.limits.lease_slots import ShardSlots
 from foqs.limits.throttle_key import ThrottleKey

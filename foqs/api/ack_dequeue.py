@@ -10,9 +10,9 @@ from foqs.api import reply_bytes, responses, validation
 from foqs.api.entries import Sifted, sifted_acks
 from foqs.api.item_life import ItemLife
 from foqs.engine import item_ops
+from foqs.engine.calls import DequeueCall, ItemsCall
 from foqs.engine.engine import Engine
-from foqs.engine.inspect import ANSWERS_SHARE, OVERLOADED_RETRY_MS
-from foqs.engine.pending import DequeueCall, ItemsCall
+from foqs.engine.listing import ANSWERS_SHARE, OVERLOADED_RETRY_MS
 from foqs.errors import Code, FoqsError
 from foqs.fairness.keys import MOST_TENANCY_BYTES
 from foqs.idl import idl

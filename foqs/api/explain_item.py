@@ -8,10 +8,10 @@ from functools import partial
 from foqs.api import validation
 from foqs.bounds import Limits
 from foqs.engine import explain
+from foqs.engine.calls import LookCall
 from foqs.engine.engine import Engine
 from foqs.engine.explain import Explanation
-from foqs.engine.inspect import ANSWERS_SHARE, OVERLOADED_RETRY_MS
-from foqs.engine.pending import LookCall
+from foqs.engine.listing import ANSWERS_SHARE, OVERLOADED_RETRY_MS
 from foqs.engine.shard import Shard
 from foqs.errors import FoqsError, Invalid, NotFound, NotServed
 from foqs.idl import idl, is_forwarded

@@ -10,10 +10,10 @@ from foqs.api import enqueue_hooks, reply_bytes, responses, validation
 from foqs.api.entries import Sifted, checked, sift, sifted_acks
 from foqs.bounds import Bounded, Limits, Quota
 from foqs.engine import item_ops
+from foqs.engine.calls import PER_WORKER, DequeueCall, EnqueueCall, ItemsCall
 from foqs.engine.dequeue import ITEM_OVERHEAD_BYTES
 from foqs.engine.engine import Engine
-from foqs.engine.inspect import ANSWERS_SHARE, OVERLOADED_RETRY_MS
-from foqs.engine.pending import PER_WORKER, DequeueCall, EnqueueCall, ItemsCall
+from foqs.engine.listing import ANSWERS_SHARE, OVERLOADED_RETRY_MS
 from foqs.errors import FoqsError, Invalid
 from foqs.fairness.keys import TopicKey
 from foqs.hooks.protocol import EnqueueResult

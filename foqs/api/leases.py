@@ -9,7 +9,7 @@ from typing import Any
 from foqs.api import validation
 from foqs.bounds import Limits
 from foqs.engine.engine import Engine
-from foqs.engine.release import Releasing
+from foqs.engine.stats import Releasing
 from foqs.errors import FoqsError
 from foqs.idl import idl
 from foqs.peers.forwarder import Forwarder

@@ -8,9 +8,9 @@ from typing import Any
 
 from foqs.api import responses, validation
 from foqs.bounds import Limits
-from foqs.engine import release, tenant_stats
+from foqs.engine.calls import LookCall
 from foqs.engine.engine import Engine
-from foqs.engine.inspect import (
+from foqs.engine.listing import (
     ANSWERS_SHARE,
     OVERLOADED_RETRY_MS,
     Listed,
@@ -19,8 +19,7 @@ from foqs.engine.inspect import (
     count,
     topics_cursor,
 )
-from foqs.engine.pending import LookCall
-from foqs.engine.tenant_stats import MOST_TENANTS, MostReady
+from foqs.engine.stats import MOST_TENANTS, MostReady, WorkerLeases, tenants_of, workers_of
 from foqs.errors import FoqsError, Invalid, NotFound, NotServed
 from foqs.hooks.topic_hooks import TopicHooks
 from foqs.idl import idl, is_forwarded
@@ -165,7 +164,7 @@ class Lookups:
                 )
             )
 
-        def counted(here: Counts, workers: list[release.WorkerLeases], tenants: MostReady) -> None:
+        def counted(here: Counts, workers: list[WorkerLeases], tenants: MostReady) -> None:
             hung = engine.hung.of(key, now_ms)
             stats = [
                 idl.WorkerStats(one.worker, one.held, max(0, now_ms - one.oldest_given_ms), hung.pop(one.worker, 0))
@@ -178,7 +177,7 @@ class Lookups:
 
         engine, key = self._engine, (ns, name)
 
-        def with_workers(here: Counts, workers: list[release.WorkerLeases]) -> None:
-            tenant_stats.of_topic(engine, key, partial(counted, here, workers))
+        def with_workers(here: Counts, workers: list[WorkerLeases]) -> None:
+            tenants_of(engine, key, partial(counted, here, workers))
 
-        count(engine, key, lambda here: release.workers(engine, key, partial(with_workers, here)))
+        count(engine, key, lambda here: workers_of(engine, key, partial(with_workers, here)))

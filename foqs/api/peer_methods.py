@@ -11,7 +11,7 @@ from foqs.api.tenancy import fairness_key
 from foqs.bounds import THROTTLE, Bounded, Limits
 from foqs.buffers.pending_dedup import Give
 from foqs.engine.engine import Engine
-from foqs.engine.urgent import most_urgent
+from foqs.engine.ready_lanes import most_urgent
 from foqs.errors import FoqsError, Invalid
 from foqs.fairness.balance import MOST_TENANTS
 from foqs.fairness.keys import TopicKey

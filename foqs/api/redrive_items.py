@@ -9,10 +9,18 @@ from typing import Any
 from foqs.api import validation
 from foqs.api.tenancy import fairness_key
 from foqs.bounds import Limits
-from foqs.engine.dead_letters import FailureListing, GroupKey
+from foqs.engine.dead_letters import (
+    PAGE_ITEMS,
+    Admit,
+    FailureListing,
+    GroupKey,
+    PageAsk,
+    PageOutcome,
+    RedrivePage,
+    Refused,
+)
 from foqs.engine.engine import Engine
-from foqs.engine.inspect import ANSWERS_SHARE, OVERLOADED_RETRY_MS, cursor_of, parts_of
-from foqs.engine.redrive import PAGE_ITEMS, Admit, PageAsk, PageOutcome, RedrivePage, Refused
+from foqs.engine.listing import ANSWERS_SHARE, OVERLOADED_RETRY_MS, cursor_of, parts_of
 from foqs.errors import FoqsError, Invalid, LostReply, item_error
 from foqs.idl import idl, is_forwarded
 from foqs.peers.forwarder import Forwarder

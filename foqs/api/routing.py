@@ -7,8 +7,8 @@ from functools import partial
 
 from foqs.api import validation
 from foqs.bounds import Limits
+from foqs.engine.calls import RoutingCall
 from foqs.engine.engine import Engine
-from foqs.engine.pending import RoutingCall
 from foqs.idl import idl
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.lone_host import LoneForwarder

@@ -9,10 +9,10 @@ from typing import Any
 from foqs.api import validation
 from foqs.bounds import Limits
 from foqs.checks import is_text
-from foqs.engine import throttle_stats
+from foqs.engine import stats
 from foqs.engine.engine import Engine
-from foqs.engine.inspect import cursor_of, parts_of
-from foqs.engine.throttle_stats import Coordinated
+from foqs.engine.listing import cursor_of, parts_of
+from foqs.engine.stats import Coordinated
 from foqs.errors import Invalid
 from foqs.idl import idl
 from foqs.peers.active_topics import ANSWER_MS
@@ -94,4 +94,4 @@ class ThrottleMethods:
 
         keys = [*self._coordinator.keys(), *self._slots.keys()]
         coordinated = Coordinated(keys, self._coordinator.tokens_of, self._slots.slots_of)
-        throttle_stats.of_namespace(self._engine, coordinated, ns, prefix, after, limit, counted)
+        stats.throttles_of(self._engine, coordinated, ns, prefix, after, limit, counted)

@@ -21,7 +21,7 @@ log = SafeLog()
 
 OnHang = Literal["warn", "exit"]
 REPORT_S = 5.0
-"""Hosts forget a report after three times this period (`foqs.engine.hung`)."""
+"""Hosts forget a report after three times this period (`foqs.engine.workers`)."""
 EXIT_CODE = 1
 _CALL_TIMEOUT_MS = 2_000
 

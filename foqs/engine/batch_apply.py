@@ -6,9 +6,9 @@ from collections.abc import Callable
 from operator import attrgetter
 
 from foqs.buffers.shard_batch import BatchResult, Chunk, Outcome, ShardBatch
-from foqs.engine import dedup, pages
+from foqs.engine import batch_reads, dedup
+from foqs.engine.batch_reads import apply_due, apply_expiring
 from foqs.engine.enqueue import DISK_FULL, again_ms
-from foqs.engine.expiry import apply_due, apply_expiring
 from foqs.engine.shard import Shard
 from foqs.errors import Invalid, NotServed, Unavailable
 from foqs.item import Cause, Change, Item, Phase, Place, To, from_found
@@ -380,7 +380,7 @@ def _refused(shard: Shard, change: Change, now_ms: int, why: str) -> None:
 
 def _apply_reads(shard: Shard, batch: ShardBatch, result: BatchResult, now_ms: int) -> None:
     if batch.pages or batch.lanes_pages or batch.bodies:
-        pages.apply(shard, batch, result)
+        batch_reads.apply_pages(shard, batch, result)
     if batch.look:
         _apply_look(shard, batch.look, result)
     if batch.due is not None:

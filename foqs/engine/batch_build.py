@@ -7,11 +7,11 @@ from itertools import islice, takewhile
 
 from foqs.buffers.shard_batch import Chunk, ShardBatch, emit
 from foqs.buffers.tail import MAX_BYTES
-from foqs.engine import dedup, item_end, pages, slot_rows
+from foqs.engine import batch_reads, dedup, item_ops
+from foqs.engine.calls import NEVER_MS
 from foqs.engine.shard import Shard
 from foqs.fairness.keys import pack_throttles, tenancy_of
 from foqs.item import Cause, Change, Item, Phase, Place, To
-from foqs.leases.deadlines import NEVER_MS
 from foqs.prefetch.lane import Lane
 from foqs.rows import Batch, LaneRow, ReadyRow
 from foqs.shardmgr.lifecycle import BreakerState, ShardState
@@ -83,7 +83,7 @@ def next_ms(shard: Shard, now_ms: int) -> int:
     if shard.chunks or shard.changes or shard.looks or shard.lists or shard.dead_reads:
         return shard.retry_at_ms(now_ms)
     keys = shard.keys
-    if keys.gone is not None or keys.wanted is not None or ((keys.copies or keys.gives) and slot_rows.due(shard)):
+    if keys.gone is not None or keys.wanted is not None or ((keys.copies or keys.gives) and dedup.due(shard)):
         return shard.retry_at_ms(now_ms)
     asked = shard.pages_wanted or shard.bodies_wanted or shard.confirm_wanted or shard.clock_wanted
     if asked and shard.state is ShardState.SERVING:
@@ -290,7 +290,7 @@ def _take_leases(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: in
         if item.busy:
             continue
         if item.lease_expires_at_ms <= now_ms and not shard.held and not _ends_in_scan(shard, item):
-            change = item_end.change_at_expiry(item, now_ms)
+            change = item_ops.change_at_expiry(item, now_ms)
         else:
             change = Change(item, To.LEASED, Cause.LEASE)
         item.queue(change)
@@ -304,7 +304,7 @@ def _take_leases(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: in
 def _ends_in_scan(shard: Shard, item: Item) -> bool:
     """Whether the end of the lease may end more: the scan of leases that are over decides that, with the item's body at
     hand."""
-    return not item.at_most_once and item_end.may_end(shard.policies.of(item.lane.topic.key), item.attempt)
+    return not item.at_most_once and item_ops.may_end(shard.policies.of(item.lane.topic.key), item.attempt)
 
 
 def _index_tail(shard: Shard, batch: ShardBatch, transaction: Batch) -> None:
@@ -359,7 +359,7 @@ def _take_idle_lanes(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms
 def _add_reads(shard: Shard, batch: ShardBatch, now_ms: int) -> None:
     serving = shard.state is ShardState.SERVING
     if serving and (shard.pages_wanted or shard.bodies_wanted):
-        pages.add(shard, batch, now_ms)
+        batch_reads.add_pages(shard, batch, now_ms)
     if serving and not shard.held:
         rows = shard.config.scan_rows
         if shard.timers.due_ms(now_ms) <= now_ms:

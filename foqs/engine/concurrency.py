@@ -1,26 +1,179 @@
 """Limits on live leases on one host: the slots that its shards have, and the leases that take them.
 
-`foqs.limits.lease_slots` says how slots are lent. A lease takes a slot of each of its item's limited throttle keys in the
-item's shard, and is committed before it is delivered. So the rows of a shard say how many slots are taken: they are
-counted, by lane, when the shard is opened, and again when other keys are limited.
+`foqs.limits.lease_slots` says how slots are lent. A lease takes a slot of each of its item's limited throttle keys in
+the item's shard, and is committed before it is delivered. So the rows of a shard say how many slots are taken: they
+are counted, by lane, when the shard is opened, and again when other keys are limited.
+
+Which topics with parked flows consumers want: where the flows of a topic are parked, and how many items of it.
+
+Which leases of a shard count at which gates, by lane.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count, islice
+from typing import Any
 
 from foqs.bounds import THROTTLE, Bounded
-from foqs.engine.demand import Demand, Parked, lives
+from foqs.engine.calls import DequeueCall
 from foqs.engine.shard import Shard
-from foqs.engine.slot_book import Book, Gate, LaneSlots
 from foqs.fairness.keys import TopicKey, tenancy_of
+from foqs.fairness.tenants import Flow
 from foqs.ids import digest_of, hash_slot_of
 from foqs.item import Item
-from foqs.limits.gate import Agenda
-from foqs.limits.lease_slots import SlotAsk, SlotGrant
-from foqs.policies.layers import NamespacePolicies, Policies
+from foqs.limits.gate import Agenda, Gate
+from foqs.limits.lease_slots import ShardSlots, SlotAsk, SlotGrant
+from foqs.limits.throttle_key import ThrottleKey
+from foqs.policies.layers import LeaseLimits, NamespacePolicies, Policies
 from foqs.prefetch.lane import Lane
+
+Parked = Flow[Any]
+AnyGate = Gate[TopicKey, Parked]
+
+RECENT_MS = 2_000
+"""A topic is wanted for so long after a dequeue of it found a flow that waits."""
+_CALLS = 100
+"""Consumers of a topic that are looked at for how many items they want."""
+_SILENT = 3
+"""This many lost questions in a row mean that the coordinator is away, and no chance."""
+_GATES = 100
+"""Gates of a topic that are looked at for an empty reply."""
+
+
+class Demand:
+    """`waiting`: the consumers that wait. `topics`: the gates at which flows of a topic are parked, or were."""
+
+    def __init__(
+        self,
+        policies: Policies,
+        waiting: Mapping[TopicKey, Sequence[DequeueCall]],
+        monotonic_ms: Callable[[], int],
+    ) -> None:
+        self.topics: dict[TopicKey, dict[AnyGate, None]] = {}
+        self.lacked: dict[TopicKey, tuple[int, int]] = {}  # when a dequeue parked a flow, and the items it wanted
+        self._policies = policies
+        self._waiting = waiting
+        self._monotonic_ms = monotonic_ms
+
+    def parked(self, topic: TopicKey, gate: AnyGate, wanted: int, at_ms: int) -> None:
+        """A consumer that wants so many more items finds a flow of the topic that is parked now."""
+        self.lacked.pop(topic, None)  # the oldest stands first
+        self.lacked[topic] = (at_ms, wanted)
+        self.topics.setdefault(topic, {})[gate] = None
+
+    def forget(self, at_ms: int) -> None:
+        """Forget dequeues of long ago."""
+        while self.lacked:
+            topic, (lacked_ms, _) = next(iter(self.lacked.items()))
+            if at_ms - lacked_ms < RECENT_MS:
+                break
+            del self.lacked[topic]
+
+    def of(self, topic: TopicKey) -> bool:
+        """Whether consumers want items of the topic."""
+        if self._policies.pausing and self._policies.paused(topic):
+            return False
+        if topic in self._waiting:
+            return True
+        lacked = self.lacked.get(topic)
+        return lacked is not None and self._monotonic_ms() - lacked[0] < RECENT_MS
+
+    def waits(self, gate: AnyGate, topic: TopicKey, flow: Parked, kept_ms: int) -> bool:
+        """Return True if the flow, a keeper of this gate since `kept_ms`, waits at another gate, and consumers want it.
+
+        A lease may live for hours, and a coordinator be away: a token is kept for a slot for one interval, and nothing
+        for a gate without answers."""
+        at = flow.parked
+        if at is None or at is gate or at.unanswered >= _SILENT or not flow.ready:
+            return False
+        kept_long = isinstance(gate, ThrottleKey) and self._monotonic_ms() - kept_ms >= gate.interval_ms
+        if kept_long and isinstance(at, ShardSlots):
+            return False
+        return self.of(topic) and gate in gates_of(flow)
+
+    def wanted(self, topic: TopicKey) -> int:
+        """Return how many items of the topic consumers want."""
+        if not self.of(topic):
+            return 0
+        waiting = self._waiting.get(topic)
+        if waiting is not None:
+            return sum([call.most or max(items for _, items in call.wants) for call in islice(waiting, _CALLS)])
+        return self.lacked[topic][1]
+
+    def gates(self, topic: TopicKey) -> Sequence[AnyGate]:
+        """Return some of the gates at which flows of the topic are parked now."""
+        found = islice(self.topics.get(topic, ()), _GATES)
+        return [gate for gate in found if topic in gate.active or topic in gate.asleep]
+
+    def first_due(self, topics: Sequence[TopicKey]) -> AnyGate | None:
+        """Return the gate at which flows of the topics are parked and that may have units first."""
+        gates = [gate for topic in topics for gate in self.gates(topic)]
+        return min(gates, key=lambda gate: gate.due_ms, default=None)
+
+
+def gates_of(flow: Parked) -> Iterator[AnyGate]:
+    """Yield the gates of the flow's keys, as it knew them last."""
+    if flow.rules is not None:
+        yield from flow.rules.keys
+        if flow.rules.limited:
+            for lane in flow.lanes:
+                yield from lane.slots.gates if lane.slots is not None else ()
+
+
+def lives(flow: Parked) -> bool:
+    """Whether the flow has items to deliver. If not, it is parked no more."""
+    if flow.lanes and flow.ready:
+        return True
+    flow.parked = None
+    return False
+
+
+SlotGate = ShardSlots[TopicKey, Parked]
+
+
+class Book:
+    """The gates of one namespace in one shard, by throttle key, while `limits` are in force. `counted`: all leases that
+    the shard had when the book was opened count. `before`: the gates of the book that it replaces."""
+
+    __slots__ = ("before", "closed", "counted", "gates", "limits", "ns", "shard")
+
+    def __init__(self, ns: str, shard: Shard, limits: LeaseLimits | None, before: Mapping[str, SlotGate]) -> None:
+        self.before = before
+        self.ns = ns
+        self.shard = shard
+        self.limits = limits
+        self.gates: dict[str, SlotGate] = {}
+        self.counted = self.closed = False
+
+
+class LaneSlots:
+    """Where the leases of one lane count. A lane has at most one of an open book."""
+
+    __slots__ = ("_agenda", "book", "gates")
+
+    def __init__(self, book: Book, gates: tuple[SlotGate, ...], agenda: Agenda[TopicKey, Parked]) -> None:
+        self.book = book
+        self.gates = gates
+        self._agenda = agenda
+
+    @property
+    def stale(self) -> bool:
+        """Whether the gates may be those of other limits, or forgotten."""
+        return self.book.closed or any(gate.closed for gate in self.gates)
+
+    @property
+    def commits(self) -> bool:
+        """Whether a lease is committed before it is delivered."""
+        return not self.book.closed and any(not gate.throttle.shadow for gate in self.gates)
+
+    def ended(self, item_id: int, *, by_time: bool = False) -> None:
+        """The end of a lease of the lane is committed."""
+        for gate in self.gates:
+            gate.ended(item_id, by_time=by_time)
+            if not gate.closed:
+                self._agenda.settle_soon(gate)
+
 
 _SLICE = 500
 _LANES = 5_000
@@ -28,7 +181,7 @@ _LANES = 5_000
 _URGENT = 20
 """Parked flows whose items are looked at for how urgent they are."""
 _MOST_PAST = 10_000
-_NO_GATES: Mapping[str, Gate] = {}
+_NO_GATES: Mapping[str, SlotGate] = {}
 
 Counted = tuple[Bounded, int]
 """A throttle key that a coordinator counts, and the version of the settings by which it does."""
@@ -64,15 +217,15 @@ class Concurrency:
         self._monotonic_ms = monotonic_ms
         self._serving = serving
         self._numbers = count(1)
-        self._lent: dict[Gate, None] = {}  # gates with slots
-        self._beating: set[Gate] = set()
+        self._lent: dict[SlotGate, None] = {}  # gates with slots
+        self._beating: set[SlotGate] = set()
         self._reporting = False
         self._tended = 0  # the book that `beat` begins with
         self._past: dict[Bounded, Past] = {}
 
     # ------------------------------------------------------------------------------------- leases
 
-    def lacking(self, flow: Parked, lane: Lane[Item], at_ms: int) -> Gate | None:
+    def lacking(self, flow: Parked, lane: Lane[Item], at_ms: int) -> SlotGate | None:
         """Return where an item of the lane has to wait for a slot, None if it may be leased."""
         slots = lane.slots
         if slots is None or slots.stale:
@@ -91,7 +244,7 @@ class Concurrency:
             if gate.throttle.shadow:  # its coordinator counts leases over the limit
                 self._agenda.settle_soon(gate)
 
-    def before_parking(self, flow: Parked, gate: Gate, items: int, at_ms: int) -> int:
+    def before_parking(self, flow: Parked, gate: SlotGate, items: int, at_ms: int) -> int:
         """The flow, of which consumers want so many items, waits at this gate. Return how many slots of this shard they
         could use. The flow claims slots of keys that come before this one by name, and may keep them until it has all.
         It gives up those of later keys: the order is the same in all shards, so no two flows wait for each other."""
@@ -116,7 +269,7 @@ class Concurrency:
                 if gate.claims(flow) and gate.keep(lane.topic.key, flow, flow.waits_ms, at_ms):
                     self._agenda.settle_soon(gate)
 
-    def full_gate(self, flow: Parked, at_ms: int) -> Gate | None:
+    def full_gate(self, flow: Parked, at_ms: int) -> SlotGate | None:
         """Return where the flow's first item would wait, as far as this host knows."""
         heads = [lane for lane in flow.lanes if lane.window is not None and lane.window.entries]
         lane = min(heads, key=lambda one: one.window.entries[0], default=None)
@@ -175,7 +328,7 @@ class Concurrency:
             if done % _SLICE == 0:
                 yield
 
-    def _book(self, shard: Shard, ns: str, before: Mapping[str, Gate] = _NO_GATES) -> Book:
+    def _book(self, shard: Shard, ns: str, before: Mapping[str, SlotGate] = _NO_GATES) -> Book:
         """Return the book of a namespace in a shard. `before`: the gates of a book whose limits are out of force."""
         book: Book | None = shard.limited.get(ns)
         if book is None:
@@ -183,7 +336,7 @@ class Concurrency:
             self._long_work(self._count(shard, [book]))
         return book
 
-    def _new_book(self, shard: Shard, ns: str, before: Mapping[str, Gate] = _NO_GATES) -> Book:
+    def _new_book(self, shard: Shard, ns: str, before: Mapping[str, SlotGate] = _NO_GATES) -> Book:
         book = shard.limited[ns] = Book(ns, shard, self._policies.namespaces[ns].limits, before)
         return book
 
@@ -218,13 +371,13 @@ class Concurrency:
                 gate.leased += lane.leased
         return slots
 
-    def _gate(self, book: Book, name: str, policies: NamespacePolicies) -> Gate:
+    def _gate(self, book: Book, name: str, policies: NamespacePolicies) -> SlotGate:
         gate = book.gates.get(name)
         if gate is None:
             throttle = policies.throttle(name)
             assert throttle is not None, "the key is limited"
             slot = hash_slot_of(digest_of(book.ns, THROTTLE + name))
-            gate = Gate(book.ns, name, throttle, slot, book.shard.number, book.shard.epoch, self._numbers)
+            gate = SlotGate(book.ns, name, throttle, slot, book.shard.number, book.shard.epoch, self._numbers)
             gate.counted = book.counted
             if (old := book.before.get(name)) is not None:
                 gate.go_on_from(old)
@@ -239,13 +392,13 @@ class Concurrency:
             self._forget(gate)
         self._long_work(self._drop(gates))
 
-    def _drop(self, gates: list[Gate]) -> Iterator[None]:
+    def _drop(self, gates: list[SlotGate]) -> Iterator[None]:
         for done, gate in enumerate(gates, 1):
             yield from self._free(gate)
             if done % _SLICE == 0:
                 yield
 
-    def _free(self, gate: Gate) -> Iterator[None]:
+    def _free(self, gate: SlotGate) -> Iterator[None]:
         """Have all flows that are parked at the gate tried again."""
         done = 0
         for topic, parking in list(gate.parked()):
@@ -257,7 +410,7 @@ class Concurrency:
                 if done % _SLICE == 0:
                     yield
 
-    def _forget(self, gate: Gate) -> None:
+    def _forget(self, gate: SlotGate) -> None:
         gate.closed = True
         self._lent.pop(gate, None)
         if gate.overage or gate.reclaimed:
@@ -270,7 +423,7 @@ class Concurrency:
 
     # ------------------------------------------------------------------------------------- coordinators
 
-    def settle(self, gate: Gate, at_ms: int) -> None:
+    def settle(self, gate: SlotGate, at_ms: int) -> None:
         """Wake flows for the free slots, and ask for more if they lack some."""
         if not gate.closed:
             gate.end_keep(self._demand.waits)
@@ -281,7 +434,7 @@ class Concurrency:
             if gate.awake:
                 self._agenda.settle_at(gate, gate.claims_end_ms(at_ms))
 
-    def ask(self, gate: Gate) -> SlotAsk | None:
+    def ask(self, gate: SlotGate) -> SlotAsk | None:
         """Return the question for the gate's coordinator, None if it needs none now."""
         self._agenda.asked(gate)
         beat = gate in self._beating
@@ -303,7 +456,7 @@ class Concurrency:
             self._lent.pop(gate, None)
         return asked
 
-    def answered(self, gate: Gate, ask: SlotAsk, grant: SlotGrant | None) -> None:
+    def answered(self, gate: SlotGate, ask: SlotAsk, grant: SlotGrant | None) -> None:
         """Take the coordinator's answer, None if there is none."""
         if gate.closed:
             return
@@ -375,7 +528,7 @@ class Concurrency:
 
     # ------------------------------------------------------------------------------------- numbers
 
-    def gates(self, key: Bounded) -> list[Gate]:
+    def gates(self, key: Bounded) -> list[SlotGate]:
         """Return the gates of a throttle key on this host."""
         books = [book for shard in self._serving() if (book := shard.limited.get(key[0])) is not None]
         return [gate for book in books if (gate := book.gates.get(key[1][len(THROTTLE) :])) is not None]
@@ -385,7 +538,7 @@ class Concurrency:
         books = [book for shard in self._serving() if (book := shard.limited.get(ns)) is not None]
         return [*{(ns, THROTTLE + name): None for book in books for name in book.gates} | dict.fromkeys(self._past)]
 
-    def all_gates(self) -> list[Gate]:
+    def all_gates(self) -> list[SlotGate]:
         return [gate for shard in self._serving() for book in shard.limited.values() for gate in book.gates.values()]
 
     def all_past(self) -> list[tuple[Bounded, Past]]:
@@ -395,7 +548,7 @@ class Concurrency:
         return self._past.get(key) or Past()
 
 
-def _urgency(gate: Gate, at_ms: int) -> tuple[int, int]:
+def _urgency(gate: SlotGate, at_ms: int) -> tuple[int, int]:
     """Return the lowest priority of the items that wait at the gate, and since when the first flow waits (ms)."""
     priorities: list[int] = []
     since_ms = at_ms

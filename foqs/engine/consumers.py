@@ -1,17 +1,28 @@
-"""Consumers that wait for items: the order in which they are served, and how long each of them waits."""
+"""Consumers that wait for items: the order in which they are served, and how long each of them waits.
+
+From leased items to a consumer's reply. Leases of at-most-once items, of topics whose attempts are exact, and of
+items with a throttle key that limits leases are committed before the reply is sent.
+
+Another version of a namespace's settings: resumed topics deliver again, throttles and weights change, and workers
+may hold more or fewer items.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain, islice
 
-from foqs.engine import aside, delivery, dequeue, turns
-from foqs.engine.pending import DequeueCall
+from foqs.engine import dequeue, item_ops, tenants
+from foqs.engine.calls import Committing, DequeueCall
 from foqs.engine.shard import Shard
-from foqs.engine.state import State
-from foqs.fairness.keys import TopicKey
+from foqs.engine.state import State, begin_long
+from foqs.fairness.keys import TopicKey, fairness_of
+from foqs.item import KNOWN_BYTES, Item, Place
+from foqs.policies.layers import NamespacePolicies
+from foqs.policies.settings import Settings
 
-_SLICE = 1_000
+_TOPICS = 1_000
 """Topics whose consumers are served in one turn of the event loop."""
 
 
@@ -106,8 +117,8 @@ def wake(state: State, shard: Shard, now_ms: int) -> None:
         elif able and shard.stalled:
             stalled, shard.stalled = shard.stalled, {}
             shard.woken.update(stalled)
-            aside.resume(state, stalled)
-    if len(shard.woken) <= _SLICE:
+            tenants.resume(state, stalled)
+    if len(shard.woken) <= _TOPICS:
         woken, shard.woken = shard.woken, {}
     else:
         woken = _slice(shard.woken)
@@ -122,14 +133,14 @@ def wake(state: State, shard: Shard, now_ms: int) -> None:
 
 def wake_all(state: State, shard: Shard) -> None:
     """Have every topic with a consumer tried again, as the items of `shard` can be merged or leased again."""
-    turns.begin(state, _wake_all(state, shard, iter(list(state.waiting))))
+    begin_long(state, _wake_all(state, shard, iter(list(state.waiting))))
 
 
 def _wake_all(state: State, shard: Shard, keys: Iterator[TopicKey]) -> Iterator[None]:
-    while part := dict.fromkeys(islice(keys, _SLICE)):
+    while part := dict.fromkeys(islice(keys, _TOPICS)):
         shard.woken.update(part)
         state.touch(shard)
-        if len(part) == _SLICE:
+        if len(part) == _TOPICS:
             yield
 
 
@@ -143,7 +154,7 @@ def serve(state: State, keys: Iterable[TopicKey], now_ms: int) -> None:
     due = state.due
     due.update((key, None) for key in keys if key in state.waiting)
     slice_: Collection[TopicKey]
-    if len(due) <= _SLICE:
+    if len(due) <= _TOPICS:
         slice_, state.due = due, {}
     else:
         slice_ = _slice(due)
@@ -154,7 +165,7 @@ def serve(state: State, keys: Iterable[TopicKey], now_ms: int) -> None:
 
 def _slice(keys: dict[TopicKey, None]) -> dict[TopicKey, None]:
     """Take the topics of one turn out of `keys`."""
-    slice_ = dict.fromkeys(islice(keys, _SLICE))
+    slice_ = dict.fromkeys(islice(keys, _TOPICS))
     for key in slice_:
         del keys[key]
     return slice_
@@ -175,7 +186,7 @@ def _serve(state: State, keys: Iterable[TopicKey], now_ms: int) -> list[TopicKey
     for call, its_keys in first.items():
         if call.done:  # another call's reply may have ended it
             continue
-        if delivery.serve(state, call, call.part(its_keys), now_ms):
+        if serve_call(state, call, call.part(its_keys), now_ms):
             stop_waiting(state, call)
             again += its_keys
         else:
@@ -198,7 +209,7 @@ def _serve_first(state: State, key: TopicKey, waiting: list[DequeueCall], now_ms
     for call in served:
         stop_waiting(state, call)
     for call in served:
-        delivery.send(state, call, now_ms)
+        send(state, call, now_ms)
     return bool(served)
 
 
@@ -233,7 +244,7 @@ def end_merge_waits(state: State, now_ms: int) -> None:
     """Topics that waited long enough for a late shard go on without it."""
     due: list[TopicKey] = []
     for key, at_ms in state.held_up.items():
-        if at_ms > now_ms or len(due) == _SLICE:
+        if at_ms > now_ms or len(due) == _TOPICS:
             break  # they are in the order of time
         due.append(key)
     for key in due:
@@ -263,3 +274,153 @@ def _has_ready(state: State, call: DequeueCall) -> bool:
             call.ready_at = at
             return True
     return False
+
+
+def serve_call(state: State, call: DequeueCall, wants: Sequence[tuple[TopicKey, int]], now_ms: int) -> bool:
+    """Lease ready items of `wants`, topics that `call` names; return False when there are none."""
+    if state.draining:
+        return False
+    most = call.most
+    dequeue.fill(state, call, wants if most is None else dequeue.shared(state, call, wants, most), now_ms)
+    if not call.found:
+        return False
+    send(state, call, now_ms)
+    return True
+
+
+def send(state: State, call: DequeueCall, now_ms: int) -> None:
+    """Reply to `call` with the items that were leased for it, as soon as they may be delivered."""
+    call.done = True
+    if call.begins is not None:
+        for _, item, _ in call.found[call.begins :]:
+            item_ops.mark(item, begun=False)
+    write_ms = now_ms + state.config.host.lease_write_delay_ms // 2
+    if write_ms < state.timer_ms:
+        state.alarm(write_ms)
+    if not (call.commits and any(_commits_first(item) for _, item, _ in call.found)):
+        _deliver(state, call, call.found)
+        return
+    committing = Committing(call, partial(_committed, state), partial(_give_back, state))
+    for index, (shard, item, _) in enumerate(call.found):
+        item.awaited = True
+        if _commits_first(item):
+            committing.open.add(index)
+            item_ops.lease_first(shard, item, (committing, index), now_ms)
+            state.touch(shard)
+    state.committing.push(now_ms + state.config.host.confirm_ms, committing)
+    state.alarm(now_ms + state.config.host.confirm_ms)
+
+
+def _commits_first(item: Item) -> bool:
+    """Whether the lease of the item is committed before its delivery."""
+    slots = item.lane.slots
+    return item.at_most_once or item.lane.topic.bounds.exact or (slots is not None and slots.commits)
+
+
+def _committed(state: State, call: DequeueCall, lost: set[int]) -> None:
+    """Deliver the leases that still stand: since they were made some may have been lost, or have ended, or their topic
+    was paused."""
+    found = []
+    for at, (shard, item, lease) in enumerate(call.found):
+        if item.lease == lease:
+            item.awaited = False
+        if at in lost:
+            continue
+        if not item_ops.stands(item, lease):
+            if item.at_most_once:
+                call.doubtful.append(item.id)
+            continue
+        confirmed = item.place is Place.TIMER or shard.confirmed(state.now_ms)
+        if confirmed and not state.policies.paused(item.lane.topic.key):
+            found.append((shard, item, lease))
+        else:
+            _give_back(state, shard, item, lease)
+    _deliver(state, call, found)
+
+
+def _deliver(state: State, call: DequeueCall, found: list[tuple[Shard, Item, int]]) -> None:
+    if not call.reply([item for _, item, _ in found], call.doubtful):
+        for shard, item, lease in found:
+            _give_back(state, shard, item, lease)
+        return
+    if found:
+        found[0][1].lane.namespace.delivered += len(found)  # a request names one namespace
+        if state.explained:
+            state.explained.add([item.lane.topic.key for _, item, _ in found], state.now_ms)
+        if state.topics.ledgers:
+            lanes = [(item.lane, item.id) for _, item, _ in found]
+            state.topics.ledgers.delivered(
+                [(lane.topic.key, fairness_of(lane.key), item_id) for lane, item_id in lanes]
+            )
+    redelivered = held_bytes = 0
+    for _, item, _ in found:
+        redelivered += item.attempt > 1
+        item.body = None  # `ShardMemory.drop_body`, with one sum for all items
+        if item.held > KNOWN_BYTES:
+            held_bytes += item.held - KNOWN_BYTES
+            item.held = KNOWN_BYTES
+    state.counters.redelivered += redelivered
+    if held_bytes:
+        state.budget.give(held_bytes)
+
+
+def _give_back(state: State, shard: Shard, item: Item, lease: int) -> None:
+    """End a lease that did not reach its consumer."""
+    item_ops.take_back(shard, item, lease, state.now_ms)
+    state.touch(shard)
+
+
+_SLICE = 500
+"""Topics that go on in one turn of the event loop."""
+
+
+def apply_settings(state: State, settings: Settings) -> None:
+    """Use the settings from now on, and deliver items of resumed topics to consumers that wait, from the next turn of
+    the event loop on."""
+    ns, policies = settings.ns, state.policies
+    before, limiting, weighing = policies.pausing.get(ns), policies.per_worker.get(ns), policies.namespace(ns)
+    policies.apply(settings)
+    state.throttling.changed(ns)
+    tenants.follow(state, ns, weighing)
+    if before is not None:
+        state.long_work.append(_resume(state, ns, before))
+        state.wake()
+    if limiting is not None or ns in policies.per_worker:
+        state.long_work.append(_limit_workers(state, ns, limiting))
+        state.wake()
+
+
+def _resume(state: State, ns: str, before: NamespacePolicies) -> Iterator[None]:
+    keys = iter([key for key in {**state.topics, **state.waiting} if key[0] == ns])
+    while part := list(islice(keys, _SLICE)):
+        live = [key for key in part if key in state.waiting or ready(state, key)]
+        resumed = [key for key in live if before.of(key[1]).paused and not state.policies.paused(key)]
+        serve(state, resumed, state.now_ms)
+        if state.became_ready is not None:
+            for key in resumed:
+                state.became_ready(key)
+        if len(part) == _SLICE:
+            yield
+
+
+def _limit_workers(state: State, ns: str, before: NamespacePolicies | None) -> Iterator[None]:
+    """Try the consumers again that wait for topics with another `per_worker`. Answer those that reported what they hold
+    and may have no more: a process needs the limit to know when to ask again."""
+    holdings, policies = state.holdings, state.policies
+    keys = iter([key for key in {**state.topics, **state.waiting, **holdings.parked} if key[0] == ns])
+    while part := list(islice(keys, _SLICE)):
+        changed: dict[DequeueCall, None] = {}
+        for key in part:
+            most = policies.of(key).per_worker
+            if most == (None if before is None else before.of(key[1]).per_worker):
+                continue
+            try_again(state, key, holdings.parked_for(key))
+            changed.update(dict.fromkeys(state.waiting.get(key, ())))
+            state.ready_again(key)
+        serve(state, part, state.now_ms)
+        for call in changed:
+            reported = any(limit.holding is not None for limit in (holdings.limits(call) or {}).values())
+            if call.waits and reported and call.limits_then != call.limits and holdings.limited(call):
+                answer_empty(state, call)
+        if len(part) == _SLICE:
+            yield

@@ -1,16 +1,27 @@
-"""The groups of a dead-letter topic on the shards of this host, and how reads of dead letters are queued."""
+"""The groups of a dead-letter topic on the shards of this host, and how reads of dead letters are queued.
+
+One page of a redrive: the next dead letters of one shard return to the topics that they came from, all of them in
+the shard's next transactions. Those of a topic that is closed or full stay.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import NamedTuple
 
 from foqs.buffers.shard_batch import DeadRead, GroupsRead
+from foqs.engine.calls import ItemsCall, change_of
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
-from foqs.errors import FoqsError, Unavailable
-from foqs.fairness.keys import TopicKey, lane_key
+from foqs.errors import FoqsError, NotServed, OutcomeUnknown, Overloaded, Unavailable
+from foqs.fairness.keys import TopicKey, lane_key, unpack_throttles
+from foqs.item import Cause, Change, Item, Move, Phase, Place, To, from_ready
 from foqs.policies.failures import FailureFilter
-from foqs.rows import FailureGroup, FailureGroups, FailurePosition
+from foqs.policies.remedy import closed
+from foqs.prefetch.lane import Lane
+from foqs.rows import DeadPage, DeadRow, FailureGroup, FailureGroups, FailurePosition
 
 ROWS = 2_000
 """Rows that one read looks at: the work of other requests for the shard goes on between two."""
@@ -129,3 +140,298 @@ class FailureListing:
             self._more = True
         self._left.pop()
         self._next_shard()
+
+
+Settle = Callable[[int], None]
+"""Called when the outcome of admitted items is known, with the number of those that were not stored."""
+Granted = Callable[[int, FoqsError | None, Settle], None]
+"""How many items are admitted, the error of the rest, and a call for later on."""
+Admit = Callable[[TopicKey, int, int, Granted], None]
+"""(topic, items, deadline_ms, granted): asks for room in a topic with `max_stored`."""
+
+PAGE_ITEMS = 500
+START: FailurePosition = (-(1 << 63), 0)
+"""Before all dead letters."""
+_RETRY_MS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class PageAsk:
+    """`key` is the dead-letter topic. At most `most` items are redriven, and of each group no more than `per_group` (0:
+    no bound) together with those in `taken`. `to_topic` None: each item goes where it came from."""
+
+    key: TopicKey
+    shard: int
+    after: FailurePosition | None
+    wanted: FailureFilter
+    most: int
+    per_group: int = 0
+    taken: Mapping[GroupKey, int] = field(default_factory=dict)
+    to_topic: str | None = None
+    dry_run: bool = False
+
+
+class Refused(NamedTuple):
+    """Dead letters that stay because their topic is closed (Unavailable) or full (Overloaded)."""
+
+    items: int
+    error: FoqsError
+
+
+@dataclass(slots=True)
+class PageOutcome:
+    """`redriven` items, and `unknown` ones that may have been; `leased` ones stay. `taken` counts both by group.
+    `refused` ones stay, by the topic that they would go to. An item that a delete or a late ack removes at the same
+    time counts as redriven before. `next` is where the next page begins; None: the shard has no more."""
+
+    redriven: int = 0
+    unknown: int = 0
+    leased: int = 0
+    next: FailurePosition | None = None
+    taken: dict[GroupKey, int] = field(default_factory=dict)
+    refused: dict[str, Refused] = field(default_factory=dict)
+
+    def refuse(self, topic: str, error: FoqsError, items: int = 1) -> None:
+        known = self.refused.get(topic)
+        self.refused[topic] = Refused(items if known is None else known.items + items, error)
+
+
+@dataclass(slots=True)
+class _Room:
+    """How many items a topic with `max_stored` takes of the page, and the error of the rest. `used`: by chosen ones."""
+
+    items: int
+    error: FoqsError | None
+    settle: Settle
+    used: int = 0
+
+
+class _Chosen(NamedTuple):
+    item: Item
+    row: DeadRow
+    group: GroupKey
+    topic: str
+
+
+class RedrivePage:
+    """Calls `reply` with the outcome, or with an error: nothing was changed; once. `admit` None: no topic is full."""
+
+    def __init__(
+        self, state: State, ask: PageAsk, reply: Callable[[PageOutcome | FoqsError], None], admit: Admit | None = None
+    ) -> None:
+        self._state = state
+        self._ask = ask
+        self._reply = reply
+        self._admit = admit
+        self._rooms: dict[str, _Room] = {}
+        self._deadline_ms = 0
+        self._moves: ItemsCall | None = None
+        self._outcome = PageOutcome()
+        self.done = False
+
+    def begin(self, now_ms: int, deadline_ms: int) -> None:
+        state, ask = self._state, self._ask
+        shard = state.shards.get(ask.shard)
+        if shard is None or not state.settles(shard):
+            self._end(NotServed("the shard is not served here now"))
+        elif shard.full:
+            self._end(Overloaded("too much waits for the shard", _RETRY_MS))
+        elif shard.in_takeover_grace(now_ms):
+            # The previous owner may still have items in memory, and could lease them after they returned.
+            self._end(Unavailable("the shard was just taken from another host", shard.config.confirm_ms))
+        elif (lane := dead_lane(shard, ask.key)) is None:
+            self._end(self._outcome)
+        else:
+            state.deadlines.push(deadline_ms, self)
+            state.alarm(deadline_ms)
+            self._deadline_ms = deadline_ms
+            self._queue(shard, lane)
+
+    def _queue(self, shard: Shard, lane: int) -> None:
+        ask = self._ask
+        # Rows of a page may be passed over: a filter, or a topic that is closed or full.
+        one_by_one = ask.per_group or ask.wanted.headers or ask.key[0] in self._state.policies.namespaces
+        limit = PAGE_ITEMS if one_by_one else ask.most
+        queue(self._state, shard, DeadRead(lane, ask.after, self._wanted(), limit, ROWS, self._read))
+
+    def timed_out(self, shards: Mapping[int, Shard]) -> None:
+        if self._moves is not None:
+            self._moves.timed_out(shards)
+            return
+        withdraw(shards.values(), self._read)
+        self._end(Unavailable("the shard did not answer in time; nothing was changed"))
+
+    def _end(self, outcome: PageOutcome | FoqsError) -> None:
+        self.done = True
+        rooms, self._rooms = self._rooms, {}
+        for room in rooms.values():
+            room.settle(room.items - room.used)
+        self._reply(outcome)
+
+    def _wanted(self) -> FailureFilter:
+        """Return the filter without groups that are full: millions of items may follow there."""
+        ask = self._ask
+        if not ask.per_group or ask.after is None:
+            return ask.wanted
+        at = ask.after[0]
+        full = [group[1] for group, count in ask.taken.items() if group[0] == at and count >= ask.per_group]
+        return replace(ask.wanted, without=(at, tuple(full))) if full else ask.wanted
+
+    def _read(self, page: DeadPage | None, error: FoqsError | None) -> None:
+        if self.done or self._moves is not None:
+            return
+        shard = self._state.shards.get(self._ask.shard)
+        if page is None or shard is None:
+            self._end(error or NotServed("the shard is not served here now"))
+            return
+        chosen, wanted = self._choose(shard, page)
+        if self._ask.dry_run or not (chosen or wanted):
+            self._count([one.group for one in chosen])
+            self._end(self._outcome)
+        elif wanted:
+            self._ask_for_room(wanted)
+        else:
+            self._redrive(shard, chosen)
+
+    def _ask_for_room(self, wanted: dict[str, int]) -> None:
+        """Ask for room in the topics that have a bound, and read the page again, as its rows are old by then."""
+        left, ns = set(wanted), self._ask.key[0]
+        assert self._admit is not None, "rooms are wanted where they are asked for"
+
+        def granted(topic: str, items: int, error: FoqsError | None, settle: Settle) -> None:
+            if self.done:
+                settle(items)
+                return
+            self._rooms[topic] = _Room(items, error, settle)
+            left.discard(topic)
+            if left:
+                return
+            shard = self._state.shards.get(self._ask.shard)
+            lane = None if shard is None else dead_lane(shard, self._ask.key)
+            if shard is None or lane is None:
+                self._end(self._outcome if shard is not None else NotServed("the shard is not served here now"))
+            else:
+                self._queue(shard, lane)
+
+        for topic, items in wanted.items():
+            self._admit((ns, topic), items, self._deadline_ms, partial(granted, topic))
+
+    def _refusal(self, topic: str, wanted: dict[str, int]) -> FoqsError | None:
+        """Return why an item cannot go to `topic`; None if it can. The first time that a topic with a bound is met, its
+        room is not known yet: `wanted` counts its items."""
+        key = (self._ask.key[0], topic)
+        policy = self._state.policies.of(key)
+        if policy.closed:
+            return closed(*key)
+        if policy.max_stored is None or self._admit is None or self._ask.dry_run:
+            return None
+        room = self._rooms.get(topic)
+        if room is None:
+            wanted[topic] = wanted.get(topic, 0) + 1
+        elif room.used == room.items:
+            return room.error or Overloaded(f"the topic {topic} has more dead letters now: repeat", _RETRY_MS)
+        else:
+            room.used += 1
+        return None
+
+    def _choose(self, shard: Shard, page: DeadPage) -> tuple[list[_Chosen], dict[str, int]]:
+        """Return the items to move, and how many of them go to each topic whose room is not known yet."""
+        ask = self._ask
+        outcome = self._outcome = PageOutcome(next=page.next)
+        taken = dict(ask.taken)
+        chosen: list[_Chosen] = []
+        wanted: dict[str, int] = {}
+        for room in self._rooms.values():
+            room.used = 0
+        for row in page.rows:
+            failure = row.failure
+            group = (failure.fingerprint, failure.cause)
+            if ask.per_group and taken.get(group, 0) >= ask.per_group:
+                continue
+            lane = shard.lane_numbers.get(failure.lane)
+            if lane is None or not ask.wanted.matches_headers(row.headers):
+                continue
+            item = shard.known.get(failure.id) or _item_of(row, lane)
+            if item.phase is Phase.LEASED:
+                outcome.leased += 1
+            elif item.lane is lane and _stays(shard, item, self._state.now_ms):
+                topic = ask.to_topic or failure.topic.decode()
+                error = self._refusal(topic, wanted)
+                if error is not None:
+                    outcome.refuse(topic, error)
+                    continue
+                taken[group] = taken.get(group, 0) + 1
+                chosen.append(_Chosen(item, row, group, topic))
+                if len(chosen) == ask.most:
+                    outcome.next = (failure.fingerprint, failure.id)
+                    break
+        return chosen, wanted
+
+    def _redrive(self, shard: Shard, chosen: list[_Chosen]) -> None:
+        state, now_ms = self._state, self._state.now_ms
+        call = self._moves = ItemsCall(len(chosen), partial(self._moved, chosen))
+        for at, (item, row, _, topic) in enumerate(chosen):
+            call.items[at] = item
+            change = Change(item, To.MOVED, Cause.REDRIVE, (call, at), attempt=0, lease=item.lease)
+            change.move = self._move(row, topic, now_ms)
+            shard.put(change, now_ms)
+        state.touch(shard)
+
+    def _move(self, row: DeadRow, topic: str, now_ms: int) -> Move:
+        ns, failure = self._ask.key[0], row.failure
+        origin, tenant, throttles = failure.topic.decode(), failure.fairness.decode(), failure.throttles
+        ttl_ms = self._state.policies.of((ns, origin)).ttl_ms
+        expires_at_ms = 0 if ttl_ms is None else now_ms + ttl_ms
+        lane = lane_key((ns, topic), tenant, unpack_throttles(throttles))
+        return Move(lane, now_ms, expires_at_ms, None)
+
+    def _moved(self, chosen: list[_Chosen], outcomes: list[FoqsError | None]) -> None:
+        outcome = self._outcome
+        done, doubtful, refused = list[GroupKey](), list[GroupKey](), None
+        for one, error in zip(chosen, outcomes, strict=True):
+            if error is None:
+                done.append(one.group)
+            elif isinstance(error, OutcomeUnknown):
+                doubtful.append(one.group)
+            else:
+                refused = refused or error
+                if one.topic in self._rooms:
+                    self._rooms[one.topic].used -= 1
+        self._count(done + doubtful)
+        outcome.redriven, outcome.unknown = len(done), len(doubtful)
+        if refused is not None:
+            if not done and not doubtful:
+                self._end(refused)
+                return
+            # The next page finds those again that stayed.
+            outcome.next, outcome.leased, outcome.refused = self._ask.after or START, 0, {}
+        self._end(outcome)
+
+    def _count(self, groups: list[GroupKey]) -> None:
+        taken = self._outcome.taken
+        for group in groups:
+            taken[group] = taken.get(group, 0) + 1
+        self._outcome.redriven = len(groups)
+
+
+def _stays(shard: Shard, item: Item, now_ms: int) -> bool:
+    """Whether nothing else takes the item out of its topic: a delete, its TTL, another redrive."""
+    change = change_of(item)
+    return (change is None or change.cause is Cause.DUE) and not 0 < item.expires_at_ms <= now_ms - shard.late_ms
+
+
+def _item_of(row: DeadRow, lane: Lane[Item]) -> Item:
+    """Return the item of a row that no host has in memory."""
+    if row.ready is not None:
+        item = from_ready(row.ready, lane, None)
+    else:
+        timer, phase = row.timer, Phase.IDLE
+        assert timer is not None, "an item has its row"
+        if timer.lease:
+            phase = Phase.LEASED
+        item = Item(
+            timer.id, lane, row.priority, row.deliver_after_ms, timer.attempt, timer.lease, timer.bytes, None,
+            Place.TIMER, phase,
+        )  # fmt: skip
+    item.expires_at_ms = row.expires_at_ms
+    return item

@@ -2,6 +2,12 @@
 
 The first attempt inserts keys and items in one transaction, as if all keys were new. If the database has one of the
 keys, it refuses the transaction. The shard's thread then looks up the keys, and stores the items whose keys are new.
+
+Moves rows of deduplication keys between shards: the part that a batch does on either shard. The steps and their
+order are in `foqs.peers.slot_migration`.
+
+The shard that gives a slot away first writes, behind the fence, that it no longer has the slot; only then are its rows
+read. So the copy has every stored key, even if a replaced owner still runs.
 """
 
 from __future__ import annotations
@@ -9,17 +15,18 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from foqs.buffers.pending_dedup import Keyed, KeyedRequest
+from foqs.buffers.pending_dedup import Give, Keyed, KeyedRequest
 from foqs.buffers.shard_batch import BatchResult, Chunk, ShardBatch
-from foqs.engine import enqueue, slot_rows
+from foqs.engine import enqueue
+from foqs.engine.calls import EnqueueCall
 from foqs.engine.enqueue import RETRY_MS, cut
-from foqs.engine.pending import EnqueueCall
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.errors import NotServed, Overloaded, Unavailable
 from foqs.ids import hash_slot_of
-from foqs.rows import Batch, DedupRow
+from foqs.rows import Batch, DedupRow, Holding
 from foqs.shardmgr.lifecycle import ShardState
+from foqs.shardmgr.routing import without
 
 _BUDGET_SHARE = 0.3  # beyond the input's
 
@@ -91,7 +98,7 @@ def _store(shard: Shard, call: EnqueueCall, new: list[Keyed]) -> None:
 
 def fill_transaction(shard: Shard, batch: ShardBatch, transaction: Batch) -> bool:
     """Add the changes of keys and slots beside items. Return whether there are any."""
-    slot_rows.fill_transaction(shard, batch, transaction)
+    add_slot_rows(shard, batch, transaction)
     transaction.dedup_gone, shard.keys.gone = shard.keys.gone, None
     transaction.slots, shard.keys.wanted = shard.keys.wanted, None
     shard.keys.in_flight = transaction.slots
@@ -137,7 +144,7 @@ def settle_known(batch: ShardBatch, known: Mapping[int, DedupRow]) -> None:
 
 
 def apply_reads(shard: Shard, batch: ShardBatch, result: BatchResult, now_ms: int) -> None:
-    slot_rows.applied(shard, batch, result)
+    applied(shard, batch, result)
     if batch.dedup_expired is not None:
         _expire(shard, batch, result, now_ms)
 
@@ -158,3 +165,45 @@ def _expire(shard: Shard, batch: ShardBatch, result: BatchResult, now_ms: int) -
         shard.keys.gone = (batch.dedup_expired[0].from_ms, bound_ms)
     else:
         scan.finish(now_ms)
+
+
+def due(shard: Shard) -> bool:
+    """Whether the next batch has rows to copy or a slot to give."""
+    return bool(shard.keys.copies) or _next_give(shard) is not None
+
+
+def add_slot_rows(shard: Shard, batch: ShardBatch, transaction: Batch) -> None:
+    keys = shard.keys
+    batch.copies, keys.copies = keys.copies, []
+    for copy in batch.copies:
+        transaction.dedup_copied += copy.rows
+        if copy.rows:
+            keys.scan.inserted(min(row.expires_at_ms for row in copy.rows))
+    give = _next_give(shard)
+    if give is None:
+        return
+    last = keys.last
+    if give.stamp < last.stamp:
+        keys.gives.remove(give)
+        give.done(Unavailable("the shard was given slots by a later record", RETRY_MS))
+        return
+    batch.give = give
+    keys.wanted = Holding(give.stamp, without(give.slot, last.bits))
+
+
+def applied(shard: Shard, batch: ShardBatch, result: BatchResult) -> None:
+    """Settle the requests that wait. After an error they are repeated."""
+    committed = result.saved
+    error = Unavailable("the keys' shard cannot be used now", RETRY_MS)
+    give, batch.give = batch.give, None
+    copies, batch.copies = batch.copies, []
+    for copy in copies:
+        copy.done(None if committed else error)
+    if give is not None:
+        shard.keys.gives.remove(give)
+        give.done(result.given if committed and result.given is not None else error)
+
+
+def _next_give(shard: Shard) -> Give | None:
+    """Return the first give whose slot has no pending key: none is accepted any more."""
+    return next((give for give in shard.keys.gives if not shard.keys.under_way(give.slot)), None)

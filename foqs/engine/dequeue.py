@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from foqs.engine import batch_build, sources
+from foqs.engine import batch_build, ready_lanes
+from foqs.engine.calls import DequeueCall
 from foqs.engine.fair_dequeue import Round
-from foqs.engine.pending import DequeueCall
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.fairness.keys import TopicKey
@@ -34,7 +34,7 @@ _CONFIRM_IDLE_MS = 5_000
 def fill(state: State, call: DequeueCall, wants: Iterable[tuple[TopicKey, int]], now_ms: int) -> None:
     """Leases items for `call` into `call.found`: topics in the order of `wants`, each in lane order."""
     room_bytes = call.max_bytes
-    able: sources.Able = {}
+    able: ready_lanes.Able = {}
     topics, changes = state.topics, state.policies.changes
     limited = (state.policies.per_worker or call.limits is not None) and state.holdings.limits(call) is not None
     for key, count in wants:
@@ -51,13 +51,13 @@ def fill(state: State, call: DequeueCall, wants: Iterable[tuple[TopicKey, int]],
         while lane is not None and not (lane.ready and lane.tenure.shard is not None):
             lane = lane.next
         if lane is not None and topic is not None and (topic.bounds is None or topic.bounds.changes != changes):
-            sources.bounds_of(state, topic)
+            ready_lanes.bounds_of(state, topic)
             lane = topic.first  # None if its tenants take turns from now on
         if lane is None:
             if topic is not None and topic.turns is not None:
                 room_bytes = _fill_by_turns(state, call, Round(state, topic, able, now_ms), count, room_bytes)
             elif state.held_up or state.skipping:
-                sources.go_on_without(state, key)
+                ready_lanes.go_on_without(state, key)
             continue
         lanes, paged, lacking, entries = _merge(state, able, key, count, now_ms)
         last: Entry[Item] | None = None
@@ -67,8 +67,8 @@ def fill(state: State, call: DequeueCall, wants: Iterable[tuple[TopicKey, int]],
                 merge.take(lanes, last)
         if paged or lacking or state.held_up or state.skipping:
             call.lacks = call.lacks or bool(lacking)
-            sources.ask_pages(state, (*paged, *lacking))
-            sources.wait_for_lacking(state, key, bool(lacking), now_ms, found=last is not None, held=bool(lanes))
+            ready_lanes.ask_pages(state, (*paged, *lacking))
+            ready_lanes.wait_for_lacking(state, key, bool(lacking), now_ms, found=last is not None, held=bool(lanes))
 
 
 def _with_room(
@@ -151,7 +151,7 @@ def fill_waiting(state: State, calls: Sequence[DequeueCall], key: TopicKey, now_
     number of calls that got items; those behind them may get some in another merge."""
     topic = state.topics.get(key)
     if topic is not None and (topic.bounds is None or topic.bounds.changes != state.policies.changes):
-        sources.bounds_of(state, topic)
+        ready_lanes.bounds_of(state, topic)
     if topic is not None and topic.turns is not None:
         return _fill_waiting_by_turns(state, calls, Round(state, topic, {}, now_ms))
     count = sum([call.wants[0][1] for call in calls])
@@ -169,8 +169,8 @@ def fill_waiting(state: State, calls: Sequence[DequeueCall], key: TopicKey, now_
     if last is not None:
         merge.take(lanes, last)
     if paged or lacking or state.held_up or state.skipping:
-        sources.ask_pages(state, (*paged, *lacking))
-        sources.wait_for_lacking(state, key, bool(lacking), now_ms, found=served > 0, held=bool(lanes))
+        ready_lanes.ask_pages(state, (*paged, *lacking))
+        ready_lanes.wait_for_lacking(state, key, bool(lacking), now_ms, found=served > 0, held=bool(lanes))
     return served
 
 
@@ -199,13 +199,13 @@ def _fill_waiting_by_turns(state: State, calls: Sequence[DequeueCall], turns: Ro
     return served
 
 
-_Merged = tuple[Sequence[Lane[Item]], Sequence[sources.Source], Sequence[sources.Source], Sequence[Entry[Item]]]
+_Merged = tuple[Sequence[Lane[Item]], Sequence[ready_lanes.Source], Sequence[ready_lanes.Source], Sequence[Entry[Item]]]
 """(lanes, paged, lacking, entries): `entries` are the first of `lanes`. Of these, `paged` have more rows behind their
 window. Lanes that are `lacking` cannot give their first item yet."""
 _NOTHING: _Merged = ((), (), (), ())
 
 
-def _merge(state: State, able: sources.Able, key: TopicKey, count: int, now_ms: int) -> _Merged:
+def _merge(state: State, able: ready_lanes.Able, key: TopicKey, count: int, now_ms: int) -> _Merged:
     """Return the first `count` items of a topic that may be leased. Its `bounds` are those of the present policy."""
     topic = state.topics.get(key)
     if topic is None or (state.policies.pausing and state.policies.paused(key)):
@@ -217,22 +217,22 @@ def _merge(state: State, able: sources.Able, key: TopicKey, count: int, now_ms: 
             return (), (), lacking, ()
         bound: Key | None = None
         if paged or lacking:
-            bound = sources.bound_of(paged, () if key in state.skipping else lacking)
+            bound = ready_lanes.bound_of(paged, () if key in state.skipping else lacking)
         entries = merge.first(windows, count, bound)
         over = [item for _, _, _, item in entries if 0 < item.expires_at_ms <= now_ms or item.attempt >= attempts]
-        if not over or not sources.drop(state, over, now_ms):
+        if not over or not ready_lanes.drop(state, over, now_ms):
             return lanes, paged, lacking, entries
 
 
 def _sources(
-    state: State, able: sources.Able, topic: Topic[Lane[Item]], now_ms: int
-) -> tuple[list[Lane[Item]], list[Window[Item]], list[sources.Source], list[sources.Source]]:
+    state: State, able: ready_lanes.Able, topic: Topic[Lane[Item]], now_ms: int
+) -> tuple[list[Lane[Item]], list[Window[Item]], list[ready_lanes.Source], list[ready_lanes.Source]]:
     """Return the topic's lanes to merge with their windows, those of them with more rows, and the lanes that cannot
     give their first item yet (no page, no body, not confirmed, leases not written in time)."""
     lanes: list[Lane[Item]] = []
     windows: list[Window[Item]] = []
-    paged: list[sources.Source] = []
-    lacking: list[sources.Source] = []
+    paged: list[ready_lanes.Source] = []
+    lacking: list[ready_lanes.Source] = []
     after = topic.first
     while after is not None:
         lane, after = after, after.next
@@ -258,7 +258,7 @@ def _sources(
         elif not window.entries:
             lacking.append((shard, lane, window))
         elif window.entries[0][3].body is None:
-            sources.want_bodies(state, shard, window)
+            ready_lanes.want_bodies(state, shard, window)
             lacking.append((shard, lane, window))
         else:
             lanes.append(lane)

@@ -13,29 +13,15 @@ from functools import partial
 from foqs.bounds import Budget
 from foqs.buffers.shard_batch import BatchResult, Outcome, ShardBatch
 from foqs.config.load import Config
-from foqs.engine import (
-    ack,
-    batch_apply,
-    batch_build,
-    consumers,
-    delivery,
-    dequeue,
-    enqueue,
-    item_ops,
-    pauses,
-    shard_open,
-    silence,
-    turns,
-)
-from foqs.engine.inspect import OVERLOADED_RETRY_MS, Listing
-from foqs.engine.pending import DequeueCall, EnqueueCall, ItemsCall, LookCall
-from foqs.engine.release import Releasing
+from foqs.engine import ack, batch_apply, batch_build, consumers, dequeue, enqueue, item_ops, shard_life, state
+from foqs.engine.calls import NEVER_MS, DequeueCall, EnqueueCall, ItemsCall, LookCall
+from foqs.engine.listing import OVERLOADED_RETRY_MS, Listing
 from foqs.engine.shard import Shard
 from foqs.engine.state import UNCONNECTED, Callbacks, State
+from foqs.engine.stats import Releasing
 from foqs.errors import NotServed, Overloaded, Unavailable
 from foqs.fairness.keys import LaneKey, TopicKey
 from foqs.ids import shard_of
-from foqs.leases.deadlines import NEVER_MS
 from foqs.policies.settings import Settings
 from foqs.rows import NewItem, Opened
 from foqs.shardmgr.lifecycle import BreakerSettings, ShardState
@@ -73,7 +59,7 @@ class Engine(State):
     def apply_settings(self, settings: Settings) -> None:
         """Act on this version of a namespace's settings: no item of a paused topic is delivered from now on, and those
         of resumed topics are in the next turns of the event loop."""
-        pauses.apply(self, settings)
+        consumers.apply_settings(self, settings)
 
     # ------------------------------------------------------------------------------------- shards
 
@@ -91,33 +77,33 @@ class Engine(State):
     def fill(self, shard: Shard, opened: Opened, then: Callable[[], None]) -> None:
         """Prepare the memory of a shard that the store has opened, in several turns of the event loop if it has very
         many lanes, and call `then`. `opened` or `unfill` follows."""
-        turns.begin(self, shard_open.filled(shard, opened, then))
+        state.begin_long(self, shard_life.filled(shard, opened, then))
 
     def unfill(self, shard: Shard) -> None:
         """Drop the memory of a shard that is not served after all."""
-        shard_open.unfill(self, shard)
+        shard_life.unfill(self, shard)
 
     def opened(self, shard: Shard, opened: Opened, max_batch_bytes: int, begun_ms: int, now_ms: int) -> None:
         """The store took ownership, at `begun_ms` or later. The memory of the shard is filled now if it was not yet."""
-        shard_open.open_shard(shard, opened, max_batch_bytes, begun_ms, now_ms)
+        shard_life.open_shard(shard, opened, max_batch_bytes, begun_ms, now_ms)
         self.serving.append(shard)
         self.touch(shard)
         self.throttling.concurrency.opened(shard)
-        turns.begin(self, shard_open.wake_lanes(self, shard))
+        state.begin_long(self, shard_life.wake_lanes(self, shard))
         consumers.wake(self, shard, now_ms)
         self.served()
 
     def lose(self, shard: Shard, now_ms: int) -> None:
         """Close a shard that another host owns now; requests that wait for it are refused."""
         self.counters.shards_lost += 1
-        shard_open.close(self, shard, now_ms, NotServed("the shard moved to another host"))
+        shard_life.close(self, shard, now_ms, NotServed("the shard moved to another host"))
 
     def drained(self, shard: Shard, now_ms: int) -> None:
         """Close a shard after its drain, or when the grace period is over. The caller may then close the store."""
         if shard.in_flight is not None and shard.unsettled is None:
             shard.unsettled, shard.in_flight = shard.in_flight, None  # its result will not arrive
         error = Unavailable("the host is shutting down") if self.draining else NotServed()
-        shard_open.close(self, shard, now_ms, error)
+        shard_life.close(self, shard, now_ms, error)
 
     def drain(self, now_ms: int) -> None:
         """Accept no new requests: waiting consumers get an empty reply; requests in progress continue."""
@@ -162,7 +148,7 @@ class Engine(State):
             call.far = False
             if sent:
                 return
-        if delivery.serve(self, call, call.wants, now_ms):
+        if consumers.serve_call(self, call, call.wants, now_ms):
             self.counters.window_hits += 1
             return
         held_up = call.lacks and any(key in self.held_up for key, _ in call.wants)
@@ -268,7 +254,7 @@ class Engine(State):
         if not was_healthy and shard.healthy(now_ms):
             consumers.wake_all(self, shard)
         if not result.ended:
-            shard_open.place_again(self, shard, now_ms)
+            shard_life.place_again(self, shard, now_ms)
         self.touch(shard)
         consumers.wake(self, shard, now_ms)
 
@@ -278,7 +264,7 @@ class Engine(State):
         if self.due:
             consumers.serve(self, (), now_ms)
         if self.long_work:
-            turns.go_on(self)
+            state.continue_long(self)
         dirty, self.dirty = self.dirty, {}
         for shard in dirty:
             if shard.woken:
@@ -287,7 +273,7 @@ class Engine(State):
             if batch is not None:
                 self.submit(shard, batch)
             if shard.returned:
-                shard_open.place_again(self, shard, now_ms)
+                shard_life.place_again(self, shard, now_ms)
         if self.next_turn:
             next_turn, self.next_turn = self.next_turn, []
             for do in next_turn:
@@ -300,7 +286,7 @@ class Engine(State):
             if not call.done:  # an earlier call's end may have ended it
                 call.timed_out(self.shards)
         for shard in self.serving:
-            shard_open.check_takeover_grace(self, shard, now_ms)
+            shard_life.check_takeover_grace(self, shard, now_ms)
             if shard.woken:  # a consumer whose wait is over gets the items that are ready by now
                 consumers.wake(self, shard, now_ms)
         for waiting in self.patience.pop_due(now_ms):
@@ -310,7 +296,7 @@ class Engine(State):
             committing.deliver_now()
         consumers.end_merge_waits(self, now_ms)
         for shard in self.serving:
-            silence.check(self, shard, now_ms)
+            shard_life.check_silence(self, shard, now_ms)
             if batch_build.next_ms(shard, now_ms) <= now_ms:
                 self.touch(shard)
         if now_ms >= self.housekeeping_ms:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from foqs.buffers.shard_batch import Chunk
-from foqs.engine.pending import EnqueueCall
+from foqs.engine.calls import EnqueueCall
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.errors import Overloaded, Unavailable

@@ -11,13 +11,12 @@ from itertools import islice
 from shlex import quote
 from typing import Any, NamedTuple
 
-from foqs.engine.demand import AnyGate, Parked
-from foqs.engine.holdings import LATELY_MS
-from foqs.engine.inspect import count
-from foqs.engine.item_end import change_at_limit
-from foqs.engine.item_ops import given_of
+from foqs.engine.concurrency import AnyGate, Parked
+from foqs.engine.item_ops import change_at_limit, given_of
+from foqs.engine.listing import count
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
+from foqs.engine.workers import LATELY_MS
 from foqs.fairness.keys import TopicKey, fairness_of, topic_key
 from foqs.fairness.ledger import Standing, standing_of
 from foqs.fairness.tenants import Flow

@@ -1,25 +1,69 @@
 """Picks the items of a dequeue by the turns of a topic's tenants: each turn takes the tenant's first item in lane
-order."""
+order.
+
+The items that a dequeue takes of one tenant.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
-from foqs.engine import aside, sources, weights
-from foqs.engine.demand import AnyGate
-from foqs.engine.pending import DequeueCall
+from foqs.engine import ready_lanes, tenants
+from foqs.engine.calls import DequeueCall
+from foqs.engine.concurrency import AnyGate
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
-from foqs.engine.taking import Taking
 from foqs.fairness import turns
 from foqs.fairness.tenants import IDLE, PARKED, Flow, Tenant
 from foqs.fairness.topics import Topic
 from foqs.fairness.turns import ITEMS, Turns
 from foqs.item import Item
 from foqs.prefetch import lane as merge
-from foqs.prefetch.lane import Entry, Lane, Window
+from foqs.prefetch.lane import Entry, Lane, Window, take
 from foqs.rows import Key as OrderKey
+
+_NONE: list[Entry[Item]] = []
+
+
+class Taking:
+    """What a round takes of one tenant: of `entries`, those before `at` are taken, and those before `upto` are next.
+
+    They are the entries of the window of `lane`; where that is None, the first of several `lanes`. Of these, `paged`
+    have more rows behind their window, and those in `parked` flows give no more."""
+
+    __slots__ = ("at", "entries", "lane", "lanes", "paged", "parked", "size", "upto")
+
+    def __init__(self) -> None:
+        self.lane: Lane[Item] | None = None
+        self.lanes: Sequence[Lane[Item]] = ()
+        self.paged: Sequence[ready_lanes.Source] = ()
+        self.entries: list[Entry[Item]] = _NONE
+        self.parked: set[Flow[Lane[Item]]] | None = None
+        self.at = self.upto = 0
+        self.size = 1
+
+    def finish(self, state: State) -> None:
+        """Take the taken entries out of the windows, and ask for what they lack. Nothing is left of the taking."""
+        at, entries, lane = self.at, self.entries, self.lane
+        if lane is not None:
+            if at:
+                lane.lease(entries[:at])
+                del entries[:at]
+            window = lane.window
+            if window is not None and window.more:
+                ready_lanes.ask_pages(state, ((lane.tenure.shard, lane, window),))
+        else:
+            lanes, parked = self.lanes, self.parked
+            if at and parked is not None:
+                lanes = [lane for lane in lanes if lane.flow not in parked]
+            if at:
+                take(lanes, entries[at - 1])
+            if self.paged:
+                ready_lanes.ask_pages(state, self.paged)
+        self.entries, self.at, self.upto = _NONE, 0, 0
+
 
 _CHUNK = 8
 """Items of a tenant that are merged after the first one; each further merge doubles it. So many tenants cost no full
@@ -37,7 +81,7 @@ _SEVERAL = 8
 """So many items at least are picked together. Fewer are not worth it."""
 
 _Tenant = Tenant[Lane[Item]]
-_NOT_NEEDED: sources.AtHand = ((), (), ())
+_NOT_NEEDED: ready_lanes.AtHand = ((), (), ())
 
 
 class Round:
@@ -45,7 +89,7 @@ class Round:
     not in memory yet. `asks`: some wait for a coordinator's answer. `commits`: some leases are committed before their
     delivery. `full`: the next item was too large for the bytes left, which are `left_bytes` after a `pick`."""
 
-    def __init__(self, state: State, topic: Topic[Lane[Item]], able: sources.Able, now_ms: int) -> None:
+    def __init__(self, state: State, topic: Topic[Lane[Item]], able: ready_lanes.Able, now_ms: int) -> None:
         assert topic.turns is not None, "the topic's tenants take turns"
         self.lacks = self.asks = self.full = self.commits = False
         self.left_bytes = 0
@@ -61,12 +105,12 @@ class Round:
         self._stop = self._paused = bool(state.policies.pausing) and state.policies.paused(topic.key)
         self._ahead = _AHEAD
         self._changes = state.policies.changes
-        bounds = sources.bounds_of(state, topic)
+        bounds = ready_lanes.bounds_of(state, topic)
         self._attempts = bounds.attempts
         self._throttled = bool(bounds.throttles)
         if self._turns.unweighed:
-            weights.catch_up(state, topic)
-        aside.try_again(self._turns, now_ms)
+            tenants.catch_up(state, topic)
+        tenants.try_again(self._turns, now_ms)
 
     def pick(self, call: DequeueCall, count: int, room_bytes: int) -> list[Entry[Item]]:
         """Take up to `count` items that fit out of the windows, and charge their tenants."""
@@ -162,7 +206,7 @@ class Round:
             return None
         if item.body is None or (
             (0 < item.expires_at_ms <= self.now_ms or item.attempt >= self._attempts)
-            and sources.drop(self._state, [item], self.now_ms)
+            and ready_lanes.drop(self._state, [item], self.now_ms)
         ):
             taking.finish(self._state)
             return None
@@ -193,13 +237,13 @@ class Round:
             if queue is None:
                 return [], 0, 0
         own: list[list[Entry[Item]]] = []
-        places: list[sources.AtHand] = []
+        places: list[ready_lanes.AtHand] = []
         for (_, _, tenant), most in zip(queue, turns.shares(queue, count), strict=True):
-            found = sources.at_hand(self._state, self._able, tenant.only, self.now_ms) if most else _NOT_NEEDED
+            found = ready_lanes.at_hand(self._state, self._able, tenant.only, self.now_ms) if most else _NOT_NEEDED
             if found is None:
                 return [], 0, 0
             places.append(found)
-            own.append(merge.first(found[1], most, sources.bound_of(found[2], ()) if found[2] else None))
+            own.append(merge.first(found[1], most, ready_lanes.bound_of(found[2], ()) if found[2] else None))
         picked, given = turns.next_turns(queue, own, count)
         if not picked:
             return [], 0, 0
@@ -215,7 +259,7 @@ class Round:
         for one, (lanes, _, paged), entries in zip(given, places, own, strict=True):
             if one.items:
                 merge.take(lanes, entries[one.items - 1])
-                sources.ask_pages(self._state, paged)
+                ready_lanes.ask_pages(self._state, paged)
         self._turns.charge_all(given)
         return picked, size, answer_bytes
 
@@ -233,7 +277,7 @@ class Round:
         lanes, windows, paged, lacking, down = self._sources(tenant)
         if lacking:
             self._lacked += 1
-            sources.ask_pages(self._state, lacking)
+            ready_lanes.ask_pages(self._state, lacking)
         if not windows:
             self._put_away(tenant, lacking=bool(lacking), down=down)
             return None
@@ -241,10 +285,10 @@ class Round:
             self._turns.incomplete[tenant] = None
         bound: OrderKey | None = None
         if paged or lacking:
-            bound = sources.bound_of(paged, () if self._skipping else lacking)
+            bound = ready_lanes.bound_of(paged, () if self._skipping else lacking)
         entries = merge.first(windows, taking.size, bound)
         if not entries:
-            sources.ask_pages(self._state, paged)
+            ready_lanes.ask_pages(self._state, paged)
             self._pass(tenant)
             return None
         taking.lane, taking.lanes, taking.paged, taking.parked = None, lanes, paged, None
@@ -278,19 +322,19 @@ class Round:
 
     def _sources(
         self, tenant: _Tenant
-    ) -> tuple[list[Lane[Item]], list[Window[Item]], list[sources.Source], list[sources.Source], bool]:
+    ) -> tuple[list[Lane[Item]], list[Window[Item]], list[ready_lanes.Source], list[ready_lanes.Source], bool]:
         """As `_sources` of a topic without turns, over the lanes of the tenant's flows that are not parked; and whether
         some of them are on shards that are not healthy."""
         lanes: list[Lane[Item]] = []
         windows: list[Window[Item]] = []
-        paged: list[sources.Source] = []
-        lacking: list[sources.Source] = []
+        paged: list[ready_lanes.Source] = []
+        lacking: list[ready_lanes.Source] = []
         down, able, key = False, self._able, self._topic.key
         for lane in chain.from_iterable([flow.lanes for flow in tenant.unparked]):
             shard: Shard | None = lane.tenure.shard
             if shard is None or not lane.ready:
                 continue
-            may_lease = able[shard] if shard in able else sources.may_lease(self._state, able, shard, self.now_ms)
+            may_lease = able[shard] if shard in able else ready_lanes.may_lease(self._state, able, shard, self.now_ms)
             if may_lease is None:
                 down = True
                 shard.stalled[key] = None
@@ -305,7 +349,7 @@ class Round:
             elif not window.entries:
                 lacking.append((shard, lane, window))
             elif window.entries[0][3].body is None:
-                sources.want_bodies(self._state, shard, window)
+                ready_lanes.want_bodies(self._state, shard, window)
                 lacking.append((shard, lane, window))
             else:
                 lanes.append(lane)
@@ -358,7 +402,7 @@ class Round:
 
     def _weigh(self, tenant: _Tenant) -> bool:
         """Return True if the tenant has another place in the queue."""
-        return weights.weigh(self._state, self._topic, tenant)
+        return tenants.weigh(self._state, self._topic, tenant)
 
     def end(self, *, found: bool) -> None:
         """Take the picked entries out of the windows, and ask for what the next dequeue will need."""
@@ -376,7 +420,9 @@ class Round:
             self.lacks = self.lacks or bool(self._passed or topic_turns.aside)
         if self.lacks or state.held_up or state.skipping:
             lacking = bool(self._passed or (self.lacks and not found))
-            sources.wait_for_lacking(state, self._topic.key, lacking, self.now_ms, found=found, held=bool(self._passed))
+            ready_lanes.wait_for_lacking(
+                state, self._topic.key, lacking, self.now_ms, found=found, held=bool(self._passed)
+            )
 
     def _read_ahead(self) -> None:
         """Some page was missing, so the next tenants probably need theirs, too."""
@@ -386,6 +432,6 @@ class Round:
             reach = min(2 * reach, max(self._ahead, _MOST_AHEAD))
         for tenant in topic_turns.next_up(reach if lacked else 2 * reach):
             if tenant not in self._takings and (lacking := self._sources(tenant)[3]):
-                sources.ask_pages(self._state, lacking)
+                ready_lanes.ask_pages(self._state, lacking)
                 lacked = True
         topic_turns.ahead, topic_turns.reach = (reach, reach) if lacked else (None, 0)

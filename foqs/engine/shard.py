@@ -1,13 +1,18 @@
 """One owned shard: the requests and changes that wait for its database, and whether its items may be leased.
 
 `batch_build` makes a shard batch of them, `batch_apply` applies its result.
+
+Look-ups of items by id that wait for their shard's next batch.
+
+Scripts that are asked about leases of one shard that ended by time, and their answers that no scan has taken yet.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
-from typing import Any
+from itertools import takewhile
+from typing import Any, NamedTuple
 
 from foqs.bounds import Budget
 from foqs.buffers.checkpoint import Checkpoint
@@ -15,18 +20,130 @@ from foqs.buffers.pending_dedup import Keys
 from foqs.buffers.shard_batch import Chunk, DeadRead, GroupsRead, ListRead, ShardBatch
 from foqs.config.schema import HostSection
 from foqs.counters import BatchMetrics, Counters
-from foqs.engine.asked_scripts import AskedScripts
-from foqs.engine.lookups import Looks
 from foqs.engine.shard_memory import ShardMemory
+from foqs.errors import FoqsError
 from foqs.fairness.keys import TopicKey
 from foqs.fairness.topics import Topics
-from foqs.hooks.protocol import AskScript
+from foqs.hooks.protocol import AskScript, FailureResult
 from foqs.ids import first_id
 from foqs.item import Change, Item, Phase, Place, To, Waits
 from foqs.policies.layers import Policies
 from foqs.prefetch.lane import Lane
 from foqs.prefetch.residents import Residents
+from foqs.rows import Found
 from foqs.shardmgr.lifecycle import Breaker, BreakerSettings, BreakerState, ShardState, moved
+
+Look = Callable[[Item | None, Found | None, FoqsError | None], None]
+"""Called with the item that an id names, and its rows; None twice where there is none, or the error of the look-up."""
+
+
+class Looks(dict[int, list[Look]]):
+    """The look-ups by id: several callers may ask for one item. `count` is the number of look-ups.
+
+    A dict, because each batch checks whether it is empty.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def add(self, item_id: int, look: Look) -> None:
+        self.setdefault(item_id, []).append(look)
+        self.count += 1
+
+    def take(self, item_id: int) -> list[Look]:
+        waiting = self.pop(item_id)
+        self.count -= len(waiting)
+        return waiting
+
+
+WAIT_MS = 250
+"""How long a script may take to decide about a lease that ended by time: later rows of the same topic wait for it."""
+_SLOW_MS = WAIT_MS // 2
+_REST_MS = 1_000
+"""After a script took too long, that of its topic is not asked for this time."""
+MOST_OPEN = 100
+"""Scripts of a topic that are asked at a time: later leases of the topic wait, and those of other topics do not. So few
+that a quick script does not get slow by the calls before it."""
+_KEPT_MS = 10_000
+"""An answer that no scan took is dropped: its lease was extended, or ended in another way."""
+LeaseKey = tuple[int, int, int]
+"""(item id, token of its lease, its end in ms)"""
+
+
+class Answer(NamedTuple):
+    """`result` None: the script gave none, so the policy decides. `changes`: of the policies, when it was given."""
+
+    result: FailureResult | None = None
+    changes: int = 0
+
+
+class _Asked(NamedTuple):
+    at_ms: int
+    topic: TopicKey
+    answer: Answer | None = None
+
+
+class AskedScripts:
+    __slots__ = ("_asked", "_open", "_slow_ms")
+
+    def __init__(self) -> None:
+        self._asked: dict[LeaseKey, _Asked] = {}  # the longest ago first
+        self._open: Counter[TopicKey] = Counter()  # asked and not answered
+        self._slow_ms: dict[TopicKey, int] = {}
+
+    def __contains__(self, key: LeaseKey) -> bool:
+        return key in self._asked
+
+    def __len__(self) -> int:
+        return len(self._asked)
+
+    def resting(self, topic: TopicKey, now_ms: int) -> bool:
+        """Whether the script of the topic is not asked now."""
+        slow_ms = self._slow_ms.get(topic)
+        return slow_ms is not None and 0 <= now_ms - slow_ms < _REST_MS
+
+    def full(self, topic: TopicKey) -> bool:
+        """Return True if the script of the topic is not asked about more leases now."""
+        return self._open.get(topic, 0) >= MOST_OPEN
+
+    def ask(self, key: LeaseKey, topic: TopicKey, now_ms: int) -> None:
+        self._asked[key] = _Asked(now_ms, topic)
+        self._open[topic] += 1
+
+    def answered(self, key: LeaseKey, topic: TopicKey, result: FailureResult | None, now_ms: int, changes: int) -> None:
+        asked = self._asked.get(key)
+        if asked is None or asked.answer is not None:
+            return
+        self._close(topic)
+        if result is None and now_ms - asked.at_ms >= _SLOW_MS:
+            self._slow_ms[topic] = now_ms
+        self._asked[key] = _Asked(asked.at_ms, topic, Answer(result, changes))
+
+    def forget(self, key: LeaseKey) -> None:
+        asked = self._asked.pop(key, None)
+        if asked is not None and asked.answer is None:
+            self._close(asked.topic)
+
+    def _close(self, topic: TopicKey) -> None:
+        self._open[topic] -= 1
+        if not self._open[topic]:
+            del self._open[topic]
+
+    def take(self, key: LeaseKey) -> Answer | None:
+        """Return the answer, which is forgotten; None: it is not there yet."""
+        asked = self._asked.get(key)
+        if asked is None or asked.answer is None:
+            return None
+        del self._asked[key]
+        return asked.answer
+
+    def drop_old(self, now_ms: int) -> None:
+        """Forget scripts that were asked long ago, and those that were slow."""
+        self._slow_ms = {topic: at_ms for topic, at_ms in self._slow_ms.items() if 0 <= now_ms - at_ms < _REST_MS}
+        for key, _ in list(takewhile(lambda one: not 0 <= now_ms - one[1].at_ms < _KEPT_MS, self._asked.items())):
+            self.forget(key)
+
 
 # Members of enums, bound once for the hot path.
 _SERVING, _CLOSED = ShardState.SERVING, BreakerState.CLOSED

@@ -1,6 +1,10 @@
 """What one host knows and has open: the data that the modules of this package read and change.
 
 `Engine` adds the verbs. The modules take a `State`, so that none of them needs the engine.
+
+Work on very many topics, of which each turn of the event loop does a part.
+
+An owner whose loop stalls is not confirmed in time, and other requests wait for it.
 """
 
 from __future__ import annotations
@@ -14,18 +18,16 @@ from foqs.bounds import Budget
 from foqs.buffers.shard_batch import ShardBatch
 from foqs.config.load import Config
 from foqs.counters import Counters, Namespaces
-from foqs.engine.holdings import Holdings
-from foqs.engine.hung import Hung
-from foqs.engine.pending import Committing, DequeueCall, Timed
+from foqs.engine.calls import NEVER_MS, Committing, Deadlines, DequeueCall, Timed
 from foqs.engine.shard import Shard
 from foqs.engine.throttling import Throttling
+from foqs.engine.workers import Holdings, Hung
 from foqs.errors import FoqsError, NotFound, NotServed
 from foqs.fairness.keys import TopicKey
 from foqs.fairness.ledger import Recent
 from foqs.fairness.topics import Topics
 from foqs.hooks.protocol import AskScript
 from foqs.item import Item
-from foqs.leases.deadlines import NEVER_MS, Deadlines
 from foqs.policies.layers import Policies
 from foqs.prefetch.lane import Lane
 from foqs.prefetch.residents import Residents
@@ -171,3 +173,18 @@ class State:
     def absent(self) -> FoqsError:
         """Return the outcome for an item whose shard is not here."""
         return NotServed() if self.shards_elsewhere else NotFound("no such item")
+
+
+def begin_long(state: State, work: Iterator[None]) -> None:
+    """Do the first part of `work` now, and one more in each of the next turns. The parts end where it yields."""
+    for _ in work:
+        state.long_work.append(work)
+        state.wake()
+        return
+
+
+def continue_long(state: State) -> None:
+    """Do the next part of the work that has waited longest."""
+    begin_long(state, state.long_work.popleft())
+    if state.long_work:  # of other work, where this one has ended
+        state.wake()

@@ -13,9 +13,8 @@ from itertools import count, islice, takewhile
 from typing import NamedTuple
 
 from foqs.bounds import THROTTLE, Bounded
-from foqs.engine.concurrency import Concurrency
-from foqs.engine.demand import RECENT_MS, AnyGate, Demand, Parked, gates_of, lives
-from foqs.engine.pending import DequeueCall, Hint
+from foqs.engine.calls import DequeueCall, Hint
+from foqs.engine.concurrency import RECENT_MS, AnyGate, Concurrency, Demand, Parked, gates_of, lives
 from foqs.engine.shard import Shard
 from foqs.fairness.keys import TopicKey
 from foqs.ids import digest_of, hash_slot_of

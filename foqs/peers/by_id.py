@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from foqs.engine import item_ops
-from foqs.engine.pending import ItemsCall
+from foqs.engine.calls import ItemsCall
 from foqs.errors import FoqsError, NotFound, item_error
 from foqs.idl import idl
 from foqs.peers.exchange import Exchange

@@ -8,7 +8,7 @@ from typing import Any
 
 from foqs.buffers.pending_dedup import Keyed
 from foqs.engine import dedup
-from foqs.engine.pending import EnqueueCall
+from foqs.engine.calls import EnqueueCall
 from foqs.errors import FoqsError, Unavailable
 from foqs.idl import idl
 from foqs.ids import hash_slot_of

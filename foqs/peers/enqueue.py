@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from foqs.engine.pending import EnqueueCall
+from foqs.engine.calls import EnqueueCall
 from foqs.errors import FoqsError, OutcomeUnknown, Unavailable, item_error
 from foqs.idl import idl
 from foqs.ids import Duplicate

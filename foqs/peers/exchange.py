@@ -10,8 +10,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
+from foqs.engine.calls import Timed
 from foqs.engine.engine import Engine
-from foqs.engine.pending import Timed
 from foqs.errors import FoqsError, LostReply, NotSent
 from foqs.idl import idl, is_forwarded, request_id_of
 from foqs.ids import shard_of

@@ -13,8 +13,8 @@ from typing import Any
 
 from foqs.buffers.pending_dedup import Keyed
 from foqs.engine import dedup, item_ops
+from foqs.engine.calls import PER_WORKER, DequeueCall, EnqueueCall, Hint, ItemsCall
 from foqs.engine.engine import Engine
-from foqs.engine.pending import PER_WORKER, DequeueCall, EnqueueCall, Hint, ItemsCall
 from foqs.errors import FoqsError, NotServed, OutcomeUnknown
 from foqs.fairness.keys import TopicKey
 from foqs.idl import idl, is_forwarded

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from foqs.engine import inspect
+from foqs.engine import listing
 from foqs.errors import FoqsError, OutcomeUnknown, Unavailable
 from foqs.idl import idl
 from foqs.peers.exchange import NO_OWNER, RETRY_MS, Exchange, Incoming
@@ -32,7 +32,7 @@ class ForwardedList(Forwarded):
         # No host answers for a disabled shard until an operator enables it.
         self._shards = sorted(exchange.routing().shards - exchange.routing().disabled)
         if self._cursor is not None:
-            first = inspect.cursor_shard(self._cursor)
+            first = listing.cursor_shard(self._cursor)
             self._shards = [shard for shard in self._shards if shard >= first]
             if self._shards[:1] != [first]:
                 self._cursor = None  # that shard was removed
@@ -74,7 +74,7 @@ class ForwardedList(Forwarded):
             self.add(following)
             return
         if cursor is None and following < len(self._shards):
-            cursor = inspect.first_cursor(self._shards[following], self.origin.state or 0)
+            cursor = listing.first_cursor(self._shards[following], self.origin.state or 0)
         self._end(idl.ListItemsResponse(outcome.items, cursor))
 
     def _end(self, response: Any) -> None:

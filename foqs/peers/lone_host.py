@@ -7,8 +7,8 @@ from typing import Any
 
 from foqs.buffers.pending_dedup import Keyed
 from foqs.engine import dedup
+from foqs.engine.calls import EnqueueCall
 from foqs.engine.engine import Engine
-from foqs.engine.pending import EnqueueCall
 from foqs.engine.shard import Shard
 from foqs.errors import NotSent
 from foqs.fairness.keys import TopicKey

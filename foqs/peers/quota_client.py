@@ -15,9 +15,9 @@ from itertools import count
 from typing import Any
 
 from foqs.bounds import THROTTLE, Bounded, Quota
+from foqs.engine.calls import EnqueueCall
+from foqs.engine.dead_letters import Granted, Settle
 from foqs.engine.engine import Engine
-from foqs.engine.pending import EnqueueCall
-from foqs.engine.redrive import Granted, Settle
 from foqs.errors import FoqsError, OutcomeUnknown, Overloaded
 from foqs.fairness.keys import TopicKey
 from foqs.idl import idl

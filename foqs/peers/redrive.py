@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from foqs.engine.dead_letters import GroupKey
-from foqs.engine.redrive import PAGE_ITEMS, Admit, PageAsk, PageOutcome, RedrivePage, Refused
+from foqs.engine.dead_letters import PAGE_ITEMS, Admit, GroupKey, PageAsk, PageOutcome, RedrivePage, Refused
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.errors import FoqsError, OutcomeUnknown, Overloaded, Unavailable

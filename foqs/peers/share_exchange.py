@@ -15,9 +15,9 @@ from heapq import nsmallest
 from itertools import islice
 from typing import Any
 
-from foqs.engine import weights
 from foqs.engine.engine import Engine
 from foqs.engine.state import State
+from foqs.engine.tenants import scale, weigh
 from foqs.errors import FoqsError
 from foqs.fairness.balance import BEAT_MS, MOST_TENANTS, SILENT_MS, Balance, Share
 from foqs.fairness.keys import TopicKey
@@ -73,7 +73,7 @@ class _Shared:
         if len(self.tenants) > MOST_TENANTS:
             self.tenants = nsmallest(MOST_TENANTS, self.tenants, key=_heaviest)
         for tenant in set(before).difference(self.tenants):
-            weights.scale(topic, tenant, 1.0)
+            scale(topic, tenant, 1.0)
 
     def step(self, state: State, topic: _Topic, now_ms: int) -> list[Share]:
         """Scale the weights, and return the tenants to report on."""
@@ -82,7 +82,7 @@ class _Shared:
         self.choose(topic, turns, now_ms)
         for tenant in self.tenants:
             if tenant.changes != state.policies.changes:
-                weights.weigh(state, topic, tenant)
+                weigh(state, topic, tenant)
         shares = [
             Share(one.name, one.weight / one.factor, max(0, round(one.served * _UNIT)), one.away in _WAITS)
             for one in self.tenants
@@ -93,12 +93,12 @@ class _Shared:
         self.balance.step(shares, max(1.0, self.usual_cost * _UNIT), now_ms, turns.unit)
         factors = self.balance.factors
         for tenant in self.tenants:
-            weights.scale(topic, tenant, factors.get(tenant.name, 1.0))
+            scale(topic, tenant, factors.get(tenant.name, 1.0))
         return self.balance.report(shares, now_ms)
 
     def end(self, topic: _Topic) -> None:
         for tenant in self.tenants:
-            weights.scale(topic, tenant, 1.0)
+            scale(topic, tenant, 1.0)
 
 
 class ShareExchange:

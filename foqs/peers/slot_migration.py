@@ -2,7 +2,7 @@
 
 The owner of the target shard does the work. It asks the owner of the source shard for the rows, page by page, stores
 them, and writes to the record that the slot has moved. The first question stops the source shard from accepting keys of
-the slot (`foqs.engine.slot_rows`). Those keys wait until the record has changed, so only a few slots move at a time. A
+the slot (`foqs.engine.dedup`). Those keys wait until the record has changed, so only a few slots move at a time. A
 new owner of either shard starts the move again; copying rows twice does no harm.
 
 A shard has a slot (`foqs.rows.Holding`) if the record says so and the slot does not move. An owner whose record is

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from foqs.engine.throttle_stats import KeyStats
+from foqs.engine.stats import KeyStats
 
 Reported = dict[str, KeyStats]
 

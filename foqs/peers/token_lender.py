@@ -12,11 +12,11 @@ from itertools import islice
 from typing import Any
 
 from foqs.engine import consumers
-from foqs.engine.demand import AnyGate
+from foqs.engine.calls import NEVER_MS
+from foqs.engine.concurrency import AnyGate
 from foqs.engine.engine import Engine
 from foqs.errors import FoqsError
 from foqs.idl import idl
-from foqs.leases.deadlines import NEVER_MS
 from foqs.limits.bucket import Ask, Grant
 from foqs.limits.gate import AT_ONCE
 from foqs.limits.lease_slots import SlotAsk, SlotGrant

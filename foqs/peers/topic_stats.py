@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from foqs.engine.release import MOST_WORKERS
-from foqs.engine.tenant_stats import MostReady, TenantCounts, most_ready
+from foqs.engine.stats import MOST_WORKERS, MostReady, TenantCounts, most_ready
 from foqs.hooks.call_queues import MOST_ERRORS
 from foqs.idl import idl
 

@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 import structlog
 
 from foqs.buffers.shard_batch import ShardBatch
-from foqs.engine import shard_open
+from foqs.engine import shard_life
 from foqs.engine.engine import Engine
 from foqs.engine.shard import Shard
 from foqs.ids import Stamp
@@ -189,7 +189,7 @@ class DatabaseClock:
         """Use the last reading of the clock of a shard that is served from now on. `db_ahead_ms` is that of the
         opening, which may be long ago."""
         if self._held:
-            shard_open.hold(shard)
+            shard_life.hold(shard)
         self._read(shard, self._leads.get(_key(shard.server, shard.number), db_ahead_ms))
 
     def read(self, shard: Shard, shard_batch: ShardBatch, db_now_ms: int) -> None:
@@ -245,12 +245,12 @@ class DatabaseClock:
             self._set(by_ms)
         if why and not by_ms:
             for shard in self._engine.serving:
-                shard_open.hold(shard)
+                shard_life.hold(shard)
             self._waits(why, doubt=True)
             self._look_later()
         elif self._held:
             for shard in self._engine.serving:
-                shard_open.unhold(self._engine, shard)
+                shard_life.unhold(self._engine, shard)
             self._resolved()
 
     def _change(self, now_ms: int) -> tuple[int, str]:
@@ -364,7 +364,7 @@ class DatabaseClock:
             self._asked_ms += by_ms
         if self._warned_ms is not None:
             self._warned_ms += by_ms
-        shard_open.clock_set(self._engine, by_ms)
+        shard_life.clock_set(self._engine, by_ms)
         self._seen_ms = self._logged_ms = self._clock.machine_ahead_ms()
         self._engine.counters.clock_jumps += 1
         log.warning("clock.set", by_ms=by_ms, machine_ahead_ms=self._logged_ms)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from foqs.clock import Clock
 from foqs.engine import batch_build
+from foqs.engine.calls import NEVER_MS
 from foqs.engine.engine import Engine
-from foqs.leases.deadlines import NEVER_MS
 from foqs.server.database_clock import DatabaseClock
 
 _STOPPED_S = 0.5

@@ -15,7 +15,7 @@ import foqs
 from foqs.admin import snapshot
 from foqs.api.responses import REPLY_OVERHEAD_BYTES
 from foqs.bounds import Limits
-from foqs.engine import lane_groups
+from foqs.engine import listing
 from foqs.errors import Overloaded
 from foqs.idl import idl
 from foqs.policies.settings import Settings
@@ -31,8 +31,8 @@ TENANTS = [f"tenant-{number}" for number in range(23)]
 @pytest.fixture(autouse=True)
 def _few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     if foqs.build() != "compiled":  # its modules do not see a patch
-        monkeypatch.setattr(lane_groups, "GROUP", 4)
-        monkeypatch.setattr(lane_groups, "_TURN", 3)
+        monkeypatch.setattr(listing, "GROUP", 4)
+        monkeypatch.setattr(listing, "_TURN", 3)
 
 
 def put(host: OneHost, tenants: Sequence[str] = TENANTS, **fields: Any) -> list[int]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from foqs.engine.inspect import cursor_of
+from foqs.engine.listing import cursor_of
 from foqs.errors import Code, Invalid, LostReply, NotServed, Unavailable
 from foqs.idl import idl
 from foqs.policies.settings import Settings

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from foqs.engine.inspect import cursor_of
+from foqs.engine.listing import cursor_of
 from foqs.idl import idl
 from tests.api.wire import State, spec
 from tests.support.one_host import OneHost, put, refused, routing_of, take

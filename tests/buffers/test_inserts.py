@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foqs.buffers.shard_batch import Chunk
-from foqs.engine.pending import EnqueueCall
+from foqs.engine.calls import EnqueueCall
 from foqs.fairness.keys import lane_key
 from foqs.rows import NewItem
 from tests.engine.laboratory import KEY, Laboratory

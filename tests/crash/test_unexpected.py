@@ -10,8 +10,8 @@ from foqs.bounds import Budget
 from foqs.buffers.shard_batch import BatchResult, Outcome, ShardBatch
 from foqs.config.load import Config
 from foqs.config.schema import ShardSection
+from foqs.engine.calls import EnqueueCall
 from foqs.engine.engine import Engine
-from foqs.engine.pending import EnqueueCall
 from foqs.engine.shard import Shard
 from foqs.errors import FoqsError, OutcomeUnknown
 from foqs.rows import Batch, Holding, NewItem, Opened

@@ -16,8 +16,8 @@ from foqs.buffers.shard_batch import BatchResult, ShardBatch
 from foqs.config.load import Config
 from foqs.config.schema import HostSection, ShardSection
 from foqs.engine import dedup, dequeue, item_ops
+from foqs.engine.calls import DequeueCall, EnqueueCall, ItemsCall, LookCall
 from foqs.engine.engine import Engine
-from foqs.engine.pending import DequeueCall, EnqueueCall, ItemsCall, LookCall
 from foqs.engine.shard import Shard
 from foqs.engine.state import UNCONNECTED, Callbacks
 from foqs.errors import FoqsError

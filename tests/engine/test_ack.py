@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from foqs.engine import ack, item_ops
-from foqs.engine.pending import ItemsCall
+from foqs.engine.calls import ItemsCall
 from foqs.errors import FoqsError, NotFound, NotServed, OutcomeUnknown, Overloaded, StaleLease, Unavailable
 from foqs.ids import make_id
 from foqs.rows import AT_MOST_ONCE

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from foqs.engine import item_ops, shard_open
+from foqs.engine import item_ops, shard_life
 from foqs.errors import FoqsError, StaleLease
 from foqs.ids import shard_of
 from foqs.item import Place
@@ -181,7 +181,7 @@ def test_a_clock_that_is_set_does_not_make_work_stuck(lab: Laboratory) -> None:
     (item_id,) = lab.stored()
     lab.taken(lease_ms=LEASE_MS)
     lab.now_ms += 3_600_000
-    shard_open.clock_set(lab.engine, 3_600_000)
+    shard_life.clock_set(lab.engine, 3_600_000)
     assert extend(lab, item_id) is None
 
 

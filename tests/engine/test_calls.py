@@ -13,7 +13,7 @@ from types import FrameType
 import pytest
 
 import foqs
-from foqs.engine.pending import DequeueCall, EnqueueCall, ItemsCall
+from foqs.engine.calls import DequeueCall, EnqueueCall, ItemsCall
 from foqs.item import Item
 from foqs.rows import NewItem
 from tests.engine.laboratory import KEY, Laboratory

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from foqs.engine.slot_book import LaneSlots
+from foqs.engine.concurrency import LaneSlots
 from foqs.errors import Invalid
 from foqs.idl import idl
 from foqs.policies.settings import Settings

@@ -6,7 +6,7 @@ import pytest
 
 from foqs.buffers.shard_batch import BatchResult
 from foqs.engine import consumers, item_ops
-from foqs.engine.pending import DequeueCall
+from foqs.engine.calls import DequeueCall
 from foqs.engine.state import Callbacks
 from foqs.item import Item
 from foqs.prefetch.lane import LaneKey
@@ -156,7 +156,7 @@ def test_a_drain_answers_all_that_wait() -> None:
 
 def test_topics_beyond_a_slice_are_served_in_the_next_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long turn of the event loop would delay commits and confirmations of ownership."""
-    monkeypatch.setattr(consumers, "_SLICE", 2)
+    monkeypatch.setattr(consumers, "_TOPICS", 2)
     woken: list[None] = []
     lab = Laboratory(1, callbacks=Callbacks(wake=lambda: woken.append(None)))
     keys = [("ns", f"topic-{number}") for number in range(5)]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from foqs.engine import delivery, item_ops
-from foqs.engine.pending import DequeueCall
+from foqs.engine import consumers, item_ops
+from foqs.engine.calls import DequeueCall
 from foqs.engine.shard import Shard
 from foqs.engine.state import Callbacks
 from foqs.item import Item
@@ -29,9 +29,9 @@ def test_a_call_that_finds_nothing_is_not_answered() -> None:
         return True
 
     call = DequeueCall([(KEY, 1), (("ns", "other"), 1)], 60_000, 1 << 20, 0, reply)
-    assert not delivery.serve(lab.engine, call, call.wants[:1], lab.now_ms)
+    assert not consumers.serve_call(lab.engine, call, call.wants[:1], lab.now_ms)
     assert (call.done, replies) == (False, [])
-    assert delivery.serve(lab.engine, call, call.wants[1:], lab.now_ms)
+    assert consumers.serve_call(lab.engine, call, call.wants[1:], lab.now_ms)
     assert (call.done, replies) == (True, [ids])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from foqs.engine.demand import RECENT_MS, Demand, lives
+from foqs.engine.concurrency import RECENT_MS, Demand, lives
 from foqs.policies.layers import Policies
 from foqs.policies.settings import Settings
 

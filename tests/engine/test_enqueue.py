@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from foqs.buffers.shard_batch import Chunk, ShardBatch
 from foqs.config.schema import HostSection
 from foqs.engine import enqueue
-from foqs.engine.pending import EnqueueCall
+from foqs.engine.calls import EnqueueCall
 from foqs.engine.shard import Shard
 from foqs.shardmgr.lifecycle import BreakerState, ShardState
 from tests.engine.laboratory import KEY, Laboratory

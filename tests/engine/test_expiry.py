@@ -7,7 +7,7 @@ import pytest
 from foqs.buffers.checkpoint import RETRY_MS
 from foqs.buffers.shard_batch import BatchResult
 from foqs.engine import item_ops
-from foqs.engine.expiry import apply_due, apply_expiring
+from foqs.engine.batch_reads import apply_due, apply_expiring
 from foqs.engine.shard import Shard
 from foqs.ids import make_id
 from foqs.item import Phase

@@ -10,7 +10,7 @@ import pytest
 
 from foqs.cli.explain import code_name, reasons_table
 from foqs.client.explain import Reason, _explanation
-from foqs.engine import shard_open
+from foqs.engine import shard_life
 from foqs.engine.explain import ORDER, in_order
 from foqs.idl import idl
 from foqs.policies.settings import Settings
@@ -96,9 +96,9 @@ def clock_in_doubt() -> Case:
     host = OneHost(1)
     (item_id,) = put(host, b"x")
     shard = host.engine.shards[1]
-    shard_open.hold(shard)
+    shard_life.hold(shard)
     text = "The host of shard 1 waits until it knows which clock is right: its /readyz has the reason."
-    return Case(host, item_id, R.CLOCK_IN_DOUBT, None, text, lambda: shard_open.unhold(host.engine, shard))
+    return Case(host, item_id, R.CLOCK_IN_DOUBT, None, text, lambda: shard_life.unhold(host.engine, shard))
 
 
 def in_grace() -> Case:

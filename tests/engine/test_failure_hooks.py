@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from foqs.engine import asked_scripts, item_ops
-from foqs.engine.asked_scripts import WAIT_MS
+from foqs.engine import item_ops, shard
+from foqs.engine.shard import WAIT_MS
 from foqs.engine.state import Callbacks
 from foqs.errors import FoqsError, NotServed, StaleLease, Unavailable
 from foqs.hooks.protocol import Action, Decided, FailedAttempt, FailureResult
@@ -376,7 +376,7 @@ def test_a_stuck_script_holds_up_no_lease_of_another_topic(same_time: bool) -> N
 
 
 def test_a_topic_asks_about_so_many_leases_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asked_scripts, "MOST_OPEN", 3)
+    monkeypatch.setattr(shard, "MOST_OPEN", 3)
     scripts = Scripts(keeps=True)
     lab = laboratory(scripts)
     ids = lab.stored(*(lab.item() for _ in range(8)))

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from foqs.engine import aside, consumers, fair_dequeue, item_ops
-from foqs.engine.pending import DequeueCall
+from foqs.engine import consumers, fair_dequeue, item_ops, tenants
+from foqs.engine.calls import DequeueCall
 from foqs.fairness.keys import lane_key, tenancy_bytes, tenancy_of
 from foqs.fairness.tenants import ASIDE, DOWN, IDLE, PARKED, QUEUED
 from foqs.ids import shard_of
@@ -142,7 +142,7 @@ def test_a_tenant_aside_is_tried_again_whatever_it_waits_for() -> None:
     stuck = tenant(lab, "a")
     lab.engine.topics[KEY].turns.set_aside(stuck, lab.now_ms)  # type: ignore[union-attr]
     assert taken(lab, 2) == ["b", "b"]
-    lab.now_ms += aside._AGAIN_MS
+    lab.now_ms += tenants._AGAIN_MS
     assert "a" in taken(lab, 2)
 
 
@@ -163,14 +163,14 @@ def test_tenants_of_a_shard_that_is_down_return_with_it() -> None:
 
 
 def test_tenants_return_a_slice_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aside, "_SLICE", 10)
+    monkeypatch.setattr(tenants, "_SLICE", 10)
     lab = Laboratory(1)
     store(lab, {f"t{at}": 1 for at in range(25)})
     turns = lab.engine.topics[KEY].turns
     assert turns is not None
     for each in turns.tenants.values():
         turns.set_aside(each, lab.now_ms, down=True)
-    aside.resume(lab.engine, [KEY])
+    tenants.resume(lab.engine, [KEY])
     assert len(turns.down) == 15
     while lab.engine.long_work:
         lab.engine.pump(lab.now_ms)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from foqs.engine import hung
-from foqs.engine.hung import FORGET_MS, Hung
+from foqs.engine import workers
+from foqs.engine.workers import FORGET_MS, Hung
 
 T, U = ("n", "t"), ("n", "u")
 
@@ -25,7 +25,7 @@ def test_the_last_report_of_a_worker_counts() -> None:
 
 
 def test_so_many_reports_are_kept_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hung, "MOST_REPORTS", 3)
+    monkeypatch.setattr(workers, "MOST_REPORTS", 3)
     reports = Hung()
     for at_ms, worker in enumerate("abcde"):
         reports.report(T, worker, 1, at_ms)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from foqs.engine.item_end import AGAIN, DEAD, REMOVED, End, Ended, Fate, end_of, may_end
+from foqs.engine.item_ops import AGAIN, DEAD, REMOVED, End, Ended, Fate, end_of, may_end
 from foqs.hooks.protocol import Action, FailureResult
 from foqs.policies.layers import NamespacePolicies
 from foqs.policies.topic_policy import TopicPolicy

@@ -6,7 +6,7 @@ import gc
 import tracemalloc
 from dataclasses import replace
 
-from foqs.engine import shard_open
+from foqs.engine import shard_life
 from foqs.rows import BACKLOG_SHIFT, Backlog, LaneRow, RowPages
 from foqs.shardmgr.lifecycle import ShardState
 from tests.engine.laboratory import KEY, Laboratory
@@ -34,8 +34,8 @@ def test_a_tenant_of_an_opened_shard_takes_few_bytes() -> None:
             lanes.add([(number, ns, topic, b"customer-%06d" % number, b"", 0) for number in numbers])
             backlog.add([(number, lab.now_ms >> BACKLOG_SHIFT, 1) for number in numbers])
         opened = replace(opened, lanes=lanes, backlog=backlog)
-        shard_open.open_shard(shard, opened, 1 << 20, lab.now_ms, lab.now_ms)
-        for _ in shard_open.wake_lanes(lab.engine, shard):
+        shard_life.open_shard(shard, opened, 1 << 20, lab.now_ms, lab.now_ms)
+        for _ in shard_life.wake_lanes(lab.engine, shard):
             pass
         gc.collect()
         held_bytes, peak_bytes = tracemalloc.get_traced_memory()

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import foqs
-from foqs.engine import lane_groups
-from foqs.engine.lane_groups import Spot, lanes_at, lanes_of
+from foqs.engine import listing
+from foqs.engine.listing import Spot, lanes_at, lanes_of
 from foqs.engine.shard import Shard
 from foqs.fairness.keys import lane_key
 from tests.engine.laboratory import KEY, Laboratory
@@ -20,8 +20,8 @@ TENANTS = [lane_key(KEY, f"tenant-{number}") for number in range(20)]
 def _few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     if foqs.build() == "compiled":
         pytest.skip("a compiled module calls its own functions past a patch")
-    monkeypatch.setattr(lane_groups, "GROUP", 6)
-    monkeypatch.setattr(lane_groups, "_TURN", 4)
+    monkeypatch.setattr(listing, "GROUP", 6)
+    monkeypatch.setattr(listing, "_TURN", 4)
 
 
 def found(shard: Shard, state: str, spot: Spot) -> tuple[list[int], Spot, int]:

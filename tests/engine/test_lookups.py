@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from foqs.buffers.shard_batch import BatchResult
-from foqs.engine.lookups import Looks
+from foqs.engine.shard import Looks
 from foqs.errors import NotFound, NotServed, Overloaded, Unavailable
 from foqs.ids import make_id
 from foqs.item import Item, Phase

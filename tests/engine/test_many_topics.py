@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from foqs.engine import consumers, enqueue, item_ops
-from foqs.engine.pending import DequeueCall, EnqueueCall, ItemsCall
+from foqs.engine.calls import DequeueCall, EnqueueCall, ItemsCall
 from foqs.engine.state import Callbacks
 from foqs.errors import OutcomeUnknown, Overloaded, Unavailable
 from foqs.fairness.keys import TopicKey
@@ -298,14 +298,14 @@ def test_topics_are_woken_a_slice_at_a_time() -> None:
     reported: list[TopicKey] = []
     lab = Laboratory(1, callbacks=Callbacks(became_ready=reported.append))
     shard = lab.engine.shards[1]
-    keys = [("ns", f"topic-{number:05}") for number in range(2 * consumers._SLICE + 1)]
+    keys = [("ns", f"topic-{number:05}") for number in range(2 * consumers._TOPICS + 1)]
     shard.woken = dict.fromkeys(keys)
     lab.engine.touch(shard)
     slices = [0]
     while len(reported) < len(keys):
         lab.engine.pump(lab.now_ms)
         slices.append(len(reported))
-    assert slices == [0, consumers._SLICE, 2 * consumers._SLICE, len(keys)]
+    assert slices == [0, consumers._TOPICS, 2 * consumers._TOPICS, len(keys)]
     assert reported == keys
 
 
@@ -313,22 +313,22 @@ def test_a_shard_that_recovers_wakes_a_slice_of_the_topics() -> None:
     reported: list[TopicKey] = []
     lab = Laboratory(1, callbacks=Callbacks(became_ready=reported.append))
     shard = lab.engine.shards[1]
-    keys = [("ns", f"topic-{number:05}") for number in range(3 * consumers._SLICE)]
+    keys = [("ns", f"topic-{number:05}") for number in range(3 * consumers._TOPICS)]
     dequeue(lab, keys, 60_000)
     consumers.wake_all(lab.engine, shard)
-    assert len(shard.woken) == consumers._SLICE
+    assert len(shard.woken) == consumers._TOPICS
     for _ in range(3):
         lab.engine.pump(lab.now_ms)
-        assert len(shard.woken) <= consumers._SLICE
+        assert len(shard.woken) <= consumers._TOPICS
     assert reported == keys
 
 
 def test_topics_whose_merge_waited_go_on_a_slice_at_a_time() -> None:
     lab = Laboratory(1)
-    keys = [("ns", f"topic-{number:05}") for number in range(2 * consumers._SLICE)]
+    keys = [("ns", f"topic-{number:05}") for number in range(2 * consumers._TOPICS)]
     lab.engine.held_up = dict.fromkeys(keys, lab.now_ms)
     lab.engine.tick(lab.now_ms)
-    assert len(lab.engine.held_up) == consumers._SLICE
+    assert len(lab.engine.held_up) == consumers._TOPICS
     assert lab.engine.next_ms(lab.now_ms) <= lab.now_ms
     lab.engine.tick(lab.now_ms)
     assert not lab.engine.held_up

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from foqs.buffers.shard_batch import BatchResult, Outcome
-from foqs.engine.pending import EnqueueCall
+from foqs.engine.calls import EnqueueCall
 from foqs.engine.shard import Shard
 from foqs.errors import Unavailable
 from foqs.fairness.keys import lane_key

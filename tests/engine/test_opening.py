@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from foqs.engine import shard_open
+from foqs.engine import shard_life
 from foqs.engine.shard import Shard
 from foqs.fairness.keys import lane_key
 from foqs.rows import Opened
@@ -19,8 +19,8 @@ TENANTS = [lane_key(KEY, f"tenant-{number}", ("api",) * (number % 2)) for number
 
 @pytest.fixture(autouse=True)
 def _few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard_open, "_LANES", 3)
-    monkeypatch.setattr(shard_open, "_COUNTS", 5)
+    monkeypatch.setattr(shard_life, "_LANES", 3)
+    monkeypatch.setattr(shard_life, "_COUNTS", 5)
 
 
 def stored(lab: Laboratory) -> dict[Any, list[int]]:

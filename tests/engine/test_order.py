@@ -8,7 +8,7 @@ import pytest
 
 from foqs.buffers.pending_dedup import Give
 from foqs.buffers.shard_batch import BatchResult
-from foqs.engine.inspect import Listed, Listing
+from foqs.engine.listing import Listed, Listing
 from foqs.errors import FoqsError
 from foqs.ids import hash_slot_bounds, shard_of
 from foqs.peers.slot_migration import SlotMigration

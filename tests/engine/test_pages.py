@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from foqs.buffers.shard_batch import BatchResult, ShardBatch
-from foqs.engine import pages
-from foqs.engine.pending import DequeueCall
+from foqs.engine import batch_reads
+from foqs.engine.calls import DequeueCall
 from foqs.engine.shard import RETRY_MS
 from foqs.engine.shard_memory import FIRST_PAGE_ROWS
 from foqs.item import Item
@@ -83,9 +83,9 @@ def test_a_page_is_asked_for_once() -> None:
     lab, _ = backlog(3)
     lab.dequeue(wait_ms=5_000)
     shard, batch, again = lab.engine.shards[1], ShardBatch(), ShardBatch()
-    pages.add(shard, batch, lab.now_ms)
+    batch_reads.add_pages(shard, batch, lab.now_ms)
     lab.dequeue(wait_ms=5_000)
-    pages.add(shard, again, lab.now_ms)
+    batch_reads.add_pages(shard, again, lab.now_ms)
     assert (topics_read(batch), topics_read(again)) == ([KEY], [])
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from foqs.engine import pauses
+from foqs.engine import consumers
 from foqs.engine.state import Callbacks
 from foqs.policies.settings import Settings
 from foqs.rows import AT_MOST_ONCE
@@ -157,7 +157,7 @@ def test_consumers_left_waiting_by_a_resume_are_reported() -> None:
 
 
 def test_a_resume_of_very_many_topics_goes_on_in_later_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pauses, "_SLICE", 2)
+    monkeypatch.setattr(consumers, "_TOPICS", 2)
     lab = Paused(1)
     lab.pause("*")
     ids = [lab.stored(key=("ns", f"t{n}"))[0] for n in range(7)]

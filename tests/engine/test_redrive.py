@@ -10,8 +10,7 @@ import pytest
 
 from foqs.buffers.shard_batch import BatchResult, Outcome
 from foqs.engine import item_ops
-from foqs.engine.dead_letters import FailureListing, GroupKey
-from foqs.engine.redrive import START, PageAsk, PageOutcome, RedrivePage
+from foqs.engine.dead_letters import START, FailureListing, GroupKey, PageAsk, PageOutcome, RedrivePage
 from foqs.errors import FoqsError, NotServed, Overloaded, Unavailable
 from foqs.policies.failures import FailureFilter, fingerprint
 from foqs.policies.settings import Settings

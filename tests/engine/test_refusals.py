@@ -6,7 +6,7 @@ import pytest
 
 from foqs.buffers.shard_batch import BatchResult, Outcome
 from foqs.engine import item_ops
-from foqs.engine.pending import EnqueueCall, ItemsCall
+from foqs.engine.calls import EnqueueCall, ItemsCall
 from foqs.engine.shard import Shard
 from foqs.errors import FoqsError, OutcomeUnknown, Unavailable
 from foqs.rows import AT_MOST_ONCE, NewItem

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from foqs.engine import item_ops
-from foqs.engine.redrive import Granted, PageAsk, PageOutcome, RedrivePage, Refused
+from foqs.engine.dead_letters import Granted, PageAsk, PageOutcome, RedrivePage, Refused
 from foqs.errors import FoqsError, Overloaded, Unavailable
 from foqs.fairness.keys import TopicKey
 from foqs.policies.settings import Settings

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from foqs.engine import item_ops, release
-from foqs.engine.release import Releasing, WorkerLeases
+from foqs.engine import item_ops, stats
+from foqs.engine.stats import Releasing, WorkerLeases
 from foqs.errors import FoqsError, StaleLease, Unavailable
 from foqs.item import Phase
 from foqs.rows import AT_MOST_ONCE
@@ -67,10 +67,10 @@ def test_a_released_lease_cannot_be_extended() -> None:
 
 def test_more_leases_than_a_page() -> None:
     lab = Laboratory(1)
-    leased(lab, 2 * release._PAGE_ROWS + 1)
+    leased(lab, 2 * stats._PAGE_ROWS + 1)
     lab.go_on(200)
-    assert released(lab) == 2 * release._PAGE_ROWS + 1
-    assert lab.engine.ready(KEY) == 2 * release._PAGE_ROWS + 1
+    assert released(lab) == 2 * stats._PAGE_ROWS + 1
+    assert lab.engine.ready(KEY) == 2 * stats._PAGE_ROWS + 1
 
 
 def test_only_leases_of_the_worker() -> None:
@@ -166,7 +166,7 @@ def test_leases_are_counted_by_worker() -> None:
         leased(lab, 2, worker)
         lab.go_on(100)
     found: list[list[WorkerLeases]] = []
-    release.workers(lab.engine, KEY, found.append)
+    stats.workers_of(lab.engine, KEY, found.append)
     now_ms = lab.now_ms
     assert found == [
         [WorkerLeases("a", 4, now_ms - 400), WorkerLeases("b", 2, now_ms - 300), WorkerLeases("", 2, now_ms - 100)]
@@ -174,22 +174,22 @@ def test_leases_are_counted_by_worker() -> None:
 
 
 def test_of_many_workers_the_oldest_are_reported(monkeypatch: Any) -> None:
-    monkeypatch.setattr(release, "MOST_WORKERS", 2)
+    monkeypatch.setattr(stats, "MOST_WORKERS", 2)
     lab = Laboratory(1)
     for worker in ("b", "c", "a"):
         leased(lab, 1, worker)
         lab.go_on(100)
     found: list[list[WorkerLeases]] = []
-    release.workers(lab.engine, KEY, found.append)
+    stats.workers_of(lab.engine, KEY, found.append)
     assert [one.worker for one in found[0]] == ["b", "c"]
 
 
 def test_a_count_of_many_items_takes_several_turns(monkeypatch: Any) -> None:
-    monkeypatch.setattr(release, "_ITEMS", 10)
+    monkeypatch.setattr(stats, "_ITEMS", 10)
     lab = Laboratory(1)
     leased(lab, 35, "a")
     found: list[list[WorkerLeases]] = []
-    release.workers(lab.engine, KEY, found.append)
+    stats.workers_of(lab.engine, KEY, found.append)
     turns = 1
     while not found:
         lab.engine.pump(lab.now_ms)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from foqs.buffers.shard_batch import BatchResult, Outcome
-from foqs.engine import item_ops, shard_open
-from foqs.engine.inspect import Listing
+from foqs.engine import item_ops, shard_life
+from foqs.engine.listing import Listing
 from foqs.errors import FoqsError, NotServed, OutcomeUnknown, Unavailable
 from foqs.idl import idl
 from foqs.ids import shard_of
@@ -187,7 +187,7 @@ def test_a_clock_that_is_set_changes_no_remaining_wait(by_ms: int) -> None:
     lab = Laboratory(1)
     consumer = lab.dequeue(wait_ms=500)
     lab.now_ms += by_ms
-    shard_open.clock_set(lab.engine, by_ms)
+    shard_life.clock_set(lab.engine, by_ms)
     lab.go_on(499)
     assert not consumer
     lab.go_on(1)
@@ -204,7 +204,7 @@ def test_an_unwritten_lease_moves_with_the_clock(by_ms: int) -> None:
     items = lab.engine.shards[1].known
     before = items[written].lease_expires_at_ms, items[unwritten].lease_expires_at_ms
     lab.now_ms += by_ms
-    shard_open.clock_set(lab.engine, by_ms)
+    shard_life.clock_set(lab.engine, by_ms)
     assert items[written].lease_expires_at_ms == before[0]
     assert items[unwritten].lease_expires_at_ms == before[1] + by_ms
     assert items[unwritten].phase is Phase.LEASED
@@ -216,7 +216,7 @@ def test_ownership_stays_confirmed_when_the_clock_is_set() -> None:
     lab = Laboratory(1)
     ids = lab.stored()
     lab.now_ms += 60_000
-    shard_open.clock_set(lab.engine, 60_000)
+    shard_life.clock_set(lab.engine, 60_000)
     assert lab.dequeue() == [ids]
 
 
@@ -228,7 +228,7 @@ def test_requests_for_known_items_go_on_while_the_shard_is_held(written: bool) -
     acked, nacked, extended = take(host, 3).items
     host.wait(200 if written else 1)
     shard = host.engine.shards[1]
-    shard_open.hold(shard)
+    shard_life.hold(shard)
     left = [item.id for item in shard.known.values() if item.phase is not Phase.LEASED]
     assert kinds(host.ask("DeleteItems", ids=[left[0]])) == [None]
     assert kinds(host.ask("Ack", items=[idl.AckItem(acked.id, acked.lease)])) == [None]
@@ -240,7 +240,7 @@ def test_requests_for_known_items_go_on_while_the_shard_is_held(written: bool) -
         host.wait(1_000)
     assert not waiting.answers
     assert not shard.in_takeover_grace(host.now_ms), "it coordinates the keys of its slots"
-    shard_open.unhold(host.engine, shard)
+    shard_life.unhold(host.engine, shard)
     host.wait(1)
     host.wait(100)
     assert {item.id for item in waiting.answer.items} == {nacked.id, *left[1:]}

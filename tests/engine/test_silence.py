@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from foqs.buffers.shard_batch import BatchResult, Outcome
-from foqs.engine import shard_open
-from foqs.engine.inspect import Listing
+from foqs.engine import shard_life
+from foqs.engine.listing import Listing
 from foqs.errors import OutcomeUnknown, Unavailable
 from foqs.ids import shard_of
 from tests.engine.laboratory import KEY, Laboratory
@@ -199,7 +199,7 @@ def test_the_clock_moves_the_wait_with_it() -> None:
     ((shard, batch),) = lab.send()
     lab.arrive(shard, batch, IN_DOUBT)
     lab.now_ms += 60_000
-    shard_open.clock_set(lab.engine, 60_000)
+    shard_life.clock_set(lab.engine, 60_000)
     lab.ring(2 * HANG_MS)
     assert not sent
     lab.ring(100)

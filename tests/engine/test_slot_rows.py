@@ -6,7 +6,7 @@ from typing import Any
 
 from foqs.buffers.pending_dedup import Copy, Give
 from foqs.buffers.shard_batch import BatchResult, Outcome
-from foqs.engine import slot_rows
+from foqs.engine import dedup
 from foqs.errors import Unavailable
 from foqs.ids import HASH_SLOTS, Duplicate, digest_of, hash_slot_bounds, hash_slot_of
 from foqs.rows import DedupRow, Holding
@@ -60,10 +60,10 @@ def test_a_give_waits_for_pending_keys_of_its_slot() -> None:
     stored = lab.enqueue_keyed("a")
     ((shard, batch),) = lab.send()
     given = give(lab)
-    assert not slot_rows.due(shard)
+    assert not dedup.due(shard)
     lab.arrive(shard, batch)
     assert len(stored) == 1
-    assert slot_rows.due(shard)
+    assert dedup.due(shard)
     lab.settle()
     assert [[found.id for found in rows] for rows in given] == [stored]
 
@@ -120,7 +120,7 @@ def test_copied_rows_are_remembered() -> None:
     shard, stored = lab.engine.shards[1], []
     rows = [row("a", 77, lab.now_ms + 60_000), row("b", 78, lab.now_ms + 50_000)]
     shard.keys.copies.append(Copy(rows, stored.append))
-    assert slot_rows.due(shard)
+    assert dedup.due(shard)
     lab.engine.touch(shard)
     lab.settle()
     assert stored == [None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from foqs.engine.taking import Taking
+from foqs.engine.fair_dequeue import Taking
 from tests.engine.laboratory import KEY, Laboratory
 from tests.engine.tenants import of
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from foqs.buffers.shard_batch import Chunk
-from foqs.engine.pending import EnqueueCall
+from foqs.engine.calls import EnqueueCall
 from foqs.fairness.keys import LaneKey, lane_key, pack_throttles, tenancy_of, topic_key, unpack_throttles
 from foqs.rows import NewItem
 from tests.engine.laboratory import Laboratory

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from foqs.engine import tenant_stats
-from foqs.engine.tenant_stats import MostReady, TenantCounts, most_ready
+from foqs.engine import stats
+from foqs.engine.stats import MostReady, TenantCounts, most_ready
 from foqs.idl import idl
 from foqs.policies.settings import Settings
 from tests.support.one_host import OneHost, put, take
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.memory
 
 def found(host: OneHost) -> MostReady:
     answers: list[MostReady] = []
-    tenant_stats.of_topic(host.engine, ("n", "t"), answers.append)
+    stats.tenants_of(host.engine, ("n", "t"), answers.append)
     host.run()
     (answer,) = answers
     return answer
@@ -62,14 +62,14 @@ def test_the_most_ready_come_first_and_the_rest_is_added_up() -> None:
 
 
 def test_very_many_tenants_are_counted_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tenant_stats, "_FLOWS", 10)
-    monkeypatch.setattr(tenant_stats, "MOST_TENANTS", 5)
+    monkeypatch.setattr(stats, "_MOST_FLOWS", 10)
+    monkeypatch.setattr(stats, "MOST_TENANTS", 5)
     host = OneHost(1)
     for number in range(50):
         put(host, b"x", fairness_key=f"t{number}")
     answers: list[MostReady] = []
     done: Callable[[MostReady], None] = answers.append
-    tenant_stats.of_topic(host.engine, ("n", "t"), done)
+    stats.tenants_of(host.engine, ("n", "t"), done)
     turns = 0
     while host.engine.long_work:
         assert not answers

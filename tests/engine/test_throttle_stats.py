@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from foqs.bounds import THROTTLE
-from foqs.engine.throttle_stats import Coordinated, KeyStats, of_namespace
-from foqs.engine.turns import go_on
+from foqs.engine.state import continue_long
+from foqs.engine.stats import Coordinated, KeyStats, throttles_of
 from tests.engine.test_throttling import host_with, park, put, take
 from tests.peers.throttled_hosts import NS, Host
 
@@ -18,7 +18,7 @@ def listed(
     host: Host, tokens: dict[str, float], prefix: str = "", after: str = "", limit: int = 9
 ) -> dict[str, KeyStats]:
     found: list[dict[str, KeyStats]] = []
-    of_namespace(host.engine, coordinated(tokens), NS, prefix, after, limit, found.append)
+    throttles_of(host.engine, coordinated(tokens), NS, prefix, after, limit, found.append)
     return found[0]
 
 
@@ -39,11 +39,11 @@ def test_many_keys_are_looked_at_in_several_turns() -> None:
     host = host_with()
     tokens = {f"c:{number:05}": 1.0 for number in range(9_999, -1, -1)}
     found: list[dict[str, KeyStats]] = []
-    of_namespace(host.engine, coordinated(tokens), NS, "", "c:00001", 3, found.append)
+    throttles_of(host.engine, coordinated(tokens), NS, "", "c:00001", 3, found.append)
     turns = 0
     while not found:
         assert len(host.engine.long_work) == 1
-        go_on(host.engine)
+        continue_long(host.engine)
         turns += 1
     assert turns >= 4
     assert list(found[0]) == ["c:00002", "c:00003", "c:00004"]
@@ -52,5 +52,5 @@ def test_many_keys_are_looked_at_in_several_turns() -> None:
 def test_a_key_forgotten_in_between_has_no_figures() -> None:
     host = host_with()
     found: list[dict[str, KeyStats]] = []
-    of_namespace(host.engine, Coordinated([(NS, "\1a")], lambda _: None, lambda _: None), NS, "", "", 3, found.append)
+    throttles_of(host.engine, Coordinated([(NS, "\1a")], lambda _: None, lambda _: None), NS, "", "", 3, found.append)
     assert found == [{"a": KeyStats()}]

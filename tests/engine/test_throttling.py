@@ -6,8 +6,8 @@ from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
-from foqs.engine.demand import RECENT_MS
-from foqs.engine.pending import Hint
+from foqs.engine.calls import Hint
+from foqs.engine.concurrency import RECENT_MS
 from foqs.engine.throttling import give_back
 from foqs.item import Given
 from foqs.limits.allowance import Allowance

@@ -6,7 +6,7 @@ import pytest
 
 from foqs.buffers.tail import MAX_BYTES
 from foqs.engine import item_ops
-from foqs.engine.inspect import Listed, Listing
+from foqs.engine.listing import Listed, Listing
 from foqs.errors import FoqsError
 from foqs.rows import AT_MOST_ONCE, Batch, ReadyRow
 from foqs.store.protocol import StoreBusy

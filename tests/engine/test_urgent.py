@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from foqs.engine.urgent import most_urgent
+from foqs.engine.ready_lanes import most_urgent
 from foqs.idl import idl
 from foqs.policies.settings import Settings
 from tests.support.one_host import OneHost, put, take

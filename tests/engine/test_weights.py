@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from foqs.engine import weights
+from foqs.engine import tenants
 from foqs.idl import idl
 from foqs.policies.settings import Settings
 from tests.engine.laboratory import KEY, Laboratory
@@ -76,7 +76,7 @@ def test_credit_of_a_tenant_stays_a_number_of_items(lab: Laboratory) -> None:
 
 
 def test_very_many_tenants_are_weighed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights, "_SLICE", 10)
+    monkeypatch.setattr(tenants, "_SLICE", 10)
     lab = Laboratory(1)
     store(lab, {f"t{n}": 2 for n in range(45)})
     taken(lab, 45)
@@ -93,7 +93,7 @@ def test_very_many_tenants_are_weighed_in_parts(monkeypatch: pytest.MonkeyPatch)
 
 def test_other_settings_visit_no_tenant(monkeypatch: pytest.MonkeyPatch, lab: Laboratory) -> None:
     weighed: list[Any] = []
-    monkeypatch.setattr(weights, "weigh", lambda *what: weighed.append(what))
+    monkeypatch.setattr(tenants, "weigh", lambda *what: weighed.append(what))
     set_policy(lab, {"max_attempts": 3}, **HEAVY)
     assert not weighed
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foqs.engine import inspect, shard_open
+from foqs.engine import listing, shard_life
+from foqs.engine.calls import EnqueueCall
 from foqs.engine.engine import Engine
-from foqs.engine.pending import EnqueueCall
 from foqs.fairness.keys import TopicKey
 from foqs.rows import NewItem
 from foqs.shardmgr.lifecycle import ShardState
@@ -55,7 +55,7 @@ def ready_of(engine: Engine) -> dict[TopicKey, int]:
 def page_of(lab: Laboratory, limit: int, cursor: str | None) -> tuple[list, bool, int]:
     """Return the topics of a page, whether there are more, and the number of turns of the event loop."""
     pages: list[tuple[list, bool]] = []
-    inspect.active_topics(lab.engine, None, limit, cursor, "host", None, lab.now_ms, lambda *page: pages.append(page))
+    listing.active_topics(lab.engine, None, limit, cursor, "host", None, lab.now_ms, lambda *page: pages.append(page))
     turns = 1
     while not pages:
         lab.engine.pump(lab.now_ms)
@@ -73,7 +73,7 @@ def found(lab: Laboratory, limit: int) -> dict[TopicKey, int]:
         topics |= {(topic.ns, topic.topic): topic.ready for topic in page}
         if more:
             assert len(page) == limit
-            cursor = inspect.topics_cursor(page[-1])
+            cursor = listing.topics_cursor(page[-1])
     return topics
 
 
@@ -108,12 +108,12 @@ def test_the_index_is_that_of_the_lanes(steps: list) -> None:
 def test_a_reopened_shard_has_only_its_new_lanes() -> None:
     """The lanes of its first tenure are detached later."""
     lab = Laboratory(1)
-    keys = [("ns", str(number)) for number in range(3 * shard_open._LANES)]
+    keys = [("ns", str(number)) for number in range(3 * shard_life._LANES)]
     for key in keys:
         lab.engine.shards[1].lane(key)  # type: ignore[arg-type]
     enqueue(lab, keys[0], 2)
     close(lab, 1)
-    assert len(lab.engine.topics) == 2 * shard_open._LANES
+    assert len(lab.engine.topics) == 2 * shard_life._LANES
     assert lab.engine.ready(keys[0]) == 0
     lab.open(1)
     assert lab.engine.ready(keys[0]) == 2
@@ -125,7 +125,7 @@ def test_a_reopened_shard_has_only_its_new_lanes() -> None:
 
 def test_a_closed_shards_lanes_are_detached_in_turns() -> None:
     lab = Laboratory(1)
-    lanes = 10 * shard_open._LANES
+    lanes = 10 * shard_life._LANES
     for number in range(lanes):
         lab.engine.shards[1].lane(("ns", str(number)))  # type: ignore[arg-type]
     close(lab, 1)
@@ -133,12 +133,12 @@ def test_a_closed_shards_lanes_are_detached_in_turns() -> None:
     while lab.engine.long_work:
         lab.engine.pump(lab.now_ms)
         left.append(len(lab.engine.topics))
-    assert left == [lanes - shard_open._LANES * turn for turn in range(1, 11)]
+    assert left == [lanes - shard_life._LANES * turn for turn in range(1, 11)]
 
 
 def test_a_page_looks_at_the_topics_in_turns() -> None:
     lab = Laboratory(1)
-    topics = 3 * inspect._TOPICS
+    topics = 3 * listing._TOPICS
     for number in range(topics):
         lab.engine.shards[1].lane(("ns", f"{number:06}"))  # type: ignore[arg-type]
     enqueue(lab, ("ns", "last"), 1)

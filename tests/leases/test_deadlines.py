@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foqs.leases.deadlines import NEVER_MS, Deadlines
+from foqs.engine.calls import NEVER_MS, Deadlines
 
 
 class Waiting:

@@ -6,7 +6,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from foqs.engine.pending import EnqueueCall
+from foqs.engine.calls import EnqueueCall
 from foqs.errors import (
     FoqsError,
     Forbidden,

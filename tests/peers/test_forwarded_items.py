@@ -5,7 +5,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from foqs.engine.pending import ItemsCall
+from foqs.engine.calls import ItemsCall
 from foqs.errors import (
     FoqsError,
     Forbidden,

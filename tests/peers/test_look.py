@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from foqs.engine.pending import DequeueCall
+from foqs.engine.calls import DequeueCall
 from foqs.errors import Code
 from foqs.idl import idl
 from tests.api.wire import Refused, Wire

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from foqs.engine.dead_letters import PageAsk
 from foqs.engine.engine import Engine
-from foqs.engine.redrive import PageAsk
 from foqs.errors import NotFound, NotServed, Unavailable
 from foqs.idl import idl
 from foqs.peers.forwarded import HERE, Route, Target

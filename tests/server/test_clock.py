@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from foqs.engine.pending import DequeueCall
+from foqs.engine.calls import DequeueCall
 from tests.peers.nodes import cluster_in
 
 _HOUR_MS = 3_600_000

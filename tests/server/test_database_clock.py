@@ -14,8 +14,8 @@ from structlog.testing import capture_logs
 
 from foqs.buffers.shard_batch import ShardBatch
 from foqs.engine import batch_build
+from foqs.engine.calls import NEVER_MS
 from foqs.ids import Stamp
-from foqs.leases.deadlines import NEVER_MS
 from foqs.server.database_clock import DatabaseClock, Reading
 from tests.api.wire import State, Wire
 from tests.engine.laboratory import Laboratory

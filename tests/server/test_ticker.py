@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from foqs.leases.deadlines import NEVER_MS
+from foqs.engine.calls import NEVER_MS
 from foqs.server import ticker
 from foqs.server.ticker import Ticker
 from tests.server.loop import HandLoop

@@ -13,7 +13,7 @@ from typing import Any
 from foqs.buffers.shard_batch import BatchResult, ShardBatch
 from foqs.buffers.tail import MAX_BYTES
 from foqs.engine.engine import Engine
-from foqs.engine.inspect import Listing
+from foqs.engine.listing import Listing
 from foqs.engine.shard import Shard
 from foqs.fairness.keys import LaneKey, TopicKey, is_plain
 from foqs.item import KNOWN_BYTES, Item, Phase, Place

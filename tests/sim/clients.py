@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from foqs.buffers.pending_dedup import Keyed
 from foqs.engine import dedup
-from foqs.engine.pending import DequeueCall, EnqueueCall, ItemsCall
+from foqs.engine.calls import DequeueCall, EnqueueCall, ItemsCall
 from foqs.errors import FoqsError, NotServed
 from foqs.fairness.keys import TopicKey
 from foqs.ids import Dedup, content_of, digest_of, hash_slot_bounds, shard_of

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from foqs.buffers.shard_batch import DeadRead
-from foqs.engine import batch_apply, batch_build, delivery, expiry, item_end, item_ops, redrive, shard_open
-from foqs.engine.redrive import RedrivePage
+from foqs.engine import batch_apply, batch_build, batch_reads, consumers, dead_letters, item_ops, shard_life
+from foqs.engine.dead_letters import RedrivePage
 from foqs.engine.shard import Shard
 from foqs.item import Cause, Change, Item, Phase
 from foqs.policies.layers import Policies
@@ -35,20 +35,20 @@ def a_dead_letter_is_written_in_two_transactions(patch: Patch) -> None:
 
 @mutant
 def a_lease_that_ends_by_time_is_no_attempt(patch: Patch) -> None:
-    def at_end(shard: Shard, item: Item, ended: item_end.Ended, *rest: Any, **more: Any) -> Change:
+    def at_end(shard: Shard, item: Item, ended: item_ops.Ended, *rest: Any, **more: Any) -> Change:
         change = original(shard, item, ended, *rest, **more)
         if ended.cause is FailureCause.EXPIRED and change.move is None:
             change.attempt -= 1
         return change
 
-    original = item_end.change_at_end
-    patch.setattr(item_end, "change_at_end", at_end)
+    original = item_ops.change_at_end
+    patch.setattr(item_ops, "change_at_end", at_end)
 
 
 @mutant
 def an_item_that_failed_keeps_its_place(patch: Patch) -> None:
     """It is delivered before all items of its priority, again and again."""
-    patch.setattr(item_end, "_behind_ms", lambda item, attempt, now_ms: 0)
+    patch.setattr(item_ops, "_behind_ms", lambda item, attempt, now_ms: 0)
 
 
 @mutant
@@ -116,8 +116,8 @@ def a_new_owner_does_not_know_its_dead_letters(patch: Patch) -> None:
         opened.dead.clear()
         return original(shard, opened)
 
-    original: Any = shard_open.fill
-    patch.setattr(shard_open, "fill", fill)
+    original: Any = shard_life.fill
+    patch.setattr(shard_life, "fill", fill)
 
 
 @mutant
@@ -153,8 +153,8 @@ def a_dead_letter_forgets_the_lease_that_ended_by_time(patch: Patch) -> None:
             change.lease = 0
         return change
 
-    original = item_end.change_at_end
-    patch.setattr(item_end, "change_at_end", at_end)
+    original = item_ops.change_at_end
+    patch.setattr(item_ops, "change_at_end", at_end)
 
 
 @mutant
@@ -165,20 +165,20 @@ def exact_attempts_go_out_before_they_are_committed(patch: Patch) -> None:
         call.commits = any(item.at_most_once for _, item, _ in call.found)
         original(state, call, now_ms)
 
-    original: Any = delivery.send
-    patch.setattr(delivery, "send", send)
+    original: Any = consumers.send
+    patch.setattr(consumers, "send", send)
 
 
 @mutant
 def items_without_attempts_are_delivered(patch: Patch) -> None:
-    patch.setattr(item_end, "change_at_limit", lambda shard, item, now_ms: None)
+    patch.setattr(item_ops, "change_at_limit", lambda shard, item, now_ms: None)
 
 
 @mutant
 def the_last_attempt_of_an_unwritten_lease_is_repeated(patch: Patch) -> None:
     """It returns, and nothing looks at it before it is delivered."""
     patch.setattr(batch_build, "_ends_in_scan", lambda shard, item: False)
-    patch.setattr(item_end, "change_at_limit", lambda shard, item, now_ms: None)
+    patch.setattr(item_ops, "change_at_limit", lambda shard, item, now_ms: None)
 
 
 @mutant
@@ -189,8 +189,8 @@ def an_item_at_most_once_becomes_a_dead_letter(patch: Patch) -> None:
         item.at_most_once = at_most_once
         return change
 
-    original: Any = expiry.when_due
-    patch.setattr(expiry, "when_due", when_due)
+    original: Any = batch_reads.when_due
+    patch.setattr(batch_reads, "when_due", when_due)
 
 
 @mutant
@@ -216,7 +216,7 @@ def a_redrive_goes_beyond_its_count(patch: Patch) -> None:
 
     original = RedrivePage._choose
     patch.setattr(RedrivePage, "_choose", choose)
-    patch.setattr(redrive, "DeadRead", lambda *about: DeadRead(*about[:3], about[3] + 1, *about[4:]))
+    patch.setattr(dead_letters, "DeadRead", lambda *about: DeadRead(*about[:3], about[3] + 1, *about[4:]))
 
 
 @mutant
@@ -232,7 +232,7 @@ def a_redrive_leaves_the_failure(patch: Patch) -> None:
 
 @mutant
 def a_redrive_takes_items_that_another_one_takes(patch: Patch) -> None:
-    patch.setattr(redrive, "_stays", lambda shard, item, now_ms: True)
+    patch.setattr(dead_letters, "_stays", lambda shard, item, now_ms: True)
 
 
 @mutant
@@ -240,7 +240,7 @@ def a_redriven_item_keeps_its_attempts(patch: Patch) -> None:
     def change(item: Item, *about: Any, attempt: int | None = None, **more: Any) -> Change:
         return Change(item, *about, attempt=item.attempt + 1, **more)
 
-    patch.setattr(redrive, "Change", change)
+    patch.setattr(dead_letters, "Change", change)
 
 
 @mutant
@@ -251,8 +251,8 @@ def a_redrive_takes_leased_items(patch: Patch) -> None:
         IDLE = Phase.IDLE
         LEASED = object()
 
-    patch.setattr(redrive, "Phase", Phases)
-    patch.setattr(redrive, "_item_of", lambda row, lane: None)
+    patch.setattr(dead_letters, "Phase", Phases)
+    patch.setattr(dead_letters, "_item_of", lambda row, lane: None)
     original = RedrivePage._choose
 
     def choose(page: RedrivePage, shard: Shard, found: Any) -> Any:

@@ -7,11 +7,8 @@ from dataclasses import replace
 
 from foqs.buffers.pending_dedup import Keyed, KeyedRequest, Keys, TakesOutcomes
 from foqs.buffers.shard_batch import BatchResult
-from foqs.engine import (
-    dedup,
-    slot_rows,
-)
-from foqs.leases.deadlines import NEVER_MS
+from foqs.engine import dedup
+from foqs.engine.calls import NEVER_MS
 from foqs.peers.slot_migration import SlotMigration
 from foqs.rows import Batch
 from foqs.server import shard_thread
@@ -99,4 +96,4 @@ def a_slot_moves_without_its_rows(patch: Patch) -> None:
 @mutant
 def a_slot_is_given_away_and_kept(patch: Patch) -> None:
     """Its owner goes on taking keys of the slot when the rows were read."""
-    patch.setattr(slot_rows, "without", lambda slot, bits: bits)
+    patch.setattr(dedup, "without", lambda slot, bits: bits)

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 from foqs.bounds import Budget
 from foqs.buffers.shard_batch import BatchResult, Outcome, ShardBatch
-from foqs.engine import batch_build, shard_open
+from foqs.engine import batch_build, shard_life
 from foqs.engine import shard_driver as steps
-from foqs.engine.inspect import Listing
+from foqs.engine.calls import NEVER_MS
+from foqs.engine.listing import Listing
 from foqs.engine.shard import Shard
 from foqs.engine.shard_driver import ShardDriver
 from foqs.engine.state import Callbacks
 from foqs.fairness.keys import TopicKey
 from foqs.ids import Stamp
-from foqs.leases.deadlines import NEVER_MS
 from foqs.rows import Opened
 from foqs.server.database_clock import DatabaseClock
 from foqs.server.shard_thread import run
@@ -148,7 +148,7 @@ class Member:
             self.arm()
 
     def clock_stepped(self, by_ms: int) -> None:
-        shard_open.clock_set(self.engine, by_ms)
+        shard_life.clock_set(self.engine, by_ms)
         for _, early in self.flights.values():
             if early is not None and early.db_now_ms:  # the database's clock was stepped as well
                 early.db_now_ms += by_ms

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from foqs.engine.redrive import PageAsk, PageOutcome, RedrivePage
+from foqs.engine.dead_letters import PageAsk, PageOutcome, RedrivePage
 from foqs.errors import FoqsError
 from foqs.policies.failures import FailureFilter
 from foqs.rows import Batch, FailureCause, LaneRow

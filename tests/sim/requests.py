@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from foqs.engine import item_ops
-from foqs.engine.inspect import Listed, Listing
-from foqs.engine.pending import LookCall
+from foqs.engine.calls import LookCall
+from foqs.engine.listing import Listed, Listing
 from foqs.errors import Code, FoqsError
 from foqs.ids import shard_of
 from foqs.item import Item, Phase, Place

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from foqs.engine.slot_book import LaneSlots
+from foqs.engine.concurrency import LaneSlots
 from foqs.limits.lease_slots import ShardSlots, Slots
 from tests.sim.mutants import Patch, mutant
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from foqs.engine import batch_apply, item_end, redrive
-from foqs.engine.redrive import RedrivePage
+from foqs.engine import batch_apply, dead_letters, item_ops
+from foqs.engine.dead_letters import RedrivePage
 from foqs.fairness.keys import lane_key, topic_key
 from foqs.item import Move
 from tests.sim.mutants import Patch, mutant
@@ -18,12 +18,12 @@ def a_redriven_item_forgets_its_tenant(patch: Patch) -> None:
         return made._replace(lane=lane_key(topic_key(made.lane)))
 
     original = RedrivePage._move
-    patch.setattr(redrive.RedrivePage, "_move", move)
+    patch.setattr(dead_letters.RedrivePage, "_move", move)
 
 
 @mutant
 def a_dead_letter_forgets_its_throttle_keys(patch: Patch) -> None:
-    patch.setattr(item_end, "pack_throttles", lambda throttles: b"")
+    patch.setattr(item_ops, "pack_throttles", lambda throttles: b"")
 
 
 @mutant

@@ -12,16 +12,9 @@ import pytest
 
 from foqs.buffers.checkpoint import Checkpoint
 from foqs.buffers.shard_batch import BatchResult, LanesRead, Outcome, PageRead, ShardBatch
-from foqs.engine import (
-    batch_apply,
-    batch_build,
-    delivery,
-    expiry,
-    item_ops,
-    pages,
-)
+from foqs.engine import batch_apply, batch_build, batch_reads, consumers, item_ops
+from foqs.engine.calls import DequeueCall
 from foqs.engine.engine import Engine
-from foqs.engine.pending import DequeueCall
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.item import KNOWN_BYTES, Change, Item, Phase
@@ -113,8 +106,8 @@ def no_skip_of_known_page_rows(patch: Patch) -> None:
             known.update(shard.known)
             shard.known = known
 
-    apply_page = pages._apply_page
-    patch.setattr(pages, "_apply_page", page)
+    apply_page = batch_reads._apply_page
+    patch.setattr(batch_reads, "_apply_page", page)
 
 
 @mutant
@@ -183,8 +176,8 @@ def an_answer_does_not_say_what_it_is_not_sure_of(patch: Patch) -> None:
         call.doubtful = []
         original(state, call, found)
 
-    original = delivery._deliver
-    patch.setattr(delivery, "_deliver", deliver)
+    original = consumers._deliver
+    patch.setattr(consumers, "_deliver", deliver)
 
 
 @mutant
@@ -211,8 +204,8 @@ def a_cut_page_of_lanes_is_taken_for_whole(patch: Patch) -> None:
     def whole(shard: Shard, lanes: LanesRead, rows: list[ReadyRow], bodies: dict[int, Body]) -> None:
         apply_lanes(shard, replace(lanes, limit=len(rows) + 1), rows, bodies)
 
-    apply_lanes = pages._apply_lanes
-    patch.setattr(pages, "_apply_lanes", whole)
+    apply_lanes = batch_reads._apply_lanes
+    patch.setattr(batch_reads, "_apply_lanes", whole)
 
 
 @mutant
@@ -222,8 +215,8 @@ def a_cut_lane_is_taken_for_whole(patch: Patch) -> None:
     def page(shard: Shard, read: PageRead, rows: list[ReadyRow], bodies: dict[int, Body], *, full: bool) -> None:
         apply_page(shard, read, rows, bodies, full=full and len(rows) >= read.limit)
 
-    apply_page = pages._apply_page
-    patch.setattr(pages, "_apply_page", page)
+    apply_page = batch_reads._apply_page
+    patch.setattr(batch_reads, "_apply_page", page)
 
 
 @mutant
@@ -283,7 +276,7 @@ def any_lease_will_do(patch: Patch) -> None:
 
 @mutant
 def an_expired_lease_cannot_be_acked(patch: Patch) -> None:
-    patch.setattr(expiry, "when_due", _without_token(expiry.when_due))
+    patch.setattr(batch_reads, "when_due", _without_token(batch_reads.when_due))
 
 
 def _without_token(when_due: Callable[..., Change]) -> Callable[..., Change]:
@@ -298,7 +291,7 @@ def _without_token(when_due: Callable[..., Change]) -> Callable[..., Change]:
 @mutant
 def ttl_ends_live_leases(patch: Patch) -> None:
 
-    apply = expiry.apply_expiring
+    apply = batch_reads.apply_expiring
 
     def blind(shard: Shard, scan: object, now_ms: int) -> None:
         for item in shard.known.values():
@@ -356,10 +349,10 @@ def windows_keep_what_they_hold(patch: Patch) -> None:
         budget = residents._budget
         return max(0, min(most_bytes, int(budget.limit_bytes * WINDOW_SHARE) - budget.used_bytes))
 
-    add_bodies = pages._add_bodies
+    add_bodies = batch_reads._add_bodies
     patch.setattr(Residents, "relieve", lambda residents: None)
     patch.setattr(Residents, "room_bytes", room_bytes)
-    patch.setattr(pages, "_add_bodies", lambda shard, batch, room: add_bodies(shard, batch, room) if room else 0)
+    patch.setattr(batch_reads, "_add_bodies", lambda shard, batch, room: add_bodies(shard, batch, room) if room else 0)
 
 
 OF_MODULE = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from foqs.bounds import NANO, Quota
-from foqs.engine.demand import AnyGate, Parked
+from foqs.engine.concurrency import AnyGate, Parked
 from foqs.engine.throttling import Throttling
 from foqs.fairness.tenants import PARKED, Tenant
 from foqs.fairness.turns import Turns

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from foqs.bounds import NANO
-from foqs.engine.pending import DequeueCall
+from foqs.engine.calls import DequeueCall
 from foqs.engine.shard import Shard
 from foqs.engine.throttling import Parked
 from foqs.fairness.keys import LaneKey, TopicKey, tenancy_of, topic_key

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from foqs.engine import consumers, shard_open
+from foqs.engine import consumers, shard_life
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.fairness.topics import Topic
@@ -17,22 +17,22 @@ def a_lane_belongs_to_no_topic(patch: Patch) -> None:
 
 @mutant
 def a_closed_shards_lanes_stay_in_their_topics(patch: Patch) -> None:
-    patch.setattr(shard_open, "_detach", lambda state, lanes: iter(()))
+    patch.setattr(shard_life, "_detach", lambda state, lanes: iter(()))
 
 
 @mutant
 def a_closed_shards_lanes_are_merged(patch: Patch) -> None:
     """They are in their topics until they are detached."""
 
-    def close(shard: Shard) -> shard_open.Abandoned:
+    def close(shard: Shard) -> shard_life.Abandoned:
         tenure = shard.tenure
         left = original(shard)
         tenure.shard = shard
         return left
 
-    original = shard_open.close_shard
-    patch.setattr(shard_open, "close_shard", close)
-    patch.setattr(shard_open, "_LANES", 1)
+    original = shard_life.close_shard
+    patch.setattr(shard_life, "close_shard", close)
+    patch.setattr(shard_life, "_LANES", 1)
 
 
 @mutant

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from foqs.engine import dequeue
+from foqs.engine.calls import DequeueCall
 from foqs.engine.engine import Engine
-from foqs.engine.pending import DequeueCall
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.fairness.keys import TopicKey, tenancy_of

@@ -13,8 +13,8 @@ from foqs.bounds import Bounded, Budget, Limits, Quota
 from foqs.buffers.shard_batch import BatchResult, ShardBatch
 from foqs.config.schema import ServerSection
 from foqs.engine import batch_build, dequeue, throttling
+from foqs.engine.calls import NEVER_MS, DequeueCall, EnqueueCall
 from foqs.engine.engine import Engine
-from foqs.engine.pending import DequeueCall, EnqueueCall
 from foqs.engine.shard import Shard
 from foqs.engine.state import Callbacks, State
 from foqs.engine.throttling import Throttling
@@ -22,7 +22,6 @@ from foqs.errors import FoqsError
 from foqs.fairness.keys import TopicKey
 from foqs.hooks.topic_hooks import TopicHooks
 from foqs.item import Item
-from foqs.leases.deadlines import NEVER_MS
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.quota_client import QuotaClient, _stored_nothing
 from foqs.peers.ready_publisher import ReadyPublisher

@@ -9,7 +9,7 @@ import pytest
 
 from foqs.api.ack_dequeue import AckDequeue
 from foqs.buffers.pending_dedup import Keys
-from foqs.engine import delivery, dequeue, pauses
+from foqs.engine import consumers, dequeue
 from foqs.errors import FoqsError, LostReply, NotSent
 from foqs.limits.bucket import Bucket, NamespaceTokens
 from foqs.peers import forwarder, ready_subscriber, slot_owners
@@ -160,7 +160,7 @@ def a_paused_topic_is_merged(patch: Patch) -> None:
 
 @mutant
 def committed_leases_of_a_paused_topic_are_delivered(patch: Patch) -> None:
-    _heedless(patch, delivery, "_committed")
+    _heedless(patch, consumers, "_committed")
 
 
 @mutant
@@ -171,7 +171,7 @@ def paused_items_of_another_host_are_delivered(patch: Patch) -> None:
 @mutant
 def a_resumed_topic_is_not_published(patch: Patch) -> None:
     """Consumers of other hosts asked for it during the pause, and got nothing."""
-    patch.setattr(pauses, "_resume", lambda state, ns, before: iter(()))
+    patch.setattr(consumers, "_resume", lambda state, ns, before: iter(()))
 
 
 @mutant

@@ -6,7 +6,7 @@ from contextlib import closing
 
 import pytest
 
-from foqs.engine import shard_open
+from foqs.engine import shard_life
 from foqs.rows import Batch, LaneRow
 from foqs.store.checkup import check_shard
 from foqs.store.link import Database, Link
@@ -70,7 +70,7 @@ def opens(url: str) -> bool:
         store.close()
     lab = Laboratory()
     shard = lab.engine.add(7)
-    for _ in shard_open.fill(shard, opened):
+    for _ in shard_life.fill(shard, opened):
         pass
     return True
 

@@ -1,4 +1,11 @@
-"""Opens and closes a shard: its memory is filled from the database, and dropped as a whole."""
+"""Opens and closes a shard: its memory is filled from the database, and dropped as a whole.
+
+A database that does not answer: no request waits for it any longer.
+
+After `hang_ms`, unsent work goes to another shard, or is refused: UNAVAILABLE, and nothing of it happens later.
+In a second `hang_ms` the host may find out the outcome of sent work over another connection. Then that outcome is
+unknown to the callers. The host finds it out when the database answers, for its own state.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +15,19 @@ from dataclasses import dataclass
 from itertools import islice
 
 from foqs.buffers.checkpoint import Checkpoint
-from foqs.buffers.pending_dedup import Copy, Give, Keys
-from foqs.buffers.shard_batch import Chunk, DeadRead, GroupsRead, ListRead, ShardBatch
-from foqs.engine import consumers, enqueue, turns
-from foqs.engine.lookups import Look
-from foqs.engine.shard import Shard
+from foqs.buffers.pending_dedup import Copy, Give, KeyedRequest, Keys
+from foqs.buffers.shard_batch import ANSWERED, Chunk, DeadRead, GroupsRead, ListRead, ShardBatch
+from foqs.engine import consumers, enqueue
+from foqs.engine.calls import NEVER_MS
+from foqs.engine.shard import Look, Shard
 from foqs.engine.shard_memory import ShardMemory
-from foqs.engine.state import State
-from foqs.errors import FoqsError, OutcomeUnknown
+from foqs.engine.state import State, begin_long
+from foqs.errors import FoqsError, OutcomeUnknown, Unavailable
 from foqs.fairness.keys import LaneKey, lane_key, unpack_throttles
-from foqs.item import Change, Item, Phase, Place
-from foqs.leases.deadlines import NEVER_MS
+from foqs.item import Cause, Change, Item, Phase, Place
 from foqs.prefetch.lane import Lane
 from foqs.rows import BACKLOG_SHIFT, Opened
-from foqs.shardmgr.lifecycle import ShardState
+from foqs.shardmgr.lifecycle import BreakerState, ShardState
 
 _LANES = 2_000
 """Lanes that are made, woken or detached in one turn of the event loop."""
@@ -90,7 +96,7 @@ def unfill(state: State, shard: Shard) -> None:
     """Drop the memory of a shard that is not served after all."""
     memory, shard.filled = shard.filled, None
     if memory is not None:
-        turns.begin(state, _detach(state, memory.lanes))
+        begin_long(state, _detach(state, memory.lanes))
 
 
 def open_shard(shard: Shard, opened: Opened, max_batch_bytes: int, begun_ms: int, now_ms: int) -> None:
@@ -244,7 +250,7 @@ def close(state: State, shard: Shard, now_ms: int, error: FoqsError) -> None:
     state.throttling.concurrency.closed(shard)
     lanes = shard.lanes
     left = close_shard(shard)
-    turns.begin(state, _detach(state, lanes))
+    begin_long(state, _detach(state, lanes))
     unknown = left.unsettled
     for chunk in left.chunks:
         if unknown is not None and chunk in unknown.chunks:
@@ -269,3 +275,94 @@ def close(state: State, shard: Shard, now_ms: int, error: FoqsError) -> None:
     for read in left.dead_reads:
         read.done(None, error)
     state.served()
+
+
+_AGAIN_MS = 100
+"""Requests that arrive later wait this long at least, so that a round serves many of them."""
+_NOT_SENT = "the shard's database does not answer; nothing was changed"
+_UNKNOWN = "the shard's database does not answer; the change may have been made"
+
+
+def check_silence(state: State, shard: Shard, now_ms: int) -> None:
+    """Open the breaker if the batch in flight hangs. Answer the requests that wait for a database that is silent."""
+    flight = shard.in_flight
+    hangs = flight is not None and now_ms - flight.begun_ms > shard.hang_ms
+    if hangs:
+        if shard.breaker.state is not BreakerState.OPEN:
+            shard.breaker.trip(now_ms)
+        state.hangs(shard)
+    from_ms = shard.silent_from_ms()
+    if from_ms is None or now_ms - from_ms <= shard.hang_ms:
+        return
+    if hangs or shard.lost:
+        chunks, shard.chunks, shard.chunk_rows = shard.chunks, deque(), 0
+        for chunk in chunks:
+            enqueue.place_elsewhere(state, shard, chunk, now_ms)
+    for batch in (flight, shard.unsettled):
+        if batch is not None and now_ms - batch.begun_ms > 2 * shard.hang_ms:
+            _doubt(batch, enqueue.again_ms(shard, now_ms))
+    if 0 <= now_ms - shard.answered_ms < _AGAIN_MS:
+        return
+    shard.answered_ms = now_ms
+    refused = Unavailable(_NOT_SENT, enqueue.again_ms(shard, now_ms))
+    _refuse_changes(shard, refused)
+    _refuse_reads(shard, refused)
+
+
+def _doubt(batch: ShardBatch, again_ms: int) -> None:
+    """Answer the requests of a transaction that was sent. Its own outcome is applied as ever."""
+    if batch.doubted and not batch.changes:
+        return
+    batch.doubted = True
+    unknown = OutcomeUnknown(_UNKNOWN, again_ms)  # so forwarding hosts pass it on: the owner has the shard
+    for chunk in batch.chunks:
+        request = chunk.request
+        if isinstance(request, KeyedRequest):
+            request.doubt(chunk.indices, unknown)
+        elif not request.done:
+            chunk.request = ANSWERED
+            request.refused(chunk.indices, unknown)
+    for change in batch.changes:
+        if change.waits and change.cause is not Cause.LEASE:
+            waits, change.waits = change.waits, []
+            for settles, at in waits:
+                settles.settled(at, unknown)
+
+
+def _refuse_changes(shard: Shard, refused: FoqsError) -> None:
+    """Withdraw the changes that no transaction has. One that a scan found stays, and may take place without them."""
+    for change in list(shard.changes):
+        if not change.waits or change.cause is Cause.LEASE or change.item.change is not change:
+            continue
+        waits, undone = list(change.waits), False
+        for one in waits:
+            undone = shard.withdraw(change, one)
+        error = refused if undone else OutcomeUnknown(_UNKNOWN)
+        for settles, at in waits:
+            settles.settled(at, error)
+    # No batch drops those withdrawn, and with enough of them the shard would count as full.
+    shard.changes = deque(change for change in shard.changes if change.item.change is change)
+
+
+def _refuse_reads(shard: Shard, refused: FoqsError) -> None:
+    """Refuse look-ups and lists, also those in flight: their results come too late."""
+    for item_id in list(shard.looks):
+        for look in shard.looks.take(item_id):
+            look(None, None, refused)
+    lists, shard.lists = shard.lists, []
+    dead_reads = list(shard.dead_reads)
+    shard.dead_reads.clear()
+    flight = shard.in_flight
+    if flight is not None:  # the shard's thread reads these objects
+        lists += flight.lists
+        dead_reads += [flight.dead] if flight.dead is not None else []
+    for listing in lists:
+        done, listing.done = listing.done, _answered
+        done([], {}, {}, refused)
+    for read in dead_reads:
+        done, read.done = read.done, _answered
+        done(None, refused)
+
+
+def _answered(*_: object) -> None:
+    """The caller has its answer."""

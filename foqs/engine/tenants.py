@@ -2,17 +2,20 @@
 
 A tenant that waits for its turn was charged by its old weight. With a new one its debt has another length, so that a
 change counts for all turns and tokens from then on, and not when the tenant has its next turn.
+
+Tenants that stand aside are tried again: when their shards may lease items again, and after a time in any case.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Iterable, Iterator
+from itertools import islice, takewhile
 
-from foqs.engine import turns
-from foqs.engine.state import State
-from foqs.fairness.tenants import Tenant
+from foqs.engine.state import State, begin_long
+from foqs.fairness.keys import TopicKey
+from foqs.fairness.tenants import ASIDE, DOWN, UNRANKED, Tenant
 from foqs.fairness.topics import Topic
+from foqs.fairness.turns import Turns
 from foqs.item import Item
 from foqs.policies.layers import NamespacePolicies
 from foqs.prefetch.lane import Lane
@@ -57,7 +60,7 @@ def catch_up(state: State, topic: Topic[Lane[Item]]) -> None:
 
 def follow(state: State, ns: str, before: NamespacePolicies) -> None:
     """Weigh the tenants of the namespace's topics by the settings in effect, where these had other weights before."""
-    turns.begin(state, _follow(state, ns, before))
+    begin_long(state, _follow(state, ns, before))
 
 
 def _follow(state: State, ns: str, before: NamespacePolicies) -> Iterator[None]:
@@ -78,3 +81,52 @@ def _follow(state: State, ns: str, before: NamespacePolicies) -> Iterator[None]:
         if left <= 0:
             yield
             left = _SLICE
+
+
+"""Tenants that return in one turn of the event loop."""
+_AGAIN_MS = 250
+"""A tenant that stands aside is tried again after this time, whatever it waits for: the item may have ended, or memory
+was short when its page came."""
+_AGAIN = 64
+"""Tenants that a dequeue tries again."""
+
+
+def try_again(topic_turns: Turns[Lane[Item]], now_ms: int) -> None:
+    """Let tenants take turns that stood aside for long, and rank those again whose shards may lease items again. Of
+    those with the same start, the last that enters comes first, so the one that stood aside the longest enters last."""
+    for standing in (topic_turns.aside, topic_turns.down):
+        if standing:
+            oldest = islice(standing.items(), _AGAIN)
+            due = list(takewhile(lambda one: not 0 <= now_ms - one[1] < _AGAIN_MS, oldest))
+            for tenant, _ in reversed(due):
+                topic_turns.enter(tenant)
+    for tenant in list(islice(topic_turns.incomplete, _AGAIN)):
+        del topic_turns.incomplete[tenant]
+        topic_turns.place(tenant, UNRANKED)
+
+
+def resume(state: State, keys: Iterable[TopicKey]) -> None:
+    """Tenants of these topics that stand aside, or whose most urgent items were left out, are tried again: a shard may
+    lease items again."""
+    begin_long(state, _resume(state, [key for key in keys if key in state.topics]))
+
+
+def _resume(state: State, keys: list[TopicKey]) -> Iterator[None]:
+    left = _SLICE
+    for key in keys:
+        topic = state.topics.get(key)
+        if topic is None or topic.turns is None:
+            continue
+        incomplete, topic.turns.incomplete = topic.turns.incomplete, {}
+        for tenant in reversed((*topic.turns.aside, *topic.turns.down, *incomplete)):
+            if topic.turns.ranked:
+                topic.turns.place(tenant, UNRANKED)
+            if tenant.away in (ASIDE, DOWN):
+                topic.turns.enter(tenant)
+            left -= 1
+            if not left:
+                state.due[key] = None
+                yield
+                left = _SLICE
+        state.due[key] = None
+    state.wake()

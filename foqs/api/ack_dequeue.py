@@ -16,9 +16,8 @@ from foqs.engine.listing import ANSWERS_SHARE, OVERLOADED_RETRY_MS
 from foqs.errors import Code, FoqsError
 from foqs.fairness.keys import MOST_TENANCY_BYTES
 from foqs.idl import idl
-from foqs.peers import by_id
-from foqs.peers.forwarder import Forwarder
-from foqs.peers.lone_host import LoneForwarder
+from foqs.peers import forwarded_requests
+from foqs.peers.forwarder import Forwarder, LoneForwarder
 from foqs.rpc.call import Call
 from foqs.travel import bare
 from foqs.wire.protocol import encode_struct
@@ -124,7 +123,7 @@ class AckDequeue:
         acks = request.acks if sifted is None else sifted.of(request.acks)
         origin = idl.AckRequest(acks, request.ns, request.context)
         op = lambda at: item_ops.ack(leases[at])  # noqa: E731
-        elsewhere = partial(self._forwarder.items, by_id.ACK, origin, ids, op, now_ms + timeout_ms)
+        elsewhere = partial(self._forwarder.items, forwarded_requests.ACK, origin, ids, op, now_ms + timeout_ms)
         self._engine.ack(ItemsCall(len(ids), acked, None, elsewhere), ids, leases, request.ns, now_ms, timeout_ms)
 
     def _acked(

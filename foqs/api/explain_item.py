@@ -17,9 +17,8 @@ from foqs.errors import FoqsError, Invalid, NotFound, NotServed
 from foqs.idl import idl, is_forwarded
 from foqs.ids import shard_of
 from foqs.item import Item
-from foqs.peers.explain import nearest, response
-from foqs.peers.forwarder import Forwarder
-from foqs.peers.lone_host import LoneForwarder
+from foqs.peers.forwarded_requests import nearest, response
+from foqs.peers.forwarder import Forwarder, LoneForwarder
 from foqs.rows import Found
 from foqs.rpc.call import Call
 

@@ -20,13 +20,12 @@ from foqs.api.throttles import ThrottleMethods
 from foqs.bounds import Limits
 from foqs.engine.engine import Engine
 from foqs.hooks.topic_hooks import TopicHooks
-from foqs.peers.forwarder import Forwarder
-from foqs.peers.lone_host import LoneForwarder
+from foqs.peers.forwarder import Forwarder, LoneForwarder
+from foqs.peers.lease_coordinator import SlotCoordinator
 from foqs.peers.quota_client import QuotaClient
-from foqs.peers.ready_publisher import ReadyPublisher
+from foqs.peers.ready_topics import ReadyPublisher
 from foqs.peers.settings_sync import HostSettings
-from foqs.peers.share_exchange import ShareExchange
-from foqs.peers.slot_coordinator import SlotCoordinator
+from foqs.peers.tenant_shares import ShareExchange
 from foqs.policies.settings import SettingsStore
 from foqs.rpc.call import Call
 

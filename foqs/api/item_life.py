@@ -20,13 +20,12 @@ from foqs.hooks.protocol import EnqueueResult
 from foqs.hooks.topic_hooks import TopicHooks
 from foqs.idl import idl
 from foqs.item import Item
-from foqs.peers import by_id
-from foqs.peers.elsewhere import Elsewhere
-from foqs.peers.exchange import Incoming
-from foqs.peers.forwarder import Forwarder
-from foqs.peers.lone_host import LoneForwarder
+from foqs.peers import forwarded_requests
+from foqs.peers.forwarded import Incoming
+from foqs.peers.forwarder import Forwarder, LoneForwarder
 from foqs.peers.quota_client import QuotaClient
-from foqs.peers.ready_publisher import ReadyPublisher
+from foqs.peers.ready_topics import ReadyPublisher
+from foqs.peers.tenant_shares import Elsewhere
 from foqs.rpc.call import Call
 from foqs.wire.usual_requests import AckColumns, ids_and_leases
 
@@ -270,12 +269,12 @@ class ItemLife:
         if type(given) is not AckColumns or len(set(ids)) != len(ids):  # written out: each ack comes here
             ids, leases, sifted = sifted_acks(given, ids, leases)
         op = lambda at: item_ops.ack(leases[at])  # noqa: E731
-        if (begun := self._begin(call, idl.AckResponse, by_id.ACK, ids, op, sifted)) is not None:
+        if (begun := self._begin(call, idl.AckResponse, forwarded_requests.ACK, ids, op, sifted)) is not None:
             waiting, ns, now_ms, timeout_ms = begun
             self._engine.ack(waiting, ids, leases, ns, now_ms, timeout_ms)
 
     def nack(self, call: Call) -> None:
-        self._change(call, idl.NackResponse, by_id.NACK, self._nack, lambda item: (item.id, item.lease))
+        self._change(call, idl.NackResponse, forwarded_requests.NACK, self._nack, lambda item: (item.id, item.lease))
 
     def _nack(self, item: Any) -> item_ops.Op:
         """Raises Invalid."""
@@ -299,7 +298,7 @@ class ItemLife:
     def extend(self, call: Call) -> None:
         # Several extensions of one lease may all hold, unlike two ends of it: only equal ones are one.
         end_of = lambda item: (item.id, item.lease, item.lease_ms, item.begun)  # noqa: E731
-        self._change(call, idl.ExtendLeaseResponse, by_id.EXTEND, self._extend, end_of)
+        self._change(call, idl.ExtendLeaseResponse, forwarded_requests.EXTEND, self._extend, end_of)
 
     def _extend(self, item: Any) -> item_ops.Op:
         """Raises Invalid."""
@@ -310,10 +309,12 @@ class ItemLife:
     def delete(self, call: Call) -> None:
         ids = validation.counted(call.request.ids, "ids", self.limits.request_items)
         sifted = sift(ids, {})
-        self._settle(call, idl.DeleteItemsResponse, by_id.DELETE, ids, [item_ops.delete] * len(ids), sifted)
+        self._settle(
+            call, idl.DeleteItemsResponse, forwarded_requests.DELETE, ids, [item_ops.delete] * len(ids), sifted
+        )
 
     def _change(
-        self, call: Call, response: Any, kind: by_id.Kind, op_of: Callable[[Any], item_ops.Op],
+        self, call: Call, response: Any, kind: forwarded_requests.Kind, op_of: Callable[[Any], item_ops.Op],
         end_of: Callable[[Any], Hashable],
     ) -> None:  # fmt: skip
         """Carry out what `op_of` makes of each entry, once for entries with one `end_of`."""
@@ -322,7 +323,7 @@ class ItemLife:
         self._settle(call, response, kind, ids, ops, sift(ids, errors, lambda at: end_of(items[at])))
 
     def _settle(
-        self, call: Call, response: Any, kind: by_id.Kind, ids: Sequence[int], ops: Sequence[item_ops.Op],
+        self, call: Call, response: Any, kind: forwarded_requests.Kind, ids: Sequence[int], ops: Sequence[item_ops.Op],
         sifted: Sifted | None,
     ) -> None:  # fmt: skip
         if sifted is not None:
@@ -332,7 +333,7 @@ class ItemLife:
             self._engine.settle(waiting, list(zip(ids, ops, strict=True)), ns, now_ms, timeout_ms)
 
     def _begin(
-        self, call: Call, response: Any, kind: by_id.Kind, ids: Sequence[int], op: Callable[[int], item_ops.Op],
+        self, call: Call, response: Any, kind: forwarded_requests.Kind, ids: Sequence[int], op: Callable[[int], item_ops.Op],
         sifted: Sifted | None,
     ) -> tuple[ItemsCall, str | None, int, int] | None:  # fmt: skip
         """Check a request about items by id, of which `ids` are carried out. Return (the call that waits for outcomes,

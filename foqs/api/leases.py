@@ -12,8 +12,7 @@ from foqs.engine.engine import Engine
 from foqs.engine.stats import Releasing
 from foqs.errors import FoqsError
 from foqs.idl import idl
-from foqs.peers.forwarder import Forwarder
-from foqs.peers.lone_host import LoneForwarder
+from foqs.peers.forwarder import Forwarder, LoneForwarder
 from foqs.rpc.call import Call
 
 _LONGEST_MS = 1 << 62

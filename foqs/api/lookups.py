@@ -24,10 +24,8 @@ from foqs.errors import FoqsError, Invalid, NotFound, NotServed
 from foqs.hooks.topic_hooks import TopicHooks
 from foqs.idl import idl, is_forwarded
 from foqs.item import Item, Phase, Place
-from foqs.peers.active_topics import ANSWER_MS, Pages
-from foqs.peers.forwarder import Forwarder
-from foqs.peers.lone_host import LoneForwarder
-from foqs.peers.topic_stats import Counts, TopicSums, hook_stats
+from foqs.peers.forwarder import Forwarder, LoneForwarder
+from foqs.peers.gather import ANSWER_MS, Counts, Pages, TopicSums, hook_stats
 from foqs.policies.layers import BUILT_IN
 from foqs.rows import Found
 from foqs.rpc.call import Call

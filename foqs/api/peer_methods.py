@@ -19,11 +19,10 @@ from foqs.idl import idl
 from foqs.ids import DIGEST_BYTES, HASH_SLOTS, hash_slot_bounds
 from foqs.limits.bucket import Ask, Grant
 from foqs.limits.lease_slots import SlotAsk, SlotGrant
-from foqs.peers import slot_migration
-from foqs.peers.elsewhere import MOST_ASKED
-from foqs.peers.quota_coordinator import QuotaCoordinator
-from foqs.peers.share_exchange import ShareExchange
-from foqs.peers.slot_coordinator import MOST_COUNTED, ShardCount, SlotCoordinator
+from foqs.peers import hash_slots
+from foqs.peers.lease_coordinator import MOST_COUNTED, ShardCount, SlotCoordinator
+from foqs.peers.tenant_shares import MOST_ASKED, ShareExchange
+from foqs.peers.token_coordinator import QuotaCoordinator
 from foqs.policies.entries import throttle_key_error
 from foqs.rows import DedupRow
 from foqs.rpc.call import Call
@@ -87,7 +86,7 @@ class PeerMethods:
             else:
                 call.reply(idl.GiveSlotResponse([idl.RememberedKey(*row) for row in found]))
 
-        slot_migration.give(self._engine, self._slots(), request.shard, Give(slot, request.stamp, low, limit, done))
+        hash_slots.give(self._engine, self._slots(), request.shard, Give(slot, request.stamp, low, limit, done))
 
     def take_tokens(self, call: Call) -> None:
         request = call.request

@@ -23,9 +23,8 @@ from foqs.engine.engine import Engine
 from foqs.engine.listing import ANSWERS_SHARE, OVERLOADED_RETRY_MS, cursor_of, parts_of
 from foqs.errors import FoqsError, Invalid, LostReply, item_error
 from foqs.idl import idl, is_forwarded
-from foqs.peers.forwarder import Forwarder
-from foqs.peers.list_failures import FailureGathering, Found, group_of
-from foqs.peers.lone_host import LoneForwarder
+from foqs.peers.forwarder import Forwarder, LoneForwarder
+from foqs.peers.gather import FailureGathering, Found, group_of
 from foqs.peers.redrive import MOST_GROUPS, Plan, Redrive, Redriven
 from foqs.policies.failures import FailureFilter
 from foqs.rows import REASON_BYTES, FailureCause, FailureGroup

@@ -13,7 +13,7 @@ from foqs.fairness.ledger import Ledgers, Overtaken
 from foqs.idl import idl
 from foqs.ids import Duplicate
 from foqs.item import Item
-from foqs.peers.elsewhere import Elsewhere
+from foqs.peers.tenant_shares import Elsewhere
 from foqs.rows import Body, FailureRow, NewItem
 from foqs.rpc.call import Call
 from foqs.wire.protocol import lean

@@ -10,9 +10,8 @@ from foqs.bounds import Limits
 from foqs.engine.calls import RoutingCall
 from foqs.engine.engine import Engine
 from foqs.idl import idl
-from foqs.peers.forwarder import Forwarder
-from foqs.peers.lone_host import LoneForwarder
-from foqs.peers.ready_publisher import ReadyPublisher, WatchCall
+from foqs.peers.forwarder import Forwarder, LoneForwarder
+from foqs.peers.ready_topics import ReadyPublisher, WatchCall
 from foqs.rpc.call import Call
 
 

@@ -12,8 +12,7 @@ from foqs.engine.engine import Engine
 from foqs.errors import FoqsError, Invalid
 from foqs.hooks.topic_hooks import TopicHooks
 from foqs.idl import idl
-from foqs.peers.forwarder import Forwarder
-from foqs.peers.lone_host import LoneForwarder
+from foqs.peers.forwarder import Forwarder, LoneForwarder
 from foqs.peers.settings_sync import CONFIRM_MS, AwaitCall, Confirmation, HostSettings
 from foqs.policies.settings import MOST_BYTES, SCRIPT, TOPIC, Settings, SettingsStore
 from foqs.rpc.call import Call

@@ -15,12 +15,10 @@ from foqs.engine.listing import cursor_of, parts_of
 from foqs.engine.stats import Coordinated
 from foqs.errors import Invalid
 from foqs.idl import idl
-from foqs.peers.active_topics import ANSWER_MS
-from foqs.peers.forwarder import Forwarder
-from foqs.peers.lone_host import LoneForwarder
-from foqs.peers.quota_coordinator import QuotaCoordinator
-from foqs.peers.slot_coordinator import SlotCoordinator
-from foqs.peers.throttle_stats import Reported, ThrottleReports
+from foqs.peers.forwarder import Forwarder, LoneForwarder
+from foqs.peers.gather import ANSWER_MS, Reported, ThrottleReports
+from foqs.peers.lease_coordinator import SlotCoordinator
+from foqs.peers.token_coordinator import QuotaCoordinator
 from foqs.policies.entries import NAME_BYTES
 from foqs.rpc.call import Call
 

@@ -11,7 +11,7 @@ from foqs.shardmgr.status import HostAnswer
 
 if TYPE_CHECKING:
     from foqs.config.load import Config
-    from foqs.peers.ready_subscriber import Ask
+    from foqs.peers.ready_topics import Ask
 
 TIMEOUT_MS = 2_000
 SAMPLE_S = 1.0

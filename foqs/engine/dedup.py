@@ -4,7 +4,7 @@ The first attempt inserts keys and items in one transaction, as if all keys were
 keys, it refuses the transaction. The shard's thread then looks up the keys, and stores the items whose keys are new.
 
 Moves rows of deduplication keys between shards: the part that a batch does on either shard. The steps and their
-order are in `foqs.peers.slot_migration`.
+order are in `foqs.peers.hash_slots`.
 
 The shard that gives a slot away first writes, behind the fence, that it no longer has the slot; only then are its rows
 read. So the copy has every stored key, even if a replaced owner still runs.

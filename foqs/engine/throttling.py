@@ -1,9 +1,9 @@
 """Throttles on one host: which flows may be delivered, which are parked, and which throttle keys need tokens.
 
-`foqs.peers.token_lender` asks the coordinators for tokens. A flow is delivered if there is a token of each of its keys;
-else it takes none, and is parked on the first key, the slowest first, that has none. All hosts have the same order, so
-no two flows wait for each other. A flow may keep a token while it waits for the next one (`Gate.keep`): it then keeps
-one of a slow key until a faster key makes one, which is short for the slow key.
+`foqs.peers.throttle_client` asks the coordinators for tokens. A flow is delivered if there is a token of each of its
+keys; else it takes none, and is parked on the first key, the slowest first, that has none. All hosts have the same
+order, so no two flows wait for each other. A flow may keep a token while it waits for the next one (`Gate.keep`): it
+then keeps one of a slow key until a faster key makes one, which is short for the slow key.
 """
 
 from __future__ import annotations

@@ -3,33 +3,100 @@
 Acks, nacks, extensions, deletes and look-ups go to the owner of the item's shard, an enqueue with a deduplication key
 to the owner of the key's shard. A plain enqueue goes to any host that has shards, when this host has no healthy one; a
 dequeue to a host that is known to have the topic, when nothing of it is ready here.
+
+Which host serves a shard, for requests that visit all shards of the cluster, one after the other.
+
+The static facts of a lone host, in place of a cluster's: every shard is here, or does not exist.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 from foqs.buffers.pending_dedup import Keyed
 from foqs.engine import dedup, item_ops
 from foqs.engine.calls import PER_WORKER, DequeueCall, EnqueueCall, Hint, ItemsCall
 from foqs.engine.engine import Engine
-from foqs.errors import FoqsError, NotServed, OutcomeUnknown
+from foqs.engine.shard import Shard
+from foqs.engine.state import State
+from foqs.errors import FoqsError, NotFound, NotSent, NotServed, OutcomeUnknown, Unavailable
 from foqs.fairness.keys import TopicKey
 from foqs.idl import idl, is_forwarded
-from foqs.peers.by_id import NACK, ForwardedItems, Kind
-from foqs.peers.dedup_enqueue import ForwardedDedupEnqueue
-from foqs.peers.enqueue import ForwardedEnqueue
-from foqs.peers.exchange import Exchange, ForwardLog, Incoming
-from foqs.peers.explain import ForwardedExplain
-from foqs.peers.get_item import ForwardedGetItem
-from foqs.peers.list_items import ForwardedList
-from foqs.peers.ready_subscriber import Ask, ReadySubscriber
-from foqs.peers.shard_owners import ClusterOwners
-from foqs.peers.slot_migration import SlotMigration
-from foqs.shardmgr.facts import SlotMove
-from foqs.shardmgr.routing import Routing
+from foqs.peers.forwarded import HERE, NO_OWNER, RETRY_MS, Exchange, ForwardLog, Incoming, Target
+from foqs.peers.forwarded_requests import (
+    NACK,
+    ForwardedDedupEnqueue,
+    ForwardedEnqueue,
+    ForwardedExplain,
+    ForwardedGetItem,
+    ForwardedItems,
+    ForwardedList,
+    Kind,
+)
+from foqs.peers.hash_slots import Found, SlotMigration, SlotOwner
+from foqs.peers.ready_topics import Ask, Done, ReadySubscriber
+from foqs.shardmgr.facts import SlotMove, Slots
+from foqs.shardmgr.routing import Route, Routing, bits_of, make_routing, missing, slots_of
+
+
+class ShardOwners(Protocol):
+    def shards(self) -> list[int]:
+        """Return the numbers of all shards, in order."""
+
+    def unowned(self) -> list[int]:
+        """Return the shards that no host serves now, in order."""
+
+    def find(self, shard: int) -> Target:
+        """Return where a request for the shard goes; an error if no host serves it now."""
+
+    def send(self, address: str, method: str, request: Any, origin: Any, deadline_ms: int, done: Done) -> None:
+        """Ask another host on behalf of the caller of `origin`."""
+
+
+class ClusterOwners:
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self.send = exchange.send
+
+    def shards(self) -> list[int]:
+        return sorted(self._exchange.routing().shards)
+
+    def unowned(self) -> list[int]:
+        routing = self._exchange.routing()
+        return sorted(routing.shards - routing.owners.keys())
+
+    def find(self, shard: int) -> Target:
+        if self._exchange.serves(shard):
+            return HERE
+        routing = self._exchange.routing()
+        route = routing.owners.get(shard)
+        if route is None and (shard in routing.disabled or shard not in routing.shards):
+            return NotFound(f"shard {shard} is disabled or removed: no host will serve it")
+        if route is None or route.host == self._exchange.host_id:
+            return Unavailable(NO_OWNER, RETRY_MS)
+        return route
+
+
+class LoneOwners:
+    """A lone host serves all shards, or no host does."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def shards(self) -> list[int]:
+        return sorted(self._state.shards)
+
+    def unowned(self) -> list[int]:
+        return sorted(self._state.shards.keys() - {shard.number for shard in self._state.serving})
+
+    def find(self, shard: int) -> Target:
+        return HERE if shard not in self.unowned() else Unavailable("the shard is not open", RETRY_MS)
+
+    def send(self, address: str, method: str, request: Any, origin: Any, deadline_ms: int, done: Done) -> None:
+        done(None, NotServed("this host has no way to other hosts"))
+
 
 _ENQUEUE_TRIES = 3
 _LOOKED_AT = 100
@@ -298,3 +365,97 @@ class Forwarder:
         deadline_ms = self._now_ms() + self.engine.config.host.confirm_ms
         part = idl.NackRequest(releases)
         self.exchange.send(address, NACK.method, part, origin, deadline_ms, lambda response, error: None)
+
+
+class LoneForwarder:
+    """In place of `Forwarder`: no request leaves this host. `address` is this host's, as clients know it."""
+
+    handover_ms = 2_000
+    """How long a shard that is opened again is waited for."""
+
+    def __init__(self, engine: Engine, address: Callable[[], str]) -> None:
+        self.owners = LoneOwners(engine)
+        self._engine = engine
+        self._address = address
+        self._slots: tuple[int, ...] = ()
+        self._routing: Routing | None = None
+
+    def routing(self) -> Routing:
+        """Return the routing: this host owns the shards that it serves."""
+        if self._routing is None:
+            engine, host, address = self._engine, self._engine.config.server.id, self._address()
+            owners = {shard.number: Route(address, shard.epoch, host) for shard in engine.serving}
+            self._routing = make_routing(owners, {host: address}, engine.shards, Slots(shards=self._slots))
+        return self._routing
+
+    def changed(self) -> None:
+        """Follow the shards that are served here."""
+        self._routing = None
+
+    def slots(self) -> Sequence[int]:
+        """Return the shard of each slot of deduplication keys, and share out those that no shard has."""
+        if not self._slots or 0 in self._slots:
+            self.share_slots()
+        return self._slots
+
+    def share_slots(self) -> None:
+        """Give slots that no shard has to the shards with the fewest.
+
+        Wait until all shards are open and no slots are being written: a shard may have the missing slots soon."""
+        engine = self._engine
+        serving = {shard.number: shard.keys.held.bits for shard in engine.serving}
+        self._slots, self._routing = slots_of(serving), None
+        if len(serving) < len(engine.shards) or any(shard.keys.last is not shard.keys.held for shard in engine.serving):
+            return
+        for number, slots in missing(serving).items():
+            shard = engine.shards[number]
+            shard.keys.wanted = shard.keys.held._replace(bits=bits_of(slots, shard.keys.held.bits))
+            engine.touch(shard)
+
+    shard_served = share_slots
+
+    def enqueue_keyed(
+        self, waiting: EnqueueCall, items: list[Keyed], request: Any, now_ms: int, deadline_ms: int
+    ) -> None:
+        for number, part in dedup.by_shard(self.slots(), items).items():
+            dedup.place(self._engine, waiting, number, part, now_ms)
+
+    def ask_others(
+        self, method: str, part: Callable[[], Any], origin: Any, deadline_ms: int,
+        take: Callable[[str, Any], object], end: Callable[[list[str]], object],
+    ) -> None:  # fmt: skip
+        end([])
+
+    def ask(self, address: str, method: str, request: Any, timeout_ms: int, done: Done) -> None:
+        done(None, NotSent("this host has no way to other hosts"))
+
+    def enqueue(self, *_: object) -> bool:
+        """Return False, like the methods below that say whether another host has to do with a request."""
+        return False
+
+    dequeue = get_item = explain_item = list_items = was_charged = enqueue
+
+    def items(self, *_: object) -> ForwardedItems | None:
+        return None
+
+    def other_hosts(self) -> set[str]:
+        return set()
+
+    def fetch(self, key: TopicKey) -> None:
+        """No other host has items."""
+
+
+class LoneSlotOwner:
+    """In place of `SlotOwners`: this host has all slots since its start."""
+
+    def __init__(self, begun_ms: int) -> None:
+        self._begun_ms = begun_ms
+
+    def find(self, slot: int, found: Found) -> None:
+        found(SlotOwner(0, 0), self._begun_ms)
+
+    def observe(self) -> None:
+        """Nothing changes."""
+
+    def check(self, shard: Shard, then: Callable[[bool], None]) -> None:
+        then(True)

@@ -15,7 +15,7 @@ from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.errors import FoqsError, OutcomeUnknown, Overloaded, Unavailable
 from foqs.peers.forwarded import Here
-from foqs.peers.shard_owners import ShardOwners
+from foqs.peers.forwarder import ShardOwners
 from foqs.rows import FailurePosition
 
 MOST_GROUPS = 10_000

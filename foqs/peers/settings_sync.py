@@ -9,7 +9,7 @@ from foqs.engine.engine import Engine
 from foqs.engine.shard import Shard
 from foqs.errors import FoqsError
 from foqs.idl import idl
-from foqs.peers.ready_subscriber import Ask
+from foqs.peers.ready_topics import Ask
 from foqs.policies.settings import Settings, Standing, standing
 
 CONFIRM_MS = 2_000

@@ -18,8 +18,7 @@ import structlog
 from foqs.config.load import Config
 from foqs.config.schema import ZookeeperSection
 from foqs.event_loop import on_daemon_thread, until
-from foqs.peers.membership_agent import MembershipAgent
-from foqs.peers.shard_load import ShardLoads
+from foqs.peers.membership_agent import MembershipAgent, ShardLoads
 from foqs.server.clock_survey import ClockSurvey
 from foqs.server.cluster_settings import ClusterSettings
 from foqs.server.fact_writer import LoggedFactWriter

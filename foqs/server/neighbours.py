@@ -14,9 +14,8 @@ from foqs.bounds import Budget, Limits
 from foqs.clock import monotonic_ms
 from foqs.config.load import Config
 from foqs.engine.engine import Engine
-from foqs.peers.forwarder import Forwarder
-from foqs.peers.lone_host import LoneForwarder, LoneSlotOwner
-from foqs.peers.slot_owners import SlotOwners
+from foqs.peers.forwarder import Forwarder, LoneForwarder, LoneSlotOwner
+from foqs.peers.hash_slots import SlotOwners
 from foqs.policies.settings import SettingsStore
 from foqs.rpc.call import RequestLog
 from foqs.rpc.peer_caller import PeerCaller

@@ -19,14 +19,13 @@ from foqs.engine.engine import Engine
 from foqs.engine.state import Callbacks
 from foqs.event_loop import until
 from foqs.hooks.topic_hooks import TopicHooks
-from foqs.peers.forwarder import Forwarder
-from foqs.peers.lone_host import LoneForwarder
+from foqs.peers.forwarder import Forwarder, LoneForwarder
+from foqs.peers.lease_coordinator import SlotCoordinator
 from foqs.peers.quota_client import QuotaClient
-from foqs.peers.ready_publisher import ReadyPublisher
+from foqs.peers.ready_topics import ReadyPublisher
 from foqs.peers.settings_sync import HostSettings
-from foqs.peers.share_exchange import ShareExchange
-from foqs.peers.slot_coordinator import SlotCoordinator
-from foqs.peers.token_lender import TokenLender
+from foqs.peers.tenant_shares import ShareExchange
+from foqs.peers.throttle_client import TokenLender
 from foqs.rpc.call import RequestLog
 from foqs.rpc.server import ThriftServer
 from foqs.rpc.tls import server_context

@@ -15,9 +15,9 @@ compare-and-set out.
   assigned host serves its shards. A shard whose database is down stays under way, so the controller waits at most
   another `balance_every_ms`. Then it balances without the shards under way.
 - A shard whose database does not answer its host stays: another host could do no better. It keeps its weight, and the
-  load that it had (see `foqs.peers.shard_load`); a load that was never known counts as a mean one. The shard moves only
-  when another host has reached that database server for one session time-out (`foqs.shardmgr.membership`). A host that
-  cannot reach a server that other hosts reach gets no more shards.
+  load that it had (see `foqs.peers.membership_agent`); a load that was never known counts as a mean one. The shard
+  moves only when another host has reached that database server for one session time-out
+  (`foqs.shardmgr.membership`). A host that cannot reach a server that other hosts reach gets no more shards.
 """
 
 from __future__ import annotations

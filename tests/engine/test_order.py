@@ -11,7 +11,7 @@ from foqs.buffers.shard_batch import BatchResult
 from foqs.engine.listing import Listed, Listing
 from foqs.errors import FoqsError
 from foqs.ids import hash_slot_bounds, shard_of
-from foqs.peers.slot_migration import SlotMigration
+from foqs.peers.hash_slots import SlotMigration
 from foqs.rows import DedupRow, Holding
 from foqs.shardmgr.facts import Slots
 from foqs.shardmgr.routing import Routing, bits_of, has

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 from foqs.errors import FoqsError, LostReply
 from foqs.idl import idl
 from foqs.ids import HASH_SLOTS
-from foqs.peers.exchange import Exchange
-from foqs.peers.ready_subscriber import Done
+from foqs.peers.forwarded import Exchange
+from foqs.peers.ready_topics import Done
 from foqs.shardmgr.facts import Slots
 from foqs.shardmgr.routing import Route, make_routing
 

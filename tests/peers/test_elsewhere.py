@@ -10,8 +10,8 @@ from foqs.errors import Invalid
 from foqs.fairness.balance import BEAT_MS
 from foqs.fairness.keys import TopicKey
 from foqs.idl import idl
-from foqs.peers import elsewhere
-from foqs.peers.elsewhere import HEARD_MS, Elsewhere, Urgent
+from foqs.peers import tenant_shares
+from foqs.peers.tenant_shares import HEARD_MS, Elsewhere, Urgent
 from foqs.policies.settings import Settings
 from tests.peers.nodes import Cluster
 from tests.support.one_host import OneHost, put, routing_of, take
@@ -45,7 +45,7 @@ def test_the_most_urgent_of_all_hosts_counts_for_a_while() -> None:
 
 
 def test_only_wanted_topics_are_asked_for_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(elsewhere, "MOST_ASKED", 2)
+    monkeypatch.setattr(tenant_shares, "MOST_ASKED", 2)
     keys = [("n", name) for name in "abc"]
     rig = Rig(*keys)
     assert [rig.elsewhere.ask() for _ in range(3)] == [keys[:2], keys[2:], keys[:2]]

@@ -11,8 +11,8 @@ import pytest
 from foqs.engine import explain
 from foqs.errors import Forbidden, NotSent, NotServed, Overloaded
 from foqs.idl import idl
-from foqs.peers.exchange import AGAIN_MS
-from foqs.peers.explain import ForwardedExplain, nearest
+from foqs.peers.forwarded import AGAIN_MS
+from foqs.peers.forwarded_requests import ForwardedExplain, nearest
 from tests.peers.exchanges import DEADLINE_MS, LOST, Incoming, Rig, ids
 from tests.peers.nodes import Cluster
 

@@ -21,9 +21,8 @@ from foqs.errors import (
 )
 from foqs.idl import idl
 from foqs.ids import Duplicate, OwnDuplicate, digest_of
-from foqs.peers.dedup_enqueue import ForwardedDedupEnqueue
-from foqs.peers.enqueue import ForwardedEnqueue
-from foqs.peers.exchange import AGAIN_MS
+from foqs.peers.forwarded import AGAIN_MS
+from foqs.peers.forwarded_requests import ForwardedDedupEnqueue, ForwardedEnqueue
 from tests.api.wire import spec
 from tests.peers.exchanges import DEADLINE_MS, HANDOVER_MS, LOST, Rig
 

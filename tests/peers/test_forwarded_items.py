@@ -21,9 +21,9 @@ from foqs.errors import (
     Unavailable,
 )
 from foqs.idl import idl
-from foqs.peers import by_id
-from foqs.peers.by_id import ForwardedItems, Kind
-from foqs.peers.exchange import AGAIN_MS
+from foqs.peers import forwarded_requests
+from foqs.peers.forwarded import AGAIN_MS
+from foqs.peers.forwarded_requests import ForwardedItems, Kind
 from tests.peers.exchanges import DEADLINE_MS, HANDOVER_MS, LOST, Rig, ids, refused
 
 
@@ -49,7 +49,7 @@ def kinds(answers: list[list[FoqsError | None]]) -> list[type | None]:
 
 def test_each_owner_gets_its_entries_in_one_request() -> None:
     rig = Rig({1: "b", 2: "c", 3: "b"})
-    answers = forward(rig, by_id.ACK, ids(1, 2, 3))
+    answers = forward(rig, forwarded_requests.ACK, ids(1, 2, 3))
     assert [(sent.address, len(sent.request.items)) for sent in rig.sent] == [("b:1", 2), ("c:1", 1)]
     context = rig.sent[0].request.context
     assert (context.hops, bool(context.request_id)) == (1, True)
@@ -64,13 +64,13 @@ def test_each_owner_gets_its_entries_in_one_request() -> None:
 @pytest.mark.parametrize(
     ("kind", "second", "expected"),
     [
-        (by_id.ACK, None, None),
-        (by_id.ACK, NotFound("gone"), OutcomeUnknown),
-        (by_id.ACK, StaleLease("there"), StaleLease),
-        (by_id.ACK, Forbidden("other rights"), OutcomeUnknown),
-        (by_id.DELETE, NotFound("gone"), None),
-        (by_id.EXTEND, StaleLease("over"), StaleLease),
-        (by_id.EXTEND, Invalid("other limits"), OutcomeUnknown),
+        (forwarded_requests.ACK, None, None),
+        (forwarded_requests.ACK, NotFound("gone"), OutcomeUnknown),
+        (forwarded_requests.ACK, StaleLease("there"), StaleLease),
+        (forwarded_requests.ACK, Forbidden("other rights"), OutcomeUnknown),
+        (forwarded_requests.DELETE, NotFound("gone"), None),
+        (forwarded_requests.EXTEND, StaleLease("over"), StaleLease),
+        (forwarded_requests.EXTEND, Invalid("other limits"), OutcomeUnknown),
     ],
 )
 def test_the_answer_after_a_lost_reply(
@@ -87,7 +87,7 @@ def test_the_answer_after_a_lost_reply(
 
 def test_a_nack_is_sent_once() -> None:
     rig = Rig({1: "b"})
-    answers = forward(rig, by_id.NACK, ids(1))
+    answers = forward(rig, forwarded_requests.NACK, ids(1))
     rig.answer(LOST)
     assert kinds(answers) == [LostReply]
     assert rig.log.lines == ["reply_lost"]
@@ -96,14 +96,14 @@ def test_a_nack_is_sent_once() -> None:
 @pytest.mark.parametrize("refusal", [Overloaded("full", 700), Unavailable("down", 700)])
 def test_a_refusal_is_the_clients_to_repeat(refusal: FoqsError) -> None:
     rig = Rig({1: "b"})
-    answers = forward(rig, by_id.ACK, ids(1))
+    answers = forward(rig, forwarded_requests.ACK, ids(1))
     rig.answer(refused(refusal))
     assert kinds(answers) == [type(refusal)]
 
 
 def test_a_refusal_in_doubt_is_asked_again_after_its_hint() -> None:
     rig = Rig({1: "b"})
-    answers = forward(rig, by_id.ACK, ids(1))
+    answers = forward(rig, forwarded_requests.ACK, ids(1))
     rig.answer(LOST)
     rig.wait(AGAIN_MS)
     rig.answer(refused(Overloaded("full", 700)))
@@ -117,7 +117,7 @@ def test_a_refusal_in_doubt_is_asked_again_after_its_hint() -> None:
 def test_a_host_that_is_not_the_owner_is_asked_once() -> None:
     """The entry waits for another route."""
     rig = Rig({1: "b"})
-    answers = forward(rig, by_id.NACK, ids(1))
+    answers = forward(rig, forwarded_requests.NACK, ids(1))
     rig.answer(refused(NotServed()))
     rig.wait(AGAIN_MS)
     assert not rig.sent
@@ -129,7 +129,7 @@ def test_a_host_that_is_not_the_owner_is_asked_once() -> None:
 
 def test_a_request_that_was_not_sent_is_sent_again() -> None:
     rig = Rig({1: "b"})
-    answers = forward(rig, by_id.NACK, ids(1))
+    answers = forward(rig, forwarded_requests.NACK, ids(1))
     rig.answer(NotSent("no connection"))
     rig.wait(AGAIN_MS)
     rig.answer(refused(None))
@@ -138,7 +138,7 @@ def test_a_request_that_was_not_sent_is_sent_again() -> None:
 
 def test_a_request_too_large_for_a_frame_is_halved() -> None:
     rig = Rig({1: "b"})
-    answers = forward(rig, by_id.ACK, ids(1, 1, 1))
+    answers = forward(rig, forwarded_requests.ACK, ids(1, 1, 1))
     rig.answer(RequestTooLarge("too large"))
     assert [len(sent.request.items) for sent in rig.sent] == [1, 2]
     rig.answer(refused(None))
@@ -148,14 +148,14 @@ def test_a_request_too_large_for_a_frame_is_halved() -> None:
 
 def test_one_item_too_large_for_a_frame_fails() -> None:
     rig = Rig({1: "b"})
-    answers = forward(rig, by_id.ACK, ids(1))
+    answers = forward(rig, forwarded_requests.ACK, ids(1))
     rig.answer(RequestTooLarge("too large"))
     assert kinds(answers) == [RequestTooLarge]
 
 
 def test_a_shard_without_an_owner_is_held_for_a_while() -> None:
     rig = Rig({1: "b"}, shards=(2,))
-    answers = forward(rig, by_id.ACK, ids(2))
+    answers = forward(rig, forwarded_requests.ACK, ids(2))
     assert (rig.engine.counters.held, len(rig.exchange.held)) == (1, 1)
     rig.wait(HANDOVER_MS)
     assert kinds(answers) == [Unavailable]
@@ -165,7 +165,7 @@ def test_a_shard_without_an_owner_is_held_for_a_while() -> None:
 
 def test_an_entry_in_doubt_is_unknown_after_the_hold() -> None:
     rig = Rig({1: "b"})
-    answers = forward(rig, by_id.ACK, ids(1))
+    answers = forward(rig, forwarded_requests.ACK, ids(1))
     rig.answer(LOST)
     rig.move({}, shards=(1,))
     rig.wait(HANDOVER_MS)
@@ -175,7 +175,7 @@ def test_an_entry_in_doubt_is_unknown_after_the_hold() -> None:
 @pytest.mark.parametrize(("lost", "expected"), [(False, NotFound), (True, OutcomeUnknown)])
 def test_a_shard_that_is_removed(lost: bool, expected: type) -> None:
     rig = Rig({1: "b", 2: "b"})
-    answers = forward(rig, by_id.DELETE, ids(2))
+    answers = forward(rig, forwarded_requests.DELETE, ids(2))
     rig.answer(LOST if lost else NotSent("no connection"))
     rig.move({1: "b"})
     assert kinds(answers) == [expected]
@@ -183,7 +183,7 @@ def test_a_shard_that_is_removed(lost: bool, expected: type) -> None:
 
 def test_parts_that_wait_share_one_timer() -> None:
     rig = Rig({1: "b", 2: "c"})
-    forward(rig, by_id.ACK, ids(1, 2))
+    forward(rig, forwarded_requests.ACK, ids(1, 2))
     for _ in range(5):
         rig.answer(LOST)
         rig.answer(LOST)
@@ -199,7 +199,7 @@ def test_a_call_that_timed_out_is_forgotten() -> None:
     made: list[ForwardedItems] = []
 
     def elsewhere(call: ItemsCall) -> ForwardedItems:
-        made.append(ForwardedItems(rig.exchange, call, by_id.ACK, request, ids(1), Mock(), DEADLINE_MS))
+        made.append(ForwardedItems(rig.exchange, call, forwarded_requests.ACK, request, ids(1), Mock(), DEADLINE_MS))
         return made[0]
 
     call = ItemsCall(1, answers.append, None, elsewhere)

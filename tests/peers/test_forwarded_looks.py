@@ -16,9 +16,8 @@ from foqs.errors import (
     Unavailable,
 )
 from foqs.idl import idl
-from foqs.peers.exchange import AGAIN_MS
-from foqs.peers.get_item import ForwardedGetItem
-from foqs.peers.list_items import ForwardedList
+from foqs.peers.forwarded import AGAIN_MS
+from foqs.peers.forwarded_requests import ForwardedGetItem, ForwardedList
 from tests.peers.exchanges import DEADLINE_MS, LOST, Incoming, Rig, ids
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from foqs.errors import LostReply, NotFound, NotSent, OutcomeUnknown, StaleLease, Unavailable
 from foqs.idl import idl
-from foqs.peers.exchange import AGAIN_MS
+from foqs.peers.forwarded import AGAIN_MS
 from tests.api.wire import spec
 from tests.support.one_host import HANDOVER_MS, Call, OneHost, kinds, put, routing_of
 

@@ -7,7 +7,7 @@ import pytest
 
 from foqs.errors import LostReply, NotSent, OutcomeUnknown
 from foqs.idl import idl
-from foqs.peers.ready_subscriber import NO_ANSWER_MS
+from foqs.peers.ready_topics import NO_ANSWER_MS
 from tests.support.one_host import Call, OneHost, put, routing_of
 
 pytestmark = pytest.mark.memory

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from foqs.client import Client, ItemSpec, Unauthenticated
 from foqs.errors import Code
-from foqs.peers.shard_load import ShardLoads
+from foqs.peers.membership_agent import ShardLoads
 from foqs.wire.protocol import SMALL_BYTES
 from tests.peers.nodes import Cluster
 from tests.peers.test_auth import SECRET, code, principals

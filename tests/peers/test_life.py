@@ -8,7 +8,7 @@ import pytest
 
 from foqs.bounds import Limits
 from foqs.idl import idl
-from foqs.peers import ready_subscriber
+from foqs.peers import ready_topics
 from tests.api.hosts import until
 from tests.api.wire import Code, Delivery, Refused, State, Wire, spec
 from tests.client.peer import Act, Peer, failed, script
@@ -287,7 +287,7 @@ def test_a_host_that_cannot_be_asked_for_items(
 ) -> None:
     """A host that refuses has leased nothing. A host that does not answer may have leased at-most-once items, which
     then never arrive: the consumer gets OUTCOME_UNKNOWN, not an empty answer."""
-    monkeypatch.setattr(ready_subscriber, "NO_ANSWER_MS", 600_000)
+    monkeypatch.setattr(ready_topics, "NO_ANSWER_MS", 600_000)
     a = cluster.add("a", 1)
     for act in (Act.CLOSE_BEFORE, idl.RequestError(Code.OVERLOADED, "full")):
         other = peer(lambda method, request, act=act: act)

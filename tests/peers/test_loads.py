@@ -7,7 +7,7 @@ from typing import Any
 
 from foqs.errors import Unavailable
 from foqs.idl import idl
-from foqs.peers.shard_load import ShardLoads
+from foqs.peers.membership_agent import ShardLoads
 
 LAG_MS = 3_000
 

@@ -7,8 +7,8 @@ import pytest
 from foqs.engine.state import Callbacks
 from foqs.errors import FoqsError, NotSent
 from foqs.ids import HASH_SLOTS
-from foqs.peers.lone_host import LoneForwarder, LoneSlotOwner
-from foqs.peers.slot_owners import SlotOwner
+from foqs.peers.forwarder import LoneForwarder, LoneSlotOwner
+from foqs.peers.hash_slots import SlotOwner
 from foqs.shardmgr.routing import has
 from tests.engine.laboratory import Laboratory
 

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from foqs.errors import Unavailable
 from foqs.fairness.keys import TopicKey
 from foqs.idl import idl
-from foqs.peers import ready_publisher
-from foqs.peers.active_topics import Pages
-from foqs.peers.ready_publisher import AGAIN_MS, MOST_NEWS, News, ReadyPublisher, WatchCall
-from foqs.peers.ready_subscriber import ReadySubscriber
+from foqs.peers import ready_topics
+from foqs.peers.gather import Pages
+from foqs.peers.ready_topics import MOST_NEWS, PUBLISH_AGAIN_MS, News, ReadyPublisher, ReadySubscriber, WatchCall
 from tests.support.examples import examples
 
 T, U = ("n", "t"), ("n", "u")
@@ -87,7 +86,7 @@ def test_a_topic_that_could_not_be_leased_is_published_later() -> None:
     assert at.room.after(version).topics == []
     ((after_ms, do),) = at.later
     do()
-    assert (after_ms, at.room.after(version).topics) == (AGAIN_MS, [(T, 1)])
+    assert (after_ms, at.room.after(version).topics) == (PUBLISH_AGAIN_MS, [(T, 1)])
 
 
 def test_waiting_hosts_get_one_answer_for_all_news_of_a_turn() -> None:
@@ -138,7 +137,7 @@ def test_many_topics_come_in_parts() -> None:
 
 
 def test_dropped_topics_are_published_again_with_a_new_item(monkeypatch: Any) -> None:
-    monkeypatch.setattr(ready_publisher, "MOST_TOPICS", 10)
+    monkeypatch.setattr(ready_topics, "MOST_TOPICS", 10)
     at = Room()
     for n in range(25):
         at.put(("n", str(n)))

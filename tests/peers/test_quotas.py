@@ -13,8 +13,8 @@ from foqs.errors import Code
 from foqs.idl import idl
 from foqs.ids import HASH_SLOTS
 from foqs.limits.bucket import TTL_MS
-from foqs.peers import item_counts
-from foqs.peers.quota_coordinator import coordinator_slot
+from foqs.peers import token_coordinator
+from foqs.peers.token_coordinator import coordinator_slot
 from foqs.shardmgr.facts import Slots
 from foqs.shardmgr.routing import Routing, make_routing
 from tests.api.wire import Refused, Wire, spec
@@ -171,7 +171,7 @@ def test_a_replaced_owner_that_does_not_know_it_counts_nothing(
 ) -> None:
     """The database confirmed the old owner only just, but the next owner may have stored more since."""
     # The host also leaves out a shard whose database confirms it too late.
-    monkeypatch.setattr(item_counts, "CENSUS_MS", 60_000)
+    monkeypatch.setattr(token_coordinator, "CENSUS_MS", 60_000)
     home, other = home_first(two, "stored")
     number = next(iter(other.engine.shards))
     cluster.wire(other).put("t", b"x", ns="free")
@@ -226,7 +226,9 @@ def test_nothing_is_admitted_while_the_home_cannot_be_reached(cluster: Cluster, 
 
 
 def test_a_host_that_is_no_home_says_so(cluster: Cluster, two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(item_counts, "CENSUS_MS", 60_000)  # a shard that is not confirmed in time would be left out
+    monkeypatch.setattr(
+        token_coordinator, "CENSUS_MS", 60_000
+    )  # a shard that is not confirmed in time would be left out
     home, other = home_first(two, "rated")
     with pytest.raises(Refused) as refused:
         cluster.wire(other).ask("TakeTokens", ns="rated", holder="x", number=1, wanted=5, held=0, back=0)

@@ -12,9 +12,9 @@ from foqs.engine.engine import Engine
 from foqs.errors import NotFound, NotServed, Unavailable
 from foqs.idl import idl
 from foqs.peers.forwarded import HERE, Route, Target
-from foqs.peers.list_failures import FailureGathering
+from foqs.peers.forwarder import ClusterOwners, LoneOwners
+from foqs.peers.gather import FailureGathering
 from foqs.peers.redrive import PAGE_ITEMS, Plan, Redrive, Redriven
-from foqs.peers.shard_owners import ClusterOwners, LoneOwners
 from foqs.rows import FailureGroup
 from tests.api.wire import Wire
 from tests.engine.laboratory import Laboratory

@@ -208,7 +208,7 @@ def test_a_host_that_does_not_answer_is_asked_once(host: OneHost) -> None:
 
 
 def test_topics_beyond_a_report_come_in_the_next(host: OneHost, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foqs.peers.share_exchange.MOST_SHARES", 3)
+    monkeypatch.setattr("foqs.peers.tenant_shares.MOST_SHARES", 3)
     for number in range(5):
         for tenant in "xy":
             item = idl.ItemSpec(topic=f"t{number}", payload=b"", fairness_key=tenant)
@@ -223,7 +223,7 @@ def test_topics_beyond_a_report_come_in_the_next(host: OneHost, monkeypatch: pyt
 
 
 def test_the_heaviest_of_very_many_tenants_are_reported(host: OneHost, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foqs.peers.share_exchange.MOST_TENANTS", 2)
+    monkeypatch.setattr("foqs.peers.tenant_shares.MOST_TENANTS", 2)
     for tenant in "xyz":
         put(host, tenant, 5)
     host.ask("Dequeue", ns="n", wants=[idl.TopicCount("t", 6)])  # weights are read at the first turn

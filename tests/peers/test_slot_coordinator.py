@@ -10,7 +10,7 @@ import pytest
 from foqs.errors import Unavailable
 from foqs.idl import idl
 from foqs.limits.bucket import TTL_MS
-from foqs.peers.census import Census
+from foqs.peers.token_coordinator import Census
 from foqs.policies.settings import Settings
 from tests.api.wire import spec
 from tests.support.one_host import OneHost, routing_of

@@ -10,7 +10,7 @@ from foqs.buffers.pending_dedup import Give
 from foqs.errors import Code
 from foqs.idl import idl
 from foqs.ids import HASH_SLOTS, digest_of, hash_slot_bounds, hash_slot_of, shard_of
-from foqs.peers import slot_migration
+from foqs.peers import hash_slots
 from foqs.shardmgr.facts import SlotMove, Slots
 from foqs.shardmgr.routing import arrived, has, make_routing
 from tests.api.wire import Refused, Wire, spec
@@ -100,7 +100,7 @@ def put(wire: Wire, payload: bytes = b"x", keys: Iterable[str] = KEYS) -> list[A
 def test_keys_are_known_where_their_slot_went(
     cluster: Cluster, two: tuple[Member, Member], record: Record, page_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slot_migration, "_PAGE_ROWS", page_rows)
+    monkeypatch.setattr(hash_slots, "_PAGE_ROWS", page_rows)
     wire = cluster.wire(two[0])
     first = put(wire)
     assert {shard_of(outcome.id) for outcome in first} == {1}

@@ -13,7 +13,7 @@ from foqs.bounds import THROTTLE
 from foqs.idl import idl
 from foqs.ids import HASH_SLOTS
 from foqs.limits.bucket import TTL_MS
-from foqs.peers.quota_coordinator import coordinator_slot
+from foqs.peers.token_coordinator import coordinator_slot
 from foqs.policies.settings import Settings
 from foqs.shardmgr.facts import Slots
 from foqs.shardmgr.routing import Routing, make_routing

@@ -8,7 +8,7 @@ from foqs.bounds import Quota
 from foqs.errors import Overloaded
 from foqs.limits.allowance import Allowance
 from foqs.limits.bucket import TTL_MS, Ask, Grant
-from foqs.peers.token_lease import RETRY_MS, Charge, TokenLease
+from foqs.peers.quota_client import RETRY_MS, Charge, TokenLease
 
 pytestmark = pytest.mark.memory
 

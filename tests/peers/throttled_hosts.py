@@ -16,10 +16,10 @@ from foqs.engine.throttling import Throttling
 from foqs.errors import FoqsError, LostReply, Unavailable
 from foqs.ids import HASH_SLOTS
 from foqs.limits.bucket import TTL_MS
-from foqs.peers.quota_coordinator import QuotaCoordinator
-from foqs.peers.slot_coordinator import SlotCoordinator
-from foqs.peers.slot_owners import Found, SlotOwner
-from foqs.peers.token_lender import TokenLender
+from foqs.peers.hash_slots import Found, SlotOwner
+from foqs.peers.lease_coordinator import SlotCoordinator
+from foqs.peers.throttle_client import TokenLender
+from foqs.peers.token_coordinator import QuotaCoordinator
 from foqs.policies.layers import Policies
 from foqs.policies.settings import Settings
 from foqs.shardmgr.facts import Slots

@@ -9,7 +9,7 @@ from foqs.buffers.pending_dedup import Keyed, KeyedRequest, Keys, TakesOutcomes
 from foqs.buffers.shard_batch import BatchResult
 from foqs.engine import dedup
 from foqs.engine.calls import NEVER_MS
-from foqs.peers.slot_migration import SlotMigration
+from foqs.peers.hash_slots import SlotMigration
 from foqs.rows import Batch
 from foqs.server import shard_thread
 from foqs.store.protocol import ShardStore

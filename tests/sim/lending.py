@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from foqs.api.peer_methods import PeerMethods
 from foqs.errors import FoqsError
+from foqs.peers.hash_slots import SlotOwners
+from foqs.peers.lease_coordinator import SlotCoordinator
 from foqs.peers.quota_client import QuotaClient
-from foqs.peers.slot_coordinator import SlotCoordinator
-from foqs.peers.slot_owners import SlotOwners
-from foqs.peers.token_lender import TokenLender
+from foqs.peers.throttle_client import TokenLender
 
 if TYPE_CHECKING:
     from tests.sim.member import Member

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from foqs.buffers.pending_dedup import Give
 from foqs.errors import FoqsError, Unavailable
 from foqs.ids import hash_slot_bounds
-from foqs.peers import slot_migration
+from foqs.peers import hash_slots
 from foqs.rows import DedupRow
 from foqs.rpc.peer_caller import Done
 from foqs.shardmgr.facts import SlotMove, Slots
@@ -74,7 +74,7 @@ class Neighbour:
     def __init__(self, member: Member) -> None:
         self.member, self.sim = member, member.sim
         self.view = self.sim.rng.choice(self.sim.record.old)
-        self.moves = slot_migration.SlotMigration(
+        self.moves = hash_slots.SlotMigration(
             member.engine,
             self.routing,
             self.ask,
@@ -139,6 +139,6 @@ def _give(owner: Member, request: Any, reply: Callable[[Any], None]) -> None:
     low = request.low or hash_slot_bounds(request.slot)[0]
     wanted = Give(request.slot, request.stamp, low, request.limit, found)
     try:
-        slot_migration.give(owner.engine, owner.neighbour.view, request.shard, wanted)
+        hash_slots.give(owner.engine, owner.neighbour.view, request.shard, wanted)
     except FoqsError as error:
         reply(error)

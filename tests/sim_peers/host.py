@@ -23,13 +23,13 @@ from foqs.fairness.keys import TopicKey
 from foqs.hooks.topic_hooks import TopicHooks
 from foqs.item import Item
 from foqs.peers.forwarder import Forwarder
+from foqs.peers.hash_slots import SlotOwners
+from foqs.peers.lease_coordinator import SlotCoordinator
 from foqs.peers.quota_client import QuotaClient, _stored_nothing
-from foqs.peers.ready_publisher import ReadyPublisher
+from foqs.peers.ready_topics import ReadyPublisher
 from foqs.peers.settings_sync import HostSettings
-from foqs.peers.share_exchange import ShareExchange
-from foqs.peers.slot_coordinator import SlotCoordinator
-from foqs.peers.slot_owners import SlotOwners
-from foqs.peers.token_lender import TokenLender
+from foqs.peers.tenant_shares import ShareExchange
+from foqs.peers.throttle_client import TokenLender
 from foqs.rows import Opened
 from foqs.server.shard_thread import run
 from foqs.shardmgr.facts import Slots

@@ -12,11 +12,11 @@ from foqs.buffers.pending_dedup import Keys
 from foqs.engine import consumers, dequeue
 from foqs.errors import FoqsError, LostReply, NotSent
 from foqs.limits.bucket import Bucket, NamespaceTokens
-from foqs.peers import forwarder, ready_subscriber, slot_owners
+from foqs.peers import forwarder, hash_slots, ready_topics
 from foqs.peers.forwarder import Forwarder
-from foqs.peers.ready_subscriber import ReadySubscriber
+from foqs.peers.hash_slots import SlotMigration
+from foqs.peers.ready_topics import ReadySubscriber
 from foqs.peers.settings_sync import Confirmation
-from foqs.peers.slot_migration import SlotMigration
 from foqs.policies.settings import Settings
 from tests.sim_peers import exchange, throttle_mutants
 from tests.sim_peers.mutants import MUTANTS, Patch, mutant
@@ -57,7 +57,7 @@ def an_old_answer_forgets_a_ready_topic(patch: Patch) -> None:
 
 @mutant
 def news_wait_long_for_a_silent_connection(patch: Patch) -> None:
-    patch.setattr(ready_subscriber, "WAIT_MS", 30_000)
+    patch.setattr(ready_topics, "WAIT_MS", 30_000)
 
 
 @mutant
@@ -114,7 +114,7 @@ def tokens_are_granted_twice(patch: Patch) -> None:
 @mutant
 def a_new_coordinator_begins_with_a_full_bucket(patch: Patch) -> None:
     """Hosts may still spend the tokens that the coordinator before it granted."""
-    patch.setattr(slot_owners, "TTL_MS", -10_000)
+    patch.setattr(hash_slots, "TTL_MS", -10_000)
 
 
 @mutant

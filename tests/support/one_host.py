@@ -18,16 +18,14 @@ from foqs.hooks.protocol import Failed, HookKey
 from foqs.hooks.topic_hooks import TopicHooks
 from foqs.idl import idl
 from foqs.ids import HASH_SLOTS
-from foqs.peers.forwarder import Forwarder
-from foqs.peers.lone_host import LoneForwarder, LoneSlotOwner
+from foqs.peers.forwarder import Forwarder, LoneForwarder, LoneSlotOwner
+from foqs.peers.hash_slots import SlotOwners
+from foqs.peers.lease_coordinator import SlotCoordinator
 from foqs.peers.quota_client import QuotaClient
-from foqs.peers.ready_publisher import ReadyPublisher
-from foqs.peers.ready_subscriber import Done
+from foqs.peers.ready_topics import Done, ReadyPublisher
 from foqs.peers.settings_sync import HostSettings
-from foqs.peers.share_exchange import ShareExchange
-from foqs.peers.slot_coordinator import SlotCoordinator
-from foqs.peers.slot_owners import SlotOwners
-from foqs.peers.token_lender import TokenLender
+from foqs.peers.tenant_shares import ShareExchange
+from foqs.peers.throttle_client import TokenLender
 from foqs.shardmgr.facts import SlotMove, Slots
 from foqs.shardmgr.routing import Route, Routing, make_routing
 from tests.api.wire import spec

@@ -20,10 +20,9 @@ from foqs.idl import idl
 from foqs.limits.bucket import Ask, Grant
 from foqs.limits.gate import AT_ONCE
 from foqs.limits.lease_slots import SlotAsk, SlotGrant
-from foqs.peers.forwarder import Forwarder
-from foqs.peers.lone_host import LoneForwarder
-from foqs.peers.quota_coordinator import QuotaCoordinator
-from foqs.peers.slot_coordinator import SlotCoordinator
+from foqs.peers.forwarder import Forwarder, LoneForwarder
+from foqs.peers.lease_coordinator import SlotCoordinator
+from foqs.peers.token_coordinator import QuotaCoordinator
 
 ANSWER_MS = 1_000
 """A coordinator that does not answer within this is asked again."""

@@ -1,7 +1,7 @@
 """Coordinators of throttle keys that limit leases: lend slots to shards, and count leases after they took over.
 
 The coordinator of a key is the owner of the shard that has the key's hash slot, as for tokens
-(`foqs.peers.quota_coordinator`): one at a time. `foqs.limits.lease_slots` decides.
+(`foqs.peers.token_coordinator`): one at a time. `foqs.limits.lease_slots` decides.
 """
 
 from __future__ import annotations
@@ -18,11 +18,9 @@ from foqs.engine.shard import Shard
 from foqs.errors import FoqsError
 from foqs.idl import idl
 from foqs.limits.lease_slots import SlotAsk, SlotGrant, Slots
-from foqs.peers.census import Census
-from foqs.peers.forwarder import Forwarder
-from foqs.peers.lone_host import LoneForwarder, LoneSlotOwner
-from foqs.peers.quota_coordinator import coordinator_slot
-from foqs.peers.slot_owners import SlotOwner, SlotOwners, ask_owners
+from foqs.peers.forwarder import Forwarder, LoneForwarder, LoneSlotOwner
+from foqs.peers.hash_slots import SlotOwner, SlotOwners, ask_owners
+from foqs.peers.token_coordinator import Census, coordinator_slot
 from foqs.policies.layers import LeaseLimits
 
 BEAT_MS = 500

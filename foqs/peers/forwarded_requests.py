@@ -1,0 +1,462 @@
+"""Acks, nacks, extensions and deletes of items whose shards other hosts serve, or no host for now.
+
+Only a request that asks twice for the same end is repeated after a lost reply: an ack, an extension, a delete. A
+repeated nack could delay the item, or count its attempt, a second time, so a lost one is OUTCOME_UNKNOWN.
+
+An enqueue on a host that has no healthy shard: another host stores all of it.
+
+Items with deduplication keys whose shards other hosts serve. Each may be sent more than once: the host that has
+stored it answers with its id again.
+
+A GetItem or ExplainItem whose shard another host serves, or no host for now. It changes nothing, so it may be
+repeated.
+
+ExplainItem in a cluster: an item's owner explains it, and all hosts explain a topic together.
+
+ListItems of a cluster: one shard after the other, each asked of the host that serves it (this host included), until
+one has items. The shards are in the order of their numbers, so that none is missed while shards move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from foqs.buffers.pending_dedup import Keyed
+from foqs.engine import dedup, explain, item_ops, listing
+from foqs.engine.calls import EnqueueCall, ItemsCall
+from foqs.engine.shard import Shard
+from foqs.errors import FoqsError, NotFound, NotServed, OutcomeUnknown, Unavailable, item_error
+from foqs.idl import idl
+from foqs.ids import Duplicate, hash_slot_of, shard_of
+from foqs.peers.forwarded import HERE, NO_OWNER, RETRY_MS, Exchange, Forwarded, Incoming, Outcome, Target, Ways
+from foqs.second_answer import END_ITEM, FORWARDED_ACK, KEYED, LOOK, ONCE, Policy, Verdict, stored
+from foqs.second_answer import EXTEND as EXTEND_POLICY
+from foqs.shardmgr.routing import Route
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A method for items by id."""
+
+    method: str
+    policy: Policy
+
+    def part(self, request: Any, group: Sequence[int]) -> Any:
+        """Return a request for these entries of `request`."""
+        if self is DELETE:
+            return idl.DeleteItemsRequest([request.ids[at] for at in group])
+        return getattr(idl, f"{self.method}Request")([request.items[at] for at in group], request.ns)
+
+    def sifted(self, request: Any, group: Sequence[int]) -> Any:
+        """As `part`, in the context of `request`: lines of the log about both have one request id."""
+        part = self.part(request, group)
+        if request.context is None:
+            request.context = idl.RequestContext()
+        part.context = request.context
+        return part
+
+
+ACK = Kind("Ack", FORWARDED_ACK)
+NACK = Kind("Nack", ONCE)
+EXTEND = Kind("ExtendLease", EXTEND_POLICY)
+DELETE = Kind("DeleteItems", END_ITEM)
+
+
+def target_of(exchange: Exchange, item_id: int) -> Target:
+    """Return where a request for the item goes."""
+    if exchange.settles(item_id):
+        return HERE
+    routing = exchange.routing()
+    if not routing.exists(item_id):
+        return NotFound("no such item")
+    route = routing.owner(item_id)
+    return None if route is None or route.host == exchange.host_id else route
+
+
+class ForwardedItems(Forwarded):
+    """The entries of one request that are not served here, as far as `call` gives them to `add`.
+
+    An entry that may be carried out elsewhere is marked in the call (`ItemsCall.items`): at its time-out the outcome of
+    that entry is unknown.
+    """
+
+    __slots__ = ("_call", "_ids", "_kind", "_op")
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        call: ItemsCall,
+        kind: Kind,
+        request: Any,
+        ids: Sequence[int],
+        op: Callable[[int], item_ops.Op],
+        deadline_ms: int,
+    ) -> None:
+        """`op(at)` is how this host carries out the entry if its shard is opened here."""
+        super().__init__(exchange, kind.method, kind.policy, request, deadline_ms)
+        self._call = call
+        self._kind = kind
+        self._ids = ids
+        self._op = op
+
+    @property
+    def done(self) -> bool:
+        return self._call.done
+
+    def target(self, at: int) -> Target:
+        return target_of(self._exchange, self._ids[at])
+
+    def part(self, group: Sequence[int]) -> Any:
+        return self._kind.part(self.origin, group)
+
+    def outcomes(self, response: Any) -> Sequence[FoqsError | None] | None:
+        if response.outcomes is None:
+            return None
+        return [None if one.error is None else item_error(one.error) for one in response.outcomes]
+
+    def settle(self, at: int, outcome: FoqsError | None) -> None:
+        self._call.settled(at, outcome)
+
+    def mark(self, at: int, *, carried_out: bool) -> None:
+        self._call.items[at] = False if carried_out else None
+
+    def here(self, group: list[int]) -> Sequence[int]:
+        now_ms = self._exchange.now_ms()
+
+        def reply(outcomes: list[FoqsError | None]) -> None:
+            if not self.done:
+                self.merge(group, {}, outcomes)
+
+        items = [(self._ids[at], self._op(at)) for at in group]
+        here = ItemsCall(len(group), reply, self._call.within)
+        ns = getattr(self.origin, "ns", None)
+        self._exchange.engine.settle(here, items, ns, now_ms, max(1, self.deadline_ms - now_ms))
+        return ()
+
+
+_UNSAID = "the asked host's answer has neither an id nor an error for the item"
+
+
+class ForwardedEnqueue(Forwarded):
+    """Asks one host after the other while none can store anything. A lost reply is the end: the host may have stored
+    the items."""
+
+    __slots__ = ("_addresses", "_indices", "_specs", "_tries", "_waiting")
+    holds = False
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        waiting: EnqueueCall,
+        indices: Sequence[int],
+        specs: Sequence[Any],
+        request: Any,
+        addresses: Sequence[str],
+        deadline_ms: int,
+    ) -> None:
+        """`specs` are the items of `waiting` at `indices`; an entry is a position in `specs`."""
+        super().__init__(exchange, "Enqueue", ONCE, request, deadline_ms)
+        self._waiting = waiting
+        self._indices = indices
+        self._specs = specs
+        self._addresses = addresses
+        self._tries = [0] * len(specs)
+        self._astray = list(range(len(specs)))
+
+    @property
+    def done(self) -> bool:
+        return self._waiting.done
+
+    def target(self, at: int) -> Target:
+        return Route(self._addresses[self._tries[at]], 0, "")
+
+    def part(self, group: Sequence[int]) -> Any:
+        return idl.EnqueueRequest(self.origin.ns, [self._specs[at] for at in group])
+
+    def outcomes(self, response: Any) -> Sequence[int | FoqsError] | None:
+        return outcomes_of(response)
+
+    def settle(self, at: int, outcome: int | FoqsError) -> None:
+        self._waiting.settled([self._indices[at]], [outcome])
+
+    def merge(self, group: Sequence[int], ways: Ways, outcomes: Sequence[Outcome]) -> None:
+        more = self._tries[group[0]] + 1 < len(self._addresses) and self._exchange.now_ms() < self.deadline_ms
+        ended: dict[int, Outcome] = {}
+        for at, outcome in zip(group, outcomes, strict=True):
+            if more and isinstance(outcome, Unavailable):  # whatever became of the other entries
+                self._tries[at] += 1
+                self.add(at)
+            else:
+                ended[self._indices[at]] = outcome
+        if ended:
+            self._waiting.settled(list(ended), list(ended.values()))
+
+
+def outcomes_of(response: Any) -> Sequence[int | FoqsError] | None:
+    """Return an id or an error for each item of an Enqueue's answer; None if the answer has no list."""
+    return None if response.outcomes is None else [_outcome(one) for one in response.outcomes]
+
+
+def _outcome(one: Any) -> int | FoqsError:
+    if one.error is not None:
+        return item_error(one.error)
+    if not one.id:
+        return OutcomeUnknown(_UNSAID)
+    return Duplicate(one.id) if one.duplicate else int(one.id)
+
+
+_NOT_SERVED = "no host serves the shard of the dedup_key: it is disabled, or no host can open its database"
+_NOT_SERVED_RETRY_MS = 1_000
+
+
+class ForwardedDedupEnqueue(Forwarded):
+    """An entry is an index of the request. While the rows of a slot are being moved, the owner of the slot's shard
+    refuses its keys, although the routing stays the same: so that host is asked again."""
+
+    __slots__ = ("_adopt", "_call", "_items")
+    rerouted = False
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        call: EnqueueCall,
+        items: Sequence[Keyed],
+        request: Any,
+        deadline_ms: int,
+        adopt: Callable[[], None],
+    ) -> None:
+        """`adopt` is called when a shard served here lacks a slot that the routing gives it."""
+        super().__init__(exchange, "Enqueue", KEYED, request, deadline_ms)
+        self._call = call
+        self._items = {one.at: one for one in items}
+        self._astray = list(self._items)
+        self._adopt = adopt
+        call.unsent.append(self)
+
+    @property
+    def done(self) -> bool:
+        return self._call.done
+
+    def target(self, at: int) -> Target:
+        exchange, routing = self._exchange, self._exchange.routing()
+        slots = routing.slots.shards
+        number = slots[hash_slot_of(self._items[at].dedup.digest)] if slots else 0
+        if exchange.serves(number):
+            return HERE
+        owner = routing.owners.get(number)
+        if owner is None and not exchange.expects_owner(number):
+            return Unavailable(_NOT_SERVED, _NOT_SERVED_RETRY_MS)
+        return None if owner is None or owner.host == exchange.host_id else owner
+
+    def part(self, group: Sequence[int]) -> Any:
+        return idl.EnqueueRequest(self.origin.ns, [self.origin.items[at] for at in group])
+
+    def outcomes(self, response: Any) -> Sequence[int | FoqsError] | None:
+        return outcomes_of(response)
+
+    def settle(self, at: int, outcome: int | FoqsError) -> None:
+        if isinstance(outcome, int):
+            outcome = stored(outcome, at in self._doubtful)
+        self._call.settled([at], [outcome])
+
+    def here(self, group: list[int]) -> Sequence[int]:
+        engine, now_ms = self._exchange.engine, self._exchange.now_ms()
+        away: list[Keyed] = []
+        slots = self._exchange.routing().slots.shards
+        for number, part in dedup.by_shard(slots, [self._items[at] for at in group]).items():
+            sure = [one for one in part if one.at not in self._doubtful]
+            away += dedup.place_taken(engine, self._call, number, sure, now_ms)
+            for one in part:
+                if one.at in self._doubtful:
+                    away += dedup.place_taken(engine, self._call_of(one), number, [one], now_ms)
+        if away:  # rows of their slots are not all here, or the shard is about to take the slots
+            self._adopt()
+        return [one.at for one in away]
+
+    def _call_of(self, one: Keyed) -> EnqueueCall:
+        """Return a call for an item that another host may have stored: this host's refusal does not settle it."""
+
+        def reply(outcomes: list[int | FoqsError]) -> None:
+            if not self.done:
+                self.merge([one.at], {}, [outcomes[one.at]])
+
+        call = EnqueueCall(one.at + 1, reply)
+        call.left = 1
+        return call
+
+
+class ForwardedGetItem(Forwarded):
+    """One entry. `look_here` reads from this host's own shards, which may have the item's shard by then."""
+
+    __slots__ = ("_call", "_done", "_item_id", "_look_here")
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        call: Incoming,
+        look_here: Callable[[], None],
+        deadline_ms: int,
+        method: str = "GetItem",
+    ) -> None:
+        super().__init__(exchange, method, LOOK, call.request, deadline_ms)
+        self._call = call
+        self._look_here = look_here
+        self._item_id: int = call.request.id
+        self._done = False
+        self._astray = [0]
+        exchange.ring(deadline_ms, self)
+
+    @property
+    def done(self) -> bool:
+        return self._done
+
+    def target(self, at: int) -> Target:
+        return target_of(self._exchange, self._item_id)
+
+    def part(self, group: Sequence[int]) -> Any:
+        return getattr(idl, f"{self.method}Request")(self._item_id)
+
+    def outcomes(self, response: Any) -> Sequence[Any]:
+        return [response]
+
+    def settle(self, at: int, outcome: Any) -> None:
+        self._done = True
+        self.end()
+        if isinstance(outcome, FoqsError):
+            self._call.fail(outcome)
+        else:
+            self._call.reply(outcome)
+
+    def here(self, group: list[int]) -> Sequence[int]:
+        self._done = True
+        self.end()
+        self._look_here()
+        return ()
+
+    def timed_out(self, shards: Mapping[int, Shard]) -> None:
+        """Give up, at the end of the hold or of the client's time, also if an answer is awaited."""
+        self._exchange.log.unrouted(self.method, self.origin, 1)
+        self.settle(0, Unavailable(NO_OWNER, RETRY_MS))
+
+
+_NEAREST = 1 << 30
+
+
+def response(explanation: explain.Explanation) -> Any:
+    """Return the answer to an ExplainItem."""
+    return idl.ExplainItemResponse(list(explanation.reasons), explanation.eta_ms, explanation.state)
+
+
+class ForwardedExplain(ForwardedGetItem):
+    """A shard without an owner is an answer here, and is not waited for."""
+
+    __slots__ = ()
+
+    def __init__(self, exchange: Exchange, call: Incoming, look_here: Callable[[], None], deadline_ms: int) -> None:
+        super().__init__(exchange, call, look_here, deadline_ms, "ExplainItem")
+
+    def target(self, at: int) -> Target:
+        found = super().target(at)
+        return NotServed() if found is None else found
+
+    def settle(self, at: int, outcome: Any) -> None:
+        if isinstance(outcome, NotFound):
+            outcome = response(explain.GONE)
+        elif isinstance(outcome, NotServed):
+            number = shard_of(self._item_id)
+            disabled = number in self._exchange.routing().disabled
+            outcome = response(explain.not_served(number, disabled=disabled))
+        super().settle(at, outcome)
+
+    def timed_out(self, shards: Mapping[int, Shard]) -> None:
+        """The host that should serve the shard refused it, or did not answer."""
+        self._exchange.log.unrouted(self.method, self.origin, 1)
+        self.settle(0, NotServed())
+
+
+def nearest(answers: Iterable[Any], unowned: Iterable[int], missing: Iterable[str]) -> Any:
+    """Return the answer of the host that is nearest to a delivery. If no host has items of the topic, the items may be
+    on `unowned` shards, or on the hosts in `missing`, which did not answer."""
+    answer = max(answers, key=_distance)
+    shards = [f"shard {number} is not served" for number in sorted(unowned)]
+    hosts = [f"host {address} did not answer" for address in missing]
+    if not answer.reasons or answer.reasons[0].code != idl.Reason.GONE or not (shards or hosts):
+        return answer
+    why = f"No host that answered has items of the topic, and {', '.join(shards + hosts)}: see foqs cluster status."
+    rest = [reason for reason in answer.reasons if reason.code != idl.Reason.GONE]
+    return idl.ExplainItemResponse([idl.ExplainReason(idl.Reason.SHARD_NOT_SERVED, why), *rest])
+
+
+def _distance(answer: Any) -> int:
+    return explain.rank(answer.reasons[0].code) if answer.reasons else _NEAREST
+
+
+_LOST = "the shard's host did not answer: nothing was read"
+
+
+class ForwardedList(Forwarded):
+    """An entry is a position among the shards. Answers with the items of the first shard that has some, and a cursor
+    for the rest. A shard without an owner, or whose host fails, ends it: the client asks again."""
+
+    __slots__ = ("_call", "_cursor", "_done", "_shards")
+    holds = False
+
+    def __init__(self, exchange: Exchange, call: Incoming, deadline_ms: int) -> None:
+        """Raises Invalid: the cursor is none."""
+        super().__init__(exchange, "ListItems", LOOK, call.request, deadline_ms)
+        self._call = call
+        self._done = False
+        self._cursor: str | None = call.request.cursor
+        # No host answers for a disabled shard until an operator enables it.
+        self._shards = sorted(exchange.routing().shards - exchange.routing().disabled)
+        if self._cursor is not None:
+            first = listing.cursor_shard(self._cursor)
+            self._shards = [shard for shard in self._shards if shard >= first]
+            if self._shards[:1] != [first]:
+                self._cursor = None  # that shard was removed
+        self._astray = [0]
+
+    @property
+    def done(self) -> bool:
+        return self._done
+
+    def route(self) -> None:
+        if self._astray[:1] == [len(self._shards)]:
+            self._end(idl.ListItemsResponse([], None))
+        else:
+            super().route()
+
+    def target(self, at: int) -> Target:
+        return self._exchange.routing().owners.get(self._shards[at]) or Unavailable(NO_OWNER, RETRY_MS)
+
+    def part(self, group: Sequence[int]) -> Any:
+        request, shard = self.origin, self._shards[group[0]]
+        return idl.ListItemsRequest(
+            request.ns, request.topic, request.state, request.limit, cursor=self._cursor, shard=shard
+        )
+
+    def outcomes(self, response: Any) -> Sequence[Any]:
+        return [response]
+
+    def judge(self, error: FoqsError, doubtful: bool) -> Verdict:
+        return Verdict.FAILED
+
+    def settle(self, at: int, outcome: Any) -> None:
+        if isinstance(outcome, FoqsError):
+            self._done = True
+            self._call.fail(Unavailable(_LOST, RETRY_MS) if isinstance(outcome, OutcomeUnknown) else outcome)
+            return
+        self._cursor = cursor = outcome.cursor
+        following = at + 1 if cursor is None else at
+        if not outcome.items:
+            self.add(following)
+            return
+        if cursor is None and following < len(self._shards):
+            cursor = listing.first_cursor(self._shards[following], self.origin.state or 0)
+        self._end(idl.ListItemsResponse(outcome.items, cursor))
+
+    def _end(self, response: Any) -> None:
+        self._done = True
+        self._call.reply(response)

@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from foqs.api import reply_bytes, responses, validation
-from foqs.api.entries import Sifted, sifted_acks
-from foqs.api.item_life import ItemLife
+from foqs.api import responses, validation
+from foqs.api.item_life import ItemLife, Sifted, sifted_acks
 from foqs.engine import item_ops
 from foqs.engine.calls import DequeueCall, ItemsCall
 from foqs.engine.engine import Engine
@@ -57,8 +56,8 @@ class DequeueAfterAcks:
     def reply(self, response: Any) -> bool:
         if isinstance(response, bytes):
             errors = [outcome.error for outcome in self.outcomes]
-            acked = reply_bytes.items_response(errors) or encode_struct(idl.AckResponse(self.outcomes))
-            return self._call.reply(reply_bytes.ack_and_dequeue_response(acked, response))
+            acked = responses.items_response(errors) or encode_struct(idl.AckResponse(self.outcomes))
+            return self._call.reply(responses.ack_and_dequeue_response(acked, response))
         items, doubtful, retry_ms = response.items, response.doubtful, response.retry_after_ms
         both = idl.AckAndDequeueResponse(
             self.outcomes, items, doubtful, None, retry_ms, response.reason, response.per_worker

@@ -6,17 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from foqs.api.ack_dequeue import AckDequeue
-from foqs.api.explain_item import Explain
-from foqs.api.hooks import HookMethods
+from foqs.api.admin_methods import HookMethods, Leases, SettingsMethods
+from foqs.api.dead_letters import DeadLetters
 from foqs.api.item_life import ItemLife
-from foqs.api.leases import Leases
-from foqs.api.lookups import Lookups
+from foqs.api.lookups import Explain, Info, Lookups, RoutingMethods, ThrottleMethods
 from foqs.api.peer_methods import PeerMethods
-from foqs.api.redrive_items import DeadLetters
-from foqs.api.routing import RoutingMethods
-from foqs.api.server_info import Info
-from foqs.api.settings import SettingsMethods
-from foqs.api.throttles import ThrottleMethods
 from foqs.bounds import Limits
 from foqs.engine.engine import Engine
 from foqs.hooks.topic_hooks import TopicHooks

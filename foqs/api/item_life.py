@@ -1,23 +1,32 @@
-"""Enqueue, dequeue, and what ends or extends a lease: the requests that change items."""
+"""Enqueue, dequeue, and what ends or extends a lease: the requests that change items.
+
+The entries of a request about items by id: which of them are carried out, and the outcome of each.
+
+An entry that is wrong in itself has its error, and nothing else of the request depends on it. Entries that ask for the
+same end share one outcome: the first of them that is right is carried out.
+
+The hook of topics that runs when items are enqueued: it sets fields of an item, or refuses it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from foqs.api import enqueue_hooks, reply_bytes, responses, validation
-from foqs.api.entries import Sifted, checked, sift, sifted_acks
+from foqs.api import responses, validation
+from foqs.api.validation import Intake
 from foqs.bounds import Bounded, Limits, Quota
 from foqs.engine import item_ops
 from foqs.engine.calls import PER_WORKER, DequeueCall, EnqueueCall, ItemsCall
 from foqs.engine.dequeue import ITEM_OVERHEAD_BYTES
 from foqs.engine.engine import Engine
+from foqs.engine.item_ops import Op
 from foqs.engine.listing import ANSWERS_SHARE, OVERLOADED_RETRY_MS
 from foqs.errors import FoqsError, Invalid
 from foqs.fairness.keys import TopicKey
-from foqs.hooks.protocol import EnqueueResult
-from foqs.hooks.topic_hooks import TopicHooks
+from foqs.hooks.protocol import EnqueueResult, Failed, Hook, Outcome
+from foqs.hooks.topic_hooks import TopicHook, TopicHooks, new_item
 from foqs.idl import idl
 from foqs.item import Item
 from foqs.peers import forwarded_requests
@@ -27,7 +36,147 @@ from foqs.peers.quota_client import QuotaClient
 from foqs.peers.ready_topics import ReadyPublisher
 from foqs.peers.tenant_shares import Elsewhere
 from foqs.rpc.call import Call
+from foqs.travel import bare
 from foqs.wire.usual_requests import AckColumns, ids_and_leases
+
+T = TypeVar("T")
+
+
+class Sifted(NamedTuple):
+    """`places` has the entries that are carried out. `answers` has for each entry of the request the position in
+    `places` whose outcome is its own, or its error."""
+
+    places: list[int]
+    answers: list[int | FoqsError]
+
+    def of(self, column: Sequence[T]) -> list[T]:
+        """Return the values of the entries that are carried out. `column` has one for each entry."""
+        return [column[at] for at in self.places]
+
+    def outcomes(self, found: Sequence[FoqsError | None]) -> list[FoqsError | None]:
+        """Return the outcome of each entry of the request; `found` has those of `places`."""
+        return [answer if isinstance(answer, FoqsError) else found[answer] for answer in self.answers]
+
+
+def sift(
+    ids: Sequence[int], errors: Mapping[int, FoqsError], end_of: Callable[[int], Hashable] | None = None
+) -> Sifted | None:
+    """Separate the entries that are carried out from the rest. None: all of them are, each by itself.
+
+    `errors` are those of entries that are wrong in themselves. Entries with one `end_of` ask for the same end; by
+    default those with one id."""
+    if not errors and len(set(ids)) == len(ids):
+        return None
+    first: dict[Hashable, int] = {}
+    places: list[int] = []
+    answers: list[int | FoqsError] = []
+    for at, item_id in enumerate(ids):
+        error = errors.get(at)
+        if error is not None:
+            answers.append(error)
+            continue
+        place = first.setdefault(item_id if end_of is None else end_of(at), len(places))
+        if place == len(places):
+            places.append(at)
+        answers.append(place)
+    return Sifted(places, answers) if len(places) < len(ids) else None
+
+
+def checked(entries: Sequence[Any], op_of: Callable[[Any], Op]) -> tuple[list[int], list[Op], dict[int, FoqsError]]:
+    """Return the ids of the entries, what `op_of` makes of each, and by entry the error that it raised."""
+    ids: list[int] = []
+    ops: list[Op] = []
+    errors: dict[int, FoqsError] = {}
+    for at, entry in enumerate(entries):
+        try:
+            if entry.id is None or entry.lease is None:
+                raise _missing(entry)
+            op = op_of(entry)
+        except Invalid as error:
+            errors[at] = bare(error)
+            op = _never
+        ids.append(entry.id or 0)
+        ops.append(op)
+    return ids, ops, errors
+
+
+def sifted_acks(acks: Sequence[Any], ids: list[int], leases: list[int]) -> tuple[list[int], list[int], Sifted | None]:
+    """Return the ids and the leases of the acks that are carried out, and what `sift` says about the list."""
+    errors: dict[int, FoqsError] = {}
+    if not isinstance(acks, AckColumns):  # which have both fields
+        errors = {at: _missing(ack) for at, ack in enumerate(acks) if ack.id is None or ack.lease is None}
+    sifted = sift(ids, errors, lambda at: (ids[at], leases[at]))
+    return (ids, leases, None) if sifted is None else (sifted.of(ids), sifted.of(leases), sifted)
+
+
+def _never(*_: object) -> FoqsError | bool:
+    """The op of an entry that is wrong, which is sifted out."""
+    raise AssertionError("an entry that is wrong is not carried out")
+
+
+def _missing(entry: Any) -> Invalid:
+    what = "id" if entry.id is None else "lease"
+    return Invalid(f"{what} is missing: give the id and the lease of the delivered item")
+
+
+Done = Callable[[dict[int, EnqueueResult], dict[int, FoqsError]], None]
+"""Called once with the results of scripts and with the errors of items that are not stored, by index."""
+
+
+def run(hooks: TopicHooks, ns: str, taken: Intake, specs: Sequence[Any], timeout_ms: int, done: Done) -> None:
+    """Run the hooks of the items in `taken`, which are the valid ones of `specs`. `timeout_ms` is the request's."""
+    found: dict[str, TopicHook] = {}
+    for topic in taken.hooked:
+        hook = hooks.of((ns, topic), Hook.ON_ENQUEUE)
+        if hook is not None:
+            found[topic] = hook
+    places = [at for at in taken.places() if specs[at].topic in found]
+    if not places:
+        done({}, {})
+        return
+
+    def ended(outcomes: list[Outcome]) -> None:
+        results: dict[int, EnqueueResult] = {}
+        errors: dict[int, FoqsError] = {}
+        for at, outcome in zip(places, outcomes, strict=True):
+            if isinstance(outcome, Failed):
+                hook = found[specs[at].topic]
+                hooks.report(hook, outcome)
+                if hook.refuses:
+                    errors[at] = hook.refusal(outcome)
+                continue
+            result = outcome.result
+            assert isinstance(result, EnqueueResult), "the pool checks results"
+            if result.refuse is not None:
+                errors[at] = Invalid(result.refuse)
+            else:
+                results[at] = result
+        done(results, errors)
+
+    calls = [found[specs[at].topic].call(read_by_script(specs[at])) for at in places]
+    hooks.pool.run(calls, min(timeout_ms, hooks.request_ms()), ended)
+
+
+def read_by_script(spec: Any) -> dict[str, Any]:
+    """Return the fields of an ItemSpec that `on_enqueue` reads."""
+    return new_item(spec.topic, spec.headers, len(spec.payload), spec.priority)
+
+
+def set_fields(spec: Any, result: EnqueueResult) -> None:
+    """Set the fields of a hook's result in an ItemSpec, in place of the producer's."""
+    if result.fairness_key is not None:
+        spec.fairness_key = result.fairness_key
+    if result.weight is not None:
+        spec.weight = result.weight
+    if result.throttle_keys is not None:
+        spec.throttle_keys = list(result.throttle_keys)
+    if result.priority is not None:
+        spec.priority = result.priority
+    if result.delay_ms is not None:
+        spec.delay_ms, spec.deliver_after_ms = result.delay_ms, None
+    if result.ttl_ms is not None:
+        spec.ttl_ms, spec.expires_at_ms = result.ttl_ms, None
+
 
 _FAR_SHARE = 1 / 8
 """Of the dequeues of several topics with a bound on all: those that ask other hosts first, for topics that have nothing
@@ -81,7 +230,7 @@ class ItemLife:
 
         def reply(outcomes: list[int | FoqsError]) -> None:
             call.reply(
-                reply_bytes.enqueue_response(outcomes)
+                responses.enqueue_response(outcomes)
                 or idl.EnqueueResponse(responses.enqueue_outcomes(call, outcomes, self._engine.counters))
             )
 
@@ -111,14 +260,14 @@ class ItemLife:
                     self._admit(waiting, again, request, deadline_ms)
                 return
             for index, result in results.items():
-                enqueue_hooks.set_fields(specs[index], result)
+                set_fields(specs[index], result)
             request.items = specs
             taken.errors.update(errors)
             taken.amend(specs, results)
             self._admit(waiting, taken, request, deadline_ms)
 
         version, specs = policies.versions.get(ns), list(request.items)
-        enqueue_hooks.run(self._hooks, ns, taken, specs, max(1, deadline_ms - now_ms), done)
+        run(self._hooks, ns, taken, specs, max(1, deadline_ms - now_ms), done)
 
     def _admit(self, waiting: EnqueueCall, taken: validation.Intake, request: Any, deadline_ms: int) -> None:
         """Store the valid items of a request that the quotas admit."""
@@ -213,7 +362,7 @@ class ItemLife:
             full = [] if ended is None or items else holdings.limited(ended)
             worker_limits = None if ended is None else ended.limits
             plain = not (doubtful or ledger or worker_limits)
-            if items and plain and (usual := reply_bytes.dequeue_response(items)) is not None:
+            if items and plain and (usual := responses.dequeue_response(items)) is not None:
                 return call.reply(usual)
             made = [responses.leased(item) for item in items]
             if ledger:
@@ -333,8 +482,8 @@ class ItemLife:
             self._engine.settle(waiting, list(zip(ids, ops, strict=True)), ns, now_ms, timeout_ms)
 
     def _begin(
-        self, call: Call, response: Any, kind: forwarded_requests.Kind, ids: Sequence[int], op: Callable[[int], item_ops.Op],
-        sifted: Sifted | None,
+        self, call: Call, response: Any, kind: forwarded_requests.Kind, ids: Sequence[int],
+        op: Callable[[int], item_ops.Op], sifted: Sifted | None,
     ) -> tuple[ItemsCall, str | None, int, int] | None:  # fmt: skip
         """Check a request about items by id, of which `ids` are carried out. Return (the call that waits for outcomes,
         namespace, now_ms, timeout_ms), or None if the request is answered: each entry has its error. Raises Invalid."""
@@ -348,7 +497,7 @@ class ItemLife:
             if sifted is not None:
                 outcomes = sifted.outcomes(outcomes)
             call.reply(
-                reply_bytes.items_response(outcomes)
+                responses.items_response(outcomes)
                 or response(responses.item_outcomes(call, outcomes, self._engine.counters))
             )
 

@@ -1,15 +1,28 @@
-"""Look-ups and listings: requests that change nothing."""
+"""Look-ups and listings: requests that change nothing.
+
+ExplainItem: an operator asks why an item is not delivered, or none of a topic.
+
+GetThrottles: the throttle keys in use, with their tokens and slots, and the items that wait for more of them.
+
+The owners of shards, and the topics that have ready items here.
+
+GetServerInfo: the host's version, its limits, its clock, and how much its shards have done and hold.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from foqs import __version__
 from foqs.api import responses, validation
 from foqs.bounds import Limits
-from foqs.engine.calls import LookCall
+from foqs.checks import is_text
+from foqs.engine import explain, stats
+from foqs.engine.calls import LookCall, RoutingCall
 from foqs.engine.engine import Engine
+from foqs.engine.explain import Explanation
 from foqs.engine.listing import (
     ANSWERS_SHARE,
     OVERLOADED_RETRY_MS,
@@ -17,16 +30,27 @@ from foqs.engine.listing import (
     Listing,
     active_topics,
     count,
+    cursor_of,
+    parts_of,
     topics_cursor,
 )
-from foqs.engine.stats import MOST_TENANTS, MostReady, WorkerLeases, tenants_of, workers_of
+from foqs.engine.shard import Shard
+from foqs.engine.stats import MOST_TENANTS, Coordinated, MostReady, WorkerLeases, tenants_of, workers_of
 from foqs.errors import FoqsError, Invalid, NotFound, NotServed
+from foqs.hooks.protocol import SCRIPT_BYTES
 from foqs.hooks.topic_hooks import TopicHooks
 from foqs.idl import idl, is_forwarded
+from foqs.ids import shard_of
 from foqs.item import Item, Phase, Place
+from foqs.peers.forwarded_requests import nearest, response
 from foqs.peers.forwarder import Forwarder, LoneForwarder
-from foqs.peers.gather import ANSWER_MS, Counts, Pages, TopicSums, hook_stats
+from foqs.peers.gather import ANSWER_MS, Counts, Pages, Reported, ThrottleReports, TopicSums, hook_stats
+from foqs.peers.lease_coordinator import SlotCoordinator
+from foqs.peers.ready_topics import ReadyPublisher, WatchCall
+from foqs.peers.token_coordinator import QuotaCoordinator
+from foqs.policies.entries import NAME_BYTES
 from foqs.policies.layers import BUILT_IN
+from foqs.policies.settings import MOST_BYTES, VALUE_BYTES
 from foqs.rows import Found
 from foqs.rpc.call import Call
 
@@ -179,3 +203,273 @@ class Lookups:
             tenants_of(engine, key, partial(counted, here, workers))
 
         count(engine, key, lambda here: workers_of(engine, key, partial(with_workers, here)))
+
+
+class Explain:
+    """`limits` is called for each request."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        limits: Callable[[], Limits],
+        now_ms: Callable[[], int],
+        forwarder: Forwarder | LoneForwarder,
+    ) -> None:
+        self._engine = engine
+        self._limits = limits
+        self._now_ms = now_ms
+        self._forwarder = forwarder
+
+    def explain(self, call: Call) -> None:
+        """Raises Invalid, Overloaded."""
+        request, limits = call.request, self._limits()
+        validation.refuse_when_full(self._engine.budget, ANSWERS_SHARE, OVERLOADED_RETRY_MS)
+        deadline_ms = self._now_ms() + validation.timeout_ms(request, limits)
+        if request.id is None:
+            key = (validation.name(request.ns, "ns", limits), validation.name(request.topic, "topic", limits))
+
+            def explained(here: explain.Explanation) -> None:
+                answers = [response(here)]
+                unowned = () if is_forwarded(request) else self._forwarder.routing().unowned
+                self._forwarder.ask_others(
+                    "ExplainItem", partial(idl.ExplainItemRequest, None, *key), request, deadline_ms,
+                    lambda _, answer: answers.append(answer),
+                    lambda missing: call.reply(nearest(answers, unowned, missing)),
+                )  # fmt: skip
+
+            explain.of_topic(self._engine, key, self._now_ms(), explained)
+        elif request.ns is not None or request.topic is not None:
+            raise Invalid("give an id, or ns and topic")  # the rights were checked for ns, not for the item
+        else:
+            self._item(call, deadline_ms)
+
+    def _item(self, call: Call, deadline_ms: int) -> None:
+        item_id, engine, now_ms = call.request.id, self._engine, self._now_ms()
+        shard = engine.shards.get(shard_of(item_id))
+        if shard is not None and engine.settles(shard) and not shard.healthy(now_ms):
+            self._unread(call, shard)
+            return
+        waiting = LookCall(partial(self._looked, call, deadline_ms))
+        engine.look(item_id, waiting, now_ms, max(1, deadline_ms - now_ms))
+
+    def _looked(
+        self, call: Call, deadline_ms: int, item: Item | None, found: Found | None, error: FoqsError | None
+    ) -> None:
+        item_id, engine = call.request.id, self._engine
+        if isinstance(error, NotServed):
+            again = partial(self._item, call, deadline_ms)
+            if self._forwarder.explain_item(call, again, deadline_ms):
+                return
+            if is_forwarded(call.request):
+                call.fail(error)
+            else:
+                call.reply(response(explain.not_served(shard_of(item_id))))
+            return
+        shard = engine.shards.get(shard_of(item_id))
+        if item is not None and found is not None and shard is not None:
+            self._reply(call, shard, item)
+        elif error is None or isinstance(error, NotFound):
+            call.reply(response(explain.GONE))
+        elif shard is not None and not shard.healthy(self._now_ms()):
+            self._unread(call, shard)
+        else:
+            call.fail(error)
+
+    def _unread(self, call: Call, shard: Shard) -> None:
+        """Reply without the item's row: the database does not answer."""
+        item = shard.known.get(call.request.id)
+        if item is None:
+            call.reply(response(Explanation(explain.of_shard(self._engine, shard, self._now_ms()))))
+        else:
+            self._reply(call, shard, item)
+
+    def _reply(self, call: Call, shard: Shard, item: Item) -> None:
+        if call.within is not None and item.lane.topic.key[0] not in call.within:
+            call.reply(response(explain.GONE))
+        else:
+            call.reply(response(explain.of_item(self._engine, shard, item, self._now_ms())))
+
+
+MOST_THROTTLES = 1_000
+
+
+class ThrottleMethods:
+    """`limits` is called for each request; `address` is this host's, as clients know it."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        limits: Callable[[], Limits],
+        now_ms: Callable[[], int],
+        address: Callable[[], str],
+        coordinator: QuotaCoordinator,
+        slots: SlotCoordinator,
+        forwarder: Forwarder | LoneForwarder,
+    ) -> None:
+        self._engine = engine
+        self._limits = limits
+        self._now_ms = now_ms
+        self._address = address
+        self._coordinator = coordinator
+        self._slots = slots
+        self._forwarder = forwarder
+
+    def throttles(self, call: Call) -> None:
+        """Raises Invalid."""
+        request, limits = call.request, self._limits()
+        ns, prefix = validation.name(request.ns, "ns", limits), request.prefix or ""
+        if not is_text(prefix) or len(prefix.encode()) > NAME_BYTES:
+            raise Invalid(f"prefix is not UTF-8, or has more than {NAME_BYTES} bytes")
+        limit = validation.within(request.limit, "limit", 1, MOST_THROTTLES, 100)
+        parts = parts_of(request.cursor, (str,))
+        after = "" if parts is None else parts[0]
+        deadline_ms = self._now_ms() + min(validation.timeout_ms(request, limits), ANSWER_MS)
+
+        def done(reports: ThrottleReports, missing: list[str]) -> None:
+            throttle, found = self._engine.policies.namespace(ns).throttle, reports.stats
+            names = sorted(found)[:limit]
+            rows: list[Any] = []
+            for name in names:
+                rule, one = throttle(name), found[name]
+                rows.append(
+                    idl.ThrottleStats(
+                        key=name,
+                        setting=rule.setting if rule is not None else "",
+                        per_second=rule.per_second if rule is not None else None,
+                        burst=rule.burst if rule is not None and rule.per_second is not None else None,
+                        tokens=one.tokens,
+                        concurrency=rule.concurrency if rule is not None else None,
+                        taken=one.taken,
+                        free=one.free,
+                        overage=one.overage,
+                        reclaimed=one.reclaimed,
+                        parked_flows=one.parked_flows,
+                        parked_items=one.parked_items,
+                        longest_wait_ms=one.longest_wait_ms,
+                        shadow_held=one.shadow_held,
+                        coordinator=reports.coordinators.get(name, ""),
+                    )
+                )
+            cursor = cursor_of(names[-1]) if len(names) == limit else None
+            call.reply(idl.GetThrottlesResponse(rows, cursor, missing))
+
+        def counted(here: Reported) -> None:
+            reports = ThrottleReports(here, self._address())
+            part = partial(idl.GetThrottlesRequest, ns, request.prefix, request.limit, request.cursor)
+            self._forwarder.ask_others("GetThrottles", part, request, deadline_ms, reports.add, partial(done, reports))
+
+        keys = [*self._coordinator.keys(), *self._slots.keys()]
+        coordinated = Coordinated(keys, self._coordinator.tokens_of, self._slots.slots_of)
+        stats.throttles_of(self._engine, coordinated, ns, prefix, after, limit, counted)
+
+
+class RoutingMethods:
+    """`changed` is called when the shards that are served here, or the routing, changed."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        limits: Limits,
+        now_ms: Callable[[], int],
+        news: ReadyPublisher,
+        forwarder: Forwarder | LoneForwarder,
+    ) -> None:
+        self.limits = limits
+        self._engine = engine
+        self._now_ms = now_ms
+        self._news = news
+        self._forwarder = forwarder
+        self._routing_calls: dict[RoutingCall, None] = {}
+
+    def handlers(self) -> dict[str, Callable[[Call], None]]:
+        return {
+            "GetRouting": self.get_routing,
+            "WatchTopics": self.watch_topics,
+        }
+
+    def get_routing(self, call: Call) -> None:
+        request, limits = call.request, self.limits
+        wait_ms = validation.within(request.wait_ms, "wait_ms", 0, limits.wait_max_ms, 0)
+        validation.timeout_ms(request, limits)
+        waiting = RoutingCall(request.version, partial(self._answer_routing, call))
+        if not wait_ms or self._engine.draining or request.version != self._forwarder.routing().version:
+            waiting.answer()
+            return
+        self._routing_calls[waiting] = None
+        call.on_lost = lambda: self._forget_routing(waiting)
+        self._engine.deadlines.push(self._now_ms() + wait_ms, waiting)
+        self._engine.alarm(self._now_ms() + wait_ms)
+
+    def changed(self) -> None:
+        """Route held requests. Answer those that wait for another routing, all of them when the host stops."""
+        self._forwarder.changed()
+        if self._routing_calls:
+            version = self._forwarder.routing().version
+            for waiting in [each for each in self._routing_calls if each.version != version or self._engine.draining]:
+                waiting.answer()
+        if self._engine.draining:
+            self._news.stop()
+
+    def _answer_routing(self, call: Call, waiting: RoutingCall) -> None:
+        self._routing_calls.pop(waiting, None)
+        call.on_lost = None
+        routing = self._forwarder.routing()
+        shards = [idl.ShardRoute(shard, route.address, route.epoch) for shard, route in sorted(routing.owners.items())]
+        slots = list(routing.slots.shards) or None
+        call.reply(idl.GetRoutingResponse(routing.version, shards, sorted(routing.hosts.values()), slots))
+
+    def _forget_routing(self, waiting: RoutingCall) -> None:
+        """Drop the request: its client has disconnected."""
+        waiting.done = True
+        self._routing_calls.pop(waiting, None)
+
+    def watch_topics(self, call: Call) -> None:
+        request, limits = call.request, self.limits
+        # Answered at once, the other host would ask again at once.
+        validation.refuse_when_draining(self._engine.draining)
+        wait_ms = validation.within(request.wait_ms, "wait_ms", 0, limits.wait_max_ms, 0)
+        waiting = WatchCall(request.version or 0, partial(self._answer_watch, call))
+        if not wait_ms or request.version is None or not self._news.wait(waiting):
+            waiting.answer()
+            return
+        call.on_lost = lambda: self._news.forget(waiting)
+        self._engine.deadlines.push(self._now_ms() + wait_ms, waiting)
+        self._engine.alarm(self._now_ms() + wait_ms)
+
+    def _answer_watch(self, call: Call, waiting: WatchCall) -> None:
+        self._news.forget(waiting)
+        call.on_lost = None
+        news = self._news.after(call.request.version)
+        topics = [idl.TopicNews(key[0], key[1], ready) for key, ready in news.topics]
+        call.reply(idl.WatchTopicsResponse(news.version, news.whole, topics))
+
+
+FIXED = {"settings_bytes": MOST_BYTES, "settings_value_bytes": VALUE_BYTES, "script_bytes": SCRIPT_BYTES}
+"""Limits that no configuration changes: ZooKeeper takes no larger record."""
+_KEPT_MS = 1_000
+"""A count adds up all namespaces of all shards, and any client may ask for one."""
+
+
+class Info:
+    """`limits` is called for each answer: SIGHUP replaces them."""
+
+    def __init__(self, engine: Engine, limits: Callable[[], Limits], now_ms: Callable[[], int]) -> None:
+        self._engine = engine
+        self._limits = limits
+        self._now_ms = now_ms
+        self._items: Mapping[int, int] = {}
+        self._counted_ms: int | None = None
+
+    def server_info(self, call: Call) -> None:
+        now_ms = self._now_ms()
+        rows = {shard.number: shard.rows_changed for shard in self._engine.serving if shard.healthy(now_ms)}
+        items = self._count() if call.request.count_items else None
+        limits = {**self._limits().as_map(), **FIXED}
+        call.reply(idl.GetServerInfoResponse(__version__, limits, rows, items, now_ms))
+
+    def _count(self) -> Mapping[int, int]:
+        now_ms = self._now_ms()
+        if self._counted_ms is None or not 0 <= now_ms - self._counted_ms < _KEPT_MS:
+            self._counted_ms = now_ms
+            self._items = {shard.number: sum(shard.totals.values()) for shard in self._engine.serving}
+        return self._items

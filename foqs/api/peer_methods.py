@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from foqs.api import validation
-from foqs.api.tenancy import fairness_key
+from foqs.api.validation import fairness_key
 from foqs.bounds import THROTTLE, Bounded, Limits
 from foqs.buffers.pending_dedup import Give
 from foqs.engine.engine import Engine

@@ -1,27 +1,103 @@
 """Checks of requests, and their conversion into the engine's types. Each check raises `Invalid`.
 
 The codec guarantees the types of numbers and containers; strings may be `bytes` (not UTF-8) and absent fields None.
+
+The fields of an enqueued item that say whose turn it takes, and which throttles hold it.
+
+What the policy of a topic means for an item that is enqueued.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
+from copy import copy
 from typing import Any
 
-from foqs.api import topic_rules
-from foqs.api.tenancy import fairness_keys_fit, tenancy
-from foqs.bounds import Budget, Limits, Quota
+from foqs.bounds import MOST_WEIGHT, Budget, Limits, Quota
 from foqs.buffers.pending_dedup import Keyed
 from foqs.checks import is_text, is_time, time_fault
 from foqs.errors import FoqsError, Invalid, Overloaded, Unavailable
 from foqs.fairness.keys import LaneKey, TopicKey, lane_key, topic_key
 from foqs.ids import Dedup, content_of, digest_of
+from foqs.policies.entries import name_error, throttle_key_error, throttles_error
 from foqs.policies.layers import NamespacePolicies
+from foqs.policies.remedy import closed
 from foqs.policies.topic_policy import TopicPolicy
 from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE, NewItem
 from foqs.travel import bare
 from foqs.wire.usual_requests import SpecColumns
+
+
+def tenancy(spec: Any, limits: Limits) -> tuple[str, tuple[str, ...], int]:
+    """Return (fairness key, sorted throttle keys, weight) of an ItemSpec: ('', (), 0) where it sets none of them.
+
+    Raises Invalid."""
+    fairness = "" if spec.fairness_key is None else fairness_key(spec.fairness_key)
+    throttles: tuple[str, ...] = ()
+    if spec.throttle_keys:
+        throttles = _throttles(spec.throttle_keys, limits)
+    weight = spec.weight
+    if weight is None:
+        weight = 0
+    elif not 1 <= weight <= MOST_WEIGHT:
+        raise Invalid(f"weight is {weight}, not in 1..{MOST_WEIGHT}")
+    return fairness, throttles, weight
+
+
+def fairness_key(given: object) -> str:
+    """Check a fairness key; "" is none. Raises Invalid."""
+    key = _text(given, "fairness_key")
+    if key:
+        _refuse("fairness_key", name_error(key))
+    return key
+
+
+def fairness_keys_fit(given: Iterable[str]) -> bool:
+    """Whether `fairness_key` takes all of these texts."""
+    return not any(key and name_error(key) for key in set(given))
+
+
+def _throttles(keys: Any, limits: Limits) -> tuple[str, ...]:
+    for key in keys[: limits.throttle_keys]:
+        _refuse("throttle_keys", throttle_key_error(_text(key, "throttle_keys")))
+    _refuse("throttle_keys", throttles_error(keys, limits.throttle_keys, limits.throttle_keys_bytes))
+    return tuple(sorted(keys))
+
+
+def _text(value: object, what: str) -> str:
+    if not is_text(value):
+        raise Invalid(f"{what} is not UTF-8")
+    return value
+
+
+def _refuse(what: str, error: str | None) -> None:
+    if error is not None:
+        raise Invalid(f"{what}: {error}")
+
+
+def refuse_when_closed(ns: str, topic: str, policy: TopicPolicy) -> None:
+    """Raises Unavailable: the topic takes no items."""
+    if policy.closed:
+        raise closed(ns, topic)
+
+
+def filled(spec: Any, policy: TopicPolicy, limits: Limits) -> Any:
+    """Return the ItemSpec with the values of the policy where the producer set none, cut to the limits of the host.
+
+    A priority of 0 and AT_LEAST_ONCE count as not set: clients send them with every item."""
+    made = copy(spec)
+    made.priority = spec.priority or policy.priority
+    if spec.delivery == AT_LEAST_ONCE:
+        made.delivery = policy.delivery
+    if spec.lease_ms is None and policy.lease_ms is not None:
+        made.lease_ms = min(max(policy.lease_ms, limits.lease_min_ms), limits.lease_max_ms)
+    if spec.ttl_ms is None and spec.expires_at_ms is None and policy.ttl_ms is not None:
+        made.ttl_ms = min(policy.ttl_ms, limits.ttl_max_ms)
+    if spec.delay_ms is None and spec.deliver_after_ms is None:
+        made.delay_ms = min(policy.delay_ms, limits.delay_max_ms)
+    return made
+
 
 _MOST_HUNG = 1_000_000
 
@@ -248,7 +324,7 @@ class Intake:
         topic = spec.topic
         try:
             if topic in self._filling:
-                spec = topic_rules.filled(spec, self._filling[topic], self._limits)
+                spec = filled(spec, self._filling[topic], self._limits)
             item.priority = spec.priority
             item.due_ms = self._due_ms(spec)
             item.deliver_after_ms = item.due_ms or self._now_ms
@@ -288,7 +364,7 @@ class Intake:
                 self._begin(topic, self._policies.of(topic))
             self._keys[topic] = key
         if topic in self._filling:
-            spec = topic_rules.filled(spec, self._filling[topic], limits)
+            spec = filled(spec, self._filling[topic], limits)
         if payload is None:
             raise Invalid("payload is missing")
         size = len(payload)
@@ -351,7 +427,7 @@ class Intake:
 
     def _begin(self, topic: str, policy: TopicPolicy) -> None:
         """Take down what the policy means for the topic's items. Raises Unavailable."""
-        topic_rules.refuse_when_closed(self._ns, topic, policy)
+        refuse_when_closed(self._ns, topic, policy)
         if policy.fills:
             self._filling[topic] = policy
         if policy.max_stored is not None:

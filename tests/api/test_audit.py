@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from foqs.api.audit import ADMIN_A_SECOND, REFUSED_A_SECOND, Audit
+from foqs.api.auth import ADMIN_A_SECOND, REFUSED_A_SECOND, Audit
 from foqs.idl import idl
 from tests.support.one_host import Call
 

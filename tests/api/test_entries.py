@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foqs.api.entries import sift, sifted_acks
+from foqs.api.item_life import sift, sifted_acks
 from foqs.bounds import Limits
 from foqs.errors import Invalid, NotFound, StaleLease
 from foqs.idl import idl

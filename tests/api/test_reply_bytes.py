@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foqs.api import reply_bytes, responses
+from foqs.api import responses
 from foqs.counters import Counters
 from foqs.errors import FoqsError, NotFound, Overloaded
 from foqs.idl import idl
@@ -67,12 +67,12 @@ def by_codec(found: list[Any]) -> bytes:
 def test_ids_of_an_enqueue_are_the_codecs_bytes(ids: list[int]) -> None:
     outcomes: list[int | FoqsError] = list(ids)
     structs = responses.enqueue_outcomes(Call("Enqueue", idl.EnqueueRequest()), outcomes, Counters())
-    assert reply_bytes.enqueue_response(outcomes) == encode_struct(idl.EnqueueResponse(structs))
+    assert responses.enqueue_response(outcomes) == encode_struct(idl.EnqueueResponse(structs))
 
 
 @given(st.lists(I64, max_size=5), st.sampled_from([Duplicate(7), *REFUSED]), st.lists(I64, max_size=5))
 def test_an_unusual_outcome_of_an_enqueue_is_left_to_the_codec(before: list[int], odd: Any, after: list[int]) -> None:
-    assert reply_bytes.enqueue_response([*before, odd, *after]) is None
+    assert responses.enqueue_response([*before, odd, *after]) is None
 
 
 @pytest.mark.parametrize("method", ["Ack", "Nack", "ExtendLease", "DeleteItems"])
@@ -80,22 +80,22 @@ def test_an_unusual_outcome_of_an_enqueue_is_left_to_the_codec(before: list[int]
 def test_acked_items_are_the_codecs_bytes(method: str, count: int) -> None:
     structs = responses.item_outcomes(Call(method, idl.AckRequest()), [None] * count, Counters())
     response = getattr(idl, f"{method}Response")(structs)
-    assert reply_bytes.items_response([None] * count) == encode_struct(response)
+    assert responses.items_response([None] * count) == encode_struct(response)
 
 
 @given(st.integers(0, 5), st.sampled_from(REFUSED), st.integers(0, 5))
 def test_a_refused_ack_is_left_to_the_codec(before: int, error: FoqsError, after: int) -> None:
-    assert reply_bytes.items_response([*[None] * before, error, *[None] * after]) is None
+    assert responses.items_response([*[None] * before, error, *[None] * after]) is None
 
 
 @given(replies())
 def test_leased_items_are_the_codecs_bytes(found: list[Any]) -> None:
-    assert reply_bytes.dequeue_response(found) == by_codec(found)
+    assert responses.dequeue_response(found) == by_codec(found)
 
 
 @given(replies(), items(unusual=True), replies())
 def test_items_with_unusual_fields_are_left_to_the_codec(before: list[Any], odd: Any, after: list[Any]) -> None:
-    assert reply_bytes.dequeue_response([*before, odd, *after]) is None
+    assert responses.dequeue_response([*before, odd, *after]) is None
 
 
 @given(st.lists(st.sampled_from([None, *REFUSED]), max_size=5), replies())
@@ -103,7 +103,7 @@ def test_outcomes_and_leased_items_are_the_codecs_bytes(outcomes: list[FoqsError
     call = Call("AckAndDequeue", idl.AckAndDequeueRequest())
     structs = responses.item_outcomes(call, outcomes, Counters())
     acked = encode_struct(idl.AckResponse(structs))
-    usual = reply_bytes.dequeue_response(found)
+    usual = responses.dequeue_response(found)
     assert usual is not None
     both = idl.AckAndDequeueResponse(structs, [responses.leased(item) for item in found])
-    assert reply_bytes.ack_and_dequeue_response(acked, usual) == encode_struct(both)
+    assert responses.ack_and_dequeue_response(acked, usual) == encode_struct(both)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from foqs import __version__
-from foqs.api.server_info import FIXED
+from foqs.api.lookups import FIXED
 from tests.support.one_host import OneHost, put, take
 
 pytestmark = pytest.mark.memory

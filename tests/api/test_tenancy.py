@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from foqs.api.tenancy import tenancy
+from foqs.api.validation import tenancy
 from foqs.bounds import Limits
 from foqs.errors import Invalid
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from foqs.api.topic_rules import filled
-from foqs.api.validation import Intake
+from foqs.api.validation import Intake, filled
 from foqs.bounds import Limits
 from foqs.errors import Unavailable
 from foqs.idl import idl

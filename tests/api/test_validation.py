@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from foqs.api import validation
-from foqs.api.redrive_items import _filter
+from foqs.api.dead_letters import _filter
 from foqs.api.validation import Intake
 from foqs.bounds import Budget, Limits
 from foqs.errors import Invalid, Overloaded, Unavailable

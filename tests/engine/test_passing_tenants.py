@@ -9,7 +9,7 @@ import tracemalloc
 from pathlib import Path
 
 import foqs
-from foqs.api import reply_bytes
+from foqs.api import responses
 from tests.engine.laboratory import Laboratory
 from tests.engine.tenants import of
 
@@ -57,5 +57,5 @@ def test_replies_keep_no_names_of_tenants() -> None:
     (item_id,) = lab.stored(key=of("tenant"))
     item = lab.engine.shards[1].known[item_id]
     before = sys.getrefcount(item.lane), sys.getrefcount(item.lane.key)
-    assert reply_bytes.dequeue_response([item]) is not None
+    assert responses.dequeue_response([item]) is not None
     assert (sys.getrefcount(item.lane), sys.getrefcount(item.lane.key)) == before

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from foqs.api.server_info import FIXED
+from foqs.api.lookups import FIXED
 from foqs.bounds import Limits
 from foqs.errors import Code
 from foqs.idl import IDL_PATH, idl

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from foqs.api import validation
-from foqs.api.tenancy import fairness_key
+from foqs.api.validation import fairness_key
 from foqs.bounds import Limits
 from foqs.engine.dead_letters import (
     PAGE_ITEMS,

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from foqs.clock import Clock
+from foqs.server.clock import Clock
 
 CLOSE_MS = 60_000
 HOUR_NS = 3_600 * 10**9

@@ -19,11 +19,9 @@ PURE = frozenset(
         "foqs.fairness",
         "foqs.prefetch",
         "foqs.buffers",
-        "foqs.leases",
         "foqs.shardmgr",
-        "foqs.quotas",
+        "foqs.limits",
         "foqs.policies",
-        "foqs.throttles",
         "foqs.hooks",
     }
 )
@@ -33,22 +31,20 @@ MAY_NAME = {"foqs.engine": {"random"}}  # the type of the generator that is pass
 IO = frozenset({"foqs.store", "foqs.rpc", "foqs.zk"})
 MAY_IMPORT = {
     "foqs.config": VALUES,
-    "values": VALUES | {"foqs.fairness.keys", "foqs.buffers.checkpoint", "foqs.prefetch.lane", "foqs.prefetch.lane"},
+    "values": VALUES | {"foqs.fairness.keys", "foqs.buffers.checkpoint", "foqs.prefetch.lane"},
     "foqs.fairness": VALUES | PURE,
     "foqs.prefetch": VALUES | PURE,
     "foqs.buffers": VALUES | PURE,
-    "foqs.leases": VALUES | PURE,
     "foqs.shardmgr": VALUES | PURE,
-    "foqs.quotas": VALUES | PURE,
+    "foqs.limits": VALUES | PURE,
     "foqs.policies": VALUES | PURE,
-    "foqs.throttles": VALUES | PURE,
     "foqs.hooks": VALUES | PURE,
     "foqs.store": VALUES | PURE | {"foqs.store"},
     "foqs.wire": VALUES | WIRE,
     "foqs.rpc": VALUES | PURE | WIRE | {"foqs.rpc"},
     "foqs.zk": VALUES | PURE | {"foqs.zk"},
-    "foqs.engine": (VALUES | PURE | {"foqs.engine"}) - {"foqs.clock", "foqs.event_loop"},
-    "foqs.peers": (VALUES | PURE | {"foqs.engine", "foqs.peers"}) - {"foqs.clock", "foqs.event_loop"},
+    "foqs.engine": (VALUES | PURE | {"foqs.engine"}) - {"foqs.server.clock", "foqs.event_loop"},
+    "foqs.peers": (VALUES | PURE | {"foqs.engine", "foqs.peers"}) - {"foqs.server.clock", "foqs.event_loop"},
     "foqs.api": VALUES | PURE | WIRE | {"foqs.rpc", "foqs.engine", "foqs.peers", "foqs.api"},
     "foqs.server": VALUES | PURE | IO | {"foqs.engine", "foqs.peers", "foqs.api", "foqs.server"},
     "foqs.admin": VALUES | PURE | IO | {"foqs.admin", "foqs.engine", "foqs.peers", "foqs.api", "foqs.server"},
@@ -76,7 +72,7 @@ IMPURE = frozenset(
 )
 FILES = sorted((ROOT / "foqs").rglob("*.py"))
 LAB = sorted((ROOT / "foqs_lab").rglob("*.py"))
-MAY_USE_LAB = frozenset(f"foqs/cli/{name}.py" for name in ("bench", "chaos", "lab", "up"))
+MAY_USE_LAB = frozenset(f"foqs/cli/{name}.py" for name in ("bench", "chaos", "lab", "cluster"))
 
 
 @cache

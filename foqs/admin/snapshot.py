@@ -19,7 +19,6 @@ from foqs.admin.tenants import TenantSeries, count_tenants
 from foqs.admin.throttles import ThrottleSeries, count_keys
 from foqs.admin.topics import TopicCounts, topic_rows
 from foqs.admin.view import View
-from foqs.clock import monotonic_ms
 from foqs.config.schema import AdminSection
 from foqs.counters import NO_NAME, Counters, Histogram, Namespaces
 from foqs.engine.listing import lanes_of
@@ -31,6 +30,7 @@ from foqs.item import Item
 from foqs.prefetch.lane import Lane
 from foqs.rows import FailureCause
 from foqs.rpc.call import CLOSED, REFUSED, RpcCounters
+from foqs.server.clock import monotonic_ms
 from foqs.shardmgr.controller import moving
 from foqs.shardmgr.facts import Session, ShardUse
 from foqs.shardmgr.lifecycle import BreakerState, ShardState

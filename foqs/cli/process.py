@@ -29,7 +29,7 @@ from foqs.cli.reload import Apply, Read, on_hangup
 from foqs.config.load import Config
 from foqs.config.schema import ServerSection, ShardSection
 from foqs.errors import Invalid, OtherProtocol
-from foqs.server.clock_survey import ClockSurvey
+from foqs.server.clock import ClockSurvey
 from foqs.server.cluster_node import ClusterNode
 from foqs.server.marks import FileMarks
 from foqs.server.node import Node

@@ -5,7 +5,7 @@ The history of a document that has copies: which of two is newer, or whether the
 Where the settings of namespaces are kept.
 
 Three implementations, which pass one contract suite: ZooKeeper (a part of `foqs.zk.protocol.FactStore`), the shards
-of a lone host (`foqs.server.shard_settings`), and the fake ZooKeeper of the simulations.
+of a lone host (`foqs.server.settings`), and the fake ZooKeeper of the simulations.
 
 Copies of a namespace's settings: in ZooKeeper, in a host's memory, and in the database of each shard.
 

@@ -2,6 +2,8 @@
 
 `hooks.processes` children run proven scripts. One more, with a lower priority, runs suspects: see
 `foqs.hooks.call_queues`. It also stands in while none of the first kind is ready.
+
+Writes a log line for calls of scripts that failed.
 """
 
 from __future__ import annotations
@@ -20,7 +22,33 @@ from foqs.hooks.call_queues import Breaker, Known, Portion, Waiting
 from foqs.hooks.dispatcher import Dispatcher
 from foqs.hooks.frames import IN_FLIGHT_CALLS
 from foqs.hooks.protocol import Failed, HookCall, HookKey, Kind, Outcome
+from foqs.hooks.topic_hooks import TopicHook
 from foqs.server.hook_child import HookChild, lupa_folder
+
+_host_log = structlog.get_logger("foqs.host")
+
+
+class HookLog:
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
+        self._failed = LogThrottle()
+
+    def failed(self, hook: TopicHook, failed: Failed) -> None:
+        left_out = self._failed.take(self._now_s())
+        if left_out is None:
+            return
+        _host_log.warning(
+            "hook.failed",
+            ns=hook.key.ns,
+            topic=hook.key.topic,
+            hook=hook.key.hook.value,
+            script=hook.script.name,
+            kind=failed.kind.value,
+            reason=failed.text,
+            refused=hook.refuses,
+            left_out=left_out,
+        )
+
 
 log = structlog.get_logger("foqs.hooks")
 

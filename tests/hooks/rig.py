@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from foqs.bounds import Limits
-from foqs.clock import monotonic_ms
 from foqs.config.schema import HooksSection
 from foqs.hooks.protocol import Answered, EnqueueResult, Entries, Failed, Hook, HookCall, HookKey, Outcome, Script
+from foqs.server.clock import monotonic_ms
 from foqs.server.hook_pool import HookPool
 
 GOOD = """

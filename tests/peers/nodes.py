@@ -10,10 +10,9 @@ from typing import Any
 import uvloop
 
 from foqs.config.load import Config, load
-from foqs.server.database_clock import Survey
+from foqs.server.clock import Survey
 from foqs.server.marks import MarkStore
-from foqs.server.neighbours import Neighbours
-from foqs.server.node import Node
+from foqs.server.node import Neighbours, Node
 from foqs.shardmgr.lifecycle import ShardState
 from foqs.shardmgr.routing import Route, Routing, make_routing
 from foqs.store.maintenance import create_schema

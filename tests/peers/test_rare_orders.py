@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from foqs import clock
 from foqs.buffers.pending_dedup import Give
 from foqs.errors import Code
 from foqs.idl import idl
@@ -17,6 +16,7 @@ from foqs.ids import HASH_SLOTS, hash_slot_bounds
 from foqs.limits.allowance import Allowance
 from foqs.peers.ready_topics import ReadySubscriber
 from foqs.peers.token_coordinator import coordinator_slot
+from foqs.server import clock
 from foqs.shardmgr.facts import Slots
 from foqs.shardmgr.routing import make_routing
 from tests.api.wire import Delivery, spec

@@ -14,8 +14,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from foqs.admin.view import View
-from foqs.server.clock_survey import ClockSurvey
-from foqs.server.database_clock import Reading, Survey
+from foqs.server.clock import ClockSurvey, Reading, Survey
 from foqs.server.marks import FileMarks
 from foqs.store import server
 from foqs.store.link import Link, read_clock
@@ -153,7 +152,7 @@ def test_a_host_says_why_it_waits_for_databases(hosts: Hosts, monkeypatch: pytes
         found.append(Member(cluster, "waits", [1], 20_000))
         await found[0].start()
 
-    monkeypatch.setattr("foqs.server.database_clock._ASK_AGAIN_MS", 100)
+    monkeypatch.setattr("foqs.server.clock._ASK_AGAIN_MS", 100)
     with capture_logs() as lines:
         starting = asyncio.run_coroutine_threadsafe(start(), cluster.loop)
         wait_until(lambda: any(line["event"] == "clock.waiting" for line in lines), "the host says why it waits")

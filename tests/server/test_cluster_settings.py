@@ -12,7 +12,7 @@ from foqs.errors import Unavailable
 from foqs.peers.settings_sync import AwaitCall, HostSettings
 from foqs.policies.settings import Settings
 from foqs.rows import SettingRow
-from foqs.server.cluster_settings import ClusterSettings
+from foqs.server.settings import ClusterSettings
 from tests.engine.laboratory import Laboratory
 from tests.policies.memory import MemorySettings
 from tests.server.test_shard_settings import Thread, versions

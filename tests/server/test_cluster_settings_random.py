@@ -15,8 +15,9 @@ import pytest
 from foqs.errors import FoqsError, Unavailable
 from foqs.peers.settings_sync import HostSettings
 from foqs.policies.settings import Settings, adopt
-from foqs.server import cluster_settings, settings_copies
-from foqs.server.cluster_settings import ClusterSettings
+from foqs.server import settings as cluster_settings
+from foqs.server import settings_copies
+from foqs.server.settings import ClusterSettings
 from foqs.store.protocol import StoreDown
 from tests.policies.memory import MemorySettings
 from tests.server.test_shard_settings import Thread

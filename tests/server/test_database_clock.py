@@ -16,7 +16,7 @@ from foqs.buffers.shard_batch import ShardBatch
 from foqs.engine import batch_build
 from foqs.engine.calls import NEVER_MS
 from foqs.ids import Stamp
-from foqs.server.database_clock import DatabaseClock, Reading
+from foqs.server.clock import DatabaseClock, Reading
 from tests.api.wire import State, Wire
 from tests.engine.laboratory import Laboratory
 from tests.peers.nodes import Cluster, cluster_in
@@ -423,7 +423,7 @@ def test_a_host_with_a_wrong_clock_keeps_to_the_database(
     def wrong_ns() -> int:
         return time.time_ns() + machine_ahead_ms * 1_000_000
 
-    monkeypatch.setattr("foqs.clock.time", SimpleNamespace(time_ns=wrong_ns, monotonic_ns=time.monotonic_ns))
+    monkeypatch.setattr("foqs.server.clock.time", SimpleNamespace(time_ns=wrong_ns, monotonic_ns=time.monotonic_ns))
     host = cluster.add("wrong", 1)
     wire: Wire = cluster.wire(host)
     assert wire.state(waits) == State.READY

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from foqs.server.fact_writer import LoggedFactWriter
+from foqs.server.cluster_node import LoggedFactWriter
 from foqs.shardmgr.controller import Write
 from foqs.shardmgr.facts import HostFact, OwnerFact, SlotMove, Slots
 from foqs.zk.protocol import ZkConflict, ZkError, ZkUnavailable

@@ -13,8 +13,7 @@ from sqlalchemy.engine import make_url
 
 from foqs.config.load import load
 from foqs.event_loop import until
-from foqs.server.neighbours import Neighbours
-from foqs.server.node import Node
+from foqs.server.node import Neighbours, Node
 from foqs.server.shard_worker import ShardWorker
 from foqs.shardmgr.routing import Routing
 from foqs.store.maintenance import create_schema

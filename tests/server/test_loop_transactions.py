@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from foqs.server.loop_transactions import LoopTransactions
+from foqs.server.shard_worker import LoopTransactions
 from foqs.store.packets import Err, query
 from foqs.store.transaction import Loss, Plan, State, Transaction
 from tests.server.loop import WatchingLoop

@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from foqs.server.open_failures import Line, OpenFailures
+from foqs.server.outages import Line, OpenFailures
 
 AWAY = "cannot reach db-1:3306"
 ALL = range(1, 9)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from structlog.testing import capture_logs
 
-from foqs.server.open_log import OpenLog
+from foqs.server.outages import OpenLog
 from tests.server.loop import HandLoop
 
 pytestmark = pytest.mark.memory

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from foqs.server.pulse import Pulse, pulsed_server
+from foqs.server.outages import Pulse, pulsed_server
 from tests.engine.laboratory import Laboratory
 
 BEAT_MS = 100

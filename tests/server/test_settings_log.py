@@ -7,7 +7,7 @@ from typing import Any
 import structlog
 
 from foqs.policies.settings import Settings
-from foqs.server.settings_log import SettingsLog
+from foqs.server.settings import SettingsLog
 
 SELF = {"topic.mail": '{"dead": {"topic": "mail"}}'}
 LIVE = {"topic.mail": '{"dead": {"topic": "jobs"}}', "topic.jobs": '{"max_attempts": 3}'}

@@ -13,10 +13,9 @@ from foqs.config.load import load
 from foqs.event_loop import until
 from foqs.ids import Mark, Marks
 from foqs.rows import LaneRow, Opened
-from foqs.server.database_clock import Reading
+from foqs.server.clock import Reading
 from foqs.server.marks import Recalled, Saved
-from foqs.server.neighbours import Neighbours
-from foqs.server.node import Node
+from foqs.server.node import Neighbours, Node
 from foqs.shardmgr.lifecycle import ShardState
 from foqs.shardmgr.routing import Routing
 from foqs.store.protocol import ShardRefused, StoreDown

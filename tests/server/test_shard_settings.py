@@ -14,8 +14,8 @@ from foqs.errors import FoqsError, OutcomeUnknown, Unavailable
 from foqs.peers.settings_sync import HostSettings
 from foqs.policies.settings import Settings
 from foqs.rows import Opened, SettingRow
+from foqs.server.settings import ShardSettings
 from foqs.server.settings_copies import COMPLETE
-from foqs.server.shard_settings import ShardSettings
 from foqs.server.shard_worker import worker_of
 from foqs.store.link import Database
 from foqs.store.protocol import CommitUnknown, ShardStore, StoreDown, StoreError

@@ -12,8 +12,8 @@ import pytest
 from foqs.errors import FoqsError
 from foqs.peers.settings_sync import HostSettings
 from foqs.policies.settings import Settings, Standing, standing
-from foqs.server import shard_settings
-from foqs.server.shard_settings import ShardSettings
+from foqs.server import settings as shard_settings
+from foqs.server.settings import ShardSettings
 from foqs.store.protocol import StoreDown
 from tests.server.test_shard_settings import Thread
 

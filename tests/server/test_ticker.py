@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from foqs.engine.calls import NEVER_MS
-from foqs.server import ticker
-from foqs.server.ticker import Ticker
+from foqs.server import shard_runner
+from foqs.server.shard_runner import Ticker
 from tests.server.loop import HandLoop
 
 pytestmark = pytest.mark.memory
@@ -100,7 +100,7 @@ def test_a_stopped_ticker_rings_no_more(rig: Rig) -> None:
 
 def test_a_pumped_shard_with_nothing_in_flight_sets_the_timer(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     due = {"idle": rig.now_ms + 40, "busy": rig.now_ms + 10}
-    monkeypatch.setattr(ticker.batch_build, "next_ms", lambda shard, now_ms: due[shard.name])
+    monkeypatch.setattr(shard_runner.batch_build, "next_ms", lambda shard, now_ms: due[shard.name])
     idle = SimpleNamespace(name="idle", in_flight=None)
     busy = SimpleNamespace(name="busy", in_flight=object())
     rig.engine.dirty = [idle, busy]

@@ -19,7 +19,7 @@ from foqs.engine.state import Callbacks
 from foqs.fairness.keys import TopicKey
 from foqs.ids import Stamp
 from foqs.rows import Opened
-from foqs.server.database_clock import DatabaseClock
+from foqs.server.clock import DatabaseClock
 from foqs.server.shard_thread import run
 from foqs.shardmgr.lifecycle import ShardState
 from foqs.store.protocol import ShardRefused, StoreDown
@@ -40,7 +40,7 @@ _PROMPT_MS = 100
 
 
 class MemberClock:
-    """In place of `foqs.clock.Clock`. The clock of the member's machine stays as wrong as it was at the start."""
+    """In place of `foqs.server.clock.Clock`: the clock of the member's machine stays as wrong as it was."""
 
     def __init__(self, member: Member) -> None:
         self.member = member

@@ -22,7 +22,7 @@ from foqs.prefetch import lane as merge
 from foqs.prefetch.lane import Lane, Window
 from foqs.prefetch.residents import WINDOW_SHARE, Residents
 from foqs.rows import Batch, Body, ReadyRow
-from foqs.server.database_clock import DatabaseClock
+from foqs.server.clock import DatabaseClock
 from tests.sim import (
     dead_mutants,
     fair_mutants,

@@ -11,7 +11,7 @@ from foqs.engine import shard_driver as steps
 from foqs.engine.shard_driver import ShardDriver
 from foqs.peers.membership_agent import MembershipAgent
 from foqs.rows import Opened
-from foqs.server.fact_writer import LoggedFactWriter
+from foqs.server.cluster_node import LoggedFactWriter
 from foqs.shardmgr.facts import Facts, HostFact, OwnerFact, Session, ShardFact, ShardUse
 from foqs.shardmgr.lifecycle import ShardState, moved
 from foqs.shardmgr.membership import Held

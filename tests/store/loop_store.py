@@ -7,7 +7,7 @@ from typing import Any
 import uvloop
 
 from foqs.rows import Batch
-from foqs.server.loop_transactions import LoopTransactions
+from foqs.server.shard_worker import LoopTransactions
 from foqs.store.link import Link
 from foqs.store.protocol import ShardStore
 from foqs.store.server import Facts

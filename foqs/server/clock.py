@@ -1,4 +1,9 @@
-"""Keep the host's clock in step with its databases' clocks, which decide about stored times.
+"""The host's clock: monotonic time with an anchor, so that a change of the machine's clock moves no deadline.
+
+The machine's clock is read once, as a first guess. From the first shard on, the host's clock follows the databases'
+clocks (`foqs.server.clock`): they decide about stored times, and every owner of a shard sees the same one.
+
+Keep the host's clock in step with its databases' clocks, which decide about stored times.
 
 Delays, TTLs and lease ends are stored as times and outlive the host that wrote them. So every owner of a shard must
 judge them by the same clock, and only the database is common to all owners. Otherwise a host with a wrong machine clock
@@ -6,11 +11,18 @@ would remove items before their TTL is over, or hand out delayed items early.
 
 One database's clock may be wrong, too. So a host serves no shard before the clocks of its databases, or the times that
 the last run stored, bound the time; and it waits when that time jumps.
+
+Read the clocks of all database servers that a host knows of, each in a thread of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import asyncio
+import time
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
+from functools import partial
+from threading import Thread
 from typing import NamedTuple, Protocol
 
 import structlog
@@ -21,6 +33,36 @@ from foqs.engine.engine import Engine
 from foqs.engine.shard import Shard
 from foqs.ids import Stamp
 from foqs.shardmgr.clock_evidence import PATIENCE_MS, Evidence, Verdict, agreeing, judge, middle
+from foqs.store.link import place_of, read_clock
+
+
+def monotonic_ms() -> int:
+    """Return monotonic time, which is unrelated to the time of day."""
+    return time.monotonic_ns() // 1_000_000
+
+
+class Clock:
+    """`now_ms()` is epoch milliseconds. It never goes back by itself: only `set` moves it."""
+
+    __slots__ = ("_anchor_ns",)
+
+    def __init__(self) -> None:
+        self._anchor_ns = time.time_ns() - time.monotonic_ns()
+
+    def now_ms(self) -> int:
+        return (time.monotonic_ns() + self._anchor_ns) // 1_000_000
+
+    def at_ms(self, monotonic_ns: int) -> int:
+        """Return this clock's time at an instant of `time.monotonic_ns()`."""
+        return (monotonic_ns + self._anchor_ns) // 1_000_000
+
+    def machine_ahead_ms(self) -> int:
+        """Return the lead of the machine's clock over this one."""
+        return (time.time_ns() - time.monotonic_ns() - self._anchor_ns) // 1_000_000
+
+    def set(self, by_ms: int) -> None:
+        self._anchor_ns += by_ms * 1_000_000
+
 
 log = structlog.get_logger("foqs.host")
 
@@ -40,7 +82,7 @@ _REMEDY = (
 
 
 class HostClock(Protocol):
-    """`foqs.clock.Clock`, or the simulation's clock."""
+    """`foqs.server.clock.Clock`, or the simulation's clock."""
 
     def now_ms(self) -> int: ...
 
@@ -395,3 +437,44 @@ def _each_once(leads: dict[bytes, int]) -> list[int]:
         if server.startswith(_FILE) and all(abs(lead - other) > _LOGGED_MS for other in files):
             files.append(lead)
     return found + files
+
+
+Read = Callable[[str], tuple[bytes, int, int] | None]
+"""`foqs.store.link.read_clock` with its timeouts."""
+
+
+class ClockSurvey:
+    """`urls()` are those of all shards that a host may serve: of its configuration, or of its cluster.
+
+    Shards with one address are read once. Daemon threads read: a server that does not answer keeps no process alive.
+    """
+
+    def __init__(
+        self,
+        urls: Callable[[], Iterable[str]],
+        loop: asyncio.AbstractEventLoop,
+        connect_timeout_s: float,
+        io_timeout_s: float,
+        read: Read | None = None,
+    ) -> None:
+        self._urls = urls
+        self._loop = loop
+        self._read = read or partial(read_clock, connect_timeout_s=connect_timeout_s, io_timeout_s=io_timeout_s)
+
+    def ask(self, report: Callable[[str, Reading | None], None]) -> Collection[str]:
+        """Begin to read, and return the servers' names; `report` is called on the event loop, once for each."""
+        servers: dict[str, str] = {}
+        for url in self._urls():
+            place = place_of(url)
+            if place is not None:
+                server, database = place
+                servers.setdefault(server + database if server == "sqlite://" else server, url)
+        for name, url in servers.items():
+            Thread(target=self._run, args=(name, url, report), name=f"clock-{name}", daemon=True).start()
+        return servers.keys()
+
+    def _run(self, name: str, url: str, report: Callable[[str, Reading | None], None]) -> None:
+        found = self._read(url)
+        reading = None if found is None else Reading(*found)
+        with suppress(RuntimeError):  # the loop is closed: the host has ended
+            self._loop.call_soon_threadsafe(report, name, reading)

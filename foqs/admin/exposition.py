@@ -1,17 +1,194 @@
-"""Renders the values of a scrape as text, in a thread of its own."""
+"""Renders the values of a scrape as text, in a thread of its own.
+
+Every metric of a host: name, kind, help and labels. A test compares them with docs/metrics.md.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from foqs.admin.families import FAMILIES, Family
 from foqs.counters import Histogram
+
+
+class Family(NamedTuple):
+    """A metric. `name` is the one in Prometheus; `kind` is "counter", "gauge" or "histogram"."""
+
+    name: str
+    kind: str
+    help: str
+    labels: tuple[str, ...] = ()
+
+
+def _counter(name: str, text: str, *labels: str) -> Family:
+    return Family(f"foqs_{name}_total", "counter", text, labels)
+
+
+def _gauge(name: str, text: str, *labels: str) -> Family:
+    return Family(f"foqs_{name}", "gauge", text, labels)
+
+
+def _histogram(name: str, text: str, *labels: str) -> Family:
+    return Family(f"foqs_{name}", "histogram", text, labels)
+
+
+_ITEMS = (
+    _counter("items_enqueued", "Items stored.", "namespace"),
+    _counter("items_delivered", "Items delivered to consumers.", "namespace"),
+    _counter("items_redelivered", "Deliveries of items that were delivered before."),
+    _counter("items_nacked", "Items given back by a nack.", "namespace"),
+    _counter("items_released", "Items given back unprocessed.", "namespace"),
+    _counter(
+        "items_removed",
+        "Items removed, by cause: ack, ttl, delete, dropped, rejected, exhausted, hook.",
+        "namespace",
+        "cause",
+    ),
+    _counter(
+        "items_dead",
+        "Items moved to a dead-letter topic, by cause: failed, expired, rejected, hook, limit.",
+        "namespace",
+        "cause",
+    ),
+    _counter("items_redriven", "Dead letters returned to a topic.", "namespace"),
+    _counter("items_due", "Delayed items that became ready."),
+    _counter("items_duplicate", "Enqueued items whose dedup_key was stored before."),
+    _counter("quota_items", "Items of namespaces with a quota, by outcome: admitted, refused.", "outcome"),
+    _counter("items_refused", "Items answered with an error, by code.", "code"),
+    _counter("leases_extended", "Leases extended.", "namespace"),
+    _counter("leases_expired", "Leases that ended by time.", "namespace"),
+    _counter("lease_writes", "Leases written to the database."),
+    _counter("lease_writes_saved", "Leases that ended before their write."),
+)
+_TOPICS = (
+    _gauge("topic_items", "Items on this host, by state: ready, delayed, leased.", "namespace", "topic", "state"),
+    _gauge(
+        "topic_oldest_ready_age_seconds",
+        "Age of the oldest ready item, at most 66 s too high; 0: no item is ready.",
+        "namespace",
+        "topic",
+    ),
+    _gauge("topics", "Topics that hold items, or held some recently."),
+)
+_TENANTS = (
+    _counter(
+        "tenant_served",
+        "What tenants were given, in the unit of their topic: items, KiB, or ms of leases.",
+        "namespace",
+        "topic",
+        "tenant",
+    ),
+    _gauge("tenant_weight", "Weight in effect.", "namespace", "topic", "tenant"),
+    _gauge("tenant_ready_items", "Ready items of a tenant, parked ones included.", "namespace", "topic", "tenant"),
+)
+_THROTTLES = (
+    _gauge("throttle_parked_items", "Ready items that wait for tokens or slots.", "namespace", "throttle"),
+    _gauge("throttle_parked_flows", "Tenants of topics whose items wait for tokens or slots.", "namespace", "throttle"),
+    _gauge(
+        "throttle_longest_wait_seconds",
+        "Longest wait of a tenant for tokens or slots.",
+        "namespace",
+        "throttle",
+    ),
+    _gauge("throttle_tokens_held", "Tokens on this host for its next deliveries.", "namespace", "throttle"),
+    _gauge("throttle_slots_taken", "Live leases of items with a limit on leases.", "namespace", "throttle"),
+    _counter("throttle_shadow_held", "Deliveries that a shadow throttle would have held.", "namespace", "throttle"),
+    _counter("throttle_overage", "Leases that lived longer than the throttle's timeout_ms.", "namespace", "throttle"),
+    _counter("throttle_reclaimed", "Limited leases that ended by time.", "namespace", "throttle"),
+    _counter("throttle_tokens_lent", "Tokens granted by this host as the coordinator of throttle keys."),
+    _counter("throttle_tokens_lost", "Tokens that this host was granted and that became void before their use."),
+)
+_HOOKS = (
+    _counter("hook_calls", "Calls of scripts that ended, failed ones included."),
+    _counter("hook_failures", "Calls of scripts that failed, by kind.", "kind"),
+    _counter("hook_kills", "Processes of scripts that the host ended because a call was stuck."),
+    _gauge("hook_queued_calls", "Calls of scripts that wait for a process."),
+    _gauge("hook_processes", "Processes that are ready to run scripts."),
+)
+_REQUESTS = (
+    _histogram(
+        "request_duration_seconds",
+        "Time from the arrival of a request to its reply, waits included.",
+        "method",
+        "namespace",
+    ),
+    _counter("request_errors", "Requests answered with an error as a whole.", "method", "code"),
+    _counter("request_bytes", "Bytes of requests.", "method"),
+    _counter("answer_bytes", "Bytes of replies.", "method"),
+    _counter("requests_lost", "Requests whose caller disconnected before the reply."),
+    _counter("requests_failed", "Requests that failed because of a fault in foqs."),
+    _counter("answers_too_large", "Replies that did not fit a frame."),
+    _counter("requests_forwarded", "Requests sent to other hosts."),
+    _counter("requests_held", "Requests that waited for a shard without an owner."),
+    _counter("frames_refused", "Frames that were not a request of the service.", "reason"),
+    _gauge("connections", "Open connections of clients and other hosts."),
+    _counter("connections_accepted", "Connections accepted."),
+    _counter("connections_refused", "Connections refused because of a limit, or because the host stops."),
+    _counter("connections_closed", "Connections that the host closed, by reason.", "reason"),
+    _gauge("budget_used_bytes", "Memory in use for requests, items and replies."),
+    _gauge("budget_limit_bytes", "Memory that requests, items and replies may use."),
+    _counter("budget_waits", "Frames that waited for memory."),
+)
+_SHARDS = (
+    _gauge("shard_state", "1 for the state of the shard on this host.", "shard", "state"),
+    _gauge("shard_epoch", "Epoch of a shard that this host serves.", "shard"),
+    _gauge("shard_breaker_state", "1 for the state of the circuit breaker: closed, open, half_open.", "shard", "state"),
+    _counter("shard_breaker_opened", "Times that the circuit breaker opened.", "shard"),
+    _gauge("shard_connection_lost", "1 while the database connection is lost.", "shard"),
+    _gauge("shard_pending_inserts", "Items that wait to be stored.", "shard"),
+    _gauge("shard_pending_chunks", "Parts of enqueues that wait to be stored.", "shard"),
+    _gauge("shard_pending_changes", "Acks, nacks and extensions that wait to be written.", "shard"),
+    _gauge("shard_pending_looks", "Items that wait for a look-up.", "shard"),
+    _gauge("shard_window_rows", "Ready items in memory.", "shard"),
+    _gauge("shard_unindexed_items", "Items without a row in the index of ready items.", "shard"),
+    _gauge("shard_leases", "Leases in memory, by state: unwritten, written.", "shard", "state"),
+    _histogram("shard_trip_seconds", "Time of one call to the database, reads included.", "shard"),
+    _histogram("shard_transaction_seconds", "Time of one transaction.", "shard"),
+    _histogram("shard_transaction_rows", "Items and changes in one transaction.", "shard"),
+    _gauge("shards_unreachable", "Shards of this host whose database does not answer it."),
+    _gauge("shards_unserved", "Shards of this host that it does not serve although their database answers."),
+    _counter("shard_moves", "Shards opened, released in order, lost to another owner, or not opened.", "outcome"),
+    _counter("transactions", "Transactions with a known outcome."),
+    _counter("transaction_rows", "Items and changes committed."),
+    _counter("transactions_failed", "Transactions that were certainly not committed."),
+    _counter("transactions_unsettled", "Transactions whose outcome was unknown at first."),
+    _counter("rows_refused", "Rows that a database refused."),
+    _counter("window_hits", "Dequeues that got items from memory at once."),
+    _counter("window_misses", "Dequeues that waited for a page."),
+    _counter("page_reads", "Pages of ready items read."),
+    _counter("page_rows", "Rows of pages of ready items."),
+    _counter("body_reads", "Bodies read apart from their page."),
+    _counter("merge_waits", "Waits of a topic for the next items of one shard."),
+    _counter("merge_skips", "Dequeues that went on without a slow shard."),
+)
+_CLUSTER = (
+    _gauge("zookeeper_session_state", "1 for the state of the session: connected, suspended, expired.", "state"),
+    _counter("zookeeper_session_changes", "Changes of the session, by the new state.", "state"),
+    _gauge("controller", "1 on the host that is elected to write the assignment."),
+    _gauge("assignment_version", "Version of the assignment that this host knows; -1: none yet."),
+    _gauge("shards_assigned", "Shards that the assignment gives this host."),
+    _gauge("cluster_hosts", "Living hosts that this host knows."),
+    _gauge("cluster_shards", "Shards of the cluster that are in use."),
+    _gauge("cluster_shards_moving", "Shards of the cluster that their assigned host does not serve yet."),
+    _gauge("cluster_slots_moving", "Slots of dedup_keys that move between shards."),
+)
+_PROCESS = (
+    _gauge("ready", "1 while /readyz answers 200."),
+    _gauge("build_info", "1; the labels have the versions.", "version", "python"),
+    _gauge("host_info", "1; the labels have the host's id and the address for clients.", "id", "address"),
+    _histogram("event_loop_lag_seconds", "Delay of the event loop, measured ten times a second."),
+    _counter("clock_jumps", "Times that the clocks of the machine and the databases differed."),
+    _gauge("machine_clock_ahead_seconds", "Lead of the machine's clock over the databases' clocks, which foqs uses."),
+)
+_ALL = (*_ITEMS, *_TOPICS, *_TENANTS, *_THROTTLES, *_HOOKS, *_REQUESTS, *_SHARDS, *_CLUSTER, *_PROCESS)
+FAMILIES = {family.name: family for family in _ALL}
+
 
 Value = float | Histogram
 Rows = Mapping[str, Sequence[tuple[tuple[str, ...], Value]]]

@@ -4,6 +4,8 @@ Bounds: `MOST_CONNECTIONS` connections. Each gets one reply and is then closed. 
 `HEAD_S` to send its request and `LIFE_S` in all. When all places are taken, a new connection gets the place of the
 oldest one that has no request in progress: connections that send nothing cannot block `/healthz`. One scrape is
 made at a time: read on the loop in short turns, rendered in a thread.
+
+Measures the delay of the event loop.
 """
 
 from __future__ import annotations
@@ -19,11 +21,36 @@ import structlog
 from aiohttp import web
 
 from foqs.admin.exposition import render
-from foqs.admin.lag import LoopLag
+from foqs.admin.readiness import View
 from foqs.admin.snapshot import Series, gather
-from foqs.admin.view import View
 from foqs.checks import host_port
 from foqs.config.schema import AdminSection
+from foqs.counters import SECONDS, Histogram
+
+_EVERY_S = 0.1
+
+
+class LoopLag:
+    """A histogram of delays, measured from `start` to `stop`."""
+
+    def __init__(self) -> None:
+        self.seconds = Histogram(SECONDS)
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        wanted = loop.time() + _EVERY_S
+
+        def rang() -> None:
+            self.seconds.observe(max(0.0, loop.time() - wanted))
+            self.start()
+
+        self._timer = loop.call_at(wanted, rang)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
 
 log = structlog.get_logger("foqs.admin")
 

@@ -1,6 +1,8 @@
 """Copies the values of a host's metrics on its event loop, in short turns.
 
 Values of one scrape may be a few milliseconds apart.
+
+Counts of the scripts that this host runs.
 """
 
 from __future__ import annotations
@@ -12,13 +14,9 @@ from platform import python_version
 from time import perf_counter
 
 from foqs import __version__
-from foqs.admin.exposition import Rows, Value
-from foqs.admin.families import FAMILIES
-from foqs.admin.hooks import add_hooks
-from foqs.admin.tenants import TenantSeries, count_tenants
-from foqs.admin.throttles import ThrottleSeries, count_keys
-from foqs.admin.topics import TopicCounts, topic_rows
-from foqs.admin.view import View
+from foqs.admin.exposition import FAMILIES, Rows, Value
+from foqs.admin.readiness import View
+from foqs.admin.series import TenantSeries, ThrottleSeries, TopicCounts, count_keys, count_tenants, topic_rows
 from foqs.config.schema import AdminSection
 from foqs.counters import NO_NAME, Counters, Histogram, Namespaces
 from foqs.engine.listing import lanes_of
@@ -26,14 +24,27 @@ from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.errors import Code
 from foqs.fairness.keys import TopicKey
+from foqs.hooks.protocol import Kind
 from foqs.item import Item
 from foqs.prefetch.lane import Lane
 from foqs.rows import FailureCause
 from foqs.rpc.call import CLOSED, REFUSED, RpcCounters
 from foqs.server.clock import monotonic_ms
+from foqs.server.hook_pool import HookPool
 from foqs.shardmgr.controller import moving
 from foqs.shardmgr.facts import Session, ShardUse
 from foqs.shardmgr.lifecycle import BreakerState, ShardState
+
+
+def add_hooks(add: Callable[..., None], pool: HookPool) -> None:
+    """Call `add` with (name of the metric without foqs_, value, labels ...)."""
+    add("hook_calls_total", pool.calls)
+    for kind in Kind:
+        add("hook_failures_total", pool.failures[kind], kind.value)
+    add("hook_kills_total", pool.kills)
+    add("hook_queued_calls", pool.queued)
+    add("hook_processes", pool.children)
+
 
 _TURN_S = 0.001
 _TOPICS = 64  # between two looks at the clock

@@ -20,8 +20,8 @@ import structlog
 import uvloop
 from sqlalchemy.engine import URL
 
+from foqs.admin.readiness import View
 from foqs.admin.server import AdminServer
-from foqs.admin.view import View
 from foqs.checks import host_port
 from foqs.cli import logs, signals
 from foqs.cli.errors import fail

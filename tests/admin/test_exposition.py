@@ -5,8 +5,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from foqs.admin.exposition import render
-from foqs.admin.families import FAMILIES
+from foqs.admin.exposition import FAMILIES, render
 from foqs.counters import Histogram
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"

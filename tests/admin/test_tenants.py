@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from foqs.admin.tenants import MOST_OF_TOPIC, TenantSeries, TopicTenants, count_tenants
+from foqs.admin.series import MOST_OF_TOPIC, TenantSeries, TopicTenants, count_tenants
 from foqs.fairness.keys import TopicKey
 from foqs.fairness.tenants import Level, Tenant
 from foqs.fairness.turns import Turns

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from foqs.admin.throttles import KeyCounts, Labels, ThrottleSeries, count_keys
+from foqs.admin.series import KeyCounts, KeyLabels, ThrottleSeries, count_keys
 from tests.api.test_throttles import Throttled
 from tests.engine.test_throttling import host_with, park, put, take
 
@@ -54,7 +54,7 @@ def test_other_keys_are_summed_with_the_longest_wait() -> None:
 def test_counters_only_grow_while_their_series_lasts() -> None:
     """A key that the host forgot begins again at 0."""
     series = ThrottleSeries(1)
-    held: list[dict[Labels, float]] = []
+    held: list[dict[KeyLabels, float]] = []
     for a, b in ((5, 1), (7, 4), (2, 4), (2, 5)):
         keys = {A: KeyCounts(items=1, counters=(a, 0, 0)), B: KeyCounts(counters=(b, 0, 0))}
         held.append(dict(series.rows(keys)[HELD]))

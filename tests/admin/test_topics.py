@@ -1,6 +1,6 @@
 """Topics with the most ready items have series of their own; one series sums up the rest."""
 
-from foqs.admin.topics import TopicCounts, topic_rows
+from foqs.admin.series import TopicCounts, topic_rows
 from foqs.fairness.keys import TopicKey
 
 NOW_MS = 1_000_000

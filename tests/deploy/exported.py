@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from foqs.admin.exposition import render
-from foqs.admin.families import FAMILIES
+from foqs.admin.exposition import FAMILIES, render
 from tests.deploy.promql import TARGET_LABELS, grouped_by, selectors
 
 BY_PROMETHEUS = {"up": {"job", "instance"}, "ALERTS": {"alertname", "alertstate"}}

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from foqs.admin.view import View
+from foqs.admin.readiness import View
 from foqs.server.clock import ClockSurvey, Reading, Survey
 from foqs.server.marks import FileMarks
 from foqs.store import server

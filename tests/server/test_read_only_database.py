@@ -10,7 +10,7 @@ import pytest
 import uvloop
 from structlog.testing import capture_logs
 
-from foqs.admin.view import View
+from foqs.admin.readiness import View
 from foqs.config.load import load
 from foqs.event_loop import until
 from foqs.server.node import Node

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import uvloop
 
-from foqs.admin.view import View
+from foqs.admin.readiness import View
 from foqs.config.load import load
 from foqs.event_loop import until
 from foqs.idl import idl

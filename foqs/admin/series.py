@@ -1,0 +1,272 @@
+"""Decides which topics have series of their own: those with the most ready items. Pure.
+
+Counts the tenants of topics for a scrape, and decides which of them have series of their own.
+
+Counts parked items by throttle key for a scrape, and decides which keys have series of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from heapq import heappush, heappushpop, nlargest
+
+from foqs.bounds import THROTTLE
+from foqs.counters import OTHER
+from foqs.engine.concurrency import AnyGate
+from foqs.engine.state import State
+from foqs.engine.throttling import Throttling
+from foqs.fairness.keys import TopicKey
+from foqs.limits.lease_slots import ShardSlots
+from foqs.limits.throttle_key import ThrottleKey
+
+_REST = (OTHER, OTHER)
+
+
+class TopicCounts:
+    """Counts of one topic or several. `oldest_ms` is the time of the oldest ready item; None if no item is ready."""
+
+    __slots__ = ("leased", "oldest_ms", "ready", "total")
+
+    def __init__(self) -> None:
+        self.ready = 0
+        self.leased = 0
+        self.total = 0
+        self.oldest_ms: int | None = None
+
+    def add(self, ready: int, leased: int, total: int, oldest_ms: int | None) -> None:
+        self.ready += ready
+        self.leased += leased
+        self.total += total
+        if oldest_ms is not None and (self.oldest_ms is None or oldest_ms < self.oldest_ms):
+            self.oldest_ms = oldest_ms
+
+
+def topic_rows(
+    topics: Mapping[TopicKey, TopicCounts], most: int, now_ms: int
+) -> dict[str, list[tuple[tuple[str, ...], float]]]:
+    """Return the rows of the topics: one set for each of the `most` with most ready items, and one for the rest."""
+    chosen = nlargest(most, (key for key in topics if key != _REST), key=lambda key: (topics[key].ready, key))
+    shown = {key: topics[key] for key in chosen}
+    if len(shown) < len(topics):
+        rest = shown[_REST] = TopicCounts()
+        for key, counts in topics.items():
+            if key == _REST or key not in shown:
+                rest.add(counts.ready, counts.leased, counts.total, counts.oldest_ms)
+    items: list[tuple[tuple[str, ...], float]] = []
+    ages: list[tuple[tuple[str, ...], float]] = []
+    for key, counts in shown.items():
+        items.append(((*key, "ready"), counts.ready))
+        items.append(((*key, "leased"), counts.leased))
+        items.append(((*key, "delayed"), max(0, counts.total - counts.ready - counts.leased)))
+        age_ms = 0 if counts.oldest_ms is None else max(0, now_ms - counts.oldest_ms)
+        ages.append((key, age_ms / 1000))
+    together: list[tuple[tuple[str, ...], float]] = [((), len(topics))]
+    return {"foqs_topic_items": items, "foqs_topic_oldest_ready_age_seconds": ages, "foqs_topics": together}
+
+
+MOST_OF_TOPIC = 50
+"""Tenants of one topic with series of their own."""
+_TENANTS = 64  # between two looks at the clock
+
+TenantLabels = tuple[str, str, str]
+_Ranked = tuple[int, float, str, float]  # its ready items, its service, its name and its weight
+
+
+class TenantCounts:
+    """Of one tenant or several. `served`: what they were given since the last scrape, in the units of their topics."""
+
+    __slots__ = ("ready", "served", "weight")
+
+    def __init__(self) -> None:
+        self.ready = 0
+        self.weight = self.served = 0.0
+
+    def add(self, ready: int, weight: float, served: float) -> None:
+        self.ready += ready
+        self.weight += weight
+        self.served += served
+
+
+class TopicTenants:
+    """One topic's. `most` has those with the most ready items, in no order; `rest` counts further tenants that
+    have ready items or were given some, None if there is no further one."""
+
+    __slots__ = ("most", "rest")
+
+    def __init__(self) -> None:
+        self.most: list[_Ranked] = []
+        self.rest: TenantCounts | None = None
+
+    def add(self, name: str, ready: int, weight: float, served: float) -> None:
+        one = (ready, served, name, weight)
+        if name != OTHER:
+            if len(self.most) < MOST_OF_TOPIC:
+                heappush(self.most, one)
+                return
+            one = heappushpop(self.most, one)
+        ready, served, _, weight = one
+        if self.rest is None:
+            self.rest = TenantCounts()
+        if ready or served:
+            self.rest.add(ready, weight, served)
+
+
+class TenantSeries:
+    """Of one host, over all scrapes."""
+
+    def __init__(self, most: int) -> None:
+        """`most`: tenants of all topics with series of their own."""
+        self._most = most
+        self._served: dict[TenantLabels, float] = {}
+
+    def rows(self, topics: Mapping[TopicKey, TopicTenants]) -> dict[str, list[tuple[TenantLabels, float]]]:
+        """Return the rows of a scrape: for the tenants with the most ready items, for the rest of each of their
+        topics, and for all further ones. A series that ends for a while begins again at 0, as Prometheus expects."""
+        ranked = ((one, key) for key, topic in topics.items() for one in topic.most)
+        chosen = {(*key, one[2]) for one, key in nlargest(self._most, ranked)}
+        named = {labels[:2] for labels in chosen}
+        shown: dict[TenantLabels, TenantCounts] = {}
+        for key, topic in topics.items():
+            rest = (*(key if key in named else _REST), OTHER)
+            for ready, served, name, weight in topic.most:
+                labels = (*key, name)
+                if labels in chosen:
+                    shown.setdefault(labels, TenantCounts()).add(ready, weight, served)
+                elif ready or served:
+                    shown.setdefault(rest, TenantCounts()).add(ready, weight, served)
+            if topic.rest is not None:
+                shown.setdefault(rest, TenantCounts()).add(topic.rest.ready, topic.rest.weight, topic.rest.served)
+        self._served = {labels: self._served.get(labels, 0.0) + one.served for labels, one in shown.items()}
+        return {
+            "foqs_tenant_served_total": list(self._served.items()),
+            "foqs_tenant_weight": [(labels, one.weight) for labels, one in shown.items()],
+            "foqs_tenant_ready_items": [(labels, one.ready) for labels, one in shown.items()],
+        }
+
+
+async def count_tenants(state: State, rest: Callable[[], Awaitable[None]]) -> dict[TopicKey, TopicTenants]:
+    """Count the tenants of all topics where they take turns. `rest` yields to the event loop if it is time."""
+    found: dict[TopicKey, TopicTenants] = {}
+    for key, topic in list(state.topics.in_turns.items()):
+        assert topic.turns is not None, "the topic's tenants take turns"
+        counts, namespace = TopicTenants(), state.policies.namespace(key[0])
+        for at, tenant in enumerate(list(topic.turns.tenants.values())):
+            if not at % _TENANTS:
+                await rest()
+            ready = sum([flow.ready for flow in tenant.flows.values()])
+            weight = namespace.weight(key[1], tenant.name, tenant.given_weight)
+            counts.add(tenant.name, ready, weight, tenant.newly_served())
+        found[key] = counts
+    return found
+
+
+_FLOWS = 64  # or keys, between two looks at the clock
+
+KeyLabels = tuple[str, str]
+"""(namespace, throttle key)."""
+
+
+COUNTERS = ("shadow_held", "overage", "reclaimed")
+"""Of a key, since it is in use here."""
+_NONE = (0, 0, 0)
+
+
+class KeyCounts:
+    """Of one throttle key or several. `tokens`: those that wait here for deliveries. `taken`: live leases here.
+    `counters` has the values of `COUNTERS`."""
+
+    __slots__ = ("counters", "flows", "items", "taken", "tokens", "wait_ms")
+
+    def __init__(
+        self, flows: int = 0, items: int = 0, wait_ms: int = 0, tokens: int = 0, taken: int = 0,
+        counters: tuple[int, ...] = _NONE,
+    ) -> None:  # fmt: skip
+        self.flows = flows
+        self.items = items
+        self.wait_ms = wait_ms
+        self.tokens = tokens
+        self.taken = taken
+        self.counters = counters
+
+    def add(self, other: KeyCounts, counters: tuple[int, ...]) -> None:
+        """Add the counts of another key, but these in place of its counters."""
+        self.flows += other.flows
+        self.items += other.items
+        self.wait_ms = max(self.wait_ms, other.wait_ms)
+        self.tokens += other.tokens
+        self.taken += other.taken
+        self.counters = _sum(self.counters, counters)
+
+
+class ThrottleSeries:
+    """Of one host, over all scrapes."""
+
+    def __init__(self, most: int) -> None:
+        """`most`: throttle keys with series of their own."""
+        self._most = most
+        self._counted: dict[KeyLabels, tuple[int, ...]] = {}  # what each key had at the last scrape
+        self._totals: dict[KeyLabels, tuple[int, ...]] = {}
+
+    def rows(self, keys: Mapping[KeyLabels, KeyCounts]) -> dict[str, list[tuple[KeyLabels, float]]]:
+        """Return the rows of a scrape: for the keys with the most parked items, and for the rest together."""
+        chosen = set(
+            nlargest(self._most, (key for key in keys if key != _REST), key=lambda key: (keys[key].items, key))
+        )
+        shown: dict[KeyLabels, KeyCounts] = {}
+        for key, counts in keys.items():
+            before = self._counted.get(key, _NONE)  # more than now if the key was forgotten since
+            grown = [now - (then if then <= now else 0) for now, then in zip(counts.counters, before, strict=True)]
+            shown.setdefault(key if key in chosen else _REST, KeyCounts()).add(counts, tuple(grown))
+        self._counted = {key: counts.counters for key, counts in keys.items() if any(counts.counters)}
+        self._totals = {key: _sum(self._totals.get(key, _NONE), counts.counters) for key, counts in shown.items()}
+        counters = {
+            f"foqs_throttle_{name}_total": [(key, float(total[at])) for key, total in self._totals.items()]
+            for at, name in enumerate(COUNTERS)
+        }
+        return {
+            "foqs_throttle_parked_items": [(key, counts.items) for key, counts in shown.items()],
+            "foqs_throttle_parked_flows": [(key, counts.flows) for key, counts in shown.items()],
+            "foqs_throttle_longest_wait_seconds": [(key, counts.wait_ms / 1000) for key, counts in shown.items()],
+            "foqs_throttle_tokens_held": [(key, counts.tokens) for key, counts in shown.items()],
+            "foqs_throttle_slots_taken": [(key, counts.taken) for key, counts in shown.items()],
+            **counters,
+        }
+
+
+async def count_keys(
+    throttling: Throttling, rest: Callable[[], Awaitable[None]], now_ms: int
+) -> dict[KeyLabels, KeyCounts]:
+    """Count the parked flows of each throttle key in use, and its leases. `now_ms` is monotonic; `rest` yields to the
+    event loop if it is time."""
+    found: dict[KeyLabels, KeyCounts] = {}
+    flows, limits = 0, throttling.concurrency
+    gates: list[AnyGate] = [*throttling.keys.values(), *limits.all_gates()]
+    for at, gate in enumerate(gates):
+        if not at % _FLOWS:
+            await rest()
+        counts = found.setdefault((gate.bounded[0], gate.name), KeyCounts())
+        if isinstance(gate, ShardSlots):
+            counts.taken += gate.leased
+            counts.counters = _sum(counts.counters, (0, gate.overage, gate.reclaimed))
+        elif isinstance(gate, ThrottleKey):
+            counts.tokens += gate.allowance.held(now_ms)
+            counts.counters = _sum(counts.counters, (gate.shadow_held, 0, 0))
+        for _, parking in list(gate.parked()):
+            since_ms = parking.since_ms()
+            if since_ms is not None:
+                counts.wait_ms = max(counts.wait_ms, now_ms - since_ms)
+            for flow in parking:
+                flows += 1
+                if not flows % _FLOWS:
+                    await rest()
+                if flow.parked is gate:  # else it woke since the walk began
+                    counts.flows += 1
+                    counts.items += flow.ready
+    for (ns, key), past in limits.all_past():
+        counts = found.setdefault((ns, key[len(THROTTLE) :]), KeyCounts())
+        counts.counters = _sum(counts.counters, (0, past.overage, past.reclaimed))
+    return found
+
+
+def _sum(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple([a + b for a, b in zip(one, other, strict=True)])

@@ -1,15 +1,292 @@
-"""All checks; independent ones run in parallel."""
+"""All checks; independent ones run in parallel.
+
+Checks ZooKeeper: each server by itself, then the nodes below the root, and this host's rights there.
+
+Checks the shards' databases: servers in parallel, the shards of one server one after another.
+
+So the check waits only once for a server that hangs.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from foqs.config.load import Config
-from foqs.doctor import configuration, databases, ports, tls, zookeeper
-from foqs.doctor.check import Check, Group, Verdict
+from foqs.config.schema import ZookeeperSection
+from foqs.doctor import host
+from foqs.doctor.check import Check, Group, Verdict, apart, numbers, said
+from foqs.errors import FoqsError
+from foqs.shardmgr.facts import HostFact, ShardFact
+from foqs.store.checkup import Checkup, check_up
+from foqs.store.link import place_of
+from foqs.store.protocol import StoreError
+from foqs.store.server import Finding
+from foqs.zk.inspect import RootCheckup, ServerCheckup, check_root, check_server
+
+OLDEST = (3, 5)
+"""The oldest version with the same client protocol as the tested ones."""
+_MANY_NAMES = 5
+_START = "start the server, open the network to it, or correct zookeeper.hosts"
+
+
+async def examine_zookeeper(config: ZookeeperSection, timeout_s: float) -> tuple[list[Check], RootCheckup | None]:
+    """Check ZooKeeper. Return None in place of the root if it could not be read."""
+    names = config.hosts.split(",")
+    outcomes = await asyncio.gather(*(_ask_server(name, config, timeout_s) for name in names))
+    checks = [zookeeper_server_check(name, outcome, config) for name, outcome in zip(names, outcomes, strict=True)]
+    alive = [name for name, outcome in zip(names, outcomes, strict=True) if isinstance(outcome, ServerCheckup)]
+    if not alive:
+        return [*checks, _zookeeper_check(Verdict.SKIPPED, config.root, "no server answers")], None
+    # kazoo waits for a server that hangs before it tries the next one.
+    reachable = config.model_copy(update={"hosts": ",".join(alive)})
+    try:
+        root = await apart(partial(check_root, reachable, timeout_s), 3 * timeout_s)
+    except TimeoutError:
+        mend = "look at ZooKeeper's log" + (
+            ", and check that it has SASL set up" if config.auth_scheme == "sasl" else ""
+        )
+        return [*checks, _zookeeper_check(Verdict.WRONG, config.root, "no answer in time", mend)], None
+    except FoqsError as error:
+        mend = "correct zookeeper.auth_scheme and zookeeper.auth_credential, or look at ZooKeeper's log"
+        return [*checks, _zookeeper_check(Verdict.WRONG, config.root, error.message, mend)], None
+    return [*checks, *zookeeper_root_checks(root, config)], root
+
+
+async def _ask_server(name: str, config: ZookeeperSection, timeout_s: float) -> ServerCheckup | str:
+    host, _, port = name.rpartition(":")
+    work = partial(check_server, config, host.strip("[]"), int(port), timeout_s)
+    try:
+        return await apart(work, 3 * timeout_s)
+    except OSError as error:  # a TimeoutError is one
+        return said(error)
+    except FoqsError as error:
+        return error.message
+
+
+def zookeeper_server_check(name: str, outcome: ServerCheckup | str, config: ZookeeperSection) -> Check:
+    if isinstance(outcome, str):
+        return _zookeeper_check(Verdict.WRONG, name, outcome, _START)
+    found = [int(part) for part in outcome.version.split(".")[:2] if part.isdigit()]
+    version = outcome.version or "of unknown version"
+    if len(found) == len(OLDEST) and tuple(found) < OLDEST:
+        return _zookeeper_check(
+            Verdict.WRONG, name, f"ZooKeeper {version} is too old", f"upgrade it to {_dotted(OLDEST)} or newer"
+        )
+    if outcome.session_ms != config.session_timeout_ms:
+        asked = config.session_timeout_ms
+        why = f"the server grants sessions of {outcome.session_ms} ms, but zookeeper.session_timeout_ms is {asked}"
+        mend = "set it between minSessionTimeout and maxSessionTimeout of the server, or change those two"
+        return _zookeeper_check(Verdict.WARNING, name, why, mend)
+    return _zookeeper_check(Verdict.OK, name, f"ZooKeeper {version}, sessions of {outcome.session_ms} ms")
+
+
+def zookeeper_root_checks(root: RootCheckup, config: ZookeeperSection) -> list[Check]:
+    checks = []
+    if not root.there:
+        names = ", ".join(root.beside[:_MANY_NAMES]) + (", ..." if len(root.beside) > _MANY_NAMES else "")
+        why = "the node does not exist: a host would begin an empty cluster" + (
+            f"; nodes beside it: {names}" if names else ""
+        )
+        checks.append(
+            _zookeeper_check(
+                Verdict.WARNING,
+                config.root,
+                why,
+                "correct zookeeper.root, or, for a new cluster, add a shard with `foqs shards add`",
+            )
+        )
+    if root.denied:
+        mend = "correct zookeeper.auth_credential, or grant it the rights (setAcl by the creator of the nodes)"
+        checks.append(
+            _zookeeper_check(
+                Verdict.WRONG, config.root, f"the credential has no right to {', '.join(_few(root.denied))}", mend
+            )
+        )
+    mend = "the record was edited by hand: write it again"
+    checks += [_zookeeper_check(Verdict.WRONG, config.root, words, mend) for words in _few(root.unreadable)]
+    if root.there and not root.denied and not root.unreadable:
+        checks.append(_content(root.shards, root.hosts, config.root))
+    return checks
+
+
+def _content(shards: Sequence[ShardFact], hosts: Sequence[HostFact], root: str) -> Check:
+    living = f"{len(hosts)} host{'' if len(hosts) == 1 else 's'}"
+    if not shards:
+        why = f"the cluster has no shards ({living})"
+        return _zookeeper_check(
+            Verdict.WARNING, root, why, "add a shard with `foqs shards add`, or correct zookeeper.root"
+        )
+    names = f": {', '.join(_few(sorted(host.id for host in hosts)))}" if hosts else ""
+    return _zookeeper_check(Verdict.OK, root, f"shards {numbers(shard.id for shard in shards)}; {living}{names}")
+
+
+def _few(words: Sequence[str]) -> list[str]:
+    more = [f"and {len(words) - _MANY_NAMES} more"] if len(words) > _MANY_NAMES else []
+    return [*words[:_MANY_NAMES], *more]
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
+def _zookeeper_check(verdict: Verdict, name: str, found: str, mend: str = "") -> Check:
+    return Check(Group.ZOOKEEPER, name, verdict, found, mend)
+
+
+_PER_SHARD = 3
+"""A check of a shard sends several queries; together they may take this many time-outs."""
+_FEW = 4
+Outcome = Checkup | str | None
+"""The findings, or the reason why the database did not answer, or None if its server did not answer before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Requirements of the configuration on a server."""
+
+    item_bytes: int
+    clock_jump_ms: int
+
+
+def wanted_of(config: Config) -> Wanted:
+    limits = config.limits
+    return Wanted(limits.payload_bytes + limits.metadata_bytes + limits.headers_bytes, config.host.clock_jump_ms)
+
+
+async def examine_databases(urls: Mapping[int, str], wanted: Wanted, timeout_s: float) -> list[Check]:
+    """Check the databases; `urls` are by number of the shard."""
+    servers: dict[str, list[int]] = defaultdict(list)
+    for shard in sorted(urls):
+        servers[_server(urls[shard])].append(shard)
+    found = await asyncio.gather(
+        *(_ask_databases({n: urls[n] for n in shards}, timeout_s) for shards in servers.values())
+    )
+    return [
+        check
+        for name, outcomes in zip(servers, found, strict=True)
+        for check in database_checks(name, outcomes, wanted)
+    ]
+
+
+def _server(url: str) -> str:
+    place = place_of(url)
+    if place is None:
+        return "no url"
+    server, _ = place
+    return "sqlite files" if server.startswith("sqlite") else server.replace("+pymysql", "").replace("+mysqldb", "")
+
+
+async def _ask_databases(urls: Mapping[int, str], timeout_s: float) -> dict[int, Outcome]:
+    outcomes: dict[int, Outcome] = dict.fromkeys(urls)
+    for shard, url in urls.items():
+        look = partial(check_up, url, shard, timeout_s=timeout_s, now_ms=lambda: time.time() * 1000)
+        try:
+            outcomes[shard] = await apart(look, _PER_SHARD * timeout_s)
+        except TimeoutError:
+            outcomes[shard] = "the database does not answer in time"
+        except StoreError as error:
+            outcomes[shard] = str(error)
+        if isinstance(outcomes[shard], str) and not url.startswith("sqlite"):
+            return outcomes
+    return outcomes
+
+
+# ------------------------------------------------------------------------------------------------ verdicts
+
+
+def database_checks(server: str, outcomes: Mapping[int, Outcome], wanted: Wanted) -> list[Check]:
+    """Return a check for the server, and one for each fault with the shards that have it."""
+    looked = {shard: one for shard, one in outcomes.items() if isinstance(one, Checkup)}
+    checks = (
+        [_database_check(server, Verdict.OK, _summary(looked))] if any(one.server for one in looked.values()) else []
+    )
+    silent: dict[str, list[int]] = defaultdict(list)
+    for shard, outcome in outcomes.items():
+        if isinstance(outcome, str):
+            silent[outcome].append(shard)
+    for why, which in silent.items():
+        mend = "start the server, open the network to it, or correct the shard's url"
+        checks.append(_database_check(server, Verdict.WRONG, f"{_shard_names(which)}: {why}", mend))
+    findings: dict[Finding, list[int]] = defaultdict(list)
+    for shard, one in looked.items():
+        for finding in dict.fromkeys(one.findings):
+            findings[finding].append(shard)
+    for finding, which in findings.items():
+        where = "" if checks and len(which) == len(outcomes) else f"{_shard_names(which)}: "
+        checks.append(_database_check(server, *_stated(finding, where)))
+    checks += [
+        _database_check(server, *_stated(finding)) for finding in _server_findings(list(looked.values()), wanted)
+    ]
+    if left := [shard for shard, outcome in outcomes.items() if outcome is None]:
+        checks.append(
+            _database_check(
+                server, Verdict.SKIPPED, f"{_shard_names(left)}: the server did not answer for an earlier shard"
+            )
+        )
+    return checks
+
+
+def _server_findings(looked: Sequence[Checkup], wanted: Wanted) -> list[Finding]:
+    """Compare the answers of one server with the configuration."""
+    found = []
+    clocks = [one.clock_ms for one in looked if one.clock_ms is not None]
+    if clocks:
+        least, most = max(low for low, _ in clocks), min(high for _, high in clocks)
+        off, way = (least, "ahead of") if least > 0 else (-most, "behind")
+        if off > wanted.clock_jump_ms:
+            why = f"the server's clock is {off:,} ms or more {way} this machine's (host.clock_jump_ms is less)"
+            found.append(Finding(why, "synchronise both clocks with NTP", wrong=False))
+    packets = [one.max_packet_bytes for one in looked if one.max_packet_bytes is not None]
+    if packets and min(packets) // 2 < wanted.item_bytes:
+        why = f"max_allowed_packet is {min(packets)}: items of more than {min(packets) // 2} bytes are refused"
+        mend = "raise it above twice limits.payload_bytes, or lower limits.payload_bytes"
+        found.append(Finding(why, mend, wrong=False))
+    connections = [one.max_connections for one in looked if one.max_connections is not None]
+    if connections and min(connections) < 2 * len(looked):
+        why = f"max_connections is {min(connections)}, but {len(looked)} open shards need {2 * len(looked)}"
+        found.append(
+            Finding(why, "raise it with SET GLOBAL max_connections, and in the server's configuration", wrong=False)
+        )
+    return found
+
+
+def _summary(looked: Mapping[int, Checkup]) -> str:
+    parts = [", ".join(dict.fromkeys(one.server for one in looked.values() if one.server)), _shard_names(looked)]
+    clocks = [one.clock_ms for one in looked.values() if one.clock_ms is not None]
+    if clocks:
+        parts.append(f"clock {max(low for low, _ in clocks):+} to {min(high for _, high in clocks):+} ms")
+    owners: dict[str, list[int]] = defaultdict(list)
+    for shard, one in looked.items():
+        if one.owner is not None:
+            owners[one.owner or "none"].append(shard)
+    if 0 < len(looked) <= _FEW:
+        listed = [
+            f"{shard}: {one.owner or 'none'} (epoch {one.epoch})"
+            for shard, one in looked.items()
+            if one.epoch is not None
+        ]
+    else:
+        listed = [f"{numbers(which)}: {owner}" for owner, which in owners.items()]
+    return "; ".join([*parts, f"owners: {', '.join(listed)}"] if listed else parts)
+
+
+def _stated(finding: Finding, where: str = "") -> tuple[Verdict, str, str]:
+    return (Verdict.WRONG if finding.wrong else Verdict.WARNING), where + finding.found, finding.mend
+
+
+def _shard_names(which: Iterable[int]) -> str:
+    found = list(which)
+    return f"shard{'s' if len(found) > 1 else ''} {numbers(found)}"
+
+
+def _database_check(server: str, verdict: Verdict, found: str, mend: str = "") -> Check:
+    return Check(Group.DATABASES, server, verdict, found, mend)
 
 
 async def examine(path: Path, workers: Sequence[int], timeout_s: float) -> list[Check]:
@@ -17,25 +294,25 @@ async def examine(path: Path, workers: Sequence[int], timeout_s: float) -> list[
 
     `workers` are the distances of the workers' ports above the configured ones. `timeout_s` bounds each wait.
     """
-    config, checks = configuration.read(path)
+    config, checks = host.read_configuration(path)
     if config is None:
         why = "the configuration is not valid"
         groups = [group for group in Group if group is not Group.CONFIGURATION]
         return checks + [Check(group, "all", Verdict.SKIPPED, why) for group in groups]
-    checks += configuration.dangers(config, configuration.this_machine(), max(1, len(workers)))
-    checks += tls.examine(config, ports.advertised(config), time.time())
-    found = await asyncio.gather(ports.examine(config, workers, timeout_s), _shards(config, timeout_s))
+    checks += host.dangers(config, host.this_machine(), max(1, len(workers)))
+    checks += host.examine_tls(config, host.advertised(config), time.time())
+    found = await asyncio.gather(host.examine_ports(config, workers, timeout_s), _examine_cluster(config, timeout_s))
     return [check for part in (checks, *found) for check in part]
 
 
-async def _shards(config: Config, timeout_s: float) -> list[Check]:
+async def _examine_cluster(config: Config, timeout_s: float) -> list[Check]:
     """Check ZooKeeper, which lists the shards of a cluster, and the databases."""
     checks: list[Check] = []
     urls: Mapping[int, str] = {section.id: section.url for section in config.shards}
     if config.zookeeper is not None:
-        checks, root = await zookeeper.examine(config.zookeeper, timeout_s)
+        checks, root = await examine_zookeeper(config.zookeeper, timeout_s)
         if root is None:
             why = "the list of shards is in ZooKeeper, which could not be read"
             return [*checks, Check(Group.DATABASES, "all", Verdict.SKIPPED, why)]
         urls = {shard.id: shard.url for shard in root.shards}
-    return checks + await databases.examine(urls, databases.wanted_of(config), timeout_s)
+    return checks + await examine_databases(urls, wanted_of(config), timeout_s)

@@ -8,7 +8,7 @@ import pytest
 
 from foqs.config.load import Config, load
 from foqs.doctor.check import Check, Verdict, numbers
-from foqs.doctor.configuration import Machine, dangers, read, this_machine
+from foqs.doctor.host import Machine, dangers, read_configuration, this_machine
 
 MACHINE = Machine(memory_bytes=8 << 30, files=None)
 SECRET = "hunter2"
@@ -31,7 +31,7 @@ def test_every_error_at_once(tmp_path: Path) -> None:
         tmp_path / "foqs.toml",
         f'[server]\nport = "x"\ncolour = 1\n[zookeeper]\nhosts = "zk"\nauth_credential = "{SECRET}"\n',
     )
-    config, checks = read(path)
+    config, checks = read_configuration(path)
     assert config is None
     assert all(check.verdict is Verdict.WRONG for check in checks)
     keys = {check.found.partition(":")[0] for check in checks}
@@ -41,13 +41,13 @@ def test_every_error_at_once(tmp_path: Path) -> None:
 
 def test_no_file_and_no_toml(tmp_path: Path) -> None:
     for path in (tmp_path / "none.toml", written(tmp_path / "bad.toml", "[server")):
-        config, (check,) = read(path)
+        config, (check,) = read_configuration(path)
         assert config is None
         assert str(path) in check.found
 
 
 def test_no_shards(tmp_path: Path) -> None:
-    _, checks = read(written(tmp_path / "foqs.toml", ""))
+    _, checks = read_configuration(written(tmp_path / "foqs.toml", ""))
     assert [check.verdict for check in checks] == [Verdict.OK, Verdict.WRONG]
 
 
@@ -63,7 +63,7 @@ def test_secrets_that_everybody_can_read(tmp_path: Path, text: str, told: str | 
     path = written(tmp_path / "foqs.toml", text)
 
     def warned() -> list[Check]:
-        return [check for check in read(path)[1] if check.verdict is Verdict.WARNING]
+        return [check for check in read_configuration(path)[1] if check.verdict is Verdict.WARNING]
 
     assert warned() == []
     path.chmod(0o644)
@@ -75,9 +75,9 @@ def test_a_secrets_file_that_everybody_can_read(tmp_path: Path) -> None:
     secret = written(tmp_path / "secret", SECRET * 8)
     path = written(tmp_path / "foqs.toml", '[zookeeper]\nhosts = "zk:1"\n[auth]\ncluster_secret_file = "secret"\n')
     path.chmod(0o644)  # it holds no secret
-    assert [check.verdict for check in read(path)[1]] == [Verdict.OK]
+    assert [check.verdict for check in read_configuration(path)[1]] == [Verdict.OK]
     secret.chmod(0o644)
-    (warning,) = [check for check in read(path)[1] if check.verdict is Verdict.WARNING]
+    (warning,) = [check for check in read_configuration(path)[1] if check.verdict is Verdict.WARNING]
     assert (warning.name, warning.mend) == ("auth.cluster_secret", f"chmod o-r {secret}")
 
 

@@ -16,7 +16,7 @@ import pytest
 from sqlalchemy import create_engine
 
 from foqs.doctor.check import Check, Verdict
-from foqs.doctor.databases import Outcome, Wanted, examine, verdicts
+from foqs.doctor.examine import Outcome, Wanted, database_checks, examine_databases
 from foqs.store.checkup import Checkup, check_up
 from foqs.store.maintenance import check_schema, create_schema
 from foqs.store.server import Finding
@@ -79,7 +79,7 @@ def test_the_servers_clock(shard_url: str, shard_kind: str) -> None:
     late = check_up(shard_url, 1, timeout_s=20, now_ms=lambda: now_ms() - 3_600_000)
     assert late.clock_ms is not None
     assert late.clock_ms[1] >= 3_600_000 - 1
-    (warning,) = [check for check in verdicts("db", {1: late}, WANTED) if check.verdict is not Verdict.OK]
+    (warning,) = [check for check in database_checks("db", {1: late}, WANTED) if check.verdict is not Verdict.OK]
     assert warning.verdict is Verdict.WARNING
     assert "ahead of" in warning.found
 
@@ -207,10 +207,10 @@ def test_settings(shard_url: str, shard_kind: str) -> None:
         (True, True),
         (True, False),
     ]
-    told = verdicts("db", {1: checkup}, WANTED)
+    told = database_checks("db", {1: checkup}, WANTED)
     assert any("items of more than 524288 bytes are refused" in check.found for check in told)
     few = Checkup(server="MySQL 8.4", max_connections=3)
-    assert any("max_connections is 3" in check.found for check in verdicts("db", {1: few, 2: few}, WANTED))
+    assert any("max_connections is 3" in check.found for check in database_checks("db", {1: few, 2: few}, WANTED))
 
 
 _UNSAFE = (
@@ -250,7 +250,7 @@ def _is_unsafe(server: Server, words: tuple[str, ...]) -> None:
 
 
 def checked(urls: dict[int, str], timeout_s: float = 20) -> list[Check]:
-    return asyncio.run(examine(urls, WANTED, timeout_s))
+    return asyncio.run(examine_databases(urls, WANTED, timeout_s))
 
 
 def test_shards_with_one_fault_share_a_line(tmp_path: Path) -> None:
@@ -297,8 +297,8 @@ def test_no_server_listens(tmp_path: Path) -> None:
 def test_a_finding_of_every_shard_names_none() -> None:
     finding = Finding("the server is read-only", "make it writable")
     both: dict[int, Outcome] = {n: Checkup([finding], server="MySQL 8.4", owner="a", epoch=n) for n in (1, 2)}
-    good, wrong = verdicts("db", both, WANTED)
+    good, wrong = database_checks("db", both, WANTED)
     assert good.found == "MySQL 8.4; shards 1-2; owners: 1: a (epoch 1), 2: a (epoch 2)"
     assert wrong.found == "the server is read-only"
     one = both | {3: Checkup(server="MySQL 8.4")}
-    assert verdicts("db", one, WANTED)[1].found == "shards 1-2: the server is read-only"
+    assert database_checks("db", one, WANTED)[1].found == "shards 1-2: the server is read-only"

@@ -7,7 +7,7 @@ import socket
 
 from foqs.config.load import load
 from foqs.doctor.check import Check, Verdict
-from foqs.doctor.ports import examine
+from foqs.doctor.host import examine_ports
 from foqs_lab.servers.process import free_port
 
 
@@ -15,7 +15,7 @@ def look(port: int, *workers: int, timeout_s: float = 20, zookeeper: bool = Fals
     sections: dict[str, object] = {"admin": {"enabled": False}}
     if zookeeper:
         sections["zookeeper"] = {"hosts": "zk:2181"}
-    return asyncio.run(examine(load(server={"port": port, **server}, **sections), workers, timeout_s))
+    return asyncio.run(examine_ports(load(server={"port": port, **server}, **sections), workers, timeout_s))
 
 
 def test_free_and_taken_ports() -> None:
@@ -37,10 +37,13 @@ def test_the_admin_port() -> None:
     with socket.create_server(("127.0.0.1", 0)) as held:
         taken = held.getsockname()[1]
         config = load(server={"port": 0}, admin={"port": taken})
-        _, check = asyncio.run(examine(config, [], 0.5))
+        _, check = asyncio.run(examine_ports(config, [], 0.5))
         assert (check.verdict, check.name) == (Verdict.WARNING, f"127.0.0.1:{taken}")  # a host serves without it
         above = load(server={"port": 0}, admin={"port": taken - 2})
-        assert [check.name for check in asyncio.run(examine(above, [2], 0.5))] == ["127.0.0.1:0", f"127.0.0.1:{taken}"]
+        assert [check.name for check in asyncio.run(examine_ports(above, [2], 0.5))] == [
+            "127.0.0.1:0",
+            f"127.0.0.1:{taken}",
+        ]
 
 
 def test_an_address_of_another_machine() -> None:

@@ -10,7 +10,7 @@ import pytest
 from foqs.config.load import Config, load
 from foqs.config.schema import TlsSection
 from foqs.doctor.check import Check, Verdict
-from foqs.doctor.tls import examine
+from foqs.doctor.host import examine_tls
 from tests.support.certificates import Authority
 
 NAME = "queue.example"
@@ -23,7 +23,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 def look(section: TlsSection, now_s: float | None = None) -> Check:
     section.key_file.chmod(0o600)
-    (check,) = examine(with_tls(section), NAME, time.time() if now_s is None else now_s)
+    (check,) = examine_tls(with_tls(section), NAME, time.time() if now_s is None else now_s)
     return check
 
 
@@ -55,7 +55,7 @@ def test_another_name_and_another_authority(authority: Authority, tmp_path: Path
     assert other.verdict is Verdict.WRONG
     assert "ostname mismatch" in other.found
     assert NAME in other.mend
-    address = examine(with_tls(authority.section(authority.issue("127.0.0.1"))), "127.0.0.2", time.time())[0]
+    address = examine_tls(with_tls(authority.section(authority.issue("127.0.0.1"))), "127.0.0.2", time.time())[0]
     assert "IP address mismatch" in address.found
     stranger = Authority(tmp_path, "stranger")
     foreign = look(stranger.section(authority.issue(NAME)))
@@ -69,7 +69,7 @@ def test_files_that_are_no_pair_or_not_there(authority: Authority, tmp_path: Pat
     mixed = look(TlsSection(cert_file=pair.cert_file, key_file=other.key_file))
     assert mixed.verdict is Verdict.WRONG
     assert "do not belong together" in mixed.found
-    (missing,) = examine(
+    (missing,) = examine_tls(
         with_tls(TlsSection(cert_file=tmp_path / "none.pem", key_file=pair.key_file)), NAME, time.time()
     )
     assert "tls.cert_file" in missing.found
@@ -78,7 +78,7 @@ def test_files_that_are_no_pair_or_not_there(authority: Authority, tmp_path: Pat
 def test_a_key_that_everybody_can_read(authority: Authority) -> None:
     section = authority.section(authority.issue(NAME))
     section.key_file.chmod(0o644)
-    good, open_ = examine(with_tls(section), NAME, time.time())
+    good, open_ = examine_tls(with_tls(section), NAME, time.time())
     assert (good.verdict, open_.verdict) == (Verdict.OK, Verdict.WARNING)
     assert open_.name == "tls.key_file"
 
@@ -88,7 +88,7 @@ def test_principals(tmp_path: Path) -> None:
 
     def look_at(text: str) -> Check:
         file.write_text(text)
-        (check,) = examine(load(auth={"principals_file": str(file)}), NAME, time.time())
+        (check,) = examine_tls(load(auth={"principals_file": str(file)}), NAME, time.time())
         return check
 
     digest = "0" * 64
@@ -97,5 +97,5 @@ def test_principals(tmp_path: Path) -> None:
     assert look_at("").verdict is Verdict.WARNING
     assert look_at("[principals.shop]\n").verdict is Verdict.WRONG
     file.unlink()
-    (gone,) = examine(load(auth={"principals_file": str(file)}), NAME, time.time())
+    (gone,) = examine_tls(load(auth={"principals_file": str(file)}), NAME, time.time())
     assert gone.verdict is Verdict.WRONG

@@ -13,7 +13,7 @@ from kazoo.security import make_digest_acl
 from foqs.config.schema import ZookeeperSection
 from foqs.doctor.check import Check, Group, Verdict
 from foqs.doctor.examine import examine as examine_all
-from foqs.doctor.zookeeper import examine, of_server
+from foqs.doctor.examine import examine_zookeeper, zookeeper_server_check
 from foqs.rpc.tls import server_context
 from foqs.shardmgr.facts import ShardFact, encode_shard
 from foqs.zk.inspect import RootCheckup, ServerCheckup
@@ -31,7 +31,7 @@ PATIENT_S = 30
 
 
 def look(config: ZookeeperSection, timeout_s: float = PATIENT_S) -> tuple[list[Check], RootCheckup | None]:
-    checks, root = asyncio.run(examine(config, timeout_s))
+    checks, root = asyncio.run(examine_zookeeper(config, timeout_s))
     assert SECRET not in repr(checks)
     assert all(bool(check.mend) is (check.verdict in (Verdict.WRONG, Verdict.WARNING)) for check in checks)
     return checks, root
@@ -187,10 +187,10 @@ def test_a_session_time_out_that_the_server_does_not_give(zk_rig: ZookeeperRig) 
 
 def test_old_ones_and_those_that_do_not_tell() -> None:
     config = ZookeeperSection(hosts="zk:2181", session_timeout_ms=10_000)
-    old = of_server("zk:2181", ServerCheckup("3.4.14", 10_000), config)
+    old = zookeeper_server_check("zk:2181", ServerCheckup("3.4.14", 10_000), config)
     assert (old.verdict, old.found) == (Verdict.WRONG, "ZooKeeper 3.4.14 is too old")
     for version in ("", "3.5.0", "3.10.1", "4.0"):
-        assert of_server("zk:2181", ServerCheckup(version, 10_000), config).verdict is Verdict.OK
+        assert zookeeper_server_check("zk:2181", ServerCheckup(version, 10_000), config).verdict is Verdict.OK
 
 
 def test_over_tls(zk_rig: ZookeeperRig, writer: KazooClient, tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def delete(
     For each item that could not be deleted the command writes a JSON line with the error. The lines on stdin may be
     those of `foqs items` and `foqs dequeue`. A wrong line fails alone; its error has the number of the line.
     """
-    from foqs.client.json_lines import id_of_line
+    from foqs.client.item_copies import id_of_line
 
     numbers: Iterable[tuple[int, int | Invalid]]
     if ids == ["-"]:

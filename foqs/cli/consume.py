@@ -184,7 +184,7 @@ def _each_lease(
 ) -> None:
     """Write a JSON line for each lease; end with an error if one failed."""
     from foqs.client import Lease
-    from foqs.client.json_lines import lease_of_line
+    from foqs.client.item_copies import lease_of_line
 
     if (item_id is None) != (lease is None):
         fail("ID and LEASE belong together: give both, or neither to read from stdin", 2)

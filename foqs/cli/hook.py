@@ -96,7 +96,7 @@ def try_(
     if (file is None) is (script is None):
         fail("give either a FILE or --script NAME", 2)
     source = None if file is None else read(file)
-    from foqs.client.json_lines import spec_of_line
+    from foqs.client.item_copies import spec_of_line
 
     item = spec_of_line(b"{}" if sample is None else read(sample).encode(), topic=_SAMPLE_TOPIC)
     failure: dict[str, Any] = {}

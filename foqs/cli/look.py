@@ -124,7 +124,7 @@ def items(
     is a dead letter. The columns "fairness key" and "throttle keys" (those in the failure of a dead letter) are there
     if an item has such keys. `foqs enqueue --copy` and `foqs delete -` read the JSON lines.
     """
-    from foqs.client.json_lines import item_json
+    from foqs.client.item_copies import item_json
 
     wanted = None if state is None else state.number
     in_table = sys.stdout.isatty() and not as_json
@@ -200,7 +200,7 @@ def item(
     connection: Connection,
 ) -> None:
     """Show one item as JSON, without leasing it."""
-    from foqs.client.json_lines import item_json
+    from foqs.client.item_copies import item_json
 
     try:
         number = parse_id(item_id)

@@ -111,7 +111,7 @@ class Move:
         self, client: Client, source: str, target: str, *, lease_ms: int = LEASE_MS, delete_consumed: bool = False
     ) -> None:
         from foqs.client import Items
-        from foqs.client.copies import job_of
+        from foqs.client.item_copies import job_of
 
         self._client, self._source, self._target = client, source, target
         self._lease_ms, self._delete_consumed = lease_ms, delete_consumed
@@ -169,7 +169,7 @@ class Move:
         return lines
 
     def _batch(self, items: list[Item]) -> None:
-        from foqs.client.copies import store_copies
+        from foqs.client.item_copies import store_copies
 
         for item in items:
             if item.at_most_once:  # its copy may be stored from now on: given back, it could be delivered twice
@@ -188,7 +188,7 @@ class Move:
 
     def _copy(self, item: Item) -> ItemSpec:
         from foqs.client import Delivery, ItemSpec
-        from foqs.client.copies import copy_key
+        from foqs.client.item_copies import copy_key
 
         return ItemSpec(
             self._target,
@@ -205,7 +205,7 @@ class Move:
 
     def _may_go(self, item: Item, copy: int) -> bool:
         """Return whether the item may be removed, because its copy was stored now or is still in the new topic."""
-        from foqs.client.copies import is_there
+        from foqs.client.item_copies import is_there
 
         if not isinstance(copy, Duplicate) or item.at_most_once or self._delete_consumed:
             return True

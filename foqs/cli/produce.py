@@ -113,7 +113,7 @@ def enqueue(
         return
 
     from foqs.client import ItemSpec, Producer
-    from foqs.client.json_lines import copy_of_line, spec_of_line
+    from foqs.client.item_copies import copy_of_line, spec_of_line
 
     def spec(line: bytes) -> ItemSpec:
         if copy:

@@ -19,7 +19,7 @@ def write_items(client: Client, items: Sequence[Item], *, to_ack: bool) -> None:
     Each line is flushed, so a reader that leaves (`| head -1`) costs no other item its lease. Ends the command if
     stdout fails in another way, as a full disk does.
     """
-    from foqs.client.json_lines import item_json
+    from foqs.client.item_copies import item_json
 
     written = 0
     try:

@@ -7,15 +7,9 @@
 ...     client.enqueue("mail", b"hello")
 """
 
-from foqs.client.ack_dequeue import Taken
-from foqs.client.ack_policy import AckPolicy
-from foqs.client.backoff import Backoff
+from foqs.client.caller import request_id
 from foqs.client.client import Client
-from foqs.client.connection import ClientClosed
-from foqs.client.dead_letters import FailureFilter, FailureGroup, Failures, Redriven, RefusedTopic
-from foqs.client.explain import ExplainReason, Explanation, Reason
-from foqs.client.hangs import WorkerHung
-from foqs.client.hooks import Tried
+from foqs.client.connection import ClientClosed, Tls
 from foqs.client.items import (
     ActiveTopic,
     Delivery,
@@ -32,13 +26,32 @@ from foqs.client.items import (
     Released,
     ServerInfo,
 )
-from foqs.client.job import Job, Retry
-from foqs.client.looks import HookStats, TenantStats, Throttles, ThrottleStats, TopicStats, WorkerStats
-from foqs.client.outcomes import UnreadFailures
-from foqs.client.producer import Producer
-from foqs.client.request_ids import request_id
-from foqs.client.settings import Settings, SettingsChange
-from foqs.client.tls import Tls
+from foqs.client.job import AckPolicy, Job, Retry
+from foqs.client.lease_calls import Taken
+from foqs.client.operator_calls import (
+    FailureFilter,
+    FailureGroup,
+    Failures,
+    Redriven,
+    RefusedTopic,
+    Settings,
+    SettingsChange,
+    Tried,
+)
+from foqs.client.operator_types import (
+    ExplainReason,
+    Explanation,
+    HookStats,
+    Reason,
+    TenantStats,
+    Throttles,
+    ThrottleStats,
+    TopicStats,
+    WorkerStats,
+)
+from foqs.client.producer import Producer, UnreadFailures
+from foqs.client.timing import Backoff
+from foqs.client.work import WorkerHung
 from foqs.client.worker import Worker
 from foqs.errors import (
     Code,

@@ -1,9 +1,13 @@
-"""The blocking client: one method for each call of the service, retries where they are safe."""
+"""The blocking client: one method for each call of the service, retries where they are safe.
+
+The credential of a client.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
@@ -11,16 +15,20 @@ from weakref import finalize
 
 from foqs import second_answer
 from foqs.bounds import Limits
-from foqs.client import entries, methods
-from foqs.client.ack_dequeue import AckDequeue, Taken, ack_then_dequeue, leased_items, most_of, topic_counts
-from foqs.client.caller import Caller, OnRetry
-from foqs.client.connection import parse_addresses
-from foqs.client.credential import read_token
-from foqs.client.dead_letters import DeadLetterCalls
-from foqs.client.entries import Entries
-from foqs.client.explain import Explaining
-from foqs.client.hooks import HookMethods
-from foqs.client.item_checks import faults_of
+from foqs.client import arguments, methods
+from foqs.client.arguments import (
+    Entries,
+    check_dequeue,
+    check_leased,
+    check_many,
+    checked,
+    duration,
+    faults_of,
+    instance_of,
+    unlimited,
+)
+from foqs.client.caller import Caller, OnRetry, Pool
+from foqs.client.connection import Securing, Tls, parse_addresses
 from foqs.client.items import (
     ActiveTopic,
     Item,
@@ -31,26 +39,43 @@ from foqs.client.items import (
     Leased,
     counts_of,
 )
-from foqs.client.lease_methods import LeaseMethods
-from foqs.client.looks import Looks
-from foqs.client.options import check_dequeue, check_leased, check_many, checked, duration, instance_of, unlimited
+from foqs.client.lease_calls import (
+    AckDequeue,
+    LeaseMethods,
+    Taken,
+    ack_then_dequeue,
+    leased_items,
+    most_of,
+    topic_counts,
+)
+from foqs.client.methods import ack_request, dequeue_request, enqueue_request
+from foqs.client.operator_calls import DeadLetterCalls, HookMethods, SettingsMethods
+from foqs.client.operator_types import Explaining, Looks
 from foqs.client.places import Ask, Places, Share
-from foqs.client.pool import Pool
-from foqs.client.request_bytes import ack_request, dequeue_request, enqueue_request
-from foqs.client.requests import Requests
-from foqs.client.router import Router
+from foqs.client.requests import First, Requests, Split, id_of, one_of
+from foqs.client.router import Router, Topics, active_topics
 from foqs.client.routes import Part, slot
-from foqs.client.settings import SettingsMethods
-from foqs.client.tasks import First, Split, id_of, one_of
-from foqs.client.tls import Securing, Tls
-from foqs.client.topics import Topics, active_topics
-from foqs.errors import FoqsError
+from foqs.errors import FoqsError, Invalid
 from foqs.idl import idl
 from foqs.ids import parse_id
 from foqs.travel import Local
 
 if TYPE_CHECKING:
     from foqs.client.tracing import Tracing
+
+
+def read_token(given: str | None) -> str | None:
+    """`given`, or what the file holds where it is `@path`. Raises Invalid, which does not name the token."""
+    if given is None or not given.startswith("@"):
+        return given
+    try:
+        token = Path(given[1:]).read_text("utf-8-sig").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise Invalid(f"token: cannot read {given[1:]}: {getattr(error, 'strerror', None) or 'not text'}") from None
+    if not token:
+        raise Invalid(f"token: {given[1:]} is empty")
+    return token
+
 
 _LIMITS = Limits()
 _ONLY_SPECS = frozenset((ItemSpec,))
@@ -174,7 +199,7 @@ class Client(DeadLetterCalls, Explaining, HookMethods, LeaseMethods, Looks, Sett
         """
         specs = items if isinstance(items, list | tuple) else list(items)
         if not _ONLY_SPECS.issuperset(map(type, specs)):
-            given = Entries(specs, entries.spec)
+            given = Entries(specs, arguments.spec_entry)
             if given.errors:
                 return given.outcomes(self.enqueue_many(given.good, timeout_ms=timeout_ms))
         store = partial(self._enqueue_many, timeout_ms=timeout_ms)
@@ -285,7 +310,7 @@ class Client(DeadLetterCalls, Explaining, HookMethods, LeaseMethods, Looks, Sett
         check_many("done", done)
         check_dequeue(topics, count, wait_ms, lease_ms, max_bytes, most=most)
         max_bytes = max_bytes or None
-        given, counts = Entries(done, entries.ack), counts_of(topics, count, most)
+        given, counts = Entries(done, arguments.ack_entry), counts_of(topics, count, most)
         acks = given.good
         wait_until = monotonic() + wait_ms / 1000
         deadline = monotonic() + self._requests.timeout_s(timeout_ms)
@@ -324,7 +349,7 @@ class Client(DeadLetterCalls, Explaining, HookMethods, LeaseMethods, Looks, Sett
         to = self._router.order_for(item.id)
         found = self._requests.first(methods.ACK, second_answer.END_ITEM, usual, to, timeout_ms)
         if isinstance(found, First):
-            given = Entries((item,), entries.ack)
+            given = Entries((item,), arguments.ack_entry)
             outcomes = self._each(methods.ACK, second_answer.END_ITEM, given, timeout_ms, found)
             del found  # as in `enqueue`
             one_of(outcomes)
@@ -334,7 +359,7 @@ class Client(DeadLetterCalls, Explaining, HookMethods, LeaseMethods, Looks, Sett
     @checked()
     def ack_many(self, items: Iterable[Leased], *, timeout_ms: int | None = None) -> list[FoqsError | None]:
         """`ack` for many: None for each that was done, else its error."""
-        return self._each(methods.ACK, second_answer.END_ITEM, Entries(items, entries.ack), timeout_ms)
+        return self._each(methods.ACK, second_answer.END_ITEM, Entries(items, arguments.ack_entry), timeout_ms)
 
     # ------------------------------------------------------------------------------------- looking and operat
 

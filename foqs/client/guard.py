@@ -1,15 +1,29 @@
 """Protects the threads of the library from objects of its user: exceptions, callbacks, and handlers of logs.
 
 Any of them may raise any exception when it is read or called, and a thread that ends by one works no more.
+
+What a child process must not share with its parent is made again after a fork.
+
+What a handler or a callback returned: refused where it is work that was not done by the return.
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
+import os
+import subprocess
 import sys
 import threading
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import islice
+from types import CoroutineType, GeneratorType
+from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
+from weakref import WeakSet
+
+from foqs.errors import Invalid
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -117,3 +131,152 @@ def _to_stderr(line: str) -> None:
     except BaseException as error:
         if is_interrupt(error):
             raise
+
+
+class Forkable(Protocol):
+    def after_fork(self) -> None:
+        """Called in the child: no other thread exists, and inherited locks may stay locked for ever."""
+
+
+_living: WeakSet[Forkable] = WeakSet()
+
+
+def renew_after_fork(thing: Forkable) -> None:
+    _living.add(thing)
+
+
+def _in_child() -> None:
+    for thing in list(_living):
+        thing.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
+
+
+CALLS_IN_THREADS = (
+    "a Worker calls handlers in threads and awaits nothing: make it an ordinary function, for example "
+    "`def handle(item): asyncio.run(work(item))`"
+)
+_DO_IT = "let the handler do the work itself, and return when it is done"
+_DID_NOT_RUN = "did not run it"
+_LAZY = (map, filter, zip, enumerate)
+_HOLD: tuple[Any, ...] = (list, tuple, set, frozenset, deque, type({}.values()), type({}.items()))
+_PLAIN = (bool, int, float, str, bytes)
+_LOOKED_AT = 100
+"""How many values in a returned list are looked at: to look at all would cost a handler that returns its data."""
+_MRO = type.__dict__["__mro__"]
+_DICT = type.__dict__["__dict__"]
+
+
+class NotRun(Invalid):
+    """The handler returned work, such as an awaitable, a generator or a Future, instead of doing it."""
+
+
+class _Work(NamedTuple):
+    kind: str
+    advice: str
+    not_done: str = _DID_NOT_RUN
+
+
+_ELSEWHERE = _Work("unfinished work of another thread, event loop or process", _DO_IT, "does not wait for it")
+_AWAITABLE = _Work("an awaitable", CALLS_IN_THREADS)
+_ASYNC_ITERATOR = _Work("an asynchronous iterator", CALLS_IN_THREADS)
+_GENERATOR = _Work("a generator", f"{_DO_IT}, without `yield`")
+_ITERATOR = _Work("a lazy iterator", f"{_DO_IT}: `list()` runs the iterator")
+_NOT_STARTED = _Work("a thread or process that was not started", _DO_IT)
+_CALLABLE = _Work("a callable", f"{_DO_IT}: call it in the handler")
+_DONE: tuple[tuple[_Work | None, ...], ...] = ((None,), (None, _ELSEWHERE))
+
+
+def check_returned(
+    returned: object, *, elsewhere: bool = False, of: str = "the handler", caller: str = "the Worker"
+) -> None:
+    """Raise NotRun if `returned` is work, or a list, tuple, set, deque or dict with work in it at any depth, and end
+    the work as far as it was not begun. With `elsewhere`, accept work that a thread, an event loop or a process does.
+
+    Raises what the object raises when its type is read.
+    """
+    if returned is None or type(returned) in _PLAIN:
+        return
+    found = [(one, work) for one in _parts(returned) if (work := _work(one)) not in _DONE[elsewhere]]
+    if not found:
+        return
+    for one, _ in found:
+        _end(one)
+    first, work = found[0]
+    assert work is not None, "the list has work only"
+    where = "" if first is returned else f" in a {kind_of(returned)}"
+    raise NotRun(f"{of} returned {work.kind} ({kind_of(first)}){where} and {caller} {work.not_done}; {work.advice}")
+
+
+def call_to_end(name: str, call: Callable[..., object], *args: object) -> None:
+    """Call the callback `name` of the user. Raises NotRun if it returned work that nothing does."""
+    returned = call(*args)
+    if returned is not None:
+        check_returned(returned, elsewhere=True, of=name, caller="the client")
+
+
+def _parts(returned: object) -> Iterator[object]:
+    """Yield the value itself, then the first values in it, level by level."""
+    found, left = deque([returned]), _LOOKED_AT
+    while found:
+        one = found.popleft()
+        yield one
+        values: Any = ()
+        if is_a(one, dict):
+            values = dict.values(one)  # type: ignore[arg-type]  # it is one
+        elif kind := next((kind for kind in _HOLD if is_a(one, kind)), None):
+            values = kind.__iter__(one)
+        # As one tuple: another thread may change a list that the handler shares with it.
+        some = tuple(islice(values, left))
+        left -= len(some)
+        found.extend(value for value in some if type(value) not in _PLAIN)
+
+
+def _work(one: object) -> _Work | None:
+    """Return the kind of work that `one` is; None if it is a result."""
+    if type(one) is dict or type(one) in _HOLD:  # the rest takes 20 us
+        return None
+    if is_a(one, subprocess.Popen) or _has(one, "start", "join", "is_alive", "ident"):
+        return _running(one)
+    iterates = _has(one, "__next__")
+    for is_it, work in (
+        # A Future of any library, whatever its state: a handler that waited for it returns its result.
+        (_has(one, "add_done_callback") or _has(one, "ready", "successful", "get"), _ELSEWHERE),
+        (inspect.isawaitable(one), _AWAITABLE),
+        (_has(one, "__anext__") or _has(one, "__aiter__"), _ASYNC_ITERATOR),
+        (iterates and _has(one, "send", "throw", "close"), _GENERATOR),
+        (iterates and (is_a(one, _LAZY) or type(one).__module__ == "itertools"), _ITERATOR),
+        (_has(one, "__call__"), _CALLABLE),
+    ):
+        if is_it:
+            return work
+    return None
+
+
+def _running(one: Any) -> _Work | None:
+    """Return what a Popen, a Thread or a multiprocessing.Process is by its state."""
+    if is_a(one, subprocess.Popen):
+        return _ELSEWHERE if one.poll() is None else None
+    if one.ident is None:
+        return _NOT_STARTED
+    return _ELSEWHERE if one.is_alive() else None
+
+
+def _end(one: object) -> None:
+    """Close a coroutine or a generator, and cancel a Future: the item comes again, and its work with it."""
+    work: Any = one
+    with suppress(Exception):  # it may have been begun, and fail as it ends
+        if is_a(one, (CoroutineType, GeneratorType)):
+            work.close()  # or Python warns that it was never awaited
+        elif _has(one, "get_loop", "add_done_callback"):  # asyncio's: other threads than its loop's only ask
+            work.get_loop().call_soon_threadsafe(work.cancel)
+        elif _has(one, "set_running_or_notify_cancel"):
+            work.cancel()
+
+
+def _has(one: object, *names: str) -> bool:
+    """Return True if the type of `one` has all `names`."""
+    kinds = _MRO.__get__(type(one))
+    return all(next((of[name] for of in map(_DICT.__get__, kinds) if name in of), None) is not None for name in names)

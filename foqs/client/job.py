@@ -1,17 +1,206 @@
-"""The job that a Worker gives to a handler beside the item."""
+"""The job that a Worker gives to a handler beside the item.
+
+Checks of what a handler says about its item: the delay, the metadata and the reason of an outcome.
+
+When a Worker acks an item, and the reasons of failures that it gives.
+
+One lease that a worker holds.
+
+Handlers of a Worker: which callables it accepts, and how it calls them.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import threading
 from collections.abc import Callable
+from enum import StrEnum
+from math import inf
+from operator import index
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from foqs.client.ack_policy import bounded
-from foqs.client.held import Held
-from foqs.client.items import Item, Nack
-from foqs.client.outcome_arguments import WrongArgument, delay_argument, metadata_argument, reason_argument
+from foqs.checks import I64_MAX, body_not_run
+from foqs.client.guard import CALLS_IN_THREADS, check_returned, is_a, kind_of, text_of
+from foqs.client.items import Delivery, Item, Nack
+from foqs.errors import Invalid
 from foqs.travel import Local, TravellingError
+
+if TYPE_CHECKING:
+    from foqs.client.work_span import WorkSpan
+
+
+_HINT = "5 s are 5000"
+
+
+class WrongArgument(Invalid):
+    """A value of a wrong type, or below its range. Its text shows numbers and types, and never a text or bytes: these
+    may be of a payload, and the server gets the text as the reason of the failure."""
+
+
+def delay_argument(value: Any, what: str = "delay_ms", *, least: int = 0) -> int | None:
+    """Return `value` as a plain int of milliseconds, or None. Raises WrongArgument."""
+    if value is None:
+        return None
+    if is_a(value, bool) or not hasattr(type(value), "__index__"):
+        raise WrongArgument(f"{what} is of type {kind_of(value)}: give whole milliseconds as an int ({_HINT})")
+    number = int.__index__(index(value))
+    if number < least:
+        raise WrongArgument(f"{what} is {_shown(number)}: give {least} or more milliseconds")
+    if number > I64_MAX:
+        raise WrongArgument(f"{what} is {_shown(number)}: give at most {I64_MAX} milliseconds")
+    return number
+
+
+def metadata_argument(value: Any) -> bytes | None:
+    """Return a copy of `value` that is plain bytes, or None. Raises WrongArgument."""
+    if value is None or type(value) is bytes:
+        return value
+    if not is_a(value, (bytes, bytearray, memoryview)):
+        raise WrongArgument(f"metadata is of type {kind_of(value)}: give bytes, or None to keep the item's")
+    return memoryview(value).tobytes()
+
+
+def reason_argument(value: Any) -> str:
+    """Return `value` as a plain str that can be encoded. Raises WrongArgument."""
+    if not is_a(value, str):
+        raise WrongArgument(f"reason is of type {kind_of(value)}: give a text (str)")
+    return str.encode(value, "utf-8", "replace").decode()
+
+
+def _shown(number: int) -> str:
+    return str(number) if number.bit_length() <= 256 else f"a number of {number.bit_length()} bits"
+
+
+REASON_BYTES = 1_024
+
+
+class AckPolicy(StrEnum):
+    """What a Worker does with an item when its handler returns, raises an exception, or is killed with the process.
+
+    ===============  ===================  ========================================  ==========================
+    policy           handler returns      exception                                 process killed
+    ===============  ===================  ========================================  ==========================
+    NACK_ON_ERROR    ack                  nack as `failed`: a retry, at last a      again, when its lease ends
+                                          dead letter
+    ACK_FIRST        (acked before)       stays acked                               stays acked
+    REJECT_ON_ERROR  ack                  reject: a dead letter at once             again, when its lease ends
+    ACK              ack                  ack                                       again, when its lease ends
+    MANUAL           as the `Job` says    as the `Job` says                         again, when its lease ends
+    ===============  ===================  ========================================  ==========================
+
+    ACK_FIRST: the handler runs when the server confirmed the ack, and does not run if it was refused or not confirmed.
+    MANUAL: the handler calls one of `job.ack`, `job.nack` and `job.reject`. An item without any of these keeps its
+    lease until that ends by time, as it is not extended after the handler's return.
+    """
+
+    NACK_ON_ERROR = "nack_on_error"
+    ACK_FIRST = "ack_first"
+    REJECT_ON_ERROR = "reject_on_error"
+    ACK = "ack"
+    MANUAL = "manual"
+
+
+AckPolicyName = Literal["nack_on_error", "ack_first", "reject_on_error", "ack", "manual"]
+
+
+def reason_of(error: BaseException, *, text: bool) -> str:
+    """Return the reason that the server gets: the type's name, with the error's `text` only if asked for, as it may
+    hold what a payload held. At most REASON_BYTES bytes. Never raises, whatever the error's methods do.
+
+    >>> reason_of(ValueError("no such user: 7"), text=True)
+    'ValueError: no such user: 7'
+    """
+    name = kind_of(error)
+    if not text and not is_a(error, WrongArgument):
+        return bounded(name)
+    said = text_of(error)
+    return bounded(f"{name}: {said}" if said else name)
+
+
+def bounded(reason: str, most_bytes: int = REASON_BYTES) -> str:
+    """Return `reason`, cut at a character if it is too long for the server."""
+    return reason.encode("utf-8", "replace")[: max(0, most_bytes)].decode(errors="ignore")
+
+
+class Held:
+    """One lease. Times are of the monotonic clock, in seconds.
+
+    `id`, `lease`, `topic`, `attempt` and `delivery` are the item's as they came: a handler may change its item.
+
+    `gone`: the server said that the lease is over. `settling`: the item's ack or nack is being sent to the
+    server. `doubtful`: an ack was sent and its reply lost. `lost`: the handler's event, once there is a
+    handler. `traced`: the span of its work, where that is traced. `asked`: how often an extension was answered, or
+    given up. `waits`: the server takes the item as not begun. `stop_at`: when the time limit of its work is over; `up`:
+    the handler's event then. `late`: the lease is not extended, as the time is up, or the item was acked first.
+    """
+
+    __slots__ = (
+        "asked", "attempt", "delivery", "doubtful", "expires", "extend_at", "gone", "id", "item", "late", "lease",
+        "lost", "settling", "stop_at", "topic", "traced", "up", "waits",
+    )  # fmt: skip
+
+    def __init__(self, item: Item, expires: float, extend_at: float) -> None:
+        self.item = item
+        self.id = item.id
+        self.lease = item.lease
+        self.topic = item.topic
+        self.attempt = item.attempt
+        self.delivery = item.delivery
+        self.expires = expires
+        self.extend_at = extend_at
+        self.asked = 0
+        self.gone = False
+        self.settling = False
+        self.doubtful = False
+        self.waits = False
+        self.late = False
+        self.stop_at: float | None = None
+        self.lost: threading.Event | None = None
+        self.up: threading.Event | None = None
+        self.traced: WorkSpan | None = None
+
+    @property
+    def at_most_once(self) -> bool:
+        return self.delivery == Delivery.AT_MOST_ONCE
+
+    def usable(self, now: float) -> bool:
+        """Whether work on the item may be begun."""
+        return not self.gone and now < self.expires
+
+    def event(self) -> threading.Event:
+        """Set when the lease is over, or may be. Called by the handler's thread only; made when it is asked for."""
+        if self.lost is None:
+            self.lost = threading.Event()
+            if not self.usable(monotonic()):
+                self.lost.set()
+        return self.lost
+
+    def time_is_up(self) -> threading.Event:
+        """Set when the time limit is over. Made before the limit is set, or when it is asked for."""
+        if self.up is None:
+            self.up = threading.Event()
+        return self.up
+
+    def acked(self) -> None:
+        """The item is gone, and the work on it is not begun: there is no lease to extend, or to lose."""
+        self.late = True
+        self.expires = inf
+
+    def tell(self) -> None:
+        if self.traced is not None:  # first: a handler that hears of it may return at once, and its span end
+            self.traced.lease_lost()
+        if self.lost is not None:
+            self.lost.set()
+
+    def __str__(self) -> str:
+        """The item, for a line of the log."""
+        return f"Item({self.id} topic={self.topic!r} attempt={self.attempt})"
+
+    def __repr__(self) -> str:
+        return f"Held({self} {'gone' if self.gone else 'until'} {self.expires:.3f})"
+
 
 _closing = threading.Lock()
 
@@ -126,3 +315,124 @@ class Job(Local):
 
 
 Call = Callable[[Item, Job], object]
+
+
+ACCEPTED = "a handler takes (item) or (item, job), as a function or as the method `handle` of an object or class"
+Returned = None | bool | int | float | str | bytes | list[Any] | tuple[Any, ...] | dict[str, Any]
+"""What a handler may return: the Worker ignores it. A type checker refuses coroutines and generators by it."""
+
+
+class HandlerObject(Protocol):
+    def handle(self, item: Item, job: Job, /) -> Returned:
+        """Works on one item. Returning acks it, an exception nacks it."""
+
+
+class ItemHandlerObject(Protocol):
+    def handle(self, item: Item, /) -> Returned:
+        """Works on one item, without its job."""
+
+
+Handler = (
+    Callable[[Item], Returned]
+    | Callable[[Item, Job], Returned]
+    | HandlerObject
+    | ItemHandlerObject
+    | type[HandlerObject]
+    | type[ItemHandlerObject]
+)
+
+
+def check_handler(handler: Handler) -> None:
+    """Raises Invalid if a Worker cannot call `handler`. A class is checked only as far as that needs no object."""
+    if not inspect.isclass(handler):
+        handler_call(handler)
+        return
+    try:
+        inspect.signature(handler).bind()
+    except TypeError as error:
+        raise Invalid(
+            f"the handler class {_name(handler)} cannot be made without arguments ({error}): each thread makes an "
+            "object of it; give an object instead to share one"
+        ) from None
+    except ValueError:  # a class in C says nothing about its arguments
+        pass
+    _check_runs(handler.handle if hasattr(handler, "handle") else handler.__call__, _name(handler))
+
+
+def handler_call(handler: Handler, *, elsewhere: bool = False) -> Call:
+    """Return `handler` as a function of item and job. A class is instantiated here, once for each thread that calls
+    this. Raises Invalid if the Worker cannot call it; the call raises NotRun if the handler only returned its work.
+    With `elsewhere`, the handler may return before a thread, an event loop or a process has ended its work.
+    """
+    target: Any = handler() if inspect.isclass(handler) else handler
+    method = getattr(target, "handle", None)
+    is_method = callable(method)
+    call: Any = method if is_method else target
+    if not callable(call):
+        raise Invalid(f"the handler {_name(target)} cannot be called: {ACCEPTED}")
+    _check_runs(call, _name(target))
+    if _takes_job(call, is_method, _name(target)):
+
+        def with_job(item: Item, job: Job) -> object:
+            returned = call(item, job)
+            if returned is not None:
+                check_returned(returned, elsewhere=elsewhere)
+            return returned
+
+        return with_job
+
+    def without_job(item: Item, job: Job) -> object:
+        returned = call(item)
+        if returned is not None:
+            check_returned(returned, elsewhere=elsewhere)
+        return returned
+
+    return without_job
+
+
+def _check_runs(call: Any, name: str) -> None:
+    """Raises Invalid if calling `call` would not run its body."""
+    undone = body_not_run(call)
+    if undone is None:
+        return
+    advice = "remove its `yield`" if undone.startswith("generator") else CALLS_IN_THREADS
+    raise Invalid(f"the handler {name} is a {undone}, which would never run; {advice}")
+
+
+def _takes_job(call: Callable[..., Any], is_method: bool, name: str) -> bool:
+    """Whether to give the job to `call`. Raises Invalid if it takes neither (item) nor (item, job).
+
+    Where both fit, a method `handle` gets the job. Another callable gets it only if its second parameter is named
+    `job`: a default of its own must not be replaced.
+    """
+    try:
+        # A decorator may add arguments of its own, so the wrapped function does not say how it is called.
+        signature = inspect.signature(call, follow_wrapped=False)
+    except (TypeError, ValueError):  # a callable in C says nothing about its arguments
+        return is_method
+    one, two = (_binds(signature, count) for count in (1, 2))
+    if one and two:
+        return is_method or _names_job(call)
+    if not one and not two:
+        raise Invalid(f"the handler {name}{signature} cannot be called with an item: {ACCEPTED}")
+    return two
+
+
+def _binds(signature: inspect.Signature, count: int) -> bool:
+    try:
+        signature.bind(*(None,) * count)
+    except TypeError:
+        return False
+    return True
+
+
+def _names_job(call: Callable[..., Any]) -> bool:
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [p.name for p in inspect.signature(call).parameters.values() if p.kind in positional]
+    return names[1:2] == ["job"]
+
+
+def _name(handler: Any) -> str:
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    return str(getattr(handler, "__qualname__", None) or f"of type {type(handler).__qualname__}")

@@ -18,7 +18,7 @@ from time import monotonic
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
-from foqs.client.forks import renew_after_fork
+from foqs.client.guard import renew_after_fork
 
 _MOST = 0x7FFF_FFFF
 _REMEMBERED = 100_000

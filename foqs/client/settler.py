@@ -1,23 +1,71 @@
-"""Sends acks, nacks and releases to the server, gathered into batches."""
+"""Sends acks, nacks and releases to the server, gathered into batches.
+
+The nack that a worker sends in place of a nack that the server, or the codec, refused. Pure.
+
+A nack that is not sent again loses the reason of the failure, and the item waits until its lease ends.
+
+Counts of the items that a Worker got, by their outcomes.
+
+When a worker asks for items, for how many, and which acks go with the request.
+"""
 
 from __future__ import annotations
 
 import random
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import NamedTuple
 
-from foqs.client.backoff import Backoff
-from foqs.client.batcher import Batcher
 from foqs.client.client import Client
-from foqs.client.forks import renew_after_fork
-from foqs.client.guard import SafeLog, is_a, run_to_end
-from foqs.client.held import Held
+from foqs.client.guard import SafeLog, is_a, renew_after_fork, run_to_end
 from foqs.client.items import Nack
-from foqs.client.refused import without_refused
-from foqs.errors import FoqsError, Invalid
+from foqs.client.job import REASON_BYTES, Held, bounded
+from foqs.client.leases import Leases
+from foqs.client.timing import Backoff, Batcher
+from foqs.errors import FoqsError, Invalid, NotFound, StaleLease
 from foqs.second_answer import END_ITEM, ONCE, Policy, Verdict, judge, unknown
+from foqs.travel import Value
+
+SHORT_REASON_BYTES = 64
+_NOTE_BYTES = 300
+_METADATA, _DELAY, _REASON = "metadata", "delay_ms", "reason"
+
+
+def without_refused(nack: Nack, why: str, delay_ms: int) -> Nack | None:
+    """Return `nack` without the part that `why`, the text of the error, begins with. If it names none, that is the
+    metadata if there are any, else the delay. The reason names the refused part. None if there is nothing to leave out,
+    so repeated calls end.
+
+    `delay_ms` takes the place of a delay that a handler asked for: the item has failed then, so a retry rule counts.
+    """
+    named = why.partition(" ")[0]
+    if named == _REASON:
+        return _with_shorter_reason(nack)
+    parts = (named,) if named in (_METADATA, _DELAY) else (_METADATA, _DELAY)
+    refused = next((part for part in parts if getattr(nack, part) is not None), None)
+    if refused is None:
+        return None
+    reason = _noted(nack.reason, refused, why)
+    if refused == _METADATA:
+        return replace(nack, reason=reason, metadata=None)
+    return replace(nack, reason=reason, failed=True, delay_ms=None if nack.failed else delay_ms)
+
+
+def _with_shorter_reason(nack: Nack) -> Nack | None:
+    if nack.reason is None:
+        return None
+    shorter = bounded(nack.reason, SHORT_REASON_BYTES)
+    return replace(nack, reason=None if shorter == nack.reason else shorter)
+
+
+def _noted(reason: str | None, part: str, why: str) -> str:
+    note = bounded(f"sent without {part}, which was refused: {why}", _NOTE_BYTES)
+    if not reason:
+        return note
+    return f"{bounded(reason, REASON_BYTES - len(note.encode()) - 2)}; {note}"
+
 
 log = SafeLog()
 
@@ -241,3 +289,129 @@ class Settler:
 def _policy_of(ending: Ending) -> Policy:
     """A nack is not repeated across calls: that would delay the item, or count its attempt, a second time."""
     return END_ITEM if ending.nack is None else ONCE
+
+
+@dataclass(slots=True)
+class Counts(Value):
+    """Outcomes of the items that a worker got. `done`: acked; with ACK_FIRST, the handler returned as well. `failed`:
+    nacked, rejected, or an exception after ACK_FIRST. `lost`: the lease was over before the outcome could be sent, or
+    before work was begun, so the item is delivered again; `unsettled`: the server did not take the outcome in time.
+    `left_open`: the handler of a MANUAL worker returned without an outcome. `hung`: handlers that ran longer than the
+    worker's `time_limit_ms`, each counted once when its time was over, and again by its outcome if it ends.
+    """
+
+    done: int = 0
+    failed: int = 0
+    released: int = 0
+    lost: int = 0
+    unsettled: int = 0
+    left_open: int = 0
+    hung: int = 0
+
+
+class Outcomes:
+    """Counts the outcomes of items and gives up their leases. Thread-safe."""
+
+    def __init__(self, leases: Leases) -> None:
+        self.counts = Counts()
+        self._leases = leases
+
+    def lost(self, held: Held) -> None:
+        with self._leases.change:
+            self.counts.lost += 1
+        self._leases.remove((held,))
+
+    def left_open(self, held: Held) -> None:
+        with self._leases.change:
+            self.counts.left_open += 1
+        self._leases.remove((held,))
+
+    def hung(self, handlers: int) -> None:
+        with self._leases.change:
+            self.counts.hung += handlers
+
+    def settled(self, settled: list[Settled]) -> None:
+        for ending, error in settled:
+            self.note(ending, error)
+            with self._leases.change:
+                self._count(ending, error)
+        self._leases.remove(ending.held for ending, _ in settled)
+
+    def note(self, ending: Ending, error: FoqsError | None) -> None:
+        """Note in the span and the log that the server took an outcome, or `error` is why not."""
+        if ending.held.traced is not None:
+            ending.held.traced.settled(_word(ending), error)
+        if error is not None:
+            log.warning("%s of %s: %s", _word(ending), ending.held, error.message)
+
+    def worked(self, held: Held, *, failed: bool) -> None:
+        """The handler of an item that was acked first has ended."""
+        with self._leases.change:
+            self.counts.failed += failed
+            self.counts.done += not failed
+        self._leases.remove((held,))
+
+    def _count(self, ending: Ending, error: FoqsError | None) -> None:
+        count = self.counts
+        if isinstance(error, StaleLease | NotFound):
+            count.lost += 1
+        elif error is not None:
+            count.unsettled += 1
+        elif ending.nack is None:
+            count.done += 1
+        elif ending.nack.release:
+            count.released += 1
+        else:
+            count.failed += 1
+
+
+def _word(ending: Ending) -> str:
+    if ending.nack is None:
+        return "ack"
+    if ending.nack.reject:
+        return "reject"
+    return "release" if ending.nack.release else "nack"
+
+
+class Room:
+    """Where the settler's thread passes due acks to the worker's thread, while that one waits for room: the acks make
+    the room, and go with the request for the items that take it. A worker with room asks at once, without acks.
+
+    `queued` is how many items wait for a handler; above `refill_at` requests are put off."""
+
+    def __init__(self, leases: Leases, stopping: threading.Event, queued: Callable[[], int], refill_at: int) -> None:
+        self._leases = leases
+        self._stopping = stopping
+        self._queued = queued
+        self._refill_at = refill_at
+        self._waits = False
+        self._acks: list[Ending] = []
+
+    def wait(self) -> tuple[int, list[Ending]]:
+        """Return the room for items, and the acks to send with the request; these make more room. Returns at once when
+        the worker stops."""
+        leases = self._leases
+        with leases.change:
+            self._waits = True
+            leases.change.wait_for(self._ends)
+            self._waits = False
+            acks, self._acks = self._acks, []
+            return leases.room, acks
+
+    def offer(self, acks: list[Ending]) -> bool:
+        """Give `acks` to the thread in `wait`. Return whether it takes them."""
+        with self._leases.change:
+            waits = self._waits and not self._acks and not self._stopping.is_set() and self.low
+            if not waits or self._leases.room + len(acks) <= 0:
+                return False
+            self._acks = acks
+            self._leases.change.notify_all()
+            return True
+
+    @property
+    def low(self) -> bool:
+        """Whether few items wait for a handler."""
+        return self._queued() <= self._refill_at
+
+    def _ends(self) -> bool:
+        return self._stopping.is_set() or bool(self._acks) or (self._leases.room > 0 and self.low)

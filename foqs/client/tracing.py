@@ -32,9 +32,8 @@ except ImportError as error:
 from foqs import __version__
 from foqs.bounds import Limits
 from foqs.client.guard import guarded, kind_of
-from foqs.client.held import Held
 from foqs.client.items import Item, ItemSpec
-from foqs.client.job import Call, Job, Retry
+from foqs.client.job import Call, Held, Job, Retry
 from foqs.client.work_span import WorkSpan, end
 from foqs.errors import FoqsError, Invalid
 

@@ -1,4 +1,7 @@
-"""Runs a handler for every item of some topics."""
+"""Runs a handler for every item of some topics.
+
+Signals that ask a process to end.
+"""
 
 from __future__ import annotations
 
@@ -7,36 +10,65 @@ import random
 import signal
 import socket
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from time import monotonic
 from types import TracebackType
+from typing import Any
 
 from foqs.bounds import Limits
-from foqs.client.ack_policy import AckPolicy, AckPolicyName
-from foqs.client.backoff import Backoff, checked_delay_ms
-from foqs.client.begun import Begun
+from foqs.client.arguments import check_held, checked, duration, instance_of, one_of, pause, unchecked
 from foqs.client.client import Client
 from foqs.client.connection import ClientClosed
-from foqs.client.forks import renew_after_fork
-from foqs.client.guard import SafeLog, is_a, kind_of, run_to_end, text_of
-from foqs.client.handlers import Handler, check_handler, handler_call
-from foqs.client.hangs import Hangs, OnHang, WorkerHung, check_on_hang, end_process_after_main
-from foqs.client.held import Held
+from foqs.client.guard import SafeLog, is_a, kind_of, renew_after_fork, run_to_end, text_of
 from foqs.client.items import Item
-from foqs.client.job import Call
-from foqs.client.leases import Leases
-from foqs.client.options import check_held, checked, duration, instance_of, one_of, pause, unchecked
-from foqs.client.outcome_counts import Outcomes
-from foqs.client.room import Room
+from foqs.client.job import AckPolicy, AckPolicyName, Call, Handler, Held, check_handler, handler_call
+from foqs.client.leases import Begun, Leases
 from foqs.client.routes import Part
-from foqs.client.settler import CALL_TIMEOUT_MS, Ending, Settler
-from foqs.client.stop_signals import stop_signals
-from foqs.client.work import Work
+from foqs.client.settler import CALL_TIMEOUT_MS, Ending, Outcomes, Room, Settler
+from foqs.client.timing import Backoff, checked_delay_ms
+from foqs.client.work import Hangs, OnHang, Work, WorkerHung, check_on_hang, end_process_after_main
 from foqs.errors import FoqsError, Forbidden, Invalid, OutcomeUnknown, Unauthenticated
 from foqs.travel import Local, stripped
+
+
+class _Before:
+    """The handlers of signals before the block. A forked child has them again: no thread of it reads the queue, and a
+    signal has to end it. The default takes the place of a handler of C code, which Python cannot set again."""
+
+    def __init__(self, before: dict[signal.Signals, Any]) -> None:
+        self._before = before
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    def restore(self) -> None:
+        self.after_fork()
+        self._before = {}
+
+
+@contextmanager
+def stop_signals() -> Iterator[SimpleQueue[int | None]]:
+    """A queue that gets the numbers of SIGTERM and SIGINT while in the block (of the main thread)."""
+    caught: SimpleQueue[int | None] = SimpleQueue()
+    if threading.current_thread() is not threading.main_thread():
+        yield caught
+        return
+    before = _Before(
+        {
+            number: signal.signal(number, lambda got, _frame: caught.put(got))
+            for number in (signal.SIGTERM, signal.SIGINT)
+        }
+    )
+    try:
+        yield caught
+    finally:
+        before.restore()
+
 
 log = SafeLog()
 

@@ -24,8 +24,8 @@ from time import monotonic
 from typing import Any, Protocol
 
 from foqs.client.client import Client
-from foqs.client.held import Held
 from foqs.client.items import Item, Lease
+from foqs.client.job import Held
 from foqs.client.leases import Leases
 from foqs.errors import FoqsError, NotFound, StaleLease, Unavailable
 from foqs.spark.consume_folder import StateFolder

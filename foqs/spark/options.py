@@ -52,8 +52,7 @@ class Options(BaseModel):
     @classmethod
     def _usable(cls, given: str | None, info: ValidationInfo) -> str | None:
         """Refuse what no client takes, before tasks begin."""
-        from foqs.client.connection import parse_addresses
-        from foqs.client.tls import Tls
+        from foqs.client.connection import Tls, parse_addresses
 
         try:
             if given is not None and info.field_name == "endpoints":

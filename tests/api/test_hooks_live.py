@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from foqs.client import Client, FailureCause, FoqsError, Invalid, ItemSpec, Producer, Unavailable
-from foqs.client.looks import HookStats
+from foqs.client.operator_types import HookStats
 from tests.admin.scraping import Scrape, admin
 from tests.api.hosts import PATIENT, HostProcess, dev
 from tests.support.waiting import wait_until

@@ -14,7 +14,7 @@ import pytest
 from foqs.cli import move as moving
 from foqs.cli.move import Move
 from foqs.client import Client, Delivery, Duplicate, Item, ItemSpec, NotFound, OutcomeUnknown, Overloaded, StaleLease
-from foqs.client.copies import job_of
+from foqs.client.item_copies import job_of
 from foqs.spark.jobs.move import move as spark_move
 from foqs.spark.jobs.redrive import NAMES, Target, spec_of
 from tests.api.hosts import PATIENT, HostProcess, dev, environment, foqs

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from foqs.client import AckPolicy, Backoff, Invalid, Item, ItemSpec, Job, Retry, Worker
-from foqs.client.ack_policy import REASON_BYTES
+from foqs.client.job import REASON_BYTES
 from foqs.idl import idl
 from tests.client.peer import LATER, Act, eventually, failed
 
@@ -313,7 +313,7 @@ def test_a_lease_is_not_extended_beyond_the_time_limit(peer: Any, client_of: Any
 
 
 def test_without_a_limit_there_is_time() -> None:
-    from foqs.client.held import Held
+    from foqs.client.job import Held
 
     job = Job(Held(Item(id=1), 0, 0), lambda held, ms: None, threading.Event())
     assert job.time_left_ms() is None

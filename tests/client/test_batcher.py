@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foqs.client.batcher import Batcher
+from foqs.client.timing import Batcher
 
 
 @given(

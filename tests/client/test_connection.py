@@ -8,9 +8,8 @@ from time import monotonic
 
 import pytest
 
-from foqs.client.connection import Address, Connection
+from foqs.client.connection import Address, Connection, Securing, Tls
 from foqs.client.places import Waker
-from foqs.client.tls import Securing, Tls
 from foqs.errors import LostReply, NotSent
 from foqs.wire.protocol import end_wait
 from tests.client.peer import LATER, eventually

@@ -1,7 +1,7 @@
 """Copies of items are stored once, and an unknown outcome stays unknown."""
 
 from foqs.client import Duplicate, Invalid, Item, ItemSpec, NotFound, OutcomeUnknown, Overloaded, Unavailable
-from foqs.client.copies import TRIES, copy_key, is_there, job_of, store_copies
+from foqs.client.item_copies import TRIES, copy_key, is_there, job_of, store_copies
 
 
 class Service:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foqs.client import Client, Invalid, ItemSpec, Lease, Nack, NotFound, Producer, StaleLease
-from foqs.client.entries import Entries, whole
+from foqs.client.arguments import Entries, i64_of
 from foqs.client.requests import one_by_one
 from foqs.errors import FoqsError
 
@@ -147,9 +147,9 @@ def test_integers_of_other_classes_are_taken(peer, client_of):
     client = client_of(peer)
     (item,) = leased(client, 1)
     assert client.ack_many([Lease(Number(item.id), Number(item.lease))]) == [None]
-    assert whole(Number(5), "id") == 5
+    assert i64_of(Number(5), "id") == 5
     with pytest.raises(Invalid, match=r"^id has 301 bits: it must be an integer from -9223372036854775808 to "):
-        whole(1 << 300, "id")
+        i64_of(1 << 300, "id")
 
 
 # ------------------------------------------------------------------------------------------- one lease, twice

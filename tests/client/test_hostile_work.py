@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from foqs.client import AckPolicy, Backoff, Client, Invalid, Item, ItemSpec, Job, Retry, Worker
-from foqs.client.ack_policy import REASON_BYTES, reason_of
+from foqs.client.job import REASON_BYTES, reason_of
 from tests.client.peer import LATER, eventually
 
 Handle = Callable[[Item, Job], object]

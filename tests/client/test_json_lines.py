@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foqs.client import Delivery, Failure, Invalid, Item, ItemSpec, Lease
-from foqs.client.json_lines import copy_of_line, id_of_line, item_json, lease_of_line, spec_of_line
+from foqs.client.item_copies import copy_of_line, id_of_line, item_json, lease_of_line, spec_of_line
 
 I64 = st.integers(1, (1 << 63) - 1)
 

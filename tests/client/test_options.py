@@ -23,9 +23,9 @@ from foqs.client import (
     Worker,
     request_id,
 )
+from foqs.client.arguments import checked
+from foqs.client.caller import Pool
 from foqs.client.connection import parse_addresses
-from foqs.client.options import checked
-from foqs.client.pool import Pool
 from tests.client.peer import Peer
 from tests.support.waiting import wait_until
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from foqs.client import Client, ClientClosed, FoqsError, Invalid, ItemSpec, Unavailable
 from foqs.client.connection import Address, parse_addresses
 from foqs.client.methods import SERVER_INFO
-from foqs.client.tasks import requests_of
+from foqs.client.requests import requests_of
 from foqs.idl import idl
 from tests.client.peer import LATER, Act, eventually
 

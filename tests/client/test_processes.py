@@ -33,9 +33,9 @@ from foqs.client import (
     UnreadFailures,
     Worker,
 )
-from foqs.client.held import Held
-from foqs.client.outcome_counts import Counts
-from foqs.client.outcomes import ItemFuture
+from foqs.client.job import Held
+from foqs.client.producer import ItemFuture
+from foqs.client.settler import Counts
 from foqs.errors import caused, named
 from foqs.travel import Local
 from tests.client import elsewhere

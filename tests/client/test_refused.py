@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from foqs.client import AckPolicy, Backoff, FailureCause, Item, ItemSpec, Job, Retry, Worker
-from foqs.client.ack_policy import REASON_BYTES
 from foqs.client.items import Nack
-from foqs.client.refused import SHORT_REASON_BYTES, without_refused
+from foqs.client.job import REASON_BYTES
+from foqs.client.settler import SHORT_REASON_BYTES, without_refused
 from foqs.idl import idl
 from tests.client.peer import LATER, Act, eventually, failed
 

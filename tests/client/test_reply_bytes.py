@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from foqs.client import methods
 from foqs.client.items import Item
-from foqs.client.reply_bytes import dequeue_response, enqueue_response, items_response
+from foqs.client.methods import dequeue_response, enqueue_response, items_response
 from foqs.errors import FoqsError
 from foqs.idl import idl
 from foqs.wire.client_codec import RemoteMethod

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from foqs.client import methods
 from foqs.client.items import Delivery, ItemSpec
-from foqs.client.request_bytes import ack_request, context, context_head, dequeue_request, enqueue_request
+from foqs.client.methods import ack_request, context, context_head, dequeue_request, enqueue_request
 from foqs.idl import idl
 from foqs.wire.protocol import CALL, Unencodable, encode_struct, message_head
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foqs.client.retry import LONGEST_PAUSE_MS, pause_ms
+from foqs.client.caller import LONGEST_PAUSE_MS, pause_ms
 
 
 @given(st.integers(1, 10_000), st.floats(0, 1, exclude_max=True))

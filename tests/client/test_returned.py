@@ -16,7 +16,7 @@ from multiprocessing.pool import ThreadPool
 import pytest
 
 from foqs.client import Backoff, Client, Invalid, ItemSpec, Producer, Worker
-from foqs.client.returned import NotRun, call_to_end, check_returned
+from foqs.client.guard import NotRun, call_to_end, check_returned
 from tests.client.peer import eventually, refused, script
 
 

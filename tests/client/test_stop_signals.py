@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from foqs.client.stop_signals import stop_signals
+from foqs.client.worker import stop_signals
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT)
 

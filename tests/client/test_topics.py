@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from foqs.client import topics
-from foqs.client.topics import Topics
+from foqs.client import router
+from foqs.client.router import Topics
 from foqs.idl import idl
 from tests.client.peer import LATER, eventually
 
@@ -20,13 +20,13 @@ def test_a_thread_that_ends_keeps_the_answer_of_the_next_one(monkeypatch: pytest
         def _still_wanted(self) -> bool:
             still = super()._still_wanted()
             if not still and not ended:
-                monkeypatch.setattr(topics, "FRESH_S", LATER)
+                monkeypatch.setattr(router, "FRESH_S", LATER)
                 asked = next(asks)
                 eventually(lambda: any(host.port > asked for host in self.having(["t"])))
                 ended.append(threading.current_thread())
             return still
 
-    monkeypatch.setattr(topics, "FRESH_S", 0.0)
+    monkeypatch.setattr(router, "FRESH_S", 0.0)
     wanted = Wanted(lambda: [idl.ActiveTopic("n", "t", 1, 1, [f"a:{next(asks)}"])])
     wanted.having(["t"])
     eventually(lambda: ended and not ended[0].is_alive())

@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from foqs.client import Backoff, Client, FoqsError, Invalid, Item, ItemSpec, Producer, Retry, Worker, tracing
-from foqs.client.held import Held
+from foqs.client.job import Held
 from foqs.idl import idl
 from tests.api.hosts import HostProcess, dev, environment, locked
 from tests.client.peer import LATER, Act, Peer, eventually, failed, refused, script

@@ -12,7 +12,7 @@ from concurrent.futures import wait
 import pytest
 
 from foqs.client import Invalid, OutcomeUnknown, Producer, Unavailable, UnreadFailures
-from foqs.client.outcomes import ItemFuture, Unread
+from foqs.client.producer import ItemFuture, Unread
 from foqs.idl import idl
 from tests.client.peer import LATER, Act, eventually, failed, refused, script
 from tests.support.ports import held_port

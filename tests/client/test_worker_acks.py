@@ -6,10 +6,9 @@ import pytest
 from thriftpy2.thrift import TApplicationException
 
 from foqs.client import Client, ItemSpec, Worker
-from foqs.client.held import Held
+from foqs.client.job import Held
 from foqs.client.leases import Leases
-from foqs.client.room import Room
-from foqs.client.settler import Ending
+from foqs.client.settler import Ending, Room
 from foqs.idl import idl
 from foqs.ids import make_id
 from tests.client.peer import LATER, Act, eventually, failed, refused, script

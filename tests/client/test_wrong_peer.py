@@ -11,9 +11,7 @@ import pytest
 from aiohttp import web
 
 from foqs.client import Client, Invalid, OutcomeUnknown, Tls, Worker
-from foqs.client.connection import Connection, parse_addresses
-from foqs.client.tls import Securing
-from foqs.client.wrong_peer import Speaks, WrongPeer, spoken, why_no_handshake
+from foqs.client.connection import Connection, Securing, Speaks, WrongPeer, parse_addresses, spoken, why_no_handshake
 from foqs.errors import NotSent
 from foqs.idl import idl
 from tests.client.peer import LATER, Act, encode_reply, script

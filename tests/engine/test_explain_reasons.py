@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from foqs.cli.explain import code_name, reasons_table
-from foqs.client.explain import Reason, _explanation
+from foqs.client.operator_types import Reason, _explanation
 from foqs.engine import shard_life
 from foqs.engine.explain import ORDER, in_order
 from foqs.idl import idl

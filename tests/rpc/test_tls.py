@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from foqs.bounds import Budget
-from foqs.client.connection import Address, Connection
-from foqs.client.tls import Securing, Tls
+from foqs.client.connection import Address, Connection, Securing, Tls
 from foqs.config.load import TlsSection
 from foqs.errors import Invalid, LostReply, NotSent
 from foqs.idl import idl

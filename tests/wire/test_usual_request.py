@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foqs.bounds import Limits
-from foqs.client import request_bytes
+from foqs.client import methods
 from foqs.client.items import ItemSpec
 from foqs.client.methods import ACK, DEQUEUE, ENQUEUE
 from foqs.errors import PROTOCOL_VERSION, Invalid, OtherProtocol
@@ -144,15 +144,15 @@ def test_a_cut_or_longer_frame_gives_the_codecs_error(decoder: RequestDecoder, r
 
 
 def test_the_client_librarys_requests_are_usual(decoder: RequestDecoder) -> None:
-    context = request_bytes.context(request_bytes.context_head("token"), "id", "trace", 30_000)
+    context = methods.context(methods.context_head("token"), "id", "trace", 30_000)
     tenant: Any = {"fairness_key": "acme", "throttle_keys": ("a", "b"), "weight": 3}
     for method, request in (
-        (ENQUEUE, request_bytes.enqueue_request("n", "t", b"x", 3)),
-        (ENQUEUE, request_bytes.enqueue_request("n", "t", b"x", 3, **tenant)),
+        (ENQUEUE, methods.enqueue_request("n", "t", b"x", 3)),
+        (ENQUEUE, methods.enqueue_request("n", "t", b"x", 3, **tenant)),
         (ENQUEUE, idl.EnqueueRequest("n", [ItemSpec("t", b"x", **tenant), ItemSpec("t", b"yy", **tenant)])),
         (ENQUEUE, idl.EnqueueRequest("n", [ItemSpec("t", b"x"), ItemSpec("t", b"yy", priority=3)])),
-        (DEQUEUE, request_bytes.dequeue_request("n", {"t": 1}, 1_000, None, None)),
-        (ACK, request_bytes.ack_request("n", 1, 2)),
+        (DEQUEUE, methods.dequeue_request("n", {"t": 1}, 1_000, None, None)),
+        (ACK, methods.ack_request("n", 1, 2)),
     ):
         made = read(method.encode(request, 1, context=context)[FRAME_HEAD_BYTES:], decoder)
         assert (made.ns, made.context.token, made.context.timeout_ms) == ("n", "token", 30_000)

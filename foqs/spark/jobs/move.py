@@ -88,7 +88,7 @@ def move(
 
     Without --copy, hosts and shards must belong to the same cluster; the command checks this with the first items.
     """
-    from foqs.client.copies import job_of
+    from foqs.client.item_copies import job_of
 
     if (from_namespace, from_topic) == (to_namespace, to_topic):
         raise Invalid("source and target are the same topic")

@@ -113,7 +113,7 @@ def move_rows(
 def spec_of(row: Any, target: Target) -> ItemSpec:
     """Return the copy of an item: with its own time, its own end of the TTL, and a key that names its source."""
     from foqs.client import Delivery, ItemSpec
-    from foqs.client.copies import copy_key
+    from foqs.client.item_copies import copy_key
 
     verb = "copy" if target.copy else "move"
     return ItemSpec(
@@ -170,7 +170,7 @@ def batches(rows: Iterable[Any]) -> Iterator[list[Any]]:
 
 
 def _move(batch: list[Any], target: Target, client: Any) -> Totals:
-    from foqs.client.copies import is_there, store_copies
+    from foqs.client.item_copies import is_there, store_copies
 
     specs = {row["id"]: spec_of(row, target) for row in batch}
     copies, failures = store_copies(specs, client)

@@ -2,17 +2,22 @@
 
 A function under `checked` refuses wrong arguments with Invalid before it does anything. A parameter without a check is
 an error when the module is imported. Functions of the hot path call the same checks themselves.
+
+Checks of the items of an enqueue, above all of values that the codec would change: it cuts a fraction.
+
+The entries of a call for many items. An entry that cannot be sent has its error; the other ones are sent.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import ParamSpec, TypeVar
+from operator import index
+from typing import Any, ParamSpec, TypeVar
 
-from foqs.bounds import Limits
+from foqs.bounds import MOST_WEIGHT, Limits
 from foqs.checks import (
     I32_MAX,
     I64_MAX,
@@ -25,12 +30,17 @@ from foqs.checks import (
     check_int,
     check_number,
     check_text,
+    check_time_ms,
     refuse,
 )
+from foqs.client.connection import Tls
+from foqs.client.items import Delivery, ItemSpec, Nack
 from foqs.client.places import Share
-from foqs.client.tls import Tls
-from foqs.errors import Invalid
+from foqs.errors import FoqsError, Invalid
+from foqs.idl import idl
+from foqs.ids import MAX_I64, MIN_I64
 from foqs.rows import FailureCause
+from foqs.travel import bare
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -279,7 +289,7 @@ def checked(**own: Check) -> Callable[[Callable[P, R]], Callable[P, R]]:
         checks = {**_CHECKS, **own}
         if missing := [name for name in names if name not in checks]:
             raise TypeError(
-                f"{function.__qualname__}: no check of {', '.join(missing)}: add one to foqs.client.options"
+                f"{function.__qualname__}: no check of {', '.join(missing)}: add one to foqs.client.arguments"
             )
         has_self = len(names) < len(inspect.signature(function).parameters)
 
@@ -306,3 +316,153 @@ def check_held(concurrency: int, prefetch: int) -> None:
 def unlimited(most: int) -> int:
     """Return the bound to use for a limit, of which 0 is none."""
     return most or I64_MAX
+
+
+_USUAL = Delivery.AT_LEAST_ONCE  # a look-up in an enum costs four comparisons
+
+
+def check_item(spec: ItemSpec) -> None:
+    """Raises Invalid. Types that the codec refuses, and bounds that hosts configure, are left to them."""
+    topic: object = spec.topic
+    if not isinstance(topic, str):
+        check_text("topic", topic)
+    check_bytes("payload", spec.payload)
+    check_bytes("metadata", spec.metadata, none=True)
+    check_int("priority", spec.priority, -I32_MAX - 1, I32_MAX, none=True)
+    check_time_ms("deliver_after_ms", spec.deliver_after_ms, none=True)
+    check_int("delay_ms", spec.delay_ms, 0, I64_MAX, zero="at once", none=True)
+    if spec.delay_ms is not None and spec.deliver_after_ms is not None:
+        raise Invalid("both deliver_after_ms and delay_ms are given: give one of the two")
+    check_int("lease_ms", spec.lease_ms, 1, LONGEST_MS, none=True)
+    check_int("ttl_ms", spec.ttl_ms, 1, I64_MAX, none=True)
+    check_time_ms("expires_at_ms", spec.expires_at_ms, none=True)
+    if spec.ttl_ms is not None and spec.expires_at_ms is not None:
+        raise Invalid("both expires_at_ms and ttl_ms are given: give one of the two")
+    check_int("weight", spec.weight, 1, MOST_WEIGHT, none=True)
+    check_int("delivery", spec.delivery, Delivery.AT_LEAST_ONCE, Delivery.AT_MOST_ONCE, none=True)
+
+
+def faults_of(specs: Sequence[ItemSpec]) -> dict[int, Invalid]:
+    """Return the error of each item that must not be sent, by its place. A plain item costs a few comparisons."""
+    faults: dict[int, Invalid] = {}
+    for at, spec in enumerate(specs):
+        try:
+            if (
+                type(spec.payload) is bytes
+                and type(spec.topic) is str
+                and type(spec.priority) is int
+                and spec.delivery is _USUAL
+                and spec.metadata is None
+                and spec.deliver_after_ms is None
+                and spec.delay_ms is None
+                and spec.lease_ms is None
+                and spec.ttl_ms is None
+                and spec.expires_at_ms is None
+                and spec.weight is None
+            ):
+                continue
+            check_item(spec)
+        except AttributeError:
+            faults[at] = Invalid(f"item {at} is of type {type(spec).__name__}: it must be an ItemSpec")
+        except Invalid as error:
+            faults[at] = bare(error)
+    return faults
+
+
+_SHOWN_BITS = 256
+
+
+class Entries:
+    """`good` are the entries to send, in order; `errors` has those of the other ones, by their place."""
+
+    __slots__ = ("errors", "good")
+
+    def __init__(self, given: Iterable[Any], entry_of: Callable[[Any], Any]) -> None:
+        """`entry_of` makes an entry of each given value. Its error is the outcome of that entry alone."""
+        entries = given if isinstance(given, list | tuple) else list(given)
+        self.errors: dict[int, FoqsError] = {}
+        try:
+            self.good = [entry_of(one) for one in entries]
+        except Exception:  # noqa: BLE001 - an object of the caller may raise anything where it is read
+            self.good = []
+            for at, one in enumerate(entries):
+                try:
+                    self.good.append(entry_of(one))
+                except Exception as error:  # noqa: BLE001 - as above
+                    self.errors[at] = _refusal(one, error)
+
+    def outcomes(self, of_good: Sequence[Any]) -> list[Any]:
+        """Return the outcome of each entry; `of_good` has those of `good`."""
+        if not self.errors:
+            return list(of_good)
+        left, total = iter(of_good), len(of_good) + len(self.errors)
+        return [self.errors[at] if at in self.errors else next(left) for at in range(total)]
+
+
+def _refusal(given: object, error: Exception) -> Invalid:
+    if isinstance(error, Invalid):
+        return bare(error)
+    what = f"an entry of type {type(given).__name__} cannot be read ({type(error).__name__})"
+    return Invalid(f"{what}: give an object of the type that the call describes")
+
+
+def ack_entry(item: Any) -> Any:
+    """Return the AckItem of an item or a lease. Raises Invalid, and AttributeError without an id or a lease."""
+    item_id, lease = item.id, item.lease
+    if type(item_id) is not int or type(lease) is not int:
+        item_id, lease = i64_of(item_id, "id"), i64_of(lease, "lease")
+    return idl.AckItem(item_id, lease)
+
+
+def extend_entry(item: Any, lease_ms: int | None = None, begun: bool | None = None) -> Any:
+    """As `ack`, an ExtendItem."""
+    item_id, lease = item.id, item.lease
+    if type(item_id) is not int or type(lease) is not int:
+        item_id, lease = i64_of(item_id, "id"), i64_of(lease, "lease")
+    return idl.ExtendItem(item_id, lease, lease_ms, begun)
+
+
+def release_entry(item: Any) -> Nack:
+    """As `ack`, a nack of an item that was not begun."""
+    item_id, lease = item.id, item.lease
+    if type(item_id) is not int or type(lease) is not int:
+        item_id, lease = i64_of(item_id, "id"), i64_of(lease, "lease")
+    return Nack(item_id, lease, None, None, True)
+
+
+def nack_entry(given: Any) -> Nack:
+    """Return `given` if each of its fields has its type. Raises Invalid."""
+    if (
+        type(given) is Nack and type(given.id) is int and type(given.lease) is int
+        and (given.delay_ms is None or type(given.delay_ms) is int)
+        and (given.metadata is None or type(given.metadata) is bytes)
+    ):  # fmt: skip
+        return given
+    if not isinstance(given, Nack):
+        raise Invalid(f"an entry is of type {type(given).__name__}: make a Nack with Nack.of(item, ...)")
+    i64_of(given.id, "id")
+    i64_of(given.lease, "lease")
+    if given.delay_ms is not None:
+        i64_of(given.delay_ms, "delay_ms")
+    if not isinstance(given.metadata, bytes | bytearray | memoryview | None):
+        raise Invalid(f"metadata is of type {type(given.metadata).__name__}: it must be bytes")
+    return given
+
+
+def spec_entry(given: Any) -> ItemSpec:
+    """Return `given` if it is an ItemSpec. Raises Invalid."""
+    if not isinstance(given, ItemSpec):
+        raise Invalid(f"an entry is of type {type(given).__name__}: make an ItemSpec(topic, payload, ...)")
+    return given
+
+
+def i64_of(value: object, what: str) -> int:
+    """Return an integer of 64 bits. The codec would cut a float. Raises Invalid."""
+    wanted = f"it must be an integer from {MIN_I64} to {MAX_I64}"
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise Invalid(f"{what} is of type {type(value).__name__}: {wanted}")
+    number = index(value)
+    if not MIN_I64 <= number <= MAX_I64:
+        size = number.bit_length()
+        raise Invalid(f"{what} {f'is {number}' if size <= _SHOWN_BITS else f'has {size} bits'}: {wanted}")
+    return number

@@ -1,22 +1,157 @@
-"""The client's methods for dead letters."""
+"""The settings of a namespace: policies of its topics, and entries of its users.
+
+Trying the script of a hook: it runs on a sample, and nothing is stored.
+
+The client's methods for dead letters.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from thriftpy2.thrift import TType
 
 from foqs.bounds import Limits
 from foqs.checks import I32_MAX, I64_MAX, check_int, check_text, check_time_ms, parse_fingerprint, shown_fingerprint
 from foqs.client import methods
-from foqs.client.options import check_cause, checked, instance_of, whole
+from foqs.client.arguments import check_cause, check_item, checked, instance_of, whole
+from foqs.client.items import ItemSpec
 from foqs.client.requests import Requests
 from foqs.errors import Invalid, Overloaded, Unavailable, item_error
 from foqs.idl import idl
 from foqs.rows import FailureCause
 from foqs.travel import Value
+
+
+class Settings(NamedTuple):
+    """`version` 0: they were never written. Each change adds 1."""
+
+    version: int
+    entries: dict[str, str]
+
+
+class SettingsChange(NamedTuple):
+    """The version that a change made. `applied`: host:port of the hosts that act on it; `missing`: of the living hosts
+    that did not say so within 2 s. `warnings`: what the changed entries say in vain."""
+
+    version: int
+    applied: tuple[str, ...]
+    missing: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+
+
+class SettingsMethods:
+    """The part of a client that reads and changes settings."""
+
+    namespace: str
+    _requests: Requests
+
+    @checked()
+    def settings(self, prefix: str = "", *, timeout_ms: int | None = None) -> Settings:
+        """The settings whose keys begin with `prefix`, as the host that answers acts on them."""
+        request = idl.GetSettingsRequest(ns=self.namespace, prefix=prefix or None)
+        response = self._requests.read(methods.GET_SETTINGS, request, timeout_ms)
+        return Settings(response.version, response.entries or {})
+
+    @checked()
+    def put_settings(
+        self,
+        entries: Mapping[str, str] | None = None,
+        remove: Iterable[str] = (),
+        *,
+        expected_version: int | None = None,
+        timeout_ms: int | None = None,
+    ) -> SettingsChange:
+        """Adds or replaces `entries`, and removes the keys in `remove`, in one step.
+
+        Raises Invalid with every error, one a line; Conflict when the settings have another version than the expected
+        one; OutcomeUnknown when the reply was lost: `settings` shows whether they were changed.
+
+        >>> client.put_settings({"topic.mail": '{"paused": true}'}, expected_version=41)    # doctest: +SKIP
+        SettingsChange(version=42, applied=('h1:7707', 'h2:7707'), missing=(), warnings=())
+        """
+        request = idl.PutSettingsRequest(self.namespace, dict(entries or {}), list(remove), expected_version)
+        response = self._requests.change(methods.PUT_SETTINGS, request, timeout_ms)
+        return SettingsChange(
+            response.version,
+            tuple(response.applied or ()),
+            tuple(response.missing or ()),
+            tuple(response.warnings or ()),
+        )
+
+
+class Tried(NamedTuple):
+    """`error`: the call failed, and all but the times is None. Of `on_enqueue`, `item` is the sample with the fields
+    that the script set, or `refuse` says why the script refuses it. Of `on_failure`, `action` and `delay_ms` are None
+    where the policy decides. `elapsed_us` of processor time; `memory_bytes` of the script's data after the call."""
+
+    item: ItemSpec | None
+    refuse: str | None
+    action: str | None
+    delay_ms: int | None
+    elapsed_us: int
+    memory_bytes: int
+    error: str | None
+
+
+def _check_sample(name: str, value: object) -> None:
+    instance_of(ItemSpec)(name, value)
+    assert isinstance(value, ItemSpec), "the check says so"
+    check_item(value)
+
+
+class HookMethods:
+    """A part of `Client`."""
+
+    namespace: str
+    _requests: Requests
+
+    @checked(sample=_check_sample)
+    def try_hook(
+        self,
+        sample: ItemSpec,
+        *,
+        hook: Literal["on_enqueue", "on_failure"] = "on_enqueue",
+        script: str | None = None,
+        source: str | None = None,
+        attempt: int | None = None,
+        cause: FailureCause | None = None,
+        reason: str | None = None,
+        timeout_ms: int | None = None,
+    ) -> Tried:
+        """Runs a script on a sample of an item.
+
+        hook       `on_enqueue` or `on_failure`
+        script     name of a script in the settings, or
+        source     a script as text: exactly one of the two
+        attempt    of `on_failure`: the attempt that failed, default 1
+        cause      of `on_failure`: FAILED (default), EXPIRED or REJECTED
+        reason     of `on_failure`: as the consumer gave it
+
+        Raises NotFound: the settings have no such script; Unavailable: the host cannot run scripts.
+
+        >>> client.try_hook(ItemSpec("mail", b"x"), source="function on_enqueue() end").error    # doctest: +SKIP
+        """
+        if (script is None) == (source is None):
+            raise Invalid("script and source: give exactly one of the two")
+        request = idl.TryHookRequest(self.namespace, hook, script, source, sample, attempt, cause, reason)
+        found = self._requests.read(methods.TRY_HOOK, request, timeout_ms)
+        return Tried(
+            None if found.item is None else _spec(found.item),
+            found.refuse,
+            found.action,
+            found.delay_ms,
+            found.elapsed_us or 0,
+            found.memory_bytes or 0,
+            found.error,
+        )
+
+
+def _spec(found: Any) -> ItemSpec:
+    return ItemSpec(**{one.name: getattr(found, one.name) for one in fields(ItemSpec)})
+
 
 _LIMITS = Limits()
 _PAGE_GROUPS = 1_000

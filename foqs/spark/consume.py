@@ -35,10 +35,9 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from foqs.client.client import Client
-from foqs.spark.columns import read_as
 from foqs.spark.consume_driver import Consumer
-from foqs.spark.consume_options import ConsumeOptions
-from foqs.spark.consume_rows import COLUMNS, parts_of, unpacked
+from foqs.spark.consume_state import COLUMNS, parts_of, unpacked
+from foqs.spark.options import ConsumeOptions, read_as
 
 try:
     from pyspark.sql.streaming.datasource import ReadMaxRows, SupportsTriggerAvailableNow

@@ -28,11 +28,8 @@ from foqs.client.items import Item, Lease
 from foqs.client.job import Held
 from foqs.client.leases import Leases
 from foqs.errors import FoqsError, NotFound, StaleLease, Unavailable
-from foqs.spark.consume_folder import StateFolder
-from foqs.spark.consume_lease import NOW_IMPOSSIBLE, Leaser, LeaseSettings, Taken
-from foqs.spark.consume_progress import LagWatch, Rates, report
-from foqs.spark.consume_rows import joined, leases_of, without_body
-from foqs.spark.consume_state import MOST_DELIVERED, ready_ms, split
+from foqs.spark.consume_lease import NOW_IMPOSSIBLE, LagWatch, Leaser, LeaseSettings, Rates, Taken, progress_report
+from foqs.spark.consume_state import MOST_DELIVERED, StateFolder, joined, leases_of, ready_ms, split, without_body
 from foqs.travel import Value
 
 log = logging.getLogger("foqs.spark")
@@ -186,7 +183,7 @@ class Consumer:
         ledger, counts = self._folder.ledger, self.counts
         rates = self._rates.add(monotonic(), counts.leased, counts.acked)
         seq = max(ledger.committed, *ledger.batches, 0)
-        return report(seq, counts, rates, len(ledger.unsettled), self._watch.lag())
+        return progress_report(seq, counts, rates, len(ledger.unsettled), self._watch.lag())
 
     def close(self) -> None:
         """Stop without acks: the last batch may not have reached its sink. Its leases run out unless the query starts

@@ -1,27 +1,153 @@
-"""The places of a snapshot's shards, their clock, and a connection that reads a shard as of one moment."""
+"""The places of a snapshot's shards, their clock, and a connection that reads a shard as of one moment.
+
+The wanted content of a snapshot as values, and ranges of ids. Pure.
+
+The options of a snapshot.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, Self
 
+from pydantic import Field, field_validator, model_validator
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from foqs.config.load import load
 from foqs.config.schema import ZookeeperSection
 from foqs.errors import Invalid, Unavailable
-from foqs.spark.snapshot_options import SnapshotOptions
-from foqs.spark.snapshot_wanted import ranges
+from foqs.ids import MAX_SHARD
+from foqs.spark.options import ExtraColumns, Options
 from foqs.store import reads
 from foqs.store.dialect import MYSQL, SQLITE
 from foqs.store.link import Database, Link, place_of
 from foqs.store.ownership import read_shard_row, refuse_foreign
 from foqs.store.protocol import ShardRefused, StoreBusy, StoreDown, StoreError, explained
 from foqs.zk.inspect import read_shards
+
+STATES = ("ready", "delayed", "leased")
+"""State by its number in the databases' answers."""
+MAX_ID = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Wanted property of the items; None means any."""
+
+    namespace: str | None = None
+    topic: str | None = None
+    state: str | None = None
+
+    @property
+    def all_lanes(self) -> bool:
+        return self.namespace is None and self.topic is None
+
+
+def ranges(least: int | None, greatest: int | None, parts: int) -> list[tuple[int, int]]:
+    """Return `parts` or fewer ranges low < id <= high of equal width between the least and the greatest existing id.
+    They are open at both ends, so together they contain every id, also later ones."""
+    if least is None or greatest is None:
+        return [(0, MAX_ID)]
+    width = greatest - least + 1
+    inner = sorted({least - 1 + width * part // parts for part in range(1, parts)} - {least - 1})
+    bounds = [0, *inner, MAX_ID]
+    return list(pairwise(bounds))
+
+
+_NUMBERED = re.compile(r"([0-9]{1,5})=(.+)", re.ASCII)
+_Secret = Annotated[str | None, Field(repr=False)]
+
+
+class SnapshotOptions(Options):
+    """The places of the shards (one of `shards`, `config`, `zookeeper`), and the selection of items.
+
+    `shards`: SQLAlchemy URLs separated by commas or white space, each as a URL or as number=url. `config`: the path of
+    a foqs.toml. `zookeeper`: host:port, several separated by commas. `user` and `password` replace those of the URLs
+    (SQLite has none). `page_rows`: items in memory at a time. `extra_columns`: with `headers` each other column of the
+    schema is a header of the item.
+    """
+
+    shards: _Secret = None
+    config: str | None = None
+    zookeeper: str | None = None
+    zookeeper_root: str = "/foqs"
+    zookeeper_auth_scheme: str | None = None
+    zookeeper_auth_credential: _Secret = None
+    user: str | None = None
+    password: _Secret = None
+    payloads: bool = False
+    partitions_per_shard: Annotated[int, Field(ge=1, le=1_000)] = 1
+    page_rows: Annotated[int, Field(ge=1, le=100_000)] = 5_000
+    namespace: str | None = None
+    topic: str | None = None
+    state: Literal["ready", "delayed", "leased"] | None = None
+    extra_columns: ExtraColumns = "refuse"
+
+    @field_validator("shards")
+    @classmethod
+    def _listed(cls, text: str | None) -> str | None:
+        if text is not None:
+            numbers = [number for number, _ in _shard_urls(text)]
+            known = [number for number in numbers if number is not None]
+            if not numbers:
+                raise ValueError("no URL")
+            if len(set(known)) != len(known):
+                raise ValueError("two shards have the same number")
+            if not all(1 <= number <= MAX_SHARD for number in known):
+                raise ValueError(f"a shard's number is not in 1..{MAX_SHARD}")
+        return text
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        places = (self.shards, self.config, self.zookeeper)
+        if sum(place is not None for place in places) != 1:
+            raise ValueError("give exactly one of the options shards, config and zookeeper: it names the shards")
+        if self.password is not None and self.user is None:
+            raise ValueError("option password needs option user")
+        return self
+
+    @property
+    def urls(self) -> list[tuple[int | None, str]]:
+        """Return the number (None if not given) and the URL of each entry of `shards`."""
+        return _shard_urls(self.shards or "")
+
+    @property
+    def section(self) -> ZookeeperSection:
+        """Return the configuration of `zookeeper`. Raises Invalid."""
+        try:
+            return ZookeeperSection.model_validate(
+                {
+                    "hosts": self.zookeeper,
+                    "root": self.zookeeper_root,
+                    "auth_scheme": self.zookeeper_auth_scheme,
+                    "auth_credential": self.zookeeper_auth_credential,
+                }
+            )
+        except ValueError as error:
+            found: list[Any] = getattr(error, "errors", list)()
+            words = "; ".join(f"{'.'.join(map(str, one['loc']))} {one['msg']}".strip() for one in found)
+            raise Invalid(f"option zookeeper: {words}") from None
+
+    @property
+    def wanted(self) -> Wanted:
+        return Wanted(self.namespace, self.topic, self.state)
+
+
+def _shard_urls(text: str) -> list[tuple[int | None, str]]:
+    """Split at commas and white space. A comma inside a URL belongs to it: a new URL begins with a scheme."""
+    found: list[tuple[int | None, str]] = []
+    for part in re.split(r"\s+|,(?=\s|$|(?:[0-9]+=)?[a-z]+(?:\+[a-z]+)?://)", text):
+        if part:
+            numbered = _NUMBERED.fullmatch(part)
+            found.append((int(numbered[1]), numbered[2]) if numbered else (None, part))
+    return found
+
 
 _IO_TIMEOUT_S = 60.0
 _MYSQL_BEGIN = (
@@ -54,7 +180,7 @@ def pieces(options: SnapshotOptions) -> list[Piece]:
 
 
 @contextmanager
-def snapshot(number: int | None, url: str) -> Iterator[tuple[Any, Database, Link]]:
+def open_snapshot(number: int | None, url: str) -> Iterator[tuple[Any, Database, Link]]:
     """Yield the row of `shard`, and a connection in a read-only transaction that sees the data committed before it
     began and takes no locks. Raises Unavailable and Invalid, also for errors of the driver inside the block."""
     name = f"the shard at {_place(url)}" if number is None else f"shard {number}"
@@ -90,7 +216,7 @@ def clock_ms(options: SnapshotOptions) -> int:
 
 
 def _time_ms(url: str) -> int:
-    with snapshot(None, url) as (_, database, link):
+    with open_snapshot(None, url) as (_, database, link):
         ((now_ms,),) = link.fetch(reads.clock_sql(SQLITE if database.is_file else MYSQL))
         return int(now_ms)
 
@@ -138,13 +264,13 @@ def _as_user(text: str, options: SnapshotOptions) -> str:
 
 
 def _number(url: str) -> int:
-    with snapshot(None, url) as (row, _, _):
+    with open_snapshot(None, url) as (row, _, _):
         return int(row.number)
 
 
 def _ranges(number: int, url: str, parts: int) -> list[tuple[int, int]]:
     if parts == 1:
         return ranges(None, None, 1)
-    with snapshot(number, url) as (_, _, link):
+    with open_snapshot(number, url) as (_, _, link):
         ((least, greatest),) = link.fetch("SELECT MIN(id), MAX(id) FROM item")
     return ranges(least, greatest, parts)

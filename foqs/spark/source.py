@@ -27,8 +27,8 @@ class FoqsSource(DataSource):
 
             return SCHEMA
         if "endpoints" in names:
-            from foqs.spark.write_columns import schema as written
-            from foqs.spark.write_options import WriteOptions
+            from foqs.spark.options import WriteOptions
+            from foqs.spark.options import schema as written
 
             return written(with_topic=WriteOptions.parse(given).topic is None)
         from foqs.spark.snapshot import schema

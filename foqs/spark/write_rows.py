@@ -1,21 +1,162 @@
-"""Rows of Arrow batches as items, with a deduplication key if the frame has none."""
+"""Rows of Arrow batches as items, with a deduplication key if the frame has none.
+
+How many equal rows a task has seen: in memory for a small partition, on the task's disk for a large one.
+
+Store rows that are equal to rows of other partitions, however Spark divides a batch into partitions.
+
+With the keys of `dedupKeys=row`, each task numbers its equal rows 0, 1, 2 and so on. The service takes equal rows of
+two tasks for two attempts at the same rows. If one task has 2 and another 3 of them, the service stores the numbers 0
+to 2. The driver knows the rows that all tasks sent, and stores the missing numbers 3 and 4. So the keys depend on the
+rows of a batch only, and a repetition with other partitions stores nothing again. The bodies of such rows come from the
+tasks: see `write_known`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import MISSING, fields
+import os
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import MISSING, dataclass, field, fields, replace
 from hashlib import blake2b
-from itertools import repeat
+from itertools import chain, repeat
+from struct import Struct
+from tempfile import TemporaryFile
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from foqs.checks import FIRST_TIME_MS, SMALL_TIME_MS
 from foqs.client import Delivery, ItemSpec
 from foqs.errors import Invalid
-from foqs.spark.write_columns import COLUMNS
-from foqs.spark.write_counts import RowCounts
-from foqs.spark.write_known import short_hash
+from foqs.spark.options import COLUMNS
+from foqs.spark.write_files import KEPT_BYTES, Kept, read_kept, short_hash
+
+IN_MEMORY_ROWS = 1 << 19
+"""Distinct rows up to which a task uses no file."""
+_SLOT = Struct("=QQ")
+"""The hash of a row, and its count plus one; an empty slot has a 0 there."""
+_PROBE_BYTES = 4 * _SLOT.size
+_RUN_BYTES = _SLOT.size << 12
+
+Counted = Iterable[tuple[int, int]]
+"""Pairs of a row and its count."""
+
+
+class RowCounts:
+    """Counts of rows by their hashes of 8 bytes. The memory in use does not depend on the number of rows."""
+
+    def __init__(self, in_memory_rows: int = IN_MEMORY_ROWS) -> None:
+        self._most = in_memory_rows
+        self._few: dict[int, int] = {}
+        self._table: _Table | None = None
+
+    def add(self, row: int) -> int:
+        """Count a row. Return how many equal ones were counted before. Raises OSError if the disk is full."""
+        if self._table is not None:
+            return self._table.add(row, 1)
+        before = self._few.get(row, 0)
+        self._few[row] = before + 1
+        if len(self._few) > self._most:
+            self._table = _Table()
+            self._table.fill(2 * len(self._few), self._few.items())
+            self._few = {}
+        return before
+
+    def forget(self, row: int) -> None:
+        """Set the count of a row to 0."""
+        if self._table is not None:
+            self._table.forget(row)
+        else:
+            self._few.pop(row, None)
+
+    def hashes(self) -> bytes:
+        """Return the hashes of the counted rows, 8 bytes each, in no order."""
+        if self._table is None:
+            return array("Q", self._few).tobytes()
+        runs = (array("Q", [row for row, count in run if count]) for run in self._table.runs())
+        return b"".join(run.tobytes() for run in runs)
+
+    def repeats(self) -> dict[int, int]:
+        """Return the counts above 1."""
+        found = self._few.items() if self._table is None else chain.from_iterable(self._table.runs())
+        return {row: count for row, count in found if count > 1}
+
+    def close(self) -> None:
+        if self._table is not None:
+            self._table.close()
+
+
+class _Table:
+    """Hash table with linear probing, in a file without a name. Read and written by slots, not mapped: pages of a
+    mapped file count as memory of the process."""
+
+    def __init__(self) -> None:
+        self._open()
+
+    def fill(self, slots: int, counts: Counted) -> None:
+        """Make the empty table one of at least `slots`, with these counts."""
+        self._slots = 1 << (slots - 1).bit_length()
+        self._file.truncate(self._slots * _SLOT.size)
+        for row, count in counts:
+            self.add(row, count)
+
+    def add(self, row: int, count: int) -> int:
+        """Add to the count of a row, and return the count before."""
+        at, kept = self._find(row)
+        if not kept:
+            if 2 * self._used >= self._slots:
+                self._grow()
+                at, _ = self._find(row)
+            self._used += 1
+            kept = 1
+        os.pwrite(self._number, _SLOT.pack(row, kept + count), at)
+        return kept - 1
+
+    def forget(self, row: int) -> None:
+        at, kept = self._find(row)
+        if kept:
+            os.pwrite(self._number, _SLOT.pack(row, 1), at)
+
+    def runs(self) -> Iterator[Counted]:
+        """Yield the rows with their counts, one run after the other."""
+        return _runs(self._number)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _open(self) -> None:
+        self._file = TemporaryFile(dir=local_folder())  # noqa: SIM115 - open until `close`
+        self._number = self._file.fileno()
+        self._slots = self._used = 0
+
+    def _find(self, row: int) -> tuple[int, int]:
+        """Return where the row's slot is, or the empty one for it, with the count plus one."""
+        at = (row & (self._slots - 1)) * _SLOT.size
+        while True:
+            for found, kept in _SLOT.iter_unpack(os.pread(self._number, _PROBE_BYTES, at)):
+                if not kept or found == row:
+                    return at, kept
+                at += _SLOT.size
+            at %= self._slots * _SLOT.size
+
+    def _grow(self) -> None:
+        slots = self._slots
+        with self._file as old:
+            self._open()
+            self.fill(2 * slots, chain.from_iterable(_runs(old.fileno())))
+
+
+def _runs(file: int) -> Iterator[Counted]:
+    at = 0
+    while run := os.pread(file, _RUN_BYTES, at):
+        at += len(run)
+        yield [(row, kept - 1) for row, kept in _SLOT.iter_unpack(run) if kept]
+
+
+def local_folder() -> str | None:
+    """Return Spark's folder for temporary files, if the process has one."""
+    return next(filter(os.path.isdir, os.environ.get("SPARK_LOCAL_DIRS", "").split(",")), None)
 
 
 class KeyMaker:
@@ -126,3 +267,83 @@ def _delivery(text: str) -> Delivery | Invalid:
         return Delivery[text.upper()]
     except KeyError:
         return Invalid(f"delivery is {text!r}, not one of {', '.join(Delivery.__members__)}")
+
+
+@dataclass
+class Sent:
+    """What one task sent with keys made of rows.
+
+    hashes   8 bytes for each distinct row
+    repeats  how many rows are equal, where more than one is
+    kept     the rows that the service knew before
+    """
+
+    hashes: bytes
+    repeats: dict[int, int]
+    kept: Kept = field(default_factory=Kept)
+
+    @classmethod
+    def of(cls, counts: RowCounts, kept: Kept) -> Sent:
+        return cls(counts.hashes(), counts.repeats(), kept)
+
+
+def missing_rows(
+    tasks: Sequence[Sent], read: Callable[[str], Iterator[tuple[int, ItemSpec]]] = read_kept
+) -> Iterator[ItemSpec]:
+    """Yield the items that no task sent, because all tasks number equal rows alike. One row of each task's file is in
+    memory at a time. Raises Invalid at the end if a needed row was not kept."""
+    needed = _needed(tasks)
+    for task in tasks:
+        for row in needed.keys() & task.kept.rows.keys():
+            yield from _numbered(task.kept.rows[row], *needed.pop(row))
+    why = [task.kept.why for task in tasks if task.kept.why]
+    for task in tasks:
+        if not needed or task.kept.file is None:
+            continue
+        try:
+            for row, spec in read(task.kept.file):
+                if row in needed:
+                    yield from _numbered(spec, *needed.pop(row))
+        except OSError as error:
+            why.append(f"the driver could not read what a task kept: {error}")
+    if needed:
+        lost = sum(total - most for most, total in needed.values())
+        raise Invalid(
+            f"{lost} rows are equal to rows of other partitions, and are not stored. A task reports {KEPT_BYTES >> 20} "
+            f"MiB of such rows, and these are more{': ' if why else ''}{why[0] if why else ''}. Set the option "
+            "equalRowsPath to a folder or URL that the driver and all tasks can use, or bring equal rows into one "
+            "partition (frame.repartition('payload')). Then write the frame, or start the query, again: no row is "
+            "stored twice"
+        )
+
+
+def _numbered(spec: ItemSpec, most: int, total: int) -> Iterator[ItemSpec]:
+    prefix = str(spec.dedup_key).rpartition(":")[0]
+    for number in range(most, total):
+        yield replace(spec, dedup_key=f"{prefix}:{number}")
+
+
+def _needed(tasks: Sequence[Sent]) -> dict[int, tuple[int, int]]:
+    """Return the rows of several tasks: the most equal ones of a task, and of all tasks together."""
+    needed: dict[int, tuple[int, int]] = {}
+    shared = _in_several([task.hashes for task in tasks])
+    if not len(shared):
+        return needed
+    for task in tasks:
+        hashes = _column(task.hashes)
+        for row in hashes.filter(pc.is_in(hashes, value_set=shared)).to_pylist():
+            count = task.repeats.get(row, 1)
+            most, total = needed.get(row, (0, 0))
+            needed[row] = max(most, count), total + count
+    return needed
+
+
+def _in_several(parts: Iterable[bytes]) -> pa.Array:
+    # Sorted: that takes a fifth of the memory of a counter.
+    found = pa.concat_arrays([pa.array([], pa.uint64()), *map(_column, parts)])
+    found = found.take(pc.sort_indices(found))
+    return pc.unique(found[1:].filter(pc.equal(found[1:], found[:-1])))
+
+
+def _column(hashes: bytes) -> pa.Array:
+    return pa.Array.from_buffers(pa.uint64(), len(hashes) // 8, [None, pa.py_buffer(hashes)])

@@ -15,8 +15,8 @@ from foqs.cli import move as moving
 from foqs.cli.move import Move
 from foqs.client import Client, Delivery, Duplicate, Item, ItemSpec, NotFound, OutcomeUnknown, Overloaded, StaleLease
 from foqs.client.item_copies import job_of
+from foqs.spark.jobs.move import ROW_NAMES, Target, spec_of
 from foqs.spark.jobs.move import move as spark_move
-from foqs.spark.jobs.redrive import NAMES, Target, spec_of
 from tests.api.hosts import PATIENT, HostProcess, dev, environment, foqs
 from tests.support import forked
 from tests.support.waiting import wait_until
@@ -251,7 +251,7 @@ def test_a_source_whose_copy_is_gone_stays() -> None:
 
 def test_a_spark_move_of_the_same_topics_has_the_same_keys() -> None:
     moved(service := Service(leased(1, enqueued_at_ms=5), stored=[11]))
-    row = dict.fromkeys(NAMES) | {"id": 1, "payload": b"x", "enqueued_at_ms": 5, "delivery": "at_least_once"}
+    row = dict.fromkeys(ROW_NAMES) | {"id": 1, "payload": b"x", "enqueued_at_ms": 5, "delivery": "at_least_once"}
     job = job_of("moved", "n", "t", "n", "u", _default_of(spark_move, "where"))
     assert service.keys == [spec_of(row, Target("a:1", "n", "u", job)).dedup_key]
 

@@ -165,7 +165,7 @@ OWN_CLOCK = {
     "foqs/cli/interrupt.py": {"gmtime", "time_ns"},
     "foqs/cli/kept.py": {"time_ns"},  # for a stamp that grows whatever the clock says
     "foqs/cli/logs.py": {"now"},
-    "foqs/spark/jobs/session.py": {"time"},  # with a note, where no database can be read
+    "foqs/spark/jobs/command.py": {"time"},  # with a note, where no database can be read
 }
 
 

@@ -8,13 +8,16 @@ types = pytest.importorskip("pyspark.sql.types", reason="PySpark is not installe
 
 from foqs.client import Delivery, Item  # noqa: E402
 from foqs.errors import Invalid  # noqa: E402
-from foqs.spark.columns import Reading, read_as  # noqa: E402
 from foqs.spark.consume import COLUMNS, ConsumeReader  # noqa: E402
-from foqs.spark.consume_rows import table_of  # noqa: E402
+from foqs.spark.consume_state import table_of  # noqa: E402
+from foqs.spark.options import COLUMNS as WRITTEN  # noqa: E402
+from foqs.spark.options import (  # noqa: E402
+    Reading,
+    check_columns,
+    read_as,
+)
 from foqs.spark.snapshot import SnapshotReader  # noqa: E402
 from foqs.spark.source import FoqsSource  # noqa: E402
-from foqs.spark.write_columns import COLUMNS as WRITTEN  # noqa: E402
-from foqs.spark.write_columns import check  # noqa: E402
 
 STREAM = {"endpoints": "h:1", "namespace": "n", "topic": "t", "stateDir": "/x"}
 KINDS = {
@@ -125,6 +128,6 @@ def test_a_table_without_columns_has_those_of_its_kind() -> None:
     writes = {"option.endpoints": "h:1", "option.namespace": "n", "owner": "root"}
     for given, has_topic in ((writes, False), (writes | {"option.topic": "t"}, True)):
         columns = [tuple(column.split(" ", 1)) for column in FoqsSource(given).schema().split(", ")]
-        check(columns, has_topic=has_topic)  # type: ignore[arg-type]
+        check_columns(columns, has_topic=has_topic)  # type: ignore[arg-type]
         assert {name for name, _ in columns} == WRITTEN.keys() - {"delay_ms"} - ({"topic"} if has_topic else set())
     assert "lease_expires_at" in FoqsSource({"option.shards": "sqlite:////x", "owner": "root"}).schema()

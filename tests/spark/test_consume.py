@@ -286,7 +286,7 @@ def test_acks_that_are_later_than_the_next_lease_deliver_once(
     ended. Its acks reach the hosts after its requests for more items."""
     pytest.importorskip("pyarrow", reason="PySpark is not installed (pip install 'foqs[spark]')")
     from foqs.spark.consume_driver import Consumer
-    from foqs.spark.consume_options import ConsumeOptions
+    from foqs.spark.options import ConsumeOptions
 
     ids = filled(client, 2_000)
     given = {"endpoints": endpoints, "namespace": namespace, "topic": "t", "stateDir": str(tmp_path), "leaseMs": "1000"}

@@ -11,7 +11,7 @@ import pytest
 
 from foqs.client.items import Item
 from foqs.errors import Forbidden, Unavailable
-from foqs.spark.consume_rows import read_batch
+from foqs.spark.consume_state import read_batch
 from tests.spark.test_consume_driver import Begin, Service, begin, ids, service
 from tests.support.waiting import wait_until as until
 

@@ -14,7 +14,7 @@ import pytest
 from foqs.client.items import ActiveTopic, Item, Leased, ServerInfo
 from foqs.errors import FoqsError, Forbidden, Invalid, NotFound, StaleLease, Unavailable
 from foqs.spark.consume_driver import UNSETTLED_BATCHES, Consumer
-from foqs.spark.consume_options import ConsumeOptions
+from foqs.spark.options import ConsumeOptions
 from tests.support.waiting import wait_until as until
 
 LEASE_MS = 300

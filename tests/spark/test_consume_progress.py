@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from foqs.errors import Forbidden, Unavailable
-from foqs.spark import consume_progress
-from foqs.spark.consume_progress import LagWatch, Rates
+from foqs.spark import consume_lease
+from foqs.spark.consume_lease import LagWatch, Rates
 from tests.spark.test_consume_driver import Begin, Service, begin, service
 from tests.support.waiting import wait_until as until
 
@@ -20,9 +20,9 @@ __all__ = ["begin", "service"]
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each report asks, and waits for the answer."""
-    monkeypatch.setattr(consume_progress, "_ASK_EVERY_S", 0.0)
-    monkeypatch.setattr(consume_progress, "_REST", 0)
-    monkeypatch.setattr(consume_progress, "_WAIT_S", 60.0)
+    monkeypatch.setattr(consume_lease, "_ASK_EVERY_S", 0.0)
+    monkeypatch.setattr(consume_lease, "_REST", 0)
+    monkeypatch.setattr(consume_lease, "_WAIT_S", 60.0)
 
 
 def test_rates_are_those_of_the_last_ten_seconds() -> None:
@@ -79,7 +79,7 @@ def test_a_report_without_an_answer_has_no_lag(
 
 
 def test_a_slow_answer_does_not_hold_a_trigger(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consume_progress, "_WAIT_S", 0.01)
+    monkeypatch.setattr(consume_lease, "_WAIT_S", 0.01)
     answer = Event()
     info = service.server_info
 
@@ -94,15 +94,15 @@ def test_a_slow_answer_does_not_hold_a_trigger(service: Service, monkeypatch: py
     answer.set()
     lag = until(watch.lag)
     assert lag is not None and lag.ready == 2
-    monkeypatch.setattr(consume_progress, "_GOOD_S", -1.0)
+    monkeypatch.setattr(consume_lease, "_GOOD_S", -1.0)
     assert watch.lag() is None, "an old answer is none"
     watch.close()
 
 
 def test_answers_that_take_long_are_asked_for_rarely(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consume_progress, "_REST", 20)
+    monkeypatch.setattr(consume_lease, "_REST", 20)
     now, asked = 1_000.0, 0
-    monkeypatch.setattr(consume_progress, "monotonic", lambda: now)
+    monkeypatch.setattr(consume_lease, "monotonic", lambda: now)
     active_topics = service.active_topics
 
     def slow(**how: Any) -> Any:

@@ -8,8 +8,17 @@ import pytest
 
 from foqs.client.items import Item
 from foqs.errors import Invalid
-from foqs.spark.consume_rows import COLUMNS, batch_text, joined, leases_of, parts_of, read_batch, table_of, unpacked
-from foqs.spark.consume_state import sealed
+from foqs.spark.consume_state import (
+    COLUMNS,
+    batch_text,
+    joined,
+    leases_of,
+    parts_of,
+    read_batch,
+    sealed,
+    table_of,
+    unpacked,
+)
 
 ITEM = Item(
     id=1 << 62, lease=-(1 << 63), attempt=3, ns="n", topic="t", priority=-7, payload=b"\x00\xff", metadata=b"",

@@ -6,9 +6,8 @@ import pytest
 
 from foqs.client.items import Item
 from foqs.errors import Invalid, Unavailable
-from foqs.spark.consume_folder import StateFolder
-from foqs.spark.consume_options import ConsumeOptions
-from foqs.spark.consume_state import Ledger, read_state, ready_ms, split, state_text
+from foqs.spark.consume_state import Ledger, StateFolder, read_state, ready_ms, split, state_text
+from foqs.spark.options import ConsumeOptions
 
 ITEM = Item(id=7, lease=8, topic="t", delivery=2)
 GIVEN = {"endpoints": "a:1,b:2", "namespace": "n", "topic": "t, u", "stateDir": "/state"}

@@ -6,11 +6,8 @@ from typing import Any
 
 import pytest
 
-from foqs.spark.consume_options import ConsumeOptions
-from foqs.spark.options import Options
-from foqs.spark.snapshot_options import SnapshotOptions
-from foqs.spark.write_columns import COLUMNS
-from foqs.spark.write_options import WriteOptions
+from foqs.spark.options import COLUMNS, ConsumeOptions, Options, WriteOptions
+from foqs.spark.snapshot_shards import SnapshotOptions
 from foqs_lab.cluster import LocalCluster
 
 PAGE = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()

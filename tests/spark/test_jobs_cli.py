@@ -9,8 +9,8 @@ import pytest
 from foqs.errors import Invalid, Unavailable
 from foqs.spark import snapshot_shards
 from foqs.spark.jobs import command
-from foqs.spark.jobs import session as sessions
-from foqs.spark.jobs.session import Place, Source
+from foqs.spark.jobs import command as sessions
+from foqs.spark.jobs.command import Place, Source
 from tests.api.hosts import environment, foqs
 
 JOBS = ("report", "export", "enqueue", "move")

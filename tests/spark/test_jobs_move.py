@@ -5,9 +5,19 @@ from contextlib import nullcontext
 import pytest
 
 from foqs.client import Delivery, Duplicate, Invalid, Item, NotFound, OutcomeUnknown, Unavailable
-from foqs.spark.jobs import redrive
-from foqs.spark.jobs.move import carry_out, chosen, said, show
-from foqs.spark.jobs.redrive import Target, Totals, batches, move_rows, refuse_strangers, spec_of
+from foqs.spark.jobs import move
+from foqs.spark.jobs.move import (
+    Target,
+    Totals,
+    batches,
+    carry_out,
+    chosen,
+    move_rows,
+    refuse_strangers,
+    said,
+    show,
+    spec_of,
+)
 from tests.spark.snapshots import NOW_MS, ago, frame, item
 
 TARGET = Target("h:1", "shop", "again", "job")
@@ -75,7 +85,7 @@ def queue():
 
 def row(number, **values):
     made = {**item(number), "enqueued_at_ms": NOW_MS, "deliver_after_ms": NOW_MS, "expires_at_ms": None, **values}
-    return {name: made[name] for name in redrive.NAMES}
+    return {name: made[name] for name in move.ROW_NAMES}
 
 
 def moved(rows, queue, **values):
@@ -223,8 +233,8 @@ def test_the_fields_that_a_copy_keeps():
 
 
 def test_batches_are_bounded(monkeypatch):
-    monkeypatch.setattr(redrive, "BATCH_ITEMS", 3)
-    monkeypatch.setattr(redrive, "BATCH_BYTES", 100)
+    monkeypatch.setattr(move, "BATCH_ITEMS", 3)
+    monkeypatch.setattr(move, "BATCH_BYTES", 100)
     given = [row(n, payload=b"x" * size) for n, size in enumerate((1, 1, 1, 1, 200, 60, 60, 1))]
     assert [len(batch) for batch in batches(given)] == [3, 2, 2, 1]
     assert list(batches([])) == []

@@ -4,9 +4,21 @@ from html.parser import HTMLParser
 
 import pytest
 
-from foqs.spark.jobs import words
-from foqs.spark.jobs.page import render
-from foqs.spark.jobs.summary import AGES_MS, PRIORITIES, SIZES_BYTES, Figures, Report, Spread, Topic
+from foqs.spark.jobs.page import (
+    AGES_MS,
+    PRIORITIES,
+    SIZES_BYTES,
+    Figures,
+    Report,
+    Spread,
+    Topic,
+    age_labels,
+    duration,
+    priority_labels,
+    render,
+    size,
+    size_labels,
+)
 
 NOW_MS = 1_772_625_600_000
 VOID = {"meta", "rect", "line", "br"}
@@ -144,20 +156,20 @@ def test_a_chart_of_the_outermost_priorities(low):
     )  # fmt: skip
     text = render(Report(NOW_MS, ends, 1, 1, (Topic("a", "b", ends),)))
     Page(text)
-    label = words.priority_labels()[PRIORITIES.index(low)]
+    label = priority_labels()[PRIORITIES.index(low)]
     assert f"<title>{label}: 3</title>" in text
 
 
 def test_words():
-    assert [words.duration(ms) for ms in (0, 5, 999, 1_500, 90_000, 7_200_000, 864_000_000)] == [
+    assert [duration(ms) for ms in (0, 5, 999, 1_500, 90_000, 7_200_000, 864_000_000)] == [
         "0", "5 ms", "999 ms", "1.5 s", "1.5 min", "2 h", "10 d",
     ]  # fmt: skip
-    assert [words.size(count) for count in (0, 1023, 1024, 10 << 20, 3 << 40)] == [
+    assert [size(count) for count in (0, 1023, 1024, 10 << 20, 3 << 40)] == [
         "0 B", "1023 B", "1 KiB", "10 MiB", "3 TiB",
     ]  # fmt: skip
-    labels = words.priority_labels()
+    labels = priority_labels()
     assert len(labels) == len(PRIORITIES) == len(set(labels))
     assert (labels[0], labels[8], labels[-1], labels[PRIORITIES.index(-9)]) == ("≤-1G", "≤-10", "≥1G", "-9")
-    assert len(words.age_labels()) == len(AGES_MS)
-    assert len(words.size_labels()) == len(SIZES_BYTES)
+    assert len(age_labels()) == len(AGES_MS)
+    assert len(size_labels()) == len(SIZES_BYTES)
     assert list(PRIORITIES) == sorted(set(PRIORITIES))

@@ -2,9 +2,8 @@
 
 import pytest
 
-from foqs.spark.jobs.page import render
+from foqs.spark.jobs.page import AGES_MS, PRIORITIES, SIZES_BYTES, Figures, Spread, render
 from foqs.spark.jobs.report import by_topic, figures, summarise
-from foqs.spark.jobs.summary import AGES_MS, PRIORITIES, SIZES_BYTES, Figures, Spread
 from tests.spark.snapshots import LIGHT, NOW_MS, ago, frame, item
 
 pytestmark = pytest.mark.spark

@@ -7,10 +7,8 @@ from typing import Any
 import pytest
 
 from foqs.errors import Invalid
-from foqs.spark.consume_options import ConsumeOptions
-from foqs.spark.options import Options
-from foqs.spark.snapshot_options import SnapshotOptions
-from foqs.spark.write_options import WriteOptions
+from foqs.spark.options import ConsumeOptions, Options, WriteOptions
+from foqs.spark.snapshot_shards import SnapshotOptions
 
 GIVEN: dict[type[Options], dict[str, str]] = {
     WriteOptions: {"endpoints": "h:1", "namespace": "n"},

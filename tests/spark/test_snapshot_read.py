@@ -13,8 +13,7 @@ from sqlalchemy.engine import make_url
 from foqs.errors import Unavailable
 from foqs.ids import make_id
 from foqs.rows import AT_MOST_ONCE, Batch, LaneRow, NewItem, TimerRow
-from foqs.spark.snapshot_shards import Piece
-from foqs.spark.snapshot_wanted import MAX_ID, Wanted
+from foqs.spark.snapshot_shards import MAX_ID, Piece, Wanted
 from foqs.store.link import Link
 from foqs.store.sql import SqlStore
 from tests.store.contract import LANE, insert, ready_key, ready_row, timer_row
@@ -76,9 +75,9 @@ def batches(shard: AnyShard) -> Read:
         high: int = MAX_ID,
         url: str = shard.url,
     ) -> list[Any]:
-        from foqs.spark.snapshot_read import read
+        from foqs.spark.snapshot import read_piece
 
-        return list(read(Piece(NUMBER, url, low, high), in_arrow(names), wanted or Wanted(), rows))
+        return list(read_piece(Piece(NUMBER, url, low, high), in_arrow(names), wanted or Wanted(), rows))
 
     return batches
 

@@ -5,8 +5,7 @@ from itertools import pairwise
 import pytest
 
 from foqs.errors import Invalid
-from foqs.spark.snapshot_options import SnapshotOptions
-from foqs.spark.snapshot_wanted import MAX_ID, ranges
+from foqs.spark.snapshot_shards import MAX_ID, SnapshotOptions, ranges
 
 
 @pytest.mark.parametrize(("least", "greatest"), [(5, 5), (1, 10), (1, 2), (10, 1_000_003), (MAX_ID - 1, MAX_ID)])

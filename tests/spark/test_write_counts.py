@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foqs.spark import write_counts
-from foqs.spark.write_counts import RowCounts
+from foqs.spark import write_rows
+from foqs.spark.write_rows import RowCounts
 
 # Few hashes with equal low bits, so that slots collide, also at the end of the table.
 HASHES = st.integers(0, 5) | st.integers(0, 3).map(lambda n: (n << 60) + (1 << 40) - 1) | st.integers(0, (1 << 64) - 1)
@@ -80,7 +80,7 @@ def test_a_full_disk_is_an_error_of_the_row(monkeypatch: pytest.MonkeyPatch) -> 
     def full(*_: Any) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(write_counts.os, "pwrite", full)
+    monkeypatch.setattr(write_rows.os, "pwrite", full)
     with pytest.raises(OSError, match="No space left"):
         counts.add(2)
     counts.close()

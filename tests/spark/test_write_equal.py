@@ -13,10 +13,9 @@ pytest.importorskip("pyarrow", reason="PySpark is not installed (pip install 'fo
 
 from foqs.client import ItemSpec
 from foqs.errors import Invalid
-from foqs.spark import write_known
-from foqs.spark.write_equal import Sent, missing
-from foqs.spark.write_known import Kept, Known
-from foqs.spark.write_rows import KeyMaker
+from foqs.spark import write_files
+from foqs.spark.write_files import Kept, Known
+from foqs.spark.write_rows import KeyMaker, Sent, missing_rows
 
 SCOPE = "query:7"
 
@@ -76,7 +75,7 @@ def test_other_partitions_store_no_row_twice(given_: Any) -> None:
             task(service, part, stops_after)
     for _ in range(2):  # the second time after a crash between the driver's part and the commit
         sent = [task(service, part) for part, _ in batches[-1]]
-        for spec in missing(sent):
+        for spec in missing_rows(sent):
             service.enqueue(spec)
         assert Counter(int(spec.payload) for spec in service.items.values()) == Counter(rows)
 
@@ -85,18 +84,18 @@ def test_distinct_rows_leave_nothing_to_the_driver() -> None:
     service = Service()
     sent = [task(service, part) for part in ([1, 1, 2], [3, 3], [])]
     assert len(service.items) == 5
-    assert list(missing(sent)) == []
-    assert list(missing([])) == []
+    assert list(missing_rows(sent)) == []
+    assert list(missing_rows([])) == []
 
 
 def test_rows_that_were_not_kept_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """A loss that cannot be repaired is always reported."""
-    monkeypatch.setattr(write_known, "KEPT_BYTES", 400)
+    monkeypatch.setattr(write_files, "KEPT_BYTES", 400)
     service = Service()
     sent = [task(service, list(range(10))) for _ in range(2)]
     assert len(sent[1].kept.rows) == 1
     with pytest.raises(Invalid, match=r"^9 rows are equal to rows of other partitions.*equalRowsPath.*repartition"):
-        list(missing(sent))
+        list(missing_rows(sent))
 
 
 def test_keys_of_the_frame_are_not_collected() -> None:
@@ -140,8 +139,7 @@ def test_a_warning_if_a_batch_would_be_stored_twice(
     options: dict[str, str], columns: tuple[str, ...], in_stream: bool, warns: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     types = pytest.importorskip("pyspark.sql.types")
-    from foqs.spark.write import BatchWriter, Written
-    from foqs.spark.write_sender import Totals
+    from foqs.spark.write import BatchWriter, Totals, Written
 
     schema = types.StructType([types.StructField(name, types.StringType()) for name in columns])
     writer = BatchWriter({"endpoints": "h:1", "namespace": "n", "topic": "t", **options}, schema, overwrite=False)

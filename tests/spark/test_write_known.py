@@ -15,9 +15,9 @@ pytest.importorskip("pyarrow", reason="PySpark is not installed (pip install 'fo
 
 from foqs.client import Delivery, ItemSpec
 from foqs.errors import Invalid
-from foqs.spark import write_known
-from foqs.spark.write_equal import missing
-from foqs.spark.write_known import Known, folder_of_task, read_kept, remove_kept
+from foqs.spark import write_files
+from foqs.spark.write_files import Known, folder_of_task, read_kept, remove_kept
+from foqs.spark.write_rows import missing_rows
 from tests.spark.test_write_equal import SCOPE, Service, task
 
 DIGEST = "0123456789abcdef" * 2
@@ -53,7 +53,7 @@ def test_more_equal_rows_than_a_report_holds(tmp_path: Path, size: int) -> None:
         for part in parts:
             sent.append(task(service, part, folder=str(tmp_path), body=lambda row: (b"%d " % row).ljust(size)))
             assert sum(one.size_bytes for one in sent[-1].kept.rows.values()) <= 1 << 20
-        for one in missing(sent):
+        for one in missing_rows(sent):
             service.enqueue(one)
 
     made([rows, rows + rows[:5], rows])
@@ -87,26 +87,26 @@ def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path, monkeypatch: pyte
     folder = str(tmp_path / "f")
     if fault == "full":
         monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1_000))
-        monkeypatch.setattr(write_known, "_FLUSH_ROWS", 1)
+        monkeypatch.setattr(write_files, "_FLUSH_ROWS", 1)
     elif fault == "gone":
         Path(folder).write_text("a file")
     else:
         folder = "what://ever"
     service = Service()
-    monkeypatch.setattr(write_known, "_KEPT_BYTES_WITH_FILE", 400)
+    monkeypatch.setattr(write_files, "_KEPT_BYTES_WITH_FILE", 400)
     sent = [task(service, [1, 2, 3], folder=folder) for _ in range(2)]
     with pytest.raises(Invalid, match=rf"(?s)2 rows are equal.*a task could not write to {folder}.*equalRowsPath"):
-        for one in missing(sent):
+        for one in missing_rows(sent):
             service.enqueue(one)
     assert len(service.items) == 4, "the kept rows are stored"
-    assert list(missing([task(service, [7], folder=folder), task(service, [8], folder=folder)])) == []
+    assert list(missing_rows([task(service, [7], folder=folder), task(service, [8], folder=folder)])) == []
 
 
 @pytest.mark.parametrize("fault", ["missing", "cut"])
 def test_a_file_that_the_driver_cannot_read_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    monkeypatch.setattr(write_known, "_KEPT_BYTES_WITH_FILE", 0)
+    monkeypatch.setattr(write_files, "_KEPT_BYTES_WITH_FILE", 0)
     service = Service()
     sent = [task(service, [1, 2, 3], folder=str(tmp_path)) for _ in range(2)]
     file = Path(str(sent[1].kept.file))
@@ -115,11 +115,11 @@ def test_a_file_that_the_driver_cannot_read_is_named(
     else:
         file.write_bytes(file.read_bytes()[:-300])
     with pytest.raises(Invalid, match=r"(?s)rows are equal.*the driver could not read what a task kept.*equalRowsPath"):
-        list(missing(sent))
+        list(missing_rows(sent))
 
 
 def test_files_are_for_their_user_and_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write_known, "_KEPT_BYTES_WITH_FILE", 0)
+    monkeypatch.setattr(write_files, "_KEPT_BYTES_WITH_FILE", 0)
     monkeypatch.setattr(os, "chmod", None)  # a file has its mode from the beginning
     service, other = Service(), Known("query:70", str(tmp_path))
     other.add(spec(dedup_key=f"query:70:{DIGEST}:0"))

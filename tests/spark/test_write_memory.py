@@ -16,9 +16,9 @@ from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from foqs.client import Duplicate, ItemSpec
 from foqs.errors import Invalid
-from foqs.spark import write, write_counts, write_invalid, write_known, write_rows
+from foqs.spark import write, write_files, write_rows
 from foqs.spark.write import BatchWriter, Written
-from foqs.spark.write_counts import RowCounts
+from foqs.spark.write_rows import RowCounts
 
 ROWS_OF_A_BATCH = 500
 ROWS = 1_500
@@ -90,11 +90,11 @@ def task(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(write, "_context", Task)
     # Bounds that the smaller number of rows reaches.
     monkeypatch.setattr(write_rows, "RowCounts", lambda: RowCounts(ROWS // 4))
-    monkeypatch.setattr(write_counts, "_RUN_BYTES", 1 << 12)
-    monkeypatch.setattr(write_invalid, "_ROWS", 20)
-    monkeypatch.setattr(write_known, "KEPT_BYTES", 40_000)
-    monkeypatch.setattr(write_known, "_KEPT_BYTES_WITH_FILE", 40_000)
-    monkeypatch.setattr(write_known, "_FLUSH_ROWS", 20)
+    monkeypatch.setattr(write_rows, "_RUN_BYTES", 1 << 12)
+    monkeypatch.setattr(write_files, "_INVALID_ROWS", 20)
+    monkeypatch.setattr(write_files, "KEPT_BYTES", 40_000)
+    monkeypatch.setattr(write_files, "_KEPT_BYTES_WITH_FILE", 40_000)
+    monkeypatch.setattr(write_files, "_FLUSH_ROWS", 20)
 
 
 @pytest.mark.parametrize("keys", ["partition", "none"])

@@ -7,17 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foqs.errors import Invalid
-from foqs.spark.write_columns import COLUMNS, check
-from foqs.spark.write_options import WriteOptions
+from foqs.spark.options import COLUMNS, WriteOptions, check_columns
 
 GOOD = {name: kinds[0] for name, kinds in COLUMNS.items() if name != "delay_ms"}
 
 
 def test_every_column_in_every_type() -> None:
-    check(GOOD.items(), has_topic=False)
+    check_columns(GOOD.items(), has_topic=False)
     for name, kinds in COLUMNS.items():
         for kind in kinds:
-            check({"payload": "binary", name: kind}.items(), has_topic=True)
+            check_columns({"payload": "binary", name: kind}.items(), has_topic=True)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +34,7 @@ def test_every_column_in_every_type() -> None:
 )
 def test_wrong_columns_are_named(columns: dict[str, str], has_topic: bool, says: str) -> None:
     with pytest.raises(Invalid, match=says):
-        check(columns.items(), has_topic=has_topic)
+        check_columns(columns.items(), has_topic=has_topic)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +58,7 @@ def test_wrong_options_are_named(given_: dict[str, str], says: str) -> None:
 
 
 def test_columns_of_any_case() -> None:
-    check({"PayLoad": "binary", "TOPIC": "string"}.items(), has_topic=False)
+    check_columns({"PayLoad": "binary", "TOPIC": "string"}.items(), has_topic=False)
     pa = pytest.importorskip("pyarrow")
     from foqs.client import ItemSpec
     from foqs.spark.write_rows import specs_of
@@ -77,13 +76,13 @@ def test_other_columns_become_headers() -> None:
         "headers": "map<string,string>",
     }
     with pytest.raises(Invalid, match=r"column customer is unknown.*extraColumns=headers.*column Big is unknown"):
-        check(kinds.items(), has_topic=True)
-    check(kinds.items(), has_topic=True, extra="headers")
+        check_columns(kinds.items(), has_topic=True)
+    check_columns(kinds.items(), has_topic=True, extra="headers")
     wrong = {"payload": "int", "at": "timestamp", "part": "double", "list": "array<string>"}
     with pytest.raises(Invalid, match=r"payload is int.*at is timestamp, and a header is string or bool.*part.*list"):
-        check(wrong.items(), has_topic=True, extra="headers")
+        check_columns(wrong.items(), has_topic=True, extra="headers")
     with pytest.raises(Invalid, match="column x is there twice"):
-        check([("payload", "binary"), ("x", "string"), ("x", "string")], has_topic=True, extra="headers")
+        check_columns([("payload", "binary"), ("x", "string"), ("x", "string")], has_topic=True, extra="headers")
     pa = pytest.importorskip("pyarrow")
     from foqs.client import ItemSpec
     from foqs.spark.write_rows import KeyMaker, specs_of

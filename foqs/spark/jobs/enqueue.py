@@ -15,9 +15,9 @@ import typer
 
 from foqs.errors import Invalid
 from foqs.spark.jobs import command
-from foqs.spark.jobs.session import Place, session
-from foqs.spark.jobs.words import many
-from foqs.spark.write_columns import COLUMNS
+from foqs.spark.jobs.command import Place, spark_session
+from foqs.spark.jobs.page import many
+from foqs.spark.options import COLUMNS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -152,7 +152,7 @@ def enqueue(
         "onInvalid": on_invalid.value,
         "invalidPath": invalid_path,
     }
-    with session("foqs enqueue", place) as spark:
+    with spark_session("foqs enqueue", place) as spark:
         rows = read(spark, inputs, format, pairs(options or ()))
         found = items(rows, plan)
         if unused := plan.unused(rows.columns, found.columns):

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from foqs.spark.jobs import command
-from foqs.spark.jobs.session import Place, Source, session, snapshot, written
-from foqs.spark.jobs.words import many
+from foqs.spark.jobs.command import Place, Source, snapshot, spark_session, written
+from foqs.spark.jobs.page import many
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -49,7 +49,7 @@ def export(
     spark.sql.sources.partitionColumnTypeInference.enabled=false; otherwise Spark reads the topic 007 as the number 7.
     The export fails if a name's escaped form is longer than the file system allows (often 255 bytes).
     """
-    with session("foqs export", place) as spark:
+    with spark_session("foqs export", place) as spark:
         items = snapshot(spark, source, payloads=not no_payloads, namespace=namespace, topic=topic)
         count = write(items, out, mode)
     print(f"{many(count, 'item')} exported to {out}")

@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from foqs.spark.jobs import command
-from foqs.spark.jobs.page import render
-from foqs.spark.jobs.session import Place, Source, session, snapshot, time_of
-from foqs.spark.jobs.summary import AGES_MS, PRIORITIES, SIZES_BYTES, STATES, Figures, Report, Topic
-from foqs.spark.jobs.words import many, size
+from foqs.spark.jobs.command import Place, Source, snapshot, spark_session, time_of
+from foqs.spark.jobs.page import AGES_MS, PRIORITIES, SIZES_BYTES, STATES, Figures, Report, Topic, many, render, size
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -59,7 +57,7 @@ def report(
     neither --out nor --page, the job only prints the totals.
     """
     given_ms = None if now is None else command.epoch_ms(now)
-    with session("foqs report", place) as spark:
+    with spark_session("foqs report", place) as spark:
         now_ms = time_of(source) if given_ms is None else given_ms
         items = snapshot(spark, source, payloads=False, namespace=namespace, topic=topic)
         found = summarise(items, now_ms, out=out, oldest=oldest, top=top)

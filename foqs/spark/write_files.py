@@ -1,4 +1,6 @@
-"""The rows of a task that the service knew before, for the driver: a few in the task's report, the rest in a file.
+"""Refused rows with the reason, as Parquet.
+
+The rows of a task that the service knew before, for the driver: a few in the task's report, the rest in a file.
 
 The driver may need the body of any of them, and cannot compute a row again. A report goes through the memory of the
 driver, so it has few bytes. The file is in a folder that the tasks and the driver see.
@@ -9,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -18,9 +20,99 @@ from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.fs
+import pyarrow.parquet as pq
 
 from foqs.client import Delivery, ItemSpec
-from foqs.spark.write_invalid import file_system
+from foqs.errors import FoqsError
+
+INVALID_SCHEMA = pa.schema([
+    ("partition", pa.int32()),
+    ("row", pa.int64()),
+    ("reason", pa.string()),
+    ("topic", pa.string()),
+    ("payload", pa.binary()),
+    ("priority", pa.int32()),
+    ("metadata", pa.binary()),
+    ("dedup_key", pa.string()),
+])  # fmt: skip
+_INVALID_ROWS = 1_000
+_INVALID_BYTES = 4 << 20
+
+
+class InvalidRows:
+    """One file of a task, created with the first row. `path` is a path, or a URL of a file system that pyarrow knows.
+
+    The file gets its name when it is complete. Before that its name begins with a dot, so Spark does not read it. A
+    repeated task replaces the file.
+    """
+
+    def __init__(self, path: str, job: str, partition: int) -> None:
+        self._path = path
+        self._partition = partition
+        self._rows: list[dict[str, Any]] = []
+        self._size_bytes = 0
+        self._writer: Any = None
+        self._temporary = ""
+        self.name = f"part-{partition:05d}-{_plain(job)}.parquet"
+
+    def add(self, row: int, spec: ItemSpec | None, error: FoqsError) -> None:
+        """Add a row. `spec` is None if the row could not be made into an item."""
+        given = {} if spec is None else {name: getattr(spec, name) for name in INVALID_SCHEMA.names[3:]}
+        self._rows.append({"partition": self._partition, "row": row, "reason": error.message, **given})
+        self._size_bytes += 0 if spec is None else spec.size_bytes
+        if len(self._rows) >= _INVALID_ROWS or self._size_bytes >= _INVALID_BYTES:
+            self._flush()
+
+    def close(self) -> str | None:
+        """Give the file its name and return it, or None if no row was added."""
+        if self._rows:
+            self._flush()
+        if self._writer is None:
+            return None
+        self._writer.close()
+        files, folder = file_system(self._path)
+        files.move(self._temporary, f"{folder}/{self.name}")
+        return self.name
+
+    def discard(self) -> None:
+        """Remove the unfinished file, because the task fails."""
+        if self._writer is not None:
+            self._writer.close()
+            files, _ = file_system(self._path)
+            files.delete_file(self._temporary)
+
+    def _flush(self) -> None:
+        if self._writer is None:
+            files, folder = file_system(self._path)
+            files.create_dir(folder, recursive=True)
+            self._temporary = f"{folder}/.{self.name}.{uuid4().hex}.tmp"
+            self._writer = pq.ParquetWriter(self._temporary, INVALID_SCHEMA, filesystem=files)
+        self._writer.write_table(pa.Table.from_pylist(self._rows, schema=INVALID_SCHEMA))
+        self._rows, self._size_bytes = [], 0
+
+
+def remove_others(path: str, job: str, names: Collection[str]) -> None:
+    """Remove the files of earlier attempts of `job`, which had other partitions: all except `names`, and unfinished
+    ones."""
+    files, folder = file_system(path)
+    ours = re.compile(rf"\.?part-[0-9]+-{re.escape(_plain(job))}\.parquet(\.[0-9a-f]+\.tmp)?")
+    for found in files.get_file_info(pyarrow.fs.FileSelector(folder, allow_not_found=True)):
+        if found.base_name not in names and ours.fullmatch(found.base_name):
+            with suppress(FileNotFoundError):
+                files.delete_file(found.path)
+
+
+def _plain(job: str) -> str:
+    """Return a path without colons: Spark reads the part before a colon as the scheme of a URL."""
+    return job.replace(":", "-")
+
+
+def file_system(path: str) -> tuple[Any, str]:
+    """Return the file system of a path or URL, and the path in it."""
+    if "://" in path:
+        return pyarrow.fs.FileSystem.from_uri(path)  # type: ignore[no-any-return]
+    return pyarrow.fs.LocalFileSystem(), path.removeprefix("file:")
+
 
 KEPT_BYTES = 8 << 20
 """Bytes of rows in the report of a task that has no folder for a file."""

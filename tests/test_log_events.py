@@ -24,7 +24,8 @@ def events() -> Iterator[tuple[str, str, frozenset[str]]]:
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
                 continue
             of, level = node.func.value, node.func.attr
-            if isinstance(of, ast.Name) and of.id == "log" and level in (*LEVELS, "critical", "exception", "log"):
+            known = (*LEVELS, "critical", "exception", "log")
+            if isinstance(of, ast.Name) and of.id.endswith("log") and level in known:
                 assert level in LEVELS, f"{path}:{node.lineno}: no level of foqs"
                 (name,) = node.args
                 assert isinstance(name, ast.Constant) and NAME.fullmatch(name.value), f"{path}:{node.lineno}: no event"

@@ -16,9 +16,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from foqs.cli.errors import fail
 from foqs.cli.help import MEASURE, command
 from foqs.cli.operators import quietly
+from foqs.cli.terminal import fail
 from foqs.ids import MAX_SHARD
 
 if TYPE_CHECKING:

@@ -1,35 +1,40 @@
-"""`foqs delete|purge`: remove items in any state."""
+"""`foqs delete|purge`: remove items in any state.
+
+`foqs release`: take the leased items of a topic away from workers that hang.
+
+`foqs move`: moves ready items to another topic, one batch at a time.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foqs.cli.confirm import confirm_by_name
-from foqs.cli.connection import Connection
-from foqs.cli.errors import fail
+from foqs.checks import I64_MAX, LONGEST_MS, check_text
+from foqs.cli.connection import BATCH_ITEMS, Connection, Count, entries_of_lines, say_unknown, settle
 from foqs.cli.help import QUEUE, command
-from foqs.cli.lines import Count, entries_of_lines, settle
-from foqs.cli.look import State, state_of
-from foqs.cli.operators import YesOption
-from foqs.cli.progress import counting
-from foqs.cli.streams import write_line
-from foqs.cli.unknown import say_unknown
-from foqs.errors import FoqsError, Invalid, NotFound
-from foqs.ids import parse_id
+from foqs.cli.look import JsonOption, State, state_of
+from foqs.cli.operators import YesOption, confirm_by_name
+from foqs.cli.pipe import say_why_empty
+from foqs.cli.terminal import counting, fail, json_text, plain_table, show, write_line
+from foqs.errors import FoqsError, Invalid, NotFound, StaleLease
+from foqs.ids import Duplicate, parse_id
 from foqs.shardmgr.operate import count as counted
 from foqs.shardmgr.operate import name
+from foqs.travel import bare
 
 if TYPE_CHECKING:
-    from foqs.client import Client
+    from foqs.client import Client, Item, ItemSpec
+
 
 _PAGE_ITEMS = 1_000
 
 
-def register(app: typer.Typer) -> None:
+def register_first(app: typer.Typer) -> None:
     """Add the commands to `app`."""
     examples = (
         "foqs delete 281474976710657 0x1000000000002",
@@ -135,3 +140,261 @@ def purge_items(client: Client, ids: list[int]) -> None:
     print(f"{counted(deleted, 'item')} deleted{f'; {gone:,} were gone before' if gone else ''}", flush=True)
     if errors:
         fail(f"{counted(len(errors), 'item')} not deleted; the first error: {errors[0]}")
+
+
+def register_release(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    examples = (
+        "foqs release emails --worker host-3:4711",
+        "foqs release emails --held-longer-than-ms 3600000",
+    )
+    command(app, *examples, group=QUEUE)(release)
+
+
+def release(
+    topic: Annotated[str, typer.Argument(help="The command ends leases of this topic.")],
+    worker: Annotated[
+        str | None, typer.Option(help="The command ends the leases of this worker only. Workers are named host:pid.")
+    ] = None,
+    held_longer_than_ms: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=I64_MAX >> 1,
+            help="The command ends only leases that were given more than this many milliseconds ago; 0: all of them.",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+    *,
+    connection: Connection,
+) -> None:
+    """End leases as if by time: the items are delivered again, and the attempts count.
+
+    The command shows the number of ended leases: a table on a terminal, else JSON. At-most-once items are removed. A
+    worker that still runs learns at its next extension that the lease is lost.
+    """
+    with connection.client() as client:
+        released, missing = client.release_leases(topic, worker=worker, held_longer_than_ms=held_longer_than_ms)
+        if not released:
+            say_unknown(client, topic)
+    if as_json or not sys.stdout.isatty():
+        print(json_text({"released": released, "missing": missing}))
+    else:
+        table = plain_table("topic", "worker", "released", numbers=("released",), folded=("topic", "worker"))
+        table.add_row(name(topic), "(all)" if worker is None else name(worker), f"{released:,}")
+        show(table)
+    if missing:
+        fail(f"these hosts did not answer in time, and leases of their shards may stand: {', '.join(missing)}")
+
+
+BATCH_BYTES = 4 << 20
+LEASE_MS = 60_000
+"""More than the enqueue and the ack of a batch take, with their repetitions."""
+WAIT_MS = 1_000
+"""Other hosts may have the items, and the owner of an idle shard is confirmed before it leases any."""
+
+
+def register_move(app: typer.Typer) -> None:
+    command(app, "foqs move emails.dlq emails --count 100", group=QUEUE)(move)
+
+
+def move(
+    source: Annotated[str, typer.Argument(metavar="FROM", help="The items are in this topic.")],
+    target: Annotated[str, typer.Argument(metavar="TO", help="The items go to this topic.")],
+    count: Annotated[
+        int | None,
+        typer.Option(min=0, help="The command moves at most this many items; 0: no limit. Default: all ready ones."),
+    ] = None,
+    lease_ms: Annotated[
+        int,
+        typer.Option(
+            min=1, max=LONGEST_MS, help="The command leases the items for this many milliseconds while it moves them."
+        ),
+    ] = LEASE_MS,
+    delete_consumed: Annotated[
+        bool,
+        typer.Option(
+            "--delete-consumed",
+            help="The command also removes items from FROM whose copy an earlier try stored and that is gone by now.",
+        ),
+    ] = False,
+    *,
+    connection: Connection,
+) -> None:
+    """Move ready items to another topic of the namespace.
+
+    The command leases items from FROM, stores a copy of each in TO, and acks the item when its copy is stored. A copy
+    has a new id; it keeps payload, headers, metadata, priority, delivery, fairness key, throttle keys and the end of a
+    TTL, and its attempts begin at 0. Dead letters have their keys in the failure, and only `foqs dead redrive` returns
+    them to these. Delayed and leased items stay in FROM; `foqs spark move` moves delayed ones and selects items.
+
+    Each copy has a dedup key made of the topics, the item's id and the time of its enqueue. If the command is
+    interrupted or killed, repeat it after --lease-ms: it stores no copy twice while the queue remembers the keys
+    (limits.dedup_window_ms, a day), and no item is lost. An at-most-once item is the exception: the end of its lease
+    removes it, so a kill in between may lose it.
+
+    If a repeated command finds that an earlier copy is gone from TO (acked, or expired), the item stays in FROM and is
+    counted; --delete-consumed removes it.
+    """
+    for argument, topic in (("FROM", source), ("TO", target)):
+        check_text(argument, topic)
+    if source == target:
+        fail("FROM and TO are the same topic", 2)
+    with connection.client() as client:
+        moving = Move(client, source, target, lease_ms=lease_ms, delete_consumed=delete_consumed)
+        try:
+            with counting("moved") as advance:
+                moving.run(count or None, advance)
+        finally:
+            moving.close()
+            for line in moving.said():
+                print(line, flush=True)
+        if not (moving.moved or moving.left) and moving.last.reason is None:
+            say_unknown(client, source)
+    if not (moving.moved or moving.left):
+        say_why_empty(moving.last, source, connection.namespace)
+    if moving.left:
+        first = f"; the first error: {moving.errors[0]}" if moving.errors else ""
+        fail(f"{counted(moving.left, 'item')} not moved{first}")
+
+
+class Move:
+    """Moves items of one topic to another. Items that it leased and did not move are given back by `close`.
+
+    moved     items whose copy is stored, and that are acked
+    consumed  items that stay: an earlier try stored their copy, which is gone
+    shared    items whose copy is stored, and that another consumer leased or removed before the ack
+    unsettled items whose copy is stored, and whose ack failed: the next try acks them
+    failed    items that stay, because their copy is not known to be stored
+    doubtful  ids of at-most-once items whose copy may be stored: they cannot stay
+    errors    the first error of each batch that failed
+    last      the answer to the last dequeue
+    """
+
+    def __init__(
+        self, client: Client, source: str, target: str, *, lease_ms: int = LEASE_MS, delete_consumed: bool = False
+    ) -> None:
+        from foqs.client import Items
+        from foqs.client.item_copies import job_of
+
+        self._client, self._source, self._target = client, source, target
+        self._lease_ms, self._delete_consumed = lease_ms, delete_consumed
+        # As `foqs spark move` without --where: each continues what the other began.
+        self._job = job_of("moved", client.namespace, source, client.namespace, target, "true")
+        self._held: dict[int, Item] = {}
+        self.moved = self.consumed = self.shared = self.unsettled = self.failed = 0
+        self.doubtful: list[int] = []
+        self.errors: list[FoqsError] = []
+        self.last = Items()
+
+    @property
+    def left(self) -> int:
+        """Items that are not in the new topic alone."""
+        return self.consumed + self.shared + self.unsettled + self.failed + len(self.doubtful)
+
+    def run(self, count: int | None, advance: Callable[[int], None] = lambda _items: None) -> None:
+        """Move up to `count` items, or all that are ready. Ends at the first batch that fails."""
+        while (count is None or count > 0) and not self.errors:
+            most = BATCH_ITEMS if count is None else min(count, BATCH_ITEMS)
+            leased = self.last = self._client.dequeue(
+                self._source, most, lease_ms=self._lease_ms, wait_ms=WAIT_MS, max_bytes=BATCH_BYTES
+            )
+            items = [item for item in leased if item.id not in self._held]
+            self._held |= {item.id: item for item in leased}
+            if not items:
+                return
+            before = self.moved
+            self._batch(items)
+            advance(self.moved - before)
+            count = None if count is None else count - len(items)
+
+    def close(self) -> None:
+        """Give back the items that stay: their attempt is not counted."""
+        held, self._held = list(self._held.values()), {}
+        self._client.release_many(held)
+
+    def said(self) -> list[str]:
+        source, target = name(self._source), name(self._target)
+        lines = [f"{counted(self.moved, 'item')} moved from {source} to {target}"]
+        if self.consumed:
+            lines.append(
+                f"{self.consumed:,} left in {source}: an earlier try stored their copies, which are gone from "
+                f"{target}; --delete-consumed removes them"
+            )
+        if self.shared:
+            lines.append(f"{self.shared:,} stored in {target}, and leased or removed in {source} by another consumer")
+        if self.unsettled:
+            lines.append(f"{self.unsettled:,} stored in {target} and not removed from {source}: repeat the command")
+        if self.failed:
+            lines.append(f"{self.failed:,} left in {source}: their copies are not known to be stored in {target}")
+        if self.doubtful:
+            ids = ", ".join(str(one) for one in self.doubtful)
+            lines.append(f"at-most-once items that are stored in {target}, or lost when their leases end: {ids}")
+        return lines
+
+    def _batch(self, items: list[Item]) -> None:
+        from foqs.client.item_copies import store_copies
+
+        for item in items:
+            if item.at_most_once:  # its copy may be stored from now on: given back, it could be delivered twice
+                del self._held[item.id]
+        copies, failed = store_copies({item.id: self._copy(item) for item in items}, self._client)
+        self.errors += list(failed.values())[:1]
+        for item in items:
+            if (error := failed.get(item.id)) is None:
+                continue
+            if item.at_most_once and not error.outcome_known:
+                self.doubtful.append(item.id)
+            else:
+                self.failed += 1
+                self._held[item.id] = item
+        self._ack([item for item in items if item.id in copies and self._may_go(item, copies[item.id])])
+
+    def _copy(self, item: Item) -> ItemSpec:
+        from foqs.client import Delivery, ItemSpec
+        from foqs.client.item_copies import copy_key
+
+        return ItemSpec(
+            self._target,
+            item.payload,
+            metadata=item.metadata,
+            headers=item.headers,
+            priority=item.priority,
+            delivery=Delivery(item.delivery),
+            dedup_key=copy_key("move", self._job, item.id, item.enqueued_at_ms),
+            fairness_key=item.fairness_key or None,
+            throttle_keys=item.throttle_keys or None,
+            expires_at_ms=item.expires_at_ms,
+        )
+
+    def _may_go(self, item: Item, copy: int) -> bool:
+        """Return whether the item may be removed, because its copy was stored now or is still in the new topic."""
+        from foqs.client.item_copies import is_there
+
+        if not isinstance(copy, Duplicate) or item.at_most_once or self._delete_consumed:
+            return True
+        try:
+            there = is_there(copy, self._client.namespace, self._target, self._client)
+        except FoqsError as error:
+            self.failed += 1
+            self.errors.append(bare(error))
+            return False
+        self.consumed += not there
+        return there
+
+    def _ack(self, items: list[Item]) -> None:
+        for item, error in zip(items, self._client.ack_many(items) if items else (), strict=True):
+            self._held.pop(item.id, None)
+            if error is None:
+                self.moved += 1
+            elif isinstance(error, NotFound | StaleLease):
+                self.shared += 1
+            else:
+                self.unsettled += 1
+                self.errors.append(bare(error))
+
+
+def register(parent: typer.Typer) -> None:
+    register_first(parent)
+    register_release(parent)
+    register_move(parent)

@@ -11,10 +11,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from foqs.cli.errors import fail
 from foqs.cli.help import MEASURE, command
 from foqs.cli.lab import interruptible
 from foqs.cli.operators import MOST_S, quietly
+from foqs.cli.terminal import fail
 
 
 def register(app: typer.Typer) -> None:

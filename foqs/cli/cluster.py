@@ -1,222 +1,378 @@
-"""A command's session with a cluster: read the facts, make one change, and wait for the hosts to act on it."""
+"""`foqs cluster status`: show which host serves which shard, as tables or as JSON.
+
+`foqs hosts`: list the hosts of a cluster, drain one, and undo it.
+
+`foqs cluster up`: run a real cluster on this machine until Ctrl-C.
+"""
 
 from __future__ import annotations
 
-import asyncio
+import json
+import shutil
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterable
-from functools import partial
-from typing import Self, TypeVar
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from foqs.config.schema import ZookeeperSection
-from foqs.errors import FoqsError, Forbidden, Unavailable
-from foqs.policies.settings import Settings, adopt
-from foqs.shardmgr.facts import Facts, Session, Slots
-from foqs.shardmgr.operate import Action, Change, Missing, made, shown
-from foqs.zk.client import ZkFactStore
-from foqs.zk.protocol import ZkConflict, ZkError, ZkRefused, ZkUnknown, carry_out
+import typer
 
-T = TypeVar("T")
-Audit = Callable[[Change, bool], None]
-"""Called with a change and True if it was made, False if its outcome is unknown."""
+from foqs.cli.help import OPERATE, command, commands
+from foqs.cli.interrupt import ends_at_once
+from foqs.cli.lab import interruptible
+from foqs.cli.look import JsonOption
+from foqs.cli.operators import ClusterOptions, WaitOptions, cluster_of, perform, quietly
+from foqs.cli.terminal import fail, piped, plain_table
+from foqs.shardmgr import operate
+from foqs.shardmgr.operate import name
+from foqs.shardmgr.status import Status, status_of
 
-_TRIES = 5  # a try fails if another command changed the facts first, or if the connection was lost
-
-
-class NotDone(FoqsError):
-    """The time-out is over. The change is recorded, and the hosts go on with it."""
+if TYPE_CHECKING:
+    from foqs_lab.cluster import LocalCluster
 
 
-class Cluster:
-    """A context manager that connects. Raises Unavailable if facts, or the effect of a change, take `timeout_s`."""
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
-    def __init__(self, config: ZookeeperSection, timeout_s: float) -> None:
-        self._config = config
-        self._timeout_s = timeout_s
-        self._facts: Facts | None = None
-        self._session: Session | None = None
-        self._fresh = False
-        self._news = asyncio.Event()
-        self._store: ZkFactStore
+    from rich.table import Table
 
-    async def __aenter__(self) -> Self:
-        """Connect. Raises Unavailable, and Invalid if a package is missing."""
-        self._store = ZkFactStore(self._config, asyncio.get_running_loop())
-        self._store.start(self._changed, self._sessions)
-        try:
-            await self.fresh()
-        except BaseException:
-            await self._close()
+    from foqs.config.load import Config
+    from foqs.shardmgr.facts import Facts, ShardFact
+    from foqs.shardmgr.status import Answers
+
+    Show = Callable[[Facts, bool, Answers], None]
+
+app = commands(
+    "cluster",
+    "Show a cluster, or run one on this machine.",
+    "foqs cluster status --config foqs.toml",
+    "foqs cluster up",
+)
+
+_WIDE = 10_000  # columns; a program that reads a pipe accepts lines of any length
+
+
+def register_first(parent: typer.Typer) -> None:
+    parent.add_typer(app, rich_help_panel=OPERATE)
+
+
+@command(app, "foqs cluster status --config foqs.toml", "foqs cluster status --config foqs.toml --watch --json")
+@piped
+def status(
+    cluster: ClusterOptions,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="The command shows the cluster again at each change, until Ctrl-C.")
+    ] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="The command prints one JSON document; with --watch, one line for each change."),
+    ] = False,
+) -> None:
+    """Show the hosts and shards of a cluster, owners with epochs, and moves in progress."""
+    import asyncio
+
+    from foqs.config.load import load
+
+    show = _json_shown(indent=None if watch else 2) if as_json else _tables_shown(clear=watch)
+    whole = load(cluster.config)
+    cluster_of(whole)
+    quietly()
+    try:
+        asyncio.run(_show(whole, cluster.connect_timeout, show, watch=watch))
+    except KeyboardInterrupt:
+        if not watch:
             raise
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._close()
-
-    async def _close(self) -> None:
-        closed = asyncio.Event()
-        self._store.close(closed.set)
-        await closed.wait()
-
-    @property
-    def connected(self) -> bool:
-        """True if `facts` are current; False if ZooKeeper does not answer and they are its last state."""
-        return self._fresh
-
-    @property
-    def facts(self) -> Facts:
-        assert self._facts is not None
-        return self._facts
-
-    async def news(self) -> None:
-        """Wait until the facts or the connection may have changed since the last return."""
-        await self._news.wait()
-        self._news.clear()
-
-    async def fresh(self) -> Facts:
-        """Wait for current facts. Raises Unavailable after the time-out."""
-        return await self._when(lambda _: True, self._why_silent)
-
-    async def carry_out(self, decide: Callable[[Facts], Change], audit: Audit) -> Change:
-        """Make the change that `decide` returns, and return it when the facts show it.
-
-        If another command changes the facts first, `decide` runs again, a few times. Raises what `decide` raises,
-        Forbidden if ZooKeeper refuses the change, Unavailable if the change does not reach it.
-        """
-        doubtful: Change | None = None  # a change that was sent, with an unknown outcome
-        try:
-            for _ in range(_TRIES):
-                facts = await self.fresh()
-                # After a lost answer the facts may have been stale: from before, or from a server that lags.
-                if doubtful is not None and doubtful.action is not None and made(doubtful.action, facts):
-                    change, doubtful = doubtful, None
-                    audit(change, True)
-                    return change
-                change = decide(facts)
-                action = change.action
-                if action is None:
-                    return change
-                before, doubtful = doubtful, change
-                error = await self._send(action)
-                if not isinstance(error, ZkUnknown):
-                    doubtful = before
-                if isinstance(error, ZkRefused):
-                    raise Forbidden(f"{error}; check acl and auth_credential of [zookeeper]") from error
-                if error is None:
-                    doubtful = None
-                    audit(change, True)
-                if error is None or isinstance(error, ZkConflict):
-                    await self._when(partial(shown, action), lambda: "ZooKeeper does not show the change")
-                if error is None:
-                    return change
-            raise Unavailable(f"{_TRIES} tries failed: conflicting changes or connection losses; retry")
-        finally:
-            if doubtful is not None:
-                audit(doubtful, False)
-
-    async def adopt(self, copies: Iterable[Settings], place: str) -> list[Settings]:
-        """Put the settings found in `place` into ZooKeeper where they are newer, and return those that are stored now.
-
-        Raises Conflict if the cluster's were made apart from them, and Unavailable.
-        """
-        stored = []
-        for copy in copies:
-            outcome: asyncio.Future[Settings | FoqsError] = asyncio.get_running_loop().create_future()
-            self._store.change_settings(copy.ns, adopt(copy, place), partial(_settle, outcome))
-            found = await self._answer(outcome)
-            if isinstance(found, FoqsError):
-                raise found
-            stored.append(found)
-        return stored
-
-    async def share_slots(self, wanted: Callable[[Facts], Slots]) -> None:
-        """Write the record of deduplication slots that `wanted` returns. Raises Unavailable."""
-        for _ in range(_TRIES):
-            facts = await self.fresh()
-            if (slots := wanted(facts)) == facts.slots:
-                return
-            outcome: asyncio.Future[ZkError | None] = asyncio.get_running_loop().create_future()
-            self._store.share_slots(slots, partial(_settle, outcome))
-            error = await self._answer(outcome)
-            if error is not None and not isinstance(error, ZkConflict | ZkUnknown):
-                raise Unavailable(f"ZooKeeper: {error}; the slots of deduplication keys were not written")
-            await self._when(partial(_other_slots, facts), lambda: "ZooKeeper shows no change")
-        raise Unavailable(f"{_TRIES} tries failed: the record of deduplication slots keeps changing; retry")
-
-    async def until(self, missing: Missing, timeout_s: float, progress: Callable[[str], None]) -> None:
-        """Wait until `missing` returns nothing.
-
-        `progress` gets the missing steps each time they change. Raises NotDone after `timeout_s`, and what `missing`
-        raises.
-        """
-        deadline, said = time.monotonic() + timeout_s, ""
-        while left := missing(self.facts) if self._fresh else ["ZooKeeper does not answer"]:
-            if (words := _shortened(left)) != said:
-                progress(words)
-                said = words
-            try:
-                async with asyncio.timeout(deadline - time.monotonic()):
-                    await self.news()
-            except TimeoutError:
-                raise NotDone(
-                    f"not finished within {timeout_s:g} s (--timeout): {said}. The change is recorded; hosts go on"
-                ) from None
-
-    # ------------------------------------------------------------------------------------- the store's calls
-
-    def _changed(self, facts: Facts) -> None:
-        self._facts, self._fresh = facts, self._session is Session.CONNECTED
-        self._news.set()
-
-    def _sessions(self, session: Session) -> None:
-        self._session, self._fresh = session, False
-        self._news.set()
-
-    # ------------------------------------------------------------------------------------- waiting
-
-    async def _when(self, condition: Callable[[Facts], bool], why: Callable[[], str]) -> Facts:
-        deadline = time.monotonic() + self._timeout_s
-        while self._facts is None or not self._fresh or not condition(self._facts):
-            try:
-                async with asyncio.timeout(deadline - time.monotonic()):
-                    await self.news()
-            except TimeoutError:
-                raise Unavailable(f"{why()} (waited {self._timeout_s:g} s)") from None
-        return self._facts
-
-    def _why_silent(self) -> str:
-        servers, root = self._config.hosts, self._config.root
-        if self._session is Session.CONNECTED:
-            return f"ZooKeeper at {servers} shows no data below {root}: check auth_credential of [zookeeper]"
-        also = ", or it refuses the credential of [zookeeper]" if self._config.auth_scheme is not None else ""
-        return f"no connection to ZooKeeper at {servers}: it cannot be reached{also}"
-
-    async def _send(self, action: Action) -> ZkError | None:
-        """Send a change and return its error, if any. Raises Unavailable after the time-out."""
-        outcome: asyncio.Future[ZkError | None] = asyncio.get_running_loop().create_future()
-        carry_out(action, self._store, partial(_settle, outcome))
-        return await self._answer(outcome)
-
-    async def _answer(self, outcome: asyncio.Future[T]) -> T:
-        """Wait for the outcome of a change. Raises Unavailable after the time-out."""
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                return await outcome
-        except TimeoutError:
-            raise Unavailable(
-                "ZooKeeper does not answer: it is unknown if the change was made; check `foqs cluster status`"
-            ) from None
 
 
-def _settle(outcome: asyncio.Future[T], result: T) -> None:
-    if not outcome.done():
-        outcome.set_result(result)
+def hosts_table(facts: Facts, answers: Answers) -> Table:
+    """Return a row for each host."""
+    return _hosts(status_of(facts, answers))
 
 
-def _other_slots(before: Facts, facts: Facts) -> bool:
-    return facts.slots.version != before.slots.version
+def shards_table(facts: Facts, answers: Answers) -> Table:
+    """Return a row for each shard."""
+    return _shards(status_of(facts, answers), facts.shards)
 
 
-def _shortened(left: list[str]) -> str:
-    more = f" and {len(left) - 3:,} more" if len(left) > 3 else ""
-    return "; ".join(left[:3]) + more
+def ask_cluster(cluster: ClusterOptions) -> tuple[Facts, Answers]:
+    """Return the facts of a cluster, and what its hosts answered. Raises Invalid, Unavailable."""
+    import asyncio
+
+    from foqs.config.load import load
+
+    found: list[tuple[Facts, Answers]] = []
+    whole = load(cluster.config)
+    cluster_of(whole)
+    quietly()
+    asyncio.run(
+        _show(whole, cluster.connect_timeout, lambda facts, _, answers: found.append((facts, answers)), watch=False)
+    )
+    return found[0]
+
+
+async def _show(config: Config, connect_s: float, show: Show, *, watch: bool) -> None:
+    from foqs.cli.session import Cluster, ask_hosts
+
+    async with Cluster(cluster_of(config), connect_s) as cluster:
+        shown: tuple[Facts, bool] | None = None
+        while shown is None or watch:
+            if shown != (now := (cluster.facts, cluster.connected)):
+                addresses = {host: fact.address for host, fact in now[0].hosts.items()}
+                answers = await ask_hosts(config, addresses)
+                shown = (cluster.facts, cluster.connected)  # the answers took more than a second
+                show(*shown, answers)
+            if watch:
+                await cluster.news()
+
+
+# ------------------------------------------------------------------------------------------------------- shapes
+
+
+def _json_shown(indent: int | None) -> Show:
+    def show(facts: Facts, connected: bool, answers: Answers) -> None:
+        print(json.dumps(document(facts, connected, answers), indent=indent), flush=True)
+
+    return show
+
+
+def document(facts: Facts, connected: bool, answers: Answers) -> dict[str, Any]:
+    """Return the status as JSON.
+
+    `connected` is false if ZooKeeper does not answer; the rest is then its last state. `database` is the server and
+    the name in the shard's URL.
+    """
+    status = asdict(status_of(facts, answers))
+    for row in status["shards"]:
+        row["database"] = _database(facts.shards, row["id"])
+    return {"connected": connected, **status}
+
+
+def _tables_shown(*, clear: bool) -> Show:
+    from rich.console import Console
+
+    console = Console(markup=False, highlight=False, emoji=False)
+    if not console.is_terminal:
+        console = Console(markup=False, highlight=False, emoji=False, width=_WIDE)
+
+    def show(facts: Facts, connected: bool, answers: Answers) -> None:
+        if clear:
+            console.clear()
+        status = status_of(facts, answers)
+        for line in _summary(status, connected):
+            console.print(line)
+        console.print()
+        console.print(_hosts(status))
+        console.print()
+        console.print(_shards(status, facts.shards))
+        if clear and not console.is_terminal:
+            console.print()
+        sys.stdout.flush()
+
+    return show
+
+
+def _summary(status: Status, connected: bool) -> list[str]:
+    version = "none yet" if status.assignment_version < 0 else f"version {status.assignment_version}"
+    controller = "none" if status.controller is None else name(status.controller)
+    lines = [f"assignment {version}, controller {controller}, {status.under_way} under way, {_evenness(status)}"]
+    return lines if connected else ["ZooKeeper does not answer; this is the last known state", *lines]
+
+
+def _evenness(status: Status) -> str:
+    if status.imbalance is None or status.best_imbalance is None:
+        return "imbalance -"
+    if status.imbalance <= status.best_imbalance:
+        return "as even as can be"
+    return f"imbalance {status.imbalance:.0%} ({status.best_imbalance:.0%} at best)"
+
+
+def _hosts(status: Status) -> Table:
+    table = plain_table(
+        "host", "address", "state", "assigned", "served", "rows/s", "items", "version",
+        numbers=("assigned", "served", "rows/s", "items"),
+    )  # fmt: skip
+    for row in status.hosts:
+        table.add_row(
+            name(row.id),
+            name(row.address or "-"),
+            row.state,
+            str(row.assigned),
+            str(row.served),
+            _shown(row.load, ".1f"),
+            _shown(row.items),
+            name(row.version or "-"),
+        )
+    return table
+
+
+def _shown(value: object, form: str = "") -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _shards(status: Status, records: Mapping[int, ShardFact]) -> Table:
+    table = plain_table(
+        "shard", "state", "use", "weight", "assigned to", "served by", "epoch", "rows/s", "items", "database",
+        numbers=("shard", "weight", "epoch", "rows/s", "items"),
+    )  # fmt: skip
+    for row in status.shards:
+        table.add_row(
+            str(row.id),
+            row.state,
+            row.use or "-",
+            _shown(row.weight, "g"),
+            "-" if row.assigned is None else name(row.assigned),
+            "-" if row.owner is None else name(row.owner),
+            _shown(row.epoch),
+            _shown(row.load, ".1f"),
+            _shown(row.items),
+            _database(records, row.id) or "-",
+        )
+    return table
+
+
+def _database(records: Mapping[int, ShardFact], shard: int) -> str | None:
+    """Return server and name, without user, password and options, which may hold keys."""
+    from foqs.store.link import place_of
+
+    if (record := records.get(shard)) is None or (place := place_of(record.url)) is None:
+        return None
+    return name("/".join(place))
+
+
+HostArgument = Annotated[str, typer.Argument(metavar="HOST", help="The host has this id in `foqs hosts list`.")]
+
+hosts_app = commands(
+    "hosts",
+    "List the hosts of a cluster, move all shards off one, or let it take shards again.",
+    "foqs hosts drain host-2:7707 --config foqs.toml",
+)
+
+
+def register_hosts(parent: typer.Typer) -> None:
+    parent.add_typer(hosts_app, rich_help_panel=OPERATE)
+
+
+@command(hosts_app, "foqs hosts list --config foqs.toml", name="list")
+@piped
+def list_(cluster: ClusterOptions, as_json: JsonOption = False) -> None:
+    """List the hosts of a cluster: a table on a terminal, else JSON lines.
+
+    `foqs cluster status` shows the shards, too.
+    """
+
+    from foqs.cli.terminal import show, write_line
+
+    facts, answers = ask_cluster(cluster)
+    if as_json or not sys.stdout.isatty():
+        for row in document(facts, True, answers)["hosts"]:
+            write_line(row)
+    else:
+        show(hosts_table(facts, answers))
+
+
+@command(
+    hosts_app, "foqs hosts drain host-2:7707 --config foqs.toml", "foqs hosts drain host-2:7707 -c foqs.toml --no-wait"
+)
+def drain(host: HostArgument, cluster: ClusterOptions, wait: WaitOptions) -> None:
+    """Move all shards of a host to the other hosts, and keep it empty.
+
+    The command waits until the host serves no shard. `foqs hosts undrain` undoes it.
+    """
+    perform(cluster, lambda facts: operate.drain_host(facts, host), wait)
+
+
+@command(hosts_app, "foqs hosts undrain host-2:7707 --config foqs.toml")
+def undrain(host: HostArgument, cluster: ClusterOptions) -> None:
+    """Let a drained host take shards again."""
+    perform(cluster, lambda facts: operate.undrain_host(facts, host))
+
+
+_LOOK_S = 0.5
+
+
+def register_up(_parent: typer.Typer) -> None:
+    command(app, "foqs cluster up", "foqs cluster up --hosts 2 --shards 4 --kind mysql --keep")(up)
+
+
+def up(
+    hosts: Annotated[int, typer.Option(min=1, max=16, help="The cluster has this many host processes.")] = 3,
+    mysql: Annotated[int, typer.Option(min=1, max=8, help="The cluster has this many database servers.")] = 2,
+    shards: Annotated[
+        int, typer.Option(min=1, max=1_000, help="The database servers hold this many shards together.")
+    ] = 8,
+    kind: Annotated[
+        Literal["mariadb", "mysql"], typer.Option(help="The database servers are of this kind.")
+    ] = "mariadb",
+    keep: Annotated[bool, typer.Option("--keep", help="The command keeps the configuration and the logs.")] = False,
+) -> None:
+    """Run a private cluster for development and tests until Ctrl-C.
+
+    The command starts database servers, a ZooKeeper, and hosts that share the shards. Ctrl-C stops all of them and
+    removes their files. --keep leaves the configuration and the logs.
+    """
+    with ends_at_once():
+        from foqs_lab.cluster import local_cluster
+        from foqs_lab.crash.rig import make_shards
+        from foqs_lab.servers import ServerSettings, ServerUnavailable, find_zookeeper, start_database_server
+
+    quietly()
+    try:
+        find_zookeeper()  # the servers start first, which takes seconds
+        with interruptible(), ExitStack() as stack:
+            folder = stack.enter_context(_folder(keep))
+            settings = ServerSettings(buffer_pool_bytes=64 << 20)
+            servers = [stack.enter_context(start_database_server(kind, settings)) for _ in range(mysql)]
+            made = make_shards(servers, -(-shards // mysql), "foqs")[:shards]
+            cluster = stack.enter_context(local_cluster(made, folder))
+            cluster.start(*(f"host-{n}" for n in range(1, hosts + 1)))
+            cluster.settled()
+            _print(cluster)
+            _watch(cluster)
+    except ServerUnavailable as error:
+        fail(str(error))
+    except KeyboardInterrupt:
+        print("the cluster is stopped", file=sys.stderr)
+
+
+def _print(cluster: LocalCluster) -> None:
+    for host_name, host in cluster.hosts.items():
+        print(f"{host_name}: 127.0.0.1:{host.port}, admin http://127.0.0.1:{host.admin_port}, log {host.log}")
+    print(f"zookeeper: {cluster.zookeeper.hosts}")
+    for server in dict.fromkeys(shard.server for shard in cluster.shards):
+        numbers = [shard.number for shard in cluster.shards if shard.server is server]
+        print(f"{server.kind}: 127.0.0.1:{server.port}, shards {numbers[0]} to {numbers[-1]}")
+    print(f"export FOQS_ADDRESS={','.join(f'127.0.0.1:{host.port}' for host in cluster.hosts.values())}")
+    print(f"foqs cluster status --config {cluster.config}", flush=True)
+
+
+def _watch(cluster: LocalCluster) -> None:
+    """Report each host that ends. Returns at a signal; fails when no host is left."""
+    alive = dict(cluster.hosts)
+    while alive:
+        time.sleep(_LOOK_S)
+        for host_name, host in list(alive.items()):
+            if not host.alive:
+                del alive[host_name]
+                print(f"host {host_name} has ended: read {host.log}", file=sys.stderr)
+    fail("every host of the cluster has ended: read their logs (--keep keeps them)")
+
+
+@contextmanager
+def _folder(keep: bool) -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="foqs-cluster-"))
+    try:
+        yield folder
+    finally:
+        if keep:
+            print(f"configuration and logs: {folder}", file=sys.stderr)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def register(parent: typer.Typer) -> None:
+    register_first(parent)
+    register_hosts(parent)
+    register_up(parent)

@@ -1,23 +1,34 @@
-"""The options of the commands that call a host, and how their results are written."""
+"""The options of the commands that call a host, and how their results are written.
+
+Lines of stdin that name items: each has an outcome of its own, and a wrong line stops no other one.
+
+A topic that does not exist: it has no items and no settings. A wrong name looks like an empty topic otherwise.
+"""
 
 from __future__ import annotations
 
+import json
 import sys
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
-from itertools import chain
+from itertools import chain, islice
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 
 import typer
 
-from foqs.cli.errors import hint_of
+from foqs.cli import terminal
+from foqs.cli.terminal import fail, hint_of
 from foqs.errors import FoqsError, Invalid
+from foqs.shardmgr.operate import name
+from foqs.travel import bare
 
 if TYPE_CHECKING:
     from foqs.client import Client
+
 
 DEFAULT_ADDRESS = "127.0.0.1:7707"
 TIMEOUT_MS = 10_000
@@ -132,3 +143,112 @@ def stdin_lines(what: str, *, raw: bool = False) -> Iterator[tuple[int, bytes]]:
 def _say_retry(error: FoqsError, left_s: float) -> None:
     said = f"{error.message}; retrying for up to {left_s:.0f} s{hint_of(error, waits=True)}"
     print(f"foqs: {said}", file=sys.stderr, flush=True)
+
+
+T = TypeVar("T", bound=Hashable)
+
+MOST_KNOWN = 100_000
+"""A line that repeats another one gets the same outcome if no more lines are between them."""
+
+
+class Ended(NamedTuple):
+    """The outcome of an entry. `line` is its number, 0 for an argument; `entry` is None for a line that names none."""
+
+    line: int
+    entry: object
+    error: FoqsError | None
+
+    @property
+    def message(self) -> str:
+        """The error, with the number of the line."""
+        assert self.error is not None
+        said = self.error.message
+        return said if not self.line or said.startswith(f"line {self.line}") else f"line {self.line}: {said}"
+
+
+class Count:
+    """Counts what ended."""
+
+    def __init__(self) -> None:
+        self.total = self.failed = 0
+
+    def add(self, ended: Ended) -> None:
+        self.total += 1
+        self.failed += ended.error is not None
+
+    def report(self, done: str) -> None:
+        """End the command with an error if an entry failed; `done` says how the rest ended."""
+        if self.failed:
+            sys.stdout.flush()
+            fail(f"{self.failed} of {self.total} items were not {done}")
+        terminal.say_done(f"all {self.total} items were {done}")
+
+
+def entries_of_lines(what: str, read: Callable[[bytes, int], T]) -> Iterator[tuple[int, T | Invalid]]:
+    """Yield the number of each line that is not blank, with the entry that `read` makes of it or the error."""
+    for number, line in stdin_lines(what):
+        if line.strip():
+            try:
+                yield number, read(line, number)
+            except Invalid as error:
+                yield number, bare(error)
+
+
+def settle(
+    entries: Iterable[tuple[int, T | Invalid]], send: Callable[[list[T]], Sequence[FoqsError | None]]
+) -> Iterator[Ended]:
+    """Send the entries that were read, a request at a time, and yield the end of each entry in order."""
+    known: dict[T, FoqsError | None] = {}
+    left = iter(entries)
+    while chunk := list(islice(left, BATCH_ITEMS)):
+        new = dict.fromkeys(entry for _, entry in chunk if not isinstance(entry, Invalid) and entry not in known)
+        known.update(zip(new, send(list(new)) if new else (), strict=True))
+        for number, entry in chunk:
+            yield Ended(number, None, entry) if isinstance(entry, Invalid) else Ended(number, entry, known[entry])
+        sys.stdout.flush()
+        for entry in list(islice(known, max(0, len(known) - MOST_KNOWN))):
+            del known[entry]
+
+
+_LOOKED_AT = 10_000
+"""Topics among which a similar name is looked for."""
+_TIMEOUT_MS = 2_000
+
+
+def unknown(client: Client, topic: str) -> str:
+    """Return why a topic with this name does not exist; empty if it does, or if the host does not say.
+
+    A topic that takes the dead letters of another exists also while it is empty."""
+    try:
+        if _exists(client, topic) or _takes_dead_letters(client, topic):
+            return ""
+        listed = client.active_topics(all_states=True, timeout_ms=_TIMEOUT_MS)
+        others = [one.topic for one in islice(listed, _LOOKED_AT)]
+    except FoqsError:  # the command itself was allowed, or has its own error
+        return ""
+    near = get_close_matches(topic, [one for one in others if one != topic], n=1)
+    hint = f"; did you mean {name(near[0])}?" if near else ""
+    where = f"in namespace {name(client.namespace)}"
+    return f"no topic {name(topic)} is known {where}: it has no items and no policy of its own{hint}"
+
+
+def _exists(client: Client, topic: str) -> bool:
+    found = client.topic_stats(topic, timeout_ms=_TIMEOUT_MS)
+    own = f"topic.{topic}" in found.policy_layers.values()
+    return own or bool(found.ready or found.delayed or found.leased or found.missing)
+
+
+def _takes_dead_letters(client: Client, topic: str) -> bool:
+    from foqs.policies.topic_policy import DEAD_SUFFIX, PREFIX
+
+    if topic.endswith(DEAD_SUFFIX) and _exists(client, topic.removesuffix(DEAD_SUFFIX)):
+        return True
+    values = client.settings(PREFIX, timeout_ms=_TIMEOUT_MS).entries.values()
+    return any((json.loads(value).get("dead") or {}).get("topic") == topic for value in values)
+
+
+def say_unknown(client: Client, topic: str) -> bool:
+    """Say on stderr that a topic does not exist. Return True if that is so."""
+    if why := unknown(client, topic):
+        print(f"foqs: {why}", file=sys.stderr, flush=True)
+    return bool(why)

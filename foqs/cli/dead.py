@@ -10,16 +10,11 @@ import typer
 
 from foqs.checks import I32_MAX, I64_MAX
 from foqs.cli.change import purge_items
-from foqs.cli.confirm import confirm_by_name
-from foqs.cli.connection import Connection
-from foqs.cli.dead_filter import Cause, DeadFilter, shown_cause
-from foqs.cli.errors import fail, piped
+from foqs.cli.connection import Connection, say_unknown
 from foqs.cli.help import QUEUE, command, commands
-from foqs.cli.look import JsonOption
-from foqs.cli.operators import YesOption
-from foqs.cli.streams import write_line
-from foqs.cli.tables import duration, plain_table, preview, show
-from foqs.cli.unknown import say_unknown
+from foqs.cli.look import Cause, DeadFilter, JsonOption, shown_cause
+from foqs.cli.operators import YesOption, confirm_by_name
+from foqs.cli.terminal import duration, fail, piped, plain_table, preview, show, write_line
 from foqs.errors import OutcomeUnknown, Overloaded, Unavailable
 from foqs.shardmgr.operate import count as counted
 from foqs.shardmgr.operate import name

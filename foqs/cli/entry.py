@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 def main() -> None:
     end_at_once()
     try:
-        from foqs.cli import streams
+        from foqs.cli import terminal
 
-        streams.prepare()
-        with streams.guarded():
+        terminal.prepare()
+        with terminal.guarded():
             _run()
     except KeyboardInterrupt:  # a second one, while the command reports the first
         end()
@@ -50,7 +50,7 @@ def _run_in_json(app: typer.Typer) -> None:
     """Run the command; log a wrong option as an event instead of printing the usage."""
     from typer.main import get_command
 
-    from foqs.cli.errors import fail
+    from foqs.cli.terminal import fail
 
     try:
         status = get_command(app).main(standalone_mode=False)

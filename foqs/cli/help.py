@@ -13,8 +13,8 @@ from typing import Any, ParamSpec, TypeVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from foqs.cli import streams
-from foqs.cli.errors import fail, report_errors
+from foqs.cli import terminal
+from foqs.cli.terminal import fail, report_errors
 from foqs.option_groups import spread
 
 _AS_BYTES = "text"
@@ -81,7 +81,7 @@ def _checked(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **given: P.kwargs) -> R:
-        streams.go_on()
+        terminal.go_on()
         for name, value in given.items():
             if isinstance(value, float) and not isfinite(value):
                 fail(f"--{name.replace('_', '-')} is {value}: it must be a finite number", 2)

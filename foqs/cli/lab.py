@@ -12,8 +12,8 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from foqs.cli.errors import fail
 from foqs.cli.help import MEASURE, command
+from foqs.cli.terminal import fail
 
 _MOST_WORKERS = 8
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -1,30 +1,110 @@
-"""`foqs topics|items|item`: commands that change nothing."""
+"""`foqs topics|items|item`: commands that change nothing.
+
+The options that select dead letters, and what they mean for a host and for an item in a list.
+
+`foqs explain`: why an item is not delivered, or none of a topic.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from enum import Enum
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foqs.cli.connection import Connection
-from foqs.cli.dead_filter import shown_cause
-from foqs.cli.errors import fail, piped
+from foqs.checks import parse_fingerprint
+from foqs.cli.connection import Connection, say_unknown
 from foqs.cli.help import QUEUE, command
-from foqs.cli.streams import write_line
-from foqs.cli.tables import duration, plain_table, preview, show
-from foqs.cli.unknown import say_unknown
+from foqs.cli.terminal import duration, fail, piped, plain_table, preview, show, write_line
 from foqs.errors import Invalid
 from foqs.ids import parse_id
+from foqs.rows import FailureCause, FailureRow
 from foqs.shardmgr.operate import name
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from foqs.client import ActiveTopic, Failure, Item, ItemState
+    from foqs.client import ActiveTopic, ExplainReason, Explanation, Failure, FailureFilter, Item, ItemState
+
+
+_FILTER = "Filter"
+
+
+class Cause(Enum):
+    """The causes of a failure, as options name them."""
+
+    FAILED = "failed"
+    EXPIRED = "expired"
+    REJECTED = "rejected"
+    HOOK = "hook"
+    LIMIT = "limit"
+
+    @property
+    def number(self) -> FailureCause:
+        return FailureCause[self.name]
+
+
+@dataclass(frozen=True, slots=True)
+class DeadFilter:
+    """The options of a command that changes dead letters."""
+
+    fingerprint: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=_FILTER, help="Reasons have this fingerprint: 16 digits as `foqs dead list` shows them."
+        ),
+    ] = None
+    cause: Annotated[Cause | None, typer.Option(rich_help_panel=_FILTER, help="Items died of this cause.")] = None
+    reason_contains: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", rich_help_panel=_FILTER, help="Reasons contain this text, in the same case."),
+    ] = None
+    fairness_key: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=_FILTER, help="Items had this fairness key in their topic; '' for items without one."
+        ),
+    ] = None
+
+    def for_host(self) -> FailureFilter:
+        """Raises Invalid."""
+        from foqs.client import FailureFilter
+
+        cause = None if self.cause is None else self.cause.number
+        return FailureFilter(self.fingerprint, cause, self.reason_contains, fairness_key=self.fairness_key)
+
+    def matches(self, item: Item) -> bool:
+        """Whether a listed item is a dead letter that the options select. Raises Invalid."""
+        from foqs.policies import failures as stored
+
+        failure, wanted = item.failure, self.for_host()
+        if failure is None:
+            return False
+        reason = None if wanted.reason_contains is None else wanted.reason_contains.encode()
+        fairness = None if wanted.fairness_key is None else wanted.fairness_key.encode()
+        row = FailureRow(
+            0, parse_fingerprint(failure.fingerprint), item.id, failure.cause, failure.attempts, failure.died_at_ms,
+            b"", failure.fairness_key.encode(), failure.reason.encode(),
+        )  # fmt: skip
+        number = None if wanted.fingerprint is None else parse_fingerprint(wanted.fingerprint)
+        return stored.FailureFilter(number, wanted.cause, reason, fairness=fairness).matches(row)
+
+
+def shown_cause(number: int) -> str:
+    """Return the name of a FailureCause, or the number of one that a newer host gave.
+
+    >>> shown_cause(FailureCause.EXPIRED), shown_cause(99)
+    ('expired', '99')
+    """
+    try:
+        return FailureCause(number).name.lower()
+    except ValueError:
+        return str(number)
+
 
 TABLE_ITEMS = 100
 _PAGE_ITEMS = 1_000
@@ -53,7 +133,7 @@ def state_of(item: Item) -> str:
     return next((state.value for state in State if state.number == item.state), "-")
 
 
-def register(app: typer.Typer) -> None:
+def register_first(app: typer.Typer) -> None:
     """Add the commands to `app`."""
     for function, examples in _EXAMPLES.items():
         command(app, *examples, group=QUEUE)(piped(function))
@@ -215,3 +295,82 @@ _EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
     items: ("foqs items emails --state leased", "foqs items emails --json > items.jsonl"),
     item: ("foqs item 281474976710657",),
 }
+
+
+def register_explain(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    command(app, "foqs explain 281474976710657", "foqs explain mail --ns shop", group=QUEUE)(piped(explain))
+
+
+def explain(
+    what: Annotated[str, typer.Argument(metavar="ID|TOPIC", help="The command explains this item or topic.")],
+    topic: Annotated[bool, typer.Option("--topic", help="The argument is a topic, although it is a number.")] = False,
+    as_json: JsonOption = False,
+    *,
+    connection: Connection,
+) -> None:
+    """Say why an item is not delivered, or none of a topic: a table on a terminal, else JSON.
+
+    The reasons are in the order in which they have to end. "until" is when one ends by itself.
+    """
+    number = None if topic else _id(what)
+    in_table = sys.stdout.isatty() and not as_json
+    with connection.client() as client:
+        found = client.explain_topic(what) if number is None else client.explain(number)
+        if number is None and any(code_name(reason) == "gone" for reason in found.reasons):
+            say_unknown(client, what)
+        now_ms = client.server_info().now_ms if in_table and found.reasons else 0
+    if not in_table:
+        write_line(shown(found))
+        return
+    subject = f"topic {name(what)}" if number is None else f"item {number}"
+    print(headline(subject, found))
+    if found.reasons:
+        show(reasons_table(found, now_ms))
+
+
+def headline(subject: str, found: Explanation) -> str:
+    """Return the first line for a terminal."""
+    state = "" if found.state is None else f" ({found.state.name.lower()})"
+    if not found.reasons:
+        return f"{subject}{state}: nothing keeps {'it' if found.state else 'its items'} from being delivered now"
+    eta = "" if found.eta_ms is None else f", delivered in about {duration(found.eta_ms)}"
+    return f"{subject}{state}{eta}"
+
+
+def reasons_table(found: Explanation, now_ms: int) -> Table:
+    """Return a row for each reason."""
+    table = plain_table("reason", "until", "why", numbers=("until",), folded=("why",))
+    for reason in found.reasons:
+        until = "-" if reason.until_ms is None else duration(reason.until_ms - now_ms)
+        table.add_row(code_name(reason), until, reason.text)
+    return table
+
+
+def shown(found: Explanation) -> dict[str, Any]:
+    """Return the explanation as it is written in JSON, without the values that are not known."""
+    reasons = [
+        {key: value for key, value in (asdict(one) | {"code": code_name(one)}).items() if value is not None}
+        for one in found.reasons
+    ]
+    rest = {"eta_ms": found.eta_ms, "state": found.state and found.state.name.lower()}
+    return {"reasons": reasons} | {key: value for key, value in rest.items() if value is not None}
+
+
+def code_name(reason: ExplainReason) -> str:
+    """Return the name of a reason, for example `no_consumer`."""
+    from foqs.client import Reason
+
+    return reason.code.name.lower() if isinstance(reason.code, Reason) else str(reason.code)
+
+
+def _id(text: str) -> int | None:
+    try:
+        return parse_id(text)
+    except Invalid:
+        return None
+
+
+def register(parent: typer.Typer) -> None:
+    register_first(parent)
+    register_explain(parent)

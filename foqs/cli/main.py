@@ -16,9 +16,9 @@ from typer.core import TyperCommand
 from typer.main import get_group
 
 from foqs.cli import logs
-from foqs.cli.errors import report_errors
 from foqs.cli.help import MEASURE, OPERATE, QUEUE, RUN, Group, top
 from foqs.cli.interrupt import ends_at_once
+from foqs.cli.terminal import report_errors
 
 
 class Verb(NamedTuple):
@@ -34,13 +34,11 @@ VERBS = {
     "dev": Verb("serve", RUN, "Run a host on embedded SQLite shards, without any other server."),
     "serve": Verb("serve", RUN, "Run a host over the shards of foqs.toml, or as a host of a cluster."),
     "enqueue": Verb(
-        "produce", QUEUE, "Enqueue one item, or items from stdin: JSON lines, raw payloads, or copies of other items."
+        "pipe", QUEUE, "Enqueue one item, or items from stdin: JSON lines, raw payloads, or copies of other items."
     ),
-    "dequeue": Verb(
-        "consume", QUEUE, "Lease items and write them as JSON lines, which `foqs ack` and `foqs nack` read."
-    ),
-    "ack": Verb("consume", QUEUE, "Ack one leased item, or many from stdin."),
-    "nack": Verb("consume", QUEUE, "Give back one leased item, or many from stdin, for another delivery."),
+    "dequeue": Verb("pipe", QUEUE, "Lease items and write them as JSON lines, which `foqs ack` and `foqs nack` read."),
+    "ack": Verb("pipe", QUEUE, "Ack one leased item, or many from stdin."),
+    "nack": Verb("pipe", QUEUE, "Give back one leased item, or many from stdin, for another delivery."),
     "topics": Verb(
         "look", QUEUE, "List the topics that have ready items, or all: a table on a terminal, else JSON lines."
     ),
@@ -48,26 +46,26 @@ VERBS = {
         "look", QUEUE, "List the items of a topic without leasing them: a table on a terminal, else JSON lines."
     ),
     "item": Verb("look", QUEUE, "Show one item as JSON, without leasing it."),
-    "move": Verb("move", QUEUE, "Move ready items to another topic of the namespace."),
+    "move": Verb("change", QUEUE, "Move ready items to another topic of the namespace."),
     "delete": Verb("change", QUEUE, "Delete items in any state, leased ones too."),
     "purge": Verb("change", QUEUE, "Delete the items of a topic, after the topic's name is typed."),
     "release": Verb(
-        "release", QUEUE, "End leases as if by time: the items are delivered again, and the attempts count."
+        "change", QUEUE, "End leases as if by time: the items are delivered again, and the attempts count."
     ),
     "explain": Verb(
-        "explain", QUEUE, "Say why an item is not delivered, or none of a topic: a table on a terminal, else JSON."
+        "look", QUEUE, "Say why an item is not delivered, or none of a topic: a table on a terminal, else JSON."
     ),
-    "doctor": Verb("doctor", OPERATE, "Find faults of a setup, and name their remedies."),
+    "doctor": Verb("setup", OPERATE, "Find faults of a setup, and name their remedies."),
     "bench": Verb("bench", MEASURE, "Measure the throughput and the latency of foqs on this machine."),
     "chaos": Verb("chaos", MEASURE, "Test that a private cluster keeps its promises under faults."),
     "demo": Verb("lab", MEASURE, "Show foqs at work: count Python's standard library with a pool of workers."),
     "dead": Verb("dead", QUEUE, "Look at dead letters, return them to their topics, and delete them."),
     "spark": Verb("spark", QUEUE, "Report on, export, enqueue and move many items with Spark."),
-    "version": Verb("version", OPERATE, "Print the version of foqs, as `foqs --version` does."),
-    "config": Verb("config", OPERATE, "Print, validate and explain the configuration."),
-    "shards": Verb("shards apply shard_settings", OPERATE, "List, make, check and move shards."),
+    "version": Verb("setup", OPERATE, "Print the version of foqs, as `foqs --version` does."),
+    "config": Verb("setup", OPERATE, "Print, validate and explain the configuration."),
+    "shards": Verb("shards shard_settings", OPERATE, "List, make, check and move shards."),
     "hosts": Verb(
-        "hosts", OPERATE, "List the hosts of a cluster, move all shards off one, or let it take shards again."
+        "cluster", OPERATE, "List the hosts of a cluster, move all shards off one, or let it take shards again."
     ),
     "settings": Verb(
         "settings",
@@ -78,9 +76,9 @@ VERBS = {
     "throttle": Verb(
         "throttle", OPERATE, "Limit how often, and how many at a time, items with a throttle key are delivered."
     ),
-    "hook": Verb("hook", OPERATE, "Try the script of a hook, and look at the scripts of a namespace."),
-    "cluster": Verb("status up", OPERATE, "Show a cluster, or run one on this machine."),
-    "auth": Verb("auth", OPERATE, "Make the credentials of clients."),
+    "hook": Verb("settings", OPERATE, "Try the script of a hook, and look at the scripts of a namespace."),
+    "cluster": Verb("cluster", OPERATE, "Show a cluster, or run one on this machine."),
+    "auth": Verb("setup", OPERATE, "Make the credentials of clients."),
 }
 
 
@@ -144,7 +142,7 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from foqs.cli.version import line
+        from foqs.cli.setup import line
 
         print(line())
         raise typer.Exit

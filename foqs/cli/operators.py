@@ -2,13 +2,18 @@
 
 It prints the change, asks before a change that cannot be undone, makes the change, and logs it for the audit. Then it
 shows which steps are left until the hosts have finished them.
+
+Questions before a change that cannot be undone.
+
+What a shard's database keeps of settings and deduplication slots, and its way into a cluster.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +22,38 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from foqs.cli import logs
-from foqs.errors import Invalid
+from foqs.errors import Conflict, Invalid
+from foqs.shardmgr.facts import ShardFact
 
 if TYPE_CHECKING:
-    from foqs.cli.cluster import Cluster
+    from foqs.cli.session import Cluster
     from foqs.config.load import Config
     from foqs.config.schema import ZookeeperSection
+    from foqs.policies.settings import Settings
     from foqs.shardmgr.facts import Facts
     from foqs.shardmgr.operate import Change
+    from foqs.store.maintenance import Kept
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask for confirmation. Raises Invalid without a terminal, Abort for no."""
+    if not yes:
+        _needs_terminal()
+        typer.confirm(question, abort=True)
+
+
+def confirm_by_name(name: str, to: str, *, yes: bool) -> None:
+    """Ask for `name` to be typed. Raises Invalid without a terminal or for another text."""
+    if not yes:
+        _needs_terminal()
+        if typer.prompt(f"Type {name} to {to}", default="", show_default=False).strip() != name:
+            raise Invalid(f"this is not {name}: nothing was changed")
+
+
+def _needs_terminal() -> None:
+    if not sys.stdin.isatty():
+        raise Invalid("this cannot be undone, and no terminal is there to confirm it: give --yes")
+
 
 MOST_S = 1_000_000
 """The longest wait of a command."""
@@ -83,7 +112,7 @@ def look(config: ZookeeperSection, connect_s: float) -> Facts:
     """Return the current facts. Raises Unavailable."""
     import asyncio
 
-    from foqs.cli.cluster import Cluster
+    from foqs.cli.session import Cluster
 
     async def work() -> Facts:
         async with Cluster(config, connect_s) as cluster:
@@ -129,7 +158,7 @@ async def _perform(
     said: str | None,
     then: Callable[[Cluster], Awaitable[None]] | None,
 ) -> None:
-    from foqs.cli.cluster import Cluster
+    from foqs.cli.session import Cluster
 
     def decide_and_say(facts: Facts) -> Change:
         nonlocal said
@@ -205,3 +234,44 @@ def _progress() -> Iterator[Callable[[str], None]]:
         return
     with console.status("waiting") as status:
         yield lambda words: status.update(console.render_str(f"waiting: {words}"))
+
+
+def copies_of(kept: Kept) -> list[Settings]:
+    """Return the copies that can be read. Raises Invalid for one that cannot."""
+    from foqs.policies.settings import decode
+
+    return [decode(row.ns.decode(), row.doc) for row in kept.settings if row.ns]
+
+
+def remove_copies(url: str, shard: int, namespaces: Collection[str] | None = None) -> None:
+    """Remove the copies of `namespaces` (None: of all) from a shard's database. Raises StoreError."""
+    from foqs.store.maintenance import discard_settings, read_kept
+
+    names = list(namespaces) if namespaces is not None else [row.ns.decode() for row in read_kept(url, shard).settings]
+    discard_settings(url, shard, names)
+
+
+async def adopt_kept(cluster: Cluster, fact: ShardFact) -> None:
+    """Give the cluster the settings and the deduplication slots that a shard's database keeps, before it is added.
+
+    Raises Conflict for settings that were made apart from the cluster's, Invalid for unreadable ones, StoreError.
+    """
+    from foqs.shardmgr.routing import claimed
+    from foqs.store.maintenance import read_kept
+
+    kept = read_kept(fact.url, fact.id)
+    before = cluster.facts.settings
+    copies = copies_of(kept)
+    try:
+        stored = await cluster.adopt(copies, f"shard {fact.id}")
+    except Conflict as error:
+        raise Conflict(
+            f"shard {fact.id} is not added: {error.message}. Put the entries that shall hold into the settings of the "
+            f"cluster (`foqs settings export` on both sides, `foqs settings import` here), and run `foqs shards add "
+            f"{fact.id} ... --discard-settings`"
+        ) from None
+    for copy, found in zip(copies, stored, strict=True):
+        if copy.ns not in before or before[copy.ns].version < found.version == copy.version:
+            print(f"the cluster takes over the settings of namespace {copy.ns} (version {copy.version})", flush=True)
+    stamp, bits = kept.slots
+    await cluster.share_slots(lambda facts: claimed(facts, fact.id, stamp, bits, time.time_ns() // 1_000_000))

@@ -46,7 +46,7 @@ def dev(
     with ends_at_once():
         import structlog
 
-        from foqs.cli.process import dev_shards, held_folder, run
+        from foqs.cli.host import dev_shards, held_folder, run
         from foqs.config.load import load
         from foqs.store.maintenance import create_schema
 
@@ -117,7 +117,7 @@ def _serve(path: Path, host: str | None, port: int | None, take_over: bool, work
 
         supervise(settings, workers, read)
     else:
-        from foqs.cli.process import run
+        from foqs.cli.host import run
 
         run(settings, read, take_over=take_over)
 

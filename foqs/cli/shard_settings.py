@@ -8,13 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foqs.cli.confirm import confirm
-from foqs.cli.errors import fail
 from foqs.cli.help import command
-from foqs.cli.kept import copies_of, remove_copies
-from foqs.cli.operators import ClusterOptions, YesOption, look
+from foqs.cli.operators import ClusterOptions, YesOption, confirm, copies_of, look, remove_copies
 from foqs.cli.shards import DATABASES, app, shard_urls
-from foqs.cli.streams import json_text
+from foqs.cli.terminal import fail, json_text
 from foqs.errors import FoqsError, Invalid
 from foqs.ids import MAX_SHARD
 from foqs.store.protocol import StoreError, explained

@@ -1,6 +1,6 @@
 """`foqs serve --workers N`: N hosts behind one port, each a process that is restarted when it dies.
 
-The workers (`foqs.cli.worker`) serve; this process imports nothing of a host.
+The workers (`foqs.cli.host`) serve; this process imports nothing of a host.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import structlog
 
 from foqs.checks import host_port
 from foqs.cli import logs, signals
-from foqs.cli.reload import Read, on_hangup
+from foqs.cli.signals import Read, on_hangup
 from foqs.config.load import Config
 from foqs.errors import Invalid
 
@@ -186,7 +186,7 @@ class _Keeper:
 
     async def _once(self) -> int | str:
         """Run the worker once. Return its exit status (negative: a signal), or the reason if it could not start."""
-        argv = (sys.executable, "-m", "foqs.cli.worker", self.id)
+        argv = (sys.executable, "-m", "foqs.cli.host", self.id)
         # A group of its own: Ctrl-C in a terminal is for the supervisor.
         try:
             process = await asyncio.create_subprocess_exec(

@@ -11,11 +11,9 @@ import typer
 
 from foqs.cli import settings
 from foqs.cli.connection import Connection
-from foqs.cli.errors import fail, piped
 from foqs.cli.help import OPERATE, command, commands
 from foqs.cli.look import JsonOption
-from foqs.cli.streams import write_line
-from foqs.cli.tables import duration, plain_table, show
+from foqs.cli.terminal import duration, fail, piped, plain_table, show, write_line
 from foqs.policies.remedy import throttle_command
 from foqs.shardmgr.operate import name
 

@@ -10,13 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foqs.cli import settings
-from foqs.cli.connection import Connection
-from foqs.cli.errors import fail, piped
+from foqs.cli.connection import Connection, say_unknown, unknown
 from foqs.cli.help import OPERATE, command, commands
 from foqs.cli.look import JsonOption
-from foqs.cli.streams import write_line
-from foqs.cli.tables import duration, plain_table, show
-from foqs.cli.unknown import say_unknown, unknown
+from foqs.cli.terminal import duration, fail, piped, plain_table, show, write_line
 from foqs.shardmgr.operate import name
 
 if TYPE_CHECKING:

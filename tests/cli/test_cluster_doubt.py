@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from foqs.cli import cluster as module
-from foqs.cli.cluster import Cluster
+from foqs.cli import session as module
+from foqs.cli.session import Cluster
 from foqs.config.schema import ZookeeperSection
 from foqs.errors import Forbidden, Invalid, Unavailable
 from foqs.shardmgr.facts import Facts, Session, ShardFact

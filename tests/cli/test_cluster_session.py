@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import pytest
 
-from foqs.cli.cluster import Cluster, NotDone
+from foqs.cli.session import Cluster, NotDone
 from foqs.errors import Invalid, Unavailable
 from foqs.shardmgr.facts import Facts
 from foqs.shardmgr.operate import Assign, Change, MarkHost

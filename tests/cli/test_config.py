@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel, Field
 
-from foqs.cli.config import _as_json, _as_toml, explain
-from foqs.cli.errors import report_errors
+from foqs.cli.setup import _as_json, _as_toml, explain
+from foqs.cli.terminal import report_errors
 from foqs.config.fields import Live, Secret, Section, keys
 from foqs.config.load import Config, Loaded, Source, load
 from tests.api.hosts import ROOT, foqs

@@ -47,10 +47,10 @@ def run(folder: Path, hook: str, *words: str, **variables: str) -> subprocess.Co
     )
 
 
-@pytest.mark.parametrize("module", ["foqs.cli.main", "typer", "foqs.cli.outlet"])
+@pytest.mark.parametrize("module", ["foqs.cli.main", "typer", "foqs.cli.logs"])
 @pytest.mark.parametrize("words", [["--help"], ["enqueue", "t", "x", "--address", "127.0.0.1:1"], ["settings", "get"]])
 def test_ctrl_c_while_modules_are_imported(tmp_path: Path, words: list[str], module: str) -> None:
-    """`foqs.cli.outlet` is imported by the module of the log, which is half made then."""
+    """`foqs.cli.logs` is imported by the module of the log, which is half made then."""
     done = run(tmp_path, HOOK, *words, FOQS_TEST_INTERRUPT=module)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "foqs: interrupted\n")
 
@@ -68,12 +68,12 @@ def test_ctrl_c_at_any_call(tmp_path: Path, words: list[str]) -> None:
 
 COMMAND = """
 import atexit, signal, sys, time, weakref
-from foqs.cli import errors, interrupt
+from foqs.cli import interrupt, terminal
 
 interrupt.end_at_once()
 ctrl_c = lambda *_, **__: signal.raise_signal(signal.SIGINT)
 
-@errors.report_errors
+@terminal.report_errors
 def body():
     print("begun")
     {body}
@@ -89,7 +89,7 @@ except KeyboardInterrupt:
     "body",
     [
         "ctrl_c()",
-        "errors.print = ctrl_c; ctrl_c()",
+        "terminal.print = ctrl_c; ctrl_c()",
         # The interpreter prints an exception of a callback, and goes on.
         "thing = set(); found = weakref.ref(thing, ctrl_c); del thing; time.sleep(90)",
         "atexit.register(ctrl_c)",

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from foqs.cli import lines
-from foqs.cli.connection import BATCH_ITEMS
-from foqs.cli.lines import Count, Ended, settle
+from foqs.cli import connection
+from foqs.cli.connection import BATCH_ITEMS, Count, Ended, settle
 from foqs.errors import FoqsError, Invalid, NotFound
 
 GONE, WRONG = NotFound("gone"), Invalid("line 2: wrong")
@@ -28,7 +27,7 @@ def test_outcomes_come_in_the_order_of_the_lines() -> None:
 
 
 def test_outcomes_are_known_for_so_many_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "MOST_KNOWN", 2)
+    monkeypatch.setattr(connection, "MOST_KNOWN", 2)
     sent: list[int] = []
 
     def send(entries: list[int]) -> Sequence[FoqsError | None]:

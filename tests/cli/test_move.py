@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from foqs.cli import move as moving
-from foqs.cli.move import Move
+from foqs.cli import change as moving
+from foqs.cli.change import Move
 from foqs.client import Client, Delivery, Duplicate, Item, ItemSpec, NotFound, OutcomeUnknown, Overloaded, StaleLease
 from foqs.client.item_copies import job_of
 from foqs.spark.jobs.move import ROW_NAMES, Target, spec_of

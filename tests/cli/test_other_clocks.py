@@ -163,7 +163,7 @@ def test_the_clock_of_the_server_is_asked_once() -> None:
 OWN_CLOCK = {
     "foqs/client/tracing.py": {"time_ns"},
     "foqs/cli/interrupt.py": {"gmtime", "time_ns"},
-    "foqs/cli/kept.py": {"time_ns"},  # for a stamp that grows whatever the clock says
+    "foqs/cli/operators.py": {"time_ns"},  # for a stamp that grows whatever the clock says
     "foqs/cli/logs.py": {"now"},
     "foqs/spark/jobs/command.py": {"time"},  # with a note, where no database can be read
 }

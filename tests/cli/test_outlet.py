@@ -11,7 +11,7 @@ pytestmark = pytest.mark.process
 
 UNHEARD = """
 import os, sys
-from foqs.cli.outlet import Outlet
+from foqs.cli.logs import Outlet
 outlet = Outlet()
 path = sys.argv[1]
 away = os.open(path, os.O_RDONLY | os.O_NONBLOCK)

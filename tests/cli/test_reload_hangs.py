@@ -12,7 +12,7 @@ pytestmark = pytest.mark.process
 HUNG = """
 import asyncio, os, signal, threading, uvloop
 from foqs.cli import signals
-from foqs.cli.reload import on_hangup
+from foqs.cli.signals import on_hangup
 from foqs.config.load import Config
 
 begun = threading.Event()

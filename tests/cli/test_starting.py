@@ -71,12 +71,12 @@ def test_a_port_that_is_taken_is_found_before_databases(write: Callable[[str], P
     assert "shard.not_opened" not in done.stderr
 
 
-@pytest.mark.parametrize("module", ["typer", "foqs.cli.serve", "foqs.cli.process", "foqs.server.node", "uvloop"])
+@pytest.mark.parametrize("module", ["typer", "foqs.cli.serve", "foqs.cli.host", "foqs.server.node", "uvloop"])
 @pytest.mark.parametrize("command", ["dev", "serve", "workers"])
 def test_ctrl_c_while_a_host_is_loaded_ends_it(
     tmp_path: Path, write: Callable[[str], Path], nowhere: str, command: str, module: str
 ) -> None:
-    if command == "workers" and module in ("foqs.cli.process", "foqs.server.node", "uvloop"):
+    if command == "workers" and module in ("foqs.cli.host", "foqs.server.node", "uvloop"):
         module = "foqs.cli.supervisor"
     (tmp_path / "sitecustomize.py").write_text(HOOK)
     cluster = write(f'[server]\nport = 0\n[admin]\nenabled = false\n[zookeeper]\nhosts = "{nowhere}"\n')

@@ -171,7 +171,8 @@ def test_closed_streams_are_no_traceback(host: HostProcess, line: str) -> None:
 def test_stderr_is_written_at_once(unbuffered: str) -> None:
     """With PYTHONUNBUFFERED, Python does not buffer lines, but writes through."""
     code = (
-        "import os, sys; from foqs.cli import streams; streams.prepare(); print(1, file=sys.stderr); os.write(2, b'2')"
+        "import os, sys; from foqs.cli import terminal; terminal.prepare(); "
+        "print(1, file=sys.stderr); os.write(2, b'2')"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],

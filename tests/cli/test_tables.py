@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from foqs.cli.look import items_table, topics_table
-from foqs.cli.tables import duration, preview
+from foqs.cli.terminal import duration, preview
 from foqs.client import ActiveTopic, Failure, Item, ItemState
 
 NOW_MS = 10_000_000

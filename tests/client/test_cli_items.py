@@ -17,9 +17,9 @@ from tests.support import forked
 APP = textwrap.dedent(
     """
     import typer
-    from foqs.cli import change, consume, look, move, produce
+    from foqs.cli import change, look, pipe
     app = typer.Typer(pretty_exceptions_enable=False)
-    for commands in (change, consume, look, move, produce):
+    for commands in (change, look, pipe):
         commands.register(app)
     app()
     """

@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from foqs.cli.errors import report_errors
-from foqs.cli.written import write_items
+from foqs.cli.pipe import write_items
+from foqs.cli.terminal import report_errors
 from foqs.client import Delivery, ItemSpec
 from foqs.errors import Unreachable
 from foqs.idl import idl

@@ -8,7 +8,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from foqs.cli.explain import code_name, headline, reasons_table, shown
+from foqs.cli.look import code_name, headline, reasons_table, shown
 from foqs.client import Client, ExplainReason, Explanation, Invalid, ItemState, Reason
 from foqs.idl import idl
 from tests.api.hosts import HostProcess, dev, foqs

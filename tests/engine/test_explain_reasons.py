@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from foqs.cli.explain import code_name, reasons_table
+from foqs.cli.look import code_name, reasons_table
 from foqs.client.operator_types import Reason, _explanation
 from foqs.engine import shard_life
 from foqs.engine.explain import ORDER, in_order

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from foqs.cli.process import dev_shards
+from foqs.cli.host import dev_shards
 from foqs.store.maintenance import create_schema
 from tests.store.shards import NUMBER, SqliteShard
 

@@ -19,7 +19,7 @@ from multiprocessing import connection, reduction
 from pathlib import Path
 from typing import Any, TextIO
 
-_IMPORTED = {"foqs.cli.process", "foqs.store.maintenance", "foqs.zk.client"}
+_IMPORTED = {"foqs.cli.host", "foqs.store.maintenance", "foqs.zk.client"}
 _PR_SET_PDEATHSIG = 1
 # Two threads must not read the status of one process, and `start` reads that of every process.
 _status = threading.Lock()

@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-import foqs.cli.process
+import foqs.cli.host
 import foqs.doctor
 import foqs.store.maintenance
 import foqs.zk.client  # noqa: F401

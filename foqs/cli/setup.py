@@ -1,24 +1,42 @@
-"""`foqs config show|check|explain`: print a configuration, validate it, and describe its keys."""
+"""`foqs config show|check|explain`: print a configuration, validate it, and describe its keys.
+
+`foqs doctor`: find faults of a setup, and name their remedies.
+
+`foqs auth token`: make a credential, and its entry for the hosts' principals file.
+
+`foqs version`: the version of this installation.
+"""
 
 from __future__ import annotations
 
 import difflib
 import json
+import os
+import re
+import sys
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
+from secrets import token_urlsafe
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foqs.cli.errors import piped
+from foqs import __version__, build
 from foqs.cli.help import OPERATE, command, commands
+from foqs.cli.operators import ConfigOption, quietly
+from foqs.cli.terminal import piped
 from foqs.errors import Invalid
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pydantic import BaseModel
 
     from foqs.config.fields import Key, Section
     from foqs.config.load import Loaded, Where
+    from foqs.doctor.check import Check
+
 
 FileOption = Annotated[
     Path | None,
@@ -37,7 +55,7 @@ KeyArgument = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
+def register_first(app: typer.Typer) -> None:
     group = commands(
         "config",
         "Print, validate and explain the configuration.",
@@ -247,3 +265,175 @@ def _row(key: Key) -> str:
     default = key.default if key.default in UNSET else f"`{key.default}`"
     cells = (names, key.description, key.type, default, "SIGHUP" if key.live else "restart")
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+TIMEOUT_S = 3.0
+
+
+def register_doctor(app: typer.Typer) -> None:
+    command(app, "foqs doctor --config foqs.toml", "foqs doctor --config foqs.toml --workers 4 --json", group=OPERATE)(
+        doctor
+    )
+
+
+@piped
+def doctor(
+    config: ConfigOption,
+    as_json: Annotated[bool, typer.Option("--json", help="The command prints one JSON document.")] = False,
+    workers: Annotated[
+        int, typer.Option(min=0, max=64, help="The command also checks the ports of this many workers of `foqs serve`.")
+    ] = 0,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, max=3_600, help="The command waits this many seconds for each answer.")
+    ] = TIMEOUT_S,
+) -> None:
+    """Find faults of a setup, and name their remedies.
+
+    The command checks configuration, databases, ZooKeeper, ports and certificates. It changes nothing, and can run
+    beside living hosts. It exits with 1 if it finds a fault; warnings alone leave the status at 0.
+    """
+    import asyncio
+
+    from foqs.doctor.check import Verdict, worst
+    from foqs.doctor.examine import examine
+
+    quietly()
+    checks = asyncio.run(examine(config, range(1, workers + 1), timeout))
+    if as_json:
+        print(json.dumps(document(checks), indent=2))
+    else:
+        _show(checks)
+    if worst(checks) is Verdict.WRONG:
+        sys.stdout.flush()
+        sys.exit(1)
+
+
+def document(checks: Sequence[Check]) -> dict[str, Any]:
+    """Return the checks as JSON; `verdict`, of the whole and of each check, is ok, not checked, warning or wrong."""
+    from foqs.doctor.check import worst
+
+    rows = [
+        {
+            "group": check.group.value,
+            "name": check.name,
+            "verdict": check.verdict.value,
+            "found": check.found,
+            "mend": check.mend or None,
+        }
+        for check in checks
+    ]
+    return {"verdict": worst(checks).value, "checks": rows}
+
+
+def _show(checks: Sequence[Check]) -> None:
+    """Print a table on a terminal, else a line for each check, for `grep`."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from foqs.doctor.check import Group, Verdict
+    from foqs.shardmgr.operate import name
+
+    console = Console(markup=False, highlight=False, emoji=False)
+    counts = {verdict: sum(check.verdict is verdict for check in checks) for verdict in reversed(Verdict)}
+    summary = ", ".join(f"{count} {verdict.value}" for verdict, count in counts.items() if count)
+    if not console.is_terminal:
+        for check in checks:
+            mend = f" -> {check.mend}" if check.mend else ""
+            print(f"{check.verdict.value}: {check.group.value}: {name(check.name)}: {name(check.found)}{mend}")
+        print(summary)
+        return
+    styles = {Verdict.OK: "green", Verdict.SKIPPED: "dim", Verdict.WARNING: "yellow", Verdict.WRONG: "bold red"}
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold", max_width=32)
+    table.add_column(overflow="fold")
+    for group in Group:
+        rows = [check for check in checks if check.group is group]
+        if rows:
+            table.add_row(Text(group.value, "bold"))
+        for check in rows:
+            found = Text(name(check.found))
+            if check.mend:
+                found.append(f"\n-> {check.mend}", "italic")
+            table.add_row(Text(check.verdict.value, styles[check.verdict]), name(check.name), found)
+    console.print(table)
+    console.print(summary)
+
+
+TOKEN_BYTES = 32
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}", re.ASCII)
+auth = commands(
+    "auth",
+    "Make the credentials of clients.",
+    "foqs auth token billing --write billing.token >> principals.toml",
+)
+
+
+def register_auth(app: typer.Typer) -> None:
+    app.add_typer(auth, rich_help_panel=OPERATE)
+
+
+@auth.callback()
+def _commands() -> None: ...
+
+
+@command(
+    auth,
+    "foqs auth token billing",
+    "foqs auth token billing --write billing.token >> principals.toml",
+)
+def token(
+    name: Annotated[str, typer.Argument(help="The principal has this name: letters, digits, - and _.")],
+    write: Annotated[
+        Path | None,
+        typer.Option(
+            "--write",
+            metavar="FILE",
+            help="The command writes the token to this new file, which only its owner can read, and not to stdout.",
+        ),
+    ] = None,
+) -> None:
+    """Make a token, and its entry for the hosts' principals file.
+
+    Keep the token: the entry has its SHA-256 only. Without --write, the first line of stdout is the token.
+    """
+    if not _NAME.fullmatch(name):
+        raise Invalid(f"the name {name!r} is not valid: use 1 to 128 letters, digits, - and _")
+    made = token_urlsafe(TOKEN_BYTES)
+    if write is None:
+        print(made)
+    else:
+        _write(write, made)
+    print(f'[principals.{name}]\ntoken_sha256 = "{sha256(made.encode()).hexdigest()}"')
+    print('rights = { "namespace" = ["produce", "consume"] }  # and "admin"; "eu-*" and "*" are namespaces too')
+
+
+def _write(path: Path, made: str) -> None:
+    try:
+        number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(number, "w") as file:
+            file.write(made + "\n")
+    except OSError as error:
+        raise Invalid(f"--write {path}: {error.strerror}") from None
+
+
+def register_version(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    command(app, "foqs version", group=OPERATE)(version)
+
+
+def version() -> None:
+    """Print the version of foqs, as `foqs --version` does."""
+    print(line())
+
+
+def line() -> str:
+    return f"foqs {__version__} ({build()})"
+
+
+def register(parent: typer.Typer) -> None:
+    register_first(parent)
+    register_doctor(parent)
+    register_auth(parent)
+    register_version(parent)

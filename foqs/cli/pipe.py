@@ -1,0 +1,448 @@
+"""`foqs enqueue`: one item by hand, or many from stdin.
+
+Writes leased items as lines on stdout, and gives back those whose lines cannot be written.
+
+`foqs dequeue|ack|nack`: items leased by hand, as JSON lines through pipes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from foqs.bounds import MOST_WEIGHT
+from foqs.checks import I32_MAX, I64_MAX, LONGEST_MS
+from foqs.cli import terminal
+from foqs.cli.connection import (
+    BATCH_ITEMS,
+    Connection,
+    Count,
+    entries_of_lines,
+    say_unknown,
+    server_clock,
+    settle,
+    stdin_lines,
+)
+from foqs.cli.help import QUEUE, command
+from foqs.cli.terminal import discard_stdout, fail, piped, reading, write_line
+from foqs.errors import FoqsError, Invalid
+from foqs.ids import Duplicate, parse_id
+from foqs.policies.remedy import throttle_command, topic_command
+from foqs.shardmgr.operate import name
+from foqs.travel import bare
+
+if TYPE_CHECKING:
+    from foqs.client import Client, Item, ItemOptions, Items, ItemSpec, Lease, Producer
+
+
+def register_first(app: typer.Typer) -> None:
+    command(
+        app,
+        """echo '{"payload": "hello"}' | foqs enqueue emails --priority -5""",
+        "foqs enqueue emails hello",
+        "foqs enqueue emails --raw < lines.txt",
+        "foqs items emails --json | foqs enqueue --copy letters",
+        group=QUEUE,
+    )(enqueue)
+
+
+def enqueue(
+    topic: Annotated[
+        str | None,
+        typer.Argument(help="Items that name no topic go to this one. With --copy, all copies do. Default: their own."),
+    ] = None,
+    text: Annotated[
+        str | None, typer.Argument(help="The command enqueues one item with this payload, and does not read stdin.")
+    ] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Each line of stdin is one payload, without JSON.")] = False,
+    copy: Annotated[
+        bool, typer.Option("--copy", help="Stdin holds items as `foqs dequeue` and `foqs items` write them.")
+    ] = False,
+    priority: Annotated[
+        int,
+        typer.Option(
+            min=-I32_MAX - 1,
+            max=I32_MAX,
+            help="Items that name no priority get this one. A lower number is more urgent.",
+        ),
+    ] = 0,
+    delay_ms: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=I64_MAX, help="Items that name no time are delivered after this many milliseconds; 0: at once."
+        ),
+    ] = None,
+    fairness_key: Annotated[
+        str | None, typer.Option(help="Items that name no fairness key are of this tenant.")
+    ] = None,
+    throttle_key: Annotated[
+        list[str] | None,
+        typer.Option(help="Items that name no throttle keys have this one. Repeat the option for several keys."),
+    ] = None,
+    weight: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=MOST_WEIGHT, help="The tenants of items that name no weight have this one from now on."
+        ),
+    ] = None,
+    *,
+    connection: Connection,
+) -> None:
+    """Enqueue one item, or items from stdin: JSON lines, raw payloads, or copies of other items.
+
+    A JSON line holds `payload` (text) or `payload_base64`. It may hold topic, priority, delay_ms, deliver_after_ms,
+    lease_ms, ttl_ms, expires_at_ms, metadata or metadata_base64, headers, dedup_key, fairness_key, throttle_keys (a
+    list), weight, and delivery ("AT_LEAST_ONCE" or "AT_MOST_ONCE").
+
+    With --copy the command reads the lines that `foqs dequeue` and `foqs items` write. A copy is a new item: it has the
+    payload, headers, metadata, priority, delivery, fairness key, throttle keys, time and end of the TTL. A time that
+    has passed means now, and a copy whose TTL is over is removed at once.
+
+    For each item the command writes one JSON line: the id, or the error with the number of the line.
+    """
+    if topic is None and not copy:
+        fail("name the topic of the items: foqs enqueue TOPIC", 2)
+    if text is not None and (raw or copy):
+        fail(f"{'--raw' if raw else '--copy'} is for items from stdin, and TEXT is one item: give one of them", 2)
+    if raw and copy:
+        fail("--raw lines are payloads, and --copy lines are items: give one of them", 2)
+    options: ItemOptions = {
+        "priority": priority,
+        "delay_ms": delay_ms,
+        "fairness_key": fairness_key,
+        "throttle_keys": throttle_key,
+        "weight": weight,
+    }
+    if text is not None:
+        with connection.client() as client:
+            item_id = str(client.enqueue(topic or "", os.fsencode(text), **options))
+        write_line({"id": item_id})
+        terminal.say_done(f"item {item_id} is enqueued")
+        return
+
+    from foqs.client import ItemSpec, Producer
+    from foqs.client.item_copies import copy_of_line, spec_of_line
+
+    def spec(line: bytes) -> ItemSpec:
+        if copy:
+            return copy_of_line(line, topic=topic, now_ms=now_ms, **options)
+        if raw:
+            return ItemSpec(topic or "", line.removesuffix(b"\n"), **options)
+        return spec_of_line(line, topic=topic or "", **options)
+
+    failed = total = 0
+    first_error = ""
+    waiting: deque[tuple[int, Future[int]]] = deque()
+
+    def write_oldest() -> None:
+        nonlocal failed, first_error, total
+        error = _write_outcome(*waiting[0])  # Ctrl-C may end the wait for it
+        waiting.popleft()
+        total += 1
+        if error is not None:
+            failed += 1
+            first_error = first_error or error
+
+    def write_rest() -> None:
+        producer.flush()
+        while waiting:
+            write_oldest()
+
+    with (
+        connection.client_for_stdin() as client,
+        Producer(client, max_items=BATCH_ITEMS, in_flight=1) as producer,
+        reading(sys.stdin.buffer) as advance,
+    ):
+        now_ms = server_clock(client)
+        try:
+            for number, line in stdin_lines("payloads" if raw else "items as JSON", raw=raw):
+                advance(len(line))
+                if not raw and not line.strip():
+                    continue
+                waiting.append((number, _submit(producer, spec, line)))
+                while waiting and (waiting[0][1].done() or len(waiting) > 4 * BATCH_ITEMS):
+                    write_oldest()
+            write_rest()
+        except BaseException:  # the producer sends the items that it has
+            write_rest()
+            terminal.say_done(f"{total - failed} items are enqueued")
+            raise
+    if failed:
+        fail(f"{failed} of {total} items were not enqueued; the first error: {first_error}")
+    terminal.say_done(f"all {total} items are enqueued")
+
+
+def _submit(producer: Producer, spec: Callable[[bytes], ItemSpec], line: bytes) -> Future[int]:
+    try:
+        return producer.submit(spec(line))
+    except FoqsError as error:
+        future: Future[int] = Future()
+        future.set_exception(bare(error))
+        return future
+
+
+def _write_outcome(number: int, future: Future[int]) -> str | None:
+    """Write the outcome of line `number`. Return the error of a line that failed."""
+    try:
+        item_id = future.result()
+        write_line({"id": str(int(item_id))} | ({"duplicate": True} if isinstance(item_id, Duplicate) else {}))
+    except FoqsError as error:
+        message = f"line {number}: {error.message}"
+        write_line({"error": error.code.name, "message": message})
+        return message
+    return None
+
+
+def write_items(client: Client, items: Sequence[Item], *, to_ack: bool) -> None:
+    """Write a JSON line for each item. If that fails, release the items that were not written, and raise.
+
+    Each line is flushed, so a reader that leaves (`| head -1`) costs no other item its lease. Ends the command if
+    stdout fails in another way, as a full disk does.
+    """
+    from foqs.client.item_copies import item_json
+
+    written = 0
+    try:
+        for item in items:
+            write_line(item_json(item))
+            sys.stdout.flush()
+            written += 1
+    except BaseException as error:
+        _give_back(client, items[written:])
+        if to_ack and written:
+            _say(
+                f"{written} written items are not acked, because the reader may not have read them; they are delivered "
+                "again when their leases end, except at-most-once items"
+            )
+        if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
+            discard_stdout()
+            fail(f"cannot write to stdout: {error.strerror or error}")
+        raise
+
+
+def _give_back(client: Client, items: Sequence[Item]) -> None:
+    outcomes = client.release_many(items)
+    once = [(item, error) for item, error in zip(items, outcomes, strict=True) if item.at_most_once]
+    _name("at-most-once items given back without being written", [i for i, error in once if error is None])
+    if failed := [error for error in outcomes if error is not None]:
+        why = f"{failed[0].code.name}: {failed[0]}"
+        _name(f"at-most-once items lost: neither written nor given back ({why})", [i for i, e in once if e])
+        if again := len(failed) - sum(error is not None for _, error in once):
+            _say(f"{again} items neither written nor given back ({why}): they are delivered again after their leases")
+
+
+def _name(what: str, items: Sequence[Item]) -> None:
+    if items:
+        _say(f"{what}: {', '.join(str(item.id) for item in items)}")
+
+
+def _say(message: str) -> None:
+    print(f"foqs: {message}", file=sys.stderr)
+
+
+MOST_ITEMS = 1_000
+
+IdArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="ID",
+        help="The item's id is decimal, or hexadecimal after 0x. Without it, the command reads JSON lines from stdin.",
+    ),
+]
+LeaseArgument = Annotated[
+    str | None, typer.Argument(metavar="LEASE", help="The lease is the one that `foqs dequeue` wrote with the item.")
+]
+
+
+def register_consume(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    for function, examples in _EXAMPLES.items():
+        command(app, *examples, group=QUEUE)(piped(function) if function is dequeue else function)
+
+
+def dequeue(
+    topic: Annotated[str, typer.Argument(help="The items come from this topic.")],
+    count: Annotated[int, typer.Option(min=1, help="The command takes at most this many items.")] = 1,
+    wait_ms: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=LONGEST_MS,
+            help="The server waits this many milliseconds for the first item; 0: it answers at once.",
+        ),
+    ] = 0,
+    lease_ms: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=LONGEST_MS,
+            help="The leases last this many milliseconds. Default: as the item or the server says.",
+        ),
+    ] = None,
+    ack: Annotated[
+        bool, typer.Option("--ack", help="The command acks each item after writing it: it is not delivered again.")
+    ] = False,
+    *,
+    connection: Connection,
+) -> None:
+    """Lease items and write them as JSON lines, which `foqs ack` and `foqs nack` read.
+
+    A payload that is UTF-8 text is in `payload`, any other in `payload_base64`. If stdout closes early, the command
+    gives back the items that it did not write. If there are none and the host says why, a line on stderr has the
+    reason.
+    """
+    failed: list[FoqsError] = []
+    total = 0
+    with connection.client() as client:
+        while count > 0 and (
+            found := client.dequeue(topic, min(count, MOST_ITEMS), wait_ms=wait_ms, lease_ms=lease_ms)
+        ):
+            write_items(client, found, to_ack=ack)
+            if ack:
+                failed += [error for error in client.ack_many(found) if error is not None]
+            count -= len(found)
+            total += len(found)
+            wait_ms = 0
+        if not total and found.reason is None:
+            say_unknown(client, topic)
+    if not total:
+        say_why_empty(found, topic, connection.namespace)
+    if failed:
+        fail(f"{len(failed)} items could not be acked: {failed[0].message}")
+
+
+def say_why_empty(found: Items, topic: str, namespace: str) -> None:
+    """Print why a dequeue found no items, if the host said so. A reason that this version does not know is printed as
+    the host gave it."""
+    if found.reason is None:
+        return
+    why = name(found.reason)
+    if found.reason == "paused":
+        why = f"topic {name(topic)} is paused ({topic_command('resume', namespace, topic)})"
+    elif found.reason.startswith("throttled: "):
+        again = "" if found.retry_after_ms is None else f", again in {found.retry_after_ms:,} ms"
+        why = f"{why}{again} ({throttle_command('list', namespace)})"
+    print(f"foqs: no items: {why}", file=sys.stderr)
+
+
+def ack(
+    item_id: IdArgument = None,
+    lease: LeaseArgument = None,
+    *,
+    connection: Connection,
+) -> None:
+    """Ack one leased item, or many from stdin.
+
+    Stdin holds the JSON lines with id and lease that `foqs dequeue` writes. For each line the command writes one JSON
+    line: the id, or the error with the number of the line. A wrong line fails alone.
+    """
+    with _client(connection, item_id) as client:
+        _each_lease(item_id, lease, "acked", client.ack_many)
+
+
+def nack(
+    item_id: IdArgument = None,
+    lease: LeaseArgument = None,
+    delay_ms: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=I64_MAX,
+            help="The server delivers the item again after this many milliseconds; 0: at once. Default: at once.",
+        ),
+    ] = None,
+    release: Annotated[
+        bool, typer.Option("--release", help="The server does not count the attempt: no work was begun.")
+    ] = False,
+    failed: Annotated[
+        bool,
+        typer.Option("--failed", help="The work failed: the policy of the topic decides when the item comes again."),
+    ] = False,
+    reject: Annotated[
+        bool, typer.Option("--reject", help="The work can never succeed: the item is a dead letter at once.")
+    ] = False,
+    reason: Annotated[
+        str | None, typer.Option(help="The server writes this text to its log, and keeps it with a dead letter.")
+    ] = None,
+    *,
+    connection: Connection,
+) -> None:
+    """Give back one leased item, or many from stdin, for another delivery.
+
+    Stdin holds the JSON lines with id and lease that `foqs dequeue` writes. For each line the command writes one JSON
+    line: the id, or the error with the number of the line. A wrong line fails alone.
+    """
+    options = (("--release", release), ("--failed", failed), ("--reject", reject))
+    ends = [option for option, given in options if given]
+    if len(ends) > 1:
+        fail(f"{' and '.join(ends)} exclude each other: give one of them", 2)
+    if delay_ms and (release or reject):
+        fail(f"--delay-ms does not go with {ends[0]}: the item has no delay then", 2)
+    from foqs.client import Nack
+
+    with _client(connection, item_id) as client:
+
+        def give_back(leases: list[Lease]) -> list[FoqsError | None]:
+            return client.nack_many(
+                Nack.of(lease, delay_ms=delay_ms, reason=reason, release=release, failed=failed, reject=reject)
+                for lease in leases
+            )
+
+        _each_lease(item_id, lease, "nacked", give_back)
+
+
+def _client(connection: Connection, item_id: str | None) -> Client:
+    return connection.client_for_stdin() if item_id is None else connection.client()
+
+
+def _each_lease(
+    item_id: str | None, lease: str | None, done: str, send: Callable[[list[Lease]], list[FoqsError | None]]
+) -> None:
+    """Write a JSON line for each lease; end with an error if one failed."""
+    from foqs.client import Lease
+    from foqs.client.item_copies import lease_of_line
+
+    if (item_id is None) != (lease is None):
+        fail("ID and LEASE belong together: give both, or neither to read from stdin", 2)
+    leases: Iterable[tuple[int, Lease | Invalid]]
+    if item_id is None:
+        leases = entries_of_lines("leases as JSON", lease_of_line)
+    else:
+        leases = [(0, Lease(parse_id(item_id), parse_id(lease, "a lease")))]
+    count = Count()
+    for ended in settle(leases, send):
+        count.add(ended)
+        named = {"id": str(ended.entry.id)} if isinstance(ended.entry, Lease) else {}
+        error = ended.error
+        write_line(
+            {**named, **({"ok": True} if error is None else {"error": error.code.name, "message": ended.message})}
+        )
+    count.report(done)
+
+
+_EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
+    dequeue: (
+        "foqs dequeue emails --count 10 --wait-ms 5000 > items.jsonl",
+        "foqs dequeue emails --ack",
+    ),
+    ack: (
+        "foqs ack 281474976710657 7",
+        "foqs ack < items.jsonl",
+    ),
+    nack: (
+        "foqs nack 281474976710657 7 --delay-ms 60000 --reason 'mail server busy'",
+        "foqs nack --release < items.jsonl",
+        "foqs nack --reject --reason 'no such product' < items.jsonl",
+    ),
+}
+
+
+def register(parent: typer.Typer) -> None:
+    register_first(parent)
+    register_consume(parent)

@@ -1,0 +1,285 @@
+"""A command's session with a cluster: read the facts, make one change, and wait for the hosts to act on it.
+
+Asks each living host of a cluster for its version, and for the items and the load of its shards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from foqs.config.schema import ZookeeperSection
+from foqs.errors import FoqsError, Forbidden, Unavailable
+from foqs.policies.settings import Settings, adopt
+from foqs.shardmgr.facts import Facts, Session, Slots
+from foqs.shardmgr.operate import Action, Change, Missing, made, shown
+from foqs.shardmgr.status import HostAnswer
+from foqs.zk.client import ZkFactStore
+from foqs.zk.protocol import ZkConflict, ZkError, ZkRefused, ZkUnknown, carry_out
+
+if TYPE_CHECKING:
+    from foqs.config.load import Config
+    from foqs.peers.ready_topics import Ask
+
+
+T = TypeVar("T")
+Audit = Callable[[Change, bool], None]
+"""Called with a change and True if it was made, False if its outcome is unknown."""
+
+_TRIES = 5  # a try fails if another command changed the facts first, or if the connection was lost
+
+
+class NotDone(FoqsError):
+    """The time-out is over. The change is recorded, and the hosts go on with it."""
+
+
+class Cluster:
+    """A context manager that connects. Raises Unavailable if facts, or the effect of a change, take `timeout_s`."""
+
+    def __init__(self, config: ZookeeperSection, timeout_s: float) -> None:
+        self._config = config
+        self._timeout_s = timeout_s
+        self._facts: Facts | None = None
+        self._session: Session | None = None
+        self._fresh = False
+        self._news = asyncio.Event()
+        self._store: ZkFactStore
+
+    async def __aenter__(self) -> Self:
+        """Connect. Raises Unavailable, and Invalid if a package is missing."""
+        self._store = ZkFactStore(self._config, asyncio.get_running_loop())
+        self._store.start(self._changed, self._sessions)
+        try:
+            await self.fresh()
+        except BaseException:
+            await self._close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._close()
+
+    async def _close(self) -> None:
+        closed = asyncio.Event()
+        self._store.close(closed.set)
+        await closed.wait()
+
+    @property
+    def connected(self) -> bool:
+        """True if `facts` are current; False if ZooKeeper does not answer and they are its last state."""
+        return self._fresh
+
+    @property
+    def facts(self) -> Facts:
+        assert self._facts is not None
+        return self._facts
+
+    async def news(self) -> None:
+        """Wait until the facts or the connection may have changed since the last return."""
+        await self._news.wait()
+        self._news.clear()
+
+    async def fresh(self) -> Facts:
+        """Wait for current facts. Raises Unavailable after the time-out."""
+        return await self._when(lambda _: True, self._why_silent)
+
+    async def carry_out(self, decide: Callable[[Facts], Change], audit: Audit) -> Change:
+        """Make the change that `decide` returns, and return it when the facts show it.
+
+        If another command changes the facts first, `decide` runs again, a few times. Raises what `decide` raises,
+        Forbidden if ZooKeeper refuses the change, Unavailable if the change does not reach it.
+        """
+        doubtful: Change | None = None  # a change that was sent, with an unknown outcome
+        try:
+            for _ in range(_TRIES):
+                facts = await self.fresh()
+                # After a lost answer the facts may have been stale: from before, or from a server that lags.
+                if doubtful is not None and doubtful.action is not None and made(doubtful.action, facts):
+                    change, doubtful = doubtful, None
+                    audit(change, True)
+                    return change
+                change = decide(facts)
+                action = change.action
+                if action is None:
+                    return change
+                before, doubtful = doubtful, change
+                error = await self._send(action)
+                if not isinstance(error, ZkUnknown):
+                    doubtful = before
+                if isinstance(error, ZkRefused):
+                    raise Forbidden(f"{error}; check acl and auth_credential of [zookeeper]") from error
+                if error is None:
+                    doubtful = None
+                    audit(change, True)
+                if error is None or isinstance(error, ZkConflict):
+                    await self._when(partial(shown, action), lambda: "ZooKeeper does not show the change")
+                if error is None:
+                    return change
+            raise Unavailable(f"{_TRIES} tries failed: conflicting changes or connection losses; retry")
+        finally:
+            if doubtful is not None:
+                audit(doubtful, False)
+
+    async def adopt(self, copies: Iterable[Settings], place: str) -> list[Settings]:
+        """Put the settings found in `place` into ZooKeeper where they are newer, and return those that are stored now.
+
+        Raises Conflict if the cluster's were made apart from them, and Unavailable.
+        """
+        stored = []
+        for copy in copies:
+            outcome: asyncio.Future[Settings | FoqsError] = asyncio.get_running_loop().create_future()
+            self._store.change_settings(copy.ns, adopt(copy, place), partial(_settle, outcome))
+            found = await self._answer(outcome)
+            if isinstance(found, FoqsError):
+                raise found
+            stored.append(found)
+        return stored
+
+    async def share_slots(self, wanted: Callable[[Facts], Slots]) -> None:
+        """Write the record of deduplication slots that `wanted` returns. Raises Unavailable."""
+        for _ in range(_TRIES):
+            facts = await self.fresh()
+            if (slots := wanted(facts)) == facts.slots:
+                return
+            outcome: asyncio.Future[ZkError | None] = asyncio.get_running_loop().create_future()
+            self._store.share_slots(slots, partial(_settle, outcome))
+            error = await self._answer(outcome)
+            if error is not None and not isinstance(error, ZkConflict | ZkUnknown):
+                raise Unavailable(f"ZooKeeper: {error}; the slots of deduplication keys were not written")
+            await self._when(partial(_other_slots, facts), lambda: "ZooKeeper shows no change")
+        raise Unavailable(f"{_TRIES} tries failed: the record of deduplication slots keeps changing; retry")
+
+    async def until(self, missing: Missing, timeout_s: float, progress: Callable[[str], None]) -> None:
+        """Wait until `missing` returns nothing.
+
+        `progress` gets the missing steps each time they change. Raises NotDone after `timeout_s`, and what `missing`
+        raises.
+        """
+        deadline, said = time.monotonic() + timeout_s, ""
+        while left := missing(self.facts) if self._fresh else ["ZooKeeper does not answer"]:
+            if (words := _shortened(left)) != said:
+                progress(words)
+                said = words
+            try:
+                async with asyncio.timeout(deadline - time.monotonic()):
+                    await self.news()
+            except TimeoutError:
+                raise NotDone(
+                    f"not finished within {timeout_s:g} s (--timeout): {said}. The change is recorded; hosts go on"
+                ) from None
+
+    # ------------------------------------------------------------------------------------- the store's calls
+
+    def _changed(self, facts: Facts) -> None:
+        self._facts, self._fresh = facts, self._session is Session.CONNECTED
+        self._news.set()
+
+    def _sessions(self, session: Session) -> None:
+        self._session, self._fresh = session, False
+        self._news.set()
+
+    # ------------------------------------------------------------------------------------- waiting
+
+    async def _when(self, condition: Callable[[Facts], bool], why: Callable[[], str]) -> Facts:
+        deadline = time.monotonic() + self._timeout_s
+        while self._facts is None or not self._fresh or not condition(self._facts):
+            try:
+                async with asyncio.timeout(deadline - time.monotonic()):
+                    await self.news()
+            except TimeoutError:
+                raise Unavailable(f"{why()} (waited {self._timeout_s:g} s)") from None
+        return self._facts
+
+    def _why_silent(self) -> str:
+        servers, root = self._config.hosts, self._config.root
+        if self._session is Session.CONNECTED:
+            return f"ZooKeeper at {servers} shows no data below {root}: check auth_credential of [zookeeper]"
+        also = ", or it refuses the credential of [zookeeper]" if self._config.auth_scheme is not None else ""
+        return f"no connection to ZooKeeper at {servers}: it cannot be reached{also}"
+
+    async def _send(self, action: Action) -> ZkError | None:
+        """Send a change and return its error, if any. Raises Unavailable after the time-out."""
+        outcome: asyncio.Future[ZkError | None] = asyncio.get_running_loop().create_future()
+        carry_out(action, self._store, partial(_settle, outcome))
+        return await self._answer(outcome)
+
+    async def _answer(self, outcome: asyncio.Future[T]) -> T:
+        """Wait for the outcome of a change. Raises Unavailable after the time-out."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await outcome
+        except TimeoutError:
+            raise Unavailable(
+                "ZooKeeper does not answer: it is unknown if the change was made; check `foqs cluster status`"
+            ) from None
+
+
+def _settle(outcome: asyncio.Future[T], result: T) -> None:
+    if not outcome.done():
+        outcome.set_result(result)
+
+
+def _other_slots(before: Facts, facts: Facts) -> bool:
+    return facts.slots.version != before.slots.version
+
+
+def _shortened(left: list[str]) -> str:
+    more = f" and {len(left) - 3:,} more" if len(left) > 3 else ""
+    return "; ".join(left[:3]) + more
+
+
+TIMEOUT_MS = 2_000
+SAMPLE_S = 1.0
+"""Time between two requests; the load is the difference of their counters."""
+
+
+async def ask_hosts(config: Config, addresses: Mapping[str, str]) -> dict[str, HostAnswer]:
+    """Return the answers of the hosts by their ids, without hosts that do not answer."""
+    from foqs.api.auth import proof_of
+    from foqs.bounds import Budget, Limits
+    from foqs.rpc.peer_caller import PeerCaller
+    from foqs.rpc.tls import peer_context
+
+    limits = Limits(**config.limits.model_dump())
+    caller = PeerCaller(limits, Budget(config.host.budget_bytes), tls=peer_context(config.tls), report=lambda *_: None)
+    secret = config.auth.cluster_secret if config.auth is not None else None
+    proof = None if secret is None else proof_of(secret)
+    try:
+        first = await _round(caller.call, addresses, proof)
+        if not first:
+            return {}
+        began_s = time.monotonic()
+        await asyncio.sleep(SAMPLE_S)
+        second = await _round(caller.call, {host: addresses[host] for host in first}, proof)
+        return {host: _answer(first[host], second[host], time.monotonic() - began_s) for host in second}
+    finally:
+        caller.close()
+
+
+def _answer(before: Any, after: Any, seconds: float) -> HostAnswer:
+    rows_before, rows = before.shard_rows or {}, after.shard_rows or {}
+    # A count that fell was reset: the shard was opened in between.
+    rates = {n: round((rows[n] - rows_before[n]) / seconds, 1) for n in rows if rows_before.get(n, 1 << 63) <= rows[n]}
+    return HostAnswer(after.version, rates, after.shard_items or {})
+
+
+async def _round(ask: Ask, addresses: Mapping[str, str], proof: str | None) -> dict[str, Any]:
+    answers = await asyncio.gather(*(_one(ask, address, proof) for address in addresses.values()))
+    return {host: answer for host, answer in zip(addresses, answers, strict=True) if answer is not None}
+
+
+async def _one(ask: Ask, address: str, proof: str | None) -> Any:
+    from foqs.idl import idl
+
+    answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    def done(response: Any, error: Exception | None) -> None:
+        if not answer.done():
+            answer.set_result(None if error is not None else response)
+
+    request = idl.GetServerInfoRequest(count_items=True, context=idl.RequestContext(host_proof=proof))
+    ask(address, "GetServerInfo", request, TIMEOUT_MS, done)
+    return await answer

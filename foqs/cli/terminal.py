@@ -1,0 +1,376 @@
+"""The standard streams of a command: closed, full, without a reader, or with another encoding than UTF-8.
+
+A command that only reads ends when its output is lost. A command that changes something goes on: its items are
+stored, acked or moved whatever becomes of stdout, and its words are on stderr then.
+
+Errors on the terminal: one line or a list, and a status other than zero.
+
+Tables of plain columns, which `grep` and `awk` can read, and the values in them.
+
+What a long command shows on stderr while it works.
+"""
+
+from __future__ import annotations
+
+import codecs
+import errno
+import functools
+import io
+import json
+import os
+import stat
+import sys
+from codecs import getincrementaldecoder
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import IO, TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar
+
+from foqs.cli import logs
+from foqs.cli.interrupt import INTERRUPTED, body_of_command
+from foqs.errors import FoqsError, Invalid, NotSent, Unreachable
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+_WITHOUT_READER = (errno.EPIPE, errno.EBADF)
+"""The user closed stdout, or the program that read it has ended: that is no failure of the command."""
+
+
+class Stdout(io.TextIOWrapper):
+    """Stdout that can be lost: `lost` is the error of the first failed write. A command that goes on sees no error."""
+
+    goes_on = False
+    lost: OSError | None = None
+    said = False  # that it is lost
+    _line = ""  # of which no part is certainly written
+
+    def write(self, text: str) -> int:
+        self._put(text, again=True)
+        return len(text)
+
+    def write_item(self, line: str) -> None:
+        """Write a whole line about one item. It is not repeated on stderr."""
+        self._put(line, again=False)
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError as error:
+            self.lost = self.lost or error
+            raise
+
+    def _put(self, text: str, *, again: bool) -> None:
+        if not self.goes_on:
+            self._try(text)
+            return
+        self._line += text if again else ""
+        if self.lost is None:
+            try:
+                self._try(text)
+                if "\n" in text:
+                    self.flush()
+            except OSError:
+                discard_stdout()
+        if "\n" in text:
+            if self.lost is not None:
+                sys.stderr.write(self._line)
+            self._line = ""
+
+    def _try(self, text: str) -> None:
+        try:
+            super().write(text)
+        except OSError as error:
+            self.lost = self.lost or error
+            raise
+
+
+class Stderr(io.TextIOWrapper):
+    """Stderr that loses lines when it is full or has no reader: they are no part of the work."""
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            super().flush()
+
+
+def prepare() -> None:
+    """Give the process three standard streams, whatever it was started with.
+
+    Of a closed stdin or stdout each use is an error, as for other programs. No file that the command opens gets its
+    number.
+    """
+    for number, mode in enumerate((os.O_WRONLY, os.O_RDONLY, os.O_WRONLY)):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, mode)  # has the lowest number that is free
+    sys.stdin = sys.stdin or open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")
+    for name, kind in (("stdout", Stdout), ("stderr", Stderr)):
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper):
+            encoding, lines, through = stream.encoding, stream.line_buffering, stream.write_through
+            setattr(sys, name, kind(stream.detach(), encoding, "backslashreplace", None, lines, through))
+
+
+def go_on(on: bool = True) -> None:
+    """Choose whether the command goes on when it loses stdout."""
+    if isinstance(sys.stdout, Stdout):
+        sys.stdout.goes_on = on
+
+
+def say_done(done: str) -> None:
+    """Say on stderr what a command did after it lost stdout; nothing if it did not."""
+    if isinstance(sys.stdout, Stdout) and (error := sys.stdout.lost) is not None:
+        sys.stdout.said = True
+        print(f"foqs: cannot write to stdout: {error.strerror or error}; {done}", file=sys.stderr)
+
+
+@contextmanager
+def guarded() -> Iterator[None]:
+    """Report a failure of stdout in one line, and end the process with status 1."""
+    status: Any = 0
+    try:
+        yield
+    except SystemExit as end:
+        status = end.code
+    except OSError as failure:
+        if failure is not _lost():
+            raise
+    with suppress(OSError):
+        sys.stdout.flush()
+    error = _lost()
+    goes_on = getattr(sys.stdout, "goes_on", False)
+    if error is not None:
+        discard_stdout()
+        if not (goes_on and error.errno in _WITHOUT_READER):
+            status = status or 1
+            if error.errno != errno.EPIPE and not getattr(sys.stdout, "said", False):
+                _say_lost(f"cannot write to stdout: {error.strerror or error}", status)
+    if status:
+        raise SystemExit(status)
+
+
+def _say_lost(message: str, status: object) -> None:
+    from foqs.cli import logs
+
+    if logs.is_json():
+        logs.failed(message, status if isinstance(status, int) else 1)
+    else:
+        print(f"foqs: {message}", file=sys.stderr)
+
+
+def _lost() -> OSError | None:
+    error: OSError | None = getattr(sys.stdout, "lost", None)
+    return error
+
+
+def discard_stdout() -> None:
+    """Drop the buffered stdout. Otherwise the interpreter tries to write it at its end, and prints an error."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
+
+
+def json_text(value: Any, **options: Any) -> str:
+    """Return JSON for stdout: letters as they are in UTF-8, and escaped in another encoding."""
+    unicode = codecs.lookup(sys.stdout.encoding or "utf-8").name == "utf-8"
+    return json.dumps(value, ensure_ascii=not unicode, **options)
+
+
+def write_line(value: dict[str, Any]) -> None:
+    """Write a JSON line to stdout. A command that goes on without stdout drops it."""
+    line = json_text(value) + "\n"
+    if isinstance(sys.stdout, Stdout):
+        sys.stdout.write_item(line)
+    else:
+        sys.stdout.write(line)
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def fail(message: str, status: int = 1) -> NoReturn:
+    if logs.is_json():
+        logs.failed(message, status)
+    else:
+        print(f"foqs: {message}", file=sys.stderr)
+    raise SystemExit(status)
+
+
+def _listed(message: str) -> str:
+    """Return the message with a heading if it is a list without one: a host reports every error of a request, one a
+    line."""
+    lines = message.split("\n")
+    plain = len(lines) == 1 or lines[1].startswith(" ")
+    return message if plain else "\n  ".join([f"{len(lines)} errors:", *lines])
+
+
+def hint_of(error: FoqsError, *, waits: bool = False) -> str:
+    """Return the remedy for a server that was not reached; else nothing. `waits`: the command tries again."""
+    if not isinstance(error, NotSent):
+        return ""
+    wait = ", or wait for it with --wait-server" if isinstance(error, Unreachable) and not waits else ""
+    return f"; check that a server runs there, or name another with --address or FOQS_ADDRESS{wait}"
+
+
+def report_errors(command: Callable[P, R]) -> Callable[P, R]:
+    """Wrap a command so that typed errors become one line. Any other error is a bug and keeps its traceback."""
+
+    @functools.wraps(command)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            with body_of_command():
+                return command(*args, **kwargs)
+        except Invalid as error:
+            fail(_listed(error.message))
+        except FoqsError as error:
+            fail(f"{error}{hint_of(error, waits=bool(kwargs.get('wait_server')))}")
+        except KeyboardInterrupt:
+            fail("interrupted", INTERRUPTED)
+        except Exception as error:
+            from foqs.store.protocol import StoreError, explained
+
+            if isinstance(error, StoreError):
+                fail(explained(error))
+            raise
+
+    return wrapped
+
+
+def piped(command: Callable[P, R]) -> Callable[P, R]:
+    """Wrap a command that changes nothing: it ends quietly if the reader of its stdout ends first (`| head`)."""
+
+    @functools.wraps(command)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        go_on(False)
+        try:
+            result = command(*args, **kwargs)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            discard_stdout()
+            raise SystemExit(1) from None
+        return result
+
+    return wrapped
+
+
+_SHOWN = 200
+"""Characters of a payload; the terminal cuts the rest."""
+_UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
+
+
+def plain_table(
+    *headers: str, numbers: tuple[str, ...] = (), folded: tuple[str, ...] = (), rest: str | None = None
+) -> Table:
+    """Return a table without lines.
+
+    `folded` columns go on in the next line if the terminal is narrow. The column `rest` fills the terminal, and is
+    cut at its edge; folded columns beside it are twice as wide.
+    """
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), expand=rest is not None)
+    for header in headers:
+        if header == rest:
+            table.add_column(header, no_wrap=True, ratio=1, overflow="ellipsis")
+        else:
+            justify: Literal["left", "right"] = "right" if header in numbers else "left"
+            fold = header in folded
+            ratio = 2 if fold and rest is not None else None
+            table.add_column(header, justify=justify, no_wrap=not fold, ratio=ratio, overflow="fold")
+    return table
+
+
+def show(table: Table) -> None:
+    """Print a table to stdout."""
+    from rich.console import Console
+
+    Console(markup=False, highlight=False, emoji=False).print(table)
+
+
+def duration(ms: int) -> str:
+    """Return a duration with one unit.
+
+    >>> duration(-5), duration(59_999), duration(7_200_000), duration(90 * 86_400_000)
+    ('0s', '59s', '2h', '90d')
+    """
+    seconds = max(0, ms) // 1000
+    unit, size = next((one for one in _UNITS if seconds >= one[1]), _UNITS[-1])
+    return f"{seconds // size}{unit}"
+
+
+def preview(payload: bytes) -> str:
+    """Return the beginning of a payload in one line that a terminal can show.
+
+    >>> preview(b"a\\n b"), preview(b"\\xff\\x00"), preview("\x1b[31mé".encode())
+    ('a b', '(2 bytes)', '·[31mé')
+    """
+    cut = payload[: 4 * _SHOWN]
+    try:
+        text = getincrementaldecoder("utf-8")().decode(cut, final=len(cut) == len(payload))
+    except UnicodeDecodeError:
+        return f"({len(payload):,} bytes)"
+    words = " ".join(text[:_SHOWN].split())
+    return "".join(letter if letter.isprintable() else "·" for letter in words)
+
+
+@contextmanager
+def reading(source: IO[bytes]) -> Iterator[Callable[[int], None]]:
+    """Show a bar on stderr if stderr is a terminal, and neither stdin nor stdout is one."""
+    if not sys.stderr.isatty() or sys.stdout.isatty() or source.isatty():
+        yield lambda _bytes: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    about = os.fstat(source.fileno())
+    total = about.st_size if stat.S_ISREG(about.st_mode) else None
+    columns = (SpinnerColumn(), BarColumn(), TextColumn("{task.fields[items]:,} items"), TimeElapsedColumn())
+    bar = Progress(
+        *columns,
+        console=Console(stderr=True),
+        transient=True,
+        # Otherwise rich sends the lines for stdout through its own console, to stderr.
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
+    with bar:
+        task = bar.add_task("enqueue", total=total, items=0)
+        items = seen = 0
+
+        def advance(count: int) -> None:
+            nonlocal items, seen
+            items, seen = items + 1, seen + count
+            if items % 100 == 0:
+                bar.update(task, completed=seen, items=items)
+
+        yield advance
+
+
+@contextmanager
+def counting(what: str) -> Iterator[Callable[[int], None]]:
+    """Show a growing number of items on stderr if stderr is a terminal: "deleted 1,200"."""
+    if not sys.stderr.isatty():
+        yield lambda _items: None
+        return
+    from rich.console import Console
+
+    total = 0
+    with Console(stderr=True, highlight=False).status(what) as status:
+
+        def advance(items: int) -> None:
+            nonlocal total
+            total += items
+            status.update(f"{what} {total:,}")
+
+        yield advance

@@ -1,1 +1,0 @@
-"""Time: checkpoints of the scans that find due rows, and deadlines kept in memory. Pure."""

@@ -10,8 +10,8 @@
 from foqs.client.caller import request_id
 from foqs.client.client import Client
 from foqs.client.connection import ClientClosed, Tls
+from foqs.client.consumer_calls import Taken
 from foqs.client.items import (
-    ActiveTopic,
     Delivery,
     Failure,
     Item,
@@ -23,30 +23,28 @@ from foqs.client.items import (
     Leased,
     Ledger,
     Nack,
-    Released,
-    ServerInfo,
 )
 from foqs.client.job import AckPolicy, Job, Retry
-from foqs.client.lease_calls import Taken
-from foqs.client.operator_calls import (
+from foqs.client.operator_types import (
+    ActiveTopic,
+    ExplainReason,
+    Explanation,
     FailureFilter,
     FailureGroup,
     Failures,
-    Redriven,
-    RefusedTopic,
-    Settings,
-    SettingsChange,
-    Tried,
-)
-from foqs.client.operator_types import (
-    ExplainReason,
-    Explanation,
     HookStats,
     Reason,
+    Redriven,
+    RefusedTopic,
+    Released,
+    ServerInfo,
+    Settings,
+    SettingsChange,
     TenantStats,
     Throttles,
     ThrottleStats,
     TopicStats,
+    Tried,
     WorkerStats,
 )
 from foqs.client.producer import Producer, UnreadFailures

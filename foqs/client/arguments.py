@@ -3,9 +3,8 @@
 A function under `checked` refuses wrong arguments with Invalid before it does anything. A parameter without a check is
 an error when the module is imported. Functions of the hot path call the same checks themselves.
 
-Checks of the items of an enqueue, above all of values that the codec would change: it cuts a fraction.
-
-The entries of a call for many items. An entry that cannot be sent has its error; the other ones are sent.
+Also the checks of items, above all of values that the codec would change, as it cuts a fraction; and the entries of a
+call for many items: an entry that cannot be sent has its error, and all other entries are sent.
 """
 
 from __future__ import annotations
@@ -52,6 +51,8 @@ MOST_HELD = _LIMITS.request_items
 LEAST_FRAME_BYTES, MOST_FRAME_BYTES = 4_096, 64 << 20
 """What a host may have as its `limits.frame_bytes`."""
 _NO_LIMIT, _AT_ONCE = "no limit", "at once"
+_USUAL = Delivery.AT_LEAST_ONCE  # a look-up in an enum costs four comparisons
+_SHOWN_BITS = 256
 
 
 def unchecked(_name: str, _value: object) -> None:
@@ -126,7 +127,7 @@ def check_dequeue(
     topics: object, count: object, wait_ms: object, lease_ms: object, max_bytes: object, worker: object = None,
     begins: object = None, holding: object = None, ledger: object = False, most: object = None,
 ) -> None:  # fmt: skip
-    """Check the arguments of a dequeue. Those of the usual call, of a text and two numbers, cost a few comparisons."""
+    """Check the arguments of a dequeue. A usual call, with a text and two numbers, costs a few comparisons."""
     usual = type(topics) is str and topics and type(count) is int and type(wait_ms) is int
     if not (usual and 0 < count <= I32_MAX and 0 <= wait_ms <= LONGEST_MS):  # type: ignore[operator]  # `usual` says so
         check_counts(topics, count)
@@ -139,8 +140,8 @@ def check_dequeue(
         check_text("worker", worker, most_bytes=_LIMITS.worker_bytes)
     if begins is not None:
         check_int("begins", begins, 0, I32_MAX)
-    if holding is not None:
-        _check_holding(holding)
+    if holding is not None and not isinstance(holding, Share):
+        check_topic_counts("holding", holding)
     if ledger is not False:
         check_bool("ledger", ledger)
     if most is not None:
@@ -157,12 +158,6 @@ def check_topics(name: str, topics: object) -> None:
     if isinstance(topics, Mapping):
         refuse(name, topics, "it must be a list of texts, one for each topic")
     check_distinct(name, (topics,) if isinstance(topics, str) else topics, "topic")
-
-
-def _check_holding(holding: object) -> None:
-    if isinstance(holding, Share):
-        return
-    check_topic_counts("holding", holding)
 
 
 def check_topic_counts(name: str, counts: object) -> None:
@@ -307,18 +302,9 @@ def checked(**own: Check) -> Callable[[Callable[P, R]], Callable[P, R]]:
     return decorate
 
 
-def check_held(concurrency: int, prefetch: int) -> None:
-    """Refuse a sum that no request for items could ask for."""
-    if concurrency + prefetch > MOST_HELD:
-        raise Invalid(f"concurrency + prefetch is {concurrency + prefetch}: they must be at most {MOST_HELD} together")
-
-
 def unlimited(most: int) -> int:
     """Return the bound to use for a limit, of which 0 is none."""
     return most or I64_MAX
-
-
-_USUAL = Delivery.AT_LEAST_ONCE  # a look-up in an enum costs four comparisons
 
 
 def check_item(spec: ItemSpec) -> None:
@@ -369,11 +355,8 @@ def faults_of(specs: Sequence[ItemSpec]) -> dict[int, Invalid]:
     return faults
 
 
-_SHOWN_BITS = 256
-
-
 class Entries:
-    """`good` are the entries to send, in order; `errors` has those of the other ones, by their place."""
+    """`good` are the entries to send, in order; `errors` has the errors of the other entries, by their place."""
 
     __slots__ = ("errors", "good")
 
@@ -382,7 +365,7 @@ class Entries:
         entries = given if isinstance(given, list | tuple) else list(given)
         self.errors: dict[int, FoqsError] = {}
         try:
-            self.good = [entry_of(one) for one in entries]
+            self.good = list(map(entry_of, entries))
         except Exception:  # noqa: BLE001 - an object of the caller may raise anything where it is read
             self.good = []
             for at, one in enumerate(entries):
@@ -392,7 +375,7 @@ class Entries:
                     self.errors[at] = _refusal(one, error)
 
     def outcomes(self, of_good: Sequence[Any]) -> list[Any]:
-        """Return the outcome of each entry; `of_good` has those of `good`."""
+        """Return the outcome of each entry; `of_good` has the outcomes of `good`."""
         if not self.errors:
             return list(of_good)
         left, total = iter(of_good), len(of_good) + len(self.errors)
@@ -406,28 +389,27 @@ def _refusal(given: object, error: Exception) -> Invalid:
     return Invalid(f"{what}: give an object of the type that the call describes")
 
 
-def ack_entry(item: Any) -> Any:
-    """Return the AckItem of an item or a lease. Raises Invalid, and AttributeError without an id or a lease."""
+def _lease_of(item: Any) -> tuple[int, int]:
+    """Return id and lease of an item or a lease. Raises Invalid, and AttributeError without an id or a lease."""
     item_id, lease = item.id, item.lease
-    if type(item_id) is not int or type(lease) is not int:
-        item_id, lease = i64_of(item_id, "id"), i64_of(lease, "lease")
-    return idl.AckItem(item_id, lease)
+    if type(item_id) is int and type(lease) is int:
+        return item_id, lease
+    return i64_of(item_id, "id"), i64_of(lease, "lease")
+
+
+def ack_entry(item: Any) -> Any:
+    """Return the AckItem of an item or a lease. Raises like `_lease_of`."""
+    return idl.AckItem(*_lease_of(item))
 
 
 def extend_entry(item: Any, lease_ms: int | None = None, begun: bool | None = None) -> Any:
-    """As `ack`, an ExtendItem."""
-    item_id, lease = item.id, item.lease
-    if type(item_id) is not int or type(lease) is not int:
-        item_id, lease = i64_of(item_id, "id"), i64_of(lease, "lease")
-    return idl.ExtendItem(item_id, lease, lease_ms, begun)
+    """Return the ExtendItem of an item or a lease. Raises like `_lease_of`."""
+    return idl.ExtendItem(*_lease_of(item), lease_ms, begun)
 
 
 def release_entry(item: Any) -> Nack:
-    """As `ack`, a nack of an item that was not begun."""
-    item_id, lease = item.id, item.lease
-    if type(item_id) is not int or type(lease) is not int:
-        item_id, lease = i64_of(item_id, "id"), i64_of(lease, "lease")
-    return Nack(item_id, lease, None, None, True)
+    """Return the nack of an item, or a lease, that was not begun. Raises like `_lease_of`."""
+    return Nack(*_lease_of(item), release=True)
 
 
 def nack_entry(given: Any) -> Nack:

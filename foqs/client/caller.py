@@ -1,12 +1,4 @@
-"""Requests and their answers, over the pool, with a second try for what may have one.
-
-How long a client waits before it repeats a request; whether it does: `foqs.second_answer`.
-
-The id under which hosts log what they have to say about a call. All requests that a call takes carry the same one:
-parts of a batch, second tries, and what hosts ask each other for it.
-
-The connections of one client: at most so many, kept while they work, spread over the addresses.
-"""
+"""Requests and their answers over a pool of connections, with a second try where `foqs.second_answer` allows one."""
 
 from __future__ import annotations
 
@@ -18,7 +10,7 @@ from contextvars import ContextVar
 from itertools import count
 from math import inf
 from time import monotonic
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from foqs.bounds import Limits
 from foqs.checks import check_text
@@ -27,259 +19,23 @@ from foqs.client.connection import Address, ClientClosed, Connection, Securing, 
 from foqs.client.guard import SafeLog, call_to_end, guarded, renew_after_fork
 from foqs.client.methods import SERVER_INFO, context, context_head
 from foqs.client.places import Ask
+from foqs.client.timing import pause_ms
 from foqs.errors import FoqsError, Invalid, LostReply, NotSent, Unavailable, Unreachable, named
 from foqs.idl import idl
 from foqs.travel import bare
 from foqs.wire.client_codec import RemoteMethod
 from foqs.wire.protocol import SMALL_BYTES, GoAway, Malformed
 
-FIRST_PAUSE_MS = 20.0
-LONGEST_PAUSE_MS = 2_000.0
-
-
-def pause_ms(tries: int, retry_after_ms: int | None, rng: Callable[[], float]) -> float:
-    """Return the wait after the `tries`-th failure (from 1). `retry_after_ms`, the server's hint, is a lower bound;
-    `rng` gives [0, 1)."""
-    if retry_after_ms is not None and retry_after_ms > 0:
-        return retry_after_ms * (1 + rng() / 2)
-    longest = min(LONGEST_PAUSE_MS, FIRST_PAUSE_MS * 2.0 ** min(tries - 1, 30))
-    return longest * (0.5 + rng() / 2)
-
-
-_MOST_BYTES = Limits().context_bytes
-_current: ContextVar[str | None] = ContextVar("foqs_request_id", default=None)
-
-
-@contextmanager
-def request_id(name: str) -> Iterator[None]:
-    """Calls made inside, by this thread or task, carry this id instead of random ones. At most 128 bytes that can be
-    printed; Invalid otherwise."""
-    check_text("request_id", name, empty=True)
-    if not name or not name.isprintable() or len(name.encode()) > _MOST_BYTES:
-        raise Invalid(f"a request id has 1 to {_MOST_BYTES} bytes, all of them printable")
-    token = _current.set(name)
-    try:
-        yield
-    finally:
-        _current.reset(token)
-
-
-def current() -> str:
-    """Return the id for the requests of a call that begins now."""
-    return _current.get() or f"{random.getrandbits(48):012x}"
-
-
-AVOID_S = 1.0
-"""An address that failed is tried last for this time; the time doubles with each further failed connection, up to"""
-AVOID_AT_MOST_S = 30.0
-
-
-class Busy(NotSent):
-    """All connections are in use."""
-
-
-class Pool:
-    """Thread-safe. Invariant: `_open` counts idle and lent connections (and those being opened), never above
-    `size`.
-
-    Deadlines are of the monotonic clock, in seconds.
-    """
-
-    def __init__(
-        self,
-        addresses: list[Address],
-        size: int,
-        connect_timeout_s: float,
-        max_idle_s: float,
-        securing: Securing | None = None,
-    ) -> None:
-        self.addresses = addresses
-        self._size = unlimited(size)
-        self._connect_timeout_s = connect_timeout_s
-        self._max_idle_s = max_idle_s
-        self._securing = securing
-        self._turn = random.randrange(len(addresses))
-        self._failed_at: dict[Address, float] = {}
-        self._refused: dict[Address, int] = {}  # connections in a row that could not be made
-        self._living: frozenset[Address] = frozenset()
-        self._closed = False
-        self._start()
-        renew_after_fork(self)
-
-    def _start(self) -> None:
-        self._lock = threading.RLock()  # a signal handler may call the client
-        self._change = threading.Condition(self._lock)
-        self._waiting = 0  # threads that wait for a change
-        self._idle: list[Connection] = []
-        self._open = 0
-
-    @property
-    def has_others(self) -> bool:
-        """Whether there is more than one address."""
-        return len(self._living.union(self.addresses)) > 1
-
-    def after_fork(self) -> None:
-        """The connections belong to the parent, and close their copies here."""
-        self._start()
-
-    def take(self, deadline: float, wanted: Sequence[Address] = (), *, wait: bool = True) -> Connection:
-        """A connection for the caller alone, to be returned with `give`: to the first of `wanted` that did not fail
-        lately and can be connected to; any of the client's own addresses, when there are none. Raises NotSent, or
-        WrongPeer if none of the addresses is a port for this client; Busy
-        when all are in use, at once without `wait`.
-        """
-        first = (self._in_turn(wanted) if self._failed_at else wanted)[0] if wanted else None
-        while (connection := self._idle_or_slot(deadline if wait else 0.0, first)) is not None:
-            if monotonic() - connection.idle_since < self._max_idle_s and connection.usable():
-                return connection
-            self.give(connection, usable=False)
-        try:
-            return self._connect(deadline, self._in_turn(wanted))
-        except BaseException:
-            self._free_slot()
-            raise
-
-    def give(self, connection: Connection, *, usable: bool) -> None:
-        """Takes back what `take` gave; keeps it when it may be used again."""
-        with self._lock:
-            if usable and not self._closed:
-                connection.idle_since = monotonic()
-                self._idle.append(connection)
-                if self._waiting:
-                    self._change.notify()
-                return
-        connection.close()
-        self._free_slot()
-
-    def avoid(self, address: Address) -> None:
-        """After a failure there: idle connections to it are dropped, and other addresses are preferred for a while."""
-        with self._lock:
-            self._failed_at[address] = monotonic()
-            dropped = [c for c in self._idle if c.address == address]
-            self._idle = [c for c in self._idle if c.address != address]
-            self._open -= len(dropped)
-            self._change.notify_all()
-        for connection in dropped:
-            connection.close()
-
-    def living(self, hosts: Iterable[Address]) -> None:
-        """Set the live hosts of the routing: drop connections to hosts that are gone, and forget failures of new
-        ones."""
-        with self._lock:
-            before, self._living = self._living, frozenset(hosts)
-        for address in before - self._living:
-            self.avoid(address)
-        with self._lock:
-            # Not only those of `before`: a call to a host that is gone may fail later.
-            kept = self._living.union(self.addresses) - self._living.symmetric_difference(before)
-            for address in [address for address in [*self._failed_at, *self._refused] if address not in kept]:
-                self._failed_at.pop(address, None)
-                self._refused.pop(address, None)
-
-    def close(self) -> None:
-        """Idle connections are closed now, lent ones when they come back."""
-        with self._lock:
-            self._closed = True
-            idle, self._idle = self._idle, []
-            self._open -= len(idle)
-            self._change.notify_all()
-        for connection in idle:
-            connection.close()
-
-    def _idle_or_slot(self, deadline: float, wanted: Address | None) -> Connection | None:
-        """An idle connection to `wanted` (None: to any), or None when the caller may open one."""
-        with self._lock:
-            while True:
-                if self._closed:
-                    raise ClientClosed("the client is closed")
-                for at in range(len(self._idle) - 1, -1, -1):
-                    if wanted is None or self._idle[at].address == wanted:
-                        return self._idle.pop(at)
-                if self._open < self._size:
-                    self._open += 1
-                    return None
-                if self._idle:
-                    self._idle.pop(0).close()  # its slot is the caller's
-                    return None
-                left = deadline - monotonic()
-                if left <= 0:
-                    raise Busy(f"all {self._size} connections of the client are in use")
-                # Looked at again when the time is over: a notification that came just then woke no other thread.
-                self._waiting += 1
-                try:
-                    self._change.wait(left)
-                finally:
-                    self._waiting -= 1
-
-    def _connect(self, deadline: float, order: Sequence[Address]) -> Connection:
-        error: FoqsError | None = None
-        for address in order:
-            left = deadline - monotonic()
-            if left <= 0:
-                break
-            try:
-                connection = Connection(address, min(left, self._connect_timeout_s), self._securing)
-            except (NotSent, WrongPeer) as failed:
-                # The call is tried again if one of the addresses may answer later.
-                error = bare(failed) if error is None or isinstance(error, WrongPeer | Unreachable) else error
-                self._refused[address] = self._refused.get(address, 0) + 1
-                self.avoid(address)
-            else:
-                self._refused.pop(address, None)
-                return connection
-        try:
-            raise error or NotSent("timed out before a connection was tried")
-        finally:
-            del error  # or it would hold itself, by this frame
-
-    def _in_turn(self, wanted: Sequence[Address]) -> list[Address]:
-        """`wanted`, or all addresses, another one first each time; those that failed lately last."""
-        with self._lock:
-            if not wanted:
-                self._turn = (self._turn + 1) % len(self.addresses)
-                wanted = self.addresses[self._turn :] + self.addresses[: self._turn]
-            now = monotonic()
-            return sorted(wanted, key=lambda address: self._avoided_until(address) > now)
-
-    def _avoided_until(self, address: Address) -> float:
-        failed_at = self._failed_at.get(address)
-        if failed_at is None:
-            return 0.0
-        return failed_at + min(AVOID_AT_MOST_S, AVOID_S * 2.0 ** min(self._refused.get(address, 1) - 1, 10))
-
-    def _free_slot(self) -> None:
-        with self._lock:
-            self._open -= 1
-            self._change.notify()
-
-    def __repr__(self) -> str:
-        with self._lock:
-            return f"Pool({self._open} open, {len(self._idle)} idle, at most {self._size})"
-
-
 log = SafeLog()
 
 _SEQUENCES = 0x7FFF_FFFF
-_SERVER_TIMEOUT_MS = Limits().timeout_max_ms
+_LIMITS = Limits()
 QUIET_S = 60.0
+AVOID_S = 1.0
+"""An address that failed is tried last for this time; the time doubles with each further failed connection, up to"""
+AVOID_AT_MOST_S = 30.0
 OnRetry = Callable[[FoqsError, float], object]
-
-
-class Task(Protocol):
-    """Something that may take several requests; `deadline` is of the monotonic clock, in seconds."""
-
-    deadline: float
-
-    @property
-    def error(self) -> FoqsError | None:
-        """Why the last attempt is repeated."""
-
-    @property
-    def retry_after_ms(self) -> int | None:
-        """What the last attempt's answer asked for."""
-
-    def attempt(self) -> bool:
-        """Asks once; True when there is nothing left to ask for."""
+_current: ContextVar[str | None] = ContextVar("foqs_request_id", default=None)
 
 
 class Asked(NamedTuple):
@@ -446,29 +202,25 @@ class Caller:
         return NotSent(error.message) if self.pool.has_others else error
 
     def give_up(self, asked: Asked) -> None:
-        """Drop a sent request: its reply is not needed any more."""
+        """Drop a sent request: its reply is no longer needed."""
         self.pool.give(asked.connection, usable=False)
 
-    def finish(self, task: Task) -> None:
-        """Attempts `task` until it is finished, its time is over or the client is closed."""
-        tries = 0
-        while not task.attempt():
-            if isinstance(task.error, Unreachable) and not self._wait_server:
-                return
-            tries += 1
-            pause_s = pause_ms(tries, task.retry_after_ms, random.random) / 1000
-            if self._closed.is_set() or monotonic() + pause_s >= task.deadline:
-                return
-            self.retries += 1
-            self.waited_s += pause_s
-            self._report(task)
-            self._closed.wait(pause_s)
-
-    def _report(self, task: Task) -> None:
+    def again(self, tries: int, error: FoqsError, retry_after_ms: int | None, deadline: float) -> bool:
+        """Wait before a call is tried again, after its `tries`-th failure. Return False at once if it is not: the time
+        or the client has ended, or no server was reached yet and `wait_server` is off."""
+        if isinstance(error, Unreachable) and not self._wait_server:
+            return False
+        pause_s = pause_ms(tries, retry_after_ms, random.random) / 1000
         now = monotonic()
+        if self._closed.is_set() or now + pause_s >= deadline:
+            return False
+        self.retries += 1
+        self.waited_s += pause_s
         quiet, self._retried_at = now - self._retried_at < QUIET_S, now
-        if not quiet and task.error is not None:
-            guarded("on_retry of the client", call_to_end, "on_retry", self._on_retry, task.error, task.deadline - now)
+        if not quiet:
+            guarded("on_retry of the client", call_to_end, "on_retry", self._on_retry, error, deadline - now)
+        self._closed.wait(pause_s)
+        return True
 
     def _log_retry(self, error: FoqsError, left_s: float) -> None:
         log.warning(
@@ -480,4 +232,213 @@ class Caller:
 def server_timeout_ms(left_ms: float) -> int:
     """Return the time-out for the server: shorter than `left_ms`, so its reply arrives before the client gives up. A
     server takes no longer one than its `timeout_max_ms`."""
-    return max(1, min(_SERVER_TIMEOUT_MS, int(left_ms - min(500.0, left_ms / 10))))
+    return max(1, min(_LIMITS.timeout_max_ms, int(left_ms - min(500.0, left_ms / 10))))
+
+
+@contextmanager
+def request_id(name: str) -> Iterator[None]:
+    """Calls made inside, by this thread or task, carry this id instead of random ones. At most 128 bytes that can be
+    printed; Invalid otherwise."""
+    check_text("request_id", name, empty=True)
+    if not name or not name.isprintable() or len(name.encode()) > _LIMITS.context_bytes:
+        raise Invalid(f"a request id has 1 to {_LIMITS.context_bytes} bytes, all of them printable")
+    token = _current.set(name)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def current() -> str:
+    """Return the id for the requests of a call that begins now. All its requests carry it: parts of a batch, second
+    tries, and what hosts ask each other for it. Hosts log it."""
+    return _current.get() or f"{random.getrandbits(48):012x}"
+
+
+class Busy(NotSent):
+    """All connections are in use."""
+
+
+class Pool:
+    """The connections of one client: at most `size`, kept while they work, spread over the addresses.
+
+    Thread-safe. Invariant: `_open` counts idle and lent connections (and those being opened), never above
+    `size`.
+
+    Deadlines are of the monotonic clock, in seconds.
+    """
+
+    def __init__(
+        self,
+        addresses: list[Address],
+        size: int,
+        connect_timeout_s: float,
+        max_idle_s: float,
+        securing: Securing | None = None,
+    ) -> None:
+        self.addresses = addresses
+        self.size = unlimited(size)
+        self._connect_timeout_s = connect_timeout_s
+        self._max_idle_s = max_idle_s
+        self._securing = securing
+        self._turn = random.randrange(len(addresses))
+        self._failed_at: dict[Address, float] = {}
+        self._refused: dict[Address, int] = {}  # connections in a row that could not be made
+        self._living: frozenset[Address] = frozenset()
+        self._closed = False
+        self._start()
+        renew_after_fork(self)
+
+    def _start(self) -> None:
+        self._lock = threading.RLock()  # a signal handler may call the client
+        self._change = threading.Condition(self._lock)
+        self._waiting = 0  # threads that wait for a change
+        self._idle: list[Connection] = []
+        self._open = 0
+
+    @property
+    def has_others(self) -> bool:
+        """True if there is more than one address."""
+        return len(self._living.union(self.addresses)) > 1
+
+    def after_fork(self) -> None:
+        """The connections belong to the parent, and close their copies here."""
+        self._start()
+
+    def take(self, deadline: float, wanted: Sequence[Address] = (), *, wait: bool = True) -> Connection:
+        """A connection for the caller alone, to be returned with `give`: to the first of `wanted` that did not fail
+        lately and can be connected to; any of the client's own addresses, when there are none. Raises NotSent, or
+        WrongPeer if none of the addresses is a port for this client; Busy
+        when all are in use, at once without `wait`.
+        """
+        first = (self._in_turn(wanted) if self._failed_at else wanted)[0] if wanted else None
+        while (connection := self._idle_or_slot(deadline if wait else 0.0, first)) is not None:
+            if monotonic() - connection.idle_since < self._max_idle_s and connection.usable():
+                return connection
+            self.give(connection, usable=False)
+        try:
+            return self._connect(deadline, self._in_turn(wanted))
+        except BaseException:
+            self._free_slot()
+            raise
+
+    def connect(self, address: Address, timeout_s: float = inf) -> Connection:
+        """Open a connection that the pool does not count. Raises NotSent or WrongPeer."""
+        return Connection(address, min(timeout_s, self._connect_timeout_s), self._securing)
+
+    def give(self, connection: Connection, *, usable: bool) -> None:
+        """Takes back what `take` gave; keeps it when it may be used again."""
+        with self._lock:
+            if usable and not self._closed:
+                connection.idle_since = monotonic()
+                self._idle.append(connection)
+                if self._waiting:
+                    self._change.notify()
+                return
+        connection.close()
+        self._free_slot()
+
+    def avoid(self, address: Address) -> None:
+        """After a failure there: idle connections to it are dropped, and other addresses are preferred for a while."""
+        with self._lock:
+            self._failed_at[address] = monotonic()
+            dropped = [c for c in self._idle if c.address == address]
+            self._idle = [c for c in self._idle if c.address != address]
+            self._open -= len(dropped)
+            self._change.notify_all()
+        for connection in dropped:
+            connection.close()
+
+    def living(self, hosts: Iterable[Address]) -> None:
+        """Set the live hosts of the routing: drop connections to hosts that are gone, and forget failures of new
+        ones."""
+        with self._lock:
+            before, self._living = self._living, frozenset(hosts)
+        for address in before - self._living:
+            self.avoid(address)
+        with self._lock:
+            # Not only hosts of `before`: a call to a host that is gone may fail later.
+            kept = self._living.union(self.addresses) - self._living.symmetric_difference(before)
+            for address in [address for address in [*self._failed_at, *self._refused] if address not in kept]:
+                self._failed_at.pop(address, None)
+                self._refused.pop(address, None)
+
+    def close(self) -> None:
+        """Idle connections are closed now, lent ones when they come back."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+            self._open -= len(idle)
+            self._change.notify_all()
+        for connection in idle:
+            connection.close()
+
+    def _idle_or_slot(self, deadline: float, wanted: Address | None) -> Connection | None:
+        """An idle connection to `wanted` (None: to any), or None when the caller may open one."""
+        with self._lock:
+            while True:
+                if self._closed:
+                    raise ClientClosed("the client is closed")
+                for at in range(len(self._idle) - 1, -1, -1):
+                    if wanted is None or self._idle[at].address == wanted:
+                        return self._idle.pop(at)
+                if self._open < self.size:
+                    self._open += 1
+                    return None
+                if self._idle:
+                    self._idle.pop(0).close()  # its slot is the caller's
+                    return None
+                left = deadline - monotonic()
+                if left <= 0:
+                    raise Busy(f"all {self.size} connections of the client are in use")
+                # Looked at again at the end of the time: a notification that came just then woke no other thread.
+                self._waiting += 1
+                try:
+                    self._change.wait(left)
+                finally:
+                    self._waiting -= 1
+
+    def _connect(self, deadline: float, order: Sequence[Address]) -> Connection:
+        error: FoqsError | None = None
+        for address in order:
+            left = deadline - monotonic()
+            if left <= 0:
+                break
+            try:
+                connection = self.connect(address, left)
+            except (NotSent, WrongPeer) as failed:
+                # The call is tried again if one of the addresses may answer later.
+                error = bare(failed) if error is None or isinstance(error, WrongPeer | Unreachable) else error
+                self._refused[address] = self._refused.get(address, 0) + 1
+                self.avoid(address)
+            else:
+                self._refused.pop(address, None)
+                return connection
+        try:
+            raise error or NotSent("timed out before a connection was tried")
+        finally:
+            del error  # or it would hold itself, by this frame
+
+    def _in_turn(self, wanted: Sequence[Address]) -> list[Address]:
+        """`wanted`, or all addresses, another one first each time; those that failed lately last."""
+        with self._lock:
+            if not wanted:
+                self._turn = (self._turn + 1) % len(self.addresses)
+                wanted = self.addresses[self._turn :] + self.addresses[: self._turn]
+            now = monotonic()
+            return sorted(wanted, key=lambda address: self._avoided_until(address) > now)
+
+    def _avoided_until(self, address: Address) -> float:
+        failed_at = self._failed_at.get(address)
+        if failed_at is None:
+            return 0.0
+        return failed_at + min(AVOID_AT_MOST_S, AVOID_S * 2.0 ** min(self._refused.get(address, 1) - 1, 10))
+
+    def _free_slot(self) -> None:
+        with self._lock:
+            self._open -= 1
+            self._change.notify()
+
+    def __repr__(self) -> str:
+        with self._lock:
+            return f"Pool({self._open} open, {len(self._idle)} idle, at most {self.size})"

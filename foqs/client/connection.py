@@ -1,11 +1,8 @@
-"""One socket to one host: a frame out, a frame in.
+"""One socket to one host: a frame out, a frame in; with TLS if asked for.
 
 The two ways to fail differ in what the caller may do next, so they are two errors: `NotSent` when the server
-cannot have seen the whole request, `LostReply` when it may have.
-
-TLS of the client: how it is asked for, and a socket made secure.
-
-Tells what listens at an address, when that is not what the client was set up for: HTTP, TLS, or no TLS.
+cannot have seen the whole request, `LostReply` when it may have. A peer that speaks HTTP, or TLS against the
+expectation, is a third: `WrongPeer`.
 """
 
 from __future__ import annotations
@@ -31,182 +28,16 @@ from foqs.errors import FoqsError, Invalid, LostReply, NotSent, Unreachable
 from foqs.idl import idl
 from foqs.wire.protocol import FRAME_HEAD_BYTES, end_wait
 
-
-@dataclass(frozen=True, slots=True)
-class Tls:
-    """How to talk to a service with TLS. Paths of PEM files.
-
-    ca_file      authorities that must have signed the hosts' certificates; default: the system's
-    cert_file    the client's own certificate (and key_file, unless the file holds the key too), where hosts ask for one
-    server_name  the name that the hosts' certificates have to hold; default: the host part of each one's address, as
-                 given or, with routing, as the cluster tells it
-    """
-
-    ca_file: str | os.PathLike[str] | None = None
-    cert_file: str | os.PathLike[str] | None = None
-    key_file: str | os.PathLike[str] | None = None
-    server_name: str | None = None
-
-    def __post_init__(self) -> None:
-        """Raises Invalid for a value that is no path, or no text."""
-        for name in ("ca_file", "cert_file", "key_file"):
-            path = getattr(self, name)
-            if path is not None and (not isinstance(path, str | os.PathLike) or not os.fspath(path)):
-                refuse(f"tls: {name}", path, "it must be the path of a file")
-        check_text("tls: server_name", self.server_name, none=True)
-
-    @classmethod
-    def parse(cls, text: str) -> Tls:
-        """`on`, or fields with commas between. Raises Invalid.
-
-        >>> Tls.parse("ca_file=/etc/ca.pem, server_name=foqs.test")
-        Tls(ca_file='/etc/ca.pem', cert_file=None, key_file=None, server_name='foqs.test')
-        """
-        if text.strip() == "on":
-            return cls()
-        parts = [part.strip().partition("=") for part in text.split(",")]
-        fields = {name: value for name, _, value in parts}
-        if len(fields) != len(parts) or not all(fields.values()) or not fields.keys() <= set(cls.__slots__):
-            raise Invalid(f"tls: neither `on` nor a list of {', '.join(f'{name}=...' for name in cls.__slots__)}")
-        return cls(**fields)
-
-    def context(self) -> ssl.SSLContext:
-        """Raises Invalid: a file cannot be read, or has the wrong content."""
-        if self.key_file is not None and self.cert_file is None:
-            raise Invalid("tls: key_file needs cert_file")
-        for path in (self.ca_file, self.cert_file, self.key_file):
-            if path is not None and not os.access(path, os.R_OK):
-                raise Invalid(f"tls: cannot read {os.fspath(path)}")
-        try:
-            context = ssl.create_default_context(cafile=self.ca_file)
-        except ssl.SSLError as error:
-            raise Invalid(f"tls: ca_file: no certificates in PEM ({error.reason or 'unknown'})") from None
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        if self.cert_file is not None:
-            try:
-                context.load_cert_chain(self.cert_file, self.key_file, password=_no_password)
-            except ssl.SSLError as error:
-                raise Invalid(f"tls: cert_file, key_file: no pair in PEM ({error.reason or 'unknown'})") from None
-        return context
-
-
-class Securing:
-    """Makes sockets secure. Raises Invalid."""
-
-    def __init__(self, tls: Tls) -> None:
-        self._context = tls.context()
-        self._server_name = tls.server_name
-
-    def wrap(self, plain: socket.socket, host: str) -> ssl.SSLSocket:
-        """`plain` is closed where it fails. Raises OSError (an ssl.SSLError) when the peer's certificate does not
-        verify."""
-        return self._context.wrap_socket(plain, server_hostname=self._server_name or host)
-
-
-def refused(error: OSError) -> bool:
-    """Whether the server said that it does not take the client's certificate: with TLS 1.3 it does so only when the
-    client has begun to talk. No request is begun then."""
-    reason = getattr(error, "reason", None) or ""
-    return "ALERT" in reason and ("CERTIFICATE" in reason or "UNKNOWN_CA" in reason)
-
-
-def _no_password() -> str:
-    raise Invalid("tls: key_file: the key has a password; one without is needed")
-
-
-PROBE_S = 1.0
-"""At most this long for one look at a peer that did not answer as expected."""
-_HEAD_BYTES = 6
-
-
-class WrongPeer(Invalid):
-    """The address belongs to a port that does not speak what the client speaks. It did nothing of the request."""
-
-
-class Speaks(Enum):
-    """What a peer speaks, and what to do about it; `{}` is its address."""
-
-    HTTP = (
-        "{} speaks HTTP, so it is no port for clients (perhaps the admin port): give the port that `[server] port` "
-        "names, by default 7707"
-    )
-    TLS = (
-        "{} speaks TLS, and this client does not: turn TLS on (`tls=` of Client, --tls or FOQS_CLIENT_TLS: `on`, or "
-        "ca_file=FILE for an authority of your own)"
-    )
-    PLAIN = (
-        "{} speaks foqs without TLS, and this client wants TLS: turn TLS off (`tls=` of Client, --tls or "
-        "FOQS_CLIENT_TLS), or give the address of a host that has it"
-    )
-
-    def error(self, address: object) -> WrongPeer:
-        return WrongPeer(self.value.format(address))
-
-
-def spoken(head: bytes) -> Speaks | None:
-    """What the first bytes of an answer belong to; None if that cannot be said. PLAIN is the protocol of foqs.
-
-    >>> spoken(b"HTTP/1.1 400 Bad Request").name, spoken(bytes.fromhex("15030100020246")).name
-    ('HTTP', 'TLS')
-    """
-    if head.startswith((b"HTTP", b"<")):  # "<": a page without a status line, for a request that is no HTTP
-        return Speaks.HTTP
-    if head.startswith(b"\x15\x03"):  # an alert
-        return Speaks.TLS
-    if head.startswith(b"\0") and head[4:6] == b"\x80\x01":  # a frame below 16 MiB, and Thrift's strict binary protocol
-        return Speaks.PLAIN
-    return None
-
-
-def why_no_handshake(error: OSError, probe: Callable[[], Speaks | None]) -> Speaks | None:
-    """What else the peer speaks than TLS, after a handshake that failed; `probe` asks it without TLS."""
-    if isinstance(error, ssl.SSLCertVerificationError) or "ALERT" in (getattr(error, "reason", None) or ""):
-        return None
-    if not isinstance(error, ssl.SSLError | ConnectionResetError):
-        return None
-    found = probe()
-    return None if found is Speaks.TLS else found
-
-
-def asked_plainly(address: tuple[str, int], timeout_s: float) -> Speaks | None:
-    """What a peer answers to a foqs request without TLS. It carries no token."""
-    frame = SERVER_INFO.encode(idl.GetServerInfoRequest(), 1)
-    head = b""
-    try:
-        with socket.create_connection(address, timeout_s) as peer:
-            peer.sendall(frame)
-            while len(head) < _HEAD_BYTES and (data := peer.recv(_HEAD_BYTES)):
-                head += data
-    except OSError:
-        pass
-    return spoken(head)
-
-
-def asked_with_tls(address: tuple[str, int], timeout_s: float) -> Speaks | None:
-    """TLS if the peer takes part in a handshake, whatever its certificate."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    try:
-        with (
-            socket.create_connection(address, timeout_s) as plain,
-            context.wrap_socket(plain, server_hostname=address[0]),
-        ):
-            return Speaks.TLS
-    except ssl.SSLError as error:
-        return Speaks.TLS if "ALERT" in (error.reason or "") else None
-    except (OSError, ValueError):  # ValueError: no name that a handshake could tell
-        return None
-
-
+DEFAULT_PORT = 7707
 MAX_REPLY_BYTES = 64 << 20
 """More than a server may be configured to send: beyond it the peer is something else."""
-
+PROBE_S = 1.0
+"""At most this long for one look at a peer that did not answer as expected."""
+_PROBE_BYTES = 6
 _END_WAIT = end_wait()
 _FIRST_READ_BYTES = 1 << 16
 _NEXT_READ_BYTES = 1 << 18
 _WOULD_BLOCK = (BlockingIOError, SSLWantReadError, SSLWantWriteError)
-DEFAULT_PORT = 7707
 
 
 class ClientClosed(FoqsError):
@@ -235,7 +66,7 @@ class Address(NamedTuple):
 
 
 def parse_addresses(text: str) -> list[Address]:
-    """`host:port,host:port`; the port may be left out, and an IPv6 address with a port stands in brackets.
+    """Parse `host:port,host:port`; the port may be left out, and an IPv6 address with a port needs brackets.
 
     >>> [str(a) for a in parse_addresses("db1:7000, db2, [::1]:7001")]
     ['db1:7000', 'db2:7707', '[::1]:7001']
@@ -307,8 +138,8 @@ class Connection:
         renew_after_fork(self)
 
     def after_fork(self) -> None:
-        """The connection is the parent's, and a thread there may use it just now. This process closes its copy. That
-        sends nothing, and the copy keeps no host from seeing the end of the parent."""
+        """The parent may use the connection just now, so this process closes its copy only. That sends nothing, and
+        without the copy hosts see the end of the parent."""
         self._ended = True
         with suppress(OSError):
             self.close()
@@ -348,7 +179,7 @@ class Connection:
         try:
             return self._receive(deadline)
         except OSError as error:
-            if refused(error):
+            if _refuses_certificate(error):
                 raise Unreachable(f"{self.address} does not take the client's certificate: {_said(error)}") from error
             self._raise_wrong_peer(error, deadline)
             raise LostReply(f"no reply from {self.address}: {_said(error)}") from error
@@ -447,7 +278,7 @@ class Connection:
             raise found.error(self.address) from error
 
     def abort(self) -> None:
-        """Ends what another thread waits for; that one closes it."""
+        """End the wait of another thread, which closes the connection."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -464,3 +295,165 @@ def _remaining(deadline: float) -> float:
 
 def _said(error: OSError) -> str:
     return error.strerror or str(error) or type(error).__name__
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """How to talk to a service with TLS. Paths of PEM files.
+
+    ca_file      authorities that must have signed the hosts' certificates; default: the system's
+    cert_file    the client's own certificate (and key_file, unless the file holds the key too), where hosts ask for one
+    server_name  the name that the hosts' certificates have to hold; default: the host part of each one's address, as
+                 given or, with routing, as the cluster tells it
+    """
+
+    ca_file: str | os.PathLike[str] | None = None
+    cert_file: str | os.PathLike[str] | None = None
+    key_file: str | os.PathLike[str] | None = None
+    server_name: str | None = None
+
+    def __post_init__(self) -> None:
+        """Raises Invalid for a value that is no path, or no text."""
+        for name in ("ca_file", "cert_file", "key_file"):
+            path = getattr(self, name)
+            if path is not None and (not isinstance(path, str | os.PathLike) or not os.fspath(path)):
+                refuse(f"tls: {name}", path, "it must be the path of a file")
+        check_text("tls: server_name", self.server_name, none=True)
+
+    @classmethod
+    def parse(cls, text: str) -> Tls:
+        """`on`, or fields with commas between. Raises Invalid.
+
+        >>> Tls.parse("ca_file=/etc/ca.pem, server_name=foqs.test")
+        Tls(ca_file='/etc/ca.pem', cert_file=None, key_file=None, server_name='foqs.test')
+        """
+        if text.strip() == "on":
+            return cls()
+        parts = [part.strip().partition("=") for part in text.split(",")]
+        fields = {name: value for name, _, value in parts}
+        if len(fields) != len(parts) or not all(fields.values()) or not fields.keys() <= set(cls.__slots__):
+            raise Invalid(f"tls: neither `on` nor a list of {', '.join(f'{name}=...' for name in cls.__slots__)}")
+        return cls(**fields)
+
+    def context(self) -> ssl.SSLContext:
+        """Raises Invalid: a file cannot be read, or has the wrong content."""
+        if self.key_file is not None and self.cert_file is None:
+            raise Invalid("tls: key_file needs cert_file")
+        for path in (self.ca_file, self.cert_file, self.key_file):
+            if path is not None and not os.access(path, os.R_OK):
+                raise Invalid(f"tls: cannot read {os.fspath(path)}")
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file)
+        except ssl.SSLError as error:
+            raise Invalid(f"tls: ca_file: no certificates in PEM ({error.reason or 'unknown'})") from None
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if self.cert_file is not None:
+            try:
+                context.load_cert_chain(self.cert_file, self.key_file, password=_no_password)
+            except ssl.SSLError as error:
+                raise Invalid(f"tls: cert_file, key_file: no pair in PEM ({error.reason or 'unknown'})") from None
+        return context
+
+
+class Securing:
+    """Makes sockets secure. Raises Invalid."""
+
+    def __init__(self, tls: Tls) -> None:
+        self._context = tls.context()
+        self._server_name = tls.server_name
+
+    def wrap(self, plain: socket.socket, host: str) -> ssl.SSLSocket:
+        """`plain` is closed where it fails. Raises OSError (an ssl.SSLError) when the peer's certificate does not
+        verify."""
+        return self._context.wrap_socket(plain, server_hostname=self._server_name or host)
+
+
+def _no_password() -> str:
+    raise Invalid("tls: key_file: the key has a password; one without is needed")
+
+
+class WrongPeer(Invalid):
+    """The address belongs to a port that does not speak what the client speaks. It did nothing of the request."""
+
+
+class Speaks(Enum):
+    """What a peer speaks, and what to do about it; `{}` is its address."""
+
+    HTTP = (
+        "{} speaks HTTP, so it is no port for clients (perhaps the admin port): give the port that `[server] port` "
+        "names, by default 7707"
+    )
+    TLS = (
+        "{} speaks TLS, and this client does not: turn TLS on (`tls=` of Client, --tls or FOQS_CLIENT_TLS: `on`, or "
+        "ca_file=FILE for an authority of your own)"
+    )
+    PLAIN = (
+        "{} speaks foqs without TLS, and this client wants TLS: turn TLS off (`tls=` of Client, --tls or "
+        "FOQS_CLIENT_TLS), or give the address of a host that has it"
+    )
+
+    def error(self, address: object) -> WrongPeer:
+        return WrongPeer(self.value.format(address))
+
+
+def spoken(head: bytes) -> Speaks | None:
+    """Return the protocol of the first bytes of an answer, None if it is unknown. PLAIN is the protocol of foqs.
+
+    >>> spoken(b"HTTP/1.1 400 Bad Request").name, spoken(bytes.fromhex("15030100020246")).name
+    ('HTTP', 'TLS')
+    """
+    if head.startswith((b"HTTP", b"<")):  # "<": a page without a status line, for a request that is no HTTP
+        return Speaks.HTTP
+    if head.startswith(b"\x15\x03"):  # an alert
+        return Speaks.TLS
+    if head.startswith(b"\0") and head[4:6] == b"\x80\x01":  # a frame below 16 MiB, and Thrift's strict binary protocol
+        return Speaks.PLAIN
+    return None
+
+
+def why_no_handshake(error: OSError, probe: Callable[[], Speaks | None]) -> Speaks | None:
+    """Return what the peer speaks in place of TLS, after a handshake that failed; `probe` asks it without TLS."""
+    if isinstance(error, ssl.SSLCertVerificationError) or "ALERT" in (getattr(error, "reason", None) or ""):
+        return None
+    if not isinstance(error, ssl.SSLError | ConnectionResetError):
+        return None
+    found = probe()
+    return None if found is Speaks.TLS else found
+
+
+def asked_plainly(address: tuple[str, int], timeout_s: float) -> Speaks | None:
+    """Return the protocol in which a peer answers a foqs request without TLS. It carries no token."""
+    frame = SERVER_INFO.encode(idl.GetServerInfoRequest(), 1)
+    head = b""
+    try:
+        with socket.create_connection(address, timeout_s) as peer:
+            peer.sendall(frame)
+            while len(head) < _PROBE_BYTES and (data := peer.recv(_PROBE_BYTES)):
+                head += data
+    except OSError:
+        pass
+    return spoken(head)
+
+
+def asked_with_tls(address: tuple[str, int], timeout_s: float) -> Speaks | None:
+    """Return TLS if the peer takes part in a handshake, whatever its certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    try:
+        with (
+            socket.create_connection(address, timeout_s) as plain,
+            context.wrap_socket(plain, server_hostname=address[0]),
+        ):
+            return Speaks.TLS
+    except ssl.SSLError as error:
+        return Speaks.TLS if "ALERT" in (error.reason or "") else None
+    except (OSError, ValueError):  # ValueError: no name that a handshake could tell
+        return None
+
+
+def _refuses_certificate(error: OSError) -> bool:
+    """Return True if the server said that it does not take the client's certificate. With TLS 1.3 it does so only when
+    the client has begun to talk. No request is begun then."""
+    reason = getattr(error, "reason", None) or ""
+    return "ALERT" in reason and ("CERTIFICATE" in reason or "UNKNOWN_CA" in reason)

@@ -1,10 +1,7 @@
-"""Protects the threads of the library from objects of its user: exceptions, callbacks, and handlers of logs.
+"""Protects the library from what its user's program does: exceptions, callbacks, handlers of logs, and forks.
 
-Any of them may raise any exception when it is read or called, and a thread that ends by one works no more.
-
-What a child process must not share with its parent is made again after a fork.
-
-What a handler or a callback returned: refused where it is work that was not done by the return.
+An object of the user may raise any exception when it is read or called, and a thread that ends by one works no more. A
+handler or a callback may return work instead of doing it. A forked child shares neither threads nor connections.
 """
 
 from __future__ import annotations
@@ -27,6 +24,19 @@ from foqs.errors import Invalid
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+CALLS_IN_THREADS = (
+    "a Worker calls handlers in threads and awaits nothing: make it an ordinary function, for example "
+    "`def handle(item): asyncio.run(work(item))`"
+)
+_DO_IT = "let the handler do the work itself, and return when it is done"
+_LAZY = (map, filter, zip, enumerate)
+_HOLD: tuple[Any, ...] = (list, tuple, set, frozenset, deque, type({}.values()), type({}.items()))
+_PLAIN = (bool, int, float, str, bytes)
+_LOOKED_AT = 100
+"""How many values in a returned list are looked at: to look at all would cost a handler that returns its data."""
+_MRO = type.__dict__["__mro__"]
+_DICT = type.__dict__["__dict__"]
 
 _NAME = type.__dict__["__name__"]
 """Reads a class's name past its metaclass, which may have a `__name__` of its own."""
@@ -77,32 +87,27 @@ def run_to_end(
         failed(error)
 
 
-class SafeLog:
+def guarded_thread(
+    name: str, failed: Callable[[BaseException], object], work: Callable[..., object], *args: object
+) -> threading.Thread:
+    """Return a daemon thread for `work`, not started. What ends it by an error is given to `failed`."""
+    return threading.Thread(target=run_to_end, args=(failed, work, *args), name=name, daemon=True)
+
+
+class SafeLog(logging.LoggerAdapter[logging.Logger]):
     """The log `foqs.client`. Its methods raise nothing but an interrupt of the main thread: a line that a handler of
     the user's logging refuses is written without its traceback, else to stderr."""
 
     def __init__(self) -> None:
-        self._logger = logging.getLogger("foqs.client")
+        super().__init__(logging.getLogger("foqs.client"))
 
-    def debug(self, text: str, *args: object) -> None:
-        self._log(logging.DEBUG, text, args, None)
-
-    def info(self, text: str, *args: object) -> None:
-        self._log(logging.INFO, text, args, None)
-
-    def warning(self, text: str, *args: object) -> None:
-        self._log(logging.WARNING, text, args, None)
-
-    def error(self, text: str, *args: object, exc_info: BaseException | None = None) -> None:
-        self._log(logging.ERROR, text, args, exc_info)
-
-    def _log(self, level: int, text: str, args: tuple[object, ...], error: BaseException | None) -> None:
+    def log(self, level: int, msg: object, *args: object, **options: Any) -> None:
         try:
-            self._logger.log(level, text, *args, exc_info=error, stacklevel=3)
+            self.logger.log(level, msg, *args, **options, stacklevel=2)
         except BaseException as broken:
             if is_interrupt(broken):
                 raise
-            self._log_plain(level, text, args, error, broken)
+            self._log_plain(level, str(msg), args, options.get("exc_info"), broken)
 
     def _log_plain(
         self, level: int, text: str, args: tuple[object, ...], error: BaseException | None, broken: BaseException
@@ -112,7 +117,7 @@ class SafeLog:
             line = text % args if args else text
             if error is not None:
                 line += f" ({kind_of(error)}; its traceback cannot be logged: {kind_of(broken)})"
-                self._logger.log(level, "%s", line, stacklevel=4)
+                self.logger.log(level, "%s", line, stacklevel=3)
                 return
         except BaseException as again:
             if is_interrupt(again):
@@ -142,6 +147,7 @@ _living: WeakSet[Forkable] = WeakSet()
 
 
 def renew_after_fork(thing: Forkable) -> None:
+    """Have `thing` renew in a forked child what the child must not share with its parent."""
     _living.add(thing)
 
 
@@ -154,21 +160,6 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_in_child)
 
 
-CALLS_IN_THREADS = (
-    "a Worker calls handlers in threads and awaits nothing: make it an ordinary function, for example "
-    "`def handle(item): asyncio.run(work(item))`"
-)
-_DO_IT = "let the handler do the work itself, and return when it is done"
-_DID_NOT_RUN = "did not run it"
-_LAZY = (map, filter, zip, enumerate)
-_HOLD: tuple[Any, ...] = (list, tuple, set, frozenset, deque, type({}.values()), type({}.items()))
-_PLAIN = (bool, int, float, str, bytes)
-_LOOKED_AT = 100
-"""How many values in a returned list are looked at: to look at all would cost a handler that returns its data."""
-_MRO = type.__dict__["__mro__"]
-_DICT = type.__dict__["__dict__"]
-
-
 class NotRun(Invalid):
     """The handler returned work, such as an awaitable, a generator or a Future, instead of doing it."""
 
@@ -176,7 +167,7 @@ class NotRun(Invalid):
 class _Work(NamedTuple):
     kind: str
     advice: str
-    not_done: str = _DID_NOT_RUN
+    not_done: str = "did not run it"
 
 
 _ELSEWHERE = _Work("unfinished work of another thread, event loop or process", _DO_IT, "does not wait for it")
@@ -186,7 +177,6 @@ _GENERATOR = _Work("a generator", f"{_DO_IT}, without `yield`")
 _ITERATOR = _Work("a lazy iterator", f"{_DO_IT}: `list()` runs the iterator")
 _NOT_STARTED = _Work("a thread or process that was not started", _DO_IT)
 _CALLABLE = _Work("a callable", f"{_DO_IT}: call it in the handler")
-_DONE: tuple[tuple[_Work | None, ...], ...] = ((None,), (None, _ELSEWHERE))
 
 
 def check_returned(
@@ -199,7 +189,8 @@ def check_returned(
     """
     if returned is None or type(returned) in _PLAIN:
         return
-    found = [(one, work) for one in _parts(returned) if (work := _work(one)) not in _DONE[elsewhere]]
+    done = (None, _ELSEWHERE) if elsewhere else (None,)
+    found = [(one, work) for one in _parts(returned) if (work := _work(one)) not in done]
     if not found:
         return
     for one, _ in found:

@@ -1,6 +1,6 @@
-"""Items as JSON lines, in and out. Ids and leases are strings: JavaScript, and so jq, loses digits of an i64.
+"""Items outside of a service: as JSON lines, and as copies for another topic, each of which is stored once.
 
-Copies of items: those of a move are stored once, whatever interrupts it.
+In JSON lines ids and leases are strings: JavaScript, and so jq, loses digits of an i64.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ _SHOWN = 40
 """Characters of a value in an error."""
 _BINARY = {"payload", "metadata"}
 _KNOWN = _PLAIN | {"delivery"} | _BINARY | {f"{name}_base64" for name in _BINARY}
+TRIES = 3
+"""Attempts for a batch, each with the client's own time-out; only requests that may be repeated are repeated."""
 
 
 def spec_of_line(line: bytes, *, topic: str, **defaults: Unpack[ItemOptions]) -> ItemSpec:
-    """The item a line describes, with defaults for missing keys. Raises Invalid."""
+    """Return the item that a line describes, with defaults for missing keys. Raises Invalid."""
     return _spec(_object(line), topic, defaults)
 
 
@@ -72,7 +74,7 @@ def _spec(given: dict[str, Any], topic: str, defaults: ItemOptions) -> ItemSpec:
 
 
 def lease_of_line(line: bytes, number: int) -> Lease:
-    """Id and lease of a line that `foqs dequeue` wrote; hexadecimal with 0x is read, too. Raises Invalid."""
+    """Return id and lease of a line that `foqs dequeue` wrote; hexadecimal with 0x is read, too. Raises Invalid."""
     try:
         given = _object(line)
     except Invalid as error:
@@ -86,7 +88,7 @@ def lease_of_line(line: bytes, number: int) -> Lease:
 
 
 def id_of_line(line: bytes, number: int) -> int:
-    """The id in a line: the id alone, or an item that foqs wrote. Raises Invalid."""
+    """Return the id in a line: the id alone, or an item that foqs wrote. Raises Invalid."""
     text = line.decode(errors="replace").strip()
     try:
         if not text.startswith("{"):
@@ -100,7 +102,7 @@ def id_of_line(line: bytes, number: int) -> int:
 
 
 def item_json(item: Item) -> dict[str, Any]:
-    """What `foqs dequeue`, `items` and `item` write; fields that are not set are left out."""
+    """Return what `foqs dequeue`, `items` and `item` write. Fields that are not set are left out."""
     value = {
         "id": str(item.id),
         "lease": str(item.lease) if item.lease else None,
@@ -201,12 +203,8 @@ def _text(name: str, value: bytes | None) -> dict[str, str]:
         return {f"{name}_base64": base64.b64encode(value).decode()}
 
 
-TRIES = 3
-"""Attempts for a batch, each with the client's own time-out; only requests that may be repeated are repeated."""
-
-
 def job_of(*arguments: str) -> str:
-    """The same for the same arguments, so that a repeated command continues the job.
+    """Return the name of a job. It is equal for equal arguments, so a repeated command continues the job.
 
     >>> job_of("a", "b") == job_of("a", "b"), job_of("a", "b") == job_of("ab", "")
     (True, False)
@@ -224,11 +222,11 @@ def copy_key(verb: str, job: str, item_id: int, enqueued_at_ms: int) -> str:
 
 
 def store_copies(specs: Mapping[int, ItemSpec], client: Any) -> tuple[dict[int, int], dict[int, FoqsError]]:
-    """Store copies with dedup keys. Return the id of each by that of its source (a Duplicate if the key was known), and
-    the errors of the rest.
+    """Store copies with dedup keys. Return the id of each by the id of its source (a Duplicate if the key was known),
+    and the errors of the rest.
 
     An enqueue of unknown outcome is repeated with the same key, so it stores the copy once. If the outcome of any
-    attempt is unknown, so is that of the copy.
+    attempt is unknown, so is the outcome of the copy.
     """
     stored: dict[int, int] = {}
     failed: dict[int, FoqsError] = {}
@@ -243,18 +241,15 @@ def store_copies(specs: Mapping[int, ItemSpec], client: Any) -> tuple[dict[int, 
                 failed.pop(source, None)
             elif source not in failed or failed[source].outcome_known:
                 failed[source] = outcome
-        left = [source for source in left if source in failed and _repeatable(failed[source])]
+        repeatable = {source for source, error in failed.items() if error.retryable or not error.outcome_known}
+        left = [source for source in left if source in repeatable]
     return stored, failed
 
 
 def is_there(copy: int, namespace: str, topic: str, client: Any) -> bool:
-    """Return whether a topic has the item `copy` now. Raises FoqsError if the service does not answer that."""
+    """Return True if a topic has the item `copy` now. Raises FoqsError if the service does not answer that."""
     try:
         item = client.get_item(copy)
     except NotFound:
         return False
     return bool((item.ns, item.topic) == (namespace, topic))
-
-
-def _repeatable(error: FoqsError) -> bool:
-    return error.retryable or not error.outcome_known

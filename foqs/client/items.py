@@ -29,7 +29,7 @@ class Delivery(IntEnum):
 
 
 class ItemState(IntEnum):
-    """Where an item stands, as seen by `get_item` and `list_items`."""
+    """The state of an item, as seen by `get_item` and `list_items`."""
 
     READY = 1
     DELAYED = 2
@@ -37,10 +37,10 @@ class ItemState(IntEnum):
 
 
 class ItemOptions(TypedDict, total=False):
-    """Everything of an item beside topic and payload; all of it may be left out.
+    """The optional fields of an item, all but topic and payload.
 
     priority          lower is more urgent; any i32, default 0
-    delay_ms          duration: not to be delivered before it is over; 0: at once
+    delay_ms          duration before the delivery; 0: at once
     deliver_after_ms  the same as Unix epoch milliseconds; not both. 0, or a time in the past: at once. A number that is
                       clearly a time in seconds, or a duration, is Invalid
     lease_ms          duration of the lease a consumer gets that does not ask for one, 1 or more
@@ -160,8 +160,9 @@ class Failure(Value):
 
 @dataclass(slots=True)
 class Ledger(Value):
-    """What an item waited for: `waited_ms` from its `deliver_after_ms` to this delivery. It was `overtaken` by so many
-    items of its topic on its host, which did not come before it when it became ready; None where that is not known.
+    """What an item waited for: `waited_ms` from its `deliver_after_ms` to this delivery. `overtaken`: the number of
+    items of its topic that its host delivered first, though they did not precede it when it became ready; None where
+    that is not known.
 
     Where tenants take turns, `overtaken` counts items of its own tenant, and `other_tenants` the deliveries of all
     other tenants since it became ready; None elsewhere.
@@ -317,41 +318,6 @@ class Nack(Value):
         reject: bool = False,
     ) -> Nack:
         return cls(item.id, item.lease, delay_ms, metadata, release or None, reason, failed or None, reject or None)
-
-
-class ActiveTopic(NamedTuple):
-    """A topic with at least one item ready. Counts and `oldest_ready_at_ms` (Unix epoch; 0: none is ready) are
-    approximate; `hosts` are the `host:port` that have it; `delayed` and `leased` are None unless asked for."""
-
-    ns: str
-    topic: str
-    ready: int
-    oldest_ready_at_ms: int
-    hosts: tuple[str, ...]
-    delayed: int | None = None
-    leased: int | None = None
-
-    @classmethod
-    def of(cls, one: Any) -> ActiveTopic:
-        """Return the topic of a reply."""
-        oldest_ms, hosts = one.oldest_ready_at_ms, tuple(one.hosts or ())
-        return cls(one.ns, one.topic, one.ready, oldest_ms, hosts, one.delayed, one.leased)
-
-
-class Released(NamedTuple):
-    """`released` leases were ended; `missing` are the `host:port` that did not answer in time."""
-
-    released: int
-    missing: tuple[str, ...]
-
-
-class ServerInfo(NamedTuple):
-    """`limits` by name: payload_bytes, request_items, lease_max_ms, ... `now_ms` is the time of the server's clock,
-    Unix epoch milliseconds. All times of items are by that clock."""
-
-    version: str
-    limits: dict[str, int]
-    now_ms: int
 
 
 def counts_of(

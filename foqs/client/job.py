@@ -1,12 +1,6 @@
-"""The job that a Worker gives to a handler beside the item.
+"""What a handler of a Worker works with: its item, its job, the lease that the worker holds, and the ack policy.
 
-Checks of what a handler says about its item: the delay, the metadata and the reason of an outcome.
-
-When a Worker acks an item, and the reasons of failures that it gives.
-
-One lease that a worker holds.
-
-Handlers of a Worker: which callables it accepts, and how it calls them.
+Also which callables are handlers, and the checks of what they say about their items.
 """
 
 from __future__ import annotations
@@ -22,212 +16,31 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from foqs.checks import I64_MAX, body_not_run
-from foqs.client.guard import CALLS_IN_THREADS, check_returned, is_a, kind_of, text_of
+from foqs.client.guard import CALLS_IN_THREADS, check_returned, guarded, is_a, kind_of, text_of
 from foqs.client.items import Delivery, Item, Nack
-from foqs.errors import Invalid
+from foqs.errors import FoqsError, Invalid
 from foqs.travel import Local, TravellingError
 
 if TYPE_CHECKING:
-    from foqs.client.work_span import WorkSpan
-
-
-_HINT = "5 s are 5000"
-
-
-class WrongArgument(Invalid):
-    """A value of a wrong type, or below its range. Its text shows numbers and types, and never a text or bytes: these
-    may be of a payload, and the server gets the text as the reason of the failure."""
-
-
-def delay_argument(value: Any, what: str = "delay_ms", *, least: int = 0) -> int | None:
-    """Return `value` as a plain int of milliseconds, or None. Raises WrongArgument."""
-    if value is None:
-        return None
-    if is_a(value, bool) or not hasattr(type(value), "__index__"):
-        raise WrongArgument(f"{what} is of type {kind_of(value)}: give whole milliseconds as an int ({_HINT})")
-    number = int.__index__(index(value))
-    if number < least:
-        raise WrongArgument(f"{what} is {_shown(number)}: give {least} or more milliseconds")
-    if number > I64_MAX:
-        raise WrongArgument(f"{what} is {_shown(number)}: give at most {I64_MAX} milliseconds")
-    return number
-
-
-def metadata_argument(value: Any) -> bytes | None:
-    """Return a copy of `value` that is plain bytes, or None. Raises WrongArgument."""
-    if value is None or type(value) is bytes:
-        return value
-    if not is_a(value, (bytes, bytearray, memoryview)):
-        raise WrongArgument(f"metadata is of type {kind_of(value)}: give bytes, or None to keep the item's")
-    return memoryview(value).tobytes()
-
-
-def reason_argument(value: Any) -> str:
-    """Return `value` as a plain str that can be encoded. Raises WrongArgument."""
-    if not is_a(value, str):
-        raise WrongArgument(f"reason is of type {kind_of(value)}: give a text (str)")
-    return str.encode(value, "utf-8", "replace").decode()
-
-
-def _shown(number: int) -> str:
-    return str(number) if number.bit_length() <= 256 else f"a number of {number.bit_length()} bits"
-
+    from opentelemetry.trace import Span
 
 REASON_BYTES = 1_024
-
-
-class AckPolicy(StrEnum):
-    """What a Worker does with an item when its handler returns, raises an exception, or is killed with the process.
-
-    ===============  ===================  ========================================  ==========================
-    policy           handler returns      exception                                 process killed
-    ===============  ===================  ========================================  ==========================
-    NACK_ON_ERROR    ack                  nack as `failed`: a retry, at last a      again, when its lease ends
-                                          dead letter
-    ACK_FIRST        (acked before)       stays acked                               stays acked
-    REJECT_ON_ERROR  ack                  reject: a dead letter at once             again, when its lease ends
-    ACK              ack                  ack                                       again, when its lease ends
-    MANUAL           as the `Job` says    as the `Job` says                         again, when its lease ends
-    ===============  ===================  ========================================  ==========================
-
-    ACK_FIRST: the handler runs when the server confirmed the ack, and does not run if it was refused or not confirmed.
-    MANUAL: the handler calls one of `job.ack`, `job.nack` and `job.reject`. An item without any of these keeps its
-    lease until that ends by time, as it is not extended after the handler's return.
-    """
-
-    NACK_ON_ERROR = "nack_on_error"
-    ACK_FIRST = "ack_first"
-    REJECT_ON_ERROR = "reject_on_error"
-    ACK = "ack"
-    MANUAL = "manual"
-
-
-AckPolicyName = Literal["nack_on_error", "ack_first", "reject_on_error", "ack", "manual"]
-
-
-def reason_of(error: BaseException, *, text: bool) -> str:
-    """Return the reason that the server gets: the type's name, with the error's `text` only if asked for, as it may
-    hold what a payload held. At most REASON_BYTES bytes. Never raises, whatever the error's methods do.
-
-    >>> reason_of(ValueError("no such user: 7"), text=True)
-    'ValueError: no such user: 7'
-    """
-    name = kind_of(error)
-    if not text and not is_a(error, WrongArgument):
-        return bounded(name)
-    said = text_of(error)
-    return bounded(f"{name}: {said}" if said else name)
-
-
-def bounded(reason: str, most_bytes: int = REASON_BYTES) -> str:
-    """Return `reason`, cut at a character if it is too long for the server."""
-    return reason.encode("utf-8", "replace")[: max(0, most_bytes)].decode(errors="ignore")
-
-
-class Held:
-    """One lease. Times are of the monotonic clock, in seconds.
-
-    `id`, `lease`, `topic`, `attempt` and `delivery` are the item's as they came: a handler may change its item.
-
-    `gone`: the server said that the lease is over. `settling`: the item's ack or nack is being sent to the
-    server. `doubtful`: an ack was sent and its reply lost. `lost`: the handler's event, once there is a
-    handler. `traced`: the span of its work, where that is traced. `asked`: how often an extension was answered, or
-    given up. `waits`: the server takes the item as not begun. `stop_at`: when the time limit of its work is over; `up`:
-    the handler's event then. `late`: the lease is not extended, as the time is up, or the item was acked first.
-    """
-
-    __slots__ = (
-        "asked", "attempt", "delivery", "doubtful", "expires", "extend_at", "gone", "id", "item", "late", "lease",
-        "lost", "settling", "stop_at", "topic", "traced", "up", "waits",
-    )  # fmt: skip
-
-    def __init__(self, item: Item, expires: float, extend_at: float) -> None:
-        self.item = item
-        self.id = item.id
-        self.lease = item.lease
-        self.topic = item.topic
-        self.attempt = item.attempt
-        self.delivery = item.delivery
-        self.expires = expires
-        self.extend_at = extend_at
-        self.asked = 0
-        self.gone = False
-        self.settling = False
-        self.doubtful = False
-        self.waits = False
-        self.late = False
-        self.stop_at: float | None = None
-        self.lost: threading.Event | None = None
-        self.up: threading.Event | None = None
-        self.traced: WorkSpan | None = None
-
-    @property
-    def at_most_once(self) -> bool:
-        return self.delivery == Delivery.AT_MOST_ONCE
-
-    def usable(self, now: float) -> bool:
-        """Whether work on the item may be begun."""
-        return not self.gone and now < self.expires
-
-    def event(self) -> threading.Event:
-        """Set when the lease is over, or may be. Called by the handler's thread only; made when it is asked for."""
-        if self.lost is None:
-            self.lost = threading.Event()
-            if not self.usable(monotonic()):
-                self.lost.set()
-        return self.lost
-
-    def time_is_up(self) -> threading.Event:
-        """Set when the time limit is over. Made before the limit is set, or when it is asked for."""
-        if self.up is None:
-            self.up = threading.Event()
-        return self.up
-
-    def acked(self) -> None:
-        """The item is gone, and the work on it is not begun: there is no lease to extend, or to lose."""
-        self.late = True
-        self.expires = inf
-
-    def tell(self) -> None:
-        if self.traced is not None:  # first: a handler that hears of it may return at once, and its span end
-            self.traced.lease_lost()
-        if self.lost is not None:
-            self.lost.set()
-
-    def __str__(self) -> str:
-        """The item, for a line of the log."""
-        return f"Item({self.id} topic={self.topic!r} attempt={self.attempt})"
-
-    def __repr__(self) -> str:
-        return f"Held({self} {'gone' if self.gone else 'until'} {self.expires:.3f})"
-
-
+ACCEPTED = "a handler takes (item) or (item, job), as a function or as the method `handle` of an object or class"
+_HINT = "5 s are 5000"
+_TRACING = "tracing a handler"
 _closing = threading.Lock()
 
-
-class Retry(TravellingError):
-    """Raised by a handler that wants its item again: after `delay_ms` (default: as the retry rule of the topic's policy
-    says, else after the worker's backoff), with `metadata` in place of the item's (default: `job.metadata`, else
-    kept). Raises Invalid unless `delay_ms` is whole milliseconds, 0 or more, and `metadata` is bytes."""
-
-    def __init__(self, delay_ms: int | None = None, metadata: bytes | None = None) -> None:
-        checked_ms, checked = delay_argument(delay_ms), metadata_argument(metadata)
-        super().__init__("the handler asks for another attempt")
-        self.delay_ms, self.metadata = checked_ms, checked
-
-
-def asked_by(retry: Any) -> tuple[int | None, bytes | None]:
-    """Return the delay and the metadata that a Retry asks for. Raises Invalid if they were changed to something else,
-    and whatever a subclass raises when they are read."""
-    return delay_argument(retry.delay_ms), metadata_argument(retry.metadata)
+AckPolicyName = Literal["nack_on_error", "ack_first", "reject_on_error", "ack", "manual"]
+Returned = None | bool | int | float | str | bytes | list[Any] | tuple[Any, ...] | dict[str, Any]
+"""What a handler may return: the Worker ignores it. A type checker refuses coroutines and generators by it."""
 
 
 class Job(Local):
     """One handler at work on one item.
 
     item        the leased item
-    lease_lost  an Event: the lease is over, or could not be extended in time; another consumer may get the item
-    time_is_up  an Event: the worker's `time_limit_ms` is over, so the lease is not extended any more; what the handler
+    lease_lost  an Event: the lease has ended, or could not be extended in time; another consumer may get the item
+    time_is_up  an Event: the worker's `time_limit_ms` has passed, so the lease is no longer extended; what the handler
                 returns or raises after that is a failure with the reason "time limit"
     stopping    an Event: the worker is asked to stop, and waits for its grace
     metadata    set it to record progress: it replaces the item's metadata if this attempt fails. Raises Invalid
@@ -246,9 +59,9 @@ class Job(Local):
         held: Held,
         extend: Callable[[Held, int], None],
         stopping: threading.Event,
-        end: Callable[[Job, Nack | None], None] | None = None,
+        end: Callable[[Held, Nack | None], None] | None = None,
     ) -> None:
-        """`extend(held, lease_ms)` extends the lease at once; `end(job, nack)` sends the outcome that a handler of a
+        """`extend(held, lease_ms)` extends the lease at once; `end(held, nack)` sends the outcome that a handler of a
         MANUAL worker decides, None for an ack."""
         self.item: Item = held.item
         self.stopping = stopping
@@ -275,7 +88,7 @@ class Job(Local):
         return self.held.time_is_up()
 
     def time_left_ms(self) -> float | None:
-        """The time until the worker's `time_limit_ms` is over, at least 0; None without a limit."""
+        """The rest of the worker's `time_limit_ms`, at least 0; None without a limit."""
         return None if self.held.stop_at is None else max(0.0, (self.held.stop_at - monotonic()) * 1000)
 
     def extend(self, lease_ms: int) -> None:
@@ -311,15 +124,47 @@ class Job(Local):
             if not self.open:
                 raise RuntimeError(f"the outcome of item {self.held.id} was given before")
             self.open = False
-        self._end(self, nack)
+        self._end(self.held, nack)
 
 
 Call = Callable[[Item, Job], object]
 
 
-ACCEPTED = "a handler takes (item) or (item, job), as a function or as the method `handle` of an object or class"
-Returned = None | bool | int | float | str | bytes | list[Any] | tuple[Any, ...] | dict[str, Any]
-"""What a handler may return: the Worker ignores it. A type checker refuses coroutines and generators by it."""
+class Retry(TravellingError):
+    """Raised by a handler that wants its item again: after `delay_ms` (default: as the retry rule of the topic's policy
+    says, else after the worker's backoff), with `metadata` in place of the item's (default: `job.metadata`, else
+    kept). Raises Invalid unless `delay_ms` is whole milliseconds, 0 or more, and `metadata` is bytes."""
+
+    def __init__(self, delay_ms: int | None = None, metadata: bytes | None = None) -> None:
+        checked_ms, checked = delay_argument(delay_ms), metadata_argument(metadata)
+        super().__init__("the handler asks for another attempt")
+        self.delay_ms, self.metadata = checked_ms, checked
+
+
+class AckPolicy(StrEnum):
+    """What a Worker does with an item when its handler returns, raises an exception, or is killed with the process.
+
+    ===============  ===================  ========================================  ==========================
+    policy           handler returns      exception                                 process killed
+    ===============  ===================  ========================================  ==========================
+    NACK_ON_ERROR    ack                  nack as `failed`: a retry, at last a      again, when its lease ends
+                                          dead letter
+    ACK_FIRST        (acked before)       stays acked                               stays acked
+    REJECT_ON_ERROR  ack                  reject: a dead letter at once             again, when its lease ends
+    ACK              ack                  ack                                       again, when its lease ends
+    MANUAL           as the `Job` says    as the `Job` says                         again, when its lease ends
+    ===============  ===================  ========================================  ==========================
+
+    ACK_FIRST: the handler runs when the server confirmed the ack, and does not run if it was refused or not confirmed.
+    MANUAL: the handler calls one of `job.ack`, `job.nack` and `job.reject`. An item without any of these keeps its
+    lease until that ends by time, as it is not extended after the handler's return.
+    """
+
+    NACK_ON_ERROR = "nack_on_error"
+    ACK_FIRST = "ack_first"
+    REJECT_ON_ERROR = "reject_on_error"
+    ACK = "ack"
+    MANUAL = "manual"
 
 
 class HandlerObject(Protocol):
@@ -371,23 +216,15 @@ def handler_call(handler: Handler, *, elsewhere: bool = False) -> Call:
     if not callable(call):
         raise Invalid(f"the handler {_name(target)} cannot be called: {ACCEPTED}")
     _check_runs(call, _name(target))
-    if _takes_job(call, is_method, _name(target)):
+    takes_job = _takes_job(call, is_method, _name(target))
 
-        def with_job(item: Item, job: Job) -> object:
-            returned = call(item, job)
-            if returned is not None:
-                check_returned(returned, elsewhere=elsewhere)
-            return returned
-
-        return with_job
-
-    def without_job(item: Item, job: Job) -> object:
-        returned = call(item)
+    def work(item: Item, job: Job) -> object:
+        returned = call(item, job) if takes_job else call(item)
         if returned is not None:
             check_returned(returned, elsewhere=elsewhere)
         return returned
 
-    return without_job
+    return work
 
 
 def _check_runs(call: Any, name: str) -> None:
@@ -400,7 +237,7 @@ def _check_runs(call: Any, name: str) -> None:
 
 
 def _takes_job(call: Callable[..., Any], is_method: bool, name: str) -> bool:
-    """Whether to give the job to `call`. Raises Invalid if it takes neither (item) nor (item, job).
+    """Return True if `call` gets the job. Raises Invalid if it takes neither (item) nor (item, job).
 
     Where both fit, a method `handle` gets the job. Another callable gets it only if its second parameter is named
     `job`: a default of its own must not be replaced.
@@ -436,3 +273,177 @@ def _name(handler: Any) -> str:
     while isinstance(handler, functools.partial):
         handler = handler.func
     return str(getattr(handler, "__qualname__", None) or f"of type {type(handler).__qualname__}")
+
+
+class Held:
+    """One lease. Times are of the monotonic clock, in seconds.
+
+    `id`, `lease`, `topic`, `attempt` and `delivery` are the item's as they came: a handler may change its item.
+
+    `gone`: the server said that the lease has ended. `settling`: the item's ack or nack is being sent to the
+    server. `doubtful`: an ack was sent and its reply lost. `lost`: the handler's event, once there is a
+    handler. `traced`: the span of its work, where that is traced. `asked`: how often an extension was answered, or
+    given up. `waits`: the server takes the item as not begun. `stop_at`: the end of the time limit of its work; `up`:
+    the handler's event then. `late`: the lease is not extended, as the time is up, or the item was acked first.
+    """
+
+    __slots__ = (
+        "asked", "attempt", "delivery", "doubtful", "expires", "extend_at", "gone", "id", "item", "late", "lease",
+        "lost", "settling", "stop_at", "topic", "traced", "up", "waits",
+    )  # fmt: skip
+
+    def __init__(self, item: Item, expires: float, extend_at: float) -> None:
+        self.item = item
+        self.id = item.id
+        self.lease = item.lease
+        self.topic = item.topic
+        self.attempt = item.attempt
+        self.delivery = item.delivery
+        self.expires = expires
+        self.extend_at = extend_at
+        self.asked = 0
+        self.gone = False
+        self.settling = False
+        self.doubtful = False
+        self.waits = False
+        self.late = False
+        self.stop_at: float | None = None
+        self.lost: threading.Event | None = None
+        self.up: threading.Event | None = None
+        self.traced: WorkSpan | None = None
+
+    @property
+    def at_most_once(self) -> bool:
+        return self.delivery == Delivery.AT_MOST_ONCE
+
+    def usable(self, now: float) -> bool:
+        """Return True if work on the item may be begun."""
+        return not self.gone and now < self.expires
+
+    def event(self) -> threading.Event:
+        """Set when the lease has ended, or may have. Called by the handler's thread only; made when it is asked for."""
+        if self.lost is None:
+            self.lost = threading.Event()
+            if not self.usable(monotonic()):
+                self.lost.set()
+        return self.lost
+
+    def time_is_up(self) -> threading.Event:
+        """Set at the end of the time limit. Made before the limit is set, or when it is asked for."""
+        if self.up is None:
+            self.up = threading.Event()
+        return self.up
+
+    def acked(self) -> None:
+        """The item is gone, and the work on it is not begun: there is no lease to extend, or to lose."""
+        self.late = True
+        self.expires = inf
+
+    def end(self) -> None:
+        """The server said that the lease has ended."""
+        self.gone = True
+        self.tell()
+
+    def tell(self) -> None:
+        """Set the handler's event: the lease has ended, or may have."""
+        if self.traced is not None:  # first: a handler that hears of it may return at once, and its span end
+            self.traced.lease_lost()
+        if self.lost is not None:
+            self.lost.set()
+
+    def __str__(self) -> str:
+        """The item, for a line of the log."""
+        return f"Item({self.id} topic={self.topic!r} attempt={self.attempt})"
+
+    def __repr__(self) -> str:
+        return f"Held({self} {'gone' if self.gone else 'until'} {self.expires:.3f})"
+
+
+class WorkSpan:
+    """The span of one handler's work. Thread-safe, as spans are. Raises nothing: processors of spans are the user's,
+    and the threads that call this send outcomes and extend leases. Works without OpenTelemetry installed."""
+
+    def __init__(self, span: Span) -> None:
+        self._span = span
+        self._lost = False
+
+    def lease_lost(self) -> None:
+        """Note the loss; may be called more than once."""
+        if not self._lost:
+            self._lost = True
+            guarded(_TRACING, self._note, "lease_lost", None)
+
+    def settled(self, what: str, error: FoqsError | None) -> None:
+        """The server took an "ack" or "nack", or `error` is why not."""
+        guarded(_TRACING, self._note, what, error)
+
+    def end(self) -> None:
+        guarded(_TRACING, end_span, self._span)
+
+    def _note(self, what: str, error: FoqsError | None) -> None:
+        if self._span.is_recording():
+            self._span.add_event(what, None if error is None else {"error.type": type(error).__name__})
+
+
+def end_span(span: Span) -> None:
+    """End a span that has not ended."""
+    if span.is_recording():
+        span.end()
+
+
+def reason_of(error: BaseException, *, text: bool) -> str:
+    """Return the reason that the server gets: the type's name, with the error's `text` only if asked for, as it may
+    hold what a payload held. At most REASON_BYTES bytes. Never raises, whatever the error's methods do.
+
+    >>> reason_of(ValueError("no such user: 7"), text=True)
+    'ValueError: no such user: 7'
+    """
+    name = kind_of(error)
+    if not text and not is_a(error, WrongArgument):
+        return bounded(name)
+    said = text_of(error)
+    return bounded(f"{name}: {said}" if said else name)
+
+
+def bounded(reason: str, most_bytes: int = REASON_BYTES) -> str:
+    """Return `reason`, cut at a character if it is too long for the server."""
+    return reason.encode("utf-8", "replace")[: max(0, most_bytes)].decode(errors="ignore")
+
+
+class WrongArgument(Invalid):
+    """A value of a wrong type, or below its range. Its text shows numbers and types, and never a text or bytes: these
+    may be of a payload, and the server gets the text as the reason of the failure."""
+
+
+def delay_argument(value: Any, what: str = "delay_ms", *, least: int = 0) -> int | None:
+    """Return `value` as a plain int of milliseconds, or None. Raises WrongArgument."""
+    if value is None:
+        return None
+    if is_a(value, bool) or not hasattr(type(value), "__index__"):
+        raise WrongArgument(f"{what} is of type {kind_of(value)}: give whole milliseconds as an int ({_HINT})")
+    number = int.__index__(index(value))
+    if number < least:
+        raise WrongArgument(f"{what} is {_shown(number)}: give {least} or more milliseconds")
+    if number > I64_MAX:
+        raise WrongArgument(f"{what} is {_shown(number)}: give at most {I64_MAX} milliseconds")
+    return number
+
+
+def metadata_argument(value: Any) -> bytes | None:
+    """Return a copy of `value` that is plain bytes, or None. Raises WrongArgument."""
+    if value is None or type(value) is bytes:
+        return value
+    if not is_a(value, (bytes, bytearray, memoryview)):
+        raise WrongArgument(f"metadata is of type {kind_of(value)}: give bytes, or None to keep the item's")
+    return memoryview(value).tobytes()
+
+
+def reason_argument(value: Any) -> str:
+    """Return `value` as a plain str that can be encoded. Raises WrongArgument."""
+    if not is_a(value, str):
+        raise WrongArgument(f"reason is of type {kind_of(value)}: give a text (str)")
+    return str.encode(value, "utf-8", "replace").decode()
+
+
+def _shown(number: int) -> str:
+    return str(number) if number.bit_length() <= 256 else f"a number of {number.bit_length()} bits"

@@ -1,11 +1,7 @@
 """The leases a worker holds: from the moment it got an item until the server has its ack or nack.
 
-They are extended while they are held, by one thread for all workers of the process.
-
-The handlers of one worker that have a time limit, and those that are over it.
-
-Tells servers that work on items is begun, before it is: a handler that kills its process has used an attempt, and
-the items that wait behind it have not.
+One thread extends the leases of all workers of the process while they are held, and looks at the time limits of their
+handlers.
 """
 
 from __future__ import annotations
@@ -15,119 +11,57 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from time import monotonic
-from typing import NamedTuple
 
 from foqs.client.client import Client
-from foqs.client.guard import SafeLog, renew_after_fork, run_to_end
+from foqs.client.guard import SafeLog, guarded_thread, renew_after_fork
 from foqs.client.items import Item
 from foqs.client.job import Held
 from foqs.client.places import Share
 from foqs.errors import FoqsError, NotFound, StaleLease
 
-
-class Over(NamedTuple):
-    """Work that is over its time limit since now, and how long it has taken."""
-
-    held: Held
-    took_s: float
-
-
-class TimeLimits:
-    """Thread-safe. `found` is called once for each work that is over its limit, from the thread that calls `look`."""
-
-    def __init__(self) -> None:
-        self.found: Callable[[list[Over]], object] = lambda over: None
-        self._lock = threading.Lock()
-        self._begun: dict[Held, float] = {}
-        self._over: set[Held] = set()
-
-    def __len__(self) -> int:
-        """How many handlers are at work."""
-        return len(self._begun)
-
-    def begin(self, held: Held, now: float, stop_at: float) -> None:
-        """Work on the item begins, and has until `stop_at`."""
-        held.time_is_up()
-        held.stop_at = stop_at
-        with self._lock:
-            self._begun[held] = now
-
-    def end(self, held: Held) -> bool:
-        """The handler has ended. Return True if it was over its limit."""
-        with self._lock:
-            self._begun.pop(held, None)
-            was_over = held in self._over
-            self._over.discard(held)
-            return was_over
-
-    @property
-    def over_now(self) -> int:
-        """How many handlers are over their limit."""
-        return len(self._over)
-
-    @property
-    def items_over(self) -> int:
-        """How many items have no outcome yet because handlers are over their limit."""
-        with self._lock:
-            return len({held.id for held in self._over if not held.settling})
-
-    def look(self, now: float) -> float:
-        """Set `time_is_up` of the work that is over its limit: its lease is not extended any longer. Return when to
-        look again, `inf` if there is no need."""
-        found = []
-        next_at = inf
-        with self._lock:
-            for held, begun_at in self._begun.items():
-                if held in self._over or held.stop_at is None:
-                    continue
-                if held.stop_at > now:
-                    next_at = min(next_at, held.stop_at)
-                    continue
-                self._over.add(held)
-                held.late = True
-                held.time_is_up().set()
-                found.append(Over(held, now - begun_at))
-        if found:
-            self.found(found)
-        return next_at
-
-    def over(self) -> Counter[str]:
-        """Return how many handlers are over their limit now, by the topics of their items."""
-        with self._lock:
-            return Counter(held.topic for held in self._over)
-
-
 log = SafeLog()
 
 EXTEND_AFTER = 1 / 3
-"""A lease is extended when this much of it is over; there is time for more tries then."""
+"""A lease is extended after this part of it; the rest leaves time for more tries."""
 RETRY_AFTER = 1 / 10
 CALL_AT_MOST = 1 / 4
 _LONGEST_CALL_S = 2.0
 _SHORTEST_CALL_S = 0.05
+_BEGUN_TIMEOUT_MS = 1_000
 
 
 class Leases:
     """Thread-safe. Never holds more than `capacity`, if `add` is given what `room` allowed. `share` counts the items
-    that a worker holds; without it they are counted nowhere. `broken(error)` is called when the thread that extends
-    them has ended."""
+    that a worker holds; without it they are counted nowhere. `handlers` is the number of handlers of the worker.
+    `broken(error)` is called when the thread that extends the leases has ended."""
 
-    def __init__(self, client: Client, lease_ms: int, capacity: int, share: Share | None = None) -> None:
+    def __init__(
+        self,
+        client: Client,
+        lease_ms: int,
+        capacity: int,
+        share: Share | None = None,
+        *,
+        handlers: float = inf,
+        broken: Callable[[BaseException], object] = lambda error: None,
+    ) -> None:
         self.share = share
         self.client = client
         self.lease_ms = lease_ms
         self.capacity = capacity
         self.change = threading.Condition()
-        self.limits = TimeLimits()
-        self.broken: Callable[[BaseException], object] = lambda error: None
+        self.limits = TimeLimits(handlers)
+        self.broken = broken
         self._held: dict[int, Held] = {}
+        self._begun: list[Held] = []
+        self._reporting = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._held)
 
     @property
     def watched(self) -> bool:
-        """Return True while there is a lease to extend, or a time limit to watch."""
+        """True while there is a lease to extend, or a time limit to watch."""
         return bool(self._held or len(self.limits))
 
     @property
@@ -150,14 +84,16 @@ class Leases:
             before = [old for held in added if (old := self._held.get(held.id)) is not None and not old.settling]
             self._held.update((held.id, held) for held in added)
         for old in before:
-            _end(old)
+            old.end()
         extender.watch(self, extend_at)
         return added
 
     def remove(self, ended: Iterable[Held]) -> None:
         """Remove leases: the server has the ack or nack of the items, or they were given up."""
         ended = list(ended)
-        _end_spans(ended)
+        for held in ended:
+            if held.traced is not None:
+                held.traced.end()
         with self.change:
             gone = {held.id for held in ended if self._held.get(held.id) is held}
             for item_id in gone:
@@ -170,10 +106,9 @@ class Leases:
         """Stop extending: the leases still held run out."""
         with self.change:
             left = list(self._held.values())
-            self._held.clear()
+        self.remove(left)
         if self.share is not None:
             self.share.clear()
-        _end_spans(left)
 
     def extend(self, held: Held, lease_ms: int) -> None:
         """Extends one lease at once. Raises StaleLease or NotFound when it is lost."""
@@ -181,7 +116,7 @@ class Leases:
         try:
             self.client.extend(held, lease_ms)
         except (StaleLease, NotFound):
-            _end(held)
+            held.end()
             raise
         with self.change:
             _extended(held, asked, sent, lease_ms / 1000)
@@ -195,7 +130,7 @@ class Leases:
             over = [held for held in self._held.values() if held.late and _next_at(held) <= now]
             due = [held for held in self._held.values() if held.extend_at <= now and not (held.gone or held.late)]
         for held in over:
-            _end(held)
+            held.end()
         if due:
             self._extend_many(due, now)
         with self.change:
@@ -229,37 +164,109 @@ class Leases:
                 else:
                     _not_extended(held, error, monotonic(), lease_s)
 
+    def report_begun(self, held: Held) -> None:
+        """Tell the server that work on an item that waited is about to begin: if it kills the process, the item has
+        used an attempt, and the items behind it have not. Return when the server knows, or did not answer in time.
+        Threads that come during a request share the next one."""
+        with self.change:
+            self._begun.append(held)
+        with self._reporting:
+            with self.change:
+                begun, self._begun = self._begun, []
+            if not begun:  # another thread's request had it
+                return
+            outcomes = self.client.begun_many(begun, timeout_ms=_BEGUN_TIMEOUT_MS)
+            for one, error in zip(begun, outcomes, strict=True):
+                if isinstance(error, StaleLease | NotFound):
+                    self.lost(one, error)
+
     def lost(self, held: Held, error: FoqsError) -> None:
-        """The server said that the lease is over."""
+        """The server said that the lease has ended."""
         if held.settling or held.late:  # it may be just this worker's ack that ended the lease: its own outcome decides
             held.extend_at = inf
         elif self._held.get(held.id) is held:
             log.warning("lost the lease of %s: %s", held, error.message)
-            _end(held)
+            held.end()
+
+
+class TimeLimits:
+    """The handlers of one worker that have a time limit, and those that exceed it. Thread-safe. `found` gets each item
+    whose work exceeds its limit, and the seconds that it took so far, once, from the thread that calls `look`."""
+
+    def __init__(self, handlers: float) -> None:
+        self.found: Callable[[list[tuple[Held, float]]], object] = lambda over: None
+        self.handlers = handlers
+        self._lock = threading.Lock()
+        self._begun: dict[Held, float] = {}
+        self._over: set[Held] = set()
+
+    def __len__(self) -> int:
+        """How many handlers are at work."""
+        return len(self._begun)
+
+    @property
+    def all_hang(self) -> bool:
+        """True if all handlers of the worker are over their limits."""
+        return len(self._over) >= self.handlers
+
+    @property
+    def items_over(self) -> int:
+        """How many items have no outcome yet because handlers are over their limit."""
+        with self._lock:
+            return len({held.id for held in self._over if not held.settling})
+
+    def begin(self, held: Held, now: float, stop_at: float) -> None:
+        """Work on the item begins, and has until `stop_at`."""
+        held.time_is_up()
+        held.stop_at = stop_at
+        with self._lock:
+            self._begun[held] = now
+
+    def end(self, held: Held) -> bool:
+        """The handler has ended. Return True if it was over its limit."""
+        with self._lock:
+            self._begun.pop(held, None)
+            was_over = held in self._over
+            self._over.discard(held)
+            return was_over
+
+    def look(self, now: float) -> float:
+        """Set `time_is_up` of the work that exceeds its limit: its lease is not extended any longer. Return when to
+        look again, `inf` if there is no need."""
+        found = []
+        next_at = inf
+        with self._lock:
+            for held, begun_at in self._begun.items():
+                if held in self._over or held.stop_at is None:
+                    continue
+                if held.stop_at > now:
+                    next_at = min(next_at, held.stop_at)
+                    continue
+                self._over.add(held)
+                held.late = True
+                held.time_is_up().set()
+                found.append((held, now - begun_at))
+        if found:
+            self.found(found)
+        return next_at
+
+    def over(self) -> Counter[str]:
+        """Return how many handlers are over their limit now, by the topics of their items."""
+        with self._lock:
+            return Counter(held.topic for held in self._over)
 
 
 def _next_at(held: Held) -> float:
-    """Return when the lease is extended, or when its handler, whose time is up, learns that it is over."""
+    """Return when the lease is extended, or when its handler, whose time is up, learns that it has ended."""
     if held.late:
         return inf if held.gone or held.settling else held.expires
     return inf if held.gone else held.extend_at
 
 
-def _end_spans(ended: Iterable[Held]) -> None:
-    for held in ended:
-        if held.traced is not None:
-            held.traced.end()
-
-
-def _end(held: Held) -> None:
-    held.gone = True
-    held.tell()
-
-
 def _extended(held: Held, asked: int, sent: float, lease_s: float) -> None:
     """`asked` is the count when the extension was sent."""
     expires, extend_at = sent + lease_s, sent + lease_s * EXTEND_AFTER
-    if held.asked != asked:  # another one was under way as well: the server may have carried out either of them last
+    if held.asked != asked:  # two extensions crossed: the server may have carried out either of them last
         expires, extend_at = min(expires, held.expires), min(extend_at, held.extend_at)
     held.asked += 1
     held.expires, held.extend_at = expires, extend_at
@@ -291,9 +298,7 @@ class Extender:
         with self._change:
             self._watched.add(leases)
             if not self._running:
-                threading.Thread(
-                    target=run_to_end, args=(self._failed, self._run), name="foqs-extender", daemon=True
-                ).start()
+                guarded_thread("foqs-extender", self._failed, self._run).start()
                 self._running = True  # not before: where there can be no more threads, the next call tries again
             if extend_at < self._wake_at:
                 self._wake_at = extend_at
@@ -335,30 +340,4 @@ class Extender:
 extender = Extender()
 
 
-_CALL_TIMEOUT_MS = 1_000
-
-
-class Begun:
-    """For items that waited for a handler. Thread-safe: threads that come while a request is under way share the next
-    one."""
-
-    def __init__(self, client: Client, leases: Leases) -> None:
-        self._client = client
-        self._leases = leases
-        self._due: list[Held] = []
-        self._adding = threading.Lock()
-        self._asking = threading.Lock()
-
-    def report(self, held: Held) -> None:
-        """Return when the server knows, or did not answer in time. Notes a lease that is over."""
-        with self._adding:
-            self._due.append(held)
-        with self._asking:
-            with self._adding:
-                due, self._due = self._due, []
-            if not due:  # another thread's request had it
-                return
-            outcomes = self._client.begun_many(due, timeout_ms=_CALL_TIMEOUT_MS)
-            for one, error in zip(due, outcomes, strict=True):
-                if isinstance(error, StaleLease | NotFound):
-                    self._leases.lost(one, error)
+extender = Extender()

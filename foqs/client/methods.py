@@ -1,15 +1,10 @@
-"""The methods of the service that clients call; items in responses are `foqs.client.items.Item`.
+"""The methods of the service, and a short way past the codec for requests and replies of the usual shape.
 
-Replies of the usual shape read from their bytes, without a struct for each.
-
-The codec is the reference: each function gets a reply frame and where the result begins in it. It returns an object
-with the fields of the codec's response, or None for a reply that the codec has to read (errors, duplicates, several
-items, metadata, headers, TTLs, fields of a newer version).
-
-Requests of the usual shape as bytes, without a struct for each, and the context that ends every request.
-
-The codec is the reference: each function returns exactly its bytes, without the STOP of the request, or None for values
-that the codec has to encode or refuse (most options of an item, several topics, wrong types).
+The codec is the reference. A request function returns exactly the codec's bytes, without the STOP of the request, or
+None for values that the codec has to encode or refuse (most options of an item, several topics, wrong types). A reply
+function gets a frame and the place where the result begins. It returns an object with the fields of the codec's
+response, or None for a reply that the codec has to read (errors, duplicates, several items, metadata, headers, TTLs).
+Items in responses are `foqs.client.items.Item`.
 """
 
 from __future__ import annotations

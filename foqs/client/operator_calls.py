@@ -1,58 +1,150 @@
-"""The settings of a namespace: policies of its topics, and entries of its users.
-
-Trying the script of a hook: it runs on a sample, and nothing is stored.
-
-The client's methods for dead letters.
-"""
+"""Methods of `Client` for operators: figures, explanations, settings, hooks, leases by age or worker, dead letters."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Literal
 
-from thriftpy2.thrift import TType
-
-from foqs.bounds import Limits
-from foqs.checks import I32_MAX, I64_MAX, check_int, check_text, check_time_ms, parse_fingerprint, shown_fingerprint
+from foqs.checks import I64_MAX
 from foqs.client import methods
-from foqs.client.arguments import check_cause, check_item, checked, instance_of, whole
-from foqs.client.items import ItemSpec
+from foqs.client.arguments import check_item, checked, instance_of, whole
+from foqs.client.items import Item, ItemSpec, ItemState
+from foqs.client.operator_types import (
+    ActiveTopic,
+    Explanation,
+    FailureFilter,
+    FailureGroup,
+    Failures,
+    Redriven,
+    RefusedTopic,
+    Released,
+    ServerInfo,
+    Settings,
+    SettingsChange,
+    Throttles,
+    ThrottleStats,
+    TopicStats,
+    Tried,
+    filled_all,
+    topic_stats_of,
+    tried_of,
+)
 from foqs.client.requests import Requests
-from foqs.errors import Invalid, Overloaded, Unavailable, item_error
+from foqs.errors import Invalid, Overloaded, Unavailable
 from foqs.idl import idl
+from foqs.ids import parse_id
 from foqs.rows import FailureCause
-from foqs.travel import Value
+from foqs.second_answer import ONCE
+
+_PAGE = 1_000
+"""Throttle keys, or groups of failures, of one reply."""
 
 
-class Settings(NamedTuple):
-    """`version` 0: they were never written. Each change adds 1."""
-
-    version: int
-    entries: dict[str, str]
-
-
-class SettingsChange(NamedTuple):
-    """The version that a change made. `applied`: host:port of the hosts that act on it; `missing`: of the living hosts
-    that did not say so within 2 s. `warnings`: what the changed entries say in vain."""
-
-    version: int
-    applied: tuple[str, ...]
-    missing: tuple[str, ...]
-    warnings: tuple[str, ...] = ()
+def _check_sample(name: str, value: object) -> None:
+    instance_of(ItemSpec)(name, value)
+    assert isinstance(value, ItemSpec), "the check says so"
+    check_item(value)
 
 
-class SettingsMethods:
-    """The part of a client that reads and changes settings."""
+class OperatorCalls:
+    """A part of `Client`."""
 
     namespace: str
     _requests: Requests
+
+    # ------------------------------------------------------------------------------------- look
+
+    @checked()
+    def server_info(self, *, timeout_ms: int | None = None) -> ServerInfo:
+        """Version, limits and clock of the server that answers."""
+        response = self._requests.call(methods.SERVER_INFO, idl.GetServerInfoRequest(), timeout_ms)
+        return ServerInfo(response.version, response.limits or {}, response.now_ms)
+
+    @checked()
+    def get_item(self, item_id: int | str, *, timeout_ms: int | None = None) -> Item:
+        """The item with its `state`; leases nothing. An id may also be its text (see `parse_id`). Raises NotFound."""
+        item_id = parse_id(item_id)
+        response = self._requests.call(methods.GET_ITEM, idl.GetItemRequest(id=item_id), timeout_ms, item_id)
+        item: Item = response.item
+        item.state = response.state
+        return item
+
+    @checked(state=instance_of(ItemState, none=True))
+    def list_items(
+        self,
+        topic: str,
+        *,
+        state: ItemState | None = None,
+        page_items: int = 100,
+        timeout_ms: int | None = None,
+    ) -> Iterator[Item]:
+        """All items of a topic, a page at a time; leases nothing, and is no snapshot."""
+        request = idl.ListItemsRequest(ns=self.namespace, topic=topic, state=state, limit=page_items)
+        return (item for page in self._requests.pages(methods.LIST_ITEMS, request, timeout_ms) for item in page.items)
+
+    @checked()
+    def active_topics(
+        self,
+        *,
+        all_namespaces: bool = False,
+        all_states: bool = False,
+        page_topics: int = 1_000,
+        timeout_ms: int | None = None,
+    ) -> Iterator[ActiveTopic]:
+        """Topics with ready items (`all_states`: in any state, with counts), by namespace and topic, page by page."""
+        ns = None if all_namespaces else self.namespace
+        request = idl.GetActiveTopicsRequest(ns=ns, limit=page_topics, all=all_states or None)
+        pages = self._requests.pages(methods.TOPICS, request, timeout_ms)
+        return (ActiveTopic.of(found) for page in pages for found in page.topics or ())
+
+    @checked()
+    def topic_stats(self, topic: str, *, tenants: int | None = None, timeout_ms: int | None = None) -> TopicStats:
+        """Items, tenants and policy of a topic, over all hosts. A topic without items has counts of 0. `tenants` with
+        the most ready items come by name, 1 to 1,000; default: 100."""
+        request = idl.GetTopicStatsRequest(ns=self.namespace, topic=topic, limit=tenants)
+        return topic_stats_of(self._requests.call(methods.TOPIC_STATS, request, timeout_ms))
+
+    @checked()
+    def throttles(self, prefix: str = "", *, limit: int | None = None, timeout_ms: int | None = None) -> Throttles:
+        """Throttle keys that are in use and begin with `prefix`, over all hosts, in the order of their names: the first
+        `limit`, or all (0: no limit). Keys that nothing used for some seconds are left out."""
+        request = idl.GetThrottlesRequest(self.namespace, prefix or None, min(limit or _PAGE, _PAGE))
+        found: list[ThrottleStats] = []
+        missing: set[str] = set()
+        for page in self._requests.pages(methods.THROTTLES, request, timeout_ms):
+            found += filled_all(ThrottleStats, page.throttles)
+            missing.update(page.missing or ())
+            if limit:
+                if len(found) >= limit:
+                    break
+                request.limit = min(limit - len(found), _PAGE)
+        return Throttles(tuple(found), tuple(sorted(missing)))
+
+    @checked()
+    def explain(self, item_id: int | str, *, timeout_ms: int | None = None) -> Explanation:
+        """Why an item is not delivered yet. `eta_ms` needs the rate of the topic's deliveries, which a host measures
+        from the first question on: ask again some seconds later.
+
+        >>> client.explain(281474976710657)                         # doctest: +SKIP
+        Explanation(reasons=(ExplainReason(code=<Reason.DELAYED: 6>, text='Its delay ends in 42.0 s.', ...),), ...)
+        """
+        number = parse_id(item_id)
+        request = idl.ExplainItemRequest(id=number)
+        return Explanation.of(self._requests.call(methods.EXPLAIN, request, timeout_ms, number))
+
+    @checked()
+    def explain_topic(self, topic: str, *, timeout_ms: int | None = None) -> Explanation:
+        """Why no item of a topic is delivered: as the host that is nearest to a delivery sees it."""
+        request = idl.ExplainItemRequest(ns=self.namespace, topic=topic)
+        return Explanation.of(self._requests.call(methods.EXPLAIN, request, timeout_ms))
+
+    # ------------------------------------------------------------------------------------- settings
 
     @checked()
     def settings(self, prefix: str = "", *, timeout_ms: int | None = None) -> Settings:
         """The settings whose keys begin with `prefix`, as the host that answers acts on them."""
         request = idl.GetSettingsRequest(ns=self.namespace, prefix=prefix or None)
-        response = self._requests.read(methods.GET_SETTINGS, request, timeout_ms)
+        response = self._requests.call(methods.GET_SETTINGS, request, timeout_ms)
         return Settings(response.version, response.entries or {})
 
     @checked()
@@ -67,46 +159,15 @@ class SettingsMethods:
         """Adds or replaces `entries`, and removes the keys in `remove`, in one step.
 
         Raises Invalid with every error, one a line; Conflict when the settings have another version than the expected
-        one; OutcomeUnknown when the reply was lost: `settings` shows whether they were changed.
+        one; OutcomeUnknown when the reply was lost: `settings` shows the current version.
 
         >>> client.put_settings({"topic.mail": '{"paused": true}'}, expected_version=41)    # doctest: +SKIP
         SettingsChange(version=42, applied=('h1:7707', 'h2:7707'), missing=(), warnings=())
         """
         request = idl.PutSettingsRequest(self.namespace, dict(entries or {}), list(remove), expected_version)
-        response = self._requests.change(methods.PUT_SETTINGS, request, timeout_ms)
-        return SettingsChange(
-            response.version,
-            tuple(response.applied or ()),
-            tuple(response.missing or ()),
-            tuple(response.warnings or ()),
-        )
-
-
-class Tried(NamedTuple):
-    """`error`: the call failed, and all but the times is None. Of `on_enqueue`, `item` is the sample with the fields
-    that the script set, or `refuse` says why the script refuses it. Of `on_failure`, `action` and `delay_ms` are None
-    where the policy decides. `elapsed_us` of processor time; `memory_bytes` of the script's data after the call."""
-
-    item: ItemSpec | None
-    refuse: str | None
-    action: str | None
-    delay_ms: int | None
-    elapsed_us: int
-    memory_bytes: int
-    error: str | None
-
-
-def _check_sample(name: str, value: object) -> None:
-    instance_of(ItemSpec)(name, value)
-    assert isinstance(value, ItemSpec), "the check says so"
-    check_item(value)
-
-
-class HookMethods:
-    """A part of `Client`."""
-
-    namespace: str
-    _requests: Requests
+        response = self._requests.call(methods.PUT_SETTINGS, request, timeout_ms, policy=ONCE)
+        hosts = (response.applied, response.missing, response.warnings)
+        return SettingsChange(response.version, *(tuple(one or ()) for one in hosts))
 
     @checked(sample=_check_sample)
     def try_hook(
@@ -121,7 +182,7 @@ class HookMethods:
         reason: str | None = None,
         timeout_ms: int | None = None,
     ) -> Tried:
-        """Runs a script on a sample of an item.
+        """Runs a script on a sample of an item. Nothing is stored.
 
         hook       `on_enqueue` or `on_failure`
         script     name of a script in the settings, or
@@ -137,126 +198,32 @@ class HookMethods:
         if (script is None) == (source is None):
             raise Invalid("script and source: give exactly one of the two")
         request = idl.TryHookRequest(self.namespace, hook, script, source, sample, attempt, cause, reason)
-        found = self._requests.read(methods.TRY_HOOK, request, timeout_ms)
-        return Tried(
-            None if found.item is None else _spec(found.item),
-            found.refuse,
-            found.action,
-            found.delay_ms,
-            found.elapsed_us or 0,
-            found.memory_bytes or 0,
-            found.error,
-        )
+        return tried_of(self._requests.call(methods.TRY_HOOK, request, timeout_ms))
 
+    # ------------------------------------------------------------------------------------- leases
 
-def _spec(found: Any) -> ItemSpec:
-    return ItemSpec(**{one.name: getattr(found, one.name) for one in fields(ItemSpec)})
+    @checked()
+    def release_leases(
+        self,
+        topic: str,
+        *,
+        worker: str | None = None,
+        held_longer_than_ms: int | None = None,
+        timeout_ms: int | None = None,
+    ) -> Released:
+        """Ends leases of a topic as if by time: the attempts count, and at-most-once items are removed.
 
+        worker               only leases of the worker with this name (see `Worker`)
+        held_longer_than_ms  only leases that are at least this old
 
-_LIMITS = Limits()
-_PAGE_GROUPS = 1_000
+        >>> client.release_leases("mail", worker="host-3:4711")     # doctest: +SKIP
+        Released(released=8, missing=())
+        """
+        request = idl.ReleaseLeasesRequest(self.namespace, topic, worker, held_longer_than_ms)
+        response = self._requests.call(methods.RELEASE_LEASES, request, timeout_ms)
+        return Released(response.released, tuple(response.missing or ()))
 
-
-@dataclass(frozen=True, slots=True)
-class FailureGroup:
-    """Dead letters with the same cause, and reasons with the same fingerprint, 16 hexadecimal digits. Times are Unix
-    epoch milliseconds; the sample is one of the items."""
-
-    cause: FailureCause | int
-    fingerprint: str
-    count: int
-    first_died_at_ms: int
-    last_died_at_ms: int
-    sample_id: int
-    sample_reason: str
-
-
-class Failures(NamedTuple):
-    """`missing` names the hosts that did not answer, and `shard N` for a shard without a host: their dead letters are
-    not counted."""
-
-    groups: list[FailureGroup]
-    missing: tuple[str, ...]
-
-
-@dataclass(slots=True)
-class FailureFilter(Value):
-    """The conditions that a dead letter has to meet, all that are given.
-
-    >>> FailureFilter(cause=FailureCause.FAILED, reason_contains="SMTP 451").reason_contains
-    'SMTP 451'
-
-    `fingerprint` is that of a `FailureGroup`: 16 hexadecimal digits. `died_before_ms` (excluded) and `died_after_ms`
-    (included) are Unix epoch milliseconds; `headers`: the item has each of these pairs; `min_attempts` and
-    `max_attempts` bound the deliveries in the topic that it came from. `fairness_key` is the one that it had there;
-    "": none.
-    """
-
-    thrift_spec: ClassVar[Any] = {**idl.FailureFilter.thrift_spec, 1: (TType.I64, "_fingerprint", False)}
-
-    fingerprint: str | None = None
-    cause: FailureCause | None = None
-    reason_contains: str | None = None
-    died_before_ms: int | None = None
-    died_after_ms: int | None = None
-    headers: Mapping[str, str] | None = None
-    min_attempts: int | None = None
-    max_attempts: int | None = None
-    origin_topic: str | None = None
-    fairness_key: str | None = None
-
-    def __post_init__(self) -> None:
-        """Raises Invalid for a value of the wrong type, or out of range, and for bounds that no dead letter meets."""
-        check_text("fingerprint", self.fingerprint, none=True)
-        _ = self._fingerprint
-        check_cause("cause", self.cause)
-        check_text("reason_contains", self.reason_contains, most_bytes=_LIMITS.reason_bytes, none=True)
-        check_time_ms("died_before_ms", self.died_before_ms, none=True)
-        check_time_ms("died_after_ms", self.died_after_ms, none=True)
-        check_int("min_attempts", self.min_attempts, 0, I32_MAX, none=True)
-        check_int("max_attempts", self.max_attempts, 0, I32_MAX, none=True)
-        check_text("origin_topic", self.origin_topic, none=True)
-        check_text("fairness_key", self.fairness_key, none=True, empty=True)
-        if self.min_attempts and self.max_attempts is not None and self.min_attempts > self.max_attempts:
-            raise Invalid(f"min_attempts is {self.min_attempts}, more than max_attempts, {self.max_attempts}")
-        after_ms, before_ms = self.died_after_ms, self.died_before_ms
-        if after_ms is not None and before_ms is not None and after_ms >= before_ms:
-            raise Invalid(f"died_after_ms is {after_ms}, not below died_before_ms, {before_ms}: no item died then")
-
-    @property
-    def _fingerprint(self) -> int | None:
-        return None if self.fingerprint is None else parse_fingerprint(self.fingerprint)
-
-
-class RefusedTopic(NamedTuple):
-    """`items` dead letters stay, because their topic is `closed`, or else full. `reason` names the command that ends
-    that."""
-
-    topic: str
-    items: int
-    closed: bool
-    reason: str
-
-
-class Redriven(NamedTuple):
-    """From `at_least` to `at_most` items were redriven; the two differ when a shard's owner failed.
-
-    `skipped_leased` items match and stay, because a consumer has them. `more`: the call ended, by its time or its
-    count, before it had looked at all dead letters. `missing_shards` could not be searched to their ends. `refused`:
-    topics that take no more items.
-    """
-
-    at_least: int
-    at_most: int
-    skipped_leased: int
-    more: bool
-    missing_shards: tuple[int, ...]
-    refused: tuple[RefusedTopic, ...] = ()
-
-
-class DeadLetterCalls:
-    namespace: str
-    _requests: Requests
+    # ------------------------------------------------------------------------------------- dead letters
 
     @checked()
     def list_failures(
@@ -267,18 +234,12 @@ class DeadLetterCalls:
         fairness_key: str | None = None,
         timeout_ms: int | None = None,
     ) -> Failures:
-        """The dead letters of the dead-letter topic `topic`, by group; those of one `cause`, or of items that had one
-        `fairness_key`. It is no snapshot."""
-        request = idl.ListFailuresRequest(self.namespace, topic, cause, _PAGE_GROUPS, None, fairness_key)
-        groups: list[FailureGroup] = []
-        missing: set[str] = set()
-        while True:
-            response = self._requests.read(methods.LIST_FAILURES, request, timeout_ms)
-            groups += [_group(found) for found in response.groups or ()]
-            missing.update(response.missing or ())
-            if not response.cursor:
-                return Failures(groups, tuple(sorted(missing)))
-            request.cursor = response.cursor
+        """The dead letters of the dead-letter topic `topic`, by group; only with one `cause`, or of items with one
+        `fairness_key`, if given. It is no snapshot."""
+        request = idl.ListFailuresRequest(self.namespace, topic, cause, _PAGE, None, fairness_key)
+        pages = list(self._requests.pages(methods.LIST_FAILURES, request, timeout_ms))
+        groups = [FailureGroup.of(found) for page in pages for found in page.groups or ()]
+        return Failures(groups, tuple(sorted({one for page in pages for one in page.missing or ()})))
 
     @checked(count=whole(0, I64_MAX, zero="all"), filter=instance_of(FailureFilter, none=True))
     def redrive(
@@ -298,7 +259,7 @@ class DeadLetterCalls:
 
         At most `count` of them return, `per_fingerprint` of each group, and about `pace_per_second` in a second, 1 to
         1,000,000; 0: no limit. The call ends with its `timeout_ms` at the latest; while `more` is True, another call
-        goes on. `dry_run` counts and changes nothing. Dead letters of a closed or full topic stay, and all other ones
+        continues. `dry_run` counts and changes nothing. Dead letters of a closed or full topic stay, and all other ones
         return: see `refused`. With `to_topic` the call ends there.
 
         Raises Unavailable (closed) or Overloaded (full) when no item was redriven because of that, and OutcomeUnknown
@@ -308,29 +269,10 @@ class DeadLetterCalls:
             self.namespace, topic, count, filter, per_fingerprint or None, to_topic, pace_per_second or None,
             dry_run or None,
         )  # fmt: skip
-        found = self._requests.change(methods.REDRIVE, request, timeout_ms)
+        found = self._requests.call(methods.REDRIVE, request, timeout_ms, policy=ONCE)
         missing = tuple(found.missing_shards or ())
-        refused = tuple(map(_refused, found.refused or ()))
+        refused = tuple(map(RefusedTopic.of, found.refused or ()))
         if refused and not (found.at_most or dry_run):
-            said = "; ".join(f"{one.reason} ({one.items:,} dead letters stay)" for one in refused)
-            raise (Unavailable if refused[0].closed else Overloaded)(f"no item was redriven: {said}")
+            reasons = "; ".join(f"{one.reason} ({one.items:,} dead letters stay)" for one in refused)
+            raise (Unavailable if refused[0].closed else Overloaded)(f"no item was redriven: {reasons}")
         return Redriven(found.at_least, found.at_most, found.skipped_leased or 0, bool(found.more), missing, refused)
-
-
-def _refused(found: Any) -> RefusedTopic:
-    error = item_error(found.error)
-    return RefusedTopic(found.topic, found.items or 0, isinstance(error, Unavailable), error.message)
-
-
-def _group(found: Any) -> FailureGroup:
-    cause = found.cause or 0
-    known = FailureCause(cause) if cause in FailureCause._value2member_map_ else cause
-    return FailureGroup(
-        known,
-        shown_fingerprint(found.fingerprint or 0),
-        found.count or 0,
-        found.first_died_at_ms or 0,
-        found.last_died_at_ms or 0,
-        found.sample_id or 0,
-        found.sample_reason or "",
-    )

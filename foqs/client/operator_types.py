@@ -1,29 +1,59 @@
-"""What a client asks about a server and about a topic as a whole.
-
-Why an item is not delivered, or none of a topic: what a client asks, and the answer.
-"""
+"""What a service tells an operator: figures of topics and throttles, explanations, settings, groups of dead letters."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-from foqs.client import methods
-from foqs.client.arguments import checked
-from foqs.client.items import ItemState, ServerInfo
-from foqs.client.requests import Requests
+from thriftpy2.thrift import TType
+
+from foqs.bounds import Limits
+from foqs.checks import I32_MAX, check_int, check_text, check_time_ms, parse_fingerprint, shown_fingerprint
+from foqs.client.arguments import check_cause
+from foqs.client.items import ItemSpec, ItemState
+from foqs.errors import Invalid, Unavailable, item_error
 from foqs.idl import idl
-from foqs.ids import parse_id
+from foqs.rows import FailureCause
+from foqs.travel import Value
 
-_THROTTLES = 1_000
+_REASON_BYTES = Limits().reason_bytes
+
+
+class ServerInfo(NamedTuple):
+    """`limits` by name: payload_bytes, request_items, lease_max_ms, ... `now_ms` is the time of the server's clock,
+    Unix epoch milliseconds. All times of items are by that clock."""
+
+    version: str
+    limits: dict[str, int]
+    now_ms: int
+
+
+class ActiveTopic(NamedTuple):
+    """A topic with at least one item ready. Counts and `oldest_ready_at_ms` (Unix epoch; 0: none is ready) are
+    approximate; `hosts` are the `host:port` that have it; `delayed` and `leased` are None unless asked for."""
+
+    ns: str
+    topic: str
+    ready: int
+    oldest_ready_at_ms: int
+    hosts: tuple[str, ...]
+    delayed: int | None = None
+    leased: int | None = None
+
+    @classmethod
+    def of(cls, one: Any) -> ActiveTopic:
+        """Return the topic of a reply."""
+        topic: ActiveTopic = filled(cls, one, hosts=tuple(one.hosts or ()))
+        return topic
 
 
 class WorkerStats(NamedTuple):
     """The leases of a topic that one worker holds, and the time since the oldest was given. `worker` is "" for
     consumers without a name, and for leases that an earlier owner of the shard gave. `hung`: its handlers that have
-    worked on an item of the topic for longer than its `time_limit_ms`, as it said in the last 15 s; their leases may
+    worked on an item of the topic for longer than its `time_limit_ms`, by its report of the last 15 s. Their leases may
     have ended, so `held` may be 0."""
 
     worker: str
@@ -36,7 +66,7 @@ class TenantStats(NamedTuple):
     """A tenant of a topic: the items with one fairness key, "" for those without one. `parked` of its `ready` items
     (approximate) wait for a throttle. `served` is the sum of its deliveries, in the unit of the topic's policy
     (`fair.unit`: items, KiB or ms), since its hosts have items of it. `share` of the turns is due to it, 0 to 1: its
-    `weight` over those of all tenants with ready items that wait for no throttle."""
+    `weight` over the weights of all tenants with ready items that wait for no throttle."""
 
     fairness_key: str
     weight: int
@@ -49,7 +79,7 @@ class TenantStats(NamedTuple):
 class HookStats(NamedTuple):
     """A script that the topic's policy names for a hook, and its calls since the hosts started. While the breaker is
     open on some host, after failures in a row, the script is not called there for `retry_after_ms`. `last_errors`:
-    time, kind and text; the last one last."""
+    time, kind and text, oldest first."""
 
     hook: str
     script: str
@@ -63,10 +93,10 @@ class HookStats(NamedTuple):
 class TopicStats(NamedTuple):
     """Items by state (approximate), and the effective policy: `policy` has a value of each field, `policy_layers` the
     settings key of each that is not built in. `missing` are the `host:port` whose items are not counted. `workers`
-    have handlers that hang, and come first then, or hold leases, the oldest lease first. `tenants` are those with the
-    most ready items, none where tenants take no turns; `more_tenants` has the sums of all further ones, None without
-    any. `hooks` of the policy. `overruled`: fields of which another value than the one in effect was set, with the
-    reason; a topic that takes dead letters has them."""
+    lists workers whose handlers hang, then workers that hold leases, the oldest lease first. `tenants` are those with
+    the most ready items, none where tenants take no turns; `more_tenants` has the sums of all further ones, None
+    without any. `hooks` of the policy. `overruled`: fields of which another value than the one in effect was set, with
+    the reason; a topic that takes dead letters has them."""
 
     ready: int
     delayed: int
@@ -115,71 +145,6 @@ class Throttles(NamedTuple):
     missing: tuple[str, ...]
 
 
-class Looks:
-    """Methods of `Client`."""
-
-    namespace: str
-    _requests: Requests
-
-    @checked()
-    def topic_stats(self, topic: str, *, tenants: int | None = None, timeout_ms: int | None = None) -> TopicStats:
-        """Items, tenants and policy of a topic, over all hosts. A topic without items has counts of 0. `tenants` with
-        the most ready items come by name, 1 to 1,000; default: 100."""
-        request = idl.GetTopicStatsRequest(ns=self.namespace, topic=topic, limit=tenants)
-        found = self._requests.read(methods.TOPIC_STATS, request, timeout_ms)
-        more = found.more_tenants
-        return TopicStats(
-            found.ready,
-            found.delayed,
-            found.leased,
-            found.paused,
-            found.closed,
-            json.loads(found.policy),
-            found.policy_layers or {},
-            tuple(found.missing or ()),
-            tuple(WorkerStats(one.worker, one.held, one.oldest_lease_ms, one.hung or 0) for one in found.workers or ()),
-            tuple(map(_tenant, found.tenants or ())),
-            None if more is None else _tenant(more),
-            tuple(map(_hook, found.hooks or ())),
-            found.overruled or {},
-        )
-
-    @checked()
-    def throttles(self, prefix: str = "", *, limit: int | None = None, timeout_ms: int | None = None) -> Throttles:
-        """Throttle keys that are in use and begin with `prefix`, over all hosts, in the order of their names: the first
-        `limit`, or all (0: no limit). Keys that nothing used for some seconds are left out."""
-        limit = limit or None
-        found: list[ThrottleStats] = []
-        missing: set[str] = set()
-        cursor: str | None = None
-        while True:
-            page_keys = _THROTTLES if limit is None else min(limit - len(found), _THROTTLES)
-            request = idl.GetThrottlesRequest(self.namespace, prefix or None, page_keys, cursor)
-            page = self._requests.read(methods.THROTTLES, request, timeout_ms)
-            found += [ThrottleStats(*[getattr(one, name) for name in ThrottleStats._fields]) for one in page.throttles]
-            missing.update(page.missing or ())
-            cursor = page.cursor
-            if cursor is None or len(found) == limit:
-                return Throttles(tuple(found), tuple(sorted(missing)))
-
-    @checked()
-    def server_info(self, *, timeout_ms: int | None = None) -> ServerInfo:
-        """Version, limits and clock of the server that answers."""
-        response = self._requests.read(methods.SERVER_INFO, idl.GetServerInfoRequest(), timeout_ms)
-        return ServerInfo(response.version, response.limits or {}, response.now_ms)
-
-
-def _hook(found: Any) -> HookStats:
-    errors = tuple(found.last_errors or ())
-    return HookStats(
-        found.hook, found.script, found.calls, found.failures, bool(found.breaker_open), found.retry_after_ms, errors
-    )
-
-
-def _tenant(found: Any) -> TenantStats:
-    return TenantStats(*[getattr(found, name) for name in TenantStats._fields])
-
-
 class Reason(IntEnum):
     """What keeps an item from being delivered. The numbers are no order: see `Explanation.reasons`."""
 
@@ -223,36 +188,199 @@ class Explanation(NamedTuple):
     eta_ms: int | None = None
     state: ItemState | None = None
 
-
-class Explaining:
-    """Methods of `Client`."""
-
-    namespace: str
-    _requests: Requests
-
-    @checked()
-    def explain(self, item_id: int | str, *, timeout_ms: int | None = None) -> Explanation:
-        """Why an item is not delivered yet. `eta_ms` needs the rate of the topic's deliveries, which a host measures
-        from the first question on: ask again some seconds later.
-
-        >>> client.explain(281474976710657)                         # doctest: +SKIP
-        Explanation(reasons=(ExplainReason(code=<Reason.DELAYED: 6>, text='Its delay ends in 42.0 s.', ...),), ...)
-        """
-        number = parse_id(item_id)
-        return _explanation(self._requests.read(methods.EXPLAIN, idl.ExplainItemRequest(id=number), timeout_ms, number))
-
-    @checked()
-    def explain_topic(self, topic: str, *, timeout_ms: int | None = None) -> Explanation:
-        """Why no item of a topic is delivered: as the host that is nearest to a delivery sees it."""
-        request = idl.ExplainItemRequest(ns=self.namespace, topic=topic)
-        return _explanation(self._requests.read(methods.EXPLAIN, request, timeout_ms))
+    @classmethod
+    def of(cls, response: Any) -> Explanation:
+        reasons = tuple(
+            ExplainReason(_known(Reason, one.code), one.text or "", one.until_ms, one.key, one.count, one.by)
+            for one in response.reasons or ()
+        )
+        return cls(reasons, response.eta_ms, None if response.state is None else ItemState(response.state))
 
 
-def _explanation(response: Any) -> Explanation:
-    state = None if response.state is None else ItemState(response.state)
-    return Explanation(tuple(map(_reason, response.reasons or ())), response.eta_ms, state)
+class Released(NamedTuple):
+    """`released` leases were ended; `missing` are the `host:port` that did not answer in time."""
+
+    released: int
+    missing: tuple[str, ...]
 
 
-def _reason(found: Any) -> ExplainReason:
-    code = Reason(found.code) if found.code in Reason._value2member_map_ else found.code
-    return ExplainReason(code, found.text or "", found.until_ms, found.key, found.count, found.by)
+class Settings(NamedTuple):
+    """`version` 0: they were never written. Each change adds 1."""
+
+    version: int
+    entries: dict[str, str]
+
+
+class SettingsChange(NamedTuple):
+    """The version that a change made. `applied`: host:port of the hosts that act on it; `missing`: of the living hosts
+    that did not say so within 2 s. `warnings`: changed entries that have no effect, with the reason."""
+
+    version: int
+    applied: tuple[str, ...]
+    missing: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+
+
+class Tried(NamedTuple):
+    """`error`: the call failed, and all but the times is None. Of `on_enqueue`, `item` is the sample with the fields
+    that the script set, or `refuse` says why the script refuses it. Of `on_failure`, `action` and `delay_ms` are None
+    where the policy decides. `elapsed_us` of processor time; `memory_bytes` of the script's data after the call."""
+
+    item: ItemSpec | None
+    refuse: str | None
+    action: str | None
+    delay_ms: int | None
+    elapsed_us: int
+    memory_bytes: int
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class FailureGroup:
+    """Dead letters with the same cause, and reasons with the same fingerprint, 16 hexadecimal digits. Times are Unix
+    epoch milliseconds; the sample is one of the items."""
+
+    cause: FailureCause | int
+    fingerprint: str
+    count: int
+    first_died_at_ms: int
+    last_died_at_ms: int
+    sample_id: int
+    sample_reason: str
+
+    @classmethod
+    def of(cls, found: Any) -> FailureGroup:
+        return cls(
+            _known(FailureCause, found.cause or 0), shown_fingerprint(found.fingerprint or 0), found.count or 0,
+            found.first_died_at_ms or 0, found.last_died_at_ms or 0, found.sample_id or 0, found.sample_reason or "",
+        )  # fmt: skip
+
+
+class Failures(NamedTuple):
+    """`missing` names the hosts that did not answer, and `shard N` for a shard without a host: their dead letters are
+    not counted."""
+
+    groups: list[FailureGroup]
+    missing: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class FailureFilter(Value):
+    """The conditions that a dead letter has to meet, all that are given.
+
+    >>> FailureFilter(cause=FailureCause.FAILED, reason_contains="SMTP 451").reason_contains
+    'SMTP 451'
+
+    `fingerprint` is that of a `FailureGroup`: 16 hexadecimal digits. `died_before_ms` (excluded) and `died_after_ms`
+    (included) are Unix epoch milliseconds; `headers`: the item has each of these pairs; `min_attempts` and
+    `max_attempts` bound the deliveries in the topic that it came from. `fairness_key`: its key in that topic; "": none.
+    """
+
+    thrift_spec: ClassVar[Any] = {**idl.FailureFilter.thrift_spec, 1: (TType.I64, "_fingerprint", False)}
+
+    fingerprint: str | None = None
+    cause: FailureCause | None = None
+    reason_contains: str | None = None
+    died_before_ms: int | None = None
+    died_after_ms: int | None = None
+    headers: Mapping[str, str] | None = None
+    min_attempts: int | None = None
+    max_attempts: int | None = None
+    origin_topic: str | None = None
+    fairness_key: str | None = None
+
+    def __post_init__(self) -> None:
+        """Raises Invalid for a value of the wrong type, or out of range, and for bounds that no dead letter meets."""
+        check_text("fingerprint", self.fingerprint, none=True)
+        _ = self._fingerprint
+        check_cause("cause", self.cause)
+        check_text("reason_contains", self.reason_contains, most_bytes=_REASON_BYTES, none=True)
+        check_time_ms("died_before_ms", self.died_before_ms, none=True)
+        check_time_ms("died_after_ms", self.died_after_ms, none=True)
+        check_int("min_attempts", self.min_attempts, 0, I32_MAX, none=True)
+        check_int("max_attempts", self.max_attempts, 0, I32_MAX, none=True)
+        check_text("origin_topic", self.origin_topic, none=True)
+        check_text("fairness_key", self.fairness_key, none=True, empty=True)
+        if self.min_attempts and self.max_attempts is not None and self.min_attempts > self.max_attempts:
+            raise Invalid(f"min_attempts is {self.min_attempts}, more than max_attempts, {self.max_attempts}")
+        after_ms, before_ms = self.died_after_ms, self.died_before_ms
+        if after_ms is not None and before_ms is not None and after_ms >= before_ms:
+            raise Invalid(f"died_after_ms is {after_ms}, not below died_before_ms, {before_ms}: no item died then")
+
+    @property
+    def _fingerprint(self) -> int | None:
+        return None if self.fingerprint is None else parse_fingerprint(self.fingerprint)
+
+
+class RefusedTopic(NamedTuple):
+    """`items` dead letters stay, because their topic is `closed`, or else full. `reason` names the command that ends
+    that."""
+
+    topic: str
+    items: int
+    closed: bool
+    reason: str
+
+    @classmethod
+    def of(cls, found: Any) -> RefusedTopic:
+        error = item_error(found.error)
+        return cls(found.topic, found.items or 0, isinstance(error, Unavailable), error.message)
+
+
+class Redriven(NamedTuple):
+    """From `at_least` to `at_most` items were redriven; the two differ when a shard's owner failed.
+
+    `skipped_leased` items match and stay, because a consumer has them. `more`: the call ended, by its time or its
+    count, before it had looked at all dead letters. `missing_shards` could not be searched to their ends. `refused`:
+    topics that take no more items.
+    """
+
+    at_least: int
+    at_most: int
+    skipped_leased: int
+    more: bool
+    missing_shards: tuple[int, ...]
+    refused: tuple[RefusedTopic, ...] = ()
+
+
+def filled(kind: Any, found: Any, **given: Any) -> Any:
+    """Return the NamedTuple `kind` with the `given` fields, and the fields of the same names of the struct `found`. An
+    absent field has the default of `kind`."""
+    values = {name: getattr(found, name) for name in kind._fields if name not in given}
+    defaults = kind._field_defaults
+    return kind(**given, **{name: one for name, one in values.items() if one is not None or name not in defaults})
+
+
+def filled_all(kind: Any, found: Any) -> tuple[Any, ...]:
+    return tuple(filled(kind, one) for one in found or ())
+
+
+def topic_stats_of(found: Any) -> TopicStats:
+    stats: TopicStats = filled(
+        TopicStats,
+        found,
+        policy=json.loads(found.policy),
+        policy_layers=found.policy_layers or {},
+        missing=tuple(found.missing or ()),
+        workers=filled_all(WorkerStats, found.workers),
+        tenants=filled_all(TenantStats, found.tenants),
+        more_tenants=None if found.more_tenants is None else filled(TenantStats, found.more_tenants),
+        hooks=tuple(
+            filled(HookStats, one, breaker_open=bool(one.breaker_open), last_errors=tuple(one.last_errors or ()))
+            for one in found.hooks or ()
+        ),
+    )
+    return stats
+
+
+def tried_of(found: Any) -> Tried:
+    spec = found.item and ItemSpec(**{one.name: getattr(found.item, one.name) for one in fields(ItemSpec)})
+    tried: Tried = filled(
+        Tried, found, item=spec, elapsed_us=found.elapsed_us or 0, memory_bytes=found.memory_bytes or 0
+    )
+    return tried
+
+
+def _known(kind: type[IntEnum], number: int) -> Any:
+    """Return a member of `kind`, or the number itself if a newer server has added it."""
+    return kind(number) if number in kind._value2member_map_ else number

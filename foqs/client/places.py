@@ -1,5 +1,5 @@
-"""How many items of each topic this process holds and asks for, for topics with a limit for each process
-(`per_worker`): over all its workers, and all its clients of one service and namespace.
+"""How many items of each topic this process holds and asks for, over all its workers and its clients of one namespace.
+Counts for topics with a limit per process (`per_worker`).
 
 A dequeue reports the items that the process holds and those that its other requests may bring, so all its requests
 together never bring more than the limit. Hosts say in their replies which topics have a limit. When a process holds
@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from itertools import count
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakSet
 
 from foqs.client.guard import renew_after_fork
@@ -24,15 +24,7 @@ _MOST = 0x7FFF_FFFF
 _REMEMBERED = 100_000
 """Number of items of calls with a report whose ends of leases are noticed, the last ones."""
 
-
 _numbers = count(1)
-
-
-class Known(NamedTuple):
-    """`addresses` of one service as far as a client knows them. `whole`: it knows all of them, or does not ask."""
-
-    addresses: Collection[object]
-    whole: bool
 
 
 class Waker:
@@ -124,9 +116,9 @@ class Ask:
 
 
 class Places:
-    """Of one client. Thread-safe. `known` returns the addresses of its service."""
+    """Of one client. Thread-safe. `known` returns all addresses of its service, None while it may not know all."""
 
-    def __init__(self, namespace: str, known: Callable[[], Known]) -> None:
+    def __init__(self, namespace: str, known: Callable[[], Collection[object] | None]) -> None:
         self._namespace = namespace
         self._known = known
         self._start()
@@ -281,9 +273,8 @@ class Places:
         mine = self._known()
         found = []
         for places in same:
-            known = self._known() if places is self else places._known()
-            meet = not (mine.whole and known.whole) or any(address in mine.addresses for address in known.addresses)
-            if places is self or meet:
+            known = None if places is self or mine is None else places._known()
+            if mine is None or known is None or any(address in mine for address in known):
                 found.append(places)
         return found
 

@@ -1,13 +1,14 @@
-"""How a client asks: which host gets which part of a request, and which requests are repeated.
+"""How a call becomes requests: the part for each host, what may be repeated, and the outcome of each item.
 
-The two kinds of call: one look, or a batch of items with an outcome each. Each records which items
-have an outcome, which may be retried, and which have an unknown outcome.
+A call is a look-up, or a batch of items with an outcome each (`ItemTask`). `foqs.second_answer` says what may be
+repeated.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Sized
+from functools import partial
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar
 
@@ -16,10 +17,9 @@ from foqs.checks import LONGEST_MS, check_int
 from foqs.client import methods
 from foqs.client.caller import Asked, Busy, Caller, current
 from foqs.client.connection import Address
-from foqs.client.methods import ENQUEUE
 from foqs.client.places import Places
 from foqs.client.router import Router
-from foqs.client.routes import Part
+from foqs.client.routes import Part, Routes, hash_slot
 from foqs.errors import (
     FoqsError,
     Invalid,
@@ -32,72 +32,31 @@ from foqs.errors import (
     named,
 )
 from foqs.ids import Duplicate
-from foqs.second_answer import LOOK, ONCE, Policy, Verdict, judge, last_word, unknown
+from foqs.second_answer import KEYED, LOOK, Policy, Verdict, judge, last_word, unknown
 from foqs.travel import bare
 from foqs.wire.client_codec import RemoteMethod
 from foqs.wire.protocol import Unencodable, encode_struct
 
 T = TypeVar("T")
-_LIMITS = Limits()
+_REQUEST_ITEMS = Limits().request_items
+_REQUEST_OVERHEAD_BYTES = 8_192
+_MANY = 100
+"""New items that are worth a moment's wait for the routing."""
+_ENDS_LEASES = (methods.ACK, methods.NACK, methods.DELETE)
+AGAIN = (Verdict.AGAIN, Verdict.AGAIN_DOUBTFUL)
 
 Split = Callable[[Sequence[int], Mapping[int, Address]], Sequence[Part]]
 """(indices of items, by index the host that does not serve its shard) -> the parts to ask, each with its hosts."""
-_AGAIN = (Verdict.AGAIN, Verdict.AGAIN_DOUBTFUL)
-
-
-def id_of(answer: Any) -> int:
-    """Return the id of an EnqueueOutcome."""
-    return Duplicate(answer.id) if answer.duplicate else answer.id
-
-
-class Look:
-    """A call without outcomes per item, which is repeated as `policy` says. `ask` gets the id for its request."""
-
-    def __init__(self, deadline: float, ask: Callable[[str], Any], policy: Policy = LOOK) -> None:
-        self.deadline = deadline
-        self.error: FoqsError | None = None
-        self._ask = ask
-        self._policy = policy
-        self._request_id = current()
-        self._response: Any = None
-
-    @property
-    def retry_after_ms(self) -> int | None:
-        return self.error.retry_after_ms if self.error is not None else None
-
-    def attempt(self) -> bool:
-        try:
-            self._response = self._ask(self._request_id)
-        except FoqsError as error:
-            self.error = bare(error)
-            return judge(self._policy, error, doubtful=False) not in _AGAIN
-        self.error = None
-        return True
-
-    def response(self) -> Any:
-        """Return the response; raises the error of the last attempt."""
-        if self.error is not None:
-            error, self.error = self.error, None
-            try:
-                raise last_word(self._policy, error, doubtful=False)
-            finally:
-                del error  # or it would hold itself, by this frame
-        return self._response
-
-
-class Answers(NamedTuple):
-    """The outcomes of all items of one request."""
-
-    outcomes: Sequence[Any]
-    request: Asked
 
 
 class First(NamedTuple):
-    """The first request of a call for one item, which did not succeed. `found`: its answers, or why there are none."""
+    """The first request of a call for one item, which did not succeed. `found`: its outcomes from the host `by`, or why
+    there are none."""
 
     deadline: float
     request_id: str
-    found: Answers | FoqsError
+    found: Sequence[Any] | FoqsError
+    by: Address | None = None
 
 
 class ItemTask:
@@ -110,46 +69,49 @@ class ItemTask:
 
     def __init__(
         self,
-        caller: Caller,
+        requests: Requests,
         method: RemoteMethod,
         policy: Policy,
-        *,
         items: Sequence[Any],
-        request: Callable[[Sequence[Any]], Any],
-        split: Split,
         deadline: float,
         first: First | None = None,
     ) -> None:
-        """`split` says which host to ask about which items. After `first`, the task continues that call."""
+        """After `first`, the task continues that call."""
         self.deadline = deadline
         self.outcomes: list[Any] = [None] * len(items)
         self.pending: Sequence[int] = range(len(items))
         self.errors: dict[int, FoqsError] = {}
         self.doubtful: set[int] = set()
-        self._caller = caller
+        self._requests = requests
+        self._caller = requests.caller
         self._method = method
         self._policy = policy
         self._items = items
-        self._request = request
-        self._split = split
+        self._split = requests.split_of(method, policy, items)
         self._request_id = current() if first is None else first.request_id
         self._first = first
         self._refused: dict[int, Address] = {}
 
-    @property
-    def error(self) -> FoqsError | None:
-        return next(iter(self.errors.values()), None)
+    def run(self) -> list[Any]:
+        """Ask until all items have outcomes, or the time has ended. Return the outcomes; a pending item gets its last
+        error."""
+        tries = 0
+        while not self._attempt():
+            tries += 1
+            error = next(iter(self.errors.values()))
+            hints = [one.retry_after_ms for one in self.errors.values() if one.retry_after_ms is not None]
+            if not self._caller.again(tries, error, max(hints, default=None), self.deadline):
+                break
+        for i in self.pending:
+            self.outcomes[i] = last_word(self._policy, self.errors[i], i in self.doubtful)
+        return self.outcomes
 
-    @property
-    def retry_after_ms(self) -> int | None:
-        hints = (error.retry_after_ms for error in self.errors.values())
-        return max((hint for hint in hints if hint is not None), default=None)
-
-    def attempt(self) -> bool:
+    def _attempt(self) -> bool:
+        """Ask once. Return True if no item is left to ask for."""
         asked, self.pending, self.errors = self.pending, [], {}
         first, self._first = self._first, None
         if first is not None:
-            self._found(asked, first.found)
+            self._found(asked, first.found, first.by)
         else:
             waiting = deque(self._split(asked, self._refused))
             while waiting:
@@ -158,14 +120,14 @@ class ItemTask:
         return not self.pending
 
     def _ask_together(self, waiting: deque[Part]) -> None:
-        """Sends the parts of several hosts before it waits for an answer, as far as there are connections: one host
-        that is slow, or silent, holds up no other's items. Takes the asked parts out of `waiting`."""
-        under_way: deque[tuple[Part, Asked]] = deque()
+        """Send the parts of several hosts before the wait for an answer, as far as there are connections: one host
+        that is slow, or silent, holds up no other's items. Take the asked parts out of `waiting`."""
+        sent: deque[tuple[Part, Asked]] = deque()
         try:
             while waiting:
                 part = waiting[0]
                 try:
-                    asked = self._send(part, wait=not under_way)
+                    asked = self._send(part, wait=not sent)
                 except Unencodable as error:
                     waiting[0] = Part(part.to, self._encodable(part.asked, error))
                     if not waiting[0].asked:
@@ -177,27 +139,25 @@ class ItemTask:
                         waiting[0] = Part(part.to, part.asked[half:])
                         waiting.appendleft(Part(part.to, part.asked[:half]))
                         continue
-                    self._failed_whole(part.asked, error)
-                except Busy as error:
-                    if under_way:
-                        break
-                    self._failed_whole(part.asked, error)
+                    self._found(part.asked, bare(error))
                 except FoqsError as error:
-                    self._failed_whole(part.asked, error)
+                    if sent and isinstance(error, Busy):
+                        break
+                    self._found(part.asked, bare(error))
                 else:
-                    under_way.append((part, asked))
+                    sent.append((part, asked))
                 waiting.popleft()
-            while under_way:
-                self._receive(*under_way.popleft())
+            while sent:
+                self._receive(*sent.popleft())
         finally:
-            for _, left in under_way:
+            for _, left in sent:
                 self._caller.give_up(left)
 
     def _send(self, part: Part, *, wait: bool) -> Asked:
         items = self._items if len(part.asked) == len(self._items) else [self._items[i] for i in part.asked]
         return self._caller.send(
             self._method,
-            self._request(items),
+            self._requests.request_of(self._method, items),
             self.deadline,
             repeatable=self._policy.repeatable,
             to=part.to,
@@ -207,40 +167,32 @@ class ItemTask:
 
     def _receive(self, part: Part, asked: Asked) -> None:
         try:
-            found: Answers | FoqsError = Answers(self._caller.receive(asked).outcomes or (), asked)
+            found: Sequence[Any] | FoqsError = self._caller.receive(asked).outcomes or ()
         except FoqsError as error:
             found = bare(error)
-        self._found(part.asked, found)
+        self._found(part.asked, found, asked.connection.address)
 
-    def _found(self, asked: Sequence[int], found: Answers | FoqsError) -> None:
+    def _found(self, asked: Sequence[int], found: Sequence[Any] | FoqsError, by: Address | None = None) -> None:
+        if not isinstance(found, FoqsError) and len(found) != len(asked):
+            wrong = f"the server gave {len(found)} outcomes for {len(asked)} items"
+            found = named(OutcomeUnknown(wrong), self._request_id)
         if isinstance(found, FoqsError):
-            self._failed_whole(asked, found)
-        elif len(found.outcomes) != len(asked):
-            wrong = OutcomeUnknown(f"the server gave {len(found.outcomes)} outcomes for {len(asked)} items")
-            self._failed_whole(asked, named(wrong, found.request.request_id))
-        else:
-            self._answered(asked, found.outcomes, found.request)
-
-    def _failed_whole(self, asked: Sequence[int], error: FoqsError) -> None:
-        bare(error)
-        for i in asked:
-            self._failed(i, error)
-
-    def _answered(self, asked: Sequence[int], answers: Sequence[Any], request: Asked) -> None:
-        has_id = self._method is ENQUEUE
-        for i, answer in zip(asked, answers, strict=True):
+            for i in asked:
+                self._failed(i, found)
+            return
+        for i, answer in zip(asked, found, strict=True):
             if answer.error is None:
-                self.outcomes[i] = id_of(answer) if has_id else None
+                self.outcomes[i] = id_of(answer) if self._method is methods.ENQUEUE else None
                 continue
-            error = named(item_error(answer.error), request.request_id)
+            error = named(item_error(answer.error), self._request_id)
             self._failed(i, error)
-            if isinstance(error, NotServed):
-                self._refused[i] = request.connection.address
+            if by is not None and isinstance(error, NotServed):
+                self._refused[i] = by
 
     def _failed(self, i: int, error: FoqsError) -> None:
         """Keep the error of item i: in `errors` when the item will be retried."""
         verdict = judge(self._policy, error, i in self.doubtful)
-        if verdict in _AGAIN:
+        if verdict in AGAIN:
             self.errors[i] = error
             if verdict is Verdict.AGAIN_DOUBTFUL:
                 self.doubtful.add(i)
@@ -248,11 +200,11 @@ class ItemTask:
             self.outcomes[i] = unknown(error) if verdict is Verdict.UNKNOWN else error
 
     def _encodable(self, asked: Sequence[int], error: Unencodable) -> list[int]:
-        """Return those of `asked` that can be sent: one item of a wrong type must not fail its neighbours."""
+        """Return the part of `asked` that can be sent: one item of a wrong type must not fail its neighbours."""
         good = []
         for i in asked:
             try:
-                encode_struct(self._request([self._items[i]]))
+                encode_struct(self._requests.request_of(self._method, [self._items[i]]))
                 good.append(i)
             except Unencodable as own:
                 self.outcomes[i] = bare(own)
@@ -262,14 +214,140 @@ class ItemTask:
             self.outcomes[i] = bare(error)
         return []
 
-    def closed(self) -> list[Any]:
-        """Return all outcomes; a pending item gets its last error."""
-        for i in self.pending:
-            self.outcomes[i] = last_word(self._policy, self.errors[i], i in self.doubtful)
-        return self.outcomes
+
+class Requests:
+    """The requests of one client. `timeout_ms` is the timeout of requests that are given none."""
+
+    def __init__(self, caller: Caller, router: Router, places: Places, namespace: str, timeout_ms: int) -> None:
+        self.caller = caller
+        self.router = router
+        self.places = places
+        self.namespace = namespace
+        self._timeout_ms = timeout_ms
+
+    def deadline(self, timeout_ms: int | None) -> float:
+        """Return the end of a call that begins now, on the monotonic clock in seconds. Raises Invalid."""
+        if timeout_ms is None:
+            return monotonic() + self._timeout_ms / 1000
+        check_int("timeout_ms", timeout_ms, 1, LONGEST_MS)
+        return monotonic() + timeout_ms / 1000
+
+    def look(self, ask: Callable[[str], Any], deadline: float, policy: Policy = LOOK) -> Any:
+        """Return what `ask` returns for the id of the call. It is called again as `policy` says."""
+        self.router.begin()
+        request_id, tries = current(), 0
+        while True:
+            try:
+                return ask(request_id)
+            except FoqsError as error:
+                failed = bare(error)
+            tries += 1
+            again = judge(policy, failed, doubtful=False) in AGAIN
+            if not again or not self.caller.again(tries, failed, failed.retry_after_ms, deadline):
+                try:
+                    raise last_word(policy, failed, doubtful=False)
+                finally:
+                    del failed  # or it would hold itself, by this frame
+
+    def call(
+        self,
+        method: RemoteMethod,
+        request: Any,
+        timeout_ms: int | None,
+        item_id: int | None = None,
+        *,
+        policy: Policy = LOOK,
+    ) -> Any:
+        """Return the response to a request without items. It goes to the owner of `item_id`, if that is given."""
+        deadline = self.deadline(timeout_ms)
+
+        def attempt(request_id: str) -> Any:
+            to = self.router.order_for(item_id)
+            return self.caller.ask(
+                method, request, deadline, repeatable=policy.repeatable, to=to, request_id=request_id
+            )
+
+        return self.look(attempt, deadline, policy)
+
+    def pages(self, method: RemoteMethod, request: Any, timeout_ms: int | None) -> Iterator[Any]:
+        """Yield the responses to a request with a cursor, each for the page behind the one before."""
+        while True:
+            response = self.call(method, request, timeout_ms)
+            yield response
+            if not response.cursor:
+                return
+            request.cursor = response.cursor
+
+    def first(
+        self, method: RemoteMethod, policy: Policy, request: bytes, to: Sequence[Address], timeout_ms: int | None
+    ) -> Any:
+        """Send the request of a call for one item. Return the item's outcome if it succeeded, else a `First` for
+        `each`."""
+        self.router.begin()
+        deadline = self.deadline(timeout_ms)
+        request_id = current()
+        try:
+            asked = self.caller.send(
+                method, request, deadline, repeatable=policy.repeatable, to=to, request_id=request_id
+            )
+            outcomes: Sequence[Any] = self.caller.receive(asked).outcomes or ()
+        except FoqsError as error:
+            return First(deadline, request_id, bare(error))
+        if len(outcomes) == 1 and outcomes[0].error is None:
+            return outcomes[0]
+        return First(deadline, request_id, outcomes, asked.connection.address)
+
+    def each(
+        self,
+        method: RemoteMethod,
+        policy: Policy,
+        items: Iterable[Any],
+        timeout_ms: int | None,
+        first: First | None = None,
+    ) -> list[Any]:
+        """Return the outcome of each item. With the `first` request of the call, for its one item, the call continues
+        from there."""
+        by_id = method is methods.DELETE
+
+        def send(chunk: Sequence[Any]) -> list[Any]:
+            deadline = self.deadline(timeout_ms) if first is None else first.deadline
+            done = ItemTask(self, method, policy, chunk, deadline, first).run()
+            if self.places.remembered and method in _ENDS_LEASES:
+                ended = [item for item, outcome in zip(chunk, done, strict=True) if outcome is None]
+                self.places.left(ended if by_id else [item.id for item in ended])
+            return done
+
+        self.router.begin()
+        if method is methods.ENQUEUE and isinstance(items, Sized) and len(items) >= _MANY:
+            self.router.wait(self.deadline(timeout_ms))
+        chunks = list(requests_of(items, self.caller.max_frame_bytes - _REQUEST_OVERHEAD_BYTES))
+        if len(chunks) == 1 or method is methods.ENQUEUE:
+            return [outcome for chunk in chunks for outcome in send(chunk)]
+        return one_by_one(chunks, (lambda item: item) if by_id else (lambda item: (item.id, item.lease)), send)
+
+    def request_of(self, method: RemoteMethod, items: Sequence[Any]) -> Any:
+        if method is methods.DELETE:
+            return method.request(ids=items)
+        return method.request(ns=self.namespace, items=items)
+
+    def split_of(self, method: RemoteMethod, policy: Policy, items: Sequence[Any]) -> Split:
+        """Return which host gets which of `items`: the owner of the shard of their ids or dedup keys; for other new
+        items, hosts in turn."""
+        if policy is KEYED:
+            slots = [hash_slot(self.namespace, spec.dedup_key) for spec in items]
+            return partial(self.router.split, Routes.owner_of_hash_slot, slots)
+        if method is methods.ENQUEUE:
+            return self.router.spread
+        ids = items if method is methods.DELETE else [item.id for item in items]
+        return partial(self.router.split, Routes.owner, ids)
 
 
-def one_of(outcomes: list[T | FoqsError]) -> T:
+def id_of(answer: Any) -> int:
+    """Return the id of an EnqueueOutcome."""
+    return Duplicate(answer.id) if answer.duplicate else answer.id
+
+
+def single(outcomes: list[T | FoqsError]) -> T:
     """Return the outcome of a call for one item, or raise it if it is an error."""
     outcome = outcomes.pop(0)
     if isinstance(outcome, FoqsError):
@@ -281,142 +359,18 @@ def one_of(outcomes: list[T | FoqsError]) -> T:
 
 
 def requests_of(items: Iterable[T], max_bytes: int) -> Iterator[Sequence[T]]:
-    """Cuts `items` into what one request holds; items that know their `size_bytes` are also cut by bytes."""
+    """Cut `items` into what one request holds; items that know their `size_bytes` are also cut by bytes."""
     everything: Sequence[T] = items if isinstance(items, list | tuple) else list(items)
-    sized = bool(everything) and hasattr(everything[0], "size_bytes")
-    if not sized or (len(everything) == 1):
-        for start in range(0, len(everything), _LIMITS.request_items):
-            yield everything[start : start + _LIMITS.request_items]
-        return
+    sized = len(everything) > 1 and hasattr(everything[0], "size_bytes")
     start = size = 0
-    for position, item in enumerate(everything):
+    for position, item in enumerate(everything) if sized else ():
         item_bytes: int = item.size_bytes  # type: ignore[attr-defined]  # `sized` says so
-        if position > start and (size + item_bytes > max_bytes or position - start == _LIMITS.request_items):
+        if position > start and (size + item_bytes > max_bytes or position - start == _REQUEST_ITEMS):
             yield everything[start:position]
             start, size = position, 0
         size += item_bytes
-    yield everything[start:]
-
-
-_REQUEST_OVERHEAD_BYTES = 8_192
-_MANY = 100
-"""New items that are worth a moment's wait for the routing."""
-_ENDS_LEASES = (methods.ACK, methods.NACK, methods.DELETE)
-
-
-class Requests:
-    """The requests of one client. `timeout_ms` is the timeout of those that are given none."""
-
-    places: Places
-
-    def __init__(self, caller: Caller, router: Router, namespace: str, timeout_ms: int) -> None:
-        self._caller = caller
-        self._router = router
-        self._namespace = namespace
-        self._timeout_ms = timeout_ms
-
-    def timeout_s(self, timeout_ms: int | None) -> float:
-        """Raises Invalid."""
-        if timeout_ms is None:
-            return self._timeout_ms / 1000
-        check_int("timeout_ms", timeout_ms, 1, LONGEST_MS)
-        return timeout_ms / 1000
-
-    def look(self, ask: Callable[[str], Any], deadline: float, policy: Policy = LOOK) -> Any:
-        self._router.begin()
-        look = Look(deadline, ask, policy)
-        self._caller.finish(look)
-        return look.response()
-
-    def read(self, method: RemoteMethod, request: Any, timeout_ms: int | None, item_id: int | None = None) -> Any:
-        deadline = monotonic() + self.timeout_s(timeout_ms)
-
-        def attempt(request_id: str) -> Any:
-            to = self._router.order_for(item_id)
-            return self._caller.ask(method, request, deadline, repeatable=True, to=to, request_id=request_id)
-
-        return self.look(attempt, deadline)
-
-    def change(self, method: RemoteMethod, request: Any, timeout_ms: int | None) -> Any:
-        """Send a request that is not repeated after a lost reply."""
-        deadline = monotonic() + self.timeout_s(timeout_ms)
-
-        def attempt(request_id: str) -> Any:
-            to = self._router.order()
-            return self._caller.ask(method, request, deadline, repeatable=False, to=to, request_id=request_id)
-
-        return self.look(attempt, deadline, ONCE)
-
-    def pages(
-        self, method: RemoteMethod, request: Any, content: Callable[[Any], list[Any]], timeout_ms: int | None
-    ) -> Iterator[Any]:
-        while True:
-            response = self.read(method, request, timeout_ms)
-            yield from content(response) or ()
-            if not response.cursor:
-                return
-            request.cursor = response.cursor
-
-    def first(
-        self, method: RemoteMethod, policy: Policy, request: bytes, to: Sequence[Address], timeout_ms: int | None
-    ) -> Any:
-        """Send the request of a call for one item. Return the item's outcome if it succeeded, else a `First` for
-        `each`."""
-        self._router.begin()
-        deadline = monotonic() + self.timeout_s(timeout_ms)
-        request_id = current()
-        try:
-            asked = self._caller.send(
-                method, request, deadline, repeatable=policy.repeatable, to=to, request_id=request_id
-            )
-            outcomes: Sequence[Any] = self._caller.receive(asked).outcomes or ()
-        except FoqsError as error:
-            return First(deadline, request_id, bare(error))
-        if len(outcomes) == 1 and outcomes[0].error is None:
-            return outcomes[0]
-        return First(deadline, request_id, Answers(outcomes, asked))
-
-    def each(
-        self,
-        method: RemoteMethod,
-        policy: Policy,
-        items: Iterable[Any],
-        splitting: Callable[[Sequence[Any]], Split],
-        timeout_ms: int | None,
-        first: First | None = None,
-    ) -> list[Any]:
-        """Return the outcome of each item. `splitting` says for the items of one request which host gets which. With
-        the `first` request of the call, for its one item, the call goes on from there."""
-
-        def request(chunk: Sequence[Any]) -> Any:
-            if method is methods.DELETE:
-                return method.request(ids=chunk)
-            return method.request(ns=self._namespace, items=chunk)
-
-        def send(chunk: Sequence[Any]) -> list[Any]:
-            deadline = monotonic() + self.timeout_s(timeout_ms) if first is None else first.deadline
-            task = ItemTask(
-                self._caller, method, policy,
-                items=chunk, request=request, split=splitting(chunk), deadline=deadline, first=first,
-            )  # fmt: skip
-            self._caller.finish(task)
-            done = task.closed()
-            if self.places.remembered and method in _ENDS_LEASES:
-                ended = [item for item, outcome in zip(chunk, done, strict=True) if outcome is None]
-                self.places.left(ended if method is methods.DELETE else [item.id for item in ended])
-            return done
-
-        self._router.begin()
-        if method is methods.ENQUEUE and isinstance(items, Sized) and len(items) >= _MANY:
-            self._router.wait(monotonic() + self.timeout_s(timeout_ms))
-        chunks = list(requests_of(items, self._caller.max_frame_bytes - _REQUEST_OVERHEAD_BYTES))
-        if len(chunks) == 1 or method is methods.ENQUEUE:
-            return [outcome for chunk in chunks for outcome in send(chunk)]
-        end_of = (lambda item_id: item_id) if method is methods.DELETE else lambda item: (item.id, item.lease)
-        return one_by_one(chunks, end_of, send)
-
-    def anywhere(self, asked: Sequence[int], refused: Mapping[int, Address]) -> Sequence[Part]:
-        return self._router.spread(asked, refused)
+    for at in range(start, len(everything), _REQUEST_ITEMS):
+        yield everything[at : at + _REQUEST_ITEMS]
 
 
 def one_by_one(

@@ -1,22 +1,19 @@
-"""Keeps the routing of the cluster fresh: one question that waits, to one host at a time.
-
-Which hosts have items of which topic ready: asked in the background, while a consumer uses the answer.
-"""
+"""Learns in the background where to send requests: the owners of shards, and the hosts that have items of a topic."""
 
 from __future__ import annotations
 
 import random
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from time import monotonic
 from typing import Any
 
-from foqs.client.caller import Caller
-from foqs.client.connection import Address, Connection, Securing
+from foqs.client import methods
+from foqs.client.caller import Caller, Pool
+from foqs.client.connection import Address, Connection
 from foqs.client.guard import SafeLog, renew_after_fork
-from foqs.client.methods import ROUTING, TOPICS
-from foqs.client.places import Known
-from foqs.client.routes import OTHERS, OwnerOf, Part, Routes, Spread, by_owner, hosts_by_topic, order, pieces, routes_of
+from foqs.client.routes import OTHERS, Part, Routes, Spread, by_owner, hosts_by_topic, order, pieces, routes_of
 from foqs.client.timing import Backoff
 from foqs.errors import FoqsError
 from foqs.idl import idl
@@ -27,6 +24,9 @@ log = SafeLog()
 WAIT_MS = 10_000
 _MARGIN_MS = 2_000
 """Beyond the wait: a host that is silent for longer is left for another."""
+_FRESH_S = 2.0
+"""Topics are asked again after this time. A wrong answer costs a hop, because hosts know better."""
+_TOPICS, _TOPICS_TIMEOUT_S = 10_000, 2.0
 _AGAIN = Backoff(first_ms=50, longest_ms=5_000)
 _TOGETHER_S = 0.05
 """After a change: further changes within this time are learned together."""
@@ -35,7 +35,7 @@ _FIRST_S = 0.25
 
 
 def sample(hosts: Sequence[Address], count: int) -> Sequence[Address]:
-    """As `random.sample`, which takes longer for few hosts than the rest of a request."""
+    """Return `count` random hosts. `random.sample` takes longer for few hosts than the rest of a request."""
     if len(hosts) < 2:
         return hosts[:count]
     left = list(hosts)
@@ -46,30 +46,17 @@ def sample(hosts: Sequence[Address], count: int) -> Sequence[Address]:
 
 
 class Router:
-    """Thread-safe. `routes` is a value that is replaced. The thread begins with `begin` and ends with `close`.
+    """Keeps the routing fresh: one question that waits, to one host at a time.
 
-    `changed(hosts)` is called from the thread, after each change. `connections`: the client keeps no more of them. What
-    cannot be learned is done without.
+    Thread-safe. `routes` is a value that is replaced. The thread begins with `begin` and ends with `close`. Without
+    `enabled` it never begins. The pool learns the hosts of each routing. A client works without a routing, too.
     """
 
-    def __init__(
-        self,
-        given: list[Address],
-        token: str | None,
-        connect_timeout_s: float,
-        changed: Callable[[Iterable[Address]], None],
-        *,
-        securing: Securing | None = None,
-        enabled: bool = True,
-        connections: int = 16,
-    ) -> None:
+    def __init__(self, pool: Pool, token: str | None, *, enabled: bool = True) -> None:
         self.routes = Routes()
-        self._connections = connections
-        self._given = given
+        self._pool = pool
+        self._given = pool.addresses
         self._token = token
-        self._connect_timeout_s = connect_timeout_s
-        self._changed = changed
-        self._securing = securing
         self._enabled = enabled
         self._connection: Connection | None = None
         self._closed = False
@@ -80,17 +67,17 @@ class Router:
         self._change = threading.Condition()
         self._running = False
         self._spread = Spread(random.expovariate)
-        self._asked = not self._enabled or self.routes.version is not None  # all that are known were asked once
+        self._asked = not self._enabled or self.routes.version is not None  # all known hosts were asked once
 
     def after_fork(self) -> None:
         """The thread is in the parent, and so is its connection, which closes its copy here."""
         self._start()
         self._connection = None
 
-    def known(self) -> Known:
-        """Return the addresses of the service, as far as they are known."""
+    def known(self) -> Collection[Address] | None:
+        """Return all addresses of the service, None while there may be more."""
         routes = self.routes
-        return Known({*self._given, *routes.hosts}, whole=routes.version is not None or not self._enabled)
+        return {*self._given, *routes.hosts} if routes.version is not None or not self._enabled else None
 
     def begin(self) -> None:
         """Called before every call."""
@@ -124,15 +111,15 @@ class Router:
         return order(self.routes, self._given, sample, among=among, last=last)
 
     def order_for(self, item_id: Any) -> tuple[Address, ...]:
-        """As `order`, of a request about one item."""
+        """Return the hosts to try for a request about one item."""
         owner = self.routes.owner(item_id)
         return self.order(() if owner is None else (owner,))
 
     def order_for_new(self) -> tuple[Address, ...]:
-        """As `order`, of a request with a new item that any host may store; see `foqs.client.routes.Spread`. With more
+        """Return the hosts to try for a new item that any host may store; see `foqs.client.routes.Spread`. With more
         hosts than connections the host is a random one: in turn, none would find its connection open."""
         routes = self.routes
-        if routes.alone or len(serving := routes.serving) > self._connections:
+        if routes.alone or len(serving := routes.serving) > self._pool.size:
             return self.order()
         host = self._spread.next(routes, 1)
         if host is None:
@@ -149,24 +136,20 @@ class Router:
             return [Part(self.order(tuple(host for host in groups if host is not None), last), asked)]
         return [Part(self.order(() if host is None else (host,), last), group) for host, group in groups.items()]
 
-    def split(self, ids: Sequence[Any], asked: Sequence[int], refused: Mapping[int, Address]) -> list[Part]:
-        """The indices `asked` of `ids`, by owner; see `foqs.client.routes.by_owner`."""
-        return self._split(self.routes.owner, ids, asked, refused)
-
-    def split_by_slot(
-        self, slots: Sequence[int | None], asked: Sequence[int], refused: Mapping[int, Address]
+    def split(
+        self,
+        owner_of: Callable[[Routes, Any], Address | None],
+        ids: Sequence[Any],
+        asked: Sequence[int],
+        refused: Mapping[int, Address],
     ) -> list[Part]:
-        """The indices `asked` of `slots`, as `split`."""
-        return self._split(self.routes.owner_of_slot, slots, asked, refused)
-
-    def _split(
-        self, owner_of: OwnerOf, ids: Sequence[Any], asked: Sequence[int], refused: Mapping[int, Address]
-    ) -> list[Part]:
-        if self.routes.alone:
+        """Return the indices `asked` of `ids`, by owner; see `foqs.client.routes.by_owner`."""
+        routes = self.routes
+        if routes.alone:
             return [Part(self.order(), asked)]
         return [
             Part(self.order((owner,)) if owner else self.order(last={refused[i] for i in group if i in refused}), group)
-            for owner, group in by_owner(owner_of, ids, asked, refused).items()
+            for owner, group in by_owner(partial(owner_of, routes), ids, asked, refused).items()
         ]
 
     # ------------------------------------------------------------------------------------- the thread
@@ -174,7 +157,8 @@ class Router:
     def _run(self) -> None:
         failures = 0
         while not self._closed:
-            for address in self._candidates():
+            hosts = random.sample(self.routes.hosts, len(self.routes.hosts))
+            for address in dict.fromkeys((*hosts, *self._given)):
                 if self._follow(address) or self._closed:
                     failures = 0
                     break
@@ -183,15 +167,11 @@ class Router:
                 self._first_asked()
                 self._pause(_AGAIN.delay_ms(failures, random.random) / 1000)
 
-    def _candidates(self) -> list[Address]:
-        hosts = random.sample(self.routes.hosts, len(self.routes.hosts))
-        return list(dict.fromkeys((*hosts, *self._given)))
-
     def _follow(self, address: Address) -> bool:
         """Ask one host until it fails. Return True if it ever waited or had a change."""
         followed = False
         try:
-            connection = Connection(address, self._connect_timeout_s, self._securing)
+            connection = self._pool.connect(address)
         except FoqsError:
             return False
         try:
@@ -223,7 +203,9 @@ class Router:
         context = idl.RequestContext(token=self._token, timeout_ms=WAIT_MS + _MARGIN_MS)
         request = idl.GetRoutingRequest(version=version, wait_ms=0 if version is None else WAIT_MS, context=context)
         until = monotonic() + (request.wait_ms + _MARGIN_MS) / 1000
-        return routes_of(ROUTING.decode(connection.exchange(ROUTING.encode(request, sequence), until), sequence))
+        return routes_of(
+            methods.ROUTING.decode(connection.exchange(methods.ROUTING.encode(request, sequence), until), sequence)
+        )
 
     def _first_asked(self) -> None:
         if not self._asked:
@@ -232,35 +214,22 @@ class Router:
                 self._change.notify_all()
 
     def _learn(self, routes: Routes) -> None:
-        if routes.version == self.routes.version or not routes.hosts:  # none: it has not heard of itself yet
-            return
-        self.routes = routes
-        self._changed(routes.hosts)
+        if routes.version != self.routes.version and routes.hosts:  # none: it has not heard of itself yet
+            self.routes = routes
+            self._pool.living(routes.hosts)
 
     def _pause(self, seconds: float) -> None:
         with self._change:
             self._change.wait_for(lambda: self._closed, seconds)
 
 
-FRESH_S = 2.0
-"""Older answers are asked again. Being wrong for so long costs a hop: hosts know better."""
-_MOST = 10_000
-_TIMEOUT_S = 2.0
-
-
-def active_topics(caller: Caller, router: Router, namespace: str) -> list[Any]:
-    """The topics of the namespace that have something ready, as far as one answer tells."""
-    request = idl.GetActiveTopicsRequest(ns=namespace, limit=_MOST)
-    deadline = monotonic() + _TIMEOUT_S
-    asked = caller.send(TOPICS, request, deadline, repeatable=True, to=router.order(), wait=False)
-    return caller.receive(asked).topics or []
-
-
 class Topics:
-    """Thread-safe. `ask` gives the active topics (GetActiveTopics)."""
+    """Thread-safe. Which hosts have items of which topics ready, as far as one answer says."""
 
-    def __init__(self, ask: Callable[[], Iterable[Any]]) -> None:
-        self._ask = ask
+    def __init__(self, caller: Caller, router: Router, namespace: str) -> None:
+        self._caller = caller
+        self._router = router
+        self._namespace = namespace
         self._having: Mapping[str, frozenset[Address]] = {}
         self.after_fork()
         renew_after_fork(self)
@@ -295,11 +264,19 @@ class Topics:
     def _run(self) -> None:
         while self._still_wanted():
             try:
-                self._having = hosts_by_topic(self._ask())
+                self._having = hosts_by_topic(self._active())
             except FoqsError as error:
                 self._having = {}
                 log.debug("which hosts have which topics is not known: %s", error)
-            self._closed.wait(FRESH_S)
+            self._closed.wait(_FRESH_S)
+
+    def _active(self) -> Iterable[Any]:
+        """Return the active topics (GetActiveTopics)."""
+        request = idl.GetActiveTopicsRequest(ns=self._namespace, limit=_TOPICS)
+        deadline = monotonic() + _TOPICS_TIMEOUT_S
+        to = self._router.order()
+        asked = self._caller.send(methods.TOPICS, request, deadline, repeatable=True, to=to, wait=False)
+        return self._caller.receive(asked).topics or ()
 
     def _still_wanted(self) -> bool:
         with self._change:

@@ -17,7 +17,7 @@ from foqs.errors import Invalid
 from foqs.ids import HASH_SLOTS, digest_of, hash_slot_of, shard_of
 
 Sample = Callable[[Sequence[Address], int], Sequence[Address]]
-"""So many of several, at random."""
+"""Returns a number of hosts out of several, at random."""
 
 OwnerOf = Callable[[Any], Address | None]
 """The host of an id or slot, when there is a choice and it is known."""
@@ -25,7 +25,7 @@ OwnerOf = Callable[[Any], Address | None]
 PIECE_ITEMS = 500
 """The fewest new items of a part of a request. Smaller requests cost more for each item."""
 OTHERS = 3
-"""So many hosts are tried beside the best one, before the addresses that the user gave."""
+"""Hosts to try in addition to the best one, before the addresses that the user gave."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Routes:
     hosts: tuple[Address, ...] = ()
     slots: Sequence[int] = ()
     alone: bool = field(init=False, repr=False, compare=False)
-    """Whether there is no choice."""
+    """True if there is no choice."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "alone", len(self.hosts) < 2)
@@ -54,11 +54,11 @@ class Routes:
             return None
         return self.owners.get(shard_of(item_id))
 
-    def owner_of_slot(self, slot: Any) -> Address | None:
-        """As `owner`, of the shard that has the slot."""
-        if self.alone or slot is None or not self.slots:
+    def owner_of_hash_slot(self, number: Any) -> Address | None:
+        """Return the host of the shard that has the hash slot, as for `owner`."""
+        if self.alone or number is None or not self.slots:
             return None
-        return self.owners.get(self.slots[slot])
+        return self.owners.get(self.slots[number])
 
 
 class Part(NamedTuple):
@@ -141,7 +141,7 @@ def routes_of(response: Any) -> Routes:
     return Routes(response.version, owners, tuple(sorted(hosts)), slots if len(slots) == HASH_SLOTS else ())
 
 
-def slot(namespace: Any, key: Any) -> int | None:
+def hash_slot(namespace: Any, key: Any) -> int | None:
     """None for an invalid key: the server refuses it."""
     return hash_slot_of(digest_of(namespace, key)) if isinstance(key, str) else None
 

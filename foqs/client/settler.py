@@ -1,13 +1,4 @@
-"""Sends acks, nacks and releases to the server, gathered into batches.
-
-The nack that a worker sends in place of a nack that the server, or the codec, refused. Pure.
-
-A nack that is not sent again loses the reason of the failure, and the item waits until its lease ends.
-
-Counts of the items that a Worker got, by their outcomes.
-
-When a worker asks for items, for how many, and which acks go with the request.
-"""
+"""How items of a worker end: acks, nacks and releases are sent in batches, counted, and their leases given up."""
 
 from __future__ import annotations
 
@@ -15,66 +6,32 @@ import random
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from queue import SimpleQueue
 from time import monotonic
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from foqs.client.client import Client
-from foqs.client.guard import SafeLog, is_a, renew_after_fork, run_to_end
+from foqs.client.guard import SafeLog, guarded_thread, is_a, renew_after_fork
 from foqs.client.items import Nack
-from foqs.client.job import REASON_BYTES, Held, bounded
+from foqs.client.job import REASON_BYTES, Held, bounded, delay_argument
 from foqs.client.leases import Leases
 from foqs.client.timing import Backoff, Batcher
 from foqs.errors import FoqsError, Invalid, NotFound, StaleLease
-from foqs.second_answer import END_ITEM, ONCE, Policy, Verdict, judge, unknown
+from foqs.second_answer import END_ITEM, ONCE, Verdict, judge, unknown
 from foqs.travel import Value
-
-SHORT_REASON_BYTES = 64
-_NOTE_BYTES = 300
-_METADATA, _DELAY, _REASON = "metadata", "delay_ms", "reason"
-
-
-def without_refused(nack: Nack, why: str, delay_ms: int) -> Nack | None:
-    """Return `nack` without the part that `why`, the text of the error, begins with. If it names none, that is the
-    metadata if there are any, else the delay. The reason names the refused part. None if there is nothing to leave out,
-    so repeated calls end.
-
-    `delay_ms` takes the place of a delay that a handler asked for: the item has failed then, so a retry rule counts.
-    """
-    named = why.partition(" ")[0]
-    if named == _REASON:
-        return _with_shorter_reason(nack)
-    parts = (named,) if named in (_METADATA, _DELAY) else (_METADATA, _DELAY)
-    refused = next((part for part in parts if getattr(nack, part) is not None), None)
-    if refused is None:
-        return None
-    reason = _noted(nack.reason, refused, why)
-    if refused == _METADATA:
-        return replace(nack, reason=reason, metadata=None)
-    return replace(nack, reason=reason, failed=True, delay_ms=None if nack.failed else delay_ms)
-
-
-def _with_shorter_reason(nack: Nack) -> Nack | None:
-    if nack.reason is None:
-        return None
-    shorter = bounded(nack.reason, SHORT_REASON_BYTES)
-    return replace(nack, reason=None if shorter == nack.reason else shorter)
-
-
-def _noted(reason: str | None, part: str, why: str) -> str:
-    note = bounded(f"sent without {part}, which was refused: {why}", _NOTE_BYTES)
-    if not reason:
-        return note
-    return f"{bounded(reason, REASON_BYTES - len(note.encode()) - 2)}; {note}"
-
 
 log = SafeLog()
 
 CALL_TIMEOUT_MS = 5_000
 GIVE_UP_AFTER_LEASES = 1.0
-"""So many lease times after a lease ended (an ack may still be taken then, if no other consumer got the item)."""
+"""Lease durations after the end of a lease: an ack may still be taken then, if no other consumer got the item."""
 HOLD_MS = 50.0
 """Endings wait this long for the acks that went with a dequeue, as they do for an ack that the settler sends."""
+SHORT_REASON_BYTES = 64
+_NOTE_BYTES = 300
+_METADATA, _DELAY, _REASON = "metadata", "delay_ms", "reason"
 _AGAIN = Backoff(first_ms=100, longest_ms=5_000)
+Outcome = Literal["done", "failed", "released", "lost", "unsettled", "left_open", "hung"]
 
 
 class Ending(NamedTuple):
@@ -88,31 +45,31 @@ Settled = tuple[Ending, FoqsError | None]
 
 
 class Settler:
-    """One thread. `settled` is called for every ending once, from that thread or from the one that calls `answered`.
-    `broken(error)` is called if the thread ends by an error: the endings that it has are not sent.
+    """One thread, which gives every ending to `outcomes` once; so does a thread that calls `answered`. `broken(error)`
+    is called if the thread ends by an error: the endings that it has are not sent.
 
-    A nack that was refused is sent again without the refused part; `delay_ms(held)` takes the place of a delay.
+    A nack that was refused is sent again without the refused part; `backoff` sets the delay in place of a refused one.
 
-    `offer` is asked to take due acks along with a dequeue. If it takes them, each is given to `answered`, `failed` or
+    `room` is offered due acks, to go along with a dequeue. If it takes them, each is given to `answered`, `failed` or
     `send_back` later.
     """
 
     def __init__(
         self,
         client: Client,
-        settled: Callable[[list[Settled]], None],
+        outcomes: Outcomes,
+        room: Room,
         *,
         lease_ms: int,
         max_items: int,
         linger_ms: float,
-        offer: Callable[[list[Ending]], bool],
-        delay_ms: Callable[[Held], int],
+        backoff: Backoff,
         broken: Callable[[BaseException], object],
     ) -> None:
         self._client = client
-        self._settled = settled
-        self._offer = offer
-        self._delay_ms = delay_ms
+        self._outcomes = outcomes
+        self._room = room
+        self._backoff = backoff
         self._lease_s = lease_ms / 1000
         self._batcher: Batcher[Ending] = Batcher(max_items, 1 << 20, linger_ms)
         self._again: list[Ending] = []
@@ -123,7 +80,7 @@ class Settler:
         self._closed = False
         self.inherited = False
         self._change = threading.Condition()
-        self._thread = threading.Thread(target=run_to_end, args=(broken, self._run), name="foqs-settler", daemon=True)
+        self._thread = guarded_thread("foqs-settler", broken, self._run)
 
     def start(self) -> None:
         renew_after_fork(self)
@@ -152,7 +109,7 @@ class Settler:
     def answered(self, acks: Sequence[Ending], outcomes: Sequence[FoqsError | None]) -> None:
         """Settle acks that went with a dequeue. Those that may be repeated are sent again."""
         done, again = self._judge(acks, outcomes)
-        self._settled(done)
+        self._outcomes.settled(done)
         self._hold_until_ms = 0.0
         self.send_back(again)
 
@@ -166,9 +123,10 @@ class Settler:
 
     def send_back(self, acks: Sequence[Ending]) -> None:
         """Send acks that were taken along by themselves, at once."""
-        with self._change:
-            self._back += acks
-            self._change.notify()
+        if acks:
+            with self._change:
+                self._back += acks
+                self._change.notify()
 
     def close(self, deadline: float) -> None:
         """Settle the queued endings without lingering; give up those not settled by the deadline (monotonic
@@ -182,9 +140,12 @@ class Settler:
 
     def _run(self) -> None:
         while batch := self._next_batch():
-            self._settle([e for e in batch if e.nack is None], self._ack)
-            self._settle([e for e in batch if e.nack is not None and not e.nack.release], self._nack)
-            self._settle([e for e in batch if e.nack is not None and e.nack.release], self._release)
+            acks = [ending for ending in batch if ending.nack is None]
+            nacks = [ending for ending in batch if ending.nack is not None and not ending.nack.release]
+            releases = [ending for ending in batch if ending.nack is not None and ending.nack.release]
+            self._settle(acks, self._client.ack_many, [ending.held for ending in acks])
+            self._settle(nacks, self._client.nack_many, [ending.nack for ending in nacks])
+            self._settle(releases, self._client.release_many, [ending.held for ending in releases])
 
     def _next_batch(self) -> list[Ending]:
         """Waits for something to do; empty at the end."""
@@ -198,13 +159,13 @@ class Settler:
 
     def _take_along(self, acks: list[Ending]) -> bool:
         self._hold_until_ms = monotonic() * 1000 + HOLD_MS  # before the offer, whose end may come first
-        taken = self._offer(acks)
+        taken = self._room.offer(acks)
         if not taken:
             self._hold_until_ms = 0.0
         return taken
 
     def _due(self) -> tuple[list[Ending], bool]:
-        """Wait for endings to send. Return them, and whether they are sent for the first time; none at the end."""
+        """Wait for endings to send. Return them, and True if they were not sent before; no endings at the end."""
         with self._change:
             while True:
                 now_ms = monotonic() * 1000
@@ -224,21 +185,18 @@ class Settler:
                 times = [t for t in (due_at_ms, self._again_at_ms if self._again else None) if t is not None]
                 self._change.wait((min(times) - now_ms) / 1000 if times else None)
 
-    def _ack(self, endings: list[Ending]) -> list[FoqsError | None]:
-        return self._client.ack_many([e.held for e in endings], timeout_ms=CALL_TIMEOUT_MS)
-
-    def _nack(self, endings: list[Ending]) -> list[FoqsError | None]:
-        return self._client.nack_many([e.nack for e in endings if e.nack], timeout_ms=CALL_TIMEOUT_MS)
-
-    def _release(self, endings: list[Ending]) -> list[FoqsError | None]:
-        return self._client.release_many([e.held for e in endings], timeout_ms=CALL_TIMEOUT_MS)
-
-    def _settle(self, endings: list[Ending], call: Callable[[list[Ending]], list[FoqsError | None]]) -> None:
+    def _settle(self, endings: list[Ending], call: Callable[..., list[FoqsError | None]], entries: list[Any]) -> None:
         if not endings:
             return
-        done, again = self._judge(endings, call(endings))
-        self._settled(done)
-        self._put_off(again, progress=bool(done))
+        done, again = self._judge(endings, call(entries, timeout_ms=CALL_TIMEOUT_MS))
+        self._outcomes.settled(done)
+        with self._change:
+            if done:
+                self._failures = 0
+            if again:
+                self._failures += 1
+                self._again += again
+                self._again_at_ms = monotonic() * 1000 + _AGAIN.delay_ms(self._failures, random.random)
 
     def _judge(
         self, endings: Sequence[Ending], outcomes: Sequence[FoqsError | None]
@@ -253,10 +211,11 @@ class Settler:
             if is_a(error, Invalid) and (repaired := self._without_refused(ending, error)) is not None:
                 self.send_back((repaired,))
                 continue
-            verdict = judge(_policy_of(ending), error, ending.held.doubtful)
+            # A nack is not repeated across calls: that would delay the item, or count its attempt, a second time.
+            verdict = judge(END_ITEM if ending.nack is None else ONCE, error, ending.held.doubtful)
             if verdict is Verdict.AGAIN_DOUBTFUL:
                 ending.held.doubtful = True
-            if verdict in (Verdict.AGAIN, Verdict.AGAIN_DOUBTFUL) and self._lease_may_stand(ending):
+            if verdict in (Verdict.AGAIN, Verdict.AGAIN_DOUBTFUL) and self._lease_may_last(ending):
                 again.append(ending)
             elif verdict is Verdict.DONE:
                 done.append((ending, None))
@@ -267,37 +226,69 @@ class Settler:
     def _without_refused(self, ending: Ending, error: FoqsError) -> Ending | None:
         if ending.nack is None or ending.nack.release:
             return None
-        nack = without_refused(ending.nack, error.message, self._delay_ms(ending.held))
+        nack = without_refused(ending.nack, error.message, delay_of(self._backoff, ending.held))
         if nack is None:
             return None
         log.warning("the nack of %s was refused: %s; it is sent again without that", ending.held, error.message)
         return Ending(ending.held, nack)
 
-    def _lease_may_stand(self, ending: Ending) -> bool:
+    def _lease_may_last(self, ending: Ending) -> bool:
         return monotonic() < ending.held.expires + self._lease_s * GIVE_UP_AFTER_LEASES
 
-    def _put_off(self, again: list[Ending], *, progress: bool) -> None:
-        with self._change:
-            if progress:
-                self._failures = 0
-            if again:
-                self._failures += 1
-                self._again += again
-                self._again_at_ms = monotonic() * 1000 + _AGAIN.delay_ms(self._failures, random.random)
 
+class Room:
+    """Where the settler's thread passes due acks to the worker's thread, while it waits for room: the acks make
+    the room, and go with the request for the items that take it. A worker with room asks at once, without acks.
 
-def _policy_of(ending: Ending) -> Policy:
-    """A nack is not repeated across calls: that would delay the item, or count its attempt, a second time."""
-    return END_ITEM if ending.nack is None else ONCE
+    `queue` has the items that wait for a handler; above `refill_at` of them requests are put off."""
+
+    def __init__(
+        self, leases: Leases, stopping: threading.Event, queue: SimpleQueue[Held | None], refill_at: int
+    ) -> None:
+        self._leases = leases
+        self._stopping = stopping
+        self._queue = queue
+        self._refill_at = refill_at
+        self._waits = False
+        self._acks: list[Ending] = []
+
+    @property
+    def low(self) -> bool:
+        """True if few items wait for a handler. A worker whose handlers all hang takes none."""
+        return self._queue.qsize() <= self._refill_at and not self._leases.limits.all_hang
+
+    def wait(self) -> tuple[int, list[Ending]]:
+        """Return the room for items, and the acks to send with the request; these make more room. Returns at once when
+        the worker stops."""
+        leases = self._leases
+        with leases.change:
+            self._waits = True
+            leases.change.wait_for(self._ends)
+            self._waits = False
+            acks, self._acks = self._acks, []
+            return leases.room, acks
+
+    def offer(self, acks: list[Ending]) -> bool:
+        """Give `acks` to the thread in `wait`. Return True if it takes them."""
+        with self._leases.change:
+            waits = self._waits and not self._acks and not self._stopping.is_set() and self.low
+            if not waits or self._leases.room + len(acks) <= 0:
+                return False
+            self._acks = acks
+            self._leases.change.notify_all()
+            return True
+
+    def _ends(self) -> bool:
+        return self._stopping.is_set() or bool(self._acks) or (self._leases.room > 0 and self.low)
 
 
 @dataclass(slots=True)
 class Counts(Value):
     """Outcomes of the items that a worker got. `done`: acked; with ACK_FIRST, the handler returned as well. `failed`:
-    nacked, rejected, or an exception after ACK_FIRST. `lost`: the lease was over before the outcome could be sent, or
+    nacked, rejected, or an exception after ACK_FIRST. `lost`: the lease had ended before the outcome could be sent, or
     before work was begun, so the item is delivered again; `unsettled`: the server did not take the outcome in time.
     `left_open`: the handler of a MANUAL worker returned without an outcome. `hung`: handlers that ran longer than the
-    worker's `time_limit_ms`, each counted once when its time was over, and again by its outcome if it ends.
+    worker's `time_limit_ms`, each counted once when its time is up, and again by its outcome if it ends.
     """
 
     done: int = 0
@@ -316,25 +307,19 @@ class Outcomes:
         self.counts = Counts()
         self._leases = leases
 
-    def lost(self, held: Held) -> None:
+    def count(self, outcome: Outcome, number: int = 1) -> None:
         with self._leases.change:
-            self.counts.lost += 1
+            setattr(self.counts, outcome, getattr(self.counts, outcome) + number)
+
+    def ended(self, held: Held, outcome: Outcome) -> None:
+        """Count an item without an ending to send."""
+        self.count(outcome)
         self._leases.remove((held,))
 
-    def left_open(self, held: Held) -> None:
-        with self._leases.change:
-            self.counts.left_open += 1
-        self._leases.remove((held,))
-
-    def hung(self, handlers: int) -> None:
-        with self._leases.change:
-            self.counts.hung += handlers
-
-    def settled(self, settled: list[Settled]) -> None:
+    def settled(self, settled: Sequence[Settled]) -> None:
         for ending, error in settled:
             self.note(ending, error)
-            with self._leases.change:
-                self._count(ending, error)
+            self.count(_outcome(ending, error))
         self._leases.remove(ending.held for ending, _ in settled)
 
     def note(self, ending: Ending, error: FoqsError | None) -> None:
@@ -344,25 +329,13 @@ class Outcomes:
         if error is not None:
             log.warning("%s of %s: %s", _word(ending), ending.held, error.message)
 
-    def worked(self, held: Held, *, failed: bool) -> None:
-        """The handler of an item that was acked first has ended."""
-        with self._leases.change:
-            self.counts.failed += failed
-            self.counts.done += not failed
-        self._leases.remove((held,))
 
-    def _count(self, ending: Ending, error: FoqsError | None) -> None:
-        count = self.counts
-        if isinstance(error, StaleLease | NotFound):
-            count.lost += 1
-        elif error is not None:
-            count.unsettled += 1
-        elif ending.nack is None:
-            count.done += 1
-        elif ending.nack.release:
-            count.released += 1
-        else:
-            count.failed += 1
+def _outcome(ending: Ending, error: FoqsError | None) -> Outcome:
+    if error is not None:
+        return "lost" if isinstance(error, StaleLease | NotFound) else "unsettled"
+    if ending.nack is None:
+        return "done"
+    return "released" if ending.nack.release else "failed"
 
 
 def _word(ending: Ending) -> str:
@@ -373,45 +346,38 @@ def _word(ending: Ending) -> str:
     return "release" if ending.nack.release else "nack"
 
 
-class Room:
-    """Where the settler's thread passes due acks to the worker's thread, while that one waits for room: the acks make
-    the room, and go with the request for the items that take it. A worker with room asks at once, without acks.
+def without_refused(nack: Nack, why: str, delay_ms: int) -> Nack | None:
+    """Return `nack` without the part that `why`, the text of the error, begins with. If it names none, that is the
+    metadata if there are any, else the delay. The reason names the refused part. None if there is nothing to leave out,
+    so repeated calls end. A nack that is not sent again would lose the reason of the failure.
 
-    `queued` is how many items wait for a handler; above `refill_at` requests are put off."""
+    `delay_ms` takes the place of a delay that a handler asked for: the item has failed then, so a retry rule counts.
+    """
+    named = why.partition(" ")[0]
+    if named == _REASON:
+        if nack.reason is None:
+            return None
+        shorter = bounded(nack.reason, SHORT_REASON_BYTES)
+        return replace(nack, reason=None if shorter == nack.reason else shorter)
+    parts = (named,) if named in (_METADATA, _DELAY) else (_METADATA, _DELAY)
+    refused = next((part for part in parts if getattr(nack, part) is not None), None)
+    if refused is None:
+        return None
+    reason = bounded(f"sent without {refused}, which was refused: {why}", _NOTE_BYTES)
+    if nack.reason:
+        reason = f"{bounded(nack.reason, REASON_BYTES - len(reason.encode()) - 2)}; {reason}"
+    if refused == _METADATA:
+        return replace(nack, reason=reason, metadata=None)
+    return replace(nack, reason=reason, failed=True, delay_ms=None if nack.failed else delay_ms)
 
-    def __init__(self, leases: Leases, stopping: threading.Event, queued: Callable[[], int], refill_at: int) -> None:
-        self._leases = leases
-        self._stopping = stopping
-        self._queued = queued
-        self._refill_at = refill_at
-        self._waits = False
-        self._acks: list[Ending] = []
 
-    def wait(self) -> tuple[int, list[Ending]]:
-        """Return the room for items, and the acks to send with the request; these make more room. Returns at once when
-        the worker stops."""
-        leases = self._leases
-        with leases.change:
-            self._waits = True
-            leases.change.wait_for(self._ends)
-            self._waits = False
-            acks, self._acks = self._acks, []
-            return leases.room, acks
-
-    def offer(self, acks: list[Ending]) -> bool:
-        """Give `acks` to the thread in `wait`. Return whether it takes them."""
-        with self._leases.change:
-            waits = self._waits and not self._acks and not self._stopping.is_set() and self.low
-            if not waits or self._leases.room + len(acks) <= 0:
-                return False
-            self._acks = acks
-            self._leases.change.notify_all()
-            return True
-
-    @property
-    def low(self) -> bool:
-        """Whether few items wait for a handler."""
-        return self._queued() <= self._refill_at
-
-    def _ends(self) -> bool:
-        return self._stopping.is_set() or bool(self._acks) or (self._leases.room > 0 and self.low)
+def delay_of(backoff: Backoff, held: Held) -> int:
+    """Return the delay of a failed item by `backoff`, or by the default one if that raises an error or gives no whole
+    milliseconds: it may be a class of the user, and the item must not wait for its repair."""
+    try:
+        delay_ms = delay_argument(backoff.delay_ms(held.attempt, random.random))
+        if delay_ms is not None:
+            return delay_ms
+    except BaseException as error:
+        log.error("the backoff of the worker gave no delay; the default one counts", exc_info=error)
+    return Backoff().delay_ms(held.attempt, random.random)

@@ -1,7 +1,4 @@
-"""When a batch is due: full, or its oldest entry has waited long enough. Pure; the caller gives the time.
-
-How long a failed item, or a server that is away, is left alone. The caller gives the randomness.
-"""
+"""When to send: a batch that is due, and a request that failed. Pure: the caller gives the time and the randomness."""
 
 from __future__ import annotations
 
@@ -11,14 +8,13 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from foqs.checks import I64_MAX, check_int, check_number
-from foqs.client.guard import SafeLog
-from foqs.client.job import delay_argument
 
 T = TypeVar("T")
 
 
 class Batcher(Generic[T]):
-    """Entries in the order in which they came, numbered from 0 for ever.
+    """Entries in the order in which they came, numbered from 0. A batch is due when it is full, or when its oldest
+    entry has waited for `linger_ms`.
 
     Invariants: `bytes` is the sum of the sizes held; `first` is the number of the oldest entry held (or of
     the next one). A batch is never empty, and never above `max_items`; above `max_bytes` only when it is a
@@ -42,12 +38,12 @@ class Batcher(Generic[T]):
         self.bytes += size_bytes
 
     def deliver_now(self) -> int:
-        """Stop the linger of the items held now. Returns the number of the first entry that this is not about."""
+        """Stop the linger of the entries held now. Return the number of the first later entry."""
         self._hurried = self.first + len(self._entries)
         return self._hurried
 
     def due_at_ms(self) -> float | None:
-        """From when on `take` has a reason; None while nothing is held."""
+        """Return the time from which `take` has a reason, None while nothing is held."""
         if not self._entries:
             return None
         full = len(self._entries) >= self.max_items or self.bytes >= self.max_bytes
@@ -56,7 +52,7 @@ class Batcher(Generic[T]):
         return self._entries[0][2] + self.linger_ms
 
     def take(self) -> list[T]:
-        """The next batch, due or not."""
+        """Return the next batch, due or not."""
         batch: list[T] = []
         size = 0
         while self._entries and len(batch) < self.max_items:
@@ -76,9 +72,6 @@ class Batcher(Generic[T]):
 
     def __repr__(self) -> str:
         return f"Batcher({len(self)} entries, {self.bytes} bytes, first is number {self.first})"
-
-
-log = SafeLog()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +105,12 @@ class Backoff:
         return int(min(delay, self.longest_ms) * (1 - self.jitter * rng()))
 
 
-def checked_delay_ms(backoff: Backoff, attempt: int, rng: Callable[[], float]) -> int:
-    """Return the delay by `backoff`, or by the default one if that raises an error or gives no whole milliseconds: it
-    may be a class of the user, and the item must not wait for its repair."""
-    try:
-        delay_ms = delay_argument(backoff.delay_ms(attempt, rng))
-        if delay_ms is not None:
-            return delay_ms
-    except BaseException as error:
-        log.error("the backoff of the worker gave no delay; the default one counts", exc_info=error)
-    return Backoff().delay_ms(attempt, rng)
+REQUEST_AGAIN = Backoff(first_ms=20, longest_ms=2_000)
+
+
+def pause_ms(tries: int, retry_after_ms: int | None, rng: Callable[[], float]) -> float:
+    """Return the wait before a request is repeated, after its `tries`-th failure (from 1). `retry_after_ms`, the
+    server's hint, is a lower bound; `rng` gives [0, 1)."""
+    if retry_after_ms is not None and retry_after_ms > 0:
+        return retry_after_ms * (1 + rng() / 2)
+    return REQUEST_AGAIN.delay_ms(tries, rng)

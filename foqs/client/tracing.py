@@ -33,8 +33,7 @@ from foqs import __version__
 from foqs.bounds import Limits
 from foqs.client.guard import guarded, kind_of
 from foqs.client.items import Item, ItemSpec
-from foqs.client.job import Call, Held, Job, Retry
-from foqs.client.work_span import WorkSpan, end
+from foqs.client.job import Call, Held, Job, Retry, WorkSpan, end_span
 from foqs.errors import FoqsError, Invalid
 
 MOST_LINKS = 128
@@ -116,7 +115,7 @@ class Tracing:
             _failed(span, error)
             raise
         finally:
-            guarded(_TRACING, end, span)
+            guarded(_TRACING, end_span, span)
         return outcomes
 
     def _with(self, spec: ItemSpec, carrier: dict[str, str]) -> ItemSpec:
@@ -169,20 +168,20 @@ class Tracing:
             name, attributes = self._about("dequeue", "receive", topics, 0)
             span = self._start(name, kind=SpanKind.CLIENT, attributes=attributes, start_time=begun_ns)
             _failed(span, error)
-            guarded(_TRACING, end, span)
+            guarded(_TRACING, end_span, span)
             raise
         if items := response.items:
             name, attributes = self._about("dequeue", "receive", [item.topic for item in items], len(items))
             span = self._start(
                 name, kind=SpanKind.CLIENT, attributes=attributes, links=_links(items), start_time=begun_ns
             )
-            guarded(_TRACING, end, span)
+            guarded(_TRACING, end_span, span)
         return response
 
     # ------------------------------------------------------------------------------------- process
 
     def process(self, held: Held, call: Call) -> Call:
-        """`call` in a span, which goes on in `held.traced` until the server has the item's ack or nack."""
+        """`call` in a span, which continues in `held.traced` until the server has the item's ack or nack."""
         item = held.item
         name, attributes = self._about("process", "process", (item.topic,), 1)
         span = self._start(

@@ -1,25 +1,23 @@
-"""The work on one leased item: runs its handler, and decides its outcome by the ack policy.
-
-What a worker does about handlers that hang: a warning, a report to the hosts, and the end of the process.
-"""
+"""The work on one leased item: runs its handler, decides its outcome by the ack policy, and ends handlers that hang."""
 
 from __future__ import annotations
 
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
 from time import monotonic, sleep
-from typing import Literal
+from typing import Any, Literal
 
 from foqs.client.client import Client
 from foqs.client.guard import NotRun, SafeLog, guarded, is_a
 from foqs.client.items import Nack
-from foqs.client.job import AckPolicy, Call, Held, Job, Retry, asked_by, bounded, reason_of
-from foqs.client.leases import Leases, Over, TimeLimits
-from foqs.client.settler import CALL_TIMEOUT_MS, Ending, Outcomes, Settler
-from foqs.errors import FoqsError, Invalid
+from foqs.client.job import AckPolicy, Call, Held, Job, Retry, bounded, delay_argument, metadata_argument, reason_of
+from foqs.client.leases import Leases
+from foqs.client.settler import CALL_TIMEOUT_MS, Ending, Outcomes, Settler, delay_of
+from foqs.client.timing import Backoff
+from foqs.errors import FoqsError
 from foqs.travel import stripped
 
 log = SafeLog()
@@ -28,60 +26,201 @@ OnHang = Literal["warn", "exit"]
 REPORT_S = 5.0
 """Hosts forget a report after three times this period (`foqs.engine.workers`)."""
 EXIT_CODE = 1
-_CALL_TIMEOUT_MS = 2_000
+TIME_LIMIT = "time limit"
+"""The reason of the failure of work that took longer than its limit."""
+_REPORT_TIMEOUT_MS = 2_000
+_REPEATS = (AckPolicy.NACK_ON_ERROR, AckPolicy.REJECT_ON_ERROR)
+"""Policies in which a handler may ask for another attempt."""
+
+
+class Work:
+    """Thread-safe: each thread works on one item at a time. `backoff` sets the delay of a failed item."""
+
+    def __init__(
+        self, client: Client, leases: Leases, settler: Settler, outcomes: Outcomes, stopping: threading.Event, *,
+        policy: AckPolicy, backoff: Backoff, time_limit_ms: int | None, report_errors: bool,
+    ) -> None:  # fmt: skip
+        self._client = client
+        self._leases = leases
+        self._settler = settler
+        self._outcomes = outcomes
+        self._stopping = stopping
+        self._policy = policy
+        self._backoff = backoff
+        self._time_limit_s = None if time_limit_ms is None else time_limit_ms / 1000
+        self._report_errors = report_errors
+
+    def run(self, call: Call, held: Held) -> None:
+        """Work on an item whose lease is live, and have its outcome sent."""
+        try:
+            self._run(call, held)
+        except BaseException as error:  # such as of a job whose attributes the handler has replaced
+            if held.settling or self._settler.inherited:
+                raise
+            log.error("the outcome of %s cannot be read, so it has failed", held, exc_info=error)
+            self._failed(held, error)
+        finally:
+            if self._time_limit_s is not None and not self._settler.inherited:
+                self._leases.work_ended(held)
+
+    def _run(self, call: Call, held: Held) -> None:
+        if self._policy is AckPolicy.ACK_FIRST and not self._acked(held):
+            return
+        if self._time_limit_s is not None:
+            self._leases.limit(held, self._time_limit_s)
+        end = self._put if self._policy is AckPolicy.MANUAL else None
+        job = Job(held, self._leases.extend, self._stopping, end)
+        error = self._failure(call, held, job)
+        try:
+            self._settle(held, job, error)
+        finally:
+            del error  # its traceback holds this frame
+
+    def _settle(self, held: Held, job: Job, error: BaseException | None) -> None:
+        """Decide the outcome of work that ended, with an error or without one."""
+        self._settler.check_process()
+        late = held.stop_at is not None and monotonic() >= held.stop_at
+        if self._policy is AckPolicy.ACK_FIRST:
+            self._report(held, error, "it stays acked")
+            self._outcomes.ended(held, "done" if error is None and not late else "failed")
+        elif self._policy is AckPolicy.MANUAL:
+            self._report(held, error, "its outcome is the job's")
+            if job.open:
+                self._outcomes.ended(held, "left_open")
+        elif error is None and not late:
+            self._put(held, None)
+        else:
+            nack = self._nack(held, job.metadata, error, late=late)
+            self._report(held, error, _sequel(held, nack))
+            self._put(held, nack)
+
+    def release(self, held: Held) -> None:
+        """Give back an item that was not begun."""
+        self._settler.put(Ending(held, Nack.of(held, release=True)))
+
+    # ------------------------------------------------------------------------------------- inside
+
+    def _acked(self, held: Held) -> bool:
+        """Ack the item. Return True if the server confirmed that. Its handler is not called otherwise, and the item
+        is delivered again unless the ack was carried out without a confirmation."""
+        try:
+            self._client.ack(held, timeout_ms=CALL_TIMEOUT_MS)
+        except FoqsError as error:
+            self._outcomes.settled([(Ending(held, None), error)])
+            return False
+        held.acked()
+        self._outcomes.note(Ending(held, None), None)
+        return True
+
+    def _failure(self, call: Call, held: Held, job: Job) -> BaseException | None:
+        tracing = self._client.tracing
+        if tracing is not None:
+            call = guarded("tracing a handler", tracing.process, held, call) or call
+        try:
+            call(held.item, job)
+        except BaseException as error:  # noqa: BLE001 - whatever ends a handler is the outcome of its item
+            return error
+        return None
+
+    def _nack(self, held: Held, metadata: bytes | None, error: BaseException | None, *, late: bool) -> Nack | None:
+        """Return the outcome of failed work, None for an ack."""
+        if self._policy is AckPolicy.ACK:
+            return None
+        delay_ms = delay_of(self._backoff, held)
+        if late or error is None:
+            return Nack.of(held, delay_ms=delay_ms, metadata=metadata, reason=TIME_LIMIT, failed=True)
+        of = ""
+        if is_a(error, Retry):
+            retry: Any = error  # its attributes may have been changed to anything
+            try:
+                asked_ms, own = delay_argument(retry.delay_ms), metadata_argument(retry.metadata)
+            except BaseException as broken:
+                log.error("what a Retry asks for %s cannot be read, so it has failed", held, exc_info=broken)
+                error, of = stripped(broken), "Retry: "
+            else:
+                return Nack.of(
+                    held, delay_ms=delay_ms if asked_ms is None else asked_ms, reason="Retry", failed=asked_ms is None,
+                    metadata=metadata if own is None else own,
+                )  # fmt: skip
+        reason = bounded(of + reason_of(error, text=self._report_errors))
+        if self._policy is AckPolicy.REJECT_ON_ERROR:
+            return Nack.of(held, reason=reason, reject=True)
+        return Nack.of(held, delay_ms=delay_ms, metadata=metadata, reason=reason, failed=True)
+
+    def _failed(self, held: Held, error: BaseException) -> None:
+        """The work has ended, and its outcome could not be read."""
+        if self._policy is AckPolicy.ACK_FIRST:
+            self._outcomes.ended(held, "failed")
+        elif self._policy is AckPolicy.MANUAL:
+            self._outcomes.ended(held, "left_open")
+        else:
+            self._put(held, self._nack(held, None, error, late=False))
+
+    def _report(self, held: Held, error: BaseException | None, sequel: str) -> None:
+        if error is None:
+            return
+        if is_a(error, Retry):
+            if held.at_most_once or self._policy not in _REPEATS:
+                log.error("the handler asked for another attempt of %s: %s", held, sequel)
+        elif is_a(error, NotRun):
+            log.error("%s; %s: %s", error, held, sequel)
+        else:
+            log.error("the handler failed with %s: %s", held, sequel, exc_info=error)
+
+    def _put(self, held: Held, nack: Nack | None) -> None:
+        if held.gone:
+            self._outcomes.ended(held, "lost")
+        else:
+            self._settler.put(Ending(held, nack))
 
 
 class WorkerHung(FoqsError):
     """All handlers of a Worker, or all that `per_worker` allows, are over its time limit. It would take no item."""
 
 
-def check_on_hang(on_hang: OnHang, time_limit_ms: int | None) -> None:
-    """Raises Invalid."""
-    if on_hang == "exit" and time_limit_ms is None:
-        raise Invalid("on_hang='exit' needs time_limit_ms: without a limit no handler counts as hung")
-
-
 class Hangs:
-    """Thread-safe. When all handlers hang, `end(error)` ends the worker, or `give_back()` gives back the items that
-    wait for a handler: their leases would be extended for ever. `places()` is how many items the worker may have. When
-    the handlers of all of them hang, it would take no item again, and `end` is called as well."""
+    """What a worker does about handlers that hang: a warning, and a report to the hosts. Thread-safe.
+
+    When all handlers hang, `end(error)` ends the worker, or `give_back()` gives back the items that wait for a handler:
+    their leases would be extended for ever. When the handlers of all items that `per_worker` allows for `topics` hang,
+    the worker would take no item again, and `end` is called as well. `name` is the worker's, once it has started."""
+
+    name = ""
 
     def __init__(
-        self, client: Client, limits: TimeLimits, outcomes: Outcomes, name: Callable[[], str | None], handlers: int,
-        end: Callable[[WorkerHung], None] | None, give_back: Callable[[], None], places: Callable[[], int],
+        self, client: Client, leases: Leases, outcomes: Outcomes, topics: Sequence[str],
+        end: Callable[[WorkerHung], None] | None, give_back: Callable[[], None],
     ) -> None:  # fmt: skip
         self._client = client
-        self._limits = limits
+        self._leases = leases
+        self._limits = leases.limits
         self._outcomes = outcomes
-        self._name = name
-        self._handlers = handlers
+        self._topics = topics
         self._end = end
         self._give_back = give_back
-        self._places = places
         self._lock = threading.Lock()
         self._reporting = False
         self._closed = threading.Event()
-        limits.found = self.found
+        self._limits.found = self.found
 
-    @property
-    def all_hang(self) -> bool:
-        return self._limits.over_now >= self._handlers
-
-    def found(self, over: list[Over]) -> None:
-        """Some more handlers are over their time limit."""
-        for one in over:
+    def found(self, over: list[tuple[Held, float]]) -> None:
+        """Some more handlers exceed their time limit."""
+        for held, took_s in over:
             log.warning(
                 "the handler of %s hangs: it has run for %.3f s, longer than the time limit; %s",
-                one.held, one.took_s, _hung_sequel(one.held),
+                held, took_s, _hung_sequel(held),
             )  # fmt: skip
-        self._outcomes.hung(len(over))
-        if self.all_hang:
-            if self._end is not None:
-                self._end(WorkerHung(f"all {self._handlers} handlers of the worker hang: each is over time_limit_ms"))
-                return
-            self._give_back()
-        elif self._end is not None and (items := self._limits.items_over) >= self._places():
-            self._end(WorkerHung(f"all {items} handlers that per_worker allows hang: each is over time_limit_ms"))
+        self._outcomes.count("hung", len(over))
+        items, share = self._limits.items_over, self._leases.share
+        which = ""
+        if self._limits.all_hang:
+            if self._end is None:
+                self._give_back()
+            which = f"all {self._limits.handlers} handlers of the worker hang"
+        elif share is not None and items >= share.most(self._topics):
+            which = f"all {items} handlers that per_worker allows hang"
+        if which and self._end is not None:
+            self._end(WorkerHung(f"{which}: each is over time_limit_ms"))
             return
         with self._lock:
             if self._reporting or self._closed.is_set():
@@ -107,22 +246,14 @@ class Hangs:
 
     def _ask(self, over: Counter[str]) -> None:
         try:
-            self._client.report_hung(over, worker=self._name() or "", timeout_ms=_CALL_TIMEOUT_MS)
+            self._client.report_hung(over, worker=self.name, timeout_ms=_REPORT_TIMEOUT_MS)
         except FoqsError as error:
             log.debug("the hung handlers are not reported: %s", error)
 
 
-def _hung_sequel(held: Held) -> str:
-    """The next step of the item of a handler that hangs, for the log."""
-    if held.settling or held.expires == inf:
-        return "the outcome of the item was given before"
-    sequel = "the item is lost, as it is at-most-once" if held.at_most_once else "the item is delivered again"
-    return f"the lease is not extended any longer, so {sequel}"
-
-
 def end_process_after_main(grace_s: float) -> None:
     """End the process `grace_s` after its main thread has ended, if it still runs: Python waits for threads that are no
-    daemons, such as those of an executor of a handler that hangs. While the main thread works this does nothing."""
+    daemons, such as threads of an executor of a handler that hangs. While the main thread works this does nothing."""
     ends = threading.Event()
     try:
         # Runs before the interpreter waits for executors, and so before the main thread counts as ended.
@@ -139,155 +270,6 @@ def end_process_after_main(grace_s: float) -> None:
     threading.Thread(target=wait, name="foqs-exit", daemon=True).start()
 
 
-TIME_LIMIT = "time limit"
-"""The reason of the failure of work that took longer than its limit."""
-_REPEATS = (AckPolicy.NACK_ON_ERROR, AckPolicy.REJECT_ON_ERROR)
-"""Policies in which a handler may ask for another attempt."""
-
-
-class Work:
-    """Thread-safe: each thread works on one item at a time. `delay_ms(held)` is the delay of a failed item."""
-
-    def __init__(
-        self, client: Client, leases: Leases, settler: Settler, outcomes: Outcomes, stopping: threading.Event, *,
-        policy: AckPolicy, delay_ms: Callable[[Held], int], time_limit_ms: int | None, report_errors: bool,
-    ) -> None:  # fmt: skip
-        self._client = client
-        self._leases = leases
-        self._settler = settler
-        self._outcomes = outcomes
-        self._stopping = stopping
-        self._policy = policy
-        self._delay_ms = delay_ms
-        self._time_limit_s = None if time_limit_ms is None else time_limit_ms / 1000
-        self._report_errors = report_errors
-
-    def run(self, call: Call, held: Held) -> None:
-        """Work on an item whose lease stands, and have its outcome sent."""
-        try:
-            self._run(call, held)
-        except BaseException as error:  # such as of a job whose attributes the handler has replaced
-            if held.settling or self._settler.inherited:
-                raise
-            log.error("the outcome of %s cannot be read, so it has failed", held, exc_info=error)
-            self._failed(held, error)
-        finally:
-            if self._time_limit_s is not None and not self._settler.inherited:
-                self._leases.work_ended(held)
-
-    def _run(self, call: Call, held: Held) -> None:
-        if self._policy is AckPolicy.ACK_FIRST and not self._acked(held):
-            return
-        if self._time_limit_s is not None:
-            self._leases.limit(held, self._time_limit_s)
-        end = self._ended_by_job if self._policy is AckPolicy.MANUAL else None
-        job = Job(held, self._leases.extend, self._stopping, end)
-        error = self._failure(call, held, job)
-        try:
-            self._settle(held, job, error)
-        finally:
-            del error  # its traceback holds this frame
-
-    def _settle(self, held: Held, job: Job, error: BaseException | None) -> None:
-        """Decide the outcome of work that ended, with an error or without one."""
-        self._settler.check_process()
-        late = held.stop_at is not None and monotonic() >= held.stop_at
-        if self._policy is AckPolicy.ACK_FIRST:
-            self._report(held, error, "it stays acked")
-            self._outcomes.worked(held, failed=error is not None or late)
-        elif self._policy is AckPolicy.MANUAL:
-            self._report(held, error, "its outcome is the job's")
-            if job.open:
-                self._outcomes.left_open(held)
-        elif error is None and not late:
-            self._put(held, None)
-        else:
-            nack = self._nack(held, job.metadata, error, late=late)
-            self._report(held, error, _sequel(held, nack))
-            self._put(held, nack)
-
-    def release(self, held: Held) -> None:
-        """Give back an item that was not begun."""
-        self._settler.put(Ending(held, Nack.of(held, release=True)))
-
-    # ------------------------------------------------------------------------------------- inside
-
-    def _acked(self, held: Held) -> bool:
-        """Ack the item, and return whether the server confirmed that. Its handler is not called otherwise, and the item
-        is delivered again unless the ack was carried out without a confirmation."""
-        try:
-            self._client.ack(held, timeout_ms=CALL_TIMEOUT_MS)
-        except FoqsError as error:
-            self._outcomes.settled([(Ending(held, None), error)])
-            return False
-        held.acked()
-        self._outcomes.note(Ending(held, None), None)
-        return True
-
-    def _failure(self, call: Call, held: Held, job: Job) -> BaseException | None:
-        tracing = self._client.tracing
-        if tracing is not None:
-            call = guarded("tracing a handler", tracing.process, held, call) or call
-        try:
-            call(held.item, job)
-        except BaseException as error:  # noqa: BLE001 - whatever ends a handler is the outcome of its item
-            return error
-        return None
-
-    def _nack(self, held: Held, metadata: bytes | None, error: BaseException | None, *, late: bool) -> Nack | None:
-        """Return the outcome of failed work, None for an ack."""
-        if self._policy is AckPolicy.ACK:
-            return None
-        delay_ms = self._delay_ms(held)
-        if late or error is None:
-            return Nack.of(held, delay_ms=delay_ms, metadata=metadata, reason=TIME_LIMIT, failed=True)
-        of = ""
-        if is_a(error, Retry):
-            try:
-                asked_ms, own = asked_by(error)
-            except BaseException as broken:
-                log.error("what a Retry asks for %s cannot be read, so it has failed", held, exc_info=broken)
-                error, of = stripped(broken), "Retry: "
-            else:
-                return Nack.of(
-                    held, delay_ms=delay_ms if asked_ms is None else asked_ms, reason="Retry", failed=asked_ms is None,
-                    metadata=metadata if own is None else own,
-                )  # fmt: skip
-        reason = bounded(of + reason_of(error, text=self._report_errors))
-        if self._policy is AckPolicy.REJECT_ON_ERROR:
-            return Nack.of(held, reason=reason, reject=True)
-        return Nack.of(held, delay_ms=delay_ms, metadata=metadata, reason=reason, failed=True)
-
-    def _failed(self, held: Held, error: BaseException) -> None:
-        """The work is over, and its outcome could not be read."""
-        if self._policy is AckPolicy.ACK_FIRST:
-            self._outcomes.worked(held, failed=True)
-        elif self._policy is AckPolicy.MANUAL:
-            self._outcomes.left_open(held)
-        else:
-            self._put(held, self._nack(held, None, error, late=False))
-
-    def _report(self, held: Held, error: BaseException | None, sequel: str) -> None:
-        if error is None:
-            return
-        if is_a(error, Retry):
-            if held.at_most_once or self._policy not in _REPEATS:
-                log.error("the handler asked for another attempt of %s: %s", held, sequel)
-        elif is_a(error, NotRun):
-            log.error("%s; %s: %s", error, held, sequel)
-        else:
-            log.error("the handler failed with %s: %s", held, sequel, exc_info=error)
-
-    def _ended_by_job(self, job: Job, nack: Nack | None) -> None:
-        self._put(job.held, nack)
-
-    def _put(self, held: Held, nack: Nack | None) -> None:
-        if held.gone:
-            self._outcomes.lost(held)
-        else:
-            self._settler.put(Ending(held, nack))
-
-
 def _sequel(held: Held, nack: Nack | None) -> str:
     """The next step of an item after a failed attempt, for the log."""
     if nack is None:
@@ -301,3 +283,11 @@ def _sequel(held: Held, nack: Nack | None) -> str:
     if nack.failed:
         return "again, or a dead letter, as its topic's policy says"
     return f"again in {nack.delay_ms} ms"
+
+
+def _hung_sequel(held: Held) -> str:
+    """The next step of the item of a handler that hangs, for the log."""
+    if held.settling or held.expires == inf:
+        return "the outcome of the item was given before"
+    sequel = "the item is lost, as it is at-most-once" if held.at_most_once else "the item is delivered again"
+    return f"the lease is not extended any longer, so {sequel}"

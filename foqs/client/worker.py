@@ -1,7 +1,4 @@
-"""Runs a handler for every item of some topics.
-
-Signals that ask a process to end.
-"""
+"""Runs a handler for every item of some topics: takes items, gives them to threads, and ends on a signal."""
 
 from __future__ import annotations
 
@@ -10,65 +7,26 @@ import random
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from queue import Empty, SimpleQueue
 from time import monotonic
-from types import TracebackType
 from typing import Any
 
 from foqs.bounds import Limits
-from foqs.client.arguments import check_held, checked, duration, instance_of, one_of, pause, unchecked
+from foqs.client.arguments import MOST_HELD, checked, duration, instance_of, one_of, pause, unchecked
 from foqs.client.client import Client
 from foqs.client.connection import ClientClosed
-from foqs.client.guard import SafeLog, is_a, kind_of, renew_after_fork, run_to_end, text_of
+from foqs.client.guard import SafeLog, guarded_thread, is_a, kind_of, renew_after_fork, run_to_end, text_of
 from foqs.client.items import Item
 from foqs.client.job import AckPolicy, AckPolicyName, Call, Handler, Held, check_handler, handler_call
-from foqs.client.leases import Begun, Leases
+from foqs.client.leases import Leases
 from foqs.client.routes import Part
 from foqs.client.settler import CALL_TIMEOUT_MS, Ending, Outcomes, Room, Settler
-from foqs.client.timing import Backoff, checked_delay_ms
-from foqs.client.work import Hangs, OnHang, Work, WorkerHung, check_on_hang, end_process_after_main
+from foqs.client.timing import Backoff
+from foqs.client.work import Hangs, OnHang, Work, WorkerHung, end_process_after_main
 from foqs.errors import FoqsError, Forbidden, Invalid, OutcomeUnknown, Unauthenticated
 from foqs.travel import Local, stripped
-
-
-class _Before:
-    """The handlers of signals before the block. A forked child has them again: no thread of it reads the queue, and a
-    signal has to end it. The default takes the place of a handler of C code, which Python cannot set again."""
-
-    def __init__(self, before: dict[signal.Signals, Any]) -> None:
-        self._before = before
-        renew_after_fork(self)
-
-    def after_fork(self) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-
-    def restore(self) -> None:
-        self.after_fork()
-        self._before = {}
-
-
-@contextmanager
-def stop_signals() -> Iterator[SimpleQueue[int | None]]:
-    """A queue that gets the numbers of SIGTERM and SIGINT while in the block (of the main thread)."""
-    caught: SimpleQueue[int | None] = SimpleQueue()
-    if threading.current_thread() is not threading.main_thread():
-        yield caught
-        return
-    before = _Before(
-        {
-            number: signal.signal(number, lambda got, _frame: caught.put(got))
-            for number in (signal.SIGTERM, signal.SIGINT)
-        }
-    )
-    try:
-        yield caught
-    finally:
-        before.restore()
-
 
 log = SafeLog()
 
@@ -109,10 +67,11 @@ class Worker(Local):
     ...                 return                  # another consumer may have it now
 
     concurrency     handlers at a time, 1 to 10,000; the client's `pool_size` should be at least 4
-    prefetch        items held beside those in work (default 0: the worker takes no more than it has free handlers).
-                    At most `concurrency + prefetch` are held, beside those whose acks failed in a request that brought
-                    more. The server knows which of them wait: if the process is killed, they have used no attempt.
-                    That takes a small request before each item that waited, of several items where they begin together
+    prefetch        items held in addition to items in work (default 0: the worker takes an item per free handler).
+                    At most `concurrency + prefetch` are held, not counting items whose acks failed in a request that
+                    brought more. The server knows which of them wait: if the process is killed, they have used no
+                    attempt. That takes a small request before each item that waited, of several items where they begin
+                    together
     lease_ms        duration of a lease, 1 or more, within the server's limits (100 ms to 12 h), which is extended
                     while the worker holds the item; about this long after a worker was killed, other workers get its
                     items
@@ -131,7 +90,7 @@ class Worker(Local):
                     `time_limit_ms`, the worker ends, and `run` and `join` raise WorkerHung. If threads that hang keep
                     the process after its main thread has ended, it is ended after `grace_ms` with the exit code 1.
                     Needs `time_limit_ms`
-    report_errors   the server gets the text of an exception beside its type's name; it may hold what a payload held
+    report_errors   the server gets the text of an exception, and not only its type: it may hold what a payload held
     name            names the worker to operators (`foqs release --worker`); at most 128 bytes. Default: host:pid
 
     A worker waits for a server that is away. An error that a retry cannot cure (a wrong topic, a wrong token) ends
@@ -173,9 +132,11 @@ class Worker(Local):
         name: str | None = None,
     ) -> None:
         check_handler(handler)
-        check_held(concurrency, prefetch)
+        if (held := concurrency + prefetch) > MOST_HELD:  # no request for items could ask for them
+            raise Invalid(f"concurrency + prefetch is {held}: they must be at most {MOST_HELD} together")
         time_limit_ms = time_limit_ms or None
-        check_on_hang(on_hang, time_limit_ms)
+        if on_hang == "exit" and time_limit_ms is None:
+            raise Invalid("on_hang='exit' needs time_limit_ms: without a limit no handler counts as hung")
         ends = self._end_hung if on_hang == "exit" else None
         self.name = name
         self.grace_ms = grace_ms
@@ -185,36 +146,23 @@ class Worker(Local):
         self._manual = ack_policy == AckPolicy.MANUAL
         self._concurrency = concurrency
         self._wait_ms = wait_ms
-        share = client.share()
-        self._leases = Leases(client, lease_ms, concurrency + prefetch, share)
-        self._leases.broken = self._fail
+        self._leases = Leases(client, lease_ms, held, client.share(), handlers=concurrency, broken=self._fail)
         self._prefetches = prefetch > 0
         self._outcomes = Outcomes(self._leases)
         self.counts = self._outcomes.counts
         self._queue: SimpleQueue[Held | None] = SimpleQueue()
         self._stopping = threading.Event()
-        self._room = Room(self._leases, self._stopping, self._queued, prefetch // 2)
-        self._hangs = Hangs(
-            client, self._leases.limits, self._outcomes, lambda: self.name, concurrency, ends, self._give_back,
-            lambda: share.most(self._topics),
-        )  # fmt: skip
-        own = backoff or Backoff()
-        delay_ms: Callable[[Held], int] = lambda held: checked_delay_ms(own, held.attempt, random.random)  # noqa: E731
+        self._room = Room(self._leases, self._stopping, self._queue, prefetch // 2)
+        self._hangs = Hangs(client, self._leases, self._outcomes, self._topics, ends, self._give_back)
+        backoff = backoff or Backoff()
         self._settler = Settler(
-            client,
-            self._outcomes.settled,
-            lease_ms=lease_ms,
-            max_items=min(_SETTLE_ITEMS, concurrency + prefetch),
-            linger_ms=ack_linger_ms,
-            offer=self._room.offer,
-            delay_ms=delay_ms,
-            broken=self._fail,
-        )
+            client, self._outcomes, self._room, lease_ms=lease_ms, max_items=min(_SETTLE_ITEMS, held),
+            linger_ms=ack_linger_ms, backoff=backoff, broken=self._fail,
+        )  # fmt: skip
         self._does = Work(
             client, self._leases, self._settler, self._outcomes, self._stopping, policy=AckPolicy(ack_policy),
-            delay_ms=delay_ms, time_limit_ms=time_limit_ms, report_errors=report_errors,
+            backoff=backoff, time_limit_ms=time_limit_ms, report_errors=report_errors,
         )  # fmt: skip
-        self._begun = Begun(client, self._leases)
         self._stop_by = 0.0
         self._ended = threading.Event()
         self._inherited = False  # from a parent process, in which the worker runs
@@ -231,13 +179,9 @@ class Worker(Local):
         calls = [handler_call(self._handler, elsewhere=self._manual) for _ in range(self._concurrency)]
         if self.name is None:
             self.name = f"{socket.gethostname()[:_NAME_CHARS]}:{os.getpid()}"
+        self._hangs.name = self.name
         renew_after_fork(self)
-        handlers = [
-            threading.Thread(
-                target=run_to_end, args=(self._fail, self._work, call), name=f"foqs-handler-{n}", daemon=True
-            )
-            for n, call in enumerate(calls)
-        ]
+        handlers = [guarded_thread(f"foqs-handler-{n}", self._fail, self._work, call) for n, call in enumerate(calls)]
         try:
             self._settler.start()
             for thread in handlers:
@@ -291,9 +235,7 @@ class Worker(Local):
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if not self._inherited:
             self.stop()
             self.join()
@@ -339,7 +281,8 @@ class Worker(Local):
             if self._stopping.is_set():
                 self._settler.send_back(acks)
                 return
-            begins = self._free() if self._prefetches else None
+            # Only this thread gives handlers items, so no fewer handlers are free when the items come.
+            begins = max(0, self._concurrency - self._leases.unsettled()) if self._prefetches else None
             try:
                 items = self._take(room, acks, begins)
             except _HOPELESS:
@@ -356,35 +299,23 @@ class Worker(Local):
             for at, held in enumerate(self._leases.add(items)):
                 held.waits = begins is not None and at >= begins
                 self._queue.put(held)
-            if self._hangs.all_hang:  # since they were asked for
+            if self._leases.limits.all_hang:  # since they were asked for
                 self._give_back()
 
-    def _free(self) -> int:
-        """Return how many handlers are not at work: they begin the next items at once. Only this thread gives them any,
-        so there are no fewer when the items come."""
-        return max(0, self._concurrency - self._leases.unsettled())
-
-    def _queued(self) -> int:
-        """How many items wait for a handler. Where all handlers hang, more than the worker may hold: it takes none."""
-        return self._leases.capacity + 1 if self._hangs.all_hang else self._queue.qsize()
-
-    def _take(self, room: int, acks: list[Ending], begins: int | None) -> list[Item]:
-        """Ask for items for `room`, and for those that take the place of `acks`, which go with the request. The first
-        `begins` items are begun at once, by default all."""
-        asked = None
-        if acks:
-            asked = self._client.combined.part([ending.held for ending in acks], self._topics, first=False)
-        if asked is not None and len(asked.asked) < len(acks):
-            along = set(asked.asked)
-            self._settler.send_back([ending for at, ending in enumerate(acks) if at not in along])
-        count = room + len(asked.asked if asked is not None else ())
+    def _take(self, room: int, acks: list[Ending], begins: int | None) -> Sequence[Item]:
+        """Ask for items for `room`, and for items in the place of `acks`, which go with the request. The first `begins`
+        items are begun at once, by default all."""
+        part = self._client.combined.part([ending.held for ending in acks], self._topics, first=False)
+        along = set(part.asked)
+        self._settler.send_back([ending for at, ending in enumerate(acks) if at not in along])
+        count = room + len(along)
         if count <= 0:
             return []
         self._turn += 1
         topics = topics_of_turn(self._topics, self._turn)
         wants = dict.fromkeys(topics, count)
-        if asked is not None and asked.asked:
-            return self._ack_and_dequeue(asked, acks, wants, begins)
+        if along:
+            return self._ack_and_dequeue(part, acks, wants, count, begins)
         return self._client.dequeue(
             wants,
             most=count,
@@ -397,17 +328,17 @@ class Worker(Local):
             timeout_ms=_FETCH_TIMEOUT_MS,
         )
 
-    def _ack_and_dequeue(self, part: Part, acks: list[Ending], wants: dict[str, int], begins: int | None) -> list[Item]:
+    def _ack_and_dequeue(
+        self, part: Part, acks: list[Ending], wants: dict[str, int], count: int, begins: int | None
+    ) -> Sequence[Item]:
         """Return no items if the request fails: the acks are sent by themselves, and then the worker has room again."""
-        along, tracing = [acks[at] for at in part.asked], self._client.tracing
-        items = [ending.held for ending in acks]
+        along = [acks[at] for at in part.asked]
         deadline = monotonic() + CALL_TIMEOUT_MS / 1000
-        ask = partial(
-            self._client.combined.ask, part, items, wants, deadline, lease_ms=self._leases.lease_ms, worker=self.name,
-            begins=begins, holding=self._leases.share, most=next(iter(wants.values())),
-        )  # fmt: skip
         try:
-            taken = ask() if tracing is None else tracing.dequeue(wants, ask)
+            taken = self._client.combined.ask(
+                part, [ending.held for ending in acks], wants, deadline, lease_ms=self._leases.lease_ms,
+                worker=self.name, begins=begins, holding=self._leases.share, most=count,
+            )  # fmt: skip
         except FoqsError as error:
             self._settler.failed(along, error)
             return []
@@ -415,7 +346,7 @@ class Worker(Local):
             self._settler.failed(along, OutcomeUnknown(text_of(error)))
             raise
         self._settler.answered(along, taken.outcomes)
-        return list(taken.items)
+        return taken.items
 
     def _wind_up(self) -> None:
         """Give back items that were not started, wait for the handlers, and send the remaining outcomes."""
@@ -449,11 +380,11 @@ class Worker(Local):
                 self._does.release(held)
             else:
                 if held.waits:
-                    self._begun.report(held)
+                    self._leases.report_begun(held)
                 if held.usable(monotonic()):
                     self._does.run(call, held)
                 else:
-                    self._outcomes.lost(held)
+                    self._outcomes.ended(held, "lost")
             self._busy.discard(held)
 
 
@@ -467,3 +398,39 @@ def topics_of_turn(topics: Sequence[str], turn: int, most: int = Limits().reques
         return topics
     first = turn * most % len(topics)
     return [*topics[first : first + most], *topics[: max(0, first + most - len(topics))]]
+
+
+class _Before:
+    """The handlers of signals before the block. A forked child has them again: no thread of it reads the queue, and a
+    signal has to end it. The default takes the place of a handler of C code, which Python cannot set again."""
+
+    def __init__(self, before: dict[signal.Signals, Any]) -> None:
+        self._before = before
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    def restore(self) -> None:
+        self.after_fork()
+        self._before = {}
+
+
+@contextmanager
+def stop_signals() -> Iterator[SimpleQueue[int | None]]:
+    """A queue that gets the numbers of SIGTERM and SIGINT while in the block (of the main thread)."""
+    caught: SimpleQueue[int | None] = SimpleQueue()
+    if threading.current_thread() is not threading.main_thread():
+        yield caught
+        return
+    before = _Before(
+        {
+            number: signal.signal(number, lambda got, _frame: caught.put(got))
+            for number in (signal.SIGTERM, signal.SIGINT)
+        }
+    )
+    try:
+        yield caught
+    finally:
+        before.restore()

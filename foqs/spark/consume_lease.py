@@ -19,8 +19,9 @@ from time import monotonic, sleep
 from typing import Any, NamedTuple, Protocol
 
 from foqs.client.client import Client
-from foqs.client.items import ActiveTopic, Item
+from foqs.client.items import Item
 from foqs.client.leases import EXTEND_AFTER
+from foqs.client.operator_types import ActiveTopic
 from foqs.client.worker import topics_of_turn
 from foqs.errors import FoqsError, OutcomeUnknown, Overloaded, Unavailable
 from foqs.spark.consume_state import split

@@ -3,16 +3,14 @@
 import time
 
 import pytest
-from thriftpy2.thrift import TApplicationException
 
 from foqs.client import Client, Forbidden, Invalid, ItemSpec, NotFound, OutcomeUnknown, StaleLease, Unavailable
-from foqs.client import lease_calls as module
+from foqs.client import consumer_calls as module
 from foqs.idl import idl
 from foqs.ids import make_id
 from tests.client.peer import LATER, Act, eventually, failed, refused, script
 
 BOTH = "AckAndDequeue"
-UNKNOWN = TApplicationException(TApplicationException.UNKNOWN_METHOD, "what?")
 TOGETHER = [BOTH]
 APART = [BOTH, "Ack", "Dequeue"]
 

@@ -9,7 +9,7 @@ import pytest
 
 from foqs.client import AckPolicy, Backoff, Delivery, Invalid, Item, ItemSpec, Job, Worker, WorkerHung
 from foqs.client.job import Held
-from foqs.client.leases import Over, TimeLimits
+from foqs.client.leases import TimeLimits
 from tests.client.peer import LATER, Act, eventually, refused
 
 LIMIT_MS = 50
@@ -197,14 +197,14 @@ def test_on_hang_is_checked(peer: Any, client_of: Any, options: dict[str, Any], 
 
 @pytest.mark.memory
 def test_each_work_is_found_once() -> None:
-    limits, found = TimeLimits(), []
+    limits, found = TimeLimits(2), []
     limits.found = found.extend
     one, two = (Held(Item(id=n, topic=f"t{n}"), 100.0, 50.0) for n in (1, 2))
     limits.begin(one, 0.0, 10.0)
     limits.begin(two, 5.0, 15.0)
     assert limits.look(9.0) == 10.0 and found == []
     assert limits.look(10.5) == 15.0
-    assert found == [Over(one, 10.5)] and one.late and one.time_is_up().is_set()
+    assert found == [(one, 10.5)] and one.late and one.time_is_up().is_set()
     assert limits.over() == {"t1": 1}
     limits.end(two)
     assert limits.look(99.0) == float("inf") and len(found) == 1 and not two.late

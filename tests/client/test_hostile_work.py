@@ -371,11 +371,11 @@ def inject_handler(worker: Worker, patch: Any) -> None:
 
 
 def inject_settler(worker: Worker, patch: Any) -> None:
-    patch.setattr(worker._settler, "_offer", broken)
+    patch.setattr(worker._room, "offer", broken)
 
 
 def inject_outcomes(worker: Worker, patch: Any) -> None:
-    patch.setattr(worker._settler, "_settled", broken)
+    patch.setattr(worker._outcomes, "settled", broken)
 
 
 def inject_extender(worker: Worker, patch: Any) -> None:

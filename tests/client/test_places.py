@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from foqs.client.items import Item
-from foqs.client.places import Ask, Known, Places, Share, Waker, _process
+from foqs.client.places import Ask, Places, Share, Waker, _process
 from foqs.idl import idl
 
 
@@ -24,7 +24,7 @@ def _alone() -> Iterator[None]:
 
 
 def places_of(*addresses: str, namespace: str = "places", whole: bool = True) -> Places:
-    return Places(namespace, lambda: Known(addresses or ("a:1",), whole))
+    return Places(namespace, lambda: addresses or ("a:1",) if whole else None)
 
 
 def items(first: int, number: int, topic: str = "t") -> list[Any]:

@@ -3,13 +3,13 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foqs.client.caller import LONGEST_PAUSE_MS, pause_ms
+from foqs.client.timing import REQUEST_AGAIN, pause_ms
 
 
 @given(st.integers(1, 10_000), st.floats(0, 1, exclude_max=True))
 def test_pauses_grow_and_are_bounded(tries, random):
     pause = pause_ms(tries, None, lambda: random)
-    assert 0 < pause <= LONGEST_PAUSE_MS
+    assert 0 < pause <= REQUEST_AGAIN.longest_ms
     assert pause_ms(tries + 1, None, lambda: random) >= pause
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 import threading
+from typing import Any
 
 import pytest
 
@@ -17,17 +18,20 @@ def test_a_thread_that_ends_keeps_the_answer_of_the_next_one(monkeypatch: pytest
     class Wanted(Topics):
         """Again, in the moment in which no consumer used it any more."""
 
+        def _active(self) -> list[Any]:
+            return [idl.ActiveTopic("n", "t", 1, 1, [f"a:{next(asks)}"])]
+
         def _still_wanted(self) -> bool:
             still = super()._still_wanted()
             if not still and not ended:
-                monkeypatch.setattr(router, "FRESH_S", LATER)
+                monkeypatch.setattr(router, "_FRESH_S", LATER)
                 asked = next(asks)
                 eventually(lambda: any(host.port > asked for host in self.having(["t"])))
                 ended.append(threading.current_thread())
             return still
 
-    monkeypatch.setattr(router, "FRESH_S", 0.0)
-    wanted = Wanted(lambda: [idl.ActiveTopic("n", "t", 1, 1, [f"a:{next(asks)}"])])
+    monkeypatch.setattr(router, "_FRESH_S", 0.0)
+    wanted = Wanted(None, None, "n")  # type: ignore[arg-type]  # `_active` asks no host
     wanted.having(["t"])
     eventually(lambda: ended and not ended[0].is_alive())
     assert wanted.having(["t"])

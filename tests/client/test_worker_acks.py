@@ -1,9 +1,9 @@
 """A worker whose acks go with its next dequeue: fewer requests, and the same outcomes whatever happens to them."""
 
 import threading
+from queue import SimpleQueue
 
 import pytest
-from thriftpy2.thrift import TApplicationException
 
 from foqs.client import Client, ItemSpec, Worker
 from foqs.client.job import Held
@@ -14,7 +14,6 @@ from foqs.ids import make_id
 from tests.client.peer import LATER, Act, eventually, failed, refused, script
 
 BOTH = "AckAndDequeue"
-UNKNOWN = TApplicationException(TApplicationException.UNKNOWN_METHOD, "what?")
 
 
 @pytest.fixture
@@ -213,8 +212,10 @@ def test_of_several_hosts_each_gets_its_own_acks(new_peer, client_of, work):
 def room(client, held, *, queued=0, capacity=2):
     leases = Leases(client, 30_000, capacity)
     leases._held = {n: Held(idl.Item(id=n), 0.0, 0.0) for n in range(held)}
-    stopping = threading.Event()
-    return Room(leases, stopping, lambda: queued, 1), leases, stopping
+    stopping, queue = threading.Event(), SimpleQueue()
+    for _ in range(queued):
+        queue.put(None)
+    return Room(leases, stopping, queue, 1), leases, stopping
 
 
 def taken(room):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from foqs.cli.look import code_name, reasons_table
-from foqs.client.operator_types import Reason, _explanation
+from foqs.client.operator_types import Explanation, Reason
 from foqs.engine import shard_life
 from foqs.engine.explain import ORDER, in_order
 from foqs.idl import idl
@@ -256,7 +256,7 @@ def test_the_first_reason_its_time_and_its_end(build: Callable[[], Case]) -> Non
     answer = why(case.host, case.item_id)
     first = answer.reasons[0]
     assert (first.code, first.text, first.until_ms) == (case.code, case.text, case.until_ms)
-    shown = _explanation(answer)
+    shown = Explanation.of(answer)
     words = [column.cells for column in reasons_table(shown, case.host.now_ms).columns]
     assert [next(iter(cells)) for cells in words][::2] == [code_name(shown.reasons[0]), case.text]
     if case.code != R.GONE:

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from foqs.client.items import ActiveTopic, Item, Leased, ServerInfo
+from foqs.client.items import Item, Leased
+from foqs.client.operator_types import ActiveTopic, ServerInfo
 from foqs.errors import FoqsError, Forbidden, Invalid, NotFound, StaleLease, Unavailable
 from foqs.spark.consume_driver import UNSETTLED_BATCHES, Consumer
 from foqs.spark.options import ConsumeOptions

@@ -11,5 +11,5 @@ from foqs.cli.main import VERBS
 for modules in {verb.modules for verb in VERBS.values()}:
     for module in modules.split():
         import_module(f"foqs.cli.{module}")
-for module in ("foqs.client", "foqs.client.item_copies", "foqs.client.item_copies"):
+for module in ("foqs.client", "foqs.client.item_copies"):
     import_module(module)

@@ -1,0 +1,400 @@
+"""Methods of `Client` for consumers: dequeue, ack, nack and extend; also acks and a dequeue in one request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
+from time import monotonic
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from foqs import second_answer
+from foqs.bounds import Limits
+from foqs.client import arguments, methods
+from foqs.client.arguments import Entries, check_dequeue, check_leased, check_many, checked
+from foqs.client.connection import Address
+from foqs.client.guard import SafeLog
+from foqs.client.items import Items, Leased, Nack, counts_of
+from foqs.client.places import Ask, Share
+from foqs.client.requests import AGAIN, First, Requests, single
+from foqs.client.router import Topics
+from foqs.client.routes import Part
+from foqs.errors import FoqsError, OutcomeUnknown, item_error, named
+from foqs.idl import idl
+from foqs.second_answer import END_ITEM, LOOK, Policy, Verdict, judge, last_word
+from foqs.travel import bare
+from foqs.wire.client_codec import RemoteMethod
+
+if TYPE_CHECKING:
+    from foqs.client.tracing import Tracing
+
+log = SafeLog()
+
+STAY_S = 0.1
+"""Time for which one host of several is asked: its items are acked at the same host. Then the next host is asked."""
+_REQUEST_ITEMS = Limits().request_items
+
+
+class Taken(NamedTuple):
+    """`outcomes`: None for each ack that succeeded, else its error, in order. `error` is why there are no items; None
+    where no item was ready."""
+
+    outcomes: list[FoqsError | None]
+    items: Items
+    error: FoqsError | None
+
+
+class AckDequeue:
+    """Requests with acks and a dequeue. Thread-safe. Each call is one request, and is not repeated.
+
+    The acks of one request belong to the host that is asked for items, as far as the client knows the owners."""
+
+    def __init__(self, requests: Requests, topics: Topics, tracing: Tracing | None) -> None:
+        self._requests = requests
+        self._topics = topics
+        self._tracing = tracing
+        self._clock = monotonic
+        self._stay: Address | None = None
+        self._stay_until = 0.0
+
+    def part(self, acks: Sequence[Leased], topics: Collection[str], *, first: bool = True) -> Part:
+        """Return the hosts to ask for items of `topics`, and the indices of the acks to send with that request: none of
+        more than a request holds, because two parts would answer one lease differently. `first`: see `Topics.having`.
+        """
+        if not acks or len(acks) > _REQUEST_ITEMS:
+            return Part((), ())
+        router = self._requests.router
+        routes = router.routes
+        if routes.alone:
+            return Part(router.order(), range(len(acks)))
+        having = self._topics.having(topics, first=first)
+        now = self._clock()
+        stay = self._stay
+        if stay is None or now >= self._stay_until or (having and stay not in having):
+            to = router.order(having)
+            self._stay, self._stay_until = to[0], now + STAY_S
+        else:
+            to = router.order((stay,))
+        owners = [routes.owner(item.id) for item in acks]
+        return Part(to, [at for at, owner in enumerate(owners) if owner is None or owner == to[0]])
+
+    def ask(
+        self, part: Part, acks: Sequence[Leased], wants: Mapping[str, int], deadline: float, *,
+        lease_ms: int | None, max_bytes: int | None = None, worker: str | None = None, begins: int | None = None,
+        holding: Share | None = None, most: int | None = None,
+    ) -> Taken:  # fmt: skip
+        """Send one request with the acks of `part`, which `outcomes` are about. Raises the error of the whole request,
+        such as LostReply: each ack may have been carried out."""
+        acked = [acks[at] for at in part.asked]
+        places = None if holding is None else self._requests.places.ask(wants, holding, wait=False, acked=acked)
+        request = idl.AckAndDequeueRequest(
+            ns=self._requests.namespace, acks=[idl.AckItem(id=item.id, lease=item.lease) for item in acked],
+            wants=_topic_counts(wants, places), lease_ms=lease_ms, max_bytes=max_bytes, worker=worker, begins=begins,
+            most=_total(wants, most),
+        )  # fmt: skip
+        taken: Taken = traced(self._tracing, wants, partial(self._ask, part, request, places, deadline))
+        return taken
+
+    def _ask(self, part: Part, request: Any, places: Ask | None, deadline: float) -> Taken:
+        caller = self._requests.caller
+        self._requests.router.begin()
+        response = None
+        try:
+            asked = caller.send(methods.ACK_AND_DEQUEUE, request, deadline, repeatable=True, to=part.to)
+            response = caller.receive(asked)
+        finally:
+            if places is not None:
+                places.end(response)
+        outcomes = response.outcomes or []
+        if len(outcomes) != len(request.acks):
+            raise OutcomeUnknown(f"the server gave {len(outcomes)} outcomes for {len(request.acks)} acks")
+        *errors, refused = (
+            None if error is None else named(item_error(error), asked.request_id)
+            for error in (*(one.error for one in outcomes), response.error)
+        )
+        return Taken(errors, _items(response), refused)
+
+
+class ConsumerCalls:
+    """A part of `Client`."""
+
+    namespace: str
+    tracing: Tracing | None
+    combined: AckDequeue
+    _requests: Requests
+    _topics: Topics
+
+    # ------------------------------------------------------------------------------------- dequeue
+
+    def dequeue(
+        self,
+        topics: str | Sequence[str] | Mapping[str, int],
+        count: int = 1,
+        *,
+        wait_ms: int = 0,
+        lease_ms: int | None = None,
+        max_bytes: int | None = None,
+        most: int | None = None,
+        worker: str | None = None,
+        begins: int | None = None,
+        holding: Mapping[str, int] | Share | None = None,
+        ledger: bool = False,
+        timeout_ms: int | None = None,
+    ) -> Items:
+        """Leases up to `count` items per topic, in the given order of topics. A mapping sets the count per topic.
+        `most` bounds the items of all topics together. The topics that have items share it evenly.
+
+        Returns as soon as anything is ready, or after `wait_ms` with nothing: the list's `reason` may then say why,
+        for example "paused". `wait_ms` 0: at once. `lease_ms`: how long the leases last; default each item's own, else
+        the server's. `max_bytes` bounds payloads, metadata and headers together; 0: no limit. `worker` names the
+        caller to operators. `begins`: how many of the items, the first ones, are begun at once; the rest counts as not
+        begun (see `begun_many`). Default: all. `holding`: how many items of each topic the process holds, for topics
+        with the policy `per_worker`; acks, nacks, releases and deletes by this client count while the call waits.
+        Default: each host counts the leases of `worker`. `ledger`: the items come with their `Ledger`.
+        """
+        check_dequeue(topics, count, wait_ms, lease_ms, max_bytes, worker, begins, holding, ledger, most)
+        requests = self._requests
+        max_bytes = max_bytes or None
+        counts = counts_of(topics, count, most)
+        total = _total(counts, most)
+        wait_until = monotonic() + wait_ms / 1000
+        deadline = requests.deadline(timeout_ms) + wait_ms / 1000
+
+        def attempt(request_id: str) -> Any:
+            if holding is None:
+                return ask(request_id, None)
+            return requests.places.wait(counts, holding, wait_until, partial(ask, request_id))
+
+        def ask(request_id: str, asked: Ask | None) -> Any:
+            left_ms = max(0.0, (wait_until - monotonic()) * 1000)
+            request: Any = None
+            if worker is None and begins is None and asked is None and not (ledger or total):
+                request = methods.dequeue_request(self.namespace, counts, int(left_ms), lease_ms, max_bytes)
+            if request is None:
+                wants = _topic_counts(counts, asked)
+                request = idl.DequeueRequest(
+                    self.namespace, wants, lease_ms, int(left_ms), max_bytes, worker, ledger or None, begins, total
+                )
+            router = requests.router
+            among = () if router.routes.alone else self._topics.having(counts, first=total is None)
+            return requests.caller.ask(
+                methods.DEQUEUE, request, deadline, repeatable=True, wait_ms=left_ms, to=router.order(among),
+                request_id=request_id, asked=asked,
+            )  # fmt: skip
+
+        return _items(traced(self.tracing, counts, partial(requests.look, attempt, deadline)))
+
+    def ack_and_dequeue(
+        self,
+        done: Iterable[Leased],
+        topics: str | Sequence[str] | Mapping[str, int],
+        count: int = 1,
+        *,
+        wait_ms: int = 0,
+        lease_ms: int | None = None,
+        max_bytes: int | None = None,
+        most: int | None = None,
+        timeout_ms: int | None = None,
+    ) -> Taken:
+        """`ack_many` and then `dequeue`, in one request where the host takes both.
+
+        >>> items = []
+        >>> while True:                                             # doctest: +SKIP
+        ...     outcomes, items, error = client.ack_and_dequeue(items, "mail", count=10, wait_ms=5_000)
+        ...     ...                                                 # work on the items
+
+        `outcomes` has the outcome of each ack, `items` the leased ones, and `error` is why there are none: the outcomes
+        hold all the same. Raises no FoqsError but Invalid, for a wrong argument. An ack that failed where items came is
+        not repeated, because the leases of these run: give it to `ack_many`.
+        """
+        check_many("done", done)
+        check_dequeue(topics, count, wait_ms, lease_ms, max_bytes, most=most)
+        max_bytes = max_bytes or None
+        given, counts = Entries(done, arguments.ack_entry), counts_of(topics, count, most)
+        acks = given.good
+        wait_until = monotonic() + wait_ms / 1000
+        deadline = self._requests.deadline(timeout_ms)
+        outcomes: list[FoqsError | None] = [None] * len(acks)
+        doubtful: set[int] = set()
+
+        def ack(places: Sequence[int]) -> None:
+            """Send the acks of these `places` by themselves."""
+            entries = [acks[at] for at in places]
+            for at, error in zip(places, self.ack_many(entries, timeout_ms=timeout_ms) if entries else (), strict=True):
+                outcomes[at] = _after_doubt(error) if at in doubtful else error
+
+        part = self.combined.part(acks, counts, first=_total(counts, most) is None)
+        along = set(part.asked)
+        ack([at for at in range(len(acks)) if at not in along])
+        if part.asked:
+            try:
+                taken = self.combined.ask(
+                    part, acks, counts, deadline, lease_ms=lease_ms, max_bytes=max_bytes, most=most
+                )
+            except FoqsError as error:  # it may be about the items that are asked for
+                if judge(END_ITEM, error, doubtful=False) is Verdict.AGAIN_DOUBTFUL:
+                    doubtful.update(part.asked)
+                ack(part.asked)
+            else:
+                again = []
+                for at, one in zip(part.asked, taken.outcomes, strict=True):
+                    outcomes[at] = one
+                    verdict = None if one is None else judge(END_ITEM, one, doubtful=False)
+                    if verdict in AGAIN and not taken.items:
+                        again.append(at)
+                    if verdict is Verdict.AGAIN_DOUBTFUL:
+                        doubtful.add(at)
+                ack(again)
+                if taken.items or (taken.error and judge(LOOK, taken.error, doubtful=False) not in AGAIN):
+                    return Taken(given.outcomes(outcomes), taken.items, taken.error)
+        items, failed = Items(), None
+        try:
+            left_ms = max(0, int((wait_until - monotonic()) * 1000))
+            items = self.dequeue(
+                counts, wait_ms=left_ms, lease_ms=lease_ms, max_bytes=max_bytes, most=most, timeout_ms=timeout_ms
+            )
+        except FoqsError as error:
+            failed = bare(error)
+        return Taken(given.outcomes(outcomes), items, failed)
+
+    # ------------------------------------------------------------------------------------- ack, nack, extend
+
+    def ack(self, item: Leased, *, timeout_ms: int | None = None) -> None:
+        """Ends the item: it is never delivered again. Raises StaleLease when another consumer has it by now,
+        NotFound when it is gone.
+        """
+        try:
+            usual = methods.ack_request(self.namespace, item.id, item.lease)
+        except AttributeError:
+            check_leased("item", item)
+            raise
+        if usual is None:
+            single(self.ack_many((item,), timeout_ms=timeout_ms))
+            return
+        to = self._requests.router.order_for(item.id)
+        found = self._requests.first(methods.ACK, END_ITEM, usual, to, timeout_ms)
+        if isinstance(found, First):
+            given = Entries((item,), arguments.ack_entry)
+            outcomes = self._each(methods.ACK, END_ITEM, given, timeout_ms, found)
+            del found  # it may hold the error, whose traceback holds this frame
+            single(outcomes)
+        elif self._requests.places.remembered:
+            self._requests.places.left((item.id,))
+
+    @checked()
+    def ack_many(self, items: Iterable[Leased], *, timeout_ms: int | None = None) -> list[FoqsError | None]:
+        """`ack` for many: None for each that was done, else its error."""
+        return self._each(methods.ACK, END_ITEM, Entries(items, arguments.ack_entry), timeout_ms)
+
+    @checked()
+    def nack(
+        self,
+        item: Leased,
+        *,
+        delay_ms: int | None = None,
+        metadata: bytes | None = None,
+        reason: str | None = None,
+        failed: bool = False,
+        reject: bool = False,
+        timeout_ms: int | None = None,
+    ) -> None:
+        """Gives the item back, to be delivered again after `delay_ms` (an at-most-once item is dropped).
+        `metadata` replaces the item's: partial progress for the next attempt. `failed`, `reject`: see `Nack`. Raises
+        StaleLease or NotFound like `ack`, and OutcomeUnknown when a reply was lost and the lease has ended by now.
+        """
+        nack = Nack.of(item, delay_ms=delay_ms, metadata=metadata, reason=reason, failed=failed, reject=reject)
+        single(self.nack_many((nack,), timeout_ms=timeout_ms))
+
+    @checked()
+    def nack_many(self, nacks: Iterable[Nack], *, timeout_ms: int | None = None) -> list[FoqsError | None]:
+        """`nack` for many, each with its own delay and metadata.
+
+        >>> client.nack_many(Nack.of(item, delay_ms=1_000) for item in items)   # doctest: +SKIP
+        [None, None]
+        """
+        return self._each(methods.NACK, second_answer.NACK, Entries(nacks, arguments.nack_entry), timeout_ms)
+
+    @checked()
+    def release(self, item: Leased, *, timeout_ms: int | None = None) -> None:
+        """Gives back an item that was not begun: no delay, the attempt is not counted, at-most-once items as
+        well.
+        """
+        single(self.release_many((item,), timeout_ms=timeout_ms))
+
+    @checked()
+    def release_many(self, items: Iterable[Leased], *, timeout_ms: int | None = None) -> list[FoqsError | None]:
+        """`release` for many."""
+        return self._each(methods.NACK, second_answer.RELEASE, Entries(items, arguments.release_entry), timeout_ms)
+
+    @checked()
+    def extend(self, item: Leased, lease_ms: int | None = None, *, timeout_ms: int | None = None) -> None:
+        """The lease then ends `lease_ms` from now (default: the duration it was given at first). Raises
+        StaleLease or NotFound when it is lost.
+        """
+        single(self.extend_many((item,), lease_ms, timeout_ms=timeout_ms))
+
+    @checked()
+    def extend_many(
+        self, items: Iterable[Leased], lease_ms: int | None = None, *, timeout_ms: int | None = None
+    ) -> list[FoqsError | None]:
+        """`extend` for many."""
+        extensions = Entries(items, partial(arguments.extend_entry, lease_ms=lease_ms))
+        return self._each(methods.EXTEND, second_answer.EXTEND, extensions, timeout_ms)
+
+    @checked()
+    def begun_many(
+        self, items: Iterable[Leased], *, begun: bool = True, timeout_ms: int | None = None
+    ) -> list[FoqsError | None]:
+        """Marks leased items as begun, or not begun: the attempt of an item that was not begun is not counted if its
+        lease ends by time. The leases end when they would have. An item without this mark counts as begun.
+        """
+        marks = Entries(items, partial(arguments.extend_entry, begun=begun))
+        return self._each(methods.EXTEND, second_answer.EXTEND, marks, timeout_ms)
+
+    @checked()
+    def report_hung(self, hung: Mapping[str, int], *, worker: str | None = None, timeout_ms: int | None = None) -> None:
+        """Has `topic_stats` name a worker whose handlers hang, for 15 s: `hung` says how many, by the topics of their
+        items. A `Worker` with a time limit does that by itself."""
+        wants = [idl.TopicCount(topic=topic, count=0, hung=handlers) for topic, handlers in hung.items()]
+        request = idl.DequeueRequest(ns=self.namespace, wants=wants, worker=worker or None)
+        self._requests.call(methods.DEQUEUE, request, timeout_ms)
+
+    def _each(
+        self, method: RemoteMethod, policy: Policy, given: Entries, timeout_ms: int | None, first: First | None = None
+    ) -> list[FoqsError | None]:
+        """Return the outcome of each entry about a leased item."""
+        return given.outcomes(self._requests.each(method, policy, given.good, timeout_ms, first))
+
+
+def traced(tracing: Tracing | None, topics: Collection[str], look: Callable[[], Any]) -> Any:
+    """Return what the dequeue `look` returns, in a span if the client makes spans."""
+    return look() if tracing is None else tracing.dequeue(topics, look)
+
+
+def _topic_counts(counts: Mapping[str, int], asked: Ask | None) -> list[Any]:
+    """Return TopicCounts. `asked`: what the process asks for and reports, None if it does not report."""
+    if asked is None:
+        return [idl.TopicCount(topic=topic, count=count) for topic, count in counts.items()]
+    return [idl.TopicCount(topic, count, asked.holding[topic]) for topic, count in asked.counts.items()]
+
+
+def _total(counts: Mapping[str, int], most: int | None) -> int | None:
+    """Return the bound on the items of all topics for a request, None if the request needs none."""
+    return most if most and len(counts) > 1 else None
+
+
+def _items(response: Any) -> Items:
+    """Return the items of a dequeue, and log the ids of doubtful ones."""
+    if response.doubtful:
+        log.warning("at-most-once items that come later or never: %s", response.doubtful)
+    items = Items(response.items or ())
+    if not items:
+        items.reason, items.retry_after_ms = response.reason, response.retry_after_ms
+    return items
+
+
+def _after_doubt(error: FoqsError | None) -> FoqsError | None:
+    """Return the outcome of an ack that is repeated after one whose outcome is unknown."""
+    verdict = Verdict.DONE if error is None else judge(END_ITEM, error, doubtful=True)
+    if error is None or verdict is Verdict.DONE:
+        return None
+    return error if verdict is Verdict.FAILED else last_word(END_ITEM, error, doubtful=True)

@@ -1,7 +1,4 @@
-"""Gathers single enqueues into batches.
-
-Futures of a Producer, and the count of failures that no caller read.
-"""
+"""Gathers single enqueues into batches. Each item has a future, and failures that no caller read are counted."""
 
 from __future__ import annotations
 
@@ -12,163 +9,21 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from itertools import chain
 from time import monotonic
-from types import TracebackType
 from typing import Any, Literal, NamedTuple, Unpack
 
 from foqs.client.arguments import checked, pause, unlimited
 from foqs.client.client import Client
 from foqs.client.connection import ClientClosed
-from foqs.client.guard import SafeLog, call_to_end, guarded, is_a, kind_of, renew_after_fork, run_to_end, text_of
+from foqs.client.guard import SafeLog, call_to_end, guarded, guarded_thread, is_a, kind_of, renew_after_fork, text_of
 from foqs.client.items import ItemOptions, ItemSpec
 from foqs.client.timing import Batcher
 from foqs.errors import Code, FoqsError, OutcomeUnknown, Overloaded
 from foqs.travel import Local, bare
 
-_CALLBACK = "a callback of an item's future"
-
-
-class UnreadFailures(FoqsError):
-    """Items given to a Producer failed, and no caller read their futures.
-
-    count    how many
-    unknown  how many of them may be stored all the same (OutcomeUnknown)
-    kinds    how many by their error's code, by name (of another exception: its class)
-    """
-
-    def __init__(self, kinds: Mapping[str, int], first: Mapping[str, Exception]) -> None:
-        self.kinds = dict(kinds)
-        self.count = sum(kinds.values())
-        self.unknown = kinds.get(Code.OUTCOME_UNKNOWN.name, 0)
-        self.outcome_known = not self.unknown
-        if self.unknown:
-            self.code = Code.OUTCOME_UNKNOWN
-        parts = [f"{n} {kind} (first: {text_of(first[kind])})" for kind, n in kinds.items()]
-        doubt = (
-            f" {self.unknown} may be stored: enqueued again, they could be stored twice, unless they have a dedup_key."
-            if self.unknown
-            else ""
-        )
-        super().__init__(
-            f"the Producer did not get {self.count} item{'s' * (self.count != 1)} stored, and no caller read why: "
-            f"{'; '.join(parts)}.{doubt} Call result() of each future, or give Producer an on_error"
-        )
-
-
-class _Tally:
-    """Counts since the last report, and the first error of each kind."""
-
-    def __init__(self) -> None:
-        self.kinds: dict[str, int] = {}
-        self.first: dict[str, Exception] = {}
-
-    def add(self, error: Exception) -> str:
-        kind = error.code.name if isinstance(error, FoqsError) else kind_of(error)
-        self.kinds[kind] = self.kinds.get(kind, 0) + 1
-        self.first.setdefault(kind, error)
-        return kind
-
-    def remove(self, kind: str) -> None:
-        self.kinds[kind] -= 1
-        if not self.kinds[kind]:
-            del self.kinds[kind], self.first[kind]
-
-
-class Unread:
-    """Thread-safe. Holds numbers rather than futures: a Producer may live for months and its caller read nothing."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._tally = _Tally()
-
-    def failed(self, future: ItemFuture, error: Exception) -> None:
-        """Count `error` as the outcome of `future`, unless a caller reads that."""
-        future.unread = self, error  # before the look at `read`: a caller that reads now sees it, or is seen here
-        self._count(future, error)
-
-    def read(self, future: ItemFuture) -> None:
-        with self._lock:
-            if future.counted is not None:
-                tally, kind = future.counted
-                future.counted = None
-                tally.remove(kind)
-
-    def left(self, future: ItemFuture, error: Exception) -> None:
-        """A caller that wanted to read `future` went away without its outcome."""
-        self._count(future, error)
-
-    def take(self) -> UnreadFailures | None:
-        """The failures since the last call; None if there are none."""
-        with self._lock:
-            tally, self._tally = self._tally, _Tally()
-            if not tally.kinds:
-                return None
-            problem = UnreadFailures(tally.kinds, tally.first)
-            problem.__cause__ = next(iter(tally.first.values()))
-            return problem
-
-    def _count(self, future: ItemFuture, error: Exception) -> None:
-        with self._lock:
-            if not future.is_read and future.counted is None:
-                future.counted = self._tally, self._tally.add(error)
-
-
-class ItemFuture(Local, Future[int]):
-    """Notes whether a caller reads the outcome: by `result`, `exception` or a callback. A read that times out is none.
-
-    Attributes have their defaults in the class, as a Producer makes one of these for each item.
-    """
-
-    is_read = False
-    unread: tuple[Unread, Exception] | None = None
-    counted: tuple[_Tally, str] | None = None
-    instead = "send what its result() returns"
-
-    def leave(self) -> None:
-        """Called in a forked child, which does not learn the outcome. The callbacks are the parent's."""
-        self._condition = threading.Condition()  # a thread of the parent may have held it
-        self._waiters: list[Any] = []
-        self._done_callbacks: list[Any] = []
-        if not self.done():
-            self.set_exception(RuntimeError("the process that forked this one sends the item: ask for its id there"))
-
-    def result(self, timeout: float | None = None) -> int:
-        self.is_read = True
-        try:
-            return super().result(timeout)
-        except BaseException:
-            self._ended()
-            del self  # it keeps the error, whose traceback holds this frame
-            raise
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        self.is_read = True
-        try:
-            return super().exception(timeout)
-        finally:
-            self._ended()
-
-    def add_done_callback(self, fn: Callable[[Future[int]], Any]) -> None:
-        self._read()
-        super().add_done_callback(lambda future: guarded(_CALLBACK, call_to_end, _CALLBACK, fn, future))
-
-    def _ended(self) -> None:
-        if self.done():
-            self._read()
-            return
-        self.is_read = False
-        if self.unread is not None:  # it failed just now
-            unread, error = self.unread
-            unread.left(self, error)
-
-    def _read(self) -> None:
-        self.is_read = True
-        if self.unread is not None:
-            self.unread[0].read(self)
-
-
 log = SafeLog()
 
 _AT_EXIT_MS = 30_000
+_CALLBACK = "a callback of an item's future"
 
 
 class _Entry(NamedTuple):
@@ -195,7 +50,7 @@ class Producer(Local):
 
     max_items, max_bytes    of one request; 0: no limit but the server's
     linger_ms               how long an item waits for more items in its request; 0: it goes at once, with what there is
-    in_flight               requests under way at a time, 1 to 10,000, each with a thread; with more than one, items may
+    in_flight               requests at a time, 1 to 10,000, each with a thread; with more than one, items may
                             get their ids in another order
     max_pending_items,      taken and not answered yet, together; 0: no limit. Beyond them `when_full` decides:
     max_pending_bytes         "block" waits up to `block_ms` (0: not at all), then raises Overloaded; "raise" does so at
@@ -234,7 +89,7 @@ class Producer(Local):
         self._block_s = block_ms / 1000 if when_full == "block" else 0.0
         self._batcher: Batcher[_Entry] = Batcher(unlimited(max_items), unlimited(max_bytes), linger_ms)
         self._change = threading.Condition()
-        self._under_way: dict[int, list[_Entry]] = {}  # each batch, by the number of its first entry
+        self._sent: dict[int, list[_Entry]] = {}  # each batch, by the number of its first entry
         self._unread = Unread()
         self._on_error = on_error
         self._on_error_failed = False
@@ -242,10 +97,7 @@ class Producer(Local):
         self._closed = False
         self._pid = os.getpid()
         self._threads = [
-            threading.Thread(
-                target=run_to_end, args=(self._broken, self._send_batches), name=f"foqs-producer-{n}", daemon=True
-            )
-            for n in range(in_flight)
+            guarded_thread(f"foqs-producer-{n}", self._broken, self._send_batches) for n in range(in_flight)
         ]
         for thread in self._threads:
             thread.start()
@@ -283,7 +135,9 @@ class Producer(Local):
         with self._change:
             until = self._batcher.deliver_now()
             self._change.notify_all()
-            return self._change.wait_for(lambda: self._oldest() >= until, _seconds(timeout_ms))
+            return self._change.wait_for(
+                lambda: self._oldest() >= until, None if timeout_ms is None else timeout_ms / 1000
+            )
 
     @checked(timeout_ms=pause(none=True))
     def close(self, timeout_ms: float | None = None, *, raise_errors: bool = True) -> bool:
@@ -302,7 +156,7 @@ class Producer(Local):
             self._change.notify_all()
         answered = self.flush(timeout_ms)
         with self._change:
-            late = [entry for batch in self._under_way.values() for entry in batch]
+            late = [entry for batch in self._sent.values() for entry in batch]
             left = [entry for batch in iter(self._batcher.take, []) for entry in batch]
             self._change.notify_all()
         self._give_up(left, late)
@@ -321,9 +175,7 @@ class Producer(Local):
     def __enter__(self) -> Producer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close(raise_errors=kind is None)
 
     def __repr__(self) -> str:
@@ -333,7 +185,7 @@ class Producer(Local):
 
     def after_fork(self) -> None:
         """No thread of this process will end the futures of items that are not answered yet."""
-        for entry in [*self._batcher.waiting(), *chain.from_iterable(self._under_way.values())]:
+        for entry in [*self._batcher.waiting(), *chain.from_iterable(self._sent.values())]:
             entry.future.leave()
 
     def _check_process(self) -> None:
@@ -357,7 +209,7 @@ class Producer(Local):
 
     def _oldest(self) -> int:
         """Number of the oldest entry that is not answered."""
-        return min([self._batcher.first, *self._under_way])
+        return min([self._batcher.first, *self._sent])
 
     def _send_batches(self) -> None:
         while (batch := self._next_batch()) is not None:
@@ -403,9 +255,7 @@ class Producer(Local):
         with self._change:
             self._closed = True
             left = [entry for batch in iter(self._batcher.take, []) for entry in batch]
-            self._pending_items -= len(left)
-            self._pending_bytes -= sum(entry.size_bytes for entry in left)
-            self._change.notify_all()
+            self._forget(left)
         for entry in left:
             self._failed(entry, error)
 
@@ -418,7 +268,7 @@ class Producer(Local):
                 self._change.wait(None if due_at_ms is None else due_at_ms / 1000 - monotonic())
             first = self._batcher.first
             batch = self._batcher.take()
-            self._under_way[first] = batch
+            self._sent[first] = batch
             return first, batch
 
     def _due_at_ms(self) -> float | None:
@@ -427,10 +277,14 @@ class Producer(Local):
 
     def _answered(self, first: int, entries: list[_Entry]) -> None:
         with self._change:
-            del self._under_way[first]
-            self._pending_items -= len(entries)
-            self._pending_bytes -= sum(entry.size_bytes for entry in entries)
-            self._change.notify_all()
+            del self._sent[first]
+            self._forget(entries)
+
+    def _forget(self, entries: list[_Entry]) -> None:
+        """These entries are pending no longer. Called with the lock."""
+        self._pending_items -= len(entries)
+        self._pending_bytes -= sum(entry.size_bytes for entry in entries)
+        self._change.notify_all()
 
     def _failed(self, entry: _Entry, cause: BaseException) -> None:
         error = bare(_raisable(cause))
@@ -469,6 +323,134 @@ class Producer(Local):
             self._unread.failed(entry.future, error)
 
 
+class ItemFuture(Local, Future[int]):
+    """Notes whether a caller reads the outcome: by `result`, `exception` or a callback. A read that times out is none.
+
+    Attributes have their defaults in the class, as a Producer makes one of these for each item.
+    """
+
+    is_read = False
+    unread: tuple[Unread, Exception] | None = None
+    counted: tuple[dict[str, int], str] | None = None
+    instead = "send what its result() returns"
+
+    def leave(self) -> None:
+        """Called in a forked child, which does not learn the outcome. The callbacks are the parent's."""
+        self._condition = threading.Condition()  # a thread of the parent may have held it
+        self._waiters: list[Any] = []
+        self._done_callbacks: list[Any] = []
+        if not self.done():
+            self.set_exception(RuntimeError("the process that forked this one sends the item: ask for its id there"))
+
+    def result(self, timeout: float | None = None) -> int:
+        self.is_read = True
+        try:
+            return super().result(timeout)
+        except BaseException:
+            self._ended()
+            del self  # it keeps the error, whose traceback holds this frame
+            raise
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        self.is_read = True
+        try:
+            return super().exception(timeout)
+        finally:
+            self._ended()
+
+    def add_done_callback(self, fn: Callable[[Future[int]], Any]) -> None:
+        self._read()
+        super().add_done_callback(lambda future: guarded(_CALLBACK, call_to_end, _CALLBACK, fn, future))
+
+    def _ended(self) -> None:
+        if self.done():
+            self._read()
+            return
+        self.is_read = False
+        if self.unread is not None:  # it failed just now
+            unread, error = self.unread
+            unread.left(self, error)
+
+    def _read(self) -> None:
+        self.is_read = True
+        if self.unread is not None:
+            self.unread[0].read(self)
+
+
+class Unread:
+    """Counts the failures that no caller has read, since the last `take`. Thread-safe. Holds numbers rather than
+    futures: a Producer may live for months and its caller read nothing."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._start()
+
+    def _start(self) -> None:
+        self._kinds: dict[str, int] = {}
+        self._first: dict[str, Exception] = {}
+
+    def failed(self, future: ItemFuture, error: Exception) -> None:
+        """Count `error` as the outcome of `future`, unless a caller reads that."""
+        future.unread = self, error  # before the look at `read`: a caller that reads now sees it, or is seen here
+        self.left(future, error)
+
+    def left(self, future: ItemFuture, error: Exception) -> None:
+        """Count the outcome of `future`, as the caller that wanted to read it went away, or there was none."""
+        with self._lock:
+            if future.is_read or future.counted is not None:
+                return
+            kind = error.code.name if isinstance(error, FoqsError) else kind_of(error)
+            if not self._kinds.get(kind):
+                self._first[kind] = error
+            self._kinds[kind] = self._kinds.get(kind, 0) + 1
+            future.counted = self._kinds, kind
+
+    def read(self, future: ItemFuture) -> None:
+        with self._lock:
+            if future.counted is not None:
+                kinds, kind = future.counted
+                future.counted = None
+                kinds[kind] -= 1
+
+    def take(self) -> UnreadFailures | None:
+        """Return the failures since the last call, None if there are none."""
+        with self._lock:
+            kinds, first = {kind: number for kind, number in self._kinds.items() if number}, self._first
+            self._start()
+        if not kinds:
+            return None
+        problem = UnreadFailures(kinds, first)
+        problem.__cause__ = first[next(iter(kinds))]
+        return problem
+
+
+class UnreadFailures(FoqsError):
+    """Items given to a Producer failed, and no caller read their futures.
+
+    count    how many
+    unknown  how many of them may be stored all the same (OutcomeUnknown)
+    kinds    how many by their error's code, by name (of another exception: its class)
+    """
+
+    def __init__(self, kinds: Mapping[str, int], first: Mapping[str, Exception]) -> None:
+        self.kinds = dict(kinds)
+        self.count = sum(kinds.values())
+        self.unknown = kinds.get(Code.OUTCOME_UNKNOWN.name, 0)
+        self.outcome_known = not self.unknown
+        if self.unknown:
+            self.code = Code.OUTCOME_UNKNOWN
+        parts = [f"{n} {kind} (first: {text_of(first[kind])})" for kind, n in kinds.items()]
+        doubt = (
+            f" {self.unknown} may be stored: enqueued again, they could be stored twice, unless they have a dedup_key."
+            if self.unknown
+            else ""
+        )
+        super().__init__(
+            f"the Producer did not get {self.count} item{'s' * (self.count != 1)} stored, and no caller read why: "
+            f"{'; '.join(parts)}.{doubt} Call result() of each future, or give Producer an on_error"
+        )
+
+
 def _raisable(error: BaseException) -> Exception:
     """Return `error`, or an Exception in its place: SystemExit would end the thread that asks for a result."""
     if is_a(error, Exception):
@@ -476,7 +458,3 @@ def _raisable(error: BaseException) -> Exception:
     raisable = RuntimeError(f"{kind_of(error)} was raised while the item was sent")
     raisable.__cause__ = error
     return raisable
-
-
-def _seconds(timeout_ms: float | None) -> float | None:
-    return None if timeout_ms is None else timeout_ms / 1000

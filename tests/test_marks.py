@@ -12,7 +12,7 @@ EPOCH_JUMP, NUMBER_JUMP = 1 << 20, 1 << 30
 
 
 def row(epoch: int, next_number: int, seq: int = 0) -> ShardRow:
-    return ShardRow(True, epoch, seq, next_number, 0, 0, 0, 0, b"", 2)
+    return ShardRow(True, epoch, seq, next_number, 0, 0, 0, 0, b"")
 
 
 def test_a_mark_is_read_as_it_was_written() -> None:

@@ -23,7 +23,17 @@ from foqs.errors import FoqsError
 from foqs.idl import idl
 from foqs.peers.ready_topics import Ask
 from foqs.shardmgr.controller import Controller, ControllerSettings, Write, takers
-from foqs.shardmgr.facts import Facts, HostFact, OwnerFact, Session, ShardFact, SlotMove, Slots, other_protocol
+from foqs.shardmgr.facts import (
+    Facts,
+    HostFact,
+    OwnerFact,
+    Session,
+    ShardFact,
+    SlotMove,
+    Slots,
+    other_protocol,
+    protocol_error,
+)
 from foqs.shardmgr.lifecycle import ShardState
 from foqs.shardmgr.membership import Held, Lasting, Membership, Reach, cut_off
 from foqs.shardmgr.routing import arrived, planned
@@ -145,7 +155,7 @@ class MembershipAgent:
             self.seen = True
             if other is not None:
                 self.end()
-                return other.message
+                return protocol_error(other).message
         elif self.seen:
             self.end()
             return f"another process runs as host {self._id}, at {here.address}: give each host its own server.id"

@@ -26,7 +26,7 @@ from foqs.server.marks import ClusterMarks
 from foqs.server.node import Neighbours, Node
 from foqs.server.settings import ClusterSettings
 from foqs.shardmgr.controller import ControllerSettings, Write
-from foqs.shardmgr.facts import Facts, HostFact, OwnerFact, ShardFact, ShardUse, Slots, other_protocol
+from foqs.shardmgr.facts import Facts, HostFact, OwnerFact, ShardFact, ShardUse, Slots, other_protocol, protocol_error
 from foqs.shardmgr.membership import Held
 from foqs.shardmgr.routing import Routing, routing_of
 from foqs.store.link import reachable
@@ -174,7 +174,7 @@ class ClusterNode:
         await self._facts_known.wait()
         await self._wait_for_twin()
         if (other := other_protocol(self.seat.facts, self._id)) is not None:
-            raise other
+            raise protocol_error(other)
         if not self.seat.facts.hosts.keys() - {self._id}:
             await self._adopt_stored()
         await self.node.server.serve()

@@ -131,12 +131,15 @@ class Facts:
     settings: Mapping[str, Settings] = field(default_factory=dict)
 
 
-def other_protocol(facts: Facts, joining: str) -> OtherProtocol | None:
-    """Return the error for the host `joining` while another living host has another protocol version."""
-    for host in sorted(facts.hosts.values(), key=lambda host: host.id):
-        if host.id != joining and host.protocol != PROTOCOL_VERSION:
-            return OtherProtocol(f"host {host.id} ({host.address})", host.protocol)
-    return None
+def other_protocol(facts: Facts, joining: str) -> HostFact | None:
+    """Return a living host with another protocol version, other than the host `joining`; None if there is none."""
+    different = [host for host in facts.hosts.values() if host.id != joining and host.protocol != PROTOCOL_VERSION]
+    return min(different, key=lambda host: host.id, default=None)
+
+
+def protocol_error(other: HostFact) -> OtherProtocol:
+    """Return the error of a host that may not join because of `other`."""
+    return OtherProtocol(f"host {other.id} ({other.address})", other.protocol)
 
 
 def encode_shard(fact: ShardFact) -> bytes:

@@ -1,8 +1,8 @@
 """Bring the database of a shard to the schema version of this foqs, by numbered steps.
 
-No host serves the shard meanwhile: a host serves only databases of its own schema version. A server commits each
-`ALTER TABLE` by itself, so a step finds out which of its changes the database still lacks. An interrupted migration
-continues there.
+No host serves the shard during a migration: a host serves only databases of its own schema version. A server commits
+each `ALTER TABLE` by itself, so a step finds out which of its changes the database still lacks. An interrupted
+migration continues there.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
-from sqlalchemy import text
 from structlog.testing import capture_logs
 
 from foqs.errors import FoqsError, OutcomeUnknown, Unavailable
@@ -17,7 +16,6 @@ from foqs.rows import Opened, SettingRow
 from foqs.server.settings import ShardSettings
 from foqs.server.settings_copies import COMPLETE
 from foqs.server.shard_worker import worker_of
-from foqs.store.link import Database
 from foqs.store.protocol import CommitUnknown, ShardStore, StoreDown, StoreError
 from tests.conftest import SHARD_KINDS
 from tests.engine.laboratory import Laboratory
@@ -125,19 +123,6 @@ def test_a_commit_without_an_answer_is_looked_up(host: Host, shard: ServerShard,
     shard.proxy(host.store).arm(Break("COMMIT", arrives=arrives))
     made = host.keeper.put("ns", {"b": "2"}, "a", expected=1)
     assert made == Settings("ns", 2, {"b": "2"}) == host.keeper.read("ns") == host.settings.of("ns")
-
-
-@pytest.mark.parametrize("shard_kind", SHARD_KINDS[:1], indirect=True)
-def test_a_schema_without_the_table_keeps_no_settings(shard_url: str) -> None:
-    shard = SqliteShard(shard_url)
-    with Database(shard_url).connect() as connection:
-        connection.execute(text("DROP TABLE setting"))
-        connection.execute(text("UPDATE shard SET version = 1"))
-    host = Host(shard)
-    assert host.kept.known
-    with pytest.raises(Unavailable, match="foqs shards migrate"):
-        host.keeper.put("ns", {"a": "1"})
-    host.close()
 
 
 # ------------------------------------------------------------------------------------------ outcomes of the thread

@@ -87,7 +87,7 @@ def test_a_living_host_of_another_protocol_version(version: int, remedy: str) ->
     found = facts.other_protocol(facts.Facts(hosts=hosts), "c")
     assert found is not None
     versions = f"has protocol version {version} of foqs, and this host has version {PROTOCOL_VERSION}"
-    assert found.message == f"host b (b:7707) {versions}: {remedy}"
+    assert facts.protocol_error(found).message == f"host b (b:7707) {versions}: {remedy}"
 
 
 def test_a_url_is_not_shown() -> None:

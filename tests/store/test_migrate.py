@@ -87,7 +87,7 @@ def test_a_migrated_database_is_served(old_url: str) -> None:
     store.close(clean=True)
 
 
-def test_a_database_that_can_be_migrated_is_refused_with_the_command(old_url: str) -> None:
+def test_an_older_database_is_refused_with_the_command(old_url: str) -> None:
     with pytest.raises(ShardRefused) as refused:
         SqlStore(old_url, shard=NUMBER).open("owner", take_over=False)
     assert (str(refused.value), refused.value.mend) == (WHY, REMEDY)

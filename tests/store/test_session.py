@@ -179,7 +179,7 @@ def test_each_connection_has_the_values_of_the_list(hostile: Hostile, driver: st
 def test_checks_work_on_a_hostile_server(hostile: Hostile) -> None:
     url = hostile.url()
     create_schema(url, NUMBER)
-    assert create_schema(url, NUMBER) > 0
+    create_schema(url, NUMBER)
     assert check_schema(url, NUMBER) == []
     checkup = check_up(url, NUMBER, timeout_s=10, now_ms=lambda: 0)
     assert checkup.findings == []

@@ -13,7 +13,7 @@ from foqs.policies.settings import Settings
 from foqs.rows import Batch
 from foqs.store.checkup import check_up
 from foqs.store.link import reachable
-from foqs.store.maintenance import create_schema, discard_settings, migrate_schema
+from foqs.store.maintenance import create_schema, discard_settings
 from foqs.store.migrate import exclusive
 from foqs.store.packets import query
 from foqs.store.protocol import StoreDown, StoreError, StoreReadOnly
@@ -138,7 +138,6 @@ def test_every_way_to_a_read_only_server_says_so(primaries: Primaries) -> None:
         assert not reachable(url, connect_timeout_s=3, io_timeout_s=3)
         checkup = check_up(url, NUMBER, timeout_s=3, now_ms=lambda: 0)
         assert any(STAYS in finding.found and finding.wrong for finding in checkup.findings)
-        fails(lambda: migrate_schema(url, NUMBER))  # noqa: B023
         fails(lambda: discard_settings(url, NUMBER, ["shop"]))  # noqa: B023
     primaries.relay.lead_to(primaries.new.port)
     primaries.new.query("SET GLOBAL read_only = 1")

@@ -7,16 +7,15 @@ from functools import partial
 from typing import Any
 
 from foqs.api import responses, validation
+from foqs.api.host import Host
 from foqs.api.item_life import ItemLife, Sifted, sifted_acks
 from foqs.engine import item_ops
 from foqs.engine.calls import DequeueCall, ItemsCall
 from foqs.engine.engine import Engine
-from foqs.engine.listing import ANSWERS_SHARE, OVERLOADED_RETRY_MS
 from foqs.errors import Code, FoqsError
 from foqs.fairness.keys import MOST_TENANCY_BYTES
 from foqs.idl import idl
 from foqs.peers import forwarded_requests
-from foqs.peers.forwarder import Forwarder, LoneForwarder
 from foqs.rpc.call import Call
 from foqs.travel import bare
 from foqs.wire.protocol import encode_struct
@@ -79,27 +78,24 @@ class AckDequeue:
     """The dequeue begins after the acks, so no lease runs while a commit is slow. The acks end within `confirm_ms`: a
     shard that does not answer delays the items of other shards by that at most."""
 
-    def __init__(
-        self, items: ItemLife, engine: Engine, now_ms: Callable[[], int], forwarder: Forwarder | LoneForwarder
-    ) -> None:
+    def __init__(self, items: ItemLife, host: Host) -> None:
         self._items = items
-        self._engine = engine
-        self._now_ms = now_ms
-        self._forwarder = forwarder
+        self._host = host
+        self._engine = host.engine
 
     def handlers(self) -> dict[str, Callable[[Call], None]]:
         return {"AckAndDequeue": self.ack_and_dequeue}
 
     def ack_and_dequeue(self, call: Call) -> None:
         """Check both parts, then carry out the acks. Raises Invalid."""
-        request, limits = call.request, self._items.limits
+        request, limits = call.request, self._host.limits
         ids, leases = ids_and_leases(request.acks)
         has_acks, sifted = bool(ids), None
         if has_acks:
             validation.counted(ids, "acks", limits.request_items)
             if type(request.acks) is not AckColumns or len(set(ids)) != len(ids):  # as in `ItemLife.ack`
                 ids, leases, sifted = sifted_acks(request.acks, ids, leases)
-        now_ms = self._now_ms()
+        now_ms = self._host.now_ms()
         dequeue = DequeueAfterAcks(call, self._engine)
         waiting, wait_ms = self._items.consumer(dequeue, now_ms)
         if not has_acks:
@@ -122,7 +118,7 @@ class AckDequeue:
         acks = request.acks if sifted is None else sifted.of(request.acks)
         origin = idl.AckRequest(acks, request.ns, request.context)
         op = lambda at: item_ops.ack(leases[at])  # noqa: E731
-        elsewhere = partial(self._forwarder.items, forwarded_requests.ACK, origin, ids, op, now_ms + timeout_ms)
+        elsewhere = partial(self._host.forwarder.items, forwarded_requests.ACK, origin, ids, op, now_ms + timeout_ms)
         self._engine.ack(ItemsCall(len(ids), acked, None, elsewhere), ids, leases, request.ns, now_ms, timeout_ms)
 
     def _acked(
@@ -139,7 +135,7 @@ class AckDequeue:
         """Dequeue ready items; a wait for a first item would hold back the outcomes."""
         if waiting.done:  # its consumer has disconnected
             return
-        limits = self._items.limits
+        limits = self._host.limits
         # The process still holds these items, and they may be of any of the topics.
         waiting.unacked = sum([one.error is not None and one.error.code not in _OVER for one in dequeue.outcomes])
         waiting.max_bytes -= responses.outcomes_bytes(dequeue.outcomes)
@@ -157,11 +153,10 @@ class AckDequeue:
         self._dequeue(dequeue, waiting, 0)
 
     def _dequeue(self, dequeue: DequeueAfterAcks, waiting: DequeueCall, wait_ms: int) -> None:
-        engine = self._engine
         try:
-            validation.refuse_when_draining(engine.draining)
-            validation.refuse_when_full(engine.budget, ANSWERS_SHARE, OVERLOADED_RETRY_MS)
+            self._host.refuse_when_draining()
+            self._host.refuse_when_full()
         except FoqsError as error:
             dequeue.fail(bare(error))
         else:
-            engine.dequeue(waiting, self._now_ms(), wait_ms)
+            self._engine.dequeue(waiting, self._host.now_ms(), wait_ms)

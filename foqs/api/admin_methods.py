@@ -1,9 +1,4 @@
-"""The settings of namespaces: reading and changing them, and whether this host acts on a version.
-
-TryHook: a script runs on a sample of an item, and nothing is stored.
-
-ReleaseLeases: an operator takes items away from workers.
-"""
+"""Requests of operators that change settings or leases, and trials of scripts."""
 
 from __future__ import annotations
 
@@ -13,15 +8,14 @@ from typing import Any
 from uuid import uuid4
 
 from foqs.api import validation
+from foqs.api.host import Host
 from foqs.api.item_life import read_by_script, set_fields
 from foqs.bounds import Limits
-from foqs.engine.engine import Engine
 from foqs.engine.stats import Releasing
 from foqs.errors import FoqsError, Invalid, NotFound, Unavailable
 from foqs.hooks.protocol import EnqueueResult, Failed, Hook, HookCall, HookKey, Kind, Outcome, Script, source_error
 from foqs.hooks.topic_hooks import TopicHooks
 from foqs.idl import idl
-from foqs.peers.forwarder import Forwarder, LoneForwarder
 from foqs.peers.settings_sync import CONFIRM_MS, AwaitCall, Confirmation, HostSettings
 from foqs.policies.entries import script_name_error
 from foqs.policies.settings import MOST_BYTES, SCRIPT, TOPIC, Settings, SettingsStore
@@ -30,29 +24,22 @@ from foqs.rpc.call import Call
 from foqs.travel import bare
 
 _HIGHEST = (1 << 63) - 1
+_TRIED = "tried"
+"""Name of a script that is given as a source."""
+_CAUSES = (FailureCause.FAILED, FailureCause.EXPIRED, FailureCause.REJECTED)
+_MOST_ATTEMPTS = (1 << 31) - 1
+_LONGEST_MS = 1 << 62
+_OWN_SHARE = 0.5
+"""Share of the caller's time in which this host's shards release leases, before the other hosts are asked."""
 
 
 class SettingsMethods:
-    """`address` is host:port of this host, as clients know it."""
+    """Read and change the settings of namespaces, and wait until this host acts on a version."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        limits: Callable[[], Limits],
-        now_ms: Callable[[], int],
-        address: Callable[[], str],
-        settings: HostSettings,
-        store: SettingsStore,
-        forwarder: Forwarder | LoneForwarder,
-        hooks: TopicHooks,
-    ) -> None:
-        self._engine = engine
-        self._limits = limits
-        self._now_ms = now_ms
-        self._address = address
+    def __init__(self, host: Host, settings: HostSettings, store: SettingsStore, hooks: TopicHooks) -> None:
+        self._host = host
         self._settings = settings
         self._store = store
-        self._forwarder = forwarder
         self._hooks = hooks
 
     def handlers(self) -> dict[str, Callable[[Call], None]]:
@@ -64,14 +51,14 @@ class SettingsMethods:
 
     def get_settings(self, call: Call) -> None:
         request = call.request
-        found = self._settings.of(validation.name(request.ns, "ns", self._limits()))
+        found = self._settings.of(validation.name(request.ns, "ns", self._host.limits))
         prefix = validation.text(request.prefix or "", "prefix")
         entries = {key: value for key, value in found.entries.items() if key.startswith(prefix)}
         call.reply(idl.GetSettingsResponse(found.version, entries))
 
     def put_settings(self, call: Call) -> None:
-        request, limits = call.request, self._limits()
-        validation.refuse_when_draining(self._engine.draining)
+        request, limits = call.request, self._host.limits
+        self._host.refuse_when_draining()
         ns = validation.name(request.ns, "ns", limits)
         entries = {
             validation.text(key, "a key"): validation.text(value, "a value")
@@ -85,7 +72,7 @@ class SettingsMethods:
             raise Invalid(f"the request has more than {MOST_BYTES} bytes of settings: the keys of prefixes serve many")
         if expected is not None:
             validation.within(expected, "expected_version", 0, _HIGHEST, 0)
-        deadline_ms = self._now_ms() + validation.timeout_ms(request, limits)
+        deadline_ms = self._host.now_ms() + validation.timeout_ms(request, limits)
         change = partial(Settings.changed, entries=entries, remove=remove, expected_version=expected, nonce=uuid4().hex)
 
         def store(error: FoqsError | None) -> None:
@@ -97,24 +84,24 @@ class SettingsMethods:
 
         known = self._settings.of(ns).entries
         scripts = {key: text for key, text in entries.items() if key.startswith(SCRIPT) and known.get(key) != text}
-        self._hooks.check(ns, scripts, deadline_ms - self._now_ms(), store)
+        self._hooks.check(ns, scripts, deadline_ms - self._host.now_ms(), store)
 
     def _changed(self, call: Call, touched: Set[str], deadline_ms: int, outcome: Settings | FoqsError) -> None:
         if isinstance(outcome, FoqsError):
             call.fail(outcome)
             return
-        version, now_ms, here = outcome.version, self._now_ms(), self._address()
+        version, now_ms, here = outcome.version, self._host.now_ms(), self._host.address()
         warnings = outcome.warnings(touched) if touched else []
 
         def done(applied: list[str], missing: list[str]) -> None:
             call.reply(idl.PutSettingsResponse(version, applied, missing, warnings))
 
-        hosts = {here, *self._forwarder.routing().hosts.values()}
+        hosts = {here, *self._host.forwarder.routing().hosts.values()}
         wait_ms = max(1, min(CONFIRM_MS, deadline_ms - now_ms))
-        Confirmation(outcome, hosts, done).ask(here, self._settings, self._forwarder.ask, now_ms, wait_ms)
+        Confirmation(outcome, hosts, done).ask(here, self._settings, self._host.forwarder.ask, now_ms, wait_ms)
 
     def await_settings(self, call: Call) -> None:
-        request, limits = call.request, self._limits()
+        request, limits = call.request, self._host.limits
         ns = validation.name(request.ns, "ns", Limits())  # the limits of the asking host may differ
         if request.version is None:
             raise Invalid("version is missing")
@@ -127,7 +114,7 @@ class SettingsMethods:
 
         waiting = AwaitCall(ns, request.version, reply)
         call.on_lost = partial(self._lost, waiting)
-        self._settings.wait(waiting, self._now_ms() + wait_ms)
+        self._settings.wait(waiting, self._host.now_ms() + wait_ms)
 
     def _lost(self, waiting: AwaitCall) -> None:
         waiting.done = True
@@ -135,7 +122,7 @@ class SettingsMethods:
 
 
 def _together(error: FoqsError, change: Callable[[Settings], Settings], known: Settings) -> FoqsError:
-    """Return the error of scripts with the errors that the change has besides."""
+    """Return the error of scripts, joined with the errors of the change itself."""
     if not isinstance(error, Invalid):
         return error
     try:
@@ -147,23 +134,19 @@ def _together(error: FoqsError, change: Callable[[Settings], Settings], known: S
     return error
 
 
-_TRIED = "tried"
-"""Name of a script that is given as a source."""
-_CAUSES = (FailureCause.FAILED, FailureCause.EXPIRED, FailureCause.REJECTED)
-_MOST_ATTEMPTS = (1 << 31) - 1
-
-
 class HookMethods:
-    """`limits` is called for each request."""
+    """Run a script on a sample of an item, and store nothing."""
 
-    def __init__(self, hooks: TopicHooks, limits: Callable[[], Limits], now_ms: Callable[[], int]) -> None:
+    def __init__(self, host: Host, hooks: TopicHooks) -> None:
+        self._host = host
         self._hooks = hooks
-        self._limits = limits
-        self._now_ms = now_ms
+
+    def handlers(self) -> dict[str, Callable[[Call], None]]:
+        return {"TryHook": self.try_hook}
 
     def try_hook(self, call: Call) -> None:
         """Raises Invalid, NotFound, Unavailable."""
-        request, limits = call.request, self._limits()
+        request, limits = call.request, self._host.limits
         ns = validation.name(request.ns, "ns", limits)
         if request.hook not in list(Hook):
             raise Invalid(f"hook is {request.hook!r}, not one of {', '.join(Hook)}")
@@ -182,14 +165,10 @@ class HookMethods:
             raise Invalid("exactly one of script and source is needed")
         if request.source is not None:
             source = validation.text(request.source, "source")
-            error = source_error(source)
-            if error is not None:
-                raise Invalid(f"source: {error}")
+            validation.refuse("source", source_error(source))
             return Script(ns, _TRIED, source)
         name = validation.text(request.script, "script")
-        error = script_name_error(name)
-        if error is not None:
-            raise Invalid(f"script: {error}")
+        validation.refuse("script", script_name_error(name))
         script = self._hooks.script(ns, name)
         if script is None:
             raise NotFound(f"the settings of {ns} have no script.{name}")
@@ -198,7 +177,8 @@ class HookMethods:
     def _sample(self, ns: str, hook: Hook, request: Any) -> dict[str, Any]:
         if request.sample is None:
             raise Invalid("sample is missing")
-        taken = validation.Intake(ns, self._limits(), self._now_ms())
+        limits = self._host.limits
+        taken = validation.Intake(ns, limits, self._host.now_ms())
         taken.take([request.sample])
         for error in taken.errors.values():
             raise Invalid(f"sample: {error.message}")
@@ -210,8 +190,8 @@ class HookMethods:
         if cause not in _CAUSES:
             raise Invalid(f"cause is {cause}, not one of {', '.join(str(int(one)) for one in _CAUSES)}")
         reason = validation.text(request.reason or "", "reason")
-        if len(reason.encode()) > self._limits().reason_bytes:
-            raise Invalid(f"reason has more than {self._limits().reason_bytes} bytes")
+        if len(reason.encode()) > limits.reason_bytes:
+            raise Invalid(f"reason has more than {limits.reason_bytes} bytes")
         return item | {"attempt": attempt, "cause": FailureCause(cause).name.lower(), "reason": reason}
 
 
@@ -234,40 +214,27 @@ def _answer(call: Call, outcomes: list[Outcome]) -> None:
     call.reply(made)
 
 
-_LONGEST_MS = 1 << 62
-_ANSWER_SHARE = 0.5
-"""Of the caller's time, this host's own shards get so much: then the other hosts are asked."""
-
-
 class Leases:
-    """`limits` is called for each request; `address` is this host's, as clients know it."""
+    """Take items away from workers."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        limits: Callable[[], Limits],
-        now_ms: Callable[[], int],
-        address: Callable[[], str],
-        forwarder: Forwarder | LoneForwarder,
-    ) -> None:
-        self._engine = engine
-        self._limits = limits
-        self._now_ms = now_ms
-        self._address = address
-        self._forwarder = forwarder
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    def handlers(self) -> dict[str, Callable[[Call], None]]:
+        return {"ReleaseLeases": self.release}
 
     def release(self, call: Call) -> None:
         """Raises Invalid."""
-        request, limits = call.request, self._limits()
-        key = (validation.name(request.ns, "ns", limits), validation.name(request.topic, "topic", limits))
+        host, request, limits = self._host, call.request, self._host.limits
+        key = host.topic(request)
         if request.worker is not None:
             validation.name(request.worker, "worker", limits, limits.worker_bytes)
         held_ms = validation.within(request.held_longer_than_ms, "held_longer_than_ms", 0, _LONGEST_MS, 0)
         timeout_ms = validation.timeout_ms(request, limits)
-        now_ms = self._now_ms()
+        now_ms = host.now_ms()
 
         def released(count: int, error: FoqsError | None) -> None:
-            ended, failed = count, set() if error is None else {self._address()}
+            ended, failed = count, set() if error is None else {host.address()}
 
             def add(_address: str, response: Any) -> None:
                 nonlocal ended
@@ -278,7 +245,7 @@ class Leases:
                 call.reply(idl.ReleaseLeasesResponse(ended, sorted(failed.union(missing))))
 
             part = partial(idl.ReleaseLeasesRequest, *key, request.worker, request.held_longer_than_ms)
-            self._forwarder.ask_others("ReleaseLeases", part, request, now_ms + timeout_ms, add, done)
+            host.forwarder.ask_others("ReleaseLeases", part, request, now_ms + timeout_ms, add, done)
 
-        here_ms = max(1, int(timeout_ms * _ANSWER_SHARE))
-        self._engine.release(Releasing(self._engine, key, request.worker, now_ms - held_ms, released), now_ms, here_ms)
+        here_ms = max(1, int(timeout_ms * _OWN_SHARE))
+        host.engine.release(Releasing(host.engine, key, request.worker, now_ms - held_ms, released), now_ms, here_ms)

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from foqs.api import validation
+from foqs.api.host import Host
 from foqs.api.validation import fairness_key
 from foqs.bounds import Limits
 from foqs.engine.dead_letters import (
@@ -19,11 +20,9 @@ from foqs.engine.dead_letters import (
     RedrivePage,
     Refused,
 )
-from foqs.engine.engine import Engine
-from foqs.engine.listing import ANSWERS_SHARE, OVERLOADED_RETRY_MS, cursor_of, parts_of
+from foqs.engine.listing import cursor_of, parts_of
 from foqs.errors import FoqsError, Invalid, LostReply, item_error
 from foqs.idl import idl, is_forwarded
-from foqs.peers.forwarder import Forwarder, LoneForwarder
 from foqs.peers.gather import FailureGathering, Found, group_of
 from foqs.peers.redrive import MOST_GROUPS, Plan, Redrive, Redriven
 from foqs.policies.failures import FailureFilter
@@ -36,23 +35,12 @@ _MOST_ATTEMPTS = (1 << 31) - 1
 
 
 class DeadLetters:
-    """`address` is this host's, as clients know it."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        limits: Limits,
-        now_ms: Callable[[], int],
-        address: Callable[[], str],
-        forwarder: Forwarder | LoneForwarder,
-        admit: Admit,
-    ) -> None:
-        self.limits = limits
+    def __init__(self, host: Host, admit: Admit) -> None:
+        self._host = host
+        self._engine = host.engine
+        self._now_ms = host.now_ms
+        self._forwarder = host.forwarder
         self._admit = admit
-        self._engine = engine
-        self._now_ms = now_ms
-        self._address = address
-        self._forwarder = forwarder
 
     def handlers(self) -> dict[str, Callable[[Call], None]]:
         return {"ListFailures": self.list_failures, "RedriveItems": self.redrive}
@@ -60,9 +48,9 @@ class DeadLetters:
     # ------------------------------------------------------------------------------------- groups
 
     def list_failures(self, call: Call) -> None:
-        request, limits = call.request, self.limits
-        validation.refuse_when_full(self._engine.budget, ANSWERS_SHARE, OVERLOADED_RETRY_MS)
-        key = (validation.name(request.ns, "ns", limits), validation.name(request.topic, "topic", limits))
+        request, limits = call.request, self._host.limits
+        self._host.refuse_when_full()
+        key = self._host.topic(request)
         wanted = FailureFilter(cause=_cause(request.cause), fairness=_fairness(request.fairness_key))
         limit = validation.within(request.limit, "limit", 1, limits.list_items, 100)
         parts = parts_of(request.cursor, (int, int))
@@ -79,7 +67,7 @@ class DeadLetters:
             listing = self._listing(key, wanted, limit, after, lambda found: _report(call, reply, found))
             listing.begin(deadline_ms)
             return
-        here, owners = self._address(), self._forwarder.owners
+        here, owners = self._host.address(), self._forwarder.owners
         hosts = self._forwarder.other_hosts()
         unowned = [f"shard {number}" for number in owners.unowned()]
         gathering = FailureGathering({here, *hosts}, unowned, limit, reply)
@@ -106,8 +94,8 @@ class DeadLetters:
 
     def redrive(self, call: Call) -> None:
         request = call.request
-        validation.refuse_when_draining(self._engine.draining)
-        timeout_ms = validation.timeout_ms(request, self.limits)
+        self._host.refuse_when_draining()
+        timeout_ms = validation.timeout_ms(request, self._host.limits)
         ask, pace = self._asked(request)
         if is_forwarded(request):
             page, now_ms = self._page(request, ask), self._now_ms()
@@ -137,8 +125,8 @@ class DeadLetters:
 
     def _asked(self, request: Any) -> tuple[PageAsk, int]:
         """Check a request. Return what its pages have in common, and the items a second (0: no bound)."""
-        limits = self.limits
-        key = (validation.name(request.ns, "ns", limits), validation.name(request.topic, "topic", limits))
+        limits = self._host.limits
+        key = self._host.topic(request)
         validation.within(request.count, "count", 0, _MOST_COUNT, 0)
         per_group = validation.within(request.per_fingerprint, "per_fingerprint", 1, _MOST_ATTEMPTS, 0)
         pace = validation.within(request.pace_per_second, "pace_per_second", 1, _MOST_PACE, 0)

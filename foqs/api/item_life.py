@@ -1,12 +1,4 @@
-"""Enqueue, dequeue, and what ends or extends a lease: the requests that change items.
-
-The entries of a request about items by id: which of them are carried out, and the outcome of each.
-
-An entry that is wrong in itself has its error, and nothing else of the request depends on it. Entries that ask for the
-same end share one outcome: the first of them that is right is carried out.
-
-The hook of topics that runs when items are enqueued: it sets fields of an item, or refuses it.
-"""
+"""Enqueue, dequeue, and what ends or extends a lease: the requests that change items."""
 
 from __future__ import annotations
 
@@ -15,14 +7,13 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from foqs.api import responses, validation
+from foqs.api.host import Host
 from foqs.api.validation import Intake
-from foqs.bounds import Bounded, Limits, Quota
+from foqs.bounds import Bounded, Quota
 from foqs.engine import item_ops
 from foqs.engine.calls import PER_WORKER, DequeueCall, EnqueueCall, ItemsCall
 from foqs.engine.dequeue import ITEM_OVERHEAD_BYTES
-from foqs.engine.engine import Engine
 from foqs.engine.item_ops import Op
-from foqs.engine.listing import ANSWERS_SHARE, OVERLOADED_RETRY_MS
 from foqs.errors import FoqsError, Invalid
 from foqs.fairness.keys import TopicKey
 from foqs.hooks.protocol import EnqueueResult, Failed, Hook, Outcome
@@ -31,7 +22,6 @@ from foqs.idl import idl
 from foqs.item import Item
 from foqs.peers import forwarded_requests
 from foqs.peers.forwarded import Incoming
-from foqs.peers.forwarder import Forwarder, LoneForwarder
 from foqs.peers.quota_client import QuotaClient
 from foqs.peers.ready_topics import ReadyPublisher
 from foqs.peers.tenant_shares import Elsewhere
@@ -42,145 +32,9 @@ from foqs.wire.usual_requests import AckColumns, ids_and_leases
 T = TypeVar("T")
 
 
-class Sifted(NamedTuple):
-    """`places` has the entries that are carried out. `answers` has for each entry of the request the position in
-    `places` whose outcome is its own, or its error."""
-
-    places: list[int]
-    answers: list[int | FoqsError]
-
-    def of(self, column: Sequence[T]) -> list[T]:
-        """Return the values of the entries that are carried out. `column` has one for each entry."""
-        return [column[at] for at in self.places]
-
-    def outcomes(self, found: Sequence[FoqsError | None]) -> list[FoqsError | None]:
-        """Return the outcome of each entry of the request; `found` has those of `places`."""
-        return [answer if isinstance(answer, FoqsError) else found[answer] for answer in self.answers]
-
-
-def sift(
-    ids: Sequence[int], errors: Mapping[int, FoqsError], end_of: Callable[[int], Hashable] | None = None
-) -> Sifted | None:
-    """Separate the entries that are carried out from the rest. None: all of them are, each by itself.
-
-    `errors` are those of entries that are wrong in themselves. Entries with one `end_of` ask for the same end; by
-    default those with one id."""
-    if not errors and len(set(ids)) == len(ids):
-        return None
-    first: dict[Hashable, int] = {}
-    places: list[int] = []
-    answers: list[int | FoqsError] = []
-    for at, item_id in enumerate(ids):
-        error = errors.get(at)
-        if error is not None:
-            answers.append(error)
-            continue
-        place = first.setdefault(item_id if end_of is None else end_of(at), len(places))
-        if place == len(places):
-            places.append(at)
-        answers.append(place)
-    return Sifted(places, answers) if len(places) < len(ids) else None
-
-
-def checked(entries: Sequence[Any], op_of: Callable[[Any], Op]) -> tuple[list[int], list[Op], dict[int, FoqsError]]:
-    """Return the ids of the entries, what `op_of` makes of each, and by entry the error that it raised."""
-    ids: list[int] = []
-    ops: list[Op] = []
-    errors: dict[int, FoqsError] = {}
-    for at, entry in enumerate(entries):
-        try:
-            if entry.id is None or entry.lease is None:
-                raise _missing(entry)
-            op = op_of(entry)
-        except Invalid as error:
-            errors[at] = bare(error)
-            op = _never
-        ids.append(entry.id or 0)
-        ops.append(op)
-    return ids, ops, errors
-
-
-def sifted_acks(acks: Sequence[Any], ids: list[int], leases: list[int]) -> tuple[list[int], list[int], Sifted | None]:
-    """Return the ids and the leases of the acks that are carried out, and what `sift` says about the list."""
-    errors: dict[int, FoqsError] = {}
-    if not isinstance(acks, AckColumns):  # which have both fields
-        errors = {at: _missing(ack) for at, ack in enumerate(acks) if ack.id is None or ack.lease is None}
-    sifted = sift(ids, errors, lambda at: (ids[at], leases[at]))
-    return (ids, leases, None) if sifted is None else (sifted.of(ids), sifted.of(leases), sifted)
-
-
-def _never(*_: object) -> FoqsError | bool:
-    """The op of an entry that is wrong, which is sifted out."""
-    raise AssertionError("an entry that is wrong is not carried out")
-
-
-def _missing(entry: Any) -> Invalid:
-    what = "id" if entry.id is None else "lease"
-    return Invalid(f"{what} is missing: give the id and the lease of the delivered item")
-
-
-Done = Callable[[dict[int, EnqueueResult], dict[int, FoqsError]], None]
-"""Called once with the results of scripts and with the errors of items that are not stored, by index."""
-
-
-def run(hooks: TopicHooks, ns: str, taken: Intake, specs: Sequence[Any], timeout_ms: int, done: Done) -> None:
-    """Run the hooks of the items in `taken`, which are the valid ones of `specs`. `timeout_ms` is the request's."""
-    found: dict[str, TopicHook] = {}
-    for topic in taken.hooked:
-        hook = hooks.of((ns, topic), Hook.ON_ENQUEUE)
-        if hook is not None:
-            found[topic] = hook
-    places = [at for at in taken.places() if specs[at].topic in found]
-    if not places:
-        done({}, {})
-        return
-
-    def ended(outcomes: list[Outcome]) -> None:
-        results: dict[int, EnqueueResult] = {}
-        errors: dict[int, FoqsError] = {}
-        for at, outcome in zip(places, outcomes, strict=True):
-            if isinstance(outcome, Failed):
-                hook = found[specs[at].topic]
-                hooks.report(hook, outcome)
-                if hook.refuses:
-                    errors[at] = hook.refusal(outcome)
-                continue
-            result = outcome.result
-            assert isinstance(result, EnqueueResult), "the pool checks results"
-            if result.refuse is not None:
-                errors[at] = Invalid(result.refuse)
-            else:
-                results[at] = result
-        done(results, errors)
-
-    calls = [found[specs[at].topic].call(read_by_script(specs[at])) for at in places]
-    hooks.pool.run(calls, min(timeout_ms, hooks.request_ms()), ended)
-
-
-def read_by_script(spec: Any) -> dict[str, Any]:
-    """Return the fields of an ItemSpec that `on_enqueue` reads."""
-    return new_item(spec.topic, spec.headers, len(spec.payload), spec.priority)
-
-
-def set_fields(spec: Any, result: EnqueueResult) -> None:
-    """Set the fields of a hook's result in an ItemSpec, in place of the producer's."""
-    if result.fairness_key is not None:
-        spec.fairness_key = result.fairness_key
-    if result.weight is not None:
-        spec.weight = result.weight
-    if result.throttle_keys is not None:
-        spec.throttle_keys = list(result.throttle_keys)
-    if result.priority is not None:
-        spec.priority = result.priority
-    if result.delay_ms is not None:
-        spec.delay_ms, spec.deliver_after_ms = result.delay_ms, None
-    if result.ttl_ms is not None:
-        spec.ttl_ms, spec.expires_at_ms = result.ttl_ms, None
-
-
 _FAR_SHARE = 1 / 8
-"""Of the dequeues of several topics with a bound on all: those that ask other hosts first, for topics that have nothing
-ready here."""
+"""Share of the dequeues with `most` that ask other hosts first, for topics that have nothing ready here. Otherwise
+topics that have items on other hosts alone would wait until the other topics are empty here."""
 
 
 class Consumer(Incoming, Protocol):
@@ -191,24 +45,16 @@ class Consumer(Incoming, Protocol):
 
 class ItemLife:
     def __init__(
-        self,
-        engine: Engine,
-        limits: Limits,
-        now_ms: Callable[[], int],
-        news: ReadyPublisher,
-        quotas: QuotaClient,
-        elsewhere: Elsewhere,
-        forwarder: Forwarder | LoneForwarder,
-        hooks: TopicHooks,
+        self, host: Host, news: ReadyPublisher, quotas: QuotaClient, elsewhere: Elsewhere, hooks: TopicHooks
     ) -> None:
-        self.limits = limits
-        self._hooks = hooks
-        self._engine = engine
-        self._now_ms = now_ms
+        self._host = host
+        self._engine = host.engine
+        self._now_ms = host.now_ms
+        self._forwarder = host.forwarder
         self._news = news
         self._quotas = quotas
         self._elsewhere = elsewhere
-        self._forwarder = forwarder
+        self._hooks = hooks
 
     def handlers(self) -> dict[str, Callable[[Call], None]]:
         return {
@@ -221,8 +67,8 @@ class ItemLife:
         }
 
     def enqueue(self, call: Call) -> None:
-        request, limits = call.request, self.limits
-        validation.refuse_when_draining(self._engine.draining)
+        request, limits = call.request, self._host.limits
+        self._host.refuse_when_draining()
         ns = validation.name(request.ns, "ns", limits)
         specs = validation.counted(request.items, "items", limits.request_items)
         timeout_ms = validation.timeout_ms(request, limits)
@@ -236,23 +82,21 @@ class ItemLife:
 
         waiting = EnqueueCall(len(specs), reply)
         policies = self._engine.policies.namespaces.get(ns)
-        taken = validation.Intake(ns, limits, now_ms, policies)
+        taken = Intake(ns, limits, now_ms, policies)
         taken.take(specs)
         if taken.hooked and not self._forwarder.was_charged(request):
             self._run_hooks(waiting, taken, request, now_ms, now_ms + timeout_ms)
         else:
             self._admit(waiting, taken, request, now_ms + timeout_ms)
 
-    def _run_hooks(
-        self, waiting: EnqueueCall, taken: validation.Intake, request: Any, now_ms: int, deadline_ms: int
-    ) -> None:
+    def _run_hooks(self, waiting: EnqueueCall, taken: Intake, request: Any, now_ms: int, deadline_ms: int) -> None:
         """Run the hooks of the items, and store these with the fields that the hooks set."""
         ns, policies = request.ns, self._engine.policies
 
         def done(results: dict[int, EnqueueResult], errors: dict[int, FoqsError]) -> None:
             if policies.versions.get(ns) != version:  # no host acts on an older version than the one it confirmed
                 at_ms, found = self._now_ms(), policies.namespaces.get(ns)
-                again = validation.Intake(ns, self.limits, at_ms, found)
+                again = Intake(ns, self._host.limits, at_ms, found)
                 again.take(request.items)
                 if again.hooked:
                     self._run_hooks(waiting, again, request, at_ms, deadline_ms)
@@ -267,9 +111,9 @@ class ItemLife:
             self._admit(waiting, taken, request, deadline_ms)
 
         version, specs = policies.versions.get(ns), list(request.items)
-        run(self._hooks, ns, taken, specs, max(1, deadline_ms - now_ms), done)
+        run_hooks(self._hooks, ns, taken, specs, max(1, deadline_ms - now_ms), done)
 
-    def _admit(self, waiting: EnqueueCall, taken: validation.Intake, request: Any, deadline_ms: int) -> None:
+    def _admit(self, waiting: EnqueueCall, taken: Intake, request: Any, deadline_ms: int) -> None:
         """Store the valid items of a request that the quotas admit."""
         ns = request.ns
         for index, error in taken.errors.items():
@@ -284,7 +128,7 @@ class ItemLife:
         self._charge(waiting, taken, request, deadline_ms, iter([*charges, *taken.bounded.items()]))
 
     def _charge(
-        self, waiting: EnqueueCall, taken: validation.Intake, request: Any, deadline_ms: int,
+        self, waiting: EnqueueCall, taken: Intake, request: Any, deadline_ms: int,
         charges: Iterator[tuple[Bounded, Quota]],
     ) -> None:  # fmt: skip
         """Store the items that all of `charges` admit."""
@@ -297,7 +141,7 @@ class ItemLife:
                 return
         self._store(waiting, taken, request, deadline_ms)
 
-    def _store(self, waiting: EnqueueCall, taken: validation.Intake, request: Any, deadline_ms: int) -> None:
+    def _store(self, waiting: EnqueueCall, taken: Intake, request: Any, deadline_ms: int) -> None:
         engine, forwarder, now_ms = self._engine, self._forwarder, self._now_ms()
         if taken.keyed:
             engine.deadlines.push(deadline_ms, waiting)
@@ -310,8 +154,8 @@ class ItemLife:
         engine.enqueue(waiting, taken.indices, taken.items, taken.keys, taken.sizes, now_ms, timeout_ms, weights)
 
     def dequeue(self, call: Call) -> None:
-        validation.refuse_when_draining(self._engine.draining)
-        validation.refuse_when_full(self._engine.budget, ANSWERS_SHARE, OVERLOADED_RETRY_MS)
+        self._host.refuse_when_draining()
+        self._host.refuse_when_full()
         now_ms = self._now_ms()
         wants = call.request.wants
         if wants and not wants[0].count and wants[0].hung is not None:
@@ -321,17 +165,18 @@ class ItemLife:
         self._engine.dequeue(waiting, now_ms, wait_ms)
 
     def _report_hung(self, call: Call, now_ms: int) -> None:
-        """A worker says which of its handlers hang, and wants no items."""
-        ns = validation.name(call.request.ns, "ns", self.limits)
-        worker = validation.name(call.request.worker, "worker", self.limits, self.limits.worker_bytes)
-        for key, handlers in validation.hung(ns, call.request.wants, self.limits):
+        """Note how many handlers of a worker hang. The request asks for no items."""
+        request, limits = call.request, self._host.limits
+        ns = validation.name(request.ns, "ns", limits)
+        worker = validation.name(request.worker, "worker", limits, limits.worker_bytes)
+        for key, handlers in validation.hung(ns, request.wants, limits):
             self._engine.hung.report(key, worker, handlers, now_ms)
         call.reply(idl.DequeueResponse([]))
 
     def consumer(self, call: Consumer, now_ms: int) -> tuple[DequeueCall, int]:
         """Check the request of `call`. Return the call that waits for its items, and for how long it may wait (ms).
         Raises Invalid."""
-        request, limits = call.request, self.limits
+        request, limits = call.request, self._host.limits
         ns = validation.name(request.ns, "ns", limits)
         wants = validation.counted(request.wants, "wants", limits.request_topics)
         total = request.most
@@ -383,7 +228,6 @@ class ItemLife:
             keys, lease_ms, most, overhead_bytes, reply, bodies_bytes, elsewhere, worker or "", begins, wants, total
         )  # fmt: skip
         if waiting.most is not None and elsewhere is not None:
-            # Else topics that have items on other hosts alone would wait until the other ones are empty here.
             waiting.far = self._engine.rng.random() < _FAR_SHARE
         call.on_lost = lambda: self._engine.cancel(waiting)
         if wait_ms:
@@ -394,7 +238,7 @@ class ItemLife:
         self, response: Any, keys: Sequence[tuple[TopicKey, int]], full: Sequence[TopicKey], ended: DequeueCall | None,
         *, forwarded: bool,
     ) -> None:  # fmt: skip
-        """Say in a response without items why there are none. `full`: topics of which the worker holds enough."""
+        """Set the reason of a response without items. `full`: topics whose limit the worker has reached."""
         engine = self._engine
         if forwarded:
             response.news_version = self._news.found_nothing(key for key, _ in keys if key not in full)
@@ -413,7 +257,7 @@ class ItemLife:
     def ack(self, call: Call) -> None:
         given = call.request.items
         ids, leases = ids_and_leases(given)
-        validation.counted(ids, "items", self.limits.request_items)
+        validation.counted(ids, "items", self._host.limits.request_items)
         sifted = None
         if type(given) is not AckColumns or len(set(ids)) != len(ids):  # written out: each ack comes here
             ids, leases, sifted = sifted_acks(given, ids, leases)
@@ -425,9 +269,9 @@ class ItemLife:
     def nack(self, call: Call) -> None:
         self._change(call, idl.NackResponse, forwarded_requests.NACK, self._nack, lambda item: (item.id, item.lease))
 
-    def _nack(self, item: Any) -> item_ops.Op:
+    def _nack(self, item: Any) -> Op:
         """Raises Invalid."""
-        limits, lease = self.limits, item.lease
+        limits, lease = self._host.limits, item.lease
         delay_ms = validation.within(item.delay_ms, "delay_ms", 0, limits.delay_max_ms, 0)
         metadata = validation.blob(item.metadata, "metadata", limits.metadata_bytes)
         if item.reason is not None and len(validation.text(item.reason, "reason").encode()) > limits.reason_bytes:
@@ -449,30 +293,30 @@ class ItemLife:
         end_of = lambda item: (item.id, item.lease, item.lease_ms, item.begun)  # noqa: E731
         self._change(call, idl.ExtendLeaseResponse, forwarded_requests.EXTEND, self._extend, end_of)
 
-    def _extend(self, item: Any) -> item_ops.Op:
+    def _extend(self, item: Any) -> Op:
         """Raises Invalid."""
-        limits = self.limits
+        limits = self._host.limits
         lease_ms = validation.within(item.lease_ms, "lease_ms", limits.lease_min_ms, limits.lease_max_ms, 0)
         return item_ops.extend(item.lease, lease_ms, item.begun)
 
     def delete(self, call: Call) -> None:
-        ids = validation.counted(call.request.ids, "ids", self.limits.request_items)
+        ids = validation.counted(call.request.ids, "ids", self._host.limits.request_items)
         sifted = sift(ids, {})
         self._settle(
             call, idl.DeleteItemsResponse, forwarded_requests.DELETE, ids, [item_ops.delete] * len(ids), sifted
         )
 
     def _change(
-        self, call: Call, response: Any, kind: forwarded_requests.Kind, op_of: Callable[[Any], item_ops.Op],
+        self, call: Call, response: Any, kind: forwarded_requests.Kind, op_of: Callable[[Any], Op],
         end_of: Callable[[Any], Hashable],
     ) -> None:  # fmt: skip
         """Carry out what `op_of` makes of each entry, once for entries with one `end_of`."""
-        items = validation.counted(call.request.items, "items", self.limits.request_items)
+        items = validation.counted(call.request.items, "items", self._host.limits.request_items)
         ids, ops, errors = checked(items, op_of)
         self._settle(call, response, kind, ids, ops, sift(ids, errors, lambda at: end_of(items[at])))
 
     def _settle(
-        self, call: Call, response: Any, kind: forwarded_requests.Kind, ids: Sequence[int], ops: Sequence[item_ops.Op],
+        self, call: Call, response: Any, kind: forwarded_requests.Kind, ids: Sequence[int], ops: Sequence[Op],
         sifted: Sifted | None,
     ) -> None:  # fmt: skip
         if sifted is not None:
@@ -482,16 +326,16 @@ class ItemLife:
             self._engine.settle(waiting, list(zip(ids, ops, strict=True)), ns, now_ms, timeout_ms)
 
     def _begin(
-        self, call: Call, response: Any, kind: forwarded_requests.Kind, ids: Sequence[int],
-        op: Callable[[int], item_ops.Op], sifted: Sifted | None,
+        self, call: Call, response: Any, kind: forwarded_requests.Kind, ids: Sequence[int], op: Callable[[int], Op],
+        sifted: Sifted | None,
     ) -> tuple[ItemsCall, str | None, int, int] | None:  # fmt: skip
         """Check a request about items by id, of which `ids` are carried out. Return (the call that waits for outcomes,
         namespace, now_ms, timeout_ms), or None if the request is answered: each entry has its error. Raises Invalid."""
         request = call.request
-        timeout_ms = validation.timeout_ms(request, self.limits)
+        timeout_ms = validation.timeout_ms(request, self._host.limits)
         ns = getattr(request, "ns", None)
         if ns is not None:
-            validation.name(ns, "ns", self.limits)
+            validation.name(ns, "ns", self._host.limits)
 
         def reply(outcomes: list[FoqsError | None]) -> None:
             if sifted is not None:
@@ -508,3 +352,143 @@ class ItemLife:
         origin = request if sifted is None else kind.sifted(request, sifted.places)
         elsewhere = partial(self._forwarder.items, kind, origin, ids, op, now_ms + timeout_ms)
         return ItemsCall(len(ids), reply, call.within, elsewhere), ns, now_ms, timeout_ms
+
+
+class Sifted(NamedTuple):
+    """The entries of a request about items by id. `places` are the entries that the engine carries out. `answers` has,
+    for each entry of the request, its error or the position in `places` whose outcome it shares.
+
+    An entry that is wrong in itself has its error, and nothing else of the request depends on it. Entries that ask for
+    the same end share one outcome: the engine carries out the first valid one."""
+
+    places: list[int]
+    answers: list[int | FoqsError]
+
+    def of(self, column: Sequence[T]) -> list[T]:
+        """Return the values of the entries that are carried out. `column` has one for each entry."""
+        return [column[at] for at in self.places]
+
+    def outcomes(self, found: Sequence[FoqsError | None]) -> list[FoqsError | None]:
+        """Return the outcome of each entry of the request; `found` has those of `places`."""
+        return [answer if isinstance(answer, FoqsError) else found[answer] for answer in self.answers]
+
+
+def sift(
+    ids: Sequence[int], errors: Mapping[int, FoqsError], end_of: Callable[[int], Hashable] | None = None
+) -> Sifted | None:
+    """Separate the entries that the engine carries out from the rest. None: it carries out each entry by itself.
+
+    `errors` has the wrong entries. Entries with equal `end_of` ask for the same end; by default, entries with equal
+    ids."""
+    if not errors and len(set(ids)) == len(ids):
+        return None
+    first: dict[Hashable, int] = {}
+    places: list[int] = []
+    answers: list[int | FoqsError] = []
+    for at, item_id in enumerate(ids):
+        error = errors.get(at)
+        if error is not None:
+            answers.append(error)
+            continue
+        place = first.setdefault(item_id if end_of is None else end_of(at), len(places))
+        if place == len(places):
+            places.append(at)
+        answers.append(place)
+    return Sifted(places, answers) if len(places) < len(ids) else None
+
+
+def checked(entries: Sequence[Any], op_of: Callable[[Any], Op]) -> tuple[list[int], list[Op], dict[int, FoqsError]]:
+    """Return the ids of the entries, what `op_of` makes of each, and by entry the error that it raised."""
+    ids: list[int] = []
+    ops: list[Op] = []
+    errors: dict[int, FoqsError] = {}
+    for at, entry in enumerate(entries):
+        try:
+            if entry.id is None or entry.lease is None:
+                raise _missing(entry)
+            op = op_of(entry)
+        except Invalid as error:
+            errors[at] = bare(error)
+            op = _never
+        ids.append(entry.id or 0)
+        ops.append(op)
+    return ids, ops, errors
+
+
+def sifted_acks(acks: Sequence[Any], ids: list[int], leases: list[int]) -> tuple[list[int], list[int], Sifted | None]:
+    """Return the ids and the leases of the acks to carry out, and the result of `sift`."""
+    errors: dict[int, FoqsError] = {}
+    if not isinstance(acks, AckColumns):  # which have both fields
+        errors = {at: _missing(ack) for at, ack in enumerate(acks) if ack.id is None or ack.lease is None}
+    sifted = sift(ids, errors, lambda at: (ids[at], leases[at]))
+    return (ids, leases, None) if sifted is None else (sifted.of(ids), sifted.of(leases), sifted)
+
+
+def _never(*_: object) -> FoqsError | bool:
+    """The op of an entry that is wrong, which is sifted out."""
+    raise AssertionError("an entry that is wrong is not carried out")
+
+
+def _missing(entry: Any) -> Invalid:
+    what = "id" if entry.id is None else "lease"
+    return Invalid(f"{what} is missing: give the id and the lease of the delivered item")
+
+
+def run_hooks(
+    hooks: TopicHooks, ns: str, taken: Intake, specs: Sequence[Any], timeout_ms: int,
+    done: Callable[[dict[int, EnqueueResult], dict[int, FoqsError]], None],
+) -> None:  # fmt: skip
+    """Run the `on_enqueue` hooks of the items in `taken`, which are the valid ones of `specs`. A hook sets fields of an
+    item, or refuses it. `timeout_ms` is the request's. Call `done` once with the results of scripts and with the errors
+    of items that are not stored, by index."""
+    found: dict[str, TopicHook] = {}
+    for topic in taken.hooked:
+        hook = hooks.of((ns, topic), Hook.ON_ENQUEUE)
+        if hook is not None:
+            found[topic] = hook
+    places = [at for at in taken.places() if specs[at].topic in found]
+    if not places:
+        done({}, {})
+        return
+
+    def ended(outcomes: list[Outcome]) -> None:
+        results: dict[int, EnqueueResult] = {}
+        errors: dict[int, FoqsError] = {}
+        for at, outcome in zip(places, outcomes, strict=True):
+            if isinstance(outcome, Failed):
+                hook = found[specs[at].topic]
+                hooks.report(hook, outcome)
+                if hook.refuses:
+                    errors[at] = hook.refusal(outcome)
+                continue
+            result = outcome.result
+            assert isinstance(result, EnqueueResult), "the pool checks results"
+            if result.refuse is not None:
+                errors[at] = Invalid(result.refuse)
+            else:
+                results[at] = result
+        done(results, errors)
+
+    calls = [found[specs[at].topic].call(read_by_script(specs[at])) for at in places]
+    hooks.pool.run(calls, min(timeout_ms, hooks.request_ms()), ended)
+
+
+def read_by_script(spec: Any) -> dict[str, Any]:
+    """Return the fields of an ItemSpec that `on_enqueue` reads."""
+    return new_item(spec.topic, spec.headers, len(spec.payload), spec.priority)
+
+
+def set_fields(spec: Any, result: EnqueueResult) -> None:
+    """Set the fields of a hook's result in an ItemSpec, in place of the producer's."""
+    if result.fairness_key is not None:
+        spec.fairness_key = result.fairness_key
+    if result.weight is not None:
+        spec.weight = result.weight
+    if result.throttle_keys is not None:
+        spec.throttle_keys = list(result.throttle_keys)
+    if result.priority is not None:
+        spec.priority = result.priority
+    if result.delay_ms is not None:
+        spec.delay_ms, spec.deliver_after_ms = result.delay_ms, None
+    if result.ttl_ms is not None:
+        spec.ttl_ms, spec.expires_at_ms = result.ttl_ms, None

@@ -1,13 +1,4 @@
-"""Look-ups and listings: requests that change nothing.
-
-ExplainItem: an operator asks why an item is not delivered, or none of a topic.
-
-GetThrottles: the throttle keys in use, with their tokens and slots, and the items that wait for more of them.
-
-The owners of shards, and the topics that have ready items here.
-
-GetServerInfo: the host's version, its limits, its clock, and how much its shards have done and hold.
-"""
+"""Requests that change nothing: items, listings, statistics, explanations, and facts about the host and its cluster."""
 
 from __future__ import annotations
 
@@ -17,15 +8,12 @@ from typing import Any
 
 from foqs import __version__
 from foqs.api import responses, validation
-from foqs.bounds import Limits
+from foqs.api.host import Host
 from foqs.checks import is_text
 from foqs.engine import explain, stats
 from foqs.engine.calls import LookCall, RoutingCall
-from foqs.engine.engine import Engine
 from foqs.engine.explain import Explanation
 from foqs.engine.listing import (
-    ANSWERS_SHARE,
-    OVERLOADED_RETRY_MS,
     Listed,
     Listing,
     active_topics,
@@ -43,7 +31,6 @@ from foqs.idl import idl, is_forwarded
 from foqs.ids import shard_of
 from foqs.item import Item, Phase, Place
 from foqs.peers.forwarded_requests import nearest, response
-from foqs.peers.forwarder import Forwarder, LoneForwarder
 from foqs.peers.gather import ANSWER_MS, Counts, Pages, Reported, ThrottleReports, TopicSums, hook_stats
 from foqs.peers.lease_coordinator import SlotCoordinator
 from foqs.peers.ready_topics import ReadyPublisher, WatchCall
@@ -54,25 +41,21 @@ from foqs.policies.settings import MOST_BYTES, VALUE_BYTES
 from foqs.rows import Found
 from foqs.rpc.call import Call
 
+MOST_THROTTLES = 1_000
+FIXED = {"settings_bytes": MOST_BYTES, "settings_value_bytes": VALUE_BYTES, "script_bytes": SCRIPT_BYTES}
+"""Limits that no configuration changes: ZooKeeper takes no larger record."""
+_KEPT_MS = 1_000
+"""A count adds up all namespaces of all shards, and any client may ask for one."""
+
 
 class Lookups:
-    """`address` is this host's, as clients know it."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        limits: Limits,
-        now_ms: Callable[[], int],
-        address: Callable[[], str],
-        forwarder: Forwarder | LoneForwarder,
-        hooks: TopicHooks,
-    ) -> None:
-        self.limits = limits
+    def __init__(self, host: Host, hooks: TopicHooks, tokens: QuotaCoordinator, slots: SlotCoordinator) -> None:
+        self._host = host
         self._hooks = hooks
-        self._engine = engine
-        self._now_ms = now_ms
-        self._address = address
-        self._forwarder = forwarder
+        self._tokens = tokens
+        self._slots = slots
+        self._items: Mapping[int, int] = {}
+        self._counted_ms: int | None = None
 
     def handlers(self) -> dict[str, Callable[[Call], None]]:
         return {
@@ -80,27 +63,29 @@ class Lookups:
             "ListItems": self.list_items,
             "GetActiveTopics": self.active_topics,
             "GetTopicStats": self.topic_stats,
+            "GetThrottles": self.throttles,
+            "GetServerInfo": self.server_info,
         }
 
     def get_item(self, call: Call) -> None:
-        item_id = call.request.id
-        validation.refuse_when_full(self._engine.budget, ANSWERS_SHARE, OVERLOADED_RETRY_MS)
-        timeout_ms = validation.timeout_ms(call.request, self.limits)
-        if item_id is None:
+        host = self._host
+        host.refuse_when_full()
+        timeout_ms = validation.timeout_ms(call.request, host.limits)
+        if call.request.id is None:
             raise Invalid("id is missing")
-        self._look(call, self._now_ms() + timeout_ms)
+        self._look(call, host.now_ms() + timeout_ms)
 
     def _look(self, call: Call, deadline_ms: int) -> None:
-        now_ms = self._now_ms()
+        now_ms = self._host.now_ms()
         waiting = LookCall(partial(self._looked, call, deadline_ms))
-        self._engine.look(call.request.id, waiting, now_ms, max(1, deadline_ms - now_ms))
+        self._host.engine.look(call.request.id, waiting, now_ms, max(1, deadline_ms - now_ms))
 
     def _looked(
         self, call: Call, deadline_ms: int, item: Item | None, found: Found | None, error: FoqsError | None
     ) -> None:
         if isinstance(error, NotServed):
             look_again = partial(self._look, call, deadline_ms)
-            if self._forwarder.get_item(call, look_again, deadline_ms):
+            if self._host.forwarder.get_item(call, look_again, deadline_ms):
                 return
         hidden = call.within is not None and item is not None and item.lane.topic.key[0] not in call.within
         if error is not None or item is None or found is None or hidden:
@@ -114,11 +99,11 @@ class Lookups:
         call.reply(idl.GetItemResponse(shown, state))
 
     def list_items(self, call: Call) -> None:
-        request, limits = call.request, self.limits
-        key = (validation.name(request.ns, "ns", limits), validation.name(request.topic, "topic", limits))
+        host, request, limits = self._host, call.request, self._host.limits
+        key = host.topic(request)
         limit = validation.within(request.limit, "limit", 1, limits.list_items, 100)
         timeout_ms = validation.timeout_ms(request, limits)
-        if self._forwarder.list_items(call, self._now_ms() + timeout_ms):
+        if host.forwarder.list_items(call, host.now_ms() + timeout_ms):
             return
         room_bytes = limits.frame_bytes - responses.REPLY_OVERHEAD_BYTES
         state, cursor, only = request.state or 0, request.cursor, request.shard
@@ -126,15 +111,14 @@ class Lookups:
         def reply(items: list[Listed], cursor: str | None) -> None:
             call.reply(idl.ListItemsResponse([responses.shown(*item) for item in items], cursor))
 
-        listing = Listing(self._engine, key, state, limit, room_bytes, cursor, reply, call.fail, only)
-        self._engine.list(listing, self._now_ms(), timeout_ms)
+        listing = Listing(host.engine, key, state, limit, room_bytes, cursor, reply, call.fail, only)
+        host.engine.list(listing, host.now_ms(), timeout_ms)
 
     def active_topics(self, call: Call) -> None:
-        request, limits = call.request, self.limits
+        host, request, limits = self._host, call.request, self._host.limits
         ns = None if request.ns is None else validation.name(request.ns, "ns", limits)
         limit = validation.within(request.limit, "limit", 1, limits.active_topics, 1_000)
         timeout_ms = validation.timeout_ms(request, limits)
-
         pages = Pages(limit)
 
         def reply(_missing: list[str]) -> None:
@@ -143,90 +127,136 @@ class Lookups:
 
         def found(topics: list[Any], more: bool) -> None:
             pages.add(topics, more=more)
-            deadline_ms = self._now_ms() + min(timeout_ms, ANSWER_MS)
+            deadline_ms = host.now_ms() + min(timeout_ms, ANSWER_MS)
             part = partial(idl.GetActiveTopicsRequest, ns, limit, request.cursor, request.all)
-            self._forwarder.ask_others("GetActiveTopics", part, request, deadline_ms, pages.add_answer, reply)
+            host.forwarder.ask_others("GetActiveTopics", part, request, deadline_ms, pages.add_answer, reply)
 
-        every = bool(request.all)
         active_topics(
-            self._engine, ns, limit, request.cursor, self._address(), call.within, self._now_ms(), found, every=every
-        )
+            host.engine, ns, limit, request.cursor, host.address(), call.within, host.now_ms(), found,
+            every=bool(request.all),
+        )  # fmt: skip
 
     def topic_stats(self, call: Call) -> None:
-        request, limits = call.request, self.limits
-        ns, name = validation.name(request.ns, "ns", limits), validation.name(request.topic, "topic", limits)
+        host, request, limits = self._host, call.request, self._host.limits
+        key = ns, name = host.topic(request)
         limit = validation.within(request.limit, "limit", 1, MOST_TENANTS, 100)
         if is_forwarded(request):
             limit = MOST_TENANTS
         timeout_ms = validation.timeout_ms(request, limits)
-        policies = self._engine.policies.namespace(ns)
+        policies = host.engine.policies.namespace(ns)
         overruled = policies.overruled(name)
         layers = {
             field: key for field, key in policies.layers(name).items() if key != BUILT_IN and field not in overruled
         }
-        now_ms = self._now_ms()
+        now_ms = host.now_ms()
 
         def done(sums: TopicSums, missing: list[str]) -> None:
-            policy = policies.of(name)
-            document = policies.document(name)
-            tenants, more = sums.tenants(limit)
+            policy, (tenants, more) = policies.of(name), sums.tenants(limit)
             call.reply(
                 idl.GetTopicStatsResponse(
-                    *sums.counts,
-                    policy.paused,
-                    policy.closed,
-                    document,
-                    layers,
-                    tenants,
-                    sums.workers(),
-                    sums.hooks(),
-                    missing,
-                    more,
-                    overruled,
+                    *sums.counts, policy.paused, policy.closed, policies.document(name), layers, tenants,
+                    sums.workers(), sums.hooks(), missing, more, overruled,
                 )
-            )
+            )  # fmt: skip
 
         def counted(here: Counts, workers: list[WorkerLeases], tenants: MostReady) -> None:
-            hung = engine.hung.of(key, now_ms)
-            stats = [
+            hung = host.engine.hung.of(key, now_ms)
+            held = [
                 idl.WorkerStats(one.worker, one.held, max(0, now_ms - one.oldest_given_ms), hung.pop(one.worker, 0))
                 for one in workers
             ] + [idl.WorkerStats(worker, 0, 0, handlers) for worker, handlers in hung.items()]
             hooks = [hook_stats(*one) for one in self._hooks.counts(key)]
-            sums, deadline_ms = TopicSums(here, stats, tenants, hooks), now_ms + min(timeout_ms, ANSWER_MS)
+            sums, deadline_ms = TopicSums(here, held, tenants, hooks), now_ms + min(timeout_ms, ANSWER_MS)
             part = partial(idl.GetTopicStatsRequest, ns, name)
-            self._forwarder.ask_others("GetTopicStats", part, request, deadline_ms, sums.add, partial(done, sums))
-
-        engine, key = self._engine, (ns, name)
+            host.forwarder.ask_others("GetTopicStats", part, request, deadline_ms, sums.add, partial(done, sums))
 
         def with_workers(here: Counts, workers: list[WorkerLeases]) -> None:
-            tenants_of(engine, key, partial(counted, here, workers))
+            tenants_of(host.engine, key, partial(counted, here, workers))
 
-        count(engine, key, lambda here: workers_of(engine, key, partial(with_workers, here)))
+        count(host.engine, key, lambda here: workers_of(host.engine, key, partial(with_workers, here)))
+
+    def throttles(self, call: Call) -> None:
+        """Raises Invalid."""
+        host, request, limits = self._host, call.request, self._host.limits
+        ns, prefix = validation.name(request.ns, "ns", limits), request.prefix or ""
+        if not is_text(prefix) or len(prefix.encode()) > NAME_BYTES:
+            raise Invalid(f"prefix is not UTF-8, or has more than {NAME_BYTES} bytes")
+        limit = validation.within(request.limit, "limit", 1, MOST_THROTTLES, 100)
+        parts = parts_of(request.cursor, (str,))
+        after = "" if parts is None else parts[0]
+        deadline_ms = host.now_ms() + min(validation.timeout_ms(request, limits), ANSWER_MS)
+
+        def done(reports: ThrottleReports, missing: list[str]) -> None:
+            throttle, found = host.engine.policies.namespace(ns).throttle, reports.stats
+            names = sorted(found)[:limit]
+            rows: list[Any] = []
+            for name in names:
+                rule, one = throttle(name), found[name]
+                rows.append(
+                    idl.ThrottleStats(
+                        key=name,
+                        setting=rule.setting if rule is not None else "",
+                        per_second=rule.per_second if rule is not None else None,
+                        burst=rule.burst if rule is not None and rule.per_second is not None else None,
+                        tokens=one.tokens,
+                        concurrency=rule.concurrency if rule is not None else None,
+                        taken=one.taken,
+                        free=one.free,
+                        overage=one.overage,
+                        reclaimed=one.reclaimed,
+                        parked_flows=one.parked_flows,
+                        parked_items=one.parked_items,
+                        longest_wait_ms=one.longest_wait_ms,
+                        shadow_held=one.shadow_held,
+                        coordinator=reports.coordinators.get(name, ""),
+                    )
+                )
+            cursor = cursor_of(names[-1]) if len(names) == limit else None
+            call.reply(idl.GetThrottlesResponse(rows, cursor, missing))
+
+        def counted(here: Reported) -> None:
+            reports = ThrottleReports(here, host.address())
+            part = partial(idl.GetThrottlesRequest, ns, request.prefix, request.limit, request.cursor)
+            host.forwarder.ask_others("GetThrottles", part, request, deadline_ms, reports.add, partial(done, reports))
+
+        keys = [*self._tokens.keys(), *self._slots.keys()]
+        coordinated = Coordinated(keys, self._tokens.tokens_of, self._slots.slots_of)
+        stats.throttles_of(host.engine, coordinated, ns, prefix, after, limit, counted)
+
+    def server_info(self, call: Call) -> None:
+        """Reply the host's version, limits and clock, and how many rows its shards have changed and items they hold."""
+        now_ms = self._host.now_ms()
+        rows = {shard.number: shard.rows_changed for shard in self._host.engine.serving if shard.healthy(now_ms)}
+        items = self._count(now_ms) if call.request.count_items else None
+        limits = {**self._host.limits.as_map(), **FIXED}
+        call.reply(idl.GetServerInfoResponse(__version__, limits, rows, items, now_ms))
+
+    def _count(self, now_ms: int) -> Mapping[int, int]:
+        if self._counted_ms is None or not 0 <= now_ms - self._counted_ms < _KEPT_MS:
+            self._counted_ms = now_ms
+            self._items = {shard.number: sum(shard.totals.values()) for shard in self._host.engine.serving}
+        return self._items
 
 
 class Explain:
-    """`limits` is called for each request."""
+    """The answer to an operator's question: why an item is not delivered, or none of a topic."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        limits: Callable[[], Limits],
-        now_ms: Callable[[], int],
-        forwarder: Forwarder | LoneForwarder,
-    ) -> None:
-        self._engine = engine
-        self._limits = limits
-        self._now_ms = now_ms
-        self._forwarder = forwarder
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._engine = host.engine
+        self._now_ms = host.now_ms
+        self._forwarder = host.forwarder
+
+    def handlers(self) -> dict[str, Callable[[Call], None]]:
+        return {"ExplainItem": self.explain}
 
     def explain(self, call: Call) -> None:
         """Raises Invalid, Overloaded."""
-        request, limits = call.request, self._limits()
-        validation.refuse_when_full(self._engine.budget, ANSWERS_SHARE, OVERLOADED_RETRY_MS)
-        deadline_ms = self._now_ms() + validation.timeout_ms(request, limits)
+        request = call.request
+        self._host.refuse_when_full()
+        deadline_ms = self._now_ms() + validation.timeout_ms(request, self._host.limits)
         if request.id is None:
-            key = (validation.name(request.ns, "ns", limits), validation.name(request.topic, "topic", limits))
+            key = self._host.topic(request)
 
             def explained(here: explain.Explanation) -> None:
                 answers = [response(here)]
@@ -290,95 +320,17 @@ class Explain:
             call.reply(response(explain.of_item(self._engine, shard, item, self._now_ms())))
 
 
-MOST_THROTTLES = 1_000
-
-
-class ThrottleMethods:
-    """`limits` is called for each request; `address` is this host's, as clients know it."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        limits: Callable[[], Limits],
-        now_ms: Callable[[], int],
-        address: Callable[[], str],
-        coordinator: QuotaCoordinator,
-        slots: SlotCoordinator,
-        forwarder: Forwarder | LoneForwarder,
-    ) -> None:
-        self._engine = engine
-        self._limits = limits
-        self._now_ms = now_ms
-        self._address = address
-        self._coordinator = coordinator
-        self._slots = slots
-        self._forwarder = forwarder
-
-    def throttles(self, call: Call) -> None:
-        """Raises Invalid."""
-        request, limits = call.request, self._limits()
-        ns, prefix = validation.name(request.ns, "ns", limits), request.prefix or ""
-        if not is_text(prefix) or len(prefix.encode()) > NAME_BYTES:
-            raise Invalid(f"prefix is not UTF-8, or has more than {NAME_BYTES} bytes")
-        limit = validation.within(request.limit, "limit", 1, MOST_THROTTLES, 100)
-        parts = parts_of(request.cursor, (str,))
-        after = "" if parts is None else parts[0]
-        deadline_ms = self._now_ms() + min(validation.timeout_ms(request, limits), ANSWER_MS)
-
-        def done(reports: ThrottleReports, missing: list[str]) -> None:
-            throttle, found = self._engine.policies.namespace(ns).throttle, reports.stats
-            names = sorted(found)[:limit]
-            rows: list[Any] = []
-            for name in names:
-                rule, one = throttle(name), found[name]
-                rows.append(
-                    idl.ThrottleStats(
-                        key=name,
-                        setting=rule.setting if rule is not None else "",
-                        per_second=rule.per_second if rule is not None else None,
-                        burst=rule.burst if rule is not None and rule.per_second is not None else None,
-                        tokens=one.tokens,
-                        concurrency=rule.concurrency if rule is not None else None,
-                        taken=one.taken,
-                        free=one.free,
-                        overage=one.overage,
-                        reclaimed=one.reclaimed,
-                        parked_flows=one.parked_flows,
-                        parked_items=one.parked_items,
-                        longest_wait_ms=one.longest_wait_ms,
-                        shadow_held=one.shadow_held,
-                        coordinator=reports.coordinators.get(name, ""),
-                    )
-                )
-            cursor = cursor_of(names[-1]) if len(names) == limit else None
-            call.reply(idl.GetThrottlesResponse(rows, cursor, missing))
-
-        def counted(here: Reported) -> None:
-            reports = ThrottleReports(here, self._address())
-            part = partial(idl.GetThrottlesRequest, ns, request.prefix, request.limit, request.cursor)
-            self._forwarder.ask_others("GetThrottles", part, request, deadline_ms, reports.add, partial(done, reports))
-
-        keys = [*self._coordinator.keys(), *self._slots.keys()]
-        coordinated = Coordinated(keys, self._coordinator.tokens_of, self._slots.slots_of)
-        stats.throttles_of(self._engine, coordinated, ns, prefix, after, limit, counted)
-
-
 class RoutingMethods:
-    """`changed` is called when the shards that are served here, or the routing, changed."""
+    """The owners of shards, and the topics that have ready items here: requests that may wait for news.
 
-    def __init__(
-        self,
-        engine: Engine,
-        limits: Limits,
-        now_ms: Callable[[], int],
-        news: ReadyPublisher,
-        forwarder: Forwarder | LoneForwarder,
-    ) -> None:
-        self.limits = limits
-        self._engine = engine
-        self._now_ms = now_ms
+    `changed` is called when the shards that are served here, or the routing, changed."""
+
+    def __init__(self, host: Host, news: ReadyPublisher) -> None:
+        self._host = host
+        self._engine = host.engine
+        self._now_ms = host.now_ms
         self._news = news
-        self._forwarder = forwarder
+        self._forwarder = host.forwarder
         self._routing_calls: dict[RoutingCall, None] = {}
 
     def handlers(self) -> dict[str, Callable[[Call], None]]:
@@ -388,7 +340,7 @@ class RoutingMethods:
         }
 
     def get_routing(self, call: Call) -> None:
-        request, limits = call.request, self.limits
+        request, limits = call.request, self._host.limits
         wait_ms = validation.within(request.wait_ms, "wait_ms", 0, limits.wait_max_ms, 0)
         validation.timeout_ms(request, limits)
         waiting = RoutingCall(request.version, partial(self._answer_routing, call))
@@ -424,9 +376,9 @@ class RoutingMethods:
         self._routing_calls.pop(waiting, None)
 
     def watch_topics(self, call: Call) -> None:
-        request, limits = call.request, self.limits
-        # Answered at once, the other host would ask again at once.
-        validation.refuse_when_draining(self._engine.draining)
+        request, limits = call.request, self._host.limits
+        # With an answer in place of the refusal, the other host would ask again at once.
+        self._host.refuse_when_draining()
         wait_ms = validation.within(request.wait_ms, "wait_ms", 0, limits.wait_max_ms, 0)
         waiting = WatchCall(request.version or 0, partial(self._answer_watch, call))
         if not wait_ms or request.version is None or not self._news.wait(waiting):
@@ -442,34 +394,3 @@ class RoutingMethods:
         news = self._news.after(call.request.version)
         topics = [idl.TopicNews(key[0], key[1], ready) for key, ready in news.topics]
         call.reply(idl.WatchTopicsResponse(news.version, news.whole, topics))
-
-
-FIXED = {"settings_bytes": MOST_BYTES, "settings_value_bytes": VALUE_BYTES, "script_bytes": SCRIPT_BYTES}
-"""Limits that no configuration changes: ZooKeeper takes no larger record."""
-_KEPT_MS = 1_000
-"""A count adds up all namespaces of all shards, and any client may ask for one."""
-
-
-class Info:
-    """`limits` is called for each answer: SIGHUP replaces them."""
-
-    def __init__(self, engine: Engine, limits: Callable[[], Limits], now_ms: Callable[[], int]) -> None:
-        self._engine = engine
-        self._limits = limits
-        self._now_ms = now_ms
-        self._items: Mapping[int, int] = {}
-        self._counted_ms: int | None = None
-
-    def server_info(self, call: Call) -> None:
-        now_ms = self._now_ms()
-        rows = {shard.number: shard.rows_changed for shard in self._engine.serving if shard.healthy(now_ms)}
-        items = self._count() if call.request.count_items else None
-        limits = {**self._limits().as_map(), **FIXED}
-        call.reply(idl.GetServerInfoResponse(__version__, limits, rows, items, now_ms))
-
-    def _count(self) -> Mapping[int, int]:
-        now_ms = self._now_ms()
-        if self._counted_ms is None or not 0 <= now_ms - self._counted_ms < _KEPT_MS:
-            self._counted_ms = now_ms
-            self._items = {shard.number: sum(shard.totals.values()) for shard in self._engine.serving}
-        return self._items

@@ -7,10 +7,10 @@ from functools import partial
 from typing import Any, TypeVar
 
 from foqs.api import validation
+from foqs.api.host import Host
 from foqs.api.validation import fairness_key
 from foqs.bounds import THROTTLE, Bounded, Limits
 from foqs.buffers.pending_dedup import Give
-from foqs.engine.engine import Engine
 from foqs.engine.ready_lanes import most_urgent
 from foqs.errors import FoqsError, Invalid
 from foqs.fairness.balance import MOST_TENANTS
@@ -26,7 +26,6 @@ from foqs.peers.token_coordinator import QuotaCoordinator
 from foqs.policies.entries import throttle_key_error
 from foqs.rows import DedupRow
 from foqs.rpc.call import Call
-from foqs.shardmgr.facts import Slots
 from foqs.travel import bare
 
 T = TypeVar("T")
@@ -38,24 +37,10 @@ _NAMES = Limits()  # the limits of the asking host may differ
 
 
 class PeerMethods:
-    """`limits` and `slots` are called for each request."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        limits: Callable[[], Limits],
-        now_ms: Callable[[], int],
-        slots: Callable[[], Slots],
-        coordinator: QuotaCoordinator,
-        slot_coordinator: SlotCoordinator,
-        shares: ShareExchange,
-    ) -> None:
-        self._engine = engine
-        self._limits = limits
-        self._now_ms = now_ms
+    def __init__(self, host: Host, tokens: QuotaCoordinator, slots: SlotCoordinator, shares: ShareExchange) -> None:
+        self._host = host
+        self._tokens = tokens
         self._slots = slots
-        self._coordinator = coordinator
-        self._slot_coordinator = slot_coordinator
         self._shares = shares
 
     def handlers(self) -> dict[str, Callable[[Call], None]]:
@@ -78,7 +63,7 @@ class PeerMethods:
         low = request.low or hash_slot_bounds(slot)[0]
         if len(low) != DIGEST_BYTES:
             raise Invalid(f"low has not {DIGEST_BYTES} bytes")
-        limit = validation.within(request.limit, "limit", 1, self._limits().request_items, 1)
+        limit = validation.within(request.limit, "limit", 1, self._host.limits.request_items, 1)
 
         def done(found: list[DedupRow] | FoqsError) -> None:
             if isinstance(found, FoqsError):
@@ -86,7 +71,8 @@ class PeerMethods:
             else:
                 call.reply(idl.GiveSlotResponse([idl.RememberedKey(*row) for row in found]))
 
-        hash_slots.give(self._engine, self._slots(), request.shard, Give(slot, request.stamp, low, limit, done))
+        give = Give(slot, request.stamp, low, limit, done)
+        hash_slots.give(self._host.engine, self._host.forwarder.routing().slots, request.shard, give)
 
     def take_tokens(self, call: Call) -> None:
         request = call.request
@@ -100,7 +86,7 @@ class PeerMethods:
             else:
                 call.reply(idl.TakeTokensResponse(*grant))
 
-        self._coordinator.take((ns, _topic(request)), holder, asked, answer)
+        self._tokens.take((ns, _topic(request)), holder, asked, answer)
 
     def lend(self, call: Call) -> None:
         request = call.request
@@ -114,13 +100,13 @@ class PeerMethods:
 
         def tokens_lent(grants: list[Grant | None]) -> None:
             made = [idl.TokenGrant(*(grant or ())) for grant in _in_places(tokens, len(asked), grants, None)]
-            self._slot_coordinator.lend(list(slots.values()), partial(slots_lent, made))
+            self._slots.lend(list(slots.values()), partial(slots_lent, made))
 
         def slots_lent(made: list[Any], grants: list[SlotGrant | None]) -> None:
             lent = _in_places(slots, len(slots_asked), grants, None)
             call.reply(idl.LendResponse(made, [idl.SlotGrant(*(grant or ())) for grant in lent] or None))
 
-        self._coordinator.lend(holder, list(tokens.values()), tokens_lent)
+        self._tokens.lend(holder, list(tokens.values()), tokens_lent)
 
     def count_slots(self, call: Call) -> None:
         asked = _some(call.request.keys, "keys", MOST_COUNTED)
@@ -131,12 +117,12 @@ class PeerMethods:
             made = [one._replace(leased=_in_places(keys, len(asked), one.leased, -1)) for one in found]
             call.reply(idl.CountSlotsResponse([idl.SlotCount(*one) for one in made]))
 
-        self._slot_coordinator.count_here(list(keys.values()), shards, answer)
+        self._slots.count_here(list(keys.values()), shards, answer)
 
     def tell_slots(self, call: Call) -> None:
         news = _right(_some(call.request.news, "news", _MOST_ASKS), lambda one: (_throttle_key(one), one.shard or 0))
         for key, shard in news.values():
-            self._slot_coordinator.hear(key, shard)
+            self._slots.hear(key, shard)
         call.reply(idl.TellSlotsResponse())
 
     def count_items(self, call: Call) -> None:
@@ -145,7 +131,7 @@ class PeerMethods:
         def answer(shards: dict[int, int]) -> None:
             call.reply(idl.CountItemsResponse(shards))
 
-        self._coordinator.counts.count_here((ns, _topic(call.request)), answer)
+        self._tokens.counts.count_here((ns, _topic(call.request)), answer)
 
     def tell_shares(self, call: Call) -> None:
         request = call.request
@@ -157,8 +143,8 @@ class PeerMethods:
             raise Invalid(f"urgent: more than {MOST_ASKED} topics")
         keys, shares = _right(asks, _topic_key), _right(topics, _shares_of)
         self._shares.heard(host, shares.values())
-        now_ms = self._now_ms()
-        urgent = [idl.TopicUrgency(*key, most_urgent(self._engine, key, now_ms)) for key in keys.values()]
+        now_ms = self._host.now_ms()
+        urgent = [idl.TopicUrgency(*key, most_urgent(self._host.engine, key, now_ms)) for key in keys.values()]
         call.reply(idl.TellSharesResponse(urgent or None))
 
 
@@ -242,7 +228,7 @@ def _throttle_key(token: Any) -> Bounded:
     error = "key is missing" if key is None else throttle_key_error(key)
     if error is not None:
         raise Invalid(error)
-    return (ns, THROTTLE + key)
+    return ns, THROTTLE + key
 
 
 def _topic(request: Any) -> str:

@@ -1,20 +1,19 @@
-"""The engine's outcomes and items as structs of the contract. `reply_bytes.py` has the usual replies as bytes.
+"""Outcomes and items of the engine as answers: structs of the contract, and usual replies as bytes.
 
-Replies of the usual shape as bytes, without a struct for each item.
-
-`api/responses.py` and the codec are the reference: each function returns exactly their bytes, or None for outcomes and
-items that it leaves to them (errors, duplicates, metadata, headers, TTLs).
+Functions that return bytes make no struct for each item. The structs and the codec are the reference: these functions
+return exactly the same bytes, or None for outcomes and items that the structs have to carry (errors, duplicates,
+metadata, headers, TTLs).
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import repeat
 from struct import Struct
 from typing import Any
 
-from foqs.api.validation import headers_of
 from foqs.counters import Counters
 from foqs.errors import FoqsError, wire_code
 from foqs.fairness.keys import LaneKey, TopicKey, fairness_of, is_plain, tenancy_of, topic_key, unpack_throttles
@@ -44,6 +43,18 @@ _LEASE, _ATTEMPT, _NS, _TOPIC = field_head(I64, 2), field_head(I32, 3), field_he
 _PRIORITY, _PAYLOAD, _DELIVERY = field_head(I32, 6), field_head(STRING, 7), field_head(I32, 10)
 _FAIRNESS, _THROTTLES = field_head(STRING, 17), field_head(LIST, 18) + bytes((STRING,))
 _DELIVER_AFTER, _ENQUEUED_AT, _EXPIRES_AT = field_head(I64, 11), field_head(I64, 12), field_head(I64, 13)
+
+
+_Item = lean(idl.Item)
+_EnqueueOutcome = lean(idl.EnqueueOutcome)
+_OK = idl.ItemOutcome()
+_ERROR_BYTES = 32
+"""Size of an error in an answer without its message."""
+_CHARACTER_BYTES = 4
+REPLY_OVERHEAD_BYTES = 1024
+"""Bound on the size of a reply without its items and the limits of topics with `per_worker`."""
+_LIMIT_BYTES = 8
+"""Size of a topic's limit in an answer without the topic's name."""
 
 
 def enqueue_response(outcomes: Sequence[int | FoqsError]) -> bytes | None:
@@ -104,8 +115,8 @@ def _names(ns: str, topic: str) -> bytes:
 
 
 def _tenancy(lane: LaneKey) -> bytes:
-    """Return the fields `fairness_key` and `throttle_keys` of an item, and its end. (Kept from reply to reply, those of
-    tenants that are gone would hold on to blocks of memory that nothing else uses any more.)"""
+    """Return the fields `fairness_key` and `throttle_keys` of an item, and its end. (A cache across replies would hold
+    blocks of memory for tenants that are gone.)"""
     fairness, throttles = tenancy_of(lane)
     made = _text(_FAIRNESS, fairness) if fairness else b""
     if throttles:
@@ -116,18 +127,6 @@ def _tenancy(lane: LaneKey) -> bytes:
 def _text(head: bytes, value: str) -> bytes:
     encoded = value.encode()
     return head + _count(len(encoded)) + encoded
-
-
-_Item = lean(idl.Item)
-_EnqueueOutcome = lean(idl.EnqueueOutcome)
-_OK = idl.ItemOutcome()
-_ERROR_BYTES = 32
-"""What an error takes in an answer beside its message."""
-_CHARACTER_BYTES = 4
-REPLY_OVERHEAD_BYTES = 1024
-"""The most that a reply has beside its items, and the limits of topics with `per_worker`."""
-_LIMIT_BYTES = 8
-"""What a limit takes in an answer beside the name of its topic."""
 
 
 def limits_bytes(keys: Sequence[tuple[TopicKey, int]]) -> int:
@@ -144,7 +143,6 @@ def refusal(call: Call, error: FoqsError, counters: Counters) -> Any:
 def enqueue_outcomes(call: Call, outcomes: list[int | FoqsError], counters: Counters) -> list[Any]:
     """Return the outcomes for the answer to `call`. Unknown outcomes are logged."""
     made = []
-    unknown: list[FoqsError] = []
     for outcome in outcomes:
         one = _EnqueueOutcome()
         if isinstance(outcome, int):
@@ -154,27 +152,23 @@ def enqueue_outcomes(call: Call, outcomes: list[int | FoqsError], counters: Coun
                 counters.duplicates += 1
         else:
             one.error = refusal(call, outcome, counters)
-            if not outcome.outcome_known:
-                unknown.append(outcome)
         made.append(one)
-    if unknown:
-        call.doubt(len(unknown), unknown[0].message)
+    _doubt_unknown(call, outcomes)
     return made
 
 
 def item_outcomes(call: Call, outcomes: list[FoqsError | None], counters: Counters) -> list[Any]:
-    """As `enqueue_outcomes`, for items by id."""
-    unknown: list[FoqsError] = []
-    made = [_OK if error is None else _failed(call, error, counters, unknown) for error in outcomes]
+    """Return the outcomes of items by id for the answer to `call`. Unknown outcomes are logged."""
+    if outcomes.count(None) == len(outcomes):
+        return [_OK] * len(outcomes)
+    _doubt_unknown(call, outcomes)
+    return [_OK if error is None else idl.ItemOutcome(refusal(call, error, counters)) for error in outcomes]
+
+
+def _doubt_unknown(call: Call, outcomes: Sequence[object]) -> None:
+    unknown = [one for one in outcomes if isinstance(one, FoqsError) and not one.outcome_known]
     if unknown:
         call.doubt(len(unknown), unknown[0].message)
-    return made
-
-
-def _failed(call: Call, error: FoqsError, counters: Counters, unknown: list[FoqsError]) -> Any:
-    if not error.outcome_known:
-        unknown.append(error)
-    return idl.ItemOutcome(refusal(call, error, counters))
 
 
 def outcomes_bytes(outcomes: list[Any]) -> int:
@@ -263,7 +257,7 @@ def _with_body(lane: LaneKey, body: Body | NewItem) -> Any:
     if body.metadata is not None:
         made.metadata = body.metadata
     if body.headers is not None:
-        made.headers = headers_of(body.headers)
+        made.headers = json.loads(body.headers)
     if body.expires_at_ms:
         made.expires_at_ms = body.expires_at_ms
     return made

@@ -1,23 +1,19 @@
 """Checks of requests, and their conversion into the engine's types. Each check raises `Invalid`.
 
 The codec guarantees the types of numbers and containers; strings may be `bytes` (not UTF-8) and absent fields None.
-
-The fields of an enqueued item that say whose turn it takes, and which throttles hold it.
-
-What the policy of a topic means for an item that is enqueued.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Sequence
 from copy import copy
 from typing import Any
 
-from foqs.bounds import MOST_WEIGHT, Budget, Limits, Quota
+from foqs.bounds import MOST_WEIGHT, Limits, Quota
 from foqs.buffers.pending_dedup import Keyed
 from foqs.checks import is_text, is_time, time_fault
-from foqs.errors import FoqsError, Invalid, Overloaded, Unavailable
+from foqs.errors import FoqsError, Invalid
 from foqs.fairness.keys import LaneKey, TopicKey, lane_key, topic_key
 from foqs.ids import Dedup, content_of, digest_of
 from foqs.policies.entries import name_error, throttle_key_error, throttles_error
@@ -28,82 +24,11 @@ from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE, NewItem
 from foqs.travel import bare
 from foqs.wire.usual_requests import SpecColumns
 
-
-def tenancy(spec: Any, limits: Limits) -> tuple[str, tuple[str, ...], int]:
-    """Return (fairness key, sorted throttle keys, weight) of an ItemSpec: ('', (), 0) where it sets none of them.
-
-    Raises Invalid."""
-    fairness = "" if spec.fairness_key is None else fairness_key(spec.fairness_key)
-    throttles: tuple[str, ...] = ()
-    if spec.throttle_keys:
-        throttles = _throttles(spec.throttle_keys, limits)
-    weight = spec.weight
-    if weight is None:
-        weight = 0
-    elif not 1 <= weight <= MOST_WEIGHT:
-        raise Invalid(f"weight is {weight}, not in 1..{MOST_WEIGHT}")
-    return fairness, throttles, weight
-
-
-def fairness_key(given: object) -> str:
-    """Check a fairness key; "" is none. Raises Invalid."""
-    key = _text(given, "fairness_key")
-    if key:
-        _refuse("fairness_key", name_error(key))
-    return key
-
-
-def fairness_keys_fit(given: Iterable[str]) -> bool:
-    """Whether `fairness_key` takes all of these texts."""
-    return not any(key and name_error(key) for key in set(given))
-
-
-def _throttles(keys: Any, limits: Limits) -> tuple[str, ...]:
-    for key in keys[: limits.throttle_keys]:
-        _refuse("throttle_keys", throttle_key_error(_text(key, "throttle_keys")))
-    _refuse("throttle_keys", throttles_error(keys, limits.throttle_keys, limits.throttle_keys_bytes))
-    return tuple(sorted(keys))
-
-
-def _text(value: object, what: str) -> str:
-    if not is_text(value):
-        raise Invalid(f"{what} is not UTF-8")
-    return value
-
-
-def _refuse(what: str, error: str | None) -> None:
-    if error is not None:
-        raise Invalid(f"{what}: {error}")
-
-
-def refuse_when_closed(ns: str, topic: str, policy: TopicPolicy) -> None:
-    """Raises Unavailable: the topic takes no items."""
-    if policy.closed:
-        raise closed(ns, topic)
-
-
-def filled(spec: Any, policy: TopicPolicy, limits: Limits) -> Any:
-    """Return the ItemSpec with the values of the policy where the producer set none, cut to the limits of the host.
-
-    A priority of 0 and AT_LEAST_ONCE count as not set: clients send them with every item."""
-    made = copy(spec)
-    made.priority = spec.priority or policy.priority
-    if spec.delivery == AT_LEAST_ONCE:
-        made.delivery = policy.delivery
-    if spec.lease_ms is None and policy.lease_ms is not None:
-        made.lease_ms = min(max(policy.lease_ms, limits.lease_min_ms), limits.lease_max_ms)
-    if spec.ttl_ms is None and spec.expires_at_ms is None and policy.ttl_ms is not None:
-        made.ttl_ms = min(policy.ttl_ms, limits.ttl_max_ms)
-    if spec.delay_ms is None and spec.deliver_after_ms is None:
-        made.delay_ms = min(policy.delay_ms, limits.delay_max_ms)
-    return made
-
-
 _MOST_HUNG = 1_000_000
 
 
 def name(value: object, what: str, limits: Limits, most_bytes: int = 0) -> str:
-    """A namespace, topic or worker: UTF-8, 1 to `most_bytes` bytes (default: `name_bytes`), no control characters."""
+    """Check a name: UTF-8, 1 to `most_bytes` bytes (default: `name_bytes`), no control characters."""
     if type(value) is not str:
         raise Invalid(f"{what} is missing" if value is None else f"{what} is not UTF-8")
     most_bytes = most_bytes or limits.name_bytes
@@ -221,8 +146,50 @@ def headers(value: Any, limits: Limits) -> bytes | None:
     return json.dumps(value, ensure_ascii=False).encode()
 
 
-def headers_of(stored: bytes | None) -> dict[str, str] | None:
-    return None if stored is None else json.loads(stored)
+def tenancy(spec: Any, limits: Limits) -> tuple[str, tuple[str, ...], int]:
+    """Return (fairness key, sorted throttle keys, weight) of an ItemSpec: ('', (), 0) where it sets none of them."""
+    fairness = "" if spec.fairness_key is None else fairness_key(spec.fairness_key)
+    keys, weight = spec.throttle_keys or (), spec.weight
+    for key in keys[: limits.throttle_keys]:
+        refuse("throttle_keys", throttle_key_error(text(key, "throttle_keys")))
+    if keys:
+        refuse("throttle_keys", throttles_error(keys, limits.throttle_keys, limits.throttle_keys_bytes))
+    if weight is None:
+        weight = 0
+    elif not 1 <= weight <= MOST_WEIGHT:
+        raise Invalid(f"weight is {weight}, not in 1..{MOST_WEIGHT}")
+    return fairness, tuple(sorted(keys)), weight
+
+
+def fairness_key(given: object) -> str:
+    """Check a fairness key; "" is none."""
+    key = text(given, "fairness_key")
+    if key:
+        refuse("fairness_key", name_error(key))
+    return key
+
+
+def refuse(what: str, error: str | None) -> None:
+    """Raise Invalid if a check of a value found an error."""
+    if error is not None:
+        raise Invalid(f"{what}: {error}")
+
+
+def filled(spec: Any, policy: TopicPolicy, limits: Limits) -> Any:
+    """Return the ItemSpec with the values of the policy where the producer set none, cut to the limits of the host.
+
+    A priority of 0 and AT_LEAST_ONCE count as not set: clients send them with every item."""
+    made = copy(spec)
+    made.priority = spec.priority or policy.priority
+    if spec.delivery == AT_LEAST_ONCE:
+        made.delivery = policy.delivery
+    if spec.lease_ms is None and policy.lease_ms is not None:
+        made.lease_ms = min(max(policy.lease_ms, limits.lease_min_ms), limits.lease_max_ms)
+    if spec.ttl_ms is None and spec.expires_at_ms is None and policy.ttl_ms is not None:
+        made.ttl_ms = min(policy.ttl_ms, limits.ttl_max_ms)
+    if spec.delay_ms is None and spec.deliver_after_ms is None:
+        made.delay_ms = min(policy.delay_ms, limits.delay_max_ms)
+    return made
 
 
 class Intake:
@@ -233,13 +200,7 @@ class Intake:
         "errors", "hooked", "indices", "items", "keyed", "keys", "sizes", "weighed",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        ns: str,
-        limits: Limits,
-        now_ms: int,
-        policies: NamespacePolicies | None = None,
-    ) -> None:
+    def __init__(self, ns: str, limits: Limits, now_ms: int, policies: NamespacePolicies | None = None) -> None:
         """`policies`: those of the namespace, if it has any of its own."""
         self._ns = ns
         self._limits = limits
@@ -255,9 +216,7 @@ class Intake:
         self.keys: list[LaneKey] = []
         self.indices: list[int] = []
         self.sizes: list[int] = []
-        self.weighed: dict[
-            int, tuple[LaneKey, int]
-        ] = {}  # by index: the lane of an item, and the weight that it brings
+        self.weighed: dict[int, tuple[LaneKey, int]] = {}  # by index: the lane of an item, and the weight it brings
         self.keyed: list[Keyed] = []  # items with a deduplication key; they are not in `items`
         self.errors: dict[int, FoqsError] = {}
 
@@ -282,7 +241,7 @@ class Intake:
         tenants = specs.tenants
         if max(sizes) > self._limits.payload_bytes:
             return False
-        if tenants is not None and not fairness_keys_fit(tenants):
+        if tenants is not None and any(key and name_error(key) for key in set(tenants)):
             return False
         try:
             self._take(0, specs.first)
@@ -305,8 +264,8 @@ class Intake:
         return True
 
     def amend(self, specs: Sequence[Any], changed: Container[int]) -> None:
-        """Take the tenants, throttle keys, weights, priorities and times of the items at `changed` again: their specs
-        have other ones by now. Drop items that have an error."""
+        """Take the tenants, throttle keys, weights, priorities and times of the items at `changed` from their specs
+        again. Drop items that have an error."""
         lanes, errors = self.keys, self.errors
         for at, index in enumerate(self.indices):
             if index in changed and index not in errors:
@@ -408,14 +367,14 @@ class Intake:
         asked = (plain, spec.fairness_key, tuple(throttles) if throttles else (), weight)
         known = self._asked.get(asked)
         if known is None:
-            fairness, held_by, _ = tenancy(spec, self._limits)
-            known = self._asked[asked] = self._lane(plain, fairness, held_by)
+            fairness, keys, _ = tenancy(spec, self._limits)
+            known = self._asked[asked] = self._lane(plain, fairness, keys)
         if weight:
             self.weighed[index] = known, weight
         return known
 
     def _lanes(self, spec: Any, tenants: Sequence[str]) -> list[LaneKey]:
-        """As `_tenant`, for items that differ from `spec` in their fairness keys."""
+        """Return the lanes of items that differ from `spec` in their fairness keys only."""
         plain = self._keys[spec.topic]
         _, throttles, _ = tenancy(spec, self._limits)
         lanes = {fairness: self._lane(plain, fairness, throttles) for fairness in set(tenants)}
@@ -426,8 +385,9 @@ class Intake:
         return self._tenants.setdefault(key, key)
 
     def _begin(self, topic: str, policy: TopicPolicy) -> None:
-        """Take down what the policy means for the topic's items. Raises Unavailable."""
-        refuse_when_closed(self._ns, topic, policy)
+        """Record the policy's effects on this topic's items. Raises Unavailable."""
+        if policy.closed:
+            raise closed(self._ns, topic)
         if policy.fills:
             self._filling[topic] = policy
         if policy.max_stored is not None:
@@ -436,7 +396,7 @@ class Intake:
             self.hooked.append(topic)
 
     def _due_ms(self, spec: Any) -> int:
-        """Return when the item may be delivered; 0 for now (a time in the past means now)."""
+        """Return the time from which the item may be delivered; 0 for now (a time in the past means now)."""
         at_ms, delay_ms = spec.deliver_after_ms, spec.delay_ms
         if at_ms is None and delay_ms is None:
             return 0
@@ -452,7 +412,7 @@ class Intake:
         return int(at_ms) if at_ms > self._now_ms else 0
 
     def _expires_at_ms(self, spec: Any) -> int:
-        """Return when the TTL of an item ends, which has one."""
+        """Return the time at which the TTL of an item ends."""
         at_ms, most = spec.expires_at_ms, self._limits.ttl_max_ms
         if at_ms is None:
             return self._now_ms + within(spec.ttl_ms, "ttl_ms", 1, most, 0)
@@ -464,16 +424,3 @@ class Intake:
         if at_ms - self._now_ms > most:
             raise Invalid(f"expires_at_ms is {at_ms}, more than {most} ms ahead")
         return max(int(at_ms), self._now_ms + 1)  # scans of TTLs look for no earlier time
-
-
-def refuse_when_full(budget: Budget, share: float, retry_after_ms: int) -> None:
-    """Refuse a request with a long answer while answers that clients do not read fill the budget up to `share`. Raises
-    Overloaded."""
-    if not budget.fits(0, share):
-        raise Overloaded("the host's buffers are full", retry_after_ms)
-
-
-def refuse_when_draining(draining: bool) -> None:
-    """Raises Unavailable: the host is shutting down."""
-    if draining:
-        raise Unavailable("the host is shutting down")

@@ -18,6 +18,7 @@ import structlog
 
 from foqs.api.auth import Guard, make_guard
 from foqs.api.handlers import Handlers
+from foqs.api.host import Host
 from foqs.bounds import Budget, Limits
 from foqs.checks import host_port
 from foqs.config.load import Config
@@ -245,19 +246,9 @@ class Node:
         if not neighbours.static:
             quotas.watch()
             shares.begin()
+        host = Host(self.engine, limits, self._clock.now_ms, lambda: self.address, self.forwarder)
         self.service: Handlers = Handlers(
-            self.engine,
-            limits,
-            self._clock.now_ms,
-            lambda: self.address,
-            self.news,
-            quotas,
-            slots,
-            shares,
-            self.forwarder,
-            self.settings,
-            self.keeper,
-            self.hooks,
+            host, self.news, quotas, slots, shares, self.settings, self.keeper, self.hooks
         )
         self.server = ThriftServer(
             self.guard.over(self.service.handlers()),
@@ -311,7 +302,7 @@ class Node:
         """Apply `config`, which differs from the present configuration in live keys alone."""
         self._config = config
         server, limits = config.server, Limits(**config.limits.model_dump())
-        self.service.limits = limits
+        self.service.host.limits = limits
         self.server.limit(limits)
         self.server.bound(
             server.max_connections,

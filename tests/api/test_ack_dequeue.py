@@ -258,12 +258,12 @@ def test_outcomes_leave_less_room_for_items(host: OneHost) -> None:
     put(host, *[b"x" * 100] * 40)
     assert host.service is not None
     largest_bytes = 100 + 1 + 1
-    host.service.limits = replace(
+    host.service.host.limits = replace(
         Limits(), frame_bytes=1024 + 10 + 4 * 300, payload_bytes=100, metadata_bytes=1, headers_bytes=1
     )
     answer = both(host, *items, wants=[idl.TopicCount("t", 40)]).answer
     assert (kinds(answer), len(answer.items)) == ([None] * 10, 4)
-    host.service.limits = replace(host.service.limits, frame_bytes=1024 + 1 + largest_bytes + 192)
+    host.service.host.limits = replace(host.service.host.limits, frame_bytes=1024 + 1 + largest_bytes + 192)
     answer = both(host, answer.items[0]).answer
     assert (kinds(answer), answer.items, answer.error) == ([None], [], None)
 
@@ -272,7 +272,9 @@ def test_a_dequeue_without_room_is_not_forwarded() -> None:
     host = clustered()
     (item,) = leased(host, b"a")
     assert host.service is not None
-    host.service.limits = replace(Limits(), frame_bytes=2_000, payload_bytes=100, metadata_bytes=1, headers_bytes=1)
+    host.service.host.limits = replace(
+        Limits(), frame_bytes=2_000, payload_bytes=100, metadata_bytes=1, headers_bytes=1
+    )
     call = elsewhere(host, item)
     assert (kinds(call.answer), call.answer.items, host.to("Dequeue")) == ([None], [], [])
 

@@ -21,8 +21,8 @@ def test_every_method_of_the_contract_has_a_handler_and_a_right() -> None:
 def test_new_limits_hold_from_the_next_request_on(clustered: bool) -> None:
     host = OneHost(1, routing=routing_of({1: "a"}) if clustered else None)
     assert host.service is not None
-    host.service.limits = replace(host.limits, wait_max_ms=5, name_bytes=2, list_items=3, request_items=1)
-    assert host.service.limits.wait_max_ms == 5
+    host.service.host.limits = replace(host.limits, wait_max_ms=5, name_bytes=2, list_items=3, request_items=1)
+    assert host.service.host.limits.wait_max_ms == 5
     assert refused(host, "Enqueue", ns="n", items=[spec("t")] * 2) == "items has 2 entries, more than 1"
     assert refused(host, "ListItems", ns="abc", topic="t") == "ns must have 1 to 2 bytes"
     assert refused(host, "ListItems", ns="n", topic="t", limit=4) == "limit is 4, not in 1..3"

@@ -25,7 +25,7 @@ def test_the_version_the_limits_and_rows_of_each_shard() -> None:
 
 def test_limits_that_were_reloaded_are_reported() -> None:
     host = OneHost(1)
-    host.service.limits = replace(host.limits, payload_bytes=7)  # type: ignore[union-attr]
+    host.service.host.limits = replace(host.limits, payload_bytes=7)  # type: ignore[union-attr]
     assert host.ask("GetServerInfo").limits["payload_bytes"] == 7
 
 

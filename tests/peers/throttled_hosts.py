@@ -79,7 +79,7 @@ class Host:
         self.coordinator = QuotaCoordinator(self.engine, self._quota_of, forwarder, owners, clock, clock, later)
         slots = SlotCoordinator(self.engine, forwarder, owners, lambda: None, clock, later)
         made: Any = PeerMethods
-        methods = made(self.engine, lambda: None, lambda: 0, lambda: None, self.coordinator, slots, None)
+        methods = made(None, self.coordinator, slots, None)
         self.methods = methods.handlers()
         self.lender = TokenLender(self.engine, forwarder, self.coordinator, slots, lambda: None, clock, later)
 

@@ -30,7 +30,7 @@ class Lending:
         self.lender = TokenLender(
             engine, forwarder, quotas.coordinator, slots, quotas.begin, self.monotonic_ms, neighbour.later
         )
-        methods = PeerMethods(engine, None, None, None, quotas.coordinator, slots, None)  # type: ignore[arg-type]
+        methods = PeerMethods(None, quotas.coordinator, slots, None)  # type: ignore[arg-type]
         self._methods = methods.handlers()
 
     def monotonic_ms(self) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from foqs.api.handlers import Handlers
+from foqs.api.host import Host as ApiHost
 from foqs.bounds import Bounded, Budget, Limits, Quota
 from foqs.buffers.shard_batch import BatchResult, ShardBatch
 from foqs.config.schema import ServerSection
@@ -180,9 +181,9 @@ class Host:
         shares.begin()
         limits = Limits(**config.limits.model_dump())
         self.settings = HostSettings(self.engine)
+        host = ApiHost(self.engine, limits, now_ms, lambda: self.address, self.forwarder)
         self._handlers = Handlers(
-            self.engine, limits, now_ms, lambda: self.address, news, quotas, slots, shares, self.forwarder,
-            self.settings, HostStore(sim.settings, self),
+            host, news, quotas, slots, shares, self.settings, HostStore(sim.settings, self),
             TopicHooks(
                 self.engine.policies, Functions(self._soon), now_ms, self.monotonic_ms, lambda: 1_000, lambda *_: None
             ),

@@ -10,6 +10,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 from foqs.api.handlers import Handlers
+from foqs.api.host import Host
 from foqs.bounds import Limits
 from foqs.config.schema import QuotaKeys, QuotasSection, ServerSection
 from foqs.engine.state import Callbacks
@@ -164,8 +165,8 @@ class OneHost(Laboratory):
         self.settings = HostSettings(self.engine)
         self.settings_store = MemorySettings(self._turn.append)
         self.service = Handlers(
-            self.engine, self.limits, now_ms, lambda: ADDRESS, self.news, self.quotas, slots, self.shares,
-            self.forwarder, self.settings, self.settings_store, self.hooks,
+            Host(self.engine, self.limits, now_ms, lambda: ADDRESS, self.forwarder),
+            self.news, self.quotas, slots, self.shares, self.settings, self.settings_store, self.hooks,
         )  # fmt: skip
         self.methods = self.service.handlers()
         if isinstance(self.forwarder, LoneForwarder):

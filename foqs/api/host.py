@@ -1,0 +1,51 @@
+"""The host that answers requests, as the methods of the contract use it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from foqs.api import validation
+from foqs.bounds import Limits
+from foqs.engine.engine import Engine
+from foqs.engine.listing import ANSWERS_SHARE, OVERLOADED_RETRY_MS
+from foqs.errors import Overloaded, Unavailable
+from foqs.fairness.keys import TopicKey
+from foqs.peers.forwarder import Forwarder, LoneForwarder
+
+
+class Host:
+    """`now_ms` is the host's clock, and `address` returns host:port as clients know it. A reload of the configuration
+    replaces `limits`: a method reads them once for each request."""
+
+    __slots__ = ("address", "engine", "forwarder", "limits", "now_ms")
+
+    def __init__(
+        self,
+        engine: Engine,
+        limits: Limits,
+        now_ms: Callable[[], int],
+        address: Callable[[], str],
+        forwarder: Forwarder | LoneForwarder,
+    ) -> None:
+        self.engine = engine
+        self.limits = limits
+        self.now_ms = now_ms
+        self.address = address
+        self.forwarder = forwarder
+
+    def topic(self, request: Any) -> TopicKey:
+        """Return the topic that a request names. Raises Invalid."""
+        limits = self.limits
+        return validation.name(request.ns, "ns", limits), validation.name(request.topic, "topic", limits)
+
+    def refuse_when_draining(self) -> None:
+        """Raises Unavailable: the host is shutting down."""
+        if self.engine.draining:
+            raise Unavailable("the host is shutting down")
+
+    def refuse_when_full(self) -> None:
+        """Refuse a request with a long answer while answers that clients do not read fill the budget. Raises
+        Overloaded."""
+        if not self.engine.budget.fits(0, ANSWERS_SHARE):
+            raise Overloaded("the host's buffers are full", OVERLOADED_RETRY_MS)

@@ -1,6 +1,6 @@
-"""The bytes of one frame that does not arrive whole at once.
+"""Frames that do not arrive whole at once: their bytes, and their room in the byte budget.
 
-Give unfinished frames their room in the byte budget: `foqs.rpc.frames` decides, this wakes the connections.
+`foqs.rpc.frames` decides which frame may hold more bytes. `Admission` asks it, and wakes the connections that waited.
 """
 
 from __future__ import annotations
@@ -16,9 +16,13 @@ from foqs.rpc.frames import Frame, Frames
 from foqs.wire.protocol import SMALL_BYTES
 
 _LOOK_S = 0.1
-"""How often slow frames, and frames whose rest has arrived, are looked for while any frame waits."""
+"""Interval of the search for slow frames, and for frames whose rest has arrived, while any frame waits."""
 _LATE_S = 0.05
-"""By how much a timer of a busy loop is late."""
+"""Usual lateness of a timer of a busy loop."""
+_LEAST_BYTES: Final = 4 * 1024
+_MOST_BYTES: Final = 1024 * 1024
+_HEAD_BYTES: Final = 512
+"""More than the head of a message takes: its version, its method's name and its sequence number."""
 
 
 class Admission:
@@ -53,7 +57,7 @@ class Admission:
         return self.frames.begin(owner, address, self._loop.time(), known=known)
 
     def admit(self, frame: Frame, more_bytes: int) -> bool:
-        """Return whether the frame may hold `more_bytes` more now; if not, its owner is called when it may."""
+        """Return True if the frame may hold `more_bytes` more now; if not, its owner is called when it may."""
         if self.frames.admit(frame, more_bytes, self.budget.used_bytes, self._loop.time()):
             return True
         if frame.small and self._claims(frame):
@@ -70,10 +74,6 @@ class Admission:
         self.frames.end(frame)
         if self.frames.waiting:
             self._wake()
-
-    def started(self, address: str, size_bytes: int) -> None:
-        """Count a request of a large frame as in progress."""
-        self.frames.started(address, size_bytes)
 
     def answered(self, address: str, size_bytes: int) -> None:
         """Stop counting a request of a large frame: it was answered, or its caller disconnected."""
@@ -133,12 +133,6 @@ class Admission:
             frame.owner.admitted()
         if self.frames.waiting:
             self._arm()
-
-
-_LEAST_BYTES: Final = 4 * 1024
-_MOST_BYTES: Final = 1024 * 1024
-_HEAD_BYTES: Final = 512
-"""More than the head of a message takes: its version, its method's name and its sequence number."""
 
 
 class Arrival:
@@ -204,7 +198,7 @@ class Arrival:
         return memoryview(self._chunk)[self._filled :]
 
     def came(self, scratch: memoryview, size_bytes: int) -> bool:
-        """Count `size_bytes` received into `room`. Return whether the frame is whole."""
+        """Count `size_bytes` received into `room`. Return True if the frame is whole."""
         self._frame.received_bytes += size_bytes
         self.left_bytes -= size_bytes
         if self.skipped:

@@ -1,20 +1,9 @@
-"""One request being answered.
-
-What the server did, counted. Plain integers that only the event loop changes.
-
-Log lines about single requests. Each line has the request's id, which hosts pass on when they forward, so the lines
-of all hosts about one request can be found together.
-
-A request without an id gets one when a line is written about it, or when it is forwarded. Every kind of line is
-bounded: `left_out` counts the lines omitted before it. A request of a trace has that trace's id in its lines.
-
-The log line of a handler that raised an exception: a fault in foqs.
-"""
+"""One request being answered: its call, what the server counts of it, and the log lines about it."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -26,6 +15,9 @@ from foqs.errors import Code, FoqsError, Unavailable
 from foqs.idl import request_id_of, trace_of
 from foqs.wire.protocol import FRAME_HEAD_BYTES
 from foqs.wire.server_codec import ReplyEncoder, ServedMethod, TooLarge
+
+log = structlog.get_logger("foqs.rpc")
+_request_log = structlog.get_logger("foqs.request")
 
 
 class MethodCounters:
@@ -71,17 +63,16 @@ CLOSED = ("oversized", "malformed", "slow frame", "slow reader", "idle", "tls")
 REFUSED = ("invalid", "unknown method", "message type", "oneway", "unauthenticated")
 
 
-def counters_of(methods: Iterable[str]) -> RpcCounters:
-    return RpcCounters({name: MethodCounters() for name in methods})
-
-
-_request_log = structlog.get_logger("foqs.request")
-
 NEVER_S = float("inf")
 
 
 class RequestLog:
-    """`now_s` is monotonic; `slow_ms`, beyond what a request asked to wait, makes it a slow one (0: none is)."""
+    """Log lines about single requests. Each line has the request's id, which hosts pass on when they forward, so the
+    lines of all hosts about one request can be found together. A request without an id gets one when a line is written
+    about it, or when it is forwarded. A request of a trace has that trace's id in its lines. Every kind of line is
+    bounded: `left_out` counts the lines omitted before it.
+
+    `now_s` is monotonic; `slow_ms`, beyond what a request asked to wait, makes it a slow one (0: none is)."""
 
     def __init__(self, now_s: Callable[[], float], slow_ms: int = 0) -> None:
         self.now_s = now_s
@@ -173,11 +164,8 @@ class RequestLog:
             )
 
 
-log = structlog.get_logger("foqs.rpc")
-
-
 def log_failure(method: str, error: Exception, request: Any) -> None:
-    """Log an exception that a handler raised; the default `report` of a server."""
+    """Log an exception that a handler raised: a fault in foqs. The default `report` of a server."""
     request_id = None if request is None else request_id_of(request)
     trace = {} if request is None else trace_of(request.context)
     log.error("handler.failed", method=method, request_id=request_id, exc_info=error, **trace)
@@ -253,11 +241,10 @@ class Call:
         self.within: Container[str] | None = None
 
     def reply(self, response: Any) -> bool:
-        """Answers with the struct that the method declares, or with its bytes.
+        """Answer with the struct that the method declares, or with its bytes.
 
-        False when nothing of it was sent: the connection is gone, or the response does not fit a frame or
-        cannot be encoded (then the caller got a RequestError). Raises RuntimeError when an answer was given
-        before.
+        Return False when nothing of it was sent: the connection is gone, or the response does not fit a frame or
+        cannot be encoded (then the caller got a RequestError). Raises RuntimeError when an answer was given before.
         """
         connection = self._ready()
         if connection is None:
@@ -275,9 +262,8 @@ class Call:
         return True
 
     def fail(self, error: FoqsError) -> bool:
-        """Answers with the declared RequestError. False when the connection is gone. Raises RuntimeError as
-        `reply`.
-        """
+        """Answer with the declared RequestError. Return False when the connection is gone. Raises RuntimeError when an
+        answer was given before."""
         connection = self._ready()
         if connection is None:
             return False
@@ -321,7 +307,7 @@ class Call:
             self._fail_internally(connection, error)
 
     def settled(self, answer_bytes: int) -> None:
-        """End the call: an answer with so many bytes is written."""
+        """End the call: an answer of `answer_bytes` is written."""
         connection, self._connection = self._connection, None
         self._answered = True
         if connection is None:

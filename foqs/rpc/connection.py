@@ -9,8 +9,6 @@ before it is admitted: bytes that were read cannot be put back.
 
 `_settle()` sums up all that a connection holds and brings the budget and the socket's reading in line with it, at
 the end of every event. So each take has exactly one give.
-
-Answers to whole frames that reach no handler.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from typing import Any
 
 from foqs.errors import FoqsError, Invalid, OtherProtocol, Unauthenticated
 from foqs.rpc.arrival import Arrival
-from foqs.rpc.call import Call, RpcCounters
+from foqs.rpc.call import Call
 from foqs.rpc.frames import FREE_BYTES
 from foqs.rpc.hub import ConnectionHub, address_of
 from foqs.rpc.tls import TlsTransport, names_of, unread_bytes
@@ -38,38 +36,10 @@ from foqs.wire.protocol import (
     Malformed,
     read_frame_size,
 )
-from foqs.wire.server_codec import ReplyEncoder, UnknownCall
+from foqs.wire.server_codec import UnknownCall
 
 _ONEWAY_WORD = (VERSION_1 | ONEWAY).to_bytes(4, "big")
 _NAME_BYTES = 255  # of an unknown method that the answer repeats
-
-
-def is_oneway(data: bytes | bytearray) -> bool:
-    """Return True if `data` begins with the frame of a oneway message."""
-    return data[FRAME_HEAD_BYTES : FRAME_HEAD_BYTES + 4] == _ONEWAY_WORD
-
-
-def not_served(message: UnknownCall, counters: RpcCounters, encoder: ReplyEncoder) -> bytes | None:
-    """The answer to a message that is no call of a served method. None for a oneway message, which gets no answer by
-    definition and is dropped, as no method of the service is one."""
-    if message.message_type == ONEWAY:
-        counters.refused["oneway"] += message.name != END_WAIT
-        return None
-    kind, why = UNKNOWN_METHOD, "unknown method"
-    if message.message_type != CALL:
-        kind, why = INVALID_MESSAGE_TYPE, "message type"
-    counters.refused[why] += 1
-    return encoder.refusal(message.name[:_NAME_BYTES], message.seqid, kind, why)
-
-
-def too_large(size_bytes: int) -> Unauthenticated:
-    """The error of a large frame before the first authenticated request of its connection."""
-    return Unauthenticated(
-        f"a request of {size_bytes} bytes came before any authenticated request on this connection, where at most "
-        f"{SMALL_BYTES} bytes are read: send a small request with the token first, such as GetServerInfo"
-    )
-
-
 BEHIND_BYTES = 64 * 1024  # held behind a call in progress before reading is paused
 _BEHIND_LEAST_BYTES = 64  # where many calls have bytes behind them; EndWait fits in
 LINGER_S = 0.25  # from GOAWAY to the close: a request in flight arrives within it
@@ -164,7 +134,7 @@ class ServedConnection(asyncio.BufferedProtocol):
         if arrival is not None and arrival.known:
             if arrival.came(server.scratch, size):
                 self._end_arrival()
-                self._begin(arrival.content(), too_large(arrival.received_bytes) if arrival.skipped else None)
+                self._begin(arrival.content(), _unproven(arrival.received_bytes) if arrival.skipped else None)
         elif self._call is None and not self._behind and not self._output_bytes:
             used = self._cut(server.scratch, size)
             if used < size and not self._closing:
@@ -173,12 +143,17 @@ class ServedConnection(asyncio.BufferedProtocol):
         else:
             self._behind += server.scratch[:size]
             self._go_on()
-        if self._behind and self._call is not None and self._call.on_oneway is not None and is_oneway(self._behind):
+        if (
+            self._behind
+            and self._call is not None
+            and self._call.on_oneway is not None
+            and self._behind[FRAME_HEAD_BYTES : FRAME_HEAD_BYTES + 4] == _ONEWAY_WORD
+        ):
             self._call.on_oneway()
         self._settle()
 
     def eof_received(self) -> bool:
-        # No Thrift client closes only its sending side: the caller does not wait for an answer any more.
+        # No Thrift client closes only its sending side: the caller has stopped waiting for an answer.
         return False
 
     def pause_writing(self) -> None:
@@ -214,7 +189,7 @@ class ServedConnection(asyncio.BufferedProtocol):
         return self._closing or self._transport.is_closing()
 
     def is_idle(self) -> bool:
-        """Return whether no frame and no call is unfinished."""
+        """Return True if no frame and no call is unfinished."""
         return self._taken_bytes == 0 and self._arrival is None
 
     def output_bytes(self) -> int:
@@ -223,7 +198,7 @@ class ServedConnection(asyncio.BufferedProtocol):
         return size
 
     def answer(self, call: Call, frame: bytes) -> None:
-        """Send the answer to the call in progress, and go on with the frames behind it."""
+        """Send the answer to the call in progress, and start the frames behind it."""
         self._call = None
         self._known = self.trusted
         self._answer_bytes = len(frame)
@@ -265,7 +240,7 @@ class ServedConnection(asyncio.BufferedProtocol):
             self._settle()
 
     def lingers(self) -> bool:
-        """Return whether everything is sent, GOAWAY last, and the peer has not closed yet."""
+        """Return True if everything is sent, GOAWAY last, and the peer has not closed yet."""
         return self._closing and not self.output_bytes()
 
     def finish(self, why: str | None = None) -> None:
@@ -302,7 +277,7 @@ class ServedConnection(asyncio.BufferedProtocol):
         self._settle()
 
     def abort(self, why: str | None = None) -> None:
-        """Closes at once."""
+        """Close at once."""
         if why is not None:
             self.counters.closed[why] += 1
         self._stop_receiving()
@@ -407,7 +382,7 @@ class ServedConnection(asyncio.BufferedProtocol):
             refusal = bare(error)
         self._call = call = Call(self, called, seqid, request, len(frame))
         if len(frame) > SMALL_BYTES:
-            server.admission.started(self.host, len(frame))
+            server.frames.started(self.host, len(frame))
         if refusal is not None:
             self.counters.refused["unauthenticated" if isinstance(refusal, Unauthenticated) else "invalid"] += 1
             call.fail(refusal)
@@ -418,9 +393,16 @@ class ServedConnection(asyncio.BufferedProtocol):
             call.raised(self, error)
 
     def _refuse(self, message: UnknownCall) -> None:
-        answer = not_served(message, self.counters, self.encoder)
-        if answer is not None:
-            self._transport.write(answer)
+        """Answer a message that is no call of a served method. A oneway message gets no answer by definition, and is
+        dropped, as no method of the service is one."""
+        if message.message_type == ONEWAY:
+            self.counters.refused["oneway"] += message.name != END_WAIT
+            return
+        kind, why = UNKNOWN_METHOD, "unknown method"
+        if message.message_type != CALL:
+            kind, why = INVALID_MESSAGE_TYPE, "message type"
+        self.counters.refused[why] += 1
+        self._transport.write(self.encoder.refusal(message.name[:_NAME_BYTES], message.seqid, kind, why))
 
     # ------------------------------------------------------------------------------------ bringing in line
 
@@ -476,3 +458,11 @@ class ServedConnection(asyncio.BufferedProtocol):
                 self._transport.resume_reading()
             else:
                 self._transport.pause_reading()
+
+
+def _unproven(size_bytes: int) -> Unauthenticated:
+    """Return the error of a large frame before the first authenticated request of its connection."""
+    return Unauthenticated(
+        f"a request of {size_bytes} bytes came before any authenticated request on this connection, where at most "
+        f"{SMALL_BYTES} bytes are read: send a small request with the token first, such as GetServerInfo"
+    )

@@ -3,7 +3,7 @@
 The budget is charged for a frame's bytes in memory, never for the length that it announces. Frames that hold parts
 could then fill it with none of them able to finish. These rules exclude that:
 
-- Small frames have shares of their own (`foqs.rpc.frames`): one for callers that have proven themselves, and a
+- Small frames have shares of their own (`SmallShare`): one for callers that have proven themselves, and a
   small one for strangers and TLS handshakes. A small frame gets its whole length, or waits with almost nothing. One
   whose rest has arrived in the socket waits for no share.
 - The oldest large frame (the senior) may always grow: the other large frames leave the room of one largest frame free
@@ -16,11 +16,6 @@ could then fill it with none of them able to finish. These rules exclude that:
 
 A frame that arrives too slowly, counted from its first byte, is cut as soon as another frame waits for its room. Pauses
 of the host do not count. Costs: O(1) for a frame that finds room; a scan of the waiting frames when room is made.
-
-A share of the byte budget for small frames that are not whole yet. Pure: no clock, no I/O.
-
-A small frame takes its whole length from the share before it may hold more than `FREE_BYTES`. So a frame with its room
-never waits for more, and no two frames can block each other. A frame of `FREE_BYTES` or less takes nothing.
 """
 
 from __future__ import annotations
@@ -35,12 +30,14 @@ from foqs.wire.protocol import SMALL_BYTES
 F = TypeVar("F")
 
 FREE_BYTES: Final = 1024
-"""What a frame may hold without room in a share."""
+"""Bytes that a frame may hold without room in a share."""
 
 
 class SmallShare(Generic[F]):
-    """Room for `limit_bytes` of small frames (`F`), half of it at most for one address.
+    """Room for `limit_bytes` of small frames (`F`) that are not whole yet, half of it at most for one address.
 
+    A small frame takes its whole length from the share before it may hold more than `FREE_BYTES`. So a frame with its
+    room never waits for more, and no two frames can block each other. A frame of `FREE_BYTES` or less takes nothing.
     Invariant: `taken_bytes` is the sum over the addresses. `roomy`: a frame of any small length and any address fits.
     """
 
@@ -102,7 +99,7 @@ class SmallShare(Generic[F]):
 
 
 PATIENCE_S: Final = 1.0
-"""The time that every frame has, and how long a pace is measured before it counts."""
+"""Time that every frame has, and the shortest measurement of a pace that counts."""
 MIN_BYTES_PER_S: Final = 64 * 1024
 """A frame that arrives at this pace from its first byte on, or faster, is slow only if it misses its deadline."""
 _WORTH_BYTES: Final = 1024
@@ -180,9 +177,9 @@ class Frames:
         known_bytes = max(self._share(_KNOWN_SHARE), min(_KNOWN_LEAST_BYTES, limit_bytes // _KNOWN_MOST))
         strangers_bytes = self._share(_STRANGERS_SHARE)
         self.small_share_bytes = known_bytes + strangers_bytes
-        """What large frames leave to small ones."""
+        """Room that large frames leave to small ones."""
         self.loose_share_bytes = self._share(_LOOSE_SHARE)
-        """What frames may hold before they are admitted, and behind calls in progress."""
+        """Bytes that frames may hold before they are admitted, and behind calls in progress."""
         if frame_bytes + self.small_share_bytes > limit_bytes:
             raise ValueError(
                 f"a byte budget of {limit_bytes} does not hold one frame of {frame_bytes} bytes and a share of "
@@ -226,13 +223,13 @@ class Frames:
         return FREE_BYTES
 
     def begin(self, owner: Any, address: str, now_s: float, *, known: bool) -> Frame:
-        """A frame of unknown length, or a handshake, begins."""
+        """Add a frame of unknown length, or a handshake."""
         frame = Frame(owner, address, now_s, known=known)
         self.unfinished[frame] = None
         return frame
 
     def announce(self, frame: Frame, size_bytes: int, held_bytes: int) -> None:
-        """The length is known; `held_bytes` came with it."""
+        """Set the length of a frame; `held_bytes` came with it."""
         frame.size_bytes = size_bytes
         frame.held_bytes = frame.received_bytes = frame.seen_bytes = held_bytes
         if not frame.small:
@@ -276,7 +273,7 @@ class Frames:
         return found
 
     def end(self, frame: Frame) -> None:
-        """The frame is complete, or its connection is closed."""
+        """Remove a frame that is complete, or whose connection is closed."""
         del self.unfinished[frame]
         if frame in self._waiting:
             self._wait_no_more(frame)
@@ -297,12 +294,12 @@ class Frames:
             self._promised_bytes -= frame.size_bytes - frame.held_bytes
 
     def started(self, address: str, size_bytes: int) -> None:
-        """A request of a large frame is in progress."""
+        """Count a request of a large frame as in progress."""
         _add(self._in_progress, address, size_bytes)
         _add(self._held_by, address, size_bytes)
 
     def answered(self, address: str, size_bytes: int) -> None:
-        """A request of a large frame was answered, or its caller is gone."""
+        """Stop counting a request of a large frame: it was answered, or its caller is gone."""
         _add(self._in_progress, address, -size_bytes)
         _add(self._held_by, address, -size_bytes)
 
@@ -328,12 +325,12 @@ class Frames:
                 frame.claimed_s = min(frame.claimed_s + pause_s, now_s)
 
     def late(self, now_s: float, timeout_s: float) -> list[Frame]:
-        """Frames whose deadline is over. A frame that waits for room has none."""
+        """Return the frames whose deadline has passed. A frame that waits for room has none."""
         return [frame for frame in self.unfinished if frame.began_s + timeout_s <= now_s and not frame.wants_bytes]
 
     def slow(self, now_s: float, timeout_s: float) -> list[Frame]:
-        """Frames to cut for those that wait: of the slow ones the oldest first, no more than needed. And those whose
-        claim was wrong."""
+        """Return the frames to cut for the frames that wait: slow ones, oldest first, no more than needed; and frames
+        whose claim was wrong."""
         cut = [
             frame for frame in self.unfinished if frame.claimed_s is not None and frame.claimed_s + _CLAIM_S <= now_s
         ]
@@ -379,7 +376,7 @@ class Frames:
         return frees
 
     def _refusal(self, frame: Frame, more_bytes: int, used_bytes: int) -> str:
-        """Why the frame has no room for more: "budget", "share", "large" or "address"; empty when it has."""
+        """Return why the frame has no room for more: "budget", "share", "large" or "address"; empty when it has."""
         if frame.small:
             return self._small_refusal(frame, more_bytes, used_bytes)
         room_bytes = self.limit_bytes - self.small_share_bytes - used_bytes - more_bytes
@@ -409,8 +406,8 @@ class Frames:
         return used_bytes + self._promised_bytes + frame.size_bytes - frame.held_bytes <= self.limit_bytes
 
     def _large_senior(self) -> Frame | None:
-        """The senior among the large frames. It stays senior to its own end, as it may hold the room that is kept free
-        for the senior. The next one is the oldest frame of the address that was not the senior for the longest time:
+        """Return the senior among the large frames. It stays senior to its own end, as it may hold the room that is
+        kept free for the senior. The next senior is the oldest frame of the address whose last turn is the longest ago:
         many slow frames of one address cost another address one turn. A frame whose address has too much in progress is
         passed over: its turn would end only with those requests."""
         if self._senior is None:
@@ -428,7 +425,7 @@ class Frames:
     def _grant_each(
         self, frames: Iterable[Frame], full: set[str], used_bytes: Callable[[], int], now_s: float
     ) -> Iterator[Frame]:
-        """Yield those of the frames that have room. `full` collects the addresses that have none left."""
+        """Yield the frames that have room. `full` collects the addresses that have none left."""
         for frame in frames:
             if frame.address in full:
                 continue
@@ -441,7 +438,7 @@ class Frames:
                 return
 
     def _grant(self, frame: Frame, used_bytes: int, now_s: float) -> str:
-        """Why a waiting frame has still no room; empty when it goes on."""
+        """Return why a waiting frame has still no room; empty when it is admitted."""
         if not frame.wants_bytes:
             return "not waiting"
         refusal = self._refusal(frame, frame.wants_bytes, used_bytes)
@@ -487,8 +484,8 @@ class Frames:
         _add(self._held_by, frame.address, more_bytes)
 
     def _slow(self, now_s: float, timeout_s: float) -> Iterator[Frame]:
-        """Measure the pace of all frames that do not wait; yield those that are slow. A handshake that waits is slow as
-        any other: it waits with its bytes."""
+        """Measure the pace of all frames that do not wait, and yield the slow ones. A handshake that waits can be slow,
+        too: it waits with its bytes."""
         for frame in self.unfinished:
             if frame.wants_bytes and frame.size_bytes:
                 continue

@@ -1,7 +1,4 @@
-"""The part of a server that its connections use: codec, limits, byte budget, counters and bounds.
-
-The address of a peer, and the bounds on connections per address.
-"""
+"""The part of a server that its connections share: codec, limits, byte budget, counters and bounds on connections."""
 
 from __future__ import annotations
 
@@ -17,9 +14,20 @@ from foqs.checks import host_port
 from foqs.counters import Namespaces
 from foqs.idl import idl
 from foqs.rpc.arrival import Admission
-from foqs.rpc.call import Call, RequestLog, counters_of
+from foqs.rpc.call import Call, MethodCounters, RequestLog, RpcCounters
 from foqs.rpc.frames import Frames
 from foqs.wire.server_codec import ReplyEncoder, RequestDecoder
+
+log = structlog.get_logger("foqs.rpc")
+
+C = TypeVar("C")
+Handler = Callable[[Call], None]
+Trusts = Callable[[tuple[str, ...]], bool]
+"""Return True if a client whose certificate has these names (none: no certificate) needs no further proof."""
+Report = Callable[[str, Exception, Any], None]
+"""(method, the exception, the request where it is known)"""
+
+_SCRATCH_BYTES = 64 * 1024
 
 
 def address_of(transport: Any) -> tuple[str, str]:
@@ -67,18 +75,6 @@ class Places:
             del self._taken_by[address]
 
 
-log = structlog.get_logger("foqs.rpc")
-
-C = TypeVar("C")
-Handler = Callable[[Call], None]
-Trusts = Callable[[tuple[str, ...]], bool]
-"""Whether a client whose certificate has these names (none: no certificate) is known without a further proof."""
-Report = Callable[[str, Exception, Any], None]
-"""(method, the exception, the request where it is known)"""
-
-_SCRATCH_BYTES = 64 * 1024
-
-
 class ConnectionHub(Generic[C]):
     """Shared by the connections (`C`) of one server. Everything runs on the server's loop."""
 
@@ -97,7 +93,7 @@ class ConnectionHub(Generic[C]):
         self.limits = limits
         self.budget = budget
         self.report = report
-        self.counters = counters_of(self.handlers)
+        self.counters = RpcCounters({name: MethodCounters() for name in self.handlers})
         self.namespaces = namespaces if namespaces is not None else Namespaces()
         self.requests = requests or RequestLog(perf_counter)
         self.decoder = RequestDecoder(idl.Foqs, self.handlers, limits)
@@ -121,12 +117,13 @@ class ConnectionHub(Generic[C]):
         self._refusals = LogThrottle(1)
 
     def limit(self, limits: Limits) -> None:
-        """Bounds on requests, from the next one on. Not for `frame_bytes`, which frames under way were measured by."""
+        """Set the bounds on requests, from the next one on. `frame_bytes` stays: unfinished frames were measured by
+        it."""
         assert limits.frame_bytes == self.limits.frame_bytes
         self.limits = self.decoder.limits = limits
 
     def admit(self, connection: C, host: str) -> bool:
-        """Whether there is room for one more connection, from that address."""
+        """Take a place for a connection from an address. Return False if there is none."""
         full = None if self.draining else self.places.take(host)
         if self.draining or full is not None:
             self.counters.connections_refused += 1
@@ -139,7 +136,7 @@ class ConnectionHub(Generic[C]):
         return True
 
     def forget(self, connection: C, host: str) -> None:
-        """The connection is gone."""
+        """Remove a closed connection."""
         if connection in self._connections:
             self._connections.remove(connection)
             self.places.give(host)
@@ -149,11 +146,11 @@ class ConnectionHub(Generic[C]):
             self._emptied.set()
 
     def stalled(self, connection: C, output_bytes: int) -> None:
-        """The peer does not take its answer."""
+        """Note that the peer does not take its answer."""
         self._stalled[connection] = (output_bytes, self.loop.time())
 
     def unstalled(self, connection: C) -> None:
-        """The peer has taken its answer."""
+        """Note that the peer has taken its answer."""
         self._stalled.pop(connection, None)
 
     def _log_refusal(self, host: str, key: str, limit: int) -> None:

@@ -1,13 +1,9 @@
 """Calls from host to host, on the host's own event loop: framed, strict binary, over a few connections a peer.
 
-Bounds (promise 8): `connections` per peer, each with one call in progress; `waiting` calls per peer behind them.
-Requests and replies take from the byte budget, and a large reply is read only when there is room for it. A connection
-that was idle for `idle_ms` is closed; a peer without connections and calls is forgotten.
-
-One connection to another host: a frame out, a frame in, one call at a time.
-
-The server at the other end runs one call at a time and leaves later ones in the socket. A second call would only wait
-there: it takes another connection of the pool (`foqs.rpc.peer_caller`).
+Bounds (promise 8): `connections` per peer, each with one call in progress; `waiting` calls per peer behind them. (The
+server at the other end runs one call at a time and leaves later ones in the socket, so a second call would only wait
+there.) Requests and replies take from the byte budget, and a large reply is read only when there is room for it. A
+connection that was idle for `idle_ms` is closed; a peer without connections and calls is forgotten.
 """
 
 from __future__ import annotations
@@ -16,7 +12,6 @@ import asyncio
 import ssl
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from itertools import count
 from typing import Any
@@ -33,6 +28,248 @@ from foqs.wire.scan import scan_reply, text_fault
 
 Done = Callable[[Any, FoqsError | None], None]
 """(response, None) or (None, error), once."""
+
+_RETRY_MS = 100
+_SCRATCH_BYTES = 64 * 1024
+_SEQIDS = 0x7FFF_FFFF
+_INTRODUCTION = 0  # its sequence number
+_UNREAD = frozenset({"Dequeue"})
+"""Answers whose texts are passed on as they are: the host that stored the items has checked them."""
+_SILENT_S = 1.0
+"""A call without an answer for this long says something of the other connections to its peer. Without this bound,
+callers with very short timeouts would make hosts connect again all the time."""
+
+
+class PeerCaller:
+    """All methods run on the loop it was made on. `done` is called later, never by `call` itself."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        budget: Budget,
+        *,
+        connections: int = 64,
+        waiting: int = 1_000,
+        connect_timeout_ms: int = 1_000,
+        idle_ms: int = 60_000,
+        tls: ssl.SSLContext | None = None,
+        introduction: tuple[str, Any] | None = None,
+        report: Report = log_failure,
+    ) -> None:
+        """`introduction` is (method, request): a connection sends it before a large request that would be the first
+        one, as a host reads large requests of authenticated callers only."""
+        self.budget = budget
+        self.limits = limits
+        self.loop = asyncio.get_running_loop()
+        self.introduction: bytes | None = None
+        if introduction is not None:
+            name, request = introduction
+            self.introduction = remote_method(name).encode(request, _INTRODUCTION, limits.frame_bytes)
+        self._max_connections = connections
+        self._max_waiting = waiting
+        self._connect_timeout_s = connect_timeout_ms / 1000
+        self._idle_s = idle_ms / 1000
+        self._tls = tls
+        self._scratch = memoryview(bytearray(_SCRATCH_BYTES if tls is not None else 0))
+        self._report = report
+        self._peers: dict[str, Peer] = {}
+        self._connects: set[asyncio.Task[None]] = set()
+        self._seqids = count(1)
+        self._sweeping: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    def call(self, address: str, method: str, request: Any, timeout_ms: int, done: Done) -> None:
+        """Ask the host at `address` (host:port) within `timeout_ms`; `request` is the idl struct.
+
+        Errors: NotSent (nothing was changed), LostReply (the outcome is unknown), Overloaded (too much waits here
+        already), RequestTooLarge, Unencodable, or what the host answered.
+        """
+        seqid = next(self._seqids) & _SEQIDS
+        try:
+            remote = remote_method(method)
+            frame = remote.encode(request, seqid, self.limits.frame_bytes)
+        except FoqsError as error:
+            self.loop.call_soon(done, None, bare(error))
+            return
+        peer = self._peers.get(address) or Peer(address)
+        full = len(peer.waiting) >= self._max_waiting or not self.budget.fits(len(frame))
+        if full or self._closed:
+            refusal = Overloaded(f"too much waits for {address}", _RETRY_MS) if full else NotSent("the host stops")
+            self.loop.call_soon(done, None, refusal)
+            return
+        self._peers[address] = peer
+        self.budget.take(len(frame))
+        asked = PeerCall(peer, remote, seqid, frame, done, self.loop.time())
+        asked.timer = self.loop.call_later(timeout_ms / 1000, self._late, asked)
+        peer.waiting.append(asked)
+        self._serve(peer)
+
+    def cut(self, address: str) -> None:
+        """Lose all calls to a host that has left the cluster, rather than wait for their time-outs."""
+        peer = self._peers.pop(address, None)
+        if peer is not None:
+            self._drop(peer, "the host is gone")
+
+    def close(self) -> None:
+        """Close all connections; calls in progress are lost."""
+        self._closed = True
+        for task in self._connects:
+            task.cancel()
+        for address in list(self._peers):
+            self.cut(address)
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+
+    # ------------------------------------------------------------------------------------- for its connections
+
+    def sent(self, asked: PeerCall) -> None:
+        """Give back the request's bytes: the peer begins to answer, so it has the whole request."""
+        frame, asked.frame = asked.frame, b""
+        self.budget.give(len(frame))
+
+    def answered(self, connection: PeerConnection, asked: PeerCall, frame: bytes, ended: bool) -> None:
+        """Finish a call whose whole reply came; `ended`: GOAWAY came behind it."""
+        taken_bytes = connection.take_over()
+        response = None
+        error: FoqsError | None = None
+        try:
+            found = asked.method.decode(frame, asked.seqid, self._check_reply)
+            if asked.method.name not in _UNREAD and (fault := text_fault(found)) is not None:
+                raise Malformed(f"{fault} in the reply to {asked.method.name} is not UTF-8")
+            response = found
+        except Malformed as malformed:
+            error = LostReply(f"{asked.peer.address}: {malformed}")
+            connection.fail("it sent no valid reply")
+        except FoqsError as answer:
+            error = bare(answer)
+        if ended or isinstance(error, NotSent):
+            connection.fail("it sent GOAWAY")
+        elif not isinstance(error, LostReply):
+            connection.idle_since = self.loop.time()
+            asked.peer.idle.append(connection)
+            self._serve(asked.peer)
+            self._sweep_later()
+        self._finish(asked, response, error)
+        self.budget.give(taken_bytes)
+
+    def lost(self, connection: PeerConnection, asked: PeerCall | None, error: FoqsError | None) -> None:
+        """Remove a closed connection; `asked` was in progress there."""
+        peer = connection.peer
+        peer.connections.discard(connection)
+        if connection in peer.idle:
+            peer.idle.remove(connection)
+        if asked is not None:
+            self._finish(asked, None, error)
+        self._serve(peer)
+
+    # ------------------------------------------------------------------------------------- inside
+
+    def _check_reply(self, frame: bytes, start: int) -> None:
+        scan_reply(frame, start, self.limits)
+
+    def _serve(self, peer: Peer) -> None:
+        """Give waiting calls to idle connections, and open more where that is allowed."""
+        while peer.waiting and peer.idle:
+            peer.idle.pop().send(peer.waiting.popleft())
+        wanted = min(len(peer.waiting), self._max_connections - len(peer.connections))
+        while peer.connecting < wanted and not peer.gone:
+            peer.connecting += 1
+            task = self.loop.create_task(self._connect(peer))
+            self._connects.add(task)
+            task.add_done_callback(self._connects.discard)
+        if not (peer.waiting or peer.connections or peer.connecting) and self._peers.get(peer.address) is peer:
+            del self._peers[peer.address]
+
+    async def _connect(self, peer: Peer) -> None:
+        why = ""
+        try:
+            host, port = _split(peer.address)
+            async with asyncio.timeout(self._connect_timeout_s):
+                connection = await self._open(peer, host, port)
+        except (OSError, ValueError) as error:
+            why = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+        finally:
+            peer.connecting -= 1
+        if why and peer.connections:
+            # Waiting calls get the next free connection, but only when its call is answered. So another connection is
+            # tried, after a pause: without it, the attempts could repeat for ever.
+            self.loop.call_later(_RETRY_MS / 1000, self._serve, peer)
+            return
+        if why:
+            self._tell_waiting(peer, f"cannot connect to {peer.address}: {why}")
+        elif peer.gone:
+            connection.fail("the host is gone")
+        elif connection in peer.connections:
+            connection.idle_since = self.loop.time()
+            peer.idle.append(connection)
+            self._sweep_later()
+        self._serve(peer)
+
+    async def _open(self, peer: Peer, host: str, port: int) -> PeerConnection:
+        connection = PeerConnection(self, peer)
+        if self._tls is None:
+            await self.loop.create_connection(lambda: connection, host, port)
+            return connection
+        shaken = self.loop.create_future()
+        # Read the exception also where the connect was cancelled and no task awaits `shaken`.
+        shaken.add_done_callback(lambda done: done.cancelled() or done.exception())
+        tls = TlsTransport(self._tls, connection, self._scratch, server_hostname=host, shaken=shaken)
+        transport, _ = await self.loop.create_connection(lambda: tls, host, port)
+        try:
+            await shaken
+        except BaseException:
+            transport.abort()
+            raise
+        return connection
+
+    def _drop(self, peer: Peer, why: str) -> None:
+        peer.gone = True
+        for connection in list(peer.connections):
+            connection.fail(why)
+        self._tell_waiting(peer, f"{peer.address}: {why}")
+
+    def _tell_waiting(self, peer: Peer, why: str) -> None:
+        waiting, peer.waiting = peer.waiting, deque()
+        for asked in waiting:
+            self._finish(asked, None, NotSent(why))
+
+    def _late(self, asked: PeerCall) -> None:
+        if asked.connection is not None:
+            # The cause may have silenced idle connections too, except those that answered after the call began.
+            if self.loop.time() - asked.begun_s >= _SILENT_S:
+                for connection in [each for each in asked.peer.idle if each.idle_since < asked.begun_s]:
+                    connection.fail("a call to the peer took too long")
+            asked.connection.fail("it took too long")
+        else:
+            asked.peer.waiting.remove(asked)
+            self._finish(asked, None, NotSent(f"no connection to {asked.peer.address} in time"))
+
+    def _finish(self, asked: PeerCall, response: Any, error: FoqsError | None) -> None:
+        assert asked.timer is not None
+        asked.timer.cancel()
+        self.budget.give(len(asked.frame))
+        try:
+            asked.done(response, error)
+        except Exception as fault:  # noqa: BLE001 - one receiver's fault must not cost other calls their connection
+            self._report(asked.method.name, fault, None)
+
+    def _sweep_later(self) -> None:
+        if self._sweeping is None and not self._closed:
+            self._sweeping = self.loop.call_later(self._idle_s / 2, self._sweep)
+
+    def _sweep(self) -> None:
+        """Close connections that were idle for `idle_ms`; repeat while there are peers."""
+        self._sweeping = None
+        before = self.loop.time() - self._idle_s
+        for peer in list(self._peers.values()):
+            for connection in [each for each in peer.idle if each.idle_since <= before]:
+                connection.fail("idle")
+        if self._peers:
+            self._sweep_later()
+
+    def __repr__(self) -> str:
+        open_ = sum(len(peer.connections) for peer in self._peers.values())
+        return f"PeerCaller({len(self._peers)} peers, {open_} connections)"
 
 
 class PeerCall:
@@ -65,39 +302,22 @@ class Peer:
         self.gone = False  # connections still being made are closed
 
 
-@dataclass(slots=True)
-class PeerShared:
-    """Shared by all connections to peers. `soon` runs a function after the current event of the loop.
-
-    `sent(asked)`: the peer begins to answer, so it has the whole request. `answered(connection, asked, frame, ended)`:
-    the whole reply came; `ended`: GOAWAY came behind it. `lost(connection, asked, error)`: the connection is closed.
-    """
-
-    limits: Limits
-    budget: Budget
-    introduction: bytes | None
-    soon: Callable[[Callable[[], None]], Any]
-    sent: Callable[[PeerCall], None]
-    answered: Callable[[PeerConnection, PeerCall, bytes, bool], None]
-    lost: Callable[[PeerConnection, PeerCall | None, FoqsError | None], None]
-
-
 class PeerConnection(asyncio.Protocol):
     """States: idle; a call in progress, its reply awaited, begun, or waiting for room in the budget; closed."""
 
     __slots__ = (
-        "_asked", "_closed", "_filled", "_frame", "_head", "_introduced", "_introducing", "_shared", "_taken_bytes",
+        "_asked", "_caller", "_closed", "_filled", "_frame", "_head", "_introduced", "_introducing", "_taken_bytes",
         "_transport", "_unsent", "_waiting", "idle_since", "peer",
     )  # fmt: skip
 
-    def __init__(self, shared: PeerShared, peer: Peer) -> None:
+    def __init__(self, caller: PeerCaller, peer: Peer) -> None:
         self.peer = peer
         self.idle_since = 0.0
-        self._shared = shared
+        self._caller = caller
         self._transport: Any = None
         self._asked: PeerCall | None = None
         self._unsent = False  # the peer cannot have the whole request
-        self._introduced = shared.introduction is None
+        self._introduced = caller.introduction is None
         self._introducing = False  # the request follows when the introduction is answered
         self._head = b""  # bytes of a reply that was not begun
         self._frame: bytearray | None = None  # being received
@@ -112,7 +332,7 @@ class PeerConnection(asyncio.Protocol):
         self._asked = asked
         if not self._introduced and len(asked.frame) > SMALL_BYTES:
             self._introducing = True
-            self._transport.write(self._shared.introduction)
+            self._transport.write(self._caller.introduction)
         else:
             self._write(asked)
 
@@ -134,7 +354,7 @@ class PeerConnection(asyncio.Protocol):
             address = self.peer.address
             unsent = self._unsent or self._introducing
             error = NotSent(f"{address}: {why}") if unsent else LostReply(f"no reply from {address}: {why}")
-        self._shared.lost(self, asked, error)
+        self._caller.lost(self, asked, error)
 
     # ------------------------------------------------------------------------------------- what asyncio calls
 
@@ -176,16 +396,16 @@ class PeerConnection(asyncio.Protocol):
         if len(head) < FRAME_HEAD_BYTES or asked is None:
             return
         if not self._introducing:
-            self._shared.sent(asked)
+            self._caller.sent(asked)
         (size,) = read_frame_size(head)
-        if not 0 < size <= self._shared.limits.frame_bytes:
+        if not 0 < size <= self._caller.limits.frame_bytes:
             self.fail(f"a reply of {size} bytes was announced")
-        elif size > SMALL_BYTES and not self._shared.budget.fits(size):
+        elif size > SMALL_BYTES and not self._caller.budget.fits(size):
             self._waiting = True
             self._transport.pause_reading()
-            self._shared.budget.when_given(self._given)
+            self._caller.budget.when_given(self._given)
         else:
-            self._shared.budget.take(size)
+            self._caller.budget.take(size)
             self._taken_bytes = size
             self._head = b""
             end = FRAME_HEAD_BYTES + size
@@ -198,7 +418,7 @@ class PeerConnection(asyncio.Protocol):
 
     def _given(self) -> None:
         # The budget is given back in the middle of other work: resume after it.
-        self._shared.soon(self._resume)
+        self._caller.loop.call_soon(self._resume)
 
     def _resume(self) -> None:
         if self._waiting:
@@ -220,11 +440,10 @@ class PeerConnection(asyncio.Protocol):
             self.fail("it sent GOAWAY")
         else:
             self._asked = None
-            self._shared.answered(self, asked, frame, ended)
+            self._caller.answered(self, asked, frame, ended)
 
     def _give(self) -> None:
-        size, self._taken_bytes = self._taken_bytes, 0
-        self._shared.budget.give(size)
+        self._caller.budget.give(self.take_over())
 
     def take_over(self) -> int:
         """Return the bytes of the budget taken for the reply; the caller must give them back."""
@@ -236,264 +455,13 @@ class PeerConnection(asyncio.Protocol):
         return f"PeerConnection({self.peer.address}, {state})"
 
 
-_RETRY_MS = 100
-_SCRATCH_BYTES = 64 * 1024
-_SEQIDS = 0x7FFF_FFFF
-_INTRODUCTION = 0  # its sequence number
-_UNREAD = frozenset({"Dequeue"})
-"""Answers whose texts are passed on as they are: the host that stored the items has checked them."""
-_SILENT_S = 1.0
-"""A call without an answer for this long says something of the other connections to its peer. Without this bound,
-callers with very short timeouts would make hosts connect again all the time."""
-
-
-class PeerCaller:
-    """All methods run on the loop it was made on. `done` is called later, never by `call` itself."""
-
-    def __init__(
-        self,
-        limits: Limits,
-        budget: Budget,
-        *,
-        connections: int = 64,
-        waiting: int = 1_000,
-        connect_timeout_ms: int = 1_000,
-        idle_ms: int = 60_000,
-        tls: ssl.SSLContext | None = None,
-        introduction: tuple[str, Any] | None = None,
-        report: Report = log_failure,
-    ) -> None:
-        """`introduction` is (method, request): a connection sends it before a large request that would be the first
-        one, as a host reads large requests of authenticated callers only."""
-        self.budget = budget
-        self._loop = asyncio.get_running_loop()
-        frame: bytes | None = None
-        if introduction is not None:
-            name, request = introduction
-            frame = remote_method(name).encode(request, _INTRODUCTION, limits.frame_bytes)
-        self._shared = PeerShared(limits, budget, frame, self._loop.call_soon, self._sent, self._answered, self._lost)
-        self._max_connections = connections
-        self._max_waiting = waiting
-        self._connect_timeout_s = connect_timeout_ms / 1000
-        self._idle_s = idle_ms / 1000
-        self._tls = tls
-        self._scratch = memoryview(bytearray(_SCRATCH_BYTES if tls is not None else 0))
-        self._report = report
-        self._peers: dict[str, Peer] = {}
-        self._connects: set[asyncio.Task[None]] = set()
-        self._seqids = count(1)
-        self._sweeping: asyncio.TimerHandle | None = None
-        self._closed = False
-
-    @property
-    def limits(self) -> Limits:
-        return self._shared.limits
-
-    @limits.setter
-    def limits(self, limits: Limits) -> None:
-        self._shared.limits = limits
-
-    def call(self, address: str, method: str, request: Any, timeout_ms: int, done: Done) -> None:
-        """Asks the host at `address` (host:port) within `timeout_ms`; `request` is the idl struct.
-
-        Errors: NotSent (nothing was changed), LostReply (the outcome is unknown), Overloaded (too much waits here
-        already), RequestTooLarge, Unencodable, or what the host answered.
-        """
-        seqid = next(self._seqids) & _SEQIDS
-        try:
-            remote = remote_method(method)
-            frame = remote.encode(request, seqid, self._shared.limits.frame_bytes)
-        except FoqsError as error:
-            self._loop.call_soon(done, None, bare(error))
-            return
-        peer = self._peers.get(address) or Peer(address)
-        full = len(peer.waiting) >= self._max_waiting or not self.budget.fits(len(frame))
-        if full or self._closed:
-            refusal = Overloaded(f"too much waits for {address}", _RETRY_MS) if full else NotSent("the host stops")
-            self._loop.call_soon(done, None, refusal)
-            return
-        self._peers[address] = peer
-        self.budget.take(len(frame))
-        asked = PeerCall(peer, remote, seqid, frame, done, self._loop.time())
-        asked.timer = self._loop.call_later(timeout_ms / 1000, self._late, asked)
-        peer.waiting.append(asked)
-        self._serve(peer)
-
-    def cut(self, address: str) -> None:
-        """Lose all calls to a host that has left the cluster, rather than wait for their time-outs."""
-        peer = self._peers.pop(address, None)
-        if peer is not None:
-            self._drop(peer, "the host is gone")
-
-    def close(self) -> None:
-        """Close all connections; calls in progress are lost."""
-        self._closed = True
-        for task in self._connects:
-            task.cancel()
-        for address in list(self._peers):
-            self.cut(address)
-        if self._sweeping is not None:
-            self._sweeping.cancel()
-
-    # ------------------------------------------------------------------------------------- for its connections
-
-    def _sent(self, asked: PeerCall) -> None:
-        """Give back the request's bytes: the peer begins to answer, so it has the whole request."""
-        frame, asked.frame = asked.frame, b""
-        self.budget.give(len(frame))
-
-    def _answered(self, connection: PeerConnection, asked: PeerCall, frame: bytes, ended: bool) -> None:
-        """Finish a call whose whole reply came; `ended`: it is the last one of the connection."""
-        taken_bytes = connection.take_over()
-        response = None
-        error: FoqsError | None = None
-        try:
-            found = asked.method.decode(frame, asked.seqid, self._check_reply)
-            if asked.method.name not in _UNREAD and (fault := text_fault(found)) is not None:
-                raise Malformed(f"{fault} in the reply to {asked.method.name} is not UTF-8")
-            response = found
-        except Malformed as malformed:
-            error = LostReply(f"{asked.peer.address}: {malformed}")
-            connection.fail("it sent no valid reply")
-        except FoqsError as answer:
-            error = bare(answer)
-        if ended or isinstance(error, NotSent):
-            connection.fail("it sent GOAWAY")
-        elif not isinstance(error, LostReply):
-            connection.idle_since = self._loop.time()
-            asked.peer.idle.append(connection)
-            self._serve(asked.peer)
-            self._sweep_later()
-        self._finish(asked, response, error)
-        self.budget.give(taken_bytes)
-
-    def _lost(self, connection: PeerConnection, asked: PeerCall | None, error: FoqsError | None) -> None:
-        """Remove a closed connection; `asked` was in progress there."""
-        peer = connection.peer
-        peer.connections.discard(connection)
-        if connection in peer.idle:
-            peer.idle.remove(connection)
-        if asked is not None:
-            self._finish(asked, None, error)
-        self._serve(peer)
-
-    # ------------------------------------------------------------------------------------- inside
-
-    def _check_reply(self, frame: bytes, start: int) -> None:
-        scan_reply(frame, start, self._shared.limits)
-
-    def _serve(self, peer: Peer) -> None:
-        """Gives waiting calls to idle connections, and opens more where that is allowed."""
-        while peer.waiting and peer.idle:
-            peer.idle.pop().send(peer.waiting.popleft())
-        wanted = min(len(peer.waiting), self._max_connections - len(peer.connections))
-        while peer.connecting < wanted and not peer.gone:
-            peer.connecting += 1
-            task = self._loop.create_task(self._connect(peer))
-            self._connects.add(task)
-            task.add_done_callback(self._connects.discard)
-        if not (peer.waiting or peer.connections or peer.connecting) and self._peers.get(peer.address) is peer:
-            del self._peers[peer.address]
-
-    async def _connect(self, peer: Peer) -> None:
-        why = ""
-        try:
-            host, port = _split(peer.address)
-            async with asyncio.timeout(self._connect_timeout_s):
-                connection = await self._open(peer, host, port)
-        except (OSError, ValueError) as error:
-            why = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
-        finally:
-            peer.connecting -= 1
-        if why and peer.connections:
-            # Waiting calls get the next free connection, but only when its call is answered. So another connection is
-            # tried, after a pause: at once, that could go on for ever.
-            self._loop.call_later(_RETRY_MS / 1000, self._serve, peer)
-            return
-        if why:
-            self._tell_waiting(peer, f"cannot connect to {peer.address}: {why}")
-        elif peer.gone:
-            connection.fail("the host is gone")
-        elif connection in peer.connections:
-            connection.idle_since = self._loop.time()
-            peer.idle.append(connection)
-            self._sweep_later()
-        self._serve(peer)
-
-    async def _open(self, peer: Peer, host: str, port: int) -> PeerConnection:
-        connection = PeerConnection(self._shared, peer)
-        if self._tls is None:
-            await self._loop.create_connection(lambda: connection, host, port)
-            return connection
-        shaken = self._loop.create_future()
-        # Read the exception also where the connect was cancelled and no task awaits `shaken`.
-        shaken.add_done_callback(lambda done: done.cancelled() or done.exception())
-        tls = TlsTransport(self._tls, connection, self._scratch, server_hostname=host, shaken=shaken)
-        transport, _ = await self._loop.create_connection(lambda: tls, host, port)
-        try:
-            await shaken
-        except BaseException:
-            transport.abort()
-            raise
-        return connection
-
-    def _drop(self, peer: Peer, why: str) -> None:
-        peer.gone = True
-        for connection in list(peer.connections):
-            connection.fail(why)
-        self._tell_waiting(peer, f"{peer.address}: {why}")
-
-    def _tell_waiting(self, peer: Peer, why: str) -> None:
-        waiting, peer.waiting = peer.waiting, deque()
-        for asked in waiting:
-            self._finish(asked, None, NotSent(why))
-
-    def _late(self, asked: PeerCall) -> None:
-        if asked.connection is not None:
-            # The cause may have silenced idle connections too, except those that answered after the call began.
-            if self._loop.time() - asked.begun_s >= _SILENT_S:
-                for connection in [each for each in asked.peer.idle if each.idle_since < asked.begun_s]:
-                    connection.fail("a call to the peer took too long")
-            asked.connection.fail("it took too long")
-        else:
-            asked.peer.waiting.remove(asked)
-            self._finish(asked, None, NotSent(f"no connection to {asked.peer.address} in time"))
-
-    def _finish(self, asked: PeerCall, response: Any, error: FoqsError | None) -> None:
-        assert asked.timer is not None
-        asked.timer.cancel()
-        self.budget.give(len(asked.frame))
-        try:
-            asked.done(response, error)
-        except Exception as fault:  # noqa: BLE001 - one receiver's fault must not cost other calls their connection
-            self._report(asked.method.name, fault, None)
-
-    def _sweep_later(self) -> None:
-        if self._sweeping is None and not self._closed:
-            self._sweeping = self._loop.call_later(self._idle_s / 2, self._sweep)
-
-    def _sweep(self) -> None:
-        """Close connections that were idle for `idle_ms`; repeat while there are peers."""
-        self._sweeping = None
-        before = self._loop.time() - self._idle_s
-        for peer in list(self._peers.values()):
-            for connection in [each for each in peer.idle if each.idle_since <= before]:
-                connection.fail("idle")
-        if self._peers:
-            self._sweep_later()
-
-    def __repr__(self) -> str:
-        open_ = sum(len(peer.connections) for peer in self._peers.values())
-        return f"PeerCaller({len(self._peers)} peers, {open_} connections)"
-
-
 @cache
 def remote_method(name: str) -> RemoteMethod:
-    """AttributeError when the IDL has no such method."""
+    """Raises AttributeError: the IDL has no such method."""
     return RemoteMethod(name)
 
 
 def _split(address: str) -> tuple[str, int]:
-    """ValueError when it is not host:port, or [host]:port."""
+    """Raises ValueError: the address is not host:port, or [host]:port."""
     host, _, port = address.rpartition(":")
     return host.removeprefix("[").removesuffix("]"), int(port)

@@ -76,20 +76,20 @@ class ThriftServer(ConnectionHub[ServedConnection]):
         frame_timeout_s: float,
         idle_timeout_s: float,
     ) -> None:
-        """Bounds on connections, from now on also for those that are open; none is closed for being too many."""
+        """Set the bounds on connections, open ones included. Connections above a new bound stay open."""
         self.places.bound(max_connections, max_connections_per_address)
         self._frame_timeout_s = frame_timeout_s
         self._idle_timeout_s = idle_timeout_s
         self._tick_s = min(1.0, frame_timeout_s / 4, idle_timeout_s / 4)
 
     async def listen(self, host: str, port: int) -> tuple[str, int]:
-        """Begins to serve; port 0 picks one. Returns where it listens. Raises OSError when it cannot."""
+        """Begin to serve; port 0 picks one. Return the address and the port. Raises OSError when it cannot."""
         address = await self.bind(host, port)
         await self.serve()
         return address
 
     async def bind(self, host: str, port: int, *, shared: bool = False) -> tuple[str, int]:
-        """Takes the port, where connections are refused until `serve`. Another one may be taken beside it.
+        """Take the port, where connections are refused until `serve`. A server may take several ports.
 
         A `shared` port is one that other processes of the same user listen on as well: each gets some of the
         connections (SO_REUSEPORT).
@@ -105,7 +105,7 @@ class ThriftServer(ConnectionHub[ServedConnection]):
         return str(address[0]), int(address[1])
 
     async def serve(self) -> None:
-        """Takes connections on every port that was bound. Raises OSError when another process was faster."""
+        """Take connections on every port that was bound. Raises OSError when another process was faster."""
         for listener in list(self._listeners):
             await listener.start_serving()
         if self._ticking is None and self._listeners:
@@ -113,11 +113,11 @@ class ThriftServer(ConnectionHub[ServedConnection]):
 
     @property
     def serves(self) -> bool:
-        """Whether connections are taken."""
+        """True while the server takes connections."""
         return self._ticking is not None and bool(self._listeners)
 
     def stop_listening(self) -> None:
-        """Accept no more connections; open ones go on."""
+        """Accept no more connections; open ones stay."""
         while self._listeners:
             self._listeners.pop().close()
 
@@ -125,7 +125,7 @@ class ThriftServer(ConnectionHub[ServedConnection]):
         """Start no more requests, answer those in progress, and send GOAWAY on each connection after its answer.
 
         `deadline` is in seconds of the loop's clock; connections open then are aborted and their calls lost.
-        Return whether no call was lost.
+        Return True if no call was lost.
         """
         self.draining = True
         self.stop_listening()
@@ -182,7 +182,7 @@ class ThriftServer(ConnectionHub[ServedConnection]):
         self._close_slow()
 
     def _close_slow(self) -> None:
-        """Close slow frames for those that wait."""
+        """Close slow frames for the frames that wait."""
         now_s = self.loop.time()
         for frame in self.frames.slow(now_s, self._frame_timeout_s):
             self._log_cut(frame, now_s)

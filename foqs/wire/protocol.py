@@ -1,14 +1,5 @@
-"""Thrift's strict binary protocol, framed: type codes, sizes, heads of frames, messages and fields.
-
-Errors of calls, the same for clients and for hosts that call other hosts, and their form on the wire.
-
-Structs that cost less to make than thriftpy2's own.
-
-thriftpy2 generates an `__init__` that assigns every field. The codec calls it for each struct it reads, and then
-assigns the fields in the frame a second time. A lean struct is the same class with its defaults on the class instead.
-
-Structs as bytes; an error names the field whose value does not fit the contract.
-"""
+"""Thrift's strict binary protocol, framed: type codes, heads of frames, messages and fields, structs as bytes, and the
+errors of calls on the wire. Clients use it, and hosts for both of their directions."""
 
 from __future__ import annotations
 
@@ -61,6 +52,22 @@ pack_u32 = Struct(">I").pack
 pack_i32 = Struct(">i").pack
 
 
+_MESSAGE_CHARACTERS = 1000
+_NOT_STARTED = (UNKNOWN_METHOD, INVALID_MESSAGE_TYPE, WRONG_METHOD_NAME, PROTOCOL_ERROR)
+"""Types of Thrift's own error reply that a server sends before it calls a handler."""
+
+_Protocol: Any = TCyBinaryProtocol  # thriftpy2 has no types for its Cython half
+
+_BITS = {"BYTE": 8, "I08": 8, "I16": 16, "I32": 32, "I64": 64}
+_SHOWN_BITS = 256
+_WANTED = {
+    "STRING": "it must be text",
+    "BINARY": "it must be bytes",
+    "LIST<STRING>": "it must be a list of texts",
+    "MAP<STRING, STRING>": "it must be a mapping of texts to texts",
+}
+
+
 def message_head(message_type: int, name: bytes) -> bytes:
     """Return a message up to its sequence number."""
     return pack_u32(VERSION_1 | message_type) + pack_u32(len(name)) + name
@@ -77,13 +84,8 @@ def field_head(ttype: int, field_id: int) -> bytes:
     return bytes((ttype,)) + field_id.to_bytes(2, "big")
 
 
-_MESSAGE_CHARACTERS = 1000
-_NOT_STARTED = (UNKNOWN_METHOD, INVALID_MESSAGE_TYPE, WRONG_METHOD_NAME, PROTOCOL_ERROR)
-"""Types of Thrift's own error reply that a server sends before it calls a handler."""
-
-
 class Malformed(Exception):
-    """The frame is not one message of the protocol. Its connection cannot be trusted any more."""
+    """The frame is not one message of the protocol. Its connection cannot be trusted from now on."""
 
 
 class GoAway(NotSent):
@@ -109,7 +111,7 @@ def request_error(error: FoqsError, request: Any) -> Any:
 
 
 def _text(message: object) -> str:
-    """The codec gives a string that is not UTF-8 as bytes."""
+    """Return the text of a message. (The codec gives a string that is not UTF-8 as bytes.)"""
     return message if isinstance(message, str) else ""
 
 
@@ -117,9 +119,11 @@ def _text(message: object) -> str:
 def lean(struct: Any, item: Any = None) -> Any:
     """Return a subclass of the idl class `struct` that is made without arguments and holds only assigned fields.
 
-    An instance reads like one of `struct` and encodes the same. It does not compare equal to one (thriftpy2
-    compares the assigned fields), and its `repr` shows the assigned fields. Structs inside its fields are lean as
-    well; where `item` is given, that class takes the place of idl.Item.
+    It costs less to make: thriftpy2 generates an `__init__` that assigns every field, and the codec then assigns the
+    fields in the frame a second time. A lean struct has its defaults on the class instead. An instance reads like one
+    of `struct` and encodes the same. It does not compare equal to one (thriftpy2 compares the assigned fields), and its
+    `repr` shows the assigned fields. Structs inside its fields are lean as well; where `item` is given, that class
+    takes the place of idl.Item.
     """
     if item is not None and struct is idl.Item:
         return item
@@ -131,7 +135,7 @@ def lean(struct: Any, item: Any = None) -> Any:
 
 
 def _lean_field(spec: tuple[Any, ...], item: Any) -> tuple[Any, ...]:
-    """One entry of a `thrift_spec`: (type, name, [content,] required)."""
+    """Return a lean entry of a `thrift_spec`: (type, name, [content,] required)."""
     ttype, name, *inner = spec
     if ttype == STRUCT:
         return (ttype, name, lean(inner[0], item), *inner[1:])
@@ -140,20 +144,8 @@ def _lean_field(spec: tuple[Any, ...], item: Any) -> tuple[Any, ...]:
     return spec
 
 
-_Protocol: Any = TCyBinaryProtocol  # thriftpy2 has no types for its Cython half
-
-_BITS = {"BYTE": 8, "I08": 8, "I16": 16, "I32": 32, "I64": 64}
-_SHOWN_BITS = 256
-_WANTED = {
-    "STRING": "it must be text",
-    "BINARY": "it must be bytes",
-    "LIST<STRING>": "it must be a list of texts",
-    "MAP<STRING, STRING>": "it must be a mapping of texts to texts",
-}
-
-
 def encode_struct(struct: Any) -> bytes:
-    """Raises Unencodable when a field holds a value of the wrong type or size."""
+    """Return a struct as bytes. Raises Unencodable: a field holds a value of the wrong type or size."""
     buffer = TCyMemoryBuffer()
     try:
         _Protocol(buffer).write_struct(struct)

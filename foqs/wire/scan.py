@@ -1,4 +1,4 @@
-"""Proves, before an object is built, that a frame is whole and that decoding it is cheap.
+"""Proofs that a frame is whole and cheap to decode, before the codec sees it, and checks of types that it omits.
 
 The Cython codec believes what a frame declares: 2 MB of empty structs cost it 1.9 s and 350 MB, and a list of
 a type that does not exist makes it spin without consuming a byte. `scan` walks the frame without building
@@ -6,15 +6,11 @@ anything and lets through only one struct that ends where the frame ends, with e
 within the bytes that are left, nested at most `MAX_DEPTH` deep, no container above `limits.request_items`,
 and in all at most `max_values` (by default `VALUES_PER_ITEM * limits.request_items`). So a scan takes at most
 about 0.1 us a value (fixed-size elements are stepped over at once), and what passes decodes to at most that
-many objects, however large the frame is.
-
-Batches without maps never come here: see `foqs.wire.server_codec`.
-
-Checks of types that the codec does not make.
+many objects, however large the frame is. Batches without maps never come here: see `foqs.wire.server_codec`.
 
 thriftpy2 hands over a `string` that is not UTF-8 as `bytes`, and leaves a field of the wrong type at its
-default. The rpc seam guarantees, for every request: its own `string` fields and those of its context are
-`str` or None. Strings inside items are checked with `text` where the items are looked at: one bad item is
+default. `foqs.rpc` guarantees, for every request: its own `string` fields and those of its context are
+`str` or None. Strings inside items are checked where the items are looked at: one bad item is
 that item's fault. In an answer of another host, `text_fault` finds a string that is not UTF-8 in any place.
 """
 
@@ -55,7 +51,7 @@ _SHAPES: dict[tuple[int, ...], tuple[int, bool]] = {
 
 
 def scan(frame: bytes, start: int, limits: Limits, max_values: int | None = None) -> None:
-    """Checks the struct at `start`, which has to end with the frame.
+    """Check the struct at `start`, which has to end with the frame.
 
     Raises Malformed when it is not well formed, Invalid when it is but holds more than the limits allow.
     """
@@ -111,7 +107,7 @@ class _Walk:
         return position + 1
 
     def value(self, ttype: int, position: int, depth: int) -> int:
-        """Steps over one value that is no string and has no fixed size."""
+        """Step over one value that is no string and has no fixed size."""
         if ttype == STRUCT:
             return self.struct(position, depth - 1)
         if ttype in (LIST, SET):
@@ -123,7 +119,7 @@ class _Walk:
         raise Malformed("no such type")
 
     def elements(self, types: tuple[int, ...], count: int, position: int, depth: int) -> int:
-        """Steps over `count` elements, each one value of each of `types` (one for a list, two for a map)."""
+        """Step over `count` elements, each one value of each of `types` (one for a list, two for a map)."""
         if depth <= 0:
             raise Malformed("nested too deeply")
         if count == 0:
@@ -161,7 +157,7 @@ class _Walk:
 
 
 def check_strings(request: Any, names: tuple[str, ...]) -> None:
-    """Raises Invalid unless each of these `string` fields of `request` is text or absent."""
+    """Check that each of these `string` fields of `request` is text or absent. Raises Invalid."""
     for name in names:
         value = getattr(request, name)
         if value is not None and not isinstance(value, str):
@@ -169,9 +165,8 @@ def check_strings(request: Any, names: tuple[str, ...]) -> None:
 
 
 def check_context(context: Any, limits: Limits) -> None:
-    """Raises Invalid unless a RequestContext is of the right types and within the limits. Says no value: one
-    is secret. Raises OtherProtocol for a request of a host with another protocol version.
-    """
+    """Check the types and sizes of a RequestContext. Raises Invalid, without values: one of them is secret. Raises
+    OtherProtocol for a request of a host with another protocol version."""
     # Written out: a loop over the names takes twice the time, and every request comes here.
     request_id, most = context.request_id, limits.context_bytes
     if context.token is not None:

@@ -1,9 +1,7 @@
-"""The facts that the codec of a server needs of each method, derived once from the IDL.
+"""The codec of a server: frames into requests, and answers into frames.
 
-Frames into requests.
-
-Three ways lead through here, with the same result. Enqueues, dequeues and acks of the usual shape are read by
-`foqs.wire.usual_requests`, without the codec.
+Three ways lead from a frame to a request, with the same result. Enqueues, dequeues and acks of the usual shape are read
+by `foqs.wire.usual_requests`, without thriftpy2's codec.
 
 The short way is for the rest of what nearly every frame is: a request of fields in the contract, whose lists
 hold structs without containers. The fields of the request are read here, one by one, with every count checked;
@@ -14,14 +12,12 @@ more than the bytes it consumes; and it costs no pass of its own over the frame.
 that come again and again.
 
 Everything else (items with headers, unknown fields, types that are not the contract's) is scanned whole by
-`foqs.wire.scan` before the codec sees it. That the short way did not fit is noticed by the codec's own depth
-check, before anything of the unexpected field was consumed.
+`foqs.wire.scan` before the codec sees it. The codec's own depth check notices a frame that does not fit the short way,
+before anything of the unexpected field was consumed.
 
 The codec reads through a buffered transport: over thriftpy2's Cython memory buffer the end of the data is
 ignored, and a short frame gets to see bytes of another request. A marker fed behind each frame shows where
 reading ended. A transport on which a frame was refused is not used again.
-
-Answers into frames.
 """
 
 from __future__ import annotations
@@ -71,6 +67,26 @@ from foqs.wire.usual_requests import READERS, ReadRequest
 
 _SCALARS = (STRING, BOOL, I32, I64)
 
+# thriftpy2 has no types for its Cython half.
+_Protocol: Any = TCyBinaryProtocol
+_Transport: Any = TCyBufferedTransport
+
+_BUFFER_BYTES = 64 * 1024
+_KEPT_BYTES = 256 * 1024  # a longer frame may have made the transport's buffer grow
+_CALL_WORD = VERSION_1 | CALL
+_REQUEST_HEAD = field_head(STRUCT, 1)
+_MARKER = token_bytes(8)
+# What three bytes at the end of the request's last field are: two STOPs and the marker's first byte.
+_LAST_HEAD = b"\0\0" + _MARKER[:1]
+_AFTER_LAST_HEAD = _MARKER[1:]
+# What the codec raises for bytes it cannot read: the end of the data, a length that is negative or absurd.
+CODEC_ERRORS = (TTransportException, MemoryError, SystemError, StructError, OverflowError)
+
+_KEPT_REPLY_BYTES = 1024 * 1024
+_SUCCESS = field_head(STRUCT, 0)
+_ERROR = field_head(STRUCT, 1)
+_AROUND_BYTES = 4 + len(_SUCCESS) + 1  # sequence number, head and STOP
+
 
 @dataclass(frozen=True, slots=True)
 class Field:
@@ -98,7 +114,8 @@ class ServedMethod:
 
 
 def served_method(service: Any, name: str) -> ServedMethod:
-    """Raises ValueError when the service has no such method."""
+    """Return the facts that the codec needs of a method, from the IDL. Raises ValueError: the service does not have
+    it."""
     if name not in service.thrift_services:
         raise ValueError(f"the IDL has no method {name}")
     args = lean(getattr(service, f"{name}_args"))
@@ -125,22 +142,6 @@ def _field(spec: tuple[Any, ...]) -> Field | None:
     if ttype == LIST and isinstance(inner, tuple) and inner[0] == STRUCT and not issubclass(inner[1], idl.AckItem):
         return Field(name, LIST, STRUCT, inner[1])
     return None
-
-
-# thriftpy2 has no types for its Cython half.
-_Protocol: Any = TCyBinaryProtocol
-_Transport: Any = TCyBufferedTransport
-
-_BUFFER_BYTES = 64 * 1024
-_KEPT_BYTES = 256 * 1024  # a longer frame may have made the transport's buffer grow
-_CALL_WORD = VERSION_1 | CALL
-_REQUEST_HEAD = field_head(STRUCT, 1)
-_MARKER = token_bytes(8)
-# What three bytes at the end of the request's last field are: two STOPs and the marker's first byte.
-_LAST_HEAD = b"\0\0" + _MARKER[:1]
-_AFTER_LAST_HEAD = _MARKER[1:]
-# What the codec raises for bytes it cannot read: the end of the data, a length that is negative or absurd.
-CODEC_ERRORS = (TTransportException, MemoryError, SystemError, StructError, OverflowError)
 
 
 class UnknownCall(Exception):
@@ -171,7 +172,7 @@ class RequestDecoder:
         self._renew()
 
     def head(self, frame: bytes) -> tuple[ServedMethod, int, int]:
-        """(method, sequence number, where the request begins). Raises Malformed, or UnknownCall."""
+        """Return (method, sequence number, position of the request). Raises Malformed, or UnknownCall."""
         try:
             word, name_bytes = read_message_head(frame)
             position = 8 + name_bytes
@@ -186,9 +187,8 @@ class RequestDecoder:
         return found, seqid, position + 4
 
     def request(self, called: ServedMethod, frame: bytes, start: int) -> Any:
-        """The request, its own strings and its context checked. Raises Malformed, Invalid when the caller
-        is at fault, or OtherProtocol.
-        """
+        """Return the request, its own strings and its context checked. Raises Malformed, OtherProtocol, or Invalid when
+        the caller is at fault."""
         usual = called.usual
         if usual is not None and (request := usual(frame, start, self.limits.request_items)) is not None:
             if request.context is not None:
@@ -283,7 +283,7 @@ class RequestDecoder:
 
 
 class _Feed:
-    """What the buffered transport reads from: one frame, then the marker, then nothing."""
+    """Source of the buffered transport: one frame, then the marker, then nothing."""
 
     __slots__ = ("_frame", "_marker", "_position")
 
@@ -293,7 +293,7 @@ class _Feed:
         self._marker = _MARKER
 
     def read(self, max_bytes: int) -> bytes:
-        """Never more than `max_bytes`: the transport copies without looking."""
+        """Return at most `max_bytes`: the transport copies without looking."""
         frame, position = self._frame, self._position
         if position == 0 and len(frame) + len(_MARKER) <= max_bytes:
             self._position, self._marker = len(frame), b""
@@ -303,12 +303,6 @@ class _Feed:
             return frame[position : position + max_bytes]
         marker, self._marker = self._marker[:max_bytes], self._marker[max_bytes:]
         return marker
-
-
-_KEPT_REPLY_BYTES = 1024 * 1024
-_SUCCESS = field_head(STRUCT, 0)
-_ERROR = field_head(STRUCT, 1)
-_AROUND_BYTES = 4 + len(_SUCCESS) + 1  # sequence number, head and STOP
 
 
 class TooLarge(Exception):
@@ -344,12 +338,12 @@ class ReplyEncoder:
         return self._frame(called.reply_head + pack_i32(seqid) + _ERROR, request_error(error, request), b"\0")
 
     def refusal(self, name: bytes, seqid: int, kind: int, message: str) -> bytes:
-        """The TApplicationException for a call that reaches no method."""
+        """Return the TApplicationException for a call that reaches no method."""
         head = message_head(EXCEPTION, name) + pack_i32(seqid)
         return self._frame(head, TApplicationException(kind, message), b"")
 
     def goaway(self) -> bytes:
-        """The last message of a connection, which no call asked for (see `GOAWAY`)."""
+        """Return the last message of a connection, which no call asked for (see `GOAWAY`)."""
         return self.refusal(GOAWAY, 0, INTERNAL_ERROR, "the host closes this connection: nothing was begun")
 
     def _renew(self) -> None:

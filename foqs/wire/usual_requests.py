@@ -1,6 +1,4 @@
-"""Acks, and the items of an enqueue, in columns: a struct for each costs twice the time.
-
-Requests of the usual shape read from their bytes, without the codec.
+"""Requests of the usual shape, read from their bytes without the codec.
 
 A usual request has the fields of the contract in their order. All but the payload, the priority and the fairness key of
 its items is the same, and its acks have both of their fields. The codec is the reference. Each function gets a frame,
@@ -8,6 +6,8 @@ where its request begins, and the most elements of a list. It returns the codec'
 None for a frame that the codec has to read or to refuse. It reads each byte at most once (the head of one item twice,
 where fairness keys begin to differ) and believes no length: a frame that ends elsewhere is not usual. Nor is one with
 more fields than the contract has: a frame full of them would take twice the codec's time.
+
+Acks, and the items of an enqueue, are in columns: a struct for each costs twice the time.
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ def _more_items(
 def _more_tenants(
     items: SpecColumns, frame: bytes, at: int, beginning: bytes, middle: bytes, ending: bytes, count: int
 ) -> int:
-    """As `_more_items`, where the fairness keys differ from the item on whose priority is at `at`."""
+    """Do the work of `_more_items` from the item whose priority is at `at`: from there on, fairness keys differ."""
     payloads, priorities, first = items.payloads, items.priorities, items.first.fairness_key
     if first is None:
         raise ValueError("an item of another form")

@@ -1,6 +1,6 @@
-"""Renders the values of a scrape as text, in a thread of its own.
+"""Every metric of a host (name, kind, help and labels), and its values as text, rendered in a thread of its own.
 
-Every metric of a host: name, kind, help and labels. A test compares them with docs/metrics.md.
+A test compares the metrics with docs/metrics.md.
 """
 
 from __future__ import annotations
@@ -188,7 +188,6 @@ _PROCESS = (
 )
 _ALL = (*_ITEMS, *_TOPICS, *_TENANTS, *_THROTTLES, *_HOOKS, *_REQUESTS, *_SHARDS, *_CLUSTER, *_PROCESS)
 FAMILIES = {family.name: family for family in _ALL}
-
 
 Value = float | Histogram
 Rows = Mapping[str, Sequence[tuple[tuple[str, ...], Value]]]

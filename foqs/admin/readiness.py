@@ -1,7 +1,7 @@
-"""Decides if a host is ready: if it listens, is registered in its cluster, and can route. Pure: from its state and the
-facts of its cluster.
+"""Readiness of a host: the read-only view of the admin port, and the decisions about what the host lacks.
 
-The admin port's read-only view of a host.
+A host is ready if it listens, is registered in its cluster, and can route. The decisions are pure: they get the state
+of the host and the facts of its cluster.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _MOST = 100
 
 
 def assigned(host: str, facts: Facts) -> list[int]:
-    """Return the numbers of the shards that the assignment gives a host. The controller has yet to write those out of
-    it that were disabled or removed."""
+    """Return the numbers of the shards that the assignment gives a host, without disabled and removed shards: the
+    controller removes these from the assignment later."""
     mine = [shard for shard, assigned_to in facts.assignment.hosts.items() if assigned_to == host]
     return sorted(shard for shard in mine if shard in facts.shards and facts.shards[shard].use is not ShardUse.DISABLED)
 

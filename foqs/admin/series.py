@@ -1,8 +1,7 @@
-"""Decides which topics have series of their own: those with the most ready items. Pure.
+"""Counts of topics, tenants and throttle keys for a scrape, and the choice of those with series of their own.
 
-Counts the tenants of topics for a scrape, and decides which of them have series of their own.
-
-Counts parked items by throttle key for a scrape, and decides which keys have series of their own.
+A host has a bounded number of series. The topics and tenants with the most ready items have their own, and the throttle
+keys with the most parked items. All others share one.
 """
 
 from __future__ import annotations
@@ -20,6 +19,17 @@ from foqs.limits.lease_slots import ShardSlots
 from foqs.limits.throttle_key import ThrottleKey
 
 _REST = (OTHER, OTHER)
+MOST_OF_TOPIC = 50
+"""Tenants of one topic with series of their own."""
+COUNTERS = ("shadow_held", "overage", "reclaimed")
+"""Counters of a throttle key, since this host uses it."""
+_NONE = (0, 0, 0)
+_AT_ONCE = 64  # tenants, flows or keys between two looks at the clock
+
+TenantLabels = tuple[str, str, str]
+KeyLabels = tuple[str, str]
+"""(namespace, throttle key)."""
+_Ranked = tuple[int, float, str, float]  # a tenant's ready items, service, name and weight
 
 
 class TopicCounts:
@@ -64,16 +74,8 @@ def topic_rows(
     return {"foqs_topic_items": items, "foqs_topic_oldest_ready_age_seconds": ages, "foqs_topics": together}
 
 
-MOST_OF_TOPIC = 50
-"""Tenants of one topic with series of their own."""
-_TENANTS = 64  # between two looks at the clock
-
-TenantLabels = tuple[str, str, str]
-_Ranked = tuple[int, float, str, float]  # its ready items, its service, its name and its weight
-
-
 class TenantCounts:
-    """Of one tenant or several. `served`: what they were given since the last scrape, in the units of their topics."""
+    """Counts of one tenant or several. `served`: their service since the last scrape, in the units of their topics."""
 
     __slots__ = ("ready", "served", "weight")
 
@@ -88,8 +90,8 @@ class TenantCounts:
 
 
 class TopicTenants:
-    """One topic's. `most` has those with the most ready items, in no order; `rest` counts further tenants that
-    have ready items or were given some, None if there is no further one."""
+    """Tenants of one topic. `most` has the tenants with the most ready items, in no order. `rest` counts further
+    tenants with ready items or service; None if there is no further tenant."""
 
     __slots__ = ("most", "rest")
 
@@ -112,7 +114,7 @@ class TopicTenants:
 
 
 class TenantSeries:
-    """Of one host, over all scrapes."""
+    """Series of the tenants of one host, over all scrapes."""
 
     def __init__(self, most: int) -> None:
         """`most`: tenants of all topics with series of their own."""
@@ -151,7 +153,7 @@ async def count_tenants(state: State, rest: Callable[[], Awaitable[None]]) -> di
         assert topic.turns is not None, "the topic's tenants take turns"
         counts, namespace = TopicTenants(), state.policies.namespace(key[0])
         for at, tenant in enumerate(list(topic.turns.tenants.values())):
-            if not at % _TENANTS:
+            if not at % _AT_ONCE:
                 await rest()
             ready = sum([flow.ready for flow in tenant.flows.values()])
             weight = namespace.weight(key[1], tenant.name, tenant.given_weight)
@@ -160,19 +162,8 @@ async def count_tenants(state: State, rest: Callable[[], Awaitable[None]]) -> di
     return found
 
 
-_FLOWS = 64  # or keys, between two looks at the clock
-
-KeyLabels = tuple[str, str]
-"""(namespace, throttle key)."""
-
-
-COUNTERS = ("shadow_held", "overage", "reclaimed")
-"""Of a key, since it is in use here."""
-_NONE = (0, 0, 0)
-
-
 class KeyCounts:
-    """Of one throttle key or several. `tokens`: those that wait here for deliveries. `taken`: live leases here.
+    """Counts of one throttle key or several. `tokens` wait here for deliveries. `taken`: live leases here.
     `counters` has the values of `COUNTERS`."""
 
     __slots__ = ("counters", "flows", "items", "taken", "tokens", "wait_ms")
@@ -199,7 +190,7 @@ class KeyCounts:
 
 
 class ThrottleSeries:
-    """Of one host, over all scrapes."""
+    """Series of the throttle keys of one host, over all scrapes."""
 
     def __init__(self, most: int) -> None:
         """`most`: throttle keys with series of their own."""
@@ -242,7 +233,7 @@ async def count_keys(
     flows, limits = 0, throttling.concurrency
     gates: list[AnyGate] = [*throttling.keys.values(), *limits.all_gates()]
     for at, gate in enumerate(gates):
-        if not at % _FLOWS:
+        if not at % _AT_ONCE:
             await rest()
         counts = found.setdefault((gate.bounded[0], gate.name), KeyCounts())
         if isinstance(gate, ShardSlots):
@@ -257,7 +248,7 @@ async def count_keys(
                 counts.wait_ms = max(counts.wait_ms, now_ms - since_ms)
             for flow in parking:
                 flows += 1
-                if not flows % _FLOWS:
+                if not flows % _AT_ONCE:
                     await rest()
                 if flow.parked is gate:  # else it woke since the walk began
                     counts.flows += 1

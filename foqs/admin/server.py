@@ -3,9 +3,7 @@
 Bounds: `MOST_CONNECTIONS` connections. Each gets one reply and is then closed. A connection has
 `HEAD_S` to send its request and `LIFE_S` in all. When all places are taken, a new connection gets the place of the
 oldest one that has no request in progress: connections that send nothing cannot block `/healthz`. One scrape is
-made at a time: read on the loop in short turns, rendered in a thread.
-
-Measures the delay of the event loop.
+made at a time: read on the loop in short slices, rendered in a thread.
 """
 
 from __future__ import annotations
@@ -27,31 +25,6 @@ from foqs.checks import host_port
 from foqs.config.schema import AdminSection
 from foqs.counters import SECONDS, Histogram
 
-_EVERY_S = 0.1
-
-
-class LoopLag:
-    """A histogram of delays, measured from `start` to `stop`."""
-
-    def __init__(self) -> None:
-        self.seconds = Histogram(SECONDS)
-        self._timer: asyncio.TimerHandle | None = None
-
-    def start(self) -> None:
-        loop = asyncio.get_running_loop()
-        wanted = loop.time() + _EVERY_S
-
-        def rang() -> None:
-            self.seconds.observe(max(0.0, loop.time() - wanted))
-            self.start()
-
-        self._timer = loop.call_at(wanted, rang)
-
-    def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
-
 log = structlog.get_logger("foqs.admin")
 
 MOST_CONNECTIONS = 64
@@ -60,6 +33,7 @@ LIFE_S = 30.0
 _BACKLOG = 128
 _SWEEP_S = 1.0
 _AGAIN_S = 1.0
+_LAG_EVERY_S = 0.1
 _HEAD_BYTES = 4096
 _SILENT = logging.Logger("foqs.admin", logging.CRITICAL + 1)
 """Without this, aiohttp logs a traceback for input that is not HTTP."""
@@ -226,3 +200,25 @@ async def _once(request: web.Request, handler: Any) -> web.StreamResponse:
     response.headers["Server"] = "foqs"
     response.force_close()
     return response
+
+
+class LoopLag:
+    """A histogram of the delays of the event loop, measured from `start` to `stop`."""
+
+    def __init__(self) -> None:
+        self.seconds = Histogram(SECONDS)
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        wanted = loop.time() + _LAG_EVERY_S
+
+        def rang() -> None:
+            self.seconds.observe(max(0.0, loop.time() - wanted))
+            self.start()
+
+        self._timer = loop.call_at(wanted, rang)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()

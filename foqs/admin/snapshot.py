@@ -1,8 +1,6 @@
-"""Copies the values of a host's metrics on its event loop, in short turns.
+"""Copy the values of a host's metrics on its event loop, in short slices of time.
 
 Values of one scrape may be a few milliseconds apart.
-
-Counts of the scripts that this host runs.
 """
 
 from __future__ import annotations
@@ -35,18 +33,7 @@ from foqs.shardmgr.controller import moving
 from foqs.shardmgr.facts import Session, ShardUse
 from foqs.shardmgr.lifecycle import BreakerState, ShardState
 
-
-def add_hooks(add: Callable[..., None], pool: HookPool) -> None:
-    """Call `add` with (name of the metric without foqs_, value, labels ...)."""
-    add("hook_calls_total", pool.calls)
-    for kind in Kind:
-        add("hook_failures_total", pool.failures[kind], kind.value)
-    add("hook_kills_total", pool.kills)
-    add("hook_queued_calls", pool.queued)
-    add("hook_processes", pool.children)
-
-
-_TURN_S = 0.001
+_SLICE_S = 0.001
 _TOPICS = 64  # between two looks at the clock
 CAUSES = ("ack", "ttl", "delete", "dropped", "rejected", "exhausted", "hook")
 
@@ -54,21 +41,21 @@ Add = Callable[..., None]
 """(name of the metric without foqs_, value, labels ...)"""
 
 
-class _Turns:
-    """Yields to the event loop between turns."""
+class _Slices:
+    """Yields to the event loop between slices."""
 
     def __init__(self) -> None:
-        self._until = perf_counter() + _TURN_S
+        self._until = perf_counter() + _SLICE_S
 
     async def rest(self) -> None:
-        """Yield if this turn was long enough."""
+        """Yield if this slice was long enough."""
         if perf_counter() >= self._until:
             await asyncio.sleep(0)
-            self._until = perf_counter() + _TURN_S
+            self._until = perf_counter() + _SLICE_S
 
 
 class Series:
-    """Bounds of the series of a host, and what they count from one scrape to the next."""
+    """Bounds of the series of a host, and their counts from one scrape to the next."""
 
     def __init__(self, config: AdminSection) -> None:
         self.most_topics = config.topics
@@ -83,28 +70,28 @@ async def gather(view: View, lag: Histogram, series: Series) -> Rows:
     def add(name: str, value: Value, *labels: str) -> None:
         rows[f"foqs_{name}"].append((labels, value))
 
-    turns, node = _Turns(), view.node
+    slices, node = _Slices(), view.node
     _process(add, view, lag)
     _items(add, node.engine.counters)
-    await turns.rest()
-    await _namespaces(add, node.engine.counters.namespaces, turns)
+    await slices.rest()
+    await _namespaces(add, node.engine.counters.namespaces, slices)
     _requests(add, node.server.counters)
     add("budget_used_bytes", node.engine.budget.used_bytes)
     add("budget_limit_bytes", node.engine.budget.limit_bytes)
     _work(add, node.engine.counters)
-    add_hooks(add, node.hook_pool)
+    _hooks(add, node.hook_pool)
     add("throttle_tokens_lost_total", node.engine.throttling.lost.tokens)
     if view.seat is not None:
         _cluster(add, view)
     shards = list(node.engine.shards.values())
     for shard in shards:
-        await turns.rest()
+        await slices.rest()
         _shard(add, shard)
-    topics, window_rows = await _topics(node.engine, turns)
+    topics, window_rows = await _topics(node.engine, slices)
     for shard in shards:
         add("shard_window_rows", window_rows[shard.number], str(shard.number))
-    tenants = await count_tenants(node.engine, turns.rest)
-    throttles = await count_keys(node.engine.throttling, turns.rest, monotonic_ms())
+    tenants = await count_tenants(node.engine, slices.rest)
+    throttles = await count_keys(node.engine.throttling, slices.rest, monotonic_ms())
     for found in (
         await asyncio.to_thread(topic_rows, topics, series.most_topics, node.now_ms()),
         await asyncio.to_thread(series.tenants.rows, tenants),
@@ -115,16 +102,16 @@ async def gather(view: View, lag: Histogram, series: Series) -> Rows:
     return rows
 
 
-async def _topics(state: State, turns: _Turns) -> tuple[dict[TopicKey, TopicCounts], Counter[int]]:
+async def _topics(state: State, slices: _Slices) -> tuple[dict[TopicKey, TopicCounts], Counter[int]]:
     """Return the counts of topics with items, and the number of items in the windows of each shard."""
     counts: dict[TopicKey, TopicCounts] = {}
     window_rows: Counter[int] = Counter()
     for at, key in enumerate(list(state.topics)):
         if not at % _TOPICS:
-            await turns.rest()
+            await slices.rest()
         for part, lanes in enumerate(lanes_of(state, key)):
             if part:
-                await turns.rest()
+                await slices.rest()
             for lane in lanes:
                 if lane.tenure.shard is None:
                     continue  # closed since the walk began
@@ -161,7 +148,7 @@ def _items(add: Add, counters: Counters) -> None:
     add("lease_writes_saved_total", counters.lease_writes_saved)
 
 
-async def _namespaces(add: Add, namespaces: Namespaces, turns: _Turns) -> None:
+async def _namespaces(add: Add, namespaces: Namespaces, slices: _Slices) -> None:
     for name, namespace in list(namespaces):
         for method, seconds in namespace.seconds.items():
             add("request_duration_seconds", seconds.copy(), method, name)
@@ -178,7 +165,7 @@ async def _namespaces(add: Add, namespaces: Namespaces, turns: _Turns) -> None:
                 cause = failure.name.lower()
                 add("items_dead_total", namespace.dead[cause], name, cause)
             add("items_redriven_total", namespace.redriven, name)
-        await turns.rest()
+        await slices.rest()
 
 
 def _requests(add: Add, rpc: RpcCounters) -> None:
@@ -214,6 +201,15 @@ def _work(add: Add, counters: Counters) -> None:
         add(f"{name}_total", getattr(counters, name))
     add("clock_jumps_total", counters.clock_jumps)
     add("throttle_tokens_lent_total", counters.tokens_lent)
+
+
+def _hooks(add: Add, pool: HookPool) -> None:
+    add("hook_calls_total", pool.calls)
+    for kind in Kind:
+        add("hook_failures_total", pool.failures[kind], kind.value)
+    add("hook_kills_total", pool.kills)
+    add("hook_queued_calls", pool.queued)
+    add("hook_processes", pool.children)
 
 
 def _shard(add: Add, shard: Shard) -> None:

@@ -1,19 +1,4 @@
-"""Bounds on the input of callers, in one place. `[limits]` in foqs.toml sets each of them.
-
-The bounds on the enqueues of a namespace or a topic, and on the deliveries of items with a throttle key.
-
-One byte budget for everything a host holds in memory on behalf of its callers.
-
-Frames being read, items waiting for their commit, ready windows with their bodies and answers being written all
-take from the same budget, so memory has one bound however the load is shaped (promise 8).
-
-Limits each source to a number of events a second: evenly, or one second's events at once after a pause.
-
-The generic cell rate algorithm (ITU-T I.371). It stores one time for each source: the end of its events so far if they
-had come evenly.
-
-Limits the log lines of one kind of event, so that an event of every request cannot fill a disk.
-"""
+"""Bounds: on the input of callers, on memory, on rates of items, requests and log lines."""
 
 from __future__ import annotations
 
@@ -23,14 +8,28 @@ from dataclasses import dataclass, fields
 _DAY_MS = 86_400_000
 THROTTLE_KEYS = 8
 THROTTLE_KEYS_BYTES = 512
-"""Of an item's throttle keys together, with one byte between two: the width of the column."""
+"""Bytes of an item's throttle keys together, with one byte between two: the width of the column."""
 MOST_WEIGHT = 1_000
-"""Of a tenant; the least is 1."""
+"""Largest weight of a tenant; the smallest is 1."""
+NANO = 1_000_000_000
+"""Parts of a token: fractions are integers of this unit."""
+
+Bounded = tuple[str, str]
+"""(namespace, topic), with "" for the topic the whole namespace, or (namespace, THROTTLE + throttle key)."""
+
+THROTTLE = "\1"
+"""Prefix of a throttle key in a `Bounded`; no topic begins with it."""
+
+_SECOND_NS = 10**9
+_MOST_SOURCES = 100_000
+"""Most sources in memory. Above it, the limit forgets the source that it has known the longest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Units are in the names; `request_items`, and counts without a unit, are numbers of things."""
+    """Bounds on the input of callers. `[limits]` in foqs.toml sets each of them.
+
+    Units are in the names; `request_items`, and counts without a unit, are numbers of things."""
 
     payload_bytes: int = 1 << 20
     metadata_bytes: int = 4096
@@ -58,24 +57,14 @@ class Limits:
     active_topics: int = 10_000
 
     def as_map(self) -> dict[str, int]:
-        """The limits by name, as GetServerInfo gives them."""
+        """Return the limits by name, as GetServerInfo gives them."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
-
-
-NANO = 1_000_000_000
-"""A token is counted in so many parts."""
-
-Bounded = tuple[str, str]
-"""(namespace, topic), with "" for the topic the whole namespace, or (namespace, THROTTLE + throttle key)."""
-
-THROTTLE = "\1"
-"""Stands before a throttle key; no topic begins with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """At most `burst` + `per_second` * t items in any t seconds; no more when `stored_items` are stored. None: no
-    bound.
+    """Bounds on the enqueues of a namespace or a topic, and on the deliveries of items with a throttle key: at most
+    `burst` + `per_second` * t items in any t seconds, and none while `stored_items` are stored. None: no bound.
 
     A token is the right to store one item, or to deliver one with a throttle key."""
 
@@ -89,13 +78,17 @@ class Quota:
         return None if self.per_second is None else int(self.per_second * 1_000_000)
 
     def ms_for(self, tokens: int) -> int:
-        """How long it takes until so many more are there; there are never more than `burst` at a time."""
+        """Return the time until `tokens` more have accrued; there are never more than `burst` at a time."""
         nano = self.nano_per_ms
         return 0 if nano is None else -(-min(tokens, self.burst) * NANO // max(1, nano))
 
 
 class Budget:
-    """Counts bytes in use against `limit_bytes`. `take` always succeeds: ask `fits` first where refusing is possible.
+    """One byte budget for everything a host holds in memory on behalf of its callers.
+
+    Frames being read, items waiting for their commit, ready windows with their bodies and answers being written all
+    take from the same budget, so memory has one bound however the load is shaped (promise 8). `take` always succeeds:
+    ask `fits` first where refusing is possible.
 
     Invariant: `used_bytes` is the sum of all takes minus all gives, and never negative.
     """
@@ -108,7 +101,7 @@ class Budget:
         self._waiters: list[Callable[[], None]] = []
 
     def fits(self, size_bytes: int, share: float = 1.0) -> bool:
-        """Return whether `size_bytes` more fit into `share` (0 to 1) of the limit."""
+        """Return True if `size_bytes` more fit into `share` (0 to 1) of the limit."""
         return self.used_bytes + size_bytes <= self.limit_bytes * share
 
     def take(self, size_bytes: int) -> None:
@@ -130,13 +123,12 @@ class Budget:
         return f"Budget({self.used_bytes}/{self.limit_bytes} bytes)"
 
 
-_SECOND_NS = 10**9
-_MOST_SOURCES = 100_000
-"""Most sources in memory. Above it, the limit forgets the source that it has known the longest."""
-
-
 class RateLimit:
-    """A limit. `now_s` is monotonic."""
+    """Limits each source to a number of events a second: evenly, or one second's events at once after a pause. `now_s`
+    is monotonic.
+
+    The generic cell rate algorithm (ITU-T I.371). It stores one time for each source: the end of its events so far if
+    they had come evenly."""
 
     __slots__ = ("_step_ns", "_until_ns")
 
@@ -158,7 +150,8 @@ class RateLimit:
 
 
 class LogThrottle:
-    """At most `a_second` lines in a second of the caller's clock."""
+    """Limits the log lines of one kind of event, so that an event of every request cannot fill a disk: at most
+    `a_second` lines in a second of the caller's clock."""
 
     __slots__ = ("_a_second", "_left", "_left_out", "_until_s")
 

@@ -3,9 +3,7 @@
 A bool is no number here, a float no integer, and bytes no text: the codec would convert them without a message. The
 error shows numbers, and no text, which may be a secret. `zero` says in the error what 0 means.
 
-The spelling of values that are printed and given back: the same in logs, in commands and in Python.
-
-What a shard's URL may be. Its options are for SQLAlchemy and the driver to read.
+Values that are printed and given back have one spelling here, the same in logs, in commands and in Python.
 """
 
 from __future__ import annotations
@@ -29,8 +27,22 @@ FIRST_TIME_MS, _LAST_TIME_MS = 10**11, 10**14
 """In March 1973 and the year 5138: a number outside is clearly no time in milliseconds, but in another unit."""
 SMALL_TIME_MS = 1_000
 """A smaller number counts as a time in the past, which is often written as 0 or 1."""
-_SHOWN_BITS = 256
+SHOWN_BITS = 256
+"""An error shows a number of this size, or smaller."""
 _SHOWN_CHARS = 40
+_FINGERPRINT_DIGITS = 16
+_ACCEPTED_URLS = ("mysql+pymysql", "mysql+mysqldb", "sqlite")
+_DRIVERS = {
+    "mysql": ("pymysql", "mysqldb"),
+    "mariadb": ("pymysql", "mysqldb"),
+    "sqlite": ("pysqlite",),
+}
+_NUMBER = re.compile(r"[0-9]{1,5}", re.ASCII)
+_SCHEME = re.compile(r"([\w.-]+)(?:\+([\w.-]+))?://")
+_PLACE = re.compile(
+    r"(?:[^:/]*(?::[^@]*)?@)?(?:\[[^/?]+\]|[^/:?]*)(?::(?P<port>[^/?]*))?(?:/(?P<database>[^?]*))?(?:\?.*)?", re.DOTALL
+)
+"""The parts of a URL as SQLAlchemy splits it: user, password, host, port, database, options."""
 
 
 def check_int(
@@ -202,7 +214,7 @@ def _said(value: object) -> str:
     if isinstance(value, bool):
         return f"is {value} (bool)"
     if isinstance(value, int):
-        return f"is {int(value)}" if value.bit_length() <= _SHOWN_BITS else f"has {value.bit_length()} bits"
+        return f"is {int(value)}" if value.bit_length() <= SHOWN_BITS else f"has {value.bit_length()} bits"
     if type(value) is float:
         return f"is {value} (float)"
     return f"is of type {type(value).__name__}"
@@ -240,9 +252,6 @@ def _up_to(high: float | None) -> str:
     return "" if high is None else f", at most {high}"
 
 
-_DIGITS = 16
-
-
 def host_port(host: str, port: int | str) -> str:
     """Return the address as options take it: an IPv6 address is in brackets.
 
@@ -258,35 +267,22 @@ def shown_fingerprint(number: int) -> str:
     >>> shown_fingerprint(-1), parse_fingerprint("00000000000000FF"), parse_fingerprint(shown_fingerprint(-5))
     ('ffffffffffffffff', 255, -5)
     """
-    return f"{number & ((1 << 64) - 1):0{_DIGITS}x}"
+    return f"{number & ((1 << 64) - 1):0{_FINGERPRINT_DIGITS}x}"
 
 
 def parse_fingerprint(text: str) -> int:
     """Return the number that `shown_fingerprint` shows. Raises Invalid."""
-    if len(text) != _DIGITS or not set(text) <= set(hexdigits):
-        raise Invalid(f"a fingerprint has {_DIGITS} hexadecimal digits: {text[:40]!r} is none")
+    if len(text) != _FINGERPRINT_DIGITS or not set(text) <= set(hexdigits):
+        raise Invalid(f"a fingerprint has {_FINGERPRINT_DIGITS} hexadecimal digits: {text[:40]!r} is none")
     number = int(text, 16)
     return number - (1 << 64) if number >> 63 else number
 
 
-ACCEPTED = ("mysql+pymysql", "mysql+mysqldb", "sqlite")
-_DRIVERS = {
-    "mysql": ("pymysql", "mysqldb"),
-    "mariadb": ("pymysql", "mysqldb"),
-    "sqlite": ("pysqlite",),
-}
-_NUMBER = re.compile(r"[0-9]{1,5}", re.ASCII)
-_SCHEME = re.compile(r"([\w.-]+)(?:\+([\w.-]+))?://")
-_PLACE = re.compile(
-    r"(?:[^:/]*(?::[^@]*)?@)?(?:\[[^/?]+\]|[^/:?]*)(?::(?P<port>[^/?]*))?(?:/(?P<database>[^?]*))?(?:\?.*)?", re.DOTALL
-)
-"""As SQLAlchemy splits the rest: user, password, host, port, database, options."""
-
-
 def shard_url_fault(url: str) -> str | None:
-    """Why a shard cannot be at `url`; None when it may. Shows nothing of what follows `://`, which has a password."""
+    """Return why a shard cannot be at `url`; None when it may. SQLAlchemy and the driver read its options. The text
+    shows nothing of what follows `://`, which has a password."""
     scheme = _SCHEME.match(url)
-    accepted = f"the shard's URL has to begin with {', '.join(f'{name}://' for name in ACCEPTED)}"
+    accepted = f"the shard's URL has to begin with {', '.join(f'{name}://' for name in _ACCEPTED_URLS)}"
     if scheme is None:
         return accepted
     dialect, driver = scheme[1], scheme[2]

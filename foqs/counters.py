@@ -11,7 +11,7 @@ from functools import partial
 from foqs.errors import Code
 
 NO_NAME = ""
-"""Of requests that name no namespace."""
+"""Key of the counts of requests that name no namespace."""
 OTHER = "other"
 """Name for namespaces beyond the bound, and for a namespace with this name."""
 _MOST_CHARACTERS = 255
@@ -46,7 +46,7 @@ class Histogram:
 
 
 class BatchMetrics:
-    """Of a shard's batches: `seconds` of whole ones, reads included; seconds and rows of their transactions alone."""
+    """Histograms of a shard's batches: `seconds` of whole batches, reads included; seconds and rows of transactions."""
 
     __slots__ = ("seconds", "transaction_rows", "transaction_seconds")
 
@@ -60,8 +60,8 @@ _seconds = partial(Histogram, SECONDS)
 
 
 class Namespace:
-    """`removed` counts removals of items by cause, `dead` dead letters by the cause of their failure; `seconds` has how
-    long requests took, by method."""
+    """Counts of one namespace. `removed` counts removals of items by cause, `dead` dead letters by the cause of their
+    failure; `seconds` has the durations of requests, by method."""
 
     __slots__ = (
         "dead",
@@ -97,7 +97,7 @@ class Namespaces:
         self._most = most + len(self._known)
 
     def of(self, name: str | None) -> Namespace:
-        """None: NO_NAME. What cannot be the name of one is OTHER."""
+        """Return the counts of a namespace. None: NO_NAME. A value that cannot be a name is OTHER."""
         found = self._known.get(name or NO_NAME)
         return found if found is not None else self._first(name)
 
@@ -160,7 +160,7 @@ class Counters:
         return together
 
     def as_dict(self) -> dict[str, object]:
-        """All of them, those of the namespaces together."""
+        """Return all counters, with the sums over the namespaces."""
         totals: dict[str, object] = {
             name: sum(getattr(namespace, name) for _, namespace in self.namespaces)
             for name in ("enqueued", "delivered", "nacked", "released", "extended", "expired")

@@ -52,7 +52,7 @@ class Invalid(FoqsError):
 
 
 class NotFound(FoqsError):
-    """There is no such item (any more)."""
+    """There is no such item, or it was removed."""
 
     code = Code.NOT_FOUND
 
@@ -78,7 +78,7 @@ class Unavailable(FoqsError):
 
 
 class NotServed(Unavailable):
-    """The host does not serve the item's shard (any more): nothing was changed, and another host may serve it.
+    """The host does not serve the item's shard now: nothing was changed, and another host may serve it.
 
     On the wire it is NOT_OWNER between hosts, and for clients UNAVAILABLE with `retry_after_ms` 0; see `wire_code`.
     """

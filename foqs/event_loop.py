@@ -1,7 +1,4 @@
-"""Blocking work beside an event loop that may end first.
-
-Wait for a state that nothing announces.
-"""
+"""Waits of an event loop that the library does not offer: for work that may hang, and for a state without a signal."""
 
 from __future__ import annotations
 
@@ -14,6 +11,7 @@ from typing import TypeVar
 from foqs.travel import bare
 
 T = TypeVar("T")
+_CHECK_S = 0.01
 
 
 def on_daemon_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
@@ -31,9 +29,6 @@ def on_daemon_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return asyncio.wrap_future(made)
-
-
-_CHECK_S = 0.01
 
 
 async def until(reached: Callable[[], bool], deadline: float) -> bool:

@@ -1,8 +1,6 @@
-"""The Thrift contract as Python classes, loaded from `thrift/foqs.thrift`.
+"""The Thrift contract as Python classes, loaded from `thrift/foqs.thrift`, and the context of a request in it.
 
 `idl` is the module thriftpy2 makes of the IDL: `idl.Item`, `idl.EnqueueRequest`, `idl.Foqs`, ...
-
-The context of a request: its id and its trace.
 """
 
 from __future__ import annotations
@@ -21,7 +19,6 @@ _CANDIDATES = (_HERE / "thrift" / "foqs.thrift", _HERE.parent / "thrift" / "foqs
 IDL_PATH = next(path for path in _CANDIDATES if path.is_file())
 idl: Any = thriftpy2.load(str(IDL_PATH), module_name="foqs_thrift")
 
-
 _TRACEPARENT = re.compile("(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 """https://www.w3.org/TR/trace-context/"""
 
@@ -38,7 +35,7 @@ def request_id_of(request: Any) -> str:
 
 
 def is_forwarded(request: Any) -> bool:
-    """Whether another host forwarded the request: it takes one hop, never more."""
+    """Return True if another host forwarded the request: it takes one hop, never more."""
     context = request.context
     return context is not None and bool(context.hops)
 

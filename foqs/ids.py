@@ -1,20 +1,17 @@
-"""Item ids: an i64 that says which shard holds the item.
+"""Item ids, deduplication keys and marks: the numbers that name items and their shards, each given once.
 
-Layout, from the sign bit down: 0, 15 bits of shard, 48 bits of number. So an id is positive, a shard never gives
-the same id twice (numbers only grow, also when everything was deleted), and any host can route by the id alone.
-Ids are written in decimal everywhere; hexadecimal is accepted where people and programs give them.
+An item id is an i64 that says which shard holds the item. Layout, from the sign bit down: 0, 15 bits of shard, 48 bits
+of number. So an id is positive, a shard never gives the same id twice (numbers only grow, also when everything was
+deleted), and any host can route by the id alone. Ids are written in decimal everywhere; hexadecimal is accepted where
+people and programs give them.
 
-Deduplication keys: which part of a key is stored, and where.
+A deduplication key is kept as 128 bits of its hash (with the namespace), so that every row is short; by its first bits
+it falls into one of `HASH_SLOTS` slots. A slot lives on one shard, so one owner sees every enqueue with a key.
 
-A key is kept as 128 bits of its hash (with the namespace), so that every row is short; by its first bits it falls into
-one of `SLOTS` slots. A slot lives on one shard, so one owner sees every enqueue with a key.
-
-The highest ids and epochs of a shard, remembered outside its database.
-
-A restored older copy of a database continues with old numbers, and would assign ids again that are in use. Owners
-reserve numbers in steps: the mark names a ceiling, and the owner writes a new mark before it reaches the ceiling.
-
-Marks belong to a shard's identity, a UUID in its row, which a copy keeps under any address.
+A mark has the highest numbers of a shard, outside its database. A restored older copy of a database continues with old
+numbers, and would assign ids again that are in use. Owners reserve numbers in steps: the mark names a ceiling, and the
+owner writes a new mark before it reaches the ceiling. Marks belong to a shard's identity, a UUID in its row, which a
+copy keeps under any address.
 """
 
 from __future__ import annotations
@@ -25,21 +22,28 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from typing import NamedTuple
 
-from foqs.checks import shown
+from foqs.checks import SHOWN_BITS, shown
 from foqs.errors import Invalid
 
 NUMBER_BITS = 48
 MAX_NUMBER = (1 << NUMBER_BITS) - 1
 MAX_SHARD = (1 << 15) - 1
 MIN_I64, MAX_I64 = -(1 << 63), (1 << 63) - 1
-_SHOWN_BITS = 256
 _SPELLED = re.compile(r"(0x)?([0-9a-f]+)", re.IGNORECASE | re.ASCII)
 _MOST_DIGITS = 19
-"""Of MAX_I64. Python refuses to read thousands of digits, with an error of its own."""
+"""Digits of MAX_I64. Python refuses to read thousands of digits, with an error of its own."""
+
+HASH_SLOTS = 1024
+"""Number of hash slots. It never changes: stored keys depend on it. Each of 100 shards has ten or eleven slots."""
+DIGEST_BYTES = 16
+_SLOT_SHIFT = 6  # of the first two bytes
+
+MARK_STEP = 1 << 20
+"""Numbers that one mark reserves. A host that crashes wastes no more of the 2^48 than that."""
 
 
 def make_id(shard: int, number: int) -> int:
-    """`shard` 1..32767, `number` 1..2^48-1; ValueError beyond."""
+    """Return the id of a number of a shard. Raises ValueError: `shard` is not in 1..32767, or `number` in 1..2^48-1."""
     if not 1 <= shard <= MAX_SHARD:
         raise ValueError(f"shard number {shard} is not in 1..{MAX_SHARD}")
     if not 1 <= number <= MAX_NUMBER:
@@ -67,7 +71,7 @@ def parse_id(given: object, what: str = "an item id") -> int:
         if MIN_I64 <= given <= MAX_I64:
             return given
         size = given.bit_length()
-        number = str(given) if size <= _SHOWN_BITS else f"a number of {size} bits"
+        number = str(given) if size <= SHOWN_BITS else f"a number of {size} bits"
         raise Invalid(f"{number} is not {what}: it has more than 64 bits")
     text = shown(given) if isinstance(given, str) else repr(given)
     spelled = _SPELLED.fullmatch(given.strip()) if isinstance(given, str) else None
@@ -78,12 +82,6 @@ def parse_id(given: object, what: str = "an item id") -> int:
             return read
         raise Invalid(f"{text} is not {what}: the largest one is {MAX_I64}")
     raise Invalid(f"{text} is not {what}: give a whole number, in decimal, or in hexadecimal with 0x before it")
-
-
-HASH_SLOTS = 1024
-"""For ever: keys that are stored fall by it. Of 100 shards each has ten, so none has a tenth more than another."""
-DIGEST_BYTES = 16
-_SLOT_SHIFT = 6  # of the first two bytes
 
 
 class Dedup(NamedTuple):
@@ -100,18 +98,18 @@ class Duplicate(int):
 
 
 class OwnDuplicate(Duplicate):
-    """It may have been stored by this very request, which was sent on a second time."""
+    """A duplicate that may be this request's own item: a host sent the request on twice."""
 
     __slots__ = ()
 
 
 def digest_of(ns: str, key: str) -> bytes:
-    """Names hold no control character, so nothing else has the same."""
+    """Return the hash of a key. (Names hold no control character, so no other pair gives the same bytes.)"""
     return blake2b(f"{ns}\0{key}".encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
 
 
 def content_of(topic: str, payload: bytes) -> int:
-    """63 bits."""
+    """Return 63 bits of the hash of what is enqueued with a key."""
     made = blake2b(b"%b\0%b" % (topic.encode("utf-8", "surrogatepass"), payload), digest_size=8)
     return int.from_bytes(made.digest(), "big") >> 1
 
@@ -121,19 +119,14 @@ def hash_slot_of(digest: bytes) -> int:
 
 
 def hash_slot_bounds(slot: int) -> tuple[bytes, bytes]:
-    """The lowest and the highest digest that fall into it."""
+    """Return the lowest and the highest digest in a slot."""
     low, shift = slot << _SLOT_SHIFT, DIGEST_BYTES * 8 - 16
     high = (low + (1 << _SLOT_SHIFT)) << shift
     return (low << shift).to_bytes(DIGEST_BYTES), (high - 1).to_bytes(DIGEST_BYTES)
 
 
 def next_digest(digest: bytes) -> bytes:
-    """The next one."""
     return (int.from_bytes(digest) + 1).to_bytes(DIGEST_BYTES)
-
-
-MARK_STEP = 1 << 20
-"""Numbers that one mark reserves. A host that crashes wastes no more of the 2^48 than that."""
 
 
 class Stamp(NamedTuple):
@@ -145,9 +138,9 @@ class Stamp(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """`epoch` is the last owner's. Its database had stored `number` as the next one, so a lower one there is an older
-    copy. Numbers from `ceiling` on were not given. The owner had committed at least `seq` transactions, counted over
-    all owners. `stamp`: when it was written."""
+    """`epoch` is the last owner's. Its database had stored `number` as the next one, so a database with a lower number
+    is an older copy. Numbers from `ceiling` on were not given. The owner had committed at least `seq` transactions,
+    counted over all owners. `stamp`: the time of its write."""
 
     epoch: int
     number: int

@@ -1,8 +1,6 @@
-"""An item that a host knows in memory, and a change of its row.
+"""An item that a host knows in memory, its states as one table, and a change of its row.
 
-The database holds every item; a host knows those in its ready windows, those it leased, and those it is changing.
-
-The states of an item in memory, as one table.
+The database holds every item. A host knows the items in its ready windows, its leased items, and items with a change.
 
 A state has three parts: the table of the database that holds the item's row (`Place`), what the host does with the item
 (`Phase`), and whether a change of the row waits or is in flight. `Step` names what may happen; `NEXT` says where each
@@ -44,14 +42,14 @@ class To(IntEnum):
     GONE = 1  # removed: acked, deleted, TTL over, at-most-once lease over
     READY = 2  # may be leased again: lease over, nacked without delay, delay over
     DELAYED = 3  # nacked with a delay
-    LEASED = 4  # writes the lease as it stands in memory (first written, or extended)
-    KEPT = 5  # stays where it is; only its TTL is put off until its lease ends (due_ms)
+    LEASED = 4  # writes the lease as it is in memory (first written, or extended)
+    KEPT = 5  # stays in its table; only its TTL is put off until its lease ends (due_ms)
     MOVED = 6  # ready in the lane of another topic of its shard: a dead letter, or one that returns
 
 
 class Step(IntEnum):
     ENTER = 1  # the item enters its lane's window
-    LEAVE = 2  # the window forgets the item, or the item may not be leased any more
+    LEAVE = 2  # the window forgets the item, or the item may no longer be leased
     LEASE = 3  # a consumer gets the item
     UNLEASE = 4  # the lease ends before it was written
     QUEUE = 5  # a change waits for the next transaction; it replaces one that waits
@@ -64,7 +62,7 @@ class Step(IntEnum):
 
 Known = tuple[Place, Phase]
 Changes = tuple[bool, bool]
-"""Whether a change waits, and whether one is in flight."""
+"""(a change waits, a change is in flight)."""
 
 IDLE = (Place.READY, Phase.IDLE)
 WINDOW = (Place.READY, Phase.WINDOW)
@@ -147,7 +145,7 @@ def check(step: Step, by: To | None, place: Place, phase: Phase, waiting: bool, 
 
 
 def diagram() -> str:
-    """The table as a Mermaid diagram: an item in memory, and a change of its row."""
+    """Return the table as a Mermaid diagram: an item in memory, and a change of its row."""
     arrows: dict[tuple[str, str], list[str]] = {}
     for step, moves in _MOVES.items():
         for before, after in moves.items():
@@ -177,11 +175,11 @@ UNREAD = -1
 """`expires_at_ms` of an item whose body was not read: it may have a TTL."""
 
 KNOWN_BYTES = 640
-"""What a known item costs beside its body: the objects, its tuple in a window, its place in the dictionary."""
+"""Memory of a known item without its body: the objects, its tuple in a window, its place in the dictionary."""
 
 
 class Cause(IntEnum):
-    """Why; each is counted (promise 3)."""
+    """Why a row changes; each change is counted by its cause (promise 3)."""
 
     ACK = 1
     NACK = 2
@@ -190,7 +188,7 @@ class Cause(IntEnum):
     DELETE = 5
     LEASE = 6  # the lease row is written behind the hand-out
     EXPIRED = 7  # the lease ended by time
-    DUE = 8  # the delay is over
+    DUE = 8  # the delay has ended
     TTL = 9
     DROPPED = 10  # a nacked or expired at-most-once item
     INDEX = 11  # an unindexed item leaves memory
@@ -218,7 +216,7 @@ Waits = tuple["Settles", int]
 
 
 class Settles:
-    """What a change reports to. `error` is None when it is committed."""
+    """Receiver of the outcome of a change. `error` is None when it is committed."""
 
     __slots__ = ()
 
@@ -369,12 +367,12 @@ class Item:
 
     @property
     def busy(self) -> bool:
-        """Whether a change is waiting or under way."""
+        """True while a change waits or is in flight."""
         return self.change is not None or self.in_flight is not None
 
     @property
     def entry(self) -> Entry[Item]:
-        """Its entry in a window."""
+        """The item's entry in a window."""
         return (self.priority, self.deliver_after_ms, self.id, self)
 
     # ------------------------------------------------------------------------------------- steps
@@ -391,7 +389,7 @@ class Item:
         return self.attempt if self.given is None or self.given.begun else self.attempt - 1
 
     def give_lease(self, lease: int, lease_ms: int, given: Given) -> None:
-        """A consumer gets the item. (An item in a window has no change, so one comparison is the whole check.)"""
+        """Lease the item to a consumer. (An item in a window has no change, so one comparison is the whole check.)"""
         if self.phase is not _WINDOW:
             self._take(Step.LEASE)
         self.phase = _LEASED
@@ -408,7 +406,7 @@ class Item:
         self.lease = 0
 
     def queue(self, change: Change) -> None:
-        """`change` waits for the next transaction, in place of one that waited."""
+        """Let `change` wait for the next transaction, in place of one that waited."""
         self._take(Step.QUEUE, change.to)
         self.change = change
 
@@ -418,23 +416,23 @@ class Item:
         self.change = None
 
     def send(self, change: Change) -> None:
-        """The waiting `change` becomes part of a transaction. (The table allows it wherever a change waits.)"""
+        """Make the waiting `change` part of a transaction. (The table allows it wherever a change waits.)"""
         if self.change is not change or self.in_flight is not None:
             raise WrongStep(f"SEND of {change} from {self}")
         self.change, self.in_flight = None, change
 
     def retry(self) -> None:
-        """The transaction certainly failed: its change waits again."""
+        """Let the change wait again: its transaction certainly failed."""
         self._take(Step.RETRY)
         self.change, self.in_flight = self.in_flight, None
 
     def drop(self) -> None:
-        """The change in flight ends without effect."""
+        """End the change in flight without effect."""
         self._take(Step.DROP)
         self.in_flight = None
 
     def commit(self, change: Change) -> None:
-        """`change`, the one in flight, is in the database. When the row is gone, the waiting change is dropped."""
+        """Apply `change`, which was in flight and is in the database. A row that is gone drops the waiting change."""
         to = change.to
         self._take(Step.COMMIT, to)
         self.in_flight = None
@@ -454,7 +452,7 @@ class Item:
                     self.expires_at_ms = change.move.expires_at_ms
 
     def abandon(self) -> None:
-        """The shard is closed: no lease of this host stands."""
+        """Forget the lease: the shard is closed, and no lease of this host holds."""
         self.lease = 0
 
     def _take(self, step: Step, by: To | None = None) -> None:
@@ -468,7 +466,7 @@ class Item:
 
 
 def body_bytes(body: NewItem | Body) -> int:
-    """Size of payload, metadata and headers."""
+    """Return the size of payload, metadata and headers."""
     return len(body.payload) + len(body.metadata or b"") + len(body.headers or b"")
 
 
@@ -479,7 +477,7 @@ def from_ready(row: ReadyRow, lane: Lane[Item], body: Body | None, phase: Phase 
 
 
 def from_found(found: Found, lane: Lane[Item]) -> Item:
-    """A leased item comes as LEASED with its written lease; any other as IDLE."""
+    """Return the item of a row. A leased item is LEASED with its written lease; any other is IDLE."""
     body = found.body
     if found.ready is not None:
         return from_ready(found.ready, lane, body)

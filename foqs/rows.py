@@ -3,13 +3,6 @@
 Every item has one row in `item` (its body) and exactly one in `ready` or `timer`. Unindexed items have none there yet:
 they are ready and were never leased. A `Batch` is one transaction.
 Times are epoch milliseconds; 0 stands for "none".
-
-Dead letters as a shard's database has them: what a store reads of its table `failure`, in that table's order.
-
-Rows that wait for the event loop, a page of them in one string.
-
-A row as a tuple takes 100 to 200 bytes, and a shard of 100,000 lanes has 200,000 rows: what they took would stay with
-the process, in pieces between the objects that are made of them.
 """
 
 from __future__ import annotations
@@ -17,9 +10,10 @@ from __future__ import annotations
 import marshal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from itertools import starmap
+from operator import attrgetter, itemgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from foqs.ids import Mark
@@ -27,6 +21,7 @@ from foqs.ids import Mark
 AT_LEAST_ONCE = 1
 AT_MOST_ONCE = 2
 REASON_BYTES = 1_024
+BACKLOG_SHIFT = 16
 
 
 class FailureCause(IntEnum):
@@ -41,6 +36,8 @@ class FailureCause(IntEnum):
 
 Key = tuple[int, int, int]
 """The order inside a lane: (priority, deliver_after_ms, id)."""
+FailurePosition = tuple[int, int]
+"""The order of a lane's rows in `failure`: (fingerprint, id)."""
 
 
 class NewItem:
@@ -161,8 +158,8 @@ class Body(NamedTuple):
 
 
 class FailureRow(NamedTuple):
-    """Why a dead letter is where it is. `lane` has it now; `topic`, `fairness` and `throttles` name the lane that it
-    came from.
+    """Why an item is a dead letter. `lane` has it now; `topic`, `fairness` and `throttles` name the lane that it came
+    from.
 
     `cause` is a FailureCause; `reason` is UTF-8 of at most REASON_BYTES.
     """
@@ -179,6 +176,26 @@ class FailureRow(NamedTuple):
     throttles: bytes = b""
 
 
+class FailureGroup(NamedTuple):
+    """The dead letters of a lane with the same fingerprint and cause; the sample is one of them."""
+
+    fingerprint: int
+    cause: int
+    items: int
+    first_died_at_ms: int
+    last_died_at_ms: int
+    sample_id: int
+    sample_reason: bytes
+
+
+class FailureGroups(NamedTuple):
+    """The groups of a range of rows, by (fingerprint, cause). Rows behind `next` may belong to the last groups, too;
+    None: there are no more."""
+
+    groups: list[FailureGroup]
+    next: FailurePosition | None
+
+
 class Found(NamedTuple):
     """An item looked up by id: its body, and its row in one of `ready` and `timer`, or in none if it is unindexed.
     `since_ms`: when it could be delivered first, since its enqueue or its last redrive. `failure` is read only where an
@@ -189,6 +206,25 @@ class Found(NamedTuple):
     timer: TimerRow | None
     since_ms: int = 0
     failure: FailureRow | None = None
+
+
+class DeadRow(NamedTuple):
+    """A dead letter without its body; one of `ready` and `timer` is set. `headers` is what the item has stored."""
+
+    failure: FailureRow
+    priority: int
+    deliver_after_ms: int
+    expires_at_ms: int
+    headers: bytes | None
+    ready: ReadyRow | None
+    timer: TimerRow | None
+
+
+class DeadPage(NamedTuple):
+    """`next` is the position of the last row that was looked at; None: there are no rows behind it."""
+
+    rows: list[DeadRow]
+    next: FailurePosition | None
 
 
 class DueRow(NamedTuple):
@@ -219,8 +255,8 @@ class DedupRow(NamedTuple):
 
 
 class Holding(NamedTuple):
-    """The slots of deduplication keys that a shard has, a bit each. `stamp`: that of the cluster's record by which they
-    were given or taken last."""
+    """The slots of deduplication keys that a shard has, a bit each. `stamp`: the stamp of the cluster's record that
+    changed them last."""
 
     stamp: int = 0
     bits: bytes = b""
@@ -252,15 +288,32 @@ class Scan(NamedTuple, Generic[Row]):
     db_now_ms: int
 
 
+class RowPages(Generic[Row]):
+    """Rows that wait for the event loop, a page of them in one string: numbers and bytes, to be read once. `made` makes
+    a row of its columns.
+
+    A row as a tuple takes 100 to 200 bytes, and a shard of 100,000 lanes has 200,000 rows. As objects, they would leave
+    the process with memory in pieces between the objects that are made of them."""
+
+    def __init__(self, made: Callable[..., Row]) -> None:
+        self._made = made
+        self._pages: deque[bytes] = deque()
+
+    def add(self, rows: Sequence[Sequence[Any]]) -> None:
+        """Add a page of rows."""
+        self._pages.append(marshal.dumps([tuple(row) for row in rows]))
+
+    def __iter__(self) -> Iterator[Row]:
+        while self._pages:
+            yield from starmap(self._made, marshal.loads(self._pages.popleft()))  # bytes of `add`
+
+
 class Backlog(NamedTuple):
     """Ready items of one lane whose deliver_after_ms >> BACKLOG_SHIFT is `bucket`."""
 
     lane: int
     bucket: int
     items: int
-
-
-BACKLOG_SHIFT = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,9 +355,9 @@ class Opened:
 
 @dataclass(slots=True)
 class Batch:
-    """One transaction. The store runs the lists in the order in which they stand here, after the fence.
+    """One transaction. The store runs the lists in this order, after the fence.
 
-    An item that moves stands in the list it leaves and in the one it enters. Bounds: the caller keeps a batch
+    An item that moves is in the list it leaves and in the list it enters. Bounds: the caller keeps a batch
     below the store's `max_batch_bytes`; the store cuts statements.
     """
 
@@ -338,108 +391,36 @@ class Batch:
     indexed_from: int | None = None  # the same before this transaction: a part of it saves this
 
     def ids(self) -> list[int]:
-        """Every item the batch touches, each once, in a stable order."""
-        seen: dict[int, None] = dict.fromkeys(item.id for item in self.inserts)
-        seen.update(dict.fromkeys(row[3] for row in self.ready_gone))
-        seen.update(dict.fromkeys(row.id for row in self.ready_new))
-        seen.update(dict.fromkeys(row.id for row in self.timer_new))
-        seen.update(dict.fromkeys(row[0] for row in self.metadata_new))
-        seen.update(dict.fromkeys(row[0] for row in self.deliver_after_new))
-        seen.update(dict.fromkeys(row[0] for row in self.moved))
-        seen.update(dict.fromkeys(row[1] for row in self.expiry_new))
-        seen.update(dict.fromkeys(row.id for row in self.failure_new))
-        for gone in (self.timer_gone, self.expiry_gone, self.failure_gone, self.item_gone):
-            seen.update(dict.fromkeys(gone))
-        return list(seen)
+        """Return every item that the batch touches, each once, in a stable order."""
+        return list(dict.fromkeys(id_of(row) for name, id_of in _ID_OF.items() for row in getattr(self, name)))
 
     def only(self, ids: set[int], *, lanes: bool) -> Batch:
-        """The part that touches `ids`, with or without the changes of lanes; what the fence saves stays whole, except
-        `indexed_to`: the items of another part may stay unindexed."""
-        return Batch(
-            lanes_new=self.lanes_new if lanes else [],
-            weights=self.weights if lanes else [],
-            lanes_gone=self.lanes_gone if lanes else [],
-            inserts=[item for item in self.inserts if item.id in ids],
-            ready_gone=[row for row in self.ready_gone if row[3] in ids],
-            timer_gone=[i for i in self.timer_gone if i in ids],
-            metadata_new=[row for row in self.metadata_new if row[0] in ids],
-            deliver_after_new=[row for row in self.deliver_after_new if row[0] in ids],
-            moved=[row for row in self.moved if row[0] in ids],
-            ready_new=[row for row in self.ready_new if row.id in ids],
-            timer_new=[row for row in self.timer_new if row.id in ids],
-            expiry_gone=[i for i in self.expiry_gone if i in ids],
-            expiry_new=[row for row in self.expiry_new if row[1] in ids],
-            failure_gone=[i for i in self.failure_gone if i in ids],
-            failure_new=[row for row in self.failure_new if row.id in ids],
-            item_gone=[i for i in self.item_gone if i in ids],
-            dedup_gone=self.dedup_gone,
-            dedup_new=[row for row in self.dedup_new if row.id in ids],
-            dedup_again=[row for row in self.dedup_again if row.id in ids],
-            dedup_copied=self.dedup_copied,
-            slots=self.slots,
-            next_number=self.next_number,
-            due_from_ms=self.due_from_ms,
-            expiry_from_ms=self.expiry_from_ms,
-            dedup_from_ms=self.dedup_from_ms,
-            indexed_to=self.indexed_from,
-            indexed_from=self.indexed_from,
-        )
+        """Return the part that touches `ids`, with or without the changes of lanes. What the fence saves stays whole,
+        except `indexed_to`: the items of another part may stay unindexed."""
+        kept: dict[str, Any] = {
+            name: [row for row in getattr(self, name) if id_of(row) in ids]
+            for name, id_of in {**_ID_OF, "dedup_new": _row_id, "dedup_again": _row_id}.items()
+        }
+        if not lanes:
+            kept.update(lanes_new=[], weights=[], lanes_gone=[])
+        return replace(self, indexed_to=self.indexed_from, **kept)
 
 
-FailurePosition = tuple[int, int]
-"""The order of a lane's rows in `failure`: (fingerprint, id)."""
-
-
-class FailureGroup(NamedTuple):
-    """The dead letters of a lane with the same fingerprint and cause; the sample is one of them."""
-
-    fingerprint: int
-    cause: int
-    items: int
-    first_died_at_ms: int
-    last_died_at_ms: int
-    sample_id: int
-    sample_reason: bytes
-
-
-class FailureGroups(NamedTuple):
-    """The groups of a range of rows, by (fingerprint, cause). Rows behind `next` may belong to the last groups, too;
-    None: there are no more."""
-
-    groups: list[FailureGroup]
-    next: FailurePosition | None
-
-
-class DeadRow(NamedTuple):
-    """A dead letter without its body; one of `ready` and `timer` is set. `headers` is what the item has stored."""
-
-    failure: FailureRow
-    priority: int
-    deliver_after_ms: int
-    expires_at_ms: int
-    headers: bytes | None
-    ready: ReadyRow | None
-    timer: TimerRow | None
-
-
-class DeadPage(NamedTuple):
-    """`next` is the position of the last row that was looked at; None: there are no rows behind it."""
-
-    rows: list[DeadRow]
-    next: FailurePosition | None
-
-
-class RowPages(Generic[Row]):
-    """Rows of numbers and bytes, which can be read once. `made` makes a row of its columns."""
-
-    def __init__(self, made: Callable[..., Row]) -> None:
-        self._made = made
-        self._pages: deque[bytes] = deque()
-
-    def add(self, rows: Sequence[Sequence[Any]]) -> None:
-        """Add a page of rows."""
-        self._pages.append(marshal.dumps([tuple(row) for row in rows]))
-
-    def __iter__(self) -> Iterator[Row]:
-        while self._pages:
-            yield from starmap(self._made, marshal.loads(self._pages.popleft()))  # bytes of `add`
+_row_id: Callable[[Any], int] = attrgetter("id")
+_first: Callable[[Any], int] = itemgetter(0)
+_ID_OF: dict[str, Callable[[Any], int]] = {
+    "inserts": _row_id,
+    "ready_gone": itemgetter(3),
+    "ready_new": _row_id,
+    "timer_new": _row_id,
+    "metadata_new": _first,
+    "deliver_after_new": _first,
+    "moved": _first,
+    "expiry_new": itemgetter(1),
+    "failure_new": _row_id,
+    "timer_gone": int,
+    "expiry_gone": int,
+    "failure_gone": int,
+    "item_gone": int,
+}
+"""By the list of a batch: the id of the item in one of its rows."""

@@ -59,7 +59,7 @@ class Policy(NamedTuple):
 
     @property
     def repeatable(self) -> bool:
-        """Whether the request may be repeated after a lost reply."""
+        """True if the request may be repeated after a lost reply."""
         return self.first[_LOST] is not Verdict.FAILED
 
 
@@ -103,9 +103,10 @@ def judge(policy: Policy, error: FoqsError, doubtful: bool) -> Verdict:
 
 
 def judge_forwarded(policy: Policy, error: FoqsError, doubtful: bool) -> Verdict:
-    """As `judge`, for a host that forwards. It repeats a request that did not reach the shard's owner, or that is
-    in doubt. Any other OVERLOADED or UNAVAILABLE goes to the client, which repeats the request itself. So does an
-    OUTCOME_UNKNOWN with `retry_after_ms`: the owner still has the shard, and its database does not answer."""
+    """Return what `error` means to a host that forwards. The host repeats a request that did not reach the shard's
+    owner, or that is in doubt. Any other OVERLOADED or UNAVAILABLE goes to the client, which repeats the request
+    itself. So does an OUTCOME_UNKNOWN with `retry_after_ms`: the owner still has the shard, and its database does not
+    answer."""
     verdict = judge(policy, error, doubtful)
     if verdict is Verdict.AGAIN_DOUBTFUL and error.retry_after_ms is not None:
         return Verdict.FAILED

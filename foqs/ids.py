@@ -109,7 +109,7 @@ def digest_of(ns: str, key: str) -> bytes:
 
 
 def content_of(topic: str, payload: bytes) -> int:
-    """Return 63 bits of the hash of what is enqueued with a key."""
+    """Return 63 bits of the hash of the topic and payload."""
     made = blake2b(b"%b\0%b" % (topic.encode("utf-8", "surrogatepass"), payload), digest_size=8)
     return int.from_bytes(made.digest(), "big") >> 1
 

@@ -1,7 +1,7 @@
 """Counts of topics, tenants and throttle keys for a scrape, and the choice of those with series of their own.
 
 A host has a bounded number of series. The topics and tenants with the most ready items have their own, and the throttle
-keys with the most parked items. All others share one.
+keys with the most parked items. The rest shares one series.
 """
 
 from __future__ import annotations

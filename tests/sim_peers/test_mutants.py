@@ -132,9 +132,11 @@ def an_ack_is_answered_before_its_commit(patch: Patch) -> None:
     """The dequeue of the same request begins at once, and its answer says that the acks succeeded."""
     original = AckDequeue._ack
 
-    def ack(self: AckDequeue, request: Any, acks: Any, now_ms: int, timeout_ms: int, acked: Any) -> None:
-        original(self, request, acks, now_ms, timeout_ms, lambda outcomes: None)
-        acked([None] * len(acks))
+    def ack(
+        self: AckDequeue, request: Any, ids: Any, leases: Any, sifted: Any, now_ms: int, timeout_ms: int, acked: Any
+    ) -> None:
+        original(self, request, ids, leases, sifted, now_ms, timeout_ms, lambda outcomes: None)
+        acked([None] * len(ids))
 
     patch.setattr(AckDequeue, "_ack", ack)
 

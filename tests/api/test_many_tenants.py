@@ -138,7 +138,7 @@ def test_the_metrics_count_all_tenants() -> None:
     put(host)
     put(host, ["", ""])
     put(host, TENANTS[:2], delay_ms=60_000)
-    counts, rows = asyncio.run(snapshot._topics(host.engine, snapshot._Turns()))
+    counts, rows = asyncio.run(snapshot._topics(host.engine, snapshot._Slices()))
     found = counts["n", "t"]
     assert (found.ready, found.leased, found.total) == (25, 0, 27)
     assert sum(rows.values()) == 25

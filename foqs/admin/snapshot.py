@@ -17,9 +17,9 @@ from foqs.admin.readiness import View
 from foqs.admin.series import TenantSeries, ThrottleSeries, TopicCounts, count_keys, count_tenants, topic_rows
 from foqs.config.schema import AdminSection
 from foqs.counters import NO_NAME, Counters, Histogram, Namespaces
-from foqs.engine.listing import lanes_of
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
+from foqs.engine.stats import lanes_of
 from foqs.errors import Code
 from foqs.fairness.keys import TopicKey
 from foqs.hooks.protocol import Kind

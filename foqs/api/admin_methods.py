@@ -11,7 +11,7 @@ from foqs.api import validation
 from foqs.api.host import Host
 from foqs.api.item_life import read_by_script, set_fields
 from foqs.bounds import Limits
-from foqs.engine.stats import Releasing
+from foqs.engine.listing import Releasing
 from foqs.errors import FoqsError, Invalid, NotFound, Unavailable
 from foqs.hooks.protocol import EnqueueResult, Failed, Hook, HookCall, HookKey, Kind, Outcome, Script, source_error
 from foqs.hooks.topic_hooks import TopicHooks

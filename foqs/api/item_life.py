@@ -225,7 +225,8 @@ class ItemLife:
         elsewhere = None if forwarded else partial(self._forwarder.dequeue, call, until_ms, until_ms + timeout_ms)
         overhead_bytes = names_bytes + ITEM_OVERHEAD_BYTES
         waiting = asked = DequeueCall(
-            keys, lease_ms, most, overhead_bytes, reply, bodies_bytes, elsewhere, worker or "", begins, wants, total
+            keys, lease_ms, most, overhead_bytes, reply, bodies_bytes, elsewhere, worker or "", begins, wants,
+            total if len(keys) > 1 else None,
         )  # fmt: skip
         if waiting.most is not None and elsewhere is not None:
             waiting.far = self._engine.rng.random() < _FAR_SHARE

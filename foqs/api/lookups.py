@@ -13,17 +13,19 @@ from foqs.checks import is_text
 from foqs.engine import explain, stats
 from foqs.engine.calls import LookCall, RoutingCall
 from foqs.engine.explain import Explanation
-from foqs.engine.listing import (
-    Listed,
-    Listing,
+from foqs.engine.listing import Listed, Listing, cursor_of, parts_of
+from foqs.engine.shard import Shard
+from foqs.engine.stats import (
+    MOST_TENANTS,
+    Coordinated,
+    MostReady,
+    WorkerLeases,
     active_topics,
     count,
-    cursor_of,
-    parts_of,
+    tenants_of,
     topics_cursor,
+    workers_of,
 )
-from foqs.engine.shard import Shard
-from foqs.engine.stats import MOST_TENANTS, Coordinated, MostReady, WorkerLeases, tenants_of, workers_of
 from foqs.errors import FoqsError, Invalid, NotFound, NotServed
 from foqs.hooks.protocol import SCRIPT_BYTES
 from foqs.hooks.topic_hooks import TopicHooks

@@ -27,14 +27,14 @@ class Range(NamedTuple):
 class Checkpoint:
     """Invariant: no row of the index is below `from_ms`, once the sweep is done.
 
-    A new owner does not trust the saved checkpoint alone (a clock, or an older version, may have been wrong): beside
-    the scans from it, everything below it is swept once.
+    A new owner does not trust the saved checkpoint alone, as a clock may have been wrong. It also sweeps everything
+    below the checkpoint once.
 
     A read that its limit cut is followed by a read of the next rows, if rows were left: these must not hold up the rows
     behind them. All these reads are one scan.
 
-    `next_ms` is the earliest time at which a row can be due; `outstanding` counts changes of the scan under way that
-    are not committed yet.
+    `next_ms` is the earliest time at which a row can be due. `outstanding` counts the changes of the present scan that
+    are not committed.
     """
 
     __slots__ = (
@@ -70,7 +70,7 @@ class Checkpoint:
         self.next_ms = min(self.next_ms, at_ms)
 
     def due_ms(self, now_ms: int) -> int:
-        """When to begin the next scan; NEVER_MS while one is under way."""
+        """Return when to begin the next scan; NEVER_MS during a scan."""
         if self.scan is not None:
             return NEVER_MS
         if self._more is not None:
@@ -97,7 +97,7 @@ class Checkpoint:
 
     def read(self, last_ms: int, complete: bool, next_ms: int, last_id: int = 0) -> None:
         """The range was read. `last_ms` is its last row's time, for a read that its limit cut (not `complete`), and
-        `last_id` that row's id, 0 if a read cannot begin behind it; `next_ms` the first time behind the range, 0 if
+        `last_id` that row's id, 0 if a read cannot begin behind it. `next_ms` is the first time behind the range, 0 if
         there is none."""
         self._complete = complete
         self._last = last_ms, last_id

@@ -26,7 +26,7 @@ class TakesOutcomes(Protocol):
 
 
 class Keyed:
-    """An item with a key; `at` is its index in the request, `weight` the one that it brings for its lane, or 0.
+    """An item with a key. `at` is its index in the request; `weight` is its lane's new weight, or 0.
     `waits`: requests with the same key that arrived while the item was pending, with the index and the content of their
     item."""
 
@@ -84,14 +84,14 @@ class Keys:
         return self.wanted or self.in_flight or self.held
 
     def takes(self, digest: bytes) -> bool:
-        """Whether the shard has the key's slot, and is not about to give it away."""
+        """Return True if the shard has the key's slot, and is not about to give it away."""
         return self.takes_slot(hash_slot_of(digest))
 
     def takes_slot(self, slot: int) -> bool:
         return has(self.held.bits, slot) and not (self.gives and any(give.slot == slot for give in self.gives))
 
     def under_way(self, slot: int) -> bool:
-        """Whether a key of the slot may still be stored."""
+        """Return True if a key of the slot may still be stored."""
         return any(hash_slot_of(digest) == slot for digest in self.pending)
 
     def add(self, keyed: Keyed, call: TakesOutcomes) -> bool:
@@ -136,7 +136,7 @@ class KeyedRequest:
     def withdraw(self) -> Sequence[int]:
         """Drop the items unless a transaction may have them, or another request waits for one of them.
 
-        Returns the indices of the request's items that were dropped, with those that repeat a key.
+        Return the indices of the request's items that were dropped, and of the items that repeat a key.
         """
         waits = [wait for keyed in self._entries for wait in keyed.waits or ()]
         if self.done or self.sent or any(call is not self._call for call, _, _ in waits):
@@ -152,7 +152,7 @@ class KeyedRequest:
                 _settle(keyed.waits, keyed.item.id, keyed.dedup.content)
 
     def found(self, indices: Sequence[int], rows: Sequence[DedupRow]) -> None:
-        """The keys were stored before: each row has the stored item."""
+        """Settle items whose keys were stored before: each row has the stored item."""
         found = list(zip(self._end(indices), rows, strict=True))
         outcomes = [_outcome(row.id, row.content, keyed.dedup.content) for keyed, row in found]
         self._call.settled([keyed.at for keyed, _ in found], outcomes)

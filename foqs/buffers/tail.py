@@ -17,7 +17,7 @@ MAX_BYTES = 8 << 20
 
 
 class Tail:
-    """`known` has every unindexed item of the shard. `count` and `bytes` are those of the tail."""
+    """`known` has every unindexed item of the shard. `count` and `bytes` are sums over the tail."""
 
     __slots__ = ("_ids", "_known", "bytes", "count")
 
@@ -25,10 +25,10 @@ class Tail:
         self._known = known
         self.count = 0
         self.bytes = 0
-        self._ids: deque[int] = deque()  # in order; those of items that left the tail go when they come first
+        self._ids: deque[int] = deque()  # in order; the id of an item that left the tail is dropped when it comes first
 
     def add(self, ids: list[int], size_bytes: int) -> None:
-        """Items of those ids, in order, were stored without their rows; their bodies have that size together."""
+        """Note that items of `ids`, in order, were stored without their rows. `size_bytes`: the sum of their bodies."""
         if not self.count:
             self._ids.clear()
         in_order = not self._ids or self._ids[-1] < ids[0]
@@ -39,7 +39,7 @@ class Tail:
         self.bytes += size_bytes
 
     def left(self, size_bytes: int) -> None:
-        """An item of that size has its row, or is gone."""
+        """Note that an item of that size has its row, or is gone."""
         self.count -= 1
         self.bytes -= size_bytes
 
@@ -47,7 +47,7 @@ class Tail:
         """Return the smallest id of the tail, None if it is empty."""
         ids, known = self._ids, self._known
         if not self.count:
-            ids.clear()  # left over, they would hold blocks of memory that nothing else uses any more
+            ids.clear()  # left over, they would hold blocks of memory that nothing else uses
         while ids:
             item = known.get(ids[0])
             if item is not None and item.unindexed:
@@ -56,7 +56,7 @@ class Tail:
         return None
 
     def items(self) -> Iterator[Item]:
-        """The items whose rows no transaction in flight writes or removes, in the order of their ids."""
+        """Yield the items whose rows no transaction in flight writes or removes, in the order of their ids."""
         known = self._known
         for item_id in self._ids:
             item = known.get(item_id)

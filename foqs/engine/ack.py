@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from foqs.engine import item_ops
-from foqs.engine.calls import ItemsCall, change_of
+from foqs.engine.calls import ItemsCall
+from foqs.engine.item_ops import change_of
 from foqs.engine.shard import WAIT_MS, Answer, Shard
 from foqs.engine.state import State
 from foqs.errors import FoqsError, NotFound, NotServed, Overloaded, Unavailable

@@ -6,12 +6,11 @@ from collections.abc import Callable
 from operator import attrgetter
 
 from foqs.buffers.shard_batch import BatchResult, Chunk, Outcome, ShardBatch
-from foqs.engine import batch_reads, dedup
-from foqs.engine.batch_reads import apply_due, apply_expiring
+from foqs.engine import dedup
 from foqs.engine.enqueue import DISK_FULL, again_ms
 from foqs.engine.shard import Shard
-from foqs.errors import Invalid, NotServed, Unavailable
-from foqs.item import Cause, Change, Item, Phase, Place, To, from_found
+from foqs.errors import Invalid, Unavailable
+from foqs.item import Cause, Change, Item, Phase, Place, To
 from foqs.prefetch.lane import Lane
 from foqs.rows import FailureCause
 
@@ -379,43 +378,11 @@ def _refused(shard: Shard, change: Change, now_ms: int, why: str) -> None:
 
 
 def _apply_reads(shard: Shard, batch: ShardBatch, result: BatchResult, now_ms: int) -> None:
-    if batch.pages or batch.lanes_pages or batch.bodies:
-        batch_reads.apply_pages(shard, batch, result)
-    if batch.look:
-        _apply_look(shard, batch.look, result)
-    if batch.due is not None:
-        apply_due(shard, result.due, now_ms)
-    if batch.expiring is not None:
-        apply_expiring(shard, result.expiring, now_ms)
-    if batch.dedup_expired is not None or batch.give is not None or batch.copies:
-        dedup.apply_reads(shard, batch, result, now_ms)
-    if batch.dead is not None:
-        if result.dead is not None:
-            batch.dead.done(result.dead, None)
+    saved = result.saved
+    if batch.copies:
+        dedup.settle_copies(batch, saved)
+    for at, read in enumerate(batch.reads):
+        if at < result.reads:
+            read.apply(shard, saved, now_ms)
         else:
-            shard.dead_reads.appendleft(batch.dead)
-    for at, listing in enumerate(batch.lists):
-        if at < len(result.lists):
-            listing.done(*result.lists[at], None)
-        else:
-            shard.lists.insert(0, listing)
-
-
-def _apply_look(shard: Shard, ids: list[int], result: BatchResult) -> None:
-    if result.look is None:
-        return  # they stay in `looks` for the next batch
-    found = {row.body.id: row for row in result.look}
-    for item_id in ids:
-        waiting = shard.looks.take(item_id) if item_id in shard.looks else []
-        row = found.get(item_id)
-        item = shard.known.get(item_id)
-        if item is None and row is not None:
-            lane = shard.lane_numbers.get(row.body.lane)
-            if lane is None:  # another owner added the lane: confirm whether this host still owns the shard
-                shard.confirm_wanted = True
-                for look in waiting:
-                    look(None, None, NotServed("the shard moved to another host"))
-                continue
-            item = from_found(row, lane)
-        for look in waiting:
-            look(item, row, None)
+            read.missed(shard, now_ms)

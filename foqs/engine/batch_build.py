@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 from itertools import islice, takewhile
 
+from foqs.buffers.checkpoint import NEVER_MS
 from foqs.buffers.shard_batch import Chunk, ShardBatch, emit
 from foqs.buffers.tail import MAX_BYTES
 from foqs.engine import batch_reads, dedup, item_ops
-from foqs.engine.calls import NEVER_MS
 from foqs.engine.shard import Shard
 from foqs.fairness.keys import pack_throttles, tenancy_of
 from foqs.item import Cause, Change, Item, Phase, Place, To
@@ -17,9 +17,8 @@ from foqs.rows import Batch, LaneRow, ReadyRow
 from foqs.shardmgr.lifecycle import BreakerState, ShardState
 
 _CLOSED = BreakerState.CLOSED
-_LOOK_ROWS = 32
 _IDLE_LANES = 100
-"""Rows of empty lanes that one transaction removes; or twice the number of those that it adds. With fewer, the lanes of
+"""Rows of empty lanes that one transaction removes; or twice the number of rows that it adds. With fewer, the lanes of
 tenants that come once would fill the shard up to its bound."""
 _TAIL_SPAN = 2
 """The tail reaches back over this many times `tail_items` ids at most."""
@@ -49,13 +48,13 @@ def build(shard: Shard, now_ms: int) -> ShardBatch | None:
     if transaction is not None:
         batch.transaction = transaction
     _add_reads(shard, batch, now_ms)
-    if transaction is None and not batch.reads:
+    if transaction is None and not (batch.reads or batch.confirm):
         return None
     return _begin(shard, batch, now_ms)
 
 
 def _nothing_is_due(shard: Shard, now_ms: int) -> bool:
-    """Whether a batch would surely be empty. A shard is asked again after each batch, and most then have no work."""
+    """Return True if a batch would surely be empty. Most shards have no work when they are asked after a batch."""
     keys = shard.keys
     if shard.chunks or shard.changes or keys.copies or keys.gives or shard.state is not ShardState.SERVING:
         return False
@@ -118,10 +117,10 @@ def _build_transaction(shard: Shard, batch: ShardBatch, now_ms: int) -> Batch | 
         _index_tail(shard, batch, transaction)
     if idle_is_over(shard, now_ms) or batch.lanes_gone:
         _take_idle_lanes(shard, batch, transaction, now_ms)
-    keys, beside = shard.keys, False
+    keys, moved = shard.keys, False
     if keys.gone is not None or keys.wanted is not None or keys.copies or keys.gives:
-        beside = dedup.fill_transaction(shard, batch, transaction)
-    if not (batch.chunks or batch.changes or batch.indexed or batch.lanes_gone or beside):
+        moved = dedup.fill_transaction(shard, batch, transaction)
+    if not (batch.chunks or batch.changes or batch.indexed or batch.lanes_gone or moved):
         return None
     for row in transaction.timer_new:
         shard.timers.inserted(row.due_ms)
@@ -211,7 +210,7 @@ def _take_inserts(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: i
 
 
 def _stored_lane(shard: Shard, lane: Lane[Item], batch: ShardBatch, transaction: Batch) -> Lane[Item]:
-    """Gives the lane its number, and its row in this transaction if it has none."""
+    """Give the lane its number, and its row in this transaction if it has none."""
     number = lane.number
     if number is None:
         number = shard.next_lane
@@ -302,8 +301,8 @@ def _take_leases(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: in
 
 
 def _ends_in_scan(shard: Shard, item: Item) -> bool:
-    """Whether the end of the lease may end more: the scan of leases that are over decides that, with the item's body at
-    hand."""
+    """Return True if the end of the lease may end the item: the scan of ended leases decides that, with the item's
+    body at hand."""
     return not item.at_most_once and item_ops.may_end(shard.policies.of(item.lane.topic.key), item.attempt)
 
 
@@ -331,19 +330,19 @@ def _index_tail(shard: Shard, batch: ShardBatch, transaction: Batch) -> None:
 
 
 def _is_over(shard: Shard, lane: Lane[Item], now_ms: int) -> bool:
-    """Whether the row of an empty lane may be removed: after `lane_idle_ms`, or at once when lanes are many."""
+    """Return True if the row of an empty lane may be removed: after `lane_idle_ms`, or at once when lanes are many."""
     config, since_ms = shard.config, max(lane.empty_since_ms, shard.opened_ms)
     return now_ms - since_ms >= config.lane_idle_ms or len(shard.lanes) > _LANES_SHARE * config.lanes
 
 
 def idle_is_over(shard: Shard, now_ms: int) -> bool:
-    """Whether the first of the empty lanes, which has been empty for the longest time, may be removed."""
+    """Return True if the lane that has been empty for the longest time may be removed."""
     lane = next(iter(shard.idle_lanes.values()), None)
     return lane is not None and _is_over(shard, lane, now_ms)
 
 
 def _take_idle_lanes(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: int) -> None:
-    """Remove rows of lanes whose idle time is over, a bounded number, the longest empty first."""
+    """Remove rows of lanes whose idle time has passed, a bounded number, the longest empty first."""
     first = islice(shard.idle_lanes.values(), max(_IDLE_LANES, 2 * len(transaction.lanes_new)))
     for lane in list(takewhile(lambda lane: _is_over(shard, lane, now_ms), first)):
         if lane.total:
@@ -358,27 +357,20 @@ def _take_idle_lanes(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms
 
 def _add_reads(shard: Shard, batch: ShardBatch, now_ms: int) -> None:
     serving = shard.state is ShardState.SERVING
-    if serving and (shard.pages_wanted or shard.bodies_wanted):
-        batch_reads.add_pages(shard, batch, now_ms)
-    if serving and not shard.held:
-        rows = shard.config.scan_rows
-        if shard.timers.due_ms(now_ms) <= now_ms:
-            batch.due = (shard.timers.begin(now_ms), rows)
-        if shard.ttls.due_ms(now_ms) <= now_ms:
-            batch.expiring = (shard.ttls.begin(now_ms), rows)
-        if shard.keys.scan.due_ms(now_ms) <= now_ms:
-            batch.dedup_expired = (shard.keys.scan.begin(now_ms), rows)
+    paged = serving and bool(shard.pages_wanted or shard.bodies_wanted) and batch_reads.add_pages(shard, batch, now_ms)
     if shard.looks:
-        batch.look = list(shard.looks)[:_LOOK_ROWS]
-    if shard.dead_reads:
-        batch.dead = shard.dead_reads.popleft()
-    if shard.lists:
-        batch.lists, shard.lists = shard.lists[:1], shard.lists[1:]
-    if batch.look or batch.lists:
-        new = batch.transaction.failure_new if batch.transaction is not None else ()
-        batch.dead_lanes = shard.dead_lanes.union([row.lane for row in new])
-    # Reads alone do not prove ownership: while they go on, confirm it before the shard has to stop leasing items.
-    reads = batch.pages or batch.lanes_pages or batch.bodies
-    stale = reads and not 0 <= now_ms - shard.confirmed_ms <= shard.config.confirm_ms // 2
+        batch_reads.add_looks(shard, batch)
+    if serving and not shard.held:
+        for scan, read in (
+            (shard.timers, batch_reads.DueRead),
+            (shard.ttls, batch_reads.ExpiringRead),
+            (shard.keys.scan, dedup.ExpiredKeysRead),
+        ):
+            if scan.due_ms(now_ms) <= now_ms:
+                batch.reads.append(read(scan, scan.begin(now_ms), shard.config.scan_rows))
+    if shard.dead_reads or shard.lists:
+        batch_reads.add_lists(shard, batch)
+    # Reads alone do not prove ownership. Confirm it while reads continue, before the shard has to stop leasing items.
+    stale = paged and not 0 <= now_ms - shard.confirmed_ms <= shard.config.confirm_ms // 2
     batch.confirm = shard.clock_wanted or (batch.transaction is None and bool(shard.confirm_wanted or stale))
     shard.confirm_wanted = shard.clock_wanted = False

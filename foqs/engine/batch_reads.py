@@ -1,23 +1,26 @@
-"""Pages and bodies of ready items: which of them a batch reads, and how the rows enter memory.
+"""What a batch reads for a shard, and how the rows enter memory: pages and bodies, look-ups, and time-ordered scans.
 
 A batch reads a bounded number of rows with a bounded number of statements, since commits wait behind it. Topics with
 waiting consumers are read first, in the order of the requests; then topics that dequeues will probably ask for next.
-
-Applies the rows that the time-ordered scans found: delays, leases and TTLs that are over.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Set
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 
 from foqs.buffers.checkpoint import Checkpoint
-from foqs.buffers.shard_batch import BatchResult, LanesRead, PageRead, ShardBatch
+from foqs.buffers.reads import Read, ScanRead, StoreReads, ids_within
+from foqs.buffers.shard_batch import ShardBatch
 from foqs.engine import ack, item_ops
 from foqs.engine.shard import Shard
+from foqs.errors import NotServed
 from foqs.hooks.protocol import FailureResult
 from foqs.item import Cause, Change, Item, Phase, Place, To, from_due, from_found, from_ready
-from foqs.prefetch.lane import Entry, Lane
-from foqs.rows import Body, DueRow, ExpiringRow, FailureCause, ReadyRow, Scan
+from foqs.prefetch.lane import Entry, Lane, Window
+from foqs.rows import Body, FailureCause, Found, Key, ReadyRow
 
 _BODY_READ_BYTES = 4 << 20
 """Bodies fetched in one batch: enough for a full answer of small items, little enough not to hold up commits."""
@@ -26,41 +29,47 @@ _BATCH_PAGES = 4
 _BATCH_STATEMENTS = 32
 _LANES = 1_000
 """Lanes in one statement."""
+_LOOK_ROWS = 32
 
 
-# ------------------------------------------------------------------------------------------ before the read
+# ------------------------------------------------------------------------------------------ pages and bodies
 
 
-def add_pages(shard: Shard, batch: ShardBatch, now_ms: int) -> None:
-    """Add the wanted pages and bodies; those that do not fit wait for the next batch."""
-    room_bytes = shard.residents.room_bytes(_BODY_READ_BYTES)
-    room_bytes -= _add_bodies(shard, batch, room_bytes)
+def add_pages(shard: Shard, batch: ShardBatch, now_ms: int) -> bool:
+    """Add the wanted pages and bodies. Those that do not fit wait for the next batch. Return True if any is read."""
+    ids, room_bytes = _wanted_bodies(shard, shard.residents.room_bytes(_BODY_READ_BYTES))
+    reads: list[Read] = []
     if shard.pages_wanted:
-        _add_pages(shard, batch, max(room_bytes, 0), now_ms)
+        reads += _wanted_pages(shard, max(room_bytes, 0), now_ms)
+    if ids:
+        reads.append(BodiesRead(ids))
+    batch.reads += reads
+    return bool(reads)
 
 
-def _add_bodies(shard: Shard, batch: ShardBatch, room_bytes: int) -> int:
-    """Returns the bytes of the bodies."""
+def _wanted_bodies(shard: Shard, room_bytes: int) -> tuple[list[int], int]:
+    """Return the ids of the items whose bodies are read, and the bytes left of `room_bytes`."""
     wanted, shard.bodies_wanted = shard.bodies_wanted, {}
-    demanded, left_bytes = shard.residents.demanded, room_bytes
+    ids: list[int] = []
     for item in wanted.values():
         if item.phase is not Phase.WINDOW or item.body is not None:
             continue
         # The first body is always fetched: an item that waits for its lease must not starve by the budget.
-        if batch.bodies and item.bytes > left_bytes:
-            left_bytes = 0
-            if item.lane.topic.key in demanded:
+        if ids and item.bytes > room_bytes:
+            room_bytes = 0
+            if item.lane.topic.key in shard.residents.demanded:
                 shard.bodies_wanted[item.id] = item
             continue
-        batch.bodies.append(item.id)
-        left_bytes -= item.bytes
-    return room_bytes - left_bytes
+        ids.append(item.id)
+        room_bytes -= item.bytes
+    return ids, room_bytes
 
 
-def _add_pages(shard: Shard, batch: ShardBatch, room_bytes: int, now_ms: int) -> None:
+def _wanted_pages(shard: Shard, room_bytes: int, now_ms: int) -> list[PageRead | LanesRead]:
     config = shard.config
     lanes = _next_lanes(shard)
     room_rows, room_statements = _BATCH_PAGES * config.page_rows, _BATCH_STATEMENTS
+    alone: list[PageRead] = []
     together: list[PageRead] = []
     left: list[Lane[Item]] = []
     for lane in lanes:
@@ -73,24 +82,25 @@ def _add_pages(shard: Shard, batch: ShardBatch, room_bytes: int, now_ms: int) ->
             left.append(lane)
             continue
         limit = min(window.page_rows, config.page_rows, config.window_rows)
-        page = PageRead(lane, window, window.generation, window.end, limit, 0)
-        room_rows -= min(limit, _rows(page))
+        page = PageRead(lane, window, window.generation, window.end, limit)
+        room_rows -= min(limit, page.rows_passed)
         window.asked_ms = now_ms
         # A short lane is read from its start on, also where the window knows its first rows.
-        if len(lanes) > 1 and _rows(page) <= limit:
+        if len(lanes) > 1 and page.rows_passed <= limit:
             together.append(page)
         else:
-            batch.pages.append(page)
+            alone.append(page)
             room_statements -= 1
     if left:  # they stay the first
         demanded = shard.residents.demanded
         shard.pages_wanted = {lane: None for lane in left if lane.topic.key in demanded} | shard.pages_wanted
-    _add_together(batch, together, config.page_rows)
-    parts = len(batch.pages) + len(batch.lanes_pages)
-    for page in batch.pages:
-        page.body_bytes = room_bytes // parts
-    for read in batch.lanes_pages:
-        read.body_bytes = room_bytes // parts
+    parts = _parts(together, config.page_rows)
+    alone += [part[0] for part in parts if len(part) == 1]
+    reads: list[PageRead | LanesRead] = [*alone]
+    reads += [LanesRead(part, config.page_rows + 1) for part in parts if len(part) > 1]
+    for read in reads:
+        read.body_bytes = room_bytes // len(reads)
+    return reads
 
 
 def _next_lanes(shard: Shard) -> list[Lane[Item]]:
@@ -110,147 +120,275 @@ def _next_lanes(shard: Shard) -> list[Lane[Item]]:
     return [lane for lane in lanes if lane.topic.key in demanded]
 
 
-def _add_together(batch: ShardBatch, pages: list[PageRead], page_rows: int) -> None:
-    """Cut `pages` of lanes with few rows into statements of about a page of rows each.
-
-    One row more than a page tells that the lanes have no further rows."""
+def _parts(pages: list[PageRead], page_rows: int) -> list[list[PageRead]]:
+    """Cut `pages` of lanes with few rows into statements of about a page of rows each."""
+    parts: list[list[PageRead]] = []
     start = rows = 0
     for at, page in enumerate(pages):
-        rows += _rows(page)
+        rows += page.rows_passed
         last = at + 1 == len(pages)
-        if last or at + 1 - start == _LANES or rows + _rows(pages[at + 1]) > page_rows:
-            part = sorted(pages[start : at + 1], key=lambda one: one.lane.number or 0)
-            if len(part) == 1:
-                batch.pages += part
-            else:
-                batch.lanes_pages.append(LanesRead(part, page_rows + 1, 0))
+        if last or at + 1 - start == _LANES or rows + pages[at + 1].rows_passed > page_rows:
+            parts.append(sorted(pages[start : at + 1], key=lambda one: one.lane.number or 0))
             start, rows = at + 1, 0
+    return parts
 
 
-def _rows(page: PageRead) -> int:
-    """How many rows of `ready` the page has to pass, read from the start of its lane on."""
-    return page.lane.ready if page.after is None else page.lane.total
+def _first_bodies(store: StoreReads, rows: list[ReadyRow], room_bytes: int) -> dict[int, Body]:
+    ids = ids_within(rows, room_bytes)
+    return {body.id: body for body in store.bodies(ids)} if ids else {}
 
 
-# ------------------------------------------------------------------------------------------ after the read
+@dataclass(slots=True, eq=False)
+class PageRead(Read):
+    """A page of `window` behind `after`, with the bodies of its first rows up to `body_bytes`."""
 
+    lane: Lane[Item]
+    window: Window[Item]
+    generation: int
+    after: Key | None
+    limit: int
+    body_bytes: int = 0
+    rows: list[ReadyRow] = field(default_factory=list)
+    bodies: dict[int, Body] = field(default_factory=dict)
 
-def apply_pages(shard: Shard, batch: ShardBatch, result: BatchResult) -> None:
-    """Apply pages and bodies; those that were not read stay wanted."""
-    for at, read in enumerate(batch.pages):
-        if at < len(result.pages):
-            rows, bodies = result.pages[at]
-            _apply_page(shard, read, rows, bodies, full=len(rows) >= read.limit)
+    @property
+    def rows_passed(self) -> int:
+        """Number of rows of `ready` that the page passes, read from the start of its lane on."""
+        return self.lane.ready if self.after is None else self.lane.total
+
+    def run(self, store: StoreReads) -> int:
+        self.rows = store.page(self.lane.number or 0, self.after, self.limit)
+        self.bodies = _first_bodies(store, self.rows, self.body_bytes)
+        return 0
+
+    def apply(self, shard: Shard, saved: bool, now_ms: int) -> None:
+        self.fill(shard, self.rows, self.bodies, full=len(self.rows) >= self.limit)
+
+    def missed(self, shard: Shard, now_ms: int) -> None:
+        if self.window.generation == self.generation:
+            self.window.asked_ms = 0
+            shard.pages_wanted[self.lane] = None
         else:
-            _not_read(shard, read)
-    for at, lanes in enumerate(batch.lanes_pages):
-        if at < len(result.lanes_pages):
-            _apply_lanes(shard, lanes, *result.lanes_pages[at])
-        else:
-            for read in lanes.pages:
-                _not_read(shard, read)
-    if result.bodies is not None:
-        for body in result.bodies:
-            _apply_body(shard, body)
-        return
-    for item_id in batch.bodies:
-        if (item := shard.known.get(item_id)) is not None:
-            shard.bodies_wanted[item_id] = item
+            shard.wake_lane(self.lane)
+
+    def fill(self, shard: Shard, rows: list[ReadyRow], bodies: dict[int, Body], *, full: bool) -> None:
+        """Bring rows of the lane into its window. `full`: there may be more rows behind these."""
+        shard.counters.page_reads += 1
+        shard.counters.page_rows += len(rows)
+        window, lane = self.window, self.lane
+        shard.wake_lane(lane)
+        if lane.window is not window or window.generation != self.generation:
+            return
+        entries: list[Entry[Item]] = []
+        for row in rows:
+            if row.id in shard.known:
+                continue  # in the window, leased, or being changed: memory is newer than the page
+            item = from_ready(row, lane, bodies.get(row.id), Phase.WINDOW)
+            shard.learn(item)
+            entries.append((row.priority, row.deliver_after_ms, row.id, item))
+        end = (rows[-1].priority, rows[-1].deliver_after_ms, rows[-1].id) if rows else None
+        window.extend(entries, end, more=full)
+        if full:
+            window.page_rows = min(2 * window.page_rows, shard.config.page_rows)
+        shard.bound_window(window)
 
 
-def _not_read(shard: Shard, read: PageRead) -> None:
-    if read.window.generation == read.generation:
-        read.window.asked_ms = 0
-        shard.pages_wanted[read.lane] = None
-    else:
-        shard.wake_lane(read.lane)
+@dataclass(slots=True, eq=False)
+class LanesRead(Read):
+    """All rows of several short lanes, whatever their `PageRead.after`: up to `limit` rows in the order of `pages`,
+    which is that of the lanes' numbers. One row more than a page tells that the lanes have no further rows."""
+
+    pages: list[PageRead]
+    limit: int
+    body_bytes: int = 0
+    rows: list[ReadyRow] = field(default_factory=list)
+    bodies: dict[int, Body] = field(default_factory=dict)
+
+    def run(self, store: StoreReads) -> int:
+        self.rows = store.page_of_lanes([page.lane.number or 0 for page in self.pages], self.limit)
+        self.bodies = _first_bodies(store, self.rows, self.body_bytes)
+        return 0
+
+    def apply(self, shard: Shard, saved: bool, now_ms: int) -> None:
+        """Fill the windows.
+
+        A result of `limit` rows may be cut: rows of its last lane may be missing, and later lanes were not read.
+        (Rows that are leased in memory count in the database, and not in `Lane.ready`.) A window that knows its first
+        rows needs all of its lane: a part may end before them."""
+        cut_at = self.rows[-1].lane if len(self.rows) >= self.limit else None
+        rows_of: dict[int, list[ReadyRow]] = {}
+        for row in self.rows:
+            rows_of.setdefault(row.lane, []).append(row)
+        for page in self.pages:
+            number = page.lane.number or 0
+            if cut_at is None or number < cut_at or (number == cut_at and page.after is None):
+                page.fill(shard, rows_of.get(number, []), self.bodies, full=number == cut_at)
+            else:
+                page.missed(shard, now_ms)
+
+    def missed(self, shard: Shard, now_ms: int) -> None:
+        for page in self.pages:
+            page.missed(shard, now_ms)
 
 
-def _apply_lanes(shard: Shard, lanes: LanesRead, rows: list[ReadyRow], bodies: dict[int, Body]) -> None:
-    """Apply the pages of several lanes.
+@dataclass(slots=True, eq=False)
+class BodiesRead(Read):
+    ids: list[int]
+    bodies: list[Body] = field(default_factory=list)
 
-    A result of `limit` rows may be cut: rows of its last lane may be missing, and later lanes were not read.
-    (Rows that are leased in memory count in the database, and not in `Lane.ready`.) A window that knows its first rows
-    needs all of its lane: a part may end before them."""
-    cut_at = rows[-1].lane if len(rows) >= lanes.limit else None
-    rows_of: dict[int, list[ReadyRow]] = {}
-    for row in rows:
-        rows_of.setdefault(row.lane, []).append(row)
-    for read in lanes.pages:
-        number = read.lane.number or 0
-        if cut_at is None or number < cut_at or (number == cut_at and read.after is None):
-            _apply_page(shard, read, rows_of.get(number, []), bodies, full=number == cut_at)
-        else:
-            _not_read(shard, read)
+    def run(self, store: StoreReads) -> int:
+        self.bodies = store.bodies(self.ids)
+        return 0
 
+    def apply(self, shard: Shard, saved: bool, now_ms: int) -> None:
+        for body in self.bodies:
+            item = shard.known.get(body.id)
+            if item is not None and item.phase is Phase.WINDOW:
+                shard.got_body(item, body)
+                shard.wake_lane(item.lane)
+                shard.counters.body_reads += 1
 
-def _apply_page(shard: Shard, read: PageRead, rows: list[ReadyRow], bodies: dict[int, Body], *, full: bool) -> None:
-    """`full`: there may be more rows behind these."""
-    shard.counters.page_reads += 1
-    shard.counters.page_rows += len(rows)
-    window, lane = read.window, read.lane
-    shard.wake_lane(lane)
-    if lane.window is not window or window.generation != read.generation:
-        return
-    entries: list[Entry[Item]] = []
-    for row in rows:
-        if row.id in shard.known:
-            continue  # in the window, leased, or being changed: memory is newer than the page
-        item = from_ready(row, lane, bodies.get(row.id), Phase.WINDOW)
-        shard.learn(item)
-        entries.append((row.priority, row.deliver_after_ms, row.id, item))
-    end = (rows[-1].priority, rows[-1].deliver_after_ms, rows[-1].id) if rows else None
-    window.extend(entries, end, more=full)
-    if full:
-        window.page_rows = min(2 * window.page_rows, shard.config.page_rows)
-    shard.bound_window(window)
+    def missed(self, shard: Shard, now_ms: int) -> None:
+        for item_id in self.ids:
+            if (item := shard.known.get(item_id)) is not None:
+                shard.bodies_wanted[item_id] = item
 
 
-def _apply_body(shard: Shard, body: Body) -> None:
-    item = shard.known.get(body.id)
-    if item is not None and item.phase is Phase.WINDOW:
-        shard.got_body(item, body)
-        shard.wake_lane(item.lane)
-        shard.counters.body_reads += 1
+# ------------------------------------------------------------------------------------------ requested reads
 
 
-def apply_due(shard: Shard, scan: Scan[DueRow] | None, now_ms: int) -> None:
-    timers = shard.timers
-    if scan is None:
-        timers.failed(now_ms)
-        return
-    # The host's clock may be ahead of the database's: nothing ends before it ends there.
-    until_ms = min(now_ms, scan.db_now_ms + shard.config.clock_jump_ms)
-    shard.asked.drop_old(now_ms)
-    timers.outstanding = 1  # held by this loop: the scan must not finish before all its changes are queued
-    for row in scan.rows:
-        timer = row.timer
-        item = shard.known.get(timer.id)
-        if (item is not None and item.busy) or timer.due_ms > until_ms:
-            timers.left(timer.due_ms)
-            continue
-        if item is None:
-            lane = shard.lane_numbers.get(timer.lane)
-            if lane is None:
-                shard.confirm_wanted = (
-                    True  # another owner added the lane: confirm whether this host still owns the shard
-                )
+def add_looks(shard: Shard, batch: ShardBatch) -> None:
+    batch.reads.append(LookRead(list(islice(shard.looks, _LOOK_ROWS)), _dead_lanes(shard, batch)))
+
+
+def add_lists(shard: Shard, batch: ShardBatch) -> None:
+    """Add one read of dead letters and one list."""
+    if shard.dead_reads:
+        batch.reads.append(shard.dead_reads.popleft())
+    if shard.lists:
+        listing = shard.lists.pop(0)
+        listing.dead = not _dead_lanes(shard, batch).isdisjoint(listing.lanes)
+        batch.reads.append(listing)
+
+
+def _dead_lanes(shard: Shard, batch: ShardBatch) -> Set[int]:
+    """Return the numbers of the lanes whose items may have rows in `failure` when the transaction is committed."""
+    new = batch.transaction.failure_new if batch.transaction is not None else ()
+    return shard.dead_lanes.union([row.lane for row in new])
+
+
+@dataclass(slots=True, eq=False)
+class LookRead(Read):
+    """Rows of items by id. The ids stay in `Shard.looks` until the rows are there."""
+
+    ids: list[int]
+    dead_lanes: Set[int]
+    """Lanes whose items may have rows in `failure`."""
+    rows: list[Found] = field(default_factory=list)
+
+    def run(self, store: StoreReads) -> int:
+        self.rows = store.look(self.ids)
+        if self.dead_lanes:
+            dead = [row.body.id for row in self.rows if row.body.lane in self.dead_lanes]
+            failures = {failure.id: failure for failure in store.failures(dead)}
+            self.rows = [row._replace(failure=failures.get(row.body.id)) for row in self.rows]
+        return 0
+
+    def apply(self, shard: Shard, saved: bool, now_ms: int) -> None:
+        found = {row.body.id: row for row in self.rows}
+        for item_id in self.ids:
+            waiting = shard.looks.take(item_id) if item_id in shard.looks else []
+            row = found.get(item_id)
+            item = shard.known.get(item_id)
+            if item is None and row is not None:
+                lane = shard.owned_lane(row.body.lane)
+                if lane is None:
+                    for look in waiting:
+                        look(None, None, NotServed("the shard moved to another host"))
+                    continue
+                item = from_found(row, lane)
+            for look in waiting:
+                look(item, row, None)
+
+
+# ------------------------------------------------------------------------------------------ scans
+
+
+@dataclass(slots=True, eq=False)
+class DueRead(ScanRead):
+    """Delays and leases whose time has come."""
+
+    def run(self, store: StoreReads) -> int:
+        wanted = self.wanted
+        found = self.found = store.due(wanted.from_ms, wanted.to_ms, self.limit, wanted.after_id)
+        return found.db_now_ms
+
+    def apply(self, shard: Shard, saved: bool, now_ms: int) -> None:
+        timers, found = self.scan, self.found
+        until_ms = _until_ms(shard, found.db_now_ms, now_ms)
+        shard.asked.drop_old(now_ms)
+        timers.outstanding = 1  # held by this loop: the scan must not finish before all its changes are queued
+        for row in found.rows:
+            timer = row.timer
+            item = _item_of(shard, timer.id, timer.lane, partial(from_due, row))
+            if item is None or timer.due_ms > until_ms:
                 timers.left(timer.due_ms)
                 continue
-            item = from_due(row, lane)
-        answer = None
-        if shard.ask_script is not None and item.phase is Phase.LEASED and not _ttl_over(item, until_ms):
-            answer = ack.answer_at_expiry(shard, item, now_ms)
-            if answer is None:
-                timers.left(timer.due_ms)
+            answer = None
+            if shard.ask_script is not None and item.phase is Phase.LEASED and not _ttl_ended(item, until_ms):
+                answer = ack.answer_at_expiry(shard, item, now_ms)
+                if answer is None:
+                    timers.left(timer.due_ms)
+                    continue
+            decision = answer.result if answer is not None else None
+            _scanned(shard, timers, when_due(shard, item, row.since_ms, until_ms, decision), timer.due_ms, now_ms)
+        last = found.rows[-1].timer if found.rows else None
+        timers.read(0 if last is None else last.due_ms, found.complete, found.next_ms, 0 if last is None else last.id)
+        _applied(timers, now_ms)
+
+
+@dataclass(slots=True, eq=False)
+class ExpiringRead(ScanRead):
+    """TTLs whose time has come."""
+
+    def run(self, store: StoreReads) -> int:
+        self.found = store.expiring(self.wanted.from_ms, self.wanted.to_ms, self.limit)
+        return 0
+
+    def apply(self, shard: Shard, saved: bool, now_ms: int) -> None:
+        ttls, found = self.scan, self.found
+        until_ms = _until_ms(shard, found.db_now_ms, now_ms)
+        ttls.outstanding = 1  # as for delays
+        for row in found.rows:
+            body = row.found.body
+            item = _item_of(shard, body.id, body.lane, partial(from_found, row.found))
+            if item is None or row.at_ms > until_ms or (item.place is Place.READY and shard.in_takeover_grace(now_ms)):
+                # In the grace, the previous owner may still have the item in memory and lease it after its removal.
+                ttls.left(row.at_ms)
                 continue
-        decision = answer.result if answer is not None else None
-        _scanned(shard, timers, when_due(shard, item, row.since_ms, until_ms, decision), timer.due_ms, now_ms)
-    last = scan.rows[-1].timer if scan.rows else None
-    timers.read(0 if last is None else last.due_ms, scan.complete, scan.next_ms, 0 if last is None else last.id)
-    timers.outstanding -= 1
-    if not timers.outstanding:
-        timers.finish(now_ms)
+            if item.phase is Phase.LEASED and item.lease_expires_at_ms > until_ms:
+                # Never under a live lease: look again when it ends.
+                change = Change(item, To.KEPT, Cause.TTL, due_ms=item.lease_expires_at_ms)
+            else:
+                change = Change(item, To.GONE, Cause.TTL)
+            _scanned(shard, ttls, change, row.at_ms, now_ms)
+        ttls.read(found.rows[-1].at_ms if found.rows else 0, found.complete, found.next_ms)
+        _applied(ttls, now_ms)
+
+
+def _until_ms(shard: Shard, db_now_ms: int, now_ms: int) -> int:
+    """Return the time up to which rows are due. The host's clock may be ahead of the database's, and nothing ends
+    before it ends there."""
+    return min(now_ms, db_now_ms + shard.config.clock_jump_ms)
+
+
+def _item_of(shard: Shard, item_id: int, number: int, made: Callable[[Lane[Item]], Item]) -> Item | None:
+    """Return the item of a row in the lane `number`. None if a change of it is queued, or the lane is unknown."""
+    item = shard.known.get(item_id)
+    if item is not None:
+        return None if item.busy else item
+    lane = shard.owned_lane(number)
+    return None if lane is None else made(lane)
 
 
 def _scanned(shard: Shard, scan: Checkpoint, change: Change, at_ms: int, now_ms: int) -> None:
@@ -259,53 +397,24 @@ def _scanned(shard: Shard, scan: Checkpoint, change: Change, at_ms: int, now_ms:
     shard.put(change, now_ms)
 
 
-def _ttl_over(item: Item, until_ms: int) -> bool:
+def _applied(scan: Checkpoint, now_ms: int) -> None:
+    scan.outstanding -= 1
+    if not scan.outstanding:
+        scan.finish(now_ms)
+
+
+def _ttl_ended(item: Item, until_ms: int) -> bool:
     return 0 != item.expires_at_ms <= until_ms
 
 
 def when_due(shard: Shard, item: Item, since_ms: int, until_ms: int, decision: FailureResult | None = None) -> Change:
-    """Return the change of an item whose delay or lease is over. `decision`: of the topic's script, about a lease."""
-    if _ttl_over(item, until_ms):
+    """Return the change of an item whose delay or lease ended. `decision`: of the topic's script, about a lease."""
+    if _ttl_ended(item, until_ms):
         return Change(item, To.GONE, Cause.TTL)
     if item.phase is not Phase.LEASED:
-        over = item_ops.change_at_limit(shard, item, until_ms) if item.attempt else None
-        return over or Change(item, To.READY, Cause.DUE)
+        ended = item_ops.change_at_limit(shard, item, until_ms) if item.attempt else None
+        return ended or Change(item, To.READY, Cause.DUE)
     if item.at_most_once:
         return Change(item, To.GONE, Cause.DROPPED)
-    ended = item_ops.Ended(FailureCause.EXPIRED, age_ms=until_ms - since_ms, decision=decision)
-    return item_ops.change_at_end(shard, item, ended, until_ms)
-
-
-def apply_expiring(shard: Shard, scan: Scan[ExpiringRow] | None, now_ms: int) -> None:
-    ttls = shard.ttls
-    if scan is None:
-        ttls.failed(now_ms)
-        return
-    until_ms = min(now_ms, scan.db_now_ms + shard.config.clock_jump_ms)
-    ttls.outstanding = 1
-    for row in scan.rows:
-        item = shard.known.get(row.found.body.id)
-        if (item is not None and item.busy) or row.at_ms > until_ms:
-            ttls.left(row.at_ms)
-            continue
-        if item is None:
-            lane = shard.lane_numbers.get(row.found.body.lane)
-            if lane is None:
-                shard.confirm_wanted = True
-                ttls.left(row.at_ms)
-                continue
-            item = from_found(row.found, lane)
-        if item.place is Place.READY and shard.in_takeover_grace(now_ms):
-            # The previous owner may still have the item in memory, and could lease it after it was removed here.
-            ttls.left(row.at_ms)
-            continue
-        if item.phase is Phase.LEASED and item.lease_expires_at_ms > until_ms:
-            # Never under a live lease: look again when it ends.
-            change = Change(item, To.KEPT, Cause.TTL, due_ms=item.lease_expires_at_ms)
-        else:
-            change = Change(item, To.GONE, Cause.TTL)
-        _scanned(shard, ttls, change, row.at_ms, now_ms)
-    ttls.read(scan.rows[-1].at_ms if scan.rows else 0, scan.complete, scan.next_ms)
-    ttls.outstanding -= 1
-    if not ttls.outstanding:
-        ttls.finish(now_ms)
+    attempt = item_ops.Ended(FailureCause.EXPIRED, age_ms=until_ms - since_ms, decision=decision)
+    return item_ops.change_at_end(shard, item, attempt, until_ms)

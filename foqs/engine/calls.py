@@ -1,30 +1,27 @@
-"""Deadlines of requests in memory: a heap that drops requests that ended early.
+"""Requests in progress: their open parts, their deadlines, and how each ends, by a reply or a timeout.
 
-Nearly every request ends long before its deadline, so entries are dropped lazily and the heap is rebuilt when most
-of its entries have ended. Its size stays within a constant factor of the open requests, at O(1) amortised. Ended ones
-may hold much, so it keeps few of them.
-
-Requests in progress: their open parts, and how each request ends, by a reply or a timeout.
-
-Indices are those of the request's items. `reply` is called exactly once.
+Indices are places in the request's items. `reply` is called exactly once.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+from foqs.buffers.checkpoint import NEVER_MS
 from foqs.buffers.shard_batch import Chunk
 from foqs.engine.shard import Look, Shard
 from foqs.errors import FoqsError, NotServed, OutcomeUnknown, Unavailable
 from foqs.fairness.keys import TopicKey
 from foqs.ids import shard_of
-from foqs.item import Change, Item, Settles, Waits
+from foqs.item import Item, Settles, Waits
 from foqs.rows import Found, NewItem
 
-NEVER_MS = 1 << 62
+_TOO_LATE = "the shard did not answer in time; nothing was changed"
 _LEAST = 16
+_UNKNOWN = "the shard did not answer in time; the change may have been made"
 
 
 class Ends(Protocol):
@@ -38,7 +35,11 @@ T = TypeVar("T", bound=Ends)
 
 
 class Deadlines(Generic[T]):
-    """Times in milliseconds of the clock that the caller uses."""
+    """A heap of deadlines in ms of the caller's clock, which drops requests that ended early.
+
+    Nearly every request ends long before its deadline, so entries are dropped lazily and the heap is rebuilt when most
+    of its entries have ended. Its size stays within a constant factor of the open requests, at O(1) amortised. Ended
+    requests may hold much, so it keeps few of them."""
 
     __slots__ = ("_heap", "_limit", "_pushed")
 
@@ -77,10 +78,6 @@ class Deadlines(Generic[T]):
 
     def __len__(self) -> int:
         return len(self._heap)
-
-
-_TOO_LATE = "the shard did not answer in time; nothing was changed"
-_UNKNOWN = "the shard did not answer in time; the change may have been made"
 
 
 def _answered(_: object) -> None:
@@ -249,7 +246,6 @@ class Hint(NamedTuple):
 
 PER_WORKER = "per_worker"
 """Why a consumer gets nothing that holds all the items it may hold."""
-_NO_HOSTS: frozenset[tuple[str, TopicKey]] = frozenset()
 
 
 class Limit(NamedTuple):
@@ -259,90 +255,41 @@ class Limit(NamedTuple):
     holding: int | None
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class DequeueCall:
-    """`reply` gets the leased items and the ids in `doubtful`, and returns whether they were sent. `found` has each
-    lease that was made.
+    """`reply` gets the leased items and the ids in `doubtful`, and returns True if they were sent.
 
-    `elsewhere` is asked before the call waits here because nothing is ready. It returns whether it took the call to
-    another host.
-    """
+    `elsewhere` is asked before the call waits here because nothing is ready. It returns True if it took the call to
+    another host. `max_bytes` bounds the answer with all its fields."""
 
-    __slots__ = (
-        "asked",
-        "away",
-        "begins",
-        "bodies_bytes",
-        "commits",
-        "done",
-        "doubtful",
-        "elsewhere",
-        "far",
-        "found",
-        "hint",
-        "hurried",
-        "item_overhead_bytes",
-        "lacks",
-        "lease_ms",
-        "limited_at",
-        "limits",
-        "limits_then",
-        "max_bytes",
-        "most",
-        "places",
-        "ready_at",
-        "refused",
-        "reply",
-        "unacked",
-        "waits",
-        "wants",
-        "worker",
-    )
-
-    def __init__(
-        self,
-        wants: list[tuple[TopicKey, int]],
-        lease_ms: int,
-        max_bytes: int,
-        item_overhead_bytes: int,
-        reply: Callable[[list[Item], list[int]], bool],
-        bodies_bytes: int = 1 << 62,
-        elsewhere: Callable[[DequeueCall], bool] | None = None,
-        worker: str = "",
-        begins: int | None = None,
-        asked: Sequence[Any] = (),
-        most: int | None = None,
-    ) -> None:
-        """`max_bytes` bounds the answer with all its fields, `bodies_bytes` the bodies alone. The consumer has this
-        name, and begins the first `begins` items at once, by default all. `asked`: the TopicCounts of the request.
-        `most` bounds the items of all topics together, and each count of `wants` is within it; None: no such bound."""
-        self.wants = wants
-        self.most = most if most is not None and len(wants) > 1 else None
-        self.far = False  # is sent to another host first, for topics without a ready item here
-        self.bodies_bytes = bodies_bytes  # left
-        self.lease_ms = lease_ms  # 0: each item's own
-        self.max_bytes = max_bytes
-        self.item_overhead_bytes = item_overhead_bytes
-        self.reply = reply
-        self.elsewhere = elsewhere
-        self.worker = worker
-        self.begins = begins
-        self.asked = asked
-        self.limits: Mapping[TopicKey, Limit] | None = None  # of its topics with `per_worker`; see `Holdings.limits`
-        self.limited_at = -1  # `Policies.changes` when they were made
-        self.limits_then: Mapping[TopicKey, Limit] | None = None  # when its wait began
-        self.unacked = 0  # acks of its request that failed: the process holds these items
-        self.found: list[tuple[Shard, Item, int]] = []
-        self.doubtful: list[int] = []  # ids of at-most-once items that may be leased without a consumer
-        self.commits = False  # some of the leases must be committed before the reply
-        self.lacks = False  # some of its ready items are not in memory yet
-        self.places: dict[TopicKey, int] = {}  # of topics in `wants`, when they were asked for
-        self.ready_at = 0  # the one of `wants` that was seen to have ready items last, while this host keeps the call
-        self.away = False  # on another host; its answer would be lost if no consumer waited for it
-        self.hint: Hint | None = None  # from the last other host that had nothing
-        self.refused = _NO_HOSTS  # hosts whose items of a topic it may not have (`per_worker`)
-        self.waits = False  # for items, on this host
-        self.hurried = False  # its consumer ended the wait
-        self.done = False
+    wants: list[tuple[TopicKey, int]]
+    lease_ms: int  # 0: each item's own
+    max_bytes: int
+    item_overhead_bytes: int
+    reply: Callable[[list[Item], list[int]], bool]
+    bodies_bytes: int = 1 << 62  # left for bodies alone
+    elsewhere: Callable[[DequeueCall], bool] | None = None
+    worker: str = ""
+    begins: int | None = None  # the consumer begins this number of items at once; None: all
+    asked: Sequence[Any] = ()  # the TopicCounts of the request
+    most: int | None = None  # items of several topics together; each count of `wants` is within it
+    far: bool = False  # is sent to another host first, for topics without a ready item here
+    limits: Mapping[TopicKey, Limit] | None = None  # of its topics with `per_worker`; see `Holdings.limits`
+    limited_at: int = -1  # `Policies.changes` when they were made
+    limits_then: Mapping[TopicKey, Limit] | None = None  # when its wait began
+    unacked: int = 0  # acks of its request that failed: the process holds these items
+    found: list[tuple[Shard, Item, int]] = field(default_factory=list)  # each lease that was made
+    doubtful: list[int] = field(default_factory=list)  # ids of at-most-once items that may be leased without a consumer
+    commits: bool = False  # some of the leases must be committed before the reply
+    lacks: bool = False  # some of its ready items are not in memory yet
+    places: dict[TopicKey, int] = field(default_factory=dict)  # of topics in `wants`, when they were asked for
+    ready_at: int = 0  # place in `wants` of the topic that had ready items last, while this host keeps the call
+    away: bool = False  # on another host; its answer would be lost if no consumer waited for it
+    hint: Hint | None = None  # from the last other host that had nothing
+    refused: frozenset[tuple[str, TopicKey]] = frozenset()  # hosts whose items of a topic it may not have
+    waits: bool = False  # for items, on this host
+    hurried: bool = False  # its consumer ended the wait
+    done: bool = False
 
     def part(self, keys: Collection[TopicKey]) -> list[tuple[TopicKey, int]]:
         """Return the wants for the topics `keys`, in the order of `wants`."""
@@ -351,62 +298,6 @@ class DequeueCall:
         if not self.places:
             self.places = {key: at for at, (key, _) in enumerate(self.wants)}
         return [self.wants[at] for at in sorted(self.places[key] for key in keys)]
-
-
-class Committing(Settles):
-    """A dequeue some of whose leases are being committed.
-
-    `deliver` gets the call and the indices of lost leases, once: when the last lease is settled or the wait is over.
-    `give_back` gets a lease that was committed after that, or that certainly was not committed.
-    """
-
-    __slots__ = ("_deliver", "_give_back", "_lost", "call", "open")
-
-    def __init__(
-        self,
-        call: DequeueCall,
-        deliver: Callable[[DequeueCall, set[int]], None],
-        give_back: Callable[[Shard, Item, int], None],
-    ) -> None:
-        self.call = call
-        self._deliver = deliver
-        self._give_back = give_back
-        self._lost: set[int] = set()
-        self.open: set[int] = set()  # indices in `call.found` of leases that are not committed yet
-
-    @property
-    def done(self) -> bool:
-        return not self.open
-
-    def settled(self, at: int, error: FoqsError | None) -> None:
-        found = self.call.found[at]
-        if at not in self.open:
-            if error is None:
-                self._give_back(*found)
-            return
-        self.open.remove(at)
-        if error is not None:
-            self._lost.add(at)
-            if isinstance(error, OutcomeUnknown):
-                self._doubt(at)
-            else:  # or a later transaction would write a lease that no consumer has
-                self._give_back(*found)
-        if not self.open:
-            self._deliver(self.call, self._lost)
-
-    def deliver_now(self) -> None:
-        """Deliver the items that can be delivered: the leases still open take too long."""
-        self._lost |= self.open
-        for at in sorted(self.open):
-            self._doubt(at)
-        self.open.clear()
-        self._deliver(self.call, self._lost)
-
-    def _doubt(self, at: int) -> None:
-        """Any other item is delivered again."""
-        item = self.call.found[at][1]
-        if item.at_most_once:
-            self.call.doubtful.append(item.id)
 
 
 class RoutingCall:
@@ -444,8 +335,3 @@ class LookCall:
 
     def timed_out(self, shards: Mapping[int, Shard]) -> None:
         self.found(None, None, Unavailable(_TOO_LATE))
-
-
-def change_of(item: Item) -> Change | None:
-    """The change that decides the item's fate next, waiting or under way."""
-    return item.change or item.in_flight

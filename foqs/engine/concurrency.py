@@ -32,7 +32,7 @@ Parked = Flow[Any]
 AnyGate = Gate[TopicKey, Parked]
 
 RECENT_MS = 2_000
-"""A topic is wanted for so long after a dequeue of it found a flow that waits."""
+"""A topic is wanted for this time after a dequeue of it found a flow that waits."""
 _CALLS = 100
 """Consumers of a topic that are looked at for how many items they want."""
 _SILENT = 3
@@ -57,13 +57,13 @@ class Demand:
         self._monotonic_ms = monotonic_ms
 
     def parked(self, topic: TopicKey, gate: AnyGate, wanted: int, at_ms: int) -> None:
-        """A consumer that wants so many more items finds a flow of the topic that is parked now."""
-        self.lacked.pop(topic, None)  # the oldest stands first
+        """Note that a flow of the topic is parked now, which a consumer found that wants `wanted` more items."""
+        self.lacked.pop(topic, None)  # the oldest comes first
         self.lacked[topic] = (at_ms, wanted)
         self.topics.setdefault(topic, {})[gate] = None
 
     def forget(self, at_ms: int) -> None:
-        """Forget dequeues of long ago."""
+        """Forget dequeues that found a parked flow more than `RECENT_MS` ago."""
         while self.lacked:
             topic, (lacked_ms, _) = next(iter(self.lacked.items()))
             if at_ms - lacked_ms < RECENT_MS:
@@ -71,7 +71,7 @@ class Demand:
             del self.lacked[topic]
 
     def of(self, topic: TopicKey) -> bool:
-        """Whether consumers want items of the topic."""
+        """Return True if consumers want items of the topic."""
         if self._policies.pausing and self._policies.paused(topic):
             return False
         if topic in self._waiting:
@@ -122,7 +122,7 @@ def gates_of(flow: Parked) -> Iterator[AnyGate]:
 
 
 def lives(flow: Parked) -> bool:
-    """Whether the flow has items to deliver. If not, it is parked no more."""
+    """Return True if the flow has items to deliver. If not, unpark it."""
     if flow.lanes and flow.ready:
         return True
     flow.parked = None
@@ -159,16 +159,16 @@ class LaneSlots:
 
     @property
     def stale(self) -> bool:
-        """Whether the gates may be those of other limits, or forgotten."""
+        """Return True if the gates may belong to other limits, or be forgotten."""
         return self.book.closed or any(gate.closed for gate in self.gates)
 
     @property
     def commits(self) -> bool:
-        """Whether a lease is committed before it is delivered."""
+        """Return True if a lease is committed before it is delivered."""
         return not self.book.closed and any(not gate.throttle.shadow for gate in self.gates)
 
     def ended(self, item_id: int, *, by_time: bool = False) -> None:
-        """The end of a lease of the lane is committed."""
+        """Note that the end of a lease of the lane is committed."""
         for gate in self.gates:
             gate.ended(item_id, by_time=by_time)
             if not gate.closed:
@@ -177,7 +177,7 @@ class LaneSlots:
 
 _SLICE = 500
 _LANES = 5_000
-"""Lanes whose leases are counted in one turn of the event loop."""
+"""Lanes whose leases are counted in one slice of the event loop."""
 _URGENT = 20
 """Parked flows whose items are looked at for how urgent they are."""
 _MOST_PAST = 10_000
@@ -236,7 +236,7 @@ class Concurrency:
         return None
 
     def lease(self, flow: Parked, item: Item, at_ms: int) -> None:
-        """An item for which `lacking` found nothing is leased."""
+        """Lease an item for which `lacking` found nothing."""
         for gate in item.lane.slots.gates:
             gate.settled(flow)
             gate.lease(item.id, at_ms)
@@ -245,9 +245,11 @@ class Concurrency:
                 self._agenda.settle_soon(gate)
 
     def before_parking(self, flow: Parked, gate: SlotGate, items: int, at_ms: int) -> int:
-        """The flow, of which consumers want so many items, waits at this gate. Return how many slots of this shard they
-        could use. The flow claims slots of keys that come before this one by name, and may keep them until it has all.
-        It gives up those of later keys: the order is the same in all shards, so no two flows wait for each other."""
+        """Return how many slots of the gate's shard consumers that want `items` items of the flow could use.
+
+        The flow waits at this gate. It claims slots of keys that come before this key by name, and may keep them until
+        it has all. It gives up the slots of later keys: the order is the same in all shards, so no two flows wait for
+        each other."""
         ready = 0
         for lane in flow.lanes:
             slots, here = lane.slots, lane.tenure.shard is not None and lane.tenure.shard.number == gate.shard
@@ -263,7 +265,7 @@ class Concurrency:
         return max(1, -(-items * ready // max(1, flow.ready)))
 
     def keep(self, flow: Parked, at_ms: int) -> None:
-        """The flow waits for a token, and keeps the slots that it has a claim on: it gave up its token for them."""
+        """Keep the slots that the flow has a claim on while it waits for a token: it gave up its token for them."""
         for lane in flow.lanes:
             for gate in lane.slots.gates if lane.slots is not None else ():
                 if gate.claims(flow) and gate.keep(lane.topic.key, flow, flow.waits_ms, at_ms):
@@ -287,14 +289,13 @@ class Concurrency:
             self._long_work(self._count(shard, books))
 
     def closed(self, shard: Shard) -> None:
-        """The shard is served here no more: its next owner counts."""
+        """Stop counting the leases of a closed shard: its next owner counts them."""
         for book in shard.limited.values():
             self._close(book)
         shard.limited = {}
 
     def changed(self, ns: str) -> None:
-        """Other limits may be in force in the namespace. Where keys are limited that were not, or are not any more,
-        leases are counted again."""
+        """Follow the limits of the namespace. Count leases again where a key got a limit or lost one."""
         policies = self._policies.limiting.get(ns)
         for shard in self._serving():
             book = shard.limited.get(ns)
@@ -467,7 +468,7 @@ class Concurrency:
         self.settle(gate, at_ms)
 
     def hear(self, key: Bounded, shard: Shard) -> None:
-        """The key's coordinator wants a report of this shard at once."""
+        """Report to the key's coordinator at once, as it asked."""
         book = shard.limited.get(key[0])
         gate = book.gates.get(key[1][len(THROTTLE) :]) if book is not None else None
         if gate is not None:
@@ -494,7 +495,7 @@ class Concurrency:
         return number, found
 
     def beat(self, at_ms: int) -> bool:
-        """Report the slots held here. Call it twice a second or so. Return whether keys are limited."""
+        """Report the slots held here. Call it about twice a second. Return True if keys are limited."""
         if self._lent and not self._reporting:
             self._reporting = True
             self._long_work(self._report())

@@ -1,29 +1,22 @@
-"""Consumers that wait for items: the order in which they are served, and how long each of them waits.
-
-From leased items to a consumer's reply. Leases of at-most-once items, of topics whose attempts are exact, and of
-items with a throttle key that limits leases are committed before the reply is sent.
-
-Another version of a namespace's settings: resumed topics deliver again, throttles and weights change, and workers
-may hold more or fewer items.
-"""
+"""Consumers: the order in which those that wait are served, how long each waits, and how leased items reach them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 
 from foqs.engine import dequeue, item_ops, tenants
-from foqs.engine.calls import Committing, DequeueCall
+from foqs.engine.calls import DequeueCall
 from foqs.engine.shard import Shard
-from foqs.engine.state import State, begin_long
+from foqs.engine.state import State, in_slices
+from foqs.errors import FoqsError, OutcomeUnknown
 from foqs.fairness.keys import TopicKey, fairness_of
-from foqs.item import KNOWN_BYTES, Item, Place
+from foqs.item import KNOWN_BYTES, Cause, Change, Item, Place, Settles, To, Waits
 from foqs.policies.layers import NamespacePolicies
 from foqs.policies.settings import Settings
 
 _TOPICS = 1_000
-"""Topics whose consumers are served in one turn of the event loop."""
+"""Topics whose consumers are served in one slice of the event loop."""
 
 
 def wait(state: State, call: DequeueCall, until_ms: int) -> None:
@@ -67,14 +60,14 @@ def answer_empty(state: State, call: DequeueCall) -> None:
 
 
 def hurry(state: State, call: DequeueCall) -> None:
-    """End the wait of `call`, whose consumer waits no more."""
+    """End the wait of `call`, whose consumer has stopped waiting."""
     call.hurried = True
     if call.waits:
         answer_empty(state, call)
 
 
 def freed(state: State, workers: Iterable[str]) -> None:
-    """Try the consumers again that wait as a worker held all the items that it may hold: leases of `workers` ended."""
+    """Try the consumers again that wait because a worker is full: leases of `workers` ended."""
     for worker in workers:
         if worker not in state.holdings.named:
             continue
@@ -85,7 +78,7 @@ def freed(state: State, workers: Iterable[str]) -> None:
 
 
 def try_again(state: State, key: TopicKey, calls: list[DequeueCall]) -> None:
-    """Let consumers that were parked wait for the topic, before those that came later, from the next turn on."""
+    """Let parked consumers wait for the topic, before consumers that came later, from the next slice on."""
     if calls:
         state.waiting[key] = [*calls, *state.waiting.get(key, ())]
         state.due[key] = None
@@ -93,8 +86,8 @@ def try_again(state: State, key: TopicKey, calls: list[DequeueCall]) -> None:
 
 
 def ready(state: State, key: TopicKey) -> int:
-    """Number of items of a topic that are ready here and wait for no throttle, in memory or not; 0 while the topic is
-    paused."""
+    """Return the number of items of a topic that are ready here and wait for no throttle, in memory or not; 0 while the
+    topic is paused."""
     topic = state.topics.get(key)
     if topic is None or (state.policies.pausing and state.policies.paused(key)):
         return 0
@@ -102,8 +95,8 @@ def ready(state: State, key: TopicKey) -> int:
 
 
 def wake(state: State, shard: Shard, now_ms: int) -> None:
-    """Serves consumers of the topics whose items on `shard` became ready, or came into memory: one slice of them in a
-    turn of the event loop."""
+    """Serve consumers of the topics whose items on `shard` became ready or came into memory: some of them in each slice
+    of the event loop."""
     if shard.unleased:
         unleased, shard.unleased = shard.unleased, []
         freed(state, unleased)
@@ -131,12 +124,10 @@ def wake(state: State, shard: Shard, now_ms: int) -> None:
             state.became_ready(key)
 
 
-def wake_all(state: State, shard: Shard) -> None:
+@in_slices
+def wake_all(state: State, shard: Shard) -> Iterator[None]:
     """Have every topic with a consumer tried again, as the items of `shard` can be merged or leased again."""
-    begin_long(state, _wake_all(state, shard, iter(list(state.waiting))))
-
-
-def _wake_all(state: State, shard: Shard, keys: Iterator[TopicKey]) -> Iterator[None]:
+    keys = iter(list(state.waiting))
     while part := dict.fromkeys(islice(keys, _TOPICS)):
         shard.woken.update(part)
         state.touch(shard)
@@ -145,11 +136,11 @@ def _wake_all(state: State, shard: Shard, keys: Iterator[TopicKey]) -> Iterator[
 
 
 def serve(state: State, keys: Iterable[TopicKey], now_ms: int) -> None:
-    """Serves the consumers that wait for these topics: for each topic, first come, first served.
+    """Serve the consumers that wait for these topics: for each topic, first come, first served.
 
     A waiting consumer found nothing when it was tried last, so only the topics that changed since are looked at: the
-    cost grows with `keys`, not with the number of topics that the consumers name. Topics beyond a slice are left to the
-    next turn of the event loop: an owner whose loop stalls is not confirmed in time, and may not lease items.
+    cost grows with `keys`, not with the number of topics that the consumers name. Further topics are left to the next
+    slice of the event loop: an owner whose loop stalls is not confirmed in time, and may not lease items.
     """
     due = state.due
     due.update((key, None) for key in keys if key in state.waiting)
@@ -164,7 +155,7 @@ def serve(state: State, keys: Iterable[TopicKey], now_ms: int) -> None:
 
 
 def _slice(keys: dict[TopicKey, None]) -> dict[TopicKey, None]:
-    """Take the topics of one turn out of `keys`."""
+    """Take the topics of one slice out of `keys`."""
     slice_ = dict.fromkeys(islice(keys, _TOPICS))
     for key in slice_:
         del keys[key]
@@ -196,7 +187,7 @@ def _serve(state: State, keys: Iterable[TopicKey], now_ms: int) -> list[TopicKey
 
 def _serve_first(state: State, key: TopicKey, waiting: list[DequeueCall], now_ms: int) -> bool:
     """Serve the consumers of a topic that wait longest from one merge, if several wait for this topic alone. Return
-    whether any was served."""
+    True if any was served."""
     calls: list[DequeueCall] = []
     for call in waiting[: ready(state, key)]:
         if len(call.wants) > 1:
@@ -214,7 +205,7 @@ def _serve_first(state: State, key: TopicKey, waiting: list[DequeueCall], now_ms
 
 
 def _with_room(state: State, key: TopicKey, waiting: list[DequeueCall]) -> DequeueCall | None:
-    """Return the first consumer that may have more items of the topic (`per_worker`). Those before it are parked."""
+    """Return the first consumer that may have more items of the topic (`per_worker`). Park the consumers before it."""
     if not state.policies.per_worker:
         return waiting[0]
     full = 0
@@ -231,7 +222,7 @@ def _with_room(state: State, key: TopicKey, waiting: list[DequeueCall]) -> Deque
 
 
 def _left_waiting(state: State, keys: Sequence[TopicKey]) -> None:
-    """Reports each consumer that found nothing here, once."""
+    """Report each consumer that found nothing here, once."""
     last: DequeueCall | None = None
     for key in keys:
         waiting = state.waiting.get(key)
@@ -241,7 +232,7 @@ def _left_waiting(state: State, keys: Sequence[TopicKey]) -> None:
 
 
 def end_merge_waits(state: State, now_ms: int) -> None:
-    """Topics that waited long enough for a late shard go on without it."""
+    """Merge topics that waited long enough for a late shard without it."""
     due: list[TopicKey] = []
     for key, at_ms in state.held_up.items():
         if at_ms > now_ms or len(due) == _TOPICS:
@@ -254,7 +245,7 @@ def end_merge_waits(state: State, now_ms: int) -> None:
 
 
 def let_go(state: State, now_ms: int) -> None:
-    """End the extra wait of calls whose topics have no ready item on any shard any more, and wait for no tokens."""
+    """End the extra wait of calls whose topics have no ready item on any shard and wait for no tokens."""
     for call, until_ms in list(state.staying.items()):
         if not _has_ready(state, call):
             del state.staying[call]
@@ -263,8 +254,8 @@ def let_go(state: State, now_ms: int) -> None:
 
 
 def _has_ready(state: State, call: DequeueCall) -> bool:
-    """Whether a topic of `call` has ready items. This is asked after each batch, and topics are drained in order: the
-    search goes on where it ended."""
+    """Return True if a topic of `call` has ready items. This is asked after each batch, and topics are drained in
+    order, so the search continues where it ended."""
     wants, first, throttling = call.wants, call.ready_at, state.throttling
     parked = state.holdings.parked
     for at in chain(range(first, len(wants)), range(first)):
@@ -300,26 +291,80 @@ def send(state: State, call: DequeueCall, now_ms: int) -> None:
     if not (call.commits and any(_commits_first(item) for _, item, _ in call.found)):
         _deliver(state, call, call.found)
         return
-    committing = Committing(call, partial(_committed, state), partial(_give_back, state))
+    committing = _Committing(state, call)
     for index, (shard, item, _) in enumerate(call.found):
         item.awaited = True
         if _commits_first(item):
             committing.open.add(index)
-            item_ops.lease_first(shard, item, (committing, index), now_ms)
+            _lease_first(shard, item, (committing, index), now_ms)
             state.touch(shard)
-    state.committing.push(now_ms + state.config.host.confirm_ms, committing)
+    state.deadlines.push(now_ms + state.config.host.confirm_ms, committing)
     state.alarm(now_ms + state.config.host.confirm_ms)
 
 
 def _commits_first(item: Item) -> bool:
-    """Whether the lease of the item is committed before its delivery."""
+    """Return True if the lease of the item is committed before its delivery."""
     slots = item.lane.slots
     return item.at_most_once or item.lane.topic.bounds.exact or (slots is not None and slots.commits)
 
 
+def _lease_first(shard: Shard, item: Item, waits: Waits, now_ms: int) -> None:
+    """Queue the lease of an item that is delivered only when its lease is committed."""
+    shard.put(Change(item, To.LEASED, Cause.LEASE, waits), now_ms)
+
+
+class _Committing(Settles):
+    """A dequeue some of whose leases are being committed. It is delivered when the last lease is settled or the wait
+    ends. A lease that was committed after that, or certainly was not committed, is given back.
+
+    `open`: indices in `call.found` of leases that are not committed yet."""
+
+    __slots__ = ("_call", "_lost", "_state", "open")
+
+    def __init__(self, state: State, call: DequeueCall) -> None:
+        self._state = state
+        self._call = call
+        self._lost: set[int] = set()
+        self.open: set[int] = set()
+
+    @property
+    def done(self) -> bool:
+        return not self.open
+
+    def settled(self, at: int, error: FoqsError | None) -> None:
+        found = self._call.found[at]
+        if at not in self.open:
+            if error is None:
+                _give_back(self._state, *found)
+            return
+        self.open.remove(at)
+        if error is not None:
+            self._lost.add(at)
+            if isinstance(error, OutcomeUnknown):
+                self._doubt(at)
+            else:  # or a later transaction would write a lease that no consumer has
+                _give_back(self._state, *found)
+        if not self.open:
+            _committed(self._state, self._call, self._lost)
+
+    def timed_out(self, shards: Mapping[int, Shard]) -> None:
+        """Deliver the items that can be delivered: the leases still open take too long."""
+        self._lost |= self.open
+        for at in sorted(self.open):
+            self._doubt(at)
+        self.open.clear()
+        _committed(self._state, self._call, self._lost)
+
+    def _doubt(self, at: int) -> None:
+        """Report an at-most-once item as doubtful. Any other item is delivered again."""
+        item = self._call.found[at][1]
+        if item.at_most_once:
+            self._call.doubtful.append(item.id)
+
+
 def _committed(state: State, call: DequeueCall, lost: set[int]) -> None:
-    """Deliver the leases that still stand: since they were made some may have been lost, or have ended, or their topic
-    was paused."""
+    """Deliver the leases that are still valid: since they were made some may have been lost, or have ended, or their
+    topic was paused."""
     found = []
     for at, (shard, item, lease) in enumerate(call.found):
         if item.lease == lease:
@@ -371,11 +416,11 @@ def _give_back(state: State, shard: Shard, item: Item, lease: int) -> None:
 
 
 _SLICE = 500
-"""Topics that go on in one turn of the event loop."""
+"""Topics that are looked at in one slice of the event loop after a change of settings."""
 
 
 def apply_settings(state: State, settings: Settings) -> None:
-    """Use the settings from now on, and deliver items of resumed topics to consumers that wait, from the next turn of
+    """Use the settings from now on, and deliver items of resumed topics to consumers that wait, from the next slice of
     the event loop on."""
     ns, policies = settings.ns, state.policies
     before, limiting, weighing = policies.pausing.get(ns), policies.per_worker.get(ns), policies.namespace(ns)
@@ -383,11 +428,9 @@ def apply_settings(state: State, settings: Settings) -> None:
     state.throttling.changed(ns)
     tenants.follow(state, ns, weighing)
     if before is not None:
-        state.long_work.append(_resume(state, ns, before))
-        state.wake()
+        state.put_off(_resume(state, ns, before))
     if limiting is not None or ns in policies.per_worker:
-        state.long_work.append(_limit_workers(state, ns, limiting))
-        state.wake()
+        state.put_off(_limit_workers(state, ns, limiting))
 
 
 def _resume(state: State, ns: str, before: NamespacePolicies) -> Iterator[None]:
@@ -404,8 +447,8 @@ def _resume(state: State, ns: str, before: NamespacePolicies) -> Iterator[None]:
 
 
 def _limit_workers(state: State, ns: str, before: NamespacePolicies | None) -> Iterator[None]:
-    """Try the consumers again that wait for topics with another `per_worker`. Answer those that reported what they hold
-    and may have no more: a process needs the limit to know when to ask again."""
+    """Try the consumers again that wait for topics with another `per_worker`. Answer the consumers that reported what
+    they hold and may have no more: a process needs the limit to know when to ask again."""
     holdings, policies = state.holdings, state.policies
     keys = iter([key for key in {**state.topics, **state.waiting, **holdings.parked} if key[0] == ns])
     while part := list(islice(keys, _SLICE)):

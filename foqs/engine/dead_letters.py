@@ -6,13 +6,14 @@ the shard's next transactions. Those of a topic that is closed or full stay.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
-from foqs.buffers.shard_batch import DeadRead, GroupsRead
-from foqs.engine.calls import ItemsCall, change_of
+from foqs.buffers.reads import DeadRead, GroupsRead
+from foqs.engine.calls import ItemsCall
+from foqs.engine.item_ops import change_of
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.errors import FoqsError, NotServed, OutcomeUnknown, Overloaded, Unavailable
@@ -24,7 +25,7 @@ from foqs.prefetch.lane import Lane
 from foqs.rows import DeadPage, DeadRow, FailureGroup, FailureGroups, FailurePosition
 
 ROWS = 2_000
-"""Rows that one read looks at: the work of other requests for the shard goes on between two."""
+"""Rows that one read looks at: the shard works on other requests between two reads."""
 _CAUSES = 4
 GroupKey = tuple[int, int]
 """(fingerprint, cause)"""
@@ -36,16 +37,7 @@ def dead_lane(shard: Shard, key: TopicKey) -> int | None:
     return lane.number if lane is not None and lane.dead else None
 
 
-def withdraw(shards: Iterable[Shard], done: Callable[..., None]) -> None:
-    """Drop the reads that would call `done`: a shard without a connection would keep them."""
-    for shard in shards:
-        kept = [read for read in shard.dead_reads if read.done != done]
-        if len(kept) < len(shard.dead_reads):
-            shard.dead_reads.clear()
-            shard.dead_reads.extend(kept)
-
-
-def queue(state: State, shard: Shard, read: GroupsRead | DeadRead) -> None:
+def queue(state: State, shard: Shard, read: DeadRead) -> None:
     shard.dead_reads.append(read)
     state.touch(shard)
 
@@ -96,7 +88,8 @@ class FailureListing:
 
     def timed_out(self, shards: Mapping[int, Shard]) -> None:
         self.done = True
-        withdraw(shards.values(), self._read)
+        for shard in shards.values():
+            shard.drop_reads(self._read)
         self._fail(Unavailable("a shard did not answer in time"))
 
     def _next_shard(self) -> None:
@@ -258,7 +251,8 @@ class RedrivePage:
         if self._moves is not None:
             self._moves.timed_out(shards)
             return
-        withdraw(shards.values(), self._read)
+        for shard in shards.values():
+            shard.drop_reads(self._read)
         self._end(Unavailable("the shard did not answer in time; nothing was changed"))
 
     def _end(self, outcome: PageOutcome | FoqsError) -> None:
@@ -403,7 +397,7 @@ class RedrivePage:
             if not done and not doubtful:
                 self._end(refused)
                 return
-            # The next page finds those again that stayed.
+            # The next page finds the items again that stayed.
             outcome.next, outcome.leased, outcome.refused = self._ask.after or START, 0, {}
         self._end(outcome)
 
@@ -415,7 +409,7 @@ class RedrivePage:
 
 
 def _stays(shard: Shard, item: Item, now_ms: int) -> bool:
-    """Whether nothing else takes the item out of its topic: a delete, its TTL, another redrive."""
+    """Return True if nothing else takes the item out of its topic: a delete, its TTL, another redrive."""
     change = change_of(item)
     return (change is None or change.cause is Cause.DUE) and not 0 < item.expires_at_ms <= now_ms - shard.late_ms
 

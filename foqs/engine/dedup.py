@@ -3,27 +3,27 @@
 The first attempt inserts keys and items in one transaction, as if all keys were new. If the database has one of the
 keys, it refuses the transaction. The shard's thread then looks up the keys, and stores the items whose keys are new.
 
-Moves rows of deduplication keys between shards: the part that a batch does on either shard. The steps and their
-order are in `foqs.peers.hash_slots`.
-
-The shard that gives a slot away first writes, behind the fence, that it no longer has the slot; only then are its rows
-read. So the copy has every stored key, even if a replaced owner still runs.
+Slots move between shards in the steps of `foqs.peers.hash_slots`. The shard that gives a slot away first writes,
+behind the fence, that it no longer has the slot; only then are its rows read. So the copy has every stored key, even if
+a replaced owner still runs.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from foqs.buffers.pending_dedup import Give, Keyed, KeyedRequest
-from foqs.buffers.shard_batch import BatchResult, Chunk, ShardBatch
+from foqs.buffers.reads import Read, ScanRead, StoreReads
+from foqs.buffers.shard_batch import Chunk, ShardBatch
 from foqs.engine import enqueue
 from foqs.engine.calls import EnqueueCall
 from foqs.engine.enqueue import RETRY_MS, cut
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.errors import NotServed, Overloaded, Unavailable
-from foqs.ids import hash_slot_of
+from foqs.ids import hash_slot_bounds, hash_slot_of
 from foqs.rows import Batch, DedupRow, Holding
 from foqs.shardmgr.lifecycle import ShardState
 from foqs.shardmgr.routing import without
@@ -98,7 +98,7 @@ def _store(shard: Shard, call: EnqueueCall, new: list[Keyed]) -> None:
 
 def fill_transaction(shard: Shard, batch: ShardBatch, transaction: Batch) -> bool:
     """Add the changes of keys and slots beside items. Return whether there are any."""
-    add_slot_rows(shard, batch, transaction)
+    _add_moved_slots(shard, batch, transaction)
     transaction.dedup_gone, shard.keys.gone = shard.keys.gone, None
     transaction.slots, shard.keys.wanted = shard.keys.wanted, None
     shard.keys.in_flight = transaction.slots
@@ -143,36 +143,38 @@ def settle_known(batch: ShardBatch, known: Mapping[int, DedupRow]) -> None:
     batch.rows -= len(known)
 
 
-def apply_reads(shard: Shard, batch: ShardBatch, result: BatchResult, now_ms: int) -> None:
-    applied(shard, batch, result)
-    if batch.dedup_expired is not None:
-        _expire(shard, batch, result, now_ms)
+@dataclass(slots=True, eq=False)
+class ExpiredKeysRead(ScanRead):
+    """The range of expired keys that the next transaction deletes."""
+
+    def run(self, store: StoreReads) -> int:
+        self.found = store.dedup_expired(self.wanted.from_ms, self.wanted.to_ms, self.limit)
+        return 0
+
+    def apply(self, shard: Shard, saved: bool, now_ms: int) -> None:
+        scan, found = self.scan, self.found
+        # The host's clock may be ahead of the database's: no key is removed before it expires there.
+        until_ms = min(now_ms, found.db_now_ms + shard.config.clock_jump_ms)
+        if found.first_ms and found.first_ms > until_ms:
+            scan.left(found.first_ms)
+        bound_ms = min(found.bound_ms, until_ms)
+        scan.read(bound_ms, found.complete and bound_ms == found.bound_ms, found.next_ms)
+        if found.first_ms and found.first_ms <= bound_ms:
+            scan.outstanding = 1
+            shard.keys.gone = (self.wanted.from_ms, bound_ms)
+        else:
+            scan.finish(now_ms)
 
 
-def _expire(shard: Shard, batch: ShardBatch, result: BatchResult, now_ms: int) -> None:
-    scan, found = shard.keys.scan, result.dedup_expired
-    if found is None or batch.dedup_expired is None:
-        scan.failed(now_ms)
-        return
-    # The host's clock may be ahead of the database's: no key is removed before it expires there.
-    until_ms = min(now_ms, found.db_now_ms + shard.config.clock_jump_ms)
-    if found.first_ms and found.first_ms > until_ms:
-        scan.left(found.first_ms)
-    bound_ms = min(found.bound_ms, until_ms)
-    scan.read(bound_ms, found.complete and bound_ms == found.bound_ms, found.next_ms)
-    if found.first_ms and found.first_ms <= bound_ms:
-        scan.outstanding = 1
-        shard.keys.gone = (batch.dedup_expired[0].from_ms, bound_ms)
-    else:
-        scan.finish(now_ms)
+# ------------------------------------------------------------------------------------------ slots that move
 
 
 def due(shard: Shard) -> bool:
-    """Whether the next batch has rows to copy or a slot to give."""
+    """Return True if the next batch has rows to copy or a slot to give."""
     return bool(shard.keys.copies) or _next_give(shard) is not None
 
 
-def add_slot_rows(shard: Shard, batch: ShardBatch, transaction: Batch) -> None:
+def _add_moved_slots(shard: Shard, batch: ShardBatch, transaction: Batch) -> None:
     keys = shard.keys
     batch.copies, keys.copies = keys.copies, []
     for copy in batch.copies:
@@ -187,23 +189,45 @@ def add_slot_rows(shard: Shard, batch: ShardBatch, transaction: Batch) -> None:
         keys.gives.remove(give)
         give.done(Unavailable("the shard was given slots by a later record", RETRY_MS))
         return
-    batch.give = give
+    batch.reads.append(GiveRead(give))
     keys.wanted = Holding(give.stamp, without(give.slot, last.bits))
 
 
-def applied(shard: Shard, batch: ShardBatch, result: BatchResult) -> None:
-    """Settle the requests that wait. After an error they are repeated."""
-    committed = result.saved
-    error = Unavailable("the keys' shard cannot be used now", RETRY_MS)
-    give, batch.give = batch.give, None
+def _next_give(shard: Shard) -> Give | None:
+    """Return the first give whose slot has no pending key: no more keys of it are accepted."""
+    return next((give for give in shard.keys.gives if not shard.keys.under_way(give.slot)), None)
+
+
+@dataclass(slots=True, eq=False)
+class GiveRead(Read):
+    """Rows of a slot, read after the transaction that gives the slot away. A request that fails is repeated."""
+
+    give: Give
+    rows: list[DedupRow] = field(default_factory=list)
+
+    def run(self, store: StoreReads) -> int:
+        _, high = hash_slot_bounds(self.give.slot)
+        self.rows = store.dedup_between(self.give.low, high, self.give.limit)
+        return 0
+
+    def apply(self, shard: Shard, saved: bool, now_ms: int) -> None:
+        if saved:
+            shard.keys.gives.remove(self.give)
+            self.give.done(self.rows)
+        else:
+            self.missed(shard, now_ms)
+
+    def missed(self, shard: Shard, now_ms: int) -> None:
+        shard.keys.gives.remove(self.give)
+        self.give.done(_not_moved())
+
+
+def settle_copies(batch: ShardBatch, saved: bool) -> None:
+    """Settle the requests whose rows the transaction had. Those that fail are repeated."""
     copies, batch.copies = batch.copies, []
     for copy in copies:
-        copy.done(None if committed else error)
-    if give is not None:
-        shard.keys.gives.remove(give)
-        give.done(result.given if committed and result.given is not None else error)
+        copy.done(None if saved else _not_moved())
 
 
-def _next_give(shard: Shard) -> Give | None:
-    """Return the first give whose slot has no pending key: none is accepted any more."""
-    return next((give for give in shard.keys.gives if not shard.keys.under_way(give.slot)), None)
+def _not_moved() -> Unavailable:
+    return Unavailable("the keys' shard cannot be used now", RETRY_MS)

@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from foqs.bounds import Budget
+from foqs.buffers.checkpoint import NEVER_MS
 from foqs.buffers.shard_batch import BatchResult, Outcome, ShardBatch
 from foqs.config.load import Config
-from foqs.engine import ack, batch_apply, batch_build, consumers, dequeue, enqueue, item_ops, shard_life, state
-from foqs.engine.calls import NEVER_MS, DequeueCall, EnqueueCall, ItemsCall, LookCall
-from foqs.engine.listing import OVERLOADED_RETRY_MS, Listing
+from foqs.engine import ack, batch_apply, batch_build, consumers, dequeue, enqueue, item_ops, shard_life
+from foqs.engine.calls import DequeueCall, EnqueueCall, ItemsCall, LookCall
+from foqs.engine.listing import OVERLOADED_RETRY_MS, Listing, Releasing
 from foqs.engine.shard import Shard
 from foqs.engine.state import UNCONNECTED, Callbacks, State
-from foqs.engine.stats import Releasing
 from foqs.errors import NotServed, Overloaded, Unavailable
 from foqs.fairness.keys import LaneKey, TopicKey
 from foqs.ids import shard_of
@@ -77,7 +77,7 @@ class Engine(State):
     def fill(self, shard: Shard, opened: Opened, then: Callable[[], None]) -> None:
         """Prepare the memory of a shard that the store has opened, in several turns of the event loop if it has very
         many lanes, and call `then`. `opened` or `unfill` follows."""
-        state.begin_long(self, shard_life.filled(shard, opened, then))
+        shard_life.fill_in_slices(self, shard, opened, then)
 
     def unfill(self, shard: Shard) -> None:
         """Drop the memory of a shard that is not served after all."""
@@ -89,7 +89,7 @@ class Engine(State):
         self.serving.append(shard)
         self.touch(shard)
         self.throttling.concurrency.opened(shard)
-        state.begin_long(self, shard_life.wake_lanes(self, shard))
+        shard_life.wake_lanes(self, shard)
         consumers.wake(self, shard, now_ms)
         self.served()
 
@@ -264,7 +264,7 @@ class Engine(State):
         if self.due:
             consumers.serve(self, (), now_ms)
         if self.long_work:
-            state.continue_long(self)
+            self.go_on()
         dirty, self.dirty = self.dirty, {}
         for shard in dirty:
             if shard.woken:
@@ -292,8 +292,6 @@ class Engine(State):
         for waiting in self.patience.pop_due(now_ms):
             if not waiting.away:
                 consumers.answer_empty(self, waiting)
-        for committing in self.committing.pop_due(now_ms):
-            committing.deliver_now()
         consumers.end_merge_waits(self, now_ms)
         for shard in self.serving:
             shard_life.check_silence(self, shard, now_ms)
@@ -305,7 +303,7 @@ class Engine(State):
             consumers.freed(self, self.holdings.sweep())
 
     def next_ms(self, now_ms: int) -> int:
-        at_ms = min(self.deadlines.next_ms(), self.patience.next_ms(), self.committing.next_ms(), self.housekeeping_ms)
+        at_ms = min(self.deadlines.next_ms(), self.patience.next_ms(), self.housekeeping_ms)
         for shard in self.serving:
             at_ms = min(at_ms, batch_build.next_ms(shard, now_ms))
             if shard.grace_from_ms is not None and not shard.held:

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from foqs.engine.concurrency import AnyGate, Parked
 from foqs.engine.item_ops import change_at_limit, given_of
-from foqs.engine.listing import count
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
+from foqs.engine.stats import count
 from foqs.engine.workers import LATELY_MS
 from foqs.fairness.keys import TopicKey, fairness_of, topic_key
 from foqs.fairness.ledger import Standing, standing_of

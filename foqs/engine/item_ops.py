@@ -14,7 +14,6 @@ from functools import partial
 from typing import NamedTuple
 
 from foqs.engine import throttling
-from foqs.engine.calls import change_of
 from foqs.engine.shard import Shard
 from foqs.errors import FoqsError, NotFound, StaleLease
 from foqs.fairness.keys import lane_key, pack_throttles, tenancy_of
@@ -32,6 +31,11 @@ _After = Callable[[Shard, Item, Waits, int, int], Change]
 """(shard, item, waits, now_ms, since_ms): the change of a nack. `since_ms` is 0 where the nack does not ask for it."""
 _STALE = "the lease given is not the item's current lease"
 _DEAD = "the lease is over, and its item goes to another topic"
+
+
+def change_of(item: Item) -> Change | None:
+    """Return the change that decides the item's fate next, waiting or in flight."""
+    return item.change or item.in_flight
 
 
 def _holds(item: Item, lease: int) -> bool:
@@ -265,11 +269,6 @@ def delete(shard: Shard, item: Item, waits: Waits, now_ms: int) -> Verdict:
         return False
     shard.put(Change(item, To.GONE, Cause.DELETE, waits), now_ms)
     return False
-
-
-def lease_first(shard: Shard, item: Item, waits: Waits, now_ms: int) -> None:
-    """Queue the lease of an at-most-once item, which is delivered only when its lease is committed."""
-    shard.put(Change(item, To.LEASED, Cause.LEASE, waits), now_ms)
 
 
 class Fate(Enum):

@@ -1,25 +1,28 @@
-"""Walks over the lanes of one topic, of which a shard may have 100,000: some in each turn of the event loop.
+"""Items of a topic page by page, for operators: lists, and the release of leases.
 
-The look-ups of operators: active topics, and the items of one topic page by page.
+A shard may have 100,000 lanes of a topic. A walk looks at some of them in each slice of the event loop.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Container, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
-from foqs.buffers.shard_batch import ListRead
+from foqs.buffers.reads import ListedRows, ListRead
+from foqs.engine.batch_reads import when_due
 from foqs.engine.dequeue import ITEM_OVERHEAD_BYTES
+from foqs.engine.item_ops import given_of, stands
 from foqs.engine.shard import Shard
-from foqs.engine.state import State, begin_long
+from foqs.engine.state import State
 from foqs.errors import FoqsError, Invalid, NotServed, Overloaded, Unavailable
 from foqs.fairness.keys import LaneKey, TopicKey, lane_key, tenancy_bytes, tenancy_of
 from foqs.idl import idl
-from foqs.item import Item, body_bytes
+from foqs.item import Item, Settles, body_bytes, from_found
 from foqs.prefetch.lane import Lane
-from foqs.rows import Body, FailureRow, ReadyRow, TimerRow
+from foqs.rows import Body, FailureRow, Found, ReadyRow, TimerRow
 
 GROUP = 1_000
 """Lanes that one read has: no more than `ShardStore.page_of_lanes` takes."""
@@ -73,7 +76,7 @@ def lanes_at(
 
 
 def _may_have(lane: Lane[Item], state: str) -> bool:
-    """Whether the lane may have items in that state. (The read of timers looks at those of all lanes.)"""
+    """Return True if the lane may have items in that state."""
     if state == "leased":
         return lane.leased > 0
     return lane.total > (0 if state == "ready" else lane.ready)
@@ -98,22 +101,6 @@ def _group(shard: Shard, key: TopicKey, state: str, above: int, end: int | None)
     return found
 
 
-def lanes_of(state: State, key: TopicKey) -> Iterator[list[Lane[Item]]]:
-    """Yield the lanes of a topic on the open shards in parts, each for one turn of the event loop. A topic of plain
-    lanes has one part."""
-    if not any(key in shard.tenants for shard in state.serving):
-        topic = state.topics.get(key)
-        yield topic.lanes() if topic is not None else []
-        return
-    for shard in list(state.serving):
-        plain, above = shard.lanes.get(lane_key(key)), 0
-        if plain is not None:
-            yield [plain]
-        while (tenants := shard.tenants.get(key)) is not None and (part := tenants.behind(above, _TURN)):
-            above, numbers = part[-1], shard.lane_numbers
-            yield [numbers[number] for number in part if number in numbers]
-
-
 _STATES = ("ready", "delayed", "leased")
 _STATE_NUMBER = {
     "ready": idl.ItemState.READY, "delayed": idl.ItemState.DELAYED, "leased": idl.ItemState.LEASED,
@@ -124,9 +111,9 @@ OVERLOADED_RETRY_MS = 100
 ANSWERS_SHARE = 0.8
 """Beyond this share of the byte budget, requests with long answers are refused: acks, which free memory, need room."""
 _READ_BYTES = 4 << 20
+_RELEASE_ROWS = 200
+_RELEASE_BYTES = 1 << 20
 _FAILURE_OVERHEAD_BYTES = 128
-_TOPICS = 500
-"""Topics that a search looks at in one turn of the event loop."""
 
 
 def cursor_of(*parts: Any) -> str:
@@ -147,93 +134,6 @@ def parts_of(cursor: str | None, *forms: tuple[type, ...]) -> list[Any] | None:
     return parts
 
 
-def active_topics(
-    state: State,
-    ns: str | None,
-    limit: int,
-    cursor: str | None,
-    address: str,
-    within: Container[str] | None,
-    now_ms: int,
-    done: Callable[[list[Any], bool], None],
-    *,
-    every: bool = False,
-) -> None:
-    """Report the topics with something ready, by name, and whether there are more; only of namespaces in `within`, if
-    given. `every`: topics with items in any state, counted by state."""
-    parts = parts_of(cursor, (str, str))
-    after = (parts[0], parts[1]) if parts is not None else ("", "")
-    if ns is not None:
-        after = max(after, (ns, ""))
-    begin_long(state, _search(state, ns, limit, after, address, within, now_ms, done, every))
-
-
-def _search(
-    state: State,
-    ns: str | None,
-    limit: int,
-    after: TopicKey,
-    address: str,
-    within: Container[str] | None,
-    now_ms: int,
-    done: Callable[[list[Any], bool], None],
-    every: bool,
-) -> Iterator[None]:
-    order = state.topics.order(now_ms)
-    while order.sort(_TOPICS, state.topics):
-        yield
-    found: list[Any] = []
-    while keys := order.after(after, _TOPICS):
-        for key in keys:
-            if ns is not None and key[0] != ns:
-                done(found, False)
-                return
-            if within is not None and key[0] not in within:
-                continue
-            ready, delayed, leased, oldest_ms = yield from _counted(state, key)
-            if not (ready or (every and (delayed or leased))):
-                continue
-            if len(found) == limit:
-                done(found, True)
-                return
-            by_state = (delayed, leased) if every else ()
-            found.append(idl.ActiveTopic(*key, ready, oldest_ms, [address], *by_state))
-        if len(keys) < _TOPICS:
-            break
-        after = keys[-1]
-        yield
-    done(found, False)
-
-
-def count(state: State, key: TopicKey, done: Callable[[tuple[int, int, int]], None]) -> None:
-    """Report the numbers of ready, delayed and leased items of a topic."""
-    begin_long(state, _count(state, key, done))
-
-
-def _count(state: State, key: TopicKey, done: Callable[[tuple[int, int, int]], None]) -> Iterator[None]:
-    ready, delayed, leased, _ = yield from _counted(state, key)
-    done((ready, delayed, leased))
-
-
-def _counted(state: State, key: TopicKey) -> Generator[None, None, tuple[int, int, int, int]]:
-    """Return the numbers of ready, delayed and leased items of a topic, and `oldest_ready_at_ms`, 0 without one."""
-    ready = leased = total = oldest_ms = 0
-    for at, lanes in enumerate(lanes_of(state, key)):
-        if at:
-            yield
-        for lane in lanes:
-            if lane.ready:
-                lane_ms = lane.oldest_ready_at_ms()
-                oldest_ms = min(oldest_ms, lane_ms) if ready else lane_ms
-            ready, leased, total = ready + lane.ready, leased + lane.leased, total + lane.total
-    return ready, max(0, total - ready - leased), leased, oldest_ms
-
-
-def topics_cursor(last: Any) -> str:
-    """For the page behind `last`."""
-    return cursor_of(last.ns, last.topic)
-
-
 def _wanted(state: int) -> tuple[str, ...]:
     wanted = _STATES if state == 0 else tuple(s for s in _STATES if _STATE_NUMBER[s] == state)
     if not wanted:
@@ -242,12 +142,12 @@ def _wanted(state: int) -> tuple[str, ...]:
 
 
 def first_cursor(shard: int, state: int) -> str:
-    """For the first page of a shard. Raises Invalid."""
+    """Return the cursor of the first page of a shard. Raises Invalid."""
     return cursor_of(shard, _wanted(state)[0], [])
 
 
 def cursor_shard(cursor: str) -> int:
-    """The shard that a cursor of items goes on with. Raises Invalid."""
+    """Return the shard with which a cursor of items continues. Raises Invalid."""
     return _place(cursor)[0]
 
 
@@ -286,7 +186,7 @@ class Listing:
 
     def __init__(
         self,
-        engine: State,
+        host: State,
         key: TopicKey,
         state: int,
         limit: int,
@@ -297,9 +197,9 @@ class Listing:
         only: int | None = None,
     ) -> None:
         """`only`: of this shard. Raises Invalid, and NotServed where that shard is not here."""
-        self._engine = engine
+        self._host = host
         self._key = key
-        self._states = _wanted(state)
+        self._hosts = _wanted(state)
         self._left = limit
         self._room_bytes = room_bytes
         self._reply = reply
@@ -309,25 +209,25 @@ class Listing:
         self._items: list[Listed] = []
         self._held_bytes = 0
         self._asked_bytes = 0
-        self._shards = sorted(shard.number for shard in engine.serving if only in (None, shard.number))
+        self._shards = sorted(shard.number for shard in host.serving if only in (None, shard.number))
         if only is not None and not self._shards:
             raise NotServed("the shard is not served here now")
         self._at: tuple[int, str, Spot] | None = None
         if cursor is not None:
             self._at = _place(cursor)
-            if self._at[1] not in self._states:
+            if self._at[1] not in self._hosts:
                 raise Invalid("the cursor is not one of this server's")
         elif self._shards:
-            self._at = (self._shards[0], self._states[0], Spot())
+            self._at = (self._shards[0], self._hosts[0], Spot())
 
     def go_on(self) -> None:
         """Ask the next shard, state and lanes that may have items, or reply."""
-        begin_long(self._engine, self._ask())
+        self._host.begin(self._ask())
 
     def _ask(self) -> Iterator[None]:
         while self._at is not None and self._left and self._room_bytes > 0:
             number, state, spot = self._at
-            shard, lanes = self._engine.shards.get(number), list[int]()
+            shard, lanes = self._host.shards.get(number), list[int]()
             if shard is not None:
                 lanes, spot = yield from lanes_at(shard, self._key, state, spot)
                 if self.done:
@@ -335,7 +235,7 @@ class Listing:
             if shard is not None and lanes:
                 self._at = (number, state, spot)
                 room_bytes = min(self._room_bytes, _READ_BYTES)
-                if not self._engine.budget.fits(room_bytes, ANSWERS_SHARE):
+                if not self._host.budget.fits(room_bytes, ANSWERS_SHARE):
                     if self._items:
                         break
                     self._end()
@@ -344,7 +244,7 @@ class Listing:
                 self._hold(room_bytes)
                 after = spot.after_in(lanes, state)
                 shard.lists.append(ListRead(lanes, state, after, self._left, room_bytes, self._listed))
-                self._engine.touch(shard)
+                self._host.touch(shard)
                 return
             self._next_place()
         self._answer()
@@ -352,20 +252,14 @@ class Listing:
     def _next_place(self) -> None:
         assert self._at is not None
         number, state, _ = self._at
-        states = self._states
+        states = self._hosts
         if state in states and states.index(state) + 1 < len(states):
             self._at = (number, states[states.index(state) + 1], Spot())
             return
         later = [other for other in self._shards if other > number]
         self._at = (later[0], states[0], Spot()) if later else None
 
-    def _listed(
-        self,
-        rows: list[ReadyRow] | list[TimerRow],
-        bodies: dict[int, Body],
-        failures: dict[int, FailureRow],
-        error: FoqsError | None,
-    ) -> None:
+    def _listed(self, listed: ListedRows, error: FoqsError | None) -> None:
         if self.done:
             return
         if error is not None:
@@ -374,9 +268,9 @@ class Listing:
             return
         assert self._at is not None
         number, state, spot = self._at
-        shard, after, read_bytes = self._engine.shards.get(number), spot.after, 0
-        for row in rows:
-            body = bodies.get(row.id)
+        shard, after, read_bytes = self._host.shards.get(number), spot.after, 0
+        for row in listed.rows:
+            body = listed.bodies.get(row.id)
             lane = shard.lane_numbers.get(row.lane) if shard is not None else None
             key = lane_key(self._key) if lane is None else lane.key
             size = 0 if body is None else body_bytes(body) + self._item_overhead_bytes + tenancy_bytes(*tenancy_of(key))
@@ -387,14 +281,14 @@ class Listing:
             if body is None:
                 continue
             until_ms = row.due_ms if isinstance(row, TimerRow) and state == "leased" else 0
-            failure = failures.get(row.id)
+            failure = listed.failures.get(row.id)
             size += _failure_bytes(failure)
             self._items.append(Listed(key, body, row.attempt, _STATE_NUMBER[state], until_ms, failure))
             self._room_bytes -= size
             self._left -= 1
             read_bytes += size
         self._hold(read_bytes - self._asked_bytes)
-        self._at = (number, state, spot._replace(after=after) if rows else spot.behind())
+        self._at = (number, state, spot._replace(after=after) if listed.rows else spot.behind())
         self.go_on()
 
     def _hold(self, more_bytes: int) -> None:
@@ -402,13 +296,13 @@ class Listing:
         self._asked_bytes = more_bytes
         self._held_bytes += more_bytes
         if more_bytes >= 0:
-            self._engine.budget.take(more_bytes)
+            self._host.budget.take(more_bytes)
         else:
-            self._engine.budget.give(-more_bytes)
+            self._host.budget.give(-more_bytes)
 
     def _end(self) -> None:
         self.done = True
-        self._engine.budget.give(self._held_bytes)
+        self._host.budget.give(self._held_bytes)
 
     def _answer(self) -> None:
         self._end()
@@ -421,8 +315,8 @@ class Listing:
 
     def timed_out(self, shards: Mapping[int, Shard]) -> None:
         self._end()
-        for shard in shards.values():  # a shard without a connection would keep the read, and all later ones
-            shard.lists = [read for read in shard.lists if read.done != self._listed]
+        for shard in shards.values():
+            shard.drop_reads(self._listed)
         self._fail(Unavailable("a shard did not answer in time"))
 
 
@@ -439,3 +333,115 @@ def _position(row: ReadyRow | TimerRow, spot: Spot) -> tuple[int, ...]:
         return (row.due_ms, row.id)
     after = (row.priority, row.deliver_after_ms, row.id)
     return after if spot.group is None else (row.lane, *after)
+
+
+class Releasing(Settles):
+    """Reads the leases of a topic page by page, shard after shard, and ends those of `worker` (None: of all) that were
+    given at `given_until_ms` or before. Calls `reply` once with the number of ended leases and the error that kept it
+    from going on, if any."""
+
+    __slots__ = ("_at", "_error", "_given_until_ms", "_key", "_open", "_released", "_reply", "_shards", "_state",
+                 "_worker", "done")  # fmt: skip
+
+    def __init__(
+        self, state: State, key: TopicKey, worker: str | None, given_until_ms: int,
+        reply: Callable[[int, FoqsError | None], None],
+    ) -> None:  # fmt: skip
+        self._state = state
+        self._key = key
+        self._worker = worker
+        self._given_until_ms = given_until_ms
+        self._reply = reply
+        self._shards = list(state.serving)
+        self._at = Spot()
+        self._open = 0  # ends that are not committed yet
+        self._released = 0
+        self._error: FoqsError | None = None
+        self.done = False
+
+    def go_on(self) -> None:
+        """Read the next page, or reply when every end is committed."""
+        self._state.begin(self._ask())
+
+    def _ask(self) -> Iterator[None]:
+        while self._shards and self._error is None:
+            shard = self._shards[0]
+            lanes, self._at = yield from lanes_at(shard, self._key, "leased", self._at)
+            if self.done:
+                return
+            if lanes:
+                after = self._at.after_in(lanes, "leased")
+                shard.lists.append(ListRead(lanes, "leased", after, _RELEASE_ROWS, _RELEASE_BYTES, self._read))
+                self._state.touch(shard)
+                return
+            self._next_shard()
+        if not self._open and not self.done:
+            self.done = True
+            self._reply(self._released, self._error)
+
+    def settled(self, at: int, error: FoqsError | None) -> None:
+        self._released += error is None
+        self._ended(error)
+
+    def _ended(self, error: FoqsError | None) -> None:
+        self._open -= 1
+        if self.done:
+            return
+        self._error = self._error or error
+        if not self._shards or self._error is not None:
+            self.go_on()
+
+    def timed_out(self, shards: Mapping[int, Shard]) -> None:
+        self.done = True
+        for shard in shards.values():
+            shard.drop_reads(self._read)
+        self._reply(self._released, Unavailable("a shard did not answer in time"))
+
+    def _next_shard(self) -> None:
+        del self._shards[0]
+        self._at = Spot()
+
+    def _read(self, listed: ListedRows, error: FoqsError | None) -> None:
+        if self.done:
+            return
+        if error is not None:
+            self._error = error
+            self.go_on()
+            return
+        shard, now_ms = self._shards[0], self._state.now_ms
+        for row in listed.rows:
+            assert isinstance(row, TimerRow), "leased items have timer rows"
+            self._at = self._at._replace(after=(row.due_ms, row.id))
+            item = shard.known.get(row.id)
+            lane = shard.lane_numbers.get(row.lane)
+            if item is None and row.id in listed.bodies and lane is not None:
+                item = from_found(Found(listed.bodies[row.id], None, row), lane)
+            if item is None or not stands(item, row.lease):
+                continue
+            given = given_of(shard, item)
+            if self._worker not in (None, given.worker) or given.at_ms > self._given_until_ms:
+                continue
+            self._open += 1
+            if shard.policies.of(self._key).max_total_ms:
+                shard.looks.add(item.id, partial(self._looked, shard, row.lease))
+            else:
+                self._release(shard, item, now_ms)
+        if not listed.rows:
+            self._at = self._at.behind()
+        self._state.soon(self.go_on)
+
+    def _release(self, shard: Shard, item: Item, since_ms: int) -> None:
+        now_ms = self._state.now_ms
+        change = when_due(shard, item, since_ms, now_ms - shard.late_ms)
+        change.waits.append((self, 0))
+        shard.put(change, now_ms)
+        self._state.touch(shard)
+
+    def _looked(
+        self, shard: Shard, lease: int, item: Item | None, found: Found | None, error: FoqsError | None
+    ) -> None:
+        """End a lease for which the policy asks since when the item could be delivered. It may be over by now."""
+        if item is not None and found is not None and stands(item, lease):
+            self._release(shard, item, found.since_ms)
+        else:
+            self._ended(error)

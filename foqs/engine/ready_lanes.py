@@ -23,10 +23,10 @@ from foqs.rows import Key
 _BODIES_AHEAD = 200
 
 Able = dict[Shard, bool | None]
-"""Whether each shard may lease items during one dequeue, the same for all topics; None for one that is not healthy."""
+"""By shard, True if it may lease items during one dequeue, the same for all topics; None if it is not healthy."""
 Source = tuple[Shard, Lane[Item], Window[Item]]
 AtHand = tuple[Sequence[Lane[Item]], Sequence[Window[Item]], Sequence[Source]]
-"""Lanes, their windows, and those of them with more rows."""
+"""Lanes, their windows, and the sources among them with more rows."""
 
 
 def bounds_of(state: State, topic: Topic[Lane[Item]]) -> Bounds:
@@ -46,7 +46,7 @@ def bounds_of(state: State, topic: Topic[Lane[Item]]) -> Bounds:
 
 
 def may_lease(state: State, able: Able, shard: Shard, now_ms: int) -> bool | None:
-    """Find out whether a shard may lease items, for a shard that is not in `able` yet."""
+    """Return if a shard that is not in `able` yet may lease items, and add it there."""
     able[shard] = may = shard.may_lease(now_ms) if shard.healthy(now_ms) else None
     if may is False:
         state.touch(shard)
@@ -79,7 +79,7 @@ def at_hand(state: State, able: Able, flow: Flow[Lane[Item]] | None, now_ms: int
 
 
 def bound_of(paged: Sequence[Source], lacking: Sequence[Source]) -> Key | None:
-    """Return the key behind which no item may be taken: the first item of a lacking shard may stand there."""
+    """Return the key behind which no item may be taken: the first item of a lacking shard may be there."""
     bound = merge.bound_of([window for _, _, window in paged])
     for _, _, window in lacking:
         first = window.entries[0][:3] if window.entries else window.end or merge.LOWEST
@@ -96,7 +96,7 @@ def ask_pages(state: State, sources: Iterable[Source]) -> None:
 
 
 def wait_for_lacking(state: State, key: TopicKey, lacking: bool, now_ms: int, *, found: bool, held: bool) -> None:
-    """Wait for lacking lanes once, for a bounded time; then the topic goes on without them: other lanes have `held`
+    """Wait for lacking lanes once, for a bounded time. Then the topic is merged without them: other lanes have `held`
     items back, or the consumer is sent to another host."""
     if not lacking:
         go_on_without(state, key)
@@ -113,7 +113,7 @@ def wait_for_lacking(state: State, key: TopicKey, lacking: bool, now_ms: int, *,
 
 
 def go_on_without(state: State, key: TopicKey) -> None:
-    """No lane of the topic is waited for."""
+    """Wait for no lane of the topic."""
     state.held_up.pop(key, None)
     state.skipping.pop(key, None)
 
@@ -126,8 +126,8 @@ def want_bodies(state: State, shard: Shard, window: Window[Item]) -> None:
 
 
 def drop(state: State, over: list[Item], now_ms: int) -> bool:
-    """Take items away that have expired, before a scan finds them, or have no attempt left; return whether there were
-    any to take away."""
+    """Take items away that have expired, before a scan finds them, or have no attempt left. Return True if there were
+    any."""
     dropped = False
     for item in over:
         shard = state.shards[item.id >> 48]
@@ -145,7 +145,7 @@ def drop(state: State, over: list[Item], now_ms: int) -> bool:
 
 
 _LANES = 100
-"""Lanes of tenants that are looked at: those whose turns come first. A request may name 100 topics."""
+"""Lanes of tenants that are looked at, in the order of their turns. A request may name 100 topics."""
 
 
 def most_urgent(state: State, key: TopicKey, now_ms: int) -> int | None:

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 from foqs.bounds import Budget
 from foqs.buffers.checkpoint import Checkpoint
 from foqs.buffers.pending_dedup import Keys
-from foqs.buffers.shard_batch import Chunk, DeadRead, GroupsRead, ListRead, ShardBatch
+from foqs.buffers.reads import DeadRead, ListRead
+from foqs.buffers.shard_batch import Chunk, ShardBatch
 from foqs.config.schema import HostSection
 from foqs.counters import BatchMetrics, Counters
 from foqs.engine.shard_memory import ShardMemory
@@ -190,7 +191,7 @@ class Shard(ShardMemory):
         self.looks = Looks()
         self.asked = AskedScripts()
         self.lists: list[ListRead] = []
-        self.dead_reads: deque[GroupsRead | DeadRead] = deque()
+        self.dead_reads: deque[DeadRead] = deque()
         self.stalled: dict[TopicKey, None] = {}  # topics that were asked for while this shard could lease nothing
         self.rows_changed = 0
         self.confirm_wanted = False
@@ -289,6 +290,18 @@ class Shard(ShardMemory):
         return not busy and self.oldest_unwritten_ms() is None
 
     # ------------------------------------------------------------------------------------- waiting work
+
+    def drop_reads(self, done: Callable[..., None]) -> None:
+        """Drop the reads that would call `done`. Without a connection, they and all later ones would wait."""
+        self.lists = [read for read in self.lists if read.done != done]
+        self.dead_reads = deque([read for read in self.dead_reads if read.done != done])
+
+    def owned_lane(self, number: int) -> Lane[Item] | None:
+        """Return the lane with that number. If another owner added it, find out if this host still owns the shard."""
+        lane = self.lane_numbers.get(number)
+        if lane is None:
+            self.confirm_wanted = True
+        return lane
 
     def takes_lanes(self, chunk: Chunk) -> bool:
         """Whether there is room for the lanes of `chunk`."""

@@ -11,20 +11,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import islice
 
-from foqs.buffers.checkpoint import Checkpoint
+from foqs.buffers.checkpoint import NEVER_MS, Checkpoint
 from foqs.buffers.pending_dedup import Copy, Give, KeyedRequest, Keys
-from foqs.buffers.shard_batch import ANSWERED, Chunk, DeadRead, GroupsRead, ListRead, ShardBatch
+from foqs.buffers.shard_batch import ANSWERED, ShardBatch
 from foqs.engine import consumers, enqueue
-from foqs.engine.calls import NEVER_MS
-from foqs.engine.shard import Look, Shard
+from foqs.engine.shard import Shard
 from foqs.engine.shard_memory import ShardMemory
-from foqs.engine.state import State, begin_long
+from foqs.engine.state import State, in_slices
 from foqs.errors import FoqsError, OutcomeUnknown, Unavailable
 from foqs.fairness.keys import LaneKey, lane_key, unpack_throttles
-from foqs.item import Cause, Change, Item, Phase, Place
+from foqs.item import Cause, Item, Phase, Place
 from foqs.prefetch.lane import Lane
 from foqs.rows import BACKLOG_SHIFT, Opened
 from foqs.shardmgr.lifecycle import BreakerState, ShardState
@@ -34,20 +32,6 @@ _LANES = 2_000
 _COUNTS = 10_000
 """Lanes that are counted in one turn."""
 _LOST_COMMITTING = "the shard was lost while it committed"
-
-
-@dataclass(frozen=True, slots=True)
-class Abandoned:
-    """The work that waited for a shard when it was closed. The outcome of the `unsettled` transaction is unknown."""
-
-    chunks: list[Chunk]
-    changes: list[Change]
-    looks: list[Look]
-    lists: list[ListRead]
-    dead_reads: list[GroupsRead | DeadRead]
-    gives: list[Give]
-    copies: list[Copy]
-    unsettled: ShardBatch | None
 
 
 def fill(shard: Shard, opened: Opened) -> Iterator[None]:
@@ -86,8 +70,9 @@ def fill(shard: Shard, opened: Opened) -> Iterator[None]:
     shard.filled = memory
 
 
-def filled(shard: Shard, opened: Opened, then: Callable[[], None]) -> Iterator[None]:
-    """As `fill`; `then` is called at the end."""
+@in_slices
+def fill_in_slices(state: State, shard: Shard, opened: Opened, then: Callable[[], None]) -> Iterator[None]:
+    """Prepare the memory of a shard, and call `then`."""
     yield from fill(shard, opened)
     then()
 
@@ -96,7 +81,7 @@ def unfill(state: State, shard: Shard) -> None:
     """Drop the memory of a shard that is not served after all."""
     memory, shard.filled = shard.filled, None
     if memory is not None:
-        begin_long(state, _detach(state, memory.lanes))
+        _detach(state, memory.lanes)
 
 
 def open_shard(shard: Shard, opened: Opened, max_batch_bytes: int, begun_ms: int, now_ms: int) -> None:
@@ -124,6 +109,7 @@ def open_shard(shard: Shard, opened: Opened, max_batch_bytes: int, begun_ms: int
     shard.to(ShardState.SERVING)
 
 
+@in_slices
 def wake_lanes(state: State, shard: Shard) -> Iterator[None]:
     """Have the consumers of all topics with ready items on `shard`, which was just opened, tried."""
     tenure = shard.tenure
@@ -164,8 +150,8 @@ def clock_set(state: State, by_ms: int) -> None:
 
     Times that are stored stay as they are. So does the end of a lease that is written: its row says the same.
     """
-    for waiting in (state.deadlines, state.patience, state.committing):
-        waiting.moved(by_ms)
+    state.deadlines.moved(by_ms)
+    state.patience.moved(by_ms)
     state.held_up = {key: at_ms + by_ms for key, at_ms in state.held_up.items()}
     state.staying = {call: at_ms + by_ms for call, at_ms in state.staying.items()}
     state.housekeeping_ms = 0
@@ -207,20 +193,9 @@ def place_again(state: State, shard: Shard, now_ms: int) -> None:
         enqueue.place_elsewhere(state, shard, chunk, now_ms)
 
 
-def close_shard(shard: Shard) -> Abandoned:
-    """Drop everything in memory; return the waiting work, which the caller settles."""
+def close_shard(shard: Shard) -> None:
+    """Drop everything in memory."""
     shard.to(ShardState.CLOSED)
-    batches = [b for b in (shard.in_flight, shard.unsettled) if b is not None]
-    left = Abandoned(
-        chunks=[*shard.chunks, *shard.returned, *(c for b in batches for c in b.chunks)],
-        changes=[c for c in shard.changes if c.item.change is c] + [c for b in batches for c in b.changes],
-        looks=[look for waiting in shard.looks.values() for look in waiting],
-        lists=[*shard.lists, *(listing for b in batches for listing in b.lists)],
-        dead_reads=[*shard.dead_reads, *(b.dead for b in batches if b.dead is not None)],
-        gives=shard.keys.gives,
-        copies=[*shard.keys.copies, *(copy for b in batches for copy in b.copies)],
-        unsettled=shard.unsettled,
-    )
     for item in shard.known.values():
         item.abandon()
         shard.give(item)
@@ -229,9 +204,9 @@ def close_shard(shard: Shard) -> Abandoned:
     shard.forget_all()
     for confirmed in confirming:
         confirmed()
-    return left
 
 
+@in_slices
 def _detach(state: State, lanes: dict[LaneKey, Lane[Item]]) -> Iterator[None]:
     """Take the lanes of a closed shard out of their topics, and their windows out of the residents."""
     while lanes:
@@ -248,11 +223,17 @@ def close(state: State, shard: Shard, now_ms: int, error: FoqsError) -> None:
     state.serving = [other for other in state.serving if other is not shard]
     state.dirty.pop(shard, None)
     state.throttling.concurrency.closed(shard)
-    lanes = shard.lanes
-    left = close_shard(shard)
-    begin_long(state, _detach(state, lanes))
-    unknown = left.unsettled
-    for chunk in left.chunks:
+    batches = [batch for batch in (shard.in_flight, shard.unsettled) if batch is not None]
+    lanes, unknown, keys = shard.lanes, shard.unsettled, shard.keys
+    chunks = [*shard.chunks, *shard.returned, *(chunk for batch in batches for chunk in batch.chunks)]
+    changes = [change for change in shard.changes if change.item.change is change]
+    changes += [change for batch in batches for change in batch.changes]
+    moves: list[Give | Copy] = [*keys.gives, *keys.copies, *(copy for batch in batches for copy in batch.copies)]
+    looks = [look for waiting in shard.looks.values() for look in waiting]
+    reads = [*shard.lists, *shard.dead_reads, *(read for batch in batches for read in batch.reads)]
+    close_shard(shard)
+    _detach(state, lanes)
+    for chunk in chunks:
         if unknown is not None and chunk in unknown.chunks:
             chunk.request.refused(chunk.indices, OutcomeUnknown(_LOST_COMMITTING))
         elif chunk.dedup is not None:  # only the next owner of the shard may store it
@@ -260,20 +241,16 @@ def close(state: State, shard: Shard, now_ms: int, error: FoqsError) -> None:
         else:
             chunk.in_flight = False
             enqueue.place(state, chunk, now_ms)
-    for change in left.changes:
+    for change in changes:
         unsure = unknown is not None and change in unknown.changes
         for request, at in change.waits:
             request.settled(at, OutcomeUnknown(_LOST_COMMITTING) if unsure else error)
-    for give in left.gives:
-        give.done(error)
-    for copy in left.copies:
-        copy.done(error)
-    for look in left.looks:
+    for moved in moves:
+        moved.done(error)
+    for look in looks:
         look(None, None, error)
-    for listing in left.lists:
-        listing.done([], {}, {}, error)
-    for read in left.dead_reads:
-        read.done(None, error)
+    for read in reads:
+        read.refuse(error)
     state.served()
 
 
@@ -349,20 +326,8 @@ def _refuse_reads(shard: Shard, refused: FoqsError) -> None:
     for item_id in list(shard.looks):
         for look in shard.looks.take(item_id):
             look(None, None, refused)
-    lists, shard.lists = shard.lists, []
-    dead_reads = list(shard.dead_reads)
+    reads = [*shard.lists, *shard.dead_reads, *(shard.in_flight.reads if shard.in_flight is not None else ())]
+    shard.lists = []
     shard.dead_reads.clear()
-    flight = shard.in_flight
-    if flight is not None:  # the shard's thread reads these objects
-        lists += flight.lists
-        dead_reads += [flight.dead] if flight.dead is not None else []
-    for listing in lists:
-        done, listing.done = listing.done, _answered
-        done([], {}, {}, refused)
-    for read in dead_reads:
-        done, read.done = read.done, _answered
-        done(None, refused)
-
-
-def _answered(*_: object) -> None:
-    """The caller has its answer."""
+    for read in reads:
+        read.refuse(refused)

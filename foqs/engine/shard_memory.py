@@ -54,7 +54,7 @@ class ShardMemory:
         self.lanes: dict[LaneKey, Lane[Item]] = {}
         self.totals: defaultdict[str, int] = defaultdict(int)  # items in any state, by namespace
         self.lane_numbers: dict[int, Lane[Item]] = {}
-        self.tenants: dict[TopicKey, TenantLanes] = {}  # of the topics that have lanes beside their plain one
+        self.tenants: dict[TopicKey, TenantLanes] = {}  # of the topics that have more than their plain lane
         self.dead_lanes: set[int] = set()  # numbers of lanes that are `dead`
         self.idle_lanes: dict[LaneKey, Lane[Item]] = {}
         self.pages_wanted: dict[Lane[Item], None] = {}
@@ -79,7 +79,7 @@ class ShardMemory:
         return lane
 
     def wake_lane(self, lane: Lane[Item], *, opened: bool = False) -> None:
-        """Items of the lane became ready or came into memory, or its ready items are those of a shard just opened."""
+        """Note that items of the lane became ready or came into memory. `opened`: its shard was just opened."""
         self.woken[lane.topic.key] = None
         if lane.flow is not None:
             lane.flow.wake(opened=opened)
@@ -124,13 +124,13 @@ class ShardMemory:
             self.topics.detach(lane.topic, lane)
 
     def note_dead(self, lane: Lane[Item]) -> None:
-        """The lane has an item with a failure."""
+        """Note that the lane has an item with a failure."""
         assert lane.number is not None, "a stored item's lane has a number"
         lane.dead = True
         self.dead_lanes.add(lane.number)
 
     def idle_lane(self, lane: Lane[Item], now_ms: int) -> None:
-        """The lane has no item. A tenant's window, which takes half the bytes of its lane, is dropped."""
+        """Note that the lane has no item. Drop a tenant's window, which takes half the bytes of its lane."""
         lane.empty_since_ms = now_ms
         if lane.tenants is not None and lane.window is not None:
             self.drop_window(lane)
@@ -203,7 +203,7 @@ class ShardMemory:
         return unindexed
 
     def _stored_one(self, new: NewItem, lane: Lane[Item]) -> Sequence[Item]:
-        """As `stored`, for the one item of a tenant in a request: most have no more."""
+        """Do the work of `stored` for a request with one item of a tenant, as most have."""
         lane.add_ready(new.deliver_after_ms)
         window = self._window(lane, 1)
         if window is None or (window.more and not window.covers((new.priority, new.deliver_after_ms, new.id))):
@@ -226,7 +226,7 @@ class ShardMemory:
         return (item,) if item.unindexed else ()
 
     def _index_new(self, news: list[NewItem], lane: Lane[Item]) -> None:
-        """Index those of `news` that are unindexed: the window that covered them was cut before they were stored."""
+        """Index the unindexed items of `news`: the window that covered them was cut before they were stored."""
         for new in news:
             if new.unindexed:
                 item = Item(new.id, lane, new.priority, new.deliver_after_ms, 0, 0, 0, new)
@@ -245,7 +245,7 @@ class ShardMemory:
         self.touch()
 
     def enter_ready(self, item: Item) -> None:
-        """The item may be leased (again)."""
+        """Note that the item may be leased (again)."""
         lane = item.lane
         lane.add_ready(item.deliver_after_ms)
         window = self._window(lane, 1)
@@ -272,13 +272,13 @@ class ShardMemory:
             self.topics.ledgers.became_ready(topic.key, tenant, windows, entries)
 
     def leave_ready(self, item: Item) -> None:
-        """The item may not be leased any more."""
+        """Note that the item may not be leased."""
         item.lane.remove_ready(item.deliver_after_ms)
         if item.phase is Phase.WINDOW:
             assert item.lane.window is not None
             item.lane.window.remove(item.entry)
             item.leave_window()
-            if item.lane.flow is not None:  # its tenant may stand aside because of this item
+            if item.lane.flow is not None:  # its tenant may be skipped because of this item
                 self.wake_lane(item.lane)
 
     def _window(self, lane: Lane[Item], new: int) -> Window[Item] | None:
@@ -330,7 +330,7 @@ class ShardMemory:
     # ------------------------------------------------------------------------------------- known items
 
     def indexed(self, item: Item) -> None:
-        """The transaction that writes the row of an unindexed item, or removes the item, is committed."""
+        """Note that the transaction is committed that writes the row of an unindexed item or removes the item."""
         item.unindexed = False
         self.tail.left(item.bytes)
 
@@ -341,7 +341,7 @@ class ShardMemory:
         item.held = held
 
     def forget(self, item: Item) -> None:
-        """Forgets an item that is in no window, not leased and has no change."""
+        """Forget an item that is in no window, not leased and has no change."""
         if self.known.pop(item.id, None) is not None:
             self.give(item)
         self.written.pop(item.id, None)

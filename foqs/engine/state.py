@@ -13,12 +13,15 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import wraps
+from typing import Concatenate, ParamSpec
 
 from foqs.bounds import Budget
+from foqs.buffers.checkpoint import NEVER_MS
 from foqs.buffers.shard_batch import ShardBatch
 from foqs.config.load import Config
 from foqs.counters import Counters, Namespaces
-from foqs.engine.calls import NEVER_MS, Committing, Deadlines, DequeueCall, Timed
+from foqs.engine.calls import Deadlines, DequeueCall, Timed
 from foqs.engine.shard import Shard
 from foqs.engine.throttling import Throttling
 from foqs.engine.workers import Holdings, Hung
@@ -112,11 +115,10 @@ class State:
         self.residents = Residents(budget, self.waiting, lambda: self.now_ms)
         self.deadlines: Deadlines[Timed] = Deadlines()
         self.patience: Deadlines[DequeueCall] = Deadlines()
-        self.committing: Deadlines[Committing] = Deadlines()
-        self.long_work: deque[Iterator[None]] = deque()  # of `turns`
+        self.long_work: deque[Iterator[None]] = deque()  # on very many topics: see `begin`
         self.next_turn: list[Callable[[], None]] = []  # what `soon` puts off
         self.throttling = Throttling(
-            self.policies, self.waiting, self._unparked, self._begin_long, rng.random,
+            self.policies, self.waiting, self._unparked, self.put_off, rng.random,
             callbacks.tokens_wanted, callbacks.monotonic_ms, lambda: self.serving,
         )  # fmt: skip
         self._unparked_topics: dict[TopicKey, None] = {}
@@ -156,9 +158,22 @@ class State:
             if self.became_ready is not None:
                 self.became_ready(key)
 
-    def _begin_long(self, work: Iterator[None]) -> None:
+    def begin(self, work: Iterator[None]) -> None:
+        """Do the first part of `work` now, and one more in each of the next slices. The parts end where it yields."""
+        for _ in work:
+            self.put_off(work)
+            return
+
+    def put_off(self, work: Iterator[None]) -> None:
+        """Do the parts of `work` in the next slices."""
         self.long_work.append(work)
         self.wake()
+
+    def go_on(self) -> None:
+        """Do the next part of the work that has waited longest."""
+        self.begin(self.long_work.popleft())
+        if self.long_work:  # of other work, where this one has ended
+            self.wake()
 
     def settles(self, shard: Shard) -> bool:
         """Whether changes of the shard's items are accepted here.
@@ -175,16 +190,16 @@ class State:
         return NotServed() if self.shards_elsewhere else NotFound("no such item")
 
 
-def begin_long(state: State, work: Iterator[None]) -> None:
-    """Do the first part of `work` now, and one more in each of the next turns. The parts end where it yields."""
-    for _ in work:
-        state.long_work.append(work)
-        state.wake()
-        return
+P = ParamSpec("P")
 
 
-def continue_long(state: State) -> None:
-    """Do the next part of the work that has waited longest."""
-    begin_long(state, state.long_work.popleft())
-    if state.long_work:  # of other work, where this one has ended
-        state.wake()
+def in_slices(work: Callable[Concatenate[State, P], Iterator[None]]) -> Callable[Concatenate[State, P], None]:
+    """Make a generator a function that runs it as `State.begin` does.
+
+    An owner whose loop stalls is not confirmed in time, and other requests wait for it."""
+
+    @wraps(work)
+    def begin(state: State, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        state.begin(work(state, *args, **kwargs))
+
+    return begin

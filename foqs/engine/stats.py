@@ -1,31 +1,120 @@
-"""The tenants of a topic with the most ready items, and the sums of all further ones.
-
-What one host knows of a namespace's throttle keys, for GetThrottles.
-
-ReleaseLeases on one host: ends leases of a topic as if by time. And counts of leases by worker.
-"""
+"""Counts for operators: items by topic, by tenant and by worker, and parked items by throttle key."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Sequence
 from heapq import heappush, heappushpop
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from foqs.bounds import THROTTLE, Bounded
-from foqs.buffers.shard_batch import ListRead
-from foqs.engine.batch_reads import when_due
 from foqs.engine.concurrency import AnyGate
-from foqs.engine.item_ops import given_of, stands
-from foqs.engine.listing import Spot, lanes_at
-from foqs.engine.shard import Shard
-from foqs.engine.state import State, begin_long
-from foqs.errors import FoqsError, Unavailable
+from foqs.engine.item_ops import given_of
+from foqs.engine.listing import cursor_of, parts_of
+from foqs.engine.state import State, in_slices
 from foqs.fairness.keys import TopicKey, lane_key
-from foqs.item import Item, Phase, Settles, from_found
+from foqs.idl import idl
+from foqs.item import Item, Phase
 from foqs.limits.lease_slots import Slots
-from foqs.rows import Body, Found, TimerRow
+from foqs.prefetch.lane import Lane
+
+_LANES = 5_000
+"""Lanes that a count looks at in one slice of the event loop."""
+_TOPICS = 500
+"""Topics that a search looks at in one slice."""
+
+
+# ------------------------------------------------------------------------------------------ topics
+
+
+@in_slices
+def active_topics(
+    state: State,
+    ns: str | None,
+    limit: int,
+    cursor: str | None,
+    address: str,
+    within: Container[str] | None,
+    now_ms: int,
+    done: Callable[[list[Any], bool], None],
+    *,
+    every: bool = False,
+) -> Iterator[None]:
+    """Report the topics with something ready, by name, and whether there are more; only of namespaces in `within`, if
+    given. `every`: topics with items in any state, counted by state."""
+    parts = parts_of(cursor, (str, str))
+    after = (parts[0], parts[1]) if parts is not None else ("", "")
+    if ns is not None:
+        after = max(after, (ns, ""))
+    order = state.topics.order(now_ms)
+    while order.sort(_TOPICS, state.topics):
+        yield
+    found: list[Any] = []
+    while keys := order.after(after, _TOPICS):
+        for key in keys:
+            if ns is not None and key[0] != ns:
+                done(found, False)
+                return
+            if within is not None and key[0] not in within:
+                continue
+            ready, delayed, leased, oldest_ms = yield from _counted(state, key)
+            if not (ready or (every and (delayed or leased))):
+                continue
+            if len(found) == limit:
+                done(found, True)
+                return
+            by_state = (delayed, leased) if every else ()
+            found.append(idl.ActiveTopic(*key, ready, oldest_ms, [address], *by_state))
+        if len(keys) < _TOPICS:
+            break
+        after = keys[-1]
+        yield
+    done(found, False)
+
+
+@in_slices
+def count(state: State, key: TopicKey, done: Callable[[tuple[int, int, int]], None]) -> Iterator[None]:
+    """Report the numbers of ready, delayed and leased items of a topic."""
+    ready, delayed, leased, _ = yield from _counted(state, key)
+    done((ready, delayed, leased))
+
+
+def _counted(state: State, key: TopicKey) -> Generator[None, None, tuple[int, int, int, int]]:
+    """Return the numbers of ready, delayed and leased items of a topic, and `oldest_ready_at_ms`, 0 without one."""
+    ready = leased = total = oldest_ms = 0
+    for at, lanes in enumerate(lanes_of(state, key)):
+        if at:
+            yield
+        for lane in lanes:
+            if lane.ready:
+                lane_ms = lane.oldest_ready_at_ms()
+                oldest_ms = min(oldest_ms, lane_ms) if ready else lane_ms
+            ready, leased, total = ready + lane.ready, leased + lane.leased, total + lane.total
+    return ready, max(0, total - ready - leased), leased, oldest_ms
+
+
+def topics_cursor(last: Any) -> str:
+    """Return the cursor of the page behind `last`."""
+    return cursor_of(last.ns, last.topic)
+
+
+def lanes_of(state: State, key: TopicKey) -> Iterator[list[Lane[Item]]]:
+    """Yield the lanes of a topic on the open shards in parts, each for one slice of the event loop. A topic of plain
+    lanes has one part."""
+    if not any(key in shard.tenants for shard in state.serving):
+        topic = state.topics.get(key)
+        yield topic.lanes() if topic is not None else []
+        return
+    for shard in list(state.serving):
+        plain, above = shard.lanes.get(lane_key(key)), 0
+        if plain is not None:
+            yield [plain]
+        while (tenants := shard.tenants.get(key)) is not None and (part := tenants.behind(above, _LANES)):
+            above, numbers = part[-1], shard.lane_numbers
+            yield [numbers[number] for number in part if number in numbers]
+
+
+# ------------------------------------------------------------------------------------------ tenants
 
 MOST_TENANTS = 1_000
 """Tenants that are reported by name."""
@@ -86,12 +175,9 @@ def most_ready(tenants: Iterable[tuple[str, TenantCounts]], most: int) -> MostRe
     return found
 
 
-def tenants_of(state: State, key: TopicKey, done: Callable[[MostReady], None]) -> None:
+@in_slices
+def tenants_of(state: State, key: TopicKey, done: Callable[[MostReady], None]) -> Iterator[None]:
     """Count the tenants of a topic. It has none if its tenants take no turns."""
-    begin_long(state, _count_tenants(state, key, done))
-
-
-def _count_tenants(state: State, key: TopicKey, done: Callable[[MostReady], None]) -> Iterator[None]:
     found, looked = MostReady(MOST_TENANTS), 0
     topic, namespace = state.topics.get(key), state.policies.namespace(key[0])
     tenants = [] if topic is None or topic.turns is None else list(topic.turns.tenants.values())
@@ -140,6 +226,7 @@ class Coordinated(NamedTuple):
     slots_of: Callable[[Bounded], Slots | None]
 
 
+@in_slices
 def throttles_of(
     state: State,
     coordinated: Coordinated,
@@ -148,21 +235,9 @@ def throttles_of(
     after: str,
     limit: int,
     done: Callable[[dict[str, KeyStats]], None],
-) -> None:
+) -> Iterator[None]:
     """Report the first keys behind `after`, in order, that begin with `prefix`: those in use here, and those that this
     host coordinates."""
-    begin_long(state, _search_keys(state, coordinated, ns, prefix, after, limit, done))
-
-
-def _search_keys(
-    state: State,
-    coordinated: Coordinated,
-    ns: str,
-    prefix: str,
-    after: str,
-    limit: int,
-    done: Callable[[dict[str, KeyStats]], None],
-) -> Iterator[None]:
     used, begin, concurrency = state.throttling.keys, THROTTLE + prefix, state.throttling.concurrency
     first: list[str] = []
     for keys in (list(used), concurrency.keys(ns), coordinated.keys):
@@ -202,8 +277,6 @@ def _of_gates(gates: Sequence[AnyGate], most_flows: int, now_ms: int) -> KeyStat
     return KeyStats(flows, items, wait_ms)
 
 
-_PAGE_ROWS = 200
-_PAGE_BYTES = 1 << 20
 _ITEMS = 5_000
 """Items that a count looks at in one turn of the event loop."""
 MOST_WORKERS = 1_000
@@ -218,13 +291,10 @@ class WorkerLeases(NamedTuple):
     oldest_given_ms: int
 
 
-def workers_of(state: State, key: TopicKey, done: Callable[[list[WorkerLeases]], None]) -> None:
+@in_slices
+def workers_of(state: State, key: TopicKey, done: Callable[[list[WorkerLeases]], None]) -> Iterator[None]:
     """Count the leases of a topic that are in memory, by worker, the oldest lease first. "" has the leases of consumers
     without a name, and those that an earlier owner of the shard gave."""
-    begin_long(state, _count_workers(state, key, done))
-
-
-def _count_workers(state: State, key: TopicKey, done: Callable[[list[WorkerLeases]], None]) -> Iterator[None]:
     found: dict[str, WorkerLeases] = {}
     looked = 0
     for shard in list(state.serving):
@@ -240,114 +310,3 @@ def _count_workers(state: State, key: TopicKey, done: Callable[[list[WorkerLease
             if looked % _ITEMS == 0:
                 yield
     done(sorted(found.values(), key=lambda one: (one.oldest_given_ms, one.worker))[:MOST_WORKERS])
-
-
-class Releasing(Settles):
-    """Reads the leases of a topic page by page, shard after shard, and ends those of `worker` (None: of all) that were
-    given at `given_until_ms` or before. Calls `reply` once with the number of ended leases and the error that kept it
-    from going on, if any."""
-
-    __slots__ = ("_at", "_error", "_given_until_ms", "_key", "_open", "_released", "_reply", "_shards", "_state",
-                 "_worker", "done")  # fmt: skip
-
-    def __init__(
-        self, state: State, key: TopicKey, worker: str | None, given_until_ms: int,
-        reply: Callable[[int, FoqsError | None], None],
-    ) -> None:  # fmt: skip
-        self._state = state
-        self._key = key
-        self._worker = worker
-        self._given_until_ms = given_until_ms
-        self._reply = reply
-        self._shards = list(state.serving)
-        self._at = Spot()
-        self._open = 0  # ends that are not committed yet
-        self._released = 0
-        self._error: FoqsError | None = None
-        self.done = False
-
-    def go_on(self) -> None:
-        """Read the next page, or reply when every end is committed."""
-        begin_long(self._state, self._ask())
-
-    def _ask(self) -> Iterator[None]:
-        while self._shards and self._error is None:
-            shard = self._shards[0]
-            lanes, self._at = yield from lanes_at(shard, self._key, "leased", self._at)
-            if self.done:
-                return
-            if lanes:
-                after = self._at.after_in(lanes, "leased")
-                shard.lists.append(ListRead(lanes, "leased", after, _PAGE_ROWS, _PAGE_BYTES, self._read))
-                self._state.touch(shard)
-                return
-            self._next_shard()
-        if not self._open and not self.done:
-            self.done = True
-            self._reply(self._released, self._error)
-
-    def settled(self, at: int, error: FoqsError | None) -> None:
-        self._released += error is None
-        self._ended(error)
-
-    def _ended(self, error: FoqsError | None) -> None:
-        self._open -= 1
-        if self.done:
-            return
-        self._error = self._error or error
-        if not self._shards or self._error is not None:
-            self.go_on()
-
-    def timed_out(self, shards: Mapping[int, Shard]) -> None:
-        self.done = True
-        for shard in shards.values():  # as in `Listing`: one without a connection would keep the read
-            shard.lists = [read for read in shard.lists if read.done != self._read]
-        self._reply(self._released, Unavailable("a shard did not answer in time"))
-
-    def _next_shard(self) -> None:
-        del self._shards[0]
-        self._at = Spot()
-
-    def _read(self, rows: list[TimerRow], bodies: dict[int, Body], _failures: object, error: FoqsError | None) -> None:
-        if self.done:
-            return
-        if error is not None:
-            self._error = error
-            self.go_on()
-            return
-        shard, now_ms = self._shards[0], self._state.now_ms
-        for row in rows:
-            self._at = self._at._replace(after=(row.due_ms, row.id))
-            item = shard.known.get(row.id)
-            lane = shard.lane_numbers.get(row.lane)
-            if item is None and row.id in bodies and lane is not None:
-                item = from_found(Found(bodies[row.id], None, row), lane)
-            if item is None or not stands(item, row.lease):
-                continue
-            given = given_of(shard, item)
-            if self._worker not in (None, given.worker) or given.at_ms > self._given_until_ms:
-                continue
-            self._open += 1
-            if shard.policies.of(self._key).max_total_ms:
-                shard.looks.add(item.id, partial(self._looked, shard, row.lease))
-            else:
-                self._release(shard, item, now_ms)
-        if not rows:
-            self._at = self._at.behind()
-        self._state.soon(self.go_on)
-
-    def _release(self, shard: Shard, item: Item, since_ms: int) -> None:
-        now_ms = self._state.now_ms
-        change = when_due(shard, item, since_ms, now_ms - shard.late_ms)
-        change.waits.append((self, 0))
-        shard.put(change, now_ms)
-        self._state.touch(shard)
-
-    def _looked(
-        self, shard: Shard, lease: int, item: Item | None, found: Found | None, error: FoqsError | None
-    ) -> None:
-        """End a lease for which the policy asks since when the item could be delivered. It may be over by now."""
-        if item is not None and found is not None and stands(item, lease):
-            self._release(shard, item, found.since_ms)
-        else:
-            self._ended(error)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import islice, takewhile
 
-from foqs.engine.state import State, begin_long
+from foqs.engine.state import State, in_slices
 from foqs.fairness.keys import TopicKey
 from foqs.fairness.tenants import ASIDE, DOWN, UNRANKED, Tenant
 from foqs.fairness.topics import Topic
@@ -58,12 +58,9 @@ def catch_up(state: State, topic: Topic[Lane[Item]]) -> None:
         weigh(state, topic, tenant)
 
 
-def follow(state: State, ns: str, before: NamespacePolicies) -> None:
+@in_slices
+def follow(state: State, ns: str, before: NamespacePolicies) -> Iterator[None]:
     """Weigh the tenants of the namespace's topics by the settings in effect, where these had other weights before."""
-    begin_long(state, _follow(state, ns, before))
-
-
-def _follow(state: State, ns: str, before: NamespacePolicies) -> Iterator[None]:
     left = _SLICE
     for key in [key for key in state.topics.in_turns if key[0] == ns]:
         topic, now = state.topics.in_turns.get(key), state.policies.namespace(ns)
@@ -105,13 +102,11 @@ def try_again(topic_turns: Turns[Lane[Item]], now_ms: int) -> None:
         topic_turns.place(tenant, UNRANKED)
 
 
-def resume(state: State, keys: Iterable[TopicKey]) -> None:
-    """Tenants of these topics that stand aside, or whose most urgent items were left out, are tried again: a shard may
-    lease items again."""
-    begin_long(state, _resume(state, [key for key in keys if key in state.topics]))
-
-
-def _resume(state: State, keys: list[TopicKey]) -> Iterator[None]:
+@in_slices
+def resume(state: State, keys: Iterable[TopicKey]) -> Iterator[None]:
+    """Try skipped tenants of these topics again, and those whose most urgent items were left out: a shard may lease
+    items again."""
+    keys = [key for key in keys if key in state.topics]
     left = _SLICE
     for key in keys:
         topic = state.topics.get(key)

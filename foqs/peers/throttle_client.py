@@ -11,8 +11,8 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
+from foqs.buffers.checkpoint import NEVER_MS
 from foqs.engine import consumers
-from foqs.engine.calls import NEVER_MS
 from foqs.engine.concurrency import AnyGate
 from foqs.engine.engine import Engine
 from foqs.errors import FoqsError

@@ -1,21 +1,4 @@
-"""A lane on one shard: its interned number, its window, and how much of it is ready.
-
-The count of ready items is exact at open and kept by every change since. Counting again would cost 0.2 s a million
-rows, so ages are kept in buckets of 2^16 ms instead.
-
-The ready window of one lane on one shard: the first rows of `ready` in order, as far as they are known in memory.
-
-Invariant, with R the lane's rows in the database that may be leased (ready, no change under way, not leased):
-while `more` is False the window holds all of R; while it is True the window holds all of R up to and including
-`end` (none when `end` is None) and nothing behind it.
-
-The k-way merge of a lane's windows over shards, by lane order.
-
-Windows are sorted lists, so the first n of their union are found by sorting the first of each: Timsort (Peters,
-listsort.txt) sees k runs and merges them in C, several times faster than a heap of heads in Python. Merging is
-right only as far as every window is known: behind the `end` of a window that has more, another shard's entry may
-not overtake rows that were not read yet.
-"""
+"""A lane on one shard: the window of its first ready rows, how much of it is ready, and the merge over shards."""
 
 from __future__ import annotations
 
@@ -32,14 +15,18 @@ from foqs.rows import BACKLOG_SHIFT, Key
 T = TypeVar("T")
 Entry = tuple[int, int, int, T]
 """(priority, deliver_after_ms, id, item). Ids differ, so a comparison never reaches the item."""
-
-
 _SORT_SHARE = 32
 """Entries are inserted one by one into a window this many times longer; else both are merged."""
 
 
 class Window(Generic[T]):
-    """`asked_ms` is when a page was asked for (0: none is in flight); a page of an older `generation` is ignored."""
+    """The first rows of a lane in `ready`, in order, as far as memory has them.
+
+    Invariant, with R the lane's rows in the database that may be leased (ready, not being changed, not leased):
+    while `more` is False the window holds all of R; while it is True the window holds all of R up to and including
+    `end` (none when `end` is None) and nothing behind it.
+
+    `asked_ms` is when a page was asked for (0: none is in flight). A page of an older `generation` is ignored."""
 
     __slots__ = ("asked_ms", "end", "entries", "generation", "more", "page_rows", "used_ms")
 
@@ -53,7 +40,7 @@ class Window(Generic[T]):
         self.used_ms = 0
 
     def covers(self, key: Key) -> bool:
-        """Whether an item of this key belongs in the window (else it is found by a later page)."""
+        """Return True if an item of this key belongs in the window. If not, a later page finds it."""
         return not self.more or (self.end is not None and key <= self.end)
 
     def add(self, entry: Entry[T]) -> None:
@@ -120,12 +107,15 @@ _MAX_BUCKETS = 1024
 
 
 class Lane(Generic[T]):
-    """`number` is None until the lane's row is part of a transaction; `total` counts the lane's items in any state,
-    `leased` those that are leased until their end is committed. `dead`: items of it may have rows in `failure`.
-    `weight`: of its last stored item that had one, 0 without. `tenants`: those of its topic on its shard, None for a
-    plain lane. Its `flow` is None where tenants take no turns.
+    """`number` is None until the lane's row is part of a transaction. `total` counts the lane's items in any state,
+    `leased` the leases whose end is not committed. `dead`: items of it may have rows in `failure`.
+    `weight`: of its last stored item that had one, 0 without. `tenants`: the lanes of its topic's tenants on its shard,
+    None for a plain lane. Its `flow` is None where tenants take no turns.
     `slots`: the engine's; where its leases count, None if no limit on leases was seen for it.
-    What happens to its items is counted in `namespace`. Its `topic` has it among its lanes while its shard is open."""
+    What happens to its items is counted in `namespace`. Its `topic` has it among its lanes while its shard is open.
+
+    The count of ready items is exact at open and kept by every change since. Counting again would cost 0.2 s a million
+    rows, so ages are kept in buckets of 2^16 ms instead."""
 
     __slots__ = (
         "_buckets",
@@ -249,8 +239,15 @@ class Lane(Generic[T]):
         return f"Lane({'/'.join(self.topic.key)} #{self.number} ready={self.ready} total={self.total})"
 
 
+# ------------------------------------------------------------------------------------------ merge over shards
+
+# Windows are sorted lists, so the first n of their union are found by sorting the first of each: Timsort (Peters,
+# listsort.txt) sees k runs and merges them in C, several times faster than a heap of heads in Python. Merging is right
+# only as far as every window is known: behind the `end` of a window that has more, another shard's entry may not
+# overtake rows that were not read yet.
+
 _CUT_ITEMS = 32
-"""For fewer items, sorting that many of each window is cheaper than finding those that can be among the first."""
+"""For fewer items, sorting this number of each window is cheaper than finding the ones that can be among the first."""
 LOWEST: Key = (-(1 << 63), 0, 0)
 
 
@@ -261,7 +258,7 @@ def bound_of(windows: Sequence[Window[T]]) -> Key | None:
 
 
 def first(windows: Sequence[Window[T]], count: int, bound: Key | None) -> list[Entry[T]]:
-    """Up to `count` entries of `windows` in lane order, none behind `bound`. Takes nothing out."""
+    """Return up to `count` entries of `windows` in lane order, none behind `bound`, without taking them out."""
     if len(windows) == 1:
         entries = windows[0].entries[:count]
     elif count == 1:
@@ -281,7 +278,7 @@ def first(windows: Sequence[Window[T]], count: int, bound: Key | None) -> list[E
 
 
 def _last_of(windows: Sequence[Window[T]], count: int) -> Entry[T] | None:
-    """Return an entry behind which none of the first `count` stand; None if the windows are short.
+    """Return an entry at or before which all of the first `count` are; None if the windows are short.
 
     Up to it, either one window has `count` entries, or each of them has its share. The first is close where items came
     in batches, as a batch is stored on one shard; the second where the shards took turns."""
@@ -297,7 +294,7 @@ def _key_of(entry: Entry[T]) -> Key:
 
 
 def take(lanes: Sequence[Lane[T]], last: Entry[T]) -> None:
-    """Removes all entries up to and including `last` from the lanes' windows: they are leased."""
+    """Remove all entries up to and including `last` from the lanes' windows: they are leased."""
     for lane in lanes:
         window = lane.window
         if window is not None and window.entries and window.entries[0] <= last:

@@ -20,7 +20,7 @@ WINDOW_SHARE = 0.7
 _LOW_SHARE = WINDOW_SHARE - 1 / 32
 """Windows that exceed their share give back until this much is left, so that they do not give back item by item."""
 _RECENT_MS = 1_000
-"""A window that a dequeue asked for this long ago is likely to be asked for again."""
+"""A window that a dequeue asked for within this time is likely to be asked for again."""
 _STEPS = 1_000
 """Windows looked at in one call: the event loop must not stop for a walk over all of them."""
 
@@ -48,7 +48,7 @@ class Residents:
         self._holders[lane] = holder
 
     def discard(self, lane: Lane[Any]) -> None:
-        """`lane` has no window any more."""
+        """`lane` has no window now."""
         self._holders.pop(lane, None)
 
     @property
@@ -56,9 +56,9 @@ class Residents:
         return not self._budget.fits(0, WINDOW_SHARE)
 
     def room_bytes(self, most_bytes: int) -> int:
-        """How much a read may bring into memory: up to `most_bytes`. Windows give back what they can for it.
+        """Return how much a read may bring into memory: up to `most_bytes`. Windows give back what they can for it.
 
-        A small part is always free: a dequeue whose windows may not give back still has to go on."""
+        A small part is always free: a dequeue continues even if no window may give back."""
         limit_bytes = self._budget.limit_bytes
         if not self._budget.fits(most_bytes, WINDOW_SHARE):
             self.relieve()
@@ -81,7 +81,7 @@ class Residents:
         self._go_round(share, self._now_ms() - idle_ms, steps)
 
     def _go_round(self, share: float, used_before_ms: int | None, steps: int) -> bool:
-        """Drops windows that were last asked for before that time; None: halves all. True when no more than `share`
+        """Drop windows that were last asked for before that time; None: halve all. Return True if no more than `share`
         is used."""
         holders, budget = self._holders, self._budget
         for _ in range(min(steps, len(holders))):
@@ -105,7 +105,7 @@ class Residents:
         return budget.fits(0, share)
 
     def _soon(self, lane: Lane[Any], window: Window[Any]) -> bool:
-        """Whether waiting consumers of the lane's topic are likely to get the lane's items next. Where tenants take
+        """Return True if waiting consumers of the lane's topic are likely to get its items next. Where tenants take
         turns, a dequeue asked for the windows of the next ones."""
         return lane.flow is None or window.used_ms > self._now_ms() - _RECENT_MS
 

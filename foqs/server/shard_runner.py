@@ -17,11 +17,11 @@ from typing import Any, Protocol
 import structlog
 
 from foqs.bounds import Budget
+from foqs.buffers.checkpoint import NEVER_MS
 from foqs.buffers.shard_batch import BatchResult, Outcome, ShardBatch
 from foqs.config.load import Config
 from foqs.engine import batch_build
 from foqs.engine import shard_driver as steps
-from foqs.engine.calls import NEVER_MS
 from foqs.engine.engine import Engine
 from foqs.engine.shard import Shard
 from foqs.engine.shard_driver import ShardDriver

@@ -13,9 +13,9 @@ from functools import partial
 from queue import SimpleQueue
 from typing import NamedTuple, TypeVar
 
-from foqs.buffers.shard_batch import BatchResult, DeadRead, GroupsRead, ListRead, Outcome, ShardBatch
-from foqs.ids import Marks, hash_slot_bounds
-from foqs.rows import Batch, Body, DeadPage, FailureGroups, FailureRow, Found, Opened, ReadyRow, TimerRow
+from foqs.buffers.shard_batch import BatchResult, Outcome, ShardBatch
+from foqs.ids import Marks
+from foqs.rows import Batch, Opened
 from foqs.store.protocol import (
     CommitUnknown,
     Fenced,
@@ -151,82 +151,9 @@ def _read(store: ShardStore, shard_batch: ShardBatch, result: BatchResult) -> No
     if shard_batch.confirm:
         result.db_now_ms = store.confirm().db_now_ms
         result.confirmed = True
-    for page in shard_batch.pages:
-        rows = store.page(page.lane.number or 0, page.after, page.limit)
-        result.pages.append((rows, _first_bodies(store, rows, page.body_bytes)))
-    for lanes in shard_batch.lanes_pages:
-        rows = store.page_of_lanes([page.lane.number or 0 for page in lanes.pages], lanes.limit)
-        result.lanes_pages.append((rows, _first_bodies(store, rows, lanes.body_bytes)))
-    if shard_batch.bodies:
-        result.bodies = store.bodies(shard_batch.bodies)
-    if shard_batch.look:
-        result.look = _look(store, shard_batch)
-    if shard_batch.due is not None:
-        wanted, limit = shard_batch.due
-        result.due = store.due(wanted.from_ms, wanted.to_ms, limit, wanted.after_id)
-        result.db_now_ms = result.due.db_now_ms
-    if shard_batch.expiring is not None:
-        wanted, limit = shard_batch.expiring
-        result.expiring = store.expiring(wanted.from_ms, wanted.to_ms, limit)
-    if shard_batch.dedup_expired is not None:
-        wanted, limit = shard_batch.dedup_expired
-        result.dedup_expired = store.dedup_expired(wanted.from_ms, wanted.to_ms, limit)
-    if shard_batch.give is not None:
-        _, high = hash_slot_bounds(shard_batch.give.slot)
-        result.given = store.dedup_between(shard_batch.give.low, high, shard_batch.give.limit)
-    if shard_batch.dead is not None:
-        result.dead = _dead(store, shard_batch.dead)
-    for listing in shard_batch.lists:
-        result.lists.append(_list(store, listing, dead=not shard_batch.dead_lanes.isdisjoint(listing.lanes)))
-
-
-def _first_bodies(store: ShardStore, rows: list[ReadyRow], room_bytes: int) -> dict[int, Body]:
-    ids = []
-    for row in rows:
-        room_bytes -= row.bytes
-        if room_bytes < 0:
-            break
-        ids.append(row.id)
-    return {body.id: body for body in store.bodies(ids)} if ids else {}
-
-
-def _look(store: ShardStore, shard_batch: ShardBatch) -> list[Found]:
-    found, lanes = store.look(shard_batch.look), shard_batch.dead_lanes
-    if not lanes:
-        return found
-    dead = [row.body.id for row in found if row.body.lane in lanes]
-    failures = {failure.id: failure for failure in store.failures(dead)}
-    return [row._replace(failure=failures.get(row.body.id)) for row in found]
-
-
-def _dead(store: ShardStore, read: GroupsRead | DeadRead) -> FailureGroups | DeadPage:
-    ask = store.failure_groups if isinstance(read, GroupsRead) else store.dead_page
-    return ask(read.lane, read.after, read.wanted, read.limit, read.rows)
-
-
-def _list(
-    store: ShardStore, listing: ListRead, *, dead: bool
-) -> tuple[list[ReadyRow] | list[TimerRow], dict[int, Body], dict[int, FailureRow]]:
-    rows: list[ReadyRow] | list[TimerRow]
-    if listing.state == "ready":
-        after = (listing.after[0], listing.after[1], listing.after[2]) if listing.after else None
-        first, *others = listing.lanes
-        rows = store.page(first, after, listing.limit)
-        if others and len(rows) < listing.limit:
-            rows += store.page_of_lanes(others, listing.limit - len(rows))
-    else:
-        behind = (listing.after[0], listing.after[1]) if listing.after else None
-        rows = store.list_timer(listing.lanes, listing.state == "leased", behind, listing.limit)
-    ids: list[int] = []
-    room = listing.body_bytes
-    for row in rows:
-        room -= row.bytes
-        if ids and room < 0:
-            break
-        ids.append(row.id)
-    bodies = {body.id: body for body in store.bodies(ids)} if ids else {}
-    failures = {failure.id: failure for failure in store.failures(ids)} if ids and dead else {}
-    return rows[: len(ids)], bodies, failures
+    for read in shard_batch.reads:
+        result.db_now_ms = read.run(store) or result.db_now_ms
+        result.reads += 1
 
 
 class ShardThread:

@@ -190,7 +190,7 @@ def loop_takes(shard_batch: ShardBatch) -> bool:
     batch = shard_batch.transaction
     if batch is None or shard_batch.rows > LOOP_ROWS or shard_batch.size_bytes > LOOP_BYTES:
         return False
-    if shard_batch.reads or shard_batch.copies or shard_batch.give is not None:
+    if shard_batch.reads or shard_batch.confirm or shard_batch.copies:
         return False
     few = not (batch.metadata_new or batch.failure_new)
     return few or _changed_bytes(batch) + shard_batch.size_bytes <= LOOP_BYTES

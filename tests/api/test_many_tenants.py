@@ -15,7 +15,7 @@ import foqs
 from foqs.admin import snapshot
 from foqs.api.responses import REPLY_OVERHEAD_BYTES
 from foqs.bounds import Limits
-from foqs.engine import listing
+from foqs.engine import listing, stats
 from foqs.errors import Overloaded
 from foqs.idl import idl
 from foqs.policies.settings import Settings
@@ -33,6 +33,7 @@ def _few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     if foqs.build() != "compiled":  # its modules do not see a patch
         monkeypatch.setattr(listing, "GROUP", 4)
         monkeypatch.setattr(listing, "_TURN", 3)
+        monkeypatch.setattr(stats, "_LANES", 3)
 
 
 def put(host: OneHost, tenants: Sequence[str] = TENANTS, **fields: Any) -> list[int]:

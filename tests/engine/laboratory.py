@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Container, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 import foqs
 from foqs.bounds import Budget
 from foqs.buffers.pending_dedup import Keyed
+from foqs.buffers.reads import Read
 from foqs.buffers.shard_batch import BatchResult, ShardBatch
 from foqs.config.load import Config
 from foqs.config.schema import HostSection, ShardSection
@@ -34,6 +35,8 @@ from tests.sim.memory_store import MemoryStore
 
 KEY = ("ns", "topic")
 
+R = TypeVar("R", bound=Read)
+
 
 def merges(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Return a list that grows with each merge of a topic's windows. Skips the test against the compiled wheel, whose
@@ -49,6 +52,11 @@ def merges(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(dequeue, "_merge", merge)
     return made
+
+
+def reads_of(batch: ShardBatch, kind: type[R]) -> list[R]:
+    """Return the reads of that class, in order."""
+    return [read for read in batch.reads if isinstance(read, kind)]
 
 
 class NextFaults(Faults):
@@ -222,7 +230,9 @@ class Laboratory:
             return delivers()
 
         wants = [(key, count) for key in keys]
-        call = DequeueCall(wants, lease_ms, 1 << 20, 0, reply, worker=worker, begins=begins, most=most)
+        call = DequeueCall(
+            wants, lease_ms, 1 << 20, 0, reply, worker=worker, begins=begins, most=most if len(wants) > 1 else None
+        )
         self.engine.dequeue(call, self.now_ms, wait_ms)
         return answers
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from foqs.engine import ack, item_ops
+from foqs.engine.batch_reads import LookRead
 from foqs.engine.calls import ItemsCall
 from foqs.errors import FoqsError, NotFound, NotServed, OutcomeUnknown, Overloaded, StaleLease, Unavailable
 from foqs.ids import make_id
 from foqs.rows import AT_MOST_ONCE
-from tests.engine.laboratory import KEY, Laboratory
+from tests.engine.laboratory import KEY, Laboratory, reads_of
 
 
 def leased(lab: Laboratory) -> tuple[int, int]:
@@ -102,7 +103,7 @@ def test_an_item_that_is_not_in_memory_is_looked_up() -> None:
     lab.reopen()
     answers = lab.ack(acked)
     ((shard, batch),) = lab.send()
-    assert batch.look == [acked[0]]
+    assert [read.ids for read in reads_of(batch, LookRead)] == [[acked[0]]]
     lab.arrive(shard, batch)
     assert not answers
     lab.settle()

@@ -6,10 +6,11 @@ import pytest
 
 from foqs.buffers.shard_batch import BatchResult, Outcome, ShardBatch
 from foqs.engine import batch_build, item_ops
+from foqs.engine.batch_reads import LookRead
 from foqs.engine.shard import RETRY_MS
 from foqs.errors import Unavailable
 from foqs.rows import Batch
-from tests.engine.laboratory import KEY, Laboratory
+from tests.engine.laboratory import KEY, Laboratory, reads_of
 
 
 def transaction_of(lab: Laboratory) -> Batch:
@@ -127,7 +128,7 @@ def test_a_batch_looks_up_a_bounded_number_of_items() -> None:
     ids = lab.stored(*(lab.item() for _ in range(40)))
     answers = [lab.look(item_id) for item_id in ids]
     ((shard, batch),) = lab.send()
-    assert batch.look == ids[:32]
+    assert [read.ids for read in reads_of(batch, LookRead)] == [ids[:32]]
     lab.arrive(shard, batch)
     lab.settle()
     assert [len(answer) for answer in answers] == [1] * 40

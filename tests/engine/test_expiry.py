@@ -7,12 +7,12 @@ import pytest
 from foqs.buffers.checkpoint import RETRY_MS
 from foqs.buffers.shard_batch import BatchResult
 from foqs.engine import item_ops
-from foqs.engine.batch_reads import apply_due, apply_expiring
+from foqs.engine.batch_reads import DueRead, ExpiringRead
 from foqs.engine.shard import Shard
 from foqs.ids import make_id
 from foqs.item import Phase
 from foqs.rows import AT_MOST_ONCE, Batch, LaneRow, Scan
-from tests.engine.laboratory import KEY, Laboratory
+from tests.engine.laboratory import KEY, Laboratory, reads_of
 
 
 def written(lab: Laboratory, lease_ms: int = 1_000, **item: int) -> int:
@@ -73,7 +73,7 @@ def test_an_extension_in_time_keeps_the_lease() -> None:
     lease = lab.lease_of(item_id)
     lab.ring(800)
     ((shard, batch),) = lab.send()
-    assert batch.due is not None
+    assert reads_of(batch, DueRead)
     extended = lab.operate(item_id, item_ops.extend(lease, 5_000))
     lab.arrive(shard, batch)
     lab.go_on(1_000)
@@ -137,8 +137,7 @@ def test_the_checkpoint_follows_committed_changes() -> None:
     lab.stored(lab.item(delay_ms=2_000))
     lab.ring(2_000)
     ((_, batch),) = lab.send()
-    assert batch.due is not None
-    assert batch.due[0].from_ms == at_ms + 500
+    assert [read.wanted.from_ms for read in reads_of(batch, DueRead)] == [at_ms + 500]
 
 
 def test_a_failed_change_leaves_the_checkpoint_behind() -> None:
@@ -162,14 +161,13 @@ def test_a_failed_scan_is_made_again(what: str) -> None:
     lab.stored(lab.item(delay_ms=1_000) if what == "delays" else lab.item(ttl_ms=1_000))
     lab.ring(1_000)
     ((shard, batch),) = lab.send()
-    first = batch.due if what == "delays" else batch.expiring
+    kind = DueRead if what == "delays" else ExpiringRead
+    (first,) = reads_of(batch, kind)
     lab.arrive(shard, batch, BatchResult(error="lock wait"))
     lab.ring(RETRY_MS)
     ((_, batch),) = lab.send()
-    again = batch.due if what == "delays" else batch.expiring
-    assert first is not None
-    assert again is not None
-    assert again[0].from_ms == first[0].from_ms
+    (again,) = reads_of(batch, kind)
+    assert again.wanted.from_ms == first.wanted.from_ms
     lab.arrive(shard, batch)
     lab.settle()
     assert (lab.engine.ready(KEY), len(lab.dbs[1].items)) == ((1, 1) if what == "delays" else (0, 0))
@@ -178,12 +176,13 @@ def test_a_failed_scan_is_made_again(what: str) -> None:
 def test_a_scan_without_rows_moves_its_checkpoint() -> None:
     lab = Laboratory(1)
     shard = lab.engine.shards[1]
-    for checkpoint, apply in ((shard.timers, apply_due), (shard.ttls, apply_expiring)):
-        bound_ms = checkpoint.begin(lab.now_ms + 700).to_ms
-        apply(shard, None, lab.now_ms)  # the read failed
+    for checkpoint, read in ((shard.timers, DueRead), (shard.ttls, ExpiringRead)):
+        wanted = checkpoint.begin(lab.now_ms + 700)
+        bound_ms = wanted.to_ms
+        read(checkpoint, wanted, 10).missed(shard, lab.now_ms)
         assert checkpoint.from_ms < bound_ms
-        checkpoint.begin(lab.now_ms + 700)
-        apply(shard, Scan([], True, 0, lab.now_ms), lab.now_ms)  # type: ignore[arg-type]
+        wanted = checkpoint.begin(lab.now_ms + 700)
+        read(checkpoint, wanted, 10, Scan([], True, 0, lab.now_ms)).apply(shard, False, lab.now_ms)
         assert checkpoint.from_ms == bound_ms == lab.now_ms + 700
 
 
@@ -196,8 +195,7 @@ def test_a_scan_beyond_its_limit_goes_on_behind_its_last_row() -> None:
     found = []
     while sent := lab.send():
         ((shard, batch),) = sent
-        if batch.due is not None:
-            found.append(batch.due[0].from_ms)
+        found += [read.wanted.from_ms for read in reads_of(batch, DueRead)]
         lab.arrive(shard, batch)
     assert found == sorted(found)
     assert len(found) >= 3
@@ -252,7 +250,7 @@ def test_a_delete_beats_the_end_of_the_ttl() -> None:
     (item_id,) = lab.stored(lab.item(ttl_ms=1_000))
     lab.ring(1_000)
     ((shard, batch),) = lab.send()
-    assert batch.expiring is not None
+    assert reads_of(batch, ExpiringRead)
     deleted = lab.operate(item_id, item_ops.delete)
     lab.arrive(shard, batch)
     lab.settle()

@@ -10,8 +10,8 @@ import pytest
 
 from foqs.engine import item_ops
 from foqs.engine.explain import of_item
+from foqs.engine.listing import Releasing
 from foqs.engine.state import Callbacks
-from foqs.engine.stats import Releasing
 from foqs.hooks.protocol import Action, Decided, FailedAttempt, FailureResult
 from foqs.idl import idl
 from foqs.policies.settings import Settings

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from foqs.engine import consumers, fair_dequeue, item_ops, tenants
+from foqs.engine.batch_reads import LanesRead, PageRead
 from foqs.engine.calls import DequeueCall
 from foqs.fairness.keys import lane_key, tenancy_bytes, tenancy_of
 from foqs.fairness.tenants import ASIDE, DOWN, IDLE, PARKED, QUEUED
 from foqs.ids import shard_of
 from foqs.item import Item, Phase
 from foqs.shardmgr.lifecycle import ShardState
-from tests.engine.laboratory import KEY, Laboratory
+from tests.engine.laboratory import KEY, Laboratory, reads_of
 from tests.engine.tenants import of, set_policy, store, taken, tenant, tenant_of
 from tests.sim.audit import audit_topics
 
@@ -117,7 +118,7 @@ def test_many_small_tenants_are_read_in_few_statements() -> None:
     answers = lab.dequeue(count=100)
     while sent := lab.send():
         for shard, batch in sent:
-            statements += len(batch.pages) + len(batch.lanes_pages)
+            statements += len(reads_of(batch, PageRead)) + len(reads_of(batch, LanesRead))
             lab.arrive(shard, batch)
     (ids,) = answers
     assert len({tenant_of(lab, item_id) for item_id in ids}) == 100

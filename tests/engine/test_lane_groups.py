@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 import foqs
-from foqs.engine import listing
-from foqs.engine.listing import Spot, lanes_at, lanes_of
+from foqs.engine import listing, stats
+from foqs.engine.listing import Spot, lanes_at
 from foqs.engine.shard import Shard
+from foqs.engine.stats import lanes_of
 from foqs.fairness.keys import lane_key
 from tests.engine.laboratory import KEY, Laboratory
 
@@ -22,6 +23,7 @@ def _few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip("a compiled module calls its own functions past a patch")
     monkeypatch.setattr(listing, "GROUP", 6)
     monkeypatch.setattr(listing, "_TURN", 4)
+    monkeypatch.setattr(stats, "_LANES", 4)
 
 
 def found(shard: Shard, state: str, spot: Spot) -> tuple[list[int], Spot, int]:

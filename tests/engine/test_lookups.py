@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from foqs.buffers.shard_batch import BatchResult
+from foqs.engine.batch_reads import LookRead
 from foqs.engine.shard import Looks
 from foqs.errors import NotFound, NotServed, Overloaded, Unavailable
 from foqs.ids import make_id
 from foqs.item import Item, Phase
 from foqs.rows import Found
-from tests.engine.laboratory import Laboratory
+from tests.engine.laboratory import Laboratory, reads_of
 
 
 def test_callers_of_one_item_are_taken_together() -> None:
@@ -30,7 +31,7 @@ def test_equal_ids_are_read_once() -> None:
     lab.reopen()
     first, second = lab.look(item_id), lab.look(item_id)
     ((shard, batch),) = lab.send()
-    assert batch.look == [item_id]
+    assert [read.ids for read in reads_of(batch, LookRead)] == [[item_id]]
     lab.arrive(shard, batch)
     for answers in (first, second):
         ((item, found, error),) = answers

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from foqs.engine import consumers, enqueue, item_ops
+from foqs.engine.batch_reads import LanesRead, PageRead
 from foqs.engine.calls import DequeueCall, EnqueueCall, ItemsCall
 from foqs.engine.state import Callbacks
 from foqs.errors import OutcomeUnknown, Overloaded, Unavailable
@@ -15,7 +16,7 @@ from foqs.ids import shard_of
 from foqs.item import Item
 from foqs.rows import NewItem
 from foqs.shardmgr.lifecycle import ShardState
-from tests.engine.laboratory import Laboratory, merges
+from tests.engine.laboratory import Laboratory, merges, reads_of
 
 FULL = "has 100 lanes (topics, fairness keys and sets of throttle keys), the most that host.lanes allows"
 TOPICS: list[TopicKey] = [("ns", f"topic-{number:03}") for number in range(500)]
@@ -55,8 +56,8 @@ def test_small_first_pages_are_read_together() -> None:
     reopen(lab)
     answers = dequeue(lab, TOPICS, 0)
     ((shard, batch),) = lab.send()
-    assert not batch.pages
-    assert [len(read.pages) for read in batch.lanes_pages] == [len(TOPICS)]
+    assert not reads_of(batch, PageRead)
+    assert [len(read.pages) for read in reads_of(batch, LanesRead)] == [len(TOPICS)]
     lab.arrive(shard, batch)
     lab.settle()
     assert [len(found) for found in answers] == [len(TOPICS)]
@@ -88,7 +89,7 @@ def test_lanes_read_together_may_have_leased_rows(
     lab.engine.touch(shard)
     shard.config = shard.config.model_copy(update={"page_rows": sum(lane.ready for lane in lanes)})
     ((_, batch),) = lab.send()
-    assert [len(read.pages) for read in batch.lanes_pages] == [3]
+    assert [len(read.pages) for read in reads_of(batch, LanesRead)] == [3]
     lab.arrive(shard, batch)
     assert [(len(lane.window), lane.window.more) for lane in lanes if lane.window is not None] == windows
     assert list(shard.pages_wanted) == [lanes[at] for at in left]
@@ -108,8 +109,8 @@ def test_windows_that_gave_back_memory_are_read_together(limit: int, whole: int)
         shard.pages_wanted[lane] = None
     lab.engine.touch(shard)
     ((_, batch),) = lab.send()
-    assert not batch.pages
-    (read,) = batch.lanes_pages
+    assert not reads_of(batch, PageRead)
+    (read,) = reads_of(batch, LanesRead)
     assert [page.lane for page in read.pages] == lanes
     read.limit = limit
     lab.arrive(shard, batch)

@@ -8,13 +8,14 @@ import pytest
 
 from foqs.buffers.shard_batch import BatchResult, ShardBatch
 from foqs.engine import batch_reads
+from foqs.engine.batch_reads import BodiesRead, LanesRead, PageRead
 from foqs.engine.calls import DequeueCall
 from foqs.engine.shard import RETRY_MS
 from foqs.engine.shard_memory import FIRST_PAGE_ROWS
 from foqs.item import Item
 from foqs.prefetch.lane import LaneKey
 from foqs.store.protocol import StoreBusy
-from tests.engine.laboratory import KEY, Laboratory
+from tests.engine.laboratory import KEY, Laboratory, reads_of
 
 
 def backlog(items: int, keys: Sequence[LaneKey] = (KEY,), **host: int) -> tuple[Laboratory, list[int]]:
@@ -28,13 +29,15 @@ def backlog(items: int, keys: Sequence[LaneKey] = (KEY,), **host: int) -> tuple[
 
 
 def topics_read(batch: ShardBatch) -> list[LaneKey]:
-    together = [page for read in batch.lanes_pages for page in read.pages]
-    return [page.lane.key for page in (*batch.pages, *together)]
+    together = [page for read in reads_of(batch, LanesRead) for page in read.pages]
+    return [page.lane.key for page in (*reads_of(batch, PageRead), *together)]
 
 
 def rows_read(batch: ShardBatch) -> int:
     """The most rows that the pages of a batch may have."""
-    return sum(page.limit for page in batch.pages) + sum(read.limit for read in batch.lanes_pages)
+    return sum(page.limit for page in reads_of(batch, PageRead)) + sum(
+        read.limit for read in reads_of(batch, LanesRead)
+    )
 
 
 # ------------------------------------------------------------------------------------------ order and completeness
@@ -59,7 +62,7 @@ def test_pages_of_a_topic_grow() -> None:
         answers = lab.dequeue(count=500)
         while sent := lab.send():
             ((shard, batch),) = sent
-            limits += [page.limit for page in batch.pages]
+            limits += [page.limit for page in reads_of(batch, PageRead)]
             lab.arrive(shard, batch)
         assert answers
     assert limits == sorted(limits)
@@ -221,7 +224,7 @@ def test_a_page_brings_bodies_within_its_bytes() -> None:
     assert lab.taken() == ids[1:2]
     answers = lab.dequeue()
     ((shard, batch),) = lab.send()
-    assert batch.bodies == ids[2:4]
+    assert [read.ids for read in reads_of(batch, BodiesRead)] == [ids[2:4]]
     lab.arrive(shard, batch)
     assert answers == [ids[2:3]]
     assert [lab.taken(), lab.taken()] == [ids[3:4], ids[4:]]
@@ -256,11 +259,11 @@ def test_a_body_that_was_not_read_is_read_again() -> None:
         lab.taken()
     answers = lab.dequeue(wait_ms=5_000)
     ((shard, batch),) = lab.send()
-    assert batch.bodies == ids[2:]
+    assert [read.ids for read in reads_of(batch, BodiesRead)] == [ids[2:]]
     lab.arrive(shard, batch, BatchResult(error="lock wait"))
     lab.ring(RETRY_MS)
     ((_, batch),) = lab.send()
-    assert batch.bodies == ids[2:]
+    assert [read.ids for read in reads_of(batch, BodiesRead)] == [ids[2:]]
     lab.arrive(shard, batch)
     assert answers == [ids[2:]]
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from foqs.engine import item_ops, stats
-from foqs.engine.stats import Releasing, WorkerLeases
+from foqs.engine import item_ops, listing, stats
+from foqs.engine.listing import Releasing
+from foqs.engine.stats import WorkerLeases
 from foqs.errors import FoqsError, StaleLease, Unavailable
 from foqs.item import Phase
 from foqs.rows import AT_MOST_ONCE
@@ -67,10 +68,10 @@ def test_a_released_lease_cannot_be_extended() -> None:
 
 def test_more_leases_than_a_page() -> None:
     lab = Laboratory(1)
-    leased(lab, 2 * stats._PAGE_ROWS + 1)
+    leased(lab, 2 * listing._RELEASE_ROWS + 1)
     lab.go_on(200)
-    assert released(lab) == 2 * stats._PAGE_ROWS + 1
-    assert lab.engine.ready(KEY) == 2 * stats._PAGE_ROWS + 1
+    assert released(lab) == 2 * listing._RELEASE_ROWS + 1
+    assert lab.engine.ready(KEY) == 2 * listing._RELEASE_ROWS + 1
 
 
 def test_only_leases_of_the_worker() -> None:

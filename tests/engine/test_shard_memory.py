@@ -8,12 +8,13 @@ from foqs.bounds import Budget
 from foqs.config.schema import HostSection
 from foqs.counters import Counters
 from foqs.engine import item_ops
+from foqs.engine.batch_reads import BodiesRead
 from foqs.engine.shard_memory import FIRST_PAGE_ROWS, ShardMemory
 from foqs.fairness.keys import lane_key
 from foqs.fairness.topics import Topics
 from foqs.item import KNOWN_BYTES, Cause, Change, Item, Phase, Place, To
 from foqs.prefetch.residents import Residents
-from tests.engine.laboratory import KEY, Laboratory
+from tests.engine.laboratory import KEY, Laboratory, reads_of
 
 
 def drained(lab: Laboratory, count: int = 5) -> list[int]:
@@ -121,7 +122,7 @@ def test_the_body_of_an_item_that_returns_is_read_again() -> None:
     lab.settle()
     found = lab.dequeue()
     ((shard, batch),) = lab.send()
-    assert batch.bodies == [item_id]
+    assert [read.ids for read in reads_of(batch, BodiesRead)] == [[item_id]]
     lab.arrive(shard, batch)
     assert found == [[item_id]]
     looked = lab.look(item_id)

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
+from foqs.buffers.reads import ListRead
 from foqs.buffers.shard_batch import BatchResult, Outcome
 from foqs.engine import shard_life
 from foqs.engine.listing import Listing
 from foqs.errors import OutcomeUnknown, Unavailable
 from foqs.ids import shard_of
-from tests.engine.laboratory import KEY, Laboratory
+from tests.engine.laboratory import KEY, Laboratory, reads_of
 
 HANG_MS = 1_000
 LONG_MS = 30_000
@@ -183,7 +184,7 @@ def test_lists_are_refused_and_their_late_results_dropped() -> None:
 
     ask()
     ((shard, batch),) = lab.send()
-    assert batch.lists
+    assert reads_of(batch, ListRead)
     ask()
     lab.engine.pump(lab.now_ms)
     lab.ring(HANG_MS + 1)

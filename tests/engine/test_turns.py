@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from foqs.engine import state
 from foqs.engine.state import Callbacks
 from tests.engine.laboratory import Laboratory
 
@@ -21,7 +20,7 @@ def test_work_of_one_part_needs_no_further_turn() -> None:
     lab = Laboratory(1, callbacks=Callbacks(wake=lambda: woken.append(None)))
     woken.clear()
     done: list[str] = []
-    state.begin_long(lab.engine, work("a", 1, done))
+    lab.engine.begin(work("a", 1, done))
     assert (done, woken) == (["a0"], [])
 
 
@@ -30,8 +29,8 @@ def test_each_turn_does_one_part_of_the_oldest_work() -> None:
     lab = Laboratory(1, callbacks=Callbacks(wake=lambda: woken.append(None)))
     woken.clear()
     done: list[str] = []
-    state.begin_long(lab.engine, work("a", 3, done))
-    state.begin_long(lab.engine, work("b", 2, done))
+    lab.engine.begin(work("a", 3, done))
+    lab.engine.begin(work("b", 2, done))
     assert (done, len(woken)) == (["a0", "b0"], 2)
     for expected in ("a1", "b1", "a2"):
         lab.engine.pump(lab.now_ms)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foqs.engine import listing, shard_life
+from foqs.engine import shard_life, stats
 from foqs.engine.calls import EnqueueCall
 from foqs.engine.engine import Engine
 from foqs.fairness.keys import TopicKey
@@ -55,7 +55,7 @@ def ready_of(engine: Engine) -> dict[TopicKey, int]:
 def page_of(lab: Laboratory, limit: int, cursor: str | None) -> tuple[list, bool, int]:
     """Return the topics of a page, whether there are more, and the number of turns of the event loop."""
     pages: list[tuple[list, bool]] = []
-    listing.active_topics(lab.engine, None, limit, cursor, "host", None, lab.now_ms, lambda *page: pages.append(page))
+    stats.active_topics(lab.engine, None, limit, cursor, "host", None, lab.now_ms, lambda *page: pages.append(page))
     turns = 1
     while not pages:
         lab.engine.pump(lab.now_ms)
@@ -73,7 +73,7 @@ def found(lab: Laboratory, limit: int) -> dict[TopicKey, int]:
         topics |= {(topic.ns, topic.topic): topic.ready for topic in page}
         if more:
             assert len(page) == limit
-            cursor = listing.topics_cursor(page[-1])
+            cursor = stats.topics_cursor(page[-1])
     return topics
 
 
@@ -138,7 +138,7 @@ def test_a_closed_shards_lanes_are_detached_in_turns() -> None:
 
 def test_a_page_looks_at_the_topics_in_turns() -> None:
     lab = Laboratory(1)
-    topics = 3 * listing._TOPICS
+    topics = 3 * stats._TOPICS
     for number in range(topics):
         lab.engine.shards[1].lane(("ns", f"{number:06}"))  # type: ignore[arg-type]
     enqueue(lab, ("ns", "last"), 1)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foqs.engine.calls import NEVER_MS, Deadlines
+from foqs.buffers.checkpoint import NEVER_MS
+from foqs.engine.calls import Deadlines
 
 
 class Waiting:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from heapq import heappop, heappush
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from foqs.api.peer_methods import PeerMethods
 from foqs.bounds import THROTTLE, Bounded, Quota
 from foqs.counters import Counters
+from foqs.engine.state import State
 from foqs.engine.throttling import Throttling
 from foqs.errors import FoqsError, LostReply, Unavailable
 from foqs.ids import HASH_SLOTS
@@ -74,6 +76,8 @@ class Host:
             counters=Counters(), long_work=deque(), wake=lambda: None,
             config=SimpleNamespace(server=SimpleNamespace(id=name)), soon=lambda do: later(0, do),
         )  # fmt: skip
+        self.engine.put_off = self.engine.long_work.append
+        self.engine.begin, self.engine.go_on = partial(State.begin, self.engine), partial(State.go_on, self.engine)
         forwarder: Any = SimpleNamespace(routing=lambda: cluster.routing, ask=self._ask)
         owners: Any = SimpleNamespace(find=self._find, observe=lambda: None, check=None)
         self.coordinator = QuotaCoordinator(self.engine, self._quota_of, forwarder, owners, clock, clock, later)

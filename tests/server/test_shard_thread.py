@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from foqs.buffers.shard_batch import BatchResult, Outcome, ShardBatch
+from foqs.engine.batch_reads import LookRead
 from foqs.rows import Batch, DedupRow, LaneRow, NewItem
 from foqs.server.shard_thread import Begun, run
 from foqs.store.protocol import (
@@ -76,20 +77,22 @@ class Store(ShardStore):
 def commit(store: Store, *ids: int, **fields: Any) -> BatchResult:
     """The result of a transaction that inserts these items, and of two reads behind it."""
     transaction = Batch(inserts=[new_item(one) for one in ids], **fields)
-    return run(store, ShardBatch(transaction=transaction, look=[9], confirm=True, keys_ms=500))
+    return run(
+        store, ShardBatch(transaction=transaction, reads=[LookRead([9], frozenset())], confirm=True, keys_ms=500)
+    )
 
 
 def test_reads_follow_a_committed_transaction() -> None:
     store = Store()
     result = commit(store, 1, 2)
-    assert (result.outcome, result.confirmed, result.db_now_ms, result.look) == (Outcome.COMMITTED, True, 77, [9])
+    assert (result.outcome, result.confirmed, result.db_now_ms, result.reads) == (Outcome.COMMITTED, True, 77, 1)
     assert store.commits == [([1, 2], 0)]
     assert result.latency_ms >= result.transaction_ms > 0
 
 
 def test_a_batch_without_a_transaction_has_no_outcome() -> None:
-    result = run(Store(), ShardBatch(look=[9]))
-    assert (result.outcome, result.look, result.confirmed) == (Outcome.NONE, [9], False)
+    result = run(Store(), ShardBatch(reads=[LookRead([9], frozenset())]))
+    assert (result.outcome, result.reads, result.confirmed) == (Outcome.NONE, 1, False)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +125,7 @@ def test_a_read_only_database_is_not_a_silent_one() -> None:
 
 def test_a_failed_read_keeps_the_outcome_of_the_transaction() -> None:
     result = commit(Store(look=StoreDown("gone")), 1)
-    assert (result.outcome, result.down, result.confirmed, result.look) == (Outcome.COMMITTED, True, True, None)
+    assert (result.outcome, result.down, result.confirmed, result.reads) == (Outcome.COMMITTED, True, True, 0)
     result = commit(Store(look=StoreBusy("busy")), 1)
     assert (result.outcome, result.down, result.error) == (Outcome.COMMITTED, False, "busy")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from foqs.engine.calls import NEVER_MS
+from foqs.buffers.checkpoint import NEVER_MS
 from foqs.server import shard_runner
 from foqs.server.shard_runner import Ticker
 from tests.server.loop import HandLoop

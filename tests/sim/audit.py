@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from foqs.buffers.reads import ListRead
 from foqs.buffers.shard_batch import BatchResult, ShardBatch
 from foqs.buffers.tail import MAX_BYTES
 from foqs.engine.engine import Engine
@@ -154,7 +155,9 @@ def _audit_scans(shard: Shard, db: MemoryDatabase) -> None:
 def audit_listed(batch: ShardBatch, result: BatchResult, db: MemoryDatabase) -> None:
     """An operator sees all ready items of a topic: those that are not leased have their rows."""
     refused = result.rejected or result.failed or result.known
-    for listing in batch.lists[: 0 if refused else len(result.lists)]:
+    for listing in batch.reads[: 0 if refused else result.reads]:
+        if not isinstance(listing, ListRead):
+            continue
         unseen = [row.id for row in db.unindexed.values() if row.lane in listing.lanes and listing.state == "ready"]
         if unseen:
             raise MemoryWrong(f"a list of lanes {listing.lanes} lacks the items {unseen}")

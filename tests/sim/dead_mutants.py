@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from foqs.buffers.shard_batch import DeadRead
+from foqs.buffers.reads import DeadRead
 from foqs.engine import batch_apply, batch_build, batch_reads, consumers, dead_letters, item_ops, shard_life
 from foqs.engine.dead_letters import RedrivePage
 from foqs.engine.shard import Shard

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from foqs.buffers.checkpoint import NEVER_MS
 from foqs.buffers.pending_dedup import Keyed, KeyedRequest, Keys, TakesOutcomes
 from foqs.buffers.shard_batch import BatchResult
 from foqs.engine import dedup
-from foqs.engine.calls import NEVER_MS
 from foqs.peers.hash_slots import SlotMigration
 from foqs.rows import Batch
 from foqs.server import shard_thread

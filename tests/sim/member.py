@@ -8,10 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from foqs.bounds import Budget
+from foqs.buffers.checkpoint import NEVER_MS
 from foqs.buffers.shard_batch import BatchResult, Outcome, ShardBatch
 from foqs.engine import batch_build, shard_life
 from foqs.engine import shard_driver as steps
-from foqs.engine.calls import NEVER_MS
 from foqs.engine.listing import Listing
 from foqs.engine.shard import Shard
 from foqs.engine.shard_driver import ShardDriver

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from foqs.buffers.checkpoint import Checkpoint
-from foqs.buffers.shard_batch import BatchResult, LanesRead, Outcome, PageRead, ShardBatch
+from foqs.buffers.shard_batch import BatchResult, Outcome, ShardBatch
 from foqs.engine import batch_apply, batch_build, batch_reads, consumers, item_ops
+from foqs.engine.batch_reads import ExpiringRead, LanesRead, PageRead
 from foqs.engine.calls import DequeueCall
 from foqs.engine.engine import Engine
 from foqs.engine.shard import Shard
@@ -98,16 +99,16 @@ def no_skip_of_known_page_rows(patch: Patch) -> None:
         def __contains__(self, item_id: object) -> bool:
             return False
 
-    def page(shard: Shard, read: object, rows: object, bodies: object, *, full: bool) -> None:
+    def page(read: PageRead, shard: Shard, rows: Any, bodies: Any, *, full: bool) -> None:
         known, shard.known = shard.known, Nothing(shard.known)
         try:
-            apply_page(shard, read, rows, bodies, full=full)  # type: ignore[arg-type]
+            fill(read, shard, rows, bodies, full=full)
         finally:
             known.update(shard.known)
             shard.known = known
 
-    apply_page = batch_reads._apply_page
-    patch.setattr(batch_reads, "_apply_page", page)
+    fill = PageRead.fill
+    patch.setattr(PageRead, "fill", page)
 
 
 @mutant
@@ -165,7 +166,7 @@ def other_rounds_run_before_unknown_is_settled(patch: Patch) -> None:
 
 @mutant
 def at_most_once_goes_out_before_its_lease_is_committed(patch: Patch) -> None:
-    patch.setattr(item_ops, "lease_first", lambda shard, item, waits, now_ms: waits[0].open.discard(waits[1]))
+    patch.setattr(consumers, "_lease_first", lambda shard, item, waits, now_ms: waits[0].open.discard(waits[1]))
 
 
 @mutant
@@ -201,22 +202,22 @@ def a_window_that_was_cut_takes_the_page_asked_for_before(patch: Patch) -> None:
 def a_cut_page_of_lanes_is_taken_for_whole(patch: Patch) -> None:
     """Lanes behind the last row seem to be empty."""
 
-    def whole(shard: Shard, lanes: LanesRead, rows: list[ReadyRow], bodies: dict[int, Body]) -> None:
-        apply_lanes(shard, replace(lanes, limit=len(rows) + 1), rows, bodies)
+    def whole(lanes: LanesRead, *rest: Any) -> None:
+        apply(replace(lanes, limit=len(lanes.rows) + 1), *rest)
 
-    apply_lanes = batch_reads._apply_lanes
-    patch.setattr(batch_reads, "_apply_lanes", whole)
+    apply = LanesRead.apply
+    patch.setattr(LanesRead, "apply", whole)
 
 
 @mutant
 def a_cut_lane_is_taken_for_whole(patch: Patch) -> None:
     """The last lane of a page seems to have no more rows than were read."""
 
-    def page(shard: Shard, read: PageRead, rows: list[ReadyRow], bodies: dict[int, Body], *, full: bool) -> None:
-        apply_page(shard, read, rows, bodies, full=full and len(rows) >= read.limit)
+    def page(read: PageRead, shard: Shard, rows: list[ReadyRow], bodies: dict[int, Body], *, full: bool) -> None:
+        fill(read, shard, rows, bodies, full=full and len(rows) >= read.limit)
 
-    apply_page = batch_reads._apply_page
-    patch.setattr(batch_reads, "_apply_page", page)
+    fill = PageRead.fill
+    patch.setattr(PageRead, "fill", page)
 
 
 @mutant
@@ -291,15 +292,15 @@ def _without_token(when_due: Callable[..., Change]) -> Callable[..., Change]:
 @mutant
 def ttl_ends_live_leases(patch: Patch) -> None:
 
-    apply = batch_reads.apply_expiring
+    apply = ExpiringRead.apply
 
-    def blind(shard: Shard, scan: object, now_ms: int) -> None:
+    def blind(read: ExpiringRead, shard: Shard, saved: bool, now_ms: int) -> None:
         for item in shard.known.values():
             if item.phase is Phase.LEASED:
                 item.lease_expires_at_ms = min(item.lease_expires_at_ms, now_ms)
-        apply(shard, scan, now_ms)  # type: ignore[arg-type]
+        apply(read, shard, saved, now_ms)
 
-    patch.setattr(batch_apply, "apply_expiring", blind)
+    patch.setattr(ExpiringRead, "apply", blind)
 
 
 @mutant
@@ -349,10 +350,10 @@ def windows_keep_what_they_hold(patch: Patch) -> None:
         budget = residents._budget
         return max(0, min(most_bytes, int(budget.limit_bytes * WINDOW_SHARE) - budget.used_bytes))
 
-    add_bodies = batch_reads._add_bodies
+    wanted_bodies = batch_reads._wanted_bodies
     patch.setattr(Residents, "relieve", lambda residents: None)
     patch.setattr(Residents, "room_bytes", room_bytes)
-    patch.setattr(batch_reads, "_add_bodies", lambda shard, batch, room: add_bodies(shard, batch, room) if room else 0)
+    patch.setattr(batch_reads, "_wanted_bodies", lambda shard, room: wanted_bodies(shard, room) if room else ([], 0))
 
 
 OF_MODULE = {

@@ -24,11 +24,10 @@ def a_closed_shards_lanes_stay_in_their_topics(patch: Patch) -> None:
 def a_closed_shards_lanes_are_merged(patch: Patch) -> None:
     """They are in their topics until they are detached."""
 
-    def close(shard: Shard) -> shard_life.Abandoned:
+    def close(shard: Shard) -> None:
         tenure = shard.tenure
-        left = original(shard)
+        original(shard)
         tenure.shard = shard
-        return left
 
     original = shard_life.close_shard
     patch.setattr(shard_life, "close_shard", close)

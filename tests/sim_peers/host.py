@@ -11,10 +11,11 @@ from weakref import WeakKeyDictionary
 from foqs.api.handlers import Handlers
 from foqs.api.host import Host as ApiHost
 from foqs.bounds import Bounded, Budget, Limits, Quota
+from foqs.buffers.checkpoint import NEVER_MS
 from foqs.buffers.shard_batch import BatchResult, ShardBatch
 from foqs.config.schema import ServerSection
 from foqs.engine import batch_build, dequeue, throttling
-from foqs.engine.calls import NEVER_MS, DequeueCall, EnqueueCall
+from foqs.engine.calls import DequeueCall, EnqueueCall
 from foqs.engine.engine import Engine
 from foqs.engine.shard import Shard
 from foqs.engine.state import Callbacks, State

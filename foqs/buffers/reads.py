@@ -1,0 +1,193 @@
+"""Reads of a shard batch: each asks the store on the shard's thread, and is applied on the event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from foqs.buffers.checkpoint import Checkpoint, Range
+from foqs.errors import FoqsError
+from foqs.rows import (
+    Body,
+    DeadPage,
+    DedupRow,
+    DedupScan,
+    DueRow,
+    ExpiringRow,
+    FailureGroups,
+    FailurePosition,
+    FailureRow,
+    Found,
+    Key,
+    ReadyRow,
+    Scan,
+    TimerRow,
+)
+
+if TYPE_CHECKING:
+    from foqs.policies.failures import FailureFilter
+
+
+class StoreReads(Protocol):
+    """The reads of `foqs.store.protocol.ShardStore`, which describes them."""
+
+    def page(self, lane: int, after: Key | None, limit: int) -> list[ReadyRow]: ...
+    def page_of_lanes(self, lanes: list[int], limit: int) -> list[ReadyRow]: ...
+    def bodies(self, ids: list[int]) -> list[Body]: ...
+    def due(self, from_ms: int, now_ms: int, limit: int, after_id: int = 0) -> Scan[DueRow]: ...
+    def expiring(self, from_ms: int, now_ms: int, limit: int) -> Scan[ExpiringRow]: ...
+    def look(self, ids: list[int]) -> list[Found]: ...
+    def failures(self, ids: list[int]) -> list[FailureRow]: ...
+    def dedup_between(self, low: bytes, high: bytes, limit: int) -> list[DedupRow]: ...
+    def dedup_expired(self, from_ms: int, now_ms: int, limit: int) -> DedupScan: ...
+    def list_timer(
+        self, lanes: list[int], leased: bool, after: tuple[int, int] | None, limit: int
+    ) -> list[TimerRow]: ...
+    def failure_groups(
+        self, lane: int, after: FailurePosition | None, wanted: FailureFilter, limit: int, rows: int
+    ) -> FailureGroups: ...
+    def dead_page(
+        self, lane: int, after: FailurePosition | None, wanted: FailureFilter, limit: int, rows: int
+    ) -> DeadPage: ...
+
+
+class Read:
+    """One read. `run` keeps the rows; then `apply` is called, or `missed` if the batch failed before the read.
+
+    `shard` is a `foqs.engine.shard.Shard`."""
+
+    __slots__ = ()
+
+    def run(self, store: StoreReads) -> int:
+        """Ask the store. Return the database's time in ms if the answer has it, else 0."""
+        raise NotImplementedError
+
+    def apply(self, shard: Any, saved: bool, now_ms: int) -> None:
+        """Bring the rows into memory. `saved`: `BatchResult.saved` of the transaction before the read."""
+        raise NotImplementedError
+
+    def missed(self, shard: Any, now_ms: int) -> None:
+        """Have a later batch read this, unless what asked for the read does so."""
+
+    def refuse(self, error: FoqsError) -> None:
+        """Answer the request that waits for the rows, if there is one: they come too late, or never."""
+
+
+@dataclass(slots=True, eq=False)
+class ScanRead(Read):
+    """The next range of a time-ordered scan."""
+
+    scan: Checkpoint
+    wanted: Range
+    limit: int
+    found: Any = None  # the store's answer
+
+    def missed(self, shard: Any, now_ms: int) -> None:
+        self.scan.failed(now_ms)
+
+
+class ListedRows(NamedTuple):
+    """Rows of a `ListRead`, with the bodies and failures of their items by id."""
+
+    rows: list[ReadyRow] | list[TimerRow]
+    bodies: dict[int, Body]
+    failures: dict[int, FailureRow]
+
+
+NOTHING_LISTED = ListedRows([], {}, {})
+
+
+@dataclass(slots=True)
+class ListRead(Read):
+    """Rows for an operator, of lanes in the order of their numbers (at most 1,000).
+
+    Ready rows come lane by lane in their order; `after` is in the first lane. Timer rows come in the order of time."""
+
+    lanes: list[int]
+    state: str  # "ready", "delayed" or "leased"
+    after: tuple[int, ...] | None
+    limit: int
+    body_bytes: int
+    done: Callable[[ListedRows, FoqsError | None], None]
+    dead: bool = False  # items of the lanes may have rows in `failure`
+    found: ListedRows = NOTHING_LISTED
+
+    def run(self, store: StoreReads) -> int:
+        rows: list[ReadyRow] | list[TimerRow]
+        if self.state == "ready":
+            after = (self.after[0], self.after[1], self.after[2]) if self.after else None
+            first, *others = self.lanes
+            rows = store.page(first, after, self.limit)
+            if others and len(rows) < self.limit:
+                rows += store.page_of_lanes(others, self.limit - len(rows))
+        else:
+            behind = (self.after[0], self.after[1]) if self.after else None
+            rows = store.list_timer(self.lanes, self.state == "leased", behind, self.limit)
+        ids = ids_within(rows, self.body_bytes, least=1)
+        bodies = {body.id: body for body in store.bodies(ids)} if ids else {}
+        failures = {failure.id: failure for failure in store.failures(ids)} if ids and self.dead else {}
+        self.found = ListedRows(rows[: len(ids)], bodies, failures)
+        return 0
+
+    def apply(self, shard: Any, saved: bool, now_ms: int) -> None:
+        self.done(self.found, None)
+
+    def missed(self, shard: Any, now_ms: int) -> None:
+        shard.lists.insert(0, self)
+
+    def refuse(self, error: FoqsError) -> None:
+        done, self.done = self.done, _answered
+        done(NOTHING_LISTED, error)
+
+
+@dataclass(slots=True)
+class DeadRead(Read):
+    """A page of dead letters, as `ShardStore.dead_page` has it."""
+
+    lane: int
+    after: FailurePosition | None
+    wanted: FailureFilter
+    limit: int
+    rows: int
+    done: Callable[[Any, FoqsError | None], None]
+    found: DeadPage | FailureGroups | None = None
+
+    def run(self, store: StoreReads) -> int:
+        self.found = store.dead_page(self.lane, self.after, self.wanted, self.limit, self.rows)
+        return 0
+
+    def apply(self, shard: Any, saved: bool, now_ms: int) -> None:
+        self.done(self.found, None)
+
+    def missed(self, shard: Any, now_ms: int) -> None:
+        shard.dead_reads.appendleft(self)
+
+    def refuse(self, error: FoqsError) -> None:
+        done, self.done = self.done, _answered
+        done(None, error)
+
+
+class GroupsRead(DeadRead):
+    """Groups of dead letters, as `ShardStore.failure_groups` has them."""
+
+    __slots__ = ()
+
+    def run(self, store: StoreReads) -> int:
+        self.found = store.failure_groups(self.lane, self.after, self.wanted, self.limit, self.rows)
+        return 0
+
+
+def ids_within(rows: list[ReadyRow] | list[TimerRow], room_bytes: int, *, least: int = 0) -> list[int]:
+    """Return the ids of the first rows whose bodies fit into `room_bytes`, and of `least` rows in any case."""
+    ids: list[int] = []
+    for row in rows:
+        room_bytes -= row.bytes
+        if room_bytes < 0 and len(ids) >= least:
+            break
+        ids.append(row.id)
+    return ids
+
+
+def _answered(*_: object) -> None:
+    """The caller has its answer."""

@@ -7,6 +7,7 @@ and another request with the same key waits for the same outcome.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from foqs.buffers.checkpoint import Checkpoint
@@ -25,21 +26,19 @@ class TakesOutcomes(Protocol):
     def settled(self, indices: Sequence[int], outcomes: Sequence[int | FoqsError]) -> None: ...
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Keyed:
     """An item with a key. `at` is its index in the request; `weight` is its lane's new weight, or 0.
     `waits`: requests with the same key that arrived while the item was pending, with the index and the content of their
     item."""
 
-    __slots__ = ("at", "dedup", "item", "lane", "size_bytes", "waits", "weight")
-
-    def __init__(self, at: int, dedup: Dedup, item: NewItem, lane: LaneKey, size_bytes: int, weight: int = 0) -> None:
-        self.at = at
-        self.dedup = dedup
-        self.item = item
-        self.lane = lane
-        self.size_bytes = size_bytes
-        self.weight = weight
-        self.waits: list[tuple[TakesOutcomes, int, int]] | None = None
+    at: int
+    dedup: Dedup
+    item: NewItem
+    lane: LaneKey
+    size_bytes: int
+    weight: int = 0
+    waits: list[tuple[TakesOutcomes, int, int]] | None = None
 
 
 class Give(NamedTuple):

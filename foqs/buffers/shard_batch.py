@@ -1,13 +1,7 @@
 """One batch for a shard's database: at most one transaction, then reads, one after the other on one connection.
 
-Results are applied in the order of the batches, so no read is staler than the writes before it.
-
-Enqueued items that wait for a shard's next transaction: parts of enqueue requests.
-
-The rows that a change writes.
-
-A change leaves the table the item is in when the transaction is built (every earlier outcome is known by then) and
-enters another one, or none.
+Its transaction has enqueued items, in chunks of requests, and changes of items. Results are applied in the order of the
+batches, so no read is staler than the writes before it.
 """
 
 from __future__ import annotations
@@ -59,32 +53,21 @@ class _Answered:
 ANSWERED = _Answered()
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Chunk:
     """Part of one request, small enough for one transaction. `keys[i]` is the lane of `items[i]`.
 
     A chunk with `dedup`, its items' deduplication keys, may be stored only by the shard that has their slots.
-    `weights`: those of the request's items, by lane; None if no item has one."""
+    `weights`: by lane, the weight that its items bring; None if no item has one."""
 
-    __slots__ = ("dedup", "in_flight", "indices", "items", "keys", "request", "size_bytes", "weights")
-
-    def __init__(
-        self,
-        request: TakesIds,
-        indices: Sequence[int],
-        items: list[NewItem],
-        keys: Sequence[LaneKey],
-        size_bytes: int,
-        dedup: list[Dedup] | None = None,
-        weights: Mapping[LaneKey, int] | None = None,
-    ) -> None:
-        self.request = request
-        self.indices = indices
-        self.items = items
-        self.keys = keys
-        self.size_bytes = size_bytes
-        self.dedup = dedup
-        self.weights = weights
-        self.in_flight = False  # part of a transaction whose outcome is not known yet
+    request: TakesIds
+    indices: Sequence[int]
+    items: list[NewItem]
+    keys: Sequence[LaneKey]
+    size_bytes: int
+    dedup: list[Dedup] | None = None
+    weights: Mapping[LaneKey, int] | None = None
+    in_flight: bool = False  # part of a transaction whose outcome is not known yet
 
     def by_lane(self) -> Mapping[LaneKey, list[NewItem]]:
         """Return the items of each lane, in their order."""
@@ -97,7 +80,7 @@ class Chunk:
         return found
 
     def part(self, at: Sequence[int]) -> Chunk:
-        """The items with those indices in the chunk; `size_bytes` stays that of the whole chunk."""
+        """Return the items with those indices in the chunk. `size_bytes` stays the size of the whole chunk."""
         dedup = None if self.dedup is None else [self.dedup[i] for i in at]
         items, keys = [self.items[i] for i in at], [self.keys[i] for i in at]
         part = Chunk(self.request, [self.indices[i] for i in at], items, keys, self.size_bytes, dedup, self.weights)
@@ -119,7 +102,10 @@ _IN_READY = Place.READY
 
 
 def emit(change: Change, transaction: Batch) -> None:
-    """Adds the rows of this change to `transaction`."""
+    """Add the rows of this change to `transaction`.
+
+    A change leaves the table the item is in when the transaction is built (every earlier outcome is known by then) and
+    enters another one, or none."""
     item, to = change.item, change.to
     if to is _KEPT:
         transaction.expiry_gone.append(item.id)
@@ -158,7 +144,7 @@ def emit(change: Change, transaction: Batch) -> None:
 
 
 def _return(change: Change, lane: int, transaction: Batch) -> None:
-    """The rows of an item that is ready again, at its place or at another one."""
+    """Add the rows of an item that is ready again, at its place or at another one."""
     item = change.item
     if change.due_ms:
         transaction.deliver_after_new.append((item.id, change.due_ms))
@@ -169,7 +155,7 @@ def _return(change: Change, lane: int, transaction: Batch) -> None:
 
 
 def _move(change: Change, transaction: Batch) -> None:
-    """The rows of an item in its new lane."""
+    """Add the rows of an item in its new lane."""
     item, move, target = change.item, change.move, change.target
     assert move is not None, "a move says where to"
     assert target is not None, "the transaction has the lane"
@@ -252,7 +238,7 @@ class BatchResult:
 
     @property
     def saved(self) -> bool:
-        """Whether the parts of the transaction beside items are committed, with all items or with some."""
+        """Return True if the parts of the transaction without items are committed, with all items or with some."""
         if self.outcome is not Outcome.COMMITTED:
             return False
         return bool(self.committed) or not (self.rejected or self.failed)

@@ -1,10 +1,8 @@
-"""Acks, nacks, extensions and deletes of a request: finds each item and has its op decided.
+"""Acks, nacks, extensions and deletes of a request: find each item, ask the script of a failed item, and decide the op.
 
-Scripts that decide about failed items: which end of a lease asks one, and how its answer is used.
-
-A nack asks the script before it is carried out, and begins again with the answer: its lease may have ended by then. The
-end of a lease by time is left to a later scan, which finds the answer. No state of an item changes while a script is
-asked.
+A nack asks the topic's script before it is carried out, and begins again with the answer: its lease may have ended by
+then. The end of a lease by time is left to a later scan, which finds the answer. No state of an item changes while a
+script is asked.
 """
 
 from __future__ import annotations
@@ -63,14 +61,14 @@ def ack_all(
 
 
 def operate(state: State, call: ItemsCall, at: int, item_id: int, op: item_ops.Op, ns: str | None, now_ms: int) -> None:
-    """Decides `op` on one item, after a look-up when it is not in memory."""
+    """Decide `op` on one item, after a look-up if it is not in memory."""
     shard = state.shards.get(shard_of(item_id))
     if shard is None:
-        _outcome(state, call, at, state.absent())
+        call.settled(at, state.absent())
     elif not state.settles(shard):
-        _outcome(state, call, at, NotServed())
+        call.settled(at, NotServed())
     elif shard.full:
-        _outcome(state, call, at, Overloaded("too much waits for the item's shard", _RETRY_MS))
+        call.settled(at, Overloaded("too much waits for the item's shard", _RETRY_MS))
     else:
         item = shard.known.get(item_id)
         if item is not None:
@@ -85,12 +83,12 @@ def _decide(
 ) -> None:
     found = item.lane.topic.key[0]
     if (ns is not None and found != ns) or (call.within is not None and found not in call.within):
-        _outcome(state, call, at, NotFound("no such item"))
+        call.settled(at, NotFound("no such item"))
         return
     if item.place is Place.READY and shard.in_takeover_grace(now_ms):
         # The previous owner may still have the item in memory, and could lease it after it was removed here.
         retry_after_ms = shard.config.confirm_ms
-        _outcome(state, call, at, Unavailable("the item's shard was just taken from another host", retry_after_ms))
+        call.settled(at, Unavailable("the item's shard was just taken from another host", retry_after_ms))
         return
     if isinstance(op, item_ops.Failing) and op.decision is None and asks_first(shard, item, op.lease):
         go_on = lambda decision: operate(state, call, at, item.id, op.with_decision(decision), ns, state.now_ms)  # noqa: E731
@@ -99,7 +97,7 @@ def _decide(
     call.items[at] = item
     verdict = op(shard, item, (call, at), now_ms)
     if verdict is not False:
-        _outcome(state, call, at, None if verdict is True else verdict)
+        call.settled(at, None if verdict is True else verdict)
 
 
 def _look_first(
@@ -109,26 +107,22 @@ def _look_first(
         if call.done:
             return
         if error is not None:
-            _outcome(state, call, at, error)
+            call.settled(at, error)
         elif item is None:
-            _outcome(state, call, at, NotFound("no such item"))
+            call.settled(at, NotFound("no such item"))
         else:
             _decide(state, call, at, shard, item, op, ns, state.now_ms)
 
     shard.looks.add(item_id, look)
 
 
-def _outcome(state: State, call: ItemsCall, at: int, error: FoqsError | None) -> None:
-    call.settled(at, error)
-
-
 BY_POLICY = Answer()
 _Read = Callable[[NewItem | Body | None, FoqsError | None], None]
-"""Called with the body of an item, or None where there is none or the error kept it from being read."""
+"""Called with the body of an item, or with None and the error that kept it from being read, if any."""
 
 
 def has_hook(shard: Shard, item: Item) -> bool:
-    """Whether a script decides about the item's failures. At-most-once items end with their lease."""
+    """Return True if a script decides about the item's failures. At-most-once items end with their lease."""
     if shard.ask_script is None or item.at_most_once:
         return False
     rule = shard.policies.of(item.lane.topic.key).hooks
@@ -136,7 +130,7 @@ def has_hook(shard: Shard, item: Item) -> bool:
 
 
 def asks_first(shard: Shard, item: Item, lease: int) -> bool:
-    """Whether a script is asked before a nack with this token: it is the item's, and nothing else ends its lease."""
+    """Return True if a script is asked before a nack with this token: it is the item's, and nothing else ends it."""
     change = change_of(item)
     ends = change is not None and change.to is not To.LEASED and change.to is not To.KEPT
     return lease != 0 and item.lease == lease and item.attempt > 0 and not ends and has_hook(shard, item)
@@ -170,7 +164,7 @@ def ask_first(
 
 
 def answer_at_expiry(shard: Shard, item: Item, now_ms: int) -> Answer | None:
-    """Return what decides about an item whose lease is over; None: leave it, its script is being asked."""
+    """Return what decides about an item whose lease has ended; None: leave it, its script is being asked."""
     if item.attempts_begun < item.attempt or not has_hook(shard, item):
         return BY_POLICY
     asked, key, topic = shard.asked, (item.id, item.lease, item.lease_expires_at_ms), item.lane.topic.key

@@ -1,12 +1,9 @@
-"""Limits on live leases on one host: the slots that its shards have, and the leases that take them.
+"""Limits on live leases on one host: the slots that its shards have, the leases that take them, and the flows that
+consumers want and that wait at gates.
 
 `foqs.limits.lease_slots` says how slots are lent. A lease takes a slot of each of its item's limited throttle keys in
 the item's shard, and is committed before it is delivered. So the rows of a shard say how many slots are taken: they
 are counted, by lane, when the shard is opened, and again when other keys are limited.
-
-Which topics with parked flows consumers want: where the flows of a topic are parked, and how many items of it.
-
-Which leases of a shard count at which gates, by lane.
 """
 
 from __future__ import annotations

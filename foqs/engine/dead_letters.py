@@ -1,7 +1,7 @@
-"""The groups of a dead-letter topic on the shards of this host, and how reads of dead letters are queued.
+"""Dead letters on the shards of this host: the groups of a topic, and redrives page by page.
 
-One page of a redrive: the next dead letters of one shard return to the topics that they came from, all of them in
-the shard's next transactions. Those of a topic that is closed or full stay.
+A page of a redrive returns the next dead letters of one shard to the topics that they came from, all of them in the
+shard's next transactions. Dead letters of a topic that is closed or full stay.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ def by_shard(slots: Sequence[int], items: Iterable[Keyed]) -> dict[int, list[Key
 
 
 def place_taken(state: State, call: EnqueueCall, number: int, items: Sequence[Keyed], now_ms: int) -> list[Keyed]:
-    """Place the items whose slots the shard has, and return the rest: slots move, so it may not have them any more, or
-    yet."""
+    """Place the items whose slots the shard has, and return the rest: slots move, so it may have lost them, or not have
+    them yet."""
     shard = state.shards.get(number)
     here: list[Keyed] = []
     away: list[Keyed] = []
@@ -97,7 +97,7 @@ def _store(shard: Shard, call: EnqueueCall, new: list[Keyed]) -> None:
 
 
 def fill_transaction(shard: Shard, batch: ShardBatch, transaction: Batch) -> bool:
-    """Add the changes of keys and slots beside items. Return whether there are any."""
+    """Add the changes of keys and slots. Return True if there are any."""
     _add_moved_slots(shard, batch, transaction)
     transaction.dedup_gone, shard.keys.gone = shard.keys.gone, None
     transaction.slots, shard.keys.wanted = shard.keys.wanted, None
@@ -106,7 +106,7 @@ def fill_transaction(shard: Shard, batch: ShardBatch, transaction: Batch) -> boo
 
 
 def rows_of(shard: Shard, chunk: Chunk, now_ms: int) -> list[DedupRow]:
-    """The rows of a chunk's keys, for the transaction being built; its items have their ids."""
+    """Return the rows of a chunk's keys, for the transaction being built. Its items have their ids."""
     assert isinstance(chunk.request, KeyedRequest)
     chunk.request.sent = True
     expires_at_ms = now_ms + shard.dedup_window_ms

@@ -6,21 +6,20 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from foqs.engine import batch_build, ready_lanes
 from foqs.engine.calls import DequeueCall
-from foqs.engine.fair_dequeue import Round
+from foqs.engine.fair_dequeue import TenantDequeue
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.fairness.keys import TopicKey
 from foqs.fairness.topics import Topic
 from foqs.item import Given, Item
-from foqs.prefetch import lane as merge
-from foqs.prefetch.lane import Entry, Lane, Window
+from foqs.prefetch.lane import Entry, Lane, Window, first_of, lease_until
 from foqs.rows import Key
 from foqs.shardmgr.lifecycle import BreakerState, ShardState
 
 # Members of enums, bound once for the hot path.
 _SERVING, _CLOSED = ShardState.SERVING, BreakerState.CLOSED
 ITEM_OVERHEAD_BYTES = 192
-"""What an item costs in an answer beside its body and names."""
+"""Bytes of an item in an answer, without its body and names."""
 
 _WINDOW_IDLE_MS = 60_000
 _IDLE_SHARE = 0.5
@@ -32,7 +31,7 @@ _CONFIRM_IDLE_MS = 5_000
 
 
 def fill(state: State, call: DequeueCall, wants: Iterable[tuple[TopicKey, int]], now_ms: int) -> None:
-    """Leases items for `call` into `call.found`: topics in the order of `wants`, each in lane order."""
+    """Lease items for `call` into `call.found`: topics in the order of `wants`, each in lane order."""
     room_bytes = call.max_bytes
     able: ready_lanes.Able = {}
     topics, changes = state.topics, state.policies.changes
@@ -55,7 +54,7 @@ def fill(state: State, call: DequeueCall, wants: Iterable[tuple[TopicKey, int]],
             lane = topic.first  # None if its tenants take turns from now on
         if lane is None:
             if topic is not None and topic.turns is not None:
-                room_bytes = _fill_by_turns(state, call, Round(state, topic, able, now_ms), count, room_bytes)
+                room_bytes = _fill_by_turns(state, call, TenantDequeue(state, topic, able, now_ms), count, room_bytes)
             elif state.held_up or state.skipping:
                 ready_lanes.go_on_without(state, key)
             continue
@@ -64,7 +63,7 @@ def fill(state: State, call: DequeueCall, wants: Iterable[tuple[TopicKey, int]],
         if entries:
             last, room_bytes = _lease(state, call, entries, room_bytes, now_ms)
             if last is not None:
-                merge.take(lanes, last)
+                lease_until(lanes, last)
         if paged or lacking or state.held_up or state.skipping:
             call.lacks = call.lacks or bool(lacking)
             ready_lanes.ask_pages(state, (*paged, *lacking))
@@ -148,12 +147,12 @@ def even_shares(wanted: Sequence[int], most: int) -> list[int]:
 
 def fill_waiting(state: State, calls: Sequence[DequeueCall], key: TopicKey, now_ms: int) -> int:
     """Lease items of one merge for `calls`, which name the topic `key` alone: first come, first served. Return the
-    number of calls that got items; those behind them may get some in another merge."""
+    number of calls that got items. Later calls may get some in another merge."""
     topic = state.topics.get(key)
     if topic is not None and (topic.bounds is None or topic.bounds.changes != state.policies.changes):
         ready_lanes.bounds_of(state, topic)
     if topic is not None and topic.turns is not None:
-        return _fill_waiting_by_turns(state, calls, Round(state, topic, {}, now_ms))
+        return _fill_waiting_by_turns(state, calls, TenantDequeue(state, topic, {}, now_ms))
     count = sum([call.wants[0][1] for call in calls])
     lanes, paged, lacking, entries = _merge(state, {}, key, count, now_ms)
     last: Entry[Item] | None = None
@@ -167,14 +166,14 @@ def fill_waiting(state: State, calls: Sequence[DequeueCall], key: TopicKey, now_
         at += len(call.found)
         served += 1
     if last is not None:
-        merge.take(lanes, last)
+        lease_until(lanes, last)
     if paged or lacking or state.held_up or state.skipping:
         ready_lanes.ask_pages(state, (*paged, *lacking))
         ready_lanes.wait_for_lacking(state, key, bool(lacking), now_ms, found=served > 0, held=bool(lanes))
     return served
 
 
-def _fill_by_turns(state: State, call: DequeueCall, turns: Round, count: int, room_bytes: int) -> int:
+def _fill_by_turns(state: State, call: DequeueCall, turns: TenantDequeue, count: int, room_bytes: int) -> int:
     """Lease up to `count` items of a topic for `call`, and return the bytes left."""
     picked = turns.pick(call, count, room_bytes)
     if picked:
@@ -185,8 +184,8 @@ def _fill_by_turns(state: State, call: DequeueCall, turns: Round, count: int, ro
     return 0 if turns.full else turns.left_bytes
 
 
-def _fill_waiting_by_turns(state: State, calls: Sequence[DequeueCall], turns: Round) -> int:
-    """As `fill_waiting`."""
+def _fill_waiting_by_turns(state: State, calls: Sequence[DequeueCall], turns: TenantDequeue) -> int:
+    """Do the work of `fill_waiting` for a topic whose tenants take turns."""
     served = 0
     for call in calls:
         picked = turns.pick(call, call.wants[0][1], call.max_bytes)
@@ -206,7 +205,7 @@ _NOTHING: _Merged = ((), (), (), ())
 
 
 def _merge(state: State, able: ready_lanes.Able, key: TopicKey, count: int, now_ms: int) -> _Merged:
-    """Return the first `count` items of a topic that may be leased. Its `bounds` are those of the present policy."""
+    """Return the first `count` items of a topic that may be leased. Its `bounds` follow the present policy."""
     topic = state.topics.get(key)
     if topic is None or (state.policies.pausing and state.policies.paused(key)):
         return _NOTHING
@@ -218,7 +217,7 @@ def _merge(state: State, able: ready_lanes.Able, key: TopicKey, count: int, now_
         bound: Key | None = None
         if paged or lacking:
             bound = ready_lanes.bound_of(paged, () if key in state.skipping else lacking)
-        entries = merge.first(windows, count, bound)
+        entries = first_of(windows, count, bound)
         over = [item for _, _, _, item in entries if 0 < item.expires_at_ms <= now_ms or item.attempt >= attempts]
         if not over or not ready_lanes.drop(state, over, now_ms):
             return lanes, paged, lacking, entries
@@ -227,8 +226,8 @@ def _merge(state: State, able: ready_lanes.Able, key: TopicKey, count: int, now_
 def _sources(
     state: State, able: ready_lanes.Able, topic: Topic[Lane[Item]], now_ms: int
 ) -> tuple[list[Lane[Item]], list[Window[Item]], list[ready_lanes.Source], list[ready_lanes.Source]]:
-    """Return the topic's lanes to merge with their windows, those of them with more rows, and the lanes that cannot
-    give their first item yet (no page, no body, not confirmed, leases not written in time)."""
+    """Return the topic's lanes to merge with their windows, the sources among them with more rows, and the lanes that
+    cannot give their first item yet (no page, no body, not confirmed, leases not written in time)."""
     lanes: list[Lane[Item]] = []
     windows: list[Window[Item]] = []
     paged: list[ready_lanes.Source] = []
@@ -292,7 +291,7 @@ def leases(shard: Shard, now_ms: int) -> bool | None:
 def _lease(
     state: State, call: DequeueCall, entries: Sequence[Entry[Item]], room_bytes: int, now_ms: int
 ) -> tuple[Entry[Item] | None, int]:
-    """Leases a prefix of `entries`; returns its last entry (None: nothing was taken) and the bytes left."""
+    """Lease a prefix of `entries`. Return its last entry (None: nothing was taken) and the bytes left."""
     last, before = None, len(call.found)
     shards, found, getrandbits = state.shards, call.found, state.rng.getrandbits
     overhead_bytes, bodies_bytes = call.item_overhead_bytes, call.bodies_bytes

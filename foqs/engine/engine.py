@@ -57,8 +57,8 @@ class Engine(State):
             self.touch(shard)
 
     def apply_settings(self, settings: Settings) -> None:
-        """Act on this version of a namespace's settings: no item of a paused topic is delivered from now on, and those
-        of resumed topics are in the next turns of the event loop."""
+        """Act on this version of a namespace's settings: no item of a paused topic is delivered from now on, and items
+        of resumed topics are delivered in the next slices of the event loop."""
         consumers.apply_settings(self, settings)
 
     # ------------------------------------------------------------------------------------- shards
@@ -75,7 +75,7 @@ class Engine(State):
         return shard
 
     def fill(self, shard: Shard, opened: Opened, then: Callable[[], None]) -> None:
-        """Prepare the memory of a shard that the store has opened, in several turns of the event loop if it has very
+        """Prepare the memory of a shard that the store has opened, in several slices of the event loop if it has very
         many lanes, and call `then`. `opened` or `unfill` follows."""
         shard_life.fill_in_slices(self, shard, opened, then)
 
@@ -84,7 +84,7 @@ class Engine(State):
         shard_life.unfill(self, shard)
 
     def opened(self, shard: Shard, opened: Opened, max_batch_bytes: int, begun_ms: int, now_ms: int) -> None:
-        """The store took ownership, at `begun_ms` or later. The memory of the shard is filled now if it was not yet."""
+        """Begin to serve a shard that the store owns since `begun_ms` or later. Fill its memory first if needed."""
         shard_life.open_shard(shard, opened, max_batch_bytes, begun_ms, now_ms)
         self.serving.append(shard)
         self.touch(shard)
@@ -99,7 +99,7 @@ class Engine(State):
         shard_life.close(self, shard, now_ms, NotServed("the shard moved to another host"))
 
     def drained(self, shard: Shard, now_ms: int) -> None:
-        """Close a shard after its drain, or when the grace period is over. The caller may then close the store."""
+        """Close a shard after its drain, or at the end of the grace period. The caller may then close the store."""
         if shard.in_flight is not None and shard.unsettled is None:
             shard.unsettled, shard.in_flight = shard.in_flight, None  # its result will not arrive
         error = Unavailable("the host is shutting down") if self.draining else NotServed()
@@ -135,7 +135,7 @@ class Engine(State):
         enqueue.place_all(self, call, indices, items, keys, sizes, weights, now_ms)
 
     def stores(self, now_ms: int) -> bool:
-        """Whether a shard can take items now."""
+        """Return True if a shard can take items now."""
         return enqueue.stores(self, now_ms)
 
     # ------------------------------------------------------------------------------------- dequeue
@@ -165,20 +165,21 @@ class Engine(State):
         consumers.wait(self, call, now_ms + wait_ms)
 
     def hurry(self, call: DequeueCall) -> None:
-        """End the wait of a call whose consumer waits no more."""
+        """End the wait of a call whose consumer stopped waiting."""
         consumers.hurry(self, call)
 
     def cancel(self, call: DequeueCall) -> None:
-        """The consumer disconnected. Leases that are being committed are given back when they are delivered."""
+        """End the call of a consumer that disconnected. Leases that are being committed are given back when they are
+        delivered."""
         call.done = True
         consumers.stop_waiting(self, call)
 
     def stop_waiting(self, call: DequeueCall) -> None:
-        """The call waits here no more: another host answers it."""
+        """Forget a call that another host answers."""
         consumers.stop_waiting(self, call)
 
     def ready(self, key: TopicKey) -> int:
-        """Number of items of a topic that are ready here, in memory or not; 0 while it is paused."""
+        """Return the number of items of a topic that are ready here, in memory or not; 0 while it is paused."""
         return consumers.ready(self, key)
 
     # ------------------------------------------------------------------------------------- acks and the like
@@ -287,7 +288,7 @@ class Engine(State):
                 call.timed_out(self.shards)
         for shard in self.serving:
             shard_life.check_takeover_grace(self, shard, now_ms)
-            if shard.woken:  # a consumer whose wait is over gets the items that are ready by now
+            if shard.woken:  # a consumer whose wait ends gets the items that are ready by now
                 consumers.wake(self, shard, now_ms)
         for waiting in self.patience.pop_due(now_ms):
             if not waiting.away:

@@ -24,7 +24,7 @@ READ_ONLY = "the shard's database is read-only"
 
 
 def stores(state: State, now_ms: int) -> bool:
-    """Whether a shard can take items now."""
+    """Return True if a shard can take items now."""
     return any(shard.takes_new and shard.healthy(now_ms) for shard in state.serving)
 
 
@@ -38,7 +38,7 @@ def place_all(
     weights: Mapping[LaneKey, int] | None,
     now_ms: int,
 ) -> None:
-    """Cut `items` into chunks that fit a transaction and places each. `sizes` are the bytes of each body, `weights` as
+    """Cut `items` into chunks that fit a transaction, and place each. `sizes` are the bytes of each body, `weights` as
     in `Chunk`."""
     if len(items) == 1:
         chunk = Chunk(call, indices, items, keys, sizes[0], None, weights)
@@ -136,7 +136,7 @@ def place_elsewhere(state: State, shard: Shard, chunk: Chunk, now_ms: int) -> No
 
 
 def again_ms(shard: Shard, now_ms: int) -> int:
-    """How long a refused caller should wait: until the breaker lets the next trial through, `RETRY_MS` at least."""
+    """Return how long a refused caller should wait: until the breaker's next trial, and `RETRY_MS` at least."""
     return max(RETRY_MS, shard.breaker.retry_at_ms(now_ms) - now_ms)
 
 
@@ -174,7 +174,8 @@ def _nowhere(state: State, now_ms: int) -> Unavailable:
 
 
 def cut(sizes: Sequence[int], max_bytes: int) -> list[tuple[int, int, int]]:
-    """(start, end, bytes) of consecutive parts of at most `_CHUNK_ROWS` items and `max_bytes`; one always fits."""
+    """Return (start, end, bytes) of consecutive parts of at most `_CHUNK_ROWS` items and `max_bytes`. One item always
+    fits."""
     total = sum(sizes)
     if len(sizes) <= _CHUNK_ROWS and total <= max_bytes:
         return [(0, len(sizes), total)]

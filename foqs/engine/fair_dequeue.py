@@ -1,8 +1,4 @@
-"""Picks the items of a dequeue by the turns of a topic's tenants: each turn takes the tenant's first item in lane
-order.
-
-The items that a dequeue takes of one tenant.
-"""
+"""A dequeue of a topic whose tenants take turns: each turn takes the tenant's first item in lane order."""
 
 from __future__ import annotations
 
@@ -20,18 +16,35 @@ from foqs.fairness.tenants import IDLE, PARKED, Flow, Tenant
 from foqs.fairness.topics import Topic
 from foqs.fairness.turns import ITEMS, Turns
 from foqs.item import Item
-from foqs.prefetch import lane as merge
-from foqs.prefetch.lane import Entry, Lane, Window, take
+from foqs.prefetch.lane import Entry, Lane, Window, first_of, lease_until
 from foqs.rows import Key as OrderKey
 
+_CHUNK = 8
+"""Items of a tenant that are merged after the first one. Each further merge doubles the number, so that tenants with
+one turn cost no full merge."""
+_PASSED = 64
+"""Tenants that a dequeue passes over because a late lane may have their next item."""
+_AHEAD = 128
+"""A dequeue that lacks a page asks for the pages of this number of tenants at least. After this many items, a dequeue
+prefetches pages for twice as many tenants, so that consumers do not wait for each read. If pages are still lacking,
+both numbers double."""
+_MOST_AHEAD = 512
+_IDLE = 1_000
+"""Tenants without an item, and flows without tokens, that a dequeue finds before it leaves the rest to the next slice
+of the event loop."""
+_SEVERAL = 8
+"""Fewer items are not picked together: that is not worth it."""
+
+_Tenant = Tenant[Lane[Item]]
+_NOT_NEEDED: ready_lanes.AtHand = ((), (), ())
 _NONE: list[Entry[Item]] = []
 
 
-class Taking:
-    """What a round takes of one tenant: of `entries`, those before `at` are taken, and those before `upto` are next.
+class TenantCursor:
+    """The place of a dequeue in one tenant's items: entries before `at` are taken, entries before `upto` are next.
 
-    They are the entries of the window of `lane`; where that is None, the first of several `lanes`. Of these, `paged`
-    have more rows behind their window, and those in `parked` flows give no more."""
+    `entries` come from the window of `lane`. If that is None, they are the first of several `lanes`: `paged` lanes
+    have more rows behind their window, and lanes of `parked` flows give no more."""
 
     __slots__ = ("at", "entries", "lane", "lanes", "paged", "parked", "size", "upto")
 
@@ -45,7 +58,7 @@ class Taking:
         self.size = 1
 
     def finish(self, state: State) -> None:
-        """Take the taken entries out of the windows, and ask for what they lack. Nothing is left of the taking."""
+        """Take the taken entries out of the windows, ask for what the windows lack, and empty the cursor."""
         at, entries, lane = self.at, self.entries, self.lane
         if lane is not None:
             if at:
@@ -59,32 +72,13 @@ class Taking:
             if at and parked is not None:
                 lanes = [lane for lane in lanes if lane.flow not in parked]
             if at:
-                take(lanes, entries[at - 1])
+                lease_until(lanes, entries[at - 1])
             if self.paged:
                 ready_lanes.ask_pages(state, self.paged)
         self.entries, self.at, self.upto = _NONE, 0, 0
 
 
-_CHUNK = 8
-"""Items of a tenant that are merged after the first one; each further merge doubles it. So many tenants cost no full
-merges."""
-_PASSED = 64
-"""Tenants that a dequeue passes over because a late lane may have their next item."""
-_AHEAD = 128
-"""A dequeue that lacks a page asks for those of so many tenants at least. The one that takes so many more items looks
-after twice this number, so that consumers do not wait for each read. If pages are still lacking, both double."""
-_MOST_AHEAD = 512
-_IDLE = 1_000
-"""Tenants without an item, and flows without tokens, that a dequeue finds before it leaves the rest to the next turn
-of the event loop."""
-_SEVERAL = 8
-"""So many items at least are picked together. Fewer are not worth it."""
-
-_Tenant = Tenant[Lane[Item]]
-_NOT_NEEDED: ready_lanes.AtHand = ((), (), ())
-
-
-class Round:
+class TenantDequeue:
     """The turns of one dequeue, or of several calls that waited. `lacks`: after it some ready items are left that are
     not in memory yet. `asks`: some wait for a coordinator's answer. `commits`: some leases are committed before their
     delivery. `full`: the next item was too large for the bytes left, which are `left_bytes` after a `pick`."""
@@ -99,7 +93,7 @@ class Round:
         topic.turns.used_ms = now_ms
         self._able = able
         self.now_ms = now_ms
-        self._takings: dict[_Tenant, Taking] = {}
+        self._cursors: dict[_Tenant, TenantCursor] = {}
         self._skipping = topic.key in state.skipping
         self._passed = self._lacked = self._nothing = self._picked = 0
         self._stop = self._paused = bool(state.policies.pausing) and state.policies.paused(topic.key)
@@ -110,14 +104,14 @@ class Round:
         self._throttled = bool(bounds.throttles)
         if self._turns.unweighed:
             tenants.catch_up(state, topic)
-        tenants.try_again(self._turns, now_ms)
+        tenants.retry_skipped(self._turns, now_ms)
 
     def pick(self, call: DequeueCall, count: int, room_bytes: int) -> list[Entry[Item]]:
         """Take up to `count` items that fit out of the windows, and charge their tenants."""
         self.full, self.left_bytes, bodies_bytes = False, room_bytes, call.bodies_bytes
         self._ahead = max(self._ahead, 2 * count)
         picked: list[Entry[Item]] = []
-        if count >= _SEVERAL and not (self._takings or self._throttled or self._stop):
+        if count >= _SEVERAL and not (self._cursors or self._throttled or self._stop):
             picked, size, answer_bytes = self._several(call, count, room_bytes)
             self.left_bytes -= answer_bytes
             bodies_bytes -= size
@@ -127,8 +121,8 @@ class Round:
         return picked
 
     def _one_by_one(self, call: DequeueCall, count: int, bodies_bytes: int, *, some: bool) -> list[Entry[Item]]:
-        """As `pick`. `some`: the call has items, so that the next one has to fit."""
-        topic_turns, takings = self._turns, self._takings
+        """Pick items one after the other. `some`: the call has items, so that the next one has to fit."""
+        topic_turns, cursors = self._turns, self._cursors
         first, charge, counts_items = topic_turns.first, topic_turns.charge, topic_turns.unit == ITEMS
         heads = not (topic_turns.ranked or self._throttled)
         overhead_bytes, room_bytes = call.item_overhead_bytes, self.left_bytes
@@ -138,7 +132,7 @@ class Round:
             if tenant is None:
                 break
             entry = None
-            if heads and tenant not in takings:
+            if heads and tenant not in cursors:
                 entry = self._head(tenant, room_bytes - overhead_bytes, bodies_bytes)
                 if not tenant.seq:
                     continue
@@ -194,12 +188,12 @@ class Round:
         self, tenant: _Tenant, wanted: int, room_bytes: int, bodies_bytes: int, *, some: bool
     ) -> Entry[Item] | None:
         """Take the tenant's next item. None if this turn gives no item; then another tenant may be the first."""
-        taking = self._takings.get(tenant)
-        if taking is None or taking.at == taking.upto:
-            taking = self._open(tenant, taking)
-            if taking is None:
+        cursor = self._cursors.get(tenant)
+        if cursor is None or cursor.at == cursor.upto:
+            cursor = self._open(tenant, cursor)
+            if cursor is None:
                 return None
-        entry = taking.entries[taking.at]
+        entry = cursor.entries[cursor.at]
         item = entry[3]
         if self._turns.ranked and entry[0] != tenant.level.rank:
             self._turns.place(tenant, entry[0])
@@ -208,7 +202,7 @@ class Round:
             (0 < item.expires_at_ms <= self.now_ms or item.attempt >= self._attempts)
             and ready_lanes.drop(self._state, [item], self.now_ms)
         ):
-            taking.finish(self._state)
+            cursor.finish(self._state)
             return None
         flow: Any = item.lane.flow
         if some and (item.bytes + flow.names_bytes > room_bytes or item.bytes > bodies_bytes):
@@ -217,11 +211,11 @@ class Round:
         if self._throttled or flow.throttles:
             gate = self._state.throttling.take(flow, item)
             if gate is not None:
-                self._park(taking, flow, gate, wanted)
+                self._park(cursor, flow, gate, wanted)
                 return None
             slots = item.lane.slots
             self.commits = self.commits or (slots is not None and slots.commits)
-        taking.at += 1
+        cursor.at += 1
         return entry
 
     def _several(self, call: DequeueCall, count: int, room_bytes: int) -> tuple[list[Entry[Item]], int, int]:
@@ -243,7 +237,7 @@ class Round:
             if found is None:
                 return [], 0, 0
             places.append(found)
-            own.append(merge.first(found[1], most, ready_lanes.bound_of(found[2], ()) if found[2] else None))
+            own.append(first_of(found[1], most, ready_lanes.bound_of(found[2], ()) if found[2] else None))
         picked, given = turns.next_turns(queue, own, count)
         if not picked:
             return [], 0, 0
@@ -258,22 +252,22 @@ class Round:
             return [], 0, 0
         for one, (lanes, _, paged), entries in zip(given, places, own, strict=True):
             if one.items:
-                merge.take(lanes, entries[one.items - 1])
+                lease_until(lanes, entries[one.items - 1])
                 ready_lanes.ask_pages(self._state, paged)
         self._turns.charge_all(given)
         return picked, size, answer_bytes
 
-    def _open(self, tenant: _Tenant, taking: Taking | None) -> Taking | None:
+    def _open(self, tenant: _Tenant, cursor: TenantCursor | None) -> TenantCursor | None:
         """Merge the tenant's next items. None if it has none that can be leased now: it takes no more turns."""
-        if taking is None:
+        if cursor is None:
             if tenant.changes != self._changes and self._weigh(tenant):
                 return None  # another tenant may be the first
-            taking = self._takings[tenant] = Taking()
-        elif taking.upto:
-            taking.finish(self._state)
-            taking.size = max(_CHUNK, 2 * taking.size)
-        if self._first_lane(tenant, taking):
-            return taking
+            cursor = self._cursors[tenant] = TenantCursor()
+        elif cursor.upto:
+            cursor.finish(self._state)
+            cursor.size = max(_CHUNK, 2 * cursor.size)
+        if self._first_lane(tenant, cursor):
+            return cursor
         lanes, windows, paged, lacking, down = self._sources(tenant)
         if lacking:
             self._lacked += 1
@@ -286,18 +280,18 @@ class Round:
         bound: OrderKey | None = None
         if paged or lacking:
             bound = ready_lanes.bound_of(paged, () if self._skipping else lacking)
-        entries = merge.first(windows, taking.size, bound)
+        entries = first_of(windows, cursor.size, bound)
         if not entries:
             ready_lanes.ask_pages(self._state, paged)
             self._pass(tenant)
             return None
-        taking.lane, taking.lanes, taking.paged, taking.parked = None, lanes, paged, None
-        taking.entries, taking.upto = entries, len(entries)
-        return taking
+        cursor.lane, cursor.lanes, cursor.paged, cursor.parked = None, lanes, paged, None
+        cursor.entries, cursor.upto = entries, len(entries)
+        return cursor
 
-    def _first_lane(self, tenant: _Tenant, taking: Taking) -> bool:
-        """Open the taking where no lists and no merge are needed: one lane has all of the tenant's items, or its next
-        item alone is taken, and every lane has its first item. Return whether that was so."""
+    def _first_lane(self, tenant: _Tenant, cursor: TenantCursor) -> bool:
+        """Open the cursor if no lists and no merge are needed: one lane has all of the tenant's items, or its next item
+        alone is taken, and every lane has its first item. Return True if so."""
         able, first, found, lanes = self._able, None, None, 0
         for flow in tenant.unparked:
             for lane in flow.lanes:
@@ -308,23 +302,23 @@ class Round:
                 if window is None or not window.entries or not able.get(lane.tenure.shard):
                     return False
                 entry = window.entries[0]
-                if entry[3].body is None or (lanes > 1 and taking.size > 1):
+                if entry[3].body is None or (lanes > 1 and cursor.size > 1):
                     return False
                 window.used_ms = self.now_ms
                 if first is None or entry < first:
                     first, found = entry, lane
         if found is None:
             return False
-        taking.lane = found
-        taking.entries = found.window.entries  # type: ignore[union-attr]
-        taking.upto = len(taking.entries) if lanes == 1 else 1
+        cursor.lane = found
+        cursor.entries = found.window.entries  # type: ignore[union-attr]
+        cursor.upto = len(cursor.entries) if lanes == 1 else 1
         return True
 
     def _sources(
         self, tenant: _Tenant
     ) -> tuple[list[Lane[Item]], list[Window[Item]], list[ready_lanes.Source], list[ready_lanes.Source], bool]:
-        """As `_sources` of a topic without turns, over the lanes of the tenant's flows that are not parked; and whether
-        some of them are on shards that are not healthy."""
+        """Return the sources of the tenant's flows that are not parked, as `dequeue._sources` does for a topic without
+        turns; and True if some of them are on shards that are not healthy."""
         lanes: list[Lane[Item]] = []
         windows: list[Window[Item]] = []
         paged: list[ready_lanes.Source] = []
@@ -359,7 +353,7 @@ class Round:
         return lanes, windows, paged, lacking, down
 
     def _put_away(self, tenant: _Tenant, *, lacking: bool, down: bool) -> None:
-        """No item of the tenant can be leased now."""
+        """Skip a tenant of which no item can be leased now."""
         if lacking and self._turns.ranked and not self._skipping:
             self._pass(tenant)  # its items may be the most urgent
         elif lacking or down:
@@ -370,8 +364,7 @@ class Round:
             self._found_none()
 
     def _found_none(self) -> None:
-        """A tenant or a flow had nothing to give. After many of them, leave the rest to the next turn of the event
-        loop."""
+        """Count a tenant or a flow that had nothing to give. After many of them, leave the rest to the next slice."""
         self._nothing += 1
         if self._nothing == _IDLE:
             self._stop = self.lacks = True
@@ -379,24 +372,24 @@ class Round:
             self._state.wake()
 
     def _pass(self, tenant: _Tenant) -> None:
-        """A lane that is lacking may have the tenant's next item. Where urgent items go first, none goes before it."""
+        """Pass over a tenant whose next item may be in a lacking lane. Where urgent items go first, end the dequeue."""
         self._turns.skip(tenant)
         self._passed += 1
         if self._turns.ranked or self._passed == _PASSED:
             self._stop = True
 
-    def _park(self, taking: Taking, flow: Flow[Lane[Item]], gate: AnyGate, wanted: int) -> None:
-        """The flow, which has the next entry, waits at `gate`. Other entries of the tenant stay."""
-        if taking.lane is not None:
-            taking.finish(self._state)
+    def _park(self, cursor: TenantCursor, flow: Flow[Lane[Item]], gate: AnyGate, wanted: int) -> None:
+        """Let the flow of the next entry wait at `gate`. Other entries of the tenant stay."""
+        if cursor.lane is not None:
+            cursor.finish(self._state)
         else:
-            at, entries = taking.at, taking.entries
+            at, entries = cursor.at, cursor.entries
             if at:  # not from a lane of the flow that took no part in the merge
-                merge.take([lane for lane in taking.lanes if lane.flow is flow], entries[at - 1])
-            taking.entries = [*entries[:at], *[entry for entry in entries[at:] if entry[3].lane.flow is not flow]]
-            taking.upto = len(taking.entries)
-            taking.parked = taking.parked or set()
-            taking.parked.add(flow)
+                lease_until([lane for lane in cursor.lanes if lane.flow is flow], entries[at - 1])
+            cursor.entries = [*entries[:at], *[entry for entry in entries[at:] if entry[3].lane.flow is not flow]]
+            cursor.upto = len(cursor.entries)
+            cursor.parked = cursor.parked or set()
+            cursor.parked.add(flow)
         self.asks = self._state.throttling.park(flow, gate, wanted) or self.asks
         self._found_none()
 
@@ -406,9 +399,9 @@ class Round:
 
     def end(self, *, found: bool) -> None:
         """Take the picked entries out of the windows, and ask for what the next dequeue will need."""
-        for taking in self._takings.values():
-            if taking.upto:
-                taking.finish(self._state)
+        for cursor in self._cursors.values():
+            if cursor.upto:
+                cursor.finish(self._state)
         state, topic_turns = self._state, self._turns
         if self._passed:
             topic_turns.back()
@@ -425,13 +418,13 @@ class Round:
             )
 
     def _read_ahead(self) -> None:
-        """Some page was missing, so the next tenants probably need theirs, too."""
+        """Ask for pages of the next tenants: some page was missing, so they probably need theirs, too."""
         topic_turns, lacked = self._turns, bool(self._lacked)
         reach = max(self._ahead, topic_turns.reach)
         if lacked and topic_turns.ahead is not None:
             reach = min(2 * reach, max(self._ahead, _MOST_AHEAD))
         for tenant in topic_turns.next_up(reach if lacked else 2 * reach):
-            if tenant not in self._takings and (lacking := self._sources(tenant)[3]):
+            if tenant not in self._cursors and (lacking := self._sources(tenant)[3]):
                 ready_lanes.ask_pages(self._state, lacking)
                 lacked = True
         topic_turns.ahead, topic_turns.reach = (reach, reach) if lacked else (None, 0)

@@ -1,9 +1,7 @@
-"""What an ack, a nack, an extension or a delete does to an item that is known: pure decisions on one item.
+"""What an ack, a nack, an extension or a delete does to an item that is known, and what the end of an attempt means for
+it: pure decisions on one item.
 
-Each returns an error, True (done, nothing to wait for), or False (a change is queued, and settles `waits`).
-
-What the end of an attempt means for its item: it returns, now or later, it moves to the dead-letter topic, or it is
-removed. At-most-once items do not come here: they end with their lease.
+An op returns an error, True (done, nothing to wait for), or False (a change is queued, and settles `waits`).
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ def _holds(item: Item, lease: int) -> bool:
 
 
 def _ends_anyway(item: Item, waits: Waits, cause: Cause) -> Verdict | None:
-    """Return None when the op may go on: no queued change ends the lease."""
+    """Return None if the op may proceed: no queued change ends the lease."""
     now = change_of(item)
     if now is None or now.to is To.KEPT:
         return None
@@ -71,7 +69,7 @@ def ack(lease: int) -> Op:
 
 
 def nack(lease: int, delay_ms: int, metadata: bytes | None) -> Op:
-    """The item returns. An at-most-once item, or one whose TTL is over, ends here."""
+    """Let the item return. An at-most-once item, or an item whose TTL has passed, ends."""
 
     def after(shard: Shard, item: Item, waits: Waits, now_ms: int, since_ms: int) -> Change:
         if delay_ms:
@@ -82,8 +80,8 @@ def nack(lease: int, delay_ms: int, metadata: bytes | None) -> Op:
 
 
 class Failing:
-    """As `nack`, but the policy of the topic decides what a failure means for the item, with the `decision` of the
-    topic's script if there is one. A rejected item becomes a dead letter, or is removed, unless the script keeps it."""
+    """A nack of which the topic's policy decides what it means for the item, with the `decision` of the topic's script
+    if there is one. A rejected item becomes a dead letter, or is removed, unless the script keeps it."""
 
     __slots__ = ("_delay_ms", "_metadata", "cause", "decision", "lease", "reason")
 
@@ -205,19 +203,19 @@ def give_back(shard: Shard, item: Item, waits: Waits | None, now_ms: int) -> Non
 
 
 def take_back(shard: Shard, item: Item, lease: int, now_ms: int) -> None:
-    """Ends a lease that did not reach its consumer, unless it is over or being ended."""
+    """End a lease that did not reach its consumer, unless it has ended or is being ended."""
     if shard.known.get(item.id) is item and stands(item, lease):
         give_back(shard, item, None, now_ms)
 
 
 def stands(item: Item, lease: int) -> bool:
-    """Whether the item is leased by `lease`, and nothing is ending that."""
+    """Return True if the item is leased by `lease`, and nothing is ending that."""
     change = change_of(item)
     return item.lease == lease and item.phase is Phase.LEASED and (change is None or change.to in (To.LEASED, To.KEPT))
 
 
 def mark(item: Item, *, begun: bool) -> None:
-    """Note whether the consumer of a leased item has begun it."""
+    """Note if the consumer of a leased item has begun it."""
     if item.given is not None:
         item.given = item.given._replace(begun=begun)
 
@@ -322,7 +320,7 @@ def end_of(policy: TopicPolicy, item_id: int, attempt: int, ended: Ended) -> End
 
 
 def may_end(policy: TopicPolicy, attempt: int) -> bool:
-    """Whether the end of a lease by time may be more than the item's return."""
+    """Return True if the end of a lease by time may be more than the item's return."""
     if policy.hooks is not None and policy.hooks.on_failure is not None:
         return True
     return policy.max_total_ms > 0 or 0 < policy.max_attempts <= attempt
@@ -399,7 +397,7 @@ def _to_dead_letters(item: Item, policy: TopicPolicy, attempt: int, ended: Ended
 
 
 def _cut(reason: str) -> bytes:
-    """The first REASON_BYTES of it in UTF-8, cut at a character."""
+    """Return the first REASON_BYTES of `reason` in UTF-8, cut at a character."""
     return reason.encode(errors="replace")[:REASON_BYTES].decode(errors="ignore").encode()
 
 

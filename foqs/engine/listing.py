@@ -27,12 +27,12 @@ from foqs.rows import Body, FailureRow, Found, ReadyRow, TimerRow
 GROUP = 1_000
 """Lanes that one read has: no more than `ShardStore.page_of_lanes` takes."""
 _TURN = 5_000
-"""Lanes that a walk looks at in one turn."""
+"""Lanes that a walk looks at in one slice of the event loop."""
 
 
 class Spot(NamedTuple):
-    """Where a look-up is among the rows of a topic on a shard: first come those of the plain lane (`group` None), then
-    those of other lanes, by groups in the order of their numbers.
+    """Where a look-up is among the rows of a topic on a shard: first come the rows of the plain lane (`group` None),
+    then the rows of other lanes, by groups in the order of their numbers.
 
     A group has the lanes with numbers above the first and up to the second of `group`; in (0, 0) is none. `after` is
     the last row: (priority, deliver_after_ms, id) of a ready one, with its lane's number before them in a group;
@@ -42,7 +42,7 @@ class Spot(NamedTuple):
     group: tuple[int, int] | None = None
 
     def behind(self) -> Spot:
-        """Return where the rows begin that follow those of the lane or the group."""
+        """Return where the rows behind the lane or the group begin."""
         end = 0 if self.group is None else self.group[1]
         return Spot(None, (end, end))
 
@@ -57,7 +57,7 @@ def lanes_at(
     shard: Shard, key: TopicKey, state: str, spot: Spot
 ) -> Generator[None, None, tuple[list[int], Spot]]:  # fmt: skip
     """Find the next lanes with items of a topic on a shard: return their numbers, none if there are no more, and the
-    spot with the group that they make. Yields between the turns of a long walk."""
+    spot with the group that they make. Yields between the slices of a long walk."""
     if spot.group is None:
         lane = shard.lanes.get(lane_key(key))
         if lane is not None and lane.number is not None and _may_have(lane, state):
@@ -154,7 +154,7 @@ def cursor_shard(cursor: str) -> int:
 def _place(cursor: str) -> tuple[int, str, Spot]:
     """Return the shard, the state and the spot of a cursor of items. Raises Invalid.
 
-    Hosts without tenants make and take those of plain lanes, which have no group."""
+    A cursor in a plain lane has no group."""
     parts = parts_of(cursor, (int, str, list), (int, str, list, list))
     assert parts is not None
     shard, state, after, *rest = parts
@@ -336,9 +336,10 @@ def _position(row: ReadyRow | TimerRow, spot: Spot) -> tuple[int, ...]:
 
 
 class Releasing(Settles):
-    """Reads the leases of a topic page by page, shard after shard, and ends those of `worker` (None: of all) that were
-    given at `given_until_ms` or before. Calls `reply` once with the number of ended leases and the error that kept it
-    from going on, if any."""
+    """End the leases of a topic that `worker` (None: any) was given at `given_until_ms` or before, as if by time: page
+    by page, shard after shard.
+
+    `reply` gets the number of ended leases, and the error that stopped the walk, if any, once."""
 
     __slots__ = ("_at", "_error", "_given_until_ms", "_key", "_open", "_released", "_reply", "_shards", "_state",
                  "_worker", "done")  # fmt: skip

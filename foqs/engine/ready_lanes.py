@@ -1,7 +1,4 @@
-"""The lanes that a dequeue merges, and the pages and bodies that it asks for where they lack items.
-
-The most urgent item of a topic that this host could deliver.
-"""
+"""The lanes that a dequeue merges, what it asks for where they lack items, and the most urgent item of a topic."""
 
 from __future__ import annotations
 
@@ -16,8 +13,7 @@ from foqs.fairness.tenants import Flow
 from foqs.fairness.topics import Topic
 from foqs.item import Cause, Change, Item, To
 from foqs.policies.layers import Bounds
-from foqs.prefetch import lane as merge
-from foqs.prefetch.lane import Lane, Window
+from foqs.prefetch.lane import LOWEST, Lane, Window, known_until
 from foqs.rows import Key
 
 _BODIES_AHEAD = 200
@@ -80,9 +76,9 @@ def at_hand(state: State, able: Able, flow: Flow[Lane[Item]] | None, now_ms: int
 
 def bound_of(paged: Sequence[Source], lacking: Sequence[Source]) -> Key | None:
     """Return the key behind which no item may be taken: the first item of a lacking shard may be there."""
-    bound = merge.bound_of([window for _, _, window in paged])
+    bound = known_until([window for _, _, window in paged])
     for _, _, window in lacking:
-        first = window.entries[0][:3] if window.entries else window.end or merge.LOWEST
+        first = window.entries[0][:3] if window.entries else window.end or LOWEST
         bound = first if bound is None else min(bound, first)
     return bound
 

@@ -1,10 +1,6 @@
-"""One owned shard: the requests and changes that wait for its database, and whether its items may be leased.
+"""An owned shard: the work that waits for its database, and if its items may be leased.
 
-`batch_build` makes a shard batch of them, `batch_apply` applies its result.
-
-Look-ups of items by id that wait for their shard's next batch.
-
-Scripts that are asked about leases of one shard that ended by time, and their answers that no scan has taken yet.
+`batch_build` makes a shard batch of the work, `batch_apply` applies its result.
 """
 
 from __future__ import annotations
@@ -59,13 +55,13 @@ class Looks(dict[int, list[Look]]):
 
 
 WAIT_MS = 250
-"""How long a script may take to decide about a lease that ended by time: later rows of the same topic wait for it."""
+"""Time in which a script decides about a lease that ended by time. Later rows of the same topic wait for it."""
 _SLOW_MS = WAIT_MS // 2
 _REST_MS = 1_000
-"""After a script took too long, that of its topic is not asked for this time."""
+"""After a script took too long, the script of its topic is not asked for this time."""
 MOST_OPEN = 100
-"""Scripts of a topic that are asked at a time: later leases of the topic wait, and those of other topics do not. So few
-that a quick script does not get slow by the calls before it."""
+"""Scripts of a topic that are asked at a time. Later leases of the topic wait, leases of other topics do not.
+With more, the calls before it would make a quick script slow."""
 _KEPT_MS = 10_000
 """An answer that no scan took is dropped: its lease was extended, or ended in another way."""
 LeaseKey = tuple[int, int, int]
@@ -100,7 +96,7 @@ class AskedScripts:
         return len(self._asked)
 
     def resting(self, topic: TopicKey, now_ms: int) -> bool:
-        """Whether the script of the topic is not asked now."""
+        """Return True if the script of the topic is not asked now."""
         slow_ms = self._slow_ms.get(topic)
         return slow_ms is not None and 0 <= now_ms - slow_ms < _REST_MS
 
@@ -132,7 +128,7 @@ class AskedScripts:
             del self._open[topic]
 
     def take(self, key: LeaseKey) -> Answer | None:
-        """Return the answer, which is forgotten; None: it is not there yet."""
+        """Return the answer and forget it; None: it is not there yet."""
         asked = self._asked.get(key)
         if asked is None or asked.answer is None:
             return None
@@ -140,7 +136,7 @@ class AskedScripts:
         return asked.answer
 
     def drop_old(self, now_ms: int) -> None:
-        """Forget scripts that were asked long ago, and those that were slow."""
+        """Forget scripts that were asked, or were slow, some time ago."""
         self._slow_ms = {topic: at_ms for topic, at_ms in self._slow_ms.items() if 0 <= now_ms - at_ms < _REST_MS}
         for key, _ in list(takewhile(lambda one: not 0 <= now_ms - one[1].at_ms < _KEPT_MS, self._asked.items())):
             self.forget(key)
@@ -197,7 +193,7 @@ class Shard(ShardMemory):
         self.confirm_wanted = False
         self.confirmed_ms = 0
         self.opened_ms = 0
-        self.clock_wanted = False  # a reading of the database's clock, also beside a transaction
+        self.clock_wanted = False  # a reading of the database's clock, also with a transaction
         self.clock_read_ms = 0
         self.clock_ahead_ms = 0  # of the database, before the host's, when it was read
         self.late_ms = 0  # items end this much later than by the host's clock, as the database's clock is behind
@@ -222,7 +218,7 @@ class Shard(ShardMemory):
         self.state = moved(self.state, state)
 
     def healthy(self, now_ms: int) -> bool:
-        """Whether new work may be sent here and its items be merged."""
+        """Return True if new work may be sent here and its items be merged."""
         return (
             self.state is _SERVING
             and self.breaker.state is _CLOSED
@@ -240,7 +236,7 @@ class Shard(ShardMemory):
         return from_ms is not None and 0 <= now_ms - from_ms <= self.config.confirm_ms
 
     def may_lease(self, now_ms: int) -> bool:
-        """Whether leases may be given now: ownership was confirmed in time, and leases are written in time."""
+        """Return True if leases may be given now: ownership was confirmed in time, and leases are written in time."""
         if self.grace_from_ms is not None and (self.held or self.in_takeover_grace(now_ms)):
             return False
         if not self.confirmed(now_ms):
@@ -285,7 +281,7 @@ class Shard(ShardMemory):
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits to be written. A drain waits for this."""
+        """Return True if nothing waits to be written. A drain waits for this."""
         busy = self.in_flight or self.unsettled or self.chunks or self.changes or self.keys.pending
         return not busy and self.oldest_unwritten_ms() is None
 
@@ -304,12 +300,12 @@ class Shard(ShardMemory):
         return lane
 
     def takes_lanes(self, chunk: Chunk) -> bool:
-        """Whether there is room for the lanes of `chunk`."""
+        """Return True if there is room for the lanes of `chunk`."""
         few = len(self.lanes) < self.config.lanes
         return few or self.replaces_lanes() or all(key in self.lanes for key in chunk.keys)
 
     def replaces_lanes(self) -> bool:
-        """Whether an empty lane gives way to a new one, in a shard that may have no more lanes."""
+        """Return True if an empty lane gives way to a new lane, in a shard that may have no more lanes."""
         gone = len(self.in_flight.lanes_gone) if self.in_flight is not None else 0
         return len(self.lanes) - gone < self.config.lanes or self.longest_empty() is not None
 

@@ -184,7 +184,7 @@ class ShardDriver:
         """Shards whose database took no writes at the last attempt to open them."""
 
     def keep_unreachable(self, assigned: Container[int]) -> None:
-        """Drop shards that are not `assigned` to this host any more from `unreachable`."""
+        """Drop shards that are not `assigned` to this host from `unreachable`."""
         self.unreachable = {number for number in self.unreachable if number in assigned}
         self.read_only &= self.unreachable
 
@@ -213,7 +213,7 @@ class ShardDriver:
         return []
 
     def prepared(self, number: int, attempt: int, marks: Marks | None) -> Steps:
-        """The store is made; `marks` are those of the shard's number, None if the host keeps none."""
+        """The store is made. `marks` belong to the shard's number; None if the host keeps none."""
         life = self._life(number, attempt)
         if life is None or self.stopping:
             return []
@@ -263,7 +263,7 @@ class ShardDriver:
                 numbers.discard(number)
 
     def retry(self, number: int, attempt: int) -> Steps:
-        """The pause after a failure or a loss is over."""
+        """The pause after a failure or a loss has passed."""
         life = self._life(number, attempt)
         if life is None or self.stopping:
             return []
@@ -326,7 +326,7 @@ class ShardDriver:
         self.stopping = True
 
     def ended(self, in_grace: Container[int]) -> Steps:
-        """The grace of a stopping host is over, or all work finished. Close every store that is or may be open."""
+        """The grace of a stopping host has passed, or all work finished. Close every store that is or may be open."""
         steps: Steps = []
         for number, life in self._lives.items():
             state = self._shards[number].state

@@ -1,10 +1,9 @@
-"""Opens and closes a shard: its memory is filled from the database, and dropped as a whole.
+"""The life of a shard on its host: it is opened and filled, held while the time is in doubt, silent, and closed.
 
-A database that does not answer: no request waits for it any longer.
-
-After `hang_ms`, unsent work goes to another shard, or is refused: UNAVAILABLE, and nothing of it happens later.
-In a second `hang_ms` the host may find out the outcome of sent work over another connection. Then that outcome is
-unknown to the callers. The host finds it out when the database answers, for its own state.
+No request waits for a database that does not answer. After `hang_ms`, unsent work goes to another shard or is refused:
+UNAVAILABLE, and nothing of it happens later. In a second `hang_ms` the host may find out the outcome of sent work over
+another connection. Then that outcome is unknown to the callers. The host finds it out when the database answers, for
+its own state.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ from foqs.rows import BACKLOG_SHIFT, Opened
 from foqs.shardmgr.lifecycle import BreakerState, ShardState
 
 _LANES = 2_000
-"""Lanes that are made, woken or detached in one turn of the event loop."""
+"""Lanes that are made, woken or detached in one slice of the event loop."""
 _COUNTS = 10_000
-"""Lanes that are counted in one turn."""
+"""Lanes that are counted in one slice."""
 _LOST_COMMITTING = "the shard was lost while it committed"
 
 
@@ -85,7 +84,7 @@ def unfill(state: State, shard: Shard) -> None:
 
 
 def open_shard(shard: Shard, opened: Opened, max_batch_bytes: int, begun_ms: int, now_ms: int) -> None:
-    """The store took ownership, at `begun_ms` or later: begin to serve."""
+    """Begin to serve a shard that the store owns since `begun_ms` or later."""
     memory, shard.filled = shard.filled, None
     if memory is None:
         for _ in fill(shard, opened):
@@ -128,11 +127,11 @@ def check_takeover_grace(state: State, shard: Shard, now_ms: int) -> None:
     if shard.grace_from_ms is not None and not (shard.held or shard.in_takeover_grace(now_ms)):
         shard.grace_from_ms = None
         consumers.wake_all(state, shard)
-        consumers.wake(state, shard, now_ms)  # tenants stand aside for it, also where no consumer waits
+        consumers.wake(state, shard, now_ms)  # tenants were skipped for it, also where no consumer waits
 
 
 def hold(shard: Shard) -> None:
-    """Deliver and scan nothing until `unhold`. Requests for known items go on: no other owner is in doubt."""
+    """Deliver and scan nothing until `unhold`. Requests for known items continue: no other owner is in doubt."""
     shard.held = True
     if shard.grace_from_ms is None:
         shard.grace_from_ms = NEVER_MS

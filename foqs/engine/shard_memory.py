@@ -74,7 +74,8 @@ class ShardMemory:
         """Add a lane that is not in `lanes`."""
         topic = self.topics.of(topic_key(key))
         key = lane_key(topic.key, *tenancy_of(key))  # with the topic's own names
-        lane = self.lanes[key] = Lane(key, topic, self.tenure, number, self.counters.namespaces.of(topic.key[0]))
+        namespace = self.counters.namespaces.of(topic.key[0])
+        lane = self.lanes[key] = Lane(key, topic, self.tenure, number, namespace, stored=number is not None)
         self.topics.attach(topic, lane)
         return lane
 

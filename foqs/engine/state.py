@@ -1,10 +1,6 @@
-"""What one host knows and has open: the data that the modules of this package read and change.
+"""The data of one host that the modules of this package read and change, and its work in slices of the event loop.
 
 `Engine` adds the verbs. The modules take a `State`, so that none of them needs the engine.
-
-Work on very many topics, of which each turn of the event loop does a part.
-
-An owner whose loop stalls is not confirmed in time, and other requests wait for it.
 """
 
 from __future__ import annotations
@@ -108,9 +104,9 @@ class State:
         self.dirty: dict[Shard, None] = {}  # shards that may have something to send
         # First come, first served. (Lists: most are short, and a deque takes 760 bytes.)
         self.waiting: dict[TopicKey, list[DequeueCall]] = {}
-        self.due: dict[TopicKey, None] = {}  # topics whose consumers are served in the next turn of the event loop
-        self.held_up: dict[TopicKey, int] = {}  # lanes whose merge waits for a shard -> when to go on without it
-        self.skipping: dict[TopicKey, None] = {}  # lanes that go on without it
+        self.due: dict[TopicKey, None] = {}  # topics whose consumers are served in the next slice of the event loop
+        self.held_up: dict[TopicKey, int] = {}  # topics whose merge waits for a shard, and until when
+        self.skipping: dict[TopicKey, None] = {}  # topics that are merged without it
         self.staying: dict[DequeueCall, int] = {}  # calls kept past their wait, for a shard -> when their wait ended
         self.residents = Residents(budget, self.waiting, lambda: self.now_ms)
         self.deadlines: Deadlines[Timed] = Deadlines()
@@ -134,12 +130,12 @@ class State:
         self.dirty[shard] = None
 
     def soon(self, do: Callable[[], None]) -> None:
-        """Call `do` in the next turn of the event loop: a reply may come while a batch is applied."""
+        """Call `do` in the next slice of the event loop: a reply may come while a batch is applied."""
         self.next_turn.append(do)
         self.wake()
 
     def _unparked(self, key: TopicKey) -> None:
-        """Flows of the topic wait for tokens no more."""
+        """Serve consumers of a topic whose flows no longer wait for tokens."""
         waited_for = key in self.waiting
         if waited_for:
             self.due[key] = None
@@ -176,10 +172,10 @@ class State:
             self.wake()
 
     def settles(self, shard: Shard) -> bool:
-        """Whether changes of the shard's items are accepted here.
+        """Return True if changes of the shard's items are accepted here.
 
         A shard that is handed over accepts none, or it would never be idle under load. A host that shuts down accepts
-        them: it hands over none of the shards that it still has.
+        changes: it hands over none of its shards.
         """
         if shard.state is ShardState.DRAINING:
             return self.draining

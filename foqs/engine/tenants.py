@@ -1,10 +1,4 @@
-"""The weights of tenants: from the settings and from their items, as soon as they change.
-
-A tenant that waits for its turn was charged by its old weight. With a new one its debt has another length, so that a
-change counts for all turns and tokens from then on, and not when the tenant has its next turn.
-
-Tenants that stand aside are tried again: when their shards may lease items again, and after a time in any case.
-"""
+"""Tenants that take turns: their weights, and another try for tenants that dequeues skipped."""
 
 from __future__ import annotations
 
@@ -21,7 +15,13 @@ from foqs.policies.layers import NamespacePolicies
 from foqs.prefetch.lane import Lane
 
 _SLICE = 1_000
-"""Tenants that are weighed in one turn of the event loop."""
+"""Tenants that are looked at in one slice of the event loop."""
+
+
+# ------------------------------------------------------------------------------------------ weights
+
+# A tenant that waits for its turn was charged by its old weight. With a new one its debt has another length, so that a
+# change counts for all turns and tokens from then on, and not when the tenant has its next turn.
 
 
 def weigh(state: State, topic: Topic[Lane[Item]], tenant: Tenant[Lane[Item]]) -> bool:
@@ -82,18 +82,19 @@ def follow(state: State, ns: str, before: NamespacePolicies) -> Iterator[None]:
 
 """Tenants that return in one turn of the event loop."""
 _AGAIN_MS = 250
-"""A tenant that stands aside is tried again after this time, whatever it waits for: the item may have ended, or memory
-was short when its page came."""
+"""A skipped tenant is tried again after this time, whatever it waits for: the item may have ended, or memory was short
+when its page came."""
 _AGAIN = 64
 """Tenants that a dequeue tries again."""
 
 
-def try_again(topic_turns: Turns[Lane[Item]], now_ms: int) -> None:
-    """Let tenants take turns that stood aside for long, and rank those again whose shards may lease items again. Of
-    those with the same start, the last that enters comes first, so the one that stood aside the longest enters last."""
-    for standing in (topic_turns.aside, topic_turns.down):
-        if standing:
-            oldest = islice(standing.items(), _AGAIN)
+def retry_skipped(topic_turns: Turns[Lane[Item]], now_ms: int) -> None:
+    """Let tenants that were skipped long ago take turns, and rank tenants again whose shards may lease items again.
+
+    Of tenants with the same start, the last that enters comes first, so the longest skipped tenant enters last."""
+    for skipped in (topic_turns.aside, topic_turns.down):
+        if skipped:
+            oldest = islice(skipped.items(), _AGAIN)
             due = list(takewhile(lambda one: not 0 <= now_ms - one[1] < _AGAIN_MS, oldest))
             for tenant, _ in reversed(due):
                 topic_turns.enter(tenant)

@@ -107,7 +107,7 @@ class Throttling:
         return None
 
     def park(self, flow: Parked, gate: AnyGate, wanted: int) -> bool:
-        """Park the flow at a gate that `take` returned, for a consumer that wants so many more items. Return whether
+        """Park the flow at a gate that `take` returned, for a consumer that wants `wanted` more items. Return True if
         the coordinator is asked at once: the consumer may wait for that answer."""
         at_ms = self.monotonic_ms()
         topic = flow.lanes[0].topic.key
@@ -166,7 +166,7 @@ class Throttling:
         return gate.due_ms - self.monotonic_ms()
 
     def asks(self, topic: TopicKey) -> bool:
-        """Whether flows of the topic wait for an answer of a coordinator."""
+        """Return True if flows of the topic wait for an answer of a coordinator."""
         gates = self.demand.gates(topic)
         return any(topic in gate.active and (gate in self.agenda or gate.answers_soon) for gate in gates)
 
@@ -259,8 +259,8 @@ class Throttling:
         self._settle(key, at_ms)
 
     def beat(self) -> bool:
-        """Report the tokens held here, which keeps them good, and return those that are not needed. Call it twice a
-        second or so. Return False if no throttle key is in use."""
+        """Report the tokens held here, which keeps them good, and return those that are not needed. Call it about
+        twice a second. Return False if no throttle key is in use."""
         at_ms = self.monotonic_ms()
         if self._holding and not self._reporting:
             self._reporting = True
@@ -271,7 +271,7 @@ class Throttling:
         return bool(self.keys or self.demand.topics or self.demand.lacked or limited)
 
     def leave(self) -> list[tuple[Key, Ask]]:
-        """Return the questions that give all tokens back. Call it when this host delivers nothing any more."""
+        """Return the questions that give all tokens back. Call it when this host has stopped delivering."""
         at_ms = self.monotonic_ms()
         held = [key for key in self._holding if key.allowance.held(at_ms)]
         return [(key, key.allowance.ask(0, at_ms, ahead=False, spare=True)) for key in held]
@@ -347,8 +347,8 @@ class Throttling:
     # ------------------------------------------------------------------------------------- changes
 
     def changed(self, ns: str) -> None:
-        """Other throttles or policies of the namespace are in force: from now on for each dequeue. Flows wake whose
-        keys have no throttle any more, or another one."""
+        """Follow other throttles or policies of the namespace, from now on for each dequeue. Wake flows
+        whose keys lost their throttle or got another one."""
         self.changes += 1
         self._changed_at = self._next_moment()
         if self._policies.namespace(ns).throttled:
@@ -379,8 +379,8 @@ class Throttling:
                 yield
 
     def _in_force(self, key: Key) -> bool:
-        """Whether this is the key in use. If its throttle was removed and set again, another object took its place: a
-        report of this one would take the tokens of that one for spent, as the coordinator knows one host."""
+        """Return True if this is the key in use. If its throttle was removed and set again, another object took its
+        place. As the coordinator knows one host, a report of this object would make the other's tokens seem spent."""
         return self.keys.get(key.bounded) is key
 
     def _next_moment(self) -> int:

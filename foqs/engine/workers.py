@@ -1,13 +1,9 @@
-"""Topics with a limit of items for each worker (`per_worker` of a policy): how many a worker holds, and
-which consumers wait until it holds fewer.
+"""What a host knows of workers: how many items of a topic they hold, where a policy limits that (`per_worker`), and
+handlers that hang.
 
 A worker may report how many items of a topic its process holds, over all hosts. Its report counts until its call is
 answered: only the process knows its items of other hosts, and it ends the wait when it holds fewer. For a worker that
 does not report, this host counts the leases that it gave to consumers with the worker's name.
-
-Handlers that hang, as their workers report them.
-
-The leases of their items end, so without a report an operator would not see such a worker at all.
 """
 
 from __future__ import annotations
@@ -26,14 +22,14 @@ from foqs.policies.layers import Policies
 LATELY_MS = 10_000
 """A topic that was asked for in this time has a consumer."""
 _SWEPT = 100
-"""Workers that are looked at each second for whether they hold anything."""
+"""Workers of which the host looks each second if they hold anything."""
 _NO_LIMIT = 1 << 31
 
 
 class Holdings:
-    """Of one host. `shards`: those that it has. `parked`: the consumers that wait, by each topic of which they may have
-    no item now. `named`: the topics of which a worker that does not report was refused items here, by its name. `full`:
-    when a worker was last refused items of a topic, and its name."""
+    """`shards`: the host's. `parked`: the consumers that wait, by each topic of which they may have no item now.
+    `named`: the topics of which a worker that does not report was refused items here, by its name. `full`: when a
+    worker was last refused items of a topic, and its name."""
 
     def __init__(self, shards: Mapping[int, Shard], policies: Policies) -> None:
         self.parked: dict[TopicKey, dict[DequeueCall, None]] = {}
@@ -100,7 +96,7 @@ class Holdings:
             del self.full[key]
 
     def unpark(self, call: DequeueCall) -> None:
-        """Forget a call that waits no more."""
+        """Forget a call that stopped waiting."""
         for key, _ in call.wants:
             self._leave(key, call)
 
@@ -157,7 +153,7 @@ class Holdings:
             del self.parked[key]
 
     def _count(self, key: TopicKey, worker: str, most: int) -> int:
-        """Count up to `most` items, and forget those that the worker holds no more."""
+        """Count up to `most` items, and forget items that the worker no longer holds."""
         items = self._held.get((key, worker))
         if items is None:
             return 0
@@ -167,7 +163,7 @@ class Holdings:
                 break
             shard = self._shards.get(shard_of(item_id))
             item = None if shard is None else shard.known.get(item_id)
-            if item is None or not stands(item, lease):  # an item that left memory, as that was short, counts no more
+            if item is None or not stands(item, lease):  # an item that left memory, as that was short, does not count
                 del items[item_id]
             else:
                 held += 1
@@ -182,7 +178,9 @@ MOST_REPORTS = 10_000
 
 
 class Hung:
-    """Of one host. Times are Unix epoch milliseconds."""
+    """Handlers that hang, as their workers report them. Times are Unix epoch milliseconds.
+
+    The leases of their items end, so without a report an operator would not see such a worker at all."""
 
     def __init__(self) -> None:
         self._reports: dict[tuple[TopicKey, str], tuple[int, int]] = {}  # the oldest first: (handlers, time)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from foqs.counters import Namespace
@@ -106,6 +107,7 @@ class Window(Generic[T]):
 _MAX_BUCKETS = 1024
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Lane(Generic[T]):
     """`number` is None until the lane's row is part of a transaction. `total` counts the lane's items in any state,
     `leased` the leases whose end is not committed. `dead`: items of it may have rows in `failure`.
@@ -117,52 +119,27 @@ class Lane(Generic[T]):
     The count of ready items is exact at open and kept by every change since. Counting again would cost 0.2 s a million
     rows, so ages are kept in buckets of 2^16 ms instead."""
 
-    __slots__ = (
-        "_buckets",
-        "_in_bucket_ms",
-        "dead",
-        "empty_since_ms",
-        "flow",
-        "key",
-        "leased",
-        "namespace",
-        "next",
-        "number",
-        "ready",
-        "slots",
-        "stored",
-        "tenants",
-        "tenure",
-        "topic",
-        "total",
-        "weight",
-        "window",
-    )
-
-    def __init__(
-        self, key: LaneKey, topic: Topic[Lane[T]], tenure: Tenure, number: int | None, namespace: Namespace
-    ) -> None:
-        self.key = key
-        self.topic = topic
-        self.tenure = tenure
-        self.next: Lane[T] | None = None
-        self.flow: Flow[Lane[T]] | None = None
-        self.namespace = namespace
-        self.number = number
-        self.stored = number is not None
-        self.window: Window[T] | None = None
-        self.ready = 0
-        self.total = 0
-        self.leased = 0
-        self.slots: Any = None
-        self.weight = 0
-        self.tenants: TenantLanes | None = None
-        self.dead = False
-        self.empty_since_ms = 0
-        # A time in the bucket of all ready items, while `_buckets` is None: most lanes have one, and need no dict.
-        # It is an item's own number; the bucket's would be another 32 bytes.
-        self._in_bucket_ms = 0
-        self._buckets: dict[int, int] | None = None
+    key: LaneKey
+    topic: Topic[Lane[T]]
+    tenure: Tenure
+    number: int | None
+    namespace: Namespace
+    next: Lane[T] | None = None
+    flow: Flow[Lane[T]] | None = None
+    stored: bool = False
+    window: Window[T] | None = None
+    ready: int = 0
+    total: int = 0
+    leased: int = 0
+    slots: Any = None
+    weight: int = 0
+    tenants: TenantLanes | None = None
+    dead: bool = False
+    empty_since_ms: int = 0
+    # A time in the bucket of all ready items, while `_buckets` is None: most lanes have one, and need no dict.
+    # It is an item's own number; the bucket's would be another 32 bytes.
+    _in_bucket_ms: int = field(default=0, init=False)
+    _buckets: dict[int, int] | None = field(default=None, init=False)
 
     def weigh(self, weight: int) -> None:
         """An item of this weight is stored."""
@@ -251,13 +228,13 @@ _CUT_ITEMS = 32
 LOWEST: Key = (-(1 << 63), 0, 0)
 
 
-def bound_of(windows: Sequence[Window[T]]) -> Key | None:
+def known_until(windows: Sequence[Window[T]]) -> Key | None:
     """Return the last key up to which all `windows` are known; None when all of them are complete."""
     ends = [window.end or LOWEST for window in windows if window.more]
     return min(ends) if ends else None
 
 
-def first(windows: Sequence[Window[T]], count: int, bound: Key | None) -> list[Entry[T]]:
+def first_of(windows: Sequence[Window[T]], count: int, bound: Key | None) -> list[Entry[T]]:
     """Return up to `count` entries of `windows` in lane order, none behind `bound`, without taking them out."""
     if len(windows) == 1:
         entries = windows[0].entries[:count]
@@ -293,7 +270,7 @@ def _key_of(entry: Entry[T]) -> Key:
     return entry[:3]
 
 
-def take(lanes: Sequence[Lane[T]], last: Entry[T]) -> None:
+def lease_until(lanes: Sequence[Lane[T]], last: Entry[T]) -> None:
     """Remove all entries up to and including `last` from the lanes' windows: they are leased."""
     for lane in lanes:
         window = lane.window

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import foqs
 from foqs.engine import consumers
-from foqs.engine.fair_dequeue import Round
+from foqs.engine.fair_dequeue import TenantDequeue
 from foqs.engine.item_ops import nack, release
 from foqs.engine.shard_memory import ShardMemory
 from foqs.fairness.keys import LaneKey, tenancy_of
@@ -165,9 +165,9 @@ def stored(memory: ShardMemory, news: list[NewItem], lane: Lane[Item]) -> Any:
 
 STORED = ShardMemory.stored
 SLOW: dict[str, tuple[type, Any]] = {
-    "_several": (Round, lambda self, call, count, room_bytes: ([], 0, 0)),
-    "_head": (Round, lambda self, tenant, room_bytes, bodies_bytes: None),
-    "_first_lane": (Round, lambda self, tenant, taking: False),
+    "_several": (TenantDequeue, lambda self, call, count, room_bytes: ([], 0, 0)),
+    "_head": (TenantDequeue, lambda self, tenant, room_bytes, bodies_bytes: None),
+    "_first_lane": (TenantDequeue, lambda self, tenant, taking: False),
     "stored": (ShardMemory, stored),
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from foqs.engine.fair_dequeue import Taking
+from foqs.engine.fair_dequeue import TenantCursor
 from tests.engine.laboratory import KEY, Laboratory
 from tests.engine.tenants import of
 
@@ -12,7 +12,7 @@ def test_of_one_lane_the_taken_items_are_leased() -> None:
     ids = lab.stored(*[lab.item() for _ in range(3)], key=of("a"))
     lane = lab.engine.shards[1].lanes[of("a")]
     assert lane.window is not None
-    taking = Taking()
+    taking = TenantCursor()
     taking.lane, taking.entries = lane, lane.window.entries
     taking.at, taking.upto = 2, 3
     assert lane.ready == 3
@@ -31,7 +31,7 @@ def test_of_several_lanes_those_of_parked_flows_keep_their_items() -> None:
     parked, other = lanes
     assert parked.window is not None
     assert other.window is not None
-    taking = Taking()
+    taking = TenantCursor()
     taking.lanes, taking.entries = lanes, list(other.window.entries)
     taking.at = taking.upto = 1
     taking.parked = {parked.flow}

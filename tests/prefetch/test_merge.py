@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foqs.item import Item
-from foqs.prefetch.lane import Entry, Lane, Window, bound_of, first, take
+from foqs.prefetch.lane import Entry, Lane, Window, first_of, known_until, lease_until
 from foqs.rows import Key
 from tests.support.lanes import lone_lane
 
@@ -49,7 +49,7 @@ def test_the_first_are_those_of_the_sorted_union(found: list[list[Key]], count: 
     parts = distinct(found)
     windows = [window_of(part) for part in parts]
     union = sorted(key for part in parts for key in part if bound is None or key <= bound)
-    assert keys_of(first(windows, count, bound)) == union[:count]
+    assert keys_of(first_of(windows, count, bound)) == union[:count]
 
 
 @given(shards, st.integers(1, 50))
@@ -60,10 +60,10 @@ def test_taking_leaves_the_rest_in_order(found: list[list[Key]], count: int) -> 
     union = sorted(key for part in parts for key in part)
     taken: list[Key] = []
     while True:
-        entries = first(windows, count, None)
+        entries = first_of(windows, count, None)
         if not entries:
             break
-        take(lanes, entries[-1])
+        lease_until(lanes, entries[-1])
         taken += keys_of(entries)
     assert taken == union
     assert [lane.leased for lane in lanes] == [len(part) for part in parts]
@@ -79,7 +79,7 @@ def test_the_first_of_long_windows(shards: int, items: int, count: int, rng: ran
         part += [(rng.choice([0, 0, 0, 1]), at, item_id) for item_id in range(at + 1, at + batch + 1)]
         at += batch
     windows = [window_of(part) for part in parts]
-    assert keys_of(first(windows, count, None)) == sorted(key for part in parts for key in part)[:count]
+    assert keys_of(first_of(windows, count, None)) == sorted(key for part in parts for key in part)[:count]
 
 
 @given(shards, st.data())
@@ -88,7 +88,7 @@ def test_nothing_behind_the_known_part_of_each_window(found: list[list[Key]], da
     for window in windows:
         if window.entries and data.draw(st.booleans()):
             window.cut(data.draw(st.integers(0, len(window.entries) - 1)))
-    bound = bound_of(windows)
-    for entry in first(windows, 100, bound):
+    bound = known_until(windows)
+    for entry in first_of(windows, 100, bound):
         for window in windows:
             assert not window.more or (window.end is not None and entry[:3] <= window.end)

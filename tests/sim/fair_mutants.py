@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from foqs.engine.fair_dequeue import Round
+from foqs.engine.fair_dequeue import TenantDequeue
 from foqs.fairness.tenants import IDLE, Level, Tenant
 from foqs.fairness.turns import Turns
 from tests.sim.mutants import Patch, mutant
@@ -69,10 +69,10 @@ def every_tenant_has_the_same_weight(patch: Patch) -> None:
 def urgent_items_of_a_shard_that_returns_wait_for_others(patch: Patch) -> None:
     """Their tenant took turns without them, and is not looked at again."""
 
-    def open_(round_: Round, *about: Any) -> Any:
+    def open_(round_: TenantDequeue, *about: Any) -> Any:
         taking = original(round_, *about)
         round_._turns.incomplete.clear()
         return taking
 
-    original = Round._open
-    patch.setattr(Round, "_open", open_)
+    original = TenantDequeue._open
+    patch.setattr(TenantDequeue, "_open", open_)

@@ -12,14 +12,13 @@ import pytest
 
 from foqs.buffers.checkpoint import Checkpoint
 from foqs.buffers.shard_batch import BatchResult, Outcome, ShardBatch
-from foqs.engine import batch_apply, batch_build, batch_reads, consumers, item_ops
+from foqs.engine import batch_apply, batch_build, batch_reads, consumers, item_ops, ready_lanes
 from foqs.engine.batch_reads import ExpiringRead, LanesRead, PageRead
 from foqs.engine.calls import DequeueCall
 from foqs.engine.engine import Engine
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.item import KNOWN_BYTES, Change, Item, Phase
-from foqs.prefetch import lane as merge
 from foqs.prefetch.lane import Lane, Window
 from foqs.prefetch.residents import WINDOW_SHARE, Residents
 from foqs.rows import Batch, Body, ReadyRow
@@ -257,7 +256,7 @@ def every_item_is_put_into_the_window(patch: Patch) -> None:
 
 @mutant
 def the_merge_overtakes_what_was_not_read(patch: Patch) -> None:
-    patch.setattr(merge, "bound_of", lambda windows: None)
+    patch.setattr(ready_lanes, "known_until", lambda windows: None)
 
 
 @mutant

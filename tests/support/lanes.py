@@ -12,6 +12,8 @@ def lone_lane(
     topic: str = "topic", number: int = 1, ns: str = "ns", tenancy: tuple[str, tuple[str, ...]] = ("", ())
 ) -> Lane[Item]:
     key = (ns, topic)
-    lane: Lane[Item] = Lane(lane_key(key, *tenancy), Topic(key), Tenure(1, "a shard"), number, Namespace())
+    lane: Lane[Item] = Lane(
+        lane_key(key, *tenancy), Topic(key), Tenure(1, "a shard"), number, Namespace(), stored=number is not None
+    )
     lane.topic.attach(lane)
     return lane

@@ -33,7 +33,7 @@ from foqs.idl import idl, is_forwarded
 from foqs.ids import shard_of
 from foqs.item import Item, Phase, Place
 from foqs.peers.forwarded_requests import nearest, response
-from foqs.peers.gather import ANSWER_MS, Counts, Pages, Reported, ThrottleReports, TopicSums, hook_stats
+from foqs.peers.gather import ANSWER_MS, Counts, Pages, Reported, ThrottleReports, TopicSums
 from foqs.peers.lease_coordinator import SlotCoordinator
 from foqs.peers.ready_topics import ReadyPublisher, WatchCall
 from foqs.peers.token_coordinator import QuotaCoordinator
@@ -167,8 +167,8 @@ class Lookups:
                 idl.WorkerStats(one.worker, one.held, max(0, now_ms - one.oldest_given_ms), hung.pop(one.worker, 0))
                 for one in workers
             ] + [idl.WorkerStats(worker, 0, 0, handlers) for worker, handlers in hung.items()]
-            hooks = [hook_stats(*one) for one in self._hooks.counts(key)]
-            sums, deadline_ms = TopicSums(here, held, tenants, hooks), now_ms + min(timeout_ms, ANSWER_MS)
+            sums = TopicSums(here, held, tenants, self._hooks.stats(key))
+            deadline_ms = now_ms + min(timeout_ms, ANSWER_MS)
             part = partial(idl.GetTopicStatsRequest, ns, name)
             host.forwarder.ask_others("GetTopicStats", part, request, deadline_ms, sums.add, partial(done, sums))
 

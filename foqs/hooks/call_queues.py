@@ -1,12 +1,8 @@
-"""Calls that wait for a process, in a queue for each hook of a topic. Pure.
+"""Calls that wait for a process, in a queue for each hook of a topic. Pure: the caller's clock is passed in.
 
 The queue whose calls took the least time is served next (start-time fair queueing by microseconds). A queue whose
 script is new, was slow or was ended by its bounds is a suspect: a process of its own serves suspects, so they hold up
-no proven script. A suspect has one message in flight.
-
-Stops calls of a script that fails again and again. Pure: the caller's clock is passed in.
-
-What a process with scripts knows, and the messages that let it know more. Pure.
+no proven script. A suspect has one message in flight. A breaker stops the calls of a hook that fails again and again.
 """
 
 from __future__ import annotations
@@ -53,11 +49,11 @@ class Breaker:
 
     @property
     def is_open(self) -> bool:
-        """Whether calls are stopped, or the one that is tried has no outcome yet."""
+        """Return True while calls are stopped, and until the outcome of the call that is tried."""
         return self._open_until_ms is not None
 
     def retry_after_ms(self, now_ms: int) -> int:
-        """Return the time until a call is tried; 0 where calls run, or where one is tried now."""
+        """Return the time until a call is tried; 0 while calls run, or while a call is tried."""
         return 0 if self._open_until_ms is None else max(0, self._open_until_ms - now_ms)
 
     def room(self, now_ms: int) -> int:
@@ -85,7 +81,7 @@ class Breaker:
     def failed(self, script: str, failure: Failed, now_ms: int, at_ms: int) -> bool:
         """Count a failure that blames the script. `now_ms`: by the clock of `room`; `at_ms`: by the host's clock.
 
-        Return whether the failure opened the breaker."""
+        Return True if the failure opened the breaker."""
         self.script = script
         self.calls += 1
         self.failures += 1
@@ -103,10 +99,10 @@ class Breaker:
 QUICK_US = 1_000
 """A script whose calls take longer, on average, is a suspect."""
 PROBATION_CALLS = 8
-"""A suspect that answers so many calls in a row quickly is one no more."""
+"""A suspect that answers this number of calls in a row quickly is proven."""
 _SHARE = 8  # of the new value in the average
 CALL_US = 10
-"""What a call takes in the process besides its script."""
+"""Time of a call in the process without its script."""
 
 
 class Waiting:
@@ -151,7 +147,7 @@ class CallQueue:
 
     @property
     def alone(self) -> bool:
-        """Whether it has at most one message in flight."""
+        """Return True if it has at most one message in flight."""
         return self.suspect or (self.breaker is not None and self.breaker.is_open)
 
     def begin(self, digest: bytes, average_us: float | None) -> None:
@@ -210,7 +206,7 @@ class Portion:
         return self.each_us * len(self.calls)
 
 
-class Turns:
+class FairQueues:
     """The queues of one class that have calls which may be sent, by what they spent."""
 
     def __init__(self) -> None:
@@ -241,8 +237,8 @@ _LOADED_BYTES_A_MS = 10_000
 
 
 class Known:
-    """The scripts and settings of one process, by the numbers that the host gave them. The process forgets nothing by
-    itself, so both sides know the same after each message."""
+    """The scripts and settings that one process knows, by the numbers that the host gave them, and the messages that
+    let it know more. The process forgets nothing by itself, so both sides know the same after each message."""
 
     def __init__(self) -> None:
         self._scripts: OrderedDict[tuple[str, bytes], _Script] = OrderedDict()

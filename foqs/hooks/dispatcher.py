@@ -1,6 +1,6 @@
 """Decides which calls a process runs next, and what their replies mean. Pure: the caller's clock is passed in.
 
-From the reply of a process to the outcome of a call. The process is not trusted. Pure.
+The process is not trusted: a reply is checked before it becomes the outcome of a call.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from foqs.bounds import Limits
-from foqs.hooks.call_queues import CALL_US, Breaker, CallQueue, Portion, Turns, Waiting
+from foqs.hooks.call_queues import CALL_US, Breaker, CallQueue, FairQueues, Portion, Waiting
 from foqs.hooks.frames import SLICE_MS
 from foqs.hooks.protocol import (
     Answered,
@@ -82,7 +82,7 @@ class Dispatcher:
         self._give = resolve
         self._opened = opened
         self._most_messages = processes + 1  # in flight of one queue: one waits while one runs
-        self._quick, self._suspects = Turns(), Turns()
+        self._quick, self._suspects = FairQueues(), FairQueues()
         self._proven: dict[tuple[str, bytes], float] = {}  # average microseconds by namespace and digest of a script
         self._queues: OrderedDict[tuple[HookKey, bool], CallQueue] = OrderedDict()
 
@@ -142,7 +142,7 @@ class Dispatcher:
         return queue
 
     def _forget(self) -> None:
-        """Forget some idle queues, those of the longest-known hooks first. A queue with calls becomes a young one."""
+        """Forget some idle queues, the longest-known hooks first. A queue with calls becomes a young one."""
         for _ in range(_FORGOTTEN_AT_ONCE):
             name, queue = next(iter(self._queues.items()))
             if queue.idle:
@@ -266,7 +266,7 @@ class Dispatcher:
         self._judge(queue, first, Failed(Kind.KILLED, text, elapsed_us), now_ms, at_ms)
 
     def _learn(self, queue: CallQueue) -> None:
-        """Remember whether the script is proven: it is, or is not, in the next topic that calls it, too."""
+        """Remember a proven script: it is proven in the next topic that calls it, too."""
         script = (queue.key.ns, queue.digest)
         if queue.suspect:
             self._proven.pop(script, None)
@@ -301,12 +301,12 @@ class Dispatcher:
 
 
 def _tells_of(call: HookCall, queue: CallQueue) -> bool:
-    """Whether the time of a call says something about the queue's next calls: it ran their script."""
+    """Return True if the time of a call says something about the queue's next calls: it ran their script."""
     return call.script.digest == queue.digest and not call.compiles
 
 
 def _together(one: HookCall, other: HookCall) -> bool:
-    """Whether one message can run both."""
+    """Return True if one message can run both."""
     return (
         one.entries is other.entries
         and one.compiles is other.compiles

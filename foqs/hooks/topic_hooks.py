@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, NamedTuple, Protocol
 
 from foqs.errors import FoqsError, Invalid, Unavailable
@@ -23,6 +24,7 @@ from foqs.hooks.protocol import (
     Script,
     source_error,
 )
+from foqs.idl import idl
 from foqs.policies.layers import NamespacePolicies, Policies
 from foqs.policies.settings import SCRIPT
 from foqs.policies.topic_policy import HookRule
@@ -58,18 +60,6 @@ class TopicHook(NamedTuple):
         retry_after_ms = _RETRY_MS if failed.retry_after_ms is None else failed.retry_after_ms
         script = f"script.{self.script.name}"
         return Unavailable(f"the {self.key.hook.value} hook failed ({failed.kind.value} of {script})", retry_after_ms)
-
-
-class HookCounts(NamedTuple):
-    """As HookStats of the contract. `last_errors`: (time, text), the last one last."""
-
-    hook: str
-    script: str
-    calls: int
-    failures: int
-    breaker_open: bool
-    retry_after_ms: int
-    last_errors: list[tuple[int, str]]
 
 
 class _Namespace(NamedTuple):
@@ -116,15 +106,15 @@ class TopicHooks:
         """Return the settings that scripts of the namespace read."""
         return self._namespace(ns).entries
 
-    def counts(self, topic: TopicKey) -> list[HookCounts]:
-        """Return the calls of the topic's hooks on this host."""
+    def stats(self, topic: TopicKey) -> list[Any]:
+        """Return HookStats of the topic's hooks on this host."""
         now_ms = self._monotonic_ms()
         hooks = [one for hook in Hook if (one := self.of(topic, hook)) is not None]
-        return [_counts(one, self.pool.breaker(one.key), now_ms) for one in hooks]
+        return [_stats(one, self.pool.breaker(one.key), now_ms) for one in hooks]
 
     def ask(self, attempt: FailedAttempt, decided: Decided) -> None:
         """Ask the script of a topic about a failed attempt (`AskScript`); again if the settings change in between: no
-        host acts on an older version than the one it confirmed."""
+        host acts on an older version than it confirmed."""
         ns, hook = attempt.topic[0], self.of(attempt.topic, Hook.ON_FAILURE)
         version = self._policies.versions.get(ns)
         if hook is None:
@@ -183,8 +173,7 @@ class TopicHooks:
         if known is None or known.policies is not policies:
             found = self._policies.entries.get(ns, {})
             readable = {key: text for key, text in found.items() if not key.startswith(SCRIPT)}
-            entries = Entries(ns, self._policies.versions.get(ns, 0), readable)
-            known = _Namespace(policies, {}, entries)
+            known = _Namespace(policies, {}, Entries(ns, readable))
             if ns in self._policies.namespaces:
                 self._known[ns] = known
         return known
@@ -212,14 +201,18 @@ def failed_item(attempt: FailedAttempt) -> dict[str, Any]:
 
 def _compiling(script: Script) -> HookCall:
     """Return a call that compiles a script, and runs the part of it that is outside of functions."""
-    key, nothing = HookKey(script.ns, "", Hook.ON_ENQUEUE), Entries(script.ns, 0, {})
+    key, nothing = HookKey(script.ns, "", Hook.ON_ENQUEUE), Entries(script.ns, {})
     return HookCall(script, key, {}, nothing, guarded=False, compiles=True)
 
 
-def _counts(hook: TopicHook, breaker: Breaker | None, now_ms: int) -> HookCounts:
-    name, script = hook.key.hook.value, hook.script.name
-    if breaker is None:
-        return HookCounts(name, script, 0, 0, False, 0, [])
-    errors = [(error.at_ms, f"{error.kind.value}: {error.text}") for error in breaker.last_errors]
-    retry_ms = breaker.retry_after_ms(now_ms) if breaker.is_open else 0
-    return HookCounts(name, script, breaker.calls, breaker.failures, breaker.is_open, retry_ms, errors)
+def _stats(hook: TopicHook, breaker: Breaker | None, now_ms: int) -> Any:
+    breaker = breaker or Breaker()
+    errors = [f"{_utc(error.at_ms)} {error.kind.value}: {error.text}" for error in breaker.last_errors]
+    return idl.HookStats(
+        hook.key.hook.value, hook.script.name, breaker.calls, breaker.failures, breaker.is_open,
+        breaker.retry_after_ms(now_ms), errors,
+    )  # fmt: skip
+
+
+def _utc(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -15,7 +15,6 @@ GetThrottles of a cluster: hosts report the keys whose flows they have, and thos
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -208,20 +207,6 @@ class TopicSums:
             known.breaker_open = known.breaker_open or bool(one.breaker_open)
             known.retry_after_ms = max(known.retry_after_ms, one.retry_after_ms or 0)
             known.last_errors = sorted([*known.last_errors, *(one.last_errors or ())])[-MOST_ERRORS:]
-
-
-def hook_stats(
-    hook: str, script: str, calls: int, failures: int, breaker_open: bool, retry_after_ms: int,
-    last_errors: Iterable[tuple[int, str]],
-) -> Any:  # fmt: skip
-    """Return HookStats of this host; `last_errors` have times in ms."""
-    errors = [f"{_utc(at_ms)} {text}" for at_ms, text in last_errors]
-    return idl.HookStats(hook, script, calls, failures, breaker_open, retry_after_ms, errors)
-
-
-def _utc(at_ms: int) -> str:
-    at = datetime.fromtimestamp(at_ms / 1000, UTC)
-    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _counts_of(stats: Any) -> TenantCounts:

@@ -56,7 +56,7 @@ def test_a_script_reads_the_item_and_the_settings() -> None:
     (call,) = host.scripts.calls
     assert call.item == {"topic": "t", "headers": {"customer": "acme"}, "payload_size": 5, "priority": 3}
     assert (call.key, call.guarded) == (HookKey("n", "t", Hook.ON_ENQUEUE), True)
-    assert (call.script.source, call.entries.version) == (PLAIN, 1)
+    assert call.script.source == PLAIN
     assert call.entries.values.keys() == {"topic.t", "plans/acme"}
 
 

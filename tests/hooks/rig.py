@@ -24,8 +24,8 @@ end
 STUCK = "string.find(('a'):rep(60), ('.-'):rep(12) .. 'b')"
 ECHO = "function on_enqueue(item) return {fairness_key = item.headers.n} end"
 ITEM: Mapping[str, Any] = {"topic": "jobs", "priority": 0, "payload_size": 3, "headers": {"customer": "acme"}}
-ENTRIES = Entries("shop", 1, {"plans/acme": "gold"})
-NONE = Entries("shop", 2, {})
+ENTRIES = Entries("shop", {"plans/acme": "gold"})
+NONE = Entries("shop", {})
 
 
 def call_of(

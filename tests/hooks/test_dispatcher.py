@@ -178,7 +178,7 @@ def test_calls_that_did_not_run_come_before_later_ones() -> None:
 def test_a_message_has_one_script_and_one_version() -> None:
     rig = Rig()
     rig.prove("jobs")
-    old, new = Entries("shop", 1, {}), Entries("shop", 2, {})
+    old, new = Entries("shop", {}), Entries("shop", {})
     rig.add(count=3, entries=old)
     rig.add(count=2, entries=new)
     sizes = []
@@ -329,13 +329,13 @@ def waiting_of(ns: str, source: str, entries: Entries) -> Waiting:
 
 
 def test_a_process_gets_scripts_and_settings_once() -> None:
-    known, entries = Known(), Entries("shop", 1, {"plans/acme": "gold"})
+    known, entries = Known(), Entries("shop", {"plans/acme": "gold"})
     texts, _ = known.messages([waiting_of("shop", GOOD, entries)], TIMEOUT_MS)
     assert [json.loads(text)[0] for text in texts] == ["entries", "script", "run"]
     texts, extra_ms = known.messages([waiting_of("shop", GOOD, entries)] * 3, TIMEOUT_MS)
     assert json.loads(texts[0]) == ["run", 2, 1, "on_enqueue", TIMEOUT_MS, [ITEM] * 3]
     assert (len(texts), extra_ms) == (1, 0)
-    texts, extra_ms = known.messages([waiting_of("shop", GOOD, Entries("shop", 2, {"k": "x" * 50_000}))], TIMEOUT_MS)
+    texts, extra_ms = known.messages([waiting_of("shop", GOOD, Entries("shop", {"k": "x" * 50_000}))], TIMEOUT_MS)
     assert [json.loads(text)[0] for text in texts] == ["forget_entries", "entries", "run"]
     assert extra_ms == 10
 
@@ -352,7 +352,7 @@ def test_a_process_never_lacks_what_a_call_needs(calls: list[tuple[int, int, int
     """And holds no more than the bounds."""
     known, scripts, entries = Known(), dict[int, str](), dict[int, dict[str, str]]()
     versions = {
-        (ns, version): Entries(f"ns{ns}", version, {"v": f"{ns} {version}"})
+        (ns, version): Entries(f"ns{ns}", {"v": f"{ns} {version}"})
         for ns in range(NAMESPACES + 6)
         for version in range(3)
     }

@@ -178,10 +178,10 @@ def test_new_settings_are_read_by_the_next_call() -> None:
     async def main() -> None:
         async with hooks() as of:
             for version in range(30):
-                entries = Entries("shop", version, {"k": f"v{version}"} if version % 3 else {})
+                entries = Entries("shop", {"k": f"v{version}"} if version % 3 else {})
                 expected = f"v{version}" if version % 3 else "none"
                 assert (await of.answered(reader, entries=entries)).fairness_key == expected
-            old, new = Entries("shop", 40, {"k": "old"}), Entries("shop", 41, {"k": "new"})
+            old, new = Entries("shop", {"k": "old"}), Entries("shop", {"k": "new"})
             outcomes = await of.run(*[call_of(reader, entries=one) for one in (old, new, old, new)])
             assert keys_of(outcomes) == ["old", "new", "old", "new"]
 
@@ -193,13 +193,13 @@ def test_large_settings_are_not_the_memory_of_the_script() -> None:
 
     async def main() -> None:
         async with hooks() as of:
-            for version in range(3):
-                result = await of.answered(GOOD, entries=Entries("shop", version, values))
+            for _version in range(3):
+                result = await of.answered(GOOD, entries=Entries("shop", values))
                 assert result.weight == 4
             taken = on_enqueue("local t = ('x'):rep(450000) return {weight = #t // 1000}")
-            assert (await of.answered(taken, entries=Entries("shop", 4, values))).weight == 450
+            assert (await of.answered(taken, entries=Entries("shop", values))).weight == 450
             too_much = on_enqueue("local t = ('x'):rep(1100000) return {weight = 1}")
-            assert (await of.failed(too_much, entries=Entries("shop", 4, values))).kind is Kind.MEMORY
+            assert (await of.failed(too_much, entries=Entries("shop", values))).kind is Kind.MEMORY
 
     asyncio.run(main())
 
@@ -212,7 +212,7 @@ def test_more_scripts_and_namespaces_than_a_process_keeps() -> None:
                 for number in range(100):
                     ns = f"ns{number % 40}"
                     source = on_enqueue(f"return {{fairness_key = '{number}' .. foqs.get('name')}}")
-                    entries = Entries(ns, 1, {"name": ns})
+                    entries = Entries(ns, {"name": ns})
                     calls.append(HookCall(Script(ns, "s", source), HookKey(ns, "t", Hook.ON_ENQUEUE), ITEM, entries))
                 assert keys_of(await of.run(*calls)) == [f"{number}ns{number % 40}" for number in range(100)]
 

@@ -1,6 +1,6 @@
 """Decide which time a host's databases and its last run agree on. Pure: readings in, a correction or a reason out.
 
-All leads are those of a clock over the host's present time, in ms.
+A lead is the difference of a clock to the host's present time, in ms.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SHORT_PATIENCE_MS = 1_000
 class Evidence:
     """What the clocks and the last runs say.
 
-    `leads` are those of the database servers that were read, one each; `silent` counts the known ones that were not.
+    `leads`: one for each database server that was read; `silent` counts the known servers that were not.
     `asked`: each of these was asked and has failed; else `waited_ms` is the time that they had. `machine_lead` is that
     of this machine's clock, and `apart` says that it is another clock than those of the databases. `stamps` are of the
     last runs, `host` is this one's id.

@@ -11,13 +11,13 @@ compare-and-set out.
 - A drained or leaving host is emptied in one write, regardless of `max_moves`, and before orphans may be placed (a
   rolling restart often changes the controller). Such a host has little time. Each shard pauses only during its own
   hand-over and is served until then. A bound would let shards that no host can open block the remaining ones.
-- Balancing runs every `balance_every_ms`, with at most `max_moves`, when no shard is under way, that is, when every
-  assigned host serves its shards. A shard whose database is down stays under way, so the controller waits at most
-  another `balance_every_ms`. Then it balances without the shards under way.
+- Balancing runs every `balance_every_ms`, with at most `max_moves`, when no shard moves, that is, when every assigned
+  host serves its shards. A shard whose database is down counts as moving, so the controller waits at most another
+  `balance_every_ms`. Then it balances without the moving shards.
 - A shard whose database does not answer its host stays: another host could do no better. It keeps its weight, and the
   load that it had (see `foqs.peers.membership_agent`); a load that was never known counts as a mean one. The shard
-  moves only when another host has reached that database server for one session time-out
-  (`foqs.shardmgr.membership`). A host that cannot reach a server that other hosts reach gets no more shards.
+  moves only when another host has reached that database server for one session time-out (`foqs.shardmgr.membership`). A
+  host that cannot reach a server that other hosts reach gets no more shards.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ class Controller:
 
     def decide(self, facts: Facts, now_ms: int, measured: Mapping[int, float] = _NOT_MEASURED) -> Step:
         """Return the next step. `measured` is the load of shards in any one unit. A write is returned once for a
-        version of the assignment, until `again_ms` have passed: the facts show whether it succeeded, and a second write
-        does no harm."""
+        version of the assignment, until `again_ms` have passed: the facts show its outcome, and a second write does no
+        harm."""
         self._watch(facts, now_ms)
         able = stranded(facts)
         lasting = self._stranded.update(able, now_ms)
@@ -172,7 +172,7 @@ def takers(facts: Facts) -> frozenset[str]:
 
 
 def moving(facts: Facts) -> frozenset[int]:
-    """Return the shards under way: their assigned host does not serve them yet."""
+    """Return the moving shards: their assigned host does not serve them yet."""
     owners = facts.owners
     return frozenset(
         shard

@@ -1,9 +1,6 @@
 """The facts of a cluster that ZooKeeper holds, as values.
 
-Each znode has one record, as JSON. A record that cannot be read is `Invalid`; its
-reader adds the name of the node.
-
-The state of a host's session with ZooKeeper.
+Each znode has one record, as JSON. A record that cannot be read is `Invalid`; its reader adds the name of the node.
 """
 
 from __future__ import annotations
@@ -23,7 +20,8 @@ if TYPE_CHECKING:
 
 
 class Session(Enum):
-    """SUSPENDED: no server answers, but ephemeral records still exist. EXPIRED: ephemeral records are gone."""
+    """The state of a host's session with ZooKeeper. SUSPENDED: no server answers, but ephemeral records still exist.
+    EXPIRED: ephemeral records are gone."""
 
     CONNECTED = "connected"
     SUSPENDED = "suspended"
@@ -53,7 +51,7 @@ class HostFact:
     """/hosts/<id>, ephemeral: a living host. `address` is its advertised host:port. `run` differs at each start of the
     process. `leaving`: the host is shutting down and wants its shards moved. `unreachable`: shards whose database
     server does not answer this host. `hanging`: shards whose database has not answered a call for `breaker.hang_ms`
-    yet. `read_only`: those of the `unreachable` shards whose database answers and takes no writes. `reached`: shards
+    yet. `read_only`: `unreachable` shards whose database answers and takes no writes. `reached`: shards
     reported by other hosts whose server answers this host (see `foqs.shardmgr.membership`). `protocol`: the
     protocol version of the host; 0 in a record without one.
 
@@ -72,7 +70,7 @@ class HostFact:
     read_only: frozenset[int] = frozenset()
 
     def replaces(self, other: HostFact) -> bool:
-        """Return whether this is the same host as `other`, a record with the same id."""
+        """Return True if this is the same host as `other`, a record with the same id."""
         return self.run == other.run or self.address == other.address
 
 
@@ -215,7 +213,7 @@ def decode_assignment(data: bytes, version: int) -> Assignment:
             raise Invalid(f"the shards of host {host} are no list")
         for shard in shards:
             if _shard(shard) in hosts:
-                raise Invalid(f"shard {shard} stands twice")
+                raise Invalid(f"duplicate shard {shard}")
             hosts[shard] = host
     return Assignment(version, hosts)
 
@@ -269,14 +267,14 @@ def _text(record: dict[str, Any], key: str) -> str:
 def _number(record: dict[str, Any], key: str, default: float) -> float:
     value = record.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise Invalid(f"{key} is no number")
+        raise Invalid(f"{key} must be a number")
     return value
 
 
 def _whole(record: dict[str, Any], key: str, default: int) -> int:
     value = _number(record, key, default)
     if not isinstance(value, int):
-        raise Invalid(f"{key} is no whole number")
+        raise Invalid(f"{key} must be a whole number")
     return value
 
 

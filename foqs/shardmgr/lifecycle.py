@@ -1,4 +1,4 @@
-"""The life of a shard on a host, as a table.
+"""The life of a shard on a host, as a table, and the circuit breaker of its database.
 
     assigned -> opening -> serving -> draining -> closed
                    |           |          |
@@ -6,11 +6,9 @@
 
 `closed -> assigned` begins again: a standby waits for the shard's lock to become free.
 
-A circuit breaker for one shard: stops sending work to a database that fails, is slow, or hangs.
-
-closed -> open (error rate or mean latency over a rolling window of trips, one trip that hangs, or a lost connection)
--> half-open after a pause that doubles from failure to failure -> closed by the first trip that succeeds.
-After Nygard, Release It! (2007), ch. 5.
+The breaker stops sending work to a database that fails, is slow, or hangs. It is closed, then open (error rate or mean
+latency over a rolling window of trips, one trip that hangs, or a lost connection), then half-open after a pause that
+doubles from failure to failure, then closed by the first trip that succeeds. After Nygard, Release It! (2007), ch. 5.
 """
 
 from __future__ import annotations
@@ -83,13 +81,14 @@ class Breaker:
     def retry_at_ms(self, now_ms: int) -> int:
         """Return the time at which an open breaker allows a trial; 0 if a trip may begin now.
 
-        A remaining wait longer than the pause means that the clock was set back: the wait is over.
+        A remaining wait longer than the pause means that the clock was set back: the wait has ended.
         """
         waits = self.state is BreakerState.OPEN and 0 < self._retry_at_ms - now_ms <= self._pause_ms
         return self._retry_at_ms if waits else 0
 
     def allows(self, now_ms: int) -> bool:
-        """Return whether a trip may begin. Turns open into half-open when the pause is over: that trip is the trial."""
+        """Return True if a trip may begin. An open breaker becomes half-open after the pause: that trip is the
+        trial."""
         if self.state is BreakerState.OPEN and not self.retry_at_ms(now_ms):
             self.state = BreakerState.HALF_OPEN
         return self.state is not BreakerState.OPEN

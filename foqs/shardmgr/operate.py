@@ -3,12 +3,6 @@ refusal out.
 
 Every function raises Invalid, with one line for the operator, if it refuses the command. The command calls it again if
 another operator changed the facts first, so every change is decided on current facts.
-
-A change of a cluster's facts as a command decides it, and its signs in newer facts.
-
-What a command still waits for: functions of the facts that return the unfinished parts, empty at the end.
-
-They raise Invalid if another operator made the end impossible.
 """
 
 from __future__ import annotations
@@ -60,9 +54,10 @@ def nothing(_facts: Facts) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A command's change. The command prints `says` before it and `then` at its end. `action` is None if the facts need
-    no change. `missing` returns the unfinished parts, and raises Invalid if they can no longer finish. `what`, `before`
-    and `after` are for the audit and contain no URL. `moves`: shard, source (None: no host), target."""
+    """A command's change of the facts. The command prints `says` before it and `then` at its end. `action` is None if
+    the facts need no change. `missing` returns the unfinished parts, and raises Invalid if they can no longer finish.
+    `what`, `before` and `after` are for the audit and contain no URL. `moves`: shard, source (None: no host),
+    target."""
 
     what: str
     says: str
@@ -75,7 +70,7 @@ class Change:
 
 
 def shown(action: Action, facts: Facts) -> bool:
-    """Return whether `facts` are newer than the facts that `action` was decided on, in the records that it changes."""
+    """Return True if `facts` are newer than the facts that `action` was decided on, in the records that it changes."""
     match action:
         case PutShard(fact, before):
             return facts.shards.get(fact.id) != before
@@ -88,7 +83,7 @@ def shown(action: Action, facts: Facts) -> bool:
 
 
 def made(action: Action, facts: Facts) -> bool:
-    """Return whether `facts` show exactly the result of `action`: for a change whose answer was lost."""
+    """Return True if `facts` show exactly the result of `action`: for a change whose answer was lost."""
     match action:
         case PutShard(fact, _):
             return facts.shards.get(fact.id) == fact
@@ -109,87 +104,7 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def serving(facts: Facts, shard: int, done: str) -> tuple[str, Missing]:
-    if not takers(facts):
-        return f"shard {shard} is {done}; no living host may serve it", nothing
-
-    def missing(facts: Facts) -> list[str]:
-        record = facts.shards.get(shard)
-        if record is None or record.use is ShardUse.DISABLED:
-            raise Invalid(f"another operator has {'removed' if record is None else 'disabled'} shard {shard}")
-        return [] if shard in facts.owners else [f"shard {shard} is not served yet"]
-
-    return f"shard {shard} is {done} and served", missing
-
-
-def stopped(shard: int) -> Missing:
-    def missing(facts: Facts) -> list[str]:
-        record = facts.shards.get(shard)
-        if record is not None and record.use is not ShardUse.DISABLED:
-            raise Invalid(f"another operator has made shard {shard} {record.use.value}")
-        return unserved(facts, shard)
-
-    return missing
-
-
-def without_slots(shard: int) -> Missing:
-    def missing(facts: Facts) -> list[str]:
-        record = facts.shards.get(shard)
-        if record is None or record.use is not ShardUse.DRAINING:
-            now = "removed" if record is None else f"made {record.use.value}"
-            raise Invalid(f"another operator has {now} shard {shard}")
-        left = facts.slots.shards.count(shard)
-        others = any(fact.use is ShardUse.ENABLED for fact in facts.shards.values())
-        return [f"shard {shard} still has {count(left, 'slot')} of deduplication keys"] if left and others else []
-
-    return missing
-
-
-def unserved(facts: Facts, shard: int) -> list[str]:
-    """Return the reason if a host still serves the shard. A living host to which it is assigned may be about to serve
-    it."""
-    if (owner := facts.owners.get(shard)) is not None:
-        return [f"shard {shard} is still served by {name(owner.host)}"]
-    assigned = facts.assignment.hosts.get(shard)
-    if assigned is not None and assigned in facts.hosts:
-        return [f"shard {shard} is still assigned to {name(assigned)}"]
-    return []
-
-
-def emptied(host: str) -> Missing:
-    def missing(facts: Facts) -> list[str]:
-        if host not in facts.drained:
-            raise Invalid(f"another operator has undrained host {name(host)}")
-        return left_on(facts, host)
-
-    return missing
-
-
-def left_on(facts: Facts, host: str) -> list[str]:
-    if served := sum(owner.host == host for owner in facts.owners.values()):
-        return [f"host {name(host)} still serves {count(served, 'shard')}"]
-    assigned = sum(at == host for at in facts.assignment.hosts.values()) if host in facts.hosts else 0
-    return [f"host {name(host)} is still assigned {count(assigned, 'shard')}"] if assigned else []
-
-
-def arrived(targets: Mapping[int, str]) -> Missing:
-    def missing(facts: Facts) -> list[str]:
-        left = []
-        for shard, host in targets.items():
-            assigned, owner = facts.assignment.hosts.get(shard), facts.owners.get(shard)
-            if assigned != host:
-                now = f"assigned to {name(assigned)}" if assigned is not None else "taken out of the assignment"
-                raise Invalid(f"shard {shard} was {now} during the move")
-            if owner is None:
-                left.append(f"no host serves shard {shard} yet")
-            elif owner.host != host:
-                left.append(f"shard {shard} is still served by {name(owner.host)}")
-        return left
-
-    return missing
-
-
-# ------------------------------------------------------------------------------------------------------ shards
+# ------------------------------------------------------------------------------------- shards
 
 
 def add_shard(facts: Facts, fact: ShardFact) -> Change:
@@ -215,7 +130,7 @@ def add_shard(facts: Facts, fact: ShardFact) -> Change:
 
 
 def ensure_shard(facts: Facts, fact: ShardFact) -> Change:
-    """Add a shard as `add_shard` does, or change nothing if the cluster has it. Raises Invalid also if the cluster has
+    """Add a shard like `add_shard`, or change nothing if the cluster has it. Raises Invalid also if the cluster has
     it with another URL."""
     if (there := facts.shards.get(fact.id)) is None:
         return add_shard(facts, fact)
@@ -304,7 +219,7 @@ def move_shard(facts: Facts, shard: int, host: str) -> Change:
 
 
 def rebalance(facts: Facts, max_moves: int | None = None) -> Change:
-    """Balance now as the controller would, by weight; shards under way stay. Done when all have arrived."""
+    """Balance now as the controller would, by weight; moving shards stay. Done when all have arrived."""
     if not takers(facts):
         raise Invalid("no living host may take shards")
     hosts = balance(situation_of(facts), max_moves).hosts
@@ -323,7 +238,7 @@ def rebalance(facts: Facts, max_moves: int | None = None) -> Change:
     )
 
 
-# ------------------------------------------------------------------------------------------------------- hosts
+# ------------------------------------------------------------------------------------- hosts
 
 
 def drain_host(facts: Facts, host: str) -> Change:
@@ -360,7 +275,93 @@ def undrain_host(facts: Facts, host: str) -> Change:
     )
 
 
-# ----------------------------------------------------------------------------------------------- checks
+# ------------------------------------------------------------------------------------- unfinished parts
+#
+# Each function returns the parts of a command that the facts do not show yet. It raises Invalid if another operator
+# made the end impossible.
+
+
+def serving(facts: Facts, shard: int, done: str) -> tuple[str, Missing]:
+    if not takers(facts):
+        return f"shard {shard} is {done}; no living host may serve it", nothing
+
+    def missing(facts: Facts) -> list[str]:
+        record = facts.shards.get(shard)
+        if record is None or record.use is ShardUse.DISABLED:
+            raise Invalid(f"another operator has {'removed' if record is None else 'disabled'} shard {shard}")
+        return [] if shard in facts.owners else [f"shard {shard} is not served yet"]
+
+    return f"shard {shard} is {done} and served", missing
+
+
+def stopped(shard: int) -> Missing:
+    def missing(facts: Facts) -> list[str]:
+        record = facts.shards.get(shard)
+        if record is not None and record.use is not ShardUse.DISABLED:
+            raise Invalid(f"another operator has made shard {shard} {record.use.value}")
+        return unserved(facts, shard)
+
+    return missing
+
+
+def without_slots(shard: int) -> Missing:
+    def missing(facts: Facts) -> list[str]:
+        record = facts.shards.get(shard)
+        if record is None or record.use is not ShardUse.DRAINING:
+            now = "removed" if record is None else f"made {record.use.value}"
+            raise Invalid(f"another operator has {now} shard {shard}")
+        left = facts.slots.shards.count(shard)
+        others = any(fact.use is ShardUse.ENABLED for fact in facts.shards.values())
+        return [f"shard {shard} still has {count(left, 'slot')} of deduplication keys"] if left and others else []
+
+    return missing
+
+
+def unserved(facts: Facts, shard: int) -> list[str]:
+    """Return the reason if a host still serves the shard. A living host to which it is assigned may be about to serve
+    it."""
+    if (owner := facts.owners.get(shard)) is not None:
+        return [f"shard {shard} is still served by {name(owner.host)}"]
+    assigned = facts.assignment.hosts.get(shard)
+    if assigned is not None and assigned in facts.hosts:
+        return [f"shard {shard} is still assigned to {name(assigned)}"]
+    return []
+
+
+def emptied(host: str) -> Missing:
+    def missing(facts: Facts) -> list[str]:
+        if host not in facts.drained:
+            raise Invalid(f"another operator has undrained host {name(host)}")
+        return left_on(facts, host)
+
+    return missing
+
+
+def left_on(facts: Facts, host: str) -> list[str]:
+    if served := sum(owner.host == host for owner in facts.owners.values()):
+        return [f"host {name(host)} still serves {count(served, 'shard')}"]
+    assigned = sum(at == host for at in facts.assignment.hosts.values()) if host in facts.hosts else 0
+    return [f"host {name(host)} is still assigned {count(assigned, 'shard')}"] if assigned else []
+
+
+def arrived(targets: Mapping[int, str]) -> Missing:
+    def missing(facts: Facts) -> list[str]:
+        left = []
+        for shard, host in targets.items():
+            assigned, owner = facts.assignment.hosts.get(shard), facts.owners.get(shard)
+            if assigned != host:
+                now = f"assigned to {name(assigned)}" if assigned is not None else "taken out of the assignment"
+                raise Invalid(f"shard {shard} was {now} during the move")
+            if owner is None:
+                left.append(f"no host serves shard {shard} yet")
+            elif owner.host != host:
+                left.append(f"shard {shard} is still served by {name(owner.host)}")
+        return left
+
+    return missing
+
+
+# ------------------------------------------------------------------------------------- checks
 
 
 def _assign(facts: Facts, changed: Mapping[int, str]) -> Assign:

@@ -1,6 +1,5 @@
-"""The routing of one host: the owner of each shard. A value, replaced at each change of the facts.
-
-The shards of the slots of deduplication keys (see `foqs.ids`), and the plan for their moves.
+"""The routing of one host: the owner of each shard, and the shard of each hash slot of deduplication keys (see
+`foqs.ids`). A value, replaced at each change of the facts. The plan for moves of slots between shards.
 """
 
 from __future__ import annotations
@@ -45,11 +44,16 @@ class Routing:
         return self.owners.get(shard_of(item_id))
 
     def other_owners(self, host: str) -> list[str]:
-        """Return the addresses of the hosts besides `host` that own shards."""
+        """Return the addresses of the other hosts that own shards."""
         return sorted({route.address for route in self.owners.values() if route.host != host})
 
+    def coordinator(self, slot: int, host: str) -> Route | None:
+        """Return the other host that coordinates the keys of a hash slot, None if it is `host`."""
+        route = self.owners.get(self.slots.shards[slot]) if self.slots.shards else None
+        return None if route is None or route.host == host else route
+
     def exists(self, item_id: int) -> bool:
-        """Return whether a shard exists that may hold the item."""
+        """Return True if a shard exists that may hold the item."""
         return shard_of(item_id) in self.shards
 
 

@@ -71,7 +71,7 @@ def test_what_a_newer_version_added_is_ignored() -> None:
 def test_a_record_without_a_protocol_version_has_version_0() -> None:
     assert facts.decode_host("h", b'{"address":"a","run":"r","leaving":false}').protocol == 0
     for wrong in (b'"2"', b"true", b"2.5", b"NaN"):
-        with pytest.raises(Invalid, match="protocol is no"):
+        with pytest.raises(Invalid, match="protocol must be"):
             facts.decode_host("h", b'{"address":"a","run":"r","protocol":%b}' % wrong)
 
 

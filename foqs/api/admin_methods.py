@@ -11,12 +11,13 @@ from foqs.api import validation
 from foqs.api.host import Host
 from foqs.api.item_life import read_by_script, set_fields
 from foqs.bounds import Limits
+from foqs.engine.calls import LongPoll
 from foqs.engine.listing import Releasing
 from foqs.errors import FoqsError, Invalid, NotFound, Unavailable
 from foqs.hooks.protocol import EnqueueResult, Failed, Hook, HookCall, HookKey, Kind, Outcome, Script, source_error
 from foqs.hooks.topic_hooks import TopicHooks
 from foqs.idl import idl
-from foqs.peers.settings_sync import CONFIRM_MS, AwaitCall, Confirmation, HostSettings
+from foqs.peers.settings_sync import CONFIRM_MS, Confirmation, HostSettings
 from foqs.policies.entries import script_name_error
 from foqs.policies.settings import MOST_BYTES, SCRIPT, TOPIC, Settings, SettingsStore
 from foqs.rows import FailureCause
@@ -107,16 +108,16 @@ class SettingsMethods:
             raise Invalid("version is missing")
         wait_ms = validation.within(request.wait_ms, "wait_ms", 0, limits.wait_max_ms, 0)
 
-        def reply(waiting: AwaitCall) -> None:
+        def reply(waiting: LongPoll) -> None:
             self._settings.forget(waiting)
             call.on_lost = None
             call.reply(idl.AwaitSettingsResponse(self._settings.of(ns).version))
 
-        waiting = AwaitCall(ns, request.version, reply)
+        waiting = LongPoll(request.version, reply)
         call.on_lost = partial(self._lost, waiting)
-        self._settings.wait(waiting, self._host.now_ms() + wait_ms)
+        self._settings.wait(ns, waiting, self._host.now_ms() + wait_ms)
 
-    def _lost(self, waiting: AwaitCall) -> None:
+    def _lost(self, waiting: LongPoll) -> None:
         waiting.done = True
         self._settings.forget(waiting)
 

@@ -23,7 +23,7 @@ from foqs.config.load import Config
 from foqs.config.schema import AuthSection
 from foqs.errors import PROTOCOL_VERSION, Forbidden, Invalid, Overloaded, Unauthenticated
 from foqs.idl import idl, trace_of
-from foqs.peers.ready_topics import Ask
+from foqs.peers.forwarded import Ask
 from foqs.rpc.call import Call
 from foqs.rpc.peer_caller import Done
 

@@ -67,18 +67,16 @@ class DeadLetters:
             listing = self._listing(key, wanted, limit, after, lambda found: _report(call, reply, found))
             listing.begin(deadline_ms)
             return
-        here, owners = self._host.address(), self._forwarder.owners
-        hosts = self._forwarder.other_hosts()
-        unowned = [f"shard {number}" for number in owners.unowned()]
-        gathering = FailureGathering({here, *hosts}, unowned, limit, reply)
-        for host in hosts:
-            part = idl.ListFailuresRequest(
-                request.ns, request.topic, request.cause, limit, request.cursor, request.fairness_key
-            )
-            owners.send(host, call.method, part, request, deadline_ms, gathering.answered_by(host))
+        unowned = [f"shard {number}" for number in sorted(self._forwarder.routing().unowned)]
+        gathering = FailureGathering(limit, unowned, reply)
+        part = partial(
+            idl.ListFailuresRequest, request.ns, request.topic, request.cause, limit, request.cursor,
+            request.fairness_key,
+        )  # fmt: skip
+        self._forwarder.ask_others(call.method, part, request, deadline_ms, gathering.add_answer, gathering.end)
         # This host's answer has to come before the caller's time is over, too.
         own_ms = deadline_ms - min(500, (deadline_ms - self._now_ms()) // 10)
-        self._listing(key, wanted, limit, after, partial(gathering.add, here)).begin(own_ms)
+        self._listing(key, wanted, limit, after, partial(gathering.here, self._host.address())).begin(own_ms)
 
     def _listing(
         self,
@@ -120,8 +118,7 @@ class DeadLetters:
         patience_ms = min(timeout_ms, self._forwarder.handover_ms)
         plan = Plan(ask, request.count or 0, pace, patience_ms)
         send = partial(self._send, request)
-        owners = self._forwarder.owners
-        Redrive(self._engine, owners, plan, self._now_ms, send, reply, self._admit).begin(timeout_ms)
+        Redrive(self._forwarder.exchange, plan, send, reply, self._admit).begin(timeout_ms)
 
     def _asked(self, request: Any) -> tuple[PageAsk, int]:
         """Check a request. Return what its pages have in common, and the items a second (0: no bound)."""
@@ -177,7 +174,7 @@ class DeadLetters:
         def answered(response: Any, error: FoqsError | None) -> None:
             ended(error if error is not None else _outcome(response))
 
-        self._forwarder.owners.send(address, "RedriveItems", part, request, deadline_ms, answered)
+        self._forwarder.send(address, "RedriveItems", part, request, deadline_ms, answered)
 
 
 def _report(call: Call, reply: Callable[[list[FailureGroup], bool, list[str]], None], found: Found | FoqsError) -> None:

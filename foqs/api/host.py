@@ -11,7 +11,7 @@ from foqs.engine.engine import Engine
 from foqs.engine.listing import ANSWERS_SHARE, OVERLOADED_RETRY_MS
 from foqs.errors import Overloaded, Unavailable
 from foqs.fairness.keys import TopicKey
-from foqs.peers.forwarder import Forwarder, LoneForwarder
+from foqs.peers.forwarder import Forwarder
 
 
 class Host:
@@ -26,7 +26,7 @@ class Host:
         limits: Limits,
         now_ms: Callable[[], int],
         address: Callable[[], str],
-        forwarder: Forwarder | LoneForwarder,
+        forwarder: Forwarder,
     ) -> None:
         self.engine = engine
         self.limits = limits

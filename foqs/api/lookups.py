@@ -11,7 +11,7 @@ from foqs.api import responses, validation
 from foqs.api.host import Host
 from foqs.checks import is_text
 from foqs.engine import explain, stats
-from foqs.engine.calls import LookCall, RoutingCall
+from foqs.engine.calls import LongPoll, LookCall
 from foqs.engine.explain import Explanation
 from foqs.engine.listing import Listed, Listing, cursor_of, parts_of
 from foqs.engine.shard import Shard
@@ -32,10 +32,10 @@ from foqs.hooks.topic_hooks import TopicHooks
 from foqs.idl import idl, is_forwarded
 from foqs.ids import shard_of
 from foqs.item import Item, Phase, Place
-from foqs.peers.forwarded_requests import nearest, response
-from foqs.peers.gather import ANSWER_MS, Counts, Pages, Reported, ThrottleReports, TopicSums
+from foqs.peers.forwarded_requests import explained
+from foqs.peers.gather import ANSWER_MS, Counts, Pages, Reported, ThrottleReports, TopicSums, nearest
 from foqs.peers.lease_coordinator import SlotCoordinator
-from foqs.peers.ready_topics import ReadyPublisher, WatchCall
+from foqs.peers.ready_topics import ReadyPublisher
 from foqs.peers.token_coordinator import QuotaCoordinator
 from foqs.policies.entries import NAME_BYTES
 from foqs.policies.layers import BUILT_IN
@@ -260,8 +260,8 @@ class Explain:
         if request.id is None:
             key = self._host.topic(request)
 
-            def explained(here: explain.Explanation) -> None:
-                answers = [response(here)]
+            def found(here: explain.Explanation) -> None:
+                answers = [explained(here)]
                 unowned = () if is_forwarded(request) else self._forwarder.routing().unowned
                 self._forwarder.ask_others(
                     "ExplainItem", partial(idl.ExplainItemRequest, None, *key), request, deadline_ms,
@@ -269,7 +269,7 @@ class Explain:
                     lambda missing: call.reply(nearest(answers, unowned, missing)),
                 )  # fmt: skip
 
-            explain.of_topic(self._engine, key, self._now_ms(), explained)
+            explain.of_topic(self._engine, key, self._now_ms(), found)
         elif request.ns is not None or request.topic is not None:
             raise Invalid("give an id, or ns and topic")  # the rights were checked for ns, not for the item
         else:
@@ -295,13 +295,13 @@ class Explain:
             if is_forwarded(call.request):
                 call.fail(error)
             else:
-                call.reply(response(explain.not_served(shard_of(item_id))))
+                call.reply(explained(explain.not_served(shard_of(item_id))))
             return
         shard = engine.shards.get(shard_of(item_id))
         if item is not None and found is not None and shard is not None:
             self._reply(call, shard, item)
         elif error is None or isinstance(error, NotFound):
-            call.reply(response(explain.GONE))
+            call.reply(explained(explain.GONE))
         elif shard is not None and not shard.healthy(self._now_ms()):
             self._unread(call, shard)
         else:
@@ -311,15 +311,15 @@ class Explain:
         """Reply without the item's row: the database does not answer."""
         item = shard.known.get(call.request.id)
         if item is None:
-            call.reply(response(Explanation(explain.of_shard(self._engine, shard, self._now_ms()))))
+            call.reply(explained(Explanation(explain.of_shard(self._engine, shard, self._now_ms()))))
         else:
             self._reply(call, shard, item)
 
     def _reply(self, call: Call, shard: Shard, item: Item) -> None:
         if call.within is not None and item.lane.topic.key[0] not in call.within:
-            call.reply(response(explain.GONE))
+            call.reply(explained(explain.GONE))
         else:
-            call.reply(response(explain.of_item(self._engine, shard, item, self._now_ms())))
+            call.reply(explained(explain.of_item(self._engine, shard, item, self._now_ms())))
 
 
 class RoutingMethods:
@@ -333,7 +333,7 @@ class RoutingMethods:
         self._now_ms = host.now_ms
         self._news = news
         self._forwarder = host.forwarder
-        self._routing_calls: dict[RoutingCall, None] = {}
+        self._routing_calls: dict[LongPoll, None] = {}
 
     def handlers(self) -> dict[str, Callable[[Call], None]]:
         return {
@@ -345,7 +345,7 @@ class RoutingMethods:
         request, limits = call.request, self._host.limits
         wait_ms = validation.within(request.wait_ms, "wait_ms", 0, limits.wait_max_ms, 0)
         validation.timeout_ms(request, limits)
-        waiting = RoutingCall(request.version, partial(self._answer_routing, call))
+        waiting = LongPoll(request.version, partial(self._answer_routing, call))
         if not wait_ms or self._engine.draining or request.version != self._forwarder.routing().version:
             waiting.answer()
             return
@@ -364,7 +364,7 @@ class RoutingMethods:
         if self._engine.draining:
             self._news.stop()
 
-    def _answer_routing(self, call: Call, waiting: RoutingCall) -> None:
+    def _answer_routing(self, call: Call, waiting: LongPoll) -> None:
         self._routing_calls.pop(waiting, None)
         call.on_lost = None
         routing = self._forwarder.routing()
@@ -372,7 +372,7 @@ class RoutingMethods:
         slots = list(routing.slots.shards) or None
         call.reply(idl.GetRoutingResponse(routing.version, shards, sorted(routing.hosts.values()), slots))
 
-    def _forget_routing(self, waiting: RoutingCall) -> None:
+    def _forget_routing(self, waiting: LongPoll) -> None:
         """Drop the request: its client has disconnected."""
         waiting.done = True
         self._routing_calls.pop(waiting, None)
@@ -382,7 +382,7 @@ class RoutingMethods:
         # With an answer in place of the refusal, the other host would ask again at once.
         self._host.refuse_when_draining()
         wait_ms = validation.within(request.wait_ms, "wait_ms", 0, limits.wait_max_ms, 0)
-        waiting = WatchCall(request.version or 0, partial(self._answer_watch, call))
+        waiting = LongPoll(request.version or 0, partial(self._answer_watch, call))
         if not wait_ms or request.version is None or not self._news.wait(waiting):
             waiting.answer()
             return
@@ -390,7 +390,7 @@ class RoutingMethods:
         self._engine.deadlines.push(self._now_ms() + wait_ms, waiting)
         self._engine.alarm(self._now_ms() + wait_ms)
 
-    def _answer_watch(self, call: Call, waiting: WatchCall) -> None:
+    def _answer_watch(self, call: Call, waiting: LongPoll) -> None:
         self._news.forget(waiting)
         call.on_lost = None
         news = self._news.after(call.request.version)

@@ -22,7 +22,7 @@ from foqs.zk.protocol import ZkConflict, ZkError, ZkRefused, ZkUnknown, carry_ou
 
 if TYPE_CHECKING:
     from foqs.config.load import Config
-    from foqs.peers.ready_topics import Ask
+    from foqs.peers.forwarded import Ask
 
 
 T = TypeVar("T")

@@ -300,12 +300,12 @@ class DequeueCall:
         return [self.wants[at] for at in sorted(self.places[key] for key in keys)]
 
 
-class RoutingCall:
-    """GetRouting that waits until the routing differs from `version`."""
+class LongPoll:
+    """A request that waits until the asked value differs from `version`: of the routing, settings or ready topics."""
 
     __slots__ = ("done", "reply", "version")
 
-    def __init__(self, version: int | None, reply: Callable[[RoutingCall], None]) -> None:
+    def __init__(self, version: int | None, reply: Callable[[LongPoll], None]) -> None:
         self.version = version
         self.reply = reply
         self.done = False

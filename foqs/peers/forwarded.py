@@ -1,12 +1,9 @@
-"""The one state machine of forwarded requests: entries are routed, sent, held, repeated and settled.
-
-An entry is a position in the client's request. It is astray until it is sent to a host or done here; it is in flight
-until the answer; the answer settles it or makes it astray again. What an answer means: `foqs.second_answer`.
-
-Requests from this host to other hosts: the routing they follow, how they are sent, held and repeated.
+"""Requests from this host to other hosts: how they are routed, sent, held, repeated and settled.
 
 A forwarded request takes one hop, never more. A shard without an owner is being moved: a request for it is held for
-`handover_ms`, and sent when the routing names an owner.
+`handover_ms`, and sent when the routing names an owner. `Forwarded` is the state machine of such requests. An entry
+is a position in the client's request. It is astray until it is sent to a host or done here; it is in flight until the
+answer; the answer settles it or makes it astray again. What an answer means: `foqs.second_answer`.
 """
 
 from __future__ import annotations
@@ -19,10 +16,18 @@ from typing import Any, ClassVar, Final, Protocol
 from foqs.engine.calls import Timed
 from foqs.engine.engine import Engine
 from foqs.engine.shard import Shard
-from foqs.errors import FoqsError, LostReply, NotSent, NotServed, OutcomeUnknown, RequestTooLarge, Unavailable
+from foqs.errors import (
+    FoqsError,
+    LostReply,
+    NotFound,
+    NotSent,
+    NotServed,
+    OutcomeUnknown,
+    RequestTooLarge,
+    Unavailable,
+)
 from foqs.idl import idl, is_forwarded, request_id_of
 from foqs.ids import shard_of
-from foqs.peers.ready_topics import Ask, Done
 from foqs.second_answer import Policy, Verdict, judge_forwarded, last_word, unknown
 from foqs.shardmgr.lifecycle import ShardState
 from foqs.shardmgr.routing import Route, Routing
@@ -36,6 +41,26 @@ NO_OWNER = "the item's shard is being moved"
 _MARGIN = 0.1
 _MARGIN_MS = 500
 """The other host gets this much less time than is left, so that its answer comes before this host gives it up."""
+
+Done = Callable[[Any, FoqsError | None], None]
+"""(response, None) or (None, error), once."""
+Ask = Callable[[str, str, Any, int, Done], None]
+"""(address, method, request, timeout_ms, done); see `foqs.rpc.peer_caller.PeerCaller.call`."""
+
+
+class Timers(Protocol):
+    """The clocks of a host, and calls at a later time."""
+
+    def now_ms(self) -> int:
+        """Return the time of the host's clock, which may be set."""
+
+    def monotonic_ms(self) -> int:
+        """Return the time of a clock that never goes back."""
+
+    def soon(self, do: Callable[[], None], /) -> object:
+        """Call `do` at the next turn of the event loop."""
+
+    def later(self, after_ms: int, do: Callable[[], None], /) -> object: ...
 
 
 class Incoming(Protocol):
@@ -60,31 +85,37 @@ class ForwardLog(Protocol):
     def unrouted(self, method: str, request: Any, items: int) -> None: ...
 
 
+class Here:
+    """The place of an entry whose shard this host serves."""
+
+
+HERE: Final = Here()
+Target = Route | Here | FoqsError | None
+"""Where an entry goes. An error settles the entry; None: nowhere yet."""
+
+
 class Exchange:
     """The state that all forwarded requests of one host share.
 
-    `host_id` is this host's own. `ask` sends a request; `soon` calls back at the next turn of the event loop. `changed`
-    and then `route_held` are called whenever `routing` gives another value. `held` has the functions that route.
+    `ask` sends a request. `changed` and then `route_held` are called whenever `routing` gives another value. `held` has
+    the functions that route.
     """
 
     def __init__(
         self,
         engine: Engine,
-        host_id: str,
         routing: Callable[[], Routing],
         ask: Ask,
-        *,
-        handover_ms: int,
-        now_ms: Callable[[], int],
-        soon: Callable[[Callable[[], None]], Any],
+        timers: Timers,
         log: ForwardLog,
+        handover_ms: int,
     ) -> None:
         self.engine = engine
-        self.host_id = host_id
+        self.host_id = engine.config.server.id
         self.routing = routing
         self.handover_ms = handover_ms
-        self.now_ms = now_ms
-        self.soon = soon
+        self.now_ms = timers.now_ms
+        self.soon = timers.soon
         self.log = log
         self.held: dict[Callable[[], None], None] = {}
         self._ask = ask
@@ -102,17 +133,39 @@ class Exchange:
             route()
 
     def settles(self, item_id: int) -> bool:
-        """Whether this host accepts changes of the item."""
+        """Return True if this host accepts changes of the item."""
         shard = self.engine.shards.get(shard_of(item_id))
         return shard is not None and self.engine.settles(shard)
 
     def serves(self, number: int) -> bool:
-        """Whether this host serves the shard."""
+        """Return True if this host serves the shard."""
         shard = self.engine.shards.get(number)
         return shard is not None and shard.state is ShardState.SERVING
 
+    def find(self, shard: int) -> Target:
+        """Return where a request for all items of the shard goes; an error if no host serves the shard now."""
+        if self.serves(shard):
+            return HERE
+        routing = self.routing()
+        route = routing.owners.get(shard)
+        if route is None and (shard in routing.disabled or shard not in routing.shards):
+            return NotFound(f"shard {shard} is disabled or removed: no host will serve it")
+        if route is None or route.host == self.host_id:
+            return Unavailable(NO_OWNER, RETRY_MS)
+        return route
+
+    def find_item(self, item_id: int) -> Target:
+        """Return where a request for the item goes."""
+        if self.settles(item_id):
+            return HERE
+        routing = self.routing()
+        if not routing.exists(item_id):
+            return NotFound("no such item")
+        route = routing.owner(item_id)
+        return None if route is None or route.host == self.host_id else route
+
     def expects_owner(self, number: int) -> bool:
-        """Whether a shard without an owner may have one soon: it is not disabled, and lost its owner less than
+        """Return True if a shard without an owner may have one soon: it is not disabled, and lost its owner less than
         `handover_ms` ago. A planned move takes no longer."""
         now_ms = self.now_ms()
         left_ms = self._unowned_ms.get(number, now_ms) + self.handover_ms - now_ms
@@ -173,12 +226,6 @@ class Exchange:
         self.engine.alarm(at_ms)
 
 
-class Here:
-    """The place of an entry whose shard this host serves."""
-
-
-HERE: Final = Here()
-Target = Route | Here | FoqsError | None
 Ways = Mapping[int, Route]
 Outcome = Any
 """A FoqsError, or what the subclass's `settle` takes for a success."""
@@ -188,8 +235,8 @@ class Forwarded(ABC):
     """A kind of request says in a subclass where an entry goes, how the request for some entries looks, and how
     an answer reaches the client.
 
-    holds      whether entries wait for an owner, and for a host that did not answer
-    rerouted   whether a host that refused an entry as not its own is asked again only by another route
+    holds      True: entries wait for an owner, and for a host that did not answer
+    rerouted   True: a host that refused an entry as not its own is asked again only by another route
     """
 
     __slots__ = (
@@ -218,11 +265,11 @@ class Forwarded(ABC):
     @property
     @abstractmethod
     def done(self) -> bool:
-        """Whether the client's request is answered."""
+        """Return True if the client's request is answered."""
 
     @abstractmethod
     def target(self, at: int) -> Target:
-        """Return where the entry goes; None: nowhere yet. An error settles it."""
+        """Return where the entry goes."""
 
     @abstractmethod
     def part(self, group: Sequence[int]) -> Any:
@@ -241,7 +288,7 @@ class Forwarded(ABC):
         raise NotImplementedError
 
     def mark(self, at: int, *, carried_out: bool) -> None:  # noqa: B027 - only items by id need it
-        """Note for the request's time-out whether a host may have carried out the entry."""
+        """Note for the request's time-out that a host may have carried out the entry, or that none has."""
 
     def judge(self, error: FoqsError, doubtful: bool) -> Verdict:
         """Return what `error` means for an entry."""
@@ -258,7 +305,7 @@ class Forwarded(ABC):
             self._exchange.soon(self.route)
 
     def route(self) -> None:
-        """Send the astray entries that have an owner, carry out those of this host, and hold the rest."""
+        """Send the astray entries that have an owner, carry out this host's own, and hold the rest."""
         self._routing_due = False
         astray, self._astray = self._astray, []
         self._exchange.held.pop(self.route, None)
@@ -391,22 +438,25 @@ class Forwarded(ABC):
         at_ms = self._exchange.now_ms() + pause_ms
         if not self._again_ms or at_ms < self._again_ms:
             self._again_ms = at_ms
-            self._exchange.ring(at_ms, RetryTimer(self, at_ms))
+            self._exchange.ring(at_ms, Alarm(self._retry, lambda: self.done or self._again_ms != at_ms))
+
+    def _retry(self) -> None:
+        self._again_ms = 0
+        self.route()
 
 
-class RetryTimer:
-    """Routes a request's entries at a time, unless an earlier time was set since."""
+class Alarm:
+    """Calls `ring` at its time, unless it is `stale` by then."""
 
-    __slots__ = ("_at_ms", "_forwarded")
+    __slots__ = ("_ring", "_stale")
 
-    def __init__(self, forwarded: Forwarded, at_ms: int) -> None:
-        self._forwarded = forwarded
-        self._at_ms = at_ms
+    def __init__(self, ring: Callable[[], None], stale: Callable[[], bool]) -> None:
+        self._ring = ring
+        self._stale = stale
 
     @property
     def done(self) -> bool:
-        return self._forwarded.done or self._forwarded._again_ms != self._at_ms
+        return self._stale()
 
     def timed_out(self, shards: Mapping[int, Shard]) -> None:
-        self._forwarded._again_ms = 0
-        self._forwarded.route()
+        self._ring()

@@ -1,20 +1,8 @@
-"""Acks, nacks, extensions and deletes of items whose shards other hosts serve, or no host for now.
+"""The kinds of requests that go to the hosts of other shards: where an entry goes, and how its answer is used.
 
-Only a request that asks twice for the same end is repeated after a lost reply: an ack, an extension, a delete. A
-repeated nack could delay the item, or count its attempt, a second time, so a lost one is OUTCOME_UNKNOWN.
-
-An enqueue on a host that has no healthy shard: another host stores all of it.
-
-Items with deduplication keys whose shards other hosts serve. Each may be sent more than once: the host that has
-stored it answers with its id again.
-
-A GetItem or ExplainItem whose shard another host serves, or no host for now. It changes nothing, so it may be
-repeated.
-
-ExplainItem in a cluster: an item's owner explains it, and all hosts explain a topic together.
-
-ListItems of a cluster: one shard after the other, each asked of the host that serves it (this host included), until
-one has items. The shards are in the order of their numbers, so that none is missed while shards move.
+A request is repeated after a lost reply only if asking twice has the same end: an ack, an extension, a delete, a
+look-up, an enqueue with a deduplication key. A repeated nack could delay the item, or count its attempt, a second time,
+and a repeated enqueue without a key could store an item twice. So their outcome is OUTCOME_UNKNOWN.
 """
 
 from __future__ import annotations
@@ -35,6 +23,13 @@ from foqs.second_answer import END_ITEM, FORWARDED_ACK, KEYED, LOOK, ONCE, Polic
 from foqs.second_answer import EXTEND as EXTEND_POLICY
 from foqs.shardmgr.routing import Route
 
+_UNSAID = "the asked host's answer has neither an id nor an error for the item"
+_NOT_SERVED = "no host serves the shard of the dedup_key: it is disabled, or no host can open its database"
+_NOT_SERVED_RETRY_MS = 1_000
+_LOST = "the shard's host did not answer: nothing was read"
+
+# ------------------------------------------------------------------------------------- items by id
+
 
 @dataclass(frozen=True, slots=True)
 class Kind:
@@ -50,7 +45,7 @@ class Kind:
         return getattr(idl, f"{self.method}Request")([request.items[at] for at in group], request.ns)
 
     def sifted(self, request: Any, group: Sequence[int]) -> Any:
-        """As `part`, in the context of `request`: lines of the log about both have one request id."""
+        """Return `part` in the context of `request`: lines of the log about both have one request id."""
         part = self.part(request, group)
         if request.context is None:
             request.context = idl.RequestContext()
@@ -62,17 +57,6 @@ ACK = Kind("Ack", FORWARDED_ACK)
 NACK = Kind("Nack", ONCE)
 EXTEND = Kind("ExtendLease", EXTEND_POLICY)
 DELETE = Kind("DeleteItems", END_ITEM)
-
-
-def target_of(exchange: Exchange, item_id: int) -> Target:
-    """Return where a request for the item goes."""
-    if exchange.settles(item_id):
-        return HERE
-    routing = exchange.routing()
-    if not routing.exists(item_id):
-        return NotFound("no such item")
-    route = routing.owner(item_id)
-    return None if route is None or route.host == exchange.host_id else route
 
 
 class ForwardedItems(Forwarded):
@@ -106,7 +90,7 @@ class ForwardedItems(Forwarded):
         return self._call.done
 
     def target(self, at: int) -> Target:
-        return target_of(self._exchange, self._ids[at])
+        return self._exchange.find_item(self._ids[at])
 
     def part(self, group: Sequence[int]) -> Any:
         return self._kind.part(self.origin, group)
@@ -136,50 +120,74 @@ class ForwardedItems(Forwarded):
         return ()
 
 
-_UNSAID = "the asked host's answer has neither an id nor an error for the item"
+# ------------------------------------------------------------------------------------- enqueues
 
 
-class ForwardedEnqueue(Forwarded):
-    """Asks one host after the other while none can store anything. A lost reply is the end: the host may have stored
+class _Enqueued(Forwarded):
+    """Items of one enqueue, `call`."""
+
+    __slots__ = ("_call",)
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        call: EnqueueCall,
+        policy: Policy,
+        request: Any,
+        entries: Iterable[int],
+        deadline_ms: int,
+    ) -> None:
+        super().__init__(exchange, "Enqueue", policy, request, deadline_ms)
+        self._call = call
+        self._astray = list(entries)
+
+    @property
+    def done(self) -> bool:
+        return self._call.done
+
+    def part(self, group: Sequence[int]) -> Any:
+        return idl.EnqueueRequest(self.origin.ns, [self.origin.items[at] for at in group])
+
+    def outcomes(self, response: Any) -> Sequence[int | FoqsError] | None:
+        return None if response.outcomes is None else [_enqueued(one) for one in response.outcomes]
+
+
+def _enqueued(one: Any) -> int | FoqsError:
+    if one.error is not None:
+        return item_error(one.error)
+    if not one.id:
+        return OutcomeUnknown(_UNSAID)
+    return Duplicate(one.id) if one.duplicate else int(one.id)
+
+
+class ForwardedEnqueue(_Enqueued):
+    """An enqueue on a host that has no healthy shard: another host stores all of it.
+
+    It asks one host after the other while none can store anything. A lost reply is the end: the host may have stored
     the items."""
 
-    __slots__ = ("_addresses", "_indices", "_specs", "_tries", "_waiting")
+    __slots__ = ("_addresses", "_tries")
     holds = False
 
     def __init__(
         self,
         exchange: Exchange,
-        waiting: EnqueueCall,
+        call: EnqueueCall,
         indices: Sequence[int],
-        specs: Sequence[Any],
         request: Any,
         addresses: Sequence[str],
         deadline_ms: int,
     ) -> None:
-        """`specs` are the items of `waiting` at `indices`; an entry is a position in `specs`."""
-        super().__init__(exchange, "Enqueue", ONCE, request, deadline_ms)
-        self._waiting = waiting
-        self._indices = indices
-        self._specs = specs
+        """An entry is an index of the request."""
+        super().__init__(exchange, call, ONCE, request, indices, deadline_ms)
         self._addresses = addresses
-        self._tries = [0] * len(specs)
-        self._astray = list(range(len(specs)))
-
-    @property
-    def done(self) -> bool:
-        return self._waiting.done
+        self._tries = dict.fromkeys(indices, 0)
 
     def target(self, at: int) -> Target:
         return Route(self._addresses[self._tries[at]], 0, "")
 
-    def part(self, group: Sequence[int]) -> Any:
-        return idl.EnqueueRequest(self.origin.ns, [self._specs[at] for at in group])
-
-    def outcomes(self, response: Any) -> Sequence[int | FoqsError] | None:
-        return outcomes_of(response)
-
     def settle(self, at: int, outcome: int | FoqsError) -> None:
-        self._waiting.settled([self._indices[at]], [outcome])
+        self._call.settled([at], [outcome])
 
     def merge(self, group: Sequence[int], ways: Ways, outcomes: Sequence[Outcome]) -> None:
         more = self._tries[group[0]] + 1 < len(self._addresses) and self._exchange.now_ms() < self.deadline_ms
@@ -189,33 +197,19 @@ class ForwardedEnqueue(Forwarded):
                 self._tries[at] += 1
                 self.add(at)
             else:
-                ended[self._indices[at]] = outcome
+                ended[at] = outcome
         if ended:
-            self._waiting.settled(list(ended), list(ended.values()))
+            self._call.settled(list(ended), list(ended.values()))
 
 
-def outcomes_of(response: Any) -> Sequence[int | FoqsError] | None:
-    """Return an id or an error for each item of an Enqueue's answer; None if the answer has no list."""
-    return None if response.outcomes is None else [_outcome(one) for one in response.outcomes]
+class ForwardedDedupEnqueue(_Enqueued):
+    """Items with deduplication keys whose shards other hosts serve. Each may be sent more than once: the host that has
+    stored it answers with its id again.
 
+    While the rows of a slot are being moved, the owner of the slot's shard refuses its keys, although the routing stays
+    the same: so that host is asked again."""
 
-def _outcome(one: Any) -> int | FoqsError:
-    if one.error is not None:
-        return item_error(one.error)
-    if not one.id:
-        return OutcomeUnknown(_UNSAID)
-    return Duplicate(one.id) if one.duplicate else int(one.id)
-
-
-_NOT_SERVED = "no host serves the shard of the dedup_key: it is disabled, or no host can open its database"
-_NOT_SERVED_RETRY_MS = 1_000
-
-
-class ForwardedDedupEnqueue(Forwarded):
-    """An entry is an index of the request. While the rows of a slot are being moved, the owner of the slot's shard
-    refuses its keys, although the routing stays the same: so that host is asked again."""
-
-    __slots__ = ("_adopt", "_call", "_items")
+    __slots__ = ("_adopt", "_items")
     rerouted = False
 
     def __init__(
@@ -228,16 +222,10 @@ class ForwardedDedupEnqueue(Forwarded):
         adopt: Callable[[], None],
     ) -> None:
         """`adopt` is called when a shard served here lacks a slot that the routing gives it."""
-        super().__init__(exchange, "Enqueue", KEYED, request, deadline_ms)
-        self._call = call
+        super().__init__(exchange, call, KEYED, request, [one.at for one in items], deadline_ms)
         self._items = {one.at: one for one in items}
-        self._astray = list(self._items)
         self._adopt = adopt
         call.unsent.append(self)
-
-    @property
-    def done(self) -> bool:
-        return self._call.done
 
     def target(self, at: int) -> Target:
         exchange, routing = self._exchange, self._exchange.routing()
@@ -249,12 +237,6 @@ class ForwardedDedupEnqueue(Forwarded):
         if owner is None and not exchange.expects_owner(number):
             return Unavailable(_NOT_SERVED, _NOT_SERVED_RETRY_MS)
         return None if owner is None or owner.host == exchange.host_id else owner
-
-    def part(self, group: Sequence[int]) -> Any:
-        return idl.EnqueueRequest(self.origin.ns, [self.origin.items[at] for at in group])
-
-    def outcomes(self, response: Any) -> Sequence[int | FoqsError] | None:
-        return outcomes_of(response)
 
     def settle(self, at: int, outcome: int | FoqsError) -> None:
         if isinstance(outcome, int):
@@ -287,10 +269,41 @@ class ForwardedDedupEnqueue(Forwarded):
         return call
 
 
-class ForwardedGetItem(Forwarded):
-    """One entry. `look_here` reads from this host's own shards, which may have the item's shard by then."""
+# ------------------------------------------------------------------------------------- look-ups
 
-    __slots__ = ("_call", "_done", "_item_id", "_look_here")
+
+class _Look(Forwarded):
+    """A request that changes nothing, so it may be repeated. One entry is astray at a time."""
+
+    __slots__ = ("_call", "_done")
+
+    def __init__(self, exchange: Exchange, call: Incoming, method: str, deadline_ms: int) -> None:
+        super().__init__(exchange, method, LOOK, call.request, deadline_ms)
+        self._call = call
+        self._done = False
+        self._astray = [0]
+
+    @property
+    def done(self) -> bool:
+        return self._done
+
+    def outcomes(self, response: Any) -> Sequence[Any]:
+        return [response]
+
+    def _answer(self, outcome: Any) -> None:
+        self._done = True
+        self.end()
+        if isinstance(outcome, FoqsError):
+            self._call.fail(outcome)
+        else:
+            self._call.reply(outcome)
+
+
+class ForwardedGetItem(_Look):
+    """A GetItem or ExplainItem whose shard another host serves, or no host for now. `look_here` reads from this host's
+    own shards, which may have the item's shard by then."""
+
+    __slots__ = ("_item_id", "_look_here")
 
     def __init__(
         self,
@@ -300,34 +313,19 @@ class ForwardedGetItem(Forwarded):
         deadline_ms: int,
         method: str = "GetItem",
     ) -> None:
-        super().__init__(exchange, method, LOOK, call.request, deadline_ms)
-        self._call = call
+        super().__init__(exchange, call, method, deadline_ms)
         self._look_here = look_here
         self._item_id: int = call.request.id
-        self._done = False
-        self._astray = [0]
         exchange.ring(deadline_ms, self)
 
-    @property
-    def done(self) -> bool:
-        return self._done
-
     def target(self, at: int) -> Target:
-        return target_of(self._exchange, self._item_id)
+        return self._exchange.find_item(self._item_id)
 
     def part(self, group: Sequence[int]) -> Any:
         return getattr(idl, f"{self.method}Request")(self._item_id)
 
-    def outcomes(self, response: Any) -> Sequence[Any]:
-        return [response]
-
     def settle(self, at: int, outcome: Any) -> None:
-        self._done = True
-        self.end()
-        if isinstance(outcome, FoqsError):
-            self._call.fail(outcome)
-        else:
-            self._call.reply(outcome)
+        self._answer(outcome)
 
     def here(self, group: list[int]) -> Sequence[int]:
         self._done = True
@@ -341,16 +339,8 @@ class ForwardedGetItem(Forwarded):
         self.settle(0, Unavailable(NO_OWNER, RETRY_MS))
 
 
-_NEAREST = 1 << 30
-
-
-def response(explanation: explain.Explanation) -> Any:
-    """Return the answer to an ExplainItem."""
-    return idl.ExplainItemResponse(list(explanation.reasons), explanation.eta_ms, explanation.state)
-
-
 class ForwardedExplain(ForwardedGetItem):
-    """A shard without an owner is an answer here, and is not waited for."""
+    """An ExplainItem. A shard without an owner is an answer here, and is not waited for."""
 
     __slots__ = ()
 
@@ -363,11 +353,11 @@ class ForwardedExplain(ForwardedGetItem):
 
     def settle(self, at: int, outcome: Any) -> None:
         if isinstance(outcome, NotFound):
-            outcome = response(explain.GONE)
+            outcome = explained(explain.GONE)
         elif isinstance(outcome, NotServed):
             number = shard_of(self._item_id)
             disabled = number in self._exchange.routing().disabled
-            outcome = response(explain.not_served(number, disabled=disabled))
+            outcome = explained(explain.not_served(number, disabled=disabled))
         super().settle(at, outcome)
 
     def timed_out(self, shards: Mapping[int, Shard]) -> None:
@@ -376,38 +366,24 @@ class ForwardedExplain(ForwardedGetItem):
         self.settle(0, NotServed())
 
 
-def nearest(answers: Iterable[Any], unowned: Iterable[int], missing: Iterable[str]) -> Any:
-    """Return the answer of the host that is nearest to a delivery. If no host has items of the topic, the items may be
-    on `unowned` shards, or on the hosts in `missing`, which did not answer."""
-    answer = max(answers, key=_distance)
-    shards = [f"shard {number} is not served" for number in sorted(unowned)]
-    hosts = [f"host {address} did not answer" for address in missing]
-    if not answer.reasons or answer.reasons[0].code != idl.Reason.GONE or not (shards or hosts):
-        return answer
-    why = f"No host that answered has items of the topic, and {', '.join(shards + hosts)}: see foqs cluster status."
-    rest = [reason for reason in answer.reasons if reason.code != idl.Reason.GONE]
-    return idl.ExplainItemResponse([idl.ExplainReason(idl.Reason.SHARD_NOT_SERVED, why), *rest])
+def explained(explanation: explain.Explanation) -> Any:
+    """Return the answer to an ExplainItem."""
+    return idl.ExplainItemResponse(list(explanation.reasons), explanation.eta_ms, explanation.state)
 
 
-def _distance(answer: Any) -> int:
-    return explain.rank(answer.reasons[0].code) if answer.reasons else _NEAREST
+class ForwardedList(_Look):
+    """A ListItems of a cluster: the hosts of one shard after the other are asked, this host included, until one has
+    items. The shards are in the order of their numbers, so that none is missed while shards move.
 
+    An entry is a position among the shards. The answer has the items of the first shard that has some, and a cursor for
+    the rest. A shard without an owner, or whose host fails, ends it: the client asks again."""
 
-_LOST = "the shard's host did not answer: nothing was read"
-
-
-class ForwardedList(Forwarded):
-    """An entry is a position among the shards. Answers with the items of the first shard that has some, and a cursor
-    for the rest. A shard without an owner, or whose host fails, ends it: the client asks again."""
-
-    __slots__ = ("_call", "_cursor", "_done", "_shards")
+    __slots__ = ("_cursor", "_shards")
     holds = False
 
     def __init__(self, exchange: Exchange, call: Incoming, deadline_ms: int) -> None:
         """Raises Invalid: the cursor is none."""
-        super().__init__(exchange, "ListItems", LOOK, call.request, deadline_ms)
-        self._call = call
-        self._done = False
+        super().__init__(exchange, call, "ListItems", deadline_ms)
         self._cursor: str | None = call.request.cursor
         # No host answers for a disabled shard until an operator enables it.
         self._shards = sorted(exchange.routing().shards - exchange.routing().disabled)
@@ -416,15 +392,10 @@ class ForwardedList(Forwarded):
             self._shards = [shard for shard in self._shards if shard >= first]
             if self._shards[:1] != [first]:
                 self._cursor = None  # that shard was removed
-        self._astray = [0]
-
-    @property
-    def done(self) -> bool:
-        return self._done
 
     def route(self) -> None:
         if self._astray[:1] == [len(self._shards)]:
-            self._end(idl.ListItemsResponse([], None))
+            self._answer(idl.ListItemsResponse([], None))
         else:
             super().route()
 
@@ -437,16 +408,12 @@ class ForwardedList(Forwarded):
             request.ns, request.topic, request.state, request.limit, cursor=self._cursor, shard=shard
         )
 
-    def outcomes(self, response: Any) -> Sequence[Any]:
-        return [response]
-
     def judge(self, error: FoqsError, doubtful: bool) -> Verdict:
         return Verdict.FAILED
 
     def settle(self, at: int, outcome: Any) -> None:
         if isinstance(outcome, FoqsError):
-            self._done = True
-            self._call.fail(Unavailable(_LOST, RETRY_MS) if isinstance(outcome, OutcomeUnknown) else outcome)
+            self._answer(Unavailable(_LOST, RETRY_MS) if isinstance(outcome, OutcomeUnknown) else outcome)
             return
         self._cursor = cursor = outcome.cursor
         following = at + 1 if cursor is None else at
@@ -455,8 +422,4 @@ class ForwardedList(Forwarded):
             return
         if cursor is None and following < len(self._shards):
             cursor = listing.first_cursor(self._shards[following], self.origin.state or 0)
-        self._end(idl.ListItemsResponse(outcome.items, cursor))
-
-    def _end(self, response: Any) -> None:
-        self._done = True
-        self._call.reply(response)
+        self._answer(idl.ListItemsResponse(outcome.items, cursor))

@@ -1,23 +1,15 @@
-"""GetActiveTopics of a cluster: every host is asked for the same page, and the pages are merged.
+"""Answers of all hosts of a cluster, put together: pages of topics and failures, counts, and explanations.
 
-A page is the first topics behind a cursor, so the first of all pages are the page of the cluster. A host that does not
-answer in time is left out: its items cannot be leased now either.
-
-ListFailures of a cluster: every host is asked for the same page of groups, and the pages are merged.
-
-A page is the first groups behind a cursor, so the first of all pages are the page of the cluster.
-
-GetTopicStats of a cluster: every host counts the topic's items in its own shards, and the counts are added up.
-
-GetThrottles of a cluster: hosts report the keys whose flows they have, and those that they coordinate.
+A page is the first entries behind a cursor, so the first of all hosts' pages are the page of the cluster. A host that
+does not answer in time is left out: its items cannot be leased now either.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
+from foqs.engine import explain
 from foqs.engine.dead_letters import GroupKey, merged
 from foqs.engine.stats import MOST_WORKERS, KeyStats, MostReady, TenantCounts, most_ready
 from foqs.errors import FoqsError
@@ -26,32 +18,48 @@ from foqs.hooks.call_queues import MOST_ERRORS
 from foqs.idl import idl
 from foqs.rows import FailureGroup
 
+K = TypeVar("K", bound=tuple[Any, ...])
+V = TypeVar("V")
+
 ANSWER_MS = 2_000
+_NEAREST = 1 << 30
 
 
-class Pages:
-    """The pages of several hosts, each of up to `limit` topics. One of `add` and `add_answer` is called for each."""
+class MergedPages(Generic[K, V]):
+    """The pages of several hosts, each of up to `limit` entries. Entries with one `key` are `joined`."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, key: Callable[[V], K], joined: Callable[[V, V], V]) -> None:
         self._limit = limit
-        self._topics: dict[TopicKey, Any] = {}
+        self._key = key
+        self._joined = joined
+        self._entries: dict[K, V] = {}
         self._more = False
 
-    def add(self, topics: Iterable[Any], *, more: bool) -> None:
-        """`more`: the host has topics behind the last one."""
-        for topic in topics:
-            known = self._topics.setdefault((topic.ns, topic.topic), topic)
-            if known is not topic:
-                self._topics[topic.ns, topic.topic] = _joined(known, topic)
+    def add(self, entries: Iterable[V], *, more: bool) -> None:
+        """`more`: the host has entries behind the last one."""
+        for entry in entries:
+            key = self._key(entry)
+            known = self._entries.get(key)
+            self._entries[key] = entry if known is None else self._joined(known, entry)
         self._more = self._more or more
+
+    def page(self) -> tuple[list[V], bool]:
+        """Return the first entries, and True if there are more behind the last one."""
+        keys = sorted(self._entries)
+        return [self._entries[key] for key in keys[: self._limit]], self._more or len(keys) > self._limit
+
+
+# ------------------------------------------------------------------------------------- topics
+
+
+class Pages(MergedPages[TopicKey, Any]):
+    """GetActiveTopics of a cluster."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(limit, lambda topic: (topic.ns, topic.topic), _joined)
 
     def add_answer(self, _address: str, response: Any) -> None:
         self.add(response.topics or (), more=response.cursor is not None)
-
-    def page(self) -> tuple[list[Any], bool]:
-        """Return the first topics, and whether there are more behind the last one."""
-        keys = sorted(self._topics)
-        return [self._topics[key] for key in keys[: self._limit]], self._more or len(keys) > self._limit
 
 
 def _joined(one: Any, other: Any) -> Any:
@@ -69,51 +77,38 @@ def _sum(one: int | None, other: int | None) -> int | None:
 
 
 Found = tuple[list[FailureGroup], bool]
-"""Groups by (fingerprint, cause), and whether there are more."""
+"""Groups by (fingerprint, cause), and True if there are more."""
 
 
-class FailureGathering:
-    """Calls `done(groups, more, missing)` when all `hosts` have answered. `missing`: shards that have no host."""
+class FailureGathering(MergedPages[GroupKey, FailureGroup]):
+    """ListFailures of a cluster. Calls `done(groups, more, missing)` when this host and all other hosts have answered.
+    `missing`: shards that have no host."""
 
     def __init__(
-        self,
-        hosts: Iterable[str],
-        missing: Iterable[str],
-        limit: int,
-        done: Callable[[list[FailureGroup], bool, list[str]], None],
+        self, limit: int, missing: Iterable[str], done: Callable[[list[FailureGroup], bool, list[str]], None]
     ) -> None:
-        self._waiting = set(hosts)
+        super().__init__(limit, lambda group: (group.fingerprint, group.cause), merged)
         self._missing = list(missing)
-        self._limit = limit
         self._done = done
-        self._groups: dict[GroupKey, FailureGroup] = {}
-        self._more = False
+        self._left = 2
 
-    def add(self, host: str, found: Found | FoqsError) -> None:
-        """Merge the page of a host, or note that it did not answer."""
+    def here(self, address: str, found: Found | FoqsError) -> None:
+        """Add the page of this host, or note that its databases did not answer."""
         if isinstance(found, FoqsError):
-            self._missing.append(host)
+            self.end([address])
         else:
-            groups, more = found
-            for group in groups:
-                key = (group.fingerprint, group.cause)
-                self._groups[key] = merged(self._groups.get(key), group)
-            self._more = self._more or more
-        self._waiting.discard(host)
-        if not self._waiting:
-            keys = sorted(self._groups)
-            page = [self._groups[key] for key in keys[: self._limit]]
-            self._done(page, self._more or len(keys) > self._limit, sorted(self._missing))
+            self.add(found[0], more=found[1])
+            self.end([])
 
-    def answered_by(self, host: str) -> Callable[[Any, FoqsError | None], None]:
-        """Return what takes the answer of another host."""
-        return partial(self._answered, host)
+    def add_answer(self, _address: str, response: Any) -> None:
+        self.add([group_of(group) for group in response.groups or ()], more=response.cursor is not None)
 
-    def _answered(self, host: str, response: Any, error: FoqsError | None) -> None:
-        if error is not None:
-            self.add(host, error)
-        else:
-            self.add(host, ([group_of(group) for group in response.groups or ()], response.cursor is not None))
+    def end(self, missing: Iterable[str]) -> None:
+        """Note that this host, or the last of the other hosts, has answered or is `missing`."""
+        self._missing += missing
+        self._left -= 1
+        if not self._left:
+            self._done(*self.page(), sorted(self._missing))
 
 
 def group_of(struct: Any) -> FailureGroup:
@@ -128,6 +123,8 @@ def group_of(struct: Any) -> FailureGroup:
         (struct.sample_reason or "").encode(),
     )
 
+
+# ------------------------------------------------------------------------------------- counts
 
 Counts = tuple[int, int, int]
 """Items that are ready, delayed and leased."""
@@ -248,3 +245,23 @@ class ThrottleReports:
             known.overage + (one.overage or 0),
             known.reclaimed + (one.reclaimed or 0),
         )
+
+
+# ------------------------------------------------------------------------------------- explanations
+
+
+def nearest(answers: Iterable[Any], unowned: Iterable[int], missing: Iterable[str]) -> Any:
+    """Return the answer of the host that is nearest to a delivery. If no host has items of the topic, the items may be
+    on `unowned` shards, or on the hosts in `missing`, which did not answer."""
+    answer = max(answers, key=_distance)
+    shards = [f"shard {number} is not served" for number in sorted(unowned)]
+    hosts = [f"host {address} did not answer" for address in missing]
+    if not answer.reasons or answer.reasons[0].code != idl.Reason.GONE or not (shards or hosts):
+        return answer
+    why = f"No host that answered has items of the topic, and {', '.join(shards + hosts)}: see foqs cluster status."
+    rest = [reason for reason in answer.reasons if reason.code != idl.Reason.GONE]
+    return idl.ExplainItemResponse([idl.ExplainReason(idl.Reason.SHARD_NOT_SERVED, why), *rest])
+
+
+def _distance(answer: Any) -> int:
+    return explain.rank(answer.reasons[0].code) if answer.reasons else _NEAREST

@@ -1,15 +1,14 @@
-"""Which slots of deduplication keys the shards of this host have, and since when: a host coordinates the quotas of the
-namespaces whose slots it has.
+"""The hash slots of deduplication keys on one host: which slots its shards have, and moves of slots between shards.
 
-Slots of deduplication keys that move between shards, with the rows of their keys.
+A host coordinates the quotas of the namespaces whose slots it has. A shard has a slot (`foqs.rows.Holding`) if the
+record of slots says so and the slot does not move. An owner whose record is older than the record that its shard obeyed
+last waits for a newer one.
 
-The owner of the target shard does the work. It asks the owner of the source shard for the rows, page by page, stores
-them, and writes to the record that the slot has moved. The first question stops the source shard from accepting keys of
-the slot (`foqs.engine.dedup`). Those keys wait until the record has changed, so only a few slots move at a time. A
-new owner of either shard starts the move again; copying rows twice does no harm.
-
-A shard has a slot (`foqs.rows.Holding`) if the record says so and the slot does not move. An owner whose record is
-older than the record that its shard obeyed last waits for a newer one.
+Slots move with the rows of their keys, and the owner of the target shard does the work. It asks the owner of the source
+shard for the rows, page by page, stores them, and writes to the record that the slot has moved. The first question
+stops the source shard from accepting keys of the slot (`foqs.engine.dedup`). Those keys wait until the record has
+changed, so only a few slots move at a time. A new owner of either shard starts the move again; copying rows twice does
+no harm.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from foqs.errors import FoqsError, NotServed, Overloaded, Unavailable
 from foqs.idl import idl
 from foqs.ids import next_digest
 from foqs.limits.bucket import TTL_MS
-from foqs.peers.ready_topics import Ask
+from foqs.peers.forwarded import Ask, Timers
 from foqs.rows import DedupRow, Holding
 from foqs.shardmgr.facts import SlotMove, Slots
 from foqs.shardmgr.lifecycle import ShardState
@@ -72,19 +71,18 @@ def ask_owners(
 
 
 class SlotOwners:
-    """One host's. `now_ms` is the host's clock; `monotonic_ms` never goes back. `slot_missing` is called when a slot is
-    not here and the record may say that it should be."""
+    """The slots of this host's shards, and since when they are here. `slot_missing` is called when a slot is not here
+    and the record may say that it should be."""
 
     def __init__(
         self,
         engine: Engine,
-        now_ms: Callable[[], int],
-        monotonic_ms: Callable[[], int],
+        timers: Timers,
         slot_missing: Callable[[], None],
     ) -> None:
         self._engine = engine
-        self._now_ms = now_ms
-        self._monotonic_ms = monotonic_ms
+        self._now_ms = timers.now_ms
+        self._monotonic_ms = timers.monotonic_ms
         self._slot_missing = slot_missing
         self._here: dict[int, tuple[SlotOwner, int]] = {}  # by slot, and since when (monotonic ms) it is here
         self._seen: dict[SlotOwner, bytes] = {}  # the slots of each shard
@@ -111,8 +109,8 @@ class SlotOwners:
         found(owner, since_ms + TTL_MS)
 
     def check(self, shard: Shard, then: Callable[[bool], None]) -> None:
-        """Call `then` with whether the shard's database says that this host owns it. The database is asked after this
-        call: after an earlier answer another owner may have stored more."""
+        """Call `then(True)` if the shard's database says that this host owns it. The database is asked after this call:
+        after an earlier answer another owner may have stored more."""
         if len(shard.confirming) >= _MOST_CONFIRMING:
             then(False)
             return
@@ -163,6 +161,23 @@ class SlotOwners:
         return None
 
 
+class LoneSlotOwners(SlotOwners):
+    """A lone host has all slots since its start."""
+
+    def __init__(self, engine: Engine, timers: Timers) -> None:
+        super().__init__(engine, timers, lambda: None)
+        self._begun_ms = timers.monotonic_ms()
+
+    def find(self, slot: int, found: Found) -> None:
+        found(SlotOwner(0, 0), self._begun_ms)
+
+    def observe(self) -> None:
+        """Nothing changes."""
+
+    def check(self, shard: Shard, then: Callable[[bool], None]) -> None:
+        then(True)
+
+
 AGAIN_MS = 200
 """After a question that failed, or a record that was not written."""
 _ANSWER_MS = 5_000
@@ -199,8 +214,8 @@ class _Pull:
 
 
 class SlotMigration:
-    """One host's. `later` calls back after so many milliseconds. `arrived` is called with slots whose rows are stored
-    here, again and again until the record says so too."""
+    """The moves of slots to this host's shards. `arrived` is called with slots whose rows are stored here, and repeated
+    until the record says so too."""
 
     def __init__(
         self,

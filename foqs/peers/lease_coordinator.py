@@ -18,7 +18,8 @@ from foqs.engine.shard import Shard
 from foqs.errors import FoqsError
 from foqs.idl import idl
 from foqs.limits.lease_slots import SlotAsk, SlotGrant, Slots
-from foqs.peers.forwarder import Forwarder, LoneForwarder, LoneSlotOwner
+from foqs.peers.forwarded import Timers
+from foqs.peers.forwarder import Forwarder
 from foqs.peers.hash_slots import SlotOwner, SlotOwners, ask_owners
 from foqs.peers.token_coordinator import Census, coordinator_slot
 from foqs.policies.layers import LeaseLimits
@@ -61,24 +62,22 @@ class _Basis(NamedTuple):
 
 
 class SlotCoordinator:
-    """One host's. `begin` has slots of coordinators shared out and observed. `monotonic_ms` never goes back; `later`
-    calls back after so many milliseconds."""
+    """The coordinator on one host. `begin` has slots of coordinators shared out and observed."""
 
     def __init__(
         self,
         engine: Engine,
-        forwarder: Forwarder | LoneForwarder,
-        owners: SlotOwners | LoneSlotOwner,
+        forwarder: Forwarder,
+        owners: SlotOwners,
         begin: Callable[[], None],
-        monotonic_ms: Callable[[], int],
-        later: Callable[[int, Callable[[], None]], Any],
+        timers: Timers,
     ) -> None:
         self._engine = engine
         self._forwarder = forwarder
         self._owners = owners
         self._begin = begin
-        self._monotonic_ms = monotonic_ms
-        self._later = later
+        self._monotonic_ms = timers.monotonic_ms
+        self._later = timers.later
         self._slots: dict[Bounded, tuple[Slots, _Basis]] = {}
         self._to_count: dict[Bounded, None] = {}
         self._counting: dict[Slots, int] = {}  # being counted, until when

@@ -2,13 +2,8 @@
 to the cluster's facts go out.
 
 `foqs.shardmgr.membership` decides what this host does and, on the elected host, `foqs.shardmgr.controller` decides for
-the cluster. `foqs.server.cluster_node` supplies the clock and the event loop; so does the simulation of clusters.
-
-How busy each shard is, for the host that was elected to balance them: every host is asked now and then how many rows
-it has changed in each of its shards. Nothing of it goes through ZooKeeper.
-
-A shard whose database does not work changes no rows, and its work goes to other shards. Its host leaves it out of the
-answer, and it keeps its share of the work: its load before, as a part of the mean load of all shards.
+the cluster, by the load of each shard (`ShardLoads`). `foqs.server.cluster_node` supplies the clock and the event loop;
+so does the simulation of clusters.
 """
 
 from __future__ import annotations
@@ -21,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 from foqs.errors import FoqsError
 from foqs.idl import idl
-from foqs.peers.ready_topics import Ask
+from foqs.peers.forwarded import Ask
 from foqs.shardmgr.controller import Controller, ControllerSettings, Write, takers
 from foqs.shardmgr.facts import (
     Facts,
@@ -49,7 +44,7 @@ class Shards(Protocol):
     def release(self, number: int) -> None: ...
 
     def recheck_owner(self, number: int) -> None:
-        """Ask the shard's database whether this host still owns it."""
+        """Have the shard's database confirm that this host still owns it."""
 
     def seal(self, sealed: frozenset[int]) -> None:
         """Refuse new items for these shards, and accept them for all other shards."""
@@ -58,14 +53,14 @@ class Shards(Protocol):
         """Return the shards assigned to this host whose database does not answer it."""
 
     def read_only(self) -> Collection[int]:
-        """Return those of the shards that are `down` whose database answers and takes no writes."""
+        """Return the shards that are `down` and whose database answers and takes no writes."""
 
     def silent_ms(self) -> Mapping[int, int]:
         """Return for how many ms a database has not answered this host, by shard: of those that are `down`, and of
         those with a call that takes longer than `breaker.hang_ms`."""
 
     def probe(self, fact: ShardFact, done: Callable[[bool], None]) -> None:
-        """Connect to the shard's database; `done(whether it answered)` is called once, later."""
+        """Connect to the shard's database; `done(True)` is called later if it answered, else `done(False)`."""
 
 
 class FactWriter(Protocol):
@@ -108,12 +103,12 @@ class MembershipAgent:
         """Shards whose database this host cannot reach and another host can."""
         self._fact: HostFact | None = None
         self._connected = False
-        self._clock_ms = clock_ms  # time of day: stamps go on growing after ZooKeeper lost all its records
+        self._clock_ms = clock_ms  # time of day: stamps keep growing after ZooKeeper lost all its records
         self._sharing: int | None = None  # the version of the slots' record that a write replaces
         self.state: Session | None = None  # None until ZooKeeper has answered
         self.changes: Counter[Session] = Counter()  # of that state
         self.seen = False
-        """Whether this host was among the hosts of the facts."""
+        """True once this host was among the hosts of the facts."""
 
     def reconfigure(self, settings: ControllerSettings) -> None:
         self._controller.reconfigure(settings)
@@ -139,7 +134,7 @@ class MembershipAgent:
         return self._fact
 
     def others(self) -> bool:
-        """Whether another host can take shards."""
+        """Return True if another host can take shards."""
         return bool(takers(self.facts) - {self._id})
 
     def changed(self, facts: Facts) -> str | None:
@@ -258,9 +253,12 @@ class _Count(NamedTuple):
 
 
 class ShardLoads:
-    """`now_ms` need not be the time of day, but must not go back.
+    """How busy each shard is, for the host that was elected to balance them: every host is asked now and then how many
+    rows it has changed in each of its shards. None of it goes through ZooKeeper. `now_ms` must not go back.
 
-    A rate counts when it is `lag_ms()` old: a database is silent for some time before its host says so.
+    A shard whose database does not work changes no rows, and its work goes to other shards. Its host leaves it out of
+    the answer, and it keeps its share of the work: its load before, as a part of the mean load of all shards. A rate
+    counts when it is `lag_ms()` old: a database is silent for some time before its host says so.
     """
 
     def __init__(self, ask: Ask, now_ms: Callable[[], int], lag_ms: Callable[[], int]) -> None:

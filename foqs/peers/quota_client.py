@@ -1,19 +1,16 @@
 """Quotas of namespaces, and bounds on the stored items of topics: the host that receives an enqueue charges it a token
 of each for every item before anything is stored.
 
-A host holds a few tokens, and asks the quota's coordinator for more (`foqs.quotas`). An enqueue that finds too few
+A host holds a few tokens, and asks the quota's coordinator for more (`foqs.limits`). An enqueue that finds too few
 tokens waits for the coordinator's answer, first come, first served; the items that the answer does not cover are
 refused. While the coordinator cannot be reached, a host admits no more than it holds tokens for: a guess would break
 the quota just when hosts do not agree.
-
-The tokens that this host holds for a namespace or a topic, and the enqueues that wait for more of them.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from itertools import count
 from typing import Any
 
@@ -28,7 +25,8 @@ from foqs.idl import idl
 from foqs.ids import Duplicate, OwnDuplicate
 from foqs.limits.allowance import Allowance
 from foqs.limits.bucket import Ask, Grant
-from foqs.peers.forwarder import Forwarder, LoneForwarder, LoneSlotOwner
+from foqs.peers.forwarded import Timers
+from foqs.peers.forwarder import Forwarder
 from foqs.peers.hash_slots import SlotOwners
 from foqs.peers.token_coordinator import QuotaCoordinator, coordinator_slot
 from foqs.policies.remedy import topic_command
@@ -64,11 +62,11 @@ class Charge:
 class TokenLease:
     """Charges are served in the order in which they arrive."""
 
-    __slots__ = ("_no_more_until_ms", "_used_up", "allowance", "quota", "waiting")
+    __slots__ = ("_key", "_no_more_until_ms", "allowance", "quota", "waiting")
 
-    def __init__(self, quota: Quota, allowance: Allowance, used_up: Callable[[Quota], str]) -> None:
-        """`used_up` returns the message to items that are refused. `quota` may be replaced: a topic's bound changes."""
-        self._used_up = used_up
+    def __init__(self, key: Bounded, quota: Quota, allowance: Allowance) -> None:
+        """`quota` may be replaced: a topic's bound changes."""
+        self._key = key
         self.allowance = allowance
         self.waiting: deque[Charge] = deque()
         self.quota = quota
@@ -76,11 +74,11 @@ class TokenLease:
 
     @property
     def unused(self) -> bool:
-        """Whether the lease can be forgotten."""
+        """Return True if the lease can be forgotten."""
         return self.allowance.idle() and not self.waiting
 
     def can_serve(self, items: int, now_ms: int) -> bool:
-        """Whether a new charge is served or refused at once, without a question to the coordinator."""
+        """Return True if a new charge is served or refused at once, without a question to the coordinator."""
         return not self.waiting and (self.allowance.covers(items, now_ms) or self.allowance.dry(now_ms))
 
     def serve(self, charge: Charge, now_ms: int) -> None:
@@ -90,7 +88,7 @@ class TokenLease:
         error = None
         if lacking:
             retry_after_ms = max(1, self._no_more_until_ms - now_ms, self.quota.ms_for(lacking))
-            error = Overloaded(self._used_up(self.quota), retry_after_ms)
+            error = Overloaded(_used_up(self._key, self.quota), retry_after_ms)
         charge.end(taken, error)
 
     def ask(self, now_ms: int, *, ahead: bool, spare: bool) -> Ask:
@@ -103,7 +101,7 @@ class TokenLease:
 
     def answered(self, ask: Ask, grant: Grant | None, now_ms: int) -> bool:
         """Serve every charge that waited for this answer, with the tokens that are there. `grant` is None if the
-        coordinator did not answer or refused. Return whether charges need another question."""
+        coordinator did not answer or refused. Return True if charges need another question."""
         allowance = self.allowance
         if not allowance.waits_for(ask):
             return False
@@ -129,23 +127,20 @@ _BUDGET_SHARE = 0.3  # on top of the share of the input
 
 
 class QuotaClient:
-    """One host's. `now_ms` is the host's clock, which may be set; `monotonic_ms` never goes back. `later` calls back
-    after so many milliseconds."""
+    """The borrower of tokens for one host's enqueues."""
 
     def __init__(
         self,
         engine: Engine,
-        forwarder: Forwarder | LoneForwarder,
-        owners: SlotOwners | LoneSlotOwner,
-        now_ms: Callable[[], int],
-        monotonic_ms: Callable[[], int],
-        later: Callable[[int, Callable[[], None]], Any],
+        forwarder: Forwarder,
+        owners: SlotOwners,
+        timers: Timers,
     ) -> None:
         section = engine.config.quotas
         self._engine = engine
         self._forwarder = forwarder
-        self._monotonic_ms = monotonic_ms
-        self._later = later
+        self._monotonic_ms = timers.monotonic_ms
+        self._later = timers.later
         general, own = section.quota(), {ns: keys.quota() for ns, keys in section.namespaces.items()}
         # Every enqueue asks: without a general quota, by a look-up alone.
         self.of: Callable[[str], Quota | None] = own.get if general is None else lambda ns: own.get(ns, general)
@@ -153,7 +148,7 @@ class QuotaClient:
         self._numbers = count(1)
         self._holder = f"{engine.rng.getrandbits(128):032x}"
         self._beating = self._in_use = False
-        self.coordinator = QuotaCoordinator(engine, self._quota_of, forwarder, owners, now_ms, monotonic_ms, later)
+        self.coordinator = QuotaCoordinator(engine, self._quota_of, forwarder, owners, timers)
         if general is not None or any(own.values()):
             self.begin()
 
@@ -246,7 +241,7 @@ class QuotaClient:
                 return
             self.begin()
             allowance = Allowance(now_ms, self._numbers)
-            lease = self._leases[key] = TokenLease(quota, allowance, partial(_used_up, key))
+            lease = self._leases[key] = TokenLease(key, quota, allowance)
         lease.quota = quota
         charge, allowance = Charge(items, admit), lease.allowance
         if lease.can_serve(items, now_ms):
@@ -267,10 +262,7 @@ class QuotaClient:
 
     def _coordinator_elsewhere(self, key: Bounded) -> Route | None:
         """Return the other host that is the coordinator. If it is this host, tokens ahead of the need gain nothing."""
-        routing = self._forwarder.routing()
-        slots = routing.slots.shards
-        route = routing.owners.get(slots[coordinator_slot(*key)]) if slots else None
-        return None if route is None or route.host == self._engine.config.server.id else route
+        return self._forwarder.routing().coordinator(coordinator_slot(*key), self._engine.config.server.id)
 
     def _question(self, key: Bounded, lease: TokenLease, *, spare: bool) -> None:
         elsewhere = self._coordinator_elsewhere(key)

@@ -1,32 +1,27 @@
-"""Topics that have items ready on other hosts, learned from each host by a long poll (WatchTopics).
+"""Topics that have items ready on other hosts, so that this host forwards its consumers' dequeues to them.
+
+Each host publishes its topics and answers the long polls of all other hosts (WatchTopics). A topic is published when an
+item of it is ready that no consumer there takes. It is not published again until another host asked for it and received
+nothing: until then every host that knows of it may ask. So a queue whose consumers keep up publishes nothing, and a
+full queue publishes each topic once.
 
 The knowledge may be stale: a host that returns nothing is dropped from that topic's list until it publishes the topic
 again. The new publication may arrive before the empty answer, over another connection. Both carry the version of that
 host's news, and an empty answer that is older than the publication drops nothing.
-
-Publishes to other hosts which topics have items ready here, so that those hosts forward their consumers' dequeues.
-
-A topic is published when an item of it is ready that no consumer here takes. It is not published again until another
-host asked for it and received nothing: until then every host that knows of it may ask. So a queue whose consumers keep
-up publishes nothing, and a full queue publishes each topic once.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from foqs.engine.shard import Shard
+from foqs.engine.calls import LongPoll
 from foqs.errors import FoqsError
 from foqs.fairness.keys import TopicKey
 from foqs.idl import idl
-
-Done = Callable[[Any, FoqsError | None], None]
-"""(response, None) or (None, error), once."""
-Ask = Callable[[str, str, Any, int, Done], None]
-"""(address, method, request, timeout_ms, done); see `foqs.rpc.peer_caller.PeerCaller.call`."""
+from foqs.peers.forwarded import Ask
 
 WAIT_MS = 5_000
 """A host without news answers after this time, as a sign that the connection lives. Shorter waits cost more: a question
@@ -41,8 +36,8 @@ consumer a wait."""
 
 
 class ReadySubscriber:
-    """`learned(key, ready, address)` is called for each topic that another host publishes. `later(ms, do)` is a
-    timer."""
+    """Learns the topics of other hosts. `learned(key, ready, address)` is called for each topic that another host
+    publishes."""
 
     def __init__(
         self,
@@ -53,9 +48,8 @@ class ReadySubscriber:
         self._ask = ask
         self._later = later
         self._learned = learned
-        self._hosts: dict[
-            str, dict[TopicKey, int]
-        ] = {}  # by address: the topics it published, and the version of that news
+        self._hosts: dict[str, dict[TopicKey, int]] = {}
+        """By address: the topics that the host published, and the version of that news."""
         self._topics: dict[TopicKey, dict[str, None]] = {}
 
     def hosts(self, addresses: Iterable[str]) -> None:
@@ -90,7 +84,7 @@ class ReadySubscriber:
             self._learn(address, key, 1, keys[key])
 
     def _hide(self, address: str, key: TopicKey) -> bool:
-        """Remove the host from the topic's list. Return whether it was there."""
+        """Remove the host from the topic's list. Return True if it was there."""
         hosts = self._topics.get(key, {})
         known = address in hosts
         if known:
@@ -147,28 +141,10 @@ class News(NamedTuple):
     topics: list[tuple[TopicKey, int]]
 
 
-class WatchCall:
-    """A WatchTopics that waits for news after `version`."""
-
-    __slots__ = ("done", "reply", "version")
-
-    def __init__(self, version: int, reply: Callable[[WatchCall], None]) -> None:
-        self.version = version
-        self.reply = reply
-        self.done = False
-
-    def timed_out(self, shards: Mapping[int, Shard]) -> None:
-        self.answer()
-
-    def answer(self) -> None:
-        if not self.done:
-            self.done = True
-            self.reply(self)
-
-
 class ReadyPublisher:
-    """`ready(key)`: items of a topic that are ready here. `soon` calls back at the next turn of the event loop,
-    `later` after so many milliseconds. Versions of one run of the process are above those of all earlier runs."""
+    """Publishes this host's topics. `ready(key)`: items of a topic that are ready here. `soon` calls back at the next
+    turn of the event loop, `later` after a time in ms. Versions of one run of the process are above all versions of
+    earlier runs."""
 
     def __init__(
         self,
@@ -183,7 +159,7 @@ class ReadyPublisher:
         self._first = self._version = now_ms << 20
         self._logged: dict[TopicKey, int] = {}
         self._log: list[tuple[int, TopicKey]] = []  # by version; an entry whose topic has a later entry does not count
-        self._waiting: dict[WatchCall, None] = {}
+        self._waiting: dict[LongPoll, None] = {}
         self._due = False
 
     def became_ready(self, key: TopicKey) -> None:
@@ -232,14 +208,14 @@ class ReadyPublisher:
             since = self._version
         return News(since, whole, topics)
 
-    def wait(self, call: WatchCall) -> bool:
+    def wait(self, call: LongPoll) -> bool:
         """Answer `call` as soon as there is news for it. Return False if there is news already."""
         if call.version != self._version:
             return False
         self._waiting[call] = None
         return True
 
-    def forget(self, call: WatchCall) -> None:
+    def forget(self, call: LongPoll) -> None:
         call.done = True
         self._waiting.pop(call, None)
 

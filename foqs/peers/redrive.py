@@ -8,14 +8,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from foqs.engine.dead_letters import PAGE_ITEMS, Admit, GroupKey, PageAsk, PageOutcome, RedrivePage, Refused
 from foqs.engine.shard import Shard
-from foqs.engine.state import State
 from foqs.errors import FoqsError, OutcomeUnknown, Overloaded, Unavailable
-from foqs.peers.forwarded import Here
-from foqs.peers.forwarder import ShardOwners
+from foqs.peers.forwarded import Alarm, Exchange, Here
 from foqs.rows import FailurePosition
 
 MOST_GROUPS = 10_000
@@ -62,23 +59,21 @@ class Redrive:
 
     def __init__(
         self,
-        state: State,
-        owners: ShardOwners,
+        exchange: Exchange,
         plan: Plan,
-        now_ms: Callable[[], int],
         send: Callable[[PageAsk, str, int, Ended], None],
         reply: Callable[[Redriven], None],
         admit: Admit | None = None,
     ) -> None:
-        self._state = state
-        self._owners = owners
+        self._exchange = exchange
+        self._state = exchange.engine
         self._plan = plan
-        self._now_ms = now_ms
+        self._now_ms = exchange.now_ms
         self._send = send
         self._reply = reply
         self._admit = admit
         self._result = Redriven()
-        self._left = deque(owners.shards())
+        self._left = deque(sorted(exchange.routing().shards))
         self._after: FailurePosition | None = None
         self._taken: dict[GroupKey, int] = {}
         self._refused_ms: int | None = None  # since when the present shard is refused
@@ -90,8 +85,8 @@ class Redrive:
         now_ms = self._begun_ms = self._now_ms()
         self._deadline_ms = now_ms + timeout_ms
         self._last_ms = self._deadline_ms - min(_MARGIN_MS, int(timeout_ms * _MARGIN))
-        self._ring(self._deadline_ms, self)
-        self._go_on()
+        self._exchange.ring(self._deadline_ms, self)
+        self._continue()
 
     def timed_out(self, shards: Mapping[int, Shard]) -> None:
         """The owner of a page does not answer."""
@@ -102,7 +97,7 @@ class Redrive:
 
     # ------------------------------------------------------------------------------------- pages
 
-    def _go_on(self) -> None:
+    def _continue(self) -> None:
         if self.done:
             return
         now_ms, plan = self._now_ms(), self._plan
@@ -118,7 +113,7 @@ class Redrive:
             self._later(min(due_ms, self._last_ms))
             return
         ask = replace(plan.ask, shard=self._left[0], after=self._after, most=most, taken=self._taken)
-        target = self._owners.find(ask.shard)
+        target = self._exchange.find(ask.shard)
         self._in_flight = most
         if isinstance(target, Here):
             RedrivePage(self._state, ask, self._ended, self._admit).begin(now_ms, self._last_ms)
@@ -145,7 +140,7 @@ class Redrive:
             if outcome.refused and self._plan.ask.to_topic is not None:
                 self._end(more=bool(self._left))
             else:
-                self._state.soon(self._go_on)
+                self._state.soon(self._continue)
         elif outcome.outcome_known:
             self._again(outcome)
         else:
@@ -187,36 +182,17 @@ class Redrive:
         if passing and now_ms - self._refused_ms < self._plan.patience_ms:
             pause_ms = min(max(_AGAIN_MS, error.retry_after_ms or 0), _LONGEST_PAUSE_MS)
             self._later(min(now_ms + pause_ms, self._last_ms))
-        else:  # go on with the next shard
+        else:  # continue with the next shard
             shard = self._left.popleft()
-            if shard in self._owners.shards():  # else it was removed
+            if shard in self._exchange.routing().shards:  # else it was removed
                 self._result.missing.add(shard)
             self._after, self._refused_ms = None, None
-            self._state.soon(self._go_on)
-
-    # ------------------------------------------------------------------------------------- inside
+            self._state.soon(self._continue)
 
     def _later(self, at_ms: int) -> None:
-        self._ring(max(at_ms, self._now_ms() + 1), _Alarm(self._go_on))
-
-    def _ring(self, at_ms: int, what: Any) -> None:
-        self._state.deadlines.push(at_ms, what)
-        self._state.alarm(at_ms)
+        self._exchange.ring(max(at_ms, self._now_ms() + 1), Alarm(self._continue, lambda: self.done))
 
     def _end(self, *, more: bool) -> None:
         self.done = True
         self._result.more = more
         self._reply(self._result)
-
-
-class _Alarm:
-    """Calls `ring` at its time. A call that has ended ignores it."""
-
-    __slots__ = ("_ring",)
-    done = False
-
-    def __init__(self, ring: Callable[[], None]) -> None:
-        self._ring = ring
-
-    def timed_out(self, shards: Mapping[int, Shard]) -> None:
-        self._ring()

@@ -3,39 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any
 
+from foqs.engine.calls import LongPoll
 from foqs.engine.engine import Engine
-from foqs.engine.shard import Shard
 from foqs.errors import FoqsError
 from foqs.idl import idl
-from foqs.peers.ready_topics import Ask
+from foqs.peers.forwarded import Ask
 from foqs.policies.settings import Settings, Standing, standing
 
 CONFIRM_MS = 2_000
 """How long a change waits for hosts to act on it."""
 _MARGIN_MS = 200
 """The other host gets this much less time, so that its answer comes before this host gives it up."""
-
-
-class AwaitCall:
-    """Waits until this host acts on `version` or a later one."""
-
-    __slots__ = ("done", "ns", "reply", "version")
-
-    def __init__(self, ns: str, version: int, reply: Callable[[AwaitCall], None]) -> None:
-        self.ns = ns
-        self.version = version
-        self.reply = reply
-        self.done = False
-
-    def answer(self) -> None:
-        if not self.done:
-            self.done = True
-            self.reply(self)
-
-    def timed_out(self, shards: Mapping[int, Shard]) -> None:
-        self.answer()
 
 
 class HostSettings:
@@ -47,11 +28,11 @@ class HostSettings:
         self._log = log
         self._known: dict[str, Settings] = {}
         self._followed: Mapping[str, Settings] = {}
-        self._waiting: dict[str, dict[AwaitCall, None]] = {}
+        self._waiting: dict[LongPoll, str] = {}  # with its namespace
         self.applied: Callable[[str], None] = lambda _: None
         """Called with a namespace when the host acts on other settings of it."""
         self.safe: Callable[[str], bool] = lambda _: True
-        """Return whether the host may say that it acts on the settings of a namespace. After a False, the owner of this
+        """Return True if the host may say that it acts on the settings of a namespace. After a False, the owner of this
         function calls `answer` when that has changed."""
 
     def of(self, ns: str) -> Settings:
@@ -92,30 +73,27 @@ class HostSettings:
     def answer(self, ns: str) -> None:
         """Answer the calls that wait for the version in effect, or an earlier one."""
         version = self.of(ns).version
-        for waiting in [one for one in self._waiting.get(ns, ()) if one.version <= version]:
+        for waiting in [one for one, its in self._waiting.items() if its == ns and (one.version or 0) <= version]:
             self.forget(waiting)
             waiting.answer()
 
-    def wait(self, waiting: AwaitCall, until_ms: int) -> None:
-        """Answer at once, when the version is in effect and safe, or at `until_ms` of the host's clock."""
-        if self.of(waiting.ns).version >= waiting.version and self.safe(waiting.ns):
+    def wait(self, ns: str, waiting: LongPoll, until_ms: int) -> None:
+        """Answer when the version or a later one is in effect and safe, or at `until_ms` of the host's clock."""
+        if self.of(ns).version >= (waiting.version or 0) and self.safe(ns):
             waiting.answer()
             return
-        self._waiting.setdefault(waiting.ns, {})[waiting] = None
+        self._waiting[waiting] = ns
         self._engine.deadlines.push(until_ms, waiting)
         self._engine.alarm(until_ms)
 
-    def forget(self, waiting: AwaitCall) -> None:
+    def forget(self, waiting: LongPoll) -> None:
         """Drop a call that is answered, or whose caller has disconnected."""
-        calls = self._waiting.get(waiting.ns, {})
-        calls.pop(waiting, None)
-        if not calls:
-            self._waiting.pop(waiting.ns, None)
+        self._waiting.pop(waiting, None)
 
 
 class Confirmation:
-    """Asks hosts whether they act on a version. `done(applied, missing)` gets the addresses of those that do, and of
-    those that did not say so in time, in order."""
+    """Asks hosts for the version that they act on. `done(applied, missing)` gets the addresses of the hosts that act on
+    the wanted version, and of the hosts that did not say so in time, in order."""
 
     def __init__(
         self, settings: Settings, addresses: Collection[str], done: Callable[[list[str], list[str]], None]
@@ -131,11 +109,11 @@ class Confirmation:
         for address in sorted(self._addresses):
             if address != here:
                 request = idl.AwaitSettingsRequest(ns, version, max(0, wait_ms - _MARGIN_MS))
-                ask(address, "AwaitSettings", request, wait_ms, self._answers(address))
-        host.wait(AwaitCall(ns, version, lambda _: self._add(here, host.of(ns).version)), now_ms + wait_ms)
+                ask(address, "AwaitSettings", request, wait_ms, partial(self._answered, address))
+        host.wait(ns, LongPoll(version, lambda _: self._add(here, host.of(ns).version)), now_ms + wait_ms)
 
-    def _answers(self, address: str) -> Callable[[Any, FoqsError | None], None]:
-        return lambda response, error: self._add(address, 0 if error is not None else response.version or 0)
+    def _answered(self, address: str, response: Any, error: FoqsError | None) -> None:
+        self._add(address, 0 if error is not None else response.version or 0)
 
     def _add(self, address: str, version: int) -> None:
         self._applied[address] = version >= self._settings.version

@@ -1,8 +1,4 @@
-"""The most urgent ready items of other hosts, as those report them with the answers to TellShares.
-
-A host asks for the topics whose consumers want ledgers; without such topics nothing is asked or kept.
-
-Balances the tenants of topics that several hosts have: twice a second hosts report to each other how much they
+"""The balance of tenants whose topic several hosts have: twice a second hosts report to each other how much they
 delivered of each tenant, and scale the weights of their own tenants (`foqs.fairness.balance`).
 
 A host reports on a topic in which two or more tenants have items here, or on another host that said so lately. With the
@@ -30,7 +26,8 @@ from foqs.fairness.topics import Topic
 from foqs.fairness.turns import ITEMS, Turns
 from foqs.idl import idl
 from foqs.item import Item
-from foqs.peers.ready_topics import Ask
+from foqs.peers.forwarded import Timers
+from foqs.peers.forwarder import Forwarder
 from foqs.prefetch.lane import Lane
 
 MOST_ASKED = 100
@@ -47,7 +44,10 @@ class Urgent(NamedTuple):
 
 
 class Elsewhere:
-    """`wanted`: the topics to ask for. `monotonic_ms` never goes back."""
+    """The most urgent ready items of other hosts, as they report them with the answers to TellShares.
+
+    A host asks for the topics in `wanted`, whose consumers want ledgers; without such topics nothing is asked or kept.
+    """
 
     def __init__(self, wanted: Collection[TopicKey], monotonic_ms: Callable[[], int]) -> None:
         self._wanted = wanted
@@ -56,7 +56,7 @@ class Elsewhere:
         self._heard: dict[TopicKey, dict[str, tuple[int, int]]] = {}  # host -> (priority, when it was heard)
 
     def ask(self) -> list[TopicKey]:
-        """Return the topics to ask for now, and forget those that are not wanted any more."""
+        """Return the topics to ask for now, and forget unwanted topics."""
         if not self._left:
             self._left.extend(self._wanted)
             for key in self._heard.keys() - set(self._wanted):
@@ -154,26 +154,23 @@ class _Shared:
 
 
 class ShareExchange:
-    """One host's. `other_hosts` returns the addresses of the other living hosts; `monotonic_ms` never goes back;
-    `later` calls back after so many milliseconds."""
+    """The reports of one host, sent and heard."""
 
     def __init__(
         self,
         engine: Engine,
-        other_hosts: Callable[[], Collection[str]],
-        ask: Ask,
-        monotonic_ms: Callable[[], int],
-        later: Callable[[int, Callable[[], None]], Any],
+        forwarder: Forwarder,
+        timers: Timers,
     ) -> None:
         self._engine = engine
-        self._other_hosts = other_hosts
-        self._ask = ask
-        self._monotonic_ms = monotonic_ms
-        self._later = later
+        self._other_hosts = forwarder.other_hosts
+        self._ask = forwarder.ask
+        self._monotonic_ms = timers.monotonic_ms
+        self._later = timers.later
         self._shared: dict[TopicKey, _Shared] = {}
         self._left: deque[TopicKey] = deque()  # of the last beat
         self._asked: set[str] = set()
-        self.elsewhere = Elsewhere(engine.topics.ledgers, monotonic_ms)
+        self.elsewhere = Elsewhere(engine.topics.ledgers, timers.monotonic_ms)
 
     def begin(self) -> None:
         """Begin to report: the host is in a cluster."""
@@ -184,7 +181,7 @@ class ShareExchange:
         now_ms, here = self._monotonic_ms(), self._engine.topics
         for key, shares in topics:
             if key in here and shares:
-                here.begin_turns(here[key])  # its items without a fairness key are those of a tenant, too
+                here.begin_turns(here[key])  # its items without a fairness key belong to a tenant, too
                 self._shared.setdefault(key, _Shared()).balance.heard(host, shares, now_ms)
 
     # ------------------------------------------------------------------------------------- inside
@@ -200,7 +197,7 @@ class ShareExchange:
             self._shared.clear()
         asks = self.elsewhere.ask()
         if topics or asks:
-            self._send(addresses, topics, asks, now_ms)
+            self._send(addresses, topics, asks)
         self._later(BEAT_MS, self._beat)
 
     def _report(self, addresses: Collection[str], now_ms: int) -> list[Any]:
@@ -238,7 +235,7 @@ class ShareExchange:
         shares = shared.step(engine, topic, now_ms)
         return shares if several or shared.balance.contested(now_ms) else []
 
-    def _send(self, addresses: Collection[str], topics: list[Any], asks: list[TopicKey], now_ms: int) -> None:
+    def _send(self, addresses: Collection[str], topics: list[Any], asks: list[TopicKey]) -> None:
         host, urgent = self._engine.config.server.id, [idl.TopicUrgency(*key) for key in asks]
         for address in addresses:
             if address not in self._asked:

@@ -20,7 +20,8 @@ from foqs.idl import idl
 from foqs.limits.bucket import Ask, Grant
 from foqs.limits.gate import AT_ONCE
 from foqs.limits.lease_slots import SlotAsk, SlotGrant
-from foqs.peers.forwarder import Forwarder, LoneForwarder
+from foqs.peers.forwarded import Timers
+from foqs.peers.forwarder import Forwarder
 from foqs.peers.lease_coordinator import SlotCoordinator
 from foqs.peers.token_coordinator import QuotaCoordinator
 
@@ -31,18 +32,17 @@ Asked = Sequence[tuple[AnyGate, Ask | SlotAsk]]
 
 
 class TokenLender:
-    """One host's. `begin` has this host coordinate throttle keys from now on: a coordinator grants nothing at first.
-    `later` calls back after so many milliseconds. Nothing runs while no throttle key is in use."""
+    """The borrower for one host's throttle keys. `begin` has this host coordinate throttle keys from now on: a
+    coordinator grants nothing at first. Nothing runs while no throttle key is in use."""
 
     def __init__(
         self,
         engine: Engine,
-        forwarder: Forwarder | LoneForwarder,
+        forwarder: Forwarder,
         coordinator: QuotaCoordinator,
         slots: SlotCoordinator,
         begin: Callable[[], None],
-        monotonic_ms: Callable[[], int],
-        later: Callable[[int, Callable[[], None]], Any],
+        timers: Timers,
     ) -> None:
         self._engine = engine
         self._throttling = engine.throttling
@@ -50,8 +50,8 @@ class TokenLender:
         self._coordinator = coordinator
         self._slots = slots
         self._begin = begin
-        self._monotonic_ms = monotonic_ms
-        self._later = later
+        self._monotonic_ms = timers.monotonic_ms
+        self._later = timers.later
         self._holder = f"{engine.rng.getrandbits(128):032x}"
         self._due = False
         self._timer_ms = NEVER_MS
@@ -95,10 +95,8 @@ class TokenLender:
 
     def _elsewhere(self, key: AnyGate) -> str | None:
         """Return the address of the coordinator, None if it is this host."""
-        routing = self._forwarder.routing()
-        slots = routing.slots.shards
-        route = routing.owners.get(slots[key.slot]) if slots else None
-        return None if route is None or route.host == self._engine.config.server.id else route.address
+        route = self._forwarder.routing().coordinator(key.slot, self._engine.config.server.id)
+        return None if route is None else route.address
 
     def _questions(self, keys: Sequence[AnyGate]) -> Asked:
         return [(key, ask) for key in keys if (ask := self._throttling.ask(key)) is not None]
@@ -148,8 +146,8 @@ class TokenLender:
         self._forwarder.ask(address, "Lend", request, ANSWER_MS, replied)
 
     def leave(self) -> None:
-        """Give the tokens held here back, as this host delivers nothing any more. Their coordinators would keep them in
-        reserve for it. Of many keys some are given back, and no answer is waited for."""
+        """Give the tokens held here back, as this host delivers nothing from now on. Their coordinators would keep them
+        in reserve for it. Of many keys some are given back, and no answer is waited for."""
         given: dict[str, list[Any]] = {}
         for key, ask in self._throttling.leave():
             address = self._elsewhere(key)

@@ -1,12 +1,9 @@
-"""A count on the shards of this host, for a coordinator that took over.
+"""Coordinators of quotas, bounds of topics and throttle rates: how many tokens a host that asks is granted.
 
-Counts of the items that a namespace or a topic stores, on this host's shards and on all shards, for coordinators.
-
-Coordinators of quotas and throttles: decide how many tokens a host that asks is granted.
-
-The coordinator of a namespace, a topic or a throttle key is the owner of the shard that has its slot (see
-`foqs.ids`). A shard has one owner at a time, because of the fence and the confirmed epochs, and a slot is on one
-shard at a time. So no quota has two coordinators, whatever hosts believe of each other.
+The coordinator of a namespace, a topic or a throttle key is the owner of the shard that has its hash slot (see
+`foqs.ids`). A shard has one owner at a time, because of the fence and the confirmed epochs, and a slot is on one shard
+at a time. So no quota has two coordinators, whatever hosts believe of each other. `foqs.limits.bucket` decides. Where
+stored items count, a coordinator first has them counted on all shards.
 """
 
 from __future__ import annotations
@@ -24,7 +21,8 @@ from foqs.fairness.keys import lane_key, topic_key
 from foqs.idl import idl
 from foqs.ids import digest_of, hash_slot_of
 from foqs.limits.bucket import Ask, Grant, NamespaceTokens
-from foqs.peers.forwarder import Forwarder, LoneForwarder, LoneSlotOwner
+from foqs.peers.forwarded import Timers
+from foqs.peers.forwarder import Forwarder
 from foqs.peers.hash_slots import SlotOwner, SlotOwners, ask_owners
 from foqs.shardmgr.lifecycle import ShardState
 
@@ -62,7 +60,7 @@ class Census(Generic[T]):
 
 
 COUNT_MS = 500
-"""How long a question for tokens waits for counts. The last count of a shard stands if its next one is later."""
+"""How long a question for tokens waits for counts. The last count of a shard counts if its next one is later."""
 CENSUS_MS = 2_000
 """How long shards have to report their items. A report later than `COUNT_MS` serves the next question."""
 _MARGIN_MS = 500
@@ -70,28 +68,21 @@ _COUNT_PAUSE_MS = 250
 
 
 class ItemCounts:
-    """One host's. `check(shard, then)` calls `then` with whether this host owns the shard."""
+    """Counts of the items that a namespace or a topic stores, on this host's shards and on all shards."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        forwarder: Forwarder | LoneForwarder,
-        check: Callable[[Shard, Callable[[bool], None]], None],
-        monotonic_ms: Callable[[], int],
-        later: Callable[[int, Callable[[], None]], Any],
-    ) -> None:
+    def __init__(self, engine: Engine, forwarder: Forwarder, owners: SlotOwners, timers: Timers) -> None:
         self._engine = engine
         self._forwarder = forwarder
-        self._check = check
-        self._monotonic_ms = monotonic_ms
-        self._later = later
+        self._check = owners.check
+        self._monotonic_ms = timers.monotonic_ms
+        self._later = timers.later
         self._counts: dict[Bounded, _Count] = {}  # the latest of each
 
     def under_way(self, key: Bounded) -> bool:
         return key in self._counts
 
     def fresh(self, key: Bounded, within_ms: int) -> bool:
-        """Whether the items were counted in that time."""
+        """Return True if the items were counted in that time."""
         count = self._counts.get(key)
         return count is not None and self._monotonic_ms() < count.begun_ms + within_ms
 
@@ -173,7 +164,7 @@ def items_of(shard: Shard, key: Bounded) -> int:
 
 _KEEP_CONFIRMED_SHARE = 3
 _TENDED = 2_000
-"""Quotas that are looked at each time for whether they can be forgotten."""
+"""Quotas that are looked at each time , to forget idle ones."""
 _RECOUNT_MS = 1_000
 """Items of a topic are counted again so often while hosts ask for tokens: dead letters, and enqueues of hosts that do
 not know the topic's policy yet, are stored without tokens."""
@@ -189,27 +180,24 @@ def coordinator_slot(ns: str, topic: str = "") -> int:
 
 
 class QuotaCoordinator:
-    """One host's. `quota_of` returns the quotas of its configuration and settings. `now_ms` is the host's clock, which
-    may be set; tokens accrue by `monotonic_ms`."""
+    """The coordinator on one host. `quota_of` returns the quotas of its configuration and settings."""
 
     def __init__(
         self,
         engine: Engine,
         quota_of: Callable[[Bounded], Quota | None],
-        forwarder: Forwarder | LoneForwarder,
-        owners: SlotOwners | LoneSlotOwner,
-        now_ms: Callable[[], int],
-        monotonic_ms: Callable[[], int],
-        later: Callable[[int, Callable[[], None]], Any],
+        forwarder: Forwarder,
+        owners: SlotOwners,
+        timers: Timers,
     ) -> None:
         self._engine = engine
         self._quota_of = quota_of
         self._routing = forwarder.routing
-        self._now_ms = now_ms
-        self._monotonic_ms = monotonic_ms
+        self._now_ms = timers.now_ms
+        self._monotonic_ms = timers.monotonic_ms
         self._tokens: dict[Bounded, tuple[NamespaceTokens, SlotOwner, int]] = {}  # with since when there are none
         self._owners = owners
-        self.counts = ItemCounts(engine, forwarder, owners.check, monotonic_ms, later)
+        self.counts = ItemCounts(engine, forwarder, owners, timers)
 
     def take(self, key: Bounded, holder: str, asked: Ask, answer: Answer) -> None:
         """Answer the question of one host, after the shard was confirmed and, if needed, the items were counted."""

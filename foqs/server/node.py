@@ -26,8 +26,9 @@ from foqs.engine.engine import Engine
 from foqs.engine.state import Callbacks
 from foqs.event_loop import until
 from foqs.hooks.topic_hooks import TopicHooks
-from foqs.peers.forwarder import Forwarder, LoneForwarder, LoneSlotOwner
-from foqs.peers.hash_slots import SlotOwners
+from foqs.peers.forwarded import Timers
+from foqs.peers.forwarder import Forwarder, LoneForwarder
+from foqs.peers.hash_slots import LoneSlotOwners, SlotOwners
 from foqs.peers.lease_coordinator import SlotCoordinator
 from foqs.peers.quota_client import QuotaClient
 from foqs.peers.ready_topics import ReadyPublisher
@@ -75,12 +76,25 @@ class Neighbours:
 LONE = Neighbours(routing=Routing, handover_ms=0, changed=_nothing, static=True)
 
 
+class LoopTimers:
+    """The clocks of a host and the timers of its event loop; see `foqs.peers.forwarded.Timers`."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, now_ms: Callable[[], int]) -> None:
+        self._loop = loop
+        self.now_ms = now_ms
+        self.monotonic_ms = monotonic_ms
+        self.soon = loop.call_soon
+
+    def later(self, after_ms: int, do: Callable[[], None]) -> None:
+        self._loop.call_later(after_ms / 1000, do)
+
+
 class NoPeers:
     """In place of `Peers` on a lone host."""
 
-    def __init__(self, engine: Engine, address: Callable[[], str]) -> None:
-        self.forwarder = LoneForwarder(engine, address)
-        self.slot_owners = LoneSlotOwner(monotonic_ms())
+    def __init__(self, engine: Engine, address: Callable[[], str], timers: Timers, requests: RequestLog) -> None:
+        self.forwarder = LoneForwarder(engine, address, timers, requests)
+        self.slot_owners = LoneSlotOwners(engine, timers)
         self.slots_written = self.forwarder.share_slots
 
     def limit(self, limits: Limits) -> None:
@@ -101,28 +115,22 @@ class Peers:
         engine: Engine,
         guard: Guard,
         neighbours: Neighbours,
-        *,
-        now_ms: Callable[[], int],
-        soon: Callable[[Callable[[], None]], Any],
-        later: Callable[[int, Callable[[], None]], Any],
+        timers: Timers,
         requests: RequestLog,
     ) -> None:
         self.caller = PeerCaller(limits, budget, tls=peer_context(config.tls), introduction=guard.introduction())
         self.forwarder = Forwarder(
             engine,
-            config.server.id,
             neighbours.routing,
             guard.proven(self.caller.call),
             self.caller.cut,
+            timers,
+            requests,
             handover_ms=neighbours.handover_ms,
-            now_ms=now_ms,
-            soon=soon,
-            later=later,
-            requests=requests,
             slots_arrived=neighbours.slots_arrived,
             share_slots=neighbours.share_slots,
         )
-        self.slot_owners = SlotOwners(engine, now_ms, monotonic_ms, self.forwarder.slot_moves.adopt)
+        self.slot_owners = SlotOwners(engine, timers, self.forwarder.slot_moves.adopt)
         self.slots_written = _nothing
 
     def limit(self, limits: Limits) -> None:
@@ -161,6 +169,8 @@ class Node:
         self._config = config
         self._loop = asyncio.get_running_loop()
         self._clock = Clock()
+        timers = LoopTimers(self._loop, self._clock.now_ms)
+        self._later = timers.later
         self._listening = ""
         limits = Limits(**config.limits.model_dump())
         budget = Budget(config.host.budget_bytes)
@@ -218,31 +228,15 @@ class Node:
             self.keeper = ClusterSettings(neighbours.settings, self.settings, self.runner.workers, self._later)
         self.peers: Peers | NoPeers
         if neighbours.static:
-            self.peers = NoPeers(self.engine, lambda: self.address)
+            self.peers = NoPeers(self.engine, lambda: self.address, timers, self.requests)
         else:
-            self.peers = Peers(
-                config,
-                limits,
-                budget,
-                self.engine,
-                self.guard,
-                neighbours,
-                now_ms=self._clock.now_ms,
-                soon=self._loop.call_soon,
-                later=self._later,
-                requests=self.requests,
-            )
-        self.forwarder: Forwarder | LoneForwarder = self.peers.forwarder
-        quotas = QuotaClient(
-            self.engine, self.forwarder, self.peers.slot_owners, self._clock.now_ms, monotonic_ms, self._later
-        )
-        slots = SlotCoordinator(
-            self.engine, self.forwarder, self.peers.slot_owners, quotas.begin, monotonic_ms, self._later
-        )
-        self.lender = TokenLender(
-            self.engine, self.forwarder, quotas.coordinator, slots, quotas.begin, monotonic_ms, self._later
-        )
-        shares = ShareExchange(self.engine, self.forwarder.other_hosts, self.forwarder.ask, monotonic_ms, self._later)
+            self.peers = Peers(config, limits, budget, self.engine, self.guard, neighbours, timers, self.requests)
+        self.forwarder: Forwarder = self.peers.forwarder
+        owners = self.peers.slot_owners
+        quotas = QuotaClient(self.engine, self.forwarder, owners, timers)
+        slots = SlotCoordinator(self.engine, self.forwarder, owners, quotas.begin, timers)
+        self.lender = TokenLender(self.engine, self.forwarder, quotas.coordinator, slots, quotas.begin, timers)
+        shares = ShareExchange(self.engine, self.forwarder, timers)
         if not neighbours.static:
             quotas.watch()
             shares.begin()
@@ -263,9 +257,6 @@ class Node:
             requests=self.requests,
             trusts=self.guard.trusts,
         )
-
-    def _later(self, after_ms: int, do: Callable[[], None]) -> None:
-        self._loop.call_later(after_ms / 1000, do)
 
     @property
     def unreachable(self) -> set[int]:

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 from foqs.errors import FoqsError, LostReply
 from foqs.idl import idl
 from foqs.ids import HASH_SLOTS
-from foqs.peers.forwarded import Exchange
-from foqs.peers.ready_topics import Done
+from foqs.peers.forwarded import Done, Exchange
 from foqs.shardmgr.facts import Slots
 from foqs.shardmgr.routing import Route, make_routing
+from tests.support.timers import TestTimers
 
 HANDOVER_MS = 5_000
 DEADLINE_MS = 60_000
@@ -74,14 +74,15 @@ class Rig:
         self.engine: Any = SimpleNamespace(
             shards={},
             shards_elsewhere=True,
+            config=SimpleNamespace(server=SimpleNamespace(id="a")),
             counters=SimpleNamespace(held=0, forwarded=0),
             deadlines=SimpleNamespace(push=lambda at_ms, what: self.rung.append((at_ms, what))),
             alarm=lambda at_ms: None,
         )
         self.route(owners, shards)
         self.exchange = Exchange(
-            self.engine, "a", lambda: self.routing, self._ask, handover_ms=HANDOVER_MS, now_ms=lambda: self.now_ms,
-            soon=self.turn.append, log=self.log,
+            self.engine, lambda: self.routing, self._ask, TestTimers(lambda: self.now_ms, soon=self.turn.append),
+            self.log, handover_ms=HANDOVER_MS,
         )  # fmt: skip
 
     def route(self, owners: Mapping[int, str], shards: tuple[int, ...] = ()) -> None:

@@ -12,7 +12,8 @@ from foqs.engine import explain
 from foqs.errors import Forbidden, NotSent, NotServed, Overloaded
 from foqs.idl import idl
 from foqs.peers.forwarded import AGAIN_MS
-from foqs.peers.forwarded_requests import ForwardedExplain, nearest
+from foqs.peers.forwarded_requests import ForwardedExplain
+from foqs.peers.gather import nearest
 from tests.peers.exchanges import DEADLINE_MS, LOST, Incoming, Rig, ids
 from tests.peers.nodes import Cluster
 

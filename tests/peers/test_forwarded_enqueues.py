@@ -120,10 +120,9 @@ def test_a_keyed_item_in_doubt_is_not_withdrawn() -> None:
 
 def plain(rig: Rig, addresses: list[str]) -> list[Any]:
     outcomes: list[Any] = []
-    request = SimpleNamespace(ns="test", context=None)
+    request = SimpleNamespace(ns="test", context=None, items=[spec("t", b"1"), spec("t", b"2")])
     call = EnqueueCall(2, outcomes.extend)
-    specs = [spec("t", b"1"), spec("t", b"2")]
-    ForwardedEnqueue(rig.exchange, call, [0, 1], specs, request, addresses, DEADLINE_MS).route()
+    ForwardedEnqueue(rig.exchange, call, [0, 1], request, addresses, DEADLINE_MS).route()
     return outcomes
 
 

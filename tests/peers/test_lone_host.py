@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from foqs.engine.state import Callbacks
 from foqs.errors import FoqsError, NotSent
+from foqs.idl import idl
 from foqs.ids import HASH_SLOTS
-from foqs.peers.forwarder import LoneForwarder, LoneSlotOwner
-from foqs.peers.hash_slots import SlotOwner
+from foqs.peers.forwarded_requests import ACK
+from foqs.peers.forwarder import LoneForwarder
+from foqs.peers.hash_slots import LoneSlotOwners, SlotOwner
 from foqs.shardmgr.routing import has
 from tests.engine.laboratory import Laboratory
+from tests.peers.exchanges import Incoming, Log
+from tests.support.timers import TestTimers
 
 pytestmark = pytest.mark.memory
 ADDRESS = "here:1"
@@ -20,7 +26,7 @@ class Rig(Laboratory):
     def __init__(self, *numbers: int) -> None:
         self.forwarder: LoneForwarder | None = None
         super().__init__(*numbers, callbacks=Callbacks(slots_written=self._slots_written))
-        self.lone = self.forwarder = LoneForwarder(self.engine, lambda: ADDRESS)
+        self.lone = self.forwarder = LoneForwarder(self.engine, lambda: ADDRESS, TestTimers(lambda: self.now_ms), Log())
 
     def _slots_written(self) -> None:
         if self.forwarder is not None:
@@ -79,18 +85,26 @@ def test_no_request_leaves_the_host() -> None:
 
     rig.lone.ask("there:1", "Dequeue", None, 1_000, done)
     assert errors == [NotSent]
-    lone = rig.lone
-    ways = (lone.enqueue, lone.dequeue, lone.get_item, lone.list_items, lone.was_charged)
-    assert [way() for way in ways] == [False] * len(ways)
+    lone, call = rig.lone, Incoming(idl.GetItemRequest(1))
+    nothing: Any = None
+    assert not lone.enqueue(nothing, [0], call.request, rig.now_ms, 1_000)
+    assert not lone.get_item(call, lambda: None, 1_000)
+    assert not lone.explain_item(call, lambda: None, 1_000)
+    assert not lone.list_items(call, 1_000)
+    assert not lone.was_charged(call.request)
+    assert lone.items(ACK, call.request, [1], nothing, 1_000, nothing) is None
+    assert not call.answers
 
 
 def test_a_lone_host_has_all_slots_since_its_start() -> None:
     found: list[tuple[SlotOwner | None, int]] = []
-    LoneSlotOwner(500).find(7, lambda *owner: found.append(owner))
+    LoneSlotOwners(Rig(1).engine, TestTimers(lambda: 500)).find(7, lambda *owner: found.append(owner))
     assert found == [(SlotOwner(0, 0), 500)]
 
 
 def test_a_lone_host_has_no_other_hosts_to_ask() -> None:
     ends: list[list[str]] = []
-    Rig(1).lone.ask_others("ReleaseLeases", dict, None, 1_000, lambda *_: ends.append(["an answer"]), ends.append)
+    Rig(1).lone.ask_others(
+        "ReleaseLeases", dict, idl.GetItemRequest(1), 1_000, lambda *_: ends.append(["an answer"]), ends.append
+    )
     assert ends == [[]]

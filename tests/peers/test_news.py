@@ -8,12 +8,13 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from foqs.engine.calls import LongPoll
 from foqs.errors import Unavailable
 from foqs.fairness.keys import TopicKey
 from foqs.idl import idl
 from foqs.peers import ready_topics
 from foqs.peers.gather import Pages
-from foqs.peers.ready_topics import MOST_NEWS, PUBLISH_AGAIN_MS, News, ReadyPublisher, ReadySubscriber, WatchCall
+from foqs.peers.ready_topics import MOST_NEWS, PUBLISH_AGAIN_MS, News, ReadyPublisher, ReadySubscriber
 from tests.support.examples import examples
 
 T, U = ("n", "t"), ("n", "u")
@@ -91,9 +92,9 @@ def test_a_topic_that_could_not_be_leased_is_published_later() -> None:
 
 def test_waiting_hosts_get_one_answer_for_all_news_of_a_turn() -> None:
     at = Room()
-    answered: list[WatchCall] = []
+    answered: list[LongPoll] = []
     version = at.room.after(None).version
-    calls = [WatchCall(version, answered.append) for _ in range(3)]
+    calls = [LongPoll(version, answered.append) for _ in range(3)]
     assert all(at.room.wait(call) for call in calls)
     at.room.forget(calls[2])
     at.put(T)
@@ -101,13 +102,13 @@ def test_waiting_hosts_get_one_answer_for_all_news_of_a_turn() -> None:
     assert answered == []
     at.run()
     assert answered == calls[:2]
-    assert not at.room.wait(WatchCall(version, answered.append)), "there is news already"
+    assert not at.room.wait(LongPoll(version, answered.append)), "there is news already"
 
 
 def test_a_forgotten_watch_call_is_done() -> None:
     """The host need not wait for the deadline of the call."""
     at = Room()
-    call = WatchCall(at.room.after(None).version, lambda call: None)
+    call = LongPoll(at.room.after(None).version, lambda call: None)
     assert at.room.wait(call)
     at.room.forget(call)
     assert call.done
@@ -271,7 +272,7 @@ class Lossy:
             response = idl.WatchTopicsResponse(news_.version, news_.whole, topics)
             self.coming.append(lambda lost: done(None, Unavailable("lost")) if lost else done(response, None))
 
-        call = WatchCall(request.version, answer)
+        call = LongPoll(request.version, answer)
         if request.version is None or not self.at.room.wait(call):
             answer(call)
 

@@ -9,17 +9,19 @@ import pytest
 
 from foqs.engine.dead_letters import PageAsk
 from foqs.engine.engine import Engine
-from foqs.errors import NotFound, NotServed, Unavailable
+from foqs.errors import NotFound, Unavailable
 from foqs.idl import idl
-from foqs.peers.forwarded import HERE, Route, Target
-from foqs.peers.forwarder import ClusterOwners, LoneOwners
+from foqs.peers.forwarded import HERE, Route
+from foqs.peers.forwarder import LoneForwarder
 from foqs.peers.gather import FailureGathering
 from foqs.peers.redrive import PAGE_ITEMS, Plan, Redrive, Redriven
 from foqs.rows import FailureGroup
+from foqs.shardmgr.routing import Routing
 from tests.api.wire import Wire
 from tests.engine.laboratory import Laboratory
-from tests.peers.exchanges import Rig
+from tests.peers.exchanges import Log, Rig
 from tests.peers.nodes import Cluster
+from tests.support.timers import TestTimers
 
 DEAD = {"ns": "test", "topic": "t.dlq"}
 
@@ -104,34 +106,31 @@ def test_a_page_of_a_shard_that_is_elsewhere_is_refused(cluster: Cluster) -> Non
 # ------------------------------------------------------------------------------------------ the parts
 
 
+def alone(lab: Laboratory) -> LoneForwarder:
+    return LoneForwarder(lab.engine, lambda: "here:1", TestTimers(lambda: lab.now_ms), Log())
+
+
 def test_owners_of_a_cluster() -> None:
     rig = Rig({1: "b", 2: "c"}, shards=(3,))
-    owners = ClusterOwners(rig.exchange)
-    assert (owners.shards(), owners.unowned()) == ([1, 2, 3], [3])
-    assert owners.find(1) == Route("b:1", 1, "b")
-    assert isinstance(owners.find(3), Unavailable)
+    find = rig.exchange.find
+    assert find(1) == Route("b:1", 1, "b")
+    assert isinstance(find(3), Unavailable)
     rig.routing = replace(rig.routing, disabled=frozenset({3}))
-    assert isinstance(owners.find(3), NotFound), "it is not waited for"
-    assert isinstance(owners.find(4), NotFound)
+    assert isinstance(find(3), NotFound), "it is not waited for"
+    assert isinstance(find(4), NotFound)
 
 
 def test_a_shard_that_is_removed_during_a_redrive_is_not_missing() -> None:
     lab = Laboratory(1)
     found: list[Redriven] = []
-    shown = [1, 2, 3]
-
-    class Owners(LoneOwners):
-        def shards(self) -> list[int]:
-            return list(shown)
-
-        def find(self, shard: int) -> Target:
-            return NotFound("disabled or removed")
-
-    owners = Owners(lab.engine)
+    exchange = alone(lab).exchange
+    routing = Routing(shards=frozenset({1, 2, 3}), disabled=frozenset({1, 2, 3}))
+    exchange.routing = lambda: routing
+    exchange.serves = lambda number: False  # type: ignore[method-assign]
     wanted: Any = None
     plan = Plan(PageAsk(("n", "t.dead"), 0, None, wanted, 0), 0, 0, 5_000)
-    redrive = Redrive(lab.engine, owners, plan, lambda: lab.now_ms, lambda *_: None, found.append)
-    shown.remove(2)
+    redrive = Redrive(exchange, plan, lambda *_: None, found.append)
+    routing = replace(routing, shards=frozenset({1, 3}))
     redrive.begin(10_000)
     while lab.engine.next_turn:
         lab.engine.pump(lab.now_ms)
@@ -140,22 +139,21 @@ def test_a_shard_that_is_removed_during_a_redrive_is_not_missing() -> None:
 
 def test_owners_of_a_lone_host() -> None:
     lab = Laboratory(1, 2)
-    owners = LoneOwners(lab.engine)
-    assert owners.find(1) is HERE
+    lone = alone(lab)
+    assert lone.exchange.find(1) is HERE
     lab.engine.lose(lab.engine.shards[2], lab.now_ms)
-    assert (owners.shards(), owners.unowned()) == ([1, 2], [2])
-    assert isinstance(owners.find(2), Unavailable)
-    answers: list[Any] = []
-    owners.send("b:1", "RedriveItems", None, None, 0, lambda response, error: answers.append(error))
-    assert isinstance(answers[0], NotServed)
+    lone.changed()
+    assert (lone.routing().shards, lone.routing().unowned) == ({1, 2}, {2})
+    assert isinstance(lone.exchange.find(2), Unavailable)
 
 
 def test_a_gathering_waits_for_all_hosts() -> None:
     answers: list[Any] = []
-    gathering = FailureGathering({"a", "b"}, [], 1, lambda *found: answers.append(found))
-    gathering.add("a", ([FailureGroup(5, 1, 2, 1, 2, 3, b"r")], False))
+    gathering = FailureGathering(1, [], lambda *found: answers.append(found))
+    gathering.here("a", ([FailureGroup(5, 1, 2, 1, 2, 3, b"r")], False))
     assert answers == []
-    gathering.answered_by("b")(idl.ListFailuresResponse([idl.FailureGroup(1, -5, 1, 1, 1, 1, "s")], None, []), None)
+    gathering.add_answer("b", idl.ListFailuresResponse([idl.FailureGroup(1, -5, 1, 1, 1, 1, "s")], None, []))
+    gathering.end([])
     assert answers == [([FailureGroup(-5, 1, 1, 1, 1, 1, b"s")], True, [])]
 
 
@@ -165,6 +163,6 @@ def test_a_redrive_without_shards_ends_at_once() -> None:
     assert isinstance(lab.engine, Engine)
     ask: Any = None
     plan = Plan(ask, 0, 0, 1_000)
-    Redrive(lab.engine, LoneOwners(lab.engine), plan, lambda: lab.now_ms, lambda *_: None, answers.append).begin(1_000)
+    Redrive(alone(lab).exchange, plan, lambda *_: None, answers.append).begin(1_000)
     assert (answers[0].at_most, answers[0].more) == (0, False)
     assert PAGE_ITEMS == 500

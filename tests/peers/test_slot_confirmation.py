@@ -10,6 +10,7 @@ from foqs.shardmgr.lifecycle import ShardState
 from foqs.shardmgr.routing import bits_of
 from tests.engine.laboratory import Laboratory
 from tests.sim.memory_store import MemoryStore
+from tests.support.timers import TestTimers
 
 pytestmark = pytest.mark.memory
 
@@ -24,7 +25,7 @@ class Rig(Laboratory):
         self.engine.touch(self.shard)
         self.settle()
         self.answers: list[bool | str] = []
-        self.owners = SlotOwners(self.engine, lambda: self.now_ms, lambda: self.now_ms, lambda: None)
+        self.owners = SlotOwners(self.engine, TestTimers(lambda: self.now_ms), lambda: None)
         self.now_ms += self.shard.config.confirm_ms + 1
 
     def confirm(self) -> None:

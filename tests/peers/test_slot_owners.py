@@ -9,6 +9,7 @@ from foqs.limits.bucket import TTL_MS
 from foqs.peers.hash_slots import SlotOwner, SlotOwners
 from foqs.shardmgr.lifecycle import ShardState
 from foqs.shardmgr.routing import bits_of
+from tests.support.timers import TestTimers
 
 pytestmark = pytest.mark.memory
 
@@ -51,7 +52,7 @@ class Rig:
         self.engine: Any = SimpleNamespace(
             serving=self.shards, config=SimpleNamespace(host=SimpleNamespace(confirm_ms=CONFIRM_MS))
         )
-        self.owners = Owners(self.engine, lambda: self.now_ms, lambda: self.monotonic_ms, lambda: None)
+        self.owners = Owners(self.engine, TestTimers(lambda: self.now_ms, lambda: self.monotonic_ms), lambda: None)
 
     def at(self, monotonic_ms: int) -> Owners:
         """The owners as observed at that time."""

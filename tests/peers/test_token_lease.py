@@ -19,7 +19,7 @@ class Rig:
     """A lease, and the answers of its charges in order: (name, admitted items, hint of the refusal)."""
 
     def __init__(self) -> None:
-        self.lease = TokenLease(QUOTA, Allowance(0, count(1)), str)
+        self.lease = TokenLease(("ns", ""), QUOTA, Allowance(0, count(1)))
         self.served: list[tuple[str, int, int | None]] = []
 
     def charge(self, name: str, items: int) -> Charge:

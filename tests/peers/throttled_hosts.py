@@ -26,6 +26,7 @@ from foqs.policies.layers import Policies
 from foqs.policies.settings import Settings
 from foqs.shardmgr.facts import Slots
 from foqs.shardmgr.routing import Route, make_routing
+from tests.support.timers import TestTimers
 
 NS = "shop"
 TRIP_MS = 1
@@ -80,12 +81,13 @@ class Host:
         self.engine.begin, self.engine.go_on = partial(State.begin, self.engine), partial(State.go_on, self.engine)
         forwarder: Any = SimpleNamespace(routing=lambda: cluster.routing, ask=self._ask)
         owners: Any = SimpleNamespace(find=self._find, observe=lambda: None, check=None)
-        self.coordinator = QuotaCoordinator(self.engine, self._quota_of, forwarder, owners, clock, clock, later)
-        slots = SlotCoordinator(self.engine, forwarder, owners, lambda: None, clock, later)
+        timers = TestTimers(clock, later=later)
+        self.coordinator = QuotaCoordinator(self.engine, self._quota_of, forwarder, owners, timers)
+        slots = SlotCoordinator(self.engine, forwarder, owners, lambda: None, timers)
         made: Any = PeerMethods
         methods = made(None, self.coordinator, slots, None)
         self.methods = methods.handlers()
-        self.lender = TokenLender(self.engine, forwarder, self.coordinator, slots, lambda: None, clock, later)
+        self.lender = TokenLender(self.engine, forwarder, self.coordinator, slots, lambda: None, timers)
 
     def _run(self, work: Any) -> None:
         for _ in work:

@@ -8,8 +8,9 @@ from functools import partial
 import pytest
 from structlog.testing import capture_logs
 
+from foqs.engine.calls import LongPoll
 from foqs.errors import Unavailable
-from foqs.peers.settings_sync import AwaitCall, HostSettings
+from foqs.peers.settings_sync import HostSettings
 from foqs.policies.settings import Settings
 from foqs.rows import SettingRow
 from foqs.server.settings import ClusterSettings
@@ -175,7 +176,7 @@ def test_a_version_is_confirmed_when_its_copies_are_written(cluster: Cluster, ho
     host.timers.clear()
 
     def wait(version: int) -> None:
-        host.settings.wait(AwaitCall("ns", version, lambda _: confirmed.append(version)), 1 << 60)
+        host.settings.wait("ns", LongPoll(version, lambda _: confirmed.append(version)), 1 << 60)
 
     first = versions("b", start=old)
     wait(2)

@@ -11,6 +11,7 @@ from foqs.peers.hash_slots import SlotOwners
 from foqs.peers.lease_coordinator import SlotCoordinator
 from foqs.peers.quota_client import QuotaClient
 from foqs.peers.throttle_client import TokenLender
+from tests.support.timers import TestTimers
 
 if TYPE_CHECKING:
     from tests.sim.member import Member
@@ -24,12 +25,11 @@ class Lending:
         self._begun_ms = member.sim.rng.randrange(1_000_000) - member.sim.time
         self._member = member
         forwarder: Any = SimpleNamespace(routing=neighbour.routing, ask=neighbour.ask, slots=lambda: None)
-        owners = SlotOwners(engine, lambda: member.now_ms, self.monotonic_ms, neighbour.moves.adopt)
-        quotas = QuotaClient(engine, forwarder, owners, lambda: member.now_ms, self.monotonic_ms, neighbour.later)
-        slots = SlotCoordinator(engine, forwarder, owners, quotas.begin, self.monotonic_ms, neighbour.later)
-        self.lender = TokenLender(
-            engine, forwarder, quotas.coordinator, slots, quotas.begin, self.monotonic_ms, neighbour.later
-        )
+        timers = TestTimers(lambda: member.now_ms, self.monotonic_ms, later=neighbour.later)
+        owners = SlotOwners(engine, timers, neighbour.moves.adopt)
+        quotas = QuotaClient(engine, forwarder, owners, timers)
+        slots = SlotCoordinator(engine, forwarder, owners, quotas.begin, timers)
+        self.lender = TokenLender(engine, forwarder, quotas.coordinator, slots, quotas.begin, timers)
         methods = PeerMethods(None, quotas.coordinator, slots, None)  # type: ignore[arg-type]
         self._methods = methods.handlers()
 

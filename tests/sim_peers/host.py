@@ -137,7 +137,7 @@ class Host:
         self._tick_at = NEVER_MS
         profile, now_ms = sim.profile, self.now_ms
         config = profile.config.model_copy(update={"server": ServerSection.model_construct(id=name)})
-        news = ReadyPublisher(self._ready, now_ms(), self._soon, self.later)
+        news = ReadyPublisher(self._ready, now_ms(), self.soon, self.later)
         callbacks = Callbacks(
             wake=self._wake,
             alarm=self._alarm,
@@ -153,32 +153,25 @@ class Host:
         self.engine.host = self
         self.forwarder = Forwarder(
             self.engine,
-            name,
             lambda: self.routing,
             lambda *args: sim.exchange.ask(self, *args),
             lambda address: sim.exchange.cut(self, address),
+            self,
+            _NoLog(),  # type: ignore[arg-type]
             handover_ms=profile.handover_ms,
-            now_ms=now_ms,
-            soon=self._soon,
-            later=self.later,
-            requests=_NoLog(),  # type: ignore[arg-type]
             slots_arrived=lambda moved: self.later(5, lambda: sim.control.arrived(self.routing.slots, moved)),
             share_slots=lambda: None,
         )
-        owners = SlotOwners(self.engine, now_ms, self.monotonic_ms, self.forwarder.slot_moves.adopt)
-        quotas = _Quotas(self.engine, self.forwarder, owners, now_ms, self.monotonic_ms, self.later)
+        owners = SlotOwners(self.engine, self, self.forwarder.slot_moves.adopt)
+        quotas = _Quotas(self.engine, self.forwarder, owners, self)
         quotas.host = self
         quotas.watch()
         state = rng.getstate()
-        slots = SlotCoordinator(self.engine, self.forwarder, owners, quotas.begin, self.monotonic_ms, self.later)
-        self.lender = TokenLender(
-            self.engine, self.forwarder, quotas.coordinator, slots, quotas.begin, self.monotonic_ms, self.later
-        )
+        slots = SlotCoordinator(self.engine, self.forwarder, owners, quotas.begin, self)
+        self.lender = TokenLender(self.engine, self.forwarder, quotas.coordinator, slots, quotas.begin, self)
         rng.setstate(state)  # runs without throttles go on as they did before there were any
         _HOSTS[self.engine.throttling] = self
-        shares = ShareExchange(
-            self.engine, self.forwarder.other_hosts, self.forwarder.ask, self.monotonic_ms, self.later
-        )
+        shares = ShareExchange(self.engine, self.forwarder, self)
         shares.begin()
         limits = Limits(**config.limits.model_dump())
         self.settings = HostSettings(self.engine)
@@ -186,7 +179,7 @@ class Host:
         self._handlers = Handlers(
             host, news, quotas, slots, shares, self.settings, HostStore(sim.settings, self),
             TopicHooks(
-                self.engine.policies, Functions(self._soon), now_ms, self.monotonic_ms, lambda: 1_000, lambda *_: None
+                self.engine.policies, Functions(self.soon), now_ms, self.monotonic_ms, lambda: 1_000, lambda *_: None
             ),
         )  # fmt: skip
         self._methods = self._handlers.handlers()
@@ -259,7 +252,7 @@ class Host:
         """A freeze is never cut short: work of the host waits for its end already."""
         self.frozen_until = max(self.frozen_until, until)
 
-    def _soon(self, do: Callable[[], None]) -> None:
+    def soon(self, do: Callable[[], None]) -> None:
         self.later(0, do)
 
     def later(self, after_ms: int, do: Callable[[], None]) -> None:
@@ -276,7 +269,7 @@ class Host:
     def _wake(self) -> None:
         if not self._pumping:
             self._pumping = True
-            self._soon(self._pump)
+            self.soon(self._pump)
 
     def _pump(self) -> None:
         self._pumping = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -178,10 +178,10 @@ def a_resumed_topic_is_not_published(patch: Patch) -> None:
 
 @mutant
 def a_host_without_an_answer_is_named(patch: Patch) -> None:
-    def answers(confirmation: Confirmation, address: str) -> Callable[..., None]:
-        return lambda response, error: confirmation._add(address, confirmation._settings.version)
+    def answered(confirmation: Confirmation, address: str, response: object, error: object) -> None:
+        confirmation._add(address, confirmation._settings.version)
 
-    patch.setattr(Confirmation, "_answers", answers)
+    patch.setattr(Confirmation, "_answered", answered)
 
 
 @mutant

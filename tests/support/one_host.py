@@ -19,11 +19,12 @@ from foqs.hooks.protocol import Failed, HookKey
 from foqs.hooks.topic_hooks import TopicHooks
 from foqs.idl import idl
 from foqs.ids import HASH_SLOTS
-from foqs.peers.forwarder import Forwarder, LoneForwarder, LoneSlotOwner
-from foqs.peers.hash_slots import SlotOwners
+from foqs.peers.forwarded import Done
+from foqs.peers.forwarder import Forwarder, LoneForwarder
+from foqs.peers.hash_slots import LoneSlotOwners, SlotOwners
 from foqs.peers.lease_coordinator import SlotCoordinator
 from foqs.peers.quota_client import QuotaClient
-from foqs.peers.ready_topics import Done, ReadyPublisher
+from foqs.peers.ready_topics import ReadyPublisher
 from foqs.peers.settings_sync import HostSettings
 from foqs.peers.tenant_shares import ShareExchange
 from foqs.peers.throttle_client import TokenLender
@@ -35,6 +36,7 @@ from tests.peers.exchanges import Log, Sent
 from tests.policies.memory import MemorySettings
 from tests.sim_peers.exchange import Call as SimulatedCall
 from tests.support.scripts import Functions
+from tests.support.timers import TestTimers
 
 HANDOVER_MS = 5_000
 ADDRESS = "a:1"
@@ -106,7 +108,7 @@ class OneHost(Laboratory):
         self.shared = 0
         self.arrived: list[Mapping[int, SlotMove]] = []
         self.service: Handlers | None = None
-        self.forwarder: Forwarder | LoneForwarder | None = None
+        self.forwarder: Forwarder | None = None
         self._turn: list[Callable[[], None]] = []
         self._timers: list[tuple[int, Callable[[], None]]] = []
         self.scripts = Functions(self._turn.append)
@@ -132,31 +134,24 @@ class OneHost(Laboratory):
     def _connect(self) -> None:
         """Make the parts around the engine, as `foqs.server.node` does."""
         now_ms = lambda: self.now_ms  # noqa: E731
+        timers = TestTimers(now_ms, lambda: self.monotonic_ms, self._turn.append, self._later)
         if self.routing is not None:
             self.forwarder = Forwarder(
-                self.engine, self.name, self._routing, self._ask, self.cut.append, handover_ms=HANDOVER_MS,
-                now_ms=now_ms, soon=self._turn.append, later=self._later, requests=self.log,
+                self.engine, self._routing, self._ask, self.cut.append, timers, self.log, handover_ms=HANDOVER_MS,
                 slots_arrived=self.arrived.append, share_slots=self._share_slots,
             )  # fmt: skip
-            owners: SlotOwners | LoneSlotOwner = SlotOwners(
-                self.engine, now_ms, lambda: self.monotonic_ms, self.forwarder.slot_moves.adopt
-            )
+            owners = SlotOwners(self.engine, timers, self.forwarder.slot_moves.adopt)
         else:
-            self.forwarder = LoneForwarder(self.engine, lambda: ADDRESS)
-            owners = LoneSlotOwner(self.monotonic_ms)
-        self.quotas = QuotaClient(self.engine, self.forwarder, owners, now_ms, lambda: self.monotonic_ms, self._later)
+            self.forwarder = LoneForwarder(self.engine, lambda: ADDRESS, timers, self.log)
+            owners = LoneSlotOwners(self.engine, timers)
+        self.quotas = QuotaClient(self.engine, self.forwarder, owners, timers)
         if self.routing is not None:
             self.quotas.watch()
-        slots = SlotCoordinator(
-            self.engine, self.forwarder, owners, self.quotas.begin, lambda: self.monotonic_ms, self._later
-        )
+        slots = SlotCoordinator(self.engine, self.forwarder, owners, self.quotas.begin, timers)
         self.lender = TokenLender(
-            self.engine, self.forwarder, self.quotas.coordinator, slots, self.quotas.begin, lambda: self.monotonic_ms,
-            self._later,
-        )  # fmt: skip
-        self.shares = ShareExchange(
-            self.engine, self.forwarder.other_hosts, self.forwarder.ask, lambda: self.monotonic_ms, self._later
+            self.engine, self.forwarder, self.quotas.coordinator, slots, self.quotas.begin, timers
         )
+        self.shares = ShareExchange(self.engine, self.forwarder, timers)
         self.failed: list[tuple[HookKey, Failed]] = []
         self.hooks = TopicHooks(
             self.engine.policies, self.scripts, now_ms, lambda: self.monotonic_ms, lambda: 1_000,

@@ -99,7 +99,7 @@ class AckDequeue:
         dequeue = DequeueAfterAcks(call, self._engine)
         waiting, wait_ms = self._items.consumer(dequeue, now_ms)
         if not has_acks:
-            self._dequeue(dequeue, waiting, wait_ms)
+            self._dequeue(dequeue, waiting, now_ms, wait_ms)
             return
         timeout_ms = min(validation.timeout_ms(request, limits), self._engine.config.host.confirm_ms)
         acked = partial(self._acked, call, dequeue, waiting, sifted)
@@ -150,13 +150,13 @@ class AckDequeue:
         if bodies_bytes < largest_bytes:
             waiting.elsewhere = None
         dequeue.request.max_bytes = min(waiting.bodies_bytes, bodies_bytes)
-        self._dequeue(dequeue, waiting, 0)
+        self._dequeue(dequeue, waiting, self._host.now_ms(), 0)
 
-    def _dequeue(self, dequeue: DequeueAfterAcks, waiting: DequeueCall, wait_ms: int) -> None:
+    def _dequeue(self, dequeue: DequeueAfterAcks, waiting: DequeueCall, now_ms: int, wait_ms: int) -> None:
         try:
             self._host.refuse_when_draining()
             self._host.refuse_when_full()
         except FoqsError as error:
             dequeue.fail(bare(error))
         else:
-            self._engine.dequeue(waiting, self._host.now_ms(), wait_ms)
+            self._engine.dequeue(waiting, now_ms, wait_ms)

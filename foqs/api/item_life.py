@@ -87,7 +87,7 @@ class ItemLife:
         if taken.hooked and not self._forwarder.was_charged(request):
             self._run_hooks(waiting, taken, request, now_ms, now_ms + timeout_ms)
         else:
-            self._admit(waiting, taken, request, now_ms + timeout_ms)
+            self._admit(waiting, taken, request, now_ms, now_ms + timeout_ms)
 
     def _run_hooks(self, waiting: EnqueueCall, taken: Intake, request: Any, now_ms: int, deadline_ms: int) -> None:
         """Run the hooks of the items, and store these with the fields that the hooks set."""
@@ -101,19 +101,19 @@ class ItemLife:
                 if again.hooked:
                     self._run_hooks(waiting, again, request, at_ms, deadline_ms)
                 else:
-                    self._admit(waiting, again, request, deadline_ms)
+                    self._admit(waiting, again, request, at_ms, deadline_ms)
                 return
             for index, result in results.items():
                 set_fields(specs[index], result)
             request.items = specs
             taken.errors.update(errors)
             taken.amend(specs, results)
-            self._admit(waiting, taken, request, deadline_ms)
+            self._admit(waiting, taken, request, self._now_ms(), deadline_ms)
 
         version, specs = policies.versions.get(ns), list(request.items)
         run_hooks(self._hooks, ns, taken, specs, max(1, deadline_ms - now_ms), done)
 
-    def _admit(self, waiting: EnqueueCall, taken: Intake, request: Any, deadline_ms: int) -> None:
+    def _admit(self, waiting: EnqueueCall, taken: Intake, request: Any, now_ms: int, deadline_ms: int) -> None:
         """Store the valid items of a request that the quotas admit."""
         ns = request.ns
         for index, error in taken.errors.items():
@@ -122,7 +122,7 @@ class ItemLife:
             return
         quota = self._quotas.of(ns)
         if (quota is None and not taken.bounded) or self._forwarder.was_charged(request):
-            self._store(waiting, taken, request, deadline_ms)
+            self._store(waiting, taken, request, now_ms, deadline_ms)
             return
         charges = [] if quota is None else [((ns, ""), quota)]
         self._charge(waiting, taken, request, deadline_ms, iter([*charges, *taken.bounded.items()]))
@@ -139,10 +139,10 @@ class ItemLife:
                 store = partial(self._charge, waiting, taken, request, deadline_ms, charges)
                 self._quotas.charge(key, quota, indices, keep, waiting, deadline_ms, store)
                 return
-        self._store(waiting, taken, request, deadline_ms)
+        self._store(waiting, taken, request, self._now_ms(), deadline_ms)
 
-    def _store(self, waiting: EnqueueCall, taken: Intake, request: Any, deadline_ms: int) -> None:
-        engine, forwarder, now_ms = self._engine, self._forwarder, self._now_ms()
+    def _store(self, waiting: EnqueueCall, taken: Intake, request: Any, now_ms: int, deadline_ms: int) -> None:
+        engine, forwarder = self._engine, self._forwarder
         if taken.keyed:
             engine.deadlines.push(deadline_ms, waiting)
             engine.alarm(deadline_ms)

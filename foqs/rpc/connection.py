@@ -43,7 +43,7 @@ _NAME_BYTES = 255  # of an unknown method that the answer repeats
 BEHIND_BYTES = 64 * 1024  # held behind a call in progress before reading is paused
 _BEHIND_LEAST_BYTES = 64  # where many calls have bytes behind them; EndWait fits in
 LINGER_S = 0.25  # from GOAWAY to the close: a request in flight arrives within it
-_TURN_FRAMES = 64  # answered in a row before other connections get their turn
+_SLICE_FRAMES = 64  # answered in a row before the loop serves other connections
 
 
 class ServedConnection(asyncio.BufferedProtocol):
@@ -56,7 +56,7 @@ class ServedConnection(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_answer_bytes", "_arrival", "_behind", "_call", "_closing", "_cutting", "_encrypted_bytes", "_known",
-        "_loose_bytes", "_output_bytes", "_reading", "_server", "_taken_bytes", "_transport", "_turn_due", "certified",
+        "_loose_bytes", "_output_bytes", "_reading", "_server", "_slice_due", "_taken_bytes", "_transport", "certified",
         "counters", "encoder", "host", "namespaces", "peer", "requests", "seen", "trusted",
     )  # fmt: skip
 
@@ -82,7 +82,7 @@ class ServedConnection(asyncio.BufferedProtocol):
         self._answer_bytes = 0  # of the last answer
         self._reading = True
         self._cutting = False
-        self._turn_due = False
+        self._slice_due = False
         self._closing = False
 
     # ------------------------------------------------------------------------------------ what asyncio calls
@@ -298,7 +298,7 @@ class ServedConnection(asyncio.BufferedProtocol):
         """Start the calls of whole frames, until one is not answered at once. Return the bytes used."""
         limit_bytes = self._server.limits.frame_bytes
         position = 0
-        turn = _TURN_FRAMES
+        left = _SLICE_FRAMES
         self._cutting = True
         while self._call is None and not self._output_bytes and end - position >= FRAME_HEAD_BYTES:
             (size,) = read_frame_size(data, position)
@@ -309,10 +309,10 @@ class ServedConnection(asyncio.BufferedProtocol):
             stop = position + FRAME_HEAD_BYTES + size
             if stop > end:
                 break
-            if turn == 0:
-                self._take_turn_later()
+            if left == 0:
+                self._slice_later()
                 break
-            turn -= 1
+            left -= 1
             self._begin(bytes(data[position + FRAME_HEAD_BYTES : stop]))
             position = stop
         self._cutting = False
@@ -320,7 +320,7 @@ class ServedConnection(asyncio.BufferedProtocol):
 
     def _go_on(self) -> None:
         """Start the frames that waited behind a call or an answer, unless another one blocks them."""
-        if self._call is None and not self._output_bytes and not self._turn_due:
+        if self._call is None and not self._output_bytes and not self._slice_due:
             if len(self._behind) >= FRAME_HEAD_BYTES:
                 used = self._cut(self._behind, len(self._behind))
                 if self._closing:
@@ -331,7 +331,7 @@ class ServedConnection(asyncio.BufferedProtocol):
     def _receive_rest(self) -> None:
         """Begin to receive the frame whose first bytes came, unless a call or an answer blocks it."""
         behind = self._behind
-        if self._call is not None or self._output_bytes or self._turn_due or not behind:
+        if self._call is not None or self._output_bytes or self._slice_due or not behind:
             return
         arrival = self._arrival
         if arrival is None:
@@ -349,12 +349,12 @@ class ServedConnection(asyncio.BufferedProtocol):
         if arrival is not None:
             arrival.end()
 
-    def _take_turn_later(self) -> None:
-        self._turn_due = True
-        self._server.loop.call_soon(self._turn)
+    def _slice_later(self) -> None:
+        self._slice_due = True
+        self._server.loop.call_soon(self._slice)
 
-    def _turn(self) -> None:
-        self._turn_due = False
+    def _slice(self) -> None:
+        self._slice_due = False
         if not self._closing:
             self._go_on()
             self._settle()

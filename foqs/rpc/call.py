@@ -203,20 +203,9 @@ class Call:
     """
 
     __slots__ = (
-        "_answered",
-        "_called",
-        "_connection",
-        "_seqid",
-        "begun_s",
-        "certified",
-        "method",
-        "on_lost",
-        "on_oneway",
-        "peer",
-        "request",
-        "request_bytes",
-        "within",
-    )
+        "_answered", "_called", "_connection", "_seqid", "begun_s", "certified", "method", "on_lost", "on_oneway",
+        "peer", "request", "request_bytes", "within",
+    )  # fmt: skip
 
     def __init__(
         self,

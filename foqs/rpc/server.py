@@ -155,14 +155,7 @@ class ThriftServer(ConnectionHub[ServedConnection]):
         connection = ServedConnection(self)
         if self._tls is None:
             return connection
-        return TlsTransport(
-            self._tls,
-            connection,
-            self.scratch,
-            accept=connection.accepted,
-            held=connection.encrypted,
-            shaking=connection.shaking,
-        )
+        return TlsTransport(self._tls, connection, self.scratch)
 
     # ------------------------------------------------------------------------------------------ time-outs
 

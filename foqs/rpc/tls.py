@@ -1,4 +1,4 @@
-"""TLS between a socket and one of this package's protocols: a protocol to the one, a transport to the other.
+"""TLS between a socket and one of this package's protocols: a protocol for the socket, a transport for the protocol.
 
 The event loop's own TLS hides the socket's write buffer, so an answer that the peer does not read would count as sent;
 it cannot close its sending side alone, and it reports a connection only after the handshake. Here every write goes to
@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import ssl
 from array import array
-from collections.abc import Callable
 from contextlib import suppress
 from fcntl import ioctl
 from termios import FIONREAD
@@ -25,22 +24,23 @@ _SLICE_BYTES = 4 * 1024
 """OpenSSL's buffers for input and output never shrink, so no more than a record goes through them at a time."""
 _AROUND_BYTES = {"TLSv1.3": 22}
 _AROUND_MOST_BYTES = 29
-"""How many bytes longer than its content a record is."""
+"""Bytes that a record has around its content."""
 _LEAST_BYTES = 2 * 1024
 _SHAKE_BYTES = 16 * 1024
-"""What a handshake may hold: that is part of the memory that each connection with TLS takes."""
+"""Bytes that a handshake may hold: part of the memory that each connection with TLS takes."""
 LINGER_S = 0.25
 """From the alert of a failed handshake to the close, so the peer can read the alert."""
 
 
 class TlsTransport(asyncio.BufferedProtocol):
-    """States: handshake; open; ended (nothing more is read). `protocol` gets `connection_made` after the handshake;
-    with `accept` it gets `connection_lost` also when the handshake failed, then with an ssl.SSLError.
+    """States: handshake; open; ended (nothing more is read). `protocol` gets `connection_made` after the handshake.
 
-    `accept(self)` is called before the handshake, and closes a connection that it refuses. `shaking` gets the number of
-    its bytes beyond `_SHAKE_BYTES`, which OpenSSL may hold all. `held` gets the number of
-    undecrypted bytes after each event. `shaken` gets None after the handshake, or its failure (an OSError). `scratch`
-    is shared by the connections of a loop: bytes received there are copied at once.
+    Without `server_hostname` this is the server's side, whose protocol gets more: `accepted(self)` before the
+    handshake, which closes a connection that it refuses; `shaking(bytes)`, the size of a handshake beyond
+    `_SHAKE_BYTES`, as OpenSSL may hold all of it; `encrypted(bytes)`, the undecrypted bytes after each event; and
+    `connection_lost` also after a failed handshake, then with an ssl.SSLError. `shaken` gets None after the handshake,
+    or its failure (an OSError). `scratch` is shared by the connections of a loop: bytes received there are copied at
+    once.
     """
 
     def __init__(
@@ -49,25 +49,20 @@ class TlsTransport(asyncio.BufferedProtocol):
         protocol: Any,
         scratch: memoryview,
         *,
-        accept: Callable[[Any], bool] | None = None,
-        held: Callable[[int], None] | None = None,
-        shaking: Callable[[int], None] | None = None,
         server_hostname: str | None = None,
         shaken: asyncio.Future[None] | None = None,
     ) -> None:
         self._protocol = protocol
         self._scratch = scratch
         self._buffered = isinstance(protocol, asyncio.BufferedProtocol)
-        self._accept = accept
-        self._held = held
-        self._shaking = shaking
+        self._serves = server_hostname is None
         self._shake_bytes = 0  # received in the handshake
         self._shaken = shaken
         self._encrypted = memoryview(b"")  # received, and not with OpenSSL yet
         self._received = ssl.MemoryBIO()
         self._sent = ssl.MemoryBIO()
         self._tls = context.wrap_bio(
-            self._received, self._sent, server_side=server_hostname is None, server_hostname=server_hostname
+            self._received, self._sent, server_side=self._serves, server_hostname=server_hostname
         )
         self._tcp: Any = None
         self._open = False
@@ -79,7 +74,7 @@ class TlsTransport(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: Any) -> None:
         self._tcp = transport
-        if self._accept is not None and not self._accept(self):
+        if self._serves and not self._protocol.accepted(self):
             self._ended = True
             return
         self._shake()
@@ -102,8 +97,8 @@ class TlsTransport(asyncio.BufferedProtocol):
             self._shake()
         if self._open:
             self._read()
-        elif self._shaking is not None and self._shake_bytes > _SHAKE_BYTES:
-            self._shaking(self._shake_bytes - _SHAKE_BYTES)
+        elif self._serves and self._shake_bytes > _SHAKE_BYTES:
+            self._protocol.shaking(self._shake_bytes - _SHAKE_BYTES)
 
     def eof_received(self) -> bool:
         return False
@@ -121,13 +116,13 @@ class TlsTransport(asyncio.BufferedProtocol):
         protocol, self._protocol = self._protocol, None  # they refer to each other
         error = self._error or error
         self._tell(error if isinstance(error, OSError) else ConnectionResetError("the connection was lost"))
-        if self._open or self._accept is not None:
+        if self._open or self._serves:
             protocol.connection_lost(error)
 
     # ------------------------------------------------------------------------------------- what the protocol calls
 
     def write(self, data: bytes) -> None:
-        """Dropped before the handshake is done, and after `write_eof`."""
+        """Write bytes. They are dropped before the end of the handshake, and after `write_eof`."""
         if not self._open or self._ended:
             return
         left = memoryview(data)
@@ -177,13 +172,13 @@ class TlsTransport(asyncio.BufferedProtocol):
 
     @property
     def held_bytes(self) -> int:
-        """Bytes received and not decrypted yet."""
+        """Number of bytes received and not decrypted yet."""
         return len(self._encrypted) + self._received.pending
 
     @property
     def unread_bytes(self) -> int:
-        """Bytes that have come and that the protocol does not have: decrypted, encrypted here, and in the socket. The
-        number is too high for a peer that sends short records."""
+        """Number of received bytes that the protocol does not have: decrypted, encrypted here, and in the socket. It is
+        too high for a peer that sends short records."""
         encrypted_bytes = self.held_bytes + unread_bytes(self._tcp)
         around_bytes = _AROUND_BYTES.get(self._tls.version() or "", _AROUND_MOST_BYTES)
         records = -(-encrypted_bytes // (_RECORD_BYTES + around_bytes))
@@ -243,8 +238,8 @@ class TlsTransport(asyncio.BufferedProtocol):
                 return
         if self._sent.pending:  # an answer of TLS's own
             self._flush()
-        if self._held is not None:
-            self._held(self.held_bytes)
+        if self._serves and self._protocol is not None:  # None after the loss of the connection
+            self._protocol.encrypted(self.held_bytes)
 
     def _read_some(self) -> int:
         if not self._buffered:
@@ -279,8 +274,8 @@ class TlsTransport(asyncio.BufferedProtocol):
             self._flush()
 
     def _fail(self, error: ssl.SSLError) -> None:
-        """Tells the peer (there is an alert to send, mostly), and leaves it a moment to read that: closed with bytes
-        unread, the connection would be reset."""
+        """Send the peer the alert that OpenSSL has, in most cases, and leave it a moment to read that. (A close with
+        unread bytes would reset the connection.)"""
         self._ended = True
         self._error = error
         self._tell(error)

@@ -16,7 +16,8 @@ from thriftpy2.transport import TCyBufferedTransport, TCyMemoryBuffer, TMemoryBu
 from foqs.bounds import Budget, Limits
 from foqs.errors import NotFound
 from foqs.idl import idl
-from foqs.rpc import Call, ThriftServer
+from foqs.rpc.call import Call
+from foqs.rpc.server import ThriftServer
 from tests.support.ports import held_port
 from tests.support.waiting import wait_until_on_loop
 

@@ -14,7 +14,7 @@ from thriftpy2.thrift import TApplicationException
 from foqs.bounds import Budget, Limits
 from foqs.errors import Code, Overloaded
 from foqs.idl import idl
-from foqs.rpc import ThriftServer
+from foqs.rpc.server import ThriftServer
 from foqs.wire.protocol import end_wait
 from tests.rpc.serving import PATIENCE_S, Peer, Served, enqueue_of, framed, i32, message
 

@@ -64,15 +64,7 @@ class Namespace:
     failure; `seconds` has the durations of requests, by method."""
 
     __slots__ = (
-        "dead",
-        "delivered",
-        "enqueued",
-        "expired",
-        "extended",
-        "nacked",
-        "redriven",
-        "released",
-        "removed",
+        "dead", "delivered", "enqueued", "expired", "extended", "nacked", "redriven", "released", "removed",
         "seconds",
     )  # fmt: skip
 

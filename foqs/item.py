@@ -9,7 +9,6 @@ step leads. A step that `NEXT` lacks is a defect of the host.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from enum import IntEnum
 from itertools import product
 from typing import NamedTuple
@@ -144,30 +143,6 @@ def check(step: Step, by: To | None, place: Place, phase: Phase, waiting: bool, 
     return found[0], found[1]
 
 
-def diagram() -> str:
-    """Return the table as a Mermaid diagram: an item in memory, and a change of its row."""
-    arrows: dict[tuple[str, str], list[str]] = {}
-    for step, moves in _MOVES.items():
-        for before, after in moves.items():
-            arrows.setdefault((NAMES[before], NAMES[after]), []).append(step.name.lower())
-    for by, commits in _COMMITS.items():
-        for before, after in commits.items():
-            target = "[*]" if by is To.GONE else NAMES[after]
-            if by is not To.KEPT:
-                arrows.setdefault((NAMES[before], target), []).append(f"commit {by.name}")
-    changes: dict[tuple[str, str], list[str]] = {}
-    for step, steps in {Step.QUEUE: _QUEUES, **_CHANGES, Step.COMMIT: _ENDS}.items():
-        for had, has in steps.items():
-            changes.setdefault((_CHANGES_NAMES[had], _CHANGES_NAMES[has]), []).append(step.name.lower())
-    changes[_CHANGES_NAMES[BOTH], _CHANGES_NAMES[NONE]] = ["commit GONE"]
-    born = [f"    [*] --> {name}" for known, name in NAMES.items() if known in BORN]
-    return "\n".join(["```mermaid", "stateDiagram-v2", *born, *_lines(arrows), "", *_lines(changes), "```"])
-
-
-def _lines(arrows: dict[tuple[str, str], list[str]]) -> Iterable[str]:
-    return (f"    {before} --> {after}: {', '.join(labels)}" for (before, after), labels in arrows.items())
-
-
 # Members of enums, bound once for the hot path.
 _WINDOW, _LEASED = Phase.WINDOW, Phase.LEASED
 
@@ -297,25 +272,8 @@ class Item:
     """
 
     __slots__ = (
-        "at_most_once",
-        "attempt",
-        "awaited",
-        "body",
-        "bytes",
-        "change",
-        "deliver_after_ms",
-        "expires_at_ms",
-        "given",
-        "held",
-        "id",
-        "in_flight",
-        "lane",
-        "lease",
-        "lease_expires_at_ms",
-        "lease_ms",
-        "phase",
-        "place",
-        "priority",
+        "at_most_once", "attempt", "awaited", "body", "bytes", "change", "deliver_after_ms", "expires_at_ms", "given",
+        "held", "id", "in_flight", "lane", "lease", "lease_expires_at_ms", "lease_ms", "phase", "place", "priority",
         "unindexed",
     )  # fmt: skip
 

@@ -49,19 +49,8 @@ class NewItem:
     """
 
     __slots__ = (
-        "deliver_after_ms",
-        "delivery",
-        "due_ms",
-        "enqueued_at_ms",
-        "expires_at_ms",
-        "headers",
-        "id",
-        "lane",
-        "lease_ms",
-        "metadata",
-        "payload",
-        "priority",
-        "unindexed",
+        "deliver_after_ms", "delivery", "due_ms", "enqueued_at_ms", "expires_at_ms", "headers", "id", "lane",
+        "lease_ms", "metadata", "payload", "priority", "unindexed",
     )  # fmt: skip
 
     def __init__(

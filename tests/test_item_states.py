@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 from itertools import product
 from pathlib import Path
 
 import pytest
 
+from foqs import item as states
 from foqs.item import (
     BORN,
     IN_FLIGHT,
@@ -26,7 +28,6 @@ from foqs.item import (
     Step,
     To,
     WrongStep,
-    diagram,
 )
 from tests.support.lanes import lone_lane
 
@@ -152,6 +153,30 @@ def test_only_items_assign_their_state() -> None:
         if ast.unparse(node.value) not in OTHERS
     }
     assert stores == INLINE
+
+
+def diagram() -> str:
+    """Return the table as a Mermaid diagram: an item in memory, and a change of its row."""
+    arrows: dict[tuple[str, str], list[str]] = {}
+    for step, moves in states._MOVES.items():
+        for before, after in moves.items():
+            arrows.setdefault((NAMES[before], NAMES[after]), []).append(step.name.lower())
+    for by, commits in states._COMMITS.items():
+        for before, after in commits.items():
+            target = "[*]" if by is To.GONE else NAMES[after]
+            if by is not To.KEPT:
+                arrows.setdefault((NAMES[before], target), []).append(f"commit {by.name}")
+    changes: dict[tuple[str, str], list[str]] = {}
+    for step, steps in {Step.QUEUE: states._QUEUES, **states._CHANGES, Step.COMMIT: states._ENDS}.items():
+        for had, has in steps.items():
+            changes.setdefault((states._CHANGES_NAMES[had], states._CHANGES_NAMES[has]), []).append(step.name.lower())
+    changes[states._CHANGES_NAMES[states.BOTH], states._CHANGES_NAMES[NONE]] = ["commit GONE"]
+    born = [f"    [*] --> {name}" for known, name in NAMES.items() if known in BORN]
+    return "\n".join(["```mermaid", "stateDiagram-v2", *born, *_lines(arrows), "", *_lines(changes), "```"])
+
+
+def _lines(arrows: dict[tuple[str, str], list[str]]) -> Iterable[str]:
+    return (f"    {before} --> {after}: {', '.join(labels)}" for (before, after), labels in arrows.items())
 
 
 def test_the_diagram_is_the_tables() -> None:

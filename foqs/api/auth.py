@@ -25,6 +25,7 @@ from foqs.errors import PROTOCOL_VERSION, Forbidden, Invalid, Overloaded, Unauth
 from foqs.idl import idl, trace_of
 from foqs.peers.forwarded import Ask
 from foqs.rpc.call import Call
+from foqs.rpc.hub import Handler
 from foqs.rpc.peer_caller import Done
 
 log = structlog.get_logger("foqs.host")
@@ -35,7 +36,6 @@ ADMIN_A_SECOND = 100
 _IDS = 10
 _TEXT = 64
 
-Handler = Callable[[Call], None]
 Handlers = Mapping[str, Handler]
 
 _HOST, _ANYBODY, _SEES = "host", "anybody", "sees"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,7 +27,7 @@ from foqs.idl import idl, is_forwarded
 from foqs.peers.gather import FailureGathering, Found, group_of
 from foqs.peers.redrive import MOST_GROUPS, Plan, Redrive, Redriven
 from foqs.policies.failures import FailureFilter
-from foqs.rows import REASON_BYTES, FailureCause, FailureGroup
+from foqs.rows import REASON_BYTES, FailureCause, FailureGroup, FailurePosition
 from foqs.rpc.call import Call
 
 _MOST_COUNT = (1 << 63) - 1
@@ -53,8 +54,7 @@ class DeadLetters:
         key = self._host.topic(request)
         wanted = FailureFilter(cause=_cause(request.cause), fairness=_fairness(request.fairness_key))
         limit = validation.within(request.limit, "limit", 1, limits.list_items, 100)
-        parts = parts_of(request.cursor, (int, int))
-        after = None if parts is None else (parts[0], parts[1])
+        after = _position(request.cursor)
         if after is not None and abs(after[0]) > 1 << 63:
             raise Invalid("the cursor is not one of this server's")
         deadline_ms = self._now_ms() + validation.timeout_ms(request, limits)
@@ -139,15 +139,10 @@ class DeadLetters:
         if request.shard is None:
             raise Invalid("shard is missing")
         most = validation.within(request.count, "count", 1, PAGE_ITEMS, 0)
-        parts = parts_of(request.cursor, (int, int))
-        after = None if parts is None else (parts[0], parts[1])
-        groups = [group_of(one) for one in request.taken or ()]
-        if len(groups) > 2 * MOST_GROUPS:
+        after = _position(request.cursor)
+        if len(request.taken or ()) > 2 * MOST_GROUPS:
             raise Invalid("taken has too many groups")
-        taken = {(one.fingerprint, one.cause): one.items for one in groups}
-        return PageAsk(
-            ask.key, request.shard, after, ask.wanted, most, ask.per_group, taken, ask.to_topic, ask.dry_run
-        )  # fmt: skip
+        return replace(ask, shard=request.shard, after=after, most=most, taken=_taken(request.taken))
 
     def _send(
         self,
@@ -205,19 +200,28 @@ def _page_answered(call: Call, outcome: PageOutcome | FoqsError) -> None:
 def _outcome(response: Any) -> PageOutcome | FoqsError:
     """Return the outcome of a page that another host carried out."""
     try:
-        parts = parts_of(response.cursor, (int, int))
+        position = _position(response.cursor)
     except Invalid:
         return LostReply("the answer has a cursor that is none")
     at_least = response.at_least or 0
-    groups = [group_of(one) for one in response.taken or ()]
     return PageOutcome(
         at_least,
         max(0, (response.at_most or 0) - at_least),
         response.skipped_leased or 0,
-        None if parts is None else (parts[0], parts[1]),
-        {(one.fingerprint, one.cause): one.items for one in groups},
+        position,
+        _taken(response.taken),
         {one.topic: Refused(one.items or 0, item_error(one.error)) for one in response.refused or ()},
     )
+
+
+def _position(cursor: str | None) -> FailurePosition | None:
+    parts = parts_of(cursor, (int, int))
+    return None if parts is None else (parts[0], parts[1])
+
+
+def _taken(given: Sequence[Any] | None) -> dict[GroupKey, int]:
+    """Return the number of items that were taken, by group."""
+    return {(one.fingerprint, one.cause): one.items for one in map(group_of, given or ())}
 
 
 def _refused(found: Mapping[str, Refused]) -> list[Any]:

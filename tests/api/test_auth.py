@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from foqs.api.auth import NEEDS, Guard, Handler, make_guard, proof_of
+from foqs.api.auth import NEEDS, Guard, make_guard, proof_of
 from foqs.bounds import RateLimit
 from foqs.config.load import Config
 from foqs.config.schema import AuthSection, ServerSection
 from foqs.errors import FoqsError, Forbidden, Invalid, Overloaded, Unauthenticated
 from foqs.idl import idl
+from foqs.rpc.hub import Handler
 from tests.support.one_host import Call
 
 pytestmark = pytest.mark.memory

@@ -36,22 +36,6 @@ class DequeueAfterAcks:
         self.request: Any = call.request
         self.outcomes: list[Any] = []
 
-    @property
-    def on_lost(self) -> Callable[[], None] | None:
-        return self._call.on_lost
-
-    @on_lost.setter
-    def on_lost(self, lost: Callable[[], None] | None) -> None:
-        self._call.on_lost = lost
-
-    @property
-    def on_oneway(self) -> Callable[[], None] | None:
-        return self._call.on_oneway
-
-    @on_oneway.setter
-    def on_oneway(self, ended: Callable[[], None] | None) -> None:
-        self._call.on_oneway = ended
-
     def reply(self, response: Any) -> bool:
         if isinstance(response, bytes):
             errors = [outcome.error for outcome in self.outcomes]
@@ -64,14 +48,10 @@ class DequeueAfterAcks:
         return self._call.reply(both)
 
     def fail(self, error: FoqsError) -> bool:
-        self.on_lost = self.on_oneway = None
         if not error.outcome_known:
-            self.doubt(0, error.message)
+            self._call.doubt(0, error.message)
         refusal = responses.refusal(self._call, error, self._engine.counters)
         return self._call.reply(idl.AckAndDequeueResponse(self.outcomes, [], None, refusal))
-
-    def doubt(self, items: int, reason: str) -> None:
-        self._call.doubt(items, reason)
 
 
 class AckDequeue:
@@ -97,7 +77,7 @@ class AckDequeue:
                 ids, leases, sifted = sifted_acks(request.acks, ids, leases)
         now_ms = self._host.now_ms()
         dequeue = DequeueAfterAcks(call, self._engine)
-        waiting, wait_ms = self._items.consumer(dequeue, now_ms)
+        waiting, wait_ms = self._items.consumer(call, dequeue, now_ms)
         if not has_acks:
             self._dequeue(dequeue, waiting, now_ms, wait_ms)
             return

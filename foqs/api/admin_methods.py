@@ -110,7 +110,6 @@ class SettingsMethods:
 
         def reply(waiting: LongPoll) -> None:
             self._settings.forget(waiting)
-            call.on_lost = None
             call.reply(idl.AwaitSettingsResponse(self._settings.of(ns).version))
 
         waiting = LongPoll(request.version, reply)

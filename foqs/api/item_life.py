@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from foqs.api import responses, validation
 from foqs.api.host import Host
@@ -35,12 +35,6 @@ T = TypeVar("T")
 _FAR_SHARE = 1 / 8
 """Share of the dequeues with `most` that ask other hosts first, for topics that have nothing ready here. Otherwise
 topics that have items on other hosts alone would wait until the other topics are empty here."""
-
-
-class Consumer(Incoming, Protocol):
-    """A consumer's request. `reply` takes a DequeueResponse."""
-
-    def doubt(self, items: int, reason: str) -> None: ...
 
 
 class ItemLife:
@@ -161,7 +155,7 @@ class ItemLife:
         if wants and not wants[0].count and wants[0].hung is not None:
             self._report_hung(call, now_ms)
             return
-        waiting, wait_ms = self.consumer(call, now_ms)
+        waiting, wait_ms = self.consumer(call, call, now_ms)
         self._engine.dequeue(waiting, now_ms, wait_ms)
 
     def _report_hung(self, call: Call, now_ms: int) -> None:
@@ -173,9 +167,9 @@ class ItemLife:
             self._engine.hung.report(key, worker, handlers, now_ms)
         call.reply(idl.DequeueResponse([]))
 
-    def consumer(self, call: Consumer, now_ms: int) -> tuple[DequeueCall, int]:
-        """Check the request of `call`. Return the call that waits for its items, and for how long it may wait (ms).
-        Raises Invalid."""
+    def consumer(self, call: Call, answers: Incoming, now_ms: int) -> tuple[DequeueCall, int]:
+        """Check the request of `call`. Return the call that waits for its items, and how long it may wait (ms).
+        `answers` takes the DequeueResponse. Raises Invalid."""
         request, limits = call.request, self._host.limits
         ns = validation.name(request.ns, "ns", limits)
         wants = validation.counted(request.wants, "wants", limits.request_topics)
@@ -202,13 +196,12 @@ class ItemLife:
 
         def reply(items: list[Item], doubtful: list[int]) -> bool:
             nonlocal asked
-            # Circles of references: the garbage collector would have to find them.
-            call.on_lost, call.on_oneway, ended, asked = None, None, asked, None
+            ended, asked = asked, None  # a circle of references: the garbage collector would have to find it
             full = [] if ended is None or items else holdings.limited(ended)
             worker_limits = None if ended is None else ended.limits
             plain = not (doubtful or ledger or worker_limits)
             if items and plain and (usual := responses.dequeue_response(items)) is not None:
-                return call.reply(usual)
+                return answers.reply(usual)
             made = [responses.leased(item) for item in items]
             if ledger:
                 responses.with_ledgers(items, made, self._engine.topics.ledgers, self._elsewhere, self._now_ms())
@@ -219,10 +212,10 @@ class ItemLife:
                 self._explain(response, keys, full, ended, forwarded=forwarded)
             if doubtful:
                 call.doubt(len(doubtful), "at-most-once leases that may have been made")
-            return call.reply(response)
+            return answers.reply(response)
 
         until_ms = now_ms + wait_ms
-        elsewhere = None if forwarded else partial(self._forwarder.dequeue, call, until_ms, until_ms + timeout_ms)
+        elsewhere = None if forwarded else partial(self._forwarder.dequeue, answers, until_ms, until_ms + timeout_ms)
         overhead_bytes = names_bytes + ITEM_OVERHEAD_BYTES
         waiting = asked = DequeueCall(
             keys, lease_ms, most, overhead_bytes, reply, bodies_bytes, elsewhere, worker or "", begins, wants,

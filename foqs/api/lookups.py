@@ -366,7 +366,6 @@ class RoutingMethods:
 
     def _answer_routing(self, call: Call, waiting: LongPoll) -> None:
         self._routing_calls.pop(waiting, None)
-        call.on_lost = None
         routing = self._forwarder.routing()
         shards = [idl.ShardRoute(shard, route.address, route.epoch) for shard, route in sorted(routing.owners.items())]
         slots = list(routing.slots.shards) or None
@@ -392,7 +391,6 @@ class RoutingMethods:
 
     def _answer_watch(self, call: Call, waiting: LongPoll) -> None:
         self._news.forget(waiting)
-        call.on_lost = None
         news = self._news.after(call.request.version)
         topics = [idl.TopicNews(key[0], key[1], ready) for key, ready in news.topics]
         call.reply(idl.WatchTopicsResponse(news.version, news.whole, topics))

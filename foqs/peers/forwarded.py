@@ -67,8 +67,6 @@ class Incoming(Protocol):
     """A client's request, and how to answer it; see `foqs.rpc.call.Call`."""
 
     request: Any
-    on_lost: Callable[[], None] | None
-    on_oneway: Callable[[], None] | None
 
     def reply(self, response: Any) -> bool: ...
 

@@ -184,7 +184,6 @@ class Forwarder:
                 return
             if items or (response is not None and response.doubtful):
                 waiting.done = True
-                call.on_lost = None
                 if not call.reply(response):
                     self._give_back(address, items, request)
                 self._fetch_all(waiting)
@@ -202,7 +201,6 @@ class Forwarder:
             if isinstance(error, OutcomeUnknown):
                 # The lost answer may have held at-most-once items, which no consumer gets now.
                 waiting.done = True
-                call.on_lost = None
                 call.fail(error)
             else:
                 now_ms = self._now_ms()

@@ -199,7 +199,7 @@ class Call:
 
     `on_lost` may be set by a handler that answers later. It is called once if the connection dies before an
     answer was given; `reply` and `fail` then return False. `on_oneway` may be set by a handler whose call waits. It is
-    called when the caller sends a oneway message behind the call.
+    called when the caller sends a oneway message behind the call. The end of the call forgets both.
     """
 
     __slots__ = (
@@ -279,10 +279,12 @@ class Call:
             return
         requests = connection.requests
         requests.took(self.method, self.request, self.peer, requests.now_s() - self.begun_s, answered=False)
-        if self.on_lost is None:
+        on_lost = self.on_lost
+        self._forget()
+        if on_lost is None:
             return
         try:
-            self.on_lost()
+            on_lost()
         except Exception as error:  # noqa: BLE001 - one handler's fault must not keep a connection from being closed
             connection.report(self, error)
 
@@ -299,6 +301,7 @@ class Call:
         """End the call: an answer of `answer_bytes` is written."""
         connection, self._connection = self._connection, None
         self._answered = True
+        self.on_lost = self.on_oneway = None  # as `_forget`, which each request would pay for
         if connection is None:
             return
         method, request, requests = self.method, self.request, connection.requests
@@ -317,8 +320,13 @@ class Call:
         connection = self._connection
         if connection is not None and connection.is_closing():
             self._connection = None
+            self._forget()
             return None
         return connection
+
+    def _forget(self) -> None:
+        """Forget the callbacks, which refer to the call: the garbage collector would have to find that circle."""
+        self.on_lost = self.on_oneway = None
 
     def _fail_internally(self, connection: CallConnection, error: Exception) -> None:
         connection.counters.failed += 1

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from thriftpy2.thrift import TType
 
-from foqs.api.ack_dequeue import DequeueAfterAcks
 from foqs.bounds import Limits
 from foqs.errors import Code, LostReply, NotFound, NotServed, OutcomeUnknown, StaleLease, Unavailable
 from foqs.fairness.keys import MOST_TENANCY_BYTES
@@ -277,13 +276,3 @@ def test_a_dequeue_without_room_is_not_forwarded() -> None:
     )
     call = elsewhere(host, item)
     assert (kinds(call.answer), call.answer.items, host.to("Dequeue")) == ([None], [], [])
-
-
-def test_the_callback_of_a_lost_connection_is_the_calls_own(host: OneHost) -> None:
-    call = Call("AckAndDequeue", idl.AckAndDequeueRequest())
-    dequeue = DequeueAfterAcks(call, host.engine)  # type: ignore[arg-type]
-    lost: list[int] = []
-    dequeue.on_lost = lambda: lost.append(1)
-    call.lost()
-    assert lost == [1]
-    assert dequeue.on_lost is call.on_lost

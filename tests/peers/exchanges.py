@@ -50,7 +50,6 @@ class Incoming:
 
     def __init__(self, request: Any) -> None:
         self.request = request
-        self.on_lost: Callable[[], None] | None = None
         self.answers: list[Any] = []
 
     def reply(self, response: Any) -> bool:

@@ -170,6 +170,7 @@ def test_a_call_is_answered_once(served: Served) -> None:
         assert served.on_loop(served.release) is True
         with pytest.raises(RuntimeError, match="answered before"):
             served.on_loop(lambda: call.fail(Overloaded("again")))
+        assert (call.on_lost, call.on_oneway) == (None, None), "a circle of references"
         peer.answer("Dequeue")
 
 
@@ -183,6 +184,7 @@ def test_a_call_in_progress_hears_once_of_a_lost_connection(served: Served, rese
         peer.close()
         served.until(lambda: bool(served.lost))
         assert served.lost == served.held
+        assert served.held[0].on_lost is None, "a circle of references"
         assert served.budget.used_bytes == 0
         assert served.on_loop(served.release) is False
         assert len(served.lost) == 1

@@ -55,6 +55,7 @@ class Call:
         if self._lost:
             return False
         self._answered = True
+        self.on_lost = self.on_oneway = None
         self._done(response, error)
         return True
 

@@ -1,13 +1,8 @@
-"""A host as the foreground process: built from a configuration, run until a signal.
+"""A host in the foreground: built from a configuration, run until a signal.
 
-Apart from the commands, because its imports take longer than a `foqs ack`.
-
-One of the hosts behind a port: `python -m foqs.cli.host ID`, started by the supervisor of `foqs serve --workers`.
-
-Its input is lines of JSON, {"config": ..., "shared_port": ...}: one at the start, and one for each change of live keys.
-The worker stops when its input ends: the supervisor closes it, or has died. Its output is for the supervisor:
-{"listening": "host:port"} or {"refused": "why"}, a line each. The worker ignores signals: a service manager sends them
-to all processes at once, and then no worker would be left to take over shards.
+`foqs dev` and `foqs serve` call `run`. `python -m foqs.cli.host ID` is one of several hosts behind a port, which the
+supervisor of `foqs serve --workers` starts. The module is apart from the commands because its imports take longer than
+a `foqs ack`.
 """
 
 from __future__ import annotations
@@ -23,6 +18,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +30,7 @@ from foqs.admin.readiness import View
 from foqs.admin.server import AdminServer
 from foqs.checks import host_port
 from foqs.cli import logs, signals
-from foqs.cli.signals import Apply, Read, on_hangup, take
-from foqs.cli.terminal import fail
+from foqs.cli.signals import Read
 from foqs.config.load import Config
 from foqs.config.schema import ServerSection, ShardSection
 from foqs.errors import Invalid, OtherProtocol
@@ -47,12 +42,11 @@ from foqs.store.sql import SqlStore
 
 log = structlog.get_logger("foqs.host")
 
-When = Callable[[Callable[[], None], Apply], None]
-
 _LOCK = "dev.lock"
 _SWITCH_S = 0.0005
 _GC_THRESHOLDS = (200_000, 10, 10)
-UNFINISHED = "stopped before all requests were finished: raise server.grace_ms"
+_ORDERS, _ANSWERS = 0, 1
+_READ_BYTES = 64 * 1024
 
 
 def dev_shards(data_dir: Path, shards: int) -> list[ShardSection]:
@@ -106,31 +100,33 @@ def _file_url(path: Path) -> str:
 
 
 def run(config: Config, read: Read | None, *, take_over: bool) -> None:
-    """Serve until SIGTERM or SIGINT; exit with 0 if all requests finished within the grace. SIGHUP reloads."""
+    """Serve until SIGTERM or SIGINT; SIGHUP reloads the configuration. Raises Invalid."""
     tasks: list[asyncio.Task[None]] = []
 
-    def when(stop: Callable[[], None], apply: Apply) -> None:
-        signals.on_stop(stop)
-        tasks.append(on_hangup(config, read, apply))
+    def begin(host: Host) -> None:
+        signals.on_stop(host.stop)
+        tasks.append(signals.on_hangup(config, read, host.apply))
+
+    def listening(host: str, port: int) -> None:
+        address = host_port(host, port)
+        logs.announce(f"foqs listening on {address}", address=address)
 
     with signals.last_work():
-        finished = serve(config, when, _print, take_over=take_over)
-    if not finished:
-        fail(UNFINISHED)
+        serve(config, begin, listening, take_over=take_over)
 
 
 def serve(
     config: Config,
-    when: When,
-    tell: Callable[[str, int], None],
+    begin: Callable[[Host], None],
+    listening: Callable[[str, int], None],
     *,
     take_over: bool = False,
     shared_port: int | None = None,
-) -> bool:
-    """Serve until `stop()` is called. False if requests were left unfinished.
+) -> None:
+    """Serve until the host is stopped.
 
-    Calls `when(stop, apply)` once, and `tell(host, port)` when the host listens. `apply(config)` takes a configuration
-    that differs in live keys only. Raises Invalid for permanent errors: a port or an id that another process has.
+    Calls `begin(host)` before the host starts, and `listening(host, port)` when it listens. Raises Invalid if requests
+    were left unfinished, and for permanent errors, for example a port or an id that another process has.
     """
     # A thread with a result waits for the event loop to release the interpreter: by default up to 5 ms each time.
     sys.setswitchinterval(_SWITCH_S)
@@ -138,12 +134,69 @@ def serve(
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
     logs.set_level(config.log.level)
-    return uvloop.run(_serve(config, when, tell, take_over, shared_port))
+
+    async def work() -> None:
+        await Host(config, take_over, shared_port).run(begin, listening)
+
+    uvloop.run(work())
 
 
-def _print(host: str, port: int) -> None:
-    address = host_port(host, port)
-    logs.announce(f"foqs listening on {address}", address=address)
+class Host:
+    """A host that serves on the running loop until `stop`."""
+
+    def __init__(self, config: Config, take_over: bool, shared_port: int | None) -> None:
+        self._config = config
+        self._shared_port = shared_port
+        self._stopped = asyncio.Event()
+        self._fault: str | None = None
+        _allow_files(config.server)
+        logs.catch_faults(asyncio.get_running_loop())
+        self._node = _node(config, self._fatal, take_over, shared_port)
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def apply(self, config: Config) -> None:
+        """Take a configuration that differs in live keys only."""
+        self._config = config
+        _allow_files(config.server)
+        self._node.reconfigure(config)
+
+    async def run(self, begin: Callable[[Host], None], listening: Callable[[str, int], None]) -> None:
+        async with _admin(self._config, self._node):
+            begin(self)
+            finished = await self._serve(listening)
+        if self._fault is not None:
+            raise Invalid(self._fault)
+        if not finished:
+            raise Invalid("stopped before all requests were finished: raise server.grace_ms")
+
+    def _fatal(self, why: str) -> None:
+        self._fault = self._fault or why
+        self.stop()
+
+    async def _serve(self, listening: Callable[[str, int], None]) -> bool:
+        """Serve until `stop`. Return False if requests were left unfinished."""
+        starting = asyncio.ensure_future(self._node.start())
+        stopping = asyncio.ensure_future(self._stopped.wait())
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            starting.cancel()
+            return await self._node.stop()
+        server = self._config.server
+        try:
+            address = await starting
+        except OSError as error:
+            await self._node.stop()
+            ports = server.port if self._shared_port is None else f"{server.port} and {self._shared_port}"
+            raise Invalid(f"cannot listen on {host_port(server.host, ports)}: {_reason(error)}") from error
+        except OtherProtocol:
+            await self._node.stop()
+            raise
+        listening(*address)
+        await stopping
+        log.info("host.stopping", grace_ms=self._config.server.grace_ms)
+        return await self._node.stop()
 
 
 def _allow_files(server: ServerSection) -> None:
@@ -155,67 +208,6 @@ def _allow_files(server: ServerSection) -> None:
         wanted = hard
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-async def _serve(
-    config: Config,
-    when: When,
-    tell: Callable[[str, int], None],
-    take_over: bool,
-    shared_port: int | None,
-) -> bool:
-    stop = asyncio.Event()
-    faults: list[str] = []
-
-    def fatal(why: str) -> None:
-        faults.append(why)
-        stop.set()
-
-    def apply(newer: Config) -> None:
-        nonlocal config
-        config = newer
-        _allow_files(config.server)
-        node.reconfigure(config)
-
-    _allow_files(config.server)
-    logs.catch_faults(asyncio.get_running_loop())
-    node = _host(config, fatal, take_over, shared_port)
-    async with _admin(config, node):
-        when(stop.set, apply)
-        clean = await _until(stop, lambda: config, node, tell, shared_port)
-    if faults:
-        raise Invalid(faults[0])
-    return clean
-
-
-async def _until(
-    stop: asyncio.Event,
-    running: Callable[[], Config],
-    node: Node | ClusterNode,
-    tell: Callable[[str, int], None],
-    shared_port: int | None,
-) -> bool:
-    """Serve until `stop` is set."""
-    starting = asyncio.ensure_future(node.start())
-    stopping = asyncio.ensure_future(stop.wait())
-    await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    if not starting.done():
-        starting.cancel()
-        return await node.stop()
-    try:
-        host, port = await starting
-    except OSError as error:
-        await node.stop()
-        server = running().server
-        ports = server.port if shared_port is None else f"{server.port} and {shared_port}"
-        raise Invalid(f"cannot listen on {host_port(server.host, ports)}: {_reason(error)}") from error
-    except OtherProtocol:
-        await node.stop()
-        raise
-    tell(host, port)
-    await stop.wait()
-    log.info("host.stopping", grace_ms=running().server.grace_ms)
-    return await node.stop()
 
 
 def _reason(error: OSError) -> str:
@@ -245,7 +237,7 @@ async def _admin(config: Config, host: Node | ClusterNode) -> AsyncIterator[None
         await server.stop()
 
 
-def _host(config: Config, fatal: Callable[[str], None], take_over: bool, shared_port: int | None) -> Node | ClusterNode:
+def _node(config: Config, fatal: Callable[[str], None], take_over: bool, shared_port: int | None) -> Node | ClusterNode:
     """Return a host of a cluster, or a host without one if the configuration names none."""
     timeouts = {
         "connect_timeout_s": config.store.connect_timeout_ms / 1000,
@@ -271,11 +263,14 @@ def _host(config: Config, fatal: Callable[[str], None], take_over: bool, shared_
     )
 
 
-_ORDERS, _ANSWERS = 0, 1
-_READ_BYTES = 64 * 1024
-
-
 def main() -> None:
+    """Serve as one of several hosts behind a port.
+
+    The input is lines of JSON, {"config": ..., "shared_port": ...}: one at the start, and one for each change of live
+    keys. The host stops when its input ends: the supervisor closes it, or has died. The output is for the supervisor:
+    {"listening": "host:port"} or {"refused": "why"}, a line each. The host ignores signals: a service manager sends
+    them to all processes at once, and then no host would be left to take over shards.
+    """
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     logs.from_environment()
@@ -286,18 +281,19 @@ def main() -> None:
     config = Config(**order["config"])
     logs.configure(config.log.level, config.log.format, worker=config.server.id)
 
-    def when(stop: Callable[[], None], apply: Apply) -> None:
-        orders.follow(config, stop, apply)
+    def listening(host: str, port: int) -> None:
+        _say("listening", host_port(host, port))
 
     try:
-        if not serve(config, when, _listening, shared_port=order["shared_port"]):
-            raise Invalid(UNFINISHED)
+        serve(config, partial(orders.follow, config), listening, shared_port=order["shared_port"])
     except Invalid as error:
         _say("refused", error.message)
         raise SystemExit(1) from None
 
 
 class _Orders:
+    """The configurations that the supervisor sends."""
+
     def __init__(self) -> None:
         self._read = b""
 
@@ -308,20 +304,19 @@ class _Orders:
                 return None
         return self._next()
 
-    def follow(self, config: Config, stop: Callable[[], None], apply: Apply) -> None:
-        """Apply further lines on the event loop, and call `stop` when the input ends."""
+    def follow(self, running: Config, host: Host) -> None:
+        """Apply further lines on the event loop, and stop the host when the input ends."""
         loop = asyncio.get_running_loop()
-        running = config
 
         def take_all() -> None:
             nonlocal running
             while b"\n" in self._read:
-                running = take(running, Config(**self._next()["config"]), apply)
+                running = signals.take(running, Config(**self._next()["config"]), host.apply)
 
         def look() -> None:
             if not self._more():
                 loop.remove_reader(_ORDERS)
-                stop()
+                host.stop()
             take_all()
 
         take_all()
@@ -335,10 +330,6 @@ class _Orders:
     def _next(self) -> Any:
         line, _, self._read = self._read.partition(b"\n")
         return json.loads(line)
-
-
-def _listening(host: str, port: int) -> None:
-    _say("listening", host_port(host, port))
 
 
 def _say(what: str, text: str) -> None:

@@ -1,9 +1,7 @@
-"""Signals to a process that serves.
+"""Signals to a process that serves: SIGTERM and SIGINT stop it, SIGHUP reloads its configuration.
 
 The event loop's own handlers do not serve here: the loop removes them when it closes. A signal between that and the end
 of the interpreter would then turn an orderly end into a failure.
-
-SIGHUP: read the configuration again while the host or its workers serve.
 """
 
 from __future__ import annotations
@@ -22,6 +20,11 @@ from foqs.config.load import Config, NotValid, change
 from foqs.errors import Invalid
 from foqs.event_loop import on_daemon_thread
 
+log = structlog.get_logger("foqs.config.load")
+
+Read = Callable[[], Config]
+Apply = Callable[[Config], None]
+
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 _HEARD = (*_ENDING, signal.SIGHUP)
 
@@ -30,11 +33,6 @@ def on_stop(stop: Callable[[], None]) -> None:
     """Call `stop` on the running loop at SIGTERM and SIGINT."""
     for number in _ENDING:
         _on(number, stop)
-
-
-def call_on_hangup(do: Callable[[], None]) -> None:
-    """Call `do` on the running loop at SIGHUP."""
-    _on(signal.SIGHUP, do)
 
 
 def _on(number: signal.Signals, do: Callable[[], None]) -> None:
@@ -81,12 +79,6 @@ def _unraisable(error: sys.UnraisableHookArgs) -> None:
         sys.__unraisablehook__(error)
 
 
-log = structlog.get_logger("foqs.config.load")
-
-Read = Callable[[], Config]
-Apply = Callable[[Config], None]
-
-
 def on_hangup(running: Config, read: Read | None, apply: Apply) -> asyncio.Task[None]:
     """Read the configuration again at each SIGHUP. Keep the returned task.
 
@@ -94,7 +86,7 @@ def on_hangup(running: Config, read: Read | None, apply: Apply) -> asyncio.Task[
     event loop with the new configuration. A configuration that is not valid changes nothing.
     """
     wanted = asyncio.Event()
-    call_on_hangup(wanted.set)
+    _on(signal.SIGHUP, wanted.set)
 
     async def follow() -> None:
         nonlocal running

@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from foqs.cli.help import MEASURE, command
+from foqs.cli.main import command
 from foqs.cli.operators import quietly
 from foqs.cli.terminal import fail
 from foqs.ids import MAX_SHARD
@@ -46,20 +46,19 @@ _load = partial(_option, "Load")
 _output = partial(_option, "Output")
 
 
-def register(app: typer.Typer) -> None:
-    command(
-        app,
-        "foqs bench",
-        "foqs bench cycle latency --database sqlite --rounds 5 --json",
-        "foqs bench cycle single callers --limit --compare --rounds 11",
-        "foqs bench single --against ../before/.venv/bin/foqs --rounds 11",
-        "foqs bench assignment --shards-total 1000 --hosts 100",
-        "foqs bench topics --topics 10000",
-        "foqs bench policies --scenario 1 --scenario 10 --share 0.1",
-        group=MEASURE,
-    )(bench)
+app = typer.Typer()
 
 
+@command(
+    app,
+    "foqs bench",
+    "foqs bench cycle latency --database sqlite --rounds 5 --json",
+    "foqs bench cycle single callers --limit --compare --rounds 11",
+    "foqs bench single --against ../before/.venv/bin/foqs --rounds 11",
+    "foqs bench assignment --shards-total 1000 --hosts 100",
+    "foqs bench topics --topics 10000",
+    "foqs bench policies --scenario 1 --scenario 10 --share 0.1",
+)
 def bench(
     workloads: Annotated[
         list[str] | None,

@@ -1,13 +1,7 @@
-"""`foqs delete|purge`: remove items in any state.
-
-`foqs release`: take the leased items of a topic away from workers that hang.
-
-`foqs move`: moves ready items to another topic, one batch at a time.
-"""
+"""`foqs delete|purge|release|move`: remove items, end their leases, or move them to another topic."""
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Annotated
@@ -16,11 +10,11 @@ import typer
 
 from foqs.checks import I64_MAX, LONGEST_MS, check_text
 from foqs.cli.connection import BATCH_ITEMS, Connection, Count, entries_of_lines, say_unknown, settle
-from foqs.cli.help import QUEUE, command
-from foqs.cli.look import JsonOption, State, state_of
+from foqs.cli.look import State, state_of
+from foqs.cli.main import JsonOption, command
 from foqs.cli.operators import YesOption, confirm_by_name
 from foqs.cli.pipe import say_why_empty
-from foqs.cli.terminal import counting, fail, json_text, plain_table, show, write_line
+from foqs.cli.terminal import Column, counting, fail, in_table, json_text, show, table, write_line
 from foqs.errors import FoqsError, Invalid, NotFound, StaleLease
 from foqs.ids import Duplicate, parse_id
 from foqs.shardmgr.operate import count as counted
@@ -30,20 +24,21 @@ from foqs.travel import bare
 if TYPE_CHECKING:
     from foqs.client import Client, Item, ItemSpec
 
-
 _PAGE_ITEMS = 1_000
+_BATCH_BYTES = 4 << 20
+_LEASE_MS = 60_000
+"""More than the enqueue and the ack of a batch take, with their repetitions."""
+_WAIT_MS = 1_000
+"""Other hosts may have the items, and the owner of an idle shard is confirmed before it leases any."""
+
+app = typer.Typer()
 
 
-def register_first(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    examples = (
-        "foqs delete 281474976710657 0x1000000000002",
-        "foqs items emails --state delayed --json | foqs delete -",
-    )
-    command(app, *examples, group=QUEUE)(delete)
-    command(app, "foqs purge emails.dlq", "foqs purge emails --state delayed --yes", group=QUEUE)(purge)
-
-
+@command(
+    app,
+    "foqs delete 281474976710657 0x1000000000002",
+    "foqs items emails --state delayed --json | foqs delete -",
+)
 def delete(
     ids: Annotated[
         list[str],
@@ -82,6 +77,7 @@ def delete(
     count.report("deleted")
 
 
+@command(app, "foqs purge emails.dlq", "foqs purge emails --state delayed --yes")
 def purge(
     topic: Annotated[str, typer.Argument(help="The command deletes the items of this topic.")],
     state: Annotated[State | None, typer.Option(help="The command deletes items in this state only.")] = None,
@@ -111,8 +107,7 @@ def purge(
                 continue
             ids.append(item.id)
             states[state_of(item)] += 1
-        stay = f"; {counted(kept, 'leased item')} {'stays' if kept == 1 else 'stay'}" if kept else ""
-        where = f"topic {name(topic)} in namespace {name(connection.namespace)}"
+        stay, where = leased_stay(kept), connection.topic(topic)
         if not ids:
             print(f"{where} has no item to delete{stay}")
             if not kept:
@@ -122,6 +117,11 @@ def purge(
         print(f"{where}: {listed}{stay}", flush=True)
         confirm_by_name(topic, f"delete {counted(len(ids), 'item')}", yes=yes)
         purge_items(client, ids)
+
+
+def leased_stay(items: int) -> str:
+    """Return the end of a sentence about deleted items: the number of leased ones that stay."""
+    return f"; {counted(items, 'leased item')} {'stays' if items == 1 else 'stay'}" if items else ""
 
 
 def purge_items(client: Client, ids: list[int]) -> None:
@@ -142,15 +142,7 @@ def purge_items(client: Client, ids: list[int]) -> None:
         fail(f"{counted(len(errors), 'item')} not deleted; the first error: {errors[0]}")
 
 
-def register_release(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    examples = (
-        "foqs release emails --worker host-3:4711",
-        "foqs release emails --held-longer-than-ms 3600000",
-    )
-    command(app, *examples, group=QUEUE)(release)
-
-
+@command(app, "foqs release emails --worker host-3:4711", "foqs release emails --held-longer-than-ms 3600000")
 def release(
     topic: Annotated[str, typer.Argument(help="The command ends leases of this topic.")],
     worker: Annotated[
@@ -177,27 +169,20 @@ def release(
         released, missing = client.release_leases(topic, worker=worker, held_longer_than_ms=held_longer_than_ms)
         if not released:
             say_unknown(client, topic)
-    if as_json or not sys.stdout.isatty():
-        print(json_text({"released": released, "missing": missing}))
+    if in_table(as_json):
+        columns: list[Column[int]] = [
+            Column("topic", lambda _: name(topic), "folded"),
+            Column("worker", lambda _: "(all)" if worker is None else name(worker), "folded"),
+            Column("released", lambda count: count, "number"),
+        ]
+        show(table([released], columns))
     else:
-        table = plain_table("topic", "worker", "released", numbers=("released",), folded=("topic", "worker"))
-        table.add_row(name(topic), "(all)" if worker is None else name(worker), f"{released:,}")
-        show(table)
+        print(json_text({"released": released, "missing": missing}))
     if missing:
         fail(f"these hosts did not answer in time, and leases of their shards may stand: {', '.join(missing)}")
 
 
-BATCH_BYTES = 4 << 20
-LEASE_MS = 60_000
-"""More than the enqueue and the ack of a batch take, with their repetitions."""
-WAIT_MS = 1_000
-"""Other hosts may have the items, and the owner of an idle shard is confirmed before it leases any."""
-
-
-def register_move(app: typer.Typer) -> None:
-    command(app, "foqs move emails.dlq emails --count 100", group=QUEUE)(move)
-
-
+@command(app, "foqs move emails.dlq emails --count 100")
 def move(
     source: Annotated[str, typer.Argument(metavar="FROM", help="The items are in this topic.")],
     target: Annotated[str, typer.Argument(metavar="TO", help="The items go to this topic.")],
@@ -210,7 +195,7 @@ def move(
         typer.Option(
             min=1, max=LONGEST_MS, help="The command leases the items for this many milliseconds while it moves them."
         ),
-    ] = LEASE_MS,
+    ] = _LEASE_MS,
     delete_consumed: Annotated[
         bool,
         typer.Option(
@@ -272,7 +257,7 @@ class Move:
     """
 
     def __init__(
-        self, client: Client, source: str, target: str, *, lease_ms: int = LEASE_MS, delete_consumed: bool = False
+        self, client: Client, source: str, target: str, *, lease_ms: int = _LEASE_MS, delete_consumed: bool = False
     ) -> None:
         from foqs.client import Items
         from foqs.client.item_copies import job_of
@@ -297,7 +282,7 @@ class Move:
         while (count is None or count > 0) and not self.errors:
             most = BATCH_ITEMS if count is None else min(count, BATCH_ITEMS)
             leased = self.last = self._client.dequeue(
-                self._source, most, lease_ms=self._lease_ms, wait_ms=WAIT_MS, max_bytes=BATCH_BYTES
+                self._source, most, lease_ms=self._lease_ms, wait_ms=_WAIT_MS, max_bytes=_BATCH_BYTES
             )
             items = [item for item in leased if item.id not in self._held]
             self._held |= {item.id: item for item in leased}
@@ -392,9 +377,3 @@ class Move:
             else:
                 self.unsettled += 1
                 self.errors.append(bare(error))
-
-
-def register(parent: typer.Typer) -> None:
-    register_first(parent)
-    register_release(parent)
-    register_move(parent)

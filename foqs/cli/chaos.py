@@ -11,16 +11,15 @@ from typing import Annotated, Literal
 
 import typer
 
-from foqs.cli.help import MEASURE, command
 from foqs.cli.lab import interruptible
+from foqs.cli.main import command
 from foqs.cli.operators import MOST_S, quietly
 from foqs.cli.terminal import fail
 
-
-def register(app: typer.Typer) -> None:
-    command(app, "foqs chaos", "foqs chaos --seconds 600 --seed 42 --keep", group=MEASURE)(chaos)
+app = typer.Typer()
 
 
+@command(app, "foqs chaos", "foqs chaos --seconds 600 --seed 42 --keep")
 def chaos(
     seconds: Annotated[
         float,

@@ -1,9 +1,4 @@
-"""`foqs cluster status`: show which host serves which shard, as tables or as JSON.
-
-`foqs hosts`: list the hosts of a cluster, drain one, and undo it.
-
-`foqs cluster up`: run a real cluster on this machine until Ctrl-C.
-"""
+"""`foqs cluster` and `foqs hosts`: show a cluster, drain a host, and run a cluster on this machine."""
 
 from __future__ import annotations
 
@@ -20,46 +15,46 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from foqs.cli.help import OPERATE, command, commands
 from foqs.cli.interrupt import ends_at_once
 from foqs.cli.lab import interruptible
-from foqs.cli.look import JsonOption
-from foqs.cli.operators import ClusterOptions, WaitOptions, cluster_of, perform, quietly
-from foqs.cli.terminal import fail, piped, plain_table
+from foqs.cli.main import JsonOption, command, commands
+from foqs.cli.operators import ClusterOptions, WaitOptions, connected, perform, quietly, section_of
+from foqs.cli.terminal import Column, fail, listing, piped, table
 from foqs.shardmgr import operate
 from foqs.shardmgr.operate import name
-from foqs.shardmgr.status import Status, status_of
-
-if TYPE_CHECKING:
-    from foqs_lab.cluster import LocalCluster
-
+from foqs.shardmgr.status import HostRow, ShardRow, Status, status_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from rich.table import Table
-
-    from foqs.config.load import Config
+    from foqs.cli.session import Cluster
     from foqs.shardmgr.facts import Facts, ShardFact
     from foqs.shardmgr.status import Answers
+    from foqs_lab.cluster import LocalCluster
 
     Show = Callable[[Facts, bool, Answers], None]
 
-app = commands(
+HostArgument = Annotated[str, typer.Argument(metavar="HOST", help="The host has this id in `foqs hosts list`.")]
+_WIDE = 10_000  # columns; a program that reads a pipe accepts lines of any length
+_LOOK_S = 0.5
+
+app = typer.Typer()
+cluster_app = commands(
+    app,
     "cluster",
     "Show a cluster, or run one on this machine.",
     "foqs cluster status --config foqs.toml",
     "foqs cluster up",
 )
+hosts_app = commands(
+    app,
+    "hosts",
+    "List the hosts of a cluster, move all shards off one, or let it take shards again.",
+    "foqs hosts drain host-2:7707 --config foqs.toml",
+)
 
-_WIDE = 10_000  # columns; a program that reads a pipe accepts lines of any length
 
-
-def register_first(parent: typer.Typer) -> None:
-    parent.add_typer(app, rich_help_panel=OPERATE)
-
-
-@command(app, "foqs cluster status --config foqs.toml", "foqs cluster status --config foqs.toml --watch --json")
+@command(cluster_app, "foqs cluster status --config foqs.toml", "foqs cluster status --config foqs.toml --watch --json")
 @piped
 def status(
     cluster: ClusterOptions,
@@ -72,63 +67,38 @@ def status(
     ] = False,
 ) -> None:
     """Show the hosts and shards of a cluster, owners with epochs, and moves in progress."""
-    import asyncio
-
-    from foqs.config.load import load
-
-    show = _json_shown(indent=None if watch else 2) if as_json else _tables_shown(clear=watch)
-    whole = load(cluster.config)
-    cluster_of(whole)
-    quietly()
     try:
-        asyncio.run(_show(whole, cluster.connect_timeout, show, watch=watch))
+        _follow(cluster, _json_shown(None if watch else 2) if as_json else _tables_shown(clear=watch), watch=watch)
     except KeyboardInterrupt:
         if not watch:
             raise
 
 
-def hosts_table(facts: Facts, answers: Answers) -> Table:
-    """Return a row for each host."""
-    return _hosts(status_of(facts, answers))
-
-
-def shards_table(facts: Facts, answers: Answers) -> Table:
-    """Return a row for each shard."""
-    return _shards(status_of(facts, answers), facts.shards)
-
-
-def ask_cluster(cluster: ClusterOptions) -> tuple[Facts, Answers]:
-    """Return the facts of a cluster, and what its hosts answered. Raises Invalid, Unavailable."""
-    import asyncio
-
-    from foqs.config.load import load
-
-    found: list[tuple[Facts, Answers]] = []
-    whole = load(cluster.config)
-    cluster_of(whole)
-    quietly()
-    asyncio.run(
-        _show(whole, cluster.connect_timeout, lambda facts, _, answers: found.append((facts, answers)), watch=False)
-    )
+def ask_cluster(cluster: ClusterOptions) -> tuple[Facts, Status]:
+    """Return the facts of a cluster, and its status with the answers of its hosts. Raises Invalid, Unavailable."""
+    found: list[tuple[Facts, Status]] = []
+    _follow(cluster, lambda facts, _, answers: found.append((facts, status_of(facts, answers))), watch=False)
     return found[0]
 
 
-async def _show(config: Config, connect_s: float, show: Show, *, watch: bool) -> None:
-    from foqs.cli.session import Cluster, ask_hosts
+def _follow(cluster: ClusterOptions, show: Show, *, watch: bool) -> None:
+    """Show the cluster, and with `watch` again after each change."""
 
-    async with Cluster(cluster_of(config), connect_s) as cluster:
+    async def follow(session: Cluster) -> None:
+        from foqs.cli.session import ask_hosts
+
         shown: tuple[Facts, bool] | None = None
         while shown is None or watch:
-            if shown != (now := (cluster.facts, cluster.connected)):
+            if shown != (now := (session.facts, session.connected)):
                 addresses = {host: fact.address for host, fact in now[0].hosts.items()}
                 answers = await ask_hosts(config, addresses)
-                shown = (cluster.facts, cluster.connected)  # the answers took more than a second
+                shown = (session.facts, session.connected)  # the answers took more than a second
                 show(*shown, answers)
             if watch:
-                await cluster.news()
+                await session.news()
 
-
-# ------------------------------------------------------------------------------------------------------- shapes
+    config = cluster.load()
+    connected(section_of(config), cluster.connect_timeout, follow)
 
 
 def _json_shown(indent: int | None) -> Show:
@@ -144,10 +114,14 @@ def document(facts: Facts, connected: bool, answers: Answers) -> dict[str, Any]:
     `connected` is false if ZooKeeper does not answer; the rest is then its last state. `database` is the server and
     the name in the shard's URL.
     """
-    status = asdict(status_of(facts, answers))
-    for row in status["shards"]:
-        row["database"] = _database(facts.shards, row["id"])
-    return {"connected": connected, **status}
+    status = status_of(facts, answers)
+    shards = [shard_record(row, facts.shards) for row in status.shards]
+    return {"connected": connected, **asdict(status), "shards": shards}
+
+
+def shard_record(row: ShardRow, records: Mapping[int, ShardFact]) -> dict[str, Any]:
+    """Return a shard as it is written in JSON."""
+    return {**asdict(row), "database": _database(records, row.id)}
 
 
 def _tables_shown(*, clear: bool) -> Show:
@@ -164,9 +138,9 @@ def _tables_shown(*, clear: bool) -> Show:
         for line in _summary(status, connected):
             console.print(line)
         console.print()
-        console.print(_hosts(status))
+        console.print(table(status.hosts, HOST_COLUMNS))
         console.print()
-        console.print(_shards(status, facts.shards))
+        console.print(table(status.shards, shard_columns(facts.shards)))
         if clear and not console.is_terminal:
             console.print()
         sys.stdout.flush()
@@ -189,48 +163,36 @@ def _evenness(status: Status) -> str:
     return f"imbalance {status.imbalance:.0%} ({status.best_imbalance:.0%} at best)"
 
 
-def _hosts(status: Status) -> Table:
-    table = plain_table(
-        "host", "address", "state", "assigned", "served", "rows/s", "items", "version",
-        numbers=("assigned", "served", "rows/s", "items"),
-    )  # fmt: skip
-    for row in status.hosts:
-        table.add_row(
-            name(row.id),
-            name(row.address or "-"),
-            row.state,
-            str(row.assigned),
-            str(row.served),
-            _shown(row.load, ".1f"),
-            _shown(row.items),
-            name(row.version or "-"),
-        )
-    return table
+def _shown(value: float | None, form: str = "") -> str | None:
+    return None if value is None else format(value, form)
 
 
-def _shown(value: object, form: str = "") -> str:
-    return "-" if value is None else format(value, form)
+HOST_COLUMNS: list[Column[HostRow]] = [
+    Column("host", lambda host: name(host.id)),
+    Column("address", lambda host: name(host.address or "-")),
+    Column("state", lambda host: host.state),
+    Column("assigned", lambda host: str(host.assigned), "number"),
+    Column("served", lambda host: str(host.served), "number"),
+    Column("rows/s", lambda host: _shown(host.load, ".1f"), "number"),
+    Column("items", lambda host: _shown(host.items), "number"),
+    Column("version", lambda host: name(host.version or "-")),
+]
 
 
-def _shards(status: Status, records: Mapping[int, ShardFact]) -> Table:
-    table = plain_table(
-        "shard", "state", "use", "weight", "assigned to", "served by", "epoch", "rows/s", "items", "database",
-        numbers=("shard", "weight", "epoch", "rows/s", "items"),
-    )  # fmt: skip
-    for row in status.shards:
-        table.add_row(
-            str(row.id),
-            row.state,
-            row.use or "-",
-            _shown(row.weight, "g"),
-            "-" if row.assigned is None else name(row.assigned),
-            "-" if row.owner is None else name(row.owner),
-            _shown(row.epoch),
-            _shown(row.load, ".1f"),
-            _shown(row.items),
-            _database(records, row.id) or "-",
-        )
-    return table
+def shard_columns(records: Mapping[int, ShardFact]) -> list[Column[ShardRow]]:
+    """Return the columns of a table of shards, with the databases of the records."""
+    return [
+        Column("shard", lambda shard: str(shard.id), "number"),
+        Column("state", lambda shard: shard.state),
+        Column("use", lambda shard: shard.use),
+        Column("weight", lambda shard: _shown(shard.weight, "g"), "number"),
+        Column("assigned to", lambda shard: None if shard.assigned is None else name(shard.assigned)),
+        Column("served by", lambda shard: None if shard.owner is None else name(shard.owner)),
+        Column("epoch", lambda shard: _shown(shard.epoch), "number"),
+        Column("rows/s", lambda shard: _shown(shard.load, ".1f"), "number"),
+        Column("items", lambda shard: _shown(shard.items), "number"),
+        Column("database", lambda shard: _database(records, shard.id)),
+    ]
 
 
 def _database(records: Mapping[int, ShardFact], shard: int) -> str | None:
@@ -242,19 +204,6 @@ def _database(records: Mapping[int, ShardFact], shard: int) -> str | None:
     return name("/".join(place))
 
 
-HostArgument = Annotated[str, typer.Argument(metavar="HOST", help="The host has this id in `foqs hosts list`.")]
-
-hosts_app = commands(
-    "hosts",
-    "List the hosts of a cluster, move all shards off one, or let it take shards again.",
-    "foqs hosts drain host-2:7707 --config foqs.toml",
-)
-
-
-def register_hosts(parent: typer.Typer) -> None:
-    parent.add_typer(hosts_app, rich_help_panel=OPERATE)
-
-
 @command(hosts_app, "foqs hosts list --config foqs.toml", name="list")
 @piped
 def list_(cluster: ClusterOptions, as_json: JsonOption = False) -> None:
@@ -262,19 +211,14 @@ def list_(cluster: ClusterOptions, as_json: JsonOption = False) -> None:
 
     `foqs cluster status` shows the shards, too.
     """
-
-    from foqs.cli.terminal import show, write_line
-
-    facts, answers = ask_cluster(cluster)
-    if as_json or not sys.stdout.isatty():
-        for row in document(facts, True, answers)["hosts"]:
-            write_line(row)
-    else:
-        show(hosts_table(facts, answers))
+    _, status = ask_cluster(cluster)
+    listing(status.hosts, HOST_COLUMNS, as_json, asdict)
 
 
 @command(
-    hosts_app, "foqs hosts drain host-2:7707 --config foqs.toml", "foqs hosts drain host-2:7707 -c foqs.toml --no-wait"
+    hosts_app,
+    "foqs hosts drain host-2:7707 --config foqs.toml",
+    "foqs hosts drain host-2:7707 -c foqs.toml --no-wait",
 )
 def drain(host: HostArgument, cluster: ClusterOptions, wait: WaitOptions) -> None:
     """Move all shards of a host to the other hosts, and keep it empty.
@@ -290,13 +234,7 @@ def undrain(host: HostArgument, cluster: ClusterOptions) -> None:
     perform(cluster, lambda facts: operate.undrain_host(facts, host))
 
 
-_LOOK_S = 0.5
-
-
-def register_up(_parent: typer.Typer) -> None:
-    command(app, "foqs cluster up", "foqs cluster up --hosts 2 --shards 4 --kind mysql --keep")(up)
-
-
+@command(cluster_app, "foqs cluster up", "foqs cluster up --hosts 2 --shards 4 --kind mysql --keep")
 def up(
     hosts: Annotated[int, typer.Option(min=1, max=16, help="The cluster has this many host processes.")] = 3,
     mysql: Annotated[int, typer.Option(min=1, max=8, help="The cluster has this many database servers.")] = 2,
@@ -370,9 +308,3 @@ def _folder(keep: bool) -> Iterator[Path]:
             print(f"configuration and logs: {folder}", file=sys.stderr)
         else:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def register(parent: typer.Typer) -> None:
-    register_first(parent)
-    register_hosts(parent)
-    register_up(parent)

@@ -1,8 +1,7 @@
-"""The options of the commands that call a host, and how their results are written.
+"""What the commands that call a host share: the options of the connection, and the items and topics that they name.
 
-Lines of stdin that name items: each has an outcome of its own, and a wrong line stops no other one.
-
-A topic that does not exist: it has no items and no settings. A wrong name looks like an empty topic otherwise.
+Each line of stdin has an outcome of its own, and a wrong line stops no other one. A topic without items and settings
+does not exist: without a word about it, a wrong name would look like an empty topic.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 
 import typer
 
-from foqs.cli import terminal
-from foqs.cli.terminal import fail, hint_of
+from foqs.cli.terminal import fail, hint_of, say, say_done
 from foqs.errors import FoqsError, Invalid
 from foqs.shardmgr.operate import name
 from foqs.travel import bare
@@ -29,12 +27,18 @@ from foqs.travel import bare
 if TYPE_CHECKING:
     from foqs.client import Client
 
+T = TypeVar("T", bound=Hashable)
 
 DEFAULT_ADDRESS = "127.0.0.1:7707"
 TIMEOUT_MS = 10_000
 WAIT_SERVER_MS = 60_000
 BATCH_ITEMS = 500
 """Items of a request."""
+_MOST_KNOWN = 100_000
+"""A line that repeats another one gets the same outcome if no more lines are between them."""
+_LOOKED_AT = 10_000
+"""Topics among which a similar name is looked for."""
+_LOOK_MS = 2_000
 _CONNECTION = "Connection"
 
 
@@ -87,6 +91,10 @@ class Connection:
         ),
     ] = False
 
+    def topic(self, topic: str) -> str:
+        """Return the name of a topic and its namespace, as a sentence names it."""
+        return f"topic {name(topic)} in namespace {name(self.namespace)}"
+
     def client(self) -> Client:
         from foqs.client import Client
 
@@ -131,7 +139,7 @@ def stdin_lines(what: str, *, raw: bool = False) -> Iterator[tuple[int, bytes]]:
     The mark of UTF-8 that some programs write at the start is left out, unless the lines are `raw` bytes.
     """
     if sys.stdin.isatty():
-        print(f"foqs: type {what}, one in each line; Ctrl-D ends them", file=sys.stderr, flush=True)
+        say(f"type {what}, one in each line; Ctrl-D ends them")
     try:
         lines = iter(sys.stdin.buffer)
         first = [next(lines, b"")]
@@ -141,14 +149,7 @@ def stdin_lines(what: str, *, raw: bool = False) -> Iterator[tuple[int, bytes]]:
 
 
 def _say_retry(error: FoqsError, left_s: float) -> None:
-    said = f"{error.message}; retrying for up to {left_s:.0f} s{hint_of(error, waits=True)}"
-    print(f"foqs: {said}", file=sys.stderr, flush=True)
-
-
-T = TypeVar("T", bound=Hashable)
-
-MOST_KNOWN = 100_000
-"""A line that repeats another one gets the same outcome if no more lines are between them."""
+    say(f"{error.message}; retrying for up to {left_s:.0f} s{hint_of(error, waits=True)}")
 
 
 class Ended(NamedTuple):
@@ -167,7 +168,7 @@ class Ended(NamedTuple):
 
 
 class Count:
-    """Counts what ended."""
+    """Counts the entries that ended, and those that failed."""
 
     def __init__(self) -> None:
         self.total = self.failed = 0
@@ -181,7 +182,7 @@ class Count:
         if self.failed:
             sys.stdout.flush()
             fail(f"{self.failed} of {self.total} items were not {done}")
-        terminal.say_done(f"all {self.total} items were {done}")
+        say_done(f"all {self.total} items were {done}")
 
 
 def entries_of_lines(what: str, read: Callable[[bytes, int], T]) -> Iterator[tuple[int, T | Invalid]]:
@@ -206,13 +207,8 @@ def settle(
         for number, entry in chunk:
             yield Ended(number, None, entry) if isinstance(entry, Invalid) else Ended(number, entry, known[entry])
         sys.stdout.flush()
-        for entry in list(islice(known, max(0, len(known) - MOST_KNOWN))):
+        for entry in list(islice(known, max(0, len(known) - _MOST_KNOWN))):
             del known[entry]
-
-
-_LOOKED_AT = 10_000
-"""Topics among which a similar name is looked for."""
-_TIMEOUT_MS = 2_000
 
 
 def unknown(client: Client, topic: str) -> str:
@@ -222,7 +218,7 @@ def unknown(client: Client, topic: str) -> str:
     try:
         if _exists(client, topic) or _takes_dead_letters(client, topic):
             return ""
-        listed = client.active_topics(all_states=True, timeout_ms=_TIMEOUT_MS)
+        listed = client.active_topics(all_states=True, timeout_ms=_LOOK_MS)
         others = [one.topic for one in islice(listed, _LOOKED_AT)]
     except FoqsError:  # the command itself was allowed, or has its own error
         return ""
@@ -233,7 +229,7 @@ def unknown(client: Client, topic: str) -> str:
 
 
 def _exists(client: Client, topic: str) -> bool:
-    found = client.topic_stats(topic, timeout_ms=_TIMEOUT_MS)
+    found = client.topic_stats(topic, timeout_ms=_LOOK_MS)
     own = f"topic.{topic}" in found.policy_layers.values()
     return own or bool(found.ready or found.delayed or found.leased or found.missing)
 
@@ -243,12 +239,12 @@ def _takes_dead_letters(client: Client, topic: str) -> bool:
 
     if topic.endswith(DEAD_SUFFIX) and _exists(client, topic.removesuffix(DEAD_SUFFIX)):
         return True
-    values = client.settings(PREFIX, timeout_ms=_TIMEOUT_MS).entries.values()
+    values = client.settings(PREFIX, timeout_ms=_LOOK_MS).entries.values()
     return any((json.loads(value).get("dead") or {}).get("topic") == topic for value in values)
 
 
 def say_unknown(client: Client, topic: str) -> bool:
     """Say on stderr that a topic does not exist. Return True if that is so."""
     if why := unknown(client, topic):
-        print(f"foqs: {why}", file=sys.stderr, flush=True)
+        say(why)
     return bool(why)

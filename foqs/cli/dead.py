@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from foqs.checks import I32_MAX, I64_MAX
-from foqs.cli.change import purge_items
+from foqs.checks import I32_MAX, I64_MAX, parse_fingerprint
+from foqs.cli.change import leased_stay, purge_items
 from foqs.cli.connection import Connection, say_unknown
-from foqs.cli.help import QUEUE, command, commands
-from foqs.cli.look import Cause, DeadFilter, JsonOption, shown_cause
+from foqs.cli.look import shown_cause
+from foqs.cli.main import JsonOption, command, commands
 from foqs.cli.operators import YesOption, confirm_by_name
-from foqs.cli.terminal import duration, fail, piped, plain_table, preview, show, write_line
+from foqs.cli.terminal import Column, duration, fail, in_table, piped, preview, show, table, write_line
 from foqs.errors import OutcomeUnknown, Overloaded, Unavailable
+from foqs.rows import FailureCause, FailureRow
 from foqs.shardmgr.operate import count as counted
 from foqs.shardmgr.operate import name
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from foqs.client import Client, FailureGroup, Redriven
+    from foqs.client import Client, FailureFilter, FailureGroup, Item, Redriven
 
 _CALL_MS = 60_000
 _CANARY_MS = 600_000
 """The longest time-out of a call. A canary is one call: a second one would take more items of each group."""
 _PAGE_ITEMS = 1_000
+_FILTER = "Filter"
 
-app = commands(
+app = typer.Typer()
+dead = commands(
+    app,
     "dead",
     "Look at dead letters, return them to their topics, and delete them.",
     "foqs dead list emails.dlq",
@@ -39,15 +44,69 @@ app = commands(
 TopicArgument = Annotated[str, typer.Argument(help="The dead letters are in this topic.")]
 
 
-def register(parent: typer.Typer) -> None:
-    for function, examples in _EXAMPLES.items():
-        command(app, *examples, name=function.__name__.removesuffix("_dead"))(
-            piped(function) if function is list_dead else function
-        )
-    parent.add_typer(app, rich_help_panel=QUEUE)
+class Cause(Enum):
+    """The causes of a failure, as options name them."""
+
+    FAILED = "failed"
+    EXPIRED = "expired"
+    REJECTED = "rejected"
+    HOOK = "hook"
+    LIMIT = "limit"
+
+    @property
+    def number(self) -> FailureCause:
+        return FailureCause[self.name]
 
 
-def list_dead(
+@dataclass(frozen=True, slots=True)
+class DeadFilter:
+    """The options of a command that changes dead letters."""
+
+    fingerprint: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=_FILTER, help="Reasons have this fingerprint: 16 digits as `foqs dead list` shows them."
+        ),
+    ] = None
+    cause: Annotated[Cause | None, typer.Option(rich_help_panel=_FILTER, help="Items died of this cause.")] = None
+    reason_contains: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", rich_help_panel=_FILTER, help="Reasons contain this text, in the same case."),
+    ] = None
+    fairness_key: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=_FILTER, help="Items had this fairness key in their topic; '' for items without one."
+        ),
+    ] = None
+
+    def for_host(self) -> FailureFilter:
+        """Raises Invalid."""
+        from foqs.client import FailureFilter
+
+        cause = None if self.cause is None else self.cause.number
+        return FailureFilter(self.fingerprint, cause, self.reason_contains, fairness_key=self.fairness_key)
+
+    def matches(self, item: Item) -> bool:
+        """Whether a listed item is a dead letter that the options select. Raises Invalid."""
+        from foqs.policies import failures as stored
+
+        failure, wanted = item.failure, self.for_host()
+        if failure is None:
+            return False
+        reason = None if wanted.reason_contains is None else wanted.reason_contains.encode()
+        fairness = None if wanted.fairness_key is None else wanted.fairness_key.encode()
+        row = FailureRow(
+            0, parse_fingerprint(failure.fingerprint), item.id, failure.cause, failure.attempts, failure.died_at_ms,
+            b"", failure.fairness_key.encode(), failure.reason.encode(),
+        )  # fmt: skip
+        number = None if wanted.fingerprint is None else parse_fingerprint(wanted.fingerprint)
+        return stored.FailureFilter(number, wanted.cause, reason, fairness=fairness).matches(row)
+
+
+@command(dead, "foqs dead list emails.dlq", "foqs dead list emails.dlq --json --cause expired", name="list")
+@piped
+def list_(
     topic: TopicArgument,
     cause: Annotated[Cause | None, typer.Option(help="The list has items that died of this cause only.")] = None,
     fairness_key: Annotated[
@@ -68,7 +127,7 @@ def list_dead(
         groups = sorted(found.groups, key=lambda group: -group.count)
         if not groups and not _elsewhere(client, topic):
             say_unknown(client, topic)
-        if as_json or not sys.stdout.isatty():
+        if not in_table(as_json):
             for group in groups:
                 write_line(_json(group))
         elif groups:
@@ -79,7 +138,38 @@ def list_dead(
         fail(f"no answer from {', '.join(found.missing)}: dead letters there are not counted")
 
 
-def redrive_dead(
+def groups_table(groups: Iterable[FailureGroup], now_ms: int) -> Table:
+    """Return a row for each cause and fingerprint."""
+    columns: list[Column[FailureGroup]] = [
+        Column("cause", lambda group: shown_cause(group.cause)),
+        Column("fingerprint", lambda group: group.fingerprint),
+        Column("count", lambda group: group.count, "number"),
+        Column("first", lambda group: duration(now_ms - group.first_died_at_ms), "number"),
+        Column("last", lambda group: duration(now_ms - group.last_died_at_ms), "number"),
+        Column("id", lambda group: str(group.sample_id), "number"),
+        Column("reason", lambda group: preview(group.sample_reason.encode()), "folded"),
+    ]
+    return table(groups, columns)
+
+
+def _json(group: FailureGroup) -> dict[str, str | int]:
+    return {
+        "cause": shown_cause(group.cause),
+        "fingerprint": group.fingerprint,
+        "count": group.count,
+        "first_died_at_ms": group.first_died_at_ms,
+        "last_died_at_ms": group.last_died_at_ms,
+        "sample_id": str(group.sample_id),
+        "sample_reason": group.sample_reason,
+    }
+
+
+@command(
+    dead,
+    "foqs dead redrive emails.dlq --per-fingerprint 1",
+    "foqs dead redrive emails.dlq --reason-contains 'SMTP 451' --pace 100",
+)
+def redrive(
     topic: TopicArgument,
     count: Annotated[
         int, typer.Option(min=0, max=I64_MAX, help="The command returns at most this many items; 0: no limit.")
@@ -114,7 +204,7 @@ def redrive_dead(
     have left the topic.
     """
     with connection.client() as client:
-        total = Total()
+        total = _Total()
         options = {"filter": selected.for_host(), "to_topic": to_topic, "pace_per_second": pace, "dry_run": dry_run}
         call_ms = _CANARY_MS if per_fingerprint or dry_run else _CALL_MS
         while True:
@@ -137,7 +227,7 @@ def redrive_dead(
             if not again or (count and total.at_most >= count):
                 break
         done = "would be redriven" if dry_run else "redriven"
-        print(f"{_range(total)} {done} from {name(topic)}{_leased(found)}", flush=True)
+        print(f"{_range(total)} {done} from {name(topic)}{leased_stay(found.skipped_leased)}", flush=True)
         if not (total.at_most or found.skipped_leased or found.refused):
             if hint := _elsewhere(client, topic):
                 print(hint, flush=True)
@@ -151,17 +241,31 @@ def redrive_dead(
         fail("the time of the call ended before all dead letters were looked at")
 
 
-class Total(NamedTuple):
+class _Total(NamedTuple):
     """Items of all calls of a command."""
 
     at_least: int = 0
     at_most: int = 0
 
-    def plus(self, found: Redriven) -> Total:
-        return Total(self.at_least + found.at_least, self.at_most + found.at_most)
+    def plus(self, found: Redriven) -> _Total:
+        return _Total(self.at_least + found.at_least, self.at_most + found.at_most)
 
 
-def delete_dead(topic: TopicArgument, yes: YesOption = False, *, selected: DeadFilter, connection: Connection) -> None:
+def _range(total: _Total) -> str:
+    if total.at_least == total.at_most:
+        return counted(total.at_least, "item")
+    return f"between {total.at_least:,} and {total.at_most:,} items"
+
+
+def _stay(items: int, to_topic: str | None) -> str:
+    """Where all items go to one topic, the first one that it refuses ends the redrive."""
+    if to_topic is not None:
+        return "the rest stays"
+    return f"{counted(items, 'dead letter')} {'stays' if items == 1 else 'stay'}"
+
+
+@command(dead, "foqs dead delete emails.dlq --fingerprint 8d1c0f5be3a1c3d2")
+def delete(topic: TopicArgument, yes: YesOption = False, *, selected: DeadFilter, connection: Connection) -> None:
     """Delete dead letters, after the topic's name is typed.
 
     The command lists the items, asks, and deletes the listed ones. Items that a consumer has leased stay, and so do
@@ -177,69 +281,19 @@ def delete_dead(topic: TopicArgument, yes: YesOption = False, *, selected: DeadF
                     leased += 1
                 else:
                     ids.append(item.id)
-        stay = f"; {counted(leased, 'leased item')} {'stays' if leased == 1 else 'stay'}" if leased else ""
+        stay = leased_stay(leased)
         if not ids:
             if not _elsewhere(client, topic):
                 say_unknown(client, topic)
             print(f"{_none(client, topic, connection)}{stay}" if not leased else f"no item to delete{stay}")
             return
-        print(
-            f"topic {name(topic)} in namespace {name(connection.namespace)}: {counted(len(ids), 'dead letter')}{stay}"
-        )
+        print(f"{connection.topic(topic)}: {counted(len(ids), 'dead letter')}{stay}")
         confirm_by_name(topic, f"delete {counted(len(ids), 'item')}", yes=yes)
         purge_items(client, ids)
 
 
-def groups_table(groups: Iterable[FailureGroup], now_ms: int) -> Table:
-    table = plain_table(
-        "cause", "fingerprint", "count", "first", "last", "id", "reason",
-        numbers=("count", "first", "last", "id"), folded=("reason",),
-    )  # fmt: skip
-    for group in groups:
-        table.add_row(
-            shown_cause(group.cause),
-            group.fingerprint,
-            f"{group.count:,}",
-            duration(now_ms - group.first_died_at_ms),
-            duration(now_ms - group.last_died_at_ms),
-            str(group.sample_id),
-            preview(group.sample_reason.encode()),
-        )
-    return table
-
-
-def _json(group: FailureGroup) -> dict[str, str | int]:
-    return {
-        "cause": shown_cause(group.cause),
-        "fingerprint": group.fingerprint,
-        "count": group.count,
-        "first_died_at_ms": group.first_died_at_ms,
-        "last_died_at_ms": group.last_died_at_ms,
-        "sample_id": str(group.sample_id),
-        "sample_reason": group.sample_reason,
-    }
-
-
-def _range(total: Total) -> str:
-    if total.at_least == total.at_most:
-        return counted(total.at_least, "item")
-    return f"between {total.at_least:,} and {total.at_most:,} items"
-
-
-def _stay(items: int, to_topic: str | None) -> str:
-    """Where all items go to one topic, the first one that it refuses ends the redrive."""
-    if to_topic is not None:
-        return "the rest stays"
-    return f"{counted(items, 'dead letter')} {'stays' if items == 1 else 'stay'}"
-
-
-def _leased(found: Redriven) -> str:
-    leased = found.skipped_leased
-    return f"; {counted(leased, 'leased item')} {'stays' if leased == 1 else 'stay'}" if leased else ""
-
-
 def _none(client: Client, topic: str, connection: Connection) -> str:
-    said = f"topic {name(topic)} in namespace {name(connection.namespace)} has no such dead letters"
+    said = f"{connection.topic(topic)} has no such dead letters"
     hint = _elsewhere(client, topic)
     return f"{said}; {hint}" if hint else said
 
@@ -252,13 +306,3 @@ def _elsewhere(client: Client, topic: str) -> str:
     if topic.endswith(DEAD_SUFFIX) or not client.list_failures(dead).groups:
         return ""
     return f"its dead letters are in {name(dead)}"
-
-
-_EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
-    list_dead: ("foqs dead list emails.dlq", "foqs dead list emails.dlq --json --cause expired"),
-    redrive_dead: (
-        "foqs dead redrive emails.dlq --per-fingerprint 1",
-        "foqs dead redrive emails.dlq --reason-contains 'SMTP 451' --pace 100",
-    ),
-    delete_dead: ("foqs dead delete emails.dlq --fingerprint 8d1c0f5be3a1c3d2",),
-}

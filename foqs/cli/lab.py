@@ -12,17 +12,17 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from foqs.cli.help import MEASURE, command
+from foqs.cli.main import command
 from foqs.cli.terminal import fail
 
 _MOST_WORKERS = 8
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def register(app: typer.Typer) -> None:
-    command(app, "foqs demo", "foqs demo --workers 4 --files 200", group=MEASURE)(demo)
+app = typer.Typer()
 
 
+@command(app, "foqs demo", "foqs demo --workers 4 --files 200")
 def demo(
     workers: Annotated[
         int | None,

@@ -1,30 +1,49 @@
-"""The command line: the table of the commands. A command's modules are imported when it is called.
+"""The command line: how a command is registered, and the table of the commands.
 
-So `foqs --help` imports none of them, and `foqs ack` in a pipe waits for few.
+The module of a command is imported when the command is called. So `foqs --help` imports none of them, and `foqs ack` in
+a pipe waits for few.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+import inspect
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
 from copy import copy
-from functools import cache
 from importlib import import_module
-from typing import Annotated, Any, NamedTuple
+from math import isfinite
+from typing import Annotated, Any, NamedTuple, ParamSpec, TypeVar
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
+from foqs import __version__, build
 from foqs.cli import logs
-from foqs.cli.help import MEASURE, OPERATE, QUEUE, RUN, Group, top
 from foqs.cli.interrupt import ends_at_once
-from foqs.cli.terminal import report_errors
+from foqs.cli.terminal import fail, go_on, report_errors
+from foqs.option_groups import spread
+
+RUN, QUEUE, OPERATE, MEASURE = "Run", "Queue", "Operate", "Measure"
+"""The groups of `foqs --help`."""
+_AS_BYTES = "text"
+"""The payload of `foqs enqueue`: any bytes."""
+_STYLE = re.compile(r"(\\*)(\[[a-z#/@][^[]*?])")
+
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="The command writes JSON lines on a terminal too, in place of a table.")
+]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Verb(NamedTuple):
-    """A command, or a group of them. `modules` of foqs.cli register it; `text` is the first paragraph of its help."""
+    """A command, or a group of them: `module` of foqs.cli registers it, `text` is the first paragraph of its help."""
 
-    modules: str
+    module: str
     group: str
     text: str
 
@@ -63,7 +82,7 @@ VERBS = {
     "spark": Verb("spark", QUEUE, "Report on, export, enqueue and move many items with Spark."),
     "version": Verb("setup", OPERATE, "Print the version of foqs, as `foqs --version` does."),
     "config": Verb("setup", OPERATE, "Print, validate and explain the configuration."),
-    "shards": Verb("shards shard_settings", OPERATE, "List, make, check and move shards."),
+    "shards": Verb("shards", OPERATE, "List, make, check and move shards."),
     "hosts": Verb(
         "cluster", OPERATE, "List the hosts of a cluster, move all shards off one, or let it take shards again."
     ),
@@ -82,25 +101,119 @@ VERBS = {
 }
 
 
-def registered(modules: str) -> dict[str, Any]:
-    """Return the commands that modules of foqs.cli register, by name."""
+class _Flags:
+    """Shows a flag without the type of its value: it has none."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for one in params:
+            if getattr(one, "is_flag", False) and one.metavar is None:
+                one.metavar = ""
+        return params
+
+
+class _Command(_Flags, TyperCommand):
+    pass
+
+
+class Group(_Flags, TyperGroup):
+    """A group of commands."""
+
+
+def command(
+    app: typer.Typer, *examples: str, name: str | None = None, group: str | None = None
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Register a function as a command of `app`: its docstring is the text, `examples` are command lines.
+
+    The command takes the options of its groups, and reports typed errors in one line. `group` is the heading above it
+    in the help of `app`.
+    """
+
+    def register(function: Callable[P, R]) -> Callable[P, R]:
+        decorate = app.command(
+            name, cls=_Command, help=_flowing(function.__doc__ or ""), epilog=_epilog(examples), rich_help_panel=group
+        )
+        decorate(report_errors(_checked(spread(function))))
+        return function
+
+    return register
+
+
+def commands(app: typer.Typer, name: str, text: str, *examples: str) -> typer.Typer:
+    """Register a group of commands in `app`, and return the app of the group."""
+    group = typer.Typer(name=name, cls=Group, help=text, epilog=_epilog(examples), no_args_is_help=True)
+    app.add_typer(group)
+    return group
+
+
+def top(text: str, *examples: str) -> dict[str, Any]:
+    """Return the settings of the program itself."""
+    return {"help": text, "epilog": _epilog(examples), "no_args_is_help": True}
+
+
+def _checked(function: Callable[P, R]) -> Callable[P, R]:
+    """Wrap a command so that it refuses `nan` and `inf`, which lie within the bounds of every option, and texts that
+    are not UTF-8. It goes on when it loses stdout, unless it is `piped`."""
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **given: P.kwargs) -> R:
+        go_on()
+        for name, value in given.items():
+            if isinstance(value, float) and not isfinite(value):
+                fail(f"--{name.replace('_', '-')} is {value}: it must be a finite number", 2)
+            if name != _AS_BYTES:
+                given[name] = _utf8(name, value)
+        return function(*args, **given)
+
+    return wrapped
+
+
+def _utf8(name: str, value: Any) -> Any:
+    """Return the value. Python decodes arguments by the locale, and bytes that do not fit as surrogates."""
+    if isinstance(value, list):
+        return [_utf8(name, one) for one in value]
+    if isinstance(value, str) and not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            try:
+                return os.fsencode(value).decode()
+            except UnicodeError:
+                fail(f"{name.replace('_', '-')} is {value!a}: it is not UTF-8", 2)
+    return value
+
+
+def escaped(text: str) -> str:
+    """Return the text with its brackets marked as plain text, as `rich.markup.escape` does. A command imports rich only
+    to show something."""
+    return _STYLE.sub(lambda found: f"{found[1] * 2}\\{found[2]}", text)
+
+
+def _flowing(docstring: str) -> str:
+    """Join the lines of each paragraph, so that they fill a terminal of any width; rich would read [tls] as a style."""
+    text = "\n\n".join(" ".join(part.split()) for part in inspect.cleandoc(docstring).split("\n\n"))
+    return escaped(text)
+
+
+def _epilog(examples: tuple[str, ...]) -> str:
+    # The line break in front keeps the indentation: typer dedents every line but the first.
+    return escaped("\nExamples:\n" + "\n".join(f"  {line}" for line in examples))
+
+
+@functools.cache
+def registered(module: str) -> dict[str, Any]:
+    """Return the commands that a module of foqs.cli registers in its `app`, by name."""
     with ends_at_once():
-        part = typer.Typer()
-        for module in modules.split():
-            import_module(f"foqs.cli.{module}").register(part)
-        return dict(get_group(part).commands)
-
-
-@cache
-def _command(name: str) -> Any:  # Typer's own copy of Click has no public name for its class
-    return registered(VERBS[name].modules)[name]
+        return dict(get_group(import_module(f"foqs.cli.{module}").app).commands)
 
 
 class _Commands(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         if name not in VERBS:
             raise KeyError(name)
-        return _command(name)
+        found = registered(VERBS[name].module)[name]  # Typer's own copy of Click has no public name for the class
+        found.rich_help_panel = VERBS[name].group
+        return found
 
     def __contains__(self, name: object) -> bool:
         return name in VERBS
@@ -140,11 +253,14 @@ app = typer.Typer(
 )
 
 
+def installed() -> str:
+    """Return the version of foqs and its build."""
+    return f"foqs {__version__} ({build()})"
+
+
 def _version(wanted: bool) -> None:
     if wanted:
-        from foqs.cli.setup import line
-
-        print(line())
+        print(installed())
         raise typer.Exit
 
 

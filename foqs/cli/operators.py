@@ -2,57 +2,31 @@
 
 It prints the change, asks before a change that cannot be undone, makes the change, and logs it for the audit. Then it
 shows which steps are left until the hosts have finished them.
-
-Questions before a change that cannot be undone.
-
-What a shard's database keeps of settings and deduplication slots, and its way into a cluster.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-import time
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from foqs.cli import logs
-from foqs.errors import Conflict, Invalid
-from foqs.shardmgr.facts import ShardFact
+from foqs.errors import Invalid
 
 if TYPE_CHECKING:
     from foqs.cli.session import Cluster
     from foqs.config.load import Config
     from foqs.config.schema import ZookeeperSection
-    from foqs.policies.settings import Settings
     from foqs.shardmgr.facts import Facts
     from foqs.shardmgr.operate import Change
-    from foqs.store.maintenance import Kept
 
-
-def confirm(question: str, *, yes: bool) -> None:
-    """Ask for confirmation. Raises Invalid without a terminal, Abort for no."""
-    if not yes:
-        _needs_terminal()
-        typer.confirm(question, abort=True)
-
-
-def confirm_by_name(name: str, to: str, *, yes: bool) -> None:
-    """Ask for `name` to be typed. Raises Invalid without a terminal or for another text."""
-    if not yes:
-        _needs_terminal()
-        if typer.prompt(f"Type {name} to {to}", default="", show_default=False).strip() != name:
-            raise Invalid(f"this is not {name}: nothing was changed")
-
-
-def _needs_terminal() -> None:
-    if not sys.stdin.isatty():
-        raise Invalid("this cannot be undone, and no terminal is there to confirm it: give --yes")
+T = TypeVar("T")
 
 
 MOST_S = 1_000_000
@@ -75,11 +49,19 @@ class ClusterOptions:
         typer.Option(min=0.1, max=MOST_S, help="The command waits this many seconds for ZooKeeper to answer."),
     ] = CONNECT_S
 
-    def look(self) -> Facts:
-        """Return the current facts. Raises Invalid, Unavailable."""
+    def load(self) -> Config:
+        """Return the configuration. Raises Invalid."""
         from foqs.config.load import load
 
-        return look(cluster_of(load(self.config)), self.connect_timeout)
+        return load(self.config)
+
+    def section(self) -> ZookeeperSection:
+        """Return the section of the cluster. Raises Invalid, too, for the configuration of a single host."""
+        return section_of(self.load())
+
+    def look(self) -> Facts:
+        """Return the current facts. Raises Invalid, Unavailable."""
+        return look(self.section(), self.connect_timeout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,25 +83,33 @@ class WaitOptions:
 DEFAULT_WAIT = WaitOptions()
 
 
-def cluster_of(config: Config) -> ZookeeperSection:
-    """Return the section of the cluster. Raises Invalid for the configuration of a single host."""
+def section_of(config: Config) -> ZookeeperSection:
     if config.zookeeper is None:
         raise Invalid("the configuration has no [zookeeper] section: this command needs a cluster")
     return config.zookeeper
 
 
-def look(config: ZookeeperSection, connect_s: float) -> Facts:
+def look(section: ZookeeperSection, connect_s: float) -> Facts:
     """Return the current facts. Raises Unavailable."""
+
+    async def facts(cluster: Cluster) -> Facts:
+        return cluster.facts
+
+    return connected(section, connect_s, facts)
+
+
+def connected(section: ZookeeperSection, connect_s: float, work: Callable[[Cluster], Awaitable[T]]) -> T:
+    """Return what `work` returns for a connected cluster. Raises Unavailable, and what `work` raises."""
     import asyncio
 
     from foqs.cli.session import Cluster
 
-    async def work() -> Facts:
-        async with Cluster(config, connect_s) as cluster:
-            return cluster.facts
+    async def run() -> T:
+        async with Cluster(section, connect_s) as cluster:
+            return await work(cluster)
 
     quietly()
-    return asyncio.run(work())
+    return asyncio.run(run())
 
 
 def perform(
@@ -136,44 +126,33 @@ def perform(
     runs again afterwards, because `first` may take long. `then` makes other changes to the cluster right before. Raises
     what `decide`, `first` and `then` raise, Invalid, Unavailable, Forbidden, NotDone.
     """
-    import asyncio
-
-    from foqs.config.load import load
-
-    config = cluster_of(load(cluster.config))
+    section = cluster.section()
     said: str | None = None
-    if first is not None:
-        said = _say(decide(look(config, cluster.connect_timeout)), None)
-        first()
-    quietly()
-    timeout_s = None if wait.no_wait else wait.timeout
-    asyncio.run(_perform(config, decide, cluster.connect_timeout, timeout_s, said, then))
-
-
-async def _perform(
-    config: ZookeeperSection,
-    decide: Callable[[Facts], Change],
-    connect_s: float,
-    timeout_s: float | None,
-    said: str | None,
-    then: Callable[[Cluster], Awaitable[None]] | None,
-) -> None:
-    from foqs.cli.session import Cluster
 
     def decide_and_say(facts: Facts) -> Change:
+        """Print the change unless the same words were printed before."""
         nonlocal said
         change = decide(facts)
-        said = _say(change, said)
+        if change.says != said:
+            print(change.says)
+            show_moves(change)
+            sys.stdout.flush()
+            said = change.says
         return change
 
-    async with Cluster(config, connect_s) as cluster:
+    async def carry_out(session: Cluster) -> None:
         if then is not None:
-            await then(cluster)
-        change = await cluster.carry_out(decide_and_say, audit)
-        if timeout_s is not None:
+            await then(session)
+        change = await session.carry_out(decide_and_say, audit)
+        if not wait.no_wait:
             with _progress() as progress:
-                await cluster.until(change.missing, timeout_s, progress)
+                await session.until(change.missing, wait.timeout, progress)
             print(change.then)
+
+    if first is not None:
+        decide_and_say(look(section, cluster.connect_timeout))
+        first()
+    connected(section, cluster.connect_timeout, carry_out)
 
 
 def show_moves(change: Change) -> None:
@@ -181,15 +160,6 @@ def show_moves(change: Change) -> None:
 
     for shard, source, target in change.moves:
         print(f"shard {shard}: {'nowhere' if source is None else name(source)} -> {name(target)}")
-
-
-def _say(change: Change, said: str | None) -> str:
-    """Print the change unless the same words were printed before."""
-    if change.says != said:
-        print(change.says)
-        show_moves(change)
-        sys.stdout.flush()
-    return change.says
 
 
 def audit(change: Change, certain: bool) -> None:
@@ -236,42 +206,21 @@ def _progress() -> Iterator[Callable[[str], None]]:
         yield lambda words: status.update(console.render_str(f"waiting: {words}"))
 
 
-def copies_of(kept: Kept) -> list[Settings]:
-    """Return the copies that can be read. Raises Invalid for one that cannot."""
-    from foqs.policies.settings import decode
-
-    return [decode(row.ns.decode(), row.doc) for row in kept.settings if row.ns]
-
-
-def remove_copies(url: str, shard: int, namespaces: Collection[str] | None = None) -> None:
-    """Remove the copies of `namespaces` (None: of all) from a shard's database. Raises StoreError."""
-    from foqs.store.maintenance import discard_settings, read_kept
-
-    names = list(namespaces) if namespaces is not None else [row.ns.decode() for row in read_kept(url, shard).settings]
-    discard_settings(url, shard, names)
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask for confirmation. Raises Invalid without a terminal, Abort for no."""
+    if not yes:
+        _needs_terminal()
+        typer.confirm(question, abort=True)
 
 
-async def adopt_kept(cluster: Cluster, fact: ShardFact) -> None:
-    """Give the cluster the settings and the deduplication slots that a shard's database keeps, before it is added.
+def confirm_by_name(name: str, to: str, *, yes: bool) -> None:
+    """Ask for `name` to be typed. Raises Invalid without a terminal or for another text."""
+    if not yes:
+        _needs_terminal()
+        if typer.prompt(f"Type {name} to {to}", default="", show_default=False).strip() != name:
+            raise Invalid(f"this is not {name}: nothing was changed")
 
-    Raises Conflict for settings that were made apart from the cluster's, Invalid for unreadable ones, StoreError.
-    """
-    from foqs.shardmgr.routing import claimed
-    from foqs.store.maintenance import read_kept
 
-    kept = read_kept(fact.url, fact.id)
-    before = cluster.facts.settings
-    copies = copies_of(kept)
-    try:
-        stored = await cluster.adopt(copies, f"shard {fact.id}")
-    except Conflict as error:
-        raise Conflict(
-            f"shard {fact.id} is not added: {error.message}. Put the entries that shall hold into the settings of the "
-            f"cluster (`foqs settings export` on both sides, `foqs settings import` here), and run `foqs shards add "
-            f"{fact.id} ... --discard-settings`"
-        ) from None
-    for copy, found in zip(copies, stored, strict=True):
-        if copy.ns not in before or before[copy.ns].version < found.version == copy.version:
-            print(f"the cluster takes over the settings of namespace {copy.ns} (version {copy.version})", flush=True)
-    stamp, bits = kept.slots
-    await cluster.share_slots(lambda facts: claimed(facts, fact.id, stamp, bits, time.time_ns() // 1_000_000))
+def _needs_terminal() -> None:
+    if not sys.stdin.isatty():
+        raise Invalid("this cannot be undone, and no terminal is there to confirm it: give --yes")

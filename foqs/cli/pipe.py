@@ -1,9 +1,4 @@
-"""`foqs enqueue`: one item by hand, or many from stdin.
-
-Writes leased items as lines on stdout, and gives back those whose lines cannot be written.
-
-`foqs dequeue|ack|nack`: items leased by hand, as JSON lines through pipes.
-"""
+"""`foqs enqueue|dequeue|ack|nack`: items as JSON lines through pipes."""
 
 from __future__ import annotations
 
@@ -18,7 +13,6 @@ import typer
 
 from foqs.bounds import MOST_WEIGHT
 from foqs.checks import I32_MAX, I64_MAX, LONGEST_MS
-from foqs.cli import terminal
 from foqs.cli.connection import (
     BATCH_ITEMS,
     Connection,
@@ -29,8 +23,8 @@ from foqs.cli.connection import (
     settle,
     stdin_lines,
 )
-from foqs.cli.help import QUEUE, command
-from foqs.cli.terminal import discard_stdout, fail, piped, reading, write_line
+from foqs.cli.main import command
+from foqs.cli.terminal import discard_stdout, fail, piped, reading, say, say_done, write_line
 from foqs.errors import FoqsError, Invalid
 from foqs.ids import Duplicate, parse_id
 from foqs.policies.remedy import throttle_command, topic_command
@@ -41,17 +35,28 @@ if TYPE_CHECKING:
     from foqs.client import Client, Item, ItemOptions, Items, ItemSpec, Lease, Producer
 
 
-def register_first(app: typer.Typer) -> None:
-    command(
-        app,
-        """echo '{"payload": "hello"}' | foqs enqueue emails --priority -5""",
-        "foqs enqueue emails hello",
-        "foqs enqueue emails --raw < lines.txt",
-        "foqs items emails --json | foqs enqueue --copy letters",
-        group=QUEUE,
-    )(enqueue)
+_MOST_ITEMS = 1_000
+IdArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="ID",
+        help="The item's id is decimal, or hexadecimal after 0x. Without it, the command reads JSON lines from stdin.",
+    ),
+]
+LeaseArgument = Annotated[
+    str | None, typer.Argument(metavar="LEASE", help="The lease is the one that `foqs dequeue` wrote with the item.")
+]
+
+app = typer.Typer()
 
 
+@command(
+    app,
+    """echo '{"payload": "hello"}' | foqs enqueue emails --priority -5""",
+    "foqs enqueue emails hello",
+    "foqs enqueue emails --raw < lines.txt",
+    "foqs items emails --json | foqs enqueue --copy letters",
+)
 def enqueue(
     topic: Annotated[
         str | None,
@@ -123,7 +128,7 @@ def enqueue(
         with connection.client() as client:
             item_id = str(client.enqueue(topic or "", os.fsencode(text), **options))
         write_line({"id": item_id})
-        terminal.say_done(f"item {item_id} is enqueued")
+        say_done(f"item {item_id} is enqueued")
         return
 
     from foqs.client import ItemSpec, Producer
@@ -171,11 +176,11 @@ def enqueue(
             write_rest()
         except BaseException:  # the producer sends the items that it has
             write_rest()
-            terminal.say_done(f"{total - failed} items are enqueued")
+            say_done(f"{total - failed} items are enqueued")
             raise
     if failed:
         fail(f"{failed} of {total} items were not enqueued; the first error: {first_error}")
-    terminal.say_done(f"all {total} items are enqueued")
+    say_done(f"all {total} items are enqueued")
 
 
 def _submit(producer: Producer, spec: Callable[[bytes], ItemSpec], line: bytes) -> Future[int]:
@@ -199,73 +204,12 @@ def _write_outcome(number: int, future: Future[int]) -> str | None:
     return None
 
 
-def write_items(client: Client, items: Sequence[Item], *, to_ack: bool) -> None:
-    """Write a JSON line for each item. If that fails, release the items that were not written, and raise.
-
-    Each line is flushed, so a reader that leaves (`| head -1`) costs no other item its lease. Ends the command if
-    stdout fails in another way, as a full disk does.
-    """
-    from foqs.client.item_copies import item_json
-
-    written = 0
-    try:
-        for item in items:
-            write_line(item_json(item))
-            sys.stdout.flush()
-            written += 1
-    except BaseException as error:
-        _give_back(client, items[written:])
-        if to_ack and written:
-            _say(
-                f"{written} written items are not acked, because the reader may not have read them; they are delivered "
-                "again when their leases end, except at-most-once items"
-            )
-        if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
-            discard_stdout()
-            fail(f"cannot write to stdout: {error.strerror or error}")
-        raise
-
-
-def _give_back(client: Client, items: Sequence[Item]) -> None:
-    outcomes = client.release_many(items)
-    once = [(item, error) for item, error in zip(items, outcomes, strict=True) if item.at_most_once]
-    _name("at-most-once items given back without being written", [i for i, error in once if error is None])
-    if failed := [error for error in outcomes if error is not None]:
-        why = f"{failed[0].code.name}: {failed[0]}"
-        _name(f"at-most-once items lost: neither written nor given back ({why})", [i for i, e in once if e])
-        if again := len(failed) - sum(error is not None for _, error in once):
-            _say(f"{again} items neither written nor given back ({why}): they are delivered again after their leases")
-
-
-def _name(what: str, items: Sequence[Item]) -> None:
-    if items:
-        _say(f"{what}: {', '.join(str(item.id) for item in items)}")
-
-
-def _say(message: str) -> None:
-    print(f"foqs: {message}", file=sys.stderr)
-
-
-MOST_ITEMS = 1_000
-
-IdArgument = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="ID",
-        help="The item's id is decimal, or hexadecimal after 0x. Without it, the command reads JSON lines from stdin.",
-    ),
-]
-LeaseArgument = Annotated[
-    str | None, typer.Argument(metavar="LEASE", help="The lease is the one that `foqs dequeue` wrote with the item.")
-]
-
-
-def register_consume(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    for function, examples in _EXAMPLES.items():
-        command(app, *examples, group=QUEUE)(piped(function) if function is dequeue else function)
-
-
+@command(
+    app,
+    "foqs dequeue emails --count 10 --wait-ms 5000 > items.jsonl",
+    "foqs dequeue emails --ack",
+)
+@piped
 def dequeue(
     topic: Annotated[str, typer.Argument(help="The items come from this topic.")],
     count: Annotated[int, typer.Option(min=1, help="The command takes at most this many items.")] = 1,
@@ -301,7 +245,7 @@ def dequeue(
     total = 0
     with connection.client() as client:
         while count > 0 and (
-            found := client.dequeue(topic, min(count, MOST_ITEMS), wait_ms=wait_ms, lease_ms=lease_ms)
+            found := client.dequeue(topic, min(count, _MOST_ITEMS), wait_ms=wait_ms, lease_ms=lease_ms)
         ):
             write_items(client, found, to_ack=ack)
             if ack:
@@ -328,24 +272,69 @@ def say_why_empty(found: Items, topic: str, namespace: str) -> None:
     elif found.reason.startswith("throttled: "):
         again = "" if found.retry_after_ms is None else f", again in {found.retry_after_ms:,} ms"
         why = f"{why}{again} ({throttle_command('list', namespace)})"
-    print(f"foqs: no items: {why}", file=sys.stderr)
+    say(f"no items: {why}")
 
 
-def ack(
-    item_id: IdArgument = None,
-    lease: LeaseArgument = None,
-    *,
-    connection: Connection,
-) -> None:
+def write_items(client: Client, items: Sequence[Item], *, to_ack: bool) -> None:
+    """Write a JSON line for each item. If that fails, release the items that were not written, and raise.
+
+    Each line is flushed, so a reader that leaves (`| head -1`) costs no other item its lease. Ends the command if
+    stdout fails in another way, as a full disk does.
+    """
+    from foqs.client.item_copies import item_json
+
+    written = 0
+    try:
+        for item in items:
+            write_line(item_json(item))
+            sys.stdout.flush()
+            written += 1
+    except BaseException as error:
+        _give_back(client, items[written:])
+        if to_ack and written:
+            say(
+                f"{written} written items are not acked, because the reader may not have read them; they are delivered "
+                "again when their leases end, except at-most-once items"
+            )
+        if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
+            discard_stdout()
+            fail(f"cannot write to stdout: {error.strerror or error}")
+        raise
+
+
+def _give_back(client: Client, items: Sequence[Item]) -> None:
+    outcomes = client.release_many(items)
+    once = [(item, error) for item, error in zip(items, outcomes, strict=True) if item.at_most_once]
+    _name("at-most-once items given back without being written", [i for i, error in once if error is None])
+    if failed := [error for error in outcomes if error is not None]:
+        why = f"{failed[0].code.name}: {failed[0]}"
+        _name(f"at-most-once items lost: neither written nor given back ({why})", [i for i, e in once if e])
+        if again := len(failed) - sum(error is not None for _, error in once):
+            say(f"{again} items neither written nor given back ({why}): they are delivered again after their leases")
+
+
+def _name(what: str, items: Sequence[Item]) -> None:
+    if items:
+        say(f"{what}: {', '.join(str(item.id) for item in items)}")
+
+
+@command(app, "foqs ack 281474976710657 7", "foqs ack < items.jsonl")
+def ack(item_id: IdArgument = None, lease: LeaseArgument = None, *, connection: Connection) -> None:
     """Ack one leased item, or many from stdin.
 
     Stdin holds the JSON lines with id and lease that `foqs dequeue` writes. For each line the command writes one JSON
     line: the id, or the error with the number of the line. A wrong line fails alone.
     """
-    with _client(connection, item_id) as client:
+    with connection.client_for_stdin() if item_id is None else connection.client() as client:
         _each_lease(item_id, lease, "acked", client.ack_many)
 
 
+@command(
+    app,
+    "foqs nack 281474976710657 7 --delay-ms 60000 --reason 'mail server busy'",
+    "foqs nack --release < items.jsonl",
+    "foqs nack --reject --reason 'no such product' < items.jsonl",
+)
 def nack(
     item_id: IdArgument = None,
     lease: LeaseArgument = None,
@@ -386,7 +375,7 @@ def nack(
         fail(f"--delay-ms does not go with {ends[0]}: the item has no delay then", 2)
     from foqs.client import Nack
 
-    with _client(connection, item_id) as client:
+    with connection.client_for_stdin() if item_id is None else connection.client() as client:
 
         def give_back(leases: list[Lease]) -> list[FoqsError | None]:
             return client.nack_many(
@@ -395,10 +384,6 @@ def nack(
             )
 
         _each_lease(item_id, lease, "nacked", give_back)
-
-
-def _client(connection: Connection, item_id: str | None) -> Client:
-    return connection.client_for_stdin() if item_id is None else connection.client()
 
 
 def _each_lease(
@@ -424,25 +409,3 @@ def _each_lease(
             {**named, **({"ok": True} if error is None else {"error": error.code.name, "message": ended.message})}
         )
     count.report(done)
-
-
-_EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
-    dequeue: (
-        "foqs dequeue emails --count 10 --wait-ms 5000 > items.jsonl",
-        "foqs dequeue emails --ack",
-    ),
-    ack: (
-        "foqs ack 281474976710657 7",
-        "foqs ack < items.jsonl",
-    ),
-    nack: (
-        "foqs nack 281474976710657 7 --delay-ms 60000 --reason 'mail server busy'",
-        "foqs nack --release < items.jsonl",
-        "foqs nack --reject --reason 'no such product' < items.jsonl",
-    ),
-}
-
-
-def register(parent: typer.Typer) -> None:
-    register_first(parent)
-    register_consume(parent)

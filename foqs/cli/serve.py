@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foqs.cli import logs
-from foqs.cli.help import RUN, command
 from foqs.cli.interrupt import ends_at_once
+from foqs.cli.main import command
 from foqs.cli.operators import ConfigOption
 from foqs.errors import Invalid
 
@@ -28,11 +28,10 @@ PortOption = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    command(app, "foqs dev", "foqs dev --port 7800 --data-dir /tmp/queue", group=RUN)(dev)
-    command(app, "foqs serve --config foqs.toml", "foqs serve --config foqs.toml --workers 4", group=RUN)(serve)
+app = typer.Typer()
 
 
+@command(app, "foqs dev", "foqs dev --port 7800 --data-dir /tmp/queue")
 def dev(
     host: HostOption = None,
     port: PortOption = None,
@@ -62,6 +61,7 @@ def dev(
             run(config, None, take_over=False)
 
 
+@command(app, "foqs serve --config foqs.toml", "foqs serve --config foqs.toml --workers 4")
 def serve(
     config: ConfigOption,
     host: HostOption = None,

@@ -1,7 +1,4 @@
-"""`foqs settings`: read and change the settings of a namespace.
-
-`foqs hook`: try the script of a hook, and look at the scripts of a namespace.
-"""
+"""`foqs settings|hook`: read and change the settings of a namespace, and try the scripts of its hooks."""
 
 from __future__ import annotations
 
@@ -17,16 +14,14 @@ import typer
 
 from foqs.checks import I32_MAX
 from foqs.cli.connection import Connection
-from foqs.cli.help import OPERATE, command, commands
-from foqs.cli.look import JsonOption
-from foqs.cli.terminal import duration, fail, json_text, piped, plain_table, show, write_line
+from foqs.cli.main import JsonOption, command, commands
+from foqs.cli.terminal import Column, duration, fail, in_table, json_text, listing, piped, set_fields, write_line
 from foqs.errors import Conflict, Invalid
 from foqs.rows import FailureCause
 from foqs.shardmgr.operate import name
 
 if TYPE_CHECKING:
-    from foqs.client import Client, Settings, SettingsChange, Tried
-
+    from foqs.client import Client, HookStats, SettingsChange, Tried
 
 OUT = object()
 """In place of a value: the field is taken out."""
@@ -34,19 +29,30 @@ Changes = tuple[Mapping[str, str], Collection[str]]
 """(entries to put, keys to remove)."""
 TRIES = 5
 _PAUSE_S = 0.2
+_SAMPLE_TOPIC = "sample"
+_FIELDS = (
+    "topic", "fairness_key", "weight", "throttle_keys", "priority", "delay_ms", "deliver_after_ms", "ttl_ms",
+    "expires_at_ms",
+)  # fmt: skip
+"""Fields of an item that a script reads or sets."""
+_SCRIPT, _TOPIC = "script.", "topic."
 
-app = commands(
+app = typer.Typer()
+settings = commands(
+    app,
     "settings",
     "Read and change the settings of a namespace: policies, throttles, weights, and its users' entries.",
     "foqs settings get --ns shop",
 )
+hooks = commands(
+    app,
+    "hook",
+    "Try the script of a hook, and look at the scripts of a namespace.",
+    "foqs hook try route.lua --sample item.json --ns shop",
+)
 
 
-def register_first(parent: typer.Typer) -> None:
-    parent.add_typer(app, rich_help_panel=OPERATE)
-
-
-@command(app, "foqs settings get --ns shop", "foqs settings get topic. --ns shop")
+@command(settings, "foqs settings get --ns shop", "foqs settings get topic. --ns shop")
 @piped
 def get(
     prefix: Annotated[str, typer.Argument(help="The list has the entries whose keys begin with this text.")] = "",
@@ -56,19 +62,17 @@ def get(
     """List the settings of the namespace: a table on a terminal, else JSON lines."""
     with connection.client() as client:
         found = client.settings(prefix)
-    if not sys.stdout.isatty():
-        for key, value in sorted(found.entries.items()):
-            write_line({"key": key, "value": value})
-        return
-    table = plain_table("key", "value", folded=("key", "value"))
-    for key, value in sorted(found.entries.items()):
-        table.add_row(key, value)
-    show(table)
-    print(f"version {found.version}")
+    columns: list[Column[tuple[str, str]]] = [
+        Column("key", lambda entry: entry[0], "folded"),
+        Column("value", lambda entry: entry[1], "folded"),
+    ]
+    listing(sorted(found.entries.items()), columns, False, lambda entry: {"key": entry[0], "value": entry[1]})
+    if in_table(False):
+        print(f"version {found.version}")
 
 
 @command(
-    app,
+    settings,
     "foqs settings set plans/acme=gold --ns shop",
     "foqs settings set topic.mail=@mail.json 'topic.*={\"max_attempts\": 5}'",
     name="set",
@@ -93,7 +97,7 @@ def set_(
         report(change(client, lambda _: (given, ())))
 
 
-@command(app, "foqs settings remove plans/acme plans/zenith --ns shop")
+@command(settings, "foqs settings remove plans/acme plans/zenith --ns shop")
 def remove(
     keys: Annotated[list[str], typer.Argument(metavar="KEY...", help="The entries with these keys are removed.")],
     *,
@@ -104,7 +108,7 @@ def remove(
         report(change(client, lambda _: ({}, keys)))
 
 
-@command(app, "foqs settings export --ns shop > shop.json")
+@command(settings, "foqs settings export --ns shop > shop.json")
 @piped
 def export(*, connection: Connection) -> None:
     """Write the settings as JSON, which `foqs settings import` reads.
@@ -117,7 +121,12 @@ def export(*, connection: Connection) -> None:
     print(json_text(document, indent=2, sort_keys=True))
 
 
-@command(app, "foqs settings import shop.json --ns shop", "foqs settings import - --ns shop < shop.json", name="import")
+@command(
+    settings,
+    "foqs settings import shop.json --ns shop",
+    "foqs settings import - --ns shop < shop.json",
+    name="import",
+)
 def import_(
     file: Annotated[Path, typer.Argument(help="The settings are in this file, as `export` wrote them; - is stdin.")],
     *,
@@ -156,7 +165,7 @@ def change(client: Client, decide: Callable[[Mapping[str, str]], Changes]) -> Se
     """Change the settings; `decide` returns, for the present entries, (entries, keys to remove). After a conflict it is
     called again. None: it returned neither. Raises Conflict, and other errors of a host."""
     for left in reversed(range(TRIES)):
-        before: Settings = client.settings()
+        before = client.settings()
         put, removed = decide(before.entries)
         if not (put or removed):
             return None
@@ -212,15 +221,6 @@ def read(file: Path) -> str:
         raise Invalid(f"{file}: not UTF-8") from None
 
 
-_SAMPLE_TOPIC = "sample"
-_FIELDS = (
-    "topic", "fairness_key", "weight", "throttle_keys", "priority", "delay_ms", "deliver_after_ms", "ttl_ms",
-    "expires_at_ms",
-)  # fmt: skip
-"""Fields of an item that a script reads or sets."""
-_SCRIPT, _TOPIC = "script.", "topic."
-
-
 class Hook(Enum):
     ON_ENQUEUE = "on_enqueue"
     ON_FAILURE = "on_failure"
@@ -234,19 +234,8 @@ class Cause(Enum):
     REJECTED = "rejected"
 
 
-hook_app = commands(
-    "hook",
-    "Try the script of a hook, and look at the scripts of a namespace.",
-    "foqs hook try route.lua --sample item.json --ns shop",
-)
-
-
-def register_hook(parent: typer.Typer) -> None:
-    parent.add_typer(hook_app, rich_help_panel=OPERATE)
-
-
 @command(
-    hook_app,
+    hooks,
     "foqs hook try route.lua --sample item.json --ns shop",
     "foqs hook try --script route --ns shop",
     "foqs hook try retry.lua --hook on_failure --attempt 3 --cause expired",
@@ -297,7 +286,7 @@ def try_(
         raise typer.Exit(1)
 
 
-@command(hook_app, "foqs hook list --ns shop", name="list")
+@command(hooks, "foqs hook list --ns shop", name="list")
 @piped
 def list_(as_json: JsonOption = False, *, connection: Connection) -> None:
     """List the scripts of the namespace, and the policies that name them.
@@ -306,18 +295,15 @@ def list_(as_json: JsonOption = False, *, connection: Connection) -> None:
     """
     with connection.client() as client:
         entries = client.settings().entries
-    rows = scripts(entries)
-    if as_json or not sys.stdout.isatty():
-        for row in rows:
-            write_line(row)
-        return
-    table = plain_table("script", "bytes", "named by", numbers=("bytes",), folded=("named by",))
-    for row in rows:
-        table.add_row(name(row["script"]), f"{row['bytes']:,}", ", ".join(row["named_by"]) or "-")
-    show(table)
+    columns: list[Column[dict[str, Any]]] = [
+        Column("script", lambda row: name(row["script"])),
+        Column("bytes", lambda row: row["bytes"], "number"),
+        Column("named by", lambda row: ", ".join(row["named_by"]) or None, "folded"),
+    ]
+    listing(scripts(entries), columns, as_json, dict)
 
 
-@command(hook_app, "foqs hook stats jobs --ns shop")
+@command(hooks, "foqs hook stats jobs --ns shop")
 @piped
 def stats(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The command works on this topic.")],
@@ -333,25 +319,28 @@ def stats(
         found = client.topic_stats(topic)
     for address in found.missing:
         print(f"host {address} did not answer: its calls are not counted", file=sys.stderr)
-    if as_json or not sys.stdout.isatty():
-        for one in found.hooks:
-            write_line(one._asdict())
-        return
-    table = plain_table("hook", "script", "calls", "failures", "breaker", numbers=("calls", "failures"))
-    for one in found.hooks:
-        breaker = f"open, {duration(one.retry_after_ms)}" if one.breaker_open else "closed"
-        table.add_row(one.hook, name(one.script), f"{one.calls:,}", f"{one.failures:,}", breaker)
-    show(table)
-    for one in found.hooks:
-        for error in one.last_errors:
-            print(f"{one.hook}: {name(error)}")
+
+    def breaker(hook: HookStats) -> str:
+        return f"open, {duration(hook.retry_after_ms)}" if hook.breaker_open else "closed"
+
+    columns: list[Column[HookStats]] = [
+        Column("hook", lambda hook: hook.hook),
+        Column("script", lambda hook: name(hook.script)),
+        Column("calls", lambda hook: hook.calls, "number"),
+        Column("failures", lambda hook: hook.failures, "number"),
+        Column("breaker", breaker),
+    ]
+    listing(found.hooks, columns, as_json, lambda hook: hook._asdict())
+    if in_table(as_json):
+        for hook in found.hooks:
+            for error in hook.last_errors:
+                print(f"{hook.hook}: {name(error)}")
 
 
 def shown(tried: Tried) -> dict[str, Any]:
     """Return the outcome as it is written in JSON, without the values that are not set."""
-    item = tried.item and {field: getattr(tried.item, field) for field in _FIELDS}
-    values = tried._asdict() | {"item": item and {field: value for field, value in item.items() if value is not None}}
-    return {field: value for field, value in values.items() if value is not None}
+    item = tried.item and set_fields({field: getattr(tried.item, field) for field in _FIELDS})
+    return set_fields(tried._asdict() | {"item": item})
 
 
 def scripts(entries: dict[str, str]) -> list[dict[str, Any]]:
@@ -367,8 +356,3 @@ def scripts(entries: dict[str, str]) -> list[dict[str, Any]]:
         {"script": script, "bytes": len(entries[f"{_SCRIPT}{script}"].encode()), "named_by": by}
         for script, by in named.items()
     ]
-
-
-def register(parent: typer.Typer) -> None:
-    register_first(parent)
-    register_hook(parent)

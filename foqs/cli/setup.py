@@ -1,11 +1,4 @@
-"""`foqs config show|check|explain`: print a configuration, validate it, and describe its keys.
-
-`foqs doctor`: find faults of a setup, and name their remedies.
-
-`foqs auth token`: make a credential, and its entry for the hosts' principals file.
-
-`foqs version`: the version of this installation.
-"""
+"""`foqs config|doctor|auth|version`: the configuration of an installation, its faults, and its credentials."""
 
 from __future__ import annotations
 
@@ -22,8 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foqs import __version__, build
-from foqs.cli.help import OPERATE, command, commands
+from foqs.cli.main import command, commands, installed
 from foqs.cli.operators import ConfigOption, quietly
 from foqs.cli.terminal import piped
 from foqs.errors import Invalid
@@ -55,19 +47,33 @@ KeyArgument = Annotated[
 ]
 
 
-def register_first(app: typer.Typer) -> None:
-    group = commands(
-        "config",
-        "Print, validate and explain the configuration.",
-        "foqs config check --config foqs.toml",
-        "foqs config explain server.port",
-    )
-    command(group, "foqs config show --config foqs.toml", "foqs config show --config foqs.toml --json")(show)
-    command(group, "foqs config check --config foqs.toml")(check)
-    command(group, "foqs config explain server.port", "foqs config explain limits")(explain)
-    app.add_typer(group, rich_help_panel=OPERATE)
+TIMEOUT_S = 3.0
+TOKEN_BYTES = 32
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}", re.ASCII)
+
+app = typer.Typer()
+config_app = commands(
+    app,
+    "config",
+    "Print, validate and explain the configuration.",
+    "foqs config check --config foqs.toml",
+    "foqs config explain server.port",
+)
+auth = commands(
+    app,
+    "auth",
+    "Make the credentials of clients.",
+    "foqs auth token billing --write billing.token >> principals.toml",
+)
 
 
+@command(app, "foqs version")
+def version() -> None:
+    """Print the version of foqs, as `foqs --version` does."""
+    print(installed())
+
+
+@command(config_app, "foqs config show --config foqs.toml", "foqs config show --config foqs.toml --json")
 @piped
 def show(
     config: FileOption = None, as_json: Annotated[bool, typer.Option("--json", help="The command prints JSON.")] = False
@@ -87,6 +93,7 @@ def show(
         print("\n".join(_as_toml(loaded)))
 
 
+@command(config_app, "foqs config check --config foqs.toml")
 def check(config: FileOption = None) -> None:
     """Validate the configuration and report all its errors at once.
 
@@ -100,6 +107,7 @@ def check(config: FileOption = None) -> None:
         print("but it has neither [[shards]] nor [zookeeper]: `foqs serve` needs one of them")
 
 
+@command(config_app, "foqs config explain server.port", "foqs config explain limits")
 @piped
 def explain(
     key: KeyArgument = None,
@@ -132,9 +140,6 @@ def explain(
         near += [name for name in names if name.endswith(f".{wanted.rpartition('.')[2]}") and name not in near]
         hint = f"; did you mean {' or '.join(near)}?" if near else "; `foqs config explain` lists all keys"
         raise Invalid(f"{key}: there is no such key{hint}")
-
-
-# ----------------------------------------------------------------------------------------------------- a configuration
 
 
 def _as_toml(loaded: Loaded) -> Iterator[str]:
@@ -213,9 +218,6 @@ def _as_json(model: BaseModel, where: Where, loaded: Loaded) -> dict[str, Any]:
     return shown
 
 
-# -------------------------------------------------------------------------------------------------------------- a key
-
-
 def _line(key: Key, beside: list[Key]) -> str:
     width = max(len(one.name) for one in beside)
     return f"{key.name:{width}}  {key.description}"
@@ -267,15 +269,7 @@ def _row(key: Key) -> str:
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
-TIMEOUT_S = 3.0
-
-
-def register_doctor(app: typer.Typer) -> None:
-    command(app, "foqs doctor --config foqs.toml", "foqs doctor --config foqs.toml --workers 4 --json", group=OPERATE)(
-        doctor
-    )
-
-
+@command(app, "foqs doctor --config foqs.toml", "foqs doctor --config foqs.toml --workers 4 --json")
 @piped
 def doctor(
     config: ConfigOption,
@@ -361,23 +355,6 @@ def _show(checks: Sequence[Check]) -> None:
     console.print(summary)
 
 
-TOKEN_BYTES = 32
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}", re.ASCII)
-auth = commands(
-    "auth",
-    "Make the credentials of clients.",
-    "foqs auth token billing --write billing.token >> principals.toml",
-)
-
-
-def register_auth(app: typer.Typer) -> None:
-    app.add_typer(auth, rich_help_panel=OPERATE)
-
-
-@auth.callback()
-def _commands() -> None: ...
-
-
 @command(
     auth,
     "foqs auth token billing",
@@ -416,24 +393,3 @@ def _write(path: Path, made: str) -> None:
             file.write(made + "\n")
     except OSError as error:
         raise Invalid(f"--write {path}: {error.strerror}") from None
-
-
-def register_version(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    command(app, "foqs version", group=OPERATE)(version)
-
-
-def version() -> None:
-    """Print the version of foqs, as `foqs --version` does."""
-    print(line())
-
-
-def line() -> str:
-    return f"foqs {__version__} ({build()})"
-
-
-def register(parent: typer.Typer) -> None:
-    register_first(parent)
-    register_doctor(parent)
-    register_auth(parent)
-    register_version(parent)

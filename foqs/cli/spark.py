@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import typer
 
-from foqs.cli.help import QUEUE, command, commands
+from foqs.cli.main import command, commands
+from foqs.spark.jobs import enqueue, export, move, report
 
 _ZOOKEEPER = "--zookeeper zk-1:2181"
 
-app = commands(
+app = typer.Typer()
+jobs = commands(
+    app,
     "spark",
     "Report on, export, enqueue and move many items with Spark.",
     f"foqs spark report --page report.html {_ZOOKEEPER}",
 )
-
-
-def register(parent: typer.Typer) -> None:
-    from foqs.spark.jobs import enqueue, export, move, report
-
-    command(app, f"foqs spark report --page report.html {_ZOOKEEPER}")(report.report)
-    command(app, f"foqs spark export --out s3a://bucket/items {_ZOOKEEPER}")(export.export)
-    command(app, "foqs spark enqueue --input rows.json -n app -t emails --endpoints foqs:7707")(enqueue.enqueue)
-    command(
-        app,
-        f"""foqs spark move {_ZOOKEEPER} --endpoints foqs:7707 \\
+command(jobs, f"foqs spark report --page report.html {_ZOOKEEPER}")(report.report)
+command(jobs, f"foqs spark export --out s3a://bucket/items {_ZOOKEEPER}")(export.export)
+command(jobs, "foqs spark enqueue --input rows.json -n app -t emails --endpoints foqs:7707")(enqueue.enqueue)
+command(
+    jobs,
+    f"""foqs spark move {_ZOOKEEPER} --endpoints foqs:7707 \\
     --from-namespace default --from-topic emails --to-namespace default \\
     --to-topic failed --where 'attempt > 3' --dry-run""",
-    )(move.move)
-    parent.add_typer(app, rich_help_panel=QUEUE)
+)(move.move)

@@ -1,13 +1,8 @@
-"""The standard streams of a command: closed, full, without a reader, or with another encoding than UTF-8.
+"""What a command writes: its standard streams, errors, tables, JSON lines, and its progress.
 
-A command that only reads ends when its output is lost. A command that changes something goes on: its items are
-stored, acked or moved whatever becomes of stdout, and its words are on stderr then.
-
-Errors on the terminal: one line or a list, and a status other than zero.
-
-Tables of plain columns, which `grep` and `awk` can read, and the values in them.
-
-What a long command shows on stderr while it works.
+A standard stream may be closed, full, without a reader, or have another encoding than UTF-8. A command that only reads
+ends when its output is lost. A command that changes something goes on: its items are stored, acked or moved whatever
+becomes of stdout, and its words are on stderr then.
 """
 
 from __future__ import annotations
@@ -20,10 +15,9 @@ import json
 import os
 import stat
 import sys
-from codecs import getincrementaldecoder
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import IO, TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Generic, Literal, NamedTuple, NoReturn, ParamSpec, TypeVar
 
 from foqs.cli import logs
 from foqs.cli.interrupt import INTERRUPTED, body_of_command
@@ -32,6 +26,9 @@ from foqs.errors import FoqsError, Invalid, NotSent, Unreachable
 if TYPE_CHECKING:
     from rich.table import Table
 
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
 
 _WITHOUT_READER = (errno.EPIPE, errno.EBADF)
 """The user closed stdout, or the program that read it has ended: that is no failure of the command."""
@@ -131,7 +128,7 @@ def say_done(done: str) -> None:
     """Say on stderr what a command did after it lost stdout; nothing if it did not."""
     if isinstance(sys.stdout, Stdout) and (error := sys.stdout.lost) is not None:
         sys.stdout.said = True
-        print(f"foqs: cannot write to stdout: {error.strerror or error}; {done}", file=sys.stderr)
+        say(f"cannot write to stdout: {error.strerror or error}; {done}")
 
 
 @contextmanager
@@ -154,18 +151,9 @@ def guarded() -> Iterator[None]:
         if not (goes_on and error.errno in _WITHOUT_READER):
             status = status or 1
             if error.errno != errno.EPIPE and not getattr(sys.stdout, "said", False):
-                _say_lost(f"cannot write to stdout: {error.strerror or error}", status)
+                _report(f"cannot write to stdout: {error.strerror or error}", status if isinstance(status, int) else 1)
     if status:
         raise SystemExit(status)
-
-
-def _say_lost(message: str, status: object) -> None:
-    from foqs.cli import logs
-
-    if logs.is_json():
-        logs.failed(message, status if isinstance(status, int) else 1)
-    else:
-        print(f"foqs: {message}", file=sys.stderr)
 
 
 def _lost() -> OSError | None:
@@ -186,6 +174,11 @@ def json_text(value: Any, **options: Any) -> str:
     return json.dumps(value, ensure_ascii=not unicode, **options)
 
 
+def set_fields(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields that have a value."""
+    return {field: value for field, value in values.items() if value is not None}
+
+
 def write_line(value: dict[str, Any]) -> None:
     """Write a JSON line to stdout. A command that goes on without stdout drops it."""
     line = json_text(value) + "\n"
@@ -195,16 +188,22 @@ def write_line(value: dict[str, Any]) -> None:
         sys.stdout.write(line)
 
 
-P = ParamSpec("P")
-R = TypeVar("R")
+def say(message: str) -> None:
+    """Write a line to stderr."""
+    print(f"foqs: {message}", file=sys.stderr, flush=True)
 
 
 def fail(message: str, status: int = 1) -> NoReturn:
+    """End the command with an error."""
+    _report(message, status)
+    raise SystemExit(status)
+
+
+def _report(message: str, status: int) -> None:
     if logs.is_json():
         logs.failed(message, status)
     else:
-        print(f"foqs: {message}", file=sys.stderr)
-    raise SystemExit(status)
+        say(message)
 
 
 def _listed(message: str) -> str:
@@ -269,26 +268,62 @@ _SHOWN = 200
 _UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 
 
-def plain_table(
-    *headers: str, numbers: tuple[str, ...] = (), folded: tuple[str, ...] = (), rest: str | None = None
-) -> Table:
-    """Return a table without lines.
+class Column(NamedTuple, Generic[T]):
+    """A column of a table. `cell` returns the value of a row: numbers get commas, and None is shown as "-".
 
-    `folded` columns go on in the next line if the terminal is narrow. The column `rest` fills the terminal, and is
-    cut at its edge; folded columns beside it are twice as wide.
+    A "number" is at the right edge. A "folded" text continues in the next line if the terminal is narrow. The "rest"
+    fills the terminal and is cut at its edge; folded columns next to it are twice as wide.
     """
+
+    header: str
+    cell: Callable[[T], str | int | None]
+    kind: Literal["text", "number", "folded", "rest"] = "text"
+
+
+def listing(
+    rows: Iterable[T], columns: Iterable[Column[T]], as_json: bool, record: Callable[[T], dict[str, Any]]
+) -> None:
+    """Show the rows as a table on a terminal. Elsewhere, or with `as_json`, write the record of each as a JSON line."""
+    if in_table(as_json):
+        show(table(rows, columns))
+        return
+    for row in rows:
+        write_line(record(row))
+
+
+def in_table(as_json: bool) -> bool:
+    """Return True if a list is shown as a table."""
+    return sys.stdout.isatty() and not as_json
+
+
+def table(rows: Iterable[T], columns: Iterable[Column[T]]) -> Table:
+    """Return a table without lines, which `grep` and `awk` can read."""
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), expand=rest is not None)
-    for header in headers:
-        if header == rest:
-            table.add_column(header, no_wrap=True, ratio=1, overflow="ellipsis")
+    columns = list(columns)
+    fills = any(column.kind == "rest" for column in columns)
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), expand=fills)
+    for header, _, kind in columns:
+        if kind == "rest":
+            made.add_column(header, no_wrap=True, ratio=1, overflow="ellipsis")
         else:
-            justify: Literal["left", "right"] = "right" if header in numbers else "left"
-            fold = header in folded
-            ratio = 2 if fold and rest is not None else None
-            table.add_column(header, justify=justify, no_wrap=not fold, ratio=ratio, overflow="fold")
-    return table
+            folds = kind == "folded"
+            made.add_column(
+                header,
+                justify="right" if kind == "number" else "left",
+                no_wrap=not folds,
+                ratio=2 if folds and fills else None,
+                overflow="fold",
+            )
+    for row in rows:
+        made.add_row(*(_cell(column.cell(row)) for column in columns))
+    return made
+
+
+def _cell(value: str | int | None) -> str:
+    if value is None:
+        return "-"
+    return value if isinstance(value, str) else f"{value:,}"
 
 
 def show(table: Table) -> None:
@@ -317,7 +352,7 @@ def preview(payload: bytes) -> str:
     """
     cut = payload[: 4 * _SHOWN]
     try:
-        text = getincrementaldecoder("utf-8")().decode(cut, final=len(cut) == len(payload))
+        text = codecs.getincrementaldecoder("utf-8")().decode(cut, final=len(cut) == len(payload))
     except UnicodeDecodeError:
         return f"({len(payload):,} bytes)"
     words = " ".join(text[:_SHOWN].split())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -11,15 +10,12 @@ import typer
 
 from foqs.cli import settings
 from foqs.cli.connection import Connection
-from foqs.cli.help import OPERATE, command, commands
-from foqs.cli.look import JsonOption
-from foqs.cli.terminal import duration, fail, piped, plain_table, show, write_line
+from foqs.cli.main import JsonOption, command, commands
+from foqs.cli.terminal import Column, duration, fail, in_table, listing, piped, say, set_fields
 from foqs.policies.remedy import throttle_command
 from foqs.shardmgr.operate import name
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from foqs.client import ThrottleStats
     from foqs.policies.entries import Throttle
 
@@ -35,19 +31,17 @@ Key = Annotated[
     typer.Argument(metavar="KEY", help="The throttle is for this throttle key, or as PREFIX* for each key of many."),
 ]
 
-app = commands(
+app = typer.Typer()
+throttles = commands(
+    app,
     "throttle",
     "Limit how often, and how many at a time, items with a throttle key are delivered.",
     "foqs throttle set api --per-second 10 --burst 20 --ns shop",
 )
 
 
-def register(parent: typer.Typer) -> None:
-    parent.add_typer(app, rich_help_panel=OPERATE)
-
-
 @command(
-    app,
+    throttles,
     "foqs throttle set api --per-second 10 --burst 20 --ns shop",
     "foqs throttle set 'customer:*' --per-second 0.1",
     "foqs throttle set gpu --concurrency 4",
@@ -88,7 +82,7 @@ def set_(
     given = {
         "per_second": rate, "burst": burst, "concurrency": concurrency, "timeout_ms": timeout_ms, "shadow": shadow
     }  # fmt: skip
-    given = {field: value for field, value in given.items() if value is not None}
+    given = set_fields(given)
     if not given:
         fail("nothing to set: give --per-second, --burst, --concurrency, --timeout-ms, --shadow or --no-shadow", 2)
 
@@ -108,7 +102,7 @@ def set_(
     settings.report(done)
 
 
-@command(app, "foqs throttle remove api --ns shop")
+@command(throttles, "foqs throttle remove api --ns shop")
 def remove(key: Key, *, connection: Connection) -> None:
     """Remove a throttle.
 
@@ -134,7 +128,7 @@ def remove(key: Key, *, connection: Connection) -> None:
     settings.report(done)
 
 
-@command(app, "foqs throttle list --ns shop", "foqs throttle list customer: --json --ns shop", name="list")
+@command(throttles, "foqs throttle list --ns shop", "foqs throttle list customer: --json --ns shop", name="list")
 @piped
 def list_(
     prefix: Annotated[str, typer.Argument(help="The list has the throttles and keys that begin with this text.")] = "",
@@ -156,23 +150,19 @@ def list_(
     waited, the deliveries over a throttle in shadow, and the host that makes the tokens and lends the slots. Hosts that
     did not answer are named on stderr: the figures lack theirs.
     """
-    in_table = sys.stdout.isatty() and not as_json
-    most = (_TABLE_ROWS if in_table else None) if limit is None else limit or None
+    most = (_TABLE_ROWS if in_table(as_json) else None) if limit is None else limit or None
     with connection.client() as client:
         entries = client.settings(_PREFIX).entries
         live = client.throttles(prefix, limit=most and most + 1)
     rows = _rows(entries, live.throttles, prefix)
-    if not in_table:
-        for row in rows[:most]:
-            write_line(row.json())
-    elif rows:
-        show(throttles_table(rows[:most]))
-        if most is not None and len(rows) > most:
-            print(f"foqs: these are the first {most:,} rows; --limit shows more", file=sys.stderr)
+    if rows or not in_table(as_json):
+        listing(rows[:most], _columns(rows[:most]), as_json, Row.json)
     else:
         print(f"namespace {name(connection.namespace)} has no throttle" + (f" {name(prefix)}*" if prefix else ""))
+    if in_table(as_json) and most is not None and len(rows) > most:
+        say(f"these are the first {most:,} rows; --limit shows more")
     if live.missing:
-        print(f"foqs: without the figures of {', '.join(live.missing)}, which did not answer", file=sys.stderr)
+        say(f"without the figures of {', '.join(live.missing)}, which did not answer")
 
 
 class Row(NamedTuple):
@@ -208,43 +198,52 @@ def _rows(entries: Mapping[str, str], live: Sequence[ThrottleStats], prefix: str
     return [Row(key, limit, used.get(key)) for key, limit in sorted(keys.items())]
 
 
-def throttles_table(rows: Sequence[Row]) -> Table:
-    """Return a row for each throttle and each key in use; "waiting" are its parked items. Where a throttle limits
-    leases, "leased" has the live ones of each key."""
-    limited = any(row.limit is not None and row.limit.concurrency is not None for row in rows)
-    leased = ("leased",) if limited else ()
-    numbers = ("per second", "burst", *leased, "tokens", "waiting", "longest")
-    headers = ("key", "per second", "burst", *leased, "shadow", "tokens", "waiting", "longest", "made by")
-    table = plain_table(*headers, numbers=numbers, folded=("key", "made by"))
-    for row in rows:
-        key, limit, live = row
-        shadow = "no"
-        if limit is not None and limit.shadow:
-            shadow = "yes" if live is None else f"{live.shadow_held:,} over"
-        rate = ("-", "-")
-        if limit is not None and limit.per_second is not None:
-            rate = (_rate(limit.per_second), f"{limit.burst:,}")
-        table.add_row(
-            name(key),
-            *rate,
-            *((_leased(row),) if limited else ()),
-            shadow if limit is not None else "-",
-            *(("-", "-", "-", "-") if live is None else _figures(live)),
-        )
-    return table
+def _columns(rows: Sequence[Row]) -> list[Column[Row]]:
+    """Return the columns of the table. "waiting" has the parked items of a key. Where a throttle limits leases,
+    "leased" has the live ones of each key."""
+    leases = any(row.limit is not None and row.limit.concurrency is not None for row in rows)
+    return [
+        Column("key", lambda row: name(row.key), "folded"),
+        Column("per second", _per_second, "number"),
+        Column("burst", _burst, "number"),
+        *([Column("leased", _leased, "number")] if leases else []),
+        Column("shadow", _shadow),
+        Column("tokens", _tokens, "number"),
+        Column("waiting", lambda row: row.live and row.live.parked_items, "number"),
+        Column("longest", _longest, "number"),
+        Column("made by", lambda row: (row.live and row.live.coordinator) or None, "folded"),
+    ]
 
 
-def _leased(row: Row) -> str:
+def _per_second(row: Row) -> str | None:
+    return None if row.limit is None or row.limit.per_second is None else _rate(row.limit.per_second)
+
+
+def _burst(row: Row) -> int | None:
+    return None if row.limit is None or row.limit.per_second is None else row.limit.burst
+
+
+def _leased(row: Row) -> str | None:
     if row.limit is None or row.limit.concurrency is None:
-        return "-"
+        return None
     most = f"{row.limit.concurrency:,}"
     return most if row.live is None or row.live.taken is None else f"{row.live.taken:,} of {most}"
 
 
-def _figures(live: ThrottleStats) -> tuple[str, str, str, str]:
-    tokens = "-" if live.tokens is None else f"{math.floor(live.tokens):,}"
-    longest = duration(live.longest_wait_ms) if live.parked_items else "-"
-    return tokens, f"{live.parked_items:,}", longest, live.coordinator or "-"
+def _shadow(row: Row) -> str | None:
+    if row.limit is None:
+        return None
+    if not row.limit.shadow:
+        return "no"
+    return "yes" if row.live is None else f"{row.live.shadow_held:,} over"
+
+
+def _tokens(row: Row) -> int | None:
+    return None if row.live is None or row.live.tokens is None else math.floor(row.live.tokens)
+
+
+def _longest(row: Row) -> str | None:
+    return duration(row.live.longest_wait_ms) if row.live is not None and row.live.parked_items else None
 
 
 def _said(key: str, text: str) -> str:

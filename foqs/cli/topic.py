@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from foqs.cli import settings
 from foqs.cli.connection import Connection, say_unknown, unknown
-from foqs.cli.help import OPERATE, command, commands
-from foqs.cli.look import JsonOption
-from foqs.cli.terminal import duration, fail, piped, plain_table, show, write_line
+from foqs.cli.main import JsonOption, command, commands
+from foqs.cli.terminal import Column, duration, fail, in_table, listing, piped, say, show, table, write_line
 from foqs.shardmgr.operate import name
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from foqs.client import TenantStats, TopicStats
+    from foqs.client import HookStats, TenantStats, TopicStats, WorkerStats
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The command works on this topic.")]
 _JSON = {
@@ -38,18 +37,16 @@ _SAID = {
 }
 """(field, its new value): the state of a topic that had the other value, and of one that had this value already."""
 
-app = commands(
+app = typer.Typer()
+topics = commands(
+    app,
     "topic",
     "Pause, close and look at a topic, and change its policy.",
     "foqs topic pause mail --ns shop",
 )
 
 
-def register(parent: typer.Typer) -> None:
-    parent.add_typer(app, rich_help_panel=OPERATE)
-
-
-@command(app, "foqs topic pause mail --ns shop")
+@command(topics, "foqs topic pause mail --ns shop")
 def pause(topic: Topic, *, connection: Connection) -> None:
     """Deliver no more items of the topic.
 
@@ -59,13 +56,13 @@ def pause(topic: Topic, *, connection: Connection) -> None:
     _switch(topic, connection, "paused", on=True)
 
 
-@command(app, "foqs topic resume mail --ns shop")
+@command(topics, "foqs topic resume mail --ns shop")
 def resume(topic: Topic, *, connection: Connection) -> None:
     """Deliver the items of a paused topic again."""
     _switch(topic, connection, "paused", on=False)
 
 
-@command(app, "foqs topic close mail --ns shop")
+@command(topics, "foqs topic close mail --ns shop")
 def close(topic: Topic, *, connection: Connection) -> None:
     """Refuse enqueues into the topic.
 
@@ -74,14 +71,14 @@ def close(topic: Topic, *, connection: Connection) -> None:
     _switch(topic, connection, "closed", on=True)
 
 
-@command(app, "foqs topic open mail --ns shop", name="open")
+@command(topics, "foqs topic open mail --ns shop", name="open")
 def open_(topic: Topic, *, connection: Connection) -> None:
     """Take items into a closed topic again."""
     _switch(topic, connection, "closed", on=False)
 
 
 @command(
-    app,
+    topics,
     "foqs topic policy mail --ns shop",
     """foqs topic policy mail max_attempts=5 'retry={"kind": "constant"}'""",
     "foqs topic policy mail max_attempts= --ns shop",
@@ -115,7 +112,7 @@ def policy(
         _show(topic, connection)
 
 
-@command(app, "foqs topic stats mail --ns shop")
+@command(topics, "foqs topic stats mail --ns shop")
 @piped
 def stats(topic: Topic, as_json: JsonOption = False, *, connection: Connection) -> None:
     """Show the topic's items by state, its workers and tenants: tables on a terminal, else JSON.
@@ -128,52 +125,66 @@ def stats(topic: Topic, as_json: JsonOption = False, *, connection: Connection) 
         found = client.topic_stats(topic)
         if not (found.ready or found.delayed or found.leased):
             say_unknown(client, topic)
-    if as_json or not sys.stdout.isatty():
+    if not in_table(as_json):
         write_line(_stats_json(found))
         return
     _say_missing(found)
     state = [word for word, on in (("paused", found.paused), ("closed", found.closed)) if on]
-    print(f"topic {name(topic)} in namespace {name(connection.namespace)}{': ' if state else ''}{' and '.join(state)}")
-    for table in stats_tables(found):
+    print(f"{connection.topic(topic)}{': ' if state else ''}{' and '.join(state)}")
+    for each in _stats_tables(found):
         print()
-        show(table)
+        show(each)
 
 
 def _stats_json(found: TopicStats) -> dict[str, Any]:
-    counts = {"ready": found.ready, "delayed": found.delayed, "leased": found.leased}
-    state = {"paused": found.paused, "closed": found.closed, "missing": found.missing}
-    tenants = {
+    return {
+        "ready": found.ready,
+        "delayed": found.delayed,
+        "leased": found.leased,
+        "paused": found.paused,
+        "closed": found.closed,
+        "missing": found.missing,
+        "workers": [one._asdict() for one in found.workers],
         "tenants": [one._asdict() for one in found.tenants],
         "more_tenants": found.more_tenants and _further(found.more_tenants),
+        "hooks": [one._asdict() for one in found.hooks],
     }
-    hooks = {"hooks": [one._asdict() for one in found.hooks]}
-    return counts | state | {"workers": [one._asdict() for one in found.workers]} | tenants | hooks
 
 
-def stats_tables(found: TopicStats) -> list[Table]:
-    """Return the counts, and a table each of the workers, the tenants and the scripts if there are any."""
-    states = ("ready", "delayed", "leased")
-    counts = plain_table(*states, numbers=states)
-    counts.add_row(f"{found.ready:,}", f"{found.delayed:,}", f"{found.leased:,}")
-    tables = [counts]
+def _stats_tables(found: TopicStats) -> Iterator[Table]:
+    """Yield the counts, and a table each of the workers, the tenants and the scripts if there are any."""
+
+    def oldest(worker: WorkerStats) -> str | None:
+        return duration(worker.oldest_lease_ms) if worker.held else None
+
+    def state(hook: HookStats) -> str:
+        return f"not called for {duration(hook.retry_after_ms)}" if hook.breaker_open else "called"
+
+    counts: list[Column[TopicStats]] = [
+        Column("ready", lambda topic: topic.ready, "number"),
+        Column("delayed", lambda topic: topic.delayed, "number"),
+        Column("leased", lambda topic: topic.leased, "number"),
+    ]
+    yield table([found], counts)
+    workers: list[Column[WorkerStats]] = [
+        Column("worker", lambda worker: name(worker.worker) or "(no name)", "folded"),
+        Column("held", lambda worker: worker.held, "number"),
+        Column("oldest lease", oldest, "number"),
+        Column("hung", lambda worker: worker.hung, "number"),
+    ]
     if found.workers:
-        numbers = ("held", "oldest lease", "hung")
-        workers = plain_table("worker", *numbers, numbers=numbers, folded=("worker",))
-        for worker in found.workers:
-            oldest = duration(worker.oldest_lease_ms) if worker.held else "-"
-            workers.add_row(name(worker.worker) or "(no name)", f"{worker.held:,}", oldest, f"{worker.hung:,}")
-        tables.append(workers)
+        yield table(found.workers, workers)
     if found.tenants:
-        tables.append(_tenants_table(found))
+        yield table(_tenants(found), _TENANTS)
+    hooks: list[Column[HookStats]] = [
+        Column("hook", lambda hook: hook.hook),
+        Column("script", lambda hook: name(hook.script), "folded"),
+        Column("calls", lambda hook: hook.calls, "number"),
+        Column("failures", lambda hook: hook.failures, "number"),
+        Column("state", state),
+    ]
     if found.hooks:
-        hooks = plain_table(
-            "hook", "script", "calls", "failures", "state", numbers=("calls", "failures"), folded=("script",)
-        )
-        for hook in found.hooks:
-            stopped = f"not called for {duration(hook.retry_after_ms)}" if hook.breaker_open else "called"
-            hooks.add_row(hook.hook, name(hook.script), f"{hook.calls:,}", f"{hook.failures:,}", stopped)
-        tables.append(hooks)
-    return tables
+        yield table(found.hooks, hooks)
 
 
 def _say_missing(found: TopicStats) -> None:
@@ -181,7 +192,7 @@ def _say_missing(found: TopicStats) -> None:
         print(f"host {address} did not answer: its items are not counted", file=sys.stderr)
 
 
-@command(app, "foqs topic tenants mail --ns shop", "foqs topic tenants mail --limit 1000 --json")
+@command(topics, "foqs topic tenants mail --ns shop", "foqs topic tenants mail --limit 1000 --json")
 @piped
 def tenants(
     topic: Topic,
@@ -201,26 +212,28 @@ def tenants(
         if not found.tenants:
             say_unknown(client, topic)
     _say_missing(found)
-    more = found.more_tenants
-    if as_json or not sys.stdout.isatty():
-        for row in [*(one._asdict() for one in found.tenants), *([_further(more)] if more else [])]:
-            write_line(row)
-        return
-    show(_tenants_table(found))
+    listing(_tenants(found), _TENANTS, as_json, lambda row: _further(row[1]) if row[0] is None else row[1]._asdict())
 
 
-def _tenants_table(found: TopicStats) -> Table:
-    numbers = ("weight", "share", "served", "ready", "parked")
-    table = plain_table("tenant", *numbers, numbers=numbers, folded=("tenant",))
-    for one in found.tenants:
-        table.add_row(name(one.fairness_key) if one.fairness_key else "(no key)", *_numbers(one))
-    if found.more_tenants is not None:
-        table.add_row("(further tenants)", *_numbers(found.more_tenants))
-    return table
+def _tenants(found: TopicStats) -> list[tuple[str | None, TenantStats]]:
+    """Return each tenant with its key; the key of all further tenants together is None."""
+    more = [] if found.more_tenants is None else [(None, found.more_tenants)]
+    return [*((one.fairness_key, one) for one in found.tenants), *more]
 
 
-def _numbers(one: TenantStats) -> list[str]:
-    return [f"{one.weight:,}", f"{one.share:.1%}", f"{one.served:,.0f}", f"{one.ready:,}", f"{one.parked:,}"]
+def _tenant(row: tuple[str | None, TenantStats]) -> str:
+    key, _ = row
+    return "(further tenants)" if key is None else name(key) or "(no key)"
+
+
+_TENANTS: list[Column[tuple[str | None, TenantStats]]] = [
+    Column("tenant", _tenant, "folded"),
+    Column("weight", lambda row: row[1].weight, "number"),
+    Column("share", lambda row: f"{row[1].share:.1%}", "number"),
+    Column("served", lambda row: f"{row[1].served:,.0f}", "number"),
+    Column("ready", lambda row: row[1].ready, "number"),
+    Column("parked", lambda row: row[1].parked, "number"),
+]
 
 
 def _further(more: TenantStats) -> dict[str, Any]:
@@ -250,7 +263,7 @@ def _switch(topic: str, connection: Connection, field: str, *, on: bool) -> None
         why = "" if topic.endswith("*") else unknown(client, topic)
         done = settings.change(client, decide)
     if why:
-        print(f"foqs: {'' if done is None else 'the policy is for a new name: '}{why}", file=sys.stderr)
+        say(f"{'' if done is None else 'the policy is for a new name: '}{why}")
     print(_said(topic, _SAID[field, on][already]))
     settings.report(done)
 
@@ -284,13 +297,14 @@ def _field(text: str) -> tuple[str, Any]:
 def _show(topic: str, connection: Connection) -> None:
     with connection.client() as client:
         found = client.topic_stats(topic)
-    if not sys.stdout.isatty():
-        for field, value in found.policy.items():
-            origin = {"from": found.policy_layers.get(field), "overruled": found.overruled.get(field)}
-            write_line({"field": field, "value": value, **origin})
-        return
-    table = plain_table("field", "value", "from", folded=("value",))
-    for field, value in found.policy.items():
-        source = found.overruled.get(field) or found.policy_layers.get(field, "built in")
-        table.add_row(field, json.dumps(value, ensure_ascii=False), source)
-    show(table)
+    columns: list[Column[str]] = [
+        Column("field", lambda field: field),
+        Column("value", lambda field: json.dumps(found.policy[field], ensure_ascii=False), "folded"),
+        Column("from", lambda field: found.overruled.get(field) or found.policy_layers.get(field, "built in")),
+    ]
+
+    def record(field: str) -> dict[str, Any]:
+        origin = {"from": found.policy_layers.get(field), "overruled": found.overruled.get(field)}
+        return {"field": field, "value": found.policy[field], **origin}
+
+    listing(found.policy, columns, False, record)

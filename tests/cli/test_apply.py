@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from foqs.cli.shard_checks import read
+from foqs.cli.shards import _read as read
 from foqs.errors import Invalid
 from foqs.shardmgr.facts import ShardFact
 from tests.cli.players import Command, Player, Ran

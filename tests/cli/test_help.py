@@ -10,8 +10,7 @@ from rich.markup import render
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from foqs.cli.help import MEASURE, OPERATE, QUEUE, RUN
-from foqs.cli.main import app
+from foqs.cli.main import MEASURE, OPERATE, QUEUE, RUN, app
 
 GROUPS = {RUN, QUEUE, OPERATE, MEASURE}
 WIDTH = 80

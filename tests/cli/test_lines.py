@@ -27,7 +27,7 @@ def test_outcomes_come_in_the_order_of_the_lines() -> None:
 
 
 def test_outcomes_are_known_for_so_many_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "MOST_KNOWN", 2)
+    monkeypatch.setattr(connection, "_MOST_KNOWN", 2)
     sent: list[int] = []
 
     def send(entries: list[int]) -> Sequence[FoqsError | None]:

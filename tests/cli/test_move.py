@@ -161,7 +161,7 @@ class Dying:
 @pytest.mark.parametrize("after", [False, True])
 def test_a_move_may_be_killed_at_each_request(client: Client, monkeypatch: pytest.MonkeyPatch, after: bool) -> None:
     monkeypatch.setattr(moving, "BATCH_ITEMS", 2)
-    monkeypatch.setattr(moving, "WAIT_MS", 2 * LEASE_MS)
+    monkeypatch.setattr(moving, "_WAIT_MS", 2 * LEASE_MS)
     wanted = [b"a", b"b", b"c"]
     for at in count(1):
         source, target = f"t{at}", f"u{at}"

@@ -28,7 +28,7 @@ import sys, time
 shift_s, (real, real_ns) = float(sys.argv.pop(1)), (time.time, time.time_ns)
 time.time, time.time_ns = lambda: real() + shift_s, lambda: real_ns() + int(shift_s * 1e9)
 sys.argv[0] = "foqs"
-from foqs.cli.entry import main
+from foqs.__main__ import main
 main()
 """
 _namespaces = count()
@@ -163,7 +163,7 @@ def test_the_clock_of_the_server_is_asked_once() -> None:
 OWN_CLOCK = {
     "foqs/client/tracing.py": {"time_ns"},
     "foqs/cli/interrupt.py": {"gmtime", "time_ns"},
-    "foqs/cli/operators.py": {"time_ns"},  # for a stamp that grows whatever the clock says
+    "foqs/cli/shards.py": {"time_ns"},  # for a stamp that grows whatever the clock says
     "foqs/cli/logs.py": {"now"},
     "foqs/spark/jobs/command.py": {"time"},  # with a note, where no database can be read
 }
@@ -200,7 +200,7 @@ def test_a_wall_clock_is_found() -> None:
 
 def test_a_shifted_clock_is_what_a_command_reads(client: Client) -> None:
     """Otherwise the tests above would hold with any code."""
-    script = _SHIFTED.replace("from foqs.cli.entry import main\nmain()", "from time import time\nprint(time())")
+    script = _SHIFTED.replace("from foqs.__main__ import main\nmain()", "from time import time\nprint(time())")
     argv = [sys.executable, "-c", script, "7200"]
     shifted = json.loads(subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout)
     assert shifted * 1000 - client.server_info().now_ms > HOUR_MS

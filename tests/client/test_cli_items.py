@@ -6,7 +6,6 @@ import os
 import pty
 import subprocess
 import sys
-import textwrap
 
 import pytest
 
@@ -14,16 +13,7 @@ from foqs.idl import idl
 from tests.client.peer import Act, script
 from tests.support import forked
 
-APP = textwrap.dedent(
-    """
-    import typer
-    from foqs.cli import change, look, pipe
-    app = typer.Typer(pretty_exceptions_enable=False)
-    for commands in (change, look, pipe):
-        commands.register(app)
-    app()
-    """
-)
+APP = "from foqs.cli.main import app; app()"
 
 
 @pytest.fixture

@@ -137,7 +137,7 @@ def _run(args: list[str], streams: list[_Fd], environment: dict[str, str], folde
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = ["foqs", *args]
-    from foqs.cli.entry import main
+    from foqs.__main__ import main
 
     try:
         main()

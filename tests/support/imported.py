@@ -8,8 +8,7 @@ import foqs.store.maintenance
 import foqs.zk.client  # noqa: F401
 from foqs.cli.main import VERBS
 
-for modules in {verb.modules for verb in VERBS.values()}:
-    for module in modules.split():
-        import_module(f"foqs.cli.{module}")
+for module in {verb.module for verb in VERBS.values()}:
+    import_module(f"foqs.cli.{module}")
 for module in ("foqs.client", "foqs.client.item_copies"):
     import_module(module)

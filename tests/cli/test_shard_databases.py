@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy.engine import make_url
 
-from foqs.cli.shard_checks import examine
+from foqs.cli.shard_databases import examine
 from foqs.policies.settings import Settings
 from foqs.store.maintenance import create_schema
 from foqs_lab.relay import Relay

@@ -353,7 +353,7 @@ class Move:
         )
 
     def _may_go(self, item: Item, copy: int) -> bool:
-        """Return whether the item may be removed, because its copy was stored now or is still in the new topic."""
+        """Return True if the item may be removed: its copy was stored now, or is still in the new topic."""
         from foqs.client.item_copies import is_there
 
         if not isinstance(copy, Duplicate) or item.at_most_once or self._delete_consumed:

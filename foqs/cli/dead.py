@@ -88,7 +88,7 @@ class DeadFilter:
         return FailureFilter(self.fingerprint, cause, self.reason_contains, fairness_key=self.fairness_key)
 
     def matches(self, item: Item) -> bool:
-        """Whether a listed item is a dead letter that the options select. Raises Invalid."""
+        """Return True if a listed item is a dead letter that the options select. Raises Invalid."""
         from foqs.policies import failures as stored
 
         failure, wanted = item.failure, self.for_host()

@@ -139,7 +139,7 @@ def items(
     wanted = None if state is None else state.number
     most = (_TABLE_ITEMS if in_table(as_json) else None) if limit is None else limit or None
     with connection.client() as client:
-        # One item more than the table has tells whether there are more.
+        # The table leaves out one item, which shows that there are more.
         page = _PAGE_ITEMS if most is None else min(most + 1, _PAGE_ITEMS)
         found = client.list_items(topic, state=wanted, page_items=page)
         if not in_table(as_json):

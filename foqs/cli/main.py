@@ -23,7 +23,7 @@ from typer.main import get_group
 from foqs import __version__, build
 from foqs.cli import logs
 from foqs.cli.interrupt import ends_at_once
-from foqs.cli.terminal import fail, go_on, report_errors
+from foqs.cli.terminal import fail, report_errors, survive_stdout
 from foqs.option_groups import spread
 
 RUN, QUEUE, OPERATE, MEASURE = "Run", "Queue", "Operate", "Measure"
@@ -153,11 +153,11 @@ def top(text: str, *examples: str) -> dict[str, Any]:
 
 def _checked(function: Callable[P, R]) -> Callable[P, R]:
     """Wrap a command so that it refuses `nan` and `inf`, which lie within the bounds of every option, and texts that
-    are not UTF-8. It goes on when it loses stdout, unless it is `piped`."""
+    are not UTF-8. The command continues when it loses stdout, unless it is `piped`."""
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **given: P.kwargs) -> R:
-        go_on()
+        survive_stdout(True)
         for name, value in given.items():
             if isinstance(value, float) and not isfinite(value):
                 fail(f"--{name.replace('_', '-')} is {value}: it must be a finite number", 2)

@@ -1,7 +1,4 @@
-"""A command's session with a cluster: read the facts, make one change, and wait for the hosts to act on it.
-
-Asks each living host of a cluster for its version, and for the items and the load of its shards.
-"""
+"""A command's session with a cluster: read the facts, make one change, and wait for the hosts to act on it."""
 
 from __future__ import annotations
 
@@ -22,18 +19,21 @@ from foqs.zk.protocol import ZkConflict, ZkError, ZkRefused, ZkUnknown, carry_ou
 
 if TYPE_CHECKING:
     from foqs.config.load import Config
-    from foqs.peers.forwarded import Ask
+    from foqs.rpc.peer_caller import PeerCaller
 
 
 T = TypeVar("T")
 Audit = Callable[[Change, bool], None]
 """Called with a change and True if it was made, False if its outcome is unknown."""
 
+_ASK_MS = 2_000
+_SAMPLE_S = 1.0
+"""Time between two requests to a host; its load is the difference of their counters."""
 _TRIES = 5  # a try fails if another command changed the facts first, or if the connection was lost
 
 
 class NotDone(FoqsError):
-    """The time-out is over. The change is recorded, and the hosts go on with it."""
+    """The time-out ended before the change took effect. The change is recorded, and the hosts continue with it."""
 
 
 class Cluster:
@@ -171,8 +171,6 @@ class Cluster:
                     f"not finished within {timeout_s:g} s (--timeout): {said}. The change is recorded; hosts go on"
                 ) from None
 
-    # ------------------------------------------------------------------------------------- the store's calls
-
     def _changed(self, facts: Facts) -> None:
         self._facts, self._fresh = facts, self._session is Session.CONNECTED
         self._news.set()
@@ -180,8 +178,6 @@ class Cluster:
     def _sessions(self, session: Session) -> None:
         self._session, self._fresh = session, False
         self._news.set()
-
-    # ------------------------------------------------------------------------------------- waiting
 
     async def _when(self, condition: Callable[[Facts], bool], why: Callable[[], str]) -> Facts:
         deadline = time.monotonic() + self._timeout_s
@@ -231,11 +227,6 @@ def _shortened(left: list[str]) -> str:
     return "; ".join(left[:3]) + more
 
 
-TIMEOUT_MS = 2_000
-SAMPLE_S = 1.0
-"""Time between two requests; the load is the difference of their counters."""
-
-
 async def ask_hosts(config: Config, addresses: Mapping[str, str]) -> dict[str, HostAnswer]:
     """Return the answers of the hosts by their ids, without hosts that do not answer."""
     from foqs.api.auth import proof_of
@@ -248,12 +239,12 @@ async def ask_hosts(config: Config, addresses: Mapping[str, str]) -> dict[str, H
     secret = config.auth.cluster_secret if config.auth is not None else None
     proof = None if secret is None else proof_of(secret)
     try:
-        first = await _round(caller.call, addresses, proof)
+        first = await _ask_each(caller, addresses, proof)
         if not first:
             return {}
         began_s = time.monotonic()
-        await asyncio.sleep(SAMPLE_S)
-        second = await _round(caller.call, {host: addresses[host] for host in first}, proof)
+        await asyncio.sleep(_SAMPLE_S)
+        second = await _ask_each(caller, {host: addresses[host] for host in first}, proof)
         return {host: _answer(first[host], second[host], time.monotonic() - began_s) for host in second}
     finally:
         caller.close()
@@ -266,20 +257,16 @@ def _answer(before: Any, after: Any, seconds: float) -> HostAnswer:
     return HostAnswer(after.version, rates, after.shard_items or {})
 
 
-async def _round(ask: Ask, addresses: Mapping[str, str], proof: str | None) -> dict[str, Any]:
-    answers = await asyncio.gather(*(_one(ask, address, proof) for address in addresses.values()))
-    return {host: answer for host, answer in zip(addresses, answers, strict=True) if answer is not None}
-
-
-async def _one(ask: Ask, address: str, proof: str | None) -> Any:
+async def _ask_each(caller: PeerCaller, addresses: Mapping[str, str], proof: str | None) -> dict[str, Any]:
     from foqs.idl import idl
 
-    answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-
-    def done(response: Any, error: Exception | None) -> None:
-        if not answer.done():
-            answer.set_result(None if error is not None else response)
-
     request = idl.GetServerInfoRequest(count_items=True, context=idl.RequestContext(host_proof=proof))
-    ask(address, "GetServerInfo", request, TIMEOUT_MS, done)
-    return await answer
+    asked: dict[str, asyncio.Future[Any]] = {host: asyncio.get_running_loop().create_future() for host in addresses}
+    for host, answer in asked.items():
+        caller.call(addresses[host], "GetServerInfo", request, _ASK_MS, partial(_answered, answer))
+    await asyncio.gather(*asked.values())
+    return {host: answer.result() for host, answer in asked.items() if answer.result() is not None}
+
+
+def _answered(outcome: asyncio.Future[Any], response: Any, error: Exception | None) -> None:
+    _settle(outcome, None if error is not None else response)

@@ -143,42 +143,59 @@ def explain(
 
 
 def _as_toml(loaded: Loaded) -> Iterator[str]:
-    for where, section, listed in _tables(loaded.config, ()):
-        name = ".".join(part for part in where if isinstance(part, str))
-        if section is None:
-            yield f"# [{name}] is not set"
-        else:
-            yield f"[[{name}]]" if listed else f"[{name}]"
-            yield from _lines(section, where, loaded)
-        yield ""
+    yield from _sections(_as_json(loaded.config, (), loaded), "")
 
 
-def _tables(model: BaseModel, where: Where) -> Iterator[tuple[Where, Section | None, bool]]:
-    """Yield every section below `model`, outer ones first, and whether it belongs to a list."""
-    from foqs.config.fields import section_of
+def _sections(shown: dict[str, Any], prefix: str) -> Iterator[str]:
+    """Yield the lines of all sections, outer ones first."""
+    for name, value in shown.items():
+        if value is None:
+            yield from (f"# [{prefix}{name}] is not set", "")
+        elif not _is_key(value):
+            for section in value if isinstance(value, list) else [value]:
+                yield f"[[{prefix}{name}]]" if isinstance(value, list) else f"[{prefix}{name}]"
+                yield from _lines(section)
+                yield ""
+                yield from _sections(section, f"{prefix}{name}.")
 
-    for name, field in type(model).model_fields.items():
-        section, many = section_of(field)
-        if section is not None:
-            value, at = getattr(model, name), (*where, name)
-            for here, each in [((*at, n), one) for n, one in enumerate(value)] if many else [(at, value)]:
-                yield here, each, many
-                if each is not None:
-                    yield from _tables(each, here)
+
+def _is_key(value: object) -> bool:
+    """Return True for the value of a key, False for a section or a list of sections."""
+    return isinstance(value, dict) and value.keys() == {"value", "source"}
 
 
-def _lines(section: Section, where: Where, loaded: Loaded) -> Iterator[str]:
+def _lines(section: dict[str, Any]) -> Iterator[str]:
     """Yield the keys of one section, each with its source."""
-    from foqs.config.fields import section_of, toml_value
+    from foqs.config.fields import toml_value
 
-    lines = []
-    for name, field in type(section).model_fields.items():
-        if section_of(field)[0] is None:
-            value = getattr(section, name)
-            key, shown, source = _shown(section, name, value, (*where, name), loaded)
-            lines.append((f"# {key} is not set" if value is None else f"{key} = {toml_value(shown)}", source))
-    width = max((len(line) for line, _ in lines), default=0)
-    yield from (f"{line:{width}}  # {source}" for line, source in lines)
+    keys = {name: each for name, each in section.items() if _is_key(each)}
+    lines = [
+        f"# {name} is not set" if each["value"] is None else f"{name} = {toml_value(each['value'])}"
+        for name, each in keys.items()
+    ]
+    width = max(map(len, lines), default=0)
+    yield from (f"{line:{width}}  # {each['source']}" for line, each in zip(lines, keys.values(), strict=True))
+
+
+def _as_json(model: BaseModel, where: Where, loaded: Loaded) -> dict[str, Any]:
+    """Return each key with its value and its source, and the sections below; None for a section that is not set."""
+    from foqs.config.fields import Section, section_of
+
+    shown: dict[str, Any] = {}
+    for name, field in type(model).model_fields.items():
+        value, at = getattr(model, name), (*where, name)
+        section, many = section_of(field)
+        if section is None:
+            if isinstance(model, Section):
+                key, each, source = _shown(model, name, value, at, loaded)
+                if isinstance(each, dict):  # sections that the user names
+                    each = {label: section.model_dump(exclude_none=True) for label, section in each.items()}
+                shown[key] = {"value": each, "source": source}
+        elif many:
+            shown[name] = [_as_json(each, (*at, n), loaded) for n, each in enumerate(value)]
+        else:
+            shown[name] = value and _as_json(value, at, loaded)
+    return shown
 
 
 def _shown(section: Section, name: str, value: Any, where: Where, loaded: Loaded) -> tuple[str, Any, str]:
@@ -194,32 +211,8 @@ def _shown(section: Section, name: str, value: Any, where: Where, loaded: Loaded
     return name, secret.masked(value), called
 
 
-def _as_json(model: BaseModel, where: Where, loaded: Loaded) -> dict[str, Any]:
-    """Return each key with its value and its source."""
-    from foqs.config.fields import Section, section_of
-
-    shown: dict[str, Any] = {}
-    for name, field in type(model).model_fields.items():
-        value, at = getattr(model, name), (*where, name)
-        section, many = section_of(field)
-        if section is not None and value is not None:
-            shown[name] = (
-                [_as_json(each, (*at, n), loaded) for n, each in enumerate(value)]
-                if many
-                else _as_json(value, at, loaded)
-            )
-        elif section is not None:
-            shown[name] = None
-        elif isinstance(model, Section):
-            key, each, source = _shown(model, name, value, at, loaded)
-            if isinstance(each, dict):  # sections that the user names
-                each = {label: section.model_dump(exclude_none=True) for label, section in each.items()}
-            shown[key] = {"value": each, "source": source}
-    return shown
-
-
-def _line(key: Key, beside: list[Key]) -> str:
-    width = max(len(one.name) for one in beside)
+def _line(key: Key, listed: list[Key]) -> str:
+    width = max(len(one.name) for one in listed)
     return f"{key.name:{width}}  {key.description}"
 
 

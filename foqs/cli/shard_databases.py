@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
@@ -49,10 +50,8 @@ def create(cluster: ClusterOptions) -> None:
     from foqs.store.maintenance import create_schema
 
     for shard, url in shard_urls(cluster):
-        try:
+        with _reported(shard):
             create_schema(url, shard)
-        except StoreError as error:
-            fail(f"shard {shard}: {explained(error)}")
         print(f"shard {shard}: ready")
 
 
@@ -272,11 +271,18 @@ def renew(shard: ShardArgument, cluster: ClusterOptions, yes: YesOption = False)
     if url is None:
         raise Invalid(f"the configuration or its cluster has no shard {shard}: give the number of a shard that it has")
     confirm(f"Give the database of shard {shard} a new identity?", yes=yes)
-    try:
+    with _reported(shard):
         identity = renew_identity(url, shard)
+    print(f"shard {shard}: its identity is {identity} now")
+
+
+@contextmanager
+def _reported(shard: int) -> Iterator[None]:
+    """End the command with a StoreError of the block, and name the shard."""
+    try:
+        yield
     except StoreError as error:
         fail(f"shard {shard}: {explained(error)}")
-    print(f"shard {shard}: its identity is {identity} now")
 
 
 def shard_urls(cluster: ClusterOptions) -> list[tuple[int, str]]:
@@ -325,6 +331,8 @@ def settings(
     copy), and those that were made apart from them. A host serves no shard with such a copy. The command exits with 1
     if it finds one.
     """
+    from foqs.store.maintenance import discard_settings, read_kept
+
     if (export or discard) and shard is None:
         raise Invalid("--export and --discard need the number of one shard: give it as the argument")
     if export and discard:
@@ -334,7 +342,8 @@ def settings(
         _compare(cluster, places, ns)
         return
     ((number, url),) = places
-    kept = {copy.ns: copy for copy in copies_of(_read(number, url)) if ns in (None, copy.ns)}
+    with _reported(number):
+        kept = {copy.ns: copy for copy in copies_of(read_kept(url, number)) if ns in (None, copy.ns)}
     if not kept:
         raise Invalid(f"shard {number} keeps no settings{'' if ns is None else f' of namespace {ns}'}")
     if export:
@@ -343,7 +352,7 @@ def settings(
             print(json_text(document, indent=2, sort_keys=True))
         return
     confirm(f"Remove the settings of {', '.join(sorted(kept))} from the database of shard {number}?", yes=yes)
-    remove_copies(url, number, kept)
+    discard_settings(url, number, list(kept))
     for name in sorted(kept):
         print(f"shard {number}: the settings of {name} (version {kept[name].version}) are removed")
 
@@ -355,15 +364,6 @@ def _places(cluster: ClusterOptions, shard: int | None) -> list[tuple[int, str]]
     if not (found := [(number, url) for number, url in places if number == shard]):
         raise Invalid(f"there is no shard {shard}: it is one of {', '.join(str(number) for number, _ in places)}")
     return found
-
-
-def _read(number: int, url: str) -> Kept:
-    from foqs.store.maintenance import read_kept
-
-    try:
-        return read_kept(url, number)
-    except StoreError as error:
-        fail(f"shard {number}: {explained(error)}")
 
 
 def _compare(cluster: ClusterOptions, places: list[tuple[int, str]], ns: str | None) -> None:
@@ -416,11 +416,3 @@ def copies_of(kept: Kept) -> list[Settings]:
     from foqs.policies.settings import decode
 
     return [decode(row.ns.decode(), row.doc) for row in kept.settings if row.ns]
-
-
-def remove_copies(url: str, shard: int, namespaces: Collection[str] | None = None) -> None:
-    """Remove the copies of `namespaces` (None: of all) from a shard's database. Raises StoreError."""
-    from foqs.store.maintenance import discard_settings, read_kept
-
-    names = list(namespaces) if namespaces is not None else [row.ns.decode() for row in read_kept(url, shard).settings]
-    discard_settings(url, shard, names)

@@ -24,7 +24,7 @@ from foqs.cli.operators import (
     perform,
     show_moves,
 )
-from foqs.cli.shard_databases import ShardArgument, app, copies_of, examined, remove_copies, shards
+from foqs.cli.shard_databases import ShardArgument, app, copies_of, examined, shards
 from foqs.cli.terminal import fail
 from foqs.errors import Conflict, FoqsError, Invalid, Unavailable
 from foqs.shardmgr import operate
@@ -77,6 +77,8 @@ def add(
     The cluster takes over the settings of namespaces that the shard's database keeps. If those of the cluster
     were made apart, the command adds nothing and names both. The command waits until a host serves the shard.
     """
+    from foqs.store import maintenance
+
     if url == "-":
         url = sys.stdin.readline().removeprefix("\ufeff").strip()
     if not url:
@@ -87,7 +89,8 @@ def add(
     def first() -> None:
         _refuse_bad(url, shard, create=create)
         if discard_settings:
-            remove_copies(url, shard)
+            kept = maintenance.read_kept(url, shard).settings
+            maintenance.discard_settings(url, shard, [row.ns.decode() for row in kept])
 
     perform(
         cluster,

@@ -164,7 +164,7 @@ class _Keeper:
             self._input.write(self._order)
 
     async def run(self) -> None:
-        """Raises Invalid when the worker says why it cannot go on, and when it had to be stopped by force."""
+        """Start the worker again each time it dies. Raises Invalid for a permanent error, and after a stop by force."""
         loop = asyncio.get_running_loop()
         pause_s = _FIRST_PAUSE_S
         while not self.stop.is_set():

@@ -1,8 +1,8 @@
 """What a command writes: its standard streams, errors, tables, JSON lines, and its progress.
 
 A standard stream may be closed, full, without a reader, or have another encoding than UTF-8. A command that only reads
-ends when its output is lost. A command that changes something goes on: its items are stored, acked or moved whatever
-becomes of stdout, and its words are on stderr then.
+ends when its output is lost. A command that changes something continues without stdout: its items are stored, acked or
+moved all the same, and its words are on stderr.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ _WITHOUT_READER = (errno.EPIPE, errno.EBADF)
 
 
 class Stdout(io.TextIOWrapper):
-    """Stdout that can be lost: `lost` is the error of the first failed write. A command that goes on sees no error."""
+    """Stdout that can be lost: `lost` is the error of the first failed write. It is not raised if the command survives
+    it."""
 
-    goes_on = False
+    survived = False  # by the command
     lost: OSError | None = None
     said = False  # that it is lost
     _line = ""  # of which no part is certainly written
@@ -58,7 +59,7 @@ class Stdout(io.TextIOWrapper):
             raise
 
     def _put(self, text: str, *, again: bool) -> None:
-        if not self.goes_on:
+        if not self.survived:
             self._try(text)
             return
         self._line += text if again else ""
@@ -118,10 +119,10 @@ def prepare() -> None:
             setattr(sys, name, kind(stream.detach(), encoding, "backslashreplace", None, lines, through))
 
 
-def go_on(on: bool = True) -> None:
-    """Choose whether the command goes on when it loses stdout."""
+def survive_stdout(survives: bool) -> None:
+    """Choose if the command continues when it loses stdout."""
     if isinstance(sys.stdout, Stdout):
-        sys.stdout.goes_on = on
+        sys.stdout.survived = survives
 
 
 def say_done(done: str) -> None:
@@ -145,10 +146,9 @@ def guarded() -> Iterator[None]:
     with suppress(OSError):
         sys.stdout.flush()
     error = _lost()
-    goes_on = getattr(sys.stdout, "goes_on", False)
     if error is not None:
         discard_stdout()
-        if not (goes_on and error.errno in _WITHOUT_READER):
+        if not (getattr(sys.stdout, "survived", False) and error.errno in _WITHOUT_READER):
             status = status or 1
             if error.errno != errno.EPIPE and not getattr(sys.stdout, "said", False):
                 _report(f"cannot write to stdout: {error.strerror or error}", status if isinstance(status, int) else 1)
@@ -180,7 +180,7 @@ def set_fields(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_line(value: dict[str, Any]) -> None:
-    """Write a JSON line to stdout. A command that goes on without stdout drops it."""
+    """Write a JSON line to stdout. A command that survives stdout drops it."""
     line = json_text(value) + "\n"
     if isinstance(sys.stdout, Stdout):
         sys.stdout.write_item(line)
@@ -251,7 +251,7 @@ def piped(command: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
-        go_on(False)
+        survive_stdout(False)
         try:
             result = command(*args, **kwargs)
             sys.stdout.flush()

@@ -166,7 +166,7 @@ def list_(
 
 
 class Row(NamedTuple):
-    """A throttle, or a key in use. `limit` is None if the key has none any more; `live` if no host uses the key."""
+    """A throttle, or a key in use. `limit` is None if the limit was removed, `live` if no host uses the key."""
 
     key: str
     limit: Throttle | None

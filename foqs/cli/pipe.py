@@ -141,46 +141,56 @@ def enqueue(
             return ItemSpec(topic or "", line.removesuffix(b"\n"), **options)
         return spec_of_line(line, topic=topic or "", **options)
 
-    failed = total = 0
-    first_error = ""
-    waiting: deque[tuple[int, Future[int]]] = deque()
-
-    def write_oldest() -> None:
-        nonlocal failed, first_error, total
-        error = _write_outcome(*waiting[0])  # Ctrl-C may end the wait for it
-        waiting.popleft()
-        total += 1
-        if error is not None:
-            failed += 1
-            first_error = first_error or error
-
-    def write_rest() -> None:
-        producer.flush()
-        while waiting:
-            write_oldest()
-
     with (
         connection.client_for_stdin() as client,
         Producer(client, max_items=BATCH_ITEMS, in_flight=1) as producer,
         reading(sys.stdin.buffer) as advance,
     ):
         now_ms = server_clock(client)
+        outcomes = _Outcomes(producer)
         try:
             for number, line in stdin_lines("payloads" if raw else "items as JSON", raw=raw):
                 advance(len(line))
-                if not raw and not line.strip():
-                    continue
-                waiting.append((number, _submit(producer, spec, line)))
-                while waiting and (waiting[0][1].done() or len(waiting) > 4 * BATCH_ITEMS):
-                    write_oldest()
-            write_rest()
+                if raw or line.strip():
+                    outcomes.add(number, _submit(producer, spec, line))
+            outcomes.write_rest()
         except BaseException:  # the producer sends the items that it has
-            write_rest()
-            say_done(f"{total - failed} items are enqueued")
+            outcomes.write_rest()
+            say_done(f"{outcomes.total - outcomes.failed} items are enqueued")
             raise
-    if failed:
-        fail(f"{failed} of {total} items were not enqueued; the first error: {first_error}")
-    say_done(f"all {total} items are enqueued")
+    if outcomes.failed:
+        first = outcomes.first_error
+        fail(f"{outcomes.failed} of {outcomes.total} items were not enqueued; the first error: {first}")
+    say_done(f"all {outcomes.total} items are enqueued")
+
+
+class _Outcomes:
+    """Writes a line for each item, in the order of the items."""
+
+    def __init__(self, producer: Producer) -> None:
+        self.total = self.failed = 0
+        self.first_error = ""
+        self._producer = producer
+        self._waiting: deque[tuple[int, Future[int]]] = deque()
+
+    def add(self, number: int, future: Future[int]) -> None:
+        """Add the item of line `number`, and write the outcomes that are known."""
+        self._waiting.append((number, future))
+        while self._waiting and (self._waiting[0][1].done() or len(self._waiting) > 4 * BATCH_ITEMS):
+            self._write_oldest()
+
+    def write_rest(self) -> None:
+        self._producer.flush()
+        while self._waiting:
+            self._write_oldest()
+
+    def _write_oldest(self) -> None:
+        error = _write_outcome(*self._waiting[0])  # Ctrl-C may end the wait for it
+        self._waiting.popleft()
+        self.total += 1
+        if error is not None:
+            self.failed += 1
+            self.first_error = self.first_error or error
 
 
 def _submit(producer: Producer, spec: Callable[[bytes], ItemSpec], line: bytes) -> Future[int]:

@@ -12,10 +12,10 @@ from foqs.config.schema import ZookeeperSection
 from foqs.errors import FoqsError, Forbidden, Unavailable
 from foqs.policies.settings import Settings, adopt
 from foqs.shardmgr.facts import Facts, Session, Slots
-from foqs.shardmgr.operate import Action, Change, Missing, made, shown
+from foqs.shardmgr.operate import Change, Missing, made, shown
 from foqs.shardmgr.status import HostAnswer
 from foqs.zk.client import ZkFactStore
-from foqs.zk.protocol import ZkConflict, ZkError, ZkRefused, ZkUnknown, carry_out
+from foqs.zk.protocol import ZkConflict, ZkRefused, ZkUnknown, carry_out
 
 if TYPE_CHECKING:
     from foqs.config.load import Config
@@ -106,7 +106,7 @@ class Cluster:
                 if action is None:
                     return change
                 before, doubtful = doubtful, change
-                error = await self._send(action)
+                error = await self._answer(partial(carry_out, action, self._store))
                 if not isinstance(error, ZkUnknown):
                     doubtful = before
                 if isinstance(error, ZkRefused):
@@ -130,9 +130,7 @@ class Cluster:
         """
         stored = []
         for copy in copies:
-            outcome: asyncio.Future[Settings | FoqsError] = asyncio.get_running_loop().create_future()
-            self._store.change_settings(copy.ns, adopt(copy, place), partial(_settle, outcome))
-            found = await self._answer(outcome)
+            found = await self._answer(partial(self._store.change_settings, copy.ns, adopt(copy, place)))
             if isinstance(found, FoqsError):
                 raise found
             stored.append(found)
@@ -144,9 +142,7 @@ class Cluster:
             facts = await self.fresh()
             if (slots := wanted(facts)) == facts.slots:
                 return
-            outcome: asyncio.Future[ZkError | None] = asyncio.get_running_loop().create_future()
-            self._store.share_slots(slots, partial(_settle, outcome))
-            error = await self._answer(outcome)
+            error = await self._answer(partial(self._store.share_slots, slots))
             if error is not None and not isinstance(error, ZkConflict | ZkUnknown):
                 raise Unavailable(f"ZooKeeper: {error}; the slots of deduplication keys were not written")
             await self._when(partial(_other_slots, facts), lambda: "ZooKeeper shows no change")
@@ -196,14 +192,10 @@ class Cluster:
         also = ", or it refuses the credential of [zookeeper]" if self._config.auth_scheme is not None else ""
         return f"no connection to ZooKeeper at {servers}: it cannot be reached{also}"
 
-    async def _send(self, action: Action) -> ZkError | None:
-        """Send a change and return its error, if any. Raises Unavailable after the time-out."""
-        outcome: asyncio.Future[ZkError | None] = asyncio.get_running_loop().create_future()
-        carry_out(action, self._store, partial(_settle, outcome))
-        return await self._answer(outcome)
-
-    async def _answer(self, outcome: asyncio.Future[T]) -> T:
-        """Wait for the outcome of a change. Raises Unavailable after the time-out."""
+    async def _answer(self, send: Callable[[Callable[[T], None]], object]) -> T:
+        """Send a change and return what its callback gets. Raises Unavailable after the time-out."""
+        outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        send(partial(_settle, outcome))
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await outcome

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
     from foqs.cli.session import Cluster
     from foqs.shardmgr.facts import Facts, ShardFact
-    from foqs.shardmgr.status import Answers
     from foqs_lab.cluster import LocalCluster
 
-    Show = Callable[[Facts, bool, Answers], None]
+    Records = Mapping[int, ShardFact]
+    Show = Callable[[Status, Records, bool], None]
 
 HostArgument = Annotated[str, typer.Argument(metavar="HOST", help="The host has this id in `foqs hosts list`.")]
 _WIDE = 10_000  # columns; a program that reads a pipe accepts lines of any length
@@ -74,15 +74,15 @@ def status(
             raise
 
 
-def ask_cluster(cluster: ClusterOptions) -> tuple[Facts, Status]:
-    """Return the facts of a cluster, and its status with the answers of its hosts. Raises Invalid, Unavailable."""
-    found: list[tuple[Facts, Status]] = []
-    _follow(cluster, lambda facts, _, answers: found.append((facts, status_of(facts, answers))), watch=False)
+def ask_cluster(cluster: ClusterOptions) -> tuple[Status, Records]:
+    """Return the status of a cluster, and the records of its shards. Raises Invalid, Unavailable."""
+    found: list[tuple[Status, Records]] = []
+    _follow(cluster, lambda status, records, _: found.append((status, records)), watch=False)
     return found[0]
 
 
 def _follow(cluster: ClusterOptions, show: Show, *, watch: bool) -> None:
-    """Show the cluster, and with `watch` again after each change."""
+    """Show the status with the answers of the hosts, and with `watch` again after each change."""
 
     async def follow(session: Cluster) -> None:
         from foqs.cli.session import ask_hosts
@@ -93,7 +93,7 @@ def _follow(cluster: ClusterOptions, show: Show, *, watch: bool) -> None:
                 addresses = {host: fact.address for host, fact in now[0].hosts.items()}
                 answers = await ask_hosts(config, addresses)
                 shown = (session.facts, session.connected)  # the answers took more than a second
-                show(*shown, answers)
+                show(status_of(session.facts, answers), session.facts.shards, session.connected)
             if watch:
                 await session.news()
 
@@ -102,24 +102,15 @@ def _follow(cluster: ClusterOptions, show: Show, *, watch: bool) -> None:
 
 
 def _json_shown(indent: int | None) -> Show:
-    def show(facts: Facts, connected: bool, answers: Answers) -> None:
-        print(json.dumps(document(facts, connected, answers), indent=indent), flush=True)
+    def show(status: Status, records: Records, connected: bool) -> None:
+        """`connected` is false if ZooKeeper does not answer; the rest is then its last state."""
+        shards = [shard_record(row, records) for row in status.shards]
+        print(json.dumps({"connected": connected, **asdict(status), "shards": shards}, indent=indent), flush=True)
 
     return show
 
 
-def document(facts: Facts, connected: bool, answers: Answers) -> dict[str, Any]:
-    """Return the status as JSON.
-
-    `connected` is false if ZooKeeper does not answer; the rest is then its last state. `database` is the server and
-    the name in the shard's URL.
-    """
-    status = status_of(facts, answers)
-    shards = [shard_record(row, facts.shards) for row in status.shards]
-    return {"connected": connected, **asdict(status), "shards": shards}
-
-
-def shard_record(row: ShardRow, records: Mapping[int, ShardFact]) -> dict[str, Any]:
+def shard_record(row: ShardRow, records: Records) -> dict[str, Any]:
     """Return a shard as it is written in JSON."""
     return {**asdict(row), "database": _database(records, row.id)}
 
@@ -131,16 +122,15 @@ def _tables_shown(*, clear: bool) -> Show:
     if not console.is_terminal:
         console = Console(markup=False, highlight=False, emoji=False, width=_WIDE)
 
-    def show(facts: Facts, connected: bool, answers: Answers) -> None:
+    def show(status: Status, records: Records, connected: bool) -> None:
         if clear:
             console.clear()
-        status = status_of(facts, answers)
         for line in _summary(status, connected):
             console.print(line)
         console.print()
         console.print(table(status.hosts, HOST_COLUMNS))
         console.print()
-        console.print(table(status.shards, shard_columns(facts.shards)))
+        console.print(table(status.shards, shard_columns(records)))
         if clear and not console.is_terminal:
             console.print()
         sys.stdout.flush()
@@ -179,7 +169,7 @@ HOST_COLUMNS: list[Column[HostRow]] = [
 ]
 
 
-def shard_columns(records: Mapping[int, ShardFact]) -> list[Column[ShardRow]]:
+def shard_columns(records: Records) -> list[Column[ShardRow]]:
     """Return the columns of a table of shards, with the databases of the records."""
     return [
         Column("shard", lambda shard: str(shard.id), "number"),
@@ -195,7 +185,7 @@ def shard_columns(records: Mapping[int, ShardFact]) -> list[Column[ShardRow]]:
     ]
 
 
-def _database(records: Mapping[int, ShardFact], shard: int) -> str | None:
+def _database(records: Records, shard: int) -> str | None:
     """Return server and name, without user, password and options, which may hold keys."""
     from foqs.store.link import place_of
 
@@ -211,7 +201,7 @@ def list_(cluster: ClusterOptions, as_json: JsonOption = False) -> None:
 
     `foqs cluster status` shows the shards, too.
     """
-    _, status = ask_cluster(cluster)
+    status, _ = ask_cluster(cluster)
     listing(status.hosts, HOST_COLUMNS, as_json, asdict)
 
 

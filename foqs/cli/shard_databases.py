@@ -109,8 +109,8 @@ def list_(cluster: ClusterOptions, as_json: JsonOption = False) -> None:
     if cluster.load().zookeeper is not None:
         from foqs.cli.cluster import ask_cluster, shard_columns, shard_record
 
-        facts, status = ask_cluster(cluster)
-        listing(status.shards, shard_columns(facts.shards), as_json, lambda row: shard_record(row, facts.shards))
+        status, records = ask_cluster(cluster)
+        listing(status.shards, shard_columns(records), as_json, lambda row: shard_record(row, records))
         return
     from foqs.store.link import place_of
 

@@ -24,27 +24,27 @@ from tests.support.structure import (
 )
 
 LINES = {
-    "foqs": 2_386,
-    "foqs.admin": 1_145,
-    "foqs.api": 3_166,
-    "foqs.buffers": 761,
-    "foqs.cli": 7_489,
+    "foqs": 2_340,
+    "foqs.admin": 1_127,
+    "foqs.api": 2_963,
+    "foqs.buffers": 839,
+    "foqs.cli": 7_487,
     "foqs.client": 7_843,
     "foqs.config": 1_316,
     "foqs.doctor": 808,
-    "foqs.engine": 8_873,
+    "foqs.engine": 8_811,
     "foqs.fairness": 1_670,
-    "foqs.hooks": 1_603,
+    "foqs.hooks": 1_579,
     "foqs.limits": 1_486,
-    "foqs.peers": 4_216,
+    "foqs.peers": 4_046,
     "foqs.policies": 1_490,
-    "foqs.prefetch": 421,
-    "foqs.rpc": 2_845,
-    "foqs.server": 4_063,
+    "foqs.prefetch": 395,
+    "foqs.rpc": 2_777,
+    "foqs.server": 3_972,
     "foqs.shardmgr": 2_175,
-    "foqs.spark": 5_197,
+    "foqs.spark": 5_198,
     "foqs.store": 5_529,
-    "foqs.wire": 1_333,
+    "foqs.wire": 1_314,
     "foqs.zk": 1_701,
     "foqs_lab": 8_519,
 }
@@ -57,7 +57,7 @@ REASONS = {
     "foqs_lab/servers/redis.py": "one private server a file",
 }
 """Files below `SMALL_LINES` lines with one importer that stay apart."""
-SMALL_FILES = 5
+SMALL_FILES = 6
 LARGEST_CLASS = 69
 SHARD_ATTRIBUTES = 45
 

@@ -305,7 +305,7 @@ struct DequeueRequest {
   /** The items of the reply have a `ledger`. Default: no. */
   7: optional bool ledger,
   /**
-   * The consumer begins this many items of the reply at once, the first ones; 0 or more. The others are marked as with
+   * The consumer begins this many items of the reply at once, the first ones; 0 or more. The later ones are marked as with
    * ExtendItem.begun = false. Default: it begins all.
    */
   8: optional i32 begins,
@@ -341,8 +341,8 @@ struct Ledger {
   1: i64 waited_ms,
   /**
    * Deliveries of the topic by the host since the item became ready, without one for each item that came before it then.
-   * Where tenants take turns, only the items of its own tenant count; a turn of another tenant overtakes nothing. Items
-   * that came before it and ended without a delivery, or still wait for a throttle, hide as many that overtook it.
+   * Where tenants take turns, only the items of its own tenant count; a turn of another tenant overtakes nothing. Each
+   * item that came before it and ended without a delivery, or still waits for a throttle, hides one that overtook it.
    * Absent where that is not known: the item was ready before a consumer asked for ledgers of the topic, or items that
    * were not in memory may have come before it, or those that may are in more than 256 lanes.
    */
@@ -621,7 +621,7 @@ struct TenantStats {
   /** Ready items that wait for a throttle. */
   4: i64 parked,
   // 5: leased   6: delivered_10s   7: busy_ms_10s   8: oldest_ready_at_ms
-  /** What it was given, in the unit of the topic's policy (fair.unit: items, KiB or ms), since its hosts have items of it. */
+  /** Its service, in the unit of the topic's policy (fair.unit: items, KiB or ms), since its hosts have items of it. */
   9: double served,
   /** Of the topic's turns, 0 to 1: its weight over those of all tenants with ready items that wait for no throttle. 0 if it
       has no such items. */
@@ -751,7 +751,7 @@ struct ReleaseLeasesResponse {
   2: list<string> missing,
 }
 
-/** What has to end before an item is delivered. */
+/** A condition that ends before an item is delivered. */
 struct ExplainReason {
   1: Reason code,
   /** One or two sentences for a person, with a command that shows more. No command in it changes anything. */
@@ -1333,7 +1333,7 @@ struct RedriveItemsRequest {
   /** Between hosts, like the next three: only this shard, and one page of at most 500 items (count). */
   9: optional i32 shard,
   10: optional string cursor,
-  /** What was redriven of each group (count). Default: nothing. */
+  /** Redriven items of each group (count). Default: none. */
   11: optional list<FailureGroup> taken,
   15: optional RequestContext context,
 }
@@ -1341,7 +1341,7 @@ struct RedriveItemsRequest {
 /** Dead letters that stay, because the topic that they would go to takes no more. */
 struct RefusedTopic {
   1: string topic,
-  /** Of those that the request came to. */
+  /** Dead letters that the request looked at, for this topic. */
   2: i64 items,
   /** UNAVAILABLE: the topic is closed. OVERLOADED: it is full. The message names the command that ends it. */
   3: ItemError error,

@@ -165,7 +165,7 @@ _SHARDS = (
     _counter("page_rows", "Rows of pages of ready items."),
     _counter("body_reads", "Bodies read apart from their page."),
     _counter("merge_waits", "Waits of a topic for the next items of one shard."),
-    _counter("merge_skips", "Dequeues that went on without a slow shard."),
+    _counter("merge_skips", "Dequeues that left out a slow shard."),
 )
 _CLUSTER = (
     _gauge("zookeeper_session_state", "1 for the state of the session: connected, suspended, expired.", "state"),

@@ -51,7 +51,7 @@ def notes(
     """
     found = []
     if session is not None and session is not Session.CONNECTED:
-        found.append(f"the session with ZooKeeper is {session.value}: the host goes on with the shards that it has")
+        found.append(f"the session with ZooKeeper is {session.value}: the host keeps the shards that it has")
     for number in sorted({*wanted, *unreachable, *cut_off}):
         state = states.get(number, ShardState.ASSIGNED)
         if number in cut_off:

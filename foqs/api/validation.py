@@ -102,7 +102,7 @@ def topics(
         if want.hung is not None:
             raise Invalid("hung is for a report: the count of each topic must be 0")
     if len(found) != len(wants):
-        raise Invalid("a topic stands in wants more than once")
+        raise Invalid("wants lists a topic more than once")
     counts = found.values()
     within(min(counts), "count", 1, limits.request_items, 1)
     names_bytes = len(ns.encode()) + longest_bytes

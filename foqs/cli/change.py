@@ -179,7 +179,7 @@ def release(
     else:
         print(json_text({"released": released, "missing": missing}))
     if missing:
-        fail(f"these hosts did not answer in time, and leases of their shards may stand: {', '.join(missing)}")
+        fail(f"these hosts did not answer in time, and leases of their shards may remain: {', '.join(missing)}")
 
 
 @command(app, "foqs move emails.dlq emails --count 100")

@@ -141,7 +141,7 @@ def _tables_shown(*, clear: bool) -> Show:
 def _summary(status: Status, connected: bool) -> list[str]:
     version = "none yet" if status.assignment_version < 0 else f"version {status.assignment_version}"
     controller = "none" if status.controller is None else name(status.controller)
-    lines = [f"assignment {version}, controller {controller}, {status.under_way} under way, {_evenness(status)}"]
+    lines = [f"assignment {version}, controller {controller}, {status.under_way} in progress, {_evenness(status)}"]
     return lines if connected else ["ZooKeeper does not answer; this is the last known state", *lines]
 
 

@@ -216,7 +216,7 @@ def redrive(
             except OutcomeUnknown as error:
                 before = f"{_range(total)} redriven before it" if total.at_most else "it was the first request"
                 fail(
-                    f"{error.message}; {before}. It may have redriven items: `foqs dead list` shows those that are left"
+                    f"{error.message}; {before}. It may have redriven items: `foqs dead list` shows the remaining ones"
                 )
             except (Unavailable, Overloaded) as error:
                 if not total.at_most:

@@ -44,7 +44,7 @@ IdArgument = Annotated[
     ),
 ]
 LeaseArgument = Annotated[
-    str | None, typer.Argument(metavar="LEASE", help="The lease is the one that `foqs dequeue` wrote with the item.")
+    str | None, typer.Argument(metavar="LEASE", help="`foqs dequeue` wrote this lease with the item.")
 ]
 
 app = typer.Typer()

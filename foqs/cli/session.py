@@ -164,7 +164,7 @@ class Cluster:
                     await self.news()
             except TimeoutError:
                 raise NotDone(
-                    f"not finished within {timeout_s:g} s (--timeout): {said}. The change is recorded; hosts go on"
+                    f"not finished within {timeout_s:g} s (--timeout): {said}. The change is recorded; hosts continue"
                 ) from None
 
     def _changed(self, facts: Facts) -> None:

@@ -92,7 +92,7 @@ def set_(
     """Add entries to the settings, or replace entries that have the same keys."""
     given = dict(_entry(text) for text in entries)
     if len(given) < len(entries):
-        fail("a key stands in the command more than once", 2)
+        fail("the command sets a key more than once", 2)
     with connection.client() as client:
         report(change(client, lambda _: (given, ())))
 
@@ -132,7 +132,7 @@ def import_(
     *,
     connection: Connection,
 ) -> None:
-    """Make the settings those of a file: entries that it does not have are removed.
+    """Make the settings equal to a file: entries that it does not have are removed.
 
     The command prints the keys of the entries that it adds (+), changes (~) and removes (-), and asks nothing. If
     the settings change in between, it ends with an error and changes nothing.

@@ -277,7 +277,7 @@ def doctor(
     """Find faults of a setup, and name their remedies.
 
     The command checks configuration, databases, ZooKeeper, ports and certificates. It changes nothing, and can run
-    beside living hosts. It exits with 1 if it finds a fault; warnings alone leave the status at 0.
+    while hosts serve. It exits with 1 if it finds a fault; warnings alone leave the status at 0.
     """
     import asyncio
 

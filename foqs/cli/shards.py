@@ -66,7 +66,7 @@ def add(
         bool,
         typer.Option(
             "--discard-settings",
-            help="The command removes the settings that the shard's database keeps. Those of the cluster count.",
+            help="The command removes the settings that the shard's database keeps. The settings of the cluster count.",
         ),
     ] = False,
     *,
@@ -74,8 +74,8 @@ def add(
 ) -> None:
     """Add a shard to the cluster after checking its database.
 
-    The cluster takes over the settings of namespaces that the shard's database keeps. If those of the cluster
-    were made apart, the command adds nothing and names both. The command waits until a host serves the shard.
+    The cluster takes over the settings of namespaces that the shard's database keeps. If the settings of the
+    cluster were made apart, the command adds nothing and names both. The command waits until a host serves the shard.
     """
     from foqs.store import maintenance
 

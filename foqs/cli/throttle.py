@@ -50,21 +50,19 @@ throttles = commands(
 )
 def set_(
     key: Key,
-    per_second: Annotated[
-        float | None, typer.Option(help="The key gets so many deliveries a second; 0.1 is 6 a minute.")
-    ] = None,
+    per_second: Annotated[float | None, typer.Option(help="Deliveries per second and key (0.1: six a minute).")] = None,
     burst: Annotated[
         int | None,
-        typer.Option(help="So many deliveries are possible at once after a pause. Default: --per-second, rounded up."),
+        typer.Option(help="Deliveries that are possible at once after a pause. Default: --per-second, rounded up."),
     ] = None,
     concurrency: Annotated[
-        int | None, typer.Option(help="So many items with the key are leased at a time, at most.")
+        int | None, typer.Option(help="At most this many items with the key are leased at a time.")
     ] = None,
     timeout_ms: Annotated[
         int | None,
         typer.Option(
-            help="A lease that is older counts as overage, and a shard that has no owner for so long frees its slots "
-            "(ms); 0: never. Default: 60000."
+            help="After this time (ms) a lease counts as overage, and a shard without an owner frees its slots; "
+            "0: never. Default: 60000."
         ),
     ] = None,
     shadow: Annotated[
@@ -116,7 +114,7 @@ def remove(key: Key, *, connection: Connection) -> None:
         nonlocal left
         if _PREFIX + key not in entries:
             way_out = throttle_command("list", connection.namespace)
-            fail(f"there is no throttle {name(key)}; `{way_out}` lists those that there are")
+            fail(f"there is no throttle {name(key)}; `{way_out}` lists the existing throttles")
         rest = {one: value for one, value in entries.items() if one.startswith(_PREFIX) and one != _PREFIX + key}
         left = None if key.endswith("*") else NamespacePolicies(rest).throttle(key)
         return {}, [_PREFIX + key]

@@ -50,8 +50,8 @@ topics = commands(
 def pause(topic: Topic, *, connection: Connection) -> None:
     """Deliver no more items of the topic.
 
-    Enqueues go on, and leases end as usual. The hosts that the command names deliver no item of the topic from now on.
-    A host that did not confirm may: repeat the command to ask it again.
+    Enqueues continue, and leases end as usual. The hosts that the command names deliver no item of the topic from now
+    on. A host that did not confirm may: repeat the command to ask it again.
     """
     _switch(topic, connection, "paused", on=True)
 
@@ -103,7 +103,7 @@ def policy(
     if fields:
         given = dict(map(_field, fields))
         if len(given) < len(fields):
-            fail("a field stands in the command more than once", 2)
+            fail("the command sets a field more than once", 2)
         with connection.client() as client:
             settings.report(
                 settings.change(client, lambda entries: settings.with_fields(entries, f"topic.{topic}", given))
@@ -117,7 +117,7 @@ def policy(
 def stats(topic: Topic, as_json: JsonOption = False, *, connection: Connection) -> None:
     """Show the topic's items by state, its workers and tenants: tables on a terminal, else JSON.
 
-    Workers with handlers that hang are first, then those that hold leases, in the order of their oldest leases. Hosts
+    Workers with handlers that hang are first, then workers that hold leases, in the order of their oldest leases. Hosts
     that did not answer are in `missing`, or named on stderr, and their items are not counted. `foqs topic tenants`
     lists the tenants.
     """

@@ -51,7 +51,7 @@ class ActiveTopic(NamedTuple):
 
 
 class WorkerStats(NamedTuple):
-    """The leases of a topic that one worker holds, and the time since the oldest was given. `worker` is "" for
+    """The leases of one worker in a topic, and the time since the oldest was given. `worker` is "" for
     consumers without a name, and for leases that an earlier owner of the shard gave. `hung`: its handlers that have
     worked on an item of the topic for longer than its `time_limit_ms`, by its report of the last 15 s. Their leases may
     have ended, so `held` may be 0."""
@@ -93,9 +93,9 @@ class HookStats(NamedTuple):
 class TopicStats(NamedTuple):
     """Items by state (approximate), and the effective policy: `policy` has a value of each field, `policy_layers` the
     settings key of each that is not built in. `missing` are the `host:port` whose items are not counted. `workers`
-    lists workers whose handlers hang, then workers that hold leases, the oldest lease first. `tenants` are those with
-    the most ready items, none where tenants take no turns; `more_tenants` has the sums of all further ones, None
-    without any. `hooks` of the policy. `overruled`: fields of which another value than the one in effect was set, with
+    lists workers whose handlers hang, then workers that hold leases, the oldest lease first. `tenants` lists the
+    tenants with most ready items, none where tenants take no turns; `more_tenants` has the sums of all further ones,
+    None without any. `hooks` of the policy. `overruled`: fields of which a value was set that is not in effect, with
     the reason; a topic that takes dead letters has them."""
 
     ready: int
@@ -115,7 +115,7 @@ class TopicStats(NamedTuple):
 
 class ThrottleStats(NamedTuple):
     """A throttle key in use. `setting` is the settings key of its throttle, with `per_second`, `burst` and
-    `concurrency`; they are "" and None where it has none. `tokens` are those that no host holds; `taken` leases live,
+    `concurrency`; they are "" and None where it has none. `tokens` that no host holds; `taken` leases live,
     and `free` more may begin: None if they are not known. `parked_flows` and `parked_items` wait, the first since
     `longest_wait_ms`. `shadow_held`: deliveries that a shadow throttle would have held back. `coordinator` is the
     `host:port` that makes the tokens and lends the slots. `overage`: leases that lived longer than the throttle's

@@ -40,7 +40,7 @@ class Producer(Local):
     ...     ids = [future.result() for future in futures]
 
     A future gives the item's id when it is committed, or raises what `Client.enqueue` would: `OutcomeUnknown`
-    is on exactly those whose request got no reply, and none of them is sent a second time. A future that is
+    is the result of exactly the items whose request got no reply. No such item is sent a second time. A future that is
     cancelled before its batch begins is not sent.
 
     A failed item whose future was never read (by `result`, `exception` or a callback) is an error of `close`, which

@@ -175,7 +175,7 @@ class Work:
 
 
 class WorkerHung(FoqsError):
-    """All handlers of a Worker, or all that `per_worker` allows, are over its time limit. It would take no item."""
+    """All handlers of a Worker, or all that `per_worker` allows, exceed its time limit. It would take no item."""
 
 
 class Hangs:

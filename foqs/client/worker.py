@@ -86,7 +86,7 @@ class Worker(Local):
                     "time limit" (unless the ack policy is ACK, ACK_FIRST or MANUAL). A handler that never ends keeps
                     its thread: the log has a warning with the item, its topic and the elapsed time, `counts.hung`
                     counts it, and `foqs topic stats` shows it with the worker
-    on_hang         "warn" (default), or "exit": when all handlers, or all that `per_worker` allows, are over
+    on_hang         "warn" (default), or "exit": when all handlers, or all that `per_worker` allows, exceed
                     `time_limit_ms`, the worker ends, and `run` and `join` raise WorkerHung. If threads that hang keep
                     the process after its main thread has ended, it is ended after `grace_ms` with the exit code 1.
                     Needs `time_limit_ms`

@@ -91,7 +91,7 @@ def zookeeper_root_checks(root: RootCheckup, config: ZookeeperSection) -> list[C
     if not root.there:
         names = ", ".join(root.beside[:_MANY_NAMES]) + (", ..." if len(root.beside) > _MANY_NAMES else "")
         why = "the node does not exist: a host would begin an empty cluster" + (
-            f"; nodes beside it: {names}" if names else ""
+            f"; nodes next to it: {names}" if names else ""
         )
         checks.append(
             _zookeeper_check(

@@ -93,7 +93,7 @@ def of_item(state: State, shard: Shard, item: Item, now_ms: int) -> Explanation:
         found = idl.ItemState.LEASED
         reasons.append(_leased(shard, item, now_ms))
     elif 0 < item.expires_at_ms <= now_ms:
-        return Explanation([_Reason(_Code.GONE, "Its TTL is over: it is removed soon.")])
+        return Explanation([_Reason(_Code.GONE, "Its TTL has ended: it is removed soon.")])
     elif item.place is Place.TIMER:
         found = idl.ItemState.DELAYED
         reasons += [_delayed(item, now_ms), *_ended(shard, item, now_ms)]
@@ -213,7 +213,7 @@ def _ended(shard: Shard, item: Item, now_ms: int) -> list[Any]:
 
 
 def _delayed(item: Item, now_ms: int) -> Any:
-    after = f"Attempt {item.attempt} is over, and the next comes" if item.attempt else "Its delay ends"
+    after = f"Attempt {item.attempt} has ended, and the next comes" if item.attempt else "Its delay ends"
     why = f"{after} {_in(item.deliver_after_ms, now_ms)}."
     return _Reason(_Code.DELAYED, why, item.deliver_after_ms)
 
@@ -278,7 +278,7 @@ def _behind_tenants(item: Item, standing: Standing) -> Any:
     first = f"About {standing.turns:,} turns of other tenants come first"
     if standing.urgent:
         first = "Tenants with more urgent items go first"
-    why = f"{first}; by weight, tenant {tenant!r} has {share} of the turns of those that wait."
+    why = f"{first}; by weight, tenant {tenant!r} has {share} of the turns of the waiting tenants."
     return _Reason(_Code.BEHIND_IN_TURN, why, key=tenant, count=standing.turns)
 
 

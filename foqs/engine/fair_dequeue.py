@@ -26,8 +26,8 @@ _PASSED = 64
 """Tenants that a dequeue passes over because a late lane may have their next item."""
 _AHEAD = 128
 """A dequeue that lacks a page asks for the pages of this number of tenants at least. After this many items, a dequeue
-prefetches pages for twice as many tenants, so that consumers do not wait for each read. If pages are still lacking,
-both numbers double."""
+prefetches pages for twice that number of tenants, so that consumers do not wait for each read. If pages are still
+lacking, both numbers double."""
 _MOST_AHEAD = 512
 _IDLE = 1_000
 """Tenants without an item, and flows without tokens, that a dequeue finds before it leaves the rest to the next slice

@@ -28,7 +28,7 @@ Op = Callable[[Shard, Item, Waits, int], Verdict]
 _After = Callable[[Shard, Item, Waits, int, int], Change]
 """(shard, item, waits, now_ms, since_ms): the change of a nack. `since_ms` is 0 where the nack does not ask for it."""
 _STALE = "the lease given is not the item's current lease"
-_DEAD = "the lease is over, and its item goes to another topic"
+_DEAD = "the lease has ended, and its item goes to another topic"
 
 
 def change_of(item: Item) -> Change | None:
@@ -80,7 +80,7 @@ def nack(lease: int, delay_ms: int, metadata: bytes | None) -> Op:
 
 
 class Failing:
-    """A nack of which the topic's policy decides what it means for the item, with the `decision` of the topic's script
+    """A nack whose effect on the item the topic's policy decides, with the `decision` of the topic's script
     if there is one. A rejected item becomes a dead letter, or is removed, unless the script keeps it."""
 
     __slots__ = ("_delay_ms", "_metadata", "cause", "decision", "lease", "reason")
@@ -181,7 +181,7 @@ def release(lease: int) -> Op:
         if verdict is not None:
             return verdict
         if item.phase is not Phase.LEASED:
-            return StaleLease("the lease is over")
+            return StaleLease("the lease has ended")
         give_back(shard, item, waits, now_ms)
         return waits not in (item.change.waits if item.change is not None else ())
 
@@ -237,7 +237,7 @@ def extend(lease: int, lease_ms: int, begun: bool | None = None) -> Op:
         now = change_of(item)
         ended = now is not None and now.to is not To.LEASED and now.to is not To.KEPT
         if item.phase is not Phase.LEASED or ended:
-            return StaleLease("the lease is over")
+            return StaleLease("the lease has ended")
         if begun is not None:
             mark(item, begun=begun)
             if not lease_ms:

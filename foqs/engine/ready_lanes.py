@@ -1,4 +1,4 @@
-"""The lanes that a dequeue merges, what it asks for where they lack items, and the most urgent item of a topic."""
+"""The lanes that a dequeue merges, the reads where they lack items, and the most urgent item of a topic."""
 
 from __future__ import annotations
 

@@ -207,7 +207,7 @@ def enqueue_result(fields: Mapping[str, Any], limits: Limits, *, may_throttle: b
             raise _unknown(name, EnqueueResult)
         checked[name] = check(given, limits)
     if "refuse" in checked and len(checked) > 1:
-        raise InvalidResult("refuse stands beside other fields: return one or the other")
+        raise InvalidResult("refuse is set together with other fields: return one or the other")
     if "throttle_keys" in checked and not may_throttle:
         raise InvalidResult(
             "throttle_keys: the source of the script does not have this name; write it out: then foqs knows that the "
@@ -227,7 +227,9 @@ def failure_result(fields: Mapping[str, Any], limits: Limits) -> FailureResult:
         else:
             raise _unknown(name, FailureResult)
     if delay_ms is not None and action in (Action.DEAD, Action.DROP):
-        raise InvalidResult(f"delay_ms stands beside action {action}: only an item that is tried again has a delay")
+        raise InvalidResult(
+            f"delay_ms is set together with action {action}: only an item that is tried again has a delay"
+        )
     return FailureResult(action, delay_ms)
 
 

@@ -73,7 +73,7 @@ def throttles_error(
         return f"there are {len(keys)} keys, more than {most}"
     if len(set(keys)) < len(keys):
         twice, _ = Counter(keys).most_common(1)[0]
-        return f"the key {twice!r} stands in it more than once"
+        return f"the key {twice!r} is listed more than once"
     size = len("\0".join(keys).encode())
     if size > most_bytes:
         return f"the keys have {size} bytes with one between two keys, more than {most_bytes}"
@@ -148,7 +148,7 @@ def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     "".join(names).encode()
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise ValueError(f"{shown(twice)} stands in an object more than once")
+        raise ValueError(f"{shown(twice)} is listed more than once in an object")
     return dict(pairs)
 
 

@@ -293,7 +293,7 @@ def conflict(copy: Settings, place: str, other: Settings, other_place: str) -> s
 def remedy(shard: int) -> str:
     """Return the commands that end a conflict of a shard's copy."""
     return (
-        f"`foqs shards settings` compares the copies, `foqs shards settings {shard} --export` prints those of shard "
+        f"`foqs shards settings` compares the copies, `foqs shards settings {shard} --export` prints the copy of shard "
         f"{shard}, and `foqs shards settings {shard} --discard` removes them"
     )
 

@@ -43,8 +43,9 @@ _OF_SPARK_PREFIXES = ("spark.", "view.")
 _OF_TABLE = "option."
 """Prefix of the options among the properties of a catalog's table. The other properties belong to the catalog."""
 _NONE_GIVEN = (
-    ". Spark gave no option: it does not pass on those of CREATE TABLE. Use CREATE TEMPORARY VIEW name USING foqs "
-    "OPTIONS (...), or name the options in each statement: INSERT INTO name WITH ('endpoints' = '...', ...) VALUES ..."
+    ". Spark gave no option: it does not pass on the options of CREATE TABLE. Use CREATE TEMPORARY VIEW name USING "
+    "foqs OPTIONS (...), or name the options in each statement: INSERT INTO name WITH ('endpoints' = '...', ...) "
+    "VALUES ..."
 )
 
 

@@ -70,7 +70,7 @@ def misbehaving(stage: Stage) -> Outcome:
     }
     met = lag_ms < 20 and figures["over alone"] <= 1.5 and figures["back after, s"] <= _OPEN_S + _MARGIN_S
     met = met and set(failures.values()) == {3} and not figures["closed breakers"]
-    title = f"{len(ZOO)} misbehaving scripts beside a plain topic"
+    title = f"{len(ZOO)} misbehaving scripts next to a plain topic"
     bar = "lag p99 < 20 ms, plain p99 <= 1.5 x, breaker after 3 failures, back after 10 s"
     return Outcome(19, title, bar, met, figures)
 

@@ -313,7 +313,7 @@ def database_away(stage: Stage) -> Outcome:
     }
     met = figures["most by the history"] <= LIMIT >= rows.most and len(later) > away_s and max(pauses_s) < 5
     title = f"a shard's database away for {away_s:.0f} s, N = 4"
-    return Outcome(18, title, "other shards go on with their slots; new grants at once", met, figures)
+    return Outcome(18, title, "other shards keep their slots; new grants at once", met, figures)
 
 
 def _stats(stage: Stage) -> ThrottleStats:

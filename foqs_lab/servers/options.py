@@ -101,7 +101,7 @@ def _mariadb_initialising_argv(program: Program, folder: Path) -> list[str]:
     places = [program.prefix / "bin", program.prefix / "scripts"]
     installer = next((path for place in places if (path := place / "mariadb-install-db").exists()), None)
     if installer is None:
-        raise ServerUnavailable(f"no mariadb-install-db beside {program.argv[-1]}")
+        raise ServerUnavailable(f"no mariadb-install-db next to {program.argv[-1]}")
     return [
         str(installer),
         *_common_options(program, folder),

@@ -58,7 +58,7 @@ def test_a_note_names_the_fault_of_a_database() -> None:
 def test_a_session_that_is_not_connected_is_noted() -> None:
     assert notes([], {}, session=Session.CONNECTED) == []
     (note,) = notes([], {}, session=Session.SUSPENDED)
-    assert note == "the session with ZooKeeper is suspended: the host goes on with the shards that it has"
+    assert note == "the session with ZooKeeper is suspended: the host keeps the shards that it has"
 
 
 def test_the_answer_is_short() -> None:

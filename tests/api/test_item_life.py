@@ -125,7 +125,7 @@ def test_wants_of_a_dequeue_are_checked(host: OneHost) -> None:
         return refused(host, "Dequeue", ns="n", wants=[idl.TopicCount(*want) for want in wants], **fields)
 
     assert why() == "wants is empty"
-    assert why(("t", 1), ("t", 1)) == "a topic stands in wants more than once"
+    assert why(("t", 1), ("t", 1)) == "wants lists a topic more than once"
     assert why(("t", 1), ("u", 0)) == "count is 0, not in 1..10000"
     assert why(("t", None)) == "count is 0, not in 1..10000"
     assert why(("t", 6_000), ("u", 4_001)) == "the sum of the counts is 10001, not in 1..10000"

@@ -46,7 +46,7 @@ def test_values_at_their_bounds() -> None:
         ({"throttle_keys": ["a", "x" * 256]}, "throttle_keys: a name has 1 to 255 bytes, not 256"),
         ({"throttle_keys": ["a\0b"]}, "throttle_keys: a name has no control characters"),
         ({"throttle_keys": ["customer:*"]}, "throttle_keys: a throttle key does not end in *"),
-        ({"throttle_keys": ["b", "a", "b"]}, "throttle_keys: the key 'b' stands in it more than once"),
+        ({"throttle_keys": ["b", "a", "b"]}, "throttle_keys: the key 'b' is listed more than once"),
         ({"throttle_keys": list("abcdefghi")}, "throttle_keys: there are 9 keys, more than 8"),
         ({"throttle_keys": [*"abcdefgh", b"\xff"]}, "throttle_keys: there are 9 keys, more than 8"),
         (

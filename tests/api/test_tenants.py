@@ -154,7 +154,7 @@ def test_all_leases_of_a_topic_are_released(host: OneHost) -> None:
         ({"fairness_key": b"\xff"}, "fairness_key is not UTF-8"),
         ({"throttle_keys": [""]}, "throttle_keys: a name has 1 to 255 bytes, not 0"),
         ({"throttle_keys": ["a*"]}, "throttle_keys: a throttle key does not end in *"),
-        ({"throttle_keys": ["a", "a"]}, "throttle_keys: the key 'a' stands in it more than once"),
+        ({"throttle_keys": ["a", "a"]}, "throttle_keys: the key 'a' is listed more than once"),
         ({"throttle_keys": list("abcdefghi")}, "throttle_keys: there are 9 keys, more than 8"),
         ({"throttle_keys": [n * 255 for n in "abc"]}, "throttle_keys: the keys have 767 bytes"),
         ({"weight": 0}, "weight is 0, not in 1..1000"),

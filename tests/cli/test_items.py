@@ -181,7 +181,7 @@ def test_items_get_the_keys_of_the_command(client: Client, run: Run) -> None:
         (("--weight", 1_001), 2, "--weight"),
         (("--fairness-key", "x" * 256), 1, "fairness_key: a name has 1 to 255 bytes, not 256"),
         (("--throttle-key", "a*"), 1, "throttle_keys: a throttle key does not end in *"),
-        (("--throttle-key", "a", "--throttle-key", "a"), 1, "throttle_keys: the key 'a' stands in it more than once"),
+        (("--throttle-key", "a", "--throttle-key", "a"), 1, "throttle_keys: the key 'a' is listed more than once"),
         (tuple(f"--throttle-key={n}" for n in range(9)), 1, "throttle_keys: there are 9 keys, more than 8"),
     ],
 )

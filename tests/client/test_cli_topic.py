@@ -189,7 +189,7 @@ def test_tenants_are_listed(run: Run, client: Client) -> None:
         (["policy", "mail", 'retry="linear"'], 2, """for example: 'retry={"kind": "exponential"}'"""),
         (["policy", "mail", "retry=" + "[" * 50_000], 2, "retry: the JSON is too deep"),
         (["policy", "mail", "dead=mail.failed"], 2, "dead=mail.failed: dead is a JSON object, or null"),
-        (["policy", "mail", "priority=1", "priority=2"], 2, "a field stands in the command more than once"),
+        (["policy", "mail", "priority=1", "priority=2"], 2, "the command sets a field more than once"),
         (["policy", "mail", "max_attempts=many"], 1, 'topic.mail: max_attempts: it must be a whole number, not "many"'),
         (["policy", "mail", "keep={}"], 1, "topic.mail: keep: this version of foqs does not have it"),
         (

@@ -202,7 +202,7 @@ def test_all_errors_are_shown_a_line_each(run: Run, client: Client) -> None:
     ("args", "why"),
     [
         (["set", "key"], "key: this is not KEY=VALUE"),
-        (["set", "key=1", "key=2"], "a key stands in the command more than once"),
+        (["set", "key=1", "key=2"], "the command sets a key more than once"),
         (["set", "key=@/no/such/file"], "/no/such/file: No such file or directory"),
         (["remove", "key"], "key: there is no such key to remove"),
         (["import", "/no/such/file"], "/no/such/file: No such file or directory"),

@@ -99,7 +99,7 @@ def test_a_mistyped_root(zk_rig: ZookeeperRig, writer: KazooClient) -> None:
     make_cluster(writer, zk_rig.root)
     (_, check), _ = look(zk_rig.config(root=f"{zk_rig.root}/no/such"))
     assert check.verdict is Verdict.WARNING
-    assert "empty cluster; nodes beside it: assignment, drained, election, hosts, owners, ..." in check.found
+    assert "empty cluster; nodes next to it: assignment, drained, election, hosts, owners, ..." in check.found
     assert not writer.exists(f"{zk_rig.root}/no")
 
 

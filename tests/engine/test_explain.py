@@ -82,7 +82,7 @@ def test_an_item_whose_ttl_is_over(host: OneHost) -> None:
     (item_id,) = put(host, b"x", ttl_ms=1_000)
     host.now_ms += 1_000
     (reason,) = why(host, item_id).reasons
-    assert (reason.code, reason.text) == (R.GONE, "Its TTL is over: it is removed soon.")
+    assert (reason.code, reason.text) == (R.GONE, "Its TTL has ended: it is removed soon.")
 
 
 def test_an_item_of_a_shard_that_is_not_served(host: OneHost) -> None:
@@ -140,7 +140,7 @@ def test_a_delayed_item(host: OneHost, again: bool) -> None:
     if again:
         (item,) = take(host).items
         host.ask("Nack", items=[idl.NackItem(item.id, item.lease, delay_ms=90_000)])
-        text = "Attempt 1 is over, and the next comes in 1.5 min."
+        text = "Attempt 1 has ended, and the next comes in 1.5 min."
     answer = why(host, item_id)
     assert answer.state == State.DELAYED
     assert answer.reasons == [idl.ExplainReason(R.DELAYED, text, host.now_ms + 90_000)]

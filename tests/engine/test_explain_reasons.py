@@ -55,7 +55,7 @@ def gone() -> Case:
     host = OneHost(1)
     (item_id,) = put(host, b"x", ttl_ms=1_000)
     host.now_ms += 1_000
-    return Case(host, item_id, R.GONE, None, "Its TTL is over: it is removed soon.", lambda: None)
+    return Case(host, item_id, R.GONE, None, "Its TTL has ended: it is removed soon.", lambda: None)
 
 
 def tried(host: OneHost, policy: str) -> int:
@@ -199,8 +199,8 @@ def behind_in_turn() -> Case:
     turns = first_of(host, item_id).count
     assert turns >= 1
     text = (
-        f"About {turns} turns of other tenants come first; by weight, tenant 'late' has 25.00% of the turns of those "
-        "that wait."
+        f"About {turns} turns of other tenants come first; by weight, tenant 'late' has 25.00% of the turns of the "
+        "waiting tenants."
     )
     return Case(host, item_id, R.BEHIND_IN_TURN, None, text, lambda: take(host, turns))
 

@@ -55,9 +55,9 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "long": ({"fairness_key": "x" * 256}, "a name has 1 to 255 bytes, not 256"),
     "keys as text": ({"throttle_keys": "api"}, "throttle_keys is 'api', not a list of texts"),
     "pattern": ({"throttle_keys": ["a*"]}, "throttle_keys: 'a*': a throttle key does not end in *"),
-    "twice": ({"throttle_keys": ["a", "a"]}, "throttle_keys: the key 'a' stands in it more than once"),
+    "twice": ({"throttle_keys": ["a", "a"]}, "throttle_keys: the key 'a' is listed more than once"),
     "nine": ({"throttle_keys": list("abcdefghi")}, "throttle_keys: there are 9 keys, more than 8"),
-    "refuse beside": ({"refuse": "no", "weight": 1}, "refuse stands beside other fields"),
+    "refuse beside": ({"refuse": "no", "weight": 1}, "refuse is set together with other fields"),
     "refuse empty": ({"refuse": ""}, "refuse is '', not a text that says why"),
     "refuse true": ({"refuse": True}, "refuse is true, not a text that says why"),
     "refuse long": ({"refuse": "ü" * 600}, "refuse has 1200 bytes, more than 1024"),
@@ -87,7 +87,7 @@ def test_a_failure_is_decided() -> None:
         ({"action": "explode"}, "action is 'explode', not retry, dead or drop"),
         ({"action": 1}, "action is 1, not"),
         ({"action": ["retry"]}, "action is a list, not"),
-        ({"action": "drop", "delay_ms": 1}, "delay_ms stands beside action drop"),
+        ({"action": "drop", "delay_ms": 1}, "delay_ms is set together with action drop"),
         ({"weight": 1}, "there is no field 'weight': a result has action, delay_ms"),
     ):
         with pytest.raises(InvalidResult) as raised:

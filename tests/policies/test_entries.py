@@ -34,4 +34,4 @@ def test_every_error_is_reported() -> None:
         'there is no field "other"',
     ]
     assert errors("[]") == ["a box is a JSON object, not []"]
-    assert errors('{"count": 1, "count": 1}') == ['not JSON: "count" stands in an object more than once']
+    assert errors('{"count": 1, "count": 1}') == ['not JSON: "count" is listed more than once in an object']

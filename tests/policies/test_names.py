@@ -51,6 +51,6 @@ def test_a_throttle_set_fits_its_column() -> None:
     assert throttles_error([*keys, "y" * 57]) is None  # 7 * 64 + 57 bytes and 7 between them
     assert throttles_error([*keys, "é" * 29]) == "the keys have 513 bytes with one between two keys, more than 512"
     assert throttles_error([str(n) for n in range(9)]) == "there are 9 keys, more than 8"
-    assert throttles_error(["a", "b", "a"]) == "the key 'a' stands in it more than once"
+    assert throttles_error(["a", "b", "a"]) == "the key 'a' is listed more than once"
     assert throttles_error(["a", "b"], 1) == "there are 2 keys, more than 1"
     assert throttles_error(["a", "b"], 8, 2) == "the keys have 3 bytes with one between two keys, more than 2"

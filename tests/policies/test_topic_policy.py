@@ -79,7 +79,7 @@ def errors(text: str) -> list[str]:
         ({"throttles": [1]}, "throttles.0: it must be a text, not 1"),
         ({"throttles": ["api", ""]}, "throttles.1: a name has 1 to 255 bytes, not 0"),
         ({"throttles": ["api*"]}, "throttles.0: a throttle key does not end in *"),
-        ({"throttles": ["api", "api"]}, "throttles: the key 'api' stands in it more than once"),
+        ({"throttles": ["api", "api"]}, "throttles: the key 'api' is listed more than once"),
         ({"throttles": list("abcdefghi")}, "throttles: there are 9 keys, more than 8"),
         (
             {"throttles": ["x" * 255, "y" * 255, "z"]},
@@ -107,7 +107,7 @@ def test_texts_that_are_no_entry(text: str) -> None:
 
 
 def test_a_field_that_stands_twice_is_refused() -> None:
-    assert errors('{"paused": true, "paused": false}') == ['not JSON: "paused" stands in an object more than once']
+    assert errors('{"paused": true, "paused": false}') == ['not JSON: "paused" is listed more than once in an object']
 
 
 def test_an_entry_reports_every_error() -> None:

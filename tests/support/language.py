@@ -1,6 +1,7 @@
 """Finds wording that a reader has to read twice, in code, tests and docs.
 
-`python -m tests.support.language [PATH ...]` prints each place, so that it can be reworded.
+`python -m tests.support.language [PATH ...]` prints each place, so that it can be reworded. With `--dialect` before the
+paths it prints the places of the second dialect, which have ceilings.
 """
 
 import ast
@@ -28,6 +29,24 @@ MARKERS = re.compile(
     """,
     re.IGNORECASE | re.VERBOSE,
 )
+# A second dialect: demonstratives without a noun, vague quantities, and idioms with a plain word in their place.
+DIALECT = re.compile(
+    r"""
+      \bso\ (?:many|much|long)\b
+    | \b(?:the|that)\ ones?\b
+    | \bthose\ (?:of|that|with|in|which|whose)\b
+    | \b(?:goes|go|went|going)\ on\b
+    | \b(?:is|are|was|were)\ over(?=\s*(?:[.,:;)]|$|and\b|but\b))
+    | \bany\ more\b
+    | \bstands?\b(?!\ still)
+    | \bcomes?\ of\b
+    | \bbeside\b
+    | \bunder\ way\b
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
+DOCSTRING = re.compile(r"(?:Whether\b|As `)")
+"""A docstring begins with an imperative verb or a noun phrase instead."""
 _WORD = re.compile(r"[A-Za-z][A-Za-z'-]*")
 # Strings hide their number signs. `tokenize` would take longer than all the rest of this module.
 _STRING_OR_COMMENT = re.compile(
@@ -63,10 +82,12 @@ class Place(NamedTuple):
 
 @cache
 def texts_of(path: Path) -> tuple[Text, ...]:
-    """Return the passages of a Python or Markdown file; code blocks of Markdown are left out."""
+    """Return the passages of a Python, Thrift or Markdown file; code blocks of Markdown are left out."""
     source = path.read_text()
     if path.suffix == ".py":
         return tuple(_of_python(path, source))
+    if path.suffix == ".thrift":
+        return tuple(_of_thrift(path, source))
     prose = re.sub(r"^```.*?^```$|`[^`\n]*`", lambda code: "\n" * code[0].count("\n"), source, flags=re.M | re.S)
     return tuple(_paragraphs(path, 1, "prose", prose))
 
@@ -96,6 +117,12 @@ def _of_python(path: Path, source: str) -> Iterator[Text]:
         yield _comment(path, comments)
 
 
+def _of_thrift(path: Path, source: str) -> Iterator[Text]:
+    for found in re.finditer(r"/\*.*?\*/|(?://[^\n]*\n\s*)+", source, re.DOTALL):
+        text = " ".join(re.sub(r"^\s*(?:/\*+|\*/|\*|//)|\*/$", "", found[0], flags=re.MULTILINE).split())
+        yield Text(path, source.count("\n", 0, found.start()) + 1, "comment", text)
+
+
 def _comment(path: Path, lines: list[tuple[int, str]]) -> Text:
     return Text(path, lines[0][0], "comment", " ".join(text.lstrip("#: ") for _, text in lines))
 
@@ -108,9 +135,19 @@ def _paragraphs(path: Path, line: int, kind: str, text: str) -> Iterator[Text]:
 
 
 def places_in(text: Text) -> Iterator[Place]:
-    for found in MARKERS.finditer(text.text):
+    yield from _places(text, MARKERS)
+
+
+def _places(text: Text, wanted: re.Pattern[str]) -> Iterator[Place]:
+    for found in wanted.finditer(text.text):
         before, after = text.text[max(0, found.start() - 50) : found.start()], text.text[found.end() : found.end() + 40]
         yield Place(text.path, text.line, text.kind, found[0].lower(), f"{before}[{found[0]}]{after}")
+
+
+def dialect_in(text: Text) -> Iterator[Place]:
+    yield from _places(text, DIALECT)
+    if text.kind == "comment" and DOCSTRING.match(text.text):
+        yield Place(text.path, text.line, text.kind, "docstring", text.text[:60])
 
 
 def words_in(text: Text) -> int:
@@ -118,21 +155,25 @@ def words_in(text: Text) -> int:
 
 
 def files(*roots: str) -> list[Path]:
-    """Return the Python and Markdown files under `roots`, relative to the repository."""
+    """Return the Python, Thrift and Markdown files under `roots`, relative to the repository."""
     found: list[Path] = []
     for root in roots:
         path = ROOT / root
-        found += [path] if path.is_file() else [one for one in path.rglob("*") if one.suffix in (".py", ".md")]
+        found += (
+            [path] if path.is_file() else [one for one in path.rglob("*") if one.suffix in (".py", ".md", ".thrift")]
+        )
     return sorted(found)
 
 
 if __name__ == "__main__":
+    arguments = [argument for argument in sys.argv[1:] if argument != "--dialect"]
+    find = dialect_in if "--dialect" in sys.argv else places_in
     words = 0
     places = []
-    for file in files(*(sys.argv[1:] or ("foqs", "tests", "docs", "README.md", "ARCHITECTURE.md"))):
+    for file in files(*(arguments or ("foqs", "foqs_lab", "thrift", "tests", "docs", "README.md", "ARCHITECTURE.md"))):
         for passage in texts_of(file):
             words += words_in(passage)
-            places += places_in(passage)
+            places += find(passage)
     for place in places:
         print(f"{place.path.relative_to(ROOT)}:{place.line}: {place.kind}: {place.text}")
-    print(f"{len(places)} markers in {words:,} words: {10_000 * len(places) / max(1, words):.0f} in 10,000")
+    print(f"{len(places)} places in {words:,} words: {10_000 * len(places) / max(1, words):.0f} in 10,000")

@@ -109,7 +109,7 @@ def enqueue(
         OnInvalid,
         typer.Option(
             "--on-invalid",
-            help="A bad row fails the job, or, with collect, the job writes it to --invalid-path and goes on.",
+            help="A bad row fails the job, or, with collect, the job writes it to --invalid-path and continues.",
         ),
     ] = OnInvalid.FAIL,
     invalid_path: Annotated[

@@ -1,18 +1,37 @@
-"""One socket: frames larger than its buffers, and a reply received in time that is read late."""
+"""One socket: frames larger than its buffers, and a reply received in time that is read late.
 
+Ports that do not speak what the client speaks are named, with what to do about it.
+"""
+
+import asyncio
+import logging
 import socket
 import ssl
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from time import monotonic
 
 import pytest
+from aiohttp import web
 
-from foqs.client.connection import Address, Connection, Securing, Tls
+from foqs.client import Client, Invalid, OutcomeUnknown, Worker
+from foqs.client.connection import (
+    Address,
+    Connection,
+    Securing,
+    Speaks,
+    Tls,
+    WrongPeer,
+    parse_addresses,
+    spoken,
+    why_no_handshake,
+)
 from foqs.client.places import Waker
 from foqs.errors import LostReply, NotSent
+from foqs.idl import idl
 from foqs.wire.protocol import end_wait
-from tests.client.peer import LATER, eventually
+from tests.client.peer import LATER, Act, encode_reply, eventually, script
 from tests.support.certificates import Authority
 
 
@@ -165,3 +184,152 @@ def test_a_wait_that_is_not_ended_is_a_lost_reply(ends):
     connection, _ = ends
     with pytest.raises(LostReply, match="timed out"):
         connection.receive(monotonic() + 0.2, Asked(False, False))
+
+
+PATIENT_MS = int(LATER * 1000)
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    monkeypatch.setattr("foqs.client.connection.PROBE_S", LATER)
+
+
+@pytest.fixture
+def http():
+    """The address of an HTTP server, of the kind that the admin port is."""
+    loop = asyncio.new_event_loop()
+    runner = web.AppRunner(web.Application(), access_log=None, logger=logging.Logger("silent", logging.CRITICAL + 1))
+    loop.run_until_complete(runner.setup())
+    loop.run_until_complete(web.TCPSite(runner, "127.0.0.1", 0).start())
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    yield "{}:{}".format(*runner.addresses[0])
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(LATER)
+    loop.run_until_complete(runner.cleanup())
+    loop.close()
+
+
+@pytest.fixture
+def tls_port(authority):
+    """`tls_port(says_why)` is the address of a port with TLS; with `says_why` it answers another protocol by an alert,
+    else it just closes."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*authority.issue("127.0.0.1"))
+
+    def serve(listener, says_why):
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with connection:
+                connection.settimeout(LATER)
+                if connection.recv(1, socket.MSG_PEEK) == b"\x16":
+                    with suppress(OSError), context.wrap_socket(connection, server_side=True) as secure:
+                        secure.recv(1)
+                elif says_why:
+                    connection.recv(65_536)
+                    connection.sendall(bytes.fromhex("15030100020246"))
+
+    with ExitStack() as stack:
+
+        def start(says_why):
+            listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            thread = threading.Thread(target=serve, args=(listener, says_why))
+            thread.start()
+            stack.callback(thread.join, LATER)
+            stack.callback(listener.shutdown, socket.SHUT_RDWR)
+            return "{}:{}".format(*listener.getsockname())
+
+        yield start
+
+
+def refused_with(address, text, **options):
+    """A single address: each kind of call fails at once."""
+    with Client(address, timeout_ms=PATIENT_MS, routing=False, **options) as client:
+        for call in (
+            lambda: client.enqueue("t", b"x"),
+            lambda: client.enqueue("t", b"x", dedup_key="a"),
+            lambda: client.dequeue("t"),
+            lambda: client.enqueue("t", b"x" * 4_000_000),
+        ):
+            with pytest.raises(WrongPeer, match=text) as raised:
+                call()
+            assert address in str(raised.value)
+            assert isinstance(raised.value, Invalid)
+        assert client.waits == (0, 0.0), "it was not tried again"
+
+
+@pytest.mark.parametrize("token", [None, "secret"])
+def test_an_http_port_is_named(http, token):
+    refused_with(http, "speaks HTTP.*admin port.*by default 7707", token=token)
+
+
+def test_an_http_port_is_named_by_a_client_with_tls(http):
+    refused_with(http, "speaks HTTP", tls="on")
+
+
+@pytest.mark.parametrize("says_why", [False, True])
+@pytest.mark.parametrize("token", [None, "secret"])
+def test_a_port_with_tls_is_named(tls_port, says_why, token):
+    refused_with(tls_port(says_why), "speaks TLS, and this client does not: turn TLS on.*--tls", token=token)
+
+
+def test_a_port_without_tls_is_named(peer, authority):
+    refused_with(peer.address, "speaks foqs without TLS.*turn TLS off.*--tls", tls=Tls(authority.ca_file))
+
+
+def test_a_certificate_that_is_not_trusted_is_no_wrong_port(tls_port):
+    (address,) = parse_addresses(tls_port(True))
+    with pytest.raises(NotSent, match="CERTIFICATE_VERIFY_FAILED"):
+        Connection(address, LATER, Securing(Tls()))
+
+
+def test_other_addresses_are_tried_if_one_is_a_wrong_port(http, peer):
+    with Client(f"{http},{peer.address}", timeout_ms=PATIENT_MS, routing=False) as client:
+        ids = [client.enqueue("t", b"x") for _ in range(6)]
+    assert sorted(ids) == sorted(peer.items)
+
+
+def test_a_lost_reply_of_a_host_stays_a_lost_reply(new_peer, client_of):
+    client = client_of(new_peer(script("Enqueue", Act.CLOSE_AFTER)), routing=False)
+    with pytest.raises(OutcomeUnknown):
+        client.enqueue("t", b"x")
+
+
+def test_a_worker_on_a_wrong_port_ends(http):
+    with Client(http, routing=False) as client:
+        worker = Worker(client, "t", lambda item: None)
+        worker.start()
+        with pytest.raises(WrongPeer):
+            worker.join(PATIENT_MS)
+
+
+def test_what_the_first_bytes_of_a_reply_say():
+    reply = encode_reply("GetServerInfo", idl.GetServerInfoResponse(version="1", limits={}), 1)
+    assert spoken(reply[:6]) is Speaks.PLAIN
+    for head in (b"HTTP/1.0 400", b"<!DOCT"):
+        assert spoken(head) is Speaks.HTTP
+    assert spoken(bytes.fromhex("1503030002")) is Speaks.TLS
+    for head in (b"", b"\0\0", b"SSH-2.0", b"\0\0\0\x08\xff\xff"):
+        assert spoken(head) is None
+
+
+@pytest.mark.parametrize("error", [TimeoutError(), ConnectionRefusedError(), ssl.SSLCertVerificationError()])
+def test_a_handshake_that_failed_otherwise_asks_nothing(error):
+    assert why_no_handshake(error, lambda: pytest.fail("asked")) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("http://db1:7707", r"is no URL \(http://...\): give host:port alone \(db1:7707\)$"),
+        ("a:1, https://user:secret@db1:7707/path", r"\(db1:7707\) and turn TLS on"),
+        ("http://localhost", r"\(localhost\)"),
+        ("a:b:c", "neither host:port nor an IPv6 address"),
+    ],
+)
+def test_a_url_is_no_address_and_the_error_shows_one(text, advice):
+    with pytest.raises(Invalid, match=advice):
+        parse_addresses(text)

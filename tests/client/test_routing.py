@@ -1,15 +1,21 @@
-"""A client among several hosts: peers that return a routing."""
+"""A client among several hosts: peers that return a routing.
+
+Which hosts have which topics, while a consumer uses the answer.
+"""
 
 import gc
+import itertools
 import os
 import threading
 import time
+from typing import Any
 
 import pytest
 from thriftpy2.thrift import TApplicationException
 
-from foqs.client import Client, Invalid, ItemSpec, Lease, NotFound, Producer, Worker
+from foqs.client import Client, Invalid, ItemSpec, Lease, NotFound, Producer, Worker, router
 from foqs.client.connection import parse_addresses
+from foqs.client.router import Topics
 from foqs.idl import idl
 from foqs.ids import make_id
 from tests.client.peer import LATER, Act, eventually, failed, refused, script
@@ -353,3 +359,46 @@ def test_a_worker_outlives_each_host_in_turn(hosts, client_of):
         producing.enqueue_many([ItemSpec("t", b"x")] * 20)
         eventually(lambda: not any(peer.items for peer in hosts))
     assert (worker.counts.done, worker.counts.failed) == (60, 0)
+
+
+def test_a_thread_that_ends_keeps_the_answer_of_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    asks, ended = itertools.count(1), list[threading.Thread]()
+
+    class Wanted(Topics):
+        """Again, in the moment in which no consumer used it any more."""
+
+        def _active(self) -> list[Any]:
+            return [idl.ActiveTopic("n", "t", 1, 1, [f"a:{next(asks)}"])]
+
+        def _still_wanted(self) -> bool:
+            still = super()._still_wanted()
+            if not still and not ended:
+                monkeypatch.setattr(router, "_FRESH_S", LATER)
+                asked = next(asks)
+                eventually(lambda: any(host.port > asked for host in self.having(["t"])))
+                ended.append(threading.current_thread())
+            return still
+
+    monkeypatch.setattr(router, "_FRESH_S", 0.0)
+    wanted = Wanted(None, None, "n")  # type: ignore[arg-type]  # `_active` asks no host
+    wanted.having(["t"])
+    eventually(lambda: ended and not ended[0].is_alive())
+    assert wanted.having(["t"])
+    wanted.close()
+
+
+def test_a_thread_that_did_not_start_starts_with_the_next_call(peer, client_of, monkeypatch):
+    client = client_of(peer)
+
+    def none_left(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", none_left)
+        for begin in (client._router.begin, lambda: client._topics.having(["t"])):
+            with pytest.raises(RuntimeError):
+                begin()
+    client._topics.having(["t"])
+    eventually(lambda: peer.named("GetActiveTopics"))
+    client.server_info()
+    eventually(lambda: peer.told)

@@ -1,15 +1,23 @@
-"""A worker's whole life: handlers, leases, acks, nacks, outages, and its end."""
+"""A worker's whole life: handlers, leases, acks, nacks, outages, and its end.
+
+Signals that ask a process to end, and the handlers before.
+
+How a worker ends when something else happens at the same time.
+"""
 
 import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from queue import SimpleQueue
+from time import monotonic
+from typing import Any
 
 import pytest
 
-from foqs.client import Backoff, Delivery, Forbidden, ItemSpec, Retry, Worker
-from foqs.client.worker import topics_of_turn
+from foqs.client import Backoff, Delivery, Forbidden, Invalid, ItemSpec, Retry, Worker
+from foqs.client.worker import stop_signals, topics_of_turn
 from foqs.idl import idl
 from tests.client.peer import LATER, Act, eventually, failed, refused, script
 
@@ -393,3 +401,92 @@ def test_each_request_has_the_number_of_items_held(peer, client_of, work):
     assert held()[0] == 0
     go.set()
     eventually(lambda: worker.counts.done == 3 and held()[-1] == 0)
+
+
+NUMBERS = (signal.SIGTERM, signal.SIGINT)
+
+
+@pytest.fixture(autouse=True)
+def _handlers() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in NUMBERS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.memory
+def test_the_handlers_before_return() -> None:
+    before = [signal.getsignal(number) for number in NUMBERS]
+    with stop_signals() as caught:
+        for number in NUMBERS:
+            signal.raise_signal(number)
+        assert [caught.get_nowait() for _ in NUMBERS] == list(NUMBERS)
+    assert [signal.getsignal(number) for number in NUMBERS] == before
+
+
+@pytest.mark.memory
+def test_the_default_replaces_a_handler_of_c_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program with an embedded Python may have one. An error after a fork would leave all else as in the parent."""
+    set_handler = signal.signal
+
+    def of_c_code(number: Any, handler: Any) -> None:
+        set_handler(number, handler)
+
+    monkeypatch.setattr(signal, "signal", of_c_code)
+    with stop_signals():
+        pass
+    assert [signal.getsignal(number) for number in NUMBERS] == [signal.SIG_DFL] * 2
+
+
+def test_a_failure_while_it_stops_does_not_prolong_the_grace(new_peer, client_of, gate):
+    asked, answer = threading.Event(), threading.Event()
+
+    def meddle(name, request):
+        if name == "Dequeue" and asked.is_set():
+            answer.wait(LATER)
+            return refused(8)
+        return Act.SERVE
+
+    peer = new_peer(meddle)
+    client = client_of(peer)
+    client.enqueue("t", b"x")
+
+    def stuck(item):
+        asked.set()
+        gate.wait(LATER)
+
+    worker = Worker(client, "t", stuck, concurrency=1, prefetch=1, wait_ms=10)
+    worker.start()
+    eventually(lambda: asked.is_set() and len(peer.named("Dequeue")) >= 2)
+    began = monotonic()
+    worker.stop(grace_ms=0)
+    answer.set()
+    with pytest.raises(Forbidden):
+        worker.join(LATER * 1000)
+    assert monotonic() - began < worker.grace_ms / 1000 / 2
+
+
+@pytest.mark.parametrize(("items", "shown"), [(0, []), (2, [2])], ids=["idle", "busy"])
+def test_the_end_of_the_grace_warns_of_work_that_is_cut_off(peer, client_of, gate, caplog, items, shown):
+    client = client_of(peer)
+    client.enqueue_many([ItemSpec("t", b"x")] * items)
+    begun = []
+
+    def stuck(item):
+        begun.append(item)
+        gate.wait(LATER)
+
+    worker = Worker(client, "t", stuck, concurrency=32, wait_ms=10)
+    worker.start()
+    eventually(lambda: len(begun) == items and len(peer.named("Dequeue")) >= 2)
+    worker.stop()
+    worker.stop(grace_ms=0)  # as the second SIGTERM does
+    assert worker.join(LATER * 1000)
+    assert [record.args[0] for record in caplog.records if "within the grace" in str(record.msg)] == shown
+
+
+def test_a_worker_that_cannot_begin_leaves_no_thread(peer, client_of):
+    before = set(threading.enumerate())
+    with pytest.raises(Invalid, match="handler"):
+        Worker(client_of(peer), "t", 5).start()
+    assert {thread.name for thread in set(threading.enumerate()) - before} <= {"foqs-router"}

@@ -1,9 +1,13 @@
-"""When a batch is due, and which items it holds."""
+"""When a batch is due, and which items it holds.
+
+How long a client waits before it repeats a request.
+"""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foqs.client.timing import Batcher
+from foqs.client import Backoff
+from foqs.client.timing import REQUEST_AGAIN, Batcher, pause_ms
 
 
 @given(
@@ -46,3 +50,39 @@ def test_a_hurried_item_is_due_at_once_and_later_ones_linger():
     assert gather.take() == ["c", "d"]
     gather.add("e", 1, now_ms=30)
     assert gather.due_at_ms() == 80
+
+
+@given(
+    st.builds(
+        Backoff,
+        first_ms=st.integers(1, 10_000),
+        factor=st.floats(1, 10),
+        longest_ms=st.integers(1, 1_000_000),
+        jitter=st.floats(0, 1),
+    ),
+    st.integers(0, 100_000),
+    st.floats(0, 1, exclude_max=True),
+)
+def test_it_grows_to_its_cap_and_jitter_only_shortens(backoff, attempt, random):
+    delay = backoff.delay_ms(attempt, lambda: random)
+    whole = backoff.delay_ms(attempt, lambda: 0.0)
+    assert 0 <= delay <= whole <= backoff.longest_ms
+    assert delay >= int(whole * (1 - backoff.jitter)) - 1
+    assert backoff.delay_ms(attempt + 1, lambda: 0.0) >= whole
+
+
+def test_doubling():
+    backoff = Backoff(first_ms=100, longest_ms=1_000, jitter=0)
+    assert [backoff.delay_ms(n, lambda: 0.0) for n in range(1, 7)] == [100, 200, 400, 800, 1_000, 1_000]
+
+
+@given(st.integers(1, 10_000), st.floats(0, 1, exclude_max=True))
+def test_pauses_grow_and_are_bounded(tries, random):
+    pause = pause_ms(tries, None, lambda: random)
+    assert 0 < pause <= REQUEST_AGAIN.longest_ms
+    assert pause_ms(tries + 1, None, lambda: random) >= pause
+
+
+@given(st.integers(1, 10_000), st.integers(1, 10_000_000), st.floats(0, 1, exclude_max=True))
+def test_the_servers_wish_is_a_lower_bound_with_jitter(tries, hint_ms, random):
+    assert hint_ms <= pause_ms(tries, hint_ms, lambda: random) <= hint_ms * 1.5

@@ -1,0 +1,300 @@
+"""Values that a request cannot hold.
+
+Requests as bytes are those that the codec makes of the structs; the codec encodes all unusual ones.
+
+Replies read from their bytes are those that the codec reads; the codec reads all unusual ones.
+
+A call for one item ends as a batch of one item, whatever the host does.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from thriftpy2.thrift import TApplicationException
+
+from foqs.client import Client, Invalid, methods
+from foqs.client.items import Delivery, Item, ItemSpec, Lease
+from foqs.client.methods import (
+    ack_request,
+    context,
+    context_head,
+    dequeue_request,
+    dequeue_response,
+    enqueue_request,
+    enqueue_response,
+    items_response,
+)
+from foqs.errors import FoqsError
+from foqs.idl import idl
+from foqs.wire.client_codec import RemoteMethod
+from foqs.wire.protocol import CALL, Malformed, Unencodable, encode_struct, message_head
+from tests.client.peer import Act, Peer, encode_reply, failed, refused, script
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"priority": 1 << 31}, "priority is 2147483648: it must be an integer from -2147483648 to 2147483647"),
+        ({"priority": "secret"}, "priority is of type str: it must be an integer from -2147483648 to 2147483647"),
+        ({"delay_ms": -(1 << 63) - 1}, "delay_ms is -9223372036854775809: it must be an integer from .*"),
+        ({"ttl_ms": 10**5000}, "ttl_ms has 16610 bits: it must be an integer from .*"),
+        ({"headers": {"a": 1}}, "headers holds a wrong value: it must be a mapping of texts to texts"),
+        ({"topic": "\ud800"}, "topic is not valid Unicode"),
+        ({"fairness_key": 1}, "fairness_key is of type int: it must be text"),
+        ({"throttle_keys": [1]}, "throttle_keys holds a wrong value: it must be a list of texts"),
+        ({"weight": "high"}, "weight is of type str: it must be an integer .*"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_named_with_its_range(peer, client_of, fields, problem):
+    spec = ItemSpec(**{"topic": "t", "payload": b"x", **fields})
+    good, bad = client_of(peer).enqueue_many([ItemSpec("t", b"x"), spec])
+    assert good == 1
+    with pytest.raises(Invalid, match=f"^{problem}$"):
+        raise bad
+
+
+def test_one_text_is_no_sequence_of_throttle_keys(peer, client_of):
+    with pytest.raises(Invalid, match="throttle_keys is one text"):
+        ItemSpec("t", b"x", throttle_keys="acme")
+    with pytest.raises(Invalid, match="throttle_keys is one text"):
+        client_of(peer).enqueue("t", b"x", throttle_keys="acme")
+
+
+I32 = st.integers(-(1 << 31), (1 << 31) - 1)
+I64 = st.integers(-(1 << 63), (1 << 63) - 1)
+NAMES = st.text(st.characters(codec="utf-8"), max_size=20)
+
+
+def fields(request: Any) -> bytes:
+    return encode_struct(request)[:-1]
+
+
+@given(NAMES, NAMES, st.binary(max_size=300), I32)
+def test_one_item_to_enqueue_is_the_codecs_bytes(ns: str, topic: str, payload: bytes, priority: int) -> None:
+    request = idl.EnqueueRequest(ns, [ItemSpec(topic, payload, priority=priority)])
+    assert enqueue_request(ns, topic, payload, priority=priority) == fields(request)
+
+
+@given(NAMES, st.none() | NAMES, st.none() | st.lists(NAMES, max_size=9), st.none() | I32)
+def test_one_item_of_a_tenant_is_the_codecs_bytes(
+    topic: str, fairness_key: str | None, throttle_keys: list[str] | None, weight: int | None
+) -> None:
+    options: Any = {"fairness_key": fairness_key, "throttle_keys": throttle_keys, "weight": weight}
+    request = idl.EnqueueRequest("n", [ItemSpec(topic, b"x", **options)])
+    assert enqueue_request("n", topic, b"x", **options) == fields(request)
+
+
+@given(NAMES, I64, I64)
+def test_one_ack_is_the_codecs_bytes(ns: str, item_id: int, lease: int) -> None:
+    request = methods.ACK.request(ns=ns, items=[idl.AckItem(item_id, lease)])
+    assert ack_request(ns, item_id, lease) == fields(request)
+
+
+@given(NAMES, NAMES, I32, I64)
+def test_one_topic_to_dequeue_is_the_codecs_bytes(ns: str, topic: str, count: int, wait_ms: int) -> None:
+    request = idl.DequeueRequest(ns=ns, wants=[idl.TopicCount(topic, count)], wait_ms=wait_ms)
+    assert dequeue_request(ns, {topic: count}, wait_ms, None, None) == fields(request)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"delay_ms": 1}, {"lease_ms": 1}, {"headers": {"a": "b"}}, {"metadata": b""}, {"dedup_key": "k"},
+        {"delivery": Delivery.AT_MOST_ONCE}, {"ns": "\ud800"}, {"ns": None}, {"ns": b"n"}, {"topic": b"t"},
+        {"topic": []}, {"payload": "text"}, {"payload": bytearray(b"x")}, {"priority": 1 << 31}, {"priority": None},
+        {"priority": 1.0}, {"fairness_key": 1}, {"throttle_keys": "key"}, {"throttle_keys": [b"key"]},
+        {"throttle_keys": [[]]}, {"weight": 1 << 31}, {"weight": "1"}, {"fairness_key": "a", "delay_ms": 1},
+    ],
+)  # fmt: skip
+def test_an_unusual_item_is_left_to_the_codec(options: dict[str, Any]) -> None:
+    usual = {"ns": "n", "topic": "t", "payload": b"x"}
+    ns, topic, payload, *_ = (merged := {**usual, **options}).values()
+    assert enqueue_request(ns, topic, payload, **{k: v for k, v in merged.items() if k not in usual}) is None
+
+
+@pytest.mark.parametrize(("ns", "item_id", "lease"), [(None, 1, 1), ("n", "1", 1), ("n", 1, 1 << 63), ("n", 1, None)])
+def test_an_unusual_ack_is_left_to_the_codec(ns: Any, item_id: Any, lease: Any) -> None:
+    assert ack_request(ns, item_id, lease) is None
+
+
+@pytest.mark.parametrize(
+    ("counts", "options"),
+    [
+        ({}, (None, None)), ({"a": 1, "b": 1}, (None, None)), ({"a": 1}, (1, None)), ({"a": 1}, (None, 1)),
+        ({"a": "1"}, (None, None)), ({None: 1}, (None, None)),
+    ],
+)  # fmt: skip
+def test_an_unusual_dequeue_is_left_to_the_codec(counts: Mapping[Any, Any], options: tuple[Any, Any]) -> None:
+    assert dequeue_request("n", counts, 0, *options) is None
+
+
+@given(st.none() | NAMES, NAMES, st.none() | NAMES, st.integers(1, 1 << 40), I32)
+@example(None, "", None, 1, 0)
+def test_a_context_ends_each_request(
+    token: str | None, request_id: str, traceparent: str | None, timeout_ms: int, number: int
+) -> None:
+    about = context(context_head(token), request_id, traceparent, timeout_ms)
+    for method in vars(methods).values():
+        if not isinstance(method, methods.RemoteMethod):
+            continue
+        whole = idl.RequestContext(token=token, request_id=request_id, traceparent=traceparent, timeout_ms=timeout_ms)
+        args = getattr(idl.Foqs, f"{method.name}_args")(method.request(context=whole))
+        seqid = number & 0x7FFF_FFFF
+        message = message_head(CALL, method.name.encode()) + seqid.to_bytes(4, "big") + encode_struct(args)
+        frame = len(message).to_bytes(4, "big") + message
+        assert method.encode(method.request(), seqid, context=about) == frame
+        assert method.encode(fields(method.request()), seqid, context=about) == frame
+
+
+def test_a_token_that_cannot_be_sent() -> None:
+    with pytest.raises(Unencodable):
+        context_head("\ud800")
+
+
+FIELDS = [name.removeprefix("_") for name in Item.__slots__]
+ITEMS = st.builds(
+    idl.Item, id=I64, lease=I64, attempt=I32, ns=NAMES, topic=NAMES, priority=I32, payload=st.binary(max_size=300),
+    delivery=I32, deliver_after_ms=I64, enqueued_at_ms=I64, lease_expires_at_ms=I64, fairness_key=st.none() | NAMES,
+    throttle_keys=st.none() | st.lists(NAMES, max_size=8),
+)  # fmt: skip
+STORED = st.builds(lambda id: idl.EnqueueResponse([idl.EnqueueOutcome(id)]), I64)
+DONE = st.builds(lambda: idl.AckResponse([idl.ItemOutcome()]))
+LEASED = st.builds(lambda items: idl.DequeueResponse(items=items), st.lists(ITEMS, max_size=1))
+ITEM = idl.Item(1, 2, 3, "n", "t", 0, b"x", delivery=1, deliver_after_ms=0, enqueued_at_ms=0, lease_expires_at_ms=0)
+USUAL = {methods.ENQUEUE: (STORED, enqueue_response), methods.DEQUEUE: (LEASED, dequeue_response)}
+USUAL |= dict.fromkeys((methods.ACK, methods.NACK, methods.EXTEND), (DONE, items_response))
+CODEC = {method: RemoteMethod(method.name, Item) for method in USUAL}
+NUMBER = 7
+
+
+def reply(method: RemoteMethod, response: Any) -> bytes:
+    return encode_reply(method.name, response, NUMBER)[4:]
+
+
+def start(method: RemoteMethod) -> int:
+    return 12 + len(method.name)
+
+
+def read(method: RemoteMethod, frame: bytes) -> Any:
+    """What callers read of the response in `frame`, or the kind of the error."""
+    try:
+        response = method.decode(frame, NUMBER)
+    except (FoqsError, Malformed) as error:
+        return type(error)
+    if method.name == "Dequeue":
+        items = response.items and [[getattr(item, name) for name in FIELDS] for item in response.items]
+        return items or [], response.doubtful, response.news_version, response.retry_after_ms, response.reason
+    fields = ("id", "error", "duplicate") if method.name == "Enqueue" else ("error",)
+    return [[repr(getattr(outcome, name)) for name in fields] for outcome in response.outcomes or ()]
+
+
+@pytest.mark.parametrize("method", USUAL, ids=repr)
+@given(st.data())
+def test_a_usual_reply_reads_as_with_the_codec(method: RemoteMethod, data: st.DataObject) -> None:
+    responses, direct = USUAL[method]
+    frame = reply(method, data.draw(responses))
+    assert direct(frame, start(method)) is not None
+    assert read(method, frame) == read(CODEC[method], frame)
+
+
+@pytest.mark.parametrize("method", USUAL, ids=repr)
+@given(st.data())
+def test_a_damaged_reply_reads_as_with_the_codec(method: RemoteMethod, data: st.DataObject) -> None:
+    frame = bytearray(reply(method, data.draw(USUAL[method][0])))
+    for at in data.draw(st.lists(st.integers(start(method), len(frame) - 1), max_size=3)):
+        frame[at] = data.draw(st.integers(0, 15))
+    damaged = bytes(frame[: data.draw(st.integers(start(method), len(frame)))])
+    direct = USUAL[method][1](damaged, start(method))
+    assert direct is None or read(method, damaged) == read(CODEC[method], damaged)
+
+
+@pytest.mark.parametrize(
+    ("method", "response"),
+    [
+        (methods.ENQUEUE, idl.EnqueueResponse([idl.EnqueueOutcome(1, duplicate=True)])),
+        (methods.ENQUEUE, idl.EnqueueResponse([idl.EnqueueOutcome(error=failed(1))])),
+        (methods.ENQUEUE, idl.EnqueueResponse([idl.EnqueueOutcome(1), idl.EnqueueOutcome(2)])),
+        (methods.ACK, idl.AckResponse([idl.ItemOutcome(failed(2))])),
+        (methods.ACK, idl.AckResponse([])),
+        (methods.DEQUEUE, idl.DequeueResponse([ITEM, ITEM])),
+        (methods.DEQUEUE, idl.DequeueResponse([], doubtful=[1])),
+        (methods.DEQUEUE, idl.DequeueResponse([], news_version=1)),
+        (methods.DEQUEUE, idl.DequeueResponse([], reason="paused")),
+        (methods.DEQUEUE, idl.DequeueResponse([], retry_after_ms=5)),
+        (methods.DEQUEUE, idl.DequeueResponse([idl.Item(1, 2, 3, "n", "t", 0, b"x", metadata=b"m")])),
+        (methods.DEQUEUE, idl.DequeueResponse([idl.Item(1, 2, 3, "n", "t", 0, b"x", throttle_keys=list("abcdefghi"))])),
+        (methods.DEQUEUE, idl.DequeueResponse([idl.Item(1, 2, 3, "n", "t", 0, b"x", expires_at_ms=1)])),
+    ],
+)
+def test_an_unusual_reply_is_left_to_the_codec(method: RemoteMethod, response: Any) -> None:
+    frame = reply(method, response)
+    assert USUAL[method][1](frame, start(method)) is None
+    assert read(method, frame) == read(CODEC[method], frame)
+
+
+FIRST_ID = 1  # of the items of a `Peer`
+ACTS: list[tuple[Any, ...]] = [
+    (),
+    *((act,) for act in Act if act not in (Act.SILENT, Act.IGNORE)),
+    *((refused(code, 1),) for code in range(1, 10)),
+    (refused(4, 1), refused(5, 1)),
+    (Act.CLOSE_BEFORE, refused(1)),
+    (TApplicationException(1, "no"),),
+    (TApplicationException(6, "no"),),
+]
+
+
+def answers(response: Any, outcome: Any) -> list[tuple[Any, ...]]:
+    """Responses with errors of the item, and with another number of outcomes."""
+    single = [(response([outcome(error=failed(code, 1))]),) for code in range(1, 10)]
+    return [
+        *single,
+        (response([]),),
+        (response([outcome(), outcome()]),),
+        (response([outcome(error=failed(4, 1))]),) * 2,
+    ]
+
+
+def ending(new_peer: Callable[..., Peer], client_of: Callable[..., Client], method: str, acts: Any, call: Any) -> Any:
+    """What the caller gets, and the requests that the host got."""
+    peer = new_peer(script(method, *acts))
+    client = client_of(peer)
+    client._router.begin = lambda: None  # the requests for its routing may come at any time
+    leased: list[Any] = []
+    if method == "Ack":
+        client.enqueue("t", b"x")
+        leased = client.dequeue("t")
+    try:
+        outcome = call(client, *leased)
+    except FoqsError as error:
+        outcome = error
+    if isinstance(outcome, FoqsError):
+        outcome = (type(outcome), outcome.message.replace(peer.address, "address"), outcome.request_id is None)
+    return outcome, len(peer.named(method)), list(peer.items), peer.acked
+
+
+@pytest.mark.parametrize("acts", ACTS + answers(idl.EnqueueResponse, idl.EnqueueOutcome), ids=str)
+def test_an_enqueue(new_peer: Callable[..., Peer], client_of: Callable[..., Client], acts: tuple[Any, ...]) -> None:
+    def many(client: Client) -> object:
+        return client.enqueue_many([ItemSpec("t", b"x", priority=3)])[0]
+
+    single = ending(new_peer, client_of, "Enqueue", acts, lambda client: client.enqueue("t", b"x", priority=3))
+    assert single == ending(new_peer, client_of, "Enqueue", acts, many)
+
+
+@pytest.mark.parametrize("acts", ACTS + answers(idl.AckResponse, idl.ItemOutcome), ids=str)
+def test_an_ack(new_peer: Callable[..., Peer], client_of: Callable[..., Client], acts: tuple[Any, ...]) -> None:
+    single = ending(new_peer, client_of, "Ack", acts, Client.ack)
+    assert single == ending(new_peer, client_of, "Ack", acts, lambda client, item: client.ack_many([item])[0])
+
+
+def test_an_ack_of_a_lost_lease(new_peer: Callable[..., Peer], client_of: Callable[..., Client]) -> None:
+    def wrong(call: Callable[[Client, Lease], Any]) -> Callable[[Client, Any], Any]:
+        return lambda client, item: call(client, Lease(item.id, item.lease + 1))
+
+    single = ending(new_peer, client_of, "Ack", (), wrong(Client.ack))
+    assert single == ending(new_peer, client_of, "Ack", (), wrong(lambda client, item: client.ack_many([item])[0]))
+    assert single[2] == [FIRST_ID]

@@ -308,7 +308,7 @@ def unlimited(most: int) -> int:
 
 
 def check_item(spec: ItemSpec) -> None:
-    """Raises Invalid. Types that the codec refuses, and bounds that hosts configure, are left to them."""
+    """Raise Invalid for a wrong field. The codec and the hosts check further types, and the bounds of the host."""
     topic: object = spec.topic
     if not isinstance(topic, str):
         check_text("topic", topic)

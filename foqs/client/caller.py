@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 from foqs.bounds import Limits
 from foqs.checks import check_text
 from foqs.client.arguments import unlimited
-from foqs.client.connection import Address, ClientClosed, Connection, Securing, WrongPeer
+from foqs.client.connection import ClientClosed, Connection, Securing, WrongPeer
 from foqs.client.guard import SafeLog, call_to_end, guarded, renew_after_fork
 from foqs.client.methods import SERVER_INFO, context, context_head
 from foqs.client.places import Ask
+from foqs.client.routes import Address
 from foqs.client.timing import pause_ms
 from foqs.errors import FoqsError, Invalid, LostReply, NotSent, Unavailable, Unreachable, named
 from foqs.idl import idl
@@ -83,7 +84,7 @@ class Caller:
         self._closed = threading.Event()
 
     def close(self) -> None:
-        """Ends the calls that wait to ask again, and fails all later ones."""
+        """End the calls that wait to ask again, and fail all later ones."""
         self._closed.set()
         self.pool.close()
 
@@ -118,7 +119,7 @@ class Caller:
         wait: bool = True,
         request_id: str | None = None,
     ) -> Asked:
-        """Sends a request to the first of `to` that can be had; `receive` has to follow. The request is a struct
+        """Send a request to the first of `to` that can be had; `receive` has to follow. The request is a struct
         without its context, or the bytes of its fields; without a `request_id` it is a call of its own. Raises NotSent
         (Busy without `wait`, when it would have to wait for a connection), Invalid.
 
@@ -152,7 +153,7 @@ class Caller:
         return Asked(method, sequence, request_id, connection, until)
 
     def _introduce(self, connection: Connection, until: float) -> None:
-        """Sends the token in a small request: hosts that ask for one read large requests of authenticated connections
+        """Send the token in a small request: hosts that ask for one read large requests of authenticated connections
         only. The answer does not matter: if the token is refused, so is the request. Raises NotSent or WrongPeer."""
         sequence = next(self._sequence) & _SEQUENCES
         request = SERVER_INFO.request(context=idl.RequestContext(token=self._token))
@@ -237,7 +238,7 @@ def server_timeout_ms(left_ms: float) -> int:
 
 @contextmanager
 def request_id(name: str) -> Iterator[None]:
-    """Calls made inside, by this thread or task, carry this id instead of random ones. At most 128 bytes that can be
+    """Give this id to calls made inside, by this thread or task, instead of random ones. At most 128 bytes that can be
     printed; Invalid otherwise."""
     check_text("request_id", name, empty=True)
     if not name or not name.isprintable() or len(name.encode()) > _LIMITS.context_bytes:
@@ -306,7 +307,7 @@ class Pool:
         self._start()
 
     def take(self, deadline: float, wanted: Sequence[Address] = (), *, wait: bool = True) -> Connection:
-        """A connection for the caller alone, to be returned with `give`: to the first of `wanted` that did not fail
+        """Return a connection for the caller alone, until `give`: to the first of `wanted` that did not fail
         lately and can be connected to; any of the client's own addresses, when there are none. Raises NotSent, or
         WrongPeer if none of the addresses is a port for this client; Busy
         when all are in use, at once without `wait`.
@@ -327,7 +328,7 @@ class Pool:
         return Connection(address, min(timeout_s, self._connect_timeout_s), self._securing)
 
     def give(self, connection: Connection, *, usable: bool) -> None:
-        """Takes back what `take` gave; keeps it when it may be used again."""
+        """Take back what `take` gave. Keep it if it is `usable`."""
         with self._lock:
             if usable and not self._closed:
                 connection.idle_since = monotonic()

@@ -12,13 +12,14 @@ from foqs.bounds import Limits
 from foqs.client import arguments, methods
 from foqs.client.arguments import Entries, checked, duration, faults_of
 from foqs.client.caller import Caller, OnRetry, Pool
-from foqs.client.connection import Securing, Tls, parse_addresses
+from foqs.client.connection import Securing, Tls
 from foqs.client.consumer_calls import AckDequeue, ConsumerCalls
 from foqs.client.items import ItemOptions, ItemSpec
 from foqs.client.operator_calls import OperatorCalls
 from foqs.client.places import Places, Share
 from foqs.client.requests import First, Requests, id_of, single
 from foqs.client.router import Router, Topics
+from foqs.client.routes import parse_addresses
 from foqs.errors import FoqsError, Invalid
 from foqs.ids import parse_id
 from foqs.second_answer import END_ITEM, KEYED, ONCE
@@ -34,7 +35,7 @@ DEFAULT_ADDRESS = "127.0.0.1:7707"
 
 
 class Client(ConsumerCalls, OperatorCalls, Local):
-    """Calls one namespace of a foqs service. Thread-safe. A forked child may use it: with connections of its own.
+    """A client of one namespace of a foqs service. Thread-safe. A forked child may use it: with connections of its own.
 
     >>> with Client("127.0.0.1:7707", "shop") as client:            # doctest: +SKIP
     ...     client.enqueue("mail", b"to: someone", priority=-1)
@@ -121,7 +122,7 @@ class Client(ConsumerCalls, OperatorCalls, Local):
     def enqueue(
         self, topic: str, payload: bytes, *, timeout_ms: int | None = None, **options: Unpack[ItemOptions]
     ) -> int:
-        """Stores one item and returns its id: it is committed then. `options`: see `ItemOptions`.
+        """Store one item and return its id: it is committed then. `options`: see `ItemOptions`.
 
         With a `dedup_key` that was used before it is a `Duplicate`, the id of the item that was stored then. Raises
         OutcomeUnknown when it may or may not have been stored, else the reason why it was not.
@@ -139,7 +140,7 @@ class Client(ConsumerCalls, OperatorCalls, Local):
 
     @checked()
     def enqueue_many(self, items: Iterable[ItemSpec], *, timeout_ms: int | None = None) -> list[int | FoqsError]:
-        """Stores items; the outcome of each, in order: its id, or the error that kept it from being stored.
+        """Store items. Return the outcome of each, in order: its id, or the error that kept it from being stored.
 
         >>> client.enqueue_many([ItemSpec("mail", b"a"), ItemSpec("", b"b")])   # doctest: +SKIP
         [1407374883553281, Invalid('topic is empty')]
@@ -171,7 +172,7 @@ class Client(ConsumerCalls, OperatorCalls, Local):
 
     @checked()
     def delete_items(self, item_ids: Iterable[int | str], *, timeout_ms: int | None = None) -> list[FoqsError | None]:
-        """Deletes items in any state, a live lease included. None for each that was deleted, else its error."""
+        """Delete items in any state, a live lease included. Return None for each that was deleted, else its error."""
         given = Entries(item_ids, parse_id)
         return given.outcomes(self._requests.each(methods.DELETE, END_ITEM, given.good, timeout_ms))
 
@@ -179,11 +180,11 @@ class Client(ConsumerCalls, OperatorCalls, Local):
 
     @property
     def waits(self) -> tuple[int, float]:
-        """How often it asked again, and how many seconds it waited before; about, if threads share it."""
+        """The number of repeated requests, and the seconds of waits before them; approximate if threads share it."""
         return self._caller.retries, self._caller.waited_s
 
     def close(self) -> None:
-        """Closes the connections. Calls that wait for a reply still get it; all later calls raise ClientClosed."""
+        """Close the connections. Calls that wait for a reply still get it; all later calls raise ClientClosed."""
         self._topics.close()
         self._router.close()
         self._caller.close()

@@ -15,20 +15,18 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
-from ipaddress import IPv6Address
 from ssl import SSLSocket, SSLWantReadError, SSLWantWriteError
 from time import monotonic
-from typing import NamedTuple
 
-from foqs.checks import check_text, host_port, refuse, shown
+from foqs.checks import check_text, refuse
 from foqs.client.guard import renew_after_fork
 from foqs.client.methods import SERVER_INFO
 from foqs.client.places import Ask
+from foqs.client.routes import Address
 from foqs.errors import FoqsError, Invalid, LostReply, NotSent, Unreachable
 from foqs.idl import idl
 from foqs.wire.protocol import FRAME_HEAD_BYTES, end_wait
 
-DEFAULT_PORT = 7707
 MAX_REPLY_BYTES = 64 << 20
 """More than a server may be configured to send: beyond it the peer is something else."""
 PROBE_S = 1.0
@@ -55,54 +53,6 @@ class _NoFrame(OSError):
         length = int.from_bytes(head, "big")
         super().__init__(f"a reply of {length} bytes was announced; it has at most {MAX_REPLY_BYTES}")
         self.head = head
-
-
-class Address(NamedTuple):
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return host_port(self.host, self.port)
-
-
-def parse_addresses(text: str) -> list[Address]:
-    """Parse `host:port,host:port`; the port may be left out, and an IPv6 address with a port needs brackets.
-
-    >>> [str(a) for a in parse_addresses("db1:7000, db2, [::1]:7001")]
-    ['db1:7000', 'db2:7707', '[::1]:7001']
-    """
-    addresses = [_parse(part.strip()) for part in text.split(",") if part.strip()]
-    if not addresses:
-        raise Invalid("no address given: give host:port, or several with commas")
-    return addresses
-
-
-def _parse(text: str) -> Address:
-    if "://" in text:
-        scheme, _, rest = text.partition("://")
-        tls = " and turn TLS on with tls (--tls on)" if scheme in ("https", "tls", "ssl") else ""
-        plain = rest.partition("/")[0].rpartition("@")[2]
-        raise Invalid(f"an address of foqs is no URL ({scheme}://...): give host:port alone ({plain}){tls}")
-    if text.startswith("["):
-        host, _, port = text[1:].partition("]")
-        port = port.removeprefix(":")
-    elif text.count(":") > 1:
-        host, port = text, ""
-        if not _is_ipv6(host):
-            raise Invalid(f"address {text!r} is neither host:port nor an IPv6 address")
-    else:
-        host, _, port = text.partition(":")
-    if not host or (port and not (port.isascii() and port.isdigit() and len(port) < 10 and 0 < int(port) < 65536)):
-        raise Invalid(f"address {shown(text)} is not host:port, with a port from 1 to 65535")
-    return Address(host, int(port) if port else DEFAULT_PORT)
-
-
-def _is_ipv6(text: str) -> bool:
-    try:
-        IPv6Address(text)
-    except ValueError:
-        return False
-    return True
 
 
 class Connection:

@@ -11,13 +11,12 @@ from foqs import second_answer
 from foqs.bounds import Limits
 from foqs.client import arguments, methods
 from foqs.client.arguments import Entries, check_dequeue, check_leased, check_many, checked
-from foqs.client.connection import Address
 from foqs.client.guard import SafeLog
 from foqs.client.items import Items, Leased, Nack, counts_of
 from foqs.client.places import Ask, Share
 from foqs.client.requests import AGAIN, First, Requests, single
 from foqs.client.router import Topics
-from foqs.client.routes import Part
+from foqs.client.routes import Address, Part
 from foqs.errors import FoqsError, OutcomeUnknown, item_error, named
 from foqs.idl import idl
 from foqs.second_answer import END_ITEM, LOOK, Policy, Verdict, judge, last_word
@@ -140,7 +139,7 @@ class ConsumerCalls:
         ledger: bool = False,
         timeout_ms: int | None = None,
     ) -> Items:
-        """Leases up to `count` items per topic, in the given order of topics. A mapping sets the count per topic.
+        """Lease up to `count` items per topic, in the given order of topics. A mapping sets the count per topic.
         `most` bounds the items of all topics together. The topics that have items share it evenly.
 
         Returns as soon as anything is ready, or after `wait_ms` with nothing: the list's `reason` may then say why,
@@ -195,7 +194,7 @@ class ConsumerCalls:
         most: int | None = None,
         timeout_ms: int | None = None,
     ) -> Taken:
-        """`ack_many` and then `dequeue`, in one request where the host takes both.
+        """Call `ack_many` and then `dequeue`, in one request where the host takes both.
 
         >>> items = []
         >>> while True:                                             # doctest: +SKIP
@@ -259,7 +258,7 @@ class ConsumerCalls:
     # ------------------------------------------------------------------------------------- ack, nack, extend
 
     def ack(self, item: Leased, *, timeout_ms: int | None = None) -> None:
-        """Ends the item: it is never delivered again. Raises StaleLease when another consumer has it by now,
+        """End the item: it is never delivered again. Raises StaleLease when another consumer has it by now,
         NotFound when it is gone.
         """
         try:
@@ -297,7 +296,7 @@ class ConsumerCalls:
         reject: bool = False,
         timeout_ms: int | None = None,
     ) -> None:
-        """Gives the item back, to be delivered again after `delay_ms` (an at-most-once item is dropped).
+        """Give the item back, to be delivered again after `delay_ms` (an at-most-once item is dropped).
         `metadata` replaces the item's: partial progress for the next attempt. `failed`, `reject`: see `Nack`. Raises
         StaleLease or NotFound like `ack`, and OutcomeUnknown when a reply was lost and the lease has ended by now.
         """
@@ -315,7 +314,7 @@ class ConsumerCalls:
 
     @checked()
     def release(self, item: Leased, *, timeout_ms: int | None = None) -> None:
-        """Gives back an item that was not begun: no delay, the attempt is not counted, at-most-once items as
+        """Give back an item that was not begun: no delay, the attempt is not counted, at-most-once items as
         well.
         """
         single(self.release_many((item,), timeout_ms=timeout_ms))
@@ -327,7 +326,7 @@ class ConsumerCalls:
 
     @checked()
     def extend(self, item: Leased, lease_ms: int | None = None, *, timeout_ms: int | None = None) -> None:
-        """The lease then ends `lease_ms` from now (default: the duration it was given at first). Raises
+        """Make the lease end `lease_ms` from now (default: the duration it was given at first). Raises
         StaleLease or NotFound when it is lost.
         """
         single(self.extend_many((item,), lease_ms, timeout_ms=timeout_ms))
@@ -344,7 +343,7 @@ class ConsumerCalls:
     def begun_many(
         self, items: Iterable[Leased], *, begun: bool = True, timeout_ms: int | None = None
     ) -> list[FoqsError | None]:
-        """Marks leased items as begun, or not begun: the attempt of an item that was not begun is not counted if its
+        """Mark leased items as begun, or not begun: the attempt of an item that was not begun is not counted if its
         lease ends by time. The leases end when they would have. An item without this mark counts as begun.
         """
         marks = Entries(items, partial(arguments.extend_entry, begun=begun))
@@ -352,7 +351,7 @@ class ConsumerCalls:
 
     @checked()
     def report_hung(self, hung: Mapping[str, int], *, worker: str | None = None, timeout_ms: int | None = None) -> None:
-        """Has `topic_stats` name a worker whose handlers hang, for 15 s: `hung` says how many, by the topics of their
+        """Have `topic_stats` name a worker whose handlers hang, for 15 s: `hung` says how many, by the topics of their
         items. A `Worker` with a time limit does that by itself."""
         wants = [idl.TopicCount(topic=topic, count=0, hung=handlers) for topic, handlers in hung.items()]
         request = idl.DequeueRequest(ns=self.namespace, wants=wants, worker=worker or None)

@@ -92,7 +92,7 @@ class Job(Local):
         return None if self.held.stop_at is None else max(0.0, (self.held.stop_at - monotonic()) * 1000)
 
     def extend(self, lease_ms: int) -> None:
-        """Makes the lease end `lease_ms` from now at the earliest (the worker extends it as well, by itself).
+        """Make the lease end `lease_ms` from now at the earliest (the worker extends it as well, by itself).
         Raises StaleLease or NotFound when it is lost.
         """
         checked_ms = delay_argument(lease_ms, "lease_ms", least=1)
@@ -101,20 +101,20 @@ class Job(Local):
         self._extend(self.held, checked_ms)
 
     def ack(self) -> None:
-        """Ends the item. This and the next two are for workers with the ack policy MANUAL, and exactly one of them is
+        """End the item. This and the next two are for workers with the ack policy MANUAL, and exactly one of them is
         called, once, also after the handler's return: else RuntimeError. The worker sends the outcome soon after.
         """
         self._close(None)
 
     def nack(self, delay_ms: int | None = None, reason: str | None = None) -> None:
-        """Gives the item back: after `delay_ms`, or without one as a failure, as the topic's policy says."""
+        """Give the item back: after `delay_ms`, or without one as a failure, as the topic's policy says."""
         delay_ms = delay_argument(delay_ms)
         text = None if reason is None else bounded(reason_argument(reason))
         failed = delay_ms is None
         self._close(Nack.of(self.held, delay_ms=delay_ms, metadata=self._metadata, failed=failed, reason=text))
 
     def reject(self, reason: str) -> None:
-        """The work can never succeed: the item is a dead letter at once. `reason`: at most 1,024 bytes, cut."""
+        """Make the item a dead letter at once: the work can never succeed. `reason`: at most 1,024 bytes, cut."""
         self._close(Nack.of(self.held, reason=bounded(reason_argument(reason)), reject=True))
 
     def _close(self, nack: Nack | None) -> None:
@@ -169,12 +169,12 @@ class AckPolicy(StrEnum):
 
 class HandlerObject(Protocol):
     def handle(self, item: Item, job: Job, /) -> Returned:
-        """Works on one item. Returning acks it, an exception nacks it."""
+        """Work on one item. Returning acks it, an exception nacks it."""
 
 
 class ItemHandlerObject(Protocol):
     def handle(self, item: Item, /) -> Returned:
-        """Works on one item, without its job."""
+        """Work on one item, without its job."""
 
 
 Handler = (
@@ -188,7 +188,7 @@ Handler = (
 
 
 def check_handler(handler: Handler) -> None:
-    """Raises Invalid if a Worker cannot call `handler`. A class is checked only as far as that needs no object."""
+    """Raise Invalid if a Worker cannot call `handler`. A class is checked only as far as that needs no object."""
     if not inspect.isclass(handler):
         handler_call(handler)
         return
@@ -228,7 +228,7 @@ def handler_call(handler: Handler, *, elsewhere: bool = False) -> Call:
 
 
 def _check_runs(call: Any, name: str) -> None:
-    """Raises Invalid if calling `call` would not run its body."""
+    """Raise Invalid if calling `call` would not run its body."""
     undone = body_not_run(call)
     if undone is None:
         return
@@ -335,12 +335,12 @@ class Held:
         return self.up
 
     def acked(self) -> None:
-        """The item is gone, and the work on it is not begun: there is no lease to extend, or to lose."""
+        """Note that the item was acked before the work: there is no lease to extend, or to lose."""
         self.late = True
         self.expires = inf
 
     def end(self) -> None:
-        """The server said that the lease has ended."""
+        """Note that the server said that the lease has ended."""
         self.gone = True
         self.tell()
 
@@ -352,7 +352,7 @@ class Held:
             self.lost.set()
 
     def __str__(self) -> str:
-        """The item, for a line of the log."""
+        """Return the item, for a line of the log."""
         return f"Item({self.id} topic={self.topic!r} attempt={self.attempt})"
 
     def __repr__(self) -> str:
@@ -374,7 +374,7 @@ class WorkSpan:
             guarded(_TRACING, self._note, "lease_lost", None)
 
     def settled(self, what: str, error: FoqsError | None) -> None:
-        """The server took an "ack" or "nack", or `error` is why not."""
+        """Note that the server took an "ack" or "nack", or that `error` is why not."""
         guarded(_TRACING, self._note, what, error)
 
     def end(self) -> None:

@@ -74,7 +74,7 @@ class Leases:
             return sum(not held.settling for held in self._held.values())
 
     def add(self, items: Sequence[Item], *, overdue: bool = False) -> list[Held]:
-        """Takes charge of items that were just received; `overdue`: some time ago, so they are extended at once."""
+        """Hold items that were just received; `overdue`: some time ago, so their leases are extended at once."""
         now = monotonic()
         lease_s = self.lease_ms / 1000
         extend_at = now if overdue else now + lease_s * EXTEND_AFTER
@@ -111,7 +111,7 @@ class Leases:
             self.share.clear()
 
     def extend(self, held: Held, lease_ms: int) -> None:
-        """Extends one lease at once. Raises StaleLease or NotFound when it is lost."""
+        """Extend one lease at once. Raises StaleLease or NotFound when it is lost."""
         sent, asked = monotonic(), held.asked
         try:
             self.client.extend(held, lease_ms)
@@ -137,13 +137,13 @@ class Leases:
             return min(look_at, min(map(_next_at, self._held.values()), default=inf))
 
     def limit(self, held: Held, limit_s: float) -> None:
-        """Work on the item begins, and has `limit_s`: then `time_is_up` is set, and the lease is not extended."""
+        """Give the work on the item `limit_s`: then `time_is_up` is set, and the lease is no longer extended."""
         now = monotonic()
         self.limits.begin(held, now, now + limit_s)
         extender.watch(self, now + limit_s)
 
     def work_ended(self, held: Held) -> None:
-        """The handler that `limit` was called for has ended."""
+        """Take the end of the handler that `limit` was called for."""
         if self.limits.end(held):
             with self.change:  # a worker whose handlers all hang takes nothing
                 self.change.notify_all()
@@ -181,7 +181,7 @@ class Leases:
                     self.lost(one, error)
 
     def lost(self, held: Held, error: FoqsError) -> None:
-        """The server said that the lease has ended."""
+        """Take an answer of the server that the lease has ended."""
         if held.settling or held.late:  # it may be just this worker's ack that ended the lease: its own outcome decides
             held.extend_at = inf
         elif self._held.get(held.id) is held:
@@ -216,14 +216,14 @@ class TimeLimits:
             return len({held.id for held in self._over if not held.settling})
 
     def begin(self, held: Held, now: float, stop_at: float) -> None:
-        """Work on the item begins, and has until `stop_at`."""
+        """Watch the work on the item, which has until `stop_at`."""
         held.time_is_up()
         held.stop_at = stop_at
         with self._lock:
             self._begun[held] = now
 
     def end(self, held: Held) -> bool:
-        """The handler has ended. Return True if it was over its limit."""
+        """Stop the watch. Return True if the handler was over its limit."""
         with self._lock:
             self._begun.pop(held, None)
             was_over = held in self._over
@@ -231,8 +231,8 @@ class TimeLimits:
             return was_over
 
     def look(self, now: float) -> float:
-        """Set `time_is_up` of the work that exceeds its limit: its lease is not extended any longer. Return when to
-        look again, `inf` if there is no need."""
+        """Set `time_is_up` of the work that exceeds its limit: its lease is no longer extended. Return when to look
+        again, `inf` if there is no need."""
         found = []
         next_at = inf
         with self._lock:
@@ -264,7 +264,7 @@ def _next_at(held: Held) -> float:
 
 
 def _extended(held: Held, asked: int, sent: float, lease_s: float) -> None:
-    """`asked` is the count when the extension was sent."""
+    """Note an extension. `asked` is the count when it was sent."""
     expires, extend_at = sent + lease_s, sent + lease_s * EXTEND_AFTER
     if held.asked != asked:  # two extensions crossed: the server may have carried out either of them last
         expires, extend_at = min(expires, held.expires), min(extend_at, held.extend_at)
@@ -305,7 +305,7 @@ class Extender:
                 self._change.notify()
 
     def _failed(self, error: BaseException) -> None:
-        """The thread has ended, so no lease is extended: the workers that hold some end."""
+        """End the workers that hold leases: the thread that extends them has ended."""
         with self._change:
             watched, self._watched, self._running = self._watched, set(), False
         for leases in watched:
@@ -329,7 +329,7 @@ class Extender:
             return list(self._watched)
 
     def _visit(self, leases: Leases) -> float:
-        """When to come back."""
+        """Extend the leases that are due. Return when to come back."""
         try:
             return leases.extend_due()
         except Exception as error:

@@ -156,7 +156,7 @@ class OperatorCalls:
         expected_version: int | None = None,
         timeout_ms: int | None = None,
     ) -> SettingsChange:
-        """Adds or replaces `entries`, and removes the keys in `remove`, in one step.
+        """Add or replace `entries`, and remove the keys in `remove`, in one step.
 
         Raises Invalid with every error, one a line; Conflict when the settings have another version than the expected
         one; OutcomeUnknown when the reply was lost: `settings` shows the current version.
@@ -182,7 +182,7 @@ class OperatorCalls:
         reason: str | None = None,
         timeout_ms: int | None = None,
     ) -> Tried:
-        """Runs a script on a sample of an item. Nothing is stored.
+        """Run a script on a sample of an item. Nothing is stored.
 
         hook       `on_enqueue` or `on_failure`
         script     name of a script in the settings, or
@@ -211,7 +211,7 @@ class OperatorCalls:
         held_longer_than_ms: int | None = None,
         timeout_ms: int | None = None,
     ) -> Released:
-        """Ends leases of a topic as if by time: the attempts count, and at-most-once items are removed.
+        """End leases of a topic as if by time: the attempts count, and at-most-once items are removed.
 
         worker               only leases of the worker with this name (see `Worker`)
         held_longer_than_ms  only leases that are at least this old
@@ -254,7 +254,7 @@ class OperatorCalls:
         dry_run: bool = False,
         timeout_ms: int | None = None,
     ) -> Redriven:
-        """Returns dead letters of the dead-letter topic `topic` to the topics that they came from (or to `to_topic`).
+        """Return dead letters of the dead-letter topic `topic` to the topics that they came from (or to `to_topic`).
         They are ready again, with attempt 0.
 
         At most `count` of them return, `per_fingerprint` of each group, and about `pace_per_second` in a second, 1 to

@@ -63,22 +63,23 @@ class Share:
         self.waker: Waker | None = None
 
     def most(self, topics: Iterable[str]) -> int:
-        """Return how many items of `topics` the process may hold, as far as it has heard of limits."""
+        """Return how many items of `topics` the process may hold, as far as hosts have named limits."""
         return sum(self._places.limit_of(topic) for topic in topics)
 
     def remove(self, ids: Iterable[int]) -> None:
-        """Items left the process, or are given up."""
+        """Stop counting items that left the process, or were given up."""
         with _process.lock:
             topics = [topic for item_id in ids if (topic := self.topics.pop(item_id, None)) is not None]
             self._places.gave(topics, counted=True)
 
     def clear(self) -> None:
-        """The worker ends."""
+        """Stop counting all items, at the end of the worker."""
         self.remove(list(self.topics))
 
 
 class Ask:
-    """One request for items, until its reply. `counts`: the items to ask for, and `holding` those to report, by topic.
+    """One request for items, until its reply. `counts` are the items to ask for, and `holding` the items to report,
+    by topic.
 
     `cut`: the wait was ended, because the process holds fewer items. `learned`: the reply named another limit."""
 
@@ -116,7 +117,8 @@ class Ask:
 
 
 class Places:
-    """Of one client. Thread-safe. `known` returns all addresses of its service, None while it may not know all."""
+    """The items and requests of one client. Thread-safe. `known` returns all addresses of its service, None while the
+    client may not know all."""
 
     def __init__(self, namespace: str, known: Callable[[], Collection[object] | None]) -> None:
         self._namespace = namespace
@@ -188,7 +190,7 @@ class Places:
         return self._limits.get(topic, _MOST)
 
     def left(self, ids: Iterable[int]) -> None:
-        """Leases of items ended that a call with a report brought."""
+        """Take the ends of leases of items that a call with a report brought."""
         with _process.lock:
             topics = [topic for item_id in ids if (topic := self.remembered.pop(item_id, None)) is not None]
             self.gave(topics, counted=False)
@@ -217,7 +219,7 @@ class Places:
         self._wake(ask.counts)
 
     def gave(self, topics: Sequence[str], *, counted: bool) -> None:
-        """Items of these topics are not held by the process. `counted`: a worker held them."""
+        """Free the places of items that the process no longer holds, by topic. `counted`: a worker held them."""
         for topic in topics:
             if counted and self._held[topic] > 1:
                 self._held[topic] -= 1

@@ -105,11 +105,11 @@ class Producer(Local):
         atexit.register(self.close, _AT_EXIT_MS, raise_errors=False)
 
     def enqueue(self, topic: str, payload: bytes, **options: Unpack[ItemOptions]) -> Future[int]:
-        """Takes one item; see `ItemOptions` for `options`. Raises Overloaded when it is full."""
+        """Take one item; see `ItemOptions` for `options`. Raises Overloaded when it is full."""
         return self.submit(ItemSpec(topic, payload, **options))
 
     def submit(self, spec: ItemSpec) -> Future[int]:
-        """`enqueue` of an item that is already described."""
+        """Take one item that is already described. Raises as `enqueue`."""
         self._check_process()
         if self._client.tracing is not None:  # the context is the caller's here; the thread that sends batches has none
             spec = self._client.tracing.carrying(spec)
@@ -118,18 +118,16 @@ class Producer(Local):
             self._wait_for_room(entry.size_bytes)
             self._pending_items += 1
             self._pending_bytes += entry.size_bytes
-            due_at_ms = self._batcher.due_at_ms()
-            self._batcher.add(entry, entry.size_bytes, monotonic() * 1000)
-            if due_at_ms is None or (due_at_ms > 0 and self._batcher.due_at_ms() == 0):
+            if self._batcher.add(entry, entry.size_bytes, monotonic() * 1000):
                 self._change.notify_all()
         return entry.future
 
     @checked(timeout_ms=pause(none=True))
     def flush(self, timeout_ms: float | None = None) -> bool:
-        """Sends the items taken before this call without lingering, and waits until all of it is answered.
+        """Send the items taken before this call without lingering, and wait until all are answered.
 
-        False when that took longer than `timeout_ms` (0: it does not wait; None: no limit). Answered is not stored: the
-        futures tell.
+        Return False if that took longer than `timeout_ms` (0: it does not wait; None: no limit). Answered is not
+        stored: the futures have the outcomes.
         """
         self._check_process()
         with self._change:
@@ -141,7 +139,7 @@ class Producer(Local):
 
     @checked(timeout_ms=pause(none=True))
     def close(self, timeout_ms: float | None = None, *, raise_errors: bool = True) -> bool:
-        """Takes no more items, sends the taken ones, and waits for the answers; True when all came within
+        """Take no more items, send the taken ones, and wait for the answers. Return True if all came within
         `timeout_ms`.
 
         Items not sent by then are cancelled; requests in flight may still succeed. Both count as failed, as nothing
@@ -157,7 +155,7 @@ class Producer(Local):
         answered = self.flush(timeout_ms)
         with self._change:
             late = [entry for batch in self._sent.values() for entry in batch]
-            left = [entry for batch in iter(self._batcher.take, []) for entry in batch]
+            left = self._batcher.drain()
             self._change.notify_all()
         self._give_up(left, late)
         for thread in self._threads if answered else ():
@@ -184,7 +182,7 @@ class Producer(Local):
     # ------------------------------------------------------------------------------------- inside
 
     def after_fork(self) -> None:
-        """No thread of this process will end the futures of items that are not answered yet."""
+        """End the futures of items that are not answered yet: the threads that would end them are in the parent."""
         for entry in [*self._batcher.waiting(), *chain.from_iterable(self._sent.values())]:
             entry.future.leave()
 
@@ -193,7 +191,7 @@ class Producer(Local):
             raise RuntimeError("this Producer was made before a fork: make another one in the child process")
 
     def _wait_for_room(self, size_bytes: int) -> None:
-        """Called with the lock."""
+        """Wait until `size_bytes` more may be pending. Called with the lock."""
         if not self._has_room(size_bytes) and not self._closed:
             waited = self._change.wait_for(lambda: self._closed or self._has_room(size_bytes), self._block_s)
             if not waited:
@@ -202,13 +200,13 @@ class Producer(Local):
             raise ClientClosed("the producer is closed")
 
     def _has_room(self, size_bytes: int) -> bool:
-        """An item that is larger than everything may pass when nothing else is pending."""
+        """Return True if an item may be taken. An item above the bound may pass when nothing else is pending."""
         if self._pending_bytes + size_bytes > self._max_pending_bytes:
             return not self._pending_items
         return self._pending_items < self._max_pending_items
 
     def _oldest(self) -> int:
-        """Number of the oldest entry that is not answered."""
+        """Return the number of the oldest entry that is not answered."""
         return min([self._batcher.first, *self._sent])
 
     def _send_batches(self) -> None:
@@ -222,7 +220,9 @@ class Producer(Local):
                         self._failed(entry, error)
                 raise
             finally:
-                self._answered(first, entries)
+                with self._change:
+                    del self._sent[first]
+                    self._forget(entries)
 
     def _send(self, entries: list[_Entry]) -> None:
         sent = []
@@ -250,19 +250,19 @@ class Producer(Local):
                 log.error("the future of an item was changed; the item is stored", exc_info=error)
 
     def _broken(self, error: BaseException) -> None:
-        """A thread that sends has ended: the producer is closed, and the items that no thread has sent fail."""
+        """Close the producer, as a thread that sends has ended. The items that no thread has sent fail."""
         log.error("the producer is closed, because of an error in its thread", exc_info=error)
         with self._change:
             self._closed = True
-            left = [entry for batch in iter(self._batcher.take, []) for entry in batch]
+            left = self._batcher.drain()
             self._forget(left)
         for entry in left:
             self._failed(entry, error)
 
     def _next_batch(self) -> tuple[int, list[_Entry]] | None:
-        """Waits for a batch to be due; None at the end."""
+        """Wait until a batch is due; None at the end."""
         with self._change:
-            while (due_at_ms := self._due_at_ms()) is None or due_at_ms > monotonic() * 1000:
+            while (due_at_ms := self._batcher.due_at_ms()) is None or due_at_ms > monotonic() * 1000:
                 if due_at_ms is None and self._closed:
                     return None
                 self._change.wait(None if due_at_ms is None else due_at_ms / 1000 - monotonic())
@@ -271,17 +271,8 @@ class Producer(Local):
             self._sent[first] = batch
             return first, batch
 
-    def _due_at_ms(self) -> float | None:
-        due_at_ms = self._batcher.due_at_ms()
-        return 0.0 if due_at_ms is not None and self._closed else due_at_ms
-
-    def _answered(self, first: int, entries: list[_Entry]) -> None:
-        with self._change:
-            del self._sent[first]
-            self._forget(entries)
-
     def _forget(self, entries: list[_Entry]) -> None:
-        """These entries are pending no longer. Called with the lock."""
+        """Take entries out of the pending ones. Called with the lock."""
         self._pending_items -= len(entries)
         self._pending_bytes -= sum(entry.size_bytes for entry in entries)
         self._change.notify_all()
@@ -294,7 +285,7 @@ class Producer(Local):
         self._call_on_error(entry, error)
 
     def _give_up(self, left: list[_Entry], late: list[_Entry]) -> None:
-        """Ends the items `left`, which were not sent in time, and counts those `late`, which were not answered."""
+        """End the items `left`, which were not sent in time, and count the items `late`, which were not answered."""
         for entry in left:
             error = ClientClosed("close() reached its timeout before the item was sent")
             withdrawn = entry.future.cancelled()  # by the caller, which therefore knows
@@ -335,7 +326,7 @@ class ItemFuture(Local, Future[int]):
     instead = "send what its result() returns"
 
     def leave(self) -> None:
-        """Called in a forked child, which does not learn the outcome. The callbacks are the parent's."""
+        """End in a forked child, which does not learn the outcome. The callbacks belong to the parent."""
         self._condition = threading.Condition()  # a thread of the parent may have held it
         self._waiters: list[Any] = []
         self._done_callbacks: list[Any] = []
@@ -428,8 +419,8 @@ class UnreadFailures(FoqsError):
     """Items given to a Producer failed, and no caller read their futures.
 
     count    how many
-    unknown  how many of them may be stored all the same (OutcomeUnknown)
-    kinds    how many by their error's code, by name (of another exception: its class)
+    unknown  how many of them may be stored (OutcomeUnknown)
+    kinds    how many by the name of the error's code (of another exception: its class)
     """
 
     def __init__(self, kinds: Mapping[str, int], first: Mapping[str, Exception]) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 
 from foqs.client import methods
 from foqs.client.caller import Caller, Pool
-from foqs.client.connection import Address, Connection
+from foqs.client.connection import Connection
 from foqs.client.guard import SafeLog, renew_after_fork
-from foqs.client.routes import OTHERS, Part, Routes, Spread, by_owner, hosts_by_topic, order, pieces, routes_of
+from foqs.client.routes import OTHERS, Address, Part, Routes, Spread, by_owner, hosts_by_topic, order, pieces, routes_of
 from foqs.client.timing import Backoff
 from foqs.errors import FoqsError
 from foqs.idl import idl
@@ -80,7 +80,7 @@ class Router:
         return {*self._given, *routes.hosts} if routes.version is not None or not self._enabled else None
 
     def begin(self) -> None:
-        """Called before every call."""
+        """Start the thread if it does not run yet. Called before every call."""
         if self._enabled and not self._running:
             self._begin()
 
@@ -127,7 +127,7 @@ class Router:
         return tuple(dict.fromkeys((host, *sample(serving, min(OTHERS, len(serving))), *self._given)))
 
     def spread(self, asked: Sequence[int], refused: Mapping[int, Address]) -> list[Part]:
-        """The indices `asked` of new items that any host may store, by the hosts to send them to."""
+        """Return the indices `asked` of new items that any host may store, by the hosts to send them to."""
         routes, last = self.routes, set(refused.values())
         groups: dict[Address | None, list[int]] = {}
         for piece in () if routes.alone else pieces(asked):
@@ -243,8 +243,8 @@ class Topics:
         self._closed.set()
 
     def having(self, topics: Iterable[str], *, first: bool = True) -> frozenset[Address]:
-        """Hosts that had items of the first of `topics` that any host had items of; empty when that is not known.
-        Without `first`, of a random one of such topics: no topic is served last."""
+        """Return the hosts that had items of the first of `topics` with items, empty if that is not known. Without
+        `first`, take a random topic with items, so that no topic is served last."""
         self._wanted = True
         if not self._running:
             self._begin()

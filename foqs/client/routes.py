@@ -1,4 +1,4 @@
-"""Where to send what: pure decisions over the routing that a host returned.
+"""Addresses, and which of them gets which request: pure decisions over the routing that a host returned.
 
 Any host takes any request, so a wrong choice costs a hop and nothing else.
 """
@@ -10,22 +10,33 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import heapify, heappop, heappush
+from ipaddress import IPv6Address
 from typing import Any, NamedTuple
 
-from foqs.client.connection import Address, parse_addresses
+from foqs.checks import host_port, shown
 from foqs.errors import Invalid
 from foqs.ids import HASH_SLOTS, digest_of, hash_slot_of, shard_of
+
+DEFAULT_PORT = 7707
+PIECE_ITEMS = 500
+"""The fewest new items of a part of a request. Smaller requests cost more for each item."""
+OTHERS = 3
+"""Hosts to try in addition to the best one, before the addresses that the user gave."""
+
+
+class Address(NamedTuple):
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return host_port(self.host, self.port)
+
 
 Sample = Callable[[Sequence[Address], int], Sequence[Address]]
 """Returns a number of hosts out of several, at random."""
 
 OwnerOf = Callable[[Any], Address | None]
 """The host of an id or slot, when there is a choice and it is known."""
-
-PIECE_ITEMS = 500
-"""The fewest new items of a part of a request. Smaller requests cost more for each item."""
-OTHERS = 3
-"""Hosts to try in addition to the best one, before the addresses that the user gave."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +56,11 @@ class Routes:
 
     @cached_property
     def serving(self) -> tuple[Address, ...]:
-        """Hosts that have shards; all, when none has. One without shards may be about to stop."""
+        """The hosts that have shards, or all if none has. A host without shards may be about to stop."""
         return tuple(sorted(set(self.owners.values()))) or self.hosts
 
     def owner(self, item_id: Any) -> Address | None:
-        """The host of the item's shard, when there is a choice and it is known."""
+        """Return the host of the item's shard, if there is a choice and it is known."""
         if self.alone or not isinstance(item_id, int):
             return None
         return self.owners.get(shard_of(item_id))
@@ -130,7 +141,7 @@ def pieces(asked: Sequence[int]) -> list[Sequence[int]]:
 
 
 def routes_of(response: Any) -> Routes:
-    """What a GetRoutingResponse says. Hosts whose address cannot be read are left out."""
+    """Return the routes of a GetRoutingResponse, without hosts whose address cannot be read."""
     addresses = {text: _address(text) for text in {*(response.hosts or ()), *(r.host for r in response.shards or ())}}
     owners = {}
     for route in sorted(response.shards or (), key=lambda route: route.epoch or 0):
@@ -142,14 +153,14 @@ def routes_of(response: Any) -> Routes:
 
 
 def hash_slot(namespace: Any, key: Any) -> int | None:
-    """None for an invalid key: the server refuses it."""
+    """Return the hash slot of a dedup key, None for an invalid key, which the server refuses."""
     return hash_slot_of(digest_of(namespace, key)) if isinstance(key, str) else None
 
 
 def by_owner(
     owner_of: OwnerOf, ids: Sequence[Any], asked: Sequence[int], refused: Mapping[int, Address]
 ) -> dict[Address | None, list[int]]:
-    """The indices `asked` of `ids`, by the host to send them to; None: to any. `refused` has, by index, the host
+    """Return the indices `asked` of `ids`, by the host to send them to; None: to any. `refused` has, by index, the host
     that did not serve the shard: it is not asked again before the routing names another one."""
     groups: dict[Address | None, list[int]] = {}
     for i in asked:
@@ -180,7 +191,7 @@ def order(
 
 
 def hosts_by_topic(active: Iterable[Any]) -> dict[str, frozenset[Address]]:
-    """The hosts of each ActiveTopic, by the topic's name."""
+    """Return the hosts of each ActiveTopic, by the topic's name."""
     return {
         found.topic: frozenset(address for text in found.hosts or () if (address := _address(text)) is not None)
         for found in active
@@ -188,8 +199,48 @@ def hosts_by_topic(active: Iterable[Any]) -> dict[str, frozenset[Address]]:
 
 
 def _address(text: Any) -> Address | None:
-    """None for an invalid address: text that is not UTF-8 arrives as bytes, and none as None."""
+    """Return None for an invalid address. Text that is not UTF-8 arrives as bytes, and an absent text as None."""
     try:
         return parse_addresses(text)[0] if isinstance(text, str) else None
     except Invalid:
         return None
+
+
+def parse_addresses(text: str) -> list[Address]:
+    """Parse `host:port,host:port`; the port may be left out, and an IPv6 address with a port needs brackets.
+
+    >>> [str(a) for a in parse_addresses("db1:7000, db2, [::1]:7001")]
+    ['db1:7000', 'db2:7707', '[::1]:7001']
+    """
+    addresses = [_parse(part.strip()) for part in text.split(",") if part.strip()]
+    if not addresses:
+        raise Invalid("no address given: give host:port, or several with commas")
+    return addresses
+
+
+def _parse(text: str) -> Address:
+    if "://" in text:
+        scheme, _, rest = text.partition("://")
+        tls = " and turn TLS on with tls (--tls on)" if scheme in ("https", "tls", "ssl") else ""
+        plain = rest.partition("/")[0].rpartition("@")[2]
+        raise Invalid(f"an address of foqs is no URL ({scheme}://...): give host:port alone ({plain}){tls}")
+    if text.startswith("["):
+        host, _, port = text[1:].partition("]")
+        port = port.removeprefix(":")
+    elif text.count(":") > 1:
+        host, port = text, ""
+        if not _is_ipv6(host):
+            raise Invalid(f"address {text!r} is neither host:port nor an IPv6 address")
+    else:
+        host, _, port = text.partition(":")
+    if not host or (port and not (port.isascii() and port.isdigit() and len(port) < 10 and 0 < int(port) < 65536)):
+        raise Invalid(f"address {shown(text)} is not host:port, with a port from 1 to 65535")
+    return Address(host, int(port) if port else DEFAULT_PORT)
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        IPv6Address(text)
+    except ValueError:
+        return False
+    return True

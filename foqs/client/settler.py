@@ -15,6 +15,7 @@ from foqs.client.guard import SafeLog, guarded_thread, is_a, renew_after_fork
 from foqs.client.items import Nack
 from foqs.client.job import REASON_BYTES, Held, bounded, delay_argument
 from foqs.client.leases import Leases
+from foqs.client.requests import AGAIN
 from foqs.client.timing import Backoff, Batcher
 from foqs.errors import FoqsError, Invalid, NotFound, StaleLease
 from foqs.second_answer import END_ITEM, ONCE, Verdict, judge, unknown
@@ -90,7 +91,7 @@ class Settler:
         self.inherited = True
 
     def check_process(self) -> None:
-        """Raises RuntimeError in a child of the process of the thread, which does not see what the child puts."""
+        """Raise RuntimeError in a forked child: the thread is in the parent, and does not see what the child puts."""
         if self.inherited:
             raise RuntimeError(
                 "a handler called os.fork(), and the child returned to the Worker, which works in the parent: let the "
@@ -101,20 +102,18 @@ class Settler:
         self.check_process()
         ending.held.settling = True
         with self._change:
-            due_at_ms = self._batcher.due_at_ms()
-            self._batcher.add(ending, ending.nack.size_bytes if ending.nack else 32, monotonic() * 1000)
-            if due_at_ms is None or (due_at_ms > 0 and self._batcher.due_at_ms() == 0):
+            if self._batcher.add(ending, ending.nack.size_bytes if ending.nack else 32, monotonic() * 1000):
                 self._change.notify()
 
     def answered(self, acks: Sequence[Ending], outcomes: Sequence[FoqsError | None]) -> None:
-        """Settle acks that went with a dequeue. Those that may be repeated are sent again."""
+        """Settle acks that went with a dequeue. Send acks again that may be repeated."""
         done, again = self._judge(acks, outcomes)
         self._outcomes.settled(done)
         self._hold_until_ms = 0.0
         self.send_back(again)
 
     def failed(self, acks: Sequence[Ending], error: FoqsError) -> None:
-        """Send acks again whose request, with a dequeue, failed as a whole: because of the dequeue, perhaps."""
+        """Send acks again whose request with a dequeue failed as a whole, perhaps because of the dequeue."""
         if judge(END_ITEM, error, doubtful=False) is Verdict.AGAIN_DOUBTFUL:
             for ending in acks:
                 ending.held.doubtful = True
@@ -122,16 +121,14 @@ class Settler:
         self.send_back(acks)
 
     def send_back(self, acks: Sequence[Ending]) -> None:
-        """Send acks that were taken along by themselves, at once."""
+        """Send acks that were taken along, at once and in a request without a dequeue."""
         if acks:
             with self._change:
                 self._back += acks
                 self._change.notify()
 
     def close(self, deadline: float) -> None:
-        """Settle the queued endings without lingering; give up those not settled by the deadline (monotonic
-        seconds).
-        """
+        """Settle the queued endings without lingering; give up the rest at the deadline (monotonic seconds)."""
         with self._change:
             self._closed = True
             self._change.notify()
@@ -148,7 +145,7 @@ class Settler:
             self._settle(releases, self._client.release_many, [ending.held for ending in releases])
 
     def _next_batch(self) -> list[Ending]:
-        """Waits for something to do; empty at the end."""
+        """Wait for endings to send; empty at the end."""
         while True:
             batch, is_new = self._due()
             acks = [ending for ending in batch if ending.nack is None]
@@ -201,7 +198,7 @@ class Settler:
     def _judge(
         self, endings: Sequence[Ending], outcomes: Sequence[FoqsError | None]
     ) -> tuple[list[Settled], list[Ending]]:
-        """Return the endings that are settled, and those to repeat."""
+        """Return the endings that are settled, and the endings to repeat."""
         again: list[Ending] = []
         done: list[Settled] = []
         for ending, error in zip(endings, outcomes, strict=True):
@@ -215,7 +212,7 @@ class Settler:
             verdict = judge(END_ITEM if ending.nack is None else ONCE, error, ending.held.doubtful)
             if verdict is Verdict.AGAIN_DOUBTFUL:
                 ending.held.doubtful = True
-            if verdict in (Verdict.AGAIN, Verdict.AGAIN_DOUBTFUL) and self._lease_may_last(ending):
+            if verdict in AGAIN and self._lease_may_last(ending):
                 again.append(ending)
             elif verdict is Verdict.DONE:
                 done.append((ending, None))

@@ -33,9 +33,12 @@ class Batcher(Generic[T]):
     def __len__(self) -> int:
         return len(self._entries)
 
-    def add(self, entry: T, size_bytes: int, now_ms: float) -> None:
+    def add(self, entry: T, size_bytes: int, now_ms: float) -> bool:
+        """Return True if a batch is due earlier than before, so that a thread that waits for it looks again."""
+        before_ms = self.due_at_ms()
         self._entries.append((entry, size_bytes, now_ms))
         self.bytes += size_bytes
+        return before_ms is None or (before_ms > 0 and self.due_at_ms() == 0)
 
     def deliver_now(self) -> int:
         """Stop the linger of the entries held now. Return the number of the first later entry."""
@@ -65,6 +68,10 @@ class Batcher(Generic[T]):
         self.bytes -= size
         self.first += len(batch)
         return batch
+
+    def drain(self) -> list[T]:
+        """Return all entries, and hold none."""
+        return [entry for batch in iter(self.take, []) for entry in batch]
 
     def waiting(self) -> list[T]:
         """Return the entries that no batch has yet."""

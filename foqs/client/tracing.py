@@ -49,7 +49,7 @@ ServerLimits = Callable[[], Mapping[str, int]]
 
 
 def context_of(item: Item | ItemSpec) -> Context:
-    """The context of the enqueue, by the item's headers; an empty one where they hold none.
+    """Return the context of the enqueue, by the item's headers; an empty context if they hold none.
 
     >>> with tracer.start_as_current_span("work", context=context_of(item)):   # doctest: +SKIP
     ...     work(item.payload)
@@ -79,20 +79,20 @@ class Tracing:
         self._headers_bytes = Limits().headers_bytes
 
     def traceparent(self) -> str | None:
-        """That of the current span, for hosts' logs."""
+        """Return the context of the current span, for hosts' logs."""
         return _injected().get(_PARENT)
 
     # ------------------------------------------------------------------------------------- enqueue
 
     def carrying(self, spec: ItemSpec) -> ItemSpec:
-        """`spec` with the context of the current span, unless it has one or it does not fit."""
+        """Return `spec` with the context of the current span, unless it has a context or there is no room."""
         return self._with(spec, _injected())
 
     def enqueue(self, specs: Sequence[ItemSpec], store: Store, limits: ServerLimits) -> list[int | FoqsError]:
-        """What `store` answers for `specs`, with the context of the span that this is in each that carries none yet.
+        """Return the answer of `store` for `specs`, in a span, whose context each item without a context carries.
 
-        What the server does not take with it (its limit may be lower than the usual one, which is learned then) it
-        gets again without.
+        Items that the server refuses with the context are stored without it. The limit of the server may be lower than
+        the usual one; the client learns it then.
         """
         if not specs:
             return store(specs)
@@ -119,7 +119,7 @@ class Tracing:
         return outcomes
 
     def _with(self, spec: ItemSpec, carrier: dict[str, str]) -> ItemSpec:
-        """Leaves `spec` itself as it is: it is the caller's."""
+        """Return a copy of `spec` with a context, or `spec`, which is never changed: it belongs to the caller."""
         given: Any = {} if spec.headers is None else spec.headers
         if not carrier or not isinstance(given, Mapping) or _PARENT in given:
             return spec
@@ -160,7 +160,7 @@ class Tracing:
     # ------------------------------------------------------------------------------------- dequeue
 
     def dequeue(self, topics: Collection[str], look: Callable[[], Any]) -> Any:
-        """What `look` answers. Its span is made afterwards, as one that got nothing has nothing to tell."""
+        """Return the answer of `look`. Its span is made afterwards, and only for items or an error."""
         begun_ns = time_ns()
         try:
             response = look()
@@ -181,7 +181,7 @@ class Tracing:
     # ------------------------------------------------------------------------------------- process
 
     def process(self, held: Held, call: Call) -> Call:
-        """`call` in a span, which continues in `held.traced` until the server has the item's ack or nack."""
+        """Return `call` in a span, which continues in `held.traced` until the server has the item's ack or nack."""
         item = held.item
         name, attributes = self._about("process", "process", (item.topic,), 1)
         span = self._start(
@@ -214,7 +214,7 @@ class Tracing:
         return INVALID_SPAN if span is None else span
 
     def _about(self, operation: str, kind: str, topics: Collection[str], count: int) -> tuple[str, dict[str, Any]]:
-        """Name and attributes of a span, after OpenTelemetry's conventions for messaging."""
+        """Return name and attributes of a span, after OpenTelemetry's conventions for messaging."""
         attributes: dict[str, Any] = {
             "messaging.system": "foqs",
             "messaging.operation.name": operation,
@@ -231,7 +231,7 @@ class Tracing:
 
 
 def _injected() -> dict[str, str]:
-    """The context of the current span as headers; empty where there is none, or where it cannot be read."""
+    """Return the context of the current span as headers; empty if there is none, or if it cannot be read."""
     return guarded(_TRACING, _inject) or {}
 
 
@@ -243,7 +243,7 @@ def _inject() -> dict[str, str]:
 
 
 def _links(items: Iterable[Item | ItemSpec]) -> list[Link]:
-    """To the contexts that items carry, each once."""
+    """Return links to the contexts that items carry, each once."""
     linked: dict[str, Link] = {}
     for item in items:
         headers = item.headers
@@ -259,7 +259,7 @@ def _links(items: Iterable[Item | ItemSpec]) -> list[Link]:
 
 
 def _failed(span: Span, error: BaseException) -> None:
-    """Only the kind of an error: its text may hold what a payload held."""
+    """Record only the kind of an error: its text may hold a part of a payload."""
     guarded(_TRACING, _set_failed, span, kind_of(error))
 
 

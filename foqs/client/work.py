@@ -148,7 +148,7 @@ class Work:
         return Nack.of(held, delay_ms=delay_ms, metadata=metadata, reason=reason, failed=True)
 
     def _failed(self, held: Held, error: BaseException) -> None:
-        """The work has ended, and its outcome could not be read."""
+        """End work whose outcome could not be read."""
         if self._policy is AckPolicy.ACK_FIRST:
             self._outcomes.ended(held, "failed")
         elif self._policy is AckPolicy.MANUAL:
@@ -204,7 +204,7 @@ class Hangs:
         self._limits.found = self.found
 
     def found(self, over: list[tuple[Held, float]]) -> None:
-        """Some more handlers exceed their time limit."""
+        """Act on more handlers that exceed their time limit."""
         for held, took_s in over:
             log.warning(
                 "the handler of %s hangs: it has run for %.3f s, longer than the time limit; %s",
@@ -271,7 +271,7 @@ def end_process_after_main(grace_s: float) -> None:
 
 
 def _sequel(held: Held, nack: Nack | None) -> str:
-    """The next step of an item after a failed attempt, for the log."""
+    """Return the next step of an item after a failed attempt, for the log."""
     if nack is None:
         return "it is acked all the same"
     if nack.reject:
@@ -286,7 +286,7 @@ def _sequel(held: Held, nack: Nack | None) -> str:
 
 
 def _hung_sequel(held: Held) -> str:
-    """The next step of the item of a handler that hangs, for the log."""
+    """Return the next step of the item of a handler that hangs, for the log."""
     if held.settling or held.expires == inf:
         return "the outcome of the item was given before"
     sequel = "the item is lost, as it is at-most-once" if held.at_most_once else "the item is delivered again"

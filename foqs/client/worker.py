@@ -174,7 +174,7 @@ class Worker(Local):
     # ------------------------------------------------------------------------------------- life
 
     def start(self) -> None:
-        """Begins to work, in threads. Raises Invalid for a handler that it cannot call."""
+        """Begin to work, in threads. Raises Invalid for a handler that it cannot call."""
         self._check_process()
         calls = [handler_call(self._handler, elsewhere=self._manual) for _ in range(self._concurrency)]
         if self.name is None:
@@ -195,7 +195,7 @@ class Worker(Local):
 
     @checked(grace_ms=pause(none=True))
     def stop(self, grace_ms: float | None = None) -> None:
-        """Asks the worker to end, and returns: it takes no more, gives back items that were not started, and waits up
+        """Ask the worker to end, and return: it takes no more, gives back items that were not started, and waits up
         to `grace_ms` (default: the worker's) for handlers at work. A second call may shorten the grace. A child process
         that was forked while the worker ran does nothing here.
         """
@@ -208,7 +208,7 @@ class Worker(Local):
 
     @checked(timeout_ms=pause(none=True))
     def join(self, timeout_ms: float | None = None) -> bool:
-        """Waits for the end; False when it did not come in time. Raises what ended the worker by itself, and
+        """Wait for the end; False if it did not come in time. Raises what ended the worker by itself, and
         RuntimeError in a child process that was forked while it ran."""
         self._check_process()
         if not self._ended.wait(None if timeout_ms is None else timeout_ms / 1000):
@@ -220,7 +220,7 @@ class Worker(Local):
         return True
 
     def run(self) -> None:
-        """Works until SIGTERM, SIGINT or `stop`. In a thread that is not the main one signals are left alone.
+        """Work until SIGTERM, SIGINT or `stop`. In a thread that is not the main one signals are left alone.
         A second signal ends the grace. Raises what ended the worker by itself.
         """
         with stop_signals() as caught:

@@ -10,8 +10,9 @@ from time import monotonic
 from typing import Any
 
 from foqs.client import methods
-from foqs.client.connection import Address, Connection
+from foqs.client.connection import Connection
 from foqs.client.items import Item, ItemSpec, Leased, Nack
+from foqs.client.routes import Address
 from foqs.errors import FoqsError, LostReply, NotFound, NotSent, OutcomeUnknown, StaleLease, item_error
 from foqs.idl import idl
 from foqs.wire.client_codec import RemoteMethod

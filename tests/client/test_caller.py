@@ -31,9 +31,9 @@ from foqs.client import (
     caller,
     request_id,
 )
-from foqs.client.connection import Address, parse_addresses
 from foqs.client.methods import SERVER_INFO
 from foqs.client.requests import requests_of
+from foqs.client.routes import Address, parse_addresses
 from foqs.errors import Unreachable
 from foqs.idl import idl
 from tests.client.peer import LATER, Act, Peer, eventually, refused, script

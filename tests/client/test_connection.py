@@ -16,18 +16,9 @@ import pytest
 from aiohttp import web
 
 from foqs.client import Client, Invalid, OutcomeUnknown, Worker
-from foqs.client.connection import (
-    Address,
-    Connection,
-    Securing,
-    Speaks,
-    Tls,
-    WrongPeer,
-    parse_addresses,
-    spoken,
-    why_no_handshake,
-)
+from foqs.client.connection import Connection, Securing, Speaks, Tls, WrongPeer, spoken, why_no_handshake
 from foqs.client.places import Waker
+from foqs.client.routes import Address, parse_addresses
 from foqs.errors import LostReply, NotSent
 from foqs.idl import idl
 from foqs.wire.protocol import end_wait

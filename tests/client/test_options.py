@@ -25,7 +25,7 @@ from foqs.client import (
 )
 from foqs.client.arguments import checked
 from foqs.client.caller import Pool
-from foqs.client.connection import parse_addresses
+from foqs.client.routes import parse_addresses
 from tests.client.peer import Peer
 from tests.support.waiting import wait_until
 

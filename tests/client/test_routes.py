@@ -8,9 +8,19 @@ from itertools import permutations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foqs.client.connection import Address
 from foqs.client.router import sample
-from foqs.client.routes import OTHERS, PIECE_ITEMS, Routes, Spread, by_owner, hosts_by_topic, order, pieces, routes_of
+from foqs.client.routes import (
+    OTHERS,
+    PIECE_ITEMS,
+    Address,
+    Routes,
+    Spread,
+    by_owner,
+    hosts_by_topic,
+    order,
+    pieces,
+    routes_of,
+)
 from foqs.idl import idl
 from foqs.ids import make_id
 

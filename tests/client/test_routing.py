@@ -14,8 +14,8 @@ import pytest
 from thriftpy2.thrift import TApplicationException
 
 from foqs.client import Client, Invalid, ItemSpec, Lease, NotFound, Producer, Worker, router
-from foqs.client.connection import parse_addresses
 from foqs.client.router import Topics
+from foqs.client.routes import parse_addresses
 from foqs.idl import idl
 from foqs.ids import make_id
 from tests.client.peer import LATER, Act, eventually, failed, refused, script

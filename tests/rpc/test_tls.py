@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from foqs.bounds import Budget
-from foqs.client.connection import Address, Connection, Securing, Tls
+from foqs.client.connection import Connection, Securing, Tls
+from foqs.client.routes import Address
 from foqs.config.load import TlsSection
 from foqs.errors import Invalid, LostReply, NotSent
 from foqs.idl import idl

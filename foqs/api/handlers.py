@@ -13,11 +13,11 @@ from foqs.api.item_life import ItemLife
 from foqs.api.lookups import Explain, Lookups, RoutingMethods
 from foqs.api.peer_methods import PeerMethods
 from foqs.hooks.topic_hooks import TopicHooks
-from foqs.peers.lease_coordinator import SlotCoordinator
+from foqs.peers.lease_coordinator import LeaseCoordinator
 from foqs.peers.quota_client import QuotaClient
 from foqs.peers.ready_topics import ReadyPublisher
 from foqs.peers.settings_sync import HostSettings
-from foqs.peers.tenant_shares import ShareExchange
+from foqs.peers.tenant_shares import TenantShares
 from foqs.policies.settings import SettingsStore
 from foqs.rpc.call import Call
 
@@ -30,8 +30,8 @@ class Handlers:
         host: Host,
         news: ReadyPublisher,
         quotas: QuotaClient,
-        slots: SlotCoordinator,
-        shares: ShareExchange,
+        slots: LeaseCoordinator,
+        shares: TenantShares,
         settings: HostSettings,
         store: SettingsStore,
         hooks: TopicHooks,

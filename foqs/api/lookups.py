@@ -34,9 +34,9 @@ from foqs.ids import shard_of
 from foqs.item import Item, Phase, Place
 from foqs.peers.forwarded_requests import explained
 from foqs.peers.gather import ANSWER_MS, Counts, Pages, Reported, ThrottleReports, TopicSums, nearest
-from foqs.peers.lease_coordinator import SlotCoordinator
+from foqs.peers.lease_coordinator import LeaseCoordinator
 from foqs.peers.ready_topics import ReadyPublisher
-from foqs.peers.token_coordinator import QuotaCoordinator
+from foqs.peers.token_coordinator import TokenCoordinator
 from foqs.policies.entries import NAME_BYTES
 from foqs.policies.layers import BUILT_IN
 from foqs.policies.settings import MOST_BYTES, VALUE_BYTES
@@ -51,7 +51,7 @@ _KEPT_MS = 1_000
 
 
 class Lookups:
-    def __init__(self, host: Host, hooks: TopicHooks, tokens: QuotaCoordinator, slots: SlotCoordinator) -> None:
+    def __init__(self, host: Host, hooks: TopicHooks, tokens: TokenCoordinator, slots: LeaseCoordinator) -> None:
         self._host = host
         self._hooks = hooks
         self._tokens = tokens

@@ -20,9 +20,9 @@ from foqs.ids import DIGEST_BYTES, HASH_SLOTS, hash_slot_bounds
 from foqs.limits.bucket import Ask, Grant
 from foqs.limits.lease_slots import SlotAsk, SlotGrant
 from foqs.peers import hash_slots
-from foqs.peers.lease_coordinator import MOST_COUNTED, ShardCount, SlotCoordinator
-from foqs.peers.tenant_shares import MOST_ASKED, ShareExchange
-from foqs.peers.token_coordinator import QuotaCoordinator
+from foqs.peers.lease_coordinator import MOST_COUNTED, LeaseCoordinator, ShardCount
+from foqs.peers.tenant_shares import MOST_ASKED, TenantShares
+from foqs.peers.token_coordinator import TokenCoordinator
 from foqs.policies.entries import throttle_key_error
 from foqs.rows import DedupRow
 from foqs.rpc.call import Call
@@ -37,7 +37,7 @@ _NAMES = Limits()  # the limits of the asking host may differ
 
 
 class PeerMethods:
-    def __init__(self, host: Host, tokens: QuotaCoordinator, slots: SlotCoordinator, shares: ShareExchange) -> None:
+    def __init__(self, host: Host, tokens: TokenCoordinator, slots: LeaseCoordinator, shares: TenantShares) -> None:
         self._host = host
         self._tokens = tokens
         self._slots = slots

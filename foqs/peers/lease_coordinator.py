@@ -61,7 +61,7 @@ class _Basis(NamedTuple):
     shadow: bool
 
 
-class SlotCoordinator:
+class LeaseCoordinator:
     """The coordinator on one host. `begin` has slots of coordinators shared out and observed."""
 
     def __init__(

@@ -28,7 +28,7 @@ from foqs.limits.bucket import Ask, Grant
 from foqs.peers.forwarded import Timers
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.hash_slots import SlotOwners
-from foqs.peers.token_coordinator import QuotaCoordinator, coordinator_slot
+from foqs.peers.token_coordinator import TokenCoordinator, coordinator_slot
 from foqs.policies.remedy import topic_command
 from foqs.shardmgr.routing import Route
 
@@ -148,7 +148,7 @@ class QuotaClient:
         self._numbers = count(1)
         self._holder = f"{engine.rng.getrandbits(128):032x}"
         self._beating = self._in_use = False
-        self.coordinator = QuotaCoordinator(engine, self._quota_of, forwarder, owners, timers)
+        self.coordinator = TokenCoordinator(engine, self._quota_of, forwarder, owners, timers)
         if general is not None or any(own.values()):
             self.begin()
 

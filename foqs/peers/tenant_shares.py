@@ -153,7 +153,7 @@ class _Shared:
             scale(topic, tenant, 1.0)
 
 
-class ShareExchange:
+class TenantShares:
     """The reports of one host, sent and heard."""
 
     def __init__(

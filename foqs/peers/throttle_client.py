@@ -22,8 +22,8 @@ from foqs.limits.gate import AT_ONCE
 from foqs.limits.lease_slots import SlotAsk, SlotGrant
 from foqs.peers.forwarded import Timers
 from foqs.peers.forwarder import Forwarder
-from foqs.peers.lease_coordinator import SlotCoordinator
-from foqs.peers.token_coordinator import QuotaCoordinator
+from foqs.peers.lease_coordinator import LeaseCoordinator
+from foqs.peers.token_coordinator import TokenCoordinator
 
 ANSWER_MS = 1_000
 """A coordinator that does not answer within this is asked again."""
@@ -31,7 +31,7 @@ BEAT_MS = 500
 Asked = Sequence[tuple[AnyGate, Ask | SlotAsk]]
 
 
-class TokenLender:
+class ThrottleClient:
     """The borrower for one host's throttle keys. `begin` has this host coordinate throttle keys from now on: a
     coordinator grants nothing at first. Nothing runs while no throttle key is in use."""
 
@@ -39,8 +39,8 @@ class TokenLender:
         self,
         engine: Engine,
         forwarder: Forwarder,
-        coordinator: QuotaCoordinator,
-        slots: SlotCoordinator,
+        coordinator: TokenCoordinator,
+        slots: LeaseCoordinator,
         begin: Callable[[], None],
         timers: Timers,
     ) -> None:

@@ -179,7 +179,7 @@ def coordinator_slot(ns: str, topic: str = "") -> int:
     return hash_slot_of(digest_of(ns, topic))
 
 
-class QuotaCoordinator:
+class TokenCoordinator:
     """The coordinator on one host. `quota_of` returns the quotas of its configuration and settings."""
 
     def __init__(

@@ -29,12 +29,12 @@ from foqs.hooks.topic_hooks import TopicHooks
 from foqs.peers.forwarded import Timers
 from foqs.peers.forwarder import Forwarder, LoneForwarder
 from foqs.peers.hash_slots import LoneSlotOwners, SlotOwners
-from foqs.peers.lease_coordinator import SlotCoordinator
+from foqs.peers.lease_coordinator import LeaseCoordinator
 from foqs.peers.quota_client import QuotaClient
 from foqs.peers.ready_topics import ReadyPublisher
 from foqs.peers.settings_sync import HostSettings
-from foqs.peers.tenant_shares import ShareExchange
-from foqs.peers.throttle_client import TokenLender
+from foqs.peers.tenant_shares import TenantShares
+from foqs.peers.throttle_client import ThrottleClient
 from foqs.policies.settings import SettingsStore
 from foqs.rpc.call import RequestLog
 from foqs.rpc.peer_caller import PeerCaller
@@ -234,9 +234,9 @@ class Node:
         self.forwarder: Forwarder = self.peers.forwarder
         owners = self.peers.slot_owners
         quotas = QuotaClient(self.engine, self.forwarder, owners, timers)
-        slots = SlotCoordinator(self.engine, self.forwarder, owners, quotas.begin, timers)
-        self.lender = TokenLender(self.engine, self.forwarder, quotas.coordinator, slots, quotas.begin, timers)
-        shares = ShareExchange(self.engine, self.forwarder, timers)
+        slots = LeaseCoordinator(self.engine, self.forwarder, owners, quotas.begin, timers)
+        self.lender = ThrottleClient(self.engine, self.forwarder, quotas.coordinator, slots, quotas.begin, timers)
+        shares = TenantShares(self.engine, self.forwarder, timers)
         if not neighbours.static:
             quotas.watch()
             shares.begin()

@@ -19,9 +19,9 @@ from foqs.errors import FoqsError, LostReply, Unavailable
 from foqs.ids import HASH_SLOTS
 from foqs.limits.bucket import TTL_MS
 from foqs.peers.hash_slots import Found, SlotOwner
-from foqs.peers.lease_coordinator import SlotCoordinator
-from foqs.peers.throttle_client import TokenLender
-from foqs.peers.token_coordinator import QuotaCoordinator
+from foqs.peers.lease_coordinator import LeaseCoordinator
+from foqs.peers.throttle_client import ThrottleClient
+from foqs.peers.token_coordinator import TokenCoordinator
 from foqs.policies.layers import Policies
 from foqs.policies.settings import Settings
 from foqs.shardmgr.facts import Slots
@@ -82,12 +82,12 @@ class Host:
         forwarder: Any = SimpleNamespace(routing=lambda: cluster.routing, ask=self._ask)
         owners: Any = SimpleNamespace(find=self._find, observe=lambda: None, check=None)
         timers = TestTimers(clock, later=later)
-        self.coordinator = QuotaCoordinator(self.engine, self._quota_of, forwarder, owners, timers)
-        slots = SlotCoordinator(self.engine, forwarder, owners, lambda: None, timers)
+        self.coordinator = TokenCoordinator(self.engine, self._quota_of, forwarder, owners, timers)
+        slots = LeaseCoordinator(self.engine, forwarder, owners, lambda: None, timers)
         made: Any = PeerMethods
         methods = made(None, self.coordinator, slots, None)
         self.methods = methods.handlers()
-        self.lender = TokenLender(self.engine, forwarder, self.coordinator, slots, lambda: None, timers)
+        self.lender = ThrottleClient(self.engine, forwarder, self.coordinator, slots, lambda: None, timers)
 
     def _run(self, work: Any) -> None:
         for _ in work:

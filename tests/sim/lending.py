@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from foqs.api.peer_methods import PeerMethods
 from foqs.errors import FoqsError
 from foqs.peers.hash_slots import SlotOwners
-from foqs.peers.lease_coordinator import SlotCoordinator
+from foqs.peers.lease_coordinator import LeaseCoordinator
 from foqs.peers.quota_client import QuotaClient
-from foqs.peers.throttle_client import TokenLender
+from foqs.peers.throttle_client import ThrottleClient
 from tests.support.timers import TestTimers
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ class Lending:
         timers = TestTimers(lambda: member.now_ms, self.monotonic_ms, later=neighbour.later)
         owners = SlotOwners(engine, timers, neighbour.moves.adopt)
         quotas = QuotaClient(engine, forwarder, owners, timers)
-        slots = SlotCoordinator(engine, forwarder, owners, quotas.begin, timers)
-        self.lender = TokenLender(engine, forwarder, quotas.coordinator, slots, quotas.begin, timers)
+        slots = LeaseCoordinator(engine, forwarder, owners, quotas.begin, timers)
+        self.lender = ThrottleClient(engine, forwarder, quotas.coordinator, slots, quotas.begin, timers)
         methods = PeerMethods(None, quotas.coordinator, slots, None)  # type: ignore[arg-type]
         self._methods = methods.handlers()
 

@@ -26,12 +26,12 @@ from foqs.hooks.topic_hooks import TopicHooks
 from foqs.item import Item
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.hash_slots import SlotOwners
-from foqs.peers.lease_coordinator import SlotCoordinator
+from foqs.peers.lease_coordinator import LeaseCoordinator
 from foqs.peers.quota_client import QuotaClient, _stored_nothing
 from foqs.peers.ready_topics import ReadyPublisher
 from foqs.peers.settings_sync import HostSettings
-from foqs.peers.tenant_shares import ShareExchange
-from foqs.peers.throttle_client import TokenLender
+from foqs.peers.tenant_shares import TenantShares
+from foqs.peers.throttle_client import ThrottleClient
 from foqs.rows import Opened
 from foqs.server.shard_thread import run
 from foqs.shardmgr.facts import Slots
@@ -167,11 +167,11 @@ class Host:
         quotas.host = self
         quotas.watch()
         state = rng.getstate()
-        slots = SlotCoordinator(self.engine, self.forwarder, owners, quotas.begin, self)
-        self.lender = TokenLender(self.engine, self.forwarder, quotas.coordinator, slots, quotas.begin, self)
+        slots = LeaseCoordinator(self.engine, self.forwarder, owners, quotas.begin, self)
+        self.lender = ThrottleClient(self.engine, self.forwarder, quotas.coordinator, slots, quotas.begin, self)
         rng.setstate(state)  # runs without throttles go on as they did before there were any
         _HOSTS[self.engine.throttling] = self
-        shares = ShareExchange(self.engine, self.forwarder, self)
+        shares = TenantShares(self.engine, self.forwarder, self)
         shares.begin()
         limits = Limits(**config.limits.model_dump())
         self.settings = HostSettings(self.engine)

@@ -22,12 +22,12 @@ from foqs.ids import HASH_SLOTS
 from foqs.peers.forwarded import Done
 from foqs.peers.forwarder import Forwarder, LoneForwarder
 from foqs.peers.hash_slots import LoneSlotOwners, SlotOwners
-from foqs.peers.lease_coordinator import SlotCoordinator
+from foqs.peers.lease_coordinator import LeaseCoordinator
 from foqs.peers.quota_client import QuotaClient
 from foqs.peers.ready_topics import ReadyPublisher
 from foqs.peers.settings_sync import HostSettings
-from foqs.peers.tenant_shares import ShareExchange
-from foqs.peers.throttle_client import TokenLender
+from foqs.peers.tenant_shares import TenantShares
+from foqs.peers.throttle_client import ThrottleClient
 from foqs.shardmgr.facts import SlotMove, Slots
 from foqs.shardmgr.routing import Route, Routing, make_routing
 from tests.api.wire import spec
@@ -147,11 +147,11 @@ class OneHost(Laboratory):
         self.quotas = QuotaClient(self.engine, self.forwarder, owners, timers)
         if self.routing is not None:
             self.quotas.watch()
-        slots = SlotCoordinator(self.engine, self.forwarder, owners, self.quotas.begin, timers)
-        self.lender = TokenLender(
+        slots = LeaseCoordinator(self.engine, self.forwarder, owners, self.quotas.begin, timers)
+        self.lender = ThrottleClient(
             self.engine, self.forwarder, self.quotas.coordinator, slots, self.quotas.begin, timers
         )
-        self.shares = ShareExchange(self.engine, self.forwarder, timers)
+        self.shares = TenantShares(self.engine, self.forwarder, timers)
         self.failed: list[tuple[HookKey, Failed]] = []
         self.hooks = TopicHooks(
             self.engine.policies, self.scripts, now_ms, lambda: self.monotonic_ms, lambda: 1_000,

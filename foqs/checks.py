@@ -252,6 +252,20 @@ def _up_to(high: float | None) -> str:
     return "" if high is None else f", at most {high}"
 
 
+def printable(text: str) -> str:
+    """Return a name in a form that a terminal can show: an id can be any text."""
+    return text if text.isprintable() else repr(text)
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun.
+
+    >>> counted(1, "item"), counted(2_000, "item")
+    ('1 item', '2,000 items')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def host_port(host: str, port: int | str) -> str:
     """Return the address as options take it: an IPv6 address is in brackets.
 

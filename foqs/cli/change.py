@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foqs.checks import I64_MAX, LONGEST_MS, check_text
+from foqs.checks import I64_MAX, LONGEST_MS, check_text, counted
+from foqs.checks import printable as name
 from foqs.cli.connection import BATCH_ITEMS, Connection, Count, entries_of_lines, say_unknown, settle
 from foqs.cli.look import State, state_of
 from foqs.cli.main import JsonOption, command
@@ -17,8 +18,6 @@ from foqs.cli.pipe import say_why_empty
 from foqs.cli.terminal import Column, counting, fail, in_table, json_text, show, table, write_line
 from foqs.errors import FoqsError, Invalid, NotFound, StaleLease
 from foqs.ids import Duplicate, parse_id
-from foqs.shardmgr.operate import count as counted
-from foqs.shardmgr.operate import name
 from foqs.travel import bare
 
 if TYPE_CHECKING:

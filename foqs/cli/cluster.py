@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from foqs.checks import printable as name
 from foqs.cli.interrupt import ends_at_once
 from foqs.cli.lab import interruptible
 from foqs.cli.main import JsonOption, command, commands
 from foqs.cli.operators import ClusterOptions, WaitOptions, connected, perform, quietly, section_of
 from foqs.cli.terminal import Column, fail, listing, piped, table
 from foqs.shardmgr import operate
-from foqs.shardmgr.operate import name
 from foqs.shardmgr.status import HostRow, ShardRow, Status, status_of
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 
 import typer
 
+from foqs.checks import printable as name
 from foqs.cli.terminal import fail, hint_of, say, say_done
 from foqs.errors import FoqsError, Invalid
-from foqs.shardmgr.operate import name
 from foqs.travel import bare
 
 if TYPE_CHECKING:

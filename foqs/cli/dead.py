@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from foqs.checks import I32_MAX, I64_MAX, parse_fingerprint
+from foqs.checks import I32_MAX, I64_MAX, counted, parse_fingerprint
+from foqs.checks import printable as name
 from foqs.cli.change import leased_stay, purge_items
 from foqs.cli.connection import Connection, say_unknown
 from foqs.cli.look import shown_cause
@@ -18,8 +19,6 @@ from foqs.cli.operators import YesOption, confirm_by_name
 from foqs.cli.terminal import Column, duration, fail, in_table, piped, preview, show, table, write_line
 from foqs.errors import OutcomeUnknown, Overloaded, Unavailable
 from foqs.rows import FailureCause, FailureRow
-from foqs.shardmgr.operate import count as counted
-from foqs.shardmgr.operate import name
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from foqs.checks import printable as name
 from foqs.cli.connection import Connection, say_unknown
 from foqs.cli.main import JsonOption, command
 from foqs.cli.terminal import (
@@ -27,7 +28,6 @@ from foqs.cli.terminal import (
 from foqs.errors import Invalid
 from foqs.ids import parse_id
 from foqs.rows import FailureCause
-from foqs.shardmgr.operate import name
 
 if TYPE_CHECKING:
     from rich.table import Table

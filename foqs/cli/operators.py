@@ -156,7 +156,7 @@ def perform(
 
 
 def show_moves(change: Change) -> None:
-    from foqs.shardmgr.operate import name
+    from foqs.checks import printable as name
 
     for shard, source, target in change.moves:
         print(f"shard {shard}: {'nowhere' if source is None else name(source)} -> {name(target)}")

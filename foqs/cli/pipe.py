@@ -13,6 +13,7 @@ import typer
 
 from foqs.bounds import MOST_WEIGHT
 from foqs.checks import I32_MAX, I64_MAX, LONGEST_MS
+from foqs.checks import printable as name
 from foqs.cli.connection import (
     BATCH_ITEMS,
     Connection,
@@ -28,7 +29,6 @@ from foqs.cli.terminal import discard_stdout, fail, piped, reading, say, say_don
 from foqs.errors import FoqsError, Invalid
 from foqs.ids import Duplicate, parse_id
 from foqs.policies.remedy import throttle_command, topic_command
-from foqs.shardmgr.operate import name
 from foqs.travel import bare
 
 if TYPE_CHECKING:

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foqs.checks import I32_MAX
+from foqs.checks import printable as name
 from foqs.cli.connection import Connection
 from foqs.cli.main import JsonOption, command, commands
 from foqs.cli.terminal import Column, duration, fail, in_table, json_text, listing, piped, set_fields, write_line
 from foqs.errors import Conflict, Invalid
 from foqs.rows import FailureCause
-from foqs.shardmgr.operate import name
 
 if TYPE_CHECKING:
     from foqs.client import Client, HookStats, SettingsChange, Tried

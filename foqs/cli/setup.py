@@ -318,8 +318,8 @@ def _show(checks: Sequence[Check]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from foqs.checks import printable as name
     from foqs.doctor.check import Group, Verdict
-    from foqs.shardmgr.operate import name
 
     console = Console(markup=False, highlight=False, emoji=False)
     counts = {verdict: sum(check.verdict is verdict for check in checks) for verdict in reversed(Verdict)}

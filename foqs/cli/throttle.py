@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from foqs.checks import printable as name
 from foqs.cli import settings
 from foqs.cli.connection import Connection
 from foqs.cli.main import JsonOption, command, commands
 from foqs.cli.terminal import Column, duration, fail, in_table, listing, piped, say, set_fields
 from foqs.policies.remedy import throttle_command
-from foqs.shardmgr.operate import name
 
 if TYPE_CHECKING:
     from foqs.client import ThrottleStats

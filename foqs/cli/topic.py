@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from foqs.checks import printable as name
 from foqs.cli import settings
 from foqs.cli.connection import Connection, say_unknown, unknown
 from foqs.cli.main import JsonOption, command, commands
 from foqs.cli.terminal import Column, duration, fail, in_table, listing, piped, say, show, table, write_line
-from foqs.shardmgr.operate import name
 
 if TYPE_CHECKING:
     from rich.table import Table

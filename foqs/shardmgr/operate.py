@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from foqs.checks import counted, printable
 from foqs.errors import Invalid
 from foqs.ids import MAX_SHARD
 from foqs.shardmgr.assignment import balance
@@ -95,15 +96,6 @@ def made(action: Action, facts: Facts) -> bool:
             return (host in facts.drained) == drained
 
 
-def name(host: str) -> str:
-    """Return a host's id in a form that a terminal can show: an id can be any text."""
-    return host if host.isprintable() else repr(host)
-
-
-def count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 # ------------------------------------------------------------------------------------- shards
 
 
@@ -180,7 +172,7 @@ def remove_shard(facts: Facts, shard: int) -> Change:
     if left := unserved(facts, shard):
         raise Invalid(left[0])
     slots = facts.slots.shards.count(shard)
-    keys = f"; its deduplication keys ({count(slots, 'slot')}) are lost: drain it first to keep them"
+    keys = f"; its deduplication keys ({counted(slots, 'slot')}) are lost: drain it first to keep them"
     return Change(
         "shard.remove",
         f"removes shard {shard} from the cluster; items stay in its database, and no host serves them"
@@ -198,19 +190,19 @@ def move_shard(facts: Facts, shard: int, host: str) -> Change:
         raise Invalid(f"shard {shard} is disabled: no host may serve it")
     _living(facts, host)
     if host in facts.drained:
-        raise Invalid(f"host {name(host)} is drained: it takes no shards")
+        raise Invalid(f"host {printable(host)} is drained: it takes no shards")
     if facts.hosts[host].leaving:
-        raise Invalid(f"host {name(host)} is leaving: it takes no shards")
+        raise Invalid(f"host {printable(host)} is leaving: it takes no shards")
     assigned = facts.assignment.hosts.get(shard)
     owner = facts.owners.get(shard)
     source = owner.host if owner is not None else assigned
-    come = f" from {name(source)}" if source not in (None, host) else ""
+    come = f" from {printable(source)}" if source not in (None, host) else ""
     return Change(
         "shard.move",
-        f"moves shard {shard}{come} to {name(host)}"
+        f"moves shard {shard}{come} to {printable(host)}"
         if assigned != host
-        else f"shard {shard} is assigned to {name(host)} already",
-        f"shard {shard} is served by {name(host)}",
+        else f"shard {shard} is assigned to {printable(host)} already",
+        f"shard {shard} is served by {printable(host)}",
         _assign(facts, {shard: host}) if assigned != host else None,
         {"shard": shard, "host": assigned},
         {"shard": shard, "host": host},
@@ -228,8 +220,8 @@ def rebalance(facts: Facts, max_moves: int | None = None) -> Change:
     moves = tuple((shard, before.get(shard), host) for shard, host in changed.items())
     return Change(
         "cluster.rebalance",
-        f"moves {count(len(moves), 'shard')}" if moves else "the shards are balanced: no shard moves",
-        f"{count(len(moves), 'shard')} moved" if moves else "nothing was moved",
+        f"moves {counted(len(moves), 'shard')}" if moves else "the shards are balanced: no shard moves",
+        f"{counted(len(moves), 'shard')} moved" if moves else "nothing was moved",
         _assign(facts, changed) if moves else None,
         {"shards": {shard: before.get(shard) for shard in changed}},
         {"shards": changed},
@@ -245,13 +237,13 @@ def drain_host(facts: Facts, host: str) -> Change:
     """Drain a host. Done when it serves no shard and is assigned none."""
     _living(facts, host)
     if left_on(facts, host) and not takers(facts) - {host}:
-        raise Invalid(f"no other living host may take the shards of {name(host)}")
+        raise Invalid(f"no other living host may take the shards of {printable(host)}")
     return Change(
         "host.drain",
-        f"drains host {name(host)}: its shards move to other hosts, and it gets none until it is undrained"
+        f"drains host {printable(host)}: its shards move to other hosts, and it gets none until it is undrained"
         if host not in facts.drained
-        else f"host {name(host)} is drained already",
-        f"host {name(host)} serves nothing",
+        else f"host {printable(host)} is drained already",
+        f"host {printable(host)} serves nothing",
         MarkHost(host, drained=True) if host not in facts.drained else None,
         {"host": host, "drained": host in facts.drained},
         {"host": host, "drained": True},
@@ -265,10 +257,10 @@ def undrain_host(facts: Facts, host: str) -> Change:
         _living(facts, host)
     return Change(
         "host.undrain",
-        f"undrains host {name(host)}: it gets shards at the next balancing, or by `foqs shards rebalance`"
+        f"undrains host {printable(host)}: it gets shards at the next balancing, or by `foqs shards rebalance`"
         if host in facts.drained
-        else f"host {name(host)} is not drained",
-        f"host {name(host)} may get shards",
+        else f"host {printable(host)} is not drained",
+        f"host {printable(host)} may get shards",
         MarkHost(host, drained=False) if host in facts.drained else None,
         {"host": host, "drained": host in facts.drained},
         {"host": host, "drained": False},
@@ -312,7 +304,7 @@ def without_slots(shard: int) -> Missing:
             raise Invalid(f"another operator has {now} shard {shard}")
         left = facts.slots.shards.count(shard)
         others = any(fact.use is ShardUse.ENABLED for fact in facts.shards.values())
-        return [f"shard {shard} still has {count(left, 'slot')} of deduplication keys"] if left and others else []
+        return [f"shard {shard} still has {counted(left, 'slot')} of deduplication keys"] if left and others else []
 
     return missing
 
@@ -321,17 +313,17 @@ def unserved(facts: Facts, shard: int) -> list[str]:
     """Return the reason if a host still serves the shard. A living host to which it is assigned may be about to serve
     it."""
     if (owner := facts.owners.get(shard)) is not None:
-        return [f"shard {shard} is still served by {name(owner.host)}"]
+        return [f"shard {shard} is still served by {printable(owner.host)}"]
     assigned = facts.assignment.hosts.get(shard)
     if assigned is not None and assigned in facts.hosts:
-        return [f"shard {shard} is still assigned to {name(assigned)}"]
+        return [f"shard {shard} is still assigned to {printable(assigned)}"]
     return []
 
 
 def emptied(host: str) -> Missing:
     def missing(facts: Facts) -> list[str]:
         if host not in facts.drained:
-            raise Invalid(f"another operator has undrained host {name(host)}")
+            raise Invalid(f"another operator has undrained host {printable(host)}")
         return left_on(facts, host)
 
     return missing
@@ -339,9 +331,9 @@ def emptied(host: str) -> Missing:
 
 def left_on(facts: Facts, host: str) -> list[str]:
     if served := sum(owner.host == host for owner in facts.owners.values()):
-        return [f"host {name(host)} still serves {count(served, 'shard')}"]
+        return [f"host {printable(host)} still serves {counted(served, 'shard')}"]
     assigned = sum(at == host for at in facts.assignment.hosts.values()) if host in facts.hosts else 0
-    return [f"host {name(host)} is still assigned {count(assigned, 'shard')}"] if assigned else []
+    return [f"host {printable(host)} is still assigned {counted(assigned, 'shard')}"] if assigned else []
 
 
 def arrived(targets: Mapping[int, str]) -> Missing:
@@ -350,12 +342,12 @@ def arrived(targets: Mapping[int, str]) -> Missing:
         for shard, host in targets.items():
             assigned, owner = facts.assignment.hosts.get(shard), facts.owners.get(shard)
             if assigned != host:
-                now = f"assigned to {name(assigned)}" if assigned is not None else "taken out of the assignment"
+                now = f"assigned to {printable(assigned)}" if assigned is not None else "taken out of the assignment"
                 raise Invalid(f"shard {shard} was {now} during the move")
             if owner is None:
                 left.append(f"no host serves shard {shard} yet")
             elif owner.host != host:
-                left.append(f"shard {shard} is still served by {name(owner.host)}")
+                left.append(f"shard {shard} is still served by {printable(owner.host)}")
         return left
 
     return missing
@@ -377,4 +369,4 @@ def _shard(facts: Facts, shard: int) -> ShardFact:
 def _living(facts: Facts, host: str) -> None:
     if host not in facts.hosts:
         known = host in facts.drained or host in facts.assignment.hosts.values()
-        raise Invalid(f"host {name(host)} is not alive" if known else f"the cluster has no host {name(host)}")
+        raise Invalid(f"host {printable(host)} is not alive" if known else f"the cluster has no host {printable(host)}")

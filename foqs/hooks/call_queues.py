@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -105,21 +106,19 @@ CALL_US = 10
 """Time of a call in the process without its script."""
 
 
+@dataclass(slots=True, eq=False)
 class Waiting:
     """A call that has no outcome yet. `request` and `at` say where its outcome goes.
 
     `queued`: it is in a queue, and no process has it. `repeats`: how often a process ended that had it in flight.
     `over`: it has its outcome."""
 
-    __slots__ = ("at", "call", "over", "queued", "repeats", "request")
-
-    def __init__(self, call: HookCall, request: object, at: int) -> None:
-        self.call = call
-        self.request = request
-        self.at = at
-        self.repeats = 0
-        self.over = False
-        self.queued = False
+    call: HookCall
+    request: object
+    at: int
+    repeats: int = 0
+    over: bool = False
+    queued: bool = False
 
 
 class CallQueue:
@@ -293,18 +292,15 @@ class Known:
         return made
 
 
+@dataclass(slots=True)
 class _Script:
-    __slots__ = ("entries", "number")
+    """`entries`: the number of the settings that the script's Lua state has."""
 
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.entries = 0
+    number: int
+    entries: int = 0
 
 
-class _Entries:
-    __slots__ = ("given", "number", "size_bytes")
-
-    def __init__(self, given: Entries, number: int, size_bytes: int) -> None:
-        self.given = given
-        self.number = number
-        self.size_bytes = size_bytes
+class _Entries(NamedTuple):
+    given: Entries
+    number: int
+    size_bytes: int

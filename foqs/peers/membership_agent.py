@@ -101,7 +101,8 @@ class MembershipAgent:
         self._cut_off = Lasting(settings.session_timeout_ms)
         self.cut_off: frozenset[int] = frozenset()
         """Shards whose database this host cannot reach and another host can."""
-        self._fact: HostFact | None = None
+        self.fact: HostFact | None = None
+        """The record that this host joined with; None before it joins and after it ended."""
         self._connected = False
         self._clock_ms = clock_ms  # time of day: stamps keep growing after ZooKeeper lost all its records
         self._sharing: int | None = None  # the version of the slots' record that a write replaces
@@ -115,23 +116,18 @@ class MembershipAgent:
         self._cut_off.hold_ms = settings.session_timeout_ms
 
     def join(self, fact: HostFact) -> None:
-        self._fact = fact
+        self.fact = fact
         self._membership.address = fact.address
         self._writer.join(fact)
 
     def end(self) -> None:
         """Stop acting, whatever facts arrive."""
-        self.fresh, self._fact = False, None
+        self.fresh, self.fact = False, None
 
     def twin(self, address: str) -> HostFact | None:
         """Return the other process that has this host's id, while it keeps the host at `address` from joining."""
         here = self.facts.hosts.get(self._id)
         return None if self.seen or here is None or here.address == address else here
-
-    @property
-    def fact(self) -> HostFact | None:
-        """The record this host joined with; None before it joins and after it ended."""
-        return self._fact
 
     def others(self) -> bool:
         """Return True if another host can take shards."""
@@ -143,9 +139,9 @@ class MembershipAgent:
         self.facts = facts
         self.fresh = self._connected  # facts read before the connection was lost may arrive after the loss
         here = facts.hosts.get(self._id)
-        if here is None or self._fact is None:
+        if here is None or self.fact is None:
             return None
-        if here.run == self._fact.run:
+        if here.run == self.fact.run:
             other = None if self.seen else other_protocol(facts, self._id)
             self.seen = True
             if other is not None:
@@ -172,7 +168,7 @@ class MembershipAgent:
     def act(self, now_ms: int, measured: Mapping[int, float]) -> int | None:
         """Carry out what follows from the facts and from the load of each shard. Return when to act next if no fact
         changes before; None: only when a fact changes."""
-        if not self.fresh or self._fact is None or not self.seen:
+        if not self.fresh or self.fact is None or not self.seen:
             return None
         facts, shards = self.facts, self._shards
         steps = self._membership.decide(facts, shards.held(), now_ms)
@@ -198,7 +194,7 @@ class MembershipAgent:
 
     def _report(self, now_ms: int) -> int | None:
         """Keep up to date which databases this host reaches, in the host's record. Return when to do so next."""
-        assert self._fact is not None
+        assert self.fact is not None
         served = [number for number, shard in self._shards.held().items() if shard.state is ShardState.SERVING]
         report = self._reach.decide(self.facts, self._shards.down(), served, now_ms, self._shards.silent_ms())
         for number in report.check:
@@ -206,14 +202,14 @@ class MembershipAgent:
         if report.probe is not None:
             self._shards.probe(report.probe, lambda ok: self._reach.probed(ok=ok))
         fact = replace(
-            self._fact,
+            self.fact,
             unreachable=report.unreachable,
             reached=report.reached,
             hanging=report.hanging,
             read_only=report.unreachable.intersection(self._shards.read_only()),
         )
-        if fact != self._fact:
-            self._fact = fact
+        if fact != self.fact:
+            self.fact = fact
             self._writer.join(fact)
         self.cut_off = self._cut_off.update(cut_off(self.facts).get(self._id, frozenset()), now_ms)
         times = (report.next_ms, self._cut_off.next_ms(now_ms))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -39,16 +40,14 @@ Admitted = Callable[[int, Overloaded | None], None]
 """(how many items are admitted, counted from the first; the error of the rest)."""
 
 
+@dataclass(slots=True, eq=False)
 class Charge:
     """The items of one enqueue that wait for tokens. `asked`: the open question to the coordinator covers them."""
 
-    __slots__ = ("admit", "asked", "count", "done")
-
-    def __init__(self, count: int, admit: Admitted) -> None:
-        self.count = count
-        self.admit = admit
-        self.asked = False
-        self.done = False
+    count: int
+    admit: Admitted
+    asked: bool = False
+    done: bool = False
 
     def end(self, taken: int, error: Overloaded | None) -> None:
         if not self.done:

@@ -36,33 +36,23 @@ class Situation:
     closed: Collection[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """A new assignment, `hosts`. `placed`: shards of dead hosts that now have a living one. `moved`: shards that go
-    from one living host to another. Both ascending."""
-
-    hosts: dict[int, str]
-    placed: tuple[int, ...]
-    moved: tuple[int, ...]
-
-
-def place_orphans(situation: Situation) -> Decision:
+def place_orphans(situation: Situation) -> dict[int, str]:
     """Assign every orphan (a shard without a living host) to a taker, and touch no other shard. Without a taker the
     orphans stay where they were. ValueError for a load that is not a number of at least 0."""
     board = _Board(situation)
     board.place(board.orphans)
-    return board.decision()
+    return board.hosts
 
 
-def empty_hosts(situation: Situation, max_moves: int | None = None) -> Decision:
+def empty_hosts(situation: Situation, max_moves: int | None = None) -> dict[int, str]:
     """Move shards away from the hosts to be emptied, the heaviest first, at most `max_moves`; touch no other shard.
     ValueError as above."""
     board = _Board(situation)
     board.empty(max_moves)
-    return board.decision()
+    return board.hosts
 
 
-def balance(situation: Situation, max_moves: int | None = None) -> Decision:
+def balance(situation: Situation, max_moves: int | None = None) -> dict[int, str]:
     """Place orphans, empty hosts, and even out the loads with the rest of `max_moves`.
 
     Without a bound, the heaviest and the lightest host end at most one shard apart, or `SLACK` of the mean load if the
@@ -72,15 +62,15 @@ def balance(situation: Situation, max_moves: int | None = None) -> Decision:
     board.place(board.orphans)
     emptied = board.empty(max_moves)
     board.level(None if max_moves is None else max_moves - emptied)
-    return board.decision()
+    return board.hosts
 
 
-def rescue(situation: Situation, able: Mapping[int, Collection[str]]) -> Decision:
+def rescue(situation: Situation, able: Mapping[int, Collection[str]]) -> dict[int, str]:
     """Move each shard of `able` to the lightest of its hosts there, the heaviest shard first; touch no other. A shard
     stays if none of its hosts may take shards. ValueError as above."""
     board = _Board(situation)
     board.rescue(able)
-    return board.decision()
+    return board.hosts
 
 
 def imbalance(hosts: Mapping[int, str], loads: Mapping[int, float], takers: Collection[str]) -> float:
@@ -91,21 +81,21 @@ def imbalance(hosts: Mapping[int, str], loads: Mapping[int, float], takers: Coll
 
 
 class _Board:
-    """A decision in progress: `load` of each host that may take shards, in whole units."""
+    """A decision in progress: `hosts` by shard, and the `load` of each host that may take shards, in whole units."""
 
-    __slots__ = ("_evacuees", "_hosts", "_open", "_situation", "_units", "load", "orphans")
+    __slots__ = ("_evacuees", "_open", "_situation", "_units", "hosts", "load", "orphans")
 
     def __init__(self, situation: Situation) -> None:
         self._situation = situation
         self._units = _units(situation.loads)
-        self._hosts = {shard: host for shard, host in situation.current.items() if shard in self._units}
+        self.hosts = {shard: host for shard, host in situation.current.items() if shard in self._units}
         emptied = frozenset(situation.emptied)
         self.load = {host: 0 for host in situation.takers if host not in emptied}
         self._open = self.load.keys() - frozenset(situation.closed) or set(self.load)
         self.orphans: list[int] = []
         self._evacuees: list[int] = []
         for shard, units in self._units.items():
-            host = self._hosts.get(shard)
+            host = self.hosts.get(shard)
             if host in self.load:
                 self.load[host] += units
             elif host in emptied:
@@ -125,7 +115,7 @@ class _Board:
             load += self._units[shard]
             heapreplace(low, (load, host))
             self.load[host] = load
-            self._hosts[shard] = host
+            self.hosts[shard] = host
 
     def empty(self, max_moves: int | None) -> int:
         """Move shards off the hosts to be emptied; return their number."""
@@ -140,11 +130,11 @@ class _Board:
             hosts, units = self._open.intersection(able[shard]), self._units[shard]
             if not hosts:
                 continue
-            if (giver := self._hosts.get(shard)) in self.load:
+            if (giver := self.hosts.get(shard)) in self.load:
                 self.load[giver] -= units
             taker = min(hosts, key=lambda host: (self.load[host], host))
             self.load[taker] += units
-            self._hosts[shard] = taker
+            self.hosts[shard] = taker
 
     def level(self, max_moves: int | None) -> None:
         """Move shards from the heaviest host to the lightest until no move lowers the difference."""
@@ -183,23 +173,16 @@ class _Board:
     def _lowest(self) -> list[tuple[int, str]]:
         return [(load, host) for host, load in self.load.items() if host in self._open]
 
-    def decision(self) -> Decision:
-        before, living = self._situation.current, {*self._situation.takers, *self._situation.emptied}
-        changed = sorted(shard for shard, host in self._hosts.items() if before.get(shard) != host)
-        placed = tuple(shard for shard in changed if before.get(shard) not in living)
-        moved = tuple(shard for shard in changed if before.get(shard) in living)
-        return Decision(self._hosts, placed, moved)
-
     def _move(self, shards: list[tuple[int, int]], at: int, taker: str) -> tuple[int, int]:
         units, shard = shards.pop(at)
-        self._hosts[shard] = taker
+        self.hosts[shard] = taker
         return units, shard
 
     def _movable(self) -> dict[str, list[tuple[int, int]]]:
         """Return (units, shard) pairs of each host, ascending."""
         fixed = frozenset(self._situation.under_way)
         movable: dict[str, list[tuple[int, int]]] = {host: [] for host in self.load}
-        for shard, host in self._hosts.items():
+        for shard, host in self.hosts.items():
             if host in movable and shard not in fixed:
                 movable[host].append((self._units[shard], shard))
         for shards in movable.values():

@@ -119,7 +119,7 @@ class Controller:
             return Step(None, self._asked[1])
         write = self._repair(facts, measured, ready=now_ms >= self._ready_ms)
         if write is None and lasting:
-            write = _write(facts, rescue(situation_of(facts, measured), {n: able[n] for n in lasting}).hosts)
+            write = _write(facts, rescue(situation_of(facts, measured), {n: able[n] for n in lasting}))
         if write is None and now_ms >= max(self._ready_ms, self._balance_ms):
             write = self._balance(facts, measured, now_ms)
         if write is not None:
@@ -143,9 +143,9 @@ class Controller:
         if len(assigned) == len(wanted) and all(assigned.get(shard) in may_take for shard in wanted):
             return None
         situation = situation_of(facts, measured)
-        hosts = empty_hosts(situation).hosts
+        hosts = empty_hosts(situation)
         if ready:
-            hosts = place_orphans(replace(situation, current=hosts)).hosts
+            hosts = place_orphans(replace(situation, current=hosts))
         return _write(facts, hosts)
 
     def _balance(self, facts: Facts, measured: Mapping[int, float], now_ms: int) -> Write | None:
@@ -153,7 +153,7 @@ class Controller:
         if moving(facts) - away(facts) and now_ms < self._balance_ms + self._settings.balance_every_ms:
             return None
         self._balance_ms = now_ms + self._settings.balance_every_ms
-        return _write(facts, balance(situation_of(facts, measured), self._settings.max_moves).hosts)
+        return _write(facts, balance(situation_of(facts, measured), self._settings.max_moves))
 
     def _wake_ms(self, now_ms: int) -> int:
         """Return the earliest of the relevant times after `now_ms`; the last of them is the end of the wait for shards

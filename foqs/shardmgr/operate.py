@@ -214,7 +214,7 @@ def rebalance(facts: Facts, max_moves: int | None = None) -> Change:
     """Balance now as the controller would, by weight; moving shards stay. Done when all have arrived."""
     if not takers(facts):
         raise Invalid("no living host may take shards")
-    hosts = balance(situation_of(facts), max_moves).hosts
+    hosts = balance(situation_of(facts), max_moves)
     before = facts.assignment.hosts
     changed = {shard: host for shard, host in sorted(hosts.items()) if before.get(shard) != host}
     moves = tuple((shard, before.get(shard), host) for shard, host in changed.items())

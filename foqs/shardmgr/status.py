@@ -107,7 +107,7 @@ def status_of(facts: Facts, answers: Answers = _NOT_ASKED) -> Status:
 
 def _imbalances(facts: Facts) -> tuple[float, float]:
     situation = replace(situation_of(facts), under_way=frozenset(), closed=frozenset())
-    after = balance(situation).hosts
+    after = balance(situation)
     now, best = (imbalance(hosts, situation.loads, takers(facts)) for hosts in (facts.assignment.hosts, after))
     return round(now, 3), round(min(now, best), 3)
 

@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from foqs.shardmgr.assignment import Decision, Situation, balance, imbalance, place_orphans
+from foqs.shardmgr.assignment import Situation, balance, imbalance, place_orphans
 
 
 @dataclass(slots=True)
@@ -27,13 +27,13 @@ class Case:
     imbalance: float = 0.0
     took_ms: list[float] = field(default_factory=list)
 
-    def measure(self, decide: Callable[[Situation], Decision], situation: Situation) -> Decision:
+    def measure(self, decide: Callable[[Situation], dict[int, str]], situation: Situation) -> dict[int, str]:
         began = time.perf_counter()
-        decision = decide(situation)
+        hosts = decide(situation)
         self.took_ms.append(1000 * (time.perf_counter() - began))
-        self.changed = len(decision.placed) + len(decision.moved)
-        self.imbalance = imbalance(decision.hosts, situation.loads, situation.takers)
-        return decision
+        self.changed = sum(situation.current.get(shard) != host for shard, host in hosts.items())
+        self.imbalance = imbalance(hosts, situation.loads, situation.takers)
+        return hosts
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -57,7 +57,7 @@ def measure(shards: int, hosts: int, rounds: int) -> list[Case]:
     leaves = Case("one host leaves")
     differ = Case("loads differ")
     for _ in range(rounds):
-        even = replace(nothing, current=fresh.measure(place_orphans, nothing).hosts)
+        even = replace(nothing, current=fresh.measure(place_orphans, nothing))
         joins.measure(balance, replace(even, takers=[*names, "host-new"]))
         if hosts > 1:
             leaves.needed = Counter(even.current.values())[names[0]]

@@ -6,18 +6,46 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from foqs.shardmgr.assignment import SLACK, Situation, balance, empty_hosts, imbalance, place_orphans
+from foqs.shardmgr import assignment
+from foqs.shardmgr.assignment import SLACK, Situation, imbalance
 
 HOSTS = [f"h{n}" for n in range(8)]
 SHARDS = st.integers(1, 40)
 LOADS = st.one_of(st.just(1.0), st.floats(0, 1e6), st.sampled_from([0.0, 0.1, 0.2, 0.3, 1e-9, 1e9]))
 BOUNDS = st.one_of(st.none(), st.integers(0, 20))
+
+
+class Decision(NamedTuple):
+    """`placed`: shards of dead hosts that now have a living one. `moved`: shards that go from one living host to
+    another."""
+
+    hosts: dict[int, str]
+    placed: tuple[int, ...]
+    moved: tuple[int, ...]
+
+
+def decided(situation: Situation, hosts: dict[int, str]) -> Decision:
+    before, touched = situation.current, changed(situation, hosts)
+    placed = tuple(shard for shard in touched if before.get(shard) not in living(situation))
+    return Decision(hosts, placed, tuple(shard for shard in touched if shard not in placed))
+
+
+def place_orphans(situation: Situation) -> Decision:
+    return decided(situation, assignment.place_orphans(situation))
+
+
+def empty_hosts(situation: Situation, bound: int | None = None) -> Decision:
+    return decided(situation, assignment.empty_hosts(situation, bound))
+
+
+def balance(situation: Situation, bound: int | None = None) -> Decision:
+    return decided(situation, assignment.balance(situation, bound))
 
 
 @st.composite

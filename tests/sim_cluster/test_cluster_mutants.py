@@ -8,7 +8,7 @@ import pytest
 from foqs.engine.shard_driver import ShardDriver, Steps
 from foqs.peers.membership_agent import MembershipAgent
 from foqs.shardmgr import controller, membership
-from foqs.shardmgr.assignment import Decision, Situation, balance
+from foqs.shardmgr.assignment import Situation, balance
 from foqs.shardmgr.controller import Controller, Step
 from foqs.shardmgr.facts import Facts
 from foqs.shardmgr.lifecycle import ShardState
@@ -153,7 +153,7 @@ def a_failed_probe_is_forgotten_with_the_shard(patch: Patch) -> None:
 
 @mutant
 def balance_has_no_bound(patch: Patch) -> None:
-    def at_once(situation: Situation, max_moves: int | None) -> Decision:
+    def at_once(situation: Situation, max_moves: int | None) -> dict[int, str]:
         return balance(situation)
 
     patch.setattr(controller, "balance", at_once)

@@ -35,8 +35,8 @@ class Check:
     """A check. `found` and `mend` hold no secret; `mend` (the remedy) is empty if there is no fault."""
 
     group: Group
-    name: str
     verdict: Verdict
+    name: str
     found: str
     mend: str = ""
 

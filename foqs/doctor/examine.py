@@ -1,10 +1,7 @@
-"""All checks; independent ones run in parallel.
+"""Run all checks: of this machine, of ZooKeeper, and of the databases. Independent checks run in parallel.
 
-Checks ZooKeeper: each server by itself, then the nodes below the root, and this host's rights there.
-
-Checks the shards' databases: servers in parallel, the shards of one server one after another.
-
-So the check waits only once for a server that hangs.
+ZooKeeper is checked server by server, then the nodes below the root, and this host's rights there. Database servers are
+checked in parallel, the shards of one server one after another. So a server that hangs costs one wait.
 """
 
 from __future__ import annotations
@@ -33,6 +30,46 @@ OLDEST = (3, 5)
 """The oldest version with the same client protocol as the tested ones."""
 _MANY_NAMES = 5
 _START = "start the server, open the network to it, or correct zookeeper.hosts"
+_PER_SHARD = 3
+"""A check of a shard sends several queries; together they may take this many time-outs."""
+_FEW = 4
+Outcome = Checkup | str | None
+"""The findings, or the reason why the database did not answer, or None if its server did not answer before."""
+
+_zookeeper_check = partial(Check, Group.ZOOKEEPER)
+_database_check = partial(Check, Group.DATABASES)
+
+
+async def examine(path: Path, workers: Sequence[int], timeout_s: float) -> list[Check]:
+    """Check the configuration at `path` and all that it names.
+
+    `workers` are the distances of the workers' ports above the configured ones. `timeout_s` bounds each wait.
+    """
+    config, checks = host.read_configuration(path)
+    if config is None:
+        why = "the configuration is not valid"
+        groups = [group for group in Group if group is not Group.CONFIGURATION]
+        return checks + [Check(group, Verdict.SKIPPED, "all", why) for group in groups]
+    checks += host.dangers(config, host.this_machine(), max(1, len(workers)))
+    checks += host.examine_tls(config, host.advertised(config), time.time())
+    found = await asyncio.gather(host.examine_ports(config, workers, timeout_s), _examine_cluster(config, timeout_s))
+    return [check for part in (checks, *found) for check in part]
+
+
+async def _examine_cluster(config: Config, timeout_s: float) -> list[Check]:
+    """Check ZooKeeper, which lists the shards of a cluster, and the databases."""
+    checks: list[Check] = []
+    urls: Mapping[int, str] = {section.id: section.url for section in config.shards}
+    if config.zookeeper is not None:
+        checks, root = await examine_zookeeper(config.zookeeper, timeout_s)
+        if root is None:
+            why = "the list of shards is in ZooKeeper, which could not be read"
+            return [*checks, _database_check(Verdict.SKIPPED, "all", why)]
+        urls = {shard.id: shard.url for shard in root.shards}
+    return checks + await examine_databases(urls, wanted_of(config), timeout_s)
+
+
+# ------------------------------------------------------------------------------------------------ ZooKeeper
 
 
 async def examine_zookeeper(config: ZookeeperSection, timeout_s: float) -> tuple[list[Check], RootCheckup | None]:
@@ -48,9 +85,8 @@ async def examine_zookeeper(config: ZookeeperSection, timeout_s: float) -> tuple
     try:
         root = await apart(partial(check_root, reachable, timeout_s), 3 * timeout_s)
     except TimeoutError:
-        mend = "look at ZooKeeper's log" + (
-            ", and check that it has SASL set up" if config.auth_scheme == "sasl" else ""
-        )
+        sasl = ", and check that it has SASL set up" if config.auth_scheme == "sasl" else ""
+        mend = f"look at ZooKeeper's log{sasl}"
         return [*checks, _zookeeper_check(Verdict.WRONG, config.root, "no answer in time", mend)], None
     except FoqsError as error:
         mend = "correct zookeeper.auth_scheme and zookeeper.auth_credential, or look at ZooKeeper's log"
@@ -75,9 +111,8 @@ def zookeeper_server_check(name: str, outcome: ServerCheckup | str, config: Zook
     found = [int(part) for part in outcome.version.split(".")[:2] if part.isdigit()]
     version = outcome.version or "of unknown version"
     if len(found) == len(OLDEST) and tuple(found) < OLDEST:
-        return _zookeeper_check(
-            Verdict.WRONG, name, f"ZooKeeper {version} is too old", f"upgrade it to {_dotted(OLDEST)} or newer"
-        )
+        mend = f"upgrade it to {'.'.join(map(str, OLDEST))} or newer"
+        return _zookeeper_check(Verdict.WRONG, name, f"ZooKeeper {version} is too old", mend)
     if outcome.session_ms != config.session_timeout_ms:
         asked = config.session_timeout_ms
         why = f"the server grants sessions of {outcome.session_ms} ms, but zookeeper.session_timeout_ms is {asked}"
@@ -90,24 +125,14 @@ def zookeeper_root_checks(root: RootCheckup, config: ZookeeperSection) -> list[C
     checks = []
     if not root.there:
         names = ", ".join(root.beside[:_MANY_NAMES]) + (", ..." if len(root.beside) > _MANY_NAMES else "")
-        why = "the node does not exist: a host would begin an empty cluster" + (
-            f"; nodes next to it: {names}" if names else ""
-        )
-        checks.append(
-            _zookeeper_check(
-                Verdict.WARNING,
-                config.root,
-                why,
-                "correct zookeeper.root, or, for a new cluster, add a shard with `foqs shards add`",
-            )
-        )
+        beside = f"; nodes next to it: {names}" if names else ""
+        why = f"the node does not exist: a host would begin an empty cluster{beside}"
+        mend = "correct zookeeper.root, or, for a new cluster, add a shard with `foqs shards add`"
+        checks.append(_zookeeper_check(Verdict.WARNING, config.root, why, mend))
     if root.denied:
+        why = f"the credential has no right to {', '.join(_few(root.denied))}"
         mend = "correct zookeeper.auth_credential, or grant it the rights (setAcl by the creator of the nodes)"
-        checks.append(
-            _zookeeper_check(
-                Verdict.WRONG, config.root, f"the credential has no right to {', '.join(_few(root.denied))}", mend
-            )
-        )
+        checks.append(_zookeeper_check(Verdict.WRONG, config.root, why, mend))
     mend = "the record was edited by hand: write it again"
     checks += [_zookeeper_check(Verdict.WRONG, config.root, words, mend) for words in _few(root.unreadable)]
     if root.there and not root.denied and not root.unreadable:
@@ -119,9 +144,8 @@ def _content(shards: Sequence[ShardFact], hosts: Sequence[HostFact], root: str) 
     living = f"{len(hosts)} host{'' if len(hosts) == 1 else 's'}"
     if not shards:
         why = f"the cluster has no shards ({living})"
-        return _zookeeper_check(
-            Verdict.WARNING, root, why, "add a shard with `foqs shards add`, or correct zookeeper.root"
-        )
+        mend = "add a shard with `foqs shards add`, or correct zookeeper.root"
+        return _zookeeper_check(Verdict.WARNING, root, why, mend)
     names = f": {', '.join(_few(sorted(host.id for host in hosts)))}" if hosts else ""
     return _zookeeper_check(Verdict.OK, root, f"shards {numbers(shard.id for shard in shards)}; {living}{names}")
 
@@ -131,24 +155,12 @@ def _few(words: Sequence[str]) -> list[str]:
     return [*words[:_MANY_NAMES], *more]
 
 
-def _dotted(version: tuple[int, ...]) -> str:
-    return ".".join(map(str, version))
-
-
-def _zookeeper_check(verdict: Verdict, name: str, found: str, mend: str = "") -> Check:
-    return Check(Group.ZOOKEEPER, name, verdict, found, mend)
-
-
-_PER_SHARD = 3
-"""A check of a shard sends several queries; together they may take this many time-outs."""
-_FEW = 4
-Outcome = Checkup | str | None
-"""The findings, or the reason why the database did not answer, or None if its server did not answer before."""
+# ------------------------------------------------------------------------------------------------ databases
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Requirements of the configuration on a server."""
+    """Requirements of the configuration on a database server."""
 
     item_bytes: int
     clock_jump_ms: int
@@ -164,14 +176,11 @@ async def examine_databases(urls: Mapping[int, str], wanted: Wanted, timeout_s: 
     servers: dict[str, list[int]] = defaultdict(list)
     for shard in sorted(urls):
         servers[_server(urls[shard])].append(shard)
-    found = await asyncio.gather(
-        *(_ask_databases({n: urls[n] for n in shards}, timeout_s) for shards in servers.values())
-    )
-    return [
-        check
-        for name, outcomes in zip(servers, found, strict=True)
-        for check in database_checks(name, outcomes, wanted)
-    ]
+    asked = [_ask_databases({n: urls[n] for n in shards}, timeout_s) for shards in servers.values()]
+    checks: list[Check] = []
+    for name, outcomes in zip(servers, await asyncio.gather(*asked), strict=True):
+        checks += database_checks(name, outcomes, wanted)
+    return checks
 
 
 def _server(url: str) -> str:
@@ -197,38 +206,30 @@ async def _ask_databases(urls: Mapping[int, str], timeout_s: float) -> dict[int,
     return outcomes
 
 
-# ------------------------------------------------------------------------------------------------ verdicts
-
-
 def database_checks(server: str, outcomes: Mapping[int, Outcome], wanted: Wanted) -> list[Check]:
     """Return a check for the server, and one for each fault with the shards that have it."""
     looked = {shard: one for shard, one in outcomes.items() if isinstance(one, Checkup)}
-    checks = (
-        [_database_check(server, Verdict.OK, _summary(looked))] if any(one.server for one in looked.values()) else []
-    )
+    checks = []
+    if any(one.server for one in looked.values()):
+        checks.append(_database_check(Verdict.OK, server, _summary(looked)))
     silent: dict[str, list[int]] = defaultdict(list)
     for shard, outcome in outcomes.items():
         if isinstance(outcome, str):
             silent[outcome].append(shard)
     for why, which in silent.items():
         mend = "start the server, open the network to it, or correct the shard's url"
-        checks.append(_database_check(server, Verdict.WRONG, f"{_shard_names(which)}: {why}", mend))
+        checks.append(_database_check(Verdict.WRONG, server, f"{_shard_names(which)}: {why}", mend))
     findings: dict[Finding, list[int]] = defaultdict(list)
     for shard, one in looked.items():
         for finding in dict.fromkeys(one.findings):
             findings[finding].append(shard)
     for finding, which in findings.items():
         where = "" if checks and len(which) == len(outcomes) else f"{_shard_names(which)}: "
-        checks.append(_database_check(server, *_stated(finding, where)))
-    checks += [
-        _database_check(server, *_stated(finding)) for finding in _server_findings(list(looked.values()), wanted)
-    ]
+        checks.append(_stated(server, finding, where))
+    checks += [_stated(server, finding) for finding in _server_findings(list(looked.values()), wanted)]
     if left := [shard for shard, outcome in outcomes.items() if outcome is None]:
-        checks.append(
-            _database_check(
-                server, Verdict.SKIPPED, f"{_shard_names(left)}: the server did not answer for an earlier shard"
-            )
-        )
+        why = f"{_shard_names(left)}: the server did not answer for an earlier shard"
+        checks.append(_database_check(Verdict.SKIPPED, server, why))
     return checks
 
 
@@ -250,9 +251,8 @@ def _server_findings(looked: Sequence[Checkup], wanted: Wanted) -> list[Finding]
     connections = [one.max_connections for one in looked if one.max_connections is not None]
     if connections and min(connections) < 2 * len(looked):
         why = f"max_connections is {min(connections)}, but {len(looked)} open shards need {2 * len(looked)}"
-        found.append(
-            Finding(why, "raise it with SET GLOBAL max_connections, and in the server's configuration", wrong=False)
-        )
+        mend = "raise it with SET GLOBAL max_connections, and in the server's configuration"
+        found.append(Finding(why, mend, wrong=False))
     return found
 
 
@@ -266,53 +266,18 @@ def _summary(looked: Mapping[int, Checkup]) -> str:
         if one.owner is not None:
             owners[one.owner or "none"].append(shard)
     if 0 < len(looked) <= _FEW:
-        listed = [
-            f"{shard}: {one.owner or 'none'} (epoch {one.epoch})"
-            for shard, one in looked.items()
-            if one.epoch is not None
-        ]
+        known = {shard: one for shard, one in looked.items() if one.epoch is not None}
+        listed = [f"{shard}: {one.owner or 'none'} (epoch {one.epoch})" for shard, one in known.items()]
     else:
         listed = [f"{numbers(which)}: {owner}" for owner, which in owners.items()]
     return "; ".join([*parts, f"owners: {', '.join(listed)}"] if listed else parts)
 
 
-def _stated(finding: Finding, where: str = "") -> tuple[Verdict, str, str]:
-    return (Verdict.WRONG if finding.wrong else Verdict.WARNING), where + finding.found, finding.mend
+def _stated(server: str, finding: Finding, where: str = "") -> Check:
+    verdict = Verdict.WRONG if finding.wrong else Verdict.WARNING
+    return _database_check(verdict, server, where + finding.found, finding.mend)
 
 
 def _shard_names(which: Iterable[int]) -> str:
     found = list(which)
     return f"shard{'s' if len(found) > 1 else ''} {numbers(found)}"
-
-
-def _database_check(server: str, verdict: Verdict, found: str, mend: str = "") -> Check:
-    return Check(Group.DATABASES, server, verdict, found, mend)
-
-
-async def examine(path: Path, workers: Sequence[int], timeout_s: float) -> list[Check]:
-    """Check the configuration at `path` and all that it names.
-
-    `workers` are the distances of the workers' ports above the configured ones. `timeout_s` bounds each wait.
-    """
-    config, checks = host.read_configuration(path)
-    if config is None:
-        why = "the configuration is not valid"
-        groups = [group for group in Group if group is not Group.CONFIGURATION]
-        return checks + [Check(group, "all", Verdict.SKIPPED, why) for group in groups]
-    checks += host.dangers(config, host.this_machine(), max(1, len(workers)))
-    checks += host.examine_tls(config, host.advertised(config), time.time())
-    found = await asyncio.gather(host.examine_ports(config, workers, timeout_s), _examine_cluster(config, timeout_s))
-    return [check for part in (checks, *found) for check in part]
-
-
-async def _examine_cluster(config: Config, timeout_s: float) -> list[Check]:
-    """Check ZooKeeper, which lists the shards of a cluster, and the databases."""
-    checks: list[Check] = []
-    urls: Mapping[int, str] = {section.id: section.url for section in config.shards}
-    if config.zookeeper is not None:
-        checks, root = await examine_zookeeper(config.zookeeper, timeout_s)
-        if root is None:
-            why = "the list of shards is in ZooKeeper, which could not be read"
-            return [*checks, Check(Group.DATABASES, "all", Verdict.SKIPPED, why)]
-        urls = {shard.id: shard.url for shard in root.shards}
-    return checks + await examine_databases(urls, wanted_of(config), timeout_s)

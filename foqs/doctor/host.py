@@ -1,8 +1,7 @@
-"""Checks foqs.toml and the environment for errors, and for valid but dangerous settings.
+"""Check this machine: its configuration, certificates and credentials, its ports, and its advertised address.
 
-Checks certificates, keys and credentials with the same handshake that clients and other hosts make.
-
-Checks the ports of a host, and the address that it advertises.
+Settings are checked for errors, and for valid but dangerous values. Certificates are checked with the handshake that
+clients and other hosts make.
 """
 
 from __future__ import annotations
@@ -30,13 +29,24 @@ from foqs.config import access
 from foqs.config.access import exposed, is_loopback
 from foqs.config.fields import secret_mark, section_of
 from foqs.config.load import Config, NotValid, Source, Where, load_with_sources
-from foqs.config.schema import AuthSection, TlsSection
+from foqs.config.schema import TlsSection
 from foqs.doctor.check import Check, Group, Verdict, apart, said
 from foqs.errors import FoqsError, Invalid
 from foqs.rpc.tls import peer_context, server_context
 
 _CGROUP = Path("/sys/fs/cgroup/memory.max")
 _OTHERS_READ = 0o004
+_SOON_S = 30 * 86_400
+_EXPIRED, _OTHER_NAME = 10, (62, 64)
+"""OpenSSL's X509_V_ERR_CERT_HAS_EXPIRED, and its codes of a certificate for another name or address."""
+_MOST_ROUNDS = 10
+_MOST_PORT = 65_535
+_ALIVE_BYTES = 64
+_ANY = ("", "0.0.0.0", "::")
+
+_config_check = partial(Check, Group.CONFIGURATION)
+_tls_check = partial(Check, Group.TLS)
+_port_check = partial(Check, Group.PORTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,23 +70,16 @@ def read_configuration(path: Path) -> tuple[Config | None, list[Check]]:
     try:
         loaded = load_with_sources(path)
     except NotValid as error:
-        return None, [
-            _configuration_check(
-                Verdict.WRONG, str(path), line, "correct the key; `foqs config explain KEY` describes it"
-            )
-            for line in error.errors
-        ]
+        mend = "correct the key; `foqs config explain KEY` describes it"
+        return None, [_config_check(Verdict.WRONG, str(path), line, mend) for line in error.errors]
     except Invalid as error:
-        return None, [_configuration_check(Verdict.WRONG, str(path), error.message, "correct the path or the file")]
+        return None, [_config_check(Verdict.WRONG, str(path), error.message, "correct the path or the file")]
     config = loaded.config
-    checks = [_configuration_check(Verdict.OK, str(path), "valid")]
+    checks = [_config_check(Verdict.OK, str(path), "valid")]
     if config.zookeeper is None and not config.shards:
+        why = "the configuration has neither [zookeeper] nor [[shards]]"
         mend = "add [zookeeper] for a cluster, or [[shards]] for a single host"
-        checks.append(
-            _configuration_check(
-                Verdict.WRONG, "shards", "the configuration has neither [zookeeper] nor [[shards]]", mend
-            )
-        )
+        checks.append(_config_check(Verdict.WRONG, "shards", why, mend))
     for source in loaded.sources:
         checks += _open_secrets(source, path)
     return config, checks
@@ -84,51 +87,37 @@ def read_configuration(path: Path) -> tuple[Config | None, list[Check]]:
 
 def dangers(config: Config, machine: Machine, workers: int) -> list[Check]:
     """Return the dangers if `workers` hosts with this configuration run on the machine."""
-    return [*_exposed(config), *_too_much(config, machine, workers), *_hasty(config)]
+    found = [*_exposed(config), *_too_much(config, machine, workers), *_hasty(config)]
+    return [_config_check(Verdict.WARNING, *one) for one in found]
 
 
-def _exposed(config: Config) -> list[Check]:
+def _exposed(config: Config) -> Iterator[tuple[str, str, str]]:
     mends = {"tls": "set tls.cert_file and tls.key_file", "auth": "set auth.principals_file"}
-    where = f"other machines can reach server.host {config.server.host}"
-    return [
-        _configuration_check(Verdict.WARNING, key, f"{where}, and {why}", mends[key])
-        for key, why in exposed(config).items()
-    ]
+    for key, why in exposed(config).items():
+        yield key, f"other machines can reach server.host {config.server.host}, and {why}", mends[key]
 
 
-def _too_much(config: Config, machine: Machine, workers: int) -> list[Check]:
-    checks = []
+def _too_much(config: Config, machine: Machine, workers: int) -> Iterator[tuple[str, str, str]]:
     budget = workers * config.host.budget_bytes
     if budget > machine.memory_bytes:
         why = f"{_mib(budget)} for {workers} workers" if workers > 1 else _mib(budget)
         why = f"{why} is more than the machine's memory, {_mib(machine.memory_bytes)}"
-        checks.append(
-            _configuration_check(Verdict.WARNING, "host.budget_bytes", why, "lower it, or use a larger machine")
-        )
-    wanted = config.server.open_files
+        yield "host.budget_bytes", why, "lower it, or use a larger machine"
+    most, wanted = config.server.max_connections, config.server.open_files
     if machine.files is not None and machine.files < wanted:
-        why = (
-            f"{config.server.max_connections} connections need {wanted} open files; this user may open {machine.files}"
-        )
+        why = f"{most} connections need {wanted} open files; this user may open {machine.files}"
         mend = "raise the limit of files (ulimit -Hn, systemd: LimitNOFILE), or lower server.max_connections"
-        checks.append(_configuration_check(Verdict.WARNING, "server.max_connections", why, mend))
-    return checks
+        yield "server.max_connections", why, mend
 
 
-def _hasty(config: Config) -> list[Check]:
-    zookeeper, server = config.zookeeper, config.server
-    if zookeeper is None:
-        return []
-    checks = []
-    if server.grace_ms < zookeeper.handover_ms:
+def _hasty(config: Config) -> Iterator[tuple[str, str, str]]:
+    zookeeper, grace_ms = config.zookeeper, config.server.grace_ms
+    if zookeeper is not None and grace_ms < zookeeper.handover_ms:
         why = (
-            f"{server.grace_ms} is less than zookeeper.handover_ms, {zookeeper.handover_ms}: a stopping host may end "
+            f"{grace_ms} is less than zookeeper.handover_ms, {zookeeper.handover_ms}: a stopping host may end "
             "before it has handed over its shards"
         )
-        checks.append(
-            _configuration_check(Verdict.WARNING, "server.grace_ms", why, "raise it to zookeeper.handover_ms or more")
-        )
-    return checks
+        yield "server.grace_ms", why, "raise it to zookeeper.handover_ms or more"
 
 
 def _open_secrets(source: Source, path: Path) -> list[Check]:
@@ -136,19 +125,17 @@ def _open_secrets(source: Source, path: Path) -> list[Check]:
     files = {_dotted(where): file for where, file in source.files.items()}
     if source.name == str(path) and (keys := [_dotted(where) for where in _secrets(source, Config, source.values, ())]):
         files[", ".join(keys)] = path
-    return [
-        _configuration_check(Verdict.WARNING, keys, f"every user of this machine can read {file}", f"chmod o-r {file}")
-        for keys, file in files.items()
-        if is_open(file)
-    ]
+    return [check for keys, file in files.items() for check in _readable(Group.CONFIGURATION, keys, file)]
 
 
-def is_open(path: Path) -> bool:
-    """True if users outside the owner and group of the file can read it."""
+def _readable(group: Group, key: str, path: Path) -> list[Check]:
+    """Return a warning if users outside the owner and group of the file can read it."""
     try:
-        return bool(path.stat().st_mode & _OTHERS_READ)
+        is_open = path.stat().st_mode & _OTHERS_READ
     except OSError:  # reading the configuration reports it
-        return False
+        is_open = 0
+    why = f"every user of this machine can read {path}"
+    return [Check(group, Verdict.WARNING, key, why, f"chmod o-r {path}")] if is_open else []
 
 
 def _secrets(source: Source, model: type[BaseModel], values: Mapping[str, Any], where: Where) -> Iterator[Where]:
@@ -172,54 +159,48 @@ def _mib(size: int) -> str:
     return f"{size >> 20:,} MiB"
 
 
-def _configuration_check(verdict: Verdict, name: str, found: str, mend: str = "") -> Check:
-    return Check(Group.CONFIGURATION, name, verdict, found, mend)
-
-
-_SOON_S = 30 * 86_400
-_MOST_ROUNDS = 10
-
-
 def examine_tls(config: Config, name: str, now_s: float) -> list[Check]:
     """Check TLS and principals. Clients connect to `name`."""
-    checks = (
-        []
-        if config.tls is None
-        else [*_certificate(config.tls, name, now_s), *_closed("tls.key_file", config.tls.key_file)]
-    )
-    if config.auth is not None:
-        checks += _credentials(config.auth)
+    checks = []
+    if config.tls is not None:
+        checks.append(_certificate(config.tls, name, now_s))
+        checks += _readable(Group.TLS, "tls.key_file", config.tls.key_file)
+    if config.auth is not None and config.auth.principals_file is not None:
+        checks.append(_principals(config.auth.principals_file))
     return checks
 
 
-def _certificate(section: TlsSection, name: str, now_s: float) -> list[Check]:
+def _certificate(section: TlsSection, name: str, now_s: float) -> Check:
+    key = "tls.cert_file"
     try:
         server, client = server_context(section), peer_context(section)
+        assert server is not None
+        assert client is not None
+        left_s = _expiry_s(server, client, name) - now_s
     except Invalid as error:
-        return [
-            _tls_check(Verdict.WRONG, "tls", error.message, "correct the file, or give this user the right to read it")
-        ]
-    assert server is not None
-    assert client is not None
-    try:
-        ends_s = _shake(server, client, name)
+        return _tls_check(
+            Verdict.WRONG, "tls", error.message, "correct the file, or give this user the right to read it"
+        )
     except ssl.SSLCertVerificationError as error:
-        return [_refused(error, name)]
+        return _tls_check(Verdict.WRONG, key, f"clients refuse it: {error.verify_message}", _mend(error, name))
     except ssl.SSLError as error:
-        return [
-            _tls_check(
-                Verdict.WRONG, "tls.cert_file", f"a handshake with it fails: {error.reason}", "use another certificate"
-            )
-        ]
-    left_s = ends_s - now_s
+        return _tls_check(Verdict.WRONG, key, f"a handshake with it fails: {error.reason}", "use another certificate")
+    days = f"{left_s / 86_400:.0f} days"
     if left_s < _SOON_S:
-        why = f"the certificate expires in {left_s / 86_400:.0f} days"
-        return [_tls_check(Verdict.WARNING, "tls.cert_file", why, "renew it")]
-    return [_tls_check(Verdict.OK, "tls.cert_file", f"valid for {name}, for {left_s / 86_400:.0f} days")]
+        return _tls_check(Verdict.WARNING, key, f"the certificate expires in {days}", "renew it")
+    return _tls_check(Verdict.OK, key, f"valid for {name}, for {days}")
 
 
-def _shake(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> float:
-    """Return the expiry of the certificate in epoch seconds. Raises ssl.SSLError."""
+def _mend(error: ssl.SSLCertVerificationError, name: str) -> str:
+    if error.verify_code == _EXPIRED:
+        return "renew the certificate"
+    if error.verify_code in _OTHER_NAME:
+        return f"use a certificate for {name}, or set server.advertise to a name in this one"
+    return "append the intermediate certificates to the file, or correct tls.ca_file"
+
+
+def _expiry_s(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> float:
+    """Shake hands in memory. Return the expiry of the certificate in epoch seconds. Raises ssl.SSLError."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ours = client.wrap_bio(to_client, to_server, server_hostname=name)
     theirs = server.wrap_bio(to_server, to_client, server_side=True)
@@ -239,50 +220,16 @@ def _done(side: ssl.SSLObject) -> bool:
     return True
 
 
-def _refused(error: ssl.SSLCertVerificationError, name: str) -> Check:
-    """Return OpenSSL's reason (expired, another name, unknown authority, wrong purpose) and its remedy."""
-    mend = {
-        10: "renew the certificate",  # X509_V_ERR_CERT_HAS_EXPIRED
-        62: f"use a certificate for {name}, or set server.advertise to a name in this one",
-        64: f"use a certificate for {name}, or set server.advertise to a name in this one",
-    }.get(error.verify_code, "append the intermediate certificates to the file, or correct tls.ca_file")
-    return _tls_check(Verdict.WRONG, "tls.cert_file", f"clients refuse it: {error.verify_message}", mend)
-
-
-def _credentials(section: AuthSection) -> list[Check]:
-    checks = []
-    if (file := section.principals_file) is not None:
-        try:
-            count = len(access.read(file).by_name)
-        except Invalid as error:
-            checks.append(_tls_check(Verdict.WRONG, "auth.principals_file", error.message, "correct the file"))
-        else:
-            if count:
-                checks.append(_tls_check(Verdict.OK, "auth.principals_file", f"{count} principals"))
-            else:
-                why = "it has no principals: every call is refused"
-                checks.append(
-                    _tls_check(
-                        Verdict.WARNING, "auth.principals_file", why, "add one: `foqs auth token NAME` prints its entry"
-                    )
-                )
-    return checks
-
-
-def _closed(key: str, path: Path) -> list[Check]:
-    """Check that other users cannot read a secret."""
-    if not is_open(path):
-        return []
-    return [_tls_check(Verdict.WARNING, key, f"every user of this machine can read {path}", f"chmod o-r {path}")]
-
-
-def _tls_check(verdict: Verdict, name: str, found: str, mend: str = "") -> Check:
-    return Check(Group.TLS, name, verdict, found, mend)
-
-
-_MOST_PORT = 65_535
-_ALIVE_BYTES = 64
-_ANY = ("", "0.0.0.0", "::")
+def _principals(file: Path) -> Check:
+    name = "auth.principals_file"
+    try:
+        count = len(access.read(file).by_name)
+    except Invalid as error:
+        return _tls_check(Verdict.WRONG, name, error.message, "correct the file")
+    if count:
+        return _tls_check(Verdict.OK, name, f"{count} principals")
+    mend = "add one: `foqs auth token NAME` prints its entry"
+    return _tls_check(Verdict.WARNING, name, "it has no principals: every call is refused", mend)
 
 
 async def examine_ports(config: Config, workers: Sequence[int], timeout_s: float) -> list[Check]:
@@ -320,9 +267,8 @@ async def _port(host: str, port: int, ask: Callable[[], str], timeout_s: float, 
     if port == 0:
         return _port_check(Verdict.OK, name, "any free port")
     if port > _MOST_PORT:
-        return _port_check(
-            Verdict.WRONG, name, f"port {port} is above {_MOST_PORT}", "lower the port, or the number of workers"
-        )
+        why = f"port {port} is above {_MOST_PORT}"
+        return _port_check(Verdict.WRONG, name, why, "lower the port, or the number of workers")
     try:
         await apart(partial(_bind, host, port), timeout_s)
     except OSError as error:
@@ -397,11 +343,8 @@ async def _advertised(config: Config, timeout_s: float) -> list[Check]:
         addresses = await apart(partial(_resolve, name), timeout_s)
     except (OSError, UnicodeError) as error:
         why = f"clients connect to {name}, but this machine cannot resolve it: {said(error)}"
-        return [
-            _port_check(
-                Verdict.WRONG, "server.advertise", why, "set it to a host:port that clients and other hosts can reach"
-            )
-        ]
+        mend = "set it to a host:port that clients and other hosts can reach"
+        return [_port_check(Verdict.WRONG, "server.advertise", why, mend)]
     found = f"clients connect to {name}" + ("" if addresses == [name] else f" ({', '.join(addresses)})")
     if config.zookeeper is not None and any(is_loopback(address) for address in addresses):
         why = f"{found}, which is the client's own machine"
@@ -413,7 +356,3 @@ async def _advertised(config: Config, timeout_s: float) -> list[Check]:
 def _resolve(name: str) -> list[str]:
     found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     return sorted({str(ipaddress.ip_address(str(address[0]).partition("%")[0])) for *_, address in found})
-
-
-def _port_check(verdict: Verdict, name: str, found: str, mend: str = "") -> Check:
-    return Check(Group.PORTS, name, verdict, found, mend)

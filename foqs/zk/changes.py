@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 from foqs.errors import Invalid
@@ -113,11 +112,10 @@ class Changes:
         await self._compare_and_set(self._paths.slots, encode_slots(slots), slots.version)
 
     async def _compare_and_set(self, path: str, data: bytes, version: int) -> None:
-        _sized(data)
         if version < 0:
-            await self._link.answer(lambda client: client.create_async(path, data))
+            await self._create(path, _sized(data))
         else:
-            await self._link.answer(lambda client: client.set_async(path, data, version))
+            await self._set(path, _sized(data), version)
 
     async def recall(self, shard: int) -> Marks:
         folder = self._paths.marks(shard)
@@ -140,13 +138,12 @@ class Changes:
             with contextlib.suppress(ZkConflict):
                 if found is None:
                     await self._make_folder(self._paths.marks(shard))
-                    await self._link.answer(lambda client: client.create_async(path, data))
+                    await self._create(path, data)
                     return
-                version = found[1].version
                 with contextlib.suppress(ZkRefused):  # an unreadable mark is replaced
                     if _mark(path, found[0]).epoch > mark.epoch:
                         return
-                await self._link.answer(partial(_set, path, data, version))
+                await self._set(path, data, found[1].version)
                 return
         raise ZkConflict(f"{path} keeps changing")
 
@@ -166,11 +163,8 @@ class Changes:
         raise ZkConflict(f"{path} keeps changing")
 
     async def put_shard(self, fact: ShardFact, *, new: bool) -> None:
-        path, data = self._paths.shard(fact.id), _sized(encode_shard(fact))
-        if new:
-            await self._link.answer(lambda client: client.create_async(path, data))
-        else:
-            await self._link.answer(lambda client: client.set_async(path, data))
+        write = self._create if new else self._set
+        await write(self._paths.shard(fact.id), _sized(encode_shard(fact)))
 
     async def remove_shard(self, shard: int) -> None:
         await self._delete(self._paths.shard(shard), -1)
@@ -189,7 +183,7 @@ class Changes:
         _sized(data)
         for _ in range(_TRIES):
             try:
-                await self._link.answer(lambda client: client.create_async(path, data, ephemeral=True))
+                await self._create(path, data, ephemeral=True)
                 return
             except ZkConflict:
                 found = await self._read(path)
@@ -207,10 +201,9 @@ class Changes:
         raise ZkConflict(f"{path} keeps changing")
 
     async def _replace(self, path: str, data: bytes, version: int, *, ours: bool) -> None:
-        """Replace a record. A record of another session is replaced in one transaction, so that no reader finds the
-        node missing."""
+        """Replace a record; one of another session in one transaction, so that no reader finds the node missing."""
         if ours:
-            await self._link.answer(lambda client: client.set_async(path, data, version))
+            await self._set(path, data, version)
             return
 
         def call(client: Any) -> Any:
@@ -233,9 +226,15 @@ class Changes:
         except ZkConflict:
             return None
 
+    async def _create(self, path: str, data: bytes = b"", *, ephemeral: bool = False) -> None:
+        await self._link.answer(lambda client: client.create_async(path, data, ephemeral=ephemeral))
+
+    async def _set(self, path: str, data: bytes, version: int = -1) -> None:
+        await self._link.answer(lambda client: client.set_async(path, data, version))
+
     async def _make_folder(self, path: str) -> None:
         with contextlib.suppress(ZkConflict):
-            await self._link.answer(lambda client: client.create_async(path))
+            await self._create(path)
 
     async def _remove(self, path: str) -> None:
         with contextlib.suppress(ZkConflict):
@@ -243,10 +242,6 @@ class Changes:
 
     async def _delete(self, path: str, version: int) -> None:
         await self._link.answer(lambda client: client.delete_async(path, version))
-
-
-def _set(path: str, data: bytes, version: int, client: Any) -> Any:
-    return client.set_async(path, data, version)
 
 
 def _mark(path: str, data: bytes) -> Mark:

@@ -1,6 +1,4 @@
-"""The facts of a cluster in a real ZooKeeper, through kazoo.
-
-The current nodes of a folder: read with one watch each, and read again when a watch fires.
+"""The facts of a cluster in a real ZooKeeper, through kazoo: folders that are watched, and changes in order.
 
 kazoo's answers and events arrive in ZooKeeper's order, so the state of a name is one token: that of its read in flight,
 or of the watch that this read set. An answer or event with another token is older, and ignored.
@@ -11,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 import structlog
@@ -27,43 +25,46 @@ from foqs.travel import bare
 from foqs.zk.changes import Changes
 from foqs.zk.link import Link, check_config, mapped
 from foqs.zk.protocol import Done, ZkConflict, ZkError, ZkRefused, ZkUnavailable, refusal_of
-from foqs.zk.records import ASSIGNMENT, DRAINED, ELECTION, HOSTS, OWNERS, SETTINGS, SHARDS, SLOTS, Paths, View
+from foqs.zk.records import HOSTS, Paths, View
 
 log = structlog.get_logger("foqs.zk")
 
-Put = Callable[[str, bytes, int], None]
-Drop = Callable[[str], None]
-
 _REFUSED_AGAIN_S = 5.0  # after a refusal
 _PACE_S = 10e-6  # for each name: a folder of 10,000 is listed ten times a second at most
+_JOIN_AGAIN_S = 1.0
+
+
+class Nodes(Protocol):
+    """The content of `folder`, empty for the root. Without `read` only names count, and their data is b''.
+
+    `only` is the one relevant name.
+    """
+
+    @property
+    def folder(self) -> str: ...
+    @property
+    def read(self) -> bool: ...
+    @property
+    def only(self) -> str | None: ...
+    def put(self, name: str, data: bytes, version: int, /) -> None: ...
+    def drop(self, name: str, /) -> None: ...
 
 
 class Folder:
-    """Calls `put(name, data, version)` and `drop(name)` at every change, `put` also for unchanged nodes after a
-    `reload`, and `whole()` when it has read all nodes that a reload found. Without `read` only names count, and their
-    data is b''. `only`: the one relevant name."""
+    """Passes each change on to `nodes`, after a `reload` also unchanged nodes. Each node has a watch.
+
+    Calls `whole()` when it has read all nodes that a reload found.
+    """
 
     def __init__(
-        self,
-        link: Link,
-        loop: asyncio.AbstractEventLoop,
-        whole: Callable[[], None],
-        path: str,
-        put: Put,
-        drop: Drop,
-        *,
-        read: bool = True,
-        only: str | None = None,
+        self, link: Link, loop: asyncio.AbstractEventLoop, whole: Callable[[], None], root: str, nodes: Nodes
     ) -> None:
-        self.path = path
+        self.path = f"{root}/{nodes.folder}" if nodes.folder else root
         self.loaded = False  # True once all nodes listed after the last `reload` are read
         self._link = link
         self._loop = loop
         self._whole = whole
-        self._put = put
-        self._drop = drop
-        self._data = read
-        self._only = only
+        self._nodes = nodes
         self._names: frozenset[str] = frozenset()  # as listed last
         self._tokens: dict[str, object] = {}
         self._listing: object = None
@@ -96,20 +97,20 @@ class Folder:
             self._list_later(token, _REFUSED_AGAIN_S)  # after a lost connection a `reload` comes first
             return
         before = self._names
-        self._names = frozenset(names if self._only is None else {self._only} & set(names))
+        self._names = frozenset(names if self._nodes.only is None else {self._nodes.only} & set(names))
         for name in before - self._names:
             self._forget(name)
         new = self._names - self._tokens.keys()
         if self._unread is None:
-            self._unread = set(new) if self._data else set()
+            self._unread = set(new) if self._nodes.read else set()
         for name in new:
             self._read(name)
         self._see_if_loaded()
 
     def _read(self, name: str) -> None:
         token = self._tokens[name] = object()
-        if not self._data:
-            self._put(name, b"", 0)
+        if not self._nodes.read:
+            self._nodes.put(name, b"", 0)
             return
         path, watch = f"{self.path}/{name}", partial(self._fired, name, token)
         self._link.ask(
@@ -125,7 +126,7 @@ class Folder:
             return
         if error is None:
             data, stat = value
-            self._put(name, data or b"", stat.version)
+            self._nodes.put(name, data or b"", stat.version)
         elif isinstance(error, NoNodeError):
             self._forget(name)
         else:
@@ -136,7 +137,7 @@ class Folder:
 
     def _forget(self, name: str) -> None:
         self._tokens.pop(name, None)
-        self._drop(name)
+        self._nodes.drop(name)
         self._seen(name)
 
     def _seen(self, name: str) -> None:
@@ -156,9 +157,6 @@ class Folder:
             log.error("znode.not_read", node=path, reason=str(refusal))
 
 
-_JOIN_AGAIN_S = 1.0
-
-
 class ZkFactStore:
     """A `FactStore`, called by one loop and calling it. Changes of one record are made in the order of their calls."""
 
@@ -171,17 +169,11 @@ class ZkFactStore:
         self._link = Link(config, loop, self._up, self._down)
         self._changes = Changes(self._link, paths)
         self._view = view = View(self._touch)
-        folder = partial(Folder, self._link, loop, self._touch)
-        self._folders = [
-            folder(paths.folder(SHARDS), view.shards.put, view.shards.drop),
-            folder(paths.folder(HOSTS), view.hosts.put, view.hosts.drop),
-            folder(paths.folder(OWNERS), view.owners.put, view.owners.drop),
-            folder(paths.folder(DRAINED), view.drained.put, view.drained.drop, read=False),
-            folder(paths.folder(ELECTION), view.election.put, view.election.drop, read=False),
-            folder(paths.folder(SETTINGS), view.settings.put, view.settings.drop),
-            folder(paths.root, view.assignment.put, view.assignment.drop, only=ASSIGNMENT),
-            folder(paths.root, view.slots.put, view.slots.drop, only=SLOTS),
-        ]
+        sections: list[Nodes] = [
+            view.shards, view.hosts, view.owners, view.drained, view.election, view.settings, view.assignment,
+            view.slots,
+        ]  # fmt: skip
+        self._folders = [Folder(self._link, loop, self._touch, config.root, nodes) for nodes in sections]
         self._changed: Callable[[Facts], None] = lambda _: None
         self._session: Callable[[Session], None] = lambda _: None
         self._reported: Session | None = None

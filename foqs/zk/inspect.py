@@ -1,9 +1,8 @@
-"""The shards of a cluster, read once by a process that is neither a host nor an operator's command.
+"""Read ZooKeeper once, by a process that is neither a host nor an operator's command: the shards, or a check-up.
 
-A read-only check of a ZooKeeper: its servers, and a host's rights below the root.
-
-Rights to write are tested in transactions that cannot succeed: ZooKeeper checks the rights of each step before it finds
-the last step impossible, and then rolls back.
+The check-up looks at the servers, and at a host's rights below the root. It changes nothing. Rights to write are tested
+in transactions that cannot succeed: ZooKeeper checks the rights of each step before it finds the last step impossible,
+and then rolls back.
 """
 
 from __future__ import annotations
@@ -28,6 +27,13 @@ from foqs.shardmgr.facts import HostFact, ShardFact, decode_host, decode_shard
 from foqs.zk.link import KazooLog, check_config, mapped, security
 from foqs.zk.protocol import ZkRefused
 from foqs.zk.records import ASSIGNMENT, FOLDERS, HOSTS, SHARDS, SLOTS, Paths, shard_of, text_of
+
+_LENGTH = struct.Struct("!i")
+_CLOSE = struct.Struct("!iii").pack(8, 0, -11)
+_NEVER = (1 << 31) - 1
+"""A version that no node has."""
+_PROBE = "foqs-doctor"
+_MOST_REPLY_BYTES = 1 << 16
 
 
 def read_shards(config: ZookeeperSection, *, timeout_s: float = 10.0) -> list[ShardFact]:
@@ -99,12 +105,7 @@ def read_records(client: KazooClient, paths: Paths) -> list[ShardFact]:
     return sorted(found, key=lambda fact: fact.id)
 
 
-_LENGTH = struct.Struct("!i")
-_CLOSE = struct.Struct("!iii").pack(8, 0, -11)
-_NEVER = (1 << 31) - 1
-"""A version that no node has."""
-_PROBE = "foqs-doctor"
-_MOST_REPLY_BYTES = 1 << 16
+# ------------------------------------------------------------------------------------------------ check-up
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +119,8 @@ class ServerCheckup:
 
 @dataclass(slots=True)
 class RootCheckup:
-    """`there`: the root exists; if not, `beside` has the names beside the first missing node. `denied`: operations that
-    the credential may not do, such as `create in /foqs/shards`."""
+    """`there`: the root exists; if not, `beside` has the names next to the first missing node. `denied`: operations
+    that the credential may not do, such as `create in /foqs/shards`."""
 
     there: bool = True
     beside: list[str] = field(default_factory=list)
@@ -181,7 +182,9 @@ def check_root(config: ZookeeperSection, timeout_s: float) -> RootCheckup:
         _try(made, client, paths.root, f"create in {paths.root}", create=True)
         for name in FOLDERS:
             if name in found:
-                _look_into(made, client, paths.folder(name))
+                folder = paths.folder(name)
+                _children(made, client, folder)
+                _try(made, client, folder, f"create and delete in {folder}", create=True)
         for record in (ASSIGNMENT, SLOTS):
             if record in found:
                 _try(made, client, paths.folder(record), f"write {paths.folder(record)}", create=False)
@@ -203,11 +206,6 @@ def _look_beside(made: RootCheckup, client: KazooClient, missing: str) -> None:
     above = missing.rpartition("/")[0] or "/"
     made.beside = sorted(set(_children(made, client, above) or ()) - {"zookeeper"})
     _try(made, client, above, f"create in {above}", create=True)
-
-
-def _look_into(made: RootCheckup, client: KazooClient, folder: str) -> None:
-    _children(made, client, folder)
-    _try(made, client, folder, f"create and delete in {folder}", create=True)
 
 
 def _children(made: RootCheckup, client: KazooClient, path: str) -> list[str] | None:

@@ -1,8 +1,7 @@
 """The connection to ZooKeeper: one session after another, and a bounded number of requests in flight.
 
-Map kazoo's errors to those of the protocol.
-
-A kazoo handler without callback threads and without kazoo's log: callbacks run on the event loop.
+kazoo runs without callback threads and without its own log. Callbacks run on the event loop, and kazoo's errors are
+mapped to those of the protocol.
 """
 
 from __future__ import annotations
@@ -48,137 +47,7 @@ from foqs.errors import Invalid
 from foqs.travel import bare
 from foqs.zk.protocol import ZkConflict, ZkError, ZkRefused, ZkUnavailable, ZkUnknown
 
-CONFLICTS = (BadVersionError, NodeExistsError, NoNodeError, NotEmptyError)
-# A failed authentication ends the connection; one without the rights is refused with NoAuthError.
-LOST = (
-    AuthFailedError,
-    ConnectionClosedError,
-    ConnectionLoss,
-    OperationTimeoutError,
-    SessionExpiredError,
-    SessionMovedError,
-)
-
-
-def mapped(error: Exception) -> ZkError:
-    """Map an error. The text is only the kind of error: the written data may hold a shard's URL."""
-    kind = type(error).__name__
-    if isinstance(error, ZkError):
-        return error
-    if isinstance(error, CONFLICTS):
-        return ZkConflict(kind)
-    if isinstance(error, ZookeeperError) and not isinstance(error, LOST):
-        return ZkRefused(f"ZooKeeper refuses it: {kind}")
-    return ZkUnknown(kind)
-
-
-def first_failure(results: Iterable[object]) -> Exception | None:
-    """Return the reason why a transaction failed; None if it succeeded. Steps that would have succeeded also have an
-    error."""
-    failures = [result for result in results if isinstance(result, KazooException)]
-    reasons = [failure for failure in failures if not isinstance(failure, RolledBackError | RuntimeInconsistency)]
-    return next(iter(reasons or failures), None)
-
-
 log = structlog.get_logger("foqs.zk")
-
-# foqs logs the session's states itself; kazoo stops its attempts only when it is closed.
-_KNOWN = ("Transition to ", "Session has expired", "AUTH_FAILED", "Failed connecting to Zookeeper within")
-
-
-class _OnLoop:
-    """Replaces kazoo's queues: answers and watch events run on the loop, in the order of arrival."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-
-    def put(self, what: Callable[[], None]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed, so no callback can run
-            self._loop.call_soon_threadsafe(what)
-
-
-class LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
-    """Calls `ended` on the loop when kazoo's connection thread has ended: the thread does not retry after a failed
-    authentication or an unexpected error.
-
-    A server is given up if it takes longer than `patience_s` to accept a connection, or to send its first answer on it.
-    kazoo alone would wait for the session's time-out: one silent server would cost the session.
-    """
-
-    running = True
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, ended: Callable[[], None], patience_s: float) -> None:
-        super().__init__()
-        self.completion_queue = self.callback_queue = _OnLoop(loop)
-        self._ended = ended
-        self._patience_s = patience_s
-
-    def start(self) -> None:
-        """There are no threads to start."""
-
-    def stop(self) -> None:
-        """There are no threads to stop."""
-
-    def create_connection(self, *args: Any, timeout: float, **kwargs: Any) -> Any:
-        return super().create_connection(*args, timeout=min(timeout, self._patience_s), **kwargs)
-
-    def select(
-        self, readable: list[Any], writable: list[Any], _: list[Any], timeout: float
-    ) -> tuple[list[Any], list[Any]]:
-        """Replace select.select for kazoo. kazoo's version creates and closes an epoll object each time, several times
-        a request. Neither notices bytes that a TLS socket has decrypted already, with an answer that arrived together
-        with another."""
-        if held := [one for one in readable if isinstance(one, ssl.SSLSocket) and one.pending()]:
-            return held, []
-        if len(readable) == 1:  # later calls also wait for new requests
-            timeout = min(timeout, self._patience_s)
-        poll = select.poll()
-        for thing in readable:
-            poll.register(thing, select.POLLIN)
-        for thing in writable:
-            poll.register(thing, select.POLLOUT)
-        ready = {number for number, _ in poll.poll(timeout * 1000)}
-        return [one for one in readable if one.fileno() in ready], [one for one in writable if one.fileno() in ready]
-
-    def spawn(self, func: Callable[..., None], *args: Any, **kwargs: Any) -> Any:
-        """A daemon thread."""
-        if func.__name__ != "zk_loop":
-            return super().spawn(func, *args, **kwargs)
-
-        def run() -> None:
-            try:
-                with contextlib.suppress(Exception):  # kazoo has logged it
-                    func(*args, **kwargs)
-            finally:
-                self.completion_queue.put(self._ended)
-
-        return super().spawn(run)
-
-
-class KazooLog:
-    """kazoo's log without the data that it sends and receives, which contain credentials and URLs. A repeated message
-    is logged once, not at each attempt."""
-
-    def __init__(self) -> None:
-        self._said = ""
-
-    def debug(self, text: str, *args: object) -> None: ...
-
-    def info(self, text: str, *args: object) -> None: ...
-
-    def log(self, level: int, text: str, *args: object) -> None: ...
-
-    def warning(self, text: str, *args: object) -> None:
-        said = text % args
-        if said != self._said and not said.startswith(_KNOWN):
-            self._said = said
-            log.warning("kazoo.warned", said=said)
-
-    warn = error = warning
-
-    def exception(self, text: str, *_args: object) -> None:
-        log.error("kazoo.failed", said=text.partition(":")[0], error=type(sys.exc_info()[1]).__name__)
-
 
 Call = Callable[[KazooClient], Any]
 Then = Callable[[Any, Exception | None], None]
@@ -191,6 +60,18 @@ _MAX_DELAY_S = 1.0
 _TRIES = 3
 """Connection attempts within one session's time-out, if each server accepts the connection and stays silent."""
 _LEAST_PATIENCE_S = 1.0
+# foqs logs the session's states itself; kazoo stops its attempts only when it is closed.
+_NOT_LOGGED = ("Transition to ", "Session has expired", "AUTH_FAILED", "Failed connecting to Zookeeper within")
+CONFLICTS = (BadVersionError, NodeExistsError, NoNodeError, NotEmptyError)
+# A failed authentication ends the connection; one without the rights is refused with NoAuthError.
+LOST = (
+    AuthFailedError,
+    ConnectionClosedError,
+    ConnectionLoss,
+    OperationTimeoutError,
+    SessionExpiredError,
+    SessionMovedError,
+)
 
 
 class Link:
@@ -219,7 +100,7 @@ class Link:
         self._refused = False  # the credential was refused, and the log has it
         self._kazoo_log = KazooLog()
         self._numbers = itertools.count()
-        self._under_way: dict[int, Then] = {}
+        self._in_flight: dict[int, Then] = {}
         self._urgent: deque[tuple[Call, Then]] = deque()
         self._bulk: deque[tuple[Call, Then]] = deque()
 
@@ -295,14 +176,14 @@ class Link:
     # ------------------------------------------------------------------------------------- requests
 
     def _send(self) -> None:
-        while self._connected and len(self._under_way) < _WINDOW and (self._urgent or self._bulk):
+        while self._connected and len(self._in_flight) < _WINDOW and (self._urgent or self._bulk):
             call, then = (self._urgent or self._bulk).popleft()
             number = next(self._numbers)
-            self._under_way[number] = then
+            self._in_flight[number] = then
             call(self._client).rawlink(partial(self._answered, number))
 
     def _answered(self, number: int, result: Any) -> None:
-        then = self._under_way.pop(number, None)
+        then = self._in_flight.pop(number, None)
         if then is None:  # it was already failed when the connection was lost
             return
         try:
@@ -324,8 +205,8 @@ class Link:
         return thens
 
     def _taken(self) -> list[Then]:
-        thens = list(self._under_way.values())
-        self._under_way.clear()
+        thens = list(self._in_flight.values())
+        self._in_flight.clear()
         return thens
 
     @staticmethod
@@ -422,3 +303,120 @@ def _as_digested(text: str) -> bytes:
         return text.encode("latin-1")
     except UnicodeEncodeError:
         return text.encode()
+
+
+# ------------------------------------------------------------------------------------------------ kazoo
+
+
+class _OnLoop:
+    """Replaces kazoo's queues: answers and watch events run on the loop, in the order of arrival."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def put(self, what: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so no callback can run
+            self._loop.call_soon_threadsafe(what)
+
+
+class LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
+    """Calls `ended` on the loop when kazoo's connection thread has ended: the thread does not retry after a failed
+    authentication or an unexpected error.
+
+    A server is given up if it takes longer than `patience_s` to accept a connection, or to send its first answer on it.
+    kazoo alone would wait for the session's time-out: one silent server would cost the session.
+    """
+
+    running = True
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, ended: Callable[[], None], patience_s: float) -> None:
+        super().__init__()
+        self.completion_queue = self.callback_queue = _OnLoop(loop)
+        self._ended = ended
+        self._patience_s = patience_s
+
+    def start(self) -> None:
+        """There are no threads to start."""
+
+    def stop(self) -> None:
+        """There are no threads to stop."""
+
+    def create_connection(self, *args: Any, timeout: float, **kwargs: Any) -> Any:
+        return super().create_connection(*args, timeout=min(timeout, self._patience_s), **kwargs)
+
+    def select(
+        self, readable: list[Any], writable: list[Any], _: list[Any], timeout: float
+    ) -> tuple[list[Any], list[Any]]:
+        """Replace select.select for kazoo. kazoo's version creates and closes an epoll object each time, several times
+        a request. Neither notices bytes that a TLS socket has decrypted already, with an answer that arrived together
+        with another."""
+        if held := [one for one in readable if isinstance(one, ssl.SSLSocket) and one.pending()]:
+            return held, []
+        if len(readable) == 1:  # later calls also wait for new requests
+            timeout = min(timeout, self._patience_s)
+        poll = select.poll()
+        for thing in readable:
+            poll.register(thing, select.POLLIN)
+        for thing in writable:
+            poll.register(thing, select.POLLOUT)
+        ready = {number for number, _ in poll.poll(timeout * 1000)}
+        return [one for one in readable if one.fileno() in ready], [one for one in writable if one.fileno() in ready]
+
+    def spawn(self, func: Callable[..., None], *args: Any, **kwargs: Any) -> Any:
+        """A daemon thread."""
+        if func.__name__ != "zk_loop":
+            return super().spawn(func, *args, **kwargs)
+
+        def run() -> None:
+            try:
+                with contextlib.suppress(Exception):  # kazoo has logged it
+                    func(*args, **kwargs)
+            finally:
+                self.completion_queue.put(self._ended)
+
+        return super().spawn(run)
+
+
+class KazooLog:
+    """kazoo's log without the data that it sends and receives, which contain credentials and URLs. A repeated message
+    is logged once, not at each attempt."""
+
+    def __init__(self) -> None:
+        self._said = ""
+
+    def debug(self, text: str, *args: object) -> None: ...
+
+    def info(self, text: str, *args: object) -> None: ...
+
+    def log(self, level: int, text: str, *args: object) -> None: ...
+
+    def warning(self, text: str, *args: object) -> None:
+        said = text % args
+        if said != self._said and not said.startswith(_NOT_LOGGED):
+            self._said = said
+            log.warning("kazoo.warned", said=said)
+
+    warn = error = warning
+
+    def exception(self, text: str, *_args: object) -> None:
+        log.error("kazoo.failed", said=text.partition(":")[0], error=type(sys.exc_info()[1]).__name__)
+
+
+def mapped(error: Exception) -> ZkError:
+    """Map an error. The text is only the kind of error: the written data may hold a shard's URL."""
+    kind = type(error).__name__
+    if isinstance(error, ZkError):
+        return error
+    if isinstance(error, CONFLICTS):
+        return ZkConflict(kind)
+    if isinstance(error, ZookeeperError) and not isinstance(error, LOST):
+        return ZkRefused(f"ZooKeeper refuses it: {kind}")
+    return ZkUnknown(kind)
+
+
+def first_failure(results: Iterable[object]) -> Exception | None:
+    """Return the reason why a transaction failed; None if it succeeded. Steps that would have succeeded also have an
+    error."""
+    failures = [result for result in results if isinstance(result, KazooException)]
+    reasons = [failure for failure in failures if not isinstance(failure, RolledBackError | RuntimeInconsistency)]
+    return next(iter(reasons or failures), None)

@@ -1,7 +1,7 @@
-"""The path of each fact below the root, and the node names of ids.
+"""The nodes of ZooKeeper: the path of each record, and the records as facts. Pure.
 
-Records as facts. An unreadable record is logged, and its previous content stays in effect, so that no shard looks
-removed after a typing error.
+An unreadable record is logged, and its previous content stays in effect, so that no shard looks removed after a typing
+error.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import structlog
 
 from foqs.errors import Invalid
 from foqs.ids import MAX_SHARD
-from foqs.policies.settings import Settings, decode
+from foqs.policies.settings import Settings
+from foqs.policies.settings import decode as decode_settings
 from foqs.shardmgr.facts import (
     Assignment,
     Facts,
@@ -29,6 +30,12 @@ from foqs.shardmgr.facts import (
     decode_shard,
     decode_slots,
 )
+
+log = structlog.get_logger("foqs.zk")
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+R = TypeVar("R", Assignment, Slots)
 
 SHARDS, HOSTS, OWNERS, DRAINED, ELECTION = "shards", "hosts", "owners", "drained", "election"
 MARKS, SETTINGS = "marks", "settings"
@@ -114,28 +121,30 @@ def candidate_of(name: str) -> tuple[int, str]:
     return int(sequence), text_of(host)
 
 
-log = structlog.get_logger("foqs.zk")
-
-K = TypeVar("K", bound=Hashable)
-V = TypeVar("V")
-R = TypeVar("R", Assignment, Slots)
-
-
 class Section(Generic[K, V]):
-    """The records of one folder. `parse(name, data)` returns key and value, or raises Invalid. `lasting`: no record is
-    ever removed, so one that vanishes is a loss, and its value stays in effect."""
+    """The records of one folder: their values by what `key` makes of a node's name. `key` and `decode` raise Invalid.
+
+    Without `read` only the names count. `lasting`: no record is ever removed, so one that vanishes is a loss, and its
+    value stays in effect.
+    """
+
+    only = None
 
     def __init__(
         self,
         folder: str,
-        parse: Callable[[str, bytes], tuple[K, V]],
+        key: Callable[[str], K],
+        decode: Callable[[K, bytes], V],
         changed: Callable[[], None],
         *,
+        read: bool = True,
         lasting: bool = False,
     ) -> None:
-        self._folder = folder
+        self.folder = folder
+        self.read = read
         self._lasting = lasting
-        self._parse = parse
+        self._key = key
+        self._decode = decode
         self._changed = changed
         self._found: dict[str, tuple[bytes, tuple[K, V] | None]] = {}
         self._vanished: set[str] = set()
@@ -147,9 +156,10 @@ class Section(Generic[K, V]):
         if before is not None and before[0] == data:
             return
         try:
-            record: tuple[K, V] | None = self._parse(name, data)
+            key = self._key(name)
+            record: tuple[K, V] | None = key, self._decode(key, data)
         except Invalid as error:
-            log.error("record.not_read", node=f"{self._folder}/{name}", reason=error.message)
+            log.error("record.not_read", node=f"{self.folder}/{name}", reason=error.message)
             record = None if before is None else before[1]
         self._found[name] = (data, record)
         self._touch()
@@ -157,7 +167,7 @@ class Section(Generic[K, V]):
     def drop(self, name: str) -> None:
         if self._lasting and name in self._found:
             if name not in self._vanished:
-                log.error("record.vanished", node=f"{self._folder}/{name}")
+                log.error("record.vanished", node=f"{self.folder}/{name}")
             self._vanished.add(name)
         elif self._found.pop(name, None) is not None:
             self._touch()
@@ -175,12 +185,15 @@ class Section(Generic[K, V]):
 
 
 class Record(Generic[R]):
-    """One record with the version of its node. An unreadable one keeps its version, so that a controller can replace
-    it."""
+    """One record with the version of its node, the child `only` of the root. An unreadable one keeps its version, so
+    that a controller can replace it."""
 
-    def __init__(self, node: str, decode: Callable[[bytes, int], R], missing: R, changed: Callable[[], None]) -> None:
+    folder = ""
+    read = True
+
+    def __init__(self, only: str, decode: Callable[[bytes, int], R], missing: R, changed: Callable[[], None]) -> None:
+        self.only = only
         self.value: R = missing
-        self._node = node
         self._decode: Callable[[bytes, int], R] = decode
         self._missing: R = missing
         self._changed = changed
@@ -194,7 +207,7 @@ class Record(Generic[R]):
         try:
             self.value = self._decode(data, version)
         except Invalid as error:
-            log.error("record.not_read", node=self._node, reason=error.message)
+            log.error("record.not_read", node=self.only, reason=error.message)
             self.value = replace(self.value, version=version)
         self._changed()
 
@@ -210,12 +223,12 @@ class View:
     def __init__(self, changed: Callable[[], None]) -> None:
         self.assignment = Record(ASSIGNMENT, decode_assignment, Assignment(), changed)
         self.slots = Record(SLOTS, decode_slots, Slots(), changed)
-        self.shards: Section[int, ShardFact] = Section("shards", _shard, changed)
-        self.hosts: Section[str, HostFact] = Section("hosts", _host, changed)
-        self.owners: Section[int, OwnerFact] = Section("owners", _owner, changed)
-        self.drained: Section[str, None] = Section("drained", _drained, changed)
-        self.election: Section[int, str] = Section("election", _candidate, changed)
-        self.settings: Section[str, Settings] = Section(SETTINGS, _settings, changed, lasting=True)
+        self.shards: Section[int, ShardFact] = Section(SHARDS, shard_of, decode_shard, changed)
+        self.hosts: Section[str, HostFact] = Section(HOSTS, text_of, decode_host, changed)
+        self.owners: Section[int, OwnerFact] = Section(OWNERS, shard_of, decode_owner, changed)
+        self.drained: Section[str, None] = Section(DRAINED, text_of, _without_data, changed, read=False)
+        self.election = Section(ELECTION, candidate_of, _without_data, changed, read=False)
+        self.settings: Section[str, Settings] = Section(SETTINGS, text_of, decode_settings, changed, lasting=True)
 
     @property
     def facts(self) -> Facts:
@@ -226,35 +239,11 @@ class View:
             owners=self.owners.values,
             drained=frozenset(self.drained.values),
             assignment=self.assignment.value,
-            controller=candidates[min(candidates)] if candidates else None,
+            controller=min(candidates)[1] if candidates else None,
             slots=self.slots.value,
             settings=self.settings.values,
         )
 
 
-def _shard(name: str, data: bytes) -> tuple[int, ShardFact]:
-    number = shard_of(name)
-    return number, decode_shard(number, data)
-
-
-def _host(name: str, data: bytes) -> tuple[str, HostFact]:
-    host = text_of(name)
-    return host, decode_host(host, data)
-
-
-def _owner(name: str, data: bytes) -> tuple[int, OwnerFact]:
-    number = shard_of(name)
-    return number, decode_owner(number, data)
-
-
-def _drained(name: str, _data: bytes) -> tuple[str, None]:
-    return text_of(name), None
-
-
-def _candidate(name: str, _data: bytes) -> tuple[int, str]:
-    return candidate_of(name)
-
-
-def _settings(name: str, data: bytes) -> tuple[str, Settings]:
-    ns = text_of(name)
-    return ns, decode(ns, data)
+def _without_data(_key: object, _data: bytes) -> None:
+    return None

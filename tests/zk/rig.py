@@ -67,7 +67,7 @@ class ZookeeperRig:
         client.set_hosts(before)
 
     def stands(self, store: ZkFactStore, host: str) -> bool:
-        return host in store._view.election.values.values()
+        return any(host == candidate for _, candidate in store._view.election.values)
 
     def close(self) -> None:
         closed: list[bool] = []

@@ -21,15 +21,16 @@ from itertools import chain
 from math import inf
 from threading import Lock
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 from foqs.client.client import Client
 from foqs.client.items import Item, Lease
 from foqs.client.job import Held
 from foqs.client.leases import Leases
 from foqs.errors import FoqsError, NotFound, StaleLease, Unavailable
-from foqs.spark.consume_lease import NOW_IMPOSSIBLE, LagWatch, Leaser, LeaseSettings, Rates, Taken, progress_report
+from foqs.spark.consume_lease import NOW_IMPOSSIBLE, LagWatch, Leaser, Rates, Taken, progress_report
 from foqs.spark.consume_state import MOST_DELIVERED, StateFolder, joined, leases_of, ready_ms, split, without_body
+from foqs.spark.options import ConsumeOptions
 from foqs.travel import Value
 
 log = logging.getLogger("foqs.spark")
@@ -44,15 +45,6 @@ _DELIVERED = 0
 """The place of a batch's number, for items that were delivered and came again. Batches are numbered from 1."""
 _ASK_AGAIN_S = 60.0
 _ASK_ITEMS = 10_000
-
-
-class ConsumeSettings(LeaseSettings, Protocol):
-    """Settings of a consumer; see `ConsumeOptions`."""
-
-    namespace: str
-    state_dir: str
-    max_items_per_batch: int
-    wait_ms: int
 
 
 @dataclass(slots=True)
@@ -87,7 +79,7 @@ class Consumer:
     yet committed by Spark: the one that it runs and the next. At most `UNSETTLED_BATCHES` wait for their acks.
     """
 
-    def __init__(self, client: Client, settings: ConsumeSettings) -> None:
+    def __init__(self, client: Client, settings: ConsumeOptions) -> None:
         self.counts = Counts()
         self._client = client
         self._settings = settings

@@ -1,9 +1,8 @@
-"""Leases the items of a batch, over several connections at a time.
-
-What a consuming stream reports of itself in Spark's progress: its lag, its rates and its counts.
+"""What a consuming stream asks of the service: leases over several connections at a time, and its lag.
 
 Spark 4.3 takes no metrics from a source in Python. It copies the offset that `reportLatestOffset` returns into the
-progress (`sources[].latestOffset`), and uses it for nothing else. So the report is such an offset.
+progress (`sources[].latestOffset`), and uses it for nothing else. So the report of lag, rates and counts is such an
+offset.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from math import inf
 from time import monotonic, sleep
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from foqs.client.client import Client
 from foqs.client.items import Item
@@ -25,6 +24,7 @@ from foqs.client.operator_types import ActiveTopic
 from foqs.client.worker import topics_of_turn
 from foqs.errors import FoqsError, OutcomeUnknown, Overloaded, Unavailable
 from foqs.spark.consume_state import split
+from foqs.spark.options import ConsumeOptions
 from foqs.travel import bare
 
 log = logging.getLogger("foqs.spark")
@@ -33,18 +33,14 @@ NOW_IMPOSSIBLE = (Overloaded, Unavailable, OutcomeUnknown)
 _ROUNDS = 8
 _LOOK_AGAIN_S = 0.05
 _PAGE_TOPICS = 10_000
-
-
-class LeaseSettings(Protocol):
-    """Settings of a leaser; see `ConsumeOptions`."""
-
-    lease_ms: int
-    max_bytes_per_batch: int
-    timeout_ms: int
-    connections: int
-
-    @property
-    def topics(self) -> Sequence[str]: ...
+_ASK_EVERY_S = 1.0
+_REST = 20
+"""The least time from one question to the next, by the time that the answer took: an answer of a namespace with very
+many topics takes long, and is work for its hosts."""
+_WAIT_S = 0.1
+_GOOD_S = 10.0
+"""Age of the last answer from which on the report has no lag, unless the questions are rarer."""
+_WINDOW_S = 10.0
 
 
 class Taken(NamedTuple):
@@ -57,7 +53,7 @@ class Taken(NamedTuple):
 class Leaser:
     """Leases items of the topics of one query. One thread at a time calls it; it asks in those of `threads`."""
 
-    def __init__(self, client: Client, settings: LeaseSettings, threads: Executor) -> None:
+    def __init__(self, client: Client, settings: ConsumeOptions, threads: Executor) -> None:
         self._client = client
         self._settings = settings
         self._threads = threads
@@ -171,16 +167,6 @@ def _split(count: int, parts: int) -> list[int]:
 def _size_bytes(item: Item) -> int:
     headers = sum(len(key) + len(value) for key, value in (item.headers or {}).items())
     return len(item.payload) + len(item.metadata or b"") + headers
-
-
-_ASK_EVERY_S = 1.0
-_REST = 20
-"""The least time from one question to the next, by the time that the answer took: an answer of a namespace with very
-many topics takes long, and is work for its hosts."""
-_WAIT_S = 0.1
-_GOOD_S = 10.0
-"""Age of the last answer from which on the report has no lag, unless the questions are rarer."""
-_WINDOW_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The batches of a consuming stream, and the consequences of an offset that Spark names. Pure decisions.
+"""The batches of a consuming stream: their numbers, their rows, and the folder that keeps them.
 
 Batches are numbered from 1. The offset n means "the batches 1 to n". A batch is in the ledger from the lease of its
 items until its acks are settled. Batches up to `committed` have reached their sink and only wait for their acks.
@@ -6,12 +6,7 @@ items until its acks are settled. Batches up to `committed` have reached their s
 A query delivers an item in one batch. If a lease ends before the ack, the service delivers the item again, perhaps to
 the same query: `Again` has the newest lease then, and the item gets no second batch.
 
-The rows of a batch as an Arrow table: in the folder, in the partitions, and as Spark gets them.
-
-The driver builds the columns of a batch once. After that it moves bytes: a task makes rows of them.
-
-The folder with the batches of a consuming stream. One process uses it at a time, and every file is replaced as a
-whole.
+The driver builds the columns of a batch once, as an Arrow table. After that it moves bytes: a task makes rows of them.
 """
 
 from __future__ import annotations
@@ -40,6 +35,27 @@ NEW_START = (
 MOST_DELIVERED = 1_000_000
 """Delivered items with a refused ack that a query remembers."""
 _AGAIN_HEAD = b"foqs again 1\n"
+_LOOK_AGAIN_S = 0.05
+_SUFFIX = ".batch"
+_AGAIN = "again"
+COLUMNS = {
+    "id": "bigint", "namespace": "string", "topic": "string", "priority": "int", "payload": "binary",
+    "metadata": "binary", "headers": "map<string,string>", "attempt": "int", "deliver_after": "timestamp",
+    "enqueued_at": "timestamp", "delivery": "string", "fairness_key": "string", "throttle_keys": "array<string>",
+}  # fmt: skip
+"""Names and types in Spark's spelling. `metadata` and `headers` may be null; `delivery` is AT_LEAST_ONCE or
+AT_MOST_ONCE. `fairness_key` is "" and `throttle_keys` is empty where an item has none."""
+
+_BATCH_FORMAT = 1
+_NAMES = {int(delivery): delivery.name for delivery in Delivery}
+_TIME = pa.timestamp("us", "UTC")
+_SCHEMA = pa.schema([
+    ("lease", pa.int64()), ("id", pa.int64()), ("namespace", pa.string()), ("topic", pa.string()),
+    ("priority", pa.int32()), ("payload", pa.binary()), ("metadata", pa.binary()),
+    ("headers", pa.map_(pa.string(), pa.string())), ("attempt", pa.int32()), ("deliver_after", _TIME),
+    ("enqueued_at", _TIME), ("delivery", pa.string()), ("fairness_key", pa.string()),
+    ("throttle_keys", pa.list_(pa.string())),
+])  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,26 +195,6 @@ def opened(text: bytes) -> bytes:
     return body
 
 
-COLUMNS = {
-    "id": "bigint", "namespace": "string", "topic": "string", "priority": "int", "payload": "binary",
-    "metadata": "binary", "headers": "map<string,string>", "attempt": "int", "deliver_after": "timestamp",
-    "enqueued_at": "timestamp", "delivery": "string", "fairness_key": "string", "throttle_keys": "array<string>",
-}  # fmt: skip
-"""Names and types in Spark's spelling. `metadata` and `headers` may be null; `delivery` is AT_LEAST_ONCE or
-AT_MOST_ONCE. `fairness_key` is "" and `throttle_keys` is empty where an item has none."""
-
-_BATCH_FORMAT = 1
-_NAMES = {int(delivery): delivery.name for delivery in Delivery}
-_TIME = pa.timestamp("us", "UTC")
-_SCHEMA = pa.schema([
-    ("lease", pa.int64()), ("id", pa.int64()), ("namespace", pa.string()), ("topic", pa.string()),
-    ("priority", pa.int32()), ("payload", pa.binary()), ("metadata", pa.binary()),
-    ("headers", pa.map_(pa.string(), pa.string())), ("attempt", pa.int32()), ("deliver_after", _TIME),
-    ("enqueued_at", _TIME), ("delivery", pa.string()), ("fairness_key", pa.string()),
-    ("throttle_keys", pa.list_(pa.string())),
-])  # fmt: skip
-
-
 def table_of(items: Sequence[Item]) -> Any:
     """Return the table of the items with their leases."""
     columns = [
@@ -271,15 +267,13 @@ def _packed(table: Any) -> bytes:
     return bytes(out.getvalue())
 
 
-_LOOK_AGAIN_S = 0.05
-_SUFFIX = ".batch"
-_AGAIN = "again"
-
-
 class StateFolder:
-    """Files: `lock`, `state`, `<number>.batch` for each batch of the ledger, and `again` if items came again. Every
-    method may also raise OSError. One thread may use `write` and `erase` while another uses the other methods; one
-    thread at a time uses `save_again`."""
+    """The folder of a query. One process uses it at a time, and every file is replaced as a whole.
+
+    Files: `lock`, `state`, `<number>.batch` for each batch of the ledger, and `again` if items came again. Every method
+    may also raise OSError. One thread may use `write` and `erase` while another uses the other methods; one thread at a
+    time uses `save_again`.
+    """
 
     def __init__(self, path: str, namespace: str) -> None:
         self.path = Path(path)

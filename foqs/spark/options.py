@@ -1,17 +1,8 @@
-"""The options of a reader or writer: typed, validated together, and named in error messages.
+"""The options and columns of readers and writers, checked together before a task begins. Errors name all faults.
 
-Spark passes options as text, with names in any case, and adds its own.
-
-Columns of a Spark schema, matched with the columns of foqs. Names match in any case, as in Spark.
-
+Spark passes options as text, with names in any case, and adds its own. Names of columns match in any case, as in Spark.
 With the option `extraColumns=headers`, each other column is a header of the item: the writer stores it there, and the
 readers take it from there.
-
-The allowed columns of a frame with their types, checked before a task sends a row.
-
-The options of a writer.
-
-The options of a consuming stream.
 """
 
 from __future__ import annotations
@@ -47,6 +38,34 @@ _NONE_GIVEN = (
     "foqs OPTIONS (...), or name the options in each statement: INSERT INTO name WITH ('endpoints' = '...', ...) "
     "VALUES ..."
 )
+
+
+MiB = 1 << 20
+_JOB = re.compile(r"[\w.-]{1,100}", re.ASCII)
+_LIMITS = Limits()
+HEADERS = "headers"
+_TEXT = ("string",)
+_BYTES = ("binary", "string")
+_NUMBER = ("tinyint", "smallint", "int", "bigint")
+WRITE_COLUMNS = {
+    "topic": _TEXT,
+    "payload": _BYTES,
+    "priority": _NUMBER[:-1],
+    "deliver_after": ("timestamp",),
+    "delay_ms": _NUMBER,
+    "lease_ms": _NUMBER,
+    "ttl_ms": _NUMBER,
+    "expires_at": ("timestamp",),
+    "metadata": _BYTES,
+    "headers": ("map<string,string>",),
+    "delivery": _TEXT,
+    "dedup_key": _TEXT,
+    "fairness_key": _TEXT,
+    "throttle_keys": ("array<string>",),
+    "weight": _NUMBER[:-1],
+}
+HEADER_TYPES = ("string", "boolean", *_NUMBER)
+"""Types of a column that is a header: those with one text."""
 
 
 def of_user(given: Mapping[str, str]) -> dict[str, str]:
@@ -112,9 +131,6 @@ def _said(error: Any) -> str:
     return f"option {name}: {said}" if name else said
 
 
-HEADERS = "headers"
-
-
 def columns_of(schema: Any) -> list[tuple[str, str]]:
     """Names of a Spark StructType, and Spark's simple names of their types."""
     return [(field.name, field.dataType.simpleString()) for field in schema.fields]
@@ -177,36 +193,12 @@ def read_as(schema: Any, known: Mapping[str, str], extra: ExtraColumns = "refuse
     return Reading(names, tuple(sources))
 
 
-_TEXT = ("string",)
-_BYTES = ("binary", "string")
-_NUMBER = ("tinyint", "smallint", "int", "bigint")
-COLUMNS = {
-    "topic": _TEXT,
-    "payload": _BYTES,
-    "priority": _NUMBER[:-1],
-    "deliver_after": ("timestamp",),
-    "delay_ms": _NUMBER,
-    "lease_ms": _NUMBER,
-    "ttl_ms": _NUMBER,
-    "expires_at": ("timestamp",),
-    "metadata": _BYTES,
-    "headers": ("map<string,string>",),
-    "delivery": _TEXT,
-    "dedup_key": _TEXT,
-    "fairness_key": _TEXT,
-    "throttle_keys": ("array<string>",),
-    "weight": _NUMBER[:-1],
-}
-HEADER_TYPES = ("string", "boolean", *_NUMBER)
-"""Types of a column that is a header: those with one text."""
-
-
 def check_columns(columns: Iterable[tuple[str, str]], *, has_topic: bool, extra: ExtraColumns = "refuse") -> None:
     """Check `columns`: pairs of a name and Spark's simple name of the type. Raises Invalid, which names every wrong
     column."""
     found = list(columns)
     names = {name.lower() for name, _ in found}
-    wrong = problems(found, COLUMNS, HEADER_TYPES if extra == "headers" else ())
+    wrong = problems(found, WRITE_COLUMNS, HEADER_TYPES if extra == "headers" else ())
     if "payload" not in names:
         wrong.append("column payload is missing")
     if "topic" not in names and not has_topic:
@@ -217,15 +209,11 @@ def check_columns(columns: Iterable[tuple[str, str]], *, has_topic: bool, extra:
         raise Invalid("; ".join(wrong))
 
 
-def schema(*, with_topic: bool) -> str:
+def write_schema(*, with_topic: bool) -> str:
     """Columns of a SQL table that is declared without any, as DDL."""
-    kinds = {name: kinds[-1] if name != "priority" else "int" for name, kinds in COLUMNS.items()}
+    kinds = {name: kinds[-1] if name != "priority" else "int" for name, kinds in WRITE_COLUMNS.items()}
     left_out = {"delay_ms"} if with_topic else {"delay_ms", "topic"}
     return ", ".join(f"{name} {kind}" for name, kind in kinds.items() if name not in left_out)
-
-
-MiB = 1 << 20
-_JOB = re.compile(r"[\w.-]{1,100}", re.ASCII)
 
 
 class WriteOptions(Options):
@@ -274,9 +262,6 @@ class WriteOptions(Options):
         if not self.max_rows_per_second or self.tasks is None:
             return None
         return self.max_rows_per_second / self.tasks
-
-
-_LIMITS = Limits()
 
 
 class ConsumeOptions(Options):

@@ -6,7 +6,7 @@ from typing import Any
 
 from pyspark.sql.datasource import DataSource
 
-from foqs.spark.options import of_user
+from foqs.spark.options import WriteOptions, of_user, write_schema
 
 
 class FoqsSource(DataSource):
@@ -27,10 +27,7 @@ class FoqsSource(DataSource):
 
             return SCHEMA
         if "endpoints" in names:
-            from foqs.spark.options import WriteOptions
-            from foqs.spark.options import schema as written
-
-            return written(with_topic=WriteOptions.parse(given).topic is None)
+            return write_schema(with_topic=WriteOptions.parse(given).topic is None)
         from foqs.spark.snapshot import schema
 
         return schema(self.options)

@@ -4,8 +4,6 @@ Each task has its own client. Each item has a deduplication key: the frame's own
 and batch), the row and the number of equal rows before it. So a task that Spark repeats, or runs twice at once, stores
 each row once. Keys of a job without `jobId` include the partition: such a job is never repeated as a whole, so its
 partitions do not change.
-
-Sends the rows of one task: several requests at a time, each repeated until its items are stored or refused.
 """
 
 from __future__ import annotations
@@ -33,6 +31,9 @@ from foqs.spark.write_files import InvalidRows, Known, folder_of_task, remove_ke
 from foqs.spark.write_rows import KeyMaker, Sent, local_folder, missing_rows, specs_of
 
 _ATTEMPT_MS = 30_000
+_PROGRESS_S = 10.0
+_QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
+"""Properties of the tasks of a streaming batch, also of tasks that `foreachBatch` starts."""
 
 
 @dataclass
@@ -65,123 +66,6 @@ Rejected = Callable[[int, ItemSpec | None, FoqsError], None]
 """(number of the row in its partition, the item if it is one, why)"""
 
 
-class Sender:
-    """Sender of one task, used by one thread."""
-
-    def __init__(
-        self,
-        client: Client,
-        rejected: Rejected,
-        *,
-        batch_rows: int,
-        batch_bytes: int,
-        in_flight: int,
-        timeout_ms: int,
-        rows_per_second: float | None,
-        progress: Callable[[Totals], None],
-        known: Callable[[ItemSpec], None] | None = None,
-    ) -> None:
-        """Call `known` with each item that the service had stored before under the same key."""
-        self.totals = Totals()
-        self._client = client
-        self._rejected = rejected
-        self._batch_rows = batch_rows
-        self._batch_bytes = batch_bytes
-        self._in_flight = in_flight
-        self._timeout_s = timeout_ms / 1000
-        self._pace_s = 0.0 if rows_per_second is None else 1 / rows_per_second
-        self._progress = progress
-        self._known = known
-        self._threads = ThreadPoolExecutor(in_flight, thread_name_prefix="foqs-spark")
-        self._under_way: deque[tuple[list[int], list[ItemSpec], Future[list[Any]]]] = deque()
-        self._next_at = monotonic()
-
-    def write(self, rows: Iterable[ItemSpec | Invalid]) -> None:
-        """Send the rows. Raises Refused, or the errors of `rejected`; some of the rows are stored then."""
-        batch: list[ItemSpec] = []
-        numbers: list[int] = []
-        size = 0
-        try:
-            for number, spec in enumerate(rows):
-                if isinstance(spec, Invalid):
-                    self._reject(number, None, spec)
-                    continue
-                if batch and (len(batch) == self._batch_rows or size + spec.size_bytes > self._batch_bytes):
-                    self._send(numbers, batch)
-                    batch, numbers, size = [], [], 0
-                batch.append(spec)
-                numbers.append(number)
-                size += spec.size_bytes
-            if batch:
-                self._send(numbers, batch)
-            while self._under_way:
-                self._settle()
-        finally:
-            self._threads.shutdown(cancel_futures=True)
-
-    def _send(self, numbers: list[int], batch: list[ItemSpec]) -> None:
-        while len(self._under_way) >= self._in_flight:
-            self._settle()
-        self._keep_pace(len(batch))
-        self._under_way.append((numbers, batch, self._threads.submit(self._store, batch)))
-
-    def _keep_pace(self, rows: int) -> None:
-        if not self._pace_s:
-            return
-        now = monotonic()
-        if self._next_at > now:
-            sleep(self._next_at - now)
-        self._next_at = max(self._next_at, now) + rows * self._pace_s
-
-    def _store(self, batch: list[ItemSpec]) -> list[Any]:
-        """Return the outcome of each item once none needs a repetition; runs in a thread."""
-        deadline = monotonic() + self._timeout_s
-        outcomes: list[Any] = [None] * len(batch)
-        left = list(range(len(batch)))
-        while left:
-            left_ms = int((deadline - monotonic()) * 1000)
-            made = self._client.enqueue_many([batch[i] for i in left], timeout_ms=max(1, min(_ATTEMPT_MS, left_ms)))
-            for i, outcome in zip(left, made, strict=True):
-                outcomes[i] = outcome
-            left = [i for i in left if _may_come(batch[i], outcomes[i])] if monotonic() < deadline else []
-        return outcomes
-
-    def _settle(self) -> None:
-        numbers, batch, future = self._under_way.popleft()
-        totals = self.totals
-        for number, spec, outcome in zip(numbers, batch, future.result(), strict=True):
-            if isinstance(outcome, Invalid):
-                self._reject(number, spec, outcome)
-            elif isinstance(outcome, FoqsError):
-                raise Refused(f"row {number}: {outcome.code.name}: {outcome.message}") from outcome
-            else:
-                totals.rows += 1
-                totals.bytes += len(spec.payload)
-                if isinstance(outcome, Duplicate):
-                    totals.duplicates += 1
-                    if self._known is not None:
-                        self._known(spec)
-        totals.retries, totals.waited_s = self._client.waits
-        self._progress(totals)
-
-    def _reject(self, number: int, spec: ItemSpec | None, error: FoqsError) -> None:
-        self.totals.invalid += 1
-        self._rejected(number, spec, error)
-
-
-def _may_come(spec: ItemSpec, outcome: Any) -> bool:
-    """Return whether the sender may repeat an item that was not stored."""
-    if not isinstance(outcome, FoqsError):
-        return False
-    verdict = judge(ONCE if spec.dedup_key is None else KEYED, outcome, doubtful=False)
-    return verdict in (Verdict.AGAIN, Verdict.AGAIN_DOUBTFUL)
-
-
-_PROGRESS_S = 10.0
-_QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
-"""Properties of the tasks of a streaming batch, also of tasks that `foreachBatch` starts."""
-
-
 @dataclass
 class Written(WriterCommitMessage):
     """Result of one task of `job`. `sent` is set if keys are made from rows alone. `in_stream`: in `foreachBatch`."""
@@ -208,7 +92,7 @@ class _Writer:
 
     def send(self, batches: Iterator[Any], job: str) -> Written:
         """Raises Refused."""
-        options, partition = self.options, _context().partitionId()
+        options, partition = self.options, TaskContext.get().partitionId()
         scope = job if self.keys == "row" else f"{job}:{partition}"
         keys = None if self.keys == "none" else KeyMaker(scope)
         folder = folder_of_task(self.folder, given=options.equal_rows_path is not None)
@@ -287,17 +171,7 @@ class _Writer:
             tls=options.tls,
             pool_size=8 * options.in_flight,
         ) as client:
-            sender = Sender(
-                client,
-                rejected,
-                batch_rows=options.batch_rows,
-                batch_bytes=options.batch_bytes,
-                in_flight=options.in_flight,
-                timeout_ms=options.timeout_ms,
-                rows_per_second=options.rows_per_second,
-                progress=progress,
-                known=known,
-            )
+            sender = Sender(client, options, rejected, progress, known)
             sender.write(rows)
         return sender.totals
 
@@ -314,7 +188,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[Any]) -> Written:
         # In `foreachBatch`, each batch is a job of its own.
-        batch = [name for name in map(_context().getLocalProperty, (_QUERY, _BATCH)) if name is not None]
+        batch = [name for name in map(TaskContext.get().getLocalProperty, (_QUERY, _BATCH)) if name is not None]
         job = self.options.job_id
         written = self.send(iterator, self.job if job is None else ":".join([job, *batch]))
         written.in_stream = bool(batch)
@@ -348,7 +222,7 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
             )
 
     def write(self, iterator: Iterator[Any]) -> Written:
-        query, batch = (_context().getLocalProperty(name) for name in (_QUERY, _BATCH))
+        query, batch = (TaskContext.get().getLocalProperty(name) for name in (_QUERY, _BATCH))
         if query is None or batch is None:
             raise Refused("Spark does not say which query and batch this is")
         return self.send(iterator, f"{query}:{batch}")
@@ -383,5 +257,111 @@ def _total(messages: list[Any]) -> Totals:
     return totals
 
 
-def _context() -> Any:
-    return TaskContext.get()
+# ------------------------------------------------------------------------------------------------ requests
+
+
+class Sender:
+    """Sends the rows of one task: several requests at a time, each repeated until its items are stored or refused.
+
+    One thread uses it. `known` gets each item that the service had stored before under the same key.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        options: WriteOptions,
+        rejected: Rejected,
+        progress: Callable[[Totals], None],
+        known: Callable[[ItemSpec], None] | None,
+    ) -> None:
+        self.totals = Totals()
+        self._client = client
+        self._rejected = rejected
+        self._options = options
+        self._pace_s = 0.0 if options.rows_per_second is None else 1 / options.rows_per_second
+        self._progress = progress
+        self._known = known
+        self._threads = ThreadPoolExecutor(options.in_flight, thread_name_prefix="foqs-spark")
+        self._sent: deque[tuple[list[int], list[ItemSpec], Future[list[Any]]]] = deque()
+        self._next_at = monotonic()
+
+    def write(self, rows: Iterable[ItemSpec | Invalid]) -> None:
+        """Send the rows. Raises Refused, or the errors of `rejected`; some of the rows are stored then."""
+        most_rows, most_bytes = self._options.batch_rows, self._options.batch_bytes
+        batch: list[ItemSpec] = []
+        numbers: list[int] = []
+        size = 0
+        try:
+            for number, spec in enumerate(rows):
+                if isinstance(spec, Invalid):
+                    self._reject(number, None, spec)
+                    continue
+                if batch and (len(batch) == most_rows or size + spec.size_bytes > most_bytes):
+                    self._send(numbers, batch)
+                    batch, numbers, size = [], [], 0
+                batch.append(spec)
+                numbers.append(number)
+                size += spec.size_bytes
+            if batch:
+                self._send(numbers, batch)
+            while self._sent:
+                self._settle()
+        finally:
+            self._threads.shutdown(cancel_futures=True)
+
+    def _send(self, numbers: list[int], batch: list[ItemSpec]) -> None:
+        while len(self._sent) >= self._options.in_flight:
+            self._settle()
+        self._keep_pace(len(batch))
+        self._sent.append((numbers, batch, self._threads.submit(self._store, batch)))
+
+    def _keep_pace(self, rows: int) -> None:
+        if not self._pace_s:
+            return
+        now = monotonic()
+        if self._next_at > now:
+            sleep(self._next_at - now)
+        self._next_at = max(self._next_at, now) + rows * self._pace_s
+
+    def _store(self, batch: list[ItemSpec]) -> list[Any]:
+        """Return the outcome of each item once none needs a repetition; runs in a thread."""
+        deadline = monotonic() + self._options.timeout_ms / 1000
+        outcomes: list[Any] = [None] * len(batch)
+        left = list(range(len(batch)))
+        while left:
+            left_ms = int((deadline - monotonic()) * 1000)
+            made = self._client.enqueue_many([batch[i] for i in left], timeout_ms=max(1, min(_ATTEMPT_MS, left_ms)))
+            for i, outcome in zip(left, made, strict=True):
+                outcomes[i] = outcome
+            left = [i for i in left if _may_come(batch[i], outcomes[i])] if monotonic() < deadline else []
+        return outcomes
+
+    def _settle(self) -> None:
+        numbers, batch, future = self._sent.popleft()
+        totals = self.totals
+        for number, spec, outcome in zip(numbers, batch, future.result(), strict=True):
+            if isinstance(outcome, Invalid):
+                self._reject(number, spec, outcome)
+            elif isinstance(outcome, FoqsError):
+                raise Refused(f"row {number}: {outcome.code.name}: {outcome.message}") from outcome
+            else:
+                totals.rows += 1
+                totals.bytes += len(spec.payload)
+                if isinstance(outcome, Duplicate):
+                    totals.duplicates += 1
+                    if self._known is not None:
+                        self._known(spec)
+        totals.retries, totals.waited_s = self._client.waits
+        self._progress(totals)
+
+    def _reject(self, number: int, spec: ItemSpec | None, error: FoqsError) -> None:
+        self.totals.invalid += 1
+        self._rejected(number, spec, error)
+
+
+def _may_come(spec: ItemSpec, outcome: Any) -> bool:
+    """Return whether the sender may repeat an item that was not stored."""
+    if not isinstance(outcome, FoqsError):
+        return False
+    verdict = judge(ONCE if spec.dedup_key is None else KEYED, outcome, doubtful=False)
+    return verdict in (Verdict.AGAIN, Verdict.AGAIN_DOUBTFUL)

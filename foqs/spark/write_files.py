@@ -1,9 +1,8 @@
-"""Refused rows with the reason, as Parquet.
+"""The files that the tasks of a write leave: refused rows with the reason, and rows that the driver may need.
 
-The rows of a task that the service knew before, for the driver: a few in the task's report, the rest in a file.
-
-The driver may need the body of any of them, and cannot compute a row again. A report goes through the memory of the
-driver, so it has few bytes. The file is in a folder that the tasks and the driver see.
+The service knew some rows before. The driver may need the body of any of them, and cannot compute a row again. A report
+goes through the memory of the driver, so it has few bytes, and the rest is in a file. The file is in a folder that the
+tasks and the driver see.
 """
 
 from __future__ import annotations
@@ -25,6 +24,24 @@ import pyarrow.parquet as pq
 from foqs.client import Delivery, ItemSpec
 from foqs.errors import FoqsError
 
+KEPT_BYTES = 8 << 20
+"""Bytes of rows in the report of a task that has no folder for a file."""
+_KEPT_BYTES_WITH_FILE = 256 << 10
+_FREE_BYTES = 256 << 20
+"""Free bytes of a disk at which a task writes no more rows to it."""
+_FLUSH_ROWS = 1_000
+_FLUSH_BYTES = 4 << 20
+_KEY = re.compile(r"(?P<digest>[0-9a-f]{32}):[0-9]+", re.ASCII)
+_HASH_DIGITS = 16
+_SUFFIX = ".rows"
+_SCHEMA = pa.schema([
+    ("row", pa.uint64()), ("topic", pa.string()), ("payload", pa.binary()), ("metadata", pa.binary()),
+    ("headers", pa.map_(pa.string(), pa.string())), ("priority", pa.int32()), ("deliver_after_ms", pa.int64()),
+    ("delay_ms", pa.int64()), ("lease_ms", pa.int64()), ("ttl_ms", pa.int64()), ("delivery", pa.int8()),
+    ("dedup_key", pa.string()), ("fairness_key", pa.string()), ("throttle_keys", pa.list_(pa.string())),
+    ("weight", pa.int32()), ("expires_at_ms", pa.int64()),
+])  # fmt: skip
+"""The row's hash, and the fields of an ItemSpec in their order."""
 INVALID_SCHEMA = pa.schema([
     ("partition", pa.int32()),
     ("row", pa.int64()),
@@ -35,8 +52,6 @@ INVALID_SCHEMA = pa.schema([
     ("metadata", pa.binary()),
     ("dedup_key", pa.string()),
 ])  # fmt: skip
-_INVALID_ROWS = 1_000
-_INVALID_BYTES = 4 << 20
 
 
 class InvalidRows:
@@ -60,7 +75,7 @@ class InvalidRows:
         given = {} if spec is None else {name: getattr(spec, name) for name in INVALID_SCHEMA.names[3:]}
         self._rows.append({"partition": self._partition, "row": row, "reason": error.message, **given})
         self._size_bytes += 0 if spec is None else spec.size_bytes
-        if len(self._rows) >= _INVALID_ROWS or self._size_bytes >= _INVALID_BYTES:
+        if len(self._rows) >= _FLUSH_ROWS or self._size_bytes >= _FLUSH_BYTES:
             self._flush()
 
     def close(self) -> str | None:
@@ -94,10 +109,8 @@ class InvalidRows:
 def remove_others(path: str, job: str, names: Collection[str]) -> None:
     """Remove the files of earlier attempts of `job`, which had other partitions: all except `names`, and unfinished
     ones."""
-    files, folder = file_system(path)
-    ours = re.compile(rf"\.?part-[0-9]+-{re.escape(_plain(job))}\.parquet(\.[0-9a-f]+\.tmp)?")
-    for found in files.get_file_info(pyarrow.fs.FileSelector(folder, allow_not_found=True)):
-        if found.base_name not in names and ours.fullmatch(found.base_name):
+    for files, found in _named(path, rf"\.?part-[0-9]+-{re.escape(_plain(job))}\.parquet(\.[0-9a-f]+\.tmp)?"):
+        if found.base_name not in names:
             with suppress(FileNotFoundError):
                 files.delete_file(found.path)
 
@@ -105,33 +118,6 @@ def remove_others(path: str, job: str, names: Collection[str]) -> None:
 def _plain(job: str) -> str:
     """Return a path without colons: Spark reads the part before a colon as the scheme of a URL."""
     return job.replace(":", "-")
-
-
-def file_system(path: str) -> tuple[Any, str]:
-    """Return the file system of a path or URL, and the path in it."""
-    if "://" in path:
-        return pyarrow.fs.FileSystem.from_uri(path)  # type: ignore[no-any-return]
-    return pyarrow.fs.LocalFileSystem(), path.removeprefix("file:")
-
-
-KEPT_BYTES = 8 << 20
-"""Bytes of rows in the report of a task that has no folder for a file."""
-_KEPT_BYTES_WITH_FILE = 256 << 10
-_FREE_BYTES = 256 << 20
-"""Free bytes of a disk at which a task writes no more rows to it."""
-_FLUSH_ROWS = 1_000
-_FLUSH_BYTES = 4 << 20
-_KEY = re.compile(r"(?P<digest>[0-9a-f]{32}):[0-9]+", re.ASCII)
-_HASH_DIGITS = 16
-_SUFFIX = ".rows"
-_SCHEMA = pa.schema([
-    ("row", pa.uint64()), ("topic", pa.string()), ("payload", pa.binary()), ("metadata", pa.binary()),
-    ("headers", pa.map_(pa.string(), pa.string())), ("priority", pa.int32()), ("deliver_after_ms", pa.int64()),
-    ("delay_ms", pa.int64()), ("lease_ms", pa.int64()), ("ttl_ms", pa.int64()), ("delivery", pa.int8()),
-    ("dedup_key", pa.string()), ("fairness_key", pa.string()), ("throttle_keys", pa.list_(pa.string())),
-    ("weight", pa.int32()), ("expires_at_ms", pa.int64()),
-])  # fmt: skip
-"""The row's hash, and the fields of an ItemSpec in their order."""
 
 
 def short_hash(digest: bytes) -> int:
@@ -222,14 +208,17 @@ def folder_of_task(folder: str | None, *, given: bool) -> str | None:
 
 def remove_kept(folder: str | None, job: str) -> None:
     """Remove the files of all attempts of `job`."""
-    if folder is None:
-        return
     with suppress(OSError):
-        files, place = file_system(folder)
-        ours = re.compile(f"{_prefix(job)}[0-9a-f]{{32}}{_SUFFIX}")
-        for found in files.get_file_info(pyarrow.fs.FileSelector(place, allow_not_found=True)):
-            if ours.fullmatch(found.base_name):
-                files.delete_file(found.path)
+        for files, found in () if folder is None else _named(folder, f"{_prefix(job)}[0-9a-f]{{32}}{_SUFFIX}"):
+            files.delete_file(found.path)
+
+
+def _named(path: str, pattern: str) -> Iterator[tuple[Any, Any]]:
+    """Yield the files of a folder whose whole names match, each with its file system."""
+    files, folder = file_system(path)
+    for found in files.get_file_info(pyarrow.fs.FileSelector(folder, allow_not_found=True)):
+        if re.fullmatch(pattern, found.base_name):
+            yield files, found
 
 
 def _prefix(job: str) -> str:
@@ -290,3 +279,10 @@ def _spec(values: list[Any]) -> ItemSpec:
     spec.headers = None if spec.headers is None else dict(spec.headers)
     spec.delivery = Delivery(spec.delivery)
     return spec
+
+
+def file_system(path: str) -> tuple[Any, str]:
+    """Return the file system of a path or URL, and the path in it."""
+    if "://" in path:
+        return pyarrow.fs.FileSystem.from_uri(path)  # type: ignore[no-any-return]
+    return pyarrow.fs.LocalFileSystem(), path.removeprefix("file:")

@@ -10,8 +10,8 @@ from foqs.client import Delivery, Item  # noqa: E402
 from foqs.errors import Invalid  # noqa: E402
 from foqs.spark.consume import COLUMNS, ConsumeReader  # noqa: E402
 from foqs.spark.consume_state import table_of  # noqa: E402
-from foqs.spark.options import COLUMNS as WRITTEN  # noqa: E402
 from foqs.spark.options import (  # noqa: E402
+    WRITE_COLUMNS,
     Reading,
     check_columns,
     read_as,
@@ -129,5 +129,7 @@ def test_a_table_without_columns_has_those_of_its_kind() -> None:
     for given, has_topic in ((writes, False), (writes | {"option.topic": "t"}, True)):
         columns = [tuple(column.split(" ", 1)) for column in FoqsSource(given).schema().split(", ")]
         check_columns(columns, has_topic=has_topic)  # type: ignore[arg-type]
-        assert {name for name, _ in columns} == WRITTEN.keys() - {"delay_ms"} - ({"topic"} if has_topic else set())
+        assert {name for name, _ in columns} == WRITE_COLUMNS.keys() - {"delay_ms"} - (
+            {"topic"} if has_topic else set()
+        )
     assert "lease_expires_at" in FoqsSource({"option.shards": "sqlite:////x", "owner": "root"}).schema()

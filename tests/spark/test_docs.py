@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from foqs.spark.options import COLUMNS, ConsumeOptions, Options, WriteOptions
+from foqs.spark.options import WRITE_COLUMNS, ConsumeOptions, Options, WriteOptions
 from foqs.spark.snapshot_shards import SnapshotOptions
 from foqs_lab.cluster import LocalCluster
 
@@ -35,7 +35,7 @@ def test_every_option_is_there(title: str, options: type[Options]) -> None:
 
 def test_every_column_of_a_written_frame_is_there() -> None:
     part = PAGE[PAGE.index("## Writing") : PAGE.index("| option |")]
-    assert set(named(part[part.index("| column |") :])) == set(COLUMNS)
+    assert set(named(part[part.index("| column |") :])) == set(WRITE_COLUMNS)
 
 
 def named(table: str) -> list[str]:

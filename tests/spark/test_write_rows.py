@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foqs.errors import Invalid
-from foqs.spark.options import COLUMNS, WriteOptions, check_columns
+from foqs.spark.options import WRITE_COLUMNS, WriteOptions, check_columns
 
-GOOD = {name: kinds[0] for name, kinds in COLUMNS.items() if name != "delay_ms"}
+GOOD = {name: kinds[0] for name, kinds in WRITE_COLUMNS.items() if name != "delay_ms"}
 
 
 def test_every_column_in_every_type() -> None:
     check_columns(GOOD.items(), has_topic=False)
-    for name, kinds in COLUMNS.items():
+    for name, kinds in WRITE_COLUMNS.items():
         for kind in kinds:
             check_columns({"payload": "binary", name: kind}.items(), has_topic=True)
 

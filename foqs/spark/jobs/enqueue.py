@@ -15,9 +15,8 @@ import typer
 
 from foqs.errors import Invalid
 from foqs.spark.jobs import command
-from foqs.spark.jobs.command import Place, spark_session
-from foqs.spark.jobs.page import many
-from foqs.spark.options import COLUMNS
+from foqs.spark.jobs.command import Place, many, spark_session
+from foqs.spark.options import WRITE_COLUMNS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -178,8 +177,7 @@ def read(spark: SparkSession, paths: Sequence[str], format: str, options: dict[s
 
 
 def items(rows: DataFrame, plan: Plan) -> DataFrame:
-    """Return the rows in the writer's columns: a subset of COLUMNS, in any case. Raises Invalid if payload or topic is
-    missing."""
+    """Return the rows in columns of the writer, in any case. Raises Invalid if payload or topic is missing."""
     from pyspark.sql import functions as F
 
     base = rows
@@ -194,13 +192,12 @@ def items(rows: DataFrame, plan: Plan) -> DataFrame:
     if plan.select:
         found = base.selectExpr(*plan.select)
         found = base.selectExpr(*plan.select, *(name for name in made if name not in _by_name(found)))
-        if unknown := sorted(name for lower, name in _by_name(found).items() if lower not in COLUMNS):
-            raise Invalid(
-                f"--select names columns that an item does not have: {', '.join(unknown)} (it has {', '.join(COLUMNS)})"
-            )
+        if unknown := sorted(name for lower, name in _by_name(found).items() if lower not in WRITE_COLUMNS):
+            known = ", ".join(WRITE_COLUMNS)
+            raise Invalid(f"--select names columns that an item does not have: {', '.join(unknown)} (it has {known})")
     else:
         there = _by_name(base)
-        wanted = made if plan.payload_json else COLUMNS
+        wanted = made if plan.payload_json else WRITE_COLUMNS
         found = base.select(*(_quoted(there[name]) for name in wanted if name in there))
     if plan.topic and "topic" in _by_name(found):
         found = found.drop(_by_name(found)["topic"])

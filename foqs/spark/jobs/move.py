@@ -1,9 +1,8 @@
-"""`foqs spark move`: moves the items of a topic that match a predicate to another topic.
+"""`foqs spark move`: moves the items of a topic that match a predicate to another topic, or copies them.
 
-Move or copy the rows of one partition through the client: store each copy, then delete its source.
-
-A job stores an item at most once while the service remembers the item's key. A source is deleted only if this request
-stored its copy, or if an earlier one did and the copy is still in the new topic. This module does not use Spark.
+Each task has a client. It stores each copy, then deletes the source. A job stores an item at most once while the
+service remembers the item's key. A source is deleted only if this request stored its copy, or if an earlier one did and
+the copy is still in the new topic.
 """
 
 from __future__ import annotations
@@ -13,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
+from operator import add
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -20,8 +21,7 @@ import typer
 from foqs.errors import FoqsError, Invalid, NotFound
 from foqs.ids import Duplicate
 from foqs.spark.jobs import command
-from foqs.spark.jobs.command import Place, Source, snapshot, spark_session
-from foqs.spark.jobs.page import many
+from foqs.spark.jobs.command import Place, Source, many, snapshot, spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 BATCH_ITEMS = 500
 BATCH_BYTES = 4 << 20
+_JOB = re.compile(r"[\w.-]{1,64}", re.ASCII)
+_SAMPLE = ("id", "state", "priority", "attempt", "enqueued_at", "payload_bytes")
+_SAMPLE_ROWS = 5
 ROW_NAMES = (
     "id",
     "payload",
@@ -94,137 +97,9 @@ class Totals(NamedTuple):
     error: str | None = None
 
     def plus(self, other: Totals) -> Totals:
-        return Totals(
-            self.stored + other.stored,
-            self.duplicates + other.duplicates,
-            self.consumed + other.consumed,
-            self.deleted + other.deleted,
-            self.gone + other.gone,
-            self.kept + other.kept,
-            self.failed + other.failed,
-            self.error or other.error,
-        )
-
-
-def move_rows(
-    rows: Iterable[Any],
-    target: Target,
-    connect: Callable[[Target], AbstractContextManager[Any]] = Target.client,
-) -> Totals:
-    """Move (or copy) the items of `rows`. The totals count the result of each item; an item's error is not raised.
-
-    Memory is bounded by a batch.
-    """
-    totals = Totals()
-    with connect(target) as client:
-        for batch in batches(rows):
-            totals = totals.plus(_move(batch, target, client))
-    return totals
-
-
-def spec_of(row: Any, target: Target) -> ItemSpec:
-    """Return the copy of an item: with its own time, its own end of the TTL, and a key that names its source."""
-    from foqs.client import Delivery, ItemSpec
-    from foqs.client.item_copies import copy_key
-
-    verb = "copy" if target.copy else "move"
-    return ItemSpec(
-        target.topic,
-        bytes(row["payload"]),
-        metadata=None if row["metadata"] is None else bytes(row["metadata"]),
-        headers=row["headers"],
-        priority=row["priority"],
-        deliver_after_ms=row["deliver_after_ms"] if row["state"] == "delayed" else None,
-        lease_ms=row["lease_ms"],
-        delivery=Delivery[row["delivery"].upper()],
-        dedup_key=copy_key(verb, target.job, row["id"], row["enqueued_at_ms"]),
-        fairness_key=row["fairness_key"] or None,
-        throttle_keys=row["throttle_keys"] or None,
-        expires_at_ms=row["expires_at_ms"],
-    )
-
-
-def refuse_strangers(ids: Iterable[int], namespace: str, topic: str, client: Any) -> None:
-    """Check that the hosts belong to the cluster of `ids`.
-
-    Raises Invalid unless the hosts know one of `ids` as an item of that topic, and none as an item of another topic.
-    Ids are unique in a cluster only: with the hosts of another cluster, the move would delete unrelated items.
-    """
-    known = False
-    for item_id in ids:
-        try:
-            item = client.get_item(item_id)
-        except NotFound:
-            continue
-        if (item.ns, item.topic) != (namespace, topic):
-            raise Invalid(
-                f"the hosts know item {item_id} as one of {item.ns}/{item.topic}: they are of another cluster"
-            )
-        known = True
-    if not known:
-        raise Invalid(
-            "the hosts know none of the first items: the hosts belong to another cluster, or the items are gone"
-        )
-
-
-def batches(rows: Iterable[Any]) -> Iterator[list[Any]]:
-    """Yield batches of up to BATCH_ITEMS rows, and not much more than BATCH_BYTES of payload."""
-    batch: list[Any] = []
-    size = 0
-    for row in rows:
-        batch.append(row)
-        size += len(row["payload"])
-        if len(batch) == BATCH_ITEMS or size >= BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
-
-
-def _move(batch: list[Any], target: Target, client: Any) -> Totals:
-    from foqs.client.item_copies import is_there, store_copies
-
-    specs = {row["id"]: spec_of(row, target) for row in batch}
-    copies, failures = store_copies(specs, client)
-    error = next((str(failure) for failure in failures.values()), None)
-    duplicates = {source for source, copy in copies.items() if isinstance(copy, Duplicate)}
-    totals = Totals(stored=len(copies) - len(duplicates), failed=len(specs) - len(copies), error=error)
-    if target.copy:
-        return totals.plus(Totals(duplicates=len(duplicates)))
-    consumed: set[int] = set()
-    unknown: set[int] = set()
-    for source in duplicates:
-        try:
-            if not is_there(copies[source], target.namespace, target.topic, client):
-                consumed.add(source)
-        except FoqsError as refused:
-            unknown.add(source)
-            error = error or str(refused)
-    looked = Totals(
-        duplicates=len(duplicates - consumed - unknown), consumed=len(consumed), failed=len(unknown), error=error
-    )
-    left_alone = unknown if target.delete_consumed else unknown | consumed
-    sources = [source for source in copies if source not in left_alone]
-    return totals.plus(looked).plus(_delete(sources, client))
-
-
-def _delete(sources: list[int], client: Any) -> Totals:
-    deleted = gone = kept = 0
-    error = None
-    for outcome in client.delete_items(sources) if sources else ():
-        if outcome is None:
-            deleted += 1
-        elif isinstance(outcome, NotFound):
-            gone += 1
-        else:
-            kept += 1
-            error = error or str(outcome)
-    return Totals(deleted=deleted, gone=gone, kept=kept, error=error)
-
-
-_JOB = re.compile(r"[\w.-]{1,64}", re.ASCII)
-_SAMPLE = ("id", "state", "priority", "attempt", "enqueued_at", "payload_bytes")
-_SAMPLE_ROWS = 5
+        *counts, error = self
+        *others, other_error = other
+        return Totals._make((*map(add, counts, others), error or other_error))
 
 
 class NotMoved(FoqsError):
@@ -393,5 +268,124 @@ def said(totals: Totals, *, copy: bool, delete_consumed: bool = False) -> list[s
     return lines
 
 
+# ------------------------------------------------------------------------------------------ a task
+
+
+def move_rows(
+    rows: Iterable[Any],
+    target: Target,
+    connect: Callable[[Target], AbstractContextManager[Any]] = Target.client,
+) -> Totals:
+    """Move (or copy) the items of `rows`. The totals count the result of each item; an item's error is not raised.
+
+    Memory is bounded by a batch.
+    """
+    totals = Totals()
+    with connect(target) as client:
+        for batch in batches(rows):
+            totals = totals.plus(_move(batch, target, client))
+    return totals
+
+
+def spec_of(row: Any, target: Target) -> ItemSpec:
+    """Return the copy of an item: with its own time, its own end of the TTL, and a key that names its source."""
+    from foqs.client import Delivery, ItemSpec
+    from foqs.client.item_copies import copy_key
+
+    verb = "copy" if target.copy else "move"
+    return ItemSpec(
+        target.topic,
+        bytes(row["payload"]),
+        metadata=None if row["metadata"] is None else bytes(row["metadata"]),
+        headers=row["headers"],
+        priority=row["priority"],
+        deliver_after_ms=row["deliver_after_ms"] if row["state"] == "delayed" else None,
+        lease_ms=row["lease_ms"],
+        delivery=Delivery[row["delivery"].upper()],
+        dedup_key=copy_key(verb, target.job, row["id"], row["enqueued_at_ms"]),
+        fairness_key=row["fairness_key"] or None,
+        throttle_keys=row["throttle_keys"] or None,
+        expires_at_ms=row["expires_at_ms"],
+    )
+
+
+def refuse_strangers(ids: Iterable[int], namespace: str, topic: str, client: Any) -> None:
+    """Check that the hosts belong to the cluster of `ids`.
+
+    Raises Invalid unless the hosts know one of `ids` as an item of that topic, and none as an item of another topic.
+    Ids are unique in a cluster only: with the hosts of another cluster, the move would delete unrelated items.
+    """
+    known = False
+    for item_id in ids:
+        try:
+            item = client.get_item(item_id)
+        except NotFound:
+            continue
+        if (item.ns, item.topic) != (namespace, topic):
+            raise Invalid(
+                f"the hosts know item {item_id} as one of {item.ns}/{item.topic}: they are of another cluster"
+            )
+        known = True
+    if not known:
+        raise Invalid(
+            "the hosts know none of the first items: the hosts belong to another cluster, or the items are gone"
+        )
+
+
+def batches(rows: Iterable[Any]) -> Iterator[list[Any]]:
+    """Yield batches of up to BATCH_ITEMS rows, and not much more than BATCH_BYTES of payload."""
+    batch: list[Any] = []
+    size = 0
+    for row in rows:
+        batch.append(row)
+        size += len(row["payload"])
+        if len(batch) == BATCH_ITEMS or size >= BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _move(batch: list[Any], target: Target, client: Any) -> Totals:
+    from foqs.client.item_copies import is_there, store_copies
+
+    specs = {row["id"]: spec_of(row, target) for row in batch}
+    copies, failures = store_copies(specs, client)
+    error = next((str(failure) for failure in failures.values()), None)
+    duplicates = {source for source, copy in copies.items() if isinstance(copy, Duplicate)}
+    totals = Totals(stored=len(copies) - len(duplicates), failed=len(specs) - len(copies), error=error)
+    if target.copy:
+        return totals.plus(Totals(duplicates=len(duplicates)))
+    consumed: set[int] = set()
+    unknown: set[int] = set()
+    for source in duplicates:
+        try:
+            if not is_there(copies[source], target.namespace, target.topic, client):
+                consumed.add(source)
+        except FoqsError as refused:
+            unknown.add(source)
+            error = error or str(refused)
+    looked = Totals(
+        duplicates=len(duplicates - consumed - unknown), consumed=len(consumed), failed=len(unknown), error=error
+    )
+    left_alone = unknown if target.delete_consumed else unknown | consumed
+    sources = [source for source in copies if source not in left_alone]
+    return totals.plus(looked).plus(_delete(sources, client))
+
+
+def _delete(sources: list[int], client: Any) -> Totals:
+    deleted = gone = kept = 0
+    error = None
+    for outcome in client.delete_items(sources) if sources else ():
+        if outcome is None:
+            deleted += 1
+        elif isinstance(outcome, NotFound):
+            gone += 1
+        else:
+            kept += 1
+            error = error or str(outcome)
+    return Totals(deleted=deleted, gone=gone, kept=kept, error=error)
+
+
 if __name__ == "__main__":
-    command.run(move)
+    command.run(import_module("foqs.spark.jobs.move").move)  # tasks find its functions by this name

@@ -1,14 +1,7 @@
-"""The report as one self-contained HTML page: no script, no font, no link.
+"""The report as values, and as one self-contained HTML page: no script, no font, no link.
 
-Users choose the names of namespaces and topics: all text passes `escape`, and names are inside <bdi>.
-
-The content of a report as plain values: a few numbers for each topic, for any number of items.
-
-Numbers as people read them.
-
-Small charts as inline SVG: no script, no external resource, and text for screen readers.
-
-How the page looks: on a screen, and on paper.
+Users choose the names of namespaces and topics: all text passes `escape`, and names are inside <bdi>. Charts are inline
+SVG with text for screen readers.
 """
 
 from __future__ import annotations
@@ -17,7 +10,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
+from importlib.resources import files
 from typing import Any, Self
+
+from foqs.spark.jobs.command import many, number, short, size
 
 STATES = ("ready", "delayed", "leased")
 
@@ -31,6 +27,29 @@ PRIORITIES = (
     *range(-9, 10),
     *(10**power for power in range(1, 10)),
 )
+
+
+_UNITS_MS = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000), ("ms", 1))
+_NOTHING = "–"
+_COLUMNS = (
+    ("Namespace", ""),
+    ("Topic", ""),
+    ("Items", "n"),
+    ("States", ""),
+    ("Ready", "n"),
+    ("Delayed", "n"),
+    ("Leased", "n"),
+    ("Ages", ""),
+    ("Age p50", "n"),
+    ("Age p99", "n"),
+    ("Wait p50", "n"),
+    ("Wait p99", "n"),
+    ("Size p50", "n"),
+    ("Bytes", "n"),
+    ("Retried", "n"),
+)
+_WIDTH, _HEIGHT = 460, 190
+_TOP, _BOTTOM = 20, 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +96,7 @@ class Figures:
 
     @classmethod
     def of(cls, row: Any) -> Self:
-        """Of a row as `report.figures` makes it."""
+        """Make them of a row of `report.figures`."""
         return cls(
             row["items"],
             row["ready"],
@@ -135,252 +154,6 @@ def _counts(buckets: Sequence[Any], bounds: Sequence[int]) -> tuple[int, ...]:
     return tuple(found.get(low, 0) for low in bounds)
 
 
-_UNITS_MS = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000), ("ms", 1))
-_UNITS_BYTES = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
-
-
-def duration(ms: int) -> str:
-    """
-    >>> duration(0), duration(90_000), duration(93_600_000)
-    ('0', '1.5 min', '1.1 d')
-    """
-    for unit, size in _UNITS_MS:
-        if ms >= size:
-            return f"{_short(ms / size)} {unit}"
-    return "0"
-
-
-def size(count: int) -> str:
-    """
-    >>> size(700), size(1536), size(10 << 20)
-    ('700 B', '1.5 KiB', '10 MiB')
-    """
-    for unit, factor in _UNITS_BYTES:
-        if count >= factor:
-            return f"{_short(count / factor)} {unit}"
-    return f"{count} B"
-
-
-def number(count: int) -> str:
-    """
-    >>> number(9_999), number(1_250_000)
-    ('9,999', '1,250,000')
-    """
-    return f"{count:,}"
-
-
-def many(count: int, one: str, plural: str = "") -> str:
-    """
-    >>> many(1, "topic"), many(2_000, "topic")
-    ('1 topic', '2,000 topics')
-    """
-    return f"{number(count)} {one if count == 1 else plural or one + 's'}"
-
-
-def short_number(count: int) -> str:
-    """For the labels of a chart.
-
-    >>> short_number(999), short_number(12_345), short_number(1_250_000)
-    ('999', '12k', '1.2M')
-    """
-    for unit, factor in (("G", 1_000_000_000), ("M", 1_000_000), ("k", 1_000)):
-        if count >= factor:
-            return f"{_short(count / factor)}{unit}"
-    return str(count)
-
-
-def moment(ms: int) -> str:
-    """Unix epoch milliseconds, in UTC."""
-    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-
-
-def age_labels() -> list[str]:
-    return [f"<{duration(bound)}" for bound in AGES_MS[1:]] + [f"≥{duration(AGES_MS[-1])}"]
-
-
-def size_labels() -> list[str]:
-    return [f"<{size(bound)}" for bound in SIZES_BYTES[1:]] + [f"≥{size(SIZES_BYTES[-1])}"]
-
-
-def priority_labels() -> list[str]:
-    """Return a priority's label: exact values unchanged, ranges by the end nearer to 0."""
-    labels = []
-    for low, after in zip(PRIORITIES, (*PRIORITIES[1:], None), strict=True):
-        if after is not None and after == low + 1:
-            labels.append(str(low))
-        elif low < 0:
-            labels.append("≤-" + short_number(1 - (after or 0)))
-        else:
-            labels.append("≥" + short_number(low))
-    return labels
-
-
-def _short(value: float) -> str:
-    return f"{value:.1f}".removesuffix(".0") if value < 10 else f"{value:,.0f}"
-
-
-_WIDTH, _HEIGHT = 460, 190
-_TOP, _BOTTOM = 20, 24
-
-
-def bars(title: str, labels: Sequence[str], counts: Sequence[int], colour: str) -> str:
-    """Draw a histogram; a screen reader reads `title`. `colour` is a class of the page."""
-    highest = max(counts, default=0) or 1
-    step = _WIDTH / max(len(counts), 1)
-    room = _HEIGHT - _TOP - _BOTTOM
-    floor = _HEIGHT - _BOTTOM
-    # A label needs about 46 units: with more bars, only every second or third has a label.
-    every = max(1, -(-46 // int(max(step, 1))))
-    drawn = [f'<line class="axis" x1="0" x2="{_WIDTH}" y1="{floor}" y2="{floor}"/>']
-    for position, (label, count) in enumerate(zip(labels, counts, strict=True)):
-        height = _height(count, highest, room)
-        left, middle = position * step, (position + 0.5) * step
-        drawn.append(
-            f'<g><title>{escape(label)}: {number(count)}</title><rect class="{colour}" x="{left + step * 0.12:.1f}" '
-            f'y="{floor - height:.1f}" width="{step * 0.76:.1f}" height="{height:.1f}" rx="1.5"/></g>'
-        )
-        if count and step >= 22:
-            drawn.append(_text(middle, floor - height - 5, short_number(count), "value"))
-        if position % every == 0:
-            drawn.append(_text(middle, _HEIGHT - 7, label, "label"))
-    return _svg(title, _WIDTH, _HEIGHT, drawn, "chart")
-
-
-def split_bar(title: str, parts: Sequence[tuple[str, int]], whole: int, width: int = 100, height: int = 10) -> str:
-    """Draw the parts of `whole` in one bar: pairs of a class and a count."""
-    drawn, left = [f'<rect class="empty" x="0" y="0" width="{width}" height="{height}"/>'], 0.0
-    for colour, count in parts:
-        part = width * count / whole if whole else 0.0
-        if count:
-            part = max(part, 1.0)  # a small part stays visible
-            drawn.append(f'<rect class="{colour}" x="{left:.1f}" y="0" width="{part:.1f}" height="{height}"/>')
-        left += part
-    return _svg(title, width, height, drawn, "spark")
-
-
-def sparkline(title: str, counts: Sequence[int], colour: str, width: int = 72, height: int = 20) -> str:
-    """Draw a histogram as small as a word."""
-    highest = max(counts, default=0) or 1
-    step = width / max(len(counts), 1)
-    drawn = [f'<line class="axis" x1="0" x2="{width}" y1="{height - 0.5}" y2="{height - 0.5}"/>']
-    for position, count in enumerate(counts):
-        if tall := _height(count, highest, height - 1):
-            drawn.append(
-                f'<rect class="{colour}" x="{position * step + 0.5:.1f}" y="{height - 1 - tall:.1f}" '
-                f'width="{step - 1:.1f}" height="{tall:.1f}"/>'
-            )
-    return _svg(title, width, height, drawn, "spark")
-
-
-def _height(count: int, highest: int, room: float) -> float:
-    """Return a height; a count above 0 is always visible."""
-    return max(1.5, room * count / highest) if count else 0.0
-
-
-def _text(x: float, y: float, words: str, kind: str) -> str:
-    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="middle">{escape(words)}</text>'
-
-
-def _svg(title: str, width: int, height: int, drawn: Sequence[str], kind: str) -> str:
-    fit = "xMidYMid" if kind == "chart" else "none"
-    return (
-        f'<svg class="{kind}" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-        f'preserveAspectRatio="{fit}" role="img" aria-label="{escape(title)}">{"".join(drawn)}</svg>'
-    )
-
-
-STYLE = """
-:root{--ink:#1c2733;--soft:#5d6b7a;--line:#dfe5eb;--paper:#fff;--back:#f5f7f9;
---ready:#2b7a9b;--delayed:#e0a030;--leased:#5f9e5f;--age:#5277a8;--priority:#8067a5;--size:#4f8f86}
-*{box-sizing:border-box}
-html{-webkit-text-size-adjust:100%}
-body{margin:0;background:var(--back);color:var(--ink);
-font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue","Noto Sans",Arial,sans-serif}
-main{max-width:1440px;margin:0 auto;padding:32px 28px 48px}
-h1{font-size:28px;font-weight:650;letter-spacing:-.01em;margin:0;line-height:1.2}
-h2{font-size:16px;font-weight:650;margin:0}
-small{color:var(--soft);font-size:12.5px}
-header{margin-bottom:20px}
-.time{margin:4px 0 0;color:var(--soft)}
-.none{padding:48px;text-align:center;color:var(--soft);background:var(--paper);border:1px solid var(--line);
-border-radius:8px}
-.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(140px,1fr));gap:12px;margin:0 0 16px}
-.card,section.states,section.wide,figure{background:var(--paper);border:1px solid var(--line);border-radius:8px}
-.card{padding:12px 16px}
-.card dt{color:var(--soft);font-size:13px}
-.card dd{margin:0}
-.card b{display:block;font-size:23px;font-weight:620;line-height:1.3;font-variant-numeric:tabular-nums}
-section.states,section.wide{padding:16px 18px;margin-bottom:16px}
-section.wide>p{margin:0 0 8px;color:var(--soft);font-size:13px}
-section.wide{overflow-x:auto}
-.states svg{width:100%;height:22px;margin:10px 0 8px;border-radius:4px}
-.legend{display:flex;flex-wrap:wrap;gap:4px 24px;list-style:none;margin:0;padding:0;font-variant-numeric:tabular-nums}
-.legend i{display:inline-block;width:10px;height:10px;border-radius:2px;margin-right:7px}
-.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(340px,1fr));gap:16px;margin-bottom:16px}
-figure{margin:0;padding:16px 18px}
-figcaption p{margin:2px 0 8px;color:var(--soft);font-size:13px;font-variant-numeric:tabular-nums}
-svg{display:block}
-svg.chart{width:100%;height:auto;font-family:inherit}
-svg.spark{max-width:none}
-.states svg.spark{max-width:100%}
-text.label{font-size:10.5px;fill:var(--soft)}
-text.value{font-size:11px;fill:var(--ink)}
-.axis{stroke:#c3ccd6;stroke-width:1}
-rect.empty{fill:#edf1f4}
-rect.ready{fill:var(--ready)}i.ready{background:var(--ready)}
-rect.delayed{fill:var(--delayed)}i.delayed{background:var(--delayed)}
-rect.leased{fill:var(--leased)}i.leased{background:var(--leased)}
-rect.age{fill:var(--age)}rect.priority{fill:var(--priority)}rect.size{fill:var(--size)}
-table{border-collapse:collapse;width:100%;font-size:13px}
-th{font-weight:600;font-size:12px;color:var(--soft);text-align:left;white-space:nowrap;
-border-bottom:1px solid #c3ccd6}
-th,td{padding:6px 7px;vertical-align:middle}
-th:first-child,td:first-child{padding-left:0}
-th:last-child,td:last-child{padding-right:0}
-td{border-bottom:1px solid var(--line)}
-tr:last-child td{border-bottom:0}
-.n{text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums}
-td.name{min-width:84px;max-width:260px}
-.name bdi{display:-webkit-box;-webkit-box-orient:vertical;-webkit-line-clamp:3;overflow:hidden;
-overflow-wrap:anywhere}
-tr.rest td{color:var(--soft);font-style:italic}
-.ids{display:flex;flex-wrap:wrap;gap:2px 18px;list-style:none;margin:0;padding:0}
-code{font:12.5px ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace}
-footer{color:var(--soft);font-size:12.5px;max-width:80em}
-@media print{
-@page{size:A4 landscape;margin:12mm}
-body{background:#fff;font-size:11px;-webkit-print-color-adjust:exact;print-color-adjust:exact}
-main{max-width:none;padding:0}
-.card,figure,tr{break-inside:avoid}
-section.wide{overflow:visible;border:0;padding:0}
-thead{display:table-header-group}
-table{font-size:10px}th,td{padding:3px 5px}
-svg.spark{max-width:70px}
-.charts{grid-template-columns:repeat(3,1fr)}
-}
-"""
-
-
-_NOTHING = "–"
-_COLUMNS = (
-    ("Namespace", ""),
-    ("Topic", ""),
-    ("Items", "n"),
-    ("States", ""),
-    ("Ready", "n"),
-    ("Delayed", "n"),
-    ("Leased", "n"),
-    ("Ages", ""),
-    ("Age p50", "n"),
-    ("Age p99", "n"),
-    ("Wait p50", "n"),
-    ("Wait p99", "n"),
-    ("Size p50", "n"),
-    ("Bytes", "n"),
-    ("Retried", "n"),
-)
-
-
 def render(report: Report) -> str:
     """Return the whole document as text. Its length grows with `report.topics` only."""
     body = (
@@ -394,9 +167,13 @@ def render(report: Report) -> str:
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>foqs report, {moment(report.now_ms)}</title><style>{STYLE}</style></head>\n"
+        f"<title>foqs report, {moment(report.now_ms)}</title><style>{_style()}</style></head>\n"
         f"<body><main>{_lines(body)}</main></body></html>\n"
     )
+
+
+def _style() -> str:
+    return (files("foqs.spark.jobs") / "page.css").read_text(encoding="utf-8")
 
 
 def _head(report: Report) -> str:
@@ -553,3 +330,121 @@ def _kind(kind: str) -> str:
 
 def _lines(parts: Iterable[str]) -> str:
     return "\n".join(parts)
+
+
+def duration(ms: int) -> str:
+    """
+    >>> duration(0), duration(90_000), duration(93_600_000)
+    ('0', '1.5 min', '1.1 d')
+    """
+    for unit, unit_ms in _UNITS_MS:
+        if ms >= unit_ms:
+            return f"{short(ms / unit_ms)} {unit}"
+    return "0"
+
+
+def short_number(count: int) -> str:
+    """For the labels of a chart.
+
+    >>> short_number(999), short_number(12_345), short_number(1_250_000)
+    ('999', '12k', '1.2M')
+    """
+    for unit, factor in (("G", 1_000_000_000), ("M", 1_000_000), ("k", 1_000)):
+        if count >= factor:
+            return f"{short(count / factor)}{unit}"
+    return str(count)
+
+
+def moment(ms: int) -> str:
+    """Unix epoch milliseconds, in UTC."""
+    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def age_labels() -> list[str]:
+    return [f"<{duration(bound)}" for bound in AGES_MS[1:]] + [f"≥{duration(AGES_MS[-1])}"]
+
+
+def size_labels() -> list[str]:
+    return [f"<{size(bound)}" for bound in SIZES_BYTES[1:]] + [f"≥{size(SIZES_BYTES[-1])}"]
+
+
+def priority_labels() -> list[str]:
+    """Return a priority's label: exact values unchanged, ranges by the end nearer to 0."""
+    labels = []
+    for low, after in zip(PRIORITIES, (*PRIORITIES[1:], None), strict=True):
+        if after is not None and after == low + 1:
+            labels.append(str(low))
+        elif low < 0:
+            labels.append("≤-" + short_number(1 - (after or 0)))
+        else:
+            labels.append("≥" + short_number(low))
+    return labels
+
+
+# ------------------------------------------------------------------------------------------ charts
+
+
+def bars(title: str, labels: Sequence[str], counts: Sequence[int], colour: str) -> str:
+    """Draw a histogram; a screen reader reads `title`. `colour` is a class of the page."""
+    highest = max(counts, default=0) or 1
+    step = _WIDTH / max(len(counts), 1)
+    room = _HEIGHT - _TOP - _BOTTOM
+    floor = _HEIGHT - _BOTTOM
+    # A label needs about 46 units: with more bars, only every second or third has a label.
+    every = max(1, -(-46 // int(max(step, 1))))
+    drawn = [f'<line class="axis" x1="0" x2="{_WIDTH}" y1="{floor}" y2="{floor}"/>']
+    for position, (label, count) in enumerate(zip(labels, counts, strict=True)):
+        height = _height(count, highest, room)
+        left, middle = position * step, (position + 0.5) * step
+        drawn.append(
+            f'<g><title>{escape(label)}: {number(count)}</title><rect class="{colour}" x="{left + step * 0.12:.1f}" '
+            f'y="{floor - height:.1f}" width="{step * 0.76:.1f}" height="{height:.1f}" rx="1.5"/></g>'
+        )
+        if count and step >= 22:
+            drawn.append(_text(middle, floor - height - 5, short_number(count), "value"))
+        if position % every == 0:
+            drawn.append(_text(middle, _HEIGHT - 7, label, "label"))
+    return _svg(title, _WIDTH, _HEIGHT, drawn, "chart")
+
+
+def split_bar(title: str, parts: Sequence[tuple[str, int]], whole: int, width: int = 100, height: int = 10) -> str:
+    """Draw the parts of `whole` in one bar: pairs of a class and a count."""
+    drawn, left = [f'<rect class="empty" x="0" y="0" width="{width}" height="{height}"/>'], 0.0
+    for colour, count in parts:
+        part = width * count / whole if whole else 0.0
+        if count:
+            part = max(part, 1.0)  # a small part stays visible
+            drawn.append(f'<rect class="{colour}" x="{left:.1f}" y="0" width="{part:.1f}" height="{height}"/>')
+        left += part
+    return _svg(title, width, height, drawn, "spark")
+
+
+def sparkline(title: str, counts: Sequence[int], colour: str, width: int = 72, height: int = 20) -> str:
+    """Draw a histogram as small as a word."""
+    highest = max(counts, default=0) or 1
+    step = width / max(len(counts), 1)
+    drawn = [f'<line class="axis" x1="0" x2="{width}" y1="{height - 0.5}" y2="{height - 0.5}"/>']
+    for position, count in enumerate(counts):
+        if tall := _height(count, highest, height - 1):
+            drawn.append(
+                f'<rect class="{colour}" x="{position * step + 0.5:.1f}" y="{height - 1 - tall:.1f}" '
+                f'width="{step - 1:.1f}" height="{tall:.1f}"/>'
+            )
+    return _svg(title, width, height, drawn, "spark")
+
+
+def _height(count: int, highest: int, room: float) -> float:
+    """Return a height; a count above 0 is always visible."""
+    return max(1.5, room * count / highest) if count else 0.0
+
+
+def _text(x: float, y: float, words: str, kind: str) -> str:
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="middle">{escape(words)}</text>'
+
+
+def _svg(title: str, width: int, height: int, drawn: Sequence[str], kind: str) -> str:
+    fit = "xMidYMid" if kind == "chart" else "none"
+    return (
+        f'<svg class="{kind}" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        f'preserveAspectRatio="{fit}" role="img" aria-label="{escape(title)}">{"".join(drawn)}</svg>'
+    )

@@ -1,9 +1,7 @@
-"""Driver errors as errors of the seam. No text of a driver gets into their messages.
+"""Errors of drivers as errors of the seam, and what an administrator runs for an account that was refused.
 
-A driver's text may hold SQL or a row's values; it stays in the chained cause, for a debugger. Account names and reasons
-of the operating system are parsed out of it.
-
-Accounts and rights on MySQL and MariaDB: where a connection goes, and what an administrator runs for one refused.
+No text of a driver gets into the messages: it may hold SQL or a row's values. It stays in the chained cause, for a
+debugger. Account names and reasons of the operating system are parsed out of it.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ _CLOSED = dict.fromkeys(_EXPIRED, "the password of {} has expired") | dict.fromk
 
 
 class Account(NamedTuple):
-    """As the server sees it: `host` is a pattern, or the address that the connection came from."""
+    """An account as the server sees it: `host` is a pattern, or the address that the connection came from."""
 
     user: str
     host: str
@@ -77,48 +75,6 @@ class Place(NamedTuple):
             return f"{self} wants a way to authenticate {who} that the driver does not have"
         closed = _CLOSED.get(code)
         return f"{self}: {closed.format(who)}" if closed else f"{self} denies {who} a right that foqs needs"
-
-
-def remedy_of(code: int, place: Place, account: Account | None) -> str:
-    """What mends a refusal, in one line."""
-    account = account or Account(place.user, "%")
-    making = f"CREATE DATABASE IF NOT EXISTS {_quoted_name(place.database)};"
-    if code in _WRONG_LOGIN or code == _NO_ACCOUNT_FOR_HOST:
-        new = f"CREATE USER {account} IDENTIFIED BY 'the password of the url';"
-        return (
-            "correct user and password of the shard's url; for a new account an administrator runs: "
-            f"{new} {making} {grant(account, place.database)}"
-        )
-    if code in _OLD_PROTOCOL:
-        return "give the account another authentication plugin, or take the driver mysql+mysqldb"
-    if code in _EXPIRED:
-        return f"an administrator runs: ALTER USER {account} PASSWORD EXPIRE NEVER;"
-    if code in _LOCKED:
-        return f"an administrator runs: ALTER USER {account} ACCOUNT UNLOCK;"
-    if code == _NO_DATABASE[1]:
-        return f"run `foqs shards create`, or an administrator runs: {making}"  # the account has rights on the name
-    if code == _NO_DATABASE[0]:
-        return f"an administrator runs: {making} {grant(account, place.database)}"
-    return f"an administrator runs: {grant(account, place.database)}"
-
-
-def grant(account: Account, database: str) -> str:
-    """The statement that gives `account` what a host needs."""
-    return f"GRANT {RIGHTS} ON {_quoted_name(database)}.* TO {account};"
-
-
-def account_of(current_user: str) -> Account:
-    """From what CURRENT_USER() returns."""
-    user, _, host = current_user.rpartition("@")
-    return Account(user, host)
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("\\", "\\\\").replace("'", "''") + "'"
-
-
-def _quoted_name(text: str) -> str:
-    return "`" + text.replace("`", "``") + "`"
 
 
 class Kind(Enum):
@@ -225,7 +181,7 @@ _IN_PROGRESS = 115  # libmariadb says so for every connection that was not made
 _REFUSED = {1044, 1045, 1049, 1130, 1142, 1143, 1227, 1251, 1698, 1820, 1862, 2059, 3118, 4151}
 _RIGHT = re.compile(r"([A-Z][A-Z, ]*) command denied to user .* for (?:table|column) .*?[`']?(\w+)[`']?$")
 _ACCOUNT = re.compile(r"'([^']*)'@'([^']*)'")
-_OWN_CODES = 1000  # the first code of a server's own; below are those of operating systems
+_OWN_CODES = 1000  # the first code of a server's own; lower codes are of operating systems
 _SERVER_CODES = (range(1000, 2000), range(3000, 5000))
 _NO_SUCH_DATABASE = 1049
 _NO_SUCH_TABLE = 1146
@@ -294,7 +250,7 @@ class Seam:
         return refused
 
     def certainly_not_committed(self, error: BaseException) -> bool:
-        """Whether a COMMIT that failed with `error` changed nothing; after any other error the outcome is unknown."""
+        """Return True if a COMMIT that failed with `error` changed nothing. Else its outcome is unknown."""
         if self._is_sqlite:
             # A full disk fails before the last frame of the transaction is in the write-ahead log.
             code = getattr(_origin(error), "sqlite_errorcode", 0) & 0xFF
@@ -308,11 +264,11 @@ class Seam:
         return self._read(error)[1]
 
     def is_answer(self, error: BaseException) -> bool:
-        """Whether a server said so, and not a driver that has lost the connection."""
+        """Return True if a server reported the error, and not a driver that has lost the connection."""
         return any(_code(error) in codes for codes in _SERVER_CODES)
 
     def is_refused_null(self, error: BaseException) -> bool:
-        """Whether a column that is NOT NULL was set to NULL."""
+        """Return True if a column that is NOT NULL was set to NULL."""
         if self._is_sqlite:
             return getattr(_origin(error), "sqlite_errorcode", 0) == sqlite3.SQLITE_CONSTRAINT_NOTNULL
         return _code(error) == NULL_REFUSED
@@ -404,3 +360,48 @@ def _reason(error: BaseException) -> str:
     if found is not None and int(found[1]) != _IN_PROGRESS:
         return os.strerror(int(found[1])).lower()
     return f"it refuses connections, or nothing listens there ({code})"
+
+
+# ------------------------------------------------------------------------------------------------ accounts
+
+
+def remedy_of(code: int, place: Place, account: Account | None) -> str:
+    """What mends a refusal, in one line."""
+    account = account or Account(place.user, "%")
+    making = f"CREATE DATABASE IF NOT EXISTS {_quoted_name(place.database)};"
+    if code in _WRONG_LOGIN or code == _NO_ACCOUNT_FOR_HOST:
+        new = f"CREATE USER {account} IDENTIFIED BY 'the password of the url';"
+        return (
+            "correct user and password of the shard's url; for a new account an administrator runs: "
+            f"{new} {making} {grant(account, place.database)}"
+        )
+    if code in _OLD_PROTOCOL:
+        return "give the account another authentication plugin, or take the driver mysql+mysqldb"
+    if code in _EXPIRED:
+        return f"an administrator runs: ALTER USER {account} PASSWORD EXPIRE NEVER;"
+    if code in _LOCKED:
+        return f"an administrator runs: ALTER USER {account} ACCOUNT UNLOCK;"
+    if code == _NO_DATABASE[1]:
+        return f"run `foqs shards create`, or an administrator runs: {making}"  # the account has rights on the name
+    if code == _NO_DATABASE[0]:
+        return f"an administrator runs: {making} {grant(account, place.database)}"
+    return f"an administrator runs: {grant(account, place.database)}"
+
+
+def grant(account: Account, database: str) -> str:
+    """The statement that gives `account` what a host needs."""
+    return f"GRANT {RIGHTS} ON {_quoted_name(database)}.* TO {account};"
+
+
+def account_of(current_user: str) -> Account:
+    """From what CURRENT_USER() returns."""
+    user, _, host = current_user.rpartition("@")
+    return Account(user, host)
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "''") + "'"
+
+
+def _quoted_name(text: str) -> str:
+    return "`" + text.replace("`", "``") + "`"

@@ -1,16 +1,15 @@
 """What a new owner of a shard reads: lanes, counts of ready, delayed and leased items, and settings.
 
-Rows of `lane`, and rows that refer to a lane without one: a database that was restored in part.
-
-Such items have no topic. A shard that has any is not opened: nothing of it is handed out under a wrong name, nothing is
-removed, and the other shards of the host go on.
+A database that was restored in part has rows that refer to a lane without a row: such items have no topic. A shard that
+has any is not opened. No item of it is delivered under a wrong name, none is removed, and the other shards of the host
+are not affected.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from foqs.fairness.keys import unpack_throttles
@@ -28,67 +27,6 @@ ORPHAN_REMEDY = (
 )
 _SHOWN = 5
 _SHOWN_BYTES = 40
-_THROTTLES = 4
-
-
-def orphans(lanes: Iterable[int], referred: Iterable[int]) -> list[int]:
-    """Numbers in `referred` that are not in `lanes`, in order."""
-    return sorted(set(referred) - set(lanes))
-
-
-def orphan_words(missing: list[int], tables: str) -> str:
-    shown = ", ".join(map(str, missing[:_SHOWN])) + (", ..." if len(missing) > _SHOWN else "")
-    one = len(missing) == 1
-    return f"rows in {tables} refer to {'lane' if one else f'{len(missing)} lanes'} {shown}, which table lane lacks"
-
-
-def refuse_orphans(missing: Mapping[int, int]) -> None:
-    """`missing` counts the rows of `ready` and `timer` by the lane that they refer to in vain. Raises ShardRefused."""
-    if missing:
-        raise ShardRefused(
-            f"{sum(missing.values())} {orphan_words(sorted(missing), 'ready or timer')}", mend=ORPHAN_REMEDY
-        )
-
-
-def refuse_dead_orphans(missing: Collection[int]) -> None:
-    """`missing` are the lanes that rows of `failure` refer to in vain. Raises ShardRefused."""
-    if missing:
-        raise ShardRefused(orphan_words(sorted(missing), "failure"), mend=ORPHAN_REMEDY)
-
-
-def refuse_names(page: Sequence[Sequence[Any]], known: set[bytes]) -> None:
-    """`page` has rows of `lane`: number, three names, and with tenancy the throttle set and the weight.
-
-    `known` are throttle sets that were read before. Raises ShardRefused for a name that is not UTF-8.
-    """
-    try:
-        for column in (1, 2, 3):
-            b"\0".join([row[column] for row in page]).decode()
-        if page and len(page[0]) > _THROTTLES:
-            new = {row[_THROTTLES] for row in page} - known
-            for one in new:
-                unpack_throttles(one)
-            known |= new
-    except (UnicodeDecodeError, TypeError):
-        for lane, *names in page:
-            for name in names[:_THROTTLES]:
-                _refuse_name(lane, name)
-
-
-def _refuse_name(lane: int, name: bytes | str) -> None:
-    if isinstance(name, str):  # SQLite stores any type
-        why = f"lane {lane} in table lane has a name that is text and not bytes: {name[:_SHOWN_BYTES]!r}"
-        columns = ", ".join(
-            [f"{column} = CAST({column} AS BLOB)" for column in ("ns", "topic", "fairness", "throttles")]
-        )
-        raise ShardRefused(why, mend=f"UPDATE lane SET {columns}")
-    try:
-        name.decode()
-    except UnicodeDecodeError:
-        why = f"lane {lane} in table lane has a name that is not UTF-8: {name[:_SHOWN_BYTES]!r}"
-        raise ShardRefused(why, mend="restore table lane from a backup") from None
-
-
 _RESTORE = "restore the row of table shard from a backup"
 _PAGE_LANES = 2_000
 """Lanes that are read with one statement: what the driver makes of the rows is dropped before the next."""
@@ -107,7 +45,8 @@ def read_opened(
     stored = link.fetch(settings.ALL)
     _refuse_settings([bytes(ns) for ns, _ in stored])
     dead = [lane for (lane,) in link.fetch(reads.DEAD_LANES)]
-    refuse_dead_orphans(set(dead).difference(_numbers(link, dead)))
+    if gone := orphans(_numbers(link, dead), dead):
+        raise ShardRefused(orphan_words(gone, "failure"), mend=ORPHAN_REMEDY)
     if len(row.slots) > HASH_SLOTS // 8:
         raise ShardRefused(f"shard.slots has {len(row.slots)} bytes, not {HASH_SLOTS // 8}", mend=_RESTORE)
     return Opened(
@@ -142,7 +81,7 @@ def _read_lanes(
         last = len(page) < _PAGE_LANES
         end = None if last else page[-1][0]
         counts = link.fetch(reads.backlog_sql(dialect, above, end))
-        refuse_names(page, throttles)
+        _refuse_names(page, throttles)
         known = {row[0] for row in page}
         timed -= known
         for lane, _, items in counts:
@@ -152,12 +91,14 @@ def _read_lanes(
         backlog.add(counts)
         above = end or 0
     missing.update({lane: timers[lane][0] for lane in timed})
-    refuse_orphans(missing)
+    if missing:
+        words = orphan_words(sorted(missing), "ready or timer")
+        raise ShardRefused(f"{sum(missing.values())} {words}", mend=ORPHAN_REMEDY)
     return lanes, backlog
 
 
 def _numbers(link: Link, lanes: Sequence[int]) -> set[int]:
-    """Return those of `lanes` that table `lane` has."""
+    """Return the numbers in `lanes` that table `lane` has."""
     if not lanes:
         return set()
     return {lane for (lane,) in link.fetch(f"SELECT lane FROM lane WHERE lane IN ({','.join(map(str, lanes))})")}
@@ -170,3 +111,48 @@ def _refuse_settings(namespaces: Sequence[bytes]) -> None:
         except UnicodeDecodeError:
             why = f"table setting has a namespace that is not UTF-8: {ns[:40]!r}"
             raise ShardRefused(why, mend=f"DELETE FROM setting WHERE ns = x'{ns.hex()}'") from None
+
+
+# ------------------------------------------------------------------------------------------------ lanes
+
+
+def orphans(lanes: Iterable[int], referred: Iterable[int]) -> list[int]:
+    """Numbers in `referred` that are not in `lanes`, in order."""
+    return sorted(set(referred) - set(lanes))
+
+
+def orphan_words(missing: list[int], tables: str) -> str:
+    shown = ", ".join(map(str, missing[:_SHOWN])) + (", ..." if len(missing) > _SHOWN else "")
+    one = len(missing) == 1
+    return f"rows in {tables} refer to {'lane' if one else f'{len(missing)} lanes'} {shown}, which table lane lacks"
+
+
+def _refuse_names(page: Sequence[Sequence[Any]], known: set[bytes]) -> None:
+    """Raise ShardRefused for a name that is not UTF-8 in rows of `lane`: number, three names, throttle set, weight.
+
+    `known` are throttle sets that were read before.
+    """
+    try:
+        for column in (1, 2, 3):
+            b"\0".join([row[column] for row in page]).decode()
+        new = {row[4] for row in page} - known
+        for one in new:
+            unpack_throttles(one)
+        known |= new
+    except (UnicodeDecodeError, TypeError):
+        for lane, *names, _weight in page:
+            for name in names:
+                _refuse_name(lane, name)
+
+
+def _refuse_name(lane: int, name: bytes | str) -> None:
+    if isinstance(name, str):  # SQLite stores any type
+        why = f"lane {lane} in table lane has a name that is text and not bytes: {name[:_SHOWN_BYTES]!r}"
+        columns = ("ns", "topic", "fairness", "throttles")
+        mend = f"UPDATE lane SET {', '.join(f'{column} = CAST({column} AS BLOB)' for column in columns)}"
+        raise ShardRefused(why, mend=mend)
+    try:
+        name.decode()
+    except UnicodeDecodeError:
+        why = f"lane {lane} in table lane has a name that is not UTF-8: {name[:_SHOWN_BYTES]!r}"
+        raise ShardRefused(why, mend="restore table lane from a backup") from None

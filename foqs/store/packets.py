@@ -1,13 +1,12 @@
-"""The packets of MySQL's and MariaDB's protocol that a transaction needs: commands, and replies without rows.
+"""The packets of MySQL's and MariaDB's protocol that a transaction needs. Pure: bytes in, bytes out.
 
-Pure: bytes in, bytes out. A packet is its length (three bytes), a sequence id and a payload. A command is one packet
-with the id 0. Its reply is one OK packet a statement, each but the last with the flag for more results, or an ERR
-packet as the last one; their ids count on from 1.
+A packet is its length (three bytes), a sequence id and a payload. A command is one packet with the id 0. Its reply is
+one OK packet a statement, each but the last with the flag for more results, or an ERR packet as the last one; their ids
+count on from 1.
 
-Rows of new items in the binary protocol: prepared INSERTs, and the commands that run them.
-
-A server takes longer to parse a row of literals than to store it, and hex doubles a payload. A connection prepares an
-INSERT for each of `SIZES`; the rows of a transaction are cut into pieces of these sizes. Pure: bytes in, bytes out.
+New items travel as parameters of prepared INSERTs. A server takes longer to parse a row of literals than to store it,
+and hex doubles a payload. A connection prepares an INSERT for each of `SIZES`; the rows of a transaction are cut into
+pieces of these sizes.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from foqs.store.statements import ITEM, READY, NarrowRows
 
 COM_QUERY = 3
 MOST_BYTES = 0xFFFFFF - 1
-"""Payload of a packet, the command's byte included. A longer one would go on in a second packet."""
+"""Payload of a packet, the command's byte included. A longer payload would need a second packet."""
 
 _OK, _ERR = 0x00, 0xFF
 _MORE_RESULTS = 0x0008
@@ -35,6 +34,27 @@ _REPLY_BYTES = 1 << 16
 _WIDTHS = {0xFC: 2, 0xFD: 3, 0xFE: 8}
 _command_head = Struct("<IB").pack  # the sequence id 0 is the highest byte of the first number
 _u16 = Struct("<H").unpack_from
+
+SIZES = (32, 16, 8, 4, 2, 1)
+"""Rows of a statement. MariaDB keeps 12 statements in 0.9 MB for a connection, and 16,382 for all."""
+
+COM_STMT_PREPARE, COM_STMT_EXECUTE, COM_STMT_CLOSE = 0x16, 0x17, 0x19
+_TINY, _LONG, _LONGLONG, _BLOB = b"\x01\0", b"\x03\0", b"\x08\0", b"\xfc\0"
+_ITEM_ROW = "(?,?,?,?,?,?,?,?,?,?,?)"
+_ITEM_TYPES = _LONGLONG + _LONG * 2 + _LONGLONG * 3 + _LONG + _TINY + _BLOB * 3
+_ITEM_PARAMETERS = 11
+_METADATA, _HEADERS = 8, 9
+_READY_ROW = "(?,?,?,?,0,0,?)"
+_READY_TYPES = _LONG * 2 + _LONGLONG * 2 + _LONG
+_READY_PARAMETERS = 5
+_ROW_BYTES = 64
+"""Bound on a row of `item` without its bytes, and its part of types and NULL bits."""
+_pack_item = Struct("<qiiqqqib").pack
+_pack_ready = Struct("<iiqqi").pack
+_pack_head = Struct("<IBI").pack  # statement, no cursor, one iteration
+_prepared = Struct("<xIHH").unpack_from
+_pack_number = Struct("<I").pack
+_LENGTHS = [bytes([length]) for length in range(251)]
 
 
 class Ok(NamedTuple):
@@ -58,7 +78,7 @@ class Err(NamedTuple):
 
 
 class BadReply(Exception):
-    """The bytes are no reply that a statement without rows may have. The connection cannot be used any more."""
+    """The bytes are no reply that a statement without rows may have. The connection cannot be used again."""
 
 
 def command(code: int, payload: bytes) -> bytes:
@@ -88,7 +108,7 @@ class Replies:
 
     @property
     def partial(self) -> bool:
-        """Whether a packet has begun and not ended."""
+        """Return True if a packet has begun and not ended."""
         return bool(self._rest)
 
     def feed(self, data: bytes) -> list[Ok | Err]:
@@ -162,26 +182,7 @@ def _number(body: bytes, at: int) -> tuple[int, int]:
     return int.from_bytes(body[at:stop], "little"), stop
 
 
-SIZES = (32, 16, 8, 4, 2, 1)
-"""Rows of a statement. MariaDB keeps 12 statements in 0.9 MB for a connection, and 16,382 for all."""
-
-COM_STMT_PREPARE, COM_STMT_EXECUTE, COM_STMT_CLOSE = 0x16, 0x17, 0x19
-_TINY, _LONG, _LONGLONG, _BLOB = b"\x01\0", b"\x03\0", b"\x08\0", b"\xfc\0"
-_ITEM_ROW = "(?,?,?,?,?,?,?,?,?,?,?)"
-_ITEM_TYPES = _LONGLONG + _LONG * 2 + _LONGLONG * 3 + _LONG + _TINY + _BLOB * 3
-_ITEM_PARAMETERS = 11
-_METADATA, _HEADERS = 8, 9
-_READY_ROW = "(?,?,?,?,0,0,?)"
-_READY_TYPES = _LONG * 2 + _LONGLONG * 2 + _LONG
-_READY_PARAMETERS = 5
-_ROW_BYTES = 64
-"""Bound on a row of `item` without its bytes, and its part of types and NULL bits."""
-_pack_item = Struct("<qiiqqqib").pack
-_pack_ready = Struct("<iiqqi").pack
-_pack_head = Struct("<IBI").pack  # statement, no cursor, one iteration
-_prepared = Struct("<xIHH").unpack_from
-_pack_number = Struct("<I").pack
-_LENGTHS = [bytes([length]) for length in range(251)]
+# ------------------------------------------------------------------------------------------------ prepared INSERTs
 
 
 class _Statement:
@@ -204,7 +205,7 @@ class _Statement:
 
 
 class Inserts:
-    """The prepared INSERTs of one connection. `numbers` are those of `prepare_commands`, in that order."""
+    """The prepared INSERTs of one connection. `numbers` identify the statements of `prepare_commands`, in order."""
 
     def __init__(self, numbers: Sequence[int]) -> None:
         count = len(SIZES)

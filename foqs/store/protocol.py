@@ -102,12 +102,11 @@ class ShardStore(Protocol):
         """Payload, metadata and headers that one batch may carry."""
 
     def open(self, owner: str, *, take_over: bool, epoch_above: int = 0, marks: Marks | None = None) -> Opened:
-        """Takes the shard for `owner` with an epoch above the stored one, `epoch_above` and that of its mark, and goes
-        on from the highest ceiling of `marks`, if that is above the stored number. `marks` are those of the shard's
-        number, None where none are kept.
+        """Take the shard for `owner`, with an epoch above the stored one, `epoch_above` and that of its mark.
 
-        ShardRefused(held) when another connection holds it and `take_over` is False; ShardRefused for a copy of a shard
-        that is served.
+        Ids continue from the highest ceiling of `marks`, if that is above the stored number. `marks` belong to the
+        shard's number, None where none are kept. ShardRefused(held) when another connection holds the shard and
+        `take_over` is False; ShardRefused for a copy of a shard that is served.
         """
 
     def commit(self, batch: Batch) -> None:
@@ -184,5 +183,5 @@ class ShardStore(Protocol):
     def close(self, *, clean: bool = False) -> None:
         """Gives the lock and the connection back. Never raises.
 
-        `clean`: neither this owner nor one before it hands out any more, so the next need not wait (`Opened.replaced`).
+        `clean`: neither this owner nor an earlier one delivers items, so the next need not wait (`Opened.replaced`).
         """

@@ -1,17 +1,16 @@
-"""What a database server says of itself: version, identity, and settings that the promises rest on.
+"""What a database server says of itself, and what each session on it is set to.
 
-The settings of each connection to a database: no setting of a server changes the meaning or the end of a statement.
-
-A session begins with the server's global values, and with what its init_connect does. Every variable that could make a
-statement fail, wait, end early, return other rows or be carried out in another way is listed here, with the reason.
-tests/store/test_session.py lists the variables that cannot, and fails for a variable in neither list.
+No setting of a server changes the meaning or the end of a statement. A session begins with the server's global values,
+and with what its init_connect does. Every variable that could make a statement fail, wait, end early, return other rows
+or be carried out in another way is listed in `SESSION_VARIABLES`, with the reason. tests/store/test_session.py lists
+the variables that cannot, and fails for a variable in neither list.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -30,6 +29,10 @@ _READ_ONLY = ("read_only", "super_read_only", "innodb_read_only")
 _SMALL_PACKET_BYTES = 4 << 20
 _SMALL_PARSER_BYTES = 256 << 20
 _SYNCHRONOUS_FULL = 2
+LOCK_WAIT_S = 5
+_IDLE_S = 31_536_000
+_TRANSFER_S = 120
+_NO_LIMIT = 18_446_744_073_709_551_615
 
 
 class Version(NamedTuple):
@@ -93,12 +96,12 @@ def facts(connection: Connection) -> Facts:
     rows = connection.execute(text("SHOW GLOBAL STATUS LIKE 'Innodb_redo_log_enabled'"))  # MySQL alone has it
     settings |= {str(row[0]).lower(): str(row[1]) for row in rows}
     packet = int(settings["max_allowed_packet"])
-    unsafe, most = _unsafe(settings, packet), int(settings["max_connections"])
+    unsafe, most = list(_unsafe(settings, packet)), int(settings["max_connections"])
     return Facts(found, _identity(settings), packet, unsafe, most, _is_read_only(settings))
 
 
 def is_read_only(connection: Connection) -> bool:
-    """Return True if the server takes no writes but those of administrators and of replication."""
+    """Return True if the server takes writes of administrators and of replication only."""
     if connection.dialect.name == "sqlite":
         return False
     names = ", ".join(f"'{name}'" for name in _READ_ONLY)
@@ -138,54 +141,49 @@ def _identity(settings: dict[str, str]) -> bytes:
     return (settings.get("server_uid") or substitute).encode()[:255]
 
 
-def _unsafe(settings: dict[str, str], packet: int) -> list[Finding]:
-    unsafe = []
-
-    def add(found: str, mend: str, *, wrong: bool = True) -> None:
-        unsafe.append(Finding(found, mend, wrong))
-
+def _unsafe(settings: dict[str, str], packet: int) -> Iterator[Finding]:
     def is_on(name: str) -> bool:
         return settings.get(name, "").upper() in ("ON", "1")
 
     flush = settings.get("innodb_flush_log_at_trx_commit")
     if flush != "1":
         why = f"innodb_flush_log_at_trx_commit is {flush}, not 1: a crash may lose committed data"
-        add(why, "SET GLOBAL innodb_flush_log_at_trx_commit = 1, and in the server's configuration")
+        yield Finding(why, "SET GLOBAL innodb_flush_log_at_trx_commit = 1, and in the server's configuration")
     if settings.get("innodb_doublewrite", "ON").upper() in ("OFF", "0", "DETECT_ONLY"):
-        add("innodb_doublewrite is off: a power failure may damage pages", "innodb_doublewrite = ON, and a restart")
+        yield Finding(
+            "innodb_doublewrite is off: a power failure may damage pages", "innodb_doublewrite = ON, and a restart"
+        )
     method = settings.get("innodb_flush_method", "").lower()
     if method in ("nosync", "littlesync"):
         why = f"innodb_flush_method is {method}: a power failure may lose data"
-        add(why, "innodb_flush_method = O_DIRECT, and a restart")
+        yield Finding(why, "innodb_flush_method = O_DIRECT, and a restart")
     if settings.get("innodb_redo_log_enabled", "ON").upper() == "OFF":
-        add("the redo log is disabled: a crash loses committed data", "ALTER INSTANCE ENABLE INNODB REDO_LOG")
+        yield Finding("the redo log is disabled: a crash loses committed data", "ALTER INSTANCE ENABLE INNODB REDO_LOG")
     if settings.get("innodb_force_recovery", "0") != "0":
         why = f"innodb_force_recovery is {settings['innodb_force_recovery']}: the server repairs, and refuses writes"
-        add(why, "repair the server, then start it without innodb_force_recovery")
+        yield Finding(why, "repair the server, then start it without innodb_force_recovery")
     if is_on("log_bin") and settings.get("sync_binlog") != "1":
         sync = settings.get("sync_binlog")
         why = f"sync_binlog is {sync}, not 1: a crash may lose committed data, on this server or on its replicas"
-        add(why, "SET GLOBAL sync_binlog = 1, and in the server's configuration")
+        yield Finding(why, "SET GLOBAL sync_binlog = 1, and in the server's configuration")
     if is_on("log_bin") and settings.get("binlog_format", "ROW").upper() == "STATEMENT":
         why = "binlog_format is STATEMENT: the server refuses every write at foqs's isolation level"
-        add(why, "SET GLOBAL binlog_format = ROW, and in the server's configuration")
+        yield Finding(why, "SET GLOBAL binlog_format = ROW, and in the server's configuration")
     if _is_read_only(settings):
         why = "the server is read-only: is it a replica, or no longer the primary?"
-        add(why, "give the shard the primary's url, let its name lead to the primary, or SET GLOBAL read_only = 0")
+        yield Finding(
+            why, "give the shard the primary's url, let its name lead to the primary, or SET GLOBAL read_only = 0"
+        )
     if packet < _SMALL_PACKET_BYTES:
         why = f"max_allowed_packet is {packet}: an item may have {packet // 2} bytes at most"
-        add(why, "SET GLOBAL max_allowed_packet = 67108864, and in the server's configuration", wrong=False)
+        yield Finding(why, "SET GLOBAL max_allowed_packet = 67108864, and in the server's configuration", wrong=False)
     parser = int(settings.get("parser_max_mem_size", _SMALL_PARSER_BYTES))  # of the session, which cannot raise it
     if parser < _SMALL_PARSER_BYTES:
         why = f"parser_max_mem_size is {parser}: large transactions are cut into parts, and large items refused"
-        add(why, "SET GLOBAL parser_max_mem_size = DEFAULT, and in the server's configuration", wrong=False)
-    return unsafe
+        yield Finding(why, "SET GLOBAL parser_max_mem_size = DEFAULT, and in the server's configuration", wrong=False)
 
 
-LOCK_WAIT_S = 5
-_IDLE_S = 31_536_000
-_TRANSFER_S = 120
-_NO_LIMIT = 18_446_744_073_709_551_615
+# ------------------------------------------------------------------------------------------------ sessions
 
 
 class Variable(NamedTuple):

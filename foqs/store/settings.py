@@ -16,7 +16,7 @@ from foqs.store.server import is_read_only
 
 ALL = "SELECT ns, doc FROM setting"
 _TRIES = 3
-"""A database that does not answer holds up the batches of the shard for so many time-outs."""
+"""Time-outs for which a database that does not answer holds up the batches of the shard."""
 
 
 def change_settings(database: Database, dialect: Dialect, epoch: int, ns: str, change: Change) -> Settings:
@@ -58,7 +58,7 @@ def _read(link: Link, ns: str) -> Settings:
 
 
 def _replace(link: Link, dialect: Dialect, epoch: int, before: Settings, made: Settings) -> bool:
-    """Write `made` in a transaction that is left open. False: `before` is not stored any more."""
+    """Write `made` in a transaction that is left open. False: `before` is no longer stored."""
     ns = _literal(before.ns.encode())
     link.execute(dialect.begin)
     if int(link.fetch(f"SELECT epoch FROM shard WHERE one = 1{dialect.for_update}")[0][0]) != epoch:

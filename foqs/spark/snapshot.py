@@ -1,10 +1,6 @@
-"""A snapshot of all queued items, as Spark reads it: planned on the driver, read from the databases by the tasks.
-
-The columns of a snapshot, and the SQL that reads them. Pure.
+"""A snapshot of all queued items: planned on the driver, read from the databases by the tasks, a page at a time.
 
 Table `timer` alone determines the state: an item without a row there is ready, and may have no row in `ready` yet.
-
-A range of a shard as Arrow batches, one for each page.
 
 PyMySQL builds rows in Python, at 7 us and more each. So the server packs a page into one row: its numbers are lines of
 text, which Arrow parses, and a blob of all items is one string, which becomes an Arrow column without a copy.
@@ -70,6 +66,58 @@ _NEEDS = {
 }  # fmt: skip
 NUMBER_CHARACTERS = 21
 """Bytes of the longest number with its separator."""
+_PAGE_BYTES = 8 << 20
+_FIRST_ROWS = 64
+_LANES_IN_SQL = 1_000
+_STATES = pa.array(STATES)
+_DELIVERIES = pa.array(("AT_LEAST_ONCE", "AT_MOST_ONCE"))
+
+
+@dataclass
+class _Partition(InputPartition):
+    value: Piece
+
+
+def schema(options: Mapping[str, str]) -> str:
+    """Return all columns, as DDL. Raises Invalid."""
+    parsed = SnapshotOptions.parse(options)
+    found = dict(COLUMNS)
+    if parsed.payloads:
+        found |= BODY_COLUMNS
+    elif parsed.extra_columns == "headers":
+        found[HEADERS] = BODY_COLUMNS[HEADERS]
+    return ", ".join(f"{name} {kind}{'' if name in NULLABLE else ' NOT NULL'}" for name, kind in found.items())
+
+
+class SnapshotReader(DataSourceReader):
+    """Reader without pushed filters (`pushFilters`); the options replace them. Spark 4.3 uses the reader that accepted
+    filters for the whole DataFrame, so its next query, with different filters, would get the rows of the first query
+    only."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        """Plan the read. Raises Invalid for wrong options and columns."""
+        self._options = SnapshotOptions.parse(options)
+        self._reading = read_as(schema, COLUMNS | BODY_COLUMNS, self._options.extra_columns)
+        self._schema = to_arrow_schema(schema, timezone="UTC")
+        kinds = {source: column.type for source, column in zip(self._reading.sources, self._schema, strict=True)}
+        headers = pa.map_(pa.string(), pa.string())
+        self._ours = pa.schema([(name, kinds.get(at, headers)) for at, name in enumerate(self._reading.names)])
+
+    def partitions(self) -> list[InputPartition]:
+        return [_Partition(piece) for piece in pieces(self._options)]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """Read one partition. The partition without a value, which Spark makes if there is none, has no rows."""
+        if partition.value is None:
+            return iter(())
+        batches = read_piece(partition.value, self._ours, self._options.wanted, self._options.page_rows)
+        # Spark compares the names case-sensitively.
+        return (
+            pa.RecordBatch.from_arrays(self._reading.columns(batch.columns), schema=self._schema) for batch in batches
+        )
+
+
+# ------------------------------------------------------------------------------------------------ SQL
 
 
 def numbers_of(columns: Iterable[str]) -> list[str]:
@@ -85,7 +133,9 @@ def blobs_of(columns: Iterable[str]) -> list[str]:
 def lanes_sql(dialect: Dialect, wanted: Wanted) -> str:
     """Return the SQL for number, namespace, topic, fairness key and stored throttle keys of each wanted lane."""
     names = (("ns", wanted.namespace), ("topic", wanted.topic))
-    given = " AND ".join(f"{column} = x'{_utf8(name).hex()}'" for column, name in names if name is not None)
+    given = " AND ".join(
+        f"{column} = x'{name.encode('utf-8', 'surrogatepass').hex()}'" for column, name in names if name is not None
+    )
     table = dialect.forced("lane", index=LANE_OF_NAMES) if wanted.namespace is not None else "lane"
     return f"SELECT lane, ns, topic, fairness, throttles FROM {table}{f' WHERE {given}' if given else ''}"
 
@@ -141,28 +191,20 @@ def _from(dialect: Dialect, wanted: Wanted, *, bodies: bool) -> tuple[str, str]:
     return "t.id", f"{timer} {dialect.ordered_join} {item} ON i.id = t.id" if bodies else timer
 
 
-def _utf8(name: str) -> bytes:
-    return name.encode("utf-8", "surrogatepass")
-
-
-_PAGE_BYTES = 8 << 20
-_FIRST_ROWS = 64
-_LANES_IN_SQL = 1_000
-_STATES = pa.array(STATES)
-_DELIVERIES = pa.array(("AT_LEAST_ONCE", "AT_MOST_ONCE"))
+# ------------------------------------------------------------------------------------------------ pages
 
 
 def read_piece(piece: Piece, schema: Any, wanted: Wanted, page_rows: int) -> Iterator[Any]:
     """Yield RecordBatches of `schema`, an Arrow schema of foqs columns. Each has at most `page_rows` items and at most
     8 MiB of bodies, unless one item is larger. Raises Unavailable and Invalid."""
-    with open_snapshot(piece.shard, piece.url) as (_, database, link):
-        dialect = SQLITE if database.is_file else MYSQL
+    with open_snapshot(piece.shard, piece.url) as (_, link):
+        dialect = SQLITE if link.database.is_file else MYSQL
         lanes = None
         if not wanted.all_lanes or set(LANE_COLUMNS) & set(schema.names):
             lanes = _Lanes(link, dialect, wanted)
             if not lanes.numbers:
                 return
-        packs = database.reads_in_python
+        packs = link.database.reads_in_python
         pages = _Pages(link, dialect, piece, schema.names, wanted, lanes, page_rows, packs=packs)
         for numbers, blobs in pages:
             batch = _batch(piece.shard, schema, numbers, blobs, lanes)
@@ -356,47 +398,3 @@ def _time(values_ms: Any) -> Any:
 def _pairs(headers: bytes) -> list[tuple[str, str]]:
     """Decode text. Half a surrogate pair, which Java's strings may contain, is not valid UTF-8."""
     return list(json.loads(headers.decode("utf-8", "replace")).items())
-
-
-@dataclass
-class _Partition(InputPartition):
-    value: Piece
-
-
-def schema(options: Mapping[str, str]) -> str:
-    """Return all columns, as DDL. Raises Invalid."""
-    parsed = SnapshotOptions.parse(options)
-    found = dict(COLUMNS)
-    if parsed.payloads:
-        found |= BODY_COLUMNS
-    elif parsed.extra_columns == "headers":
-        found[HEADERS] = BODY_COLUMNS[HEADERS]
-    return ", ".join(f"{name} {kind}{'' if name in NULLABLE else ' NOT NULL'}" for name, kind in found.items())
-
-
-class SnapshotReader(DataSourceReader):
-    """Reader without pushed filters (`pushFilters`); the options replace them. Spark 4.3 uses the reader that accepted
-    filters for the whole DataFrame, so its next query, with different filters, would get the rows of the first query
-    only."""
-
-    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
-        """Plan the read. Raises Invalid for wrong options and columns."""
-        self._options = SnapshotOptions.parse(options)
-        self._reading = read_as(schema, COLUMNS | BODY_COLUMNS, self._options.extra_columns)
-        self._schema = to_arrow_schema(schema, timezone="UTC")
-        kinds = {source: column.type for source, column in zip(self._reading.sources, self._schema, strict=True)}
-        headers = pa.map_(pa.string(), pa.string())
-        self._ours = pa.schema([(name, kinds.get(at, headers)) for at, name in enumerate(self._reading.names)])
-
-    def partitions(self) -> list[InputPartition]:
-        return [_Partition(piece) for piece in pieces(self._options)]
-
-    def read(self, partition: InputPartition) -> Iterator[Any]:
-        """Read one partition. The partition without a value, which Spark makes if there is none, has no rows."""
-        if partition.value is None:
-            return iter(())
-        batches = read_piece(partition.value, self._ours, self._options.wanted, self._options.page_rows)
-        # Spark compares the names case-sensitively.
-        return (
-            pa.RecordBatch.from_arrays(self._reading.columns(batch.columns), schema=self._schema) for batch in batches
-        )

@@ -1,9 +1,4 @@
-"""The places of a snapshot's shards, their clock, and a connection that reads a shard as of one moment.
-
-The wanted content of a snapshot as values, and ranges of ids. Pure.
-
-The options of a snapshot.
-"""
+"""The shards of a snapshot: their places, their clock, and a connection that reads a shard as of one moment."""
 
 from __future__ import annotations
 
@@ -16,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
-from sqlalchemy.engine import URL, make_url
+from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
 from foqs.config.load import load
@@ -26,7 +21,7 @@ from foqs.ids import MAX_SHARD
 from foqs.spark.options import ExtraColumns, Options
 from foqs.store import reads
 from foqs.store.dialect import MYSQL, SQLITE
-from foqs.store.link import Database, Link, place_of
+from foqs.store.link import Link, open_link, place_of
 from foqs.store.ownership import read_shard_row, refuse_foreign
 from foqs.store.protocol import ShardRefused, StoreBusy, StoreDown, StoreError, explained
 from foqs.zk.inspect import read_shards
@@ -34,6 +29,13 @@ from foqs.zk.inspect import read_shards
 STATES = ("ready", "delayed", "leased")
 """State by its number in the databases' answers."""
 MAX_ID = (1 << 63) - 1
+_IO_TIMEOUT_S = 60.0
+_MYSQL_BEGIN = (
+    "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ",
+    "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY",
+)
+_NUMBERED = re.compile(r"([0-9]{1,5})=(.+)", re.ASCII)
+_Secret = Annotated[str | None, Field(repr=False)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +60,6 @@ def ranges(least: int | None, greatest: int | None, parts: int) -> list[tuple[in
     inner = sorted({least - 1 + width * part // parts for part in range(1, parts)} - {least - 1})
     bounds = [0, *inner, MAX_ID]
     return list(pairwise(bounds))
-
-
-_NUMBERED = re.compile(r"([0-9]{1,5})=(.+)", re.ASCII)
-_Secret = Annotated[str | None, Field(repr=False)]
 
 
 class SnapshotOptions(Options):
@@ -149,13 +147,6 @@ def _shard_urls(text: str) -> list[tuple[int | None, str]]:
     return found
 
 
-_IO_TIMEOUT_S = 60.0
-_MYSQL_BEGIN = (
-    "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ",
-    "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY",
-)
-
-
 @dataclass(frozen=True, slots=True)
 class Piece:
     """The items of a shard with low < id <= high, which one task reads."""
@@ -180,23 +171,17 @@ def pieces(options: SnapshotOptions) -> list[Piece]:
 
 
 @contextmanager
-def open_snapshot(number: int | None, url: str) -> Iterator[tuple[Any, Database, Link]]:
+def open_snapshot(number: int | None, url: str) -> Iterator[tuple[Any, Link]]:
     """Yield the row of `shard`, and a connection in a read-only transaction that sees the data committed before it
     began and takes no locks. Raises Unavailable and Invalid, also for errors of the driver inside the block."""
     name = f"the shard at {_place(url)}" if number is None else f"shard {number}"
     try:
-        database = Database(url, io_timeout_s=_IO_TIMEOUT_S)
-        with database.seam():
-            database.refuse_missing()
-            link = Link(database)
-            try:
-                row = read_shard_row(link.connection, database.seam_errors)
-                refuse_foreign(row, number)
-                for statement in ("BEGIN",) if database.is_file else _MYSQL_BEGIN:
-                    link.execute(statement)
-                yield row, database, link
-            finally:
-                link.close()
+        with open_link(url, io_timeout_s=_IO_TIMEOUT_S) as link:
+            row = read_shard_row(link)
+            refuse_foreign(row, number)
+            for statement in ("BEGIN",) if link.database.is_file else _MYSQL_BEGIN:
+                link.execute(statement)
+            yield row, link
     # Not chained: a driver's text may hold SQL, and Spark prints every cause.
     except (StoreDown, StoreBusy) as error:
         raise Unavailable(f"{name} cannot be read: {error}") from None
@@ -216,18 +201,15 @@ def clock_ms(options: SnapshotOptions) -> int:
 
 
 def _time_ms(url: str) -> int:
-    with open_snapshot(None, url) as (_, database, link):
-        ((now_ms,),) = link.fetch(reads.clock_sql(SQLITE if database.is_file else MYSQL))
+    with open_snapshot(None, url) as (_, link):
+        ((now_ms,),) = link.fetch(reads.clock_sql(SQLITE if link.database.is_file else MYSQL))
         return int(now_ms)
 
 
-def _place(text: str) -> str:
+def _place(url: str) -> str:
     """Return a URL without user, password and options."""
-    try:
-        url = make_url(text)
-    except (ArgumentError, ValueError):
-        return "an unknown place"
-    return str(URL.create(url.get_backend_name(), host=url.host, port=url.port, database=url.database))
+    place = place_of(url)
+    return "an unknown place" if place is None else "/".join(place)
 
 
 def _places(options: SnapshotOptions) -> list[tuple[int | None, str]]:
@@ -264,13 +246,13 @@ def _as_user(text: str, options: SnapshotOptions) -> str:
 
 
 def _number(url: str) -> int:
-    with open_snapshot(None, url) as (row, _, _):
+    with open_snapshot(None, url) as (row, _):
         return int(row.number)
 
 
 def _ranges(number: int, url: str, parts: int) -> list[tuple[int, int]]:
     if parts == 1:
         return ranges(None, None, 1)
-    with open_snapshot(number, url) as (_, _, link):
+    with open_snapshot(number, url) as (_, link):
         ((least, greatest),) = link.fetch("SELECT MIN(id), MAX(id) FROM item")
     return ranges(least, greatest, parts)

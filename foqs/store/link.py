@@ -30,6 +30,7 @@ from foqs.store.errors import Place, Seam
 from foqs.store.packets import BadReply, Inserts, close_command, prepare_commands, read_prepared
 from foqs.store.protocol import ShardRefused, StoreError
 from foqs.store.server import facts, is_read_only
+from foqs.store.statements import packets
 
 PACKET_BYTES = 4 << 20
 _MULTI_STATEMENTS = 1 << 16
@@ -66,7 +67,7 @@ class Database:
 
     @property
     def reads_in_python(self) -> bool:
-        """Whether the driver builds rows in Python."""
+        """Return True if the driver builds rows in Python."""
         return self.url.get_driver_name() == "pymysql"
 
     @contextmanager
@@ -172,114 +173,6 @@ class Database:
         self._left = _set_one_by_one(cursor, self.seam_errors)
 
 
-def _run(cursor: Any, packet: str) -> None:
-    """Run statements that return no rows. Raises the driver's errors, of each of them."""
-    cursor.execute(packet)
-    while cursor.nextset():
-        pass
-
-
-def _shown(cursor: Any, names: Collection[str] = ()) -> dict[str, str]:
-    """Return the values of those of the variables that the server has; of all without names."""
-    listed = ", ".join([f"'{name}'" for name in names])
-    cursor.execute(f"SHOW SESSION VARIABLES WHERE Variable_name IN ({listed})" if names else "SHOW SESSION VARIABLES")
-    return {str(name).lower(): str(value) for name, value in cursor.fetchall()}
-
-
-def _set_one_by_one(cursor: Any, errors: Seam) -> dict[str, str | None]:
-    """Set what can be set, and return the other variables with their values; None: this server does not have it.
-
-    Raises ShardRefused for a variable that keeps another value, and the driver's errors.
-    """
-    for statement in server.SESSION_FIRST:
-        _run(cursor, statement)
-    there = _shown(cursor)
-    left = {name: there.get(name) for name in server.lacking(there)}
-    for one in server.SESSION_VARIABLES:
-        if one.name in left:
-            continue
-        try:
-            _run(cursor, f"SET SESSION {one.assignment}")
-        except errors.error as error:
-            if not errors.is_of_variable(error):
-                raise
-            if not server.has_value(one, there[one.name]):
-                why = f"the server's {one.name} is {there[one.name]!r}, and foqs may not set it: {one.why}"
-                mend = f"an administrator runs: SET GLOBAL {one.assignment}, and in the server's configuration"
-                raise ShardRefused(why, mend=mend) from error
-            left[one.name] = there[one.name]
-    return left
-
-
-def place_of(url: str) -> tuple[str, str] | None:
-    """Server (`mysql://host:port`) and database of a shard's URL; user, password and options, which may hold keys, are
-    left out. None for a text that is no URL."""
-    try:
-        parsed = make_url(url)
-    except (ArgumentError, ValueError):
-        return None
-    host = parsed.host or ""
-    return f"{parsed.get_backend_name()}://{host if parsed.port is None else host_port(host, parsed.port)}", (
-        parsed.database or ""
-    )
-
-
-def reachable(url: str, *, connect_timeout_s: float, io_timeout_s: float) -> bool:
-    """Return True if the database of a shard's URL takes a connection of its own, and writes. Changes nothing, raises
-    nothing."""
-    try:
-        database = Database(url, connect_timeout_s=connect_timeout_s, io_timeout_s=io_timeout_s, look_only=True)
-        with database.seam():
-            database.refuse_missing()
-            with closing(Link(database)) as link:
-                return not is_read_only(link.connection)
-    except StoreError:
-        return False
-
-
-def read_clock(url: str, *, connect_timeout_s: float, io_timeout_s: float) -> tuple[bytes, int, int] | None:
-    """Read the clock of a shard's database over a connection of its own: the name of its server (as in
-    `Opened`), its time in ms, and the machine's monotonic time in ns. None if it does not answer. Raises nothing."""
-    try:
-        database = Database(url, connect_timeout_s=connect_timeout_s, io_timeout_s=io_timeout_s, look_only=True)
-        with database.seam():
-            database.refuse_missing()
-            with closing(Link(database)) as link:
-                identity = facts(link.connection).identity or f"file:{database.file}".encode()
-                dialect = SQLITE if database.is_file else MYSQL
-                return identity, int(link.fetch(f"SELECT {dialect.clock_ms}")[0][0]), time.monotonic_ns()
-    except StoreError:
-        return None
-
-
-class Seen(Enum):
-    """What a server does with a connection whose reply is late."""
-
-    WORKS = "it works on a statement, or does not say"
-    WAITS = "it waits for the next statement, or has ended the connection"
-    AWAY = "it does not answer"
-
-
-def look_at(url: str, connection: int, *, connect_timeout_s: float, io_timeout_s: float) -> Seen:
-    """Ask a server over another connection about its work on `connection`. Raises nothing.
-
-    A statement may begin or end between two questions. So the server WAITS if it says so twice.
-    """
-    database = Database(url, connect_timeout_s=connect_timeout_s, io_timeout_s=io_timeout_s)
-    query = f"SELECT 1 FROM information_schema.processlist WHERE id = {connection:d} AND command <> 'Sleep'"
-    try:
-        with closing(Link(database)) as link:
-            if link.fetch(query):
-                return Seen.WORKS
-            time.sleep(_LOOK_AGAIN_S)
-            return Seen.WORKS if link.fetch(query) else Seen.WAITS
-    except database.seam_errors.error as error:
-        # A server that refuses this connection may work on the other.
-        return Seen.WORKS if database.seam_errors.is_answer(error) else Seen.AWAY
-    except ShardRefused:
-        return Seen.WORKS
-
-
 def _place(url: URL) -> Place:
     if url.get_backend_name() == "sqlite":
         return Place("SQLite", url.database or "")
@@ -309,8 +202,9 @@ class Link:
     """One connection. Its methods raise the driver's errors."""
 
     def __init__(self, database: Database) -> None:
-        self.connection = database.connect()
+        self.database = database
         self.errors = database.seam_errors
+        self.connection = database.connect()
         self.packet_bytes = PACKET_BYTES
         # MySQL and MariaDB take the same set-up. The connection learns later which of them it is.
         dialect = SQLITE if database.is_file else MYSQL
@@ -370,7 +264,7 @@ class Link:
                 cursor.execute(statement)
                 yield cursor.rowcount
             return
-        for packet in self.packets(statements):
+        for packet in packets(statements, self.packet_bytes):
             cursor.execute(packet)
             yield cursor.rowcount
             while cursor.nextset():
@@ -469,12 +363,122 @@ class Link:
         except Exception:  # noqa: BLE001 - whatever a broken connection says when it is closed does not matter
             return
 
-    def packets(self, statements: Sequence[str]) -> Iterator[str]:
-        """The statements as texts that fit in a packet each."""
-        size, first = 0, 0
-        for at, statement in enumerate(statements):
-            if size and size + len(statement) > self.packet_bytes:
-                yield ";".join(statements[first:at])
-                size, first = 0, at
-            size += len(statement) + 1
-        yield ";".join(statements[first:])
+
+# ------------------------------------------------------------------------------------------------ looks
+
+
+def place_of(url: str) -> tuple[str, str] | None:
+    """Server (`mysql://host:port`) and database of a shard's URL; user, password and options, which may hold keys, are
+    left out. None for a text that is no URL."""
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        return None
+    host = parsed.host or ""
+    return f"{parsed.get_backend_name()}://{host if parsed.port is None else host_port(host, parsed.port)}", (
+        parsed.database or ""
+    )
+
+
+@contextmanager
+def open_link(
+    url: str, *, connect_timeout_s: float = 3.0, io_timeout_s: float = 10.0, look_only: bool = False
+) -> Iterator[Link]:
+    """Yield a connection of its own to a shard's database. Raises StoreError, also for the driver's errors inside."""
+    database = Database(url, connect_timeout_s=connect_timeout_s, io_timeout_s=io_timeout_s, look_only=look_only)
+    with database.seam():
+        database.refuse_missing()
+        with closing(Link(database)) as link:
+            yield link
+
+
+def reachable(url: str, *, connect_timeout_s: float, io_timeout_s: float) -> bool:
+    """Return True if the database of a shard's URL takes a connection of its own, and writes. Changes nothing, raises
+    nothing."""
+    try:
+        with open_link(url, connect_timeout_s=connect_timeout_s, io_timeout_s=io_timeout_s, look_only=True) as link:
+            return not is_read_only(link.connection)
+    except StoreError:
+        return False
+
+
+def read_clock(url: str, *, connect_timeout_s: float, io_timeout_s: float) -> tuple[bytes, int, int] | None:
+    """Read the clock of a shard's database over a connection of its own: the name of its server (as in
+    `Opened`), its time in ms, and the machine's monotonic time in ns. None if it does not answer. Raises nothing."""
+    try:
+        with open_link(url, connect_timeout_s=connect_timeout_s, io_timeout_s=io_timeout_s, look_only=True) as link:
+            identity = facts(link.connection).identity or f"file:{link.database.file}".encode()
+            dialect = SQLITE if link.database.is_file else MYSQL
+            return identity, int(link.fetch(f"SELECT {dialect.clock_ms}")[0][0]), time.monotonic_ns()
+    except StoreError:
+        return None
+
+
+class Seen(Enum):
+    """What a server does with a connection whose reply is late."""
+
+    WORKS = "it works on a statement, or does not say"
+    WAITS = "it waits for the next statement, or has ended the connection"
+    AWAY = "it does not answer"
+
+
+def look_at(url: str, connection: int, *, connect_timeout_s: float, io_timeout_s: float) -> Seen:
+    """Ask a server over another connection about its work on `connection`. Raises nothing.
+
+    A statement may begin or end between two questions. So the server WAITS if it says so twice.
+    """
+    database = Database(url, connect_timeout_s=connect_timeout_s, io_timeout_s=io_timeout_s)
+    query = f"SELECT 1 FROM information_schema.processlist WHERE id = {connection:d} AND command <> 'Sleep'"
+    try:
+        with closing(Link(database)) as link:
+            if link.fetch(query):
+                return Seen.WORKS
+            time.sleep(_LOOK_AGAIN_S)
+            return Seen.WORKS if link.fetch(query) else Seen.WAITS
+    except database.seam_errors.error as error:
+        # A server that refuses this connection may work on the other.
+        return Seen.WORKS if database.seam_errors.is_answer(error) else Seen.AWAY
+    except ShardRefused:
+        return Seen.WORKS
+
+
+# ------------------------------------------------------------------------------------------------ sessions
+
+
+def _run(cursor: Any, packet: str) -> None:
+    """Run statements that return no rows. Raises the driver's errors, of each of them."""
+    cursor.execute(packet)
+    while cursor.nextset():
+        pass
+
+
+def _shown(cursor: Any, names: Collection[str] = ()) -> dict[str, str]:
+    """Return the values of the variables, as far as the server has them; of all without names."""
+    listed = ", ".join([f"'{name}'" for name in names])
+    cursor.execute(f"SHOW SESSION VARIABLES WHERE Variable_name IN ({listed})" if names else "SHOW SESSION VARIABLES")
+    return {str(name).lower(): str(value) for name, value in cursor.fetchall()}
+
+
+def _set_one_by_one(cursor: Any, errors: Seam) -> dict[str, str | None]:
+    """Set what can be set, and return the other variables with their values; None: this server does not have it.
+
+    Raises ShardRefused for a variable that keeps another value, and the driver's errors.
+    """
+    for statement in server.SESSION_FIRST:
+        _run(cursor, statement)
+    there = _shown(cursor)
+    left = {name: there.get(name) for name in server.lacking(there)}
+    for one in server.SESSION_VARIABLES:
+        if one.name in left:
+            continue
+        try:
+            _run(cursor, f"SET SESSION {one.assignment}")
+        except errors.error as error:
+            if not errors.is_of_variable(error):
+                raise
+            if not server.has_value(one, there[one.name]):
+                why = f"the server's {one.name} is {there[one.name]!r}, and foqs may not set it: {one.why}"
+                mend = f"an administrator runs: SET GLOBAL {one.assignment}, and in the server's configuration"
+                raise ShardRefused(why, mend=mend) from error
+            left[one.name] = there[one.name]
+    return left

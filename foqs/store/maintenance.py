@@ -1,10 +1,7 @@
-"""The commands that make, migrate and verify a shard's schema.
+"""Commands on the database of a shard, by a process that is not its owner: create, migrate, check, renew, count, read.
 
-How many items a shard's database holds, for an operator: a shard that no host serves has no owner to ask.
-
-What a shard's database keeps of a lone host or a cluster: copies of settings, and slots of deduplication keys.
-
-A command and a starting host read it without being the shard's owner.
+All raise StoreDown and StoreBusy when the database does not answer, and ShardRefused for a database that is not the
+shard's, unless they say otherwise.
 """
 
 from __future__ import annotations
@@ -19,19 +16,28 @@ from sqlalchemy.engine import Connection
 
 from foqs.ids import MAX_SHARD
 from foqs.rows import Holding, SettingRow
-from foqs.store import migrate, schema_diff, server, settings
+from foqs.store import migrate, server, settings
 from foqs.store.dialect import MYSQL, SQLITE
-from foqs.store.errors import Kind, Seam, account_of, grant
-from foqs.store.link import Database, Link
-from foqs.store.ownership import NO_SCHEMA, ROW_COLUMNS, lock_of, read_shard_row, refuse_foreign, refuse_other_shard
+from foqs.store.errors import Account, Kind, account_of, grant
+from foqs.store.link import Database, Link, open_link
+from foqs.store.ownership import (
+    NO_SCHEMA,
+    ROW_COLUMNS,
+    StoredShard,
+    lock_of,
+    read_shard_row,
+    refuse_foreign,
+    refuse_other_shard,
+)
 from foqs.store.protocol import ShardRefused
-from foqs.store.schema_diff import TableShape, differences, missing, read_shapes
-from foqs.store.server import Finding, is_read_only
+from foqs.store.schema_diff import TableShape, create_table, differences, missing, read_shapes
+from foqs.store.server import Finding
 from foqs.store.tables import SCHEMA_VERSION, metadata, shard
 
+_COUNT_TIMEOUT_S = 600.0
+"""The index of a hundred million items is read once."""
 _DDL_TIMEOUT_S = 30.0
 """How long a server may take for one statement: the index of a hundred thousand lanes is built within seconds."""
-
 _SERVED_S = 5.0
 """A host that refuses a copy tries again each second, and holds the shard's lock for a moment each time."""
 _ASK_AGAIN_S = 0.02
@@ -48,103 +54,87 @@ def create_schema(url: str, shard_number: int) -> None:
     """Make the tables that are missing and the shard's row.
 
     On MySQL and MariaDB the database itself is made too when it is missing and the rights allow it. Raises ShardRefused
-    (the server is too old, the schema has another version, the database holds another shard, tables that were there
-    differ, or a right is missing), StoreDown, StoreBusy.
+    also for a server that is too old, for tables that were there and differ, and for a missing right.
     """
     if not 1 <= shard_number <= MAX_SHARD:
         raise ShardRefused(f"shard number {shard_number} is not in 1..{MAX_SHARD}")
     database = Database(url, io_timeout_s=_DDL_TIMEOUT_S)
     with database.seam():
         database.create_if_missing()
-        with database.connect() as connection, granted(connection, database):
-            server.refuse_old(server.version(connection))
-            if _is_up_to_date(connection, database.seam_errors, shard_number):
+        with closing(Link(database)) as link, granted(link):
+            server.refuse_old(server.version(link.connection))
+            shapes = read_shapes(link.connection)
+            row = _row_of(link, shapes, shard_number)
+            if row is not None and not differences(link.connection, metadata.sorted_tables, shapes):
                 return  # without a lock: another process may be writing the database
-        with _changing(database) as connection:
-            shapes = read_shapes(connection)
-            row = _row_of(connection, database.seam_errors, shapes)
-            if row is not None:
-                refuse_foreign(row, shard_number)
-            _make_tables(connection, shapes)
+        with _changing(database) as link:
+            shapes = read_shapes(link.connection)
+            row = _row_of(link, shapes, shard_number)
+            for table in metadata.sorted_tables:
+                for statement in () if table.name in shapes else create_table(link.connection.dialect, table):
+                    link.connection.exec_driver_sql(statement)
             if row is None:
-                connection.execute(shard.insert().values(_first_row(shard_number)))
-            _refuse_first(differences(connection, metadata.sorted_tables, read_shapes(connection)))
-
-
-def _is_up_to_date(connection: Connection, errors: Seam, shard_number: int) -> bool:
-    shapes = read_shapes(connection)
-    row = _row_of(connection, errors, shapes)
-    if row is None:
-        return False
-    refuse_foreign(row, shard_number)
-    return not differences(connection, metadata.sorted_tables, shapes)
-
-
-def _make_tables(connection: Connection, shapes: Mapping[str, TableShape]) -> None:
-    """Make the tables that `shapes` lacks. Raises the driver's errors."""
-    for table in metadata.sorted_tables:
-        if table.name not in shapes:
-            for statement in schema_diff.create_table(connection.dialect, table):
-                connection.exec_driver_sql(statement)
+                link.connection.execute(shard.insert().values(_first_row(shard_number)))
+            _refuse_first(differences(link.connection, metadata.sorted_tables, read_shapes(link.connection)))
 
 
 def migrate_schema(url: str, shard_number: int) -> int:
     """Bring the database to this foqs's schema version, and return the version that it had.
 
-    Raises ShardRefused (as `create_schema`, for a database without a schema, and while a host serves the shard),
-    StoreDown, StoreBusy.
+    Raises ShardRefused also while a host serves the shard.
     """
-    database = Database(url, io_timeout_s=_DDL_TIMEOUT_S)
-    with database.seam():
-        database.refuse_missing()
-        with closing(Link(database)) as link, granted(link.connection, database):
-            version = _version_of(link.connection, database.seam_errors, shard_number)
-            if version != SCHEMA_VERSION:
-                with unserved(link, database, shard_number), _changing(database) as connection:
-                    migrate.run(connection, version)
-            return version
+    with open_link(url, io_timeout_s=_DDL_TIMEOUT_S) as link, granted(link):
+        version = _version_of(link, shard_number)
+        if version != SCHEMA_VERSION:
+            with unserved(link, shard_number), _changing(link.database) as changing:
+                migrate.run(changing.connection, version)
+        return version
 
 
 def plan_migration(url: str, shard_number: int) -> Plan:
     """What `migrate_schema` would do; changes nothing. Raises as it does."""
-    database = Database(url, look_only=True)
-    with database.seam():
-        database.refuse_missing()
-        with database.connect() as connection, granted(connection, database):
-            server.refuse_old(server.version(connection))
-            version = _version_of(connection, database.seam_errors, shard_number)
-            return Plan(version, migrate.statements(connection, version))
+    with open_link(url, look_only=True) as link, granted(link):
+        version = _version_of(link, shard_number)
+        return Plan(version, migrate.statements(link.connection, version))
 
 
 @contextmanager
-def _changing(database: Database) -> Iterator[Connection]:
-    with database.connect() as connection, granted(connection, database):
-        server.refuse_old(server.version(connection))
-        if server.is_read_only(connection):
-            raise database.seam_errors.read_only()
-        with migrate.exclusive(connection, database.seam_errors):
-            yield connection
+def _changing(database: Database) -> Iterator[Link]:
+    with closing(Link(database)) as link, granted(link):
+        server.refuse_old(server.version(link.connection))
+        if server.is_read_only(link.connection):
+            raise link.errors.read_only()
+        with migrate.exclusive(link.connection, link.errors):
+            yield link
 
 
-def _version_of(connection: Connection, errors: Seam, shard_number: int) -> int:
+def _version_of(link: Link, shard_number: int) -> int:
     """Return the schema version of a database, which is this foqs's or one that can be migrated to it."""
-    server.refuse_old(server.version(connection))
-    row = _row_of(connection, errors, read_shapes(connection))
+    server.refuse_old(server.version(link.connection))
+    row = _row_of(link, read_shapes(link.connection), shard_number, migrated=True)
     if row is None:
         raise ShardRefused(NO_SCHEMA)
-    if migrate.pending(row.version):
+    return row.version
+
+
+def _row_of(
+    link: Link, shapes: Mapping[str, TableShape], shard_number: int, *, migrated: bool = False
+) -> StoredShard | None:
+    """Return the shard's row, None when there is none yet. `migrated`: an older version may be migrated.
+
+    Raises ShardRefused for a table `shard` that differs, another shard's, and another schema version.
+    """
+    if shard.name not in shapes:
+        return None
+    _refuse_first(unreadable_row(link.connection, shapes))
+    row = read_shard_row(link)
+    if row is None:
+        return None
+    if migrated and migrate.pending(row.version):
         refuse_other_shard(row.number, shard_number)
     else:
         refuse_foreign(row, shard_number)
-    return int(row.version)
-
-
-def _row_of(connection: Connection, errors: Seam, shapes: Mapping[str, TableShape]) -> Any:
-    """Return the shard's row, None when there is none yet. Raises ShardRefused for a table `shard` that differs."""
-    if shard.name not in shapes:
-        return None
-    _refuse_first(unreadable_row(connection, shapes))
-    return read_shard_row(connection, errors)
+    return row
 
 
 def _first_row(shard_number: int) -> dict[str, Any]:
@@ -157,17 +147,20 @@ def _first_row(shard_number: int) -> dict[str, Any]:
 
 
 @contextmanager
-def granted(connection: Connection, database: Database) -> Iterator[None]:
+def granted(link: Link) -> Iterator[None]:
     """Name the account that lacks a right: the error has the address of the connection, not the account's host."""
-    errors = database.seam_errors
     try:
         yield
-    except errors.error as error:
-        if errors.kind(error) is not Kind.REFUSED:
+    except link.errors.error as error:
+        if link.errors.kind(error) is not Kind.REFUSED:
             raise
-        account = account_of(str(connection.exec_driver_sql("SELECT CURRENT_USER()").scalar_one()))
-        mend = f"an administrator runs: {grant(account, database.url.database or '')}"
-        raise ShardRefused(errors.words(error), mend=mend) from error
+        raise ShardRefused(link.errors.words(error), mend=granting(link)[1]) from error
+
+
+def granting(link: Link) -> tuple[Account, str]:
+    """Return the account of a connection, and what gives it the rights of a host."""
+    account = account_of(str(link.connection.exec_driver_sql("SELECT CURRENT_USER()").scalar_one()))
+    return account, f"an administrator runs: {grant(account, link.database.url.database or '')}"
 
 
 def _refuse_first(findings: list[Finding]) -> None:
@@ -194,32 +187,30 @@ def unreadable_row(connection: Connection, shapes: Mapping[str, TableShape]) -> 
 
 
 def check_schema(url: str, shard_number: int | None = None) -> list[Finding]:
-    """Return the differences of the shard's database from a good one.
+    """Return the differences of the shard's database from a good one, also where it refuses.
 
     Look at the tables with their columns, keys and indexes, the versions, the shard's number (when one is given) and
-    the settings that the promises rest on. Raises StoreDown and StoreBusy when the database does not answer.
+    the settings that the promises rest on.
     """
     try:
-        database = Database(url)
-        with database.seam():
-            database.refuse_missing()
-            with database.connect() as connection, granted(connection, database):
-                facts = server.facts(connection)
-                server.refuse_old(facts.version)
-                shapes = read_shapes(connection)
-                if unreadable_row(connection, shapes):
-                    return table_findings(connection, shapes, None) + facts.unsafe
-                row = read_shard_row(connection, database.seam_errors)
-                return table_findings(connection, shapes, row) + _wrong_row(row, shard_number) + facts.unsafe
+        with open_link(url) as link, granted(link):
+            facts = server.facts(link.connection)
+            server.refuse_old(facts.version)
+            shapes = read_shapes(link.connection)
+            if unreadable_row(link.connection, shapes):
+                return table_findings(link.connection, shapes, None) + facts.unsafe
+            row = read_shard_row(link)
+            return table_findings(link.connection, shapes, row) + wrong_row(row, shard_number) + facts.unsafe
     except ShardRefused as refused:
         return [Finding(str(refused), refused.mend)]
 
 
-def _wrong_row(row: Any, shard_number: int | None) -> list[Finding]:
+def wrong_row(row: StoredShard | None, shard_number: int | None, mend: str = "") -> list[Finding]:
+    """Return why the row is not the shard's. `mend` is the remedy where the reason has none."""
     try:
         refuse_foreign(row, shard_number)
     except ShardRefused as refused:
-        return [Finding(str(refused), refused.mend)]
+        return [Finding(str(refused), refused.mend or mend)]
     return []
 
 
@@ -231,36 +222,28 @@ class Restore(NamedTuple):
 
 
 def restore_of(url: str) -> Restore:
-    """Return the last restore of a shard. Raises StoreError when its database does not answer or refuses."""
-    database = Database(url)
-    with database.seam():
-        database.refuse_missing()
-        with closing(Link(database)) as link:
-            return Restore(*map(int, link.fetch("SELECT restored_ms, leases_ended FROM shard WHERE one = 1")[0]))
+    """Return the last restore of a shard."""
+    with open_link(url) as link:
+        return Restore(*map(int, link.fetch("SELECT restored_ms, leases_ended FROM shard WHERE one = 1")[0]))
 
 
 def renew_identity(url: str, shard_number: int) -> str:
     """Give a copy of a shard an identity of its own, and return it in hex.
 
-    Raises ShardRefused while a host serves the copy, and for another schema version or another shard's tables;
-    StoreError when the database does not answer.
+    Raises ShardRefused also while a host serves the copy.
     """
-    database = Database(url)
-    with database.seam():
-        database.refuse_missing()
-        with closing(Link(database)) as link:
-            row = read_shard_row(link.connection, database.seam_errors)
-            refuse_foreign(row, shard_number)
-            with unserved(link, database, shard_number):
-                identity = uuid4()
-                link.execute(f"UPDATE shard SET identity = x'{identity.hex}' WHERE one = 1")
-    return identity.hex
+    identity = uuid4().hex
+    with open_link(url) as link:
+        refuse_foreign(read_shard_row(link), shard_number)
+        with unserved(link, shard_number):
+            link.execute(f"UPDATE shard SET identity = x'{identity}' WHERE one = 1")
+    return identity
 
 
 @contextmanager
-def unserved(link: Link, database: Database, shard_number: int) -> Iterator[None]:
+def unserved(link: Link, shard_number: int) -> Iterator[None]:
     """Keep hosts from the shard. Raises ShardRefused while a host serves it, and the driver's errors."""
-    lock = lock_of(database, shard_number)
+    lock = lock_of(link.database, shard_number)
     deadline = time.monotonic() + _SERVED_S
     while not lock.take(link):
         if time.monotonic() > deadline:
@@ -273,72 +256,46 @@ def unserved(link: Link, database: Database, shard_number: int) -> Iterator[None
 
 
 def check_tables(url: str) -> list[str]:
-    """Name what a host lacks in the database: the schema version, tables, and columns.
-
-    Raises StoreError when the database does not answer or refuses.
-    """
-    database = Database(url)
-    with database.seam():
-        database.refuse_missing()
-        with database.connect() as connection:
-            shapes = read_shapes(connection)
-            if not unreadable_row(connection, shapes):
-                row = read_shard_row(connection, database.seam_errors)
-                if row is not None and row.version != SCHEMA_VERSION:
-                    return [f"{finding.found}: {finding.mend}" for finding in _wrong_row(row, None)]
-            return [one.found for one in missing(metadata.sorted_tables, shapes)]
+    """Name what a host lacks in the database: the schema version, tables, and columns."""
+    with open_link(url) as link:
+        shapes = read_shapes(link.connection)
+        if not unreadable_row(link.connection, shapes):
+            row = read_shard_row(link)
+            if row is not None and row.version != SCHEMA_VERSION:
+                return [f"{finding.found}: {finding.mend}" for finding in wrong_row(row, None)]
+        return [one.found for one in missing(metadata.sorted_tables, shapes)]
 
 
-_COUNT_TIMEOUT_S = 600.0
-"""The index of a hundred million items is read once."""
-
-
-def count_items(url: str, shard: int) -> int:
-    """Items in any state. Raises StoreError: the database does not answer, or is not this shard's."""
-    database = Database(url, io_timeout_s=_COUNT_TIMEOUT_S, look_only=True)
-    with database.seam():
-        database.refuse_missing()
-        link = Link(database)
-        try:
-            refuse_foreign(read_shard_row(link.connection, database.seam_errors), shard)
-            return int(link.fetch("SELECT COUNT(*) FROM item")[0][0])
-        finally:
-            link.close()
+def count_items(url: str, shard_number: int) -> int:
+    """Count the items in any state, for an operator: a shard that no host serves has no owner to ask."""
+    with open_link(url, io_timeout_s=_COUNT_TIMEOUT_S, look_only=True) as link:
+        refuse_foreign(read_shard_row(link), shard_number)
+        return int(link.fetch("SELECT COUNT(*) FROM item")[0][0])
 
 
 class Kept(NamedTuple):
+    """What the database keeps of a lone host or a cluster: copies of settings, and slots of deduplication keys."""
+
     settings: list[SettingRow]
     slots: Holding
 
 
-def read_kept(url: str, shard: int, *, connect_timeout_s: float = 3.0, io_timeout_s: float = 10.0) -> Kept:
-    """Raises StoreError: the database does not answer, has no schema, or is not this shard's."""
-    database = Database(url, connect_timeout_s=connect_timeout_s, io_timeout_s=io_timeout_s, look_only=True)
-    with _shard_link(database, shard) as link:
+def read_kept(url: str, shard_number: int, *, connect_timeout_s: float = 3.0, io_timeout_s: float = 10.0) -> Kept:
+    timeouts = {"connect_timeout_s": connect_timeout_s, "io_timeout_s": io_timeout_s}
+    with open_link(url, **timeouts, look_only=True) as link:
+        refuse_foreign(read_shard_row(link), shard_number)
         stored = link.fetch(settings.ALL)
         stamp, bits = link.fetch("SELECT slots_stamp, slots FROM shard WHERE one = 1")[0]
         return Kept([SettingRow(bytes(ns), bytes(doc)) for ns, doc in stored], Holding(int(stamp), bytes(bits)))
 
 
-def discard_settings(url: str, shard: int, namespaces: Collection[str]) -> None:
-    """Remove the copies of the settings of `namespaces`, and the row that says that the shard has all copies.
-
-    Raises StoreError, as `read_kept`."""
-    database = Database(url)
-    with _shard_link(database, shard) as link:
-        if is_read_only(link.connection):
-            raise database.seam_errors.read_only()
+def discard_settings(url: str, shard_number: int, namespaces: Collection[str]) -> None:
+    """Remove the copies of the settings of `namespaces`, and the row that says that the shard has all copies."""
+    with open_link(url) as link:
+        refuse_foreign(read_shard_row(link), shard_number)
+        if server.is_read_only(link.connection):
+            raise link.errors.read_only()
         names = ", ".join(f"x'{ns.encode().hex()}'" for ns in ("", *namespaces))
-        link.execute((SQLITE if database.is_file else MYSQL).begin)
+        link.execute((SQLITE if link.database.is_file else MYSQL).begin)
         link.execute(f"DELETE FROM setting WHERE ns IN ({names})")
         link.execute("COMMIT")
-
-
-@contextmanager
-def _shard_link(database: Database, shard: int) -> Iterator[Link]:
-    """Yield a connection to the shard's database."""
-    with database.seam():
-        database.refuse_missing()
-        with closing(Link(database)) as link:
-            refuse_foreign(read_shard_row(link.connection, database.seam_errors), shard)
-            yield link

@@ -1,12 +1,9 @@
-"""The right to write a shard: the lock that a living owner holds, and the epoch that fences one that lost it.
+"""The right to write a shard: its row, the lock that a living owner holds, and the epoch that fences one that lost it.
 
 The lock only says whether the owner lives. What keeps an old owner from writing is the epoch in the `shard` row.
 
-The row of `shard`: the number of the shard that a database holds, and its schema version.
-
-One owner for each identity of a shard: a copy that is served next to its original gives all its ids a second time.
-
-On MySQL and MariaDB a lock of the server shows a copy in another database of that server. A locked file shows any copy
+Each identity of a shard has one owner: a copy that is served next to its original gives all its ids a second time. On
+MySQL and MariaDB a lock of the server shows a copy in another database of that server. A locked file shows any copy
 that another host of this machine serves. (Nothing shows a copy on another server and another machine.)
 """
 
@@ -25,16 +22,26 @@ from typing import Any, NamedTuple, Protocol
 from uuid import uuid4
 
 from sqlalchemy import select
-from sqlalchemy.engine import Connection
 
 from foqs.ids import NUMBER_BITS, Mark, Marks, first_id, number_of, shard_of
 from foqs.store import migrate, reads
 from foqs.store.dialect import Dialect
-from foqs.store.errors import Seam
 from foqs.store.link import Database, Link
 from foqs.store.protocol import Fenced, ShardRefused, StoreDown
 from foqs.store.tables import SCHEMA_VERSION, shard
 
+TAKE_OVER_WAIT_S = 10
+"""How long a killed owner's transaction may take to be rolled back."""
+_ASK_AGAIN_S = 0.02
+_EPOCH_JUMP = 1 << 20
+_NUMBER_JUMP = 1 << 30
+_LEASES_AT_ONCE = 10_000
+"""The most leases that a statement ends: with more it might outlast the time-out of the connection."""
+_MOST_EPOCHS, _MOST_NUMBERS = 1 << 62, 1 << NUMBER_BITS
+_RESTORE_ROW = "restore the row of table shard, and the items, from a backup"
+_CLAIM_WAIT_S = 10.0
+_READ_BYTES = 8192
+_IN_NO_SIGHT = "a database that this account cannot see"
 NO_SCHEMA = "the database has no foqs schema: create it with `foqs shards create`"
 
 
@@ -51,15 +58,15 @@ ROW_COLUMNS = frozenset(StoredShard._fields)
 _ROW = select(*(shard.c[name] for name in StoredShard._fields)).where(shard.c.one == 1)
 
 
-def read_shard_row(connection: Connection, errors: Seam) -> StoredShard | None:
+def read_shard_row(link: Link) -> StoredShard | None:
     """Return the row of `shard`, None if there is none.
 
     Raises ShardRefused when there is no such table, and the driver's errors.
     """
     try:
-        row = connection.execute(_ROW).one_or_none()
-    except errors.error as error:
-        if errors.is_missing_table(error):
+        row = link.connection.execute(_ROW).one_or_none()
+    except link.errors.error as error:
+        if link.errors.is_missing_table(error):
             raise ShardRefused(NO_SCHEMA) from error
         raise
     return None if row is None else StoredShard(int(row.version), int(row.number), row.owner, int(row.epoch))
@@ -84,17 +91,6 @@ def refuse_other_version(version: int) -> None:
     if version != SCHEMA_VERSION:
         why = f"the schema of the database is version {version}, and this foqs needs version {SCHEMA_VERSION}"
         raise ShardRefused(why, mend=migrate.remedy(version))
-
-
-TAKE_OVER_WAIT_S = 10
-"""How long a killed owner's transaction may take to be rolled back."""
-_ASK_AGAIN_S = 0.02
-_EPOCH_JUMP = 1 << 20
-_NUMBER_JUMP = 1 << 30
-_LEASES_AT_ONCE = 10_000
-"""The most leases that a statement ends: with more it might outlast the time-out of the connection."""
-_MOST_EPOCHS, _MOST_NUMBERS = 1 << 62, 1 << NUMBER_BITS
-_RESTORE_ROW = "restore the row of table shard, and the items, from a backup"
 
 
 class Lock(Protocol):
@@ -122,7 +118,7 @@ class Lock(Protocol):
 def lock_of(database: Database, shard: int) -> Lock:
     if database.file is not None:
         return FileLock(database.file)
-    return ServerLock(database.url.database or "", shard, database.seam_errors)
+    return ServerLock(database.url.database or "", shard)
 
 
 class ServerLock:
@@ -130,10 +126,9 @@ class ServerLock:
 
     free_when_dead = False
 
-    def __init__(self, schema: str, shard: int, errors: Seam) -> None:
+    def __init__(self, schema: str, shard: int) -> None:
         # The name may have 64 characters.
         self._name = "foqs-" + hashlib.sha256(f"{schema}\0{shard}".encode()).hexdigest()[:40]
-        self._errors = errors
 
     def take(self, link: Link) -> bool:
         return bool(link.fetch(f"SELECT GET_LOCK('{self._name}', 0)")[0][0])
@@ -143,12 +138,8 @@ class ServerLock:
 
     def seize(self, link: Link, holder: int) -> bool:
         if holder:
-            try:
-                link.execute(f"KILL {holder:d}")
-            except self._errors.error as error:
-                if not self._errors.is_missing_connection(error):
-                    raise
-        # Asked for again and again: a wait in the server could outlast the time-out of this connection.
+            _kill(link, holder)
+        # Many short questions: a wait in the server could outlast the time-out of this connection.
         deadline = time.monotonic() + TAKE_OVER_WAIT_S
         while not self.take(link):
             if time.monotonic() > deadline:
@@ -161,8 +152,16 @@ class ServerLock:
             link.execute(f"DO RELEASE_LOCK('{self._name}')")
 
 
+def _kill(link: Link, connection: int) -> None:
+    try:
+        link.execute(f"KILL {connection:d}")
+    except link.errors.error as error:
+        if not link.errors.is_missing_connection(error):
+            raise
+
+
 class FileLock:
-    """flock on a file beside a SQLite database: held by an open file and free when its process is gone."""
+    """flock on a file next to a SQLite database: held by an open file and free when its process is gone."""
 
     free_when_dead = True
 
@@ -231,7 +230,7 @@ class Start(NamedTuple):
 
 class Taken(NamedTuple):
     """A shard that was taken: its row as it was, what the owner begins with, and the shard's identity in hex. `mark` is
-    the shard's own. `leases_ended` are those of an older copy."""
+    the shard's own. `leases_ended`: number of ended leases of an older copy."""
 
     row: ShardRow
     start: Start
@@ -389,7 +388,7 @@ def take_again(lock: Lock, link: Link, dialect: Dialect, epoch: int, own_connect
 
 
 def _refuse_without_fence(link: Link) -> None:
-    """Raise ShardRefused where a fence that does not hold would let the transaction go on.
+    """Raise ShardRefused where a fence that does not hold would let the transaction continue.
 
     That is so where the column takes NULL, and in an SQL mode that makes a zero of it.
     """
@@ -413,12 +412,6 @@ def _highest_number(link: Link, shard: int) -> int:
 
 def _cut(owner: str) -> bytes:
     return owner.encode()[:255]
-
-
-_CLAIM_WAIT_S = 10.0
-_CLAIM_AGAIN_S = 0.02
-_READ_BYTES = 8192
-_IN_NO_SIGHT = "a database that this account cannot see"
 
 
 class Identity:
@@ -463,17 +456,8 @@ class Identity:
                 schema = self._schema_of(link, identity, int(holder))
                 if schema != own or time.monotonic() > deadline:
                     raise self._refused(identity, f"the database {schema}" if schema else _IN_NO_SIGHT)
-                self._end(link, int(holder))
-            time.sleep(_CLAIM_AGAIN_S)
-
-    def _end(self, link: Link, connection: int) -> None:
-        """End an earlier connection to our own database, which lost the shard's lock."""
-        errors = self._database.seam_errors
-        try:
-            link.execute(f"KILL {connection:d}")
-        except errors.error as error:
-            if not errors.is_missing_connection(error):
-                raise
+                _kill(link, int(holder))  # an earlier one of ours, which lost the shard's lock
+            time.sleep(_ASK_AGAIN_S)
 
     def _schema_of(self, link: Link, identity: str, connection: int) -> str:
         """Return the database of a connection; ours for one that has ended, nothing for one of another account."""

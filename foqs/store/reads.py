@@ -1,18 +1,12 @@
-"""Reads on a connection, as the rows that a host knows. They raise the driver's errors.
+"""Reads of a shard: their SQL, and the rows that a host knows. They raise the driver's errors.
 
-Reads as SQL text. Each one reads a range of an index in its order, and returns every row that it reads.
+Each statement reads a bounded range of an index in its order, and returns every row that it reads. The exceptions:
+`look` finds rows one by one, and `timer_of_lanes` reads the timers of other lanes too. A shard with millions of dead
+letters does not stop for a statement.
 
-The exceptions: `look` finds rows one by one, and `timer_of_lanes` reads the timers of other lanes too.
-
-Many rows in one string, made by the server, for a driver that reads rows in Python.
-
-PyMySQL takes 7 to 13 us of CPU for each row of a page or of bodies; so packed it takes 2 and 4. mysqlclient reads
-rows in C and is faster without. A result that does not fit the server's bound on such strings is cut there without
-an error, so one that comes near that bound is not used: None is returned and the rows are read plainly.
-
-Reads of `failure` in its order, on a connection. They raise the driver's errors.
-
-A statement reads a bounded range of a lane's rows, so a shard with millions of dead letters does not stop for one.
+A driver in Python gets many rows in one string, made by the server. PyMySQL takes 7 to 13 us of CPU for each row of a
+page or of bodies; packed it takes 2 and 4. mysqlclient reads rows in C and is faster without. The server cuts a result
+that does not fit its bound on such strings, without an error. So a result near that bound is read again, plainly.
 """
 
 from __future__ import annotations
@@ -60,10 +54,24 @@ MAX_ID = "SELECT MAX(id) FROM item"
 SHARD_SQL = "SELECT epoch, seq FROM shard WHERE one = 1"
 INDEXED_TO = "SELECT indexed_to FROM shard WHERE one = 1"
 IDENTITY_SQL = "SELECT identity FROM shard WHERE one = 1"
-_ENDED_MS = 1
 # When the item `i` could be delivered first, since its enqueue or its last redrive.
 _SINCE = "COALESCE(i.first_at, i.deliver_after)"
-"""The time of leases that are ended before they are over."""
+_ENDED_MS = 1
+"""The time of leases that are ended early."""
+PACKED_BYTES = 8 << 20
+_SLACK_BYTES = 16
+_READY = "lane, priority, deliver_after, id, attempt, lease, bytes"
+_HEAD = (
+    "i.id, i.lane, i.priority, i.deliver_after, i.enqueued_at, i.expires_at, i.lease_ms, i.delivery, "
+    "LENGTH(i.payload), IFNULL(LENGTH(i.metadata), -1), IFNULL(LENGTH(i.headers), -1)"
+)
+_HEAD_COLUMNS = 11
+_EXPIRING_BYTES = 4 << 20
+"""Bodies that one scan of TTLs brings along."""
+_LAST_ID = (1 << 63) - 1
+_ORDER = ("f.fingerprint", "f.id")
+_FAILURE = "f.lane, f.fingerprint, f.id, f.cause, f.attempts, f.died_at, f.topic, f.fairness, f.reason, f.throttles"
+_FAILURE_COLUMNS = 10
 
 
 def with_rows(dialect: Dialect) -> str:
@@ -118,7 +126,7 @@ def clock_sql(dialect: Dialect) -> str:
 def page_sql(dialect: Dialect, lane: int, after: Key | None, limit: int) -> str:
     bound = "" if after is None else f" AND {dialect.behind(('priority', 'deliver_after', 'id'), after)}"
     return (
-        "SELECT lane, priority, deliver_after, id, attempt, lease, bytes "
+        f"SELECT {_READY} "
         f"FROM {dialect.forced('ready')} WHERE lane = {lane:d}{bound} "
         f"ORDER BY priority, deliver_after, id LIMIT {limit:d}"
     )
@@ -126,7 +134,7 @@ def page_sql(dialect: Dialect, lane: int, after: Key | None, limit: int) -> str:
 
 def page_of_lanes_sql(dialect: Dialect, lanes: Sequence[int], limit: int) -> str:
     return (
-        "SELECT lane, priority, deliver_after, id, attempt, lease, bytes "
+        f"SELECT {_READY} "
         f"FROM {dialect.forced('ready')} WHERE lane IN ({','.join(map(str, lanes))}) "
         f"ORDER BY lane, priority, deliver_after, id LIMIT {limit:d}"
     )
@@ -145,7 +153,7 @@ def look_sql(dialect: Dialect, ids: Sequence[int]) -> str:
 
 
 def due_sql(dialect: Dialect, from_ms: int, now_ms: int, limit: int, after_id: int = 0) -> list[str]:
-    """The rows, and beside them the next time and the clock."""
+    """Select the rows; then the next time and the clock."""
     begin = f"t.due >= {from_ms:d}" if not after_id else dialect.behind(("t.due", "t.id"), (from_ms, after_id))
     rows = (
         f"SELECT {_TIMER}, i.priority, i.deliver_after, i.expires_at, i.delivery, {_SINCE} "
@@ -157,7 +165,7 @@ def due_sql(dialect: Dialect, from_ms: int, now_ms: int, limit: int, after_id: i
 
 
 def expiring_sql(dialect: Dialect, from_ms: int, now_ms: int, after: tuple[int, int] | None, limit: int) -> list[str]:
-    """Times and ids, and beside them the next time and the clock. Joined with `item`, MySQL would begin at the first
+    """Select times and ids; then the next time and the clock. Joined with `item`, MySQL would begin at the first
     row of the table, below `from_ms`."""
     bound = "" if after is None else f" AND {dialect.behind(('at_ms', 'id'), after)}"
     rows = (
@@ -207,7 +215,7 @@ def dedup_between_sql(dialect: Dialect, low: bytes, high: bytes, limit: int) -> 
 
 
 def dedup_expired_sql(dialect: Dialect, from_ms: int, now_ms: int, limit: int) -> list[str]:
-    """The first time; the last of `limit` rows, where there are so many; and beside it the next time and the clock."""
+    """Select the first time; the last of `limit` rows, if there are `limit`; then the next time and the clock."""
     source = dialect.forced("dedup", index=DEDUP_BY_EXPIRY)
     last = (
         f"SELECT expires_at FROM {source} WHERE expires_at >= {from_ms:d} AND expires_at <= {now_ms:d} "
@@ -221,182 +229,203 @@ def confirm_sql(dialect: Dialect) -> str:
     return f"SELECT epoch, seq, {dialect.clock_ms}, {dialect.read_only} FROM shard WHERE one = 1"
 
 
-PACKED_BYTES = 8 << 20
-_SLACK_BYTES = 16
-_READY = "priority, deliver_after, id, attempt, lease, bytes"
-_HEAD = (
-    "i.id, i.lane, i.priority, i.deliver_after, i.enqueued_at, i.expires_at, i.lease_ms, i.delivery, "
-    "LENGTH(i.payload), IFNULL(LENGTH(i.metadata), -1), IFNULL(LENGTH(i.headers), -1)"
-)
-_HEAD_COLUMNS = 11
-
-
 def packed_set_up(max_packet_bytes: int) -> tuple[str, int]:
     """The statement that raises the session's bound, and the bound."""
     bound = min(PACKED_BYTES, max_packet_bytes // 2)
     return f"SET SESSION group_concat_max_len = {bound:d}", bound - _SLACK_BYTES
 
 
-def packed_page(
-    link: Link, dialect: Dialect, lane: int, after: Key | None, limit: int, bound: int
-) -> list[ReadyRow] | None:
-    """As `queries.page`."""
-    rows = page_sql(dialect, lane, after, limit)
-    ((text,),) = link.fetch(f"SELECT GROUP_CONCAT(CONCAT_WS(',', {_READY})) FROM ({rows}) AS page")
-    if text is None:
-        return []
-    if len(text) > bound:
-        return None
-    numbers = iter(map(int, text.split(",")))
-    # The order of a string of rows is not promised; they come in order all the same, and sorting them costs nothing.
-    return sorted([ReadyRow(lane, *row) for row in zip(*[numbers] * 6, strict=True)])
-
-
-def packed_page_of_lanes(
-    link: Link, dialect: Dialect, lanes: list[int], limit: int, bound: int
-) -> list[ReadyRow] | None:
-    """As `queries.page_of_lanes`."""
-    rows = page_of_lanes_sql(dialect, lanes, limit)
-    ((text,),) = link.fetch(f"SELECT GROUP_CONCAT(CONCAT_WS(',', lane, {_READY})) FROM ({rows}) AS page")
-    if text is None:
-        return []
-    if len(text) > bound:
-        return None
-    numbers = iter(map(int, text.split(",")))
-    return sorted(map(ReadyRow._make, zip(*[numbers] * 7, strict=True)))
-
-
-def packed_bodies(link: Link, dialect: Dialect, ids: list[int], bound: int) -> list[Body] | None:
-    """As `queries.bodies`: all numbers and lengths in one string, all bytes in another."""
-    ((heads, data),) = link.fetch(
-        f"SELECT GROUP_CONCAT(CONCAT_WS(',', {_HEAD})), "
-        "GROUP_CONCAT(i.payload, IFNULL(i.metadata, ''), IFNULL(i.headers, '') SEPARATOR '') "
-        f"FROM {dialect.forced('item', 'i')} WHERE i.id IN ({','.join(map(str, ids))})"
-    )
-    if heads is None:
-        return []
-    if len(heads) > bound or len(data) > bound:
-        return None
-    found: list[Body] = []
-    numbers = iter(map(int, heads.split(",")))
-    at = 0
-    for head in zip(*[numbers] * _HEAD_COLUMNS, strict=True):
-        payload_bytes, metadata_bytes, headers_bytes = head[8:]
-        payload = data[at : at + payload_bytes]
-        at += payload_bytes
-        metadata: Any = None
-        headers: Any = None
-        if metadata_bytes >= 0:
-            metadata = data[at : at + metadata_bytes]
-            at += metadata_bytes
-        if headers_bytes >= 0:
-            headers = data[at : at + headers_bytes]
-            at += headers_bytes
-        found.append(Body._make((*head[:8], payload, metadata, headers)))
-    return found
-
-
-_EXPIRING_BYTES = 4 << 20
-"""Bodies that one scan of TTLs brings along."""
-
-
 class Reads:
-    """`packed_bytes` is the server's bound on packed rows (foqs/store/reads.py), 0 for reading them plainly."""
+    """Reads on one connection. `packed_bytes` is the server's bound on packed rows, 0 for reading them plainly."""
 
-    def __init__(self, dialect: Dialect) -> None:
+    def __init__(self, link: Link, dialect: Dialect, packed_bytes: int = 0) -> None:
+        self._link = link
         self._dialect = dialect
-        self.packed_bytes = 0
+        self.packed_bytes = packed_bytes
 
-    def page(self, link: Link, lane: int, after: Key | None, limit: int) -> list[ReadyRow]:
+    def confirm(self) -> Sequence[Any]:
+        """Return epoch, `seq`, the clock, and whether the server takes no writes; no row if there is none."""
+        return self._link.fetch(confirm_sql(self._dialect))
+
+    def page(self, lane: int, after: Key | None, limit: int) -> list[ReadyRow]:
+        return self._ready(page_sql(self._dialect, lane, after, limit))
+
+    def page_of_lanes(self, lanes: list[int], limit: int) -> list[ReadyRow]:
+        return self._ready(page_of_lanes_sql(self._dialect, lanes, limit))
+
+    def _ready(self, query: str) -> list[ReadyRow]:
         if self.packed_bytes:
-            rows = packed_page(link, self._dialect, lane, after, limit, self.packed_bytes)
-            if rows is not None:
-                return rows
-        return list(map(ReadyRow._make, link.fetch(page_sql(self._dialect, lane, after, limit))))
+            ((text,),) = self._link.fetch(f"SELECT GROUP_CONCAT(CONCAT_WS(',', {_READY})) FROM ({query}) AS page")
+            if text is None:
+                return []
+            if len(text) <= self.packed_bytes:
+                numbers = iter(map(int, text.split(",")))
+                # The order of a string of rows is not promised. They come in order, and sorting them costs nothing.
+                return sorted(map(ReadyRow._make, zip(*[numbers] * 7, strict=True)))
+        return list(map(ReadyRow._make, self._link.fetch(query)))
 
-    def page_of_lanes(self, link: Link, lanes: list[int], limit: int) -> list[ReadyRow]:
-        if self.packed_bytes:
-            rows = packed_page_of_lanes(link, self._dialect, lanes, limit, self.packed_bytes)
-            if rows is not None:
-                return rows
-        return list(map(ReadyRow._make, link.fetch(page_of_lanes_sql(self._dialect, lanes, limit))))
-
-    def bodies(self, link: Link, ids: list[int]) -> list[Body]:
+    def bodies(self, ids: list[int]) -> list[Body]:
         found: list[Body] = []
         for at in range(0, len(ids), ROWS):
-            found += self._some_bodies(link, ids[at : at + ROWS])
+            found += self._some_bodies(ids[at : at + ROWS])
         return found
 
-    def _some_bodies(self, link: Link, ids: list[int]) -> list[Body]:
-        if self.packed_bytes:
-            bodies = packed_bodies(link, self._dialect, ids, self.packed_bytes)
-            if bodies is not None:
-                return bodies
-        return list(map(Body._make, link.fetch(bodies_sql(self._dialect, ids))))
+    def _some_bodies(self, ids: list[int]) -> list[Body]:
+        if self.packed_bytes and (bodies := self._packed_bodies(ids)) is not None:
+            return bodies
+        return list(map(Body._make, self._link.fetch(bodies_sql(self._dialect, ids))))
 
-    def due(self, link: Link, from_ms: int, now_ms: int, limit: int, after_id: int) -> Scan[DueRow]:
+    def _packed_bodies(self, ids: list[int]) -> list[Body] | None:
+        """All numbers and lengths are in one string, all bytes in another."""
+        ((heads, data),) = self._link.fetch(
+            f"SELECT GROUP_CONCAT(CONCAT_WS(',', {_HEAD})), "
+            "GROUP_CONCAT(i.payload, IFNULL(i.metadata, ''), IFNULL(i.headers, '') SEPARATOR '') "
+            f"FROM {self._dialect.forced('item', 'i')} WHERE i.id IN ({','.join(map(str, ids))})"
+        )
+        if heads is None:
+            return []
+        if len(heads) > self.packed_bytes or len(data) > self.packed_bytes:
+            return None
+        found: list[Body] = []
+        numbers = iter(map(int, heads.split(",")))
+        at = 0
+        for head in zip(*[numbers] * _HEAD_COLUMNS, strict=True):
+            payload_bytes, metadata_bytes, headers_bytes = head[8:]
+            payload = data[at : at + payload_bytes]
+            at += payload_bytes
+            metadata = None if metadata_bytes < 0 else data[at : at + metadata_bytes]
+            at += max(metadata_bytes, 0)
+            headers = None if headers_bytes < 0 else data[at : at + headers_bytes]
+            at += max(headers_bytes, 0)
+            found.append(Body._make((*head[:8], payload, metadata, headers)))
+        return found
+
+    def due(self, from_ms: int, now_ms: int, limit: int, after_id: int) -> Scan[DueRow]:
         texts = due_sql(self._dialect, from_ms, now_ms, limit + 1, after_id)
-        rows, ((next_ms, db_now_ms),) = link.fetch_all(texts)
+        rows, ((next_ms, db_now_ms),) = self._link.fetch_all(texts)
         columns = TIMER_COLUMNS
         found = [DueRow(TimerRow._make(row[:columns]), *row[columns:]) for row in rows[:limit]]
         return Scan(found, len(rows) <= limit, next_ms or 0, db_now_ms)
 
-    def expiring(self, link: Link, from_ms: int, now_ms: int, limit: int) -> Scan[ExpiringRow]:
+    def expiring(self, from_ms: int, now_ms: int, limit: int) -> Scan[ExpiringRow]:
         after: tuple[int, int] | None = None
         while True:
             texts = expiring_sql(self._dialect, from_ms, now_ms, after, limit + 1)
-            rows, ((next_ms, db_now_ms),) = link.fetch_all(texts)
-            sized = self._sized(link, rows[:limit])
+            rows, ((next_ms, db_now_ms),) = self._link.fetch_all(texts)
+            sized = self._sized(rows[:limit])
             complete = len(rows) <= limit
             if sized or complete:
                 break
             after = rows[limit - 1]  # nothing but rows whose item is gone
         fitting = _fitting(sized, _EXPIRING_BYTES)
-        found = {row.body.id: row for row in self.look(link, [row[1] for row in fitting])}
+        found = {row.body.id: row for row in self.look([row[1] for row in fitting])}
         expiring = [ExpiringRow(row[0], found[row[1]]) for row in fitting]
         return Scan(expiring, complete and len(fitting) == len(sized), next_ms or 0, db_now_ms)
 
-    def _sized(self, link: Link, rows: Sequence[Any]) -> list[tuple[int, int, int]]:
+    def _sized(self, rows: Sequence[Any]) -> list[tuple[int, int, int]]:
         """Time, id and size of those whose item is there."""
         sizes: dict[int, int] = {}
         for at in range(0, len(rows), ROWS):
-            sizes.update(link.fetch(sizes_sql(self._dialect, [row[1] for row in rows[at : at + ROWS]])))
+            sizes.update(self._link.fetch(sizes_sql(self._dialect, [row[1] for row in rows[at : at + ROWS]])))
         return [(at_ms, item_id, sizes[item_id]) for at_ms, item_id in rows if item_id in sizes]
 
-    def look(self, link: Link, ids: list[int]) -> list[Found]:
+    def look(self, ids: list[int]) -> list[Found]:
         found: list[Found] = []
         for at in range(0, len(ids), ROWS):
-            found += map(_found, link.fetch(look_sql(self._dialect, ids[at : at + ROWS])))
+            found += map(_found, self._link.fetch(look_sql(self._dialect, ids[at : at + ROWS])))
         return found
 
-    def failures(self, link: Link, ids: list[int]) -> list[FailureRow]:
+    def failures(self, ids: list[int]) -> list[FailureRow]:
         found: list[FailureRow] = []
         for at in range(0, len(ids), ROWS):
-            rows = link.fetch(failures_sql(self._dialect, ids[at : at + ROWS]))
+            rows = self._link.fetch(failures_sql(self._dialect, ids[at : at + ROWS]))
             found += [FailureRow(*row[:6], *map(bytes, row[6:])) for row in rows]
         return found
 
-    def dedup(self, link: Link, digests: list[bytes]) -> list[DedupRow]:
+    def dedup(self, digests: list[bytes]) -> list[DedupRow]:
         found: list[DedupRow] = []
         for at in range(0, len(digests), ROWS):
-            rows = link.fetch(dedup_sql(self._dialect, digests[at : at + ROWS]))
+            rows = self._link.fetch(dedup_sql(self._dialect, digests[at : at + ROWS]))
             found += [DedupRow(bytes(digest), *rest) for digest, *rest in rows]
         return found
 
-    def dedup_between(self, link: Link, low: bytes, high: bytes, limit: int) -> list[DedupRow]:
-        rows = link.fetch(dedup_between_sql(self._dialect, low, high, limit))
+    def dedup_between(self, low: bytes, high: bytes, limit: int) -> list[DedupRow]:
+        rows = self._link.fetch(dedup_between_sql(self._dialect, low, high, limit))
         return [DedupRow(bytes(digest), *rest) for digest, *rest in rows]
 
-    def dedup_expired(self, link: Link, from_ms: int, now_ms: int, limit: int) -> DedupScan:
+    def dedup_expired(self, from_ms: int, now_ms: int, limit: int) -> DedupScan:
         texts = dedup_expired_sql(self._dialect, from_ms, now_ms, limit)
-        ((first_ms,),), last, ((next_ms, db_now_ms),) = link.fetch_all(texts)
+        ((first_ms,),), last, ((next_ms, db_now_ms),) = self._link.fetch_all(texts)
         return DedupScan(first_ms or 0, last[0][0] if last else now_ms, not last, next_ms or 0, db_now_ms)
 
-    def list_timer(
-        self, link: Link, lanes: list[int], leased: bool, after: tuple[int, int] | None, limit: int
-    ) -> list[TimerRow]:
+    def list_timer(self, lanes: list[int], leased: bool, after: tuple[int, int] | None, limit: int) -> list[TimerRow]:
         query = timer_of_lanes_sql(self._dialect, lanes, leased, after, limit)
-        return list(map(TimerRow._make, link.fetch(query)))
+        return list(map(TimerRow._make, self._link.fetch(query)))
+
+    # ------------------------------------------------------------------------------------- dead letters
+
+    def failure_groups(
+        self, lane: int, after: FailurePosition | None, wanted: FailureFilter, limit: int, rows: int
+    ) -> FailureGroups:
+        end = self._end(lane, after, wanted, rows)
+        found = self._link.fetch(
+            "SELECT f.fingerprint, f.cause, COUNT(*), MIN(f.died_at), MAX(f.died_at), MIN(f.id) "
+            f"FROM {self._failure()} WHERE {self._range(lane, after, end, wanted)} "
+            "GROUP BY f.fingerprint, f.cause ORDER BY f.fingerprint, f.cause"
+        )
+        if len(found) > limit:
+            last = found[limit - 1][0]
+            found = [row for row in found if row[0] <= last]
+            if end is None or end[0] > last:
+                end = (last, _LAST_ID)
+        reasons = self._reasons([row[5] for row in found])
+        return FailureGroups([FailureGroup._make((*row, reasons.get(row[5], b""))) for row in found], end)
+
+    def dead_page(
+        self, lane: int, after: FailurePosition | None, wanted: FailureFilter, limit: int, rows: int
+    ) -> DeadPage:
+        end = self._end(lane, after, wanted, rows)
+        found = self._link.fetch(
+            f"SELECT {_FAILURE}, i.priority, i.deliver_after, i.expires_at, i.headers, r.attempt, r.lease, r.bytes, "
+            f"t.due, t.lease, t.attempt, t.lease_ms, t.bytes FROM {self._failure()} {self._dialect.ordered_join} "
+            f"{self._dialect.forced('item', 'i')} ON i.id = f.id {with_rows(self._dialect)} "
+            f"WHERE {self._range(lane, after, end, wanted)} ORDER BY f.fingerprint, f.id LIMIT {limit:d}"
+        )
+        page = [_dead_row(row) for row in found]
+        if len(page) == limit:
+            end = (page[-1].failure.fingerprint, page[-1].failure.id)
+        return DeadPage(page, end)
+
+    def _failure(self) -> str:
+        return self._dialect.forced("failure", "f")
+
+    def _end(
+        self, lane: int, after: FailurePosition | None, wanted: FailureFilter, rows: int
+    ) -> FailurePosition | None:
+        """Return the position of the last row to look at; None: all rows behind `after`."""
+        only = FailureFilter(fingerprint=wanted.fingerprint)  # a range of the index
+        found = self._link.fetch(
+            f"SELECT f.fingerprint, f.id FROM {self._failure()} WHERE {self._range(lane, after, None, only)} "
+            f"ORDER BY f.fingerprint, f.id LIMIT 1 OFFSET {rows - 1:d}"
+        )
+        return (found[0][0], found[0][1]) if found else None
+
+    def _range(
+        self, lane: int, after: FailurePosition | None, end: FailurePosition | None, wanted: FailureFilter
+    ) -> str:
+        made = [f"f.lane = {lane:d}", *wanted.in_sql("f")]
+        if after is not None:
+            made.append(self._dialect.behind(_ORDER, after))
+        if end is not None:
+            made.append(self._dialect.up_to(_ORDER, end))
+        return " AND ".join(made)
+
+    def _reasons(self, ids: list[int]) -> dict[int, bytes]:
+        if not ids:
+            return {}
+        source = self._dialect.forced("failure", index=FAILURE_OF_ITEM)
+        found = self._link.fetch(f"SELECT id, reason FROM {source} WHERE id IN ({','.join(map(str, ids))})")
+        return {item_id: bytes(reason) for item_id, reason in found}
 
 
 def _found(row: Sequence[Any]) -> Found:
@@ -416,82 +445,6 @@ def _fitting(rows: Sequence[Any], max_bytes: int) -> Sequence[Any]:
         if left < 0 and at:
             return rows[:at]
     return rows
-
-
-_LAST_ID = (1 << 63) - 1
-_ORDER = ("f.fingerprint", "f.id")
-_FAILURE = "f.lane, f.fingerprint, f.id, f.cause, f.attempts, f.died_at, f.topic, f.fairness, f.reason, f.throttles"
-_FAILURE_COLUMNS = 10
-
-
-class DeadReads:
-    def __init__(self, dialect: Dialect) -> None:
-        self._dialect = dialect
-
-    def groups(
-        self, link: Link, lane: int, after: FailurePosition | None, wanted: FailureFilter, limit: int, rows: int
-    ) -> FailureGroups:
-        """See `ShardStore.failure_groups`."""
-        end = self._end(link, lane, after, wanted, rows)
-        found = link.fetch(
-            "SELECT f.fingerprint, f.cause, COUNT(*), MIN(f.died_at), MAX(f.died_at), MIN(f.id) "
-            f"FROM {self._failure()} WHERE {self._range(lane, after, end, wanted)} "
-            "GROUP BY f.fingerprint, f.cause ORDER BY f.fingerprint, f.cause"
-        )
-        if len(found) > limit:
-            last = found[limit - 1][0]
-            found = [row for row in found if row[0] <= last]
-            if end is None or end[0] > last:
-                end = (last, _LAST_ID)
-        reasons = self._reasons(link, [row[5] for row in found])
-        return FailureGroups([FailureGroup._make((*row, reasons.get(row[5], b""))) for row in found], end)
-
-    def page(
-        self, link: Link, lane: int, after: FailurePosition | None, wanted: FailureFilter, limit: int, rows: int
-    ) -> DeadPage:
-        """See `ShardStore.dead_page`."""
-        end = self._end(link, lane, after, wanted, rows)
-        found = link.fetch(
-            f"SELECT {_FAILURE}, i.priority, i.deliver_after, i.expires_at, i.headers, r.attempt, r.lease, r.bytes, "
-            f"t.due, t.lease, t.attempt, t.lease_ms, t.bytes FROM {self._failure()} {self._dialect.ordered_join} "
-            f"{self._dialect.forced('item', 'i')} ON i.id = f.id {with_rows(self._dialect)} "
-            f"WHERE {self._range(lane, after, end, wanted)} ORDER BY f.fingerprint, f.id LIMIT {limit:d}"
-        )
-        page = [_dead_row(row) for row in found]
-        if len(page) == limit:
-            end = (page[-1].failure.fingerprint, page[-1].failure.id)
-        return DeadPage(page, end)
-
-    def _failure(self) -> str:
-        return self._dialect.forced("failure", "f")
-
-    def _end(
-        self, link: Link, lane: int, after: FailurePosition | None, wanted: FailureFilter, rows: int
-    ) -> FailurePosition | None:
-        """Return the position of the last row to look at; None: all rows behind `after`."""
-        only = FailureFilter(fingerprint=wanted.fingerprint)  # a range of the index
-        found = link.fetch(
-            f"SELECT f.fingerprint, f.id FROM {self._failure()} WHERE {self._range(lane, after, None, only)} "
-            f"ORDER BY f.fingerprint, f.id LIMIT 1 OFFSET {rows - 1:d}"
-        )
-        return (found[0][0], found[0][1]) if found else None
-
-    def _range(
-        self, lane: int, after: FailurePosition | None, end: FailurePosition | None, wanted: FailureFilter
-    ) -> str:
-        made = [f"f.lane = {lane:d}", *wanted.in_sql("f")]
-        if after is not None:
-            made.append(self._dialect.behind(_ORDER, after))
-        if end is not None:
-            made.append(self._dialect.up_to(_ORDER, end))
-        return " AND ".join(made)
-
-    def _reasons(self, link: Link, ids: list[int]) -> dict[int, bytes]:
-        if not ids:
-            return {}
-        source = self._dialect.forced("failure", index=FAILURE_OF_ITEM)
-        found = link.fetch(f"SELECT id, reason FROM {source} WHERE id IN ({','.join(map(str, ids))})")
-        return {item_id: bytes(reason) for item_id, reason in found}
 
 
 def _dead_row(row: Sequence[Any]) -> DeadRow:

@@ -55,7 +55,6 @@ from foqs.store.ownership import (
     take_again,
     take_epoch,
 )
-from foqs.store.pipelines import transaction_of
 from foqs.store.protocol import (
     CommitUnknown,
     Confirmation,
@@ -68,9 +67,9 @@ from foqs.store.protocol import (
     StoreError,
     explained,
 )
-from foqs.store.reads import DeadReads, Reads
+from foqs.store.reads import Reads
 from foqs.store.statements import ANOTHER_OWNER, COMMIT_TEXT, Fence, Plan, planner_of
-from foqs.store.transaction import Loss, State, Transaction, end_of
+from foqs.store.transaction import Loss, State, Transaction, end_of, transaction_of
 
 log = structlog.get_logger("foqs.store")
 MAX_BATCH_BYTES = 8 << 20
@@ -112,8 +111,7 @@ class SqlStore:
         self._server = b""
         self._planner = planner_of(self._dialect, PACKET_BYTES, PACKET_BYTES)
         self._binary_inserts = binary_inserts
-        self._reads = Reads(self._dialect)
-        self._dead = DeadReads(self._dialect)
+        self._reads: Reads | None = None
         self._epoch = 0
         self._seq = 0
         self._next_number = 1
@@ -171,10 +169,9 @@ class SqlStore:
         if facts.identity != self._server:  # connections of another server have numbers of their own
             self._own_connections.clear()
             self._server = facts.identity
-        row = read_shard_row(link.connection, self._errors)
+        row = read_shard_row(link)
         self._dialect = dialect_of(facts.version.product)
-        self._reads = Reads(self._dialect)
-        self._dead = DeadReads(self._dialect)
+        reading = self._reads = Reads(link, self._dialect)
         self._own_connections.append(link.id)
         max_statement_bytes = facts.max_packet_bytes - _PACKET_SLACK_BYTES
         link.packet_bytes = min(PACKET_BYTES, max_statement_bytes)
@@ -182,7 +179,7 @@ class SqlStore:
         if self._binary_inserts and self._dialect.prepared_inserts:
             link.prepare_inserts()
         if self._database.reads_in_python:
-            raise_bound, self._reads.packed_bytes = reads.packed_set_up(facts.max_packet_bytes)
+            raise_bound, reading.packed_bytes = reads.packed_set_up(facts.max_packet_bytes)
             link.execute(raise_bound)
         return link, facts, row
 
@@ -244,7 +241,7 @@ class SqlStore:
         return committed
 
     def confirm(self) -> Confirmation:
-        rows = self._ask(lambda link: link.fetch(reads.confirm_sql(self._dialect)))
+        rows = self._ask(lambda reads: reads.confirm())
         if rows and (server.refuses_writes(rows[0][3]) or self._connected().is_elsewhere):
             raise self._lost(self._errors.read_only())  # where the name leads now, another owner may be
         if not rows or (rows[0][0], rows[0][1]) != (self._epoch, self._seq):
@@ -294,7 +291,7 @@ class SqlStore:
 
     @property
     def in_python(self) -> bool:
-        """Whether connections may have a `plain_socket`: the driver is written in Python."""
+        """Return True if connections may have a `plain_socket`: the driver is written in Python."""
         return self._database.reads_in_python
 
     @property
@@ -307,7 +304,10 @@ class SqlStore:
 
         Raises StoreDown, Fenced and RowRejected, as `commit` does. No other method may be called in between."""
         link = self._connected()
-        return transaction_of(self._planner, link, self._next_fence(link, batch), batch)
+        made = transaction_of(self._planner, link.inserts, self._next_fence(link, batch), batch)
+        if made.commands > 1:
+            link.autocommit = False
+        return made
 
     def conclude(self, transaction: Transaction) -> None:
         """Take the end of a transaction of `begin`: returns or raises as `commit` of its batch does."""
@@ -361,47 +361,47 @@ class SqlStore:
     # ---------------------------------------------------------------------------------------------- reads
 
     def page(self, lane: int, after: Key | None, limit: int) -> list[ReadyRow]:
-        return self._ask(lambda link: self._reads.page(link, lane, after, limit))
+        return self._ask(lambda reads: reads.page(lane, after, limit))
 
     def page_of_lanes(self, lanes: list[int], limit: int) -> list[ReadyRow]:
-        return self._ask(lambda link: self._reads.page_of_lanes(link, lanes, limit))
+        return self._ask(lambda reads: reads.page_of_lanes(lanes, limit))
 
     def bodies(self, ids: list[int]) -> list[Body]:
-        return self._ask(lambda link: self._reads.bodies(link, ids))
+        return self._ask(lambda reads: reads.bodies(ids))
 
     def due(self, from_ms: int, now_ms: int, limit: int, after_id: int = 0) -> Scan[DueRow]:
-        return self._ask(lambda link: self._reads.due(link, from_ms, now_ms, limit, after_id))
+        return self._ask(lambda reads: reads.due(from_ms, now_ms, limit, after_id))
 
     def expiring(self, from_ms: int, now_ms: int, limit: int) -> Scan[ExpiringRow]:
-        return self._ask(lambda link: self._reads.expiring(link, from_ms, now_ms, limit))
+        return self._ask(lambda reads: reads.expiring(from_ms, now_ms, limit))
 
     def look(self, ids: list[int]) -> list[Found]:
-        return self._ask(lambda link: self._reads.look(link, ids))
+        return self._ask(lambda reads: reads.look(ids))
 
     def failures(self, ids: list[int]) -> list[FailureRow]:
-        return self._ask(lambda link: self._reads.failures(link, ids))
+        return self._ask(lambda reads: reads.failures(ids))
 
     def failure_groups(
         self, lane: int, after: FailurePosition | None, wanted: FailureFilter, limit: int, rows: int
     ) -> FailureGroups:
-        return self._ask(lambda link: self._dead.groups(link, lane, after, wanted, limit, rows))
+        return self._ask(lambda reads: reads.failure_groups(lane, after, wanted, limit, rows))
 
     def dead_page(
         self, lane: int, after: FailurePosition | None, wanted: FailureFilter, limit: int, rows: int
     ) -> DeadPage:
-        return self._ask(lambda link: self._dead.page(link, lane, after, wanted, limit, rows))
+        return self._ask(lambda reads: reads.dead_page(lane, after, wanted, limit, rows))
 
     def dedup(self, digests: list[bytes]) -> list[DedupRow]:
-        return self._ask(lambda link: self._reads.dedup(link, digests))
+        return self._ask(lambda reads: reads.dedup(digests))
 
     def dedup_between(self, low: bytes, high: bytes, limit: int) -> list[DedupRow]:
-        return self._ask(lambda link: self._reads.dedup_between(link, low, high, limit))
+        return self._ask(lambda reads: reads.dedup_between(low, high, limit))
 
     def dedup_expired(self, from_ms: int, now_ms: int, limit: int) -> DedupScan:
-        return self._ask(lambda link: self._reads.dedup_expired(link, from_ms, now_ms, limit))
+        return self._ask(lambda reads: reads.dedup_expired(from_ms, now_ms, limit))
 
     def list_timer(self, lanes: list[int], leased: bool, after: tuple[int, int] | None, limit: int) -> list[TimerRow]:
-        return self._ask(lambda link: self._reads.list_timer(link, lanes, leased, after, limit))
+        return self._ask(lambda reads: reads.list_timer(lanes, leased, after, limit))
 
     def change_settings(self, ns: str, change: Change) -> Settings:
         self._begun()
@@ -409,10 +409,11 @@ class SqlStore:
 
     # --------------------------------------------------------------------------------------------- the link
 
-    def _ask(self, ask: Callable[[Link], Answer]) -> Answer:
-        link = self._connected()
+    def _ask(self, ask: Callable[[Reads], Answer]) -> Answer:
+        self._connected()
+        assert self._reads is not None
         try:
-            return ask(link)
+            return ask(self._reads)
         except self._errors.error as error:
             raise self._asked_in_vain(self._errors.translate(error)) from error
         except BaseException:
@@ -456,4 +457,4 @@ class SqlStore:
     def _drop(self) -> None:
         if self._link is not None:
             self._link.close()
-        self._link = None
+        self._link = self._reads = None  # an open cursor of SQLite would keep its locks

@@ -1,10 +1,8 @@
-"""A transaction's writes as SQL text: integers and hex literals, so there is nothing to escape.
+"""A batch as the statements of one transaction: SQL text of integers and hex literals, so there is nothing to escape.
 
 Each statement comes with the rows it has to match; any other number means that the host's memory and the database
 disagree. Only rows of `expiry` are deleted on suspicion: a host that read an item without its body does not know its
 TTL.
-
-A batch as the statements of one transaction, and the rows that each must match.
 """
 
 from __future__ import annotations
@@ -39,11 +37,17 @@ _TWO, _SEVEN = "(%d,%d)", "(%d,%d,%d,%d,%d,%d,%d)"
 _BODY = "(%d,%d,%d,%d,%d,%d,%d,%d,%s,%s,x'%s')"
 _NEW_READY = "(%d,%d,%d,%d,0,0,%d)"
 
+ANOTHER_OWNER = "another owner has the shard"
+COMMIT_TEXT = "COMMIT"
+FENCE = 1
+"""The place of the fence among the statements."""
+FENCE_ROWS: list[int | None] = [None, 1]
+
 Row = TypeVar("Row")
 
 
 class NarrowRows(NamedTuple):
-    """Rows of new items beside their bodies. `ready` has no attempt and no lease: both are 0."""
+    """Rows of new items in addition to their bodies. `ready` has no attempt and no lease: both are 0."""
 
     ready: list[tuple[int, int, int, int, int]]
     timer: list[tuple[int, int, int, int, int, int, int]]
@@ -85,6 +89,62 @@ class Fence(NamedTuple):
             f"due_from_ms = {self.due_from_ms:d}, expiry_from_ms = {self.expiry_from_ms:d}, "
             f"dedup_from_ms = {self.dedup_from_ms:d}{slots}{indexed} WHERE one = 1"
         )
+
+
+class Plan(NamedTuple):
+    """The statements of a transaction, from BEGIN and the fence on, and the rows that each must match.
+
+    None stands for any number of rows. `next_number` is the one that the fence saves. `with_commit`: COMMIT is the last
+    of `texts`; else it is sent after the replies to them."""
+
+    texts: list[str]
+    rows: list[int | None]
+    next_number: int
+    with_commit: bool = False
+
+    def missed(self, counts: Iterable[int]) -> int:
+        """Return how many rows the statements missed that they should have matched. Raises Fenced."""
+        missed = 0
+        for at, (wanted, count) in enumerate(zip(self.rows, counts, strict=False)):
+            if wanted is not None and count != wanted:
+                if at == FENCE:
+                    raise Fenced(ANOTHER_OWNER)
+                missed += abs(wanted - count)
+        return missed
+
+
+class Planner(NamedTuple):
+    """What the database and the connection take. `one_packet_bytes`: text that travels with COMMIT."""
+
+    dialect: Dialect
+    max_statement_bytes: int
+    packet_bytes: int
+    one_packet_bytes: int
+
+    def in_text(self, fence: Fence, batch: Batch) -> Plan:
+        """Raises RowRejected for a row that no statement can carry."""
+        statements = writes(batch, self.dialect, self.max_statement_bytes)
+        texts = [self.dialect.begin, fence.text(), *[statement.text for statement in statements]]
+        with_commit = sum(map(len, texts)) <= self.one_packet_bytes
+        if with_commit:
+            texts.append(COMMIT_TEXT)
+        return Plan(texts, FENCE_ROWS + [statement.rows for statement in statements], fence.next_number, with_commit)
+
+
+def planner_of(dialect: Dialect, max_statement_bytes: int, packet_bytes: int) -> Planner:
+    one_packet_bytes = min(ONE_PACKET_BYTES, packet_bytes // 2) if dialect.one_packet else 0
+    return Planner(dialect, max_statement_bytes, packet_bytes, one_packet_bytes)
+
+
+def packets(statements: Sequence[str], packet_bytes: int) -> Iterator[str]:
+    """Yield the statements as texts that fit in a packet each."""
+    size, first = 0, 0
+    for at, statement in enumerate(statements):
+        if size and size + len(statement) > packet_bytes:
+            yield ";".join(statements[first:at])
+            size, first = 0, at
+        size += len(statement) + 1
+    yield ";".join(statements[first:])
 
 
 def writes(
@@ -227,7 +287,7 @@ def _delete(
 
 
 def _deletes(dialect: Dialect, rows: list[Row]) -> Sequence[list[Row]]:
-    """Cut rows into those of a DELETE each."""
+    """Cut rows into pieces with a DELETE each."""
     return _pieces(rows, ROWS if len(rows) > dialect.deleted_alone else 1)
 
 
@@ -298,54 +358,3 @@ def _pieces_by_bytes(rows: list[str], max_statement_bytes: int) -> Iterator[list
         size += length
     if piece:
         yield piece
-
-
-ANOTHER_OWNER = "another owner has the shard"
-COMMIT_TEXT = "COMMIT"
-FENCE = 1
-"""The place of the fence among the statements."""
-FENCE_ROWS: list[int | None] = [None, 1]
-
-
-class Plan(NamedTuple):
-    """The statements of a transaction, from BEGIN and the fence on, and the rows that each must match.
-
-    None stands for any number of rows. `next_number` is the one that the fence saves. `with_commit`: COMMIT is the last
-    of `texts`; else it is sent after the replies to them."""
-
-    texts: list[str]
-    rows: list[int | None]
-    next_number: int
-    with_commit: bool = False
-
-    def missed(self, counts: Iterable[int]) -> int:
-        """Return how many rows the statements missed that they should have matched. Raises Fenced."""
-        missed = 0
-        for at, (wanted, count) in enumerate(zip(self.rows, counts, strict=False)):
-            if wanted is not None and count != wanted:
-                if at == FENCE:
-                    raise Fenced(ANOTHER_OWNER)
-                missed += abs(wanted - count)
-        return missed
-
-
-class Planner(NamedTuple):
-    """What the database and the connection take. `one_packet_bytes`: text that travels with COMMIT."""
-
-    dialect: Dialect
-    max_statement_bytes: int
-    one_packet_bytes: int
-
-    def in_text(self, fence: Fence, batch: Batch) -> Plan:
-        """Raises RowRejected for a row that no statement can carry."""
-        statements = writes(batch, self.dialect, self.max_statement_bytes)
-        texts = [self.dialect.begin, fence.text(), *[statement.text for statement in statements]]
-        with_commit = sum(map(len, texts)) <= self.one_packet_bytes
-        if with_commit:
-            texts.append(COMMIT_TEXT)
-        return Plan(texts, FENCE_ROWS + [statement.rows for statement in statements], fence.next_number, with_commit)
-
-
-def planner_of(dialect: Dialect, max_statement_bytes: int, packet_bytes: int) -> Planner:
-    one_packet_bytes = min(ONE_PACKET_BYTES, packet_bytes // 2) if dialect.one_packet else 0
-    return Planner(dialect, max_statement_bytes, one_packet_bytes)

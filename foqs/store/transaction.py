@@ -26,13 +26,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
+from itertools import chain
+from struct import error as StructError
 
-from foqs.store.packets import BadReply, Err, Replies, query
-from foqs.store.statements import COMMIT_TEXT, FENCE, Plan
+from foqs.rows import Batch
+from foqs.store.packets import BadReply, Err, Inserts, Replies, query
+from foqs.store.statements import (
+    COMMIT_TEXT,
+    FENCE,
+    FENCE_ROWS,
+    Fence,
+    Plan,
+    Planner,
+    Statement,
+    insert_timed,
+    narrow_rows,
+    packets,
+    writes,
+)
 
 NULL_REFUSED = 1048
 """The error of a fence that does not hold."""
 _COMMIT_PACKET = query(COMMIT_TEXT)
+_COMMAND_BYTES = 12 << 20
+"""Bound on a command, whatever the server takes: a packet has 16 MiB at most."""
+_TEXT_OF_ITEM_BYTES = 150
+"""Text of a new item in addition to its payload."""
 
 
 class State(Enum):
@@ -56,7 +75,7 @@ def end_of(plan: Plan, replies: int, *, committing: bool, answered: bool, null: 
 
 
 class Loss(Enum):
-    """Why the connection cannot be used any more: the driver's code for it, and a text."""
+    """Why the connection cannot be used again: the driver's code for it, and a text."""
 
     WRITE = (2006, "the connection does not take the request")
     END = (2013, "the connection ended before the reply")
@@ -132,7 +151,7 @@ class Transaction:
         return b""
 
     def lost(self, why: Loss) -> None:
-        """End the transaction because the connection cannot be used any more."""
+        """End the transaction because the connection cannot be used again."""
         self.failure = why
         self._fail(answered=False, null=False)
 
@@ -162,3 +181,44 @@ class Transaction:
             self._awaited = 1
             return _COMMIT_PACKET
         return b""
+
+
+def transaction_of(planner: Planner, inserts: Inserts | None, fence: Fence, batch: Batch) -> Transaction:
+    """Return the batch as a transaction: all in text, or its new items as parameters of `inserts`.
+
+    A transaction of several commands switches autocommit off. Raises as `Planner.in_text`.
+    """
+    if inserts is not None and (made := _in_binary(planner, inserts, fence, batch)) is not None:
+        return made
+    plan = planner.in_text(fence, batch)
+    texts = (";".join(plan.texts),) if plan.with_commit else packets(plan.texts, planner.packet_bytes)
+    return Transaction(plan, [query(text) for text in texts])
+
+
+def _in_binary(planner: Planner, inserts: Inserts, fence: Fence, batch: Batch) -> Transaction | None:
+    """Return the batch as one request of several commands; None where text is better, or the only way.
+
+    A transaction that fits in a packet with COMMIT is faster so. Without autocommit, commands behind an error that
+    ended the transaction begin one that is never committed.
+    """
+    items = batch.inserts
+    text_bytes = 2 * sum([len(item.payload) for item in items]) + _TEXT_OF_ITEM_BYTES * len(items)
+    if text_bytes <= planner.one_packet_bytes:
+        return None
+    rows = narrow_rows(items)
+    try:
+        executed = inserts.commands(items, rows, min(planner.max_statement_bytes, _COMMAND_BYTES))
+    except StructError:
+        inserts.forget_types()
+        return None
+    if executed is None:
+        return None
+    before: list[Statement] = []
+    after = insert_timed([], rows)
+    after += writes(batch, planner.dialect, planner.max_statement_bytes, before_inserts=before)
+    head = packets(["SET autocommit = 0", fence.text(), *[one.text for one in before]], planner.packet_bytes)
+    tail = packets([one.text for one in after], planner.packet_bytes) if after else ()
+    commands = [*map(query, head), *[packet for packet, _ in executed], *map(query, tail)]
+    written = chain((statement.rows for statement in before), (count for _, count in executed))
+    plan = Plan([], [*FENCE_ROWS, *written, *[statement.rows for statement in after]], fence.next_number)
+    return Transaction(plan, [b"".join(commands)], len(commands))

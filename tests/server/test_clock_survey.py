@@ -52,10 +52,10 @@ class ShiftedStore(SqlStore):
     def _connect(self) -> tuple[Link, server.Facts, Any]:
         time.sleep(self._clocks.slow_s.get(self._number, 0))
         link, facts, row = super()._connect()
-        ahead_ms, packed_bytes = self._clocks.ahead_ms.get(self._number, 0), self._reads.packed_bytes
+        ahead_ms = self._clocks.ahead_ms.get(self._number, 0)
         self._dialect = replace(self._dialect, clock_ms=f"({self._dialect.clock_ms} + {ahead_ms:d})")
-        self._reads = Reads(self._dialect)
-        self._reads.packed_bytes = packed_bytes
+        assert self._reads is not None
+        self._reads = Reads(link, self._dialect, self._reads.packed_bytes)
         return link, replace(facts, identity=b"db-%d" % self._number), row
 
 

@@ -30,7 +30,7 @@ from foqs.store.errors import Place, Seam
 from foqs.store.packets import BadReply, Inserts, close_command, prepare_commands, read_prepared
 from foqs.store.protocol import ShardRefused, StoreError
 from foqs.store.server import facts, is_read_only
-from foqs.store.statements import packets
+from foqs.store.statements import in_packets
 
 PACKET_BYTES = 4 << 20
 _MULTI_STATEMENTS = 1 << 16
@@ -264,7 +264,7 @@ class Link:
                 cursor.execute(statement)
                 yield cursor.rowcount
             return
-        for packet in packets(statements, self.packet_bytes):
+        for packet in in_packets(statements, self.packet_bytes):
             cursor.execute(packet)
             yield cursor.rowcount
             while cursor.nextset():

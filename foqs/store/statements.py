@@ -136,7 +136,7 @@ def planner_of(dialect: Dialect, max_statement_bytes: int, packet_bytes: int) ->
     return Planner(dialect, max_statement_bytes, packet_bytes, one_packet_bytes)
 
 
-def packets(statements: Sequence[str], packet_bytes: int) -> Iterator[str]:
+def in_packets(statements: Sequence[str], packet_bytes: int) -> Iterator[str]:
     """Yield the statements as texts that fit in a packet each."""
     size, first = 0, 0
     for at, statement in enumerate(statements):

@@ -39,9 +39,9 @@ from foqs.store.statements import (
     Plan,
     Planner,
     Statement,
+    in_packets,
     insert_timed,
     narrow_rows,
-    packets,
     writes,
 )
 
@@ -191,7 +191,7 @@ def transaction_of(planner: Planner, inserts: Inserts | None, fence: Fence, batc
     if inserts is not None and (made := _in_binary(planner, inserts, fence, batch)) is not None:
         return made
     plan = planner.in_text(fence, batch)
-    texts = (";".join(plan.texts),) if plan.with_commit else packets(plan.texts, planner.packet_bytes)
+    texts = (";".join(plan.texts),) if plan.with_commit else in_packets(plan.texts, planner.packet_bytes)
     return Transaction(plan, [query(text) for text in texts])
 
 
@@ -216,8 +216,8 @@ def _in_binary(planner: Planner, inserts: Inserts, fence: Fence, batch: Batch) -
     before: list[Statement] = []
     after = insert_timed([], rows)
     after += writes(batch, planner.dialect, planner.max_statement_bytes, before_inserts=before)
-    head = packets(["SET autocommit = 0", fence.text(), *[one.text for one in before]], planner.packet_bytes)
-    tail = packets([one.text for one in after], planner.packet_bytes) if after else ()
+    head = in_packets(["SET autocommit = 0", fence.text(), *[one.text for one in before]], planner.packet_bytes)
+    tail = in_packets([one.text for one in after], planner.packet_bytes) if after else ()
     commands = [*map(query, head), *[packet for packet, _ in executed], *map(query, tail)]
     written = chain((statement.rows for statement in before), (count for _, count in executed))
     plan = Plan([], [*FENCE_ROWS, *written, *[statement.rows for statement in after]], fence.next_number)

@@ -111,8 +111,8 @@ _CHANGES: dict[Step, dict[Changes, Changes]] = {
 BORN = frozenset(NAMES) - {UNWRITTEN}
 """States in which an item is created; an unwritten lease cannot be read from the database."""
 
-Key = tuple[Step, To | None, Place, Phase, bool, bool]
-NEXT: dict[Key, tuple[Place, Phase, bool, bool]] = {}
+_Key = tuple[Step, To | None, Place, Phase, bool, bool]
+NEXT: dict[_Key, tuple[Place, Phase, bool, bool]] = {}
 for _step, _moves in _MOVES.items():
     for _from, _to in _moves.items():
         NEXT[(_step, None, *_from, *NONE)] = (*_to, *NONE)

@@ -214,7 +214,7 @@ def _answer(call: Call, outcomes: list[Outcome]) -> None:
     call.reply(made)
 
 
-class Leases:
+class LeaseMethods:
     """Take items away from workers."""
 
     def __init__(self, host: Host) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from foqs.api.ack_dequeue import AckDequeue
-from foqs.api.admin_methods import HookMethods, Leases, SettingsMethods
+from foqs.api.admin_methods import HookMethods, LeaseMethods, SettingsMethods
 from foqs.api.dead_letters import DeadLetters
 from foqs.api.host import Host
 from foqs.api.item_life import ItemLife
@@ -49,7 +49,7 @@ class Handlers:
             self.routing,
             SettingsMethods(host, settings, store, hooks),
             HookMethods(host, hooks),
-            Leases(host),
+            LeaseMethods(host),
             PeerMethods(host, quotas.coordinator, slots, shares),
         )
 

@@ -1,10 +1,10 @@
-"""A rate limit bounds how often each source may act, whatever the order of events."""
+"""Bounds on rates: how often each source may act, and how many lines of one kind are written."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from foqs import bounds
-from foqs.bounds import RateLimit
+from foqs.bounds import LogThrottle, RateLimit
 
 
 def test_a_second_s_worth_at_once_and_then_evenly() -> None:
@@ -37,3 +37,10 @@ def test_sources_are_forgotten_before_they_are_too_many() -> None:
     assert len(one._until_ns) == bounds._MOST_SOURCES
     assert one.wait_ms(str(bounds._MOST_SOURCES), 1.0) == 1_000
     assert one.wait_ms("0", 1.0) == 0
+
+
+def test_lines_are_bounded_and_those_left_out_are_counted() -> None:
+    lines = LogThrottle(a_second=2)
+    assert [lines.take(10.0), lines.take(10.1), lines.take(10.2), lines.take(10.9)] == [0, 0, None, None]
+    assert [lines.take(11.0), lines.take(11.0), lines.take(11.5)] == [2, 0, None]
+    assert lines.take(50.0) == 1

@@ -1,4 +1,4 @@
-"""Counts by namespace have a bound and lose nothing beyond it. A value counts under the smallest bound that holds it."""
+"""Counts by namespace have a bound and lose nothing beyond it. A value counts under the smallest bound above it."""
 
 from bisect import bisect_right
 from math import inf, nextafter

@@ -134,7 +134,7 @@ class ServedConnection(asyncio.BufferedProtocol):
         if arrival is not None and arrival.known:
             if arrival.came(server.scratch, size):
                 self._end_arrival()
-                self._begin(arrival.content(), _unproven(arrival.received_bytes) if arrival.skipped else None)
+                self._begin(arrival.content(), _unproven(arrival.frame.received_bytes) if arrival.skipped else None)
         elif self._call is None and not self._behind and not self._output_bytes:
             used = self._cut(server.scratch, size)
             if used < size and not self._closing:
@@ -433,7 +433,7 @@ class ServedConnection(asyncio.BufferedProtocol):
             held += loose + self._output_bytes + self._encrypted_bytes
             if self._arrival is not None:
                 held += self._arrival.held_bytes
-                loose += self._arrival.loose_bytes
+                loose += self._arrival.frame.loose_bytes
             self._server.loose_bytes += loose - self._loose_bytes
             self._loose_bytes = loose
             self._regulate()
@@ -449,7 +449,7 @@ class ServedConnection(asyncio.BufferedProtocol):
         if self._closing:
             return
         arrival = self._arrival
-        waiting = arrival is not None and arrival.waiting
+        waiting = arrival is not None and arrival.frame.wants_bytes > 0
         full = (arrival is None or not arrival.known) and len(self._behind) >= self._unread_limit()
         reading = not (full or waiting or self._output_bytes)
         if reading != self._reading:

@@ -108,8 +108,8 @@ class Counters:
     """`removed` counts every removal of an item by cause (promise 3): nothing else takes an item away.
 
     `refused` are answers to items by the code of their error, `duplicates` items that were stored before under their
-    key. `window_hits` are dequeues that got something at once, `window_misses` those that had to wait for a page.
-    `forwarded` are requests to other hosts, `held` those of clients that waited because a shard had no owner to ask.
+    key. `window_hits` are dequeues that got something at once, `window_misses` dequeues that waited for a page.
+    `forwarded` are requests to other hosts, `held` client requests that waited because a shard had no owner to ask.
     `quota_admitted` and `quota_refused` are items of namespaces that have a quota, on the host that their client asked.
     `tokens_lent` are tokens of throttle keys that this host granted as their coordinator.
     """

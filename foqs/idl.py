@@ -13,7 +13,7 @@ from typing import Any
 import thriftpy2
 
 _HERE = Path(__file__).resolve().parent
-# A wheel carries the IDL inside the package; a checkout keeps it beside the package.
+# A wheel carries the IDL inside the package; a checkout keeps it next to the package.
 _CANDIDATES = (_HERE / "thrift" / "foqs.thrift", _HERE.parent / "thrift" / "foqs.thrift")
 
 IDL_PATH = next(path for path in _CANDIDATES if path.is_file())

@@ -39,7 +39,7 @@ DIGEST_BYTES = 16
 _SLOT_SHIFT = 6  # of the first two bytes
 
 MARK_STEP = 1 << 20
-"""Numbers that one mark reserves. A host that crashes wastes no more of the 2^48 than that."""
+"""Numbers that one mark reserves. A host that crashes wastes at most these of the 2^48."""
 
 
 def make_id(shard: int, number: int) -> int:

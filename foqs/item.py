@@ -55,7 +55,7 @@ class Step(IntEnum):
     WITHDRAW = 6  # the waiting change is dropped
     SEND = 7  # the waiting change becomes part of a transaction
     RETRY = 8  # the transaction certainly failed: its change waits again
-    DROP = 9  # the change in flight ends without effect: refused, or replaced by the one that waits
+    DROP = 9  # the change in flight ends without effect: refused, or replaced by the waiting change
     COMMIT = 10  # the change in flight is in the database
 
 
@@ -200,7 +200,7 @@ class Settles:
 
 
 class Change:
-    """Mutable until its transaction is built. `attempt` and `lease` are those of the new row.
+    """A change of an item's row, mutable until its transaction is built. `attempt` and `lease` are of the new row.
 
     `due_ms`: the item's new time, or the end of a lease; 0 keeps the item's time, and with it its place in the lane.
 

@@ -2,7 +2,7 @@
 
 Every item has one row in `item` (its body) and exactly one in `ready` or `timer`. Unindexed items have none there yet:
 they are ready and were never leased. A `Batch` is one transaction.
-Times are epoch milliseconds; 0 stands for "none".
+Times are epoch milliseconds; 0 means "none".
 """
 
 from __future__ import annotations
@@ -308,7 +308,7 @@ class Backlog(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Opened:
     """The state of a shard, as a new owner reads it. `lanes`, by number, and `backlog` are read once. `timers` counts
-    by lane the rows of `timer`, and those of them that are leases.
+    by lane the rows of `timer`, and how many of these are leases.
 
     `db_now_ms` is the database's clock, as of `read_ns` of the machine's monotonic one.
     `behind`: the mark of the shard that was saved, if its database is an older copy; `leases_ended` are its leases.
@@ -317,7 +317,7 @@ class Opened:
     `replaced`: the previous owner did not close the shard in order. It may still run, and lease items from memory until
     it notices.
     `dead`: the lanes with rows in `failure`.
-    `settings`: those of all namespaces that the shard keeps, as stored.
+    `settings`: the settings of all namespaces that the shard keeps, as stored.
     """
 
     epoch: int

@@ -1,4 +1,4 @@
-"""What an answer means, to the first request and to a repeated one: the one table for clients and forwarding hosts.
+"""What an answer means, to the first request and to a repeated one: a table for clients and for hosts that forward.
 
 A request can fail in three ways. It changed nothing (BUSY): any request may be repeated. It was refused: it is not
 repeated. Its reply was lost, or the answer is OUTCOME_UNKNOWN (LOST): the change may have been made. A request that

@@ -20,8 +20,8 @@ _DURING = "\nWhile the error above was handled, this one was raised:\n\n"
 class TravellingError(Exception):
     """Base of errors that pickle and copy as they are: with their text, their arguments and all attributes.
 
-    Python calls the class with the arguments of `Exception.__init__` in their place, which differ from those of most
-    constructors. An error that a child process cannot return ends the whole pool of processes of the parent.
+    Python calls the class with the arguments of `Exception.__init__` in their place, which most constructors do
+    not take. An error that a child process cannot return ends the whole pool of processes of the parent.
     """
 
     def __reduce__(self) -> Any:
@@ -50,14 +50,13 @@ class Local:
 
 
 def bare(error: E) -> E:
-    """Return `error` without its traceback, those of its causes, and its context. An error that is stored, passed to
-    another thread, or put into a variable that outlives the `except` clause goes through this function.
+    """Return `error` without its traceback, the tracebacks of its causes, and its context. An error that is stored,
+    passed to another thread, or put into a variable that outlives the `except` clause goes through this function.
 
-    A traceback holds the frames from the `raise` to the `except`, those of their callers, and all their variables. If
-    one of these leads to the error, the circle lives until the garbage collector runs, which hosts let it do rarely.
-    Of an error that no caller expects, its text goes along as a note, with that of its causes: it says where a fault
-    is. A context may be an
-    error of the caller, which keeps its own traceback.
+    A traceback holds the frames from the `raise` to the `except`, the frames of their callers, and all their variables.
+    If one of these leads to the error, the circle lives until the garbage collector runs, and hosts run it rarely. An
+    error that no caller expects keeps its traceback as the text of a note, with the text of its causes: it says where a
+    fault is. A context may be an error of the caller, which keeps its own traceback.
     """
     _note_traceback(error)
     return stripped(error)

@@ -18,7 +18,7 @@ from foqs.counters import Histogram
 
 
 class Family(NamedTuple):
-    """A metric. `name` is the one in Prometheus; `kind` is "counter", "gauge" or "histogram"."""
+    """A metric. `name` is its name in Prometheus; `kind` is "counter", "gauge" or "histogram"."""
 
     name: str
     kind: str

@@ -47,7 +47,7 @@ def notes(
     """Return a line for each part that a ready host lacks.
 
     `wanted` are the host's shards. The database of an `unreachable` shard does not answer, or takes no writes
-    (`read_only`); that of a `cut_off` shard answers another host. `session`: the state of the one with ZooKeeper.
+    (`read_only`); the database of a `cut_off` shard answers another host. `session`: the state of ZooKeeper's session.
     """
     found = []
     if session is not None and session is not Session.CONNECTED:

@@ -64,7 +64,7 @@ class Series:
 
 
 async def gather(view: View, lag: Histogram, series: Series) -> Rows:
-    """Return rows for all FAMILIES; those of the cluster are empty on a host without one."""
+    """Return rows for all FAMILIES; rows about the cluster are empty on a host without one."""
     rows: dict[str, list[tuple[tuple[str, ...], Value]]] = {name: [] for name in FAMILIES}
 
     def add(name: str, value: Value, *labels: str) -> None:

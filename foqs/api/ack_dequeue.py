@@ -22,11 +22,11 @@ from foqs.wire.protocol import encode_struct
 from foqs.wire.usual_requests import AckColumns, ids_and_leases
 
 _OVER = (Code.STALE_LEASE, Code.NOT_FOUND)
-"""Errors of acks whose leases are over."""
+"""Errors of acks whose leases have ended."""
 
 
 class DequeueAfterAcks:
-    """The dequeue of an AckAndDequeue. Its answer carries the outcomes of the acks, whether it succeeds or fails."""
+    """The dequeue of an AckAndDequeue. Its answer carries the outcomes of the acks, also when it fails."""
 
     __slots__ = ("_call", "_engine", "outcomes", "request")
 

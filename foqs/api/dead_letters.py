@@ -74,7 +74,7 @@ class DeadLetters:
             request.fairness_key,
         )  # fmt: skip
         self._forwarder.ask_others(call.method, part, request, deadline_ms, gathering.add_answer, gathering.end)
-        # This host's answer has to come before the caller's time is over, too.
+        # This host's answer has to come before the end of the caller's time, too.
         own_ms = deadline_ms - min(500, (deadline_ms - self._now_ms()) // 10)
         self._listing(key, wanted, limit, after, partial(gathering.here, self._host.address())).begin(own_ms)
 

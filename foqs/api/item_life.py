@@ -88,7 +88,7 @@ class ItemLife:
         ns, policies = request.ns, self._engine.policies
 
         def done(results: dict[int, EnqueueResult], errors: dict[int, FoqsError]) -> None:
-            if policies.versions.get(ns) != version:  # no host acts on an older version than the one it confirmed
+            if policies.versions.get(ns) != version:  # no host acts on a version older than its confirmed one
                 at_ms, found = self._now_ms(), policies.namespaces.get(ns)
                 again = Intake(ns, self._host.limits, at_ms, found)
                 again.take(request.items)
@@ -363,7 +363,7 @@ class Sifted(NamedTuple):
         return [column[at] for at in self.places]
 
     def outcomes(self, found: Sequence[FoqsError | None]) -> list[FoqsError | None]:
-        """Return the outcome of each entry of the request; `found` has those of `places`."""
+        """Return the outcome of each entry of the request; `found` has the outcomes of `places`."""
         return [answer if isinstance(answer, FoqsError) else found[answer] for answer in self.answers]
 
 

@@ -167,7 +167,7 @@ def _right(entries: Sequence[Any], read: Callable[[Any], T]) -> dict[int, T]:
 
 
 def _in_places(right: Mapping[int, object], count: int, answers: Sequence[T], missing: T) -> list[T]:
-    """Return an answer for each of `count` entries; `answers` has those of the right ones."""
+    """Return an answer for each of `count` entries; `answers` has the answers to the right entries."""
     if len(right) == count:
         return list(answers)
     found = dict(zip(right, answers, strict=True))

@@ -201,7 +201,7 @@ class Intake:
     )  # fmt: skip
 
     def __init__(self, ns: str, limits: Limits, now_ms: int, policies: NamespacePolicies | None = None) -> None:
-        """`policies`: those of the namespace, if it has any of its own."""
+        """`policies`: the policies of the namespace, if it has any of its own."""
         self._ns = ns
         self._limits = limits
         self._now_ms = now_ms
@@ -297,12 +297,12 @@ class Intake:
         return self._keys[topic]
 
     def places(self, key: TopicKey | None = None) -> list[int]:
-        """Return the indices of the items, with keys or without; with `key` those of one topic."""
+        """Return the indices of the items, with keys or without; with `key`, of one topic only."""
         plain = [at for at, one in zip(self.indices, self.keys, strict=True) if key is None or topic_key(one) == key]
         return sorted([*plain, *(one.at for one in self.keyed if key is None or topic_key(one.lane) == key)])
 
     def keep(self, count: int, key: TopicKey | None = None) -> None:
-        """Drop all but the first `count` items; with `key` those of one topic."""
+        """Drop all but the first `count` items; with `key`, of one topic only."""
         dropped = set(self.places(key)[count:])
         kept = [at for at, index in enumerate(self.indices) if index not in dropped]
         self._only(kept)

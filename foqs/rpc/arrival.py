@@ -26,8 +26,8 @@ _HEAD_BYTES: Final = 512
 
 
 class Admission:
-    """The owner of a frame has `admitted()`, called when a frame that waited may go on, and `arrived_bytes()`: what its
-    socket has received and the host has not read. `relieve()` closes slow frames for those that wait.
+    """The owner of a frame has `admitted()`, called when a frame that waited has room, and `arrived_bytes()`: the
+    bytes in its socket that the host has not read. `relieve()` closes slow frames for the waiting ones.
 
     Invariant: the budget knows at most one waker of this object.
     """
@@ -170,7 +170,7 @@ class Arrival:
             self._grow()
 
     def shake(self, received_bytes: int) -> None:
-        """Count the bytes of a TLS handshake, which are beyond those that every handshake may hold."""
+        """Count the bytes of a TLS handshake beyond the bytes that every handshake may hold."""
         frame = self.frame
         frame.received_bytes = received_bytes
         if not frame.wants_bytes and received_bytes > frame.held_bytes:

@@ -21,7 +21,7 @@ _request_log = structlog.get_logger("foqs.request")
 
 
 class MethodCounters:
-    """Of answered calls: `request_bytes` and `answer_bytes` are those of whole frames, `errors` answers that were a
+    """Counts of answered calls: `request_bytes` and `answer_bytes` of whole frames, `errors` of answers that were a
     RequestError."""
 
     __slots__ = ("answer_bytes", "calls", "errors", "request_bytes")

@@ -51,7 +51,7 @@ class ServedConnection(asyncio.BufferedProtocol):
 
     `trusted`: frames of any length are read. False before the caller is authenticated, where the server requires that.
     `_known`: the caller has proven itself, or had an answer where no proof is required. Its unfinished frames have
-    another share of the budget than those of strangers.
+    another share of the budget than frames of strangers.
     """
 
     __slots__ = (
@@ -225,7 +225,7 @@ class ServedConnection(asyncio.BufferedProtocol):
         return transport.unread_bytes if isinstance(transport, TlsTransport) else unread_bytes(transport)
 
     def shaking(self, received_bytes: int) -> None:
-        """Note how many bytes of a TLS handshake came beyond those that every handshake may hold."""
+        """Note how many bytes of a TLS handshake came beyond the bytes that every handshake may hold."""
         if received_bytes > SMALL_BYTES:
             self.abort("oversized")
         elif self._arrival is not None and not self._closing:

@@ -9,9 +9,9 @@ could then fill it with none of them able to finish. These rules exclude that:
 - The oldest large frame (the senior) may always grow: the other large frames leave the room of one largest frame free
   for it. Addresses take turns at it.
 - Large frames leave the shares of small ones free, so acks and small calls never wait for large ones.
-- Large frames hold at most a quarter of the budget together, and those of one address an eighth (or one frame), their
-  requests in progress included. A frame that reaches a bound waits; its connection is not read and its deadline stands
-  still.
+- Large frames hold at most a quarter of the budget together, and the frames of one address an eighth (or one frame),
+  their requests in progress included. A frame that reaches a bound waits; its connection is not read and its deadline
+  does not count.
 - Bytes of frames that were not admitted yet have a share too: `loose_bytes`, counted by the connections.
 
 A frame that arrives too slowly, counted from its first byte, is cut as soon as another frame waits for its room. Pauses
@@ -193,7 +193,7 @@ class Frames:
         self._promised_bytes = 0  # to small frames that are admitted, beyond what they hold
         self._large_bytes = limit_bytes // _LARGE_SHARE
         self._address_bytes = max(limit_bytes // _ADDRESS_SHARE, frame_bytes)
-        self.unfinished: dict[Frame, None] = {}  # in the order of their beginning, as is the one below
+        self.unfinished: dict[Frame, None] = {}  # in the order of their beginning, as `_large`
         self._large: dict[Frame, None] = {}
         self._senior: Frame | None = None  # of the large frames
         self._turn = 0
@@ -402,7 +402,7 @@ class Frames:
         return self._shares[frame.known].refusal(frame.address, frame.size_bytes or more_bytes)
 
     def _budget_has(self, frame: Frame, used_bytes: int) -> bool:
-        """Return True if the budget holds the rest of a small frame, and of those that are admitted."""
+        """Return True if the budget holds the rest of a small frame, and of the admitted ones."""
         return used_bytes + self._promised_bytes + frame.size_bytes - frame.held_bytes <= self.limit_bytes
 
     def _large_senior(self) -> Frame | None:

@@ -235,7 +235,7 @@ class PeerCaller:
 
     def _late(self, asked: PeerCall) -> None:
         if asked.connection is not None:
-            # The cause may have silenced idle connections too, except those that answered after the call began.
+            # The cause may have silenced idle connections too, unless they answered after the call began.
             if self.loop.time() - asked.begun_s >= _SILENT_S:
                 for connection in [each for each in asked.peer.idle if each.idle_since < asked.begun_s]:
                     connection.fail("a call to the peer took too long")
@@ -289,7 +289,7 @@ class PeerCall:
 
 
 class Peer:
-    """Another host with calls or connections. `idle` connections: the one used last is used next."""
+    """Another host with calls or connections. `idle` connections: the last one used is used next."""
 
     __slots__ = ("address", "connecting", "connections", "gone", "idle", "waiting")
 

@@ -4,7 +4,7 @@ request.
 Bounds (promise 8): `max_connections` and `max_connections_per_address` bound connections, each with one call in
 progress at most. `limits.frame_bytes` bounds a frame, which is refused before a byte of it is held. The byte budget
 bounds the input and output of all connections. `foqs.rpc.frames` decides which unfinished frames may take more of it;
-the other sockets are not read, and slow frames are closed for those that wait. The server closes a connection whose
+the other sockets are not read, and slow frames are closed for waiting ones. The server closes a connection whose
 frame or TLS handshake is not complete, or whose answer is not read at all, for `frame_timeout_s`. Where callers must
 authenticate, a connection reads small frames only before its first authenticated request.
 """

@@ -9,7 +9,7 @@ about 0.1 us a value (fixed-size elements are stepped over at once), and what pa
 many objects, however large the frame is. Batches without maps never come here: see `foqs.wire.server_codec`.
 
 thriftpy2 hands over a `string` that is not UTF-8 as `bytes`, and leaves a field of the wrong type at its
-default. `foqs.rpc` guarantees, for every request: its own `string` fields and those of its context are
+default. `foqs.rpc` guarantees, for every request: its own `string` fields and the fields of its context are
 `str` or None. Strings inside items are checked where the items are looked at: one bad item is
 that item's fault. In an answer of another host, `text_fault` finds a string that is not UTF-8 in any place.
 """
@@ -42,7 +42,7 @@ VALUES_PER_ITEM = 40
 _BYTES_PER_REPLY_VALUE = 4
 """Few values take less."""
 
-# What the elements of a list, or the pairs of a map, take at least, and whether that is what they take.
+# Least size of the elements of a list, or of the pairs of a map, and True if each of them has this size.
 _SHAPES: dict[tuple[int, ...], tuple[int, bool]] = {
     types: (sum(MIN_BYTES[ttype] for ttype in types), all(ttype in FIXED_BYTES for ttype in types))
     for length in (1, 2)

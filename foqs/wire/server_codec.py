@@ -145,7 +145,7 @@ def _field(spec: tuple[Any, ...]) -> Field | None:
 
 
 class UnknownCall(Exception):
-    """A whole message, but not a call of a method that is served. The connection can go on."""
+    """A whole message, but not a call of a method that is served. The connection stays usable."""
 
     def __init__(self, name: bytes, seqid: int, message_type: int) -> None:
         super().__init__(name, seqid, message_type)

@@ -75,7 +75,7 @@ class SpecColumns:
 
 
 def ids_and_leases(acks: AckColumns | Sequence[Any] | None) -> tuple[list[int], list[int]]:
-    """Return the columns of a list of AckItem; 0 stands for an absent field."""
+    """Return the columns of a list of AckItem; 0 means an absent field."""
     if isinstance(acks, AckColumns):
         return acks.ids, acks.leases
     if acks is None:

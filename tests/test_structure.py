@@ -51,13 +51,12 @@ LINES = {
 """Lines of each package. A package may exceed its ceiling by `MARGIN`."""
 MARGIN = 0.01
 REASONS = {
-    "foqs/cli/entry.py": "the console script, which starts before the imports of the commands",
     "foqs/spark/source.py": "Spark finds the data source by this module",
     "foqs_lab/servers/beanstalkd.py": "one private server a file",
     "foqs_lab/servers/redis.py": "one private server a file",
 }
 """Files below `SMALL_LINES` lines with one importer that stay apart."""
-SMALL_FILES = 6
+SMALL_FILES = 5
 LARGEST_CLASS = 69
 SHARD_ATTRIBUTES = 45
 

@@ -39,7 +39,7 @@ def demo(
     Each .py file becomes an item of an embedded queue; the smallest file is the most urgent. Worker processes parse
     the files and count functions, classes and lines. A few items fail once, and one worker is killed at work.
 
-    At the end the totals must equal those of a plain loop over the same files, and the queue must be empty.
+    At the end the totals must equal the totals of a plain loop over the same files, and the queue must be empty.
     """
     # Imported here, because the lab has many imports, and a plain `foqs` starts fast without them.
     from rich.console import Console

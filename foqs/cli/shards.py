@@ -272,7 +272,7 @@ def apply(
     """Add the shards of a file to the cluster, and create their tables.
 
     The command removes nothing and changes no shard that the cluster has; running it again is safe. If a shard fails,
-    the command goes on with the next one, and exits with 1 at the end.
+    the command continues with the next one, and exits with 1 at the end.
     """
     wanted = _read(file)
     section = cluster.section()

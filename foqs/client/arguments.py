@@ -34,7 +34,7 @@ from foqs.checks import (
 )
 from foqs.client.connection import Tls
 from foqs.client.items import Delivery, ItemSpec, Nack
-from foqs.client.places import Share
+from foqs.client.per_worker import Share
 from foqs.errors import FoqsError, Invalid
 from foqs.idl import idl
 from foqs.ids import MAX_I64, MIN_I64
@@ -398,7 +398,10 @@ def _lease_of(item: Any) -> tuple[int, int]:
 
 
 def ack_entry(item: Any) -> Any:
-    """Return the AckItem of an item or a lease. Raises like `_lease_of`."""
+    """Return the AckItem of an item or a lease. Raises like `_lease_of`, whose call a usual item does not pay for."""
+    item_id, lease = item.id, item.lease
+    if type(item_id) is int and type(lease) is int:
+        return idl.AckItem(item_id, lease)
     return idl.AckItem(*_lease_of(item))
 
 

@@ -18,7 +18,7 @@ from foqs.client.arguments import unlimited
 from foqs.client.connection import ClientClosed, Connection, Securing, WrongPeer
 from foqs.client.guard import SafeLog, call_to_end, guarded, renew_after_fork
 from foqs.client.methods import SERVER_INFO, context, context_head
-from foqs.client.places import Ask
+from foqs.client.per_worker import Ask
 from foqs.client.routes import Address
 from foqs.client.timing import pause_ms
 from foqs.errors import FoqsError, Invalid, LostReply, NotSent, Unavailable, Unreachable, named

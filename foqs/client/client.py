@@ -16,7 +16,7 @@ from foqs.client.connection import Securing, Tls
 from foqs.client.consumer_calls import AckDequeue, ConsumerCalls
 from foqs.client.items import ItemOptions, ItemSpec
 from foqs.client.operator_calls import OperatorCalls
-from foqs.client.places import Places, Share
+from foqs.client.per_worker import Places, Share
 from foqs.client.requests import First, Requests, id_of, single
 from foqs.client.router import Router, Topics
 from foqs.client.routes import parse_addresses

@@ -21,7 +21,7 @@ from time import monotonic
 from foqs.checks import check_text, refuse
 from foqs.client.guard import renew_after_fork
 from foqs.client.methods import SERVER_INFO
-from foqs.client.places import Ask
+from foqs.client.per_worker import Ask
 from foqs.client.routes import Address
 from foqs.errors import FoqsError, Invalid, LostReply, NotSent, Unreachable
 from foqs.idl import idl

@@ -13,7 +13,7 @@ from foqs.client import arguments, methods
 from foqs.client.arguments import Entries, check_dequeue, check_leased, check_many, checked
 from foqs.client.guard import SafeLog
 from foqs.client.items import Items, Leased, Nack, counts_of
-from foqs.client.places import Ask, Share
+from foqs.client.per_worker import Ask, Share
 from foqs.client.requests import AGAIN, First, Requests, single
 from foqs.client.router import Topics
 from foqs.client.routes import Address, Part

@@ -16,7 +16,7 @@ from foqs.client.client import Client
 from foqs.client.guard import SafeLog, guarded_thread, renew_after_fork
 from foqs.client.items import Item
 from foqs.client.job import Held
-from foqs.client.places import Share
+from foqs.client.per_worker import Share
 from foqs.errors import FoqsError, NotFound, StaleLease
 
 log = SafeLog()

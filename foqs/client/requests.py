@@ -16,7 +16,7 @@ from foqs.bounds import Limits
 from foqs.checks import LONGEST_MS, check_int
 from foqs.client import methods
 from foqs.client.caller import Asked, Busy, Caller, current
-from foqs.client.places import Places
+from foqs.client.per_worker import Places
 from foqs.client.router import Router
 from foqs.client.routes import Address, Part, Routes, hash_slot
 from foqs.errors import (

@@ -1,9 +1,4 @@
-"""One id for all requests of a call, which errors know.
-
-What a client says of its first retry.
-
-Connections: how many, which, and what a fork does to them.
-"""
+"""Connections, the id of a call, and what a client reports about its first retry."""
 
 import os
 import signal

@@ -1,7 +1,4 @@
-"""One socket: frames larger than its buffers, and a reply received in time that is read late.
-
-Ports that do not speak what the client speaks are named, with what to do about it.
-"""
+"""One socket: large frames, late reads, and ports that do not speak what the client speaks."""
 
 import asyncio
 import logging
@@ -17,7 +14,7 @@ from aiohttp import web
 
 from foqs.client import Client, Invalid, OutcomeUnknown, Worker
 from foqs.client.connection import Connection, Securing, Speaks, Tls, WrongPeer, spoken, why_no_handshake
-from foqs.client.places import Waker
+from foqs.client.per_worker import Waker
 from foqs.client.routes import Address, parse_addresses
 from foqs.errors import LostReply, NotSent
 from foqs.idl import idl

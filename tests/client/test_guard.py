@@ -1,7 +1,4 @@
-"""What protects threads from objects of their user, and lets an interrupt of the main thread through.
-
-Work that a handler or a callback returns instead of doing it.
-"""
+"""What protects threads from objects of their user: exceptions, logs, and work that was returned instead of done."""
 
 import asyncio
 import collections

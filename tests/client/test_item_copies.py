@@ -1,7 +1,4 @@
-"""JSON lines in and out.
-
-Copies of items are stored once, and an unknown outcome stays unknown.
-"""
+"""Items as JSON lines, and copies of items that are stored once."""
 
 import json
 

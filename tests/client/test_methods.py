@@ -1,11 +1,4 @@
-"""Values that a request cannot hold.
-
-Requests as bytes are those that the codec makes of the structs; the codec encodes all unusual ones.
-
-Replies read from their bytes are those that the codec reads; the codec reads all unusual ones.
-
-A call for one item ends as a batch of one item, whatever the host does.
-"""
+"""Bytes of usual requests and replies equal the codec's, and a call for one item equals a batch of one."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,7 +1,4 @@
-"""Batches, what a future tells, and what happens when there is no room.
-
-Failures of a Producer that no caller read: what close() raises, and what the log says.
-"""
+"""Batches, futures, the bounds of a Producer, and the failures that no caller read."""
 
 import asyncio
 import logging

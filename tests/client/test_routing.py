@@ -1,7 +1,4 @@
-"""A client among several hosts: peers that return a routing.
-
-Which hosts have which topics, while a consumer uses the answer.
-"""
+"""A client among several hosts: peers that return a routing, and the topics that they have ready."""
 
 import gc
 import itertools

@@ -1,7 +1,4 @@
-"""Nacks that the codec or the server refuses: the worker sends them again, so the reason of the failure arrives.
-
-A worker whose acks go with its next dequeue: fewer requests, and the same outcomes whatever happens to them.
-"""
+"""Outcomes reach the server: refused nacks are sent again, and acks go with the next dequeue."""
 
 import threading
 from collections.abc import Callable

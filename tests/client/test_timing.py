@@ -1,7 +1,4 @@
-"""When a batch is due, and which items it holds.
-
-How long a client waits before it repeats a request.
-"""
+"""When a batch is due, and how long a client waits before it tries again."""
 
 from hypothesis import given
 from hypothesis import strategies as st

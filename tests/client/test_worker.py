@@ -1,9 +1,4 @@
-"""A worker's whole life: handlers, leases, acks, nacks, outages, and its end.
-
-Signals that ask a process to end, and the handlers before.
-
-How a worker ends when something else happens at the same time.
-"""
+"""The life of a worker: handlers, leases, acks, nacks, outages, signals and its end."""
 
 import os
 import signal

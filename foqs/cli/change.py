@@ -243,7 +243,7 @@ def move(
 
 
 class Move:
-    """Moves items of one topic to another. Items that it leased and did not move are given back by `close`.
+    """A move of items from one topic to another. `close` gives back the items that were leased and not moved.
 
     moved     items whose copy is stored, and that are acked
     consumed  items that stay: an earlier try stored their copy, which is gone

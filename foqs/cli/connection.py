@@ -168,7 +168,7 @@ class Ended(NamedTuple):
 
 
 class Count:
-    """Counts the entries that ended, and those that failed."""
+    """The number of entries that ended, and of failures among them."""
 
     def __init__(self) -> None:
         self.total = self.failed = 0

@@ -80,7 +80,7 @@ class DeadFilter:
     ] = None
 
     def for_host(self) -> FailureFilter:
-        """Raises Invalid."""
+        """Return the filter for a host. Raises Invalid."""
         from foqs.client import FailureFilter
 
         cause = None if self.cause is None else self.cause.number
@@ -257,7 +257,7 @@ def _range(total: _Total) -> str:
 
 
 def _stay(items: int, to_topic: str | None) -> str:
-    """Where all items go to one topic, the first one that it refuses ends the redrive."""
+    """Return the items that stay. If all items go to one topic, its first refusal ends the redrive."""
     if to_topic is not None:
         return "the rest stays"
     return f"{counted(items, 'dead letter')} {'stays' if items == 1 else 'stay'}"

@@ -1,8 +1,6 @@
-"""The format of the log. docs/logs.md lists the events.
+"""The log: its format, and its lines on stderr. docs/logs.md lists the events.
 
-Most commands log nothing, so structlog is imported with the first module that logs.
-
-Writes lines of the log to stderr without ever waiting for its reader.
+Most commands log nothing, so structlog is imported with the first module that logs. A line never waits for its reader.
 """
 
 from __future__ import annotations
@@ -34,10 +32,11 @@ if TYPE_CHECKING:
 
 
 _Place = tuple[int, int, int]
+"""The descriptor, the device and the inode of a file."""
 
 
 class Outlet:
-    """Drops and counts lines that cannot be written now: the disk is full, or the reader is gone or slow.
+    """Stderr for the log. It drops and counts lines if the disk is full, or if the reader is gone or slow.
 
     It opens a pipe or terminal a second time, so that non-blocking mode applies to this opening only. Set on the
     descriptor itself, the mode would apply to every process with the same stderr. Thread-safe.
@@ -211,7 +210,7 @@ def _ending() -> list[Any]:
 
 
 class _AfterImport(MetaPathFinder, Loader):
-    """Runs a function at once if a module is imported, else right after its import."""
+    """A hook that runs a function right after the import of a module; at once if the module is imported."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -276,7 +275,7 @@ class Stderr:
 
 
 class _Bridge(logging.Handler):
-    """Gives lines of `logging` the format of structlog."""
+    """A handler that gives lines of `logging` the format of structlog."""
 
     def format(self, record: logging.LogRecord) -> str:
         return self._structured.format(record)

@@ -102,7 +102,7 @@ VERBS = {
 
 
 class _Flags:
-    """Shows a flag without the type of its value: it has none."""
+    """A mixin that shows a flag without the type of its value, because a flag has no value."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         params: list[Any] = super().get_params(ctx)  # type: ignore[misc]

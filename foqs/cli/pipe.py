@@ -165,7 +165,7 @@ def enqueue(
 
 
 class _Outcomes:
-    """Writes a line for each item, in the order of the items."""
+    """The outcomes of items, written as lines in the order of the items."""
 
     def __init__(self, producer: Producer) -> None:
         self.total = self.failed = 0

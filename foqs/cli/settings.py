@@ -66,8 +66,10 @@ def get(
         Column("key", lambda entry: entry[0], "folded"),
         Column("value", lambda entry: entry[1], "folded"),
     ]
-    listing(sorted(found.entries.items()), columns, False, lambda entry: {"key": entry[0], "value": entry[1]})
-    if in_table(False):
+    listing(
+        sorted(found.entries.items()), columns, as_json=False, record=lambda entry: {"key": entry[0], "value": entry[1]}
+    )
+    if in_table():
         print(f"version {found.version}")
 
 
@@ -198,7 +200,7 @@ def _entry(text: str) -> tuple[str, str]:
 
 
 def _imported(file: Path) -> dict[str, str]:
-    """Raises Invalid."""
+    """Return the entries of an export. Raises Invalid."""
     try:
         document: Any = json.loads(read(file))
     except RecursionError:
@@ -222,12 +224,14 @@ def read(file: Path) -> str:
 
 
 class Hook(Enum):
+    """The hooks, as options name them."""
+
     ON_ENQUEUE = "on_enqueue"
     ON_FAILURE = "on_failure"
 
 
 class Cause(Enum):
-    """How the attempt ended."""
+    """The ends of an attempt, as options name them."""
 
     FAILED = "failed"
     EXPIRED = "expired"

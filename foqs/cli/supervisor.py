@@ -141,7 +141,7 @@ class _Supervisor:
 
 
 class _Keeper:
-    """Keeps one worker running until `stop` is set."""
+    """A loop that keeps one worker running until `stop` is set."""
 
     def __init__(self, config: Config, number: int, shared_port: int, listens: Callable[[str], None]) -> None:
         self.stop = asyncio.Event()

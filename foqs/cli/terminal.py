@@ -291,7 +291,7 @@ def listing(
         write_line(record(row))
 
 
-def in_table(as_json: bool) -> bool:
+def in_table(as_json: bool = False) -> bool:
     """Return True if a list is shown as a table."""
     return sys.stdout.isatty() and not as_json
 

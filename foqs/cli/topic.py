@@ -307,4 +307,4 @@ def _show(topic: str, connection: Connection) -> None:
         origin = {"from": found.policy_layers.get(field), "overruled": found.overruled.get(field)}
         return {"field": field, "value": found.policy[field], **origin}
 
-    listing(found.policy, columns, False, record)
+    listing(found.policy, columns, as_json=False, record=record)

@@ -51,8 +51,8 @@ def delete(
 ) -> None:
     """Delete items in any state, leased ones too.
 
-    For each item that could not be deleted the command writes a JSON line with the error. The lines on stdin may
-    come from `foqs items` and `foqs dequeue`. A wrong line fails alone; its error has the number of the line.
+    For each item that could not be deleted the command writes a JSON line with the error. `foqs items` and
+    `foqs dequeue` write lines that stdin may hold. A wrong line fails alone; its error has the number of the line.
     """
     from foqs.client.item_copies import id_of_line
 

@@ -118,7 +118,7 @@ def list_(
     """List dead letters by cause and fingerprint of the reason: a table on a terminal, else JSON lines.
 
     Reasons that differ only in digits, hexadecimal numbers, quoted texts and UUIDs have one fingerprint. "first" and
-    "last" are how long ago the first and the last of the items died; the id and the reason belong to one item.
+    "last" are how long ago the first and the last of the items died; the id and the reason are from one item.
     """
     with connection.client() as client:
         number = None if cause is None else cause.number

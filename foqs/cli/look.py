@@ -130,9 +130,9 @@ def items(
 ) -> None:
     """List the items of a topic without leasing them: a table on a terminal, else JSON lines.
 
-    In a table, "next" is the time until a delayed item is ready, or until a lease ends, and "failure" is why an
-    item is a dead letter. The columns "fairness key" and "throttle keys" (the keys in the failure of a dead letter)
-    are there if an item has such keys. `foqs enqueue --copy` and `foqs delete -` read the JSON lines.
+    In a table, "next" is the time until a delayed item is ready, or until a lease ends, and "failure" is why an item
+    is a dead letter. The columns "fairness key" and "throttle keys" (of a dead letter: the keys in its failure) are
+    there if an item has such keys. `foqs enqueue --copy` and `foqs delete -` read the JSON lines.
     """
     from foqs.client.item_copies import item_json
 

@@ -327,9 +327,9 @@ def settings(
 ) -> None:
     """Compare the copies of settings in the shards' databases.
 
-    The command names the copies that are older or newer than the copies of the cluster (without a cluster: than the
-    newest copy), and copies that were made apart from them. A host serves no shard with such a copy. The command exits
-    with 1 if it finds one.
+    The command names the copies that are older or newer than the settings of the cluster (without a cluster: than the
+    newest copy), and the copies that were made apart from them. A host serves no shard with such a copy. The command
+    exits with 1 if it finds one.
     """
     from foqs.store.maintenance import discard_settings, read_kept
 

@@ -263,7 +263,7 @@ class Move:
 
         self._client, self._source, self._target = client, source, target
         self._lease_ms, self._delete_consumed = lease_ms, delete_consumed
-        # As `foqs spark move` without --where: each continues what the other began.
+        # The job of `foqs spark move` without --where: each command continues what the other began.
         self._job = job_of("moved", client.namespace, source, client.namespace, target, "true")
         self._held: dict[int, Item] = {}
         self.moved = self.consumed = self.shared = self.unsettled = self.failed = 0

@@ -298,7 +298,7 @@ def _none(client: Client, topic: str, connection: Connection) -> str:
 
 
 def _elsewhere(client: Client, topic: str) -> str:
-    """Name the dead-letter topic of `topic` if that one has dead letters."""
+    """Return a hint to the dead-letter topic of `topic` if there are dead letters in it."""
     from foqs.policies.topic_policy import DEAD_SUFFIX
 
     dead = f"{topic}{DEAD_SUFFIX}"

@@ -50,7 +50,7 @@ _READ_BYTES = 64 * 1024
 
 
 def dev_shards(data_dir: Path, shards: int) -> list[ShardSection]:
-    """Return the shards of an embedded host: those in the directory, and at least `shards`."""
+    """Return the shards of an embedded host: the shards in the directory, and at least `shards`."""
     try:
         _make_private(data_dir)
     except OSError as error:

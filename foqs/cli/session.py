@@ -124,7 +124,7 @@ class Cluster:
                 audit(doubtful, False)
 
     async def adopt(self, copies: Iterable[Settings], place: str) -> list[Settings]:
-        """Put the settings found in `place` into ZooKeeper where they are newer, and return those that are stored now.
+        """Put the settings found in `place` into ZooKeeper where they are newer, and return the stored settings.
 
         Raises Conflict if the cluster's were made apart from them, and Unavailable.
         """

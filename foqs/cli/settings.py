@@ -155,7 +155,7 @@ def import_(
 
 
 def with_fields(entries: Mapping[str, str], key: str, fields: Mapping[str, Any]) -> Changes:
-    """Return the changes that give the JSON object at `key` these fields, and take out those whose value is `OUT`."""
+    """Return the changes that give the JSON object at `key` these fields, and take out fields with the value `OUT`."""
     own: dict[str, Any] = json.loads(entries.get(key, "{}"))
     own = {field: value for field, value in (own | dict(fields)).items() if value is not OUT}
     if own:
@@ -181,7 +181,7 @@ def change(client: Client, decide: Callable[[Mapping[str, str]], Changes]) -> Se
 
 
 def report(change: SettingsChange | None) -> None:
-    """Print the version, the hosts that act on it, and those that may not; and warnings on stderr."""
+    """Print the version, the hosts that act on it, and the hosts that may not; and warnings on stderr."""
     if change is None:
         print("nothing to change")
         return

@@ -91,18 +91,6 @@ class Dedup(NamedTuple):
     content: int
 
 
-class Duplicate(int):
-    """The id of an item that was stored before, under the same key."""
-
-    __slots__ = ()
-
-
-class OwnDuplicate(Duplicate):
-    """A duplicate that may be this request's own item: a host sent the request on twice."""
-
-    __slots__ = ()
-
-
 def digest_of(ns: str, key: str) -> bytes:
     """Return the hash of a key. (Names hold no control character, so no other pair gives the same bytes.)"""
     return blake2b(f"{ns}\0{key}".encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()

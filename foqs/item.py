@@ -127,7 +127,7 @@ for _by, _commits in _COMMITS.items():
             NEXT[(Step.COMMIT, _by, *_from, *_before)] = (*_to, *(NONE if _by is To.GONE else _after))
 
 
-class WrongStep(AssertionError):
+class WrongStep(Exception):
     """A step that the table of states lacks."""
 
 

@@ -24,7 +24,18 @@ from foqs.errors import (
     Unavailable,
     caused,
 )
-from foqs.ids import Duplicate, OwnDuplicate
+
+
+class Duplicate(int):
+    """The id of an item that was stored before, under the same key."""
+
+    __slots__ = ()
+
+
+class OwnDuplicate(Duplicate):
+    """A duplicate that may be this request's own item: a host sent the request on twice."""
+
+    __slots__ = ()
 
 
 class Answer(Enum):

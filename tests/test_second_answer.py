@@ -19,8 +19,17 @@ from foqs.errors import (
     Unavailable,
     from_code,
 )
-from foqs.ids import Duplicate, OwnDuplicate
-from foqs.second_answer import Policy, Verdict, judge, judge_forwarded, last_word, stored, unknown
+from foqs.second_answer import (
+    Duplicate,
+    OwnDuplicate,
+    Policy,
+    Verdict,
+    judge,
+    judge_forwarded,
+    last_word,
+    stored,
+    unknown,
+)
 
 # One letter for each of BUSY, LOST, NOT_FOUND, STALE_LEASE, REFUSED: Again, again in Doubt, Ok (done), Failed, Unknown.
 LETTERS = dict(zip("ADOFU", Verdict, strict=True))

@@ -19,12 +19,12 @@ from foqs.errors import FoqsError, wire_code
 from foqs.fairness.keys import LaneKey, TopicKey, fairness_of, is_plain, tenancy_of, topic_key, unpack_throttles
 from foqs.fairness.ledger import Ledgers, Overtaken
 from foqs.idl import idl
-from foqs.ids import Duplicate
 from foqs.item import Item
 from foqs.peers.tenant_shares import Elsewhere
 from foqs.prefetch.lane import Lane
 from foqs.rows import Body, FailureRow, NewItem
 from foqs.rpc.call import Call
+from foqs.second_answer import Duplicate
 from foqs.wire.protocol import I32, I64, LIST, STRING, STRUCT, field_head, lean
 
 _STOP = b"\0"

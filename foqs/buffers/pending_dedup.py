@@ -13,8 +13,9 @@ from typing import NamedTuple, Protocol
 from foqs.buffers.checkpoint import Checkpoint
 from foqs.errors import FoqsError, Invalid
 from foqs.fairness.keys import LaneKey
-from foqs.ids import Dedup, Duplicate, hash_slot_of
+from foqs.ids import Dedup, hash_slot_of
 from foqs.rows import DedupRow, Holding, NewItem
+from foqs.second_answer import Duplicate
 from foqs.shardmgr.routing import has
 
 OTHER_CONTENT = "the dedup_key was enqueued with another topic or payload before"

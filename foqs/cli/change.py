@@ -17,7 +17,8 @@ from foqs.cli.operators import YesOption, confirm_by_name
 from foqs.cli.pipe import say_why_empty
 from foqs.cli.terminal import Column, counting, fail, in_table, json_text, show, table, write_line
 from foqs.errors import FoqsError, Invalid, NotFound, StaleLease
-from foqs.ids import Duplicate, parse_id
+from foqs.ids import parse_id
+from foqs.second_answer import Duplicate
 from foqs.travel import bare
 
 if TYPE_CHECKING:

@@ -27,8 +27,9 @@ from foqs.cli.connection import (
 from foqs.cli.main import command
 from foqs.cli.terminal import discard_stdout, fail, piped, reading, say, say_done, write_line
 from foqs.errors import FoqsError, Invalid
-from foqs.ids import Duplicate, parse_id
+from foqs.ids import parse_id
 from foqs.policies.remedy import throttle_command, topic_command
+from foqs.second_answer import Duplicate
 from foqs.travel import bare
 
 if TYPE_CHECKING:

@@ -64,8 +64,8 @@ from foqs.errors import (
     Unauthenticated,
     Unavailable,
 )
-from foqs.ids import Duplicate
 from foqs.rows import FailureCause
+from foqs.second_answer import Duplicate
 
 __all__ = [
     "AckPolicy",

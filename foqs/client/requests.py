@@ -30,8 +30,7 @@ from foqs.errors import (
     item_error,
     named,
 )
-from foqs.ids import Duplicate
-from foqs.second_answer import KEYED, LOOK, Policy, Verdict, judge, last_word, unknown
+from foqs.second_answer import KEYED, LOOK, Duplicate, Policy, Verdict, judge, last_word, unknown
 from foqs.travel import bare
 from foqs.wire.client_codec import RemoteMethod
 from foqs.wire.protocol import Unencodable, encode_struct

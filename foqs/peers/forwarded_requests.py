@@ -17,9 +17,9 @@ from foqs.engine.calls import EnqueueCall, ItemsCall
 from foqs.engine.shard import Shard
 from foqs.errors import FoqsError, NotFound, NotServed, OutcomeUnknown, Unavailable, item_error
 from foqs.idl import idl
-from foqs.ids import Duplicate, hash_slot_of, shard_of
+from foqs.ids import hash_slot_of, shard_of
 from foqs.peers.forwarded import HERE, NO_OWNER, RETRY_MS, Exchange, Forwarded, Incoming, Outcome, Target, Ways
-from foqs.second_answer import END_ITEM, FORWARDED_ACK, KEYED, LOOK, ONCE, Policy, Verdict, stored
+from foqs.second_answer import END_ITEM, FORWARDED_ACK, KEYED, LOOK, ONCE, Duplicate, Policy, Verdict, stored
 from foqs.second_answer import EXTEND as EXTEND_POLICY
 from foqs.shardmgr.routing import Route
 

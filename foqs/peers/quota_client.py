@@ -23,7 +23,6 @@ from foqs.engine.shard import Shard
 from foqs.errors import FoqsError, OutcomeUnknown, Overloaded
 from foqs.fairness.keys import TopicKey
 from foqs.idl import idl
-from foqs.ids import Duplicate, OwnDuplicate
 from foqs.limits.allowance import Allowance
 from foqs.limits.bucket import Ask, Grant
 from foqs.peers.forwarded import Timers
@@ -31,6 +30,7 @@ from foqs.peers.forwarder import Forwarder
 from foqs.peers.hash_slots import SlotOwners
 from foqs.peers.token_coordinator import TokenCoordinator, coordinator_slot
 from foqs.policies.remedy import topic_command
+from foqs.second_answer import Duplicate, OwnDuplicate
 from foqs.shardmgr.routing import Route
 
 RETRY_MS = 200

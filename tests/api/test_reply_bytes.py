@@ -10,9 +10,9 @@ from foqs.api import responses
 from foqs.counters import Counters
 from foqs.errors import FoqsError, NotFound, Overloaded
 from foqs.idl import idl
-from foqs.ids import Duplicate
 from foqs.item import Item
 from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE, Body
+from foqs.second_answer import Duplicate
 from foqs.wire.protocol import encode_struct
 from tests.support.lanes import lone_lane
 from tests.support.one_host import Call

@@ -6,9 +6,9 @@ from foqs.api import responses
 from foqs.counters import Counters, Namespaces
 from foqs.errors import PROTOCOL_VERSION, Code, FoqsError, Forbidden, NotServed, OutcomeUnknown, Overloaded, StaleLease
 from foqs.idl import idl
-from foqs.ids import Duplicate
 from foqs.item import Item
 from foqs.rows import AT_MOST_ONCE, Body
+from foqs.second_answer import Duplicate
 from tests.support.lanes import lone_lane
 from tests.support.one_host import Call
 

@@ -8,8 +8,9 @@ from foqs.buffers.pending_dedup import Copy, Give
 from foqs.buffers.shard_batch import BatchResult, Outcome
 from foqs.engine import dedup
 from foqs.errors import Unavailable
-from foqs.ids import HASH_SLOTS, Duplicate, digest_of, hash_slot_bounds, hash_slot_of
+from foqs.ids import HASH_SLOTS, digest_of, hash_slot_bounds, hash_slot_of
 from foqs.rows import DedupRow, Holding
+from foqs.second_answer import Duplicate
 from foqs.shardmgr.routing import bits_of, has
 from tests.engine.laboratory import Laboratory
 

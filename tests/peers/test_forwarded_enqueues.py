@@ -20,9 +20,10 @@ from foqs.errors import (
     Unavailable,
 )
 from foqs.idl import idl
-from foqs.ids import Duplicate, OwnDuplicate, digest_of
+from foqs.ids import digest_of
 from foqs.peers.forwarded import AGAIN_MS
 from foqs.peers.forwarded_requests import ForwardedDedupEnqueue, ForwardedEnqueue
+from foqs.second_answer import Duplicate, OwnDuplicate
 from tests.api.wire import spec
 from tests.peers.exchanges import DEADLINE_MS, HANDOVER_MS, LOST, Rig
 

@@ -10,9 +10,10 @@ from collections import Counter
 
 from foqs.errors import Code, FoqsError
 from foqs.fairness.keys import tenancy_of
-from foqs.ids import Duplicate, shard_of
+from foqs.ids import shard_of
 from foqs.item import Item
 from foqs.rows import AT_MOST_ONCE, Batch, Body, LaneRow, NewItem
+from foqs.second_answer import Duplicate
 from tests.sim.attempts import Attempts
 from tests.sim.memory_database import MemoryDatabase
 from tests.sim.records import ENDING, NACKS, Delivery, Op, Record, Spec, broken, lane_of

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from foqs.errors import FoqsError, Invalid, NotFound
-from foqs.ids import Duplicate
+from foqs.second_answer import Duplicate
 from foqs.spark.jobs import command
 from foqs.spark.jobs.command import Place, Source, many, snapshot, spark_session
 

@@ -1,5 +1,8 @@
-"""The methods of the contract. A handler checks a request, gives it to the engine or to another host, and answers when
-either reports the outcome."""
+"""The table of the contract's methods. A handler checks a request, gives it to the engine or to another host, and
+answers when either reports the outcome.
+
+The table imports all classes with handlers, so none of their files can hold it.
+"""
 
 from __future__ import annotations
 

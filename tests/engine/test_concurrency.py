@@ -1,15 +1,17 @@
-"""Limits on live leases on one host: what a dequeue delivers, and what consumers, operators and other hosts see."""
+"""Limits on live leases on one host, and which topics with parked flows consumers want."""
 
 from __future__ import annotations
 
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from foqs.engine.concurrency import LaneSlots
+from foqs.engine.concurrency import RECENT_MS, Demand, LaneSlots, lives
 from foqs.errors import Invalid
 from foqs.idl import idl
+from foqs.policies.layers import Policies
 from foqs.policies.settings import Settings
 from tests.api.test_throttles import Throttled
 
@@ -358,3 +360,56 @@ def test_shards_take_turns_at_a_limit() -> None:
         host.ack(item)
     assert len({shard for shard in host.engine.shards if host.dbs[shard].items}) == 2
     assert min(given.count("x"), given.count("y")) >= 15
+
+
+ONE, TWO = ("n", "one"), ("n", "two")
+
+
+class FakeGate:
+    def __init__(self, due_ms: int, parked: tuple[tuple[str, str], ...]) -> None:
+        self.due_ms = due_ms
+        self.active = dict.fromkeys(parked)
+        self.asleep: dict[tuple[str, str], None] = {}
+
+
+def gate(due_ms: int, *parked: tuple[str, str]) -> Any:
+    return FakeGate(due_ms, parked)
+
+
+def test_a_topic_is_wanted_by_waiting_consumers_or_lately() -> None:
+    now_ms, waiting = 0, dict[tuple[str, str], Any]()
+    policies = Policies()
+    demand = Demand(policies, waiting, lambda: now_ms)
+    assert (demand.of(ONE), demand.wanted(ONE)) == (False, 0)
+    demand.parked(ONE, gate(0, ONE), 7, now_ms)
+    assert (demand.of(ONE), demand.wanted(ONE)) == (True, 7)
+    now_ms = RECENT_MS
+    assert not demand.of(ONE)
+    demand.forget(now_ms)
+    assert not demand.lacked
+    waiting[ONE] = [
+        SimpleNamespace(wants=[(ONE, 2), (TWO, 3)], most=None),
+        SimpleNamespace(wants=[(ONE, 1)], most=None),
+    ]
+    assert (demand.of(ONE), demand.wanted(ONE)) == (True, 4)
+    policies.apply(Settings("n", 1, {"topic.one": '{"paused": true}'}))
+    assert (demand.of(ONE), demand.wanted(ONE)) == (False, 0)
+
+
+def test_the_first_gate_that_may_have_units() -> None:
+    demand = Demand(Policies(), {}, lambda: 0)
+    late, soon, left = gate(9, ONE), gate(5, TWO), gate(1)
+    for topic, one in ((ONE, late), (TWO, soon), (ONE, left)):
+        demand.parked(topic, one, 1, 0)
+    assert demand.gates(ONE) == [late]
+    assert demand.first_due([ONE, TWO]) is soon
+    assert demand.first_due([ONE]) is late
+    assert demand.first_due([("n", "none")]) is None
+
+
+def test_a_flow_without_items_is_parked_no_more() -> None:
+    flow: Any = SimpleNamespace(lanes=(), ready=0, parked=gate(0))
+    assert not lives(flow)
+    assert flow.parked is None
+    flow = SimpleNamespace(lanes=(1,), ready=2, parked="gate")
+    assert lives(flow)

@@ -1,15 +1,26 @@
-"""Which shards lease items to a dequeue: the fast decision is the plain one, on any state of a shard."""
+"""Which shards lease items to a dequeue, and how topics share a bound on all of them."""
 
 from __future__ import annotations
 
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from foqs.buffers.shard_batch import ShardBatch
 from foqs.engine import dequeue
+from foqs.engine.dequeue import even_shares
+from foqs.errors import Invalid
+from foqs.idl import idl
 from foqs.item import Item, Phase, Place
+from foqs.prefetch.lane import LaneKey
 from foqs.shardmgr.lifecycle import BreakerState, ShardState
+from tests.api.test_throttles import Throttled
 from tests.engine.laboratory import Laboratory
+from tests.engine.test_consumers import Paused
 from tests.support.lanes import lone_lane
 
 NOW_MS = 1_000_000
@@ -66,3 +77,164 @@ def test_a_shard_leases_if_it_is_healthy_and_may_lease(
     shard.confirm_wanted = False
     assert fast is (shard.may_lease(NOW_MS) if shard.healthy(NOW_MS) else None)
     assert asked is shard.confirm_wanted
+
+
+KEYS: list[LaneKey] = [("ns", f"t{n:03}") for n in range(200)]
+
+
+def topic_of(lab: Laboratory, item_id: int) -> str:
+    item: Item = lab.engine.shards[item_id >> 48].known[item_id]
+    return item.lane.topic.key[1]
+
+
+def stock(lab: Laboratory, *keys: LaneKey, items: int = 50) -> None:
+    for key in keys:
+        lab.stored(*[lab.item() for _ in range(items)], key=key)
+
+
+def one_by_one(wanted: list[int], most: int) -> list[int]:
+    shares = [0] * len(wanted)
+    while sum(shares) < min(most, sum(wanted)):
+        at = min((at for at, one in enumerate(wanted) if shares[at] < one), key=lambda at: (shares[at], at))
+        shares[at] += 1
+    return shares
+
+
+@given(st.lists(st.integers(1, 30), max_size=12), st.integers(1, 100))
+def test_even_shares_are_those_of_handing_out_one_by_one(wanted: list[int], most: int) -> None:
+    assert even_shares(wanted, most) == one_by_one(wanted, most)
+
+
+def test_topics_share_what_a_request_may_have() -> None:
+    lab = Laboratory(1, 2)
+    stock(lab, KEYS[0], KEYS[150], KEYS[199])
+    stock(lab, KEYS[7], items=2)
+    got = Counter(topic_of(lab, one) for one in lab.taken(keys=KEYS, count=20, most=20))
+    assert got == {"t000": 6, "t007": 2, "t150": 6, "t199": 6}
+
+
+def test_without_a_bound_the_first_topics_are_emptied_first() -> None:
+    lab = Laboratory(1)
+    stock(lab, KEYS[0], KEYS[1], items=3)
+    assert [topic_of(lab, one) for one in lab.taken(keys=KEYS[:2], count=2)] == ["t000"] * 2 + ["t001"] * 2
+
+
+@pytest.mark.parametrize("fullest", [KEYS[0], KEYS[1], KEYS[199]])
+def test_no_topic_starves_beside_full_ones(fullest: LaneKey) -> None:
+    """The first topic behind many that give nothing has no more turns than any other one."""
+    lab = Paused(1)
+    stock(lab, *KEYS, items=2)
+    lab.pause(*[topic for _, topic in KEYS[2:199]])
+    stock(lab, fullest, items=400)
+    stock(lab, *{*KEYS[:2], KEYS[199]} - {fullest}, items=200)
+    got = Counter(topic_of(lab, one) for _ in range(300) for one in lab.taken(keys=KEYS, count=1, most=1))
+    assert sorted(got) == ["t000", "t001", "t199"]
+    assert min(got.values()) > 70, got
+
+
+def test_a_topic_that_cannot_give_its_share_leaves_it_to_more() -> None:
+    """Its items are counted as ready: they have expired, or their shard may not lease them now."""
+    lab = Laboratory(1)
+    lab.stored(*[lab.item(ttl_ms=50) for _ in range(30)], key=KEYS[3])
+    stock(lab, KEYS[0], KEYS[9], items=40)
+    lab.now_ms += 60
+    for _ in range(7):
+        got = Counter(topic_of(lab, one) for one in lab.taken(keys=KEYS, count=10, most=10))
+        assert sum(got.values()) == 10 and set(got) <= {"t000", "t009"}
+
+
+@pytest.mark.parametrize("at", [0, 1, 99, 199])
+def test_an_item_of_any_topic_wakes_a_consumer_of_all(at: int) -> None:
+    lab = Laboratory(1, 2)
+    answers = lab.dequeue(wait_ms=5_000, keys=KEYS, count=4, most=4)
+    assert len(lab.engine.waiting) == 200
+    ids = lab.stored(key=KEYS[at])
+    assert answers == [ids]
+    assert not lab.engine.waiting
+
+
+def test_topics_that_become_ready_together_do_not_pass_the_bound() -> None:
+    lab = Laboratory(1, 2, 3)
+    answers = lab.dequeue(wait_ms=5_000, keys=KEYS, count=3, most=3)
+    for key in KEYS[:40]:
+        lab.put(lab.item(), lab.item(), key=key)
+    lab.settle()
+    assert [len(ids) for ids in answers] == [3]
+    assert sum(topic.ready for topic in lab.engine.topics.values()) == 77
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_bound_holds_and_is_reached(seed: int) -> None:
+    """With tenants, throttle keys, limits of a worker, pauses and items on several shards."""
+    rng = random.Random(seed)
+    entries = {f"topic.t{n}": '{"per_worker": 3}' for n in range(4)}
+    entries |= {"topic.t4": '{"paused": true}', "throttle.slow": '{"per_second": 1, "burst": 2}'}
+    host = Throttled(entries)
+    left: Counter[str] = Counter()
+    for n in range(12):
+        count = rng.randrange(12)
+        specs = []
+        for _ in range(count):
+            tenant = rng.choice([None, "a", "b"]) if n % 3 == 0 else None
+            keys = ["slow"] if n == 5 else None
+            specs.append(idl.ItemSpec(f"t{n}", b"x", fairness_key=tenant, throttle_keys=keys))
+        if specs:
+            host.ask("Enqueue", ns="n", items=specs)
+        left[f"t{n}"] = count
+    host.pass_ms(50)
+    reports = rng.random() < 0.5
+    held: Counter[str] = Counter()
+    while True:
+        most, count = rng.randint(1, 25), rng.randint(1, 12)
+        wants = [idl.TopicCount(f"t{n}", count, held[f"t{n}"] if reports else None) for n in range(12)]
+        rng.shuffle(wants)
+        call = host.call("Dequeue", ns="n", wants=wants, worker="w", most=most)
+        host.pass_ms(50)
+        items: list[Any] = call.answer.items
+        got = Counter(item.topic for item in items)
+        may = {topic: min(count, number) for topic, number in left.items() if topic != "t4"}
+        may |= {topic: min(may[topic], 3 - held[topic]) for topic in ("t0", "t1", "t2", "t3")}
+        sure = sum(number for topic, number in may.items() if topic != "t5")  # the tokens of t5 come in time
+        assert all(number <= may.get(topic, 0) for topic, number in got.items()), (got, may)
+        assert min(most, sure) <= len(items) <= most, (got, may)
+        assert held["t5"] + got["t5"] <= 4
+        held += got
+        left.subtract(got)
+        if not items:
+            break
+
+
+@pytest.mark.parametrize("holding", [None, 2])
+def test_a_topic_at_its_limit_holds_up_no_other_topic(holding: int | None) -> None:
+    host = Throttled({"topic.t0": '{"per_worker": 2}', "topic.t1": '{"paused": true}'})
+    for topic in ("t0", "t1"):
+        host.put(9, topic=topic)
+    wants = [idl.TopicCount(f"t{n}", 5, holding) for n in range(20)]
+    if holding is None:
+        first = host.call("Dequeue", ns="n", wants=wants, worker="w", most=5).answer.items
+        assert [item.topic for item in first] == ["t0"] * 2
+    call = host.call("Dequeue", ns="n", wants=wants, worker="w", most=5, wait_ms=5_000)
+    host.pass_ms(500)
+    assert not call.answers
+    host.put(1, topic="t17")
+    host.pass_ms(5)
+    assert [item.topic for item in call.answer.items] == ["t17"]
+
+
+@pytest.mark.parametrize(
+    ("most", "count", "error"), [(0, 1, "most"), (10_001, 1, "most"), (5, 0, "count"), (5, 10_001, "count")]
+)
+def test_a_bound_out_of_range_is_refused(most: int, count: int, error: str) -> None:
+    host = Throttled({})
+    wants = [idl.TopicCount("t", 1), idl.TopicCount("u", count)]
+    for method in ("Dequeue", "AckAndDequeue"):
+        answer = host.call(method, ns="n", wants=wants, most=most).answer
+        assert isinstance(answer, Invalid) and error in answer.message
+
+
+def test_the_counts_of_a_bounded_request_may_be_large_together() -> None:
+    host = Throttled({})
+    host.put(3)
+    wants = [idl.TopicCount(topic, 10_000) for topic in ("t", "u", "v")]
+    assert len(host.ask("Dequeue", ns="n", wants=wants, most=2).items) == 2
+    assert len(host.ask("AckAndDequeue", ns="n", acks=[], wants=wants, most=1).items) == 1

@@ -1,4 +1,4 @@
-"""Dequeues from topics whose tenants take turns."""
+"""Dequeues from topics whose tenants take turns: what each tenant gets, and which pages are asked for."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from foqs.engine import consumers, fair_dequeue, item_ops, tenants
 from foqs.engine.batch_reads import LanesRead, PageRead
 from foqs.engine.calls import DequeueCall
+from foqs.engine.fair_dequeue import TenantCursor
 from foqs.fairness.keys import lane_key, tenancy_bytes, tenancy_of
 from foqs.fairness.tenants import ASIDE, DOWN, IDLE, PARKED, QUEUED
 from foqs.ids import shard_of
@@ -378,3 +379,107 @@ def test_a_turn_that_an_earlier_owner_charged_is_not_refunded() -> None:
     lab.settle()
     assert tenant(lab, "a").start == start
     assert lab.taken() == [item_id, later_id]
+
+
+def test_of_one_lane_the_taken_items_are_leased() -> None:
+    lab = Laboratory(1)
+    ids = lab.stored(*[lab.item() for _ in range(3)], key=of("a"))
+    lane = lab.engine.shards[1].lanes[of("a")]
+    assert lane.window is not None
+    taking = TenantCursor()
+    taking.lane, taking.entries = lane, lane.window.entries
+    taking.at, taking.upto = 2, 3
+    assert lane.ready == 3
+    taking.finish(lab.engine)
+    assert (lane.ready, lane.leased) == (1, 2)
+    assert [entry[2] for entry in lane.window.entries] == ids[2:]
+    assert not taking.entries
+    assert (taking.at, taking.upto) == (0, 0)
+
+
+def test_of_several_lanes_those_of_parked_flows_keep_their_items() -> None:
+    lab = Laboratory(1)
+    (parked_id,) = lab.stored(lab.item(), key=of("a", "k"))
+    (other_id,) = lab.stored(lab.item(), key=of("a"))
+    lanes = [lab.engine.shards[1].lanes[key] for key in (of("a", "k"), of("a"))]
+    parked, other = lanes
+    assert parked.window is not None
+    assert other.window is not None
+    taking = TenantCursor()
+    taking.lanes, taking.entries = lanes, list(other.window.entries)
+    taking.at = taking.upto = 1
+    taking.parked = {parked.flow}
+    taking.finish(lab.engine)
+    assert [entry[2] for entry in parked.window.entries] == [parked_id]
+    assert not other.window.entries
+    assert (parked.ready, other.ready, other.leased) == (1, 0, 1)
+    assert parked_id < other_id
+    assert lab.engine.topics[KEY].ready == 1
+
+
+TENANTS = 1_500
+
+
+@pytest.fixture
+def opened() -> Laboratory:
+    """A shard of so many tenants with an item each, none of which is in memory."""
+    lab = Laboratory(1)
+    for number in range(TENANTS):
+        lab.put(lab.item(), key=of(f"tenant {number}"))
+    lab.settle()
+    lab.reopen()
+    while lab.engine.long_work:
+        lab.engine.pump(lab.now_ms)
+    return lab
+
+
+def windows(lab: Laboratory) -> int:
+    return sum(lane.window is not None for lane in lab.engine.shards[1].lanes.values())
+
+
+def test_only_pages_of_the_next_tenants_are_read(opened: Laboratory) -> None:
+    taken: list[int] = []
+    while len(taken) < 400:
+        taken += opened.taken(count=10)
+    assert windows(opened) <= len(taken) + 3 * fair_dequeue._AHEAD
+
+
+def test_tenants_keep_their_places_while_their_pages_are_read(opened: Laboratory) -> None:
+    """An item is not delivered long after its page was read: its tenant does not go behind all of them."""
+    assert opened.taken(count=10)
+    there = {
+        item.id
+        for lane in opened.engine.shards[1].lanes.values()
+        if lane.window is not None
+        for *_, item in lane.window.entries
+    }
+    later: list[int] = []
+    while len(later) < len(there):
+        later += opened.taken(count=10)
+    assert len(there) > 100
+    assert len(there & {*later[: len(there)]}) > 0.9 * len(there)
+
+
+def test_a_steady_consumer_waits_for_the_first_page_alone(opened: Laboratory) -> None:
+    waited, left = 0, TENANTS
+    while left:
+        answer = opened.dequeue(5_000, count=10)
+        waited += not answer
+        opened.settle()
+        left -= len(answer[0])
+    assert waited == 1
+
+
+def test_more_is_read_ahead_for_a_faster_consumer(opened: Laboratory) -> None:
+    """Pages arrive only when a dequeue waits."""
+    turns = opened.engine.topics[KEY].turns
+    assert turns is not None
+    reaches: list[int] = []
+    left = TENANTS
+    while left:
+        answer = opened.dequeue(5_000, count=10)
+        if not answer:
+            reaches.append(turns.reach)
+            opened.settle()
+        left -= len(answer[0])
+    assert reaches == [fair_dequeue._AHEAD * times for times in (1, 4, 4)]

@@ -1,13 +1,44 @@
-"""The engine reports to the process around it through the callbacks that it gets at construction."""
+"""Long work is done in parts, one in each slice of the event loop, and an engine reports through its callbacks."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from foqs.engine.state import Callbacks
 from foqs.shardmgr.lifecycle import ShardState
 from tests.engine.laboratory import KEY, Laboratory
 from tests.engine.tenants import of, set_policy
+
+
+def work(name: str, parts: int, done: list[str]) -> Iterator[None]:
+    for part in range(parts):
+        done.append(f"{name}{part}")
+        if part < parts - 1:
+            yield
+
+
+def test_work_of_one_part_needs_no_further_turn() -> None:
+    woken: list[None] = []
+    lab = Laboratory(1, callbacks=Callbacks(wake=lambda: woken.append(None)))
+    woken.clear()
+    done: list[str] = []
+    lab.engine.begin(work("a", 1, done))
+    assert (done, woken) == (["a0"], [])
+
+
+def test_each_turn_does_one_part_of_the_oldest_work() -> None:
+    woken: list[None] = []
+    lab = Laboratory(1, callbacks=Callbacks(wake=lambda: woken.append(None)))
+    woken.clear()
+    done: list[str] = []
+    lab.engine.begin(work("a", 3, done))
+    lab.engine.begin(work("b", 2, done))
+    assert (done, len(woken)) == (["a0", "b0"], 2)
+    for expected in ("a1", "b1", "a2"):
+        lab.engine.pump(lab.now_ms)
+        assert done[-1] == expected
+    assert not lab.engine.long_work
 
 
 class Reports:

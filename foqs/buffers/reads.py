@@ -30,26 +30,50 @@ if TYPE_CHECKING:
 
 
 class StoreReads(Protocol):
-    """The reads of `foqs.store.protocol.ShardStore`, which describes them."""
+    """The reads of a shard's store that a batch asks for. All block, and any may raise `StoreDown` or `StoreBusy`."""
 
-    def page(self, lane: int, after: Key | None, limit: int) -> list[ReadyRow]: ...
-    def page_of_lanes(self, lanes: list[int], limit: int) -> list[ReadyRow]: ...
-    def bodies(self, ids: list[int]) -> list[Body]: ...
-    def due(self, from_ms: int, now_ms: int, limit: int, after_id: int = 0) -> Scan[DueRow]: ...
-    def expiring(self, from_ms: int, now_ms: int, limit: int) -> Scan[ExpiringRow]: ...
-    def look(self, ids: list[int]) -> list[Found]: ...
-    def failures(self, ids: list[int]) -> list[FailureRow]: ...
-    def dedup_between(self, low: bytes, high: bytes, limit: int) -> list[DedupRow]: ...
-    def dedup_expired(self, from_ms: int, now_ms: int, limit: int) -> DedupScan: ...
-    def list_timer(
-        self, lanes: list[int], leased: bool, after: tuple[int, int] | None, limit: int
-    ) -> list[TimerRow]: ...
+    def page(self, lane: int, after: Key | None, limit: int) -> list[ReadyRow]:
+        """Return up to `limit` ready rows of `lane` behind `after`, in lane order."""
+
+    def page_of_lanes(self, lanes: list[int], limit: int) -> list[ReadyRow]:
+        """Return the first `limit` ready rows of `lanes` (at most 1,000), by lane number, then in lane order."""
+
+    def bodies(self, ids: list[int]) -> list[Body]:
+        """Return the bodies of those `ids` that exist, in any order."""
+
+    def due(self, from_ms: int, now_ms: int, limit: int, after_id: int = 0) -> Scan[DueRow]:
+        """Return timer rows with from_ms <= due_ms <= now_ms, by (due_ms, id); of from_ms, rows with an id behind
+        `after_id`."""
+
+    def expiring(self, from_ms: int, now_ms: int, limit: int) -> Scan[ExpiringRow]:
+        """Return expiry rows with from_ms <= at_ms <= now_ms, by (at_ms, id)."""
+
+    def look(self, ids: list[int]) -> list[Found]:
+        """Return those of `ids` that exist."""
+
+    def failures(self, ids: list[int]) -> list[FailureRow]:
+        """Return the rows of those `ids` that are dead letters, in any order."""
+
     def failure_groups(
         self, lane: int, after: FailurePosition | None, wanted: FailureFilter, limit: int, rows: int
-    ) -> FailureGroups: ...
+    ) -> FailureGroups:
+        """Return the groups of the first `rows` rows of `lane` behind `after`: about `limit` of them, and whole
+        fingerprints. Only rows that `wanted` matches count."""
+
     def dead_page(
         self, lane: int, after: FailurePosition | None, wanted: FailureFilter, limit: int, rows: int
-    ) -> DeadPage: ...
+    ) -> DeadPage:
+        """Return up to `limit` dead letters that `wanted` matches, of the first `rows` ones of `lane` behind `after`."""
+
+    def dedup_between(self, low: bytes, high: bytes, limit: int) -> list[DedupRow]:
+        """Return the first `limit` keys whose digest is one of these or between them, by digest."""
+
+    def dedup_expired(self, from_ms: int, now_ms: int, limit: int) -> DedupScan:
+        """Find out how far from `from_ms` about `limit` expired rows reach."""
+
+    def list_timer(self, lanes: list[int], leased: bool, after: tuple[int, int] | None, limit: int) -> list[TimerRow]:
+        """Return timer rows of `lanes` (at most 1,000) in the order of time, delayed or leased ones, behind `after`
+        (due_ms, id). For operators: may scan."""
 
 
 class Read:

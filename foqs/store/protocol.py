@@ -10,29 +10,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from foqs.buffers.reads import StoreReads
 from foqs.ids import Marks
 from foqs.rows import (
     Batch,
-    Body,
-    DeadPage,
     DedupRow,
-    DedupScan,
-    DueRow,
-    ExpiringRow,
-    FailureGroups,
-    FailurePosition,
-    FailureRow,
-    Found,
-    Key,
     Opened,
-    ReadyRow,
-    Scan,
-    TimerRow,
 )
 from foqs.travel import TravellingError
 
 if TYPE_CHECKING:
-    from foqs.policies.failures import FailureFilter
     from foqs.policies.settings import Change, Settings
 
 
@@ -94,7 +81,7 @@ class Confirmation(NamedTuple):
     db_now_ms: int
 
 
-class ShardStore(Protocol):
+class ShardStore(StoreReads, Protocol):
     """All methods block. Errors: any may raise `StoreDown`; `Fenced` where said."""
 
     @property
@@ -130,51 +117,8 @@ class ShardStore(Protocol):
     def confirm(self) -> Confirmation:
         """A read that proves this owner's epoch still stands; raises Fenced."""
 
-    def page(self, lane: int, after: Key | None, limit: int) -> list[ReadyRow]:
-        """Up to `limit` ready rows of `lane` behind `after`, in lane order."""
-
-    def page_of_lanes(self, lanes: list[int], limit: int) -> list[ReadyRow]:
-        """The first `limit` ready rows of all `lanes` (at most 1,000), by lane number, then in lane order."""
-
-    def bodies(self, ids: list[int]) -> list[Body]:
-        """The bodies of those `ids` that exist, in any order."""
-
-    def due(self, from_ms: int, now_ms: int, limit: int, after_id: int = 0) -> Scan[DueRow]:
-        """Timer rows with from_ms <= due_ms <= now_ms, by (due_ms, id); of from_ms, those with an id behind
-        `after_id`."""
-
-    def expiring(self, from_ms: int, now_ms: int, limit: int) -> Scan[ExpiringRow]:
-        """Expiry rows with from_ms <= at_ms <= now_ms, by (at_ms, id)."""
-
-    def look(self, ids: list[int]) -> list[Found]:
-        """Those of `ids` that exist."""
-
-    def failures(self, ids: list[int]) -> list[FailureRow]:
-        """The rows of those `ids` that are dead letters, in any order. The shard has the table (`Opened.tail`)."""
-
-    def failure_groups(
-        self, lane: int, after: FailurePosition | None, wanted: FailureFilter, limit: int, rows: int
-    ) -> FailureGroups:
-        """The groups of the first `rows` rows of `lane` behind `after`: about `limit` of them, and whole fingerprints.
-        Only rows that `wanted` matches count."""
-
-    def dead_page(
-        self, lane: int, after: FailurePosition | None, wanted: FailureFilter, limit: int, rows: int
-    ) -> DeadPage:
-        """Up to `limit` dead letters that `wanted` matches, of the first `rows` ones of `lane` behind `after`."""
-
     def dedup(self, digests: list[bytes]) -> list[DedupRow]:
         """The rows of those `digests` that exist, expired ones too, in any order."""
-
-    def dedup_between(self, low: bytes, high: bytes, limit: int) -> list[DedupRow]:
-        """The first `limit` keys whose digest is one of these or between them, by digest."""
-
-    def dedup_expired(self, from_ms: int, now_ms: int, limit: int) -> DedupScan:
-        """How far from `from_ms` about `limit` expired rows reach."""
-
-    def list_timer(self, lanes: list[int], leased: bool, after: tuple[int, int] | None, limit: int) -> list[TimerRow]:
-        """Timer rows of `lanes` (at most 1,000) in the order of time, delayed or leased ones, behind `after` (due_ms,
-        id). For operators: may scan."""
 
     def change_settings(self, ns: str, change: Change) -> Settings:
         """Replaces the settings of a namespace by what `change` makes of them, and returns the stored ones. Raises

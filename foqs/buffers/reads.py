@@ -63,7 +63,7 @@ class StoreReads(Protocol):
     def dead_page(
         self, lane: int, after: FailurePosition | None, wanted: FailureFilter, limit: int, rows: int
     ) -> DeadPage:
-        """Return up to `limit` dead letters that `wanted` matches, of the first `rows` ones of `lane` behind `after`."""
+        """Return up to `limit` dead letters that `wanted` matches, of the next `rows` rows of `lane` behind `after`."""
 
     def dedup_between(self, low: bytes, high: bytes, limit: int) -> list[DedupRow]:
         """Return the first `limit` keys whose digest is one of these or between them, by digest."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 
-from foqs.engine import dequeue, item_ops, tenants
+from foqs.engine import dequeue, item_ops, ready_lanes, tenants
 from foqs.engine.calls import DequeueCall
 from foqs.engine.shard import Shard
 from foqs.engine.state import State, in_slices
@@ -101,7 +101,7 @@ def wake(state: State, shard: Shard, now_ms: int) -> None:
         unleased, shard.unleased = shard.unleased, []
         freed(state, unleased)
     if shard.stalled or (state.waiting and shard.woken):
-        able = dequeue.leases(shard, now_ms)
+        able = ready_lanes.leases(shard, now_ms)
         if able is False:
             # Its items stay here until it may lease again, and no other shard's have changed: try these topics then.
             shard.stalled.update(shard.woken)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from foqs.engine import batch_build, ready_lanes
+from foqs.engine import ready_lanes
 from foqs.engine.calls import DequeueCall
 from foqs.engine.fair_dequeue import TenantDequeue
 from foqs.engine.shard import Shard
@@ -14,20 +14,9 @@ from foqs.fairness.topics import Topic
 from foqs.item import Given, Item
 from foqs.prefetch.lane import Entry, Lane, Window, first_of, lease_until
 from foqs.rows import Key
-from foqs.shardmgr.lifecycle import BreakerState, ShardState
 
-# Members of enums, bound once for the hot path.
-_SERVING, _CLOSED = ShardState.SERVING, BreakerState.CLOSED
 ITEM_OVERHEAD_BYTES = 192
 """Bytes of an item in an answer, without its body and names."""
-
-_WINDOW_IDLE_MS = 60_000
-_IDLE_SHARE = 0.5
-_IDLE_STEPS = 10_000
-_ORDER_UNUSED_MS = 60_000
-_CLOCK_EVERY_MS = 10_000
-_CONFIRM_IDLE_MS = 5_000
-"""An owner that writes nothing confirms its ownership this often: nothing else shows that it lost the shard."""
 
 
 def fill(state: State, call: DequeueCall, wants: Iterable[tuple[TopicKey, int]], now_ms: int) -> None:
@@ -241,7 +230,7 @@ def _sources(
         if shard is None:
             continue
         if shard not in able:
-            able[shard] = leases(shard, now_ms)
+            able[shard] = ready_lanes.leases(shard, now_ms)
             if able[shard] is False:
                 state.touch(shard)
         may_lease = able[shard]
@@ -265,27 +254,6 @@ def _sources(
             if window.more:
                 paged.append((shard, lane, window))
     return lanes, windows, paged, lacking
-
-
-def leases(shard: Shard, now_ms: int) -> bool | None:
-    """Return `Shard.may_lease`, None if the shard is not `Shard.healthy`. Each dequeue asks this of each shard, so both
-    are written out for a shard that leases items."""
-    batch = shard.in_flight
-    if (
-        shard.state is not _SERVING
-        or shard.breaker.state is not _CLOSED
-        or shard.lost
-        or (batch is not None and now_ms - batch.begun_ms > shard.hang_ms)
-    ):
-        return None
-    config, unwritten = shard.config, shard.unwritten
-    if (
-        shard.grace_from_ms is None
-        and 0 <= now_ms - shard.confirmed_ms <= config.confirm_ms
-        and (not unwritten or now_ms - unwritten[0][0] <= config.lease_write_delay_ms)
-    ):
-        return True
-    return shard.may_lease(now_ms)
 
 
 def _lease(
@@ -323,23 +291,3 @@ def _lease(
             state.holdings.add(key, call, item)
     call.bodies_bytes = bodies_bytes
     return last, room_bytes
-
-
-def keep_house(state: State, now_ms: int) -> None:
-    """Do each second's work: confirm idle shards, remove lanes that stay empty, and drop unused windows when memory is
-    short."""
-    for shard in state.serving:
-        if not 0 <= now_ms - shard.confirmed_ms < _CONFIRM_IDLE_MS:
-            shard.confirm_wanted = True
-            state.touch(shard)
-        if not 0 <= now_ms - shard.clock_read_ms < _CLOCK_EVERY_MS:
-            shard.clock_wanted = True
-            state.touch(shard)
-        if batch_build.idle_is_over(shard, now_ms):
-            state.touch(shard)
-    state.skipping = {key: None for key in state.skipping if key in state.waiting}
-    state.topics.forget_order(_ORDER_UNUSED_MS, now_ms)
-    state.explained.forget(now_ms)
-    state.holdings.forget(now_ms)
-    state.topics.ledgers.forget(now_ms)
-    state.residents.drop_idle(_IDLE_SHARE, _WINDOW_IDLE_MS, _IDLE_STEPS)

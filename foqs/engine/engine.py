@@ -14,7 +14,7 @@ from foqs.bounds import Budget
 from foqs.buffers.checkpoint import NEVER_MS
 from foqs.buffers.shard_batch import BatchResult, Outcome, ShardBatch
 from foqs.config.load import Config
-from foqs.engine import ack, batch_apply, batch_build, consumers, dequeue, enqueue, item_ops, shard_life
+from foqs.engine import ack, batch_apply, batch_build, consumers, enqueue, item_ops, shard_life
 from foqs.engine.calls import DequeueCall, EnqueueCall, ItemsCall, LookCall
 from foqs.engine.listing import OVERLOADED_RETRY_MS, Listing, Releasing
 from foqs.engine.shard import Shard
@@ -27,6 +27,13 @@ from foqs.rows import NewItem, Opened
 from foqs.shardmgr.lifecycle import BreakerSettings, ShardState
 
 _HOUSEKEEPING_MS = 1_000
+_WINDOW_IDLE_MS = 60_000
+_IDLE_SHARE = 0.5
+_IDLE_STEPS = 10_000
+_ORDER_UNUSED_MS = 60_000
+_CLOCK_EVERY_MS = 10_000
+_CONFIRM_IDLE_MS = 5_000
+"""An owner that writes nothing confirms its ownership this often: nothing else shows that it lost the shard."""
 
 
 class Engine(State):
@@ -300,8 +307,27 @@ class Engine(State):
                 self.touch(shard)
         if now_ms >= self.housekeeping_ms:
             self.housekeeping_ms = now_ms + _HOUSEKEEPING_MS
-            dequeue.keep_house(self, now_ms)
+            self._keep_house(now_ms)
             consumers.freed(self, self.holdings.sweep())
+
+    def _keep_house(self, now_ms: int) -> None:
+        """Do the work of each second: confirm idle shards, remove empty lanes, and drop unused windows if memory is
+        short."""
+        for shard in self.serving:
+            if not 0 <= now_ms - shard.confirmed_ms < _CONFIRM_IDLE_MS:
+                shard.confirm_wanted = True
+                self.touch(shard)
+            if not 0 <= now_ms - shard.clock_read_ms < _CLOCK_EVERY_MS:
+                shard.clock_wanted = True
+                self.touch(shard)
+            if batch_build.idle_is_over(shard, now_ms):
+                self.touch(shard)
+        self.skipping = {key: None for key in self.skipping if key in self.waiting}
+        self.topics.forget_order(_ORDER_UNUSED_MS, now_ms)
+        self.explained.forget(now_ms)
+        self.holdings.forget(now_ms)
+        self.topics.ledgers.forget(now_ms)
+        self.residents.drop_idle(_IDLE_SHARE, _WINDOW_IDLE_MS, _IDLE_STEPS)
 
     def next_ms(self, now_ms: int) -> int:
         at_ms = min(self.deadlines.next_ms(), self.patience.next_ms(), self.housekeeping_ms)

@@ -15,7 +15,10 @@ from foqs.item import Cause, Change, Item, To
 from foqs.policies.layers import Bounds
 from foqs.prefetch.lane import LOWEST, Lane, Window, known_until
 from foqs.rows import Key
+from foqs.shardmgr.lifecycle import BreakerState, ShardState
 
+# Members of enums, bound once for the hot path.
+_SERVING, _CLOSED = ShardState.SERVING, BreakerState.CLOSED
 _BODIES_AHEAD = 200
 
 Able = dict[Shard, bool | None]
@@ -41,9 +44,30 @@ def bounds_of(state: State, topic: Topic[Lane[Item]]) -> Bounds:
     return bounds
 
 
+def leases(shard: Shard, now_ms: int) -> bool | None:
+    """Return `Shard.may_lease`, None if the shard is not `Shard.healthy`. Each dequeue asks this of each shard, so both
+    are written out for a shard that leases items."""
+    batch = shard.in_flight
+    if (
+        shard.state is not _SERVING
+        or shard.breaker.state is not _CLOSED
+        or shard.lost
+        or (batch is not None and now_ms - batch.begun_ms > shard.hang_ms)
+    ):
+        return None
+    config, unwritten = shard.config, shard.unwritten
+    if (
+        shard.grace_from_ms is None
+        and 0 <= now_ms - shard.confirmed_ms <= config.confirm_ms
+        and (not unwritten or now_ms - unwritten[0][0] <= config.lease_write_delay_ms)
+    ):
+        return True
+    return shard.may_lease(now_ms)
+
+
 def may_lease(state: State, able: Able, shard: Shard, now_ms: int) -> bool | None:
     """Return if a shard that is not in `able` yet may lease items, and add it there."""
-    able[shard] = may = shard.may_lease(now_ms) if shard.healthy(now_ms) else None
+    able[shard] = may = leases(shard, now_ms)
     if may is False:
         state.touch(shard)
     return may

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foqs.buffers.shard_batch import ShardBatch
-from foqs.engine import dequeue
+from foqs.engine import ready_lanes
 from foqs.engine.dequeue import even_shares
 from foqs.errors import Invalid
 from foqs.idl import idl
@@ -72,7 +72,7 @@ def test_a_shard_leases_if_it_is_healthy_and_may_lease(
     shard.unwritten.clear()
     shard.unwritten.extend((NOW_MS - age_ms, item, 7) for age_ms, item in oldest_first)
     shard.confirm_wanted = False
-    fast = dequeue.leases(shard, NOW_MS)
+    fast = ready_lanes.leases(shard, NOW_MS)
     asked = shard.confirm_wanted
     shard.confirm_wanted = False
     assert fast is (shard.may_lease(NOW_MS) if shard.healthy(NOW_MS) else None)

@@ -65,7 +65,7 @@ class Keys:
     """The deduplication keys of one shard. `pending` are those not stored yet, by digest.
 
     `scan` finds rows that have expired; `gone` is the range of rows that the next transaction deletes. `held` are the
-    shard's slots, `in_flight` those that the sent transaction writes, and `wanted` those that the next one will write.
+    shard's slots, `in_flight` the slots that the sent transaction writes, and `wanted` the slots of the next one.
     """
 
     def __init__(self, scan_from_ms: int = 0, held: Holding | None = None) -> None:
@@ -109,7 +109,7 @@ class Keys:
 
 
 class _Answered:
-    """Stands for a request that was answered before its items had an outcome."""
+    """A request that was answered before its items had an outcome."""
 
     def settled(self, indices: Sequence[int], outcomes: Sequence[int | FoqsError]) -> None:
         """The caller has its answer."""
@@ -119,7 +119,7 @@ _ANSWERED = _Answered()
 
 
 class KeyedRequest:
-    """Stands for the request of a chunk with keys; other requests may wait for the same items.
+    """The request of a chunk with keys. Other requests may wait for the same items.
 
     `sent`: a transaction with the items was built. `done`: the items were withdrawn or refused before that. Items that
     stay after their request timed out do no harm: a repetition gets the same ids.

@@ -49,7 +49,7 @@ class StoreReads(Protocol):
         """Return expiry rows with from_ms <= at_ms <= now_ms, by (at_ms, id)."""
 
     def look(self, ids: list[int]) -> list[Found]:
-        """Return those of `ids` that exist."""
+        """Return the items of `ids` that exist."""
 
     def failures(self, ids: list[int]) -> list[FailureRow]:
         """Return the rows of those `ids` that are dead letters, in any order."""

@@ -39,7 +39,7 @@ class TakesIds(Protocol):
 
 
 class _Answered:
-    """Stands for a request that was answered before its items had an outcome."""
+    """A request that was answered before its items had an outcome."""
 
     done = True
 
@@ -88,7 +88,7 @@ class Chunk:
         return part
 
     def keep(self, at: Sequence[int]) -> None:
-        """Drop all items but those with these indices in the chunk, as `part` returns them."""
+        """Keep only the items with these indices in the chunk, as `part` returns them."""
         part = self.part(at)
         self.indices, self.items, self.keys, self.dedup = part.indices, part.items, part.keys, part.dedup
 

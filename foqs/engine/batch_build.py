@@ -18,7 +18,7 @@ from foqs.shardmgr.lifecycle import BreakerState, ShardState
 
 _CLOSED = BreakerState.CLOSED
 _IDLE_LANES = 100
-"""Rows of empty lanes that one transaction removes; or twice the number of rows that it adds. With fewer, the lanes of
+"""Rows of empty lanes that a transaction removes; or twice the number of rows that it adds. With fewer, the lanes of
 tenants that come once would fill the shard up to its bound."""
 _TAIL_SPAN = 2
 """The tail reaches back over this many times `tail_items` ids at most."""

@@ -36,7 +36,7 @@ _LOOK_ROWS = 32
 
 
 def add_pages(shard: Shard, batch: ShardBatch, now_ms: int) -> bool:
-    """Add the wanted pages and bodies. Those that do not fit wait for the next batch. Return True if any is read."""
+    """Add the wanted pages and bodies. What does not fit waits for the next batch. Return True if any is read."""
     ids, room_bytes = _wanted_bodies(shard, shard.residents.room_bytes(_BODY_READ_BYTES))
     reads: list[Read] = []
     if shard.pages_wanted:
@@ -104,7 +104,7 @@ def _wanted_pages(shard: Shard, room_bytes: int, now_ms: int) -> list[PageRead |
 
 
 def _next_lanes(shard: Shard) -> list[Lane[Item]]:
-    """Take lanes out of `pages_wanted`: those with a waiting consumer first, in the order in which they were wanted.
+    """Take lanes out of `pages_wanted`: lanes with a waiting consumer first, in the order in which they were wanted.
 
     Beyond `_LANES` wanted lanes, those without a waiting consumer are dropped; the next dequeue wants them again."""
     wanted, demanded = shard.pages_wanted, shard.residents.demanded

@@ -1,4 +1,4 @@
-"""Consumers: the order in which those that wait are served, how long each waits, and how leased items reach them."""
+"""Consumers: the order in which waiting consumers are served, how long each waits, and how leased items reach them."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from foqs.prefetch.lane import Lane
 from foqs.rows import DeadPage, DeadRow, FailureGroup, FailureGroups, FailurePosition
 
 ROWS = 2_000
-"""Rows that one read looks at: the shard works on other requests between two reads."""
+"""Rows that a read looks at: the shard works on other requests between two reads."""
 _CAUSES = 4
 GroupKey = tuple[int, int]
 """(fingerprint, cause)"""
@@ -136,7 +136,7 @@ class FailureListing:
 
 
 Settle = Callable[[int], None]
-"""Called when the outcome of admitted items is known, with the number of those that were not stored."""
+"""Called when the outcome of admitted items is known, with the number of items that were not stored."""
 Granted = Callable[[int, FoqsError | None, Settle], None]
 """How many items are admitted, the error of the rest, and a call for later on."""
 Admit = Callable[[TopicKey, int, int, Granted], None]
@@ -151,7 +151,7 @@ _RETRY_MS = 100
 @dataclass(frozen=True, slots=True)
 class PageAsk:
     """`key` is the dead-letter topic. At most `most` items are redriven, and of each group no more than `per_group` (0:
-    no bound) together with those in `taken`. `to_topic` None: each item goes where it came from."""
+    no bound) together with the items in `taken`. `to_topic` None: each item goes where it came from."""
 
     key: TopicKey
     shard: int

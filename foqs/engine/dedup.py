@@ -223,7 +223,7 @@ class GiveRead(Read):
 
 
 def settle_copies(batch: ShardBatch, saved: bool) -> None:
-    """Settle the requests whose rows the transaction had. Those that fail are repeated."""
+    """Settle the requests whose rows the transaction had. A failed request is repeated."""
     copies, batch.copies = batch.copies, []
     for copy in copies:
         copy.done(None if saved else _not_moved())

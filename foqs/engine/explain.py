@@ -31,7 +31,7 @@ _FLOWS = 10_000
 """Parked flows that are compared with that of an item: of more of them every second, every third and so on."""
 
 _HOLDERS = 10
-"""Items that are named as those that hold the slots of a key."""
+"""Items that are named as holders of the slots of a key."""
 
 _Reason = idl.ExplainReason
 _Code = idl.Reason
@@ -42,7 +42,7 @@ ORDER = (
     _Code.DELAYED, _Code.LEASED, _Code.PAUSED, _Code.THROTTLED, _Code.CONCURRENCY, _Code.BEHIND_IN_LANE,
     _Code.BEHIND_IN_TURN, _Code.PER_WORKER, _Code.NO_CONSUMER, _Code.NOT_LOADED,
 )  # fmt: skip
-"""The reasons in the order in which they have to end. Their numbers are those of the contract, in no order."""
+"""The reasons in the order in which they have to end. Their numbers in the contract have no order."""
 _RANKS = {code: rank for rank, code in enumerate(ORDER)}
 
 
@@ -332,7 +332,7 @@ def _consumers(count: int) -> str:
 
 
 def _merged(item: Item, now_ms: int) -> list[Lane[Item]]:
-    """Return the lanes with ready items that are merged with the item's lane: those of its tenant."""
+    """Return the lanes with ready items that are merged with the item's lane: the lanes of its tenant."""
     own = item.lane
     lanes = own.topic.lanes() if own.flow is None else own.flow.merged()
     return [lane for lane in lanes if lane.ready and (lane is own or _healthy(lane.tenure.shard, now_ms))]

@@ -25,7 +25,7 @@ from foqs.prefetch.lane import Lane
 from foqs.rows import Body, FailureRow, Found, ReadyRow, TimerRow
 
 GROUP = 1_000
-"""Lanes that one read has: no more than `ShardStore.page_of_lanes` takes."""
+"""Lanes that a read has: no more than `ShardStore.page_of_lanes` takes."""
 _TURN = 5_000
 """Lanes that a walk looks at in one slice of the event loop."""
 

@@ -179,7 +179,7 @@ def clock_set(state: State, by_ms: int) -> None:
 def place_again(state: State, shard: Shard, now_ms: int) -> None:
     """Place chunks that the last batch did not store.
 
-    When the database cannot be used now, the chunks that wait behind them are placed, too: those with deduplication
+    When the database cannot be used now, the chunks that wait behind them are placed, too: chunks with deduplication
     keys (they are refused), and the rest if another shard can store them. Else they wait for this shard.
     """
     chunks, shard.returned = shard.returned, []
@@ -321,7 +321,7 @@ def _refuse_changes(shard: Shard, refused: FoqsError) -> None:
 
 
 def _refuse_reads(shard: Shard, refused: FoqsError) -> None:
-    """Refuse look-ups and lists, also those in flight: their results come too late."""
+    """Refuse look-ups and lists, also in flight: their results come too late."""
     for item_id in list(shard.looks):
         for look in shard.looks.take(item_id):
             look(None, None, refused)

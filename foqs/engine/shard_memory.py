@@ -48,7 +48,7 @@ class ShardMemory:
         """Begin with nothing in memory. The lanes of an earlier tenure are the caller's to detach."""
         self.tenure = self.topics.tenure(self)
         self.known: dict[int, Item] = {}
-        self.changes: deque[Change] = deque()  # those that wait for the next transaction
+        self.changes: deque[Change] = deque()  # that wait for the next transaction
         self.tail = Tail(self.known)
         self.written: dict[int, Item] = {}  # items with a written lease, the longest unchanged first
         self.lanes: dict[LaneKey, Lane[Item]] = {}
@@ -158,7 +158,7 @@ class ShardMemory:
 
     def stored(self, news: list[NewItem], lane: Lane[Item]) -> Sequence[Item]:
         """Add committed inserts of one request to the window if it covers them; else a page or scan finds them. Return
-        those that are unindexed: the caller adds them to the tail, in the order of their ids."""
+        the unindexed items: the caller adds them to the tail, in the order of their ids."""
         lane.total += len(news)
         self.totals[lane.topic.key[0]] += len(news)  # `count_items`
         if lane.tenants is not None:

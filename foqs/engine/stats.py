@@ -124,7 +124,8 @@ _FLOWS = 250
 
 class TenantCounts(NamedTuple):
     """Of one tenant, or sums of several. `parked`: ready items that wait for throttles. `weight`: of several tenants,
-    the sum over those with ready items that wait for none. `served`: what they were given, in the unit of the topic."""
+    the sum over tenants with ready items that wait for no throttle. `served`: the deliveries that they got, in the
+    unit of the topic."""
 
     ready: int = 0
     parked: int = 0
@@ -138,7 +139,7 @@ class TenantCounts(NamedTuple):
 
 
 class MostReady:
-    """Up to `most` tenants by name, those with the most ready items. `rest` has the sums of further ones."""
+    """Up to `most` tenants by name, the tenants with the most ready items. `rest` has the sums of further ones."""
 
     def __init__(self, most: int) -> None:
         self.rest = TenantCounts()
@@ -236,7 +237,7 @@ def throttles_of(
     limit: int,
     done: Callable[[dict[str, KeyStats]], None],
 ) -> Iterator[None]:
-    """Report the first keys behind `after`, in order, that begin with `prefix`: those in use here, and those that this
+    """Report the first keys behind `after`, in order, that begin with `prefix`: keys in use here, and keys that this
     host coordinates."""
     used, begin, concurrency = state.throttling.keys, THROTTLE + prefix, state.throttling.concurrency
     first: list[str] = []
@@ -280,11 +281,11 @@ def _of_gates(gates: Sequence[AnyGate], most_flows: int, now_ms: int) -> KeyStat
 _ITEMS = 5_000
 """Items that a count looks at in one turn of the event loop."""
 MOST_WORKERS = 1_000
-"""Workers that are reported, those with the oldest leases: consumers choose their names."""
+"""Workers that are reported, the workers with the oldest leases: consumers choose their names."""
 
 
 class WorkerLeases(NamedTuple):
-    """The leases that one worker holds in a topic."""
+    """The leases of a worker in a topic."""
 
     worker: str
     held: int
@@ -294,7 +295,7 @@ class WorkerLeases(NamedTuple):
 @in_slices
 def workers_of(state: State, key: TopicKey, done: Callable[[list[WorkerLeases]], None]) -> Iterator[None]:
     """Count the leases of a topic that are in memory, by worker, the oldest lease first. "" has the leases of consumers
-    without a name, and those that an earlier owner of the shard gave."""
+    without a name, and leases that an earlier owner of the shard gave."""
     found: dict[str, WorkerLeases] = {}
     looked = 0
     for shard in list(state.serving):

@@ -105,7 +105,7 @@ def retry_skipped(topic_turns: Turns[Lane[Item]], now_ms: int) -> None:
 
 @in_slices
 def resume(state: State, keys: Iterable[TopicKey]) -> Iterator[None]:
-    """Try skipped tenants of these topics again, and those whose most urgent items were left out: a shard may lease
+    """Try skipped tenants of these topics again, and tenants whose most urgent items were left out: a shard may lease
     items again."""
     keys = [key for key in keys if key in state.topics]
     left = _SLICE

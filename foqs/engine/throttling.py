@@ -259,7 +259,7 @@ class Throttling:
         self._settle(key, at_ms)
 
     def beat(self) -> bool:
-        """Report the tokens held here, which keeps them good, and return those that are not needed. Call it about
+        """Report the tokens held here, which keeps them good, and return tokens that are not needed. Call it about
         twice a second. Return False if no throttle key is in use."""
         at_ms = self.monotonic_ms()
         if self._holding and not self._reporting:

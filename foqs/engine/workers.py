@@ -122,7 +122,7 @@ class Holdings:
         return found
 
     def sweep(self) -> list[str]:
-        """Forget some workers that hold nothing. Return some of those that were refused items: the end of a lease that
+        """Forget some workers that hold nothing. Return some workers that were refused items: the end of a lease that
         left memory, or of a lost shard, is reported nowhere."""
         for key, worker in list(islice(self._held, _SWEPT)):
             items = self._held.pop((key, worker))

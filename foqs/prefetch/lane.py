@@ -224,7 +224,7 @@ class Lane(Generic[T]):
 # overtake rows that were not read yet.
 
 _CUT_ITEMS = 32
-"""For fewer items, sorting this number of each window is cheaper than finding the ones that can be among the first."""
+"""For fewer items, sorting this number of each window is cheaper than finding entries that can be among the first."""
 LOWEST: Key = (-(1 << 63), 0, 0)
 
 

@@ -8,6 +8,7 @@ script is asked.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from foqs.engine import item_ops
@@ -91,7 +92,7 @@ def _decide(
         call.settled(at, Unavailable("the item's shard was just taken from another host", retry_after_ms))
         return
     if isinstance(op, item_ops.Failing) and op.decision is None and asks_first(shard, item, op.lease):
-        go_on = lambda decision: operate(state, call, at, item.id, op.with_decision(decision), ns, state.now_ms)  # noqa: E731
+        go_on = lambda decision: operate(state, call, at, item.id, replace(op, decision=decision), ns, state.now_ms)  # noqa: E731
         ask_first(state, call, at, shard, item, op.cause, op.reason, go_on)
         return
     call.items[at] = item

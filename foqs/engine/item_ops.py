@@ -7,6 +7,7 @@ An op returns an error, True (done, nothing to wait for), or False (a change is 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from typing import NamedTuple
@@ -76,39 +77,31 @@ def nack(lease: int, delay_ms: int, metadata: bytes | None) -> Op:
             return Change(item, To.DELAYED, Cause.NACK, waits, due_ms=now_ms + delay_ms, metadata=metadata)
         return Change(item, To.READY, Cause.NACK, waits, metadata=metadata)
 
-    return _nack(lease, (bool(delay_ms), metadata), after)
+    return partial(_decide_nack, lease, (bool(delay_ms), metadata), after, False)
 
 
+@dataclass(slots=True, eq=False)
 class Failing:
     """A nack whose effect on the item the topic's policy decides, with the `decision` of the topic's script
     if there is one. A rejected item becomes a dead letter, or is removed, unless the script keeps it."""
 
-    __slots__ = ("_delay_ms", "_metadata", "cause", "decision", "lease", "reason")
-
-    def __init__(
-        self, lease: int, cause: FailureCause, reason: str, delay_ms: int = 0, metadata: bytes | None = None,
-        decision: FailureResult | None = None,
-    ) -> None:  # fmt: skip
-        self.lease = lease
-        self.cause = cause
-        self.reason = reason
-        self.decision = decision
-        self._delay_ms = delay_ms
-        self._metadata = metadata
-
-    def with_decision(self, decision: FailureResult) -> Failing:
-        return Failing(self.lease, self.cause, self.reason, self._delay_ms, self._metadata, decision)
+    lease: int
+    cause: FailureCause
+    reason: str
+    delay_ms: int = 0
+    metadata: bytes | None = None
+    decision: FailureResult | None = None
 
     def __call__(self, shard: Shard, item: Item, waits: Waits, now_ms: int) -> Verdict:
         rejected = self.cause is FailureCause.REJECTED
-        asked = ("rejected",) if rejected else ("failed", bool(self._delay_ms), self._metadata)
+        asked = ("rejected",) if rejected else ("failed", bool(self.delay_ms), self.metadata)
         by_age = self.decision is not None or not rejected
-        return _nack(self.lease, asked, self._change, by_age=by_age)(shard, item, waits, now_ms)
+        return _decide_nack(self.lease, asked, self._change, by_age, shard, item, waits, now_ms)
 
     def _change(self, shard: Shard, item: Item, waits: Waits, now_ms: int, since_ms: int) -> Change:
         age_ms = now_ms - since_ms if since_ms else 0
-        ended = Ended(self.cause, self.reason, self._delay_ms, age_ms, self.decision)
-        return change_at_end(shard, item, ended, now_ms, waits=waits, metadata=self._metadata)
+        ended = Ended(self.cause, self.reason, self.delay_ms, age_ms, self.decision)
+        return change_at_end(shard, item, ended, now_ms, waits=waits, metadata=self.metadata)
 
 
 def fail(lease: int, delay_ms: int, metadata: bytes | None, reason: str) -> Op:
@@ -119,17 +112,12 @@ def reject(lease: int, reason: str) -> Op:
     return Failing(lease, FailureCause.REJECTED, reason)
 
 
-def _nack(lease: int, asked: tuple[object, ...], after: _After, *, by_age: bool = False) -> Op:
-    """The end of a lease as `after` decides, unless the item ends anyway. `by_age`: it may need the time since
-    which the item could be delivered, which only the database says."""
-    # Not a function in here: one that names itself lives until the garbage collector runs.
-    return partial(_decide_nack, lease, asked, after, by_age)
-
-
 def _decide_nack(
     lease: int, asked: tuple[object, ...], after: _After, by_age: bool,
     shard: Shard, item: Item, waits: Waits, now_ms: int, since_ms: int = 0,
 ) -> Verdict:  # fmt: skip
+    """End a lease as `after` decides, unless the item ends anyway. `by_age`: it may need the time since which the item
+    could be delivered, which only the database says."""
     if not _holds(item, lease):
         return StaleLease(_STALE)
     same = change_of(item)
@@ -144,8 +132,8 @@ def _decide_nack(
     if not item.attempt:
         return StaleLease(_DEAD)
     if by_age and not since_ms and shard.policies.of(item.lane.topic.key).max_total_ms:
-        again = partial(_decide_nack, lease, asked, after, by_age)
-        _look_first(shard, item, waits, lambda found, at_ms: again(shard, found, waits, now_ms, at_ms))
+        decide = partial(_decide_nack, lease, asked, after, by_age, shard)
+        _look_first(shard, item, waits, lambda found, at_ms: decide(found, waits, now_ms, at_ms))
         return False
     if item.at_most_once:
         change = Change(item, To.GONE, Cause.DROPPED, waits)

@@ -8,7 +8,7 @@ import pytest
 from foqs.buffers.pending_dedup import Give
 from foqs.errors import Code
 from foqs.ids import HASH_SLOTS, digest_of, hash_slot_bounds, hash_slot_of, shard_of
-from foqs.peers.forwarded import RetryTimer
+from foqs.peers.forwarded import Alarm
 from foqs.shardmgr.facts import SlotMove, Slots
 from foqs.shardmgr.routing import Routing, make_routing
 from tests.api.wire import spec
@@ -172,7 +172,7 @@ def test_held_parts_are_tried_again_by_one_timer(cluster: Cluster, nowhere: str)
     wire = cluster.wire(a)
     wire.send_call("Enqueue", ns="test", items=[spec("t", dedup_key=moved), spec("t", dedup_key=away)])
     cluster.until(lambda: a.counters.forwarded > 10, "some tries")
-    assert cluster.on_loop(lambda: sum(type(what) is RetryTimer and not what.done for what in pending(a))) <= 1
+    assert cluster.on_loop(lambda: sum(type(what) is Alarm and not what.done for what in pending(a))) <= 1
 
 
 def pending(member: Member) -> list[Any]:

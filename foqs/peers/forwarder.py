@@ -9,7 +9,8 @@ A lone host is a cluster with one host. It answers each request itself: every sh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -175,37 +176,6 @@ class Forwarder:
         # Twice the time in which a host confirms that it owns its shards (`Engine.dequeue`).
         asked_until_ms = min(deadline_ms, self._now_ms() + 2 * self.engine.config.host.confirm_ms)
 
-        def answered(response: Any, error: FoqsError | None) -> None:
-            waiting.away = False
-            items = [] if response is None else self._deliverable(address, response, request)
-            if waiting.done:  # its consumer has disconnected
-                self._give_back(address, items, request)
-                self._fetch_all(waiting)  # that consumer was sent there in place of the next one
-                return
-            if items or (response is not None and response.doubtful):
-                waiting.done = True
-                if not call.reply(response):
-                    self._give_back(address, items, request)
-                self._fetch_all(waiting)
-                return
-            waiting.hint = self._hint(response)
-            # The host has items for other consumers, and publishes their topics again when this one may have some.
-            limits = () if response is None or response.reason != PER_WORKER else response.per_worker or ()
-            for key in asked:
-                if key[1] in limits:
-                    waiting.refused |= {(address, key)}
-                elif response is None or response.news_version is None:
-                    self.watch.no_answer(address, key)
-                else:
-                    self.watch.found_nothing(address, key, response.news_version)
-            if isinstance(error, OutcomeUnknown):
-                # The lost answer may have held at-most-once items, which no consumer gets now.
-                waiting.done = True
-                call.fail(error)
-            else:
-                now_ms = self._now_ms()
-                self.engine.dequeue(waiting, now_ms, max(0, until_ms - now_ms))
-
         asked = dict.fromkeys(key for key, _ in waiting.wants if self._may_ask(address, key, waiting))
         if waiting.most is not None:  # the rest of many topics would cost time at both hosts
             asked = {key: None for key in asked if address in self.watch.having(*key)}
@@ -217,6 +187,7 @@ class Forwarder:
             begins=request.begins, ledger=request.ledger, most=request.most,
         )  # fmt: skip
         waiting.away = True
+        answered = partial(self._dequeued, address, asked, call, request, until_ms, waiting)
         self.exchange.send(address, "Dequeue", part, request, asked_until_ms, answered)
         return True
 
@@ -242,11 +213,49 @@ class Forwarder:
         """Return True if the request may go to no other host: it made its one hop, or there is no other host."""
         return not self.engine.shards_elsewhere or is_forwarded(request)
 
+    def _dequeued(
+        self, address: str, asked: Iterable[TopicKey], call: Incoming, request: Any, until_ms: int,
+        waiting: DequeueCall, response: Any, error: FoqsError | None,
+    ) -> None:  # fmt: skip
+        """Pass the answer of the host at `address` to the consumer, or ask the next host."""
+        waiting.away = False
+        items = [] if response is None else self._deliverable(address, response, request)
+        if waiting.done:  # its consumer has disconnected
+            self._give_back(address, items, request)
+            self._fetch_all(waiting)  # that consumer was sent there in place of the next one
+            return
+        if items or (response is not None and response.doubtful):
+            waiting.done = True
+            if not call.reply(response):
+                self._give_back(address, items, request)
+            self._fetch_all(waiting)
+            return
+        waiting.hint = self._hint(response)
+        self._nothing_there(address, asked, waiting, response)
+        if isinstance(error, OutcomeUnknown):
+            # The lost answer may have held at-most-once items, which no consumer gets now.
+            waiting.done = True
+            call.fail(error)
+        else:
+            now_ms = self._now_ms()
+            self.engine.dequeue(waiting, now_ms, max(0, until_ms - now_ms))
+
+    def _nothing_there(self, address: str, asked: Iterable[TopicKey], waiting: DequeueCall, response: Any) -> None:
+        """Remember that the host has no items of these topics for the consumer. If it has some for other consumers, it
+        publishes their topics again when this one may have some."""
+        limits = () if response is None or response.reason != PER_WORKER else response.per_worker or ()
+        for key in asked:
+            if key[1] in limits:
+                waiting.refused |= {(address, key)}
+            elif response is None or response.news_version is None:
+                self.watch.no_answer(address, key)
+            else:
+                self.watch.found_nothing(address, key, response.news_version)
+
     def _fetch_all(self, waiting: DequeueCall) -> None:
-        """`fetch` for each topic of `waiting` that another host is known to have."""
+        """Call `fetch` for each topic of `waiting`."""
         for key, _ in waiting.wants:
-            if self.watch.having(*key):
-                self.fetch(key)
+            self.fetch(key)
 
     def _known_to_have(self, waiting: DequeueCall) -> str | None:
         """Return a random host of the living hosts that have the first topic that any of them has. If the topics of the

@@ -39,7 +39,7 @@ OnRetry = Callable[[FoqsError, float], object]
 _current: ContextVar[str | None] = ContextVar("foqs_request_id", default=None)
 
 
-class Asked(NamedTuple):
+class Sent(NamedTuple):
     """A request that was sent; `until` is when its answer is given up."""
 
     method: RemoteMethod
@@ -98,13 +98,13 @@ class Caller:
         wait_ms: float = 0,
         to: Sequence[Address] = (),
         request_id: str | None = None,
-        asked: Ask | None = None,
+        places: Ask | None = None,
     ) -> Any:
-        """One request, one response. `asked` may end the wait of the request. Raises the typed error of the failure;
+        """One request, one response. `places` may end the wait of the request. Raises the typed error of the failure;
         the rest as for `send`."""
         return self.receive(
             self.send(method, request, deadline, repeatable=repeatable, wait_ms=wait_ms, to=to, request_id=request_id),
-            asked,
+            places,
         )
 
     def send(
@@ -118,7 +118,7 @@ class Caller:
         to: Sequence[Address] = (),
         wait: bool = True,
         request_id: str | None = None,
-    ) -> Asked:
+    ) -> Sent:
         """Send a request to the first of `to` that can be had; `receive` has to follow. The request is a struct
         without its context, or the bytes of its fields; without a `request_id` it is a call of its own. Raises NotSent
         (Busy without `wait`, when it would have to wait for a connection), Invalid.
@@ -150,7 +150,7 @@ class Caller:
             if isinstance(error, WrongPeer):
                 raise self._elsewhere(error) from error.__cause__
             raise
-        return Asked(method, sequence, request_id, connection, until)
+        return Sent(method, sequence, request_id, connection, until)
 
     def _introduce(self, connection: Connection, until: float) -> None:
         """Send the token in a small request: hosts that ask for one read large requests of authenticated connections
@@ -167,27 +167,27 @@ class Caller:
             return
         connection.authenticated = True
 
-    def receive(self, asked: Asked, places: Ask | None = None) -> Any:
+    def receive(self, sent: Sent, places: Ask | None = None) -> Any:
         """Return the response to a sent request, whose wait `places` may end. Raises the typed error of the failure."""
-        connection = asked.connection
+        connection = sent.connection
         usable = False
         try:
             waits = None if places is None or places.waker is None else places
-            frame = connection.receive(asked.until) if waits is None else connection.receive(asked.until, waits)
-            response = asked.method.decode(frame, asked.sequence)
+            frame = connection.receive(sent.until) if waits is None else connection.receive(sent.until, waits)
+            response = sent.method.decode(frame, sent.sequence)
             usable = connection.authenticated = self._wait_server = True
         except LostReply as error:
             self.pool.avoid(connection.address)
-            named(error, asked.request_id)
+            named(error, sent.request_id)
             raise
         except WrongPeer as error:
             self.pool.avoid(connection.address)
-            raise named(self._elsewhere(error), asked.request_id) from error.__cause__
+            raise named(self._elsewhere(error), sent.request_id) from error.__cause__
         except Malformed as error:
-            raise named(LostReply(f"{connection.address}: {error}"), asked.request_id) from error
+            raise named(LostReply(f"{connection.address}: {error}"), sent.request_id) from error
         except FoqsError as answered:
             self._wait_server |= not isinstance(answered, NotSent)
-            named(answered, asked.request_id)
+            named(answered, sent.request_id)
             if isinstance(answered, Unavailable) and self.pool.has_others:
                 self.pool.avoid(connection.address)
             else:
@@ -202,9 +202,9 @@ class Caller:
         """`error`; one after which other addresses are tried if there are any."""
         return NotSent(error.message) if self.pool.has_others else error
 
-    def give_up(self, asked: Asked) -> None:
+    def give_up(self, sent: Sent) -> None:
         """Drop a sent request: its reply is no longer needed."""
-        self.pool.give(asked.connection, usable=False)
+        self.pool.give(sent.connection, usable=False)
 
     def again(self, tries: int, error: FoqsError, retry_after_ms: int | None, deadline: float) -> bool:
         """Wait before a call is tried again, after its `tries`-th failure. Return False at once if it is not: the time

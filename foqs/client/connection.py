@@ -65,7 +65,7 @@ class Connection:
         self.idle_since = 0.0  # set when it is kept for another request, so after a reply
         self.authenticated = False  # a request of this connection was answered
         self._ended = False  # GOAWAY came behind a reply
-        self._asked: Ask | None = None  # may end the wait for a reply
+        self._places: Ask | None = None  # may end the wait for a reply
         try:
             self._socket = socket.create_connection(address, timeout_s)
             if securing is not None:
@@ -122,10 +122,10 @@ class Connection:
             self._raise_wrong_peer(error, deadline)
             raise NotSent(f"sending to {self.address} failed: {_said(error)}") from error
 
-    def receive(self, deadline: float, asked: Ask | None = None) -> bytes:
-        """Return the frame that answers the sent request, whose wait `asked` may end. Raises LostReply or WrongPeer;
+    def receive(self, deadline: float, places: Ask | None = None) -> bytes:
+        """Return the frame that answers the sent request, whose wait `places` may end. Raises LostReply or WrongPeer;
         then it must be closed."""
-        self._asked = asked
+        self._places = places
         try:
             return self._receive(deadline)
         except OSError as error:
@@ -134,7 +134,7 @@ class Connection:
             self._raise_wrong_peer(error, deadline)
             raise LostReply(f"no reply from {self.address}: {_said(error)}") from error
         finally:
-            self._asked = None
+            self._places = None
 
     def _receive(self, deadline: float) -> bytes:
         data = b""
@@ -171,8 +171,8 @@ class Connection:
         """Return received bytes, after a wait for the first of them; empty at the end of the connection."""
         # A thread that looks late still reads a received reply, which may have come in time.
         if self._tls is None or not self._tls.pending():
-            if self._asked is not None:
-                self._wait_or_end(self._asked, deadline)
+            if self._places is not None:
+                self._wait_or_end(self._places, deadline)
             left_s = deadline - monotonic()
             if not self._readable.poll(left_s * 1000 if left_s > 0 else 0):
                 raise TimeoutError("timed out")
@@ -180,20 +180,20 @@ class Connection:
             try:
                 return self._socket.recv(most_bytes)
             except _WOULD_BLOCK as blocked:
-                if self._asked is not None and isinstance(blocked, SSLWantReadError):  # TLS had bytes for itself
-                    self._wait_or_end(self._asked, deadline)
+                if self._places is not None and isinstance(blocked, SSLWantReadError):  # TLS had bytes for itself
+                    self._wait_or_end(self._places, deadline)
                 self._wait(blocked, select.POLLIN, deadline)
 
-    def _wait_or_end(self, asked: Ask, deadline: float) -> None:
-        """Wait until bytes come. End the wait of the request when `asked` says so, and return."""
+    def _wait_or_end(self, places: Ask, deadline: float) -> None:
+        """Wait until bytes come. End the wait of the request when `places` says so, and return."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
-        poll.register(asked, select.POLLIN)
+        poll.register(places, select.POLLIN)
         while found := poll.poll(max(0.0, deadline - monotonic()) * 1000):
-            if any(number != asked.fileno() for number, _ in found):
+            if any(number != places.fileno() for number, _ in found):
                 return
-            if asked.cuts():
-                self._asked = None
+            if places.cuts():
+                self._places = None
                 try:
                     self.send(_END_WAIT, deadline)
                 except NotSent as error:

@@ -98,8 +98,8 @@ class AckDequeue:
         self._requests.router.begin()
         response = None
         try:
-            asked = caller.send(methods.ACK_AND_DEQUEUE, request, deadline, repeatable=True, to=part.to)
-            response = caller.receive(asked)
+            sent = caller.send(methods.ACK_AND_DEQUEUE, request, deadline, repeatable=True, to=part.to)
+            response = caller.receive(sent)
         finally:
             if places is not None:
                 places.end(response)
@@ -107,7 +107,7 @@ class AckDequeue:
         if len(outcomes) != len(request.acks):
             raise OutcomeUnknown(f"the server gave {len(outcomes)} outcomes for {len(request.acks)} acks")
         *errors, refused = (
-            None if error is None else named(item_error(error), asked.request_id)
+            None if error is None else named(item_error(error), sent.request_id)
             for error in (*(one.error for one in outcomes), response.error)
         )
         return Taken(errors, _items(response), refused)
@@ -163,13 +163,13 @@ class ConsumerCalls:
                 return ask(request_id, None)
             return requests.places.wait(counts, holding, wait_until, partial(ask, request_id))
 
-        def ask(request_id: str, asked: Ask | None) -> Any:
+        def ask(request_id: str, places: Ask | None) -> Any:
             left_ms = max(0.0, (wait_until - monotonic()) * 1000)
             request: Any = None
-            if worker is None and begins is None and asked is None and not (ledger or total):
+            if worker is None and begins is None and places is None and not (ledger or total):
                 request = methods.dequeue_request(self.namespace, counts, int(left_ms), lease_ms, max_bytes)
             if request is None:
-                wants = _topic_counts(counts, asked)
+                wants = _topic_counts(counts, places)
                 request = idl.DequeueRequest(
                     self.namespace, wants, lease_ms, int(left_ms), max_bytes, worker, ledger or None, begins, total
                 )
@@ -177,7 +177,7 @@ class ConsumerCalls:
             among = () if router.routes.alone else self._topics.having(counts, first=total is None)
             return requests.caller.ask(
                 methods.DEQUEUE, request, deadline, repeatable=True, wait_ms=left_ms, to=router.order(among),
-                request_id=request_id, asked=asked,
+                request_id=request_id, places=places,
             )  # fmt: skip
 
         return _items(traced(self.tracing, counts, partial(requests.look, attempt, deadline)))
@@ -369,11 +369,11 @@ def traced(tracing: Tracing | None, topics: Collection[str], look: Callable[[], 
     return look() if tracing is None else tracing.dequeue(topics, look)
 
 
-def _topic_counts(counts: Mapping[str, int], asked: Ask | None) -> list[Any]:
-    """Return TopicCounts. `asked`: what the process asks for and reports, None if it does not report."""
-    if asked is None:
+def _topic_counts(counts: Mapping[str, int], places: Ask | None) -> list[Any]:
+    """Return TopicCounts. `places`: what the process asks for and reports, None if it does not report."""
+    if places is None:
         return [idl.TopicCount(topic=topic, count=count) for topic, count in counts.items()]
-    return [idl.TopicCount(topic, count, asked.holding[topic]) for topic, count in asked.counts.items()]
+    return [idl.TopicCount(topic, count, places.holding[topic]) for topic, count in places.counts.items()]
 
 
 def _total(counts: Mapping[str, int], most: int | None) -> int | None:

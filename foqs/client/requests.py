@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from foqs.bounds import Limits
 from foqs.checks import LONGEST_MS, check_int
 from foqs.client import methods
-from foqs.client.caller import Asked, Busy, Caller, current
+from foqs.client.caller import Busy, Caller, Sent, current
 from foqs.client.per_worker import Places
 from foqs.client.router import Router
 from foqs.client.routes import Address, Part, Routes, hash_slot
@@ -120,12 +120,12 @@ class ItemTask:
     def _ask_together(self, waiting: deque[Part]) -> None:
         """Send the parts of several hosts before the wait for an answer, as far as there are connections: one host
         that is slow, or silent, holds up no other's items. Take the asked parts out of `waiting`."""
-        sent: deque[tuple[Part, Asked]] = deque()
+        unanswered: deque[tuple[Part, Sent]] = deque()
         try:
             while waiting:
                 part = waiting[0]
                 try:
-                    asked = self._send(part, wait=not sent)
+                    sent = self._send(part, wait=not unanswered)
                 except Unencodable as error:
                     waiting[0] = Part(part.to, self._encodable(part.asked, error))
                     if not waiting[0].asked:
@@ -139,19 +139,19 @@ class ItemTask:
                         continue
                     self._found(part.asked, bare(error))
                 except FoqsError as error:
-                    if sent and isinstance(error, Busy):
+                    if unanswered and isinstance(error, Busy):
                         break
                     self._found(part.asked, bare(error))
                 else:
-                    sent.append((part, asked))
+                    unanswered.append((part, sent))
                 waiting.popleft()
-            while sent:
-                self._receive(*sent.popleft())
+            while unanswered:
+                self._receive(*unanswered.popleft())
         finally:
-            for _, left in sent:
+            for _, left in unanswered:
                 self._caller.give_up(left)
 
-    def _send(self, part: Part, *, wait: bool) -> Asked:
+    def _send(self, part: Part, *, wait: bool) -> Sent:
         items = self._items if len(part.asked) == len(self._items) else [self._items[i] for i in part.asked]
         return self._caller.send(
             self._method,
@@ -163,12 +163,12 @@ class ItemTask:
             request_id=self._request_id,
         )
 
-    def _receive(self, part: Part, asked: Asked) -> None:
+    def _receive(self, part: Part, sent: Sent) -> None:
         try:
-            found: Sequence[Any] | FoqsError = self._caller.receive(asked).outcomes or ()
+            found: Sequence[Any] | FoqsError = self._caller.receive(sent).outcomes or ()
         except FoqsError as error:
             found = bare(error)
-        self._found(part.asked, found, asked.connection.address)
+        self._found(part.asked, found, sent.connection.address)
 
     def _found(self, asked: Sequence[int], found: Sequence[Any] | FoqsError, by: Address | None = None) -> None:
         if not isinstance(found, FoqsError) and len(found) != len(asked):
@@ -285,15 +285,15 @@ class Requests:
         deadline = self.deadline(timeout_ms)
         request_id = current()
         try:
-            asked = self.caller.send(
+            sent = self.caller.send(
                 method, request, deadline, repeatable=policy.repeatable, to=to, request_id=request_id
             )
-            outcomes: Sequence[Any] = self.caller.receive(asked).outcomes or ()
+            outcomes: Sequence[Any] = self.caller.receive(sent).outcomes or ()
         except FoqsError as error:
             return First(deadline, request_id, bare(error))
         if len(outcomes) == 1 and outcomes[0].error is None:
             return outcomes[0]
-        return First(deadline, request_id, outcomes, asked.connection.address)
+        return First(deadline, request_id, outcomes, sent.connection.address)
 
     def each(
         self,

@@ -275,8 +275,8 @@ class Topics:
         request = idl.GetActiveTopicsRequest(ns=self._namespace, limit=_TOPICS)
         deadline = monotonic() + _TOPICS_TIMEOUT_S
         to = self._router.order()
-        asked = self._caller.send(methods.TOPICS, request, deadline, repeatable=True, to=to, wait=False)
-        return self._caller.receive(asked).topics or ()
+        sent = self._caller.send(methods.TOPICS, request, deadline, repeatable=True, to=to, wait=False)
+        return self._caller.receive(sent).topics or ()
 
     def _still_wanted(self) -> bool:
         with self._change:

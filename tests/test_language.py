@@ -25,7 +25,6 @@ DIALECT = {
     "foqs": 25,
     "foqs/admin": 36,
     "foqs/api": 38,
-    "foqs/cli": 33,
     "foqs/client": 7,
     "foqs/config": 34,
     "foqs/fairness": 134,

@@ -28,7 +28,7 @@ LINES = {
     "foqs.admin": 1_127,
     "foqs.api": 2_963,
     "foqs.buffers": 839,
-    "foqs.cli": 7_487,
+    "foqs.cli": 7_119,
     "foqs.client": 7_843,
     "foqs.config": 1_316,
     "foqs.doctor": 808,

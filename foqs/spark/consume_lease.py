@@ -103,7 +103,8 @@ class Leaser:
         for `timeout_ms`. One empty answer proves nothing: its host may not know yet that another host has ready items,
         a shard's database may have been slow, or another topic had its turn."""
         deadline = monotonic() + self._settings.timeout_ms / 1000
-        while not (taken := self.take(count, wait_ms, must_answer=True)).items and self._something_ready():
+        topics = self._settings.topics
+        while not (taken := self.take(count, wait_ms, must_answer=True)).items and active_among(self._client, topics):
             if monotonic() >= deadline:
                 log.warning(
                     "the topics have ready items, but none could be leased within %d ms: the run ends without them",
@@ -120,9 +121,6 @@ class Leaser:
             finally:
                 del error
         log.warning("no items now: %s", error.message)
-
-    def _something_ready(self) -> bool:
-        return bool(active_among(self._client, self._settings.topics))
 
     def _ask(
         self, wants: Sequence[int], max_bytes: int, wait_ms: int, timeout_ms: int | None

@@ -126,10 +126,6 @@ def numbers_of(columns: Iterable[str]) -> list[str]:
     return [name for name in _NUMBERS if name in needed]
 
 
-def blobs_of(columns: Iterable[str]) -> list[str]:
-    return [name for name in BODY_COLUMNS if name in set(columns)]
-
-
 def lanes_sql(dialect: Dialect, wanted: Wanted) -> str:
     """Return the SQL for number, namespace, topic, fairness key and stored throttle keys of each wanted lane."""
     names = (("ns", wanted.namespace), ("topic", wanted.topic))
@@ -264,7 +260,7 @@ class _Pages:
         self._numbers = numbers_of(names)
         if lanes is not None and "lane" not in self._numbers:
             self._numbers.append("lane")
-        self._blobs = blobs_of(names)
+        self._blobs = [name for name in BODY_COLUMNS if name in names]
         for blob in self._blobs:
             if f"{blob}_bytes" not in self._numbers:
                 self._numbers.append(f"{blob}_bytes")

@@ -28,7 +28,7 @@ def names(folder: Path) -> list[str]:
 
 
 def test_a_file_gets_its_name_when_it_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write_files, "_INVALID_ROWS", 2)
+    monkeypatch.setattr(write_files, "_FLUSH_ROWS", 2)
     folder = tmp_path / "a" / "b"
     made = rows(folder, 3, 5)
     (name,) = names(folder)
@@ -40,7 +40,7 @@ def test_a_file_gets_its_name_when_it_is_whole(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_task_that_fails_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write_files, "_INVALID_ROWS", 2)
+    monkeypatch.setattr(write_files, "_FLUSH_ROWS", 2)
     rows(tmp_path, 0, 5).discard()
     rows(tmp_path, 1, 0).discard()
     assert names(tmp_path) == []
@@ -72,7 +72,7 @@ def test_files_of_a_try_with_more_partitions_are_removed(tmp_path: Path) -> None
 
 
 def test_large_rows_do_not_wait_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write_files, "_INVALID_BYTES", 3_000)
+    monkeypatch.setattr(write_files, "_FLUSH_BYTES", 3_000)
     made = InvalidRows(str(tmp_path), JOB, 0)
     for number in range(7):
         made.add(number, ItemSpec("t", bytes(1_000)), Invalid("too long"))

@@ -91,7 +91,7 @@ def task(monkeypatch: pytest.MonkeyPatch) -> None:
     # Bounds that the smaller number of rows reaches.
     monkeypatch.setattr(write_rows, "RowCounts", lambda: RowCounts(ROWS // 4))
     monkeypatch.setattr(write_rows, "_RUN_BYTES", 1 << 12)
-    monkeypatch.setattr(write_files, "_INVALID_ROWS", 20)
+    monkeypatch.setattr(write_files, "_FLUSH_ROWS", 20)
     monkeypatch.setattr(write_files, "KEPT_BYTES", 40_000)
     monkeypatch.setattr(write_files, "_KEPT_BYTES_WITH_FILE", 40_000)
     monkeypatch.setattr(write_files, "_FLUSH_ROWS", 20)

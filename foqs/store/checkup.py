@@ -224,7 +224,9 @@ def _rights(link: Link, absent: list[str]) -> list[Finding]:
     if not refused:
         return []
     # A table on which the account has no right at all looks missing, which is a finding of its own.
-    rights = "; ".join(f"{right} on {_of_all(tables)}" for right, tables in refused.items())
+    whole = len(metadata.tables)
+    listed = {right: ", ".join(sorted(on)) if len(on) < whole else "all tables" for right, on in refused.items()}
+    rights = "; ".join(f"{right} on {tables}" for right, tables in listed.items())
     account, mend = granting(link)
     return [Finding(f"the account {account} lacks rights: {rights}", mend)]
 
@@ -240,10 +242,6 @@ def _is_refused(link: Link, statement: str) -> bool:
             return False  # a finding of its own; it hides whether the right is there
         raise
     return False
-
-
-def _of_all(tables: list[str]) -> str:
-    return "all tables" if len(tables) == len(metadata.tables) else ", ".join(sorted(tables))
 
 
 def _stranger(link: Link, shard: int) -> list[Finding]:

@@ -72,7 +72,8 @@ class MariaDialect(Dialect):
 
     def delete_keys(self, table: str, columns: tuple[str, ...], keys: Sequence[tuple[int, ...]]) -> str:
         if len(keys) == 1:
-            return f"DELETE FROM {table} WHERE {_equal(columns, keys[0])}"
+            matches = " AND ".join([f"{column} = {value:d}" for column, value in zip(columns, keys[0], strict=True)])
+            return f"DELETE FROM {table} WHERE {matches}"
         values = ",".join([_ARRAY[len(columns)] % key for key in keys])
         listed = ", ".join([f"c{at} BIGINT PATH '$[{at}]'" for at in range(len(columns))])
         matches = " AND ".join([f"t.{column} = c{at}" for at, column in enumerate(columns)])
@@ -119,10 +120,6 @@ _ARRAY = {count: f"[{','.join(['%d'] * count)}]" for count in range(1, 8)}
 
 def _list(values: Sequence[int]) -> str:
     return ",".join(map(str, values))
-
-
-def _equal(columns: tuple[str, ...], key: tuple[int, ...]) -> str:
-    return " AND ".join([f"{column} = {value:d}" for column, value in zip(columns, key, strict=True)])
 
 
 MYSQL = Dialect(

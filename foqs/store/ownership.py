@@ -73,10 +73,12 @@ def read_shard_row(link: Link) -> StoredShard | None:
 
 
 def refuse_foreign(row: StoredShard | None, shard_number: int | None) -> None:
-    """Raise ShardRefused for no row, another schema version, and another shard's tables."""
+    """Raise ShardRefused for no row, another schema version (`mend` has the remedy), and another shard's tables."""
     if row is None:
         raise ShardRefused("the shard's row is missing: create the schema")
-    refuse_other_version(row.version)
+    if row.version != SCHEMA_VERSION:
+        why = f"the schema of the database is version {row.version}, and this foqs needs version {SCHEMA_VERSION}"
+        raise ShardRefused(why, mend=migrate.remedy(row.version))
     refuse_other_shard(row.number, shard_number)
 
 
@@ -84,13 +86,6 @@ def refuse_other_shard(number: int, shard_number: int | None) -> None:
     """Raise ShardRefused for the tables of a shard with another number."""
     if shard_number is not None and number != shard_number:
         raise ShardRefused(f"the database holds shard {number}, not shard {shard_number}")
-
-
-def refuse_other_version(version: int) -> None:
-    """Raise ShardRefused for a database of another schema version. Its `mend` has the remedy."""
-    if version != SCHEMA_VERSION:
-        why = f"the schema of the database is version {version}, and this foqs needs version {SCHEMA_VERSION}"
-        raise ShardRefused(why, mend=migrate.remedy(version))
 
 
 class Lock(Protocol):

@@ -1,7 +1,7 @@
 """Reads of a shard: their SQL, and the rows that a host knows. They raise the driver's errors.
 
 Each statement reads a bounded range of an index in its order, and returns every row that it reads. The exceptions:
-`look` finds rows one by one, and `timer_of_lanes` reads the timers of other lanes too. A shard with millions of dead
+`look` finds rows one by one, and `list_timer` reads the timers of other lanes too. A shard with millions of dead
 letters does not stop for a statement.
 
 A driver in Python gets many rows in one string, made by the server. PyMySQL takes 7 to 13 us of CPU for each row of a
@@ -183,50 +183,11 @@ def sizes_sql(dialect: Dialect, ids: Sequence[int]) -> str:
     )
 
 
-def timer_of_lanes_sql(
-    dialect: Dialect, lanes: Sequence[int], leased: bool, after: tuple[int, int] | None, limit: int
-) -> str:
-    bound = "" if after is None else f" AND {dialect.behind(('due', 'id'), after)}"
-    return (
-        "SELECT due, id, lane, lease, attempt, lease_ms, bytes "
-        f"FROM {dialect.forced('timer')} WHERE lane IN ({','.join(map(str, lanes))}) "
-        f"AND lease {'<>' if leased else '='} 0{bound} "
-        f"ORDER BY due, id LIMIT {limit:d}"
-    )
-
-
 def failures_sql(dialect: Dialect, ids: Sequence[int]) -> str:
     return (
         "SELECT lane, fingerprint, id, cause, attempts, died_at, topic, fairness, reason, throttles "
         f"FROM {dialect.forced('failure', index=FAILURE_OF_ITEM)} WHERE id IN ({','.join(map(str, ids))})"
     )
-
-
-def dedup_sql(dialect: Dialect, digests: Sequence[bytes]) -> str:
-    listed = ",".join([f"x'{digest.hex()}'" for digest in digests])
-    return f"SELECT digest, content, id, expires_at FROM {dialect.forced('dedup')} WHERE digest IN ({listed})"
-
-
-def dedup_between_sql(dialect: Dialect, low: bytes, high: bytes, limit: int) -> str:
-    return (
-        f"SELECT digest, content, id, expires_at FROM {dialect.forced('dedup')} "
-        f"WHERE digest >= x'{low.hex()}' AND digest <= x'{high.hex()}' ORDER BY digest LIMIT {limit:d}"
-    )
-
-
-def dedup_expired_sql(dialect: Dialect, from_ms: int, now_ms: int, limit: int) -> list[str]:
-    """Select the first time; the last of `limit` rows, if there are `limit`; then the next time and the clock."""
-    source = dialect.forced("dedup", index=DEDUP_BY_EXPIRY)
-    last = (
-        f"SELECT expires_at FROM {source} WHERE expires_at >= {from_ms:d} AND expires_at <= {now_ms:d} "
-        f"ORDER BY expires_at LIMIT 1 OFFSET {limit - 1:d}"
-    )
-    first = f"SELECT MIN(expires_at) FROM {source} WHERE expires_at >= {from_ms:d} AND expires_at <= {now_ms:d}"
-    return [first, last, f"SELECT MIN(expires_at), {dialect.clock_ms} FROM dedup WHERE expires_at > {now_ms:d}"]
-
-
-def confirm_sql(dialect: Dialect) -> str:
-    return f"SELECT epoch, seq, {dialect.clock_ms}, {dialect.read_only} FROM shard WHERE one = 1"
 
 
 def packed_set_up(max_packet_bytes: int) -> tuple[str, int]:
@@ -245,7 +206,8 @@ class Reads:
 
     def confirm(self) -> Sequence[Any]:
         """Return epoch, `seq`, the clock, and whether the server takes no writes; no row if there is none."""
-        return self._link.fetch(confirm_sql(self._dialect))
+        columns = f"epoch, seq, {self._dialect.clock_ms}, {self._dialect.read_only}"
+        return self._link.fetch(f"SELECT {columns} FROM shard WHERE one = 1")
 
     def page(self, lane: int, after: Key | None, limit: int) -> list[ReadyRow]:
         return self._ready(page_sql(self._dialect, lane, after, limit))
@@ -345,22 +307,38 @@ class Reads:
     def dedup(self, digests: list[bytes]) -> list[DedupRow]:
         found: list[DedupRow] = []
         for at in range(0, len(digests), ROWS):
-            rows = self._link.fetch(dedup_sql(self._dialect, digests[at : at + ROWS]))
-            found += [DedupRow(bytes(digest), *rest) for digest, *rest in rows]
+            listed = ",".join([f"x'{digest.hex()}'" for digest in digests[at : at + ROWS]])
+            found += self._keys(f"digest IN ({listed})")
         return found
 
     def dedup_between(self, low: bytes, high: bytes, limit: int) -> list[DedupRow]:
-        rows = self._link.fetch(dedup_between_sql(self._dialect, low, high, limit))
+        return self._keys(f"digest >= x'{low.hex()}' AND digest <= x'{high.hex()}' ORDER BY digest LIMIT {limit:d}")
+
+    def _keys(self, wanted: str) -> list[DedupRow]:
+        source = self._dialect.forced("dedup")
+        rows = self._link.fetch(f"SELECT digest, content, id, expires_at FROM {source} WHERE {wanted}")
         return [DedupRow(bytes(digest), *rest) for digest, *rest in rows]
 
     def dedup_expired(self, from_ms: int, now_ms: int, limit: int) -> DedupScan:
-        texts = dedup_expired_sql(self._dialect, from_ms, now_ms, limit)
-        ((first_ms,),), last, ((next_ms, db_now_ms),) = self._link.fetch_all(texts)
+        source = self._dialect.forced("dedup", index=DEDUP_BY_EXPIRY)
+        ended = f"FROM {source} WHERE expires_at >= {from_ms:d} AND expires_at <= {now_ms:d}"
+        ((first_ms,),), last, ((next_ms, db_now_ms),) = self._link.fetch_all(
+            [
+                f"SELECT MIN(expires_at) {ended}",
+                f"SELECT expires_at {ended} ORDER BY expires_at LIMIT 1 OFFSET {limit - 1:d}",
+                f"SELECT MIN(expires_at), {self._dialect.clock_ms} FROM dedup WHERE expires_at > {now_ms:d}",
+            ]
+        )
         return DedupScan(first_ms or 0, last[0][0] if last else now_ms, not last, next_ms or 0, db_now_ms)
 
     def list_timer(self, lanes: list[int], leased: bool, after: tuple[int, int] | None, limit: int) -> list[TimerRow]:
-        query = timer_of_lanes_sql(self._dialect, lanes, leased, after, limit)
-        return list(map(TimerRow._make, self._link.fetch(query)))
+        bound = "" if after is None else f" AND {self._dialect.behind(('due', 'id'), after)}"
+        rows = self._link.fetch(
+            "SELECT due, id, lane, lease, attempt, lease_ms, bytes "
+            f"FROM {self._dialect.forced('timer')} WHERE lane IN ({','.join(map(str, lanes))}) "
+            f"AND lease {'<>' if leased else '='} 0{bound} ORDER BY due, id LIMIT {limit:d}"
+        )
+        return list(map(TimerRow._make, rows))
 
     # ------------------------------------------------------------------------------------- dead letters
 

@@ -415,7 +415,8 @@ class SqlStore:
         try:
             return ask(self._reads)
         except self._errors.error as error:
-            raise self._asked_in_vain(self._errors.translate(error)) from error
+            passing = self._errors.translate(error)
+            raise (passing if isinstance(passing, StoreBusy | RowRejected) else self._lost(passing)) from error
         except BaseException:
             self._drop()  # an answer may be left that was not read to its end
             raise
@@ -449,10 +450,6 @@ class SqlStore:
         self._drop()
         made = error if isinstance(error, StoreError) else self._errors.translate(error)
         return made if isinstance(made, StoreDown) else StoreDown(explained(made))
-
-    def _asked_in_vain(self, error: StoreError) -> StoreError:
-        """Return the error of a read. Unless it is passing, the connection is ended."""
-        return error if isinstance(error, StoreBusy | RowRejected) else self._lost(error)
 
     def _drop(self) -> None:
         if self._link is not None:

@@ -9,26 +9,27 @@ if TYPE_CHECKING:
     import typer
 
 
-def main() -> None:
+def main(module: str = "foqs.cli.main") -> None:
+    """Run the command line of a module's `app`."""
     end_at_once()
     try:
         from foqs.cli import terminal
 
         terminal.prepare()
         with terminal.guarded():
-            _run()
+            _run(module)
     except KeyboardInterrupt:  # a second one, while the command reports the first
         end()
 
 
-def _run() -> None:
+def _run(module: str) -> None:
     import os
+    from importlib import import_module
 
     in_json = os.environ.get("FOQS_LOG__FORMAT") == "json"
     if in_json:
         _log_in_json()
-    from foqs.cli.main import app
-
+    app = import_module(module).app
     if in_json:
         _run_in_json(app)
     else:

@@ -17,7 +17,7 @@ import typer
 
 from foqs.checks import printable as name
 from foqs.cli.interrupt import ends_at_once
-from foqs.cli.lab import interruptible
+from foqs.cli.lab import interruptible, laboratory
 from foqs.cli.main import JsonOption, command, commands
 from foqs.cli.operators import ClusterOptions, WaitOptions, connected, perform, quietly, section_of
 from foqs.cli.terminal import Column, fail, listing, piped, table
@@ -241,7 +241,7 @@ def up(
     The command starts database servers, a ZooKeeper, and hosts that share the shards. Ctrl-C stops all of them and
     removes their files. --keep leaves the configuration and the logs.
     """
-    with ends_at_once():
+    with ends_at_once(), laboratory():
         from foqs_lab.cluster import local_cluster
         from foqs_lab.crash.rig import make_shards
         from foqs_lab.servers import ServerSettings, ServerUnavailable, find_zookeeper, start_database_server

@@ -1,4 +1,4 @@
-"""`foqs demo`: show foqs at work."""
+"""`foqs demo`: show foqs at work. Commands of foqs import the laboratory when they run, so that `foqs` starts fast."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def demo(
 
     At the end the totals must equal the totals of a plain loop over the same files, and the queue must be empty.
     """
-    # Imported here, because the lab has many imports, and a plain `foqs` starts fast without them.
     from rich.console import Console
 
-    from foqs_lab.demo.errors import DemoFailed
-    from foqs_lab.demo.report import show
-    from foqs_lab.demo.screen import Screen
-    from foqs_lab.demo.story import Plan, run
+    with laboratory():
+        from foqs_lab.demo.errors import DemoFailed
+        from foqs_lab.demo.report import show
+        from foqs_lab.demo.screen import Screen
+        from foqs_lab.demo.story import Plan, run
 
     plan = Plan(workers or max(2, min(_MOST_WORKERS, os.cpu_count() or 2)), files, keep)
     try:
@@ -62,6 +62,15 @@ def demo(
     if problems := outcome.problems():
         fail("the demo failed:\n  " + "\n  ".join(problems))
     console.print("[green]Every file was counted once, as in the plain loop, and the queue is empty.")
+
+
+@contextmanager
+def laboratory() -> Iterator[None]:
+    """Import the laboratory inside the block. A module that is missing is reported with its remedy."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        fail(f"{error.name} is not installed: pip install 'foqs[lab]'")
 
 
 @contextmanager

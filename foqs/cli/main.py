@@ -26,7 +26,7 @@ from foqs.cli.interrupt import ends_at_once
 from foqs.cli.terminal import fail, report_errors, survive_stdout
 from foqs.option_groups import spread
 
-RUN, QUEUE, OPERATE, MEASURE = "Run", "Queue", "Operate", "Measure"
+RUN, QUEUE, OPERATE = "Run", "Queue", "Operate"
 """The groups of `foqs --help`."""
 _AS_BYTES = "text"
 """The payload of `foqs enqueue`: any bytes."""
@@ -52,6 +52,7 @@ class Verb(NamedTuple):
 VERBS = {
     "dev": Verb("serve", RUN, "Run a host on embedded SQLite shards, without any other server."),
     "serve": Verb("serve", RUN, "Run a host over the shards of foqs.toml, or as a host of a cluster."),
+    "demo": Verb("lab", RUN, "Show foqs at work: count Python's standard library with a pool of workers."),
     "enqueue": Verb(
         "pipe", QUEUE, "Enqueue one item, or items from stdin: JSON lines, raw payloads, or copies of other items."
     ),
@@ -75,9 +76,6 @@ VERBS = {
         "look", QUEUE, "Say why an item is not delivered, or none of a topic: a table on a terminal, else JSON."
     ),
     "doctor": Verb("setup", OPERATE, "Find faults of a setup, and name their remedies."),
-    "bench": Verb("bench", MEASURE, "Measure the throughput and the latency of foqs on this machine."),
-    "chaos": Verb("chaos", MEASURE, "Test that a private cluster keeps its promises under faults."),
-    "demo": Verb("lab", MEASURE, "Show foqs at work: count Python's standard library with a pool of workers."),
     "dead": Verb("dead", QUEUE, "Look at dead letters, return them to their topics, and delete them."),
     "spark": Verb("spark", QUEUE, "Report on, export, enqueue and move many items with Spark."),
     "version": Verb("setup", OPERATE, "Print the version of foqs, as `foqs --version` does."),

@@ -72,7 +72,7 @@ def as_json(cases: list[Case], shards: int, hosts: int) -> dict[str, Any]:
 
 def show(cases: list[Case], shards: int, hosts: int, console: Console) -> None:
     """Print a line for each case: the median time with its spread, and the decision."""
-    table = Table(title=f"foqs bench assignment, {shards:,} shards on {hosts:,} hosts")
+    table = Table(title=f"foqs-lab bench assignment, {shards:,} shards on {hosts:,} hosts")
     table.add_column("case", no_wrap=True)
     for column in ("median ms", "min", "max", "shards given", "needed", "imbalance"):
         table.add_column(column, justify="right")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import threading
@@ -18,11 +17,12 @@ from statistics import median
 from types import TracebackType
 from typing import Protocol, Self
 
+from foqs_lab.bench.machine import cpu_s
+
 _STOP_S = 10.0
 _LIMIT_S = 60.0
 _LIMIT_OF_ITEM_S = 0.02
 """No measured queue was slower than 140 items a second."""
-_TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 
 Run = Callable[[], list[float]]
 """The measured part of a client. Returns the milliseconds of each enqueue, or nothing."""
@@ -207,17 +207,3 @@ def measure(
 def _kill(clients: Sequence[Client]) -> None:
     for client in clients:
         client.kill()
-
-
-def cpu_s(pid: int) -> float:
-    """Processor time of a process and of its descendants, those that ended and were reaped included.
-
-    On a system without /proc it is 0.
-    """
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    except OSError:  # the process has just ended, or there is no /proc
-        return 0.0
-    ticks = sum(map(int, stat.rpartition(")")[2].split()[11:15]))
-    return ticks / _TICKS_A_SECOND + sum(cpu_s(int(child)) for child in children.split())

@@ -227,7 +227,7 @@ def _spread(cluster: LocalCluster) -> dict[int, str]:
 
 
 def show(figures: Figures, console: Console) -> None:
-    table = Table(title="foqs bench cluster, 3 hosts on one machine")
+    table = Table(title="foqs-lab bench cluster, 3 hosts on one machine")
     for column in ("what", "figure"):
         table.add_column(column)
     acks = sorted(figures.acks_ms)

@@ -1,14 +1,17 @@
-"""Tables of what `foqs bench --json` has printed: all systems side by side, in Markdown."""
+"""Tables and a plot of what `foqs-lab bench compare --json` has printed: all systems side by side."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from html import escape
 from statistics import median
 from typing import Any
 
+from foqs_lab.bench.machine import LOUD_CORES
 from foqs_lab.bench.rivals import RIVALS
 from foqs_lab.bench.run import COMPARED, figure_of
+from foqs_lab.bench.workloads import Shape
 
 Document = Mapping[str, Any]
 
@@ -58,19 +61,21 @@ def spread(document: Document, name: str) -> Spread | None:
 
 
 def columns(document: Document) -> dict[str, str]:
-    """The headings of the workloads that were measured."""
-    plan = document["plan"]
-    single = plan["single"]["producers"] + plan["single"]["consumers"]
-    titles = {
-        "cycle": f"batches of {plan['shape']['batch']}",
-        "single": f"single calls, {single} connections",
-        "callers": f"{plan['callers']['producers']} synchronous callers",
-    }
-    return {name: title for name, title in titles.items() if f"{name}_items_per_s" in document["rounds"]}
+    """Return the headings of the workloads that were measured."""
+    shapes = {name: Shape(**shape) for name, shape in document["plan"]["shapes"].items()}
+    return {name: _heading(name, shapes[name]) for name in COMPARED if f"{name}_items_per_s" in document["rounds"]}
+
+
+def _heading(workload: str, shape: Shape) -> str:
+    if workload == "cycle":
+        return f"batches of {shape.batch}"
+    if workload == "single":
+        return f"single calls, {shape.producers + shape.consumers} connections"
+    return f"{shape.producers} synchronous callers"
 
 
 def systems(document: Document) -> list[System]:
-    """foqs first, then every rival that was measured."""
+    """Return foqs first, then every rival that was measured."""
     found = [
         System("foqs", "", {name: name for name in COMPARED}, own=True),
         System("foqs, lean client", "", {"callers": "callers_lean"}, own=True),
@@ -84,6 +89,9 @@ def systems(document: Document) -> list[System]:
 def markdown(document: Document) -> str:
     """Rates, processor time and ratios, each a table, and the rivals that are missing."""
     parts = ["\n".join(_rates(document)), "\n".join(_processor_time(document)), "\n".join(_ratios(document))]
+    cores = document["cores_of_other_processes"]
+    loud = f"{sum(one > LOUD_CORES for one in cores)} of {len(cores)} rounds"
+    parts.append(f"Other processes used up to {max(cores):.2f} cores in a round; more than {LOUD_CORES} in {loud}.")
     parts += [f"Not measured: {name} ({reason})." for name, reason in document["missing"].items()]
     return "\n\n".join(parts) + "\n"
 
@@ -144,3 +152,68 @@ def _cell(value: Spread | None) -> str:
 
 def _row(cells: list[str]) -> str:
     return f"| {' | '.join(cells)} |".replace("  ", " ")
+
+
+# ------------------------------------------------------------------------------------- the plot
+
+_WIDTH = 860
+_LEFT = 200
+_RIGHT = 100
+_ROW = 26
+_HEAD = 40
+_TITLE = 36
+_FOOT = 40
+_FOQS, _OTHER, _INK = "#4393c3", "#c5cad1", "#1f2328"
+_TITLE_TEXT = "Items enqueued, dequeued and acked each second"
+
+
+def svg(document: Document) -> str:
+    """One panel for each workload, with its own scale. A line over a bar goes from the lowest to the highest round."""
+    panels = [(title, list(_bars(document, name))) for name, title in columns(document).items()]
+    height = sum(_HEAD + _ROW * len(bars) for _, bars in panels) + _TITLE + _FOOT
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" viewBox="0 0 {_WIDTH} {height}"'
+        ' font-family="Helvetica, Arial, sans-serif" font-size="14" role="img">',
+        f"<title>{_TITLE_TEXT}</title>",
+        f'<rect width="{_WIDTH}" height="{height}" fill="#ffffff"/>',
+    ]
+    lines.append(f'<text x="16" y="28" font-size="17" font-weight="bold" fill="{_INK}">{_TITLE_TEXT}</text>')
+    top = _TITLE
+    for title, bars in panels:
+        lines += _panel(title, bars, top)
+        top += _HEAD + _ROW * len(bars)
+    lines.append(f'<text x="16" y="{top + 20}" font-size="12" fill="{_INK}">{escape(_foot(document))}</text>')
+    return "\n".join([*lines, "</svg>", ""])
+
+
+def _foot(document: Document) -> str:
+    rounds = document["plan"]["rounds"]
+    return (
+        f"Median of {rounds} interleaved rounds, with the lowest and the highest. "
+        f"{document['machine']['cores']} cores; foqs on {document['database']} {document['version']}."
+    )
+
+
+def _bars(document: Document, workload: str) -> Iterator[tuple[str, Spread, bool]]:
+    """Yield the name, the rate, and True for foqs; the fastest first."""
+    found = []
+    for system in systems(document):
+        rate = spread(document, f"{system.figures.get(workload)}_items_per_s")
+        if rate is not None:
+            found.append((system.title, rate, system.own))
+    yield from sorted(found, key=lambda bar: -bar[1].median)
+
+
+def _panel(title: str, bars: list[tuple[str, Spread, bool]], top: int) -> Iterator[str]:
+    scale = (_WIDTH - _LEFT - _RIGHT) / max(rate.high for _, rate, _ in bars)
+    yield f'<text x="16" y="{top + 26}" font-weight="bold" fill="{_INK}">{escape(title)}</text>'
+    for at, (name, rate, own) in enumerate(bars):
+        y = top + _HEAD + at * _ROW
+        weight = ' font-weight="bold"' if own else ""
+        low, high = _LEFT + rate.low * scale, _LEFT + rate.high * scale
+        label = f'<text x="{_LEFT - 10}" y="{y + 14}" text-anchor="end" fill="{_INK}"{weight}>{escape(name)}</text>'
+        colour = _FOQS if own else _OTHER
+        yield label
+        yield f'<rect x="{_LEFT}" y="{y}" width="{rate.median * scale:.1f}" height="{_ROW - 8}" fill="{colour}"/>'
+        yield f'<path d="M{low:.1f} {y + 9}H{high:.1f}M{low:.1f} {y + 5}v8M{high:.1f} {y + 5}v8" stroke="{_INK}"/>'
+        yield f'<text x="{high + 8:.1f}" y="{y + 14}" fill="{_INK}"{weight}>{number(rate.median)}</text>'

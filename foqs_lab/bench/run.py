@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -18,11 +19,12 @@ from rich.table import Table
 
 from foqs_lab.bench import callers
 from foqs_lab.bench.clients import Measured
+from foqs_lab.bench.machine import LOUD_CORES, OtherProcesses, marked
 from foqs_lab.bench.raw import raw_bound
 from foqs_lab.bench.rig import Rig
 from foqs_lab.bench.rivals import Rival, Rivals
 from foqs_lab.bench.rivals.beanstalkd import Beanstalkd
-from foqs_lab.bench.workloads import Shape, called, cycle, drain, enqueue_only, latency
+from foqs_lab.bench.workloads import SHAPES, Shape, called, cycle, drain, enqueue_only, latency
 
 Step = Callable[[str], None]
 """Called with the name of the next measurement, for a progress bar."""
@@ -30,42 +32,39 @@ Step = Callable[[str], None]
 COMPARED = ("cycle", "single", "callers")
 """The workloads that rivals run too."""
 _TITLES = {"cycle": "batches", "single": "single items", "callers": "synchronous callers"}
+_STEPS = {"callers": 2, "drain": 2}
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Plan:
+    """The shape of each workload. `limit`: measure the raw bound too."""
+
     rounds: int
-    shape: Shape
-    single: Shape
-    callers: Shape
-    backlog: int
-    delayed: int
-    latency_rounds: int
-    workloads: tuple[str, ...]
-    limit: bool
+    shapes: Mapping[str, Shape]
+    limit: bool = False
 
     def steps(self, rivals: Rivals) -> int:
-        """How many measurements there will be."""
-        each = {"cycle": 1, "single": 1, "callers": 2, "enqueue": 1, "drain": 2, "latency": 1}
-        count = sum(each[name] for name in self.workloads) + self.limit
+        """Return the number of measurements."""
+        count = sum(_STEPS.get(name, 1) for name in self.shapes) + self.limit
         count += sum(_takes(rival, name) for rival in rivals.running for name in self.compared())
         return self.rounds * count
 
     def compared(self) -> list[str]:
-        return [name for name in COMPARED if name in self.workloads]
-
-    def shape_of(self, workload: str) -> Shape:
-        return {"cycle": self.shape, "single": self.single, "callers": self.callers}[workload]
+        return [name for name in COMPARED if name in self.shapes]
 
 
 @dataclass(slots=True)
 class Figures:
-    """All values of all rounds, by name; units in the names. `versions` and `missing` are of rivals, by name."""
+    """All values of all rounds, by name; units in the names. `versions` and `missing` are of rivals, by name.
+
+    `cores`: what other processes used in each round.
+    """
 
     database: str
     version: str
     plan: dict[str, Any] = field(default_factory=dict)
     values: dict[str, list[float]] = field(default_factory=dict)
+    cores: list[float] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
 
@@ -98,6 +97,7 @@ class Figures:
             "missing": self.missing,
             "median": {name: median(values) for name, values in self.values.items()},
             "rounds": self.values,
+            "cores_of_other_processes": self.cores,
         }
 
 
@@ -105,30 +105,37 @@ def measure(rig: Rig, plan: Plan, rivals: Rivals, step: Step) -> Figures:
     versions = {rival.name: rival.version for rival in rivals.running}
     figures = Figures(rig.database, rig.version, asdict(plan), versions=versions, missing=dict(rivals.missing))
     rig.start_host()
+    meter = OtherProcesses()
     for _ in range(plan.rounds):
-        if plan.limit:
-            step("raw bound")
-            figures.add("raw_items_per_s", raw_bound(rig.urls, plan.shape.items, plan.shape.payload_bytes))
-        for workload in plan.compared():
-            _foqs(rig, plan, workload, figures, step)
-            for rival in list(rivals.running):
-                if _takes(rival, workload):
-                    _rival(rival, rivals, plan, workload, figures, step)
-        if "enqueue" in plan.workloads:
-            step("enqueue only")
-            figures.add("enqueue_items_per_s", enqueue_only(rig, plan.shape))
-        if "latency" in plan.workloads:
-            step("latency")
-            _latency(rig, plan, figures)
-        if "drain" in plan.workloads:
-            _drain(rig, plan, figures, step)
+        _round(rig, plan, rivals, figures, step)
+        figures.cores.append(meter.cores())
     _ratios(figures)
     return figures
 
 
+def _round(rig: Rig, plan: Plan, rivals: Rivals, figures: Figures, step: Step) -> None:
+    if plan.limit:
+        step("raw bound")
+        batches = plan.shapes.get("cycle", SHAPES["cycle"])
+        figures.add("raw_items_per_s", raw_bound(rig.urls, batches.items, batches.payload_bytes))
+    for workload in plan.compared():
+        _foqs(rig, plan, workload, figures, step)
+        for rival in list(rivals.running):
+            if _takes(rival, workload):
+                _rival(rival, rivals, plan, workload, figures, step)
+    if "enqueue" in plan.shapes:
+        step("enqueue only")
+        figures.add("enqueue_items_per_s", enqueue_only(rig, plan.shapes["enqueue"]))
+    if "latency" in plan.shapes:
+        step("latency")
+        _latency(rig, plan, figures)
+    if "drain" in plan.shapes:
+        _drain(rig, plan.shapes["drain"], figures, step)
+
+
 def _foqs(rig: Rig, plan: Plan, workload: str, figures: Figures, step: Step) -> None:
     step(f"foqs, {_TITLES[workload]}")
-    shape = plan.shape_of(workload)
+    shape = plan.shapes[workload]
     if workload != "callers":
         figures.add_run(workload, cycle(rig, shape), parts=True)
         return
@@ -146,7 +153,7 @@ def _rival(rival: Rival, rivals: Rivals, plan: Plan, workload: str, figures: Fig
     step(f"{rival.title}, {_TITLES[workload]}")
     run = rival.measure_callers if workload == "callers" else rival.measure_pair
     try:
-        measured = run(plan.shape_of(workload))
+        measured = run(plan.shapes[workload])
     except RuntimeError as error:
         rivals.running.remove(rival)
         figures.missing[rival.name] = str(error)
@@ -162,7 +169,7 @@ def figure_of(rival: str, workload: str) -> str:
 
 
 def _latency(rig: Rig, plan: Plan, figures: Figures) -> None:
-    found = latency(rig, plan.latency_rounds)
+    found = latency(rig, plan.shapes["latency"].items)
     for name, (p50, p99) in (
         ("commit", found.commit),
         ("enqueue", found.enqueue),
@@ -172,14 +179,13 @@ def _latency(rig: Rig, plan: Plan, figures: Figures) -> None:
         figures.add(f"{name}_p99_ms", p99)
 
 
-def _drain(rig: Rig, plan: Plan, figures: Figures, step: Step) -> None:
-    shape = Shape(plan.backlog, plan.shape.batch, plan.shape.producers, plan.shape.consumers)
-    step(f"drain {plan.backlog:,}")
-    plain = drain(rig, shape)
+def _drain(rig: Rig, shape: Shape, figures: Figures, step: Step) -> None:
+    step(f"drain {shape.items:,}")
+    plain = drain(rig, replace(shape, delayed=0))
     figures.add("drain_items_per_s", plain.rate)
     figures.add("drain_first_over_last_tenth", plain.tenths[0] / plain.tenths[-1])
-    step(f"drain {plan.backlog:,} beside {plan.delayed:,} delayed")
-    beside = drain(rig, shape, plan.delayed)
+    step(f"drain {shape.items:,} beside {shape.delayed:,} delayed")
+    beside = drain(rig, shape)
     figures.add("drain_beside_delayed_items_per_s", beside.rate)
     figures.add("drain_beside_over_plain", beside.rate / plain.rate)
     figures.add("host_peak_rss_bytes", float(max(plain.rss_bytes, beside.rss_bytes)))
@@ -204,14 +210,21 @@ def _ratios(figures: Figures) -> None:
 
 
 def show(document: Mapping[str, Any], console: Console) -> None:
-    """Print every figure's median, minimum and maximum over the rounds of `Figures.as_json`."""
-    title = f"foqs bench on {document['database']} {document['version']}, Python {document['python']}"
-    table = Table(title=title)
+    """Print the median, minimum and maximum of each figure of `Figures.as_json`.
+
+    For each round it prints the ratios, and the cores of other processes.
+    """
+    title = f"foqs-lab bench on {document['database']} {document['version']}, Python {document['python']}"
+    table = Table(title=title, caption=f"* other processes used more than {LOUD_CORES} cores in this round")
     table.add_column("figure")
     for column in ("median", "min", "max"):
         table.add_column(column, justify="right")
-    for name, values in document["rounds"].items():
-        table.add_row(name, *(_number(name, value) for value in (median(values), min(values), max(values))))
+    table.add_column("rounds")
+    cores = document["cores_of_other_processes"]
+    for name, values in {**document["rounds"], "cores of other processes": cores}.items():
+        spread = (_number(name, value) for value in (median(values), min(values), max(values)))
+        rounds = marked(values, cores, partial(_number, name)) if "_over_" in name or values is cores else ""
+        table.add_row(name, *spread, rounds)
     console.print(table)
 
 

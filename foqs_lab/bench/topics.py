@@ -176,7 +176,7 @@ def measure(rig: Rig, plan: Plan, step: Callable[[str], None]) -> dict[str, Drai
 
 
 def show(drains: dict[str, Drained], plan: Plan, console: Console) -> None:
-    table = Table(title=f"foqs bench topics, {plan.items:,} items in {plan.topics:,} topics")
+    table = Table(title=f"foqs-lab bench topics, {plan.items:,} items in {plan.topics:,} topics")
     table.add_column("consumers")
     for column in ("drained", "items/s", "answer ms, p50", "p99", "max", "memory"):
         table.add_column(column, justify="right", no_wrap=column != "answer ms, p50")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -17,6 +15,7 @@ from foqs.client import methods
 from foqs.idl import idl
 from foqs_lab.bench import load
 from foqs_lab.bench.load import Load, LoadConnection, drive
+from foqs_lab.bench.machine import cpu_s
 from foqs_lab.bench.rig import Rig
 
 CONNECTIONS = 32
@@ -92,17 +91,11 @@ def run(rig: Rig, work: Callable[[Load], int], topic: str, items: int) -> Worked
     part = Load("127.0.0.1", rig.port, topic, items, CONNECTIONS, 1)
     load.produce(replace(part, batch=_BATCH, connections=4))
     assert rig.process is not None
-    began_s, used_s, host_s = time.monotonic(), time.process_time(), _cpu_s(rig.process.pid)
+    began_s, used_s, host_s = time.monotonic(), time.process_time(), cpu_s(rig.process.pid)
     requests = work(part)
     took_s, used_s = time.monotonic() - began_s, time.process_time() - used_s
-    host_s = _cpu_s(rig.process.pid) - host_s
+    host_s = cpu_s(rig.process.pid) - host_s
     return Worked(items / took_s, requests / items, 1e6 * used_s / items, 1e6 * host_s / items)
-
-
-def _cpu_s(pid: int) -> float:
-    """Return the processor time of all threads of a process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def measure(rig: Rig, rounds: int, items: int, step: Callable[[str], None]) -> dict[str, list[Worked]]:
@@ -122,7 +115,7 @@ def as_json(runs: dict[str, list[Worked]]) -> dict[str, Any]:
 
 def show(runs: dict[str, list[Worked]], items: int, console: Console) -> None:
     """Print the median of each figure."""
-    table = Table(title=f"foqs bench workers, {items:,} items one by one, {CONNECTIONS} workers")
+    table = Table(title=f"foqs-lab bench workers, {items:,} items one by one, {CONNECTIONS} workers")
     table.add_column("a worker sends")
     for column in ("items/s", "its requests an item", "workers' CPU us an item", "host's CPU us an item"):
         table.add_column(column, justify="right")

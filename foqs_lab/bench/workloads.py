@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -22,17 +22,34 @@ from foqs_lab.bench.rig import Rig
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How much is sent, and how."""
+    """What a workload sends: `items` in all. `delayed`: more items of `drain`, an hour ahead."""
 
     items: int
     batch: int = 100
     producers: int = 4
     consumers: int = 4
     payload_bytes: int = 256
+    delayed: int = 0
 
     def parts(self) -> list[Shape]:
-        """The part of each producer."""
+        """Return the part of each producer."""
         return [replace(self, items=share, producers=1) for share in shares(self.items, self.producers)]
+
+    def scaled(self, share: float) -> Shape:
+        """Return a smaller shape, of at least 100 items and ten batches."""
+        items = max(100, 10 * self.batch, int(share * self.items))
+        return replace(self, items=items, delayed=int(share * self.delayed))
+
+
+SHAPES: Mapping[str, Shape] = {
+    "cycle": Shape(200_000),
+    "single": Shape(40_000, 1, 32, 32),
+    "callers": Shape(8_000, 1, 8, 8),
+    "enqueue": Shape(200_000),
+    "drain": Shape(1_000_000, delayed=300_000),
+    "latency": Shape(1_000, 1, 1, 1),
+}
+"""Each workload at its full size."""
 
 
 def shares(items: int, among: int) -> list[int]:
@@ -114,11 +131,11 @@ class Drained:
     rss_bytes: int
 
 
-def drain(rig: Rig, shape: Shape, delayed: int = 0) -> Drained:
-    """Fills a backlog (and `delayed` items an hour ahead), restarts the host, and drains it."""
+def drain(rig: Rig, shape: Shape) -> Drained:
+    """Fill a backlog, and `shape.delayed` items an hour ahead, restart the host, and drain the backlog."""
     topic = _fresh_topic()
-    if delayed:
-        _enqueued(rig, Shape(delayed, 500, payload_bytes=shape.payload_bytes), topic, delay_ms=3_600_000)
+    if shape.delayed:
+        _enqueued(rig, Shape(shape.delayed, 500, payload_bytes=shape.payload_bytes), topic, delay_ms=3_600_000)
     _enqueued(rig, Shape(shape.items, 500, payload_bytes=shape.payload_bytes), topic)
     rig.restart_host()
     took = load.consume(_load(rig, shape, topic, shape.consumers, marks=10))

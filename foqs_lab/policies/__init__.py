@@ -1,1 +1,1 @@
-"""Acceptance scenarios of fair sharing and throttles, measured on real hosts (`foqs bench policies`)."""
+"""Acceptance scenarios of fair sharing and throttles, measured on real hosts (`foqs-lab policies`)."""

@@ -12,6 +12,9 @@ it dies too (on Linux), and only its temporary files stay.
 Nothing here imports the rest of foqs.
 """
 
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
 from foqs_lab.servers.beanstalkd import BeanstalkdServer
 from foqs_lab.servers.containers import ContainerServer
 from foqs_lab.servers.databases import DatabaseServer, start_database_server
@@ -35,6 +38,24 @@ from foqs_lab.servers.programs import (
 from foqs_lab.servers.redis import RedisServer
 from foqs_lab.servers.zookeeper import ZookeeperServer
 
+Server = DatabaseServer | ContainerServer | ZookeeperServer | PostgresqlServer | RedisServer | BeanstalkdServer
+_STARTS: Mapping[str, Callable[[], Server]] = {
+    "mariadb": lambda: start_database_server("mariadb"),
+    "mysql": lambda: start_database_server("mysql"),
+    "zookeeper": lambda: ZookeeperServer().start(),
+    "postgresql": lambda: PostgresqlServer().start(),
+    "redis": lambda: RedisServer().start(),
+    "beanstalkd": lambda: BeanstalkdServer().start(),
+}
+
+
+@contextmanager
+def running(kind: str) -> Iterator[Server]:
+    """Run a server of a kind, with `port` and `version`. Raises ServerUnavailable."""
+    with _STARTS[kind]() as server:
+        yield server
+
+
 __all__ = [
     "DEFAULT_SETTINGS",
     "BeanstalkdServer",
@@ -57,5 +78,6 @@ __all__ = [
     "find_redis",
     "find_rival_package",
     "find_zookeeper",
+    "running",
     "start_database_server",
 ]

@@ -37,7 +37,7 @@ class ContainerServer(SqlEndpoint):
             import requests
             from testcontainers.core.container import DockerContainer
         except ImportError as error:
-            raise ServerUnavailable("testcontainers is not installed") from error
+            raise ServerUnavailable("testcontainers is not installed (pip install 'foqs[lab]')") from error
         # A port that Docker picks would be another one after a restart.
         self.port = free_port()
         try:

@@ -47,8 +47,17 @@ def foqs(
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
-_WITH_CHILDREN = {"bench", "spark", "demo", "chaos"}
-"""Commands that start processes by `multiprocessing`, or need imports that no other command does."""
+def foqs_lab(
+    *args: str | Path, env: Mapping[str, str] | None = None, patience_s: float = PATIENCE_S
+) -> subprocess.CompletedProcess[str]:
+    """Run a command of the laboratory to its end."""
+    argv = [sys.executable, "-m", "foqs_lab", *map(str, args)]
+    settings = environment(**(env or {}))
+    return subprocess.run(argv, capture_output=True, text=True, env=settings, timeout=patience_s)
+
+
+_WITH_CHILDREN = {"spark", "demo"}
+"""Commands that need imports that no other command does."""
 
 
 def _starts_an_interpreter(args: Sequence[str], env: Mapping[str, str]) -> bool:

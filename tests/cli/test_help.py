@@ -10,9 +10,10 @@ from rich.markup import render
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from foqs.cli.main import MEASURE, OPERATE, QUEUE, RUN, app
+from foqs.cli.main import OPERATE, QUEUE, RUN, app
+from foqs_lab.cli import app as lab
 
-GROUPS = {RUN, QUEUE, OPERATE, MEASURE}
+GROUPS = {RUN, QUEUE, OPERATE}
 WIDTH = 80
 
 
@@ -28,12 +29,14 @@ def below(command: Any, *words: str) -> Iterator[Command]:
         yield from below(one, *words, name)
 
 
-ROOT = get_command(app)
-EVERY = [pytest.param(one, id=" ".join(("foqs", *one.words))) for one in below(ROOT)]
+PROGRAMS = {"foqs": app, "foqs-lab": lab}
+ROOTS = {name: get_command(program) for name, program in PROGRAMS.items()}
+EVERY = [pytest.param(one, id=" ".join(one.words)) for name, root in ROOTS.items() for one in below(root, name)]
 
 
 def help_of(one: Command) -> str:
-    shown = CliRunner().invoke(app, [*one.words, "--help"], terminal_width=WIDTH, env={"COLUMNS": str(WIDTH)})
+    program, *words = one.words
+    shown = CliRunner().invoke(PROGRAMS[program], [*words, "--help"], terminal_width=WIDTH, env={"COLUMNS": str(WIDTH)})
     assert shown.exit_code == 0, shown.output
     return shown.output
 
@@ -44,14 +47,14 @@ def examples_of(one: Command) -> list[str]:
 
 
 def calls_in(line: str) -> Iterator[list[str]]:
-    """Yield the arguments of each `foqs` in a line of a shell."""
+    """Yield the words of each call of a program of foqs in a line of a shell."""
     words = shlex.shlex(line, posix=True, punctuation_chars=True)
     words.whitespace_split = True
     call: list[str] = []
     for word in [*words, "|"]:
         if set(word) <= set("|<>"):
-            if call and call[0] == "foqs":
-                yield call[1:]
+            if call and call[0] in PROGRAMS:
+                yield call
             call = []
         else:
             call.append(word)
@@ -59,7 +62,8 @@ def calls_in(line: str) -> Iterator[list[str]]:
 
 def parse(arguments: list[str]) -> Any:
     """Return the command that `arguments` name. Raises an error of usage for options and values that it refuses."""
-    command, rest, names = ROOT, list(arguments), []
+    program, *rest = arguments
+    command, names = ROOTS[program], [program]
     while rest and rest[0] in getattr(command, "commands", {}):
         names.append(rest[0])
         command = command.commands[rest.pop(0)]
@@ -68,11 +72,11 @@ def parse(arguments: list[str]) -> Any:
 
 
 def test_every_command_is_in_a_group():
-    panels = {name: one.rich_help_panel for name, one in ROOT.commands.items()}
+    panels = {name: one.rich_help_panel for name, one in ROOTS["foqs"].commands.items()}
     assert set(panels.values()) == GROUPS, panels
-    shown = help_of(Command((), ROOT))
+    shown = help_of(Command(("foqs",), ROOTS["foqs"]))
     headings = re.findall(r"^╭─ (\w+) ─", shown, re.M)
-    assert headings == ["Options", RUN, QUEUE, OPERATE, MEASURE]
+    assert headings == ["Options", RUN, QUEUE, OPERATE]
 
 
 @pytest.mark.parametrize("one", EVERY)
@@ -126,7 +130,7 @@ def test_brackets_are_shown(one):
 
 def test_an_example_with_a_wrong_option_is_found():
     with pytest.raises(Exception, match="No such option"):
-        parse(["serve", "--config", "foqs.toml", "--no-such-option"])
+        parse(["foqs", "serve", "--config", "foqs.toml", "--no-such-option"])
     with pytest.raises(Exception, match="Missing"):
-        parse(["dequeue"])
-    assert list(calls_in("echo 'foqs | foqs' | foqs enqueue a < b")) == [["enqueue", "a"]]
+        parse(["foqs", "dequeue"])
+    assert list(calls_in("echo 'foqs | foqs' | foqs enqueue a < b")) == [["foqs", "enqueue", "a"]]

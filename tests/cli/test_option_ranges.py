@@ -11,6 +11,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from foqs.cli.main import app
+from foqs_lab.cli import app as lab
 
 NEGATIVE = {"--priority", "--seed"}
 """Options that take negative numbers; their help says so, or the number has no meaning of its own."""
@@ -29,7 +30,8 @@ def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[s
         yield from commands(one, (*path, name))
 
 
-ALL = list(commands(get_command(app)))
+PROGRAMS = {"foqs": app, "foqs-lab": lab}
+ALL = [found for name, one in PROGRAMS.items() for found in commands(get_command(one), (name,))]
 
 
 def kind(one: Any) -> type | None:
@@ -73,7 +75,7 @@ def test_the_walk_finds_the_options() -> None:
 def test_a_number_out_of_range_is_refused_by_its_name(path: tuple[str, ...], command: Any, one: Any) -> None:
     whole = kind(one) is int
     wrong = ["many", "", "1,5", *(["1.5", "1e3", "nan"] if whole else [])]
-    if spelled(one) not in NEGATIVE and " ".join(path) not in BY_HOST:
+    if spelled(one) not in NEGATIVE and " ".join(path[1:]) not in BY_HOST:
         wrong.append("-1")
         assert bound(one, "min") is not None, "no lower bound"
     if (most := bound(one, "max")) is not None:
@@ -93,7 +95,8 @@ def test_a_number_must_be_finite(path: tuple[str, ...], command: Any, one: Any, 
     needed = [(other.opts[0], other) for other in command.params if other.required]
     options = [f"{name}=x" for name, other in needed if other.param_type_name == "option"]
     arguments = ["1" for _, other in needed if other.param_type_name == "argument"]
-    done = CliRunner().invoke(app, [*path, *options, *given(one, value), *arguments])
+    program, *words = path
+    done = CliRunner().invoke(PROGRAMS[program], [*words, *options, *given(one, value), *arguments])
     assert done.exit_code == 2
     said = " ".join(re.sub(r"[│╭╮╰╯─]", " ", done.stderr).split())
     assert spelled(one) in said, said

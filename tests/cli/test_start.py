@@ -19,6 +19,7 @@ from tests.api.hosts import environment
 HOST = ("aiohttp", "prometheus_client", "sqlalchemy", "kazoo", "uvloop", "pymysql", "lupa", "pyspark")
 FOQS = ("admin", "api", "client", "config", "engine", "hooks", "peers", "rpc", "server", "store.sql", "zk")
 WORK = (*HOST, "thriftpy2", "structlog", "asyncio", "ssl", *(f"foqs.{name}" for name in FOQS), "foqs_lab")
+COMMANDS = ("foqs_lab.cli", "foqs_lab.bench.commands")
 TABLES = ("rich.table", "rich.console")
 MOST_MODULES = 280
 """Modules that `foqs VERB --help` may load beside those of Typer, which loads pydantic, and of rich."""
@@ -32,7 +33,7 @@ file, *sys.argv[1:] = sys.argv[1:]
 before = set(sys.modules)
 atexit.register(lambda: Path(file).write_text("\\n".join(sys.modules.keys() - before)))
 from foqs.__main__ import main
-main()
+main(MODULE)
 """
 
 Loaded = Callable[..., set[str]]
@@ -42,10 +43,10 @@ Loaded = Callable[..., set[str]]
 def loaded(tmp_path: Path) -> Loaded:
     """Return the modules that a command loads."""
 
-    def run(*argv: str, status: int = 0) -> set[str]:
+    def run(*argv: str, status: int = 0, module: str = "foqs.cli.main") -> set[str]:
         found = tmp_path / "modules"
         done = subprocess.run(
-            [sys.executable, "-c", RUN, found, *argv],
+            [sys.executable, "-c", RUN.replace("MODULE", repr(module)), found, *argv],
             capture_output=True, text=True, env=environment(), timeout=60, stdin=subprocess.DEVNULL,
         )  # fmt: skip
         assert done.returncode == status, done.stderr
@@ -64,6 +65,13 @@ def test_help_loads_nothing_that_does_the_work(loaded: Loaded, verb: tuple[str, 
     assert of(modules, WORK) == set()
     own = modules - of(modules, LIBRARIES)
     assert len(own) < MOST_MODULES, sorted(own)
+
+
+@pytest.mark.parametrize("words", [(), ("chaos",), ("bench",), ("bench", "cycle")], ids=" ".join)
+def test_help_of_the_laboratory_loads_none_of_its_tools(loaded: Loaded, words: tuple[str, ...]) -> None:
+    modules = loaded(*words, "--help", module="foqs_lab.cli")
+    assert {one for one in modules if one.startswith("foqs_lab")} <= {*COMMANDS, "foqs_lab", "foqs_lab.bench"}
+    assert of(modules, HOST) == set()
 
 
 def test_the_list_of_commands_loads_none_of_them(loaded: Loaded) -> None:

@@ -1,4 +1,4 @@
-"""`foqs bench cluster` prints its measurements. No test checks the speed."""
+"""`foqs-lab bench cluster` prints its measurements. No test checks the speed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import pytest
 
 from foqs_lab.servers import ServerUnavailable, find_mariadb, find_zookeeper
-from tests.api.hosts import foqs
+from tests.api.hosts import foqs_lab
 from tests.conftest import required
 
 
@@ -21,7 +21,7 @@ def test_a_cluster_is_measured() -> None:
         find_mariadb()
     except ServerUnavailable as error:
         (pytest.fail if required() else pytest.skip)(error.reason)
-    ran = foqs("bench", "cluster", "--rounds", "1", "--items", "1000", "--json", patience_s=380)
+    ran = foqs_lab("bench", "cluster", "--rounds", "1", "--items", "1000", "--json", patience_s=380)
     assert ran.returncode == 0, ran.stderr
     said = json.loads(ran.stdout)
     assert [len(said[name]) for name in ("cost_straight", "cost_anywhere", "moves_ms", "takeovers_ms")] == [1, 1, 2, 1]

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from foqs_lab.crash.kills import crash_test
 from foqs_lab.crash.rig import make_shards
 from foqs_lab.servers import Kind, ServerSettings
-from tests.crash.kills import crash_test
 
 if TYPE_CHECKING:
     from tests.conftest import NewServer

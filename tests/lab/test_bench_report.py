@@ -1,4 +1,4 @@
-"""The tables and the plot of `foqs bench` are made from its JSON alone."""
+"""The tables and the plot of `foqs-lab bench` are made from its JSON alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from foqs_lab.bench import plot, report
+from foqs_lab.bench import report
 from foqs_lab.bench.run import figure_of
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -15,14 +15,16 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 def document(**rounds: list[float]) -> dict[str, Any]:
     shape = {"items": 10, "batch": 100, "producers": 4, "consumers": 4}
+    shapes = {"cycle": shape, "single": shape, "callers": {**shape, "producers": 8}}
     return {
         "database": "mariadb",
         "version": "10.11 <x>",
         "machine": {"cores": 2},
-        "plan": {"rounds": 3, "shape": shape, "single": shape, "callers": {**shape, "producers": 8}},
+        "plan": {"rounds": 3, "shapes": shapes},
         "versions": {"pgmq": "1.13", "beanstalkd": ""},
         "missing": {"bullmq": "no node found"},
         "rounds": rounds,
+        "cores_of_other_processes": [0.1, 0.16, 0.15],
     }
 
 
@@ -49,7 +51,7 @@ def rows(text: str) -> dict[str, list[str]]:
 
 def test_a_row_has_the_median_and_the_spread() -> None:
     text = report.markdown(FIGURES)
-    rates, times, ratios, missing = text.split("\n\n")
+    rates, times, ratios, loud, missing = text.split("\n\n")
     found = rows(rates)
     assert found["cycles a second"][:2] == ["batches of 100", "8 synchronous callers"]
     assert found["foqs"] == ["25,000 (20,000 to 30,000)", "800 (800 to 800)", "3.1 (3.1 to 3.1)"]
@@ -60,6 +62,7 @@ def test_a_row_has_the_median_and_the_spread() -> None:
     assert rows(ratios)["`cycle_over_pgmq`"] == ["0.50", "0.40 to 0.60", ">= 1.3: missed"]
     assert rows(ratios)["`callers_over_skip_locked`"][-1] == ">= 1.7"
     assert rows(ratios)["`enqueue_over_commit_p50`"][-1] == "<= 1.8: missed"
+    assert loud == "Other processes used up to 0.16 cores in a round; more than 0.15 in 1 of 3 rounds."
     assert missing == "Not measured: bullmq (no node found).\n"
 
 
@@ -71,7 +74,7 @@ def test_numbers_have_few_digits(value: float, text: str) -> None:
 
 
 def test_the_length_of_a_bar_is_its_rate() -> None:
-    root = ElementTree.fromstring(plot.svg(FIGURES))
+    root = ElementTree.fromstring(report.svg(FIGURES))
     texts = [text.text for text in root.iter(f"{SVG}text")]
     assert texts[1] == "batches of 100"
     assert texts[2:6] == ["pgmq (no priorities)", "50,000", "foqs", "25,000"]
@@ -84,7 +87,7 @@ def test_the_length_of_a_bar_is_its_rate() -> None:
 
 
 def test_a_plot_without_bars_is_a_picture() -> None:
-    ElementTree.fromstring(plot.svg(document()))
+    ElementTree.fromstring(report.svg(document()))
 
 
 def test_the_bare_name_of_a_rival_is_its_first_figure() -> None:

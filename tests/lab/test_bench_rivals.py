@@ -1,4 +1,4 @@
-"""Each installed rival of `foqs bench --compare` does the whole work: it enqueues, leases and acks every item."""
+"""Each installed rival does the whole work: it enqueues, leases and acks every item."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from foqs_lab.bench import run
-from foqs_lab.bench.clients import Measured, NodeClient, PythonClient, Run, cpu_s, measure
+from foqs_lab.bench.clients import Measured, NodeClient, PythonClient, Run, measure
+from foqs_lab.bench.machine import cpu_s
 from foqs_lab.bench.rig import Rig
 from foqs_lab.bench.rivals import RIVALS, Rivals
 from foqs_lab.bench.rivals.beanstalkd import Beanstalkd
@@ -156,8 +157,7 @@ class Broken(Rival):
 def test_a_rival_that_fails_is_left_out() -> None:
     rivals, figures = Rivals([Broken()]), run.Figures("mariadb", "10")
     figures.add_run("pgmq", Measured(1.0, {"server": 1.0}), parts=False)
-    shape = Shape(1)
-    plan = run.Plan(2, shape, shape, shape, 0, 0, 0, ("callers",), limit=False)
+    plan = run.Plan(2, {"callers": Shape(1)})
     run._rival(rivals.running[0], rivals, plan, "callers", figures, lambda _: None)
     assert rivals.running == []
     assert figures.missing == {"pgmq": "a client of the benchmark failed"}

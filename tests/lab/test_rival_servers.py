@@ -1,4 +1,4 @@
-"""The servers that `foqs bench --compare` measures beside foqs: they flush each write, and leave nothing behind."""
+"""The servers of rivals: they flush each write, and leave nothing behind."""
 
 from __future__ import annotations
 

@@ -73,6 +73,6 @@ def test_a_failed_install_leaves_nothing_and_is_said(machine: Machine) -> None:
     status, said = machine.run()
     assert status == 1
     assert "no route" in said
-    assert "no packages of node; foqs bench --compare leaves out what needs it" in said
+    assert "no packages of node; foqs-lab bench compare leaves out what needs it" in said
     assert sorted(path.name for path in machine.rivals.iterdir()) == ["python3.99"]
     assert not list(machine.rivals.parent.glob(".making*"))

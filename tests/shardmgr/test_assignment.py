@@ -332,7 +332,7 @@ def test_imbalance_is_in_mean_loads() -> None:
 
 
 def test_ten_thousand_shards_on_a_thousand_hosts() -> None:
-    """`foqs bench assignment` measures its time; this test checks that it is even and moves only the necessary
+    """`foqs-lab bench assignment` measures its time; this test checks that it is even and moves only the necessary
     shards."""
     hosts = [f"host-{n:04}" for n in range(1000)]
     situation = even(10_000, hosts)

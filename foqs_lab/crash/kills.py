@@ -1,4 +1,4 @@
-"""One crash test: load, kills at seeded random moments, a drain, and a verdict."""
+"""A crash test: load, kills at seeded random moments, a drain, and a verdict."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from foqs_lab.crash.history import Crash, Log, read
 from foqs_lab.crash.rig import HostProcess, Shard
 from foqs_lab.servers import ContainerServer, DatabaseServer
 
-DEFAULT_LOAD = Load()
+_LOAD = Load()
 _DRAIN_S = 120.0
 _STALL_S = 0.1
 """Before half of the kills the database stops for up to this long, like one whose disk is slow."""
@@ -65,13 +65,12 @@ def crash_test(
     server: DatabaseServer | ContainerServer,
     shards: Sequence[Shard],
     folder: Path,
-    *,
     seed: int,
     host_kills: int = 20,
     database_kills: int = 5,
-    load: Load = DEFAULT_LOAD,
+    load: Load = _LOAD,
 ) -> Report:
-    """Runs one test on `shards`, all of `server`; logs go to `folder`. Raises TimeoutError when nothing recovers."""
+    """Run a test on `shards`, all of `server`; logs go to `folder`. Raises TimeoutError when nothing recovers."""
     began = monotonic()
     rng = random.Random(f"{seed}/moments")
     log = Log(folder / "crashes.jsonl")

@@ -1,4 +1,4 @@
-"""What `foqs bench cluster` does when a host refuses items: it waits for none that was not stored."""
+"""What `foqs-lab bench cluster` does when a host refuses items: it waits for none that was not stored."""
 
 from __future__ import annotations
 

@@ -1,0 +1,367 @@
+"""`foqs-lab bench`: a command for each workload. The modules that measure are imported when a command runs."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from foqs.cli.main import command, commands
+from foqs.cli.operators import quietly
+from foqs.cli.terminal import fail
+from foqs.ids import MAX_SHARD
+
+if TYPE_CHECKING:
+    from foqs_lab.bench.workloads import Shape
+
+_TOPICS_LIMIT_S = 300.0
+
+
+def _option(text: str, *names: str, **bounds: Any) -> Any:
+    return typer.Option(*names, help=text, **bounds)
+
+
+class Workload(StrEnum):
+    CYCLE = "cycle"
+    SINGLE = "single"
+    CALLERS = "callers"
+    ENQUEUE = "enqueue"
+    DRAIN = "drain"
+    LATENCY = "latency"
+
+
+_COMPARED = (Workload.CYCLE, Workload.SINGLE, Workload.CALLERS, Workload.LATENCY)
+Server = Annotated[Literal["mariadb", "mysql"], _option("The shards are on a private server of this kind.")]
+Rounds = Annotated[int, _option("Each figure is the median of this many rounds.", min=1)]
+Json = Annotated[bool, _option("The command prints the figures as JSON.", "--json")]
+Batch = Annotated[int, _option("A batch has this many items.", min=1, max=10_000)]
+Producers = Annotated[int, _option("This many producers enqueue at the same time.", min=1)]
+Consumers = Annotated[int, _option("This many consumers dequeue at the same time.", min=1)]
+PayloadBytes = Annotated[int, _option("Each payload has this many bytes.", min=0)]
+ManyItems = Annotated[int, _option("A round has this many items.", min=1_000)]
+Items = Annotated[int, _option("A round has this many items.", min=100)]
+
+
+@dataclass(frozen=True, slots=True)
+class Databases:
+    """The options of the measured system."""
+
+    database: Annotated[
+        Literal["mariadb", "mysql", "sqlite"], _option("The shards are on a private server of this kind.")
+    ] = "mariadb"
+    driver: Annotated[
+        Literal["pymysql", "mysqldb"], _option("The host uses this driver; mysqldb is the package mysqlclient.")
+    ] = "pymysql"
+    shards: Annotated[int, _option("The host serves this many shards.", min=1, max=64)] = 4
+
+    def words(self) -> list[str]:
+        return ["--database", self.database, "--driver", self.driver, "--shards", str(self.shards)]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The options of a measurement in rounds."""
+
+    rounds: Rounds = 3
+    against: Annotated[
+        Path | None,
+        _option(
+            "The command measures pairs with another foqs and prints the ratios: a checkout with a .venv, or a program "
+            "(`foqs-lab`, or a `foqs` that has the command bench).",
+            metavar="CHECKOUT",
+        ),
+    ] = None
+    as_json: Json = False
+
+
+def register(parent: typer.Typer) -> None:
+    app = commands(
+        parent,
+        "bench",
+        "Measure the throughput and the latency of foqs on this machine.",
+        "foqs-lab bench cycle --database sqlite --rounds 5",
+        "foqs-lab bench single --against ../before --rounds 11",
+        "foqs-lab bench compare cycle single callers --limit --rivals --rounds 11",
+    )
+    command(app, "foqs-lab bench cycle --items 50000 --rounds 5")(cycle)
+    command(app, "foqs-lab bench single --against ../before/.venv/bin/foqs-lab --rounds 11")(single)
+    command(app, "foqs-lab bench callers --callers 16")(callers)
+    command(app, "foqs-lab bench enqueue --batch 500")(enqueue)
+    command(app, "foqs-lab bench drain --backlog 1000000 --delayed 300000")(drain)
+    command(app, "foqs-lab bench latency --items 2000")(latency)
+    command(
+        app,
+        "foqs-lab bench compare --limit --rivals --rounds 11 --json > figures.json",
+        "foqs-lab bench compare cycle single --against ../before --share 0.2",
+    )(compare)
+    command(app, "foqs-lab bench report figures.json --plot docs/benchmarks.svg")(report)
+    command(app, "foqs-lab bench topics --topics 10000")(topics)
+    command(app, "foqs-lab bench workers --database sqlite --items 5000")(workers)
+    command(app, "foqs-lab bench assignment --shards 1000 --hosts 100")(assignment)
+    command(app, "foqs-lab bench cluster --rounds 7 --items 6000")(cluster)
+
+
+# ------------------------------------------------------------------------------------- workloads in rounds
+
+
+def cycle(
+    databases: Databases, run: Run, items: ManyItems = 200_000, batch: Batch = 100, producers: Producers = 4,
+    consumers: Consumers = 4, payload_bytes: PayloadBytes = 256,
+) -> None:  # fmt: skip
+    """Enqueue, dequeue and ack in batches.
+
+    Producers and consumers run side by side, each with one request at a time.
+    """
+    _measure(databases, run, "cycle", items, batch, producers, consumers, payload_bytes)
+
+
+def single(databases: Databases, run: Run, items: Items = 40_000, payload_bytes: PayloadBytes = 256) -> None:
+    """Enqueue, dequeue and ack one item at a call.
+
+    32 producers and 32 consumers run side by side.
+    """
+    _measure(databases, run, "single", items, 1, 32, 32, payload_bytes)
+
+
+def callers(
+    databases: Databases,
+    run: Run,
+    callers: Annotated[int, _option("This many processes call the host, one call at a time.", min=1)] = 8,
+    items: Items = 8_000,
+    payload_bytes: PayloadBytes = 256,
+) -> None:
+    """Let processes enqueue, dequeue and ack one item after the other.
+
+    A round is measured twice: with the client library, and without it.
+    """
+    _measure(databases, run, "callers", items, 1, callers, callers, payload_bytes)
+
+
+def enqueue(
+    databases: Databases, run: Run, items: ManyItems = 200_000, batch: Batch = 100, producers: Producers = 4,
+    payload_bytes: PayloadBytes = 256,
+) -> None:  # fmt: skip
+    """Store items in batches, and leave them."""
+    _measure(databases, run, "enqueue", items, batch, producers, 4, payload_bytes)
+
+
+def drain(
+    databases: Databases,
+    run: Run,
+    backlog: Annotated[int, _option("Consumers dequeue this many items after a restart.", min=1_000)] = 1_000_000,
+    delayed: Annotated[int, _option("The host has this many more items, which are not due yet.", min=0)] = 300_000,
+    batch: Batch = 100,
+    consumers: Consumers = 4,
+) -> None:
+    """Dequeue a backlog after a restart of the host."""
+    _measure(databases, run, "drain", backlog, batch, 4, consumers, 256, delayed)
+
+
+def latency(databases: Databases, run: Run, items: Items = 1_000) -> None:
+    """Time single items on an idle host."""
+    _measure(databases, run, "latency", items, 1, 1, 1)
+
+
+def _measure(databases: Databases, run: Run, name: str, *shape: int) -> None:
+    from foqs_lab.bench.workloads import Shape
+
+    _in_rounds(databases, run, {name: Shape(*shape)})
+
+
+def compare(
+    databases: Databases,
+    run: Run,
+    workloads: Annotated[
+        list[Workload] | None,
+        typer.Argument(help="The command measures these workloads. Default: cycle, single, callers and latency."),
+    ] = None,
+    share: Annotated[float, _option("Each workload has this share of its full size.", min=0.001, max=1)] = 1.0,
+    limit: Annotated[
+        bool, _option("The command also measures how fast the database is without foqs.", "--limit")
+    ] = False,
+    rivals: Annotated[
+        bool,
+        _option(
+            "The command also measures SKIP LOCKED, pgmq, graphile-worker, BullMQ and beanstalkd, if installed "
+            "(script/setup rivals).",
+            "--rivals",
+        ),
+    ] = False,
+) -> None:
+    """Measure several workloads in turn, with the limit of the database and with other queues.
+
+    The systems alternate within a round, because the speed of a machine drifts. `foqs-lab bench report` makes tables
+    and a plot of what --json prints.
+    """
+    from foqs_lab.bench.workloads import SHAPES
+
+    if run.against is not None and (limit or rivals):
+        fail("--against measures pairs: leave out --limit and --rivals", 2)
+    shapes = {name.value: SHAPES[name].scaled(share) for name in workloads or _COMPARED}
+    _in_rounds(databases, run, shapes, limit=limit, rivals=rivals)
+
+
+def _in_rounds(
+    databases: Databases, run: Run, shapes: Mapping[str, Shape], *, limit: bool = False, rivals: bool = False
+) -> None:
+    # Imported here, because these have many imports, and `--help` starts fast without them.
+    from foqs_lab.bench import pairs
+    from foqs_lab.bench import run as rounds
+    from foqs_lab.bench.rig import rig
+    from foqs_lab.bench.rivals import Rivals, started
+
+    console = Console(stderr=True)
+    if run.against is not None:
+        with _progress(console) as progress, reported("", RuntimeError):
+            task = progress.add_task("starting", total=2 * run.rounds * len(shapes))
+            advance = partial(progress.update, task, advance=1)
+            found = pairs.measure(
+                run.against, shapes, databases.words(), run.rounds, lambda name: advance(description=name)
+            )
+        _print(run.as_json, found.as_json, partial(pairs.show, found))
+        return
+    plan = rounds.Plan(run.rounds, shapes, limit)
+    with (
+        _progress(console) as progress,
+        reported(),
+        rig(databases.database, databases.shards, databases.driver) as measured,
+        started(measured) if rivals else nullcontext(Rivals()) as others,
+    ):
+        for name, reason in others.missing.items():
+            progress.console.print(f"not measured: {name}: {reason}", soft_wrap=True, highlight=False)
+        task = progress.add_task("starting", total=plan.steps(others))
+        advance = partial(progress.update, task, advance=1)
+        figures = rounds.measure(measured, plan, others, lambda name: advance(description=name))
+    document = figures.as_json()
+    _print(run.as_json, lambda: document, partial(rounds.show, document))
+
+
+def report(
+    figures: Annotated[Path, typer.Argument(help="This file has what `foqs-lab bench compare --json` printed.")],
+    plot: Annotated[Path | None, _option("The command writes a plot of all systems to this SVG file.")] = None,
+) -> None:
+    """Print tables in Markdown of figures that were measured before."""
+    from foqs_lab.bench import report
+
+    try:
+        document = json.loads(figures.read_text())
+        tables, picture = report.markdown(document), report.svg(document)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        fail(f"{figures} has no figures that `foqs-lab bench compare --json` has printed: {error!r}", 2)
+    if plot is not None:
+        plot.write_text(picture)
+    print(tables, end="")
+
+
+@contextmanager
+def reported(before: str = "", *also: type[Exception]) -> Iterator[None]:
+    """Report in one line that a server is not available, or another expected error."""
+    from foqs_lab.servers import ServerUnavailable
+
+    expected: tuple[type[Exception], ...] = (ServerUnavailable, *also)
+    try:
+        yield
+    except expected as error:
+        fail(f"{before}{error}")
+
+
+def _progress(console: Console) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console, disable=not console.is_terminal)
+
+
+def _print(as_json: bool, document: Callable[[], Any], show: Callable[[Console], None]) -> None:
+    if as_json:
+        print(json.dumps(document(), indent=2))
+    else:
+        show(Console())
+
+
+# ------------------------------------------------------------------------------------- workloads of their own
+
+
+def topics(
+    databases: Databases,
+    topics: Annotated[int, _option("The items are spread over this many topics.", min=1, max=100_000)] = 100_000,
+    items: Annotated[int, _option("All topics together have this many items.", min=1_000)] = 200_000,
+    payload_bytes: PayloadBytes = 256,
+    as_json: Json = False,
+) -> None:
+    """Drain very many topics of few items each."""
+    from foqs_lab.bench import topics as bench
+    from foqs_lab.bench.rig import rig
+
+    if items % topics:
+        fail(f"--items {items} is not a multiple of --topics {topics}: each topic gets the same number of items", 2)
+    plan = bench.Plan(topics, items, payload_bytes, _TOPICS_LIMIT_S)
+    with (
+        Console(stderr=True).status("starting") as status,
+        reported(),
+        rig(databases.database, databases.shards, databases.driver) as measured,
+    ):
+        drains = bench.measure(measured, plan, status.update)
+    _print(
+        as_json,
+        lambda: {name: drain.as_json() for name, drain in drains.items()},
+        lambda console: bench.show(drains, plan, console),
+    )
+
+
+def workers(databases: Databases, rounds: Rounds = 3, items: Items = 40_000, as_json: Json = False) -> None:
+    """Compare acks that go with the next dequeue with acks of their own."""
+    from foqs_lab.bench import workers
+    from foqs_lab.bench.rig import rig
+
+    with (
+        Console(stderr=True).status("starting") as status,
+        reported(),
+        rig(databases.database, databases.shards, databases.driver) as measured,
+    ):
+        runs = workers.measure(measured, rounds, items, status.update)
+    _print(as_json, lambda: workers.as_json(runs), lambda console: workers.show(runs, items, console))
+
+
+def assignment(
+    shards: Annotated[int, _option("This many shards are assigned to hosts.", min=1, max=MAX_SHARD)] = 10_000,
+    hosts: Annotated[int, _option("The shards are assigned to this many hosts.", min=1, max=100_000)] = 1_000,
+    rounds: Rounds = 3,
+    as_json: Json = False,
+) -> None:
+    """Time the decision which host serves which shard.
+
+    It needs no database and no host.
+    """
+    from foqs_lab.bench import assignment
+
+    cases = assignment.measure(shards, hosts, rounds)
+    _print(
+        as_json,
+        lambda: assignment.as_json(cases, shards, hosts),
+        lambda console: assignment.show(cases, shards, hosts, console),
+    )
+
+
+def cluster(
+    database: Server = "mariadb", rounds: Rounds = 3, items: ManyItems = 200_000, as_json: Json = False
+) -> None:
+    """Measure the cost of a cluster and the time of its changes."""
+    from foqs_lab.bench import cluster
+
+    quietly()
+    with (
+        tempfile.TemporaryDirectory(prefix="foqs-bench-") as folder,
+        Console(stderr=True).status("starting") as status,
+        reported(),
+    ):
+        figures = cluster.measure(database, Path(folder), rounds=rounds, items=items, say=status.update)
+    _print(as_json, figures.as_json, lambda console: cluster.show(figures, console))

@@ -1,0 +1,226 @@
+"""The command line of the laboratory: `foqs-lab`, or `python -m foqs_lab`."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Literal, Protocol
+
+import typer
+from rich.console import Console
+
+from foqs import __main__ as entry
+from foqs.cli import logs
+from foqs.cli.lab import interruptible
+from foqs.cli.main import Group, command, top
+from foqs.cli.operators import MOST_S, quietly
+from foqs.cli.terminal import fail, report_errors
+from foqs_lab.bench import commands as bench
+from foqs_lab.bench.commands import reported
+
+_LOOK_S = 0.5
+Kind = Annotated[Literal["mariadb", "mysql"], typer.Option(help="The database servers are of this kind.")]
+Seed = Annotated[int | None, typer.Option(help="The same seed makes the same random choices. Default: a random one.")]
+Keep = Annotated[
+    bool, typer.Option("--keep", help="The command keeps the logs of hosts and clients also after a good run.")
+]
+
+app = typer.Typer(
+    name="foqs-lab",
+    cls=Group,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    **top(
+        "The laboratory of foqs: benchmarks, and tests under faults, on private servers.",
+        "foqs-lab bench cycle --database sqlite",
+        "foqs-lab chaos --seconds 600",
+    ),
+)
+
+
+def main() -> None:
+    """Run a command line of `foqs-lab`."""
+    entry.main("foqs_lab.cli")
+
+
+@app.callback()
+@report_errors
+def _start() -> None:
+    """Set up logging to stderr as FOQS_LOG__LEVEL (default info) and FOQS_LOG__FORMAT (console or json) say."""
+    logs.from_environment()
+
+
+def chaos(
+    seconds: Annotated[
+        float,
+        typer.Option(
+            min=1, max=MOST_S, help="The run lasts about this long, and at least until every fault has occurred."
+        ),
+    ] = 120,
+    seed: Seed = None,
+    hosts: Annotated[int, typer.Option(min=2, max=16, help="The cluster has this many host processes.")] = 3,
+    mysql: Annotated[int, typer.Option(min=1, max=8, help="The cluster has this many database servers.")] = 2,
+    shards: Annotated[
+        int, typer.Option(min=1, max=100, help="The database servers hold this many shards together.")
+    ] = 6,
+    kind: Kind = "mariadb",
+    keep: Keep = False,
+) -> None:
+    """Test that a private cluster keeps its promises under faults.
+
+    While clients enqueue and dequeue, the command kills, freezes and cuts off hosts, databases and the ZooKeeper.
+    Producers and consumers log every reply, and afterwards a checker reads these logs.
+
+    The command exits with 1 if a promise was broken: an acknowledged item was lost, came back, or was delivered to two
+    consumers at once.
+    """
+    from foqs_lab.chaos.run import chaos as run
+
+    with _verdict("chaos", seed, keep) as (chosen, folder, end):
+        say = lambda text: print(text, flush=True)  # noqa: E731
+        end(run(kind, folder, seed=chosen, seconds=seconds, hosts=hosts, databases=mysql, shards=shards, say=say))
+
+
+def crash(
+    host_kills: Annotated[int, typer.Option(min=0, max=10_000, help="The host is killed so often (0: never).")] = 20,
+    database_kills: Annotated[
+        int, typer.Option(min=0, max=10_000, help="The database server is killed so often (0: never).")
+    ] = 5,
+    shards: Annotated[int, typer.Option(min=1, max=100, help="The host serves this many shards.")] = 3,
+    seed: Seed = None,
+    kind: Kind = "mariadb",
+    keep: Keep = False,
+) -> None:
+    """Test that every reply of a host stays true after crashes.
+
+    The command kills a host and its database server under load, at random moments. Producers and consumers log every
+    reply, and afterwards a checker reads these logs. The command exits with 1 if a promise was broken.
+    """
+    from foqs_lab.crash.kills import crash_test
+    from foqs_lab.crash.rig import make_shards
+    from foqs_lab.servers import ServerSettings, start_database_server
+
+    settings, kills = ServerSettings(buffer_pool_bytes=64 << 20), (host_kills, database_kills)
+    with _verdict("crash", seed, keep) as (chosen, folder, end), start_database_server(kind, settings) as server:
+        end(crash_test(server, make_shards([server], shards, "crash"), folder, chosen, *kills))
+
+
+class _Report(Protocol):
+    @property
+    def good(self) -> bool: ...
+
+
+@contextmanager
+def _verdict(name: str, seed: int | None, keep: bool) -> Iterator[tuple[int, Path, Callable[[_Report], None]]]:
+    """Yield a seed, a folder for logs, and a function that takes the report.
+
+    Afterwards print the report, and exit with 1 if it is not good. The folder of a run that is not good stays.
+    """
+    chosen = random.SystemRandom().randrange(1, 1 << 31) if seed is None else seed
+    folder = Path(tempfile.mkdtemp(prefix=f"foqs-{name}-"))
+    reports: list[_Report] = []
+    clean = False
+    try:
+        quietly()
+        with reported(f"seed {chosen}, logs in {folder}: ", TimeoutError), interruptible():
+            print(f"seed {chosen}, logs in {folder}", flush=True)
+            yield chosen, folder, reports.append
+        clean = reports[0].good
+    except KeyboardInterrupt:
+        clean = True
+        raise
+    finally:
+        if clean and not keep:
+            shutil.rmtree(folder, ignore_errors=True)
+    print(reports[0])
+    sys.exit(0 if clean else 1)
+
+
+def policies(
+    scenarios: Annotated[
+        list[int] | None,
+        typer.Argument(
+            min=1,
+            max=99,
+            metavar="[NUMBER]...",
+            help="The command runs the scenarios with these numbers. Default: all.",
+        ),
+    ] = None,
+    share: Annotated[float, typer.Option(min=0.01, max=1, help="Each scenario has this share of its full size.")] = 1.0,
+    kind: Kind = "mariadb",
+    plot: Annotated[
+        Path | None, typer.Option(help="The command writes a plot of the deliveries of tenants to this SVG file.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The command prints the outcomes as JSON.")] = False,
+) -> None:
+    """Measure fair sharing, throttles and hooks in acceptance scenarios.
+
+    Each scenario runs on fresh servers and has a bar. The command exits with 1 if a scenario misses its bar.
+    """
+    from foqs_lab.policies import run
+
+    unknown = sorted(set(scenarios or ()) - set(run.NUMBERS))
+    if unknown:
+        fail(f"there is no scenario {unknown[0]}: choose from {', '.join(map(str, run.NUMBERS))}", 2)
+    quietly()
+    with (
+        tempfile.TemporaryDirectory(prefix="foqs-policies-") as folder,
+        Console(stderr=True).status("starting") as status,
+        reported(),
+    ):
+        if plot is not None:
+            status.update("picture")
+            plot.write_text(run.draw(kind, Path(folder)))
+        outcomes = list(run.measure(kind, Path(folder), scenarios or run.NUMBERS, share, status.update))
+    if as_json:
+        print(json.dumps(run.as_json(outcomes), indent=2))
+    else:
+        run.show(outcomes, Console())
+    if not all(outcome.met for outcome in outcomes):
+        raise typer.Exit(1)
+
+
+class ServerKind(StrEnum):
+    MARIADB = "mariadb"
+    MYSQL = "mysql"
+    ZOOKEEPER = "zookeeper"
+    POSTGRESQL = "postgresql"
+    REDIS = "redis"
+    BEANSTALKD = "beanstalkd"
+
+
+def servers(
+    kinds: Annotated[
+        list[ServerKind], typer.Argument(help="The command starts a server of each of these kinds.", metavar="KIND...")
+    ],
+) -> None:
+    """Run private servers until Ctrl-C.
+
+    Each server listens on a free port of 127.0.0.1. Ctrl-C stops the servers and removes their files.
+    """
+    from foqs_lab.servers import running
+
+    try:
+        with reported(), interruptible(), ExitStack() as stack:
+            for kind in kinds:
+                server = stack.enter_context(running(kind.value))
+                print(f"{kind.value} {server.version}: 127.0.0.1:{server.port}", flush=True)
+            while True:
+                time.sleep(_LOOK_S)
+    except KeyboardInterrupt:
+        print("the servers are stopped", file=sys.stderr)
+
+
+bench.register(app)
+command(app, "foqs-lab chaos --seconds 600 --seed 42 --keep")(chaos)
+command(app, "foqs-lab crash --host-kills 100 --kind mysql")(crash)
+command(app, "foqs-lab policies 1 10 --share 0.1", "foqs-lab policies --plot fairness.svg")(policies)
+command(app, "foqs-lab servers mariadb zookeeper")(servers)

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,6 +23,44 @@ _STOP_S = 10.0
 _LIMIT_S = 60.0
 _LIMIT_OF_ITEM_S = 0.02
 """No measured queue was slower than 140 items a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a workload sends: `items` in all. `delayed`: more items of `drain`, an hour ahead."""
+
+    items: int
+    batch: int = 100
+    producers: int = 4
+    consumers: int = 4
+    payload_bytes: int = 256
+    delayed: int = 0
+
+    def parts(self) -> list[Shape]:
+        """Return the part of each producer."""
+        return [replace(self, items=share, producers=1) for share in shares(self.items, self.producers)]
+
+    def scaled(self, share: float) -> Shape:
+        """Return a smaller shape, of at least 100 items and ten batches."""
+        items = max(100, 10 * self.batch, int(share * self.items))
+        return replace(self, items=items, delayed=int(share * self.delayed))
+
+
+SHAPES: Mapping[str, Shape] = {
+    "cycle": Shape(200_000),
+    "single": Shape(40_000, 1, 32, 32),
+    "callers": Shape(8_000, 1, 8, 8),
+    "enqueue": Shape(200_000),
+    "drain": Shape(1_000_000, delayed=300_000),
+    "latency": Shape(1_000, 1, 1, 1),
+}
+"""Each workload at its full size."""
+
+
+def shares(items: int, among: int) -> list[int]:
+    """As equal as possible, `items` in all."""
+    return [items // among + (number < items % among) for number in range(among)]
+
 
 Run = Callable[[], list[float]]
 """The measured part of a client. Returns the milliseconds of each enqueue, or nothing."""

@@ -22,7 +22,7 @@ from foqs.cli.terminal import fail
 from foqs.ids import MAX_SHARD
 
 if TYPE_CHECKING:
-    from foqs_lab.bench.workloads import Shape
+    from foqs_lab.bench.clients import Shape
 
 _TOPICS_LIMIT_S = 300.0
 
@@ -173,7 +173,7 @@ def latency(databases: Databases, run: Run, items: Items = 1_000) -> None:
 
 
 def _measure(databases: Databases, run: Run, name: str, *shape: int) -> None:
-    from foqs_lab.bench.workloads import Shape
+    from foqs_lab.bench.clients import Shape
 
     _in_rounds(databases, run, {name: Shape(*shape)})
 
@@ -203,7 +203,7 @@ def compare(
     The systems alternate within a round, because the speed of a machine drifts. `foqs-lab bench report` makes tables
     and a plot of what --json prints.
     """
-    from foqs_lab.bench.workloads import SHAPES
+    from foqs_lab.bench.clients import SHAPES
 
     if run.against is not None and (limit or rivals):
         fail("--against measures pairs: leave out --limit and --rivals", 2)

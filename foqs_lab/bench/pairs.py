@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 import foqs
+from foqs_lab.bench.clients import Shape
 from foqs_lab.bench.machine import LOUD_CORES, OtherProcesses, marked
-from foqs_lab.bench.workloads import Shape
 
 _WHOLE = "run_cpu_s"
 _BATCHES = {

@@ -8,10 +8,10 @@ from html import escape
 from statistics import median
 from typing import Any
 
+from foqs_lab.bench.clients import Shape
 from foqs_lab.bench.machine import LOUD_CORES
 from foqs_lab.bench.rivals import RIVALS
 from foqs_lab.bench.run import COMPARED, figure_of
-from foqs_lab.bench.workloads import Shape
 
 Document = Mapping[str, Any]
 

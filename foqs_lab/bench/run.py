@@ -18,13 +18,13 @@ from rich.console import Console
 from rich.table import Table
 
 from foqs_lab.bench import callers
-from foqs_lab.bench.clients import Measured
+from foqs_lab.bench.clients import SHAPES, Measured, Shape
 from foqs_lab.bench.machine import LOUD_CORES, OtherProcesses, marked
 from foqs_lab.bench.raw import raw_bound
 from foqs_lab.bench.rig import Rig
 from foqs_lab.bench.rivals import Rival, Rivals
 from foqs_lab.bench.rivals.beanstalkd import Beanstalkd
-from foqs_lab.bench.workloads import SHAPES, Shape, called, cycle, drain, enqueue_only, latency
+from foqs_lab.bench.workloads import called, cycle, drain, enqueue_only, latency
 
 Step = Callable[[str], None]
 """Called with the name of the next measurement, for a progress bar."""

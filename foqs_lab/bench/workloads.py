@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from multiprocessing import get_context
@@ -14,47 +14,10 @@ from statistics import quantiles
 from foqs.client import Client
 from foqs_lab.bench import load
 from foqs_lab.bench.callers import Caller
-from foqs_lab.bench.clients import Measured, PythonClient, Run, measure
+from foqs_lab.bench.clients import Measured, PythonClient, Run, Shape, measure
 from foqs_lab.bench.load import Load
 from foqs_lab.bench.raw import commit_ms
 from foqs_lab.bench.rig import Rig
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What a workload sends: `items` in all. `delayed`: more items of `drain`, an hour ahead."""
-
-    items: int
-    batch: int = 100
-    producers: int = 4
-    consumers: int = 4
-    payload_bytes: int = 256
-    delayed: int = 0
-
-    def parts(self) -> list[Shape]:
-        """Return the part of each producer."""
-        return [replace(self, items=share, producers=1) for share in shares(self.items, self.producers)]
-
-    def scaled(self, share: float) -> Shape:
-        """Return a smaller shape, of at least 100 items and ten batches."""
-        items = max(100, 10 * self.batch, int(share * self.items))
-        return replace(self, items=items, delayed=int(share * self.delayed))
-
-
-SHAPES: Mapping[str, Shape] = {
-    "cycle": Shape(200_000),
-    "single": Shape(40_000, 1, 32, 32),
-    "callers": Shape(8_000, 1, 8, 8),
-    "enqueue": Shape(200_000),
-    "drain": Shape(1_000_000, delayed=300_000),
-    "latency": Shape(1_000, 1, 1, 1),
-}
-"""Each workload at its full size."""
-
-
-def shares(items: int, among: int) -> list[int]:
-    """As equal as possible, `items` in all."""
-    return [items // among + (number < items % among) for number in range(among)]
 
 
 def _load(rig: Rig, shape: Shape, topic: str, connections: int, marks: int = 0, delay_ms: int = 0) -> Load:

@@ -11,7 +11,8 @@ from typing import Any
 
 from foqs.client import methods
 from foqs.client.connection import Connection
-from foqs.client.items import Item, ItemSpec, Leased, Nack
+from foqs.client.items import Item, ItemSpec, Leased
+from foqs.client.items import Nack as NackOfItem
 from foqs.client.routes import Address
 from foqs.errors import FoqsError, LostReply, NotFound, NotSent, OutcomeUnknown, StaleLease, item_error
 from foqs.idl import idl
@@ -84,7 +85,7 @@ class Wire:
         return self._each(methods.ACK, idl.AckRequest(items=acks), len(acks))
 
     def nack(self, items: Sequence[Leased], *, delay_ms: int) -> list[FoqsError | None]:
-        nacks = [Nack.of(item, delay_ms=delay_ms) for item in items]
+        nacks = [NackOfItem.of(item, delay_ms=delay_ms) for item in items]
         return self._each(methods.NACK, idl.NackRequest(items=nacks), len(nacks))
 
     def extend(self, items: Sequence[Leased], lease_ms: int) -> list[FoqsError | None]:

@@ -14,9 +14,9 @@ import pytest
 from rich.console import Console
 from typer.main import get_command
 
+from foqs_lab.bench.clients import SHAPES, Shape
 from foqs_lab.bench.machine import LOUD_CORES, OtherProcesses, busy_s, cpu_s, marked, used_by_others
 from foqs_lab.bench.pairs import OPTIONS, Pairs, Program, program_at, show
-from foqs_lab.bench.workloads import SHAPES, Shape
 from foqs_lab.cli import app
 
 STAT = "cpu  1000 200 300 9000 800 70 60 50 9 8\ncpu0 1 2 3 4 5 6 7 8 9 10\nintr 1\n"

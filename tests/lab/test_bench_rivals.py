@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from foqs_lab.bench import run
-from foqs_lab.bench.clients import Measured, NodeClient, PythonClient, Run, measure
+from foqs_lab.bench.clients import Measured, NodeClient, PythonClient, Run, Shape, measure, shares
 from foqs_lab.bench.machine import cpu_s
 from foqs_lab.bench.rig import Rig
 from foqs_lab.bench.rivals import RIVALS, Rivals
@@ -20,7 +20,6 @@ from foqs_lab.bench.rivals.node import BullMq, GraphileWorker
 from foqs_lab.bench.rivals.pgmq import Pgmq
 from foqs_lab.bench.rivals.rival import Rival
 from foqs_lab.bench.rivals.skip_locked import SkipLocked
-from foqs_lab.bench.workloads import Shape, shares
 from foqs_lab.servers import ServerUnavailable
 from tests.conftest import Server
 

@@ -8,10 +8,9 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from foqs_lab.bench.clients import Client, PythonClient, Run
+from foqs_lab.bench.clients import Client, PythonClient, Run, Shape
 from foqs_lab.bench.load import drive
 from foqs_lab.bench.rivals.rival import Rival
-from foqs_lab.bench.workloads import Shape
 from foqs_lab.servers import BeanstalkdServer
 
 

@@ -6,9 +6,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from foqs_lab.bench.clients import Client, NodeClient
+from foqs_lab.bench.clients import Client, NodeClient, Shape
 from foqs_lab.bench.rivals.rival import Rival
-from foqs_lab.bench.workloads import Shape
 from foqs_lab.servers import PostgresqlServer, RedisServer, find_node, find_rival_package
 
 _HERE = Path(__file__).parent

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from foqs_lab.bench.clients import Client, PythonClient, Run
+from foqs_lab.bench.clients import Client, PythonClient, Run, Shape
 from foqs_lab.bench.rivals.rival import Rival
 from foqs_lab.bench.rivals.threads import in_threads
-from foqs_lab.bench.workloads import Shape
 from foqs_lab.servers import PostgresqlServer, find_rival_package
 
 _EMPTY_S = 0.001

@@ -6,8 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
-from foqs_lab.bench.clients import Client, Measured, measure
-from foqs_lab.bench.workloads import Shape
+from foqs_lab.bench.clients import Client, Measured, Shape, measure
 
 
 class Rival(ABC):

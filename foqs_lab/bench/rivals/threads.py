@@ -5,9 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from foqs_lab.bench.clients import Run
+from foqs_lab.bench.clients import Run, Shape, shares
 from foqs_lab.bench.load import run_together
-from foqs_lab.bench.workloads import Shape, shares
 
 
 def in_threads(connect: Callable[[Shape, int], Run], shape: Shape, connections: int) -> Run:

@@ -82,7 +82,7 @@ def chaos(
     The command exits with 1 if a promise was broken: an acknowledged item was lost, came back, or was delivered to two
     consumers at once.
     """
-    from foqs_lab.chaos.run import chaos as run
+    from foqs_lab.chaos import chaos as run
 
     with _verdict("chaos", seed, keep) as (chosen, folder, end):
         say = lambda text: print(text, flush=True)  # noqa: E731
@@ -104,8 +104,8 @@ def crash(
     The command kills a host and its database server under load, at random moments. Producers and consumers log every
     reply, and afterwards a checker reads these logs. The command exits with 1 if a promise was broken.
     """
+    from foqs_lab.cluster import make_shards
     from foqs_lab.crash.kills import crash_test
-    from foqs_lab.crash.rig import make_shards
     from foqs_lab.servers import ServerSettings, start_database_server
 
     settings, kills = ServerSettings(buffer_pool_bytes=64 << 20), (host_kills, database_kills)

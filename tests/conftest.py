@@ -25,12 +25,10 @@ from foqs_lab.servers import (
     ServerSettings,
     ServerUnavailable,
     ZookeeperServer,
-    find_mariadb,
-    find_mysql,
-    find_zookeeper,
     process,
     start_database_server,
 )
+from foqs_lab.servers.programs import find_mariadb, find_mysql, find_zookeeper
 from tests.support import forked, real
 from tests.zk.rig import ZookeeperRig
 

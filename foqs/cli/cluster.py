@@ -242,9 +242,9 @@ def up(
     removes their files. --keep leaves the configuration and the logs.
     """
     with ends_at_once(), laboratory():
-        from foqs_lab.cluster import local_cluster
-        from foqs_lab.crash.rig import make_shards
-        from foqs_lab.servers import ServerSettings, ServerUnavailable, find_zookeeper, start_database_server
+        from foqs_lab.cluster import local_cluster, make_shards
+        from foqs_lab.servers import ServerSettings, ServerUnavailable, start_database_server
+        from foqs_lab.servers.programs import find_zookeeper
 
     quietly()
     try:

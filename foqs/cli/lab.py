@@ -44,9 +44,8 @@ def demo(
     from rich.console import Console
 
     with laboratory():
-        from foqs_lab.demo.errors import DemoFailed
-        from foqs_lab.demo.report import show
-        from foqs_lab.demo.screen import Screen
+        from foqs_lab.demo.crew import DemoFailed
+        from foqs_lab.demo.screen import Screen, show
         from foqs_lab.demo.story import Plan, run
 
     plan = Plan(workers or max(2, min(_MOST_WORKERS, os.cpu_count() or 2)), files, keep)
@@ -70,7 +69,7 @@ def laboratory() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        fail(f"{error.name} is not installed: pip install 'foqs[lab]'")
+        fail(f"{error.name} is missing; the extra foqs[lab] has it, in a checkout: pip install '.[lab]'")
 
 
 @contextmanager

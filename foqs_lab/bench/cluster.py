@@ -21,9 +21,8 @@ from foqs.client.items import Item, ItemSpec, Lease
 from foqs.ids import shard_of
 from foqs.shardmgr.operate import Assign
 from foqs_lab.bench.load import run_together
-from foqs_lab.cluster import LocalCluster, local_cluster
-from foqs_lab.crash.rig import make_shards
-from foqs_lab.crash.wire import Wire
+from foqs_lab.cluster import LocalCluster, local_cluster, make_shards
+from foqs_lab.crash.clients import Wire
 from foqs_lab.servers import Kind, ServerSettings, start_database_server
 
 SHARDS, HOSTS = 8, ("a", "b", "c")

@@ -215,8 +215,7 @@ def _in_rounds(
     databases: Databases, run: Run, shapes: Mapping[str, Shape], *, limit: bool = False, rivals: bool = False
 ) -> None:
     # Imported here, because these have many imports, and `--help` starts fast without them.
-    from foqs_lab.bench import pairs
-    from foqs_lab.bench import run as rounds
+    from foqs_lab.bench import pairs, rounds
     from foqs_lab.bench.rig import rig
     from foqs_lab.bench.rivals import Rivals, started
 
@@ -241,7 +240,7 @@ def _in_rounds(
             progress.console.print(f"not measured: {name}: {reason}", soft_wrap=True, highlight=False)
         task = progress.add_task("starting", total=plan.steps(others))
         advance = partial(progress.update, task, advance=1)
-        figures = rounds.measure(measured, plan, others, lambda name: advance(description=name))
+        figures = rounds.measure_rounds(measured, plan, others, lambda name: advance(description=name))
     document = figures.as_json()
     _print(run.as_json, lambda: document, partial(rounds.show, document))
 

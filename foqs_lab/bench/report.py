@@ -11,7 +11,7 @@ from typing import Any
 from foqs_lab.bench.clients import Shape
 from foqs_lab.bench.machine import LOUD_CORES
 from foqs_lab.bench.rivals import RIVALS
-from foqs_lab.bench.run import COMPARED, figure_of
+from foqs_lab.bench.rounds import COMPARED, figure_of
 
 Document = Mapping[str, Any]
 

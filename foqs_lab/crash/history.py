@@ -2,12 +2,15 @@
 
 `began` and `ended` are nanoseconds of the machine's monotonic clock, the same for all processes: what the host did
 lies between them. Events are written one a line (JSON: the kind, then the fields in order).
+
+Payloads with a key, a filler and a checksum, so that a change of one is detected.
 """
 
 from __future__ import annotations
 
 import json
 import threading
+import zlib
 from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
@@ -118,3 +121,16 @@ def _event(line: str) -> Event:
         fields[kind._fields.index("answer")] = Answer(fields[kind._fields.index("answer")])
     event: Event = kind(*(tuple(field) if isinstance(field, list) else field for field in fields))
     return event
+
+
+def pack(key: str, filler_bytes: int) -> bytes:
+    body = key.encode() + b"\0" + b"." * filler_bytes
+    return zlib.crc32(body).to_bytes(4, "big") + body
+
+
+def key_of(payload: bytes) -> str:
+    """Raises ValueError for a payload that `pack` did not make."""
+    checksum, body = payload[:4], payload[4:]
+    if int.from_bytes(checksum, "big") != zlib.crc32(body):
+        raise ValueError(f"a payload was altered: {payload[:60]!r}")
+    return body.partition(b"\0")[0].decode()

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic, monotonic_ns
 
+from foqs_lab.cluster import HostProcess, Shard
 from foqs_lab.crash.checker import Lie, Tally, check, tally
 from foqs_lab.crash.clients import Crew, Load, drain, work
 from foqs_lab.crash.history import Crash, Log, read
-from foqs_lab.crash.rig import HostProcess, Shard
 from foqs_lab.servers import ContainerServer, DatabaseServer
 
 _LOAD = Load()

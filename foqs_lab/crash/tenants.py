@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 from foqs.client.items import ItemSpec
 from foqs_lab.crash.clients import Consumer, Producer, put
-from foqs_lab.crash.history import NS_PER_MS, Ack, Answer, Delivery, Enqueue, Event, Nack
-from foqs_lab.crash.payload import pack
+from foqs_lab.crash.history import NS_PER_MS, Ack, Answer, Delivery, Enqueue, Event, Nack, pack
 
 TOPIC = "shared"
 TENANTS = {"red": 1, "green": 2, "blue": 4}

@@ -1,4 +1,7 @@
-"""The demo's processes: one host and a pool of workers, each a real child process with its log in a file."""
+"""The demo's processes: one host and a pool of workers, each a real child process with its log in a file.
+
+The one way in which the demo fails.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,20 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import foqs
-from foqs_lab.demo.errors import DemoFailed
 from foqs_lab.servers.process import ServerProcess, wait_until
+
+
+class DemoFailed(Exception):
+    """A process of the demo did not run, or the queue did not answer.
+
+    Attributes:
+        log_tail: the last lines that the process concerned printed, if any.
+    """
+
+    def __init__(self, reason: str, log_tail: str = "") -> None:
+        super().__init__(reason)
+        self.log_tail = log_tail
+
 
 _START_MS = 30_000
 _STOP_MS = 15_000

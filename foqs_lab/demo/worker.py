@@ -13,8 +13,7 @@ import warnings
 from pathlib import Path
 
 from foqs.client import Client, Item, Retry, Worker
-from foqs_lab.demo.files import measure
-from foqs_lab.demo.tally import Result
+from foqs_lab.demo.count import Result, measure
 
 NAMESPACE = "demo"
 FILES = "files"

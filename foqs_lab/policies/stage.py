@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 from foqs.client import Client
 from foqs.client.items import Item, ItemSpec
-from foqs_lab.cluster import LocalCluster, local_cluster
-from foqs_lab.crash.rig import HostProcess, make_shards
+from foqs_lab.cluster import HostProcess, LocalCluster, local_cluster, make_shards
 from foqs_lab.crash.tenants import Rate, exceeded
 from foqs_lab.relay import Relay
 from foqs_lab.servers import Kind, ServerSettings, start_database_server

@@ -1,15 +1,30 @@
-"""Scenarios of throttles: rates hold over all hosts and kills, and hold back only the items that have their keys."""
+"""Scenarios of throttles: rates hold over all hosts and kills, and hold back only the items that have their keys.
+
+Scenarios of limits on live leases: through kills of hosts, coordinators and workers, and while a database is away.
+
+The number of live leases is judged twice. By the history of the workers a lease lives from its answer until its ack is
+sent or its time is over. By the rows it lives if two reads of all shards have it, one after the other.
+"""
 
 from __future__ import annotations
 
 import json
+import random
+import signal
+import subprocess
+import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import count, pairwise
+from pathlib import Path
+from typing import NamedTuple
 
+from foqs.client import ThrottleStats
 from foqs.client.items import ItemSpec
 from foqs.ids import digest_of, hash_slot_of
+from foqs_lab.policies.job_process import Jobs
 from foqs_lab.policies.stage import SESSION_MS, Consumers, Delivered, Outcome, Stage, exceeded_by
 
 _NEW_S = 4.0
@@ -92,7 +107,7 @@ def two_keys(stage: Stage) -> Outcome:
         "beyond a rate": max(exceeded_by(a, 100, 100), exceeded_by(b, 10, 10)),
     }
     met = figures["only-a over its 90 a second"] >= 0.95 and figures["longest wait for both, s"] <= 3
-    title = "keys {a 100/s, b 10/s} together with items with a alone, and with b alone"
+    title = "keys {a 100/s, b 10/s} beside items with a alone, and with b alone"
     bar = "both <= 10/s, and one at least in any 3 s; only-a >= 0.95 x 90/s"
     return Outcome(11, title, bar, met and figures["beyond a rate"] <= 0, figures)
 
@@ -175,3 +190,300 @@ def many_keys(stage: Stage) -> Outcome:
     met = figures["of the rate"] >= 0.95 and not figures["keys beyond their rate"]
     title = f"{keys:,} keys by a prefix rule at one a second, three hosts"
     return Outcome(14, title, ">= 0.95 of the rate", met, figures)
+
+
+LIMIT = 4
+_LEASE_MS = 3_000
+_LIVE = "SELECT id, lease FROM `{}`.timer WHERE lease <> 0"
+_NS = 1_000_000_000
+
+
+class Lease(NamedTuple):
+    """One that a worker had for certain, from `from_ns` to `to_ns` of the monotonic clock."""
+
+    item: int
+    lease: int
+    from_ns: int
+    to_ns: int
+
+
+def leases_of(lines: Iterable[str], lease_ms: int) -> list[Lease]:
+    """Return the leases of a worker's history, without its last line if that is cut."""
+    got: dict[tuple[int, int], tuple[int, int]] = {}
+    acked: dict[tuple[int, int], int] = {}
+    for line in lines:
+        what, *numbers = line.split()
+        item, lease, *times = map(int, numbers)
+        if what == "got":
+            got[item, lease] = (times[0], times[1])
+        else:
+            acked[item, lease] = times[0]
+    return [
+        Lease(*key, at_ns, max(at_ns, min(acked.get(key, 1 << 62), asked_ns + lease_ms * 1_000_000)))
+        for key, (asked_ns, at_ns) in got.items()
+    ]
+
+
+def most_at_once(leases: Iterable[Lease]) -> int:
+    """Return the largest number of leases that lived at one moment."""
+    steps = sorted(step for one in leases for step in ((one.from_ns, 1), (one.to_ns, -1)))  # ends come first
+    most = live = 0
+    for _, change in steps:
+        live += change
+        most = max(most, live)
+    return most
+
+
+def busy_share(leases: Iterable[Lease], from_ns: int, to_ns: int, slots: int) -> float:
+    """Return the part of the time of `slots` in which a worker had a lease."""
+    spans = [min(one.to_ns, to_ns) - max(one.from_ns, from_ns) for one in leases]
+    return sum(span for span in spans if span > 0) / ((to_ns - from_ns) * slots)
+
+
+class Rows:
+    """Reads the live leases of all shards again and again; `most` were live at one moment."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.most = self.reads = 0
+        self._server = stage.cluster.shards[0].server
+        self._query = " UNION ALL ".join([_LIVE.format(shard.database) for shard in stage.cluster.shards])
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        before: set[tuple[int, int]] = set()
+        while not self._stop.is_set():
+            now = {(int(item), int(lease)) for item, lease in self._server.query(self._query)}
+            self.most = max(self.most, len(now & before))
+            self.reads += 1
+            before = now
+
+    def __enter__(self) -> Rows:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+class Workers:
+    """Processes with consumers of a topic, which are killed and started again."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        topic: str,
+        consumers: int,
+        work_ms: int,
+        *,
+        lease_ms: int = _LEASE_MS,
+        library: bool = False,
+    ) -> None:
+        self._stage, self._topic, self._consumers, self._work_ms = stage, topic, consumers, work_ms
+        self._lease_ms, self._library = lease_ms, library
+        self._numbers = count(1)
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.histories: list[Path] = []
+
+    def start(self) -> None:
+        history = self._stage.folder / f"{self._topic}-{next(self._numbers)}.history"
+        addresses = ",".join(f"127.0.0.1:{host.port}" for host in self._stage.hosts.values())
+        jobs = Jobs(
+            addresses, self._stage.client.namespace, self._topic, str(history), self._consumers, self._work_ms,
+            self._lease_ms, self._library,
+        )  # fmt: skip
+        self.histories.append(history)
+        command = [sys.executable, "-m", "foqs_lab.policies.job_process", jobs.json()]
+        self._processes.append(subprocess.Popen(command, stderr=subprocess.DEVNULL))
+
+    def ready(self) -> None:
+        """Wait until all processes began."""
+        until_s = time.monotonic() + 60
+        while not all(Path(f"{one}.ready").exists() for one in self.histories):
+            if time.monotonic() > until_s:
+                raise TimeoutError("a worker process did not begin")
+            time.sleep(0.05)
+
+    def kill(self, at: int) -> None:
+        """Send SIGKILL, and start another one in its place."""
+        self._processes[at].send_signal(signal.SIGKILL)
+        self._processes.pop(at).wait()
+        self.start()
+
+    def leases(self) -> list[list[Lease]]:
+        """Return those of each process."""
+        found = []
+        for path in self.histories:
+            text = path.read_text() if path.exists() else ""
+            found.append(leases_of(text[: text.rfind("\n") + 1].splitlines(), self._lease_ms))
+        return found
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait()
+
+    def __len__(self) -> int:
+        return len(self._processes)
+
+
+@contextmanager
+def _workers(stage: Stage, topic: str, processes: int, consumers: int, work_ms: int) -> Iterator[Workers]:
+    made = Workers(stage, topic, consumers, work_ms)
+    try:
+        for _ in range(processes):
+            made.start()
+        made.ready()
+        yield made
+    finally:
+        made.close()
+
+
+def _limit(stage: Stage, key: str, timeout_ms: int = 60_000) -> None:
+    stage.settings({f"throttle.{key}": json.dumps({"concurrency": LIMIT, "timeout_ms": timeout_ms})})
+    time.sleep(_NEW_S)  # coordinators that are new lend nothing for 1.5 s
+
+
+def kills(stage: Stage) -> Outcome:
+    """Of a host, of the host that coordinates the key, or of a worker."""
+    calm_s, rounds, consumers = stage.seconds(30, 8), stage.size(20, 3), stage.size(200, 20)
+    _limit(stage, "gpu")
+    rng = random.Random(15)
+    for client in stage.clients:
+        stage.fill(keyed("train", ["gpu"], 2_000), client)
+    with ExitStack() as stack:
+        workers = stack.enter_context(_workers(stage, "train", 8, max(1, consumers // 8), 200))
+        rows = stack.enter_context(Rows(stage))
+        time.sleep(3)
+        from_ns = time.monotonic_ns()
+        time.sleep(calm_s)
+        to_ns = time.monotonic_ns()
+        for kill in range(rounds):
+            if kill % 3 == 2:
+                workers.kill(rng.randrange(len(workers)))
+                time.sleep(2)
+                continue
+            victim = _coordinator(stage, "gpu") if kill % 3 else rng.choice(list(stage.hosts))
+            stage.hosts[victim].kill()
+            time.sleep(SESSION_MS / 1_000 + 2)
+            stage.cluster.start(victim)
+            stage.cluster.settled()
+            time.sleep(2)
+    leases = [lease for of_one in workers.leases() for lease in of_one]
+    after_ns = time.monotonic_ns()
+    figures = {
+        "most by the history": most_at_once(leases),
+        "most by the rows": rows.most,
+        "of 4 busy while calm": busy_share(leases, from_ns, to_ns, LIMIT),
+        "of 4 busy through the kills": busy_share(leases, to_ns, after_ns, LIMIT),
+        "deliveries": len(leases),
+        "reads of all rows": rows.reads,
+    }
+    met = figures["most by the history"] <= LIMIT >= figures["most by the rows"]
+    title = f"N = 4, 3 hosts, 8 shards, {consumers} consumers, {rounds} kills of hosts, coordinators and workers"
+    return Outcome(15, title, "never 5; calm: >= 0.9 x 4 busy", met and figures["of 4 busy while calm"] >= 0.9, figures)
+
+
+def ends_of_jobs(stage: Stage) -> Outcome:
+    """A worker that is killed, and jobs that take longer than the throttle's timeout."""
+    _limit(stage, "gpu", timeout_ms=1_000)
+    stage.fill(keyed("killed", ["gpu"], LIMIT))
+    with _workers(stage, "killed", 1, LIMIT, 60_000) as workers:
+        _wait(lambda: _stats(stage).taken == LIMIT)
+        workers.kill(0)
+        killed_s = time.monotonic()
+        _wait(lambda: _stats(stage).reclaimed >= LIMIT, 30)
+        back_s = time.monotonic() - killed_s
+    reclaimed = _stats(stage).reclaimed
+    before = _stats(stage).overage
+    stage.fill(keyed("long", ["gpu"], 3 * LIMIT))
+    with _workers(stage, "long", 1, 3 * LIMIT, 2_000) as workers, Rows(stage) as rows:
+        time.sleep(8)
+    leases = [lease for of_one in workers.leases() for lease in of_one]
+    figures = {
+        "slots back after the kill, s": back_s,
+        "reclaimed": reclaimed,
+        "overage": _stats(stage).overage - before,
+        "most by the history": most_at_once(leases),
+        "most by the rows": rows.most,
+    }
+    met = back_s <= _LEASE_MS / 1_000 + 1 and reclaimed >= LIMIT and figures["overage"] >= LIMIT
+    met = met and figures["most by the history"] <= LIMIT >= rows.most
+    bar = "slot back within lease + 1 s, reclaimed +1; overage +1, N holds"
+    return Outcome(16, "a worker killed; jobs past timeout_ms", bar, met, figures)
+
+
+def workers(stage: Stage) -> Outcome:
+    """`Worker`s whose topic gives each process two items at a time."""
+    processes, look_s = stage.size(40, 6), stage.seconds(20, 6)
+    stage.settings({"topic.each": json.dumps({"per_worker": 2})})
+    for client in stage.clients:
+        stage.fill(keyed("each", [], 4_000), client)
+    made = Workers(stage, "each", 5, 300, lease_ms=30_000, library=True)
+    try:
+        for _ in range(processes):
+            made.start()
+        made.ready()
+        time.sleep(5)
+        from_ns = time.monotonic_ns()
+        time.sleep(look_s)
+        to_ns = time.monotonic_ns()
+    finally:
+        made.close()
+    each = made.leases()
+    every = [lease for of_one in each for lease in of_one]
+    figures = {
+        "most of a process": max(most_at_once(of_one) for of_one in each),
+        "most in all": most_at_once(every),
+        "of 2 each busy": busy_share(every, from_ns, to_ns, 2 * processes),
+    }
+    met = figures["most of a process"] <= 2 and figures["most in all"] <= 2 * processes
+    return Outcome(17, f"per_worker 2, {processes} processes", f"<= {2 * processes}, each <= 2", met, figures)
+
+
+def database_away(stage: Stage) -> Outcome:
+    """The database of one shard is away: its slots stay taken, and other shards go on with theirs."""
+    away_s, calm_s = stage.seconds(300, 12), stage.seconds(20, 6)
+    assert stage.relay is not None, "the last shard is behind a relay"
+    _limit(stage, "gpu")
+    for client in stage.clients:
+        stage.fill(keyed("train", ["gpu"], int(60 * (away_s + calm_s))), client)
+    with _workers(stage, "train", 3, 8, 200) as workers, Rows(stage) as rows:
+        time.sleep(3)
+        from_ns = time.monotonic_ns()
+        time.sleep(calm_s)
+        cut_ns = time.monotonic_ns()
+        stage.relay.hold()
+        stage.relay.cut()
+        time.sleep(away_s)
+        stage.relay.flow()
+        back_ns = time.monotonic_ns()
+        time.sleep(5)
+    leases = [lease for of_one in workers.leases() for lease in of_one]
+    later = sorted(lease.from_ns for lease in leases if cut_ns <= lease.from_ns < back_ns)
+    pauses_s = [(after - before) / _NS for before, after in zip([cut_ns, *later], [*later, back_ns], strict=True)]
+    held = LIMIT * (1 - busy_share(leases, cut_ns + 5 * _NS, back_ns, LIMIT))
+    figures = {
+        "of 4 busy before": busy_share(leases, from_ns, cut_ns, LIMIT),
+        "slots not busy while it is away": held,
+        "deliveries while it is away": len(later),
+        "longest pause between two, s": max(pauses_s),
+        "most by the history": most_at_once(leases),
+        "most by the rows": rows.most,
+    }
+    met = figures["most by the history"] <= LIMIT >= rows.most and len(later) > away_s and max(pauses_s) < 5
+    title = f"a shard's database away for {away_s:.0f} s, N = 4"
+    return Outcome(18, title, "other shards keep their slots; new grants at once", met, figures)
+
+
+def _stats(stage: Stage) -> ThrottleStats:
+    return next(iter(stage.client.throttles("gpu").throttles))
+
+
+def _wait(done: Callable[[], bool], most_s: float = 10.0) -> None:
+    until_s = time.monotonic() + most_s
+    while not done():
+        if time.monotonic() > until_s:
+            raise TimeoutError("the state did not come")
+        time.sleep(0.02)

@@ -15,28 +15,34 @@ Nothing here imports the rest of foqs.
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from foqs_lab.servers.beanstalkd import BeanstalkdServer
-from foqs_lab.servers.containers import ContainerServer
-from foqs_lab.servers.databases import DatabaseServer, start_database_server
-from foqs_lab.servers.endpoint import SqlEndpoint
-from foqs_lab.servers.errors import ServerUnavailable
-from foqs_lab.servers.options import DEFAULT_SETTINGS, ServerSettings
-from foqs_lab.servers.postgresql import PostgresqlServer
-from foqs_lab.servers.programs import (
-    JavaProgram,
-    Kind,
-    Program,
-    find_beanstalkd,
-    find_mariadb,
-    find_mysql,
-    find_node,
-    find_postgresql,
-    find_redis,
-    find_rival_package,
-    find_zookeeper,
+from foqs_lab.servers.databases import (
+    DEFAULT_SETTINGS,
+    ContainerServer,
+    DatabaseServer,
+    ServerSettings,
+    SqlEndpoint,
+    start_database_server,
 )
-from foqs_lab.servers.redis import RedisServer
+from foqs_lab.servers.process import ServerUnavailable
+from foqs_lab.servers.programs import Kind
+from foqs_lab.servers.rivals import BeanstalkdServer, PostgresqlServer, RedisServer
 from foqs_lab.servers.zookeeper import ZookeeperServer
+
+__all__ = [
+    "DEFAULT_SETTINGS",
+    "BeanstalkdServer",
+    "ContainerServer",
+    "DatabaseServer",
+    "Kind",
+    "PostgresqlServer",
+    "RedisServer",
+    "ServerSettings",
+    "ServerUnavailable",
+    "SqlEndpoint",
+    "ZookeeperServer",
+    "running",
+    "start_database_server",
+]
 
 Server = DatabaseServer | ContainerServer | ZookeeperServer | PostgresqlServer | RedisServer | BeanstalkdServer
 _STARTS: Mapping[str, Callable[[], Server]] = {
@@ -54,30 +60,3 @@ def running(kind: str) -> Iterator[Server]:
     """Run a server of a kind, with `port` and `version`. Raises ServerUnavailable."""
     with _STARTS[kind]() as server:
         yield server
-
-
-__all__ = [
-    "DEFAULT_SETTINGS",
-    "BeanstalkdServer",
-    "ContainerServer",
-    "DatabaseServer",
-    "JavaProgram",
-    "Kind",
-    "PostgresqlServer",
-    "Program",
-    "RedisServer",
-    "ServerSettings",
-    "ServerUnavailable",
-    "SqlEndpoint",
-    "ZookeeperServer",
-    "find_beanstalkd",
-    "find_mariadb",
-    "find_mysql",
-    "find_node",
-    "find_postgresql",
-    "find_redis",
-    "find_rival_package",
-    "find_zookeeper",
-    "running",
-    "start_database_server",
-]

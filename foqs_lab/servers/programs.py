@@ -4,13 +4,13 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import foqs
-from foqs_lab.servers.errors import ServerUnavailable
+from foqs_lab.servers.process import ServerUnavailable
 
 Kind = Literal["mariadb", "mysql"]
 Version = tuple[int, int]
@@ -31,13 +31,9 @@ _MYSQL = "install MySQL from https://dev.mysql.com/downloads/mysql, and set FOQS
 
 @dataclass(frozen=True)
 class Program:
-    """A server program that answered with a version that is new enough.
+    """A server program that is new enough. `prefix` holds `sbin`, `bin` and `share`.
 
-    Attributes:
-        argv: what to execute, before any option. More than one word for an unpacked tree, whose program runs
-            under the tree's own loader and libraries.
-        prefix: the folder that holds `sbin`, `bin` and `share`.
-        version: as the program prints it, such as ``10.11.11-MariaDB``.
+    `argv` has more than one word for an unpacked tree, whose program runs under the tree's own loader and libraries.
     """
 
     kind: Kind
@@ -51,13 +47,7 @@ class Program:
 
 @dataclass(frozen=True)
 class JavaProgram:
-    """ZooKeeper's jars, and the Java that runs them.
-
-    Attributes:
-        java: the path of `java`.
-        jars: a folder; every jar in it belongs to ZooKeeper.
-        version: as its jar is called, such as ``3.9.5``.
-    """
+    """A folder of ZooKeeper's jars, and the Java that runs them."""
 
     java: str
     jars: Path
@@ -68,21 +58,16 @@ class JavaProgram:
 
 
 def find_mariadb() -> Program:
-    """The MariaDB server to use: `FOQS_MARIADBD` if set, else the first installed one.
-
-    Raises:
-        ServerUnavailable: there is none of version 10.6 or newer.
-    """
+    """Return `FOQS_MARIADBD` if set, else the first installed one. Raises ServerUnavailable if all are too old."""
     named = os.environ.get("FOQS_MARIADBD")
     paths = [named] if named else _which("mariadbd", "mysqld")
     return _first_usable("mariadb", [((path,), Path(path).parent.parent) for path in paths])
 
 
 def find_mysql() -> Program:
-    """The MySQL server to use: `FOQS_MYSQLD` if set, else an installed one, else one kept by `script/mysql`.
+    """Return `FOQS_MYSQLD` if set, else an installed one, else one kept by `script/mysql`.
 
-    Raises:
-        ServerUnavailable: there is none of version 8.4 or newer.
+    Raises ServerUnavailable if there is none of version 8.4 or newer.
     """
     named = os.environ.get("FOQS_MYSQLD")
     if named:
@@ -92,27 +77,19 @@ def find_mysql() -> Program:
 
 
 def find_beanstalkd() -> str:
-    """The path of `beanstalkd`.
-
-    Raises:
-        ServerUnavailable: it is not installed.
-    """
-    paths = _which("beanstalkd")
-    if not paths:
-        raise ServerUnavailable("no beanstalkd found (script/setup test installs it)")
-    return paths[0]
+    """Return the path of `beanstalkd`. Raises ServerUnavailable if it is not installed."""
+    return _rival("beanstalkd", _which("beanstalkd"))
 
 
 def find_redis() -> str:
-    """The path of `redis-server`. Raises ServerUnavailable if it is not installed."""
+    """Return the path of `redis-server`. Raises ServerUnavailable if it is not installed."""
     return _rival("redis-server", _which("redis-server"))
 
 
 def find_postgresql() -> Path:
-    """The folder with PostgreSQL's programs: `FOQS_POSTGRESQL` if set, else the newest installed one.
+    """Return the folder with PostgreSQL's programs: `FOQS_POSTGRESQL` if set, else the newest installed one.
 
-    Raises:
-        ServerUnavailable: there is none.
+    Raises ServerUnavailable if there is none.
     """
     named = os.environ.get("FOQS_POSTGRESQL")
     debian = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=_number, reverse=True)
@@ -122,29 +99,30 @@ def find_postgresql() -> Path:
 
 
 def find_node() -> str:
-    """The path of `node`. Raises ServerUnavailable if it is not installed."""
+    """Return the path of `node`. Raises ServerUnavailable if it is not installed."""
     return _rival("node", _which("node"))
 
 
 def find_rival_package(folder: str, package: str) -> Path:
-    """Where `script/rivals` has put a package: `folder` is node or one for each version of Python.
+    """Return where `script/rivals` has put a package: `folder` is node or one for each version of Python.
 
-    Raises:
-        ServerUnavailable: it is not there.
+    Raises ServerUnavailable if it is not there.
     """
     path = cache_folder() / "rivals" / folder / package
     return Path(_rival(package.rpartition("/")[2], [str(path)] if path.exists() else []))
 
 
 def version_of(program: str, option: str = "--version") -> str:
-    """The first version number that the program prints, or nothing."""
+    """Return the first version number that the program prints, or nothing."""
+    return _printed([program, option], r"\d+(\.\d+)+")
+
+
+def _printed(argv: Sequence[str], pattern: str) -> str:
     try:
-        answer = subprocess.run(
-            [program, option], capture_output=True, text=True, check=False, timeout=_VERSION_TIMEOUT_S
-        )
+        answer = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=_VERSION_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    match = re.search(r"\d+(\.\d+)+", answer.stdout)
+    match = re.search(pattern, answer.stdout)
     return match[0] if match else ""
 
 
@@ -155,7 +133,7 @@ def _rival(name: str, found: list[str]) -> str:
 
 
 def _number(program: Path) -> float:
-    """The version of Debian's folders: /usr/lib/postgresql/15/bin/postgres."""
+    """Return the version of Debian's folders: /usr/lib/postgresql/15/bin/postgres."""
     try:
         return float(program.parts[-3])
     except ValueError:
@@ -163,10 +141,9 @@ def _number(program: Path) -> float:
 
 
 def find_zookeeper() -> JavaProgram:
-    """The ZooKeeper to use: the jars in `FOQS_ZOOKEEPER_JARS` if set, else those kept by `script/zookeeper`.
+    """Return the jars in `FOQS_ZOOKEEPER_JARS` if set, else the jars that `script/zookeeper` has got.
 
-    Raises:
-        ServerUnavailable: there are none, or no Java.
+    Raises ServerUnavailable if there are none, or no Java.
     """
     java = _which("java")
     if not java:
@@ -188,7 +165,7 @@ def _command(script: str, otherwise: str) -> str:
 
 
 def cache_folder() -> Path:
-    """Where `script/mysql`, `zookeeper` and `rivals` keep what they unpacked, for all clones of one user."""
+    """Return where `script/mysql`, `zookeeper` and `rivals` have unpacked programs, for all clones of one user."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "foqs"
 
@@ -210,7 +187,7 @@ def _unpacked_trees() -> Iterator[tuple[tuple[str, ...], Path]]:
 def _first_usable(kind: Kind, candidates: list[tuple[tuple[str, ...], Path]]) -> Program:
     refused = []
     for argv, prefix in candidates:
-        version = _version_of(argv)
+        version = _printed([*argv, "--no-defaults", "--version"], r"(?<=Ver )\d+\.\d+\S*")
         if _is_usable(kind, version):
             return Program(kind, argv, prefix, version)
         refused.append(f"{argv[-1]} is {version or 'not working'}")
@@ -218,21 +195,6 @@ def _first_usable(kind: Kind, candidates: list[tuple[tuple[str, ...], Path]]) ->
     seen = f" ({', '.join(refused)})" if refused else ""
     command = _MARIADB if kind == "mariadb" else _command("mysql", _MYSQL)
     raise ServerUnavailable(f"no {kind} {oldest} or newer found{seen}: {command}")
-
-
-def _version_of(argv: tuple[str, ...]) -> str:
-    try:
-        answer = subprocess.run(
-            [*argv, "--no-defaults", "--version"],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=_VERSION_TIMEOUT_S,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    match = re.search(r"Ver (\d+\.\d+\S*)", answer.stdout)
-    return match[1] if match else ""
 
 
 def _is_usable(kind: Kind, version: str) -> bool:

@@ -15,7 +15,7 @@ import pytest
 
 from foqs.client import Client, ItemSpec
 from foqs_lab.servers import ZookeeperServer
-from foqs_lab.servers.endpoint import SqlEndpoint
+from foqs_lab.servers.databases import SqlEndpoint
 from foqs_lab.servers.process import free_port
 from tests.api.hosts import ROOT
 from tests.cli.test_readme import Checkout, blocks, checkout, says

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from foqs_lab.servers import ZookeeperServer
-from foqs_lab.servers.endpoint import SqlEndpoint
+from foqs_lab.servers.databases import SqlEndpoint
 from foqs_lab.servers.process import free_port
 from tests.api.hosts import ROOT, environment
 

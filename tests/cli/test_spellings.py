@@ -14,7 +14,8 @@ import pytest
 import foqs as product
 from foqs.client import Client, FailureFilter
 from foqs.errors import NotFound
-from foqs_lab.servers import ServerUnavailable, find_zookeeper, programs
+from foqs_lab.servers import ServerUnavailable, programs
+from foqs_lab.servers.programs import find_zookeeper
 from tests.api.hosts import dev, foqs
 from tests.cli.test_items import Run, client, host, run
 
@@ -96,8 +97,8 @@ def test_variables_of_kubernetes_are_no_error(tmp_path: Path) -> None:
 
 
 def test_no_hint_names_an_index_that_has_no_foqs() -> None:
-    root = Path(product.__file__).parent
-    texts = {path: path.read_text() for path in root.rglob("*.py")}
+    root = Path(product.__file__).parent.parent
+    texts = {path: path.read_text() for name in ("foqs", "foqs_lab") for path in (root / name).rglob("*.py")}
     named = [path.name for path, text in texts.items() if re.search(r"(pip )?install '?foqs", text)]
     assert named == []
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from foqs_lab.servers import ServerUnavailable, find_mariadb, find_zookeeper
+from foqs_lab.servers import ServerUnavailable
+from foqs_lab.servers.programs import find_mariadb, find_zookeeper
 from tests.api.hosts import environment, foqs, until
 from tests.conftest import required
 

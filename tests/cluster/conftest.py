@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from foqs_lab.cluster import LocalCluster, Settings, local_cluster
-from foqs_lab.crash.rig import make_shards
-from foqs_lab.servers import Kind, ServerUnavailable, find_zookeeper
+from foqs_lab.cluster import LocalCluster, Settings, local_cluster, make_shards
+from foqs_lab.servers import Kind, ServerUnavailable
+from foqs_lab.servers.programs import find_zookeeper
 from tests.conftest import Server, required
 
 NewCluster = Callable[..., LocalCluster]

@@ -14,7 +14,7 @@ from foqs.client import Client
 from foqs.client.items import ItemSpec
 from foqs.errors import FoqsError, LostReply, NotSent
 from foqs_lab.cluster import LocalCluster
-from foqs_lab.crash.wire import Wire
+from foqs_lab.crash.clients import Wire
 from foqs_lab.servers import Kind
 from tests.api.hosts import until
 from tests.cluster.conftest import MISSED, NewCluster

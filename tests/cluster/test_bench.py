@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from foqs_lab.servers import ServerUnavailable, find_mariadb, find_zookeeper
+from foqs_lab.servers import ServerUnavailable
+from foqs_lab.servers.programs import find_mariadb, find_zookeeper
 from tests.api.hosts import foqs_lab
 from tests.conftest import required
 

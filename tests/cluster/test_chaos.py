@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from foqs_lab.chaos.faults import FAULTS
-from foqs_lab.chaos.run import Replaced, epochs_twice
+from foqs_lab.chaos import FAULTS, Replaced, epochs_twice
 from foqs_lab.crash.history import Crash, Log, read
 from foqs_lab.relay import Relay
-from foqs_lab.servers import Kind, ServerUnavailable, find_zookeeper
+from foqs_lab.servers import Kind, ServerUnavailable
+from foqs_lab.servers.programs import find_zookeeper
 from tests.api.hosts import foqs_lab
 from tests.conftest import required
 

@@ -15,10 +15,8 @@ import pytest
 
 from foqs.client.items import ItemSpec
 from foqs.errors import OutcomeUnknown
-from foqs_lab.cluster import LocalCluster, Settings, local_cluster
-from foqs_lab.crash.clients import NAMESPACE
-from foqs_lab.crash.rig import make_shards
-from foqs_lab.crash.wire import Wire
+from foqs_lab.cluster import LocalCluster, Settings, local_cluster, make_shards
+from foqs_lab.crash.clients import NAMESPACE, Wire
 from tests.admin.scraping import get
 from tests.api.hosts import foqs, until
 from tests.conftest import NewServer

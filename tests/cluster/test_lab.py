@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from foqs.config.schema import ZookeeperSection
 from foqs.shardmgr.facts import ShardFact
-from foqs_lab.registry import Registry
+from foqs_lab.cluster import Registry
 from foqs_lab.servers import ZookeeperServer
 from tests.api.hosts import until
 from tests.cluster.conftest import NewCluster

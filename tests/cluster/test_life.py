@@ -18,13 +18,10 @@ import pytest
 from foqs.client.items import Item, ItemSpec, Lease
 from foqs.ids import shard_of
 from foqs.shardmgr.facts import Facts, ShardFact, ShardUse
-from foqs_lab.cluster import LocalCluster
+from foqs_lab.cluster import LocalCluster, Shard
 from foqs_lab.crash.checker import check
-from foqs_lab.crash.clients import NAMESPACE, Crew, Load, drain, put, work
-from foqs_lab.crash.history import Answer, Crash, Dequeue, Event, Log, read
-from foqs_lab.crash.payload import pack
-from foqs_lab.crash.rig import Shard
-from foqs_lab.crash.wire import Wire
+from foqs_lab.crash.clients import NAMESPACE, Crew, Load, Wire, drain, put, work
+from foqs_lab.crash.history import Answer, Crash, Dequeue, Event, Log, pack, read
 from tests.admin.scraping import missing
 from tests.api.hosts import HostProcess, foqs, until
 from tests.cluster.conftest import MISSED, NewCluster

@@ -6,8 +6,7 @@ import pytest
 
 from foqs.client.items import ItemSpec
 from foqs_lab.cluster import LocalCluster
-from foqs_lab.crash.clients import NAMESPACE
-from foqs_lab.crash.wire import Wire
+from foqs_lab.crash.clients import NAMESPACE, Wire
 from tests.api.hosts import until
 from tests.cluster.conftest import MISSED, NewCluster
 from tests.store.copies import dump, restore

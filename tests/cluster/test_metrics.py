@@ -8,7 +8,7 @@ import pytest
 
 from foqs.client.items import ItemSpec
 from foqs_lab.cluster import LocalCluster
-from foqs_lab.crash.wire import Wire
+from foqs_lab.crash.clients import Wire
 from foqs_lab.servers import Kind
 from tests.admin.scraping import Scrape, get, missing
 from tests.api.hosts import until

@@ -11,8 +11,7 @@ import pytest
 
 from foqs.client import Client, FailureFilter
 from foqs.idl import idl
-from foqs_lab.cluster import LocalCluster
-from foqs_lab.crash.rig import HostProcess, Shard
+from foqs_lab.cluster import HostProcess, LocalCluster, Shard
 from tests.api.hosts import until
 from tests.api.wire import Wire, spec
 from tests.cluster.conftest import MISSED, NewCluster

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from foqs_lab.cluster import LocalCluster, local_cluster
-from foqs_lab.crash.rig import make_shards
+from foqs_lab.cluster import LocalCluster, local_cluster, make_shards
 from foqs_lab.relay import Relay
 from tests.admin.scraping import get
 from tests.api.hosts import until

@@ -10,8 +10,7 @@ import pytest
 from foqs import __version__
 from foqs.client.items import ItemSpec
 from foqs_lab.cluster import LocalCluster
-from foqs_lab.crash.clients import NAMESPACE
-from foqs_lab.crash.wire import Wire
+from foqs_lab.crash.clients import NAMESPACE, Wire
 from foqs_lab.servers import Kind
 from tests.api.hosts import foqs
 from tests.cluster.conftest import NewCluster

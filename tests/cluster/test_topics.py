@@ -12,8 +12,7 @@ import pytest
 
 from foqs.client.items import Item, ItemSpec
 from foqs_lab.cluster import LocalCluster
-from foqs_lab.crash.clients import NAMESPACE
-from foqs_lab.crash.wire import Wire
+from foqs_lab.crash.clients import NAMESPACE, Wire
 from tests.api.wire import Wire as ServiceWire
 from tests.cluster.conftest import NewCluster
 from tests.support.waiting import wait_until

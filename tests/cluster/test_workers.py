@@ -14,12 +14,10 @@ import pytest
 
 from foqs.client.items import ItemSpec, Lease
 from foqs.ids import shard_of
-from foqs_lab.cluster import LocalCluster
+from foqs_lab.cluster import HostProcess, LocalCluster
 from foqs_lab.crash.checker import check
-from foqs_lab.crash.clients import NAMESPACE, Crew, Load, drain, work
+from foqs_lab.crash.clients import NAMESPACE, Crew, Load, Wire, drain, work
 from foqs_lab.crash.history import Crash, Log, read
-from foqs_lab.crash.rig import HostProcess
-from foqs_lab.crash.wire import Wire
 from tests.cluster.conftest import NewCluster
 from tests.support.waiting import wait_until
 

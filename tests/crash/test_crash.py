@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from foqs_lab.cluster import make_shards
 from foqs_lab.crash.kills import crash_test
-from foqs_lab.crash.rig import make_shards
 from foqs_lab.servers import Kind, ServerSettings
 
 if TYPE_CHECKING:

@@ -11,11 +11,10 @@ import pymysql
 import pytest
 
 from foqs.client.items import ItemSpec
+from foqs_lab.cluster import HostProcess, Shard, make_shards
 from foqs_lab.crash.checker import check, tally
-from foqs_lab.crash.clients import Crew, Load, drain, work
+from foqs_lab.crash.clients import Crew, Load, Wire, drain, work
 from foqs_lab.crash.history import read
-from foqs_lab.crash.rig import HostProcess, Shard, make_shards
-from foqs_lab.crash.wire import Wire
 from foqs_lab.servers import Kind, SqlEndpoint
 from tests.admin.scraping import Scrape
 

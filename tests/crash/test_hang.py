@@ -14,12 +14,10 @@ from foqs.client.items import Item, ItemSpec, Lease
 from foqs.errors import Code, FoqsError
 from foqs.idl import idl
 from foqs.ids import shard_of
+from foqs_lab.cluster import HostProcess, make_shards
 from foqs_lab.crash.checker import check
-from foqs_lab.crash.clients import NAMESPACE, TOPICS, ack, drain, put, take
-from foqs_lab.crash.history import NS_PER_MS, Ack, Answer, Log, read
-from foqs_lab.crash.payload import pack
-from foqs_lab.crash.rig import HostProcess, make_shards
-from foqs_lab.crash.wire import Wire
+from foqs_lab.crash.clients import NAMESPACE, TOPICS, Wire, ack, drain, put, take
+from foqs_lab.crash.history import NS_PER_MS, Ack, Answer, Log, pack, read
 from foqs_lab.servers import Kind, ServerSettings
 from tests.api.wire import Wire as ServiceWire
 from tests.api.wire import spec

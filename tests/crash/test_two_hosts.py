@@ -10,12 +10,10 @@ from time import monotonic, monotonic_ns
 import pytest
 
 from foqs.client.items import ItemSpec, Lease
+from foqs_lab.cluster import HostProcess, Shard, make_shards
 from foqs_lab.crash.checker import check, tally
-from foqs_lab.crash.clients import NAMESPACE, TOPICS, Crew, Load, drain, put, work
-from foqs_lab.crash.history import Answer, Crash, Log, read
-from foqs_lab.crash.payload import pack
-from foqs_lab.crash.rig import HostProcess, Shard, make_shards
-from foqs_lab.crash.wire import Wire, answer_of
+from foqs_lab.crash.clients import NAMESPACE, TOPICS, Crew, Load, Wire, answer_of, drain, put, work
+from foqs_lab.crash.history import Answer, Crash, Log, pack, read
 from foqs_lab.servers import Kind, SqlEndpoint
 from tests.support.waiting import wait_until
 

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from kazoo.client import KazooClient
 
-from foqs_lab.servers import ServerSettings, ServerUnavailable, find_zookeeper
+from foqs_lab.servers import ServerSettings, ServerUnavailable
 from foqs_lab.servers.process import ServerProcess, free_port
+from foqs_lab.servers.programs import find_zookeeper
 from tests.api.hosts import foqs, until
 from tests.conftest import NewServer, required
 from tests.deploy.manifests import Rendered

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from foqs_lab.bench import report
-from foqs_lab.bench.run import figure_of
+from foqs_lab.bench.rounds import figure_of
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from foqs_lab.bench import run
+from foqs_lab.bench import rounds as run
 from foqs_lab.bench.clients import Measured, NodeClient, PythonClient, Run, Shape, measure, shares
 from foqs_lab.bench.machine import cpu_s
 from foqs_lab.bench.rig import Rig

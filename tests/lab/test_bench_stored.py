@@ -11,7 +11,7 @@ from foqs.client.items import ItemSpec
 from foqs.errors import FoqsError, Unavailable
 from foqs_lab.bench import cluster
 from foqs_lab.cluster import LocalCluster
-from foqs_lab.crash.wire import Wire
+from foqs_lab.crash.clients import Wire
 
 REFUSED = Unavailable("no shard can take items now", 100)
 

@@ -18,10 +18,22 @@ from typer.testing import CliRunner
 
 from foqs.cli import lab
 from foqs_lab.demo import story
+from foqs_lab.demo.count import (
+    Killed,
+    Measure,
+    Outcome,
+    Queued,
+    Result,
+    Tally,
+    differences,
+    find,
+    library,
+    measure,
+    percentile,
+    plain_loop,
+    totals,
+)
 from foqs_lab.demo.crew import leases_held
-from foqs_lab.demo.files import Measure, find, library, measure, plain_loop
-from foqs_lab.demo.outcome import Killed, Outcome, Queued
-from foqs_lab.demo.tally import Result, Tally, differences, percentile, totals
 from tests.support.waiting import wait_until as eventually
 
 ROOT = Path(__file__).parent.parent.parent

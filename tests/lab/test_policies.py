@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from foqs.client.items import Item
-from foqs_lab.policies import fair, hooked, limited, picture, run
+from foqs_lab.policies import fair, hooked, run, throttled
 from foqs_lab.policies.stage import Delivered, exceeded_by
 
 
@@ -48,18 +48,18 @@ def test_a_quantile_is_interpolated_inside_its_bucket() -> None:
 def test_how_many_leases_live_at_one_time() -> None:
     ms = 1_000_000
     lines = [f"got 1 7 {0 * ms} {5 * ms}", f"got 2 8 {0 * ms} {6 * ms}", f"acked 1 7 {9 * ms}", f"got 3 9 0 {9 * ms}"]
-    leases = limited.leases_of(lines, 100)
+    leases = throttled.leases_of(lines, 100)
     assert [(one.from_ns // ms, one.to_ns // ms) for one in leases] == [(5, 9), (6, 100), (9, 100)]
-    assert limited.most_at_once(leases) == 2
-    assert limited.most_at_once([*leases, limited.Lease(4, 1, 8 * ms, 10 * ms)]) == 3
-    assert limited.busy_share(leases, 0, 10 * ms, 2) == pytest.approx(9 / 20)
+    assert throttled.most_at_once(leases) == 2
+    assert throttled.most_at_once([*leases, throttled.Lease(4, 1, 8 * ms, 10 * ms)]) == 3
+    assert throttled.busy_share(leases, 0, 10 * ms, 2) == pytest.approx(9 / 20)
 
 
 def test_the_picture_has_a_line_for_each_tenant() -> None:
     rates = {tenant: [number] * 40 for number, tenant in enumerate(("red", "green", "blue", "new"), 1)}
-    drawn = picture.svg(picture.Run(rates, picture.STEPS))
+    drawn = run.svg(run.Run(rates, run.STEPS))
     root = ElementTree.fromstring(drawn)
     lines = [one for one in root if one.tag.endswith("polyline")]
     assert [len(line.attrib["points"].split()) for line in lines] == [40] * 4
     texts = [one.text or "" for one in root if one.tag.endswith("text")]
-    assert all(any(step.text in text for text in texts) for step in picture.STEPS)
+    assert all(any(step.text in text for text in texts) for step in run.STEPS)

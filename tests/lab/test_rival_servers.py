@@ -9,17 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from foqs_lab.servers import (
-    BeanstalkdServer,
-    PostgresqlServer,
-    RedisServer,
-    ServerUnavailable,
-    find_node,
-    find_postgresql,
-    find_redis,
-    find_rival_package,
-)
-from foqs_lab.servers.private import PrivateServer
+from foqs_lab.servers import BeanstalkdServer, PostgresqlServer, RedisServer, ServerUnavailable
+from foqs_lab.servers.process import PrivateServer
+from foqs_lab.servers.programs import find_node, find_postgresql, find_redis, find_rival_package
 
 
 def started(server: PrivateServer) -> PrivateServer:

@@ -15,22 +15,10 @@ import pytest
 from kazoo.client import KazooClient
 from sqlalchemy import create_engine, text
 
-from foqs_lab.servers import (
-    BeanstalkdServer,
-    DatabaseServer,
-    JavaProgram,
-    Kind,
-    Program,
-    ServerSettings,
-    ServerUnavailable,
-    ZookeeperServer,
-    find_beanstalkd,
-    find_mariadb,
-    find_mysql,
-    find_zookeeper,
-)
-from foqs_lab.servers import databases as databases_module
+from foqs_lab.servers import BeanstalkdServer, DatabaseServer, Kind, ServerSettings, ServerUnavailable, ZookeeperServer
+from foqs_lab.servers import process as process_module
 from foqs_lab.servers.process import free_port
+from foqs_lab.servers.programs import JavaProgram, Program, find_beanstalkd, find_mariadb, find_mysql, find_zookeeper
 from tests.conftest import NewServer, required, start_or_skip
 from tests.support.waiting import wait_until
 
@@ -147,7 +135,7 @@ def test_a_taken_port_is_given_up_for_another(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ports = iter([taken.getsockname()[1], free_port()])
-        monkeypatch.setattr(databases_module, "free_port", lambda: next(ports))
+        monkeypatch.setattr(process_module, "free_port", lambda: next(ports))
         server = new_server(kind, SMALL)
         assert server.answers()
         assert server.port != taken.getsockname()[1]

@@ -15,7 +15,7 @@ from foqs.event_loop import until
 from foqs.idl import idl
 from foqs.server.node import Node
 from foqs.store.sql import SqlStore
-from foqs_lab.crash.rig import make_shards
+from foqs_lab.cluster import make_shards
 from tests.api.wire import Code, Wire, spec
 from tests.conftest import NewServer
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from foqs_lab.cluster import LocalCluster, local_cluster
-from foqs_lab.crash.rig import make_shards
-from foqs_lab.servers import ServerSettings, ServerUnavailable, find_zookeeper
+from foqs_lab.cluster import LocalCluster, local_cluster, make_shards
+from foqs_lab.servers import ServerSettings, ServerUnavailable
+from foqs_lab.servers.programs import find_zookeeper
 from tests.conftest import Server, required, start_or_skip
 
 # They import PyArrow, which script/setup check does not install.

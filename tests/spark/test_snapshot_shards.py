@@ -12,8 +12,7 @@ from foqs.ids import make_id
 from foqs.rows import Batch, NewItem
 from foqs.store.maintenance import create_schema
 from foqs.store.sql import SqlStore
-from foqs_lab.cluster import LocalCluster
-from foqs_lab.crash.rig import toml
+from foqs_lab.cluster import LocalCluster, toml
 from tests.conftest import Server
 from tests.store.contract import LANE, insert
 from tests.store.shards import NOW_MS, new_item

@@ -13,8 +13,7 @@ import pytest
 
 from foqs.client import Client, Item, Worker
 from foqs.spark.jobs.enqueue import enqueue
-from foqs_lab.cluster import LocalCluster, local_cluster
-from foqs_lab.crash.rig import make_shards
+from foqs_lab.cluster import LocalCluster, local_cluster, make_shards
 from tests.conftest import Server
 from tests.support.waiting import wait_until
 

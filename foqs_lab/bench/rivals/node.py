@@ -8,7 +8,8 @@ from pathlib import Path
 
 from foqs_lab.bench.clients import Client, NodeClient, Shape
 from foqs_lab.bench.rivals.rival import Rival
-from foqs_lab.servers import PostgresqlServer, RedisServer, find_node, find_rival_package
+from foqs_lab.servers import PostgresqlServer, RedisServer
+from foqs_lab.servers.programs import find_node, find_rival_package
 
 _HERE = Path(__file__).parent
 

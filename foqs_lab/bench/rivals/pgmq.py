@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any
 
 from foqs_lab.bench.clients import Client, PythonClient, Run, Shape
-from foqs_lab.bench.rivals.rival import Rival
-from foqs_lab.bench.rivals.threads import in_threads
-from foqs_lab.servers import PostgresqlServer, find_rival_package
+from foqs_lab.bench.rivals.rival import Rival, in_threads
+from foqs_lab.servers import PostgresqlServer
+from foqs_lab.servers.programs import find_rival_package
 
 _EMPTY_S = 0.001
 _LEASE_S = 60

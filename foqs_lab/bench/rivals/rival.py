@@ -1,12 +1,40 @@
-"""What every rival of foqs has: servers of its own, and clients for each workload."""
+"""What every rival of foqs has: servers of its own, and clients for each workload.
+
+Clients whose driver blocks: a thread for each connection.
+"""
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-from foqs_lab.bench.clients import Client, Measured, Shape, measure
+from foqs_lab.bench.clients import Client, Measured, Run, Shape, measure, shares
+from foqs_lab.bench.load import run_together
+
+
+def in_threads(connect: Callable[[Shape, int], Run], shape: Shape, connections: int) -> Run:
+    """Connect `connections` times; each runs its share of the items in a thread of its own.
+
+    The run raises the first error of a thread.
+    """
+    runs = [connect(shape, share) for share in shares(shape.items, connections)]
+    errors: list[Exception] = []
+
+    def work(run: Run) -> None:
+        try:
+            run()
+        except Exception as error:  # noqa: BLE001 - raised below, in the thread that reports
+            errors.append(error)
+
+    def together() -> list[float]:
+        run_together([threading.Thread(target=work, args=(run,), daemon=True) for run in runs])
+        if errors:
+            raise errors[0]
+        return []
+
+    return together
 
 
 class Rival(ABC):

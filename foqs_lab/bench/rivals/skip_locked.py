@@ -13,8 +13,7 @@ from sqlalchemy import create_engine, make_url
 
 from foqs_lab.bench.clients import Client, PythonClient, Run, Shape
 from foqs_lab.bench.rig import Rig
-from foqs_lab.bench.rivals.rival import Rival
-from foqs_lab.bench.rivals.threads import in_threads
+from foqs_lab.bench.rivals.rival import Rival, in_threads
 
 Answer = TypeVar("Answer")
 _DEADLOCK = 1213

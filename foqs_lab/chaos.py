@@ -1,10 +1,6 @@
-"""A local cluster whose every connection can be cut or held: to the databases, to ZooKeeper, between hosts.
+"""A chaos run: clients at work on every host, an operator who moves shards, one fault after another, and a verdict.
 
-Faults of a cluster at work. Each fault undoes itself; none waits for the cluster to recover.
-
-An operator who moves shards and empties hosts all the while.
-
-A chaos run: clients at work on every host, an operator who moves shards, one fault after another, and a verdict.
+Every connection of the cluster can be cut or held: to the databases, to ZooKeeper, between hosts.
 """
 
 from __future__ import annotations
@@ -32,50 +28,36 @@ from foqs_lab.crash.checker import Lie, Tally, check, tally
 from foqs_lab.crash.clients import NAMESPACE, TOPICS, Crew, Load, drain, work
 from foqs_lab.crash.history import Crash, Log, read
 from foqs_lab.relay import Relay
-from foqs_lab.servers import (
-    ContainerServer,
-    DatabaseServer,
-    Kind,
-    ServerSettings,
-    SqlEndpoint,
-    ZookeeperServer,
-    start_database_server,
-)
+from foqs_lab.servers import ContainerServer, DatabaseServer, Kind, ServerSettings, SqlEndpoint, ZookeeperServer
+from foqs_lab.servers import start_database_server as start_server
 from foqs_lab.servers.process import free_port
 
 SESSION_MS = 3_000
 SETTINGS = {"zookeeper": {"session_timeout_ms": SESSION_MS, "settle_ms": 2_000, "balance_every_ms": 10_000}}
 
 
+@dataclass
 class Arena:
-    """`to_zookeeper` and `to_host` are the ways of, and to, each host; `to_database` that of all hosts to a server."""
+    """A relay is before each host, before ZooKeeper for each host, and before each database for all hosts."""
 
-    def __init__(
-        self,
-        cluster: LocalCluster,
-        databases: Sequence[DatabaseServer | ContainerServer],
-        to_database: Sequence[Relay],
-        to_zookeeper: dict[str, Relay],
-        to_host: dict[str, Relay],
-    ) -> None:
-        self.cluster = cluster
-        self.databases = databases
-        self.to_database = to_database
-        self.to_zookeeper = to_zookeeper
-        self.to_host = to_host
+    cluster: LocalCluster
+    databases: Sequence[DatabaseServer | ContainerServer]
+    to_database: Sequence[Relay]
+    to_zookeeper: dict[str, Relay]
+    to_host: dict[str, Relay]
 
     @property
     def ports(self) -> list[int]:
         return [host.port for host in self.cluster.hosts.values()]
 
     def said(self, text: str) -> int:
-        """How often the logs of all hosts hold it."""
+        """Return the number of times that the logs of all hosts hold it."""
         return sum(host.log.read_bytes().count(text.encode()) for host in self.cluster.hosts.values())
 
 
 @contextmanager
 def arena(kind: Kind, folder: Path, *, hosts: int, databases: int, shards: int) -> Iterator[Arena]:
-    """Hosts that serve all shards; everything is ended at the end."""
+    """Start hosts that serve all shards, and end everything at the end."""
     with ExitStack() as stack:
 
         def relay(target: int) -> Relay:
@@ -86,7 +68,7 @@ def arena(kind: Kind, folder: Path, *, hosts: int, databases: int, shards: int) 
         settings = ServerSettings(buffer_pool_bytes=64 << 20)
         servers: list[DatabaseServer | ContainerServer] = []
         for _ in range(databases):
-            servers.append(start_database_server(kind, settings))
+            servers.append(start_server(kind, settings))
             stack.enter_context(servers[-1])
         ways: dict[SqlEndpoint, Relay] = {server: relay(server.port) for server in servers}
         zookeeper = stack.enter_context(ZookeeperServer())
@@ -142,7 +124,7 @@ def host_without_zookeeper(arena: Arena, rng: random.Random) -> None:
 
 
 def zookeeper_away(arena: Arena, rng: random.Random) -> None:
-    """For longer than the sessions last."""
+    """Kill the ZooKeeper for longer than the sessions last."""
     arena.cluster.zookeeper.kill()
     time.sleep(_SESSION_S + rng.uniform(0.5, 2))
     arena.cluster.zookeeper.start()
@@ -326,7 +308,7 @@ def chaos(
     shards: int = 6,
     say: Callable[[str], None] = lambda text: None,
 ) -> Report:
-    """Runs for about `seconds`, in `folder`. Raises TimeoutError when something does not recover."""
+    """Run for about `seconds`, in `folder`. Raises TimeoutError if something does not recover."""
     began, rng = monotonic(), random.Random(f"{seed}/faults")
     recoveries: dict[str, list[float]] = defaultdict(list)
     with arena(kind, folder, hosts=hosts, databases=databases, shards=shards) as at:
@@ -376,13 +358,13 @@ def chaos(
 
 
 def _next(rng: random.Random, recoveries: dict[str, list[float]]) -> Callable[[Arena, random.Random], None]:
-    """Each kind once, then any."""
+    """Return each kind once, then any."""
     new = [fault for fault in FAULTS if fault.__name__ not in recoveries]
     return rng.choice(new or FAULTS)
 
 
 def epochs_twice(logs: list[str]) -> list[str]:
-    """Shards that two owners served with one epoch."""
+    """Return the shards that two owners served with one epoch."""
     served = Counter(found for text in logs for found in _SERVING.findall(text))
     return [f"shard {shard} was served twice with epoch {epoch}" for (epoch, shard), n in served.items() if n > 1]
 

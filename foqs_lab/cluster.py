@@ -1,9 +1,4 @@
-"""A cluster on this machine: hosts as processes, their shards on private database servers, a ZooKeeper.
-
-Hosts as processes of their own, over shards on private database servers.
-
-ZooKeeper's facts for threads: a session of its own, on a loop of its own.
-"""
+"""Hosts as processes on private database servers, and a cluster of them with a ZooKeeper."""
 
 from __future__ import annotations
 
@@ -19,7 +14,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Self
 
 from foqs.config.schema import ZookeeperSection
@@ -58,19 +52,19 @@ class Shard:
         return url if self.way is None else url.replace(f":{self.server.port}/", f":{self.way}/")
 
     def rows(self) -> int:
-        """Rows in all tables that hold items."""
+        """Return the number of rows in all tables that hold items."""
         counts = " + ".join(f"(SELECT COUNT(*) FROM `{table}`)" for table in _TIMES)
         return int(self.server.query(f"SELECT {counts}", database=self.database)[0][0])
 
     def left(self) -> list[str]:
-        """The first of those rows, in words: which item, and the time of that row in ms."""
+        """Return the first of these rows, in words: the item, and the time of the row in ms."""
         selects = (f"(SELECT '{table}', id, {time} FROM `{table}` LIMIT 5)" for table, time in _TIMES.items())
         rows = self.server.query(" UNION ALL ".join(selects), database=self.database)
         return [f"shard {self.number} still has {item} in {table}, at {at_ms}" for table, item, at_ms in rows]
 
 
 def make_shards(servers: Sequence[SqlEndpoint], on_each: int, name: str) -> list[Shard]:
-    """`on_each` empty shards on each of `servers`, in databases called `name`_1, `name`_2, ..."""
+    """Make `on_each` empty shards on each of `servers`, in databases called `name`_1, `name`_2, ..."""
     places = [server for server in servers for _ in range(on_each)]
     shards = []
     for number, server in enumerate(places, 1):
@@ -109,14 +103,14 @@ class HostProcess(Restartable):
         self.log.touch()
 
     def launch(self, *, take_over: bool = False) -> None:
-        """Starts it and does not wait."""
+        """Start it, and do not wait."""
         self._begun = self.log.stat().st_size
         argv = [sys.executable, "-m", "foqs", "serve", "--config", str(self._config), "--port", str(self.port)]
         argv += [*self._options, *(["--take-over"] if take_over else [])]
         self._process = ServerProcess(argv, log=self.log)
 
     def start(self, *, take_over: bool = False) -> None:
-        """Starts it; returns when it serves."""
+        """Start it. Return when it serves."""
         self.launch(take_over=take_over)
         self.wait_listening()
 
@@ -124,37 +118,36 @@ class HostProcess(Restartable):
         self.wait_for(_LISTENING)
 
     def wait_for(self, text: str, *, timeout_ms: int = _START_MS, times: int = 1) -> None:
-        """Until the log of this start holds `text` so often. Raises TimeoutError, or RuntimeError when it ended."""
+        """Wait until the log of this start holds `text`, `times` times. Raises TimeoutError, or RuntimeError."""
         process = self._started()
         found = wait_until(lambda: not process.alive or self.said(text) >= times, timeout_ms=timeout_ms)
         if self.said(text) >= times:
             return
-        error = TimeoutError(f"{self.name} did not log {text!r} within {timeout_ms} ms") if not found else RuntimeError(
-            f"{self.name} ended"
-        )  # fmt: skip
+        late = TimeoutError(f"{self.name} did not log {text!r} within {timeout_ms} ms")
+        error = RuntimeError(f"{self.name} ended") if found else late
         error.add_note(process.log_tail())
         raise error
 
     def said(self, text: str) -> int:
-        """How often, since it was last started."""
+        """Return the number of times that its log holds `text` since the last start."""
         with self.log.open("rb") as log:
             log.seek(self._begun)
             return log.read().count(text.encode())
 
     def signal(self, number: signal.Signals) -> None:
-        """Does not wait, and does nothing to one that is gone."""
+        """Send a signal, and do not wait. Does nothing to a process that is gone."""
         self._started().signal(number)
 
     def stop(self) -> int | None:
-        """SIGTERM, then waits; its exit code. Does nothing to one that is gone; None: it was not started."""
+        """Send SIGTERM, wait, and return the exit code; None if it was not started."""
         return self._process.stop(grace_ms=_STOP_MS * len(self.ids)) if self._process is not None else None
 
     def faults(self) -> list[str]:
-        """Lines of the whole log that no host should write, whatever its database does."""
+        """Return the lines of the whole log that no host should write, whatever its database does."""
         return [line for line in self.log.read_text(errors="replace").splitlines() if _FAULTS.search(line)]
 
     def counted(self, counter: str) -> int:
-        """What a host that was stopped says of one of its counters. Raises ValueError when it did not."""
+        """Return a counter that the host logged when it stopped. Raises ValueError if it did not."""
         found = re.findall(rf"host\.stopped.*\b{counter}=(\d+)", self.log.read_text(errors="replace"))
         if not found:
             raise ValueError(f"{self.name} did not log {counter}")
@@ -165,16 +158,14 @@ class HostProcess(Restartable):
             self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if error is not None and self._process is not None:
             error.add_note(f"the log of {self.name} ends with:\n{self._process.log_tail(40)}")
         self.stop()
 
 
 def toml(settings: Mapping[str, Mapping[str, object]], shards: Sequence[Shard] = ()) -> str:
-    """A foqs.toml of keys by section."""
+    """Return a foqs.toml of keys by section."""
     lines = []
     for section, values in settings.items():
         lines += [f"[{section}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items())]
@@ -249,9 +240,7 @@ class Registry:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -11,9 +11,9 @@ from statistics import median
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from foqs.shardmgr.assignment import Situation, balance, imbalance, place_orphans
+from foqs_lab.bench.machine import table
 
 
 @dataclass(slots=True)
@@ -45,7 +45,31 @@ class Case:
         }
 
 
-def measure(shards: int, hosts: int, rounds: int) -> list[Case]:
+@dataclass(frozen=True, slots=True)
+class Cases:
+    shards: int
+    hosts: int
+    cases: list[Case]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "shards": self.shards,
+            "hosts": self.hosts,
+            "cases": {case.name: case.as_json() for case in self.cases},
+        }
+
+    def show(self, console: Console) -> None:
+        """Print a line for each case: the median time with its spread, and the decision."""
+        title = f"foqs-lab bench assignment, {self.shards:,} shards on {self.hosts:,} hosts"
+        shown = table(title, "case", "median ms", "min", "max", "shards given", "needed", "imbalance")
+        for case in self.cases:
+            times = (f"{value:,.1f}" for value in (median(case.took_ms), min(case.took_ms), max(case.took_ms)))
+            needed = "" if case.needed is None else f"{case.needed:,}"
+            shown.add_row(case.name, *times, f"{case.changed:,}", needed, f"{case.imbalance:.3f}")
+        console.print(shown)
+
+
+def measure(shards: int, hosts: int, rounds: int) -> Cases:
     """Every round decides the same: a fresh cluster of equal shards, one of its hosts joins, one leaves, and loads that
     turn out to differ."""
     names = [f"host-{n:05}" for n in range(hosts)]
@@ -63,21 +87,4 @@ def measure(shards: int, hosts: int, rounds: int) -> list[Case]:
             leaves.needed = Counter(even.current.values())[names[0]]
             leaves.measure(place_orphans, replace(even, takers=names[1:]))
         differ.measure(balance, replace(even, loads=loads))
-    return [case for case in (fresh, joins, leaves, differ) if case.took_ms]
-
-
-def as_json(cases: list[Case], shards: int, hosts: int) -> dict[str, Any]:
-    return {"shards": shards, "hosts": hosts, "cases": {case.name: case.as_json() for case in cases}}
-
-
-def show(cases: list[Case], shards: int, hosts: int, console: Console) -> None:
-    """Print a line for each case: the median time with its spread, and the decision."""
-    table = Table(title=f"foqs-lab bench assignment, {shards:,} shards on {hosts:,} hosts")
-    table.add_column("case", no_wrap=True)
-    for column in ("median ms", "min", "max", "shards given", "needed", "imbalance"):
-        table.add_column(column, justify="right")
-    for case in cases:
-        times = (f"{value:,.1f}" for value in (median(case.took_ms), min(case.took_ms), max(case.took_ms)))
-        needed = "" if case.needed is None else f"{case.needed:,}"
-        table.add_row(case.name, *times, f"{case.changed:,}", needed, f"{case.imbalance:.3f}")
-    console.print(table)
+    return Cases(shards, hosts, [case for case in (fresh, joins, leaves, differ) if case.took_ms])

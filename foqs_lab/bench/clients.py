@@ -14,8 +14,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from foqs_lab.bench.machine import cpu_s
 
@@ -76,28 +75,8 @@ class Report:
     enqueue_ms: list[float]
 
 
-class Client(Protocol):
-    """A process. Entering the context starts it; leaving the context ends it."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    def ready(self) -> None:
-        """Return when the client has connected. Raises RuntimeError if it failed."""
-
-    def go(self) -> None: ...
-
-    def kill(self) -> None: ...
-
-    def report(self) -> Report:
-        """Return when the client has done its work. Raises RuntimeError if it failed."""
-
-
 class PythonClient:
-    """`connect` runs in a process of its own, and returns the measured part."""
+    """A process in which `connect` runs, and returns the measured part. Leaving the context ends it."""
 
     def __init__(self, connect: Callable[[], Run]) -> None:
         context = get_context("spawn")
@@ -122,6 +101,7 @@ class PythonClient:
         self._here.close()
 
     def ready(self) -> None:
+        """Return when the client has connected. Raises RuntimeError if it failed."""
         self._receive()
 
     def go(self) -> None:
@@ -131,8 +111,8 @@ class PythonClient:
         self._process.kill()
 
     def report(self) -> Report:
-        report: Report = self._receive()
-        return report
+        """Return when the client has done its work. Raises RuntimeError if it failed."""
+        return self._receive()
 
     def _receive(self) -> Report:
         try:
@@ -201,6 +181,9 @@ class NodeClient:
     def _started(self) -> subprocess.Popen[str]:
         assert self._process is not None
         return self._process
+
+
+Client = PythonClient | NodeClient
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,13 @@ from statistics import median
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from foqs.client import Client
 from foqs.client.items import Item, ItemSpec, Lease
 from foqs.ids import shard_of
 from foqs.shardmgr.operate import Assign
 from foqs_lab.bench.load import run_together
+from foqs_lab.bench.machine import table
 from foqs_lab.cluster import LocalCluster, local_cluster, make_shards
 from foqs_lab.crash.clients import Wire
 from foqs_lab.servers import Kind, ServerSettings, start_database_server
@@ -48,6 +48,20 @@ class Figures:
 
     def as_json(self) -> dict[str, Any]:
         return vars(self)
+
+    def show(self, console: Console) -> None:
+        shown = table("foqs-lab bench cluster, 3 hosts on one machine", "what", "figure")
+        acks = sorted(self.acks_ms)
+        for what, figure in (
+            ("processor time an item, relative to one host; requests to the owner", _median(self.cost_straight)),
+            ("the same, requests to another host", _median(self.cost_anywhere)),
+            (f"delivered before an item more urgent by {MUCH} of {PRIORITIES}", f"{self.overtaken:.1%}"),
+            ("acks to a moving shard, p50 / p99 ms", f"{_at(acks, 0.5):.1f} / {_at(acks, 0.99):.1f}"),
+            ("a shard's move, ms", _median(self.moves_ms)),
+            ("take-over of a dead host's shards, ms after the session time-out", _median(self.takeovers_ms)),
+        ):
+            shown.add_row(what, figure)
+        console.print(shown)
 
 
 @contextmanager
@@ -223,23 +237,6 @@ def _take_over(cluster: LocalCluster, victim: str) -> float:
 def _spread(cluster: LocalCluster) -> dict[int, str]:
     names = list(cluster.hosts)
     return {shard.number: names[shard.number % len(names)] for shard in cluster.shards}
-
-
-def show(figures: Figures, console: Console) -> None:
-    table = Table(title="foqs-lab bench cluster, 3 hosts on one machine")
-    for column in ("what", "figure"):
-        table.add_column(column)
-    acks = sorted(figures.acks_ms)
-    for what, figure in (
-        ("processor time an item, relative to one host; requests to the owner", _median(figures.cost_straight)),
-        ("the same, requests to another host", _median(figures.cost_anywhere)),
-        (f"delivered before an item more urgent by {MUCH} of {PRIORITIES}", f"{figures.overtaken:.1%}"),
-        ("acks to a moving shard, p50 / p99 ms", f"{_at(acks, 0.5):.1f} / {_at(acks, 0.99):.1f}"),
-        ("a shard's move, ms", _median(figures.moves_ms)),
-        ("take-over of a dead host's shards, ms after the session time-out", _median(figures.takeovers_ms)),
-    ):
-        table.add_row(what, figure)
-    console.print(table)
 
 
 def _at(values: Sequence[float], share: float) -> float:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 import typer
 from rich.console import Console
@@ -227,7 +227,7 @@ def _in_rounds(
             found = pairs.measure(
                 run.against, shapes, databases.words(), run.rounds, lambda name: advance(description=name)
             )
-        _print(run.as_json, found.as_json, partial(pairs.show, found))
+        _print(found, run.as_json)
         return
     plan = rounds.Plan(run.rounds, shapes, limit)
     with (
@@ -241,8 +241,7 @@ def _in_rounds(
         task = progress.add_task("starting", total=plan.steps(others))
         advance = partial(progress.update, task, advance=1)
         figures = rounds.measure_rounds(measured, plan, others, lambda name: advance(description=name))
-    document = figures.as_json()
-    _print(run.as_json, lambda: document, partial(rounds.show, document))
+    _print(figures, run.as_json)
 
 
 def report(
@@ -279,11 +278,17 @@ def _progress(console: Console) -> Progress:
     return Progress(*columns, console=console, disable=not console.is_terminal)
 
 
-def _print(as_json: bool, document: Callable[[], Any], show: Callable[[Console], None]) -> None:
+class _Result(Protocol):
+    def as_json(self) -> dict[str, Any]: ...
+
+    def show(self, console: Console) -> None: ...
+
+
+def _print(result: _Result, as_json: bool) -> None:
     if as_json:
-        print(json.dumps(document(), indent=2))
+        print(json.dumps(result.as_json(), indent=2))
     else:
-        show(Console())
+        result.show(Console())
 
 
 # ------------------------------------------------------------------------------------- workloads of their own
@@ -309,11 +314,7 @@ def topics(
         rig(databases.database, databases.shards, databases.driver) as measured,
     ):
         drains = bench.measure(measured, plan, status.update)
-    _print(
-        as_json,
-        lambda: {name: drain.as_json() for name, drain in drains.items()},
-        lambda console: bench.show(drains, plan, console),
-    )
+    _print(drains, as_json)
 
 
 def workers(databases: Databases, rounds: Rounds = 3, items: Items = 40_000, as_json: Json = False) -> None:
@@ -327,7 +328,7 @@ def workers(databases: Databases, rounds: Rounds = 3, items: Items = 40_000, as_
         rig(databases.database, databases.shards, databases.driver) as measured,
     ):
         runs = workers.measure(measured, rounds, items, status.update)
-    _print(as_json, lambda: workers.as_json(runs), lambda console: workers.show(runs, items, console))
+    _print(runs, as_json)
 
 
 def assignment(
@@ -342,12 +343,7 @@ def assignment(
     """
     from foqs_lab.bench import assignment
 
-    cases = assignment.measure(shards, hosts, rounds)
-    _print(
-        as_json,
-        lambda: assignment.as_json(cases, shards, hosts),
-        lambda console: assignment.show(cases, shards, hosts, console),
-    )
+    _print(assignment.measure(shards, hosts, rounds), as_json)
 
 
 def cluster(
@@ -363,4 +359,4 @@ def cluster(
         reported(),
     ):
         figures = cluster.measure(database, Path(folder), rounds=rounds, items=items, say=status.update)
-    _print(as_json, figures.as_json, lambda console: cluster.show(figures, console))
+    _print(figures, as_json)

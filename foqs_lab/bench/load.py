@@ -1,12 +1,7 @@
-"""A load generator: many connections in one thread, each with one request under way.
+"""A load generator: many connections in one thread, each with one request at a time; and synchronous callers.
 
 The figures include the client, so it does the work of a real one (the client library's own codec, random
 priorities, every lease acked) and nothing else: no threads, no queue of its own.
-
-Synchronous callers: each enqueues an item, dequeues one and acks it, one call after the other.
-
-All callers share a topic. A caller's dequeue never waits: it has just enqueued an item, or another caller took that
-item and left its own.
 """
 
 from __future__ import annotations
@@ -35,9 +30,8 @@ _OVERLOADED_S = 0.005
 @dataclass(frozen=True, slots=True)
 class Load:
     """`total` items in batches of `batch` over `connections`; a producer stops when all are enqueued, a consumer when
-    all are acked. Consumers share their count through `total` being each process's own part."""
+    all are acked. `marks`: record the time at every 1/marks of the total."""
 
-    host: str
     port: int
     topic: str
     total: int
@@ -46,7 +40,7 @@ class Load:
     payload_bytes: int = 256
     delay_ms: int = 0
     seed: int = 0
-    marks: int = 0  # record the time at every 1/marks of the total
+    marks: int = 0
 
 
 @dataclass(slots=True)
@@ -62,13 +56,12 @@ class Took:
 class LoadConnection:
     """One socket with at most one request under way; `step` is called with each reply and sends the next."""
 
-    def __init__(self, address: tuple[str, int], step: Callable[[LoadConnection, Any], None]) -> None:
-        self.sock = socket.create_connection(address)
+    def __init__(self, port: int, step: Callable[[LoadConnection, Any], None]) -> None:
+        self.sock = socket.create_connection(("127.0.0.1", port))
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.step = step
         self.method = methods.ENQUEUE
         self.open = False
-        self.overloaded = 0  # requests that had to be sent again
         self._request: Any = None
         self._got = bytearray()
         self._sequence = 0
@@ -101,7 +94,6 @@ class LoadConnection:
         try:
             reply = self.method.decode(frame, self._sequence)
         except Overloaded:
-            self.overloaded += 1
             time.sleep(_OVERLOADED_S)
             self.send(self.method, self._request)
             return
@@ -165,7 +157,7 @@ def produce(load: Load) -> Took:
         connection.send(methods.ENQUEUE, idl.EnqueueRequest("bench", [_spec(load, rng, payload) for _ in range(count)]))
 
     took.began = time.monotonic()
-    drive([LoadConnection((load.host, load.port), step) for _ in range(load.connections)])
+    drive([LoadConnection(load.port, step) for _ in range(load.connections)])
     took.ended = time.monotonic()
     return took
 
@@ -201,7 +193,7 @@ def consume(load: Load) -> Took:
             connection.send(methods.DEQUEUE, idl.DequeueRequest("bench", wants, None, 200))
 
     took.began = time.monotonic()
-    drive([LoadConnection((load.host, load.port), step) for _ in range(load.connections)])
+    drive([LoadConnection(load.port, step) for _ in range(load.connections)])
     took.ended = time.monotonic()
     return took
 
@@ -262,7 +254,7 @@ def lean(port: int, topic: str, items: int, payload_bytes: int) -> Run:
             began = time.perf_counter()
             connection.send(methods.ENQUEUE, idl.EnqueueRequest("bench", [spec]))
 
-    connection = LoadConnection(("127.0.0.1", port), step)
+    connection = LoadConnection(port, step)
 
     def run() -> list[float]:
         drive([connection])

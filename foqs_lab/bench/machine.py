@@ -7,8 +7,11 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from rich.table import Table
+
 LOUD_CORES = 0.15
 """A ratio is marked if other processes used more than this in its round."""
+LOUD = f"* other processes used more than {LOUD_CORES} cores in this round"
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 _BUSY = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
 _COUNTED = {"user", "nice", "system", "steal"}
@@ -62,6 +65,14 @@ class OtherProcesses:
         except OSError:
             stat = ""
         return busy_s(stat), cpu_s(os.getpid()), time.monotonic()
+
+
+def table(title: str, *columns: str, caption: str | None = None) -> Table:
+    """Return an empty table; the first column is text, the next ones are numbers."""
+    made = Table(title=title, caption=caption)
+    for at, column in enumerate(columns):
+        made.add_column(column, justify="right" if at else "left")
+    return made
 
 
 def marked(values: Iterable[float], cores: Iterable[float], text: Callable[[float], str] = "{:.3f}".format) -> str:

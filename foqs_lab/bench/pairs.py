@@ -14,11 +14,10 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from rich.console import Console
-from rich.table import Table
 
 import foqs
 from foqs_lab.bench.clients import Shape
-from foqs_lab.bench.machine import LOUD_CORES, OtherProcesses, marked
+from foqs_lab.bench.machine import LOUD, OtherProcesses, marked, table
 
 _WHOLE = "run_cpu_s"
 _BATCHES = {
@@ -122,6 +121,22 @@ class Pairs:
             "other": {name: pair.other for name, pair in self.figures.items()},
         }
 
+    def show(self, console: Console) -> None:
+        """Print the ratios of each figure, and the cores of other processes beside each round."""
+        columns = ("figure", "ratio", "min", "max", "this", "other")
+        shown = table(f"foqs-lab bench over {self.other}", *columns, caption=LOUD)
+        shown.add_column("rounds")
+        for name, pair in self.with_ratios().items():
+            ratios = pair.ratios()
+            spread = (f"{value:.3f}" for value in (median(ratios), min(ratios), max(ratios)))
+            middles = (f"{median(values):,.4g}" for values in (pair.own, pair.other))
+            shown.add_row(name, *spread, *middles, marked(ratios, self.cores[pair.workload]))
+        for workload, cores in self.cores.items():
+            shown.add_row(
+                f"{workload}: cores of other processes", "", "", "", "", "", marked(cores, cores, "{:.2f}".format)
+            )
+        console.print(shown)
+
 
 def measure(
     other: Path, shapes: Mapping[str, Shape], rig: Sequence[str], rounds: int, step: Callable[[str], None]
@@ -167,25 +182,3 @@ def run(folder: Path, argv: Sequence[str]) -> dict[str, float]:
             raise RuntimeError(f"{' '.join(argv)} failed: {reason}")
     figures: dict[str, float] = json.loads(said)["median"]
     return {**figures, _WHOLE: usage.ru_utime + usage.ru_stime}
-
-
-def show(pairs: Pairs, console: Console) -> None:
-    """Print the ratios of each figure, and the cores of other processes beside each round."""
-    table = Table(
-        title=f"foqs-lab bench over {pairs.other}",
-        caption=f"* other processes used more than {LOUD_CORES} cores in this round",
-    )
-    table.add_column("figure")
-    for column in ("ratio", "min", "max", "this", "other"):
-        table.add_column(column, justify="right")
-    table.add_column("rounds")
-    for name, pair in pairs.with_ratios().items():
-        ratios = pair.ratios()
-        spread = (f"{value:.3f}" for value in (median(ratios), min(ratios), max(ratios)))
-        middles = (f"{median(values):,.4g}" for values in (pair.own, pair.other))
-        table.add_row(name, *spread, *middles, marked(ratios, pairs.cores[pair.workload]))
-    for workload, cores in pairs.cores.items():
-        table.add_row(
-            f"{workload}: cores of other processes", "", "", "", "", "", marked(cores, cores, "{:.2f}".format)
-        )
-    console.print(table)

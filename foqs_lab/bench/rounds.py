@@ -1,6 +1,4 @@
-"""The workloads: each runs once against a host and returns figures; rounds, medians and tables are made elsewhere.
-
-Runs interleaved rounds of every workload and computes medians with their spread, and ratios.
+"""The workloads, and rounds of them. Each workload runs once against a host and returns figures.
 
 Compared workloads alternate within a round, because the speed of a machine drifts. A ratio is the median of the ratios
 of all rounds.
@@ -21,32 +19,20 @@ from statistics import median, quantiles
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from foqs.client import Client
 from foqs_lab.bench import load
 from foqs_lab.bench.clients import SHAPES, Measured, PythonClient, Run, Shape, measure
 from foqs_lab.bench.load import Caller, Load
-from foqs_lab.bench.machine import LOUD_CORES, OtherProcesses, marked
+from foqs_lab.bench.machine import LOUD, OtherProcesses, marked, table
 from foqs_lab.bench.rig import Rig, commit_ms, raw_bound
 from foqs_lab.bench.rivals import Rival, Rivals
 from foqs_lab.bench.rivals.beanstalkd import Beanstalkd
 
 
-def _load(rig: Rig, shape: Shape, topic: str, connections: int, marks: int = 0, delay_ms: int = 0) -> Load:
+def _load(rig: Rig, shape: Shape, topic: str, connections: int, *, marks: int = 0, delay_ms: int = 0) -> Load:
     seed = time.monotonic_ns()
-    return Load(
-        "127.0.0.1",
-        rig.port,
-        topic,
-        shape.items,
-        connections,
-        shape.batch,
-        shape.payload_bytes,
-        delay_ms,
-        seed,
-        marks,
-    )
+    return Load(rig.port, topic, shape.items, connections, shape.batch, shape.payload_bytes, delay_ms, seed, marks)
 
 
 _topics = 0
@@ -62,7 +48,7 @@ def _fresh_topic() -> str:
 
 
 def cycle(rig: Rig, shape: Shape) -> Measured:
-    """Items are enqueued, dequeued and acked while producers and consumers run side by side."""
+    """Enqueue, dequeue and ack items, while producers and consumers run side by side."""
     topic = _fresh_topic()
     clients = [
         PythonClient(partial(_loading, load.produce, _load(rig, shape, topic, shape.producers))),
@@ -80,7 +66,7 @@ def _loading(work: Callable[[Load], object], part: Load) -> Run:
 
 
 def called(rig: Rig, shape: Shape, caller: Caller) -> Measured:
-    """Processes that each enqueue, dequeue and ack one item after the other, in one topic."""
+    """Run processes that each enqueue, dequeue and ack one item after the other, in one topic."""
     topic = _fresh_topic()
     clients = [
         PythonClient(partial(caller, rig.port, topic, part.items, shape.payload_bytes)) for part in shape.parts()
@@ -89,7 +75,7 @@ def called(rig: Rig, shape: Shape, caller: Caller) -> Measured:
 
 
 def enqueue_only(rig: Rig, shape: Shape) -> float:
-    """Items a second. The items stay in the queue: `drain` takes them away."""
+    """Return items a second. The items stay in the queue."""
     return _enqueued(rig, shape, _fresh_topic())
 
 
@@ -120,23 +106,16 @@ def drain(rig: Rig, shape: Shape) -> Drained:
     return Drained(took.items / (took.ended - took.began), tenths, rig.peak_rss_bytes())
 
 
-@dataclass(frozen=True, slots=True)
-class Latency:
-    """Milliseconds at p50 and p99; `commit` is one plain single-row commit on the same server."""
+def latency(rig: Rig, rounds: int) -> dict[str, list[float]]:
+    """Return milliseconds on an idle host: of an enqueue, and from its call to the delivery at a waiting consumer.
 
-    commit: tuple[float, float]
-    enqueue: tuple[float, float]
-    delivery: tuple[float, float]
-
-
-def latency(rig: Rig, rounds: int) -> Latency:
-    """On an idle host: one enqueue at a time; and from an enqueue's call to its delivery at a waiting consumer."""
+    `commit` is one plain single-row commit on the same server.
+    """
     commits = commit_ms(rig.urls[0], rounds)
     topic, other = _fresh_topic(), _fresh_topic()
     with Client(f"127.0.0.1:{rig.port}", "bench") as client:
         enqueues = [_timed(lambda: client.enqueue(topic, b"x" * 256)) for _ in range(rounds)]
-    deliveries = _deliveries(rig.port, other, rounds)
-    return Latency(_p50_p99(commits), _p50_p99(enqueues), _p50_p99(deliveries))
+    return {"commit": commits, "enqueue": enqueues, "delivery": _deliveries(rig.port, other, rounds)}
 
 
 def _timed(call: Callable[[], object]) -> float:
@@ -146,7 +125,7 @@ def _timed(call: Callable[[], object]) -> float:
 
 
 def _deliveries(port: int, topic: str, rounds: int) -> list[float]:
-    """Milliseconds from the call of an enqueue to the item at a consumer in another process that waits for it."""
+    """Return the times from the call of an enqueue to the item at a consumer in another process that waits for it."""
     context = get_context("spawn")
     here, there = context.Pipe()
     consumer = context.Process(target=_consumer, args=(port, topic, rounds + _WARM_ROUNDS, there))
@@ -165,18 +144,13 @@ def _deliveries(port: int, topic: str, rounds: int) -> list[float]:
 
 
 def _consumer(port: int, topic: str, rounds: int, reports: Connection) -> None:
-    """Says when it is about to ask, and when each item arrived on the machine's monotonic clock."""
+    """Say when it is about to ask, and when each item arrived on the machine's monotonic clock."""
     with Client(f"127.0.0.1:{port}", "bench") as client:
         for _ in range(rounds):
             reports.send(None)
             (item,) = client.dequeue(topic, count=1, wait_ms=60_000)
             reports.send(time.monotonic())
             client.ack(item)
-
-
-def _p50_p99(values: list[float]) -> tuple[float, float]:
-    cuts = quantiles(values, n=100)
-    return cuts[49], cuts[98]
 
 
 Step = Callable[[str], None]
@@ -236,9 +210,6 @@ class Figures:
     def drop(self, prefix: str) -> None:
         self.values = {name: values for name, values in self.values.items() if not name.startswith(prefix)}
 
-    def ratio(self, name: str, over: str) -> list[float]:
-        return [a / b for a, b in zip(self.values[name], self.values[over], strict=True)]
-
     def as_json(self) -> dict[str, Any]:
         return {
             "database": self.database,
@@ -252,6 +223,19 @@ class Figures:
             "rounds": self.values,
             "cores_of_other_processes": self.cores,
         }
+
+    def show(self, console: Console) -> None:
+        """Print the spread of each figure; of each round the ratios, and the cores of other processes."""
+        title = f"foqs-lab bench on {self.database} {self.version}, Python {platform.python_version()}"
+        shown = table(title, "figure", "median", "min", "max", caption=LOUD)
+        shown.add_column("rounds")
+        for name, values in {**self.values, "cores of other processes": self.cores}.items():
+            spread = (_number(name, value) for value in (median(values), min(values), max(values)))
+            rounds = (
+                marked(values, self.cores, partial(_number, name)) if "_over_" in name or values is self.cores else ""
+            )
+            shown.add_row(name, *spread, rounds)
+        console.print(shown)
 
 
 def measure_rounds(rig: Rig, plan: Plan, rivals: Rivals, step: Step) -> Figures:
@@ -281,7 +265,10 @@ def _round(rig: Rig, plan: Plan, rivals: Rivals, figures: Figures, step: Step) -
         figures.add("enqueue_items_per_s", enqueue_only(rig, plan.shapes["enqueue"]))
     if "latency" in plan.shapes:
         step("latency")
-        _latency(rig, plan, figures)
+        for name, times_ms in latency(rig, plan.shapes["latency"].items).items():
+            cuts = quantiles(times_ms, n=100)
+            figures.add(f"{name}_p50_ms", cuts[49])
+            figures.add(f"{name}_p99_ms", cuts[98])
     if "drain" in plan.shapes:
         _drain(rig, plan.shapes["drain"], figures, step)
 
@@ -302,7 +289,7 @@ def _takes(rival: Rival, workload: str) -> bool:
 
 
 def _rival(rival: Rival, rivals: Rivals, plan: Plan, workload: str, figures: Figures, step: Step) -> None:
-    """A rival that fails is left out from then on, with all of its figures."""
+    """Measure a rival. One that fails is left out from then on, with all of its figures."""
     step(f"{rival.title}, {_TITLES[workload]}")
     run = rival.measure_callers if workload == "callers" else rival.measure_pair
     try:
@@ -316,20 +303,9 @@ def _rival(rival: Rival, rivals: Rivals, plan: Plan, workload: str, figures: Fig
 
 
 def figure_of(rival: str, workload: str) -> str:
-    """Begins the names of a rival's figures. The bare name is of batches, or of single items if it has no batches."""
+    """Return the begin of a rival's figures. The bare name is of batches, or of single items if it has no batches."""
     bare = "single" if rival == Beanstalkd.name else "cycle"
     return rival if workload == bare else f"{rival}_{workload}"
-
-
-def _latency(rig: Rig, plan: Plan, figures: Figures) -> None:
-    found = latency(rig, plan.shapes["latency"].items)
-    for name, (p50, p99) in (
-        ("commit", found.commit),
-        ("enqueue", found.enqueue),
-        ("delivery", found.delivery),
-    ):
-        figures.add(f"{name}_p50_ms", p50)
-        figures.add(f"{name}_p99_ms", p99)
 
 
 def _drain(rig: Rig, shape: Shape, figures: Figures, step: Step) -> None:
@@ -359,26 +335,8 @@ def _ratios(figures: Figures) -> None:
     ]
     for name, over, under in pairs:
         if over in figures.values and under in figures.values:
-            figures.values[name] = figures.ratio(over, under)
-
-
-def show(document: Mapping[str, Any], console: Console) -> None:
-    """Print the median, minimum and maximum of each figure of `Figures.as_json`.
-
-    For each round it prints the ratios, and the cores of other processes.
-    """
-    title = f"foqs-lab bench on {document['database']} {document['version']}, Python {document['python']}"
-    table = Table(title=title, caption=f"* other processes used more than {LOUD_CORES} cores in this round")
-    table.add_column("figure")
-    for column in ("median", "min", "max"):
-        table.add_column(column, justify="right")
-    table.add_column("rounds")
-    cores = document["cores_of_other_processes"]
-    for name, values in {**document["rounds"], "cores of other processes": cores}.items():
-        spread = (_number(name, value) for value in (median(values), min(values), max(values)))
-        rounds = marked(values, cores, partial(_number, name)) if "_over_" in name or values is cores else ""
-        table.add_row(name, *spread, rounds)
-    console.print(table)
+            both = zip(figures.values[over], figures.values[under], strict=True)
+            figures.values[name] = [one / other for one, other in both]
 
 
 def _number(name: str, value: float) -> str:

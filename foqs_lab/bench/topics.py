@@ -10,11 +10,11 @@ from statistics import median
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from foqs.client import methods
 from foqs.idl import idl
 from foqs_lab.bench.load import LoadConnection, drive
+from foqs_lab.bench.machine import table
 from foqs_lab.bench.rig import Rig
 
 SLICE = 1_000
@@ -122,8 +122,7 @@ def fill(rig: Rig, plan: Plan, topics: Sequence[str]) -> None:
             specs = [idl.ItemSpec(topic=topics[n % len(topics)], payload=payload) for n in sent]
             connection.send(methods.ENQUEUE, idl.EnqueueRequest("bench", specs))
 
-    address = ("127.0.0.1", rig.port)
-    drive([LoadConnection(address, partial(step, sent=[])) for _ in range(_WALKERS)])
+    drive([LoadConnection(rig.port, partial(step, sent=[])) for _ in range(_WALKERS)])
 
 
 def walk(rig: Rig, plan: Plan, topics: Sequence[str]) -> Drained:
@@ -153,13 +152,31 @@ def fixed(rig: Rig, plan: Plan, topics: Sequence[str]) -> Drained:
 def _drain(rig: Rig, plan: Plan, wait_ms: int, consumers: Sequence[tuple[Iterator[Sequence[str]], int]]) -> Drained:
     began = time.monotonic()
     drain = _Drain(plan, wait_ms, began + plan.limit_s)
-    address = ("127.0.0.1", rig.port)
-    drive([LoadConnection(address, drain.step(*consumer)) for consumer in consumers], idle_s=plan.limit_s)
+    drive([LoadConnection(rig.port, drain.step(*consumer)) for consumer in consumers], idle_s=plan.limit_s)
     took_s = time.monotonic() - began
     return Drained(drain.acked, took_s, drain.answers_ms, rig.peak_rss_bytes(), drain.acked >= plan.items)
 
 
-def measure(rig: Rig, plan: Plan, step: Callable[[str], None]) -> dict[str, Drained]:
+@dataclass(frozen=True, slots=True)
+class Drains:
+    plan: Plan
+    drains: dict[str, Drained]
+
+    def as_json(self) -> dict[str, Any]:
+        return {name: drain.as_json() for name, drain in self.drains.items()}
+
+    def show(self, console: Console) -> None:
+        title = f"foqs-lab bench topics, {self.plan.items:,} items in {self.plan.topics:,} topics"
+        shown = table(title, "consumers", "drained", "items/s", "answer ms, p50", "p99", "max", "memory")
+        for name, drain in self.drains.items():
+            figures = drain.as_json()
+            answers = (f"{figures[f'answer_{at}_ms']:,.0f}" for at in ("p50", "p99", "max"))
+            drained = f"{drain.items:,}" + ("" if drain.done else " (given up)")
+            shown.add_row(name, drained, f"{figures['items_per_s']:,.0f}", *answers, f"{drain.rss_bytes / 1e6:,.0f} MB")
+        console.print(shown)
+
+
+def measure(rig: Rig, plan: Plan, step: Callable[[str], None]) -> Drains:
     """Both kinds of consumers, each after the enqueues and after a restart, when nothing is in memory."""
     drains: dict[str, Drained] = {}
     for name, drain in (("walk, wait_ms 0", walk), ("fixed topics, waiting", fixed)):
@@ -172,17 +189,4 @@ def measure(rig: Rig, plan: Plan, step: Callable[[str], None]) -> dict[str, Drai
             if restarted:
                 rig.restart_host()
             drains[case] = drain(rig, plan, topics)
-    return drains
-
-
-def show(drains: dict[str, Drained], plan: Plan, console: Console) -> None:
-    table = Table(title=f"foqs-lab bench topics, {plan.items:,} items in {plan.topics:,} topics")
-    table.add_column("consumers")
-    for column in ("drained", "items/s", "answer ms, p50", "p99", "max", "memory"):
-        table.add_column(column, justify="right", no_wrap=column != "answer ms, p50")
-    for name, drain in drains.items():
-        figures = drain.as_json()
-        answers = (f"{figures[f'answer_{at}_ms']:,.0f}" for at in ("p50", "p99", "max"))
-        drained = f"{drain.items:,}" + ("" if drain.done else " (given up)")
-        table.add_row(name, drained, f"{figures['items_per_s']:,.0f}", *answers, f"{drain.rss_bytes / 1e6:,.0f} MB")
-    console.print(table)
+    return Drains(plan, drains)

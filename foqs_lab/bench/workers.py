@@ -9,13 +9,12 @@ from statistics import median
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from foqs.client import methods
 from foqs.idl import idl
 from foqs_lab.bench import load
 from foqs_lab.bench.load import Load, LoadConnection, drive
-from foqs_lab.bench.machine import cpu_s
+from foqs_lab.bench.machine import cpu_s, table
 from foqs_lab.bench.rig import Rig
 
 CONNECTIONS = 32
@@ -82,13 +81,13 @@ def _worked(part: Load, step: Callable[[LoadConnection, Any], None]) -> int:
         step(connection, reply)
         requests += connection.open
 
-    drive([LoadConnection((part.host, part.port), counted) for _ in range(part.connections)])
+    drive([LoadConnection(part.port, counted) for _ in range(part.connections)])
     return requests
 
 
 def run(rig: Rig, work: Callable[[Load], int], topic: str, items: int) -> Worked:
     """Enqueue `items`, then have workers take them."""
-    part = Load("127.0.0.1", rig.port, topic, items, CONNECTIONS, 1)
+    part = Load(rig.port, topic, items, CONNECTIONS, 1)
     load.produce(replace(part, batch=_BATCH, connections=4))
     assert rig.process is not None
     began_s, used_s, host_s = time.monotonic(), time.process_time(), cpu_s(rig.process.pid)
@@ -98,7 +97,29 @@ def run(rig: Rig, work: Callable[[Load], int], topic: str, items: int) -> Worked
     return Worked(items / took_s, requests / items, 1e6 * used_s / items, 1e6 * host_s / items)
 
 
-def measure(rig: Rig, rounds: int, items: int, step: Callable[[str], None]) -> dict[str, list[Worked]]:
+@dataclass(frozen=True, slots=True)
+class Runs:
+    items: int
+    runs: dict[str, list[Worked]]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            kind: {name: [getattr(one, name) for one in worked] for name in _FIGURES}
+            for kind, worked in self.runs.items()
+        }
+
+    def show(self, console: Console) -> None:
+        """Print the median of each figure."""
+        title = f"foqs-lab bench workers, {self.items:,} items one by one, {CONNECTIONS} workers"
+        columns = ("items/s", "its requests an item", "workers' CPU us an item", "host's CPU us an item")
+        shown = table(title, "a worker sends", *columns)
+        for kind, worked in self.runs.items():
+            rate, requests, *cpu = (median(getattr(one, name) for one in worked) for name in _FIGURES)
+            shown.add_row(kind, f"{rate:,.0f}", f"{requests:.2f}", *(f"{figure:,.0f}" for figure in cpu))
+        console.print(shown)
+
+
+def measure(rig: Rig, rounds: int, items: int, step: Callable[[str], None]) -> Runs:
     """Return the runs of both kinds of workers, which alternate."""
     rig.start_host()
     runs: dict[str, list[Worked]] = {APART: [], TOGETHER: []}
@@ -106,20 +127,4 @@ def measure(rig: Rig, rounds: int, items: int, step: Callable[[str], None]) -> d
         for kind, work in ((APART, apart), (TOGETHER, together)):
             step(f"{kind}, round {number + 1} of {rounds}")
             runs[kind].append(run(rig, work, f"t{number}-{work.__name__}", items))
-    return runs
-
-
-def as_json(runs: dict[str, list[Worked]]) -> dict[str, Any]:
-    return {kind: {name: [getattr(one, name) for one in worked] for name in _FIGURES} for kind, worked in runs.items()}
-
-
-def show(runs: dict[str, list[Worked]], items: int, console: Console) -> None:
-    """Print the median of each figure."""
-    table = Table(title=f"foqs-lab bench workers, {items:,} items one by one, {CONNECTIONS} workers")
-    table.add_column("a worker sends")
-    for column in ("items/s", "its requests an item", "workers' CPU us an item", "host's CPU us an item"):
-        table.add_column(column, justify="right")
-    for kind, worked in runs.items():
-        figures = [median(getattr(one, name) for one in worked) for name in _FIGURES]
-        table.add_row(kind, f"{figures[0]:,.0f}", f"{figures[1]:.2f}", *(f"{figure:,.0f}" for figure in figures[2:]))
-    console.print(table)
+    return Runs(items, runs)

@@ -1,11 +1,8 @@
 """Producers and consumers that log every reply, and misbehave on purpose.
 
 Consumers ack most of what they get; some items they nack, forget, or ack long after the lease; and they ack with
-tokens that are wrong. Everything random comes from the seed.
-
-One connection that asks once: no pool, no second try, so that each answer is one event of the history.
-
-It is the client library's own connection and codec.
+tokens that are wrong. Everything random comes from the seed. A `Wire` asks once: no pool, no second try, so that each
+answer is one event of the history. It is the client library's own connection and codec.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""The replies to the clients of a queue as events, and the log files of these events.
+"""The replies to the clients of a queue as events, the log files of these events, and the payloads of items.
 
-`began` and `ended` are nanoseconds of the machine's monotonic clock, the same for all processes: what the host did
-lies between them. Events are written one a line (JSON: the kind, then the fields in order).
-
-Payloads with a key, a filler and a checksum, so that a change of one is detected.
+`began` and `ended` are nanoseconds of the machine's monotonic clock, the same for all processes: the host acted
+between them. Events are written one a line (JSON: the kind, then the fields in order).
 """
 
 from __future__ import annotations

@@ -1,15 +1,10 @@
-"""The work of the demo without a queue: finds the files, and counts their functions, classes and lines.
-
-The results as they come in, each file counted once; and the comparison with the plain loop. No I/O.
+"""The work of the demo without a queue, the count of its results, and the comparison with a plain loop.
 
 A worker sends its result as an item to a second topic and acks the file only after that enqueue was answered,
 which means that it was committed. So wherever the worker dies, either the ack was made and the result is in the
-queue, or the file is delivered again. The one thing that can happen is a result that comes twice: the worker died,
-or lost its lease, between the two. A result names its file, and the file is the key here, so the second one
-replaces nothing and adds nothing. (The other order, ack first, would lose the result of a worker that dies in
-between, and nothing would tell.)
-
-The outcome of a run of the demo, and its faults. No I/O.
+queue, or the file is delivered again. A result may come twice: the worker died, or lost its lease, between the two. A
+result names its file, and the file is the key here, so the second one replaces nothing and adds nothing. (The other
+order, ack first, would lose the result of a worker that dies in between, without a trace.)
 """
 
 from __future__ import annotations

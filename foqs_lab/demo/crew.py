@@ -1,7 +1,4 @@
-"""The demo's processes: one host and a pool of workers, each a real child process with its log in a file.
-
-The one way in which the demo fails.
-"""
+"""The demo's processes: one host and a pool of workers, each a real child process with its log in a file."""
 
 from __future__ import annotations
 

@@ -1,13 +1,9 @@
-"""What one sees while the demo runs, on stderr: bars on a terminal, a line now and then elsewhere.
-
-The tables at the end.
-"""
+"""The demo on a terminal: bars on stderr while it runs (a line now and then elsewhere), and tables at the end."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
 
 from rich import box
 from rich.console import Console
@@ -57,9 +53,7 @@ class Screen:
         self._bars.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._bars.stop()
 
 

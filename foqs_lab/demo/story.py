@@ -1,7 +1,4 @@
-"""From the first file to the comparison.
-
-The demo as a client of the queue: enqueues the files, collects the results, and has a worker killed.
-"""
+"""The demo from the first file to the comparison: a client of the queue, which also has a worker killed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Scenarios of fair sharing: shares by weight, newcomers, changes of weight, and the two scopes.
-
-Scenarios of very many tenants: keys that come and go, the opening of a shard, and the cost of a tenant.
-"""
+"""Scenarios of fair sharing: shares by weight, newcomers, changes of weight, the two scopes, and very many tenants."""
 
 from __future__ import annotations
 

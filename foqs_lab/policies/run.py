@@ -1,7 +1,4 @@
-"""Runs scenarios, each on fresh servers, and shows their outcomes.
-
-The picture of docs/fairness.md: deliveries of tenants over time, from a run on a real host.
-"""
+"""The scenarios, each on fresh servers, and the picture of docs/fairness.md, from a run on a real host."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
-"""Scenarios of throttles: rates hold over all hosts and kills, and hold back only the items that have their keys.
-
-Scenarios of limits on live leases: through kills of hosts, coordinators and workers, and while a database is away.
+"""Scenarios of throttles: rates and limits on live leases, over all hosts and through kills.
 
 The number of live leases is judged twice. By the history of the workers a lease lives from its answer until its ack is
-sent or its time is over. By the rows it lives if two reads of all shards have it, one after the other.
+sent or its time has ended. By the rows it lives if two reads of all shards have it, one after the other.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from typer.main import get_command
 
 from foqs_lab.bench.clients import SHAPES, Shape
 from foqs_lab.bench.machine import LOUD_CORES, OtherProcesses, busy_s, cpu_s, marked, used_by_others
-from foqs_lab.bench.pairs import OPTIONS, Pairs, Program, program_at, show
+from foqs_lab.bench.pairs import OPTIONS, Pairs, Program, program_at
 from foqs_lab.cli import app
 
 STAT = "cpu  1000 200 300 9000 800 70 60 50 9 8\ncpu0 1 2 3 4 5 6 7 8 9 10\nintr 1\n"
@@ -78,7 +78,7 @@ def test_the_table_of_pairs() -> None:
     pairs.add("cycle", {"cycle_items_per_s": 90.0, "run_cpu_s": 2.0, "new": 1.0}, before, 0.01)
     pairs.add("cycle", {"cycle_items_per_s": 120.0, "run_cpu_s": 3.0}, before, 0.3)
     console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    show(pairs, console)
+    pairs.show(console)
     rows = {line.split("│")[1].strip(): line for line in console.export_text().splitlines() if "│" in line}
     assert "0.900 1.200*" in rows["cycle_items_per_s"]
     assert "0.500 0.750*" in rows["cycle_run_cpu_s"]

@@ -17,9 +17,8 @@ from foqs_lab.bench.rig import Rig
 from foqs_lab.bench.rivals import RIVALS, Rivals
 from foqs_lab.bench.rivals.beanstalkd import Beanstalkd
 from foqs_lab.bench.rivals.node import BullMq, GraphileWorker
-from foqs_lab.bench.rivals.pgmq import Pgmq
 from foqs_lab.bench.rivals.rival import Rival
-from foqs_lab.bench.rivals.skip_locked import SkipLocked
+from foqs_lab.bench.rivals.sql import Pgmq, SkipLocked
 from foqs_lab.servers import ServerUnavailable
 from tests.conftest import Server
 

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from foqs_lab.bench.rig import Rig
 from foqs_lab.bench.rivals.beanstalkd import Beanstalkd
 from foqs_lab.bench.rivals.node import BullMq, GraphileWorker
-from foqs_lab.bench.rivals.pgmq import Pgmq
 from foqs_lab.bench.rivals.rival import Rival
-from foqs_lab.bench.rivals.skip_locked import SkipLocked
+from foqs_lab.bench.rivals.sql import Pgmq, SkipLocked
 from foqs_lab.servers import ServerUnavailable
 
 __all__ = ["RIVALS", "Rival", "Rivals", "started"]
@@ -30,7 +29,7 @@ class Rivals:
 
 @contextmanager
 def started(rig: Rig) -> Iterator[Rivals]:
-    """Every rival that is installed, on servers of its own. SKIP LOCKED uses the shards' server, if there is one."""
+    """Start every rival that is installed. SKIP LOCKED uses the server of the shards, if there is one."""
     rivals = Rivals()
     with ExitStack() as stack:
         if rig.server_pid:

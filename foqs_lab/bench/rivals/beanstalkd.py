@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -10,7 +9,7 @@ from functools import partial
 
 from foqs_lab.bench.clients import Client, PythonClient, Run, Shape
 from foqs_lab.bench.load import drive
-from foqs_lab.bench.rivals.rival import Rival
+from foqs_lab.bench.rivals.rival import Rival, priority
 from foqs_lab.servers import BeanstalkdServer
 
 
@@ -46,7 +45,7 @@ class Beanstalkd(Rival):
 class _Bean:
     """One connection to beanstalkd with one command in flight."""
 
-    def __init__(self, port: int, step: Callable[[_Bean, bytes], bytes | None]) -> None:
+    def __init__(self, port: int, step: Callable[[bytes], bytes | None]) -> None:
         self.sock = socket.create_connection(("127.0.0.1", port))
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.open = False
@@ -57,7 +56,7 @@ class _Bean:
         self._next(b"")
 
     def _next(self, reply: bytes) -> None:
-        command = self._step(self, reply)
+        command = self._step(reply)
         self.open = command is not None
         if command is not None:
             self.sock.sendall(command)
@@ -73,25 +72,28 @@ class _Bean:
         self._next(line)
 
 
-def _put(rng: random.Random, payload: bytes) -> bytes:
-    return b"put %d 0 60 %d\r\n%b\r\n" % (rng.randrange(1000), len(payload), payload)
+def _put(payload: bytes) -> bytes:
+    return b"put %d 0 60 %d\r\n%b\r\n" % (priority(), len(payload), payload)
+
+
+def _delete(reserved: bytes) -> bytes:
+    return b"delete %b\r\n" % reserved.split(b" ")[1]
 
 
 def _beans(port: int, shape: Shape, connections: int, *, consume: bool) -> Run:
-    rng, left = random.Random(connections), shape.items
-    payload = b"x" * shape.payload_bytes
+    left, payload = shape.items, b"x" * shape.payload_bytes
 
-    def produced(_: _Bean, reply: bytes) -> bytes | None:
+    def produced(reply: bytes) -> bytes | None:
         nonlocal left
         if reply and not reply.startswith(b"INSERTED"):
             raise RuntimeError(f"beanstalkd refused a put: {reply.decode()}")
         left -= 1
-        return _put(rng, payload) if left >= 0 else None
+        return _put(payload) if left >= 0 else None
 
-    def consumed(_: _Bean, reply: bytes) -> bytes | None:
+    def consumed(reply: bytes) -> bytes | None:
         nonlocal left
         if reply.startswith(b"RESERVED"):
-            return b"delete %b\r\n" % reply.split(b" ")[1]
+            return _delete(reply)
         left -= 1
         return b"reserve\r\n" if left >= 0 else None
 
@@ -105,23 +107,22 @@ def _beans(port: int, shape: Shape, connections: int, *, consume: bool) -> Run:
 
 
 def _caller(port: int, shape: Shape) -> Run:
-    rng = random.Random(port)
     payload = b"x" * shape.payload_bytes
     took_ms: list[float] = []
     began, done = 0.0, 0
 
-    def step(_: _Bean, reply: bytes) -> bytes | None:
+    def step(reply: bytes) -> bytes | None:
         nonlocal began, done
         if reply.startswith(b"INSERTED"):
             took_ms.append(1000 * (time.perf_counter() - began))
             return b"reserve\r\n"
         if reply.startswith(b"RESERVED"):
-            return b"delete %b\r\n" % reply.split(b" ")[1]
+            return _delete(reply)
         done += reply == b"DELETED"
         if done >= shape.items:
             return None
         began = time.perf_counter()
-        return _put(rng, payload)
+        return _put(payload)
 
     bean = _Bean(port, step)
 

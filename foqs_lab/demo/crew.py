@@ -9,20 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import foqs
-from foqs_lab.servers.process import ServerProcess, wait_until
-
-
-class DemoFailed(Exception):
-    """A process of the demo did not run, or the queue did not answer.
-
-    Attributes:
-        log_tail: the last lines that the process concerned printed, if any.
-    """
-
-    def __init__(self, reason: str, log_tail: str = "") -> None:
-        super().__init__(reason)
-        self.log_tail = log_tail
-
+from foqs_lab.servers.process import Restartable, ServerProcess, wait_until
 
 _START_MS = 30_000
 _STOP_MS = 15_000
@@ -33,86 +20,90 @@ _IN_CHECKOUT = Path.cwd() == Path(foqs.__file__).parent.parent
 _PYTHON = (sys.executable,) if _IN_CHECKOUT else (sys.executable, "-P")
 
 
-class Host:
+class DemoFailed(Exception):
+    """A process of the demo did not run, or the queue did not answer. `log_tail`: the last lines of the process."""
+
+    def __init__(self, reason: str, log_tail: str = "") -> None:
+        super().__init__(reason)
+        self.log_tail = log_tail
+
+
+class _Child(Restartable):
+    """A process of the demo. It must not end by itself."""
+
+    def __init__(self, what: str, log: Path, *argv: str) -> None:
+        self._what, self._log = what, log
+        self._process = ServerProcess([*_PYTHON, "-m", *argv], log=log)
+
+    def check(self) -> None:
+        """Raise DemoFailed if the process ended by itself."""
+        if not self.alive:
+            raise self.failed("ended by itself")
+
+    def failed(self, reason: str) -> DemoFailed:
+        return DemoFailed(f"{self._what} {reason}", self._started().log_tail())
+
+    def end(self) -> int:
+        """Send SIGTERM, and wait. Return the exit code."""
+        return self._started().stop(grace_ms=_STOP_MS)
+
+    def said(self) -> str:
+        return self._log.read_text(errors="replace")
+
+
+class Host(_Child):
     """`foqs dev` on SQLite shards in `folder`/data."""
 
     def __init__(self, folder: Path) -> None:
-        self._log = folder / "host.log"
-        data = str(folder / "data")
-        self._process = ServerProcess([*_PYTHON, "-m", "foqs", "dev", "--data-dir", data, "--port", "0"], log=self._log)
+        argv = ("foqs", "dev", "--data-dir", str(folder / "data"), "--port", "0")
+        super().__init__("the host", folder / "host.log", *argv)
 
     def wait_address(self) -> str:
-        """`HOST:PORT` once it serves. Raises DemoFailed when it does not within 30 s."""
-        wait_until(lambda: not self._process.alive or self._address() is not None, timeout_ms=_START_MS)
+        """Return `HOST:PORT` once it serves. Raises DemoFailed if it does not within 30 s."""
+        wait_until(lambda: not self.alive or self._address() is not None, timeout_ms=_START_MS)
         address = self._address()
         if address is None:
-            raise DemoFailed("the host did not start", self._process.log_tail())
+            raise self.failed("did not start")
         return address
-
-    def check(self) -> None:
-        """Raises DemoFailed when it is gone."""
-        if not self._process.alive:
-            raise DemoFailed("the host ended by itself", self._process.log_tail())
 
     def stop(self) -> None:
         """Stop the host after it has finished its requests. Raises DemoFailed if it could not."""
-        if self._process.stop(grace_ms=_STOP_MS):
-            raise DemoFailed("the host did not stop in order", self._process.log_tail())
-
-    def kill(self) -> None:
-        self._process.kill()
+        if self.end():
+            raise self.failed("did not stop in order")
 
     def _address(self) -> str | None:
-        for line in self._log.read_text(errors="replace").splitlines(keepends=True):
+        for line in self.said().splitlines(keepends=True):
             if line.startswith(_LISTENING) and line.endswith("\n"):
                 return line.removeprefix(_LISTENING).strip()
         return None
 
 
-class WorkerProcess:
+class WorkerProcess(_Child):
     """One process of the pool; see `worker`."""
 
     def __init__(self, number: int, address: str, root: Path, folder: Path) -> None:
         self.number = number
-        self._log = folder / f"worker-{number}.log"
-        self._process = ServerProcess([*_PYTHON, "-m", "foqs_lab.demo.worker", address, str(root)], log=self._log)
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def check(self) -> None:
-        """Raise DemoFailed if the worker ended by itself."""
-        if not self._process.alive:
-            raise DemoFailed(f"worker {self.number} ended by itself", self._process.log_tail())
+        argv = ("foqs_lab.demo.worker", address, str(root))
+        super().__init__(f"worker {number}", folder / f"worker-{number}.log", *argv)
 
     def kill_at_work(self, item: int) -> int:
-        """SIGKILL if it works on `item`; returns how many it works on, 0 when it lives on.
+        """Send SIGKILL if it works on `item`. Return the number of its items, or 0 if it lives on.
 
         The worker is frozen first, so its output is exact: an item with a `begin` and no `end` was neither
-        acked nor nacked, so it is leased to a process that will never say another word.
+        acked nor nacked, so it is leased to a process that will never end it.
         """
-        if item not in leases_held(self._said()):
+        if item not in leases_held(self.said()):
             return 0
-        self._process.pause()
+        self.pause()
         state = os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
         if state is None or state.si_code != os.CLD_STOPPED:
             self.check()
-        held = leases_held(self._said())
+        held = leases_held(self.said())
         if item in held:
-            self._process.kill()
+            self.kill()
             return len(held)
-        self._process.resume()
+        self.resume()
         return 0
-
-    def _said(self) -> str:
-        return self._log.read_text(errors="replace")
-
-    def stop(self) -> None:
-        self._process.stop(grace_ms=_STOP_MS)
-
-    def kill(self) -> None:
-        self._process.kill()
 
 
 class Crew:
@@ -144,7 +135,7 @@ class Crew:
     def stop(self) -> None:
         """Stop all workers: each finishes its item and gives back the rest."""
         with ThreadPoolExecutor(max(1, len(self.workers))) as threads:
-            list(threads.map(WorkerProcess.stop, self.workers))
+            list(threads.map(WorkerProcess.end, self.workers))
         self.workers.clear()
 
     def kill(self) -> None:

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from itertools import count, pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -24,6 +24,7 @@ from foqs.client.items import ItemSpec
 from foqs.ids import digest_of, hash_slot_of
 from foqs_lab.policies.job_process import Jobs
 from foqs_lab.policies.stage import SESSION_MS, Consumers, Delivered, Outcome, Stage, exceeded_by
+from foqs_lab.servers.process import wait_until
 
 _NEW_S = 4.0
 
@@ -269,17 +270,11 @@ class Workers:
     """Processes with consumers of a topic, which are killed and started again."""
 
     def __init__(
-        self,
-        stage: Stage,
-        topic: str,
-        consumers: int,
-        work_ms: int,
-        *,
-        lease_ms: int = _LEASE_MS,
+        self, stage: Stage, topic: str, processes: int, consumers: int, work_ms: int, *, lease_ms: int = _LEASE_MS,
         library: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._stage, self._topic, self._consumers, self._work_ms = stage, topic, consumers, work_ms
-        self._lease_ms, self._library = lease_ms, library
+        self._lease_ms, self._library, self._first = lease_ms, library, processes
         self._numbers = count(1)
         self._processes: list[subprocess.Popen[bytes]] = []
         self.histories: list[Path] = []
@@ -295,14 +290,6 @@ class Workers:
         command = [sys.executable, "-m", "foqs_lab.policies.job_process", jobs.json()]
         self._processes.append(subprocess.Popen(command, stderr=subprocess.DEVNULL))
 
-    def ready(self) -> None:
-        """Wait until all processes began."""
-        until_s = time.monotonic() + 60
-        while not all(Path(f"{one}.ready").exists() for one in self.histories):
-            if time.monotonic() > until_s:
-                raise TimeoutError("a worker process did not begin")
-            time.sleep(0.05)
-
     def kill(self, at: int) -> None:
         """Send SIGKILL, and start another one in its place."""
         self._processes[at].send_signal(signal.SIGKILL)
@@ -317,25 +304,24 @@ class Workers:
             found.append(leases_of(text[: text.rfind("\n") + 1].splitlines(), self._lease_ms))
         return found
 
-    def close(self) -> None:
+    def __enter__(self) -> Workers:
+        """Start the processes, and wait until all of them began."""
+        try:
+            for _ in range(self._first):
+                self.start()
+            _wait(lambda: all(Path(f"{one}.ready").exists() for one in self.histories), 60)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
         for process in self._processes:
             process.kill()
             process.wait()
 
     def __len__(self) -> int:
         return len(self._processes)
-
-
-@contextmanager
-def _workers(stage: Stage, topic: str, processes: int, consumers: int, work_ms: int) -> Iterator[Workers]:
-    made = Workers(stage, topic, consumers, work_ms)
-    try:
-        for _ in range(processes):
-            made.start()
-        made.ready()
-        yield made
-    finally:
-        made.close()
 
 
 def _limit(stage: Stage, key: str, timeout_ms: int = 60_000) -> None:
@@ -351,7 +337,7 @@ def kills(stage: Stage) -> Outcome:
     for client in stage.clients:
         stage.fill(keyed("train", ["gpu"], 2_000), client)
     with ExitStack() as stack:
-        workers = stack.enter_context(_workers(stage, "train", 8, max(1, consumers // 8), 200))
+        workers = stack.enter_context(Workers(stage, "train", 8, max(1, consumers // 8), 200))
         rows = stack.enter_context(Rows(stage))
         time.sleep(3)
         from_ns = time.monotonic_ns()
@@ -387,8 +373,8 @@ def ends_of_jobs(stage: Stage) -> Outcome:
     """A worker that is killed, and jobs that take longer than the throttle's timeout."""
     _limit(stage, "gpu", timeout_ms=1_000)
     stage.fill(keyed("killed", ["gpu"], LIMIT))
-    with _workers(stage, "killed", 1, LIMIT, 60_000) as workers:
-        _wait(lambda: _stats(stage).taken == LIMIT)
+    with Workers(stage, "killed", 1, LIMIT, 60_000) as workers:
+        _wait(lambda: [one.taken for one in stage.client.throttles("gpu").throttles] == [LIMIT])
         workers.kill(0)
         killed_s = time.monotonic()
         _wait(lambda: _stats(stage).reclaimed >= LIMIT, 30)
@@ -396,7 +382,7 @@ def ends_of_jobs(stage: Stage) -> Outcome:
     reclaimed = _stats(stage).reclaimed
     before = _stats(stage).overage
     stage.fill(keyed("long", ["gpu"], 3 * LIMIT))
-    with _workers(stage, "long", 1, 3 * LIMIT, 2_000) as workers, Rows(stage) as rows:
+    with Workers(stage, "long", 1, 3 * LIMIT, 2_000) as workers, Rows(stage) as rows:
         time.sleep(8)
     leases = [lease for of_one in workers.leases() for lease in of_one]
     figures = {
@@ -418,17 +404,11 @@ def workers(stage: Stage) -> Outcome:
     stage.settings({"topic.each": json.dumps({"per_worker": 2})})
     for client in stage.clients:
         stage.fill(keyed("each", [], 4_000), client)
-    made = Workers(stage, "each", 5, 300, lease_ms=30_000, library=True)
-    try:
-        for _ in range(processes):
-            made.start()
-        made.ready()
+    with Workers(stage, "each", processes, 5, 300, lease_ms=30_000, library=True) as made:
         time.sleep(5)
         from_ns = time.monotonic_ns()
         time.sleep(look_s)
         to_ns = time.monotonic_ns()
-    finally:
-        made.close()
     each = made.leases()
     every = [lease for of_one in each for lease in of_one]
     figures = {
@@ -447,7 +427,7 @@ def database_away(stage: Stage) -> Outcome:
     _limit(stage, "gpu")
     for client in stage.clients:
         stage.fill(keyed("train", ["gpu"], int(60 * (away_s + calm_s))), client)
-    with _workers(stage, "train", 3, 8, 200) as workers, Rows(stage) as rows:
+    with Workers(stage, "train", 3, 8, 200) as workers, Rows(stage) as rows:
         time.sleep(3)
         from_ns = time.monotonic_ns()
         time.sleep(calm_s)
@@ -480,8 +460,5 @@ def _stats(stage: Stage) -> ThrottleStats:
 
 
 def _wait(done: Callable[[], bool], most_s: float = 10.0) -> None:
-    until_s = time.monotonic() + most_s
-    while not done():
-        if time.monotonic() > until_s:
-            raise TimeoutError("the state did not come")
-        time.sleep(0.02)
+    if not wait_until(done, timeout_ms=round(1_000 * most_s)):
+        raise TimeoutError("the state did not come")

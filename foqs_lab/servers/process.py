@@ -261,7 +261,7 @@ class PrivateServer(Restartable, ABC):
 
     @abstractmethod
     def prepare(self, directory: Path) -> None:
-        """Find the program, note its version, and make what it needs. Raises ServerUnavailable."""
+        """Find the program, note its version, and make its files. Raises ServerUnavailable."""
 
     @abstractmethod
     def argv(self, directory: Path) -> Sequence[str]:

@@ -28,7 +28,7 @@ LINES = {
     "foqs.admin": 1_127,
     "foqs.api": 2_963,
     "foqs.buffers": 839,
-    "foqs.cli": 7_119,
+    "foqs.cli": 6_680,
     "foqs.client": 7_843,
     "foqs.config": 1_316,
     "foqs.doctor": 808,
@@ -46,14 +46,13 @@ LINES = {
     "foqs.store": 5_529,
     "foqs.wire": 1_314,
     "foqs.zk": 1_701,
-    "foqs_lab": 8_519,
+    "foqs_lab": 8_780,
 }
 """Lines of each package. A package may exceed its ceiling by `MARGIN`."""
 MARGIN = 0.01
 REASONS = {
     "foqs/spark/source.py": "Spark finds the data source by this module",
-    "foqs_lab/servers/beanstalkd.py": "one private server a file",
-    "foqs_lab/servers/redis.py": "one private server a file",
+    "foqs_lab/servers/zookeeper.py": "neither a database nor a rival",
 }
 """Files below `SMALL_LINES` lines with one importer that stay apart."""
 SMALL_FILES = 5

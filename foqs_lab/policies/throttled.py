@@ -106,7 +106,7 @@ def two_keys(stage: Stage) -> Outcome:
         "beyond a rate": max(exceeded_by(a, 100, 100), exceeded_by(b, 10, 10)),
     }
     met = figures["only-a over its 90 a second"] >= 0.95 and figures["longest wait for both, s"] <= 3
-    title = "keys {a 100/s, b 10/s} beside items with a alone, and with b alone"
+    title = "keys {a 100/s, b 10/s} together with items with a alone, and with b alone"
     bar = "both <= 10/s, and one at least in any 3 s; only-a >= 0.95 x 90/s"
     return Outcome(11, title, bar, met and figures["beyond a rate"] <= 0, figures)
 

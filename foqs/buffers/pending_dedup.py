@@ -61,7 +61,7 @@ class Copy(NamedTuple):
     done: Callable[[FoqsError | None], None]
 
 
-class Keys:
+class DedupKeys:
     """The deduplication keys of one shard. `pending` are those not stored yet, by digest.
 
     `scan` finds rows that have expired; `gone` is the range of rows that the next transaction deletes. `held` are the
@@ -105,7 +105,7 @@ class Keys:
         return False
 
     def __repr__(self) -> str:
-        return f"Keys({len(self.pending)} pending)"
+        return f"DedupKeys({len(self.pending)} pending)"
 
 
 class _Answered:
@@ -127,7 +127,7 @@ class KeyedRequest:
 
     __slots__ = ("_call", "_entries", "_keys", "done", "sent")
 
-    def __init__(self, keys: Keys, call: TakesOutcomes, entries: Sequence[Keyed]) -> None:
+    def __init__(self, keys: DedupKeys, call: TakesOutcomes, entries: Sequence[Keyed]) -> None:
         self._keys = keys
         self._call = call
         self._entries = entries

@@ -282,9 +282,9 @@ class Engine(State):
                 self.submit(shard, batch)
             if shard.returned:
                 shard_life.place_again(self, shard, now_ms)
-        if self.next_turn:
-            next_turn, self.next_turn = self.next_turn, []
-            for do in next_turn:
+        if self.next_slice:
+            next_slice, self.next_slice = self.next_slice, []
+            for do in next_slice:
                 do()
 
     def tick(self, now_ms: int) -> None:

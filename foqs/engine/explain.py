@@ -158,7 +158,7 @@ def _of_ready(state: State, topic: Topic[Lane[Item]], now_ms: int) -> list[Any]:
         return [reason for each in held.values() for reason in each]
     reasons = _no_consumer(state, topic, now_ms)
     if topic.turns is not None and not topic.turns.unparked:
-        gate = state.throttling.first_due([topic.key])
+        gate = state.throttling.demand.first_due([topic.key])
         if gate is not None:
             reasons.append(_held(state, topic.key, gate, None, now_ms))
     if lanes and not any(_has_first(lane) for lane in lanes if not held[lane.tenure.shard]):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from foqs.bounds import Budget
 from foqs.buffers.checkpoint import Checkpoint
-from foqs.buffers.pending_dedup import Keys
+from foqs.buffers.pending_dedup import DedupKeys
 from foqs.buffers.reads import DeadRead, ListRead
 from foqs.buffers.shard_batch import Chunk, ShardBatch
 from foqs.config.schema import HostSection
@@ -183,7 +183,7 @@ class Shard(ShardMemory):
         self.unwritten: deque[tuple[int, Item, int]] = deque()
         self.timers = Checkpoint(0)
         self.ttls = Checkpoint(0)
-        self.keys = Keys()
+        self.keys = DedupKeys()
         self.looks = Looks()
         self.asked = AskedScripts()
         self.lists: list[ListRead] = []

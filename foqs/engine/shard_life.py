@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 
 from foqs.buffers.checkpoint import NEVER_MS, Checkpoint
-from foqs.buffers.pending_dedup import Copy, Give, KeyedRequest, Keys
+from foqs.buffers.pending_dedup import Copy, DedupKeys, Give, KeyedRequest
 from foqs.buffers.shard_batch import ANSWERED, ShardBatch
 from foqs.engine import consumers, enqueue
 from foqs.engine.shard import Shard
@@ -99,7 +99,7 @@ def open_shard(shard: Shard, opened: Opened, max_batch_bytes: int, begun_ms: int
     shard.next_number = opened.next_number
     shard.timers = Checkpoint(min(opened.due_from_ms, now_ms))
     shard.ttls = Checkpoint(min(opened.expiry_from_ms, now_ms))
-    shard.keys = Keys(min(opened.dedup_from_ms, now_ms), opened.slots)
+    shard.keys = DedupKeys(min(opened.dedup_from_ms, now_ms), opened.slots)
     shard.opened_ms = now_ms
     shard.confirmed_ms = begun_ms  # counting a long backlog takes time, in which another host may have taken the shard
     shard.grace_from_ms = now_ms if opened.replaced else None

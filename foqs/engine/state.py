@@ -112,7 +112,7 @@ class State:
         self.deadlines: Deadlines[Timed] = Deadlines()
         self.patience: Deadlines[DequeueCall] = Deadlines()
         self.long_work: deque[Iterator[None]] = deque()  # on very many topics: see `begin`
-        self.next_turn: list[Callable[[], None]] = []  # what `soon` puts off
+        self.next_slice: list[Callable[[], None]] = []  # what `soon` puts off
         self.throttling = Throttling(
             self.policies, self.waiting, self._unparked, self.put_off, rng.random,
             callbacks.tokens_wanted, callbacks.monotonic_ms, lambda: self.serving,
@@ -131,7 +131,7 @@ class State:
 
     def soon(self, do: Callable[[], None]) -> None:
         """Call `do` in the next slice of the event loop: a reply may come while a batch is applied."""
-        self.next_turn.append(do)
+        self.next_slice.append(do)
         self.wake()
 
     def _unparked(self, key: TopicKey) -> None:

@@ -119,7 +119,7 @@ def lanes_of(state: State, key: TopicKey) -> Iterator[list[Lane[Item]]]:
 MOST_TENANTS = 1_000
 """Tenants that are reported by name."""
 _FLOWS = 250
-"""Flows that a count looks at in one turn of the event loop."""
+"""Flows that a count looks at in one slice of the event loop."""
 
 
 class TenantCounts(NamedTuple):
@@ -199,7 +199,7 @@ def tenants_of(state: State, key: TopicKey, done: Callable[[MostReady], None]) -
 _MOST_FLOWS = 10_000
 """Flows of one host whose items are counted for an answer."""
 _KEYS = 2_000
-"""Keys that are looked at in one turn of the event loop."""
+"""Keys that are looked at in one slice of the event loop."""
 
 
 class KeyStats(NamedTuple):
@@ -279,7 +279,7 @@ def _of_gates(gates: Sequence[AnyGate], most_flows: int, now_ms: int) -> KeyStat
 
 
 _ITEMS = 5_000
-"""Items that a count looks at in one turn of the event loop."""
+"""Items that a count looks at in one slice of the event loop."""
 MOST_WORKERS = 1_000
 """Workers that are reported, the workers with the oldest leases: consumers choose their names."""
 

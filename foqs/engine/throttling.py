@@ -135,7 +135,7 @@ class Throttling:
     def hint(self, call: DequeueCall, now_ms: int) -> Hint | None:
         """Return why `call` gets nothing: its topic that may be delivered again first, here or on another host that was
         asked. `now_ms` is the host's clock."""
-        first = self.first_due([topic for topic, _ in call.wants]) if self.demand.topics else None
+        first = self.demand.first_due([topic for topic, _ in call.wants]) if self.demand.topics else None
         elsewhere = call.hint
         if first is None:
             return elsewhere
@@ -143,10 +143,6 @@ class Throttling:
         if elsewhere is not None and elsewhere.retry_at_ms is not None and elsewhere.retry_at_ms < retry_at_ms:
             return elsewhere
         return Hint(first.why, retry_at_ms)
-
-    def first_due(self, topics: Sequence[TopicKey]) -> AnyGate | None:
-        """Return the gate at which flows of the topics are parked and that may have units first."""
-        return self.demand.first_due(topics)
 
     def dry_gate(self, flow: Parked) -> AnyGate | None:
         """Return the gate at which the flow is parked, or would be if a consumer asked now, as far as this host

@@ -132,7 +132,7 @@ def test_a_shard_that_is_removed_during_a_redrive_is_not_missing() -> None:
     redrive = Redrive(exchange, plan, lambda *_: None, found.append)
     routing = replace(routing, shards=frozenset({1, 3}))
     redrive.begin(10_000)
-    while lab.engine.next_turn:
+    while lab.engine.next_slice:
         lab.engine.pump(lab.now_ms)
     assert [(one.missing, one.more) for one in found] == [({1, 3}, False)]
 

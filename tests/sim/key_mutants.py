@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from foqs.buffers.checkpoint import NEVER_MS
-from foqs.buffers.pending_dedup import Keyed, KeyedRequest, Keys, TakesOutcomes
+from foqs.buffers.pending_dedup import DedupKeys, Keyed, KeyedRequest, TakesOutcomes
 from foqs.buffers.shard_batch import BatchResult
 from foqs.engine import dedup
 from foqs.peers.hash_slots import SlotMigration
@@ -65,11 +65,11 @@ def one_key_that_is_there_fails_its_neighbours(patch: Patch) -> None:
 def keys_on_their_way_are_not_known(patch: Patch) -> None:
     """Two enqueues with one key at the same time are stored both."""
 
-    def add(keys: Keys, keyed: Keyed, call: TakesOutcomes) -> bool:
+    def add(keys: DedupKeys, keyed: Keyed, call: TakesOutcomes) -> bool:
         keys.pending[keyed.dedup.digest] = keyed
         return True
 
-    patch.setattr(Keys, "add", add)
+    patch.setattr(DedupKeys, "add", add)
 
 
 @mutant

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from foqs.api.ack_dequeue import AckDequeue
-from foqs.buffers.pending_dedup import Keys
+from foqs.buffers.pending_dedup import DedupKeys
 from foqs.engine import consumers, dequeue
 from foqs.errors import FoqsError, LostReply, NotSent
 from foqs.limits.bucket import Bucket, NamespaceTokens
@@ -78,7 +78,7 @@ def slots_are_taken_whatever_their_stamp(patch: Patch) -> None:
 
 @mutant
 def keys_are_taken_on_any_shard(patch: Patch) -> None:
-    patch.setattr(Keys, "takes", lambda keys, digest: True)
+    patch.setattr(DedupKeys, "takes", lambda keys, digest: True)
 
 
 @mutant

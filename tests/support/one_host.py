@@ -231,7 +231,7 @@ class OneHost(Laboratory):
 
     def _left_to_do(self) -> bool:
         engine = self.engine
-        return bool(engine.next_turn or engine.dirty or engine.due or engine.long_work)
+        return bool(engine.next_slice or engine.dirty or engine.due or engine.long_work)
 
     def wait(self, by_ms: int) -> None:
         """Let time pass on both clocks, and call the timers that are due."""

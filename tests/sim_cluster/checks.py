@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from foqs.shardmgr.assignment import balance
 from foqs.shardmgr.controller import situation_of
@@ -284,5 +284,7 @@ class Checks:
         each = [loads[host] for host in may_take]
         if not self.sim.profile.weighted and not self.sim.apart and max(each) - min(each) > 1:
             return f"hosts have {dict(loads)} shards"
-        left: Any = balance(situation_of(facts)).moved
+        situation = situation_of(facts)
+        before, living = situation.current, {*situation.takers, *situation.emptied}
+        left = [shard for shard, host in balance(situation).items() if before.get(shard) in living - {host}]
         return f"{left} are still to be moved" if left else ""

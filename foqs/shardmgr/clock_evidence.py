@@ -48,7 +48,7 @@ class Verdict(NamedTuple):
 
 
 def middle(leads: Sequence[int], bound_ms: int, machine_lead: int) -> int:
-    """Return the median. Of two that differ, this is the one with which the machine's clock agrees, or the earlier."""
+    """Return the median. Of two that differ, return the lead that agrees with the machine's clock, or the earlier."""
     found = sorted(leads)
     low, high = found[(len(found) - 1) // 2], found[len(found) // 2]
     if high - low > bound_ms and abs(machine_lead - high) <= bound_ms < abs(machine_lead - low):

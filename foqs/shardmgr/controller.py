@@ -156,8 +156,8 @@ class Controller:
         return _write(facts, balance(situation_of(facts, measured), self._settings.max_moves))
 
     def _wake_ms(self, now_ms: int) -> int:
-        """Return the earliest of the relevant times after `now_ms`; the last of them is the end of the wait for shards
-        under way."""
+        """Return the earliest of the relevant times after `now_ms`; the last time is the end of the wait for moving
+        shards."""
         assert self._ready_ms is not None
         assert self._balance_ms is not None
         times = [self._ready_ms, self._balance_ms, self._balance_ms + self._settings.balance_every_ms]
@@ -183,7 +183,7 @@ def moving(facts: Facts) -> frozenset[int]:
 
 def situation_of(facts: Facts, measured: Mapping[int, float] = _NOT_MEASURED) -> Situation:
     """Return the input of `balance` and the other decisions: all shards except disabled ones. Each is on its assigned
-    host, or on the host that serves it if that one is alive and the assigned one is not."""
+    host, or on the host that serves it if that host is alive and the assigned host is not."""
     loads = _loads(facts, measured)
     current = dict(facts.assignment.hosts)
     for shard in loads:

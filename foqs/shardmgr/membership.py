@@ -315,8 +315,8 @@ class Reach:
         silent_ms: Mapping[int, int] = MappingProxyType({}),
     ) -> Report:
         """Return the next report. `down`: shards assigned to this host whose database failed the last call. `served`:
-        shards that this host serves. `silent_ms`: for how long the databases have not answered, by shard; those of
-        shards that are not down may still answer."""
+        shards that this host serves. `silent_ms`: for how long the databases have not answered, by shard; a
+        database of a shard that is not down may still answer."""
         now = silent_ms.keys() - frozenset(down)
         self._hung = {shard: at for shard, at in self._hung.items() if at + HUNG_MS > now_ms and shard not in down}
         self._hung |= dict.fromkeys(now, now_ms)

@@ -73,7 +73,7 @@ KNOWN = {
     "leases_over_a_new_limit_leave_their_slots": 15,
     "flows_without_a_slot_are_never_woken": 3,
     "freed_slots_stay_where_others_wait": 6,
-    "urgent_items_of_a_shard_that_returns_wait_for_others": 329,
+    "urgent_items_of_a_shard_that_returns_wait_for_others": 322,
     "a_late_nack_moves_a_dead_letter_again": 74,
     "settling_leaves_the_old_connection_in_the_row": 48,
     "an_unindexed_item_of_a_cut_window_is_not_kept": 89,

@@ -100,7 +100,7 @@ def test_status(a: Player, b: Player, run: Run) -> None:
     assert ["a", "a:7707", "alive", "1", "1", "-", "-", "-"] in lines, "no process answers at that address"
     assert any(line[:6] == ["1", "served", "enabled", "1", "a", "a"] for line in lines)
     assert any(line[-1:] == ["mysql://db:3307/foqs_2"] for line in lines)
-    assert "controller a, 0 under way, as even as can be" in tables.out
+    assert "controller a, 0 in progress, as even as can be" in tables.out
 
     said = run("cluster", "status", "--json")
     found = json.loads(said.out)
@@ -111,7 +111,7 @@ def test_status(a: Player, b: Player, run: Run) -> None:
 
 
 def test_status_of_an_empty_cluster(run: Run) -> None:
-    assert "assignment none yet, controller none, 0 under way, imbalance -" in run("cluster", "status").out
+    assert "assignment none yet, controller none, 0 in progress, imbalance -" in run("cluster", "status").out
 
 
 def test_watching_shows_each_change_until_it_is_interrupted(a: Player, start: Start) -> None:

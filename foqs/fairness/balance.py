@@ -1,10 +1,10 @@
 """How a topic's tenants share the deliveries of several hosts. Pure.
 
 Each host gives its tenants turns by their weights. A tenant whose items are on one host of three would get a third of
-its due. So hosts report to each other how much they delivered of each tenant, and each of them multiplies the weights
-of its tenants by factors. A factor rises while its tenant receives less, by its weight and on all hosts together, than
-the tenants beside it, and falls while it receives more. That ends when tenants that share a host receive the same, or
-when one that receives more gets nothing there any more: weighted max-min. Without reports factors return to 1.
+its due. So hosts report to each other how much they delivered of each tenant, and each host multiplies the weights of
+its tenants by factors. A factor rises while its tenant receives less than the other tenants of the host, by weight and
+on all hosts together, and falls while it receives more. Factors rest when the tenants of a host receive the same, or
+when a tenant that receives more gets nothing from this host: weighted max-min. Without reports factors return to 1.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class _Pace:
 
 
 class _Host:
-    """The reports of another host: on how many tenants was the last one, and when did it and the one before come."""
+    """The reports of another host: the number of tenants in the last one, and the times of the last two."""
 
     __slots__ = ("before_ms", "heard_ms", "paces", "tenants")
 
@@ -88,13 +88,13 @@ class _Host:
         return self.heard_ms is None or now_ms - self.heard_ms > limit_ms
 
     def counts(self, now_ms: int) -> bool:
-        """Whether it is known how much the host delivers: that takes two reports."""
+        """Return True if two recent reports say how much the host delivers."""
         return self.before_ms is not None and not self.silent(SILENT_MS, now_ms)
 
 
 class Balance:
-    """One topic's, on one host. Times are of a clock that never goes back. `factors`: by which the weights of tenants
-    here are multiplied, 1 for those that it lacks."""
+    """The balance of one topic on one host. Times are of a clock that never goes back. `factors`: the weights of
+    tenants here are multiplied by these; a tenant without a factor has 1."""
 
     def __init__(self) -> None:
         self.factors: dict[str, float] = {}
@@ -110,11 +110,12 @@ class Balance:
 
     @property
     def quiet(self) -> bool:
-        """Whether no other host reports, and no factor is left."""
+        """Return True if no other host reports, and no factor is left."""
         return not self._hosts and not self._logs
 
     def contested(self, now_ms: int) -> bool:
-        """Whether another host has two or more tenants: it needs the reports of this host, even on one."""
+        """Return True if another host has two or more tenants: it needs the reports of this host, even on one
+        tenant."""
         return any(host.tenants > 1 and not host.silent(SILENT_MS, now_ms) for host in self._hosts.values())
 
     def heard(self, host: str, shares: Sequence[tuple[str, int]], now_ms: int) -> None:
@@ -136,7 +137,7 @@ class Balance:
             del paces[next(iter(paces))]
 
     def report(self, shares: Sequence[Share], now_ms: int) -> list[Share]:
-        """Return the tenants to report on, after a step with these: those that wait or were served lately."""
+        """Return the tenants that wait or were served lately, to report on after a step with `shares`."""
         return [one for one in shares if one.waits or now_ms - self._own[one.name].changed_ms <= SILENT_MS]
 
     def step(self, shares: Sequence[Share], item: float, now_ms: int, unit: str = "") -> None:
@@ -228,5 +229,5 @@ class Balance:
 
 
 def _comparable(name: str, hosts: Sequence[_Host]) -> bool:
-    """Whether every host that has the tenant reports on it."""
+    """Return True if every host that has the tenant reports on it."""
     return all(host.tenants < MOST_TENANTS or name in host.paces for host in hosts)

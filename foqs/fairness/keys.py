@@ -1,4 +1,4 @@
-"""What names a topic, and what names a lane inside a shard."""
+"""The keys of topics, and the keys of lanes inside a shard."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ TopicKey = tuple[str, str]
 """(namespace, topic)."""
 
 LaneKey = NewType("LaneKey", object)
-"""Names a lane inside a shard. It is a type of its own, so that the type checker finds it in the place of a topic."""
+"""The key of a lane inside a shard: a type of its own, so that the type checker finds it in the place of a topic."""
 
 THROTTLES_BYTES = 512
 """The keys of a throttle set take at most this many bytes, with one between two keys."""
@@ -19,8 +19,8 @@ MOST_TENANCY_BYTES = _TEXT_HEAD + 255 + _LIST_HEAD + 8 * _SIZE + THROTTLES_BYTES
 
 
 def lane_key(key: TopicKey, fairness: str = "", throttles: tuple[str, ...] = ()) -> LaneKey:
-    """Return the key of the lane with this fairness key and throttle set, which is in order. That of a topic's plain
-    lane is the same tuple as `key`: a second one would take 72 bytes a topic. Keys of other lanes begin with it."""
+    """Return the key of the lane with this fairness key and throttle set, which is in order. The key of a topic's plain
+    lane is `key` itself: a second tuple would take 72 bytes a topic. Keys of other lanes begin with `key`."""
     lane: Any = (key, fairness, throttles) if fairness or throttles else key
     return lane  # type: ignore[no-any-return]
 
@@ -48,7 +48,7 @@ def tenancy_bytes(fairness: str, throttles: tuple[str, ...]) -> int:
 
 
 def is_plain(key: LaneKey) -> bool:
-    """Whether the lane has neither a fairness key nor throttle keys."""
+    """Return True if the lane has neither a fairness key nor throttle keys."""
     lane: Any = key
     return len(lane) == 2
 

@@ -1,13 +1,8 @@
-"""By how many deliveries an item was overtaken since it became ready. Pure.
+"""Answers about the order of deliveries: by how many deliveries an item was overtaken, the rate of a topic's
+deliveries, and how many turns of other tenants come before a tenant's next turn. Pure.
 
-Kept only for topics whose consumers asked for it in the last minute, and for items that became ready since, so that
-other topics pay a look at an empty map.
-
-How many items of a topic were delivered lately: counted only for topics of which an operator asks why.
-
-Counting for every topic would cost each delivery an entry in a map of very many topics.
-
-How many turns of other tenants come before a tenant's next one. Pure.
+Deliveries are counted only for topics that a consumer or an operator asked about in the last minute. Other topics pay
+a look at an empty map: to count all topics would cost each delivery an entry in a map of very many topics.
 """
 
 from __future__ import annotations
@@ -24,9 +19,9 @@ from foqs.fairness.tenants import Tenant
 from foqs.fairness.turns import ITEMS, Turns
 
 _ASKED_MS = 60_000
-_TOPICS = 1_000
+_MOST_TOPICS = 1_000
 _ITEMS = 100_000
-"""Items in all topics, 300 bytes each. Beyond it, those of the topic that became ready first are not known any more."""
+"""Items in all topics, 300 bytes each. Beyond it, the topic forgets the items that became ready first."""
 
 
 class Known(Protocol):
@@ -58,8 +53,8 @@ class Overtaken(NamedTuple):
 
 
 class TopicLedger:
-    """`delivered` counts deliveries of the topic. For an item, `ready` has its tenant; the deliveries of that when it
-    became ready, with the ready items that came before it then added; and those of other tenants."""
+    """`delivered` counts deliveries of the topic. For an item, `ready` has its tenant; the tenant's deliveries when the
+    item became ready, plus the ready items that came before it then; and the deliveries of other tenants."""
 
     __slots__ = ("asked_ms", "delivered", "owns", "ready")
 
@@ -94,7 +89,7 @@ class Ledgers(dict[TopicKey, TopicLedger]):
         for key in keys:
             ledger = self.get(key)
             if ledger is None:
-                if len(self) >= _TOPICS:
+                if len(self) >= _MOST_TOPICS:
                     return
                 ledger = self[key] = TopicLedger()
             ledger.asked_ms = now_ms
@@ -155,7 +150,7 @@ class Ledgers(dict[TopicKey, TopicLedger]):
         own = ledger.owns.get(tenant)
         if own is None:
             own = ledger.owns[tenant] = _Own(tenant)
-        own.known += 1  # first, so that the count of its deliveries goes on
+        own.known += 1  # first, so that `forget` keeps the count of its deliveries
         self._items += 1 - ledger.forget(item_id)
         ledger.ready[item_id] = (own, own.delivered + before, ledger.delivered - own.delivered)
         if self._items > _ITEMS:
@@ -165,7 +160,6 @@ class Ledgers(dict[TopicKey, TopicLedger]):
 _SPAN_S = 10
 _LEAST_MS = 1_000
 """A rate over a shorter time would say little."""
-_MOST_TOPICS = 1_000
 
 
 class Recent(dict[TopicKey, "_Seconds"]):
@@ -173,7 +167,8 @@ class Recent(dict[TopicKey, "_Seconds"]):
 
     def a_second(self, key: TopicKey, now_ms: int) -> float | None:
         """Return the deliveries of a topic in a second, over the last 10 s; None while the topic was not counted for a
-        second. It is counted from now on. Beyond 1,000 topics, the one that was asked about longest ago is not."""
+        second. It is counted from now on. Beyond 1,000 topics, the topic that was asked about longest ago is
+        dropped."""
         seconds = self.pop(key, None)
         if seconds is None:
             seconds = _Seconds(now_ms)
@@ -223,13 +218,13 @@ class _Seconds:
 
 
 _LOOKED_AT = 10_000
-"""Tenants and newcomers that are looked at; the rest is taken to be like them."""
+"""Tenants and newcomers that are looked at. The rest counts as similar to these."""
 
 
 class Standing(NamedTuple):
-    """About so many `turns` of other tenants come first, or at least one of each where items do not cost the same.
-    `share` of all turns are the tenant's. `urgent`: tenants with more urgent items go first, whose turns are not
-    counted."""
+    """The place of a tenant among the tenants of its topic. `turns`: about this number of turns of other tenants come
+    first, or at least one of each where items do not cost the same. `share`: the tenant's share of all turns.
+    `urgent`: tenants with more urgent items go first; `turns` does not count theirs."""
 
     turns: int
     share: float
@@ -237,7 +232,7 @@ class Standing(NamedTuple):
 
 
 def standing_of(tenant: Tenant[Any], turns: Turns[Any]) -> Standing | None:
-    """Return where a tenant of `turns` stands if no other tenant arrives or ends; None if it is not queued."""
+    """Return the place of a tenant of `turns` if no other tenant arrives or ends; None if it is not queued."""
     if not tenant.seq:
         return None
     level = tenant.level
@@ -247,7 +242,7 @@ def standing_of(tenant: Tenant[Any], turns: Turns[Any]) -> Standing | None:
     more = max(1.0, len(level.newcomers) / _LOOKED_AT)
     if tenant.newcomer:  # every second turn is a newcomer's
         places = (at for at, (seq, _) in enumerate(newcomers) if seq == tenant.seq)
-        place = next(places, len(level.newcomers))  # behind those that are looked at: the most that it may be
+        place = next(places, len(level.newcomers))  # behind the newcomers that are looked at: the most that it may be
         count = 2 * place + (level.took_newcomer and bool(heap))
     else:
         most = 1 << 62 if turns.unit == ITEMS else 1

@@ -1,9 +1,4 @@
-"""When a shard was open here.
-
-The queue of the tenants that compete without priority: a heap by start, and the newcomers. Pure.
-
-The tenants of a topic and their flows, which have its lanes. Pure.
-"""
+"""The tenants of a topic, their flows, which have its lanes, and the levels in which tenants queue. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +11,7 @@ from foqs.fairness.keys import tenancy_bytes
 
 
 class Tenure:
-    """The time between the opening of a shard and its end. `shard` is None when it is over.
+    """The time between the opening of a shard and its end. `shard` is None after the end.
 
     Tenures are numbered in the order in which they began."""
 
@@ -28,7 +23,7 @@ class Tenure:
 
 
 _STALE = 64
-"""Entries of tenants that left which are kept in any case."""
+"""Up to this many entries of tenants that left are kept."""
 
 
 class Numbered(Protocol):
@@ -79,10 +74,10 @@ class Level(Generic[N]):
         return None
 
     def in_heap(self) -> Iterator[N]:
-        """Yield those that are no newcomers, in the order of their turns. The heap must not change until the end.
+        """Yield the tenants that are no newcomers, in the order of their turns. The heap must not change until the end.
 
-        (The first entries of the heap's list are another choice: with 100,000 that entered in order, the next hundred
-        stand in a few of its branches.)"""
+        (The first entries of the heap's list would be other tenants: with 100,000 that entered in order, a few branches
+        hold the next hundred.)"""
         heap = self.heap
         branches = [(heap[0], 0)] if heap else []
         while branches:
@@ -106,9 +101,9 @@ class Level(Generic[N]):
 
 
 QUEUED, IDLE, PARKED, PASSED, ASIDE, DOWN = range(6)
-"""Where a tenant stands. QUEUED: among those that take turns. IDLE: none of its items is ready. PARKED: its items wait
-for throttles. PASSED: passed over until `Turns.back`. ASIDE: its items cannot be leased yet, for lack of a page, a body
-or a confirmation. DOWN: no shard that has them is healthy."""
+"""The state of a tenant. QUEUED: it takes turns. IDLE: none of its items is ready. PARKED: its items wait for
+throttles. PASSED: passed over until `Turns.back`. ASIDE: its items cannot be leased yet, for lack of a page, a body or
+a confirmation. DOWN: no shard that has its items is healthy."""
 
 UNRANKED = -(1 << 63)
 """The rank of a tenant whose most urgent item is not known. It comes first, so it gets its rank before any turn."""
@@ -130,7 +125,7 @@ L = TypeVar("L", bound=InFlow)
 
 
 class Tally:
-    """Ready items of a topic on one shard: all of them, and those in parked flows. `lanes` are counted, too."""
+    """The lanes of a topic on one shard, their ready items, and the ready items in parked flows."""
 
     __slots__ = ("lanes", "parked", "ready")
 
@@ -139,7 +134,7 @@ class Tally:
 
 
 class TakesTurns(Protocol):
-    """What a tenant takes its turns in."""
+    """The part of `Turns` that tenants and flows use."""
 
     tallies: dict[Tenure, Tally]
     ranked: bool
@@ -156,11 +151,11 @@ class TakesTurns(Protocol):
 
 
 class Tenant(Generic[L]):
-    """The items of a topic with one fairness key, `name`. `start`: its virtual start. `given_weight`: of its last
-    stored item that had one. `weight`: the one in effect, multiplied by `factor`, which balances hosts. `served`: the
-    cost of all that it was given; `counted`: of that, what metrics have. `lease_ms`: the mean of its last leases, None
-    before the first ended. `only`: its flow, None if it has or had several. (Most tenants have one flow: two dicts for
-    it would take 480 bytes.)"""
+    """The items of a topic with one fairness key, `name`. `start`: its virtual start. `given_weight`: the weight of its
+    last stored item that had one. `weight`: the weight in effect, multiplied by `factor`, which balances hosts.
+    `served`: the cost of all that it was given; `counted`: the part of it that metrics have. `lease_ms`: the mean of
+    its last leases, None before the first ended. `only`: its flow, None if it has or had several. (Most tenants have
+    one flow: two dicts for it would take 480 bytes.)"""
 
     __slots__ = (
         "_flows",
@@ -237,7 +232,7 @@ class Tenant(Generic[L]):
             self._unparked.pop(flow, None)
 
     def noted(self, flow: Flow[L]) -> None:
-        """The flow was parked, or is not any more."""
+        """The flow was parked, or woke."""
         if self._unparked is None:
             return
         if flow.parked is not None:
@@ -263,8 +258,8 @@ class Tenant(Generic[L]):
 
 
 class Flow(Generic[L]):
-    """The items of a tenant with one set of throttle keys: a lane on each shard. `rules` is the engine's: what the
-    throttles of its keys are. While it is `parked` on a throttle key, its tenant takes no turn for it. `waits_ms`: when
+    """The items of a tenant with one set of throttle keys: a lane on each shard. `rules` is the engine's: the throttles
+    of its keys. While it is `parked` on a throttle key, its tenant takes no turn for it. `waits_ms`: when
     it was parked first since its last delivery, 0 if it was not."""
 
     __slots__ = ("_parked", "lanes", "names_bytes", "rules", "tenant", "throttles", "waits_ms")
@@ -298,8 +293,8 @@ class Flow(Generic[L]):
         return sum([lane.ready for lane in self.lanes if lane.tenure.shard is not None])
 
     def merged(self) -> Iterator[L]:
-        """Yield the lanes of open shards whose items are in one order with those of this flow: those of its tenant's
-        flows that are not parked, and its own."""
+        """Yield the lanes of open shards whose items are in one order with the items of this flow: the lanes of its
+        tenant's flows that are not parked, and its own."""
         for flow in self.tenant.unparked if self._parked is None else (self, *self.tenant.unparked):
             for lane in flow.lanes:
                 if lane.tenure.shard is not None:
@@ -313,7 +308,7 @@ class Flow(Generic[L]):
             tally.parked += items
 
     def wake(self, *, opened: bool = False) -> None:
-        """An item of the flow became ready or came into memory, or the flow is parked no more. `opened`: as in
+        """An item of the flow became ready or came into memory, or the flow was unparked. `opened`: see
         `Turns.enter`."""
         tenant = self.tenant
         if self._parked is None:
@@ -328,11 +323,11 @@ class Flow(Generic[L]):
 
     @property
     def busy(self) -> bool:
-        """Whether leased items were charged by the mean time of leases."""
+        """Return True if leased items were charged by the mean time of leases."""
         return bool(self.tenant.turns.charges)
 
     def lease_over(self, item_id: int, held_ms: int) -> None:
-        """The lease of an item of the flow is over."""
+        """The lease of an item of the flow has ended."""
         if self.busy:
             self.tenant.turns.lease_over(self.tenant, item_id, held_ms)
 

@@ -1,15 +1,8 @@
 """The topics of a host, each with the lanes that hold its items.
 
-A shard attaches its lanes while it is open. A closed shard's lanes count no more at once, because `Tenure` says so;
-they are detached later, a bounded number at a time. Shards look their lanes up by `LaneKey`; all else, from waiting
+A shard attaches its lanes while it is open. The end of its `Tenure` takes all its lanes out of the counts at once; they
+are detached later, a bounded number at a time. Shards look their lanes up by `LaneKey`; all else, from waiting
 consumers to metrics, names topics by `TopicKey`.
-
-The keys of topics in order, for pages of topics.
-
-New keys wait unsorted until a reader needs them, and the reader sorts a bounded number at a time. So a host that opens
-100,000 topics sorts none of them for its own work.
-
-The lanes with a fairness key or throttle keys that one topic has on one shard, in the order of their numbers.
 """
 
 from __future__ import annotations
@@ -21,15 +14,171 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from foqs.fairness.keys import LaneKey, TopicKey, is_plain, tenancy_of
 from foqs.fairness.ledger import Ledgers
-from foqs.fairness.tenants import Tenure
+from foqs.fairness.tenants import InFlow, Tenure
 from foqs.fairness.turns import Turns
+
+
+class Attached(InFlow, Protocol):
+    """A lane, as a topic knows it. `next` is the topic's next lane. `flow` is None where tenants take no turns."""
+
+    key: LaneKey
+    next: Any
+
+
+L = TypeVar("L", bound=Attached)
+
+
+class Topic(Generic[L]):
+    """Its lanes form a list from `first` on, in the order in which their shards were opened. Lanes of closed shards
+    stay until they are detached. (A topic has a lane or two; a tuple of them would take 40 bytes more.) `bounds` is the
+    engine's: the part of the topic's policy that each delivery needs. From the first lane with a fairness key or
+    throttle keys on, `turns` has the lanes instead."""
+
+    __slots__ = ("bounds", "first", "key", "turns")
+
+    def __init__(self, key: TopicKey) -> None:
+        self.key = key
+        self.first: L | None = None
+        self.bounds: Any = None
+        self.turns: Turns[L] | None = None
+
+    @property
+    def ready(self) -> int:
+        """Number of items that are ready, in memory or not."""
+        if self.turns is not None:
+            return self.turns.ready
+        ready, lane = 0, self.first
+        while lane is not None:
+            if lane.tenure.shard is not None:
+                ready += lane.ready
+            lane = lane.next
+        return ready
+
+    def lanes(self) -> list[L]:
+        """Return the lanes of open shards."""
+        if self.turns is not None:
+            return [lane for lane in self.turns.lanes() if lane.tenure.shard is not None]
+        lanes: list[L] = []
+        lane = self.first
+        while lane is not None:
+            if lane.tenure.shard is not None:
+                lanes.append(lane)
+            lane = lane.next
+        return lanes
+
+    def begin_turns(self) -> Turns[L]:
+        """Let the tenants of the topic take turns from now on. The items of its plain lanes belong to tenant ''."""
+        if self.turns is None:
+            self.turns = Turns()
+            lane, self.first = self.first, None
+            while lane is not None:
+                after, lane.next = lane.next, None
+                self.turns.attach(lane, "", ())
+                lane = after
+        return self.turns
+
+    @property
+    def empty(self) -> bool:
+        """Return True if the topic has no lane."""
+        return self.first is None and (self.turns is None or not self.turns.tenants)
+
+    def attach(self, lane: L) -> None:
+        if self.turns is not None or not is_plain(lane.key):
+            self.begin_turns().attach(lane, *tenancy_of(lane.key))
+            return
+        before, after = None, self.first
+        while after is not None and after.tenure.number < lane.tenure.number:
+            before, after = after, after.next
+        lane.next = after
+        if before is None:
+            self.first = lane
+        else:
+            before.next = lane
+
+    def detach(self, lane: L) -> None:
+        if self.turns is not None:
+            self.turns.detach(lane)
+            return
+        before, found = None, self.first
+        while found is not lane:
+            assert found is not None, "the lane is not attached"
+            before, found = found, found.next
+        if before is None:
+            self.first = lane.next
+        else:
+            before.next = lane.next
+        lane.next = None
+
+    def __repr__(self) -> str:
+        return f"Topic({'/'.join(self.key)} ready={self.ready})"
+
+
+class Topics(dict[TopicKey, Topic[L]]):
+    """Every topic that has a lane here. `in_turns` has the topics whose tenants take turns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.in_turns: dict[TopicKey, Topic[L]] = {}
+        self.ledgers = Ledgers()
+        self._tenures = 0
+        self._order: TopicOrder | None = None
+
+    def tenure(self, shard: Any) -> Tenure:
+        self._tenures += 1
+        return Tenure(self._tenures, shard)
+
+    def of(self, key: TopicKey) -> Topic[L]:
+        """Return the topic for a lane that is attached next."""
+        topic = self.get(key)
+        if topic is None:
+            ns, name = key
+            key = (sys.intern(ns), name)  # each request and each row has a copy of the namespace
+            topic = self[key] = Topic(key)
+            if self._order is not None:
+                self._order.add(key)
+        return topic
+
+    def attach(self, topic: Topic[L], lane: L) -> None:
+        topic.attach(lane)
+        if topic.turns is not None:
+            self.in_turns[topic.key] = topic
+
+    def begin_turns(self, topic: Topic[L]) -> None:
+        """Let the tenants of the topic take turns from now on."""
+        topic.begin_turns()
+        self.in_turns[topic.key] = topic
+
+    def detach(self, topic: Topic[L], lane: L) -> None:
+        """Detach the lane. A topic without a lane is forgotten."""
+        topic.detach(lane)
+        if topic.empty:
+            del self[topic.key]
+            self.in_turns.pop(topic.key, None)
+            if self._order is not None:
+                self._order.discard(topic.key)
+
+    def order(self, now_ms: int) -> TopicOrder:
+        """Return the order of the topics, which is kept from now on."""
+        if self._order is None:
+            self._order = TopicOrder(self)
+        self._order.used_ms = now_ms
+        return self._order
+
+    def forget_order(self, unused_ms: int, now_ms: int) -> None:
+        """Keep the order no longer if no page was read for `unused_ms`."""
+        if self._order is not None and not 0 <= now_ms - self._order.used_ms < unused_ms:
+            self._order = None
+
 
 _PIECE = 500
 """Keys are kept in pieces of up to twice this many: an insertion moves the keys of one piece."""
 
 
 class TopicOrder:
-    """`used_ms` is when the last page was read."""
+    """The keys of topics in order, for pages of topics. `used_ms` is when the last page was read.
+
+    New keys wait unsorted until a reader needs them, and the reader sorts a bounded number at a time. So a host that
+    opens 100,000 topics sorts none of them for its own work."""
 
     __slots__ = ("_ends", "_pieces", "_unsorted", "used_ms")
 
@@ -102,8 +251,11 @@ _MOST_GONE = 64
 
 
 class TenantLanes:
-    """`total` counts their items in any state. The numbers of lanes that are gone stay in `numbers` until they are more
-    than half of them: to take each out of 100,000 at once would cost 40 us."""
+    """The numbers of the lanes with a fairness key or throttle keys that a topic has on one shard, in order. `total`
+    counts the items of these lanes in any state.
+
+    The numbers of removed lanes stay in `numbers` until they are more than half of it: to take one out of 100,000 at
+    once would cost 40 us."""
 
     __slots__ = ("_gone", "numbers", "total")
 
@@ -120,169 +272,13 @@ class TenantLanes:
         self.numbers.append(number)
 
     def remove(self, left: Container[int]) -> None:
-        """One lane of them is not in `left` any more."""
+        """One of the lanes was removed; `left` has the others."""
         self._gone += 1
         if self._gone > max(_MOST_GONE, len(self.numbers) // 2):
             self.numbers = [number for number in self.numbers if number in left]
             self._gone = 0
 
     def behind(self, number: int, most: int) -> Sequence[int]:
-        """Return the first numbers behind `number`, also those of lanes that are gone; at most `most`."""
+        """Return the first numbers behind `number`, at most `most`, numbers of removed lanes among them."""
         first = bisect_right(self.numbers, number)
         return self.numbers[first : first + most]
-
-
-class Attached(Protocol):
-    """A lane, as a topic knows it. `next` is the topic's next lane. `flow` is None where tenants take no turns."""
-
-    key: LaneKey
-    ready: int
-    weight: int
-    tenure: Tenure
-    next: Any
-    flow: Any
-
-
-L = TypeVar("L", bound=Attached)
-
-
-class Topic(Generic[L]):
-    """Its lanes form a list from `first` on, in the order in which their shards were opened. Those of closed shards
-    stay until they are detached. (A topic has a lane or two; a tuple of them would take 40 bytes more.)
-    `bounds` is the engine's: what a delivery needs of the topic's policy.
-    `turns` has the lanes instead, from the topic's first lane with a fairness key or throttle keys on."""
-
-    __slots__ = ("bounds", "first", "key", "turns")
-
-    def __init__(self, key: TopicKey) -> None:
-        self.key = key
-        self.first: L | None = None
-        self.bounds: Any = None
-        self.turns: Turns[L] | None = None
-
-    @property
-    def ready(self) -> int:
-        """Number of items that are ready, in memory or not."""
-        if self.turns is not None:
-            return self.turns.ready
-        ready, lane = 0, self.first
-        while lane is not None:
-            if lane.tenure.shard is not None:
-                ready += lane.ready
-            lane = lane.next
-        return ready
-
-    def lanes(self) -> list[L]:
-        """Return the lanes of open shards."""
-        if self.turns is not None:
-            return [lane for lane in self.turns.lanes() if lane.tenure.shard is not None]
-        lanes: list[L] = []
-        lane = self.first
-        while lane is not None:
-            if lane.tenure.shard is not None:
-                lanes.append(lane)
-            lane = lane.next
-        return lanes
-
-    def begin_turns(self) -> Turns[L]:
-        """Let the tenants of the topic take turns from now on. The items of its plain lanes are those of tenant ''."""
-        if self.turns is None:
-            self.turns = Turns()
-            lane, self.first = self.first, None
-            while lane is not None:
-                after, lane.next = lane.next, None
-                self.turns.attach(lane, "", ())
-                lane = after
-        return self.turns
-
-    @property
-    def empty(self) -> bool:
-        """Whether the topic has no lane."""
-        return self.first is None and (self.turns is None or not self.turns.tenants)
-
-    def attach(self, lane: L) -> None:
-        if self.turns is not None or not is_plain(lane.key):
-            self.begin_turns().attach(lane, *tenancy_of(lane.key))
-            return
-        before, after = None, self.first
-        while after is not None and after.tenure.number < lane.tenure.number:
-            before, after = after, after.next
-        lane.next = after
-        if before is None:
-            self.first = lane
-        else:
-            before.next = lane
-
-    def detach(self, lane: L) -> None:
-        if self.turns is not None:
-            self.turns.detach(lane)
-            return
-        before, found = None, self.first
-        while found is not lane:
-            assert found is not None, "the lane is not attached"
-            before, found = found, found.next
-        if before is None:
-            self.first = lane.next
-        else:
-            before.next = lane.next
-        lane.next = None
-
-    def __repr__(self) -> str:
-        return f"Topic({'/'.join(self.key)} ready={self.ready})"
-
-
-class Topics(dict[TopicKey, Topic[L]]):
-    """Every topic that has a lane here. `in_turns` has those whose tenants take turns."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.in_turns: dict[TopicKey, Topic[L]] = {}
-        self.ledgers = Ledgers()
-        self._tenures = 0
-        self._order: TopicOrder | None = None
-
-    def tenure(self, shard: Any) -> Tenure:
-        self._tenures += 1
-        return Tenure(self._tenures, shard)
-
-    def of(self, key: TopicKey) -> Topic[L]:
-        """Return the topic for a lane that is attached next."""
-        topic = self.get(key)
-        if topic is None:
-            ns, name = key
-            key = (sys.intern(ns), name)  # each request and each row has a copy of the namespace
-            topic = self[key] = Topic(key)
-            if self._order is not None:
-                self._order.add(key)
-        return topic
-
-    def attach(self, topic: Topic[L], lane: L) -> None:
-        topic.attach(lane)
-        if topic.turns is not None:
-            self.in_turns[topic.key] = topic
-
-    def begin_turns(self, topic: Topic[L]) -> None:
-        """Let the tenants of the topic take turns from now on."""
-        topic.begin_turns()
-        self.in_turns[topic.key] = topic
-
-    def detach(self, topic: Topic[L], lane: L) -> None:
-        """Detach the lane. A topic without a lane is forgotten."""
-        topic.detach(lane)
-        if topic.empty:
-            del self[topic.key]
-            self.in_turns.pop(topic.key, None)
-            if self._order is not None:
-                self._order.discard(topic.key)
-
-    def order(self, now_ms: int) -> TopicOrder:
-        """Return the order of the topics, which is kept from now on."""
-        if self._order is None:
-            self._order = TopicOrder(self)
-        self._order.used_ms = now_ms
-        return self._order
-
-    def forget_order(self, unused_ms: int, now_ms: int) -> None:
-        """Keep the order no longer if no page was read for `unused_ms`."""
-        if self._order is not None and not 0 <= now_ms - self._order.used_ms < unused_ms:
-            self._order = None

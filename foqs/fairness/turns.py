@@ -4,14 +4,9 @@ A tenant has a virtual start. The tenant with the smallest start is served next 
 virtual time is the start of the tenant that was served last. A tenant that returns begins at the virtual time, so it
 has no credit for the time in which it had nothing to deliver.
 
-A newcomer, whose start the virtual time has passed, would wait for one item of each other tenant. So newcomers stand in
+A newcomer, whose start the virtual time has passed, would wait for one item of each other tenant. So newcomers wait in
 a queue of their own, and every second turn is theirs (as in FQ-CoDel, RFC 8290). Those two turns are the most that the
 first of them waits, and a flood of new tenants gets half of the turns at most.
-
-The next turns of few tenants, found together: those that `Turns.first` and `Turns.charge` give one by one. Pure.
-
-A tenant's turns are at its start, at its start + 1 / weight, and so on. So the next turns of all are the first of these
-numbers in order.
 """
 
 from __future__ import annotations
@@ -45,66 +40,24 @@ E = TypeVar("E")
 Queue = Sequence[tuple[float, int, Tenant[Any]]]
 """(start, number of the entry, tenant)."""
 
-_number = itemgetter(1)
-
-
-class Given(NamedTuple):
-    """The tenant is given so many items, the last of them at `last`. Then it starts at `start`."""
-
-    tenant: Tenant[Any]
-    items: int
-    last: float
-    start: float
-
-
-def shares(queue: Queue, count: int) -> list[int]:
-    """Return how many of the next `count` items each tenant gets at most. By rounding it may be one too few."""
-    weights = sum([tenant.weight for _, _, tenant in queue])
-    last = (count + sum([start * tenant.weight for start, _, tenant in queue])) / weights
-    return [min(count, int((last - start) * tenant.weight) + 1) if start <= last else 0 for start, _, tenant in queue]
-
-
-def next_turns(queue: Queue, items: Sequence[Sequence[E]], count: int) -> tuple[list[E], list[Given]]:
-    """Return the items of the next turns, `count` at most, and what each tenant is given by them. `items` are the next
-    ones of each tenant: nothing is known from the first turn on for which one of them has none."""
-    turns: list[tuple[float, int, E]] = []
-    starts_of: list[list[float]] = []
-    known: list[tuple[float, int]] = []
-    for (start, number, tenant), own in zip(queue, items, strict=True):
-        starts = list(accumulate(repeat(1 / tenant.weight, len(own)), initial=start))
-        starts_of.append(starts)
-        known.append((starts[-1], number))
-        turns += zip(starts, repeat(number), own)  # without the last start
-    turns.sort()
-    del turns[min(count, bisect_left(turns, min(known))) :]
-    counts = Counter(map(_number, turns))
-    given = [
-        Given(tenant, counts[number], starts[counts[number] - 1], starts[counts[number]])
-        for (_, number, tenant), starts in zip(queue, starts_of, strict=True)
-    ]
-    return [item for _, _, item in turns], given
-
-
 _ASIDE_ITEMS = 1_000
 """How far behind the virtual time a tenant may begin: a shard that returns does not take all turns."""
 _DEBTS = 10_000
 _CHARGES = 100_000
 _MEAN_OF = 16
-"""About how many leases the mean time of leases is taken of."""
+"""The mean time of leases is about that of this many leases."""
 ITEMS, BYTES, BUSY = "items", "bytes", "busy"
-"""What an item costs its tenant: 1, its KiB, or the time in ms for which it is leased."""
+"""The cost of an item for its tenant: 1, its KiB, or the time in ms for which it is leased."""
 
 
 class Turns(Generic[L]):
-    """The tenants of a topic. `ranked`: tenants with more urgent items go first.
-    `unit`: one of ITEMS, BYTES and BUSY. `charges`: what leased items were charged by the mean time of leases; those
-    that are never corrected are dropped.
-    `aside` and `down`: the tenants that stand there, the longest first, with the time in ms since when. `incomplete`:
-    ranked tenants that took turns while some of their items could not be leased; those may be more urgent.
-    `unweighed`: tenants whose items, or whose debt, came with another weight than they have; see `weigh`.
-    `used_ms`: when a dequeue asked for the topic last. `ahead`: after so many more items the pages of the next tenants
-    are looked after, for about `reach` of them; None while all were in memory. `last_cost`: of the item that was given
-    last.
+    """The tenants of a topic. `ranked`: tenants with more urgent items go first. `unit`: one of ITEMS, BYTES and BUSY.
+    `charges`: the charge of each leased item by the mean time of leases; the oldest are dropped if there are too many.
+    `aside` and `down`: the tenants in these states, the longest first, with the time in ms of the change. `incomplete`:
+    ranked tenants that took turns while some of their items could not be leased; those items may be more urgent.
+    `unweighed`: tenants whose items, or whose debt, came with another weight than they have; see `weigh`. `used_ms`:
+    when a dequeue asked for the topic last. `ahead`: after this many more items, pages are prefetched for about `reach`
+    of the next tenants; None while all were in memory. `last_cost`: the cost of the last item.
 
     `first` returns the tenant whose turn it is; one of `charge`, `leave`, `set_aside`, `skip`, `place` and `weigh`
     follows."""
@@ -288,7 +241,7 @@ class Turns(Generic[L]):
             self.correct(tenant, -self.cost(tenant, 0, size_bytes))
 
     def lease_over(self, tenant: Tenant[L], item_id: int, held_ms: int) -> None:
-        """The lease of an item is over: its tenant is charged for the time in which it held a consumer."""
+        """The lease of an item has ended: its tenant is charged for the time in which it held a consumer."""
         charged = self.charges.pop(item_id, None)
         if charged is not None:
             held_ms = max(held_ms, 1)
@@ -302,16 +255,14 @@ class Turns(Generic[L]):
         tenant.served += cost
         least = tenant.level.now - _ASIDE_ITEMS / tenant.weight
         tenant.start = max(tenant.start + cost / tenant.weight, least)
-        if tenant.seq and not tenant.newcomer:
-            self._withdraw(tenant)
-            self._queue(tenant)
+        self._move(tenant)
 
     def weigh(self, tenant: Tenant[L], weight: int) -> bool:
         """Give the tenant another weight. Return True if its start has changed."""
         return self._reweigh(tenant, weight, tenant.factor)
 
     def scale(self, tenant: Tenant[L], factor: float) -> bool:
-        """Multiply the tenant's weight by `factor`, in place of the one before. Return as `weigh`."""
+        """Multiply the tenant's weight by `factor` instead of the last factor. Return True if its start has changed."""
         if factor == tenant.factor:
             return False
         return self._reweigh(tenant, round(tenant.weight / tenant.factor), factor)  # weights are whole numbers
@@ -324,9 +275,7 @@ class Turns(Generic[L]):
         if tenant.weight == before or tenant.start == now:
             return False
         tenant.start = now + (tenant.start - now) * before / tenant.weight
-        if tenant.seq and not tenant.newcomer:
-            self._withdraw(tenant)
-            self._queue(tenant)
+        self._move(tenant)
         return True
 
     def enter(self, tenant: Tenant[L], *, opened: bool = False) -> None:
@@ -392,22 +341,20 @@ class Turns(Generic[L]):
         if ranked != self.ranked:
             self.ranked = ranked
             self.incomplete.clear()
-            self._debts.clear()  # of levels that no tenant has any more
+            self._debts.clear()  # of levels that no tenant has now
             for tenant in self.tenants.values():
                 self.place(tenant, UNRANKED if ranked else 0)
 
     def _forgive(self, tenant: Tenant[L]) -> None:
         if tenant.start > tenant.level.now:
             tenant.start = tenant.level.now
-            if tenant.seq and not tenant.newcomer:
-                self._withdraw(tenant)
-                self._queue(tenant)
+            self._move(tenant)
 
     def place(self, tenant: Tenant[L], rank: int) -> None:
         """The most urgent item of the tenant has this priority now, or one that is not known.
 
-        The tenant keeps its distance to the virtual time, which is another one in each level. A newcomer keeps its
-        place before those that came later: each item that arrives brings it here."""
+        The tenant keeps its distance to the virtual time, which each level has for itself. A newcomer keeps its place
+        before later newcomers, because each item that arrives calls this."""
         before = tenant.level
         if before.rank == rank:
             return
@@ -444,7 +391,7 @@ class Turns(Generic[L]):
         self._queue(tenant, self._first_seq)
 
     def _queue(self, tenant: Tenant[L], number: int = 0) -> None:
-        """Newcomers stand in the order of the numbers of their entries. By default the number is the next one."""
+        """Queue the tenant with the next number, or with `number`. Newcomers are in the order of their numbers."""
         level = tenant.level
         if not number:
             self._seq = number = self._seq + 1
@@ -458,6 +405,12 @@ class Turns(Generic[L]):
         if not level.listed:
             level.listed = True
             heappush(self._ranks, (level.rank, level))
+
+    def _move(self, tenant: Tenant[L]) -> None:
+        """The tenant has another start. Newcomers keep their order."""
+        if tenant.seq and not tenant.newcomer:
+            self._withdraw(tenant)
+            self._queue(tenant)
 
     def _withdraw(self, tenant: Tenant[L]) -> None:
         """Take the tenant out of its level, if it is queued."""
@@ -474,3 +427,46 @@ class Turns(Generic[L]):
 
     def __repr__(self) -> str:
         return f"Turns({len(self.tenants)} tenants, {self.unparked} of {self.ready} ready items unparked)"
+
+
+_number = itemgetter(1)
+
+
+class Given(NamedTuple):
+    """The tenant is given this number of `items`, the last of them at `last`. Then it starts at `start`."""
+
+    tenant: Tenant[Any]
+    items: int
+    last: float
+    start: float
+
+
+def shares(queue: Queue, count: int) -> list[int]:
+    """Return how many of the next `count` items each tenant gets at most. By rounding it may be one too few."""
+    weights = sum([tenant.weight for _, _, tenant in queue])
+    last = (count + sum([start * tenant.weight for start, _, tenant in queue])) / weights
+    return [min(count, int((last - start) * tenant.weight) + 1) if start <= last else 0 for start, _, tenant in queue]
+
+
+def next_turns(queue: Queue, items: Sequence[Sequence[E]], count: int) -> tuple[list[E], list[Given]]:
+    """Return the items of the next turns, `count` at most, and the part of each tenant. `items` are the next items of
+    each tenant: nothing is known from the first turn on for which a tenant has none.
+
+    The result is that of `Turns.first` and `Turns.charge`, one by one. A tenant's turns are at its start, at its start
+    + 1 / weight, and so on. So the next turns of all are the first of these numbers in order."""
+    turns: list[tuple[float, int, E]] = []
+    starts_of: list[list[float]] = []
+    known: list[tuple[float, int]] = []
+    for (start, number, tenant), own in zip(queue, items, strict=True):
+        starts = list(accumulate(repeat(1 / tenant.weight, len(own)), initial=start))
+        starts_of.append(starts)
+        known.append((starts[-1], number))
+        turns += zip(starts, repeat(number), own)  # without the last start
+    turns.sort()
+    del turns[min(count, bisect_left(turns, min(known))) :]
+    counts = Counter(map(_number, turns))
+    given = [
+        Given(tenant, counts[number], starts[counts[number] - 1], starts[counts[number]])
+        for (_, number, tenant), starts in zip(queue, starts_of, strict=True)
+    ]
+    return [item for _, _, item in turns], given

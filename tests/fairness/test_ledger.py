@@ -89,7 +89,7 @@ def test_only_topics_that_are_asked_for_are_known() -> None:
 
 
 def test_topics_and_items_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger, "_TOPICS", 2)
+    monkeypatch.setattr(ledger, "_MOST_TOPICS", 2)
     monkeypatch.setattr(ledger, "_ITEMS", 3)
     rig = Rig()
     rig.ledgers.ask([OTHER, ("n", "third")], 0)

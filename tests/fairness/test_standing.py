@@ -82,7 +82,7 @@ def test_very_many_tenants_are_estimated(monkeypatch: pytest.MonkeyPatch) -> Non
     for at in range(40):
         rig.join(str(at), 100)
     rig.picks(79)
-    monkeypatch.setattr(ledger, "_MOST_TOPICS", 20)
+    monkeypatch.setattr(ledger, "_LOOKED_AT", 20)
     last = max(rig.turns.tenants.values(), key=lambda tenant: (tenant.start, tenant.seq))
     found = standing_of(last, rig.turns)
     assert found is not None
@@ -96,7 +96,7 @@ def test_very_many_newcomers_are_estimated(monkeypatch: pytest.MonkeyPatch) -> N
     rig.picks(3)
     for at in range(40):
         rig.join(f"new{at}", 1)
-    monkeypatch.setattr(ledger, "_MOST_TOPICS", 10)
+    monkeypatch.setattr(ledger, "_LOOKED_AT", 10)
     early, late, old = (standing_of(rig.tenant(name), rig.turns) for name in ("new5", "new39", "old"))
     assert early is not None
     assert late is not None

@@ -13,8 +13,6 @@ from tests.support.structure import imported
 ROOT = Path(__file__).parent.parent
 ELSEWHERE = {
     "config": ("test_config*.py",),
-    "limits": ("quotas/*.py", "throttles/*.py"),
-    "buffers": ("buffers/*.py", "leases/*.py"),
 }
 """Packages whose tests are not in the folder with the package's name, as patterns below tests/."""
 LEAST = 0.5

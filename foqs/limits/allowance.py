@@ -1,5 +1,5 @@
 """One host's tokens of a namespace, a topic or a throttle key: granted by its coordinator, spent on items, given back
-when not needed."""
+when not needed. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ AHEAD_MS = 200
 _PAUSE_MS = 20
 """The pause after an answer that granted less than the host wanted. The tokens that accrue in it are granted in one
 portion."""
-
 _UNANSWERED_PAUSE_MS = 100
 
 
@@ -52,7 +51,7 @@ class Allowance:
         self._since_ms = now_ms
 
     def take(self, count: int, now_ms: int) -> int:
-        """Spends up to `count`; how many."""
+        """Spend up to `count` tokens, which are pending then. Return how many."""
         self._end_term(now_ms)
         taken = min(count, self.balance)
         self.balance -= taken
@@ -84,15 +83,16 @@ class Allowance:
         return True
 
     def settle(self, taken: int, unused: int, term: int, now_ms: int) -> None:
-        """Of `taken` tokens of that term, all are settled: `unused` of them stored nothing."""
+        """The items of `taken` pending tokens of that term are decided: `unused` tokens stored nothing, and are held
+        again."""
         self._end_term(now_ms)
         if term == self.term:
             self.pending -= taken
             self.balance += unused
 
     def ask(self, need: int, now_ms: int, *, ahead: bool, spare: bool = False, keep: int = 0) -> Ask:
-        """The question to send now: for `need`, and for what recent use will need where that is `ahead`. With `spare`
-        gives back what that does not, but for `keep` tokens."""
+        """Return the question to send now, for `need` tokens, and with `ahead` for the need of the next `AHEAD_MS`.
+        With `spare` it gives back the tokens beyond that, apart from `keep` of them."""
         self._end_term(now_ms)
         aim = self._aim() if ahead else 0
         back = max(0, self.balance - max(aim, keep)) if spare and not need else 0
@@ -105,8 +105,8 @@ class Allowance:
         return asked
 
     def answered(self, number: int, grant: Grant | None, now_ms: int) -> None:
-        """`grant` is None if no answer came or the host that was asked is not the coordinator. A late answer changes
-        nothing."""
+        """Take an answer: None if none came, or if the host that was asked is not the coordinator. A late answer
+        changes nothing."""
         if self.asked is None or self.asked[0].number != number:
             return
         ask, term, sent_ms = self.asked
@@ -125,30 +125,26 @@ class Allowance:
     def waits_for(self, ask: Ask) -> bool:
         return self.asked is not None and self.asked[0] is ask
 
-    def covers(self, count: int, now_ms: int) -> bool:
-        """Whether so many tokens are held and good."""
-        return self.held(now_ms) >= count
-
     def held(self, now_ms: int) -> int:
-        """Return how many tokens are held and good."""
+        """Return the number of tokens that are held and good."""
         self._end_term(now_ms)
         return self.balance
 
     def used_up(self) -> bool:
-        """Whether tokens were spent and none is left: the coordinator does not know it, and makes none in their
-        place."""
+        """Return True if tokens were spent and none is left. The coordinator does not know it, and makes no new
+        ones."""
         return self._spent > 0 and not self.balance
 
     def dry(self, now_ms: int) -> bool:
-        """Whether the coordinator said only just that there is no more."""
+        """Return True if the coordinator said a moment ago that there are no more tokens."""
         return now_ms < self._dry_until_ms
 
     def runs_low(self, now_ms: int) -> bool:
-        """Whether it is time to ask ahead."""
+        """Return True if it is time to ask ahead."""
         return self.asked is None and not self.dry(now_ms) and self.balance < self._aim() // 2
 
     def beat(self, now_ms: int) -> None:
-        """To be called now and then: learns the pace of use."""
+        """Learn the pace of use. Call this now and then."""
         over_ms = now_ms - self._since_ms
         if over_ms > 0:
             self._pace = (self._pace + self._used / over_ms) / 2

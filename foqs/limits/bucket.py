@@ -1,12 +1,10 @@
-"""The bucket of a namespace's tokens at its coordinator, which grants hosts some of them for a while.
+"""The tokens of a namespace, a topic or a throttle key at their coordinator, which grants them to hosts for a while: by
+rate (`Bucket`), and by the number of stored items (`NamespaceTokens`). Pure.
 
-Conservation: the tokens in the bucket and those that any host may still spend are never more than the burst together,
-so no `t` seconds see more than burst + rate * t of them. It needs no messages that arrive: what a host holds ends
-`TTL_MS` after it asked, by the host's own clock, and is counted here until `TTL_MS` after the question arrived.
-A token can be lost with a message, but it never exists twice.
-
-The tokens of a namespace, a topic or a throttle key at its coordinator: granted by rate and by the number of stored
-items.
+Conservation: the tokens in the bucket and the tokens that hosts may still spend are never more than the burst together.
+So no `t` seconds see more than burst + rate * t of them. It needs no messages that arrive: the tokens of a host end
+`TTL_MS` after its question, by the host's own clock, and count here until `TTL_MS` after the question arrived. A token
+can be lost with a message, but it never exists twice.
 """
 
 from __future__ import annotations
@@ -17,7 +15,12 @@ from typing import NamedTuple
 from foqs.bounds import NANO, Quota
 
 TTL_MS = 1_500
-"""How long tokens are good for, unless the host asks again. A new coordinator grants nothing for this time."""
+"""Tokens are good for this time, unless the host asks again. A new coordinator grants nothing for this time."""
+STORED_RETRY_MS = 1_000
+"""The hint when the bound on stored items is reached: the time at which consumers make room is not known."""
+UNCOUNTED_RETRY_MS = 200
+PATIENCE_MS = 100
+"""A host that got no token for two intervals and this time comes before other hosts. It asks again within this time."""
 
 _UNBOUNDED = 1 << 60
 
@@ -25,7 +28,7 @@ _UNBOUNDED = 1 << 60
 class Ask(NamedTuple):
     """A host's question. `held`: its tokens, with those spent on items that may yet be refused; `back`: the tokens
     that it gives back, not counted in `held`. `number`: a host's later question has a higher one. `spent_ago_ms`: the
-    tokens that it had and that are in neither were spent at least so long before the question was sent."""
+    tokens that it had and that are in neither were spent at least this long before the question was sent."""
 
     number: int
     wanted: int
@@ -35,8 +38,8 @@ class Ask(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """The answer. `kept`: what the host held is good for another `TTL_MS`; else it is void. `retry_after_ms`: when
-    the bucket may have the rest of the wanted tokens."""
+    """The answer. `kept`: the tokens that the host held are good for another `TTL_MS`; else they are void.
+    `retry_after_ms`: after this time the bucket may have the rest of the wanted tokens."""
 
     granted: int
     kept: bool
@@ -50,7 +53,8 @@ class _Holding(NamedTuple):
 
 
 class Bucket:
-    """`now_ms` may come from any clock that never goes back. Tokens are counted in billionths, exactly.
+    """Tokens that accrue by rate. Times are of any clock that never goes back. Tokens are counted in billionths,
+    exactly.
 
     Invariant: `level` + `out` <= burst, where `out` is at least what hosts may spend still. After a smaller burst came
     into force, the level is 0 until `out` has room for it."""
@@ -58,7 +62,7 @@ class Bucket:
     __slots__ = ("_at_ms", "_burst", "_full_ms", "_holders", "_level", "_nano_per_ms", "granted", "out")
 
     def __init__(self, quota: Quota, empty_at_ms: int) -> None:
-        """`empty_at_ms`: when there was none, here or with any host."""
+        """`empty_at_ms`: the time at which the bucket and all grants were empty."""
         self._nano_per_ms = quota.nano_per_ms
         self._burst = quota.burst if quota.per_second is not None else _UNBOUNDED
         self._level = 0 if quota.per_second is not None else _UNBOUNDED * NANO
@@ -68,8 +72,8 @@ class Bucket:
         self.granted = 0  # in total, less those given back
 
     def update(self, quota: Quota, now_ms: int) -> None:
-        """Go by another rate and burst from `now_ms` on. From then on, hosts spend in t seconds at most rate * t more
-        than the new burst, or than what they held at `now_ms` if that is more."""
+        """Follow another rate and burst from `now_ms` on. From then on, hosts spend in t seconds at most rate * t more
+        than the new burst, or than the tokens that they held at `now_ms` if these are more."""
         self.advance(now_ms)
         self._full_ms = now_ms
         bounded = self._nano_per_ms is not None
@@ -78,7 +82,7 @@ class Bucket:
         self._level = self._capped(self._level if bounded or quota.per_second is not None else _UNBOUNDED * NANO)
 
     def ms_until(self, tokens: int) -> int:
-        """How long it takes until so many, of at most the burst, are here, if no host holds or takes any."""
+        """Return the time until `tokens`, at most the burst, are here, if no host holds or takes any."""
         if self._nano_per_ms is None:
             return 0
         lacking = min(tokens, self._burst) * NANO - self._level
@@ -95,7 +99,7 @@ class Bucket:
         return self.granted - self.out
 
     def report(self, holder: str, ask: Ask, now_ms: int) -> bool:
-        """Takes down what the host holds; whether it may go on holding it."""
+        """Record the tokens that the host holds. Return True if it may keep them."""
         self.advance(now_ms)
         before = self._holders.get(holder)
         if before is not None and before.number >= ask.number:
@@ -112,7 +116,7 @@ class Bucket:
         return kept
 
     def grant(self, holder: str, number: int, wanted: int, now_ms: int) -> int:
-        """How many of `wanted` the host gets. `report` has taken down the question with that number."""
+        """Return how many of `wanted` the host gets. `report` has recorded the question with that number."""
         self.advance(now_ms)
         held = self._holders.get(holder)
         if held is None or held.number != number:
@@ -134,7 +138,7 @@ class Bucket:
         self._fill(now_ms)
 
     def full(self, now_ms: int) -> bool:
-        """Whether no host holds tokens and the bucket is full: a new bucket would fill up to the same state."""
+        """Return True if no host holds tokens and the bucket is full: a new bucket would fill up to the same state."""
         self.advance(now_ms)
         return not self._holders and (self._nano_per_ms is None or self._level == self._burst * NANO)
 
@@ -169,13 +173,6 @@ class Bucket:
         return f"Bucket({self._level / NANO} here, {self.out} out)"
 
 
-STORED_RETRY_MS = 1_000
-"""The hint when the bound on stored items is reached: when consumers make room is not known."""
-UNCOUNTED_RETRY_MS = 200
-PATIENCE_MS = 100
-"""A host that got no token for two intervals and this time comes before other hosts. It asks again within this time."""
-
-
 class NamespaceTokens:
     """`counted` records the items of a shard. The last count of each shard is kept, for a shard that does not answer or
     is being moved.
@@ -193,7 +190,7 @@ class NamespaceTokens:
         self._waiting: dict[str, tuple[int, int]] = {}  # by holder: since when it got no token, and when it asks again
 
     def follow(self, quota: Quota, now_ms: int) -> None:
-        """Go by another rate, burst or bound on stored items."""
+        """Follow another rate, burst or bound on stored items."""
         if quota != self._quota:
             self._quota = quota
             self._bucket.update(quota, now_ms)
@@ -239,7 +236,7 @@ class NamespaceTokens:
         return waited_ms > PATIENCE_MS + 2 * self._quota.ms_for(1)
 
     def lacks(self, wanted: int, shards: Collection[int]) -> bool:
-        """Whether another count may allow more of `wanted`."""
+        """Return True if another count may allow more of `wanted`."""
         if not wanted or self._quota.stored_items is None:
             return False
         left = self.left(shards)
@@ -256,7 +253,7 @@ class NamespaceTokens:
         return self._quota.stored_items - sum(items for items, _ in counts) - since
 
     def here(self, now_ms: int) -> float:
-        """Return how many tokens no host holds."""
+        """Return the number of tokens that no host holds."""
         return self._bucket.here(now_ms)
 
     def mark(self, now_ms: int) -> int:
@@ -265,11 +262,11 @@ class NamespaceTokens:
         return self._bucket.spent
 
     def counted(self, shard: int, items: int, mark: int) -> None:
-        """`items`: those the shard stores, and those that it is about to store."""
+        """Record the items that the shard stores or is about to store."""
         self._counts[shard] = (items, mark)
 
     def idle(self, now_ms: int) -> bool:
-        """Whether this can be forgotten without a loss."""
+        """Return True if this can be forgotten without a loss."""
         return self._bucket.full(now_ms)
 
     def __repr__(self) -> str:

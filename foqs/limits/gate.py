@@ -1,19 +1,15 @@
-"""The flows of one topic that wait for tokens of one throttle key. Pure.
+"""A gate: the units that flows wait for, tokens of a throttle key or slots of one in a shard, with the flows. Pure.
 
-What flows wait for: tokens of a throttle key, or slots of one in a shard. Pure.
-
-A flow that finds none is parked here. When n of them arrive, n flows wake: the fairest of a topic first, and topics in
-turn. A woken flow may have no use for its unit: another key of it is dry, its items ended, or their shard is away. So
-its claim on the unit ends after `AWAKE_MS`, or when it is parked again, and the next flow wakes. Invariant: while flows
-of wanted topics are parked, there are no more units than claims.
+A flow that finds no unit is parked here. When n of them arrive, n flows wake: the fairest of a topic first, and topics
+in turn. A woken flow may have no use for its unit: another key of it is dry, its items ended, or their shard is away.
+So its claim on the unit ends after `AWAKE_MS`, or when it is parked again, and the next flow wakes. Invariant: while
+flows of wanted topics are parked, there are no more units than claims.
 
 A flow that needs units of several keys would lose its claims on the first ones each time it waits for a later one. So
-one claim a gate has no such end: the keeper's, which is the flow that has waited longest of those that wait at a later
-gate. All flows wait at their gates in one order, so no keeper waits for a unit of a flow that waits for the keeper.
-The exception has an end: a slot is kept for a token, and a token for a slot for one interval of its key. At the later
-gate every second unit is for flows that keep one, so that they keep it for a short time.
-
-Which gates of a host are looked at, and asked about at their coordinators, and when: some at a time. Pure.
+one claim a gate has no such end: the claim of its keeper, the flow that has waited longest at a later gate. All flows
+wait at their gates in one order, so no keeper waits for a unit of a flow that waits for the keeper. The exception has
+an end: a slot is kept for a token, and a token for a slot for one interval of its key. At the later gate every second
+unit is for flows that keep one, so that they keep it for a short time.
 """
 
 from __future__ import annotations
@@ -28,14 +24,24 @@ from foqs.bounds import THROTTLE, Bounded
 from foqs.policies.entries import Throttle
 
 F = TypeVar("F")
+"""A flow."""
+T = TypeVar("T")
+"""A topic."""
 
+AWAKE_MS = 100
+UNANSWERED_MS = 200
+"""The pause after a question to a coordinator that did not answer."""
+AT_ONCE = 1_000
+"""One slice of the event loop looks at, or asks about, at most this many keys: more would stall it."""
+_TOPICS = 100
+"""Topics whose consumers are asked for their demand."""
 _STALE = 64
 
 
 class Parking(Generic[F]):
-    """The flows in the order of their tenants' virtual starts, and then of their waiting time, here and at other gates.
-    `items`: how many items consumers wanted of them. `scout`: the flow that woke without a token while no consumer
-    wants the topic."""
+    """The parked flows of one topic in the order of their tenants' virtual starts, and then of their waiting time, here
+    and at other gates. `items`: the number of their items that consumers wanted. `scout`: the flow that woke without a
+    unit while no consumer wants the topic."""
 
     __slots__ = ("_heap", "_parked", "_seq", "items", "scout")
 
@@ -47,7 +53,7 @@ class Parking(Generic[F]):
         self.scout: F | None = None
 
     def add(self, flow: F, start: float, since_ms: int, items: int, now_ms: int) -> None:
-        """Park a flow that is not here. `start`: of its tenant. `since_ms`: when it was first parked at some gate."""
+        """Park a flow that is not here. `start` is its tenant's. `since_ms`: when it was first parked at some gate."""
         self._seq += 1
         self._parked[flow] = (self._seq, items, now_ms)
         self.items += items
@@ -99,26 +105,19 @@ class Parking(Generic[F]):
         return list(islice(self._parked, count))
 
     def since_ms(self) -> int | None:
-        """Return since when the flow has been parked that was parked first."""
+        """Return the time at which the oldest parked flow was parked."""
         return next((entry[2] for entry in self._parked.values()), None)
 
     def __repr__(self) -> str:
         return f"Parking({len(self._parked)} flows, {self.items} items)"
 
 
-T = TypeVar("T")
-
-AWAKE_MS = 100
-_TOPICS = 100
-"""Topics that are looked at for what their consumers want."""
-
-
 class Gate(Generic[T, F]):
-    """`active`: the topics whose flows are parked here, those in which a flow wakes next first. `asleep`: topics that
-    no consumer asked for when units could be had; one flow of each is awake to find out when one asks.
+    """`active`: the topics whose flows are parked here, in the order in which they wake. `asleep`: topics that no
+    consumer asked for when there were units; one flow of each is awake to notice when a consumer asks.
 
-    `due_ms`: when the coordinator may have units. `unanswered`: questions in a row without an answer. `behind`:
-    throttle keys with tokens here, and the flows that need those and are parked on this gate."""
+    `due_ms`: the coordinator may have units then. `unanswered`: questions in a row without an answer. `behind`:
+    throttle keys with tokens here, and the flows parked on this gate that need these."""
 
     __slots__ = (
         "_awake", "_keeper", "_keeping", "_others_turn", "active", "asleep", "behind", "bounded", "due_ms", "slot",
@@ -126,7 +125,7 @@ class Gate(Generic[T, F]):
     )  # fmt: skip
 
     def __init__(self, ns: str, key: str, throttle: Throttle, slot: int) -> None:
-        """`slot`: where its coordinator is."""
+        """`slot`: the hash slot, which names its coordinator."""
         self.bounded: Bounded = (ns, THROTTLE + key)
         self.throttle = throttle
         self.slot = slot
@@ -135,7 +134,7 @@ class Gate(Generic[T, F]):
         self.behind: dict[Any, list[F]] = {}
         self.due_ms = 0
         self.unanswered = 0
-        self.timer_ms = 0  # when its due time is looked at; 0 if it is not
+        self.timer_ms = 0  # of its timer in the agenda; 0 without one
         self._awake: dict[F, int] = {}
         self._keeper: tuple[F, T, int, int] | None = None  # the flow, its topic, since when it waits and keeps
         self._keeping: dict[F, T] = {}  # parked here, and keeper of other gates; some entries are out of date
@@ -149,35 +148,35 @@ class Gate(Generic[T, F]):
 
     @property
     def why(self) -> str:
-        """Why its flows wait, as a consumer reads it."""
+        """The reason of the wait, for consumers."""
         raise NotImplementedError
 
     @property
     def asking(self) -> bool:
-        """Whether a question to the coordinator is open."""
+        """Return True if a question to the coordinator is open."""
         raise NotImplementedError
 
     @property
     def answers_soon(self) -> bool:
-        """Whether an answer of the coordinator that may bring units is some milliseconds away."""
+        """Return True if an answer of the coordinator that may bring units is some milliseconds away."""
         return self.asking
 
     def here(self, now_ms: int) -> int:
-        """Return how many units are here."""
+        """Return the number of units that are here."""
         raise NotImplementedError
 
     def next_ms(self, now_ms: int) -> int | None:
-        """Return when there is something to ask, None if there is nothing."""
+        """Return the time of the next question to the coordinator, or None."""
         raise NotImplementedError
 
     def has_room(self, flow: F, now_ms: int) -> bool:
-        """Whether there is a unit that no other flow has a claim on."""
+        """Return True if there is a unit that no other flow has a claim on."""
         if not self._awake and self._keeper is None:
             return self.here(now_ms) > 0
         return self._room(now_ms) + self.claims(flow) > 0
 
     def wanted_of(self, wanted: Callable[[T], int], most: int, begin: int = 0) -> int:
-        """Return how many units the consumers of its parked flows could use beside `begin`, at most `most`."""
+        """Return `begin` plus the units that consumers of its parked flows could use, at most `most`."""
         need = begin
         for looked, (topic, parking) in enumerate(self.active.items()):
             if need >= most or looked == _TOPICS:
@@ -369,12 +368,9 @@ def _next(parking: Parking[F], lives: Callable[[F], bool]) -> F | None:
     return None
 
 
-AT_ONCE = 1_000
-"""Keys that one turn of the event loop looks at or asks about: more would stall it."""
-
-
 class Agenda(Generic[T, F]):
-    """`turn_wanted`: take `due` and `fresh` soon. Times are monotonic."""
+    """The gates of a host to look at, and to ask about at their coordinators, some at a time. `turn_wanted`: take `due`
+    and `fresh` soon. Times are monotonic."""
 
     __slots__ = ("_fresh", "_seq", "_timers", "_to_ask", "_turn_wanted", "_unsettled")
 
@@ -387,7 +383,7 @@ class Agenda(Generic[T, F]):
         self._seq = count(1)
 
     def __contains__(self, key: Gate[T, F]) -> bool:
-        """Whether the key's coordinator is asked soon."""
+        """Return True if the key's coordinator is asked soon."""
         return key in self._to_ask
 
     def ask(self, key: Gate[T, F]) -> None:
@@ -398,16 +394,16 @@ class Agenda(Generic[T, F]):
             self._turn_wanted()
 
     def asked(self, key: Gate[T, F]) -> None:
-        """Note that the coordinator is asked now, or needs not be."""
+        """Note that the coordinator is asked now, or that there is no question."""
         self._to_ask.discard(key)
 
     def ask_again(self, key: Gate[T, F]) -> None:
-        """Ask in another turn: its coordinator may be another host by then."""
+        """Ask in the next loop slice: its coordinator may be another host by then."""
         self.asked(key)
         self.ask(key)
 
     def settle_soon(self, key: Gate[T, F]) -> None:
-        """Look at the key in the next turn."""
+        """Look at the key in the next loop slice."""
         self._unsettled[key] = None
         self._turn_wanted()
 

@@ -1,42 +1,44 @@
-"""The slots of one throttle key at its coordinator: a limit on the leases that live at the same time. Pure.
+"""The slots of one throttle key, which limit the leases that live at the same time: at its coordinator (`Slots`), and
+in one shard at the shard's owner (`ShardSlots`). Pure.
 
 Slots are lent to shards. The owner of a shard leases items while it has a free slot, and its leases are rows of the
-shard's database. So what a shard holds survives its owner: the next one counts the rows, and reports that number under
-a higher epoch. A shard's report replaces those with a lower (epoch, number), so late and repeated messages do no harm.
+shard's database. So the slots of a shard survive its owner: the next one counts the rows, and reports that number under
+a higher epoch. A shard's report replaces reports with a lower (epoch, number), so late and repeated messages do no
+harm.
 
 A new coordinator knows nothing. It lends once each shard was counted by an owner that its database confirmed after the
 question (`counted`), or has had no owner for the throttle's `timeout_ms`. A shard that was removed from the cluster has
 no slots, and is not waited for.
-
-The slots of one throttle key in one shard, at the shard's owner: how many leases its items may have. Pure.
-
-The other class is the coordinator's side. `leased` is the number of rows in the shard's database with a lease,
-and of those whose lease is being committed; it is counted when the shard is opened. Invariant: `has` >= `leased`, but
-under a shadow throttle.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Set
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
-from foqs.limits.gate import Gate
+from foqs.limits.gate import UNANSWERED_MS, F, Gate, T
 from foqs.policies.entries import Throttle
 
 AGAIN_MS = 500
-"""When a shard that got less than it wants asks again, if it hears nothing."""
+"""A shard that got less than it wants, and hears nothing, asks again after this time."""
 COUNTING_MS = 20
-"""When a shard asks again whose key is being counted."""
+"""A shard asks again after this time while its key is counted."""
 SILENT_MS = 1_200
-"""A shard that holds slots reports twice a second. One that does not is counted again."""
+"""A shard that holds slots reports twice a second. After this time without a report it is counted again."""
 _OFFER_MS = 250
-"""So long a freed slot is kept for the shard to which it was offered."""
+"""A freed slot is kept for this time for the shard to which it was offered."""
 _FORGET_MS = 10_000
+_NOTHING = -1
+_PAUSE_MS = 10
+"""The pause after a slot went back unused: flows that need slots of several keys could return them and ask without
+end."""
+_IDLE_MS = 1_000
+"""A free slot that was not used for this time goes back, also where no other shard wants it."""
 
 
 class SlotAsk(NamedTuple):
     """A report of a shard's owner, and its question for `wanted` more slots. `has`: slots of the shard, of which
-    `leased` have a lease. `priority`: the lowest of the items that wait; `waiting_ms`: since when they do."""
+    `leased` have a lease. `priority`: the lowest of the items that wait; `waiting_ms`: for this time they do."""
 
     shard: int
     epoch: int
@@ -58,7 +60,7 @@ class SlotGrant(NamedTuple):
 
 
 class _Loan:
-    """What one shard has, by its last report, under (`epoch`, `number`). `warned`: its owner knows that shards wait."""
+    """The slots of one shard, by its last report, (`epoch`, `number`). `warned`: its owner knows that shards wait."""
 
     __slots__ = ("epoch", "has", "heard_ms", "leased", "number", "warned")
 
@@ -72,7 +74,7 @@ class _Loan:
 
 
 class _Waiter:
-    """A shard that wants more slots than it got. `offered_ms`: when one was offered to it, None if none is."""
+    """A shard that wants more slots than it got. `offered_ms`: the time when a slot was offered to it, or None."""
 
     __slots__ = ("heard_ms", "offered_ms", "priority", "since_ms", "wanted")
 
@@ -132,8 +134,8 @@ class Slots:
             self.unknown.discard(shard)
 
     def follow(self, shards: Set[int], now_ms: int) -> None:
-        """Follow the shards of the cluster. Those that are new to this host are counted before more is lent. Those that
-        were removed hold no slots, and count as new when they return."""
+        """Follow the shards of the cluster. New shards are counted before more is lent. Removed shards hold no slots,
+        and count as new when they return."""
         before = self._shards
         if shards is before or shards == before:
             return
@@ -189,8 +191,8 @@ class Slots:
     # ------------------------------------------------------------------------------------- news
 
     def news(self, now_ms: int) -> list[int]:
-        """Return the shards whose owners report at once: a freed slot is kept for them, the most urgent item first and
-        then the one that waited longest, or they have slots that other shards wait for."""
+        """Return the shards whose owners report at once: a freed slot is kept for them, by priority and then by waiting
+        time, or they have slots that other shards wait for."""
         if not self._waiters or self.unknown:
             return []
         self._forget(now_ms)
@@ -210,7 +212,7 @@ class Slots:
         return list(found)
 
     def to_count(self, now_ms: int) -> set[int]:
-        """Return the shards to count: all at the start, and later those that have slots and do not report."""
+        """Return the shards to count: all at the start, and later each shard that has slots and does not report."""
         loans = self._loans.items()
         return self.unknown | {shard for shard, loan in loans if loan.has and now_ms - loan.heard_ms >= SILENT_MS}
 
@@ -244,7 +246,7 @@ class Slots:
         return self.limit - self.lent
 
     def unused(self, now_ms: int) -> bool:
-        """Whether it can be forgotten: a new one counts again."""
+        """Return True if it can be forgotten: a new one counts again."""
         return not (self.lent or self._waiters) and now_ms - self.used_ms > _FORGET_MS
 
     def __repr__(self) -> str:
@@ -260,20 +262,11 @@ def _kept(waiter: _Waiter, now_ms: int) -> int:
     return int(waiter.offered_ms is not None and now_ms - waiter.offered_ms < _OFFER_MS)
 
 
-F = TypeVar("F")
-T = TypeVar("T")
-
-UNANSWERED_MS = 200
-_NOTHING = -1
-_PAUSE_MS = 10
-"""After a slot went back unused: flows that need slots of several keys could return and ask for them without end."""
-_IDLE_MS = 1_000
-"""A free slot that was not used for so long goes back, also where no other shard wants it."""
-
-
 class ShardSlots(Gate[T, F]):
-    """`counted`: the leases of the shard are. `contended`: other shards wait for slots of the key, so a free one goes
-    back at once. `running`: when the leases were given that this owner gave, by item, the oldest first."""
+    """A gate whose units are the slots of one shard. `leased`: the number of rows in the shard's database with a lease,
+    and of rows whose lease is being committed; it is `counted` when the shard is opened. Invariant: `has` >= `leased`,
+    but under a shadow throttle. `contended`: other shards wait for slots of the key, so a free slot goes back at once.
+    `running`: the times of the leases that this owner gave, by item, the oldest first."""
 
     __slots__ = (
         "_counting", "_heard", "_in_time", "_numbers", "_open", "_paused_ms", "_reported", "_tied", "closed",
@@ -290,7 +283,7 @@ class ShardSlots(Gate[T, F]):
         self.has = self.leased = 0
         self.counted = self.contended = self.closed = False
         self.running: dict[int, int] = {}
-        self._in_time: dict[int, None] = {}  # of these, those that are no overage yet
+        self._in_time: dict[int, None] = {}  # of these, the leases that are no overage yet
         self.overage = self.reclaimed = 0
         self.used_ms = 0
         self._numbers = numbers
@@ -355,7 +348,7 @@ class ShardSlots(Gate[T, F]):
             self.overage += 1
 
     def go_on_from(self, old: ShardSlots[T, F]) -> None:
-        """Know the leases that another instance knew, whose limits are out of force. They end there or here."""
+        """Take over the leases of another instance, whose limits are out of force. They end there or here."""
         self.running, self._in_time = old.running, old._in_time
 
     def counts(self) -> None:
@@ -431,7 +424,7 @@ class ShardSlots(Gate[T, F]):
 
     @property
     def unused(self) -> bool:
-        """Whether it can be forgotten."""
+        """Return True if it can be forgotten."""
         idle = not (self.has or self.leased or self.asking or self._reported)
         return idle and not (self.active or self.asleep or self.timer_ms or self.awake)
 

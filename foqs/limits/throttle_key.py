@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
 
 from foqs.limits.allowance import Allowance
 from foqs.limits.bucket import Ask, Grant
-from foqs.limits.gate import Gate
+from foqs.limits.gate import UNANSWERED_MS, F, Gate, T
 from foqs.policies.entries import Throttle
 
-F = TypeVar("F")
-T = TypeVar("T")
-
-UNANSWERED_MS = 200
 LONGEST_PAUSE_MS = 50
-"""Between two questions that found too few tokens. Those that accrue in it are granted in one portion."""
+"""The longest pause after a question that found too few tokens. The tokens that accrue in it are granted in one
+portion."""
 _LONGEST_JITTER_MS = 10
 _USED_MS = 50
 _REPORT_SHARE = 50  # of the time in which the bucket fills
 
 
 class ThrottleKey(Gate[T, F]):
-    """`mark`: the host's moment of the last question, or of the throttle if it is later."""
+    """A gate whose units are tokens. `mark`: the host's moment of the last question, or of the throttle if it is
+    later."""
 
     __slots__ = ("allowance", "lacked", "mark", "returned_ms", "returning", "shadow_held", "used_ms")
 
@@ -51,7 +48,7 @@ class ThrottleKey(Gate[T, F]):
     # ------------------------------------------------------------------------------------- tokens
 
     def update(self, throttle: Throttle, now_ms: int, mark: int) -> None:
-        """Go by another throttle. Tokens that were taken before are not given back: there may have been none."""
+        """Follow another throttle. Tokens that were taken before are not given back: there may have been none."""
         self.throttle = throttle
         self.due_ms = now_ms
         self.mark = mark
@@ -77,7 +74,7 @@ class ThrottleKey(Gate[T, F]):
 
     def ask(self, need: int, now_ms: int, mark: int, *, beat: bool = False) -> Ask | None:
         """Return the question to send now, None if there is nothing to ask, report or return. On a `beat` the tokens
-        that recent use will need stay here. `mark` is a new moment: leases before it return no token any more."""
+        that recent use will need stay here. `mark` is a new moment: leases before it return no token."""
         allowance, returning = self.allowance, self.returning and not need
         self.returning = False
         held = allowance.held(now_ms)
@@ -104,7 +101,7 @@ class ThrottleKey(Gate[T, F]):
             self.due_ms = now_ms + pause_ms + int(jitter * min(_LONGEST_JITTER_MS, pause_ms // 20))
 
     def next_ms(self, now_ms: int) -> int | None:
-        """Return when there is something to ask, None if there is nothing.
+        """Return the time of the next question to the coordinator, or None.
 
         The last token is reported as spent before the time in which the coordinator could have made another one."""
         at_ms = max(now_ms, self.due_ms) if self.active or self.lacked else None
@@ -125,14 +122,14 @@ class ThrottleKey(Gate[T, F]):
         return int(1_000 * throttle.burst / throttle.per_second)
 
     def unneeded(self, now_ms: int) -> bool:
-        """Whether its tokens wait for a token of another key alone. Tokens go back once a millisecond: two flows on the
-        coordinator's own host could return each other's, and ask for them at once, without end."""
+        """Return True if its tokens wait only for a token of another key. Tokens go back once a millisecond: two flows
+        on the coordinator's own host could return each other's, and ask for them at once, without end."""
         idle = self.allowance.balance > self.kept and not self.active and now_ms - self.used_ms >= _USED_MS
         return idle and now_ms > self.returned_ms
 
     @property
     def unused(self) -> bool:
-        """Whether it can be forgotten."""
+        """Return True if it can be forgotten."""
         allowance = self.allowance
         idle = allowance.asked is None and not allowance.balance
         return idle and not (self.active or self.asleep or self.timer_ms or self.lacked)

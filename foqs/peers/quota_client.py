@@ -78,7 +78,7 @@ class TokenLease:
 
     def can_serve(self, items: int, now_ms: int) -> bool:
         """Return True if a new charge is served or refused at once, without a question to the coordinator."""
-        return not self.waiting and (self.allowance.covers(items, now_ms) or self.allowance.dry(now_ms))
+        return not self.waiting and (self.allowance.held(now_ms) >= items or self.allowance.dry(now_ms))
 
     def serve(self, charge: Charge, now_ms: int) -> None:
         """Spend tokens on the charge; refuse the items that they do not cover."""

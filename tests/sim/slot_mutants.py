@@ -1,4 +1,4 @@
-"""Mutants of limits on live leases: see test_mutants.py. Those of messages are in tests/throttles/test_slots.py."""
+"""Mutants of limits on live leases: see test_mutants.py. Those of messages are in tests/limits/test_slots.py."""
 
 from __future__ import annotations
 

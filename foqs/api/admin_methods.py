@@ -19,7 +19,8 @@ from foqs.hooks.topic_hooks import TopicHooks
 from foqs.idl import idl
 from foqs.peers.settings_sync import CONFIRM_MS, Confirmation, HostSettings
 from foqs.policies.entries import script_name_error
-from foqs.policies.settings import MOST_BYTES, SCRIPT, TOPIC, Settings, SettingsStore
+from foqs.policies.settings import MOST_BYTES, SCRIPT, Settings, SettingsStore
+from foqs.policies.topic_policy import TOPIC
 from foqs.rows import FailureCause
 from foqs.rpc.call import Call
 from foqs.travel import bare

@@ -235,11 +235,11 @@ def _exists(client: Client, topic: str) -> bool:
 
 
 def _takes_dead_letters(client: Client, topic: str) -> bool:
-    from foqs.policies.topic_policy import DEAD_SUFFIX, PREFIX
+    from foqs.policies.topic_policy import DEAD_SUFFIX, TOPIC
 
     if topic.endswith(DEAD_SUFFIX) and _exists(client, topic.removesuffix(DEAD_SUFFIX)):
         return True
-    values = client.settings(PREFIX, timeout_ms=_LOOK_MS).entries.values()
+    values = client.settings(TOPIC, timeout_ms=_LOOK_MS).entries.values()
     return any((json.loads(value).get("dead") or {}).get("topic") == topic for value in values)
 
 

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from foqs.policies.entries import Patterns, shown
-from foqs.policies.topic_policy import BUILT_IN_ENTRY, DEAD_SUFFIX, PREFIX, PolicyEntry, dead_topic_of
+from foqs.policies.topic_policy import BUILT_IN_ENTRY, DEAD_SUFFIX, TOPIC, PolicyEntry, dead_topic_of
 
 _OFF: Mapping[str, Any] = {"max_attempts": 0, "max_total_ms": 0, "dead": None, "hooks": None}
 """Fields that have no effect in a topic that takes dead letters, with the values that ask for none. Of `hooks` that is
@@ -48,7 +48,7 @@ def why_dead(topic: str, namers: Namers) -> str | None:
     """Return why the topic takes dead letters; None if it does not."""
     keys = sorted(namers.get(topic, ()))
     if keys:
-        named = ", ".join([f"{PREFIX}{key}" for key in keys[:_MOST_NAMED]])
+        named = ", ".join([f"{TOPIC}{key}" for key in keys[:_MOST_NAMED]])
         more = f" and {len(keys) - _MOST_NAMED:,} more" if len(keys) > _MOST_NAMED else ""
         return f"it takes the dead letters of {named}{more}"
     return f"its name ends with {DEAD_SUFFIX}" if topic.endswith(DEAD_SUFFIX) else None
@@ -68,7 +68,7 @@ class DeadTopics:
     # ------------------------------------------------------------------------------------- circles
 
     def circles(self, changed: Set[str]) -> list[str]:
-        """Return an error for each circle of dead-letter topics that one of the keys in `changed` is part of."""
+        """Return an error for each circle of dead-letter topics that has one of the keys in `changed`."""
         found: list[str] = []
         seen: set[str] = set()
         for start in sorted(self._namers):
@@ -79,9 +79,9 @@ class DeadTopics:
                 path[topic], topic = key, target
             if topic is not None and topic in path:
                 names = [*path][list(path).index(topic) :]
-                keys = {*(path[name] for name in names), *(f"{PREFIX}{name}" for name in names)}
+                keys = {*(path[name] for name in names), *(f"{TOPIC}{name}" for name in names)}
                 # A prefix that fits its own dead-letter topic is usual: `topic.*`, say. It warns.
-                certain = len(names) > 1 or path[topic] == f"{PREFIX}{topic}"
+                certain = len(names) > 1 or path[topic] == f"{TOPIC}{topic}"
                 if certain and not keys.isdisjoint(changed):
                     found.append(_circle(names, path))
             seen |= path.keys()
@@ -92,7 +92,7 @@ class DeadTopics:
         one, None where there is none. It is that of the policy which `topic` would have if it took no dead letters."""
         for key, entry in reversed(self._fitting(topic)):
             if "dead" in entry.model_fields_set:
-                return f"{PREFIX}{key}", None if entry.dead is None else entry.dead.topic or dead_topic_of(topic)
+                return f"{TOPIC}{key}", None if entry.dead is None else entry.dead.topic or dead_topic_of(topic)
         return "", None if _is_place(topic) else dead_topic_of(topic)
 
     # ------------------------------------------------------------------------------------- warnings
@@ -113,18 +113,18 @@ class DeadTopics:
             return None
         said = "; ".join(
             f"{', '.join(f'{field} {value}' for field, value in fields.items())} "
-            f"({f'{PREFIX}{key}' if key else 'built in'})"
+            f"({f'{TOPIC}{key}' if key else 'built in'})"
             for key, fields in by_key.items()
         )
         off = {field: value for field, value in _OFF.items() if any(field in fields for fields in by_key.values())}
         if not _is_place(topic):  # an entry of its own has 25 attempts
             off = {"max_attempts": 0} | off
-        accept = f"To accept that, put {json.dumps(off)} in {PREFIX}{topic}"
+        accept = f"To accept that, put {json.dumps(off)} in {TOPIC}{topic}"
         if topic in self._namers:
             accept = f"Name another dead.topic. {accept}"
-        text = f"{PREFIX}{topic}: {said}: no effect. In effect max_attempts is 0 (no limit), because {why}. {accept}"
+        text = f"{TOPIC}{topic}: {said}: no effect. In effect max_attempts is 0 (no limit), because {why}. {accept}"
         keys = [topic, *self._namers.get(topic, ()), *by_key]
-        return Warned(text, frozenset(f"{PREFIX}{key}" for key in keys))
+        return Warned(text, frozenset(f"{TOPIC}{key}" for key in keys))
 
     def _off(self, topic: str) -> dict[str, dict[str, str]]:
         """Return the fields that have no effect in a topic that takes dead letters, with their values, by the name or
@@ -197,17 +197,17 @@ def _at_most_once(key: str, entry: PolicyEntry) -> Warned | None:
     if not fields:
         return None
     text = (
-        f"{PREFIX}{key}: {', '.join(fields)}: no effect, because delivery is at_most_once: "
+        f"{TOPIC}{key}: {', '.join(fields)}: no effect, because delivery is at_most_once: "
         "an item is removed after its first attempt"
     )
-    return Warned(text, frozenset({f"{PREFIX}{key}"}))
+    return Warned(text, frozenset({f"{TOPIC}{key}"}))
 
 
 def _never_delivered(key: str, entry: PolicyEntry) -> Warned | None:
     if entry.ttl_ms is None or entry.delay_ms < entry.ttl_ms or "delay_ms" not in entry.model_fields_set:
         return None
     text = (
-        f"{PREFIX}{key}: ttl_ms is {entry.ttl_ms}, no more than delay_ms, {entry.delay_ms}: items that set neither are "
+        f"{TOPIC}{key}: ttl_ms is {entry.ttl_ms}, no more than delay_ms, {entry.delay_ms}: items that set neither are "
         "removed before they can be delivered, because a TTL counts from the enqueue"
     )
-    return Warned(text, frozenset({f"{PREFIX}{key}"}))
+    return Warned(text, frozenset({f"{TOPIC}{key}"}))

@@ -1,19 +1,8 @@
-"""Values of settings that are JSON objects: reading one, with every error of a wrong one.
+"""Entries of settings: the checks of names, the reading of values with every error, and the values of throttles, of
+shares of tenants (`fair`) and of retries.
 
-What names of topics, fairness keys and throttle keys may be, the same in settings, in items, and between hosts.
-
-A name is a text. The codec hands over a text that is not UTF-8 as bytes, and JSON and the system's environment may have
-texts that no UTF-8 says. Each check refuses both.
-
-Values of exact names and of all names with a prefix, as settings give them.
-
-The limits on items with a throttle key.
-
-The limit on deliveries with a throttle key: an entry of the settings.
-
-How the tenants of a topic share its deliveries: the field `fair` of a topic's policy.
-
-When a failed item is delivered again.
+Names are the same in settings, in items and between hosts. A name is a text. The codec hands over a text that is not
+UTF-8 as bytes, and JSON and the system's environment may have texts that UTF-8 cannot encode. Each check refuses both.
 """
 
 from __future__ import annotations
@@ -35,13 +24,19 @@ from foqs.checks import is_text
 from foqs.errors import Invalid
 
 NAME_BYTES = 255
-NOT_UTF_8 = "the name is not UTF-8"
+LONGEST_MS = 366 * 86_400_000
+MOST_PARSED = 10_000
+"""Texts whose entries are remembered: each version of the settings has most texts of the version before."""
+TIMEOUT_MS = 60_000
+_VALUE_CHARACTERS = 60
+_MOST_RATE = 1_000_000_000
+_MOST_SLOTS = 1_000_000
 
 
 def name_error(name: object) -> str | None:
     """Return the error of a name that no topic or key may have."""
     if not is_text(name):
-        return NOT_UTF_8
+        return "the name is not UTF-8"
     size = len(name.encode())
     if not 1 <= size <= NAME_BYTES:
         return f"a name has 1 to {NAME_BYTES} bytes, not {size}"
@@ -96,7 +91,6 @@ _KINDS = {
     "literal_error": "{expected}",
 }
 """What a value must be, by pydantic's type of the error; a value in braces is the error's own."""
-_VALUE_CHARACTERS = 60
 
 
 class Entry(BaseModel):
@@ -119,8 +113,8 @@ def checked(error: Callable[[T], str | None]) -> AfterValidator:
     return AfterValidator(check)
 
 
-def read(model: type[E], text: str, what: str, later: Set[str]) -> E:
-    """Return the entry that a text says. `what` an entry is called; `later`: fields that this version does not have.
+def read(model: type[E], text: str, what: str, later: Set[str] = frozenset()) -> E:
+    """Return the entry of a text. `what`: its name in errors. `later`: fields that this version does not have.
 
     Raises Invalid with every error of the entry, one a line."""
     try:
@@ -174,7 +168,8 @@ def shown(value: Any) -> str:
 
 
 class Patterns(Generic[T]):
-    """A * at the end of a key is a pattern, a * elsewhere a character."""
+    """Values of exact names, and of all names with a prefix. A * at the end of a key is a pattern, a * elsewhere a
+    character."""
 
     __slots__ = ("_exact", "_lengths", "_prefixes")
 
@@ -193,8 +188,8 @@ class Patterns(Generic[T]):
             yield name, self._exact[name]
 
     def closest(self, name: str) -> T | None:
-        """Return the last value of `fitting`, which is that of the exact name or the longest prefix; None: there is
-        none. A topic has a weight to look up for each of its tenants."""
+        """Return the last value of `fitting`, that of the exact name or the longest prefix, or None. It is a way of its
+        own, because a topic looks up a weight for each of its tenants."""
         if name in self._exact:
             return self._exact[name]
         for length in reversed(self._lengths):
@@ -216,12 +211,12 @@ class Patterns(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Throttle:
-    """At most `burst` + `per_second` * t deliveries in any t seconds, and at most `concurrency` leases at a time. None:
-    there is no such limit; one of them is there. `per_second` may be a fraction.
+    """The limits on items with a throttle key: at most `burst` + `per_second` * t deliveries in any t seconds, and at
+    most `concurrency` leases at a time. One of the two may be None, without a limit. `per_second` may be a fraction.
 
     A lease that is older than `timeout_ms` is counted as overage, and a shard without an owner counts for no longer; 0:
-    never. `shadow`: the deliveries that it would hold are counted, and held back by nothing. `setting`: the settings
-    key that it comes from, which may serve many throttle keys, each with tokens and slots of its own."""
+    never. `shadow`: count the deliveries over the limit without blocking them. `setting`: its settings key, which may
+    serve many throttle keys, each with tokens and slots of its own."""
 
     per_second: float | None
     burst: int
@@ -232,26 +227,18 @@ class Throttle:
 
     @property
     def quota(self) -> Quota | None:
-        """The bound that the coordinator of a key goes by; None if there is no rate."""
+        """The bound for the coordinator of a key; None if there is no rate."""
         return None if self.per_second is None else Quota(self.per_second, self.burst, None)
-
-
-_MOST = 1_000_000_000
-_MOST_SLOTS = 1_000_000
-_LONGEST_MS = 366 * 86_400_000
-_MOST_PARSED = 10_000
-"""Texts whose entries are remembered: each version of the settings has most texts of the version before."""
-TIMEOUT_MS = 60_000
 
 
 class ThrottleEntry(Entry):
     """The value of a settings key `throttle.<key or prefix*>`: a rate, a number of leases at a time, or both. Without
     `burst` it is `per_second`, rounded up."""
 
-    per_second: Annotated[float, Field(ge=0.001, le=_MOST, allow_inf_nan=False)] | None = None
-    burst: Annotated[int, Field(ge=1, le=_MOST)] | None = None
+    per_second: Annotated[float, Field(ge=0.001, le=_MOST_RATE, allow_inf_nan=False)] | None = None
+    burst: Annotated[int, Field(ge=1, le=_MOST_RATE)] | None = None
     concurrency: Annotated[int, Field(ge=1, le=_MOST_SLOTS)] | None = None
-    timeout_ms: Annotated[int, Field(ge=0, le=_LONGEST_MS)] | None = None
+    timeout_ms: Annotated[int, Field(ge=0, le=LONGEST_MS)] | None = None
     shadow: bool = False
 
     @model_validator(mode="after")
@@ -273,22 +260,21 @@ class ThrottleEntry(Entry):
         return Throttle(self.per_second, burst, self.shadow, setting, self.concurrency, timeout_ms)
 
 
-@lru_cache(maxsize=_MOST_PARSED)
+@lru_cache(maxsize=MOST_PARSED)
 def parse_throttle(text: str) -> ThrottleEntry:
     """Raises Invalid with every error of the entry, one a line."""
-    return read(ThrottleEntry, text, "a throttle", frozenset())
+    return read(ThrottleEntry, text, "a throttle")
 
 
 Unit = Literal["items", "bytes", "busy"]
 Scope = Literal["tenant", "topic"]
-Weight = Annotated[int, Field(ge=1, le=MOST_WEIGHT)]
 
 
 @dataclass(frozen=True, slots=True)
 class FairRule:
-    """`unit`: what a delivery costs its tenant: 1, its bytes, or the time of its lease. `scope`: priorities count
-    inside a tenant, or over the whole topic. `weights` of fairness keys in this topic. `balance`: between hosts,
-    too."""
+    """The shares of a topic's tenants in its deliveries. `unit`: a delivery costs its tenant 1, its bytes, or the time
+    of its lease. `scope`: priorities count inside a tenant, or over the whole topic. `weights` of fairness keys in this
+    topic. `balance`: between hosts, too."""
 
     unit: Unit
     scope: Scope
@@ -299,7 +285,9 @@ class FairRule:
 class FairEntry(Entry):
     unit: Unit = "items"
     scope: Scope = "tenant"
-    weights: dict[Annotated[str, checked(pattern_error)], Weight] = Field(default_factory=dict)
+    weights: dict[Annotated[str, checked(pattern_error)], Annotated[int, Field(ge=1, le=MOST_WEIGHT)]] = Field(
+        default_factory=dict
+    )
     balance: bool = True
 
     @cached_property
@@ -323,9 +311,9 @@ class RetryKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RetryRule:
-    """The delay before attempt n + 1 is `first_ms` (constant), `first_ms + (n - 1) * step_ms` (linear) or
-    `first_ms * factor ** (n - 1)` (exponential), at most `longest_ms`. `jitter` is the part of it that is random, 0 to
-    1: with 0.5 the delay is between half of it and all of it."""
+    """The delays of a failed item. The delay before attempt n + 1 is `first_ms` (constant), `first_ms + (n - 1) *
+    step_ms` (linear) or `first_ms * factor ** (n - 1)` (exponential), at most `longest_ms`. `jitter` is the part of it
+    that is random, 0 to 1: with 0.5 the delay is between half of it and all of it."""
 
     kind: RetryKind
     first_ms: int

@@ -1,7 +1,4 @@
-"""Groups reasons of failures that differ only in what changes from one item to the next.
-
-Which dead letters a listing, a redrive or a delete means.
-"""
+"""Dead letters: the fingerprint that groups reasons of failures, and the conditions that select dead letters."""
 
 from __future__ import annotations
 
@@ -22,7 +19,8 @@ _VARIABLE = re.compile(
 
 
 def fingerprint(reason: str) -> int:
-    """Return 64 bits, signed; 0 for an empty reason."""
+    """Return 64 bits, signed; 0 for an empty reason. Reasons that differ only in numbers, quotes and UUIDs have equal
+    ones."""
     if not reason:
         return 0
     common = _VARIABLE.sub(lambda found: f"<{found.lastgroup}>", reason)
@@ -31,12 +29,12 @@ def fingerprint(reason: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class FailureFilter:
-    """The conditions that a dead letter has to meet, all of them; None and {} are no condition.
+    """The conditions of a listing, a redrive or a delete. A dead letter has to meet all; None and {} are no condition.
 
     `died_from_ms` <= died_at < `died_before_ms`; `min_attempts` <= attempts <= `max_attempts`. `reason_contains`,
     `fairness` (a fairness key, b"" for none) and `origin_topic` are UTF-8. `headers`: the item has each of these pairs.
-    A store checks all conditions but `headers` where it reads rows (`in_sql`); the engine checks that one. `without` is
-    (fingerprint, causes): not these groups.
+    A store checks all conditions but `headers` where it reads rows (`in_sql`); the engine checks the headers. `without`
+    is (fingerprint, causes): not these groups.
     """
 
     fingerprint: int | None = None
@@ -52,7 +50,7 @@ class FailureFilter:
     without: tuple[int, tuple[int, ...]] | None = None
 
     def matches(self, row: FailureRow) -> bool:
-        """Whether the row meets the conditions that stores check. This is the plain form of `in_sql`."""
+        """Return True if the row meets the conditions that stores check. This is the plain form of `in_sql`."""
         return (
             (self.fingerprint is None or row.fingerprint == self.fingerprint)
             and (self.cause is None or row.cause == self.cause)
@@ -90,7 +88,7 @@ class FailureFilter:
         return made
 
     def matches_headers(self, stored: bytes | None) -> bool:
-        """Whether an item with these stored headers (JSON) meets the condition on headers."""
+        """Return True if an item with these stored headers (JSON) meets the condition on headers."""
         if not self.headers:
             return True
         return stored is not None and self.headers.items() <= json.loads(stored).items()

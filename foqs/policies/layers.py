@@ -12,10 +12,11 @@ from typing import NamedTuple
 from foqs.fairness.keys import TopicKey
 from foqs.policies.dead_topics import has_effect, namers_of, why_dead
 from foqs.policies.entries import Patterns, Throttle, parse_throttle, parse_weight
-from foqs.policies.settings import SCRIPT, THROTTLE, TOPIC, WEIGHT, Settings
+from foqs.policies.settings import SCRIPT, THROTTLE, WEIGHT, Settings
 from foqs.policies.topic_policy import (
     BUILT_IN_ENTRY,
     DEAD_SUFFIX,
+    TOPIC,
     DeadEntry,
     HooksEntry,
     PolicyEntry,
@@ -27,18 +28,17 @@ from foqs.policies.topic_policy import (
 BUILT_IN = ""
 """The settings key of the built-in layer."""
 _MOST_KNOWN = 10_000
-"""Policies, and throttles of keys, that a namespace remembers; they are made again when needed."""
-
-
+"""Policies, and throttles of keys, that a namespace remembers; it makes others again when needed."""
 NO_BOUND = 1 << 62
 LeaseLimits = tuple[tuple[object, ...], ...]
-"""Which throttles limit leases, and which throttle keys policies add: while they are equal, so are the keys of each
-item whose leases are limited."""
+"""The throttles that limit leases, and the throttle keys that policies add. While these are equal, each item whose
+leases are limited keeps its keys."""
 
 
 class Bounds(NamedTuple):
-    """What each delivery needs of a topic's policy: `attempts` is NO_BOUND where there is none. Equal ones are one
-    object; `changes` is that of the policies when it was made. `throttles`: keys that the policy adds to all items."""
+    """The part of a topic's policy that each delivery needs. `attempts` is NO_BOUND where there is none. Equal bounds
+    are one object; `changes` is the number of changes of the policies when it was made. `throttles`: keys that the
+    policy adds to all items."""
 
     changes: int
     attempts: int
@@ -51,7 +51,7 @@ class NamespacePolicies:
 
     def __init__(self, entries: Mapping[str, str]) -> None:
         """`entries` are valid settings. `throttled`: some throttle keys have a throttle. `limits`: None if no throttle
-        limits leases. `per_worker`: some topic gives a worker only so many items at a time. `pauses`: some topic may
+        limits leases. `per_worker`: some topic limits the items that a worker holds. `pauses`: some topic may
         be paused. `scripts`: their sources by name."""
         topics: dict[str, PolicyEntry] = {}
         throttles: dict[str, Throttle] = {}
@@ -101,7 +101,7 @@ class NamespacePolicies:
         return PolicyEntry.model_construct(**found).model_dump_json()
 
     def is_dead(self, topic: str) -> bool:
-        """Whether the topic takes dead letters."""
+        """Return True if the topic takes dead letters."""
         return topic.endswith(DEAD_SUFFIX) or topic in self._namers
 
     def overruled(self, topic: str) -> dict[str, str]:
@@ -123,13 +123,13 @@ class NamespacePolicies:
         return known[key]
 
     def concurrency(self, key: str) -> int | None:
-        """Return how many leases items with a throttle key may have at a time, None if there is no limit."""
+        """Return the limit on the leases of items with a throttle key at a time, or None."""
         throttle = self.throttle(key)
         return None if throttle is None else throttle.concurrency
 
     def weight(self, topic: str, fairness_key: str, given: int = 0) -> int:
-        """Return the weight of a tenant: that of the topic's policy, of the settings, the one given with its items (0:
-        none), or 1."""
+        """Return the weight of a tenant: of the topic's policy, of the settings, `given` with its items (0: none), or
+        1."""
         return self.of(topic).fair.weights.closest(fairness_key) or self._weights.closest(fairness_key) or given or 1
 
     def has_weights_of(self, topic: str, other: NamespacePolicies) -> bool:
@@ -153,9 +153,9 @@ def _limits(topics: Mapping[str, PolicyEntry], throttles: Mapping[str, Throttle]
 class Policies:
     """The policies of all topics, as one host knows them. A namespace without settings has the built-in ones.
 
-    `namespaces` has those with policies, throttles, weights or scripts, `pausing` those of them in which a topic may be
-    paused, `limiting` those that limit leases, and `per_worker` those in which a topic limits what a worker holds:
-    requests of all other namespaces look at nothing else."""
+    `namespaces` has the namespaces with policies, throttles, weights or scripts. Of these, a topic may be paused in
+    `pausing`, throttles limit leases in `limiting`, and a topic limits the items of a worker in `per_worker`. Requests
+    of all other namespaces look at nothing else."""
 
     def __init__(self) -> None:
         self.versions: dict[str, int] = {}
@@ -173,10 +173,8 @@ class Policies:
         ns = settings.ns
         self.versions[ns] = settings.version
         self.entries[ns] = settings.entries
-        self.namespaces.pop(ns, None)
-        self.pausing.pop(ns, None)
-        self.limiting.pop(ns, None)
-        self.per_worker.pop(ns, None)
+        for known in (self.namespaces, self.pausing, self.limiting, self.per_worker):
+            known.pop(ns, None)
         self.changes += 1
         self._bounds.clear()
         if any(key.startswith((TOPIC, THROTTLE, WEIGHT, SCRIPT)) for key in settings.entries):
@@ -193,7 +191,7 @@ class Policies:
         return self.namespace(key[0]).of(key[1])
 
     def paused(self, key: TopicKey) -> bool:
-        """Whether no item of the topic may be delivered."""
+        """Return True if no item of the topic may be delivered."""
         policies = self.pausing.get(key[0])
         return policies is not None and policies.of(key[1]).paused
 

@@ -1,16 +1,8 @@
-"""The settings of a namespace: a flat map of text keys to text values under one version.
+"""The settings of a namespace: a flat map of text keys to text values under one version, its store, and its copies.
 
-The history of a document that has copies: which of two is newer, or whether they were made apart.
-
-Where the settings of namespaces are kept.
-
-Three implementations, which pass one contract suite: ZooKeeper (a part of `foqs.zk.protocol.FactStore`), the shards
-of a lone host (`foqs.server.settings`), and the fake ZooKeeper of the simulations.
-
-Copies of a namespace's settings: in ZooKeeper, in a host's memory, and in the database of each shard.
-
-A host acts on no copy that another change has replaced, and on none of another history: whose settings count there is
-a decision of the operator.
+Copies are in ZooKeeper, in a host's memory, and in the database of each shard. The history of a document says which of
+two copies is newer, or that they were made apart. A host acts on no copy that another change has replaced, and on none
+of another history: the operator decides which one counts.
 """
 
 from __future__ import annotations
@@ -27,7 +19,7 @@ from foqs.errors import Conflict, FoqsError, Invalid
 from foqs.hooks.protocol import SCRIPT_BYTES
 from foqs.policies.dead_topics import DeadTopics, says_something
 from foqs.policies.entries import parse_throttle, parse_weight, pattern_error, script_name_error
-from foqs.policies.topic_policy import PREFIX, check_script, parse
+from foqs.policies.topic_policy import TOPIC, check_script, parse
 
 PAST = 32
 """Versions whose marks a copy has. A copy knows an older version by the mark of the first version alone."""
@@ -58,7 +50,6 @@ class History(NamedTuple):
         return self.born == later.born
 
 
-TOPIC = PREFIX
 THROTTLE = "throttle."
 WEIGHT = "weight."
 SCRIPT = "script."
@@ -71,7 +62,8 @@ _ENTRIES, _HEAD_BYTES = b',"entries":', 2_000
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`version` 0: they were never written. Each change adds 1. `born`, `past`: see `foqs.policies.settings`."""
+    """One version of the settings of a namespace. `version` 0: they were never written. Each change adds 1. `born`,
+    `past`: see `History`."""
 
     ns: str
     version: int = 0
@@ -123,12 +115,12 @@ class Settings:
         return self
 
     def warnings(self, changed: Set[str] | None = None) -> list[str]:
-        """Return what the entries say in vain, one text each. With `changed`: where one of these keys has a part."""
+        """Return a warning for each value without an effect. With `changed`: only warnings about one of these keys."""
         found = _dead_topics(self.entries).warnings()
         return [one.text for one in found if changed is None or not one.keys.isdisjoint(changed)]
 
     def faults(self) -> list[str]:
-        """Return the errors that a change of all these settings would have beside those of single entries."""
+        """Return the errors of these settings together, which `check` of single entries does not find."""
         return _dead_topics(self.entries).circles(self.entries.keys())
 
     def encoded(self) -> bytes:
@@ -144,7 +136,7 @@ _CHECKS: Mapping[str, Callable[[str], object]] = {
     WEIGHT: parse_weight,
     SCRIPT: check_script,
 }
-"""By prefix of keys that foqs knows: what raises Invalid with every error of a value."""
+"""The check of a value by the prefix of its key. It raises Invalid with every error."""
 Change = Callable[[Settings], Settings]
 
 
@@ -238,7 +230,10 @@ Changed = Callable[[Settings | FoqsError], None]
 
 
 class SettingsStore(Protocol):
-    """Called on the event loop; returns at once, and calls back on the loop."""
+    """The store of settings. Its method is called on the event loop, returns at once, and calls back on the loop.
+
+    Three implementations pass one contract suite: ZooKeeper (a part of `foqs.zk.protocol.FactStore`), the shards of a
+    lone host (`foqs.server.settings`), and the fake ZooKeeper of the simulations."""
 
     def change_settings(self, ns: str, change: Change, done: Changed) -> None:
         """Replace the stored settings of a namespace by what `change` makes of them, in one step: if they are replaced
@@ -251,7 +246,7 @@ class SettingsStore(Protocol):
 
 
 class Standing(Enum):
-    """How a copy stands to the settings that are known."""
+    """The age of a copy, compared with the known settings."""
 
     SAME = "same"
     OLDER = "older"

@@ -1,6 +1,6 @@
 """The policy of a topic: an entry of the settings, and the policy that all entries for a topic make.
 
-Which scripts run for a topic: the field `hooks` of its policy, which names settings `script.<name>`.
+The field `hooks` names the scripts that run for the topic, values of settings `script.<name>`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from pydantic import Field, model_validator
 from foqs.errors import Invalid
 from foqs.hooks.protocol import Hook, Script, source_error
 from foqs.policies.entries import (
+    LONGEST_MS,
+    MOST_PARSED,
     NAME_BYTES,
     Entry,
     FairEntry,
@@ -29,13 +31,23 @@ from foqs.policies.entries import (
 )
 from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE
 
+TOPIC = "topic."
+"""The prefix of a settings key whose value is a policy."""
+DEAD_SUFFIX = ".dlq"
+_DAY_MS = 86_400_000
+_MINUTE_MS = 60_000
+_LATER = frozenset({"refuse_late", "keep"})
+"""Fields of features that this version does not have."""
+
 Broken = Literal["refuse", "default"]
 ScriptName = Annotated[str, checked(script_name_error)]
+ThrottleKey = Annotated[str, checked(throttle_key_error)]
+Duration = Annotated[int, Field(ge=0, le=LONGEST_MS)]
 
 
 @dataclass(frozen=True, slots=True)
 class HookRule:
-    """Names of the scripts that run for a topic's items; None: none does. `when_broken` None depends on the script."""
+    """Names of the scripts that run for a topic's items, or None. `when_broken` None depends on the script."""
 
     on_enqueue: str | None
     on_failure: str | None
@@ -45,8 +57,8 @@ class HookRule:
         return self.on_enqueue if hook is Hook.ON_ENQUEUE else self.on_failure
 
     def refuses(self, script: Script) -> bool:
-        """Whether items are refused while calls of the script fail: an item without the throttle keys that the script
-        sets would pass the throttles."""
+        """Return True if items are refused while calls of the script fail. By default a script that sets throttle keys
+        does so: without these an item would pass the throttles."""
         return script.sets_throttle_keys if self.when_broken is None else self.when_broken == "refuse"
 
 
@@ -69,21 +81,6 @@ def check_script(source: str) -> None:
     error = source_error(source)
     if error is not None:
         raise Invalid(error)
-
-
-_DAY_MS = 86_400_000
-_LONGEST_MS = 366 * _DAY_MS
-_MINUTE_MS = 60_000
-PREFIX = "topic."
-"""Of a settings key whose value is a policy."""
-DEAD_SUFFIX = ".dlq"
-_MOST_PARSED = 10_000
-"""Texts whose entries are remembered: each version of the settings has most texts of the version before."""
-_LATER = frozenset({"refuse_late", "keep"})
-"""Fields of features that this version does not have."""
-
-Duration = Annotated[int, Field(ge=0, le=_LONGEST_MS)]
-ThrottleKey = Annotated[str, checked(throttle_key_error)]
 
 
 class RetryEntry(Entry):
@@ -109,11 +106,11 @@ class RetryEntry(Entry):
 
 class DeadEntry(Entry):
     topic: Annotated[str, checked(name_error)] | None = None
-    ttl_ms: Annotated[int, Field(ge=1, le=_LONGEST_MS)] | None = None
+    ttl_ms: Annotated[int, Field(ge=1, le=LONGEST_MS)] | None = None
 
 
 _FAIR = FairEntry()
-"""One for all: pydantic would copy a default with a dict for each of very many entries."""
+"""One object for all entries: pydantic would copy a default with a dict for each entry."""
 
 
 class PolicyEntry(Entry):
@@ -121,7 +118,7 @@ class PolicyEntry(Entry):
 
     priority: Annotated[int, Field(ge=-(1 << 31), le=(1 << 31) - 1)] = 0
     lease_ms: Annotated[int, Field(ge=100, le=_DAY_MS // 2)] | None = None
-    ttl_ms: Annotated[int, Field(ge=1, le=_LONGEST_MS)] | None = None
+    ttl_ms: Annotated[int, Field(ge=1, le=LONGEST_MS)] | None = None
     delay_ms: Duration = 0
     delivery: Literal["at_least_once", "at_most_once"] = "at_least_once"
     paused: bool = False
@@ -147,9 +144,9 @@ class TopicPolicy:
     """The effective policy of a topic. Times are in milliseconds; None means that there is none.
 
     `lease_ms`, `ttl_ms`, `delay_ms`, `priority`, `delivery`: for enqueued items that do not set them. `throttles`:
-    keys, sorted, that each item has besides its own. `per_worker`: items that one worker holds at a time, None without
-    a bound. `retry`: delays of failed items. `max_attempts`, `max_total_ms` since the enqueue, `stuck_after_ms` since
-    the delivery: 0 means no bound. `dead_topic`: where items go after their last attempt; without one they are removed.
+    keys, sorted, that each item has besides its own. `per_worker`: items of a worker at a time, None without a bound.
+    `retry`: delays of failed items. `max_attempts`, `max_total_ms` since the enqueue, `stuck_after_ms` since the
+    delivery: 0 means no bound. `dead_topic`: where items go after their last attempt; without one they are removed.
     """
 
     priority: int
@@ -174,12 +171,12 @@ class TopicPolicy:
 
     @property
     def fills(self) -> bool:
-        """Whether it has a value for enqueued items that do not set it."""
+        """Return True if it has a value for enqueued items that do not set it."""
         at_least_once = self.delivery == AT_LEAST_ONCE
         return bool(self.priority or self.lease_ms or self.ttl_ms or self.delay_ms or not at_least_once)
 
 
-@lru_cache(maxsize=_MOST_PARSED)
+@lru_cache(maxsize=MOST_PARSED)
 def parse(text: str) -> PolicyEntry:
     """Raises Invalid with every error of the entry, one a line."""
     return read(PolicyEntry, text, "a topic policy", _LATER)

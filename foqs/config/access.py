@@ -1,8 +1,6 @@
-"""Principals: their credentials, and their rights by namespace.
+"""Access to a host: principals with their credentials and their rights by namespace, and the dangers of a host without.
 
 A principals file is TOML. Its values are never secret: of a token it holds the SHA-256, and tokens are long and random.
-
-Checks a host that other machines can reach for TLS and for access control.
 """
 
 from __future__ import annotations
@@ -33,14 +31,14 @@ class Right(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Namespaces:
-    """A set of namespaces: some by name, and all those that begin with one of `prefixes`."""
+    """A set of namespaces: some by name, and all that begin with one of `prefixes`."""
 
     names: frozenset[str] = frozenset()
     prefixes: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, patterns: Iterable[str]) -> Namespaces:
-        """`shop`, `eu-*` or `*` each."""
+        """Return the namespaces of these patterns: `shop`, `eu-*` or `*`."""
         given = set(patterns)
         prefixes = sorted(one.removesuffix("*") for one in given if one.endswith("*"))
         return cls(frozenset(one for one in given if not one.endswith("*")), tuple(prefixes))
@@ -64,7 +62,7 @@ class Principal:
     name: str
     rights: Mapping[Right, Namespaces]
     sees: Namespaces = field(init=False)
-    """Where it has any right."""
+    """The namespaces in which it has any right."""
 
     def __post_init__(self) -> None:
         sees = Namespaces()
@@ -80,7 +78,7 @@ _NOWHERE = Namespaces()
 
 
 class Principals:
-    """All of them. A value: another file makes another one."""
+    """The principals of one file. A value: another file makes another one."""
 
     __slots__ = ("_by_certificate", "_by_token", "by_name")
 
@@ -100,7 +98,7 @@ class Principals:
         return self._by_token.get(sha256(token.encode("utf-8", "surrogatepass")).digest())
 
     def of_certificate(self, names: Iterable[str]) -> Principal | None:
-        """The one that the first known of `names` is of."""
+        """Return the principal of the first known name."""
         return next((found for name in names if (found := self._by_certificate.get(name)) is not None), None)
 
     def __repr__(self) -> str:
@@ -186,7 +184,7 @@ def parse(text: str) -> Principals:
 
 
 def is_loopback(host: str) -> bool:
-    """True for a loopback address, and for the name localhost."""
+    """Return True for a loopback address, and for the name localhost."""
     try:
         return ip_address(host.strip("[]")).is_loopback
     except ValueError:

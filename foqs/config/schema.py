@@ -20,7 +20,7 @@ from foqs.ids import MAX_SHARD
 
 MiB = 1 << 20
 MOST = 1_000_000_000
-"""Of things that have no bound of their own."""
+"""The bound of numbers without a bound of their own."""
 YEARS_MS = 100 * 366 * 86_400_000
 ADMIN_DISTANCE = 2000
 """Distance of the admin port from the server's, unless it is set."""
@@ -195,12 +195,12 @@ class AdminSection(Section):
     namespaces: int = Field(default=50, ge=0, le=1_000)
     """This many namespaces have series of their own, 0: none; the rest share one."""
     topics: int = Field(default=200, ge=0, le=10_000)
-    """This many topics have series of their own: those with the most ready items. 0: none."""
+    """This many topics, with the most ready items, have series of their own. 0: none."""
     tenants: int = Field(default=200, ge=0, le=10_000)
-    """This many tenants of topics have series of their own: those with the most ready items, at most 50 of a
-    topic. 0: none."""
+    """This many tenants of topics, with the most ready items, have series of their own, at most 50 of a topic.
+    0: none."""
     throttles: int = Field(default=100, ge=0, le=10_000)
-    """This many throttle keys have series of their own: those with the most parked items. 0: none."""
+    """This many throttle keys, with the most parked items, have series of their own. 0: none."""
 
 
 class BreakerSection(Section):
@@ -242,8 +242,8 @@ class StoreSection(Section):
     io_timeout_ms: int = Field(default=10_000, ge=100, le=LONGEST_MS)
     """Time-out of a statement."""
     state_dir: Path | None = None
-    """A host without a cluster stores the highest ids of its shards in this folder. Not set: foqs-state, beside
-    foqs.toml."""
+    """A host without a cluster stores the highest ids of its shards in this folder. Not set: foqs-state, in
+    the folder of foqs.toml."""
 
 
 class ZookeeperSection(Section):
@@ -272,7 +272,7 @@ class ZookeeperSection(Section):
     tls: bool = False
     """`hosts` are secure client ports. Each certificate must name its host."""
     tls_ca_file: Path | None = None
-    """Certificate authorities (PEM), in addition to those of the system."""
+    """Certificate authorities (PEM), in addition to the system's."""
     tls_cert_file: Path | None = None
     """Certificate (PEM) of this host for ZooKeeper."""
     tls_key_file: Path | None = None
@@ -344,7 +344,7 @@ class TlsSection(Section):
     ca_file: Path | None = None
     """Certificate authorities (PEM) of clients and of other hosts. Not set: for hosts, the system's."""
     client_certificates: Literal["none", "optional", "required"] = "none"
-    """Whether clients must show a certificate from an authority in ca_file."""
+    """Ask clients for a certificate from an authority in ca_file, or require one."""
 
     @model_validator(mode="after")
     def _verifiable(self) -> TlsSection:

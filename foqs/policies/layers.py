@@ -79,7 +79,8 @@ class NamespacePolicies:
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
             entries = {name: entry for name, (_, entry) in self._layers(topic).items()}
-            policy = self._known[topic] = effective(topic, entries, dead=self.is_dead(topic))
+            dead = why_dead(topic, self._namers) is not None
+            policy = self._known[topic] = effective(topic, entries, dead=dead)
         return policy
 
     def layers(self, topic: str) -> dict[str, str]:
@@ -99,10 +100,6 @@ class NamespacePolicies:
             "dead": dead, "hooks": hooks, "max_attempts": policy.max_attempts, "max_total_ms": policy.max_total_ms
         }  # fmt: skip
         return PolicyEntry.model_construct(**found).model_dump_json()
-
-    def is_dead(self, topic: str) -> bool:
-        """Return True if the topic takes dead letters."""
-        return topic.endswith(DEAD_SUFFIX) or topic in self._namers
 
     def overruled(self, topic: str) -> dict[str, str]:
         """Return the fields whose values the topic does not have, because it takes dead letters, with the reason."""

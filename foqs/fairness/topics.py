@@ -272,7 +272,7 @@ class TenantLanes:
         self.numbers.append(number)
 
     def remove(self, left: Container[int]) -> None:
-        """One of the lanes was removed; `left` has the others."""
+        """One of the lanes was removed; `left` has the rest."""
         self._gone += 1
         if self._gone > max(_MOST_GONE, len(self.numbers) // 2):
             self.numbers = [number for number in self.numbers if number in left]

@@ -28,7 +28,7 @@ from foqs.policies.topic_policy import (
 BUILT_IN = ""
 """The settings key of the built-in layer."""
 _MOST_KNOWN = 10_000
-"""Policies, and throttles of keys, that a namespace remembers; it makes others again when needed."""
+"""Policies, and throttles of keys, that a namespace remembers; it makes a forgotten one again when needed."""
 NO_BOUND = 1 << 62
 LeaseLimits = tuple[tuple[object, ...], ...]
 """The throttles that limit leases, and the throttle keys that policies add. While these are equal, each item whose

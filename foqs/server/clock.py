@@ -1,18 +1,12 @@
 """The host's clock: monotonic time with an anchor, so that a change of the machine's clock moves no deadline.
 
 The machine's clock is read once, as a first guess. From the first shard on, the host's clock follows the databases'
-clocks (`foqs.server.clock`): they decide about stored times, and every owner of a shard sees the same one.
-
-Keep the host's clock in step with its databases' clocks, which decide about stored times.
-
-Delays, TTLs and lease ends are stored as times and outlive the host that wrote them. So every owner of a shard must
-judge them by the same clock, and only the database is common to all owners. Otherwise a host with a wrong machine clock
-would remove items before their TTL is over, or hand out delayed items early.
+clocks. Delays, TTLs and lease ends are stored as times and outlive the host that wrote them. So every owner of a shard
+must judge them by the same clock, and only the database is common to all owners. Otherwise a host with a wrong machine
+clock would remove items before the end of their TTL, or deliver delayed items early.
 
 One database's clock may be wrong, too. So a host serves no shard before the clocks of its databases, or the times that
 the last run stored, bound the time; and it waits when that time jumps.
-
-Read the clocks of all database servers that a host knows of, each in a thread of its own.
 """
 
 from __future__ import annotations
@@ -34,6 +28,22 @@ from foqs.engine.shard import Shard
 from foqs.ids import Stamp
 from foqs.shardmgr.clock_evidence import PATIENCE_MS, Evidence, Verdict, agreeing, judge, middle
 from foqs.store.link import place_of, read_clock
+
+log = structlog.get_logger("foqs.host")
+
+_STEADY_MS = 10_000
+"""A database's clock is followed after a constant difference for this time: leases that are held end with the clock."""
+_LOGGED_MS = 1_000
+"""A difference is logged when it has changed by more than this since it was logged last."""
+_AGAIN_MS = 1_000
+"""A host that waits looks at the clocks again after this time."""
+_ASK_AGAIN_MS = 5_000
+_LOGGED_AGAIN_MS = 60_000
+_FILE = b"file:"
+_REMEDY = (
+    "correct the clock that is wrong. If the databases' clocks are right, set host.clock_wait_ms to 1 and reload, "
+    "so that the host follows them; for `foqs dev`, start it with FOQS_HOST__CLOCK_WAIT_MS=1"
+)
 
 
 def monotonic_ms() -> int:
@@ -64,25 +74,8 @@ class Clock:
         self._anchor_ns += by_ms * 1_000_000
 
 
-log = structlog.get_logger("foqs.host")
-
-_STEADY_MS = 10_000
-"""A database's clock is followed after its difference stood for this long: leases that are held end with the clock."""
-_LOGGED_MS = 1_000
-"""A difference is logged when it has changed by more than this since it was logged last."""
-_AGAIN_MS = 1_000
-"""A host that waits looks at the clocks again after this time."""
-_ASK_AGAIN_MS = 5_000
-_LOGGED_AGAIN_MS = 60_000
-_FILE = b"file:"
-_REMEDY = (
-    "correct the clock that is wrong. If the databases' clocks are right, set host.clock_wait_ms to 1 and reload, "
-    "so that the host follows them; for `foqs dev`, start it with FOQS_HOST__CLOCK_WAIT_MS=1"
-)
-
-
 class HostClock(Protocol):
-    """`foqs.server.clock.Clock`, or the simulation's clock."""
+    """`Clock`, or the simulation's clock."""
 
     def now_ms(self) -> int: ...
 
@@ -116,7 +109,7 @@ class DatabaseClock:
     the host's, items end late rather than early (`Shard.late_ms`).
 
     Without `later` it never looks again by itself, and without `survey` it knows the servers of the host's own shards
-    only. `untried()` is the number of those that were not tried yet.
+    only. `untried()` is the number of own shards that were not tried yet.
     """
 
     def __init__(
@@ -301,7 +294,7 @@ class DatabaseClock:
         known = own.union([server for server in self._asked.values() if server is not None])
         self._leads = {server: lead for server, lead in self._leads.items() if server in known or self._arrivals}
         leads = _each_once(self._leads)
-        # The host's own time went on steadily: it decides between two databases.
+        # The host's own time is steady: it decides between two databases.
         lead_ms = middle(leads, self._bound_ms, 0)
         if abs(lead_ms) <= self._jump_ms:
             self._wanted = None
@@ -444,7 +437,8 @@ Read = Callable[[str], tuple[bytes, int, int] | None]
 
 
 class ClockSurvey:
-    """`urls()` are those of all shards that a host may serve: of its configuration, or of its cluster.
+    """Reads the clocks of all database servers that a host knows of, each in a thread of its own. `urls()` returns the
+    URLs of all shards that the host may serve: of its configuration, or of its cluster.
 
     Shards with one address are read once. Daemon threads read: a server that does not answer keeps no process alive.
     """

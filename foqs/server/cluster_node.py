@@ -1,8 +1,6 @@
-"""A host of a cluster: take and release shards as ZooKeeper's facts say.
+"""A host of a cluster: take and release shards as ZooKeeper's facts say, and write the host's facts.
 
 `foqs.peers.membership_agent` decides; this module adds the event loop, the clock and the node.
-
-Writes of a host to the cluster's facts in ZooKeeper; each outcome is logged.
 """
 
 from __future__ import annotations
@@ -36,10 +34,20 @@ from foqs.zk.protocol import FactStore, ZkConflict, ZkError
 
 log = structlog.get_logger("foqs.host")
 
+_ADOPT_S = 10.0
+_READS_AT_ONCE = 16
+_CLOSE_S = 2.0
+_CLOSE_UNKNOWN_S = 0.2
+_REPORTED_MS = 2_000
+"""Within this time beyond `breaker.hang_ms`, hosts report that a database does not answer."""
+_LINGER_S = 0.5
+"""Time in which a host without shards still forwards requests. Clients follow the routing within it; without it, a
+request could arrive on a connection that is being closed, and be lost."""
+
 
 class LoggedFactWriter:
-    """The `FactWriter` of a `MembershipAgent`. A failed write is not repeated here: the agent writes again if
-    the facts still ask for it."""
+    """The `FactWriter` of a `MembershipAgent`. It logs each outcome. It does not repeat a failed write: the agent
+    writes again if the facts still ask for it."""
 
     def __init__(self, store: FactStore) -> None:
         self._store = store
@@ -87,17 +95,6 @@ def _logged(what: str, number: int) -> Callable[[ZkError | None], None]:
             log.warning("owner.not_written", what=what, shard=number, reason=str(error))
 
     return done
-
-
-_ADOPT_S = 10.0
-_READS_AT_ONCE = 16
-_CLOSE_S = 2.0
-_CLOSE_UNKNOWN_S = 0.2
-_REPORTED_MS = 2_000
-"""Within this time beyond `breaker.hang_ms`, hosts report that a database does not answer."""
-_LINGER_S = 0.5
-"""Time in which a host without shards still forwards requests. Clients follow the routing within it; without it, a
-request could arrive on a connection that is being closed, and be lost."""
 
 
 class ClusterNode:

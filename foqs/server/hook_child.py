@@ -22,7 +22,7 @@ GRACE_MS = 50
 """A call without a result this long beyond its budget is stuck, and its process is killed."""
 _RECEIVE_BYTES = 1 << 18
 _STARVED_MS = 1_000
-"""A process that got no processor for so long is killed, too."""
+"""A process that got no processor for this time is killed, too."""
 _CPU_SLACK_MS = 25
 _LOOK_AGAIN_MS = 10
 _START_MS = 20_000
@@ -97,7 +97,7 @@ class HookChild:
 
     @property
     def was_useful(self) -> bool:
-        """Whether the process ran calls or lived for long, so that its end is no failed start."""
+        """Return True if the process ran calls or lived for long, so that its end is no failed start."""
         return self._replied or bool(self.in_flight) or self._loop.time() - self._began_s >= _USEFUL_S
 
     @property

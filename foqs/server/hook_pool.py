@@ -1,9 +1,7 @@
-"""Runs the scripts of hooks in child processes, and ends a process that a script holds up.
+"""Run the scripts of hooks in child processes, end a process that a script holds up, and log calls that failed.
 
 `hooks.processes` children run proven scripts. One more, with a lower priority, runs suspects: see
-`foqs.hooks.call_queues`. It also stands in while none of the first kind is ready.
-
-Writes a log line for calls of scripts that failed.
+`foqs.hooks.call_queues`. It also runs proven scripts while none of the other children is ready.
 """
 
 from __future__ import annotations
@@ -25,10 +23,24 @@ from foqs.hooks.protocol import Failed, HookCall, HookKey, Kind, Outcome
 from foqs.hooks.topic_hooks import TopicHook
 from foqs.server.hook_child import HookChild, lupa_folder
 
+log = structlog.get_logger("foqs.hooks")
 _host_log = structlog.get_logger("foqs.host")
+
+Done = Callable[[list[Outcome]], None]
+
+_AHEAD_US = 1_500
+"""Expected time of the messages that a process has ahead, so that it does not wait for the host."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 30.0
+_REAPED_S = 2.0
+_TOO_LATE = "the call did not run in {} ms: repeat the request later, or make the scripts of hooks quicker"
+_FULL = "too many calls of hooks wait: repeat the request later, or raise hooks.queue_calls"
+_STOPPING = "the host stops: repeat the request on another host"
+_NO_LUPA = "this host cannot run scripts: pip install 'lupa>=2.2' into its environment (docs/hooks.md)"
 
 
 class HookLog:
+    """The log of calls of scripts that failed, with a limit on its lines."""
+
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
         self._failed = LogThrottle()
@@ -48,20 +60,6 @@ class HookLog:
             refused=hook.refuses,
             left_out=left_out,
         )
-
-
-log = structlog.get_logger("foqs.hooks")
-
-Done = Callable[[list[Outcome]], None]
-
-_AHEAD_US = 1_500
-"""Expected time of the messages that a process has ahead, so that it does not wait for the host."""
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 30.0
-_REAPED_S = 2.0
-_TOO_LATE = "the call did not run in {} ms: repeat the request later, or make the scripts of hooks quicker"
-_FULL = "too many calls of hooks wait: repeat the request later, or raise hooks.queue_calls"
-_STOPPING = "the host stops: repeat the request on another host"
-_NO_LUPA = "this host cannot run scripts: pip install 'lupa>=2.2' into its environment (docs/hooks.md)"
 
 
 class _Request:
@@ -95,7 +93,7 @@ class _Place:
 class HookPool:
     """All methods run on the event loop, and none of them waits. The first call starts the processes.
 
-    Public for /metrics: `calls` (those that a script ended), `failures` (by kind), `kills`, `queued` (calls that no
+    Public for /metrics: `calls` (that a script ended), `failures` (by kind), `kills`, `queued` (calls that no
     process has), `children` (processes that are ready)."""
 
     def __init__(

@@ -1,6 +1,4 @@
-"""A host process: the event loop, the Thrift server, and the engine with a thread for every shard.
-
-What a host knows of its cluster, and its connections to the other hosts.
+"""A host process: the event loop, the Thrift server, the engine with a thread for every shard, and the other hosts.
 
 A lone host is a cluster that never changes: it runs the same node with `LONE` and `NoPeers`, and opens no connection.
 """
@@ -50,6 +48,11 @@ from foqs.shardmgr.facts import SlotMove
 from foqs.shardmgr.routing import Routing
 from foqs.store.protocol import ShardStore
 
+log = structlog.get_logger("foqs.host")
+
+_SAVE_MARKS_S = 1.0
+_ANY = ("0.0.0.0", "::")
+
 
 def _nothing(*_: Any) -> None:
     pass
@@ -57,10 +60,11 @@ def _nothing(*_: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """`changed()` is called when a shard came, went, or changed its state; `share_slots()` when a slot of deduplication
-    keys has no shard; `slots_arrived(moves)` when the rows of slots are where these moves put them.
+    """The part of the cluster that a node knows. `changed()` is called when a shard came, went, or changed its state;
+    `share_slots()` when a slot of deduplication keys has no shard; `slots_arrived(moves)` when the rows of slots are
+    where these moves put them.
 
-    `static`: the host keeps the shards of its configuration. Any other host has those that its membership assigns.
+    `static`: the host keeps the shards of its configuration. Any other host has the shards that its membership assigns.
     `settings`: where the cluster keeps the settings of namespaces.
     """
 
@@ -90,7 +94,7 @@ class LoopTimers:
 
 
 class NoPeers:
-    """In place of `Peers` on a lone host."""
+    """The peers of a lone host, which has none: see `Peers`."""
 
     def __init__(self, engine: Engine, address: Callable[[], str], timers: Timers, requests: RequestLog) -> None:
         self.forwarder = LoneForwarder(engine, address, timers, requests)
@@ -140,19 +144,13 @@ class Peers:
         self.caller.close()
 
 
-log = structlog.get_logger("foqs.host")
-
-_SAVE_MARKS_S = 1.0
-_ANY = ("0.0.0.0", "::")
-
-
 class Node:
     """`make_store(shard number)` returns a closed store; `marks` stores how far the shards' ids went, and
     `survey` reads the clocks of all databases that the host knows of. `url_of(shard number)` is the URL of its
     database, by default the configuration's. All methods run on the event loop.
 
     A host in a cluster takes and releases shards as its membership says. A lone host keeps the shards of its
-    configuration, and waits as a standby for those that another host holds.
+    configuration, and waits as a standby for shards that another host holds.
     """
 
     def __init__(
@@ -361,7 +359,7 @@ class Node:
     # ------------------------------------------------------------------------------------- shards
 
     def take(self, number: int, epoch_above: int = 0) -> None:
-        """Take a shard that this host does not hold, with an epoch above that one, from any owner."""
+        """Take a shard that this host does not hold, from any owner, with an epoch above `epoch_above`."""
         self.engine.add(number)
         self.runner.take(number, epoch_above)
 

@@ -1,12 +1,9 @@
-"""Decide when to log which shards cannot be opened: one line for all of them, with a growing pause.
-
-Write the log lines that `foqs.server.outages` decides on, about shards that cannot be opened.
-
-Notice a database that has stopped to answer, also where no request asks it for anything.
+"""Outages of databases: the log of shards that cannot be opened, in one line for all with a growing pause, and the
+pulse of databases, which notices silence also where no request asks for anything.
 
 One idle shard of each database server confirms its ownership a few times a second. When a call to a server takes long,
 the other idle shards of that server confirm theirs, so each shard is known by a call of its own. A call that takes
-longer than `breaker.hang_ms` is what counts as silence.
+longer than `breaker.hang_ms` counts as silence.
 """
 
 from __future__ import annotations
@@ -23,11 +20,18 @@ from foqs.engine.shard import Shard
 from foqs.shardmgr.lifecycle import ShardState
 from foqs.shardmgr.membership import server_of
 
+log = structlog.get_logger("foqs.host")
+
 _COLLECT_MS = 200  # several shards of one database server fail at about the same time
 _FIRST_PAUSE_MS = 2_000
 _LONGEST_PAUSE_MS = 60_000
 _FORGET_MS = 5_000
 _MOST_NUMBERS = 20
+_BEAT_MS = 100
+_QUIET_MS = 400
+"""A server is asked again after this time without a call."""
+_LONG_MS = 200
+"""A call that takes longer makes the other shards of the server ask, too."""
 
 
 class Line(NamedTuple):
@@ -56,7 +60,7 @@ class OpenFailures:
         self._pause_ms = _FIRST_PAUSE_MS
         self._line_ms: int | None = None
         self.due_ms: int | None = None
-        """Return the time of the next call of `line`."""
+        """The time of the next call of `line`."""
 
     def failed(self, shard: int, reason: str, now_ms: int, *, held: bool) -> None:
         """`held`: another host has the shard, so this one is a standby. That is said once."""
@@ -96,15 +100,13 @@ class OpenFailures:
         return Line(shards, len(self._failures), reason, len(reasons), waiting, again_ms)
 
 
-log = structlog.get_logger("foqs.host")
-
-
 class Shards(Container[int], Sized, Protocol):
-    """The numbers of the shards that the host is to serve."""
+    """The numbers of the shards that the host has to serve."""
 
 
 class OpenLog:
-    """Runs on the event loop. `serves()` says whether the host takes requests yet."""
+    """Write the lines of `OpenFailures` to the log. Runs on the event loop. `serves()` is true if the host takes
+    requests."""
 
     def __init__(self, shards: Shards, loop: asyncio.AbstractEventLoop, serves: Callable[[], bool]) -> None:
         self._shards = shards
@@ -152,22 +154,15 @@ class OpenLog:
         return int(self._loop.time() * 1000)
 
 
-_BEAT_MS = 100
-_QUIET_MS = 400
-"""A server is asked again after this time without a call."""
-_LONG_MS = 200
-"""A call that takes longer makes the other shards of the server ask, too."""
-
-
 def pulsed_server(url: str) -> str:
     """Return the database server of a shard's URL; '' for a SQLite file, which no server could hold up."""
     return "" if url.startswith("sqlite") else server_of(url)
 
 
 class Pulse:
-    """`server_of(shard)` names the database server of a shard; '' is none that could be silent. `opening_ms()` has for
-    how long each shard has been opening, and if its database took the connection. `changed()` is called when a shard
-    becomes silent or answers again. `now_ms` is the host's clock."""
+    """The signs of life of database servers. `server_of(shard)` names the server of a shard; '' is none that could be
+    silent. `opening_ms()` has the time for which each shard has been opening, and if its database took the connection.
+    `changed()` is called when a shard becomes silent or answers again. `now_ms` is the host's clock."""
 
     def __init__(
         self,

@@ -1,11 +1,8 @@
-"""The settings of a cluster's host: in ZooKeeper, with copies in its shards.
+"""The settings of namespaces on a host: of a cluster, in ZooKeeper with copies in the shards, or of a lone host, in the
+databases of its shards.
 
-A copy that ZooKeeper does not have is adopted: that of a lone host whose shards join the cluster, and that of a cluster
-whose ZooKeeper lost its data. The shard is served after that.
-
-The settings of a lone host: in the database of each of its shards.
-
-Writes a log line for settings of which a part has no effect, when a host begins to act on them.
+A host of a cluster adopts a copy that ZooKeeper does not have: from a lone host whose shards join the cluster, or from
+a cluster whose ZooKeeper lost its data. The shard is served after that.
 """
 
 from __future__ import annotations
@@ -38,13 +35,19 @@ from foqs.store.protocol import CommitUnknown, StoreError, explained
 log = structlog.get_logger("foqs.host")
 
 _AGAIN_MS = 1_000
+_MOST_LOGGED = 10
+"""Texts of one line of the log."""
 COPIES_MS = 100
 """The longest wait of PutSettings for the copies of a version: a database that hangs delays it no further."""
+PATIENCE_MS = 5_000
+"""A host without a majority of its shards keeps its shards for this time. Another host may need them for its own."""
+LOWEST_PATIENCE_MS = 15_000
+"""A host with the lowest shard keeps them for longer: of several such hosts, one begins to serve."""
 
 
 class ClusterSettings:
-    """A `SettingsStore` on that of the cluster, `store`. `workers()` are those of the open shards; `later` calls back
-    after a number of milliseconds."""
+    """A `SettingsStore` over `store`, the cluster's. `workers()` returns the workers of the open shards; `later` calls
+    back after a number of milliseconds."""
 
     def __init__(
         self,
@@ -81,7 +84,7 @@ class ClusterSettings:
         self._store.change_settings(ns, partial(change_on, self._settings.of(ns), change), done)
 
     def follow(self, found: Mapping[str, Settings]) -> None:
-        """Act on the cluster's settings. Put those that this host acts on in the place of an earlier version."""
+        """Act on the cluster's settings. Where the cluster has an earlier version, replace it by this host's."""
         for known in self._settings.follow(found):
             self._put_back(known.ns)
 
@@ -140,10 +143,6 @@ class ClusterSettings:
         self._store.change_settings(copy.ns, change, stored)
 
 
-PATIENCE_MS = 5_000
-"""How long a host without a majority of its shards keeps those that it has. Another host may need them for its own."""
-LOWEST_PATIENCE_MS = 15_000
-"""A host with the lowest shard keeps them for longer: of several such hosts, one begins to serve."""
 Settled = Callable[[str], None]
 """Called with the reason why a shard must not be served ('': it may)."""
 
@@ -163,8 +162,8 @@ class _Confirming:
 
 
 class ShardSettings:
-    """A `SettingsStore`, in `shards`. `workers()` are those of the open ones; `later` calls back after a number
-    of milliseconds. The host acts on a stored change before `done` is called."""
+    """A `SettingsStore` in the databases of `shards`. `workers()` returns the workers of the open shards; `later` calls
+    back after a number of milliseconds. The host acts on a stored change before `done` is called."""
 
     def __init__(
         self,
@@ -174,7 +173,7 @@ class ShardSettings:
         later: Callable[[int, Callable[[], None]], None],
     ) -> None:
         self.known = False
-        """Whether the settings were read from a majority of the shards."""
+        """True after the settings were read from a majority of the shards."""
         self.copies = SettingsCopies(settings.all, workers, later, self._stored)
         self._shards = shards
         self._settings = settings
@@ -193,8 +192,8 @@ class ShardSettings:
     def settle(self, number: int, rows: Sequence[SettingRow], then: Settled) -> None:
         """Act on the settings of a shard that was opened, before it is served: once a majority of the shards is open.
 
-        A change is confirmed when a majority has it, so the newest copy is among theirs. A new shard has no vote: it
-        may have joined after the change."""
+        A change is confirmed when a majority has it, so the newest copy is in one of the open shards. A new shard has
+        no vote: it may have joined after the change."""
         if self.known:
             self._later_shards.append((number, rows, then))
             self._settle_later_shards(self._lines)
@@ -278,7 +277,7 @@ class ShardSettings:
 
     def change_settings(self, ns: str, change: Change, done: Changed) -> None:
         """Changes of one namespace run one after another, also when a lower shard opens between them: each begins with
-        the outcome of the one before."""
+        the outcome of the change before it."""
         line = self._lines.setdefault(ns, deque())
         line.append((change, done))
         if len(line) == 1:
@@ -373,12 +372,9 @@ def _same(settings: Settings) -> Settings:
     return settings
 
 
-_MOST = 10
-"""Texts of one line."""
-
-
 class SettingsLog:
-    """One host's. A version with the same faults as the one before it gets no line."""
+    """The log of settings with a part that has no effect. A version with the faults of the last version gets no
+    line."""
 
     def __init__(self) -> None:
         self._known: dict[str, list[str]] = {}
@@ -390,5 +386,9 @@ class SettingsLog:
         self._known[settings.ns] = found
         if found:
             log.warning(
-                "settings.in_vain", ns=settings.ns, version=settings.version, warnings=found[:_MOST], of=len(found)
+                "settings.in_vain",
+                ns=settings.ns,
+                version=settings.version,
+                warnings=found[:_MOST_LOGGED],
+                of=len(found),
             )

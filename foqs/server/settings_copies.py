@@ -31,8 +31,8 @@ log = structlog.get_logger("foqs.host")
 
 NONE = History()
 COMPLETE = Settings("", 1)
-"""A row that a shard gets after its copies, with an empty name. A shard without it is new, or lost its copies, and does
-not tell what the other shards have."""
+"""A row that a shard gets after its copies, with an empty name. A shard without it is new, or lost its copies, and says
+nothing about the other shards."""
 _AGAIN_MS = 1_000
 Done = Callable[[Settings | Exception], None]
 
@@ -84,8 +84,9 @@ def settle(
 
 
 class SettingsCopies:
-    """`known()` returns the settings of this host by namespace; `workers()` those of the served shards; `later` calls
-    back after a number of milliseconds. `stored(ns)` is called when one more shard has the copy of a namespace."""
+    """`known()` returns the settings of this host by namespace; `workers()` returns the workers of the served shards;
+    `later` calls back after a number of milliseconds. `stored(ns)` is called when one more shard has the copy of a
+    namespace."""
 
     def __init__(
         self,
@@ -112,7 +113,7 @@ class SettingsCopies:
         return all(known.leads_to(has.get(ns, NONE)) for has in self._has.values())
 
     def opened(self, number: int, rows: Iterable[SettingRow]) -> None:
-        """Note the copies of a shard that is served from now on, and write those that are older or missing."""
+        """Note the copies of a shard that is served from now on. Write copies that are older or missing."""
         self._has[number] = {row.ns.decode(): history_of(row.doc) or NONE for row in rows}
         for ns in (*self._known(), COMPLETE.ns):
             self._want(number, ns)

@@ -1,7 +1,4 @@
-"""Carry out the steps of the shard driver and the engine's batches: a worker and a store for each open shard.
-
-Run the engine when a shard has a batch to send, and when the next deadline is due.
-"""
+"""Run the engine: at its deadlines, with a worker and a store for each open shard, by the steps of the shard driver."""
 
 from __future__ import annotations
 
@@ -38,9 +35,13 @@ from foqs.shardmgr.lifecycle import ShardState
 from foqs.store.protocol import ShardRefused, ShardStore, StoreDown, StoreError, StoreReadOnly, explained
 from foqs.store.sql import SqlStore
 
+log = structlog.get_logger("foqs.host")
+
 _STOPPED_S = 0.5
 """A tick that comes this late finds a process that was stopped: by SIGSTOP, or with its virtual machine."""
 _CATCH_UP_S = 0.05
+_SLOW_OPEN_S = 1.0
+Later = Callable[[int, Callable[[], None]], None]
 
 
 class Ticker:
@@ -116,20 +117,14 @@ class Ticker:
         self.arm()
 
 
-log = structlog.get_logger("foqs.host")
-
-_SLOW_OPEN_S = 1.0
-Later = Callable[[int, Callable[[], None]], None]
-
-
 class SettingsKeeper(Protocol):
     """The settings of namespaces, and their copies in the shards of this host."""
 
     copies: SettingsCopies
 
     def settle(self, number: int, rows: Sequence[SettingRow], then: Callable[[str], None]) -> None:
-        """Act on the newest settings, among them those of a shard that was opened. Then call `then` with the reason why
-        the shard must not be served ('': it may)."""
+        """Act on the newest settings, a newly opened shard's among them. Then call `then` with the reason why the shard
+        must not be served ('': it may)."""
 
     def unusable(self, number: int) -> None:
         """Note that the database of a shard answered, and that no host can serve the shard."""
@@ -146,9 +141,9 @@ class _Opening:
 class ShardRunner:
     """The engine, its timer and the workers of its shards. All methods run on the event loop.
 
-    `make_store(shard number)` returns a closed store. `callbacks` are the engine's, apart from those of its timer.
+    `make_store(shard number)` returns a closed store. `callbacks` are the engine's, apart from the timer's.
     `changed()` is called when a shard came, went or changed its state; `served()` when a shard was opened; `serves()`
-    says whether the host takes requests. `keeper` has the settings of the shards' items.
+    is true if the host takes requests. `keeper` has the settings of the shards' items.
     """
 
     def __init__(
@@ -226,13 +221,14 @@ class ShardRunner:
         self._timekeeper.dismiss(number)
 
     def stop(self) -> None:
-        """Take no new work and open nothing any more."""
+        """Take no new work, and open nothing from now on."""
         self.driver.stop()
         self._open_log.close()
         self.engine.drain(self._clock.now_ms())
 
     def end(self) -> None:
-        """After `stop`: refuse what still waits and close the stores; `closing` names those that are not closed yet."""
+        """After `stop`: refuse waiting requests and close the stores; `closing` names the stores that are still
+        open."""
         now_ms = self._clock.now_ms()
         in_grace = {shard.number for shard in self.engine.serving if shard.in_takeover_grace(now_ms)}
         self._perform(self.driver.ended(in_grace))

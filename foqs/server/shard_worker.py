@@ -3,8 +3,6 @@
 The thread reads, opens and closes; it also ends each transaction that did not commit, which may block and repeat it
 in parts. Over TLS it does all work. The loop's and the thread's use of a store never overlap.
 
-Transactions on the event loop: bytes between one shard's database connection and a `Transaction`.
-
 A thread for each transaction costs about 60 calls of futex: driver and event loop give the interpreter's lock to each
 other at each read and write. Here a transaction is two writes and the reads of its replies, in turns of the loop.
 """
@@ -28,7 +26,11 @@ from foqs.store.sql import SqlStore
 from foqs.store.transaction import Loss, State, Transaction
 from foqs.travel import bare
 
+LOOP_ROWS = 512
+LOOP_BYTES = 256 << 10
+"""Larger transactions go to the thread: building their text would hold the loop up for more than about 1 ms."""
 _READ_BYTES = 1 << 16
+T = TypeVar("T")
 Done = Callable[[Exception | None], None]
 
 
@@ -178,15 +180,8 @@ class LoopTransactions:
         done(error)
 
 
-T = TypeVar("T")
-
-LOOP_ROWS = 512
-LOOP_BYTES = 256 << 10
-"""Larger transactions go to the thread: building their text would hold the loop up for more than about 1 ms."""
-
-
 def loop_takes(shard_batch: ShardBatch) -> bool:
-    """Whether the batch is a transaction alone, without rows of slots that move, and small."""
+    """Return True if the batch is a small transaction alone, without rows of slots that move."""
     batch = shard_batch.transaction
     if batch is None or shard_batch.rows > LOOP_ROWS or shard_batch.size_bytes > LOOP_BYTES:
         return False
@@ -259,19 +254,19 @@ class ShardWorker:
         self._thread.submit(shard_batch, done, crashed)
 
     def call(self, work: Callable[[ShardStore], T], done: Callable[[T | Exception], None]) -> None:
-        """As that of the thread. A transaction of the loop may be under way: `work` leaves its connection alone."""
+        """See `ShardThread.call`. A transaction of the loop may be in flight: `work` leaves its connection alone."""
         self._thread.call(work, done)
 
     def watch(self, done: Callable[[bool], None]) -> None:
-        """As that of the thread."""
+        """See `ShardThread.watch`."""
         self._thread.watch(done)
 
     def cut(self) -> None:
-        """As that of the thread."""
+        """See `ShardThread.cut`."""
         self._store.cut()
 
     def close(self, done: Callable[[], None] | None = None, *, clean: bool = False) -> None:
-        """Close the store after the batch in flight, and end the thread. `submit` must not be called any more."""
+        """Close the store after the batch in flight, and end the thread. `submit` must not be called after this."""
         if self._on_loop.busy:
             self._close = partial(self.close, done, clean=clean)
             return

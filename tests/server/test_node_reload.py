@@ -32,7 +32,7 @@ def test_every_part_gets_the_new_values() -> None:
     )  # fmt: skip
     Node.reconfigure(SimpleNamespace(engine=lab.engine, **parts), config)  # type: ignore[arg-type]
     limits = Limits(payload_bytes=7, dedup_window_ms=60_000)
-    assert parts["service"].limits == limits
+    assert parts["service"].host.limits == limits
     parts["server"].limit.assert_called_once_with(limits)
     parts["server"].bound.assert_called_once_with(5, 4, 2.0, 9.0)
     parts["peers"].limit.assert_called_once_with(limits)

@@ -11,6 +11,8 @@ import pytest
 
 from foqs.buffers.pending_dedup import Copy, Give
 from foqs.buffers.shard_batch import BatchResult, Outcome, ShardBatch
+from foqs.engine.batch_reads import LookRead
+from foqs.engine.dedup import GiveRead
 from foqs.rows import Batch, FailureCause, FailureRow, Found
 from foqs.server.shard_thread import ShardThread
 from foqs.server.shard_worker import LOOP_BYTES, LOOP_ROWS, ShardWorker, loop_takes
@@ -145,10 +147,9 @@ def failure(size_bytes: int) -> FailureRow:
         (ShardBatch(reconnect=True), False),
         (ShardBatch(confirm=True), False),
         (transaction(confirm=True), False),
-        (transaction(look=[1]), False),
-        (transaction(bodies=[1]), False),
+        (transaction(reads=[LookRead([1], frozenset())]), False),
         (transaction(copies=[Copy([], lambda _: None)]), False),
-        (transaction(give=Give(1, 1, b"", 1, lambda _: None)), False),
+        (transaction(reads=[GiveRead(Give(1, 1, b"", 1, lambda _: None))]), False),
     ],
 )
 def test_small_transactions_alone_are_for_the_loop(batch: ShardBatch, takes: bool) -> None:
@@ -168,7 +169,7 @@ def test_a_transaction_runs_on_the_loop(rig: Rig) -> None:
 def test_reads_run_on_the_thread_with_the_socket_unwatched(rig: Rig) -> None:
     rig.submit(transaction())
     rig.commit()
-    rig.submit(transaction(look=[1]))
+    rig.submit(transaction(reads=[LookRead([1], frozenset())]))
     assert not rig.loop.readers
     rig.deliver()
     assert rig.store.done == ["conclude committed", "commit 1", "look"]

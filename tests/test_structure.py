@@ -27,7 +27,7 @@ LINES = {
     "foqs": 2_340,
     "foqs.admin": 1_127,
     "foqs.api": 2_963,
-    "foqs.buffers": 839,
+    "foqs.buffers": 864,
     "foqs.cli": 6_680,
     "foqs.client": 7_843,
     "foqs.config": 1_317,

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import inspect, text
 from sqlalchemy.engine import Connection
 
-from foqs.cli import shards as commands
+from foqs.cli import shard_databases as commands
 from foqs.store import migrate
 from foqs.store.checkup import check_up
 from foqs.store.link import Database

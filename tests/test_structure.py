@@ -6,6 +6,7 @@ A change that lowers a figure lowers its ceiling. Raise a ceiling only with the 
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,12 @@ def test_modules_that_assign_attributes_of_the_shard() -> None:
     """`foqs.engine.shard` should change its attributes by itself."""
     assigned = shard_attributes_assigned_elsewhere()
     assert len(assigned) <= SHARD_ATTRIBUTES, f"let a method of the shard assign it: {assigned}"
+
+
+@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "docs/internals.md", "docs/decisions.md"])
+def test_pages_name_files_that_exist(page: str) -> None:
+    named = sorted(set(re.findall(r"`((?:\w+/)*\w+\.py)`", (ROOT / page).read_text())))
+    assert [name for name in named if not ((ROOT / name).exists() or (ROOT / "foqs" / name).exists())] == []
 
 
 # --------------------------------------------------------------------------------------------- the counts

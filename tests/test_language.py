@@ -13,7 +13,7 @@ import pytest
 import foqs.client
 from tests.support.language import ROOT, Text, dialect_in, files, places_in, texts_of, words_in
 
-FOLDERS = ("foqs", "foqs_lab", "thrift", "tests", "docs", "README.md", "ARCHITECTURE.md")
+FOLDERS = ("foqs", "foqs_lab", "thrift", "tests", "docs", "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")
 # They quote the markers.
 OWN = (ROOT / "tests" / "support" / "language.py", ROOT / "tests" / "test_language.py")
 FILES = [path for path in files(*FOLDERS) if path not in OWN]

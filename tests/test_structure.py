@@ -86,7 +86,7 @@ def test_modules_that_assign_attributes_of_the_shard() -> None:
     assert len(assigned) <= SHARD_ATTRIBUTES, f"let a method of the shard assign it: {assigned}"
 
 
-@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "docs/internals.md", "docs/decisions.md"])
+@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/internals.md", "docs/decisions.md"])
 def test_pages_name_files_that_exist(page: str) -> None:
     named = sorted(set(re.findall(r"`((?:\w+/)*\w+\.py)`", (ROOT / page).read_text())))
     assert [name for name in named if not ((ROOT / name).exists() or (ROOT / "foqs" / name).exists())] == []

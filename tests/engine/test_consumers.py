@@ -404,7 +404,7 @@ def test_consumers_left_waiting_by_a_resume_are_reported() -> None:
 
 
 def test_a_resume_of_very_many_topics_goes_on_in_later_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consumers, "_TOPICS", 2)
+    monkeypatch.setattr(consumers, "_SLICE", 2)
     lab = Paused(1)
     lab.pause("*")
     ids = [lab.stored(key=("ns", f"t{n}"))[0] for n in range(7)]

@@ -91,8 +91,10 @@ def test_reads_follow_a_committed_transaction() -> None:
 
 
 def test_a_batch_without_a_transaction_has_no_outcome() -> None:
-    result = run(Store(), ShardBatch(reads=[LookRead([9], frozenset())]))
+    look = LookRead([9], frozenset())
+    result = run(Store(), ShardBatch(reads=[look]))
     assert (result.outcome, result.reads, result.confirmed) == (Outcome.NONE, 1, False)
+    assert look.rows == [9]
 
 
 @pytest.mark.parametrize(

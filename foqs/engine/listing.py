@@ -199,7 +199,7 @@ class Listing:
         """`only`: of this shard. Raises Invalid, and NotServed where that shard is not here."""
         self._host = host
         self._key = key
-        self._hosts = _wanted(state)
+        self._states = _wanted(state)
         self._left = limit
         self._room_bytes = room_bytes
         self._reply = reply
@@ -215,10 +215,10 @@ class Listing:
         self._at: tuple[int, str, Spot] | None = None
         if cursor is not None:
             self._at = _place(cursor)
-            if self._at[1] not in self._hosts:
+            if self._at[1] not in self._states:
                 raise Invalid("the cursor is not one of this server's")
         elif self._shards:
-            self._at = (self._shards[0], self._hosts[0], Spot())
+            self._at = (self._shards[0], self._states[0], Spot())
 
     def go_on(self) -> None:
         """Ask the next shard, state and lanes that may have items, or reply."""
@@ -252,7 +252,7 @@ class Listing:
     def _next_place(self) -> None:
         assert self._at is not None
         number, state, _ = self._at
-        states = self._hosts
+        states = self._states
         if state in states and states.index(state) + 1 < len(states):
             self._at = (number, states[states.index(state) + 1], Spot())
             return

@@ -80,7 +80,6 @@ def follow(state: State, ns: str, before: NamespacePolicies) -> Iterator[None]:
             left = _SLICE
 
 
-"""Tenants that return in one slice of the event loop."""
 _AGAIN_MS = 250
 """A skipped tenant is tried again after this time, whatever it waits for: the item may have ended, or memory was short
 when its page came."""

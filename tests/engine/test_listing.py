@@ -20,8 +20,8 @@ from tests.engine.laboratory import KEY, Laboratory
 TENANTS = [lane_key(KEY, f"tenant-{number}") for number in range(20)]
 
 
-@pytest.fixture(autouse=True)
-def _few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     if foqs.build() == "compiled":
         pytest.skip("a compiled module calls its own functions past a patch")
     monkeypatch.setattr(listing, "GROUP", 6)
@@ -49,6 +49,7 @@ def lab() -> Laboratory:
     return lab
 
 
+@pytest.mark.usefixtures("few_at_a_time")
 def test_groups_have_each_lane_once(lab: Laboratory) -> None:
     (shard,) = lab.engine.shards.values()
     seen: list[list[int]] = []
@@ -63,6 +64,7 @@ def test_groups_have_each_lane_once(lab: Laboratory) -> None:
     assert most == 2
 
 
+@pytest.mark.usefixtures("few_at_a_time")
 def test_lanes_without_items_in_the_state_are_left_out(lab: Laboratory) -> None:
     (shard,) = lab.engine.shards.values()
     assert found(shard, "leased", Spot())[0] == found(shard, "delayed", Spot())[0] == []
@@ -71,6 +73,7 @@ def test_lanes_without_items_in_the_state_are_left_out(lab: Laboratory) -> None:
     assert found(shard, "leased", Spot())[0] == []
 
 
+@pytest.mark.usefixtures("few_at_a_time")
 def test_a_position_in_a_group_stays_when_its_lanes_go(lab: Laboratory) -> None:
     (shard,) = lab.engine.shards.values()
     at = Spot((4, 0, 0, 9), (0, 7))
@@ -84,17 +87,20 @@ def test_a_position_in_a_group_stays_when_its_lanes_go(lab: Laboratory) -> None:
     assert found(shard, "ready", at)[:2] == ([*range(8, 14)], Spot(None, (7, 13)))
 
 
+@pytest.mark.usefixtures("few_at_a_time")
 def test_a_group_that_grew_is_cut(lab: Laboratory) -> None:
     (shard,) = lab.engine.shards.values()
     assert found(shard, "ready", Spot(None, (2, 15)))[:2] == ([*range(3, 9)], Spot(None, (2, 8)))
 
 
+@pytest.mark.usefixtures("few_at_a_time")
 @pytest.mark.parametrize("after", [None, (5, 7)])
 def test_timers_are_read_behind_a_time_in_all_lanes(after: Any) -> None:
     assert Spot(after, (3, 9)).after_in([4, 6], "leased") == after
     assert Spot(after).after_in([4], "delayed") == after
 
 
+@pytest.mark.usefixtures("few_at_a_time")
 def test_the_lanes_of_all_shards_come_in_parts(lab: Laboratory) -> None:
     parts = list(lanes_of(lab.engine, KEY))
     assert [len(part) for part in parts] == [1, 4, 4, 4, 4, 4]
@@ -104,6 +110,7 @@ def test_the_lanes_of_all_shards_come_in_parts(lab: Laboratory) -> None:
     assert [len(part) for part in lanes_of(lab.engine, ("ns", "plain"))] == [1]
 
 
+@pytest.mark.usefixtures("few_at_a_time")
 def test_a_walk_survives_the_end_of_its_shard(lab: Laboratory) -> None:
     walk = lanes_of(lab.engine, KEY)
     next(walk)

@@ -253,8 +253,8 @@ def test_requests_for_known_items_go_on_while_the_shard_is_held(written: bool) -
 TENANTS = [lane_key(KEY, f"tenant-{number}", ("api",) * (number % 2)) for number in range(20)]
 
 
-@pytest.fixture(autouse=True)
-def _few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shard_life, "_LANES", 3)
     monkeypatch.setattr(shard_life, "_COUNTS", 5)
 
@@ -299,6 +299,7 @@ def counts(shard: Shard) -> list[Any]:
     return [lanes, dict(shard.totals), list(shard.idle_lanes), shard.dead_lanes, shard.next_lane, tenants]
 
 
+@pytest.mark.usefixtures("few_at_a_time")
 def test_nothing_counts_before_the_last_turn() -> None:
     lab = Laboratory(1)
     ids = stored(lab)
@@ -325,6 +326,7 @@ def test_nothing_counts_before_the_last_turn() -> None:
     assert {*taken} < {one for each in ids.values() for one in each}
 
 
+@pytest.mark.usefixtures("few_at_a_time")
 def test_turns_fill_the_same_memory() -> None:
     lab = Laboratory(1)
     stored(lab)
@@ -337,6 +339,7 @@ def test_turns_fill_the_same_memory() -> None:
     assert counts(lab.engine.shards[1]) == in_turns
 
 
+@pytest.mark.usefixtures("few_at_a_time")
 def test_an_unwanted_shard_leaves_no_lanes() -> None:
     lab = Laboratory(1)
     stored(lab)
@@ -350,6 +353,7 @@ def test_an_unwanted_shard_leaves_no_lanes() -> None:
     lab.engine.unfill(shard)
 
 
+@pytest.mark.usefixtures("few_at_a_time")
 def test_waiting_consumers_are_served_after_the_open() -> None:
     lab = Laboratory(1)
     keys = [("ns", f"topic-{number:02}") for number in range(20)]
@@ -364,6 +368,7 @@ def test_waiting_consumers_are_served_after_the_open() -> None:
     assert [len(ids) for (ids,) in answers] == [1] * 20
 
 
+@pytest.mark.usefixtures("few_at_a_time")
 def test_a_shard_lost_at_once_wakes_no_topics() -> None:
     lab = Laboratory(1)
     stored(lab)
@@ -377,6 +382,7 @@ def test_a_shard_lost_at_once_wakes_no_topics() -> None:
     assert not lab.engine.topics
 
 
+@pytest.mark.usefixtures("few_at_a_time")
 def test_empty_lanes_are_idle_from_the_open_on() -> None:
     lab = Laboratory(1, lane_idle_ms=5_000)
     (item_id,) = lab.stored(key=TENANTS[0])

@@ -190,9 +190,9 @@ class Host:
             await self._node.stop()
             ports = server.port if self._shared_port is None else f"{server.port} and {self._shared_port}"
             raise Invalid(f"cannot listen on {host_port(server.host, ports)}: {_reason(error)}") from error
-        except OtherProtocol:
+        except OtherProtocol as error:
             await self._node.stop()
-            raise
+            raise Invalid(error.message) from error
         listening(*address)
         await stopping
         log.info("host.stopping", grace_ms=self._config.server.grace_ms)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -12,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from foqs.cli import host as cli_host
 from foqs.cli.supervisor import config_of
 from foqs.config.load import load
-from foqs.errors import Invalid
+from foqs.errors import Invalid, OtherProtocol
 from foqs_lab.servers.process import free_port
 from tests.api.hosts import HostProcess, foqs, until
 
@@ -79,6 +81,29 @@ def test_a_workers_own_port_is_taken(write: Callable[[str], Path]) -> None:
     assert "in use" in said
     assert "worker.died" not in said
     assert not any(os.path.exists(f"/proc/{pid}") for pid in re.findall(r"pid=(\d+)", said))
+
+
+def test_another_protocol_version_is_a_permanent_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker reports an Invalid to its supervisor, which ends. After any other error it would restart for ever."""
+    stopped: list[bool] = []
+
+    class Node:
+        async def start(self) -> tuple[str, int]:
+            raise OtherProtocol("host b (b:7707)", 0)
+
+        async def stop(self) -> bool:
+            stopped.append(True)
+            return True
+
+    monkeypatch.setattr(cli_host, "_node", lambda *_: Node())
+
+    async def run() -> None:
+        config = load(admin={"enabled": False})
+        await cli_host.Host(config, take_over=False, shared_port=1).run(lambda host: None, lambda host, port: None)
+
+    with pytest.raises(Invalid, match=r"^host b \(b:7707\) has protocol version 0 .* upgrade foqs on host b"):
+        asyncio.run(run())
+    assert stopped
 
 
 def test_a_dead_worker_restarts_ever_later(write: Callable[[str], Path], serve: Callable[..., HostProcess]) -> None:

@@ -55,7 +55,7 @@ class PeerMethods:
         }
 
     def give_slot(self, call: Call) -> None:
-        """Raises as `slot_migration.give`, and Invalid."""
+        """Raises as `hash_slots.give`, and Invalid."""
         request = call.request
         slot = validation.within(request.slot, "slot", 0, HASH_SLOTS - 1, -1)
         if slot < 0 or request.shard is None or request.stamp is None:

@@ -164,7 +164,7 @@ def items_of(shard: Shard, key: Bounded) -> int:
 
 _KEEP_CONFIRMED_SHARE = 3
 _TENDED = 2_000
-"""Quotas that are looked at each time , to forget idle ones."""
+"""Quotas that are looked at each time, to forget idle ones."""
 _RECOUNT_MS = 1_000
 """Items of a topic are counted again so often while hosts ask for tokens: dead letters, and enqueues of hosts that do
 not know the topic's policy yet, are stored without tokens."""

@@ -12,7 +12,7 @@ from foqs.api.auth import NEEDS, Guard, make_guard, proof_of
 from foqs.bounds import RateLimit
 from foqs.config.load import Config
 from foqs.config.schema import AuthSection, ServerSection
-from foqs.errors import FoqsError, Forbidden, Invalid, Overloaded, Unauthenticated
+from foqs.errors import PROTOCOL_VERSION, FoqsError, Forbidden, Invalid, Overloaded, Unauthenticated
 from foqs.idl import idl
 from foqs.rpc.hub import Handler
 from tests.support.one_host import Call
@@ -196,6 +196,7 @@ def test_a_host_proves_itself_when_it_has_a_secret(path: Path, secret: str | Non
     contexts = [request.context for request in asked]
     proof = None if secret is None else PROOF
     assert [context.host_proof for context in contexts] == [proof, proof]
+    assert [context.peer_version for context in contexts] == [PROTOCOL_VERSION] * 2
     # Without authentication here, the name is one that a client gave.
     assert [context.principal for context in contexts] == (["ann"] * 2 if secret is None else [None, "ann"])
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from foqs.engine.calls import DequeueCall
 from foqs.engine.state import Callbacks
 from foqs.errors import FoqsError, NotSent
 from foqs.idl import idl
@@ -92,8 +93,10 @@ def test_no_request_leaves_the_host() -> None:
     assert not lone.explain_item(call, lambda: None, 1_000)
     assert not lone.list_items(call, 1_000)
     assert not lone.was_charged(call.request)
+    asked = Incoming(idl.DequeueRequest("n", [idl.TopicCount("t", 1)], 1_000))
+    assert not lone.dequeue(asked, 1_000, 2_000, DequeueCall([(("n", "t"), 1)], 1_000, 1 << 20, 0, nothing))
     assert lone.items(ACK, call.request, [1], nothing, 1_000, nothing) is None
-    assert not call.answers
+    assert not (call.answers or asked.answers)
 
 
 def test_a_lone_host_has_all_slots_since_its_start() -> None:

@@ -41,6 +41,7 @@ _DDL_TIMEOUT_S = 30.0
 _SERVED_S = 5.0
 """A host that refuses a copy tries again each second, and holds the shard's lock for a moment each time."""
 _ASK_AGAIN_S = 0.02
+_ROW_KEY = tuple(column.name for column in shard.primary_key)
 
 
 class Plan(NamedTuple):
@@ -73,9 +74,9 @@ def create_schema(url: str, shard_number: int) -> None:
             for table in metadata.sorted_tables:
                 for statement in () if table.name in shapes else create_table(link.connection.dialect, table):
                     link.connection.exec_driver_sql(statement)
+            _refuse_first(differences(link.connection, metadata.sorted_tables, read_shapes(link.connection)))
             if row is None:
                 link.connection.execute(shard.insert().values(_first_row(shard_number)))
-            _refuse_first(differences(link.connection, metadata.sorted_tables, read_shapes(link.connection)))
 
 
 def migrate_schema(url: str, shard_number: int) -> int:
@@ -109,11 +110,16 @@ def _changing(database: Database) -> Iterator[Link]:
 
 
 def _version_of(link: Link, shard_number: int) -> int:
-    """Return the schema version of a database, which is this foqs's or one that can be migrated to it."""
+    """Return the schema version of a database, which is this foqs's or one that can be migrated to it.
+
+    Raises ShardRefused also for tables of this foqs's version that differ.
+    """
     server.refuse_old(server.version(link.connection))
     row = _row_of(link, read_shapes(link.connection), shard_number, migrated=True)
     if row is None:
         raise ShardRefused(NO_SCHEMA)
+    # The tables are read after the version, which a migration at the same time raises last.
+    _refuse_first(table_findings(link.connection, read_shapes(link.connection), row))
     return row.version
 
 
@@ -181,8 +187,9 @@ def table_findings(connection: Connection, shapes: Mapping[str, TableShape], row
 def unreadable_row(connection: Connection, shapes: Mapping[str, TableShape]) -> list[Finding]:
     """Return what keeps the row of `shard` from being read, whatever its version."""
     shape = shapes.get(shard.name)
-    if shape is not None and shape.columns.keys() >= ROW_COLUMNS:
-        return []
+    if shape is not None and shape.key == _ROW_KEY and shape.columns.keys() >= ROW_COLUMNS:
+        nullable = [name for name in ROW_COLUMNS if shape.columns[name].nullable]
+        return differences(connection, [shard], shapes) if nullable else []
     return differences(connection, [shard], shapes)
 
 

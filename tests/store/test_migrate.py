@@ -24,7 +24,10 @@ from tests.store.test_ownership import SERVERS
 
 NUMBER = 7
 OLD = SCHEMA_VERSION - 1
-ADDED = ["ALTER TABLE item ADD COLUMN first_at BIGINT", "CREATE TABLE result (id BIGINT PRIMARY KEY, data BLOB)"]
+ADDED = [
+    "ALTER TABLE item ADD COLUMN first_at BIGINT",
+    "ALTER TABLE shard ADD COLUMN done_from_ms BIGINT DEFAULT 0 NOT NULL",
+]
 RAISED = f"UPDATE shard SET version = {SCHEMA_VERSION} WHERE one = 1"
 REMEDY = "stop the hosts, and run `foqs shards migrate`"
 WHY = f"the schema of the database is version {OLD}, and this foqs needs version {SCHEMA_VERSION}"
@@ -32,17 +35,17 @@ WHY = f"the schema of the database is version {OLD}, and this foqs needs version
 
 def _lacking(connection: Connection) -> list[str]:
     found = inspect(connection)
-    columns = [column["name"] for column in found.get_columns("item")]
-    return [
-        sql for sql, done in zip(ADDED, ("first_at" in columns, found.has_table("result")), strict=True) if not done
-    ]
+    columns = {table: [column["name"] for column in found.get_columns(table)] for table in ("item", "shard")}
+    done = ("first_at" in columns["item"], "done_from_ms" in columns["shard"])
+    return [sql for sql, is_done in zip(ADDED, done, strict=True) if not is_done]
 
 
 @pytest.fixture
 def old_url(shard_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """A database of the version before, on SQLite, MariaDB and MySQL in turn, and the step that brings it to this."""
     create_schema(shard_url, NUMBER)
-    run(shard_url, "ALTER TABLE item DROP COLUMN first_at", "DROP TABLE result", f"UPDATE shard SET version = {OLD}")
+    run(shard_url, "ALTER TABLE item DROP COLUMN first_at", "ALTER TABLE shard DROP COLUMN done_from_ms")
+    run(shard_url, f"UPDATE shard SET version = {OLD}")
     monkeypatch.setattr(migrate, "STEPS", (Step(SCHEMA_VERSION, _lacking),))
     return shard_url
 
@@ -144,6 +147,14 @@ def test_a_database_that_is_not_ours_stays(old_url: str) -> None:
         with pytest.raises(ShardRefused, match="the database holds shard 7, not shard 8"):
             attempt(old_url, 8)
     assert version_of(old_url) == OLD
+
+
+def test_damage_to_the_tables_of_this_version_is_found(shard_url: str) -> None:
+    create_schema(shard_url, 1)
+    run(shard_url, "DROP TABLE expiry")
+    for attempt in (migrate_schema, plan_migration):
+        with pytest.raises(ShardRefused, match="table expiry is missing"):
+            attempt(shard_url, 1)
 
 
 def test_a_database_without_a_schema(shard_url: str) -> None:

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 from sqlalchemy.engine import make_url
 
-from foqs.store.checkup import check_shard
+from foqs.store.checkup import check_shard, check_up
+from foqs.store.link import Database
 from foqs.store.maintenance import (
     check_schema,
     check_tables,
@@ -147,6 +149,28 @@ def test_tables_that_are_not_as_they_should_be(shard_url: str) -> None:
         "table lane lacks the index lane_of_names on (ns, topic, fairness, throttles)",
         "table ready lacks the column bytes",
     ]
+
+
+def test_tables_that_differ_get_no_row(shard_url: str) -> None:
+    create_schema(shard_url, 1)
+    run(shard_url, "DELETE FROM shard", "ALTER TABLE ready DROP COLUMN bytes")
+    with pytest.raises(ShardRefused, match="table ready lacks the column bytes"):
+        create_schema(shard_url, 1)
+    with Database(shard_url).connect() as connection:
+        assert connection.execute(text("SELECT COUNT(*) FROM shard")).scalar_one() == 0
+
+
+def test_a_row_that_has_no_key_is_not_read(shard_url: str) -> None:
+    """There may be two of it, with numbers that are missing."""
+    create_schema(shard_url, 1)
+    run(shard_url, "CREATE TABLE copied AS SELECT * FROM shard", "INSERT INTO copied SELECT * FROM shard")
+    run(shard_url, "DROP TABLE shard", "ALTER TABLE copied RENAME TO shard")
+    assert "the primary key of shard is missing, not (one)" in words(shard_url)
+    found = [one.found for one in check_up(shard_url, 1, timeout_s=20, now_ms=lambda: 0.0).findings]
+    assert "the primary key of shard is missing, not (one)" in found
+    for attempt in (create_schema, migrate_schema, plan_migration):
+        with pytest.raises(ShardRefused, match="shard"):
+            attempt(shard_url, 1)
 
 
 @SERVERS

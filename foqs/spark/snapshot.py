@@ -24,9 +24,9 @@ from foqs.fairness.keys import unpack_throttles
 from foqs.rows import AT_MOST_ONCE
 from foqs.spark.options import HEADERS, read_as
 from foqs.spark.snapshot_shards import STATES, Piece, SnapshotOptions, Wanted, open_snapshot, pieces
-from foqs.store import reads as packed
 from foqs.store.dialect import MYSQL, SQLITE, Dialect
 from foqs.store.link import Link
+from foqs.store.reads import packed_set_up
 from foqs.store.tables import LANE_OF_NAMES, TIMER_OF_ITEM
 
 COLUMNS = {
@@ -267,7 +267,7 @@ class _Pages:
         if packs:
             # A page is one packet: about half of it for the blobs, half for the numbers.
             ((packet,),) = link.fetch("SELECT @@max_allowed_packet")
-            statement, self._bound = packed.packed_set_up(packet * 9 // 10)
+            statement, self._bound = packed_set_up(packet * 9 // 10)
             link.execute(statement)
             self._page_bytes = min(_PAGE_BYTES, self._bound)
             self._rows = min(page_rows, max(1, self._bound // (NUMBER_CHARACTERS * len(self._numbers))))

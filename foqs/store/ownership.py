@@ -424,7 +424,7 @@ class Identity:
         Raises ShardRefused if a copy is served, and the driver's errors.
         """
         if not identity:
-            return  # schema version 1 has none
+            return  # `take_epoch` makes one for a row that has none
         if self._database.file is None:
             self._lock_on_server(link, identity)
         if self._file is None:

@@ -88,7 +88,8 @@ def migrate_schema(url: str, shard_number: int) -> int:
         version = _version_of(link, shard_number)
         if version != SCHEMA_VERSION:
             with unserved(link, shard_number), _changing(link.database) as changing:
-                migrate.run(changing.connection, version)
+                # Another migration may have ended while this one waited.
+                migrate.run(changing.connection, _version_of(changing, shard_number))
         return version
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -10,9 +12,9 @@ from sqlalchemy import inspect, text
 from sqlalchemy.engine import Connection
 
 from foqs.cli import shard_databases as commands
-from foqs.store import migrate
+from foqs.store import maintenance, migrate
 from foqs.store.checkup import check_up
-from foqs.store.link import Database
+from foqs.store.link import Database, Link
 from foqs.store.maintenance import check_schema, check_tables, create_schema, migrate_schema, plan_migration
 from foqs.store.migrate import Step
 from foqs.store.protocol import ShardRefused, StoreBusy
@@ -140,6 +142,26 @@ def test_migrations_at_once(old_url: str) -> None:
         versions = list(pool.map(lambda _: migrate_schema(old_url, NUMBER), range(3)))
     assert set(versions) <= {OLD, SCHEMA_VERSION}
     assert (version_of(old_url), check_tables(old_url)) == (SCHEMA_VERSION, [])
+
+
+def test_a_migration_that_waited_runs_no_step_again(old_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later step may have changed what an earlier one made."""
+    wait = maintenance.unserved
+
+    @contextmanager
+    def waited(link: Link, shard: int) -> Iterator[None]:
+        with monkeypatch.context() as patch:
+            patch.setattr(maintenance, "unserved", wait)
+            assert migrate_schema(old_url, NUMBER) == OLD
+        monkeypatch.setattr(migrate, "STEPS", (Step(SCHEMA_VERSION, lambda _: ["ALTER TABLE item ADD odd INT"]),))
+        with wait(link, shard):
+            yield
+
+    monkeypatch.setattr(maintenance, "unserved", waited)
+    assert migrate_schema(old_url, NUMBER) == OLD
+    assert check_schema(old_url, NUMBER) == []
+    with Database(old_url).connect() as connection:
+        assert "odd" not in [column["name"] for column in inspect(connection).get_columns("item")]
 
 
 def test_a_database_that_is_not_ours_stays(old_url: str) -> None:

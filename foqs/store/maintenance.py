@@ -250,12 +250,15 @@ def renew_identity(url: str, shard_number: int) -> str:
 
 @contextmanager
 def unserved(link: Link, shard_number: int) -> Iterator[None]:
-    """Keep hosts from the shard. Raises ShardRefused while a host serves it, and the driver's errors."""
+    """Keep hosts from the shard. Raises ShardRefused while a host or a command has it, and the driver's errors."""
     lock = lock_of(link.database, shard_number)
     deadline = time.monotonic() + _SERVED_S
     while not lock.take(link):
         if time.monotonic() > deadline:
-            raise ShardRefused("a host serves the shard", mend="stop the host or disable the shard, and try again")
+            raise ShardRefused(
+                "a host serves the shard, or another command changes it",
+                mend="stop the host or disable the shard, or wait for the end of the command, and try again",
+            )
         time.sleep(_ASK_AGAIN_S)
     try:
         yield

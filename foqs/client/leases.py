@@ -338,6 +338,3 @@ class Extender:
 
 
 extender = Extender()
-
-
-extender = Extender()

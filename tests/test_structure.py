@@ -16,12 +16,15 @@ from tests.support.structure import (
     SMALL_LINES,
     assigned_from_elsewhere,
     attributes_of_classes,
+    bound_again,
     files,
     largest_class,
     lines,
     lines_by_package,
     shard_attributes_assigned_elsewhere,
+    shown,
     small_with_one_importer,
+    tree,
 )
 
 LINES = {
@@ -86,6 +89,11 @@ def test_modules_that_assign_attributes_of_the_shard() -> None:
     assert len(assigned) <= SHARD_ATTRIBUTES, f"let a method of the shard assign it: {assigned}"
 
 
+def test_no_module_binds_a_name_twice() -> None:
+    """The first object is lost, or lives on in a register, such as that of objects to renew after a fork."""
+    assert {shown(path): names for path in files() if (names := bound_again(tree(path)))} == {}
+
+
 @pytest.mark.parametrize("page", ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/internals.md", "docs/decisions.md"])
 def test_pages_name_files_that_exist(page: str) -> None:
     named = sorted(set(re.findall(r"`((?:\w+/)*\w+\.py)`", (ROOT / page).read_text())))
@@ -99,6 +107,11 @@ def test_each_file_of_the_product_is_counted() -> None:
     assert sum(lines_by_package().values()) == sum(map(lines, files()))
     assert {path.parts[len(ROOT.parts)] for path in files()} == {"foqs", "foqs_lab"}
     assert all(lines(ROOT / path) < SMALL_LINES for path in small_with_one_importer())
+
+
+def test_names_that_are_bound_twice_are_found() -> None:
+    source = "A, b = 1, 2\nif A:\n    b = 3\nc: int = sum(b for b in ())\ndef c(): ...\nclass A: ...\n"
+    assert bound_again(ast.parse(source)) == ["c", "A"]
 
 
 def test_attributes_are_counted_with_the_inherited_ones() -> None:

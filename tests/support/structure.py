@@ -77,6 +77,23 @@ def small_with_one_importer() -> list[str]:
     return found
 
 
+def bound_again(module: ast.Module) -> list[str]:
+    """Return the names that the top of a module binds although it has bound them before."""
+    seen: set[str] = set()
+    again = []
+    for node in module.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            names = {node.name}
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names = {one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)}
+        else:
+            continue
+        again += sorted(seen & names)
+        seen |= names
+    return again
+
+
 # --------------------------------------------------------------------------------------------- attributes
 
 

@@ -80,7 +80,9 @@ class OperatorCalls:
     ) -> Iterator[Item]:
         """All items of a topic, a page at a time; leases nothing, and is no snapshot."""
         request = idl.ListItemsRequest(ns=self.namespace, topic=topic, state=state, limit=page_items)
-        return (item for page in self._requests.pages(methods.LIST_ITEMS, request, timeout_ms) for item in page.items)
+        return (
+            item for page in self._requests.pages(methods.LIST_ITEMS, request, timeout_ms) for item in page.items or ()
+        )
 
     @checked()
     def active_topics(

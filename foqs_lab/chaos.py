@@ -256,7 +256,7 @@ class Replaced:
 
     def look(self, *, certain: bool = False) -> None:
         """To be called again and again. `certain`: some were since the last look, whatever the logs say. Else the time
-        from the look before that one counts, as a host may hear of it a while after it was replaced."""
+        counts from the look before the previous one, as a host may hear of it a while after it was replaced."""
         now_ns, known = self._now_ns(), self._count()
         if certain or known > self._known:
             self._log.add([Crash(self._since_ns if certain else self._before_ns, now_ns, "host")])

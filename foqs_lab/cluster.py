@@ -76,7 +76,7 @@ def make_shards(servers: Sequence[SqlEndpoint], on_each: int, name: str) -> list
 class HostProcess(Restartable):
     """`foqs serve` as a process: killed, paused, started again on the same port, its log in a file.
 
-    `settings` are keys of foqs.toml by section, such as `{"host": {"confirm_ms": 500}}`. With `workers` it is so many
+    `settings` are keys of foqs.toml by section, such as `{"host": {"confirm_ms": 500}}`. `workers` is the number of
     hosts behind that port.
     """
 
@@ -274,7 +274,7 @@ class LocalCluster:
     def add(
         self, name: str, port: int | None = None, settings: Settings | None = None, workers: int | None = None
     ) -> None:
-        """A host that is not started yet, with settings of its own; with `workers` so many, called `name`-1, ..."""
+        """A host that is not started, with settings of its own. `workers` hosts are called `name`-1, `name`-2, ..."""
         merged = {section: {**keys, **(settings or {}).get(section, {})} for section, keys in self._settings.items()}
         for section, keys in (settings or {}).items():
             merged.setdefault(section, dict(keys))

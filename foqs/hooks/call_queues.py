@@ -236,8 +236,8 @@ _LOADED_BYTES_A_MS = 10_000
 
 
 class Known:
-    """The scripts and settings that one process knows, by the numbers that the host gave them, and the messages that
-    let it know more. The process forgets nothing by itself, so both sides know the same after each message."""
+    """The scripts and settings that one process knows, by number, and the messages that send it more. The host chooses
+    the numbers. The process forgets nothing by itself, so both sides know the same after each message."""
 
     def __init__(self) -> None:
         self._scripts: OrderedDict[tuple[str, bytes], _Script] = OrderedDict()

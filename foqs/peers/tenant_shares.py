@@ -78,8 +78,8 @@ class Elsewhere:
     def most_urgent(self, key: TopicKey) -> Urgent | None:
         """Return the most urgent item of the topic on other hosts, as far as they said so lately."""
         now_ms = self._monotonic_ms()
-        told = [(priority, now_ms - at_ms) for priority, at_ms in self._heard.get(key, {}).values()]
-        return min((Urgent(*one) for one in told if one[1] < HEARD_MS), default=None)
+        heard = [(priority, now_ms - at_ms) for priority, at_ms in self._heard.get(key, {}).values()]
+        return min((Urgent(*one) for one in heard if one[1] < HEARD_MS), default=None)
 
 
 MOST_SHARES = 2_000

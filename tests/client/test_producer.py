@@ -420,7 +420,7 @@ def test_items_cancelled_by_the_caller_do_not_count(peer, client_of, lines):
 
 @pytest.fixture
 def stuck(new_peer, client_of, gate):
-    """`stuck(...)` is a producer whose first item is under way until the test ends; three more wait behind it."""
+    """`stuck(...)` is a producer whose first item is being sent until the test ends; three more wait behind it."""
 
     def make(**options):
         def hold(name, request):

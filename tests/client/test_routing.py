@@ -362,7 +362,7 @@ def test_a_thread_that_ends_keeps_the_answer_of_the_next_one(monkeypatch: pytest
     asks, ended = itertools.count(1), list[threading.Thread]()
 
     class Wanted(Topics):
-        """Again, in the moment in which no consumer used it any more."""
+        """Wanted again at the moment in which its last consumer leaves."""
 
         def _active(self) -> list[Any]:
             return [idl.ActiveTopic("n", "t", 1, 1, [f"a:{next(asks)}"])]

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer import Typer
 from typer.testing import CliRunner
 
 from foqs.cli import lab
@@ -237,9 +236,7 @@ WRONG = {
 def command(monkeypatch: pytest.MonkeyPatch, outcome: Outcome) -> Any:
     """Run the command with a stub of the demo that returns `outcome`."""
     monkeypatch.setattr(story, "run", lambda plan, screen: outcome)
-    app = Typer()
-    lab.register(app)
-    return CliRunner().invoke(app, [])
+    return CliRunner().invoke(lab.app, [])
 
 
 def test_all_is_well(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -422,7 +422,7 @@ TENANTS = 1_500
 
 @pytest.fixture
 def opened() -> Laboratory:
-    """A shard of so many tenants with an item each, none of which is in memory."""
+    """A shard of many tenants with an item each, none of which is in memory."""
     lab = Laboratory(1)
     for number in range(TENANTS):
         lab.put(lab.item(), key=of(f"tenant {number}"))

@@ -10,12 +10,11 @@
  *   id, lease                      i64, opaque; ids are positive
  *   names (ns, topic)              UTF-8, 1 to 255 bytes, no control characters, compared byte by byte
  *
- * Limits quoted here are the defaults. GetServerInfo returns those of a server.
+ * This file quotes default limits. GetServerInfo returns the limits of a server.
  *
- * The reply to a batch has one outcome per item: one bad item does not fail its neighbours, and their outcomes are the
- * same as without it. Equal entries of one request have the same outcome. A request that is wrong as a whole (too many
- * entries, a wrong context, a wrong namespace) throws RequestError. No field is `required`, so the contract can grow; the
- * field ids left free below are reserved by the comments beside them.
+ * The reply to a batch has one outcome per item. A wrong item does not change the outcomes of other items. Equal entries
+ * of one request have the same outcome. A request that is wrong as a whole (too many entries, a wrong context, a wrong
+ * namespace) throws RequestError. No field is `required`, so the contract can grow. Comments reserve the unused field ids.
  *
  * A host that stops sends GOAWAY on every connection: an exception message (TApplicationException, INTERNAL_ERROR) with
  * the name "Goodbye" and the sequence id 0, without a request. A client that reads GOAWAY instead of a reply knows that
@@ -31,9 +30,9 @@ namespace js foqs
 /** How often an item may reach a consumer. */
 enum Delivery {
   UNSPECIFIED = 0,
-  /** Delivered again until it is acked, it is deleted or its TTL ends. The default. */
+  /** Delivered again until it is acked or deleted, or its TTL ends. The default. */
   AT_LEAST_ONCE = 1,
-  /** Never delivered twice: the end of its lease removes the item, unless the consumer released it as not started. */
+  /** Never delivered twice. The end of its lease removes the item, unless the consumer released it as not started. */
   AT_MOST_ONCE = 2,
 }
 
@@ -50,23 +49,23 @@ enum ItemState {
 
 enum ErrorCode {
   UNSPECIFIED = 0,
-  /** The input is wrong; the same input will be refused again. Nothing was changed. */
+  /** The input is wrong. The host refuses the same input each time. Nothing was changed. */
   INVALID = 1,
-  /** There is no such item (any more), or it is in a namespace in which the caller has no right. */
+  /** The item does not exist or was removed, or the caller has no right in its namespace. */
   NOT_FOUND = 2,
-  /** The lease given is not the item's current lease. Nothing was changed. */
+  /** The lease of the request is not the item's current lease. Nothing was changed. */
   STALE_LEASE = 3,
   /**
-   * A bounded buffer is full, the namespace's quota is used up, or the topic has all items that its policy allows. Nothing
-   * was changed; try again after retry_after_ms.
+   * A bounded buffer is full, the namespace's quota is used up, or the topic has all items that its policy allows.
+   * Nothing was changed. Try again after retry_after_ms.
    */
   OVERLOADED = 4,
-  /** The shard (or every shard) cannot be used now, or the topic is closed. Nothing was changed; try again later. */
+  /** The shard (or every shard) cannot be used now, or the topic is closed. Nothing was changed. Try again later. */
   UNAVAILABLE = 5,
   /**
-   * The change may or may not have been committed; the host could not find out within the time of the request. For an
-   * enqueue, also if the shard's database does not answer for twice breaker.hang_ms; retry_after_ms is set then, and an
-   * item with a dedup_key may be enqueued again.
+   * The change may have been committed: the host could not find out within the time of the request. An enqueue also gets
+   * this code if the shard's database does not answer for twice breaker.hang_ms. retry_after_ms is set then. An item
+   * with a dedup_key may be enqueued again.
    */
   OUTCOME_UNKNOWN = 6,
   /** The caller did not prove its identity. */
@@ -74,7 +73,7 @@ enum ErrorCode {
   /** The caller lacks the right (produce, consume or admin) in the namespace of the request. */
   FORBIDDEN = 8,
   /**
-   * Between hosts: the host that was asked does not serve the shard. Nothing was changed. Clients get UNAVAILABLE with
+   * Between hosts: the asked host does not serve the shard. Nothing was changed. Clients get UNAVAILABLE with
    * retry_after_ms 0 in its place.
    */
   NOT_OWNER = 9,
@@ -93,27 +92,27 @@ enum FailureCause {
   REJECTED = 3,
   /** The script of its topic gave it up. */
   HOOK = 4,
-  /** It was ready again with all its attempts used up: the limit was lowered, or nacks without `failed` used them. */
+  /** It was ready after its last attempt: the limit was lowered, or nacks without `failed` used the attempts. */
   LIMIT = 5,
 }
 
 /**
- * Why an item is not delivered now. ExplainItem lists reasons in the order in which they have to end: GONE, ENDED,
+ * Why an item is not delivered now. ExplainItem lists reasons in the order in which they must end: GONE, ENDED,
  * SHARD_NOT_SERVED, CLOCK_IN_DOUBT, OWNER_IN_GRACE, BREAKER_OPEN, DELAYED, LEASED, PAUSED, THROTTLED, CONCURRENCY,
  * BEHIND_IN_LANE, BEHIND_IN_TURN, PER_WORKER, NO_CONSUMER, NOT_LOADED. The numbers say nothing about the order.
  */
 enum Reason {
   UNSPECIFIED = 0,
-  /** There is no such item (any more), or it is in a namespace in which the caller has no right. A topic: no items. */
+  /** The item does not exist or was removed, or the caller has no right in its namespace. A topic: no items. */
   GONE = 1,
   /**
-   * Its attempts (`count`) are used up, as after a lower limit: a dequeue that reaches it delivers it no more, but moves
-   * it to the dead-letter topic `key`. Without a key, the dequeue removes it.
+   * Its attempts (`count`) are used up, as after a lower limit. The next dequeue that reaches it moves it to the
+   * dead-letter topic `key`. Without a key, the dequeue removes it.
    */
   ENDED = 2,
   /** No host serves the item's shard now. */
   SHARD_NOT_SERVED = 3,
-  /** The shard's host waits until an earlier owner, which may still run, has certainly stopped: until_ms. */
+  /** An earlier owner may still run. The shard's host waits until that owner has certainly stopped: until_ms. */
   OWNER_IN_GRACE = 4,
   /** The shard's database fails, is slow, or does not answer. until_ms: of the next trial. */
   BREAKER_OPEN = 5,
@@ -123,9 +122,9 @@ enum Reason {
   LEASED = 7,
   /** The settings entry `key` pauses the topic. */
   PAUSED = 8,
-  /** The throttle `key` has no token; the next comes at until_ms. `count`: flows that get tokens before. */
+  /** The throttle `key` has no token. The next token comes at until_ms. count: flows that get a token before its flow. */
   THROTTLED = 9,
-  /** All slots of a throttle key are taken. key: that one; count: flows before its own; item_ids: some that hold slots. */
+  /** All slots of the throttle `key` are taken. count: flows before its flow. item_ids: some items that hold slots. */
   CONCURRENCY = 10,
   /** At least `count` items of its lane come first. */
   BEHIND_IN_LANE = 11,
@@ -136,11 +135,11 @@ enum Reason {
   /** Its row or its body is not in the host's memory. A dequeue that needs it reads it. */
   NOT_LOADED = 14,
   /**
-   * The consumers that wait for the topic at the item's host, or asked there last, may have no more items: each of their
-   * workers holds `count`, as the settings entry `key` allows (per_worker). by: one of these workers.
+   * The consumers that wait for the topic at the item's host, or asked there last, may have no further items. Each of
+   * their workers holds `count` items, as the settings entry `key` allows (per_worker). by: one of these workers.
    */
   PER_WORKER = 15,
-  /** Clocks have jumped: the shard's host delivers nothing until it knows which one is right. */
+  /** Clocks have jumped. The shard's host delivers nothing until it knows the right clock. */
   CLOCK_IN_DOUBT = 16,
 }
 
@@ -166,8 +165,8 @@ exception RequestError {
 /** In place of headers, which the framed protocol does not have. Optional in every request. */
 struct RequestContext {
   /** Credential of the caller; at most 4,096 bytes. Ignored by a server without authentication (auth.principals_file).
-      With authentication a server reads requests over 65,536 bytes only after a smaller authenticated one on the same
-      connection, such as GetServerInfo, and answers a larger one before it with UNAUTHENTICATED. */
+      With authentication, a connection needs a first authenticated request of at most 65,536 bytes, such as
+      GetServerInfo. A server answers a larger request before it with UNAUTHENTICATED. */
   1: optional string token,
   /** Appears in the logs of all hosts that handle the request; at most 128 bytes, printable. Default: none. */
   2: optional string request_id,
@@ -188,8 +187,8 @@ struct RequestContext {
 // ---------------------------------------------------------------------------------------------- Enqueue
 
 /**
- * One unit of work as a producer gives it. Where the topic's policy has a value of priority, delay_ms, lease_ms, ttl_ms or
- * delivery, that is the default. A priority of 0 and AT_LEAST_ONCE count as not set, because every client sends them.
+ * One unit of work as a producer gives it. The topic's policy may have defaults of priority, delay_ms, lease_ms, ttl_ms and
+ * delivery. A priority of 0 and AT_LEAST_ONCE count as not set, because every client sends them.
  */
 struct ItemSpec {
   /** Queue inside the namespace; it exists while it holds items and needs no creation. */
@@ -202,14 +201,14 @@ struct ItemSpec {
   4: optional map<string, string> headers,
   /** Lower is more urgent; any i32. */
   5: i32 priority = 0,
-  /** Epoch milliseconds: earliest delivery. In the past means now, but 1,000 to 10^11 (a time in seconds, or a duration) is
-      INVALID. At most 366 days ahead. Default: now. */
+  /** Epoch milliseconds: earliest delivery. A time in the past means now. 1,000 to 10^11 is INVALID: such a number is a time in
+      seconds, or a duration. At most 366 days ahead. Default: now. */
   6: optional i64 deliver_after_ms,
   /** Duration from the enqueue, 0 to 366 days; instead of deliver_after_ms (both is INVALID). Default: 0. */
   7: optional i64 delay_ms,
-  /** Duration of a lease when the consumer does not give one, 100 ms to 12 h. Default: the server's, 30,000. */
+  /** Duration of a lease if the consumer gives none, 100 ms to 12 h. Default: the server's, 30,000. */
   8: optional i64 lease_ms,
-  /** Removed this long after the enqueue unless leased then, 1 ms to 366 days. Default: never. */
+  /** Duration from the enqueue until the item is removed, unless it is leased then; 1 ms to 366 days. Default: never. */
   9: optional i64 ttl_ms,
   10: Delivery delivery = Delivery.AT_LEAST_ONCE,
   /**
@@ -225,27 +224,27 @@ struct ItemSpec {
    */
   12: optional string fairness_key,
   /**
-   * Rate limits that the item waits for: it is delivered when each of these keys that has a throttle in the settings
-   * has a token. At most 8, none twice, each as fairness_key and without "*" at its end, together at most 512 bytes with
-   * one between two keys. Made for keys that many items share: each set of keys is a lane of its own. Default: none.
+   * Rate limits of the item. It is delivered when each of these keys with a throttle in the settings has a token. At most 8,
+   * none twice, each as fairness_key and without "*" at its end; together at most 512 bytes, with one between two keys.
+   * Many items should share a key: each set of keys is a lane of its own. Default: none.
    */
   13: optional list<string> throttle_keys,
   /**
-   * The tenant's share against other tenants, 1 to 1,000: that of its last stored item that has one counts, on each
-   * shard. Weights in the settings come first. Default: no change; 1 at first.
+   * The tenant's share against other tenants, 1 to 1,000. On each shard the weight of the tenant's last stored item with a
+   * weight counts. Weights in the settings come first. Default: no change; 1 at first.
    */
   14: optional i32 weight,
   // 15: rules   16, 17, 19, 20: retry and dead-letter policy
   /**
-   * Epoch milliseconds: the end of the TTL, in place of ttl_ms (both is INVALID). For copies of items: it depends on no
-   * clock but the server's. At most 366 days ahead. A time in the past is a TTL of 1 ms.
+   * Epoch milliseconds: the end of the TTL, in place of ttl_ms (both is INVALID). For copies of items: it depends only on
+   * the server's clock. At most 366 days ahead. A time in the past is a TTL of 1 ms.
    */
   18: optional i64 expires_at_ms,
 }
 
 struct EnqueueRequest {
   1: string ns,
-  /** 1 to 10,000 items; where any has headers, at most 400,000 fields and header texts in the request. */
+  /** 1 to 10,000 items. If any item has headers: at most 400,000 fields and header texts in the request. */
   2: list<ItemSpec> items,
   15: optional RequestContext context,
 }
@@ -269,8 +268,8 @@ struct EnqueueResponse {
 struct TopicCount {
   1: string topic,
   /**
-   * At most this many items, 1 to 10,000. The counts of a request without `most` are at most 10,000 together. 0 with `hung`,
-   * then of all topics: a report only.
+   * At most this many items, 1 to 10,000. The counts of a request without `most` are at most 10,000 together. In a request
+   * that only reports `hung`, the counts of all topics are 0.
    */
   2: i32 count,
   /**
@@ -281,37 +280,37 @@ struct TopicCount {
    */
   3: optional i32 holding,
   /**
-   * Handlers of the worker process that have worked on an item of the topic for longer than the worker allows, for
-   * GetTopicStats. Needs DequeueRequest.worker. The host forgets it after 15 s. Default: the host hears nothing of that.
+   * Handlers of the worker process that exceed the worker's time limit on an item of the topic, for GetTopicStats. Needs
+   * DequeueRequest.worker. The host forgets the report after 15 s. Default: no report.
    */
   4: optional i32 hung,
 }
 
 struct DequeueRequest {
   1: string ns,
-  /** Topics, 1 to 1,000 of them, none twice. Without `most` the first ones are emptied first. */
+  /** Topics, 1 to 1,000, none twice. Without `most` the topics are emptied in this order. */
   2: list<TopicCount> wants,
   /** Duration of the leases, 100 ms to 12 h. Default: each item's own, else the server's. */
   3: optional i64 lease_ms,
   /**
-   * Duration to wait for a first item, 0 to 600,000. Default 0: reply at once. The wait ends when the caller sends the
-   * oneway message EndWait, without arguments, behind the request on the same connection. That message gets no reply.
+   * Duration to wait for a first item, 0 to 600,000. Default 0: reply at once. The wait ends if the caller sends the
+   * oneway message EndWait, without arguments, behind the request on the same connection. EndWait gets no reply.
    */
   4: optional i64 wait_ms,
-  /** Bound on the reply's payloads, metadata and headers together, in bytes; the first item always fits. Default: what fits a frame. */
+  /** Bound on the reply's payloads, metadata and headers together, in bytes. The first item always fits. Default: a frame. */
   5: optional i64 max_bytes,
   /** Names the worker process, for GetTopicStats and ReleaseLeases; 1 to 128 bytes, no control characters. */
   6: optional string worker,
   /** The items of the reply have a `ledger`. Default: no. */
   7: optional bool ledger,
   /**
-   * The consumer begins this many items of the reply at once, the first ones; 0 or more. The later ones are marked as with
-   * ExtendItem.begun = false. Default: it begins all.
+   * The consumer begins this many items of the reply at once, from the first item on; 0 or more. The server marks the later
+   * items as with ExtendItem.begun = false. Default: it begins all.
    */
   8: optional i32 begins,
   /**
-   * At most this many items over all topics of `wants`, 1 to 10,000. The topics with ready items on the host that answers share
-   * it evenly; where it is too small for that, chance decides which of them get an item. Default: the sum of the counts.
+   * At most this many items over all topics of `wants`, 1 to 10,000. The topics with ready items on the answering host share
+   * it evenly. If it is too small for that, the host chooses topics at random. Default: the sum of the counts.
    */
   9: optional i32 most,
   15: optional RequestContext context,
@@ -321,7 +320,7 @@ struct DequeueRequest {
 struct Failure {
   /** The topic that the item came from. */
   1: string topic,
-  /** The fairness key and the throttle keys that it had there, and has again after a redrive. */
+  /** Its fairness key and throttle keys in that topic. A redrive restores them. */
   2: string fairness_key,
   3: list<string> throttle_keys,
   /** Deliveries in that topic. */
@@ -335,28 +334,28 @@ struct Failure {
   8: i64 died_at_ms,
 }
 
-/** What an item waited for, as the host that delivers it knows. */
+/** How long an item waited, and for which deliveries, as far as the delivering host knows. */
 struct Ledger {
   /** Duration from deliver_after_ms to this delivery. */
   1: i64 waited_ms,
   /**
-   * Deliveries of the topic by the host since the item became ready, without one for each item that came before it then.
-   * Where tenants take turns, only the items of its own tenant count; a turn of another tenant overtakes nothing. Each
-   * item that came before it and ended without a delivery, or still waits for a throttle, hides one that overtook it.
-   * Absent where that is not known: the item was ready before a consumer asked for ledgers of the topic, or items that
-   * were not in memory may have come before it, or those that may are in more than 256 lanes.
+   * Deliveries of the topic by the host since the item became ready, minus the items that were before it then. If
+   * tenants take turns, only items of its own tenant count: a turn of another tenant overtakes nothing. An earlier item
+   * that ended without a delivery, or still waits for a throttle, hides one overtaking item. The field is absent if the
+   * host does not know the number: the item was ready before a consumer asked for ledgers of the topic, items outside
+   * of memory may have been before it, or such items may be in more than 256 lanes.
    */
   2: optional i64 overtaken,
   /**
-   * The lowest priority of the topic's items that are ready on other hosts, if it is below the priority of this item.
-   * Hosts ask each other twice a second while consumers want ledgers of the topic. Absent where no host said so in the
-   * last 10 s: its first items may not be in its memory, wait for a throttle, or be in a shard that does not answer.
-   * Absent where tenants take turns whatever their items' priorities (fair.scope "tenant").
+   * The lowest priority of the topic's ready items on other hosts, if it is below the priority of this item. Hosts ask
+   * each other twice a second while consumers want ledgers of the topic. The field is absent if no host reported such an
+   * item in the last 10 s. A host does not report an item outside of its memory, behind a throttle, or in a shard that
+   * does not answer. The field is absent if tenants take turns at any priority (fair.scope "tenant").
    */
   3: optional i32 more_urgent_elsewhere,
-  /** Duration since that host said so; set with more_urgent_elsewhere. */
+  /** Duration since that report; set with more_urgent_elsewhere. */
   4: optional i64 more_urgent_age_ms,
-  /** Where tenants take turns: deliveries of other tenants by the host since then. Absent where `overtaken` is. */
+  /** If tenants take turns: the host's deliveries of other tenants since then. Absent if `overtaken` is. */
   5: optional i64 other_tenants,
 }
 
@@ -364,7 +363,7 @@ struct Ledger {
 struct Item {
   /** Positive; never used twice. */
   1: i64 id,
-  /** Names this delivery in Ack, Nack and ExtendLease; 0 where nothing is leased. */
+  /** Names this delivery in Ack, Nack and ExtendLease; 0 if nothing is leased. */
   2: i64 lease,
   /** 1 at the first delivery; a lower bound after a host crashed. 0: never delivered. */
   3: i32 attempt,
@@ -375,17 +374,17 @@ struct Item {
   8: optional binary metadata,
   9: optional map<string, string> headers,
   10: Delivery delivery,
-  /** Epoch milliseconds; the enqueue's time when no delay was asked for. */
+  /** Epoch milliseconds; the time of the enqueue if the producer gave no delay. */
   11: i64 deliver_after_ms,
   12: i64 enqueued_at_ms,
-  /** Epoch milliseconds; 0 where nothing is leased. */
+  /** Epoch milliseconds; 0 if nothing is leased. */
   13: i64 lease_expires_at_ms,
-  /** Epoch milliseconds; set when the item has a TTL. */
+  /** Epoch milliseconds; set if the item has a TTL. */
   14: optional i64 expires_at_ms,
   /** The item's state; only in ListItems. */
   15: optional ItemState state,
   // 16: dedup_key
-  /** As enqueued; unset where there are none. */
+  /** As enqueued; unset without a key, like the next field. */
   17: optional string fairness_key,
   18: optional list<string> throttle_keys,
   // 19: result   20: ended_at_ms
@@ -397,8 +396,8 @@ struct Item {
 
 struct DequeueResponse {
   /**
-   * Leased items, each topic's in lane order (priority, deliver_after_ms, id). Without `most`, topics are in the order of
-   * `wants`.
+   * Leased items. The items of a topic are in lane order (priority, deliver_after_ms, id). Without `most`, topics are in the
+   * order of `wants`.
    */
   1: list<Item> items,
   /**
@@ -406,16 +405,16 @@ struct DequeueResponse {
    * delivered in another reply, or never. Default: none.
    */
   2: optional list<i64> doubtful,
-  /** Between hosts, with no items: the host had none ready as of this version (see WatchTopicsResponse). Default: none. */
+  /** Between hosts, without items: the host had no ready item at this version (see WatchTopicsResponse). Default: none. */
   3: optional i64 news_version,
-  /** Only without items: when the topic that can deliver first may have an item again, in milliseconds. Default: unknown. */
+  /** Only without items: duration after which one of the topics may have an item. Default: unknown. */
   4: optional i64 retry_after_ms,
   /**
-   * Only without items: "paused" when the policy of one of the topics holds its items back, "throttled: <key>" or
-   * "concurrency: <key>" when a throttle does, "per_worker" when the worker holds enough. Default: none.
+   * Only without items: "paused" if the policy of one of the topics pauses it, "throttled: <key>" or "concurrency: <key>"
+   * if a throttle blocks its items, "per_worker" if the worker holds all items that it may. Default: none.
    */
   5: optional string reason,
-  /** By topic of `wants` whose policy has per_worker: its value. Default: none has. */
+  /** The values of per_worker, by topic of `wants` with such a policy. Default: no topic has it. */
   6: optional map<string, i32> per_worker,
 }
 
@@ -430,11 +429,11 @@ struct AckItem {
 
 struct AckRequest {
   /**
-   * 1 to 10,000. An id and lease that come twice have one outcome, twice. An id that comes with two leases is two entries:
-   * each is judged by itself.
+   * 1 to 10,000. Equal entries have one outcome, each time. Entries with the same id and different leases are judged
+   * separately.
    */
   1: list<AckItem> items,
-  /** When given, an item of another namespace is NOT_FOUND. */
+  /** If it is set, an item of another namespace is NOT_FOUND. */
   2: optional string ns,
   15: optional RequestContext context,
 }
@@ -452,32 +451,32 @@ struct AckResponse {
 struct NackItem {
   1: i64 id,
   2: i64 lease,
-  /** Duration until the next delivery, 0 to 366 days. Default 0: at once, at its old place in the order (but see failed). */
+  /** Duration until the next delivery, 0 to 366 days. Default 0: at once, at its old place in the order (except with `failed`). */
   3: optional i64 delay_ms,
   /** Replaces the item's metadata; at most 4 KiB. Default: kept. */
   4: optional binary metadata,
-  /** The consumer did not start on the item: no delay, and the attempt is not counted. Excludes delay_ms and metadata. */
+  /** The consumer did not start the item: no delay, and the attempt does not count. Excludes delay_ms and metadata. */
   5: optional bool release,
   /** For logs and for the failure of a dead letter; at most 1,024 bytes. */
   6: optional string reason,
   /**
-   * The consumer's work failed: the retry rule of the topic's policy sets the delay (delay_ms counts only where the
-   * policy has no rule), and after the last attempt the item goes to the dead-letter topic. Without a delay the item is
-   * ready at once, behind the items of its priority that are there: its deliver_after_ms becomes the present. A begun
-   * item whose lease ends by time goes there, too.
+   * The consumer's work failed. The retry rule of the topic's policy sets the delay; without a rule, delay_ms sets it. After
+   * the last attempt the item moves to the dead-letter topic. Without a delay the item is ready at once, behind the present
+   * items of its priority: its deliver_after_ms becomes the present. A begun item whose lease ends by time gets the same
+   * place.
    */
   7: optional bool failed,
   /**
-   * The work can never succeed: the item goes to the dead-letter topic at once, or is removed where the topic has none.
-   * At most one of release, failed and reject. Excludes delay_ms and metadata.
+   * The work can never succeed. The item moves to the dead-letter topic at once, or is removed if the topic has none. At
+   * most one of release, failed and reject. Excludes delay_ms and metadata.
    */
   8: optional bool reject,
 }
 
 struct NackRequest {
   /**
-   * 1 to 10,000. Of entries with the same id and lease the first one that is not INVALID is carried out, even if the other
-   * fields differ; the later ones have its outcome.
+   * 1 to 10,000. Of entries with the same id and lease, the host carries out the first valid entry, even if other fields
+   * differ. The later entries have its outcome.
    */
   1: list<NackItem> items,
   2: optional string ns,
@@ -492,14 +491,14 @@ struct ExtendItem {
   1: i64 id,
   2: i64 lease,
   /**
-   * Duration of the lease from now, 100 ms to 12 h. Default: the duration it was given at first; with `begun`, the end of
-   * the lease does not change. Where the topic's policy has stuck_after_ms, the lease ends at most that long after the
-   * delivery (a new owner of the shard counts from its opening), and an extension after that time is STALE_LEASE.
+   * Duration of the lease from now, 100 ms to 12 h. Default: the first duration of the lease; with `begun`, the end of the
+   * lease does not change. If the topic's policy has stuck_after_ms, the lease ends at this time after the delivery. A later
+   * extension is STALE_LEASE. A new owner of the shard counts from its opening.
    */
   3: optional i64 lease_ms,
   /**
-   * False: the consumer has not begun the item, so the attempt is not counted if the lease ends by time. True: it has.
-   * Default: no change. An item of which nothing was said counts as begun. The mark is in the owner's memory: after a
+   * False: the consumer has not begun the item, so the attempt does not count if the lease ends by time. True: the consumer
+   * has begun it. Default: no change. An item without a report counts as begun. The mark is in the owner's memory: after a
    * change of owner the attempt counts.
    */
   4: optional bool begun,
@@ -507,8 +506,8 @@ struct ExtendItem {
 
 struct ExtendLeaseRequest {
   /**
-   * 1 to 10,000. Equal entries have one outcome. Entries with the same id and lease that differ in other fields are carried
-   * out one after the other.
+   * 1 to 10,000. Equal entries have one outcome. The host carries out entries with the same id and lease and different other
+   * fields in order.
    */
   1: list<ExtendItem> items,
   2: optional string ns,
@@ -522,15 +521,15 @@ struct ExtendLeaseResponse {
 // --------------------------------------------------------------------------------------- Ack and Dequeue
 
 /**
- * An Ack and a Dequeue in one request: a worker's outcomes travel with its request for more. The dequeue begins when
- * each ack has its outcome. A host that does not know the call refuses it as an unknown method: nothing was changed.
+ * An Ack and a Dequeue in one request: a worker sends its acks with its request for further items. The dequeue begins
+ * when each ack has its outcome.
  */
 struct AckAndDequeueRequest {
-  /** Of the topics. An item of `acks` that is in another namespace is NOT_FOUND. */
+  /** Namespace of the topics. An item of `acks` in another namespace is NOT_FOUND. */
   1: string ns,
   /**
-   * 0 to 10,000; as in Ack. An ack that is not committed within about a second is UNAVAILABLE (nothing was
-   * changed) or OUTCOME_UNKNOWN, so that it does not delay the items: repeat it with Ack.
+   * 0 to 10,000; as in Ack. An ack that is not committed within about a second does not delay the items: it is UNAVAILABLE
+   * (nothing was changed) or OUTCOME_UNKNOWN. Repeat it with Ack.
    */
   2: list<AckItem> acks,
   /** As in Dequeue, like the next fields. */
@@ -556,7 +555,7 @@ struct AckAndDequeueResponse {
   /** As in DequeueResponse, like the next field. */
   2: list<Item> items,
   3: optional list<i64> doubtful,
-  /** Why the dequeue failed, for example because the host shuts down. The outcomes hold all the same. Default: it did not. */
+  /** Why the dequeue failed, for example because the host shuts down. The outcomes of the acks are valid. Default: no failure. */
   4: optional ItemError error,
   /** As in DequeueResponse, like the next fields. */
   5: optional i64 retry_after_ms,
@@ -567,7 +566,7 @@ struct AckAndDequeueResponse {
 // -------------------------------------------------------------------------------- Looking and operating
 
 struct GetActiveTopicsRequest {
-  /** Only this namespace. Default: all in which the caller has a right. */
+  /** Only this namespace. Default: all namespaces in which the caller has a right. */
   1: optional string ns,
   /** 1 to 10,000 topics per reply. Default 1,000. */
   2: optional i32 limit,
@@ -578,16 +577,16 @@ struct GetActiveTopicsRequest {
   15: optional RequestContext context,
 }
 
-/** A topic with at least one item ready now; with `all`, in any state. */
+/** A topic with at least one ready item; with `all`, with at least one item in any state. */
 struct ActiveTopic {
   1: string ns,
   2: string topic,
   /** Items ready now; approximate. */
   3: i64 ready,
-  /** Epoch milliseconds: since when the longest-waiting ready item may be delivered; approximate (within about a minute).
+  /** Epoch milliseconds: the time from which the oldest ready item may be delivered; approximate (within about a minute).
       0: no item is ready. */
   4: i64 oldest_ready_at_ms,
-  /** host:port of the hosts that have such items. */
+  /** host:port of the hosts with such items. */
   5: list<string> hosts,
   /** Items; approximate. Set with `all`, like the next field. */
   6: optional i64 delayed,
@@ -597,7 +596,7 @@ struct ActiveTopic {
 struct GetActiveTopicsResponse {
   /** Ordered by namespace, then topic. */
   1: list<ActiveTopic> topics,
-  /** Set when there is more. */
+  /** Set if the list continues. */
   2: optional string cursor,
 }
 
@@ -614,7 +613,7 @@ struct GetTopicStatsRequest {
 struct TenantStats {
   /** "" for items without one. */
   1: string fairness_key,
-  /** In effect, 1 to 1,000: of the settings, else of the last stored item that had one, else 1. */
+  /** The weight in effect, 1 to 1,000: from the settings, else from the last stored item with a weight, else 1. */
   2: i32 weight,
   /** Items; approximate. */
   3: i64 ready,
@@ -623,19 +622,19 @@ struct TenantStats {
   // 5: leased   6: delivered_10s   7: busy_ms_10s   8: oldest_ready_at_ms
   /** Its service, in the unit of the topic's policy (fair.unit: items, KiB or ms), since its hosts have items of it. */
   9: double served,
-  /** Of the topic's turns, 0 to 1: its weight over those of all tenants with ready items that wait for no throttle. 0 if it
-      has no such items. */
+  /** Its share of the topic's turns, 0 to 1: its weight over the weights of all tenants with ready items that wait for no
+      throttle. 0 if it has no such items. */
   10: double share,
 }
 
-/** The leases that one worker process holds in a topic. */
+/** The leases of a worker process in a topic. */
 struct WorkerStats {
   /** As in DequeueRequest. Empty: consumers without a name, and leases that an earlier owner of the shard gave. */
   1: string worker,
   2: i64 held,
-  /** Duration since the oldest of them was given; as far as the owner knows, like stuck_after_ms. */
+  /** Age of the oldest of these leases, as far as the owner knows, like stuck_after_ms. */
   3: i64 oldest_lease_ms,
-  /** Its handlers that hang, as it said in the last 15 s (TopicCount.hung); their leases may have ended. */
+  /** Its handlers that hang, by its report of the last 15 s (TopicCount.hung). Their leases may have ended. */
   4: i64 hung,
 }
 
@@ -647,43 +646,44 @@ struct HookStats {
   2: string script,
   3: i64 calls,
   4: i64 failures,
-  /** On some host the script is not called, because its last calls failed. */
+  /** True if some host does not call the script, because its last calls failed. */
   5: bool breaker_open,
-  /** Duration until that host calls it again; 0 where no breaker is open. */
+  /** Duration until that host calls it again; 0 if no breaker is open. */
   6: i64 retry_after_ms,
-  /** At most 5, the last one last: time (UTC), kind and text. */
+  /** At most 5, the newest last: time (UTC), kind and text. */
   7: list<string> last_errors,
 }
 
 /** A topic that has no items has counts of 0. */
 struct GetTopicStatsResponse {
-  /** Items; approximate, like the next two: each host counts its own at another moment. */
+  /** Items; approximate, like the next two: hosts count their items at different moments. */
   1: i64 ready,
   2: i64 delayed,
   3: i64 leased,
   // 4: completed   5: failed
-  /** Nothing is delivered. */
+  /** True if hosts deliver no item of the topic. */
   6: bool paused,
-  /** Nothing may be enqueued. */
+  /** True if hosts refuse enqueues to the topic. */
   7: bool closed,
   /** JSON of the effective policy: a value of each field, in the form of an entry `topic.` of the settings. */
   8: string policy,
-  /** By field of the policy: the key of the settings that its value is from. A field without one has the built-in value. */
+  /** By field of the policy: the settings key of its value. A field without a key has the built-in value. */
   9: map<string, string> policy_layers,
-  /** Those with the most ready items first, up to `limit`. Empty where tenants take no turns. */
+  /** At most `limit` tenants, by the number of ready items, the most first. Empty if tenants take no turns. */
   10: list<TenantStats> tenants,
-  /** Those with handlers that hang, then the oldest lease first, at most 1,000; only leases in the owners' memory. */
+  /** At most 1,000 workers: first workers with handlers that hang, then by the age of the oldest lease. Only leases in the
+      owners' memory count. */
   11: list<WorkerStats> workers,
   /** One for each hook of the topic's policy. */
   12: list<HookStats> hooks,
   // 13: cursor
-  /** host:port of the hosts that did not answer in time: their items are not counted. */
+  /** host:port of the hosts that did not answer in time. Their items are not counted. */
   14: list<string> missing,
-  /** Sums over all further tenants: those beyond `limit`, and of each host those beyond its 1,000 with the most ready items
-      (some of them are in `tenants`, too). Its weight counts tenants with ready items that wait for no throttle. */
+  /** Sums over all further tenants: tenants beyond `limit`, and of each host the tenants beyond its 1,000 with the most ready
+      items (some of them are in `tenants`, too). Its weight counts tenants with ready items that wait for no throttle. */
   16: optional TenantStats more_tenants,
   /**
-   * Fields of the policy whose values in the settings, or built-in values, have no effect, by name, with the reason: such as
+   * Reasons by field of the policy, for values in the settings, or built-in values, without effect. An example is
    * max_attempts of a topic that takes dead letters. `policy` has the values in effect.
    */
   17: map<string, string> overruled,
@@ -716,12 +716,12 @@ struct ListItemsRequest {
 struct ListItemsResponse {
   /** By shard; READY items in lane order, then DELAYED and LEASED items by due time. Not a snapshot. */
   1: list<Item> items,
-  /** Set when there may be more. */
+  /** Set if the list may continue. */
   2: optional string cursor,
 }
 
 struct DeleteItemsRequest {
-  /** 1 to 10,000; deleted in any state, a live lease included. An id that comes twice has one outcome, twice. */
+  /** 1 to 10,000; deleted in any state, also during a live lease. Equal ids have one outcome, each time. */
   1: list<i64> ids,
   15: optional RequestContext context,
 }
@@ -731,15 +731,15 @@ struct DeleteItemsResponse {
 }
 
 /**
- * Ends leases of a topic as if by time, so their attempts count, on all hosts. At-most-once items are removed then. Leases
- * that were given while the call runs may stay.
+ * Ends leases of a topic on all hosts as if by time, so their attempts count. At-most-once items are removed then. Leases
+ * that begin while the call runs may stay.
  */
 struct ReleaseLeasesRequest {
   1: string ns,
   2: string topic,
-  /** Only leases of this worker (DequeueRequest.worker). Leases that an earlier owner of the shard gave have no worker. */
+  /** Only leases of this worker (DequeueRequest.worker). Leases from an earlier owner of the shard have no worker. */
   3: optional string worker,
-  /** Only leases that were given so long ago (ms), 0 or more; as far as the owner knows, like stuck_after_ms. */
+  /** Only leases of at least this age (ms), 0 or more; as far as the owner knows, like stuck_after_ms. */
   4: optional i64 held_longer_than_ms,
   15: optional RequestContext context,
 }
@@ -747,7 +747,7 @@ struct ReleaseLeasesRequest {
 struct ReleaseLeasesResponse {
   /** Leases that this call ended. */
   1: i64 released,
-  /** host:port of hosts that did not answer in time: their leases may have been ended or not. */
+  /** host:port of hosts that did not answer in time. Their leases may have ended. */
   2: list<string> missing,
 }
 
@@ -756,7 +756,7 @@ struct ExplainReason {
   1: Reason code,
   /** One or two sentences for a person, with a command that shows more. No command in it changes anything. */
   2: string text,
-  /** Unix epoch, milliseconds: when it ends by itself, as far as the host knows; it may have passed. */
+  /** Epoch milliseconds: the end of the condition, as far as the host knows. It may be in the past. */
   3: optional i64 until_ms,
   /** See Reason. */
   4: optional string key,
@@ -767,57 +767,57 @@ struct ExplainReason {
   7: optional string by,
 }
 
-/** Throttle keys of a namespace, as far as they are in use: in the order of their names. */
+/** Lists the throttle keys of a namespace that are in use, in the order of their names. */
 struct GetThrottlesRequest {
   1: string ns,
-  /** Only keys that begin with it; at most 255 bytes. Default: all. */
+  /** Only keys with this prefix; at most 255 bytes. Default: all. */
   2: optional string prefix,
   /** 1 to 1,000. Default 100. */
   3: optional i32 limit,
-  /** From the answer before. Default: from the first key on. */
+  /** From the previous reply. Default: from the first key on. */
   4: optional string cursor,
   15: optional RequestContext context,
 }
 
 struct ThrottleStats {
   1: string key,
-  /** The settings key of the throttle; empty if the key has none any more. */
+  /** The settings key of the throttle; empty if the settings no longer have a throttle for the key. */
   2: string setting,
   3: optional double per_second,
   4: optional i64 burst,
-  /** Tokens that no host holds. Default: unknown, as the key's coordinator did not answer or knows of no use. */
+  /** Tokens that no host holds. Default: unknown, as the key's coordinator did not answer or has no account of the key. */
   5: optional double tokens,
-  /** How many leases may live at a time. Default: the throttle has no such limit. */
+  /** Most live leases at a time. Default: the throttle has no such limit. */
   6: optional i32 concurrency,
-  /** Live leases with this key, and how many more there may be, as shards reported in the last half second. Default:
-      unknown, as `tokens`. */
+  /** Live leases with this key, by the shards' reports of the last half second. Default: unknown, as `tokens`. */
   7: optional i64 taken,
+  /** Further leases that the limit allows. Default: as `taken`. */
   8: optional i64 free,
   /** Leases that lived longer than the throttle's timeout_ms, since the hosts started. */
   9: i64 overage,
-  /** Leases that ended by time, since the hosts started, and shards whose slots were given up. */
+  /** Leases that ended by time, since the hosts started, and slots of shards that a coordinator gave up. */
   10: i64 reclaimed,
-  /** Sets of items (by topic, fairness key, throttle keys and host) that wait for a token of this key. */
+  /** Flows (items of one topic, fairness key, set of throttle keys and host) that wait for this key. */
   11: i64 parked_flows,
-  /** Their items, at least: a host counts those of 10,000 such sets. */
+  /** Items of these flows, a lower bound: a host counts the items of at most 10,000 flows. */
   12: i64 parked_items,
-  /** Milliseconds since when one of them waits. */
+  /** Age of the oldest parked flow. */
   13: i64 longest_wait_ms,
-  /** Deliveries that a throttle with `shadow` would have held back since the hosts began to use the key. */
+  /** Deliveries over the limit of a throttle with `shadow`, since the hosts began to use the key. */
   14: i64 shadow_held,
-  /** host:port of the host that makes the tokens; empty if it is unknown. */
+  /** host:port of the key's coordinator, which makes the tokens; empty if it is unknown. */
   15: string coordinator,
 }
 
 struct GetThrottlesResponse {
   1: list<ThrottleStats> throttles,
-  /** Continues the list. Not set at its end. */
+  /** Set if the list continues. */
   2: optional string cursor,
   /** host:port of hosts that did not answer. */
   3: list<string> missing,
 }
 
-/** An id, or ns and topic. A topic is explained by the items on the host that is nearest to a delivery. */
+/** An id, or ns and topic. The reasons of a topic are of the host that is nearest to a delivery. */
 struct ExplainItemRequest {
   1: optional i64 id,
   2: optional string ns,
@@ -826,15 +826,15 @@ struct ExplainItemRequest {
 }
 
 struct ExplainItemResponse {
-  /** In the order in which they have to end. Empty: deliverable now. */
+  /** In the order in which they must end. Empty: the item may be delivered now. */
   1: list<ExplainReason> reasons,
   /**
-   * Duration, an estimate: items ahead in its lane, times all weights over its tenant's weight, over the host's rate of
-   * deliveries of the topic in the last 10 s. Absent when the number of items ahead or the rate is not known. A host
-   * measures the rate of topics that were explained in the last minute: the first answer has none.
+   * Estimate of the duration until the delivery. It is (items ahead in the lane) * (sum of weights / weight of the tenant) /
+   * (rate of the topic's deliveries on the host in the last 10 s). Absent if the number of items ahead or the rate is
+   * unknown. A host measures the rate of topics that were explained in the last minute, so the first answer has no estimate.
    */
   2: optional i64 eta_ms,
-  /** Absent for a topic, for an item that is gone, and where the item's shard could not be read. */
+  /** Absent for a topic, for an item that is gone, and if the item's shard could not be read. */
   3: optional ItemState state,
 }
 
@@ -854,19 +854,19 @@ struct GetServerInfoResponse {
    */
   2: map<string, i64> limits,
   /**
-   * By shard that this host serves: rows changed since the shard was opened. Without the shards whose database does not
-   * work now: it does not answer, fails, or is full.
+   * Changed rows since the shard was opened, by shard that this host serves. Shards are left out if their database does not
+   * answer, fails, or is full.
    */
   3: optional map<i32, i64> shard_rows,
-  /** By shard that this host serves: items in any state, counted up to a second ago. Set with count_items. */
+  /** Items in any state, by shard that this host serves; at most a second old. Set with count_items. */
   4: optional map<i32, i64> shard_items,
-  /** Epoch milliseconds: the host's clock, which follows its databases' clocks. All times of items are by it. */
+  /** Epoch milliseconds: the host's clock, which follows its databases' clocks. All times of items follow this clock. */
   5: optional i64 now_ms,
 }
 
 /** The host that serves a shard. */
 struct ShardRoute {
-  /** The number in the 15 bits under the sign of an item's id. */
+  /** The number in the 15 bits below the sign bit of an item's id. */
   1: i32 shard,
   /** host:port */
   2: string host,
@@ -875,7 +875,7 @@ struct ShardRoute {
 }
 
 struct GetRoutingRequest {
-  /** From the previous reply: with wait_ms, the host replies when its routing differs from this one. Default: none. */
+  /** From the previous reply. With wait_ms, the host replies when its routing differs from this version. Default: none. */
   1: optional i64 version,
   /** Duration to wait for another routing than `version`, 0 to 600,000. Default 0: reply at once. */
   2: optional i64 wait_ms,
@@ -883,11 +883,11 @@ struct GetRoutingRequest {
 }
 
 struct GetRoutingResponse {
-  /** Hash of the content: hosts with the same routing return the same version. It does not say which is newer. */
+  /** Hash of the content: hosts with the same routing return the same version. Versions have no order. */
   1: i64 version,
-  /** By shard. No host serves a missing one now. A host without a cluster lists its own shards. */
+  /** By shard. No host serves a missing shard now. A host without a cluster lists its own shards. */
   2: list<ShardRoute> shards,
-  /** host:port of every live host, hosts without a shard included. */
+  /** host:port of every live host, also of hosts without a shard. */
   3: list<string> hosts,
   /** The shard of each of the 1,024 slots of dedup_keys. Not set while the slots have no owners. */
   4: optional list<i32> slots,
@@ -901,9 +901,9 @@ struct TopicNews {
   3: i32 ready,
 }
 
-/** Between hosts: asks for the topics with ready items that no consumer of that host takes. */
+/** Between hosts: asks for the topics with ready items that no consumer of the asked host takes. */
 struct WatchTopicsRequest {
-  /** From the previous reply: only changes since. Default: all topics. */
+  /** From the previous reply: only later changes. Default: all topics. */
   1: optional i64 version,
   /** Duration to wait for a change, 0 to 600,000. Default 0. */
   2: optional i64 wait_ms,
@@ -927,13 +927,13 @@ struct RememberedKey {
   4: i64 expires_at_ms,
 }
 
-/** Between hosts: moves a slot of dedup_keys from this shard to another one. The host replies when the shard accepts no
-    more keys of the slot. UNAVAILABLE when the host does not serve the shard, or it has applied a later slot record. */
+/** Between hosts: moves a slot of dedup_keys from this shard to another shard. The host replies when the shard no longer
+    accepts keys of the slot. UNAVAILABLE if the host does not serve the shard, or has applied a later slot record. */
 struct GiveSlotRequest {
   1: i32 shard,
   /** 0 to 1,023. */
   2: i32 slot,
-  /** Of the slot record that moves the slot. */
+  /** The stamp of the slot record that moves the slot. */
   3: i64 stamp,
   /** 16 bytes: the lowest digest to return. Default: all. */
   4: optional binary low,
@@ -943,12 +943,12 @@ struct GiveSlotRequest {
 }
 
 struct GiveSlotResponse {
-  /** Ordered by digest. A list of `limit` keys may have more after it. */
+  /** Ordered by digest. After a list of `limit` keys there may be further keys. */
   1: list<RememberedKey> keys,
 }
 
 /** Between hosts: takes tokens of a namespace with a quota, or of a topic with a bound (max_stored), one for each enqueued
-    item. UNAVAILABLE when this host is not the quota's coordinator. */
+    item. UNAVAILABLE if this host is not the quota's coordinator. */
 struct TakeTokensRequest {
   1: string ns,
   /** Names the asking host, with another name after each start. At most 255 bytes. */
@@ -957,7 +957,7 @@ struct TakeTokensRequest {
   3: i64 number,
   /** Tokens wanted; 0 or more, like the next two. */
   4: i64 wanted,
-  /** Tokens that the holder has, including those spent on items that may still be refused. */
+  /** Tokens that the holder has, including spent tokens of items that may still be refused. */
   5: i64 held,
   /** Tokens that the holder returns; not part of `held`. */
   6: i64 back,
@@ -974,7 +974,7 @@ struct TakeTokensResponse {
   3: i64 retry_after_ms,
 }
 
-/** Tokens of one throttle key that a host asks for, one for each item it delivers. Numbers are 0 or more. */
+/** A host's question for tokens of one throttle key, one for each delivered item. Numbers are 0 or more. */
 struct TokenAsk {
   1: string ns,
   /** The throttle key: at most 255 bytes. */
@@ -986,7 +986,7 @@ struct TokenAsk {
   5: i64 held,
   /** Tokens that the holder returns; not part of `held`. */
   6: i64 back,
-  /** Duration: the tokens that the holder had and that are in neither number were spent at least so long before. */
+  /** Duration, a lower bound: time since the holder spent the tokens that are in neither number. */
   7: optional i64 spent_ago_ms,
 }
 
@@ -1005,32 +1005,32 @@ struct SlotAsk {
   /** The throttle key: at most 255 bytes. */
   2: string key,
   3: i32 shard,
-  /** That of the shard's owner. */
+  /** The epoch of the shard's owner. */
   4: i64 epoch,
   /** Higher than in any earlier report under this epoch. */
   5: i64 number,
-  /** Slots of the shard, without those that this report returns. */
+  /** Slots of the shard, without the slots that this report returns. */
   6: i32 has,
-  /** Of these, those with a lease. */
+  /** Slots of `has` with a lease. */
   7: i32 leased,
   8: i32 wanted,
   // 9 is reserved
   /** The lowest priority of the items that wait for a slot. Default 0. */
   10: optional i32 priority,
-  /** Duration since the first of them waits. Default 0. */
+  /** Age of the oldest wait of these items. Default 0. */
   11: optional i64 waiting_ms,
 }
 
 /** The answer to a SlotAsk. Nothing is set if the answering host does not coordinate the key now. */
 struct SlotGrant {
   1: optional i32 granted,
-  /** Other shards wait for slots of the key: a slot that is freed is returned at once. */
+  /** True if other shards wait for slots of the key: the owner returns a freed slot at once. */
   2: optional bool contended,
-  /** Duration: ask again after it for slots that were wanted and not granted. */
+  /** Duration: ask again after it for wanted slots that were not granted. */
   3: optional i64 retry_after_ms,
 }
 
-/** Between hosts: takes tokens of throttle keys, and slots of those that limit leases. */
+/** Between hosts: takes tokens of throttle keys, and slots of keys that limit leases. */
 struct LendRequest {
   /** Names the asking host, with another name after each start. At most 255 bytes. */
   1: string holder,
@@ -1041,7 +1041,7 @@ struct LendRequest {
 }
 
 struct LendResponse {
-  /** In the order of the request. A grant without fields: the question is wrong, or the host does not lend the key. */
+  /** In the order of the request. A grant has no fields if the question is wrong, or the host does not lend the key. */
   1: list<TokenGrant> tokens,
   /** In the order of the request. */
   2: optional list<SlotGrant> slots,
@@ -1051,42 +1051,42 @@ struct SlotKey {
   1: string ns,
   /** A throttle key: at most 255 bytes. */
   2: string key,
-  /** Of the namespace's settings: hosts with an older version do not know which leases count. */
+  /** The version of the namespace's settings. A host with an older version does not know which leases count. */
   3: optional i64 version,
 }
 
-/** Between hosts: a new coordinator of throttle keys asks how many leases have them. */
+/** Between hosts: a new coordinator of throttle keys asks for the number of leases with each key. */
 struct CountSlotsRequest {
   /** 1 to 1,000. */
   1: list<SlotKey> keys,
-  /** Which shards. */
+  /** The shards that the host counts. */
   2: list<i32> shards,
   15: optional RequestContext context,
 }
 
-/** The leases of one shard, which has no other slot of these keys. */
+/** The leases of one shard. The shard has no other slot of these keys. */
 struct SlotCount {
   1: i32 shard,
   2: i64 epoch,
-  /** As SlotAsk.number. */
+  /** Number of the report, as SlotAsk.number. */
   3: i64 number,
-  /** In the order of the request; -1 where the owner does not know yet, and for a wrong key. */
+  /** In the order of the request; -1 if the owner does not know yet, and for a wrong key. */
   4: list<i32> leased,
 }
 
 struct CountSlotsResponse {
-  /** Those of the host whose databases confirmed that it owns them. */
+  /** The host's shards whose databases confirmed its ownership. */
   1: list<SlotCount> shards,
 }
 
-/** A shard whose owner reports at once: a slot is kept for it, or other shards wait for its slots. */
+/** A shard whose owner must report at once: a slot is kept for it, or other shards wait for its slots. */
 struct SlotNews {
   1: string ns,
   2: string key,
   3: i32 shard,
 }
 
-/** Between hosts: from the coordinator of throttle keys to the owners of shards. */
+/** Between hosts: news of slots, from the coordinator of throttle keys to the owners of shards. */
 struct TellSlotsRequest {
   /** 1 to 10,000. */
   1: list<SlotNews> news,
@@ -1100,11 +1100,11 @@ struct TellSlotsResponse {
 struct TenantShare {
   /** "" for items without one. */
   1: string fairness_key,
-  /** Thousandths of what the host delivered since it started, in the unit of the topic's policy (fair.unit); 0 or more. */
+  /** The host's deliveries since its start, in thousandths of the unit of the topic's policy (fair.unit); 0 or more. */
   2: i64 served,
 }
 
-/** What a host delivered of a topic. */
+/** A host's deliveries of a topic, by tenant. */
 struct TopicShare {
   1: string ns,
   2: string topic,
@@ -1112,16 +1112,16 @@ struct TopicShare {
   3: list<TenantShare> tenants,
 }
 
-/** A topic, and the most urgent of its items that are ready on a host. */
+/** A topic, and the priority of its most urgent ready item on a host. */
 struct TopicUrgency {
   1: string ns,
   2: string topic,
-  /** Unset in a request, and where the host knows of none; see Ledger.more_urgent_elsewhere. */
+  /** Unset in a request, and if the host knows no ready item; see Ledger.more_urgent_elsewhere. */
   3: optional i32 priority,
 }
 
-/** Between hosts, twice a second: what the asking host delivered of topics whose tenants the hosts balance, and which
-    topics' consumers want ledgers. */
+/** Between hosts, twice a second: the asking host's deliveries of topics whose tenants the hosts balance, and the topics
+    whose consumers want ledgers. */
 struct TellSharesRequest {
   /** Id of the asking host. At most 255 bytes. */
   1: string host,
@@ -1146,37 +1146,42 @@ struct CountItemsRequest {
 }
 
 struct CountItemsResponse {
-  /** By shard, including items being enqueued. A shard whose database does not answer in time is left out. */
+  /** By shard, including items in flight. A shard whose database does not answer in time is left out. */
   1: map<i32, i64> shards,
 }
 
 struct GetSettingsRequest {
   1: string ns,
-  /** Only entries whose keys begin with it. Default: all. */
+  /** Only entries whose keys have this prefix. Default: all. */
   2: optional string prefix,
   15: optional RequestContext context,
 }
 
 /** The settings of a namespace, as the answering host acts on them. */
 struct GetSettingsResponse {
-  /** 0: they were never written. Each change adds 1. */
+  /** 0 before the first change. Each change adds 1. */
   1: i64 version,
   2: map<string, string> entries,
 }
 
 /**
- * Changes the settings of a namespace in one step. A key is 1 to 512 bytes without control characters; a value has at
- * most 4,096 bytes (a script 65,536), and all entries together at most 900,000, as stored. `topic.<name>` and
- * `topic.<prefix>*` are policies of topics (JSON), `throttle.<key>` and `throttle.<prefix>*` limits on deliveries with a throttle key (JSON),
- * `weight.<key>` and `weight.<prefix>*` weights of fairness keys (1 to 1,000), `script.<name>` scripts of hooks (Lua); keys without such a prefix are free text.
+ * Changes the settings of a namespace in one step. A key is 1 to 512 bytes without control characters. A value has at
+ * most 4,096 bytes (a script 65,536). All entries together have at most 900,000 bytes, as stored. Keys:
+ *
+ *   topic.<name>, topic.<prefix>*         policies of topics (JSON)
+ *   throttle.<key>, throttle.<prefix>*    limits on deliveries with a throttle key (JSON)
+ *   weight.<key>, weight.<prefix>*        weights of fairness keys (1 to 1,000)
+ *   script.<name>                         scripts of hooks (Lua)
+ *   any other key                         free text
+ *
  * INVALID lists every error, one a line. CONFLICT: the version is not expected_version. In both cases nothing was
  * changed.
  */
 struct PutSettingsRequest {
   1: string ns,
-  /** Added, or in place of entries with the same key. */
+  /** Entries to add, or to write in place of entries with the same key. */
   2: map<string, string> entries,
-  /** Keys of entries that exist, none of which is in `entries`. */
+  /** Keys of existing entries to remove. None of them is in `entries`. */
   3: list<string> remove,
   /** Default: change any version. */
   4: optional i64 expected_version,
@@ -1187,9 +1192,9 @@ struct PutSettingsResponse {
   1: i64 version,
   /** host:port of the hosts that act on this version or a later one. */
   2: list<string> applied,
-  /** host:port of the living hosts that did not say so within 2 s. */
+  /** host:port of the living hosts that did not confirm the version within 2 s. */
   3: list<string> missing,
-  /** What the changed entries say in vain, one text each: such as retries of a topic that takes dead letters. */
+  /** Values of the changed entries without effect, one text each. An example: retries of a topic that takes dead letters. */
   4: list<string> warnings,
 }
 
@@ -1203,22 +1208,22 @@ struct AwaitSettingsRequest {
 }
 
 struct AwaitSettingsResponse {
-  /** The version that the host acts on, which is lower when wait_ms has passed. */
+  /** The version that the host acts on. It is lower than the requested version if wait_ms has passed. */
   1: i64 version,
 }
 
 /**
- * Runs a script on a sample of an item, and stores nothing. `elapsed_us`, `memory_bytes` and `error` say how it went; the
- * request fails only if the script could not be run. It does not count for the topic's breaker.
+ * Runs a script on a sample of an item, and stores nothing. `elapsed_us`, `memory_bytes` and `error` describe the call. The
+ * request fails only if the host cannot run the script. The call does not count for the topic's breaker.
  */
 struct TryHookRequest {
   1: string ns,
   /** on_enqueue or on_failure. */
   2: string hook,
-  /** Either the name of a settings entry `script.<name>`, or a source: exactly one. */
+  /** The name of a settings entry `script.<name>`. Exactly one of script and source is set. */
   3: optional string script,
   4: optional string source,
-  /** The script reads its topic, headers, priority and the size of its payload. */
+  /** The item of the call. The script reads its topic, headers, priority and the size of its payload. */
   5: ItemSpec sample,
   /** on_failure: the attempt that failed. Default: 1. */
   6: optional i32 attempt,
@@ -1238,11 +1243,11 @@ struct TryHookResponse {
   3: optional string action,
   /** on_failure: duration. Not set: the policy decides. */
   4: optional i64 delay_ms,
-  /** Processor time of the call. */
+  /** Processor time of the call, in microseconds. */
   5: i64 elapsed_us,
-  /** Memory that the script's data takes after the call. */
+  /** Memory of the script's data after the call. */
   6: i64 memory_bytes,
-  /** The call failed. */
+  /** Why the call failed. Not set: it succeeded. */
   7: optional string error,
 }
 
@@ -1263,21 +1268,21 @@ struct FailureGroup {
   7: string sample_reason,
 }
 
-/** The conditions that a dead letter has to meet, all that are set. */
+/** Conditions on a dead letter. It must meet all conditions that are set. */
 struct FailureFilter {
   1: optional i64 fingerprint,
   2: optional FailureCause cause,
   /** 1 to 1,024 bytes; upper and lower case differ. */
   3: optional string reason_contains,
-  /** Epoch milliseconds, like the next field: 1,000 to 10^11 is INVALID, as in ItemSpec. It died before. */
+  /** Epoch milliseconds: the item died before this time. 1,000 to 10^11 is INVALID, as in ItemSpec. */
   4: optional i64 died_before_ms,
-  /** Epoch milliseconds: it died at this time or after. */
+  /** Epoch milliseconds: the item died at this time or later. 1,000 to 10^11 is INVALID. */
   5: optional i64 died_after_ms,
-  /** The fairness key in the topic that it came from; "": items without one. At most 255 bytes. */
+  /** The fairness key in the topic that it came from; "": items without a key. At most 255 bytes. */
   6: optional string fairness_key,
   /** The item has each of these pairs; at most 4 KiB. */
   7: optional map<string, string> headers,
-  /** Of the failure: deliveries in the topic that it came from; 0 or more. */
+  /** Bounds on the deliveries in the topic that it came from; 0 or more. */
   8: optional i32 min_attempts,
   9: optional i32 max_attempts,
   10: optional string origin_topic,
@@ -1293,7 +1298,7 @@ struct ListFailuresRequest {
   4: optional i32 limit,
   /** From the previous reply. */
   5: optional string cursor,
-  /** Only items with this fairness key in the topic that they came from; "": items without one. Default: all. */
+  /** Only items with this fairness key in the topic that they came from; "": items without a key. Default: all. */
   6: optional string fairness_key,
   15: optional RequestContext context,
 }
@@ -1301,18 +1306,18 @@ struct ListFailuresRequest {
 struct ListFailuresResponse {
   /** Ordered by fingerprint, then cause. Not a snapshot. */
   1: list<FailureGroup> groups,
-  /** Set when there is more. */
+  /** Set if the list continues. */
   2: optional string cursor,
-  /** host:port of the hosts that did not answer, and `shard N` for a shard without a host: their items are not counted. */
+  /** host:port of the hosts that did not answer, and `shard N` for a shard without a host. Their items are not counted. */
   3: list<string> missing,
 }
 
 /**
- * Returns dead letters to the topics that they came from: ready now, with attempt 0, their own priority, and the TTL of
- * the policy of that topic (ttl_ms), else none. Leased items stay and are counted, and so do items of the topic that have
- * no failure, because a producer enqueued them there. An item leaves the topic by the transaction that removes its
- * failure: a repeated request redrives other items. Items of a topic that is closed, or full (max_stored), stay: `refused`
- * counts them. With to_topic, the first such item ends the request. A paused topic takes its items.
+ * Returns dead letters to the topics that they came from. They are ready then, with attempt 0, their own priority, and the
+ * TTL of that topic's policy (ttl_ms), if it has one. Leased items stay and are counted. Items without a failure, which a
+ * producer enqueued there, also stay and are counted. One transaction moves an item and removes its failure, so a repeated
+ * request redrives other items. Items of a topic that is closed, or full (max_stored), stay: `refused` counts them. With
+ * to_topic, the first such item ends the request. A paused topic takes its items.
  */
 struct RedriveItemsRequest {
   1: string ns,
@@ -1324,7 +1329,7 @@ struct RedriveItemsRequest {
   4: optional FailureFilter filter,
   /** At most this many of each group (cause and fingerprint) over all shards, 1 or more. It covers the first 10,000 groups. */
   5: optional i32 per_fingerprint,
-  /** Items go to this topic. Default: each to the topic that it came from. */
+  /** All items move to this topic. Default: each item moves to the topic that it came from. */
   6: optional string to_topic,
   /** At most about this many items a second, 1 to 1,000,000. Default: no bound. */
   7: optional i32 pace_per_second,
@@ -1338,30 +1343,30 @@ struct RedriveItemsRequest {
   15: optional RequestContext context,
 }
 
-/** Dead letters that stay, because the topic that they would go to takes no more. */
+/** Dead letters that stay, because their target topic is closed or full. */
 struct RefusedTopic {
   1: string topic,
-  /** Dead letters that the request looked at, for this topic. */
+  /** Dead letters for this topic that the request examined. */
   2: i64 items,
-  /** UNAVAILABLE: the topic is closed. OVERLOADED: it is full. The message names the command that ends it. */
+  /** UNAVAILABLE: the topic is closed. OVERLOADED: it is full. The message names the command that ends this state. */
   3: ItemError error,
 }
 
 /** A request ends with its timeout_ms at the latest. */
 struct RedriveItemsResponse {
-  /** So many items were redriven for certain. */
+  /** Lower bound on the number of redriven items. */
   1: i64 at_least,
-  /** And no more than so many. It differs from at_least when the owner of a shard failed during the request. */
+  /** Upper bound on this number. It differs from at_least if the owner of a shard failed during the request. */
   2: i64 at_most,
   /** Matching items that stay because a consumer has leased them. */
   3: i64 skipped_leased,
-  /** The request ended, by its time or its count, before it had looked at all dead letters: matching ones may be left. */
+  /** True if the request ended, by its time or its count, before it examined all dead letters. */
   4: bool more,
-  /** Shards that could not be searched to their end. */
+  /** Shards that were not searched to their end. */
   5: list<i32> missing_shards,
-  /** Between hosts, like the next one: set when the shard has more. */
+  /** Between hosts, like the next field: set if the shard has further dead letters. */
   6: optional string cursor,
-  /** What this page redrove of each group (count). */
+  /** Items that this page redrove, by group (count). */
   7: optional list<FailureGroup> taken,
   /** In the order of their names. */
   8: list<RefusedTopic> refused,

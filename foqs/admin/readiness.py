@@ -136,7 +136,7 @@ class View:
         return unserved(self.wanted(), self._states(), self.unreachable(), self._cut_off())
 
     def _states(self) -> dict[int, ShardState]:
-        return {number: shard.state for number, shard in self.node.engine.shards.items()}
+        return {number: shard.owner.state for number, shard in self.node.engine.shards.items()}
 
     def _cut_off(self) -> frozenset[int]:
         return self.seat.cut_off if self.seat is not None else frozenset()

@@ -213,22 +213,23 @@ def _hooks(add: Add, pool: HookPool) -> None:
 
 
 def _shard(add: Add, shard: Shard) -> None:
+    owner, queue = shard.owner, shard.queue
     number = str(shard.number)
     for state in ShardState:
-        add("shard_state", shard.state is state, number, state.value)
+        add("shard_state", owner.state is state, number, state.value)
     for breaker in BreakerState:
-        add("shard_breaker_state", shard.breaker.state is breaker, number, breaker.value)
-    add("shard_breaker_opened_total", shard.breaker.opened, number)
-    add("shard_connection_lost", shard.lost, number)
-    if shard.state in (ShardState.SERVING, ShardState.DRAINING):
-        add("shard_epoch", shard.epoch, number)
-    add("shard_pending_inserts", shard.chunk_rows, number)
-    add("shard_pending_chunks", len(shard.chunks), number)
-    add("shard_pending_changes", len(shard.changes), number)
-    add("shard_pending_looks", shard.looks.count, number)
-    add("shard_unindexed_items", shard.tail.count, number)
-    add("shard_leases", len(shard.unwritten), number, "unwritten")
-    add("shard_leases", len(shard.written), number, "written")
+        add("shard_breaker_state", owner.breaker.state is breaker, number, breaker.value)
+    add("shard_breaker_opened_total", owner.breaker.opened, number)
+    add("shard_connection_lost", owner.lost, number)
+    if owner.state in (ShardState.SERVING, ShardState.DRAINING):
+        add("shard_epoch", owner.epoch, number)
+    add("shard_pending_inserts", queue.chunk_rows, number)
+    add("shard_pending_chunks", len(queue.chunks), number)
+    add("shard_pending_changes", len(queue.changes), number)
+    add("shard_pending_looks", queue.looks.count, number)
+    add("shard_unindexed_items", shard.memory.tail.count, number)
+    add("shard_leases", len(queue.unwritten), number, "unwritten")
+    add("shard_leases", len(shard.memory.written), number, "written")
     add("shard_trip_seconds", shard.batch_metrics.seconds.copy(), number)
     add("shard_transaction_seconds", shard.batch_metrics.transaction_seconds.copy(), number)
     add("shard_transaction_rows", shard.batch_metrics.transaction_rows.copy(), number)

@@ -228,7 +228,7 @@ class Lookups:
     def server_info(self, call: Call) -> None:
         """Reply the host's version, limits and clock, and how many rows its shards have changed and items they hold."""
         now_ms = self._host.now_ms()
-        rows = {shard.number: shard.rows_changed for shard in self._host.engine.serving if shard.healthy(now_ms)}
+        rows = {shard.number: shard.queue.rows_changed for shard in self._host.engine.serving if shard.healthy(now_ms)}
         items = self._count(now_ms) if call.request.count_items else None
         limits = {**self._host.limits.as_map(), **FIXED}
         call.reply(idl.GetServerInfoResponse(__version__, limits, rows, items, now_ms))
@@ -236,7 +236,7 @@ class Lookups:
     def _count(self, now_ms: int) -> Mapping[int, int]:
         if self._counted_ms is None or not 0 <= now_ms - self._counted_ms < _KEPT_MS:
             self._counted_ms = now_ms
-            self._items = {shard.number: sum(shard.totals.values()) for shard in self._host.engine.serving}
+            self._items = {shard.number: sum(shard.memory.totals.values()) for shard in self._host.engine.serving}
         return self._items
 
 
@@ -309,7 +309,7 @@ class Explain:
 
     def _unread(self, call: Call, shard: Shard) -> None:
         """Reply without the item's row: the database does not answer."""
-        item = shard.known.get(call.request.id)
+        item = shard.memory.known.get(call.request.id)
         if item is None:
             call.reply(explained(Explanation(explain.of_shard(self._engine, shard, self._now_ms()))))
         else:

@@ -158,7 +158,7 @@ class ListRead(Read):
         self.done(self.found, None)
 
     def missed(self, shard: Any, now_ms: int) -> None:
-        shard.lists.insert(0, self)
+        shard.queue.lists.insert(0, self)
 
     def refuse(self, error: FoqsError) -> None:
         done, self.done = self.done, _answered
@@ -185,7 +185,7 @@ class DeadRead(Read):
         self.done(self.found, None)
 
     def missed(self, shard: Any, now_ms: int) -> None:
-        shard.dead_reads.appendleft(self)
+        shard.queue.dead_reads.appendleft(self)
 
     def refuse(self, error: FoqsError) -> None:
         done, self.done = self.done, _answered

@@ -12,9 +12,11 @@ from dataclasses import replace
 from functools import partial
 
 from foqs.engine import item_ops
+from foqs.engine.asked_scripts import WAIT_MS, Answer
 from foqs.engine.calls import ItemsCall
 from foqs.engine.item_ops import change_of
-from foqs.engine.shard import WAIT_MS, Answer, Shard
+from foqs.engine.shard import Shard
+from foqs.engine.shard_queue import ShardQueue
 from foqs.engine.state import State
 from foqs.errors import FoqsError, NotFound, NotServed, Overloaded, Unavailable
 from foqs.hooks.protocol import Decided, FailedAttempt, FailureResult
@@ -40,7 +42,7 @@ def ack_all(
         return
     for at, (item_id, lease) in enumerate(zip(ids, leases, strict=True)):
         shard = shards.get(item_id >> NUMBER_BITS)
-        item = shard.known.get(item_id) if shard is not None else None
+        item = shard.memory.known.get(item_id) if shard is not None else None
         if (
             shard is None
             or item is None
@@ -49,14 +51,14 @@ def ack_all(
             or item.change is not None
             or item.in_flight is not None
             or (ns is not None and item.lane.topic.key[0] != ns)
-            or shard.state is not _SERVING
-            or len(shard.changes) >= most
+            or shard.owner.state is not _SERVING
+            or len(shard.queue.changes) >= most
         ):
             operate(state, call, at, item_id, item_ops.ack(lease), ns, now_ms)
             continue
         item.change = change = Change(item, _GONE, _ACK, (call, at))  # `Item.queue`, of which all is checked above
         items[at] = item
-        shard.changes.append(change)
+        shard.queue.changes.append(change)
         state.dirty[shard] = None
     state.wake()
 
@@ -68,10 +70,10 @@ def operate(state: State, call: ItemsCall, at: int, item_id: int, op: item_ops.O
         call.settled(at, state.absent())
     elif not state.settles(shard):
         call.settled(at, NotServed())
-    elif shard.full:
+    elif shard.queue.full:
         call.settled(at, Overloaded("too much waits for the item's shard", _RETRY_MS))
     else:
-        item = shard.known.get(item_id)
+        item = shard.memory.known.get(item_id)
         if item is not None:
             _decide(state, call, at, shard, item, op, ns, now_ms)
         else:
@@ -86,7 +88,7 @@ def _decide(
     if (ns is not None and found != ns) or (call.within is not None and found not in call.within):
         call.settled(at, NotFound("no such item"))
         return
-    if item.place is Place.READY and shard.in_takeover_grace(now_ms):
+    if item.place is Place.READY and shard.owner.in_takeover_grace(now_ms):
         # The previous owner may still have the item in memory, and could lease it after it was removed here.
         retry_after_ms = shard.config.confirm_ms
         call.settled(at, Unavailable("the item's shard was just taken from another host", retry_after_ms))
@@ -114,7 +116,7 @@ def _look_first(
         else:
             _decide(state, call, at, shard, item, op, ns, state.now_ms)
 
-    shard.looks.add(item_id, look)
+    shard.queue.looks.add(item_id, look)
 
 
 BY_POLICY = Answer()
@@ -160,7 +162,7 @@ def ask_first(
         else:
             _ask(shard, item, body, cause, reason, None, decided)
 
-    _with_body(shard, item, read)
+    _with_body(shard.queue, item, read)
     state.touch(shard)
 
 
@@ -168,7 +170,7 @@ def answer_at_expiry(shard: Shard, item: Item, now_ms: int) -> Answer | None:
     """Return what decides about an item whose lease has ended; None: leave it, its script is being asked."""
     if item.attempts_begun < item.attempt or not has_hook(shard, item):
         return BY_POLICY
-    asked, key, topic = shard.asked, (item.id, item.lease, item.lease_expires_at_ms), item.lane.topic.key
+    asked, key, topic = shard.queue.asked, (item.id, item.lease, item.lease_expires_at_ms), item.lane.topic.key
     answer = asked.take(key)
     if answer is not None and answer.changes == shard.policies.changes:
         return answer
@@ -190,7 +192,7 @@ def answer_at_expiry(shard: Shard, item: Item, now_ms: int) -> Answer | None:
         else:
             _ask(shard, item, body, FailureCause.EXPIRED, "", WAIT_MS, decided)
 
-    _with_body(shard, item, read)
+    _with_body(shard.queue, item, read)
     return None
 
 
@@ -206,12 +208,12 @@ def _ask(
     shard.ask_script(attempt, decided)
 
 
-def _with_body(shard: Shard, item: Item, read: _Read) -> None:
+def _with_body(queue: ShardQueue, item: Item, read: _Read) -> None:
     """Call `read` with the item's body, at once if it is in memory: the headers are in the body's row."""
     if item.body is not None:
         read(item.body, None)
     else:
-        shard.looks.add(item.id, partial(_looked, read))
+        queue.looks.add(item.id, partial(_looked, read))
 
 
 def _looked(read: _Read, _item: Item | None, found: Found | None, error: FoqsError | None) -> None:

@@ -9,6 +9,9 @@ from foqs.buffers.shard_batch import BatchResult, Chunk, Outcome, ShardBatch
 from foqs.engine import dedup
 from foqs.engine.enqueue import DISK_FULL, again_ms
 from foqs.engine.shard import Shard
+from foqs.engine.shard_memory import ShardMemory
+from foqs.engine.shard_owner import ShardOwner
+from foqs.engine.shard_queue import ShardQueue, leave_scan, scan_done
 from foqs.errors import Invalid, Unavailable
 from foqs.item import Cause, Change, Item, Phase, Place, To
 from foqs.prefetch.lane import Lane
@@ -21,21 +24,22 @@ _id, _bytes = attrgetter("id"), attrgetter("bytes")
 
 def apply(shard: Shard, batch: ShardBatch, result: BatchResult, now_ms: int) -> None:
     """Apply `result`, of a shard that is not fenced. The caller then handles `shard.woken` and `shard.returned`."""
-    assert shard.in_flight is batch, "one batch at a time"
-    shard.in_flight = None
+    owner = shard.owner
+    shard.queue.ended(batch)
     ok = not result.down and result.outcome not in (Outcome.FAILED, Outcome.UNKNOWN)
     if result.ended:
         _connection_ended(shard, batch, result, now_ms)
         return
-    shard.breaker.done(now_ms, ok=ok, latency_ms=result.latency_ms)
+    owner.breaker.done(now_ms, ok=ok, latency_ms=result.latency_ms)
     metrics = shard.batch_metrics
     metrics.seconds.observe(result.latency_ms / 1000)
     if batch.transaction is not None:
         metrics.transaction_seconds.observe(result.transaction_ms / 1000)
         metrics.transaction_rows.observe(batch.rows)
-    shard.disk_full = result.disk_full or (shard.disk_full and not (ok and result.saved))
+    if result.disk_full or (owner.disk_full and ok and result.saved):
+        owner.note_disk(full=result.disk_full)
     if not ok or result.error:
-        _troubled(shard, batch, result, now_ms)
+        _troubled(owner, batch, result, now_ms)
     if batch.reconnect:
         _reconnected(shard, result, now_ms)
         return
@@ -43,52 +47,42 @@ def apply(shard: Shard, batch: ShardBatch, result: BatchResult, now_ms: int) -> 
         if result.known:
             dedup.settle_known(batch, result.known)
         if result.outcome is Outcome.UNKNOWN:
-            shard.unsettled = batch
+            shard.queue.outcome_unknown(batch)
             shard.counters.unsettled_transactions += 1
             _known_before_the_break(shard, batch, result, now_ms)
         else:
             _apply_transaction(shard, batch, result, now_ms)
     # A transaction of which everything was refused may not have reached the database.
     if ok and (result.saved or result.confirmed):
-        shard.confirmed_ms = batch.begun_ms
+        owner.confirm(batch.begun_ms)
     _apply_reads(shard, batch, result, now_ms)
-    if shard.confirming:
-        confirming, shard.confirming = shard.confirming, []
-        for confirmed in confirming:
+    if owner.confirming:
+        for confirmed in owner.take_confirming():
             confirmed()
 
 
-def _troubled(shard: Shard, batch: ShardBatch, result: BatchResult, now_ms: int) -> None:
+def _troubled(owner: ShardOwner, batch: ShardBatch, result: BatchResult, now_ms: int) -> None:
     if result.down:
-        _down(shard, batch, result)
-    if (result.down or result.disk_full) and shard.breaker.closed:
-        shard.breaker.trip(now_ms)
-    shard.pause_from_ms = now_ms
-
-
-def _down(shard: Shard, batch: ShardBatch, result: BatchResult) -> None:
-    shard.lost, shard.read_only = True, result.read_only
-    if shard.down_from_ms is None:
-        shard.down_from_ms = batch.begun_ms
+        owner.lose(batch.begun_ms, read_only=result.read_only)
+    if (result.down or result.disk_full) and owner.breaker.closed:
+        owner.breaker.trip(now_ms)
+    owner.pause(now_ms)
 
 
 def _connection_ended(shard: Shard, batch: ShardBatch, result: BatchResult, now_ms: int) -> None:
     """Let all work of a batch that was not sent wait for the next connection, which is made at once."""
-    _down(shard, batch, result)
+    shard.owner.lose(batch.begun_ms, read_only=result.read_only)
     if batch.transaction is not None:
         _apply_transaction(shard, batch, result, now_ms)
     _apply_reads(shard, batch, result, now_ms)
-    returned, shard.returned = shard.returned, []
-    shard.chunks.extendleft(reversed(returned))
-    shard.chunk_rows += sum(len(chunk.items) for chunk in returned)
+    shard.queue.requeue_returned()
 
 
 def _reconnected(shard: Shard, result: BatchResult, now_ms: int) -> None:
     if result.settled is None:
         return
-    shard.lost = shard.read_only = False
-    shard.pause_from_ms = shard.down_from_ms = None
-    batch, shard.unsettled = shard.unsettled, None
+    shard.owner.reconnected()
+    batch = shard.queue.take_unsettled()
     if batch is not None:
         outcome = Outcome.COMMITTED if result.settled else Outcome.FAILED
         _apply_transaction(shard, batch, BatchResult(outcome=outcome), now_ms)
@@ -120,18 +114,19 @@ def _known_before_the_break(shard: Shard, batch: ShardBatch, result: BatchResult
 
 
 def _apply_transaction(shard: Shard, batch: ShardBatch, result: BatchResult, now_ms: int) -> None:
+    memory = shard.memory
     shard.counters.transactions += 1
     if result.outcome is Outcome.COMMITTED and not result.rejected and not result.failed:
         shard.counters.transaction_rows += batch.rows
-        shard.rows_changed += batch.rows
+        shard.queue.committed(batch.rows)
         if batch.lanes_new or batch.weights or batch.lanes_gone:
-            _lanes_committed(shard, batch)
+            _lanes_committed(memory, batch)
         for chunk in batch.chunks:
-            _stored(shard, chunk)
+            _stored(memory, chunk)
         if batch.changes:
-            _changed(shard, batch.changes, now_ms)
+            _changed(memory, batch.changes, now_ms)
         for item in batch.indexed:
-            shard.indexed(item)
+            memory.indexed(item)
         left = [*batch.lanes_new, *batch.lanes_filled]
     else:
         shard.counters.failed_transactions += result.outcome is Outcome.FAILED
@@ -139,39 +134,40 @@ def _apply_transaction(shard: Shard, batch: ShardBatch, result: BatchResult, now
         left = [*batch.lanes_new, *batch.lanes_filled, *(() if result.committed else batch.lanes_gone)]
     transaction = batch.transaction
     if transaction is not None and (transaction.slots is not None or transaction.dedup_gone is not None):
-        dedup.transaction_applied(shard, transaction, now_ms, committed=result.saved)
+        dedup.transaction_applied(shard.queue, transaction, now_ms, committed=result.saved)
     for lane in left:  # a new lane may have no item, and a lane that was not removed is still empty
         if not lane.total:
-            shard.idle_lane(lane, now_ms)
+            memory.idle_lane(lane, now_ms)
 
 
-def _lanes_committed(shard: Shard, batch: ShardBatch) -> None:
+def _lanes_committed(memory: ShardMemory, batch: ShardBatch) -> None:
     for lane in batch.lanes_new:
         lane.stored = True
     for lane, weight in batch.weights.items():
         lane.weigh(weight)
     for lane in batch.lanes_gone:
-        shard.forget_lane(lane)
+        memory.forget_lane(lane)
 
 
-def _stored(shard: Shard, chunk: Chunk) -> None:
+def _stored(memory: ShardMemory, chunk: Chunk) -> None:
     unindexed: list[Item] = []
     for key, own in chunk.by_lane().items():
-        lane = shard.lane(key)
-        unindexed += shard.stored(own, lane)
+        lane = memory.lane(key)
+        unindexed += memory.stored(own, lane)
         lane.namespace.enqueued += len(own)
     if unindexed:
-        shard.tail.add(sorted(map(_id, unindexed)), sum(map(_bytes, unindexed)))
+        memory.tail.add(sorted(map(_id, unindexed)), sum(map(_bytes, unindexed)))
     chunk.request.stored(chunk.indices, chunk.items)
 
 
 def _apply_mixed(shard: Shard, batch: ShardBatch, result: BatchResult, now_ms: int) -> None:
     """Apply a transaction of which a part was refused or all failed, item by item."""
+    memory = shard.memory
     all_committed = result.outcome is Outcome.COMMITTED
     # Without inserts a transaction may fit a full disk. So changes are refused only if there were no inserts.
     full = result.disk_full and not batch.chunks
     if result.committed:
-        _lanes_committed(shard, batch)
+        _lanes_committed(memory, batch)
 
     def is_committed(item_id: int) -> bool:
         return item_id in result.committed or (all_committed and item_id not in result.failed)
@@ -180,17 +176,17 @@ def _apply_mixed(shard: Shard, batch: ShardBatch, result: BatchResult, now_ms: i
         _chunk_mixed(shard, chunk, result, is_committed)
     for item in batch.indexed:
         if is_committed(item.id) and item.id not in result.rejected:
-            shard.indexed(item)
+            memory.indexed(item)
     for change in batch.changes:
         if change.item.id in result.rejected:
             shard.counters.refused_rows += 1
             _refused(shard, change, now_ms, "the database refuses this change")
         elif is_committed(change.item.id):
-            committed(shard, change, now_ms)
+            committed(memory, change, now_ms)
         elif full and change.waits and change.cause is not Cause.LEASE:
             _refused(shard, change, now_ms, DISK_FULL)
         else:
-            _again(shard, change, now_ms)
+            _again(shard.queue, change, now_ms)
 
 
 def _chunk_mixed(shard: Shard, chunk: Chunk, result: BatchResult, is_committed: Callable[[int], bool]) -> None:
@@ -201,28 +197,28 @@ def _chunk_mixed(shard: Shard, chunk: Chunk, result: BatchResult, is_committed: 
         shard.counters.refused_rows += len(rejected)
         chunk.request.refused([chunk.indices[i] for i in rejected], Invalid("the database refuses this item"))
     if good:
-        _stored(shard, chunk.part(good))
+        _stored(shard.memory, chunk.part(good))
     if left:
         chunk.keep(left)
         chunk.in_flight = False
-        shard.returned.append(chunk)
+        shard.queue.returned.append(chunk)
 
 
-def _changed(shard: Shard, changes: list[Change], now_ms: int) -> None:
+def _changed(memory: ShardMemory, changes: list[Change], now_ms: int) -> None:
     """Apply `changes`, all committed. An ack without a later change is the common case, done here without calls.
 
     Its assignments are `Item.commit` of a change to GONE, and `Shard.indexed`."""
-    known, written, tail = shard.known, shard.written, shard.tail
+    known, written, tail = memory.known, memory.written, memory.tail
     held = saved = removed = counted = 0
     lane = flow = slots = None
     for change in changes:
         item = change.item
         if change.cause is not _ACK or item.change is not None or change.scan is not None:
-            committed(shard, change, now_ms)
+            committed(memory, change, now_ms)
             continue
         if item.lane is not lane:  # most come topic by topic
             if lane is not None and (lane.tenants is None or lane.tenants is not item.lane.tenants):
-                _acked(shard, lane, removed - counted)
+                _acked(memory, lane, removed - counted)
                 counted = removed
             lane = item.lane
             flow = lane.flow if lane.flow is not None and lane.flow.tenant.turns.charges else None
@@ -244,7 +240,7 @@ def _changed(shard: Shard, changes: list[Change], now_ms: int) -> None:
         lane.leased -= leased
         lane.total -= 1
         if not lane.total:
-            shard.idle_lane(lane, now_ms)
+            memory.idle_lane(lane, now_ms)
         if known.pop(item.id, None) is not None:
             held += item.held
             item.held = 0
@@ -252,47 +248,47 @@ def _changed(shard: Shard, changes: list[Change], now_ms: int) -> None:
             written.pop(item.id, None)
         for request, at in change.waits:
             request.settled(at, None)
-    shard.budget.give(held)
+    memory.budget.give(held)
     if lane is not None:
-        _acked(shard, lane, removed - counted)
-    shard.counters.lease_writes_saved += saved
+        _acked(memory, lane, removed - counted)
+    memory.counters.lease_writes_saved += saved
 
 
-def _acked(shard: Shard, lane: Lane[Item], items: int) -> None:
+def _acked(memory: ShardMemory, lane: Lane[Item], items: int) -> None:
     """Count items of the lane that were removed. (`Shard.count_items`, written out.)"""
     lane.namespace.removed["ack"] += items
-    shard.totals[lane.topic.key[0]] -= items
+    memory.totals[lane.topic.key[0]] -= items
     if lane.tenants is not None:
         lane.tenants.total -= items
 
 
-def committed(shard: Shard, change: Change, now_ms: int) -> None:
+def committed(memory: ShardMemory, change: Change, now_ms: int) -> None:
     """Apply a committed change to the item, and settle its requests."""
     item, to = change.item, change.to
     leased, later = item.phase is Phase.LEASED, item.change
     item.commit(change)
     if item.unindexed and to is not To.KEPT:
-        shard.indexed(item)
-    _count(shard, change)
+        memory.indexed(item)
+    _count(memory, change)
     if leased and item.phase is not Phase.LEASED:
         _lease_over(item, now_ms, by_time=change.scan is not None)
     if to is To.GONE:
-        _gone(shard, change, later, now_ms)
+        _gone(memory, change, later, now_ms)
     elif change.move is not None:
-        _moved(shard, change, now_ms)
+        _moved(memory, change, now_ms)
     elif change.metadata is not None:
-        shard.drop_body(item)
+        memory.drop_body(item)
     if change.scan is not None:
-        shard.scan_done(change, now_ms)
+        scan_done(change, now_ms)
     if to is not To.GONE and item.change is None:
         if to is To.KEPT:
-            shard.settle_phase(item)
+            memory.settle_phase(item)
         elif to is To.READY or to is To.MOVED:
-            shard.enter_ready(item)
+            memory.enter_ready(item)
         elif to is To.DELAYED:
-            shard.forget(item)
+            memory.forget(item)
         else:
-            shard.remember_written(item)
+            memory.remember_written(item)
     for request, at in change.waits:
         request.settled(at, None)
 
@@ -306,30 +302,30 @@ def _lease_over(item: Item, now_ms: int, *, by_time: bool) -> None:
         lane.flow.lease_over(item.id, now_ms - item.given.at_ms)
 
 
-def _gone(shard: Shard, change: Change, later: Change | None, now_ms: int) -> None:
-    shard.count_gone(change.item.lane, now_ms)
-    shard.forget(change.item)
+def _gone(memory: ShardMemory, change: Change, later: Change | None, now_ms: int) -> None:
+    memory.count_gone(change.item.lane, now_ms)
+    memory.forget(change.item)
     if later is not None:  # a second ack, say: it finds the item gone
         change.waits += later.waits
-        shard.leave_scan(later, now_ms)
+        leave_scan(later, now_ms)
 
 
-def _moved(shard: Shard, change: Change, now_ms: int) -> None:
+def _moved(memory: ShardMemory, change: Change, now_ms: int) -> None:
     """The item belongs to another lane from now on. The body in memory has its old lane and times."""
     item, target, move = change.item, change.target, change.move
     assert target is not None, "the transaction had the lane"
     assert move is not None, "a move says where to"
-    shard.count_gone(item.lane, now_ms)
+    memory.count_gone(item.lane, now_ms)
     item.lane = target
     target.total += 1
-    shard.count_items(target, 1)
+    memory.count_items(target, 1)
     if move.failure is not None:
-        shard.note_dead(target)
-    shard.drop_body(item)
+        memory.note_dead(target)
+    memory.drop_body(item)
 
 
-def _count(shard: Shard, change: Change) -> None:
-    counters, namespace, cause = shard.counters, change.item.lane.namespace, change.cause
+def _count(memory: ShardMemory, change: Change) -> None:
+    counters, namespace, cause = memory.counters, change.item.lane.namespace, change.cause
     move = change.move
     if move is not None and move.failure is not None:
         namespace.dead[FailureCause(move.failure.cause).name.lower()] += 1
@@ -351,27 +347,27 @@ def _count(shard: Shard, change: Change) -> None:
         counters.due += 1
 
 
-def _again(shard: Shard, change: Change, now_ms: int) -> None:
+def _again(queue: ShardQueue, change: Change, now_ms: int) -> None:
     """Let a change that was not committed wait for the next transaction, unless a newer one waits."""
     item, newer = change.item, change.item.change
     if newer is None:
         item.retry()
-        shard.changes.append(change)
+        queue.changes.append(change)
     else:
         item.drop()
         newer.waits += change.waits
-        shard.leave_scan(change, now_ms)
+        leave_scan(change, now_ms)
 
 
 def _refused(shard: Shard, change: Change, now_ms: int, why: str) -> None:
     """Settle a change that the database refuses: the item stays where it is."""
     item = change.item
     item.drop()
-    shard.leave_scan(change, now_ms)
+    leave_scan(change, now_ms)
     if item.change is None:
-        shard.settle_phase(item)
+        shard.memory.settle_phase(item)
     for request, at in change.waits:
-        request.settled(at, Unavailable(why, again_ms(shard, now_ms) if shard.disk_full else None))
+        request.settled(at, Unavailable(why, again_ms(shard.owner, now_ms) if shard.owner.disk_full else None))
 
 
 # ------------------------------------------------------------------------------------------------- the reads

@@ -10,6 +10,7 @@ from foqs.buffers.shard_batch import Chunk, ShardBatch, emit
 from foqs.buffers.tail import MAX_BYTES
 from foqs.engine import batch_reads, dedup, item_ops
 from foqs.engine.shard import Shard
+from foqs.engine.shard_memory import ShardMemory
 from foqs.fairness.keys import pack_throttles, tenancy_of
 from foqs.item import Cause, Change, Item, Phase, Place, To
 from foqs.prefetch.lane import Lane
@@ -30,18 +31,19 @@ _LANES_SHARE = 0.9
 
 def build(shard: Shard, now_ms: int) -> ShardBatch | None:
     """Return the next batch; None if there is no work, one is in flight, or the database is not asked for now."""
-    if shard.in_flight is not None or shard.state not in (ShardState.SERVING, ShardState.DRAINING):
+    owner, queue = shard.owner, shard.queue
+    if queue.in_flight is not None or owner.state not in (ShardState.SERVING, ShardState.DRAINING):
         return None
-    if shard.pause_from_ms is not None and shard.retry_at_ms(now_ms):
+    if owner.pause_from_ms is not None and owner.retry_at_ms(now_ms):
         return None
-    breaker = shard.breaker
+    breaker = owner.breaker
     if breaker.state is not _CLOSED and not breaker.allows(now_ms):
         return None
-    if shard.lost or shard.unsettled is not None:
-        return _begin(shard, ShardBatch(reconnect=True), now_ms)
+    if owner.lost or queue.unsettled is not None:
+        return queue.send(ShardBatch(reconnect=True), now_ms - owner.late_ms, now_ms)
     if breaker.state is BreakerState.HALF_OPEN:
-        return _begin(shard, ShardBatch(confirm=True), now_ms)
-    if _nothing_is_due(shard, now_ms):
+        return queue.send(ShardBatch(confirm=True), now_ms - owner.late_ms, now_ms)
+    if not (queue.chunks or queue.changes) and _nothing_is_due(shard, now_ms):
         return None
     batch = ShardBatch()
     transaction = _build_transaction(shard, batch, now_ms)
@@ -50,50 +52,45 @@ def build(shard: Shard, now_ms: int) -> ShardBatch | None:
     _add_reads(shard, batch, now_ms)
     if transaction is None and not (batch.reads or batch.confirm):
         return None
-    return _begin(shard, batch, now_ms)
+    return queue.send(batch, now_ms - owner.late_ms, now_ms)
 
 
 def _nothing_is_due(shard: Shard, now_ms: int) -> bool:
-    """Return True if a batch would surely be empty. Most shards have no work when they are asked after a batch."""
-    keys = shard.keys
-    if shard.chunks or shard.changes or keys.copies or keys.gives or shard.state is not ShardState.SERVING:
+    """Return True if the batch of a shard without inserts and changes would surely be empty. Most shards have no work
+    when they are asked after a batch."""
+    keys = shard.queue.keys
+    if keys.copies or keys.gives or shard.owner.state is not ShardState.SERVING:
         return False
     return not idle_is_over(shard, now_ms) and next_ms(shard, now_ms) > now_ms
 
 
-def _begin(shard: Shard, batch: ShardBatch, now_ms: int) -> ShardBatch:
-    batch.begun_ms = now_ms
-    batch.keys_ms = now_ms - shard.late_ms
-    shard.in_flight = batch
-    return batch
-
-
 def next_ms(shard: Shard, now_ms: int) -> int:
     """Return when the shard has work though no event arrives; a time in the past means now."""
-    if shard.in_flight is not None:
-        hangs_ms = shard.in_flight.begun_ms + shard.hang_ms + 1
-        return hangs_ms if hangs_ms > now_ms else now_ms + shard.hang_ms
-    if shard.lost or shard.unsettled is not None or shard.breaker.state is not _CLOSED:
-        again_ms = max(shard.retry_at_ms(now_ms), shard.breaker.retry_at_ms(now_ms))
+    owner, queue = shard.owner, shard.queue
+    if queue.in_flight is not None:
+        hangs_ms = queue.in_flight.begun_ms + owner.hang_ms + 1
+        return hangs_ms if hangs_ms > now_ms else now_ms + owner.hang_ms
+    if owner.lost or queue.unsettled is not None or owner.breaker.state is not _CLOSED:
+        again_ms = max(owner.retry_at_ms(now_ms), owner.breaker.retry_at_ms(now_ms))
         from_ms = shard.silent_from_ms()
         if from_ms is None or now_ms < from_ms:
             return again_ms
-        return min(again_ms, now_ms + shard.hang_ms - (now_ms - from_ms) % shard.hang_ms + 1)
-    if shard.chunks or shard.changes or shard.looks or shard.lists or shard.dead_reads:
-        return shard.retry_at_ms(now_ms)
-    keys = shard.keys
-    if keys.gone is not None or keys.wanted is not None or ((keys.copies or keys.gives) and dedup.due(shard)):
-        return shard.retry_at_ms(now_ms)
-    asked = shard.pages_wanted or shard.bodies_wanted or shard.confirm_wanted or shard.clock_wanted
-    if asked and shard.state is ShardState.SERVING:
-        return shard.retry_at_ms(now_ms)
+        return min(again_ms, now_ms + owner.hang_ms - (now_ms - from_ms) % owner.hang_ms + 1)
+    if queue.chunks or queue.changes or queue.looks or queue.lists or queue.dead_reads:
+        return owner.retry_at_ms(now_ms)
+    keys = queue.keys
+    if keys.gone is not None or keys.wanted is not None or ((keys.copies or keys.gives) and dedup.due(queue)):
+        return owner.retry_at_ms(now_ms)
+    asked = queue.pages_wanted or queue.bodies_wanted or owner.confirm_wanted or owner.clock_wanted
+    if asked and owner.state is ShardState.SERVING:
+        return owner.retry_at_ms(now_ms)
     at_ms = NEVER_MS
-    if shard.state is ShardState.SERVING and not shard.held:
-        at_ms = min(shard.timers.due_ms(now_ms), shard.ttls.due_ms(now_ms), shard.keys.scan.due_ms(now_ms))
-    oldest = shard.oldest_unwritten_ms()
+    if owner.state is ShardState.SERVING and not owner.held:
+        at_ms = min(queue.timers.due_ms(now_ms), queue.ttls.due_ms(now_ms), queue.keys.scan.due_ms(now_ms))
+    oldest = queue.oldest_unwritten_ms() if queue.unwritten else None
     if oldest is not None:
         at_ms = min(at_ms, oldest + _write_after_ms(shard))
-    return max(at_ms, shard.retry_at_ms(now_ms))
+    return at_ms if owner.pause_from_ms is None else max(at_ms, owner.retry_at_ms(now_ms))
 
 
 def _write_after_ms(shard: Shard) -> int:
@@ -105,31 +102,32 @@ def _write_after_ms(shard: Shard) -> int:
 
 
 def _build_transaction(shard: Shard, batch: ShardBatch, now_ms: int) -> Batch | None:
+    queue = shard.queue
     transaction = Batch()
-    tail, first_new = shard.tail, shard.first_id + shard.next_number
-    if shard.chunks:
+    tail, first_new = shard.memory.tail, shard.first_id + queue.next_number
+    if queue.chunks:
         _take_inserts(shard, batch, transaction, now_ms)
-    if shard.changes:
+    if queue.changes:
         _take_changes(shard, batch, transaction)
-    if shard.unwritten:
+    if queue.unwritten:
         _take_leases(shard, batch, transaction, now_ms)
-    if tail.count and (batch.chunks or shard.lists):
+    if tail.count and (batch.chunks or queue.lists):
         _index_tail(shard, batch, transaction)
     if idle_is_over(shard, now_ms) or batch.lanes_gone:
         _take_idle_lanes(shard, batch, transaction, now_ms)
-    keys, moved = shard.keys, False
+    keys, moved = queue.keys, False
     if keys.gone is not None or keys.wanted is not None or keys.copies or keys.gives:
-        moved = dedup.fill_transaction(shard, batch, transaction)
+        moved = dedup.fill_transaction(queue, batch, transaction)
     if not (batch.chunks or batch.changes or batch.indexed or batch.lanes_gone or moved):
         return None
     for row in transaction.timer_new:
-        shard.timers.inserted(row.due_ms)
+        queue.timers.inserted(row.due_ms)
     for at_ms, _ in transaction.expiry_new:
-        shard.ttls.inserted(at_ms)
-    transaction.next_number = shard.next_number
-    transaction.due_from_ms = shard.timers.from_ms
-    transaction.expiry_from_ms = shard.ttls.from_ms
-    transaction.dedup_from_ms = shard.keys.scan.from_ms
+        queue.ttls.inserted(at_ms)
+    transaction.next_number = queue.next_number
+    transaction.due_from_ms = queue.timers.from_ms
+    transaction.expiry_from_ms = queue.ttls.from_ms
+    transaction.dedup_from_ms = queue.keys.scan.from_ms
     transaction.indexed_from = (tail.first() or first_new) - 1
     if tail.count and not (batch.changes or batch.indexed):
         transaction.indexed_to = transaction.indexed_from
@@ -140,33 +138,34 @@ def _build_transaction(shard: Shard, batch: ShardBatch, now_ms: int) -> Batch | 
 
 def _first_unindexed(shard: Shard, batch: ShardBatch, transaction: Batch) -> int:
     """Return the first id that is still unindexed when `transaction` is committed; the next id if there is none."""
-    if shard.tail.count:
+    if shard.memory.tail.count:
         indexed = {item.id for item in batch.indexed}
-        for item in shard.tail.items():
+        for item in shard.memory.tail.items():
             if item.id not in indexed:
                 return item.id
     for new in transaction.inserts:
         if new.unindexed:
             return new.id
-    return shard.first_id + shard.next_number
+    return shard.first_id + shard.queue.next_number
 
 
 def _take_inserts(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: int) -> None:
-    room_rows, room_bytes = shard.config.batch_rows, shard.max_batch_bytes
-    base, number = shard.first_id, shard.next_number
-    chunks = shard.chunks
-    tail, budget, window_rows = shard.tail, shard.budget, shard.config.window_rows
+    queue, memory = shard.queue, shard.memory
+    room_rows, room_bytes = shard.config.batch_rows, queue.max_batch_bytes
+    base, number, taken_rows = shard.first_id, queue.next_number, 0
+    chunks = queue.chunks
+    tail, budget, window_rows = memory.tail, memory.budget, shard.config.window_rows
     # How much may be stored without rows in `ready`. A list of this batch shows new items, too.
-    allowed = not shard.lists and budget.used_bytes <= _TAIL_SHARE * budget.limit_bytes
+    allowed = not queue.lists and budget.used_bytes <= _TAIL_SHARE * budget.limit_bytes
     tail_rows = shard.config.tail_items - tail.count if allowed else -1
     tail_bytes = MAX_BYTES - tail.bytes
     while chunks and (not batch.chunks or (len(chunks[0].items) <= room_rows and chunks[0].size_bytes <= room_bytes)):
         chunk = chunks.popleft()
-        shard.chunk_rows -= len(chunk.items)
+        taken_rows += len(chunk.items)
         if chunk.request.done:
             continue  # it timed out before it was sent
-        if len(shard.lanes) + len(chunk.items) > shard.config.lanes and not _make_room(shard, chunk, batch):
-            shard.returned.append(chunk)
+        if len(memory.lanes) + len(chunk.items) > shard.config.lanes and not _make_room(shard.memory, chunk, batch):
+            queue.returned.append(chunk)
             continue
         chunk.in_flight = True
         batch.chunks.append(chunk)
@@ -178,7 +177,7 @@ def _take_inserts(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: i
         for item, item_key in zip(chunk.items, chunk.keys, strict=True):
             if item_key is not key:
                 key = item_key
-                lane = _stored_lane(shard, shard.lane(key), batch, transaction)
+                lane = _stored_lane(shard, memory.lane(key), batch, transaction)
                 if chunk.weights is not None:
                     _weigh(lane, chunk.weights.get(key, 0), batch)
                 window = lane.window
@@ -197,27 +196,27 @@ def _take_inserts(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: i
                 )
             )
             if item.due_ms:
-                shard.timers.inserted(item.due_ms)
+                queue.timers.inserted(item.due_ms)
             if item.expires_at_ms:
-                shard.ttls.inserted(item.expires_at_ms)
+                queue.ttls.inserted(item.expires_at_ms)
         transaction.inserts += chunk.items
         if chunk.dedup is not None:
-            transaction.dedup_new += dedup.rows_of(shard, chunk, now_ms)
-    shard.next_number = number
-    transaction.weights = [(lane.number, weight) for lane, weight in batch.weights.items()]  # type: ignore[misc]
+            transaction.dedup_new += dedup.rows_of(shard.queue, chunk, now_ms)
+    queue.took(taken_rows, number)
+    if batch.weights:
+        transaction.weights = [(lane.number, weight) for lane, weight in batch.weights.items()]  # type: ignore[misc]
     batch.rows = len(transaction.inserts)
-    batch.size_bytes = shard.max_batch_bytes - room_bytes
+    batch.size_bytes = queue.max_batch_bytes - room_bytes
 
 
 def _stored_lane(shard: Shard, lane: Lane[Item], batch: ShardBatch, transaction: Batch) -> Lane[Item]:
     """Give the lane its number, and its row in this transaction if it has none."""
     number = lane.number
     if number is None:
-        number = shard.next_lane
-        shard.next_lane += 1
-        shard.number_lane(lane, number)
+        number = shard.queue.new_lane_number()
+        shard.memory.number_lane(lane, number)
     if not lane.total:  # keep it: this transaction inserts into it
-        shard.idle_lanes.pop(lane.key, None)
+        shard.memory.idle_lanes.pop(lane.key, None)
         batch.lanes_gone.pop(lane, None)
         if lane.stored:
             batch.lanes_filled.append(lane)
@@ -236,35 +235,35 @@ def _weigh(lane: Lane[Item], weight: int, batch: ShardBatch) -> None:
         batch.weights[lane] = weight
 
 
-def _make_room(shard: Shard, chunk: Chunk, batch: ShardBatch) -> bool:
+def _make_room(memory: ShardMemory, chunk: Chunk, batch: ShardBatch) -> bool:
     """Remove the longest empty lanes in this transaction: one for each lane of `chunk` beyond the bound. Return whether
     `chunk` may be stored: new lanes of one chunk may exceed the bound, if it was not reached before."""
-    new = len({key for key in chunk.keys if key not in shard.lanes})
-    over = len(shard.lanes) - len(batch.lanes_gone) + new - shard.config.lanes
-    while new and over > 0 and (lane := shard.longest_empty()) is not None:
-        _remove_lane(shard, lane, batch)
+    new = len({key for key in chunk.keys if key not in memory.lanes})
+    over = len(memory.lanes) - len(batch.lanes_gone) + new - memory.config.lanes
+    while new and over > 0 and (lane := memory.longest_empty()) is not None:
+        _remove_lane(memory, lane, batch)
         over -= 1
     return over < new or not new
 
 
-def _remove_lane(shard: Shard, lane: Lane[Item], batch: ShardBatch) -> None:
+def _remove_lane(memory: ShardMemory, lane: Lane[Item], batch: ShardBatch) -> None:
     """Remove an empty lane. An insert into it in a later transaction gives it a new row."""
-    del shard.idle_lanes[lane.key]
+    del memory.idle_lanes[lane.key]
     if lane.stored:
         batch.lanes_gone[lane] = None
     else:  # the transaction with its row failed
-        shard.forget_lane(lane)
+        memory.forget_lane(lane)
 
 
 def _take_changes(shard: Shard, batch: ShardBatch, transaction: Batch) -> None:
-    waiting, room = shard.changes, 2 * shard.config.batch_rows
+    waiting, room = shard.queue.changes, 2 * shard.config.batch_rows
     while waiting and room > 0:
         change = waiting.popleft()
         if change.item.change is not change:
             continue  # superseded or withdrawn
         change.item.send(change)
         if change.move is not None:
-            change.target = _stored_lane(shard, shard.lane(change.move.lane), batch, transaction)
+            change.target = _stored_lane(shard, shard.memory.lane(change.move.lane), batch, transaction)
         emit(change, transaction)
         batch.changes.append(change)
         room -= 1
@@ -274,9 +273,9 @@ def _take_changes(shard: Shard, batch: ShardBatch, transaction: Batch) -> None:
 def _take_leases(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: int) -> None:
     """Write leases that were not ended within half the allowed delay; make the items of expired leases ready."""
     before_ms = now_ms - _write_after_ms(shard)
-    if shard.state is ShardState.DRAINING or shard.lists:
+    if shard.owner.state is ShardState.DRAINING or shard.queue.lists:
         before_ms = now_ms  # the rows have to show every lease
-    unwritten = shard.unwritten
+    unwritten = shard.queue.unwritten
     if unwritten[0][0] > before_ms:
         return
     kept: deque[tuple[int, Item, int]] = deque()
@@ -288,7 +287,7 @@ def _take_leases(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: in
         kept.append((given_ms, item, lease))
         if item.busy:
             continue
-        if item.lease_expires_at_ms <= now_ms and not shard.held and not _ends_in_scan(shard, item):
+        if item.lease_expires_at_ms <= now_ms and not shard.owner.held and not _ends_in_scan(shard, item):
             change = item_ops.change_at_expiry(item, now_ms)
         else:
             change = Change(item, To.LEASED, Cause.LEASE)
@@ -309,13 +308,14 @@ def _ends_in_scan(shard: Shard, item: Item) -> bool:
 def _index_tail(shard: Shard, batch: ShardBatch, transaction: Batch) -> None:
     """Write the rows of unindexed items, which may be leased as before: of items whose ids are too far back, since the
     next owner reads all items behind the first one; and of the lanes whose ready rows this batch lists."""
-    below = shard.first_id + shard.next_number - _TAIL_SPAN * shard.config.tail_items
-    listed = set(shard.lists[0].lanes) if shard.lists and shard.lists[0].state == "ready" else ()
-    first = shard.tail.first()
+    queue = shard.queue
+    below = shard.first_id + queue.next_number - _TAIL_SPAN * shard.config.tail_items
+    listed = set(queue.lists[0].lanes) if queue.lists and queue.lists[0].state == "ready" else ()
+    first = shard.memory.tail.first()
     if not listed and (first is None or first >= below):
         return
     room = max(shard.config.batch_rows, len(transaction.inserts))
-    for item in shard.tail.items():
+    for item in shard.memory.tail.items():
         if item.id >= below and not listed:
             break
         if (item.id < below and room > 0) or item.lane.number in listed:
@@ -331,24 +331,25 @@ def _index_tail(shard: Shard, batch: ShardBatch, transaction: Batch) -> None:
 
 def _is_over(shard: Shard, lane: Lane[Item], now_ms: int) -> bool:
     """Return True if the row of an empty lane may be removed: after `lane_idle_ms`, or at once when lanes are many."""
-    config, since_ms = shard.config, max(lane.empty_since_ms, shard.opened_ms)
-    return now_ms - since_ms >= config.lane_idle_ms or len(shard.lanes) > _LANES_SHARE * config.lanes
+    config, since_ms = shard.config, max(lane.empty_since_ms, shard.owner.opened_ms)
+    return now_ms - since_ms >= config.lane_idle_ms or len(shard.memory.lanes) > _LANES_SHARE * config.lanes
 
 
 def idle_is_over(shard: Shard, now_ms: int) -> bool:
     """Return True if the lane that has been empty for the longest time may be removed."""
-    lane = next(iter(shard.idle_lanes.values()), None)
+    lane = next(iter(shard.memory.idle_lanes.values()), None)
     return lane is not None and _is_over(shard, lane, now_ms)
 
 
 def _take_idle_lanes(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: int) -> None:
     """Remove rows of lanes whose idle time has passed, a bounded number, the longest empty first."""
-    first = islice(shard.idle_lanes.values(), max(_IDLE_LANES, 2 * len(transaction.lanes_new)))
+    memory = shard.memory
+    first = islice(memory.idle_lanes.values(), max(_IDLE_LANES, 2 * len(transaction.lanes_new)))
     for lane in list(takewhile(lambda lane: _is_over(shard, lane, now_ms), first)):
         if lane.total:
-            del shard.idle_lanes[lane.key]
+            del memory.idle_lanes[lane.key]
         else:
-            _remove_lane(shard, lane, batch)
+            _remove_lane(memory, lane, batch)
     transaction.lanes_gone = [lane.number for lane in batch.lanes_gone if lane.number is not None]
 
 
@@ -356,21 +357,24 @@ def _take_idle_lanes(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms
 
 
 def _add_reads(shard: Shard, batch: ShardBatch, now_ms: int) -> None:
-    serving = shard.state is ShardState.SERVING
-    paged = serving and bool(shard.pages_wanted or shard.bodies_wanted) and batch_reads.add_pages(shard, batch, now_ms)
-    if shard.looks:
+    queue = shard.queue
+    owner = shard.owner
+    serving = owner.state is ShardState.SERVING
+    paged = serving and bool(queue.pages_wanted or queue.bodies_wanted) and batch_reads.add_pages(shard, batch, now_ms)
+    if queue.looks:
         batch_reads.add_looks(shard, batch)
-    if serving and not shard.held:
+    if serving and not shard.owner.held:
         for scan, read in (
-            (shard.timers, batch_reads.DueRead),
-            (shard.ttls, batch_reads.ExpiringRead),
-            (shard.keys.scan, dedup.ExpiredKeysRead),
+            (queue.timers, batch_reads.DueRead),
+            (queue.ttls, batch_reads.ExpiringRead),
+            (queue.keys.scan, dedup.ExpiredKeysRead),
         ):
             if scan.due_ms(now_ms) <= now_ms:
                 batch.reads.append(read(scan, scan.begin(now_ms), shard.config.scan_rows))
-    if shard.dead_reads or shard.lists:
+    if queue.dead_reads or queue.lists:
         batch_reads.add_lists(shard, batch)
     # Reads alone do not prove ownership. Confirm it while reads continue, before the shard has to stop leasing items.
-    stale = paged and not 0 <= now_ms - shard.confirmed_ms <= shard.config.confirm_ms // 2
-    batch.confirm = shard.clock_wanted or (batch.transaction is None and bool(shard.confirm_wanted or stale))
-    shard.confirm_wanted = shard.clock_wanted = False
+    stale = paged and not 0 <= now_ms - shard.owner.confirmed_ms <= shard.config.confirm_ms // 2
+    batch.confirm = owner.clock_wanted or (batch.transaction is None and bool(owner.confirm_wanted or stale))
+    if owner.confirm_wanted or owner.clock_wanted:
+        owner.questions_sent()

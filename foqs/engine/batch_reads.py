@@ -16,6 +16,7 @@ from foqs.buffers.reads import Read, ScanRead, StoreReads, ids_within
 from foqs.buffers.shard_batch import ShardBatch
 from foqs.engine import ack, item_ops
 from foqs.engine.shard import Shard
+from foqs.engine.shard_memory import ShardMemory
 from foqs.errors import NotServed
 from foqs.hooks.protocol import FailureResult
 from foqs.item import Cause, Change, Item, Phase, Place, To, from_due, from_found, from_ready
@@ -37,9 +38,9 @@ _LOOK_ROWS = 32
 
 def add_pages(shard: Shard, batch: ShardBatch, now_ms: int) -> bool:
     """Add the wanted pages and bodies. What does not fit waits for the next batch. Return True if any is read."""
-    ids, room_bytes = _wanted_bodies(shard, shard.residents.room_bytes(_BODY_READ_BYTES))
+    ids, room_bytes = _wanted_bodies(shard, shard.memory.residents.room_bytes(_BODY_READ_BYTES))
     reads: list[Read] = []
-    if shard.pages_wanted:
+    if shard.queue.pages_wanted:
         reads += _wanted_pages(shard, max(room_bytes, 0), now_ms)
     if ids:
         reads.append(BodiesRead(ids))
@@ -49,16 +50,15 @@ def add_pages(shard: Shard, batch: ShardBatch, now_ms: int) -> bool:
 
 def _wanted_bodies(shard: Shard, room_bytes: int) -> tuple[list[int], int]:
     """Return the ids of the items whose bodies are read, and the bytes left of `room_bytes`."""
-    wanted, shard.bodies_wanted = shard.bodies_wanted, {}
     ids: list[int] = []
-    for item in wanted.values():
+    for item in shard.queue.take_bodies_wanted().values():
         if item.phase is not Phase.WINDOW or item.body is not None:
             continue
         # The first body is always fetched: an item that waits for its lease must not starve by the budget.
         if ids and item.bytes > room_bytes:
             room_bytes = 0
-            if item.lane.topic.key in shard.residents.demanded:
-                shard.bodies_wanted[item.id] = item
+            if item.lane.topic.key in shard.memory.residents.demanded:
+                shard.queue.bodies_wanted[item.id] = item
             continue
         ids.append(item.id)
         room_bytes -= item.bytes
@@ -76,7 +76,7 @@ def _wanted_pages(shard: Shard, room_bytes: int, now_ms: int) -> list[PageRead |
         window = lane.window
         if window is None or not window.wants_page(config.window_rows):
             continue
-        if window.entries and shard.residents.full:
+        if window.entries and shard.memory.residents.full:
             continue  # rows behind its items would be dropped at once
         if room_rows <= 0 or not room_statements:
             left.append(lane)
@@ -92,8 +92,8 @@ def _wanted_pages(shard: Shard, room_bytes: int, now_ms: int) -> list[PageRead |
             alone.append(page)
             room_statements -= 1
     if left:  # they stay the first
-        demanded = shard.residents.demanded
-        shard.pages_wanted = {lane: None for lane in left if lane.topic.key in demanded} | shard.pages_wanted
+        demanded = shard.memory.residents.demanded
+        shard.queue.want_pages_first({lane: None for lane in left if lane.topic.key in demanded})
     parts = _parts(together, config.page_rows)
     alone += [part[0] for part in parts if len(part) == 1]
     reads: list[PageRead | LanesRead] = [*alone]
@@ -107,9 +107,9 @@ def _next_lanes(shard: Shard) -> list[Lane[Item]]:
     """Take lanes out of `pages_wanted`: lanes with a waiting consumer first, in the order in which they were wanted.
 
     Beyond `_LANES` wanted lanes, those without a waiting consumer are dropped; the next dequeue wants them again."""
-    wanted, demanded = shard.pages_wanted, shard.residents.demanded
+    wanted, demanded = shard.queue.pages_wanted, shard.memory.residents.demanded
     if len(wanted) <= _LANES:
-        shard.pages_wanted = {}
+        shard.queue.take_pages_wanted()
         if len(wanted) == 1:
             return list(wanted)
         first = [lane for lane in wanted if lane.topic.key in demanded]
@@ -162,35 +162,35 @@ class PageRead(Read):
         return 0
 
     def apply(self, shard: Shard, saved: bool, now_ms: int) -> None:
-        self.fill(shard, self.rows, self.bodies, full=len(self.rows) >= self.limit)
+        self.fill(shard.memory, self.rows, self.bodies, full=len(self.rows) >= self.limit)
 
     def missed(self, shard: Shard, now_ms: int) -> None:
         if self.window.generation == self.generation:
             self.window.asked_ms = 0
-            shard.pages_wanted[self.lane] = None
+            shard.queue.pages_wanted[self.lane] = None
         else:
-            shard.wake_lane(self.lane)
+            shard.memory.wake_lane(self.lane)
 
-    def fill(self, shard: Shard, rows: list[ReadyRow], bodies: dict[int, Body], *, full: bool) -> None:
+    def fill(self, memory: ShardMemory, rows: list[ReadyRow], bodies: dict[int, Body], *, full: bool) -> None:
         """Bring rows of the lane into its window. `full`: there may be more rows behind these."""
-        shard.counters.page_reads += 1
-        shard.counters.page_rows += len(rows)
+        memory.counters.page_reads += 1
+        memory.counters.page_rows += len(rows)
         window, lane = self.window, self.lane
-        shard.wake_lane(lane)
+        memory.wake_lane(lane)
         if lane.window is not window or window.generation != self.generation:
             return
         entries: list[Entry[Item]] = []
         for row in rows:
-            if row.id in shard.known:
+            if row.id in memory.known:
                 continue  # in the window, leased, or being changed: memory is newer than the page
             item = from_ready(row, lane, bodies.get(row.id), Phase.WINDOW)
-            shard.learn(item)
+            memory.learn(item)
             entries.append((row.priority, row.deliver_after_ms, row.id, item))
         end = (rows[-1].priority, rows[-1].deliver_after_ms, rows[-1].id) if rows else None
         window.extend(entries, end, more=full)
         if full:
-            window.page_rows = min(2 * window.page_rows, shard.config.page_rows)
-        shard.bound_window(window)
+            window.page_rows = min(2 * window.page_rows, memory.config.page_rows)
+        memory.bound_window(window)
 
 
 @dataclass(slots=True, eq=False)
@@ -222,7 +222,7 @@ class LanesRead(Read):
         for page in self.pages:
             number = page.lane.number or 0
             if cut_at is None or number < cut_at or (number == cut_at and page.after is None):
-                page.fill(shard, rows_of.get(number, []), self.bodies, full=number == cut_at)
+                page.fill(shard.memory, rows_of.get(number, []), self.bodies, full=number == cut_at)
             else:
                 page.missed(shard, now_ms)
 
@@ -241,40 +241,42 @@ class BodiesRead(Read):
         return 0
 
     def apply(self, shard: Shard, saved: bool, now_ms: int) -> None:
+        memory = shard.memory
         for body in self.bodies:
-            item = shard.known.get(body.id)
+            item = memory.known.get(body.id)
             if item is not None and item.phase is Phase.WINDOW:
-                shard.got_body(item, body)
-                shard.wake_lane(item.lane)
+                memory.got_body(item, body)
+                memory.wake_lane(item.lane)
                 shard.counters.body_reads += 1
 
     def missed(self, shard: Shard, now_ms: int) -> None:
         for item_id in self.ids:
-            if (item := shard.known.get(item_id)) is not None:
-                shard.bodies_wanted[item_id] = item
+            if (item := shard.memory.known.get(item_id)) is not None:
+                shard.queue.bodies_wanted[item_id] = item
 
 
 # ------------------------------------------------------------------------------------------ requested reads
 
 
 def add_looks(shard: Shard, batch: ShardBatch) -> None:
-    batch.reads.append(LookRead(list(islice(shard.looks, _LOOK_ROWS)), _dead_lanes(shard, batch)))
+    batch.reads.append(LookRead(list(islice(shard.queue.looks, _LOOK_ROWS)), _dead_lanes(shard.memory, batch)))
 
 
 def add_lists(shard: Shard, batch: ShardBatch) -> None:
     """Add one read of dead letters and one list."""
-    if shard.dead_reads:
-        batch.reads.append(shard.dead_reads.popleft())
-    if shard.lists:
-        listing = shard.lists.pop(0)
-        listing.dead = not _dead_lanes(shard, batch).isdisjoint(listing.lanes)
+    queue = shard.queue
+    if queue.dead_reads:
+        batch.reads.append(queue.dead_reads.popleft())
+    if queue.lists:
+        listing = queue.lists.pop(0)
+        listing.dead = not _dead_lanes(shard.memory, batch).isdisjoint(listing.lanes)
         batch.reads.append(listing)
 
 
-def _dead_lanes(shard: Shard, batch: ShardBatch) -> Set[int]:
+def _dead_lanes(memory: ShardMemory, batch: ShardBatch) -> Set[int]:
     """Return the numbers of the lanes whose items may have rows in `failure` when the transaction is committed."""
     new = batch.transaction.failure_new if batch.transaction is not None else ()
-    return shard.dead_lanes.union([row.lane for row in new])
+    return memory.dead_lanes.union([row.lane for row in new])
 
 
 @dataclass(slots=True, eq=False)
@@ -297,9 +299,9 @@ class LookRead(Read):
     def apply(self, shard: Shard, saved: bool, now_ms: int) -> None:
         found = {row.body.id: row for row in self.rows}
         for item_id in self.ids:
-            waiting = shard.looks.take(item_id) if item_id in shard.looks else []
+            waiting = shard.queue.looks.take(item_id) if item_id in shard.queue.looks else []
             row = found.get(item_id)
-            item = shard.known.get(item_id)
+            item = shard.memory.known.get(item_id)
             if item is None and row is not None:
                 lane = shard.owned_lane(row.body.lane)
                 if lane is None:
@@ -326,7 +328,7 @@ class DueRead(ScanRead):
     def apply(self, shard: Shard, saved: bool, now_ms: int) -> None:
         timers, found = self.scan, self.found
         until_ms = _until_ms(shard, found.db_now_ms, now_ms)
-        shard.asked.drop_old(now_ms)
+        shard.queue.asked.drop_old(now_ms)
         timers.outstanding = 1  # held by this loop: the scan must not finish before all its changes are queued
         for row in found.rows:
             timer = row.timer
@@ -357,12 +359,12 @@ class ExpiringRead(ScanRead):
 
     def apply(self, shard: Shard, saved: bool, now_ms: int) -> None:
         ttls, found = self.scan, self.found
-        until_ms = _until_ms(shard, found.db_now_ms, now_ms)
+        until_ms, in_grace = _until_ms(shard, found.db_now_ms, now_ms), shard.owner.in_takeover_grace(now_ms)
         ttls.outstanding = 1  # as for delays
         for row in found.rows:
             body = row.found.body
             item = _item_of(shard, body.id, body.lane, partial(from_found, row.found))
-            if item is None or row.at_ms > until_ms or (item.place is Place.READY and shard.in_takeover_grace(now_ms)):
+            if item is None or row.at_ms > until_ms or (in_grace and item.place is Place.READY):
                 # In the grace, the previous owner may still have the item in memory and lease it after its removal.
                 ttls.left(row.at_ms)
                 continue
@@ -384,7 +386,7 @@ def _until_ms(shard: Shard, db_now_ms: int, now_ms: int) -> int:
 
 def _item_of(shard: Shard, item_id: int, number: int, made: Callable[[Lane[Item]], Item]) -> Item | None:
     """Return the item of a row in the lane `number`. None if a change of it is queued, or the lane is unknown."""
-    item = shard.known.get(item_id)
+    item = shard.memory.known.get(item_id)
     if item is not None:
         return None if item.busy else item
     lane = shard.owned_lane(number)

@@ -12,7 +12,8 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from foqs.buffers.checkpoint import NEVER_MS
 from foqs.buffers.shard_batch import Chunk
-from foqs.engine.shard import Look, Shard
+from foqs.engine.shard import Shard
+from foqs.engine.shard_queue import Look
 from foqs.errors import FoqsError, NotServed, OutcomeUnknown, Unavailable
 from foqs.fairness.keys import TopicKey
 from foqs.ids import shard_of

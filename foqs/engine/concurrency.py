@@ -15,6 +15,7 @@ from typing import Any
 from foqs.bounds import THROTTLE, Bounded
 from foqs.engine.calls import DequeueCall
 from foqs.engine.shard import Shard
+from foqs.engine.shard_memory import ShardMemory
 from foqs.fairness.keys import TopicKey, tenancy_of
 from foqs.fairness.tenants import Flow
 from foqs.ids import digest_of, hash_slot_of
@@ -283,24 +284,24 @@ class Concurrency:
         """Count the leases of a shard that was opened, where their keys are limited."""
         books = [self._new_book(shard, ns) for ns in self._policies.limiting]
         if books:
-            self._long_work(self._count(shard, books))
+            self._long_work(self._count(shard.memory, books))
 
     def closed(self, shard: Shard) -> None:
         """Stop counting the leases of a closed shard: its next owner counts them."""
-        for book in shard.limited.values():
+        for book in shard.memory.limited.values():
             self._close(book)
-        shard.limited = {}
+        shard.memory.limited.clear()
 
     def changed(self, ns: str) -> None:
         """Follow the limits of the namespace. Count leases again where a key got a limit or lost one."""
         policies = self._policies.limiting.get(ns)
         for shard in self._serving():
-            book = shard.limited.get(ns)
+            book = shard.memory.limited.get(ns)
             before = {}
             if book is not None and (policies is None or book.limits != policies.limits):
                 self._close(book)
                 before = book.gates
-                del shard.limited[ns]
+                del shard.memory.limited[ns]
                 book = None
             if policies is None:
                 continue
@@ -328,20 +329,20 @@ class Concurrency:
 
     def _book(self, shard: Shard, ns: str, before: Mapping[str, SlotGate] = _NO_GATES) -> Book:
         """Return the book of a namespace in a shard. `before`: the gates of a book whose limits are out of force."""
-        book: Book | None = shard.limited.get(ns)
+        book: Book | None = shard.memory.limited.get(ns)
         if book is None:
             book = self._new_book(shard, ns, before)
-            self._long_work(self._count(shard, [book]))
+            self._long_work(self._count(shard.memory, [book]))
         return book
 
     def _new_book(self, shard: Shard, ns: str, before: Mapping[str, SlotGate] = _NO_GATES) -> Book:
-        book = shard.limited[ns] = Book(ns, shard, self._policies.namespaces[ns].limits, before)
+        book = shard.memory.limited[ns] = Book(ns, shard, self._policies.namespaces[ns].limits, before)
         return book
 
-    def _count(self, shard: Shard, books: Sequence[Book]) -> Iterator[None]:
+    def _count(self, memory: ShardMemory, books: Sequence[Book]) -> Iterator[None]:
         """Count the leases that the shard has. A book that was closed since is left out."""
         by_ns = {book.ns: book for book in books}
-        for done, lane in enumerate(list(shard.lanes.values()), 1):
+        for done, lane in enumerate(list(memory.lanes.values()), 1):
             book = by_ns.get(lane.topic.key[0]) if lane.leased else None
             if book is not None and not book.closed and not (lane.slots and lane.slots.book is book):
                 self._resolve(lane)
@@ -375,7 +376,7 @@ class Concurrency:
             throttle = policies.throttle(name)
             assert throttle is not None, "the key is limited"
             slot = hash_slot_of(digest_of(book.ns, THROTTLE + name))
-            gate = SlotGate(book.ns, name, throttle, slot, book.shard.number, book.shard.epoch, self._numbers)
+            gate = SlotGate(book.ns, name, throttle, slot, book.shard.number, book.shard.owner.epoch, self._numbers)
             gate.counted = book.counted
             if (old := book.before.get(name)) is not None:
                 gate.go_on_from(old)
@@ -466,7 +467,7 @@ class Concurrency:
 
     def hear(self, key: Bounded, shard: Shard) -> None:
         """Report to the key's coordinator at once, as it asked."""
-        book = shard.limited.get(key[0])
+        book = shard.memory.limited.get(key[0])
         gate = book.gates.get(key[1][len(THROTTLE) :]) if book is not None else None
         if gate is not None:
             gate.hear(self._monotonic_ms())
@@ -496,7 +497,7 @@ class Concurrency:
         if self._lent and not self._reporting:
             self._reporting = True
             self._long_work(self._report())
-        books = [book for shard in self._serving() for book in shard.limited.values()]
+        books = [book for shard in self._serving() for book in shard.memory.limited.values()]
         left = _SLICE
         for at in range(len(books)):
             book = books[(self._tended + at) % len(books)]
@@ -528,16 +529,17 @@ class Concurrency:
 
     def gates(self, key: Bounded) -> list[SlotGate]:
         """Return the gates of a throttle key on this host."""
-        books = [book for shard in self._serving() if (book := shard.limited.get(key[0])) is not None]
+        books = [book for shard in self._serving() if (book := shard.memory.limited.get(key[0])) is not None]
         return [gate for book in books if (gate := book.gates.get(key[1][len(THROTTLE) :])) is not None]
 
     def keys(self, ns: str) -> list[Bounded]:
         """Return the throttle keys of a namespace that have gates on this host, or had some since its start."""
-        books = [book for shard in self._serving() if (book := shard.limited.get(ns)) is not None]
+        books = [book for shard in self._serving() if (book := shard.memory.limited.get(ns)) is not None]
         return [*{(ns, THROTTLE + name): None for book in books for name in book.gates} | dict.fromkeys(self._past)]
 
     def all_gates(self) -> list[SlotGate]:
-        return [gate for shard in self._serving() for book in shard.limited.values() for gate in book.gates.values()]
+        books = [book for shard in self._serving() for book in shard.memory.limited.values()]
+        return [gate for book in books for gate in book.gates.values()]
 
     def all_past(self) -> list[tuple[Bounded, Past]]:
         return list(self._past.items())

@@ -97,24 +97,19 @@ def ready(state: State, key: TopicKey) -> int:
 def wake(state: State, shard: Shard, now_ms: int) -> None:
     """Serve consumers of the topics whose items on `shard` became ready or came into memory: some of them in each slice
     of the event loop."""
-    if shard.unleased:
-        unleased, shard.unleased = shard.unleased, []
-        freed(state, unleased)
-    if shard.stalled or (state.waiting and shard.woken):
+    memory = shard.memory
+    if memory.unleased:
+        freed(state, memory.take_unleased())
+    if memory.stalled or (state.waiting and memory.woken):
         able = ready_lanes.leases(shard, now_ms)
         if able is False:
             # Its items stay here until it may lease again, and no other shard's have changed: try these topics then.
-            shard.stalled.update(shard.woken)
-            shard.woken = {}
+            memory.stall()
             state.touch(shard)
-        elif able and shard.stalled:
-            stalled, shard.stalled = shard.stalled, {}
-            shard.woken.update(stalled)
-            tenants.resume(state, stalled)
-    if len(shard.woken) <= _TOPICS:
-        woken, shard.woken = shard.woken, {}
-    else:
-        woken = _slice(shard.woken)
+        elif able and memory.stalled:
+            tenants.resume(state, memory.resume())
+    woken: Collection[TopicKey] = memory.take_woken(_TOPICS) if memory.woken else ()
+    if memory.woken:
         state.touch(shard)
     if state.waiting:
         serve(state, woken, now_ms)
@@ -129,7 +124,7 @@ def wake_all(state: State, shard: Shard) -> Iterator[None]:
     """Have every topic with a consumer tried again, as the items of `shard` can be merged or leased again."""
     keys = iter(list(state.waiting))
     while part := dict.fromkeys(islice(keys, _TOPICS)):
-        shard.woken.update(part)
+        shard.memory.woken.update(part)
         state.touch(shard)
         if len(part) == _TOPICS:
             yield
@@ -375,7 +370,7 @@ def _committed(state: State, call: DequeueCall, lost: set[int]) -> None:
             if item.at_most_once:
                 call.doubtful.append(item.id)
             continue
-        confirmed = item.place is Place.TIMER or shard.confirmed(state.now_ms)
+        confirmed = item.place is Place.TIMER or shard.owner.confirmed(state.now_ms)
         if confirmed and not state.policies.paused(item.lane.topic.key):
             found.append((shard, item, lease))
         else:

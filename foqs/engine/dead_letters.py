@@ -15,6 +15,8 @@ from foqs.buffers.reads import DeadRead, GroupsRead
 from foqs.engine.calls import ItemsCall
 from foqs.engine.item_ops import change_of
 from foqs.engine.shard import Shard
+from foqs.engine.shard_memory import ShardMemory
+from foqs.engine.shard_owner import ShardOwner
 from foqs.engine.state import State
 from foqs.errors import FoqsError, NotServed, OutcomeUnknown, Overloaded, Unavailable
 from foqs.fairness.keys import TopicKey, lane_key, unpack_throttles
@@ -31,14 +33,14 @@ GroupKey = tuple[int, int]
 """(fingerprint, cause)"""
 
 
-def dead_lane(shard: Shard, key: TopicKey) -> int | None:
+def dead_lane(memory: ShardMemory, key: TopicKey) -> int | None:
     """Return the number of the topic's lane in the shard; None if it has no dead letters."""
-    lane = shard.lanes.get(lane_key(key))
+    lane = memory.lanes.get(lane_key(key))
     return lane.number if lane is not None and lane.dead else None
 
 
 def queue(state: State, shard: Shard, read: DeadRead) -> None:
-    shard.dead_reads.append(read)
+    shard.queue.dead_reads.append(read)
     state.touch(shard)
 
 
@@ -89,13 +91,13 @@ class FailureListing:
     def timed_out(self, shards: Mapping[int, Shard]) -> None:
         self.done = True
         for shard in shards.values():
-            shard.drop_reads(self._read)
+            shard.queue.drop_reads(self._read)
         self._fail(Unavailable("a shard did not answer in time"))
 
     def _next_shard(self) -> None:
         while self._left:
             shard = self._state.shards.get(self._left[-1])
-            if shard is not None and dead_lane(shard, self._key) is not None:
+            if shard is not None and dead_lane(shard.memory, self._key) is not None:
                 self._of_shard = set()
                 self._ask(shard, None if self._after is None else (self._after[0], 0))
                 return
@@ -105,7 +107,7 @@ class FailureListing:
         self._reply([self._groups[key] for key in keys[: self._limit]], self._more or len(keys) > self._limit)
 
     def _ask(self, shard: Shard, after: FailurePosition | None) -> None:
-        lane = dead_lane(shard, self._key)
+        lane = dead_lane(shard.memory, self._key)
         if lane is None:
             self._left.pop()
             self._next_shard()
@@ -227,12 +229,12 @@ class RedrivePage:
         shard = state.shards.get(ask.shard)
         if shard is None or not state.settles(shard):
             self._end(NotServed("the shard is not served here now"))
-        elif shard.full:
+        elif shard.queue.full:
             self._end(Overloaded("too much waits for the shard", _RETRY_MS))
-        elif shard.in_takeover_grace(now_ms):
+        elif shard.owner.in_takeover_grace(now_ms):
             # The previous owner may still have items in memory, and could lease them after they returned.
             self._end(Unavailable("the shard was just taken from another host", shard.config.confirm_ms))
-        elif (lane := dead_lane(shard, ask.key)) is None:
+        elif (lane := dead_lane(shard.memory, ask.key)) is None:
             self._end(self._outcome)
         else:
             state.deadlines.push(deadline_ms, self)
@@ -252,7 +254,7 @@ class RedrivePage:
             self._moves.timed_out(shards)
             return
         for shard in shards.values():
-            shard.drop_reads(self._read)
+            shard.queue.drop_reads(self._read)
         self._end(Unavailable("the shard did not answer in time; nothing was changed"))
 
     def _end(self, outcome: PageOutcome | FoqsError) -> None:
@@ -301,7 +303,7 @@ class RedrivePage:
             if left:
                 return
             shard = self._state.shards.get(self._ask.shard)
-            lane = None if shard is None else dead_lane(shard, self._ask.key)
+            lane = None if shard is None else dead_lane(shard.memory, self._ask.key)
             if shard is None or lane is None:
                 self._end(self._outcome if shard is not None else NotServed("the shard is not served here now"))
             else:
@@ -342,13 +344,13 @@ class RedrivePage:
             group = (failure.fingerprint, failure.cause)
             if ask.per_group and taken.get(group, 0) >= ask.per_group:
                 continue
-            lane = shard.lane_numbers.get(failure.lane)
+            lane = shard.memory.lane_numbers.get(failure.lane)
             if lane is None or not ask.wanted.matches_headers(row.headers):
                 continue
-            item = shard.known.get(failure.id) or _item_of(row, lane)
+            item = shard.memory.known.get(failure.id) or _item_of(row, lane)
             if item.phase is Phase.LEASED:
                 outcome.leased += 1
-            elif item.lane is lane and _stays(shard, item, self._state.now_ms):
+            elif item.lane is lane and _stays(shard.owner, item, self._state.now_ms):
                 topic = ask.to_topic or failure.topic.decode()
                 error = self._refusal(topic, wanted)
                 if error is not None:
@@ -408,10 +410,10 @@ class RedrivePage:
         self._outcome.redriven = len(groups)
 
 
-def _stays(shard: Shard, item: Item, now_ms: int) -> bool:
+def _stays(owner: ShardOwner, item: Item, now_ms: int) -> bool:
     """Return True if nothing else takes the item out of its topic: a delete, its TTL, another redrive."""
     change = change_of(item)
-    return (change is None or change.cause is Cause.DUE) and not 0 < item.expires_at_ms <= now_ms - shard.late_ms
+    return (change is None or change.cause is Cause.DUE) and not 0 < item.expires_at_ms <= now_ms - owner.late_ms
 
 
 def _item_of(row: DeadRow, lane: Lane[Item]) -> Item:

@@ -21,6 +21,7 @@ from foqs.engine import enqueue
 from foqs.engine.calls import EnqueueCall
 from foqs.engine.enqueue import RETRY_MS, cut
 from foqs.engine.shard import Shard
+from foqs.engine.shard_queue import ShardQueue
 from foqs.engine.state import State
 from foqs.errors import NotServed, Overloaded, Unavailable
 from foqs.ids import hash_slot_bounds, hash_slot_of
@@ -46,7 +47,7 @@ def place_taken(state: State, call: EnqueueCall, number: int, items: Sequence[Ke
     here: list[Keyed] = []
     away: list[Keyed] = []
     for one in items:
-        (here if shard is None or shard.keys.takes(one.dedup.digest) else away).append(one)
+        (here if shard is None or shard.queue.keys.takes(one.dedup.digest) else away).append(one)
     if here:
         place(state, call, number, here, now_ms)
     return away
@@ -55,30 +56,30 @@ def place_taken(state: State, call: EnqueueCall, number: int, items: Sequence[Ke
 def place(state: State, call: EnqueueCall, number: int, items: Sequence[Keyed], now_ms: int) -> None:
     """Give `items` to the shard that has their slots, or refuse them."""
     shard = state.shards.get(number)
-    if shard is None or shard.state is not ShardState.SERVING:
+    if shard is None or shard.owner.state is not ShardState.SERVING:
         elsewhere = number and state.shards_elsewhere
         error = NotServed() if elsewhere else Unavailable("the keys' shard is not open", RETRY_MS)
         call.refused([one.at for one in items], error)
     elif not shard.healthy(now_ms):
         call.refused([one.at for one in items], enqueue.unusable(shard, now_ms))
     else:
-        room = shard.config.pending_rows - shard.chunk_rows - len(shard.changes)
+        room = shard.config.pending_rows - shard.queue.chunk_rows - len(shard.queue.changes)
         if len(items) > room or not state.budget.fits(0, state.config.host.input_share + _BUDGET_SHARE):
             call.refused([one.at for one in items], Overloaded("the shard's buffers are full", RETRY_MS))
             return
-        full = len(shard.lanes) >= shard.config.lanes and not shard.replaces_lanes()
-        refused = [one for one in items if full and one.lane not in shard.lanes]
+        full = len(shard.memory.lanes) >= shard.config.lanes and not shard.replaces_lanes()
+        refused = [one for one in items if full and one.lane not in shard.memory.lanes]
         if refused:
             call.refused([one.at for one in refused], enqueue.too_many_lanes(shard))
-        taken = [one for one in items if one.lane in shard.lanes] if full else items
-        _store(shard, call, [one for one in taken if shard.keys.add(one, call)])
+        taken = [one for one in items if one.lane in shard.memory.lanes] if full else items
+        _store(shard.queue, call, [one for one in taken if shard.queue.keys.add(one, call)])
         state.touch(shard)
 
 
-def _store(shard: Shard, call: EnqueueCall, new: list[Keyed]) -> None:
-    for start, end, size in cut([one.size_bytes for one in new], shard.max_batch_bytes // 2):
+def _store(queue: ShardQueue, call: EnqueueCall, new: list[Keyed]) -> None:
+    for start, end, size in cut([one.size_bytes for one in new], queue.max_batch_bytes // 2):
         part = new[start:end]
-        request = KeyedRequest(shard.keys, call, part)
+        request = KeyedRequest(queue.keys, call, part)
         call.unsent.append(request)
         chunk = Chunk(
             request,
@@ -89,47 +90,46 @@ def _store(shard: Shard, call: EnqueueCall, new: list[Keyed]) -> None:
             [one.dedup for one in part],
             {one.lane: one.weight for one in part if one.weight} or None,
         )
-        shard.chunks.append(chunk)
-        shard.chunk_rows += len(part)
+        queue.add(chunk)
 
 
 # ------------------------------------------------------------------------------------------ batches
 
 
-def fill_transaction(shard: Shard, batch: ShardBatch, transaction: Batch) -> bool:
+def fill_transaction(queue: ShardQueue, batch: ShardBatch, transaction: Batch) -> bool:
     """Add the changes of keys and slots. Return True if there are any."""
-    _add_moved_slots(shard, batch, transaction)
-    transaction.dedup_gone, shard.keys.gone = shard.keys.gone, None
-    transaction.slots, shard.keys.wanted = shard.keys.wanted, None
-    shard.keys.in_flight = transaction.slots
+    _add_moved_slots(queue, batch, transaction)
+    transaction.dedup_gone, queue.keys.gone = queue.keys.gone, None
+    transaction.slots, queue.keys.wanted = queue.keys.wanted, None
+    queue.keys.in_flight = transaction.slots
     return transaction.dedup_gone is not None or transaction.slots is not None or bool(transaction.dedup_copied)
 
 
-def rows_of(shard: Shard, chunk: Chunk, now_ms: int) -> list[DedupRow]:
+def rows_of(queue: ShardQueue, chunk: Chunk, now_ms: int) -> list[DedupRow]:
     """Return the rows of a chunk's keys, for the transaction being built. Its items have their ids."""
     assert isinstance(chunk.request, KeyedRequest)
     chunk.request.sent = True
-    expires_at_ms = now_ms + shard.dedup_window_ms
-    shard.keys.scan.inserted(expires_at_ms)
+    expires_at_ms = now_ms + queue.dedup_window_ms
+    queue.keys.scan.inserted(expires_at_ms)
     return [
         DedupRow(dedup.digest, dedup.content, item.id, expires_at_ms)
         for dedup, item in zip(chunk.dedup or (), chunk.items, strict=True)
     ]
 
 
-def transaction_applied(shard: Shard, transaction: Batch, now_ms: int, *, committed: bool) -> None:
+def transaction_applied(queue: ShardQueue, transaction: Batch, now_ms: int, *, committed: bool) -> None:
     if transaction.slots is not None:
-        shard.keys.in_flight = None
+        queue.keys.in_flight = None
         if committed:
-            shard.keys.held = transaction.slots
-        elif shard.keys.wanted is None:
-            shard.keys.wanted = transaction.slots
-    if transaction.dedup_gone is not None and shard.keys.scan.outstanding:
+            queue.keys.held = transaction.slots
+        elif queue.keys.wanted is None:
+            queue.keys.wanted = transaction.slots
+    if transaction.dedup_gone is not None and queue.keys.scan.outstanding:
         if committed:
-            shard.keys.scan.outstanding = 0
-            shard.keys.scan.finish(now_ms)
+            queue.keys.scan.outstanding = 0
+            queue.keys.scan.finish(now_ms)
         else:
-            shard.keys.gone = transaction.dedup_gone
+            queue.keys.gone = transaction.dedup_gone
 
 
 def settle_known(batch: ShardBatch, known: Mapping[int, DedupRow]) -> None:
@@ -161,7 +161,7 @@ class ExpiredKeysRead(ScanRead):
         scan.read(bound_ms, found.complete and bound_ms == found.bound_ms, found.next_ms)
         if found.first_ms and found.first_ms <= bound_ms:
             scan.outstanding = 1
-            shard.keys.gone = (self.wanted.from_ms, bound_ms)
+            shard.queue.keys.gone = (self.wanted.from_ms, bound_ms)
         else:
             scan.finish(now_ms)
 
@@ -169,19 +169,19 @@ class ExpiredKeysRead(ScanRead):
 # ------------------------------------------------------------------------------------------ slots that move
 
 
-def due(shard: Shard) -> bool:
+def due(queue: ShardQueue) -> bool:
     """Return True if the next batch has rows to copy or a slot to give."""
-    return bool(shard.keys.copies) or _next_give(shard) is not None
+    return bool(queue.keys.copies) or _next_give(queue) is not None
 
 
-def _add_moved_slots(shard: Shard, batch: ShardBatch, transaction: Batch) -> None:
-    keys = shard.keys
+def _add_moved_slots(queue: ShardQueue, batch: ShardBatch, transaction: Batch) -> None:
+    keys = queue.keys
     batch.copies, keys.copies = keys.copies, []
     for copy in batch.copies:
         transaction.dedup_copied += copy.rows
         if copy.rows:
             keys.scan.inserted(min(row.expires_at_ms for row in copy.rows))
-    give = _next_give(shard)
+    give = _next_give(queue)
     if give is None:
         return
     last = keys.last
@@ -193,9 +193,9 @@ def _add_moved_slots(shard: Shard, batch: ShardBatch, transaction: Batch) -> Non
     keys.wanted = Holding(give.stamp, without(give.slot, last.bits))
 
 
-def _next_give(shard: Shard) -> Give | None:
+def _next_give(queue: ShardQueue) -> Give | None:
     """Return the first give whose slot has no pending key: no more keys of it are accepted."""
-    return next((give for give in shard.keys.gives if not shard.keys.under_way(give.slot)), None)
+    return next((give for give in queue.keys.gives if not queue.keys.under_way(give.slot)), None)
 
 
 @dataclass(slots=True, eq=False)
@@ -212,13 +212,13 @@ class GiveRead(Read):
 
     def apply(self, shard: Shard, saved: bool, now_ms: int) -> None:
         if saved:
-            shard.keys.gives.remove(self.give)
+            shard.queue.keys.gives.remove(self.give)
             self.give.done(self.rows)
         else:
             self.missed(shard, now_ms)
 
     def missed(self, shard: Shard, now_ms: int) -> None:
-        shard.keys.gives.remove(self.give)
+        shard.queue.keys.gives.remove(self.give)
         self.give.done(_not_moved())
 
 

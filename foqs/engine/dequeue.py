@@ -238,10 +238,10 @@ def _sources(
             continue
         window = lane.window
         if window is None:
-            window = shard.open_window(lane)
+            window = shard.memory.open_window(lane)
         window.used_ms = now_ms
         if not may_lease:
-            shard.stalled[topic.key] = None
+            shard.memory.stalled[topic.key] = None
             lacking.append((shard, lane, window))
         elif not window.entries:
             lacking.append((shard, lane, window))
@@ -276,7 +276,7 @@ def _lease(
             break
         shard, lease = shards[item.id >> 48], getrandbits(62) + 1
         item.give_lease(lease, wanted_ms or body.lease_ms or default_ms, given)
-        shard.unwritten.append((now_ms, item, lease))
+        shard.queue.unwritten.append((now_ms, item, lease))
         found.append((shard, item, lease))
         if item.at_most_once:
             call.commits = True

@@ -24,8 +24,9 @@ from foqs.fairness.keys import LaneKey, TopicKey
 from foqs.ids import shard_of
 from foqs.policies.settings import Settings
 from foqs.rows import NewItem, Opened
-from foqs.shardmgr.lifecycle import BreakerSettings, ShardState
+from foqs.shardmgr.lifecycle import BreakerSettings, BreakerState, ShardState
 
+_CLOSED = BreakerState.CLOSED
 _HOUSEKEEPING_MS = 1_000
 _WINDOW_IDLE_MS = 60_000
 _IDLE_SHARE = 0.5
@@ -58,8 +59,9 @@ class Engine(State):
         """Follow a configuration that differs from the present one in live keys alone."""
         self.config, breaker = config, BreakerSettings(**config.breaker.model_dump())
         for shard in self.shards.values():
-            shard.config, shard.breaker.settings = config.host, breaker
-            shard.hang_ms, shard.dedup_window_ms = breaker.hang_ms, config.limits.dedup_window_ms
+            shard.configure(config.host)
+            shard.owner.configure_breaker(breaker)
+            shard.queue.configure_dedup(config.limits.dedup_window_ms)
         for shard in self.serving:  # with shorter delays, a shard may have something due now
             self.touch(shard)
 
@@ -77,8 +79,8 @@ class Engine(State):
             number, config.host, breaker, self.topics, self.residents, self.budget, self.counters, self.policies,
             self.ask_script,
         )  # fmt: skip
-        shard.dedup_window_ms = config.limits.dedup_window_ms
-        shard.touch = partial(self.touch, shard)
+        shard.queue.configure_dedup(config.limits.dedup_window_ms)
+        shard.queue.connect(partial(self.touch, shard))
         return shard
 
     def fill(self, shard: Shard, opened: Opened, then: Callable[[], None]) -> None:
@@ -107,8 +109,10 @@ class Engine(State):
 
     def drained(self, shard: Shard, now_ms: int) -> None:
         """Close a shard after its drain, or at the end of the grace period. The caller may then close the store."""
-        if shard.in_flight is not None and shard.unsettled is None:
-            shard.unsettled, shard.in_flight = shard.in_flight, None  # its result will not arrive
+        queue = shard.queue
+        in_flight = queue.in_flight
+        if in_flight is not None and queue.unsettled is None:
+            queue.outcome_unknown(in_flight)  # its result will not arrive
         error = Unavailable("the host is shutting down") if self.draining else NotServed()
         shard_life.close(self, shard, now_ms, error)
 
@@ -124,8 +128,8 @@ class Engine(State):
 
     def retire(self, shard: Shard) -> None:
         """Accept nothing new for one shard; its requests in progress continue. When it is `idle`, call `drained`."""
-        if shard.state is ShardState.SERVING:
-            shard.to(ShardState.DRAINING)
+        if shard.owner.state is ShardState.SERVING:
+            shard.owner.to(ShardState.DRAINING)
         self.touch(shard)
 
     # ------------------------------------------------------------------------------------- enqueue
@@ -217,12 +221,12 @@ class Engine(State):
             call.found(None, None, self.absent())
         elif not self.settles(shard):
             call.found(None, None, NotServed())
-        elif shard.full:
+        elif shard.queue.full:
             call.found(None, None, Overloaded("too much waits for the item's shard", OVERLOADED_RETRY_MS))
         else:
             self.deadlines.push(now_ms + timeout_ms, call)
             self.alarm(now_ms + timeout_ms)
-            shard.looks.add(item_id, call.found)
+            shard.queue.looks.add(item_id, call.found)
             self.touch(shard)
 
     def list(self, listing: Listing, now_ms: int, timeout_ms: int) -> None:
@@ -242,26 +246,24 @@ class Engine(State):
     def finished(self, shard: Shard, batch: ShardBatch, result: BatchResult, now_ms: int) -> None:
         """Take the result of a batch."""
         self.now_ms = now_ms
-        if shard.in_flight is not batch:
+        if shard.queue.in_flight is not batch:
             return  # the shard was closed while the batch was in flight
         if result.fenced:
             if result.outcome is Outcome.UNKNOWN and batch.transaction is not None:
-                shard.unsettled, shard.in_flight = (
-                    batch,
-                    None,
-                )  # the outcome stays unknown: none of its items may be stored again
+                shard.queue.outcome_unknown(batch)
             self.lose(shard, now_ms)
             return
-        was_healthy = shard.healthy(now_ms)
+        owner = shard.owner
+        was_sick = owner.lost or owner.breaker.state is not _CLOSED or now_ms - batch.begun_ms > owner.hang_ms
         batch_apply.apply(shard, batch, result, now_ms)
         if self.holdings.named and batch.changes:
             given = [change.item.given for change in batch.changes]
             consumers.freed(self, {one.worker: None for one in given if one is not None})
         if batch.transaction is not None and batch.transaction.slots is not None:
             self.slots_written()
-        if not was_healthy and shard.healthy(now_ms):
+        if was_sick and shard.healthy(now_ms):
             consumers.wake_all(self, shard)
-        if not result.ended:
+        if not result.ended and (shard.queue.returned or shard.queue.chunks):
             shard_life.place_again(self, shard, now_ms)
         self.touch(shard)
         consumers.wake(self, shard, now_ms)
@@ -275,12 +277,12 @@ class Engine(State):
             self.go_on()
         dirty, self.dirty = self.dirty, {}
         for shard in dirty:
-            if shard.woken:
+            if shard.memory.woken:
                 consumers.wake(self, shard, now_ms)
             batch = batch_build.build(shard, now_ms)
             if batch is not None:
                 self.submit(shard, batch)
-            if shard.returned:
+            if shard.queue.returned:
                 shard_life.place_again(self, shard, now_ms)
         if self.next_slice:
             next_slice, self.next_slice = self.next_slice, []
@@ -295,7 +297,7 @@ class Engine(State):
                 call.timed_out(self.shards)
         for shard in self.serving:
             shard_life.check_takeover_grace(self, shard, now_ms)
-            if shard.woken:  # a consumer whose wait ends gets the items that are ready by now
+            if shard.memory.woken:  # a consumer whose wait ends gets the items that are ready by now
                 consumers.wake(self, shard, now_ms)
         for waiting in self.patience.pop_due(now_ms):
             if not waiting.away:
@@ -314,11 +316,11 @@ class Engine(State):
         """Do the work of each second: confirm idle shards, remove empty lanes, and drop unused windows if memory is
         short."""
         for shard in self.serving:
-            if not 0 <= now_ms - shard.confirmed_ms < _CONFIRM_IDLE_MS:
-                shard.confirm_wanted = True
+            if not 0 <= now_ms - shard.owner.confirmed_ms < _CONFIRM_IDLE_MS:
+                shard.owner.want_confirmation()
                 self.touch(shard)
-            if not 0 <= now_ms - shard.clock_read_ms < _CLOCK_EVERY_MS:
-                shard.clock_wanted = True
+            if not 0 <= now_ms - shard.owner.clock_read_ms < _CLOCK_EVERY_MS:
+                shard.owner.want_clock()
                 self.touch(shard)
             if batch_build.idle_is_over(shard, now_ms):
                 self.touch(shard)
@@ -333,7 +335,8 @@ class Engine(State):
         at_ms = min(self.deadlines.next_ms(), self.patience.next_ms(), self.housekeeping_ms)
         for shard in self.serving:
             at_ms = min(at_ms, batch_build.next_ms(shard, now_ms))
-            if shard.grace_from_ms is not None and not shard.held:
+            owner = shard.owner
+            if owner.grace_from_ms is not None and not owner.held:
                 quiet_ms = shard.config.confirm_ms + 1
-                at_ms = min(at_ms, shard.grace_from_ms + quiet_ms if shard.in_takeover_grace(now_ms) else now_ms)
+                at_ms = min(at_ms, owner.grace_from_ms + quiet_ms if owner.in_takeover_grace(now_ms) else now_ms)
         return min(at_ms, next(iter(self.held_up.values()), NEVER_MS))

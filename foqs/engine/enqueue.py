@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from foqs.buffers.shard_batch import Chunk
 from foqs.engine.calls import EnqueueCall
 from foqs.engine.shard import Shard
+from foqs.engine.shard_owner import ShardOwner
 from foqs.engine.state import State
 from foqs.errors import Overloaded, Unavailable
 from foqs.fairness.keys import LaneKey
@@ -25,7 +26,7 @@ READ_ONLY = "the shard's database is read-only"
 
 def stores(state: State, now_ms: int) -> bool:
     """Return True if a shard can take items now."""
-    return any(shard.takes_new and shard.healthy(now_ms) for shard in state.serving)
+    return any(shard.owner.takes_new and shard.healthy(now_ms) for shard in state.serving)
 
 
 def place_all(
@@ -45,7 +46,7 @@ def place_all(
         call.chunks.append(chunk)
         place(state, chunk, now_ms)
         return
-    most_bytes = min([shard.max_batch_bytes for shard in state.serving], default=1 << 20) // 2
+    most_bytes = min([shard.queue.max_batch_bytes for shard in state.serving], default=1 << 20) // 2
     for start, end, size in cut(sizes, most_bytes):
         chunk = Chunk(call, indices[start:end], items[start:end], keys[start:end], size, None, weights)
         call.chunks.append(chunk)
@@ -59,14 +60,13 @@ def place(state: State, chunk: Chunk, now_ms: int) -> None:
     shard = choose(state, chunk, now_ms)
     share = state.config.host.input_share + 0.3
     if shard is None or not state.budget.fits(0, share):
-        healthy = [shard for shard in state.serving if shard.takes_new and shard.healthy(now_ms)]
+        healthy = [shard for shard in state.serving if shard.owner.takes_new and shard.healthy(now_ms)]
         error = _no_room(healthy, chunk) if healthy else _nowhere(state, now_ms)
         left = _place_known(state, chunk, healthy) if state.budget.fits(0, share) else chunk
         if left.items:
             chunk.request.refused(left.indices, error)
         return
-    shard.chunks.append(chunk)
-    shard.chunk_rows += len(chunk.items)
+    shard.queue.add(chunk)
     if not state.dirty:  # `touch`
         state.wake()
     state.dirty[shard] = None
@@ -78,18 +78,17 @@ def _place_known(state: State, chunk: Chunk, healthy: Sequence[Shard]) -> Chunk:
     parts: list[tuple[Shard, Chunk]] = []
     left = chunk
     for shard in healthy:
-        if shard.chunk_rows + len(shard.changes) >= shard.config.pending_rows:
+        if shard.queue.chunk_rows + len(shard.queue.changes) >= shard.config.pending_rows:
             continue
-        known = [at for at, key in enumerate(left.keys) if key in shard.lanes]
+        known = [at for at, key in enumerate(left.keys) if key in shard.memory.lanes]
         if known:
             parts.append((shard, left.part(known)))
-            left = left.part([at for at, key in enumerate(left.keys) if key not in shard.lanes])
+            left = left.part([at for at, key in enumerate(left.keys) if key not in shard.memory.lanes])
     request = chunk.request
     if parts and isinstance(request, EnqueueCall):
         request.chunks = [one for one in request.chunks if one is not chunk] + [part for _, part in parts]
     for shard, part in parts:
-        shard.chunks.append(part)
-        shard.chunk_rows += len(part.items)
+        shard.queue.add(part)
         state.touch(shard)
     return left
 
@@ -99,27 +98,29 @@ def choose(state: State, chunk: Chunk, now_ms: int) -> Shard | None:
     loaded of two random ones (Mitzenmacher 2001). Each transaction costs a flush. None: no shard has room for `chunk`.
 
     Every enqueue asks this of each shard, so `Shard.healthy` is written out."""
-    room: list[Shard] = []
+    room: list[tuple[int, Shard]] = []  # with the rows that wait or are in flight
     gathering, most_rows = None, -1
     for shard in state.serving:
-        if not shard.takes_new or shard.state is not _SERVING or shard.breaker.state is not _CLOSED or shard.lost:
+        owner, queue, config = shard.owner, shard.queue, shard.config
+        if not owner.takes_new or owner.state is not _SERVING or owner.breaker.state is not _CLOSED or owner.lost:
             continue
-        batch, rows, config = shard.in_flight, shard.chunk_rows, shard.config
-        if batch is not None and now_ms - batch.begun_ms > shard.hang_ms:
+        batch, rows = queue.in_flight, queue.chunk_rows
+        if batch is not None and now_ms - batch.begun_ms > owner.hang_ms:
             continue
-        if rows + len(shard.changes) >= config.pending_rows:
+        load = rows + len(queue.changes)
+        if load >= config.pending_rows:
             continue
-        if len(shard.lanes) >= config.lanes and not shard.takes_lanes(chunk):
+        if len(shard.memory.lanes) >= config.lanes and not shard.takes_lanes(chunk):
             continue
-        room.append(shard)
+        room.append((load if batch is None else load + batch.rows, shard))
         # Not where a database begins to hang.
         if most_rows < rows < _GATHER_ROWS and batch is not None and now_ms - batch.begun_ms <= _GATHER_MS:
             gathering, most_rows = shard, rows
     if gathering is not None or not room:
         return gathering
     random, count = state.rng.random, len(room)
-    shard, other = room[int(random() * count)], room[int(random() * count)]
-    return other if other.load < shard.load else shard
+    (load, shard), (other_load, other) = room[int(random() * count)], room[int(random() * count)]
+    return other if other_load < load else shard
 
 
 def place_elsewhere(state: State, shard: Shard, chunk: Chunk, now_ms: int) -> None:
@@ -135,21 +136,21 @@ def place_elsewhere(state: State, shard: Shard, chunk: Chunk, now_ms: int) -> No
         chunk.request.refused(chunk.indices, unusable(shard, now_ms))
 
 
-def again_ms(shard: Shard, now_ms: int) -> int:
+def again_ms(owner: ShardOwner, now_ms: int) -> int:
     """Return how long a refused caller should wait: until the breaker's next trial, and `RETRY_MS` at least."""
-    return max(RETRY_MS, shard.breaker.retry_at_ms(now_ms) - now_ms)
+    return max(RETRY_MS, owner.breaker.retry_at_ms(now_ms) - now_ms)
 
 
 def unusable(shard: Shard, now_ms: int) -> Unavailable:
     """The refusal of items whose keys are in slots of `shard`, which cannot store them now."""
     why = f"the shard of the dedup_key cannot be used now{_why_not([shard])}"
-    return Unavailable(why, again_ms(shard, now_ms))
+    return Unavailable(why, again_ms(shard.owner, now_ms))
 
 
 def _why_not(shards: Sequence[Shard]) -> str:
-    if any(shard.disk_full for shard in shards):
+    if any(shard.owner.disk_full for shard in shards):
         return f": {DISK_FULL}"
-    return f": {READ_ONLY}" if any(shard.read_only for shard in shards) else ""
+    return f": {READ_ONLY}" if any(shard.owner.read_only for shard in shards) else ""
 
 
 def _no_room(healthy: Sequence[Shard], chunk: Chunk) -> Overloaded:
@@ -169,7 +170,7 @@ def _too_many_lanes(where: str, shard: Shard) -> Overloaded:
 
 
 def _nowhere(state: State, now_ms: int) -> Unavailable:
-    retry_ms = min((again_ms(shard, now_ms) for shard in state.serving), default=RETRY_MS)
+    retry_ms = min((again_ms(shard.owner, now_ms) for shard in state.serving), default=RETRY_MS)
     return Unavailable(f"no shard can take items now{_why_not(state.serving)}", retry_ms)
 
 

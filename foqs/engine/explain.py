@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from foqs.engine.concurrency import AnyGate, Parked
 from foqs.engine.item_ops import change_at_limit, given_of
 from foqs.engine.shard import Shard
+from foqs.engine.shard_owner import ShardOwner
 from foqs.engine.state import State
 from foqs.engine.stats import count
 from foqs.engine.workers import LATELY_MS
@@ -66,20 +67,21 @@ def not_served(shard: int, *, disabled: bool = False) -> Explanation:
 
 def of_shard(state: State, shard: Shard, now_ms: int) -> list[Any]:
     """Return why no item of the shard is leased now."""
+    owner = shard.owner
     number, reasons = shard.number, []
-    if state.draining or shard.state is not ShardState.SERVING:
+    if state.draining or owner.state is not ShardState.SERVING:
         return [_not_served(number, disabled=False)]
-    if shard.held:
+    if owner.held:
         why = f"The host of shard {number} waits until it knows which clock is right: its /readyz has the reason."
         reasons.append(_Reason(_Code.CLOCK_IN_DOUBT, why))
-    if shard.in_takeover_grace(now_ms):
-        assert shard.grace_from_ms is not None
-        until_ms = shard.grace_from_ms + shard.config.confirm_ms + 1
+    if owner.in_takeover_grace(now_ms):
+        assert owner.grace_from_ms is not None
+        until_ms = owner.grace_from_ms + shard.config.confirm_ms + 1
         why = f"Shard {number} was taken from a host that may still run: its items are leased {_in(until_ms, now_ms)}."
         reasons.append(_Reason(_Code.OWNER_IN_GRACE, why, until_ms))
     if not shard.healthy(now_ms):
         why = f"The database of shard {number} fails, is slow, or does not answer: see foqs doctor."
-        reasons.append(_Reason(_Code.BREAKER_OPEN, why, shard.breaker.retry_at_ms(now_ms) or None))
+        reasons.append(_Reason(_Code.BREAKER_OPEN, why, owner.breaker.retry_at_ms(now_ms) or None))
     return reasons
 
 
@@ -91,7 +93,7 @@ def of_item(state: State, shard: Shard, item: Item, now_ms: int) -> Explanation:
     eta_ms = None
     if item.phase is Phase.LEASED:
         found = idl.ItemState.LEASED
-        reasons.append(_leased(shard, item, now_ms))
+        reasons.append(_leased(shard.owner, item, now_ms))
     elif 0 < item.expires_at_ms <= now_ms:
         return Explanation([_Reason(_Code.GONE, "Its TTL has ended: it is removed soon.")])
     elif item.place is Place.TIMER:
@@ -218,8 +220,8 @@ def _delayed(item: Item, now_ms: int) -> Any:
     return _Reason(_Code.DELAYED, why, item.deliver_after_ms)
 
 
-def _leased(shard: Shard, item: Item, now_ms: int) -> Any:
-    worker, until_ms = given_of(shard, item).worker, item.lease_expires_at_ms
+def _leased(owner: ShardOwner, item: Item, now_ms: int) -> Any:
+    worker, until_ms = given_of(owner, item).worker, item.lease_expires_at_ms
     why = f"{f'Worker {worker}' if worker else 'A consumer'} has leased it, and the lease ends {_in(until_ms, now_ms)}"
     see = _command("topic stats", item.lane.topic.key)
     return _Reason(_Code.LEASED, f"{why}; see {see}.", until_ms, by=worker or None)

@@ -331,14 +331,14 @@ class TenantDequeue:
             may_lease = able[shard] if shard in able else ready_lanes.may_lease(self._state, able, shard, self.now_ms)
             if may_lease is None:
                 down = True
-                shard.stalled[key] = None
+                shard.memory.stalled[key] = None
                 continue
             window = lane.window
             if window is None:
-                window = shard.open_window(lane)
+                window = shard.memory.open_window(lane)
             window.used_ms = self.now_ms
             if not may_lease:
-                shard.stalled[key] = None
+                shard.memory.stalled[key] = None
                 lacking.append((shard, lane, window))
             elif not window.entries:
                 lacking.append((shard, lane, window))

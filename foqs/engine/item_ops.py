@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 from foqs.engine import throttling
 from foqs.engine.shard import Shard
+from foqs.engine.shard_owner import ShardOwner
+from foqs.engine.shard_queue import ShardQueue
 from foqs.errors import FoqsError, NotFound, StaleLease
 from foqs.fairness.keys import lane_key, pack_throttles, tenancy_of
 from foqs.hooks.protocol import Action, FailureResult
@@ -133,11 +135,11 @@ def _decide_nack(
         return StaleLease(_DEAD)
     if by_age and not since_ms and shard.policies.of(item.lane.topic.key).max_total_ms:
         decide = partial(_decide_nack, lease, asked, after, by_age, shard)
-        _look_first(shard, item, waits, lambda found, at_ms: decide(found, waits, now_ms, at_ms))
+        _look_first(shard.queue, item, waits, lambda found, at_ms: decide(found, waits, now_ms, at_ms))
         return False
     if item.at_most_once:
         change = Change(item, To.GONE, Cause.DROPPED, waits)
-    elif 0 < item.expires_at_ms <= now_ms - shard.late_ms:
+    elif 0 < item.expires_at_ms <= now_ms - shard.owner.late_ms:
         change = Change(item, To.GONE, Cause.TTL, waits)
     else:
         change = after(shard, item, waits, now_ms, since_ms)
@@ -146,7 +148,7 @@ def _decide_nack(
     return False
 
 
-def _look_first(shard: Shard, item: Item, waits: Waits, decide: Callable[[Item, int], Verdict]) -> None:
+def _look_first(queue: ShardQueue, item: Item, waits: Waits, decide: Callable[[Item, int], Verdict]) -> None:
     """Read since when the item could be delivered, and decide then."""
     request, at = waits
 
@@ -158,7 +160,7 @@ def _look_first(shard: Shard, item: Item, waits: Waits, decide: Callable[[Item, 
         if verdict is not False:
             request.settled(at, None if verdict is True else verdict)
 
-    shard.looks.add(item.id, looked)
+    queue.looks.add(item.id, looked)
 
 
 def release(lease: int) -> Op:
@@ -181,18 +183,18 @@ def give_back(shard: Shard, item: Item, waits: Waits | None, now_ms: int) -> Non
     if item.lane.flow is not None and item.given is not None and item.given.moment is not None:  # it was charged here
         item.lane.flow.refund(item.bytes)
         throttling.give_back(item)
-    if 0 < item.expires_at_ms <= now_ms - shard.late_ms:
+    if 0 < item.expires_at_ms <= now_ms - shard.owner.late_ms:
         shard.put(Change(item, To.GONE, Cause.TTL, waits), now_ms)
     elif item.place is Place.READY and not item.busy:
         item.lane.namespace.released += 1
-        shard.unlease(item)
+        shard.memory.unlease(item)
     else:
         shard.put(Change(item, To.READY, Cause.RELEASE, waits, attempt=item.attempt - 1), now_ms)
 
 
 def take_back(shard: Shard, item: Item, lease: int, now_ms: int) -> None:
     """End a lease that did not reach its consumer, unless it has ended or is being ended."""
-    if shard.known.get(item.id) is item and stands(item, lease):
+    if shard.memory.known.get(item.id) is item and stands(item, lease):
         give_back(shard, item, None, now_ms)
 
 
@@ -208,11 +210,11 @@ def mark(item: Item, *, begun: bool) -> None:
         item.given = item.given._replace(begun=begun)
 
 
-def given_of(shard: Shard, item: Item) -> Given:
+def given_of(owner: ShardOwner, item: Item) -> Given:
     """Return when a leased item was given, with its worker. Of a lease that this owner did not give, or has forgotten,
     only the last extension is known; it counts from the shard's opening at the earliest."""
     if item.given is None:
-        item.given = Given(max(shard.opened_ms, item.lease_expires_at_ms - item.lease_ms), "")
+        item.given = Given(max(owner.opened_ms, item.lease_expires_at_ms - item.lease_ms), "")
     return item.given
 
 
@@ -233,10 +235,10 @@ def extend(lease: int, lease_ms: int, begun: bool | None = None) -> Op:
         until_ms = now_ms + (lease_ms or item.lease_ms)
         stuck_after_ms = shard.policies.of(item.lane.topic.key).stuck_after_ms
         if stuck_after_ms:
-            until_ms = min(until_ms, given_of(shard, item).at_ms + stuck_after_ms)
+            until_ms = min(until_ms, given_of(shard.owner, item).at_ms + stuck_after_ms)
             if until_ms <= now_ms:
                 return StaleLease(f"the item was delivered more than stuck_after_ms ({stuck_after_ms}) ago")
-        if item.place is Place.READY and now is None and shard.confirmed(now_ms):
+        if item.place is Place.READY and now is None and shard.owner.confirmed(now_ms):
             # Not written yet: the write, within the bound, will have this end. (An owner that may have lost the shard
             # has to ask the database.)
             item.lease_expires_at_ms = until_ms

@@ -16,6 +16,7 @@ from foqs.engine.batch_reads import when_due
 from foqs.engine.dequeue import ITEM_OVERHEAD_BYTES
 from foqs.engine.item_ops import given_of, stands
 from foqs.engine.shard import Shard
+from foqs.engine.shard_memory import ShardMemory
 from foqs.engine.state import State
 from foqs.errors import FoqsError, Invalid, NotServed, Overloaded, Unavailable
 from foqs.fairness.keys import LaneKey, TopicKey, lane_key, tenancy_bytes, tenancy_of
@@ -54,12 +55,12 @@ class Spot(NamedTuple):
 
 
 def lanes_at(
-    shard: Shard, key: TopicKey, state: str, spot: Spot
+    memory: ShardMemory, key: TopicKey, state: str, spot: Spot
 ) -> Generator[None, None, tuple[list[int], Spot]]:  # fmt: skip
     """Find the next lanes with items of a topic on a shard: return their numbers, none if there are no more, and the
     spot with the group that they make. Yields between the slices of a long walk."""
     if spot.group is None:
-        lane = shard.lanes.get(lane_key(key))
+        lane = memory.lanes.get(lane_key(key))
         if lane is not None and lane.number is not None and _may_have(lane, state):
             return [lane.number], spot
         spot = spot.behind()
@@ -67,11 +68,11 @@ def lanes_at(
     above, end = spot.group
     if above < end:
         first = spot.after[0] - 1 if state == "ready" and spot.after is not None else above
-        numbers = yield from _group(shard, key, state, first, end)
+        numbers = yield from _group(memory, key, state, first, end)
         if numbers:
             last = numbers[-1] if len(numbers) == GROUP else end
             return numbers, Spot(spot.after, (above, last))
-    numbers = yield from _group(shard, key, state, end, None)
+    numbers = yield from _group(memory, key, state, end, None)
     return numbers, Spot(None, (end, numbers[-1] if numbers else end))
 
 
@@ -82,14 +83,16 @@ def _may_have(lane: Lane[Item], state: str) -> bool:
     return lane.total > (0 if state == "ready" else lane.ready)
 
 
-def _group(shard: Shard, key: TopicKey, state: str, above: int, end: int | None) -> Generator[None, None, list[int]]:
+def _group(
+    memory: ShardMemory, key: TopicKey, state: str, above: int, end: int | None
+) -> Generator[None, None, list[int]]:
     found: list[int] = []
-    while (tenants := shard.tenants.get(key)) is not None:
+    while (tenants := memory.tenants.get(key)) is not None:
         part = tenants.behind(above, _TURN)
         for number in part:
             if end is not None and number > end:
                 return found
-            lane = shard.lane_numbers.get(number)
+            lane = memory.lane_numbers.get(number)
             if lane is not None and _may_have(lane, state):
                 found.append(number)
                 if len(found) == GROUP:
@@ -229,7 +232,7 @@ class Listing:
             number, state, spot = self._at
             shard, lanes = self._host.shards.get(number), list[int]()
             if shard is not None:
-                lanes, spot = yield from lanes_at(shard, self._key, state, spot)
+                lanes, spot = yield from lanes_at(shard.memory, self._key, state, spot)
                 if self.done:
                     return
             if shard is not None and lanes:
@@ -243,7 +246,7 @@ class Listing:
                     return
                 self._hold(room_bytes)
                 after = spot.after_in(lanes, state)
-                shard.lists.append(ListRead(lanes, state, after, self._left, room_bytes, self._listed))
+                shard.queue.lists.append(ListRead(lanes, state, after, self._left, room_bytes, self._listed))
                 self._host.touch(shard)
                 return
             self._next_place()
@@ -271,7 +274,7 @@ class Listing:
         shard, after, read_bytes = self._host.shards.get(number), spot.after, 0
         for row in listed.rows:
             body = listed.bodies.get(row.id)
-            lane = shard.lane_numbers.get(row.lane) if shard is not None else None
+            lane = shard.memory.lane_numbers.get(row.lane) if shard is not None else None
             key = lane_key(self._key) if lane is None else lane.key
             size = 0 if body is None else body_bytes(body) + self._item_overhead_bytes + tenancy_bytes(*tenancy_of(key))
             if self._items and size > self._room_bytes:
@@ -316,7 +319,7 @@ class Listing:
     def timed_out(self, shards: Mapping[int, Shard]) -> None:
         self._end()
         for shard in shards.values():
-            shard.drop_reads(self._listed)
+            shard.queue.drop_reads(self._listed)
         self._fail(Unavailable("a shard did not answer in time"))
 
 
@@ -367,12 +370,12 @@ class Releasing(Settles):
     def _ask(self) -> Iterator[None]:
         while self._shards and self._error is None:
             shard = self._shards[0]
-            lanes, self._at = yield from lanes_at(shard, self._key, "leased", self._at)
+            lanes, self._at = yield from lanes_at(shard.memory, self._key, "leased", self._at)
             if self.done:
                 return
             if lanes:
                 after = self._at.after_in(lanes, "leased")
-                shard.lists.append(ListRead(lanes, "leased", after, _RELEASE_ROWS, _RELEASE_BYTES, self._read))
+                shard.queue.lists.append(ListRead(lanes, "leased", after, _RELEASE_ROWS, _RELEASE_BYTES, self._read))
                 self._state.touch(shard)
                 return
             self._next_shard()
@@ -395,7 +398,7 @@ class Releasing(Settles):
     def timed_out(self, shards: Mapping[int, Shard]) -> None:
         self.done = True
         for shard in shards.values():
-            shard.drop_reads(self._read)
+            shard.queue.drop_reads(self._read)
         self._reply(self._released, Unavailable("a shard did not answer in time"))
 
     def _next_shard(self) -> None:
@@ -413,18 +416,18 @@ class Releasing(Settles):
         for row in listed.rows:
             assert isinstance(row, TimerRow), "leased items have timer rows"
             self._at = self._at._replace(after=(row.due_ms, row.id))
-            item = shard.known.get(row.id)
-            lane = shard.lane_numbers.get(row.lane)
+            item = shard.memory.known.get(row.id)
+            lane = shard.memory.lane_numbers.get(row.lane)
             if item is None and row.id in listed.bodies and lane is not None:
                 item = from_found(Found(listed.bodies[row.id], None, row), lane)
             if item is None or not stands(item, row.lease):
                 continue
-            given = given_of(shard, item)
+            given = given_of(shard.owner, item)
             if self._worker not in (None, given.worker) or given.at_ms > self._given_until_ms:
                 continue
             self._open += 1
             if shard.policies.of(self._key).max_total_ms:
-                shard.looks.add(item.id, partial(self._looked, shard, row.lease))
+                shard.queue.looks.add(item.id, partial(self._looked, shard, row.lease))
             else:
                 self._release(shard, item, now_ms)
         if not listed.rows:
@@ -433,7 +436,7 @@ class Releasing(Settles):
 
     def _release(self, shard: Shard, item: Item, since_ms: int) -> None:
         now_ms = self._state.now_ms
-        change = when_due(shard, item, since_ms, now_ms - shard.late_ms)
+        change = when_due(shard, item, since_ms, now_ms - shard.owner.late_ms)
         change.waits.append((self, 0))
         shard.put(change, now_ms)
         self._state.touch(shard)

@@ -47,18 +47,19 @@ def bounds_of(state: State, topic: Topic[Lane[Item]]) -> Bounds:
 def leases(shard: Shard, now_ms: int) -> bool | None:
     """Return `Shard.may_lease`, None if the shard is not `Shard.healthy`. Each dequeue asks this of each shard, so both
     are written out for a shard that leases items."""
-    batch = shard.in_flight
+    owner = shard.owner
+    batch = shard.queue.in_flight
     if (
-        shard.state is not _SERVING
-        or shard.breaker.state is not _CLOSED
-        or shard.lost
-        or (batch is not None and now_ms - batch.begun_ms > shard.hang_ms)
+        owner.state is not _SERVING
+        or owner.breaker.state is not _CLOSED
+        or owner.lost
+        or (batch is not None and now_ms - batch.begun_ms > owner.hang_ms)
     ):
         return None
-    config, unwritten = shard.config, shard.unwritten
+    config, unwritten = shard.config, shard.queue.unwritten
     if (
-        shard.grace_from_ms is None
-        and 0 <= now_ms - shard.confirmed_ms <= config.confirm_ms
+        owner.grace_from_ms is None
+        and 0 <= now_ms - owner.confirmed_ms <= config.confirm_ms
         and (not unwritten or now_ms - unwritten[0][0] <= config.lease_write_delay_ms)
     ):
         return True
@@ -111,7 +112,7 @@ def ask_pages(state: State, sources: Iterable[Source]) -> None:
     """Ask for the pages that windows need."""
     for shard, lane, window in sources:
         if window.more and window.wants_page(shard.config.window_rows):
-            shard.pages_wanted[lane] = None
+            shard.queue.pages_wanted[lane] = None
             state.touch(shard)
 
 
@@ -141,7 +142,7 @@ def go_on_without(state: State, key: TopicKey) -> None:
 def want_bodies(state: State, shard: Shard, window: Window[Item]) -> None:
     for entry in window.entries[:_BODIES_AHEAD]:
         if entry[3].body is None:
-            shard.bodies_wanted[entry[2]] = entry[3]
+            shard.queue.bodies_wanted[entry[2]] = entry[3]
     state.touch(shard)
 
 
@@ -152,7 +153,7 @@ def drop(state: State, over: list[Item], now_ms: int) -> bool:
     for item in over:
         shard = state.shards[item.id >> 48]
         change: Change | None
-        if 0 < item.expires_at_ms <= now_ms - shard.late_ms:
+        if 0 < item.expires_at_ms <= now_ms - shard.owner.late_ms:
             change = Change(item, To.GONE, Cause.TTL)
         else:
             change = item_ops.change_at_limit(shard, item, now_ms)

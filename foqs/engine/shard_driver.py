@@ -41,12 +41,17 @@ LOST_RETRY_MS = 1_000
 DRAIN_CHECK_MS = 10
 
 
-class DrivenShard(Protocol):
-    """`foqs.engine.shard.Shard`, or the cluster simulation's."""
+class DrivenOwner(Protocol):
+    """`foqs.engine.shard_owner.ShardOwner`, or the cluster simulation's shard."""
 
     state: ShardState
 
     def to(self, state: ShardState) -> None: ...
+
+
+class DrivenShard(Protocol):
+    @property
+    def owner(self) -> DrivenOwner: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +204,7 @@ class ShardDriver:
     def _prepare(self, number: int, epoch_above: int) -> Prepare:
         self._attempts += 1
         self._lives[number] = _Life(self._attempts, epoch_above)
-        self._shards[number].to(ShardState.OPENING)
+        self._shards[number].owner.to(ShardState.OPENING)
         return Prepare(number, self._attempts)
 
     def unusable(self, number: int, attempt: int) -> Steps:
@@ -209,7 +214,7 @@ class ShardDriver:
             return []
         if life.unwanted:
             return self._forget_unopened(number)
-        self._shards[number].to(ShardState.ASSIGNED)
+        self._shards[number].owner.to(ShardState.ASSIGNED)
         return []
 
     def prepared(self, number: int, attempt: int, marks: Marks | None) -> Steps:
@@ -251,7 +256,7 @@ class ShardDriver:
         self._database(number, down=down, read_only=read_only)
         if life.unwanted or self.stopping:
             return self._close_unserved(number, life, clean=False)
-        self._shards[number].to(ShardState.ASSIGNED)
+        self._shards[number].owner.to(ShardState.ASSIGNED)
         again = Retry(number, attempt, HELD_RETRY_MS if held else RETRY_MS)
         return [NotOpened(number, reason, held), Discard(number), again, Changed()]
 
@@ -270,8 +275,8 @@ class ShardDriver:
         if not self._static:
             return self._forget(number)
         shard = self._shards[number]
-        if shard.state is ShardState.CLOSED:
-            shard.to(ShardState.ASSIGNED)
+        if shard.owner.state is ShardState.CLOSED:
+            shard.owner.to(ShardState.ASSIGNED)
         return [self._prepare(number, life.epoch_above)]
 
     # ------------------------------------------------------------------------------------- give up
@@ -281,12 +286,12 @@ class ShardDriver:
         shard, life = self._shards.get(number), self._lives.get(number)
         if shard is None:
             return []
-        if shard.state is ShardState.ASSIGNED:
+        if shard.owner.state is ShardState.ASSIGNED:
             return self._forget(number)
         assert life is not None
-        if shard.state is ShardState.OPENING:
+        if shard.owner.state is ShardState.OPENING:
             life.unwanted = True
-        elif shard.state is ShardState.SERVING:
+        elif shard.owner.state is ShardState.SERVING:
             life.deadline_ms = now_ms + handover_ms
             return [Retire(number), Changed(), Drain(number, life.attempt, 0)]
         return []
@@ -294,7 +299,7 @@ class ShardDriver:
     def drained(self, number: int, attempt: int, now_ms: int, *, idle: bool, in_grace: bool) -> Steps:
         """A released shard was looked at: `idle`: all its work is finished; `in_grace`: a replaced owner may live."""
         life = self._life(number, attempt)
-        if life is None or self.stopping or self._shards[number].state is not ShardState.DRAINING:
+        if life is None or self.stopping or self._shards[number].owner.state is not ShardState.DRAINING:
             return []  # lost, or `ended` closes it
         if not idle and now_ms < life.deadline_ms:
             return [Drain(number, attempt, DRAIN_CHECK_MS)]
@@ -329,7 +334,7 @@ class ShardDriver:
         """The grace of a stopping host has passed, or all work finished. Close every store that is or may be open."""
         steps: Steps = []
         for number, life in self._lives.items():
-            state = self._shards[number].state
+            state = self._shards[number].owner.state
             if state in (ShardState.SERVING, ShardState.DRAINING) and not life.closing:
                 in_order = number not in in_grace
                 steps += [End(number, in_order), Close(number, life.attempt, in_order)]
@@ -339,11 +344,11 @@ class ShardDriver:
 
     def _close_unserved(self, number: int, life: _Life, *, clean: bool) -> Steps:
         life.closing = True
-        self._shards[number].to(ShardState.CLOSED)
+        self._shards[number].owner.to(ShardState.CLOSED)
         return [Close(number, life.attempt, clean)]
 
     def _forget_unopened(self, number: int) -> Steps:
-        self._shards[number].to(ShardState.CLOSED)
+        self._shards[number].owner.to(ShardState.CLOSED)
         return self._forget(number)
 
     def _forget(self, number: int) -> Steps:

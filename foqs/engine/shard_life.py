@@ -8,23 +8,21 @@ its own state.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
 
-from foqs.buffers.checkpoint import NEVER_MS, Checkpoint
-from foqs.buffers.pending_dedup import Copy, DedupKeys, Give, KeyedRequest
+from foqs.buffers.pending_dedup import Copy, Give, KeyedRequest
 from foqs.buffers.shard_batch import ANSWERED, ShardBatch
 from foqs.engine import consumers, enqueue
 from foqs.engine.shard import Shard
-from foqs.engine.shard_memory import ShardMemory
+from foqs.engine.shard_queue import ShardQueue
 from foqs.engine.state import State, in_slices
 from foqs.errors import FoqsError, OutcomeUnknown, Unavailable
 from foqs.fairness.keys import LaneKey, lane_key, unpack_throttles
-from foqs.item import Cause, Item, Phase, Place
+from foqs.item import Cause, Item
 from foqs.prefetch.lane import Lane
 from foqs.rows import BACKLOG_SHIFT, Opened
-from foqs.shardmgr.lifecycle import BreakerState, ShardState
+from foqs.shardmgr.lifecycle import BreakerState
 
 _LANES = 2_000
 """Lanes that are made, woken or detached in one slice of the event loop."""
@@ -36,8 +34,7 @@ _LOST_COMMITTING = "the shard was lost while it committed"
 def fill(shard: Shard, opened: Opened) -> Iterator[None]:
     """Prepare the memory of a shard that the store has opened, a bounded number of lanes at a time: `shard.filled` has
     it at the end. Its lanes are attached to their topics, and count from `open_shard` on."""
-    memory = ShardMemory(shard.config, shard.topics, shard.residents, shard.budget, shard.counters)
-    memory.tenure.shard = None
+    memory = shard.new_memory()
     sets: dict[bytes, tuple[str, ...]] = {}  # one tuple a throttle set, for all lanes
     for at, row in enumerate(opened.lanes, 1):
         throttles = sets.get(row.throttles)
@@ -61,12 +58,12 @@ def fill(shard: Shard, opened: Opened) -> Iterator[None]:
     for at, lane in enumerate(memory.lanes.values(), 1):
         memory.count_items(lane, lane.total)
         if not lane.total:
-            memory.idle_lanes[lane.key] = lane  # `Shard.opened_ms` says since when
+            memory.idle_lanes[lane.key] = lane  # `ShardOwner.opened_ms` says since when
         if not at % _COUNTS:
             yield
     for number in opened.dead:
         memory.note_dead(memory.lane_numbers[number])
-    shard.filled = memory
+    shard.keep_filled(memory)
 
 
 @in_slices
@@ -78,45 +75,32 @@ def fill_in_slices(state: State, shard: Shard, opened: Opened, then: Callable[[]
 
 def unfill(state: State, shard: Shard) -> None:
     """Drop the memory of a shard that is not served after all."""
-    memory, shard.filled = shard.filled, None
+    memory = shard.take_filled()
     if memory is not None:
         _detach(state, memory.lanes)
 
 
 def open_shard(shard: Shard, opened: Opened, max_batch_bytes: int, begun_ms: int, now_ms: int) -> None:
     """Begin to serve a shard that the store owns since `begun_ms` or later."""
-    memory, shard.filled = shard.filled, None
+    memory = shard.take_filled()
     if memory is None:
         for _ in fill(shard, opened):
             pass
-        memory, shard.filled = shard.filled, None
+        memory = shard.take_filled()
     assert memory is not None, "the shard was filled"
-    shard.forget_all()
-    shard.adopt(memory)
-    shard.next_lane = next(reversed(shard.lane_numbers), 0) + 1  # they are in order
-    shard.epoch = opened.epoch
-    shard.max_batch_bytes = max_batch_bytes
-    shard.next_number = opened.next_number
-    shard.timers = Checkpoint(min(opened.due_from_ms, now_ms))
-    shard.ttls = Checkpoint(min(opened.expiry_from_ms, now_ms))
-    shard.keys = DedupKeys(min(opened.dedup_from_ms, now_ms), opened.slots)
-    shard.opened_ms = now_ms
-    shard.confirmed_ms = begun_ms  # counting a long backlog takes time, in which another host may have taken the shard
-    shard.grace_from_ms = now_ms if opened.replaced else None
-    shard.server = opened.server
-    shard.counters.shards_opened += 1
-    shard.to(ShardState.SERVING)
+    shard.open(memory, opened, max_batch_bytes, begun_ms, now_ms)
 
 
 @in_slices
 def wake_lanes(state: State, shard: Shard) -> Iterator[None]:
     """Have the consumers of all topics with ready items on `shard`, which was just opened, tried."""
-    tenure = shard.tenure
-    lanes = iter(list(shard.lanes.values()))
+    memory = shard.memory
+    tenure = memory.tenure
+    lanes = iter(list(memory.lanes.values()))
     while tenure.shard is not None and (part := list(islice(lanes, _LANES))):
         for lane in part:
             if lane.ready:
-                shard.wake_lane(lane, opened=True)
+                memory.wake_lane(lane, opened=True)
         state.touch(shard)
         if len(part) == _LANES:
             yield
@@ -124,22 +108,16 @@ def wake_lanes(state: State, shard: Shard) -> Iterator[None]:
 
 def check_takeover_grace(state: State, shard: Shard, now_ms: int) -> None:
     """Begin to lease items when the replaced owner can no longer do so, and the shard is not `held`."""
-    if shard.grace_from_ms is not None and not (shard.held or shard.in_takeover_grace(now_ms)):
-        shard.grace_from_ms = None
+    owner = shard.owner
+    if owner.grace_from_ms is not None and not (owner.held or owner.in_takeover_grace(now_ms)):
+        owner.end_grace()
         consumers.wake_all(state, shard)
         consumers.wake(state, shard, now_ms)  # tenants were skipped for it, also where no consumer waits
 
 
-def hold(shard: Shard) -> None:
-    """Deliver and scan nothing until `unhold`. Requests for known items continue: no other owner is in doubt."""
-    shard.held = True
-    if shard.grace_from_ms is None:
-        shard.grace_from_ms = NEVER_MS
-
-
 def unhold(state: State, shard: Shard) -> None:
-    """End what `hold` began. The next tick wakes the consumers."""
-    shard.held = False
+    """End what `ShardOwner.hold` began. The next tick wakes the consumers."""
+    shard.owner.unhold()
     state.touch(shard)
     state.alarm(state.now_ms)
 
@@ -155,25 +133,9 @@ def clock_set(state: State, by_ms: int) -> None:
     state.staying = {call: at_ms + by_ms for call, at_ms in state.staying.items()}
     state.housekeeping_ms = 0
     for shard in state.serving:
-        shard.confirmed_ms += by_ms
-        shard.opened_ms += by_ms
-        shard.clock_ahead_ms -= by_ms
-        shard.clock_read_ms += by_ms
-        if shard.grace_from_ms is not None:
-            shard.grace_from_ms += by_ms
-        if shard.down_from_ms is not None:
-            shard.down_from_ms += by_ms
-        if shard.unsettled is not None:
-            shard.unsettled.begun_ms += by_ms
-        if shard.in_flight is not None:
-            shard.in_flight.begun_ms += by_ms
-        for item in shard.known.values():
-            if item.given is not None:
-                item.given = item.given._replace(at_ms=item.given.at_ms + by_ms)
-        for _, item, lease in shard.unwritten:
-            if item.lease == lease and item.phase is Phase.LEASED and item.place is Place.READY and not item.busy:
-                item.lease_expires_at_ms += by_ms
-        shard.unwritten = deque((given_ms + by_ms, item, lease) for given_ms, item, lease in shard.unwritten)
+        shard.owner.shift(by_ms)
+        shard.queue.shift(by_ms)
+        shard.memory.shift(by_ms)
 
 
 def place_again(state: State, shard: Shard, now_ms: int) -> None:
@@ -182,27 +144,12 @@ def place_again(state: State, shard: Shard, now_ms: int) -> None:
     When the database cannot be used now, the chunks that wait behind them are placed, too: chunks with deduplication
     keys (they are refused), and the rest if another shard can store them. Else they wait for this shard.
     """
-    chunks, shard.returned = shard.returned, []
-    if shard.chunks and (shard.lost or not shard.breaker.closed):
-        elsewhere = enqueue.stores(state, now_ms)
-        chunks += [chunk for chunk in shard.chunks if elsewhere or chunk.dedup is not None]
-        shard.chunks = deque(chunk for chunk in shard.chunks if not elsewhere and chunk.dedup is None)
-        shard.chunk_rows = sum(len(chunk.items) for chunk in shard.chunks)
+    queue = shard.queue
+    chunks = queue.take_returned()
+    if queue.chunks and (shard.owner.lost or not shard.owner.breaker.closed):
+        chunks += queue.take_chunks(keyed=not enqueue.stores(state, now_ms))
     for chunk in chunks:
         enqueue.place_elsewhere(state, shard, chunk, now_ms)
-
-
-def close_shard(shard: Shard) -> None:
-    """Drop everything in memory."""
-    shard.to(ShardState.CLOSED)
-    for item in shard.known.values():
-        item.abandon()
-        shard.give(item)
-    shard.tenure.shard = None  # its lanes count no more
-    confirming = shard.confirming
-    shard.forget_all()
-    for confirmed in confirming:
-        confirmed()
 
 
 @in_slices
@@ -219,18 +166,19 @@ def _detach(state: State, lanes: dict[LaneKey, Lane[Item]]) -> Iterator[None]:
 
 def close(state: State, shard: Shard, now_ms: int, error: FoqsError) -> None:
     """Stop serving `shard`: place its unsent items elsewhere, and settle all else that waited for it with `error`."""
+    queue = shard.queue
     state.serving = [other for other in state.serving if other is not shard]
     state.dirty.pop(shard, None)
     state.throttling.concurrency.closed(shard)
-    batches = [batch for batch in (shard.in_flight, shard.unsettled) if batch is not None]
-    lanes, unknown, keys = shard.lanes, shard.unsettled, shard.keys
-    chunks = [*shard.chunks, *shard.returned, *(chunk for batch in batches for chunk in batch.chunks)]
-    changes = [change for change in shard.changes if change.item.change is change]
+    batches = [batch for batch in (queue.in_flight, queue.unsettled) if batch is not None]
+    lanes, unknown, keys = shard.memory.lanes, queue.unsettled, queue.keys
+    chunks = [*queue.chunks, *queue.returned, *(chunk for batch in batches for chunk in batch.chunks)]
+    changes = [change for change in queue.changes if change.item.change is change]
     changes += [change for batch in batches for change in batch.changes]
     moves: list[Give | Copy] = [*keys.gives, *keys.copies, *(copy for batch in batches for copy in batch.copies)]
-    looks = [look for waiting in shard.looks.values() for look in waiting]
-    reads = [*shard.lists, *shard.dead_reads, *(read for batch in batches for read in batch.reads)]
-    close_shard(shard)
+    looks = [look for waiting in queue.looks.values() for look in waiting]
+    reads = [*queue.lists, *queue.dead_reads, *(read for batch in batches for read in batch.reads)]
+    shard.close()
     _detach(state, lanes)
     for chunk in chunks:
         if unknown is not None and chunk in unknown.chunks:
@@ -261,28 +209,28 @@ _UNKNOWN = "the shard's database does not answer; the change may have been made"
 
 def check_silence(state: State, shard: Shard, now_ms: int) -> None:
     """Open the breaker if the batch in flight hangs. Answer the requests that wait for a database that is silent."""
-    flight = shard.in_flight
-    hangs = flight is not None and now_ms - flight.begun_ms > shard.hang_ms
+    owner, queue = shard.owner, shard.queue
+    flight = queue.in_flight
+    hangs = flight is not None and now_ms - flight.begun_ms > owner.hang_ms
     if hangs:
-        if shard.breaker.state is not BreakerState.OPEN:
-            shard.breaker.trip(now_ms)
+        if owner.breaker.state is not BreakerState.OPEN:
+            owner.breaker.trip(now_ms)
         state.hangs(shard)
     from_ms = shard.silent_from_ms()
-    if from_ms is None or now_ms - from_ms <= shard.hang_ms:
+    if from_ms is None or now_ms - from_ms <= owner.hang_ms:
         return
-    if hangs or shard.lost:
-        chunks, shard.chunks, shard.chunk_rows = shard.chunks, deque(), 0
-        for chunk in chunks:
+    if hangs or owner.lost:
+        for chunk in queue.take_chunks():
             enqueue.place_elsewhere(state, shard, chunk, now_ms)
-    for batch in (flight, shard.unsettled):
-        if batch is not None and now_ms - batch.begun_ms > 2 * shard.hang_ms:
-            _doubt(batch, enqueue.again_ms(shard, now_ms))
-    if 0 <= now_ms - shard.answered_ms < _AGAIN_MS:
+    for batch in (flight, queue.unsettled):
+        if batch is not None and now_ms - batch.begun_ms > 2 * owner.hang_ms:
+            _doubt(batch, enqueue.again_ms(owner, now_ms))
+    if 0 <= now_ms - owner.answered_ms < _AGAIN_MS:
         return
-    shard.answered_ms = now_ms
-    refused = Unavailable(_NOT_SENT, enqueue.again_ms(shard, now_ms))
+    owner.answered(now_ms)
+    refused = Unavailable(_NOT_SENT, enqueue.again_ms(owner, now_ms))
     _refuse_changes(shard, refused)
-    _refuse_reads(shard, refused)
+    _refuse_reads(queue, refused)
 
 
 def _doubt(batch: ShardBatch, again_ms: int) -> None:
@@ -307,7 +255,7 @@ def _doubt(batch: ShardBatch, again_ms: int) -> None:
 
 def _refuse_changes(shard: Shard, refused: FoqsError) -> None:
     """Withdraw the changes that no transaction has. One that a scan found stays, and may take place without them."""
-    for change in list(shard.changes):
+    for change in list(shard.queue.changes):
         if not change.waits or change.cause is Cause.LEASE or change.item.change is not change:
             continue
         waits, undone = list(change.waits), False
@@ -316,17 +264,15 @@ def _refuse_changes(shard: Shard, refused: FoqsError) -> None:
         error = refused if undone else OutcomeUnknown(_UNKNOWN)
         for settles, at in waits:
             settles.settled(at, error)
-    # No batch drops those withdrawn, and with enough of them the shard would count as full.
-    shard.changes = deque(change for change in shard.changes if change.item.change is change)
+    shard.queue.drop_superseded()
 
 
-def _refuse_reads(shard: Shard, refused: FoqsError) -> None:
+def _refuse_reads(queue: ShardQueue, refused: FoqsError) -> None:
     """Refuse look-ups and lists, also in flight: their results come too late."""
-    for item_id in list(shard.looks):
-        for look in shard.looks.take(item_id):
+    for item_id in list(queue.looks):
+        for look in queue.looks.take(item_id):
             look(None, None, refused)
-    reads = [*shard.lists, *shard.dead_reads, *(shard.in_flight.reads if shard.in_flight is not None else ())]
-    shard.lists = []
-    shard.dead_reads.clear()
+    in_flight = queue.in_flight
+    reads = [*queue.take_lists(), *(in_flight.reads if in_flight is not None else ())]
     for read in reads:
         read.refuse(refused)

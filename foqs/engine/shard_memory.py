@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from itertools import islice
+from typing import Any
 
 from foqs.bounds import Budget
 from foqs.buffers.tail import Tail
 from foqs.config.schema import HostSection
 from foqs.counters import Counters
+from foqs.engine.shard_queue import ShardQueue
 from foqs.fairness.keys import LaneKey, TopicKey, is_plain, lane_key, tenancy_of, topic_key
 from foqs.fairness.topics import TenantLanes, Topics
 from foqs.item import KNOWN_BYTES, Cause, Change, Item, Phase, Place, To
@@ -27,28 +29,24 @@ _READY, _WINDOW = Place.READY, Phase.WINDOW
 class ShardMemory:
     """Invariant: an id is in `known` while its item is in a window, leased (unless its written lease was dropped from
     memory), or has a change waiting or in flight; a page row with a known id is skipped. An unindexed item is in one of
-    these states: one that leaves its window gets a change that writes its row.
-
-    `touch` is called when a change waits that no caller of this shard asked for."""
-
-    touch: Callable[[], None]
+    these states: one that leaves its window gets a change that writes its row."""
 
     def __init__(
-        self, config: HostSection, topics: Topics[Lane[Item]], residents: Residents, budget: Budget, counters: Counters
-    ) -> None:
+        self, config: HostSection, topics: Topics[Lane[Item]], residents: Residents, budget: Budget,
+        counters: Counters, queue: ShardQueue,
+    ) -> None:  # fmt: skip
         self.config = config
         self.topics = topics
         self.residents = residents
         self.budget = budget
         self.counters = counters
-        self.touch = lambda: None
+        self.queue = queue
         self.forget_items()
 
     def forget_items(self) -> None:
         """Begin with nothing in memory. The lanes of an earlier tenure are the caller's to detach."""
-        self.tenure = self.topics.tenure(self)
+        self.tenure = self.topics.tenure(None)
         self.known: dict[int, Item] = {}
-        self.changes: deque[Change] = deque()  # that wait for the next transaction
         self.tail = Tail(self.known)
         self.written: dict[int, Item] = {}  # items with a written lease, the longest unchanged first
         self.lanes: dict[LaneKey, Lane[Item]] = {}
@@ -57,10 +55,54 @@ class ShardMemory:
         self.tenants: dict[TopicKey, TenantLanes] = {}  # of the topics that have more than their plain lane
         self.dead_lanes: set[int] = set()  # numbers of lanes that are `dead`
         self.idle_lanes: dict[LaneKey, Lane[Item]] = {}
-        self.pages_wanted: dict[Lane[Item], None] = {}
-        self.bodies_wanted: dict[int, Item] = {}
         self.woken: dict[TopicKey, None] = {}  # topics whose waiting consumers are tried next
         self.unleased: list[str] = []  # workers that gave back items at once; each of these woke its topic
+        self.stalled: dict[TopicKey, None] = {}  # topics that were asked for while this shard could lease nothing
+        self.limited: dict[str, Any] = {}  # by namespace: see `foqs.engine.concurrency`
+
+    def configure(self, config: HostSection) -> None:
+        self.config = config
+
+    def shift(self, by_ms: int) -> None:
+        """Follow the host's clock, which was set by `by_ms`."""
+        for item in self.known.values():
+            if item.given is not None:
+                item.given = item.given._replace(at_ms=item.given.at_ms + by_ms)
+
+    def abandon(self) -> None:
+        """Give back the memory of all items. The lanes count no more."""
+        for item in self.known.values():
+            item.abandon()
+            self.give(item)
+        self.tenure.shard = None
+
+    # ------------------------------------------------------------------------------------- topics to try
+
+    def take_woken(self, most: int) -> dict[TopicKey, None]:
+        """Take out topics whose consumers are tried now, `most` at a time."""
+        woken = self.woken
+        if len(woken) <= most:
+            self.woken = {}
+            return woken
+        part = dict.fromkeys(islice(woken, most))
+        for key in part:
+            del woken[key]
+        return part
+
+    def stall(self) -> None:
+        """Try the topics that woke when the shard may lease items again."""
+        self.stalled.update(self.woken)
+        self.woken = {}
+
+    def resume(self) -> dict[TopicKey, None]:
+        """Wake the topics that were stalled, and return them."""
+        stalled, self.stalled = self.stalled, {}
+        self.woken.update(stalled)
+        return stalled
+
+    def take_unleased(self) -> list[str]:
+        unleased, self.unleased = self.unleased, []
+        return unleased
 
     # ------------------------------------------------------------------------------------- lanes
 
@@ -95,12 +137,12 @@ class ShardMemory:
                 lane.tenants = self.tenants[lane.topic.key] = TenantLanes()
             lane.tenants.add(number)
 
-    def adopt(self, filled: ShardMemory) -> None:
-        """Take over the lanes of `filled`, which count from now on."""
+    def adopt(self, filled: ShardMemory, shard: object) -> None:
+        """Take over the lanes of `filled`, which count from now on as lanes of `shard`."""
         self.tenure, self.lanes, self.lane_numbers = filled.tenure, filled.lanes, filled.lane_numbers
         self.totals, self.tenants = filled.totals, filled.tenants
         self.dead_lanes, self.idle_lanes = filled.dead_lanes, filled.idle_lanes
-        self.tenure.shard = self
+        self.tenure.shard = shard
 
     def count_items(self, lane: Lane[Item], more: int) -> None:
         """Count `more` items in the lane's namespace and among its tenants. `lane.total` is the caller's."""
@@ -242,8 +284,8 @@ class ShardMemory:
         self.drop_body(item)
         change = Change(item, To.READY, Cause.INDEX)
         item.queue(change)
-        self.changes.append(change)
-        self.touch()
+        self.queue.changes.append(change)
+        self.queue.touch()
 
     def enter_ready(self, item: Item) -> None:
         """Note that the item may be leased (again)."""

@@ -177,9 +177,9 @@ class State:
         A shard that is handed over accepts none, or it would never be idle under load. A host that shuts down accepts
         changes: it hands over none of its shards.
         """
-        if shard.state is ShardState.DRAINING:
+        if shard.owner.state is ShardState.DRAINING:
             return self.draining
-        return shard.state is ShardState.SERVING
+        return shard.owner.state is ShardState.SERVING
 
     def absent(self) -> FoqsError:
         """Return the outcome for an item whose shard is not here."""

@@ -101,16 +101,16 @@ def topics_cursor(last: Any) -> str:
 def lanes_of(state: State, key: TopicKey) -> Iterator[list[Lane[Item]]]:
     """Yield the lanes of a topic on the open shards in parts, each for one slice of the event loop. A topic of plain
     lanes has one part."""
-    if not any(key in shard.tenants for shard in state.serving):
+    if not any(key in shard.memory.tenants for shard in state.serving):
         topic = state.topics.get(key)
         yield topic.lanes() if topic is not None else []
         return
     for shard in list(state.serving):
-        plain, above = shard.lanes.get(lane_key(key)), 0
+        plain, above = shard.memory.lanes.get(lane_key(key)), 0
         if plain is not None:
             yield [plain]
-        while (tenants := shard.tenants.get(key)) is not None and (part := tenants.behind(above, _LANES)):
-            above, numbers = part[-1], shard.lane_numbers
+        while (tenants := shard.memory.tenants.get(key)) is not None and (part := tenants.behind(above, _LANES)):
+            above, numbers = part[-1], shard.memory.lane_numbers
             yield [numbers[number] for number in part if number in numbers]
 
 
@@ -299,12 +299,12 @@ def workers_of(state: State, key: TopicKey, done: Callable[[list[WorkerLeases]],
     found: dict[str, WorkerLeases] = {}
     looked = 0
     for shard in list(state.serving):
-        plain = shard.lanes.get(lane_key(key))
-        if key not in shard.tenants and (plain is None or not plain.leased):
+        plain = shard.memory.lanes.get(lane_key(key))
+        if key not in shard.memory.tenants and (plain is None or not plain.leased):
             continue
-        for item in list(shard.known.values()):
+        for item in list(shard.memory.known.values()):
             if item.phase is Phase.LEASED and item.lane.topic.key == key:
-                at_ms, worker, *_ = given_of(shard, item)
+                at_ms, worker, *_ = given_of(shard.owner, item)
                 _, held, oldest_ms = found.get(worker, (worker, 0, at_ms))
                 found[worker] = WorkerLeases(worker, held + 1, min(oldest_ms, at_ms))
             looked += 1

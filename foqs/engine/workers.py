@@ -162,7 +162,7 @@ class Holdings:
             if held == most:
                 break
             shard = self._shards.get(shard_of(item_id))
-            item = None if shard is None else shard.known.get(item_id)
+            item = None if shard is None else shard.memory.known.get(item_id)
             if item is None or not stands(item, lease):  # an item that left memory, as that was short, does not count
                 del items[item_id]
             else:

@@ -138,7 +138,7 @@ class Exchange:
     def serves(self, number: int) -> bool:
         """Return True if this host serves the shard."""
         shard = self.engine.shards.get(number)
-        return shard is not None and shard.state is ShardState.SERVING
+        return shard is not None and shard.owner.state is ShardState.SERVING
 
     def find(self, shard: int) -> Target:
         """Return where a request for all items of the shard goes; an error if no host serves the shard now."""

@@ -332,7 +332,7 @@ class LoneForwarder(Forwarder):
     def _own_routing(self) -> Routing:
         if self._known is None:
             engine, host, address = self.engine, self.engine.config.server.id, self._address()
-            owners = {shard.number: Route(address, shard.epoch, host) for shard in engine.serving}
+            owners = {shard.number: Route(address, shard.owner.epoch, host) for shard in engine.serving}
             self._known = make_routing(owners, {host: address}, engine.shards, Slots(shards=self._slots))
         return self._known
 
@@ -348,13 +348,14 @@ class LoneForwarder(Forwarder):
 
         Wait until all shards are open and no slots are being written: a shard may have the missing slots soon."""
         engine = self.engine
-        serving = {shard.number: shard.keys.held.bits for shard in engine.serving}
+        serving = {shard.number: shard.queue.keys.held.bits for shard in engine.serving}
         self._slots, self._known = slots_of(serving), None
-        if len(serving) < len(engine.shards) or any(shard.keys.last is not shard.keys.held for shard in engine.serving):
+        keys = [shard.queue.keys for shard in engine.serving]
+        if len(serving) < len(engine.shards) or any(one.last is not one.held for one in keys):
             return
         for number, slots in missing(serving).items():
             shard = engine.shards[number]
-            shard.keys.wanted = shard.keys.held._replace(bits=bits_of(slots, shard.keys.held.bits))
+            shard.queue.keys.wanted = shard.queue.keys.held._replace(bits=bits_of(slots, shard.queue.keys.held.bits))
             engine.touch(shard)
 
 

@@ -94,14 +94,14 @@ class SlotOwners:
         if shard is None:
             self._slot_missing()
             found(None, 0)
-        elif shard.confirmed(self._now_ms()) or len(shard.confirming) >= _MOST_CONFIRMING:
+        elif shard.owner.confirmed(self._now_ms()) or len(shard.owner.confirming) >= _MOST_CONFIRMING:
             self._confirmed(slot, found)
         else:
             self._after_batch(shard, partial(self._confirmed, slot, found))
 
     def _confirmed(self, slot: int, found: Found) -> None:
         shard, now_ms = self._shard_of(slot), self._now_ms()
-        if shard is None or shard.in_takeover_grace(now_ms) or not shard.confirmed(now_ms):
+        if shard is None or shard.owner.in_takeover_grace(now_ms) or not shard.owner.confirmed(now_ms):
             found(None, 0)
             return
         self.observe()
@@ -111,18 +111,19 @@ class SlotOwners:
     def check(self, shard: Shard, then: Callable[[bool], None]) -> None:
         """Call `then(True)` if the shard's database says that this host owns it. The database is asked after this call:
         after an earlier answer another owner may have stored more."""
-        if len(shard.confirming) >= _MOST_CONFIRMING:
+        owner = shard.owner
+        if len(owner.confirming) >= _MOST_CONFIRMING:
             then(False)
             return
-        asked_ms, before = self._now_ms(), shard.in_flight
+        asked_ms, before = self._now_ms(), shard.queue.in_flight
 
         def confirmed() -> None:
             nonlocal before
-            if before is not None and shard.state is not ShardState.CLOSED:
+            if before is not None and owner.state is not ShardState.CLOSED:
                 before = None
                 self._after_batch(shard, confirmed)
             else:
-                then(shard.confirmed_ms >= asked_ms)
+                then(owner.confirmed_ms >= asked_ms)
 
         self._after_batch(shard, confirmed)
 
@@ -133,9 +134,9 @@ class SlotOwners:
         The shard from which a slot arrives may have a new owner, whose predecessor was confirmed lately and does not
         know yet. So such a slot counts only `confirm_ms` later."""
         seen = {
-            SlotOwner(shard.number, shard.epoch): shard.keys.held.bits
+            SlotOwner(shard.number, shard.owner.epoch): shard.queue.keys.held.bits
             for shard in self._engine.serving
-            if shard.state is ShardState.SERVING and not shard.in_takeover_grace(self._now_ms())
+            if shard.owner.state is ShardState.SERVING and not shard.owner.in_takeover_grace(self._now_ms())
         }
         if seen == self._seen:
             return
@@ -150,13 +151,12 @@ class SlotOwners:
 
     def _after_batch(self, shard: Shard, then: Callable[[], None]) -> None:
         """Call `then` after the shard's next batch, which asks for the owner, or when the shard is closed."""
-        shard.confirm_wanted = True
-        shard.confirming.append(then)
+        shard.owner.want_confirmation(then)
         self._engine.touch(shard)
 
     def _shard_of(self, slot: int) -> Shard | None:
         for shard in self._engine.serving:
-            if shard.state is ShardState.SERVING and shard.keys.takes_slot(slot):
+            if shard.owner.state is ShardState.SERVING and shard.queue.keys.takes_slot(slot):
                 return shard
         return None
 
@@ -192,13 +192,13 @@ def give(engine: Engine, slots: Slots, number: int, wanted: Give) -> None:
     """Queue a request for the rows of a slot that leaves the shard. `slots` is the record as this host knows it. Raise
     Unavailable if the shard is not served here or the record does not say (yet) that the slot moves; Overloaded."""
     shard = engine.shards.get(number)
-    if shard is None or shard.state is not ShardState.SERVING:
+    if shard is None or shard.owner.state is not ShardState.SERVING:
         raise NotServed("the shard is not served here now")
     if wanted.stamp > slots.stamp or wanted.slot not in slots.moves or slots.shards[wanted.slot] != number:
         raise Unavailable("this host knows of no move of the slot", RETRY_MS)
-    if len(shard.keys.gives) >= _MOST_GIVES:
+    if len(shard.queue.keys.gives) >= _MOST_GIVES:
         raise Overloaded("the shard gives enough slots away", RETRY_MS)
-    shard.keys.gives.append(wanted)
+    shard.queue.keys.gives.append(wanted)
     engine.touch(shard)
 
 
@@ -241,7 +241,7 @@ class SlotMigration:
                 self._report_arrived(pull.moves)
         self.adopt()
         for shard in self._engine.serving:
-            if shard.state is ShardState.SERVING and shard.number not in self._pulls:
+            if shard.owner.state is ShardState.SERVING and shard.number not in self._pulls:
                 self._begin(shard)
 
     def adopt(self) -> None:
@@ -250,14 +250,14 @@ class SlotMigration:
         slots = self._routing().slots
         there, moving = by_shard(slots.shards), bits_of(slots.moves)
         for shard in self._engine.serving:
-            if shard.state is ShardState.SERVING:
-                new = lacking(there.get(shard.number, b""), shard.keys.last.bits, moving)
+            if shard.owner.state is ShardState.SERVING:
+                new = lacking(there.get(shard.number, b""), shard.queue.keys.last.bits, moving)
                 self._adopt(shard, new, slots.stamp)
 
     def _adopt(self, shard: Shard, new: bytes, stamp: int) -> None:
-        last = shard.keys.last
+        last = shard.queue.keys.last
         if new and stamp >= last.stamp:
-            shard.keys.wanted = Holding(stamp, together(new, last.bits))
+            shard.queue.keys.wanted = Holding(stamp, together(new, last.bits))
             self._engine.touch(shard)
 
     # ------------------------------------------------------------------------------------- rows of slots that come here
@@ -269,8 +269,8 @@ class SlotMigration:
             self._fetch(pull, None)
 
     def _stands(self, pull: _Pull) -> bool:
-        moves, shard = self._routing().slots.moves, pull.shard
-        return shard.state is ShardState.SERVING and all(moves.get(slot) == move for slot, move in pull.moves.items())
+        moves, state = self._routing().slots.moves, pull.shard.owner.state
+        return state is ShardState.SERVING and all(moves.get(slot) == move for slot, move in pull.moves.items())
 
     def _goes_on(self, pull: _Pull) -> bool:
         if self._pulls.get(pull.shard.number) is not pull:
@@ -312,7 +312,7 @@ class SlotMigration:
                 self._arrived(pull)
 
         if rows:
-            pull.shard.keys.copies.append(Copy(rows, stored))
+            pull.shard.queue.keys.copies.append(Copy(rows, stored))
             self._engine.touch(pull.shard)
         else:
             stored(None)

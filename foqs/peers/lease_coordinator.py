@@ -106,7 +106,7 @@ class LeaseCoordinator:
         here = [shard for shard in self._engine.serving if shard.number in shards]
 
         def count(shard: Shard) -> ShardCount:
-            return ShardCount(shard.number, shard.epoch, *self._engine.throttling.concurrency.count(shard, keys))
+            return ShardCount(shard.number, shard.owner.epoch, *self._engine.throttling.concurrency.count(shard, keys))
 
         census = Census(here, count, lambda found: answer(list(found.values())))
         for shard in here:

@@ -46,7 +46,7 @@ class Census(Generic[T]):
 
     def add(self, shard: Shard, confirmed: bool) -> None:
         """Count a shard. `confirmed`: its database says that this host owns it."""
-        if self._answer is not None and confirmed and shard.state in (ShardState.SERVING, ShardState.DRAINING):
+        if self._answer is not None and confirmed and shard.owner.state in (ShardState.SERVING, ShardState.DRAINING):
             self._found[shard.number] = self._count(shard)
         self.left -= 1
         if not self.left:
@@ -151,15 +151,16 @@ class _Count:
 
 def items_of(shard: Shard, key: Bounded) -> int:
     """Return how many items of a namespace or a topic the shard stores or may be about to store."""
+    queue, memory = shard.queue, shard.memory
     ns, topic = key
-    batches = [batch for batch in (shard.in_flight, shard.unsettled) if batch is not None]
-    chunks = [*shard.chunks, *shard.returned, *(chunk for batch in batches for chunk in batch.chunks)]
+    batches = [batch for batch in (queue.in_flight, queue.unsettled) if batch is not None]
+    chunks = [*queue.chunks, *queue.returned, *(chunk for batch in batches for chunk in batch.chunks)]
     if topic:
-        plain, tenants = shard.lanes.get(lane_key(key)), shard.tenants.get(key)
+        plain, tenants = memory.lanes.get(lane_key(key)), memory.tenants.get(key)
         stored = (plain.total if plain is not None else 0) + (tenants.total if tenants is not None else 0)
         return stored + sum([topic_key(one) == key for chunk in chunks for one in chunk.keys])
     waiting = sum(len(chunk.items) for chunk in chunks if chunk.keys and topic_key(chunk.keys[0])[0] == ns)
-    return shard.totals.get(ns, 0) + waiting
+    return memory.totals.get(ns, 0) + waiting
 
 
 _KEEP_CONFIRMED_SHARE = 3
@@ -283,10 +284,10 @@ class TokenCoordinator:
                 shards.add(known[1].shard)
         for number in shards:
             shard = self._engine.shards.get(number)
-            if shard is not None and shard.state is ShardState.SERVING:
-                age_ms = self._now_ms() - shard.confirmed_ms
+            if shard is not None and shard.owner.state is ShardState.SERVING:
+                age_ms = self._now_ms() - shard.owner.confirmed_ms
                 if not 0 <= age_ms * _KEEP_CONFIRMED_SHARE < shard.config.confirm_ms:
-                    shard.confirm_wanted = True
+                    shard.owner.want_confirmation()
                     self._engine.touch(shard)
 
     def _shards(self) -> Collection[int]:

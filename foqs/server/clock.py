@@ -224,8 +224,8 @@ class DatabaseClock:
         """Use the last reading of the clock of a shard that is served from now on. `db_ahead_ms` is that of the
         opening, which may be long ago."""
         if self._held:
-            shard_life.hold(shard)
-        self._read(shard, self._leads.get(_key(shard.server, shard.number), db_ahead_ms))
+            shard.owner.hold()
+        self._read(shard, self._leads.get(_key(shard.owner.server, shard.number), db_ahead_ms))
 
     def read(self, shard: Shard, shard_batch: ShardBatch, db_now_ms: int) -> None:
         """Use the reading of a batch that began at `shard_batch.begun_ms`.
@@ -244,7 +244,7 @@ class DatabaseClock:
 
     def _read_again(self) -> None:
         for shard in self._engine.serving:
-            shard.clock_wanted = True
+            shard.owner.want_clock()
             self._engine.touch(shard)
 
     @property
@@ -257,19 +257,20 @@ class DatabaseClock:
 
     @property
     def _held(self) -> bool:
-        return any(shard.held for shard in self._engine.serving)
+        return any(shard.owner.held for shard in self._engine.serving)
 
     def _waited_long(self, since_ms: int) -> bool:
         most_ms = self._engine.config.host.clock_wait_ms
         return 0 < most_ms <= self._clock.now_ms() - since_ms
 
     def _read(self, shard: Shard, ahead_ms: int) -> None:
+        owner = shard.owner
         if shard not in self._engine.serving:
             return
-        shard.clock_read_ms, shard.clock_ahead_ms = self._clock.now_ms(), ahead_ms
-        self._leads[_key(shard.server, shard.number)] = ahead_ms
+        owner.clock_read(ahead_ms, self._clock.now_ms())
+        self._leads[_key(owner.server, shard.number)] = ahead_ms
         self._follow()
-        shard.late_ms = max(0, -shard.clock_ahead_ms - self._jump_ms)
+        owner.wait_for_clock(self._jump_ms)
         self._log_machine()
         self._log_shard(shard)
 
@@ -280,7 +281,7 @@ class DatabaseClock:
             self._set(by_ms)
         if why and not by_ms:
             for shard in self._engine.serving:
-                shard_life.hold(shard)
+                shard.owner.hold()
             self._waits(why, doubt=True)
             self._look_later()
         elif self._held:
@@ -290,7 +291,7 @@ class DatabaseClock:
 
     def _change(self, now_ms: int) -> tuple[int, str]:
         """Return the correction in ms that the clock needs now, and why the host waits if that must not be made yet."""
-        own = {_key(shard.server, shard.number) for shard in self._engine.serving}
+        own = {_key(shard.owner.server, shard.number) for shard in self._engine.serving}
         known = own.union([server for server in self._asked.values() if server is not None])
         self._leads = {server: lead for server, lead in self._leads.items() if server in known or self._arrivals}
         leads = _each_once(self._leads)
@@ -344,7 +345,7 @@ class DatabaseClock:
 
     def _surveyed(self, name: str, reading: Reading | None) -> None:
         self._pending.discard(name)
-        own = {_key(shard.server, shard.number) for shard in self._engine.serving}
+        own = {_key(shard.owner.server, shard.number) for shard in self._engine.serving}
         before = self._asked.get(name)
         if reading is None:
             if before is not None and before not in own and not self._arrivals:
@@ -412,7 +413,7 @@ class DatabaseClock:
             log.warning("clock.differs", machine_ahead_ms=machine_ms)
 
     def _log_shard(self, shard: Shard) -> None:
-        ahead_ms = shard.clock_ahead_ms
+        ahead_ms = shard.owner.clock_ahead_ms
         if abs(ahead_ms - self._logged_shards.get(shard.number, 0)) > _LOGGED_MS:
             self._logged_shards[shard.number] = ahead_ms
             log.warning("shard.clock_differs", shard=shard.number, database_ahead_ms=ahead_ms)

@@ -304,7 +304,7 @@ class ClusterNode:
 
     def held(self) -> Mapping[int, Held]:
         return {
-            number: Held(self._urls[number], shard.state, shard.epoch)
+            number: Held(self._urls[number], shard.owner.state, shard.owner.epoch)
             for number, shard in self.node.engine.shards.items()
         }
 
@@ -320,12 +320,12 @@ class ClusterNode:
 
     def seal(self, sealed: frozenset[int]) -> None:
         for number, shard in self.node.engine.shards.items():
-            shard.takes_new = number not in sealed
+            shard.owner.take_new(number not in sealed)
 
     def down(self) -> Collection[int]:
         hosts, node = self.seat.facts.assignment.hosts, self.node
         node.runner.driver.keep_unreachable({number for number, host in hosts.items() if host == self._id})
-        return node.unreachable.union(shard.number for shard in node.engine.shards.values() if shard.lost)
+        return node.unreachable.union(shard.number for shard in node.engine.shards.values() if shard.owner.lost)
 
     def read_only(self) -> Collection[int]:
         return self.node.read_only

@@ -164,7 +164,7 @@ class Marker:
     def closed(self, shard: Shard) -> None:
         """Save the exact mark of a shard that is about to be closed in order, which frees its reserved numbers."""
         kept = self._kept[shard.number]
-        self._keep(shard.number, Mark(shard.epoch, kept.number, shard.next_number, kept.seq))
+        self._keep(shard.number, Mark(shard.owner.epoch, kept.number, shard.queue.next_number, kept.seq))
 
     def _refresh(self) -> None:
         self._refreshing = False

@@ -264,7 +264,7 @@ class Node:
     @property
     def read_only(self) -> set[int]:
         """Shards whose database takes no writes, as far as this host knows."""
-        lost = {number for number, shard in self.engine.shards.items() if shard.read_only}
+        lost = {number for number, shard in self.engine.shards.items() if shard.owner.read_only}
         return self.runner.driver.read_only | lost
 
     def away(self) -> set[int]:
@@ -342,7 +342,7 @@ class Node:
         self.server.stop_listening()
         self.pulse.end()
         self.runner.stop()
-        clean = await until(lambda: all(shard.idle for shard in self.engine.serving), deadline)
+        clean = await until(lambda: all(shard.queue.idle for shard in self.engine.serving), deadline)
         self.lender.leave()
         await self.server.drain(deadline)
         self.runner.end()
@@ -370,5 +370,5 @@ class Node:
     def recheck_owner(self, number: int) -> None:
         """Ask the shard's database whether this host still owns the shard."""
         shard = self.engine.shards[number]
-        shard.confirm_wanted = True
+        shard.owner.want_confirmation()
         self.engine.touch(shard)

@@ -197,10 +197,10 @@ class Pulse:
         each shard that is lost. A shard with a connection may take long to open: it counts if its server is silent."""
         now_ms, hang_ms, found = self._now_ms(), self._engine.config.breaker.hang_ms, {}
         for number, shard in self._engine.shards.items():
-            if shard.lost:
-                found[number] = max(0, now_ms - shard.down_from_ms) if shard.down_from_ms is not None else 0
-            elif shard.in_flight is not None and now_ms - shard.in_flight.begun_ms > hang_ms:
-                found[number] = now_ms - shard.in_flight.begun_ms
+            if shard.owner.lost:
+                found[number] = max(0, now_ms - shard.owner.down_from_ms) if shard.owner.down_from_ms is not None else 0
+            elif shard.queue.in_flight is not None and now_ms - shard.queue.in_flight.begun_ms > hang_ms:
+                found[number] = now_ms - shard.queue.in_flight.begun_ms
         opening = {number: (ms, taken) for number, (ms, taken) in self._opening_ms().items() if ms > hang_ms}
         found |= {number: ms for number, (ms, taken) in opening.items() if not taken}
         if opening and found:
@@ -213,11 +213,11 @@ class Pulse:
         now_ms = self._now_ms()
         servers: dict[str, list[Shard]] = defaultdict(list)
         for number, shard in self._engine.shards.items():
-            if shard.state is ShardState.SERVING and not shard.lost and (server := self._server_of(number)):
+            if shard.owner.state is ShardState.SERVING and not shard.owner.lost and (server := self._server_of(number)):
                 servers[server].append(shard)
         for shards in servers.values():
             for shard in _to_ask(shards, now_ms):
-                shard.confirm_wanted = True
+                shard.owner.want_confirmation()
                 self._engine.touch(shard)
         silent = frozenset(self.silent_ms())
         if silent != self._silent:
@@ -227,11 +227,12 @@ class Pulse:
 
 def _to_ask(shards: Iterable[Shard], now_ms: int) -> list[Shard]:
     """Return the shards of one server that ask it for a sign of life now."""
-    begun = [shard.in_flight.begun_ms for shard in shards if shard.in_flight is not None]
-    idle = [shard for shard in shards if shard.in_flight is None]
+    begun = [shard.queue.in_flight.begun_ms for shard in shards if shard.queue.in_flight is not None]
+    idle = [shard for shard in shards if shard.queue.in_flight is None]
     if begun:
         oldest_ms = min(begun)
-        return [shard for shard in idle if shard.confirmed_ms < oldest_ms] if now_ms - oldest_ms > _LONG_MS else []
-    if any(0 <= now_ms - shard.confirmed_ms < _QUIET_MS for shard in idle):
+        long = now_ms - oldest_ms > _LONG_MS
+        return [shard for shard in idle if shard.owner.confirmed_ms < oldest_ms] if long else []
+    if any(0 <= now_ms - shard.owner.confirmed_ms < _QUIET_MS for shard in idle):
         return []
-    return [min(idle, key=lambda shard: shard.confirmed_ms)]
+    return [min(idle, key=lambda shard: shard.owner.confirmed_ms)]

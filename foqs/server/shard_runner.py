@@ -85,7 +85,7 @@ class Ticker:
         dirty = list(engine.dirty)
         engine.pump(now_ms)
         for shard in dirty:
-            if shard.in_flight is None:  # a shard with a batch in flight is pumped again when its result arrives
+            if shard.queue.in_flight is None:  # a shard with a batch in flight is pumped again when its result arrives
                 self.alarm(batch_build.next_ms(shard, now_ms))
 
     def alarm(self, at_ms: int) -> None:
@@ -230,7 +230,7 @@ class ShardRunner:
         """After `stop`: refuse waiting requests and close the stores; `closing` names the stores that are still
         open."""
         now_ms = self._clock.now_ms()
-        in_grace = {shard.number for shard in self.engine.serving if shard.in_takeover_grace(now_ms)}
+        in_grace = {shard.number for shard in self.engine.serving if shard.owner.in_takeover_grace(now_ms)}
         self._perform(self.driver.ended(in_grace))
 
     def stop_ticking(self) -> None:
@@ -259,7 +259,7 @@ class ShardRunner:
         return {
             number: worker
             for number, worker in self._workers.items()
-            if number in shards and shards[number].state is ShardState.SERVING
+            if number in shards and shards[number].owner.state is ShardState.SERVING
         }
 
     def opening_ms(self) -> dict[int, tuple[int, bool]]:
@@ -267,7 +267,7 @@ class ShardRunner:
         now_ns, found = time.monotonic_ns(), {}
         for number, opening in self._opening.items():
             shard, store = self.engine.shards.get(number), opening.store
-            if shard is not None and shard.state is ShardState.OPENING and opening.begun_ns:
+            if shard is not None and shard.owner.state is ShardState.OPENING and opening.begun_ns:
                 found[number] = (
                     (now_ns - opening.begun_ns) // 1_000_000,
                     not isinstance(store, SqlStore) or store.connected,
@@ -369,20 +369,20 @@ class ShardRunner:
         def drained() -> None:
             shard = self.engine.shards.get(number)
             if shard is not None:
-                in_grace = shard.in_takeover_grace(self._clock.now_ms())
-                todo = self.driver.drained(number, attempt, self._loop_ms(), idle=shard.idle, in_grace=in_grace)
+                in_grace = shard.owner.in_takeover_grace(self._clock.now_ms())
+                todo = self.driver.drained(number, attempt, self._loop_ms(), idle=shard.queue.idle, in_grace=in_grace)
                 self._perform(todo)
 
         self._later(step.after_ms, drained)
 
     def _end(self, step: steps.End) -> None:
         shard = self.engine.shards[step.number]
-        if step.in_order and shard.idle:
+        if step.in_order and shard.queue.idle:
             self.marker.closed(shard)
         self.engine.drained(shard, self._clock.now_ms())
         if not self.driver.stopping:
             self.engine.counters.shards_released += 1
-            log.info("shard.released", shard=shard.number, epoch=shard.epoch, clean=step.in_order)
+            log.info("shard.released", shard=shard.number, epoch=shard.owner.epoch, clean=step.in_order)
 
     def _close(self, step: steps.Close) -> None:
         number, attempt = step.number, step.attempt
@@ -422,14 +422,14 @@ class ShardRunner:
 
     def _watch(self, shard: Shard) -> None:
         """End the connection of a batch that waits in vain: the next connection finds out its outcome."""
-        number, batch, worker = shard.number, shard.in_flight, self._workers.get(shard.number)
+        number, batch, worker = shard.number, shard.queue.in_flight, self._workers.get(shard.number)
         if worker is None or batch is None or batch.reconnect or number in self._watched:
             return
         self._watched.add(number)
 
         def seen(vain: bool) -> None:
             self._watched.discard(number)
-            if vain and shard.in_flight is batch and self._workers.get(number) is worker:
+            if vain and shard.queue.in_flight is batch and self._workers.get(number) is worker:
                 log.warning("shard.hangs", shard=number, after_ms=self._clock.now_ms() - batch.begun_ms)
                 worker.cut()
 
@@ -438,24 +438,25 @@ class ShardRunner:
     def _connection_ended(self, number: int) -> None:
         """The server ended the connection of an idle shard: make another one before the next request needs it."""
         shard = self.engine.shards.get(number)
-        if shard is not None and shard.state is ShardState.SERVING:
-            shard.confirm_wanted = True
+        if shard is not None and shard.owner.state is ShardState.SERVING:
+            shard.owner.want_confirmation()
             self.engine.touch(shard)
 
     def _finished(
         self, shard: Shard, worker: ShardWorker | ShardThread, batch: ShardBatch, result: BatchResult
     ) -> None:
+        owner = shard.owner
         if result.error:
             log.warning("shard.failed", shard=shard.number, reason=result.error)
         if result.db_now_ms:
             self._timekeeper.read(shard, batch, result.db_now_ms)
-        now_ms, lost = self._clock.now_ms(), shard.lost
+        now_ms, lost = self._clock.now_ms(), owner.lost
         self.engine.finished(shard, batch, result, now_ms)
-        if shard.lost is not lost:
+        if owner.lost is not lost:
             self._changed()
         if result.saved and batch.transaction is not None:
             self.marker.committed(shard.number, batch.transaction.next_number)
-        if shard.state is ShardState.CLOSED and self._workers.get(shard.number) is worker:
+        if owner.state is ShardState.CLOSED and self._workers.get(shard.number) is worker:
             self._lost(shard.number, result.error)
 
     def _lost(self, number: int, reason: str) -> None:

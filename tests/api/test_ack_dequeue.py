@@ -159,7 +159,7 @@ def test_a_silent_shard_delays_the_items_by_little(sent: bool, unsettled: type) 
         take(host)
     shard = host.engine.shards[1]
     if not sent:  # another batch is in flight
-        shard.confirm_wanted = True
+        shard.owner.confirm_wanted = True
         host.engine.touch(shard)
         assert [one.number for one, _ in host.send()] == [1]
     call = host.begin("AckAndDequeue", **fields(held[1], held[2]))

@@ -92,11 +92,11 @@ def test_a_key_goes_to_the_owner_of_its_slot() -> None:
 def test_a_forwarded_key_whose_slot_is_gone_is_not_served() -> None:
     """The asking host asks again; this host takes the slot if the record says that it should."""
     host = OneHost(1, routing=routing_of({}, "b"))
-    assert not host.engine.shards[1].keys.held.bits
+    assert not host.engine.shards[1].queue.keys.held.bits
     host.routing = routing_of({1: "a"})
     answer = host.ask("Enqueue", ns="n", items=[spec("t", b"x", dedup_key="k")], context=FORWARDED)
     assert kinds(answer) == [NotServed]
-    assert host.engine.shards[1].keys.held.bits
+    assert host.engine.shards[1].queue.keys.held.bits
 
 
 def test_owners_are_wanted_when_slots_have_none() -> None:

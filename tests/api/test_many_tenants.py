@@ -178,8 +178,8 @@ def test_the_count_by_topic_follows_the_lanes() -> None:
     (shard,) = host.engine.shards.values()
 
     def check(total: int) -> None:
-        lanes = [lane for lane in shard.lanes.values() if lane.tenants is not None]
-        tenants = shard.tenants.get(("n", "t"))
+        lanes = [lane for lane in shard.memory.lanes.values() if lane.tenants is not None]
+        tenants = shard.memory.tenants.get(("n", "t"))
         assert sum(lane.total for lane in lanes) == total
         assert (tenants.total if tenants is not None else 0) == total
         assert len(tenants or ()) == len([lane for lane in lanes if lane.number is not None])
@@ -204,7 +204,7 @@ def test_the_count_by_topic_follows_the_lanes() -> None:
     host.wait(host.engine.config.host.lane_idle_ms + 1)
     host.wait(1_000)
     check(0)
-    assert not shard.tenants
+    assert not shard.memory.tenants
 
 
 def test_tenants_in_a_dead_letter_topic_break_nothing() -> None:

@@ -70,7 +70,7 @@ def test_a_fault_of_the_worker_leaves_an_enqueue_unknown() -> None:
     sent: list[tuple[Shard, ShardBatch]] = []
     host = Engine(config, Budget(1 << 27), random.Random(1), lambda shard, batch: sent.append((shard, batch)))
     for shard in host.shards.values():
-        shard.to(ShardState.OPENING)
+        shard.owner.to(ShardState.OPENING)
         host.opened(shard, Opened(1, 1, 0, 0, [], [], {}, 0, [], replaced=False), 1 << 20, 0, 0)
     host.pump(0)
     for shard, batch in sent:
@@ -84,7 +84,7 @@ def test_a_fault_of_the_worker_leaves_an_enqueue_unknown() -> None:
     host.finished(shard, batch, BatchResult(Outcome.UNKNOWN, fenced=True, error="internal error"), 2)
     host.pump(2)
     assert [type(outcome) for outcome in told] == [OutcomeUnknown]
-    assert not any(other.chunks for other in host.serving)
+    assert not any(other.queue.chunks for other in host.serving)
 
 
 def test_a_slow_opening_needs_a_confirmation() -> None:
@@ -92,8 +92,8 @@ def test_a_slow_opening_needs_a_confirmation() -> None:
     config = Config(shards=(ShardSection(id=1, url="sqlite:///1"),))
     host = Engine(config, Budget(1 << 27), random.Random(1), lambda shard, batch: None)
     (shard,) = host.shards.values()
-    shard.to(ShardState.OPENING)
+    shard.owner.to(ShardState.OPENING)
     opened = Opened(1, 1, 0, 0, [], [], {}, 0, [], replaced=False)
     host.opened(shard, opened, 1 << 20, begun_ms=5_000, now_ms=5_001 + config.host.confirm_ms)
     assert not shard.may_lease(5_001 + config.host.confirm_ms)
-    assert shard.confirm_wanted
+    assert shard.owner.confirm_wanted

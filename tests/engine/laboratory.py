@@ -111,7 +111,7 @@ class Laboratory:
 
     def open(self, number: int) -> Shard:
         shard, store = self.engine.shards[number], self.stores[number]
-        shard.to(ShardState.OPENING)
+        shard.owner.to(ShardState.OPENING)
         opened = store.open("host", take_over=False)
         self.engine.opened(shard, opened, store.max_batch_bytes, self.now_ms, self.now_ms)
         return shard
@@ -121,7 +121,7 @@ class Laboratory:
         for number, shard in self.engine.shards.items():
             self.engine.drained(shard, self.now_ms)
             self.stores[number].close(clean=clean)
-            shard.to(ShardState.ASSIGNED)
+            shard.owner.to(ShardState.ASSIGNED)
             self.open(number)
         self.settle()
 
@@ -246,7 +246,7 @@ class Laboratory:
     # ------------------------------------------------------------------------------------- items by id
 
     def lease_of(self, item_id: int) -> int:
-        return self.engine.shards[shard_of(item_id)].known[item_id].lease
+        return self.engine.shards[shard_of(item_id)].memory.known[item_id].lease
 
     def ack(self, *acked: tuple[int, int], ns: str | None = None, timeout_ms: int = 5_000) -> list[FoqsError | None]:
         """Ack each (id, lease) in one request, and return a list that gets the reply."""

@@ -16,7 +16,7 @@ def of(tenant: str, *throttles: str) -> LaneKey:
 
 
 def tenant_of(lab: Laboratory, item_id: int) -> str:
-    lane = lab.engine.shards[shard_of(item_id)].known[item_id].lane
+    lane = lab.engine.shards[shard_of(item_id)].memory.known[item_id].lane
     assert lane.flow is not None
     return lane.flow.tenant.name
 

@@ -30,7 +30,7 @@ def test_a_commit_answers_counts_and_delivers() -> None:
     lab.arrive(shard, batch)
     assert consumer == [[answers[1], answers[0]]]
     assert lab.engine.counters.namespaces.of("ns").enqueued == 2
-    assert shard.lanes[KEY].total == 2
+    assert shard.memory.lanes[KEY].total == 2
 
 
 def test_a_delayed_item_is_stored_but_not_ready() -> None:
@@ -134,7 +134,7 @@ def test_unstored_items_are_left_to_the_caller() -> None:
     answers = lab.put(lab.item(), lab.item())
     ((shard, batch),) = lab.send()
     batch_apply.apply(shard, batch, BatchResult(Outcome.FAILED, error="lock wait"), lab.now_ms)
-    ((chunk,), taken) = shard.returned, shard.chunks
+    ((chunk,), taken) = shard.queue.returned, shard.queue.chunks
     assert (len(chunk.items), chunk.in_flight, list(taken), answers) == (2, False, [], [])
 
 
@@ -191,7 +191,7 @@ def test_the_known_part_of_a_broken_bisection_is_applied() -> None:
     lab.go_on(1_000)
     assert sorted(lab.dbs[1].items) == sorted(unknown + stored)
     assert sorted(lab.taken()) == sorted(unknown + stored)
-    assert shard.lanes[KEY].total == 2
+    assert shard.memory.lanes[KEY].total == 2
 
 
 def test_a_failed_reconnect_leaves_the_outcome_open() -> None:
@@ -240,30 +240,30 @@ def test_confirmation_dates_from_the_begin_of_the_batch() -> None:
     begun_ms = lab.now_ms
     lab.now_ms += 300
     lab.arrive(shard, batch)
-    assert shard.confirmed_ms == begun_ms
+    assert shard.owner.confirmed_ms == begun_ms
 
 
 def test_a_failed_transaction_confirms_nothing() -> None:
     lab = Laboratory(1)
     shard = lab.engine.shards[1]
-    before_ms = shard.confirmed_ms
+    before_ms = shard.owner.confirmed_ms
     lab.now_ms += 300
     lab.enqueue()
     lab.faults[1].commits.append("busy")
     ((_, batch),) = lab.send()
     lab.arrive(shard, batch)
-    assert shard.confirmed_ms == before_ms
+    assert shard.owner.confirmed_ms == before_ms
 
 
 def test_a_fenced_batch_ends_the_service_of_its_shard() -> None:
     """Its items were certainly not stored, so another shard stores them."""
     lab = Laboratory(1, 2)
-    lab.engine.shards[2].takes_new = False
+    lab.engine.shards[2].owner.takes_new = False
     item_id = lab.stored(lab.item(delivery=AT_MOST_ONCE))[0]
     answers = lab.enqueue(b"new")
     deleted: list[FoqsError | None] = lab.operate(item_id, item_ops.delete)
     ((shard, batch),) = lab.send()
-    lab.engine.shards[2].takes_new = True
+    lab.engine.shards[2].owner.takes_new = True
     lab.arrive(shard, batch, BatchResult(Outcome.FAILED, fenced=True))
     lab.settle()
     assert shard not in lab.engine.serving

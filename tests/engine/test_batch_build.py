@@ -7,7 +7,7 @@ import pytest
 from foqs.buffers.shard_batch import BatchResult, Outcome, ShardBatch
 from foqs.engine import batch_build, item_ops
 from foqs.engine.batch_reads import LookRead
-from foqs.engine.shard import RETRY_MS
+from foqs.engine.shard_owner import RETRY_MS
 from foqs.errors import Unavailable
 from foqs.rows import Batch
 from tests.engine.laboratory import KEY, Laboratory, reads_of
@@ -178,10 +178,10 @@ def test_a_shard_that_drains_writes_its_leases_at_once() -> None:
     lab.taken()
     shard = lab.engine.shards[1]
     lab.engine.retire(shard)
-    assert not shard.idle
+    assert not shard.queue.idle
     lab.settle()
     assert list(lab.dbs[1].timer) == [item_id]
-    assert shard.idle
+    assert shard.queue.idle
 
 
 # ------------------------------------------------------------------------------------------ empty topics
@@ -201,7 +201,7 @@ def test_an_empty_topic_loses_its_row_after_its_idle_time() -> None:
     assert lab.dbs[1].lanes
     lab.go_on(2_000)
     assert not lab.dbs[1].lanes
-    assert KEY not in lab.engine.shards[1].lanes
+    assert KEY not in lab.engine.shards[1].memory.lanes
     lab.stored()
     assert len(lab.dbs[1].lanes) == 1
 
@@ -234,7 +234,7 @@ def test_when_the_shard_has_work(work: str) -> None:
     if expected:
         return
     lab.send()
-    assert batch_build.next_ms(shard, lab.now_ms) == lab.now_ms + shard.hang_ms + 1
+    assert batch_build.next_ms(shard, lab.now_ms) == lab.now_ms + shard.owner.hang_ms + 1
 
 
 def test_a_batch_that_failed_is_followed_after_a_pause() -> None:

@@ -10,8 +10,9 @@ from foqs.buffers.shard_batch import BatchResult, ShardBatch
 from foqs.engine import batch_reads
 from foqs.engine.batch_reads import BodiesRead, LanesRead, LookRead, PageRead
 from foqs.engine.calls import DequeueCall
-from foqs.engine.shard import RETRY_MS, Looks
 from foqs.engine.shard_memory import FIRST_PAGE_ROWS
+from foqs.engine.shard_owner import RETRY_MS
+from foqs.engine.shard_queue import Looks
 from foqs.errors import NotFound, NotServed, Overloaded, Unavailable
 from foqs.ids import make_id
 from foqs.item import Item, Phase
@@ -103,10 +104,10 @@ def test_a_page_of_an_older_generation_is_ignored() -> None:
     lab, ids = backlog(3)
     answers = lab.dequeue(wait_ms=5_000)
     ((shard, batch),) = lab.send()
-    shard.drop_window(shard.lanes[KEY])
+    shard.memory.drop_window(shard.memory.lanes[KEY])
     lab.arrive(shard, batch)
     assert not answers
-    assert not shard.known
+    assert not shard.memory.known
     lab.settle()
     assert answers == [ids]
 
@@ -117,7 +118,7 @@ def test_an_item_leased_in_memory_is_not_read_again() -> None:
     ids = lab.stored(lab.item(priority=1), lab.item(priority=2))
     assert lab.taken(count=1) == ids[:1]
     shard = lab.engine.shards[1]
-    shard.drop_window(shard.lanes[KEY])
+    shard.memory.drop_window(shard.memory.lanes[KEY])
     assert set(lab.dbs[1].ready) == set(ids)
     assert lab.taken() == ids[1:]
     assert lab.taken() == []
@@ -130,8 +131,8 @@ def test_rows_leased_in_memory_may_cut_a_read_of_topics() -> None:
     ids, more = lab.stored(*(lab.item() for _ in range(8))), lab.stored(*(lab.item() for _ in range(5)), key=other)
     assert lab.taken(count=6) == ids[:6]
     shard = lab.engine.shards[1]
-    for lane in list(shard.lanes.values()):
-        shard.drop_window(lane)
+    for lane in list(shard.memory.lanes.values()):
+        shard.memory.drop_window(lane)
     got = lab.taken(keys=[KEY, other])
     got += lab.taken(keys=[other])
     got += lab.taken(keys=[other])
@@ -143,7 +144,7 @@ def test_an_item_being_acked_is_not_read_again() -> None:
     ids = lab.stored(lab.item(priority=1), lab.item(priority=2))
     lab.taken(count=1)
     shard = lab.engine.shards[1]
-    shard.drop_window(shard.lanes[KEY])
+    shard.memory.drop_window(shard.memory.lanes[KEY])
     consumer = lab.dequeue(wait_ms=5_000)
     ((_, batch),) = lab.send()
     acked = lab.ack((ids[0], lab.lease_of(ids[0])))
@@ -191,7 +192,7 @@ def test_a_window_does_not_grow_beyond_its_bound() -> None:
     got: list[int] = []
     for _ in range(20):
         got += lab.taken(count=5)
-        window = lab.engine.shards[1].lanes[KEY].window
+        window = lab.engine.shards[1].memory.lanes[KEY].window
         assert window is not None
         assert len(window) <= 16
     assert got == ids
@@ -309,7 +310,7 @@ def test_equal_ids_are_read_once() -> None:
     for answers in (first, second):
         ((item, found, error),) = answers
         assert (item.id, found.body.payload, error) == (item_id, b"payload", None)
-    assert not shard.looks
+    assert not shard.queue.looks
 
 
 def test_an_unknown_id_finds_nothing() -> None:

@@ -25,9 +25,9 @@ def two_shards() -> tuple[Laboratory, int, int]:
     The item of shard 2 is the first of the topic.
     """
     lab = Laboratory(1, 2)
-    lab.engine.shards[1].takes_new = False
+    lab.engine.shards[1].owner.takes_new = False
     (first,) = lab.stored(lab.item(priority=1))
-    lab.engine.shards[1].takes_new, lab.engine.shards[2].takes_new = True, False
+    lab.engine.shards[1].owner.takes_new, lab.engine.shards[2].owner.takes_new = True, False
     (second,) = lab.stored(lab.item(priority=2))
     lab.reopen()
     return lab, second, first
@@ -44,7 +44,7 @@ def test_the_consumer_that_waits_longest_is_served_first() -> None:
 
 def test_consumers_that_wait_for_one_topic_share_a_merge(monkeypatch: pytest.MonkeyPatch) -> None:
     lab = Laboratory(1, 2)
-    lab.engine.shards[1].takes_new = False
+    lab.engine.shards[1].owner.takes_new = False
     waiting = [lab.dequeue(wait_ms=5_000, count=2) for _ in range(50)]
     made = merges(monkeypatch)
     ids = lab.stored(*[lab.item(priority=n // 2) for n in range(80)])

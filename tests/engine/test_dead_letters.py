@@ -63,7 +63,9 @@ def failure(lab: Laboratory, item_id: int) -> FailureRow:
     assert db.lanes[row.lane][1:3] == (b"ns", b"topic.dlq")
     assert db.items[item_id].lane == row.lane
     assert db.ready[item_id].attempt == 0
-    assert [lane.total for lane in lab.engine.shards[1].lanes.values() if lane.topic.key == DEAD] == [len(db.failures)]
+    assert [lane.total for lane in lab.engine.shards[1].memory.lanes.values() if lane.topic.key == DEAD] == [
+        len(db.failures)
+    ]
     return row
 
 
@@ -93,7 +95,7 @@ def test_a_dead_letter_is_a_plain_item_of_its_topic() -> None:
     (item_id,) = lab.stored()
     fail(lab)
     assert leased(lab, keys=[DEAD])[0] == item_id
-    assert lab.engine.shards[1].known[item_id].attempt == 1
+    assert lab.engine.shards[1].memory.known[item_id].attempt == 1
     lab.ack((item_id, lab.lease_of(item_id)))
     lab.settle()
     assert (lab.dbs[1].items, lab.dbs[1].failures) == ({}, {})
@@ -325,7 +327,7 @@ def test_counts_follow_the_item() -> None:
     fail(lab)
     assert [len(lab.engine.topics[key].lanes()) for key in (KEY, DEAD)] == [1, 1]
     assert [lane.total for key in (KEY, DEAD) for lane in lab.engine.topics[key].lanes()] == [0, 1]
-    assert lab.engine.shards[1].totals == {"ns": 1}
+    assert lab.engine.shards[1].memory.totals == {"ns": 1}
     assert lab.engine.ready(DEAD) == 1
     assert item_id in lab.dbs[1].failures
 

@@ -21,7 +21,7 @@ def giving(stamp: int = 1) -> Laboratory:
     """Return a laboratory, a host of a cluster, whose shard has all slots, by the record of that stamp."""
     lab = Laboratory(1, shards_elsewhere=True)
     shard = lab.engine.shards[1]
-    shard.keys.wanted = Holding(stamp, bits_of(range(HASH_SLOTS)))
+    shard.queue.keys.wanted = Holding(stamp, bits_of(range(HASH_SLOTS)))
     lab.engine.touch(shard)
     lab.settle()
     return lab
@@ -30,7 +30,7 @@ def giving(stamp: int = 1) -> Laboratory:
 def give(lab: Laboratory, *, stamp: int = 2, limit: int = 10) -> list[Any]:
     given: list[Any] = []
     shard = lab.engine.shards[1]
-    shard.keys.gives.append(Give(SLOT, stamp, hash_slot_bounds(SLOT)[0], limit, given.append))
+    shard.queue.keys.gives.append(Give(SLOT, stamp, hash_slot_bounds(SLOT)[0], limit, given.append))
     lab.engine.touch(shard)
     return given
 
@@ -51,9 +51,9 @@ def test_a_slot_is_gone_before_its_rows_are_read() -> None:
     assert not has(batch.transaction.slots.bits, SLOT)
     lab.arrive(shard, batch)
     assert given == [[lab.dbs[1].dedup[digest_of("ns", "a")]]]
-    assert lab.dbs[1].slots == shard.keys.held
-    assert not has(shard.keys.held.bits, SLOT)
-    assert has(shard.keys.held.bits, (SLOT + 1) % HASH_SLOTS)
+    assert lab.dbs[1].slots == shard.queue.keys.held
+    assert not has(shard.queue.keys.held.bits, SLOT)
+    assert has(shard.queue.keys.held.bits, (SLOT + 1) % HASH_SLOTS)
 
 
 def test_a_give_waits_for_pending_keys_of_its_slot() -> None:
@@ -61,10 +61,10 @@ def test_a_give_waits_for_pending_keys_of_its_slot() -> None:
     stored = lab.enqueue_keyed("a")
     ((shard, batch),) = lab.send()
     given = give(lab)
-    assert not dedup.due(shard)
+    assert not dedup.due(shard.queue)
     lab.arrive(shard, batch)
     assert len(stored) == 1
-    assert dedup.due(shard)
+    assert dedup.due(shard.queue)
     lab.settle()
     assert [[found.id for found in rows] for rows in given] == [stored]
 
@@ -77,7 +77,7 @@ def test_a_slot_that_is_given_takes_no_more_keys() -> None:
     lab.settle()
     assert hash_slot_of(digest_of("ns", "b")) != SLOT
     assert (away, len(other), given) == ([], 1, [[]])
-    assert not lab.engine.shards[1].keys.pending
+    assert not lab.engine.shards[1].queue.keys.pending
 
 
 def test_the_rows_of_a_slot_come_in_pages() -> None:
@@ -96,7 +96,7 @@ def test_a_give_by_an_older_record_is_refused() -> None:
     lab.settle()
     assert [type(answer) for answer in given] == [Unavailable]
     assert has(lab.dbs[1].slots.bits, SLOT)
-    assert not lab.engine.shards[1].keys.gives
+    assert not lab.engine.shards[1].queue.keys.gives
 
 
 def test_a_give_is_refused_when_its_transaction_fails() -> None:
@@ -107,7 +107,7 @@ def test_a_give_is_refused_when_its_transaction_fails() -> None:
     lab.arrive(shard, batch)
     assert [type(answer) for answer in given] == [Unavailable]
     assert has(lab.dbs[1].slots.bits, SLOT)
-    assert has(shard.keys.held.bits, SLOT)
+    assert has(shard.queue.keys.held.bits, SLOT)
     lab.go_on(100)
     repeated = give(lab)
     lab.settle()
@@ -120,8 +120,8 @@ def test_copied_rows_are_remembered() -> None:
     lab = giving()
     shard, stored = lab.engine.shards[1], []
     rows = [row("a", 77, lab.now_ms + 60_000), row("b", 78, lab.now_ms + 50_000)]
-    shard.keys.copies.append(Copy(rows, stored.append))
-    assert dedup.due(shard)
+    shard.queue.keys.copies.append(Copy(rows, stored.append))
+    assert dedup.due(shard.queue)
     lab.engine.touch(shard)
     lab.settle()
     assert stored == [None]
@@ -135,7 +135,7 @@ def test_copied_rows_are_remembered() -> None:
 def test_copied_rows_expire_like_those_of_the_shard() -> None:
     lab = giving()
     shard = lab.engine.shards[1]
-    shard.keys.copies.append(Copy([row("a", 77, lab.now_ms + 1_000)], lambda error: None))
+    shard.queue.keys.copies.append(Copy([row("a", 77, lab.now_ms + 1_000)], lambda error: None))
     lab.engine.touch(shard)
     lab.settle()
     lab.go_on(1_100)
@@ -148,12 +148,12 @@ def test_copied_rows_expire_like_those_of_the_shard() -> None:
 def test_a_copy_is_refused_when_its_transaction_fails() -> None:
     lab = giving()
     shard, stored = lab.engine.shards[1], []
-    shard.keys.copies.append(Copy([row("a", 77, lab.now_ms + 60_000)], stored.append))
+    shard.queue.keys.copies.append(Copy([row("a", 77, lab.now_ms + 60_000)], stored.append))
     lab.engine.touch(shard)
     ((_, batch),) = lab.send()
     lab.arrive(shard, batch, BatchResult(Outcome.FAILED, error="lock wait"))
     assert [type(answer) for answer in stored] == [Unavailable]
-    assert not shard.keys.copies
+    assert not shard.queue.keys.copies
     assert not lab.dbs[1].dedup
 
 
@@ -163,7 +163,7 @@ def test_a_closed_shard_refuses_its_gives_and_copies() -> None:
     lab.send()
     given, stored = give(lab), []
     shard = lab.engine.shards[1]
-    shard.keys.copies.append(Copy([row("a", 77, lab.now_ms + 60_000)], stored.append))
+    shard.queue.keys.copies.append(Copy([row("a", 77, lab.now_ms + 60_000)], stored.append))
     lab.engine.lose(shard, lab.now_ms)
     assert len(given) == len(stored) == 1
     assert all(isinstance(answer, Exception) for answer in given + stored)

@@ -57,9 +57,9 @@ def test_an_at_most_once_lease_is_written_before_the_reply() -> None:
 def test_a_reply_waits_for_its_last_at_most_once_lease() -> None:
     """The items are on two shards, and one is at-least-once; one reply has all of them, in order."""
     lab = Laboratory(1, 2)
-    lab.engine.shards[2].takes_new = False
+    lab.engine.shards[2].owner.takes_new = False
     first, plain = once(lab), lab.stored()[0]
-    lab.engine.shards[1].takes_new, lab.engine.shards[2].takes_new = False, True
+    lab.engine.shards[1].owner.takes_new, lab.engine.shards[2].owner.takes_new = False, True
     lab.now_ms += 1
     last = once(lab)
     answers = lab.dequeue()
@@ -73,9 +73,9 @@ def test_a_reply_waits_for_its_last_at_most_once_lease() -> None:
 def test_an_open_reply_goes_on_without_a_late_lease() -> None:
     """The late lease is doubtful for its consumer. It is given back once it is known, and the item is not lost."""
     lab = Laboratory(1, 2)
-    lab.engine.shards[2].takes_new = False
+    lab.engine.shards[2].owner.takes_new = False
     late = once(lab)
-    lab.engine.shards[1].takes_new, lab.engine.shards[2].takes_new = False, True
+    lab.engine.shards[1].owner.takes_new, lab.engine.shards[2].owner.takes_new = False, True
     quick = once(lab)
     answers = lab.dequeue()
     flights = dict(lab.send())
@@ -129,9 +129,9 @@ def test_an_item_deleted_before_the_reply_is_left_out() -> None:
 def test_an_awaited_item_stays_in_memory() -> None:
     """Memory has room for one written lease; a delete finds the item of the open reply nevertheless."""
     lab = Laboratory(1, 2, leases=1)
-    lab.engine.shards[2].takes_new = False
+    lab.engine.shards[2].owner.takes_new = False
     awaited, other = lab.stored(lab.item(priority=1), lab.item(priority=3))
-    lab.engine.shards[1].takes_new, lab.engine.shards[2].takes_new = False, True
+    lab.engine.shards[1].owner.takes_new, lab.engine.shards[2].owner.takes_new = False, True
     late = once(lab)
     answers = lab.dequeue(count=2)
     ((two, batch),) = lab.send()
@@ -148,9 +148,9 @@ def test_an_awaited_item_stays_in_memory() -> None:
 def test_an_unwritten_lease_needs_a_confirmed_owner() -> None:
     """Its reply waited for another shard, and another owner may have leased the item in that time."""
     lab = Laboratory(1, 2, confirm_ms=500)
-    lab.engine.shards[2].takes_new = False
+    lab.engine.shards[2].owner.takes_new = False
     (plain,) = lab.stored()
-    lab.engine.shards[1].takes_new, lab.engine.shards[2].takes_new = False, True
+    lab.engine.shards[1].owner.takes_new, lab.engine.shards[2].owner.takes_new = False, True
     item_id = once(lab)
     answers = lab.dequeue()
     ((shard, batch),) = lab.send()
@@ -170,7 +170,7 @@ def test_a_reply_that_is_not_sent_gives_its_items_back(at_most_once: bool) -> No
     lab.settle()
     assert gone == [[item_id]]
     assert lab.taken() == [item_id]
-    item = lab.engine.shards[1].known[item_id]
+    item = lab.engine.shards[1].memory.known[item_id]
     assert item.attempt == 1
     namespace = lab.engine.counters.namespaces.of("ns")
     assert (namespace.delivered, namespace.released) == (1, 1)
@@ -215,7 +215,7 @@ def test_a_draining_host_leases_nothing() -> None:
     shard: Shard = lab.engine.shards[1]
     lab.engine.drain(lab.now_ms)
     assert lab.dequeue(wait_ms=1_000) == [[]]
-    assert shard.known[item_id].lease == 0
+    assert shard.memory.known[item_id].lease == 0
 
 
 def test_work_for_the_next_turn_is_done_once_behind_the_batches() -> None:

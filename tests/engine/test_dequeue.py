@@ -49,7 +49,7 @@ ages_ms = st.sampled_from(
     state=st.sampled_from([ShardState.SERVING] * 4 + [ShardState.DRAINING]),
     breaker=st.sampled_from([BreakerState.CLOSED] * 4 + [BreakerState.OPEN, BreakerState.HALF_OPEN]),
     lost=st.sampled_from([False] * 4 + [True]),
-    batch_age_ms=st.sampled_from([None, 0, SHARD.hang_ms, SHARD.hang_ms + 1]),
+    batch_age_ms=st.sampled_from([None, 0, SHARD.owner.hang_ms, SHARD.owner.hang_ms + 1]),
     confirmed_age_ms=ages_ms,
     grace_age_ms=st.one_of(st.none(), ages_ms),
     unwritten=st.lists(st.tuples(ages_ms, items), max_size=4),
@@ -64,26 +64,26 @@ def test_a_shard_leases_if_it_is_healthy_and_may_lease(
     unwritten: list[tuple[int, Item]],
 ) -> None:
     shard = SHARD
-    shard.state, shard.breaker.state, shard.lost = state, breaker, lost
-    shard.in_flight = None if batch_age_ms is None else ShardBatch(begun_ms=NOW_MS - batch_age_ms)
-    shard.confirmed_ms = NOW_MS - confirmed_age_ms
-    shard.grace_from_ms = None if grace_age_ms is None else NOW_MS - grace_age_ms
+    shard.owner.state, shard.owner.breaker.state, shard.owner.lost = state, breaker, lost
+    shard.queue.in_flight = None if batch_age_ms is None else ShardBatch(begun_ms=NOW_MS - batch_age_ms)
+    shard.owner.confirmed_ms = NOW_MS - confirmed_age_ms
+    shard.owner.grace_from_ms = None if grace_age_ms is None else NOW_MS - grace_age_ms
     oldest_first = sorted(unwritten, key=lambda one: -one[0])
-    shard.unwritten.clear()
-    shard.unwritten.extend((NOW_MS - age_ms, item, 7) for age_ms, item in oldest_first)
-    shard.confirm_wanted = False
+    shard.queue.unwritten.clear()
+    shard.queue.unwritten.extend((NOW_MS - age_ms, item, 7) for age_ms, item in oldest_first)
+    shard.owner.confirm_wanted = False
     fast = ready_lanes.leases(shard, NOW_MS)
-    asked = shard.confirm_wanted
-    shard.confirm_wanted = False
+    asked = shard.owner.confirm_wanted
+    shard.owner.confirm_wanted = False
     assert fast is (shard.may_lease(NOW_MS) if shard.healthy(NOW_MS) else None)
-    assert asked is shard.confirm_wanted
+    assert asked is shard.owner.confirm_wanted
 
 
 KEYS: list[LaneKey] = [("ns", f"t{n:03}") for n in range(200)]
 
 
 def topic_of(lab: Laboratory, item_id: int) -> str:
-    item: Item = lab.engine.shards[item_id >> 48].known[item_id]
+    item: Item = lab.engine.shards[item_id >> 48].memory.known[item_id]
     return item.lane.topic.key[1]
 
 

@@ -67,36 +67,44 @@ class Draws:
 def arranged(lab: Laboratory, shards: list[Seen]) -> None:
     lab.engine.serving = [lab.engine.shards[number] for number in range(1, len(shards) + 1)]
     for shard, like in zip(lab.engine.serving, shards, strict=True):
-        shard.config, shard.hang_ms = CONFIG, HANG_MS
-        shard.takes_new, shard.state, shard.breaker.state = like.takes_new, like.state, like.breaker
-        shard.lost, shard.chunk_rows = like.lost, like.chunk_rows
-        shard.changes = deque([None] * like.changes)  # type: ignore[list-item]
-        shard.lanes = {("ns", f"other {n}"): None for n in range(like.lanes)}  # type: ignore[dict-item,misc]
-        shard.idle_lanes = {}
-        shard.in_flight = None
+        shard.configure(CONFIG)
+        shard.owner.hang_ms = HANG_MS
+        shard.owner.takes_new, shard.owner.state, shard.owner.breaker.state = like.takes_new, like.state, like.breaker
+        shard.owner.lost, shard.queue.chunk_rows = like.lost, like.chunk_rows
+        shard.queue.changes = deque([None] * like.changes)  # type: ignore[list-item]
+        shard.memory.lanes = {("ns", f"other {n}"): None for n in range(like.lanes)}  # type: ignore[dict-item,misc]
+        shard.memory.idle_lanes = {}
+        shard.queue.in_flight = None
         if like.age_ms is not None:
-            shard.in_flight = ShardBatch(rows=like.batch_rows, begun_ms=NOW_MS - like.age_ms)
+            shard.queue.in_flight = ShardBatch(rows=like.batch_rows, begun_ms=NOW_MS - like.age_ms)
+
+
+def load(shard: Shard) -> int:
+    in_flight = shard.queue.in_flight
+    return shard.queue.chunk_rows + len(shard.queue.changes) + (in_flight.rows if in_flight is not None else 0)
 
 
 def plain_choice(lab: Laboratory, chunk: Chunk, first: float, second: float) -> Shard | None:
-    healthy = [shard for shard in lab.engine.serving if shard.takes_new and shard.healthy(NOW_MS)]
+    healthy = [shard for shard in lab.engine.serving if shard.owner.takes_new and shard.healthy(NOW_MS)]
     room = [
         shard
         for shard in healthy
-        if shard.chunk_rows + len(shard.changes) < CONFIG.pending_rows
-        and (len(shard.lanes) < CONFIG.lanes or shard.takes_lanes(chunk))
+        if shard.queue.chunk_rows + len(shard.queue.changes) < CONFIG.pending_rows
+        and (len(shard.memory.lanes) < CONFIG.lanes or shard.takes_lanes(chunk))
     ]
     gathering = [
         shard
         for shard in room
-        if shard.chunk_rows < 32 and shard.in_flight is not None and NOW_MS - shard.in_flight.begun_ms <= 10
+        if shard.queue.chunk_rows < 32
+        and shard.queue.in_flight is not None
+        and NOW_MS - shard.queue.in_flight.begun_ms <= 10
     ]
     if gathering:
-        return max(gathering, key=lambda shard: shard.chunk_rows)
+        return max(gathering, key=lambda shard: shard.queue.chunk_rows)
     if not room:
         return None
     shard, other = (room[int(draw * len(room))] for draw in (first, second))
-    return other if other.load < shard.load else shard
+    return other if load(other) < load(shard) else shard
 
 
 LAB = Laboratory(1, 2, 3, 4)

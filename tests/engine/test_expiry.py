@@ -53,7 +53,7 @@ def test_a_lease_that_is_only_in_the_database_ends_too() -> None:
     lab = Laboratory(1)
     item_id = written(lab)
     lab.reopen()
-    assert item_id not in lab.engine.shards[1].known
+    assert item_id not in lab.engine.shards[1].memory.known
     lab.go_on(800)
     assert lab.taken() == [item_id]
 
@@ -79,7 +79,7 @@ def test_an_extension_in_time_keeps_the_lease() -> None:
     lab.go_on(1_000)
     assert extended == [None]
     assert lab.engine.ready(KEY) == 0
-    assert shard.known[item_id].phase is Phase.LEASED
+    assert shard.memory.known[item_id].phase is Phase.LEASED
     acked = lab.ack((item_id, lease))
     lab.settle()
     assert acked == [None]
@@ -98,7 +98,7 @@ def test_an_ack_beats_the_end_of_its_lease() -> None:
     assert acked == [None]
     assert lab.engine.counters.removed == {"ack": 1}
     lab.go_on(1_000)
-    assert shard.timers.scan is None, "the scan is over though its change was replaced"
+    assert shard.queue.timers.scan is None, "the scan is over though its change was replaced"
 
 
 def test_nothing_ends_before_it_ends_in_the_database() -> None:
@@ -131,7 +131,7 @@ def test_the_checkpoint_follows_committed_changes() -> None:
     lab.ring(1_500)
     ((shard, batch),) = lab.send()
     lab.arrive(shard, batch)
-    assert shard.timers.from_ms <= at_ms, "the change of the row it found is not committed"
+    assert shard.queue.timers.from_ms <= at_ms, "the change of the row it found is not committed"
     lab.settle()
     assert due_from_ms(lab) == at_ms + 500
     lab.stored(lab.item(delay_ms=2_000))
@@ -149,10 +149,10 @@ def test_a_failed_change_leaves_the_checkpoint_behind() -> None:
     lab.arrive(shard, batch)
     lab.faults[1].commits.append("busy")
     lab.settle()
-    assert shard.timers.from_ms <= at_ms
+    assert shard.queue.timers.from_ms <= at_ms
     lab.go_on(100)
     assert lab.taken() == [item_id]
-    assert shard.timers.from_ms > at_ms
+    assert shard.queue.timers.from_ms > at_ms
 
 
 @pytest.mark.parametrize("what", ["delays", "ttls"])
@@ -176,7 +176,7 @@ def test_a_failed_scan_is_made_again(what: str) -> None:
 def test_a_scan_without_rows_moves_its_checkpoint() -> None:
     lab = Laboratory(1)
     shard = lab.engine.shards[1]
-    for checkpoint, read in ((shard.timers, DueRead), (shard.ttls, ExpiringRead)):
+    for checkpoint, read in ((shard.queue.timers, DueRead), (shard.queue.ttls, ExpiringRead)):
         wanted = checkpoint.begin(lab.now_ms + 700)
         bound_ms = wanted.to_ms
         read(checkpoint, wanted, 10).missed(shard, lab.now_ms)
@@ -209,7 +209,7 @@ def test_a_row_of_an_unknown_topic_stays_and_is_reported() -> None:
     item.id, item.lane = make_id(1, 1_000), 77
     db.apply(db.epoch, Batch(lanes_new=[LaneRow(77, b"ns", b"new", b"")], inserts=[item]))
     shard: Shard = lab.engine.shards[1]
-    for scan in (shard.timers, shard.ttls):
+    for scan in (shard.queue.timers, shard.queue.ttls):
         scan.inserted(item.expires_at_ms)
     lab.ring(150)
     ((_, batch),) = lab.send()
@@ -217,7 +217,7 @@ def test_a_row_of_an_unknown_topic_stays_and_is_reported() -> None:
     ((_, batch),) = lab.send()
     assert batch.confirm
     assert item.id in db.timer
-    assert shard.timers.from_ms == shard.ttls.from_ms == item.expires_at_ms
+    assert shard.queue.timers.from_ms == shard.queue.ttls.from_ms == item.expires_at_ms
 
 
 # ------------------------------------------------------------------------------------------ TTLs

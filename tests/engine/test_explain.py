@@ -46,17 +46,17 @@ def pause(host: OneHost) -> None:
 
 
 def no_database(host: OneHost) -> None:
-    host.engine.shards[1].breaker.trip(host.now_ms)
+    host.engine.shards[1].owner.breaker.trip(host.now_ms)
 
 
 def window_of(host: OneHost, number: int) -> Window[Item]:
     shard = host.engine.shards[number]
-    return shard.open_window(shard.lanes[lane_key(("n", "t"))])
+    return shard.memory.open_window(shard.memory.lanes[lane_key(("n", "t"))])
 
 
 def with_short_windows(rows: int) -> OneHost:
     host = OneHost(1)
-    host.engine.shards[1].config = host.engine.config.host.model_copy(update={"window_rows": rows})
+    host.engine.shards[1].configure(host.engine.config.host.model_copy(update={"window_rows": rows}))
     return host
 
 
@@ -89,7 +89,7 @@ def test_an_item_of_a_shard_that_is_not_served(host: OneHost) -> None:
     (item_id,) = put(host, b"x")
     host.engine.drained(host.engine.shards[1], host.now_ms)
     assert codes(why(host, item_id)) == [R.SHARD_NOT_SERVED]
-    host.engine.shards[1].to(ShardState.ASSIGNED)
+    host.engine.shards[1].owner.to(ShardState.ASSIGNED)
     host.open(1)
     host.engine.drain(host.now_ms)
     assert codes(why(host, item_id)) == [R.SHARD_NOT_SERVED], "the host shuts down"
@@ -116,7 +116,7 @@ def test_an_item_behind_an_open_breaker(host: OneHost) -> None:
     reason, paused, *_ = why(host, ready).reasons
     assert (reason.code, reason.until_ms) == (
         R.BREAKER_OPEN,
-        host.now_ms + host.engine.shards[1].breaker.settings.pause_ms,
+        host.now_ms + host.engine.shards[1].owner.breaker.settings.pause_ms,
     )
     assert paused.code == R.PAUSED, "from memory"
     unknown = why(host, 1 << 48 | 99)
@@ -221,7 +221,7 @@ def test_an_item_whose_page_or_body_is_not_loaded(host: OneHost) -> None:
     (item_id,) = put(host, b"x")
     asked(host)
     shard = host.engine.shards[1]
-    item = shard.known[item_id]
+    item = shard.memory.known[item_id]
     item.body = None
     assert codes(why(host, item_id)) == [R.NOT_LOADED]
     assert codes(of_topic(host)) == [R.NOT_LOADED]
@@ -279,7 +279,7 @@ def test_a_topic_is_held_only_by_all_its_shards() -> None:
     assert codes(of_topic(host)) == []
     no_database(host)
     assert codes(of_topic(host)) == []
-    host.engine.shards[2].breaker.trip(host.now_ms)
+    host.engine.shards[2].owner.breaker.trip(host.now_ms)
     assert codes(of_topic(host)) == [R.BREAKER_OPEN, R.BREAKER_OPEN]
 
 

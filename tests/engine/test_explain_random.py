@@ -59,9 +59,9 @@ class History:
                     host.run()
             case "memory":
                 shard = host.engine.shards[dice.choice([1, 2])]
-                for lane in list(shard.lanes.values()):
+                for lane in list(shard.memory.lanes.values()):
                     if dice.random() < 0.3:
-                        shard.drop_window(lane)
+                        shard.memory.drop_window(lane)
 
     def take(self, count: int, **fields: Any) -> list[int]:
         call = self.host.call("Dequeue", ns="n", wants=[idl.TopicCount("t", count)], wait_ms=1, **fields)

@@ -88,7 +88,7 @@ def not_served() -> Case:
     def end() -> None:
         host.open(1)
 
-    shard.to(ShardState.ASSIGNED)
+    shard.owner.to(ShardState.ASSIGNED)
     return Case(host, item_id, R.SHARD_NOT_SERVED, None, text, end)
 
 
@@ -96,7 +96,7 @@ def clock_in_doubt() -> Case:
     host = OneHost(1)
     (item_id,) = put(host, b"x")
     shard = host.engine.shards[1]
-    shard_life.hold(shard)
+    shard.owner.hold()
     text = "The host of shard 1 waits until it knows which clock is right: its /readyz has the reason."
     return Case(host, item_id, R.CLOCK_IN_DOUBT, None, text, lambda: shard_life.unhold(host.engine, shard))
 
@@ -106,8 +106,8 @@ def in_grace() -> Case:
     (item_id,) = put(host, b"x")
     host.reopen(clean=False)
     shard = host.engine.shards[1]
-    assert shard.grace_from_ms is not None
-    until_ms = shard.grace_from_ms + shard.config.confirm_ms + 1
+    assert shard.owner.grace_from_ms is not None
+    until_ms = shard.owner.grace_from_ms + shard.config.confirm_ms + 1
     left = f"{(until_ms - host.now_ms) / 1_000:.1f} s"
     text = f"Shard 1 was taken from a host that may still run: its items are leased in {left}."
     return Case(host, item_id, R.OWNER_IN_GRACE, until_ms, text, lambda: host.wait(until_ms - host.now_ms))
@@ -116,7 +116,7 @@ def in_grace() -> Case:
 def broken() -> Case:
     host = OneHost(1)
     (item_id,) = put(host, b"x")
-    breaker = host.engine.shards[1].breaker
+    breaker = host.engine.shards[1].owner.breaker
     breaker.trip(host.now_ms)
     text = "The database of shard 1 fails, is slow, or does not answer: see foqs doctor."
     until_ms = host.now_ms + breaker.settings.pause_ms
@@ -234,7 +234,7 @@ def not_loaded() -> Case:
     host = OneHost(1)
     (item_id,) = put(host, b"x")
     asked(host)
-    item = host.engine.shards[1].known[item_id]
+    item = host.engine.shards[1].memory.known[item_id]
     body, item.body = item.body, None
     text = "Its body is not in memory: a dequeue that needs it reads it."
 

@@ -89,7 +89,7 @@ def test_an_item_that_failed_is_the_last_of_its_priority(how: str, passed_ms: in
     lab.settle()
     audit(lab.engine.shards[1], lab.dbs[1])
     assert [lab.taken(count=1) for _ in range(4)] == [[other], [later], [failing], [less]]
-    assert lab.engine.shards[1].known[failing].attempt == 2
+    assert lab.engine.shards[1].memory.known[failing].attempt == 2
     (newest,) = lab.stored()
     lab.reopen()
     lab.go_on(1)
@@ -168,7 +168,7 @@ def test_an_explanation_counts_from_the_new_place() -> None:
     by_nack(lab, ids[0])
     lab.settle()
     shard = lab.engine.shards[1]
-    found = of_item(lab.engine, shard, shard.known[ids[0]], lab.now_ms)
+    found = of_item(lab.engine, shard, shard.memory.known[ids[0]], lab.now_ms)
     (behind,) = [reason for reason in found.reasons if reason.code == idl.Reason.BEHIND_IN_LANE]
     assert behind.count == 2
 

@@ -60,7 +60,7 @@ def test_lane_order_holds_inside_a_tenant() -> None:
     got: dict[str, list[tuple[int, int, int]]] = {"a": [], "b": []}
     for _ in range(9):
         for item_id in lab.taken(count=10):
-            item = lab.engine.shards[shard_of(item_id)].known[item_id]
+            item = lab.engine.shards[shard_of(item_id)].memory.known[item_id]
             got[tenant_of(lab, item_id)].append(item.key)
     assert all(keys == sorted(keys) and len(keys) == 45 for keys in got.values())
 
@@ -72,7 +72,7 @@ def test_topic_scope_delivers_urgent_items_first() -> None:
         lab.stored(lab.item(priority=at % 5), key=of("abc"[at % 3]))
     got: list[int] = []
     for _ in range(12):
-        got += [lab.engine.shards[shard_of(item_id)].known[item_id].priority for item_id in lab.taken(count=10)]
+        got += [lab.engine.shards[shard_of(item_id)].memory.known[item_id].priority for item_id in lab.taken(count=10)]
         if len(got) == 60:
             lab.stored(lab.item(priority=-1), key=of("c"))
     assert got[60] == -1
@@ -86,15 +86,15 @@ def test_urgent_items_of_a_shard_that_returns_come_first() -> None:
     lab = Laboratory(1, 2)
     set_policy(lab, {"fair": {"scope": "topic"}})
     first, second = lab.engine.shards.values()
-    second.takes_new = False
+    second.owner.takes_new = False
     (urgent,) = lab.stored(lab.item(priority=0), key=of("a"))
-    second.takes_new, first.takes_new = True, False
+    second.owner.takes_new, first.owner.takes_new = True, False
     others = lab.stored(lab.item(priority=8), lab.item(priority=9), key=of("a"))
     others += lab.stored(lab.item(priority=8), lab.item(priority=8), key=of("b"))
-    first.lost = True
+    first.owner.lost = True
     ((*got,),) = lab.dequeue(count=2)
     assert {urgent}.isdisjoint(got)
-    first.lost = False
+    first.owner.lost = False
     consumers.wake(lab.engine, first, lab.now_ms)
     assert lab.taken(count=1) == [urgent]
     assert sorted(lab.taken(count=5) + got) == sorted(others)
@@ -152,13 +152,13 @@ def test_tenants_of_a_shard_that_is_down_return_with_it() -> None:
     lab = Laboratory(1, 2)
     store(lab, {f"t{at}": 4 for at in range(40)})
     broken = lab.engine.shards[1]
-    broken.lost = True
-    held = {tenancy_of(key)[0] for key in broken.lanes}
+    broken.owner.lost = True
+    held = {tenancy_of(key)[0] for key in broken.memory.lanes}
     got = taken(lab, 200)
     assert held
     assert held.isdisjoint(got)
     assert all(tenant(lab, name).away == DOWN for name in held)
-    broken.lost = False
+    broken.owner.lost = False
     consumers.wake(lab.engine, broken, lab.now_ms)
     assert all(tenant(lab, name).away == QUEUED for name in held)
     assert set(taken(lab, 200)) == held
@@ -191,7 +191,7 @@ def test_a_late_lane_holds_its_tenant_alone() -> None:
     lanes = tenant(lab, "a").flows[()].lanes
     assert len(lanes) == 2
     late = lanes[0].tenure.shard
-    late.drop_window(lanes[0])
+    late.memory.drop_window(lanes[0])
     left = sum(lane.ready for lane in lanes)
     assert {tenant_of(lab, item_id) for item_id in lab.dequeue(count=100)[0]} == {"b"}
     assert KEY in lab.engine.held_up
@@ -280,11 +280,11 @@ def test_a_closed_shard_counts_no_more() -> None:
     lab = Laboratory(1, 2)
     store(lab, {f"t{at}": 1 for at in range(10)})
     shard = lab.engine.shards[1]
-    held = sum(lane.ready for lane in shard.lanes.values())
+    held = sum(lane.ready for lane in shard.memory.lanes.values())
     assert 0 < held < 10
     lab.engine.drained(shard, lab.now_ms)
     lab.stores[1].close(clean=True)
-    shard.to(ShardState.ASSIGNED)
+    shard.owner.to(ShardState.ASSIGNED)
     assert lab.engine.topics[KEY].ready == 10 - held
     assert len(taken(lab, 100)) == 10 - held
     lab.settle()
@@ -336,13 +336,13 @@ def test_parking_leaves_the_windows_of_shards_that_are_away(left: int) -> None:
         for _ in range(30):
             lab.stored(lab.item(), key=key)
     lab.taken(count=1)  # the windows of all shards are in memory
-    lab.engine.shards[1].breaker.trip(lab.now_ms)  # its items come first in the order
+    lab.engine.shards[1].owner.breaker.trip(lab.now_ms)  # its items come first in the order
     lab.engine.throttling = Tokens(left)  # type: ignore[assignment]
     lab.taken(count=50)
     for lane in lab.engine.topics[KEY].lanes():
         assert lane.window is not None
         assert (len(lane.window.entries), lane.window.more) == (lane.ready, False)
-    items = [item for shard in lab.engine.serving for item in shard.known.values() if item.phase is Phase.WINDOW]
+    items = [item for shard in lab.engine.serving for item in shard.memory.known.values() if item.phase is Phase.WINDOW]
     assert all(item.entry in item.lane.window.entries for item in items)
     audit_topics(lab.engine)
 
@@ -384,7 +384,7 @@ def test_a_turn_that_an_earlier_owner_charged_is_not_refunded() -> None:
 def test_of_one_lane_the_taken_items_are_leased() -> None:
     lab = Laboratory(1)
     ids = lab.stored(*[lab.item() for _ in range(3)], key=of("a"))
-    lane = lab.engine.shards[1].lanes[of("a")]
+    lane = lab.engine.shards[1].memory.lanes[of("a")]
     assert lane.window is not None
     taking = TenantCursor()
     taking.lane, taking.entries = lane, lane.window.entries
@@ -401,7 +401,7 @@ def test_of_several_lanes_those_of_parked_flows_keep_their_items() -> None:
     lab = Laboratory(1)
     (parked_id,) = lab.stored(lab.item(), key=of("a", "k"))
     (other_id,) = lab.stored(lab.item(), key=of("a"))
-    lanes = [lab.engine.shards[1].lanes[key] for key in (of("a", "k"), of("a"))]
+    lanes = [lab.engine.shards[1].memory.lanes[key] for key in (of("a", "k"), of("a"))]
     parked, other = lanes
     assert parked.window is not None
     assert other.window is not None
@@ -434,7 +434,7 @@ def opened() -> Laboratory:
 
 
 def windows(lab: Laboratory) -> int:
-    return sum(lane.window is not None for lane in lab.engine.shards[1].lanes.values())
+    return sum(lane.window is not None for lane in lab.engine.shards[1].memory.lanes.values())
 
 
 def test_only_pages_of_the_next_tenants_are_read(opened: Laboratory) -> None:
@@ -449,7 +449,7 @@ def test_tenants_keep_their_places_while_their_pages_are_read(opened: Laboratory
     assert opened.taken(count=10)
     there = {
         item.id
-        for lane in opened.engine.shards[1].lanes.values()
+        for lane in opened.engine.shards[1].memory.lanes.values()
         if lane.window is not None
         for *_, item in lane.window.entries
     }

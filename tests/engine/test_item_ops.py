@@ -129,7 +129,7 @@ LEASE_MS = 1_000
 def attempt(lab: Laboratory, item_id: int) -> int:
     """Return the attempt of the item's next delivery."""
     assert lab.taken(lease_ms=LEASE_MS) == [item_id]
-    return lab.engine.shards[shard_of(item_id)].known[item_id].attempt
+    return lab.engine.shards[shard_of(item_id)].memory.known[item_id].attempt
 
 
 def mark(lab: Laboratory, item_id: int, *, begun: bool) -> list[FoqsError | None]:
@@ -154,7 +154,7 @@ def test_an_expired_lease_counts_work_that_was_begun(written: bool, begun: tuple
         assert mark(lab, item_id, begun=one) == [None], "at once, as nothing is written"
     if written:
         lab.go_on(LEASE_MS // 2)
-        assert lab.engine.shards[1].known[item_id].place is Place.TIMER
+        assert lab.engine.shards[1].memory.known[item_id].place is Place.TIMER
         lab.go_on(LEASE_MS)
     else:  # the database does not answer until the lease is over
         lab.ring(LEASE_MS)
@@ -170,7 +170,7 @@ def test_the_items_behind_those_that_begin_are_not_begun() -> None:
     lab.go_on(LEASE_MS)
     began = [ids[0], ids[2]]
     assert lab.taken() == [ids[1], ids[3], *began], "what failed is behind the rest"
-    known = lab.engine.shards[1].known
+    known = lab.engine.shards[1].memory.known
     assert [known[item_id].attempt for item_id in ids] == [2, 1, 2, 1]
 
 
@@ -275,13 +275,13 @@ def test_a_lease_that_left_memory_counts_from_its_last_extension(lab: Laboratory
     lab.taken(lease_ms=LEASE_MS)
     lab.go_on(500)
     shard = lab.engine.shards[1]
-    item = shard.known[item_id]
+    item = shard.memory.known[item_id]
     lease, given_ms = item.lease, lab.now_ms - 500
-    shard.forget(item)
+    shard.memory.forget(item)
     answers = lab.operate(item_id, item_ops.extend(lease, LEASE_MS))
     lab.settle()
     assert answers == [None]
-    given = shard.known[item_id].given
+    given = shard.memory.known[item_id].given
     assert given is not None
     assert given.at_ms == given_ms
 

@@ -31,7 +31,7 @@ def few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def found(shard: Shard, state: str, spot: Spot) -> tuple[list[int], Spot, int]:
     """Return what `lanes_at` does, and the number of its turns."""
-    walk, turns = lanes_at(shard, KEY, state, spot), 1
+    walk, turns = lanes_at(shard.memory, KEY, state, spot), 1
     while True:
         try:
             next(walk)
@@ -79,11 +79,11 @@ def test_a_position_in_a_group_stays_when_its_lanes_go(lab: Laboratory) -> None:
     at = Spot((4, 0, 0, 9), (0, 7))
     assert found(shard, "ready", at)[:2] == ([4, 5, 6, 7], at)
     assert at.after_in([4, 5, 6, 7], "ready") == (0, 0, 9)
-    shard.lane_numbers[4].total = 0
+    shard.memory.lane_numbers[4].total = 0
     assert found(shard, "ready", at)[:2] == ([5, 6, 7], at)
     assert at.after_in([5, 6, 7], "ready") is None
     for number in (5, 6, 7):
-        shard.lane_numbers[number].total = 0
+        shard.memory.lane_numbers[number].total = 0
     assert found(shard, "ready", at)[:2] == ([*range(8, 14)], Spot(None, (7, 13)))
 
 
@@ -159,7 +159,7 @@ def test_leases_end_as_if_by_time() -> None:
     again = lab.taken()
     again += lab.taken()  # of a shard whose bodies had to be read
     assert sorted(again) == sorted(ids)
-    assert {lab.engine.shards[item_id >> 48].known[item_id].attempt for item_id in ids} == {2}
+    assert {lab.engine.shards[item_id >> 48].memory.known[item_id].attempt for item_id in ids} == {2}
     assert lab.engine.counters.namespaces.of("ns").expired == 8
 
 
@@ -205,7 +205,7 @@ def test_other_topics_and_ready_items_stay() -> None:
     leased(lab, 1)
     lab.stored(lab.item(delay_ms=60_000))
     assert released(lab) == 1
-    assert lab.engine.shards[1].known[other[0]].phase is Phase.LEASED
+    assert lab.engine.shards[1].memory.known[other[0]].phase is Phase.LEASED
     assert lab.engine.ready(KEY) == 1
 
 
@@ -254,7 +254,7 @@ def test_a_shard_that_does_not_answer_ends_with_the_time() -> None:
     lab.ring(1_000)
     ((count, error),) = replies
     assert (count, type(error)) == (0, Unavailable)
-    assert not any(shard.lists for shard in lab.engine.shards.values())
+    assert not any(shard.queue.lists for shard in lab.engine.shards.values())
     lab.settle()
     assert len(replies) == 1
 

@@ -34,7 +34,7 @@ def reopen(lab: Laboratory) -> None:
     for number, shard in lab.engine.shards.items():
         lab.engine.drained(shard, lab.now_ms)
         lab.stores[number].close(clean=True)
-        shard.to(ShardState.ASSIGNED)
+        shard.owner.to(ShardState.ASSIGNED)
         lab.open(number)
     lab.settle()
 
@@ -79,20 +79,20 @@ def test_lanes_read_together_may_have_leased_rows(
     shard = lab.engine.shards[1]
     topics = TOPICS[:3]
     fill(lab, [topics[0]] * 4 + [topics[1]] * 3 + [topics[2]] * 2)
-    lanes = [shard.lanes[key] for key in topics]
+    lanes = [shard.memory.lanes[key] for key in topics]
     call = DequeueCall([(topics[0], leased)], 60_000, 1 << 20, 0, lambda items, doubtful: True)
     lab.engine.dequeue(call, lab.now_ms, 0)
     for lane in lanes:
-        shard.drop_window(lane)
-        shard.open_window(lane)
-        shard.pages_wanted[lane] = None
+        shard.memory.drop_window(lane)
+        shard.memory.open_window(lane)
+        shard.queue.pages_wanted[lane] = None
     lab.engine.touch(shard)
-    shard.config = shard.config.model_copy(update={"page_rows": sum(lane.ready for lane in lanes)})
+    shard.configure(shard.config.model_copy(update={"page_rows": sum(lane.ready for lane in lanes)}))
     ((_, batch),) = lab.send()
     assert [len(read.pages) for read in reads_of(batch, LanesRead)] == [3]
     lab.arrive(shard, batch)
     assert [(len(lane.window), lane.window.more) for lane in lanes if lane.window is not None] == windows
-    assert list(shard.pages_wanted) == [lanes[at] for at in left]
+    assert list(shard.queue.pages_wanted) == [lanes[at] for at in left]
 
 
 @pytest.mark.parametrize(("limit", "whole"), [(7, 3), (6, 2), (3, 1), (2, 0)])
@@ -102,11 +102,11 @@ def test_windows_that_gave_back_memory_are_read_together(limit: int, whole: int)
     shard = lab.engine.shards[1]
     topics = TOPICS[:3]
     fill(lab, [key for key in topics for _ in range(2)])
-    lanes = [shard.lanes[key] for key in topics]
+    lanes = [shard.memory.lanes[key] for key in topics]
     for lane in lanes:
         assert lane.window is not None
-        shard.cut_window(lane.window, 1)
-        shard.pages_wanted[lane] = None
+        shard.memory.cut_window(lane.window, 1)
+        shard.queue.pages_wanted[lane] = None
     lab.engine.touch(shard)
     ((_, batch),) = lab.send()
     assert not reads_of(batch, PageRead)
@@ -146,11 +146,11 @@ def test_stalled_topics_are_tried_when_the_shard_may_lease(monkeypatch: pytest.M
     lab = Laboratory(1)
     shard = lab.engine.shards[1]
     answers = dequeue(lab, TOPICS[:20], 60_000)
-    shard.grace_from_ms = lab.now_ms
+    shard.owner.grace_from_ms = lab.now_ms
     tried = merges(monkeypatch)
     fill(lab, TOPICS[:20])
     assert not tried
-    assert list(shard.stalled) == TOPICS[:20]
+    assert list(shard.memory.stalled) == TOPICS[:20]
     lab.go_on(shard.config.confirm_ms + 100)
     assert [len(found) for found in answers] == [20]
     assert len(tried) == 20
@@ -204,7 +204,7 @@ def test_all_topics_are_drained_when_memory_is_full() -> None:
 
 def ack(lab: Laboratory, ids: list[int]) -> None:
     call = ItemsCall(len(ids), lambda outcomes: None)
-    leases = [lab.engine.shards[shard_of(item_id)].known[item_id].lease for item_id in ids]
+    leases = [lab.engine.shards[shard_of(item_id)].memory.known[item_id].lease for item_id in ids]
     asked = [(item_id, item_ops.ack(lease)) for item_id, lease in zip(ids, leases, strict=True)]
     if asked:
         lab.engine.settle(call, asked, None, lab.now_ms, 5_000)
@@ -215,7 +215,7 @@ def crowded(*numbers: int) -> Laboratory:
     """Shards that may have 100 topics each."""
     lab = Laboratory(*numbers)
     for shard in lab.engine.shards.values():
-        shard.config = shard.config.model_copy(update={"lanes": 100})
+        shard.configure(shard.config.model_copy(update={"lanes": 100}))
     return lab
 
 
@@ -225,7 +225,7 @@ def test_empty_topics_make_room_for_new_ones() -> None:
     fill(lab, TOPICS[:100])
     (items,) = dequeue(lab, TOPICS[:100], 0)
     assert len(items) == 100
-    held = [(item_id, lab.engine.shards[1].known[item_id].lease) for item_id in items]
+    held = [(item_id, lab.engine.shards[1].memory.known[item_id].lease) for item_id in items]
     lab.engine.settle(
         ItemsCall(100, lambda outcomes: None),
         [(item_id, item_ops.ack(lease)) for item_id, lease in held],
@@ -300,7 +300,7 @@ def test_topics_are_woken_a_slice_at_a_time() -> None:
     lab = Laboratory(1, callbacks=Callbacks(became_ready=reported.append))
     shard = lab.engine.shards[1]
     keys = [("ns", f"topic-{number:05}") for number in range(2 * consumers._TOPICS + 1)]
-    shard.woken = dict.fromkeys(keys)
+    shard.memory.woken = dict.fromkeys(keys)
     lab.engine.touch(shard)
     slices = [0]
     while len(reported) < len(keys):
@@ -317,10 +317,10 @@ def test_a_shard_that_recovers_wakes_a_slice_of_the_topics() -> None:
     keys = [("ns", f"topic-{number:05}") for number in range(3 * consumers._TOPICS)]
     dequeue(lab, keys, 60_000)
     consumers.wake_all(lab.engine, shard)
-    assert len(shard.woken) == consumers._TOPICS
+    assert len(shard.memory.woken) == consumers._TOPICS
     for _ in range(3):
         lab.engine.pump(lab.now_ms)
-        assert len(shard.woken) <= consumers._TOPICS
+        assert len(shard.memory.woken) <= consumers._TOPICS
     assert reported == keys
 
 

@@ -21,11 +21,11 @@ def full_shard(*empty: int) -> tuple[Laboratory, Shard]:
     """A shard with 100 topics, of which those became empty one after the other a moment ago."""
     lab = crowded(1)
     fill(lab, TOPICS[:100])
-    lab.engine.shards[1].config = lab.engine.shards[1].config.model_copy(update={"lanes": 1_000})
+    lab.engine.shards[1].configure(lab.engine.shards[1].config.model_copy(update={"lanes": 1_000}))
     for topic in empty:
         (items,) = dequeue(lab, [TOPICS[topic]], 0)
         ack(lab, items)
-    lab.engine.shards[1].config = lab.engine.shards[1].config.model_copy(update={"lanes": 100})
+    lab.engine.shards[1].configure(lab.engine.shards[1].config.model_copy(update={"lanes": 100}))
     assert len(lab.dbs[1].lanes) == 100
     return lab, lab.engine.shards[1]
 
@@ -59,7 +59,7 @@ def test_the_longest_empty_topic_gives_way() -> None:
     assert [lane.key for lane in batch.lanes_gone] == [TOPICS[7]]
     lab.arrive(shard, batch)
     assert isinstance(outcomes[0], int)
-    assert len(lab.dbs[1].lanes) == len(shard.lanes) == 100
+    assert len(lab.dbs[1].lanes) == len(shard.memory.lanes) == 100
     assert topics_of(lab).isdisjoint({"topic-007"})
 
 
@@ -71,7 +71,7 @@ def test_each_new_topic_takes_the_place_of_an_empty_one() -> None:
     lab.settle()
     assert [isinstance(found, int) for (found,) in outcomes] == [True, True, True, False, False]
     assert [str(found) for (found,) in outcomes[3:]] == [f"each shard of the host {FULL}"] * 2
-    assert len(lab.dbs[1].lanes) == len(shard.lanes) == 100
+    assert len(lab.dbs[1].lanes) == len(shard.memory.lanes) == 100
 
 
 @pytest.mark.usefixtures("only_when_needed")
@@ -91,7 +91,7 @@ def test_one_request_may_exceed_the_bound() -> None:
     outcomes = put(lab, *TOPICS[200:205])
     lab.settle()
     assert all(isinstance(found, int) for found in outcomes)
-    assert len(shard.lanes) == 103
+    assert len(shard.memory.lanes) == 103
     (refused,) = put(lab, TOPICS[210])
     assert str(refused) == f"each shard of the host {FULL}"
 
@@ -102,16 +102,16 @@ def test_a_failed_transaction_removes_no_topic() -> None:
     new, old = put(lab, TOPICS[200]), put(lab, TOPICS[1])
     ((_, batch),) = lab.send()
     assert [lane.key for lane in batch.lanes_gone] == [TOPICS[0]]
-    shard.takes_new = False  # nor does it take the items again
+    shard.owner.takes_new = False  # nor does it take the items again
     lab.arrive(shard, batch, BatchResult(outcome=Outcome.FAILED, error="busy"))
     assert [type(found) for found in (*new, *old)] == [Unavailable] * 2
-    assert {TOPICS[0], TOPICS[1], TOPICS[200]} == set(shard.idle_lanes)
-    shard.takes_new = True
+    assert {TOPICS[0], TOPICS[1], TOPICS[200]} == set(shard.memory.idle_lanes)
+    shard.owner.takes_new = True
     lab.now_ms += 50
     outcomes = put(lab, TOPICS[0])
     lab.settle()
     assert isinstance(outcomes[0], int)
-    assert {lane.number for lane in shard.lanes.values() if lane.stored} == set(lab.dbs[1].lanes)
+    assert {lane.number for lane in shard.memory.lanes.values() if lane.stored} == set(lab.dbs[1].lanes)
 
 
 def test_a_keyed_item_takes_the_place_of_an_empty_topic() -> None:
@@ -166,10 +166,10 @@ def test_a_tenant_without_items_keeps_no_window() -> None:
     lab = Laboratory(1)
     (tenant,) = tenants(0, 1)
     ids = lab.stored(lab.item(), lab.item(), key=tenant)
-    lane = lab.engine.shards[1].lanes[tenant]
+    lane = lab.engine.shards[1].memory.lanes[tenant]
     assert lane.window is not None
     drained(lab)
     assert (lane.window, len(lab.engine.residents)) == (None, 0)
     again = lab.stored(key=tenant)
-    assert lane is lab.engine.shards[1].lanes[tenant]
+    assert lane is lab.engine.shards[1].memory.lanes[tenant]
     assert lab.taken() == again > ids

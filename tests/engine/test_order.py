@@ -26,7 +26,7 @@ def test_a_refused_item_does_not_confirm_the_owner() -> None:
     lab.enqueue()
     lab.settle()
     lab.now_ms += 10_000
-    assert not shard.confirmed(lab.now_ms)
+    assert not shard.owner.confirmed(lab.now_ms)
 
     def refuse(batch: object) -> None:
         raise RowRejected("too large")
@@ -36,23 +36,23 @@ def test_a_refused_item_does_not_confirm_the_owner() -> None:
     lab.settle()
     store.commit = commit  # type: ignore[method-assign]
     assert isinstance(refused[0], FoqsError)
-    assert not shard.confirmed(lab.now_ms)
+    assert not shard.owner.confirmed(lab.now_ms)
 
 
 def test_a_slot_just_given_away_does_not_come_back() -> None:
     lab = Laboratory(1, 2)
     shard = lab.engine.shards[1]
     mine, other = range(512), 900
-    shard.keys.wanted = Holding(1, bits_of(mine))
+    shard.queue.keys.wanted = Holding(1, bits_of(mine))
     lab.engine.touch(shard)
     lab.settle()
     given: list[list[DedupRow] | FoqsError] = []
-    stamp = shard.keys.held.stamp + 1
+    stamp = shard.queue.keys.held.stamp + 1
     shards = tuple(1 if slot in (*mine, other) else 2 for slot in range(1024))
     routing = Routing(slots=Slots(0, shards, {}, stamp))
     no_call = lambda *_: None  # noqa: E731
     moves = SlotMigration(lab.engine, lambda: routing, no_call, no_call, no_call)
-    shard.keys.gives.append(Give(mine[0], stamp, hash_slot_bounds(mine[0])[0], 10, given.append))
+    shard.queue.keys.gives.append(Give(mine[0], stamp, hash_slot_bounds(mine[0])[0], 10, given.append))
     lab.engine.touch(shard)
     sent = lab.send()
     # The record that comes now: another slot is here.
@@ -63,7 +63,7 @@ def test_a_slot_just_given_away_does_not_come_back() -> None:
         lab.arrive(*each)
     assert given == [[]]
     lab.settle()
-    held = shard.keys.held
+    held = shard.queue.keys.held
     assert has(held.bits, other)
     assert not has(held.bits, mine[0])
     assert lab.dbs[1].slots == held
@@ -72,12 +72,12 @@ def test_a_slot_just_given_away_does_not_come_back() -> None:
 def test_items_behind_a_lost_connection_go_to_another_shard() -> None:
     lab = Laboratory(1, 2)
     shard = lab.engine.shards[1]
-    lab.engine.shards[2].takes_new = False
+    lab.engine.shards[2].owner.takes_new = False
     lab.enqueue()
     ((_, batch),) = lab.send()
     behind = lab.enqueue()
-    assert len(shard.chunks) == 1
-    lab.engine.shards[2].takes_new = True
+    assert len(shard.queue.chunks) == 1
+    lab.engine.shards[2].owner.takes_new = True
     lab.arrive(shard, batch, BatchResult(down=True, error="gone"))
     for each in lab.send():
         if each[0] is not shard:
@@ -101,7 +101,7 @@ def test_a_listing_that_ended_leaves_nothing_behind() -> None:
     lab.now_ms += 2_000
     lab.engine.tick(lab.now_ms)
     assert said
-    assert not shard.lists
+    assert not shard.queue.lists
 
 
 class Ends:

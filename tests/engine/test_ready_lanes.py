@@ -154,8 +154,8 @@ def test_the_first_item_of_all_healthy_shards() -> None:
     assert len(host.engine.topics[("n", "t")].lanes()) == 2
     (item,) = take(host, 1).items
     assert urgent(host) == 3, "another one"
-    host.engine.shards[1].breaker.trip(host.now_ms)
-    host.engine.shards[2].breaker.trip(host.now_ms)
+    host.engine.shards[1].owner.breaker.trip(host.now_ms)
+    host.engine.shards[2].owner.breaker.trip(host.now_ms)
     assert urgent(host) is None
     assert item.priority == 3
 

@@ -84,7 +84,7 @@ def test_a_dead_letter_returns_to_its_topic() -> None:
     assert redrive(lab) == PageOutcome()
     assert lab.engine.counters.namespaces.of("ns").redriven == 1
     assert lab.taken() == [item_id]
-    assert lab.engine.shards[1].known[item_id].attempt == 1
+    assert lab.engine.shards[1].memory.known[item_id].attempt == 1
 
 
 @pytest.mark.parametrize("reopened", [False, True])
@@ -261,9 +261,9 @@ def test_a_shard_that_cannot_be_asked() -> None:
     dead_letters(lab, "a")
     assert isinstance(begun(lab, shard=2)[0], NotServed)
     shard = lab.engine.shards[1]
-    shard.grace_from_ms = lab.now_ms
+    shard.owner.grace_from_ms = lab.now_ms
     assert isinstance(begun(lab)[0], Unavailable)
-    shard.grace_from_ms = None
+    shard.owner.grace_from_ms = None
     lab.enqueue()
     assert isinstance(begun(lab)[0], Overloaded)
     lab.settle()
@@ -286,7 +286,7 @@ def test_a_read_that_fails_is_repeated_or_given_up() -> None:
     answers = begun(lab, timeout_ms=100)
     lab.ring(100)
     assert isinstance(answers[0], Unavailable)
-    assert not lab.engine.shards[1].dead_reads
+    assert not lab.engine.shards[1].queue.dead_reads
 
 
 def group(reason: str, ids: Sequence[int], at_ms: int) -> FailureGroup:
@@ -320,7 +320,7 @@ def test_a_listing_that_gets_no_answer() -> None:
     listing.begin(lab.now_ms + 100)
     lab.ring(100)
     assert isinstance(answers[0], Unavailable)
-    assert not lab.engine.shards[1].dead_reads
+    assert not lab.engine.shards[1].queue.dead_reads
 
 
 OTHER = ("ns", "other")

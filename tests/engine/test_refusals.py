@@ -31,7 +31,7 @@ def test_keys_behind_a_lost_connection_are_refused_at_once() -> None:
     lab.arrive(shard, batch, BatchResult(Outcome.FAILED, down=True, error="gone"))
     assert refused(sent) == refused(behind) == [Unavailable]
     assert refused(lab.enqueue_keyed("c")) == [Unavailable]
-    assert not shard.keys.pending
+    assert not shard.queue.keys.pending
 
 
 def test_keys_behind_a_database_that_hangs_are_refused() -> None:
@@ -49,7 +49,7 @@ def test_keys_behind_a_database_that_hangs_are_refused() -> None:
     lab.ring(lab.engine.config.breaker.hang_ms)
     assert refused(sent) == refused(again) == [OutcomeUnknown]
     assert refused(lab.enqueue_keyed("a")) == refused(lab.enqueue_keyed("c")) == [Unavailable]
-    assert list(lab.engine.shards[1].keys.pending), "the key is pending until its outcome is known"
+    assert list(lab.engine.shards[1].queue.keys.pending), "the key is pending until its outcome is known"
 
 
 def test_a_key_may_be_stored_when_its_commit_is_unknown() -> None:
@@ -122,15 +122,15 @@ def test_a_read_only_database_is_named_until_it_is_reached_again(keys: bool) -> 
     for answers in (sent, enqueue()):
         assert refused(answers) == [Unavailable]
         assert "the shard's database is read-only" in str(answers[0])
-    assert shard.read_only and shard.lost
+    assert shard.owner.read_only and shard.owner.lost
     lab.ring(10_000)
     ((_, batch),) = lab.send()
     assert batch.reconnect
     lab.arrive(shard, batch, BatchResult(down=True, error="cannot connect"))
-    assert not shard.read_only and shard.lost
+    assert not shard.owner.read_only and shard.owner.lost
     lab.ring(10_000)
     lab.settle()
-    assert not shard.lost
+    assert not shard.owner.lost
 
 
 def test_a_full_disk_sends_items_to_another_shard() -> None:
@@ -140,7 +140,7 @@ def test_a_full_disk_sends_items_to_another_shard() -> None:
     lab.arrive(shard, batch, FULL)
     lab.settle()
     assert isinstance(answers[0], int)
-    assert shard.disk_full
+    assert shard.owner.disk_full
 
 
 def test_a_shard_with_room_again_takes_items() -> None:
@@ -151,7 +151,7 @@ def test_a_shard_with_room_again_takes_items() -> None:
     answers = lab.enqueue()
     lab.settle()
     assert isinstance(answers[0], int)
-    assert not shard.disk_full
+    assert not shard.owner.disk_full
 
 
 def test_an_ack_on_a_full_disk_is_unavailable_not_late() -> None:
@@ -160,7 +160,7 @@ def test_an_ack_on_a_full_disk_is_unavailable_not_late() -> None:
     lab.settle()
     ((item_id,),) = lab.dequeue()
     outcomes: list[FoqsError | None] = []
-    item = lab.engine.shards[1].known[item_id]
+    item = lab.engine.shards[1].memory.known[item_id]
     lease = item.lease
     for result in (FULL, None):
         call = ItemsCall(1, outcomes.extend)

@@ -39,6 +39,7 @@ N = 3
 class Shard:
     def __init__(self) -> None:
         self.state = ASSIGNED
+        self.owner = self  # the shard driver moves it
 
     def to(self, state: ShardState) -> None:
         self.state = moved(self.state, state)

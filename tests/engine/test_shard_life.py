@@ -41,7 +41,7 @@ def test_a_new_owner_knows_the_stored_items() -> None:
     lab.taken(count=1)
     lab.go_on(200)  # the lease is written
     lab.reopen()
-    lane = lab.engine.shards[1].lanes[KEY]
+    lane = lab.engine.shards[1].memory.lanes[KEY]
     assert (lane.ready, lane.leased, lane.total) == (1, 1, 3)
     assert lab.taken() == [ids[1]]
     assert lab.stored() > ids, "no id is used again"
@@ -86,9 +86,9 @@ def test_a_replaced_owner_is_given_time_to_stop(clean: bool) -> None:
 
 def test_items_that_wait_go_to_another_shard() -> None:
     lab = Laboratory(1, 2)
-    lab.engine.shards[2].takes_new = False
+    lab.engine.shards[2].owner.takes_new = False
     answers = lab.enqueue()
-    lab.engine.shards[2].takes_new = True
+    lab.engine.shards[2].owner.takes_new = True
     lab.engine.lose(lab.engine.shards[1], lab.now_ms)
     lab.settle()
     assert [shard_of(item_id) for item_id in answers] == [2]
@@ -97,13 +97,13 @@ def test_items_that_wait_go_to_another_shard() -> None:
 def test_fenced_items_that_wait_elsewhere_were_not_sent() -> None:
     """At their deadline they are refused, because no transaction has them."""
     lab = Laboratory(1, 2)
-    lab.engine.shards[1].takes_new = False
+    lab.engine.shards[1].owner.takes_new = False
     lab.enqueue()
     lab.send()
-    lab.engine.shards[1].takes_new, lab.engine.shards[2].takes_new = True, False
+    lab.engine.shards[1].owner.takes_new, lab.engine.shards[2].owner.takes_new = True, False
     answers = lab.enqueue(timeout_ms=900)
     ((shard, batch),) = lab.send()
-    lab.engine.shards[2].takes_new = True
+    lab.engine.shards[2].owner.takes_new = True
     lab.arrive(shard, batch, BatchResult(fenced=True))
     assert not answers
     lab.ring(901)
@@ -130,7 +130,7 @@ def test_a_close_settles_everything_that_waits() -> None:
     assert types(changed) == types(listed) == [NotServed]
     ((item, body, error),) = looked
     assert (item, body, type(error)) == (None, None, NotServed)
-    assert shard.state is ShardState.CLOSED
+    assert shard.owner.state is ShardState.CLOSED
     assert (lab.engine.budget.used_bytes, len(lab.engine.residents)) == (0, 0)
     assert lab.send() == []
 
@@ -151,11 +151,11 @@ def test_what_a_fenced_transaction_tells_its_requests(outcome: Outcome, error: t
 def test_an_unknown_outcome_stays_unknown_at_the_close() -> None:
     """None of its items may be stored again, though another shard has room."""
     lab = Laboratory(1, 2)
-    lab.engine.shards[2].takes_new = False
+    lab.engine.shards[2].owner.takes_new = False
     answers = lab.enqueue()
     lab.faults[1].commits.append("applied")
     lab.settle()
-    lab.engine.shards[2].takes_new = True
+    lab.engine.shards[2].owner.takes_new = True
     lab.engine.lose(lab.engine.shards[1], lab.now_ms)
     lab.settle()
     assert types(answers) == [OutcomeUnknown]
@@ -177,7 +177,7 @@ def test_no_lease_of_a_closed_shard_stands() -> None:
     lab = Laboratory(1)
     item_id, lease = leased(lab)
     shard = lab.engine.shards[1]
-    item = shard.known[item_id]
+    item = shard.memory.known[item_id]
     lab.engine.lose(shard, lab.now_ms)
     assert not item_ops.stands(item, lease)
     assert types(lab.ack((item_id, lease))) == [NotServed]
@@ -205,7 +205,7 @@ def test_an_unwritten_lease_moves_with_the_clock(by_ms: int) -> None:
     written, _ = leased(lab)
     lab.go_on(200)
     unwritten, _ = leased(lab)
-    items = lab.engine.shards[1].known
+    items = lab.engine.shards[1].memory.known
     before = items[written].lease_expires_at_ms, items[unwritten].lease_expires_at_ms
     lab.now_ms += by_ms
     shard_life.clock_set(lab.engine, by_ms)
@@ -232,8 +232,8 @@ def test_requests_for_known_items_go_on_while_the_shard_is_held(written: bool) -
     acked, nacked, extended = take(host, 3).items
     host.wait(200 if written else 1)
     shard = host.engine.shards[1]
-    shard_life.hold(shard)
-    left = [item.id for item in shard.known.values() if item.phase is not Phase.LEASED]
+    shard.owner.hold()
+    left = [item.id for item in shard.memory.known.values() if item.phase is not Phase.LEASED]
     assert kinds(host.ask("DeleteItems", ids=[left[0]])) == [None]
     assert kinds(host.ask("Ack", items=[idl.AckItem(acked.id, acked.lease)])) == [None]
     assert kinds(host.ask("Nack", items=[idl.NackItem(nacked.id, nacked.lease)])) == [None]
@@ -243,7 +243,7 @@ def test_requests_for_known_items_go_on_while_the_shard_is_held(written: bool) -
     for _ in range(20):
         host.wait(1_000)
     assert not waiting.answers
-    assert not shard.in_takeover_grace(host.now_ms), "it coordinates the keys of its slots"
+    assert not shard.owner.in_takeover_grace(host.now_ms), "it coordinates the keys of its slots"
     shard_life.unhold(host.engine, shard)
     host.wait(1)
     host.wait(100)
@@ -271,7 +271,7 @@ def closed(lab: Laboratory) -> Shard:
     shard = lab.engine.shards[1]
     lab.engine.drained(shard, lab.now_ms)
     lab.stores[1].close(clean=True)
-    shard.to(ShardState.ASSIGNED)
+    shard.owner.to(ShardState.ASSIGNED)
     finish(lab)
     return shard
 
@@ -284,7 +284,7 @@ def finish(lab: Laboratory) -> None:
 def filling(lab: Laboratory, then: Callable[[], None]) -> tuple[Shard, Opened]:
     """Begin to open the shard, whose store is open."""
     shard = closed(lab)
-    shard.to(ShardState.OPENING)
+    shard.owner.to(ShardState.OPENING)
     opened = lab.stores[1].open("host", take_over=False)
     lab.engine.fill(shard, opened, then)
     return shard, opened
@@ -293,10 +293,17 @@ def filling(lab: Laboratory, then: Callable[[], None]) -> tuple[Shard, Opened]:
 def counts(shard: Shard) -> list[Any]:
     lanes = [
         (key, lane.number, lane.ready, lane.leased, lane.total, lane.weight, lane.dead)
-        for key, lane in shard.lanes.items()
+        for key, lane in shard.memory.lanes.items()
     ]
-    tenants = {key: (list(found.numbers), found.total, len(found)) for key, found in shard.tenants.items()}
-    return [lanes, dict(shard.totals), list(shard.idle_lanes), shard.dead_lanes, shard.next_lane, tenants]
+    tenants = {key: (list(found.numbers), found.total, len(found)) for key, found in shard.memory.tenants.items()}
+    return [
+        lanes,
+        dict(shard.memory.totals),
+        list(shard.memory.idle_lanes),
+        shard.memory.dead_lanes,
+        shard.queue.next_lane,
+        tenants,
+    ]
 
 
 @pytest.mark.usefixtures("few_at_a_time")
@@ -307,8 +314,8 @@ def test_nothing_counts_before_the_last_turn() -> None:
     shard, opened = filling(lab, lambda: filled_ms.append(lab.now_ms))
     turns = 0
     while not filled_ms:
-        assert shard.state is ShardState.OPENING
-        assert (lab.engine.ready(KEY), shard.lanes) == (0, {})
+        assert shard.owner.state is ShardState.OPENING
+        assert (lab.engine.ready(KEY), shard.memory.lanes) == (0, {})
         assert lab.dequeue() == [[]]
         assert not lab.engine.topics[KEY].lanes()
         lab.engine.pump(lab.now_ms)
@@ -378,7 +385,7 @@ def test_a_shard_lost_at_once_wakes_no_topics() -> None:
     lab.engine.lose(shard, lab.now_ms)
     while lab.engine.long_work:
         lab.engine.pump(lab.now_ms)
-        assert not shard.woken
+        assert not shard.memory.woken
     assert not lab.engine.topics
 
 
@@ -394,4 +401,4 @@ def test_empty_lanes_are_idle_from_the_open_on() -> None:
     assert lab.dbs[1].lanes
     lab.go_on(300)
     assert not lab.dbs[1].lanes
-    assert not lab.engine.shards[1].tenants
+    assert not lab.engine.shards[1].memory.tenants

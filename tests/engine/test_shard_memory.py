@@ -10,6 +10,7 @@ from foqs.counters import Counters
 from foqs.engine import item_ops
 from foqs.engine.batch_reads import BodiesRead
 from foqs.engine.shard_memory import FIRST_PAGE_ROWS, ShardMemory
+from foqs.engine.shard_queue import ShardQueue
 from foqs.fairness.keys import lane_key
 from foqs.fairness.topics import Topics
 from foqs.item import KNOWN_BYTES, Cause, Change, Item, Phase, Place, To
@@ -33,11 +34,11 @@ def test_a_full_window_leaves_its_end_in_the_database() -> None:
     lab = Laboratory(1, window_rows=16)
     ids = lab.stored(*(lab.item(priority=10) for _ in range(20)))
     shard = lab.engine.shards[1]
-    assert sorted(shard.known) == ids[:16]
+    assert sorted(shard.memory.known) == ids[:16]
     (behind,) = lab.stored(lab.item(priority=11))
     (before,) = lab.stored(lab.item(priority=9))
-    assert behind not in shard.known
-    assert sorted(shard.known) == [*ids[:15], before]
+    assert behind not in shard.memory.known
+    assert sorted(shard.memory.known) == [*ids[:15], before]
     assert drained(lab) == [before, *ids, behind]
 
 
@@ -58,14 +59,14 @@ def test_an_item_behind_a_half_read_window_waits(nacked: bool) -> None:
     lab.taken()
     ids = lab.stored(*(lab.item(priority=1) for _ in range(6 * FIRST_PAGE_ROWS)))
     shard = lab.engine.shards[1]
-    shard.drop_window(shard.lanes[KEY])
+    shard.memory.drop_window(shard.memory.lanes[KEY])
     assert lab.taken(count=1) == ids[:1]
     if nacked:
         lab.operate(late[0], item_ops.nack(lab.lease_of(late[0]), 0, None))
         lab.settle()
     else:
         late = lab.stored(lab.item(priority=5))
-    assert late[0] not in shard.known
+    assert late[0] not in shard.memory.known
     assert drained(lab, 200) == [*ids[1:], *late]
 
 
@@ -84,7 +85,7 @@ def test_a_topic_that_was_not_read_stays_unread() -> None:
     (old,) = lab.stored(lab.item(priority=1))
     lab.reopen()
     (new,) = lab.stored(lab.item(priority=2))
-    assert new not in lab.engine.shards[1].known
+    assert new not in lab.engine.shards[1].memory.known
     assert drained(lab) == [old, new]
 
 
@@ -111,7 +112,7 @@ def test_a_delayed_item_costs_nothing() -> None:
     lab = Laboratory(1)
     lab.stored(lab.item(delay_ms=60_000))
     assert lab.engine.budget.used_bytes == 0
-    assert not lab.engine.shards[1].known
+    assert not lab.engine.shards[1].memory.known
 
 
 def test_the_body_of_an_item_that_returns_is_read_again() -> None:
@@ -165,7 +166,7 @@ def test_old_written_leases_are_forgotten_but_still_stand() -> None:
     assert lab.taken() == ids
     acks = [(item_id, lab.lease_of(item_id)) for item_id in ids]
     lab.go_on(300)
-    assert sorted(lab.engine.shards[1].known) == ids[2:]
+    assert sorted(lab.engine.shards[1].memory.known) == ids[2:]
     assert lab.taken() == []
     answers = lab.ack(*acks)
     lab.settle()
@@ -176,8 +177,8 @@ def test_old_written_leases_are_forgotten_but_still_stand() -> None:
 @pytest.mark.parametrize("held", ["busy", "awaited"])
 def test_a_written_lease_in_use_is_not_forgotten(held: str) -> None:
     """A change of the item waits, or the reply to its consumer does."""
-    budget = Budget(1 << 20)
-    memory = ShardMemory(HostSection(leases=1), Topics(), Residents(budget, (), lambda: 0), budget, Counters())
+    budget, config = Budget(1 << 20), HostSection(leases=1)
+    memory = ShardMemory(config, Topics(), Residents(budget, (), lambda: 0), budget, Counters(), ShardQueue(config))
     lane = memory.lane(lane_key(KEY))
     items = [Item(number, lane, 0, 0, 1, 5, 10, None, Place.TIMER, Phase.LEASED) for number in (1, 2, 3)]
     for item in items:
@@ -199,7 +200,7 @@ def test_a_topic_counts_its_items_in_every_state() -> None:
     lab = Laboratory(1)
     lab.stored(lab.item(priority=1), lab.item(priority=2), lab.item(delay_ms=60_000))
     (item_id,) = lab.taken(count=1)
-    lane = lab.engine.shards[1].lanes[KEY]
+    lane = lab.engine.shards[1].memory.lanes[KEY]
     assert (lane.total, lane.ready, lane.leased) == (3, 1, 1)
     lab.go_on(300)
     assert (lane.total, lane.ready, lane.leased) == (3, 1, 1)
@@ -213,8 +214,8 @@ def test_a_topic_without_items_is_idle_from_its_last_removal() -> None:
     (item_id,) = lab.stored()
     lab.taken()
     shard = lab.engine.shards[1]
-    assert not shard.idle_lanes
+    assert not shard.memory.idle_lanes
     lab.now_ms += 50
     lab.ack((item_id, lab.lease_of(item_id)))
     lab.settle()
-    assert [(key, lane.empty_since_ms) for key, lane in shard.idle_lanes.items()] == [(KEY, lab.now_ms)]
+    assert [(key, lane.empty_since_ms) for key, lane in shard.memory.idle_lanes.items()] == [(KEY, lab.now_ms)]

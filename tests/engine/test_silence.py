@@ -32,20 +32,20 @@ def leased(lab: Laboratory, count: int) -> list[tuple[int, int]]:
 
 
 def items_of(lab: Laboratory) -> int:
-    return sum(lane.total for shard in lab.engine.shards.values() for lane in shard.lanes.values())
+    return sum(lane.total for shard in lab.engine.shards.values() for lane in shard.memory.lanes.values())
 
 
 def test_a_hang_sends_waiting_items_to_another_shard() -> None:
     lab = Laboratory(1, 2)
-    lab.engine.shards[2].takes_new = False
+    lab.engine.shards[2].owner.takes_new = False
     sent = lab.enqueue(timeout_ms=LONG_MS)
     ((shard, batch),) = lab.send()
     waiting = lab.enqueue(timeout_ms=LONG_MS)
-    lab.engine.shards[2].takes_new = True
+    lab.engine.shards[2].owner.takes_new = True
     lab.ring(HANG_MS)
-    assert shard.breaker.closed and not sent
+    assert shard.owner.breaker.closed and not sent
     lab.ring(1)
-    assert not shard.breaker.closed
+    assert not shard.owner.breaker.closed
     lab.settle()
     assert [shard_of(item_id) for item_id in waiting] == [2]
     assert not sent
@@ -105,7 +105,7 @@ def test_refused_changes_do_not_fill_the_shard() -> None:
         again = lab.ack(second, timeout_ms=LONG_MS)
         lab.ring(200)
         assert kinds(again) == [Unavailable]
-    assert not shard.changes
+    assert not shard.queue.changes
 
 
 @pytest.mark.parametrize("settled", [True, False])
@@ -127,11 +127,11 @@ def test_a_lost_connection_whose_commit_is_unknown(settled: bool) -> None:
         assert not waiting or lab.now_ms > batch.begun_ms + HANG_MS
     assert kinds(sent) == kinds(enqueued) == [OutcomeUnknown]
     assert kinds(waiting) == [Unavailable]
-    while shard.lost:
+    while shard.owner.lost:
         lab.ring(max(1, lab.engine.next_ms(lab.now_ms) - lab.now_ms))
         for _, again in lab.send():
             lab.arrive(shard, again)
-    assert shard.down_from_ms is None and shard.unsettled is None
+    assert shard.owner.down_from_ms is None and shard.queue.unsettled is None
     lab.settle()
     assert items_of(lab) == (2 if settled else 1)
 
@@ -145,7 +145,7 @@ def test_an_ended_connection_costs_no_request() -> None:
     ((shard, batch),) = lab.send()
     lab.arrive(shard, batch, ENDED)
     ((_, again),) = lab.send()
-    assert again.reconnect and shard.breaker.closed
+    assert again.reconnect and shard.owner.breaker.closed
     lab.arrive(shard, again, BatchResult(settled=False))
     lab.settle()
     assert acked == [None] and all(isinstance(one, int) for one in (*stored, *keyed))
@@ -168,8 +168,8 @@ def test_an_ended_connection_of_a_dead_database() -> None:
         lab.ring(max(1, lab.engine.next_ms(lab.now_ms) - lab.now_ms))
         assert lab.now_ms < began_ms + HANG_MS + 500
     assert [kinds(one) for one in answers] == [[Unavailable]] * 3
-    assert not shard.keys.pending
-    assert not shard.chunk_rows and not shard.chunks
+    assert not shard.queue.keys.pending
+    assert not shard.queue.chunk_rows and not shard.queue.chunks
 
 
 def test_lists_are_refused_and_their_late_results_dropped() -> None:

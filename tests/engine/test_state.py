@@ -63,7 +63,7 @@ def test_served_reports_a_shards_begin_and_end() -> None:
     assert "served" in reports.take()
     shard = lab.engine.shards[1]
     lab.engine.lose(shard, lab.now_ms)
-    assert shard.state is ShardState.CLOSED
+    assert shard.owner.state is ShardState.CLOSED
     assert reports.take() == ["served"]
 
 

@@ -160,7 +160,7 @@ def passing(lab: Laboratory, first: int) -> None:
         lab.settle()
         acked += len(ids)
     assert acked == TENANTS
-    while shard.lanes:
+    while shard.memory.lanes:
         lab.go_on(1_000)
     lab.dbs[1].ever.clear()
 
@@ -186,7 +186,7 @@ def test_tenants_that_are_gone_hold_no_memory() -> None:
 def test_replies_keep_no_names_of_tenants() -> None:
     lab = Laboratory(1)
     (item_id,) = lab.stored(key=of("tenant"))
-    item = lab.engine.shards[1].known[item_id]
+    item = lab.engine.shards[1].memory.known[item_id]
     before = sys.getrefcount(item.lane), sys.getrefcount(item.lane.key)
     assert responses.dequeue_response([item]) is not None
     assert (sys.getrefcount(item.lane), sys.getrefcount(item.lane.key)) == before

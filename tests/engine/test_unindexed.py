@@ -18,7 +18,7 @@ OTHER = ("ns", "other")
 
 def unindexed(lab: Laboratory) -> list[int]:
     """Ids, as the database and the host have them."""
-    ids, tail = sorted(lab.dbs[1].unindexed), lab.engine.shards[1].tail
+    ids, tail = sorted(lab.dbs[1].unindexed), lab.engine.shards[1].memory.tail
     assert [item.id for item in tail.items()] == ids
     assert (tail.count, tail.first()) == (len(ids), ids[0] if ids else None)
     return ids
@@ -59,10 +59,10 @@ def test_an_item_behind_its_window_has_its_row() -> None:
     lab.stored(*(lab.item(priority=1) for _ in range(20)))
     lab.settle()
     before, behind = lab.stored(lab.item(priority=0), lab.item(priority=2))
-    window = lab.engine.shards[1].lanes[KEY].window
+    window = lab.engine.shards[1].memory.lanes[KEY].window
     assert window is not None and window.more
     assert behind in lab.dbs[1].ready
-    assert before in lab.engine.shards[1].known
+    assert before in lab.engine.shards[1].memory.known
 
 
 def test_a_window_of_that_many_rows_takes_no_more() -> None:
@@ -85,7 +85,7 @@ def test_the_number_of_unindexed_items_has_a_bound() -> None:
 
 def test_the_bytes_of_unindexed_items_have_a_bound() -> None:
     lab = Laboratory(1)
-    lab.engine.shards[1].tail.bytes = MAX_BYTES - 10
+    lab.engine.shards[1].memory.tail.bytes = MAX_BYTES - 10
     first, second = lab.stored(lab.item(b"x" * 10)), lab.stored(lab.item(b"x"))
     assert (list(lab.dbs[1].unindexed), list(lab.dbs[1].ready)) == (first, second)
 
@@ -180,7 +180,7 @@ def test_a_dropped_window_writes_the_rows_of_its_items() -> None:
     lab = Laboratory(1)
     ids = lab.stored(lab.item(), lab.item())
     shard = lab.engine.shards[1]
-    shard.drop_window(shard.lanes[KEY])
+    shard.memory.drop_window(shard.memory.lanes[KEY])
     assert unindexed(lab) == ids
     transaction = transaction_of(lab)
     assert [row.id for row in transaction.ready_new] == ids
@@ -195,7 +195,7 @@ def test_a_window_that_is_cut_during_the_transaction() -> None:
     assert listed(lab, 1) == first, "it has its row now"
     answers = lab.put(lab.item(priority=0), lab.item(priority=2))
     ((shard, batch),) = lab.send()
-    shard.drop_window(shard.lanes[KEY])
+    shard.memory.drop_window(shard.memory.lanes[KEY])
     lab.arrive(shard, batch)
     assert unindexed(lab) == answers
     lab.settle()
@@ -207,7 +207,7 @@ def test_a_delete_replaces_the_write_of_a_row() -> None:
     lab = Laboratory(1)
     (item_id,) = lab.stored()
     shard = lab.engine.shards[1]
-    shard.drop_window(shard.lanes[KEY])
+    shard.memory.drop_window(shard.memory.lanes[KEY])
     answers = lab.operate(item_id, item_ops.delete)
     assert rows(transaction_of(lab)) == (0, 0, 0, 0)
     assert (answers, unindexed(lab), lab.dbs[1].items) == ([None], [], {})
@@ -217,7 +217,7 @@ def test_an_idle_shard_writes_for_its_windows() -> None:
     """Also a shard that has nothing else to do: its items may not be leased until their rows are there."""
     lab = Laboratory(1, 2)
     shard = lab.engine.shards[1]
-    while not shard.tail.count:
+    while not shard.memory.tail.count:
         lab.stored()
     lab.engine.residents.drop_idle(0, 0, 10)
     assert {one.number for one, _ in lab.send()} >= {1}
@@ -336,7 +336,7 @@ def test_a_replaced_owner_finds_an_item_of_the_next() -> None:
     lab = Laboratory(1)
     (item_id,) = lab.stored()
     shard = lab.engine.shards[1]
-    shard.forget(shard.known[item_id])
+    shard.memory.forget(shard.memory.known[item_id])
     answers = lab.look(item_id)
     lab.settle()
     ((item, found, _),) = answers

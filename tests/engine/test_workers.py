@@ -263,7 +263,7 @@ def test_an_ack_that_goes_along_and_fails_frees_no_place() -> None:
     host.now_ms += 5_000  # the shard does not answer
     host.engine.tick(host.now_ms)
     host.engine.pump(host.now_ms)
-    assert shard.in_flight is not None or call.answers
+    assert shard.queue.in_flight is not None or call.answers
     host.run()
     answer = call.answer
     assert answer.outcomes[0].error is not None

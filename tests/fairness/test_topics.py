@@ -41,13 +41,13 @@ def close(lab: Laboratory, number: int) -> None:
     shard = lab.engine.shards[number]
     lab.engine.drained(shard, lab.now_ms)
     lab.stores[number].close(clean=True)
-    shard.to(ShardState.ASSIGNED)
+    shard.owner.to(ShardState.ASSIGNED)
 
 
 def ready_of(engine: Engine) -> dict[TopicKey, int]:
     counts: dict[TopicKey, int] = {}
     for shard in engine.serving:
-        for lane in shard.lanes.values():
+        for lane in shard.memory.lanes.values():
             counts[lane.topic.key] = counts.get(lane.topic.key, 0) + lane.ready
     return {key: ready for key, ready in counts.items() if ready}
 
@@ -110,7 +110,7 @@ def test_a_reopened_shard_has_only_its_new_lanes() -> None:
     lab = Laboratory(1)
     keys = [("ns", str(number)) for number in range(3 * shard_life._LANES)]
     for key in keys:
-        lab.engine.shards[1].lane(key)  # type: ignore[arg-type]
+        lab.engine.shards[1].memory.lane(key)  # type: ignore[arg-type]
     enqueue(lab, keys[0], 2)
     close(lab, 1)
     assert len(lab.engine.topics) == 2 * shard_life._LANES
@@ -127,7 +127,7 @@ def test_a_closed_shards_lanes_are_detached_in_turns() -> None:
     lab = Laboratory(1)
     lanes = 10 * shard_life._LANES
     for number in range(lanes):
-        lab.engine.shards[1].lane(("ns", str(number)))  # type: ignore[arg-type]
+        lab.engine.shards[1].memory.lane(("ns", str(number)))  # type: ignore[arg-type]
     close(lab, 1)
     left = [len(lab.engine.topics)]
     while lab.engine.long_work:
@@ -140,7 +140,7 @@ def test_a_page_looks_at_the_topics_in_turns() -> None:
     lab = Laboratory(1)
     topics = 3 * stats._TOPICS
     for number in range(topics):
-        lab.engine.shards[1].lane(("ns", f"{number:06}"))  # type: ignore[arg-type]
+        lab.engine.shards[1].memory.lane(("ns", f"{number:06}"))  # type: ignore[arg-type]
     enqueue(lab, ("ns", "last"), 1)
     page, more, turns = page_of(lab, 10, None)
     assert [(topic.topic, topic.ready) for topic in page] == [("last", 1)]

@@ -64,7 +64,7 @@ class Member(Node):
 
     def serves(self, number: int) -> bool:
         shard = self.engine.shards.get(number)
-        return shard is not None and shard.state is ShardState.SERVING
+        return shard is not None and shard.owner.state is ShardState.SERVING
 
     def look_whose(self, number: int) -> None:
         """Has the host ask whether the shard still is its own, if it has not found out by itself."""
@@ -143,7 +143,7 @@ class Cluster:
         is no member: `name=(address, shard)`."""
         living = members or tuple(self.members)
         owners = {
-            number: Route(member.address, member.engine.shards[number].epoch, member.name)
+            number: Route(member.address, member.engine.shards[number].owner.epoch, member.name)
             for member in living
             for number in member.engine.shards
             if member.serves(number) and number not in without

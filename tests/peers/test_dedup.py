@@ -28,7 +28,9 @@ def two(cluster: Cluster) -> tuple[Member, Member]:
 def share_out(cluster: Cluster, *members: Member) -> None:
     """Each has a shard, which has its slots then."""
     cluster.tell(with_slots(cluster.routing()))
-    cluster.until(lambda: all(member.engine.shards[n].keys.held.bits for n, member in enumerate(members, 1)), "slots")
+    cluster.until(
+        lambda: all(member.engine.shards[n].queue.keys.held.bits for n, member in enumerate(members, 1)), "slots"
+    )
 
 
 def with_slots(routing: Routing) -> Routing:
@@ -159,11 +161,11 @@ def test_held_parts_are_tried_again_by_one_timer(cluster: Cluster, nowhere: str)
 
     def give() -> None:
         shard = a.engine.shards[1]
-        shard.keys.gives.append(Give(slot, 2, hash_slot_bounds(slot)[0], 1, given.append))
+        shard.queue.keys.gives.append(Give(slot, 2, hash_slot_bounds(slot)[0], 1, given.append))
         a.engine.touch(shard)
 
     told(Slots(shards=SLOTS_OF, stamp=1))
-    cluster.until(lambda: bool(a.engine.shards[1].keys.held.bits), "slots")
+    cluster.until(lambda: bool(a.engine.shards[1].queue.keys.held.bits), "slots")
     told(Slots(0, SLOTS_OF, {slot: SlotMove(2, 2)}, 2))
     cluster.on_loop(give)
     cluster.until(lambda: bool(given), "the slot to be given away")

@@ -67,7 +67,7 @@ def test_a_request_is_held_until_the_shard_has_an_owner(
     is_held(cluster, a)
     looking.send_call("GetItem", id=moved[0].id)
     cluster.until(lambda: len(a.forwarder.exchange.held) == 2, "the look to be held too")
-    cluster.until(lambda: not c.engine.shards[3].known, "the ack of the other host's item")
+    cluster.until(lambda: not c.engine.shards[3].memory.known, "the ack of the other host's item")
     taker = {"a": a, "c": c}[to]
     cluster.move(2, taker)
     cluster.tell(cluster.routing(a, c))
@@ -174,7 +174,7 @@ def test_an_owner_that_dies_while_it_is_asked(
     wire = cluster.wire(a)
     with locked(2):
         wire.send_call(method, **({"ids": [item.id]} if method == "DeleteItems" else ack(item)))
-        cluster.until(lambda: b.engine.shards[2].in_flight is not None, "the owner to be at it")
+        cluster.until(lambda: b.engine.shards[2].queue.in_flight is not None, "the owner to be at it")
         cluster.on_loop(b.die)
         is_held(cluster, a)
     cluster.move(2, c)

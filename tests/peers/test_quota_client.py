@@ -93,7 +93,7 @@ def test_an_enqueue_waits_no_longer_than_its_caller(host: OneHost) -> None:
 
 def test_tokens_of_items_that_stored_nothing_return(host: OneHost) -> None:
     """The beat gives back the tokens that no enqueue needs."""
-    host.engine.shards[1].takes_new = False
+    host.engine.shards[1].owner.takes_new = False
     call = put(host, 2)
     grant(host, 2)
     full = idl.EnqueueOutcome(error=idl.ItemError(4, "full", 10))

@@ -46,7 +46,9 @@ def two(cluster: Cluster) -> Two:
     """Shard 1 is on the first, shard 2 on the second; each has every other slot."""
     members = cluster.add("a", 1, **SECTIONS), cluster.add("b", 2, **SECTIONS)
     cluster.tell(with_slots(cluster.routing()))
-    cluster.until(lambda: all(member.engine.shards[n].keys.held.bits for n, member in enumerate(members, 1)), "slots")
+    cluster.until(
+        lambda: all(member.engine.shards[n].queue.keys.held.bits for n, member in enumerate(members, 1)), "slots"
+    )
     return members
 
 
@@ -76,8 +78,8 @@ def stored(members: Two, ns: str) -> int:
     found: dict[int, tuple[int, int]] = {}
     for member in members:
         for shard in list(member.engine.serving):
-            items = sum(lane.total for lane in list(shard.lanes.values()) if lane.topic.key[0] == ns)
-            found[shard.number] = max(found.get(shard.number, (0, 0)), (shard.epoch, items))
+            items = sum(lane.total for lane in list(shard.memory.lanes.values()) if lane.topic.key[0] == ns)
+            found[shard.number] = max(found.get(shard.number, (0, 0)), (shard.owner.epoch, items))
     return sum(items for _, items in found.values())
 
 

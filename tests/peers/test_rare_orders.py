@@ -105,10 +105,10 @@ def test_a_home_whose_slot_was_given_away_for_nothing_comes_back(cluster: Cluste
     shard = a.engine.shards[1]
     routing = cluster.on_loop(cluster.routing)
     cluster.tell(make_routing(routing.owners, routing.hosts, routing.shards, Slots(shards=(1,) * HASH_SLOTS, stamp=1)))
-    cluster.until(lambda: shard.keys.takes_slot(slot), "slots")
+    cluster.until(lambda: shard.queue.keys.takes_slot(slot), "slots")
 
     def give() -> None:
-        shard.keys.gives.append(Give(slot, 1, hash_slot_bounds(slot)[0], 1, given.append))
+        shard.queue.keys.gives.append(Give(slot, 1, hash_slot_bounds(slot)[0], 1, given.append))
         a.engine.touch(shard)
 
     cluster.on_loop(give)

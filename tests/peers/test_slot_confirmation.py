@@ -21,7 +21,7 @@ class Rig(Laboratory):
     def __init__(self) -> None:
         super().__init__(1, shards_elsewhere=True)
         self.shard = self.engine.shards[1]
-        self.shard.keys.wanted = Holding(1, bits_of(range(HASH_SLOTS)))
+        self.shard.queue.keys.wanted = Holding(1, bits_of(range(HASH_SLOTS)))
         self.engine.touch(self.shard)
         self.settle()
         self.answers: list[bool | str] = []
@@ -44,7 +44,7 @@ def rig() -> Rig:
 
 
 def test_a_shard_that_was_confirmed_lately_is_not_asked(rig: Rig) -> None:
-    rig.shard.confirmed_ms = rig.now_ms - rig.shard.config.confirm_ms
+    rig.shard.owner.confirmed_ms = rig.now_ms - rig.shard.config.confirm_ms
     rig.confirm()
     assert rig.answers == ["then"]
     assert rig.send() == []
@@ -55,12 +55,12 @@ def test_an_old_confirmation_waits_for_the_next_batch(rig: Rig) -> None:
     assert rig.answers == []
     rig.settle()
     assert rig.answers == ["then"]
-    assert rig.shard.confirmed_ms == rig.now_ms
+    assert rig.shard.owner.confirmed_ms == rig.now_ms
 
 
 def test_a_confirmation_from_the_future_does_not_count(rig: Rig) -> None:
     """The clock was set back."""
-    rig.shard.confirmed_ms = rig.now_ms + 1
+    rig.shard.owner.confirmed_ms = rig.now_ms + 1
     rig.confirm()
     assert rig.answers == []
 
@@ -70,11 +70,11 @@ def test_a_confirmation_is_over_when_the_shard_is_lost(rig: Rig) -> None:
     rig.replace_owner()
     rig.settle()
     assert rig.answers == ["then"]
-    assert not rig.shard.confirmed(rig.now_ms)
+    assert not rig.shard.owner.confirmed(rig.now_ms)
 
 
 def test_an_owner_confirmed_lately_is_checked_too(rig: Rig) -> None:
-    rig.shard.confirmed_ms = rig.now_ms - 1
+    rig.shard.owner.confirmed_ms = rig.now_ms - 1
     rig.check()
     assert rig.answers == []
     rig.settle()
@@ -108,7 +108,7 @@ def test_a_shard_that_is_lost_has_another_owner(rig: Rig) -> None:
     rig.check()
     rig.engine.lose(rig.shard, rig.now_ms)
     assert rig.answers == [False]
-    assert rig.shard.state is ShardState.CLOSED
+    assert rig.shard.owner.state is ShardState.CLOSED
 
 
 def test_a_shard_that_is_lost_in_flight_is_answered_once(rig: Rig) -> None:

@@ -78,7 +78,7 @@ class Record:
 
 def holds(cluster: Cluster, number: int, slot: int) -> bool:
     found = (member.engine.shards.get(number) for member in cluster.members if member.serves(number))
-    return any(shard is not None and has(shard.keys.held.bits, slot) for shard in found)
+    return any(shard is not None and has(shard.queue.keys.held.bits, slot) for shard in found)
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ def test_a_slot_that_was_given_for_a_cancelled_move_comes_back(
 
     def give() -> None:
         low, _ = hash_slot_bounds(THEIRS[0])
-        shard.keys.gives.append(Give(THEIRS[0], 1, low, 1_000, lambda rows: None))
+        shard.queue.keys.gives.append(Give(THEIRS[0], 1, low, 1_000, lambda rows: None))
         two[0].engine.touch(shard)
 
     cluster.on_loop(give)
@@ -185,7 +185,7 @@ def test_a_slot_that_was_given_for_a_cancelled_move_comes_back(
 
 
 def gives(shard: Shard) -> bool:
-    return shard.in_flight is not None and any(isinstance(read, GiveRead) for read in shard.in_flight.reads)
+    return shard.queue.in_flight is not None and any(isinstance(read, GiveRead) for read in shard.queue.in_flight.reads)
 
 
 def test_a_slot_being_given_away_does_not_return_with_another(
@@ -241,23 +241,23 @@ def test_an_owner_with_an_old_record_takes_no_given_slot_back(
 
 
 def test_keys_that_are_being_stored_are_given_with_their_slot(
-    cluster: Cluster, two: tuple[Member, Member], record: Record, locked: Locked, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, two: tuple[Member, Member], record: Record, locked: Locked
 ) -> None:
     """The client enqueues more keys than one trip stores, before the shard gives the slot away."""
     shard = two[0].engine.shards[1]
-    monkeypatch.setattr(shard, "config", shard.config.model_copy(update={"batch_rows": 2}))
+    shard.configure(shard.config.model_copy(update={"batch_rows": 2}))
     keys = [key for key in (f"k{n}" for n in range(20_000)) if hash_slot_of(digest_of("test", key)) == THEIRS[0]][:15]
     given: list[Any] = []
     wire = cluster.wire(two[0])
 
     def ask() -> None:
         low, _ = hash_slot_bounds(THEIRS[0])
-        shard.keys.gives.append(Give(THEIRS[0], 2, low, 1_000, given.append))
+        shard.queue.keys.gives.append(Give(THEIRS[0], 2, low, 1_000, given.append))
         two[0].engine.touch(shard)
 
     with locked(1):
         wire.send_call("Enqueue", ns="test", items=[spec("t", b"x", dedup_key=key) for key in keys])
-        cluster.until(lambda: bool(shard.keys.pending), "pending keys")
+        cluster.until(lambda: bool(shard.queue.keys.pending), "pending keys")
         cluster.on_loop(ask)
     cluster.until(lambda: bool(given), "the rows")
     made = {outcome.id for outcome in wire.receive("Enqueue").outcomes}

@@ -22,6 +22,7 @@ class Shard:
         self.state = ShardState.SERVING
         self.grace_until_ms = 0
         self.confirming: list[object] = []
+        self.owner = self.queue = self
         self.hold(*slots)
 
     def hold(self, *slots: int) -> None:

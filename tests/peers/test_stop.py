@@ -22,7 +22,9 @@ def test_a_trip_that_ends_after_its_host_is_ignored(tmp_path: Path, monkeypatch:
         connection = sqlite3.connect(cluster.path(1), timeout=30, isolation_level=None)
         connection.execute("BEGIN IMMEDIATE")
         cluster.wire(a).send_call("Enqueue", ns="test", items=[spec("t")])
-        cluster.until(lambda: shard.in_flight is not None and shard.in_flight.transaction is not None, "a transaction")
+        cluster.until(
+            lambda: shard.queue.in_flight is not None and shard.queue.in_flight.transaction is not None, "a transaction"
+        )
     with closing(connection):
         connection.execute("ROLLBACK")
     thread.join(PATIENCE_S)

@@ -178,12 +178,16 @@ def test_a_clock_that_jumps_while_the_host_runs_ends_nothing(hosts: Hosts) -> No
     shard = member.engine.shards[1]
     hosts.clocks.ahead_ms[1] = HOUR_MS
     with capture_logs() as lines:
-        hosts.cluster.on_loop(lambda: setattr(shard, "lost", True) or member.engine.touch(shard))  # it connects again
-        hosts.cluster.until(lambda: not shard.lost, "the host has connected again")
+        hosts.cluster.on_loop(
+            lambda: setattr(shard.owner, "lost", True) or member.engine.touch(shard)
+        )  # it connects again
+        hosts.cluster.until(lambda: not shard.owner.lost, "the host has connected again")
         for _ in range(2):
-            hosts.cluster.on_loop(lambda: setattr(shard, "clock_wanted", True) or member.engine.touch(shard))
-            hosts.cluster.until(lambda: not shard.clock_wanted and shard.in_flight is None, "the clock is read")
-        hosts.cluster.until(lambda: shard.clock_ahead_ms > HOUR_MS // 2 and not shard.held, "it is judged")
+            hosts.cluster.on_loop(lambda: setattr(shard.owner, "clock_wanted", True) or member.engine.touch(shard))
+            hosts.cluster.until(
+                lambda: not shard.owner.clock_wanted and shard.queue.in_flight is None, "the clock is read"
+            )
+        hosts.cluster.until(lambda: shard.owner.clock_ahead_ms > HOUR_MS // 2 and not shard.owner.held, "it is judged")
     assert any(line["event"] == "shard.clock_differs" for line in lines)
     assert [wire.state(item_id) for item_id in ids] == [State.READY] * len(ids)
     assert set(wire.ack(*leased)) == {0}

@@ -60,7 +60,7 @@ class Readings:
 
     @property
     def held(self) -> bool:
-        return all(shard.held for shard in self.laboratory.engine.serving)
+        return all(shard.owner.held for shard in self.laboratory.engine.serving)
 
     def pass_ms(self, ms: int) -> None:
         self.laboratory.now_ms += ms
@@ -97,7 +97,7 @@ def test_a_jump_of_the_only_database_makes_the_host_wait(by_ms: int) -> None:
     with capture_logs() as lines:
         for _ in range(5):
             readings.read(_1=by_ms)
-            shard.confirmed_ms = laboratory.now_ms
+            shard.owner.confirmed_ms = laboratory.now_ms
             assert not any(laboratory.dequeue())
             readings.pass_ms(10_000)
     assert readings.set_by_ms == 0
@@ -106,11 +106,11 @@ def test_a_jump_of_the_only_database_makes_the_host_wait(by_ms: int) -> None:
     assert [line["event"] for line in lines].count("clock.waiting") == 1
     batch = batch_build.build(shard, laboratory.now_ms)
     assert batch is None or batch.reads == []
-    shard.in_flight = None
+    shard.queue.in_flight = None
     readings.read(_1=0)
     assert (readings.held, readings.timekeeper.why) == (False, "")
     laboratory.settle()
-    shard.confirmed_ms = laboratory.now_ms
+    shard.owner.confirmed_ms = laboratory.now_ms
     assert [len(ids) for ids in laboratory.dequeue()] == [1]
 
 
@@ -221,14 +221,14 @@ def test_a_set_clock_keeps_what_remains_of_waits_and_leases() -> None:
     laboratory.enqueue()
     laboratory.settle()
     laboratory.dequeue()
-    (leased,) = [item for _, item, _ in shard.unwritten]
+    (leased,) = [item for _, item, _ in shard.queue.unwritten]
     left_ms = leased.lease_expires_at_ms - laboratory.now_ms
     waiting = laboratory.dequeue(wait_ms=1_000)
     readings.clock.machine_ms = -HOUR_MS
     readings.read(_1=-HOUR_MS)
     assert leased.lease_expires_at_ms - laboratory.now_ms == left_ms
-    assert shard.confirmed(laboratory.now_ms)
-    assert shard.oldest_unwritten_ms() == laboratory.now_ms
+    assert shard.owner.confirmed(laboratory.now_ms)
+    assert shard.queue.oldest_unwritten_ms() == laboratory.now_ms
     assert host.patience.next_ms() == laboratory.now_ms + 1_000 < NEVER_MS
     assert not waiting
 
@@ -243,11 +243,11 @@ def test_dispense_keeps_items_until_their_database_says(ahead_ms: int) -> None:
     laboratory.enqueue()
     laboratory.settle()
     laboratory.engine.serving[:] = laboratory.engine.shards.values()
-    (item,) = shard.known.values()
+    (item,) = shard.memory.known.values()
     item.expires_at_ms = laboratory.now_ms + 60_000
     readings.pass_ms(61_000)
     for one in laboratory.engine.serving:
-        one.confirmed_ms = laboratory.now_ms
+        one.owner.confirmed_ms = laboratory.now_ms
     readings.read(_1=0, _2=0, _3=ahead_ms)
     assert laboratory.dequeue() == [[] if ahead_ms == 0 else [item.id]]
     assert (item.change is not None) == (ahead_ms == 0)
@@ -364,7 +364,7 @@ def test_a_clock_that_was_corrected_while_its_shard_waited() -> None:
     engine, clock = host.laboratory.engine, LaboratoryClock(host.laboratory)
     host.timekeeper = DatabaseClock(engine, clock, lambda after_ms, do: None, host)
     shard, engine.serving = engine.shards[1], []
-    shard.server = b"a"
+    shard.owner.server = b"a"
 
     def serve() -> None:
         engine.serving.append(shard)
@@ -375,9 +375,9 @@ def test_a_clock_that_was_corrected_while_its_shard_waited() -> None:
     assert not engine.serving and "advanced by 3600.0 s" in host.timekeeper.why
     with capture_logs() as lines:
         host.answer("a", 0)
-    assert engine.serving == [shard] and not shard.held
+    assert engine.serving == [shard] and not shard.owner.held
     assert [line["event"] for line in lines] == ["clock.known"]
-    assert (host.set_by_ms, shard.clock_ahead_ms) == (0, 0)
+    assert (host.set_by_ms, shard.owner.clock_ahead_ms) == (0, 0)
 
 
 def test_a_jump_is_judged_by_the_clusters_databases() -> None:
@@ -389,10 +389,10 @@ def test_a_jump_is_judged_by_the_clusters_databases() -> None:
     timekeeper = DatabaseClock(readings.laboratory.engine, clock, lambda after_ms, do: None, host)
     shard = readings.laboratory.engine.shards[1]
     timekeeper.read(shard, ShardBatch(begun_ms=readings.begun_ms), readings.begun_ms + HOUR_MS)
-    assert shard.held
+    assert shard.owner.held
     host.answer("a", 0)
     host.answer("b", 1)
-    assert not shard.held
+    assert not shard.owner.held
     assert readings.set_by_ms == 0
 
 

@@ -74,7 +74,7 @@ class Rig:
     async def healthy(self) -> None:
         shards = self.node.engine.serving
         assert await until(
-            lambda: all(shard.breaker.closed and not shard.lost for shard in shards),
+            lambda: all(shard.owner.breaker.closed and not shard.owner.lost for shard in shards),
             asyncio.get_running_loop().time() + PATIENCE_S,
         )
 

@@ -86,11 +86,11 @@ class Host:
         for _ in range(100):
             relay.hold()
             wire.send_call("Enqueue", ns="test", items=[spec("t")])
-            await reached(lambda: shard.in_flight is not None)
+            await reached(lambda: shard.queue.in_flight is not None)
             if worker._on_loop.busy:
                 return
             relay.flow()
-            await reached(lambda: shard.idle)
+            await reached(lambda: shard.queue.idle)
         raise AssertionError("no transaction was plain")
 
 

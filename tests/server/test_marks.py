@@ -57,7 +57,7 @@ def test_an_older_copy_gives_no_id_again(cluster: Cluster) -> None:
     ids = enqueue(cluster, first, 50)
     copy = dump(cluster.url(1))
     ids |= enqueue(cluster, first, 500)
-    epoch = first.engine.shards[1].epoch
+    epoch = first.engine.shards[1].owner.epoch
     release(cluster, first)
     restore(cluster.url(1), copy)
     with capture_logs() as lines:
@@ -65,7 +65,7 @@ def test_an_older_copy_gives_no_id_again(cluster: Cluster) -> None:
         release(cluster, second)
         take(cluster, second)
     assert len(of(lines, "shard.restored")) == 1
-    assert second.engine.shards[1].epoch > epoch
+    assert second.engine.shards[1].owner.epoch > epoch
     assert not ids & enqueue(cluster, second, 500)
 
 
@@ -121,7 +121,9 @@ def test_leases_that_a_copy_brings_back_are_ended(cluster: Cluster, orderly: boo
     leased = wire.dequeue("t", count=6, lease_ms=3_600_000) + wire.dequeue("once", lease_ms=3_600_000, wait_ms=9_000)
     assert len(leased) == 7
     shard = first.engine.shards[1]
-    cluster.until(lambda: shard.oldest_unwritten_ms() is None and not shard.in_flight, "the leases are written")
+    cluster.until(
+        lambda: shard.queue.oldest_unwritten_ms() is None and not shard.queue.in_flight, "the leases are written"
+    )
     copy = dump(cluster.url(1))
     assert set(wire.ack(*leased)) == {0}
     if orderly:
@@ -158,7 +160,9 @@ def test_leases_survive_a_restart_and_a_take_over(cluster: Cluster) -> None:
     wire.put("t", *[b"x"] * 3)
     leased = wire.dequeue("t", count=3, lease_ms=3_600_000)
     shard = first.engine.shards[1]
-    cluster.until(lambda: shard.oldest_unwritten_ms() is None and not shard.in_flight, "the leases are written")
+    cluster.until(
+        lambda: shard.queue.oldest_unwritten_ms() is None and not shard.queue.in_flight, "the leases are written"
+    )
     with capture_logs() as lines:
         second = cluster.add("b", 1)  # by force
         cluster.on_loop(lambda: first.look_whose(1))

@@ -40,8 +40,8 @@ def test_every_part_gets_the_new_values() -> None:
     parts["guard"].read_again.assert_called_once_with()
     parts["hook_pool"].reconfigure.assert_called_once_with(config.hooks, limits)
     assert lab.engine.config is config
-    assert (shard.config, shard.dedup_window_ms) == (config.host, 60_000)
-    assert (shard.hang_ms, shard.breaker.settings.hang_ms) == (777, 777)
+    assert (shard.config, shard.queue.dedup_window_ms) == (config.host, 60_000)
+    assert (shard.owner.hang_ms, shard.owner.breaker.settings.hang_ms) == (777, 777)
 
 
 def test_shards_that_are_served_look_for_due_work_again() -> None:

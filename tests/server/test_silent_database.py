@@ -70,14 +70,22 @@ def test_a_frozen_database(new_server: NewServer, store_type: type[SqlStore], io
                 server.resume()
             held = node.engine.shards[1]
             await took_s(
-                lambda: view.notes() == [] and held.in_flight is None and node.now_ms() - held.confirmed_ms < FRESH_MS
+                lambda: (
+                    view.notes() == []
+                    and held.queue.in_flight is None
+                    and node.now_ms() - held.owner.confirmed_ms < FRESH_MS
+                )
             )
             server.pause()
             try:
                 begun = time.monotonic()
                 await asyncio.to_thread(ask, wire, b"during")
-                await took_s(lambda: bool(held.chunks or (held.in_flight is not None and held.in_flight.chunks)))
-                was_sent = not held.chunks  # unless the host asked for a sign of life since the pause
+                await took_s(
+                    lambda: bool(
+                        held.queue.chunks or (held.queue.in_flight is not None and held.queue.in_flight.chunks)
+                    )
+                )
+                was_sent = not held.queue.chunks  # unless the host asked for a sign of life since the pause
                 error = (await asyncio.to_thread(wire.receive, "Enqueue")).outcomes[0].error
                 assert time.monotonic() - begun < ANSWERED_S + BUSY_S
                 assert error.code == (Code.OUTCOME_UNKNOWN if was_sent else Code.UNAVAILABLE)

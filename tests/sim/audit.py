@@ -31,12 +31,14 @@ def _same(what: str, about: Any, memory: Any, database: Any) -> None:
 
 def audit(shard: Shard, db: MemoryDatabase) -> None:
     """Everything about one shard."""
-    _same("epoch", shard, shard.epoch, db.epoch)
+    _same("epoch", shard, shard.owner.epoch, db.epoch)
     items_of: dict[int, int] = {}
     for body in db.items.values():
         items_of[body.lane] = items_of.get(body.lane, 0) + 1
     leased = Counter(row.lane for row in db.timer.values() if row.lease)
-    unwritten = [item for item in shard.known.values() if item.phase is Phase.LEASED and item.place is Place.READY]
+    unwritten = [
+        item for item in shard.memory.known.values() if item.phase is Phase.LEASED and item.place is Place.READY
+    ]
     leased.update(item.lane.number or 0 for item in unwritten)
     dead = {row.lane for row in db.failures.values()}
     if {item_id for item_id, body in db.items.items() if db.lanes[body.lane].topic.endswith(b".dlq")} != set(
@@ -44,26 +46,30 @@ def audit(shard: Shard, db: MemoryDatabase) -> None:
     ):
         raise MemoryWrong(f"the dead letters are not those with a failure: {db.failures}")
     for number, row in db.lanes.items():
-        lane = shard.lane_numbers.get(number)
+        lane = shard.memory.lane_numbers.get(number)
         if lane is None or not lane.stored:
             raise MemoryWrong(f"lane {row} is not known as stored: {lane}")
         _same("names", lane, lane.key, lane_of(row))
         _same("weight", lane, lane.weight, row.weight)
-    for lane in shard.lanes.values():
+    for lane in shard.memory.lanes.values():
         _same("stored", lane, lane.stored, lane.number in db.lanes)
-        if not (lane.total or lane.key in shard.idle_lanes or shard.in_flight or shard.unsettled):
+        if not (lane.total or lane.key in shard.memory.idle_lanes or shard.queue.in_flight or shard.queue.unsettled):
             raise MemoryWrong(f"{lane} is empty and would never be removed")
         _same("total", lane, lane.total, items_of.get(lane.number or 0, 0))
         _same("leased", lane, lane.leased, leased[lane.number or 0])
         if lane.number in dead and not lane.dead:
             raise MemoryWrong(f"{lane} has dead letters, and is not known to")
         _audit_lane(shard, lane, db)
-    for item in shard.known.values():
+    for item in shard.memory.known.values():
         _audit_item(shard, item, db)
-    for item_id, item in shard.written.items():
+    for item_id, item in shard.memory.written.items():
         if item.busy:
             continue
-        if shard.known.get(item_id) is not item or item.phase is not Phase.LEASED or item.place is not Place.TIMER:
+        if (
+            shard.memory.known.get(item_id) is not item
+            or item.phase is not Phase.LEASED
+            or item.place is not Place.TIMER
+        ):
             raise MemoryWrong(f"{item} is remembered as a written lease")
     _audit_tail(shard, db)
     _audit_scans(shard, db)
@@ -72,20 +78,20 @@ def audit(shard: Shard, db: MemoryDatabase) -> None:
 def _audit_tail(shard: Shard, db: MemoryDatabase) -> None:
     """Nothing is invisible: an unindexed item is known, and known items are leased, in a window or being changed."""
     for item_id in db.unindexed:
-        if item_id not in shard.known:
+        if item_id not in shard.memory.known:
             raise MemoryWrong(f"item {item_id} has no row, and is not known")
     _same(
         "tail",
         shard,
-        (shard.tail.count, shard.tail.bytes),
+        (shard.memory.tail.count, shard.memory.tail.bytes),
         (len(db.unindexed), sum(r.bytes for r in db.unindexed.values())),
     )
-    _same("items of the tail", shard, shard.tail.first(), min(db.unindexed, default=None))
+    _same("items of the tail", shard, shard.memory.tail.first(), min(db.unindexed, default=None))
 
 
 def available(shard: Shard, lane: Lane, db: MemoryDatabase) -> list[tuple[int, int, int]]:
     """Keys of the lane's rows that may be handed out, in order: ready, not leased, no change under way."""
-    known = shard.known
+    known = shard.memory.known
     keys = []
     unindexed = [
         (row.priority, row.deliver_after_ms, row.id) for row in db.unindexed.values() if row.lane == lane.number
@@ -98,7 +104,7 @@ def available(shard: Shard, lane: Lane, db: MemoryDatabase) -> list[tuple[int, i
 
 
 def lanes_of(shard: Shard, keys: Iterable[LaneKey]) -> list[Lane[Item]]:
-    return [lane for key in keys if (lane := shard.lanes.get(key)) is not None]
+    return [lane for key in keys if (lane := shard.memory.lanes.get(key)) is not None]
 
 
 def _audit_lane(shard: Shard, lane: Lane, db: MemoryDatabase) -> None:
@@ -112,7 +118,7 @@ def _audit_lane(shard: Shard, lane: Lane, db: MemoryDatabase) -> None:
     _same("window", lane, [entry[:3] for entry in window.entries], may)
     for entry in window.entries:
         item = entry[3]
-        if shard.known.get(item.id) is not item or item.phase is not Phase.WINDOW or item.key != entry[:3]:
+        if shard.memory.known.get(item.id) is not item or item.phase is not Phase.WINDOW or item.key != entry[:3]:
             raise MemoryWrong(f"{item} is in the window of {lane} as {entry[:3]}")
 
 
@@ -123,7 +129,7 @@ def _audit_item(shard: Shard, item: Item, db: MemoryDatabase) -> None:
     _same("row", item, item.place, Place.TIMER if item.id in db.timer else Place.READY)
     _same("unindexed", item, item.unindexed, item.id in db.unindexed)
     _same("key", item, (item.priority, item.deliver_after_ms), (body.priority, body.deliver_after_ms))
-    if item.in_flight is not None and shard.in_flight is None:
+    if item.in_flight is not None and shard.queue.in_flight is None:
         raise MemoryWrong(f"{item} has a change under way, but no trip is")
     if item.phase is Phase.IDLE and not item.busy:
         raise MemoryWrong(f"{item} is known for nothing")
@@ -132,7 +138,7 @@ def _audit_item(shard: Shard, item: Item, db: MemoryDatabase) -> None:
     if item.phase is Phase.LEASED and item.place is Place.TIMER:
         row = db.timer[item.id]
         _same("lease", item, (item.lease, item.lease_expires_at_ms), (row.lease, row.due_ms))
-        if item.id not in shard.written:
+        if item.id not in shard.memory.written:
             raise MemoryWrong(f"{item} has a written lease outside the bound on them")
     if item.held < KNOWN_BYTES:
         raise MemoryWrong(f"{item} holds {item.held} bytes of the budget")
@@ -140,8 +146,8 @@ def _audit_item(shard: Shard, item: Item, db: MemoryDatabase) -> None:
 
 def _audit_scans(shard: Shard, db: MemoryDatabase) -> None:
     for scan, order, what in (
-        (shard.timers, db.due_order, "timer"),
-        (shard.ttls, db.expiry_order, "expiry"),
+        (shard.queue.timers, db.due_order, "timer"),
+        (shard.queue.ttls, db.expiry_order, "expiry"),
     ):
         if not order:
             continue
@@ -166,14 +172,14 @@ def audit_listed(batch: ShardBatch, result: BatchResult, db: MemoryDatabase) -> 
 def audit_budget(host: Engine, listings: list[Listing]) -> None:
     """Promise 8: the bytes taken from the budget are those that the known items and the open `listings` hold."""
     held = sum(listing._held_bytes for listing in listings)
-    held += sum(item.held for shard in host.shards.values() for item in shard.known.values())
+    held += sum(item.held for shard in host.shards.values() for item in shard.memory.known.values())
     if host.budget.used_bytes != held:
         raise MemoryWrong(f"{host.budget} but known items and lists hold {held}")
 
 
 def audit_topics(host: Engine) -> None:
     """The index of topics has the lanes of all open shards; counts by namespace and topic are those of the lanes."""
-    lanes = {id(lane): lane for shard in host.serving for lane in shard.lanes.values()}
+    lanes = {id(lane): lane for shard in host.serving for lane in shard.memory.lanes.values()}
     for key, topic in host.topics.items():
         found = topic.lanes()
         shards = [lane.tenure.shard for lane in found]
@@ -183,7 +189,11 @@ def audit_topics(host: Engine) -> None:
             audit_turns(topic, topic.turns, woken=not host.long_work)
         _same("names", topic, topic.key, key)
         for lane in found:
-            if lanes.pop(id(lane), None) is None or lane.topic is not topic or lane.key not in lane.tenure.shard.lanes:
+            if (
+                lanes.pop(id(lane), None) is None
+                or lane.topic is not topic
+                or lane.key not in lane.tenure.shard.memory.lanes
+            ):
                 raise MemoryWrong(f"{lane} is a lane of {topic}")
         _same("ready", topic, topic.ready, sum(lane.ready for lane in found))
         if not found and not host.long_work:
@@ -191,10 +201,10 @@ def audit_topics(host: Engine) -> None:
     if lanes:
         raise MemoryWrong(f"{list(lanes.values())} are in no topic")
     for shard in host.serving:
-        totals: dict[str, int] = {lane.topic.key[0]: 0 for lane in shard.lanes.values()}
-        for lane in shard.lanes.values():
+        totals: dict[str, int] = {lane.topic.key[0]: 0 for lane in shard.memory.lanes.values()}
+        for lane in shard.memory.lanes.values():
             totals[lane.topic.key[0]] += lane.total
-        _same("items by namespace", shard, {**dict.fromkeys(totals, 0), **shard.totals}, totals)
+        _same("items by namespace", shard, {**dict.fromkeys(totals, 0), **shard.memory.totals}, totals)
         _audit_tenant_lanes(shard)
 
 
@@ -202,35 +212,39 @@ def _audit_tenant_lanes(shard: Shard) -> None:
     """The numbers and the count of each topic's lanes beside its plain one."""
     numbers: dict[TopicKey, list[int]] = {}
     items: Counter[TopicKey] = Counter()
-    for number, lane in shard.lane_numbers.items():
+    for number, lane in shard.memory.lane_numbers.items():
         if not is_plain(lane.key):
             numbers.setdefault(lane.topic.key, []).append(number)
             items[lane.topic.key] += lane.total
-    for key, lanes in shard.tenants.items():
+    for key, lanes in shard.memory.tenants.items():
         _same("items by topic", shard, lanes.total, items[key])
         _same("number of lanes", shard, len(lanes), len(numbers[key]))
-        known = [number for number in lanes.numbers if number in shard.lane_numbers]
+        known = [number for number in lanes.numbers if number in shard.memory.lane_numbers]
         _same("numbers of lanes", shard, known, numbers[key])
-    _same("topics with tenants", shard, shard.tenants.keys(), numbers.keys())
+    _same("topics with tenants", shard, shard.memory.tenants.keys(), numbers.keys())
 
 
 def audit_bounds(host: Engine) -> None:
     """Promise 8: every buffer has its bound."""
     for shard in host.shards.values():
         config = shard.config
-        gone = len(shard.in_flight.lanes_gone) if shard.in_flight is not None else 0
+        gone = len(shard.queue.in_flight.lanes_gone) if shard.queue.in_flight is not None else 0
         # One request may exceed the bound by its own size; lease ends and scans add to the callers' requests.
         for what, size, most in (
-            ("changes", len(shard.changes), config.pending_rows + len(shard.known) + 200),
-            ("look-ups", sum(len(waiting) for waiting in shard.looks.values()), config.pending_rows + 200),
-            ("inserts", shard.chunk_rows, config.pending_rows + 2_000),
-            ("written leases", sum(not (i.busy or i.awaited) for i in shard.written.values()), config.leases + 100),
-            ("lanes", len(shard.lanes) - gone, config.lanes + 39),
-            ("unindexed items", shard.tail.count, config.tail_items),
-            ("bytes of unindexed items", shard.tail.bytes, MAX_BYTES),
+            ("changes", len(shard.queue.changes), config.pending_rows + len(shard.memory.known) + 200),
+            ("look-ups", sum(len(waiting) for waiting in shard.queue.looks.values()), config.pending_rows + 200),
+            ("inserts", shard.queue.chunk_rows, config.pending_rows + 2_000),
+            (
+                "written leases",
+                sum(not (i.busy or i.awaited) for i in shard.memory.written.values()),
+                config.leases + 100,
+            ),
+            ("lanes", len(shard.memory.lanes) - gone, config.lanes + 39),
+            ("unindexed items", shard.memory.tail.count, config.tail_items),
+            ("bytes of unindexed items", shard.memory.tail.bytes, MAX_BYTES),
         ):
             if size > most:
                 raise MemoryWrong(f"{size} {what} on shard {shard.number}, bound {most}")
-        for lane in shard.lanes.values():
+        for lane in shard.memory.lanes.values():
             if lane.window is not None and len(lane.window) > 2 * config.window_rows + 1:
                 raise MemoryWrong(f"{lane} has a window of {len(lane.window)} rows, bound {config.window_rows}")

@@ -39,7 +39,7 @@ def audit_parked(host: Engine) -> None:
     if host.long_work:
         return
     found: dict[Any, Any] = {}
-    gates = [gate for shard in host.serving for book in shard.limited.values() for gate in book.gates.values()]
+    gates = [gate for shard in host.serving for book in shard.memory.limited.values() for gate in book.gates.values()]
     for key in [*host.throttling.keys.values(), *gates]:
         for about, parking in key.parked():
             if not parking or parking.items != sum(entry[1] for entry in parking._parked.values()):

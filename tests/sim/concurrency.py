@@ -42,7 +42,7 @@ class Concurrent:
                         self._live.setdefault(key, set()).add((row.id, row.lease))
         for member in self._sim.members:
             for shard in member.engine.serving:
-                leased = [item for item in shard.known.values() if item.phase is Phase.LEASED]
+                leased = [item for item in shard.memory.known.values() if item.phase is Phase.LEASED]
                 self._before.update((item.id, item.lease) for item in leased)
 
     def committing(self, batch: Batch) -> None:
@@ -91,11 +91,11 @@ class Concurrent:
         """Each account of a shard is the number of leases of its lanes."""
         for member in self._sim.members:
             for shard in member.engine.serving:
-                for book in shard.limited.values():
+                for book in shard.memory.limited.values():
                     if not book.counted:
                         continue
                     counted = dict.fromkeys(book.gates.values(), 0)
-                    for lane in shard.lanes.values():
+                    for lane in shard.memory.lanes.values():
                         slots = lane.slots
                         if lane.leased and lane.topic.key[0] == book.ns and (slots is None or slots.book is not book):
                             if any(self._limit(key) is not None for key in self._keys_of(lane.key)):

@@ -10,6 +10,7 @@ from foqs.buffers.reads import DeadRead
 from foqs.engine import batch_apply, batch_build, batch_reads, consumers, dead_letters, item_ops, shard_life
 from foqs.engine.dead_letters import RedrivePage
 from foqs.engine.shard import Shard
+from foqs.engine.shard_memory import ShardMemory
 from foqs.item import Cause, Change, Item, Phase
 from foqs.policies.layers import Policies
 from foqs.prefetch.lane import Lane
@@ -122,10 +123,10 @@ def a_new_owner_does_not_know_its_dead_letters(patch: Patch) -> None:
 
 @mutant
 def an_owner_does_not_note_its_first_dead_letter(patch: Patch) -> None:
-    def moved(shard: Shard, change: Change, now_ms: int) -> None:
+    def moved(memory: ShardMemory, change: Change, now_ms: int) -> None:
         assert change.target is not None
         before = change.target.dead
-        original(shard, change, now_ms)
+        original(memory, change, now_ms)
         change.target.dead = before
 
     original: Any = batch_apply._moved
@@ -134,11 +135,11 @@ def an_owner_does_not_note_its_first_dead_letter(patch: Patch) -> None:
 
 @mutant
 def a_dead_letter_counts_in_its_old_lane(patch: Patch) -> None:
-    def moved(shard: Shard, change: Change, now_ms: int) -> None:
+    def moved(memory: ShardMemory, change: Change, now_ms: int) -> None:
         item, target = change.item, change.target
         assert target is not None
         item.lane, target.dead = target, True
-        shard.drop_body(item)
+        memory.drop_body(item)
 
     patch.setattr(batch_apply, "_moved", moved)
 
@@ -256,7 +257,7 @@ def a_redrive_takes_leased_items(patch: Patch) -> None:
     original = RedrivePage._choose
 
     def choose(page: RedrivePage, shard: Shard, found: Any) -> Any:
-        known = [row for row in found.rows if row.failure.id in shard.known]
+        known = [row for row in found.rows if row.failure.id in shard.memory.known]
         return original(page, shard, found._replace(rows=known))
 
     patch.setattr(RedrivePage, "_choose", choose)

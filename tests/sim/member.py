@@ -127,7 +127,7 @@ class Member:
             dirty = list(self.engine.dirty)
             self.engine.pump(self.now_ms)
             for shard in dirty:
-                if shard.in_flight is None:
+                if shard.queue.in_flight is None:
                     self._alarm(batch_build.next_ms(shard, self.now_ms))
 
     def _alarm(self, at_ms: int) -> None:
@@ -244,16 +244,16 @@ class Member:
     def _drained(self, number: int, attempt: int) -> None:
         shard = self.engine.shards.get(number)
         if shard is not None:
-            in_grace = shard.in_takeover_grace(self.now_ms)
+            in_grace = shard.owner.in_takeover_grace(self.now_ms)
             self._perform(
-                self.driver.drained(number, attempt, self.sim.time, idle=shard.idle, in_grace=in_grace)
+                self.driver.drained(number, attempt, self.sim.time, idle=shard.queue.idle, in_grace=in_grace)
             )  # fmt: skip
 
     def _end(self, shard: Shard, in_order: bool) -> None:
         number = shard.number
-        if shard.idle and self.current(number):
+        if shard.queue.idle and self.current(number):
             self.sim.ledger.stopped(number, self.sim.now_ms)
-        doubtful = shard.unsettled
+        doubtful = shard.queue.unsettled
         self.engine.drained(shard, self.now_ms)
         self._behind(number, doubtful)
         self.sim.note("ended", self.name, number, in_order)
@@ -304,7 +304,7 @@ class Member:
         if result.db_now_ms:
             self.timekeeper.read(shard, batch, result.db_now_ms)
         self.engine.finished(shard, batch, result, self.now_ms)
-        if shard.state is ShardState.CLOSED:
+        if shard.owner.state is ShardState.CLOSED:
             sim.note("lost", self.name, number)
             self.lost_shards += 1
             self._perform(self.driver.lost(number))
@@ -328,10 +328,10 @@ class Member:
         def look() -> None:
             if not self.alive:
                 return
-            if self.sim.time < grace_ends and not all(shard.idle for shard in engine.serving):
+            if self.sim.time < grace_ends and not all(shard.queue.idle for shard in engine.serving):
                 self.sim.soon(10, look)
                 return
-            in_grace = {shard.number for shard in engine.serving if shard.in_takeover_grace(self.now_ms)}
+            in_grace = {shard.number for shard in engine.serving if shard.owner.in_takeover_grace(self.now_ms)}
             todo = self.driver.ended(in_grace)
             for step in todo:
                 if isinstance(step, steps.End):
@@ -348,13 +348,13 @@ class Member:
     def current(self, number: int) -> bool:
         """Whether it is the shard's owner."""
         shard = self.engine.shards.get(number)
-        served = shard is not None and shard.state in (ShardState.SERVING, ShardState.DRAINING)
-        return served and shard.epoch == self.sim.dbs[number].epoch
+        served = shard is not None and shard.owner.state in (ShardState.SERVING, ShardState.DRAINING)
+        return served and shard.owner.epoch == self.sim.dbs[number].epoch
 
     def in_step(self, shard: Shard) -> bool:
         """Whether its memory of the shard has to match the database: it has the result of every batch."""
         early = shard.number in self.flights and self.flights[shard.number][1] is not None
-        return self.current(shard.number) and shard.unsettled is None and not early
+        return self.current(shard.number) and shard.queue.unsettled is None and not early
 
     # ------------------------------------------------------------------------------------- the items that it leases
 
@@ -366,7 +366,7 @@ class Member:
         """
         found = {}
         for shard in self.engine.serving:
-            rounds = [batch for batch in (shard.in_flight, shard.unsettled) if batch is not None]
+            rounds = [batch for batch in (shard.queue.in_flight, shard.queue.unsettled) if batch is not None]
             new = {item.id for batch in rounds for chunk in batch.chunks for item in chunk.items}
             for key in keys:
                 lanes = [name for name in self.sim.profile.lanes(key) if self.sim.throttles.free(name)]
@@ -381,7 +381,7 @@ class Member:
         """Shards of which an earlier owner may still hand out items, and when this host does: they are confirmed and
         read first."""
         return {
-            shard.number: shard.grace_from_ms + shard.config.confirm_ms + _PROMPT_MS
+            shard.number: shard.owner.grace_from_ms + shard.config.confirm_ms + _PROMPT_MS
             for shard in self.engine.serving
-            if shard.grace_from_ms is not None
+            if shard.owner.grace_from_ms is not None
         }

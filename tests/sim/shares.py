@@ -247,7 +247,9 @@ class Shares:
             complete = all(window is not None and not window.more for window in windows)
             whole = complete and all(item.body is not None for item in items)
             whole = whole and all(shard in eligible for shard in shards.values())
-            new = whole and all(sim.ledger.epochs[item.id] == engine.shards[shard_of(item.id)].epoch for item in items)
+            new = whole and all(
+                sim.ledger.epochs[item.id] == engine.shards[shard_of(item.id)].owner.epoch for item in items
+            )
             kinds = Counter((tenancy_of(item.lane.key)[1], item.priority) for item in items)
             stocks[name] = Stock(kinds, whole, new, self._weight(key, tenant))
         return stocks

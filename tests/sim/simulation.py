@@ -251,8 +251,8 @@ class Simulation:
         """Everything that is left is delivered and acked: nothing is stuck."""
         for number, owner in self.owners.items():
             shard = owner.engine.shards.get(number)
-            if shard is None or shard.state is not ShardState.SERVING:
-                raise Stuck(f"shard {number} is not served again: {shard and shard.state}")
+            if shard is None or shard.owner.state is not ShardState.SERVING:
+                raise Stuck(f"shard {number} is not served again: {shard and shard.owner.state}")
         self._until(self.time + _DRAIN_MS, lambda: not self.record.slots.moves)
         if self.record.slots.moves:
             raise Stuck(f"slots still move: {self.record.slots.moves}")
@@ -280,7 +280,7 @@ class Simulation:
             if db.lanes or db.ready or db.timer or db.expiry or db.failures:
                 raise Stuck(f"shard {number} still has {db.lanes} {db.ready} {db.timer} {db.expiry} {db.failures}")
         for member in self.members:
-            known = sum(len(shard.known) for shard in member.engine.shards.values())
+            known = sum(len(shard.memory.known) for shard in member.engine.shards.values())
             if known or member.engine.budget.used_bytes:
                 raise MemoryWrong(f"{member.name} knows {known} items, {member.engine.budget}")
             self._check_counts(member)

@@ -20,13 +20,13 @@ from tests.sim.mutants import Patch, mutant
 @mutant
 def a_window_forgets_unindexed_items(patch: Patch) -> None:
     """They leave memory without a row: no page finds them."""
-    patch.setattr(ShardMemory, "index", lambda shard, item: shard.forget(item))
+    patch.setattr(ShardMemory, "index", lambda memory, item: memory.forget(item))
 
 
 @mutant
 def an_unindexed_item_of_a_cut_window_is_not_kept(patch: Patch) -> None:
     """The window was cut while the transaction that stored it was in flight."""
-    patch.setattr(ShardMemory, "_index_new", lambda shard, news, lane: None)
+    patch.setattr(ShardMemory, "_index_new", lambda memory, news, lane: None)
 
 
 @mutant
@@ -35,9 +35,9 @@ def unindexed_items_outlive_their_room(patch: Patch) -> None:
 
     def take(shard: Shard, *rest: Any) -> None:
         config = shard.config
-        shard.config = config.model_copy(update={"tail_items": 1 << 30})
+        shard.configure(config.model_copy(update={"tail_items": 1 << 30}))
         original(shard, *rest)
-        shard.config = config
+        shard.configure(config)
 
     original: Any = batch_build._take_inserts
     patch.setattr(batch_build, "_take_inserts", take)
@@ -47,7 +47,7 @@ def unindexed_items_outlive_their_room(patch: Patch) -> None:
 def the_index_mark_passes_items_of_its_own_transaction(patch: Patch) -> None:
     def build(shard: Shard, *rest: Any) -> Batch | None:
         transaction = original(shard, *rest)
-        if transaction is not None and transaction.inserts and not shard.tail.count:
+        if transaction is not None and transaction.inserts and not shard.memory.tail.count:
             transaction.indexed_to = transaction.inserts[-1].id
         return transaction
 
@@ -144,7 +144,7 @@ def a_failed_transaction_indexes_its_items(patch: Patch) -> None:
 
     def mixed(shard: Shard, batch: ShardBatch, *rest: Any) -> None:
         for item in batch.indexed:
-            shard.indexed(item)
+            shard.memory.indexed(item)
         batch.indexed.clear()
         original(shard, batch, *rest)
 
@@ -156,12 +156,12 @@ def a_failed_transaction_indexes_its_items(patch: Patch) -> None:
 def a_lease_keeps_its_item_unindexed(patch: Patch) -> None:
     """The next change of the item leaves the lease's row behind."""
 
-    def committed(shard: Shard, change: Change, now_ms: int) -> None:
+    def committed(memory: ShardMemory, change: Change, now_ms: int) -> None:
         unindexed = change.item.unindexed
-        original(shard, change, now_ms)
+        original(memory, change, now_ms)
         if change.to is To.LEASED and unindexed:
             change.item.unindexed = True
-            shard.tail.add([change.item.id], change.item.bytes)
+            memory.tail.add([change.item.id], change.item.bytes)
 
     original = batch_apply.committed
     patch.setattr(batch_apply, "committed", committed)

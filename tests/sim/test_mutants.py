@@ -17,6 +17,8 @@ from foqs.engine.batch_reads import ExpiringRead, LanesRead, PageRead
 from foqs.engine.calls import DequeueCall
 from foqs.engine.engine import Engine
 from foqs.engine.shard import Shard
+from foqs.engine.shard_memory import ShardMemory
+from foqs.engine.shard_owner import ShardOwner
 from foqs.engine.state import State
 from foqs.item import KNOWN_BYTES, Change, Item, Phase
 from foqs.prefetch.lane import Lane, Window
@@ -98,13 +100,13 @@ def no_skip_of_known_page_rows(patch: Patch) -> None:
         def __contains__(self, item_id: object) -> bool:
             return False
 
-    def page(read: PageRead, shard: Shard, rows: Any, bodies: Any, *, full: bool) -> None:
-        known, shard.known = shard.known, Nothing(shard.known)
+    def page(read: PageRead, memory: ShardMemory, rows: Any, bodies: Any, *, full: bool) -> None:
+        known, memory.known = memory.known, Nothing(memory.known)
         try:
-            fill(read, shard, rows, bodies, full=full)
+            fill(read, memory, rows, bodies, full=full)
         finally:
-            known.update(shard.known)
-            shard.known = known
+            known.update(memory.known)
+            memory.known = known
 
     fill = PageRead.fill
     patch.setattr(PageRead, "fill", page)
@@ -224,10 +226,10 @@ def a_lane_that_gets_an_item_is_removed(patch: Patch) -> None:
     """The transaction that inserts into an empty lane removes its row, to make room for a new one."""
 
     def fill(shard: Shard, lane: Lane[Item], batch: ShardBatch, transaction: Batch) -> Lane[Item]:
-        idle, gone = lane.key in shard.idle_lanes, lane in batch.lanes_gone
+        idle, gone = lane.key in shard.memory.idle_lanes, lane in batch.lanes_gone
         stored_lane(shard, lane, batch, transaction)
         if idle:
-            shard.idle_lanes[lane.key] = lane
+            shard.memory.idle_lanes[lane.key] = lane
         if gone:
             batch.lanes_gone[lane] = None
         return lane
@@ -261,12 +263,12 @@ def the_merge_overtakes_what_was_not_read(patch: Patch) -> None:
 
 @mutant
 def an_unconfirmed_owner_hands_out(patch: Patch) -> None:
-    patch.setattr(Shard, "confirmed", lambda shard, now_ms: True)
+    patch.setattr(ShardOwner, "confirmed", lambda owner, now_ms: True)
 
 
 @mutant
 def a_new_owner_hands_out_at_once(patch: Patch) -> None:
-    patch.setattr(Shard, "in_takeover_grace", lambda shard, now_ms: False)
+    patch.setattr(ShardOwner, "in_takeover_grace", lambda owner, now_ms: False)
 
 
 @mutant
@@ -294,7 +296,7 @@ def ttl_ends_live_leases(patch: Patch) -> None:
     apply = ExpiringRead.apply
 
     def blind(read: ExpiringRead, shard: Shard, saved: bool, now_ms: int) -> None:
-        for item in shard.known.values():
+        for item in shard.memory.known.values():
             if item.phase is Phase.LEASED:
                 item.lease_expires_at_ms = min(item.lease_expires_at_ms, now_ms)
         apply(read, shard, saved, now_ms)
@@ -326,12 +328,12 @@ def a_withdrawn_change_stays_queued(patch: Patch) -> None:
 
 @mutant
 def leases_of_a_dead_connection_are_kept(patch: Patch) -> None:
-    patch.setattr(item_ops, "take_back", lambda shard, item, lease, now_ms: shard.unlease(item))
+    patch.setattr(item_ops, "take_back", lambda shard, item, lease, now_ms: shard.memory.unlease(item))
 
 
 @mutant
 def bodies_are_never_given_back_to_the_budget(patch: Patch) -> None:
-    patch.setattr(Shard, "drop_body", lambda shard, item: setattr(item, "held", KNOWN_BYTES))
+    patch.setattr(ShardMemory, "drop_body", lambda memory, item: setattr(item, "held", KNOWN_BYTES))
 
 
 @mutant

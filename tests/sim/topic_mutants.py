@@ -25,12 +25,12 @@ def a_closed_shards_lanes_are_merged(patch: Patch) -> None:
     """They are in their topics until they are detached."""
 
     def close(shard: Shard) -> None:
-        tenure = shard.tenure
+        tenure = shard.memory.tenure
         original(shard)
         tenure.shard = shard
 
-    original = shard_life.close_shard
-    patch.setattr(shard_life, "close_shard", close)
+    original = Shard.close
+    patch.setattr(Shard, "close", close)
     patch.setattr(shard_life, "_LANES", 1)
 
 
@@ -39,7 +39,7 @@ def a_stalled_topic_is_not_tried_again(patch: Patch) -> None:
     """Its consumer goes on waiting when the shard hands out again."""
 
     def wake(state: State, shard: Shard, now_ms: int) -> None:
-        shard.stalled.clear()
+        shard.memory.stalled.clear()
         original(state, shard, now_ms)
 
     original = consumers.wake

@@ -77,11 +77,11 @@ dequeue.fill, dequeue.fill_waiting = _watched_fill, _watched_fill_waiting
 def ready_to_hand_out(shard: Shard, now_ms: int) -> bool:
     """Return whether the host may lease the shard's items."""
     config = shard.config
-    oldest = shard.oldest_unwritten_ms()
+    oldest = shard.queue.oldest_unwritten_ms()
     return (
         shard.healthy(now_ms)
-        and now_ms - shard.confirmed_ms <= config.confirm_ms
-        and not shard.in_takeover_grace(now_ms)
+        and now_ms - shard.owner.confirmed_ms <= config.confirm_ms
+        and not shard.owner.in_takeover_grace(now_ms)
         and (oldest is None or now_ms - oldest <= config.lease_write_delay_ms)
     )
 

@@ -29,6 +29,7 @@ _CLOSE_MS = 50
 class Shard:
     def __init__(self, url: str) -> None:
         self.url, self.state, self.epoch = url, ShardState.ASSIGNED, 0
+        self.owner = self  # the shard driver moves it
         self.sealed = False
         self.lost = False  # its database did not answer the last time
         self.idle_ms = 0.0  # when a released shard has finished its work

@@ -172,7 +172,7 @@ def a_host_that_stops_goes_on_with_new_facts(patch: Patch) -> None:
 @mutant
 def a_shard_is_tried_again_whatever_the_facts_say(patch: Patch) -> None:
     def retry(driver: ShardDriver, number: int, attempt: int) -> Steps:
-        driver._static = number in driver._shards and driver._shards[number].state is ShardState.ASSIGNED
+        driver._static = number in driver._shards and driver._shards[number].owner.state is ShardState.ASSIGNED
         return original(driver, number, attempt)
 
     original = ShardDriver.retry

@@ -230,21 +230,23 @@ class Host:
         self.alive = False
         for shard in self.engine.serving:
             if self._is_unrun(shard) and self.sim.rng.random() < 0.5:
-                run(self._stores[shard.number], shard.in_flight)  # type: ignore[arg-type]
+                run(self._stores[shard.number], shard.queue.in_flight)  # type: ignore[arg-type]
         for store in self._stores.values():
             store.cut()
         self.sim.exchange.died(self)
 
     def _is_unrun(self, shard: Shard) -> bool:
         """Whether a batch is in flight that its database has not carried out yet."""
-        return shard.in_flight is not None and self._early.get(shard.number) is not shard.in_flight
+        return shard.queue.in_flight is not None and self._early.get(shard.number) is not shard.queue.in_flight
 
     def current(self, shard: Shard) -> bool:
-        return shard.epoch == self.sim.dbs[shard.number].epoch
+        return shard.owner.epoch == self.sim.dbs[shard.number].epoch
 
     def serves(self, number: int, epoch: int) -> bool:
         shard = self.engine.shards.get(number)
-        return self.alive and shard is not None and shard.state is ShardState.SERVING and shard.epoch == epoch
+        return (
+            self.alive and shard is not None and shard.owner.state is ShardState.SERVING and shard.owner.epoch == epoch
+        )
 
     # ------------------------------------------------------------------------------------- the event loop
 
@@ -276,7 +278,7 @@ class Host:
         dirty = list(self.engine.dirty)
         self.engine.pump(self.now_ms())
         for shard in dirty:
-            if shard.in_flight is None:
+            if shard.queue.in_flight is None:
                 self._alarm(batch_build.next_ms(shard, self.now_ms()))
 
     def _alarm(self, at_ms: int) -> None:
@@ -300,9 +302,9 @@ class Host:
             shard = self.engine.shards.get(number)
             if name == self.name and shard is None and self.sim.control.may_open(self, number):
                 shard = self.engine.add(number)
-                shard.to(ShardState.OPENING)
+                shard.owner.to(ShardState.OPENING)
                 self._open(shard)
-            elif name != self.name and shard is not None and shard.state is ShardState.SERVING:
+            elif name != self.name and shard is not None and shard.owner.state is ShardState.SERVING:
                 self.engine.retire(shard)
                 self._release(shard, self.sim.clock.time + self.sim.profile.handover_ms)
 
@@ -321,17 +323,17 @@ class Host:
         self.engine.opened(shard, opened, 1 << 20, begun_ms, self.now_ms())
         self.forwarder.slot_moves.changed()
         self._alarm(self.engine.next_ms(self.now_ms()))
-        self.sim.control.announce(self, shard.number, shard.epoch)
+        self.sim.control.announce(self, shard.number, shard.owner.epoch)
         self.act()
 
     def _release(self, shard: Shard, deadline: int) -> None:
-        if shard.state is not ShardState.DRAINING:
+        if shard.owner.state is not ShardState.DRAINING:
             return  # lost before it was released
-        if not shard.idle and self.sim.clock.time < deadline:
+        if not shard.queue.idle and self.sim.clock.time < deadline:
             self.later(_IDLE_CHECK_MS, lambda: self._release(shard, deadline))
             return
-        store, flight = self._stores[shard.number], shard.in_flight if self._is_unrun(shard) else None
-        clean = shard.idle and not shard.in_takeover_grace(self.now_ms())
+        store, flight = self._stores[shard.number], shard.queue.in_flight if self._is_unrun(shard) else None
+        clean = shard.queue.idle and not shard.owner.in_takeover_grace(self.now_ms())
         self.engine.drained(shard, self.now_ms())
         if flight is not None:
             run(store, flight)  # a store is closed after the batch that was sent to it
@@ -340,7 +342,7 @@ class Host:
 
     def _forget(self, shard: Shard) -> None:
         del self.engine.shards[shard.number]
-        self.sim.control.withdraw(self, shard.number, shard.epoch)
+        self.sim.control.withdraw(self, shard.number, shard.owner.epoch)
         self.act()
 
     def _submit(self, shard: Shard, batch: ShardBatch) -> None:
@@ -351,11 +353,11 @@ class Host:
         self.later(trip_ms, lambda: self._finished(shard, batch, early, trip_ms))
 
     def _finished(self, shard: Shard, batch: ShardBatch, early: BatchResult | None, trip_ms: int) -> None:
-        if shard.in_flight is not batch:
+        if shard.queue.in_flight is not batch:
             return  # the shard was released before
         result = early if early is not None else run(self._stores[shard.number], batch)
         result.latency_ms = float(trip_ms)
         self.engine.finished(shard, batch, result, self.now_ms())
-        if shard.state is ShardState.CLOSED:
+        if shard.owner.state is ShardState.CLOSED:
             self._stores[shard.number].close()
             self.later(_LOST_MS, lambda: self._forget(shard))

@@ -72,7 +72,7 @@ def slots_are_taken_whatever_their_stamp(patch: Patch) -> None:
     patch.setattr(
         SlotMigration,
         "_adopt",
-        lambda moves, shard, slots, stamp: original(moves, shard, slots, max(stamp, shard.keys.last.stamp)),
+        lambda moves, shard, slots, stamp: original(moves, shard, slots, max(stamp, shard.queue.keys.last.stamp)),
     )
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -13,7 +14,6 @@ from typing import Any, TypeGuard
 
 ROOT = Path(__file__).parent.parent.parent
 SMALL_LINES = 80
-SHARD = "foqs/engine/shard.py"
 
 
 @cache
@@ -154,24 +154,93 @@ def largest_class() -> tuple[int, str]:
     return max((len(attributes), name) for name, attributes in classes().items())
 
 
-def assigned_from_elsewhere(attributes: frozenset[str], elsewhere: Mapping[str, ast.Module]) -> dict[str, list[str]]:
-    """Return the attributes of a shard that modules assign, each with these modules. A shard is a variable or an
-    attribute with the name `shard`."""
+SHARD = "foqs.engine.shard.Shard"
+PARTS = {
+    "owner": "foqs.engine.shard_owner.ShardOwner",
+    "queue": "foqs.engine.shard_queue.ShardQueue",
+    "memory": "foqs.engine.shard_memory.ShardMemory",
+    "filled": "foqs.engine.shard_memory.ShardMemory",
+}
+"""The attributes of a shard that hold its parts, each with the class of the part."""
+
+
+class Holders(ast.NodeVisitor):
+    """Find assignments to attributes of a shard and of its parts: `stores` has the class and the attribute of each.
+
+    A shard is a name or an attribute `shard`, or a parameter with this type. A part is `shard.memory` and the like, a
+    name that is bound to that, or a parameter with its type."""
+
+    def __init__(self) -> None:
+        self.stores: list[tuple[str, str]] = []
+        self._names: dict[str, str] = {}
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        outside, self._names = self._names, dict(self._names)
+        for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
+            named = set(re.findall(r"\w+", ast.unparse(argument.annotation))) if argument.annotation is not None else ()
+            self._bind(argument.arg, next((one for one in (SHARD, *PARTS.values()) if _short(one) in named), None))
+        self.generic_visit(node)
+        self._names = outside
+
+    visit_AsyncFunctionDef = visit_FunctionDef  # type: ignore[assignment]
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        for target in node.targets:
+            pairs = [(target, node.value)]
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                pairs = list(zip(target.elts, node.value.elts, strict=False))
+            for one, value in pairs:
+                if isinstance(one, ast.Name):
+                    self._bind(one.id, self._class_of(value))
+        self.generic_visit(node)
+
+    def visit_NamedExpr(self, node: ast.NamedExpr) -> None:
+        self._bind(node.target.id, self._class_of(node.value))
+        self.generic_visit(node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        if not isinstance(node.ctx, ast.Load) and (of := self._class_of(node.value)) is not None:
+            self.stores.append((of, node.attr))
+        self.generic_visit(node)
+
+    def _bind(self, name: str, of: str | None) -> None:
+        self._names.pop(name, None)
+        if of is not None:
+            self._names[name] = of
+
+    def _class_of(self, node: ast.expr) -> str | None:
+        if isinstance(node, ast.Name):
+            return self._names.get(node.id, SHARD if node.id == "shard" else None)
+        if isinstance(node, ast.Attribute):
+            if node.attr == "shard":
+                return SHARD
+            return PARTS.get(node.attr) if self._class_of(node.value) == SHARD else None
+        return None
+
+
+def _short(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def assigned_from_elsewhere(
+    attributes: Mapping[str, frozenset[str]], modules: Mapping[str, ast.Module]
+) -> dict[str, list[str]]:
+    """Return the attributes of a shard and its parts that other modules than that of their class assign, each with
+    these modules. `attributes` has those of each class."""
     found: dict[str, list[str]] = {}
-    for name, module in elsewhere.items():
-        for one in _stores(module):
-            holder = one.value
-            of_shard = (isinstance(holder, ast.Name) and holder.id == "shard") or (
-                isinstance(holder, ast.Attribute) and holder.attr == "shard"
-            )
-            if of_shard and one.attr in attributes and name not in found.setdefault(one.attr, []):
-                found[one.attr].append(name)
-    return found
+    for name, module in modules.items():
+        holders = Holders()
+        holders.visit(module)
+        for of, attribute in holders.stores:
+            users = found.setdefault(f"{_short(of)}.{attribute}", []) if attribute in attributes[of] else []
+            if name != of.rpartition(".")[0] and name not in users:
+                users.append(name)
+    return {attribute: users for attribute, users in found.items() if users}
 
 
 def shard_attributes_assigned_elsewhere() -> dict[str, list[str]]:
-    attributes = classes()["foqs.engine.shard.Shard"]
-    return assigned_from_elsewhere(attributes, {shown(path): tree(path) for path in files() if shown(path) != SHARD})
+    attributes = {name: classes()[name] for name in (SHARD, *PARTS.values())}
+    return assigned_from_elsewhere(attributes, {module_of(path): tree(path) for path in files()})
 
 
 if __name__ == "__main__":

@@ -1,0 +1,227 @@
+"""The work that waits for the database of one shard: inserts, changes, leases to write, look-ups, reads and scans.
+
+`batch_build` makes a shard batch of it, `batch_apply` applies its result.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from foqs.buffers.checkpoint import Checkpoint
+from foqs.buffers.pending_dedup import DedupKeys
+from foqs.buffers.reads import DeadRead, ListRead, Read
+from foqs.buffers.shard_batch import Chunk, ShardBatch
+from foqs.config.schema import HostSection
+from foqs.engine.asked_scripts import AskedScripts
+from foqs.errors import FoqsError
+from foqs.item import Change, Item, Phase, Place
+from foqs.prefetch.lane import Lane
+from foqs.rows import Found, Opened
+
+Look = Callable[[Item | None, Found | None, FoqsError | None], None]
+"""Called with the item that an id names, and its rows; None twice where there is none, or the error of the look-up."""
+
+
+class Looks(dict[int, list[Look]]):
+    """The look-ups by id: several callers may ask for one item. `count` is the number of look-ups.
+
+    A dict, because each batch checks whether it is empty.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def add(self, item_id: int, look: Look) -> None:
+        self.setdefault(item_id, []).append(look)
+        self.count += 1
+
+    def take(self, item_id: int) -> list[Look]:
+        waiting = self.pop(item_id)
+        self.count -= len(waiting)
+        return waiting
+
+
+class ShardQueue:
+    """`touch` is called when a change waits that no caller of this shard asked for."""
+
+    def __init__(self, config: HostSection) -> None:
+        self.config = config
+        self.touch: Callable[[], None] = lambda: None
+        self.max_batch_bytes = 0
+        self.dedup_window_ms = 0
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin with no work."""
+        self.next_lane = 1
+        self.next_number = 1
+        self.chunks: deque[Chunk] = deque()
+        self.chunk_rows = 0
+        self.returned: list[Chunk] = []
+        self.changes: deque[Change] = deque()  # that wait for the next transaction
+        self.unwritten: deque[tuple[int, Item, int]] = deque()
+        self.timers = Checkpoint(0)
+        self.ttls = Checkpoint(0)
+        self.keys = DedupKeys()
+        self.looks = Looks()
+        self.asked = AskedScripts()
+        self.lists: list[ListRead] = []
+        self.dead_reads: deque[DeadRead] = deque()
+        self.pages_wanted: dict[Lane[Item], None] = {}
+        self.bodies_wanted: dict[int, Item] = {}
+        self.in_flight: ShardBatch | None = None
+        self.unsettled: ShardBatch | None = None
+        self.rows_changed = 0
+
+    def begin(self, opened: Opened, next_lane: int, max_batch_bytes: int, now_ms: int) -> None:
+        """Take work of a shard that the store has opened."""
+        self.next_lane, self.next_number = next_lane, opened.next_number
+        self.max_batch_bytes = max_batch_bytes
+        self.timers = Checkpoint(min(opened.due_from_ms, now_ms))
+        self.ttls = Checkpoint(min(opened.expiry_from_ms, now_ms))
+        self.keys = DedupKeys(min(opened.dedup_from_ms, now_ms), opened.slots)
+
+    def configure(self, config: HostSection) -> None:
+        self.config = config
+
+    def configure_dedup(self, window_ms: int) -> None:
+        self.dedup_window_ms = window_ms
+
+    def connect(self, touch: Callable[[], None]) -> None:
+        self.touch = touch
+
+    def shift(self, by_ms: int) -> None:
+        """Follow the host's clock, which was set by `by_ms`."""
+        for batch in (self.unsettled, self.in_flight):
+            if batch is not None:
+                batch.begun_ms += by_ms
+        for _, item, lease in self.unwritten:
+            if item.lease == lease and item.phase is Phase.LEASED and item.place is Place.READY and not item.busy:
+                item.lease_expires_at_ms += by_ms
+        self.unwritten = deque((given_ms + by_ms, item, lease) for given_ms, item, lease in self.unwritten)
+
+    # ------------------------------------------------------------------------------------- how much waits
+
+    @property
+    def full(self) -> bool:
+        return self.chunk_rows + len(self.changes) + self.looks.count >= self.config.pending_rows
+
+    @property
+    def idle(self) -> bool:
+        """Return True if nothing waits to be written. A drain waits for this."""
+        busy = self.in_flight or self.unsettled or self.chunks or self.changes or self.keys.pending
+        return not busy and self.oldest_unwritten_ms() is None
+
+    def oldest_unwritten_ms(self) -> int | None:
+        unwritten = self.unwritten
+        while unwritten:
+            given_ms, item, lease = unwritten[0]
+            if item.lease == lease and item.phase is Phase.LEASED and item.place is Place.READY:
+                return given_ms
+            unwritten.popleft()
+        return None
+
+    # ------------------------------------------------------------------------------------- inserts and changes
+
+    def add(self, chunk: Chunk) -> None:
+        self.chunks.append(chunk)
+        self.chunk_rows += len(chunk.items)
+
+    def took(self, rows: int, next_number: int) -> None:
+        """Note that a transaction took `rows` from the front of `chunks`."""
+        self.chunk_rows -= rows
+        self.next_number = next_number
+
+    def new_lane_number(self) -> int:
+        number = self.next_lane
+        self.next_lane += 1
+        return number
+
+    def take_chunks(self, *, keyed: bool = False) -> list[Chunk]:
+        """Take out the chunks that wait; `keyed`: the chunks with deduplication keys only."""
+        taken = [chunk for chunk in self.chunks if not keyed or chunk.dedup is not None]
+        self.chunks = deque(chunk for chunk in self.chunks if keyed and chunk.dedup is None)
+        self.chunk_rows = sum(len(chunk.items) for chunk in self.chunks)
+        return taken
+
+    def take_returned(self) -> list[Chunk]:
+        """Take out the chunks that the last batch did not store."""
+        returned, self.returned = self.returned, []
+        return returned
+
+    def requeue_returned(self) -> None:
+        """Put the chunks that the last batch did not store before the chunks that wait."""
+        returned = self.take_returned()
+        self.chunks.extendleft(reversed(returned))
+        self.chunk_rows += sum(len(chunk.items) for chunk in returned)
+
+    def drop_superseded(self) -> None:
+        """Drop changes that were withdrawn or replaced. With enough of them, the shard would count as full."""
+        self.changes = deque(change for change in self.changes if change.item.change is change)
+
+    # ------------------------------------------------------------------------------------- reads
+
+    def drop_reads(self, done: Callable[..., None]) -> None:
+        """Drop the reads that would call `done`. Without a connection, they and all later ones would wait."""
+        self.lists = [read for read in self.lists if read.done != done]
+        self.dead_reads = deque([read for read in self.dead_reads if read.done != done])
+
+    def take_lists(self) -> list[Read]:
+        """Take out the lists and the reads of dead letters."""
+        reads: list[Read] = [*self.lists, *self.dead_reads]
+        self.lists, self.dead_reads = [], deque()
+        return reads
+
+    def take_bodies_wanted(self) -> dict[int, Item]:
+        wanted, self.bodies_wanted = self.bodies_wanted, {}
+        return wanted
+
+    def take_pages_wanted(self) -> dict[Lane[Item], None]:
+        wanted, self.pages_wanted = self.pages_wanted, {}
+        return wanted
+
+    def want_pages_first(self, lanes: dict[Lane[Item], None]) -> None:
+        """Read pages of `lanes` before the pages that are wanted already."""
+        self.pages_wanted = lanes | self.pages_wanted
+
+    # ------------------------------------------------------------------------------------- batches
+
+    def send(self, batch: ShardBatch, keys_ms: int, now_ms: int) -> ShardBatch:
+        """Begin a batch. Deduplication keys expire by `keys_ms`."""
+        batch.begun_ms, batch.keys_ms = now_ms, keys_ms
+        self.in_flight = batch
+        return batch
+
+    def ended(self, batch: ShardBatch) -> None:
+        """Note that the result of `batch` has come."""
+        assert self.in_flight is batch, "one batch at a time"
+        self.in_flight = None
+
+    def outcome_unknown(self, batch: ShardBatch) -> None:
+        """Store none of the items of `batch` again until its outcome is known."""
+        self.unsettled, self.in_flight = batch, None
+
+    def take_unsettled(self) -> ShardBatch | None:
+        batch, self.unsettled = self.unsettled, None
+        return batch
+
+    def committed(self, rows: int) -> None:
+        """Note that a transaction that changed `rows` was committed."""
+        self.rows_changed += rows
+
+
+def leave_scan(change: Change, now_ms: int) -> None:
+    """Report to the scan that found the row that `change` will not move it, so the row is scanned again."""
+    if change.scan is not None:
+        change.scan.left(change.scan_ms)
+        scan_done(change, now_ms)
+
+
+def scan_done(change: Change, now_ms: int) -> None:
+    scan, change.scan = change.scan, None
+    if scan is not None:
+        scan.outstanding -= 1
+        if not scan.outstanding:
+            scan.finish(now_ms)

@@ -249,7 +249,7 @@ Settings = Mapping[str, Mapping[str, object]]
 
 
 class LocalCluster:
-    """`settings` are keys of foqs.toml by section, of all hosts; those of `zookeeper` matter to lookers-on too."""
+    """`settings` are keys of foqs.toml by section, of all hosts; keys of `zookeeper` also count for observers."""
 
     def __init__(
         self, zookeeper: ZookeeperServer, shards: Sequence[Shard], folder: Path, settings: Settings | None = None

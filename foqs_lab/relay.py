@@ -26,7 +26,7 @@ class Relay:
         threading.Thread(target=self._accept, name="relay", daemon=True).start()
 
     def lead_to(self, target: int) -> None:
-        """Lead new connections to another port. Those that are open stay as they are."""
+        """Lead new connections to another port. Open connections stay as they are."""
         self._target = target
 
     def cut(self) -> None:

@@ -1,4 +1,4 @@
-"""Counts of topics, tenants and throttle keys for a scrape, and the choice of those with series of their own.
+"""Counts of topics, tenants and throttle keys for a scrape, and the choice of names with series of their own.
 
 A host has a bounded number of series. The topics and tenants with the most ready items have their own, and the throttle
 keys with the most parked items. The rest shares one series.

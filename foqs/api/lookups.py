@@ -355,7 +355,7 @@ class RoutingMethods:
         self._engine.alarm(self._now_ms() + wait_ms)
 
     def changed(self) -> None:
-        """Route held requests. Answer those that wait for another routing, all of them when the host stops."""
+        """Route held requests. Answer requests that wait for another routing, all of them when the host stops."""
         self._forwarder.changed()
         if self._routing_calls:
             version = self._forwarder.routing().version

@@ -208,7 +208,7 @@ class Intake:
         self._policies = policies
         self.bounded: dict[TopicKey, Quota] = {}  # topics with a bound on their stored items
         self.hooked: list[str] = []  # topics with a hook of enqueues
-        self._filling: dict[str, TopicPolicy] = {}  # by topic: those with values for fields that an item does not set
+        self._filling: dict[str, TopicPolicy] = {}  # by topic: policies with values for unset fields of an item
         self._keys: dict[str, LaneKey] = {}
         self._asked: dict[tuple[Any, ...], LaneKey] = {}  # by the fields of specs that say which lane an item is in
         self._tenants: dict[LaneKey, LaneKey] = {}  # one object for each lane that is not plain

@@ -124,7 +124,7 @@ def zookeeper_server_check(name: str, outcome: ServerCheckup | str, config: Zook
 def zookeeper_root_checks(root: RootCheckup, config: ZookeeperSection) -> list[Check]:
     checks = []
     if not root.there:
-        names = ", ".join(root.beside[:_MANY_NAMES]) + (", ..." if len(root.beside) > _MANY_NAMES else "")
+        names = ", ".join(root.siblings[:_MANY_NAMES]) + (", ..." if len(root.siblings) > _MANY_NAMES else "")
         beside = f"; nodes next to it: {names}" if names else ""
         why = f"the node does not exist: a host would begin an empty cluster{beside}"
         mend = "correct zookeeper.root, or, for a new cluster, add a shard with `foqs shards add`"

@@ -177,7 +177,7 @@ class CallQueue:
 
     @property
     def portion(self) -> int:
-        """Most calls of the next message: those that fit in a part of a slice; one call of an unknown script."""
+        """Most calls of the next message: a part of a slice full; one call of an unknown script."""
         if not self.average_us:
             return 1
         slice_us = SLICE_MS * 1_000 // (5 if self.suspect else 2)
@@ -190,7 +190,7 @@ class CallQueue:
 
 
 class Portion:
-    """Calls of one message, of one queue. Those with a reply leave it. `each_us`: what a call was expected to take."""
+    """Calls of one message, of one queue. A call with a reply leaves it. `each_us`: expected time of a call."""
 
     __slots__ = ("calls", "each_us", "queue", "timeout_ms")
 
@@ -236,7 +236,7 @@ _LOADED_BYTES_A_MS = 10_000
 
 
 class Known:
-    """The scripts and settings that one process knows, by number, and the messages that send it more. The host chooses
+    """The scripts and settings that a process knows, by number, and the messages that send it more. The host chooses
     the numbers. The process forgets nothing by itself, so both sides know the same after each message."""
 
     def __init__(self) -> None:

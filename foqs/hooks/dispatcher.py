@@ -71,7 +71,7 @@ class Dispatcher:
     """`resolve` gets the outcome of each call, once. `opened` hears of each breaker that opens: its hook, the name of
     the script and the failure.
 
-    `calls` are those that a script ended, `failures` counts by kind. `queued`: calls that no process has. The budget
+    `calls` counts calls that a script ended, `failures` by kind. `queued`: calls that no process has. The budget
     bounds the bytes of the requests, which have the items."""
 
     def __init__(self, limits: Limits, resolve: Resolve, opened: Opened, processes: int = 1) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 FLUSH_CALLS = 32
 """Results return after this many calls; it is also the most calls of a message."""
 IN_FLIGHT_CALLS = 256
-"""Most calls that a process has, with those that it has not begun."""
+"""Most calls that a process has, begun or not."""
 SLICE_MS = 5
 """A process begins no further call of a message this long after it began the first one."""
 SCRIPTS = 64

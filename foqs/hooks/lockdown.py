@@ -24,7 +24,7 @@ _PROT_EXEC = 4
 
 
 class _Machine(NamedTuple):
-    """`calls`: those that a process needs to run scripts. `mappings` too, but for memory that holds no code."""
+    """System calls that a process needs to run scripts. `mappings` are allowed only for memory that holds no code."""
 
     architecture: int
     calls: tuple[int, ...]

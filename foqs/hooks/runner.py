@@ -26,7 +26,7 @@ _STATES_BYTES = 96 << 20
 """Memory of all Lua states together, above which those used least recently end."""
 _PAIRS = 100
 _ALARM_S = 10.0
-"""A process that is stuck for so long ends, also if its host is gone. A message takes far less."""
+"""A process that is stuck for this time ends, also if its host is gone. A message takes far less."""
 
 Reply = list[Any]
 """[elapsed_us, memory_bytes, fields], or [elapsed_us, memory_bytes, kind, text]."""

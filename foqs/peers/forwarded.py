@@ -282,7 +282,7 @@ class Forwarded(ABC):
         """Pass the outcome of an entry to the client's request; `outcome` is final."""
 
     def here(self, group: list[int]) -> Sequence[int]:
-        """Carry out entries whose shards this host serves. Return those that it does not take yet."""
+        """Carry out entries whose shards this host serves. Return the entries that it does not take yet."""
         raise NotImplementedError
 
     def mark(self, at: int, *, carried_out: bool) -> None:  # noqa: B027 - only items by id need it
@@ -295,7 +295,7 @@ class Forwarded(ABC):
     # ------------------------------------------------------------------------------------- the machine
 
     def add(self, at: int) -> None:
-        """Route the entry at the next turn of the event loop, with those that are added until then."""
+        """Route the entry at the next turn of the event loop, with the entries that are added until then."""
         self.mark(at, carried_out=at in self._doubtful)
         self._astray.append(at)
         if not self._routing_due:
@@ -334,7 +334,7 @@ class Forwarded(ABC):
         self._exchange.held.pop(self.route, None)
 
     def withdraw(self) -> Sequence[int]:
-        """Drop the astray entries. Return those that no host can have carried out."""
+        """Drop the astray entries. Return the entries that no host can have carried out."""
         astray, self._astray = self._astray, []
         self._exchange.held.pop(self.route, None)
         return [at for at in astray if at not in self._doubtful]

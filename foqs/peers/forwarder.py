@@ -41,7 +41,7 @@ _ENQUEUE_TRIES = 3
 _REOPENED_MS = 2_000
 """How long a lone host waits for a shard that it opens again."""
 _LOOKED_AT = 100
-"""Consumers of a topic that are looked at for those that another host may serve, beyond those that it can serve."""
+"""Further consumers of a topic in a search for consumers that another host may serve."""
 
 
 class Forwarder:
@@ -193,7 +193,7 @@ class Forwarder:
 
     def fetch(self, key: TopicKey, ready: int = 1, address: str = "") -> None:
         """Send up to `ready` of the consumers that wait here for a topic to the host that is known to have it: with
-        news of the host at `address`, also those that it refused."""
+        news of the host at `address`, also consumers that it refused."""
         if not self.watch.having(*key):
             return
         found = list(islice(self.engine.waiting.get(key, ()), ready + _LOOKED_AT))

@@ -133,8 +133,8 @@ Workers = Iterable[Any]
 
 
 class TopicSums:
-    """The counts of this host, to which `add` adds the answer of another one. Names of tenants beyond those that a host
-    reports are in the sum of the rest."""
+    """The counts of this host, to which `add` adds the answer of another host. Tenants that a host does not report by
+    name are in the sum of the rest."""
 
     def __init__(self, counts: Counts, workers: Workers, tenants: MostReady, hooks: Sequence[Any] = ()) -> None:
         """`hooks`: HookStats."""
@@ -165,7 +165,7 @@ class TopicSums:
             self._rest.append(_counts_of(response.more_tenants))
 
     def workers(self) -> list[Any]:
-        """Return WorkerStats: those with hung handlers first, then the oldest lease first."""
+        """Return WorkerStats: workers with hung handlers first, then by the age of the oldest lease."""
         first = sorted(self._workers.items(), key=lambda one: (not one[1][2], -one[1][1], one[0]))[:MOST_WORKERS]
         return [idl.WorkerStats(name, *counts) for name, counts in first]
 

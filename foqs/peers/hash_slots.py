@@ -203,7 +203,7 @@ def give(engine: Engine, slots: Slots, number: int, wanted: Give) -> None:
 
 
 class _Pull:
-    """`moves` of slots to `shard`; `left`: those whose rows are not all stored yet."""
+    """`moves` of slots to `shard`; `left`: moved slots whose rows are not all stored yet."""
 
     __slots__ = ("left", "moves", "shard")
 

@@ -28,7 +28,7 @@ BEAT_MS = 500
 CENSUS_MS = 1_000
 """How long shards have to report their leases."""
 MOST_COUNTED = 1_000
-"""Keys that one question counts."""
+"""Keys in one question for counts."""
 _TENDED = 2_000
 _MARGIN_MS = 500
 _COUNT_PAUSE_MS = 100

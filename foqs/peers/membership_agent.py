@@ -56,8 +56,8 @@ class Shards(Protocol):
         """Return the shards that are `down` and whose database answers and takes no writes."""
 
     def silent_ms(self) -> Mapping[int, int]:
-        """Return for how many ms a database has not answered this host, by shard: of those that are `down`, and of
-        those with a call that takes longer than `breaker.hang_ms`."""
+        """Return for how many ms a database has not answered this host, by shard. Shards are in it that are `down`, or
+        have a call that takes longer than `breaker.hang_ms`."""
 
     def probe(self, fact: ShardFact, done: Callable[[bool], None]) -> None:
         """Connect to the shard's database; `done(True)` is called later if it answered, else `done(False)`."""

@@ -104,7 +104,7 @@ def _heaviest(tenant: _Tenant) -> tuple[float, str]:
 
 
 class _Shared:
-    """A topic. `tenants`: those that are reported, and whose weights are scaled. `usual_cost` of an item, in `unit`."""
+    """A topic. `tenants`: the tenants with reports and scaled weights. `usual_cost` of an item, in `unit`."""
 
     __slots__ = ("balance", "chosen_ms", "tenants", "unit", "usual_cost")
 

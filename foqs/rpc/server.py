@@ -122,7 +122,7 @@ class ThriftServer(ConnectionHub[ServedConnection]):
             self._listeners.pop().close()
 
     async def drain(self, deadline: float) -> bool:
-        """Start no more requests, answer those in progress, and send GOAWAY on each connection after its answer.
+        """Start no more requests, answer requests in progress, and send GOAWAY on each connection after its answer.
 
         `deadline` is in seconds of the loop's clock; connections open then are aborted and their calls lost.
         Return True if no call was lost.

@@ -12,9 +12,9 @@ from typing import NamedTuple
 from foqs.ids import Stamp
 
 PATIENCE_MS = 5_000
-"""Time for databases to answer. Those that have not are away."""
+"""Time for databases to answer. A database without an answer is away."""
 SHORT_PATIENCE_MS = 1_000
-"""The same if this machine's clock agrees with those that have answered."""
+"""The same if this machine's clock agrees with the answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Evidence:
 
     `leads`: one for each database server that was read; `silent` counts the known servers that were not.
     `asked`: each of these was asked and has failed; else `waited_ms` is the time that they had. `machine_lead` is that
-    of this machine's clock, and `apart` says that it is another clock than those of the databases. `stamps` are of the
+    of this machine's clock, and `apart` says that it is another clock than the databases' clocks. `stamps` are of the
     last runs, `host` is this one's id.
     """
 
@@ -63,7 +63,7 @@ def agreeing(leads: Sequence[int], lead: int, bound_ms: int) -> int:
 def judge(seen: Evidence, bound_ms: int) -> Verdict:
     """Decide about the time of a host that has none yet. Clocks that differ by at most `bound_ms` agree.
 
-    A majority of the known servers bounds the time, and so does each two of those that answer. One clock alone does if
+    A majority of the known servers bounds the time, and so do any two servers that answer. One clock alone does if
     nothing speaks against it: no other clock, and no time that the last run stored.
     """
     known = len(seen.leads) + seen.silent

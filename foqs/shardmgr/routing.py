@@ -25,7 +25,7 @@ class Route:
 @dataclass(frozen=True, slots=True)
 class Routing:
     """`owners` by shard number, living hosts only. `hosts`: the address of every living host, by id. `shards`: all
-    shards, also those that move and have no owner. `disabled`: the shards that no host may serve. `slots`: the shard of
+    shards, also moving shards without an owner. `disabled`: the shards that no host may serve. `slots`: the shard of
     each slot of deduplication keys. `version` identifies the content that clients see (see `fingerprint`)."""
 
     version: int = 0

@@ -19,7 +19,7 @@ STRING, STRUCT, MAP, SET, LIST = 11, 12, 13, 14, 15
 BINARY = 18  # thriftpy2's mark for `binary` in its specs; STRING on the wire
 
 FIXED_BYTES = {BOOL: 1, BYTE: 1, DOUBLE: 8, I16: 2, I32: 4, I64: 8}
-# The least that one value takes. Any other type code is refused: for one that does not exist, the Cython codec would
+# The least bytes of a value. Any other type code is refused: for one that does not exist, the Cython codec would
 # skip two thousand million list elements without consuming a byte.
 MIN_BYTES = {**FIXED_BYTES, STRING: 4, STRUCT: 1, MAP: 6, SET: 5, LIST: 5}
 

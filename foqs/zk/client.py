@@ -37,7 +37,7 @@ _JOIN_AGAIN_S = 1.0
 class Nodes(Protocol):
     """The content of `folder`, empty for the root. Without `read` only names count, and their data is b''.
 
-    `only` is the one relevant name.
+    `only` is the only relevant name.
     """
 
     @property

@@ -119,11 +119,11 @@ class ServerCheckup:
 
 @dataclass(slots=True)
 class RootCheckup:
-    """`there`: the root exists; if not, `beside` has the names next to the first missing node. `denied`: operations
+    """`there`: the root exists; if not, `siblings` has the names next to the first missing node. `denied`: operations
     that the credential may not do, such as `create in /foqs/shards`."""
 
     there: bool = True
-    beside: list[str] = field(default_factory=list)
+    siblings: list[str] = field(default_factory=list)
     denied: list[str] = field(default_factory=list)
     hosts: list[HostFact] = field(default_factory=list)
     shards: list[ShardFact] = field(default_factory=list)
@@ -204,7 +204,7 @@ def _is_there(client: KazooClient, path: str) -> bool:
 def _look_beside(made: RootCheckup, client: KazooClient, missing: str) -> None:
     made.there = False
     above = missing.rpartition("/")[0] or "/"
-    made.beside = sorted(set(_children(made, client, above) or ()) - {"zookeeper"})
+    made.siblings = sorted(set(_children(made, client, above) or ()) - {"zookeeper"})
     _try(made, client, above, f"create in {above}", create=True)
 
 

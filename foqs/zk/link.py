@@ -1,7 +1,7 @@
 """The connection to ZooKeeper: one session after another, and a bounded number of requests in flight.
 
 kazoo runs without callback threads and without its own log. Callbacks run on the event loop, and kazoo's errors are
-mapped to those of the protocol.
+mapped to errors of the protocol.
 """
 
 from __future__ import annotations

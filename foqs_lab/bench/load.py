@@ -54,7 +54,7 @@ class Took:
 
 
 class LoadConnection:
-    """One socket with at most one request under way; `step` is called with each reply and sends the next."""
+    """One socket with at most one request in flight; `step` is called with each reply and sends the next."""
 
     def __init__(self, port: int, step: Callable[[LoadConnection, Any], None]) -> None:
         self.sock = socket.create_connection(("127.0.0.1", port))
@@ -101,7 +101,7 @@ class LoadConnection:
 
 
 class Drives(Protocol):
-    """A connection with at most one request under way (`open`)."""
+    """A connection with at most one request in flight (`open`)."""
 
     sock: socket.socket
     open: bool
@@ -112,7 +112,7 @@ class Drives(Protocol):
 
 
 def drive(connections: Sequence[Drives], idle_s: float = _IDLE_S) -> None:
-    """Runs until no connection has a request under way. Raises TimeoutError when none is answered for `idle_s`."""
+    """Run until no connection has a request in flight. Raise TimeoutError when none is answered for `idle_s`."""
     selector = selectors.DefaultSelector()
     for connection in connections:
         selector.register(connection.sock, selectors.EVENT_READ, connection)

@@ -76,5 +76,5 @@ def table(title: str, *columns: str, caption: str | None = None) -> Table:
 
 
 def marked(values: Iterable[float], cores: Iterable[float], text: Callable[[float], str] = "{:.3f}".format) -> str:
-    """Return the value of each round; `*` marks those of rounds with more than LOUD_CORES of other processes."""
+    """Return the value of each round; `*` marks values of rounds with more than LOUD_CORES of other processes."""
     return " ".join(text(value) + "*" * (loud > LOUD_CORES) for value, loud in zip(values, cores, strict=True))

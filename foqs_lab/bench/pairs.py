@@ -61,7 +61,7 @@ class Program(NamedTuple):
 
 
 def program_at(path: Path, empty: Path) -> Program:
-    """Return the program of a checkout with a .venv, or the one at `path`: `foqs-lab`, or a `foqs` with a bench.
+    """Return the program of a checkout with a .venv, or the program at `path`: `foqs-lab`, or a `foqs` with a bench.
 
     Raises RuntimeError if there is none. A program runs in the folder `empty`.
     """
@@ -107,7 +107,7 @@ class Pairs:
                 pair.other.append(other[name])
 
     def with_ratios(self) -> dict[str, Pair]:
-        """Return the figures without those that were 0."""
+        """Return the figures other than 0."""
         return {name: pair for name, pair in self.figures.items() if all(pair.other)}
 
     def as_json(self) -> dict[str, Any]:
@@ -122,7 +122,7 @@ class Pairs:
         }
 
     def show(self, console: Console) -> None:
-        """Print the ratios of each figure, and the cores of other processes beside each round."""
+        """Print the ratios of each figure, and the cores of other processes in each round."""
         columns = ("figure", "ratio", "min", "max", "this", "other")
         shown = table(f"foqs-lab bench over {self.other}", *columns, caption=LOUD)
         shown.add_column("rounds")

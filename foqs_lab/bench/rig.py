@@ -1,6 +1,6 @@
 """The measured system: a private database server, shards on it, and a host in a process of its own.
 
-The raw bound is the speed of the database server with the rows that one cycle needs. A body and an index
+The raw bound is the speed of the database server with the rows of a cycle. A body and an index
 row are inserted, then deleted, with plain multi-row SQL on four connections, 500 rows a statement, one flush a
 transaction. No queue on this server, in any language, can be faster than this by much.
 """

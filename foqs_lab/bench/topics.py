@@ -18,7 +18,7 @@ from foqs_lab.bench.machine import table
 from foqs_lab.bench.rig import Rig
 
 SLICE = 1_000
-"""Topics that one dequeue names: the most that a request may."""
+"""Topics of a dequeue: the most that a request may name."""
 _WALKERS = 4
 _BATCH = 500
 _PER_TOPIC = 10
@@ -138,7 +138,7 @@ def walk(rig: Rig, plan: Plan, topics: Sequence[str]) -> Drained:
 
 
 def fixed(rig: Rig, plan: Plan, topics: Sequence[str]) -> Drained:
-    """A consumer for each slice of topics asks for that one only, and waits."""
+    """A consumer for each slice of topics asks for this slice only, and waits."""
 
     def same(part: Sequence[str]) -> Iterator[Sequence[str]]:
         while True:

@@ -50,7 +50,7 @@ def apart(part: Load) -> int:
 
 
 def together(part: Load) -> int:
-    """As `apart`; each ack goes with the dequeue of the next item."""
+    """Send each ack with the dequeue of the next item."""
     leased, wants = 0, [idl.TopicCount(part.topic, 1)]
 
     def step(connection: LoadConnection, reply: Any) -> None:

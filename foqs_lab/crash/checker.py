@@ -95,7 +95,7 @@ class _History:
                     self.doubtful.update(event.doubtful)
 
     def host_crashed(self, began: int, ended: int) -> bool:
-        """Whether the owner may have been gone at some moment between."""
+        """Return True if the owner may have been gone at a moment in between."""
         return any(c.what == "host" and c.began < ended and began < c.ended for c in self.crashes)
 
 

@@ -153,8 +153,8 @@ _PAUSE_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Producers are faster, so `backlog` is about how many items wait; shares are of all items. `timeout_ms` is that of
-    a request: so long a client stays with a host that is dead or hangs."""
+    """Producers are faster, so `backlog` is about how many items wait; shares are of all items. `timeout_ms` is
+    for a request: a client stays with a dead or hanging host for this time."""
 
     producers: int = 3
     consumers: int = 3
@@ -341,7 +341,7 @@ class Consumer(_Client):
 
 
 def put(wire: Wire, log: Log, keys: Sequence[str], specs: Sequence[ItemSpec]) -> list[int | FoqsError]:
-    """Enqueues and logs it; `keys` are those in the payloads. Ids or errors."""
+    """Enqueue and log it; `keys` are the keys in the payloads. Return ids or errors."""
     began = monotonic_ns()
     outcomes = wire.enqueue(specs)
     ended = monotonic_ns()
@@ -376,7 +376,7 @@ def ack(wire: Wire, log: Log, leases: Sequence[Lease]) -> list[Ack]:
 def ack_and_take(
     wire: Wire, log: Log, leases: Sequence[Lease], topics: Sequence[str], count: int, *, lease_ms: int
 ) -> tuple[list[Ack], list[Item] | None]:
-    """As `ack` and `take`, in one request."""
+    """Ack and take in one request."""
     began = monotonic_ns()
     asked = count * len(topics)
     try:

@@ -43,7 +43,7 @@ _RIVALS: dict[Group, dict[Group, int]] = {
     **{one: {other: _WAITING for other in TENANTS if other != one} for one in TENANTS},
     **{one: {other: _SET_WAITING for other in _SETS if other != one and {*one} & {*other}} for one in _SETS},
 }
-"""Those that are looked at when a group gets an item, with how many items of them wait at least."""
+"""Tenants to compare when a group gets an item, with lower bounds of their waiting items."""
 
 
 def tenant_of(key: str) -> str:
@@ -132,8 +132,8 @@ def exceeded(spans: Sequence[tuple[int, int]], rate: Rate) -> float:
     """Return by how many the deliveries, each somewhere between its two times (ns), exceed `rate` at least, in the
     worst interval; 0 or less if an order of events within the spans keeps it.
 
-    For each end of an interval, in order: of all its possible beginnings, the one with the most deliveries inside,
-    less what the rate allows since. A delivery that began at b counts for all beginnings up to b."""
+    For each end of an interval, in order: of all its possible beginnings, the beginning with the most deliveries
+    inside, less what the rate allows since. A delivery that began at b counts for all beginnings up to b."""
     begins = sorted({began for began, _ in spans})
     place = {began: at for at, began in enumerate(begins)}
     excess = _Prefixes([rate.per_second * (began - begins[0]) / _NS_PER_S for began in begins])
@@ -147,7 +147,7 @@ def exceeded(spans: Sequence[tuple[int, int]], rate: Rate) -> float:
 
 def most_at_once(deliveries: Iterable[Delivery], endings: Iterable[Ack | Nack]) -> int:
     """Return how many leases lived at one time for certain: each from its answer until its first ack or nack was sent,
-    or its time was over."""
+    or its time ended."""
     sent: dict[tuple[int, int], int] = {}
     for ending in endings:
         lease = (ending.id, ending.lease)

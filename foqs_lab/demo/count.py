@@ -144,7 +144,7 @@ class Totals(NamedTuple):
 
 
 class Tally:
-    """Results by file. `repeated` counts those that came for a file that had one."""
+    """Results by file. `repeated` counts results for a file that had one."""
 
     def __init__(self) -> None:
         self.results: dict[str, Result] = {}

@@ -22,7 +22,7 @@ NACKS = 5
 _BATCH = 500
 _POLL_MS = 100
 _STALLED_S = 30.0
-_KILL_AFTER = 1 / 4  # of the files, so that enough are left to show how the other workers go on
+_KILL_AFTER = 1 / 4  # of the files, so that enough are left for the other workers to continue
 _EMPTY_S = 5 * LEASE_MS / 1000
 
 

@@ -122,7 +122,7 @@ def newcomers(stage: Stage) -> Outcome:
         for tenant, weight in weights.items()
     )
     order = deliveries(stage.client, "new", 1)
-    list(islice(order, 3 * noisy))  # no noisy tenant is new any more
+    list(islice(order, 3 * noisy))  # no noisy tenant is new after that
     stage.fill([ItemSpec("new", b"x", fairness_key="new-0")])
     first = _place_of("new-0", order) + 1
     stage.fill([ItemSpec("new", b"x", fairness_key=f"ten-{n}") for n in range(10)])

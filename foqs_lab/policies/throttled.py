@@ -297,7 +297,7 @@ class Workers:
         self.start()
 
     def leases(self) -> list[list[Lease]]:
-        """Return those of each process."""
+        """Return the counts of each process."""
         found = []
         for path in self.histories:
             text = path.read_text() if path.exists() else ""
@@ -421,7 +421,7 @@ def workers(stage: Stage) -> Outcome:
 
 
 def database_away(stage: Stage) -> Outcome:
-    """The database of one shard is away: its slots stay taken, and other shards go on with theirs."""
+    """The database of one shard is away: its slots stay taken, and other shards use their slots."""
     away_s, calm_s = stage.seconds(300, 12), stage.seconds(20, 6)
     assert stage.relay is not None, "the last shard is behind a relay"
     _limit(stage, "gpu")

@@ -71,7 +71,7 @@ class PostgresqlServer(PrivateServer):
         initialise(self.name, [*self._user, f"{self._programs}/initdb", "-D", f"{directory}/data", *options], directory)
 
     def argv(self, directory: Path) -> list[str]:
-        # Memory and log like those of a benchmark's MariaDB. Commits are durable by the server's defaults.
+        # The same memory and log as a benchmark's MariaDB. Commits are durable by the server's defaults.
         settings = {
             "port": self.port,
             "listen_addresses": "127.0.0.1",

@@ -1,4 +1,4 @@
-"""Queues for node: graphile-worker on PostgreSQL, BullMQ on Redis. Their clients are programs for node, beside this."""
+"""Queues for node: graphile-worker on PostgreSQL, BullMQ on Redis. Their clients are node programs in this folder."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ class Pgmq(BlockingRival):
 
 
 def _postgresql(url: str) -> Any:
-    # After the packages of foqs: a psycopg that is installed beside foqs is used.
+    # After the packages of foqs: a psycopg that is installed with foqs is used.
     folder = str(find_rival_package(_PACKAGES, "psycopg").parent)
     if folder not in sys.path:
         sys.path.append(folder)

@@ -19,7 +19,7 @@ from foqs.engine.state import State
 from foqs.engine.stats import count
 from foqs.engine.workers import LATELY_MS
 from foqs.fairness.keys import TopicKey, fairness_of, topic_key
-from foqs.fairness.ledger import Standing, standing_of
+from foqs.fairness.ledger import Position, position_of
 from foqs.fairness.tenants import Flow
 from foqs.fairness.topics import Topic
 from foqs.idl import idl
@@ -112,9 +112,9 @@ def of_item(state: State, shard: Shard, item: Item, now_ms: int) -> Explanation:
         if gate is not None:
             passing = True
             reasons.append(_held(state, key, gate, flow, now_ms))
-        standing = _standing(item)
-        if standing.turns or standing.urgent:
-            reasons.append(_behind_tenants(item, standing))
+        position = _position(item)
+        if position.turns or position.urgent:
+            reasons.append(_behind_tenants(item, position))
         reasons += _no_consumer(state, item.lane.topic, now_ms)
         if item.phase is not Phase.WINDOW:
             why = "Its row is not in memory: a dequeue that needs it reads the row."
@@ -127,8 +127,8 @@ def of_item(state: State, shard: Shard, item: Item, now_ms: int) -> Explanation:
         elif item.body is None:
             reasons.append(_Reason(_Code.NOT_LOADED, "Its body is not in memory: a dequeue that needs it reads it."))
         rate = state.explained.a_second(key, now_ms)
-        ahead = least / standing.share + standing.turns
-        if ahead and least == most and rate and not (passing or standing.urgent):
+        ahead = least / position.share + position.turns
+        if ahead and least == most and rate and not (passing or position.urgent):
             eta_ms = int(ahead / rate * 1000)
     reasons += _paused(state, key)
     return Explanation(in_order(reasons), eta_ms, found)
@@ -275,13 +275,13 @@ def _behind(least: int, most: int) -> Any:
     return _Reason(_Code.BEHIND_IN_LANE, why, count=least)
 
 
-def _behind_tenants(item: Item, standing: Standing) -> Any:
-    tenant, share = fairness_of(item.lane.key), f"{standing.share:.2%}"
-    first = f"About {standing.turns:,} turns of other tenants come first"
-    if standing.urgent:
+def _behind_tenants(item: Item, position: Position) -> Any:
+    tenant, share = fairness_of(item.lane.key), f"{position.share:.2%}"
+    first = f"About {position.turns:,} turns of other tenants come first"
+    if position.urgent:
         first = "Tenants with more urgent items go first"
     why = f"{first}; by weight, tenant {tenant!r} has {share} of the turns of the waiting tenants."
-    return _Reason(_Code.BEHIND_IN_TURN, why, key=tenant, count=standing.turns)
+    return _Reason(_Code.BEHIND_IN_TURN, why, key=tenant, count=position.turns)
 
 
 def _no_consumer(state: State, topic: Topic[Lane[Item]], now_ms: int) -> list[Any]:
@@ -344,10 +344,10 @@ def _healthy(shard: Shard | None, now_ms: int) -> bool:
     return shard is not None and shard.healthy(now_ms)
 
 
-def _standing(item: Item) -> Standing:
+def _position(item: Item) -> Position:
     turns, flow = item.lane.topic.turns, item.lane.flow
-    standing = None if turns is None or flow is None else standing_of(flow.tenant, turns)
-    return standing or _ALONE
+    position = None if turns is None or flow is None else position_of(flow.tenant, turns)
+    return position or _ALONE
 
 
 def _ahead(lanes: Iterable[Lane[Item]], item: Item) -> tuple[int, int]:
@@ -389,5 +389,5 @@ def _span(ms: int) -> str:
     return next(f"{seconds / size:.1f} {unit}" for unit, size in _UNITS if seconds >= size)
 
 
-_ALONE = Standing(0, 1.0, False)
+_ALONE = Position(0, 1.0, False)
 _UNITS = (("days", 86_400), ("h", 3_600), ("min", 60), ("s", 1))

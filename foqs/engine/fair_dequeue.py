@@ -357,7 +357,7 @@ class TenantDequeue:
         if lacking and self._turns.ranked and not self._skipping:
             self._pass(tenant)  # its items may be the most urgent
         elif lacking or down:
-            self._turns.set_aside(tenant, self.now_ms, down=not lacking)
+            self._turns.skip(tenant, self.now_ms, down=not lacking)
             self._stop = self._lacked >= self._ahead
         else:
             self._turns.leave(tenant, PARKED if len(tenant.flows) > len(tenant.unparked) else IDLE)
@@ -373,7 +373,7 @@ class TenantDequeue:
 
     def _pass(self, tenant: _Tenant) -> None:
         """Pass over a tenant whose next item may be in a lacking lane. Where urgent items go first, end the dequeue."""
-        self._turns.skip(tenant)
+        self._turns.pass_over(tenant)
         self._passed += 1
         if self._turns.ranked or self._passed == _PASSED:
             self._stop = True
@@ -410,7 +410,7 @@ class TenantDequeue:
         if self._lacked or (topic_turns.ahead is not None and topic_turns.ahead <= 0):
             self._read_ahead()
         if not self._paused:
-            self.lacks = self.lacks or bool(self._passed or topic_turns.aside)
+            self.lacks = self.lacks or bool(self._passed or topic_turns.skipped)
         if self.lacks or state.held_up or state.skipping:
             lacking = bool(self._passed or (self.lacks and not found))
             ready_lanes.wait_for_lacking(

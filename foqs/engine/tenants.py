@@ -7,7 +7,7 @@ from itertools import islice, takewhile
 
 from foqs.engine.state import State, in_slices
 from foqs.fairness.keys import TopicKey
-from foqs.fairness.tenants import ASIDE, DOWN, UNRANKED, Tenant
+from foqs.fairness.tenants import DOWN, SKIPPED, UNRANKED, Tenant
 from foqs.fairness.topics import Topic
 from foqs.fairness.turns import Turns
 from foqs.item import Item
@@ -91,7 +91,7 @@ def retry_skipped(topic_turns: Turns[Lane[Item]], now_ms: int) -> None:
     """Let tenants that were skipped long ago take turns, and rank tenants again whose shards may lease items again.
 
     Of tenants with the same start, the last that enters comes first, so the longest skipped tenant enters last."""
-    for skipped in (topic_turns.aside, topic_turns.down):
+    for skipped in (topic_turns.skipped, topic_turns.down):
         if skipped:
             oldest = islice(skipped.items(), _AGAIN)
             due = list(takewhile(lambda one: not 0 <= now_ms - one[1] < _AGAIN_MS, oldest))
@@ -113,10 +113,10 @@ def resume(state: State, keys: Iterable[TopicKey]) -> Iterator[None]:
         if topic is None or topic.turns is None:
             continue
         incomplete, topic.turns.incomplete = topic.turns.incomplete, {}
-        for tenant in reversed((*topic.turns.aside, *topic.turns.down, *incomplete)):
+        for tenant in reversed((*topic.turns.skipped, *topic.turns.down, *incomplete)):
             if topic.turns.ranked:
                 topic.turns.place(tenant, UNRANKED)
-            if tenant.away in (ASIDE, DOWN):
+            if tenant.away in (SKIPPED, DOWN):
                 topic.turns.enter(tenant)
             left -= 1
             if not left:

@@ -221,7 +221,7 @@ _LOOKED_AT = 10_000
 """Tenants and newcomers that are looked at. The rest counts as similar to these."""
 
 
-class Standing(NamedTuple):
+class Position(NamedTuple):
     """The place of a tenant among the tenants of its topic. `turns`: about this number of turns of other tenants come
     first, or at least one of each where items do not cost the same. `share`: the tenant's share of all turns.
     `urgent`: tenants with more urgent items go first; `turns` does not count theirs."""
@@ -231,7 +231,7 @@ class Standing(NamedTuple):
     urgent: bool
 
 
-def standing_of(tenant: Tenant[Any], turns: Turns[Any]) -> Standing | None:
+def position_of(tenant: Tenant[Any], turns: Turns[Any]) -> Position | None:
     """Return the place of a tenant of `turns` if no other tenant arrives or ends; None if it is not queued."""
     if not tenant.seq:
         return None
@@ -251,7 +251,7 @@ def standing_of(tenant: Tenant[Any], turns: Turns[Any]) -> Standing | None:
         count += min(new, count + (not level.took_newcomer))
     weights = scale * _weights(other for _, _, other in heap) + more * _weights(other for _, other in newcomers)
     first = next(iter(turns.next_up(1)), tenant)
-    return Standing(count, tenant.weight / max(weights, tenant.weight), first.level.rank < level.rank)
+    return Position(count, tenant.weight / max(weights, tenant.weight), first.level.rank < level.rank)
 
 
 def _before(tenant: Tenant[Any], start: float, seq: int, other: Tenant[Any]) -> int:

@@ -100,10 +100,10 @@ class Level(Generic[N]):
         self.stale = 0
 
 
-QUEUED, IDLE, PARKED, PASSED, ASIDE, DOWN = range(6)
+QUEUED, IDLE, PARKED, PASSED, SKIPPED, DOWN = range(6)
 """The state of a tenant. QUEUED: it takes turns. IDLE: none of its items is ready. PARKED: its items wait for
-throttles. PASSED: passed over until `Turns.back`. ASIDE: its items cannot be leased yet, for lack of a page, a body or
-a confirmation. DOWN: no shard that has its items is healthy."""
+throttles. PASSED: passed over until `Turns.back`. SKIPPED: its items cannot be leased yet, for lack of a page, a body
+or a confirmation. DOWN: no shard that has its items is healthy."""
 
 UNRANKED = -(1 << 63)
 """The rank of a tenant whose most urgent item is not known. It comes first, so it gets its rank before any turn."""

@@ -21,11 +21,11 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
 from foqs.fairness.tenants import (
-    ASIDE,
     DOWN,
     IDLE,
     PASSED,
     QUEUED,
+    SKIPPED,
     UNRANKED,
     Flow,
     L,
@@ -40,7 +40,7 @@ E = TypeVar("E")
 Queue = Sequence[tuple[float, int, Tenant[Any]]]
 """(start, number of the entry, tenant)."""
 
-_ASIDE_ITEMS = 1_000
+_BEHIND_ITEMS = 1_000
 """How far behind the virtual time a tenant may begin: a shard that returns does not take all turns."""
 _DEBTS = 10_000
 _CHARGES = 100_000
@@ -53,13 +53,13 @@ ITEMS, BYTES, BUSY = "items", "bytes", "busy"
 class Turns(Generic[L]):
     """The tenants of a topic. `ranked`: tenants with more urgent items go first. `unit`: one of ITEMS, BYTES and BUSY.
     `charges`: the charge of each leased item by the mean time of leases; the oldest are dropped if there are too many.
-    `aside` and `down`: the tenants in these states, the longest first, with the time in ms of the change. `incomplete`:
+    `skipped` and `down`: the tenants in these states, the oldest first, with the time (ms) of the change. `incomplete`:
     ranked tenants that took turns while some of their items could not be leased; those items may be more urgent.
     `unweighed`: tenants whose items, or whose debt, came with another weight than they have; see `weigh`. `used_ms`:
     when a dequeue asked for the topic last. `ahead`: after this many more items, pages are prefetched for about `reach`
     of the next tenants; None while all were in memory. `last_cost`: the cost of the last item.
 
-    `first` returns the tenant whose turn it is; one of `charge`, `leave`, `set_aside`, `skip`, `place` and `weigh`
+    `first` returns the tenant whose turn it is; one of `charge`, `leave`, `skip`, `pass_over`, `place` and `weigh`
     follows."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class Turns(Generic[L]):
         self.used_ms = 0
         self.ahead: int | None = None
         self.reach = 0
-        self.aside: dict[Tenant[L], int] = {}
+        self.skipped: dict[Tenant[L], int] = {}
         self.down: dict[Tenant[L], int] = {}
         self.incomplete: dict[Tenant[L], None] = {}
         self.unweighed: dict[Tenant[L], None] = {}
@@ -253,7 +253,7 @@ class Turns(Generic[L]):
     def correct(self, tenant: Tenant[L], cost: float) -> None:
         """An item that the tenant was given cost this much more than it was charged, or less."""
         tenant.served += cost
-        least = tenant.level.now - _ASIDE_ITEMS / tenant.weight
+        least = tenant.level.now - _BEHIND_ITEMS / tenant.weight
         tenant.start = max(tenant.start + cost / tenant.weight, least)
         self._move(tenant)
 
@@ -288,8 +288,8 @@ class Turns(Generic[L]):
             return
         self._return(tenant)
         tenant.away = QUEUED
-        if away in (ASIDE, DOWN):  # a newcomer is one still, and has no credit in the end
-            tenant.start = max(tenant.start, level.now - _ASIDE_ITEMS / tenant.weight)
+        if away in (SKIPPED, DOWN):  # a newcomer is one still, and has no credit in the end
+            tenant.start = max(tenant.start, level.now - _BEHIND_ITEMS / tenant.weight)
             self._queue_first(tenant)
             return
         tenant.newcomer = tenant.start <= level.now and not opened
@@ -302,18 +302,18 @@ class Turns(Generic[L]):
         self._return(tenant)
         tenant.away = away
 
-    def set_aside(self, tenant: Tenant[L], now_ms: int, *, down: bool = False) -> None:
-        """The tenant's items cannot be leased for now. It is DOWN if none of their shards is healthy, else ASIDE."""
-        self.leave(tenant, DOWN if down else ASIDE)
-        (self.down if down else self.aside)[tenant] = now_ms
+    def skip(self, tenant: Tenant[L], now_ms: int, *, down: bool = False) -> None:
+        """The tenant's items cannot be leased for now. It is DOWN if none of their shards is healthy, else SKIPPED."""
+        self.leave(tenant, DOWN if down else SKIPPED)
+        (self.down if down else self.skipped)[tenant] = now_ms
 
     def _return(self, tenant: Tenant[L]) -> None:
-        if tenant.away == ASIDE:
-            del self.aside[tenant]
+        if tenant.away == SKIPPED:
+            del self.skipped[tenant]
         elif tenant.away == DOWN:
             del self.down[tenant]
 
-    def skip(self, tenant: Tenant[L]) -> None:
+    def pass_over(self, tenant: Tenant[L]) -> None:
         """Pass the queued tenant over until `back`."""
         self.leave(tenant, PASSED)
         self._passed.append(tenant)

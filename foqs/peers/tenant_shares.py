@@ -21,7 +21,7 @@ from foqs.engine.tenants import scale, weigh
 from foqs.errors import FoqsError
 from foqs.fairness.balance import BEAT_MS, MOST_TENANTS, SILENT_MS, Balance, Share
 from foqs.fairness.keys import TopicKey
-from foqs.fairness.tenants import ASIDE, PASSED, QUEUED, Tenant
+from foqs.fairness.tenants import PASSED, QUEUED, SKIPPED, Tenant
 from foqs.fairness.topics import Topic
 from foqs.fairness.turns import ITEMS, Turns
 from foqs.idl import idl
@@ -92,7 +92,7 @@ _UNIT = 1_000
 _SAMPLES = 8
 _ANSWER_MS = 1_000
 
-_WAITS = frozenset({QUEUED, PASSED, ASIDE})
+_WAITS = frozenset({QUEUED, PASSED, SKIPPED})
 
 _Tenant = Tenant[Lane[Item]]
 _Topic = Topic[Lane[Item]]

@@ -12,7 +12,7 @@ from foqs.engine.batch_reads import LanesRead, PageRead
 from foqs.engine.calls import DequeueCall
 from foqs.engine.fair_dequeue import TenantCursor
 from foqs.fairness.keys import lane_key, tenancy_bytes, tenancy_of
-from foqs.fairness.tenants import ASIDE, DOWN, IDLE, PARKED, QUEUED
+from foqs.fairness.tenants import DOWN, IDLE, PARKED, QUEUED, SKIPPED
 from foqs.ids import shard_of
 from foqs.item import Item, Phase
 from foqs.shardmgr.lifecycle import ShardState
@@ -126,23 +126,23 @@ def test_many_small_tenants_are_read_in_few_statements() -> None:
     assert statements <= 3
 
 
-def test_a_tenant_without_its_page_stands_aside() -> None:
+def test_a_tenant_without_its_page_is_skipped() -> None:
     lab = Laboratory(1)
     store(lab, {"a": 50})
     lab.reopen()
     store(lab, {"b": 50})
     assert {tenant_of(lab, item_id) for item_id in lab.dequeue(count=4)[0]} == {"b"}
-    assert tenant(lab, "a").away == ASIDE
+    assert tenant(lab, "a").away == SKIPPED
     lab.settle()
     assert tenant(lab, "a").away == QUEUED
     assert taken(lab, 2) == ["a", "a"]
 
 
-def test_a_tenant_aside_is_tried_again_whatever_it_waits_for() -> None:
+def test_a_skipped_tenant_is_tried_again_whatever_it_waits_for() -> None:
     lab = Laboratory(1)
     store(lab, {"a": 3, "b": 3})
     stuck = tenant(lab, "a")
-    lab.engine.topics[KEY].turns.set_aside(stuck, lab.now_ms)  # type: ignore[union-attr]
+    lab.engine.topics[KEY].turns.skip(stuck, lab.now_ms)  # type: ignore[union-attr]
     assert taken(lab, 2) == ["b", "b"]
     lab.now_ms += tenants._AGAIN_MS
     assert "a" in taken(lab, 2)
@@ -171,7 +171,7 @@ def test_tenants_return_a_slice_at_a_time(monkeypatch: pytest.MonkeyPatch) -> No
     turns = lab.engine.topics[KEY].turns
     assert turns is not None
     for each in turns.tenants.values():
-        turns.set_aside(each, lab.now_ms, down=True)
+        turns.skip(each, lab.now_ms, down=True)
     tenants.resume(lab.engine, [KEY])
     assert len(turns.down) == 15
     while lab.engine.long_work:

@@ -122,7 +122,7 @@ class Run:
         self.lab.go_on(for_ms)
 
     def drain(self) -> None:
-        """Take all that is left: nothing is lost, and no tenant stands aside for ever."""
+        """Take all that is left: nothing is lost, and no tenant is skipped for ever."""
         for name in ("a", "b"):
             self.park(name, False)
         for number in (1, 2, 3):

@@ -73,7 +73,7 @@ def test_credit_of_a_tenant_stays_a_number_of_items(lab: Laboratory) -> None:
     assert turns is not None
     b = tenant(lab, "b")
     turns.leave(b, 4)
-    turns.aside[b] = lab.now_ms
+    turns.skipped[b] = lab.now_ms
     taken(lab, 1_500)
     before = b.start - b.level.now
     set_policy(lab, {}, **HEAVY, weight_b="100")

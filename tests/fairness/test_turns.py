@@ -177,12 +177,12 @@ def test_debts_are_forgotten_when_time_has_passed_them() -> None:
     assert len(rig.turns._debts) <= 2
 
 
-def test_aside_returns_at_most_1000_items_behind() -> None:
+def test_a_skipped_tenant_returns_at_most_1000_items_behind() -> None:
     rig = Rig()
     rig.join("a", 100_000)
     rig.join("late", 100_000, 2)
     rig.picks(30)
-    rig.aside("late")
+    rig.skip("late")
     rig.picks(5_000)
     before = rig.served["late"]
     rig.flow("late").wake()
@@ -193,23 +193,23 @@ def test_aside_returns_at_most_1000_items_behind() -> None:
     assert rig.served["late"] - before <= 1_000 + 2_005
 
 
-def test_aside_is_next_where_little_was_missed() -> None:
+def test_a_skipped_tenant_is_next_where_little_was_missed() -> None:
     rig = Rig()
     for name in ("a", "b", "late"):
         rig.join(name, 1_000)
     rig.picks(30)
-    rig.aside("late")
+    rig.skip("late")
     rig.picks(8)
     rig.flow("late").wake()
     assert rig.picks(4) == ["late"] * 4
 
 
-def test_newcomer_that_was_aside_has_no_credit() -> None:
+def test_a_skipped_newcomer_has_no_credit() -> None:
     rig = Rig()
     rig.join("a", 10_000)
     rig.picks(5)
     rig.join("new", 1_000)
-    rig.aside("new")
+    rig.skip("new")
     rig.picks(500)
     rig.flow("new").wake()
     assert abs(rig.picks(100).count("new") - 50) <= 1

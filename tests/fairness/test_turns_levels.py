@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foqs.fairness.tenants import ASIDE, DOWN, IDLE, PARKED, PASSED, QUEUED, UNRANKED, Tenure
+from foqs.fairness.tenants import DOWN, IDLE, PARKED, PASSED, QUEUED, SKIPPED, UNRANKED, Tenure
 from foqs.fairness.turns import Turns
 from tests.fairness.turns_model import FakeLane, Rig
 
@@ -94,7 +94,7 @@ def test_passed_over_tenant_keeps_its_place() -> None:
     rig.picks(6)
     first = rig.turns.first()
     assert first is not None
-    rig.turns.skip(first)
+    rig.turns.pass_over(first)
     rig.flow(first.name).wake()
     assert first.away == PASSED
     assert first.name not in rig.picks(4)
@@ -110,7 +110,7 @@ def test_passed_over_newcomers_keep_their_order() -> None:
     for name in ("n1", "n2", "n3"):
         rig.join(name, 1)
     for name in ("n1", "n2"):
-        rig.turns.skip(rig.tenant(name))
+        rig.turns.pass_over(rig.tenant(name))
     rig.part("n2")
     rig.turns.back()
     assert rig.picks(4) == ["n1", "a", "n3", "a"]
@@ -208,20 +208,20 @@ def test_parked_flow_does_not_wake_its_tenant() -> None:
     assert tenant.away == IDLE
 
 
-def test_tenants_aside_are_kept_in_their_order() -> None:
+def test_skipped_tenants_are_kept_in_their_order() -> None:
     rig = Rig()
     for name in "abc":
         rig.join(name, 5)
-    rig.turns.set_aside(rig.tenant("b"), 10)
-    rig.turns.set_aside(rig.tenant("a"), 20)
-    rig.turns.set_aside(rig.tenant("c"), 20, down=True)
-    assert (rig.tenant("a").away, rig.tenant("c").away) == (ASIDE, DOWN)
-    assert [tenant.name for tenant in rig.turns.aside] == ["b", "a"]
+    rig.turns.skip(rig.tenant("b"), 10)
+    rig.turns.skip(rig.tenant("a"), 20)
+    rig.turns.skip(rig.tenant("c"), 20, down=True)
+    assert (rig.tenant("a").away, rig.tenant("c").away) == (SKIPPED, DOWN)
+    assert [tenant.name for tenant in rig.turns.skipped] == ["b", "a"]
     assert rig.pick() is None
     rig.flow("a").wake()
     rig.part("b")
     rig.flow("c").wake()
-    assert (rig.turns.aside, rig.turns.down) == ({}, {})
+    assert (rig.turns.skipped, rig.turns.down) == ({}, {})
     assert sorted({name for name in rig.picks(10) if name}) == ["a", "c"]
 
 

@@ -61,8 +61,8 @@ class Rig:
         else:
             self.turns.leave(flow.tenant, IDLE)
 
-    def aside(self, name: str) -> None:
-        self.turns.set_aside(self.tenant(name), 0)
+    def skip(self, name: str) -> None:
+        self.turns.skip(self.tenant(name), 0)
 
     def flow(self, name: str) -> Flow[FakeLane]:
         flow = self.lanes[name].flow

@@ -7,7 +7,7 @@ from typing import Any
 
 from foqs.engine.engine import Engine
 from foqs.fairness.keys import tenancy_of
-from foqs.fairness.tenants import ASIDE, DOWN, QUEUED, Tenant
+from foqs.fairness.tenants import DOWN, QUEUED, SKIPPED, Tenant
 from foqs.fairness.topics import Topic
 from foqs.fairness.turns import Turns
 from tests.sim.records import MemoryWrong
@@ -22,13 +22,13 @@ def audit_turns(topic: Topic[Any], turns: Turns[Any], *, woken: bool) -> None:
         flows = list(tenant.flows.values())
         if tenant.name != name or not flows:
             raise MemoryWrong(f"{tenant} of {topic} is known as {name!r}, with {flows}")
-        places = (entries[tenant], tenant in turns.aside, tenant in turns.down)
-        if places != (tenant.away == QUEUED, tenant.away == ASIDE, tenant.away == DOWN):
+        places = (entries[tenant], tenant in turns.skipped, tenant in turns.down)
+        if places != (tenant.away == QUEUED, tenant.away == SKIPPED, tenant.away == DOWN):
             raise MemoryWrong(f"{tenant} of {topic} is in the places {places}")
         unparked = any(flow.ready and flow.parked is None for flow in flows)
-        if woken and unparked and tenant.away not in (QUEUED, ASIDE, DOWN):
+        if woken and unparked and tenant.away not in (QUEUED, SKIPPED, DOWN):
             raise MemoryWrong(f"{tenant} of {topic} takes no turn, and has {flows}")
-    standing = (*entries, *turns.aside, *turns.down)
+    standing = (*entries, *turns.skipped, *turns.down)
     strays = [tenant for tenant in standing if turns.tenants.get(tenant.name) is not tenant]
     if strays or turns._passed:
         raise MemoryWrong(f"{strays} of {topic} are gone, {turns._passed} are passed over")

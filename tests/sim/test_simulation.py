@@ -84,7 +84,7 @@ def test_throttles(batch: Iterable[int]) -> None:
 
 @pytest.mark.parametrize("seed", [467, 544, 891])
 def test_seeds_that_found_defects_of_throttles(seed: int) -> None:
-    """Two in which tenants stood aside for a shard that could lease again, and one in which two flows returned each
+    """Two in which tenants were skipped for a shard that could lease again, and one in which two flows returned each
     other's tokens without end."""
     simulate(seed, "throttles")
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foqs.fairness import ledger
-from foqs.fairness.ledger import Standing, standing_of
+from foqs.fairness.ledger import Position, position_of
 from foqs.fairness.turns import BYTES
 from tests.fairness.turns_model import Rig
 
@@ -39,7 +39,7 @@ def test_the_turns_before_the_next_one(weights: list[float], picks: int, name: s
     asked = name if name in tenants else "t0"
     if newcomers and settled:
         asked = f"new{newcomers - 1}"
-    found = standing_of(rig.tenant(asked), rig.turns)
+    found = position_of(rig.tenant(asked), rig.turns)
     assert found is not None
     if settled or rig.tenant(asked).newcomer:
         assert found.turns == waits_for(rig, asked)
@@ -56,7 +56,7 @@ def test_a_flood_of_newcomers_takes_every_second_turn() -> None:
     for at in range(50):
         rig.join(f"new{at}", 1)
     last = max((rig.tenant(name) for name in "abc"), key=lambda tenant: (tenant.start, tenant.seq))
-    found = standing_of(last, rig.turns)
+    found = position_of(last, rig.turns)
     assert found is not None
     assert found.turns == waits_for(rig, last.name) == 5
 
@@ -65,16 +65,16 @@ def test_a_tenant_that_is_not_queued_stands_nowhere() -> None:
     rig = Rig()
     rig.join("a", 1)
     rig.join("b", 0)
-    assert standing_of(rig.tenant("b"), rig.turns) is None
-    assert standing_of(rig.tenant("a"), rig.turns) == Standing(0, 1.0, False)
+    assert position_of(rig.tenant("b"), rig.turns) is None
+    assert position_of(rig.tenant("a"), rig.turns) == Position(0, 1.0, False)
 
 
 def test_tenants_with_more_urgent_items_go_first() -> None:
     rig = Rig(ranked=True)
     for name, rank in (("a", 0), ("b", 5)):
         rig.turns.place(rig.join(name, 9), rank)
-    urgent, other = (standing_of(rig.tenant(name), rig.turns) for name in "ab")
-    assert (urgent, other) == (Standing(0, 1.0, False), Standing(0, 1.0, True))
+    urgent, other = (position_of(rig.tenant(name), rig.turns) for name in "ab")
+    assert (urgent, other) == (Position(0, 1.0, False), Position(0, 1.0, True))
 
 
 def test_very_many_tenants_are_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +84,7 @@ def test_very_many_tenants_are_estimated(monkeypatch: pytest.MonkeyPatch) -> Non
     rig.picks(79)
     monkeypatch.setattr(ledger, "_LOOKED_AT", 20)
     last = max(rig.turns.tenants.values(), key=lambda tenant: (tenant.start, tenant.seq))
-    found = standing_of(last, rig.turns)
+    found = position_of(last, rig.turns)
     assert found is not None
     assert found.share == pytest.approx(1 / 40)
     assert 20 <= found.turns <= 80
@@ -97,7 +97,7 @@ def test_very_many_newcomers_are_estimated(monkeypatch: pytest.MonkeyPatch) -> N
     for at in range(40):
         rig.join(f"new{at}", 1)
     monkeypatch.setattr(ledger, "_LOOKED_AT", 10)
-    early, late, old = (standing_of(rig.tenant(name), rig.turns) for name in ("new5", "new39", "old"))
+    early, late, old = (position_of(rig.tenant(name), rig.turns) for name in ("new5", "new39", "old"))
     assert early is not None
     assert late is not None
     assert old is not None
@@ -115,4 +115,4 @@ def test_turns_of_other_costs_count_once_a_tenant() -> None:
     rig.pick(1_000)
     late, early = sorted((rig.tenant(name) for name in "ab"), key=lambda tenant: -tenant.start)
     assert late.start - early.start > 900
-    assert standing_of(late, rig.turns) == Standing(1, 0.5, False)
+    assert position_of(late, rig.turns) == Position(1, 0.5, False)

@@ -113,12 +113,12 @@ async def _topics(state: State, slices: _Slices) -> tuple[dict[TopicKey, TopicCo
             if part:
                 await slices.rest()
             for lane in lanes:
-                if lane.tenure.shard is None:
+                if lane.term.shard is None:
                     continue  # closed since the walk began
                 if lane.total:
                     counts.setdefault(key, TopicCounts()).add(lane.ready, lane.leased, lane.total, _oldest_ms(lane))
                 if lane.window is not None:
-                    window_rows[lane.tenure.shard.number] += len(lane.window)
+                    window_rows[lane.term.shard.number] += len(lane.window)
     return counts, window_rows
 
 

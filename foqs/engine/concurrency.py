@@ -250,7 +250,7 @@ class Concurrency:
         each other."""
         ready = 0
         for lane in flow.lanes:
-            slots, here = lane.slots, lane.tenure.shard is not None and lane.tenure.shard.number == gate.shard
+            slots, here = lane.slots, lane.term.shard is not None and lane.term.shard.number == gate.shard
             ready += lane.ready if here else 0
             for other in slots.gates if slots is not None else ():
                 if here and other.bounded < gate.bounded:
@@ -361,7 +361,7 @@ class Concurrency:
     def _resolve(self, lane: Lane[Item]) -> LaneSlots:
         """Count the leases of the lane at the gates of its limited keys."""
         (ns, topic), old = lane.topic.key, lane.slots
-        book, policies = self._book(lane.tenure.shard, ns), self._policies.namespaces[ns]
+        book, policies = self._book(lane.term.shard, ns), self._policies.namespaces[ns]
         names = {*tenancy_of(lane.key)[1], *policies.of(topic).throttles}
         gates = [self._gate(book, name, policies) for name in sorted(names) if policies.concurrency(name)]
         slots = lane.slots = LaneSlots(book, tuple(gates), self._agenda)
@@ -555,6 +555,6 @@ def _urgency(gate: SlotGate, at_ms: int) -> tuple[int, int]:
     for parking in islice(gate.active.values(), _URGENT):
         since_ms = min(since_ms, parking.since_ms() or at_ms)
         lanes = [lane for flow in parking.longest(_URGENT) for lane in flow.lanes if lane.window is not None]
-        here = [lane for lane in lanes if lane.tenure.shard is not None and lane.tenure.shard.number == gate.shard]
+        here = [lane for lane in lanes if lane.term.shard is not None and lane.term.shard.number == gate.shard]
         priorities += [lane.window.entries[0][0] for lane in here if lane.window.entries]
     return min(priorities, default=0), at_ms - since_ms

@@ -36,7 +36,7 @@ def fill(state: State, call: DequeueCall, wants: Iterable[tuple[TopicKey, int]],
         # Most of very many topics are empty, and cost no more than this.
         topic = topics.get(key)
         lane = topic.first if topic is not None else None
-        while lane is not None and not (lane.ready and lane.tenure.shard is not None):
+        while lane is not None and not (lane.ready and lane.term.shard is not None):
             lane = lane.next
         if lane is not None and topic is not None and (topic.bounds is None or topic.bounds.changes != changes):
             ready_lanes.bounds_of(state, topic)
@@ -226,7 +226,7 @@ def _sources(
         lane, after = after, after.next
         if not lane.ready:
             continue
-        shard: Shard | None = lane.tenure.shard
+        shard: Shard | None = lane.term.shard
         if shard is None:
             continue
         if shard not in able:

@@ -151,10 +151,10 @@ def _of_ready(state: State, topic: Topic[Lane[Item]], now_ms: int) -> list[Any]:
     """Explain a topic that has ready items."""
     if topic.turns is not None:
         tallies = topic.turns.tallies.items()
-        lanes, shards = [], [tenure.shard for tenure, tally in tallies if tally.ready and tenure.shard is not None]
+        lanes, shards = [], [term.shard for term, tally in tallies if tally.ready and term.shard is not None]
     else:
         lanes = [lane for lane in topic.lanes() if lane.ready]
-        shards = [lane.tenure.shard for lane in lanes]
+        shards = [lane.term.shard for lane in lanes]
     held = {shard: of_shard(state, shard, now_ms) for shard in shards}
     if all(held.values()):
         return [reason for each in held.values() for reason in each]
@@ -163,7 +163,7 @@ def _of_ready(state: State, topic: Topic[Lane[Item]], now_ms: int) -> list[Any]:
         gate = state.throttling.demand.first_due([topic.key])
         if gate is not None:
             reasons.append(_held(state, topic.key, gate, None, now_ms))
-    if lanes and not any(_has_first(lane) for lane in lanes if not held[lane.tenure.shard]):
+    if lanes and not any(_has_first(lane) for lane in lanes if not held[lane.term.shard]):
         reasons.append(_Reason(_Code.NOT_LOADED, "The first items are not in memory: a dequeue reads them."))
     return reasons
 
@@ -337,7 +337,7 @@ def _merged(item: Item, now_ms: int) -> list[Lane[Item]]:
     """Return the lanes with ready items that are merged with the item's lane: the lanes of its tenant."""
     own = item.lane
     lanes = own.topic.lanes() if own.flow is None else own.flow.merged()
-    return [lane for lane in lanes if lane.ready and (lane is own or _healthy(lane.tenure.shard, now_ms))]
+    return [lane for lane in lanes if lane.ready and (lane is own or _healthy(lane.term.shard, now_ms))]
 
 
 def _healthy(shard: Shard | None, now_ms: int) -> bool:

@@ -66,7 +66,7 @@ class TenantCursor:
                 del entries[:at]
             window = lane.window
             if window is not None and window.more:
-                ready_lanes.ask_pages(state, ((lane.tenure.shard, lane, window),))
+                ready_lanes.ask_pages(state, ((lane.term.shard, lane, window),))
         else:
             lanes, parked = self.lanes, self.parked
             if at and parked is not None:
@@ -162,7 +162,7 @@ class TenantDequeue:
         for lane in flow.lanes:
             if lane.ready:
                 window = lane.window
-                if window is None or window.more or not window.entries or not able.get(lane.tenure.shard):
+                if window is None or window.more or not window.entries or not able.get(lane.term.shard):
                     return None
                 entry = window.entries[0]
                 if entry[3].body is None:
@@ -299,7 +299,7 @@ class TenantDequeue:
                     continue
                 window = lane.window
                 lanes += 1
-                if window is None or not window.entries or not able.get(lane.tenure.shard):
+                if window is None or not window.entries or not able.get(lane.term.shard):
                     return False
                 entry = window.entries[0]
                 if entry[3].body is None or (lanes > 1 and cursor.size > 1):
@@ -325,7 +325,7 @@ class TenantDequeue:
         lacking: list[ready_lanes.Source] = []
         down, able, key = False, self._able, self._topic.key
         for lane in chain.from_iterable([flow.lanes for flow in tenant.unparked]):
-            shard: Shard | None = lane.tenure.shard
+            shard: Shard | None = lane.term.shard
             if shard is None or not lane.ready:
                 continue
             may_lease = able[shard] if shard in able else ready_lanes.may_lease(self._state, able, shard, self.now_ms)

@@ -83,7 +83,7 @@ def at_hand(state: State, able: Able, flow: Flow[Lane[Item]] | None, now_ms: int
     windows: list[Window[Item]] = []
     paged: list[Source] = []
     for lane in flow.lanes:
-        shard: Shard | None = lane.tenure.shard
+        shard: Shard | None = lane.term.shard
         if shard is None or not lane.ready:
             continue
         window = lane.window
@@ -182,7 +182,7 @@ def most_urgent(state: State, key: TopicKey, now_ms: int) -> int | None:
         lanes = list(islice((lane for flow in flows for lane in flow.lanes), _LANES))
     else:
         return None
-    windows = [(lane.window, lane.tenure.shard) for lane in lanes]
+    windows = [(lane.window, lane.term.shard) for lane in lanes]
     return min(
         [
             window.entries[0][0]

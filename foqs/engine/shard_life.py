@@ -95,9 +95,9 @@ def open_shard(shard: Shard, opened: Opened, max_batch_bytes: int, begun_ms: int
 def wake_lanes(state: State, shard: Shard) -> Iterator[None]:
     """Have the consumers of all topics with ready items on `shard`, which was just opened, tried."""
     memory = shard.memory
-    tenure = memory.tenure
+    term = memory.term
     lanes = iter(list(memory.lanes.values()))
-    while tenure.shard is not None and (part := list(islice(lanes, _LANES))):
+    while term.shard is not None and (part := list(islice(lanes, _LANES))):
         for lane in part:
             if lane.ready:
                 memory.wake_lane(lane, opened=True)

@@ -44,8 +44,8 @@ class ShardMemory:
         self.forget_items()
 
     def forget_items(self) -> None:
-        """Begin with nothing in memory. The lanes of an earlier tenure are the caller's to detach."""
-        self.tenure = self.topics.tenure(None)
+        """Begin with nothing in memory. The lanes of an earlier term are the caller's to detach."""
+        self.term = self.topics.term(None)
         self.known: dict[int, Item] = {}
         self.tail = Tail(self.known)
         self.written: dict[int, Item] = {}  # items with a written lease, the longest unchanged first
@@ -74,7 +74,7 @@ class ShardMemory:
         for item in self.known.values():
             item.abandon()
             self.give(item)
-        self.tenure.shard = None
+        self.term.shard = None
 
     # ------------------------------------------------------------------------------------- topics to try
 
@@ -117,7 +117,7 @@ class ShardMemory:
         topic = self.topics.of(topic_key(key))
         key = lane_key(topic.key, *tenancy_of(key))  # with the topic's own names
         namespace = self.counters.namespaces.of(topic.key[0])
-        lane = self.lanes[key] = Lane(key, topic, self.tenure, number, namespace, stored=number is not None)
+        lane = self.lanes[key] = Lane(key, topic, self.term, number, namespace, stored=number is not None)
         self.topics.attach(topic, lane)
         return lane
 
@@ -139,10 +139,10 @@ class ShardMemory:
 
     def adopt(self, filled: ShardMemory, shard: object) -> None:
         """Take over the lanes of `filled`, which count from now on as lanes of `shard`."""
-        self.tenure, self.lanes, self.lane_numbers = filled.tenure, filled.lanes, filled.lane_numbers
+        self.term, self.lanes, self.lane_numbers = filled.term, filled.lanes, filled.lane_numbers
         self.totals, self.tenants = filled.totals, filled.tenants
         self.dead_lanes, self.idle_lanes = filled.dead_lanes, filled.idle_lanes
-        self.tenure.shard = shard
+        self.term.shard = shard
 
     def count_items(self, lane: Lane[Item], more: int) -> None:
         """Count `more` items in the lane's namespace and among its tenants. `lane.total` is the caller's."""

@@ -10,10 +10,10 @@ from typing import Any, Generic, Protocol, TypeVar
 from foqs.fairness.keys import tenancy_bytes
 
 
-class Tenure:
+class ShardTerm:
     """The time between the opening of a shard and its end. `shard` is None after the end.
 
-    Tenures are numbered in the order in which they began."""
+    Terms are numbered in the order of their begin."""
 
     __slots__ = ("number", "shard")
 
@@ -117,7 +117,7 @@ class InFlow(Protocol):
 
     ready: int
     weight: int
-    tenure: Tenure
+    term: ShardTerm
     flow: Any
 
 
@@ -136,7 +136,7 @@ class Tally:
 class TakesTurns(Protocol):
     """The part of `Turns` that tenants and flows use."""
 
-    tallies: dict[Tenure, Tally]
+    tallies: dict[ShardTerm, Tally]
     ranked: bool
     charges: dict[int, float]
     unweighed: dict[Any, None]
@@ -286,23 +286,23 @@ class Flow(Generic[L]):
         if change:
             tallies = self.tenant.turns.tallies
             for lane in self.lanes:
-                tallies[lane.tenure].parked += change * lane.ready
+                tallies[lane.term].parked += change * lane.ready
 
     @property
     def ready(self) -> int:
-        return sum([lane.ready for lane in self.lanes if lane.tenure.shard is not None])
+        return sum([lane.ready for lane in self.lanes if lane.term.shard is not None])
 
     def merged(self) -> Iterator[L]:
         """Yield the lanes of open shards whose items are in one order with the items of this flow: the lanes of its
         tenant's flows that are not parked, and its own."""
         for flow in self.tenant.unparked if self._parked is None else (self, *self.tenant.unparked):
             for lane in flow.lanes:
-                if lane.tenure.shard is not None:
+                if lane.term.shard is not None:
                     yield lane
 
     def count(self, lane: L, items: int) -> None:
         """The number of the lane's ready items changes by `items`."""
-        tally = self.tenant.turns.tallies[lane.tenure]
+        tally = self.tenant.turns.tallies[lane.term]
         tally.ready += items
         if self._parked is not None:
             tally.parked += items

@@ -1,7 +1,7 @@
 """The topics of a host, each with the lanes that hold its items.
 
-A shard attaches its lanes while it is open. The end of its `Tenure` takes all its lanes out of the counts at once; they
-are detached later, a bounded number at a time. Shards look their lanes up by `LaneKey`; all else, from waiting
+A shard attaches its lanes while it is open. The end of its `ShardTerm` takes all its lanes out of the counts at once;
+they are detached later, a bounded number at a time. Shards look their lanes up by `LaneKey`; all else, from waiting
 consumers to metrics, names topics by `TopicKey`.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from foqs.fairness.keys import LaneKey, TopicKey, is_plain, tenancy_of
 from foqs.fairness.ledger import Ledgers
-from foqs.fairness.tenants import InFlow, Tenure
+from foqs.fairness.tenants import InFlow, ShardTerm
 from foqs.fairness.turns import Turns
 
 
@@ -49,7 +49,7 @@ class Topic(Generic[L]):
             return self.turns.ready
         ready, lane = 0, self.first
         while lane is not None:
-            if lane.tenure.shard is not None:
+            if lane.term.shard is not None:
                 ready += lane.ready
             lane = lane.next
         return ready
@@ -57,11 +57,11 @@ class Topic(Generic[L]):
     def lanes(self) -> list[L]:
         """Return the lanes of open shards."""
         if self.turns is not None:
-            return [lane for lane in self.turns.lanes() if lane.tenure.shard is not None]
+            return [lane for lane in self.turns.lanes() if lane.term.shard is not None]
         lanes: list[L] = []
         lane = self.first
         while lane is not None:
-            if lane.tenure.shard is not None:
+            if lane.term.shard is not None:
                 lanes.append(lane)
             lane = lane.next
         return lanes
@@ -87,7 +87,7 @@ class Topic(Generic[L]):
             self.begin_turns().attach(lane, *tenancy_of(lane.key))
             return
         before, after = None, self.first
-        while after is not None and after.tenure.number < lane.tenure.number:
+        while after is not None and after.term.number < lane.term.number:
             before, after = after, after.next
         lane.next = after
         if before is None:
@@ -120,12 +120,12 @@ class Topics(dict[TopicKey, Topic[L]]):
         super().__init__()
         self.in_turns: dict[TopicKey, Topic[L]] = {}
         self.ledgers = Ledgers()
-        self._tenures = 0
+        self._terms = 0
         self._order: TopicOrder | None = None
 
-    def tenure(self, shard: Any) -> Tenure:
-        self._tenures += 1
-        return Tenure(self._tenures, shard)
+    def term(self, shard: Any) -> ShardTerm:
+        self._terms += 1
+        return ShardTerm(self._terms, shard)
 
     def of(self, key: TopicKey) -> Topic[L]:
         """Return the topic for a lane that is attached next."""

@@ -30,9 +30,9 @@ from foqs.fairness.tenants import (
     Flow,
     L,
     Level,
+    ShardTerm,
     Tally,
     Tenant,
-    Tenure,
     Throttles,
 )
 
@@ -64,7 +64,7 @@ class Turns(Generic[L]):
 
     def __init__(self) -> None:
         self.tenants: dict[str, Tenant[L]] = {}
-        self.tallies: dict[Tenure, Tally] = {}
+        self.tallies: dict[ShardTerm, Tally] = {}
         self.ranked = False
         self.changes = -1  # of the policies that `unit` and `ranked` follow
         self.unit = ITEMS
@@ -98,9 +98,9 @@ class Turns(Generic[L]):
                 tenant.weight = weight
                 self.unweighed[tenant] = None
         flow = tenant.flow(throttles)
-        tally = self.tallies.get(lane.tenure)
+        tally = self.tallies.get(lane.term)
         if tally is None:
-            tally = self.tallies[lane.tenure] = Tally()
+            tally = self.tallies[lane.term] = Tally()
         flow.lanes = (*flow.lanes, lane)
         lane.flow = flow
         tally.lanes += 1
@@ -118,10 +118,10 @@ class Turns(Generic[L]):
         flow.count(lane, -lane.ready)
         flow.lanes = tuple([other for other in flow.lanes if other is not lane])
         lane.flow = None
-        tally = self.tallies[lane.tenure]
+        tally = self.tallies[lane.term]
         tally.lanes -= 1
         if not tally.lanes:
-            del self.tallies[lane.tenure]
+            del self.tallies[lane.term]
         tenant = flow.tenant
         if flow.lanes:
             return
@@ -154,12 +154,12 @@ class Turns(Generic[L]):
     @property
     def ready(self) -> int:
         """Number of items that are ready on open shards, in memory or not."""
-        return sum([tally.ready for tenure, tally in self.tallies.items() if tenure.shard is not None])
+        return sum([tally.ready for term, tally in self.tallies.items() if term.shard is not None])
 
     @property
     def unparked(self) -> int:
         """Number of those ready items that wait for no throttle."""
-        return sum([tally.ready - tally.parked for tenure, tally in self.tallies.items() if tenure.shard is not None])
+        return sum([tally.ready - tally.parked for term, tally in self.tallies.items() if term.shard is not None])
 
     # ------------------------------------------------------------------------------------- turns
 

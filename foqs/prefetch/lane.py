@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from foqs.counters import Namespace
 from foqs.fairness.keys import LaneKey
-from foqs.fairness.tenants import Flow, Tenure
+from foqs.fairness.tenants import Flow, ShardTerm
 from foqs.fairness.topics import TenantLanes, Topic
 from foqs.rows import BACKLOG_SHIFT, Key
 
@@ -121,7 +121,7 @@ class Lane(Generic[T]):
 
     key: LaneKey
     topic: Topic[Lane[T]]
-    tenure: Tenure
+    term: ShardTerm
     number: int | None
     namespace: Namespace
     next: Lane[T] | None = None

@@ -88,7 +88,7 @@ class Residents:
             if budget.fits(0, share):
                 return True
             lane = next(iter(holders))
-            if lane.tenure.shard is None:  # it has given everything back, and is detached later
+            if lane.term.shard is None:  # it has given everything back, and is detached later
                 del holders[lane]
                 continue
             window = lane.window

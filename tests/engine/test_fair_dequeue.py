@@ -190,7 +190,7 @@ def test_a_late_lane_holds_its_tenant_alone() -> None:
     lab.settle()
     lanes = tenant(lab, "a").flows[()].lanes
     assert len(lanes) == 2
-    late = lanes[0].tenure.shard
+    late = lanes[0].term.shard
     late.memory.drop_window(lanes[0])
     left = sum(lane.ready for lane in lanes)
     assert {tenant_of(lab, item_id) for item_id in lab.dequeue(count=100)[0]} == {"b"}

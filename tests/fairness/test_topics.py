@@ -106,7 +106,7 @@ def test_the_index_is_that_of_the_lanes(steps: list) -> None:
 
 
 def test_a_reopened_shard_has_only_its_new_lanes() -> None:
-    """The lanes of its first tenure are detached later."""
+    """The lanes of its first term are detached later."""
     lab = Laboratory(1)
     keys = [("ns", str(number)) for number in range(3 * shard_life._LANES)]
     for key in keys:

@@ -126,7 +126,7 @@ def test_newcomers_take_every_second_turn_only() -> None:
 def test_tenants_of_an_opened_shard_are_no_newcomers() -> None:
     rig = Rig()
     for at in range(100):
-        rig.turns.attach(FakeLane(rig.tenure, ready=10), f"t{at}", ())
+        rig.turns.attach(FakeLane(rig.term, ready=10), f"t{at}", ())
         rig.lanes[f"t{at}"] = rig.tenant(f"t{at}").flows[()].lanes[0]
     rig.served = dict.fromkeys(rig.lanes, 0)
     assert len(set(rig.picks(100))) == 100

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foqs.fairness.tenants import DOWN, IDLE, PARKED, PASSED, QUEUED, SKIPPED, UNRANKED, Tenure
+from foqs.fairness.tenants import DOWN, IDLE, PARKED, PASSED, QUEUED, SKIPPED, UNRANKED, ShardTerm
 from foqs.fairness.turns import Turns
 from tests.fairness.turns_model import FakeLane, Rig
 
@@ -157,11 +157,11 @@ moves = st.lists(
 @given(moves)
 def test_counts_are_those_of_the_lanes(script: list[tuple]) -> None:
     turns: Turns[FakeLane] = Turns()
-    tenures = [Tenure(number, object()) for number in range(3)]
+    terms = [ShardTerm(number, object()) for number in range(3)]
     lanes: list[FakeLane] = []
     for move, which, value in script:
         if move == "attach":
-            lane = FakeLane(tenures[value], ready=2)
+            lane = FakeLane(terms[value], ready=2)
             turns.attach(lane, *which)
             lanes.append(lane)
         elif move in ("detach", "count") and lanes:
@@ -181,8 +181,8 @@ def test_counts_are_those_of_the_lanes(script: list[tuple]) -> None:
                 elif not value:
                     flow.wake()
         elif move == "close":
-            tenures[which].shard = None
-        there = [lane for lane in lanes if lane.tenure.shard is not None]
+            terms[which].shard = None
+        there = [lane for lane in lanes if lane.term.shard is not None]
         assert turns.ready == sum(lane.ready for lane in there)
         unparked = [lane for lane in there if lane.flow is not None and lane.flow.parked is None]
         assert turns.unparked == sum(lane.ready for lane in unparked)

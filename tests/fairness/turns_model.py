@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from foqs.fairness.tenants import IDLE, PARKED, QUEUED, Flow, Tenant, Tenure
+from foqs.fairness.tenants import IDLE, PARKED, QUEUED, Flow, ShardTerm, Tenant
 from foqs.fairness.turns import Turns
 
 
 class FakeLane:
-    def __init__(self, tenure: Tenure, ready: int = 0) -> None:
-        self.tenure = tenure
+    def __init__(self, term: ShardTerm, ready: int = 0) -> None:
+        self.term = term
         self.ready = ready
         self.weight = 0
         self.flow: Flow[FakeLane] | None = None
@@ -25,13 +25,13 @@ class Rig:
     def __init__(self, *, ranked: bool = False) -> None:
         self.turns: Turns[FakeLane] = Turns()
         self.turns.follow("items", ranked=ranked)
-        self.tenure = Tenure(1, object())
+        self.term = ShardTerm(1, object())
         self.lanes: dict[str, FakeLane] = {}
         self.served: dict[str, int] = {}
         self.order: list[str] = []
 
     def join(self, name: str, ready: int, weight: float = 1.0) -> Tenant[FakeLane]:
-        lane = self.lanes[name] = FakeLane(self.tenure)
+        lane = self.lanes[name] = FakeLane(self.term)
         flow = self.turns.attach(lane, name, ())
         flow.tenant.weight = weight
         self.served.setdefault(name, 0)

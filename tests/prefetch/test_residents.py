@@ -56,7 +56,7 @@ def test_windows_of_a_closed_shard_are_left_alone() -> None:
     """The shard has given their memory back."""
     rig = Rig(20)
     for lane in rig.lanes[:15]:
-        lane.tenure.shard = None
+        lane.term.shard = None
     rig.residents.relieve()
     assert rig.rows()[:15] == [ROWS] * 15
     assert len(rig.residents) == sum(lane.window is not None for lane in rig.lanes[15:])

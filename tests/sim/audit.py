@@ -182,7 +182,7 @@ def audit_topics(host: Engine) -> None:
     lanes = {id(lane): lane for shard in host.serving for lane in shard.memory.lanes.values()}
     for key, topic in host.topics.items():
         found = topic.lanes()
-        shards = [lane.tenure.shard for lane in found]
+        shards = [lane.term.shard for lane in found]
         if topic.turns is None:
             _same("order of lanes", topic, shards, [shard for shard in host.serving if shard in shards])
         else:
@@ -192,7 +192,7 @@ def audit_topics(host: Engine) -> None:
             if (
                 lanes.pop(id(lane), None) is None
                 or lane.topic is not topic
-                or lane.key not in lane.tenure.shard.memory.lanes
+                or lane.key not in lane.term.shard.memory.lanes
             ):
                 raise MemoryWrong(f"{lane} is a lane of {topic}")
         _same("ready", topic, topic.ready, sum(lane.ready for lane in found))

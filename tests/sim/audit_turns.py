@@ -63,10 +63,10 @@ def _audit_counts(topic: Topic[Any], turns: Turns[Any]) -> None:
             for lane in flow.lanes:
                 if lane.flow is not flow or lane.topic is not topic or tenancy_of(lane.key) != (tenant.name, throttles):
                     raise MemoryWrong(f"{lane} is a lane of {flow} of {topic}")
-                lanes, ready, parked = counted.get(lane.tenure, (0, 0, 0))
+                lanes, ready, parked = counted.get(lane.term, (0, 0, 0))
                 parked += lane.ready if flow.parked is not None else 0
-                counted[lane.tenure] = (lanes + 1, ready + lane.ready, parked)
-    kept = {tenure: (tally.lanes, tally.ready, tally.parked) for tenure, tally in turns.tallies.items()}
+                counted[lane.term] = (lanes + 1, ready + lane.ready, parked)
+    kept = {term: (tally.lanes, tally.ready, tally.parked) for term, tally in turns.tallies.items()}
     if kept != counted:
         raise MemoryWrong(f"tallies of {topic}: {list(kept.values())}, its lanes {list(counted.values())}")
 

@@ -239,7 +239,7 @@ class Shares:
             topic.turns.charge = partial(self._charged, key, topic.turns.charge)
         for name, tenant in topic.turns.tenants.items():
             lanes = [lane for flow in tenant.flows.values() if flow.parked is None for lane in flow.lanes if lane.ready]
-            shards = {lane: lane.tenure.shard for lane in lanes if lane.tenure.shard is not None}
+            shards = {lane: lane.term.shard for lane in lanes if lane.term.shard is not None}
             if not shards:
                 continue
             windows = [lane.window for lane in shards]

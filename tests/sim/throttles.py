@@ -166,7 +166,7 @@ class Throttles:
             self._sim.ledger.checks["short"] += 1
             topic = member.engine.topics.get(key)
             for lane in topic.lanes() if topic is not None else ():
-                if self.free(lane.key) and lane.window is not None and lane.tenure.shard is not None:
+                if self.free(lane.key) and lane.window is not None and lane.term.shard is not None:
                     left = [entry[3] for entry in lane.window.entries if _lasts(entry[3], member.now_ms)]
                     if left:
                         broken(12, f"{key}: {left[0]} is left, and {given[key]} of {count} items were delivered")
@@ -225,7 +225,7 @@ def _whole(topic: Topic[Lane[Item]], eligible: list[Shard]) -> bool:
     for tenant in topic.turns.tenants.values():
         for lane in [lane for flow in tenant.unparked for lane in flow.lanes if lane.ready]:
             window = lane.window
-            if lane.tenure.shard not in eligible or window is None or window.more:
+            if lane.term.shard not in eligible or window is None or window.more:
                 return False
             if len(window.entries) < lane.ready or any(entry[3].body is None for entry in window.entries):
                 return False

@@ -25,9 +25,9 @@ def a_closed_shards_lanes_are_merged(patch: Patch) -> None:
     """They are in their topics until they are detached."""
 
     def close(shard: Shard) -> None:
-        tenure = shard.memory.tenure
+        term = shard.memory.term
         original(shard)
-        tenure.shard = shard
+        term.shard = shard
 
     original = Shard.close
     patch.setattr(Shard, "close", close)

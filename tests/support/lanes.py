@@ -2,7 +2,7 @@
 
 from foqs.counters import Namespace
 from foqs.fairness.keys import lane_key
-from foqs.fairness.tenants import Tenure
+from foqs.fairness.tenants import ShardTerm
 from foqs.fairness.topics import Topic
 from foqs.item import Item
 from foqs.prefetch.lane import Lane
@@ -13,7 +13,7 @@ def lone_lane(
 ) -> Lane[Item]:
     key = (ns, topic)
     lane: Lane[Item] = Lane(
-        lane_key(key, *tenancy), Topic(key), Tenure(1, "a shard"), number, Namespace(), stored=number is not None
+        lane_key(key, *tenancy), Topic(key), ShardTerm(1, "a shard"), number, Namespace(), stored=number is not None
     )
     lane.topic.attach(lane)
     return lane

@@ -76,7 +76,7 @@ def make_shards(servers: Sequence[SqlEndpoint], on_each: int, name: str) -> list
 class HostProcess(Restartable):
     """`foqs serve` as a process: killed, paused, started again on the same port, its log in a file.
 
-    `settings` are keys of foqs.toml by section, such as `{"host": {"confirm_ms": 500}}`. `workers` is the number of
+    `settings` are keys of foqs.toml by section, such as `{"host": {"confirm_ms": 500}}`. `processes` is the number of
     hosts behind that port.
     """
 
@@ -87,17 +87,17 @@ class HostProcess(Restartable):
         folder: Path,
         settings: Mapping[str, Mapping[str, object]] | None = None,
         port: int | None = None,
-        workers: int | None = None,
+        processes: int | None = None,
     ) -> None:
         self.name = name
-        self.ids = [name] if workers is None else [f"{name}-{n}" for n in range(1, workers + 1)]
-        self._options = [] if workers is None else ["--workers", str(workers)]
-        self.port = port or free_port(above=workers or 0)
+        self.ids = [name] if processes is None else [f"{name}-{n}" for n in range(1, processes + 1)]
+        self._options = [] if processes is None else ["--processes", str(processes)]
+        self.port = port or free_port(above=processes or 0)
         self.admin_port = free_port()
         self._config = folder / f"{name}.toml"
         server = {"id": name, **(settings or {}).get("server", {})}
-        # Workers pick their admin ports, as on port 0: the tests do not use them.
-        admin = {"port": self.admin_port if workers is None else 0, **(settings or {}).get("admin", {})}
+        # Processes pick their admin ports, as on port 0: the tests do not use them.
+        admin = {"port": self.admin_port if processes is None else 0, **(settings or {}).get("admin", {})}
         self._config.write_text(toml({**(settings or {}), "server": server, "admin": admin}, shards))
         self.log = folder / f"{name}.log"
         self.log.touch()
@@ -272,13 +272,13 @@ class LocalCluster:
         return ZookeeperSection.model_validate(self._settings["zookeeper"])
 
     def add(
-        self, name: str, port: int | None = None, settings: Settings | None = None, workers: int | None = None
+        self, name: str, port: int | None = None, settings: Settings | None = None, processes: int | None = None
     ) -> None:
-        """A host that is not started, with settings of its own. `workers` hosts are called `name`-1, `name`-2, ..."""
+        """A host that is not started, with settings of its own. `processes` hosts are called `name`-1, `name`-2, ..."""
         merged = {section: {**keys, **(settings or {}).get(section, {})} for section, keys in self._settings.items()}
         for section, keys in (settings or {}).items():
             merged.setdefault(section, dict(keys))
-        self.hosts[name] = HostProcess(name, (), self._folder, merged, port, workers)
+        self.hosts[name] = HostProcess(name, (), self._folder, merged, port, processes)
 
     def start(self, *names: str) -> None:
         """Starts hosts at the same time, new ones or such as were stopped or killed; returns when they listen."""

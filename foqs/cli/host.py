@@ -1,8 +1,8 @@
 """A host in the foreground: built from a configuration, run until a signal.
 
 `foqs dev` and `foqs serve` call `run`. `python -m foqs.cli.host ID` is one of several hosts behind a port, which the
-supervisor of `foqs serve --workers` starts. The module is apart from the commands because its imports take longer than
-a `foqs ack`.
+supervisor of `foqs serve --processes` starts. The module is apart from the commands because its imports take longer
+than a `foqs ack`.
 """
 
 from __future__ import annotations
@@ -280,7 +280,7 @@ def main() -> None:
     if order is None:
         return  # the supervisor died before it wrote the line
     config = Config(**order["config"])
-    logs.configure(config.log.level, config.log.format, worker=config.server.id)
+    logs.configure(config.log.level, config.log.format, process=config.server.id)
 
     def listening(host: str, port: int) -> None:
         _say("listening", host_port(host, port))

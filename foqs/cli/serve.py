@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from foqs.config.load import Config
 
 HostOption = Annotated[str | None, typer.Option(help="The host listens on this address. Default: 127.0.0.1.")]
-MOST_WORKERS = 64
+MOST_PROCESSES = 64
 PortOption = Annotated[
     int | None, typer.Option(min=0, max=65_535, help="The host listens on this port; 0 picks one. Default: 7707.")
 ]
@@ -61,7 +61,7 @@ def dev(
             run(config, None, take_over=False)
 
 
-@command(app, "foqs serve --config foqs.toml", "foqs serve --config foqs.toml --workers 4")
+@command(app, "foqs serve --config foqs.toml", "foqs serve --config foqs.toml --processes 4")
 def serve(
     config: ConfigOption,
     host: HostOption = None,
@@ -72,11 +72,11 @@ def serve(
             "--take-over", help="The host takes its shards even from a living or frozen owner, which loses them."
         ),
     ] = False,
-    workers: Annotated[
+    processes: Annotated[
         int | None,
         typer.Option(
             min=1,
-            max=MOST_WORKERS,
+            max=MOST_PROCESSES,
             help="In a cluster, this many hosts share the port. Each is a process with a port of its own (the port "
             "+ 1, + 2, ...) and is restarted when it dies.",
         ),
@@ -88,10 +88,10 @@ def serve(
     as a standby. With that section, it joins the cluster.
     """
     with ends_at_once():
-        _serve(config, host, port, take_over, workers)
+        _serve(config, host, port, take_over, processes)
 
 
-def _serve(path: Path, host: str | None, port: int | None, take_over: bool, workers: int | None) -> None:
+def _serve(path: Path, host: str | None, port: int | None, take_over: bool, processes: int | None) -> None:
     from foqs.config.load import load
 
     logs.from_file(path)
@@ -103,19 +103,19 @@ def _serve(path: Path, host: str | None, port: int | None, take_over: bool, work
     settings = read()
     logs.configure(settings.log.level, settings.log.format)
     if settings.zookeeper is None:
-        if workers is not None:
+        if processes is not None:
             raise Invalid(
-                "--workers: there is no [zookeeper] section, and only hosts of a cluster share a port: add one"
+                "--processes: there is no [zookeeper] section, and only hosts of a cluster share a port: add one"
             )
         if not settings.shards:
             raise Invalid("the configuration has neither [[shards]] nor [zookeeper]: add one of them")
     elif take_over:
         raise Invalid("--take-over: in a cluster, `foqs shards move` moves a shard to another host: omit --take-over")
     _warn(settings)
-    if workers is not None:
+    if processes is not None:
         from foqs.cli.supervisor import supervise
 
-        supervise(settings, workers, read)
+        supervise(settings, processes, read)
     else:
         from foqs.cli.host import run
 

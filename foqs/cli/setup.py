@@ -262,13 +262,14 @@ def _row(key: Key) -> str:
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
-@command(app, "foqs doctor --config foqs.toml", "foqs doctor --config foqs.toml --workers 4 --json")
+@command(app, "foqs doctor --config foqs.toml", "foqs doctor --config foqs.toml --processes 4 --json")
 @piped
 def doctor(
     config: ConfigOption,
     as_json: Annotated[bool, typer.Option("--json", help="The command prints one JSON document.")] = False,
-    workers: Annotated[
-        int, typer.Option(min=0, max=64, help="The command also checks the ports of this many workers of `foqs serve`.")
+    processes: Annotated[
+        int,
+        typer.Option(min=0, max=64, help="The command also checks the ports of this many processes of `foqs serve`."),
     ] = 0,
     timeout: Annotated[
         float, typer.Option(min=0.1, max=3_600, help="The command waits this many seconds for each answer.")
@@ -285,7 +286,7 @@ def doctor(
     from foqs.doctor.examine import examine
 
     quietly()
-    checks = asyncio.run(examine(config, range(1, workers + 1), timeout))
+    checks = asyncio.run(examine(config, range(1, processes + 1), timeout))
     if as_json:
         print(json.dumps(document(checks), indent=2))
     else:

@@ -1,6 +1,6 @@
-"""`foqs serve --workers N`: N hosts behind one port, each a process that is restarted when it dies.
+"""`foqs serve --processes N`: N hosts behind one port, each a process that is restarted when it dies.
 
-The workers (`foqs.cli.host`) serve; this process imports nothing of a host.
+The processes (`foqs.cli.host`) serve; this process imports nothing of a host.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from foqs.cli.signals import Read, on_hangup
 from foqs.config.load import Config
 from foqs.errors import Invalid
 
-log = structlog.get_logger("foqs.workers")
+log = structlog.get_logger("foqs.processes")
 
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 30.0
@@ -31,26 +31,30 @@ _END_S = 5.0  # beyond the grace: closing databases and the session
 _MOST_PORT = 65_535
 
 
-def supervise(config: Config, workers: int, read: Read) -> None:
-    """Run the workers until SIGTERM or SIGINT; SIGHUP reloads their configuration.
+def supervise(config: Config, processes: int, read: Read) -> None:
+    """Run the processes until SIGTERM or SIGINT; SIGHUP reloads their configuration.
 
-    Raises Invalid for permanent errors, and if a worker did not stop in order.
+    Raises Invalid for permanent errors, and if a process did not stop in order.
     """
     server = config.server
-    if server.port and server.port + workers > _MOST_PORT:
-        raise Invalid(f"--workers: there are no {workers} ports above {server.port}: lower server.port or --workers")
+    if server.port and server.port + processes > _MOST_PORT:
+        raise Invalid(
+            f"--processes: there are no {processes} ports above {server.port}: lower server.port or --processes"
+        )
     if server.advertise is not None and not server.port:
-        raise Invalid("server.advertise: with --workers, set server.port too: each worker advertises a port above it")
+        raise Invalid(
+            "server.advertise: with --processes, set server.port too: each process advertises a port above it"
+        )
     logs.set_level(config.log.level)
     with signals.last_work(), _held(server.host, server.port) as port:
-        asyncio.run(_Supervisor(config, workers, port).run(read))
+        asyncio.run(_Supervisor(config, processes, port).run(read))
 
 
 def config_of(config: Config, number: int) -> Config:
-    """Return the configuration of worker `number`, from 1: its id, direct port, admin port and advertised address."""
+    """Return the configuration of process `number`, from 1: its id, direct port, admin port and advertised address."""
     server = config.server
     if server.port and server.port + number > _MOST_PORT:
-        raise Invalid(f"server.port: there are no {number} ports above {server.port} for --workers: lower it")
+        raise Invalid(f"server.port: there are no {number} ports above {server.port} for --processes: lower it")
     changes: dict[str, object] = {"id": f"{server.id}-{number}", "port": server.port and server.port + number}
     if server.advertise is not None:
         name, _, port = server.advertise.rpartition(":")
@@ -62,14 +66,14 @@ def config_of(config: Config, number: int) -> Config:
     admin = config.admin
     if admin.port:
         if admin.port + number > _MOST_PORT:
-            raise Invalid(f"admin.port: there are no {number} ports above {admin.port} for --workers: lower it")
+            raise Invalid(f"admin.port: there are no {number} ports above {admin.port} for --processes: lower it")
         admin = admin.model_copy(update={"port": admin.port + number})
     return config.model_copy(update={"server": server.model_copy(update=changes), "admin": admin})
 
 
 @contextmanager
 def _held(host: str, port: int) -> Iterator[int]:
-    """Hold the port (0 picks one) for the workers, even while none of them listens."""
+    """Hold the port (0 picks one) for the processes, even while none of them listens."""
     with ExitStack() as stack:
         try:
             found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -98,10 +102,10 @@ def _bound(family: int, address: tuple[object, ...], *, shared: bool) -> socket.
 
 
 class _Supervisor:
-    def __init__(self, config: Config, workers: int, port: int) -> None:
+    def __init__(self, config: Config, processes: int, port: int) -> None:
         self._config = config
         self._address = host_port(config.server.host, port)
-        self._keepers = [_Keeper(config, number, port, self._listens) for number in range(1, workers + 1)]
+        self._keepers = [_Keeper(config, number, port, self._listens) for number in range(1, processes + 1)]
         self._quiet = {keeper.id for keeper in self._keepers}  # have not listened yet
 
     async def run(self, read: Read) -> None:
@@ -115,11 +119,13 @@ class _Supervisor:
         await asyncio.wait({stopping, *tasks}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         reloading.cancel()
-        log.info("workers.stopping", workers=len(tasks))
+        log.info("processes.stopping", processes=len(tasks))
         for keeper in self._keepers:
             if keeper.id in self._quiet:  # it has no shards to hand over
                 keeper.stop.set()
-        for keeper, task in zip(self._keepers, tasks, strict=True):  # one at a time: the other workers take its shards
+        for keeper, task in zip(
+            self._keepers, tasks, strict=True
+        ):  # one at a time: the other processes take its shards
             keeper.stop.set()
             await asyncio.wait({task})
         faults = [fault for task in tasks if (fault := task.exception()) is not None]
@@ -130,18 +136,20 @@ class _Supervisor:
         for keeper in self._keepers:
             keeper.reconfigure(config)
 
-    def _listens(self, worker: str) -> None:
-        if worker in self._quiet:
-            self._quiet.remove(worker)
+    def _listens(self, process: str) -> None:
+        if process in self._quiet:
+            self._quiet.remove(process)
             if not self._quiet:
-                workers = len(self._keepers)
+                processes = len(self._keepers)
                 logs.announce(
-                    f"foqs listening on {self._address} ({workers} workers)", address=self._address, workers=workers
+                    f"foqs listening on {self._address} ({processes} processes)",
+                    address=self._address,
+                    processes=processes,
                 )
 
 
 class _Keeper:
-    """A loop that keeps one worker running until `stop` is set."""
+    """A loop that keeps one process running until `stop` is set."""
 
     def __init__(self, config: Config, number: int, shared_port: int, listens: Callable[[str], None]) -> None:
         self.stop = asyncio.Event()
@@ -153,10 +161,10 @@ class _Keeper:
         self.reconfigure(config)
 
     def reconfigure(self, config: Config) -> None:
-        """Pass the common configuration to the running worker and its successors."""
+        """Pass the common configuration to the running process and its successors."""
         config = config_of(config, self._number)
         self.id = config.server.id
-        self._format = config.log.format  # of what a worker says before it has read its order
+        self._format = config.log.format  # of what a process says before it has read its order
         order = {"config": config.model_dump(mode="json"), "shared_port": self._shared_port}
         self._order = json.dumps(order).encode() + b"\n"
         self._patience_s = 2 * config.server.grace_ms / 1000 + _END_S  # hand over the shards, then finish the requests
@@ -164,28 +172,28 @@ class _Keeper:
             self._input.write(self._order)
 
     async def run(self) -> None:
-        """Start the worker again each time it dies. Raises Invalid for a permanent error, and after a stop by force."""
+        """Start the process again after each death. Raises Invalid for a permanent error, and after a stop by force."""
         loop = asyncio.get_running_loop()
         pause_s = _FIRST_PAUSE_S
         while not self.stop.is_set():
             began = loop.time()
             status = await self._once()
             if self._refused is not None:
-                raise Invalid(f"worker {self.id}: {self._refused}")
+                raise Invalid(f"process {self.id}: {self._refused}")
             if self.stop.is_set():
                 if status:
-                    raise Invalid(f"worker {self.id} did not stop in order: status {status}")
+                    raise Invalid(f"process {self.id} did not stop in order: status {status}")
                 return
             if loop.time() - began >= _STEADY_S:
                 pause_s = _FIRST_PAUSE_S
-            log.warning("worker.died", worker=self.id, status=status, again_ms=int(pause_s * 1000))
+            log.warning("process.died", process=self.id, status=status, again_ms=int(pause_s * 1000))
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self.stop.wait()
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     async def _once(self) -> int | str:
-        """Run the worker once. Return its exit status (negative: a signal), or the reason if it could not start."""
+        """Run the process once. Return its exit status (negative: a signal), or the reason if it could not start."""
         argv = (sys.executable, "-m", "foqs.cli.host", self.id)
         # A group of its own: Ctrl-C in a terminal is for the supervisor.
         try:
@@ -194,7 +202,7 @@ class _Keeper:
             )
         except OSError as error:  # out of memory or processes: retry later
             return str(error)
-        log.info("worker.started", worker=self.id, pid=process.pid)
+        log.info("process.started", process=self.id, pid=process.pid)
         assert process.stdin is not None
         process.stdin.write(self._order)
         self._input = process.stdin
@@ -214,7 +222,7 @@ class _Keeper:
         async for line in process.stdout:
             said = json.loads(line)
             if "listening" in said:
-                log.info("worker.listening", worker=self.id, address=said["listening"])
+                log.info("process.listening", process=self.id, address=said["listening"])
                 self._listens(self.id)
             self._refused = said.get("refused")
         return await process.wait()

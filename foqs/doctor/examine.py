@@ -40,19 +40,19 @@ _zookeeper_check = partial(Check, Group.ZOOKEEPER)
 _database_check = partial(Check, Group.DATABASES)
 
 
-async def examine(path: Path, workers: Sequence[int], timeout_s: float) -> list[Check]:
+async def examine(path: Path, processes: Sequence[int], timeout_s: float) -> list[Check]:
     """Check the configuration at `path` and all that it names.
 
-    `workers` are the distances of the workers' ports above the configured ones. `timeout_s` bounds each wait.
+    `processes` are the distances of the processes' ports above the configured ones. `timeout_s` bounds each wait.
     """
     config, checks = host.read_configuration(path)
     if config is None:
         why = "the configuration is not valid"
         groups = [group for group in Group if group is not Group.CONFIGURATION]
         return checks + [Check(group, Verdict.SKIPPED, "all", why) for group in groups]
-    checks += host.dangers(config, host.this_machine(), max(1, len(workers)))
+    checks += host.dangers(config, host.this_machine(), max(1, len(processes)))
     checks += host.examine_tls(config, host.advertised(config), time.time())
-    found = await asyncio.gather(host.examine_ports(config, workers, timeout_s), _examine_cluster(config, timeout_s))
+    found = await asyncio.gather(host.examine_ports(config, processes, timeout_s), _examine_cluster(config, timeout_s))
     return [check for part in (checks, *found) for check in part]
 
 

@@ -85,9 +85,9 @@ def read_configuration(path: Path) -> tuple[Config | None, list[Check]]:
     return config, checks
 
 
-def dangers(config: Config, machine: Machine, workers: int) -> list[Check]:
-    """Return the dangers if `workers` hosts with this configuration run on the machine."""
-    found = [*_exposed(config), *_too_much(config, machine, workers), *_hasty(config)]
+def dangers(config: Config, machine: Machine, processes: int) -> list[Check]:
+    """Return the dangers if `processes` hosts with this configuration run on the machine."""
+    found = [*_exposed(config), *_too_much(config, machine, processes), *_hasty(config)]
     return [_config_check(Verdict.WARNING, *one) for one in found]
 
 
@@ -97,10 +97,10 @@ def _exposed(config: Config) -> Iterator[tuple[str, str, str]]:
         yield key, f"other machines can reach server.host {config.server.host}, and {why}", mends[key]
 
 
-def _too_much(config: Config, machine: Machine, workers: int) -> Iterator[tuple[str, str, str]]:
-    budget = workers * config.host.budget_bytes
+def _too_much(config: Config, machine: Machine, processes: int) -> Iterator[tuple[str, str, str]]:
+    budget = processes * config.host.budget_bytes
     if budget > machine.memory_bytes:
-        why = f"{_mib(budget)} for {workers} workers" if workers > 1 else _mib(budget)
+        why = f"{_mib(budget)} for {processes} processes" if processes > 1 else _mib(budget)
         why = f"{why} is more than the machine's memory, {_mib(machine.memory_bytes)}"
         yield "host.budget_bytes", why, "lower it, or use a larger machine"
     most, wanted = config.server.max_connections, config.server.open_files
@@ -232,11 +232,11 @@ def _principals(file: Path) -> Check:
     return _tls_check(Verdict.WARNING, name, "it has no principals: every call is refused", mend)
 
 
-async def examine_ports(config: Config, workers: Sequence[int], timeout_s: float) -> list[Check]:
-    """Check the ports. `workers` are the distances of the workers' ports above the configured ones."""
+async def examine_ports(config: Config, processes: Sequence[int], timeout_s: float) -> list[Check]:
+    """Check the ports. `processes` are the distances of the processes' ports above the configured ones."""
     server, admin = config.server, config.admin
-    listened = [server.port, *(server.port and server.port + each for each in workers)]
-    admins = [config.admin_port and config.admin_port + each for each in workers or [0]] if admin.enabled else []
+    listened = [server.port, *(server.port and server.port + each for each in processes)]
+    admins = [config.admin_port and config.admin_port + each for each in processes or [0]] if admin.enabled else []
     checks = await asyncio.gather(
         *(
             _port(server.host, port, partial(_who, config, port, timeout_s), timeout_s)
@@ -268,7 +268,7 @@ async def _port(host: str, port: int, ask: Callable[[], str], timeout_s: float, 
         return _port_check(Verdict.OK, name, "any free port")
     if port > _MOST_PORT:
         why = f"port {port} is above {_MOST_PORT}"
-        return _port_check(Verdict.WRONG, name, why, "lower the port, or the number of workers")
+        return _port_check(Verdict.WRONG, name, why, "lower the port, or the number of processes")
     try:
         await apart(partial(_bind, host, port), timeout_s)
     except OSError as error:

@@ -143,35 +143,39 @@ def test_dev_has_no_file_to_reload(tmp_path: Path) -> None:
 
 
 def test_workers_get_the_new_configuration(write: Write, serve: Serve) -> None:
-    """Only SIGHUP to the supervisor reloads. A restarted worker runs with the same configuration as the other one."""
+    """Only SIGHUP to the supervisor reloads. A restarted process runs with the same configuration as the other one."""
     cluster = '[zookeeper]\nhosts = "127.0.0.1:1"\n'
-    host = serve("-c", write(f'[server]\nid = "a"\nport = 0\n{cluster}'), "--workers", 2)
+    host = serve("-c", write(f'[server]\nid = "a"\nport = 0\n{cluster}'), "--processes", 2)
 
     def lines(of: str) -> list[str]:
         return [line for line in told(host) if of in line]
 
     def pids() -> dict[str, int]:
-        return {worker: int(pid) for pid, worker in re.findall(r"worker\.started +pid=(\d+) worker=(\S+)", host.said())}
+        return {
+            process: int(pid) for pid, process in re.findall(r"process\.started +pid=(\d+) process=(\S+)", host.said())
+        }
 
-    until(lambda: all(re.search(rf"kazoo.warned .*worker=a-{n}\n", host.said()) for n in (1, 2)), "the workers at work")
+    until(
+        lambda: all(re.search(rf"kazoo.warned .*process=a-{n}\b", host.said()) for n in (1, 2)), "the processes at work"
+    )
     first = pids()["a-1"]
-    os.kill(first, signal.SIGHUP)  # a worker ignores SIGHUP
+    os.kill(first, signal.SIGHUP)  # a process ignores SIGHUP
     write(f'[server]\nid = "b"\nport = 0\ngrace_ms = 9000\n{cluster}max_moves = 3\nsettle_ms = 5\n')
     hang_up(host)
-    until(lambda: len(told(host)) == 3, "the workers' words, and the supervisor's")
+    until(lambda: len(told(host)) == 3, "the processes' words, and the supervisor's")
     changed = "changed=['server.grace_ms', 'zookeeper.max_moves']"
-    for worker in ("a-1", "a-2"):
-        (line,) = lines(f"worker={worker}")
+    for process in ("a-1", "a-2"):
+        (line,) = lines(f"process={process}")
         assert changed in line
     assert len(lines(f"{changed} needs_restart=['server.id', 'zookeeper.settle_ms']")) == 1
-    assert "worker.died" not in host.said()
+    assert "process.died" not in host.said()
 
     os.kill(first, signal.SIGKILL)
     until(lambda: pids()["a-1"] != first, "it to come back")
     write(f'[server]\nid = "a"\nport = 0\ngrace_ms = 8000\n{cluster}max_moves = 3\n')
     hang_up(host)
-    until(lambda: len(told(host)) == 6, "the workers' words again")
-    assert "changed=['server.grace_ms']" in lines("worker=a-1")[-1]
+    until(lambda: len(told(host)) == 6, "the processes' words again")
+    assert "changed=['server.grace_ms']" in lines("process=a-1")[-1]
     write("[server\n")
     assert "config.not_reloaded" in hang_up(host)
     assert host.stop() == 0

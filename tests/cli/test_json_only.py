@@ -100,7 +100,7 @@ def test_an_interrupted_start_is_reported_in_json(tmp_path: Path, module: str) -
     assert [line["error"] for line in lines_of(done.stderr)] == ["interrupted"]
 
 
-@pytest.mark.parametrize("options", [[], ["--workers", "2"]])
+@pytest.mark.parametrize("options", [[], ["--processes", "2"]])
 def test_hosts_without_zookeeper_log_in_json(
     write: Callable[[str], Path], serve: Callable[..., HostProcess], nowhere: int, options: list[str]
 ) -> None:
@@ -110,7 +110,7 @@ def test_hosts_without_zookeeper_log_in_json(
     until(lambda: "Connection refused" in host.said() or not host.running, "a word about ZooKeeper")
     host.process.send_signal(signal.SIGINT)
     assert host.process.wait(timeout=60) == 0
-    assert events(host.said()) >= ({"worker.started", "workers.stopping"} if options else {"host.stopped"})
+    assert events(host.said()) >= ({"process.started", "processes.stopping"} if options else {"host.stopped"})
 
 
 UNRAISABLE = """

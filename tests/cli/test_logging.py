@@ -104,7 +104,7 @@ def test_a_reader_that_does_not_read_stops_nothing(how: str) -> None:
 OTHERS = """
 import asyncio, logging, sys, threading, warnings
 from foqs.cli import logs
-logs.configure("debug", "json", worker="a-1")
+logs.configure("debug", "json", process="a-1")
 logging.getLogger("kazoo.client").warning("connecting to %s", "mysql://me:hunter2@db/foqs")
 logging.getLogger("sqlalchemy.engine").info("INSERT a payload")
 logging.getLogger("kazoo.client").debug("chatter")
@@ -137,7 +137,7 @@ def test_lines_of_libraries_have_the_same_format() -> None:
     run = subprocess.run([sys.executable, "-c", OTHERS], capture_output=True, text=True, env=dict(os.environ))
     assert run.returncode == 1
     lines = [json.loads(line) for line in run.stderr.splitlines()]
-    assert all(line["worker"] == "a-1" for line in lines)
+    assert all(line["process"] == "a-1" for line in lines)
     assert [(line["logger"], line["level"], line["event"]) for line in lines if line["logger"] != "py.warnings"] == [
         ("kazoo.client", "warning", "connecting to mysql://me:***@db/foqs"),
         ("foqs.client", "debug", "our own"),

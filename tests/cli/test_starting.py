@@ -72,18 +72,18 @@ def test_a_port_that_is_taken_is_found_before_databases(write: Callable[[str], P
 
 
 @pytest.mark.parametrize("module", ["typer", "foqs.cli.serve", "foqs.cli.host", "foqs.server.node", "uvloop"])
-@pytest.mark.parametrize("command", ["dev", "serve", "workers"])
+@pytest.mark.parametrize("command", ["dev", "serve", "processes"])
 def test_ctrl_c_while_a_host_is_loaded_ends_it(
     tmp_path: Path, write: Callable[[str], Path], nowhere: str, command: str, module: str
 ) -> None:
-    if command == "workers" and module in ("foqs.cli.host", "foqs.server.node", "uvloop"):
+    if command == "processes" and module in ("foqs.cli.host", "foqs.server.node", "uvloop"):
         module = "foqs.cli.supervisor"
     (tmp_path / "sitecustomize.py").write_text(HOOK)
     cluster = write(f'[server]\nport = 0\n[admin]\nenabled = false\n[zookeeper]\nhosts = "{nowhere}"\n')
     argv = {
         "dev": ["dev", "--port", "0", "--data-dir", str(tmp_path / "data")],
         "serve": ["serve", "-c", str(cluster)],
-        "workers": ["serve", "-c", str(cluster), "--workers", "2"],
+        "processes": ["serve", "-c", str(cluster), "--processes", "2"],
     }[command]
     done = subprocess.run(
         [sys.executable, "-m", "foqs", *argv],
@@ -125,7 +125,7 @@ def _connects(host: HostProcess, server: str) -> bool:
     return any(f"socket:[{inode}]" in names for inode in inodes)
 
 
-@pytest.mark.parametrize("options", [[], ["--workers", "2"]])
+@pytest.mark.parametrize("options", [[], ["--processes", "2"]])
 def test_ctrl_c_while_zookeeper_is_away_ends_the_host(
     write: Callable[[str], Path], serve: Callable[..., HostProcess], nowhere: str, options: list[str]
 ) -> None:

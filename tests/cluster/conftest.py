@@ -41,8 +41,8 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 @pytest.fixture
 def new_cluster(kind: Kind, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NewCluster]:
     """`new_cluster("a", "b", shards=4, settings={})` starts hosts, deals so many shards out to them in turn, and waits
-    until all are served. With `workers` each is so many hosts behind one port. The database server is the session's, or
-    `server`, whose databases go when it does."""
+    until all are served. With `processes` each is this number of hosts behind one port. The database server is the
+    session's, or `server`, whose databases go when it does."""
     try:
         find_zookeeper()
     except ServerUnavailable as error:
@@ -53,7 +53,7 @@ def new_cluster(kind: Kind, request: pytest.FixtureRequest, tmp_path: Path) -> I
             *hosts: str,
             shards: int = 4,
             settings: Settings | None = None,
-            workers: int | None = None,
+            processes: int | None = None,
             server: Server | None = None,
         ) -> LocalCluster:
             place: Server = server or request.getfixturevalue(kind)
@@ -65,7 +65,7 @@ def new_cluster(kind: Kind, request: pytest.FixtureRequest, tmp_path: Path) -> I
                 given[section] = {**keys, **given.get(section, {})}
             cluster = stack.enter_context(local_cluster(made, tmp_path, given))
             for name in hosts:
-                cluster.add(name, workers=workers)
+                cluster.add(name, processes=processes)
             cluster.start(*hosts)
             ids = [one for host in cluster.hosts.values() for one in host.ids]
             cluster.place({shard.number: ids[n % len(ids)] for n, shard in enumerate(made)})

@@ -74,11 +74,11 @@ def log_of(cluster: LocalCluster) -> str:
 
 @pytest.mark.mariadb
 @pytest.mark.parametrize("kind", ["mariadb"])
-def test_rights_and_tls_across_hosts_and_workers(new_cluster: NewCluster, tmp_path: Path) -> None:
+def test_rights_and_tls_across_hosts_and_processes(new_cluster: NewCluster, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     mine = authority.issue("client.test")
     tls = Tls(authority.ca_file, *mine)
-    cluster = new_cluster("a", shards=4, workers=2, settings=files(tmp_path, authority))
+    cluster = new_cluster("a", shards=4, processes=2, settings=files(tmp_path, authority))
     ports = [cluster.hosts["a"].port + distance for distance in (0, 1, 2)]
     specs = [ItemSpec("mail", b"x", dedup_key=f"key-{number}") for number in range(200)]
     with Client(f"127.0.0.1:{ports[1]}", "shop", token="shop", tls=tls, routing=False) as client:
@@ -107,7 +107,7 @@ def test_rights_and_tls_across_hosts_and_workers(new_cluster: NewCluster, tmp_pa
             with pytest.raises(Forbidden):
                 list(rival.list_items("mail"))
         assert client.ack_many(rest) == [None] * 198
-    # With routing, over the shared port: the client learns of the workers' own ports and checks their certificates too.
+    # With routing, over the shared port: the client learns the processes' own ports and checks their certificates too.
     with Client(f"127.0.0.1:{ports[0]}", "shop", token="shop", tls=tls) as client:
         assert client.ack_many(held) == [None, None]
         with Client(f"127.0.0.1:{ports[0]}", "shop", token="wrong", tls=tls) as nobody, pytest.raises(Unauthenticated):

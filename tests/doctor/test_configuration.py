@@ -14,8 +14,8 @@ MACHINE = Machine(memory_bytes=8 << 30, files=None)
 SECRET = "hunter2"
 
 
-def names(config: Config, machine: Machine = MACHINE, workers: int = 1) -> list[str]:
-    checks = dangers(config, machine, workers)
+def names(config: Config, machine: Machine = MACHINE, processes: int = 1) -> list[str]:
+    checks = dangers(config, machine, processes)
     assert all(check.verdict is Verdict.WARNING and check.mend for check in checks)
     return [check.name for check in checks]
 
@@ -93,8 +93,8 @@ def test_listening_beyond_the_machine(tmp_path: Path) -> None:
 
 def test_more_than_the_machine_has() -> None:
     config = load(host={"budget_bytes": 1 << 30})
-    assert names(config, Machine(2 << 30, None), workers=2) == []
-    assert names(config, Machine(2 << 30, None), workers=3) == ["host.budget_bytes"]
+    assert names(config, Machine(2 << 30, None), processes=2) == []
+    assert names(config, Machine(2 << 30, None), processes=3) == ["host.budget_bytes"]
     assert names(config, Machine(8 << 30, config.server.open_files)) == []
     assert names(config, Machine(8 << 30, config.server.open_files - 1)) == ["server.max_connections"]
     assert this_machine().memory_bytes > 1 << 20

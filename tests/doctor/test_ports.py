@@ -11,11 +11,11 @@ from foqs.doctor.host import examine_ports
 from foqs_lab.servers.process import free_port
 
 
-def look(port: int, *workers: int, timeout_s: float = 20, zookeeper: bool = False, **server: object) -> list[Check]:
+def look(port: int, *processes: int, timeout_s: float = 20, zookeeper: bool = False, **server: object) -> list[Check]:
     sections: dict[str, object] = {"admin": {"enabled": False}}
     if zookeeper:
         sections["zookeeper"] = {"hosts": "zk:2181"}
-    return asyncio.run(examine_ports(load(server={"port": port, **server}, **sections), workers, timeout_s))
+    return asyncio.run(examine_ports(load(server={"port": port, **server}, **sections), processes, timeout_s))
 
 
 def test_free_and_taken_ports() -> None:

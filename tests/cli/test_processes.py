@@ -1,4 +1,4 @@
-"""`foqs serve --workers`: refused options, and how the supervisor restarts and stops workers. No ZooKeeper answers."""
+"""`foqs serve --processes`: refused options, restarts and stops of processes. No ZooKeeper answers."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ CLUSTER = '[zookeeper]\nhosts = "127.0.0.1:1"\nauth_scheme = "digest"\nauth_cred
 
 
 def pids(host: HostProcess) -> list[int]:
-    return [int(pid) for pid in re.findall(r"worker\.started +pid=(\d+)", host.said())]
+    return [int(pid) for pid in re.findall(r"process\.started +pid=(\d+)", host.said())]
 
 
 def at_work(host: HostProcess) -> bool:
-    """Return whether both workers have tried to reach ZooKeeper."""
-    return all(re.search(rf"(kazoo\.warned|session\.changed) .*worker=a-{number}\n", host.said()) for number in (1, 2))
+    """Return whether both processes have tried to reach ZooKeeper."""
+    return all(re.search(rf"(kazoo\.warned|session\.changed) .*process=a-{number}\b", host.said()) for number in (1, 2))
 
 
 def refused(config: Path, *options: object) -> str:
@@ -42,14 +42,14 @@ def refused(config: Path, *options: object) -> str:
 @pytest.mark.parametrize(
     ("text", "options", "word"),
     [
-        ('[[shards]]\nid = 1\nurl = "sqlite:///x.db"\n', ["--workers", 2], "no [zookeeper] section"),
-        (CLUSTER, ["--workers", 2, "--take-over"], "--take-over"),
-        (CLUSTER, ["--workers", 3, "--port", 65_533], "no 3 ports above 65533"),
-        (f'[server]\nadvertise = "queue:99"\nport = 0\n{CLUSTER}', ["--workers", 2], "server.advertise"),
-        (f'[server]\nadvertise = "queue"\nport = PORT\n{CLUSTER}', ["--workers", 2], "server.advertise"),
-        (f'[server]\nadvertise = "queue:65534"\nport = PORT\n{CLUSTER}', ["--workers", 2], "server.advertise"),
-        (CLUSTER, ["--workers", 2, "--host", "192.0.2.1"], "cannot listen on 192.0.2.1:7707"),
-        (CLUSTER, ["--workers", 2, "--host", "no.such.host.invalid"], "cannot listen on no.such.host.invalid"),
+        ('[[shards]]\nid = 1\nurl = "sqlite:///x.db"\n', ["--processes", 2], "no [zookeeper] section"),
+        (CLUSTER, ["--processes", 2, "--take-over"], "--take-over"),
+        (CLUSTER, ["--processes", 3, "--port", 65_533], "no 3 ports above 65533"),
+        (f'[server]\nadvertise = "queue:99"\nport = 0\n{CLUSTER}', ["--processes", 2], "server.advertise"),
+        (f'[server]\nadvertise = "queue"\nport = PORT\n{CLUSTER}', ["--processes", 2], "server.advertise"),
+        (f'[server]\nadvertise = "queue:65534"\nport = PORT\n{CLUSTER}', ["--processes", 2], "server.advertise"),
+        (CLUSTER, ["--processes", 2, "--host", "192.0.2.1"], "cannot listen on 192.0.2.1:7707"),
+        (CLUSTER, ["--processes", 2, "--host", "no.such.host.invalid"], "cannot listen on no.such.host.invalid"),
     ],
 )
 def test_wrong_options_are_refused_at_once(
@@ -69,22 +69,22 @@ def test_the_shared_port_is_taken(write: Callable[[str], Path]) -> None:
             taken.bind(("127.0.0.1", 0))
             taken.listen()
             port = taken.getsockname()[1]
-            assert f"cannot listen on 127.0.0.1:{port}: " in refused(write(CLUSTER), "--workers", 2, "--port", port)
+            assert f"cannot listen on 127.0.0.1:{port}: " in refused(write(CLUSTER), "--processes", 2, "--port", port)
 
 
 def test_a_workers_own_port_is_taken(write: Callable[[str], Path]) -> None:
-    """The supervisor stops all workers and prints the reason."""
+    """The supervisor stops all processes and prints the reason."""
     port = free_port(above=2)
     with socket.create_server(("127.0.0.1", port + 2)):
-        said = refused(write(f'[server]\nid = "a"\n{CLUSTER}'), "--workers", 2, "--port", port)
-    assert f"foqs: worker a-2: cannot listen on 127.0.0.1:{port + 2} " in said
+        said = refused(write(f'[server]\nid = "a"\n{CLUSTER}'), "--processes", 2, "--port", port)
+    assert f"foqs: process a-2: cannot listen on 127.0.0.1:{port + 2} " in said
     assert "in use" in said
-    assert "worker.died" not in said
+    assert "process.died" not in said
     assert not any(os.path.exists(f"/proc/{pid}") for pid in re.findall(r"pid=(\d+)", said))
 
 
 def test_another_protocol_version_is_a_permanent_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker reports an Invalid to its supervisor, which ends. After any other error it would restart for ever."""
+    """A process reports an Invalid to its supervisor, which ends. After any other error it would restart for ever."""
     stopped: list[bool] = []
 
     class Node:
@@ -107,20 +107,20 @@ def test_another_protocol_version_is_a_permanent_error(monkeypatch: pytest.Monke
 
 
 def test_a_dead_worker_restarts_ever_later(write: Callable[[str], Path], serve: Callable[..., HostProcess]) -> None:
-    host = serve("--config", write(f'[server]\nid = "a"\nport = 0\n{CLUSTER}'), "--workers", 2)
+    host = serve("--config", write(f'[server]\nid = "a"\nport = 0\n{CLUSTER}'), "--processes", 2)
     killed: list[int] = []
     for _ in range(3):
-        until(lambda: len(pids(host)) == 2 + len(killed), "the workers")
-        worker = re.findall(r"worker\.started +pid=(\d+) worker=a-1\n", host.said())[-1]
-        os.kill(int(worker), signal.SIGKILL)
-        killed.append(int(worker))
-        until(lambda: host.said().count("worker.died") == len(killed), "a word of it")
-    assert re.findall(r"worker\.died +again_ms=(\d+) status=(\S+) worker=a-1\n", host.said()) == [
+        until(lambda: len(pids(host)) == 2 + len(killed), "the processes")
+        process = re.findall(r"process\.started +pid=(\d+) process=a-1\n", host.said())[-1]
+        os.kill(int(process), signal.SIGKILL)
+        killed.append(int(process))
+        until(lambda: host.said().count("process.died") == len(killed), "a word of it")
+    assert re.findall(r"process\.died +again_ms=(\d+) process=a-1 status=(\S+)\n", host.said()) == [
         ("200", "-9"), ("400", "-9"), ("800", "-9"),
     ]  # fmt: skip
-    until(lambda: len(pids(host)) == 5, "the worker to come back")
+    until(lambda: len(pids(host)) == 5, "the process to come back")
     assert len(set(killed)) == 3
-    until(lambda: at_work(host), "the workers to be at work")
+    until(lambda: at_work(host), "the processes to be at work")
     assert host.stop() == 0
     assert not any(os.path.exists(f"/proc/{pid}") for pid in pids(host))
     assert (host.lines, "hunter2" in host.said()) == ([], False)
@@ -130,8 +130,8 @@ def test_a_dead_worker_restarts_ever_later(write: Callable[[str], Path], serve: 
 def test_signals_end_all_also_before_they_listen(
     write: Callable[[str], Path], serve: Callable[..., HostProcess], when: str
 ) -> None:
-    host = serve("--config", write(f'[server]\nid = "a"\nport = 0\n{CLUSTER}'), "--workers", 2)
-    until(lambda: len(pids(host)) == 2 and (when != "at work" or at_work(host)), "the workers")
+    host = serve("--config", write(f'[server]\nid = "a"\nport = 0\n{CLUSTER}'), "--processes", 2)
+    until(lambda: len(pids(host)) == 2 and (when != "at work" or at_work(host)), "the processes")
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):
         host.send_signal(number)
     assert host.wait() == 0
@@ -163,7 +163,7 @@ def test_each_worker_has_an_admin_port_of_its_own() -> None:
 
 
 def test_a_workers_configuration_comes_through_unchanged() -> None:
-    """The supervisor passes the configuration to a worker as JSON."""
+    """The supervisor passes the configuration to a process as JSON."""
     config = load(
         server={"id": "a-1", "port": 1, "advertise": "q:1"},
         limits={"payload_bytes": 5},

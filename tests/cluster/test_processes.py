@@ -26,14 +26,14 @@ pytestmark = [pytest.mark.server, pytest.mark.zookeeper, pytest.mark.timeout(400
 IDS = ["a-1", "a-2", "a-3"]
 CREW = Load(producers=4, consumers=4)
 MISSED_MS = 6_000
-"""Longer than a busy machine stalls a process, short enough to wait for when all workers are killed."""
+"""Longer than a busy machine stalls a process, short enough to wait for when all processes are killed."""
 
 
 @pytest.fixture
 def cluster(new_cluster: NewCluster) -> LocalCluster:
-    """Each worker has two shards."""
+    """Each process has two shards."""
     settings = {"host": {"confirm_ms": 1_000}, "zookeeper": {"session_timeout_ms": MISSED_MS}}
-    return new_cluster("a", shards=6, workers=3, settings=settings)
+    return new_cluster("a", shards=6, processes=3, settings=settings)
 
 
 @pytest.fixture
@@ -48,12 +48,12 @@ def stack() -> Iterator[ExitStack]:
 
 
 def pids(host: HostProcess) -> dict[str, int]:
-    """Of each worker's last start."""
-    return {worker: int(pid) for pid, worker in re.findall(r"worker\.started +pid=(\d+) worker=(\S+)", text(host))}
+    """Of each process's last start."""
+    return {process: int(pid) for pid, process in re.findall(r"process\.started +pid=(\d+) process=(\S+)", text(host))}
 
 
 def ports(host: HostProcess) -> list[int]:
-    """The shared one, and each worker's own: only with those it is certain that every shard gets items."""
+    """The shared one, and each process's own: only with those it is certain that every shard gets items."""
     return [host.port + number for number in range(4)]
 
 
@@ -62,7 +62,7 @@ def text(host: HostProcess) -> str:
 
 
 def gone(pid: int) -> bool:
-    """A worker counts as ended also before its parent has read its exit code."""
+    """A process counts as ended also before its parent has read its exit code."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -89,11 +89,11 @@ def test_all_items_are_reached_through_one_port(cluster: LocalCluster, host: Hos
         return wire
 
     direct = [wire(host.port + number) for number in (1, 2, 3)]
-    # Which worker gets a connection is up to a hash in the kernel: that one has none of 60 is rarer than 1 in 10^9.
+    # Which process gets a connection is up to a hash in the kernel: that one has none of 60 is rarer than 1 in 10^9.
     behind = [wire(host.port) for _ in range(60)]
     stored = [one for wire in behind for one in wire.enqueue([ItemSpec("t", b"x")] * 2)]
     by_host = {facts.owners[shard_of(item_id)].host for item_id in stored if isinstance(item_id, int)}
-    assert (len(set(stored)), by_host) == (120, set(IDS)), "each worker gets connections, and stores where it is"
+    assert (len(set(stored)), by_host) == (120, set(IDS)), "each process gets connections, and stores where it is"
     for each in (behind[0], *direct):
         items = each.dequeue(["t"], 12, wait_ms=20_000, lease_ms=300_000)
         assert items
@@ -124,7 +124,7 @@ def test_a_killed_worker_is_taken_over_from_and_comes_back(
     log.close()
     after = pids(host)
     assert (after["a-1"], after["a-3"]) == (before["a-1"], before["a-3"])
-    assert re.findall(r"worker\.died .*status=(\S+) worker=(\S+)", text(host)) == [("-9", "a-2")]
+    assert re.findall(r"process\.died .*process=(\S+) status=(\S+)", text(host)) == [("a-2", "-9")]
     assert host.said("foqs listening on ") == 1
     ended_well(cluster, tmp_path)
 
@@ -132,7 +132,7 @@ def test_a_killed_worker_is_taken_over_from_and_comes_back(
 def test_they_stop_one_after_another_and_nothing_is_lost(
     cluster: LocalCluster, host: HostProcess, tmp_path: Path
 ) -> None:
-    """Each worker hands its shards over, except the last one, which has no peer left. More signals change nothing."""
+    """Each process hands its shards over, except the last one, which has no peer left. More signals change nothing."""
     log = Log(tmp_path / "crashes.jsonl")
     started = pids(host)
     with Crew(ports(host), tmp_path, "stopped", CREW) as crew:
@@ -146,16 +146,16 @@ def test_they_stop_one_after_another_and_nothing_is_lost(
         assert host.stop() == 0
         assert all(map(gone, started.values()))
         said = text(host)
-        assert re.findall(r"host\.stopped .*worker=(\S+)", said) == IDS
+        assert re.findall(r"host\.stopped .*process=(\S+)", said) == IDS
         assert re.findall(r"host\.stopped .*shards_lost=([1-9]\d*) ", said) == []
-        *_, kept = re.findall(r"shard\.serving .*shard=\d+ worker=(\S+)", said)
+        *_, kept = re.findall(r"shard\.serving .*process=(\S+) .*shard=\d+", said)
         assert kept == "a-3"
-        released = re.findall(r"shard\.released .*clean=(\w+) .*worker=(\S+)", said)
-        assert {worker for _, worker in released} >= {"a-1", "a-2"}
+        released = re.findall(r"shard\.released .*clean=(\w+) .*process=(\S+)", said)
+        assert {process for _, process in released} >= {"a-1", "a-2"}
         assert {clean for clean, _ in released} == {"True"}
-        *_, alone = re.split(r"host\.stopped .*worker=a-2", said)  # until then shards may have been evened out from it
+        *_, alone = re.split(r"host\.stopped .*process=a-2", said)  # until then shards may have been evened out from it
         assert "shard.released" not in alone
-        assert "worker.died" not in said
+        assert "process.died" not in said
         host.start()
         assert cluster.settled().hosts.keys() == set(IDS)
         log.add([Crash(began, monotonic_ns(), "host")])
@@ -165,9 +165,9 @@ def test_they_stop_one_after_another_and_nothing_is_lost(
 
 
 def test_no_worker_outlives_the_supervisor(cluster: LocalCluster, host: HostProcess) -> None:
-    workers = pids(host).values()
-    assert not any(map(gone, workers))
+    processes = pids(host).values()
+    assert not any(map(gone, processes))
     host.kill()
-    wait_until(lambda: all(map(gone, workers)), "the end of all workers", 30)
+    wait_until(lambda: all(map(gone, processes)), "the end of all processes", 30)
     host.start()
     assert cluster.settled().hosts.keys() == set(IDS)

@@ -13,7 +13,7 @@ import typer
 
 from foqs.spark.jobs import command
 from foqs.spark.jobs.command import Place, Source, many, size, snapshot, spark_session, time_of
-from foqs.spark.jobs.page import AGES_MS, PRIORITIES, SIZES_BYTES, STATES, Figures, Report, Topic, render
+from foqs.spark.jobs.page import AGES_MS, PRIORITIES, SIZES_BYTES, STATES, Figures, Report, Topic, render, template
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -56,6 +56,8 @@ def report(
     Under --out, `topics` has one row for each topic, and `total` has one row for all; each run replaces both. With
     neither --out nor --page, the job only prints the totals.
     """
+    if page is not None:
+        template()
     given_ms = None if now is None else command.epoch_ms(now)
     with spark_session("foqs report", place) as spark:
         now_ms = time_of(source) if given_ms is None else given_ms

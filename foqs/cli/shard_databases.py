@@ -216,11 +216,10 @@ def examined(url: str, shard: int, *, rows: bool = False) -> Examined:
 
     try:
         found = check_shard(url, shard, rows=rows)
-        restored = "" if found.findings else _restored(url)
     except StoreError as error:
         return Examined([explained(error)], down=isinstance(error, StoreDown))
     made = Examined([f"{one.found} -> {one.mend}" if one.mend else one.found for one in found.findings])
-    made.restored = restored
+    made.restored = "" if found.findings or not found.restore.at_ms else _restored(*found.restore)
     for row in found.settings:
         if row.ns == _COMPLETE:
             continue
@@ -243,15 +242,10 @@ def conflict_of(copies: Mapping[int, Sequence[Settings]]) -> str:
     return ""
 
 
-def _restored(url: str) -> str:
-    """Return a line about the last restore of a shard; '' if there was none."""
+def _restored(at_ms: int, ended: int) -> str:
+    """Return a line about the last restore of a shard."""
     from datetime import UTC, datetime
 
-    from foqs.store.maintenance import restore_of
-
-    at_ms, ended = restore_of(url)
-    if not at_ms:
-        return ""
     when = datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(sep=" ", timespec="seconds")
     leases = f"{ended:,} lease{'' if ended == 1 else 's'}"
     return f"a host found an older copy here on {when}, and ended the {leases} that came back with it"

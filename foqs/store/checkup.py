@@ -19,16 +19,15 @@ from foqs.store import reads, server
 from foqs.store.dialect import Dialect, dialect_of
 from foqs.store.errors import Kind
 from foqs.store.link import Database, Link
-from foqs.store.maintenance import check_schema, granting, table_findings, unreadable_row, wrong_row
+from foqs.store.maintenance import granted, granting, table_findings, unreadable_row, wrong_row
 from foqs.store.opening import ORPHAN_REMEDY, orphan_words, orphans, read_opened
-from foqs.store.ownership import StoredShard, lock_of, read_shard_row, refuse_foreign, start_without_lock
+from foqs.store.ownership import lock_of, read_shard_row, start_without_lock
 from foqs.store.protocol import ShardRefused
 from foqs.store.reads import index_tail, with_rows
-from foqs.store.schema_diff import missing, read_shapes
+from foqs.store.schema_diff import MAKE_SCHEMA, Schema, read_schema
 from foqs.store.server import Finding
-from foqs.store.tables import EXPIRY_OF_ITEM, metadata
+from foqs.store.tables import EXPIRY_OF_ITEM, TABLES
 
-_MAKE_SCHEMA = "make the schema: foqs shards create"
 _READ_TIMEOUT_S = 120.0
 _LANES = {"ready": reads.READY_LANES, "failure": reads.DEAD_LANES}
 _KILLERS = ("SUPER", "CONNECTION_ADMIN", "CONNECTION ADMIN")
@@ -36,12 +35,23 @@ _PAGE_ROWS = 5_000
 _SHOWN = 5
 
 
+class Restore(NamedTuple):
+    """When a host found that a shard's database is an older copy, and how many leases it ended; 0 for never."""
+
+    at_ms: int
+    leases_ended: int
+
+
+NEVER = Restore(0, 0)
+
+
 @dataclass(slots=True)
 class Checkup:
     """The results of one check, up to the point where an error ended it.
 
     `server` is product and version. `clock_ms` is how far the server's clock is ahead of this machine's, at least and
-    at most; None for SQLite. `owner` is empty when the last owner closed the shard in order.
+    at most; None for SQLite. `owner` is empty when the last owner closed the shard in order. `settings` are copies of
+    namespaces' settings, and `restore` is the last restore; `check_shard` alone reads these.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -51,81 +61,112 @@ class Checkup:
     max_connections: int | None = None
     owner: str | None = None
     epoch: int | None = None
+    settings: list[SettingRow] = field(default_factory=list)
+    restore: Restore = NEVER
 
 
 def check_up(url: str, shard: int, *, timeout_s: float, now_ms: Callable[[], float]) -> Checkup:
-    """`timeout_s` bounds each wait for the server. Raises StoreDown and StoreBusy when the server does not answer."""
+    """Look at the server, the tables, the rights and the shard's row. `timeout_s` bounds each wait for the server.
+
+    Raises StoreDown and StoreBusy when the server does not answer.
+    """
+
+    def look(made: Checkup, link: Link) -> None:
+        if (there := _look(made, link, shard)) is None:
+            return
+        if not link.database.is_file:
+            made.clock_ms = _clock(link, there.dialect, now_ms)
+        if not {"lane", "ready"}.intersection(there.schema.absent):
+            _look_at_lanes(made, link, [table for table in ("ready", "failure") if table in there.schema.there])
+
+    return _checked(look, url, connect_timeout_s=timeout_s, io_timeout_s=timeout_s, look_only=True)
+
+
+def check_shard(url: str, shard: int, *, rows: bool = False) -> Checkup:
+    """Find what keeps a host from opening the shard. With `rows`, also rows without the rows that belong to them.
+
+    Looks as `check_up` does, and reads what the next owner of the shard will read. Changes and locks nothing. Raises
+    StoreDown and StoreBusy when the database does not answer.
+    """
+
+    def look(made: Checkup, link: Link) -> None:
+        there = _look(made, link, shard)
+        if there is None or not there.is_served:
+            return
+        unreadable: tuple[type[Exception], ...] = (TypeError, *link.errors.error)
+        try:
+            _check_opening(made, link, there.dialect, shard, rows=rows)
+        except unreadable:
+            if not there.schema.differences():  # these are findings: no host could read such tables
+                raise
+
+    return _checked(look, url, io_timeout_s=_READ_TIMEOUT_S)
+
+
+class _There(NamedTuple):
+    """What a database is. `is_served`: it has this foqs's tables, for the shard, though they may differ."""
+
+    dialect: Dialect
+    schema: Schema
+    is_served: bool
+
+
+def _checked(look: Callable[[Checkup, Link], None], url: str, **options: float | bool) -> Checkup:
+    """Run `look` with a connection. A database that cannot be used is a finding. Raises StoreDown and StoreBusy."""
     made = Checkup()
     try:
-        database = Database(url, connect_timeout_s=timeout_s, io_timeout_s=timeout_s, look_only=True)
+        database = Database(url, **options)  # type: ignore[arg-type]
     except ShardRefused as refused:
         made.findings.append(Finding(str(refused), "correct the shard's url"))
         return made
     try:
-        with _writable(database, made.findings) as link:
-            if link is not None:
-                _look(made, link, shard, now_ms)
-    except ShardRefused as refused:  # the account cannot connect or read at all
-        made.findings.append(Finding(str(refused), refused.mend or f"correct the shard's url, or {_MAKE_SCHEMA}"))
+        with database.seam():
+            database.refuse_missing()
+            made.findings += _file_rights(database)
+            if not made.findings:
+                with closing(Link(database)) as link, granted(link):
+                    look(made, link)
+    except ShardRefused as refused:  # for example, the account cannot connect or read at all
+        made.findings.append(Finding(str(refused), refused.mend or "correct the shard's url"))
     return made
 
 
-@dataclass(slots=True)
-class ShardCheck:
-    """`findings` are the faults and warnings; `settings` are copies of namespaces' settings, none if they were not
-    read."""
-
-    findings: list[Finding] = field(default_factory=list)
-    settings: list[SettingRow] = field(default_factory=list)
-
-
-def check_shard(url: str, shard: int, *, rows: bool = False) -> ShardCheck:
-    """Find what keeps a host from opening the shard. With `rows`, also rows without the rows that belong to them.
-
-    Compares the schema, asks for the account's rights, and reads what the next owner of the shard will read. Changes
-    and locks nothing. Raises StoreDown and StoreBusy when the database does not answer.
-    """
-    made = ShardCheck(check_schema(url, shard))
+def _look(made: Checkup, link: Link, shard: int) -> _There | None:
+    """Ask each fact about the server and the schema once. Return None for a server that is too old."""
+    facts = server.facts(link.connection)
+    made.server = f"{facts.version.product} {'.'.join(map(str, facts.version.number))}"
+    made.max_packet_bytes, made.max_connections = facts.max_packet_bytes, facts.max_connections
     try:
-        database = Database(url, io_timeout_s=_READ_TIMEOUT_S, look_only=True)
-        with _writable(database, made.findings) as link:
-            if link is not None:
-                _check_opening(made, link, shard, rows=rows)
+        server.refuse_old(facts.version)
     except ShardRefused as refused:
-        finding = Finding(str(refused), refused.mend)
-        if finding not in made.findings:
-            made.findings.append(finding)
-    return made
-
-
-@contextmanager
-def _writable(database: Database, findings: list[Finding]) -> Iterator[Link | None]:
-    """Yield a connection; None, with findings, for a file that this user may not write."""
-    database.refuse_missing()
-    if database.is_file and (wanting := _file_rights(database)):
-        findings += wanting
-        yield None
-        return
-    with database.seam(), closing(Link(database)) as link:
-        yield link
-
-
-def _check_opening(made: ShardCheck, link: Link, shard: int, *, rows: bool) -> None:
-    shapes = read_shapes(link.connection)
-    absent = [table for table in metadata.tables if table not in shapes]
-    if unreadable_row(link.connection, shapes):
-        return
-    row = read_shard_row(link)
+        made.findings += [*facts.unsafe, Finding(str(refused), "upgrade the server")]
+        return None
+    schema = read_schema(link.connection)
+    is_readable = not unreadable_row(schema)
+    row = read_shard_row(link) if is_readable else None
+    if row is not None:
+        # SQLite keeps an empty owner as text.
+        made.owner = row.owner if isinstance(row.owner, str) else bytes(row.owner).decode(errors="replace")
+        made.epoch = row.epoch
+    if schema.there.keys().isdisjoint(schema.wanted):
+        made.findings.append(Finding("the database has no foqs schema", MAKE_SCHEMA))
+    else:
+        made.findings += table_findings(schema, row)
+    wrong = wrong_row(row, shard) if is_readable else []
+    made.findings += [*wrong, *facts.unsafe]
     if not link.database.is_file:
-        made.findings += _rights(link, absent) + _stranger(link, shard)
-    refuse_foreign(row, shard)
-    if missing(metadata.sorted_tables, shapes):
-        return  # a finding of the schema
-    dialect = dialect_of(server.version(link.connection).product)
+        made.findings += _rights(link, schema.absent)
+        if is_readable:
+            made.findings += _stranger(link, shard)
+    return _There(dialect_of(facts.version.product), schema, is_readable and not wrong and not schema.missing())
+
+
+def _check_opening(made: Checkup, link: Link, dialect: Dialect, shard: int, *, rows: bool) -> None:
     with _snapshot(link):
         stored, start = start_without_lock(link, shard)
         opened = read_opened(link, dialect, stored, start, [], replaced=False)
         made.settings = opened.settings
+    made.restore = Restore(*map(int, link.fetch("SELECT restored_ms, leases_ended FROM shard WHERE one = 1")[0]))
     if rows:
         made.findings += partner_findings(link, dialect)
 
@@ -144,44 +185,6 @@ def _snapshot(link: Link) -> Iterator[None]:
         link.rollback()
 
 
-def _look(made: Checkup, link: Link, shard: int, now_ms: Callable[[], float]) -> None:
-    facts = server.facts(link.connection)
-    made.server = f"{facts.version.product} {'.'.join(map(str, facts.version.number))}"
-    made.max_packet_bytes, made.max_connections = facts.max_packet_bytes, facts.max_connections
-    made.findings += facts.unsafe
-    try:
-        server.refuse_old(facts.version)
-    except ShardRefused as refused:
-        made.findings.append(Finding(str(refused), "upgrade the server"))
-        return
-    if not link.database.is_file:
-        made.clock_ms = _clock(link, facts.version, now_ms)
-    shapes = read_shapes(link.connection)
-    absent = [table for table in metadata.tables if table not in shapes]
-    has_shard_table = not unreadable_row(link.connection, shapes)
-    row = read_shard_row(link) if has_shard_table else None
-    if len(absent) == len(metadata.tables):
-        made.findings.append(Finding("the database has no foqs schema", _MAKE_SCHEMA))
-    else:
-        made.findings += table_findings(link.connection, shapes, row)
-    if not link.database.is_file:
-        made.findings += _rights(link, absent)
-    if has_shard_table:
-        _look_at_row(made, link, shard, row)
-    if not {"lane", "ready"}.intersection(absent):
-        _look_at_lanes(made, link, [table for table in ("ready", "failure") if table not in absent])
-
-
-def _look_at_row(made: Checkup, link: Link, shard: int, row: StoredShard | None) -> None:
-    if row is not None:
-        owner = row.owner  # SQLite keeps an empty one as text
-        made.owner = owner if isinstance(owner, str) else bytes(owner).decode(errors="replace")
-        made.epoch = row.epoch
-    made.findings += wrong_row(row, shard, "correct the shard's id or url")
-    if not link.database.is_file:
-        made.findings += _stranger(link, shard)
-
-
 def _look_at_lanes(made: Checkup, link: Link, tables: list[str]) -> None:
     # `timer` has no index by lane: `check_shard` reads it.
     referred = {table: [lane for (lane,) in link.fetch(_LANES[table])] for table in tables}
@@ -191,15 +194,17 @@ def _look_at_lanes(made: Checkup, link: Link, tables: list[str]) -> None:
             made.findings.append(Finding(orphan_words(unknown, table), ORPHAN_REMEDY))
 
 
-def _clock(link: Link, version: server.Version, now_ms: Callable[[], float]) -> tuple[int, int]:
+def _clock(link: Link, dialect: Dialect, now_ms: Callable[[], float]) -> tuple[int, int]:
     """The server read its clock between the two readings of ours."""
     before = now_ms()
-    ((theirs,),) = link.fetch(reads.clock_sql(dialect_of(version.product)))
+    ((theirs,),) = link.fetch(reads.clock_sql(dialect))
     return int(theirs - now_ms()), int(theirs - before)
 
 
 def _file_rights(database: Database) -> list[Finding]:
-    assert database.file is not None
+    """Return what keeps this user from writing the file; none for a server."""
+    if database.file is None:
+        return []
     folder = database.file.resolve().parent
     wanting = [str(path) for path in (database.file, folder) if not os.access(path, os.W_OK, effective_ids=True)]
     return [Finding(f"{path} cannot be written by this user", f"chown or chmod {path}") for path in wanting]
@@ -208,23 +213,23 @@ def _file_rights(database: Database) -> list[Finding]:
 def _rights(link: Link, absent: list[str]) -> list[Finding]:
     """EXPLAIN and PREPARE ask for the rights of a statement that they do not run."""
     refused: dict[str, list[str]] = {}
-    for table in metadata.sorted_tables:
-        statements = {"CREATE": f"PREPARE foqs_doctor FROM 'CREATE TABLE {table.name} (one INT)'"}
-        if table.name not in absent:
-            column = next(iter(table.columns)).name
+    for name, table in TABLES.items():
+        statements = {"CREATE": f"PREPARE foqs_doctor FROM 'CREATE TABLE {name} (one INT)'"}
+        if name not in absent:
+            column = next(iter(table.columns))
             statements = {
-                "INSERT": f"EXPLAIN INSERT INTO {table.name} ({column}) VALUES (1)",
-                "UPDATE": f"EXPLAIN UPDATE {table.name} SET {column} = {column}",
-                "DELETE": f"EXPLAIN DELETE FROM {table.name}",
-                "SELECT": f"EXPLAIN SELECT * FROM {table.name}",
+                "INSERT": f"EXPLAIN INSERT INTO {name} ({column}) VALUES (1)",
+                "UPDATE": f"EXPLAIN UPDATE {name} SET {column} = {column}",
+                "DELETE": f"EXPLAIN DELETE FROM {name}",
+                "SELECT": f"EXPLAIN SELECT * FROM {name}",
             }
         for right, statement in statements.items():
             if _is_refused(link, statement):
-                refused.setdefault(right, []).append(table.name)
+                refused.setdefault(right, []).append(name)
     if not refused:
         return []
     # A table on which the account has no right at all looks missing, which is a finding of its own.
-    whole = len(metadata.tables)
+    whole = len(TABLES)
     listed = {right: ", ".join(sorted(on)) if len(on) < whole else "all tables" for right, on in refused.items()}
     rights = "; ".join(f"{right} on {tables}" for right, tables in listed.items())
     account, mend = granting(link)

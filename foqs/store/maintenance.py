@@ -1,4 +1,4 @@
-"""Commands on the database of a shard, by a process that is not its owner: create, migrate, check, renew, count, read.
+"""Commands on the database of a shard, by a process that is not its owner: create, migrate, renew, count, read.
 
 All raise StoreDown and StoreBusy when the database does not answer, and ShardRefused for a database that is not the
 shard's, unless they say otherwise.
@@ -7,12 +7,10 @@ shard's, unless they say otherwise.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import closing, contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from uuid import uuid4
-
-from sqlalchemy.engine import Connection
 
 from foqs.ids import MAX_SHARD
 from foqs.rows import Holding, SettingRow
@@ -30,9 +28,9 @@ from foqs.store.ownership import (
     refuse_other_shard,
 )
 from foqs.store.protocol import ShardRefused
-from foqs.store.schema_diff import TableShape, create_table, differences, missing, read_shapes
+from foqs.store.schema_diff import Schema, read_schema
 from foqs.store.server import Finding
-from foqs.store.tables import SCHEMA_VERSION, metadata, shard
+from foqs.store.tables import SCHEMA_VERSION, TABLES
 
 _COUNT_TIMEOUT_S = 600.0
 """The index of a hundred million items is read once."""
@@ -41,7 +39,6 @@ _DDL_TIMEOUT_S = 30.0
 _SERVED_S = 5.0
 """A host that refuses a copy tries again each second, and holds the shard's lock for a moment each time."""
 _ASK_AGAIN_S = 0.02
-_ROW_KEY = tuple(column.name for column in shard.primary_key)
 
 
 class Plan(NamedTuple):
@@ -64,19 +61,19 @@ def create_schema(url: str, shard_number: int) -> None:
         database.create_if_missing()
         with closing(Link(database)) as link, granted(link):
             server.refuse_old(server.version(link.connection))
-            shapes = read_shapes(link.connection)
-            row = _row_of(link, shapes, shard_number)
-            if row is not None and not differences(link.connection, metadata.sorted_tables, shapes):
+            schema = read_schema(link.connection)
+            row = _row_of(link, schema, shard_number)
+            if row is not None and not schema.differences():
                 return  # without a lock: another process may be writing the database
         with _changing(database) as link:
-            shapes = read_shapes(link.connection)
-            row = _row_of(link, shapes, shard_number)
-            for table in metadata.sorted_tables:
-                for statement in () if table.name in shapes else create_table(link.connection.dialect, table):
+            schema = read_schema(link.connection)
+            row = _row_of(link, schema, shard_number)
+            for name in schema.absent:
+                for statement in schema.wanted[name].create():
                     link.connection.exec_driver_sql(statement)
-            _refuse_first(differences(link.connection, metadata.sorted_tables, read_shapes(link.connection)))
+            _refuse_first(read_schema(link.connection).differences())
             if row is None:
-                link.connection.execute(shard.insert().values(_first_row(shard_number)))
+                link.execute(_first_row(shard_number))
 
 
 def migrate_schema(url: str, shard_number: int) -> int:
@@ -116,24 +113,22 @@ def _version_of(link: Link, shard_number: int) -> int:
     Raises ShardRefused also for tables of this foqs's version that differ.
     """
     server.refuse_old(server.version(link.connection))
-    row = _row_of(link, read_shapes(link.connection), shard_number, migrated=True)
+    row = _row_of(link, read_schema(link.connection), shard_number, migrated=True)
     if row is None:
         raise ShardRefused(NO_SCHEMA)
     # The tables are read after the version, which a migration at the same time raises last.
-    _refuse_first(table_findings(link.connection, read_shapes(link.connection), row))
+    _refuse_first(table_findings(read_schema(link.connection), row))
     return row.version
 
 
-def _row_of(
-    link: Link, shapes: Mapping[str, TableShape], shard_number: int, *, migrated: bool = False
-) -> StoredShard | None:
+def _row_of(link: Link, schema: Schema, shard_number: int, *, migrated: bool = False) -> StoredShard | None:
     """Return the shard's row, None when there is none yet. `migrated`: an older version may be migrated.
 
     Raises ShardRefused for a table `shard` that differs, another shard's, and another schema version.
     """
-    if shard.name not in shapes:
+    if "shard" in schema.absent:
         return None
-    _refuse_first(unreadable_row(link.connection, shapes))
+    _refuse_first(unreadable_row(schema))
     row = read_shard_row(link)
     if row is None:
         return None
@@ -144,13 +139,14 @@ def _row_of(
     return row
 
 
-def _first_row(shard_number: int) -> dict[str, Any]:
-    return {
+def _first_row(shard_number: int) -> str:
+    row = {
         "one": 1, "version": SCHEMA_VERSION, "number": shard_number,
-        "epoch": 0, "seq": 0, "owner": b"", "connection_id": 0, "server": b"",
+        "epoch": 0, "seq": 0, "owner": "x''", "connection_id": 0, "server": "x''",
         "next_number": 1, "due_from_ms": 0, "expiry_from_ms": 0,
-        "dedup_from_ms": 0, "slots_stamp": 0, "slots": b"", "identity": uuid4().bytes,
+        "dedup_from_ms": 0, "slots_stamp": 0, "slots": "x''", "identity": f"x'{uuid4().hex}'",
     }  # fmt: skip
+    return f"INSERT INTO shard ({', '.join(row)}) VALUES ({', '.join(map(str, row.values()))})"
 
 
 @contextmanager
@@ -175,64 +171,34 @@ def _refuse_first(findings: list[Finding]) -> None:
         raise ShardRefused(finding.found, mend=finding.mend)
 
 
-def table_findings(connection: Connection, shapes: Mapping[str, TableShape], row: Any) -> list[Finding]:
+def table_findings(schema: Schema, row: StoredShard | None) -> list[Finding]:
     """Return the differences from the tables of this foqs; none for a database of another schema version.
 
     `row` is None when the table is missing or empty.
     """
-    if row is not None and row.version != SCHEMA_VERSION:
-        return []
-    return differences(connection, metadata.sorted_tables, shapes)
+    return schema.differences() if row is None or row.version == SCHEMA_VERSION else []
 
 
-def unreadable_row(connection: Connection, shapes: Mapping[str, TableShape]) -> list[Finding]:
+def unreadable_row(schema: Schema) -> list[Finding]:
     """Return what keeps the row of `shard` from being read, whatever its version."""
-    shape = shapes.get(shard.name)
-    if shape is not None and shape.key == _ROW_KEY and shape.columns.keys() >= ROW_COLUMNS:
-        nullable = [name for name in ROW_COLUMNS if shape.columns[name].nullable]
-        return differences(connection, [shard], shapes) if nullable else []
-    return differences(connection, [shard], shapes)
+    there = schema.there.get("shard")
+    if (
+        there is not None
+        and there.key == TABLES["shard"].key
+        and there.columns.keys() >= ROW_COLUMNS
+        and not any(there.columns[name].nullable for name in ROW_COLUMNS)
+    ):
+        return []
+    return schema.differences("shard")
 
 
-def check_schema(url: str, shard_number: int | None = None) -> list[Finding]:
-    """Return the differences of the shard's database from a good one, also where it refuses.
-
-    Look at the tables with their columns, keys and indexes, the versions, the shard's number (when one is given) and
-    the settings that the promises rest on.
-    """
-    try:
-        with open_link(url) as link, granted(link):
-            facts = server.facts(link.connection)
-            server.refuse_old(facts.version)
-            shapes = read_shapes(link.connection)
-            if unreadable_row(link.connection, shapes):
-                return table_findings(link.connection, shapes, None) + facts.unsafe
-            row = read_shard_row(link)
-            return table_findings(link.connection, shapes, row) + wrong_row(row, shard_number) + facts.unsafe
-    except ShardRefused as refused:
-        return [Finding(str(refused), refused.mend)]
-
-
-def wrong_row(row: StoredShard | None, shard_number: int | None, mend: str = "") -> list[Finding]:
-    """Return why the row is not the shard's. `mend` is the remedy where the reason has none."""
+def wrong_row(row: StoredShard | None, shard_number: int | None) -> list[Finding]:
+    """Return why the row is not the shard's."""
     try:
         refuse_foreign(row, shard_number)
     except ShardRefused as refused:
-        return [Finding(str(refused), refused.mend or mend)]
+        return [Finding(str(refused), refused.mend or "correct the shard's id or url")]
     return []
-
-
-class Restore(NamedTuple):
-    """When a host found that a shard's database is an older copy, and how many leases it ended; 0 for never."""
-
-    at_ms: int
-    leases_ended: int
-
-
-def restore_of(url: str) -> Restore:
-    """Return the last restore of a shard."""
-    with open_link(url) as link:
-        return Restore(*map(int, link.fetch("SELECT restored_ms, leases_ended FROM shard WHERE one = 1")[0]))
 
 
 def renew_identity(url: str, shard_number: int) -> str:
@@ -269,12 +235,12 @@ def unserved(link: Link, shard_number: int) -> Iterator[None]:
 def check_tables(url: str) -> list[str]:
     """Name what a host lacks in the database: the schema version, tables, and columns."""
     with open_link(url) as link:
-        shapes = read_shapes(link.connection)
-        if not unreadable_row(link.connection, shapes):
+        schema = read_schema(link.connection)
+        if not unreadable_row(schema):
             row = read_shard_row(link)
             if row is not None and row.version != SCHEMA_VERSION:
                 return [f"{finding.found}: {finding.mend}" for finding in wrong_row(row, None)]
-        return [one.found for one in missing(metadata.sorted_tables, shapes)]
+        return [one.found for one in schema.missing()]
 
 
 def count_items(url: str, shard_number: int) -> int:

@@ -21,14 +21,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from uuid import uuid4
 
-from sqlalchemy import select
-
 from foqs.ids import NUMBER_BITS, Mark, Marks, first_id, number_of, shard_of
 from foqs.store import migrate, reads
 from foqs.store.dialect import Dialect
 from foqs.store.link import Database, Link
 from foqs.store.protocol import Fenced, ShardRefused, StoreDown
-from foqs.store.tables import SCHEMA_VERSION, shard
+from foqs.store.tables import SCHEMA_VERSION
 
 TAKE_OVER_WAIT_S = 10
 """How long a killed owner's transaction may take to be rolled back."""
@@ -55,7 +53,7 @@ class StoredShard(NamedTuple):
 
 
 ROW_COLUMNS = frozenset(StoredShard._fields)
-_ROW = select(*(shard.c[name] for name in StoredShard._fields)).where(shard.c.one == 1)
+_ROW = f"SELECT {', '.join(StoredShard._fields)} FROM shard WHERE one = 1"
 
 
 def read_shard_row(link: Link) -> StoredShard | None:
@@ -64,12 +62,15 @@ def read_shard_row(link: Link) -> StoredShard | None:
     Raises ShardRefused when there is no such table, and the driver's errors.
     """
     try:
-        row = link.connection.execute(_ROW).one_or_none()
+        rows = link.fetch(_ROW)
     except link.errors.error as error:
         if link.errors.is_missing_table(error):
             raise ShardRefused(NO_SCHEMA) from error
         raise
-    return None if row is None else StoredShard(int(row.version), int(row.number), row.owner, int(row.epoch))
+    if not rows:
+        return None
+    version, number, owner, epoch = rows[0]
+    return StoredShard(int(version), int(number), owner, int(epoch))
 
 
 def refuse_foreign(row: StoredShard | None, shard_number: int | None) -> None:

@@ -1,4 +1,4 @@
-"""The tables of a shard.
+"""The tables of a shard, as SQL.
 
 Every item has one row in `item` (its body) and exactly one in `ready` or `timer`; with a TTL also one in `expiry`.
 While a host serves the shard, an item whose id is greater than `shard.indexed_to` may have no row in either: it is
@@ -13,203 +13,244 @@ to it.
 
 from __future__ import annotations
 
-from typing import Any
-
-from sqlalchemy import BigInteger, Column, Index, Integer, LargeBinary, MetaData, SmallInteger, Table, text
-from sqlalchemy.dialects import mysql, sqlite
-from sqlalchemy.types import TypeEngine
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from foqs.ids import DIGEST_BYTES, HASH_SLOTS
 
 SCHEMA_VERSION = 1
 """The version of these tables. A host serves no database of another one."""
-IDENTITY_BYTES = 16
 TIMER_OF_ITEM = "timer_of_item"
 LANE_OF_NAMES = "lane_of_names"
 EXPIRY_OF_ITEM = "expiry_of_item"
 DEDUP_BY_EXPIRY = "dedup_by_expiry"
-DONE_OF_ITEM = "done_of_item"
-DONE_BY_LANE = "done_by_lane"
 FAILURE_OF_ITEM = "failure_of_item"
 
-_SQL_FAMILY = ("mysql", "mariadb")
-metadata = MetaData()
+# Names are bytes: a default collation would make `A` equal `a`.
+# `item.first_at`: the item's first `deliver_after` since its enqueue or its last redrive, once it has another one.
+# NULL: the present one is the first. A plain item never has it.
+# `shard.one` is always 1. `shard.identity` is the shard's UUID, which a restored copy has too. An owner fills an empty
+# one. `shard.restored_ms` and `leases_ended`: when an owner found that the database is an older copy, and how many
+# leases it ended.
+_SQL = f"""
+CREATE TABLE item (
+    id BIGINT NOT NULL,
+    lane INTEGER NOT NULL,
+    priority INTEGER NOT NULL,
+    deliver_after BIGINT NOT NULL,
+    enqueued_at BIGINT NOT NULL,
+    expires_at BIGINT NOT NULL,
+    lease_ms INTEGER NOT NULL,
+    delivery TINYINT NOT NULL,
+    metadata BLOB,
+    headers BLOB,
+    payload MEDIUMBLOB NOT NULL,
+    first_at BIGINT,
+    PRIMARY KEY (id)
+);
+CREATE TABLE ready (
+    lane INTEGER NOT NULL,
+    priority INTEGER NOT NULL,
+    deliver_after BIGINT NOT NULL,
+    id BIGINT NOT NULL,
+    attempt INTEGER NOT NULL,
+    lease BIGINT NOT NULL,
+    bytes INTEGER NOT NULL,
+    PRIMARY KEY (lane, priority, deliver_after, id)
+);
+CREATE TABLE timer (
+    due BIGINT NOT NULL,
+    id BIGINT NOT NULL,
+    lane INTEGER NOT NULL,
+    lease BIGINT NOT NULL,
+    attempt INTEGER NOT NULL,
+    lease_ms INTEGER NOT NULL,
+    bytes INTEGER NOT NULL,
+    PRIMARY KEY (due, id),
+    UNIQUE INDEX {TIMER_OF_ITEM} (id)
+);
+CREATE TABLE expiry (
+    at_ms BIGINT NOT NULL,
+    id BIGINT NOT NULL,
+    PRIMARY KEY (at_ms, id),
+    UNIQUE INDEX {EXPIRY_OF_ITEM} (id)
+);
+CREATE TABLE lane (
+    lane INTEGER NOT NULL,
+    ns VARBINARY(255) NOT NULL,
+    topic VARBINARY(255) NOT NULL,
+    fairness VARBINARY(255) NOT NULL,
+    throttles VARBINARY(512) NOT NULL DEFAULT x'',
+    weight INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (lane),
+    UNIQUE INDEX {LANE_OF_NAMES} (ns, topic, fairness, throttles)
+);
+CREATE TABLE dedup (
+    digest BINARY({DIGEST_BYTES}) NOT NULL,
+    content BIGINT NOT NULL,
+    id BIGINT NOT NULL,
+    expires_at BIGINT NOT NULL,
+    PRIMARY KEY (digest),
+    INDEX {DEDUP_BY_EXPIRY} (expires_at)
+);
+CREATE TABLE shard (
+    one TINYINT NOT NULL,
+    version INTEGER NOT NULL,
+    number INTEGER NOT NULL,
+    epoch BIGINT NOT NULL,
+    seq BIGINT NOT NULL,
+    owner VARBINARY(255) NOT NULL,
+    connection_id BIGINT NOT NULL,
+    server VARBINARY(255) NOT NULL,
+    next_number BIGINT NOT NULL,
+    due_from_ms BIGINT NOT NULL,
+    expiry_from_ms BIGINT NOT NULL,
+    dedup_from_ms BIGINT NOT NULL,
+    slots_stamp BIGINT NOT NULL,
+    slots VARBINARY({HASH_SLOTS // 8}) NOT NULL,
+    done_from_ms BIGINT NOT NULL DEFAULT 0,
+    indexed_to BIGINT NOT NULL DEFAULT 0,
+    identity VARBINARY(16) NOT NULL DEFAULT x'',
+    restored_ms BIGINT NOT NULL DEFAULT 0,
+    leases_ended BIGINT NOT NULL DEFAULT 0,
+    PRIMARY KEY (one)
+);
+CREATE TABLE done (
+    until_ms BIGINT NOT NULL,
+    id BIGINT NOT NULL,
+    lane INTEGER NOT NULL,
+    state TINYINT NOT NULL,
+    attempt INTEGER NOT NULL,
+    ended_at BIGINT NOT NULL,
+    bytes INTEGER NOT NULL,
+    PRIMARY KEY (until_ms, id),
+    INDEX done_by_lane (lane),
+    UNIQUE INDEX done_of_item (id)
+);
+CREATE TABLE result (
+    id BIGINT NOT NULL,
+    data MEDIUMBLOB NOT NULL,
+    PRIMARY KEY (id)
+);
+CREATE TABLE failure (
+    lane INTEGER NOT NULL,
+    fingerprint BIGINT NOT NULL,
+    id BIGINT NOT NULL,
+    cause TINYINT NOT NULL,
+    attempts INTEGER NOT NULL,
+    died_at BIGINT NOT NULL,
+    topic VARBINARY(255) NOT NULL,
+    fairness VARBINARY(255) NOT NULL,
+    throttles VARBINARY(512) NOT NULL,
+    reason VARBINARY(1024) NOT NULL,
+    PRIMARY KEY (lane, fingerprint, id),
+    UNIQUE INDEX {FAILURE_OF_ITEM} (id)
+);
+CREATE TABLE setting (
+    ns VARBINARY(255) NOT NULL,
+    stamp BIGINT NOT NULL,
+    doc MEDIUMBLOB NOT NULL,
+    PRIMARY KEY (ns)
+);
+"""
+_SERVER_OPTIONS = " ENGINE=InnoDB ROW_FORMAT=DYNAMIC CHARSET=binary"
 
 
-def _variant(kind: TypeEngine[Any], own: TypeEngine[Any]) -> TypeEngine[Any]:
-    return kind.with_variant(own, *_SQL_FAMILY)
+class Column(NamedTuple):
+    """`type` is spelled as in the database. `filled`: an INSERT without the column succeeds."""
+
+    type: str
+    nullable: bool
+    filled: bool
+
+    @property
+    def sql(self) -> str:
+        """The definition of a column of `TABLES` or `FILE_TABLES`."""
+        default = " DEFAULT x''" if "BINARY" in self.type or "BLOB" in self.type else " DEFAULT 0"
+        return self.type if self.nullable else f"{self.type} NOT NULL{default if self.filled else ''}"
 
 
-I8 = _variant(SmallInteger(), mysql.TINYINT())
-I32 = Integer()
-I64 = BigInteger()
-# SQLite knows its rowid by this spelling only. Tables with long rows have one: WITHOUT ROWID is slow for those.
-ID = BigInteger().with_variant(sqlite.INTEGER(), "sqlite")
-# A default collation would make `A` equal `a`.
-NAME = _variant(LargeBinary(255), mysql.VARBINARY(255))
-SMALL_BYTES = _variant(LargeBinary(65_535), mysql.BLOB())
-PAYLOAD = _variant(LargeBinary(), mysql.MEDIUMBLOB())
-DIGEST = _variant(LargeBinary(DIGEST_BYTES), mysql.BINARY(DIGEST_BYTES))
-BITS = _variant(LargeBinary(HASH_SLOTS // 8), mysql.VARBINARY(HASH_SLOTS // 8))
-TEXT = _variant(LargeBinary(255), mysql.VARBINARY(255))
-IDENTITY = _variant(LargeBinary(IDENTITY_BYTES), mysql.VARBINARY(IDENTITY_BYTES))
-THROTTLES = _variant(LargeBinary(512), mysql.VARBINARY(512))
-REASON = _variant(LargeBinary(1024), mysql.VARBINARY(1024))
+class Index(NamedTuple):
+    """`usable`: statements may name it (it is not invisible or ignored), and it has whole columns and all rows."""
+
+    columns: tuple[str, ...]
+    unique: bool
+    usable: bool = True
+
+    @property
+    def kind(self) -> str:
+        return "UNIQUE INDEX" if self.unique else "INDEX"
 
 
-def _table(name: str, *columns: Column[Any] | Index, clustered: bool = True) -> Table:
-    own: dict[str, Any] = {}
-    for family in _SQL_FAMILY:
-        own |= {f"{family}_engine": "InnoDB", f"{family}_row_format": "DYNAMIC", f"{family}_charset": "binary"}
-    return Table(name, metadata, *columns, sqlite_with_rowid=not clustered, **own)
+@dataclass(slots=True)
+class Table:
+    """A table of the schema, or one of a database. `engine` is empty for SQLite, `with_rowid` False for servers."""
+
+    name: str
+    engine: str = ""
+    with_rowid: bool = False
+    columns: dict[str, Column] = field(default_factory=dict)
+    key: tuple[str, ...] = ()
+    indexes: dict[str, Index] = field(default_factory=dict)
+
+    def create(self) -> list[str]:
+        """Return the statements that make the table and its indexes, in one line each.
+
+        On MySQL and MariaDB one statement makes all of it: it needs no right but CREATE, and the indexes are there as
+        soon as the table is.
+        """
+        parts = [f"{name} {column.sql}" for name, column in self.columns.items()]
+        parts.append(f"PRIMARY KEY ({', '.join(self.key)})")
+        options = _SERVER_OPTIONS
+        if not self.engine:
+            options = "" if self.with_rowid else " WITHOUT ROWID"
+        else:
+            parts += [f"{index.kind} {name} ({', '.join(index.columns)})" for name, index in self.indexes.items()]
+        made = f"CREATE TABLE IF NOT EXISTS {self.name} ({', '.join(parts)}){options}"
+        return [made] if self.engine else [made, *map(self.create_index, sorted(self.indexes))]
+
+    def create_index(self, name: str) -> str:
+        index = self.indexes[name]
+        return f"CREATE {index.kind} {name} ON {self.name} ({', '.join(index.columns)})"
 
 
-def _key(name: str, kind: TypeEngine[Any]) -> Column[Any]:
-    return Column(name, kind, primary_key=True, autoincrement=False)
+def _read(sql: str) -> Table:
+    """Read one CREATE TABLE of `_SQL`."""
+    name, *lines = re.findall(r"(?<=TABLE )\w+|^ {4}.*?(?=,?$)", sql, re.MULTILINE)
+    table = Table(name, "InnoDB")
+    for line in map(str.strip, lines):
+        columns = tuple(line[line.find("(") + 1 : -1].split(", "))
+        match line.split():
+            case ["PRIMARY", *_]:
+                table.key = columns
+            case ["UNIQUE", "INDEX", index, *_]:
+                table.indexes[index] = Index(columns, unique=True)
+            case ["INDEX", index, *_]:
+                table.indexes[index] = Index(columns, unique=False)
+            case [column, kind, *rest]:
+                table.columns[column] = Column(kind, not rest, not rest or "DEFAULT" in rest)
+    return table
 
 
-def _value(name: str, kind: TypeEngine[Any], *, null: bool = False) -> Column[Any]:
-    return Column(name, kind, nullable=null)
+def _in_file(table: Table) -> Table:
+    """Return the table for SQLite. Tables with long rows have a rowid: WITHOUT ROWID is slow for those.
+
+    SQLite takes a key for its rowid by the spelling INTEGER only.
+    """
+    made = Table(table.name, key=table.key, indexes=table.indexes)
+    made.with_rowid = any(column.type == "MEDIUMBLOB" for column in table.columns.values())
+    for name, column in table.columns.items():
+        kind = "BLOB" if re.search("BLOB|BINARY", column.type) else column.type
+        rowid = made.with_rowid and table.key == (name,) and kind == "BIGINT"
+        made.columns[name] = column._replace(type="INTEGER" if rowid else kind)
+    return made
 
 
-def _filled(name: str, kind: TypeEngine[Any], default: str) -> Column[Any]:
-    """Return a column whose default fills a new row: INSERTs do not name it."""
-    return Column(name, kind, nullable=False, server_default=text(default))
-
-
-# `first_at`: the item's first `deliver_after` since its enqueue or its last redrive, once it has another one; NULL: the
-# present one is the first. A plain item never has it.
-item = _table(
-    "item",
-    _key("id", ID),
-    _value("lane", I32),
-    _value("priority", I32),
-    _value("deliver_after", I64),
-    _value("enqueued_at", I64),
-    _value("expires_at", I64),
-    _value("lease_ms", I32),
-    _value("delivery", I8),
-    _value("metadata", SMALL_BYTES, null=True),
-    _value("headers", SMALL_BYTES, null=True),
-    _value("payload", PAYLOAD),
-    _value("first_at", I64, null=True),
-    clustered=False,
-)
-
-ready = _table(
-    "ready",
-    _key("lane", I32),
-    _key("priority", I32),
-    _key("deliver_after", I64),
-    _key("id", I64),
-    _value("attempt", I32),
-    _value("lease", I64),
-    _value("bytes", I32),
-)
-
-timer = _table(
-    "timer",
-    _key("due", I64),
-    _key("id", I64),
-    _value("lane", I32),
-    _value("lease", I64),
-    _value("attempt", I32),
-    _value("lease_ms", I32),
-    _value("bytes", I32),
-    Index(TIMER_OF_ITEM, "id", unique=True),
-)
-
-expiry = _table(
-    "expiry",
-    _key("at_ms", I64),
-    _key("id", I64),
-    Index(EXPIRY_OF_ITEM, "id", unique=True),
-)
-
-lane = _table(
-    "lane",
-    _key("lane", I32),
-    _value("ns", NAME),
-    _value("topic", NAME),
-    _value("fairness", NAME),
-    _filled("throttles", THROTTLES, "x''"),
-    _filled("weight", I32, "0"),
-    Index(LANE_OF_NAMES, "ns", "topic", "fairness", "throttles", unique=True),
-)
-
-dedup = _table(
-    "dedup",
-    _key("digest", DIGEST),
-    _value("content", I64),
-    _value("id", I64),
-    _value("expires_at", I64),
-    Index(DEDUP_BY_EXPIRY, "expires_at"),
-)
-
-# `identity`: the shard's UUID, which a restored copy has too. An owner fills an empty one.
-# `restored_ms`, `leases_ended`: when an owner found that the database is an older copy, and how many leases it ended.
-shard = _table(
-    "shard",
-    _key("one", I8),  # always 1
-    _value("version", I32),
-    _value("number", I32),
-    _value("epoch", I64),
-    _value("seq", I64),
-    _value("owner", TEXT),
-    _value("connection_id", I64),
-    _value("server", TEXT),
-    _value("next_number", I64),
-    _value("due_from_ms", I64),
-    _value("expiry_from_ms", I64),
-    _value("dedup_from_ms", I64),
-    _value("slots_stamp", I64),
-    _value("slots", BITS),
-    _filled("done_from_ms", I64, "0"),
-    _filled("indexed_to", I64, "0"),
-    _filled("identity", IDENTITY, "x''"),
-    _filled("restored_ms", I64, "0"),
-    _filled("leases_ended", I64, "0"),
-)
-
-done = _table(
-    "done",
-    _key("until_ms", I64),
-    _key("id", I64),
-    _value("lane", I32),
-    _value("state", I8),
-    _value("attempt", I32),
-    _value("ended_at", I64),
-    _value("bytes", I32),
-    Index(DONE_OF_ITEM, "id", unique=True),
-    Index(DONE_BY_LANE, "lane"),
-)
-
-result = _table(
-    "result",
-    _key("id", ID),
-    _value("data", PAYLOAD),
-    clustered=False,
-)
-
-failure = _table(
-    "failure",
-    _key("lane", I32),
-    _key("fingerprint", I64),
-    _key("id", I64),
-    _value("cause", I8),
-    _value("attempts", I32),
-    _value("died_at", I64),
-    _value("topic", NAME),
-    _value("fairness", NAME),
-    _value("throttles", THROTTLES),
-    _value("reason", REASON),
-    Index(FAILURE_OF_ITEM, "id", unique=True),
-)
-
-setting = _table(
-    "setting",
-    _key("ns", NAME),
-    _value("stamp", I64),
-    _value("doc", PAYLOAD),
-    clustered=False,
-)
+TABLES: Mapping[str, Table] = {
+    table.name: table for table in sorted(map(_read, _SQL.split(";\n")[:-1]), key=lambda table: table.name)
+}
+"""The tables on MySQL and MariaDB, in the order of their names."""
+FILE_TABLES: Mapping[str, Table] = {name: _in_file(table) for name, table in TABLES.items()}
+"""The same tables in a file of SQLite."""

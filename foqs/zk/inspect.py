@@ -13,7 +13,7 @@ import ssl
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from kazoo.client import KazooClient
@@ -44,7 +44,8 @@ def read_shards(config: ZookeeperSection, *, timeout_s: float = 10.0) -> list[Sh
     """
     with connected(config, timeout_s) as client:
         try:
-            return read_records(client, Paths(config.root))
+            paths = Paths(config.root)
+            return read_records(client, paths, client.get_children(paths.folder(SHARDS)))
         except NoNodeError:
             raise Unavailable(f"ZooKeeper at {config.hosts} has no cluster at {config.root}") from None
 
@@ -86,10 +87,10 @@ def connected(config: ZookeeperSection, timeout_s: float) -> Iterator[KazooClien
             client.close()
 
 
-def read_records(client: KazooClient, paths: Paths) -> list[ShardFact]:
-    """Return the shards in the order of their numbers. Raises Invalid, and kazoo's errors."""
+def read_records(client: KazooClient, paths: Paths, names: Iterable[str]) -> list[ShardFact]:
+    """Return the shards with these node names, in the order of their numbers. Raises Invalid, and kazoo's errors."""
     found = []
-    for name in client.get_children(paths.folder(SHARDS)):
+    for name in names:
         try:
             number = shard_of(name)
         except Invalid as error:
@@ -180,16 +181,17 @@ def check_root(config: ZookeeperSection, timeout_s: float) -> RootCheckup:
         if found is None:
             return made
         _try(made, client, paths.root, f"create in {paths.root}", create=True)
+        names: dict[str, list[str]] = {}
         for name in FOLDERS:
             if name in found:
                 folder = paths.folder(name)
-                _children(made, client, folder)
+                names[name] = _children(made, client, folder) or []
                 _try(made, client, folder, f"create and delete in {folder}", create=True)
         for record in (ASSIGNMENT, SLOTS):
             if record in found:
                 _try(made, client, paths.folder(record), f"write {paths.folder(record)}", create=False)
-        _read_shards(made, client, paths)
-        _read_hosts(made, client, paths, found)
+        _read_shards(made, client, paths, names.get(SHARDS, []))
+        _read_hosts(made, client, paths, names.get(HOSTS, []))
     return made
 
 
@@ -230,19 +232,17 @@ def _try(made: RootCheckup, client: KazooClient, path: str, what: str, *, create
         made.denied.append(what)
 
 
-def _read_shards(made: RootCheckup, client: KazooClient, paths: Paths) -> None:
+def _read_shards(made: RootCheckup, client: KazooClient, paths: Paths, names: list[str]) -> None:
     try:
-        made.shards = read_records(client, paths)
-    except NoNodeError:  # the first host creates it
-        return
+        made.shards = read_records(client, paths, names)
     except NoAuthError:
         made.denied.append("read the shards")
     except Invalid as error:
         made.unreadable.append(error.message)
 
 
-def _read_hosts(made: RootCheckup, client: KazooClient, paths: Paths, found: list[str]) -> None:
-    for name in _children(made, client, paths.folder(HOSTS)) or () if HOSTS in found else ():
+def _read_hosts(made: RootCheckup, client: KazooClient, paths: Paths, names: list[str]) -> None:
+    for name in names:
         try:
             host = text_of(name)
             made.hosts.append(decode_host(host, client.get(paths.host(host))[0]))

@@ -15,7 +15,8 @@ from structlog.testing import capture_logs
 
 from foqs.ids import MARK_STEP, Mark, Marks, Stamp
 from foqs.server.marks import FileMarks, Marker, mark_file, read_mark, read_marks, write_mark
-from foqs.store.maintenance import create_schema, restore_of
+from foqs.store.checkup import check_shard
+from foqs.store.maintenance import create_schema
 from tests.api.wire import Delivery
 from tests.conftest import NewShardUrl
 from tests.peers.nodes import Cluster, Member, cluster_in
@@ -148,7 +149,7 @@ def test_leases_that_a_copy_brings_back_are_ended(cluster: Cluster, orderly: boo
     wait_until(all_came, "all items are delivered")
     assert got == dict.fromkeys(ids, 1) | {item.id: 2 for item in leased[:6]}
     wait_until(lambda: again.state(once[0]) is None, "the item that was delivered once is removed")
-    restored = restore_of(cluster.url(1))
+    restored = check_shard(cluster.url(1), 1).restore
     assert restored.leases_ended == 7
     assert restored.at_ms > 0
 
@@ -172,7 +173,7 @@ def test_leases_survive_a_restart_and_a_take_over(cluster: Cluster) -> None:
     assert not of(lines, "shard.restored")
     cluster.tell(cluster.routing(second))
     assert set(cluster.wire(second).ack(*leased)) == {0}
-    assert restore_of(cluster.url(1)) == (0, 0)
+    assert check_shard(cluster.url(1), 1).restore == (0, 0)
 
 
 def test_a_copy_that_is_put_back_after_a_crash_gives_no_id_again(cluster: Cluster) -> None:

@@ -6,6 +6,8 @@ import pymysql
 from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
 
+from foqs.store.checkup import check_shard
+from foqs.store.server import Finding
 from tests.store.shards import ServerShard
 
 
@@ -16,6 +18,11 @@ def run(url: str, *statements: str) -> None:
         for statement in statements:
             connection.execute(text(statement))
     engine.dispose()
+
+
+def findings_of(url: str, shard: int) -> list[Finding]:
+    """Return the differences from a good shard."""
+    return check_shard(url, shard).findings
 
 
 def connect(shard: ServerShard) -> pymysql.connections.Connection[pymysql.cursors.Cursor]:

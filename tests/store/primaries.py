@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from sqlalchemy import select
 from sqlalchemy.engine import make_url
 
-from foqs.store.link import Database
 from foqs.store.maintenance import create_schema
-from foqs.store.tables import metadata
 from foqs_lab.relay import Relay
 from foqs_lab.servers import Kind
 from tests.conftest import NewServer, Server
+from tests.store.copies import dump, restore
 from tests.store.shards import NUMBER
 
 RIGHTS = "SELECT, INSERT, UPDATE, DELETE, CREATE, ALTER, INDEX"
@@ -40,13 +38,7 @@ class Primaries:
     def copy(self) -> None:
         """The new server catches up, as a replica does."""
         create_schema(self.new.url("shard"), self.number)
-        old, new = (Database(server.url("shard")) for server in (self.old, self.new))
-        with old.connect() as source, new.connect() as sink:
-            for table in metadata.sorted_tables:
-                rows = [dict(row._mapping) for row in source.execute(select(table))]
-                sink.execute(table.delete())
-                if rows:
-                    sink.execute(table.insert(), rows)
+        restore(self.new.url("shard"), dump(self.old.url("shard")))
 
     def switch(self) -> None:
         """Copy, then let the name lead to the new primary."""

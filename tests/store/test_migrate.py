@@ -15,13 +15,13 @@ from foqs.cli import shard_databases as commands
 from foqs.store import maintenance, migrate
 from foqs.store.checkup import check_up
 from foqs.store.link import Database, Link
-from foqs.store.maintenance import check_schema, check_tables, create_schema, migrate_schema, plan_migration
+from foqs.store.maintenance import check_tables, create_schema, migrate_schema, plan_migration
 from foqs.store.migrate import Step
 from foqs.store.protocol import ShardRefused, StoreBusy
 from foqs.store.server import Finding
 from foqs.store.sql import SqlStore
 from foqs.store.tables import SCHEMA_VERSION
-from tests.store.asking import run
+from tests.store.asking import findings_of, run
 from tests.store.test_ownership import SERVERS
 
 NUMBER = 7
@@ -98,7 +98,7 @@ def test_an_older_database_is_refused_with_the_command(old_url: str) -> None:
     assert (str(refused.value), refused.value.mend) == (WHY, REMEDY)
     with pytest.raises(ShardRefused, match="is version"):
         create_schema(old_url, NUMBER)
-    assert check_schema(old_url, NUMBER) == [Finding(WHY, REMEDY)]
+    assert findings_of(old_url, NUMBER) == [Finding(WHY, REMEDY)]
     assert Finding(WHY, REMEDY) in check_up(old_url, NUMBER, timeout_s=20, now_ms=lambda: 0.0).findings
     assert version_of(old_url) == OLD
 
@@ -159,7 +159,7 @@ def test_a_migration_that_waited_runs_no_step_again(old_url: str, monkeypatch: p
 
     monkeypatch.setattr(maintenance, "unserved", waited)
     assert migrate_schema(old_url, NUMBER) == OLD
-    assert check_schema(old_url, NUMBER) == []
+    assert findings_of(old_url, NUMBER) == []
     with Database(old_url).connect() as connection:
         assert "odd" not in [column["name"] for column in inspect(connection).get_columns("item")]
 

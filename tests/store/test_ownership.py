@@ -16,8 +16,8 @@ import pytest
 
 from foqs.ids import Mark
 from foqs.rows import Batch
+from foqs.store.checkup import check_shard
 from foqs.store.link import Link
-from foqs.store.maintenance import restore_of
 from foqs.store.protocol import CommitUnknown, Fenced, ShardRefused, StoreBusy, StoreDown
 from foqs.store.sql import SqlStore
 from foqs.store.statements import Fence, writes
@@ -379,7 +379,7 @@ def test_leases_since_a_restore_live_on_if_no_mark_was_saved(shard: AnyShard, st
     second = store.open("owner", take_over=False, marks=marks)
     assert (second.behind is not None, second.leases_ended) == (True, 0), "no id is given again"
     assert store._link.fetch("SELECT due FROM timer")[0][0] == NOW_MS
-    assert restore_of(shard.url).leases_ended == 1
+    assert check_shard(shard.url, NUMBER).restore.leases_ended == 1
 
 
 def test_a_mismatch_is_counted(shard: AnyShard) -> None:

@@ -9,9 +9,10 @@ from urllib.parse import quote
 import pytest
 
 from foqs.store.errors import Place, remedy_of
-from foqs.store.maintenance import check_schema, create_schema
+from foqs.store.maintenance import create_schema
 from foqs.store.protocol import ShardRefused, explained
 from tests.conftest import Server
+from tests.store.asking import findings_of
 
 SERVERS = [
     pytest.param("mariadb", marks=[pytest.mark.server, pytest.mark.mariadb]),
@@ -52,7 +53,7 @@ def administer(server: Server, mend: str) -> None:
 
 def works(server: Server) -> None:
     create_schema(url_of(server), 1)
-    assert check_schema(url_of(server), 1) == []
+    assert findings_of(url_of(server), 1) == []
 
 
 def test_an_account_that_is_missing(server: Server) -> None:
@@ -88,10 +89,10 @@ def test_an_account_without_the_right_to_create_tables(server: Server, host: str
 
 def test_a_database_that_is_missing_is_named(server: Server) -> None:
     url = f"mysql+pymysql://root@127.0.0.1:{server.port}/orders"
-    (finding,) = check_schema(url, 1)
+    (finding,) = findings_of(url, 1)
     assert finding.found == f"MySQL at 127.0.0.1:{server.port} has no such database: orders (1049)"
     administer(server, finding.mend)
-    assert "table item is missing" in [one.found for one in check_schema(url, 1)]
+    assert "the database has no foqs schema" in [one.found for one in findings_of(url, 1)]
 
 
 def test_odd_names_are_quoted() -> None:
@@ -112,6 +113,6 @@ def test_a_password_of_any_letters(server: Server, driver: str, word: str) -> No
     for encoded in {quote(word, safe=""), word if word.isalpha() else quote(word, safe="")}:
         url = f"mysql+{driver}://worker:{encoded}@127.0.0.1:{server.port}/orders"
         create_schema(url, 1)
-        assert check_schema(url, 1) == []
+        assert findings_of(url, 1) == []
     with pytest.raises(ShardRefused, match="wrong user or password"):
         create_schema(f"mysql+{driver}://worker:{quote(word + 'ж')}@127.0.0.1:{server.port}/orders", 1)

@@ -17,7 +17,6 @@ from sqlalchemy.engine import make_url
 from foqs.store.checkup import check_shard, check_up
 from foqs.store.link import Database
 from foqs.store.maintenance import (
-    check_schema,
     check_tables,
     count_items,
     create_schema,
@@ -30,7 +29,7 @@ from foqs.store.protocol import ShardRefused, StoreDown
 from foqs.store.server import Finding, Version, refuse_old
 from foqs.store.sql import SqlStore
 from foqs.store.tables import SCHEMA_VERSION
-from tests.store.asking import run
+from tests.store.asking import findings_of, run
 from tests.store.test_ownership import SERVERS
 
 
@@ -43,14 +42,13 @@ def refusal(url: str, shard: int = 1) -> str:
 
 
 def words(url: str, shard: int = 1) -> list[str]:
-    return [finding.found for finding in check_schema(url, shard)]
+    return [finding.found for finding in findings_of(url, shard)]
 
 
 def test_a_made_schema_is_good(shard_url: str) -> None:
     create_schema(shard_url, 3)
     create_schema(shard_url, 3)
-    assert check_schema(shard_url, 3) == []
-    assert check_schema(shard_url) == []
+    assert findings_of(shard_url, 3) == []
     store = SqlStore(shard_url, shard=3)
     assert store.open("owner", take_over=False).warnings == []
     create_schema(shard_url, 3)
@@ -70,13 +68,13 @@ def test_a_complete_schema_needs_no_lock(tmp_path: Path) -> None:
 
 def test_no_schema(shard_url: str) -> None:
     assert "foqs shards create" in refusal(shard_url)
-    assert any("foqs shards create" in f"{finding.found} {finding.mend}" for finding in check_schema(shard_url, 1))
+    assert any("foqs shards create" in f"{finding.found} {finding.mend}" for finding in findings_of(shard_url, 1))
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/none.db"
     assert "foqs shards create" in refusal(url)
-    assert check_schema(url, 1) != []
+    assert findings_of(url, 1) != []
     assert list(tmp_path.iterdir()) == []
 
 
@@ -85,10 +83,10 @@ def test_a_missing_database_is_made(shard_url: str) -> None:
     name = "foqs `odd` %s name"
     url = make_url(shard_url).set(database=name).render_as_string(hide_password=False)
     assert "no such database" in refusal(url)
-    assert "no such database" in check_schema(url, 1)[0].found
+    assert "no such database" in findings_of(url, 1)[0].found
     try:
         create_schema(url, 1)
-        assert check_schema(url, 1) == []
+        assert findings_of(url, 1) == []
         store = SqlStore(url, shard=1)
         store.open("owner", take_over=False)
         store.close()
@@ -130,7 +128,7 @@ def test_another_schema_version_is_refused(shard_url: str, version: int, remedy:
         with pytest.raises(ShardRefused) as refused:
             attempt()
         assert (str(refused.value), refused.value.mend) == (why, remedy)
-    assert check_schema(shard_url, 1) == check_shard(shard_url, 1).findings == [Finding(why, remedy)]
+    assert check_shard(shard_url, 1).findings == [Finding(why, remedy)]
     assert check_tables(shard_url) == [f"{why}: {remedy}"]
 
 

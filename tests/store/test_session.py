@@ -17,12 +17,13 @@ from foqs.rows import Batch
 from foqs.store import server as session
 from foqs.store.checkup import check_up
 from foqs.store.link import Database, Link
-from foqs.store.maintenance import check_schema, count_items, create_schema
+from foqs.store.maintenance import count_items, create_schema
 from foqs.store.protocol import RowRejected, ShardRefused, StoreDown
 from foqs.store.server import LOCK_WAIT_S, SESSION_VARIABLES, Variable, has_value, session_set_up
 from foqs.store.sql import SqlStore
 from foqs_lab.servers import Kind
 from tests.conftest import NewServer, Server, start_or_skip
+from tests.store.asking import findings_of
 from tests.store.contract import LANE, StoreContract, body, insert
 from tests.store.shards import NUMBER, ServerShard, new_item
 
@@ -180,7 +181,7 @@ def test_checks_work_on_a_hostile_server(hostile: Hostile) -> None:
     url = hostile.url()
     create_schema(url, NUMBER)
     create_schema(url, NUMBER)
-    assert check_schema(url, NUMBER) == []
+    assert findings_of(url, NUMBER) == []
     checkup = check_up(url, NUMBER, timeout_s=10, now_ms=lambda: 0)
     assert checkup.findings == []
     assert count_items(url, NUMBER) == 0

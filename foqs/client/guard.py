@@ -94,6 +94,24 @@ def guarded_thread(
     return threading.Thread(target=run_to_end, args=(failed, work, *args), name=name, daemon=True)
 
 
+class Background:
+    """A daemon thread that runs while there is work for it, and ends by itself. A lock of its owner guards it.
+
+    `work` sets `running` to False before it ends.
+    """
+
+    def __init__(self, name: str, work: Callable[[], object]) -> None:
+        self.running = False
+        self._name = name
+        self._work = work
+
+    def begin(self) -> None:
+        """Start the thread unless it runs."""
+        if not self.running:
+            threading.Thread(target=self._work, name=self._name, daemon=True).start()
+            self.running = True  # not before: where there can be no more threads, the next call tries again
+
+
 class SafeLog(logging.LoggerAdapter[logging.Logger]):
     """The log `foqs.client`. Its methods raise nothing but an interrupt of the main thread: a line that a handler of
     the user's logging refuses is written without its traceback, else to stderr."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from math import inf
 from time import monotonic
 
 from foqs.client.client import Client
-from foqs.client.guard import SafeLog, guarded_thread, renew_after_fork
+from foqs.client.guard import Background, SafeLog, renew_after_fork, run_to_end
 from foqs.client.items import Item
 from foqs.client.job import Held
 from foqs.client.per_worker import Share
@@ -50,7 +51,7 @@ class Leases:
         self.lease_ms = lease_ms
         self.capacity = capacity
         self.change = threading.Condition()
-        self.limits = TimeLimits(handlers)
+        self.limits = TimeLimits(handlers, self.change)
         self.broken = broken
         self._held: dict[int, Held] = {}
         self._begun: list[Held] = []
@@ -144,9 +145,7 @@ class Leases:
 
     def work_ended(self, held: Held) -> None:
         """Take the end of the handler that `limit` was called for."""
-        if self.limits.end(held):
-            with self.change:  # a worker whose handlers all hang takes nothing
-                self.change.notify_all()
+        self.limits.end(held)
 
     def _extend_many(self, due: list[Held], now: float) -> None:
         lease_s = self.lease_ms / 1000
@@ -190,13 +189,14 @@ class Leases:
 
 
 class TimeLimits:
-    """The handlers of one worker that have a time limit, and those that exceed it. Thread-safe. `found` gets each item
-    whose work exceeds its limit, and the seconds that it took so far, once, from the thread that calls `look`."""
+    """The handlers of one worker that have a time limit, and those that exceed it. Thread-safe by the lock of the
+    worker's leases. `found` gets each item whose work exceeds its limit, and the seconds that it took so far, once,
+    from the thread that calls `look`, without the lock."""
 
-    def __init__(self, handlers: float) -> None:
+    def __init__(self, handlers: float, change: threading.Condition) -> None:
         self.found: Callable[[list[tuple[Held, float]]], object] = lambda over: None
         self.handlers = handlers
-        self._lock = threading.Lock()
+        self._change = change
         self._begun: dict[Held, float] = {}
         self._over: set[Held] = set()
 
@@ -212,30 +212,30 @@ class TimeLimits:
     @property
     def items_over(self) -> int:
         """How many items have no outcome yet because handlers are over their limit."""
-        with self._lock:
+        with self._change:
             return len({held.id for held in self._over if not held.settling})
 
     def begin(self, held: Held, now: float, stop_at: float) -> None:
         """Watch the work on the item, which has until `stop_at`."""
         held.time_is_up()
         held.stop_at = stop_at
-        with self._lock:
+        with self._change:
             self._begun[held] = now
 
-    def end(self, held: Held) -> bool:
-        """Stop the watch. Return True if the handler was over its limit."""
-        with self._lock:
+    def end(self, held: Held) -> None:
+        """Stop the watch. Tell the worker: it takes nothing while all its handlers hang."""
+        with self._change:
             self._begun.pop(held, None)
-            was_over = held in self._over
-            self._over.discard(held)
-            return was_over
+            if held in self._over:
+                self._over.discard(held)
+                self._change.notify_all()
 
     def look(self, now: float) -> float:
         """Set `time_is_up` of the work that exceeds its limit: its lease is no longer extended. Return when to look
         again, `inf` if there is no need."""
         found = []
         next_at = inf
-        with self._lock:
+        with self._change:
             for held, begun_at in self._begun.items():
                 if held in self._over or held.stop_at is None:
                     continue
@@ -252,7 +252,7 @@ class TimeLimits:
 
     def over(self) -> Counter[str]:
         """Return how many handlers are over their limit now, by the topics of their items."""
-        with self._lock:
+        with self._change:
             return Counter(held.topic for held in self._over)
 
 
@@ -291,15 +291,13 @@ class Extender:
         self._change = threading.Condition()
         self._watched: set[Leases] = set()
         self._wake_at = inf  # the earliest time given since the last round of visits began
-        self._running = False
+        self._thread = Background("foqs-extender", partial(run_to_end, self._failed, self._run))
 
     def watch(self, leases: Leases, extend_at: float) -> None:
         """Called whenever there are leases to extend at `extend_at` that were not there before."""
         with self._change:
             self._watched.add(leases)
-            if not self._running:
-                guarded_thread("foqs-extender", self._failed, self._run).start()
-                self._running = True  # not before: where there can be no more threads, the next call tries again
+            self._thread.begin()
             if extend_at < self._wake_at:
                 self._wake_at = extend_at
                 self._change.notify()
@@ -307,7 +305,7 @@ class Extender:
     def _failed(self, error: BaseException) -> None:
         """End the workers that hold leases: the thread that extends them has ended."""
         with self._change:
-            watched, self._watched, self._running = self._watched, set(), False
+            watched, self._watched, self._thread.running = self._watched, set(), False
         for leases in watched:
             leases.broken(error)
 
@@ -325,7 +323,7 @@ class Extender:
         with self._change:
             self._watched = {leases for leases in self._watched if leases.watched}
             self._wake_at = inf
-            self._running = bool(self._watched)
+            self._thread.running = bool(self._watched)
             return list(self._watched)
 
     def _visit(self, leases: Leases) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 from foqs.client import methods
 from foqs.client.caller import Caller, Pool
 from foqs.client.connection import Connection
-from foqs.client.guard import SafeLog, renew_after_fork
+from foqs.client.guard import Background, SafeLog, renew_after_fork
 from foqs.client.routes import OTHERS, Address, Part, Routes, Spread, by_owner, hosts_by_topic, order, pieces, routes_of
 from foqs.client.timing import Backoff
 from foqs.errors import FoqsError
@@ -65,7 +65,7 @@ class Router:
 
     def _start(self) -> None:
         self._change = threading.Condition()
-        self._running = False
+        self._thread = Background("foqs-router", self._run)
         self._spread = Spread(random.expovariate)
         self._asked = not self._enabled or self.routes.version is not None  # all known hosts were asked once
 
@@ -81,14 +81,10 @@ class Router:
 
     def begin(self) -> None:
         """Start the thread if it does not run yet. Called before every call."""
-        if self._enabled and not self._running:
-            self._begin()
-
-    def _begin(self) -> None:
-        with self._change:
-            if not self._running and not self._closed:
-                threading.Thread(target=self._run, name="foqs-router", daemon=True).start()
-                self._running = True  # not before: where there can be no more threads, the next call tries again
+        if self._enabled and not self._thread.running:
+            with self._change:
+                if not self._closed:
+                    self._thread.begin()
 
     def wait(self, until: float) -> None:
         """Wait a moment for the first routing. Without it, all new items would go to a host that the user gave. `until`
@@ -237,7 +233,8 @@ class Topics:
     def after_fork(self) -> None:
         self._closed = threading.Event()
         self._change = threading.Lock()
-        self._wanted = self._running = False
+        self._thread = Background("foqs-topics", self._run)
+        self._wanted = False
 
     def close(self) -> None:
         self._closed.set()
@@ -246,20 +243,16 @@ class Topics:
         """Return the hosts that had items of the first of `topics` with items, empty if that is not known. Without
         `first`, take a random topic with items, so that no topic is served last."""
         self._wanted = True
-        if not self._running:
-            self._begin()
+        if not self._thread.running:
+            with self._change:
+                if not self._closed.is_set():
+                    self._thread.begin()
         having = self._having
         found = (hosts for topic in topics if (hosts := having.get(topic)))
         if first:
             return next(found, frozenset())
         some = list(found) if having else ()
         return random.choice(some) if some else frozenset()
-
-    def _begin(self) -> None:
-        with self._change:
-            if not self._running and not self._closed.is_set():
-                threading.Thread(target=self._run, name="foqs-topics", daemon=True).start()
-                self._running = True  # not before: where there can be no more threads, the next call tries again
 
     def _run(self) -> None:
         while self._still_wanted():
@@ -280,8 +273,8 @@ class Topics:
 
     def _still_wanted(self) -> bool:
         with self._change:
-            self._running = self._wanted and not self._closed.is_set()
+            wanted = self._thread.running = self._wanted and not self._closed.is_set()
             self._wanted = False
-            if not self._running:
+            if not wanted:
                 self._having = {}  # before another thread may begin, and learn
-            return self._running
+            return wanted

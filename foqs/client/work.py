@@ -11,7 +11,7 @@ from time import monotonic, sleep
 from typing import Any, Literal
 
 from foqs.client.client import Client
-from foqs.client.guard import NotRun, SafeLog, guarded, is_a
+from foqs.client.guard import Background, NotRun, SafeLog, guarded, is_a
 from foqs.client.items import Nack
 from foqs.client.job import AckPolicy, Call, Held, Job, Retry, bounded, delay_argument, metadata_argument, reason_of
 from foqs.client.leases import Leases
@@ -193,13 +193,13 @@ class Hangs:
     ) -> None:  # fmt: skip
         self._client = client
         self._leases = leases
+        self._change = leases.change
         self._limits = leases.limits
         self._outcomes = outcomes
         self._topics = topics
         self._end = end
         self._give_back = give_back
-        self._lock = threading.Lock()
-        self._reporting = False
+        self._thread = Background("foqs-hung", self._report)
         self._closed = threading.Event()
         self._limits.found = self.found
 
@@ -222,12 +222,9 @@ class Hangs:
         if which and self._end is not None:
             self._end(WorkerHung(f"{which}: each is over time_limit_ms"))
             return
-        with self._lock:
-            if self._reporting or self._closed.is_set():
-                return
-            thread = threading.Thread(target=self._report, name="foqs-hung", daemon=True)
-            guarded("the thread that reports hung handlers", thread.start)
-            self._reporting = thread.is_alive()
+        with self._change:
+            if not self._closed.is_set():
+                guarded("the thread that reports hung handlers", self._thread.begin)
 
     def close(self) -> None:
         """Report no more."""
@@ -236,10 +233,10 @@ class Hangs:
     def _report(self) -> None:
         """Have `foqs topic stats` show the hung handlers, whose leases end, while there are any."""
         while True:
-            with self._lock:
+            with self._change:
                 over = self._limits.over()
                 if not over or self._closed.is_set():
-                    self._reporting = False
+                    self._thread.running = False
                     return
             guarded("reporting hung handlers", self._ask, over)
             self._closed.wait(REPORT_S)

@@ -197,7 +197,7 @@ def test_on_hang_is_checked(peer: Any, client_of: Any, options: dict[str, Any], 
 
 @pytest.mark.memory
 def test_each_work_is_found_once() -> None:
-    limits, found = TimeLimits(2), []
+    limits, found = TimeLimits(2, threading.Condition()), []
     limits.found = found.extend
     one, two = (Held(Item(id=n, topic=f"t{n}"), 100.0, 50.0) for n in (1, 2))
     limits.begin(one, 0.0, 10.0)

@@ -88,10 +88,10 @@ def test_an_extension_that_may_have_been_made_late_is_believed(leases, service):
 
 
 def test_a_thread_that_cannot_be_started_is_started_for_the_next(monkeypatch):
+    started = []
+    monkeypatch.setattr(Extender, "_run", lambda _extender: started.append(True))
     extender = Extender()
     leases = Leases(Service(), LEASE_MS, 1)
-    started = []
-    monkeypatch.setattr(extender, "_run", lambda: started.append(True))
 
     def none_left(_thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")

@@ -28,6 +28,44 @@ def test_items_of_an_enqueue_are_answered_one_by_one(host: OneHost) -> None:
     assert [item.payload for item in take(host).items] == [b"a", b"d"]
 
 
+def test_every_field_of_an_item_comes_back(host: OneHost) -> None:
+    """The times are the host's. Empty metadata and headers are not None."""
+    headers = {"a": "1", "ü": "😀", "": ""}
+    fields = {"metadata": b"meta\0", "headers": headers, "priority": -7, "delivery": 2}
+    (full,) = put(host, b"\0\xffpayload", **fields, lease_ms=45_000, ttl_ms=99_000)
+    (plain,), (empty,) = put(host, b""), put(host, b"", metadata=b"", headers={}, priority=1)
+    items = take(host).items
+    now_ms = host.now_ms
+    assert [
+        (item.id, item.payload, item.metadata, item.headers, item.priority, item.delivery, item.expires_at_ms)
+        for item in items
+    ] == [
+        (full, b"\0\xffpayload", b"meta\0", headers, -7, 2, now_ms + 99_000),
+        (plain, b"", None, None, 0, 1, None),
+        (empty, b"", b"", {}, 1, 1, None),
+    ]
+    assert [item.lease_expires_at_ms - now_ms for item in items] == [45_000, 30_000, 30_000]
+    assert {(item.ns, item.topic, item.attempt, item.state) for item in items} == {("n", "t", 1, None)}
+    assert {(item.enqueued_at_ms, item.deliver_after_ms) for item in items} == {(now_ms, now_ms)}
+    assert all(item.lease for item in items)
+
+
+def test_a_dedup_key_is_one_item_until_it_is_forgotten(host: OneHost) -> None:
+    def keyed(payload: bytes = b"x", ns: str = "n", **fields: Any) -> Any:
+        return host.ask("Enqueue", ns=ns, items=[spec("t", payload, dedup_key="k", **fields)]).outcomes[0]
+
+    first, again = keyed(priority=5), keyed(priority=-5, delay_ms=1_000)
+    assert (first.duplicate, again.id, again.duplicate) == (None, first.id, True)
+    assert keyed(ns="m").duplicate is None, "a namespace has keys of its own"
+    (item,) = take(host).items
+    assert (item.id, item.priority) == (first.id, 5)
+    host.ask("Ack", items=[idl.AckItem(item.id, item.lease)])
+    assert keyed().id == first.id, "also when the item is gone"
+    assert keyed(b"y").error.message == "the dedup_key was enqueued with another topic or payload before"
+    host.wait(host.engine.shards[1].dedup_window_ms + 1)
+    assert keyed().duplicate is None
+
+
 def test_an_enqueue_of_invalid_items_reaches_no_shard(host: OneHost) -> None:
     call = host.begin("Enqueue", ns="n", items=[spec("t", None)])
     assert kinds(call.answer) == [Invalid]
@@ -120,18 +158,82 @@ def test_an_outcome_that_is_unknown_is_reported(host: OneHost) -> None:
 # ------------------------------------------------------------------------------------------ dequeue
 
 
-def test_wants_of_a_dequeue_are_checked(host: OneHost) -> None:
-    def why(*wants: tuple[Any, Any], **fields: Any) -> str:
-        return refused(host, "Dequeue", ns="n", wants=[idl.TopicCount(*want) for want in wants], **fields)
+NAME = "must have 1 to 255 bytes"
+COUNTS = "the sum of the counts is 10001, not in 1..10000"
 
-    assert why() == "wants is empty"
-    assert why(("t", 1), ("t", 1)) == "wants lists a topic more than once"
-    assert why(("t", 1), ("u", 0)) == "count is 0, not in 1..10000"
-    assert why(("t", None)) == "count is 0, not in 1..10000"
-    assert why(("t", 6_000), ("u", 4_001)) == "the sum of the counts is 10001, not in 1..10000"
-    assert why(("t", 1), lease_ms=99) == "lease_ms is 99, not in 100..43200000"
-    assert why(("t", 1), wait_ms=600_001) == "wait_ms is 600001, not in 0..600000"
-    assert why(("t", 1), max_bytes=0).startswith("max_bytes is 0")
+
+@pytest.mark.parametrize(
+    ("wants", "fields", "why"),
+    [
+        (None, {}, "wants is empty"),
+        ([], {}, "wants is empty"),
+        ([(f"t{n}", 1) for n in range(1_001)], {}, "wants has 1001 entries, more than 1000"),
+        ([("t", 1), ("t", 1)], {}, "wants lists a topic more than once"),
+        ([("t", 1), ("u", 0)], {}, "count is 0, not in 1..10000"),
+        ([("t", None)], {}, "count is 0, not in 1..10000"),
+        ([("t", -1)], {}, "count is -1, not in 1..10000"),
+        ([("t", 10_001)], {}, "count is 10001, not in 1..10000"),
+        ([("t", 6_000), ("u", 4_001)], {}, COUNTS),
+        ([(None, 1)], {}, "topic is missing"),
+        ([("", 1)], {}, f"topic {NAME}"),
+        ([("a" * 256, 1)], {}, f"topic {NAME}"),
+        ([("a\n", 1)], {}, "topic holds a control character"),
+        ([(b"\xff", 1)], {}, "topic is not UTF-8"),
+        ([("t", 1)], {"ns": None}, "ns is missing"),
+        ([("t", 1)], {"ns": "n" * 256}, f"ns {NAME}"),
+        ([("t", 1)], {"ns": b"\xff"}, "ns is not UTF-8"),
+        ([("t", 1)], {"lease_ms": 99}, "lease_ms is 99, not in 100..43200000"),
+        ([("t", 1)], {"lease_ms": 43_200_001}, "lease_ms is 43200001, not in 100..43200000"),
+        ([("t", 1)], {"wait_ms": -1}, "wait_ms is -1, not in 0..600000"),
+        ([("t", 1)], {"wait_ms": 600_001}, "wait_ms is 600001, not in 0..600000"),
+        ([("t", 1)], {"max_bytes": 0}, "max_bytes is 0, not in 1.."),
+        ([("t", 1)], {"worker": ""}, "worker must have 1 to 128 bytes"),
+        ([("t", 1)], {"worker": "ü" * 65}, "worker must have 1 to 128 bytes"),
+        ([("t", 1)], {"worker": "a\0"}, "worker holds a control character"),
+        ([("t", 1)], {"begins": -1}, "begins is negative"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+@pytest.mark.parametrize("method", ["Dequeue", "AckAndDequeue"])
+def test_a_wrong_dequeue_is_refused(host: OneHost, method: str, wants: Any, fields: dict[str, Any], why: str) -> None:
+    made = wants and [idl.TopicCount(*want) for want in wants]
+    assert refused(host, method, **{"ns": "n", "wants": made, **fields}).startswith(why)
+
+
+def test_a_dequeue_at_its_bounds(host: OneHost) -> None:
+    host.ask("Enqueue", ns="n", items=[spec("t999", b"x")])
+    wants = [idl.TopicCount(f"t{n}", 10) for n in range(1_000)]
+    (item,) = host.ask("Dequeue", ns="n", wants=wants, wait_ms=600_000, lease_ms=43_200_000).items
+    assert (item.topic, item.lease_expires_at_ms) == ("t999", host.now_ms + 43_200_000)
+
+
+@pytest.mark.parametrize(
+    ("own", "asked", "lease_ms"), [(None, None, 30_000), (50_000, None, 50_000), (50_000, 900, 900), (None, 100, 100)]
+)
+def test_the_lease_of_a_consumer_comes_before_the_items_own(host: OneHost, own: Any, asked: Any, lease_ms: int) -> None:
+    put(host, b"x", lease_ms=own)
+    (item,) = take(host, lease_ms=asked).items
+    assert item.lease_expires_at_ms == host.now_ms + lease_ms
+
+
+def test_topics_come_in_the_order_of_wants(host: OneHost) -> None:
+    """Each has its own count, and priorities do not reach over topics."""
+    for number, topic in enumerate("abc"):
+        host.ask("Enqueue", ns="n", items=[spec(topic, b"%d" % n, priority=-number) for n in range(4)])
+    host.ask("Enqueue", ns="m", items=[spec("c")])
+    wants = [idl.TopicCount(*want) for want in (("c", 2), ("none", 5), ("a", 10), ("b", 1))]
+    items = host.ask("Dequeue", ns="n", wants=wants).items
+    assert [(item.topic, item.payload) for item in items] == [
+        ("c", b"0"), ("c", b"1"), ("a", b"0"), ("a", b"1"), ("a", b"2"), ("a", b"3"), ("b", b"0"),
+    ]  # fmt: skip
+    assert len({item.lease for item in items}) == 7
+
+
+def test_expired_items_do_not_hide_the_items_behind_them(host: OneHost) -> None:
+    host.ask("Enqueue", ns="n", items=[spec("t", b"", ttl_ms=150, priority=-1)] * 400)
+    kept = put(host, *[b"kept"] * 8)
+    host.now_ms += 150  # no scan has removed the expired items
+    assert [item.id for item in take(host, 8).items] == kept
 
 
 def test_a_consumer_that_waits_gets_the_next_item(host: OneHost) -> None:
@@ -167,9 +269,9 @@ def test_an_item_stays_ready_when_its_consumer_is_gone(host: OneHost) -> None:
 
 
 def test_max_bytes_bounds_an_answer_after_its_first_item(host: OneHost) -> None:
-    put(host, b"12345", b"12345", b"12345")
-    assert len(take(host, max_bytes=10).items) == 2
-    assert len(take(host, max_bytes=1).items) == 1
+    """Payload, metadata and headers count together."""
+    put(host, *[b"x" * 80] * 20, metadata=b"y" * 10, headers={"k": "v"})  # {"k": "v"} has 10 bytes
+    assert [len(take(host, max_bytes=most).items) for most in (1, 100, 199, 200, 1_000)] == [1, 1, 1, 2, 10]
 
 
 def test_a_stopping_host_refuses_new_work_only(host: OneHost) -> None:

@@ -1,5 +1,7 @@
 """GetItem, ListItems and GetActiveTopics: states, bounds, hidden namespaces, and answers that other hosts give."""
 
+import base64
+import json
 from typing import Any
 
 import pytest
@@ -107,13 +109,60 @@ def test_pages_of_a_list_have_every_item_once() -> None:
     assert sorted(found) == [b"%d" % n for n in range(7)]
 
 
-def test_a_list_is_checked(host: OneHost) -> None:
-    assert refused(host, "ListItems", topic="t") == "ns is missing"
-    assert refused(host, "ListItems", ns="n") == "topic is missing"
-    assert refused(host, "ListItems", ns="n", topic="t", limit=1_001) == "limit is 1001, not in 1..1000"
-    assert refused(host, "ListItems", ns="n", topic="t", state=9) == "state is none of READY, DELAYED, LEASED"
-    for cursor in ("*", "bm90IGpzb24=", "WzEsICJyZWFkeSJd"):
-        assert refused(host, "ListItems", ns="n", topic="t", cursor=cursor) == "the cursor is not one of this server's"
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"ns": None}, "ns is missing"),
+        ({"ns": b"\xff"}, "ns is not UTF-8"),
+        ({"topic": None}, "topic is missing"),
+        ({"topic": "a\n"}, "topic holds a control character"),
+        ({"limit": 0}, "limit is 0, not in 1..1000"),
+        ({"limit": 1_001}, "limit is 1001, not in 1..1000"),
+        ({"state": 9}, "state is none of READY, DELAYED, LEASED"),
+        ({"state": -1}, "state is none of READY, DELAYED, LEASED"),
+    ],
+    ids=str,
+)
+def test_a_list_is_checked(host: OneHost, fields: dict[str, Any], why: str) -> None:
+    assert refused(host, "ListItems", **{"ns": "n", "topic": "t", **fields}) == why
+
+
+def encoded(value: object) -> str:
+    return base64.urlsafe_b64encode(json.dumps(value).encode()).decode()
+
+
+CURSORS = ["", "*", "x", "ü", "=", "AAAA", b"\xff\xfe", "bm90IGpzb24=", base64.b64encode(b"\xff\xff").decode()]
+CURSORS += [base64.b64encode(b"[" * 5_000).decode(), *map(encoded, ([], {}, None, 5, [[], []], ["a"] * 3, [1, 2]))]
+
+
+@pytest.mark.parametrize("cursor", CURSORS, ids=lambda cursor: repr(cursor)[:20])
+def test_a_cursor_of_no_answer_is_refused(host: OneHost, cursor: Any) -> None:
+    for method, fields in (("GetActiveTopics", {}), ("ListItems", {"ns": "n", "topic": "t"})):
+        assert "cursor is not" in refused(host, method, cursor=cursor, **fields)
+
+
+FORGED = [
+    [1, "ready", [1, 2]], [1, "delayed", [1, 2, 3]], [1, "nonsense", []], [1, "ready", ["x", 2, 3]],
+    [1, "ready", [True, 2, 3]], [1, "ready", [2**80, 2, 3]], [1, "leased", [-(2**64), 3]], [2**70, "ready", []],
+    [1, "ready", [], [0, 0]], [1, "ready", [1, 2, 3], [0, 9]], [1, "ready", [99, 0, 2, 3], [5, 9]],
+    [1, "leased", [2, 3], [9, 5]], [1, "leased", [2, 3], [-1, 5]], [1, "delayed", [], [2**80, 2**90]],
+    [1, "delayed", [], ["x", None]], [1, "delayed", [], []], [True, "ready", []], [1, 2, 3],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("parts", FORGED, ids=str)
+def test_a_cursor_that_is_wrong_inside_does_no_harm(host: OneHost, parts: list[Any]) -> None:
+    """It is refused, or the page is short; it never costs the shard."""
+    put(host, *[b""] * 23)
+    answer = host.ask("ListItems", ns="n", topic="t", cursor=encoded(parts))
+    assert type(answer) is Invalid or len(answer.items) <= 23
+    assert len(take(host, 100).items) == 23
+
+
+def test_a_cursor_goes_with_the_state_that_it_was_made_for(host: OneHost) -> None:
+    put(host, *[b""] * 5)
+    cursor = host.ask("ListItems", ns="n", topic="t", limit=1).cursor
+    refused(host, "ListItems", ns="n", topic="t", state=State.LEASED, cursor=cursor)
 
 
 def test_a_list_of_one_shard_needs_that_shard_here(member: OneHost) -> None:
@@ -178,8 +227,8 @@ def test_all_topics_are_counted_by_state(host: OneHost) -> None:
 
 def test_active_topics_are_checked(host: OneHost) -> None:
     assert refused(host, "GetActiveTopics", ns="") == "ns must have 1 to 255 bytes"
-    assert refused(host, "GetActiveTopics", limit=0) == "limit is 0, not in 1..10000"
-    assert refused(host, "GetActiveTopics", cursor="?") == "the cursor is not one of this server's"
+    for limit in (0, 10_001):
+        assert refused(host, "GetActiveTopics", limit=limit) == f"limit is {limit}, not in 1..10000"
 
 
 def test_topics_of_all_hosts_are_one_list(member: OneHost) -> None:

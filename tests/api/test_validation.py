@@ -52,8 +52,8 @@ def stored(**fields: Any) -> NewItem:
         ("", "ns must have 1 to 5 bytes"),
         ("abcdef", "ns must have 1 to 5 bytes"),
         ("ééé", "ns must have 1 to 5 bytes"),
-        ("a\nb", "ns holds a control character"),
-        ("a\x85", "ns holds a control character"),
+        (b"a\xc3", "ns is not UTF-8"),
+        *((f"a{control}", "ns holds a control character") for control in "\0\n\x1f\x7f\x80\x85\x9f"),
     ],
 )
 def test_a_name_is_refused(value: object, why: str) -> None:
@@ -123,13 +123,32 @@ def test_bytes_may_be_absent_but_not_too_long() -> None:
             f"deliver_after_ms is {NOW_MS + 366 * DAY_MS + 1}, more than {366 * DAY_MS} ms ahead",
         ),
         ({"lease_ms": 99}, "lease_ms is 99, not in 100..43200000"),
+        ({"lease_ms": 43_200_001}, "lease_ms is 43200001, not in 100..43200000"),
         ({"ttl_ms": 0}, f"ttl_ms is 0, not in 1..{366 * DAY_MS}"),
+        ({"ttl_ms": 366 * DAY_MS + 1}, f"ttl_ms is {366 * DAY_MS + 1}, not in 1..{366 * DAY_MS}"),
+        ({"expires_at_ms": REAL_MS, "ttl_ms": 5}, "both expires_at_ms and ttl_ms are given"),
+        ({"expires_at_ms": -1}, "expires_at_ms is -1: it must be Unix epoch milliseconds"),
+        ({"expires_at_ms": 0}, "expires_at_ms is 0: it must be Unix epoch milliseconds"),
         ({"dedup_key": ""}, "dedup_key must have 1 to 5 bytes"),
         ({"dedup_key": b"\xff"}, "dedup_key is not UTF-8"),
     ],
 )
 def test_an_item_is_refused_by_the_field_at_fault(fields: dict[str, Any], why: str) -> None:
     assert refusal(**fields) == why
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"payload": b"x" * 10}, {"metadata": b"1234"}, {"headers": {"abc": "def"}}, {"headers": {"é": "éé"}},
+        {"priority": -(2**31)}, {"priority": 2**31 - 1}, {"delivery": 1}, {"delivery": 2},
+        {"lease_ms": 100}, {"lease_ms": 43_200_000}, {"ttl_ms": 1}, {"ttl_ms": 366 * DAY_MS},
+        {"delay_ms": 366 * DAY_MS}, {"deliver_after_ms": NOW_MS + 366 * DAY_MS}, {"dedup_key": "abcde"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_values_at_their_bounds_are_accepted(fields: dict[str, Any]) -> None:
+    assert not taken(spec("t", **{"payload": b"", **fields})).errors
 
 
 @pytest.mark.parametrize(("topic", "why"), [(None, "topic is missing"), ("x" * 6, "topic must have 1 to 5 bytes")])
@@ -165,9 +184,13 @@ def test_a_time_in_the_past_means_now(past: dict[str, int]) -> None:
 )
 def test_a_time_in_another_unit_is_refused(at_ms: int, why: str) -> None:
     intake = Intake("ns", LIMITS, REAL_MS)
-    intake.take([spec("t", deliver_after_ms=at_ms), spec("t", deliver_after_ms=REAL_MS - 5), spec("t")])
-    assert intake.errors[0].message.startswith(f"deliver_after_ms is {at_ms}, {why}")
-    assert (list(intake.errors), intake.indices) == ([0], [1, 2])
+    fields = ("deliver_after_ms", "expires_at_ms")
+    intake.take(
+        [*(spec("t", **{field: at_ms}) for field in fields), spec("t", deliver_after_ms=REAL_MS - 5), spec("t")]
+    )
+    for field, error in zip(fields, intake.errors.values(), strict=True):
+        assert error.message.startswith(f"{field} is {at_ms}, {why}")
+    assert (list(intake.errors), intake.indices) == ([0, 1], [2, 3])
     with pytest.raises(Invalid, match=f"^died_after_ms is {at_ms}, "):
         _filter(idl.FailureFilter(died_after_ms=at_ms), LIMITS, REAL_MS)
     with pytest.raises(Invalid, match=f"^died_before_ms is {at_ms}, "):
@@ -180,6 +203,15 @@ def test_a_time_in_the_past_is_accepted(past: int) -> None:
     intake.take([spec("t", deliver_after_ms=past)])
     assert not intake.errors and intake.items[0].due_ms == 0
     assert _filter(idl.FailureFilter(died_before_ms=past), LIMITS, REAL_MS).died_before_ms == past
+
+
+def test_a_ttl_may_be_given_by_its_end() -> None:
+    """A time that has passed is the shortest TTL."""
+    intake = Intake("ns", LIMITS, REAL_MS)
+    ends_ms = (REAL_MS + DAY_MS, REAL_MS - DAY_MS, 10**14)
+    intake.take([spec("t", expires_at_ms=end_ms) for end_ms in ends_ms])
+    assert [item.expires_at_ms for item in intake.items] == [REAL_MS + DAY_MS, REAL_MS + 1]
+    assert intake.errors[2].message == f"expires_at_ms is {10**14}, more than {366 * DAY_MS} ms ahead"
 
 
 @pytest.mark.parametrize("field", ["delay_ms", "ttl_ms", "lease_ms"])

@@ -9,13 +9,13 @@ import pytest
 
 from foqs.checks import parse_fingerprint, shown_fingerprint
 from foqs.cli.dead import groups_table
-from foqs.client import Client, FailureCause, FailureGroup, FoqsError, ItemState
+from foqs.client import Client, FailureCause, FailureGroup, ItemState
 from foqs.errors import Invalid
 from foqs.idl import idl
 from tests.api.hosts import HostProcess, foqs
 from tests.api.wire import Wire
-from tests.cli.test_items import Run, client, host, in_terminal, lines, remaining, run
 from tests.client.peer import Act, Peer, script
+from tests.support.live import Run, client, host, in_terminal, lines, remaining, run
 
 __all__ = ["client", "host", "run"]
 DEAD = "t.dlq"
@@ -186,14 +186,6 @@ def test_a_cause_of_a_later_version_is_a_number() -> None:
     assert list(table.columns[0].cells) == ["9", "limit"]
 
 
-def test_the_client_raises_typed_errors(client: Client) -> None:
-    with pytest.raises(FoqsError) as raised:
-        client.redrive("")
-    assert isinstance(raised.value, Invalid)
-    assert client.redrive("nothing").at_most == 0
-    assert client.list_failures("nothing") == ([], ())
-
-
 def test_work_is_failed_and_rejected_by_hand(client: Client, run: Run) -> None:
     client.enqueue("t", b"a")
     leased = run("dequeue", "t", "--wait-ms", "60000").stdout
@@ -234,12 +226,3 @@ def test_dead_letters_of_a_closed_topic_stay(client: Client, run: Run, wire: Wir
     assert run("dead", "redrive", DEAD, "--to-topic", "v", "--count", "1").returncode == 0
     client.put_settings(remove=["topic.t"])
     assert run("dead", "redrive", DEAD).stdout == f"1 item redriven from {DEAD}\n"
-
-
-def test_dead_letters_of_a_full_topic_stay(client: Client, run: Run, wire: Wire) -> None:
-    dead(wire, *"abcde")
-    client.put_settings({"topic.t": '{"max_stored": 2}'})
-    redriven = run("dead", "redrive", DEAD, status=1)
-    assert redriven.stdout == f"2 items redriven from {DEAD}\n"
-    assert redriven.stderr.startswith("foqs: 3 dead letters stay: the topic t is full (max_stored 2)")
-    assert sum(group.count for group in client.list_failures(DEAD).groups) == 3

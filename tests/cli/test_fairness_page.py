@@ -9,7 +9,7 @@ from typing import Any
 
 from foqs.client import Client
 from tests.api.hosts import ROOT, foqs
-from tests.cli.test_items import client, host
+from tests.support.live import client, host
 
 __all__ = ["client", "host"]  # fixtures
 PAGE = (ROOT / "docs" / "fairness.md").read_text()

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from foqs.client import Client
-from tests.cli.test_items import Run, client, host, in_terminal, lines, run
+from tests.support.live import Run, client, host, in_terminal, lines, run
 
 __all__ = ["client", "host", "run"]  # fixtures
 ROUTE = """function on_enqueue(item)

@@ -12,7 +12,7 @@ import pytest
 
 from foqs.client import Client, FailureCause, ItemSpec
 from tests.api.hosts import ROOT, foqs
-from tests.cli.test_items import client, host
+from tests.support.live import client, host
 
 __all__ = ["client", "host"]  # fixtures
 PAGE = (ROOT / "docs" / "hooks.md").read_text()

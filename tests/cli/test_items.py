@@ -2,69 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-import pty
-import select
-import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from itertools import count
 from typing import Any
 
 import pytest
 
 from foqs.client import Client, Delivery, ItemSpec, ItemState
-from tests.api.hosts import PATIENT, HostProcess, dev, environment, foqs
-from tests.support import forked
+from tests.support.live import Run, client, host, in_terminal, lines, remaining, run
 
+__all__ = ["client", "host", "run"]  # fixtures
 HOUR_MS = 3_600_000
-Run = Callable[..., Any]
-_namespaces = count()
-
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostProcess]:
-    with dev(tmp_path_factory.mktemp("host"), "--shards", "2", **PATIENT) as running:
-        yield running
-
-
-@pytest.fixture
-def client(host: HostProcess) -> Iterator[Client]:
-    """A client in a namespace of the test's own."""
-    address = "{}:{}".format(*host.address)
-    with Client(address, f"n{next(_namespaces)}", timeout_ms=60_000, routing=False) as made:
-        yield made
-
-
-@pytest.fixture
-def run(client: Client) -> Run:
-    def run(*args: object, stdin: str = "", status: int = 0) -> Any:
-        done = foqs(*map(str, args), "--ns", client.namespace, env={"FOQS_ADDRESS": client.address}, stdin=stdin)
-        assert done.returncode == status, (done.stdout, done.stderr)
-        assert "Traceback" not in done.stderr
-        return done
-
-    return run
-
-
-def lines(done: Any) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-def in_terminal(client: Client, *args: str, typed: str = "") -> tuple[int, str]:
-    """Run a command in a terminal of 80 columns. Return its status and what the terminal shows."""
-    ours, theirs = pty.openpty()
-    environ = environment(FOQS_ADDRESS=client.address, COLUMNS="80", TERM="dumb", NO_COLOR="1")
-    process = forked.Forked([*args, "--ns", client.namespace], [theirs] * 3, environ)
-    os.close(theirs)
-    os.write(ours, typed.encode())
-    shown, until_s = b"", time.monotonic() + 60
-    with suppress(OSError):  # EIO: the command has ended
-        while select.select([ours], [], [], until_s - time.monotonic())[0]:
-            shown += os.read(ours, 65_536)
-    os.close(ours)
-    return process.wait(60), shown.decode().replace("\r\n", "\n")
 
 
 def three_states(client: Client, topic: str) -> dict[str, int]:
@@ -74,10 +20,6 @@ def three_states(client: Client, topic: str) -> dict[str, int]:
     assert item.id == leased
     ready = client.enqueue(topic, b"ready")
     return {"ready": ready, "delayed": client.enqueue(topic, b"delayed", delay_ms=HOUR_MS), "leased": leased}
-
-
-def remaining(client: Client, topic: str) -> list[bytes]:
-    return sorted(item.payload for item in client.list_items(topic))
 
 
 # ------------------------------------------------------------------------------------------------- looking
@@ -225,24 +167,6 @@ def test_listed_items_are_copied_with_their_delay(client: Client, run: Run) -> N
     assert [name for name, item in copies.items() if item.state == ItemState.DELAYED] == [b"delayed"]
     done = run("enqueue", "--copy", stdin='{"payload": "x"}\n', status=1)
     assert "line 1: no item that foqs wrote" in lines(done)[0]["message"]
-
-
-# ------------------------------------------------------------------------------------------------- ending leases
-
-
-@pytest.mark.parametrize(
-    ("options", "left"), [(["ack"], 0), (["nack", "--release"], 300), (["nack", "--delay-ms", "60000"], 300)]
-)
-def test_lines_that_come_twice_or_are_wrong(client: Client, run: Run, options: list[str], left: int) -> None:
-    """The command sends 500 lines in a request."""
-    client.enqueue_many([ItemSpec("t", b"x")] * 300)
-    leases = run("dequeue", "t", "--count", "300", "--wait-ms", "20000").stdout
-    done = run(*options, stdin=f"{leases}wrong\n{leases}", status=1)
-    said = lines(done)
-    assert [line.get("ok") for line in said] == [True] * 300 + [None] + [True] * 300
-    assert (said[300]["error"], said[300]["message"][:8]) == ("INVALID", "line 301")
-    assert done.stderr == f"foqs: 1 of 601 items were not {options[0]}ed\n"
-    assert len(remaining(client, "t")) == left
 
 
 # ------------------------------------------------------------------------------------------------- deleting

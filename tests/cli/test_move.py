@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -17,37 +17,20 @@ from foqs.client import Client, Delivery, Duplicate, Item, ItemSpec, NotFound, O
 from foqs.client.item_copies import job_of
 from foqs.spark.jobs.move import ROW_NAMES, Target, spec_of
 from foqs.spark.jobs.move import move as spark_move
-from tests.api.hosts import PATIENT, HostProcess, dev, environment, foqs
+from tests.api.hosts import environment, foqs
 from tests.support import forked
+from tests.support.live import client, host, remaining
 from tests.support.waiting import wait_until
 
+__all__ = ["client", "host"]  # fixtures
 HOUR_MS = 3_600_000
 LEASE_MS = 200
-_namespaces = count()
-
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostProcess]:
-    with dev(tmp_path_factory.mktemp("host"), "--shards", "2", **PATIENT) as running:
-        yield running
-
-
-@pytest.fixture
-def client(host: HostProcess) -> Iterator[Client]:
-    """A client in a namespace of the test's own."""
-    address = "{}:{}".format(*host.address)
-    with Client(address, f"n{next(_namespaces)}", timeout_ms=60_000, routing=False) as made:
-        yield made
 
 
 def run(client: Client, *args: object, status: int = 0) -> str:
     done = foqs("move", *map(str, args), "--ns", client.namespace, env={"FOQS_ADDRESS": client.address})
     assert done.returncode == status, (done.stdout, done.stderr)
     return done.stdout if status == 0 else done.stdout + done.stderr
-
-
-def payloads(client: Client, topic: str) -> list[bytes]:
-    return sorted(item.payload for item in client.list_items(topic))
 
 
 # ------------------------------------------------------------------------------------------- on a whole host
@@ -82,13 +65,13 @@ def test_items_move_with_all_that_describes_the_work(client: Client) -> None:
     assert (copy.payload, copy.attempt, {name: getattr(copy, name) for name in fields}) == (b"\xff", 0, fields)
     assert source.expires_at_ms is not None
     assert copy.expires_at_ms == source.expires_at_ms
-    assert payloads(client, "t") == [b"later"]
+    assert remaining(client, "t") == [b"later"]
 
 
 def test_the_first_items_of_the_lane_move(client: Client) -> None:
     client.enqueue_many([ItemSpec("t", str(n).encode(), priority=n) for n in (5, 1, 4, 2, 3)])
     assert run(client, "t", "u", "--count", 2) == "2 items moved from t to u\n"
-    assert (payloads(client, "u"), payloads(client, "t")) == ([b"1", b"2"], [b"3", b"4", b"5"])
+    assert (remaining(client, "u"), remaining(client, "t")) == ([b"1", b"2"], [b"3", b"4", b"5"])
     assert run(client, "t", "u", "--count", 20) == "3 items moved from t to u\n"
     assert run(client, "t", "u") == "0 items moved from t to u\n"
 
@@ -123,7 +106,7 @@ def test_a_killed_move_is_repeated_without_loss(client: Client, tmp_path: Path) 
             process.wait(60)
     while any(client.list_items("t", page_items=1)):
         run(client, "t", "u", "--lease-ms", 1_000)
-    assert Counter(payloads(client, "u")) == wanted
+    assert Counter(remaining(client, "u")) == wanted
 
 
 def ready(client: Client, topic: str) -> int:
@@ -177,12 +160,12 @@ def test_a_move_may_be_killed_at_each_request(client: Client, monkeypatch: pytes
             pass
         else:
             break
-        assert sorted({*payloads(client, source), *payloads(client, target)}) == wanted, at
+        assert sorted({*remaining(client, source), *remaining(client, target)}) == wanted, at
         while any(client.list_items(source)):
             again = Move(client, source, target, lease_ms=LEASE_MS)
             again.run(None)
             again.close()
-        assert payloads(client, target) == wanted, at
+        assert remaining(client, target) == wanted, at
     assert at > 7, "two batches: a dequeue, an enqueue and an ack each; then a release"
 
 

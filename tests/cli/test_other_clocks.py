@@ -9,9 +9,7 @@ import pty
 import select
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
-from itertools import count
 from pathlib import Path
 from time import monotonic
 
@@ -19,8 +17,10 @@ import pytest
 
 from foqs.cli.connection import server_clock
 from foqs.client import Client, Item, ItemSpec, ItemState
-from tests.api.hosts import PATIENT, ROOT, HostProcess, dev, environment
+from tests.api.hosts import ROOT, environment
+from tests.support.live import client, host
 
+__all__ = ["client", "host"]  # fixtures
 HOUR_MS = 3_600_000
 SHIFTS_S = [pytest.param(7_200, id="ahead"), pytest.param(-7_200, id="behind")]
 _SHIFTED = """
@@ -31,21 +31,6 @@ sys.argv[0] = "foqs"
 from foqs.__main__ import main
 main()
 """
-_namespaces = count()
-
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostProcess]:
-    with dev(tmp_path_factory.mktemp("host"), "--shards", "2", **PATIENT) as running:
-        yield running
-
-
-@pytest.fixture
-def client(host: HostProcess) -> Iterator[Client]:
-    """A client in a namespace of the test's own."""
-    address = "{}:{}".format(*host.address)
-    with Client(address, f"n{next(_namespaces)}", timeout_ms=60_000, routing=False) as made:
-        yield made
 
 
 class Machine:

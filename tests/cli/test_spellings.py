@@ -17,7 +17,7 @@ from foqs.errors import NotFound
 from foqs_lab.servers import ServerUnavailable, programs
 from foqs_lab.servers.programs import find_zookeeper
 from tests.api.hosts import dev, foqs
-from tests.cli.test_items import Run, client, host, run
+from tests.support.live import Run, client, host, run
 
 __all__ = ["client", "host", "run"]  # fixtures
 BOM = BOM_UTF8.decode()

@@ -16,7 +16,7 @@ from foqs.cli.connection import Connection
 from foqs.cli.main import app
 from foqs.client import Client, Conflict, Settings, SettingsChange, Throttles, ThrottleStats
 from tests.api.hosts import foqs
-from tests.cli.test_items import Run, client, host, in_terminal, lines, run
+from tests.support.live import Run, client, host, in_terminal, lines, run
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parent.parent.parent

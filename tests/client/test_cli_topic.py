@@ -5,31 +5,18 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from subprocess import CompletedProcess
 
 import pytest
 
 from foqs.cli.settings import OUT, with_fields
 from foqs.client import Client, FoqsError, ItemSpec, Overloaded, Unavailable
-from tests.api.hosts import HostProcess, dev, foqs
-from tests.cli.test_items import in_terminal
+from tests.api.hosts import foqs
+from tests.support.live import client, host, in_terminal
 
+__all__ = ["client", "host"]  # fixtures
 Run = Callable[..., "CompletedProcess[str]"]
-
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostProcess]:
-    with dev(tmp_path_factory.mktemp("topic"), "--shards", "2") as host:
-        yield host
-        assert host.faults() == []
-
-
-@pytest.fixture
-def client(host: HostProcess, request: pytest.FixtureRequest) -> Iterator[Client]:
-    """One in a namespace that no other test uses."""
-    with Client("{}:{}".format(*host.address), request.node.name) as made:
-        yield made
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from subprocess import CompletedProcess
 
 import pytest
@@ -11,24 +11,12 @@ import pytest
 from foqs.cli.look import code_name, headline, reasons_table, shown
 from foqs.client import Client, ExplainReason, Explanation, Invalid, ItemState, Reason
 from foqs.idl import idl
-from tests.api.hosts import HostProcess, dev, foqs
+from tests.api.hosts import foqs
 from tests.client.peer import Peer, script
+from tests.support.live import client, host
 
+__all__ = ["client", "host"]  # fixtures
 Run = Callable[..., "CompletedProcess[str]"]
-
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostProcess]:
-    with dev(tmp_path_factory.mktemp("explain"), "--shards", "2") as host:
-        yield host
-        assert host.faults() == []
-
-
-@pytest.fixture
-def client(host: HostProcess, request: pytest.FixtureRequest) -> Iterator[Client]:
-    """One in a namespace that no other test uses."""
-    with Client("{}:{}".format(*host.address), request.node.name) as made:
-        yield made
 
 
 @pytest.fixture

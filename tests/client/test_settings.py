@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -11,32 +11,19 @@ from subprocess import CompletedProcess
 import pytest
 
 from foqs.cli import settings as command
-from foqs.client import Client, Conflict, Invalid, OutcomeUnknown, Settings, SettingsChange
+from foqs.client import Client, Conflict, OutcomeUnknown, Settings, SettingsChange
 from tests.admin.scraping import admin, lacking
 from tests.api.hosts import HostProcess, dev, foqs, locked, until
 from tests.client.peer import Act, Peer, script
+from tests.support.live import client, host
 
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostProcess]:
-    with dev(tmp_path_factory.mktemp("settings"), "--shards", "2") as host:
-        yield host
-        assert host.faults() == []
+__all__ = ["client", "host"]  # fixtures
+Run = Callable[..., "CompletedProcess[str]"]
 
 
 @pytest.fixture
 def address(host: HostProcess) -> str:
     return "{}:{}".format(*host.address)
-
-
-@pytest.fixture
-def client(address: str, request: pytest.FixtureRequest) -> Iterator[Client]:
-    """One in a namespace that no other test uses."""
-    with Client(address, request.node.name) as made:
-        yield made
-
-
-Run = Callable[..., "CompletedProcess[str]"]
 
 
 @pytest.fixture
@@ -59,15 +46,6 @@ def test_settings_are_changed_and_read(client: Client, address: str) -> None:
     assert client.settings("topic.") == Settings(2, {"topic.t": "{}"})
     limits = client.server_info().limits
     assert (limits["settings_bytes"], limits["settings_value_bytes"]) == (900_000, 4_096)
-
-
-def test_wrong_changes_raise_their_error(client: Client) -> None:
-    with pytest.raises(Conflict, match="version 0, not 7"):
-        client.put_settings({"a": "1"}, expected_version=7)
-    with pytest.raises(Invalid) as refused:
-        client.put_settings({"topic.t": '{"paused": 1}', "topic.u": "no"})
-    assert [line.split(":")[0] for line in refused.value.message.split("\n")] == ["topic.t", "topic.u"]
-    assert client.settings().version == 0
 
 
 def test_settings_outlast_the_host(tmp_path: Path) -> None:
@@ -97,23 +75,6 @@ def test_settings_in_vain_are_logged_at_the_start(tmp_path: Path) -> None:
         until(lambda: "settings.in_vain" in host.said(), "the warning")
         assert NO_EFFECT in host.said()
         host.stop()
-
-
-def test_a_circle_of_dead_letters_is_refused(run: Run, client: Client, tmp_path: Path) -> None:
-    """At each way to change settings."""
-    itself = "topic.mail: dead.topic is the topic itself, so max_attempts would have no effect."
-    with pytest.raises(Invalid, match=itself):
-        client.put_settings({"topic.mail": '{"dead": {"topic": "mail"}}'})
-    assert run("set", 'topic.mail={"dead": {"topic": "mail"}}').stderr.startswith(f"foqs: {itself}")
-    client.put_settings({"topic.a": '{"dead": {"topic": "b"}}'})
-    backup = tmp_path / "backup.json"
-    entries = {"topic.a": '{"dead": {"topic": "b"}}', "topic.b": '{"dead": {"topic": "a"}}'}
-    backup.write_text(json.dumps({"entries": entries}))
-    circle = "topic.a, topic.b: the dead letters of a -> b -> a go in a circle"
-    assert circle in run("import", backup).stderr
-    connection = ("--ns", client.namespace, "--address", client.address)
-    assert circle in foqs("topic", "policy", "b", 'dead={"topic": "a"}', *connection).stderr
-    assert client.settings() == Settings(1, {"topic.a": '{"dead": {"topic": "b"}}'})
 
 
 def test_retries_without_an_effect_are_named(run: Run, client: Client, address: str) -> None:

@@ -137,24 +137,6 @@ def test_namespaces_beyond_the_bound_are_counted_as_one(start_whole: Start) -> N
     assert {labels["namespace"]: value for labels, value in calls} == {"ns-0": 1, "ns-1": 1, "ns-2": 1, "other": 5}
 
 
-def test_topics_beyond_the_bound_are_counted_as_one(start_whole: Start) -> None:
-    """Ten times the topics do not make the answer longer. (A shard that is opened in between would.)"""
-    host = start_whole("--shards", "2", FOQS_ADMIN__TOPICS="5")
-    address = admin(host)
-    lines = []
-    with Wire(host.address) as wire:
-        for first, beyond in ((0, 100), (100, 1_000)):
-            wire.enqueue(*(spec(f"topic-{number}", b"x") for number in range(first, beyond)))
-            wire.put("big", *[b"x"] * 50)
-            scrape = Scrape(address)
-            lines.append(scrape.text.count("\n"))
-            assert scrape.sum("foqs_topics") == beyond + 1
-            assert len(scrape.values("foqs_topic_items", "topic")) == 6
-            assert {"big", "other"} < scrape.values("foqs_topic_oldest_ready_age_seconds", "topic")
-            assert scrape.sum("foqs_topic_items", state="ready") == beyond + 50 * len(lines)
-    assert lines[1] == lines[0]
-
-
 @pytest.mark.parametrize("count", [16, 200])
 def test_silent_connections_do_not_stop_the_health_check(start_dev: Start, stack: ExitStack, count: int) -> None:
     host = start_dev("--shards", "1")

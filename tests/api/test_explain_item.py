@@ -7,7 +7,6 @@ import pytest
 from foqs.config.access import Namespaces
 from foqs.errors import NotServed, Overloaded
 from foqs.idl import idl
-from tests.api.wire import Wire
 from tests.support.one_host import FORWARDED, OneHost, put, refused, routing_of
 
 R = idl.Reason
@@ -57,13 +56,3 @@ def test_another_host_gets_not_owner() -> None:
     assert call.answer.eta_ms == 5
     answer = member.ask("ExplainItem", ns="n", topic="t", context=FORWARDED)
     assert [one.code for one in answer.reasons] == [R.GONE], "for this host alone"
-
-
-def test_a_real_host_explains(wire: Wire, topic: str) -> None:
-    first, second = (wire.put(topic, b"x")[0] for _ in range(2))
-    (leased,) = wire.dequeue(topic, 1)
-    found = wire.ask("ExplainItem", id=leased.id)
-    assert (found.reasons[0].code, found.reasons[0].until_ms) == (R.LEASED, leased.lease_expires_at_ms)
-    other = wire.ask("ExplainItem", id=second if leased.id == first else first)
-    assert (other.reasons, other.eta_ms, other.state) == ([], None, idl.ItemState.READY)
-    assert wire.ask("ExplainItem", ns=wire.ns, topic=topic).reasons == []

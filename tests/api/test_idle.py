@@ -2,14 +2,13 @@
 
 import contextlib
 import resource
-import socket
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from foqs.idl import idl
 from tests.api.conftest import whole
-from tests.api.hosts import PATIENT, HostProcess, until
+from tests.api.hosts import PATIENT, HostProcess
 from tests.api.wire import Wire
 
 COUNT = 2_000
@@ -57,25 +56,3 @@ def test_two_thousand_idle_connections(host_with_few_files: HostProcess) -> None
             assert item.topic == f"t{number % 7}"
         assert host.threads() == threads
     assert host.stop() == 0
-
-
-def test_more_connections_than_allowed(start_dev: Callable[..., HostProcess]) -> None:
-    """Connections beyond the limit are closed at once; the rest are served; a free place is used again."""
-    host = start_dev(FOQS_SERVER__MAX_CONNECTIONS="3")
-    wires = [Wire(host.address) for _ in range(3)]
-    for wire in wires:
-        assert wire.ask("GetServerInfo").version
-    with Wire(host.address) as refused:
-        assert refused.is_closed()
-    assert wires[0].ask("GetServerInfo").version
-    wires.pop().close()
-
-    def admitted() -> bool:
-        with Wire(host.address) as wire, contextlib.suppress(OSError, AssertionError):
-            wire.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return bool(wire.ask("GetServerInfo").version)
-        return False
-
-    until(admitted, "the free place")
-    for wire in wires:
-        wire.close()

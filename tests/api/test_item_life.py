@@ -114,6 +114,8 @@ def test_a_forwarded_enqueue_is_refused_where_no_shard_is() -> None:
     answer = host.ask("Enqueue", ns="n", items=[spec("t")], context=FORWARDED)
     assert kinds(answer) == [Unavailable]
     assert not host.to("Enqueue")
+    nowhere = OneHost(routing=routing_of({}))
+    assert kinds(nowhere.ask("Enqueue", ns="n", items=[spec("t")])) == [Unavailable]
 
 
 def test_a_key_goes_to_the_owner_of_its_slot() -> None:

@@ -270,8 +270,8 @@ def test_an_item_of_another_host_is_settled_there(method: str) -> None:
     assert kinds(call.answer) == [None, NotFound]
 
 
-def test_a_forwarded_ack_takes_no_second_hop() -> None:
+@pytest.mark.parametrize("method", [*ENTRIES, "DeleteItems"])
+def test_a_forwarded_request_takes_no_second_hop(method: str) -> None:
     host = OneHost(1, routing=routing_of({1: "a", 2: "b"}))
-    answer = host.ask("Ack", items=[idl.AckItem(2 << 48 | 9, 5)], context=FORWARDED)
-    assert kinds(answer) == [NotServed]
-    assert not host.to("Ack")
+    assert kinds(host.ask(method, **fields(method, (2 << 48 | 9, 5)), context=FORWARDED)) == [NotServed]
+    assert not host.to(method)

@@ -74,17 +74,6 @@ def test_pages_have_each_item_of_all_tenants_once(limit: int) -> None:
     assert len(listed(host, limit, state=State.READY)) == len(ids) - 6 - 9
 
 
-def test_a_listed_item_shows_its_own_tenant_and_throttle_keys() -> None:
-    host = OneHost(1)
-    put(host, ["", "a", "b"])
-    put(host, ["a"], throttle_keys=["two", "one"])
-    put(host, [""], throttle_keys=["one"], delay_ms=60_000)
-    items = [item for page in pages(host, 2) for item in page]
-    shown = {(item.topic, item.fairness_key, tuple(item.throttle_keys or ())) for item in items}
-    expected = [(None, ()), ("a", ()), ("b", ()), ("a", ("one", "two")), (None, ("one",))]
-    assert shown == {("t", *names) for names in expected}
-
-
 def test_a_page_has_room_for_the_names_of_tenants() -> None:
     """An answer stays below the bound on frames."""
     limits = Limits(frame_bytes=REPLY_OVERHEAD_BYTES + 2_000)

@@ -58,28 +58,6 @@ def test_a_dequeue_gets_no_more_than_the_burst() -> None:
     assert 4 <= host.got() <= 5
 
 
-def test_the_rate_is_reached_by_polls() -> None:
-    host = Throttled(API)
-    host.put(200, "api")
-    got = 0
-    for _ in range(100):
-        got += host.got(10)
-        host.pass_ms(50)
-    assert 0.95 * 50 <= got <= 5 + 50
-
-
-def test_a_waiting_consumer_gets_each_token() -> None:
-    host = Throttled(API)
-    host.put(200, "api")
-    got, call = 0, host.dequeue(1, wait_ms=1_000)
-    for _ in range(1_000):
-        if call.answers:
-            got += len(call.answer.items)
-            call = host.dequeue(1, wait_ms=1_000)
-        host.pass_ms(5)
-    assert 0.9 * 50 <= got <= 5 + 50
-
-
 def test_items_without_a_dry_key_do_not_wait() -> None:
     """Promise 12: neither of another tenant, nor of the same, nor of another topic."""
     host = Throttled({"throttle.dry": '{"per_second": 0.001, "burst": 1}'})
@@ -123,21 +101,6 @@ def test_a_policy_without_its_throttle_lets_consumers_go_on() -> None:
     assert not call.answers
     host.apply({"throttle.api": '{"per_second": 0.001, "burst": 1}'})
     assert len(call.answer.items) == 19
-
-
-def test_a_namespace_without_throttles_lends_nothing() -> None:
-    host = Throttled({})
-    host.put(20, "api")
-    assert host.got() == 20
-    assert not host.engine.throttling.keys
-
-
-def test_ready_topics_count_items_that_wait_for_nothing() -> None:
-    host = Throttled({"throttle.dry": '{"per_second": 0.001, "burst": 1}'})
-    host.put(10, "dry")
-    host.put(3)
-    assert (host.got(13), host.got(13)) == (3, 1)
-    assert host.engine.ready(("n", "t")) == 0
 
 
 def test_two_thousand_keys_of_one_tenant() -> None:

@@ -7,12 +7,9 @@ from typing import Any
 
 import pytest
 
-from foqs.client import Client
 from foqs.idl import idl
 from foqs.policies.settings import Settings
 from foqs.policies.topic_policy import PolicyEntry
-from tests.api.hosts import HostProcess
-from tests.api.wire import Wire, spec
 from tests.support.one_host import OneHost, put, refused, take
 
 
@@ -134,20 +131,3 @@ def test_a_request_is_checked() -> None:
         assert refused(host, "GetTopicStats", ns="n", topic="t", limit=limit).startswith("limit")
     wrong = idl.RequestContext(timeout_ms=0)
     assert refused(host, "GetTopicStats", ns="n", topic="t", context=wrong).startswith("context.timeout_ms")
-
-
-def test_a_client_reads_the_stats_of_a_topic(host: HostProcess, wire: Wire, topic: str) -> None:
-    wire.enqueue(spec(topic), spec(topic), spec(topic, delay_ms=60_000))
-    item = wire.one(topic, worker="w")
-    with Client(":".join(map(str, host.address)), wire.ns) as client:
-        found = client.topic_stats(topic)
-    assert found[:5] == (1, 1, 1, False, False)
-    assert (found.policy["dead"], found.policy_layers, found.missing) == (
-        {"topic": f"{topic}.dlq", "ttl_ms": None},
-        {},
-        (),
-    )
-    ((worker, held, oldest_ms, hung),) = found.workers
-    assert (worker, held, oldest_ms >= 0, hung) == ("w", 1, True, 0)
-    wire.ack(item)
-    wire.drain(topic)

@@ -4,7 +4,7 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
-from foqs.client import Client, Duplicate, FailureFilter, Item, ItemSpec, Nack, Producer
+from foqs.client import Client, FailureFilter, Item, ItemSpec, Nack
 from tests.client.real_server import PATIENT_MS, Server
 
 SPECS = [
@@ -64,25 +64,3 @@ def test_keys_and_dead_letters_outlive_the_host(client: Client, server: Server) 
     again = leased(client, 4)
     assert keys(again) == KEYS
     assert client.ack_many(again) == [None] * 4
-
-
-def test_one_item_by_each_way(client: Client) -> None:
-    given: Any = {"fairness_key": "acme", "throttle_keys": ("db",), "weight": 2}
-    first = client.enqueue("t", b"a", **given)
-    keyed = client.enqueue("t", b"b", dedup_key="k", **given)
-    assert isinstance(client.enqueue("t", b"b", dedup_key="k", fairness_key="zenith"), Duplicate)
-    with Producer(client) as producer:
-        future = producer.enqueue("t", b"c", **given)
-    items = {item.id: (item.fairness_key, item.throttle_keys) for item in leased(client, 3)}
-    assert items == dict.fromkeys((first, keyed, future.result()), ("acme", ("db",)))
-
-
-def test_the_last_stored_weight_is_kept(client: Client, server: Server, tmp_path: Path) -> None:
-    for weight in (5, None, 7, None):
-        specs = [ItemSpec("t", b"x", fairness_key="acme", weight=weight), ItemSpec("t", b"x", fairness_key="zenith")]
-        assert all(isinstance(outcome, int) for outcome in client.enqueue_many(specs * 50))
-    server.stop()
-    stored = weights(tmp_path)
-    assert stored[b"zenith"] == {0}
-    assert 7 in stored[b"acme"]
-    assert stored[b"acme"] <= {0, 5, 7}  # 0 in a shard that got no item with a weight

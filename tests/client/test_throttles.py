@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -22,24 +21,6 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
 
 def made(host: HostProcess) -> Client:
     return Client("{}:{}".format(*host.address), "shop")
-
-
-def test_the_rate_holds_and_is_shown(client: Client) -> None:
-    client.put_settings({"throttle.api": f'{{"per_second": {RATE}, "burst": {BURST}}}'})
-    for _ in range(60):
-        client.enqueue("mail", b"x", throttle_keys=["api"])
-    free = client.enqueue("mail", b"free")
-    begun, got = time.monotonic(), list[int]()
-    while len(got) < 40:
-        got += [item.id for item in client.dequeue("mail", count=10, wait_ms=1_000)]
-        assert len(got) - 1 <= BURST + RATE * (time.monotonic() - begun)
-    assert free in got
-    found = client.throttles("a")
-    (one,) = found.throttles
-    assert (one.key, one.setting, one.per_second, one.burst) == ("api", "throttle.api", RATE, BURST)
-    assert (one.coordinator, found.missing) == (client.address, ())
-    assert one.parked_items in (0, 61 - len(got))  # a token wakes them for two seconds after a dequeue
-    assert client.throttles("b").throttles == ()
 
 
 def test_a_list_may_end_early(client: Client) -> None:

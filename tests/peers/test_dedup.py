@@ -56,17 +56,6 @@ def test_any_host_stores_at_the_keys_shard(cluster: Cluster, two: tuple[Member, 
     assert {outcome.error.code for outcome in other} == {Code.INVALID}
 
 
-def test_one_hop_and_no_more(cluster: Cluster, two: tuple[Member, Member]) -> None:
-    from foqs.idl import idl
-
-    made = cluster.wire(two[0]).outcomes(*keyed(50), context=idl.RequestContext(hops=1))
-    for n, outcome in enumerate(made):
-        if shard_of_key(n) == 1:
-            assert outcome.id
-        else:
-            assert (outcome.error.code, outcome.error.retry_after_ms) == (Code.UNAVAILABLE, 0)
-
-
 def test_no_other_shard_takes_them_while_theirs_is_down(cluster: Cluster) -> None:
     a, b = cluster.add("a", 1, handover_ms=200), cluster.add("b", 2)
     # The keys of a shard that has no slots yet are held no longer than those of one that is down.
@@ -122,17 +111,6 @@ def test_keys_are_not_held_for_a_shard_without_an_owner_for_long(cluster: Cluste
     assert a.counters.held == 0
     cluster.tell(with_slots(cluster.routing()))
     assert all(outcome.id for outcome in cluster.wire(a).outcomes(*keyed(50)))
-
-
-def test_keys_held_until_their_time_out_are_unavailable(cluster: Cluster, two: tuple[Member, Member]) -> None:
-    """Nothing was sent, so nothing can be stored."""
-    from foqs.idl import idl
-
-    a, _ = two
-    cluster.tell(with_slots(cluster.routing(without=[2])))
-    made = cluster.wire(a).outcomes(*keyed(50), context=idl.RequestContext(timeout_ms=300))
-    assert a.counters.held > 0
-    assert {code for code, _ in codes(made, 2)} == {Code.UNAVAILABLE}
 
 
 def test_they_wait_until_the_slots_are_shared_out(cluster: Cluster) -> None:

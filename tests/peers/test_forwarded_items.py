@@ -131,9 +131,11 @@ def test_a_request_that_was_not_sent_is_sent_again() -> None:
     rig = Rig({1: "b"})
     answers = forward(rig, forwarded_requests.NACK, ids(1))
     rig.answer(NotSent("no connection"))
+    assert not rig.sent, "after a pause"
     rig.wait(AGAIN_MS)
     rig.answer(refused(None))
     assert kinds(answers) == [None]
+    assert rig.log.lines == ["not_sent"]
 
 
 def test_a_request_too_large_for_a_frame_is_halved() -> None:

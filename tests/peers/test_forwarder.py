@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from foqs.errors import LostReply, NotFound, NotSent, OutcomeUnknown, StaleLease, Unavailable
+from foqs.errors import NotFound, NotSent, StaleLease, Unavailable
 from foqs.idl import idl
-from foqs.peers.forwarded import AGAIN_MS
 from tests.api.wire import spec
 from tests.support.one_host import HANDOVER_MS, Call, OneHost, kinds, put, routing_of
 
@@ -68,36 +67,6 @@ def test_a_held_request_is_done_by_a_shard_that_arrives_here(host: OneHost) -> N
     assert kinds(call.answer) == [StaleLease], "the answer of this host's own shard"
 
 
-def test_a_request_that_was_not_sent_is_repeated(host: OneHost) -> None:
-    call = ack(host)
-    host.reply("Ack", NotSent("refused"))
-    assert not host.to("Ack"), "after a pause"
-    host.wait(AGAIN_MS)
-    host.reply("Ack", acked(None))
-    assert kinds(call.answer) == [None]
-    assert host.log.lines == ["not_sent"]
-
-
-def test_an_owner_that_refused_is_asked_again_by_another_route(host: OneHost) -> None:
-    """NOT_OWNER: its routing is newer than this host's."""
-    call = ack(host)
-    host.reply("Ack", acked(idl.ItemError(9, "moved", 0)))
-    host.wait(AGAIN_MS)
-    assert not host.to("Ack")
-    host.learn(routing_of({1: "a", 2: "c"}, "b"))
-    assert [sent.address for sent in host.to("Ack")] == ["c:1"]
-    host.reply("Ack", acked(None))
-    assert kinds(call.answer) == [None]
-
-
-def test_a_nack_whose_reply_was_lost_is_not_repeated(host: OneHost) -> None:
-    call = host.call("Nack", items=[idl.NackItem(THERE, 5)])
-    host.reply("Nack", LostReply("lost"))
-    host.wait(AGAIN_MS)
-    assert kinds(call.answer) == [OutcomeUnknown]
-    assert not host.to("Nack")
-
-
 def test_a_request_has_the_time_of_its_caller_and_its_context(host: OneHost) -> None:
     context = idl.RequestContext(timeout_ms=2_000, request_id="r", token="t", principal="p", traceparent="tp")
     host.call("Ack", items=[idl.AckItem(THERE, 5)], context=context)
@@ -140,14 +109,6 @@ def test_an_enqueue_asks_three_hosts_at_most() -> None:
         host.reply("Enqueue", NotSent("refused"))
     assert len(set(asked)) == len(asked) == 3
     assert kinds(call.answer) == [Unavailable]
-
-
-def test_an_enqueue_whose_reply_was_lost_is_not_repeated() -> None:
-    host = OneHost(routing=routing_of({2: "b", 3: "c"}))
-    call = enqueue(host)
-    host.reply("Enqueue", LostReply("lost"))
-    assert kinds(call.answer) == [OutcomeUnknown]
-    assert not host.to("Enqueue")
 
 
 def test_an_enqueue_stays_where_a_shard_takes_items(host: OneHost) -> None:

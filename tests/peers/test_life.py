@@ -11,7 +11,7 @@ from foqs.idl import idl
 from foqs.peers import ready_topics
 from tests.api.hosts import until
 from tests.api.wire import Code, Delivery, Refused, State, Wire, spec
-from tests.client.peer import Act, Peer, failed, script
+from tests.client.peer import Act, Peer, script
 from tests.peers.nodes import Cluster, Member
 from tests.rpc.serving import message
 
@@ -76,72 +76,6 @@ def test_a_life_through_a_host_without_shards(cluster: Cluster) -> None:
     assert a.counters.forwarded == b.counters.forwarded == 0
 
 
-@pytest.mark.parametrize("method", ["Ack", "Nack", "ExtendLease", "DeleteItems"])
-def test_a_batch_over_all_hosts_is_answered_in_order(cluster: Cluster, method: str) -> None:
-    """Items of this host and of other hosts, stale leases, leases that come twice, and ids of no shard."""
-    a, b, _ = three(cluster)
-    here, there = held_at(cluster, a, *[b""] * 3), held_at(cluster, b, *[b""] * 3)
-    before = a.counters.forwarded  # to see the leases
-    cases = [
-        (there[0].id, there[0].lease, 0),
-        (77 << 48 | 1, 5, Code.NOT_FOUND),
-        (here[0].id, here[0].lease, 0),
-        (there[1].id, there[1].lease + 1, Code.STALE_LEASE),
-        (2 << 48 | 1 << 40, 5, Code.NOT_FOUND),
-        (-5, 5, Code.NOT_FOUND),
-        (here[1].id, here[1].lease + 1, Code.STALE_LEASE),
-        (there[2].id, there[2].lease, 0),
-        (here[2].id, here[2].lease, 0),
-        (there[0].id, there[0].lease, 0),
-        (here[2].id, here[2].lease, 0),
-        (77 << 48 | 1, 5, Code.NOT_FOUND),
-    ]
-    wire = cluster.wire(a)
-    expected = [code for _, _, code in cases]
-    if method == "DeleteItems":
-        expected = [0 if code == Code.STALE_LEASE else code for code in expected]
-        assert wire.delete(*[item_id for item_id, _, _ in cases]) == expected
-    else:
-        entry = {"Ack": idl.AckItem, "Nack": idl.NackItem, "ExtendLease": idl.ExtendItem}[method]
-        assert wire.settle(method, [entry(item_id, lease) for item_id, lease, _ in cases], ns="test") == expected
-    assert a.counters.forwarded == before + 1
-
-
-def test_entries_that_are_wrong_are_refused(cluster: Cluster) -> None:
-    a, b, _ = three(cluster)
-    (item,) = held_at(cluster, b, b"")
-    wire = cluster.wire(a)
-    assert wire.nack(item, reason=b"\xff") == Code.INVALID
-    assert wire.nack(item, metadata=b"m" * 5000) == Code.INVALID
-    assert wire.nack(item, delay_ms=1, release=True) == Code.INVALID
-    assert wire.extend(item, 1) == Code.INVALID
-    assert wire.settle("Ack", [idl.AckItem(item.id, item.lease)], ns="other") == [Code.NOT_FOUND]
-    assert wire.nack(item, delay_ms=60_000) == 0
-    assert wire.state(item.id) == State.DELAYED
-
-
-def test_a_full_batch_to_one_owner(cluster: Cluster) -> None:
-    a, b, _ = three(cluster)
-    items = held_at(cluster, b, *[b"x"] * 2_000)
-    assert cluster.wire(a).ack(*items) == [0] * 2_000
-    assert a.counters.forwarded == 1
-
-
-def test_the_context_is_passed_on(cluster: Cluster, peer: Callable[..., Peer]) -> None:
-    """Token, request id, trace; less time than the caller has; and that it was forwarded."""
-    a, other = cluster.add("a", 1), peer()
-    cluster.tell(cluster.routing(p=(other.address, 9)))
-    context = idl.RequestContext(token="secret", request_id="r", traceparent="t", timeout_ms=100_000)
-    wire = cluster.wire(a)
-    wire.settle("Ack", [idl.AckItem(9 << 48 | 1, 1)], context=context)
-    wire.delete(9 << 48 | 1)
-    (_, first), (_, second) = other.calls
-    assert (first.context.token, first.context.request_id, first.context.traceparent) == ("secret", "r", "t")
-    assert 60_000 < first.context.timeout_ms < 100_000
-    assert (first.context.hops, second.context.hops, second.context.token) == (1, 1, None)
-    assert second.context.timeout_ms > 10_000
-
-
 def filled(request: Any, last: Any, field: str) -> None:
     """Makes the field of the last entry so long that the request fills a frame to the last byte."""
     method = type(request).__name__.removesuffix("Request")
@@ -172,24 +106,6 @@ def test_a_request_that_fills_a_frame_goes_on_in_two(cluster: Cluster, peer: Cal
 # ------------------------------------------------------------------------------------------------ one hop
 
 
-@pytest.mark.parametrize("method", ["Ack", "Nack", "ExtendLease", "DeleteItems", "GetItem"])
-def test_a_forwarded_request_is_not_forwarded_again(cluster: Cluster, method: str) -> None:
-    """Nor is it said that there is no such item: the host cannot know."""
-    a, b, _ = three(cluster)
-    (item,) = held_at(cluster, b, b"")
-    wire, context = cluster.wire(a), idl.RequestContext(hops=1)
-    if method == "GetItem":
-        with pytest.raises(Refused) as refused:
-            wire.ask("GetItem", id=item.id, context=context)
-        assert (refused.value.code, refused.value.retry_after_ms) == (Code.UNAVAILABLE, 0)
-    elif method == "DeleteItems":
-        assert wire.delete(item.id, context=context) == [Code.UNAVAILABLE]
-    else:
-        entry = {"Ack": idl.AckItem, "Nack": idl.NackItem, "ExtendLease": idl.ExtendItem}[method]
-        assert wire.settle(method, [entry(item.id, item.lease)], context=context) == [Code.UNAVAILABLE]
-    assert a.counters.forwarded == 0
-
-
 def test_two_hosts_that_each_take_the_other_for_the_owner(cluster: Cluster) -> None:
     a, b, _ = three(cluster, handover_ms=300)
     cluster.shards.add(5)
@@ -199,55 +115,6 @@ def test_two_hosts_that_each_take_the_other_for_the_owner(cluster: Cluster) -> N
     assert outcome.error.code == Code.UNAVAILABLE
     assert outcome.error.retry_after_ms > 0
     assert (a.counters.forwarded, b.counters.forwarded) == (1, 0)
-
-
-def test_hops_below_zero_are_refused(cluster: Cluster) -> None:
-    a, _, _ = three(cluster)
-    with pytest.raises(Refused) as refused:
-        cluster.wire(a).delete(1, context=idl.RequestContext(hops=-1))
-    assert refused.value.code == Code.INVALID
-
-
-# ------------------------------------------------------------------------------------------------ enqueue
-
-
-def test_an_enqueue_keeps_its_own_errors(cluster: Cluster) -> None:
-    _, _, c = three(cluster)
-    outcomes = cluster.wire(c).outcomes(spec("", b"1"), spec("t", b"2"), spec("t", b"3", ttl_ms=0), spec("t", b"4"))
-    assert [outcome.id is None for outcome in outcomes] == [True, False, True, False]
-    assert [outcome.error.code for outcome in outcomes if outcome.error] == [Code.INVALID] * 2
-    assert c.counters.forwarded == 1
-
-
-def test_an_enqueue_tries_another_host_when_nothing_was_stored(
-    cluster: Cluster, peer: Callable[..., Peer], nowhere: str
-) -> None:
-    """One that cannot be reached, one that takes nothing, and a good one."""
-    c = cluster.add("c")
-    cluster.add("a", 1)
-    full = peer(lambda method, request: idl.EnqueueResponse([idl.EnqueueOutcome(error=failed(Code.UNAVAILABLE))]))
-    cluster.tell(cluster.routing(p=(full.address, 9), q=(nowhere, 10)))
-    wire = cluster.wire(c)
-    while not full.calls:
-        assert wire.put("t", b"x")[0] >> 48 == 1
-
-
-def test_an_enqueue_whose_reply_was_lost_is_not_repeated(cluster: Cluster, peer: Callable[..., Peer]) -> None:
-    c, other = cluster.add("c"), peer(script("Enqueue", Act.CLOSE_AFTER))
-    cluster.tell(cluster.routing(p=(other.address, 9)))
-    (outcome,) = cluster.wire(c).outcomes(spec("t"))
-    assert outcome.error.code == Code.OUTCOME_UNKNOWN
-    assert len(other.calls) == 1
-
-
-def test_an_enqueue_with_nowhere_to_go(cluster: Cluster) -> None:
-    c = cluster.add("c")
-    cluster.tell()
-    wire = cluster.wire(c)
-    (outcome,) = wire.outcomes(spec("t"))
-    assert outcome.error.code == Code.UNAVAILABLE
-    (outcome,) = wire.outcomes(spec("t"), context=idl.RequestContext(hops=1))
-    assert outcome.error.code == Code.UNAVAILABLE
 
 
 # ------------------------------------------------------------------------------------------------ dequeue
@@ -274,12 +141,6 @@ def test_a_dequeue_that_finds_nothing_elsewhere_waits_here(cluster: Cluster) -> 
     assert (a.counters.forwarded, b.counters.forwarded) == (1, 0)
     (item_id,) = cluster.wire(a).put("t", b"x")
     assert [item.id for item in waiting.receive("Dequeue").items] == [item_id]
-
-
-def test_nothing_anywhere(cluster: Cluster) -> None:
-    a, b, _ = three(cluster)
-    knows(cluster, a, "t", b)
-    assert cluster.wire(a).dequeue("t", wait_ms=50) == []
 
 
 def test_a_host_that_cannot_be_asked_for_items(

@@ -68,15 +68,6 @@ def test_a_cursor_of_a_removed_shard_goes_on_with_the_next(cluster: Cluster) -> 
     assert [item.id for item in again.items] == ids[1:]
 
 
-@pytest.mark.parametrize("cursor", ["", "no cursor", "e30="])
-def test_a_wrong_cursor(cluster: Cluster, cursor: str) -> None:
-    a = cluster.add("a", 1)
-    cluster.tell()
-    with pytest.raises(Refused) as refused:
-        cluster.wire(a).ask("ListItems", ns="test", topic="t", cursor=cursor)
-    assert refused.value.code == Code.INVALID
-
-
 def test_a_wait_that_ends_during_a_forward_gets_its_answer(cluster: Cluster) -> None:
     """With an empty answer it would lose the at-most-once items that are being leased."""
     a = cluster.add("a", 1)

@@ -8,7 +8,7 @@ import pytest
 
 from foqs.idl import idl
 from tests.api.wire import Code, Refused, State, Wire, codes, spec
-from tests.client.peer import Act, Peer, failed, script
+from tests.client.peer import Act, Peer
 from tests.peers.nodes import Cluster, Member
 from tests.peers.test_life import held_at
 
@@ -78,49 +78,6 @@ def test_a_request_is_held_until_the_shard_has_an_owner(
         assert refused.code == Code.NOT_FOUND
     assert a.counters.held == 2
     assert not a.forwarder.exchange.held
-
-
-@pytest.mark.parametrize("method", ["Ack", "GetItem"])
-def test_a_request_is_not_held_for_ever(cluster: Cluster, method: str) -> None:
-    a, _ = cluster.add("a", 1, handover_ms=200), cluster.add("b", 2)
-    cluster.tell(cluster.routing(without=[2]))
-    wire = cluster.wire(a)
-    if method == "Ack":
-        (outcome,) = wire.ask("Ack", items=[idl.AckItem(2 << 48 | 1, 1)]).outcomes
-        error = outcome.error
-    else:
-        with pytest.raises(Refused) as refused:
-            wire.look(2 << 48 | 1)
-        error = refused.value
-    assert error.code == Code.UNAVAILABLE
-    assert error.retry_after_ms > 0
-
-
-@pytest.mark.parametrize("method", ["Ack", "GetItem"])
-def test_a_request_is_held_no_longer_than_its_caller_waits(
-    cluster: Cluster, hosts: tuple[Member, Member, Member], method: str
-) -> None:
-    a, _, _ = hosts
-    cluster.tell(cluster.routing(without=[2]))
-    wire, context = cluster.wire(a), idl.RequestContext(timeout_ms=200)
-    if method == "Ack":
-        (outcome,) = wire.ask("Ack", items=[idl.AckItem(2 << 48 | 1, 1)], context=context).outcomes
-        assert outcome.error.code == Code.UNAVAILABLE
-    else:
-        with pytest.raises(Refused) as refused:
-            wire.ask("GetItem", id=2 << 48 | 1, context=context)
-        assert refused.value.code == Code.UNAVAILABLE
-
-
-def test_a_held_request_that_ended_is_forgotten(cluster: Cluster, hosts: tuple[Member, Member, Member]) -> None:
-    a, _, _ = hosts
-    cluster.tell(cluster.routing(without=[2]))
-    wire, context = cluster.wire(a), idl.RequestContext(timeout_ms=1)
-    for _ in range(20):
-        wire.ask("Ack", items=[idl.AckItem(2 << 48 | 1, 1)], context=context)
-        with pytest.raises(Refused):
-            wire.ask("GetItem", id=2 << 48 | 1, context=context)
-    assert cluster.on_loop(lambda: len(a.forwarder.exchange.held)) == 0
 
 
 # ------------------------------------------------------------------------------------------------ just lost
@@ -212,93 +169,6 @@ def test_a_silent_owner_is_left_when_it_is_said_to_be_gone(cluster: Cluster, pee
 def leased_at(other: Peer) -> Any:
     other.Enqueue(idl.EnqueueRequest("test", [spec("t", b"1")]))
     return other.Dequeue(idl.DequeueRequest("test", [idl.TopicCount("t", 1)])).items[0]
-
-
-@pytest.mark.parametrize("act", [Act.CLOSE_AFTER, Act.CLOSE_BEFORE, Act.HALF, Act.JUNK, Act.WRONG_NUMBER])
-@pytest.mark.parametrize("method", ["Ack", "ExtendLease", "DeleteItems", "GetItem"])
-def test_what_may_be_repeated_is(cluster: Cluster, peer: Callable[..., Peer], method: str, act: Act) -> None:
-    """NOT_FOUND to the second delete says that the first was carried out; after an ack it does not."""
-    a, other = cluster.add("a", 1), peer(script(method, act, act))
-    cluster.tell(cluster.routing(p=(other.address, 9)))
-    item, wire = leased_at(other), cluster.wire(a)
-    if method == "GetItem":
-        assert wire.look(item.id).item.id == item.id
-    elif method == "DeleteItems":
-        assert wire.delete(item.id) == [0]
-    elif method == "Ack":
-        assert wire.ack(item) == [0 if act is Act.CLOSE_BEFORE else Code.OUTCOME_UNKNOWN]
-        assert other.acked == [item.id]
-    else:
-        assert wire.extend(item, 90_000) == 0
-    assert len(other.calls) == 3
-
-
-@pytest.mark.parametrize("act", [Act.CLOSE_AFTER, Act.HALF])
-def test_a_nack_is_not_repeated(cluster: Cluster, peer: Callable[..., Peer], act: Act) -> None:
-    a, other = cluster.add("a", 1), peer(script("Nack", act))
-    cluster.tell(cluster.routing(p=(other.address, 9)))
-    item = leased_at(other)
-    assert cluster.wire(a).nack(item, delay_ms=1_000) == Code.OUTCOME_UNKNOWN
-    assert len(other.nacked) == 1
-
-
-def test_a_nack_that_was_not_sent_is(cluster: Cluster, peer: Callable[..., Peer], nowhere: str) -> None:
-    """The owner cannot be reached at its old address; then it has another one."""
-    a, other = cluster.add("a", 1), peer()
-    cluster.tell(cluster.routing(p=(nowhere, 9)))
-    item, wire = leased_at(other), cluster.wire(a)
-    wire.send_call("Nack", items=[idl.NackItem(item.id, item.lease)])
-    is_held(cluster, a)
-    cluster.tell(cluster.routing(q=(other.address, 9)))
-    assert done(wire, "Nack") == [0]
-
-
-@pytest.mark.parametrize(
-    ("code", "hint", "told"),
-    [
-        (Code.STALE_LEASE, None, Code.STALE_LEASE),  # the item is there: the lost ack was not carried out
-        (Code.OVERLOADED, 5, 0),  # it does not say, so it is asked once more
-        (Code.UNAVAILABLE, 5, 0),
-        (Code.NOT_FOUND, None, Code.OUTCOME_UNKNOWN),  # by the lost ack, or by another holder's before it
-        (Code.FORBIDDEN, None, Code.OUTCOME_UNKNOWN),  # says nothing of the first, by an owner with other rights
-    ],
-)
-def test_what_the_second_answer_says_of_the_first(
-    cluster: Cluster, peer: Callable[..., Peer], code: int, hint: int | None, told: int
-) -> None:
-    answer = idl.AckResponse([idl.ItemOutcome(failed(code, hint))])
-    a, other = cluster.add("a", 1), peer(script("Ack", Act.CLOSE_BEFORE, answer))
-    cluster.tell(cluster.routing(p=(other.address, 9)))
-    assert cluster.wire(a).ack(leased_at(other)) == [told]
-
-
-@pytest.mark.parametrize(
-    ("answer", "codes_"),
-    [
-        (idl.RequestError(Code.OVERLOADED, "full", 7), [Code.OVERLOADED] * 2),
-        (idl.RequestError(Code.FORBIDDEN, "no"), [Code.FORBIDDEN] * 2),
-        (idl.AckResponse([idl.ItemOutcome(failed(Code.UNAVAILABLE, 7)), idl.ItemOutcome()]), [Code.UNAVAILABLE, 0]),
-    ],
-)
-def test_other_answers_are_passed_on(
-    cluster: Cluster, peer: Callable[..., Peer], answer: Any, codes_: list[int]
-) -> None:
-    a, other = cluster.add("a", 1), peer(lambda method, request: answer)
-    cluster.tell(cluster.routing(p=(other.address, 9)))
-    items = [idl.AckItem(9 << 48 | 1, 1), idl.AckItem(9 << 48 | 2, 1)]
-    assert cluster.wire(a).settle("Ack", items) == codes_
-
-
-@pytest.mark.parametrize("outcomes", [None, [], [idl.ItemOutcome()] * 3])
-def test_an_answer_with_another_number_of_outcomes(
-    cluster: Cluster, peer: Callable[..., Peer], outcomes: list[Any] | None
-) -> None:
-    """Counts as a lost reply: its outcomes belong to no item."""
-    a = cluster.add("a", 1, handover_ms=300)
-    other = peer(lambda method, request: idl.AckResponse(outcomes))
-    cluster.tell(cluster.routing(p=(other.address, 9)))
-    items = [idl.AckItem(9 << 48 | 1, 1), idl.AckItem(9 << 48 | 2, 1)]
-    assert cluster.wire(a).settle("Ack", items) == [Code.OUTCOME_UNKNOWN] * 2
 
 
 def test_a_silent_owner_costs_only_the_time_of_the_caller(cluster: Cluster, peer: Callable[..., Peer]) -> None:

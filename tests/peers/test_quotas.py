@@ -208,40 +208,6 @@ def test_only_new_items_cost_tokens_and_forwarded_ones_cost_once(cluster: Cluste
     assert stored(two, "stored") == STORED
 
 
-def test_a_host_without_shards_charges_the_items_it_forwards(cluster: Cluster, two: Two) -> None:
-    third = cluster.add("c", **SECTIONS)
-    cluster.tell(with_slots(cluster.routing()))
-    load = Load(cluster, (third, third), "stored", 7)
-    load.until(STORED)
-    assert load.taken == STORED == stored(two, "stored") == third.counters.quota_admitted
-    assert [member.counters.quota_admitted for member in two] == [0, 0]
-
-
-def test_nothing_is_admitted_while_the_home_cannot_be_reached(cluster: Cluster, two: Two) -> None:
-    home, other = home_first(two, "rated")
-    cluster.on_loop(home.die)
-    wire = cluster.wire(other)
-    outcomes = wire.outcomes(*[spec("t")] * 3, ns="rated")
-    assert admitted(outcomes) == 0
-    assert outcomes[0].error.retry_after_ms >= 100
-    assert len(wire.enqueue(spec("t"), ns="free")) == 1
-
-
-def test_a_host_that_is_no_home_says_so(cluster: Cluster, two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        token_coordinator, "CENSUS_MS", 60_000
-    )  # a shard that is not confirmed in time would be left out
-    home, other = home_first(two, "rated")
-    with pytest.raises(Refused) as refused:
-        cluster.wire(other).ask("TakeTokens", ns="rated", holder="x", number=1, wanted=5, held=0, back=0)
-    assert refused.value.code == Code.UNAVAILABLE
-    with pytest.raises(Refused) as refused:
-        cluster.wire(home).ask("TakeTokens", ns="rated", holder="x", number=1, wanted=-5, held=0, back=0)
-    assert refused.value.code == Code.INVALID
-    counted = cluster.wire(home).ask("CountItems", ns="rated", context=idl.RequestContext())
-    assert counted.shards == dict.fromkeys(home.engine.shards, 0)
-
-
 def test_admission_waits_for_a_count_of_every_enabled_shard(cluster: Cluster, two: Two) -> None:
     cluster.shards.add(9)
     cluster.tell(with_slots(cluster.routing()))

@@ -25,17 +25,6 @@ def said(logs: Any, event: str) -> list[Any]:
     return [line for line in logs if line["event"] == event]
 
 
-def test_all_parts_of_a_request_without_an_id_get_the_same_one(cluster: Cluster, peer: Callable[..., Peer]) -> None:
-    a, first, second = cluster.add("a", 1), peer(None, 8), peer(None, 9)
-    cluster.tell(cluster.routing(p=(first.address, 8), q=(second.address, 9)))
-    wire = cluster.wire(a)
-    for context in (None, idl.RequestContext(timeout_ms=10_000)):
-        wire.settle("Ack", [idl.AckItem(8 << 48 | 1, 1), idl.AckItem(9 << 48 | 1, 1)], context=context)
-    ids = [[request.context.request_id for _, request in each.calls] for each in (first, second)]
-    assert ids[0] == ids[1]
-    assert len(set(ids[0])) == 2 and all(ids[0])
-
-
 @pytest.mark.parametrize(("act", "event"), [(Act.CLOSE_AFTER, "forward.reply_lost"), (Act.GOAWAY, "forward.not_sent")])
 def test_a_forward_that_failed(cluster: Cluster, peer: Callable[..., Peer], act: Act, event: str) -> None:
     """It is tried again, and the caller hears nothing of it."""

@@ -52,17 +52,3 @@ def test_forwarded_items_keep_their_keys(cluster: Cluster) -> None:
     assert keys(wire.ask("ListItems", ns="test", topic="t").items) == SHOWN[2:]
     assert wire.ask("RedriveItems", ns="test", topic="t.dlq").at_least == 2
     assert keys(taken(wire, "t")) == SHOWN
-
-
-def test_any_host_names_the_tenants_of_all(cluster: Cluster) -> None:
-    """Host c has no shard."""
-    a, b, c = cluster.add("a", 1), cluster.add("b", 2), cluster.add("c")
-    cluster.tell()
-    cluster.wire(a).put("t", b"x", b"x", fairness_key="acme", weight=3)
-    cluster.wire(b).put("t", b"x", fairness_key="acme", weight=3)
-    cluster.wire(b).put("t", b"x", b"x", fairness_key="zenith")
-    for member in (a, b, c):
-        found = cluster.wire(member).ask("GetTopicStats", ns="test", topic="t")
-        tenants = [(one.fairness_key, one.weight, one.ready, one.share) for one in found.tenants]
-        assert tenants == [("acme", 3, 3, 0.75), ("zenith", 1, 2, 0.25)]
-        assert (found.more_tenants, found.missing) == (None, [])

@@ -12,14 +12,12 @@ import pytest
 from foqs.bounds import THROTTLE
 from foqs.idl import idl
 from foqs.ids import HASH_SLOTS
-from foqs.limits.bucket import TTL_MS
 from foqs.peers.token_coordinator import coordinator_slot
 from foqs.policies.settings import Settings
 from foqs.shardmgr.facts import Slots
 from foqs.shardmgr.routing import Routing, make_routing
 from tests.api.wire import spec
 from tests.peers.nodes import PATIENCE_S, Cluster, Member
-from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow  # a coordinator grants nothing at first
 
@@ -90,21 +88,6 @@ def test_all_hosts_together_deliver_what_the_rate_allows(cluster: Cluster, three
     assert took_s < 20
     put(cluster, three, 10)
     consumers.until(len(consumers.ids) + 30)
-
-
-def test_a_new_throttle_gives_its_burst_at_once(cluster: Cluster, three: Three) -> None:
-    """The hosts have observed their slots since their start, though no throttle of the namespace was in use."""
-    begun, wait_s = time.monotonic(), SECTIONS["host"]["confirm_ms"] / 1_000 + TTL_MS / 1_000 + 1 + BURST / RATE
-    wait_until(lambda: time.monotonic() - begun > wait_s, "a coordinator with a full bucket", PATIENCE_S)
-    for member in three:
-        cluster.on_loop(lambda member=member: member.settings.apply(Settings("m", 1, ENTRIES)))  # type: ignore[misc]
-    wire, items = cluster.wire(three[0]), [spec("t", b"x", throttle_keys=["api"])] * 2 * BURST
-    assert all(one.error is None for one in wire.outcomes(*items, ns="m"))
-    asked = time.monotonic()
-    got = 0
-    while got < BURST:
-        got += len(wire.ask("Dequeue", ns="m", wants=[idl.TopicCount("t", 100)], wait_ms=2_000).items or ())
-    assert time.monotonic() - asked < TTL_MS / 1_000
 
 
 def test_another_host_coordinates_after_one_dies(cluster: Cluster, three: Three) -> None:

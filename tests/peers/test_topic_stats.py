@@ -92,12 +92,3 @@ def test_a_forwarded_request_has_all_tenants_of_a_host() -> None:
         put(host, b"", fairness_key=f"t{number}")
     answer = host.ask("GetTopicStats", ns="n", topic="t", context=FORWARDED)
     assert (len(answer.tenants), answer.more_tenants) == (150, None)
-
-
-def test_a_host_of_an_older_version_has_no_tenants() -> None:
-    host = OneHost(1, routing=routing_of({1: "a", 2: "b"}))
-    put(host, b"", fairness_key="x")
-    call = host.call("GetTopicStats", ns="n", topic="t")
-    host.reply("GetTopicStats", idl.GetTopicStatsResponse(3, 0, 0))
-    assert tenants(call.answer) == [("x", 1, 1, 0, 0.0, 1.0)]
-    assert call.answer.ready == 4

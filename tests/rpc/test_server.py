@@ -353,6 +353,7 @@ def test_requests_that_are_wrong_as_a_whole(served: Served) -> None:
         (idl.RequestContext(traceparent="t" * 129), "context.traceparent is longer"),
         (idl.RequestContext(timeout_ms=0), "context.timeout_ms"),
         (idl.RequestContext(timeout_ms=600_001), "context.timeout_ms"),
+        (idl.RequestContext(hops=-1), "context.hops is below 0"),
     ):
         wrong[text] = message("Enqueue", idl.EnqueueRequest("n", [], context))
     with served.peer() as peer:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from foqs.client import Client
+from foqs.client import Backoff, Client, Worker
 from tests.client.peer import LATER, Peer
 from tests.client.real_server import ENVIRONMENT, PATIENT_MS, Server
 
@@ -47,6 +47,24 @@ def gate() -> Iterator[threading.Event]:
     opened = threading.Event()
     yield opened
     opened.set()
+
+
+@pytest.fixture
+def start_worker() -> Iterator[Callable[..., Worker]]:
+    """`start_worker(client, handler, ...)` starts a worker of topic "t" with short times. It ends after the test."""
+    workers: list[Worker] = []
+
+    def start(client: Client, handler: Any, topics: Any = "t", **options: Any) -> Worker:
+        settings = {"wait_ms": 50, "grace_ms": LATER * 1000, "backoff": Backoff(7, 7, jitter=0), **options}
+        workers.append(Worker(client, topics, handler, **settings))
+        workers[-1].start()
+        return workers[-1]
+
+    yield start
+    for worker in workers:
+        worker.stop(grace_ms=100)
+    for worker in workers:
+        assert worker.join(LATER * 1000), "no error ended it"
 
 
 @pytest.fixture

@@ -1,12 +1,12 @@
 """The words of a worker for an item: by its ack policy, its time limit, and the order of items that wait."""
 
 import threading
-from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
-from foqs.client import AckPolicy, Backoff, Invalid, Item, ItemSpec, Job, Retry, Worker
+from foqs.client import AckPolicy, Invalid, Item, ItemSpec, Job, Retry, Worker
 from foqs.client.job import REASON_BYTES
 from foqs.idl import idl
 from tests.client.peer import LATER, Act, eventually, failed
@@ -15,21 +15,9 @@ FIRST, MANUAL = AckPolicy.ACK_FIRST, AckPolicy.MANUAL
 
 
 @pytest.fixture
-def work() -> Iterator[Any]:
-    """`work(client, handler, ...)` is a started worker with one handler, stopped after the test."""
-    workers: list[Worker] = []
-
-    def start(client: Any, handler: Any, **options: Any) -> Worker:
-        settings = {"concurrency": 1, "wait_ms": 100, "grace_ms": LATER * 1000, "backoff": Backoff(7, 7, jitter=0)}
-        workers.append(Worker(client, "t", handler, **{**settings, **options}))
-        workers[-1].start()
-        return workers[-1]
-
-    yield start
-    for worker in workers:
-        worker.stop(grace_ms=100)
-    for worker in workers:
-        assert worker.join(LATER * 1000)
+def work(start_worker: Any) -> Any:
+    """`work(client, handler, ...)` is a worker with one handler."""
+    return partial(start_worker, concurrency=1)
 
 
 def enqueue(client: Any, *payloads: bytes) -> list[int]:

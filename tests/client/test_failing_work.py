@@ -165,62 +165,6 @@ def test_a_worker_whose_handlers_all_hang_exits(client: Client, worker_process: 
     assert sorted(left.values()) == [1, 2, 2]
 
 
-def test_a_worker_that_hangs_stays_in_the_stats(server: Server, client: Client, worker_process: NewProcess) -> None:
-    """Its leases end, and other consumers get the items."""
-    client.enqueue_many([ItemSpec("jobs", b"x")] * 2)
-    process: Any = worker_process(
-        f"""
-        def hang(item):
-            os.write(1, b"begun\\n")
-            time.sleep(600)
-
-        Worker(client, "jobs", hang, concurrency=2, wait_ms=100, lease_ms={LEASE_MS}, time_limit_ms=300,
-               name="hangs").run()
-        """
-    )
-    assert [process.stdout.readline() for _ in range(2)] == ["begun\n"] * 2
-    taken: list[int] = []
-
-    def all_taken() -> bool:
-        found = client.dequeue("jobs", 2, wait_ms=200, lease_ms=600_000, worker="works")
-        taken.extend(item.id for item in found)
-        return len(taken) == 2
-
-    eventually(all_taken)
-    eventually(lambda: any(one.hung == 2 for one in client.topic_stats("jobs").workers))
-    hangs, works = client.topic_stats("jobs").workers
-    assert (hangs.worker, hangs.held, hangs.hung) == ("hangs", 0, 2)
-    assert (works.worker, works.held, works.hung) == ("works", 2, 0)
-    done = foqs(server, "topic", "stats", "jobs")
-    assert [one["hung"] for one in json.loads(done.stdout)["workers"]] == [2, 0]
-    assert process.poll() is None
-
-
-def test_work_that_always_fails_does_not_stop_other_work(client: Client) -> None:
-    """Without a delay it comes again behind all items of its priority. A release keeps the place."""
-    client.put_settings({"topic.lane": json.dumps({"retry": None, "max_attempts": 0})})
-    failing, *others = client.enqueue_many([ItemSpec("lane", b"x") for _ in range(20)])
-    done: list[int] = []
-    for _ in range(10 * len(others)):
-        (item,) = client.dequeue("lane", wait_ms=PATIENT_MS)
-        if item.id == failing:
-            client.nack(item, failed=True, delay_ms=0)
-        else:
-            client.ack(item)
-            done.append(item.id)
-        if len(done) == len(others):
-            break
-    assert sorted(done) == sorted(others)
-    first, second = client.enqueue_many([ItemSpec("kept", b"x") for _ in range(2)])
-    for end in (client.release, client.nack):
-        (item,) = client.dequeue("kept", wait_ms=PATIENT_MS)
-        assert item.id == first
-        end(item)
-    (item,) = client.dequeue("kept", wait_ms=PATIENT_MS)
-    client.nack(item, failed=True)  # the built-in rule delays it
-    assert next(iter(client.dequeue("kept", wait_ms=PATIENT_MS))).id == second
-
-
 def test_a_delayed_item_has_its_total_time_when_it_is_due(client: Client) -> None:
     """A delay that is longer than max_total_ms leaves it all its attempts."""
     policy = {"retry": {"kind": "constant", "first_ms": 0, "longest_ms": 0}, "max_total_ms": 1_000, "max_attempts": 3}

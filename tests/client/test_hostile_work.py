@@ -3,7 +3,7 @@
 import datetime
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,24 +16,16 @@ Handle = Callable[[Item, Job], object]
 
 
 @pytest.fixture
-def work() -> Iterator[Any]:
+def work(start_worker: Any) -> Any:
     """`work(client, act, ...)` is a worker whose handler calls `act(item, job)` in the first attempt of an item."""
-    workers: list[Worker] = []
 
     def start(client: Any, act: Handle, **options: Any) -> Worker:
         def handle(item: Item, job: Job) -> object:
             return act(item, job) if item.attempt == 1 else None
 
-        settings = {"concurrency": 1, "wait_ms": 50, "backoff": Backoff(7, 7, jitter=0), **options}
-        workers.append(Worker(client, "t", handle, **settings))
-        workers[-1].start()
-        return workers[-1]
+        return start_worker(client, handle, **{"concurrency": 1, **options})
 
-    yield start
-    for worker in workers:
-        worker.stop(grace_ms=100)
-    for worker in workers:
-        assert worker.join(LATER * 1000), "no error ended it"
+    return start
 
 
 class Loud(type):

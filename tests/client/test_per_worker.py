@@ -471,33 +471,6 @@ def test_a_worker_at_its_limit_sends_one_request_for_each_wait(
     assert handlers.most == 2
 
 
-def test_a_limit_that_is_raised_counts_at_once(client: Client, handlers: Handlers, work: Callable[..., Worker]) -> None:
-    limit(client, 1)
-    fill(client, 20)
-    for _ in range(3):
-        work(client, wait_ms=60_000, concurrency=2)
-    eventually(lambda: handlers.at_work == 1)
-    limit(client, 3)
-    eventually(lambda: handlers.at_work == 3)
-    assert handlers.most == 3
-    limit(client, None)
-    eventually(lambda: handlers.at_work == 6)
-
-
-def test_a_limit_that_is_set_counts_at_once(client: Client, handlers: Handlers, work: Callable[..., Worker]) -> None:
-    workers = [work(client, wait_ms=60_000) for _ in range(2)]
-    fill(client, 3)
-    eventually(lambda: handlers.at_work == 3)
-    limit(client, 2)
-    fill(client, 10)
-    handlers.gate.release(1)
-    eventually(lambda: handlers.done == 1)
-    handlers.gate.release(1)
-    eventually(lambda: handlers.done >= 2 and handlers.at_work == 2)
-    handlers.gate.release(100)
-    eventually(lambda: sum(worker.counts.done for worker in workers) == 13)
-
-
 @pytest.mark.parametrize("end", ["ack", "nack", "release", "delete", "raise"])
 @pytest.mark.parametrize("reports", [False, True])
 def test_a_dequeue_at_the_limit_waits_until_it_may_have_an_item(client: Client, end: str, reports: bool) -> None:

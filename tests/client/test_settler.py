@@ -151,23 +151,14 @@ BOTH = "AckAndDequeue"
 
 
 @pytest.fixture
-def work():
-    """`work(client, handler, ...)` is a started worker, stopped after the test. By default it has no room beside the
-    item at work, and lingers for long enough that its own thread waits for room when an ack is due."""
-    workers: list[Worker] = []
+def work(start_worker):
+    """`work(client, handler, ...)` is a worker that has no room beside the item at work, by default. It lingers for
+    long enough that its own thread waits for room when an ack is due."""
 
     def start(client, handler=lambda item: None, **options):
-        settings = {"concurrency": 1, "prefetch": 0, "wait_ms": 100, "grace_ms": LATER * 1000, "ack_linger_ms": 30}
-        settings |= options
-        workers.append(Worker(client, "t", handler, **settings))
-        workers[-1].start()
-        return workers[-1]
+        return start_worker(client, handler, **{"concurrency": 1, "prefetch": 0, "ack_linger_ms": 30, **options})
 
-    yield start
-    for worker in workers:
-        worker.stop(grace_ms=100)
-    for worker in workers:
-        assert worker.join(LATER * 1000)
+    return start
 
 
 def enqueue(client, count):

@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from queue import SimpleQueue
 from time import monotonic
 from typing import Any
@@ -16,25 +17,10 @@ from foqs.client.worker import stop_signals, topics_of_turn
 from foqs.idl import idl
 from tests.client.peer import LATER, Act, eventually, failed, refused, script
 
-SOON = Backoff(first_ms=1, longest_ms=5)
-
 
 @pytest.fixture
-def work():
-    """`work(client, handler, ...)` is a started worker with short times; stopped after the test."""
-    workers: list[Worker] = []
-
-    def start(client, handler, topics="t", **options):
-        settings = {"wait_ms": 100, "backoff": SOON, "grace_ms": LATER * 1000, **options}
-        workers.append(Worker(client, topics, handler, **settings))
-        workers[-1].start()
-        return workers[-1]
-
-    yield start
-    for worker in workers:
-        worker.stop(grace_ms=100)
-    for worker in workers:
-        assert worker.join(LATER * 1000)
+def work(start_worker):
+    return partial(start_worker, backoff=Backoff(first_ms=1, longest_ms=5))
 
 
 def enqueue(client, count, **fields):

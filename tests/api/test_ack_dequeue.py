@@ -185,14 +185,6 @@ def test_a_consumer_that_is_gone_gets_no_leases(host: OneHost) -> None:
     assert [found.attempt for found in take(host).items] == [1]
 
 
-def test_at_most_once_leases_are_committed_before_the_answer(host: OneHost) -> None:
-    (item,) = leased(host, b"a")
-    put(host, b"b", delivery=2)
-    answer = both(host, item).answer
-    assert payloads(answer) == [b"b"]
-    assert answer.items[0].id in host.dbs[1].timer
-
-
 # ------------------------------------------------------------------------------------------ other hosts
 
 

@@ -105,11 +105,6 @@ def test_redrive_with_a_filter(host: OneHost, given: dict[str, Any], count: int)
     assert len(take(host).items) == count
 
 
-def test_a_canary_is_one_of_each_group(host: OneHost) -> None:
-    dead(host, "timeout 1", "timeout 2", "other", "timeout 3", "other")
-    assert numbers(redrive(host, per_fingerprint=1)) == (2, 2, 0, False, [])
-
-
 def test_a_pace_spreads_the_items(host: OneHost) -> None:
     dead(host, *"abcdef")
     call = host.call("RedriveItems", **DEAD, pace_per_second=2)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from foqs.engine.dead_letters import PageAsk
 from foqs.engine.engine import Engine
 from foqs.errors import NotFound, Unavailable
@@ -81,26 +79,6 @@ def test_a_shard_that_moves_during_a_redrive(cluster: Cluster) -> None:
     assert answer.at_least <= 2 <= answer.at_most
     assert not answer.missing_shards
     assert sorted(item.id for item in cluster.wire(a).listed("t")) == ids
-
-
-def test_a_shard_without_a_host_is_named(cluster: Cluster) -> None:
-    a, b = cluster.add("a", 1, handover_ms=500), cluster.add("b", 2)
-    cluster.tell()
-    dead(cluster.wire(a), "x")
-    cluster.tell(cluster.routing(without=[2]))
-    wire = cluster.wire(a)
-    assert wire.ask("ListFailures", **DEAD).missing == ["shard 2"]
-    answer = redrive(wire)
-    assert (answer.at_least, answer.at_most, answer.missing_shards) == (1, 1, [2])
-    assert b.serves(2)
-
-
-def test_a_page_of_a_shard_that_is_elsewhere_is_refused(cluster: Cluster) -> None:
-    a = cluster.add("a", 1)
-    cluster.tell()
-    wire = cluster.wire(a, hops=1)
-    with pytest.raises(Exception, match="served here"):
-        wire.ask("RedriveItems", **DEAD, shard=9, count=1)
 
 
 # ------------------------------------------------------------------------------------------ the parts

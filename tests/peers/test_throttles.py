@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 
-from foqs.bounds import THROTTLE
 from foqs.idl import idl
 from foqs.ids import HASH_SLOTS
-from foqs.peers.token_coordinator import coordinator_slot
 from foqs.policies.settings import Settings
 from foqs.shardmgr.facts import Slots
 from foqs.shardmgr.routing import Routing, make_routing
@@ -88,17 +86,3 @@ def test_all_hosts_together_deliver_what_the_rate_allows(cluster: Cluster, three
     assert took_s < 20
     put(cluster, three, 10)
     consumers.until(len(consumers.ids) + 30)
-
-
-def test_another_host_coordinates_after_one_dies(cluster: Cluster, three: Three) -> None:
-    shard = 1 + coordinator_slot("n", THROTTLE + "api") % 3
-    home = three[shard - 1]
-    others = [member for member in three if member is not home]
-    put(cluster, three, 150, "api")
-    begun = time.monotonic()
-    consumers = Consumers(cluster, others)  # type: ignore[arg-type]
-    consumers.until(40)
-    cluster.move(shard, others[0])
-    cluster.tell(with_slots(cluster.routing(*others)))
-    consumers.until(160)
-    assert len(consumers.ids) <= BURST + RATE * (time.monotonic() - begun)

@@ -90,17 +90,6 @@ def test_check_reports_all_faults_of_the_tables(config: Path) -> None:
     assert "no database" in second
 
 
-def test_check_finds_an_index_that_is_missing(config: Path) -> None:
-    """Without this index every ack fails."""
-    assert foqs("shards", "create", "--config", config).returncode == 0
-    change(config, "DROP INDEX timer_of_item", shard=1)
-    checked = foqs("shards", "check", "--config", config)
-    assert checked.returncode == 1
-    assert checked.stdout.splitlines()[0] == (
-        "shard 1: table timer lacks the index timer_of_item on (id) -> CREATE UNIQUE INDEX timer_of_item ON timer (id)"
-    )
-
-
 @pytest.mark.parametrize("url", ["postgresql://u:hunter2@h/db", "mysql+aiomysql://u:hunter2@h/db", "u:hunter2@h/db"])
 def test_an_unknown_database_or_driver_is_refused(url: str, tmp_path: Path) -> None:
     path = tmp_path / "foqs.toml"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from foqs.client import Client, FailureFilter
+from foqs.client import Client
 from foqs.idl import idl
 from foqs_lab.cluster import HostProcess, LocalCluster, Shard
 from tests.api.hosts import until
@@ -73,33 +73,6 @@ def standstill(cluster: LocalCluster) -> bool:
     before = topics(cluster)
     sleep(0.5)
     return topics(cluster) == before
-
-
-@pytest.mark.parametrize("kind", [pytest.param("mariadb", marks=pytest.mark.mariadb)])
-def test_redrives(new_cluster: NewCluster) -> None:
-    cluster = new_cluster("a", "b", "c", shards=6, settings=MISSED)
-    port = cluster.hosts["c"].port
-    with Wire(("127.0.0.1", port), "ns") as wire, Client(f"127.0.0.1:{port}", "ns", routing=False) as client:
-        dead_letters(wire, ITEMS)
-        groups = {group.sample_reason: group for group in client.list_failures(DEAD).groups}
-        assert sum(group.count for group in groups.values()) == ITEMS
-        assert client.redrive(DEAD, 10)[:2] == (10, 10)
-        assert topics(cluster) == {"t": 10, DEAD: ITEMS - 10}
-
-        taken = client.dequeue(DEAD, 50, lease_ms=600_000, wait_ms=10_000)
-        wanted = groups[REASONS[0]]
-        left = {group.sample_reason: group.count for group in client.list_failures(DEAD).groups}
-        leased = sum(item.id % len(REASONS) == 0 for item in taken)
-        found = client.redrive(DEAD, filter=FailureFilter(fingerprint=wanted.fingerprint), to_topic="u")
-        assert found == (left[REASONS[0]] - leased, left[REASONS[0]] - leased, leased, False, (), ())
-        assert {item.id % len(REASONS) for item in client.list_items("u")} == {0}
-
-        assert client.redrive(DEAD, per_fingerprint=1, to_topic="v")[:2] == (len(REASONS) - 1, len(REASONS) - 1)
-        assert sorted(item.id % len(REASONS) for item in client.list_items("v")) == [1, 2, 3, 4]
-        found = client.redrive(DEAD)
-        assert (found.skipped_leased, found.more) == (len(taken), False)
-        assert {int(row[0]) for row in rows(cluster, "SELECT id FROM failure")} == {item.id for item in taken}
-        assert client.release_many(taken) == [None] * len(taken)
 
 
 @pytest.mark.parametrize("kind", [pytest.param("mariadb", marks=pytest.mark.mariadb)])

@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from foqs.client import Client, Conflict, ItemSpec, Settings, SettingsChange
+from foqs.client import Client, Conflict, Settings, SettingsChange
 from foqs_lab.cluster import LocalCluster
 from foqs_lab.relay import Relay
 from tests.api.hosts import foqs, until
@@ -59,29 +59,6 @@ def test_a_change_names_the_hosts_that_act_on_it(new_cluster: NewCluster) -> Non
             assert c.put_settings({"a": "1"}, expected_version=version + 2) == SettingsChange(
                 version + 3, all_three, ()
             )
-
-
-def test_hosts_that_confirmed_a_pause_deliver_nothing(new_cluster: NewCluster) -> None:
-    """A host that is cut off from ZooKeeper goes on until it learns of the pause."""
-    cluster = new_cluster("a", "b", shards=3)
-    with closing(Relay(cluster.zookeeper.port)) as way:
-        cluster.add("c", settings={"zookeeper": {"hosts": f"127.0.0.1:{way.port}"}})
-        cluster.start("c")
-        cluster.place({1: "a", 2: "b", 3: "c"})
-        with at(cluster, "a") as a, at(cluster, "b") as b, at(cluster, "c") as c:
-            for client in (a, b, c):
-                assert all(isinstance(one, int) for one in client.enqueue_many([ItemSpec("t", b"x")] * 20))
-            until(lambda: a.put_settings({"try": "1"}).missing == (), "all hosts to know all hosts")
-            way.hold()
-            paused = a.put_settings({"topic.t": '{"paused": true}'})
-            assert paused.missing == (address(cluster, "c"),)
-            assert [client.dequeue("t", 5) for client in (a, b)] == [[], []]
-            assert len(c.dequeue("t", 5, wait_ms=10_000)) == 5
-            way.flow()
-            until(lambda: c.settings().version == paused.version, "the host to follow")
-            assert [client.dequeue("t", 5, wait_ms=100) for client in (a, b, c)] == [[], [], []]
-            assert b.put_settings({}, ["topic.t"]).missing == ()
-            assert [len(client.dequeue("t", 5, wait_ms=10_000)) for client in (a, b, c)] == [5, 5, 5]
 
 
 def test_of_changes_at_once_one_is_made(new_cluster: NewCluster) -> None:

@@ -15,28 +15,16 @@ from foqs_lab.cluster import LocalCluster
 from foqs_lab.relay import Relay
 from tests.api.hosts import foqs, until
 from tests.cluster.conftest import NewCluster
+from tests.cluster.test_settings import address, at, kind
 
 pytestmark = [pytest.mark.server, pytest.mark.zookeeper, pytest.mark.mariadb, pytest.mark.timeout(400)]
 
+__all__ = ["kind"]  # fixture
 LEASE_MS = 60_000
 CLOCKS_MS = 20
 """Hosts follow the clock of the databases, which is that of this machine, and learn of it from messages."""
 QUIET_S = 2.0
 MOST = 300
-
-
-@pytest.fixture(params=["mariadb"])
-def kind(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-def address(cluster: LocalCluster, name: str) -> str:
-    return f"127.0.0.1:{cluster.hosts[name].port}"
-
-
-def at(cluster: LocalCluster, name: str) -> Client:
-    """A client that asks this host alone."""
-    return Client(address(cluster, name), "shop", routing=False)
 
 
 @contextmanager

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from functools import partial
-from pathlib import Path
 from time import monotonic
 
 import pytest
@@ -13,7 +11,6 @@ import pytest
 from foqs.client.items import Item, ItemSpec
 from foqs_lab.cluster import LocalCluster
 from foqs_lab.crash.clients import NAMESPACE, Wire
-from tests.api.wire import Wire as ServiceWire
 from tests.cluster.conftest import NewCluster
 from tests.support.waiting import wait_until
 
@@ -69,38 +66,3 @@ def test_consumers_of_many_hosts_empty_one_of_another(new_cluster: NewCluster) -
         host.stop()
     forwarded = sum(host.counted("forwarded") for host in cluster.hosts.values())
     assert forwarded <= 16 + 4 * 2 * 16, "a ready item wakes waiting consumers, and no host polls"
-
-
-def test_any_host_tells_the_active_topics_of_all(new_cluster: NewCluster, tmp_path: Path) -> None:
-    cluster = new_cluster("a", "b", "c", shards=3)
-    for name in cluster.hosts:
-        wire = wire_to(cluster, name)
-        wire.enqueue([ItemSpec("shared", b"x"), ItemSpec(f"of-{name}", b"x")])
-        wire.close()
-    everywhere = {f"127.0.0.1:{host.port}" for host in cluster.hosts.values()}
-    wanted = [
-        *((f"of-{name}", 1, {f"127.0.0.1:{cluster.hosts[name].port}"}) for name in "abc"),
-        ("shared", 3, everywhere),
-    ]
-    for host in cluster.hosts.values():
-        found: list[tuple[str, int, set[str]]] = []
-
-        def listed(port: int = host.port, found: list[tuple[str, int, set[str]]] = found) -> bool:
-            """A host learns of the other hosts after its start, and leaves out those that do not answer in time."""
-            found[:] = active_topics(port)
-            return found == wanted
-
-        wait_until(listed, partial(repr, found))
-
-
-def active_topics(port: int) -> list[tuple[str, int, set[str]]]:
-    """All of them, page by page: topic, ready items, hosts."""
-    wire, cursor = ServiceWire(("127.0.0.1", port)), None
-    found: list[tuple[str, int, set[str]]] = []
-    while True:
-        answer = wire.ask("GetActiveTopics", limit=1, cursor=cursor)
-        found += [(one.topic, one.ready, set(one.hosts)) for one in answer.topics]
-        if (cursor := answer.cursor) is None:
-            break
-    wire.close()
-    return found

@@ -171,22 +171,6 @@ def test_a_row_that_has_no_key_is_not_read(shard_url: str) -> None:
             attempt(shard_url, 1)
 
 
-@SERVERS
-def test_a_primary_key_and_an_engine_that_are_wrong(shard_url: str) -> None:
-    create_schema(shard_url, 1)
-    run(shard_url, "ALTER TABLE timer DROP PRIMARY KEY, ADD PRIMARY KEY (id)", "ALTER TABLE expiry ENGINE = MyISAM")
-    findings = words(shard_url)
-    assert "the primary key of timer is (id), not (due, id)" in findings
-    assert "table expiry is kept by MyISAM, not by InnoDB" in findings
-
-
-def test_a_row_that_is_missing(shard_url: str) -> None:
-    create_schema(shard_url, 1)
-    run(shard_url, "DELETE FROM shard")
-    assert "row is missing" in refusal(shard_url)
-    assert "row is missing" in words(shard_url)[0]
-
-
 @contextmanager
 def setting(url: str, name: str, value: Any, before: Any) -> Iterator[None]:
     run(url, f"SET GLOBAL {name} = {value}")

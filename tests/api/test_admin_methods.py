@@ -418,6 +418,17 @@ def test_a_nack_ends_with_its_time_while_the_script_runs(host: OneHost) -> None:
     assert kinds(call.answer) == [Unavailable]
 
 
+def test_a_script_decides_about_an_expired_lease(host: OneHost) -> None:
+    apply(host, on_failure="decide")
+    host.scripts.functions["decide"] = lambda item: FailureResult(Action.DROP if item["cause"] == "expired" else None)
+    put(host, b"x")
+    take(host, lease_ms=500)
+    for _ in range(20):
+        host.wait(100)
+    assert not host.dbs[1].items
+    assert [call.item["attempt"] for call in host.scripts.calls] == [1]
+
+
 def test_no_script_decides_about_a_dead_letter(host: OneHost) -> None:
     policy = json.dumps({"hooks": {"on_failure": "decide"}})
     host.engine.apply_settings(Settings("n", 1, {"topic.*": policy, "script.decide": SOURCE}))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from foqs.buffers.checkpoint import RETRY_MS
@@ -11,7 +13,7 @@ from foqs.engine.batch_reads import DueRead, ExpiringRead
 from foqs.engine.shard import Shard
 from foqs.ids import make_id
 from foqs.item import Phase
-from foqs.rows import AT_MOST_ONCE, Batch, LaneRow, Scan
+from foqs.rows import Batch, LaneRow, Scan
 from tests.engine.laboratory import KEY, Laboratory, reads_of
 
 
@@ -56,14 +58,6 @@ def test_a_lease_that_is_only_in_the_database_ends_too() -> None:
     assert item_id not in lab.engine.shards[1].memory.known
     lab.go_on(800)
     assert lab.taken() == [item_id]
-
-
-def test_an_at_most_once_item_is_dropped_with_its_lease() -> None:
-    lab = Laboratory(1)
-    written(lab, delivery=AT_MOST_ONCE)
-    lab.go_on(900)
-    assert not lab.dbs[1].items
-    assert lab.engine.counters.removed == {"dropped": 1}
 
 
 def test_an_extension_in_time_keeps_the_lease() -> None:
@@ -186,20 +180,23 @@ def test_a_scan_without_rows_moves_its_checkpoint() -> None:
         assert checkpoint.from_ms == bound_ms == lab.now_ms + 700
 
 
-def test_a_scan_beyond_its_limit_goes_on_behind_its_last_row() -> None:
+@pytest.mark.parametrize(("what", "read_of"), [("delay_ms", DueRead), ("ttl_ms", ExpiringRead)])
+def test_a_scan_beyond_its_limit_goes_on_behind_its_last_row(
+    what: str, read_of: type[DueRead] | type[ExpiringRead]
+) -> None:
     lab = Laboratory(1, scan_rows=2)
     ids = []
-    for delay_ms in (1_000, 1_001, 1_002, 1_003, 1_004):
-        ids += lab.stored(lab.item(delay_ms=delay_ms))
+    for at_ms in (1_000, 1_001, 1_002, 1_003, 1_004):
+        ids += lab.stored(lab.item(**{what: at_ms}))
     lab.ring(2_000)
     found = []
     while sent := lab.send():
         ((shard, batch),) = sent
-        found += [read.wanted.from_ms for read in reads_of(batch, DueRead)]
+        found += [read.wanted.from_ms for read in reads_of(batch, read_of)]
         lab.arrive(shard, batch)
     assert found == sorted(found)
     assert len(found) >= 3
-    assert lab.taken() == ids
+    assert lab.taken() == (ids if what == "delay_ms" else [])
 
 
 def test_a_row_of_an_unknown_topic_stays_and_is_reported() -> None:
@@ -240,6 +237,30 @@ def test_a_ttl_waits_for_the_end_of_a_live_lease() -> None:
     lab.go_on(799)
     assert item_id in lab.dbs[1].items
     lab.go_on(100)
+    assert not lab.dbs[1].items
+    assert lab.engine.counters.removed == {"ttl": 1}
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda lease: item_ops.nack(lease, 0, None),
+        lambda lease: item_ops.nack(lease, 100, None),
+        lambda lease: item_ops.nack(lease, 0, b"metadata"),
+        lambda lease: item_ops.fail(lease, 0, None, "it broke"),
+        lambda lease: item_ops.reject(lease, "it is wrong"),
+        item_ops.release,
+    ],
+    ids=["nack", "nack with a delay", "nack with metadata", "failure", "rejection", "release"],
+)
+def test_an_end_of_the_lease_behind_the_ttl_removes_the_item(end: Callable[[int], item_ops.Op]) -> None:
+    lab = Laboratory(1)
+    (item_id,) = lab.stored(lab.item(ttl_ms=500))
+    lab.taken()
+    lab.go_on(600)
+    ended = lab.operate(item_id, end(lab.lease_of(item_id)))
+    lab.settle()
+    assert ended == [None]
     assert not lab.dbs[1].items
     assert lab.engine.counters.removed == {"ttl": 1}
 

@@ -46,3 +46,12 @@ def test_sorting_is_bounded() -> None:
     assert order.sort(4, set(keys))
     assert not order.sort(4, set(keys))
     assert order.after(("", ""), 100) == keys
+
+
+def test_a_key_that_is_discarded_unsorted_is_not_walked() -> None:
+    first, *others = keys = [("ns", str(number)) for number in range(10)]
+    order = TopicOrder(keys)
+    order.sort(4, set(keys))
+    order.discard(first)
+    assert not order.sort(6, set(others))
+    assert order.after(("", ""), 100) == others

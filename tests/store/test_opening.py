@@ -11,6 +11,7 @@ import pytest
 
 from foqs.rows import BACKLOG_SHIFT, Backlog, Batch, LaneRow, RowPages
 from foqs.store import opening
+from foqs.store.checkup import check_up
 from foqs.store.link import Link
 from foqs.store.maintenance import create_schema
 from foqs.store.opening import orphan_words
@@ -125,6 +126,11 @@ def test_a_shard_whose_lanes_came_back_opens(broken_url: str) -> None:
     assert {found.lane: found.items for found in opened.backlog} == {1: 1, 2: 2}
     assert opened.timers == {3: (1, 0)}
     store.close()
+
+
+def test_the_checkup_names_unknown_lanes(broken_url: str) -> None:
+    found = [one.found for one in check_up(broken_url, 1, timeout_s=20, now_ms=lambda: 0.0).findings]
+    assert orphan_words([2], "ready") in found
 
 
 def test_words_name_a_few_lanes() -> None:

@@ -78,13 +78,6 @@ def test_an_item_that_is_gone(host: OneHost) -> None:
         assert (codes(answer), answer.state) == ([R.GONE], None)
 
 
-def test_an_item_whose_ttl_is_over(host: OneHost) -> None:
-    (item_id,) = put(host, b"x", ttl_ms=1_000)
-    host.now_ms += 1_000
-    (reason,) = why(host, item_id).reasons
-    assert (reason.code, reason.text) == (R.GONE, "Its TTL has ended: it is removed soon.")
-
-
 def test_an_item_of_a_shard_that_is_not_served(host: OneHost) -> None:
     (item_id,) = put(host, b"x")
     host.engine.drained(host.engine.shards[1], host.now_ms)
@@ -155,14 +148,6 @@ def test_a_leased_item_names_its_worker(host: OneHost) -> None:
     assert first.reasons == [idl.ExplainReason(R.LEASED, text, host.now_ms + 5_000, by="w 1")]
     assert (first.state, second.reasons[0].by) == (State.LEASED, None)
     assert second.reasons[0].text.startswith("A consumer has leased it,")
-
-
-def test_an_item_of_a_paused_topic(host: OneHost) -> None:
-    (item_id,) = put(host, b"x")
-    asked(host)
-    pause(host)
-    text = "The settings entry topic.t* pauses the topic (version 7); see foqs topic policy t --ns n."
-    assert why(host, item_id).reasons == [idl.ExplainReason(R.PAUSED, text, key="topic.t*")]
 
 
 def test_an_item_behind_more_urgent_ones() -> None:

@@ -140,20 +140,3 @@ def test_very_many_parked_flows_are_estimated(host: OneHost, monkeypatch: pytest
     assert 18 <= exact <= 20, "those that were given nothing yet"
     monkeypatch.setattr("foqs.engine.explain._FLOWS", 10)
     assert why(host, most).reasons[0].count == pytest.approx(exact, abs=5)
-
-
-def test_a_token_ends_the_reason(host: OneHost) -> None:
-    throttled(host, "throttle.customer")
-    ids = {put(host, b"x", throttle_keys=["customer"])[0] for _ in range(2)}
-    (got,) = take_late(host)
-    (left,) = ids - {got}
-    take_late(host)
-    (reason,) = why(host, left).reasons
-    assert reason.code == R.THROTTLED
-    host.wait(4_000)
-    (later,) = why(host, left).reasons
-    assert (later.code, later.until_ms) == (R.THROTTLED, pytest.approx(reason.until_ms, abs=600))
-    host.wait(5_000)
-    host.wait(2_000)
-    assert codes(why(host, left)) == [R.NO_CONSUMER], "a flow is awake to find out when a consumer asks"
-    assert take_late(host) == [left]

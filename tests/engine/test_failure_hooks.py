@@ -81,17 +81,6 @@ def test_a_script_reads_the_item_whose_body_was_dropped() -> None:
     assert scripts.asked == [attempt]
 
 
-def test_a_script_without_a_decision_leaves_it_to_the_policy() -> None:
-    scripts = Scripts(FailureResult())
-    lab = laboratory(scripts)
-    item_id, lease = leased(lab)
-    failed(lab, item_id, lease)
-    lab.go_on(699)
-    assert lab.taken() == []
-    lab.go_on(1)
-    assert lab.taken() == [item_id]
-
-
 def test_a_script_may_choose_the_delay() -> None:
     lab = laboratory(Scripts(LATER))
     item_id, lease = leased(lab)
@@ -128,22 +117,6 @@ def test_a_script_may_keep_a_rejected_item() -> None:
     assert (scripts.asked[0].cause, scripts.asked[0].reason) == (FailureCause.REJECTED, "why")
     lab.go_on(5_000)
     assert lab.taken() == [item_id]
-
-
-def test_the_policys_attempts_bound_a_script() -> None:
-    lab = laboratory(Scripts(LATER), {"max_attempts": 1})
-    item_id, lease = leased(lab)
-    failed(lab, item_id, lease)
-    assert [failure.cause for failure in lab.dbs[1].failures.values()] == [FailureCause.FAILED]
-
-
-def test_the_policys_time_bounds_a_script() -> None:
-    lab = laboratory(Scripts(LATER), {"max_total_ms": 500})
-    item_id, lease = leased(lab)
-    lab.go_on(500)
-    lab.operate(item_id, item_ops.reject(lease, "why"))
-    lab.settle()
-    assert [failure.cause for failure in lab.dbs[1].failures.values()] == [FailureCause.REJECTED]
 
 
 def test_a_refused_nack_changes_nothing() -> None:

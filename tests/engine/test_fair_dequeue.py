@@ -264,18 +264,6 @@ def test_a_tenant_ends_with_its_last_lane() -> None:
     assert KEY not in lab.engine.topics
 
 
-def test_weights_of_items_count_and_survive_a_restart() -> None:
-    lab = Laboratory(1)
-    for name, weight in (("a", 1), ("b", 3)):
-        items = [lab.item() for _ in range(200)]
-        lab.put(*items, key=of(name), weights={of(name): weight})
-    lab.settle()
-    assert abs(Counter(taken(lab, 100))["b"] - 75) <= 1
-    lab.go_on(300)
-    lab.reopen()
-    assert abs(Counter(taken(lab, 100))["b"] - 75) <= 1
-
-
 def test_a_closed_shard_counts_no_more() -> None:
     lab = Laboratory(1, 2)
     store(lab, {f"t{at}": 1 for at in range(10)})

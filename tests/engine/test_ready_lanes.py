@@ -22,21 +22,6 @@ def ack_all(lab: Laboratory, ids: list[int]) -> None:
     lab.settle()
 
 
-def test_weights_of_policy_settings_and_items() -> None:
-    """The first of them that exists counts, and a change counts from the next turn."""
-    lab = Laboratory(1)
-    for name in "abc":
-        lab.put(*[lab.item() for _ in range(2_000)], key=of(name), weights={of(name): 2})
-    lab.settle()
-    taken(lab, 30)
-    set_policy(lab, {"fair": {"weights": {"a": 6}}}, weight_a="9", weight_b="4")
-    got = Counter(taken(lab, 600))
-    assert all(abs(got[name] - share) <= 3 for name, share in (("a", 300), ("b", 200), ("c", 100)))
-    set_policy(lab, {})
-    got = Counter(taken(lab, 300))
-    assert all(abs(got[name] - 100) <= 3 for name in "abc")
-
-
 def test_bytes_are_shared() -> None:
     lab = Laboratory(1)
     set_policy(lab, {"fair": {"unit": "bytes"}})

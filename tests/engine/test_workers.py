@@ -284,17 +284,6 @@ def test_consumers_without_a_name_get_so_many_in_an_answer() -> None:
     assert [len(wanted(host, worker=None).answer.items) for _ in range(2)] == [2, 2]
 
 
-def test_leases_that_end_make_room() -> None:
-    host = Limited({"topic.t": '{"per_worker": 2, "retry": {"kind": "constant", "first_ms": 60000}}'})
-    host.put(9)
-    first = wanted(host).answer.items
-    host.ask("Nack", items=[idl.NackItem(first[0].id, first[0].lease, failed=True)])
-    assert len(wanted(host).answer.items) == 1
-    for _ in range(5):
-        host.wait(500)
-    assert len(wanted(host).answer.items) == 2  # the leases are over
-
-
 def test_workers_that_hold_nothing_are_forgotten() -> None:
     host = Limited(EACH)
     host.put(5)

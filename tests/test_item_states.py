@@ -29,6 +29,7 @@ from foqs.item import (
     To,
     WrongStep,
 )
+from tests.support import structure
 from tests.support.lanes import lone_lane
 
 ROOT = Path(__file__).parent.parent
@@ -147,8 +148,9 @@ INLINE = {
 def test_only_items_assign_their_state() -> None:
     stores = {
         (str(path.relative_to(ROOT)), node.attr)
-        for path in (ROOT / "foqs").rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
+        for path in structure.files()
+        if path.is_relative_to(ROOT / "foqs")
+        for node in structure.nodes(path)
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr in PARTS
         if ast.unparse(node.value) not in OTHERS
     }

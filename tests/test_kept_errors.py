@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.structure import statements, tree
+
 ROOT = Path(__file__).parent.parent
 ENDS_SOON = {"cli", "doctor"}
 """Processes that end with their first error, or that no user runs."""
@@ -61,22 +63,22 @@ def keeps(node: ast.AST, name: str) -> bool:
     return False
 
 
-def kept(tree: ast.AST) -> Iterator[tuple[str, int]]:
+def kept(module: ast.Module) -> Iterator[tuple[str, int]]:
     """Yield (function, line) for each error that is kept with its traceback."""
-    for function in ast.walk(tree):
+    for function in statements(module.body):
         if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
-        for handler in ast.walk(function):
+        for handler in statements(function.body):
             if isinstance(handler, ast.ExceptHandler) and handler.name is not None:
                 for node in ast.walk(handler):
                     if keeps(node, handler.name):
                         yield function.name, getattr(node, "lineno", 0)
 
 
-def raised(tree: ast.AST) -> Iterator[int]:
+def raised(module: ast.Module) -> Iterator[int]:
     """Yield the lines that raise an error which a variable of the frame, or an object, keeps on."""
     deleted: set[ast.Raise] = set()
-    for node in ast.walk(tree):
+    for node in statements(module.body):
         if isinstance(node, ast.Try):
             names = {
                 target.id
@@ -85,10 +87,10 @@ def raised(tree: ast.AST) -> Iterator[int]:
                 for target in one.targets
                 if isinstance(target, ast.Name)
             }
-            for one in ast.walk(node):
+            for one in statements([node]):
                 if isinstance(one, ast.Raise) and {n.id for n in ast.walk(one) if isinstance(n, ast.Name)} & names:
                     deleted.add(one)
-    for node in ast.walk(tree):
+    for node in statements(module.body):
         if isinstance(node, ast.Raise) and node not in deleted:
             match node.exc:
                 case ast.Name(id=name) if name[0].islower():
@@ -102,9 +104,9 @@ def raised(tree: ast.AST) -> Iterator[int]:
 def test_no_error_is_kept_with_its_traceback() -> None:
     wrong = []
     for path in FILES:
-        name, tree = str(path.relative_to(ROOT)), ast.parse(path.read_text())
-        wrong += [f"{name}:{line}" for function, line in kept(tree) if f"{name}:{function}" not in MAY_RETURN]
-        wrong += [f"{name}:{line}: delete the variable in a `finally`" for line in raised(tree)]
+        name, module = str(path.relative_to(ROOT)), tree(path)
+        wrong += [f"{name}:{line}" for function, line in kept(module) if f"{name}:{function}" not in MAY_RETURN]
+        wrong += [f"{name}:{line}: delete the variable in a `finally`" for line in raised(module)]
     assert wrong == []
 
 

@@ -12,6 +12,7 @@ import pytest
 
 import foqs.client
 from tests.support.language import ROOT, Text, dialect_in, files, places_in, texts_of, words_in
+from tests.support.structure import tree
 
 FOLDERS = ("foqs", "foqs_lab", "thrift", "tests", "docs", "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")
 # They quote the markers.
@@ -105,7 +106,7 @@ def shown_to_users() -> Iterator[Text]:
     for path in files("foqs", "foqs_lab"):
         yield from (text for text in texts_of(path) if text.kind == "string")
     for path in files("foqs/cli"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree(path)):
             if isinstance(node, ast.FunctionDef) and node.decorator_list and (text := ast.get_docstring(node)):
                 yield Text(path, node.lineno, "comment", " ".join(text.split()))
     client = ROOT / "foqs" / "client"

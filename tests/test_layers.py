@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping, Set
-from functools import cache
 from pathlib import Path
 
 import pytest
+
+from tests.support.structure import imported
 
 ROOT = Path(__file__).parent.parent
 VALUES = frozenset(
@@ -73,20 +74,6 @@ IMPURE = frozenset(
 FILES = sorted((ROOT / "foqs").rglob("*.py"))
 LAB = sorted((ROOT / "foqs_lab").rglob("*.py"))
 MAY_USE_LAB = frozenset(f"foqs/cli/{name}.py" for name in ("lab", "cluster"))
-
-
-@cache
-def imported(path: Path) -> frozenset[str]:
-    """Every module that `path` names in an import, and each name taken from a package as a module."""
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            names.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            assert node.level == 0, f"{path}: relative import"
-            names.add(node.module)
-            names.update(f"{node.module}.{alias.name}" for alias in node.names)
-    return frozenset(names)
 
 
 def layer_of(path: Path) -> str:

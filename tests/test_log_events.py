@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.support.structure import nodes
+
 ROOT = Path(__file__).parent.parent
 LEVELS = ("debug", "info", "warning", "error")
 NAME = re.compile(r"[a-z]+\.[a-z]+(_[a-z]+)*")
@@ -20,7 +22,7 @@ def events() -> Iterator[tuple[str, str, frozenset[str]]]:
         text = path.read_text()
         if "import structlog" not in text:
             continue
-        for node in ast.walk(ast.parse(text)):
+        for node in nodes(path):
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
                 continue
             of, level = node.func.value, node.func.attr

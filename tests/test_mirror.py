@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,7 +25,7 @@ def packages(root: Path = ROOT) -> list[str]:
 def driven(package: str, patterns: Sequence[str], root: Path = ROOT) -> float:
     """Return the share of the modules of `package` that a test imports, or that have the name of a test file."""
     tests = [path for pattern in patterns for path in (root / "tests").glob(pattern)]
-    names = set().union(*(imported(ast.parse(path.read_text())) for path in tests))
+    names = set().union(*(imported(path) for path in tests))
     stems = {path.stem.removeprefix("test_") for path in tests}
     modules = {path.stem for path in (root / "foqs" / package).glob("[!_]*.py")}
     return sum(f"foqs.{package}.{name}" in names or name in stems for name in modules) / len(modules)

@@ -12,6 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.support.structure import parsed
+
 ROOT = Path(__file__).parent.parent.parent
 
 # Each stands for a sentence whose subject or time the reader has to guess. The remedy: name the component that acts
@@ -93,7 +95,7 @@ def texts_of(path: Path) -> tuple[Text, ...]:
 
 
 def _of_python(path: Path, source: str) -> Iterator[Text]:
-    nodes = list(ast.walk(ast.parse(source)))
+    nodes = list(ast.walk(parsed(path)))
     docstrings: set[int] = set()
     for node in nodes:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import ast
+import gc
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -22,9 +23,23 @@ def files() -> tuple[Path, ...]:
     return tuple(sorted(path for top in ("foqs", "foqs_lab") for path in (ROOT / top).rglob("*.py")))
 
 
+def parsed(path: Path) -> ast.Module:
+    """Parse a file without garbage collections, which would look through its nodes several times."""
+    gc.disable()
+    try:
+        return ast.parse(path.read_text())
+    finally:
+        gc.enable()
+
+
+tree = cache(parsed)
+"""The trees of the product, which several tests walk."""
+
+
 @cache
-def tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """Return the nodes of a file of the product in the order of `ast.walk`."""
+    return tuple(ast.walk(tree(path)))
 
 
 def shown(path: Path) -> str:
@@ -53,21 +68,31 @@ def lines_by_package() -> dict[str, int]:
 # --------------------------------------------------------------------------------------------- small files
 
 
-def imported(module: ast.Module) -> set[str]:
+def statements(body: Sequence[ast.AST]) -> Iterator[ast.AST]:
+    """Yield the statements of `body` and of its blocks, without their expressions."""
+    for node in body:
+        yield node
+        for block in ("body", "orelse", "finalbody", "handlers", "cases"):
+            yield from statements(getattr(node, block, None) or ())
+
+
+@cache
+def imported(path: Path) -> frozenset[str]:
     """Return every module that an import names, and each name taken from a package as a module."""
     names: set[str] = set()
-    for node in ast.walk(module):
+    for node in statements(parsed(path).body):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, f"{path}: relative import"
             names.add(node.module)
             names.update(f"{node.module}.{alias.name}" for alias in node.names)
-    return names
+    return frozenset(names)
 
 
 def small_with_one_importer() -> list[str]:
     """Return the files below `SMALL_LINES` lines that exactly one other product file imports."""
-    importers = {path: imported(tree(path)) for path in files()}
+    importers = {path: imported(path) for path in files()}
     found = []
     for path in files():
         name = module_of(path)
@@ -111,7 +136,7 @@ def attributes_of_classes(modules: Mapping[str, ast.Module]) -> dict[str, frozen
     bases: dict[str, list[str]] = {}
     for name, module in modules.items():
         known = {node.name: f"{name}.{node.name}" for node in module.body if isinstance(node, ast.ClassDef)}
-        for node in ast.walk(module):
+        for node in statements(module.body):
             if isinstance(node, ast.ImportFrom):
                 known.update({alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names})
         for node in module.body:

@@ -41,16 +41,13 @@ class FakeFlow:
         self.throttles = tuple(sorted(throttles))
         self.ready = ready
         self.tenant = SimpleNamespace(start=0.0)
-        self.lanes = [SimpleNamespace(topic=SimpleNamespace(key=(NS, topic)), flow=self)]
+        self.topic = (NS, topic)
+        self.lanes = [SimpleNamespace(topic=SimpleNamespace(key=self.topic), flow=self)]
         self.rules: Any = None
         self.waits_ms = 0
         self.parked: Any = None
         self.delivered: list[int] = []
         self.moments: list[int] = []
-
-    @property
-    def topic(self) -> tuple[str, str]:
-        return self.lanes[0].topic.key  # type: ignore[no-any-return]
 
     def wake(self) -> None:
         self.host.awake[self] = None
@@ -120,8 +117,7 @@ class Host:
 
     def deliver(self) -> None:
         """Deliver what may be delivered to consumers that take all."""
-        while wanted := [flow for flow in self.awake if flow.ready and self._consumed(flow.topic)]:
-            flow = min(wanted, key=lambda one: one.tenant.start)
+        while (flow := self._next()) is not None:
             dry = self.throttling.take(flow, None)  # type: ignore[arg-type]
             if dry is not None:
                 del self.awake[flow]
@@ -141,8 +137,15 @@ class Host:
         flow.ready += 1
         flow.rules.owner.give_back(flow.rules, flow.moments.pop(at))
 
-    def _consumed(self, topic: tuple[str, str]) -> bool:
-        return topic in self.waiting and not self.policies.paused(topic)
+    def _next(self) -> FakeFlow | None:
+        """Return the first of the flows that have had the fewest items."""
+        best: FakeFlow | None = None
+        for flow in self.awake:
+            if not flow.ready or (best is not None and flow.tenant.start >= best.tenant.start):
+                continue
+            if flow.topic in self.waiting and not self.policies.paused(flow.topic):
+                best = flow
+        return best
 
     @property
     def calls(self) -> int:

@@ -43,8 +43,9 @@ def kept_in_file(tmp_path: Path, *specs: ItemSpec, folder: str | None = None) ->
 
 @pytest.mark.parametrize("size", [1_000, 100_000, 1 << 20])
 def test_more_equal_rows_than_a_report_holds(tmp_path: Path, size: int) -> None:
-    """24 MiB of rows are in two partitions, one of them twice: each row is stored three times, for every repetition."""
-    count = (24 << 20) // size
+    """4 MiB of rows or more are in two partitions, one of them twice: each row is stored three times, for every
+    repetition. A report holds 1 MiB."""
+    count = max(24, (4 << 20) // size)
     rows = list(range(count))
     service = Service()
 

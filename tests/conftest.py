@@ -83,6 +83,7 @@ _PROCESS_TESTS = (
     "tests/hooks/test_pool.py",
     "tests/hooks/test_processes.py",
 )
+_MEMORY = "mark.memory"
 # Threads and sockets inside the test process: part of script/check, but the order of events is not fixed.
 _THREAD_TESTS = (
     "tests/client/",
@@ -105,6 +106,15 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     real.watch(config)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files that only have tests with real processes if the run takes none of them, as script/check does.
+    Their import and collection, in each worker, would take 2 s of processor time."""
+    if collection_path.suffix != ".py" or "not process" not in config.option.markexpr:
+        return None
+    path = collection_path.relative_to(config.rootpath).as_posix()
+    return True if path.startswith(_PROCESS_TESTS) and _MEMORY not in collection_path.read_text() else None
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses

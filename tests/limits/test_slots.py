@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from itertools import count
+from itertools import chain, count
 from typing import Any
 
 import pytest
@@ -276,6 +276,18 @@ def late_counts_of_removed_shards(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Slots, "counted", counted)
 
 
+KNOWN = {
+    "an_account_kept_over_an_epoch": 2_077,
+    "an_open_question_after_a_count": 829,
+    "late_counts_of_removed_shards": 982,
+}
+"""Seeds that find a mutant, to be tried first."""
+
+
+def seeds(mutant: Callable[[pytest.MonkeyPatch], None], many: int) -> Iterator[int]:
+    return chain([KNOWN.get(mutant.__name__, 0)], range(many))
+
+
 @pytest.fixture
 def patch() -> Iterator[pytest.MonkeyPatch]:
     with pytest.MonkeyPatch.context() as context:
@@ -292,7 +304,7 @@ def patch() -> Iterator[pytest.MonkeyPatch]:
 def test_each_rule_is_needed(mutant: Callable[[pytest.MonkeyPatch], None], patch: pytest.MonkeyPatch) -> None:
     mutant(patch)
     with pytest.raises(LimitExceeded):
-        for seed in range(4_000):
+        for seed in seeds(mutant, 4_000):
             World(seed).run()
 
 
@@ -304,7 +316,7 @@ def test_each_rule_of_removed_shards_is_needed(
 ) -> None:
     mutant(patch)
     with pytest.raises(Stuck):
-        for seed in range(2_000):
+        for seed in seeds(mutant, 2_000):
             World(seed).run().settle()
 
 

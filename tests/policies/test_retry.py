@@ -89,7 +89,6 @@ def test_delays_of_many_items(kind: RetryKind, jitter: float) -> None:
         assert max(found) <= full_ms
         mean_ms = sum(found) / ITEMS
         assert abs(mean_ms - (least_ms + full_ms) / 2) <= 0.02 * full_ms
-        assert found == list(delays(kind, jitter, attempt))
 
 
 def test_the_attempts_of_an_item_have_delays_of_their_own() -> None:

@@ -109,7 +109,7 @@ class View:
     def wanted(self) -> list[int]:
         """Return the shards of this host."""
         if self.seat is None:
-            return sorted(self.node.engine.shards)
+            return sorted(self.node.engine.state.shards)
         if self.seat.twin(self.node.address) is not None:
             return []  # the other process with this id has them
         return assigned(self.id, self.seat.facts)
@@ -136,7 +136,7 @@ class View:
         return unserved(self.wanted(), self._states(), self.unreachable(), self._cut_off())
 
     def _states(self) -> dict[int, ShardState]:
-        return {number: shard.owner.state for number, shard in self.node.engine.shards.items()}
+        return {number: shard.owner.state for number, shard in self.node.engine.state.shards.items()}
 
     def _cut_off(self) -> frozenset[int]:
         return self.seat.cut_off if self.seat is not None else frozenset()

@@ -72,26 +72,26 @@ async def gather(view: View, lag: Histogram, series: Series) -> Rows:
 
     slices, node = _Slices(), view.node
     _process(add, view, lag)
-    _items(add, node.engine.counters)
+    _items(add, node.engine.state.counters)
     await slices.rest()
-    await _namespaces(add, node.engine.counters.namespaces, slices)
+    await _namespaces(add, node.engine.state.counters.namespaces, slices)
     _requests(add, node.server.counters)
-    add("budget_used_bytes", node.engine.budget.used_bytes)
-    add("budget_limit_bytes", node.engine.budget.limit_bytes)
-    _work(add, node.engine.counters)
+    add("budget_used_bytes", node.engine.state.budget.used_bytes)
+    add("budget_limit_bytes", node.engine.state.budget.limit_bytes)
+    _work(add, node.engine.state.counters)
     _hooks(add, node.hook_pool)
-    add("throttle_tokens_lost_total", node.engine.throttling.lost.tokens)
+    add("throttle_tokens_lost_total", node.engine.state.throttling.lost.tokens)
     if view.seat is not None:
         _cluster(add, view)
-    shards = list(node.engine.shards.values())
+    shards = list(node.engine.state.shards.values())
     for shard in shards:
         await slices.rest()
         _shard(add, shard)
-    topics, window_rows = await _topics(node.engine, slices)
+    topics, window_rows = await _topics(node.engine.state, slices)
     for shard in shards:
         add("shard_window_rows", window_rows[shard.number], str(shard.number))
-    tenants = await count_tenants(node.engine, slices.rest)
-    throttles = await count_keys(node.engine.throttling, slices.rest, monotonic_ms())
+    tenants = await count_tenants(node.engine.state, slices.rest)
+    throttles = await count_keys(node.engine.state.throttling, slices.rest, monotonic_ms())
     for found in (
         await asyncio.to_thread(topic_rows, topics, series.most_topics, node.now_ms()),
         await asyncio.to_thread(series.tenants.rows, tenants),

@@ -50,7 +50,7 @@ class DequeueAfterAcks:
     def fail(self, error: FoqsError) -> bool:
         if not error.outcome_known:
             self._call.doubt(0, error.message)
-        refusal = responses.refusal(self._call, error, self._engine.counters)
+        refusal = responses.refusal(self._call, error, self._engine.state.counters)
         return self._call.reply(idl.AckAndDequeueResponse(self.outcomes, [], None, refusal))
 
 
@@ -81,7 +81,7 @@ class AckDequeue:
         if not has_acks:
             self._dequeue(dequeue, waiting, now_ms, wait_ms)
             return
-        timeout_ms = min(validation.timeout_ms(request, limits), self._engine.config.host.confirm_ms)
+        timeout_ms = min(validation.timeout_ms(request, limits), self._engine.state.config.host.confirm_ms)
         acked = partial(self._acked, call, dequeue, waiting, sifted)
         if ids:
             self._ack(request, ids, leases, sifted, now_ms, timeout_ms, acked)
@@ -107,9 +107,9 @@ class AckDequeue:
     ) -> None:  # fmt: skip
         if sifted is not None:
             outcomes = sifted.outcomes(outcomes)
-        dequeue.outcomes = responses.item_outcomes(call, outcomes, self._engine.counters)
+        dequeue.outcomes = responses.item_outcomes(call, outcomes, self._engine.state.counters)
         # The outcomes may come while a batch is applied, in the middle of a shard's memory.
-        self._engine.soon(partial(self._begin, dequeue, waiting))
+        self._engine.state.slices.soon(partial(self._begin, dequeue, waiting))
 
     def _begin(self, dequeue: DequeueAfterAcks, waiting: DequeueCall) -> None:
         """Dequeue ready items; a wait for a first item would hold back the outcomes."""

@@ -249,4 +249,6 @@ class LeaseMethods:
             host.forwarder.ask_others("ReleaseLeases", part, request, now_ms + timeout_ms, add, done)
 
         here_ms = max(1, int(timeout_ms * _OWN_SHARE))
-        host.engine.release(Releasing(host.engine, key, request.worker, now_ms - held_ms, released), now_ms, here_ms)
+        host.engine.release(
+            Releasing(host.engine.state, key, request.worker, now_ms - held_ms, released), now_ms, here_ms
+        )

@@ -86,7 +86,9 @@ class DeadLetters:
         after: GroupKey | None,
         done: Callable[[Found | FoqsError], None],
     ) -> FailureListing:
-        return FailureListing(self._engine, key, wanted, limit, after, lambda groups, more: done((groups, more)), done)
+        return FailureListing(
+            self._engine.state, key, wanted, limit, after, lambda groups, more: done((groups, more)), done
+        )
 
     # ------------------------------------------------------------------------------------- redrive
 
@@ -98,7 +100,7 @@ class DeadLetters:
         if is_forwarded(request):
             page, now_ms = self._page(request, ask), self._now_ms()
             answered = partial(_page_answered, call)
-            RedrivePage(self._engine, page, answered, self._admit).begin(now_ms, now_ms + timeout_ms)
+            RedrivePage(self._engine.state, page, answered, self._admit).begin(now_ms, now_ms + timeout_ms)
             return
         if (request.shard, request.cursor, request.taken) != (None, None, None):
             raise Invalid("shard, cursor and taken are set by hosts only")

@@ -41,11 +41,11 @@ class Host:
 
     def refuse_when_draining(self) -> None:
         """Raises Unavailable: the host is shutting down."""
-        if self.engine.draining:
+        if self.engine.state.draining:
             raise Unavailable("the host is shutting down")
 
     def refuse_when_full(self) -> None:
         """Refuse a request with a long answer while answers that clients do not read fill the budget. Raises
         Overloaded."""
-        if not self.engine.budget.fits(0, ANSWERS_SHARE):
+        if not self.engine.state.budget.fits(0, ANSWERS_SHARE):
             raise Overloaded("the host's buffers are full", OVERLOADED_RETRY_MS)

@@ -71,11 +71,11 @@ class ItemLife:
         def reply(outcomes: list[int | FoqsError]) -> None:
             call.reply(
                 responses.enqueue_response(outcomes)
-                or idl.EnqueueResponse(responses.enqueue_outcomes(call, outcomes, self._engine.counters))
+                or idl.EnqueueResponse(responses.enqueue_outcomes(call, outcomes, self._engine.state.counters))
             )
 
         waiting = EnqueueCall(len(specs), reply)
-        policies = self._engine.policies.namespaces.get(ns)
+        policies = self._engine.state.policies.namespaces.get(ns)
         taken = Intake(ns, limits, now_ms, policies)
         taken.take(specs)
         if taken.hooked and not self._forwarder.was_charged(request):
@@ -85,7 +85,7 @@ class ItemLife:
 
     def _run_hooks(self, waiting: EnqueueCall, taken: Intake, request: Any, now_ms: int, deadline_ms: int) -> None:
         """Run the hooks of the items, and store these with the fields that the hooks set."""
-        ns, policies = request.ns, self._engine.policies
+        ns, policies = request.ns, self._engine.state.policies
 
         def done(results: dict[int, EnqueueResult], errors: dict[int, FoqsError]) -> None:
             if policies.versions.get(ns) != version:  # no host acts on a version older than its confirmed one
@@ -138,8 +138,8 @@ class ItemLife:
     def _store(self, waiting: EnqueueCall, taken: Intake, request: Any, now_ms: int, deadline_ms: int) -> None:
         engine, forwarder = self._engine, self._forwarder
         if taken.keyed:
-            engine.deadlines.push(deadline_ms, waiting)
-            engine.alarm(deadline_ms)
+            engine.state.deadlines.push(deadline_ms, waiting)
+            engine.state.alarm(deadline_ms)
             forwarder.enqueue_keyed(waiting, taken.keyed, request, now_ms, deadline_ms)
         if not taken.items or forwarder.enqueue(waiting, taken.indices, request, now_ms, deadline_ms):
             return
@@ -164,7 +164,7 @@ class ItemLife:
         ns = validation.name(request.ns, "ns", limits)
         worker = validation.name(request.worker, "worker", limits, limits.worker_bytes)
         for key, handlers in validation.hung(ns, request.wants, limits):
-            self._engine.hung.report(key, worker, handlers, now_ms)
+            self._engine.state.hung.report(key, worker, handlers, now_ms)
         call.reply(idl.DequeueResponse([]))
 
     def consumer(self, call: Call, answers: Incoming, now_ms: int) -> tuple[DequeueCall, int]:
@@ -180,7 +180,7 @@ class ItemLife:
         timeout_ms = validation.timeout_ms(request, limits)
         forwarded = request.context is not None and request.context.hops
         # The answer fits a frame whatever the items are: names and fields count with their largest size.
-        holdings, tells = self._engine.holdings, ns in self._engine.policies.per_worker
+        holdings, tells = self._engine.state.holdings, ns in self._engine.state.policies.per_worker
         most = limits.frame_bytes - responses.REPLY_OVERHEAD_BYTES - (responses.limits_bytes(keys) if tells else 0)
         bodies_bytes = validation.within(request.max_bytes, "max_bytes", 1, (1 << 63) - 1, most)
         worker, begins = request.worker, request.begins
@@ -190,7 +190,7 @@ class ItemLife:
             raise Invalid("begins is negative")
         ledger = request.ledger
         if ledger:
-            self._engine.topics.ledgers.ask([key for key, _ in keys], now_ms)
+            self._engine.state.topics.ledgers.ask([key for key, _ in keys], now_ms)
 
         asked: DequeueCall | None = None
 
@@ -204,7 +204,7 @@ class ItemLife:
                 return answers.reply(usual)
             made = [responses.leased(item) for item in items]
             if ledger:
-                responses.with_ledgers(items, made, self._engine.topics.ledgers, self._elsewhere, self._now_ms())
+                responses.with_ledgers(items, made, self._engine.state.topics.ledgers, self._elsewhere, self._now_ms())
             response = idl.DequeueResponse(made, doubtful or None)
             if worker_limits and (tells or not items):
                 response.per_worker = {topic: limit.most for (_, topic), limit in worker_limits.items()}
@@ -222,7 +222,7 @@ class ItemLife:
             total if len(keys) > 1 else None,
         )  # fmt: skip
         if waiting.most is not None and elsewhere is not None:
-            waiting.far = self._engine.rng.random() < _FAR_SHARE
+            waiting.far = self._engine.state.rng.random() < _FAR_SHARE
         call.on_lost = lambda: self._engine.cancel(waiting)
         if wait_ms:
             call.on_oneway = lambda: self._engine.hurry(waiting)
@@ -238,12 +238,12 @@ class ItemLife:
             response.news_version = self._news.found_nothing(key for key, _ in keys if key not in full)
             if ended is not None:
                 for key in full:
-                    engine.holdings.refused(key, ended)
-        if any(engine.policies.paused(key) for key, _ in keys):
+                    engine.state.holdings.refused(key, ended)
+        if any(engine.state.policies.paused(key) for key, _ in keys):
             response.reason = "paused"
         elif full:
             response.reason = PER_WORKER
-        elif ended and (hint := engine.throttling.hint(ended, at_ms := self._now_ms())) is not None:
+        elif ended and (hint := engine.state.throttling.hint(ended, at_ms := self._now_ms())) is not None:
             response.reason = hint.reason
             if hint.retry_at_ms is not None:
                 response.retry_after_ms = max(0, hint.retry_at_ms - at_ms)
@@ -336,7 +336,7 @@ class ItemLife:
                 outcomes = sifted.outcomes(outcomes)
             call.reply(
                 responses.items_response(outcomes)
-                or response(responses.item_outcomes(call, outcomes, self._engine.counters))
+                or response(responses.item_outcomes(call, outcomes, self._engine.state.counters))
             )
 
         if not ids:

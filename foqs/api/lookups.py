@@ -113,7 +113,7 @@ class Lookups:
         def reply(items: list[Listed], cursor: str | None) -> None:
             call.reply(idl.ListItemsResponse([responses.shown(*item) for item in items], cursor))
 
-        listing = Listing(host.engine, key, state, limit, room_bytes, cursor, reply, call.fail, only)
+        listing = Listing(host.engine.state, key, state, limit, room_bytes, cursor, reply, call.fail, only)
         host.engine.list(listing, host.now_ms(), timeout_ms)
 
     def active_topics(self, call: Call) -> None:
@@ -134,7 +134,7 @@ class Lookups:
             host.forwarder.ask_others("GetActiveTopics", part, request, deadline_ms, pages.add_answer, reply)
 
         active_topics(
-            host.engine, ns, limit, request.cursor, host.address(), call.within, host.now_ms(), found,
+            host.engine.state, ns, limit, request.cursor, host.address(), call.within, host.now_ms(), found,
             every=bool(request.all),
         )  # fmt: skip
 
@@ -145,7 +145,7 @@ class Lookups:
         if is_forwarded(request):
             limit = MOST_TENANTS
         timeout_ms = validation.timeout_ms(request, limits)
-        policies = host.engine.policies.namespace(ns)
+        policies = host.engine.state.policies.namespace(ns)
         overruled = policies.overruled(name)
         layers = {
             field: key for field, key in policies.layers(name).items() if key != BUILT_IN and field not in overruled
@@ -162,7 +162,7 @@ class Lookups:
             )  # fmt: skip
 
         def counted(here: Counts, workers: list[WorkerLeases], tenants: MostReady) -> None:
-            hung = host.engine.hung.of(key, now_ms)
+            hung = host.engine.state.hung.of(key, now_ms)
             held = [
                 idl.WorkerStats(one.worker, one.held, max(0, now_ms - one.oldest_given_ms), hung.pop(one.worker, 0))
                 for one in workers
@@ -173,9 +173,9 @@ class Lookups:
             host.forwarder.ask_others("GetTopicStats", part, request, deadline_ms, sums.add, partial(done, sums))
 
         def with_workers(here: Counts, workers: list[WorkerLeases]) -> None:
-            tenants_of(host.engine, key, partial(counted, here, workers))
+            tenants_of(host.engine.state, key, partial(counted, here, workers))
 
-        count(host.engine, key, lambda here: workers_of(host.engine, key, partial(with_workers, here)))
+        count(host.engine.state, key, lambda here: workers_of(host.engine.state, key, partial(with_workers, here)))
 
     def throttles(self, call: Call) -> None:
         """Raises Invalid."""
@@ -189,7 +189,7 @@ class Lookups:
         deadline_ms = host.now_ms() + min(validation.timeout_ms(request, limits), ANSWER_MS)
 
         def done(reports: ThrottleReports, missing: list[str]) -> None:
-            throttle, found = host.engine.policies.namespace(ns).throttle, reports.stats
+            throttle, found = host.engine.state.policies.namespace(ns).throttle, reports.stats
             names = sorted(found)[:limit]
             rows: list[Any] = []
             for name in names:
@@ -223,12 +223,14 @@ class Lookups:
 
         keys = [*self._tokens.keys(), *self._slots.keys()]
         coordinated = Coordinated(keys, self._tokens.tokens_of, self._slots.slots_of)
-        stats.throttles_of(host.engine, coordinated, ns, prefix, after, limit, counted)
+        stats.throttles_of(host.engine.state, coordinated, ns, prefix, after, limit, counted)
 
     def server_info(self, call: Call) -> None:
         """Reply the host's version, limits and clock, and how many rows its shards have changed and items they hold."""
         now_ms = self._host.now_ms()
-        rows = {shard.number: shard.queue.rows_changed for shard in self._host.engine.serving if shard.healthy(now_ms)}
+        rows = {
+            shard.number: shard.queue.rows_changed for shard in self._host.engine.state.serving if shard.healthy(now_ms)
+        }
         items = self._count(now_ms) if call.request.count_items else None
         limits = {**self._host.limits.as_map(), **FIXED}
         call.reply(idl.GetServerInfoResponse(__version__, limits, rows, items, now_ms))
@@ -236,7 +238,7 @@ class Lookups:
     def _count(self, now_ms: int) -> Mapping[int, int]:
         if self._counted_ms is None or not 0 <= now_ms - self._counted_ms < _KEPT_MS:
             self._counted_ms = now_ms
-            self._items = {shard.number: sum(shard.memory.totals.values()) for shard in self._host.engine.serving}
+            self._items = {shard.number: sum(shard.memory.totals.values()) for shard in self._host.engine.state.serving}
         return self._items
 
 
@@ -269,7 +271,7 @@ class Explain:
                     lambda missing: call.reply(nearest(answers, unowned, missing)),
                 )  # fmt: skip
 
-            explain.of_topic(self._engine, key, self._now_ms(), found)
+            explain.of_topic(self._engine.state, key, self._now_ms(), found)
         elif request.ns is not None or request.topic is not None:
             raise Invalid("give an id, or ns and topic")  # the rights were checked for ns, not for the item
         else:
@@ -277,8 +279,8 @@ class Explain:
 
     def _item(self, call: Call, deadline_ms: int) -> None:
         item_id, engine, now_ms = call.request.id, self._engine, self._now_ms()
-        shard = engine.shards.get(shard_of(item_id))
-        if shard is not None and engine.settles(shard) and not shard.healthy(now_ms):
+        shard = engine.state.shards.get(shard_of(item_id))
+        if shard is not None and engine.state.settles(shard) and not shard.healthy(now_ms):
             self._unread(call, shard)
             return
         waiting = LookCall(partial(self._looked, call, deadline_ms))
@@ -297,7 +299,7 @@ class Explain:
             else:
                 call.reply(explained(explain.not_served(shard_of(item_id))))
             return
-        shard = engine.shards.get(shard_of(item_id))
+        shard = engine.state.shards.get(shard_of(item_id))
         if item is not None and found is not None and shard is not None:
             self._reply(call, shard, item)
         elif error is None or isinstance(error, NotFound):
@@ -311,7 +313,7 @@ class Explain:
         """Reply without the item's row: the database does not answer."""
         item = shard.memory.known.get(call.request.id)
         if item is None:
-            call.reply(explained(Explanation(explain.of_shard(self._engine, shard, self._now_ms()))))
+            call.reply(explained(Explanation(explain.of_shard(self._engine.state, shard, self._now_ms()))))
         else:
             self._reply(call, shard, item)
 
@@ -319,7 +321,7 @@ class Explain:
         if call.within is not None and item.lane.topic.key[0] not in call.within:
             call.reply(explained(explain.GONE))
         else:
-            call.reply(explained(explain.of_item(self._engine, shard, item, self._now_ms())))
+            call.reply(explained(explain.of_item(self._engine.state, shard, item, self._now_ms())))
 
 
 class RoutingMethods:
@@ -346,22 +348,24 @@ class RoutingMethods:
         wait_ms = validation.within(request.wait_ms, "wait_ms", 0, limits.wait_max_ms, 0)
         validation.timeout_ms(request, limits)
         waiting = LongPoll(request.version, partial(self._answer_routing, call))
-        if not wait_ms or self._engine.draining or request.version != self._forwarder.routing().version:
+        if not wait_ms or self._engine.state.draining or request.version != self._forwarder.routing().version:
             waiting.answer()
             return
         self._routing_calls[waiting] = None
         call.on_lost = lambda: self._forget_routing(waiting)
-        self._engine.deadlines.push(self._now_ms() + wait_ms, waiting)
-        self._engine.alarm(self._now_ms() + wait_ms)
+        self._engine.state.deadlines.push(self._now_ms() + wait_ms, waiting)
+        self._engine.state.alarm(self._now_ms() + wait_ms)
 
     def changed(self) -> None:
         """Route held requests. Answer requests that wait for another routing, all of them when the host stops."""
         self._forwarder.changed()
         if self._routing_calls:
             version = self._forwarder.routing().version
-            for waiting in [each for each in self._routing_calls if each.version != version or self._engine.draining]:
+            for waiting in [
+                each for each in self._routing_calls if each.version != version or self._engine.state.draining
+            ]:
                 waiting.answer()
-        if self._engine.draining:
+        if self._engine.state.draining:
             self._news.stop()
 
     def _answer_routing(self, call: Call, waiting: LongPoll) -> None:
@@ -386,8 +390,8 @@ class RoutingMethods:
             waiting.answer()
             return
         call.on_lost = lambda: self._news.forget(waiting)
-        self._engine.deadlines.push(self._now_ms() + wait_ms, waiting)
-        self._engine.alarm(self._now_ms() + wait_ms)
+        self._engine.state.deadlines.push(self._now_ms() + wait_ms, waiting)
+        self._engine.state.alarm(self._now_ms() + wait_ms)
 
     def _answer_watch(self, call: Call, waiting: LongPoll) -> None:
         self._news.forget(waiting)

@@ -144,7 +144,7 @@ class PeerMethods:
         keys, shares = _right(asks, _topic_key), _right(topics, _shares_of)
         self._shares.heard(host, shares.values())
         now_ms = self._host.now_ms()
-        urgent = [idl.TopicUrgency(*key, most_urgent(self._host.engine, key, now_ms)) for key in keys.values()]
+        urgent = [idl.TopicUrgency(*key, most_urgent(self._host.engine.state, key, now_ms)) for key in keys.values()]
         call.reply(idl.TellSharesResponse(urgent or None))
 
 

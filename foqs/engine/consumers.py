@@ -74,7 +74,7 @@ def freed(state: State, workers: Iterable[str]) -> None:
         for key, calls in state.holdings.freed(worker):
             try_again(state, key, calls)
             if not calls:  # a host with a call of the worker may have asked
-                state.ready_again(key)
+                state.callbacks.ready_again(key)
 
 
 def try_again(state: State, key: TopicKey, calls: list[DequeueCall]) -> None:
@@ -114,9 +114,9 @@ def wake(state: State, shard: Shard, now_ms: int) -> None:
     if state.waiting:
         serve(state, woken, now_ms)
         let_go(state, now_ms)
-    if state.became_ready is not None:
+    if state.callbacks.became_ready is not None:
         for key in woken:
-            state.became_ready(key)
+            state.callbacks.became_ready(key)
 
 
 @in_slices
@@ -223,7 +223,7 @@ def _left_waiting(state: State, keys: Sequence[TopicKey]) -> None:
         waiting = state.waiting.get(key)
         if key not in state.held_up and waiting is not None and waiting[0] is not last:
             last = waiting[0]
-            state.left_waiting(key)
+            state.callbacks.left_waiting(key)
 
 
 def end_merge_waits(state: State, now_ms: int) -> None:
@@ -423,9 +423,9 @@ def apply_settings(state: State, settings: Settings) -> None:
     state.throttling.changed(ns)
     tenants.follow(state, ns, weighing)
     if before is not None:
-        state.put_off(_resume(state, ns, before))
+        state.slices.put_off(_resume(state, ns, before))
     if limiting is not None or ns in policies.per_worker:
-        state.put_off(_limit_workers(state, ns, limiting))
+        state.slices.put_off(_limit_workers(state, ns, limiting))
 
 
 def _resume(state: State, ns: str, before: NamespacePolicies) -> Iterator[None]:
@@ -434,9 +434,9 @@ def _resume(state: State, ns: str, before: NamespacePolicies) -> Iterator[None]:
         live = [key for key in part if key in state.waiting or ready(state, key)]
         resumed = [key for key in live if before.of(key[1]).paused and not state.policies.paused(key)]
         serve(state, resumed, state.now_ms)
-        if state.became_ready is not None:
+        if state.callbacks.became_ready is not None:
             for key in resumed:
-                state.became_ready(key)
+                state.callbacks.became_ready(key)
         if len(part) == _SLICE:
             yield
 
@@ -454,7 +454,7 @@ def _limit_workers(state: State, ns: str, before: NamespacePolicies | None) -> I
                 continue
             try_again(state, key, holdings.parked_for(key))
             changed.update(dict.fromkeys(state.waiting.get(key, ())))
-            state.ready_again(key)
+            state.callbacks.ready_again(key)
         serve(state, part, state.now_ms)
         for call in changed:
             reported = any(limit.holding is not None for limit in (holdings.limits(call) or {}).values())

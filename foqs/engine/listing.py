@@ -225,7 +225,7 @@ class Listing:
 
     def go_on(self) -> None:
         """Ask the next shard, state and lanes that may have items, or reply."""
-        self._host.begin(self._ask())
+        self._host.slices.begin(self._ask())
 
     def _ask(self) -> Iterator[None]:
         while self._at is not None and self._left and self._room_bytes > 0:
@@ -365,7 +365,7 @@ class Releasing(Settles):
 
     def go_on(self) -> None:
         """Read the next page, or reply when every end is committed."""
-        self._state.begin(self._ask())
+        self._state.slices.begin(self._ask())
 
     def _ask(self) -> Iterator[None]:
         while self._shards and self._error is None:
@@ -432,7 +432,7 @@ class Releasing(Settles):
                 self._release(shard, item, now_ms)
         if not listed.rows:
             self._at = self._at.behind()
-        self._state.soon(self.go_on)
+        self._state.slices.soon(self.go_on)
 
     def _release(self, shard: Shard, item: Item, since_ms: int) -> None:
         now_ms = self._state.now_ms

@@ -131,7 +131,6 @@ def clock_set(state: State, by_ms: int) -> None:
     state.patience.moved(by_ms)
     state.held_up = {key: at_ms + by_ms for key, at_ms in state.held_up.items()}
     state.staying = {call: at_ms + by_ms for call, at_ms in state.staying.items()}
-    state.housekeeping_ms = 0
     for shard in state.serving:
         shard.owner.shift(by_ms)
         shard.queue.shift(by_ms)
@@ -198,7 +197,7 @@ def close(state: State, shard: Shard, now_ms: int, error: FoqsError) -> None:
         look(None, None, error)
     for read in reads:
         read.refuse(error)
-    state.served()
+    state.callbacks.served()
 
 
 _AGAIN_MS = 100
@@ -215,7 +214,7 @@ def check_silence(state: State, shard: Shard, now_ms: int) -> None:
     if hangs:
         if owner.breaker.state is not BreakerState.OPEN:
             owner.breaker.trip(now_ms)
-        state.hangs(shard)
+        state.callbacks.hangs(shard)
     from_ms = shard.silent_from_ms()
     if from_ms is None or now_ms - from_ms <= owner.hang_ms:
         return

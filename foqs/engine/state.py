@@ -1,6 +1,6 @@
 """The data of one host that the modules of this package read and change, and its work in slices of the event loop.
 
-`Engine` adds the verbs. The modules take a `State`, so that none of them needs the engine.
+`Engine` holds a `State` and has the verbs. The modules take a `State`, so that none of them needs the engine.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Concatenate, ParamSpec
 
 from foqs.bounds import Budget
 from foqs.buffers.checkpoint import NEVER_MS
-from foqs.buffers.shard_batch import ShardBatch
 from foqs.config.load import Config
 from foqs.counters import Counters, Namespaces
 from foqs.engine.calls import Deadlines, DequeueCall, Timed
@@ -66,33 +65,60 @@ class Callbacks:
 UNCONNECTED = Callbacks()
 
 
+class LoopSlices:
+    """Work that is cut into slices of the event loop. `wake` asks for the next slice."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self.long_work: deque[Iterator[None]] = deque()  # on very many topics: see `begin`
+        self.next_slice: list[Callable[[], None]] = []  # what `soon` puts off
+        self._wake = wake
+
+    def soon(self, do: Callable[[], None]) -> None:
+        """Call `do` in the next slice: a reply may come while a batch is applied."""
+        self.next_slice.append(do)
+        self._wake()
+
+    def begin(self, work: Iterator[None]) -> None:
+        """Do the first part of `work` now, and one more in each of the next slices. The parts end where it yields."""
+        for _ in work:
+            self.put_off(work)
+            return
+
+    def put_off(self, work: Iterator[None]) -> None:
+        """Do the parts of `work` in the next slices."""
+        self.long_work.append(work)
+        self._wake()
+
+    def go_on(self) -> None:
+        """Do the next part of the work that has waited longest."""
+        self.begin(self.long_work.popleft())
+        if self.long_work:  # of other work, where this one has ended
+            self._wake()
+
+    def take_next(self) -> list[Callable[[], None]]:
+        """Take out what `soon` put off."""
+        next_slice, self.next_slice = self.next_slice, []
+        return next_slice
+
+
 class State:
     def __init__(
         self,
         config: Config,
         budget: Budget,
         rng: random.Random,
-        submit: Callable[[Shard, ShardBatch], None],
         callbacks: Callbacks = UNCONNECTED,
         *,
         shards_elsewhere: bool = False,
     ) -> None:
-        """`submit` sends a batch to its shard's database. `shards_elsewhere`: a shard that is not here may exist on
-        another host."""
+        """`shards_elsewhere`: a shard that is not here may exist on another host."""
         self.config = config
         self.budget = budget
         self.rng = rng
-        self.submit = submit
+        self.callbacks = callbacks
         self.wake = callbacks.wake
         self.alarm = callbacks.alarm
-        self.served = callbacks.served
-        self.became_ready = callbacks.became_ready
-        self.ready_again = callbacks.ready_again
-        self.left_waiting = callbacks.left_waiting
-        self.ask_script = callbacks.ask_script
         self.timer_ms = NEVER_MS  # time of the next tick, if known: only an earlier alarm is set
-        self.slots_written = callbacks.slots_written
-        self.hangs = callbacks.hangs
         self.shards_elsewhere = shards_elsewhere
         self.now_ms = 0  # of the call being carried out; set on every way in that can run callbacks
         self.counters = Counters(Namespaces(config.admin.namespaces))
@@ -111,17 +137,15 @@ class State:
         self.residents = Residents(budget, self.waiting, lambda: self.now_ms)
         self.deadlines: Deadlines[Timed] = Deadlines()
         self.patience: Deadlines[DequeueCall] = Deadlines()
-        self.long_work: deque[Iterator[None]] = deque()  # on very many topics: see `begin`
-        self.next_slice: list[Callable[[], None]] = []  # what `soon` puts off
+        self.slices = LoopSlices(self.wake)
         self.throttling = Throttling(
-            self.policies, self.waiting, self._unparked, self.put_off, rng.random,
+            self.policies, self.waiting, self._unparked, self.slices.put_off, rng.random,
             callbacks.tokens_wanted, callbacks.monotonic_ms, lambda: self.serving,
         )  # fmt: skip
         self._unparked_topics: dict[TopicKey, None] = {}
         self.holdings = Holdings(self.shards, self.policies)
         self.hung = Hung()
         self.draining = False
-        self.housekeeping_ms = 0
 
     def touch(self, shard: Shard) -> None:
         """Note that `shard` may have something to send."""
@@ -129,47 +153,25 @@ class State:
             self.wake()
         self.dirty[shard] = None
 
-    def soon(self, do: Callable[[], None]) -> None:
-        """Call `do` in the next slice of the event loop: a reply may come while a batch is applied."""
-        self.next_slice.append(do)
-        self.wake()
-
     def _unparked(self, key: TopicKey) -> None:
         """Serve consumers of a topic whose flows no longer wait for tokens."""
         waited_for = key in self.waiting
         if waited_for:
             self.due[key] = None
             self.wake()
-        if self.became_ready is not None:
+        if self.callbacks.became_ready is not None:
             if not waited_for:
-                self.became_ready(key)
+                self.callbacks.became_ready(key)
             else:  # the consumers here may take all
                 if not self._unparked_topics:
-                    self.soon(self._publish_unparked)
+                    self.slices.soon(self._publish_unparked)
                 self._unparked_topics[key] = None
 
     def _publish_unparked(self) -> None:
         keys, self._unparked_topics = self._unparked_topics, {}
         for key in keys:
-            if self.became_ready is not None:
-                self.became_ready(key)
-
-    def begin(self, work: Iterator[None]) -> None:
-        """Do the first part of `work` now, and one more in each of the next slices. The parts end where it yields."""
-        for _ in work:
-            self.put_off(work)
-            return
-
-    def put_off(self, work: Iterator[None]) -> None:
-        """Do the parts of `work` in the next slices."""
-        self.long_work.append(work)
-        self.wake()
-
-    def go_on(self) -> None:
-        """Do the next part of the work that has waited longest."""
-        self.begin(self.long_work.popleft())
-        if self.long_work:  # of other work, where this one has ended
-            self.wake()
+            if self.callbacks.became_ready is not None:
+                self.callbacks.became_ready(key)
 
     def settles(self, shard: Shard) -> bool:
         """Return True if changes of the shard's items are accepted here.
@@ -190,12 +192,12 @@ P = ParamSpec("P")
 
 
 def in_slices(work: Callable[Concatenate[State, P], Iterator[None]]) -> Callable[Concatenate[State, P], None]:
-    """Make a generator a function that runs it as `State.begin` does.
+    """Make a generator a function that runs it as `LoopSlices.begin` does.
 
     An owner whose loop stalls is not confirmed in time, and other requests wait for it."""
 
     @wraps(work)
     def begin(state: State, /, *args: P.args, **kwargs: P.kwargs) -> None:
-        state.begin(work(state, *args, **kwargs))
+        state.slices.begin(work(state, *args, **kwargs))
 
     return begin

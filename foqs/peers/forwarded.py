@@ -109,7 +109,7 @@ class Exchange:
         handover_ms: int,
     ) -> None:
         self.engine = engine
-        self.host_id = engine.config.server.id
+        self.host_id = engine.state.config.server.id
         self.routing = routing
         self.handover_ms = handover_ms
         self.now_ms = timers.now_ms
@@ -132,12 +132,12 @@ class Exchange:
 
     def settles(self, item_id: int) -> bool:
         """Return True if this host accepts changes of the item."""
-        shard = self.engine.shards.get(shard_of(item_id))
-        return shard is not None and self.engine.settles(shard)
+        shard = self.engine.state.shards.get(shard_of(item_id))
+        return shard is not None and self.engine.state.settles(shard)
 
     def serves(self, number: int) -> bool:
         """Return True if this host serves the shard."""
-        shard = self.engine.shards.get(number)
+        shard = self.engine.state.shards.get(number)
         return shard is not None and shard.owner.state is ShardState.SERVING
 
     def find(self, shard: int) -> Target:
@@ -191,7 +191,7 @@ class Exchange:
                 self.log.not_sent(method, context, address, error)
             done(response, error)
 
-        self.engine.counters.forwarded += 1
+        self.engine.state.counters.forwarded += 1
         self._ask(address, method, request, left_ms, answered)
 
     def ask_others(
@@ -220,8 +220,8 @@ class Exchange:
 
     def ring(self, at_ms: int, what: Timed) -> None:
         """Call `what.timed_out` at that time, unless it is done by then."""
-        self.engine.deadlines.push(at_ms, what)
-        self.engine.alarm(at_ms)
+        self.engine.state.deadlines.push(at_ms, what)
+        self.engine.state.alarm(at_ms)
 
 
 Ways = Mapping[int, Route]
@@ -419,10 +419,10 @@ class Forwarded(ABC):
         exchange, now_ms = self._exchange, self._exchange.now_ms()
         if not self._hold_until_ms:
             self._hold_until_ms = now_ms + exchange.handover_ms
-            exchange.engine.counters.held += 1
+            exchange.engine.state.counters.held += 1
             exchange.ring(self._hold_until_ms, self)
         if self._hold_until_ms <= now_ms:
-            self.timed_out(exchange.engine.shards)
+            self.timed_out(exchange.engine.state.shards)
         else:
             exchange.held[self.route] = None
 

@@ -249,10 +249,10 @@ class ForwardedDedupEnqueue(_Enqueued):
         slots = self._exchange.routing().slots.shards
         for number, part in dedup.by_shard(slots, [self._items[at] for at in group]).items():
             sure = [one for one in part if one.at not in self._doubtful]
-            away += dedup.place_taken(engine, self._call, number, sure, now_ms)
+            away += dedup.place_taken(engine.state, self._call, number, sure, now_ms)
             for one in part:
                 if one.at in self._doubtful:
-                    away += dedup.place_taken(engine, self._call_of(one), number, [one], now_ms)
+                    away += dedup.place_taken(engine.state, self._call_of(one), number, [one], now_ms)
         if away:  # rows of their slots are not all here, or the shard is about to take the slots
             self._adopt()
         return [one.at for one in away]

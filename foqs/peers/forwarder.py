@@ -134,16 +134,16 @@ class Forwarder:
 
     def was_charged(self, request: Any) -> bool:
         """Return True if the host that forwarded the enqueue has charged the namespace's quota."""
-        return self.engine.shards_elsewhere and is_forwarded(request)
+        return self.engine.state.shards_elsewhere and is_forwarded(request)
 
     def enqueue(
         self, waiting: EnqueueCall, indices: Sequence[int], request: Any, now_ms: int, deadline_ms: int
     ) -> bool:
         """Store the items of `request` at `indices` on another host if no shard here can take items now."""
-        if not self.engine.shards_elsewhere or self.engine.stores(now_ms) or is_forwarded(request):
+        if not self.engine.state.shards_elsewhere or self.engine.stores(now_ms) or is_forwarded(request):
             return False
         addresses = self.routing().other_owners(self.exchange.host_id)
-        self.engine.rng.shuffle(addresses)
+        self.engine.state.rng.shuffle(addresses)
         if addresses:
             tries = addresses[:_ENQUEUE_TRIES]
             ForwardedEnqueue(self.exchange, waiting, indices, request, tries, deadline_ms).route()
@@ -158,10 +158,10 @@ class Forwarder:
             ForwardedDedupEnqueue(self.exchange, waiting, items, request, deadline_ms, adopt).route()
             return
         for number, part in dedup.by_shard(slots, items).items():
-            if not self.engine.shards_elsewhere:
-                dedup.place(self.engine, waiting, number, part, now_ms)
+            if not self.engine.state.shards_elsewhere:
+                dedup.place(self.engine.state, waiting, number, part, now_ms)
                 continue
-            away = dedup.place_taken(self.engine, waiting, number, part, now_ms)
+            away = dedup.place_taken(self.engine.state, waiting, number, part, now_ms)
             if away:
                 waiting.refused([one.at for one in away], NotServed())
                 adopt()
@@ -174,7 +174,7 @@ class Forwarder:
             return False
         request = call.request
         # Twice the time in which a host confirms that it owns its shards (`Engine.dequeue`).
-        asked_until_ms = min(deadline_ms, self._now_ms() + 2 * self.engine.config.host.confirm_ms)
+        asked_until_ms = min(deadline_ms, self._now_ms() + 2 * self.engine.state.config.host.confirm_ms)
 
         asked = dict.fromkeys(key for key, _ in waiting.wants if self._may_ask(address, key, waiting))
         if waiting.most is not None:  # the rest of many topics would cost time at both hosts
@@ -196,7 +196,7 @@ class Forwarder:
         news of the host at `address`, also consumers that it refused."""
         if not self.watch.having(*key):
             return
-        found = list(islice(self.engine.waiting.get(key, ()), ready + _LOOKED_AT))
+        found = list(islice(self.engine.state.waiting.get(key, ()), ready + _LOOKED_AT))
         for waiting in sorted(found, key=lambda call: (address, key) in call.refused):
             if waiting.refused:
                 waiting.refused -= {(address, key)}
@@ -211,7 +211,7 @@ class Forwarder:
 
     def _answered_here(self, request: Any) -> bool:
         """Return True if the request may go to no other host: it made its one hop, or there is no other host."""
-        return not self.engine.shards_elsewhere or is_forwarded(request)
+        return not self.engine.state.shards_elsewhere or is_forwarded(request)
 
     def _dequeued(
         self, address: str, asked: Iterable[TopicKey], call: Incoming, request: Any, until_ms: int,
@@ -268,7 +268,7 @@ class Forwarder:
                     break
         if not found:
             return None
-        choice = self.engine.rng.choice
+        choice = self.engine.state.rng.choice
         return choice(found[0] if len(found) == 1 else choice(found))
 
     def _askable(self, key: TopicKey, waiting: DequeueCall) -> list[str]:
@@ -283,18 +283,18 @@ class Forwarder:
         """Return the TopicCount for another host: it wants no more than the consumer may get, and reports the items of
         failed acks."""
         holding = None if want.holding is None else want.holding + waiting.unacked
-        return idl.TopicCount(want.topic, min(want.count, self.engine.holdings.room(key, waiting)), holding)
+        return idl.TopicCount(want.topic, min(want.count, self.engine.state.holdings.room(key, waiting)), holding)
 
     def _may_ask(self, address: str, key: TopicKey, waiting: DequeueCall) -> bool:
         """Return True if the host at `address` may deliver items of the topic to the consumer."""
         engine = self.engine
-        if engine.policies.paused(key) or (address, key) in waiting.refused:
+        if engine.state.policies.paused(key) or (address, key) in waiting.refused:
             return False
-        return not engine.policies.per_worker or engine.holdings.room(key, waiting) > 0
+        return not engine.state.policies.per_worker or engine.state.holdings.room(key, waiting) > 0
 
     def _deliverable(self, address: str, response: Any, origin: Any) -> Sequence[Any]:
         """Take the items of topics that were paused here since out of the answer of a host, which gets them back."""
-        items, policies = response.items or [], self.engine.policies
+        items, policies = response.items or [], self.engine.state.policies
         if policies.pausing:
             self._give_back(address, [item for item in items if policies.paused((item.ns, item.topic))], origin)
             response.items = items = [item for item in items if not policies.paused((item.ns, item.topic))]
@@ -312,7 +312,7 @@ class Forwarder:
         if not items:
             return
         releases = [idl.NackItem(item.id, item.lease, release=True) for item in items]
-        deadline_ms = self._now_ms() + self.engine.config.host.confirm_ms
+        deadline_ms = self._now_ms() + self.engine.state.config.host.confirm_ms
         part = idl.NackRequest(releases)
         self.exchange.send(address, NACK.method, part, origin, deadline_ms, lambda response, error: None)
 
@@ -331,9 +331,9 @@ class LoneForwarder(Forwarder):
 
     def _own_routing(self) -> Routing:
         if self._known is None:
-            engine, host, address = self.engine, self.engine.config.server.id, self._address()
-            owners = {shard.number: Route(address, shard.owner.epoch, host) for shard in engine.serving}
-            self._known = make_routing(owners, {host: address}, engine.shards, Slots(shards=self._slots))
+            engine, host, address = self.engine, self.engine.state.config.server.id, self._address()
+            owners = {shard.number: Route(address, shard.owner.epoch, host) for shard in engine.state.serving}
+            self._known = make_routing(owners, {host: address}, engine.state.shards, Slots(shards=self._slots))
         return self._known
 
     def changed(self) -> None:
@@ -348,15 +348,15 @@ class LoneForwarder(Forwarder):
 
         Wait until all shards are open and no slots are being written: a shard may have the missing slots soon."""
         engine = self.engine
-        serving = {shard.number: shard.queue.keys.held.bits for shard in engine.serving}
+        serving = {shard.number: shard.queue.keys.held.bits for shard in engine.state.serving}
         self._slots, self._known = slots_of(serving), None
-        keys = [shard.queue.keys for shard in engine.serving]
-        if len(serving) < len(engine.shards) or any(one.last is not one.held for one in keys):
+        keys = [shard.queue.keys for shard in engine.state.serving]
+        if len(serving) < len(engine.state.shards) or any(one.last is not one.held for one in keys):
             return
         for number, slots in missing(serving).items():
-            shard = engine.shards[number]
+            shard = engine.state.shards[number]
             shard.queue.keys.wanted = shard.queue.keys.held._replace(bits=bits_of(slots, shard.queue.keys.held.bits))
-            engine.touch(shard)
+            engine.state.touch(shard)
 
 
 def _not_sent(_address: str, _method: str, _request: Any, _timeout_ms: int, done: Done) -> None:

@@ -135,7 +135,7 @@ class SlotOwners:
         know yet. So such a slot counts only `confirm_ms` later."""
         seen = {
             SlotOwner(shard.number, shard.owner.epoch): shard.queue.keys.held.bits
-            for shard in self._engine.serving
+            for shard in self._engine.state.serving
             if shard.owner.state is ShardState.SERVING and not shard.owner.in_takeover_grace(self._now_ms())
         }
         if seen == self._seen:
@@ -143,7 +143,7 @@ class SlotOwners:
         now_ms = self._monotonic_ms()
         before, self._here = self._here, {}
         for owner, bits in seen.items():
-            since_ms = now_ms + (self._engine.config.host.confirm_ms if owner in self._seen else 0)
+            since_ms = now_ms + (self._engine.state.config.host.confirm_ms if owner in self._seen else 0)
             for slot in slots_in(bits):
                 known = before.get(slot)
                 self._here[slot] = known if known is not None and known[0] == owner else (owner, since_ms)
@@ -152,10 +152,10 @@ class SlotOwners:
     def _after_batch(self, shard: Shard, then: Callable[[], None]) -> None:
         """Call `then` after the shard's next batch, which asks for the owner, or when the shard is closed."""
         shard.owner.want_confirmation(then)
-        self._engine.touch(shard)
+        self._engine.state.touch(shard)
 
     def _shard_of(self, slot: int) -> Shard | None:
-        for shard in self._engine.serving:
+        for shard in self._engine.state.serving:
             if shard.owner.state is ShardState.SERVING and shard.queue.keys.takes_slot(slot):
                 return shard
         return None
@@ -191,7 +191,7 @@ _MOST_GIVES = 64
 def give(engine: Engine, slots: Slots, number: int, wanted: Give) -> None:
     """Queue a request for the rows of a slot that leaves the shard. `slots` is the record as this host knows it. Raise
     Unavailable if the shard is not served here or the record does not say (yet) that the slot moves; Overloaded."""
-    shard = engine.shards.get(number)
+    shard = engine.state.shards.get(number)
     if shard is None or shard.owner.state is not ShardState.SERVING:
         raise NotServed("the shard is not served here now")
     if wanted.stamp > slots.stamp or wanted.slot not in slots.moves or slots.shards[wanted.slot] != number:
@@ -199,7 +199,7 @@ def give(engine: Engine, slots: Slots, number: int, wanted: Give) -> None:
     if len(shard.queue.keys.gives) >= _MOST_GIVES:
         raise Overloaded("the shard gives enough slots away", RETRY_MS)
     shard.queue.keys.gives.append(wanted)
-    engine.touch(shard)
+    engine.state.touch(shard)
 
 
 class _Pull:
@@ -240,7 +240,7 @@ class SlotMigration:
             elif not pull.left:
                 self._report_arrived(pull.moves)
         self.adopt()
-        for shard in self._engine.serving:
+        for shard in self._engine.state.serving:
             if shard.owner.state is ShardState.SERVING and shard.number not in self._pulls:
                 self._begin(shard)
 
@@ -249,7 +249,7 @@ class SlotMigration:
         the shard may have given it away for a move that was called off at the same time."""
         slots = self._routing().slots
         there, moving = by_shard(slots.shards), bits_of(slots.moves)
-        for shard in self._engine.serving:
+        for shard in self._engine.state.serving:
             if shard.owner.state is ShardState.SERVING:
                 new = lacking(there.get(shard.number, b""), shard.queue.keys.last.bits, moving)
                 self._adopt(shard, new, slots.stamp)
@@ -258,7 +258,7 @@ class SlotMigration:
         last = shard.queue.keys.last
         if new and stamp >= last.stamp:
             shard.queue.keys.wanted = Holding(stamp, together(new, last.bits))
-            self._engine.touch(shard)
+            self._engine.state.touch(shard)
 
     # ------------------------------------------------------------------------------------- rows of slots that come here
 
@@ -313,7 +313,7 @@ class SlotMigration:
 
         if rows:
             pull.shard.queue.keys.copies.append(Copy(rows, stored))
-            self._engine.touch(pull.shard)
+            self._engine.state.touch(pull.shard)
         else:
             stored(None)
 

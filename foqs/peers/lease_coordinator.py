@@ -103,10 +103,12 @@ class LeaseCoordinator:
     def count_here(self, keys: Sequence[Counted], shards: Collection[int], answer: Counts) -> None:
         """Report, within `CENSUS_MS`, the leases with these keys on those shards of this host whose databases confirm
         that it owns them."""
-        here = [shard for shard in self._engine.serving if shard.number in shards]
+        here = [shard for shard in self._engine.state.serving if shard.number in shards]
 
         def count(shard: Shard) -> ShardCount:
-            return ShardCount(shard.number, shard.owner.epoch, *self._engine.throttling.concurrency.count(shard, keys))
+            return ShardCount(
+                shard.number, shard.owner.epoch, *self._engine.state.throttling.concurrency.count(shard, keys)
+            )
 
         census = Census(here, count, lambda found: answer(list(found.values())))
         for shard in here:
@@ -116,9 +118,9 @@ class LeaseCoordinator:
 
     def hear(self, key: Bounded, number: int) -> None:
         """The coordinator of a key wants a report of a shard."""
-        shard = self._engine.shards.get(number)
+        shard = self._engine.state.shards.get(number)
         if shard is not None:
-            self._engine.throttling.concurrency.hear(key, shard)
+            self._engine.state.throttling.concurrency.hear(key, shard)
 
     # ------------------------------------------------------------------------------------- numbers
 
@@ -135,7 +137,7 @@ class LeaseCoordinator:
     def _lend_here(
         self, key: Bounded, ask: SlotAsk, owner: SlotOwner, empty_at_ms: int, now_ms: int
     ) -> SlotGrant | None:
-        policies, shards = self._engine.policies.namespace(key[0]), self._forwarder.routing().shards
+        policies, shards = self._engine.state.policies.namespace(key[0]), self._forwarder.routing().shards
         throttle = policies.throttle(key[1][len(THROTTLE) :])
         if throttle is None or throttle.concurrency is None or ask.shard not in shards:
             return None
@@ -161,7 +163,7 @@ class LeaseCoordinator:
         for shard in slots.news(now_ms):
             route = self._forwarder.routing().owners.get(shard)
             if route is not None:
-                here = route.host == self._engine.config.server.id
+                here = route.host == self._engine.state.config.server.id
                 self._news.setdefault(None if here else route.address, []).append((key, shard))
 
     def _tell(self) -> None:
@@ -180,7 +182,7 @@ class LeaseCoordinator:
         self._to_count[key] = None
         if not self._count_due:
             self._count_due = True
-            self._engine.soon(self._count_all)
+            self._engine.state.slices.soon(self._count_all)
 
     def _count_all(self) -> None:
         """Count the leases of some keys on the shards that are not known."""
@@ -197,7 +199,7 @@ class LeaseCoordinator:
         for slots in asked:
             self._counting[slots] = now_ms + CENSUS_MS + _MARGIN_MS
         addresses = {
-            None if route.host == self._engine.config.server.id else route.address
+            None if route.host == self._engine.state.config.server.id else route.address
             for shard in shards
             if (route := routing.owners.get(shard)) is not None
         }
@@ -220,7 +222,7 @@ class LeaseCoordinator:
             reports = [(one.shard, one.epoch, one.number, one.leased) for one in found]
             counted([one for one in reports if None not in one and len(one[3]) == len(asked)])
 
-        versions = self._engine.policies.versions
+        versions = self._engine.state.policies.versions
         wanted = [(key, versions.get(key[0], 0)) for key in keys]
         request_keys = [idl.SlotKey(key[0], key[1][len(THROTTLE) :], version) for key, version in wanted]
         for address in addresses if keys else ():
@@ -237,7 +239,7 @@ class LeaseCoordinator:
         self._counting = {slots: until_ms for slots, until_ms in self._counting.items() if until_ms > now_ms}
         unowned = routing.unowned
         # No lease of a disabled shard can be extended, so all of them end.
-        disabled, longest_ms = routing.disabled & unowned, self._engine.config.limits.lease_max_ms
+        disabled, longest_ms = routing.disabled & unowned, self._engine.state.config.limits.lease_max_ms
         for key, known in list(islice(self._slots.items(), _TENDED)):
             del self._slots[key]
             slots = known[0]
@@ -251,6 +253,6 @@ class LeaseCoordinator:
                 self._count(key)
             self._gather_news(key, slots, now_ms)
         self._tell()
-        self._beating = bool(self._slots) and not self._engine.draining
+        self._beating = bool(self._slots) and not self._engine.state.draining
         if self._beating:
             self._later(BEAT_MS, self._beat)

@@ -135,7 +135,7 @@ class QuotaClient:
         owners: SlotOwners,
         timers: Timers,
     ) -> None:
-        section = engine.config.quotas
+        section = engine.state.config.quotas
         self._engine = engine
         self._forwarder = forwarder
         self._monotonic_ms = timers.monotonic_ms
@@ -145,7 +145,7 @@ class QuotaClient:
         self.of: Callable[[str], Quota | None] = own.get if general is None else lambda ns: own.get(ns, general)
         self._leases: dict[Bounded, TokenLease] = {}
         self._numbers = count(1)
-        self._holder = f"{engine.rng.getrandbits(128):032x}"
+        self._holder = f"{engine.state.rng.getrandbits(128):032x}"
         self._beating = self._in_use = False
         self.coordinator = TokenCoordinator(engine, self._quota_of, forwarder, owners, timers)
         if general is not None or any(own.values()):
@@ -169,9 +169,9 @@ class QuotaClient:
             return self.of(key[0])
         self.begin()
         if key[1].startswith(THROTTLE):
-            throttle = self._engine.policies.namespace(key[0]).throttle(key[1][len(THROTTLE) :])
+            throttle = self._engine.state.policies.namespace(key[0]).throttle(key[1][len(THROTTLE) :])
             return None if throttle is None else throttle.quota
-        most = self._engine.policies.of(key).max_stored
+        most = self._engine.state.policies.of(key).max_stored
         return None if most is None else Quota(None, 0, most)
 
     # ------------------------------------------------------------------------------------- enqueues
@@ -191,7 +191,7 @@ class QuotaClient:
         `indices`: the items that are charged, in order. `keep(n)` drops all of them but the first n; they are
         refused."""
 
-        counters = self._engine.counters
+        counters = self._engine.state.counters
 
         def admitted(got: int, error: Overloaded | None) -> None:
             if not key[1]:
@@ -247,21 +247,21 @@ class QuotaClient:
             lease.serve(charge, now_ms)
             if allowance.runs_low(now_ms) and self._coordinator_elsewhere(key):
                 self._question(key, lease, spare=False)
-        elif not engine.budget.fits(0, engine.config.host.input_share + _BUDGET_SHARE):
+        elif not engine.state.budget.fits(0, engine.state.config.host.input_share + _BUDGET_SHARE):
             admit(0, Overloaded("the host's buffers are full", RETRY_MS))
         else:
             lease.waiting.append(charge)
             if allowance.asked is None:
                 self._question(key, lease, spare=False)
             if not charge.done:
-                engine.deadlines.push(deadline_ms, charge)
-                engine.alarm(deadline_ms)
+                engine.state.deadlines.push(deadline_ms, charge)
+                engine.state.alarm(deadline_ms)
 
     # ------------------------------------------------------------------------------------- the coordinator
 
     def _coordinator_elsewhere(self, key: Bounded) -> Route | None:
         """Return the other host that is the coordinator. If it is this host, tokens ahead of the need gain nothing."""
-        return self._forwarder.routing().coordinator(coordinator_slot(*key), self._engine.config.server.id)
+        return self._forwarder.routing().coordinator(coordinator_slot(*key), self._engine.state.config.server.id)
 
     def _question(self, key: Bounded, lease: TokenLease, *, spare: bool) -> None:
         elsewhere = self._coordinator_elsewhere(key)
@@ -290,7 +290,7 @@ class QuotaClient:
 
     def _beat(self) -> None:
         """Report to each coordinator the tokens held here, which keeps them good, and give back those not needed."""
-        if self._engine.draining:
+        if self._engine.state.draining:
             return
         now_ms = self._monotonic_ms()
         for key, lease in list(self._leases.items()):

@@ -116,7 +116,7 @@ class Redrive:
         target = self._exchange.find(ask.shard)
         self._in_flight = most
         if isinstance(target, Here):
-            RedrivePage(self._state, ask, self._ended, self._admit).begin(now_ms, self._last_ms)
+            RedrivePage(self._state.state, ask, self._ended, self._admit).begin(now_ms, self._last_ms)
         elif isinstance(target, FoqsError) or target is None:
             self._ended(target or Unavailable("the shard has no host"))
         else:
@@ -140,7 +140,7 @@ class Redrive:
             if outcome.refused and self._plan.ask.to_topic is not None:
                 self._end(more=bool(self._left))
             else:
-                self._state.soon(self._continue)
+                self._state.state.slices.soon(self._continue)
         elif outcome.outcome_known:
             self._again(outcome)
         else:
@@ -187,7 +187,7 @@ class Redrive:
             if shard in self._exchange.routing().shards:  # else it was removed
                 self._result.missing.add(shard)
             self._after, self._refused_ms = None, None
-            self._state.soon(self._continue)
+            self._state.state.slices.soon(self._continue)
 
     def _later(self, at_ms: int) -> None:
         self._exchange.ring(max(at_ms, self._now_ms() + 1), Alarm(self._continue, lambda: self.done))

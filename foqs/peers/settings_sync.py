@@ -83,8 +83,8 @@ class HostSettings:
             waiting.answer()
             return
         self._waiting[waiting] = ns
-        self._engine.deadlines.push(until_ms, waiting)
-        self._engine.alarm(until_ms)
+        self._engine.state.deadlines.push(until_ms, waiting)
+        self._engine.state.alarm(until_ms)
 
     def forget(self, waiting: LongPoll) -> None:
         """Drop a call that is answered, or whose caller has disconnected."""

@@ -170,7 +170,7 @@ class TenantShares:
         self._shared: dict[TopicKey, _Shared] = {}
         self._left: deque[TopicKey] = deque()  # of the last beat
         self._asked: set[str] = set()
-        self.elsewhere = Elsewhere(engine.topics.ledgers, timers.monotonic_ms)
+        self.elsewhere = Elsewhere(engine.state.topics.ledgers, timers.monotonic_ms)
 
     def begin(self) -> None:
         """Begin to report: the host is in a cluster."""
@@ -178,7 +178,7 @@ class TenantShares:
 
     def heard(self, host: str, topics: Iterable[tuple[TopicKey, Sequence[tuple[str, int]]]]) -> None:
         """Take the report of another host: for each topic (fairness key, service) of its tenants."""
-        now_ms, here = self._monotonic_ms(), self._engine.topics
+        now_ms, here = self._monotonic_ms(), self._engine.state.topics
         for key, shares in topics:
             if key in here and shares:
                 here.begin_turns(here[key])  # its items without a fairness key belong to a tenant, too
@@ -187,11 +187,11 @@ class TenantShares:
     # ------------------------------------------------------------------------------------- inside
 
     def _beat(self) -> None:
-        if self._engine.draining:
+        if self._engine.state.draining:
             return
         addresses, now_ms = self._other_hosts(), self._monotonic_ms()
         topics: list[Any] = []
-        if self._engine.topics.in_turns:
+        if self._engine.state.topics.in_turns:
             topics = self._report(addresses, now_ms)
         elif self._shared:
             self._shared.clear()
@@ -205,8 +205,8 @@ class TenantShares:
         tenants = looked_at = 0
         left = self._left
         if not left:
-            left.extend(self._engine.topics.in_turns)
-            for key in self._shared.keys() - self._engine.topics.in_turns.keys():
+            left.extend(self._engine.state.topics.in_turns)
+            for key in self._shared.keys() - self._engine.state.topics.in_turns.keys():
                 del self._shared[key]
         while left and tenants < MOST_SHARES and looked_at < _MOST_TOPICS:
             key = left.popleft()
@@ -220,23 +220,23 @@ class TenantShares:
     def _step(self, key: TopicKey, addresses: Collection[str], now_ms: int) -> list[Share]:
         """Scale the weights of a topic's tenants. Return the tenants to report on."""
         engine = self._engine
-        topic, shared = engine.topics.in_turns.get(key), self._shared.get(key)
+        topic, shared = engine.state.topics.in_turns.get(key), self._shared.get(key)
         if topic is None:
             return []
         several = topic.turns is not None and len(topic.turns.tenants) > 1 and bool(addresses)
         needed = several or (shared is not None and not shared.balance.quiet)
-        if not needed or not engine.policies.of(key).fair.balance:
+        if not needed or not engine.state.policies.of(key).fair.balance:
             if shared is not None:
                 shared.end(topic)
                 del self._shared[key]
             return []
         if shared is None:
             shared = self._shared[key] = _Shared()
-        shares = shared.step(engine, topic, now_ms)
+        shares = shared.step(engine.state, topic, now_ms)
         return shares if several or shared.balance.contested(now_ms) else []
 
     def _send(self, addresses: Collection[str], topics: list[Any], asks: list[TopicKey]) -> None:
-        host, urgent = self._engine.config.server.id, [idl.TopicUrgency(*key) for key in asks]
+        host, urgent = self._engine.state.config.server.id, [idl.TopicUrgency(*key) for key in asks]
         for address in addresses:
             if address not in self._asked:
                 self._asked.add(address)

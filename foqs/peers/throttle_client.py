@@ -45,14 +45,14 @@ class ThrottleClient:
         timers: Timers,
     ) -> None:
         self._engine = engine
-        self._throttling = engine.throttling
+        self._throttling = engine.state.throttling
         self._forwarder = forwarder
         self._coordinator = coordinator
         self._slots = slots
         self._begin = begin
         self._monotonic_ms = timers.monotonic_ms
         self._later = timers.later
-        self._holder = f"{engine.rng.getrandbits(128):032x}"
+        self._holder = f"{engine.state.rng.getrandbits(128):032x}"
         self._due = False
         self._timer_ms = NEVER_MS
         self._beating = False
@@ -64,14 +64,14 @@ class ThrottleClient:
         self._begin()
         if not self._due:
             self._due = True
-            self._engine.soon(self._turn)
+            self._engine.state.slices.soon(self._turn)
         if not self._beating:
             self._beating = True
             self._later(BEAT_MS, self._beat)
 
     def _turn(self) -> None:
         self._due = False
-        if self._engine.draining:
+        if self._engine.state.draining:
             return
         here: list[AnyGate] = []
         for key in self._throttling.turn():
@@ -95,7 +95,7 @@ class ThrottleClient:
 
     def _elsewhere(self, key: AnyGate) -> str | None:
         """Return the address of the coordinator, None if it is this host."""
-        route = self._forwarder.routing().coordinator(key.slot, self._engine.config.server.id)
+        route = self._forwarder.routing().coordinator(key.slot, self._engine.state.config.server.id)
         return None if route is None else route.address
 
     def _questions(self, keys: Sequence[AnyGate]) -> Asked:
@@ -160,11 +160,11 @@ class ThrottleClient:
     def _answered(self, asked: Asked, grants: Sequence[Grant | SlotGrant | None]) -> None:
         for (gate, ask), grant in zip(asked, grants, strict=True):
             self._throttling.answered(gate, ask, grant)
-        consumers.let_go(self._engine, self._engine.now_ms)
+        consumers.let_go(self._engine.state, self._engine.state.now_ms)
 
     def _beat(self) -> None:
         self._beating = False
-        if self._engine.draining:
+        if self._engine.state.draining:
             return
         if self._throttling.beat():
             self._beating = True

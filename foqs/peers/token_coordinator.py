@@ -101,7 +101,7 @@ class ItemCounts:
             if not done.open and now_ms >= done.begun_ms + _COUNT_PAUSE_MS:
                 del self._counts[old]
         count = self._counts[key] = _Count(tokens, now_ms, tokens.mark(now_ms), then)
-        addresses = self._forwarder.routing().other_owners(self._engine.config.server.id)
+        addresses = self._forwarder.routing().other_owners(self._engine.state.config.server.id)
         count.open = 1 + len(addresses)
         for address in addresses:
             request = idl.CountItemsRequest(key[0], key[1] or None)
@@ -113,8 +113,8 @@ class ItemCounts:
     def count_here(self, key: Bounded, answer: Callable[[dict[int, int]], None]) -> None:
         """Report, within `CENSUS_MS`, the items of `key` by shard of this host, including those not stored yet. A shard
         is left out unless its database confirms in time that this host owns it."""
-        census = Census(self._engine.serving, lambda shard: items_of(shard, key), answer)
-        for shard in self._engine.serving:
+        census = Census(self._engine.state.serving, lambda shard: items_of(shard, key), answer)
+        for shard in self._engine.state.serving:
             self._check(shard, partial(census.add, shard))
         if census.left:
             self._later(CENSUS_MS, census.end)
@@ -250,7 +250,7 @@ class TokenCoordinator:
         if now_ms < empty_at_ms:
             return Grant(0, False, empty_at_ms - now_ms + quota.ms_for(1))
         grant = self._tokens_of(key, quota, owner, empty_at_ms, now_ms).lend(holder, asked, now_ms)
-        self._engine.counters.tokens_lent += grant.granted
+        self._engine.state.counters.tokens_lent += grant.granted
         return grant
 
     def _tokens_of(
@@ -283,12 +283,12 @@ class TokenCoordinator:
                 self._tokens[key] = known  # at the end
                 shards.add(known[1].shard)
         for number in shards:
-            shard = self._engine.shards.get(number)
+            shard = self._engine.state.shards.get(number)
             if shard is not None and shard.owner.state is ShardState.SERVING:
                 age_ms = self._now_ms() - shard.owner.confirmed_ms
                 if not 0 <= age_ms * _KEEP_CONFIRMED_SHARE < shard.config.confirm_ms:
                     shard.owner.want_confirmation()
-                    self._engine.touch(shard)
+                    self._engine.state.touch(shard)
 
     def _shards(self) -> Collection[int]:
         """All shards whose items count."""

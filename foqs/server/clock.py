@@ -150,7 +150,7 @@ class DatabaseClock:
         at once only while no shard is served, because then no lease depends on it.
         """
         self._leads[_key(server, number)] = db_ahead_ms
-        if self._bounded and (self._engine.serving or abs(db_ahead_ms) <= self._jump_ms):
+        if self._bounded and (self._engine.state.serving or abs(db_ahead_ms) <= self._jump_ms):
             then()
             return
         if not self._arrivals:
@@ -202,7 +202,7 @@ class DatabaseClock:
             machine_lead=self._clock.machine_ahead_ms(),
             apart=not all(server.startswith(_FILE) for server in self._leads),
             stamps=[stamp for stamp, _ in self._arrivals.values()],
-            host=self._engine.config.server.id,
+            host=self._engine.state.config.server.id,
         )
         verdict = judge(seen, self._bound_ms)
         if verdict.by_ms is None and self._waited_long(self._since_ms):
@@ -243,29 +243,29 @@ class DatabaseClock:
             self._read_again()
 
     def _read_again(self) -> None:
-        for shard in self._engine.serving:
+        for shard in self._engine.state.serving:
             shard.owner.want_clock()
-            self._engine.touch(shard)
+            self._engine.state.touch(shard)
 
     @property
     def _jump_ms(self) -> int:
-        return self._engine.config.host.clock_jump_ms
+        return self._engine.state.config.host.clock_jump_ms
 
     @property
     def _bound_ms(self) -> int:
-        return max(self._engine.config.host.clock_bound_ms, self._jump_ms)
+        return max(self._engine.state.config.host.clock_bound_ms, self._jump_ms)
 
     @property
     def _held(self) -> bool:
-        return any(shard.owner.held for shard in self._engine.serving)
+        return any(shard.owner.held for shard in self._engine.state.serving)
 
     def _waited_long(self, since_ms: int) -> bool:
-        most_ms = self._engine.config.host.clock_wait_ms
+        most_ms = self._engine.state.config.host.clock_wait_ms
         return 0 < most_ms <= self._clock.now_ms() - since_ms
 
     def _read(self, shard: Shard, ahead_ms: int) -> None:
         owner = shard.owner
-        if shard not in self._engine.serving:
+        if shard not in self._engine.state.serving:
             return
         owner.clock_read(ahead_ms, self._clock.now_ms())
         self._leads[_key(owner.server, shard.number)] = ahead_ms
@@ -280,18 +280,18 @@ class DatabaseClock:
         if by_ms:
             self._set(by_ms)
         if why and not by_ms:
-            for shard in self._engine.serving:
+            for shard in self._engine.state.serving:
                 shard.owner.hold()
             self._waits(why, doubt=True)
             self._look_later()
         elif self._held:
-            for shard in self._engine.serving:
-                shard_life.unhold(self._engine, shard)
+            for shard in self._engine.state.serving:
+                shard_life.unhold(self._engine.state, shard)
             self._resolved()
 
     def _change(self, now_ms: int) -> tuple[int, str]:
         """Return the correction in ms that the clock needs now, and why the host waits if that must not be made yet."""
-        own = {_key(shard.owner.server, shard.number) for shard in self._engine.serving}
+        own = {_key(shard.owner.server, shard.number) for shard in self._engine.state.serving}
         known = own.union([server for server in self._asked.values() if server is not None])
         self._leads = {server: lead for server, lead in self._leads.items() if server in known or self._arrivals}
         leads = _each_once(self._leads)
@@ -345,7 +345,7 @@ class DatabaseClock:
 
     def _surveyed(self, name: str, reading: Reading | None) -> None:
         self._pending.discard(name)
-        own = {_key(shard.owner.server, shard.number) for shard in self._engine.serving}
+        own = {_key(shard.owner.server, shard.number) for shard in self._engine.state.serving}
         before = self._asked.get(name)
         if reading is None:
             if before is not None and before not in own and not self._arrivals:
@@ -357,7 +357,7 @@ class DatabaseClock:
                 self._leads[reading.server] = reading.db_now_ms - self._clock.at_ms(reading.read_ns)
         if self._arrivals:
             self._decide()
-        elif self._engine.serving:
+        elif self._engine.state.serving:
             self._follow()
 
     def _look_later(self) -> None:
@@ -367,7 +367,7 @@ class DatabaseClock:
 
     def _look_again(self) -> None:
         self._looking = False
-        if self._engine.draining:
+        if self._engine.state.draining:
             return
         if self._arrivals:
             self._ask_again(_ASK_AGAIN_MS)
@@ -400,16 +400,16 @@ class DatabaseClock:
             self._asked_ms += by_ms
         if self._warned_ms is not None:
             self._warned_ms += by_ms
-        shard_life.clock_set(self._engine, by_ms)
+        self._engine.clock_set(by_ms)
         self._seen_ms = self._logged_ms = self._clock.machine_ahead_ms()
-        self._engine.counters.clock_jumps += 1
+        self._engine.state.counters.clock_jumps += 1
         log.warning("clock.set", by_ms=by_ms, machine_ahead_ms=self._logged_ms)
 
     def _log_machine(self) -> None:
         machine_ms = self._clock.machine_ahead_ms()
         if abs(machine_ms - self._logged_ms) > _LOGGED_MS:
             self._logged_ms = machine_ms
-            self._engine.counters.clock_jumps += 1
+            self._engine.state.counters.clock_jumps += 1
             log.warning("clock.differs", machine_ahead_ms=machine_ms)
 
     def _log_shard(self, shard: Shard) -> None:

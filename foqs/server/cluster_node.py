@@ -224,7 +224,7 @@ class ClusterNode:
         seat = self.seat
         if seat.fact is not None:
             seat.join(replace(seat.fact, leaving=True))
-        await until(lambda: not (self.node.engine.shards and seat.fresh and seat.others()), deadline)
+        await until(lambda: not (self.node.engine.state.shards and seat.fresh and seat.others()), deadline)
         if seat.fact is not None and seat.fresh and seat.others():
             await asyncio.sleep(max(0.0, min(_LINGER_S, deadline - self._loop.time())))
         seat.end()
@@ -305,7 +305,7 @@ class ClusterNode:
     def held(self) -> Mapping[int, Held]:
         return {
             number: Held(self._urls[number], shard.owner.state, shard.owner.epoch)
-            for number, shard in self.node.engine.shards.items()
+            for number, shard in self.node.engine.state.shards.items()
         }
 
     def take(self, fact: ShardFact, epoch_above: int) -> None:
@@ -319,13 +319,13 @@ class ClusterNode:
         self.node.recheck_owner(number)
 
     def seal(self, sealed: frozenset[int]) -> None:
-        for number, shard in self.node.engine.shards.items():
+        for number, shard in self.node.engine.state.shards.items():
             shard.owner.take_new(number not in sealed)
 
     def down(self) -> Collection[int]:
         hosts, node = self.seat.facts.assignment.hosts, self.node
         node.runner.driver.keep_unreachable({number for number, host in hosts.items() if host == self._id})
-        return node.unreachable.union(shard.number for shard in node.engine.shards.values() if shard.owner.lost)
+        return node.unreachable.union(shard.number for shard in node.engine.state.shards.values() if shard.owner.lost)
 
     def read_only(self) -> Collection[int]:
         return self.node.read_only

@@ -211,7 +211,7 @@ class Node:
             self.engine, server, self.runner.opening_ms, neighbours.changed, self._clock.now_ms, self._later
         )
         self.hooks = TopicHooks(
-            self.engine.policies,
+            self.engine.state.policies,
             self.hook_pool,
             self._clock.now_ms,
             monotonic_ms,
@@ -221,7 +221,7 @@ class Node:
         self.settings: HostSettings = HostSettings(self.engine, SettingsLog().applied)
         self.keeper: ShardSettings | ClusterSettings
         if neighbours.settings is None:
-            self.keeper = ShardSettings(self.engine.shards, self.settings, self.runner.workers, self._later)
+            self.keeper = ShardSettings(self.engine.state.shards, self.settings, self.runner.workers, self._later)
         else:
             self.keeper = ClusterSettings(neighbours.settings, self.settings, self.runner.workers, self._later)
         self.peers: Peers | NoPeers
@@ -251,7 +251,7 @@ class Node:
             idle_timeout_s=config.server.idle_connection_ms / 1000,
             tls=server_context(config.tls),
             max_connections_per_address=config.server.max_connections_per_address,
-            namespaces=self.engine.counters.namespaces,
+            namespaces=self.engine.state.counters.namespaces,
             requests=self.requests,
             trusts=self.guard.trusts,
         )
@@ -264,7 +264,7 @@ class Node:
     @property
     def read_only(self) -> set[int]:
         """Shards whose database takes no writes, as far as this host knows."""
-        lost = {number for number, shard in self.engine.shards.items() if shard.owner.read_only}
+        lost = {number for number, shard in self.engine.state.shards.items() if shard.owner.read_only}
         return self.runner.driver.read_only | lost
 
     def away(self) -> set[int]:
@@ -313,9 +313,9 @@ class Node:
         Return (host, port). Raises OSError if the port is taken, before a shard is opened.
         """
         address = await self.bind()
-        for number in list(self.engine.shards):
+        for number in list(self.engine.state.shards):
             self.runner.take(number)
-        if self.engine.shards:
+        if self.engine.state.shards:
             await self.runner.ready.wait()
         await self.server.serve()
         return address
@@ -342,7 +342,7 @@ class Node:
         self.server.stop_listening()
         self.pulse.end()
         self.runner.stop()
-        clean = await until(lambda: all(shard.queue.idle for shard in self.engine.serving), deadline)
+        clean = await until(lambda: all(shard.queue.idle for shard in self.engine.state.serving), deadline)
         self.lender.leave()
         await self.server.drain(deadline)
         self.runner.end()
@@ -353,7 +353,7 @@ class Node:
         self.peers.close()
         await self.hook_pool.close()
         clean = clean and (closed or not ready)
-        log.info("host.stopped", clean=clean, **self.engine.counters.as_dict())
+        log.info("host.stopped", clean=clean, **self.engine.state.counters.as_dict())
         return clean
 
     # ------------------------------------------------------------------------------------- shards
@@ -369,6 +369,6 @@ class Node:
 
     def recheck_owner(self, number: int) -> None:
         """Ask the shard's database whether this host still owns the shard."""
-        shard = self.engine.shards[number]
+        shard = self.engine.state.shards[number]
         shard.owner.want_confirmation()
-        self.engine.touch(shard)
+        self.engine.state.touch(shard)

@@ -195,8 +195,8 @@ class Pulse:
     def silent_ms(self) -> dict[int, int]:
         """Return for how many ms a database has not answered, by shard, if it is longer than `breaker.hang_ms`; and of
         each shard that is lost. A shard with a connection may take long to open: it counts if its server is silent."""
-        now_ms, hang_ms, found = self._now_ms(), self._engine.config.breaker.hang_ms, {}
-        for number, shard in self._engine.shards.items():
+        now_ms, hang_ms, found = self._now_ms(), self._engine.state.config.breaker.hang_ms, {}
+        for number, shard in self._engine.state.shards.items():
             if shard.owner.lost:
                 found[number] = max(0, now_ms - shard.owner.down_from_ms) if shard.owner.down_from_ms is not None else 0
             elif shard.queue.in_flight is not None and now_ms - shard.queue.in_flight.begun_ms > hang_ms:
@@ -212,13 +212,13 @@ class Pulse:
         """Ask servers for a sign of life, and report a change."""
         now_ms = self._now_ms()
         servers: dict[str, list[Shard]] = defaultdict(list)
-        for number, shard in self._engine.shards.items():
+        for number, shard in self._engine.state.shards.items():
             if shard.owner.state is ShardState.SERVING and not shard.owner.lost and (server := self._server_of(number)):
                 servers[server].append(shard)
         for shards in servers.values():
             for shard in _to_ask(shards, now_ms):
                 shard.owner.want_confirmation()
-                self._engine.touch(shard)
+                self._engine.state.touch(shard)
         silent = frozenset(self.silent_ms())
         if silent != self._silent:
             self._silent = silent

@@ -22,7 +22,7 @@ from foqs.engine import shard_driver as steps
 from foqs.engine.engine import Engine
 from foqs.engine.shard import Shard
 from foqs.engine.shard_driver import ShardDriver
-from foqs.engine.state import Callbacks
+from foqs.engine.state import Callbacks, State
 from foqs.ids import Marks, Stamp
 from foqs.rows import Opened, SettingRow
 from foqs.server.clock import Clock, DatabaseClock, Survey
@@ -82,7 +82,7 @@ class Ticker:
     def _pump(self) -> None:
         self._pump_due = False
         engine, now_ms = self._engine(), self._clock.now_ms()
-        dirty = list(engine.dirty)
+        dirty = list(engine.state.dirty)
         engine.pump(now_ms)
         for shard in dirty:
             if shard.queue.in_flight is None:  # a shard with a batch in flight is pumped again when its result arrives
@@ -91,11 +91,11 @@ class Ticker:
     def alarm(self, at_ms: int) -> None:
         """Set the timer to `at_ms`, unless it is set to an earlier time."""
         engine = self._engine()
-        if at_ms >= engine.timer_ms:
+        if at_ms >= engine.state.timer_ms:
             return
         if self._timer is not None:
             self._timer.cancel()
-        engine.timer_ms = at_ms
+        engine.state.timer_ms = at_ms
         self._ring_after(max(0.0, (at_ms - self._clock.now_ms()) / 1000))
 
     def _ring_after(self, delay_s: float) -> None:
@@ -111,7 +111,7 @@ class Ticker:
             return
         self._catches_up = False
         engine = self._engine()
-        engine.timer_ms = NEVER_MS
+        engine.state.timer_ms = NEVER_MS
         self._timekeeper().look()
         engine.tick(self._clock.now_ms())
         self.arm()
@@ -176,13 +176,12 @@ class ShardRunner:
         self._keeper = keeper
         self._ticker = Ticker(lambda: self.engine, lambda: self._timekeeper, clock, loop)
         callbacks = replace(callbacks, wake=self._ticker.wake, alarm=self._ticker.alarm, hangs=self._watch)
-        self.engine: Engine = Engine(
-            config, budget, random.Random(), self._submit, callbacks, shards_elsewhere=not static
-        )
-        self.driver = ShardDriver(self.engine.shards, static=static, take_over=take_over)
+        state = State(config, budget, random.Random(), callbacks, shards_elsewhere=not static)
+        self.engine: Engine = Engine(state, self._submit)
+        self.driver = ShardDriver(self.engine.state.shards, static=static, take_over=take_over)
         self.marker = Marker(marks, later, self._stamp)
         self._timekeeper: DatabaseClock = DatabaseClock(self.engine, clock, later, survey, self._untried)
-        self._open_log = OpenLog(self.engine.shards, loop, serves)
+        self._open_log = OpenLog(self.engine.state.shards, loop, serves)
         self._opening: dict[int, _Opening] = {}
         self._workers: dict[int, ShardWorker | ShardThread] = {}
         self._watched: set[int] = set()  # shards whose database is asked about a batch that hangs
@@ -230,7 +229,7 @@ class ShardRunner:
         """After `stop`: refuse waiting requests and close the stores; `closing` names the stores that are still
         open."""
         now_ms = self._clock.now_ms()
-        in_grace = {shard.number for shard in self.engine.serving if shard.owner.in_takeover_grace(now_ms)}
+        in_grace = {shard.number for shard in self.engine.state.serving if shard.owner.in_takeover_grace(now_ms)}
         self._perform(self.driver.ended(in_grace))
 
     def stop_ticking(self) -> None:
@@ -251,11 +250,11 @@ class ShardRunner:
         return opened.db_now_ms - self._clock.at_ms(read_ns)
 
     def _untried(self) -> int:
-        return len(self.engine.shards.keys() - self.driver.tried - set(self._timekeeper.arrived))
+        return len(self.engine.state.shards.keys() - self.driver.tried - set(self._timekeeper.arrived))
 
     def workers(self) -> dict[int, ShardWorker | ShardThread]:
         """Return the workers of the shards that are open here."""
-        shards = self.engine.shards
+        shards = self.engine.state.shards
         return {
             number: worker
             for number, worker in self._workers.items()
@@ -266,7 +265,7 @@ class ShardRunner:
         """Return for how many ms each shard has been opening, and True if its database has taken the connection."""
         now_ns, found = time.monotonic_ns(), {}
         for number, opening in self._opening.items():
-            shard, store = self.engine.shards.get(number), opening.store
+            shard, store = self.engine.state.shards.get(number), opening.store
             if shard is not None and shard.owner.state is ShardState.OPENING and opening.begun_ns:
                 found[number] = (
                     (now_ns - opening.begun_ns) // 1_000_000,
@@ -315,7 +314,7 @@ class ShardRunner:
             if refused:
                 ended(self.driver.not_opened(number, attempt, refused, held=False, down=False))
                 return
-            shard = self.engine.shards[number]
+            shard = self.engine.state.shards[number]
             self.engine.fill(shard, outcome, partial(filled, shard, outcome))
 
         def filled(shard: Shard, outcome: Opened) -> None:
@@ -338,13 +337,13 @@ class ShardRunner:
         worker.open(self._host, take_over=step.take_over, epoch_above=step.epoch_above, marks=step.marks, done=done)
 
     def _set_ready(self) -> None:
-        if self.engine.serving:
-            slow = self.driver.tried < self.engine.shards.keys()
+        if self.engine.state.serving:
+            slow = self.driver.tried < self.engine.state.shards.keys()
             self._loop.call_later(_SLOW_OPEN_S if slow else 0, self.ready.set)
 
     def _serve(self, step: steps.Serve) -> None:
         number, opened = step.number, step.opened
-        shard, opening = self.engine.shards[number], self._opening.pop(number)
+        shard, opening = self.engine.state.shards[number], self._opening.pop(number)
         self.marker.opened(number, opened)
         begun_ms = self._clock.at_ms(opening.begun_ns)
         self.engine.opened(shard, opened, opening.store.max_batch_bytes, begun_ms, self._clock.now_ms())
@@ -357,17 +356,17 @@ class ShardRunner:
         self._open_log.opened(number)
 
     def _not_opened(self, step: steps.NotOpened) -> None:
-        self.engine.counters.shards_not_opened += 1
+        self.engine.state.counters.shards_not_opened += 1
         self._open_log.failed(step.number, step.reason, held=step.held)
 
     def _retire(self, step: steps.Retire) -> None:
-        self.engine.retire(self.engine.shards[step.number])
+        self.engine.retire(self.engine.state.shards[step.number])
 
     def _drain(self, step: steps.Drain) -> None:
         number, attempt = step.number, step.attempt
 
         def drained() -> None:
-            shard = self.engine.shards.get(number)
+            shard = self.engine.state.shards.get(number)
             if shard is not None:
                 in_grace = shard.owner.in_takeover_grace(self._clock.now_ms())
                 todo = self.driver.drained(number, attempt, self._loop_ms(), idle=shard.queue.idle, in_grace=in_grace)
@@ -376,12 +375,12 @@ class ShardRunner:
         self._later(step.after_ms, drained)
 
     def _end(self, step: steps.End) -> None:
-        shard = self.engine.shards[step.number]
+        shard = self.engine.state.shards[step.number]
         if step.in_order and shard.queue.idle:
             self.marker.closed(shard)
         self.engine.drained(shard, self._clock.now_ms())
         if not self.driver.stopping:
-            self.engine.counters.shards_released += 1
+            self.engine.state.counters.shards_released += 1
             log.info("shard.released", shard=shard.number, epoch=shard.owner.epoch, clean=step.in_order)
 
     def _close(self, step: steps.Close) -> None:
@@ -407,7 +406,7 @@ class ShardRunner:
 
     def _forget(self, step: steps.Forget) -> None:
         self._opening.pop(step.number, None)
-        del self.engine.shards[step.number]
+        del self.engine.state.shards[step.number]
 
     # ------------------------------------------------------------------------------------- batches of the engine
 
@@ -437,10 +436,10 @@ class ShardRunner:
 
     def _connection_ended(self, number: int) -> None:
         """The server ended the connection of an idle shard: make another one before the next request needs it."""
-        shard = self.engine.shards.get(number)
+        shard = self.engine.state.shards.get(number)
         if shard is not None and shard.owner.state is ShardState.SERVING:
             shard.owner.want_confirmation()
-            self.engine.touch(shard)
+            self.engine.state.touch(shard)
 
     def _finished(
         self, shard: Shard, worker: ShardWorker | ShardThread, batch: ShardBatch, result: BatchResult

@@ -81,7 +81,7 @@ def test_a_host_counts_its_tenants_with_their_weights() -> None:
         rests.append(1)
 
     def counted() -> dict[str, tuple[int, float, float]]:
-        (found,) = asyncio.run(count_tenants(host.engine, rest)).items()
+        (found,) = asyncio.run(count_tenants(host.engine.state, rest)).items()
         assert (found[0], found[1].rest) == (("n", "t"), None)
         return {name: (ready, served, weight) for ready, served, name, weight in found[1].most}
 

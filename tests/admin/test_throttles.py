@@ -79,9 +79,9 @@ def test_a_host_counts_parked_items_and_tokens() -> None:
 
     assert sum(host.got() for _ in range(2)) == 3
     assert host.got(topic="u") == 3
-    assert host.engine.counters.tokens_lent == 3 + 1
+    assert host.engine.state.counters.tokens_lent == 3 + 1
     host.pass_ms(300)
-    found = asyncio.run(count_keys(host.engine.throttling, rest, host.monotonic_ms))
+    found = asyncio.run(count_keys(host.engine.state.throttling, rest, host.monotonic_ms))
     api, seen = found["n", "api"], found["n", "seen"]
     assert (api.flows, api.items, api.tokens, api.counters) == (2, 11, 0, (0, 0, 0))
     assert 250 <= api.wait_ms <= 400
@@ -103,7 +103,7 @@ def test_a_host_counts_leases_with_slots() -> None:
     async def rest() -> None:
         pass
 
-    counts = asyncio.run(count_keys(host.engine.throttling, rest, host.monotonic_ms))["n", "gpu"]
+    counts = asyncio.run(count_keys(host.engine.state.throttling, rest, host.monotonic_ms))["n", "gpu"]
     assert (counts.taken, counts.items, counts.counters) == (2, 3, (0, 2, 0))
 
 

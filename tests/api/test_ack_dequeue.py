@@ -143,10 +143,10 @@ def test_a_host_that_begins_to_stop_answers_the_acks(host: OneHost) -> None:
 
 def test_full_buffers_refuse_the_dequeue_alone(host: OneHost) -> None:
     (item,) = leased(host, b"a")
-    host.engine.budget.take(1 << 30)
+    host.engine.state.budget.take(1 << 30)
     answer = both(host, item).answer
     assert (kinds(answer), answer.error.code, answer.error.retry_after_ms) == ([None], Code.OVERLOADED, 100)
-    assert host.engine.counters.refused[Code.OVERLOADED] == 1
+    assert host.engine.state.counters.refused[Code.OVERLOADED] == 1
 
 
 @pytest.mark.parametrize(("sent", "unsettled"), [(False, Unavailable), (True, OutcomeUnknown)])
@@ -157,13 +157,13 @@ def test_a_silent_shard_delays_the_items_by_little(sent: bool, unsettled: type) 
         held.update((item.id >> 48, item) for item in leased(host, b"a"))
     while put(host, b"b")[0] >> 48 != 2:
         take(host)
-    shard = host.engine.shards[1]
+    shard = host.engine.state.shards[1]
     if not sent:  # another batch is in flight
         shard.owner.confirm_wanted = True
-        host.engine.touch(shard)
+        host.engine.state.touch(shard)
         assert [one.number for one, _ in host.send()] == [1]
     call = host.begin("AckAndDequeue", **fields(held[1], held[2]))
-    settings = host.engine.config.host
+    settings = host.engine.state.config.host
     for _ in range(settings.confirm_ms + settings.merge_wait_ms + 1):
         for one, batch in host.send():
             if one.number == 2:

@@ -66,9 +66,9 @@ def test_settings_are_read_by_prefix(host: OneHost) -> None:
 
 def test_a_change_is_in_effect_when_it_is_answered(host: OneHost) -> None:
     assert change(host, {"topic.t": '{"paused": true}', "a": "1"}) == idl.PutSettingsResponse(1, [ADDRESS], [], [])
-    assert host.engine.policies.of(("n", "t")).paused
+    assert host.engine.state.policies.of(("n", "t")).paused
     assert change(host, {"b": "2"}, ("topic.t",), expected_version=1).version == 2
-    assert not host.engine.policies.of(("n", "t")).paused
+    assert not host.engine.state.policies.of(("n", "t")).paused
     assert host.ask("GetSettings", ns="n").entries == {"a": "1", "b": "2"}
 
 

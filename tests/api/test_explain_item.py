@@ -31,7 +31,7 @@ def test_a_request_names_an_item_or_a_topic(one: OneHost) -> None:
 def test_an_item_of_a_hidden_namespace_is_gone(one: OneHost, broken: bool) -> None:
     (item_id,) = put(one, b"x")
     if broken:
-        one.engine.shards[1].owner.breaker.trip(one.now_ms)
+        one.engine.state.shards[1].owner.breaker.trip(one.now_ms)
     hidden = one.ask("ExplainItem", within=Namespaces.of(["other"]), id=item_id)
     assert ([one.code for one in hidden.reasons], hidden.state) == ([R.GONE], None)
     shown = one.ask("ExplainItem", within=Namespaces.of(["n"]), id=item_id)
@@ -41,9 +41,9 @@ def test_an_item_of_a_hidden_namespace_is_gone(one: OneHost, broken: bool) -> No
 @pytest.mark.memory
 def test_a_full_host_and_a_full_shard_refuse(one: OneHost) -> None:
     (item_id,) = put(one, b"x")
-    one.engine.shards[1].configure(one.engine.config.host.model_copy(update={"pending_rows": 0}))
+    one.engine.state.shards[1].configure(one.engine.state.config.host.model_copy(update={"pending_rows": 0}))
     assert type(one.ask("ExplainItem", id=item_id)) is Overloaded
-    one.engine.budget.take(one.engine.budget.limit_bytes)
+    one.engine.state.budget.take(one.engine.state.budget.limit_bytes)
     assert type(one.ask("ExplainItem", ns="n", topic="t")) is Overloaded
 
 

@@ -12,6 +12,7 @@ pytestmark = pytest.mark.memory
 
 class Engine:
     def __init__(self) -> None:
+        self.state = self
         self.budget = Budget(1_000)
         self.draining = False
 

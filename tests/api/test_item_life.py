@@ -62,14 +62,14 @@ def test_a_dedup_key_is_one_item_until_it_is_forgotten(host: OneHost) -> None:
     host.ask("Ack", items=[idl.AckItem(item.id, item.lease)])
     assert keyed().id == first.id, "also when the item is gone"
     assert keyed(b"y").error.message == "the dedup_key was enqueued with another topic or payload before"
-    host.wait(host.engine.shards[1].dedup_window_ms + 1)
+    host.wait(host.engine.state.shards[1].queue.dedup_window_ms + 1)
     assert keyed().duplicate is None
 
 
 def test_an_enqueue_of_invalid_items_reaches_no_shard(host: OneHost) -> None:
     call = host.begin("Enqueue", ns="n", items=[spec("t", None)])
     assert kinds(call.answer) == [Invalid]
-    assert not host.engine.dirty
+    assert not host.engine.state.dirty
 
 
 def test_an_enqueue_as_a_whole_is_checked_first(host: OneHost) -> None:
@@ -94,7 +94,7 @@ def test_a_forwarded_enqueue_was_charged_by_the_first_host() -> None:
     host = OneHost(1, routing=routing_of({1: "a"}), quotas={"n": QuotaKeys(enqueues_per_second=1)})
     answer = host.ask("Enqueue", ns="n", items=[spec("t")] * 3, context=FORWARDED)
     assert kinds(answer) == [None] * 3
-    assert host.engine.counters.quota_refused == 0
+    assert host.engine.state.counters.quota_refused == 0
 
 
 def test_a_host_without_a_shard_forwards_the_valid_items() -> None:
@@ -132,11 +132,11 @@ def test_a_key_goes_to_the_owner_of_its_slot() -> None:
 def test_a_forwarded_key_whose_slot_is_gone_is_not_served() -> None:
     """The asking host asks again; this host takes the slot if the record says that it should."""
     host = OneHost(1, routing=routing_of({}, "b"))
-    assert not host.engine.shards[1].queue.keys.held.bits
+    assert not host.engine.state.shards[1].queue.keys.held.bits
     host.routing = routing_of({1: "a"})
     answer = host.ask("Enqueue", ns="n", items=[spec("t", b"x", dedup_key="k")], context=FORWARDED)
     assert kinds(answer) == [NotServed]
-    assert host.engine.shards[1].queue.keys.held.bits
+    assert host.engine.state.shards[1].queue.keys.held.bits
 
 
 def test_owners_are_wanted_when_slots_have_none() -> None:
@@ -286,6 +286,6 @@ def test_a_stopping_host_refuses_new_work_only(host: OneHost) -> None:
 
 
 def test_full_buffers_refuse_a_dequeue(host: OneHost) -> None:
-    host.engine.budget.take(1 << 30)
+    host.engine.state.budget.take(1 << 30)
     answer = take(host)
     assert (type(answer), answer.message) == (Overloaded, "the host's buffers are full")

@@ -52,10 +52,10 @@ def test_a_consumer_that_does_not_ask_gets_none() -> None:
     take(one, 1, ledger=True)
     put(one, b"z")
     assert [item.ledger for item in take(one).items] == [None, None]
-    assert one.engine.topics.ledgers[("n", "t")].delivered == 3
+    assert one.engine.state.topics.ledgers[("n", "t")].delivered == 3
     one.wait(60_000)
     one.wait(1_000)
-    assert one.engine.topics.ledgers == {}
+    assert one.engine.state.topics.ledgers == {}
 
 
 def of_tenants(answer: Any) -> list[tuple[str, int | None, int | None]]:

@@ -71,10 +71,10 @@ def test_an_item_of_another_host_is_asked_of_that_host(member: OneHost) -> None:
 
 def test_a_look_follows_a_shard_that_arrives_here(member: OneHost) -> None:
     (item_id,) = put(member, b"x")
-    member.engine.retire(member.engine.shards[1])
+    member.engine.retire(member.engine.state.shards[1])
     call = member.call("GetItem", id=item_id)
     assert not call.answers
-    member.engine.drained(member.engine.shards[1], member.now_ms)
+    member.engine.drained(member.engine.state.shards[1], member.now_ms)
     member.engine.add(1)
     member.open(1)
     member.run()
@@ -263,7 +263,7 @@ def test_a_host_that_does_not_answer_is_left_out(member: OneHost) -> None:
 
 def test_full_buffers_refuse_a_look(host: OneHost) -> None:
     (item_id,) = put(host, b"x")
-    host.engine.budget.take(1 << 30)
+    host.engine.state.budget.take(1 << 30)
     assert type(host.ask("GetItem", id=item_id)) is Overloaded
     assert type(host.ask("ListItems", ns="n", topic="t")) is Overloaded
 

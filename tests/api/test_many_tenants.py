@@ -118,7 +118,7 @@ def test_the_metrics_count_all_tenants() -> None:
     put(host)
     put(host, ["", ""])
     put(host, TENANTS[:2], delay_ms=60_000)
-    counts, rows = asyncio.run(snapshot._topics(host.engine, snapshot._Slices()))
+    counts, rows = asyncio.run(snapshot._topics(host.engine.state, snapshot._Slices()))
     found = counts["n", "t"]
     assert (found.ready, found.leased, found.total) == (25, 0, 27)
     assert sum(rows.values()) == 25
@@ -154,7 +154,7 @@ def test_the_bound_on_stored_items_counts_all_tenants() -> None:
 def test_the_count_by_topic_follows_the_lanes() -> None:
     """Through enqueues, acks, deaths, redrives, removed lanes and a new owner."""
     host = OneHost(1)
-    (shard,) = host.engine.shards.values()
+    (shard,) = host.engine.state.shards.values()
 
     def check(total: int) -> None:
         lanes = [lane for lane in shard.memory.lanes.values() if lane.tenants is not None]
@@ -180,7 +180,7 @@ def test_the_count_by_topic_follows_the_lanes() -> None:
     for item in [item for _ in range(3) for item in take(host, 30).items]:
         host.ask("Ack", ns="n", items=[idl.AckItem(item.id, item.lease)])
     check(0)
-    host.wait(host.engine.config.host.lane_idle_ms + 1)
+    host.wait(host.engine.state.config.host.lane_idle_ms + 1)
     host.wait(1_000)
     check(0)
     assert not shard.memory.tenants

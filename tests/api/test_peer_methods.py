@@ -56,8 +56,8 @@ def test_the_rows_of_a_moving_slot_are_given(source: OneHost) -> None:
 
 def test_a_shard_that_gave_a_slot_refuses_its_keys(source: OneHost) -> None:
     source.ask("GiveSlot", shard=1, slot=SLOT, stamp=2)
-    assert not source.engine.shards[1].queue.keys.takes_slot(SLOT)
-    assert source.engine.shards[1].queue.keys.takes_slot((SLOT + 1) % HASH_SLOTS)
+    assert not source.engine.state.shards[1].queue.keys.takes_slot(SLOT)
+    assert source.engine.state.shards[1].queue.keys.takes_slot((SLOT + 1) % HASH_SLOTS)
 
 
 def test_a_slot_that_does_not_move_is_not_given(source: OneHost) -> None:
@@ -78,7 +78,7 @@ def test_fields_of_a_give_are_checked(source: OneHost) -> None:
 
 def test_a_give_fails_with_the_shard_that_is_lost(source: OneHost) -> None:
     call = source.begin("GiveSlot", shard=1, slot=SLOT, stamp=2)
-    source.engine.lose(source.engine.shards[1], source.now_ms)
+    source.engine.lose(source.engine.state.shards[1], source.now_ms)
     assert type(call.answer) is NotServed
 
 

@@ -90,7 +90,7 @@ def test_bounds_of_a_poll(member: OneHost) -> None:
 def test_a_lone_hosts_poll_ends_when_a_shard_is_lost() -> None:
     host = OneHost(1, 2)
     call = polling(host)
-    host.engine.lose(host.engine.shards[2], host.now_ms)
+    host.engine.lose(host.engine.state.shards[2], host.now_ms)
     host.service.routing_changed()  # type: ignore[union-attr]
     assert [route.shard for route in call.answer.shards] == [1]
 

@@ -106,7 +106,7 @@ def test_columns_of_specs_are_taken_as_the_specs(policy: dict[str, Any], shared:
 
 
 def apply(host: OneHost, topic: str, **policy: Any) -> None:
-    version = host.engine.policies.versions.get("n", 0) + 1
+    version = host.engine.state.policies.versions.get("n", 0) + 1
     host.engine.apply_settings(Settings("n", version, {f"topic.{topic}": json.dumps(policy)}))
 
 

@@ -41,7 +41,7 @@ def test_mixed_tenants_enter_the_tail_in_order() -> None:
     call = EnqueueCall(6, lambda _: None)
     lab.engine.enqueue(call, range(6), items, keys, [0] * 6, lab.now_ms, 5_000)
     lab.settle()
-    tail = lab.engine.shards[1].memory.tail
+    tail = lab.engine.state.shards[1].memory.tail
     assert [one.id for one in tail.items()] == [one.id for one in items]
     assert tail.count == 6
     assert tail.bytes == sum(len(one.payload) for one in items)

@@ -204,9 +204,9 @@ def test_a_host_takes_over_every_live_key(tmp_path: Path) -> None:
     assert len(change(before, after).live) == sum(map(len, values.values())) > 30
 
     def held(node: Node) -> list[Any]:
-        host, server, (shard,) = node.engine, node.server, node.engine.shards.values()
+        host, server, (shard,) = node.engine, node.server, node.engine.state.shards.values()
         return [
-            host.config, server.limits, server.decoder.limits, node.service.host.limits, server.places.at_most,
+            host.state.config, server.limits, server.decoder.limits, node.service.host.limits, server.places.at_most,
             server._frame_timeout_s, server._idle_timeout_s, server._tick_s, shard.config, shard.owner.breaker.settings,
             server.places.each_at_most, shard.owner.hang_ms, shard.queue.dedup_window_ms, node._config,
         ]  # fmt: skip

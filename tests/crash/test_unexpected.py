@@ -13,6 +13,7 @@ from foqs.config.schema import ShardSection
 from foqs.engine.calls import EnqueueCall
 from foqs.engine.engine import Engine
 from foqs.engine.shard import Shard
+from foqs.engine.state import State
 from foqs.errors import FoqsError, OutcomeUnknown
 from foqs.rows import Batch, Holding, NewItem, Opened
 from foqs.server.shard_thread import run
@@ -68,8 +69,8 @@ def test_a_fault_of_the_worker_leaves_an_enqueue_unknown() -> None:
     """The worker's `crashed` says fenced and unknown: the transaction may have been committed."""
     config = Config(shards=(ShardSection(id=1, url="sqlite:///1"), ShardSection(id=2, url="sqlite:///2")))
     sent: list[tuple[Shard, ShardBatch]] = []
-    host = Engine(config, Budget(1 << 27), random.Random(1), lambda shard, batch: sent.append((shard, batch)))
-    for shard in host.shards.values():
+    host = Engine(State(config, Budget(1 << 27), random.Random(1)), lambda shard, batch: sent.append((shard, batch)))
+    for shard in host.state.shards.values():
         shard.owner.to(ShardState.OPENING)
         host.opened(shard, Opened(1, 1, 0, 0, [], [], {}, 0, [], replaced=False), 1 << 20, 0, 0)
     host.pump(0)
@@ -84,14 +85,14 @@ def test_a_fault_of_the_worker_leaves_an_enqueue_unknown() -> None:
     host.finished(shard, batch, BatchResult(Outcome.UNKNOWN, fenced=True, error="internal error"), 2)
     host.pump(2)
     assert [type(outcome) for outcome in told] == [OutcomeUnknown]
-    assert not any(other.queue.chunks for other in host.serving)
+    assert not any(other.queue.chunks for other in host.state.serving)
 
 
 def test_a_slow_opening_needs_a_confirmation() -> None:
     """The epoch was taken at its beginning; while the backlog was counted another owner may have come."""
     config = Config(shards=(ShardSection(id=1, url="sqlite:///1"),))
-    host = Engine(config, Budget(1 << 27), random.Random(1), lambda shard, batch: None)
-    (shard,) = host.shards.values()
+    host = Engine(State(config, Budget(1 << 27), random.Random(1)), lambda shard, batch: None)
+    (shard,) = host.state.shards.values()
     shard.owner.to(ShardState.OPENING)
     opened = Opened(1, 1, 0, 0, [], [], {}, 0, [], replaced=False)
     host.opened(shard, opened, 1 << 20, begun_ms=5_000, now_ms=5_001 + config.host.confirm_ms)

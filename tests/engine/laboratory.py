@@ -20,7 +20,7 @@ from foqs.engine import dedup, dequeue, item_ops
 from foqs.engine.calls import DequeueCall, EnqueueCall, ItemsCall, LookCall
 from foqs.engine.engine import Engine
 from foqs.engine.shard import Shard
-from foqs.engine.state import UNCONNECTED, Callbacks
+from foqs.engine.state import UNCONNECTED, Callbacks, State
 from foqs.errors import FoqsError
 from foqs.ids import Dedup, digest_of, shard_of
 from foqs.item import Item
@@ -92,14 +92,9 @@ class Laboratory:
         self.flights: list[tuple[Shard, ShardBatch]] = []
         self.doubtful: list[int] = []  # of all replies
         shards = tuple(ShardSection(id=number, url=f"sqlite:///{number}.db") for number in numbers)
-        self.engine = Engine(
-            Config(shards=shards, host=HostSection(**host), **(sections or {})),
-            Budget(1 << 30),
-            random.Random(1),
-            lambda *sent: self.flights.append(sent),
-            callbacks,
-            shards_elsewhere=shards_elsewhere,
-        )
+        config = Config(shards=shards, host=HostSection(**host), **(sections or {}))
+        state = State(config, Budget(1 << 30), random.Random(1), callbacks, shards_elsewhere=shards_elsewhere)
+        self.engine = Engine(state, lambda *sent: self.flights.append(sent))
         self.dbs = {number: MemoryDatabase(lambda: self.now_ms - self.db_behind_ms) for number in numbers}
         self.faults = {number: NextFaults() for number in numbers}
         self.stores = {number: MemoryStore(db, self.faults[number]) for number, db in self.dbs.items()}
@@ -110,7 +105,7 @@ class Laboratory:
     # ------------------------------------------------------------------------------------- shards
 
     def open(self, number: int) -> Shard:
-        shard, store = self.engine.shards[number], self.stores[number]
+        shard, store = self.engine.state.shards[number], self.stores[number]
         shard.owner.to(ShardState.OPENING)
         opened = store.open("host", take_over=False)
         self.engine.opened(shard, opened, store.max_batch_bytes, self.now_ms, self.now_ms)
@@ -118,7 +113,7 @@ class Laboratory:
 
     def reopen(self, *, clean: bool = True) -> None:
         """Drop all memory and open the shards again; not `clean`: as if another host had owned them."""
-        for number, shard in self.engine.shards.items():
+        for number, shard in self.engine.state.shards.items():
             self.engine.drained(shard, self.now_ms)
             self.stores[number].close(clean=clean)
             shard.owner.to(ShardState.ASSIGNED)
@@ -200,10 +195,10 @@ class Laboratory:
         """As `enqueue`, one item a key, all in one request to `shard`."""
         answers: list[Any] = []
         call = EnqueueCall(len(keys), answers.extend)
-        self.engine.deadlines.push(self.now_ms + timeout_ms, call)
+        self.engine.state.deadlines.push(self.now_ms + timeout_ms, call)
         items = [Keyed(at, Dedup(digest_of("ns", key), 0), self.item(b"x"), KEY, 1) for at, key in enumerate(keys)]
-        place = dedup.place_taken if self.engine.shards_elsewhere else dedup.place
-        place(self.engine, call, shard, items, self.now_ms)
+        place = dedup.place_taken if self.engine.state.shards_elsewhere else dedup.place
+        place(self.engine.state, call, shard, items, self.now_ms)
         return answers
 
     # ------------------------------------------------------------------------------------- dequeues
@@ -246,7 +241,7 @@ class Laboratory:
     # ------------------------------------------------------------------------------------- items by id
 
     def lease_of(self, item_id: int) -> int:
-        return self.engine.shards[shard_of(item_id)].memory.known[item_id].lease
+        return self.engine.state.shards[shard_of(item_id)].memory.known[item_id].lease
 
     def ack(self, *acked: tuple[int, int], ns: str | None = None, timeout_ms: int = 5_000) -> list[FoqsError | None]:
         """Ack each (id, lease) in one request, and return a list that gets the reply."""

@@ -16,13 +16,13 @@ def of(tenant: str, *throttles: str) -> LaneKey:
 
 
 def tenant_of(lab: Laboratory, item_id: int) -> str:
-    lane = lab.engine.shards[shard_of(item_id)].memory.known[item_id].lane
+    lane = lab.engine.state.shards[shard_of(item_id)].memory.known[item_id].lane
     assert lane.flow is not None
     return lane.flow.tenant.name
 
 
 def tenant(lab: Laboratory, name: str) -> Tenant:
-    turns = lab.engine.topics[KEY].turns
+    turns = lab.engine.state.topics[KEY].turns
     assert turns is not None
     return turns.tenants[name]
 
@@ -34,7 +34,7 @@ def taken(lab: Laboratory, count: int, **how: object) -> list[str]:
 
 def set_policy(lab: Laboratory, policy: dict[str, object], **entries: str) -> None:
     """Give the topic this policy, and the namespace these settings beside it."""
-    version = lab.engine.policies.versions.get(KEY[0], 0) + 1
+    version = lab.engine.state.policies.versions.get(KEY[0], 0) + 1
     named = {key.replace("_", "."): text for key, text in entries.items()}
     lab.engine.apply_settings(Settings(KEY[0], version, {f"topic.{KEY[1]}": json.dumps(policy), **named}))
     lab.settle()

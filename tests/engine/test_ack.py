@@ -68,7 +68,7 @@ def test_a_repeated_ack_gets_the_outcome_of_the_first(sent: bool) -> None:
         lab.arrive(*flight)
     lab.settle()
     assert first == again == [None]
-    assert lab.engine.counters.removed == {"ack": 1}
+    assert lab.engine.state.counters.removed == {"ack": 1}
 
 
 def test_an_ack_behind_a_nack_in_flight_is_stale() -> None:
@@ -156,7 +156,7 @@ def test_a_shard_that_drains_accepts_acks_if_it_stays(shuts_down: bool, error: t
     if shuts_down:
         lab.engine.drain(lab.now_ms)
     else:
-        lab.engine.retire(lab.engine.shards[1])
+        lab.engine.retire(lab.engine.state.shards[1])
     answers = lab.ack(acked)
     lab.settle()
     assert types(answers) == [error]
@@ -175,7 +175,7 @@ def test_a_request_goes_elsewhere_when_its_shard_does() -> None:
             sent_on.append(None)
 
     call = ItemsCall(1, answers.extend, elsewhere=lambda _: Forwarded())
-    ack.operate(lab.engine, call, 0, make_id(2, 1), item_ops.delete, None, lab.now_ms)
+    ack.operate(lab.engine.state, call, 0, make_id(2, 1), item_ops.delete, None, lab.now_ms)
     assert (sent_on, answers) == ([0], [])
     call.settled(0, None)
     assert (sent_on, answers) == ([0, None], [None])
@@ -207,7 +207,7 @@ def test_a_ready_item_of_a_taken_shard_may_be_leased_elsewhere() -> None:
     lab.settle()
     (error,) = refused
     assert isinstance(error, Unavailable)
-    assert error.retry_after_ms == lab.engine.config.host.confirm_ms
+    assert error.retry_after_ms == lab.engine.state.config.host.confirm_ms
     assert acked == [None]
     lab.go_on(1_001)
     deleted = lab.operate(ready, item_ops.delete)
@@ -246,7 +246,7 @@ def test_acks_within_namespaces_change_no_other_item() -> None:
     call = ItemsCall(2, answers.extend)
     call.within = {"ns"}
     leases = [lab.lease_of(item_id) for item_id in (mine, other)]
-    ack.ack_all(lab.engine, call, (mine, other), leases, None, lab.now_ms)
+    ack.ack_all(lab.engine.state, call, (mine, other), leases, None, lab.now_ms)
     lab.settle()
     assert types(answers) == [type(None), NotFound]
     assert list(lab.dbs[1].items) == [other]
@@ -259,4 +259,4 @@ def test_an_at_most_once_item_may_be_acked() -> None:
     answers = lab.ack((item_id, lab.lease_of(item_id)))
     lab.settle()
     assert answers == [None]
-    assert lab.engine.counters.removed == {"ack": 1}
+    assert lab.engine.state.counters.removed == {"ack": 1}

@@ -29,7 +29,7 @@ def test_a_commit_answers_counts_and_delivers() -> None:
     ((shard, batch),) = lab.send()
     lab.arrive(shard, batch)
     assert consumer == [[answers[1], answers[0]]]
-    assert lab.engine.counters.namespaces.of("ns").enqueued == 2
+    assert lab.engine.state.counters.namespaces.of("ns").enqueued == 2
     assert shard.memory.lanes[KEY].total == 2
 
 
@@ -124,8 +124,8 @@ def test_a_change_behind_a_removal_has_its_outcome() -> None:
     lab.arrive(shard, batch)
     assert acked == deleted == [None]
     lab.settle()
-    assert lab.engine.counters.removed == {"ack": 1}
-    assert lab.engine.budget.used_bytes == 0
+    assert lab.engine.state.counters.removed == {"ack": 1}
+    assert lab.engine.state.budget.used_bytes == 0
 
 
 def test_unstored_items_are_left_to_the_caller() -> None:
@@ -199,7 +199,7 @@ def test_a_failed_reconnect_leaves_the_outcome_open() -> None:
     answers = lab.enqueue()
     lab.faults[1].commits.append("applied")
     lab.settle()
-    lab.ring(lab.engine.config.breaker.pause_ms)
+    lab.ring(lab.engine.state.config.breaker.pause_ms)
     ((shard, batch),) = lab.send()
     assert batch.reconnect
     lab.arrive(shard, batch, BatchResult(down=True, error="no route"))
@@ -245,7 +245,7 @@ def test_confirmation_dates_from_the_begin_of_the_batch() -> None:
 
 def test_a_failed_transaction_confirms_nothing() -> None:
     lab = Laboratory(1)
-    shard = lab.engine.shards[1]
+    shard = lab.engine.state.shards[1]
     before_ms = shard.owner.confirmed_ms
     lab.now_ms += 300
     lab.enqueue()
@@ -258,15 +258,15 @@ def test_a_failed_transaction_confirms_nothing() -> None:
 def test_a_fenced_batch_ends_the_service_of_its_shard() -> None:
     """Its items were certainly not stored, so another shard stores them."""
     lab = Laboratory(1, 2)
-    lab.engine.shards[2].owner.takes_new = False
+    lab.engine.state.shards[2].owner.takes_new = False
     item_id = lab.stored(lab.item(delivery=AT_MOST_ONCE))[0]
     answers = lab.enqueue(b"new")
     deleted: list[FoqsError | None] = lab.operate(item_id, item_ops.delete)
     ((shard, batch),) = lab.send()
-    lab.engine.shards[2].owner.takes_new = True
+    lab.engine.state.shards[2].owner.takes_new = True
     lab.arrive(shard, batch, BatchResult(Outcome.FAILED, fenced=True))
     lab.settle()
-    assert shard not in lab.engine.serving
+    assert shard not in lab.engine.state.serving
     assert list(lab.dbs[2].items) == answers
     assert [type(answer) for answer in deleted] == [NotServed]
 
@@ -277,7 +277,7 @@ def values(histogram: Histogram) -> tuple[int, float]:
 
 def test_a_transaction_counts_apart_from_its_reads() -> None:
     lab = Laboratory(1)
-    metrics = lab.engine.shards[1].batch_metrics
+    metrics = lab.engine.state.shards[1].batch_metrics
     batches, transactions = values(metrics.seconds)[0], values(metrics.transaction_seconds)[0]
     lab.put(lab.item(), lab.item())
     lab.settle()
@@ -287,7 +287,7 @@ def test_a_transaction_counts_apart_from_its_reads() -> None:
 
 def test_a_batch_of_reads_counts_no_transaction() -> None:
     lab = Laboratory(1)
-    metrics = lab.engine.shards[1].batch_metrics
+    metrics = lab.engine.state.shards[1].batch_metrics
     (item_id,) = lab.stored(lab.item())
     batches, transactions = values(metrics.seconds)[0], values(metrics.transaction_seconds)[0]
     lab.look(item_id)
@@ -298,7 +298,7 @@ def test_a_batch_of_reads_counts_no_transaction() -> None:
 
 def test_a_batch_that_failed_counts_as_well() -> None:
     lab = Laboratory(1)
-    metrics = lab.engine.shards[1].batch_metrics
+    metrics = lab.engine.state.shards[1].batch_metrics
     before = values(metrics.transaction_rows)
     lab.faults[1].commits.append("busy")
     lab.put(lab.item(), lab.item())

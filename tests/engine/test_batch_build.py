@@ -44,7 +44,7 @@ def test_requests_that_wait_share_the_next_transaction() -> None:
 
 def test_nothing_to_do_makes_no_batch() -> None:
     lab = Laboratory(1)
-    lab.engine.touch(lab.engine.shards[1])
+    lab.engine.state.touch(lab.engine.state.shards[1])
     assert lab.send() == []
 
 
@@ -158,8 +158,8 @@ def test_an_early_ack_saves_the_write_of_the_lease() -> None:
     transaction = transaction_of(lab)
     assert (transaction.timer_new, transaction.item_gone) == ([], [item_id])
     lab.go_on(1_000)
-    assert lab.engine.counters.lease_writes == 0
-    assert lab.engine.counters.lease_writes_saved == 1
+    assert lab.engine.state.counters.lease_writes == 0
+    assert lab.engine.state.counters.lease_writes_saved == 1
 
 
 def test_a_lease_over_before_it_is_written_counts_an_attempt() -> None:
@@ -167,7 +167,7 @@ def test_a_lease_over_before_it_is_written_counts_an_attempt() -> None:
     (item_id,) = lab.stored()
     lab.taken(lease_ms=50)
     lab.go_on(200)
-    assert lab.engine.counters.lease_writes == 0
+    assert lab.engine.state.counters.lease_writes == 0
     assert lab.dbs[1].ready[item_id].attempt == 1
     assert lab.taken() == [item_id]
 
@@ -176,7 +176,7 @@ def test_a_shard_that_drains_writes_its_leases_at_once() -> None:
     lab = Laboratory(1)
     (item_id,) = lab.stored()
     lab.taken()
-    shard = lab.engine.shards[1]
+    shard = lab.engine.state.shards[1]
     lab.engine.retire(shard)
     assert not shard.queue.idle
     lab.settle()
@@ -201,7 +201,7 @@ def test_an_empty_topic_loses_its_row_after_its_idle_time() -> None:
     assert lab.dbs[1].lanes
     lab.go_on(2_000)
     assert not lab.dbs[1].lanes
-    assert KEY not in lab.engine.shards[1].memory.lanes
+    assert KEY not in lab.engine.state.shards[1].memory.lanes
     lab.stored()
     assert len(lab.dbs[1].lanes) == 1
 
@@ -224,7 +224,7 @@ def test_when_the_shard_has_work(work: str) -> None:
     lab = Laboratory(1)
     (item_id,) = lab.stored()
     lab.taken()
-    shard = lab.engine.shards[1]
+    shard = lab.engine.state.shards[1]
     if work == "enqueue":
         lab.enqueue()
     elif work == "ack":
@@ -243,7 +243,7 @@ def test_a_batch_that_failed_is_followed_after_a_pause() -> None:
     lab.faults[1].commits.append("busy")
     lab.settle()
     assert not answers
-    shard = lab.engine.shards[1]
+    shard = lab.engine.state.shards[1]
     assert batch_build.next_ms(shard, lab.now_ms) == lab.now_ms + RETRY_MS
     lab.ring(RETRY_MS - 1)
     assert lab.send() == []
@@ -259,7 +259,7 @@ def test_a_lost_connection_is_made_again_before_other_work() -> None:
     answers = lab.ack((item_id, lab.lease_of(item_id)))
     lab.faults[1].commits.append("down")
     lab.settle()
-    lab.ring(lab.engine.config.breaker.pause_ms)
+    lab.ring(lab.engine.state.config.breaker.pause_ms)
     kinds = []
     while sent := lab.send():
         kinds += [kind(batch) for _, batch in sent]
@@ -277,7 +277,7 @@ def test_a_database_that_failed_is_tried_by_a_confirmation() -> None:
     acked = lab.ack((item_id, lab.lease_of(item_id)))
     ((shard, batch),) = lab.send()
     lab.arrive(shard, batch, BatchResult(Outcome.FAILED, disk_full=True, error="the disk is full"))
-    lab.ring(lab.engine.config.breaker.pause_ms)
+    lab.ring(lab.engine.state.config.breaker.pause_ms)
     ((_, trial),) = lab.send()
     assert kind(trial) == "confirm"
     lab.arrive(shard, trial)

@@ -55,7 +55,7 @@ def test_pages_deliver_all_items_in_order() -> None:
         assert taken
         got += taken
     assert got == ids
-    assert lab.engine.counters.page_rows == len(ids), "each row is read once"
+    assert lab.engine.state.counters.page_rows == len(ids), "each row is read once"
 
 
 def test_pages_of_a_topic_grow() -> None:
@@ -70,7 +70,7 @@ def test_pages_of_a_topic_grow() -> None:
             lab.arrive(shard, batch)
         assert answers
     assert limits == sorted(limits)
-    assert limits[0] == FIRST_PAGE_ROWS < limits[-1] <= lab.engine.config.host.page_rows
+    assert limits[0] == FIRST_PAGE_ROWS < limits[-1] <= lab.engine.state.config.host.page_rows
 
 
 def test_an_item_enqueued_during_a_read_is_not_lost() -> None:
@@ -89,7 +89,7 @@ def test_an_item_enqueued_during_a_read_is_not_lost() -> None:
 def test_a_page_is_asked_for_once() -> None:
     lab, _ = backlog(3)
     lab.dequeue(wait_ms=5_000)
-    shard, batch, again = lab.engine.shards[1], ShardBatch(), ShardBatch()
+    shard, batch, again = lab.engine.state.shards[1], ShardBatch(), ShardBatch()
     batch_reads.add_pages(shard, batch, lab.now_ms)
     lab.dequeue(wait_ms=5_000)
     batch_reads.add_pages(shard, again, lab.now_ms)
@@ -117,7 +117,7 @@ def test_an_item_leased_in_memory_is_not_read_again() -> None:
     lab = Laboratory(1, tail_items=0)
     ids = lab.stored(lab.item(priority=1), lab.item(priority=2))
     assert lab.taken(count=1) == ids[:1]
-    shard = lab.engine.shards[1]
+    shard = lab.engine.state.shards[1]
     shard.memory.drop_window(shard.memory.lanes[KEY])
     assert set(lab.dbs[1].ready) == set(ids)
     assert lab.taken() == ids[1:]
@@ -130,7 +130,7 @@ def test_rows_leased_in_memory_may_cut_a_read_of_topics() -> None:
     other = ("ns", "other")
     ids, more = lab.stored(*(lab.item() for _ in range(8))), lab.stored(*(lab.item() for _ in range(5)), key=other)
     assert lab.taken(count=6) == ids[:6]
-    shard = lab.engine.shards[1]
+    shard = lab.engine.state.shards[1]
     for lane in list(shard.memory.lanes.values()):
         shard.memory.drop_window(lane)
     got = lab.taken(keys=[KEY, other])
@@ -143,7 +143,7 @@ def test_an_item_being_acked_is_not_read_again() -> None:
     lab = Laboratory(1)
     ids = lab.stored(lab.item(priority=1), lab.item(priority=2))
     lab.taken(count=1)
-    shard = lab.engine.shards[1]
+    shard = lab.engine.state.shards[1]
     shard.memory.drop_window(shard.memory.lanes[KEY])
     consumer = lab.dequeue(wait_ms=5_000)
     ((_, batch),) = lab.send()
@@ -192,7 +192,7 @@ def test_a_window_does_not_grow_beyond_its_bound() -> None:
     got: list[int] = []
     for _ in range(20):
         got += lab.taken(count=5)
-        window = lab.engine.shards[1].memory.lanes[KEY].window
+        window = lab.engine.state.shards[1].memory.lanes[KEY].window
         assert window is not None
         assert len(window) <= 16
     assert got == ids
@@ -224,7 +224,7 @@ def test_a_page_brings_bodies_within_its_bytes() -> None:
     lab = Laboratory(1)
     ids = large(lab, 5)
     assert lab.taken() == ids[:1], "a reply has one item at least, whatever its bytes"
-    assert lab.engine.counters.body_reads == 0
+    assert lab.engine.state.counters.body_reads == 0
     assert lab.taken() == ids[1:2]
     answers = lab.dequeue()
     ((shard, batch),) = lab.send()
@@ -237,7 +237,7 @@ def test_a_page_brings_bodies_within_its_bytes() -> None:
 def test_a_body_is_read_though_memory_is_full() -> None:
     lab = Laboratory(1)
     ids = large(lab, 2)
-    lab.engine.budget.limit_bytes = 1_000_000
+    lab.engine.state.budget.limit_bytes = 1_000_000
     answers = lab.dequeue(wait_ms=5_000)
     lab.settle()
     assert answers == [ids[:1]]
@@ -359,7 +359,7 @@ def test_a_look_ends_with_its_shard() -> None:
     (item_id,) = lab.stored()
     waiting = lab.look(item_id)
     lab.send()
-    shard = lab.engine.shards[1]
+    shard = lab.engine.state.shards[1]
     lab.engine.lose(shard, lab.now_ms)
     ((_, _, error),) = waiting
     assert isinstance(error, NotServed)

@@ -55,7 +55,7 @@ def test_a_lease_is_in_the_database_before_its_item_is_delivered() -> None:
     host = Limited(GPU)
     host.put(2, "gpu")
     items = host.take()
-    rows = {row.id: row.lease for shard in host.engine.shards for row in host.dbs[shard].timer.values()}
+    rows = {row.id: row.lease for shard in host.engine.state.shards for row in host.dbs[shard].timer.values()}
     assert {item.id: item.lease for item in items} == rows
 
 
@@ -191,7 +191,7 @@ def test_a_key_is_served_after_a_pause_while_a_shard_is_away() -> None:
     host = Limited(GPU)
     host.put(2, "gpu")
     host.ack(*host.take(1))
-    host.engine.shards[2].owner.breaker.trip(host.now_ms)
+    host.engine.state.shards[2].owner.breaker.trip(host.now_ms)
     for _ in range(30):
         host.wait(500)
     host.put(2, "gpu")
@@ -238,7 +238,7 @@ def test_why_an_item_waits_for_a_slot() -> None:
 
 def test_a_coordinator_counts_before_it_lends() -> None:
     host = Limited(GPU)
-    asked = idl.SlotAsk("n", "gpu", 1, host.engine.shards[1].owner.epoch, 1, 0, 0, 1)
+    asked = idl.SlotAsk("n", "gpu", 1, host.engine.state.shards[1].owner.epoch, 1, 0, 0, 1)
     (first,) = host.ask("Lend", holder="h", tokens=[], slots=[asked]).slots
     assert (first.granted, first.retry_after_ms) == (0, 20)
     host.pass_ms(50)
@@ -255,7 +255,7 @@ def test_leases_are_counted_for_another_coordinator() -> None:
     call = host.call("CountSlots", keys=keys, shards=[1, 7])
     host.pass_ms(50)
     (one,) = call.answer.shards
-    assert (one.shard, one.epoch, one.leased) == (1, host.engine.shards[1].owner.epoch, [2, -1])
+    assert (one.shard, one.epoch, one.leased) == (1, host.engine.state.shards[1].owner.epoch, [2, -1])
 
 
 @pytest.mark.parametrize(
@@ -277,7 +277,7 @@ def test_a_lane_counts_at_the_gates_of_its_limited_keys() -> None:
     host = Limited({**GPU, "throttle.cpu": '{"concurrency": 9}'})
     host.put(2, "gpu", "other", "cpu")
     host.take(1)
-    (lane,) = [lane for shard in host.engine.serving for lane in shard.memory.lanes.values() if lane.leased]
+    (lane,) = [lane for shard in host.engine.state.serving for lane in shard.memory.lanes.values() if lane.leased]
     slots: LaneSlots = lane.slots
     assert [(gate.name, gate.leased) for gate in slots.gates] == [("cpu", 1), ("gpu", 1)]
     assert (slots.commits, slots.stale) == (True, False)
@@ -358,7 +358,7 @@ def test_shards_take_turns_at_a_limit() -> None:
         given.append(item.fairness_key)
         call = host.dequeue(1, wait_ms=5_000)
         host.ack(item)
-    assert len({shard for shard in host.engine.shards if host.dbs[shard].items}) == 2
+    assert len({shard for shard in host.engine.state.shards if host.dbs[shard].items}) == 2
     assert min(given.count("x"), given.count("y")) >= 15
 
 

@@ -25,9 +25,9 @@ def two_shards() -> tuple[Laboratory, int, int]:
     The item of shard 2 is the first of the topic.
     """
     lab = Laboratory(1, 2)
-    lab.engine.shards[1].owner.takes_new = False
+    lab.engine.state.shards[1].owner.takes_new = False
     (first,) = lab.stored(lab.item(priority=1))
-    lab.engine.shards[1].owner.takes_new, lab.engine.shards[2].owner.takes_new = True, False
+    lab.engine.state.shards[1].owner.takes_new, lab.engine.state.shards[2].owner.takes_new = True, False
     (second,) = lab.stored(lab.item(priority=2))
     lab.reopen()
     return lab, second, first
@@ -44,7 +44,7 @@ def test_the_consumer_that_waits_longest_is_served_first() -> None:
 
 def test_consumers_that_wait_for_one_topic_share_a_merge(monkeypatch: pytest.MonkeyPatch) -> None:
     lab = Laboratory(1, 2)
-    lab.engine.shards[1].owner.takes_new = False
+    lab.engine.state.shards[1].owner.takes_new = False
     waiting = [lab.dequeue(wait_ms=5_000, count=2) for _ in range(50)]
     made = merges(monkeypatch)
     ids = lab.stored(*[lab.item(priority=n // 2) for n in range(80)])
@@ -60,7 +60,7 @@ def test_a_consumer_of_several_topics_keeps_its_place() -> None:
     waiting += [lab.dequeue(wait_ms=5_000, count=1) for _ in range(2)]
     ids = lab.stored(*[lab.item(priority=n) for n in range(4)])
     assert waiting == [[[ids[0]]], [[ids[1]]], [[ids[2]]], [[ids[3]]], []]
-    assert [len(calls) for calls in lab.engine.waiting.values()] == [1]
+    assert [len(calls) for calls in lab.engine.state.waiting.values()] == [1]
 
 
 def test_each_consumer_of_a_merge_has_its_own_bound() -> None:
@@ -108,7 +108,7 @@ def test_a_wait_ends_with_one_empty_reply() -> None:
     ids = lab.stored()
     assert consumer == [[]]
     assert lab.taken() == ids
-    assert not lab.engine.waiting
+    assert not lab.engine.state.waiting
 
 
 def test_a_dequeue_that_may_not_wait_is_answered_at_once() -> None:
@@ -122,7 +122,7 @@ def test_a_consumer_of_two_topics_gets_the_one_that_fills() -> None:
     assert consumer == [ids]
     lab.stored()
     assert consumer == [ids]
-    assert not lab.engine.waiting
+    assert not lab.engine.state.waiting
 
 
 def test_a_cancelled_consumer_leaves_its_place() -> None:
@@ -154,7 +154,7 @@ def test_a_drain_answers_all_that_wait() -> None:
     waiting = [lab.dequeue(wait_ms=5_000, keys=keys) for keys in ([KEY], [KEY, OTHER])]
     lab.engine.drain(lab.now_ms)
     assert waiting == [[[]], [[]]]
-    assert not lab.engine.waiting
+    assert not lab.engine.state.waiting
 
 
 def test_topics_beyond_a_slice_are_served_in_the_next_turn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +190,7 @@ def test_a_ready_item_is_waited_for_by_a_call_that_cannot_wait() -> None:
     assert not answers
     lab.settle()
     assert answers == [ids]
-    assert lab.engine.counters.window_misses == 1
+    assert lab.engine.state.counters.window_misses == 1
 
 
 def test_the_extra_wait_ends_when_the_items_are_gone() -> None:
@@ -212,12 +212,12 @@ def test_the_extra_wait_lasts_while_any_of_the_topics_has_items() -> None:
     lab.dequeue(keys=[("ns", "other")], wait_ms=60_000)
     keys = [("ns", "one"), ("ns", "two")]
     call = DequeueCall([(key, 1) for key in keys], 1_000, 1 << 20, 0, lambda *_: True)
-    lab.engine.staying[call] = lab.now_ms
+    lab.engine.state.staying[call] = lab.now_ms
 
     def delete(item_id: int) -> bool:
         lab.operate(item_id, item_ops.delete)
         lab.settle()
-        return call in lab.engine.staying
+        return call in lab.engine.state.staying
 
     (one,), (two,) = (lab.stored(lab.item(), key=key) for key in keys)
     assert delete(one), "the second topic has an item"
@@ -230,9 +230,9 @@ def test_a_merge_waits_for_a_late_shard_and_then_goes_on() -> None:
     lab, second, first = two_shards()
     answers = lab.dequeue()
     flights = dict(lab.send())
-    one, two = lab.engine.shards[1], lab.engine.shards[2]
+    one, two = lab.engine.state.shards[1], lab.engine.state.shards[2]
     lab.arrive(one, flights[one])
-    lab.ring(lab.engine.config.host.merge_wait_ms - 1)
+    lab.ring(lab.engine.state.config.host.merge_wait_ms - 1)
     assert not answers
     lab.ring(1)
     assert answers == [[second]]
@@ -251,11 +251,11 @@ def test_a_failed_shard_delays_a_merge_as_a_late_one_does() -> None:
     lab, second, _ = two_shards()
     answers = lab.dequeue()
     flights = dict(lab.send())
-    one, two = lab.engine.shards[1], lab.engine.shards[2]
+    one, two = lab.engine.state.shards[1], lab.engine.state.shards[2]
     lab.arrive(one, flights[one])
     assert not answers
     lab.arrive(two, flights[two], BatchResult(down=True, error="gone"))
-    lab.ring(lab.engine.config.host.merge_wait_ms)
+    lab.ring(lab.engine.state.config.host.merge_wait_ms)
     assert answers == [[second]]
 
 
@@ -375,7 +375,7 @@ def test_leases_end_as_usual() -> None:
     assert lab.taken(lease_ms=1_000) == [item_id]
     lab.pause("topic")
     lab.go_on(1_500)
-    assert lab.engine.topics[KEY].ready == 1
+    assert lab.engine.state.topics[KEY].ready == 1
     assert lab.taken() == []
     lab.resume("topic")
     assert lab.taken() == [item_id]

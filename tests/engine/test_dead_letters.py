@@ -26,7 +26,7 @@ def laboratory(**entry: Any) -> Laboratory:
 
 
 def set_policy(lab: Laboratory, **entry: Any) -> None:
-    policies = lab.engine.policies
+    policies = lab.engine.state.policies
     policies.apply(Settings("ns", policies.changes + 1, {"topic.topic": json.dumps(entry)}))
 
 
@@ -63,7 +63,7 @@ def failure(lab: Laboratory, item_id: int) -> FailureRow:
     assert db.lanes[row.lane][1:3] == (b"ns", b"topic.dlq")
     assert db.items[item_id].lane == row.lane
     assert db.ready[item_id].attempt == 0
-    assert [lane.total for lane in lab.engine.shards[1].memory.lanes.values() if lane.topic.key == DEAD] == [
+    assert [lane.total for lane in lab.engine.state.shards[1].memory.lanes.values() if lane.topic.key == DEAD] == [
         len(db.failures)
     ]
     return row
@@ -84,7 +84,7 @@ def test_failures_are_retried_and_then_the_item_is_dead() -> None:
     assert row.died_at_ms == lab.now_ms
     body = lab.dbs[1].items[item_id]
     assert (body.priority, body.deliver_after_ms, body.expires_at_ms) == (4, lab.now_ms, lab.now_ms + 9_000)
-    assert lab.engine.counters.namespaces.of("ns").dead == {"failed": 1}
+    assert lab.engine.state.counters.namespaces.of("ns").dead == {"failed": 1}
     assert not lab.taken()
     assert lab.taken(keys=[DEAD]) == [item_id]
 
@@ -95,7 +95,7 @@ def test_a_dead_letter_is_a_plain_item_of_its_topic() -> None:
     (item_id,) = lab.stored()
     fail(lab)
     assert leased(lab, keys=[DEAD])[0] == item_id
-    assert lab.engine.shards[1].memory.known[item_id].attempt == 1
+    assert lab.engine.state.shards[1].memory.known[item_id].attempt == 1
     lab.ack((item_id, lab.lease_of(item_id)))
     lab.settle()
     assert (lab.dbs[1].items, lab.dbs[1].failures) == ({}, {})
@@ -186,7 +186,7 @@ def test_without_a_dead_letter_topic_the_item_is_removed(op: Any, how: list[Any]
     lab.stored()
     end(lab, op, *how)
     assert not lab.dbs[1].items
-    assert lab.engine.counters.removed == {cause: 1}
+    assert lab.engine.state.counters.removed == {cause: 1}
 
 
 def test_plain_nacks_use_attempts_up() -> None:
@@ -233,7 +233,7 @@ def test_items_at_most_once_end_as_ever() -> None:
     ):
         lab.operate(item_id, op)
     lab.go_on(1_100)
-    assert (lab.dbs[1].items, lab.engine.counters.removed) == ({}, {"dropped": 3})
+    assert (lab.dbs[1].items, lab.engine.state.counters.removed) == ({}, {"dropped": 3})
 
 
 def test_the_same_nack_twice_has_one_outcome() -> None:
@@ -325,9 +325,9 @@ def test_counts_follow_the_item() -> None:
     lab = laboratory(max_attempts=1)
     (item_id,) = lab.stored()
     fail(lab)
-    assert [len(lab.engine.topics[key].lanes()) for key in (KEY, DEAD)] == [1, 1]
-    assert [lane.total for key in (KEY, DEAD) for lane in lab.engine.topics[key].lanes()] == [0, 1]
-    assert lab.engine.shards[1].memory.totals == {"ns": 1}
+    assert [len(lab.engine.state.topics[key].lanes()) for key in (KEY, DEAD)] == [1, 1]
+    assert [lane.total for key in (KEY, DEAD) for lane in lab.engine.state.topics[key].lanes()] == [0, 1]
+    assert lab.engine.state.shards[1].memory.totals == {"ns": 1}
     assert lab.engine.ready(DEAD) == 1
     assert item_id in lab.dbs[1].failures
 

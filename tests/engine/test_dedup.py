@@ -20,18 +20,18 @@ SLOT = hash_slot_of(digest_of("ns", "a"))
 def giving(stamp: int = 1) -> Laboratory:
     """Return a laboratory, a host of a cluster, whose shard has all slots, by the record of that stamp."""
     lab = Laboratory(1, shards_elsewhere=True)
-    shard = lab.engine.shards[1]
+    shard = lab.engine.state.shards[1]
     shard.queue.keys.wanted = Holding(stamp, bits_of(range(HASH_SLOTS)))
-    lab.engine.touch(shard)
+    lab.engine.state.touch(shard)
     lab.settle()
     return lab
 
 
 def give(lab: Laboratory, *, stamp: int = 2, limit: int = 10) -> list[Any]:
     given: list[Any] = []
-    shard = lab.engine.shards[1]
+    shard = lab.engine.state.shards[1]
     shard.queue.keys.gives.append(Give(SLOT, stamp, hash_slot_bounds(SLOT)[0], limit, given.append))
-    lab.engine.touch(shard)
+    lab.engine.state.touch(shard)
     return given
 
 
@@ -77,7 +77,7 @@ def test_a_slot_that_is_given_takes_no_more_keys() -> None:
     lab.settle()
     assert hash_slot_of(digest_of("ns", "b")) != SLOT
     assert (away, len(other), given) == ([], 1, [[]])
-    assert not lab.engine.shards[1].queue.keys.pending
+    assert not lab.engine.state.shards[1].queue.keys.pending
 
 
 def test_the_rows_of_a_slot_come_in_pages() -> None:
@@ -96,7 +96,7 @@ def test_a_give_by_an_older_record_is_refused() -> None:
     lab.settle()
     assert [type(answer) for answer in given] == [Unavailable]
     assert has(lab.dbs[1].slots.bits, SLOT)
-    assert not lab.engine.shards[1].queue.keys.gives
+    assert not lab.engine.state.shards[1].queue.keys.gives
 
 
 def test_a_give_is_refused_when_its_transaction_fails() -> None:
@@ -118,11 +118,11 @@ def test_a_give_is_refused_when_its_transaction_fails() -> None:
 def test_copied_rows_are_remembered() -> None:
     """A second enqueue of a key finds the item that was stored on the shard that had the slot before."""
     lab = giving()
-    shard, stored = lab.engine.shards[1], []
+    shard, stored = lab.engine.state.shards[1], []
     rows = [row("a", 77, lab.now_ms + 60_000), row("b", 78, lab.now_ms + 50_000)]
     shard.queue.keys.copies.append(Copy(rows, stored.append))
     assert dedup.due(shard.queue)
-    lab.engine.touch(shard)
+    lab.engine.state.touch(shard)
     lab.settle()
     assert stored == [None]
     answers = lab.enqueue_keyed("a")
@@ -134,9 +134,9 @@ def test_copied_rows_are_remembered() -> None:
 
 def test_copied_rows_expire_like_those_of_the_shard() -> None:
     lab = giving()
-    shard = lab.engine.shards[1]
+    shard = lab.engine.state.shards[1]
     shard.queue.keys.copies.append(Copy([row("a", 77, lab.now_ms + 1_000)], lambda error: None))
-    lab.engine.touch(shard)
+    lab.engine.state.touch(shard)
     lab.settle()
     lab.go_on(1_100)
     assert not lab.dbs[1].dedup
@@ -147,9 +147,9 @@ def test_copied_rows_expire_like_those_of_the_shard() -> None:
 
 def test_a_copy_is_refused_when_its_transaction_fails() -> None:
     lab = giving()
-    shard, stored = lab.engine.shards[1], []
+    shard, stored = lab.engine.state.shards[1], []
     shard.queue.keys.copies.append(Copy([row("a", 77, lab.now_ms + 60_000)], stored.append))
-    lab.engine.touch(shard)
+    lab.engine.state.touch(shard)
     ((_, batch),) = lab.send()
     lab.arrive(shard, batch, BatchResult(Outcome.FAILED, error="lock wait"))
     assert [type(answer) for answer in stored] == [Unavailable]
@@ -162,7 +162,7 @@ def test_a_closed_shard_refuses_its_gives_and_copies() -> None:
     lab.enqueue_keyed("a")
     lab.send()
     given, stored = give(lab), []
-    shard = lab.engine.shards[1]
+    shard = lab.engine.state.shards[1]
     shard.queue.keys.copies.append(Copy([row("a", 77, lab.now_ms + 60_000)], stored.append))
     lab.engine.lose(shard, lab.now_ms)
     assert len(given) == len(stored) == 1

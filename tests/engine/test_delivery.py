@@ -29,9 +29,9 @@ def test_a_call_that_finds_nothing_is_not_answered() -> None:
         return True
 
     call = DequeueCall([(KEY, 1), (("ns", "other"), 1)], 60_000, 1 << 20, 0, reply)
-    assert not consumers.serve_call(lab.engine, call, call.wants[:1], lab.now_ms)
+    assert not consumers.serve_call(lab.engine.state, call, call.wants[:1], lab.now_ms)
     assert (call.done, replies) == (False, [])
-    assert consumers.serve_call(lab.engine, call, call.wants[1:], lab.now_ms)
+    assert consumers.serve_call(lab.engine.state, call, call.wants[1:], lab.now_ms)
     assert (call.done, replies) == (True, [ids])
 
 
@@ -57,9 +57,9 @@ def test_an_at_most_once_lease_is_written_before_the_reply() -> None:
 def test_a_reply_waits_for_its_last_at_most_once_lease() -> None:
     """The items are on two shards, and one is at-least-once; one reply has all of them, in order."""
     lab = Laboratory(1, 2)
-    lab.engine.shards[2].owner.takes_new = False
+    lab.engine.state.shards[2].owner.takes_new = False
     first, plain = once(lab), lab.stored()[0]
-    lab.engine.shards[1].owner.takes_new, lab.engine.shards[2].owner.takes_new = False, True
+    lab.engine.state.shards[1].owner.takes_new, lab.engine.state.shards[2].owner.takes_new = False, True
     lab.now_ms += 1
     last = once(lab)
     answers = lab.dequeue()
@@ -73,19 +73,19 @@ def test_a_reply_waits_for_its_last_at_most_once_lease() -> None:
 def test_an_open_reply_goes_on_without_a_late_lease() -> None:
     """The late lease is doubtful for its consumer. It is given back once it is known, and the item is not lost."""
     lab = Laboratory(1, 2)
-    lab.engine.shards[2].owner.takes_new = False
+    lab.engine.state.shards[2].owner.takes_new = False
     late = once(lab)
-    lab.engine.shards[1].owner.takes_new, lab.engine.shards[2].owner.takes_new = False, True
+    lab.engine.state.shards[1].owner.takes_new, lab.engine.state.shards[2].owner.takes_new = False, True
     quick = once(lab)
     answers = lab.dequeue()
     flights = dict(lab.send())
-    lab.arrive(lab.engine.shards[2], flights[lab.engine.shards[2]])
-    lab.ring(lab.engine.config.host.confirm_ms)
+    lab.arrive(lab.engine.state.shards[2], flights[lab.engine.state.shards[2]])
+    lab.ring(lab.engine.state.config.host.confirm_ms)
     assert (answers, lab.doubtful) == ([[quick]], [late])
-    lab.arrive(lab.engine.shards[1], flights[lab.engine.shards[1]])
+    lab.arrive(lab.engine.state.shards[1], flights[lab.engine.state.shards[1]])
     lab.go_on(2_000)
     assert lab.taken() == [late]
-    assert lab.engine.counters.removed == {}
+    assert lab.engine.state.counters.removed == {}
 
 
 @pytest.mark.parametrize("fault", ["applied", "not applied"])
@@ -110,7 +110,7 @@ def test_a_lost_shard_leaves_an_unknown_lease_doubtful() -> None:
     lab.faults[1].commits.append("applied")
     answers = lab.dequeue()
     lab.settle()
-    lab.engine.lose(lab.engine.shards[1], lab.now_ms)
+    lab.engine.lose(lab.engine.state.shards[1], lab.now_ms)
     assert (answers, lab.doubtful) == ([[]], [item_id])
 
 
@@ -129,9 +129,9 @@ def test_an_item_deleted_before_the_reply_is_left_out() -> None:
 def test_an_awaited_item_stays_in_memory() -> None:
     """Memory has room for one written lease; a delete finds the item of the open reply nevertheless."""
     lab = Laboratory(1, 2, leases=1)
-    lab.engine.shards[2].owner.takes_new = False
+    lab.engine.state.shards[2].owner.takes_new = False
     awaited, other = lab.stored(lab.item(priority=1), lab.item(priority=3))
-    lab.engine.shards[1].owner.takes_new, lab.engine.shards[2].owner.takes_new = False, True
+    lab.engine.state.shards[1].owner.takes_new, lab.engine.state.shards[2].owner.takes_new = False, True
     late = once(lab)
     answers = lab.dequeue(count=2)
     ((two, batch),) = lab.send()
@@ -148,9 +148,9 @@ def test_an_awaited_item_stays_in_memory() -> None:
 def test_an_unwritten_lease_needs_a_confirmed_owner() -> None:
     """Its reply waited for another shard, and another owner may have leased the item in that time."""
     lab = Laboratory(1, 2, confirm_ms=500)
-    lab.engine.shards[2].owner.takes_new = False
+    lab.engine.state.shards[2].owner.takes_new = False
     (plain,) = lab.stored()
-    lab.engine.shards[1].owner.takes_new, lab.engine.shards[2].owner.takes_new = False, True
+    lab.engine.state.shards[1].owner.takes_new, lab.engine.state.shards[2].owner.takes_new = False, True
     item_id = once(lab)
     answers = lab.dequeue()
     ((shard, batch),) = lab.send()
@@ -170,9 +170,9 @@ def test_a_reply_that_is_not_sent_gives_its_items_back(at_most_once: bool) -> No
     lab.settle()
     assert gone == [[item_id]]
     assert lab.taken() == [item_id]
-    item = lab.engine.shards[1].memory.known[item_id]
+    item = lab.engine.state.shards[1].memory.known[item_id]
     assert item.attempt == 1
-    namespace = lab.engine.counters.namespaces.of("ns")
+    namespace = lab.engine.state.counters.namespaces.of("ns")
     assert (namespace.delivered, namespace.released) == (1, 1)
 
 
@@ -194,25 +194,25 @@ def test_a_second_delivery_is_counted() -> None:
     lab = Laboratory(1)
     (item_id,) = lab.stored()
     lab.taken()
-    assert lab.engine.counters.redelivered == 0
+    assert lab.engine.state.counters.redelivered == 0
     lab.operate(item_id, item_ops.nack(lab.lease_of(item_id), 0, None))
     lab.settle()
     assert lab.taken() == [item_id]
-    assert lab.engine.counters.redelivered == 1
+    assert lab.engine.state.counters.redelivered == 1
 
 
 def test_a_delivered_item_keeps_no_body_in_memory() -> None:
     lab = Laboratory(1)
     lab.stored(lab.item(b"x" * 10_000))
-    before = lab.engine.budget.used_bytes
+    before = lab.engine.state.budget.used_bytes
     lab.taken()
-    assert before - lab.engine.budget.used_bytes == 10_000
+    assert before - lab.engine.state.budget.used_bytes == 10_000
 
 
 def test_a_draining_host_leases_nothing() -> None:
     lab = Laboratory(1)
     (item_id,) = lab.stored()
-    shard: Shard = lab.engine.shards[1]
+    shard: Shard = lab.engine.state.shards[1]
     lab.engine.drain(lab.now_ms)
     assert lab.dequeue(wait_ms=1_000) == [[]]
     assert shard.memory.known[item_id].lease == 0
@@ -223,7 +223,7 @@ def test_work_for_the_next_turn_is_done_once_behind_the_batches() -> None:
     lab = Laboratory(1, callbacks=Callbacks(wake=lambda: woken.append(1)))
     woken.clear()
     sent: list[int] = []
-    lab.engine.soon(lambda: sent.append(len(lab.flights)))
+    lab.engine.state.slices.soon(lambda: sent.append(len(lab.flights)))
     assert (woken, sent) == ([1], [])
     lab.enqueue()
     lab.send()

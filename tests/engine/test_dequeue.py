@@ -25,7 +25,7 @@ from tests.support.lanes import lone_lane
 
 NOW_MS = 1_000_000
 LAB = Laboratory(1)
-SHARD = LAB.engine.shards[1]
+SHARD = LAB.engine.state.shards[1]
 CONFIG = SHARD.config
 LANE = lone_lane()
 
@@ -83,7 +83,7 @@ KEYS: list[LaneKey] = [("ns", f"t{n:03}") for n in range(200)]
 
 
 def topic_of(lab: Laboratory, item_id: int) -> str:
-    item: Item = lab.engine.shards[item_id >> 48].memory.known[item_id]
+    item: Item = lab.engine.state.shards[item_id >> 48].memory.known[item_id]
     return item.lane.topic.key[1]
 
 
@@ -147,10 +147,10 @@ def test_a_topic_that_cannot_give_its_share_leaves_it_to_more() -> None:
 def test_an_item_of_any_topic_wakes_a_consumer_of_all(at: int) -> None:
     lab = Laboratory(1, 2)
     answers = lab.dequeue(wait_ms=5_000, keys=KEYS, count=4, most=4)
-    assert len(lab.engine.waiting) == 200
+    assert len(lab.engine.state.waiting) == 200
     ids = lab.stored(key=KEYS[at])
     assert answers == [ids]
-    assert not lab.engine.waiting
+    assert not lab.engine.state.waiting
 
 
 def test_topics_that_become_ready_together_do_not_pass_the_bound() -> None:
@@ -160,7 +160,7 @@ def test_topics_that_become_ready_together_do_not_pass_the_bound() -> None:
         lab.put(lab.item(), lab.item(), key=key)
     lab.settle()
     assert [len(ids) for ids in answers] == [3]
-    assert sum(topic.ready for topic in lab.engine.topics.values()) == 77
+    assert sum(topic.ready for topic in lab.engine.state.topics.values()) == 77
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -65,8 +65,8 @@ class Draws:
 
 
 def arranged(lab: Laboratory, shards: list[Seen]) -> None:
-    lab.engine.serving = [lab.engine.shards[number] for number in range(1, len(shards) + 1)]
-    for shard, like in zip(lab.engine.serving, shards, strict=True):
+    lab.engine.state.serving = [lab.engine.state.shards[number] for number in range(1, len(shards) + 1)]
+    for shard, like in zip(lab.engine.state.serving, shards, strict=True):
         shard.configure(CONFIG)
         shard.owner.hang_ms = HANG_MS
         shard.owner.takes_new, shard.owner.state, shard.owner.breaker.state = like.takes_new, like.state, like.breaker
@@ -85,7 +85,7 @@ def load(shard: Shard) -> int:
 
 
 def plain_choice(lab: Laboratory, chunk: Chunk, first: float, second: float) -> Shard | None:
-    healthy = [shard for shard in lab.engine.serving if shard.owner.takes_new and shard.healthy(NOW_MS)]
+    healthy = [shard for shard in lab.engine.state.serving if shard.owner.takes_new and shard.healthy(NOW_MS)]
     room = [
         shard
         for shard in healthy
@@ -114,6 +114,6 @@ draws = st.floats(0, 1, exclude_max=True)
 @given(st.lists(seen, max_size=4), draws, draws)
 def test_the_choice_is_the_plain_one(shards: list[Seen], first: float, second: float) -> None:
     arranged(LAB, shards)
-    LAB.engine.rng = Draws([first, second])  # type: ignore[assignment]
+    LAB.engine.state.rng = Draws([first, second])  # type: ignore[assignment]
     chunk = Chunk(EnqueueCall(1, lambda _: None), [0], [LAB.item()], [KEY], 7)
-    assert enqueue.choose(LAB.engine, chunk, NOW_MS) is plain_choice(LAB, chunk, first, second)
+    assert enqueue.choose(LAB.engine.state, chunk, NOW_MS) is plain_choice(LAB, chunk, first, second)

@@ -47,15 +47,15 @@ def test_an_item_whose_lease_is_over_is_delivered_again() -> None:
     assert not consumer
     lab.go_on(1)
     assert consumer == [[item_id]]
-    assert lab.engine.counters.namespaces.of("ns").expired == 1
-    assert lab.engine.counters.redelivered == 1
+    assert lab.engine.state.counters.namespaces.of("ns").expired == 1
+    assert lab.engine.state.counters.redelivered == 1
 
 
 def test_a_lease_that_is_only_in_the_database_ends_too() -> None:
     lab = Laboratory(1)
     item_id = written(lab)
     lab.reopen()
-    assert item_id not in lab.engine.shards[1].memory.known
+    assert item_id not in lab.engine.state.shards[1].memory.known
     lab.go_on(800)
     assert lab.taken() == [item_id]
 
@@ -90,7 +90,7 @@ def test_an_ack_beats_the_end_of_its_lease() -> None:
     acked = lab.ack((item_id, lease))
     lab.settle()
     assert acked == [None]
-    assert lab.engine.counters.removed == {"ack": 1}
+    assert lab.engine.state.counters.removed == {"ack": 1}
     lab.go_on(1_000)
     assert shard.queue.timers.scan is None, "the scan is over though its change was replaced"
 
@@ -169,7 +169,7 @@ def test_a_failed_scan_is_made_again(what: str) -> None:
 
 def test_a_scan_without_rows_moves_its_checkpoint() -> None:
     lab = Laboratory(1)
-    shard = lab.engine.shards[1]
+    shard = lab.engine.state.shards[1]
     for checkpoint, read in ((shard.queue.timers, DueRead), (shard.queue.ttls, ExpiringRead)):
         wanted = checkpoint.begin(lab.now_ms + 700)
         bound_ms = wanted.to_ms
@@ -205,7 +205,7 @@ def test_a_row_of_an_unknown_topic_stays_and_is_reported() -> None:
     db, item = lab.dbs[1], lab.item(delay_ms=100, ttl_ms=100)
     item.id, item.lane = make_id(1, 1_000), 77
     db.apply(db.epoch, Batch(lanes_new=[LaneRow(77, b"ns", b"new", b"")], inserts=[item]))
-    shard: Shard = lab.engine.shards[1]
+    shard: Shard = lab.engine.state.shards[1]
     for scan in (shard.queue.timers, shard.queue.ttls):
         scan.inserted(item.expires_at_ms)
     lab.ring(150)
@@ -227,7 +227,7 @@ def test_an_item_is_removed_when_its_ttl_is_over() -> None:
     assert lab.dbs[1].items
     lab.go_on(1)
     assert not lab.dbs[1].items
-    assert lab.engine.counters.removed == {"ttl": 1}
+    assert lab.engine.state.counters.removed == {"ttl": 1}
     assert lab.taken() == []
 
 
@@ -238,7 +238,7 @@ def test_a_ttl_waits_for_the_end_of_a_live_lease() -> None:
     assert item_id in lab.dbs[1].items
     lab.go_on(100)
     assert not lab.dbs[1].items
-    assert lab.engine.counters.removed == {"ttl": 1}
+    assert lab.engine.state.counters.removed == {"ttl": 1}
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_an_end_of_the_lease_behind_the_ttl_removes_the_item(end: Callable[[int]
     lab.settle()
     assert ended == [None]
     assert not lab.dbs[1].items
-    assert lab.engine.counters.removed == {"ttl": 1}
+    assert lab.engine.state.counters.removed == {"ttl": 1}
 
 
 def test_a_delete_beats_the_end_of_the_ttl() -> None:
@@ -276,7 +276,7 @@ def test_a_delete_beats_the_end_of_the_ttl() -> None:
     lab.arrive(shard, batch)
     lab.settle()
     assert deleted == [None]
-    assert lab.engine.counters.removed == {"delete": 1}
+    assert lab.engine.state.counters.removed == {"delete": 1}
 
 
 def test_a_delayed_item_is_not_delivered_after_its_ttl() -> None:
@@ -285,7 +285,7 @@ def test_a_delayed_item_is_not_delivered_after_its_ttl() -> None:
     consumer = lab.dequeue(wait_ms=3_000)
     lab.go_on(4_000)
     assert consumer == [[]]
-    assert lab.engine.counters.removed == {"ttl": 1}
+    assert lab.engine.state.counters.removed == {"ttl": 1}
 
 
 def test_an_ack_after_the_ttl_counts_as_an_ack() -> None:
@@ -295,7 +295,7 @@ def test_an_ack_after_the_ttl_counts_as_an_ack() -> None:
     acked = lab.ack((item_id, lab.lease_of(item_id)))
     lab.settle()
     assert acked == [None]
-    assert lab.engine.counters.removed == {"ack": 1}
+    assert lab.engine.state.counters.removed == {"ack": 1}
 
 
 def test_a_ttl_waits_for_the_replaced_owner() -> None:

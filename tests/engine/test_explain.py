@@ -46,17 +46,17 @@ def pause(host: OneHost) -> None:
 
 
 def no_database(host: OneHost) -> None:
-    host.engine.shards[1].owner.breaker.trip(host.now_ms)
+    host.engine.state.shards[1].owner.breaker.trip(host.now_ms)
 
 
 def window_of(host: OneHost, number: int) -> Window[Item]:
-    shard = host.engine.shards[number]
+    shard = host.engine.state.shards[number]
     return shard.memory.open_window(shard.memory.lanes[lane_key(("n", "t"))])
 
 
 def with_short_windows(rows: int) -> OneHost:
     host = OneHost(1)
-    host.engine.shards[1].configure(host.engine.config.host.model_copy(update={"window_rows": rows}))
+    host.engine.state.shards[1].configure(host.engine.state.config.host.model_copy(update={"window_rows": rows}))
     return host
 
 
@@ -80,9 +80,9 @@ def test_an_item_that_is_gone(host: OneHost) -> None:
 
 def test_an_item_of_a_shard_that_is_not_served(host: OneHost) -> None:
     (item_id,) = put(host, b"x")
-    host.engine.drained(host.engine.shards[1], host.now_ms)
+    host.engine.drained(host.engine.state.shards[1], host.now_ms)
     assert codes(why(host, item_id)) == [R.SHARD_NOT_SERVED]
-    host.engine.shards[1].owner.to(ShardState.ASSIGNED)
+    host.engine.state.shards[1].owner.to(ShardState.ASSIGNED)
     host.open(1)
     host.engine.drain(host.now_ms)
     assert codes(why(host, item_id)) == [R.SHARD_NOT_SERVED], "the host shuts down"
@@ -109,7 +109,7 @@ def test_an_item_behind_an_open_breaker(host: OneHost) -> None:
     reason, paused, *_ = why(host, ready).reasons
     assert (reason.code, reason.until_ms) == (
         R.BREAKER_OPEN,
-        host.now_ms + host.engine.shards[1].owner.breaker.settings.pause_ms,
+        host.now_ms + host.engine.state.shards[1].owner.breaker.settings.pause_ms,
     )
     assert paused.code == R.PAUSED, "from memory"
     unknown = why(host, 1 << 48 | 99)
@@ -205,7 +205,7 @@ def test_a_consumer_that_waits_is_a_consumer(host: OneHost) -> None:
 def test_an_item_whose_page_or_body_is_not_loaded(host: OneHost) -> None:
     (item_id,) = put(host, b"x")
     asked(host)
-    shard = host.engine.shards[1]
+    shard = host.engine.state.shards[1]
     item = shard.memory.known[item_id]
     item.body = None
     assert codes(why(host, item_id)) == [R.NOT_LOADED]
@@ -259,12 +259,12 @@ def test_a_topic_is_held_only_by_all_its_shards() -> None:
     host = OneHost(1, 2)
     for _ in range(8):
         put(host, b"x")
-    assert len(host.engine.topics[("n", "t")].lanes()) == 2
+    assert len(host.engine.state.topics[("n", "t")].lanes()) == 2
     asked(host)
     assert codes(of_topic(host)) == []
     no_database(host)
     assert codes(of_topic(host)) == []
-    host.engine.shards[2].owner.breaker.trip(host.now_ms)
+    host.engine.state.shards[2].owner.breaker.trip(host.now_ms)
     assert codes(of_topic(host)) == [R.BREAKER_OPEN, R.BREAKER_OPEN]
 
 

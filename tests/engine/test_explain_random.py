@@ -58,7 +58,7 @@ class History:
                     host.reopen(clean=dice.random() < 0.5)
                     host.run()
             case "memory":
-                shard = host.engine.shards[dice.choice([1, 2])]
+                shard = host.engine.state.shards[dice.choice([1, 2])]
                 for lane in list(shard.memory.lanes.values()):
                     if dice.random() < 0.3:
                         shard.memory.drop_window(lane)

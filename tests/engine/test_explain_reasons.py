@@ -81,7 +81,7 @@ def ended() -> Case:
 def not_served() -> Case:
     host = OneHost(1)
     (item_id,) = put(host, b"x")
-    shard = host.engine.shards[1]
+    shard = host.engine.state.shards[1]
     host.engine.drained(shard, host.now_ms)
     text = "No host serves shard 1 now: it is moved or opened, or its database is away; see foqs doctor."
 
@@ -95,17 +95,17 @@ def not_served() -> Case:
 def clock_in_doubt() -> Case:
     host = OneHost(1)
     (item_id,) = put(host, b"x")
-    shard = host.engine.shards[1]
+    shard = host.engine.state.shards[1]
     shard.owner.hold()
     text = "The host of shard 1 waits until it knows which clock is right: its /readyz has the reason."
-    return Case(host, item_id, R.CLOCK_IN_DOUBT, None, text, lambda: shard_life.unhold(host.engine, shard))
+    return Case(host, item_id, R.CLOCK_IN_DOUBT, None, text, lambda: shard_life.unhold(host.engine.state, shard))
 
 
 def in_grace() -> Case:
     host = OneHost(1)
     (item_id,) = put(host, b"x")
     host.reopen(clean=False)
-    shard = host.engine.shards[1]
+    shard = host.engine.state.shards[1]
     assert shard.owner.grace_from_ms is not None
     until_ms = shard.owner.grace_from_ms + shard.config.confirm_ms + 1
     left = f"{(until_ms - host.now_ms) / 1_000:.1f} s"
@@ -116,7 +116,7 @@ def in_grace() -> Case:
 def broken() -> Case:
     host = OneHost(1)
     (item_id,) = put(host, b"x")
-    breaker = host.engine.shards[1].owner.breaker
+    breaker = host.engine.state.shards[1].owner.breaker
     breaker.trip(host.now_ms)
     text = "The database of shard 1 fails, is slow, or does not answer: see foqs doctor."
     until_ms = host.now_ms + breaker.settings.pause_ms
@@ -166,8 +166,8 @@ def throttled() -> Case:
     host.call("Dequeue", ns="n", wants=[idl.TopicCount("t", 1)], wait_ms=600_000)
     host.wait(1)
     (left,) = {*ids} - {got.id}
-    (key,) = host.engine.throttling.keys.values()
-    until_ms = host.now_ms + host.engine.throttling.due_in_ms(key)
+    (key,) = host.engine.state.throttling.keys.values()
+    until_ms = host.now_ms + host.engine.state.throttling.due_in_ms(key)
     text = (
         f"Throttle key 'k' has no token here, and the next may come in {(until_ms - host.now_ms) / 1_000:.1f} s; "
         "the limit is 0.1 deliveries a second, 1 at once: see foqs throttle list --ns n."
@@ -234,7 +234,7 @@ def not_loaded() -> Case:
     host = OneHost(1)
     (item_id,) = put(host, b"x")
     asked(host)
-    item = host.engine.shards[1].memory.known[item_id]
+    item = host.engine.state.shards[1].memory.known[item_id]
     body, item.body = item.body, None
     text = "Its body is not in memory: a dequeue that needs it reads it."
 
@@ -271,7 +271,7 @@ def test_each_reason_of_the_contract_has_its_case() -> None:
 
 def test_an_item_comes_when_its_token_does() -> None:
     case = throttled()
-    host, (consumer,) = case.host, case.host.engine.waiting["n", "t"]
+    host, (consumer,) = case.host, case.host.engine.state.waiting["n", "t"]
     assert case.until_ms is not None
     host.wait(case.until_ms - host.now_ms - 1)
     assert not consumer.done
@@ -363,7 +363,7 @@ def test_a_consumer_that_polls_at_its_limit_is_the_reason() -> None:
     take(host, 1, worker="w")
     host.wait(10_000)
     assert [one.code for one in host.ask("ExplainItem", ns="n", topic="t").reasons] == [R.NO_CONSUMER]
-    assert not host.engine.holdings.full, "it is forgotten"
+    assert not host.engine.state.holdings.full, "it is forgotten"
 
 
 def test_a_consumer_of_several_topics_may_be_at_its_limit() -> None:

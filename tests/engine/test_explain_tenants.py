@@ -80,12 +80,12 @@ def test_a_topic_with_tenants(host: OneHost) -> None:
     assert codes(of_topic(host)) == [R.NO_CONSUMER]
     take(host, 1)
     assert codes(of_topic(host)) == []
-    host.engine.shards[1].owner.breaker.trip(host.now_ms)
+    host.engine.state.shards[1].owner.breaker.trip(host.now_ms)
     assert codes(of_topic(host)) in ([], [R.BREAKER_OPEN])
-    host.engine.shards[2].owner.breaker.trip(host.now_ms)
+    host.engine.state.shards[2].owner.breaker.trip(host.now_ms)
     assert set(codes(of_topic(host))) == {R.BREAKER_OPEN}
-    host.engine.shards[1].owner.breaker.done(host.now_ms, ok=True, latency_ms=1)
-    host.engine.shards[2].owner.breaker.done(host.now_ms, ok=True, latency_ms=1)
+    host.engine.state.shards[1].owner.breaker.done(host.now_ms, ok=True, latency_ms=1)
+    host.engine.state.shards[2].owner.breaker.done(host.now_ms, ok=True, latency_ms=1)
     take(host)
     (leased,) = of_topic(host).reasons
     assert (leased.code, leased.count) == (R.LEASED, 4)

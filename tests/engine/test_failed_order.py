@@ -57,7 +57,7 @@ def by_time_unwritten(lab: Laboratory, item_id: int) -> None:
 
 
 def by_an_operator(lab: Laboratory, item_id: int) -> None:
-    releasing = Releasing(lab.engine, KEY, None, lab.now_ms, lambda *_: None)
+    releasing = Releasing(lab.engine.state, KEY, None, lab.now_ms, lambda *_: None)
     lab.engine.release(releasing, lab.now_ms, 5_000)
 
 
@@ -87,9 +87,9 @@ def test_an_item_that_failed_is_the_last_of_its_priority(how: str, passed_ms: in
     (later,) = lab.stored()
     end(lab, failing)
     lab.settle()
-    audit(lab.engine.shards[1], lab.dbs[1])
+    audit(lab.engine.state.shards[1], lab.dbs[1])
     assert [lab.taken(count=1) for _ in range(4)] == [[other], [later], [failing], [less]]
-    assert lab.engine.shards[1].memory.known[failing].attempt == 2
+    assert lab.engine.state.shards[1].memory.known[failing].attempt == 2
     (newest,) = lab.stored()
     lab.reopen()
     lab.go_on(1)
@@ -129,7 +129,7 @@ def test_an_item_that_did_not_fail_keeps_its_place(end: End) -> None:
 def test_an_item_that_always_fails_blocks_no_item(window_rows: int) -> None:
     """Also in a window that knows a part of the lane. The clock stands still: all happens in one millisecond."""
     lab = laboratory(retry=None, max_attempts=0)
-    object.__setattr__(lab.engine.shards[1].config, "window_rows", window_rows)
+    object.__setattr__(lab.engine.state.shards[1].config, "window_rows", window_rows)
     failing, *others = [lab.stored()[0] for _ in range(40)]
     lab.reopen()
     done: list[int] = []
@@ -141,7 +141,7 @@ def test_an_item_that_always_fails_blocks_no_item(window_rows: int) -> None:
                 lab.ack((item_id, lab.lease_of(item_id)))
                 done.append(item_id)
         lab.settle()
-        audit(lab.engine.shards[1], lab.dbs[1])
+        audit(lab.engine.state.shards[1], lab.dbs[1])
         if len(done) == len(others):
             break
     assert done == others, "in their order"
@@ -167,8 +167,8 @@ def test_an_explanation_counts_from_the_new_place() -> None:
     lab.taken(count=1)
     by_nack(lab, ids[0])
     lab.settle()
-    shard = lab.engine.shards[1]
-    found = of_item(lab.engine, shard, shard.memory.known[ids[0]], lab.now_ms)
+    shard = lab.engine.state.shards[1]
+    found = of_item(lab.engine.state, shard, shard.memory.known[ids[0]], lab.now_ms)
     (behind,) = [reason for reason in found.reasons if reason.code == idl.Reason.BEHIND_IN_LANE]
     assert behind.count == 2
 

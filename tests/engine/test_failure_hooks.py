@@ -75,7 +75,7 @@ def test_a_script_reads_the_item_whose_body_was_dropped() -> None:
     scripts = Scripts()
     lab = laboratory(scripts)
     item_id, lease = leased(lab)
-    assert lab.engine.shards[1].memory.known[item_id].body is None
+    assert lab.engine.state.shards[1].memory.known[item_id].body is None
     assert failed(lab, item_id, lease, "no such user") == [None]
     attempt = FailedAttempt(KEY, b'{"customer": "acme"}', 5, 0, 1, FailureCause.FAILED, "no such user", None)
     assert scripts.asked == [attempt]
@@ -97,14 +97,14 @@ def test_a_script_may_give_an_item_up() -> None:
     failed(lab, item_id, lease, "no such user")
     (failure,) = lab.dbs[1].failures.values()
     assert (failure.id, failure.cause, failure.reason) == (item_id, FailureCause.HOOK, b"no such user")
-    assert lab.engine.counters.namespaces.of("ns").dead == {"hook": 1}
+    assert lab.engine.state.counters.namespaces.of("ns").dead == {"hook": 1}
 
 
 def test_a_script_may_drop_an_item() -> None:
     lab = laboratory(Scripts(DROP))
     assert failed(lab, *leased(lab)) == [None]
     assert not lab.dbs[1].items
-    assert lab.engine.counters.removed == {"hook": 1}
+    assert lab.engine.state.counters.removed == {"hook": 1}
 
 
 def test_a_script_may_keep_a_rejected_item() -> None:
@@ -187,7 +187,7 @@ def test_a_shard_that_is_closed_before_the_answer_keeps_its_item() -> None:
     lab = laboratory(scripts)
     item_id, lease = leased(lab)
     answers = failed(lab, item_id, lease)
-    lab.engine.drained(lab.engine.shards[1], lab.now_ms)
+    lab.engine.drained(lab.engine.state.shards[1], lab.now_ms)
     scripts.answer(DROP)
     assert [type(answer) for answer in answers] == [NotServed]
     assert item_id in lab.dbs[1].items
@@ -241,7 +241,7 @@ def test_a_script_may_delay_an_item_whose_lease_ended(reopened: bool) -> None:
     assert lab.taken() == []
     lab.go_on(5_000)
     assert lab.taken() == [item_id]
-    assert lab.engine.shards[1].memory.known[item_id].attempt == 2
+    assert lab.engine.state.shards[1].memory.known[item_id].attempt == 2
 
 
 def test_a_lease_that_was_never_written_ends_through_the_scan() -> None:
@@ -271,7 +271,7 @@ def test_the_row_stays_while_the_script_is_asked() -> None:
     scripts.answer(DROP)
     lab.go_on(100)
     assert item_id not in lab.dbs[1].items
-    assert len(lab.engine.shards[1].queue.asked) == 0
+    assert len(lab.engine.state.shards[1].queue.asked) == 0
 
 
 def test_an_answer_by_older_settings_is_not_used() -> None:
@@ -298,7 +298,7 @@ def test_an_ack_while_the_script_is_asked_counts() -> None:
     lab.go_on(11_000)
     written(lab)
     lab.go_on(900)
-    assert len(lab.engine.shards[1].queue.asked) == 1  # the old answer was dropped, the new script is being asked
+    assert len(lab.engine.state.shards[1].queue.asked) == 1  # the old answer was dropped, the new script is being asked
 
 
 def test_after_a_slow_script_policies_decide_for_a_second() -> None:
@@ -324,7 +324,7 @@ def test_an_item_that_was_not_begun_returns_without_its_script() -> None:
     lab.go_on(900)
     assert scripts.asked == []
     assert lab.taken() == [item_id]
-    assert lab.engine.shards[1].memory.known[item_id].attempt == 1
+    assert lab.engine.state.shards[1].memory.known[item_id].attempt == 1
 
 
 @pytest.mark.parametrize("same_time", [False, True])
@@ -345,7 +345,7 @@ def test_a_stuck_script_holds_up_no_lease_of_another_topic(same_time: bool) -> N
         scripts.answer(DROP)
     lab.go_on(100)
     assert lab.dbs[1].items.keys() == {other_id}
-    assert lab.engine.shards[1].queue.timers.from_ms > lab.now_ms - 1_000
+    assert lab.engine.state.shards[1].queue.timers.from_ms > lab.now_ms - 1_000
 
 
 def test_a_topic_asks_about_so_many_leases_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,7 +364,7 @@ def test_a_topic_asks_about_so_many_leases_at_a_time(monkeypatch: pytest.MonkeyP
         lab.go_on(60)
     assert len(scripts.asked) == len(ids)
     assert not lab.dbs[1].items
-    assert not lab.engine.shards[1].queue.asked._open
+    assert not lab.engine.state.shards[1].queue.asked._open
 
 
 def test_a_topics_own_calls_leave_each_one_its_time() -> None:

@@ -41,7 +41,7 @@ def test_one_item_goes_before_another_tenants_backlog() -> None:
 def test_a_plain_topic_has_no_turns_until_a_tenant_comes() -> None:
     lab = Laboratory(1)
     lab.stored(*[lab.item() for _ in range(20)])
-    topic = lab.engine.topics[KEY]
+    topic = lab.engine.state.topics[KEY]
     assert topic.turns is None
     assert len(lab.taken(count=5)) == 5
     store(lab, {"a": 20})
@@ -60,7 +60,7 @@ def test_lane_order_holds_inside_a_tenant() -> None:
     got: dict[str, list[tuple[int, int, int]]] = {"a": [], "b": []}
     for _ in range(9):
         for item_id in lab.taken(count=10):
-            item = lab.engine.shards[shard_of(item_id)].memory.known[item_id]
+            item = lab.engine.state.shards[shard_of(item_id)].memory.known[item_id]
             got[tenant_of(lab, item_id)].append(item.key)
     assert all(keys == sorted(keys) and len(keys) == 45 for keys in got.values())
 
@@ -72,7 +72,9 @@ def test_topic_scope_delivers_urgent_items_first() -> None:
         lab.stored(lab.item(priority=at % 5), key=of("abc"[at % 3]))
     got: list[int] = []
     for _ in range(12):
-        got += [lab.engine.shards[shard_of(item_id)].memory.known[item_id].priority for item_id in lab.taken(count=10)]
+        got += [
+            lab.engine.state.shards[shard_of(item_id)].memory.known[item_id].priority for item_id in lab.taken(count=10)
+        ]
         if len(got) == 60:
             lab.stored(lab.item(priority=-1), key=of("c"))
     assert got[60] == -1
@@ -85,7 +87,7 @@ def test_urgent_items_of_a_shard_that_returns_come_first() -> None:
     """Their tenant took a turn without them, by the rank of its other items."""
     lab = Laboratory(1, 2)
     set_policy(lab, {"fair": {"scope": "topic"}})
-    first, second = lab.engine.shards.values()
+    first, second = lab.engine.state.shards.values()
     second.owner.takes_new = False
     (urgent,) = lab.stored(lab.item(priority=0), key=of("a"))
     second.owner.takes_new, first.owner.takes_new = True, False
@@ -95,7 +97,7 @@ def test_urgent_items_of_a_shard_that_returns_come_first() -> None:
     ((*got,),) = lab.dequeue(count=2)
     assert {urgent}.isdisjoint(got)
     first.owner.lost = False
-    consumers.wake(lab.engine, first, lab.now_ms)
+    consumers.wake(lab.engine.state, first, lab.now_ms)
     assert lab.taken(count=1) == [urgent]
     assert sorted(lab.taken(count=5) + got) == sorted(others)
 
@@ -142,7 +144,7 @@ def test_a_skipped_tenant_is_tried_again_whatever_it_waits_for() -> None:
     lab = Laboratory(1)
     store(lab, {"a": 3, "b": 3})
     stuck = tenant(lab, "a")
-    lab.engine.topics[KEY].turns.skip(stuck, lab.now_ms)  # type: ignore[union-attr]
+    lab.engine.state.topics[KEY].turns.skip(stuck, lab.now_ms)  # type: ignore[union-attr]
     assert taken(lab, 2) == ["b", "b"]
     lab.now_ms += tenants._AGAIN_MS
     assert "a" in taken(lab, 2)
@@ -151,7 +153,7 @@ def test_a_skipped_tenant_is_tried_again_whatever_it_waits_for() -> None:
 def test_tenants_of_a_shard_that_is_down_return_with_it() -> None:
     lab = Laboratory(1, 2)
     store(lab, {f"t{at}": 4 for at in range(40)})
-    broken = lab.engine.shards[1]
+    broken = lab.engine.state.shards[1]
     broken.owner.lost = True
     held = {tenancy_of(key)[0] for key in broken.memory.lanes}
     got = taken(lab, 200)
@@ -159,7 +161,7 @@ def test_tenants_of_a_shard_that_is_down_return_with_it() -> None:
     assert held.isdisjoint(got)
     assert all(tenant(lab, name).away == DOWN for name in held)
     broken.owner.lost = False
-    consumers.wake(lab.engine, broken, lab.now_ms)
+    consumers.wake(lab.engine.state, broken, lab.now_ms)
     assert all(tenant(lab, name).away == QUEUED for name in held)
     assert set(taken(lab, 200)) == held
 
@@ -168,13 +170,13 @@ def test_tenants_return_a_slice_at_a_time(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(tenants, "_SLICE", 10)
     lab = Laboratory(1)
     store(lab, {f"t{at}": 1 for at in range(25)})
-    turns = lab.engine.topics[KEY].turns
+    turns = lab.engine.state.topics[KEY].turns
     assert turns is not None
     for each in turns.tenants.values():
         turns.skip(each, lab.now_ms, down=True)
-    tenants.resume(lab.engine, [KEY])
+    tenants.resume(lab.engine.state, [KEY])
     assert len(turns.down) == 15
-    while lab.engine.long_work:
+    while lab.engine.state.slices.long_work:
         lab.engine.pump(lab.now_ms)
     assert not turns.down
 
@@ -194,10 +196,10 @@ def test_a_late_lane_holds_its_tenant_alone() -> None:
     late.memory.drop_window(lanes[0])
     left = sum(lane.ready for lane in lanes)
     assert {tenant_of(lab, item_id) for item_id in lab.dequeue(count=100)[0]} == {"b"}
-    assert KEY in lab.engine.held_up
+    assert KEY in lab.engine.state.held_up
     answers = lab.dequeue(10_000, count=100)
     assert not answers
-    lab.ring(lab.engine.config.host.merge_wait_ms)
+    lab.ring(lab.engine.state.config.host.merge_wait_ms)
     assert {tenant_of(lab, item_id) for item_id in answers[0]} == {"a"}
     lab.settle()
     assert len(lab.taken(count=100)) == left - len(answers[0])
@@ -235,7 +237,7 @@ def test_waiting_consumers_are_served_by_turns() -> None:
     lab.settle()
     got = [tenant_of(lab, ids[0]) for (ids,) in answers]
     assert Counter(got) == {"a": 5, "b": 5}
-    assert consumers.ready(lab.engine, KEY) == 30
+    assert consumers.ready(lab.engine.state, KEY) == 30
 
 
 def test_parked_flows_are_not_ready_and_not_delivered() -> None:
@@ -244,7 +246,7 @@ def test_parked_flows_are_not_ready_and_not_delivered() -> None:
     store(lab, {"a": 2, "b": 2})
     flow = tenant(lab, "a").flows[("k",)]
     flow.parked = "k"
-    assert (lab.engine.topics[KEY].ready, consumers.ready(lab.engine, KEY)) == (9, 4)
+    assert (lab.engine.state.topics[KEY].ready, consumers.ready(lab.engine.state, KEY)) == (9, 4)
     assert sorted(taken(lab, 10)) == ["a", "a", "b", "b"]
     assert taken(lab, 10) == []
     assert (tenant(lab, "a").away, tenant(lab, "b").away) == (PARKED, IDLE)
@@ -259,21 +261,21 @@ def test_a_tenant_ends_with_its_last_lane() -> None:
     ids = lab.taken(count=2)
     lab.ack(*[(item_id, lab.lease_of(item_id)) for item_id in ids])
     lab.settle()
-    assert len(lab.engine.topics[KEY].turns.tenants) == 2  # type: ignore[union-attr]
-    lab.go_on(lab.engine.config.host.lane_idle_ms + 20_000)
-    assert KEY not in lab.engine.topics
+    assert len(lab.engine.state.topics[KEY].turns.tenants) == 2  # type: ignore[union-attr]
+    lab.go_on(lab.engine.state.config.host.lane_idle_ms + 20_000)
+    assert KEY not in lab.engine.state.topics
 
 
 def test_a_closed_shard_counts_no_more() -> None:
     lab = Laboratory(1, 2)
     store(lab, {f"t{at}": 1 for at in range(10)})
-    shard = lab.engine.shards[1]
+    shard = lab.engine.state.shards[1]
     held = sum(lane.ready for lane in shard.memory.lanes.values())
     assert 0 < held < 10
     lab.engine.drained(shard, lab.now_ms)
     lab.stores[1].close(clean=True)
     shard.owner.to(ShardState.ASSIGNED)
-    assert lab.engine.topics[KEY].ready == 10 - held
+    assert lab.engine.state.topics[KEY].ready == 10 - held
     assert len(taken(lab, 100)) == 10 - held
     lab.settle()
     audit_topics(lab.engine)
@@ -284,7 +286,7 @@ def test_a_dequeue_looks_at_a_bounded_number_of_idle_tenants(monkeypatch: pytest
     lab = Laboratory(1)
     store(lab, {f"t{at}": 1 for at in range(25)})
     lab.taken(count=25)
-    turns = lab.engine.topics[KEY].turns
+    turns = lab.engine.state.topics[KEY].turns
     assert turns is not None
     store(lab, {"last": 1})
     last = tenant(lab, "last")
@@ -295,7 +297,7 @@ def test_a_dequeue_looks_at_a_bounded_number_of_idle_tenants(monkeypatch: pytest
     turns.leave(last, IDLE)
     turns.enter(last)
     answers = lab.dequeue(count=1)
-    assert (answers, lab.engine.due) == ([], {KEY: None})
+    assert (answers, lab.engine.state.due) == ([], {KEY: None})
     lab.settle()
     assert [tenant_of(lab, item_id) for item_id in answers[0]] == ["last"]
 
@@ -324,13 +326,15 @@ def test_parking_leaves_the_windows_of_shards_that_are_away(left: int) -> None:
         for _ in range(30):
             lab.stored(lab.item(), key=key)
     lab.taken(count=1)  # the windows of all shards are in memory
-    lab.engine.shards[1].owner.breaker.trip(lab.now_ms)  # its items come first in the order
-    lab.engine.throttling = Tokens(left)  # type: ignore[assignment]
+    lab.engine.state.shards[1].owner.breaker.trip(lab.now_ms)  # its items come first in the order
+    lab.engine.state.throttling = Tokens(left)  # type: ignore[assignment]
     lab.taken(count=50)
-    for lane in lab.engine.topics[KEY].lanes():
+    for lane in lab.engine.state.topics[KEY].lanes():
         assert lane.window is not None
         assert (len(lane.window.entries), lane.window.more) == (lane.ready, False)
-    items = [item for shard in lab.engine.serving for item in shard.memory.known.values() if item.phase is Phase.WINDOW]
+    items = [
+        item for shard in lab.engine.state.serving for item in shard.memory.known.values() if item.phase is Phase.WINDOW
+    ]
     assert all(item.entry in item.lane.window.entries for item in items)
     audit_topics(lab.engine)
 
@@ -372,13 +376,13 @@ def test_a_turn_that_an_earlier_owner_charged_is_not_refunded() -> None:
 def test_of_one_lane_the_taken_items_are_leased() -> None:
     lab = Laboratory(1)
     ids = lab.stored(*[lab.item() for _ in range(3)], key=of("a"))
-    lane = lab.engine.shards[1].memory.lanes[of("a")]
+    lane = lab.engine.state.shards[1].memory.lanes[of("a")]
     assert lane.window is not None
     taking = TenantCursor()
     taking.lane, taking.entries = lane, lane.window.entries
     taking.at, taking.upto = 2, 3
     assert lane.ready == 3
-    taking.finish(lab.engine)
+    taking.finish(lab.engine.state)
     assert (lane.ready, lane.leased) == (1, 2)
     assert [entry[2] for entry in lane.window.entries] == ids[2:]
     assert not taking.entries
@@ -389,7 +393,7 @@ def test_of_several_lanes_those_of_parked_flows_keep_their_items() -> None:
     lab = Laboratory(1)
     (parked_id,) = lab.stored(lab.item(), key=of("a", "k"))
     (other_id,) = lab.stored(lab.item(), key=of("a"))
-    lanes = [lab.engine.shards[1].memory.lanes[key] for key in (of("a", "k"), of("a"))]
+    lanes = [lab.engine.state.shards[1].memory.lanes[key] for key in (of("a", "k"), of("a"))]
     parked, other = lanes
     assert parked.window is not None
     assert other.window is not None
@@ -397,12 +401,12 @@ def test_of_several_lanes_those_of_parked_flows_keep_their_items() -> None:
     taking.lanes, taking.entries = lanes, list(other.window.entries)
     taking.at = taking.upto = 1
     taking.parked = {parked.flow}
-    taking.finish(lab.engine)
+    taking.finish(lab.engine.state)
     assert [entry[2] for entry in parked.window.entries] == [parked_id]
     assert not other.window.entries
     assert (parked.ready, other.ready, other.leased) == (1, 0, 1)
     assert parked_id < other_id
-    assert lab.engine.topics[KEY].ready == 1
+    assert lab.engine.state.topics[KEY].ready == 1
 
 
 TENANTS = 1_500
@@ -416,13 +420,13 @@ def opened() -> Laboratory:
         lab.put(lab.item(), key=of(f"tenant {number}"))
     lab.settle()
     lab.reopen()
-    while lab.engine.long_work:
+    while lab.engine.state.slices.long_work:
         lab.engine.pump(lab.now_ms)
     return lab
 
 
 def windows(lab: Laboratory) -> int:
-    return sum(lane.window is not None for lane in lab.engine.shards[1].memory.lanes.values())
+    return sum(lane.window is not None for lane in lab.engine.state.shards[1].memory.lanes.values())
 
 
 def test_only_pages_of_the_next_tenants_are_read(opened: Laboratory) -> None:
@@ -437,7 +441,7 @@ def test_tenants_keep_their_places_while_their_pages_are_read(opened: Laboratory
     assert opened.taken(count=10)
     there = {
         item.id
-        for lane in opened.engine.shards[1].memory.lanes.values()
+        for lane in opened.engine.state.shards[1].memory.lanes.values()
         if lane.window is not None
         for *_, item in lane.window.entries
     }
@@ -460,7 +464,7 @@ def test_a_steady_consumer_waits_for_the_first_page_alone(opened: Laboratory) ->
 
 def test_more_is_read_ahead_for_a_faster_consumer(opened: Laboratory) -> None:
     """Pages arrive only when a dequeue waits."""
-    turns = opened.engine.topics[KEY].turns
+    turns = opened.engine.state.topics[KEY].turns
     assert turns is not None
     reaches: list[int] = []
     left = TENANTS

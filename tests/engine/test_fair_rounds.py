@@ -87,7 +87,7 @@ class Run:
             self.leased[item_id] = lease
 
     def park(self, name: str, parked: bool) -> None:
-        topic = self.lab.engine.topics.get(KEY)
+        topic = self.lab.engine.state.topics.get(KEY)
         turns = topic.turns if topic is not None else None
         flow = turns.tenants[name].flows.get(("k",)) if turns is not None and name in turns.tenants else None
         if flow is not None:
@@ -97,17 +97,17 @@ class Run:
 
     def forget(self, number: int, settled: bool) -> None:
         """Memory is short: the windows of a shard are dropped."""
-        shard = self.lab.engine.shards[number]
+        shard = self.lab.engine.state.shards[number]
         for lane in list(shard.memory.lanes.values()):
             shard.memory.drop_window(lane)
         if settled:
             self.lab.settle()
 
     def sick(self, number: int, sick: bool) -> None:
-        shard = self.lab.engine.shards[number]
+        shard = self.lab.engine.state.shards[number]
         shard.owner.lost = sick
         if not sick:
-            consumers.wake(self.lab.engine, shard, self.lab.now_ms)
+            consumers.wake(self.lab.engine.state, shard, self.lab.now_ms)
 
     def policy(self, fair: dict[str, Any], _: None) -> None:
         set_policy(self.lab, {"fair": fair})
@@ -150,7 +150,7 @@ def run(script: list[tuple[Any, ...]]) -> Run:
 def test_nothing_is_lost_and_no_tenant_starves(script: list[tuple[Any, ...]]) -> None:
     done = run(script)
     assert done.leased.keys() | done.gone == done.lane_of.keys()
-    assert all(shard.owner.state is ShardState.SERVING for shard in done.lab.engine.serving)
+    assert all(shard.owner.state is ShardState.SERVING for shard in done.lab.engine.state.serving)
 
 
 def stored(memory: ShardMemory, news: list[NewItem], lane: Lane[Item]) -> Any:
@@ -184,15 +184,15 @@ def test_each_fast_form_gives_the_same_items(names: list[str], script: list[tupl
             patch.setattr(SLOW[name][0], name, SLOW[name][1])
         slow = run(script)
     assert fast.got == slow.got
-    for number, shard in fast.lab.engine.shards.items():
-        other = slow.lab.engine.shards[number]
+    for number, shard in fast.lab.engine.state.shards.items():
+        other = slow.lab.engine.state.shards[number]
         assert [repr(item) for item in shard.memory.known.values()] == [
             repr(item) for item in other.memory.known.values()
         ]
         assert (shard.memory.tail.count, shard.memory.tail.bytes, list(shard.memory.tail._ids)) == (
             other.memory.tail.count, other.memory.tail.bytes, list(other.memory.tail._ids),
         )  # fmt: skip
-    assert fast.lab.engine.budget.used_bytes == slow.lab.engine.budget.used_bytes
+    assert fast.lab.engine.state.budget.used_bytes == slow.lab.engine.state.budget.used_bytes
 
 
 @given(
@@ -206,7 +206,7 @@ def test_a_dequeue_is_the_merge_of_its_tenants(puts: list[tuple[LaneKey, list[in
     done = Run(1_000)
     for key, priorities in puts:
         done.put(key, priorities)
-    keys = {item.id: item.key for shard in done.lab.engine.serving for item in shard.memory.known.values()}
+    keys = {item.id: item.key for shard in done.lab.engine.state.serving for item in shard.memory.known.values()}
     left: dict[str, list[tuple[int, int, int]]] = {}
     for item_id, lane in done.lane_of.items():
         left.setdefault(tenancy_of(lane)[0], []).append(keys[item_id])

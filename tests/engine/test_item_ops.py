@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from foqs.engine import item_ops, shard_life
+from foqs.engine import item_ops
 from foqs.engine.item_ops import AGAIN, DEAD, REMOVED, End, Ended, Fate, end_of, may_end
 from foqs.errors import FoqsError, StaleLease
 from foqs.hooks.protocol import Action, FailureResult
@@ -129,7 +129,7 @@ LEASE_MS = 1_000
 def attempt(lab: Laboratory, item_id: int) -> int:
     """Return the attempt of the item's next delivery."""
     assert lab.taken(lease_ms=LEASE_MS) == [item_id]
-    return lab.engine.shards[shard_of(item_id)].memory.known[item_id].attempt
+    return lab.engine.state.shards[shard_of(item_id)].memory.known[item_id].attempt
 
 
 def mark(lab: Laboratory, item_id: int, *, begun: bool) -> list[FoqsError | None]:
@@ -154,7 +154,7 @@ def test_an_expired_lease_counts_work_that_was_begun(written: bool, begun: tuple
         assert mark(lab, item_id, begun=one) == [None], "at once, as nothing is written"
     if written:
         lab.go_on(LEASE_MS // 2)
-        assert lab.engine.shards[1].memory.known[item_id].place is Place.TIMER
+        assert lab.engine.state.shards[1].memory.known[item_id].place is Place.TIMER
         lab.go_on(LEASE_MS)
     else:  # the database does not answer until the lease is over
         lab.ring(LEASE_MS)
@@ -170,7 +170,7 @@ def test_the_items_behind_those_that_begin_are_not_begun() -> None:
     lab.go_on(LEASE_MS)
     began = [ids[0], ids[2]]
     assert lab.taken() == [ids[1], ids[3], *began], "what failed is behind the rest"
-    known = lab.engine.shards[1].memory.known
+    known = lab.engine.state.shards[1].memory.known
     assert [known[item_id].attempt for item_id in ids] == [2, 1, 2, 1]
 
 
@@ -202,7 +202,7 @@ def test_an_at_most_once_item_is_dropped_though_it_was_not_begun() -> None:
     lab.stored(lab.item(delivery=AT_MOST_ONCE))
     lab.taken(lease_ms=LEASE_MS, begins=0)
     lab.go_on(2 * LEASE_MS)
-    assert lab.engine.counters.removed == {"dropped": 1}
+    assert lab.engine.state.counters.removed == {"dropped": 1}
 
 
 def test_a_new_owner_counts_every_attempt() -> None:
@@ -222,7 +222,7 @@ def test_a_new_owner_counts_every_attempt() -> None:
 def lab() -> Laboratory:
     """Items of the topic are stuck after 10 s."""
     made = Laboratory(1)
-    made.engine.policies.apply(Settings(KEY[0], 1, {f"topic.{KEY[1]}": json.dumps({"stuck_after_ms": 10_000})}))
+    made.engine.state.policies.apply(Settings(KEY[0], 1, {f"topic.{KEY[1]}": json.dumps({"stuck_after_ms": 10_000})}))
     return made
 
 
@@ -274,7 +274,7 @@ def test_a_lease_that_left_memory_counts_from_its_last_extension(lab: Laboratory
     lab.go_on(50_000)
     lab.taken(lease_ms=LEASE_MS)
     lab.go_on(500)
-    shard = lab.engine.shards[1]
+    shard = lab.engine.state.shards[1]
     item = shard.memory.known[item_id]
     lease, given_ms = item.lease, lab.now_ms - 500
     shard.memory.forget(item)
@@ -290,7 +290,7 @@ def test_a_clock_that_is_set_does_not_make_work_stuck(lab: Laboratory) -> None:
     (item_id,) = lab.stored()
     lab.taken(lease_ms=LEASE_MS)
     lab.now_ms += 3_600_000
-    shard_life.clock_set(lab.engine, 3_600_000)
+    lab.engine.clock_set(3_600_000)
     assert extend(lab, item_id) is None
 
 

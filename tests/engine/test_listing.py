@@ -51,7 +51,7 @@ def lab() -> Laboratory:
 
 @pytest.mark.usefixtures("few_at_a_time")
 def test_groups_have_each_lane_once(lab: Laboratory) -> None:
-    (shard,) = lab.engine.shards.values()
+    (shard,) = lab.engine.state.shards.values()
     seen: list[list[int]] = []
     spot, most = Spot(), 0
     while True:
@@ -66,7 +66,7 @@ def test_groups_have_each_lane_once(lab: Laboratory) -> None:
 
 @pytest.mark.usefixtures("few_at_a_time")
 def test_lanes_without_items_in_the_state_are_left_out(lab: Laboratory) -> None:
-    (shard,) = lab.engine.shards.values()
+    (shard,) = lab.engine.state.shards.values()
     assert found(shard, "leased", Spot())[0] == found(shard, "delayed", Spot())[0] == []
     lab.stored(lab.item(delay_ms=9_000), key=TENANTS[17])
     assert found(shard, "delayed", Spot()) == ([19], Spot(None, (0, 19)), 6)
@@ -75,7 +75,7 @@ def test_lanes_without_items_in_the_state_are_left_out(lab: Laboratory) -> None:
 
 @pytest.mark.usefixtures("few_at_a_time")
 def test_a_position_in_a_group_stays_when_its_lanes_go(lab: Laboratory) -> None:
-    (shard,) = lab.engine.shards.values()
+    (shard,) = lab.engine.state.shards.values()
     at = Spot((4, 0, 0, 9), (0, 7))
     assert found(shard, "ready", at)[:2] == ([4, 5, 6, 7], at)
     assert at.after_in([4, 5, 6, 7], "ready") == (0, 0, 9)
@@ -89,7 +89,7 @@ def test_a_position_in_a_group_stays_when_its_lanes_go(lab: Laboratory) -> None:
 
 @pytest.mark.usefixtures("few_at_a_time")
 def test_a_group_that_grew_is_cut(lab: Laboratory) -> None:
-    (shard,) = lab.engine.shards.values()
+    (shard,) = lab.engine.state.shards.values()
     assert found(shard, "ready", Spot(None, (2, 15)))[:2] == ([*range(3, 9)], Spot(None, (2, 8)))
 
 
@@ -102,20 +102,20 @@ def test_timers_are_read_behind_a_time_in_all_lanes(after: Any) -> None:
 
 @pytest.mark.usefixtures("few_at_a_time")
 def test_the_lanes_of_all_shards_come_in_parts(lab: Laboratory) -> None:
-    parts = list(lanes_of(lab.engine, KEY))
+    parts = list(lanes_of(lab.engine.state, KEY))
     assert [len(part) for part in parts] == [1, 4, 4, 4, 4, 4]
     assert [lane.number for part in parts for lane in part] == [*range(1, 22)]
-    assert [len(part) for part in lanes_of(lab.engine, ("ns", "none"))] == [0]
+    assert [len(part) for part in lanes_of(lab.engine.state, ("ns", "none"))] == [0]
     lab.stored(key=("ns", "plain"))  # type: ignore[arg-type]
-    assert [len(part) for part in lanes_of(lab.engine, ("ns", "plain"))] == [1]
+    assert [len(part) for part in lanes_of(lab.engine.state, ("ns", "plain"))] == [1]
 
 
 @pytest.mark.usefixtures("few_at_a_time")
 def test_a_walk_survives_the_end_of_its_shard(lab: Laboratory) -> None:
-    walk = lanes_of(lab.engine, KEY)
+    walk = lanes_of(lab.engine.state, KEY)
     next(walk)
     next(walk)
-    lab.engine.lose(lab.engine.shards[1], lab.now_ms)
+    lab.engine.lose(lab.engine.state.shards[1], lab.now_ms)
     assert list(walk) == []
 
 
@@ -125,7 +125,7 @@ OTHER = ("ns", "other")
 def begin(lab: Laboratory, worker: str | None = None, held_ms: int = 0, timeout_ms: int = 5_000) -> list[Any]:
     """Return a list that gets the reply."""
     replies: list[tuple[int, FoqsError | None]] = []
-    releasing = Releasing(lab.engine, KEY, worker, lab.now_ms - held_ms, lambda *reply: replies.append(reply))
+    releasing = Releasing(lab.engine.state, KEY, worker, lab.now_ms - held_ms, lambda *reply: replies.append(reply))
     lab.engine.release(releasing, lab.now_ms, timeout_ms)
     return replies
 
@@ -159,8 +159,8 @@ def test_leases_end_as_if_by_time() -> None:
     again = lab.taken()
     again += lab.taken()  # of a shard whose bodies had to be read
     assert sorted(again) == sorted(ids)
-    assert {lab.engine.shards[item_id >> 48].memory.known[item_id].attempt for item_id in ids} == {2}
-    assert lab.engine.counters.namespaces.of("ns").expired == 8
+    assert {lab.engine.state.shards[item_id >> 48].memory.known[item_id].attempt for item_id in ids} == {2}
+    assert lab.engine.state.counters.namespaces.of("ns").expired == 8
 
 
 def test_a_released_lease_cannot_be_extended() -> None:
@@ -205,7 +205,7 @@ def test_other_topics_and_ready_items_stay() -> None:
     leased(lab, 1)
     lab.stored(lab.item(delay_ms=60_000))
     assert released(lab) == 1
-    assert lab.engine.shards[1].memory.known[other[0]].phase is Phase.LEASED
+    assert lab.engine.state.shards[1].memory.known[other[0]].phase is Phase.LEASED
     assert lab.engine.ready(KEY) == 1
 
 
@@ -213,7 +213,7 @@ def test_an_at_most_once_item_is_removed() -> None:
     lab = Laboratory(1)
     leased(lab, 1, delivery=AT_MOST_ONCE)
     assert released(lab) == 1
-    assert lab.engine.counters.removed == {"dropped": 1}
+    assert lab.engine.state.counters.removed == {"dropped": 1}
 
 
 def test_leases_of_an_earlier_owner_have_no_worker() -> None:
@@ -254,7 +254,7 @@ def test_a_shard_that_does_not_answer_ends_with_the_time() -> None:
     lab.ring(1_000)
     ((count, error),) = replies
     assert (count, type(error)) == (0, Unavailable)
-    assert not any(shard.queue.lists for shard in lab.engine.shards.values())
+    assert not any(shard.queue.lists for shard in lab.engine.state.shards.values())
     lab.settle()
     assert len(replies) == 1
 
@@ -274,7 +274,7 @@ def test_leases_are_counted_by_worker() -> None:
         leased(lab, 2, worker)
         lab.go_on(100)
     found: list[list[WorkerLeases]] = []
-    stats.workers_of(lab.engine, KEY, found.append)
+    stats.workers_of(lab.engine.state, KEY, found.append)
     now_ms = lab.now_ms
     assert found == [
         [WorkerLeases("a", 4, now_ms - 400), WorkerLeases("b", 2, now_ms - 300), WorkerLeases("", 2, now_ms - 100)]
@@ -288,7 +288,7 @@ def test_of_many_workers_the_oldest_are_reported(monkeypatch: Any) -> None:
         leased(lab, 1, worker)
         lab.go_on(100)
     found: list[list[WorkerLeases]] = []
-    stats.workers_of(lab.engine, KEY, found.append)
+    stats.workers_of(lab.engine.state, KEY, found.append)
     assert [one.worker for one in found[0]] == ["b", "c"]
 
 
@@ -297,7 +297,7 @@ def test_a_count_of_many_items_takes_several_turns(monkeypatch: Any) -> None:
     lab = Laboratory(1)
     leased(lab, 35, "a")
     found: list[list[WorkerLeases]] = []
-    stats.workers_of(lab.engine, KEY, found.append)
+    stats.workers_of(lab.engine.state, KEY, found.append)
     turns = 1
     while not found:
         lab.engine.pump(lab.now_ms)

@@ -31,7 +31,7 @@ def fill(lab: Laboratory, keys: list[TopicKey]) -> None:
 
 def reopen(lab: Laboratory) -> None:
     """The shards' items stay, nothing of them is in memory."""
-    for number, shard in lab.engine.shards.items():
+    for number, shard in lab.engine.state.shards.items():
         lab.engine.drained(shard, lab.now_ms)
         lab.stores[number].close(clean=True)
         shard.owner.to(ShardState.ASSIGNED)
@@ -76,7 +76,7 @@ def test_lanes_read_together_may_have_leased_rows(
 ) -> None:
     """An item that is leased in memory counts in the database, and not among the ready items of its lane."""
     lab = Laboratory(1, tail_items=0)
-    shard = lab.engine.shards[1]
+    shard = lab.engine.state.shards[1]
     topics = TOPICS[:3]
     fill(lab, [topics[0]] * 4 + [topics[1]] * 3 + [topics[2]] * 2)
     lanes = [shard.memory.lanes[key] for key in topics]
@@ -86,7 +86,7 @@ def test_lanes_read_together_may_have_leased_rows(
         shard.memory.drop_window(lane)
         shard.memory.open_window(lane)
         shard.queue.pages_wanted[lane] = None
-    lab.engine.touch(shard)
+    lab.engine.state.touch(shard)
     shard.configure(shard.config.model_copy(update={"page_rows": sum(lane.ready for lane in lanes)}))
     ((_, batch),) = lab.send()
     assert [len(read.pages) for read in reads_of(batch, LanesRead)] == [3]
@@ -99,7 +99,7 @@ def test_lanes_read_together_may_have_leased_rows(
 def test_windows_that_gave_back_memory_are_read_together(limit: int, whole: int) -> None:
     """Each knows its first item. A result that is cut within a lane does not end before what its window knows."""
     lab = Laboratory(1, tail_items=0)
-    shard = lab.engine.shards[1]
+    shard = lab.engine.state.shards[1]
     topics = TOPICS[:3]
     fill(lab, [key for key in topics for _ in range(2)])
     lanes = [shard.memory.lanes[key] for key in topics]
@@ -107,7 +107,7 @@ def test_windows_that_gave_back_memory_are_read_together(limit: int, whole: int)
         assert lane.window is not None
         shard.memory.cut_window(lane.window, 1)
         shard.queue.pages_wanted[lane] = None
-    lab.engine.touch(shard)
+    lab.engine.state.touch(shard)
     ((_, batch),) = lab.send()
     assert not reads_of(batch, PageRead)
     (read,) = reads_of(batch, LanesRead)
@@ -144,7 +144,7 @@ def test_a_wake_tries_only_the_topics_that_changed(monkeypatch: pytest.MonkeyPat
 
 def test_stalled_topics_are_tried_when_the_shard_may_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     lab = Laboratory(1)
-    shard = lab.engine.shards[1]
+    shard = lab.engine.state.shards[1]
     answers = dequeue(lab, TOPICS[:20], 60_000)
     shard.owner.grace_from_ms = lab.now_ms
     tried = merges(monkeypatch)
@@ -184,7 +184,7 @@ def test_all_topics_are_drained_when_memory_is_full() -> None:
     """Slices of the topics one after another, without waiting, in a budget that holds few of their items."""
     lab = Laboratory(1, 2)
     fill(lab, TOPICS)
-    lab.engine.budget.limit_bytes = 40_000
+    lab.engine.state.budget.limit_bytes = 40_000
     reopen(lab)
     found: set[int] = set()
     for _ in range(20):
@@ -204,7 +204,7 @@ def test_all_topics_are_drained_when_memory_is_full() -> None:
 
 def ack(lab: Laboratory, ids: list[int]) -> None:
     call = ItemsCall(len(ids), lambda outcomes: None)
-    leases = [lab.engine.shards[shard_of(item_id)].memory.known[item_id].lease for item_id in ids]
+    leases = [lab.engine.state.shards[shard_of(item_id)].memory.known[item_id].lease for item_id in ids]
     asked = [(item_id, item_ops.ack(lease)) for item_id, lease in zip(ids, leases, strict=True)]
     if asked:
         lab.engine.settle(call, asked, None, lab.now_ms, 5_000)
@@ -214,7 +214,7 @@ def ack(lab: Laboratory, ids: list[int]) -> None:
 def crowded(*numbers: int) -> Laboratory:
     """Shards that may have 100 topics each."""
     lab = Laboratory(*numbers)
-    for shard in lab.engine.shards.values():
+    for shard in lab.engine.state.shards.values():
         shard.configure(shard.config.model_copy(update={"lanes": 100}))
     return lab
 
@@ -225,7 +225,7 @@ def test_empty_topics_make_room_for_new_ones() -> None:
     fill(lab, TOPICS[:100])
     (items,) = dequeue(lab, TOPICS[:100], 0)
     assert len(items) == 100
-    held = [(item_id, lab.engine.shards[1].memory.known[item_id].lease) for item_id in items]
+    held = [(item_id, lab.engine.state.shards[1].memory.known[item_id].lease) for item_id in items]
     lab.engine.settle(
         ItemsCall(100, lambda outcomes: None),
         [(item_id, item_ops.ack(lease)) for item_id, lease in held],
@@ -264,9 +264,9 @@ def test_a_topic_too_many_fails_no_other_item_of_its_request() -> None:
     """Each shard has topics that the other one does not have."""
     lab = crowded(1, 2)
     for number, topics in ((1, TOPICS[:100]), (2, TOPICS[100:200])):
-        lab.engine.serving = [lab.engine.shards[number]]
+        lab.engine.state.serving = [lab.engine.state.shards[number]]
         fill(lab, topics)
-    lab.engine.serving = list(lab.engine.shards.values())
+    lab.engine.state.serving = list(lab.engine.state.shards.values())
     _, outcomes = enqueue_all(lab, [TOPICS[1], TOPICS[300], TOPICS[101], TOPICS[301], TOPICS[2]])
     lab.settle()
     assert [isinstance(one, int) and shard_of(one) for one in outcomes] == [1, False, 2, False, 1]
@@ -278,11 +278,11 @@ def test_items_beside_a_topic_too_many_time_out_by_themselves() -> None:
     fill(lab, TOPICS[:100])
     call, outcomes = enqueue_all(lab, [TOPICS[1], TOPICS[300]])
     ((shard, batch),) = lab.send()
-    call.timed_out(lab.engine.shards)
+    call.timed_out(lab.engine.state.shards)
     assert [type(one) for one in outcomes] == [OutcomeUnknown, Overloaded]
     lab.arrive(shard, batch)
     late, outcomes = enqueue_all(lab, [TOPICS[1], TOPICS[300]])
-    late.timed_out(lab.engine.shards)
+    late.timed_out(lab.engine.state.shards)
     assert [type(one) for one in outcomes] == [Unavailable, Overloaded]
 
 
@@ -298,10 +298,10 @@ def test_topics_are_woken_a_slice_at_a_time() -> None:
     """A shard that opens may wake every topic of the host."""
     reported: list[TopicKey] = []
     lab = Laboratory(1, callbacks=Callbacks(became_ready=reported.append))
-    shard = lab.engine.shards[1]
+    shard = lab.engine.state.shards[1]
     keys = [("ns", f"topic-{number:05}") for number in range(2 * consumers._TOPICS + 1)]
     shard.memory.woken = dict.fromkeys(keys)
-    lab.engine.touch(shard)
+    lab.engine.state.touch(shard)
     slices = [0]
     while len(reported) < len(keys):
         lab.engine.pump(lab.now_ms)
@@ -313,10 +313,10 @@ def test_topics_are_woken_a_slice_at_a_time() -> None:
 def test_a_shard_that_recovers_wakes_a_slice_of_the_topics() -> None:
     reported: list[TopicKey] = []
     lab = Laboratory(1, callbacks=Callbacks(became_ready=reported.append))
-    shard = lab.engine.shards[1]
+    shard = lab.engine.state.shards[1]
     keys = [("ns", f"topic-{number:05}") for number in range(3 * consumers._TOPICS)]
     dequeue(lab, keys, 60_000)
-    consumers.wake_all(lab.engine, shard)
+    consumers.wake_all(lab.engine.state, shard)
     assert len(shard.memory.woken) == consumers._TOPICS
     for _ in range(3):
         lab.engine.pump(lab.now_ms)
@@ -327,9 +327,9 @@ def test_a_shard_that_recovers_wakes_a_slice_of_the_topics() -> None:
 def test_topics_whose_merge_waited_go_on_a_slice_at_a_time() -> None:
     lab = Laboratory(1)
     keys = [("ns", f"topic-{number:05}") for number in range(2 * consumers._TOPICS)]
-    lab.engine.held_up = dict.fromkeys(keys, lab.now_ms)
+    lab.engine.state.held_up = dict.fromkeys(keys, lab.now_ms)
     lab.engine.tick(lab.now_ms)
-    assert len(lab.engine.held_up) == consumers._TOPICS
+    assert len(lab.engine.state.held_up) == consumers._TOPICS
     assert lab.engine.next_ms(lab.now_ms) <= lab.now_ms
     lab.engine.tick(lab.now_ms)
-    assert not lab.engine.held_up
+    assert not lab.engine.state.held_up

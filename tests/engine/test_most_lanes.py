@@ -21,13 +21,13 @@ def full_shard(*empty: int) -> tuple[Laboratory, Shard]:
     """A shard with 100 topics, of which those became empty one after the other a moment ago."""
     lab = crowded(1)
     fill(lab, TOPICS[:100])
-    lab.engine.shards[1].configure(lab.engine.shards[1].config.model_copy(update={"lanes": 1_000}))
+    lab.engine.state.shards[1].configure(lab.engine.state.shards[1].config.model_copy(update={"lanes": 1_000}))
     for topic in empty:
         (items,) = dequeue(lab, [TOPICS[topic]], 0)
         ack(lab, items)
-    lab.engine.shards[1].configure(lab.engine.shards[1].config.model_copy(update={"lanes": 100}))
+    lab.engine.state.shards[1].configure(lab.engine.state.shards[1].config.model_copy(update={"lanes": 100}))
     assert len(lab.dbs[1].lanes) == 100
-    return lab, lab.engine.shards[1]
+    return lab, lab.engine.state.shards[1]
 
 
 def put(lab: Laboratory, *keys: LaneKey) -> list[Any]:
@@ -166,10 +166,10 @@ def test_a_tenant_without_items_keeps_no_window() -> None:
     lab = Laboratory(1)
     (tenant,) = tenants(0, 1)
     ids = lab.stored(lab.item(), lab.item(), key=tenant)
-    lane = lab.engine.shards[1].memory.lanes[tenant]
+    lane = lab.engine.state.shards[1].memory.lanes[tenant]
     assert lane.window is not None
     drained(lab)
-    assert (lane.window, len(lab.engine.residents)) == (None, 0)
+    assert (lane.window, len(lab.engine.state.residents)) == (None, 0)
     again = lab.stored(key=tenant)
-    assert lane is lab.engine.shards[1].memory.lanes[tenant]
+    assert lane is lab.engine.state.shards[1].memory.lanes[tenant]
     assert lab.taken() == again > ids

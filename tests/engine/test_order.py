@@ -22,7 +22,7 @@ from tests.engine.laboratory import KEY, Laboratory
 def test_a_refused_item_does_not_confirm_the_owner() -> None:
     """One that is too large for a packet is refused before the database was asked for anything."""
     lab = Laboratory(1)
-    shard, store = lab.engine.shards[1], lab.stores[1]
+    shard, store = lab.engine.state.shards[1], lab.stores[1]
     lab.enqueue()
     lab.settle()
     lab.now_ms += 10_000
@@ -41,10 +41,10 @@ def test_a_refused_item_does_not_confirm_the_owner() -> None:
 
 def test_a_slot_just_given_away_does_not_come_back() -> None:
     lab = Laboratory(1, 2)
-    shard = lab.engine.shards[1]
+    shard = lab.engine.state.shards[1]
     mine, other = range(512), 900
     shard.queue.keys.wanted = Holding(1, bits_of(mine))
-    lab.engine.touch(shard)
+    lab.engine.state.touch(shard)
     lab.settle()
     given: list[list[DedupRow] | FoqsError] = []
     stamp = shard.queue.keys.held.stamp + 1
@@ -53,7 +53,7 @@ def test_a_slot_just_given_away_does_not_come_back() -> None:
     no_call = lambda *_: None  # noqa: E731
     moves = SlotMigration(lab.engine, lambda: routing, no_call, no_call, no_call)
     shard.queue.keys.gives.append(Give(mine[0], stamp, hash_slot_bounds(mine[0])[0], 10, given.append))
-    lab.engine.touch(shard)
+    lab.engine.state.touch(shard)
     sent = lab.send()
     # The record that comes now: another slot is here.
     without = tuple(2 if slot == mine[0] else number for slot, number in enumerate(shards))
@@ -71,13 +71,13 @@ def test_a_slot_just_given_away_does_not_come_back() -> None:
 
 def test_items_behind_a_lost_connection_go_to_another_shard() -> None:
     lab = Laboratory(1, 2)
-    shard = lab.engine.shards[1]
-    lab.engine.shards[2].owner.takes_new = False
+    shard = lab.engine.state.shards[1]
+    lab.engine.state.shards[2].owner.takes_new = False
     lab.enqueue()
     ((_, batch),) = lab.send()
     behind = lab.enqueue()
     assert len(shard.queue.chunks) == 1
-    lab.engine.shards[2].owner.takes_new = True
+    lab.engine.state.shards[2].owner.takes_new = True
     lab.arrive(shard, batch, BatchResult(down=True, error="gone"))
     for each in lab.send():
         if each[0] is not shard:
@@ -89,7 +89,7 @@ def test_a_listing_that_ended_leaves_nothing_behind() -> None:
     lab = Laboratory(1)
     lab.enqueue()
     lab.settle()
-    shard = lab.engine.shards[1]
+    shard = lab.engine.state.shards[1]
     lab.enqueue()
     lab.send()
     said: list[FoqsError] = []
@@ -97,7 +97,7 @@ def test_a_listing_that_ended_leaves_nothing_behind() -> None:
     def reply(items: list[Listed], cursor: str | None) -> None:
         pytest.fail("the shard did not answer")
 
-    lab.engine.list(Listing(lab.engine, KEY, 0, 10, 1 << 20, None, reply, said.append), lab.now_ms, 1_000)
+    lab.engine.list(Listing(lab.engine.state, KEY, 0, 10, 1 << 20, None, reply, said.append), lab.now_ms, 1_000)
     lab.now_ms += 2_000
     lab.engine.tick(lab.now_ms)
     assert said
@@ -127,7 +127,7 @@ def test_a_call_that_another_deadline_ended_ends_once() -> None:
         held.done = True
 
     for waiting in (Ends(end), held, held):
-        lab.engine.deadlines.push(lab.now_ms + 10, waiting)
+        lab.engine.state.deadlines.push(lab.now_ms + 10, waiting)
     lab.now_ms += 10
     lab.engine.tick(lab.now_ms)
     assert not held.ends

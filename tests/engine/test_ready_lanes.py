@@ -45,7 +45,7 @@ def test_time_of_leases_is_shared() -> None:
         if turn >= 100:
             got[name] += 1
     assert abs(got["slow"] - 500 / 11) <= 5
-    assert not lab.engine.topics[KEY].turns.charges  # type: ignore[union-attr]
+    assert not lab.engine.state.topics[KEY].turns.charges  # type: ignore[union-attr]
 
 
 def test_items_that_were_not_begun_are_not_charged() -> None:
@@ -67,7 +67,7 @@ def test_throttles_of_a_policy_begin_turns() -> None:
     assert len(lab.taken(count=2)) == 2
     set_policy(lab, {"throttles": ["api"]})
     assert len(lab.taken(count=3)) == 3
-    assert set(lab.engine.topics[KEY].turns.tenants) == {""}  # type: ignore[union-attr]
+    assert set(lab.engine.state.topics[KEY].turns.tenants) == {""}  # type: ignore[union-attr]
     answers = lab.dequeue(count=10)
     assert len(answers[0]) == 5
     set_policy(lab, {})
@@ -127,7 +127,7 @@ pytestmark = pytest.mark.memory
 
 
 def urgent(host: OneHost, topic: str = "t") -> int | None:
-    return most_urgent(host.engine, ("n", topic), host.now_ms)
+    return most_urgent(host.engine.state, ("n", topic), host.now_ms)
 
 
 def test_the_first_item_of_all_healthy_shards() -> None:
@@ -136,11 +136,11 @@ def test_the_first_item_of_all_healthy_shards() -> None:
     for priority in (7, 3, 5, 3, 9, 3):
         put(host, b"x", priority=priority)
     assert urgent(host) == 3
-    assert len(host.engine.topics[("n", "t")].lanes()) == 2
+    assert len(host.engine.state.topics[("n", "t")].lanes()) == 2
     (item,) = take(host, 1).items
     assert urgent(host) == 3, "another one"
-    host.engine.shards[1].owner.breaker.trip(host.now_ms)
-    host.engine.shards[2].owner.breaker.trip(host.now_ms)
+    host.engine.state.shards[1].owner.breaker.trip(host.now_ms)
+    host.engine.state.shards[2].owner.breaker.trip(host.now_ms)
     assert urgent(host) is None
     assert item.priority == 3
 

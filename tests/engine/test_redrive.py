@@ -46,7 +46,7 @@ def dead_letters(lab: Laboratory, *reasons: str, key: tuple[str, str] = KEY, **a
 def begun(lab: Laboratory, *, most: int = 500, timeout_ms: int = 5_000, **how: Any) -> list[Any]:
     answers: list[PageOutcome | FoqsError] = []
     ask = PageAsk(DEAD, how.pop("shard", 1), how.pop("after", None), how.pop("wanted", ALL), most, **how)
-    RedrivePage(lab.engine, ask, answers.append).begin(lab.now_ms, lab.now_ms + timeout_ms)
+    RedrivePage(lab.engine.state, ask, answers.append).begin(lab.now_ms, lab.now_ms + timeout_ms)
     return answers
 
 
@@ -61,7 +61,7 @@ def redrive(lab: Laboratory, **how: Any) -> PageOutcome:
 def listed(lab: Laboratory, limit: int = 100, after: GroupKey | None = None, wanted: FailureFilter = ALL) -> Any:
     answers: list[Any] = []
     listing = FailureListing(
-        lab.engine, DEAD, wanted, limit, after, lambda *found: answers.append(found), answers.append
+        lab.engine.state, DEAD, wanted, limit, after, lambda *found: answers.append(found), answers.append
     )
     listing.begin(lab.now_ms + 5_000)
     lab.settle()
@@ -72,7 +72,7 @@ def listed(lab: Laboratory, limit: int = 100, after: GroupKey | None = None, wan
 def test_a_dead_letter_returns_to_its_topic() -> None:
     lab = Laboratory(1)
     (item_id,) = dead_letters(lab, "it broke", priority=4)
-    lab.engine.policies.apply(Settings("ns", 1, {"topic.topic": json.dumps({"ttl_ms": 7_000})}))
+    lab.engine.state.policies.apply(Settings("ns", 1, {"topic.topic": json.dumps({"ttl_ms": 7_000})}))
     lab.go_on(50)
     assert redrive(lab) == PageOutcome(1, 0, 0, None, {(fingerprint("it broke"), REJECTED): 1})
     db = lab.dbs[1]
@@ -82,9 +82,9 @@ def test_a_dead_letter_returns_to_its_topic() -> None:
     assert (row.priority, row.deliver_after_ms, row.attempt) == (4, lab.now_ms, 0)
     assert (body.deliver_after_ms, body.expires_at_ms) == (lab.now_ms, lab.now_ms + 7_000)
     assert redrive(lab) == PageOutcome()
-    assert lab.engine.counters.namespaces.of("ns").redriven == 1
+    assert lab.engine.state.counters.namespaces.of("ns").redriven == 1
     assert lab.taken() == [item_id]
-    assert lab.engine.shards[1].memory.known[item_id].attempt == 1
+    assert lab.engine.state.shards[1].memory.known[item_id].attempt == 1
 
 
 @pytest.mark.parametrize("reopened", [False, True])
@@ -186,7 +186,7 @@ def test_an_item_that_is_being_removed_is_left_alone() -> None:
 def test_a_late_ack_ends_an_item_that_is_being_redriven(in_flight: bool) -> None:
     """Its lease ended by time, and no other consumer has got it."""
     lab = Laboratory(1)
-    lab.engine.policies.apply(Settings("ns", 1, {"topic.topic": json.dumps({"max_attempts": 1})}))
+    lab.engine.state.policies.apply(Settings("ns", 1, {"topic.topic": json.dumps({"max_attempts": 1})}))
     lab.stored()
     (item_id,) = lab.taken(lease_ms=100)
     lease = lab.lease_of(item_id)
@@ -260,7 +260,7 @@ def test_a_shard_that_cannot_be_asked() -> None:
     lab = Laboratory(1, pending_rows=1)
     dead_letters(lab, "a")
     assert isinstance(begun(lab, shard=2)[0], NotServed)
-    shard = lab.engine.shards[1]
+    shard = lab.engine.state.shards[1]
     shard.owner.grace_from_ms = lab.now_ms
     assert isinstance(begun(lab)[0], Unavailable)
     shard.owner.grace_from_ms = None
@@ -286,7 +286,7 @@ def test_a_read_that_fails_is_repeated_or_given_up() -> None:
     answers = begun(lab, timeout_ms=100)
     lab.ring(100)
     assert isinstance(answers[0], Unavailable)
-    assert not lab.engine.shards[1].queue.dead_reads
+    assert not lab.engine.state.shards[1].queue.dead_reads
 
 
 def group(reason: str, ids: Sequence[int], at_ms: int) -> FailureGroup:
@@ -316,11 +316,11 @@ def test_a_listing_that_gets_no_answer() -> None:
     lab = Laboratory(1)
     dead_letters(lab, "a")
     answers: list[Any] = []
-    listing = FailureListing(lab.engine, DEAD, ALL, 1, None, lambda *found: answers.append(found), answers.append)
+    listing = FailureListing(lab.engine.state, DEAD, ALL, 1, None, lambda *found: answers.append(found), answers.append)
     listing.begin(lab.now_ms + 100)
     lab.ring(100)
     assert isinstance(answers[0], Unavailable)
-    assert not lab.engine.shards[1].queue.dead_reads
+    assert not lab.engine.state.shards[1].queue.dead_reads
 
 
 OTHER = ("ns", "other")
@@ -372,7 +372,7 @@ def apply(lab: Laboratory, version: int, **policies: Any) -> None:
 def begin(lab: Laboratory, rooms: Rooms | None = None, most: int = 500, **how: Any) -> list[PageOutcome | FoqsError]:
     answers: list[PageOutcome | FoqsError] = []
     ask = PageAsk(DEAD, 1, how.pop("after", None), ALL, most, **how)
-    page = RedrivePage(lab.engine, ask, answers.append, rooms.admit if rooms is not None else None)
+    page = RedrivePage(lab.engine.state, ask, answers.append, rooms.admit if rooms is not None else None)
     page.begin(lab.now_ms, lab.now_ms + 5_000)
     return answers
 

@@ -41,15 +41,15 @@ def test_keys_behind_a_database_that_hangs_are_refused() -> None:
     again = lab.enqueue_keyed("a")
     lab.send()
     behind = lab.enqueue_keyed("b")
-    lab.ring(lab.engine.config.breaker.hang_ms)
+    lab.ring(lab.engine.state.config.breaker.hang_ms)
     assert not behind
     lab.ring(1)
     assert refused(behind) == [Unavailable]
     assert not (sent or again)
-    lab.ring(lab.engine.config.breaker.hang_ms)
+    lab.ring(lab.engine.state.config.breaker.hang_ms)
     assert refused(sent) == refused(again) == [OutcomeUnknown]
     assert refused(lab.enqueue_keyed("a")) == refused(lab.enqueue_keyed("c")) == [Unavailable]
-    assert list(lab.engine.shards[1].queue.keys.pending), "the key is pending until its outcome is known"
+    assert list(lab.engine.state.shards[1].queue.keys.pending), "the key is pending until its outcome is known"
 
 
 def test_a_key_may_be_stored_when_its_commit_is_unknown() -> None:
@@ -160,7 +160,7 @@ def test_an_ack_on_a_full_disk_is_unavailable_not_late() -> None:
     lab.settle()
     ((item_id,),) = lab.dequeue()
     outcomes: list[FoqsError | None] = []
-    item = lab.engine.shards[1].memory.known[item_id]
+    item = lab.engine.state.shards[1].memory.known[item_id]
     lease = item.lease
     for result in (FULL, None):
         call = ItemsCall(1, outcomes.extend)
@@ -192,7 +192,7 @@ def test_a_lease_that_cannot_be_stored_is_given_back(deleted: bool) -> None:
         answers: list[FoqsError | None] = []
         lab.engine.settle(ItemsCall(1, answers.extend), [(stored[0], item_ops.delete)], None, lab.now_ms, 5_000)
         lab.arrive(shard, batch, FULL)
-        lab.ring(lab.engine.config.breaker.pause_ms)
+        lab.ring(lab.engine.state.config.breaker.pause_ms)
         for result in (None, FULL):  # whether it is there again, then the transaction
             ((shard, batch),) = lab.send()
             lab.arrive(shard, batch, result)
@@ -201,7 +201,7 @@ def test_a_lease_that_cannot_be_stored_is_given_back(deleted: bool) -> None:
         lab.arrive(shard, batch, BatchResult(Outcome.COMMITTED, rejected={stored[0]: "no"}))
     assert first == [[]]
     assert not lab.dbs[1].timer
-    lab.ring(lab.engine.config.breaker.max_pause_ms)
+    lab.ring(lab.engine.state.config.breaker.max_pause_ms)
     lab.settle()
     second = lab.dequeue()
     lab.settle()

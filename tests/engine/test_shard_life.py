@@ -41,7 +41,7 @@ def test_a_new_owner_knows_the_stored_items() -> None:
     lab.taken(count=1)
     lab.go_on(200)  # the lease is written
     lab.reopen()
-    lane = lab.engine.shards[1].memory.lanes[KEY]
+    lane = lab.engine.state.shards[1].memory.lanes[KEY]
     assert (lane.ready, lane.leased, lane.total) == (1, 1, 3)
     assert lab.taken() == [ids[1]]
     assert lab.stored() > ids, "no id is used again"
@@ -86,10 +86,10 @@ def test_a_replaced_owner_is_given_time_to_stop(clean: bool) -> None:
 
 def test_items_that_wait_go_to_another_shard() -> None:
     lab = Laboratory(1, 2)
-    lab.engine.shards[2].owner.takes_new = False
+    lab.engine.state.shards[2].owner.takes_new = False
     answers = lab.enqueue()
-    lab.engine.shards[2].owner.takes_new = True
-    lab.engine.lose(lab.engine.shards[1], lab.now_ms)
+    lab.engine.state.shards[2].owner.takes_new = True
+    lab.engine.lose(lab.engine.state.shards[1], lab.now_ms)
     lab.settle()
     assert [shard_of(item_id) for item_id in answers] == [2]
 
@@ -97,13 +97,13 @@ def test_items_that_wait_go_to_another_shard() -> None:
 def test_fenced_items_that_wait_elsewhere_were_not_sent() -> None:
     """At their deadline they are refused, because no transaction has them."""
     lab = Laboratory(1, 2)
-    lab.engine.shards[1].owner.takes_new = False
+    lab.engine.state.shards[1].owner.takes_new = False
     lab.enqueue()
     lab.send()
-    lab.engine.shards[1].owner.takes_new, lab.engine.shards[2].owner.takes_new = True, False
+    lab.engine.state.shards[1].owner.takes_new, lab.engine.state.shards[2].owner.takes_new = True, False
     answers = lab.enqueue(timeout_ms=900)
     ((shard, batch),) = lab.send()
-    lab.engine.shards[2].owner.takes_new = True
+    lab.engine.state.shards[2].owner.takes_new = True
     lab.arrive(shard, batch, BatchResult(fenced=True))
     assert not answers
     lab.ring(901)
@@ -114,24 +114,26 @@ def test_items_with_keys_wait_for_their_own_shard_only() -> None:
     """No other shard knows whether their keys were stored before."""
     lab = Laboratory(1, 2)
     answers = lab.enqueue_keyed("a")
-    lab.engine.lose(lab.engine.shards[1], lab.now_ms)
+    lab.engine.lose(lab.engine.state.shards[1], lab.now_ms)
     assert types(answers) == [NotServed]
 
 
 def test_a_close_settles_everything_that_waits() -> None:
     lab = Laboratory(1)
-    shard = lab.engine.shards[1]
+    shard = lab.engine.state.shards[1]
     acked = leased(lab)
     enqueued, changed, looked = lab.enqueue(), lab.ack(acked), lab.look(acked[0])
     listed: list[Any] = []
-    lab.engine.list(Listing(lab.engine, KEY, 0, 10, 1 << 20, None, lambda *_: None, listed.append), lab.now_ms, 5_000)
+    lab.engine.list(
+        Listing(lab.engine.state, KEY, 0, 10, 1 << 20, None, lambda *_: None, listed.append), lab.now_ms, 5_000
+    )
     lab.engine.lose(shard, lab.now_ms)
     assert types(enqueued) == [Unavailable]
     assert types(changed) == types(listed) == [NotServed]
     ((item, body, error),) = looked
     assert (item, body, type(error)) == (None, None, NotServed)
     assert shard.owner.state is ShardState.CLOSED
-    assert (lab.engine.budget.used_bytes, len(lab.engine.residents)) == (0, 0)
+    assert (lab.engine.state.budget.used_bytes, len(lab.engine.state.residents)) == (0, 0)
     assert lab.send() == []
 
 
@@ -151,12 +153,12 @@ def test_what_a_fenced_transaction_tells_its_requests(outcome: Outcome, error: t
 def test_an_unknown_outcome_stays_unknown_at_the_close() -> None:
     """None of its items may be stored again, though another shard has room."""
     lab = Laboratory(1, 2)
-    lab.engine.shards[2].owner.takes_new = False
+    lab.engine.state.shards[2].owner.takes_new = False
     answers = lab.enqueue()
     lab.faults[1].commits.append("applied")
     lab.settle()
-    lab.engine.shards[2].owner.takes_new = True
-    lab.engine.lose(lab.engine.shards[1], lab.now_ms)
+    lab.engine.state.shards[2].owner.takes_new = True
+    lab.engine.lose(lab.engine.state.shards[1], lab.now_ms)
     lab.settle()
     assert types(answers) == [OutcomeUnknown]
     assert not lab.dbs[2].items
@@ -176,7 +178,7 @@ def test_a_drain_that_is_cut_short_leaves_outcomes_unknown() -> None:
 def test_no_lease_of_a_closed_shard_stands() -> None:
     lab = Laboratory(1)
     item_id, lease = leased(lab)
-    shard = lab.engine.shards[1]
+    shard = lab.engine.state.shards[1]
     item = shard.memory.known[item_id]
     lab.engine.lose(shard, lab.now_ms)
     assert not item_ops.stands(item, lease)
@@ -191,7 +193,7 @@ def test_a_clock_that_is_set_changes_no_remaining_wait(by_ms: int) -> None:
     lab = Laboratory(1)
     consumer = lab.dequeue(wait_ms=500)
     lab.now_ms += by_ms
-    shard_life.clock_set(lab.engine, by_ms)
+    lab.engine.clock_set(by_ms)
     lab.go_on(499)
     assert not consumer
     lab.go_on(1)
@@ -205,10 +207,10 @@ def test_an_unwritten_lease_moves_with_the_clock(by_ms: int) -> None:
     written, _ = leased(lab)
     lab.go_on(200)
     unwritten, _ = leased(lab)
-    items = lab.engine.shards[1].memory.known
+    items = lab.engine.state.shards[1].memory.known
     before = items[written].lease_expires_at_ms, items[unwritten].lease_expires_at_ms
     lab.now_ms += by_ms
-    shard_life.clock_set(lab.engine, by_ms)
+    lab.engine.clock_set(by_ms)
     assert items[written].lease_expires_at_ms == before[0]
     assert items[unwritten].lease_expires_at_ms == before[1] + by_ms
     assert items[unwritten].phase is Phase.LEASED
@@ -220,7 +222,7 @@ def test_ownership_stays_confirmed_when_the_clock_is_set() -> None:
     lab = Laboratory(1)
     ids = lab.stored()
     lab.now_ms += 60_000
-    shard_life.clock_set(lab.engine, 60_000)
+    lab.engine.clock_set(60_000)
     assert lab.dequeue() == [ids]
 
 
@@ -231,7 +233,7 @@ def test_requests_for_known_items_go_on_while_the_shard_is_held(written: bool) -
     put(host, *[b"x"] * 6)
     acked, nacked, extended = take(host, 3).items
     host.wait(200 if written else 1)
-    shard = host.engine.shards[1]
+    shard = host.engine.state.shards[1]
     shard.owner.hold()
     left = [item.id for item in shard.memory.known.values() if item.phase is not Phase.LEASED]
     assert kinds(host.ask("DeleteItems", ids=[left[0]])) == [None]
@@ -244,7 +246,7 @@ def test_requests_for_known_items_go_on_while_the_shard_is_held(written: bool) -
         host.wait(1_000)
     assert not waiting.answers
     assert not shard.owner.in_takeover_grace(host.now_ms), "it coordinates the keys of its slots"
-    shard_life.unhold(host.engine, shard)
+    shard_life.unhold(host.engine.state, shard)
     host.wait(1)
     host.wait(100)
     assert {item.id for item in waiting.answer.items} == {nacked.id, *left[1:]}
@@ -268,7 +270,7 @@ def stored(lab: Laboratory) -> dict[Any, list[int]]:
 
 
 def closed(lab: Laboratory) -> Shard:
-    shard = lab.engine.shards[1]
+    shard = lab.engine.state.shards[1]
     lab.engine.drained(shard, lab.now_ms)
     lab.stores[1].close(clean=True)
     shard.owner.to(ShardState.ASSIGNED)
@@ -277,7 +279,7 @@ def closed(lab: Laboratory) -> Shard:
 
 
 def finish(lab: Laboratory) -> None:
-    while lab.engine.long_work:
+    while lab.engine.state.slices.long_work:
         lab.engine.pump(lab.now_ms)
 
 
@@ -317,13 +319,13 @@ def test_nothing_counts_before_the_last_turn() -> None:
         assert shard.owner.state is ShardState.OPENING
         assert (lab.engine.ready(KEY), shard.memory.lanes) == (0, {})
         assert lab.dequeue() == [[]]
-        assert not lab.engine.topics[KEY].lanes()
+        assert not lab.engine.state.topics[KEY].lanes()
         lab.engine.pump(lab.now_ms)
         turns += 1
     assert turns == 7 + 4 + 4
     lab.engine.opened(shard, opened, 1 << 20, lab.now_ms, lab.now_ms)
     assert lab.engine.ready(KEY) == 20
-    assert sum(lane.total for lane in lab.engine.topics[KEY].lanes()) == 21
+    assert sum(lane.total for lane in lab.engine.state.topics[KEY].lanes()) == 21
     lab.settle()
     taken: list[int] = []
     while some := lab.taken(count=100):  # a dequeue takes only items in memory
@@ -343,7 +345,7 @@ def test_turns_fill_the_same_memory() -> None:
     in_turns = counts(shard)
     assert len(in_turns[-1][KEY][0]) == 20
     lab.reopen()
-    assert counts(lab.engine.shards[1]) == in_turns
+    assert counts(lab.engine.state.shards[1]) == in_turns
 
 
 @pytest.mark.usefixtures("few_at_a_time")
@@ -352,10 +354,10 @@ def test_an_unwanted_shard_leaves_no_lanes() -> None:
     stored(lab)
     shard, _ = filling(lab, lambda: None)
     finish(lab)
-    assert KEY in lab.engine.topics
+    assert KEY in lab.engine.state.topics
     lab.engine.unfill(shard)
     finish(lab)
-    assert not lab.engine.topics
+    assert not lab.engine.state.topics
     assert shard.filled is None
     lab.engine.unfill(shard)
 
@@ -383,10 +385,10 @@ def test_a_shard_lost_at_once_wakes_no_topics() -> None:
     finish(lab)
     lab.engine.opened(shard, opened, 1 << 20, lab.now_ms, lab.now_ms)
     lab.engine.lose(shard, lab.now_ms)
-    while lab.engine.long_work:
+    while lab.engine.state.slices.long_work:
         lab.engine.pump(lab.now_ms)
         assert not shard.memory.woken
-    assert not lab.engine.topics
+    assert not lab.engine.state.topics
 
 
 @pytest.mark.usefixtures("few_at_a_time")
@@ -401,4 +403,4 @@ def test_empty_lanes_are_idle_from_the_open_on() -> None:
     assert lab.dbs[1].lanes
     lab.go_on(300)
     assert not lab.dbs[1].lanes
-    assert not lab.engine.shards[1].memory.tenants
+    assert not lab.engine.state.shards[1].memory.tenants

@@ -33,7 +33,7 @@ def test_a_full_window_leaves_its_end_in_the_database() -> None:
     """Items before the end of the window enter memory; items behind it are read later. The order holds."""
     lab = Laboratory(1, window_rows=16)
     ids = lab.stored(*(lab.item(priority=10) for _ in range(20)))
-    shard = lab.engine.shards[1]
+    shard = lab.engine.state.shards[1]
     assert sorted(shard.memory.known) == ids[:16]
     (behind,) = lab.stored(lab.item(priority=11))
     (before,) = lab.stored(lab.item(priority=9))
@@ -58,7 +58,7 @@ def test_an_item_behind_a_half_read_window_waits(nacked: bool) -> None:
     late = lab.stored(lab.item(priority=5))
     lab.taken()
     ids = lab.stored(*(lab.item(priority=1) for _ in range(6 * FIRST_PAGE_ROWS)))
-    shard = lab.engine.shards[1]
+    shard = lab.engine.state.shards[1]
     shard.memory.drop_window(shard.memory.lanes[KEY])
     assert lab.taken(count=1) == ids[:1]
     if nacked:
@@ -85,7 +85,7 @@ def test_a_topic_that_was_not_read_stays_unread() -> None:
     (old,) = lab.stored(lab.item(priority=1))
     lab.reopen()
     (new,) = lab.stored(lab.item(priority=2))
-    assert new not in lab.engine.shards[1].memory.known
+    assert new not in lab.engine.state.shards[1].memory.known
     assert drained(lab) == [old, new]
 
 
@@ -94,7 +94,7 @@ def test_a_topic_that_was_not_read_stays_unread() -> None:
 
 def test_a_known_item_costs_its_body_until_it_is_delivered() -> None:
     lab = Laboratory(1)
-    budget = lab.engine.budget
+    budget = lab.engine.state.budget
     (item_id,) = lab.stored(lab.item(b"x" * 1_000))
     assert budget.used_bytes == KNOWN_BYTES + 1_000
     lab.taken()
@@ -111,8 +111,8 @@ def test_a_known_item_costs_its_body_until_it_is_delivered() -> None:
 def test_a_delayed_item_costs_nothing() -> None:
     lab = Laboratory(1)
     lab.stored(lab.item(delay_ms=60_000))
-    assert lab.engine.budget.used_bytes == 0
-    assert not lab.engine.shards[1].memory.known
+    assert lab.engine.state.budget.used_bytes == 0
+    assert not lab.engine.state.shards[1].memory.known
 
 
 def test_the_body_of_an_item_that_returns_is_read_again() -> None:
@@ -135,10 +135,10 @@ def test_the_body_of_an_item_that_returns_is_read_again() -> None:
 def test_windows_share_their_part_of_the_budget() -> None:
     """Windows are cut, and a dequeue reads the missing rows again."""
     lab = Laboratory(1)
-    lab.engine.budget.limit_bytes = 20_000
+    lab.engine.state.budget.limit_bytes = 20_000
     topics = [("ns", f"topic-{number}") for number in range(10)]
     ids = {key: lab.stored(*(lab.item(b"x" * 360) for _ in range(10)), key=key) for key in topics}
-    assert lab.engine.budget.used_bytes <= 14_000
+    assert lab.engine.state.budget.used_bytes <= 14_000
     for key in topics:
         got: list[int] = []
         while len(got) < 10:
@@ -149,13 +149,13 @@ def test_windows_share_their_part_of_the_budget() -> None:
                 lab.ack((item_id, lab.lease_of(item_id)))
             lab.settle()
         assert got == ids[key]
-    assert lab.engine.budget.used_bytes == 0
+    assert lab.engine.state.budget.used_bytes == 0
 
 
 def test_a_consumer_gets_an_item_however_short_memory_is() -> None:
     """The window of its topic keeps its first item."""
     lab = Laboratory(1)
-    lab.engine.budget.limit_bytes = 1_000
+    lab.engine.state.budget.limit_bytes = 1_000
     ids = lab.stored(*(lab.item(b"x" * 2_000) for _ in range(3)))
     assert drained(lab) == ids
 
@@ -166,12 +166,12 @@ def test_old_written_leases_are_forgotten_but_still_stand() -> None:
     assert lab.taken() == ids
     acks = [(item_id, lab.lease_of(item_id)) for item_id in ids]
     lab.go_on(300)
-    assert sorted(lab.engine.shards[1].memory.known) == ids[2:]
+    assert sorted(lab.engine.state.shards[1].memory.known) == ids[2:]
     assert lab.taken() == []
     answers = lab.ack(*acks)
     lab.settle()
     assert answers == [None] * 4
-    assert lab.engine.budget.used_bytes == 0
+    assert lab.engine.state.budget.used_bytes == 0
 
 
 @pytest.mark.parametrize("held", ["busy", "awaited"])
@@ -200,7 +200,7 @@ def test_a_topic_counts_its_items_in_every_state() -> None:
     lab = Laboratory(1)
     lab.stored(lab.item(priority=1), lab.item(priority=2), lab.item(delay_ms=60_000))
     (item_id,) = lab.taken(count=1)
-    lane = lab.engine.shards[1].memory.lanes[KEY]
+    lane = lab.engine.state.shards[1].memory.lanes[KEY]
     assert (lane.total, lane.ready, lane.leased) == (3, 1, 1)
     lab.go_on(300)
     assert (lane.total, lane.ready, lane.leased) == (3, 1, 1)
@@ -213,7 +213,7 @@ def test_a_topic_without_items_is_idle_from_its_last_removal() -> None:
     lab = Laboratory(1)
     (item_id,) = lab.stored()
     lab.taken()
-    shard = lab.engine.shards[1]
+    shard = lab.engine.state.shards[1]
     assert not shard.memory.idle_lanes
     lab.now_ms += 50
     lab.ack((item_id, lab.lease_of(item_id)))

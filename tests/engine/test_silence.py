@@ -8,7 +8,6 @@ import pytest
 
 from foqs.buffers.reads import ListRead
 from foqs.buffers.shard_batch import BatchResult, Outcome
-from foqs.engine import shard_life
 from foqs.engine.listing import Listing
 from foqs.errors import OutcomeUnknown, Unavailable
 from foqs.ids import shard_of
@@ -32,16 +31,16 @@ def leased(lab: Laboratory, count: int) -> list[tuple[int, int]]:
 
 
 def items_of(lab: Laboratory) -> int:
-    return sum(lane.total for shard in lab.engine.shards.values() for lane in shard.memory.lanes.values())
+    return sum(lane.total for shard in lab.engine.state.shards.values() for lane in shard.memory.lanes.values())
 
 
 def test_a_hang_sends_waiting_items_to_another_shard() -> None:
     lab = Laboratory(1, 2)
-    lab.engine.shards[2].owner.takes_new = False
+    lab.engine.state.shards[2].owner.takes_new = False
     sent = lab.enqueue(timeout_ms=LONG_MS)
     ((shard, batch),) = lab.send()
     waiting = lab.enqueue(timeout_ms=LONG_MS)
-    lab.engine.shards[2].owner.takes_new = True
+    lab.engine.state.shards[2].owner.takes_new = True
     lab.ring(HANG_MS)
     assert shard.owner.breaker.closed and not sent
     lab.ring(1)
@@ -179,7 +178,7 @@ def test_lists_are_refused_and_their_late_results_dropped() -> None:
     errors: list[Any] = []
 
     def ask() -> None:
-        listing = Listing(lab.engine, KEY, 3, 10, 1 << 20, None, lambda *page: pages.append(page), errors.append)
+        listing = Listing(lab.engine.state, KEY, 3, 10, 1 << 20, None, lambda *page: pages.append(page), errors.append)
         lab.engine.list(listing, lab.now_ms, LONG_MS)
 
     ask()
@@ -200,7 +199,7 @@ def test_the_clock_moves_the_wait_with_it() -> None:
     ((shard, batch),) = lab.send()
     lab.arrive(shard, batch, IN_DOUBT)
     lab.now_ms += 60_000
-    shard_life.clock_set(lab.engine, 60_000)
+    lab.engine.clock_set(60_000)
     lab.ring(2 * HANG_MS)
     assert not sent
     lab.ring(100)

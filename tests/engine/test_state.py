@@ -23,7 +23,7 @@ def test_work_of_one_part_needs_no_further_turn() -> None:
     lab = Laboratory(1, callbacks=Callbacks(wake=lambda: woken.append(None)))
     woken.clear()
     done: list[str] = []
-    lab.engine.begin(work("a", 1, done))
+    lab.engine.state.slices.begin(work("a", 1, done))
     assert (done, woken) == (["a0"], [])
 
 
@@ -32,13 +32,13 @@ def test_each_turn_does_one_part_of_the_oldest_work() -> None:
     lab = Laboratory(1, callbacks=Callbacks(wake=lambda: woken.append(None)))
     woken.clear()
     done: list[str] = []
-    lab.engine.begin(work("a", 3, done))
-    lab.engine.begin(work("b", 2, done))
+    lab.engine.state.slices.begin(work("a", 3, done))
+    lab.engine.state.slices.begin(work("b", 2, done))
     assert (done, len(woken)) == (["a0", "b0"], 2)
     for expected in ("a1", "b1", "a2"):
         lab.engine.pump(lab.now_ms)
         assert done[-1] == expected
-    assert not lab.engine.long_work
+    assert not lab.engine.state.slices.long_work
 
 
 class Reports:
@@ -61,7 +61,7 @@ def test_served_reports_a_shards_begin_and_end() -> None:
     reports = Reports()
     lab = Laboratory(1, callbacks=reports.callbacks)
     assert "served" in reports.take()
-    shard = lab.engine.shards[1]
+    shard = lab.engine.state.shards[1]
     lab.engine.lose(shard, lab.now_ms)
     assert shard.owner.state is ShardState.CLOSED
     assert reports.take() == ["served"]
@@ -79,7 +79,7 @@ def test_an_alarm_after_the_next_tick_is_not_set() -> None:
     reports = Reports()
     lab = Laboratory(1, callbacks=reports.callbacks)
     reports.take()
-    lab.engine.timer_ms = lab.now_ms + 700
+    lab.engine.state.timer_ms = lab.now_ms + 700
     lab.enqueue(timeout_ms=700)
     assert reports.take() == ["wake"]
     lab.enqueue(timeout_ms=699)

@@ -53,7 +53,7 @@ def test_each_tenant_and_throttle_set_has_a_lane() -> None:
     put(lab, [A, B, THROTTLED, lane_key(TOPIC), A])
     names = {(row.fairness, row.throttles) for row in lab.dbs[1].lanes.values()}
     assert names == {(b"a", b""), (b"b", b""), (b"a", b"api\0customer:7"), (b"", b"")}
-    assert {key: lane.total for key, lane in lab.engine.shards[1].memory.lanes.items()} == {
+    assert {key: lane.total for key, lane in lab.engine.state.shards[1].memory.lanes.items()} == {
         A: 2, B: 1, THROTTLED: 1, lane_key(TOPIC): 1,
     }  # fmt: skip
 
@@ -62,7 +62,7 @@ def test_lanes_and_weights_are_there_after_a_restart() -> None:
     lab = Laboratory(1)
     put(lab, [A, B, THROTTLED], {A: 4})
     lab.reopen()
-    lanes = lab.engine.shards[1].memory.lanes
+    lanes = lab.engine.state.shards[1].memory.lanes
     assert {key: (lane.total, lane.weight) for key, lane in lanes.items()} == {A: (1, 4), B: (1, 0), THROTTLED: (1, 0)}
 
 
@@ -91,7 +91,7 @@ def test_a_weight_whose_transaction_failed_is_written_again() -> None:
     put(lab, [A], {A: 5})
     lab.go_on(5_000)
     assert weights_of(lab) == {(b"a", b""): 5}
-    assert lab.engine.shards[1].memory.lanes[A].weight == 5
+    assert lab.engine.state.shards[1].memory.lanes[A].weight == 5
 
 
 def test_a_part_of_a_chunk_keeps_the_weights() -> None:
@@ -107,7 +107,7 @@ BYTES = 850
 
 def test_a_tenant_of_an_opened_shard_takes_few_bytes() -> None:
     lab = Laboratory(1)
-    shard, store = lab.engine.shards[1], lab.stores[1]
+    shard, store = lab.engine.state.shards[1], lab.stores[1]
     lab.engine.drained(shard, lab.now_ms)
     store.close(clean=True)
     shard.owner.to(ShardState.ASSIGNED)
@@ -124,9 +124,9 @@ def test_a_tenant_of_an_opened_shard_takes_few_bytes() -> None:
             backlog.add([(number, lab.now_ms >> BACKLOG_SHIFT, 1) for number in numbers])
         opened = replace(opened, lanes=lanes, backlog=backlog)
         shard_life.open_shard(shard, opened, 1 << 20, lab.now_ms, lab.now_ms)
-        shard_life.wake_lanes(lab.engine, shard)
-        while lab.engine.long_work:
-            lab.engine.go_on()
+        shard_life.wake_lanes(lab.engine.state, shard)
+        while lab.engine.state.slices.long_work:
+            lab.engine.state.slices.go_on()
         gc.collect()
         held_bytes, peak_bytes = tracemalloc.get_traced_memory()
     finally:

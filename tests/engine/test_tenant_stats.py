@@ -17,7 +17,7 @@ pytestmark = pytest.mark.memory
 
 def found(host: OneHost) -> MostReady:
     answers: list[MostReady] = []
-    stats.tenants_of(host.engine, ("n", "t"), answers.append)
+    stats.tenants_of(host.engine.state, ("n", "t"), answers.append)
     host.run()
     (answer,) = answers
     return answer
@@ -69,9 +69,9 @@ def test_very_many_tenants_are_counted_in_parts(monkeypatch: pytest.MonkeyPatch)
         put(host, b"x", fairness_key=f"t{number}")
     answers: list[MostReady] = []
     done: Callable[[MostReady], None] = answers.append
-    stats.tenants_of(host.engine, ("n", "t"), done)
+    stats.tenants_of(host.engine.state, ("n", "t"), done)
     turns = 0
-    while host.engine.long_work:
+    while host.engine.state.slices.long_work:
         assert not answers
         host.engine.pump(host.now_ms)
         turns += 1

@@ -65,11 +65,11 @@ def test_shares_follow_the_weights_of_items(lab: Laboratory) -> None:
     lab.settle()
     got = Counter(taken(lab, 60))
     assert got["b"] == pytest.approx(30, abs=2)
-    assert not lab.engine.topics[KEY].turns.unweighed  # type: ignore[union-attr]
+    assert not lab.engine.state.topics[KEY].turns.unweighed  # type: ignore[union-attr]
 
 
 def test_credit_of_a_tenant_stays_a_number_of_items(lab: Laboratory) -> None:
-    turns = lab.engine.topics[KEY].turns
+    turns = lab.engine.state.topics[KEY].turns
     assert turns is not None
     b = tenant(lab, "b")
     turns.leave(b, 4)
@@ -86,7 +86,7 @@ def test_very_many_tenants_are_weighed_in_parts(monkeypatch: pytest.MonkeyPatch)
     lab = Laboratory(1)
     store(lab, {f"t{n}": 2 for n in range(45)})
     taken(lab, 45)
-    version = lab.engine.policies.versions.get(KEY[0], 0) + 1
+    version = lab.engine.state.policies.versions.get(KEY[0], 0) + 1
     lab.engine.apply_settings(Settings(KEY[0], version, {"weight.*": "7"}))
     found = lambda: sum(tenant(lab, f"t{n}").weight == 7 for n in range(45))  # noqa: E731
     assert found() == 10
@@ -150,7 +150,7 @@ LEFT_BYTES = 8 * TENANTS
 
 def passing(lab: Laboratory, first: int) -> None:
     """Store an item for each tenant, deliver and ack all of them, and wait until their lanes are gone."""
-    shard = lab.engine.shards[1]
+    shard = lab.engine.state.shards[1]
     for number in range(first, first + TENANTS):
         lab.put(lab.item(), key=of(f"tenant {number}"))
     lab.settle()
@@ -186,7 +186,7 @@ def test_tenants_that_are_gone_hold_no_memory() -> None:
 def test_replies_keep_no_names_of_tenants() -> None:
     lab = Laboratory(1)
     (item_id,) = lab.stored(key=of("tenant"))
-    item = lab.engine.shards[1].memory.known[item_id]
+    item = lab.engine.state.shards[1].memory.known[item_id]
     before = sys.getrefcount(item.lane), sys.getrefcount(item.lane.key)
     assert responses.dequeue_response([item]) is not None
     assert (sys.getrefcount(item.lane), sys.getrefcount(item.lane.key)) == before

@@ -17,7 +17,7 @@ def listed(
     host: Host, tokens: dict[str, float], prefix: str = "", after: str = "", limit: int = 9
 ) -> dict[str, KeyStats]:
     found: list[dict[str, KeyStats]] = []
-    throttles_of(host.engine, coordinated(tokens), NS, prefix, after, limit, found.append)
+    throttles_of(host.engine.state, coordinated(tokens), NS, prefix, after, limit, found.append)
     return found[0]
 
 
@@ -38,11 +38,11 @@ def test_many_keys_are_looked_at_in_several_turns() -> None:
     host = host_with()
     tokens = {f"c:{number:05}": 1.0 for number in range(9_999, -1, -1)}
     found: list[dict[str, KeyStats]] = []
-    throttles_of(host.engine, coordinated(tokens), NS, "", "c:00001", 3, found.append)
+    throttles_of(host.engine.state, coordinated(tokens), NS, "", "c:00001", 3, found.append)
     turns = 0
     while not found:
-        assert len(host.engine.long_work) == 1
-        host.engine.go_on()
+        assert len(host.engine.state.slices.long_work) == 1
+        host.engine.state.slices.go_on()
         turns += 1
     assert turns >= 4
     assert list(found[0]) == ["c:00002", "c:00003", "c:00004"]
@@ -51,5 +51,7 @@ def test_many_keys_are_looked_at_in_several_turns() -> None:
 def test_a_key_forgotten_in_between_has_no_figures() -> None:
     host = host_with()
     found: list[dict[str, KeyStats]] = []
-    throttles_of(host.engine, Coordinated([(NS, "\1a")], lambda _: None, lambda _: None), NS, "", "", 3, found.append)
+    throttles_of(
+        host.engine.state, Coordinated([(NS, "\1a")], lambda _: None, lambda _: None), NS, "", "", 3, found.append
+    )
     assert found == [{"a": KeyStats()}]

@@ -18,7 +18,7 @@ OTHER = ("ns", "other")
 
 def unindexed(lab: Laboratory) -> list[int]:
     """Ids, as the database and the host have them."""
-    ids, tail = sorted(lab.dbs[1].unindexed), lab.engine.shards[1].memory.tail
+    ids, tail = sorted(lab.dbs[1].unindexed), lab.engine.state.shards[1].memory.tail
     assert [item.id for item in tail.items()] == ids
     assert (tail.count, tail.first()) == (len(ids), ids[0] if ids else None)
     return ids
@@ -33,7 +33,7 @@ def rows(transaction: Batch) -> tuple[int, ...]:
 
 
 def close_to_full(lab: Laboratory) -> None:
-    lab.engine.budget.take(lab.engine.budget.limit_bytes // 2 + 1)
+    lab.engine.state.budget.take(lab.engine.state.budget.limit_bytes // 2 + 1)
 
 
 # ------------------------------------------------------------------------------------------ stores
@@ -59,10 +59,10 @@ def test_an_item_behind_its_window_has_its_row() -> None:
     lab.stored(*(lab.item(priority=1) for _ in range(20)))
     lab.settle()
     before, behind = lab.stored(lab.item(priority=0), lab.item(priority=2))
-    window = lab.engine.shards[1].memory.lanes[KEY].window
+    window = lab.engine.state.shards[1].memory.lanes[KEY].window
     assert window is not None and window.more
     assert behind in lab.dbs[1].ready
-    assert before in lab.engine.shards[1].memory.known
+    assert before in lab.engine.state.shards[1].memory.known
 
 
 def test_a_window_of_that_many_rows_takes_no_more() -> None:
@@ -85,7 +85,7 @@ def test_the_number_of_unindexed_items_has_a_bound() -> None:
 
 def test_the_bytes_of_unindexed_items_have_a_bound() -> None:
     lab = Laboratory(1)
-    lab.engine.shards[1].memory.tail.bytes = MAX_BYTES - 10
+    lab.engine.state.shards[1].memory.tail.bytes = MAX_BYTES - 10
     first, second = lab.stored(lab.item(b"x" * 10)), lab.stored(lab.item(b"x"))
     assert (list(lab.dbs[1].unindexed), list(lab.dbs[1].ready)) == (first, second)
 
@@ -179,7 +179,7 @@ def test_an_unknown_outcome_is_applied_when_it_is_known() -> None:
 def test_a_dropped_window_writes_the_rows_of_its_items() -> None:
     lab = Laboratory(1)
     ids = lab.stored(lab.item(), lab.item())
-    shard = lab.engine.shards[1]
+    shard = lab.engine.state.shards[1]
     shard.memory.drop_window(shard.memory.lanes[KEY])
     assert unindexed(lab) == ids
     transaction = transaction_of(lab)
@@ -206,7 +206,7 @@ def test_a_window_that_is_cut_during_the_transaction() -> None:
 def test_a_delete_replaces_the_write_of_a_row() -> None:
     lab = Laboratory(1)
     (item_id,) = lab.stored()
-    shard = lab.engine.shards[1]
+    shard = lab.engine.state.shards[1]
     shard.memory.drop_window(shard.memory.lanes[KEY])
     answers = lab.operate(item_id, item_ops.delete)
     assert rows(transaction_of(lab)) == (0, 0, 0, 0)
@@ -216,10 +216,10 @@ def test_a_delete_replaces_the_write_of_a_row() -> None:
 def test_an_idle_shard_writes_for_its_windows() -> None:
     """Also a shard that has nothing else to do: its items may not be leased until their rows are there."""
     lab = Laboratory(1, 2)
-    shard = lab.engine.shards[1]
+    shard = lab.engine.state.shards[1]
     while not shard.memory.tail.count:
         lab.stored()
-    lab.engine.residents.drop_idle(0, 0, 10)
+    lab.engine.state.residents.drop_idle(0, 0, 10)
     assert {one.number for one, _ in lab.send()} >= {1}
 
 
@@ -301,7 +301,7 @@ def listed(lab: Laboratory, state: int) -> list[int]:
     def fail(error: FoqsError) -> None:
         raise error
 
-    lab.engine.list(Listing(lab.engine, KEY, state, 100, 1 << 20, None, reply, fail), lab.now_ms, 1_000)
+    lab.engine.list(Listing(lab.engine.state, KEY, state, 100, 1 << 20, None, reply, fail), lab.now_ms, 1_000)
     lab.settle()
     return found
 
@@ -335,7 +335,7 @@ def test_a_replaced_owner_finds_an_item_of_the_next() -> None:
     """It cannot change it: every transaction is fenced."""
     lab = Laboratory(1)
     (item_id,) = lab.stored()
-    shard = lab.engine.shards[1]
+    shard = lab.engine.state.shards[1]
     shard.memory.forget(shard.memory.known[item_id])
     answers = lab.look(item_id)
     lab.settle()

@@ -68,7 +68,7 @@ def test_a_worker_that_holds_enough_waits_for_its_whole_time() -> None:
     assert not call.answers
     host.wait(20)
     assert (call.answer.items, call.answer.reason) == ([], "per_worker")
-    assert not host.engine.holdings.parked
+    assert not host.engine.state.holdings.parked
 
 
 @pytest.mark.parametrize("end", ["ack", "nack", "failed", "reject", "release", "delete", "time", "operator"])
@@ -123,7 +123,7 @@ def test_leases_of_a_shard_that_is_lost_make_room() -> None:
         host.put(1)
     lost = wanted(host).answer.items[0].id >> 48
     call = wanted(host, wait_ms=60_000)
-    host.engine.lose(host.engine.shards[lost], host.now_ms)
+    host.engine.lose(host.engine.state.shards[lost], host.now_ms)
     host.wait(1_000)
     assert call.answer.items
     assert all(item.id >> 48 != lost for item in call.answer.items)
@@ -201,8 +201,8 @@ def test_a_process_ends_a_wait() -> None:
     assert call.on_oneway is not None
     call.on_oneway()
     assert (call.answer.items, call.answer.reason) == ([], "per_worker")
-    assert not host.engine.holdings.parked
-    assert not host.engine.waiting
+    assert not host.engine.state.holdings.parked
+    assert not host.engine.state.waiting
 
 
 def test_a_host_that_drains_answers_workers_at_their_limit() -> None:
@@ -220,7 +220,7 @@ def test_a_worker_that_disconnects_is_forgotten() -> None:
     wanted(host)
     call = wanted(host, wait_ms=60_000)
     call.lost()
-    assert not host.engine.holdings.parked
+    assert not host.engine.state.holdings.parked
 
 
 def test_the_topics_without_a_limit_go_on() -> None:
@@ -256,7 +256,7 @@ def test_an_ack_that_goes_along_and_fails_frees_no_place() -> None:
     host = Limited(EACH)
     host.put(9)
     first = wanted(host).answer.items
-    shard = host.engine.shards[first[0].id >> 48]
+    shard = host.engine.state.shards[first[0].id >> 48]
     acks = [idl.AckItem(first[0].id, first[0].lease)]
     wants = [idl.TopicCount("t", 5, 1)]
     call = host.begin("AckAndDequeue", ns="n", acks=acks, wants=wants, worker="w")
@@ -288,10 +288,10 @@ def test_workers_that_hold_nothing_are_forgotten() -> None:
     host = Limited(EACH)
     host.put(5)
     host.ack(*wanted(host).answer.items)
-    assert host.engine.holdings._held
+    assert host.engine.state.holdings._held
     for _ in range(3):
         host.wait(1_000)
-    assert not host.engine.holdings._held
+    assert not host.engine.state.holdings._held
 
 
 def test_a_worker_holds_no_negative_number() -> None:

@@ -38,7 +38,7 @@ def enqueue(lab: Laboratory, key: TopicKey, count: int) -> None:
 
 
 def close(lab: Laboratory, number: int) -> None:
-    shard = lab.engine.shards[number]
+    shard = lab.engine.state.shards[number]
     lab.engine.drained(shard, lab.now_ms)
     lab.stores[number].close(clean=True)
     shard.owner.to(ShardState.ASSIGNED)
@@ -46,7 +46,7 @@ def close(lab: Laboratory, number: int) -> None:
 
 def ready_of(engine: Engine) -> dict[TopicKey, int]:
     counts: dict[TopicKey, int] = {}
-    for shard in engine.serving:
+    for shard in engine.state.serving:
         for lane in shard.memory.lanes.values():
             counts[lane.topic.key] = counts.get(lane.topic.key, 0) + lane.ready
     return {key: ready for key, ready in counts.items() if ready}
@@ -55,7 +55,9 @@ def ready_of(engine: Engine) -> dict[TopicKey, int]:
 def page_of(lab: Laboratory, limit: int, cursor: str | None) -> tuple[list, bool, int]:
     """Return the topics of a page, whether there are more, and the number of turns of the event loop."""
     pages: list[tuple[list, bool]] = []
-    stats.active_topics(lab.engine, None, limit, cursor, "host", None, lab.now_ms, lambda *page: pages.append(page))
+    stats.active_topics(
+        lab.engine.state, None, limit, cursor, "host", None, lab.now_ms, lambda *page: pages.append(page)
+    )
     turns = 1
     while not pages:
         lab.engine.pump(lab.now_ms)
@@ -81,7 +83,7 @@ def found(lab: Laboratory, limit: int) -> dict[TopicKey, int]:
 def test_the_index_is_that_of_the_lanes(steps: list) -> None:
     lab = Laboratory(1, 2, 3)
     for what, which, more in steps:
-        serving = {shard.number for shard in lab.engine.serving}
+        serving = {shard.number for shard in lab.engine.state.serving}
         if what == "enqueue":
             enqueue(lab, which, more)
         elif what == "take":
@@ -110,16 +112,16 @@ def test_a_reopened_shard_has_only_its_new_lanes() -> None:
     lab = Laboratory(1)
     keys = [("ns", str(number)) for number in range(3 * shard_life._LANES)]
     for key in keys:
-        lab.engine.shards[1].memory.lane(key)  # type: ignore[arg-type]
+        lab.engine.state.shards[1].memory.lane(key)  # type: ignore[arg-type]
     enqueue(lab, keys[0], 2)
     close(lab, 1)
-    assert len(lab.engine.topics) == 2 * shard_life._LANES
+    assert len(lab.engine.state.topics) == 2 * shard_life._LANES
     assert lab.engine.ready(keys[0]) == 0
     lab.open(1)
     assert lab.engine.ready(keys[0]) == 2
     assert [len(ids) for ids in dequeue(lab, keys[:1], 1_000)] == []
     lab.settle()
-    assert list(lab.engine.topics) == [keys[0]]
+    assert list(lab.engine.state.topics) == [keys[0]]
     audit_topics(lab.engine)
 
 
@@ -127,12 +129,12 @@ def test_a_closed_shards_lanes_are_detached_in_turns() -> None:
     lab = Laboratory(1)
     lanes = 10 * shard_life._LANES
     for number in range(lanes):
-        lab.engine.shards[1].memory.lane(("ns", str(number)))  # type: ignore[arg-type]
+        lab.engine.state.shards[1].memory.lane(("ns", str(number)))  # type: ignore[arg-type]
     close(lab, 1)
-    left = [len(lab.engine.topics)]
-    while lab.engine.long_work:
+    left = [len(lab.engine.state.topics)]
+    while lab.engine.state.slices.long_work:
         lab.engine.pump(lab.now_ms)
-        left.append(len(lab.engine.topics))
+        left.append(len(lab.engine.state.topics))
     assert left == [lanes - shard_life._LANES * turn for turn in range(1, 11)]
 
 
@@ -140,7 +142,7 @@ def test_a_page_looks_at_the_topics_in_turns() -> None:
     lab = Laboratory(1)
     topics = 3 * stats._TOPICS
     for number in range(topics):
-        lab.engine.shards[1].memory.lane(("ns", f"{number:06}"))  # type: ignore[arg-type]
+        lab.engine.state.shards[1].memory.lane(("ns", f"{number:06}"))  # type: ignore[arg-type]
     enqueue(lab, ("ns", "last"), 1)
     page, more, turns = page_of(lab, 10, None)
     assert [(topic.topic, topic.ready) for topic in page] == [("last", 1)]

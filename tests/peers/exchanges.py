@@ -70,7 +70,7 @@ class Rig:
         self.turn: list[Callable[[], None]] = []
         self.rung: list[tuple[int, Any]] = []
         self.log = Log()
-        self.engine: Any = SimpleNamespace(
+        state = SimpleNamespace(
             shards={},
             shards_elsewhere=True,
             config=SimpleNamespace(server=SimpleNamespace(id="a")),
@@ -78,6 +78,7 @@ class Rig:
             deadlines=SimpleNamespace(push=lambda at_ms, what: self.rung.append((at_ms, what))),
             alarm=lambda at_ms: None,
         )
+        self.engine: Any = SimpleNamespace(state=state)
         self.route(owners, shards)
         self.exchange = Exchange(
             self.engine, lambda: self.routing, self._ask, TestTimers(lambda: self.now_ms, soon=self.turn.append),
@@ -113,7 +114,7 @@ class Rig:
         self.rung = [(at_ms, what) for at_ms, what in self.rung if at_ms > self.now_ms]
         for what in due:
             if not what.done:
-                what.timed_out(self.engine.shards)
+                what.timed_out(self.engine.state.shards)
         self.run()
 
     def timers(self) -> int:

@@ -60,15 +60,15 @@ class Member(Node):
 
     @property
     def counters(self) -> Any:
-        return self.engine.counters
+        return self.engine.state.counters
 
     def serves(self, number: int) -> bool:
-        shard = self.engine.shards.get(number)
+        shard = self.engine.state.shards.get(number)
         return shard is not None and shard.owner.state is ShardState.SERVING
 
     def look_whose(self, number: int) -> None:
         """Has the host ask whether the shard still is its own, if it has not found out by itself."""
-        if number in self.engine.shards:
+        if number in self.engine.state.shards:
             self.recheck_owner(number)
 
     def told(self, routing: Routing) -> None:
@@ -143,9 +143,9 @@ class Cluster:
         is no member: `name=(address, shard)`."""
         living = members or tuple(self.members)
         owners = {
-            number: Route(member.address, member.engine.shards[number].owner.epoch, member.name)
+            number: Route(member.address, member.engine.state.shards[number].owner.epoch, member.name)
             for member in living
-            for number in member.engine.shards
+            for number in member.engine.state.shards
             if member.serves(number) and number not in without
         }
         hosts = {member.name: member.address for member in living}

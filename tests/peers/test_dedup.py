@@ -29,7 +29,7 @@ def share_out(cluster: Cluster, *members: Member) -> None:
     """Each has a shard, which has its slots then."""
     cluster.tell(with_slots(cluster.routing()))
     cluster.until(
-        lambda: all(member.engine.shards[n].queue.keys.held.bits for n, member in enumerate(members, 1)), "slots"
+        lambda: all(member.engine.state.shards[n].queue.keys.held.bits for n, member in enumerate(members, 1)), "slots"
     )
 
 
@@ -138,12 +138,12 @@ def test_held_parts_are_tried_again_by_one_timer(cluster: Cluster, nowhere: str)
         return cluster.tell(make_routing(routing.owners, routing.hosts, routing.shards, slots))
 
     def give() -> None:
-        shard = a.engine.shards[1]
+        shard = a.engine.state.shards[1]
         shard.queue.keys.gives.append(Give(slot, 2, hash_slot_bounds(slot)[0], 1, given.append))
-        a.engine.touch(shard)
+        a.engine.state.touch(shard)
 
     told(Slots(shards=SLOTS_OF, stamp=1))
-    cluster.until(lambda: bool(a.engine.shards[1].queue.keys.held.bits), "slots")
+    cluster.until(lambda: bool(a.engine.state.shards[1].queue.keys.held.bits), "slots")
     told(Slots(0, SLOTS_OF, {slot: SlotMove(2, 2)}, 2))
     cluster.on_loop(give)
     cluster.until(lambda: bool(given), "the slot to be given away")
@@ -156,4 +156,4 @@ def test_held_parts_are_tried_again_by_one_timer(cluster: Cluster, nowhere: str)
 
 
 def pending(member: Member) -> list[Any]:
-    return [what for _, _, what in member.engine.deadlines._heap]
+    return [what for _, _, what in member.engine.state.deadlines._heap]

@@ -70,7 +70,7 @@ def test_no_token_comes_while_earlier_ones_may_be_spent(host: Coordinator) -> No
 def test_another_epoch_of_the_shard_waits_again(host: Coordinator) -> None:
     """Another host had it in between, whose tokens may be spent still."""
     host.pass_ms(2 * BEAT_MS + TTL_MS + int(BURST / PER_MS))
-    host.engine.shards[1].owner.epoch += 1
+    host.engine.state.shards[1].owner.epoch += 1
     host.set_throttle()
     assert host.got() == 0
     host.pass_ms(TTL_MS)

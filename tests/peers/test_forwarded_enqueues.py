@@ -174,4 +174,4 @@ def test_a_plain_enqueue_ends_after_the_last_host() -> None:
     outcomes = plain(rig, ["b:1"])
     rig.answer(NotSent("no connection"))
     assert [type(outcome) for outcome in outcomes] == [NotSent] * 2
-    assert rig.engine.counters.held == 0
+    assert rig.engine.state.counters.held == 0

@@ -158,7 +158,7 @@ def test_one_item_too_large_for_a_frame_fails() -> None:
 def test_a_shard_without_an_owner_is_held_for_a_while() -> None:
     rig = Rig({1: "b"}, shards=(2,))
     answers = forward(rig, forwarded_requests.ACK, ids(2))
-    assert (rig.engine.counters.held, len(rig.exchange.held)) == (1, 1)
+    assert (rig.engine.state.counters.held, len(rig.exchange.held)) == (1, 1)
     rig.wait(HANDOVER_MS)
     assert kinds(answers) == [Unavailable]
     assert rig.log.lines == ["unrouted"]

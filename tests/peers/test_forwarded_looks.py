@@ -98,7 +98,7 @@ def test_a_listing_ends_at_a_host_that_fails(failure: FoqsError) -> None:
     call = listing(rig)
     rig.answer(failure)
     assert [answer.code for answer in call.answers] == [Unavailable.code]
-    assert rig.engine.counters.held == 0
+    assert rig.engine.state.counters.held == 0
 
 
 def test_a_listing_ends_at_a_shard_without_an_owner() -> None:

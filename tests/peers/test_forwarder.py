@@ -35,12 +35,12 @@ def acked(*errors: Any) -> Any:
 def test_a_request_for_a_shard_that_moves_is_held(host: OneHost) -> None:
     host.learn(routing_of({1: "a"}, "b", unowned=[2]))
     call = ack(host)
-    assert host.engine.counters.held == 1
+    assert host.engine.state.counters.held == 1
     host.wait(HANDOVER_MS - 1)
     host.learn(routing_of({1: "a", 2: "b"}))
     host.reply("Ack", acked(None))
     assert kinds(call.answer) == [None]
-    assert host.engine.counters.held == 1
+    assert host.engine.state.counters.held == 1
 
 
 def test_a_held_request_is_refused_after_the_hand_over(host: OneHost) -> None:
@@ -54,7 +54,7 @@ def test_a_held_request_is_refused_after_the_hand_over(host: OneHost) -> None:
 
 def test_a_held_request_is_done_by_a_shard_that_arrives_here(host: OneHost) -> None:
     (item_id,) = put(host, b"x")
-    shard = host.engine.shards[1]
+    shard = host.engine.state.shards[1]
     host.engine.retire(shard)
     host.engine.drained(shard, host.now_ms)
     host.stores[1].close(clean=True)

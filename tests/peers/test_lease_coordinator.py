@@ -68,10 +68,10 @@ def test_hosts_are_asked_again_that_did_not_answer() -> None:
 def test_a_shard_without_an_owner_is_given_up_after_the_timeout() -> None:
     host = host_of({1: "a"}, 1)
     host.learn(routing_of({1: "a"}, unowned=[2]))
-    assert report(host, 1, shard=1, epoch=host.engine.shards[1].owner.epoch).granted == 0
+    assert report(host, 1, shard=1, epoch=host.engine.state.shards[1].owner.epoch).granted == 0
     for _ in range(4):
         host.wait(500)
-    assert report(host, 100, shard=1, epoch=host.engine.shards[1].owner.epoch).granted == 1
+    assert report(host, 100, shard=1, epoch=host.engine.state.shards[1].owner.epoch).granted == 1
     (stats,) = host.ask("GetThrottles", ns="n").throttles
     assert stats.reclaimed == 1
 
@@ -79,7 +79,7 @@ def test_a_shard_without_an_owner_is_given_up_after_the_timeout() -> None:
 def test_a_removed_shard_is_not_waited_for() -> None:
     """An operator disables a shard and removes it while a new coordinator counts."""
     host = host_of({1: "a"}, 1)
-    epoch = host.engine.shards[1].owner.epoch
+    epoch = host.engine.state.shards[1].owner.epoch
     host.learn(routing_of({1: "a"}, unowned=[2]))
     assert report(host, 1, shard=1, epoch=epoch).granted == 0
     host.wait(500)
@@ -94,7 +94,7 @@ def test_a_removed_shard_is_not_waited_for() -> None:
 
 def test_slots_of_a_removed_shard_are_lent_again() -> None:
     host = host_of({1: "a", 2: "b"}, 1)
-    epoch = host.engine.shards[1].owner.epoch
+    epoch = host.engine.state.shards[1].owner.epoch
     report(host, 1)
     counted(host, (2, 3, 10, [0]))
     assert report(host, 11, wanted=2).granted == 2
@@ -106,13 +106,13 @@ def test_slots_of_a_removed_shard_are_lent_again() -> None:
 def test_a_disabled_shard_is_given_up_after_the_longest_lease() -> None:
     """Also where the throttle waits for shards without a bound."""
     host = host_of({1: "a"}, 1)
-    epoch = host.engine.shards[1].owner.epoch
+    epoch = host.engine.state.shards[1].owner.epoch
     host.settings.apply(Settings("n", 2, {"throttle.gpu": '{"concurrency": 2, "timeout_ms": 0}'}))
     host.learn(replace(routing_of({1: "a"}, unowned=[2]), disabled=frozenset({2})))
     assert report(host, 1, shard=1, epoch=epoch).granted == 0
-    config = host.engine.config
+    config = host.engine.state.config
     limits = config.limits.model_copy(update={"lease_max_ms": 3_000})
-    host.engine.config = config.model_copy(update={"limits": limits})
+    host.engine.state.config = config.model_copy(update={"limits": limits})
     for number in range(4):
         host.wait(500)
         assert report(host, 2 + number, shard=1, epoch=epoch).granted == 0
@@ -126,7 +126,7 @@ def test_the_owner_of_a_shard_that_waits_hears_of_a_free_slot() -> None:
     report(host, 1)
     counted(host, (2, 3, 10, [0]))
     assert report(host, 11, wanted=2).granted == 2
-    assert report(host, 12, shard=1, epoch=host.engine.shards[1].owner.epoch).granted == 0
+    assert report(host, 12, shard=1, epoch=host.engine.state.shards[1].owner.epoch).granted == 0
     (sent,) = host.to("TellSlots")
     assert [(one.key, one.shard) for one in sent.request.news] == [("gpu", 2)]
 
@@ -144,7 +144,7 @@ def test_a_replaced_owner_counts_nothing() -> None:
 def test_shards_that_do_not_answer_in_time_are_left_out() -> None:
     host = host_of({1: "a", 2: "b"}, 1)
     found: list[Any] = []
-    shard = host.engine.shards[1]
+    shard = host.engine.state.shards[1]
     census = Census([shard, shard], lambda one: one.number, found.append)
     census.add(shard, confirmed=True)
     census.end()
@@ -170,7 +170,7 @@ def test_slots_of_a_shard_that_lost_its_owner_come_back() -> None:
     counted(host, (2, 3, 10, [0]))
     assert report(host, 11, wanted=2).granted == 2
     host.learn(routing_of({1: "a"}, unowned=[2]))
-    own = {"shard": 1, "epoch": host.engine.shards[1].owner.epoch}
+    own = {"shard": 1, "epoch": host.engine.state.shards[1].owner.epoch}
     assert report(host, 100, **own).granted == 0
     for _ in range(4):
         host.wait(500)

@@ -137,7 +137,7 @@ def test_a_dequeue_that_finds_nothing_elsewhere_waits_here(cluster: Cluster) -> 
     knows(cluster, b, "t", c, a)
     waiting = cluster.wire(a)
     waiting.send_call("Dequeue", ns="test", wants=[idl.TopicCount("t", 1)], wait_ms=20_000)
-    cluster.until(lambda: ("test", "t") in a.engine.waiting, "it to wait here")
+    cluster.until(lambda: ("test", "t") in a.engine.state.waiting, "it to wait here")
     assert (a.counters.forwarded, b.counters.forwarded) == (1, 0)
     (item_id,) = cluster.wire(a).put("t", b"x")
     assert [item.id for item in waiting.receive("Dequeue").items] == [item_id]

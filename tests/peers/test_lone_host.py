@@ -35,7 +35,7 @@ class Rig(Laboratory):
 
     def holders(self, slot: int) -> list[int]:
         """The shards that have the slot, or will have it after their next change."""
-        return [number for number, shard in self.engine.shards.items() if has(shard.queue.keys.last.bits, slot)]
+        return [number for number, shard in self.engine.state.shards.items() if has(shard.queue.keys.last.bits, slot)]
 
 
 def test_the_host_owns_each_shard_that_it_serves() -> None:
@@ -43,7 +43,7 @@ def test_the_host_owns_each_shard_that_it_serves() -> None:
     routing = rig.lone.routing()
     assert {number: route.address for number, route in routing.owners.items()} == {1: ADDRESS, 2: ADDRESS}
     assert rig.lone.routing() is routing
-    rig.engine.lose(rig.engine.shards[2], rig.now_ms)
+    rig.engine.lose(rig.engine.state.shards[2], rig.now_ms)
     rig.lone.changed()
     assert set(rig.lone.routing().owners) == {1}
 
@@ -62,20 +62,20 @@ def test_no_slot_is_given_twice_while_slots_are_written() -> None:
     """The transactions that give slots to the shards end one after the other."""
     rig = Rig(1, 2, 3)
     rig.lone.share_slots()
-    wanted = {number: shard.queue.keys.wanted for number, shard in rig.engine.shards.items()}
+    wanted = {number: shard.queue.keys.wanted for number, shard in rig.engine.state.shards.items()}
     first, *others = rig.send()
     rig.arrive(*first)
     assert [shard.queue.keys.wanted for shard, _ in others] == [None, None]
     for shard, batch in others:
         rig.arrive(shard, batch)
-    assert {number: shard.queue.keys.held for number, shard in rig.engine.shards.items()} == wanted
+    assert {number: shard.queue.keys.held for number, shard in rig.engine.state.shards.items()} == wanted
 
 
 def test_slots_wait_until_all_shards_are_open() -> None:
     rig = Rig(1, 2)
-    rig.engine.lose(rig.engine.shards[2], rig.now_ms)
+    rig.engine.lose(rig.engine.state.shards[2], rig.now_ms)
     assert set(rig.lone.slots()) == {0}
-    assert rig.engine.shards[1].queue.keys.wanted is None
+    assert rig.engine.state.shards[1].queue.keys.wanted is None
 
 
 def test_no_request_leaves_the_host() -> None:

@@ -74,7 +74,7 @@ def test_a_wait_that_ends_during_a_forward_gets_its_answer(cluster: Cluster) -> 
     cluster.tell()
     waiting = DequeueCall([(("test", "t"), 1)], 1_000, 1_000, 0, lambda items, doubtful: True)
     waiting.away = True
-    cluster.on_loop(lambda: a.engine.patience.push(0, waiting))
+    cluster.on_loop(lambda: a.engine.state.patience.push(0, waiting))
     cluster.on_loop(lambda: a.engine.tick(a._clock.now_ms()))
     assert not waiting.done
 

@@ -44,10 +44,10 @@ def test_a_shard_that_could_not_be_opened_is_held_no_longer(
 
     def take() -> bool:  # in one go: it may be given up before the next question
         a.take(9)
-        return 9 in a.engine.shards
+        return 9 in a.engine.state.shards
 
     assert cluster.on_loop(take)
-    cluster.until(lambda: 9 not in a.engine.shards, "the shard to be given up")
+    cluster.until(lambda: 9 not in a.engine.state.shards, "the shard to be given up")
     assert cluster.on_loop(lambda: set(a.runner._workers)) == {1}
 
 
@@ -67,7 +67,7 @@ def test_a_request_is_held_until_the_shard_has_an_owner(
     is_held(cluster, a)
     looking.send_call("GetItem", id=moved[0].id)
     cluster.until(lambda: len(a.forwarder.exchange.held) == 2, "the look to be held too")
-    cluster.until(lambda: not c.engine.shards[3].memory.known, "the ack of the other host's item")
+    cluster.until(lambda: not c.engine.state.shards[3].memory.known, "the ack of the other host's item")
     taker = {"a": a, "c": c}[to]
     cluster.move(2, taker)
     cluster.tell(cluster.routing(a, c))
@@ -131,7 +131,7 @@ def test_an_owner_that_dies_while_it_is_asked(
     wire = cluster.wire(a)
     with locked(2):
         wire.send_call(method, **({"ids": [item.id]} if method == "DeleteItems" else ack(item)))
-        cluster.until(lambda: b.engine.shards[2].queue.in_flight is not None, "the owner to be at it")
+        cluster.until(lambda: b.engine.state.shards[2].queue.in_flight is not None, "the owner to be at it")
         cluster.on_loop(b.die)
         is_held(cluster, a)
     cluster.move(2, c)

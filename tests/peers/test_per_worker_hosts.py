@@ -65,7 +65,7 @@ def test_a_name_refused_on_another_host_gets_its_next_item(cluster: Cluster, cli
         thread = threading.Thread(target=lambda: got.append(one.dequeue("jobs", 5, worker="w", wait_ms=LATER_MS)))
         thread.start()
         engine = cluster.members[1].engine
-        cluster.until(lambda: "w" in engine.holdings.named, "the other host refused it")
+        cluster.until(lambda: "w" in engine.state.holdings.named, "the other host refused it")
         assert not got
         two.ack(first[0])
         thread.join(LATER_MS / 1_000)

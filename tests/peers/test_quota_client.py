@@ -46,7 +46,7 @@ def test_an_enqueue_waits_for_the_tokens_of_its_coordinator(host: OneHost) -> No
     assert (sent.address, sent.request.ns, sent.request.wanted, sent.request.held) == ("b:1", "n", 3, 0)
     grant(host, 3)
     assert kinds(call.answer) == [None] * 3
-    assert host.engine.counters.quota_admitted == 3
+    assert host.engine.state.counters.quota_admitted == 3
 
 
 def test_items_that_the_answer_does_not_cover_are_refused(host: OneHost) -> None:
@@ -55,7 +55,7 @@ def test_items_that_the_answer_does_not_cover_are_refused(host: OneHost) -> None
     assert kinds(call.answer) == [None, None, Overloaded]
     assert messages(call.answer)[2] == "the namespace's quota is used up"
     assert call.answer.outcomes[2].error.retry_after_ms == 100
-    assert (host.engine.counters.quota_admitted, host.engine.counters.quota_refused) == (2, 1)
+    assert (host.engine.state.counters.quota_admitted, host.engine.state.counters.quota_refused) == (2, 1)
 
 
 def test_enqueues_are_served_first_come_first_served(host: OneHost) -> None:
@@ -93,7 +93,7 @@ def test_an_enqueue_waits_no_longer_than_its_caller(host: OneHost) -> None:
 
 def test_tokens_of_items_that_stored_nothing_return(host: OneHost) -> None:
     """The beat gives back the tokens that no enqueue needs."""
-    host.engine.shards[1].owner.takes_new = False
+    host.engine.state.shards[1].owner.takes_new = False
     call = put(host, 2)
     grant(host, 2)
     full = idl.EnqueueOutcome(error=idl.ItemError(4, "full", 10))
@@ -133,7 +133,7 @@ def test_an_answer_for_tokens_that_ran_out_returns_none(host: OneHost) -> None:
     host.monotonic_ms += TTL_MS
     host.ring()  # the beat finds that they ran out
     host.sent.clear()
-    host.engine.lose(host.engine.shards[1], host.now_ms)
+    host.engine.lose(host.engine.state.shards[1], host.now_ms)
     assert kinds(call.answer) == [Unavailable]
     host.wait(BEAT_MS)
     assert not host.to("TakeTokens"), "none is held"
@@ -217,5 +217,5 @@ def test_namespaces_in_use_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_full_buffers_let_no_enqueue_wait(host: OneHost) -> None:
-    host.engine.budget.take(1 << 30)
+    host.engine.state.budget.take(1 << 30)
     assert messages(put(host).answer) == ["the host's buffers are full"]

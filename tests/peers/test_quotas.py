@@ -47,7 +47,7 @@ def two(cluster: Cluster) -> Two:
     members = cluster.add("a", 1, **SECTIONS), cluster.add("b", 2, **SECTIONS)
     cluster.tell(with_slots(cluster.routing()))
     cluster.until(
-        lambda: all(member.engine.shards[n].queue.keys.held.bits for n, member in enumerate(members, 1)), "slots"
+        lambda: all(member.engine.state.shards[n].queue.keys.held.bits for n, member in enumerate(members, 1)), "slots"
     )
     return members
 
@@ -77,7 +77,7 @@ def stored(members: Two, ns: str) -> int:
     """Return how many items the last owner of each shard has, in total."""
     found: dict[int, tuple[int, int]] = {}
     for member in members:
-        for shard in list(member.engine.serving):
+        for shard in list(member.engine.state.serving):
             items = sum(lane.total for lane in list(shard.memory.lanes.values()) if lane.topic.key[0] == ns)
             found[shard.number] = max(found.get(shard.number, (0, 0)), (shard.owner.epoch, items))
     return sum(items for _, items in found.values())
@@ -120,7 +120,7 @@ def test_all_hosts_together_admit_what_the_rate_allows(cluster: Cluster, two: Tw
 def test_a_new_home_grants_nothing_until_the_old_tokens_end(cluster: Cluster, two: Two) -> None:
     """The other host takes the shard by force and does not inform the old home."""
     home, other = home_first(two, "rated")
-    shard = next(iter(home.engine.shards))
+    shard = next(iter(home.engine.state.shards))
     wire = cluster.wire(other)
     begun = time.monotonic()
     cluster.move(shard, other)
@@ -154,7 +154,7 @@ def test_what_may_be_stored_is_stored_and_no_more(cluster: Cluster, two: Two, ns
 def test_a_shard_that_moves_is_not_forgotten(cluster: Cluster, two: Two) -> None:
     """Items that the old owner stored count even while no host serves the shard."""
     home, other = home_first(two, "stored")
-    number = next(iter(other.engine.shards))
+    number = next(iter(other.engine.state.shards))
     load = Load(cluster, two, "stored", 7)
     load.until(STORED // 2)
     cluster.tell(with_slots(cluster.routing(without=[number])))
@@ -175,14 +175,14 @@ def test_a_replaced_owner_that_does_not_know_it_counts_nothing(
     # The host also leaves out a shard whose database confirms it too late.
     monkeypatch.setattr(token_coordinator, "CENSUS_MS", 60_000)
     home, other = home_first(two, "stored")
-    number = next(iter(other.engine.shards))
+    number = next(iter(other.engine.state.shards))
     cluster.wire(other).put("t", b"x", ns="free")
     cluster.move(number, home)
     counts = [
         cluster.wire(member).ask("CountItems", ns="free", context=idl.RequestContext()).shards
         for member in (other, home)
     ]
-    assert counts == [{}, {**dict.fromkeys(home.engine.shards, 0), number: 1}]
+    assert counts == [{}, {**dict.fromkeys(home.engine.state.shards, 0), number: 1}]
 
 
 def test_only_new_items_cost_tokens_and_forwarded_ones_cost_once(cluster: Cluster, two: Two) -> None:

@@ -44,7 +44,7 @@ def test_the_next_consumer_is_sent_when_one_disconnects(cluster: Cluster, locked
     consumers = [cluster.wire(a), cluster.wire(a)]
     for n, consumer in enumerate(consumers, 1):
         consumer.send_call("Dequeue", ns="test", wants=[idl.TopicCount("t", 1)], wait_ms=20_000)
-        cluster.until(lambda n=n: len(a.engine.waiting.get(("test", "t"), ())) == n, "it to wait")  # type: ignore[misc]
+        cluster.until(lambda n=n: len(a.engine.state.waiting.get(("test", "t"), ())) == n, "it to wait")  # type: ignore[misc]
     with locked(2):
         cluster.tell()
         cluster.until(lambda: a.counters.forwarded == 1, "the first to be sent")
@@ -102,14 +102,14 @@ def test_a_home_whose_slot_was_given_away_for_nothing_comes_back(cluster: Cluste
     """The move was called off at the same time, and no key comes of which one would see it."""
     rated = {"namespaces": {"test": {"enqueues_per_second": 1_000, "burst": 50}}}
     a, slot, given = cluster.add("a", 1, quotas=rated, host={"confirm_ms": 1_000}), coordinator_slot("test"), []
-    shard = a.engine.shards[1]
+    shard = a.engine.state.shards[1]
     routing = cluster.on_loop(cluster.routing)
     cluster.tell(make_routing(routing.owners, routing.hosts, routing.shards, Slots(shards=(1,) * HASH_SLOTS, stamp=1)))
     cluster.until(lambda: shard.queue.keys.takes_slot(slot), "slots")
 
     def give() -> None:
         shard.queue.keys.gives.append(Give(slot, 1, hash_slot_bounds(slot)[0], 1, given.append))
-        a.engine.touch(shard)
+        a.engine.state.touch(shard)
 
     cluster.on_loop(give)
     cluster.until(lambda: bool(given), "the slot to be given away")
@@ -147,7 +147,7 @@ def test_a_wait_does_not_change_when_the_clock_is_set(
     consumer = cluster.wire(a)
     begun_s = time.monotonic()
     consumer.send_call("Dequeue", ns="test", wants=[idl.TopicCount("t", 1)], wait_ms=2_000)
-    cluster.until(lambda: len(a.engine.patience) == 1, "it to wait")
+    cluster.until(lambda: len(a.engine.state.patience) == 1, "it to wait")
     set_ = SimpleNamespace(monotonic_ns=time.monotonic_ns, time_ns=lambda: time.time_ns() + set_ns)
 
     def set_it() -> None:  # in one go: a trip that comes back between would find another clock than its database's

@@ -14,7 +14,7 @@ def test_reports_pass_between_real_hosts(cluster: Cluster) -> None:
     on_a.put("t", b"", fairness_key="x")
     on_a.put("t", b"", fairness_key="y")
     on_b.put("t", *[b""] * 10, fairness_key="y")
-    tenants = cluster.on_loop(lambda: a.engine.topics["test", "t"].turns.tenants)
+    tenants = cluster.on_loop(lambda: a.engine.state.topics["test", "t"].turns.tenants)
 
     def falls() -> bool:
         items = on_b.dequeue("t", 10)

@@ -110,7 +110,7 @@ def test_a_shard_that_is_removed_during_a_redrive_is_not_missing() -> None:
     redrive = Redrive(exchange, plan, lambda *_: None, found.append)
     routing = replace(routing, shards=frozenset({1, 3}))
     redrive.begin(10_000)
-    while lab.engine.next_slice:
+    while lab.engine.state.slices.next_slice:
         lab.engine.pump(lab.now_ms)
     assert [(one.missing, one.more) for one in found] == [({1, 3}, False)]
 
@@ -119,7 +119,7 @@ def test_owners_of_a_lone_host() -> None:
     lab = Laboratory(1, 2)
     lone = alone(lab)
     assert lone.exchange.find(1) is HERE
-    lab.engine.lose(lab.engine.shards[2], lab.now_ms)
+    lab.engine.lose(lab.engine.state.shards[2], lab.now_ms)
     lone.changed()
     assert (lone.routing().shards, lone.routing().unowned) == ({1, 2}, {2})
     assert isinstance(lone.exchange.find(2), Unavailable)

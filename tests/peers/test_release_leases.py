@@ -44,7 +44,7 @@ def test_a_forwarded_dequeue_names_the_worker(cluster: Cluster, two: tuple[Membe
     (item_id,) = there.put("t", b"x")
     (item,) = here.dequeue("t", 1, wait_ms=60_000, worker="w", begins=0)
     assert item.id == item_id
-    given = cluster.on_loop(lambda: two[1].engine.shards[2].memory.known[item_id].given)
+    given = cluster.on_loop(lambda: two[1].engine.state.shards[2].memory.known[item_id].given)
     assert (given.worker, given.begun) == ("w", False)
     assert released(there, worker="w") == (1, [])
     assert there.one("t").attempt == 1

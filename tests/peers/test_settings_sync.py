@@ -52,7 +52,7 @@ def test_a_lower_version_without_a_history_is_followed(applied: list[Settings]) 
     engine = Laboratory(1).engine
     host = HostSettings(engine)
     host.follow({"n": Settings("n", 9, {"topic.t": '{"paused": true}'})})
-    assert engine.policies.of(("n", "t")).paused
+    assert engine.state.policies.of(("n", "t")).paused
     host.follow({"n": Settings("n", 8)})
-    assert not engine.policies.of(("n", "t")).paused
-    assert engine.policies.versions == {"n": 8}
+    assert not engine.state.policies.of(("n", "t")).paused
+    assert engine.state.policies.versions == {"n": 8}

@@ -20,9 +20,9 @@ class Rig(Laboratory):
 
     def __init__(self) -> None:
         super().__init__(1, shards_elsewhere=True)
-        self.shard = self.engine.shards[1]
+        self.shard = self.engine.state.shards[1]
         self.shard.queue.keys.wanted = Holding(1, bits_of(range(HASH_SLOTS)))
-        self.engine.touch(self.shard)
+        self.engine.state.touch(self.shard)
         self.settle()
         self.answers: list[bool | str] = []
         self.owners = SlotOwners(self.engine, TestTimers(lambda: self.now_ms), lambda: None)

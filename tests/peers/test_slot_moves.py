@@ -77,7 +77,7 @@ class Record:
 
 
 def holds(cluster: Cluster, number: int, slot: int) -> bool:
-    found = (member.engine.shards.get(number) for member in cluster.members if member.serves(number))
+    found = (member.engine.state.shards.get(number) for member in cluster.members if member.serves(number))
     return any(shard is not None and has(shard.queue.keys.held.bits, slot) for shard in found)
 
 
@@ -170,12 +170,12 @@ def test_a_slot_that_was_given_for_a_cancelled_move_comes_back(
     cluster: Cluster, two: tuple[Member, Member], record: Record
 ) -> None:
     """The host takes the slot back by itself: the record does not change any more."""
-    shard = two[0].engine.shards[1]
+    shard = two[0].engine.state.shards[1]
 
     def give() -> None:
         low, _ = hash_slot_bounds(THEIRS[0])
         shard.queue.keys.gives.append(Give(THEIRS[0], 1, low, 1_000, lambda rows: None))
-        two[0].engine.touch(shard)
+        two[0].engine.state.touch(shard)
 
     cluster.on_loop(give)
     cluster.until(lambda: not holds(cluster, 1, THEIRS[0]), "the slot given away")
@@ -192,7 +192,7 @@ def test_a_slot_being_given_away_does_not_return_with_another(
     cluster: Cluster, two: tuple[Member, Member], record: Record, locked: Locked
 ) -> None:
     """While the shard gives one slot away, the record assigns it another one."""
-    shard, (other, given) = two[0].engine.shards[1], THEIRS[:2]
+    shard, (other, given) = two[0].engine.state.shards[1], THEIRS[:2]
     record.move(other)
     cluster.until(lambda: not record.slots.moves, "the end of a move")
     record.obeys = False
@@ -244,7 +244,7 @@ def test_keys_that_are_being_stored_are_given_with_their_slot(
     cluster: Cluster, two: tuple[Member, Member], record: Record, locked: Locked
 ) -> None:
     """The client enqueues more keys than one trip stores, before the shard gives the slot away."""
-    shard = two[0].engine.shards[1]
+    shard = two[0].engine.state.shards[1]
     shard.configure(shard.config.model_copy(update={"batch_rows": 2}))
     keys = [key for key in (f"k{n}" for n in range(20_000)) if hash_slot_of(digest_of("test", key)) == THEIRS[0]][:15]
     given: list[Any] = []
@@ -253,7 +253,7 @@ def test_keys_that_are_being_stored_are_given_with_their_slot(
     def ask() -> None:
         low, _ = hash_slot_bounds(THEIRS[0])
         shard.queue.keys.gives.append(Give(THEIRS[0], 2, low, 1_000, given.append))
-        two[0].engine.touch(shard)
+        two[0].engine.state.touch(shard)
 
     with locked(1):
         wire.send_call("Enqueue", ns="test", items=[spec("t", b"x", dedup_key=key) for key in keys])

@@ -50,8 +50,9 @@ class Rig:
     def __init__(self, *shards: Shard) -> None:
         self.now_ms, self.monotonic_ms = 1_000_000, 0
         self.shards = list(shards)
+        host = SimpleNamespace(confirm_ms=CONFIRM_MS)
         self.engine: Any = SimpleNamespace(
-            serving=self.shards, config=SimpleNamespace(host=SimpleNamespace(confirm_ms=CONFIRM_MS))
+            state=SimpleNamespace(serving=self.shards, config=SimpleNamespace(host=host))
         )
         self.owners = Owners(self.engine, TestTimers(lambda: self.now_ms, lambda: self.monotonic_ms), lambda: None)
 

@@ -18,7 +18,7 @@ def test_a_trip_that_ends_after_its_host_is_ignored(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(threading, "excepthook", faults.append)
     with cluster_in(tmp_path) as cluster:
         a = cluster.add("a", 1, server={"grace_ms": 0})
-        thread, shard = a.runner._workers[1]._thread, a.engine.shards[1]
+        thread, shard = a.runner._workers[1]._thread, a.engine.state.shards[1]
         connection = sqlite3.connect(cluster.path(1), timeout=30, isolation_level=None)
         connection.execute("BEGIN IMMEDIATE")
         cluster.wire(a).send_call("Enqueue", ns="test", items=[spec("t")])

@@ -24,7 +24,7 @@ def host(cluster: Cluster) -> Member:
     member = cluster.add("a", 1)
     cluster.tell()
     policy = Settings("shop", 1, {"topic.jobs": json.dumps({"stuck_after_ms": STUCK_MS})})
-    cluster.on_loop(lambda: member.engine.policies.apply(policy))
+    cluster.on_loop(lambda: member.engine.state.policies.apply(policy))
     return member
 
 
@@ -63,7 +63,7 @@ def test_an_item_that_is_extended_for_ever_is_delivered_again(client: Client) ->
 
 def test_a_stuck_item_counts_as_an_attempt_for_its_dead_letter(client: Client, host: Member, cluster: Cluster) -> None:
     policy = Settings("shop", 2, {"topic.jobs": json.dumps({"stuck_after_ms": 300, "max_attempts": 1})})
-    cluster.on_loop(lambda: host.engine.policies.apply(policy))
+    cluster.on_loop(lambda: host.engine.state.policies.apply(policy))
     item_id = client.enqueue("jobs", b"x")
     (item,) = client.dequeue("jobs", lease_ms=200, wait_ms=60_000)
     client.extend(item, 60_000)

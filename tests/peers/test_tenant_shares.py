@@ -103,11 +103,11 @@ def test_items_without_a_fairness_key_are_balanced_too() -> None:
     assert shares(trio.run(5)) == pytest.approx({"x": 1 / 2, "": 1 / 2}, rel=0.05)
     trio = Trio({"x": "a", "": "bc"})
     trio.run(2)
-    assert all(KEY not in trio.hosts[name].engine.topics.in_turns for name in "bc"), "a has nothing to balance"
+    assert all(KEY not in trio.hosts[name].engine.state.topics.in_turns for name in "bc"), "a has nothing to balance"
 
 
 def factors(host: OneHost) -> dict[str, float]:
-    return {one.name: one.factor for one in host.engine.topics[KEY].turns.tenants.values()}
+    return {one.name: one.factor for one in host.engine.state.topics[KEY].turns.tenants.values()}
 
 
 @pytest.mark.parametrize("entries", [{"weight.x": "8"}, {"topic.t": '{"fair": {"weights": {"x": 8}}}'}])
@@ -150,7 +150,7 @@ def test_weights_return_when_other_hosts_are_silent() -> None:
     for _ in range(30 * SILENT_MS // BEAT_MS):
         host.wait(BEAT_MS)
     assert factors(host) == {"x": 1, "y": 1, "z": 1}
-    assert {one.name: one.weight for one in host.engine.topics[KEY].turns.tenants.values()} == WEIGHTS
+    assert {one.name: one.weight for one in host.engine.state.topics[KEY].turns.tenants.values()} == WEIGHTS
 
 
 # ------------------------------------------------------------------------------------------ one host
@@ -183,7 +183,7 @@ def test_a_plain_topic_is_not_reported(host: OneHost) -> None:
     put(host, "", 5)
     host.wait(BEAT_MS)
     assert not host.to("TellShares")
-    assert not host.engine.topics.in_turns
+    assert not host.engine.state.topics.in_turns
 
 
 def test_a_host_with_one_tenant_reports_while_another_has_two(host: OneHost) -> None:
@@ -238,7 +238,7 @@ def test_turns_that_a_report_begins_follow_the_policy(host: OneHost) -> None:
     host.ask("Dequeue", ns="n", wants=[idl.TopicCount("t", 1)])
     report(host, x=1, y=1)
     host.ask("Dequeue", ns="n", wants=[idl.TopicCount("t", 1)])
-    assert host.engine.topics[KEY].turns.unit == "bytes"
+    assert host.engine.state.topics[KEY].turns.unit == "bytes"
 
 
 def test_a_topic_that_ends_is_forgotten(host: OneHost) -> None:
@@ -248,11 +248,11 @@ def test_a_topic_that_ends_is_forgotten(host: OneHost) -> None:
     (item,) = host.ask("Dequeue", ns="n", wants=[idl.TopicCount("t", 1)]).items
     host.ask("Ack", items=[idl.AckItem(item.id, item.lease)])
     report(host, x=1, y=1)
-    while KEY in host.engine.topics:
+    while KEY in host.engine.state.topics:
         host.wait(60_000)
     report(host, x=1, y=1)
     host.wait(BEAT_MS)
-    assert not host.engine.topics.in_turns
+    assert not host.engine.state.topics.in_turns
     assert not host.shares._shared
 
 

@@ -218,7 +218,7 @@ def test_a_host_that_leaves_gives_its_tokens_back() -> None:
     ((tokens, _, _),) = home.coordinator._tokens.values()
     held = key.allowance.balance
     assert tokens._bucket._holders[leaving.lender._holder].tokens >= held
-    leaving.engine.draining = True
+    leaving.engine.state.draining = True
     leaving.lender.leave()
     assert key.allowance.balance == 0
     cluster.run(2 * TRIP_MS)

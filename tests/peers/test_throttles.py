@@ -38,7 +38,7 @@ def three(cluster: Cluster) -> Three:
     members = tuple(cluster.add(name, number, **SECTIONS) for number, name in enumerate("abc", 1))
     cluster.tell(with_slots(cluster.routing()))
     cluster.until(
-        lambda: all(member.engine.shards[n].queue.keys.held.bits for n, member in enumerate(members, 1)), "slots"
+        lambda: all(member.engine.state.shards[n].queue.keys.held.bits for n, member in enumerate(members, 1)), "slots"
     )
     for member in members:
         cluster.on_loop(lambda member=member: member.settings.apply(Settings("n", 1, ENTRIES)))  # type: ignore[misc]

@@ -26,7 +26,7 @@ def full(bound: int) -> str:
 
 def apply(host: OneHost, **most: int | None) -> None:
     """Bound the stored items of these topics, and of no other."""
-    version = host.engine.policies.versions.get("n", 0) + 1
+    version = host.engine.state.policies.versions.get("n", 0) + 1
     entries = {f"topic.{topic}": json.dumps({"max_stored": items}) for topic, items in most.items()}
     host.engine.apply_settings(Settings("n", version, entries))
 

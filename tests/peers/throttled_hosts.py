@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from heapq import heappop, heappush
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +11,7 @@ from typing import Any
 from foqs.api.peer_methods import PeerMethods
 from foqs.bounds import THROTTLE, Bounded, Quota
 from foqs.counters import Counters
-from foqs.engine.state import State
+from foqs.engine.state import LoopSlices
 from foqs.engine.throttling import Throttling
 from foqs.errors import FoqsError, LostReply, Unavailable
 from foqs.ids import HASH_SLOTS
@@ -69,13 +67,14 @@ class Host:
             self.policies, self.waiting, lambda topic: later(0, self.deliver), self._run, cluster.rng.random,  # type: ignore[arg-type]
             lambda: self.lender.wanted(), clock,  # noqa: PLW0108
         )  # fmt: skip
-        self.engine: Any = SimpleNamespace(
+        slices = LoopSlices(lambda: None)
+        slices.soon = lambda do: later(0, do)  # type: ignore[method-assign]
+        state = SimpleNamespace(
             throttling=self.throttling, rng=cluster.rng, draining=False, staying={}, now_ms=0, shards={},
-            counters=Counters(), long_work=deque(), wake=lambda: None,
-            config=SimpleNamespace(server=SimpleNamespace(id=name)), soon=lambda do: later(0, do),
+            counters=Counters(), slices=slices, wake=lambda: None,
+            config=SimpleNamespace(server=SimpleNamespace(id=name)),
         )  # fmt: skip
-        self.engine.put_off = self.engine.long_work.append
-        self.engine.begin, self.engine.go_on = partial(State.begin, self.engine), partial(State.go_on, self.engine)
+        self.engine: Any = SimpleNamespace(state=state)
         forwarder: Any = SimpleNamespace(routing=lambda: cluster.routing, ask=self._ask)
         owners: Any = SimpleNamespace(find=self._find, observe=lambda: None, check=None)
         timers = TestTimers(clock, later=later)

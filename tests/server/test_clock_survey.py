@@ -94,9 +94,9 @@ class Hosts:
         return self.cluster.add(f"host-{next(self._names)}", *shards)
 
     def release(self, member: Member) -> None:
-        for number in list(member.engine.shards):
+        for number in list(member.engine.state.shards):
             self.cluster.on_loop(lambda number=number: member.release(number, 60_000))  # type: ignore[misc]
-        self.cluster.until(lambda: not member.engine.shards and member.runner.marker.idle, "the shards closed")
+        self.cluster.until(lambda: not member.engine.state.shards and member.runner.marker.idle, "the shards closed")
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def stored(hosts: Hosts, member: Member) -> tuple[list[int], list[Any]]:
     """Store items with a TTL of ten minutes on all shards, and lease nine items without one for the same time."""
     wire = hosts.cluster.wire(member)
     ids = [item_id for _ in range(13) for item_id in wire.put("t", b"x", ttl_ms=600_000)]
-    while {item_id >> 48 for item_id in ids} != set(member.engine.shards):  # chance chooses the shard
+    while {item_id >> 48 for item_id in ids} != set(member.engine.state.shards):  # chance chooses the shard
         ids += wire.put("t", b"x", ttl_ms=600_000)
     for _ in range(9):
         wire.put("leased", b"x")
@@ -175,15 +175,17 @@ def test_a_clock_that_jumps_while_the_host_runs_ends_nothing(hosts: Hosts) -> No
     member = hosts.start(1)
     ids, leased = stored(hosts, member)
     wire = hosts.cluster.wire(member)
-    shard = member.engine.shards[1]
+    shard = member.engine.state.shards[1]
     hosts.clocks.ahead_ms[1] = HOUR_MS
     with capture_logs() as lines:
         hosts.cluster.on_loop(
-            lambda: setattr(shard.owner, "lost", True) or member.engine.touch(shard)
+            lambda: setattr(shard.owner, "lost", True) or member.engine.state.touch(shard)
         )  # it connects again
         hosts.cluster.until(lambda: not shard.owner.lost, "the host has connected again")
         for _ in range(2):
-            hosts.cluster.on_loop(lambda: setattr(shard.owner, "clock_wanted", True) or member.engine.touch(shard))
+            hosts.cluster.on_loop(
+                lambda: setattr(shard.owner, "clock_wanted", True) or member.engine.state.touch(shard)
+            )
             hosts.cluster.until(
                 lambda: not shard.owner.clock_wanted and shard.queue.in_flight is None, "the clock is read"
             )

@@ -83,11 +83,11 @@ def test_nothing_is_begun_while_the_session_is_suspended(tmp_path: Path) -> None
         store.changed(assigned(facts))
         for _ in range(3):
             await asyncio.sleep(0)
-        assert (member.seat.fresh, dict(member.node.engine.shards)) == (False, {})
+        assert (member.seat.fresh, dict(member.node.engine.state.shards)) == (False, {})
         store.session(Session.CONNECTED)
         assert not member.seat.fresh
         store.changed(assigned(facts))
-        await until(lambda: bool(member.node.engine.serving))
+        await until(lambda: bool(member.node.engine.state.serving))
         assert await member.stop()
 
     asyncio.run(run())
@@ -144,7 +144,7 @@ def test_the_first_host_adopts_settings_before_it_joins(tmp_path: Path, first: b
             store.changed(Facts(shards=shards, hosts={} if first else {"b": HostFact("b", "x:1", "another")}))
             await starting
         assert store.joined == [{"ns": new} if first else {}]
-        assert member.node.engine.policies.of(("ns", "t")).paused is first
+        assert member.node.engine.state.policies.of(("ns", "t")).paused is first
         missed = [line["shards"] for line in lines if line["event"] == "settings.not_adopted"]
         assert missed == ([[5]] if first else [])
         assert await member.stop()
@@ -168,14 +168,14 @@ def test_a_host_whose_id_is_taken_begins_nothing(tmp_path: Path) -> None:
             store.changed(facts)
             for _ in range(3):
                 await asyncio.sleep(0)
-        assert (store.asked, dict(member.node.engine.shards), member.node.server.serves) == ([], {}, False)
+        assert (store.asked, dict(member.node.engine.state.shards), member.node.server.serves) == ([], {}, False)
         store.changed(Facts(shards=shards))
         await starting
         assert [what for what, *_ in store.asked] == ["join"]
         store.changed(taken)  # another newcomer was faster: its record stands, and the shards are its own
         for _ in range(3):
             await asyncio.sleep(0)
-        assert dict(member.node.engine.shards) == {}
+        assert dict(member.node.engine.state.shards) == {}
         assert await member.stop()
 
     asyncio.run(run())

@@ -86,7 +86,7 @@ def test_a_shard_is_served_after_its_settings_are_adopted(cluster: Cluster, host
     cluster.run()
     assert (host.refused, cluster.store.stored) == ({1: ""}, {"ns": PAUSED})
     assert cluster.store.stored["ns"].history == PAUSED.history
-    assert host.kept._settings._engine.policies.of(("ns", "t")).paused
+    assert host.kept._settings._engine.state.policies.of(("ns", "t")).paused
 
 
 def test_an_adopted_version_goes_on(cluster: Cluster, host: Host) -> None:

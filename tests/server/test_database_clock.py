@@ -60,7 +60,7 @@ class Readings:
 
     @property
     def held(self) -> bool:
-        return all(shard.owner.held for shard in self.laboratory.engine.serving)
+        return all(shard.owner.held for shard in self.laboratory.engine.state.serving)
 
     def pass_ms(self, ms: int) -> None:
         self.laboratory.now_ms += ms
@@ -69,7 +69,7 @@ class Readings:
     def read(self, **ahead_ms: int) -> None:
         """`_1=500`: the database of shard 1 is 500 ms ahead of the clock as it was at the beginning."""
         for name, ahead in ahead_ms.items():
-            shard = self.laboratory.engine.shards[int(name[1:])]
+            shard = self.laboratory.engine.state.shards[int(name[1:])]
             now_ms = self.laboratory.now_ms
             self.timekeeper.read(shard, ShardBatch(begun_ms=now_ms), self.begun_ms + ahead)
 
@@ -91,7 +91,7 @@ def test_a_lasting_difference_is_followed() -> None:
 def test_a_jump_of_the_only_database_makes_the_host_wait(by_ms: int) -> None:
     """Nothing says which clock is right: the host delivers, scans and removes nothing, and says so, until it knows."""
     readings = Readings(1)
-    laboratory, shard = readings.laboratory, readings.laboratory.engine.shards[1]
+    laboratory, shard = readings.laboratory, readings.laboratory.engine.state.shards[1]
     laboratory.enqueue()
     laboratory.settle()
     with capture_logs() as lines:
@@ -120,8 +120,8 @@ def test_a_jump_is_followed_when_the_operator_says_so() -> None:
     readings.pass_ms(60_000)
     readings.read(_1=HOUR_MS)
     assert readings.held
-    host = readings.laboratory.engine.config.host.model_copy(update={"clock_wait_ms": 60_000})
-    readings.laboratory.engine.config = readings.laboratory.engine.config.model_copy(update={"host": host})
+    host = readings.laboratory.engine.state.config.host.model_copy(update={"clock_wait_ms": 60_000})
+    readings.laboratory.engine.state.config = readings.laboratory.engine.state.config.model_copy(update={"host": host})
     readings.read(_1=HOUR_MS)
     assert readings.set_by_ms == HOUR_MS
     assert not readings.held
@@ -192,7 +192,7 @@ def test_of_two_databases_the_earlier_is_followed() -> None:
 def test_a_slow_trip_sets_no_clock() -> None:
     """The database read its clock at some time between the begin and the end of the trip."""
     readings = Readings(1)
-    shard, now_ms = readings.laboratory.engine.shards[1], readings.laboratory.now_ms
+    shard, now_ms = readings.laboratory.engine.state.shards[1], readings.laboratory.now_ms
     for _ in range(3):
         readings.pass_ms(20_000)
         readings.timekeeper.read(shard, ShardBatch(begun_ms=now_ms), now_ms + 5)
@@ -211,13 +211,13 @@ def test_a_difference_is_logged_once_until_it_changes() -> None:
         ("clock.differs", 0),
         ("shard.clock_differs", 0),
     ]
-    assert readings.laboratory.engine.counters.clock_jumps == 2
+    assert readings.laboratory.engine.state.counters.clock_jumps == 2
 
 
 def test_a_set_clock_keeps_what_remains_of_waits_and_leases() -> None:
     readings = Readings(1)
     laboratory, host = readings.laboratory, readings.laboratory.engine
-    shard = host.shards[1]
+    shard = host.state.shards[1]
     laboratory.enqueue()
     laboratory.settle()
     laboratory.dequeue()
@@ -229,7 +229,7 @@ def test_a_set_clock_keeps_what_remains_of_waits_and_leases() -> None:
     assert leased.lease_expires_at_ms - laboratory.now_ms == left_ms
     assert shard.owner.confirmed(laboratory.now_ms)
     assert shard.queue.oldest_unwritten_ms() == laboratory.now_ms
-    assert host.patience.next_ms() == laboratory.now_ms + 1_000 < NEVER_MS
+    assert host.state.patience.next_ms() == laboratory.now_ms + 1_000 < NEVER_MS
     assert not waiting
 
 
@@ -238,15 +238,15 @@ def test_dispense_keeps_items_until_their_database_says(ahead_ms: int) -> None:
     """The database clock of shard 3 is behind those of shards 1 and 2, so the host's clock is ahead of it."""
     readings = Readings(3)
     laboratory = readings.laboratory
-    shard = laboratory.engine.shards[3]
-    laboratory.engine.serving[:] = [shard]  # where the item goes
+    shard = laboratory.engine.state.shards[3]
+    laboratory.engine.state.serving[:] = [shard]  # where the item goes
     laboratory.enqueue()
     laboratory.settle()
-    laboratory.engine.serving[:] = laboratory.engine.shards.values()
+    laboratory.engine.state.serving[:] = laboratory.engine.state.shards.values()
     (item,) = shard.memory.known.values()
     item.expires_at_ms = laboratory.now_ms + 60_000
     readings.pass_ms(61_000)
-    for one in laboratory.engine.serving:
+    for one in laboratory.engine.state.serving:
         one.owner.confirmed_ms = laboratory.now_ms
     readings.read(_1=0, _2=0, _3=ahead_ms)
     assert laboratory.dequeue() == [[] if ahead_ms == 0 else [item.id]]
@@ -363,19 +363,19 @@ def test_a_clock_that_was_corrected_while_its_shard_waited() -> None:
     host.laboratory = Laboratory(1)
     engine, clock = host.laboratory.engine, LaboratoryClock(host.laboratory)
     host.timekeeper = DatabaseClock(engine, clock, lambda after_ms, do: None, host)
-    shard, engine.serving = engine.shards[1], []
+    shard, engine.state.serving = engine.state.shards[1], []
     shard.owner.server = b"a"
 
     def serve() -> None:
-        engine.serving.append(shard)
+        engine.state.serving.append(shard)
         host.timekeeper.served(shard, HOUR_MS)
 
-    stamp = Stamp(host.begun_ms, host.begun_ms, engine.config.server.id)
+    stamp = Stamp(host.begun_ms, host.begun_ms, engine.state.config.server.id)
     host.timekeeper.admit(1, b"a", HOUR_MS, stamp, serve)
-    assert not engine.serving and "advanced by 3600.0 s" in host.timekeeper.why
+    assert not engine.state.serving and "advanced by 3600.0 s" in host.timekeeper.why
     with capture_logs() as lines:
         host.answer("a", 0)
-    assert engine.serving == [shard] and not shard.owner.held
+    assert engine.state.serving == [shard] and not shard.owner.held
     assert [line["event"] for line in lines] == ["clock.known"]
     assert (host.set_by_ms, shard.owner.clock_ahead_ms) == (0, 0)
 
@@ -387,7 +387,7 @@ def test_a_jump_is_judged_by_the_clusters_databases() -> None:
     host.laboratory, host.begun_ms = readings.laboratory, readings.begun_ms
     clock = readings.clock
     timekeeper = DatabaseClock(readings.laboratory.engine, clock, lambda after_ms, do: None, host)
-    shard = readings.laboratory.engine.shards[1]
+    shard = readings.laboratory.engine.state.shards[1]
     timekeeper.read(shard, ShardBatch(begun_ms=readings.begun_ms), readings.begun_ms + HOUR_MS)
     assert shard.owner.held
     host.answer("a", 0)
@@ -418,7 +418,7 @@ def test_a_host_with_a_wrong_clock_keeps_to_the_database(
     (delayed,) = first.put("t", b"delayed", delay_ms=HOUR_MS)
     (soon,) = first.put("soon", b"soon", delay_ms=50)
     cluster.on_loop(lambda: right.release(1, 60_000))  # in order: the next owner need not wait
-    cluster.until(lambda: 1 not in right.engine.shards, "the shard closed")
+    cluster.until(lambda: 1 not in right.engine.state.shards, "the shard closed")
 
     def wrong_ns() -> int:
         return time.time_ns() + machine_ahead_ms * 1_000_000

@@ -65,14 +65,15 @@ class Rig:
         """A client of the host, with one item leased in each shard."""
         _, port = await self.node.start()
         assert await until(
-            lambda: len(self.node.engine.serving) == len(self.urls), asyncio.get_running_loop().time() + PATIENCE_S
+            lambda: len(self.node.engine.state.serving) == len(self.urls),
+            asyncio.get_running_loop().time() + PATIENCE_S,
         )
         with Wire(("127.0.0.1", port), timeout_ms=TIMEOUT_MS) as wire:
             yield wire
         await self.node.stop()
 
     async def healthy(self) -> None:
-        shards = self.node.engine.serving
+        shards = self.node.engine.state.serving
         assert await until(
             lambda: all(shard.owner.breaker.closed and not shard.owner.lost for shard in shards),
             asyncio.get_running_loop().time() + PATIENCE_S,

@@ -64,7 +64,7 @@ class Host:
     async def start(self) -> None:
         _, self.port = await self.node.start()
         self.node.take(1)
-        await reached(lambda: bool(self.node.engine.serving))
+        await reached(lambda: bool(self.node.engine.state.serving))
 
     async def put(self) -> None:
         """Enqueue items until a transaction was plain: now and then one is sent together with a read."""
@@ -81,7 +81,7 @@ class Host:
 
     async def hang(self, relay: Relay, wire: Wire) -> None:
         """A plain transaction is in flight and gets no reply."""
-        shard, worker = self.node.engine.shards[1], self.node.runner._workers[1]
+        shard, worker = self.node.engine.state.shards[1], self.node.runner._workers[1]
         assert isinstance(worker, ShardWorker)
         for _ in range(100):
             relay.hold()
@@ -120,13 +120,13 @@ def test_a_shard_is_given_up_while_its_database_hangs(shard_url: str, relay: Rel
         with host.wire() as wire:
             await host.hang(relay, wire)
             host.node.release(1, 200)
-            await reached(lambda: 1 not in host.node.engine.shards)
+            await reached(lambda: 1 not in host.node.engine.state.shards)
         state, on_loop = host.ends[-1]
         assert state in (State.FAILED, State.IN_DOUBT) and not on_loop
         assert host.stores[0].plain_socket is None
         relay.flow()
         host.node.take(1)
-        await reached(lambda: bool(host.node.engine.serving))
+        await reached(lambda: bool(host.node.engine.state.serving))
         await host.put()
         assert host.ends[-1] == (State.COMMITTED, True)
         assert await host.node.stop()

@@ -40,7 +40,7 @@ def enqueue(cluster: Cluster, member: Member, count: int) -> set[int]:
 
 def release(cluster: Cluster, member: Member) -> None:
     cluster.on_loop(lambda: member.release(1, 60_000))
-    cluster.until(lambda: 1 not in member.engine.shards and member.runner.marker.idle, "the shard closed")
+    cluster.until(lambda: 1 not in member.engine.state.shards and member.runner.marker.idle, "the shard closed")
 
 
 def take(cluster: Cluster, member: Member) -> None:
@@ -58,7 +58,7 @@ def test_an_older_copy_gives_no_id_again(cluster: Cluster) -> None:
     ids = enqueue(cluster, first, 50)
     copy = dump(cluster.url(1))
     ids |= enqueue(cluster, first, 500)
-    epoch = first.engine.shards[1].owner.epoch
+    epoch = first.engine.state.shards[1].owner.epoch
     release(cluster, first)
     restore(cluster.url(1), copy)
     with capture_logs() as lines:
@@ -66,7 +66,7 @@ def test_an_older_copy_gives_no_id_again(cluster: Cluster) -> None:
         release(cluster, second)
         take(cluster, second)
     assert len(of(lines, "shard.restored")) == 1
-    assert second.engine.shards[1].owner.epoch > epoch
+    assert second.engine.state.shards[1].owner.epoch > epoch
     assert not ids & enqueue(cluster, second, 500)
 
 
@@ -121,7 +121,7 @@ def test_leases_that_a_copy_brings_back_are_ended(cluster: Cluster, orderly: boo
     once = wire.put("once", b"x", delivery=Delivery.AT_MOST_ONCE)
     leased = wire.dequeue("t", count=6, lease_ms=3_600_000) + wire.dequeue("once", lease_ms=3_600_000, wait_ms=9_000)
     assert len(leased) == 7
-    shard = first.engine.shards[1]
+    shard = first.engine.state.shards[1]
     cluster.until(
         lambda: shard.queue.oldest_unwritten_ms() is None and not shard.queue.in_flight, "the leases are written"
     )
@@ -133,7 +133,7 @@ def test_leases_that_a_copy_brings_back_are_ended(cluster: Cluster, orderly: boo
     with capture_logs() as lines:
         if not orderly:
             cluster.on_loop(lambda: first.look_whose(1))
-            cluster.until(lambda: 1 not in first.engine.shards, "the shard lost")
+            cluster.until(lambda: 1 not in first.engine.state.shards, "the shard lost")
         owner = cluster.add("b", 1) if orderly else first
         if not orderly:
             take(cluster, owner)
@@ -160,14 +160,14 @@ def test_leases_survive_a_restart_and_a_take_over(cluster: Cluster) -> None:
     wire = cluster.wire(first)
     wire.put("t", *[b"x"] * 3)
     leased = wire.dequeue("t", count=3, lease_ms=3_600_000)
-    shard = first.engine.shards[1]
+    shard = first.engine.state.shards[1]
     cluster.until(
         lambda: shard.queue.oldest_unwritten_ms() is None and not shard.queue.in_flight, "the leases are written"
     )
     with capture_logs() as lines:
         second = cluster.add("b", 1)  # by force
         cluster.on_loop(lambda: first.look_whose(1))
-        cluster.until(lambda: 1 not in first.engine.shards, "the shard lost")
+        cluster.until(lambda: 1 not in first.engine.state.shards, "the shard lost")
         release(cluster, second)
         take(cluster, second)
     assert not of(lines, "shard.restored")
@@ -194,7 +194,7 @@ def test_a_copy_restored_under_a_live_owner_reuses_no_id(cluster: Cluster) -> No
     with capture_logs() as lines:
         first.look_whose(1)
         cluster.on_loop(lambda: first.look_whose(1))
-        cluster.until(lambda: 1 not in first.engine.shards, "the shard lost")
+        cluster.until(lambda: 1 not in first.engine.state.shards, "the shard lost")
         take(cluster, first)
     assert len(of(lines, "shard.restored")) == 1
     assert not ids & enqueue(cluster, first, 500)

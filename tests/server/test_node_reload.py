@@ -17,7 +17,7 @@ pytestmark = pytest.mark.memory
 
 def test_every_part_gets_the_new_values() -> None:
     lab = Laboratory(1, 2)
-    shard = lab.engine.shards[1]
+    shard = lab.engine.state.shards[1]
     parts = {name: Mock() for name in ("service", "server", "requests", "guard", "peers", "hook_pool")}
     lab.settle()
     config = load(
@@ -39,7 +39,7 @@ def test_every_part_gets_the_new_values() -> None:
     parts["requests"].bound.assert_called_once_with(33)
     parts["guard"].read_again.assert_called_once_with()
     parts["hook_pool"].reconfigure.assert_called_once_with(config.hooks, limits)
-    assert lab.engine.config is config
+    assert lab.engine.state.config is config
     assert (shard.config, shard.queue.dedup_window_ms) == (config.host, 60_000)
     assert (shard.owner.hang_ms, shard.owner.breaker.settings.hang_ms) == (777, 777)
 
@@ -47,9 +47,9 @@ def test_every_part_gets_the_new_values() -> None:
 def test_shards_that_are_served_look_for_due_work_again() -> None:
     """A delay may be shorter now."""
     lab = Laboratory(1, 2)
-    lab.engine.lose(lab.engine.shards[2], lab.now_ms)
+    lab.engine.lose(lab.engine.state.shards[2], lab.now_ms)
     lab.settle()
     config = load(shards=[{"id": 1, "url": "sqlite:///1.db"}, {"id": 2, "url": "sqlite:///2.db"}])
     parts = {name: Mock() for name in ("service", "server", "requests", "guard", "peers", "hook_pool")}
     Node.reconfigure(SimpleNamespace(engine=lab.engine, **parts), config)  # type: ignore[arg-type]
-    assert list(lab.engine.dirty) == [lab.engine.shards[1]]
+    assert list(lab.engine.state.dirty) == [lab.engine.state.shards[1]]

@@ -113,7 +113,7 @@ def test_a_shard_that_opens_on_a_silent_server_is_silent() -> None:
 
 def test_a_lost_shard_is_silent_since_its_last_call() -> None:
     rig = Beating({1: "x"})
-    shard = rig.lab.engine.shards[1]
+    shard = rig.lab.engine.state.shards[1]
     shard.owner.lost, shard.owner.down_from_ms = True, rig.lab.now_ms - 700
     assert rig.pulse.silent_ms() == {1: 700}
 

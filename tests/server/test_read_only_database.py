@@ -90,7 +90,7 @@ def test_a_host_that_starts_before_the_switch_waits_for_it(primaries: Primaries)
         await reached(lambda: host.view.notes() == NOTE)
         primaries.switch()
         await started
-        await reached(lambda: bool(host.node.engine.serving))
+        await reached(lambda: bool(host.node.engine.state.serving))
         assert host.view.notes() == []
         await host.node.stop()
 

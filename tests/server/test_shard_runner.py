@@ -80,7 +80,7 @@ async def reached(condition: Callable[[], bool]) -> None:
 
 
 def serves(node: Node) -> bool:
-    return 1 in node.engine.shards and node.engine.shards[1].owner.state is ShardState.SERVING
+    return 1 in node.engine.state.shards and node.engine.state.shards[1].owner.state is ShardState.SERVING
 
 
 class NoAnswers:
@@ -100,10 +100,10 @@ def test_a_shard_is_taken_served_and_released_in_order() -> None:
         node = node_of(stores)
         node.take(1, 41)
         await reached(lambda: serves(node))
-        assert node.engine.shards[1].owner.epoch == 42
+        assert node.engine.state.shards[1].owner.epoch == 42
         node.release(1, 5_000)
-        await reached(lambda: 1 not in node.engine.shards)
-        assert (stores.made[0].closed, node.engine.counters.shards_released) == (True, 1)
+        await reached(lambda: 1 not in node.engine.state.shards)
+        assert (stores.made[0].closed, node.engine.state.counters.shards_released) == (True, 1)
         assert await node.stop()
 
     asyncio.run(run())
@@ -115,9 +115,9 @@ def test_a_shard_released_before_its_mark_is_read_is_not_opened() -> None:
         node = node_of(stores, marks=marks)
         node.take(1)
         node.release(1, 5_000)
-        assert node.engine.shards[1].owner.state is ShardState.OPENING
+        assert node.engine.state.shards[1].owner.state is ShardState.OPENING
         marks.recalls.pop()({}, "")
-        assert 1 not in node.engine.shards
+        assert 1 not in node.engine.state.shards
         assert (stores.made[0].opens, stores.database.epoch) == (0, 0)
         assert await node.stop()
 
@@ -132,15 +132,15 @@ def test_a_shard_that_opens_while_the_host_stops_is_closed() -> None:
         await reached(lambda: serves(node))
         stores.gated = True
         node.take(2)
-        shard = node.engine.shards[1]
+        shard = node.engine.state.shards[1]
         shard.owner.confirm_wanted = True  # work that keeps the host from stopping at once
-        node.engine.touch(shard)
+        node.engine.state.touch(shard)
         stopping = asyncio.ensure_future(node.stop())
         await asyncio.sleep(0)
         stores.made[1].gate.set()
         await stopping
         assert [store.closed is not None for store in stores.made] == [True, True]
-        assert node.engine.shards[2].owner.state is not ShardState.SERVING
+        assert node.engine.state.shards[2].owner.state is not ShardState.SERVING
         assert stores.database.holder is None
 
     asyncio.run(run())
@@ -154,9 +154,9 @@ def test_a_lost_shard_is_forgotten_after_a_pause() -> None:
         await reached(lambda: serves(node))
         MemoryStore(stores.database).open("rival", take_over=True)
         node.recheck_owner(1)
-        await reached(lambda: node.engine.shards[1].owner.state is ShardState.CLOSED)
+        await reached(lambda: node.engine.state.shards[1].owner.state is ShardState.CLOSED)
         await reached(lambda: stores.made[0].closed is False)
-        await reached(lambda: 1 not in node.engine.shards)
+        await reached(lambda: 1 not in node.engine.state.shards)
         assert len(stores.made) == 1, "only the assignment may name this host again"
         assert await node.stop()
 
@@ -183,11 +183,11 @@ def test_a_database_that_is_down_is_counted_until_it_opens() -> None:
         node.runner._make_store = failing
         node.take(1)
         await reached(lambda: node.unreachable == {1})
-        await reached(lambda: 1 not in node.engine.shards)
+        await reached(lambda: 1 not in node.engine.state.shards)
         node.take(1)
-        await reached(lambda: node.engine.counters.shards_not_opened == 2)
+        await reached(lambda: node.engine.state.counters.shards_not_opened == 2)
         assert node.unreachable == set()
-        await reached(lambda: 1 not in node.engine.shards)
+        await reached(lambda: 1 not in node.engine.state.shards)
         node.take(1)
         await reached(lambda: serves(node))
         assert await node.stop()
@@ -209,10 +209,10 @@ def test_a_released_shard_does_not_wait_for_the_time(filled: bool) -> None:
         if filled:
             stores.made[0].gate.set()
             await reached(lambda: bool(node.runner.clock_note))
-            assert node.engine.shards[1].owner.state is ShardState.OPENING
+            assert node.engine.state.shards[1].owner.state is ShardState.OPENING
         node.release(1, 5_000)
         stores.made[0].gate.set()
-        await reached(lambda: 1 not in node.engine.shards)
+        await reached(lambda: 1 not in node.engine.state.shards)
         assert (stores.made[0].closed, stores.database.holder) == (True, None)
         assert node.runner.clock_note == ""
         assert await node.stop()
@@ -232,16 +232,16 @@ def test_a_shard_released_while_filling_is_not_served() -> None:
         node.take(1)
         await reached(lambda: bool(fills))
         node.release(1, 5_000)
-        shard = node.engine.shards[1]
+        shard = node.engine.state.shards[1]
         assert shard.owner.state is ShardState.OPENING
         fills.pop()()
-        await reached(lambda: 1 not in node.engine.shards and not node.engine.topics)
+        await reached(lambda: 1 not in node.engine.state.shards and not node.engine.state.topics)
         assert (stores.made[0].closed, shard.filled) == (True, None)
         node.take(1)
         await reached(lambda: bool(fills))
         fills.pop()()
         await reached(lambda: serves(node))
-        assert len(node.engine.shards[1].memory.lanes) == 1
+        assert len(node.engine.state.shards[1].memory.lanes) == 1
         assert await node.stop()
 
     asyncio.run(run())

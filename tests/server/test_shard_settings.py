@@ -93,7 +93,7 @@ class TestShardSettings(SettingsContract):
 def test_a_change_is_in_effect_at_its_outcome(host: Host) -> None:
     made = host.keeper.put("ns", {"topic.t": '{"paused": true}'})
     assert host.settings.of("ns") == made
-    assert host.engine.policies.of(("ns", "t")).paused
+    assert host.engine.state.policies.of(("ns", "t")).paused
 
 
 def test_an_opening_reads_all_namespaces(shard: ServerShard | SqliteShard) -> None:

@@ -68,7 +68,7 @@ def test_a_frozen_database(new_server: NewServer, store_type: type[SqlStore], io
                 assert view.missing() == []
             finally:
                 server.resume()
-            held = node.engine.shards[1]
+            held = node.engine.state.shards[1]
             await took_s(
                 lambda: (
                     view.notes() == []
@@ -96,7 +96,7 @@ def test_a_frozen_database(new_server: NewServer, store_type: type[SqlStore], io
                 assert view.notes() == NOTE
             finally:
                 server.resume()
-            await took_s(lambda: view.notes() == [] and node.engine.shards[1].healthy(node.now_ms()))
+            await took_s(lambda: view.notes() == [] and node.engine.state.shards[1].healthy(node.now_ms()))
             stored = [bytes(one) for (one,) in server.query("SELECT payload FROM item", database=shard.database)]
             assert stored == [b"before"] or (was_sent and sorted(stored) == [b"before", b"during"])
             found: list[bytes] = []

@@ -23,8 +23,7 @@ class Rig:
         self.done: list[tuple[str, int]] = []
         self.next_ms = 1 << 60
         self.engine = SimpleNamespace(
-            dirty={},
-            timer_ms=NEVER_MS,
+            state=SimpleNamespace(dirty={}, timer_ms=NEVER_MS),
             pump=lambda now_ms: self.done.append(("pump", now_ms)),
             tick=lambda now_ms: self.done.append(("tick", now_ms)),
             next_ms=lambda now_ms: self.next_ms,
@@ -101,9 +100,9 @@ def test_a_stopped_ticker_rings_no_more(rig: Rig) -> None:
 def test_a_pumped_shard_with_nothing_in_flight_sets_the_timer(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     due = {"idle": rig.now_ms + 40, "busy": rig.now_ms + 10}
     monkeypatch.setattr(shard_runner.batch_build, "next_ms", lambda shard, now_ms: due[shard.name])
-    idle = SimpleNamespace(name="idle", in_flight=None)
-    busy = SimpleNamespace(name="busy", in_flight=object())
-    rig.engine.dirty = [idle, busy]
+    idle = SimpleNamespace(name="idle", queue=SimpleNamespace(in_flight=None))
+    busy = SimpleNamespace(name="busy", queue=SimpleNamespace(in_flight=object()))
+    rig.engine.state.dirty = [idle, busy]
     rig.ticker.wake()
     rig.loop.run()
     assert rig.loop.set == [40], "the result of a batch in flight pumps its shard again"
@@ -112,10 +111,10 @@ def test_a_pumped_shard_with_nothing_in_flight_sets_the_timer(rig: Rig, monkeypa
 def test_the_engine_knows_when_the_timer_rings(rig: Rig) -> None:
     """It asks for an earlier time only, and for each time while the tick is carried out."""
     seen: list[int] = []
-    rig.engine.tick = lambda now_ms: seen.append(rig.engine.timer_ms)
+    rig.engine.tick = lambda now_ms: seen.append(rig.engine.state.timer_ms)
     rig.ticker.alarm(rig.now_ms + 50)
-    assert rig.engine.timer_ms == rig.now_ms + 50
+    assert rig.engine.state.timer_ms == rig.now_ms + 50
     rig.next_ms = rig.now_ms + 80
     rig.loop.wait(50)
     assert seen == [NEVER_MS]
-    assert rig.engine.timer_ms == rig.next_ms
+    assert rig.engine.state.timer_ms == rig.next_ms

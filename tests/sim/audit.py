@@ -172,21 +172,21 @@ def audit_listed(batch: ShardBatch, result: BatchResult, db: MemoryDatabase) -> 
 def audit_budget(host: Engine, listings: list[Listing]) -> None:
     """Promise 8: the bytes taken from the budget are those that the known items and the open `listings` hold."""
     held = sum(listing._held_bytes for listing in listings)
-    held += sum(item.held for shard in host.shards.values() for item in shard.memory.known.values())
-    if host.budget.used_bytes != held:
-        raise MemoryWrong(f"{host.budget} but known items and lists hold {held}")
+    held += sum(item.held for shard in host.state.shards.values() for item in shard.memory.known.values())
+    if host.state.budget.used_bytes != held:
+        raise MemoryWrong(f"{host.state.budget} but known items and lists hold {held}")
 
 
 def audit_topics(host: Engine) -> None:
     """The index of topics has the lanes of all open shards; counts by namespace and topic are those of the lanes."""
-    lanes = {id(lane): lane for shard in host.serving for lane in shard.memory.lanes.values()}
-    for key, topic in host.topics.items():
+    lanes = {id(lane): lane for shard in host.state.serving for lane in shard.memory.lanes.values()}
+    for key, topic in host.state.topics.items():
         found = topic.lanes()
         shards = [lane.term.shard for lane in found]
         if topic.turns is None:
-            _same("order of lanes", topic, shards, [shard for shard in host.serving if shard in shards])
+            _same("order of lanes", topic, shards, [shard for shard in host.state.serving if shard in shards])
         else:
-            audit_turns(topic, topic.turns, woken=not host.long_work)
+            audit_turns(topic, topic.turns, woken=not host.state.slices.long_work)
         _same("names", topic, topic.key, key)
         for lane in found:
             if (
@@ -196,11 +196,11 @@ def audit_topics(host: Engine) -> None:
             ):
                 raise MemoryWrong(f"{lane} is a lane of {topic}")
         _same("ready", topic, topic.ready, sum(lane.ready for lane in found))
-        if not found and not host.long_work:
+        if not found and not host.state.slices.long_work:
             raise MemoryWrong(f"{topic} has no lane of an open shard")
     if lanes:
         raise MemoryWrong(f"{list(lanes.values())} are in no topic")
-    for shard in host.serving:
+    for shard in host.state.serving:
         totals: dict[str, int] = {lane.topic.key[0]: 0 for lane in shard.memory.lanes.values()}
         for lane in shard.memory.lanes.values():
             totals[lane.topic.key[0]] += lane.total
@@ -226,7 +226,7 @@ def _audit_tenant_lanes(shard: Shard) -> None:
 
 def audit_bounds(host: Engine) -> None:
     """Promise 8: every buffer has its bound."""
-    for shard in host.shards.values():
+    for shard in host.state.shards.values():
         config = shard.config
         gone = len(shard.queue.in_flight.lanes_gone) if shard.queue.in_flight is not None else 0
         # One request may exceed the bound by its own size; lease ends and scans add to the callers' requests.

@@ -36,11 +36,13 @@ def audit_turns(topic: Topic[Any], turns: Turns[Any], *, woken: bool) -> None:
 
 def audit_parked(host: Engine) -> None:
     """Each parked flow is in the heap of its throttle key, which wakes it, and in no other."""
-    if host.long_work:
+    if host.state.slices.long_work:
         return
     found: dict[Any, Any] = {}
-    gates = [gate for shard in host.serving for book in shard.memory.limited.values() for gate in book.gates.values()]
-    for key in [*host.throttling.keys.values(), *gates]:
+    gates = [
+        gate for shard in host.state.serving for book in shard.memory.limited.values() for gate in book.gates.values()
+    ]
+    for key in [*host.state.throttling.keys.values(), *gates]:
         for about, parking in key.parked():
             if not parking or parking.items != sum(entry[1] for entry in parking._parked.values()):
                 raise MemoryWrong(f"{parking} of {about} on {key} has {parking._parked}")
@@ -48,7 +50,7 @@ def audit_parked(host: Engine) -> None:
                 if flow.lanes and flow.ready and flow.parked is not key:
                     raise MemoryWrong(f"{flow} is in the heap of {key}")
                 found[flow] = key
-    turns = [topic.turns for topic in host.topics.values() if topic.turns is not None]
+    turns = [topic.turns for topic in host.state.topics.values() if topic.turns is not None]
     for flow in [flow for one in turns for tenant in one.tenants.values() for flow in tenant.flows.values()]:
         if flow.parked is not None and found.get(flow) is not flow.parked:
             raise MemoryWrong(f"{flow} is parked, and in the heap of {found.get(flow)}")

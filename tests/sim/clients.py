@@ -77,7 +77,7 @@ class Clients:
 
     def any_member(self) -> Member:
         """One that takes requests, if there is one."""
-        taking = [member for member in self.sim.members if not member.engine.draining]
+        taking = [member for member in self.sim.members if not member.engine.state.draining]
         return self.rng.choice(taking or self.sim.members)
 
     def member_for(self, item_id: int) -> Member:
@@ -98,7 +98,7 @@ class Clients:
     def _enqueue(self, count: int, timeout_ms: int) -> int:
         member = self.any_member()
         now_ms = member.now_ms
-        if member.engine.draining:
+        if member.engine.state.draining:
             return count  # the service refuses
         specs, items, keys = [], [], []
         key = self.rng.choice(self.sim.profile.topics)
@@ -128,7 +128,7 @@ class Clients:
         """New keys, and some that were enqueued before, whatever was said of them."""
         member, rng = self.any_member(), self.rng
         now_ms = member.now_ms
-        if member.engine.draining:
+        if member.engine.state.draining:
             return
         specs, parts = [], []
         for at in range(count):
@@ -158,10 +158,10 @@ class Clients:
 
         self.sim.note("enqueue keys", member.name, [spec.number for spec in specs])
         call = EnqueueCall(count, reply)
-        member.engine.deadlines.push(now_ms + timeout_ms, call)
-        member.engine.alarm(now_ms + timeout_ms)
+        member.engine.state.deadlines.push(now_ms + timeout_ms, call)
+        member.engine.state.alarm(now_ms + timeout_ms)
         for number, part in dedup.by_shard(member.neighbour.view.shards, parts).items():
-            if away := dedup.place_taken(member.engine, call, number, part, now_ms):
+            if away := dedup.place_taken(member.engine.state, call, number, part, now_ms):
                 call.refused([one.at for one in away], NotServed())
                 member.neighbour.moves.adopt()
 
@@ -199,7 +199,7 @@ class Clients:
                 self.sim.soon(500, self._consume)
             return
         member = self.any_member()
-        if member.engine.draining:
+        if member.engine.state.draining:
             self.sim.soon(50, self._consume)
         else:
             self._dequeue(member, self.rng.choice([0, 5, 300]), self._consume)
@@ -218,7 +218,7 @@ class Clients:
         request = Request(self, member, f"dequeue of {wants} waiting {wait_ms}", within_ms)
         cancelled = False
         # Flows whose throttle was removed wake in the next turns.
-        ready = member.ready(keys) if self.sim.profile.prompt and not member.engine.long_work else {}
+        ready = member.ready(keys) if self.sim.profile.prompt and not member.engine.state.slices.long_work else {}
         later_ms = member.later_ms()
 
         def reply(items: list[Item], doubtful: list[int]) -> bool:
@@ -353,8 +353,10 @@ class Clients:
             )
             for op, error in zip(asked, outcomes, strict=True):
                 sim.ledger.answered(op, error, sim.now_ms, current=self._current(member, op.id))
-            if more and not member.engine.draining:  # as AckAndDequeue: a batch may be in the middle of being applied
-                member.engine.soon(lambda: self._dequeue(member, 0, lambda: None))
+            if (
+                more and not member.engine.state.draining
+            ):  # as AckAndDequeue: a batch may be in the middle of being applied
+                member.engine.state.slices.soon(lambda: self._dequeue(member, 0, lambda: None))
 
         sim.note("settle", member.name, [(op.kind, op.id) for op in asked])
         for op in asked:

@@ -41,7 +41,7 @@ class Concurrent:
                     for key in self._keys(row.id):
                         self._live.setdefault(key, set()).add((row.id, row.lease))
         for member in self._sim.members:
-            for shard in member.engine.serving:
+            for shard in member.engine.state.serving:
                 leased = [item for item in shard.memory.known.values() if item.phase is Phase.LEASED]
                 self._before.update((item.id, item.lease) for item in leased)
 
@@ -90,7 +90,7 @@ class Concurrent:
     def audit(self) -> None:
         """Each account of a shard is the number of leases of its lanes."""
         for member in self._sim.members:
-            for shard in member.engine.serving:
+            for shard in member.engine.state.serving:
                 for book in shard.memory.limited.values():
                     if not book.counted:
                         continue

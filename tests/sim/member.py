@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from foqs.bounds import Budget
 from foqs.buffers.checkpoint import NEVER_MS
 from foqs.buffers.shard_batch import BatchResult, Outcome, ShardBatch
-from foqs.engine import batch_build, shard_life
+from foqs.engine import batch_build
 from foqs.engine import shard_driver as steps
+from foqs.engine.engine import Engine
 from foqs.engine.listing import Listing
 from foqs.engine.shard import Shard
 from foqs.engine.shard_driver import ShardDriver
@@ -28,7 +29,7 @@ from tests.sim.lending import Lending
 from tests.sim.memory_store import MemoryStore
 from tests.sim.shares import Shares
 from tests.sim.slots import Neighbour
-from tests.sim.watched import WatchedEngine
+from tests.sim.watched import WatchedState
 
 if TYPE_CHECKING:
     from tests.sim.simulation import Simulation
@@ -77,13 +78,12 @@ class Member:
         self._pumping = False
         self._tick_at = NEVER_MS
         profile = sim.profile
-        self.engine = WatchedEngine(
+        state = WatchedState(
             profile.config.model_copy(
                 update={"shards": (), "server": profile.config.server.model_copy(update={"id": name})}
             ),
             Budget(profile.budget_bytes),
             random.Random(sim.rng.getrandbits(64)),
-            self.submit,
             Callbacks(
                 wake=self._wake,
                 alarm=self._alarm,
@@ -92,9 +92,10 @@ class Member:
             ),
             shards_elsewhere=True,
         )
+        state.member = self
+        self.engine = Engine(state, self.submit)
         # A host with a rival is one of a cluster: `sim.owners` is the assignment. One without keeps all shards.
-        self.driver = ShardDriver(self.engine.shards, static=not profile.rival, take_over=profile.rival)
-        self.engine.member = self
+        self.driver = ShardDriver(self.engine.state.shards, static=not profile.rival, take_over=profile.rival)
         self.shares = Shares(self) if profile.tenants and profile.prompt else None
         self.neighbour = Neighbour(self)
         self.lending: Lending | None = None
@@ -124,7 +125,7 @@ class Member:
     def _pump(self) -> None:
         self._pumping = False
         if self.alive:
-            dirty = list(self.engine.dirty)
+            dirty = list(self.engine.state.dirty)
             self.engine.pump(self.now_ms)
             for shard in dirty:
                 if shard.queue.in_flight is None:
@@ -148,7 +149,7 @@ class Member:
             self.arm()
 
     def clock_stepped(self, by_ms: int) -> None:
-        shard_life.clock_set(self.engine, by_ms)
+        self.engine.clock_set(by_ms)
         for _, early in self.flights.values():
             if early is not None and early.db_now_ms:  # the database's clock was stepped as well
                 early.db_now_ms += by_ms
@@ -163,7 +164,7 @@ class Member:
 
     def take(self, number: int) -> None:
         """Open a shard that is assigned to this host, unless the host has it still or again."""
-        if self.alive and self.sim.owners[number] is self and number not in self.engine.shards:
+        if self.alive and self.sim.owners[number] is self and number not in self.engine.state.shards:
             self.engine.add(number)
             self._perform(self.driver.take(number))
 
@@ -180,13 +181,13 @@ class Member:
                 case steps.Open(number):
                     self._soon(self.sim.faults[number].trip_ms(), partial(self._open, step, self.sim.now_ms))
                 case steps.Serve(number, opened):
-                    self._serve(self.engine.shards[number], opened)
+                    self._serve(self.engine.state.shards[number], opened)
                 case steps.Retire(number):
-                    self.engine.retire(self.engine.shards[number])
+                    self.engine.retire(self.engine.state.shards[number])
                 case steps.Drain(number, attempt, after_ms):
                     self._soon(after_ms, partial(self._drained, number, attempt))
                 case steps.End(number, in_order):
-                    self._end(self.engine.shards[number], in_order)
+                    self._end(self.engine.state.shards[number], in_order)
                 case steps.Close(number, attempt, clean):
                     self._soon(self.sim.faults[number].trip_ms(), partial(self._close, number, attempt, clean))
                 case steps.Discard(number):
@@ -194,7 +195,7 @@ class Member:
                 case steps.Retry(number, attempt, after_ms):
                     self._soon(after_ms, partial(self._report, self.driver.retry, number, attempt))
                 case steps.Forget(number):
-                    del self.engine.shards[number]
+                    del self.engine.state.shards[number]
                     self._soon(0, partial(self.take, number))
 
     def _soon(self, after_ms: int, what: Callable[[], None]) -> None:
@@ -228,7 +229,7 @@ class Member:
             self._perform(self.driver.opened(number, attempt, opened))
             self.engine.unfill(shard)
 
-        shard = self.engine.shards[number]
+        shard = self.engine.state.shards[number]
         self.engine.fill(shard, opened, filled)
 
     def _serve(self, shard: Shard, opened: Opened) -> None:
@@ -242,7 +243,7 @@ class Member:
         self.arm()
 
     def _drained(self, number: int, attempt: int) -> None:
-        shard = self.engine.shards.get(number)
+        shard = self.engine.state.shards.get(number)
         if shard is not None:
             in_grace = shard.owner.in_takeover_grace(self.now_ms)
             self._perform(
@@ -328,14 +329,14 @@ class Member:
         def look() -> None:
             if not self.alive:
                 return
-            if self.sim.time < grace_ends and not all(shard.queue.idle for shard in engine.serving):
+            if self.sim.time < grace_ends and not all(shard.queue.idle for shard in engine.state.serving):
                 self.sim.soon(10, look)
                 return
-            in_grace = {shard.number for shard in engine.serving if shard.owner.in_takeover_grace(self.now_ms)}
+            in_grace = {shard.number for shard in engine.state.serving if shard.owner.in_takeover_grace(self.now_ms)}
             todo = self.driver.ended(in_grace)
             for step in todo:
                 if isinstance(step, steps.End):
-                    self._end(engine.shards[step.number], step.in_order)
+                    self._end(engine.state.shards[step.number], step.in_order)
             self.sim.clients.check_all_answered(self)
             for step in todo:
                 if isinstance(step, steps.Close):
@@ -347,7 +348,7 @@ class Member:
 
     def current(self, number: int) -> bool:
         """Whether it is the shard's owner."""
-        shard = self.engine.shards.get(number)
+        shard = self.engine.state.shards.get(number)
         served = shard is not None and shard.owner.state in (ShardState.SERVING, ShardState.DRAINING)
         return served and shard.owner.epoch == self.sim.dbs[number].epoch
 
@@ -365,7 +366,7 @@ class Member:
         Not those of a transaction whose outcome the host does not know yet, and those that a throttle may hold.
         """
         found = {}
-        for shard in self.engine.serving:
+        for shard in self.engine.state.serving:
             rounds = [batch for batch in (shard.queue.in_flight, shard.queue.unsettled) if batch is not None]
             new = {item.id for batch in rounds for chunk in batch.chunks for item in chunk.items}
             for key in keys:
@@ -382,6 +383,6 @@ class Member:
         read first."""
         return {
             shard.number: shard.owner.grace_from_ms + shard.config.confirm_ms + _PROMPT_MS
-            for shard in self.engine.serving
+            for shard in self.engine.state.serving
             if shard.owner.grace_from_ms is not None
         }

@@ -103,4 +103,4 @@ def redrive(clients: Clients) -> None:
         sim.note("redriven", member.name, ask, outcome)
         redrives.replied(ask, outcome, sim.now_ms)
 
-    RedrivePage(member.engine, ask, reply).begin(member.now_ms, member.now_ms + timeout_ms)
+    RedrivePage(member.engine.state, ask, reply).begin(member.now_ms, member.now_ms + timeout_ms)

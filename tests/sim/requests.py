@@ -55,7 +55,7 @@ def list_topic(clients: Clients) -> None:
     def fail(error: FoqsError) -> None:
         request.answered()
 
-    listing = Listing(member.engine, key, rng.choice([0, 1, 2, 3]), limit, 10_000, None, reply, fail)
+    listing = Listing(member.engine.state, key, rng.choice([0, 1, 2, 3]), limit, 10_000, None, reply, fail)
     member.listings.append(listing)
     member.engine.list(listing, member.now_ms, timeout_ms)
 

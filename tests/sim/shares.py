@@ -111,7 +111,7 @@ class Shares:
     def __init__(self, member: Member) -> None:
         self._member = member
         self._topics: dict[TopicKey, TopicShares] = {}
-        throttling: Any = member.engine.throttling
+        throttling: Any = member.engine.state.throttling
         throttling.park = partial(self._parked, throttling.park)
 
     def before(self, keys: Iterable[TopicKey], eligible: Collection[Shard]) -> None:
@@ -230,7 +230,7 @@ class Shares:
     def _stocks(self, key: TopicKey, eligible: Collection[Shard]) -> dict[str, Stock]:
         sim, engine = self._member.sim, self._member.engine
         stocks: dict[str, Stock] = {}
-        topic = engine.topics.get(key)
+        topic = engine.state.topics.get(key)
         if topic is None or topic.turns is None:
             return stocks
         if self._topics[key].turns is not topic.turns:
@@ -248,7 +248,7 @@ class Shares:
             whole = complete and all(item.body is not None for item in items)
             whole = whole and all(shard in eligible for shard in shards.values())
             new = whole and all(
-                sim.ledger.epochs[item.id] == engine.shards[shard_of(item.id)].owner.epoch for item in items
+                sim.ledger.epochs[item.id] == engine.state.shards[shard_of(item.id)].owner.epoch for item in items
             )
             kinds = Counter((tenancy_of(item.lane.key)[1], item.priority) for item in items)
             stocks[name] = Stock(kinds, whole, new, self._weight(key, tenant))
@@ -258,6 +258,6 @@ class Shares:
         """Return the weight that the tenant should have, after a look at the one that it has."""
         host, policies = self._member.engine, self._member.sim.ledger.attempts.policies.namespace(key[0])
         weights = [policies.weight(key[1], tenant.name, given) for given in (0, given_weight(tenant.name))]
-        if tenant.changes == host.policies.changes and tenant.weight not in weights:
+        if tenant.changes == host.state.policies.changes and tenant.weight not in weights:
             broken(10, f"{key}: {tenant} has a weight other than {weights}")
         return policies.weight(key[1], tenant.name, tenant.given_weight)

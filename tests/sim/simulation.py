@@ -184,7 +184,7 @@ class Simulation:
         if self.healing:
             return
         member = self.rng.choice(self.members)
-        if self.rng.random() < 0.3 and not member.engine.draining:
+        if self.rng.random() < 0.3 and not member.engine.state.draining:
             self.note("stop", member.name)
             member.stop(lambda: self._start_again(member))
         else:
@@ -214,7 +214,7 @@ class Simulation:
         number = self.rng.choice(list(self.owners))
         old = self.owners[number]
         new = next(member for member in self.members if member is not old)
-        if number not in new.engine.shards:
+        if number not in new.engine.state.shards:
             self.note("take over", new.name, number)
             self.owners[number] = new
             if self.rng.random() < 0.2:
@@ -250,7 +250,7 @@ class Simulation:
     def _drain(self) -> None:
         """Everything that is left is delivered and acked: nothing is stuck."""
         for number, owner in self.owners.items():
-            shard = owner.engine.shards.get(number)
+            shard = owner.engine.state.shards.get(number)
             if shard is None or shard.owner.state is not ShardState.SERVING:
                 raise Stuck(f"shard {number} is not served again: {shard and shard.owner.state}")
         self._until(self.time + _DRAIN_MS, lambda: not self.record.slots.moves)
@@ -280,9 +280,9 @@ class Simulation:
             if db.lanes or db.ready or db.timer or db.expiry or db.failures:
                 raise Stuck(f"shard {number} still has {db.lanes} {db.ready} {db.timer} {db.expiry} {db.failures}")
         for member in self.members:
-            known = sum(len(shard.memory.known) for shard in member.engine.shards.values())
-            if known or member.engine.budget.used_bytes:
-                raise MemoryWrong(f"{member.name} knows {known} items, {member.engine.budget}")
+            known = sum(len(shard.memory.known) for shard in member.engine.state.shards.values())
+            if known or member.engine.state.budget.used_bytes:
+                raise MemoryWrong(f"{member.name} knows {known} items, {member.engine.state.budget}")
             self._check_counts(member)
         ledger = self.ledger
         untold = {item_id for item_id, _ in ledger.dropped - ledger.heard} - ledger.doubtful
@@ -291,7 +291,7 @@ class Simulation:
 
     def _check_counts(self, member: Member) -> None:
         """Promise 3: every removal is counted by the host that made it, if the host hears of it."""
-        counted = member.engine.counters.removed.total()
+        counted = member.engine.state.counters.removed.total()
         removed = sum(self.ledger.removals[place] for place in member.served)
         heard = removed - member.unheard_removals
         if counted > removed or (counted < heard and not member.lost_shards):
@@ -299,7 +299,7 @@ class Simulation:
 
     def audit(self) -> None:
         for member in self.members:
-            for shard in member.engine.serving:
+            for shard in member.engine.state.serving:
                 if member.in_step(shard):
                     audit(shard, self.dbs[shard.number])
             audit_budget(member.engine, [one for one in member.listings if not one.done])

@@ -26,7 +26,7 @@ class Failing(Laboratory):
         super().__init__(1, 2)
         rule = {"kind": "constant", "first_ms": 300}
         entry = {"max_attempts": ATTEMPTS, "retry": rule, "exact_attempts": exact}
-        self.engine.policies.apply(Settings("ns", 1, {"topic.topic": json.dumps(entry)}))
+        self.engine.state.policies.apply(Settings("ns", 1, {"topic.topic": json.dumps(entry)}))
         self.ids = {item_id for _ in range(ITEMS) for item_id in self.stored()}
         self.delivered: Counter[int] = Counter()
 

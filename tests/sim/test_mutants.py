@@ -312,10 +312,10 @@ def nobody_is_woken(patch: Patch) -> None:
 
 def _half_a_pump(pump: Callable[[Engine, int], None]) -> Callable[[Engine, int], None]:
     def every_other(host: Engine, now_ms: int) -> None:
-        if host.rng.random() < 0.5:
+        if host.state.rng.random() < 0.5:
             pump(host, now_ms)
         else:
-            host.dirty.clear()
+            host.state.dirty.clear()
 
     return every_other
 

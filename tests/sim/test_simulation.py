@@ -148,4 +148,4 @@ def test_hosts_with_wrong_clocks_end_nothing_early(batch: Iterable[int]) -> None
 
 def _serves_by_the_databases_clock(seed: int) -> None:
     for member in simulate(seed, "skew").members:
-        assert abs(member.skew_ms) <= member.engine.config.host.clock_jump_ms or not member.served
+        assert abs(member.skew_ms) <= member.engine.state.config.host.clock_jump_ms or not member.served

@@ -153,9 +153,9 @@ class Throttles:
         """Return which topics have all in memory that can be delivered now."""
         host = member.engine
         self.look(member)
-        if host.long_work:
+        if host.state.slices.long_work:
             return set()
-        return {key for key in keys if (topic := host.topics.get(key)) is not None and _whole(topic, eligible)}
+        return {key for key in keys if (topic := host.state.topics.get(key)) is not None and _whole(topic, eligible)}
 
     def after(self, member: Member, call: DequeueCall, wants: Any, whole: set[TopicKey]) -> None:
         """A dequeue does not return with less than it wants while it leaves an item that no throttle holds."""
@@ -164,7 +164,7 @@ class Throttles:
             if key not in whole or given[key] >= count or call.max_bytes < 1 << 20:
                 continue
             self._sim.ledger.checks["short"] += 1
-            topic = member.engine.topics.get(key)
+            topic = member.engine.state.topics.get(key)
             for lane in topic.lanes() if topic is not None else ():
                 if self.free(lane.key) and lane.window is not None and lane.term.shard is not None:
                     left = [entry[3] for entry in lane.window.entries if _lasts(entry[3], member.now_ms)]
@@ -175,14 +175,16 @@ class Throttles:
         """Where nothing fails, no flow stays parked while each of its keys has a token and a consumer waits, beside the
         token of a keeper. (It may be claimed for a flow of another topic, which had a consumer just before.)"""
         host, found = member.engine, {}
-        at_ms = host.throttling.monotonic_ms()
-        for topic, waiting in host.waiting.items() if self._sim.profile.prompt and not host.long_work else ():
-            for flow in _parked(host.topics.get(topic)):
+        at_ms = host.state.throttling.monotonic_ms()
+        for topic, waiting in (
+            host.state.waiting.items() if self._sim.profile.prompt and not host.state.slices.long_work else ()
+        ):
+            for flow in _parked(host.state.topics.get(topic)):
                 if isinstance(flow.parked, ShardSlots):
                     continue
                 keys = flow.rules.keys
                 kept = [other for key in keys for other in key._awake if other.lanes]
-                if any(other.lanes[0].topic.key not in host.waiting for other in kept):
+                if any(other.lanes[0].topic.key not in host.state.waiting for other in kept):
                     continue
                 if all(key.allowance.held(at_ms) > key.kept for key in keys):
                     self._sim.ledger.checks["idle tokens"] += 1

@@ -1,4 +1,4 @@
-"""The production engine of a simulated host. Each lease is checked when it is made."""
+"""The data of a simulated host's production engine. Each lease is checked when it is made."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from foqs.engine import dequeue
 from foqs.engine.calls import DequeueCall
-from foqs.engine.engine import Engine
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.fairness.keys import TopicKey, tenancy_of
@@ -20,14 +19,14 @@ if TYPE_CHECKING:
     from tests.sim.simulation import Simulation
 
 
-class WatchedEngine(Engine):
-    """The production engine; its leases are checked as they are made."""
+class WatchedState(State):
+    """The data of the production engine; its leases are checked as they are made."""
 
     member: Member
 
 
 def _watched_fill(state: State, call: DequeueCall, wants: Sequence[tuple[TopicKey, int]], now_ms: int) -> None:
-    if not isinstance(state, WatchedEngine):
+    if not isinstance(state, WatchedState):
         _fill(state, call, wants, now_ms)
         return
     keys = [key for key, _ in wants]
@@ -41,7 +40,7 @@ def _watched_fill(state: State, call: DequeueCall, wants: Sequence[tuple[TopicKe
 
 
 def _watched_fill_waiting(state: State, calls: Sequence[DequeueCall], key: TopicKey, now_ms: int) -> int:
-    if not isinstance(state, WatchedEngine):
+    if not isinstance(state, WatchedState):
         return _fill_waiting(state, calls, key, now_ms)
     before = _before(state, [key], now_ms)
     served = _fill_waiting(state, calls, key, now_ms)
@@ -55,7 +54,7 @@ _Before = tuple[list[Shard], set[TopicKey]]
 """The shards whose items may be leased, and the topics that wait for no shard."""
 
 
-def _before(state: WatchedEngine, keys: Sequence[TopicKey], now_ms: int) -> _Before:
+def _before(state: WatchedState, keys: Sequence[TopicKey], now_ms: int) -> _Before:
     eligible = [shard for shard in state.serving if ready_to_hand_out(shard, now_ms)]
     if state.member.shares is not None:
         state.member.shares.before(keys, eligible)

@@ -50,7 +50,7 @@ _LOST_MS = 100
 _IDLE_CHECK_MS = 10
 
 
-class _Engine(Engine):
+class _State(State):
     host: Host
 
 
@@ -67,7 +67,7 @@ def _watched_fill_waiting(state: State, calls: Sequence[DequeueCall], key: Topic
 
 
 def _leased(state: State, call: DequeueCall, now_ms: int) -> None:
-    if isinstance(state, _Engine):
+    if isinstance(state, _State):
         for shard, item, lease in call.found:
             if state.host.current(shard):
                 state.host.sim.checks.leased(item, shard.number, now_ms)
@@ -149,8 +149,9 @@ class Host:
             monotonic_ms=self.monotonic_ms,
         )
         rng = random.Random(sim.rng.getrandbits(64))
-        self.engine = _Engine(config, Budget(_BUDGET_BYTES), rng, self._submit, callbacks, shards_elsewhere=True)
-        self.engine.host = self
+        engine_state = _State(config, Budget(_BUDGET_BYTES), rng, callbacks, shards_elsewhere=True)
+        engine_state.host = self
+        self.engine = Engine(engine_state, self._submit)
         self.forwarder = Forwarder(
             self.engine,
             lambda: self.routing,
@@ -170,7 +171,7 @@ class Host:
         slots = LeaseCoordinator(self.engine, self.forwarder, owners, quotas.begin, self)
         self.lender = ThrottleClient(self.engine, self.forwarder, quotas.coordinator, slots, quotas.begin, self)
         rng.setstate(state)  # runs without throttles go on as they did before there were any
-        _HOSTS[self.engine.throttling] = self
+        _HOSTS[self.engine.state.throttling] = self
         shares = TenantShares(self.engine, self.forwarder, self)
         shares.begin()
         limits = Limits(**config.limits.model_dump())
@@ -179,7 +180,7 @@ class Host:
         self._handlers = Handlers(
             host, news, quotas, slots, shares, self.settings, HostStore(sim.settings, self),
             TopicHooks(
-                self.engine.policies, Functions(self.soon), now_ms, self.monotonic_ms, lambda: 1_000, lambda *_: None
+                engine_state.policies, Functions(self.soon), now_ms, self.monotonic_ms, lambda: 1_000, lambda *_: None
             ),
         )  # fmt: skip
         self._methods = self._handlers.handlers()
@@ -228,7 +229,7 @@ class Host:
     def die(self) -> None:
         """Lose all memory; a batch that was sent to a store may still be carried out."""
         self.alive = False
-        for shard in self.engine.serving:
+        for shard in self.engine.state.serving:
             if self._is_unrun(shard) and self.sim.rng.random() < 0.5:
                 run(self._stores[shard.number], shard.queue.in_flight)  # type: ignore[arg-type]
         for store in self._stores.values():
@@ -243,7 +244,7 @@ class Host:
         return shard.owner.epoch == self.sim.dbs[shard.number].epoch
 
     def serves(self, number: int, epoch: int) -> bool:
-        shard = self.engine.shards.get(number)
+        shard = self.engine.state.shards.get(number)
         return (
             self.alive and shard is not None and shard.owner.state is ShardState.SERVING and shard.owner.epoch == epoch
         )
@@ -275,7 +276,7 @@ class Host:
 
     def _pump(self) -> None:
         self._pumping = False
-        dirty = list(self.engine.dirty)
+        dirty = list(self.engine.state.dirty)
         self.engine.pump(self.now_ms())
         for shard in dirty:
             if shard.queue.in_flight is None:
@@ -299,7 +300,7 @@ class Host:
     def act(self) -> None:
         """Take the shards that are assigned to this host, and release the rest."""
         for number, name in self.assigned.items():
-            shard = self.engine.shards.get(number)
+            shard = self.engine.state.shards.get(number)
             if name == self.name and shard is None and self.sim.control.may_open(self, number):
                 shard = self.engine.add(number)
                 shard.owner.to(ShardState.OPENING)
@@ -341,7 +342,7 @@ class Host:
         self._forget(shard)
 
     def _forget(self, shard: Shard) -> None:
-        del self.engine.shards[shard.number]
+        del self.engine.state.shards[shard.number]
         self.sim.control.withdraw(self, shard.number, shard.owner.epoch)
         self.act()
 

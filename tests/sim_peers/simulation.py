@@ -86,7 +86,7 @@ class Simulation:
 
     def _asking(self) -> bool:
         """Whether an enqueue may still store an item."""
-        return any(host.engine.shards[n].queue.chunks for host in self.hosts for n in host.engine.shards)
+        return any(host.engine.state.shards[n].queue.chunks for host in self.hosts for n in host.engine.state.shards)
 
     def _join(self, host: Host) -> None:
         self.pauses.join(host)

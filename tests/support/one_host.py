@@ -154,7 +154,7 @@ class OneHost(Laboratory):
         self.shares = TenantShares(self.engine, self.forwarder, timers)
         self.failed: list[tuple[HookKey, Failed]] = []
         self.hooks = TopicHooks(
-            self.engine.policies, self.scripts, now_ms, lambda: self.monotonic_ms, lambda: 1_000,
+            self.engine.state.policies, self.scripts, now_ms, lambda: self.monotonic_ms, lambda: 1_000,
             lambda hook, failed: self.failed.append((hook.key, failed)),
         )  # fmt: skip
         self.settings = HostSettings(self.engine)
@@ -231,7 +231,9 @@ class OneHost(Laboratory):
 
     def _left_to_do(self) -> bool:
         engine = self.engine
-        return bool(engine.next_slice or engine.dirty or engine.due or engine.long_work)
+        return bool(
+            engine.state.slices.next_slice or engine.state.dirty or engine.state.due or engine.state.slices.long_work
+        )
 
     def wait(self, by_ms: int) -> None:
         """Let time pass on both clocks, and call the timers that are due."""

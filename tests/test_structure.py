@@ -38,7 +38,7 @@ LINES = {
     "foqs.client": 7_842,
     "foqs.config": 1_317,
     "foqs.doctor": 712,
-    "foqs.engine": 9_110,
+    "foqs.engine": 9_130,
     "foqs.fairness": 1_653,
     "foqs.hooks": 1_577,
     "foqs.limits": 1_466,

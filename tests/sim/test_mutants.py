@@ -214,8 +214,8 @@ def a_cut_page_of_lanes_is_taken_for_whole(patch: Patch) -> None:
 def a_cut_lane_is_taken_for_whole(patch: Patch) -> None:
     """The last lane of a page seems to have no more rows than were read."""
 
-    def page(read: PageRead, shard: Shard, rows: list[ReadyRow], bodies: dict[int, Body], *, full: bool) -> None:
-        fill(read, shard, rows, bodies, full=full and len(rows) >= read.limit)
+    def page(read: PageRead, memory: ShardMemory, rows: list[ReadyRow], bodies: dict[int, Body], *, full: bool) -> None:
+        fill(read, memory, rows, bodies, full=full and len(rows) >= read.limit)
 
     fill = PageRead.fill
     patch.setattr(PageRead, "fill", page)

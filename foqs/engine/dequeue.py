@@ -7,12 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from foqs.engine import ready_lanes
 from foqs.engine.calls import DequeueCall
 from foqs.engine.fair_dequeue import TenantDequeue
-from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.fairness.keys import TopicKey
-from foqs.fairness.topics import Topic
 from foqs.item import Given, Item
-from foqs.prefetch.lane import Entry, Lane, Window, first_of, lease_until
+from foqs.prefetch.lane import Entry, Lane, first_of, lease_until
 from foqs.rows import Key
 
 ITEM_OVERHEAD_BYTES = 192
@@ -199,8 +197,13 @@ def _merge(state: State, able: ready_lanes.Able, key: TopicKey, count: int, now_
     if topic is None or (state.policies.pausing and state.policies.paused(key)):
         return _NOTHING
     attempts = topic.bounds.attempts
+    own: list[Lane[Item]] = []
+    lane = topic.first
+    while lane is not None:
+        own.append(lane)
+        lane = lane.next
     while True:
-        lanes, windows, paged, lacking = _sources(state, able, topic, now_ms)
+        lanes, windows, paged, lacking, _ = ready_lanes.sources(state, able, key, own, now_ms)
         if not windows:
             return (), (), lacking, ()
         bound: Key | None = None
@@ -210,50 +213,6 @@ def _merge(state: State, able: ready_lanes.Able, key: TopicKey, count: int, now_
         over = [item for _, _, _, item in entries if 0 < item.expires_at_ms <= now_ms or item.attempt >= attempts]
         if not over or not ready_lanes.drop(state, over, now_ms):
             return lanes, paged, lacking, entries
-
-
-def _sources(
-    state: State, able: ready_lanes.Able, topic: Topic[Lane[Item]], now_ms: int
-) -> tuple[list[Lane[Item]], list[Window[Item]], list[ready_lanes.Source], list[ready_lanes.Source]]:
-    """Return the topic's lanes to merge with their windows, the sources among them with more rows, and the lanes that
-    cannot give their first item yet (no page, no body, not confirmed, leases not written in time)."""
-    lanes: list[Lane[Item]] = []
-    windows: list[Window[Item]] = []
-    paged: list[ready_lanes.Source] = []
-    lacking: list[ready_lanes.Source] = []
-    after = topic.first
-    while after is not None:
-        lane, after = after, after.next
-        if not lane.ready:
-            continue
-        shard: Shard | None = lane.term.shard
-        if shard is None:
-            continue
-        if shard not in able:
-            able[shard] = ready_lanes.leases(shard, now_ms)
-            if able[shard] is False:
-                state.touch(shard)
-        may_lease = able[shard]
-        if may_lease is None:
-            continue
-        window = lane.window
-        if window is None:
-            window = shard.memory.open_window(lane)
-        window.used_ms = now_ms
-        if not may_lease:
-            shard.memory.stalled[topic.key] = None
-            lacking.append((shard, lane, window))
-        elif not window.entries:
-            lacking.append((shard, lane, window))
-        elif window.entries[0][3].body is None:
-            ready_lanes.want_bodies(state, shard, window)
-            lacking.append((shard, lane, window))
-        else:
-            lanes.append(lane)
-            windows.append(window)
-            if window.more:
-                paged.append((shard, lane, window))
-    return lanes, windows, paged, lacking
 
 
 def _lease(

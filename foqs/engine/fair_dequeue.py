@@ -9,14 +9,13 @@ from typing import Any
 from foqs.engine import ready_lanes, tenants
 from foqs.engine.calls import DequeueCall
 from foqs.engine.concurrency import AnyGate
-from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.fairness import turns
 from foqs.fairness.tenants import IDLE, PARKED, Flow, Tenant
 from foqs.fairness.topics import Topic
 from foqs.fairness.turns import ITEMS, Turns
 from foqs.item import Item
-from foqs.prefetch.lane import Entry, Lane, Window, first_of, lease_until
+from foqs.prefetch.lane import Entry, Lane, first_of, lease_until
 from foqs.rows import Key as OrderKey
 
 _CHUNK = 8
@@ -233,7 +232,7 @@ class TenantDequeue:
         own: list[list[Entry[Item]]] = []
         places: list[ready_lanes.AtHand] = []
         for (_, _, tenant), most in zip(queue, turns.shares(queue, count), strict=True):
-            found = ready_lanes.at_hand(self._state, self._able, tenant.only, self.now_ms) if most else _NOT_NEEDED
+            found = ready_lanes.at_hand(self._able, tenant.only, self.now_ms) if most else _NOT_NEEDED
             if found is None:
                 return [], 0, 0
             places.append(found)
@@ -314,43 +313,10 @@ class TenantDequeue:
         cursor.upto = len(cursor.entries) if lanes == 1 else 1
         return True
 
-    def _sources(
-        self, tenant: _Tenant
-    ) -> tuple[list[Lane[Item]], list[Window[Item]], list[ready_lanes.Source], list[ready_lanes.Source], bool]:
-        """Return the sources of the tenant's flows that are not parked, as `dequeue._sources` does for a topic without
-        turns; and True if some of them are on shards that are not healthy."""
-        lanes: list[Lane[Item]] = []
-        windows: list[Window[Item]] = []
-        paged: list[ready_lanes.Source] = []
-        lacking: list[ready_lanes.Source] = []
-        down, able, key = False, self._able, self._topic.key
-        for lane in chain.from_iterable([flow.lanes for flow in tenant.unparked]):
-            shard: Shard | None = lane.term.shard
-            if shard is None or not lane.ready:
-                continue
-            may_lease = able[shard] if shard in able else ready_lanes.may_lease(self._state, able, shard, self.now_ms)
-            if may_lease is None:
-                down = True
-                shard.memory.stalled[key] = None
-                continue
-            window = lane.window
-            if window is None:
-                window = shard.memory.open_window(lane)
-            window.used_ms = self.now_ms
-            if not may_lease:
-                shard.memory.stalled[key] = None
-                lacking.append((shard, lane, window))
-            elif not window.entries:
-                lacking.append((shard, lane, window))
-            elif window.entries[0][3].body is None:
-                ready_lanes.want_bodies(self._state, shard, window)
-                lacking.append((shard, lane, window))
-            else:
-                lanes.append(lane)
-                windows.append(window)
-                if window.more:
-                    paged.append((shard, lane, window))
-        return lanes, windows, paged, lacking, down
+    def _sources(self, tenant: _Tenant) -> ready_lanes.Sources:
+        """Return the sources of the tenant's flows that are not parked."""
+        lanes = chain.from_iterable([flow.lanes for flow in tenant.unparked])
+        return ready_lanes.sources(self._state, self._able, self._topic.key, lanes, self.now_ms)
 
     def _put_away(self, tenant: _Tenant, *, lacking: bool, down: bool) -> None:
         """Skip a tenant of which no item can be leased now."""

@@ -26,6 +26,10 @@ Able = dict[Shard, bool | None]
 Source = tuple[Shard, Lane[Item], Window[Item]]
 AtHand = tuple[Sequence[Lane[Item]], Sequence[Window[Item]], Sequence[Source]]
 """Lanes, their windows, and the sources among them with more rows."""
+Sources = tuple[list[Lane[Item]], list[Window[Item]], list[Source], list[Source], bool]
+"""(lanes, windows, paged, lacking, down): lanes to merge with their windows; of these, `paged` have more rows. The
+`lacking` cannot give their first item yet (no page, no body, not confirmed, leases not written in time). `down`: some
+lanes are on shards that are not healthy."""
 
 
 def bounds_of(state: State, topic: Topic[Lane[Item]]) -> Bounds:
@@ -66,15 +70,46 @@ def leases(shard: Shard, now_ms: int) -> bool | None:
     return shard.may_lease(now_ms)
 
 
-def may_lease(state: State, able: Able, shard: Shard, now_ms: int) -> bool | None:
-    """Return if a shard that is not in `able` yet may lease items, and add it there."""
-    able[shard] = may = leases(shard, now_ms)
-    if may is False:
-        state.touch(shard)
-    return may
+def sources(state: State, able: Able, key: TopicKey, lanes: Iterable[Lane[Item]], now_ms: int) -> Sources:
+    """Return which of a topic's `lanes` can be merged."""
+    merged: list[Lane[Item]] = []
+    windows: list[Window[Item]] = []
+    paged: list[Source] = []
+    lacking: list[Source] = []
+    down = False
+    for lane in lanes:
+        shard: Shard | None = lane.term.shard
+        if shard is None or not lane.ready:
+            continue
+        if shard not in able:
+            able[shard] = leases(shard, now_ms)
+        may_lease = able[shard]
+        if may_lease is None:
+            down = True
+            shard.memory.stalled[key] = None
+            continue
+        window = lane.window
+        if window is None:
+            window = shard.memory.open_window(lane)
+        window.used_ms = now_ms
+        if not may_lease:
+            shard.memory.stalled[key] = None
+            state.touch(shard)
+            lacking.append((shard, lane, window))
+        elif not window.entries:
+            lacking.append((shard, lane, window))
+        elif window.entries[0][3].body is None:
+            want_bodies(state, shard, window)
+            lacking.append((shard, lane, window))
+        else:
+            merged.append(lane)
+            windows.append(window)
+            if window.more:
+                paged.append((shard, lane, window))
+    return merged, windows, paged, lacking, down
 
 
-def at_hand(state: State, able: Able, flow: Flow[Lane[Item]] | None, now_ms: int) -> AtHand | None:
+def at_hand(able: Able, flow: Flow[Lane[Item]] | None, now_ms: int) -> AtHand | None:
     """Return the lanes with the items of a tenant's only flow, if all of them have their first item in memory and the
     flow has no throttle keys; else None."""
     if flow is None or flow.throttles:
@@ -89,7 +124,9 @@ def at_hand(state: State, able: Able, flow: Flow[Lane[Item]] | None, now_ms: int
         window = lane.window
         if window is None or not window.entries or window.entries[0][3].body is None:
             return None
-        if not (able[shard] if shard in able else may_lease(state, able, shard, now_ms)):
+        if shard not in able:
+            able[shard] = leases(shard, now_ms)
+        if not able[shard]:
             return None
         window.used_ms = now_ms
         lanes.append(lane)

@@ -76,7 +76,7 @@ class Consumer:
     """Leases, keeps and acks the batches of one query, called by one thread at a time.
 
     Every method opens the folder first, and raises the errors of `StateFolder.open`. At most two leased batches are not
-    yet committed by Spark: the one that it runs and the next. At most `UNSETTLED_BATCHES` wait for their acks.
+    yet committed by Spark: the running batch and the next. At most `UNSETTLED_BATCHES` wait for their acks.
     """
 
     def __init__(self, client: Client, settings: ConsumeOptions) -> None:

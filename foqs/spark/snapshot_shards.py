@@ -66,7 +66,7 @@ class SnapshotOptions(Options):
     """The places of the shards (one of `shards`, `config`, `zookeeper`), and the selection of items.
 
     `shards`: SQLAlchemy URLs separated by commas or white space, each as a URL or as number=url. `config`: the path of
-    a foqs.toml. `zookeeper`: host:port, several separated by commas. `user` and `password` replace those of the URLs
+    a foqs.toml. `zookeeper`: host:port, several separated by commas. `user` and `password` replace the URLs' parts
     (SQLite has none). `page_rows`: items in memory at a time. `extra_columns`: with `headers` each other column of the
     schema is a header of the item.
     """

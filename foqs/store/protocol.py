@@ -86,7 +86,7 @@ class ShardStore(StoreReads, Protocol):
 
     @property
     def max_batch_bytes(self) -> int:
-        """Payload, metadata and headers that one batch may carry."""
+        """Payload, metadata and headers that a batch may carry."""
 
     def open(self, owner: str, *, take_over: bool, epoch_above: int = 0, marks: Marks | None = None) -> Opened:
         """Take the shard for `owner`, with an epoch above the stored one, `epoch_above` and that of its mark.
@@ -115,7 +115,7 @@ class ShardStore(StoreReads, Protocol):
         """Ends the connection, from any thread: a call in progress fails as if the connection was lost."""
 
     def confirm(self) -> Confirmation:
-        """A read that proves this owner's epoch still stands; raises Fenced."""
+        """A read that proves that this owner's epoch is in effect; raises Fenced."""
 
     def dedup(self, digests: list[bytes]) -> list[DedupRow]:
         """The rows of those `digests` that exist, expired ones too, in any order."""

@@ -67,7 +67,7 @@ _HEAD = (
 )
 _HEAD_COLUMNS = 11
 _EXPIRING_BYTES = 4 << 20
-"""Bodies that one scan of TTLs brings along."""
+"""Bodies in the result of a scan of TTLs."""
 _LAST_ID = (1 << 63) - 1
 _ORDER = ("f.fingerprint", "f.id")
 _FAILURE = "f.lane, f.fingerprint, f.id, f.cause, f.attempts, f.died_at, f.topic, f.fairness, f.reason, f.throttles"
@@ -285,7 +285,7 @@ class Reads:
         return Scan(expiring, complete and len(fitting) == len(sized), next_ms or 0, db_now_ms)
 
     def _sized(self, rows: Sequence[Any]) -> list[tuple[int, int, int]]:
-        """Time, id and size of those whose item is there."""
+        """Time, id and size of entries with an item."""
         sizes: dict[int, int] = {}
         for at in range(0, len(rows), ROWS):
             sizes.update(self._link.fetch(sizes_sql(self._dialect, [row[1] for row in rows[at : at + ROWS]])))

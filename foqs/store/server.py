@@ -132,7 +132,7 @@ def _sqlite_facts(connection: Connection, found: Version) -> Facts:
 
 def _identity(settings: dict[str, str]) -> bytes:
     """MySQL keeps a UUID with its data. MariaDB has a hash of its network address and port (from 10.5.26, 10.6.19,
-    10.11.9, 11.4.3 on), else host name, port and folder stand for it: all tell a fail-over to another machine; a
+    10.11.9, 11.4.3 on), else host name, port and folder in its place: all tell a fail-over to another machine; a
     change without need costs some numbers of a very large range and nothing else."""
     if "server_uuid" in settings:
         return settings["server_uuid"].encode()[:255]

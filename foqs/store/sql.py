@@ -267,7 +267,7 @@ class SqlStore:
         plan = self._planner.in_text(self._next_fence(link, batch), batch)
         counts: list[int] = []
         try:
-            counts.extend(link.run(plan.texts))  # up to the one that fails
+            counts.extend(link.run(plan.texts))  # up to the text that fails
             missed = plan.missed(counts)
             if not plan.with_commit:
                 link.execute(COMMIT_TEXT)
@@ -286,7 +286,7 @@ class SqlStore:
 
     @property
     def connected(self) -> bool:
-        """Return True if a connection stands: the database answered when it was made. May be asked by any thread."""
+        """Return True if there is a connection: the database answered when it was made. May be asked by any thread."""
         return self._link is not None
 
     @property

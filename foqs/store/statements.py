@@ -94,7 +94,7 @@ class Fence(NamedTuple):
 class Plan(NamedTuple):
     """The statements of a transaction, from BEGIN and the fence on, and the rows that each must match.
 
-    None stands for any number of rows. `next_number` is the one that the fence saves. `with_commit`: COMMIT is the last
+    None: any number of rows. `next_number` is the number that the fence saves. `with_commit`: COMMIT is the last
     of `texts`; else it is sent after the replies to them."""
 
     texts: list[str]

@@ -15,7 +15,7 @@ transaction into the errors of `ShardStore.commit`.
 | either     | an error of another statement     | FAILED     |                 |
 
 A transaction whose COMMIT is in its first packet begins as COMMITTING. An error ends the packet, so COMMIT is run after
-all other statements only. A packet is sent after all replies to the one before it.
+all other statements only. A packet is sent after all replies to the previous packet.
 
 A packet may consist of several commands, each with a reply of its own. They do not stop at an error, and a deadlock
 ends the transaction: the server runs each command behind it by itself. So the first of them switches autocommit off,

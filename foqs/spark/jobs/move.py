@@ -78,7 +78,7 @@ class Totals(NamedTuple):
     """Counts of items, and the first error.
 
     stored      copies that this run stored
-    duplicates  copies that an earlier run or try of the job stored; of a move: those that are still in the new topic
+    duplicates  copies that an earlier run or try of the job stored; of a move: copies still in the new topic
     consumed    of a move: copies that an earlier run or try stored and that are gone from the new topic. Their sources
                 stay, unless `Target.delete_consumed`
     deleted     sources that were deleted

@@ -34,7 +34,6 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from foqs.client.client import Client
 from foqs.spark.consume_driver import Consumer
 from foqs.spark.consume_state import COLUMNS, parts_of, unpacked
 from foqs.spark.options import ConsumeOptions, read_as
@@ -115,13 +114,7 @@ class ConsumeReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
     def _driver(self) -> Consumer:
         if self._consumer is None:
             options = self._options
-            client = Client(
-                options.endpoints,
-                options.namespace,
-                token=options.token,
-                tls=options.tls,
-                timeout_ms=options.timeout_ms,
-                pool_size=_POOL_SIZE + 2 * options.connections,
-            )
+            pool_size = _POOL_SIZE + 2 * options.connections
+            client = options.client(timeout_ms=options.timeout_ms, pool_size=pool_size)
             self._consumer = Consumer(client, options)
         return self._consumer

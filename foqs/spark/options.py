@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic.alias_generators import to_camel
@@ -19,6 +19,9 @@ from pydantic.alias_generators import to_camel
 from foqs.bounds import Limits
 from foqs.checks import LONGEST_MS
 from foqs.errors import Invalid
+
+if TYPE_CHECKING:
+    from foqs.client import Client
 
 ExtraColumns = Literal["refuse", "headers"]
 """What a column is whose name is none of ours: an error, or a header of the item."""
@@ -84,24 +87,6 @@ class Options(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel, allow_inf_nan=False)
 
-    @field_validator("endpoints", "tls", "token", check_fields=False)
-    @classmethod
-    def _usable(cls, given: str | None, info: ValidationInfo) -> str | None:
-        """Refuse what no client takes, before tasks begin."""
-        from foqs.client.connection import Tls
-        from foqs.client.routes import parse_addresses
-
-        try:
-            if given is not None and info.field_name == "endpoints":
-                parse_addresses(given)
-            elif given is not None and info.field_name == "tls":
-                Tls.parse(given)
-        except Invalid as error:
-            raise ValueError(error.message.removeprefix("tls: ")) from None
-        if given == "":
-            raise ValueError("it is empty: give a value, or leave the option out")
-        return given
-
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Self:
         """Validate the options. Raises Invalid, which names every option that is unknown, missing or wrong."""
@@ -119,6 +104,40 @@ class Options(BaseModel):
     @classmethod
     def names(cls) -> list[str]:
         return [field.alias or name for name, field in cls.model_fields.items()]
+
+
+class ServiceOptions(Options):
+    """Options of a reader or writer that calls the hosts of a service."""
+
+    endpoints: str
+    namespace: str
+    topic: str | None = None
+    token: str | None = Field(default=None, repr=False)
+    tls: str | None = None
+
+    @field_validator("endpoints", "namespace", "topic", "token", "tls")
+    @classmethod
+    def _usable(cls, given: str | None, info: ValidationInfo) -> str | None:
+        """Refuse what no client takes, before tasks begin."""
+        from foqs.client.connection import Tls
+        from foqs.client.routes import parse_addresses
+
+        try:
+            if given is not None and info.field_name == "endpoints":
+                parse_addresses(given)
+            elif given is not None and info.field_name == "tls":
+                Tls.parse(given)
+        except Invalid as error:
+            raise ValueError(error.message.removeprefix("tls: ")) from None
+        if given == "":
+            raise ValueError("it is empty: give a value, or leave the option out")
+        return given
+
+    def client(self, **more: Any) -> Client:
+        """Return a client of the service; `more` are further arguments."""
+        from foqs.client import Client
+
+        return Client(self.endpoints, self.namespace, token=self.token, tls=self.tls, **more)
 
 
 def _said(error: Any) -> str:
@@ -216,17 +235,12 @@ def write_schema(*, with_topic: bool) -> str:
     return ", ".join(f"{name} {kind}" for name, kind in kinds.items() if name not in left_out)
 
 
-class WriteOptions(Options):
+class WriteOptions(ServiceOptions):
     """Options of `df.write` and `df.writeStream`. `max_rows_per_second` applies to all tasks that run at a time
     together, 0: no limit; `tasks` is their number. `job_id` names a write of a frame, so that it can be repeated.
     `equal_rows_path` is a folder or URL that the driver and all tasks can use. With `extra_columns=headers` each other
     column of a frame is a header of its items."""
 
-    endpoints: Annotated[str, Field(min_length=1)]
-    namespace: Annotated[str, Field(min_length=1)]
-    topic: Annotated[str | None, Field(min_length=1)] = None
-    token: str | None = Field(default=None, repr=False)
-    tls: str | None = None
     dedup_keys: Literal["auto", "row", "partition", "none"] = "auto"
     job_id: str | None = None
     batch_rows: Annotated[int, Field(ge=1, le=10_000)] = 2_000
@@ -264,7 +278,7 @@ class WriteOptions(Options):
         return self.max_rows_per_second / self.tasks
 
 
-class ConsumeOptions(Options):
+class ConsumeOptions(ServiceOptions):
     """endpoints        `host:port`, several with commas
     namespace           namespace of the items
     topic               one topic, or several with commas; each gets its share of a batch
@@ -286,12 +300,8 @@ class ConsumeOptions(Options):
     extra_columns       `headers`: each other column of the schema is a header of the item
     """
 
-    endpoints: str
-    namespace: str
     topic: str
     state_dir: str
-    token: str | None = Field(default=None, repr=False)
-    tls: str | None = None
     lease_ms: int = Field(default=60_000, ge=_LIMITS.lease_min_ms, le=_LIMITS.lease_max_ms)
     max_items_per_batch: int = Field(default=1_000, ge=1, le=_LIMITS.request_items)
     max_bytes_per_batch: int = Field(default=16 << 20, ge=1, le=1 << 30)
@@ -300,13 +310,6 @@ class ConsumeOptions(Options):
     wait_ms: int = Field(default=500, ge=0, le=60_000)
     timeout_ms: int = Field(default=30_000, ge=1, le=_LIMITS.timeout_max_ms)
     extra_columns: ExtraColumns = "refuse"
-
-    @field_validator("namespace")
-    @classmethod
-    def _named(cls, given: str) -> str:
-        if not given:
-            raise ValueError("is empty")
-        return given
 
     @field_validator("topic")
     @classmethod

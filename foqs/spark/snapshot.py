@@ -24,7 +24,7 @@ from foqs.fairness.keys import unpack_throttles
 from foqs.rows import AT_MOST_ONCE
 from foqs.spark.options import HEADERS, read_as
 from foqs.spark.snapshot_shards import STATES, Piece, SnapshotOptions, Wanted, open_snapshot, pieces
-from foqs.store.dialect import MYSQL, SQLITE, Dialect
+from foqs.store.dialect import Dialect
 from foqs.store.link import Link
 from foqs.store.reads import packed_set_up
 from foqs.store.tables import LANE_OF_NAMES, TIMER_OF_ITEM
@@ -194,7 +194,7 @@ def read_piece(piece: Piece, schema: Any, wanted: Wanted, page_rows: int) -> Ite
     """Yield RecordBatches of `schema`, an Arrow schema of foqs columns. Each has at most `page_rows` items and at most
     8 MiB of bodies, unless one item is larger. Raises Unavailable and Invalid."""
     with open_snapshot(piece.shard, piece.url) as (_, link):
-        dialect = SQLITE if link.database.is_file else MYSQL
+        dialect = link.database.dialect
         lanes = None
         if not wanted.all_lanes or set(LANE_COLUMNS) & set(schema.names):
             lanes = _Lanes(link, dialect, wanted)

@@ -20,7 +20,6 @@ from foqs.errors import Invalid, Unavailable
 from foqs.ids import MAX_SHARD
 from foqs.spark.options import ExtraColumns, Options
 from foqs.store import reads
-from foqs.store.dialect import MYSQL, SQLITE
 from foqs.store.link import Link, open_link, place_of
 from foqs.store.ownership import read_shard_row, refuse_foreign
 from foqs.store.protocol import ShardRefused, StoreBusy, StoreDown, StoreError, explained
@@ -30,10 +29,6 @@ STATES = ("ready", "delayed", "leased")
 """State by its number in the databases' answers."""
 MAX_ID = (1 << 63) - 1
 _IO_TIMEOUT_S = 60.0
-_MYSQL_BEGIN = (
-    "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ",
-    "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY",
-)
 _NUMBERED = re.compile(r"([0-9]{1,5})=(.+)", re.ASCII)
 _Secret = Annotated[str | None, Field(repr=False)]
 
@@ -179,9 +174,8 @@ def open_snapshot(number: int | None, url: str) -> Iterator[tuple[Any, Link]]:
         with open_link(url, io_timeout_s=_IO_TIMEOUT_S) as link:
             row = read_shard_row(link)
             refuse_foreign(row, number)
-            for statement in ("BEGIN",) if link.database.is_file else _MYSQL_BEGIN:
-                link.execute(statement)
-            yield row, link
+            with link.snapshot():
+                yield row, link
     # Not chained: a driver's text may hold SQL, and Spark prints every cause.
     except (StoreDown, StoreBusy) as error:
         raise Unavailable(f"{name} cannot be read: {error}") from None
@@ -202,7 +196,7 @@ def clock_ms(options: SnapshotOptions) -> int:
 
 def _time_ms(url: str) -> int:
     with open_snapshot(None, url) as (_, link):
-        ((now_ms,),) = link.fetch(reads.clock_sql(SQLITE if link.database.is_file else MYSQL))
+        ((now_ms,),) = link.fetch(reads.clock_sql(link.database.dialect))
         return int(now_ms)
 
 

@@ -164,13 +164,7 @@ class _Writer:
         known: Callable[[ItemSpec], None] | None = None,
     ) -> Totals:
         options = self.options
-        with Client(
-            options.endpoints,
-            options.namespace,
-            token=options.token,
-            tls=options.tls,
-            pool_size=8 * options.in_flight,
-        ) as client:
+        with options.client(pool_size=8 * options.in_flight) as client:
             sender = Sender(client, options, rejected, progress, known)
             sender.write(rows)
         return sender.totals

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -162,27 +162,13 @@ def _look(made: Checkup, link: Link, shard: int) -> _There | None:
 
 
 def _check_opening(made: Checkup, link: Link, dialect: Dialect, shard: int, *, rows: bool) -> None:
-    with _snapshot(link):
+    with link.snapshot():
         stored, start = start_without_lock(link, shard)
         opened = read_opened(link, dialect, stored, start, [], replaced=False)
         made.settings = opened.settings
     made.restore = Restore(*map(int, link.fetch("SELECT restored_ms, leases_ended FROM shard WHERE one = 1")[0]))
     if rows:
         made.findings += partner_findings(link, dialect)
-
-
-@contextmanager
-def _snapshot(link: Link) -> Iterator[None]:
-    """Let the statements inside see the database at one time, while its owner continues."""
-    begin = ["BEGIN"]
-    if not link.database.is_file:
-        begin = ["SET TRANSACTION ISOLATION LEVEL REPEATABLE READ", "START TRANSACTION WITH CONSISTENT SNAPSHOT"]
-    for statement in begin:
-        link.execute(statement)
-    try:
-        yield
-    finally:
-        link.rollback()
 
 
 def _look_at_lanes(made: Checkup, link: Link, tables: list[str]) -> None:

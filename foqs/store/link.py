@@ -25,7 +25,7 @@ from sqlalchemy.pool import NullPool
 
 from foqs.checks import host_port, shard_url_fault
 from foqs.store import server
-from foqs.store.dialect import MYSQL, SQLITE
+from foqs.store.dialect import MYSQL, SQLITE, Dialect
 from foqs.store.errors import Place, Seam
 from foqs.store.packets import BadReply, Inserts, close_command, prepare_commands, read_prepared
 from foqs.store.protocol import ShardRefused, StoreError
@@ -37,6 +37,10 @@ _MULTI_STATEMENTS = 1 << 16
 _PACKAGES = {"pymysql": "PyMySQL", "mysqldb": "mysqlclient"}
 _PRODUCTS = {"mysql": "MySQL", "mariadb": "MariaDB"}
 _PORT = 3306
+_SNAPSHOT = (
+    "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ",
+    "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY",
+)
 _ENDED = getattr(select, "POLLRDHUP", select.POLLHUP)
 _LOOK_AGAIN_S = 0.2
 _KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3))
@@ -64,6 +68,11 @@ class Database:
     def file(self) -> Path | None:
         """The database's file, None for a server."""
         return Path(self.url.database or "") if self.is_file else None
+
+    @property
+    def dialect(self) -> Dialect:
+        """The dialect, with that of MySQL for MariaDB too: both take the same set-up, clock and begin."""
+        return SQLITE if self.is_file else MYSQL
 
     @property
     def reads_in_python(self) -> bool:
@@ -206,8 +215,7 @@ class Link:
         self.errors = database.seam_errors
         self.connection = database.connect()
         self.packet_bytes = PACKET_BYTES
-        # MySQL and MariaDB take the same set-up. The connection learns later which of them it is.
-        dialect = SQLITE if database.is_file else MYSQL
+        dialect = database.dialect
         self._one_packet = dialect.one_packet
         self._in_python = database.reads_in_python
         self.inserts: Inserts | None = None
@@ -355,6 +363,16 @@ class Link:
             results.append(cursor.fetchall())
         return results
 
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Let the statements inside see the database at one time, without locks, while its owner continues."""
+        for statement in _SNAPSHOT if self._file is None else ("BEGIN",):
+            self.execute(statement)
+        try:
+            yield
+        finally:
+            self.rollback()
+
     def close(self) -> None:
         """Never raises; an open transaction is rolled back by the server."""
         try:
@@ -408,8 +426,8 @@ def read_clock(url: str, *, connect_timeout_s: float, io_timeout_s: float) -> tu
     try:
         with open_link(url, connect_timeout_s=connect_timeout_s, io_timeout_s=io_timeout_s, look_only=True) as link:
             identity = facts(link.connection).identity or f"file:{link.database.file}".encode()
-            dialect = SQLITE if link.database.is_file else MYSQL
-            return identity, int(link.fetch(f"SELECT {dialect.clock_ms}")[0][0]), time.monotonic_ns()
+            now_ms = int(link.fetch(f"SELECT {link.database.dialect.clock_ms}")[0][0])
+            return identity, now_ms, time.monotonic_ns()
     except StoreError:
         return None
 

@@ -15,7 +15,6 @@ from uuid import uuid4
 from foqs.ids import MAX_SHARD
 from foqs.rows import Holding, SettingRow
 from foqs.store import migrate, server, settings
-from foqs.store.dialect import MYSQL, SQLITE
 from foqs.store.errors import Account, Kind, account_of, grant
 from foqs.store.link import Database, Link, open_link
 from foqs.store.ownership import (
@@ -273,6 +272,6 @@ def discard_settings(url: str, shard_number: int, namespaces: Collection[str]) -
         if server.is_read_only(link.connection):
             raise link.errors.read_only()
         names = ", ".join(f"x'{ns.encode().hex()}'" for ns in ("", *namespaces))
-        link.execute((SQLITE if link.database.is_file else MYSQL).begin)
+        link.execute(link.database.dialect.begin)
         link.execute(f"DELETE FROM setting WHERE ns IN ({names})")
         link.execute("COMMIT")

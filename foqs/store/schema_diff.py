@@ -160,7 +160,7 @@ def _stored(table: Table, name: str) -> str:
     return "BLOB" if not upper else "REAL" if re.search("REAL|FLOA|DOUB", upper) else "NUMERIC"
 
 
-# -------------------------------------------------------------------------------------------- the actual schema
+# ------------------------------------------------------------------------------------------------ present tables
 
 _TABLES = "SELECT table_name, engine FROM information_schema.tables WHERE table_schema = DATABASE()"
 _COLUMNS = """SELECT table_name, column_name, column_type, is_nullable, column_default, extra, collation_name

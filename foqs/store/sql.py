@@ -41,7 +41,7 @@ from foqs.rows import (
     TimerRow,
 )
 from foqs.store import reads, server, settings
-from foqs.store.dialect import MYSQL, SQLITE, dialect_of
+from foqs.store.dialect import dialect_of
 from foqs.store.link import PACKET_BYTES, Database, Link, Seen, look_at
 from foqs.store.opening import read_opened
 from foqs.store.ownership import (
@@ -101,7 +101,7 @@ class SqlStore:
         self._connect_timeout_s = connect_timeout_s
         self.io_timeout_s = io_timeout_s
         self._database = Database(url, connect_timeout_s=connect_timeout_s, io_timeout_s=io_timeout_s)
-        self._dialect = SQLITE if self._database.is_file else MYSQL
+        self._dialect = self._database.dialect
         self._errors = self._database.seam_errors
         self._lock: Lock = lock_of(self._database, shard)
         self._claim = Identity(self._database, shard)

@@ -19,9 +19,9 @@ from rich.console import Console
 
 from foqs import __main__ as entry
 from foqs.cli import logs
-from foqs.cli.lab import interruptible
 from foqs.cli.main import Group, command, top
 from foqs.cli.operators import MOST_S, quietly
+from foqs.cli.run import interruptible
 from foqs.cli.terminal import fail, report_errors
 from foqs_lab.bench import commands as bench
 from foqs_lab.bench.commands import reported

@@ -73,7 +73,7 @@ IMPURE = frozenset(
 )
 FILES = sorted((ROOT / "foqs").rglob("*.py"))
 LAB = sorted((ROOT / "foqs_lab").rglob("*.py"))
-MAY_USE_LAB = frozenset(f"foqs/cli/{name}.py" for name in ("lab", "cluster"))
+MAY_USE_LAB = frozenset(f"foqs/cli/{name}.py" for name in ("run", "cluster"))
 
 
 def layer_of(path: Path) -> str:

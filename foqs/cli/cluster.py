@@ -17,9 +17,9 @@ import typer
 
 from foqs.checks import printable as name
 from foqs.cli.interrupt import ends_at_once
-from foqs.cli.lab import interruptible, laboratory
 from foqs.cli.main import JsonOption, command, commands
 from foqs.cli.operators import ClusterOptions, WaitOptions, connected, perform, quietly, section_of
+from foqs.cli.run import interruptible, laboratory
 from foqs.cli.terminal import Column, fail, listing, piped, table
 from foqs.shardmgr import operate
 from foqs.shardmgr.status import HostRow, ShardRow, Status, status_of

@@ -28,6 +28,8 @@ from foqs.option_groups import spread
 
 RUN, QUEUE, OPERATE = "Run", "Queue", "Operate"
 """The groups of `foqs --help`."""
+_LABORATORY = ("bench", "chaos")
+"""Commands of `foqs-lab` that are easily looked for here."""
 _AS_BYTES = "text"
 """The payload of `foqs enqueue`: any bytes."""
 _STYLE = re.compile(r"(\\*)(\[[a-z#/@][^[]*?])")
@@ -50,9 +52,9 @@ class Verb(NamedTuple):
 
 # The order of the groups in `foqs --help`, and of the commands in each.
 VERBS = {
-    "dev": Verb("serve", RUN, "Run a host on embedded SQLite shards, without any other server."),
-    "serve": Verb("serve", RUN, "Run a host over the shards of foqs.toml, or as a host of a cluster."),
-    "demo": Verb("lab", RUN, "Show foqs at work: count Python's standard library with a pool of workers."),
+    "dev": Verb("run", RUN, "Run a host on embedded SQLite shards, without any other server."),
+    "serve": Verb("run", RUN, "Run a host over the shards of foqs.toml, or as a host of a cluster."),
+    "demo": Verb("run", RUN, "Show foqs at work: count Python's standard library with a pool of workers."),
     "enqueue": Verb(
         "pipe", QUEUE, "Enqueue one item, or items from stdin: JSON lines, raw payloads, or copies of other items."
     ),
@@ -227,6 +229,11 @@ class _Verbs(Group):
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
         self.commands: Any = _Commands()
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[:1] and args[0] in _LABORATORY:
+            fail(f"foqs has no command {args[0]}: it is `foqs-lab {args[0]}`, of the same package", 2)
+        return super().resolve_command(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """List the commands from the table."""

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from foqs.cli import logs
+from foqs.cli.terminal import waiting
 from foqs.errors import Invalid
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def perform(
             await then(session)
         change = await session.carry_out(decide_and_say, audit)
         if not wait.no_wait:
-            with _progress() as progress:
+            with waiting() as progress:
                 await session.until(change.missing, wait.timeout, progress)
             print(change.then)
 
@@ -191,19 +191,6 @@ def _who() -> str:
 def quietly() -> None:
     """Log errors only: the command itself reports the outcome of connections and retries."""
     logs.from_environment("error")
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """Show the steps that are left on stderr: one changing line on a terminal, else a line for each change."""
-    from rich.console import Console
-
-    console = Console(stderr=True, markup=False, highlight=False, emoji=False)
-    if not console.is_terminal:
-        yield lambda words: print(f"waiting: {words}", file=sys.stderr, flush=True)
-        return
-    with console.status("waiting") as status:
-        yield lambda words: status.update(console.render_str(f"waiting: {words}"))
 
 
 def confirm(question: str, *, yes: bool) -> None:

@@ -82,7 +82,7 @@ def show(
 
     The output is a foqs.toml with the source of each value. Secrets are masked.
     """
-    from foqs.cli.serve import named
+    from foqs.cli.run import named
     from foqs.config.load import load_with_sources
 
     loaded = load_with_sources(config)

@@ -409,3 +409,16 @@ def counting(what: str) -> Iterator[Callable[[int], None]]:
             status.update(f"{what} {total:,}")
 
         yield advance
+
+
+@contextmanager
+def waiting() -> Iterator[Callable[[str], None]]:
+    """Show the steps that are left on stderr: one changing line on a terminal, else a line for each change."""
+    from rich.console import Console
+
+    console = Console(stderr=True, markup=False, highlight=False, emoji=False)
+    if not console.is_terminal:
+        yield lambda words: print(f"waiting: {words}", file=sys.stderr, flush=True)
+        return
+    with console.status("waiting") as status:
+        yield lambda words: status.update(console.render_str(f"waiting: {words}"))

@@ -86,7 +86,7 @@ def test_a_wrong_option_is_reported_in_json() -> None:
     assert "--no-such-option" in line["error"]
 
 
-@pytest.mark.parametrize("module", ["foqs.cli.serve", "foqs.server.node"])
+@pytest.mark.parametrize("module", ["foqs.cli.run", "foqs.server.node"])
 def test_an_interrupted_start_is_reported_in_json(tmp_path: Path, module: str) -> None:
     (tmp_path / "sitecustomize.py").write_text(HOOK)
     done = subprocess.run(

@@ -15,6 +15,7 @@ from typer.main import get_command
 import foqs.cli
 from foqs.cli.main import VERBS, app, escaped, registered
 from tests.api.hosts import environment
+from tests.api.hosts import foqs as run_foqs
 
 HOST = ("aiohttp", "prometheus_client", "sqlalchemy", "kazoo", "uvloop", "pymysql", "lupa", "pyspark")
 FOQS = ("admin", "api", "client", "config", "engine", "hooks", "peers", "rpc", "server", "store.sql", "zk")
@@ -87,7 +88,14 @@ def test_a_client_command_loads_nothing_of_a_host_and_no_tables(loaded: Loaded, 
 
 
 def test_a_command_without_a_name_is_not_imported(loaded: Loaded) -> None:
-    assert "foqs.cli.serve" not in loaded("topicz", status=2)
+    assert "foqs.cli.run" not in loaded("topicz", status=2)
+
+
+@pytest.mark.parametrize("name", ["bench", "chaos"])
+def test_a_command_of_the_laboratory_is_named(name: str) -> None:
+    done = run_foqs(name, "--help")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"foqs: foqs has no command {name}: it is `foqs-lab {name}`, of the same package\n"
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -71,7 +71,7 @@ def test_a_port_that_is_taken_is_found_before_databases(write: Callable[[str], P
     assert "shard.not_opened" not in done.stderr
 
 
-@pytest.mark.parametrize("module", ["typer", "foqs.cli.serve", "foqs.cli.host", "foqs.server.node", "uvloop"])
+@pytest.mark.parametrize("module", ["typer", "foqs.cli.run", "foqs.cli.host", "foqs.server.node", "uvloop"])
 @pytest.mark.parametrize("command", ["dev", "serve", "processes"])
 def test_ctrl_c_while_a_host_is_loaded_ends_it(
     tmp_path: Path, write: Callable[[str], Path], nowhere: str, command: str, module: str

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from foqs.cli import lab
+from foqs.cli import run
 from foqs_lab.demo import story
 from foqs_lab.demo.count import (
     Killed,
@@ -236,7 +236,7 @@ WRONG = {
 def command(monkeypatch: pytest.MonkeyPatch, outcome: Outcome) -> Any:
     """Run the command with a stub of the demo that returns `outcome`."""
     monkeypatch.setattr(story, "run", lambda plan, screen: outcome)
-    return CliRunner().invoke(lab.app, [])
+    return CliRunner().invoke(run.app, ["demo"])
 
 
 def test_all_is_well(monkeypatch: pytest.MonkeyPatch) -> None:

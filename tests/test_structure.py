@@ -30,7 +30,7 @@ from tests.support.structure import (
 )
 
 LINES = {
-    "foqs": 2_354,
+    "foqs": 2_610,
     "foqs.admin": 1_127,
     "foqs.api": 2_941,
     "foqs.buffers": 864,
@@ -43,7 +43,7 @@ LINES = {
     "foqs.hooks": 1_577,
     "foqs.limits": 1_466,
     "foqs.peers": 4_046,
-    "foqs.policies": 1_463,
+    "foqs.policies": 1_481,
     "foqs.prefetch": 395,
     "foqs.rpc": 2_741,
     "foqs.server": 3_946,

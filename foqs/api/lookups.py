@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
 from foqs import __version__
 from foqs.api import responses, validation
@@ -15,29 +14,20 @@ from foqs.engine.calls import LongPoll, LookCall
 from foqs.engine.explain import Explanation
 from foqs.engine.listing import Listed, Listing, cursor_of, parts_of
 from foqs.engine.shard import Shard
-from foqs.engine.stats import (
-    MOST_TENANTS,
-    Coordinated,
-    MostReady,
-    WorkerLeases,
-    active_topics,
-    count,
-    tenants_of,
-    topics_cursor,
-    workers_of,
-)
+from foqs.engine.stats import MOST_TENANTS, Coordinated, active_topics, topics_cursor
 from foqs.errors import FoqsError, Invalid, NotFound, NotServed
+from foqs.figures import ActiveTopic, ThrottleStats, TopicStats, to_struct
 from foqs.hooks.protocol import SCRIPT_BYTES
 from foqs.hooks.topic_hooks import TopicHooks
 from foqs.idl import idl, is_forwarded
 from foqs.ids import shard_of
 from foqs.item import Item, Phase, Place
 from foqs.peers.forwarded_requests import explained
-from foqs.peers.gather import ANSWER_MS, Counts, Pages, Reported, ThrottleReports, TopicSums, nearest
+from foqs.peers.gather import ANSWER_MS, Pages, ThrottleReports, TopicSums, nearest
 from foqs.peers.lease_coordinator import LeaseCoordinator
 from foqs.peers.ready_topics import ReadyPublisher
 from foqs.peers.token_coordinator import TokenCoordinator
-from foqs.policies.entries import NAME_BYTES
+from foqs.policies.entries import NAME_BYTES, Throttle, ThrottleEntry
 from foqs.policies.layers import BUILT_IN
 from foqs.policies.settings import MOST_BYTES, VALUE_BYTES
 from foqs.rows import Found
@@ -46,6 +36,12 @@ from foqs.rpc.call import Call
 MOST_THROTTLES = 1_000
 FIXED = {"settings_bytes": MOST_BYTES, "settings_value_bytes": VALUE_BYTES, "script_bytes": SCRIPT_BYTES}
 """Limits that no configuration changes: ZooKeeper takes no larger record."""
+_LIMITS = {
+    name: value
+    for name, value in ThrottleStats._field_defaults.items()
+    if name in ("setting", *ThrottleEntry.model_fields)
+}
+"""Figures of a throttle that the settings say, and their values without a throttle."""
 _KEPT_MS = 1_000
 """A count adds up all namespaces of all shards, and any client may ask for one."""
 
@@ -125,9 +121,10 @@ class Lookups:
 
         def reply(_missing: list[str]) -> None:
             topics, more = pages.page()
-            call.reply(idl.GetActiveTopicsResponse(topics, topics_cursor(topics[-1]) if more else None))
+            found = [to_struct(topic) for topic in topics]
+            call.reply(idl.GetActiveTopicsResponse(found, topics_cursor(topics[-1]) if more else None))
 
-        def found(topics: list[Any], more: bool) -> None:
+        def found(topics: list[ActiveTopic], more: bool) -> None:
             pages.add(topics, more=more)
             deadline_ms = host.now_ms() + min(timeout_ms, ANSWER_MS)
             part = partial(idl.GetActiveTopicsRequest, ns, limit, request.cursor, request.all)
@@ -153,29 +150,20 @@ class Lookups:
         now_ms = host.now_ms()
 
         def done(sums: TopicSums, missing: list[str]) -> None:
-            policy, (tenants, more) = policies.of(name), sums.tenants(limit)
-            call.reply(
-                idl.GetTopicStatsResponse(
-                    *sums.counts, policy.paused, policy.closed, policies.document(name), layers, tenants,
-                    sums.workers(), sums.hooks(), missing, more, overruled,
-                )
+            policy = policies.of(name)
+            found = sums.stats(limit)._replace(
+                paused=policy.paused, closed=policy.closed, policy_layers=layers, missing=tuple(missing),
+                overruled=overruled,
             )  # fmt: skip
+            call.reply(to_struct(found, policy=policies.document(name)))
 
-        def counted(here: Counts, workers: list[WorkerLeases], tenants: MostReady) -> None:
-            hung = host.engine.state.hung.of(key, now_ms)
-            held = [
-                idl.WorkerStats(one.worker, one.held, max(0, now_ms - one.oldest_given_ms), hung.pop(one.worker, 0))
-                for one in workers
-            ] + [idl.WorkerStats(worker, 0, 0, handlers) for worker, handlers in hung.items()]
-            sums = TopicSums(here, held, tenants, self._hooks.stats(key))
+        def counted(here: TopicStats) -> None:
+            sums = TopicSums(here._replace(hooks=tuple(self._hooks.stats(key))))
             deadline_ms = now_ms + min(timeout_ms, ANSWER_MS)
             part = partial(idl.GetTopicStatsRequest, ns, name)
             host.forwarder.ask_others("GetTopicStats", part, request, deadline_ms, sums.add, partial(done, sums))
 
-        def with_workers(here: Counts, workers: list[WorkerLeases]) -> None:
-            tenants_of(host.engine.state, key, partial(counted, here, workers))
-
-        count(host.engine.state, key, lambda here: workers_of(host.engine.state, key, partial(with_workers, here)))
+        stats.topic_stats(host.engine.state, key, now_ms, counted)
 
     def throttles(self, call: Call) -> None:
         """Raises Invalid."""
@@ -191,38 +179,17 @@ class Lookups:
         def done(reports: ThrottleReports, missing: list[str]) -> None:
             throttle, found = host.engine.state.policies.namespace(ns).throttle, reports.stats
             names = sorted(found)[:limit]
-            rows: list[Any] = []
-            for name in names:
-                rule, one = throttle(name), found[name]
-                rows.append(
-                    idl.ThrottleStats(
-                        key=name,
-                        setting=rule.setting if rule is not None else "",
-                        per_second=rule.per_second if rule is not None else None,
-                        burst=rule.burst if rule is not None and rule.per_second is not None else None,
-                        tokens=one.tokens,
-                        concurrency=rule.concurrency if rule is not None else None,
-                        taken=one.taken,
-                        free=one.free,
-                        overage=one.overage,
-                        reclaimed=one.reclaimed,
-                        parked_flows=one.parked_flows,
-                        parked_items=one.parked_items,
-                        longest_wait_ms=one.longest_wait_ms,
-                        shadow_held=one.shadow_held,
-                        coordinator=reports.coordinators.get(name, ""),
-                    )
-                )
+            rows = [to_struct(_with_limits(found[name], throttle(name))) for name in names]
             cursor = cursor_of(names[-1]) if len(names) == limit else None
             call.reply(idl.GetThrottlesResponse(rows, cursor, missing))
 
-        def counted(here: Reported) -> None:
-            reports = ThrottleReports(here, host.address())
+        def counted(here: dict[str, ThrottleStats]) -> None:
+            reports = ThrottleReports(here)
             part = partial(idl.GetThrottlesRequest, ns, request.prefix, request.limit, request.cursor)
             host.forwarder.ask_others("GetThrottles", part, request, deadline_ms, reports.add, partial(done, reports))
 
         keys = [*self._tokens.keys(), *self._slots.keys()]
-        coordinated = Coordinated(keys, self._tokens.tokens_of, self._slots.slots_of)
+        coordinated = Coordinated(keys, self._tokens.tokens_of, self._slots.slots_of, host.address())
         stats.throttles_of(host.engine.state, coordinated, ns, prefix, after, limit, counted)
 
     def server_info(self, call: Call) -> None:
@@ -240,6 +207,12 @@ class Lookups:
             self._counted_ms = now_ms
             self._items = {shard.number: sum(shard.memory.totals.values()) for shard in self._host.engine.state.serving}
         return self._items
+
+
+def _with_limits(one: ThrottleStats, throttle: Throttle | None) -> ThrottleStats:
+    """Return the figures with the limits of the throttle. They are the same on all hosts."""
+    limits = {} if throttle is None else {"setting": throttle.setting, **throttle.options()}
+    return one._replace(**{name: limits.get(name, absent) for name, absent in _LIMITS.items()})
 
 
 class Explain:

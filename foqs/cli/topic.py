@@ -37,6 +37,8 @@ _SAID = {
 }
 """(field, its new value): the state of a topic that had the other value, and of one that had this value already."""
 
+_OF_POLICY = ("policy", "policy_layers", "overruled")
+
 app = typer.Typer()
 topics = commands(
     app,
@@ -137,18 +139,18 @@ def stats(topic: Topic, as_json: JsonOption = False, *, connection: Connection) 
 
 
 def _stats_json(found: TopicStats) -> dict[str, Any]:
-    return {
-        "ready": found.ready,
-        "delayed": found.delayed,
-        "leased": found.leased,
-        "paused": found.paused,
-        "closed": found.closed,
-        "missing": found.missing,
-        "workers": [one._asdict() for one in found.workers],
-        "tenants": [one._asdict() for one in found.tenants],
-        "more_tenants": found.more_tenants and _further(found.more_tenants),
-        "hooks": [one._asdict() for one in found.hooks],
-    }
+    """Return all figures; `foqs topic policy` shows the policy."""
+    shown = {name: value for name, value in found._asdict().items() if name not in _OF_POLICY}
+    return {**_plain(shown), "more_tenants": found.more_tenants and _further(found.more_tenants)}
+
+
+def _plain(value: Any) -> Any:
+    """Return figures as JSON has them."""
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, tuple) else value
 
 
 def _stats_tables(found: TopicStats) -> Iterator[Table]:

@@ -26,13 +26,11 @@ from foqs.client.items import (
 )
 from foqs.client.job import AckPolicy, Job, Retry
 from foqs.client.operator_types import (
-    ActiveTopic,
     ExplainReason,
     Explanation,
     FailureFilter,
     FailureGroup,
     Failures,
-    HookStats,
     Reason,
     Redriven,
     RefusedTopic,
@@ -40,12 +38,8 @@ from foqs.client.operator_types import (
     ServerInfo,
     Settings,
     SettingsChange,
-    TenantStats,
     Throttles,
-    ThrottleStats,
-    TopicStats,
     Tried,
-    WorkerStats,
 )
 from foqs.client.producer import Producer, UnreadFailures
 from foqs.client.timing import Backoff
@@ -64,6 +58,7 @@ from foqs.errors import (
     Unauthenticated,
     Unavailable,
 )
+from foqs.figures import ActiveTopic, HookStats, TenantStats, ThrottleStats, TopicStats, WorkerStats
 from foqs.rows import FailureCause
 from foqs.second_answer import Duplicate
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
@@ -10,7 +11,6 @@ from foqs.client import methods
 from foqs.client.arguments import check_item, checked, instance_of, whole
 from foqs.client.items import Item, ItemSpec, ItemState
 from foqs.client.operator_types import (
-    ActiveTopic,
     Explanation,
     FailureFilter,
     FailureGroup,
@@ -22,15 +22,12 @@ from foqs.client.operator_types import (
     Settings,
     SettingsChange,
     Throttles,
-    ThrottleStats,
-    TopicStats,
     Tried,
-    filled_all,
-    topic_stats_of,
     tried_of,
 )
 from foqs.client.requests import Requests
 from foqs.errors import Invalid, Overloaded, Unavailable
+from foqs.figures import ActiveTopic, ThrottleStats, TopicStats, from_struct
 from foqs.idl import idl
 from foqs.ids import parse_id
 from foqs.rows import FailureCause
@@ -97,14 +94,15 @@ class OperatorCalls:
         ns = None if all_namespaces else self.namespace
         request = idl.GetActiveTopicsRequest(ns=ns, limit=page_topics, all=all_states or None)
         pages = self._requests.pages(methods.TOPICS, request, timeout_ms)
-        return (ActiveTopic.of(found) for page in pages for found in page.topics or ())
+        return (from_struct(ActiveTopic, found) for page in pages for found in page.topics or ())
 
     @checked()
     def topic_stats(self, topic: str, *, tenants: int | None = None, timeout_ms: int | None = None) -> TopicStats:
         """Items, tenants and policy of a topic, over all hosts. A topic without items has counts of 0. `tenants` with
         the most ready items come by name, 1 to 1,000; default: 100."""
         request = idl.GetTopicStatsRequest(ns=self.namespace, topic=topic, limit=tenants)
-        return topic_stats_of(self._requests.call(methods.TOPIC_STATS, request, timeout_ms))
+        found = self._requests.call(methods.TOPIC_STATS, request, timeout_ms)
+        return from_struct(TopicStats, found, policy=json.loads(found.policy))
 
     @checked()
     def throttles(self, prefix: str = "", *, limit: int | None = None, timeout_ms: int | None = None) -> Throttles:
@@ -114,7 +112,7 @@ class OperatorCalls:
         found: list[ThrottleStats] = []
         missing: set[str] = set()
         for page in self._requests.pages(methods.THROTTLES, request, timeout_ms):
-            found += filled_all(ThrottleStats, page.throttles)
+            found += [from_struct(ThrottleStats, one) for one in page.throttles or ()]
             missing.update(page.missing or ())
             if limit:
                 if len(found) >= limit:

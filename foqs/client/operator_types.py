@@ -1,8 +1,7 @@
-"""What a service tells an operator: figures of topics and throttles, explanations, settings, groups of dead letters."""
+"""Answers of a service to an operator: explanations, settings, groups of dead letters. `foqs.figures` has figures."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import IntEnum
@@ -15,6 +14,7 @@ from foqs.checks import I32_MAX, check_int, check_text, check_time_ms, parse_fin
 from foqs.client.arguments import check_cause
 from foqs.client.items import ItemSpec, ItemState
 from foqs.errors import Invalid, Unavailable, item_error
+from foqs.figures import ThrottleStats, from_struct
 from foqs.idl import idl
 from foqs.rows import FailureCause
 from foqs.travel import Value
@@ -29,113 +29,6 @@ class ServerInfo(NamedTuple):
     version: str
     limits: dict[str, int]
     now_ms: int
-
-
-class ActiveTopic(NamedTuple):
-    """A topic with at least one item ready. Counts and `oldest_ready_at_ms` (Unix epoch; 0: none is ready) are
-    approximate; `hosts` are the `host:port` that have it; `delayed` and `leased` are None unless asked for."""
-
-    ns: str
-    topic: str
-    ready: int
-    oldest_ready_at_ms: int
-    hosts: tuple[str, ...]
-    delayed: int | None = None
-    leased: int | None = None
-
-    @classmethod
-    def of(cls, one: Any) -> ActiveTopic:
-        """Return the topic of a reply."""
-        topic: ActiveTopic = filled(cls, one, hosts=tuple(one.hosts or ()))
-        return topic
-
-
-class WorkerStats(NamedTuple):
-    """The leases of one worker in a topic, and the time since the oldest was given. `worker` is "" for
-    consumers without a name, and for leases that an earlier owner of the shard gave. `hung`: its handlers that have
-    worked on an item of the topic for longer than its `time_limit_ms`, by its report of the last 15 s. Their leases may
-    have ended, so `held` may be 0."""
-
-    worker: str
-    held: int
-    oldest_lease_ms: int
-    hung: int = 0
-
-
-class TenantStats(NamedTuple):
-    """A tenant of a topic: the items with one fairness key, "" for those without one. `parked` of its `ready` items
-    (approximate) wait for a throttle. `served` is the sum of its deliveries, in the unit of the topic's policy
-    (`fair.unit`: items, KiB or ms), since its hosts have items of it. `share` of the turns is due to it, 0 to 1: its
-    `weight` over the weights of all tenants with ready items that wait for no throttle."""
-
-    fairness_key: str
-    weight: int
-    ready: int
-    parked: int
-    served: float
-    share: float
-
-
-class HookStats(NamedTuple):
-    """A script that the topic's policy names for a hook, and its calls since the hosts started. While the breaker is
-    open on some host, after failures in a row, the script is not called there for `retry_after_ms`. `last_errors`:
-    time, kind and text, oldest first."""
-
-    hook: str
-    script: str
-    calls: int
-    failures: int
-    breaker_open: bool
-    retry_after_ms: int
-    last_errors: tuple[str, ...]
-
-
-class TopicStats(NamedTuple):
-    """Items by state (approximate), and the effective policy: `policy` has a value of each field, `policy_layers` the
-    settings key of each that is not built in. `missing` are the `host:port` whose items are not counted. `workers`
-    lists workers whose handlers hang, then workers that hold leases, the oldest lease first. `tenants` lists the
-    tenants with most ready items, none where tenants take no turns; `more_tenants` has the sums of all further ones,
-    None without any. `hooks` of the policy. `overruled`: fields of which a value was set that is not in effect, with
-    the reason; a topic that takes dead letters has them."""
-
-    ready: int
-    delayed: int
-    leased: int
-    paused: bool
-    closed: bool
-    policy: dict[str, Any]
-    policy_layers: dict[str, str]
-    missing: tuple[str, ...]
-    workers: tuple[WorkerStats, ...] = ()
-    tenants: tuple[TenantStats, ...] = ()
-    more_tenants: TenantStats | None = None
-    hooks: tuple[HookStats, ...] = ()
-    overruled: dict[str, str] = {}  # noqa: RUF012 - nothing changes it
-
-
-class ThrottleStats(NamedTuple):
-    """A throttle key in use. `setting` is the settings key of its throttle, with `per_second`, `burst` and
-    `concurrency`; they are "" and None where it has none. `tokens` that no host holds; `taken` leases live,
-    and `free` more may begin: None if they are not known. `parked_flows` and `parked_items` wait, the first since
-    `longest_wait_ms`. `shadow_held`: deliveries that a shadow throttle would have held back. `coordinator` is the
-    `host:port` that makes the tokens and lends the slots. `overage`: leases that lived longer than the throttle's
-    timeout_ms; `reclaimed`: leases that ended by time."""
-
-    key: str
-    setting: str
-    per_second: float | None
-    burst: int | None
-    tokens: float | None
-    parked_flows: int
-    parked_items: int
-    longest_wait_ms: int
-    shadow_held: int
-    coordinator: str
-    concurrency: int | None = None
-    taken: int | None = None
-    free: int | None = None
-    overage: int = 0
-    reclaimed: int = 0
 
 
 class Throttles(NamedTuple):
@@ -343,42 +236,9 @@ class Redriven(NamedTuple):
     refused: tuple[RefusedTopic, ...] = ()
 
 
-def filled(kind: Any, found: Any, **given: Any) -> Any:
-    """Return the NamedTuple `kind` with the `given` fields, and the fields of the same names of the struct `found`. An
-    absent field has the default of `kind`."""
-    values = {name: getattr(found, name) for name in kind._fields if name not in given}
-    defaults = kind._field_defaults
-    return kind(**given, **{name: one for name, one in values.items() if one is not None or name not in defaults})
-
-
-def filled_all(kind: Any, found: Any) -> tuple[Any, ...]:
-    return tuple(filled(kind, one) for one in found or ())
-
-
-def topic_stats_of(found: Any) -> TopicStats:
-    stats: TopicStats = filled(
-        TopicStats,
-        found,
-        policy=json.loads(found.policy),
-        policy_layers=found.policy_layers or {},
-        missing=tuple(found.missing or ()),
-        workers=filled_all(WorkerStats, found.workers),
-        tenants=filled_all(TenantStats, found.tenants),
-        more_tenants=None if found.more_tenants is None else filled(TenantStats, found.more_tenants),
-        hooks=tuple(
-            filled(HookStats, one, breaker_open=bool(one.breaker_open), last_errors=tuple(one.last_errors or ()))
-            for one in found.hooks or ()
-        ),
-    )
-    return stats
-
-
 def tried_of(found: Any) -> Tried:
     spec = found.item and ItemSpec(**{one.name: getattr(found.item, one.name) for one in fields(ItemSpec)})
-    tried: Tried = filled(
-        Tried, found, item=spec, elapsed_us=found.elapsed_us or 0, memory_bytes=found.memory_bytes or 0
-    )
-    return tried
+    return from_struct(Tried, found, item=spec, elapsed_us=found.elapsed_us or 0, memory_bytes=found.memory_bytes or 0)
 
 
 def _known(kind: type[IntEnum], number: int) -> Any:

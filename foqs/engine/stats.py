@@ -1,11 +1,12 @@
-"""Counts for operators: items by topic, by tenant and by worker, and parked items by throttle key."""
+"""Measure the figures of a host (`foqs.figures`): items by topic, by tenant and by worker, and parked items by throttle
+key."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Generator, Iterator, Sequence
 from heapq import heappush, heappushpop
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from foqs.bounds import THROTTLE, Bounded
 from foqs.engine.concurrency import AnyGate
@@ -13,7 +14,7 @@ from foqs.engine.item_ops import given_of
 from foqs.engine.listing import cursor_of, parts_of
 from foqs.engine.state import State, in_slices
 from foqs.fairness.keys import TopicKey, lane_key
-from foqs.idl import idl
+from foqs.figures import ActiveTopic, TenantStats, ThrottleStats, TopicStats, WorkerStats, merge_into, merged
 from foqs.item import Item, Phase
 from foqs.limits.lease_slots import Slots
 from foqs.prefetch.lane import Lane
@@ -36,7 +37,7 @@ def active_topics(
     address: str,
     within: Container[str] | None,
     now_ms: int,
-    done: Callable[[list[Any], bool], None],
+    done: Callable[[list[ActiveTopic], bool], None],
     *,
     every: bool = False,
 ) -> Iterator[None]:
@@ -49,7 +50,7 @@ def active_topics(
     order = state.topics.order(now_ms)
     while order.sort(_TOPICS, state.topics):
         yield
-    found: list[Any] = []
+    found: list[ActiveTopic] = []
     while keys := order.after(after, _TOPICS):
         for key in keys:
             if ns is not None and key[0] != ns:
@@ -64,7 +65,7 @@ def active_topics(
                 done(found, True)
                 return
             by_state = (delayed, leased) if every else ()
-            found.append(idl.ActiveTopic(*key, ready, oldest_ms, [address], *by_state))
+            found.append(ActiveTopic(*key, ready, oldest_ms, (address,), *by_state))
         if len(keys) < _TOPICS:
             break
         after = keys[-1]
@@ -93,7 +94,20 @@ def _counted(state: State, key: TopicKey) -> Generator[None, None, tuple[int, in
     return ready, max(0, total - ready - leased), leased, oldest_ms
 
 
-def topics_cursor(last: Any) -> str:
+@in_slices
+def topic_stats(state: State, key: TopicKey, now_ms: int, done: Callable[[TopicStats], None]) -> Iterator[None]:
+    """Report the items of a topic by state, its workers and its tenants."""
+    ready, delayed, leased, _ = yield from _counted(state, key)
+    workers = yield from _workers(state, key, now_ms)
+    tenants = yield from _tenants(state, key)
+    done(
+        TopicStats(
+            ready, delayed, leased, workers=workers, tenants=tuple(tenants.named()), more_tenants=tenants.rest_if_any()
+        )
+    )
+
+
+def topics_cursor(last: ActiveTopic) -> str:
     """Return the cursor of the page behind `last`."""
     return cursor_of(last.ns, last.topic)
 
@@ -122,62 +136,41 @@ _FLOWS = 250
 """Flows that a count looks at in one slice of the event loop."""
 
 
-class TenantCounts(NamedTuple):
-    """Of one tenant, or sums of several. `parked`: ready items that wait for throttles. `weight`: of several tenants,
-    the sum over tenants with ready items that wait for no throttle. `served`: the deliveries that they got, in the
-    unit of the topic."""
-
-    ready: int = 0
-    parked: int = 0
-    weight: int = 0
-    served: float = 0.0
-
-    @property
-    def turn_weight(self) -> int:
-        """The weight that takes part in the turns now."""
-        return self.weight if self.ready > self.parked else 0
+def turn_weight(tenant: TenantStats) -> int:
+    """Return the weight that takes part in the turns now. Of sums over several tenants it is theirs together."""
+    return tenant.weight if tenant.ready > tenant.parked else 0
 
 
 class MostReady:
-    """Up to `most` tenants by name, the tenants with the most ready items. `rest` has the sums of further ones."""
+    """Up to `most` tenants by name, the tenants with the most ready items. `rest` has the sums of further ones. Its
+    weight counts tenants that take part in the turns."""
 
     def __init__(self, most: int) -> None:
-        self.rest = TenantCounts()
+        self.rest = TenantStats()
         self._most = most
-        self._heap: list[tuple[int, str, TenantCounts]] = []
+        self._heap: list[tuple[int, str, TenantStats]] = []
 
-    def add(self, name: str, counts: TenantCounts) -> None:
+    def add(self, tenant: TenantStats) -> None:
         """Add a tenant, which was not added before."""
-        one = (counts.ready, name, counts)
+        one = (tenant.ready, tenant.fairness_key, tenant)
         if len(self._heap) < self._most:
             heappush(self._heap, one)
         else:
             self.add_rest(heappushpop(self._heap, one)[2])
 
-    def add_rest(self, counts: TenantCounts) -> None:
+    def add_rest(self, tenants: TenantStats) -> None:
         """Add tenants that have no names here."""
-        rest = self.rest
-        self.rest = TenantCounts(
-            rest.ready + counts.ready,
-            rest.parked + counts.parked,
-            rest.weight + counts.turn_weight,
-            rest.served + counts.served,
-        )
+        self.rest = merged(self.rest, tenants)._replace(weight=self.rest.weight + turn_weight(tenants))
 
-    def named(self) -> list[tuple[str, TenantCounts]]:
+    def named(self) -> list[TenantStats]:
         """Return the tenants with names: the most ready items first."""
-        return [(name, counts) for _, name, counts in sorted(self._heap, key=lambda one: (-one[0], one[1]))]
+        return [tenant for *_, tenant in sorted(self._heap, key=lambda one: (-one[0], one[1]))]
+
+    def rest_if_any(self) -> TenantStats | None:
+        return None if self.rest == TenantStats() else self.rest
 
 
-def most_ready(tenants: Iterable[tuple[str, TenantCounts]], most: int) -> MostReady:
-    found = MostReady(most)
-    for name, counts in tenants:
-        found.add(name, counts)
-    return found
-
-
-@in_slices
-def tenants_of(state: State, key: TopicKey, done: Callable[[MostReady], None]) -> Iterator[None]:
+def _tenants(state: State, key: TopicKey) -> Generator[None, None, MostReady]:
     """Count the tenants of a topic. It has none if its tenants take no turns."""
     found, looked = MostReady(MOST_TENANTS), 0
     topic, namespace = state.topics.get(key), state.policies.namespace(key[0])
@@ -192,8 +185,8 @@ def tenants_of(state: State, key: TopicKey, done: Callable[[MostReady], None]) -
             if looked % _FLOWS == 0:
                 yield
         weight = namespace.weight(key[1], tenant.name, tenant.given_weight)
-        found.add(tenant.name, TenantCounts(ready, parked, weight, tenant.served))
-    done(found)
+        found.add(TenantStats(tenant.name, weight, ready, parked, tenant.served))
+    return found
 
 
 _MOST_FLOWS = 10_000
@@ -202,29 +195,14 @@ _KEYS = 2_000
 """Keys that are looked at in one slice of the event loop."""
 
 
-class KeyStats(NamedTuple):
-    """Flows of a key that are parked and their items, the longest time since when one is parked, and deliveries over a
-    shadow throttle. `tokens`: in the bucket; `taken`: live leases, and `free`: how many more there may be. These three
-    are None on a host that does not coordinate the key. `overage` and `reclaimed`: see ThrottleStats of the IDL."""
-
-    parked_flows: int = 0
-    parked_items: int = 0
-    longest_wait_ms: int = 0
-    shadow_held: int = 0
-    tokens: float | None = None
-    taken: int | None = None
-    free: int | None = None
-    overage: int = 0
-    reclaimed: int = 0
-
-
 class Coordinated(NamedTuple):
-    """The quotas and throttle keys that this host coordinates, and the tokens in the bucket of each and its slots, None
-    if it is forgotten by now."""
+    """The quotas and throttle keys that the host at `address` coordinates, and the tokens in the bucket of each and its
+    slots, None if it is forgotten by now."""
 
     keys: Sequence[Bounded]
     tokens_of: Callable[[Bounded], float | None]
     slots_of: Callable[[Bounded], Slots | None]
+    address: str
 
 
 @in_slices
@@ -235,7 +213,7 @@ def throttles_of(
     prefix: str,
     after: str,
     limit: int,
-    done: Callable[[dict[str, KeyStats]], None],
+    done: Callable[[dict[str, ThrottleStats]], None],
 ) -> Iterator[None]:
     """Report the first keys behind `after`, in order, that begin with `prefix`: keys in use here, and keys that this
     host coordinates."""
@@ -248,16 +226,17 @@ def throttles_of(
             part = [key[1] for key in keys[at : at + _KEYS] if key[0] == ns and key[1].startswith(begin)]
             names = {name for name in part if name > THROTTLE + after}
             first = sorted({*first, *names})[:limit] if names else first
-    found: dict[str, KeyStats] = {}
+    found: dict[str, ThrottleStats] = {}
     flows, now_ms = _MOST_FLOWS, state.throttling.monotonic_ms()
     for name in first:
         bounded = (ns, name)
         key, gates, past = used.get(bounded), concurrency.gates(bounded), concurrency.past(bounded)
-        slots = coordinated.slots_of(bounded)
-        one = _of_gates([*gates, *([] if key is None else [key])], flows, now_ms)
+        tokens, slots = coordinated.tokens_of(bounded), coordinated.slots_of(bounded)
+        one = _of_gates(name[len(THROTTLE) :], [*gates, *([] if key is None else [key])], flows, now_ms)
         flows = max(0, flows - one.parked_flows)
-        found[name[len(THROTTLE) :]] = one._replace(
-            tokens=coordinated.tokens_of(bounded),
+        found[one.key] = one._replace(
+            tokens=tokens,
+            coordinator="" if tokens is None and slots is None else coordinated.address,
             taken=None if slots is None else slots.taken,
             free=None if slots is None else max(0, slots.limit - slots.taken),
             shadow_held=(key.shadow_held if key else 0) + (slots.shadow_held if slots else 0),
@@ -267,7 +246,7 @@ def throttles_of(
     done(found)
 
 
-def _of_gates(gates: Sequence[AnyGate], most_flows: int, now_ms: int) -> KeyStats:
+def _of_gates(key: str, gates: Sequence[AnyGate], most_flows: int, now_ms: int) -> ThrottleStats:
     flows = items = wait_ms = 0
     for parking in [parking for gate in gates for _, parking in gate.parked()]:
         if flows < most_flows:
@@ -275,7 +254,7 @@ def _of_gates(gates: Sequence[AnyGate], most_flows: int, now_ms: int) -> KeyStat
         flows += len(parking)
         since_ms = parking.since_ms()
         wait_ms = max(wait_ms, 0 if since_ms is None else now_ms - since_ms)
-    return KeyStats(flows, items, wait_ms)
+    return ThrottleStats(key, parked_flows=flows, parked_items=items, longest_wait_ms=wait_ms)
 
 
 _ITEMS = 5_000
@@ -284,19 +263,9 @@ MOST_WORKERS = 1_000
 """Workers that are reported, the workers with the oldest leases: consumers choose their names."""
 
 
-class WorkerLeases(NamedTuple):
-    """The leases of a worker in a topic."""
-
-    worker: str
-    held: int
-    oldest_given_ms: int
-
-
-@in_slices
-def workers_of(state: State, key: TopicKey, done: Callable[[list[WorkerLeases]], None]) -> Iterator[None]:
-    """Count the leases of a topic that are in memory, by worker, the oldest lease first. "" has the leases of consumers
-    without a name, and leases that an earlier owner of the shard gave."""
-    found: dict[str, WorkerLeases] = {}
+def _workers(state: State, key: TopicKey, now_ms: int) -> Generator[None, None, tuple[WorkerStats, ...]]:
+    """Count the leases of a topic that are in memory, by worker, the oldest lease first, and hung handlers."""
+    found: dict[str, tuple[int, int]] = {}  # leases, and when the oldest was given
     looked = 0
     for shard in list(state.serving):
         plain = shard.memory.lanes.get(lane_key(key))
@@ -305,9 +274,13 @@ def workers_of(state: State, key: TopicKey, done: Callable[[list[WorkerLeases]],
         for item in list(shard.memory.known.values()):
             if item.phase is Phase.LEASED and item.lane.topic.key == key:
                 at_ms, worker, *_ = given_of(shard.owner, item)
-                _, held, oldest_ms = found.get(worker, (worker, 0, at_ms))
-                found[worker] = WorkerLeases(worker, held + 1, min(oldest_ms, at_ms))
+                held, oldest_ms = found.get(worker, (0, at_ms))
+                found[worker] = held + 1, min(oldest_ms, at_ms)
             looked += 1
             if looked % _ITEMS == 0:
                 yield
-    done(sorted(found.values(), key=lambda one: (one.oldest_given_ms, one.worker))[:MOST_WORKERS])
+    oldest = sorted(found.items(), key=lambda one: (one[1][1], one[0]))[:MOST_WORKERS]
+    workers = {name: WorkerStats(name, held, max(0, now_ms - at_ms)) for name, (held, at_ms) in oldest}
+    hung = state.hung.of(key, now_ms)
+    merge_into(workers, [WorkerStats(worker, hung=handlers) for worker, handlers in hung.items()])
+    return tuple(workers.values())

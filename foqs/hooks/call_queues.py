@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import NamedTuple
 
+from foqs.figures import MOST_ERRORS
 from foqs.hooks.frames import FLUSH_CALLS, NAMESPACES, SCRIPTS, SLICE_MS, text_of
 from foqs.hooks.protocol import Entries, Failed, HookCall, HookKey, Kind
 
 FAILURES_IN_A_ROW = 3
 OPEN_MS = 10_000
-MOST_ERRORS = 5
 UNBOUNDED = 1 << 30
 _ERROR_CHARACTERS = 300
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from foqs.errors import FoqsError, Invalid, Unavailable
 from foqs.fairness.keys import TopicKey
+from foqs.figures import HookStats
 from foqs.hooks.call_queues import Breaker
 from foqs.hooks.protocol import (
     Decided,
@@ -24,7 +25,6 @@ from foqs.hooks.protocol import (
     Script,
     source_error,
 )
-from foqs.idl import idl
 from foqs.policies.layers import NamespacePolicies, Policies
 from foqs.policies.settings import SCRIPT
 from foqs.policies.topic_policy import HookRule
@@ -106,8 +106,8 @@ class TopicHooks:
         """Return the settings that scripts of the namespace read."""
         return self._namespace(ns).entries
 
-    def stats(self, topic: TopicKey) -> list[Any]:
-        """Return HookStats of the topic's hooks on this host."""
+    def stats(self, topic: TopicKey) -> list[HookStats]:
+        """Return the figures of the topic's hooks on this host."""
         now_ms = self._monotonic_ms()
         hooks = [one for hook in Hook if (one := self.of(topic, hook)) is not None]
         return [_stats(one, self.pool.breaker(one.key), now_ms) for one in hooks]
@@ -205,10 +205,10 @@ def _compiling(script: Script) -> HookCall:
     return HookCall(script, key, {}, nothing, guarded=False, compiles=True)
 
 
-def _stats(hook: TopicHook, breaker: Breaker | None, now_ms: int) -> Any:
+def _stats(hook: TopicHook, breaker: Breaker | None, now_ms: int) -> HookStats:
     breaker = breaker or Breaker()
-    errors = [f"{_utc(error.at_ms)} {error.kind.value}: {error.text}" for error in breaker.last_errors]
-    return idl.HookStats(
+    errors = tuple([f"{_utc(error.at_ms)} {error.kind.value}: {error.text}" for error in breaker.last_errors])
+    return HookStats(
         hook.key.hook.value, hook.script.name, breaker.calls, breaker.failures, breaker.is_open,
         breaker.retry_after_ms(now_ms), errors,
     )  # fmt: skip

@@ -94,7 +94,9 @@ _KINDS = {
 
 
 class Entry(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    """A value of the settings. Its fields, with their ranges, defaults and texts, describe its options."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
 
 E = TypeVar("E", bound=Entry)
@@ -230,25 +232,41 @@ class Throttle:
         """The bound for the coordinator of a key; None if there is no rate."""
         return None if self.per_second is None else Quota(self.per_second, self.burst, None)
 
+    def options(self) -> dict[str, Any]:
+        """Return the options of `ThrottleEntry` that have an effect, by name."""
+        named = {name: getattr(self, name) for name in ThrottleEntry.model_fields}
+        return {name: value for name, value in named.items() if named[_NEEDS.get(name, name)] is not None}
+
+
+_NEEDS = {"burst": "per_second", "timeout_ms": "concurrency"}
+"""Options of a throttle that have an effect with another one only."""
+
 
 class ThrottleEntry(Entry):
-    """The value of a settings key `throttle.<key or prefix*>`: a rate, a number of leases at a time, or both. Without
-    `burst` it is `per_second`, rounded up."""
+    """The value of a settings key `throttle.<key or prefix*>`: a rate, a number of leases at a time, or both. The texts
+    are the help of `foqs throttle set`."""
 
     per_second: Annotated[float, Field(ge=0.001, le=_MOST_RATE, allow_inf_nan=False)] | None = None
+    """Deliveries per second and key (0.1: six a minute)."""
     burst: Annotated[int, Field(ge=1, le=_MOST_RATE)] | None = None
+    """Deliveries that are possible at once after a pause. Default: --per-second, rounded up."""
     concurrency: Annotated[int, Field(ge=1, le=_MOST_SLOTS)] | None = None
-    timeout_ms: Annotated[int, Field(ge=0, le=LONGEST_MS)] | None = None
+    """At most this many items with the key are leased at a time."""
+    timeout_ms: Annotated[int, Field(ge=0, le=LONGEST_MS)] | None = Field(
+        default=None,
+        description="After this time (ms) a lease counts as overage, and a shard without an owner frees its slots; "
+        f"0: never. Default: {TIMEOUT_MS}.",
+    )
     shadow: bool = False
+    """The throttle counts the deliveries over its limit, and holds none back."""
 
     @model_validator(mode="after")
     def _fits(self) -> ThrottleEntry:
         if self.per_second is None and self.concurrency is None:
             raise ValueError("per_second or concurrency is needed")
-        if self.burst is not None and self.per_second is None:
-            raise ValueError("burst needs per_second")
-        if self.timeout_ms is not None and self.concurrency is None:
-            raise ValueError("timeout_ms needs concurrency")
+        for name, other in _NEEDS.items():
+            if getattr(self, name) is not None and getattr(self, other) is None:
+                raise ValueError(f"{name} needs {other}")
         return self
 
     def throttle(self, setting: str) -> Throttle:

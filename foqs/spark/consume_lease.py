@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 from foqs.client.client import Client
 from foqs.client.items import Item
 from foqs.client.leases import EXTEND_AFTER
-from foqs.client.operator_types import ActiveTopic
 from foqs.client.worker import topics_of_turn
 from foqs.errors import FoqsError, OutcomeUnknown, Overloaded, Unavailable
+from foqs.figures import ActiveTopic
 from foqs.spark.consume_state import split
 from foqs.spark.options import ConsumeOptions
 from foqs.travel import bare

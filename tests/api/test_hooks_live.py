@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from foqs.client import Client, FailureCause, FoqsError, Invalid, ItemSpec, Unavailable
-from foqs.client.operator_types import HookStats
+from foqs.figures import HookStats
 from tests.admin.scraping import Scrape, admin
 from tests.api.hosts import HostProcess
 from tests.support.live import client, host

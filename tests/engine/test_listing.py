@@ -10,9 +10,10 @@ import foqs
 from foqs.engine import item_ops, listing, stats
 from foqs.engine.listing import Releasing, Spot, lanes_at
 from foqs.engine.shard import Shard
-from foqs.engine.stats import WorkerLeases, lanes_of
+from foqs.engine.stats import lanes_of
 from foqs.errors import FoqsError, StaleLease, Unavailable
 from foqs.fairness.keys import lane_key
+from foqs.figures import TopicStats, WorkerStats
 from foqs.item import Phase
 from foqs.rows import AT_MOST_ONCE
 from tests.engine.laboratory import KEY, Laboratory
@@ -273,12 +274,9 @@ def test_leases_are_counted_by_worker() -> None:
     for worker in ("a", "b", "a", ""):
         leased(lab, 2, worker)
         lab.go_on(100)
-    found: list[list[WorkerLeases]] = []
-    stats.workers_of(lab.engine.state, KEY, found.append)
-    now_ms = lab.now_ms
-    assert found == [
-        [WorkerLeases("a", 4, now_ms - 400), WorkerLeases("b", 2, now_ms - 300), WorkerLeases("", 2, now_ms - 100)]
-    ]
+    found: list[TopicStats] = []
+    stats.topic_stats(lab.engine.state, KEY, lab.now_ms, found.append)
+    assert found[0].workers == (WorkerStats("a", 4, 400), WorkerStats("b", 2, 300), WorkerStats("", 2, 100))
 
 
 def test_of_many_workers_the_oldest_are_reported(monkeypatch: Any) -> None:
@@ -287,20 +285,20 @@ def test_of_many_workers_the_oldest_are_reported(monkeypatch: Any) -> None:
     for worker in ("b", "c", "a"):
         leased(lab, 1, worker)
         lab.go_on(100)
-    found: list[list[WorkerLeases]] = []
-    stats.workers_of(lab.engine.state, KEY, found.append)
-    assert [one.worker for one in found[0]] == ["b", "c"]
+    found: list[TopicStats] = []
+    stats.topic_stats(lab.engine.state, KEY, lab.now_ms, found.append)
+    assert [one.worker for one in found[0].workers] == ["b", "c"]
 
 
 def test_a_count_of_many_items_takes_several_turns(monkeypatch: Any) -> None:
     monkeypatch.setattr(stats, "_ITEMS", 10)
     lab = Laboratory(1)
     leased(lab, 35, "a")
-    found: list[list[WorkerLeases]] = []
-    stats.workers_of(lab.engine.state, KEY, found.append)
+    found: list[TopicStats] = []
+    stats.topic_stats(lab.engine.state, KEY, lab.now_ms, found.append)
     turns = 1
     while not found:
         lab.engine.pump(lab.now_ms)
         turns += 1
     assert turns == 4
-    assert found[0][0].held == 35
+    assert found[0].workers[0].held == 35

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from foqs.engine import stats
-from foqs.engine.stats import MostReady, TenantCounts, most_ready
+from foqs.engine.stats import MostReady
+from foqs.figures import TenantStats, TopicStats
 from foqs.idl import idl
 from foqs.policies.settings import Settings
 from tests.support.one_host import OneHost, put, take
@@ -15,9 +14,9 @@ from tests.support.one_host import OneHost, put, take
 pytestmark = pytest.mark.memory
 
 
-def found(host: OneHost) -> MostReady:
-    answers: list[MostReady] = []
-    stats.tenants_of(host.engine.state, ("n", "t"), answers.append)
+def found(host: OneHost) -> TopicStats:
+    answers: list[TopicStats] = []
+    stats.topic_stats(host.engine.state, ("n", "t"), host.now_ms, answers.append)
     host.run()
     (answer,) = answers
     return answer
@@ -25,9 +24,9 @@ def found(host: OneHost) -> MostReady:
 
 def test_a_plain_topic_has_no_tenants() -> None:
     host = OneHost(1)
-    assert found(host).named() == []
+    assert found(host).tenants == ()
     put(host, b"x")
-    assert (found(host).named(), found(host).rest) == ([], TenantCounts())
+    assert (found(host).tenants, found(host).more_tenants) == ((), None)
 
 
 def test_tenants_are_counted_with_their_weights_and_service() -> None:
@@ -42,23 +41,28 @@ def test_tenants_are_counted_with_their_weights_and_service() -> None:
     take(host, 10)
     put(host, b"x", fairness_key="gold")
     served = {"gold": 3, "blue": 1, "": 1}
-    assert dict(found(host).named()) == {
-        "gold": TenantCounts(1, 0, 7, served["gold"]),
-        "blue": TenantCounts(1, 1, 3, served["blue"]),
-        "": TenantCounts(0, 0, 1, served[""]),
+    assert {one.fairness_key: one for one in found(host).tenants} == {
+        "gold": TenantStats("gold", 7, 1, 0, served["gold"]),
+        "blue": TenantStats("blue", 3, 1, 1, served["blue"]),
+        "": TenantStats("", 1, 0, 0, served[""]),
     }
     assert item.topic == "t"
 
 
 def test_the_most_ready_come_first_and_the_rest_is_added_up() -> None:
-    tenants = [(name, TenantCounts(ready, parked, weight, 1.5)) for name, ready, parked, weight in (
-        ("a", 1, 1, 4), ("b", 9, 0, 1), ("c", 5, 0, 2), ("d", 5, 0, 8), ("e", 2, 1, 16),
-    )]  # fmt: skip
-    found = most_ready(tenants, 3)
-    assert [name for name, _ in found.named()] == ["b", "c", "d"]
-    assert found.rest == TenantCounts(3, 2, 16, 3.0), "weights of those that take turns"
-    found.add_rest(TenantCounts(1, 0, 5, 0.5))
-    assert found.rest == TenantCounts(4, 2, 21, 3.5)
+    found = MostReady(3)
+    for name, weight, ready, parked in (
+        ("a", 4, 1, 1),
+        ("b", 1, 9, 0),
+        ("c", 2, 5, 0),
+        ("d", 8, 5, 0),
+        ("e", 16, 2, 1),
+    ):
+        found.add(TenantStats(name, weight, ready, parked, 1.5))
+    assert [one.fairness_key for one in found.named()] == ["b", "c", "d"]
+    assert found.rest == TenantStats("", 16, 3, 2, 3.0), "weights of tenants that take turns"
+    found.add_rest(TenantStats("", 5, 1, 0, 0.5))
+    assert found.rest == TenantStats("", 21, 4, 2, 3.5)
 
 
 def test_very_many_tenants_are_counted_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,9 +71,8 @@ def test_very_many_tenants_are_counted_in_parts(monkeypatch: pytest.MonkeyPatch)
     host = OneHost(1)
     for number in range(50):
         put(host, b"x", fairness_key=f"t{number}")
-    answers: list[MostReady] = []
-    done: Callable[[MostReady], None] = answers.append
-    stats.tenants_of(host.engine.state, ("n", "t"), done)
+    answers: list[TopicStats] = []
+    stats.topic_stats(host.engine.state, ("n", "t"), host.now_ms, answers.append)
     turns = 0
     while host.engine.state.slices.long_work:
         assert not answers
@@ -77,5 +80,5 @@ def test_very_many_tenants_are_counted_in_parts(monkeypatch: pytest.MonkeyPatch)
         turns += 1
     assert turns >= 5
     (answer,) = answers
-    assert len(answer.named()) == 5
-    assert answer.rest == TenantCounts(45, 0, 45, 0.0)
+    assert len(answer.tenants) == 5
+    assert answer.more_tenants == TenantStats("", 45, 45, 0, 0.0)

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from foqs.bounds import THROTTLE
-from foqs.engine.stats import Coordinated, KeyStats, throttles_of
+from foqs.engine.stats import Coordinated, throttles_of
+from foqs.figures import ThrottleStats
 from tests.engine.test_throttling import host_with, park, put, take
 from tests.peers.throttled_hosts import NS, Host
 
 
 def coordinated(tokens: dict[str, float]) -> Coordinated:
     keys = {(ns, THROTTLE + name): left for name, left in tokens.items() for ns in (NS, "other")}
-    return Coordinated(list(keys), keys.get, lambda _: None)
+    return Coordinated(list(keys), keys.get, lambda _: None, "a:1")
 
 
 def listed(
     host: Host, tokens: dict[str, float], prefix: str = "", after: str = "", limit: int = 9
-) -> dict[str, KeyStats]:
-    found: list[dict[str, KeyStats]] = []
+) -> dict[str, ThrottleStats]:
+    found: list[dict[str, ThrottleStats]] = []
     throttles_of(host.engine.state, coordinated(tokens), NS, prefix, after, limit, found.append)
     return found[0]
 
@@ -28,7 +29,11 @@ def test_keys_used_or_coordinated_here_are_listed_in_order() -> None:
         park(host, flow, take(host, flow))
     host.cluster.now += 70
     found = listed(host, {"c:0": 1.5, "x": 0.0}, "c:")
-    assert found == {"c:0": KeyStats(tokens=1.5), "c:1": KeyStats(2, 7, 70), "c:2": KeyStats(1, 5, 70)}
+    assert found == {
+        "c:0": ThrottleStats("c:0", tokens=1.5, coordinator="a:1"),
+        "c:1": ThrottleStats("c:1", parked_flows=2, parked_items=7, longest_wait_ms=70),
+        "c:2": ThrottleStats("c:2", parked_flows=1, parked_items=5, longest_wait_ms=70),
+    }
     assert list(found) == ["c:0", "c:1", "c:2"]
     assert list(listed(host, {}, after="c:1")) == ["c:2"]
     assert list(listed(host, {"c:0": 1.0}, limit=2)) == ["c:0", "c:1"]
@@ -37,7 +42,7 @@ def test_keys_used_or_coordinated_here_are_listed_in_order() -> None:
 def test_many_keys_are_looked_at_in_several_turns() -> None:
     host = host_with()
     tokens = {f"c:{number:05}": 1.0 for number in range(9_999, -1, -1)}
-    found: list[dict[str, KeyStats]] = []
+    found: list[dict[str, ThrottleStats]] = []
     throttles_of(host.engine.state, coordinated(tokens), NS, "", "c:00001", 3, found.append)
     turns = 0
     while not found:
@@ -50,8 +55,7 @@ def test_many_keys_are_looked_at_in_several_turns() -> None:
 
 def test_a_key_forgotten_in_between_has_no_figures() -> None:
     host = host_with()
-    found: list[dict[str, KeyStats]] = []
-    throttles_of(
-        host.engine.state, Coordinated([(NS, "\1a")], lambda _: None, lambda _: None), NS, "", "", 3, found.append
-    )
-    assert found == [{"a": KeyStats()}]
+    found: list[dict[str, ThrottleStats]] = []
+    forgotten = Coordinated([(NS, "\1a")], lambda _: None, lambda _: None, "a:1")
+    throttles_of(host.engine.state, forgotten, NS, "", "", 3, found.append)
+    assert found == [{"a": ThrottleStats("a")}]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foqs.hooks.call_queues import FAILURES_IN_A_ROW, MOST_ERRORS, OPEN_MS, Breaker
+from foqs.figures import MOST_ERRORS
+from foqs.hooks.call_queues import FAILURES_IN_A_ROW, OPEN_MS, Breaker
 from foqs.hooks.protocol import Failed, Kind
 
 FAILURE = Failed(Kind.ERROR, "no customer")

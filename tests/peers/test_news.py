@@ -344,11 +344,11 @@ def page(*topics: tuple[str, int, str]) -> list[Any]:
 
 def test_pages_of_all_hosts_make_one() -> None:
     pages = Pages(2)
-    pages.add(page(("t", 1, "a"), ("v", 1, "a")), more=False)
+    pages.add_answer("a:1", idl.GetActiveTopicsResponse(page(("t", 1, "a"), ("v", 1, "a")), None))
     pages.add_answer("b:1", idl.GetActiveTopicsResponse(page(("t", 2, "b"), ("u", 1, "b")), None))
     topics, more = pages.page()
     assert [(one.topic, one.ready, one.oldest_ready_at_ms, one.hosts) for one in topics] == [
-        ("t", 3, 101, ["a", "b"]),
-        ("u", 1, 101, ["b"]),
+        ("t", 3, 101, ("a", "b")),
+        ("u", 1, 101, ("b",)),
     ]
     assert more

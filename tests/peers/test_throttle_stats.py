@@ -17,8 +17,9 @@ SLOW = {"throttle.c:*": '{"per_second": 0.5, "burst": 3}'}
 
 
 def stats(key: str, flows: int, items: int, wait_ms: int, held: int, tokens: float | None = None) -> Any:
+    coordinator = "" if tokens is None else "b:1"
     return idl.ThrottleStats(
-        key, "", None, None, tokens, None, None, None, 0, 0, flows, items, wait_ms, held, "b:1"
+        key, "", None, None, tokens, None, None, None, 0, 0, flows, items, wait_ms, held, coordinator
     )  # fmt: skip
 
 

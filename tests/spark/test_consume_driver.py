@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from foqs.client.items import Item, Leased
-from foqs.client.operator_types import ActiveTopic, ServerInfo
+from foqs.client.operator_types import ServerInfo
 from foqs.errors import FoqsError, Forbidden, Invalid, NotFound, StaleLease, Unavailable
+from foqs.figures import ActiveTopic
 from foqs.spark.consume_driver import UNSETTLED_BATCHES, Consumer
 from foqs.spark.options import ConsumeOptions
 from tests.support.waiting import wait_until as until

@@ -1,0 +1,220 @@
+"""Figures for operators, of topics, tenants, workers, hooks and throttle keys.
+
+The host that measures, hosts that answer together and the client share these types. `thrift/foqs.thrift` has a struct
+with the same fields. A field names how the values of two hosts make one; without a rule the first host's value counts.
+The first field of a figure is its name, except of a topic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import Annotated, Any, NamedTuple, Protocol, TypeVar, get_args, get_origin, get_type_hints
+
+from foqs.idl import idl
+
+MOST_ERRORS = 5
+"""Errors of a script that are kept."""
+T = TypeVar("T")
+
+
+def _sum(one: Any, other: Any) -> Any:
+    """Return the sum. None: not counted."""
+    return None if one is None and other is None else (one or 0) + (other or 0)
+
+
+def _known(one: Any, other: Any) -> Any:
+    """Return the value of the last host that has one."""
+    return one if other is None or other == "" else other
+
+
+def _oldest(one: int, other: int) -> int:
+    """Return the earlier time. 0: none."""
+    return min(filter(None, (one, other)), default=0)
+
+
+def _all(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(sorted({*one, *other}))
+
+
+def _last(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(sorted([*one, *other])[-MOST_ERRORS:])
+
+
+Sum = Annotated[T, _sum]
+Largest = Annotated[T, max]
+Known = Annotated[T, _known]
+Oldest = Annotated[T, _oldest]
+All = Annotated[T, _all]
+Last = Annotated[T, _last]
+
+
+class ActiveTopic(NamedTuple):
+    """A topic with at least one item ready. Counts and `oldest_ready_at_ms` (Unix epoch; 0: none is ready) are
+    approximate; `hosts` are the `host:port` that have it; `delayed` and `leased` are None unless asked for."""
+
+    ns: str
+    topic: str
+    ready: Sum[int] = 0
+    oldest_ready_at_ms: Oldest[int] = 0
+    hosts: All[tuple[str, ...]] = ()
+    delayed: Sum[int | None] = None
+    leased: Sum[int | None] = None
+
+
+class WorkerStats(NamedTuple):
+    """The leases of one worker in a topic, and the time since the oldest was given. `worker` is "" for
+    consumers without a name, and for leases that an earlier owner of the shard gave. `hung`: its handlers that have
+    worked on an item of the topic for longer than its `time_limit_ms`, by its report of the last 15 s. Their leases may
+    have ended, so `held` may be 0."""
+
+    worker: str
+    held: Sum[int] = 0
+    oldest_lease_ms: Largest[int] = 0
+    hung: Largest[int] = 0  # a worker reports all of its hung handlers, to one host at a time
+
+
+class TenantStats(NamedTuple):
+    """A tenant of a topic: the items with one fairness key, "" for those without one. `parked` of its `ready` items
+    (approximate) wait for a throttle. `served` is the sum of its deliveries, in the unit of the topic's policy
+    (`fair.unit`: items, KiB or ms), since its hosts have items of it. `share` of the turns is due to it, 0 to 1: its
+    `weight` over the weights of all tenants with ready items that wait for no throttle."""
+
+    fairness_key: str = ""
+    weight: Largest[int] = 0
+    ready: Sum[int] = 0
+    parked: Sum[int] = 0
+    served: Sum[float] = 0.0
+    share: float = 0.0
+
+
+class HookStats(NamedTuple):
+    """A script that the topic's policy names for a hook, and its calls since the hosts started. While the breaker is
+    open on some host, after failures in a row, the script is not called there for `retry_after_ms`. `last_errors`:
+    time, kind and text, oldest first."""
+
+    hook: str
+    script: str
+    calls: Sum[int] = 0
+    failures: Sum[int] = 0
+    breaker_open: Largest[bool] = False
+    retry_after_ms: Largest[int] = 0
+    last_errors: Last[tuple[str, ...]] = ()
+
+
+class TopicStats(NamedTuple):
+    """Items by state (approximate), and the effective policy: `policy` has a value of each field, `policy_layers` the
+    settings key of each that is not built in. `missing` are the `host:port` whose items are not counted. `workers`
+    lists workers whose handlers hang, then workers that hold leases, the oldest lease first. `tenants` lists the
+    tenants with most ready items, none where tenants take no turns; `more_tenants` has the sums of all further ones,
+    None without any. `hooks` of the policy. `overruled`: fields of which a value was set that is not in effect, with
+    the reason; a topic that takes dead letters has them."""
+
+    ready: Sum[int] = 0
+    delayed: Sum[int] = 0
+    leased: Sum[int] = 0
+    paused: bool = False
+    closed: bool = False
+    policy: dict[str, Any] = {}  # noqa: RUF012 - nothing changes it, nor those below
+    policy_layers: dict[str, str] = {}  # noqa: RUF012
+    missing: tuple[str, ...] = ()
+    workers: tuple[WorkerStats, ...] = ()
+    tenants: tuple[TenantStats, ...] = ()
+    more_tenants: TenantStats | None = None
+    hooks: tuple[HookStats, ...] = ()
+    overruled: dict[str, str] = {}  # noqa: RUF012
+
+
+class ThrottleStats(NamedTuple):
+    """A throttle key in use. `setting` is the settings key of its throttle, with `per_second`, `burst` and
+    `concurrency`; they are "" and None where it has none. `tokens` that no host holds; `taken` leases live,
+    and `free` more may begin: None if they are not known. `parked_flows` and `parked_items` wait, the first since
+    `longest_wait_ms`. `shadow_held`: deliveries that a shadow throttle would have held back. `coordinator` is the
+    `host:port` that makes the tokens and lends the slots. `overage`: leases that lived longer than the throttle's
+    timeout_ms; `reclaimed`: leases that ended by time."""
+
+    key: str
+    setting: str = ""
+    per_second: float | None = None
+    burst: int | None = None
+    tokens: Known[float | None] = None
+    parked_flows: Sum[int] = 0
+    parked_items: Sum[int] = 0
+    longest_wait_ms: Largest[int] = 0
+    shadow_held: Sum[int] = 0
+    coordinator: Known[str] = ""
+    concurrency: int | None = None
+    taken: Known[int | None] = None
+    free: Known[int | None] = None
+    overage: Sum[int] = 0
+    reclaimed: Sum[int] = 0
+
+
+class Figures(Protocol):
+    """A NamedTuple of this module."""
+
+    _fields: Any
+    _field_defaults: Any
+
+
+F = TypeVar("F", bound=Figures)
+_STRUCTS = {TopicStats: "GetTopicStatsResponse"}
+"""Structs of the contract that are not named like their figures."""
+
+
+def from_struct(kind: type[F], struct: Any, **given: Any) -> F:
+    """Return the figures of a struct, with the `given` fields. A field that the struct does not have gets its
+    default."""
+    values: dict[str, Any] = dict(given)
+    for name in kind._fields:
+        if name not in values and (value := getattr(struct, name)) is not None:
+            values[name] = _part(value, _below(kind).get(name))
+    missing = {name: None for name in kind._fields if name not in values and name not in kind._field_defaults}
+    return kind(**values, **missing)
+
+
+def to_struct(figures: Any, **given: Any) -> Any:
+    """Return the struct of figures, with the `given` fields."""
+    kind = type(figures)
+    values = {name: given.get(name, _whole(getattr(figures, name))) for name in kind._fields}
+    return getattr(idl, _STRUCTS.get(kind, kind.__name__))(**values)
+
+
+def merged(one: F, other: F) -> F:
+    """Return the figures of two hosts as one."""
+    return type(one)(*[
+        mine if rule is None else rule(mine, theirs)
+        for rule, mine, theirs in zip(_rules(type(one)), one, other, strict=True)  # type: ignore[call-overload]
+    ])  # fmt: skip
+
+
+def merge_into(known: dict[str, F], figures: Iterable[F]) -> None:
+    """Add figures of another host to `known` figures, by their names."""
+    for one in figures:
+        name = one[0]  # type: ignore[index]  # a NamedTuple
+        known[name] = merged(known[name], one) if name in known else one
+
+
+@cache
+def _rules(kind: type) -> list[Callable[[Any, Any], Any] | None]:
+    hints = get_type_hints(kind, include_extras=True).values()
+    return [get_args(hint)[1] if get_origin(hint) is Annotated else None for hint in hints]
+
+
+@cache
+def _below(kind: type) -> dict[str, Any]:
+    """Return the kind of the figures in each field that has some."""
+    hints = {name: get_args(hint) for name, hint in get_type_hints(kind).items()}
+    return {name: part for name, parts in hints.items() for part in parts if hasattr(part, "_field_defaults")}
+
+
+def _part(value: Any, kind: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(value) if kind is None else tuple([from_struct(kind, one) for one in value])
+    return value if kind is None else from_struct(kind, value)
+
+
+def _whole(value: Any) -> Any:
+    if hasattr(value, "_fields"):
+        return to_struct(value)
+    return [_whole(one) for one in value] if isinstance(value, tuple) else value

@@ -1,4 +1,4 @@
-"""Options that several commands share, as one parameter of each of them."""
+"""Options of commands that are described once: groups that several commands share, and options of the settings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import is_dataclass
-from typing import Any, TypeVar
+from types import NoneType
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
+
+import typer
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 R = TypeVar("R")
 
@@ -36,3 +42,33 @@ def spread(command: Callable[..., R]) -> Callable[..., R]:
     wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     wrapped.__annotations__ = {one.name: one.annotation for one in parameters}
     return wrapped
+
+
+def options_of(model: type[BaseModel]) -> Callable[[Callable[..., R]], Callable[..., R]]:
+    """Let a command take an option for each field of a model in place of its `**` parameter: None if it is not given.
+
+    The fields' descriptions are the help. The host checks the ranges, with the rest of the settings.
+    """
+    options = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[_plain(field.annotation) | None, typer.Option(help=field.description)],
+        )
+        for name, field in model.model_fields.items()
+    ]
+
+    def described(command: Callable[..., R]) -> Callable[..., R]:
+        *own, _ = inspect.signature(command, eval_str=True).parameters.values()
+        first = [one for one in own if one.kind is not inspect.Parameter.KEYWORD_ONLY]
+        command.__signature__ = inspect.Signature([*first, *options, *own[len(first) :]])  # type: ignore[attr-defined]
+        return command
+
+    return described
+
+
+def _plain(annotation: Any) -> Any:
+    """Return the type of a field without its range, and without None."""
+    below = [part for part in get_args(annotation) if part is not NoneType]
+    return _plain(below[0]) if below else annotation

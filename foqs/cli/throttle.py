@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -13,6 +14,8 @@ from foqs.cli import settings
 from foqs.cli.connection import Connection
 from foqs.cli.main import JsonOption, command, commands
 from foqs.cli.terminal import Column, duration, fail, in_table, listing, piped, say, set_fields
+from foqs.option_groups import options_of
+from foqs.policies.entries import ThrottleEntry
 from foqs.policies.remedy import throttle_command
 
 if TYPE_CHECKING:
@@ -21,11 +24,11 @@ if TYPE_CHECKING:
 
 _PREFIX = "throttle."
 _TABLE_ROWS = 100
-_LIMITS = ("per_second", "burst", "concurrency", "timeout_ms", "shadow")
 _LIVE = (
     "tokens", "taken", "free", "parked_items", "parked_flows", "longest_wait_ms", "shadow_held", "overage", "reclaimed",
     "coordinator",
 )  # fmt: skip
+"""Figures in the order in which JSON lines have them; further ones of `ThrottleStats` come after them."""
 Key = Annotated[
     str,
     typer.Argument(metavar="KEY", help="The throttle is for this throttle key, or as PREFIX* for each key of many."),
@@ -48,47 +51,23 @@ throttles = commands(
     "foqs throttle set api --shadow",
     name="set",
 )
-def set_(
-    key: Key,
-    per_second: Annotated[float | None, typer.Option(help="Deliveries per second and key (0.1: six a minute).")] = None,
-    burst: Annotated[
-        int | None,
-        typer.Option(help="Deliveries that are possible at once after a pause. Default: --per-second, rounded up."),
-    ] = None,
-    concurrency: Annotated[
-        int | None, typer.Option(help="At most this many items with the key are leased at a time.")
-    ] = None,
-    timeout_ms: Annotated[
-        int | None,
-        typer.Option(
-            help="After this time (ms) a lease counts as overage, and a shard without an owner frees its slots; "
-            "0: never. Default: 60000."
-        ),
-    ] = None,
-    shadow: Annotated[
-        bool | None, typer.Option(help="The throttle counts the deliveries over its limit, and holds none back.")
-    ] = None,
-    *,
-    connection: Connection,
-) -> None:
+@options_of(ThrottleEntry)
+def set_(key: Key, *, connection: Connection, **given: Any) -> None:
     """Make a throttle, or change the fields of one that are given.
 
     In any T seconds at most burst + per_second * T items with the key are delivered, and at most --concurrency of them
     are leased at a time, on all hosts together. Every key under a PREFIX* has these limits for itself.
     """
-    rate = int(per_second) if per_second is not None and per_second.is_integer() else per_second
-    given = {
-        "per_second": rate, "burst": burst, "concurrency": concurrency, "timeout_ms": timeout_ms, "shadow": shadow
-    }  # fmt: skip
-    given = set_fields(given)
+    given = {option: _whole(value) for option, value in set_fields(given).items()}
     if not given:
-        fail("nothing to set: give --per-second, --burst, --concurrency, --timeout-ms, --shadow or --no-shadow", 2)
+        *flags, last = _flags()
+        fail(f"nothing to set: give {', '.join(flags)} or {last}", 2)
 
     made: Mapping[str, str] = {}
 
     def decide(entries: Mapping[str, str]) -> settings.Changes:
         nonlocal made
-        if _PREFIX + key not in entries and per_second is None and concurrency is None:
+        if _PREFIX + key not in entries and not given.keys() & {"per_second", "concurrency"}:
             way_out = throttle_command("set", connection.namespace, key, "--per-second N")
             fail(f"there is no throttle {name(key)} yet; a new one needs a rate or --concurrency N: {way_out}")
         made, removed = settings.with_fields(entries, _PREFIX + key, given)
@@ -174,14 +153,17 @@ class Row(NamedTuple):
         """Return the row for scripts: the same fields in each, null where they are not known."""
         limit, live = self.limit, self.live
         row: dict[str, Any] = {"key": self.key, "throttle": limit and limit.setting.removeprefix(_PREFIX)}
-        row |= dict.fromkeys(_LIMITS)
-        if limit is not None:
-            row["shadow"] = limit.shadow
-            if limit.per_second is not None:
-                row |= {"per_second": limit.per_second, "burst": limit.burst}
-            if limit.concurrency is not None:
-                row |= {"concurrency": limit.concurrency, "timeout_ms": limit.timeout_ms}
-        return row | {field: live and getattr(live, field) for field in _LIVE}
+        row |= dict.fromkeys(ThrottleEntry.model_fields) | (limit.options() if limit is not None else {})
+        return row | {figure: live and getattr(live, figure) for figure in _figures()}
+
+
+@cache
+def _figures() -> list[str]:
+    """Return the figures of a key in use, without the options of its throttle."""
+    from foqs.figures import ThrottleStats
+
+    others = ("key", "setting", *ThrottleEntry.model_fields, *_LIVE)
+    return [*_LIVE, *(name for name in ThrottleStats._fields if name not in others)]
 
 
 def _rows(entries: Mapping[str, str], live: Sequence[ThrottleStats], prefix: str) -> list[Row]:
@@ -242,6 +224,21 @@ def _tokens(row: Row) -> int | None:
 
 def _longest(row: Row) -> str | None:
     return duration(row.live.longest_wait_ms) if row.live is not None and row.live.parked_items else None
+
+
+def _flags() -> list[str]:
+    """Return the options of `foqs throttle set`."""
+    options = [
+        (prefix, name)
+        for name, field in ThrottleEntry.model_fields.items()
+        for prefix in (("", "no_") if field.annotation is bool else ("",))
+    ]
+    return [f"--{prefix}{name}".replace("_", "-") for prefix, name in options]
+
+
+def _whole(value: Any) -> Any:
+    """Return a number without a fraction as an integer, as it is written in the settings."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _said(key: str, text: str) -> str:

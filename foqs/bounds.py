@@ -1,4 +1,7 @@
-"""Bounds: on the input of callers, on memory, on rates of items, requests and log lines."""
+"""Bounds: on the input of callers, on memory, on rates of items, requests and log lines.
+
+Each bound has its number here. Checks of clients, hosts, commands and settings name it.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,27 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 _DAY_MS = 86_400_000
+YEAR_MS = 366 * _DAY_MS
+NAME_BYTES = 255
+"""The width of the columns of names."""
 THROTTLE_KEYS = 8
 THROTTLE_KEYS_BYTES = 512
 """Bytes of an item's throttle keys together, with one byte between two: the width of the column."""
 MOST_WEIGHT = 1_000
 """Largest weight of a tenant; the smallest is 1."""
+MOST_RATE = 1_000_000_000
+"""Largest rate of a quota or a throttle, a second, and its largest burst."""
+MOST_STORED = 1 << 53
+"""Largest bound on stored items."""
+MOST_PACE = 1_000_000
+"""Largest number of dead letters that a redrive returns a second."""
+MOST_LISTED = 1_000
+"""Items, tenants, throttle keys, or groups of dead letters of one reply."""
+LEAST_FRAME_BYTES, MOST_FRAME_BYTES = 4_096, 64 << 20
+"""Values that a host may have as its `limits.frame_bytes`."""
+MOST_PORT = 65_535
+DEFAULT_PORT = 7707
+DEFAULT_ADDRESS = f"127.0.0.1:{DEFAULT_PORT}"
 NANO = 1_000_000_000
 """Parts of a token: fractions are integers of this unit."""
 
@@ -27,22 +46,23 @@ _MOST_SOURCES = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds on the input of callers. `[limits]` in foqs.toml sets each of them.
+    """Bounds on the input of callers, and their values without a configuration. `LimitsSection` has the bounds that
+    foqs.toml sets.
 
     Units are in the names; `request_items`, and counts without a unit, are numbers of things."""
 
     payload_bytes: int = 1 << 20
     metadata_bytes: int = 4096
     headers_bytes: int = 4096
-    name_bytes: int = 255
+    name_bytes: int = NAME_BYTES
     request_items: int = 10_000
     request_topics: int = 1_000
     frame_bytes: int = 16_384_000
     lease_min_ms: int = 100
     lease_max_ms: int = 12 * 3_600_000
     lease_default_ms: int = 30_000
-    delay_max_ms: int = 366 * _DAY_MS
-    ttl_max_ms: int = 366 * _DAY_MS
+    delay_max_ms: int = YEAR_MS
+    ttl_max_ms: int = YEAR_MS
     wait_max_ms: int = 600_000
     timeout_default_ms: int = 30_000
     timeout_max_ms: int = 600_000
@@ -53,12 +73,16 @@ class Limits:
     worker_bytes: int = 128
     throttle_keys: int = THROTTLE_KEYS
     throttle_keys_bytes: int = THROTTLE_KEYS_BYTES
-    list_items: int = 1_000
+    list_items: int = MOST_LISTED
     active_topics: int = 10_000
 
     def as_map(self) -> dict[str, int]:
         """Return the limits by name, as GetServerInfo gives them."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+LIMITS = Limits()
+"""The limits without a configuration. Clients check their arguments by them."""
 
 
 @dataclass(frozen=True, slots=True)

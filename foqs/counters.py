@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 
+from foqs.bounds import NAME_BYTES
 from foqs.errors import Code
 
 NO_NAME = ""
 """Key of the counts of requests that name no namespace."""
 OTHER = "other"
 """Name for namespaces beyond the bound, and for a namespace with this name."""
-_MOST_CHARACTERS = 255
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0)
 ROWS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1_000.0, 3_000.0, 10_000.0)
 
@@ -94,7 +94,7 @@ class Namespaces:
         return found if found is not None else self._first(name)
 
     def _first(self, name: object) -> Namespace:
-        if not isinstance(name, str) or len(name) > _MOST_CHARACTERS or len(self._known) >= self._most:
+        if not isinstance(name, str) or len(name) > NAME_BYTES or len(self._known) >= self._most:
             return self._known[OTHER]
         found = self._known[name] = Namespace()
         return found

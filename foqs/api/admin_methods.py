@@ -10,7 +10,7 @@ from uuid import uuid4
 from foqs.api import validation
 from foqs.api.host import Host
 from foqs.api.item_life import read_by_script, set_fields
-from foqs.bounds import Limits
+from foqs.bounds import LIMITS
 from foqs.engine.calls import LongPoll
 from foqs.engine.listing import Releasing
 from foqs.errors import FoqsError, Invalid, NotFound, Unavailable
@@ -18,9 +18,8 @@ from foqs.hooks.protocol import EnqueueResult, Failed, Hook, HookCall, HookKey, 
 from foqs.hooks.topic_hooks import TopicHooks
 from foqs.idl import idl
 from foqs.peers.settings_sync import CONFIRM_MS, Confirmation, HostSettings
-from foqs.policies.entries import script_name_error
-from foqs.policies.settings import MOST_BYTES, SCRIPT, Settings, SettingsStore
-from foqs.policies.topic_policy import TOPIC
+from foqs.policies.entries import SCRIPT, TOPIC, script_name_error
+from foqs.policies.settings import MOST_BYTES, Settings, SettingsStore
 from foqs.rows import FailureCause
 from foqs.rpc.call import Call
 from foqs.travel import bare
@@ -104,7 +103,7 @@ class SettingsMethods:
 
     def await_settings(self, call: Call) -> None:
         request, limits = call.request, self._host.limits
-        ns = validation.name(request.ns, "ns", Limits())  # the limits of the asking host may differ
+        ns = validation.name(request.ns, "ns", LIMITS)  # the limits of the asking host may differ
         if request.version is None:
             raise Invalid("version is missing")
         wait_ms = validation.within(request.wait_ms, "wait_ms", 0, limits.wait_max_ms, 0)

@@ -10,7 +10,7 @@ from typing import Any
 from foqs.api import validation
 from foqs.api.host import Host
 from foqs.api.validation import fairness_key
-from foqs.bounds import Limits
+from foqs.bounds import MOST_PACE, Limits
 from foqs.engine.dead_letters import (
     PAGE_ITEMS,
     Admit,
@@ -31,7 +31,6 @@ from foqs.rows import REASON_BYTES, FailureCause, FailureGroup, FailurePosition
 from foqs.rpc.call import Call
 
 _MOST_COUNT = (1 << 63) - 1
-_MOST_PACE = 1_000_000
 _MOST_ATTEMPTS = (1 << 31) - 1
 
 
@@ -128,7 +127,7 @@ class DeadLetters:
         key = self._host.topic(request)
         validation.within(request.count, "count", 0, _MOST_COUNT, 0)
         per_group = validation.within(request.per_fingerprint, "per_fingerprint", 1, _MOST_ATTEMPTS, 0)
-        pace = validation.within(request.pace_per_second, "pace_per_second", 1, _MOST_PACE, 0)
+        pace = validation.within(request.pace_per_second, "pace_per_second", 1, MOST_PACE, 0)
         to_topic = None if request.to_topic is None else validation.name(request.to_topic, "to_topic", limits)
         if to_topic == request.topic:
             raise Invalid("to_topic is the dead-letter topic itself")

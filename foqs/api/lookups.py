@@ -8,13 +8,14 @@ from functools import partial
 from foqs import __version__
 from foqs.api import responses, validation
 from foqs.api.host import Host
+from foqs.bounds import MOST_LISTED, NAME_BYTES
 from foqs.checks import is_text
 from foqs.engine import explain, stats
 from foqs.engine.calls import LongPoll, LookCall
 from foqs.engine.explain import Explanation
 from foqs.engine.listing import Listed, Listing, cursor_of, parts_of
 from foqs.engine.shard import Shard
-from foqs.engine.stats import MOST_TENANTS, Coordinated, active_topics, topics_cursor
+from foqs.engine.stats import Coordinated, active_topics, topics_cursor
 from foqs.errors import FoqsError, Invalid, NotFound, NotServed
 from foqs.figures import ActiveTopic, ThrottleStats, TopicStats, to_struct
 from foqs.hooks.protocol import SCRIPT_BYTES
@@ -27,13 +28,12 @@ from foqs.peers.gather import ANSWER_MS, Pages, ThrottleReports, TopicSums, near
 from foqs.peers.lease_coordinator import LeaseCoordinator
 from foqs.peers.ready_topics import ReadyPublisher
 from foqs.peers.token_coordinator import TokenCoordinator
-from foqs.policies.entries import NAME_BYTES, Throttle, ThrottleEntry
+from foqs.policies.entries import Throttle, ThrottleEntry
 from foqs.policies.layers import BUILT_IN
 from foqs.policies.settings import MOST_BYTES, VALUE_BYTES
 from foqs.rows import Found
 from foqs.rpc.call import Call
 
-MOST_THROTTLES = 1_000
 FIXED = {"settings_bytes": MOST_BYTES, "settings_value_bytes": VALUE_BYTES, "script_bytes": SCRIPT_BYTES}
 """Limits that no configuration changes: ZooKeeper takes no larger record."""
 _LIMITS = {
@@ -138,9 +138,9 @@ class Lookups:
     def topic_stats(self, call: Call) -> None:
         host, request, limits = self._host, call.request, self._host.limits
         key = ns, name = host.topic(request)
-        limit = validation.within(request.limit, "limit", 1, MOST_TENANTS, 100)
+        limit = validation.within(request.limit, "limit", 1, MOST_LISTED, 100)
         if is_forwarded(request):
-            limit = MOST_TENANTS
+            limit = MOST_LISTED
         timeout_ms = validation.timeout_ms(request, limits)
         policies = host.engine.state.policies.namespace(ns)
         overruled = policies.overruled(name)
@@ -171,7 +171,7 @@ class Lookups:
         ns, prefix = validation.name(request.ns, "ns", limits), request.prefix or ""
         if not is_text(prefix) or len(prefix.encode()) > NAME_BYTES:
             raise Invalid(f"prefix is not UTF-8, or has more than {NAME_BYTES} bytes")
-        limit = validation.within(request.limit, "limit", 1, MOST_THROTTLES, 100)
+        limit = validation.within(request.limit, "limit", 1, MOST_LISTED, 100)
         parts = parts_of(request.cursor, (str,))
         after = "" if parts is None else parts[0]
         deadline_ms = host.now_ms() + min(validation.timeout_ms(request, limits), ANSWER_MS)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from foqs.api import validation
 from foqs.api.host import Host
 from foqs.api.validation import fairness_key
-from foqs.bounds import THROTTLE, Bounded, Limits
+from foqs.bounds import LIMITS, THROTTLE, Bounded
 from foqs.buffers.pending_dedup import Give
 from foqs.engine.ready_lanes import most_urgent
 from foqs.errors import FoqsError, Invalid
@@ -33,7 +33,7 @@ T = TypeVar("T")
 _MOST_TOKENS = 1 << 40
 _MOST_ASKS = 10_000
 _MOST_SHARES = 4_096
-_NAMES = Limits()  # the limits of the asking host may differ
+_NAMES = LIMITS  # the limits of the asking host may differ
 
 
 class PeerMethods:

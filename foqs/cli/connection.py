@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 
 import typer
 
+from foqs.bounds import DEFAULT_ADDRESS
 from foqs.checks import printable as name
 from foqs.cli.terminal import fail, hint_of, say, say_done
 from foqs.errors import FoqsError, Invalid
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=Hashable)
 
-DEFAULT_ADDRESS = "127.0.0.1:7707"
 TIMEOUT_MS = 10_000
 WAIT_SERVER_MS = 60_000
 BATCH_ITEMS = 500
@@ -235,7 +235,8 @@ def _exists(client: Client, topic: str) -> bool:
 
 
 def _takes_dead_letters(client: Client, topic: str) -> bool:
-    from foqs.policies.topic_policy import DEAD_SUFFIX, TOPIC
+    from foqs.policies.entries import TOPIC
+    from foqs.policies.topic_policy import DEAD_SUFFIX
 
     if topic.endswith(DEAD_SUFFIX) and _exists(client, topic.removesuffix(DEAD_SUFFIX)):
         return True

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from foqs.bounds import MOST_PACE
 from foqs.checks import I32_MAX, I64_MAX, counted, parse_fingerprint
 from foqs.checks import printable as name
 from foqs.cli.change import leased_stay, purge_items
@@ -186,7 +187,7 @@ def redrive(
     ] = None,
     pace: Annotated[
         int | None,
-        typer.Option(min=0, max=1_000_000, help="The command returns about this many items a second; 0: no limit."),
+        typer.Option(min=0, max=MOST_PACE, help="The command returns about this many items a second; 0: no limit."),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="The command counts the items and changes nothing.")

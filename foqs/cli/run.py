@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from foqs.bounds import DEFAULT_PORT, MOST_PORT
 from foqs.cli import logs
 from foqs.cli.interrupt import ends_at_once
 from foqs.cli.main import command
@@ -31,7 +32,8 @@ MOST_PROCESSES = 64
 _MOST_DEMO_WORKERS = 8
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PortOption = Annotated[
-    int | None, typer.Option(min=0, max=65_535, help="The host listens on this port; 0 picks one. Default: 7707.")
+    int | None,
+    typer.Option(min=0, max=MOST_PORT, help=f"The host listens on this port; 0 picks one. Default: {DEFAULT_PORT}."),
 ]
 
 

@@ -222,11 +222,11 @@ def _shortened(left: list[str]) -> str:
 async def ask_hosts(config: Config, addresses: Mapping[str, str]) -> dict[str, HostAnswer]:
     """Return the answers of the hosts by their ids, without hosts that do not answer."""
     from foqs.api.auth import proof_of
-    from foqs.bounds import Budget, Limits
+    from foqs.bounds import Budget
     from foqs.rpc.peer_caller import PeerCaller
     from foqs.rpc.tls import peer_context
 
-    limits = Limits(**config.limits.model_dump())
+    limits = config.limits.limits()
     caller = PeerCaller(limits, Budget(config.host.budget_bytes), tls=peer_context(config.tls), report=lambda *_: None)
     secret = config.auth.cluster_secret if config.auth is not None else None
     proof = None if secret is None else proof_of(secret)

@@ -29,13 +29,12 @@ Changes = tuple[Mapping[str, str], Collection[str]]
 """(entries to put, keys to remove)."""
 TRIES = 5
 _PAUSE_S = 0.2
-_SAMPLE_TOPIC = "sample"
+_SAMPLETOPIC = "sample"
 _FIELDS = (
     "topic", "fairness_key", "weight", "throttle_keys", "priority", "delay_ms", "deliver_after_ms", "ttl_ms",
     "expires_at_ms",
 )  # fmt: skip
 """Fields of an item that a script reads or sets."""
-_SCRIPT, _TOPIC = "script.", "topic."
 
 app = typer.Typer()
 settings = commands(
@@ -279,7 +278,7 @@ def try_(
     source = None if file is None else read(file)
     from foqs.client.item_copies import spec_of_line
 
-    item = spec_of_line(b"{}" if sample is None else read(sample).encode(), topic=_SAMPLE_TOPIC)
+    item = spec_of_line(b"{}" if sample is None else read(sample).encode(), topic=_SAMPLETOPIC)
     failure: dict[str, Any] = {}
     if hook is Hook.ON_FAILURE:
         failure = {"attempt": attempt, "cause": FailureCause[cause.name], "reason": reason}
@@ -349,14 +348,16 @@ def shown(tried: Tried) -> dict[str, Any]:
 
 def scripts(entries: dict[str, str]) -> list[dict[str, Any]]:
     """Return each script of the settings, with the hooks that name it as "settings key: hook"."""
-    named: dict[str, list[str]] = {key.removeprefix(_SCRIPT): [] for key in sorted(entries) if key.startswith(_SCRIPT)}
+    from foqs.policies.entries import SCRIPT, TOPIC
+
+    named: dict[str, list[str]] = {key.removeprefix(SCRIPT): [] for key in sorted(entries) if key.startswith(SCRIPT)}
     for key in sorted(entries):
-        hooks = json.loads(entries[key]).get("hooks") if key.startswith(_TOPIC) else None
+        hooks = json.loads(entries[key]).get("hooks") if key.startswith(TOPIC) else None
         for hook in Hook:
             script = (hooks or {}).get(hook.value)
             if script in named:
                 named[script].append(f"{key}: {hook.value}")
     return [
-        {"script": script, "bytes": len(entries[f"{_SCRIPT}{script}"].encode()), "named_by": by}
+        {"script": script, "bytes": len(entries[f"{SCRIPT}{script}"].encode()), "named_by": by}
         for script, by in named.items()
     ]

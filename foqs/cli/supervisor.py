@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 
 import structlog
 
+from foqs.bounds import MOST_PORT
 from foqs.checks import host_port
 from foqs.cli import logs, signals
 from foqs.cli.signals import Read, on_hangup
@@ -28,7 +29,6 @@ _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 30.0
 _STEADY_S = 60.0  # uptime after which a crash is not a start-up failure
 _END_S = 5.0  # beyond the grace: closing databases and the session
-_MOST_PORT = 65_535
 
 
 def supervise(config: Config, processes: int, read: Read) -> None:
@@ -37,7 +37,7 @@ def supervise(config: Config, processes: int, read: Read) -> None:
     Raises Invalid for permanent errors, and if a process did not stop in order.
     """
     server = config.server
-    if server.port and server.port + processes > _MOST_PORT:
+    if server.port and server.port + processes > MOST_PORT:
         raise Invalid(
             f"--processes: there are no {processes} ports above {server.port}: lower server.port or --processes"
         )
@@ -53,19 +53,19 @@ def supervise(config: Config, processes: int, read: Read) -> None:
 def config_of(config: Config, number: int) -> Config:
     """Return the configuration of process `number`, from 1: its id, direct port, admin port and advertised address."""
     server = config.server
-    if server.port and server.port + number > _MOST_PORT:
+    if server.port and server.port + number > MOST_PORT:
         raise Invalid(f"server.port: there are no {number} ports above {server.port} for --processes: lower it")
     changes: dict[str, object] = {"id": f"{server.id}-{number}", "port": server.port and server.port + number}
     if server.advertise is not None:
         name, _, port = server.advertise.rpartition(":")
-        if not name or not port.isdecimal() or int(port) + number > _MOST_PORT:
+        if not name or not port.isdecimal() or int(port) + number > MOST_PORT:
             raise Invalid(
-                f"server.advertise: {server.advertise} is not host:port with a port below {_MOST_PORT - number + 1}"
+                f"server.advertise: {server.advertise} is not host:port with a port below {MOST_PORT - number + 1}"
             )
         changes["advertise"] = f"{name}:{int(port) + number}"
     admin = config.admin
     if admin.port:
-        if admin.port + number > _MOST_PORT:
+        if admin.port + number > MOST_PORT:
             raise Invalid(f"admin.port: there are no {number} ports above {admin.port} for --processes: lower it")
         admin = admin.model_copy(update={"port": admin.port + number})
     return config.model_copy(update={"server": server.model_copy(update=changes), "admin": admin})

@@ -15,14 +15,13 @@ from foqs.cli.connection import Connection
 from foqs.cli.main import JsonOption, command, commands
 from foqs.cli.terminal import Column, duration, fail, in_table, listing, piped, say, set_fields
 from foqs.option_groups import options_of
-from foqs.policies.entries import ThrottleEntry
+from foqs.policies.entries import THROTTLE, ThrottleEntry
 from foqs.policies.remedy import throttle_command
 
 if TYPE_CHECKING:
     from foqs.client import ThrottleStats
     from foqs.policies.entries import Throttle
 
-_PREFIX = "throttle."
 _TABLE_ROWS = 100
 _LIVE = (
     "tokens", "taken", "free", "parked_items", "parked_flows", "longest_wait_ms", "shadow_held", "overage", "reclaimed",
@@ -67,15 +66,15 @@ def set_(key: Key, *, connection: Connection, **given: Any) -> None:
 
     def decide(entries: Mapping[str, str]) -> settings.Changes:
         nonlocal made
-        if _PREFIX + key not in entries and not given.keys() & {"per_second", "concurrency"}:
+        if THROTTLE + key not in entries and not given.keys() & {"per_second", "concurrency"}:
             way_out = throttle_command("set", connection.namespace, key, "--per-second N")
             fail(f"there is no throttle {name(key)} yet; a new one needs a rate or --concurrency N: {way_out}")
-        made, removed = settings.with_fields(entries, _PREFIX + key, given)
+        made, removed = settings.with_fields(entries, THROTTLE + key, given)
         return made, removed
 
     with connection.client() as client:
         done = settings.change(client, decide)
-    print(f"throttle {name(key)}: {_said(key, made[_PREFIX + key])}")
+    print(f"throttle {name(key)}: {_said(key, made[THROTTLE + key])}")
     settings.report(done)
 
 
@@ -91,16 +90,16 @@ def remove(key: Key, *, connection: Connection) -> None:
 
     def decide(entries: Mapping[str, str]) -> settings.Changes:
         nonlocal left
-        if _PREFIX + key not in entries:
+        if THROTTLE + key not in entries:
             way_out = throttle_command("list", connection.namespace)
             fail(f"there is no throttle {name(key)}; `{way_out}` lists the existing throttles")
-        rest = {one: value for one, value in entries.items() if one.startswith(_PREFIX) and one != _PREFIX + key}
+        rest = {one: value for one, value in entries.items() if one.startswith(THROTTLE) and one != THROTTLE + key}
         left = None if key.endswith("*") else NamespacePolicies(rest).throttle(key)
-        return {}, [_PREFIX + key]
+        return {}, [THROTTLE + key]
 
     with connection.client() as client:
         done = settings.change(client, decide)
-    still = "" if left is None else f"; the key is under throttle {name(left.setting.removeprefix(_PREFIX))} now"
+    still = "" if left is None else f"; the key is under throttle {name(left.setting.removeprefix(THROTTLE))} now"
     print(f"throttle {name(key)} is removed{still}")
     settings.report(done)
 
@@ -129,7 +128,7 @@ def list_(
     """
     most = (_TABLE_ROWS if in_table(as_json) else None) if limit is None else limit or None
     with connection.client() as client:
-        entries = client.settings(_PREFIX).entries
+        entries = client.settings(THROTTLE).entries
         live = client.throttles(prefix, limit=most and most + 1)
     rows = _rows(entries, live.throttles, prefix)
     if rows or not in_table(as_json):
@@ -152,7 +151,7 @@ class Row(NamedTuple):
     def json(self) -> dict[str, Any]:
         """Return the row for scripts: the same fields in each, null where they are not known."""
         limit, live = self.limit, self.live
-        row: dict[str, Any] = {"key": self.key, "throttle": limit and limit.setting.removeprefix(_PREFIX)}
+        row: dict[str, Any] = {"key": self.key, "throttle": limit and limit.setting.removeprefix(THROTTLE)}
         row |= dict.fromkeys(ThrottleEntry.model_fields) | (limit.options() if limit is not None else {})
         return row | {figure: live and getattr(live, figure) for figure in _figures()}
 
@@ -171,7 +170,7 @@ def _rows(entries: Mapping[str, str], live: Sequence[ThrottleStats], prefix: str
 
     limits = {setting: parse_throttle(text).throttle(setting) for setting, text in entries.items()}
     keys: dict[str, Throttle | None] = {
-        one.removeprefix(_PREFIX): limit for one, limit in limits.items() if one.startswith(_PREFIX + prefix)
+        one.removeprefix(THROTTLE): limit for one, limit in limits.items() if one.startswith(THROTTLE + prefix)
     }
     used = {one.key: one for one in live}
     keys |= {key: limits.get(one.setting) for key, one in used.items()}
@@ -244,7 +243,7 @@ def _whole(value: Any) -> Any:
 def _said(key: str, text: str) -> str:
     from foqs.policies.entries import parse_throttle
 
-    limit = parse_throttle(text).throttle(_PREFIX + key)
+    limit = parse_throttle(text).throttle(THROTTLE + key)
     each = " for each key" if key.endswith("*") else ""
     shadow = ", but in shadow: it holds nothing back" if limit.shadow else ""
     said = [] if limit.per_second is None else [f"{_rate(limit.per_second)} a second, burst {limit.burst:,}"]

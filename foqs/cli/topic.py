@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from foqs.bounds import MOST_LISTED
 from foqs.checks import printable as name
 from foqs.cli import settings
 from foqs.cli.connection import Connection, say_unknown, unknown
@@ -198,7 +199,7 @@ def _say_missing(found: TopicStats) -> None:
 @piped
 def tenants(
     topic: Topic,
-    limit: Annotated[int, typer.Option(min=1, max=1_000, help="List at most this many tenants.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, max=MOST_LISTED, help="List at most this many tenants.")] = 100,
     as_json: JsonOption = False,
     *,
     connection: Connection,

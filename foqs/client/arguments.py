@@ -16,7 +16,7 @@ from functools import partial
 from operator import index
 from typing import Any, ParamSpec, TypeVar
 
-from foqs.bounds import MOST_WEIGHT, Limits
+from foqs.bounds import LEAST_FRAME_BYTES, LIMITS, MOST_FRAME_BYTES, MOST_PACE, MOST_WEIGHT
 from foqs.checks import (
     I32_MAX,
     I64_MAX,
@@ -45,11 +45,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Check = Callable[[str, object], None]
 
-_LIMITS = Limits()
 MOST_THREADS = 10_000
-MOST_HELD = _LIMITS.request_items
-LEAST_FRAME_BYTES, MOST_FRAME_BYTES = 4_096, 64 << 20
-"""What a host may have as its `limits.frame_bytes`."""
+MOST_HELD = LIMITS.request_items
 _NO_LIMIT, _AT_ONCE = "no limit", "at once"
 _USUAL = Delivery.AT_LEAST_ONCE  # a look-up in an enum costs four comparisons
 _SHOWN_BITS = 256
@@ -137,7 +134,7 @@ def check_dequeue(
     if max_bytes is not None:
         check_int("max_bytes", max_bytes, 0, I64_MAX, zero=_NO_LIMIT)
     if worker is not None:
-        check_text("worker", worker, most_bytes=_LIMITS.worker_bytes)
+        check_text("worker", worker, most_bytes=LIMITS.worker_bytes)
     if begins is not None:
         check_int("begins", begins, 0, I32_MAX)
     if holding is not None and not isinstance(holding, Share):
@@ -197,12 +194,12 @@ def _check_keys(name: str, value: object) -> None:
 
 _CHECKS: Mapping[str, Check] = {
     # of several functions
-    "topic": text(_LIMITS.name_bytes),
+    "topic": text(LIMITS.name_bytes),
     "client": check_client,
     "timeout_ms": duration(1, none=True),
     "lease_ms": duration(1, none=True),
     "delay_ms": duration(none=True, most=I64_MAX),
-    "worker": text(_LIMITS.worker_bytes, none=True),
+    "worker": text(LIMITS.worker_bytes, none=True),
     "metadata": partial(check_bytes, none=True),
     "reason": text(none=True, empty=True),
     "cause": check_cause,
@@ -217,7 +214,7 @@ _CHECKS: Mapping[str, Check] = {
     **dict.fromkeys(("failed", "reject", "begun", "dry_run", "raise_errors"), check_bool),
     # of Client
     "address": text(),
-    "namespace": text(_LIMITS.name_bytes),
+    "namespace": text(LIMITS.name_bytes),
     "token": text(none=True),
     "attempt_timeout_ms": duration(1),
     "connect_timeout_ms": duration(1),
@@ -244,8 +241,8 @@ _CHECKS: Mapping[str, Check] = {
     "source": text(none=True, empty=True),
     "attempt": whole(1, I32_MAX, none=True),
     "per_fingerprint": limit(none=True, most=I32_MAX),
-    "to_topic": text(_LIMITS.name_bytes, none=True),
-    "pace_per_second": limit(none=True, most=1_000_000),
+    "to_topic": text(LIMITS.name_bytes, none=True),
+    "pace_per_second": limit(none=True, most=MOST_PACE),
     # of Producer
     "max_items": limit(),
     "max_bytes": limit(),
@@ -266,7 +263,7 @@ _CHECKS: Mapping[str, Check] = {
     "on_hang": one_of("warn", "exit"),
     "hung": check_topic_counts,
     "report_errors": check_bool,
-    "name": text(_LIMITS.worker_bytes, none=True),
+    "name": text(LIMITS.worker_bytes, none=True),
 }  # fmt: skip
 
 

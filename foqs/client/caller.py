@@ -12,7 +12,7 @@ from math import inf
 from time import monotonic
 from typing import Any, NamedTuple
 
-from foqs.bounds import Limits
+from foqs.bounds import LIMITS
 from foqs.checks import check_text
 from foqs.client.arguments import unlimited
 from foqs.client.connection import ClientClosed, Connection, Securing, WrongPeer
@@ -30,7 +30,6 @@ from foqs.wire.protocol import SMALL_BYTES, GoAway, Malformed
 log = SafeLog()
 
 _SEQUENCES = 0x7FFF_FFFF
-_LIMITS = Limits()
 QUIET_S = 60.0
 AVOID_S = 1.0
 """An address that failed is tried last for this time; the time doubles with each further failed connection, up to"""
@@ -233,7 +232,7 @@ class Caller:
 def server_timeout_ms(left_ms: float) -> int:
     """Return the time-out for the server: shorter than `left_ms`, so its reply arrives before the client gives up. A
     server takes no longer one than its `timeout_max_ms`."""
-    return max(1, min(_LIMITS.timeout_max_ms, int(left_ms - min(500.0, left_ms / 10))))
+    return max(1, min(LIMITS.timeout_max_ms, int(left_ms - min(500.0, left_ms / 10))))
 
 
 @contextmanager
@@ -241,8 +240,8 @@ def request_id(name: str) -> Iterator[None]:
     """Give this id to calls made inside, by this thread or task, instead of random ones. At most 128 bytes that can be
     printed; Invalid otherwise."""
     check_text("request_id", name, empty=True)
-    if not name or not name.isprintable() or len(name.encode()) > _LIMITS.context_bytes:
-        raise Invalid(f"a request id has 1 to {_LIMITS.context_bytes} bytes, all of them printable")
+    if not name or not name.isprintable() or len(name.encode()) > LIMITS.context_bytes:
+        raise Invalid(f"a request id has 1 to {LIMITS.context_bytes} bytes, all of them printable")
     token = _current.set(name)
     try:
         yield

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 from weakref import finalize
 
-from foqs.bounds import Limits
+from foqs.bounds import DEFAULT_ADDRESS, LIMITS
 from foqs.client import arguments, methods
 from foqs.client.arguments import Entries, checked, duration, faults_of
 from foqs.client.caller import Caller, OnRetry, Pool
@@ -28,10 +28,7 @@ from foqs.travel import Local
 if TYPE_CHECKING:
     from foqs.client.tracing import Tracing
 
-_LIMITS = Limits()
 _ONLY_SPECS = frozenset((ItemSpec,))
-
-DEFAULT_ADDRESS = "127.0.0.1:7707"
 
 
 class Client(ConsumerCalls, OperatorCalls, Local):
@@ -95,7 +92,7 @@ class Client(ConsumerCalls, OperatorCalls, Local):
         connect_timeout_ms: int = 3_000,
         pool_size: int = 16,
         max_idle_ms: int = 300_000,
-        max_frame_bytes: int = _LIMITS.frame_bytes,
+        max_frame_bytes: int = LIMITS.frame_bytes,
         routing: bool = True,
         wait_server: bool = True,
         tracing: bool = False,

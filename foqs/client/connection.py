@@ -18,6 +18,7 @@ from enum import Enum
 from ssl import SSLSocket, SSLWantReadError, SSLWantWriteError
 from time import monotonic
 
+from foqs.bounds import DEFAULT_PORT
 from foqs.checks import check_text, refuse
 from foqs.client.guard import renew_after_fork
 from foqs.client.methods import SERVER_INFO
@@ -331,7 +332,7 @@ class Speaks(Enum):
 
     HTTP = (
         "{} speaks HTTP, so it is no port for clients (perhaps the admin port): give the port that `[server] port` "
-        "names, by default 7707"
+        f"names, by default {DEFAULT_PORT}"
     )
     TLS = (
         "{} speaks TLS, and this client does not: turn TLS on (`tls=` of Client, --tls or FOQS_CLIENT_TLS: `on`, or "

@@ -8,7 +8,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from foqs import second_answer
-from foqs.bounds import Limits
+from foqs.bounds import LIMITS
 from foqs.client import arguments, methods
 from foqs.client.arguments import Entries, check_dequeue, check_leased, check_many, checked
 from foqs.client.guard import SafeLog
@@ -30,7 +30,7 @@ log = SafeLog()
 
 STAY_S = 0.1
 """Time for which one host of several is asked: its items are acked at the same host. Then the next host is asked."""
-_REQUEST_ITEMS = Limits().request_items
+_REQUEST_ITEMS = LIMITS.request_items
 
 
 class Taken(NamedTuple):

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
+from foqs.bounds import MOST_LISTED
 from foqs.checks import I64_MAX
 from foqs.client import methods
 from foqs.client.arguments import check_item, checked, instance_of, whole
@@ -32,9 +33,6 @@ from foqs.idl import idl
 from foqs.ids import parse_id
 from foqs.rows import FailureCause
 from foqs.second_answer import ONCE
-
-_PAGE = 1_000
-"""Throttle keys, or groups of failures, of one reply."""
 
 
 def _check_sample(name: str, value: object) -> None:
@@ -108,7 +106,7 @@ class OperatorCalls:
     def throttles(self, prefix: str = "", *, limit: int | None = None, timeout_ms: int | None = None) -> Throttles:
         """Throttle keys that are in use and begin with `prefix`, over all hosts, in the order of their names: the first
         `limit`, or all (0: no limit). Keys that nothing used for some seconds are left out."""
-        request = idl.GetThrottlesRequest(self.namespace, prefix or None, min(limit or _PAGE, _PAGE))
+        request = idl.GetThrottlesRequest(self.namespace, prefix or None, min(limit or MOST_LISTED, MOST_LISTED))
         found: list[ThrottleStats] = []
         missing: set[str] = set()
         for page in self._requests.pages(methods.THROTTLES, request, timeout_ms):
@@ -117,7 +115,7 @@ class OperatorCalls:
             if limit:
                 if len(found) >= limit:
                     break
-                request.limit = min(limit - len(found), _PAGE)
+                request.limit = min(limit - len(found), MOST_LISTED)
         return Throttles(tuple(found), tuple(sorted(missing)))
 
     @checked()
@@ -236,7 +234,7 @@ class OperatorCalls:
     ) -> Failures:
         """The dead letters of the dead-letter topic `topic`, by group; only with one `cause`, or of items with one
         `fairness_key`, if given. It is no snapshot."""
-        request = idl.ListFailuresRequest(self.namespace, topic, cause, _PAGE, None, fairness_key)
+        request = idl.ListFailuresRequest(self.namespace, topic, cause, MOST_LISTED, None, fairness_key)
         pages = list(self._requests.pages(methods.LIST_FAILURES, request, timeout_ms))
         groups = [FailureGroup.of(found) for page in pages for found in page.groups or ()]
         return Failures(groups, tuple(sorted({one for page in pages for one in page.missing or ()})))

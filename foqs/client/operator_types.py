@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from thriftpy2.thrift import TType
 
-from foqs.bounds import Limits
+from foqs.bounds import LIMITS
 from foqs.checks import I32_MAX, check_int, check_text, check_time_ms, parse_fingerprint, shown_fingerprint
 from foqs.client.arguments import check_cause
 from foqs.client.items import ItemSpec, ItemState
@@ -19,7 +19,7 @@ from foqs.idl import idl
 from foqs.rows import FailureCause
 from foqs.travel import Value
 
-_REASON_BYTES = Limits().reason_bytes
+_REASON_BYTES = LIMITS.reason_bytes
 
 
 class ServerInfo(NamedTuple):

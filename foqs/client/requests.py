@@ -12,7 +12,7 @@ from functools import partial
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar
 
-from foqs.bounds import Limits
+from foqs.bounds import LIMITS
 from foqs.checks import LONGEST_MS, check_int
 from foqs.client import methods
 from foqs.client.caller import Busy, Caller, Sent, current
@@ -36,7 +36,7 @@ from foqs.wire.client_codec import RemoteMethod
 from foqs.wire.protocol import Unencodable, encode_struct
 
 T = TypeVar("T")
-_REQUEST_ITEMS = Limits().request_items
+_REQUEST_ITEMS = LIMITS.request_items
 _REQUEST_OVERHEAD_BYTES = 8_192
 _MANY = 100
 """New items that are worth a moment's wait for the routing."""

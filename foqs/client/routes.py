@@ -13,11 +13,11 @@ from heapq import heapify, heappop, heappush
 from ipaddress import IPv6Address
 from typing import Any, NamedTuple
 
+from foqs.bounds import DEFAULT_PORT
 from foqs.checks import host_port, shown
 from foqs.errors import Invalid
 from foqs.ids import HASH_SLOTS, digest_of, hash_slot_of, shard_of
 
-DEFAULT_PORT = 7707
 PIECE_ITEMS = 500
 """The fewest new items of a part of a request. Smaller requests cost more for each item."""
 OTHERS = 3

@@ -30,7 +30,7 @@ except ImportError as error:
     raise ImportError("tracing needs OpenTelemetry: pip install 'opentelemetry-api>=1.27'") from error
 
 from foqs import __version__
-from foqs.bounds import Limits
+from foqs.bounds import LIMITS
 from foqs.client.guard import guarded, kind_of
 from foqs.client.items import Item, ItemSpec
 from foqs.client.job import Call, Held, Job, Retry, WorkSpan, end_span
@@ -76,7 +76,7 @@ class Tracing:
     def __init__(self, namespace: str) -> None:
         self._tracer = get_tracer("foqs", __version__)
         self._namespace = namespace
-        self._headers_bytes = Limits().headers_bytes
+        self._headers_bytes = LIMITS.headers_bytes
 
     def traceparent(self) -> str | None:
         """Return the context of the current span, for hosts' logs."""

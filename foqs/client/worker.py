@@ -13,7 +13,7 @@ from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any
 
-from foqs.bounds import Limits
+from foqs.bounds import LIMITS
 from foqs.client.arguments import MOST_HELD, checked, duration, instance_of, one_of, pause, unchecked
 from foqs.client.client import Client
 from foqs.client.connection import ClientClosed
@@ -388,7 +388,7 @@ class Worker(Local):
             self._busy.discard(held)
 
 
-def topics_of_turn(topics: Sequence[str], turn: int, most: int = Limits().request_topics) -> Sequence[str]:
+def topics_of_turn(topics: Sequence[str], turn: int, most: int = LIMITS.request_topics) -> Sequence[str]:
     """Return the topics that a request names: all of them, or at most `most`, which differ from turn to turn.
 
     >>> topics_of_turn(["a", "b", "c"], 1, most=2)

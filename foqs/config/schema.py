@@ -13,7 +13,8 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from foqs.bounds import Quota
+from foqs import bounds
+from foqs.bounds import LIMITS, Limits, Quota
 from foqs.checks import LONGEST_MS, is_text, shard_url_fault
 from foqs.config.fields import Live, Secret, SecretPair, SecretUrl, Section, refuse
 from foqs.ids import MAX_SHARD
@@ -21,7 +22,6 @@ from foqs.ids import MAX_SHARD
 MiB = 1 << 20
 MOST = 1_000_000_000
 """The bound of numbers without a bound of their own."""
-YEARS_MS = 100 * 366 * 86_400_000
 ADMIN_DISTANCE = 2000
 """Distance of the admin port from the server's, unless it is set."""
 _HOST_PORT = re.compile(r"([\w.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}", re.ASCII)
@@ -29,7 +29,7 @@ _ROOT = re.compile(r"(/[\w.~-]+)+", re.ASCII)
 
 
 def _is_host_port(text: str) -> bool:
-    return _HOST_PORT.fullmatch(text) is not None and int(text.rpartition(":")[2]) in range(1, 65_536)
+    return _HOST_PORT.fullmatch(text) is not None and int(text.rpartition(":")[2]) in range(1, bounds.MOST_PORT + 1)
 
 
 class ServerSection(Section):
@@ -40,7 +40,7 @@ class ServerSection(Section):
     port."""
     host: str = "127.0.0.1"
     """The host listens on this address."""
-    port: int = Field(default=7707, ge=0, le=65_535)
+    port: int = Field(default=bounds.DEFAULT_PORT, ge=0, le=bounds.MOST_PORT)
     """The host listens on this port. 0 picks a free one."""
     advertise: str | None = None
     """Clients and other hosts connect to this host:port. Not set: the listening address, or the machine's name if that
@@ -93,35 +93,35 @@ class LogSection(Section):
 class LimitsSection(Section):
     """Bounds on requests. Lowering one does not change stored items."""
 
-    payload_bytes: Live[int] = Field(default=1 * MiB, ge=1, le=8 * MiB)
+    payload_bytes: Live[int] = Field(default=LIMITS.payload_bytes, ge=1, le=8 * MiB)
     """Largest payload of an item."""
-    metadata_bytes: Live[int] = Field(default=4096, ge=0, le=65_535)
+    metadata_bytes: Live[int] = Field(default=LIMITS.metadata_bytes, ge=0, le=65_535)
     """Largest metadata of an item; 0: none."""
-    headers_bytes: Live[int] = Field(default=4096, ge=0, le=65_535)
+    headers_bytes: Live[int] = Field(default=LIMITS.headers_bytes, ge=0, le=65_535)
     """Largest headers of an item, names and values together; 0: none."""
-    name_bytes: Live[int] = Field(default=255, ge=1, le=255)
+    name_bytes: Live[int] = Field(default=LIMITS.name_bytes, ge=1, le=bounds.NAME_BYTES)
     """Longest name of a namespace or topic, and longest dedup_key."""
-    request_items: int = Field(default=10_000, ge=1, le=100_000)
+    request_items: int = Field(default=LIMITS.request_items, ge=1, le=100_000)
     """Most items in a request or its reply."""
-    frame_bytes: int = Field(default=16_384_000, ge=4096, le=64 * MiB)
+    frame_bytes: int = Field(default=LIMITS.frame_bytes, ge=bounds.LEAST_FRAME_BYTES, le=bounds.MOST_FRAME_BYTES)
     """Largest request or reply. The largest item must fit in."""
-    lease_min_ms: Live[int] = Field(default=100, ge=1, le=LONGEST_MS)
+    lease_min_ms: Live[int] = Field(default=LIMITS.lease_min_ms, ge=1, le=LONGEST_MS)
     """Shortest lease that a request may ask for."""
-    lease_max_ms: Live[int] = Field(default=12 * 3_600_000, ge=1, le=(1 << 31) - 1)
+    lease_max_ms: Live[int] = Field(default=LIMITS.lease_max_ms, ge=1, le=LONGEST_MS)
     """Longest lease that a request may ask for."""
-    lease_default_ms: Live[int] = Field(default=30_000, ge=1, le=LONGEST_MS)
+    lease_default_ms: Live[int] = Field(default=LIMITS.lease_default_ms, ge=1, le=LONGEST_MS)
     """Length of a lease if neither the consumer nor the item gives one."""
-    delay_max_ms: Live[int] = Field(default=366 * 86_400_000, ge=0, le=YEARS_MS)
+    delay_max_ms: Live[int] = Field(default=LIMITS.delay_max_ms, ge=0, le=100 * bounds.YEAR_MS)
     """Longest delay of an enqueue or a nack; 0: all are delivered at once."""
-    ttl_max_ms: Live[int] = Field(default=366 * 86_400_000, ge=1, le=YEARS_MS)
+    ttl_max_ms: Live[int] = Field(default=LIMITS.ttl_max_ms, ge=1, le=100 * bounds.YEAR_MS)
     """Longest time to live."""
-    wait_max_ms: Live[int] = Field(default=600_000, ge=0, le=LONGEST_MS)
+    wait_max_ms: Live[int] = Field(default=LIMITS.wait_max_ms, ge=0, le=LONGEST_MS)
     """Longest wait of a dequeue for items; 0: all are answered at once."""
-    timeout_default_ms: Live[int] = Field(default=30_000, ge=1, le=LONGEST_MS)
+    timeout_default_ms: Live[int] = Field(default=LIMITS.timeout_default_ms, ge=1, le=LONGEST_MS)
     """Time-out of a request that gives none."""
-    timeout_max_ms: Live[int] = Field(default=600_000, ge=1, le=LONGEST_MS)
+    timeout_max_ms: Live[int] = Field(default=LIMITS.timeout_max_ms, ge=1, le=LONGEST_MS)
     """Longest time-out that a request may give."""
-    dedup_window_ms: Live[int] = Field(default=86_400_000, ge=1_000, le=366 * 86_400_000)
+    dedup_window_ms: Live[int] = Field(default=LIMITS.dedup_window_ms, ge=1_000, le=bounds.YEAR_MS)
     """Time after its enqueue for which the host remembers a dedup_key."""
 
     @model_validator(mode="after")
@@ -139,6 +139,9 @@ class LimitsSection(Section):
             }
         )
         return self
+
+    def limits(self) -> Limits:
+        return Limits(**self.model_dump())
 
 
 class HostSection(Section):
@@ -190,7 +193,7 @@ class AdminSection(Section):
     """The host opens the port."""
     host: str = "127.0.0.1"
     """The port is open on this address."""
-    port: int | None = Field(default=None, ge=0, le=65_535)
+    port: int | None = Field(default=None, ge=0, le=bounds.MOST_PORT)
     """The number of the port; 0 picks a free one. Not set: 2000 above server.port."""
     namespaces: int = Field(default=50, ge=0, le=1_000)
     """This many namespaces have series of their own, 0: none; the rest share one."""
@@ -364,11 +367,11 @@ class AuthSection(Section):
 class QuotaKeys(Section):
     """A quota of a namespace, for all hosts together."""
 
-    enqueues_per_second: int | None = Field(default=None, ge=0, le=1_000_000_000)
+    enqueues_per_second: int | None = Field(default=None, ge=0, le=bounds.MOST_RATE)
     """Most items enqueued in a second. 0, or not set: no limit."""
-    burst: int | None = Field(default=None, ge=1, le=1_000_000_000)
+    burst: int | None = Field(default=None, ge=1, le=bounds.MOST_RATE)
     """Most items enqueued at once after a pause. Not set: enqueues_per_second."""
-    stored_items: int | None = Field(default=None, ge=0, le=1 << 53)
+    stored_items: int | None = Field(default=None, ge=0, le=bounds.MOST_STORED)
     """Most items stored, in any state. 0, or not set: no limit."""
 
     @model_validator(mode="after")

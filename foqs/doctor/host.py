@@ -23,6 +23,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from foqs.bounds import MOST_PORT
 from foqs.checks import host_port
 from foqs.client import Client, Tls
 from foqs.config import access
@@ -40,7 +41,6 @@ _SOON_S = 30 * 86_400
 _EXPIRED, _OTHER_NAME = 10, (62, 64)
 """OpenSSL's X509_V_ERR_CERT_HAS_EXPIRED, and its codes of a certificate for another name or address."""
 _MOST_ROUNDS = 10
-_MOST_PORT = 65_535
 _ALIVE_BYTES = 64
 _ANY = ("", "0.0.0.0", "::")
 
@@ -266,8 +266,8 @@ async def _port(host: str, port: int, ask: Callable[[], str], timeout_s: float, 
     name = host_port(host, port)
     if port == 0:
         return _port_check(Verdict.OK, name, "any free port")
-    if port > _MOST_PORT:
-        why = f"port {port} is above {_MOST_PORT}"
+    if port > MOST_PORT:
+        why = f"port {port} is above {MOST_PORT}"
         return _port_check(Verdict.WRONG, name, why, "lower the port, or the number of processes")
     try:
         await apart(partial(_bind, host, port), timeout_s)

@@ -8,7 +8,7 @@ from heapq import heappush, heappushpop
 from itertools import islice
 from typing import NamedTuple
 
-from foqs.bounds import THROTTLE, Bounded
+from foqs.bounds import MOST_LISTED, THROTTLE, Bounded
 from foqs.engine.concurrency import AnyGate
 from foqs.engine.item_ops import given_of
 from foqs.engine.listing import cursor_of, parts_of
@@ -130,8 +130,6 @@ def lanes_of(state: State, key: TopicKey) -> Iterator[list[Lane[Item]]]:
 
 # ------------------------------------------------------------------------------------------ tenants
 
-MOST_TENANTS = 1_000
-"""Tenants that are reported by name."""
 _FLOWS = 250
 """Flows that a count looks at in one slice of the event loop."""
 
@@ -172,7 +170,7 @@ class MostReady:
 
 def _tenants(state: State, key: TopicKey) -> Generator[None, None, MostReady]:
     """Count the tenants of a topic. It has none if its tenants take no turns."""
-    found, looked = MostReady(MOST_TENANTS), 0
+    found, looked = MostReady(MOST_LISTED), 0
     topic, namespace = state.topics.get(key), state.policies.namespace(key[0])
     tenants = [] if topic is None or topic.turns is None else list(topic.turns.tenants.values())
     for tenant in tenants:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any, NewType
 
+from foqs.bounds import NAME_BYTES, THROTTLE_KEYS, THROTTLE_KEYS_BYTES
+
 TopicKey = tuple[str, str]
 """(namespace, topic)."""
 
 LaneKey = NewType("LaneKey", object)
 """The key of a lane inside a shard: a type of its own, so that the type checker finds it in the place of a topic."""
 
-THROTTLES_BYTES = 512
-"""The keys of a throttle set take at most this many bytes, with one between two keys."""
 _BETWEEN = b"\0"
 _TEXT_HEAD, _LIST_HEAD, _SIZE = 7, 8, 4
-MOST_TENANCY_BYTES = _TEXT_HEAD + 255 + _LIST_HEAD + 8 * _SIZE + THROTTLES_BYTES
+MOST_TENANCY_BYTES = _TEXT_HEAD + NAME_BYTES + _LIST_HEAD + THROTTLE_KEYS * _SIZE + THROTTLE_KEYS_BYTES
 """The most that `tenancy_bytes` returns."""
 
 

@@ -25,8 +25,8 @@ from foqs.hooks.protocol import (
     Script,
     source_error,
 )
+from foqs.policies.entries import SCRIPT
 from foqs.policies.layers import NamespacePolicies, Policies
-from foqs.policies.settings import SCRIPT
 from foqs.policies.topic_policy import HookRule
 
 _RETRY_MS = 1_000

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Set
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from foqs.policies.entries import Patterns, shown
-from foqs.policies.topic_policy import BUILT_IN_ENTRY, DEAD_SUFFIX, TOPIC, PolicyEntry, dead_topic_of
+from foqs.policies.entries import TOPIC, Patterns, shown
+from foqs.policies.topic_policy import BUILT_IN_ENTRY, DEAD_SUFFIX, PolicyEntry, dead_topic_of
 
 _OFF: Mapping[str, Any] = {"max_attempts": 0, "max_total_ms": 0, "dead": None, "hooks": None}
 """Fields that have no effect in a topic that takes dead letters, with the values that ask for none. Of `hooks` that is

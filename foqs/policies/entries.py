@@ -19,17 +19,16 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from foqs.bounds import MOST_WEIGHT, THROTTLE_KEYS, THROTTLE_KEYS_BYTES, Quota
+from foqs.bounds import MOST_RATE, MOST_WEIGHT, NAME_BYTES, THROTTLE_KEYS, THROTTLE_KEYS_BYTES, YEAR_MS, Quota
 from foqs.checks import is_text
 from foqs.errors import Invalid
 
-NAME_BYTES = 255
-LONGEST_MS = 366 * 86_400_000
+TOPIC, THROTTLE, WEIGHT, SCRIPT = "topic.", "throttle.", "weight.", "script."
+"""Prefixes of settings keys, by the kind of the value."""
 MOST_PARSED = 10_000
 """Texts whose entries are remembered: each version of the settings has most texts of the version before."""
 TIMEOUT_MS = 60_000
 _VALUE_CHARACTERS = 60
-_MOST_RATE = 1_000_000_000
 _MOST_SLOTS = 1_000_000
 
 
@@ -246,13 +245,13 @@ class ThrottleEntry(Entry):
     """The value of a settings key `throttle.<key or prefix*>`: a rate, a number of leases at a time, or both. The texts
     are the help of `foqs throttle set`."""
 
-    per_second: Annotated[float, Field(ge=0.001, le=_MOST_RATE, allow_inf_nan=False)] | None = None
+    per_second: Annotated[float, Field(ge=0.001, le=MOST_RATE, allow_inf_nan=False)] | None = None
     """Deliveries per second and key (0.1: six a minute)."""
-    burst: Annotated[int, Field(ge=1, le=_MOST_RATE)] | None = None
+    burst: Annotated[int, Field(ge=1, le=MOST_RATE)] | None = None
     """Deliveries that are possible at once after a pause. Default: --per-second, rounded up."""
     concurrency: Annotated[int, Field(ge=1, le=_MOST_SLOTS)] | None = None
     """At most this many items with the key are leased at a time."""
-    timeout_ms: Annotated[int, Field(ge=0, le=LONGEST_MS)] | None = Field(
+    timeout_ms: Annotated[int, Field(ge=0, le=YEAR_MS)] | None = Field(
         default=None,
         description="After this time (ms) a lease counts as overage, and a shard without an owner frees its slots; "
         f"0: never. Default: {TIMEOUT_MS}.",

@@ -11,12 +11,11 @@ from typing import NamedTuple
 
 from foqs.fairness.keys import TopicKey
 from foqs.policies.dead_topics import has_effect, namers_of, why_dead
-from foqs.policies.entries import Patterns, Throttle, parse_throttle, parse_weight
-from foqs.policies.settings import SCRIPT, THROTTLE, WEIGHT, Settings
+from foqs.policies.entries import SCRIPT, THROTTLE, TOPIC, WEIGHT, Patterns, Throttle, parse_throttle, parse_weight
+from foqs.policies.settings import Settings
 from foqs.policies.topic_policy import (
     BUILT_IN_ENTRY,
     DEAD_SUFFIX,
-    TOPIC,
     DeadEntry,
     HooksEntry,
     PolicyEntry,

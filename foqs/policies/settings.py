@@ -18,8 +18,17 @@ from foqs.checks import is_text
 from foqs.errors import Conflict, FoqsError, Invalid
 from foqs.hooks.protocol import SCRIPT_BYTES
 from foqs.policies.dead_topics import DeadTopics, says_something
-from foqs.policies.entries import parse_throttle, parse_weight, pattern_error, script_name_error
-from foqs.policies.topic_policy import TOPIC, check_script, parse
+from foqs.policies.entries import (
+    SCRIPT,
+    THROTTLE,
+    TOPIC,
+    WEIGHT,
+    parse_throttle,
+    parse_weight,
+    pattern_error,
+    script_name_error,
+)
+from foqs.policies.topic_policy import check_script, parse
 
 PAST = 32
 """Versions whose marks a copy has. A copy knows an older version by the mark of the first version alone."""
@@ -50,9 +59,6 @@ class History(NamedTuple):
         return self.born == later.born
 
 
-THROTTLE = "throttle."
-WEIGHT = "weight."
-SCRIPT = "script."
 MOST_BYTES = 900_000
 VALUE_BYTES = 4_096
 KEY_BYTES = 512

@@ -11,12 +11,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from foqs.bounds import LIMITS, MOST_STORED, NAME_BYTES, YEAR_MS
 from foqs.errors import Invalid
 from foqs.hooks.protocol import Hook, Script, source_error
 from foqs.policies.entries import (
-    LONGEST_MS,
     MOST_PARSED,
-    NAME_BYTES,
     Entry,
     FairEntry,
     FairRule,
@@ -31,10 +30,7 @@ from foqs.policies.entries import (
 )
 from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE
 
-TOPIC = "topic."
-"""The prefix of a settings key whose value is a policy."""
 DEAD_SUFFIX = ".dlq"
-_DAY_MS = 86_400_000
 _MINUTE_MS = 60_000
 _LATER = frozenset({"refuse_late", "keep"})
 """Fields of features that this version does not have."""
@@ -42,7 +38,7 @@ _LATER = frozenset({"refuse_late", "keep"})
 Broken = Literal["refuse", "default"]
 ScriptName = Annotated[str, checked(script_name_error)]
 ThrottleKey = Annotated[str, checked(throttle_key_error)]
-Duration = Annotated[int, Field(ge=0, le=LONGEST_MS)]
+Duration = Annotated[int, Field(ge=0, le=YEAR_MS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +102,7 @@ class RetryEntry(Entry):
 
 class DeadEntry(Entry):
     topic: Annotated[str, checked(name_error)] | None = None
-    ttl_ms: Annotated[int, Field(ge=1, le=LONGEST_MS)] | None = None
+    ttl_ms: Annotated[int, Field(ge=1, le=YEAR_MS)] | None = None
 
 
 _FAIR = FairEntry()
@@ -117,13 +113,13 @@ class PolicyEntry(Entry):
     """The value of a settings key `topic.<name or prefix*>`. Only the fields that it names count."""
 
     priority: Annotated[int, Field(ge=-(1 << 31), le=(1 << 31) - 1)] = 0
-    lease_ms: Annotated[int, Field(ge=100, le=_DAY_MS // 2)] | None = None
-    ttl_ms: Annotated[int, Field(ge=1, le=LONGEST_MS)] | None = None
+    lease_ms: Annotated[int, Field(ge=LIMITS.lease_min_ms, le=LIMITS.lease_max_ms)] | None = None
+    ttl_ms: Annotated[int, Field(ge=1, le=YEAR_MS)] | None = None
     delay_ms: Duration = 0
     delivery: Literal["at_least_once", "at_most_once"] = "at_least_once"
     paused: bool = False
     closed: bool = False
-    max_stored: Annotated[int, Field(ge=0, le=1 << 53)] | None = None
+    max_stored: Annotated[int, Field(ge=0, le=MOST_STORED)] | None = None
     fair: FairEntry = Field(default_factory=lambda: _FAIR)
     throttles: Annotated[tuple[ThrottleKey, ...], Field(strict=False), checked(throttles_error)] = ()
     per_worker: Annotated[int, Field(ge=1, le=1_000_000)] | None = None

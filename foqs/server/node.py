@@ -170,7 +170,7 @@ class Node:
         timers = LoopTimers(self._loop, self._clock.now_ms)
         self._later = timers.later
         self._listening = ""
-        limits = Limits(**config.limits.model_dump())
+        limits = config.limits.limits()
         budget = Budget(config.host.budget_bytes)
         self.requests = RequestLog(perf_counter, config.log.slow_request_ms)
         self.guard = make_guard(config, self._loop.time)
@@ -290,7 +290,7 @@ class Node:
     def reconfigure(self, config: Config) -> None:
         """Apply `config`, which differs from the present configuration in live keys alone."""
         self._config = config
-        server, limits = config.server, Limits(**config.limits.model_dump())
+        server, limits = config.server, config.limits.limits()
         self.service.host.limits = limits
         self.server.limit(limits)
         self.server.bound(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic.alias_generators import to_camel
 
-from foqs.bounds import Limits
+from foqs.bounds import LIMITS
 from foqs.checks import LONGEST_MS
 from foqs.errors import Invalid
 
@@ -45,7 +45,6 @@ _NONE_GIVEN = (
 
 MiB = 1 << 20
 _JOB = re.compile(r"[\w.-]{1,100}", re.ASCII)
-_LIMITS = Limits()
 HEADERS = "headers"
 _TEXT = ("string",)
 _BYTES = ("binary", "string")
@@ -302,13 +301,13 @@ class ConsumeOptions(ServiceOptions):
 
     topic: str
     state_dir: str
-    lease_ms: int = Field(default=60_000, ge=_LIMITS.lease_min_ms, le=_LIMITS.lease_max_ms)
-    max_items_per_batch: int = Field(default=1_000, ge=1, le=_LIMITS.request_items)
+    lease_ms: int = Field(default=60_000, ge=LIMITS.lease_min_ms, le=LIMITS.lease_max_ms)
+    max_items_per_batch: int = Field(default=1_000, ge=1, le=LIMITS.request_items)
     max_bytes_per_batch: int = Field(default=16 << 20, ge=1, le=1 << 30)
     partitions: int = Field(default=2, ge=1, le=1_000)
     connections: int = Field(default=4, ge=1, le=64)
     wait_ms: int = Field(default=500, ge=0, le=60_000)
-    timeout_ms: int = Field(default=30_000, ge=1, le=_LIMITS.timeout_max_ms)
+    timeout_ms: int = Field(default=30_000, ge=1, le=LIMITS.timeout_max_ms)
     extra_columns: ExtraColumns = "refuse"
 
     @field_validator("topic")

@@ -67,7 +67,7 @@ def test_the_most_ready_come_first_and_the_rest_is_added_up() -> None:
 
 def test_very_many_tenants_are_counted_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stats, "_FLOWS", 10)
-    monkeypatch.setattr(stats, "MOST_TENANTS", 5)
+    monkeypatch.setattr(stats, "MOST_LISTED", 5)
     host = OneHost(1)
     for number in range(50):
         put(host, b"x", fairness_key=f"t{number}")

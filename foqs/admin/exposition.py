@@ -14,24 +14,27 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from foqs.counters import Histogram
+from foqs.counters import CAUSES, Histogram
+from foqs.rows import FailureCause
 
 
 class Family(NamedTuple):
-    """A metric. `name` is its name in Prometheus; `kind` is "counter", "gauge" or "histogram"."""
+    """A metric. `name` is its name in Prometheus; `kind` is "counter", "gauge" or "histogram". `of` is the attribute of
+    `Counters` that it shows, or "object.attribute" with an object of `admin.snapshot`; "": a function adds its rows."""
 
     name: str
     kind: str
     help: str
     labels: tuple[str, ...] = ()
+    of: str = ""
 
 
-def _counter(name: str, text: str, *labels: str) -> Family:
-    return Family(f"foqs_{name}_total", "counter", text, labels)
+def _counter(name: str, text: str, *labels: str, of: str = "") -> Family:
+    return Family(f"foqs_{name}_total", "counter", text, labels, of)
 
 
-def _gauge(name: str, text: str, *labels: str) -> Family:
-    return Family(f"foqs_{name}", "gauge", text, labels)
+def _gauge(name: str, text: str, *labels: str, of: str = "") -> Family:
+    return Family(f"foqs_{name}", "gauge", text, labels, of)
 
 
 def _histogram(name: str, text: str, *labels: str) -> Family:
@@ -39,32 +42,27 @@ def _histogram(name: str, text: str, *labels: str) -> Family:
 
 
 _ITEMS = (
-    _counter("items_enqueued", "Items stored.", "namespace"),
-    _counter("items_delivered", "Items delivered to consumers.", "namespace"),
-    _counter("items_redelivered", "Deliveries of items that were delivered before."),
-    _counter("items_nacked", "Items given back by a nack.", "namespace"),
-    _counter("items_released", "Items given back unprocessed.", "namespace"),
-    _counter(
-        "items_removed",
-        "Items removed, by cause: ack, ttl, delete, dropped, rejected, exhausted, hook.",
-        "namespace",
-        "cause",
-    ),
+    _counter("items_enqueued", "Items stored.", "namespace", of="namespace.enqueued"),
+    _counter("items_delivered", "Items delivered to consumers.", "namespace", of="namespace.delivered"),
+    _counter("items_redelivered", "Deliveries of items that were delivered before.", of="redelivered"),
+    _counter("items_nacked", "Items given back by a nack.", "namespace", of="namespace.nacked"),
+    _counter("items_released", "Items given back unprocessed.", "namespace", of="namespace.released"),
+    _counter("items_removed", f"Items removed, by cause: {', '.join(CAUSES)}.", "namespace", "cause"),
     _counter(
         "items_dead",
-        "Items moved to a dead-letter topic, by cause: failed, expired, rejected, hook, limit.",
+        f"Items moved to a dead-letter topic, by cause: {', '.join(cause.name.lower() for cause in FailureCause)}.",
         "namespace",
         "cause",
     ),
-    _counter("items_redriven", "Dead letters returned to a topic.", "namespace"),
-    _counter("items_due", "Delayed items that became ready."),
-    _counter("items_duplicate", "Enqueued items whose dedup_key was stored before."),
+    _counter("items_redriven", "Dead letters returned to a topic.", "namespace", of="namespace.redriven"),
+    _counter("items_due", "Delayed items that became ready.", of="due"),
+    _counter("items_duplicate", "Enqueued items whose dedup_key was stored before.", of="duplicates"),
     _counter("quota_items", "Items of namespaces with a quota, by outcome: admitted, refused.", "outcome"),
     _counter("items_refused", "Items answered with an error, by code.", "code"),
-    _counter("leases_extended", "Leases extended.", "namespace"),
-    _counter("leases_expired", "Leases that ended by time.", "namespace"),
-    _counter("lease_writes", "Leases written to the database."),
-    _counter("lease_writes_saved", "Leases that ended before their write."),
+    _counter("leases_extended", "Leases extended.", "namespace", of="namespace.extended"),
+    _counter("leases_expired", "Leases that ended by time.", "namespace", of="namespace.expired"),
+    _counter("lease_writes", "Leases written to the database.", of="lease_writes"),
+    _counter("lease_writes_saved", "Leases that ended before their write.", of="lease_writes_saved"),
 )
 _TOPICS = (
     _gauge("topic_items", "Items on this host, by state: ready, delayed, leased.", "namespace", "topic", "state"),
@@ -90,26 +88,29 @@ _TENANTS = (
 _THROTTLES = (
     _gauge("throttle_parked_items", "Ready items that wait for tokens or slots.", "namespace", "throttle"),
     _gauge("throttle_parked_flows", "Tenants of topics whose items wait for tokens or slots.", "namespace", "throttle"),
-    _gauge(
-        "throttle_longest_wait_seconds",
-        "Longest wait of a tenant for tokens or slots.",
-        "namespace",
-        "throttle",
-    ),
+    _gauge("throttle_longest_wait_seconds", "Longest wait of a tenant for tokens or slots.", "namespace", "throttle"),
     _gauge("throttle_tokens_held", "Tokens on this host for its next deliveries.", "namespace", "throttle"),
     _gauge("throttle_slots_taken", "Live leases of items with a limit on leases.", "namespace", "throttle"),
     _counter("throttle_shadow_held", "Deliveries that a shadow throttle would have held.", "namespace", "throttle"),
     _counter("throttle_overage", "Leases that lived longer than the throttle's timeout_ms.", "namespace", "throttle"),
     _counter("throttle_reclaimed", "Limited leases that ended by time.", "namespace", "throttle"),
-    _counter("throttle_tokens_lent", "Tokens granted by this host as the coordinator of throttle keys."),
-    _counter("throttle_tokens_lost", "Tokens that this host was granted and that became void before their use."),
+    _counter(
+        "throttle_tokens_lent",
+        "Tokens granted by this host as the coordinator of throttle keys.",
+        of="tokens_lent",
+    ),
+    _counter(
+        "throttle_tokens_lost",
+        "Tokens that this host was granted and that became void before their use.",
+        of="lost.tokens",
+    ),
 )
 _HOOKS = (
-    _counter("hook_calls", "Calls of scripts that ended, failed ones included."),
+    _counter("hook_calls", "Calls of scripts that ended, failed ones included.", of="hooks.calls"),
     _counter("hook_failures", "Calls of scripts that failed, by kind.", "kind"),
-    _counter("hook_kills", "Processes of scripts that the host ended because a call was stuck."),
-    _gauge("hook_queued_calls", "Calls of scripts that wait for a process."),
-    _gauge("hook_processes", "Processes that are ready to run scripts."),
+    _counter("hook_kills", "Processes of scripts that the host ended because a call was stuck.", of="hooks.kills"),
+    _gauge("hook_queued_calls", "Calls of scripts that wait for a process.", of="hooks.queued"),
+    _gauge("hook_processes", "Processes that are ready to run scripts.", of="hooks.children"),
 )
 _REQUESTS = (
     _histogram(
@@ -121,19 +122,23 @@ _REQUESTS = (
     _counter("request_errors", "Requests answered with an error as a whole.", "method", "code"),
     _counter("request_bytes", "Bytes of requests.", "method"),
     _counter("answer_bytes", "Bytes of replies.", "method"),
-    _counter("requests_lost", "Requests whose caller disconnected before the reply."),
-    _counter("requests_failed", "Requests that failed because of a fault in foqs."),
-    _counter("answers_too_large", "Replies that did not fit a frame."),
-    _counter("requests_forwarded", "Requests sent to other hosts."),
-    _counter("requests_held", "Requests that waited for a shard without an owner."),
+    _counter("requests_lost", "Requests whose caller disconnected before the reply.", of="rpc.lost"),
+    _counter("requests_failed", "Requests that failed because of a fault in foqs.", of="rpc.failed"),
+    _counter("answers_too_large", "Replies that did not fit a frame.", of="rpc.too_large"),
+    _counter("requests_forwarded", "Requests sent to other hosts.", of="forwarded"),
+    _counter("requests_held", "Requests that waited for a shard without an owner.", of="held"),
     _counter("frames_refused", "Frames that were not a request of the service.", "reason"),
-    _gauge("connections", "Open connections of clients and other hosts."),
-    _counter("connections_accepted", "Connections accepted."),
-    _counter("connections_refused", "Connections refused because of a limit, or because the host stops."),
+    _gauge("connections", "Open connections of clients and other hosts.", of="rpc.connections"),
+    _counter("connections_accepted", "Connections accepted.", of="rpc.connections_accepted"),
+    _counter(
+        "connections_refused",
+        "Connections refused because of a limit, or because the host stops.",
+        of="rpc.connections_refused",
+    ),
     _counter("connections_closed", "Connections that the host closed, by reason.", "reason"),
-    _gauge("budget_used_bytes", "Memory in use for requests, items and replies."),
-    _gauge("budget_limit_bytes", "Memory that requests, items and replies may use."),
-    _counter("budget_waits", "Frames that waited for memory."),
+    _gauge("budget_used_bytes", "Memory in use for requests, items and replies.", of="budget.used_bytes"),
+    _gauge("budget_limit_bytes", "Memory that requests, items and replies may use.", of="budget.limit_bytes"),
+    _counter("budget_waits", "Frames that waited for memory.", of="rpc.budget_waits"),
 )
 _SHARDS = (
     _gauge("shard_state", "1 for the state of the shard on this host.", "shard", "state"),
@@ -154,18 +159,18 @@ _SHARDS = (
     _gauge("shards_unreachable", "Shards of this host whose database does not answer it."),
     _gauge("shards_unserved", "Shards of this host that it does not serve although their database answers."),
     _counter("shard_moves", "Shards opened, released in order, lost to another owner, or not opened.", "outcome"),
-    _counter("transactions", "Transactions with a known outcome."),
-    _counter("transaction_rows", "Items and changes committed."),
-    _counter("transactions_failed", "Transactions that were certainly not committed."),
-    _counter("transactions_unsettled", "Transactions whose outcome was unknown at first."),
-    _counter("rows_refused", "Rows that a database refused."),
-    _counter("window_hits", "Dequeues that got items from memory at once."),
-    _counter("window_misses", "Dequeues that waited for a page."),
-    _counter("page_reads", "Pages of ready items read."),
-    _counter("page_rows", "Rows of pages of ready items."),
-    _counter("body_reads", "Bodies read apart from their page."),
-    _counter("merge_waits", "Waits of a topic for the next items of one shard."),
-    _counter("merge_skips", "Dequeues that left out a slow shard."),
+    _counter("transactions", "Transactions with a known outcome.", of="transactions"),
+    _counter("transaction_rows", "Items and changes committed.", of="transaction_rows"),
+    _counter("transactions_failed", "Transactions that were certainly not committed.", of="failed_transactions"),
+    _counter("transactions_unsettled", "Transactions whose outcome was unknown at first.", of="unsettled_transactions"),
+    _counter("rows_refused", "Rows that a database refused.", of="refused_rows"),
+    _counter("window_hits", "Dequeues that got items from memory at once.", of="window_hits"),
+    _counter("window_misses", "Dequeues that waited for a page.", of="window_misses"),
+    _counter("page_reads", "Pages of ready items read.", of="page_reads"),
+    _counter("page_rows", "Rows of pages of ready items.", of="page_rows"),
+    _counter("body_reads", "Bodies read apart from their page.", of="body_reads"),
+    _counter("merge_waits", "Waits of a topic for the next items of one shard.", of="merge_waits"),
+    _counter("merge_skips", "Dequeues that left out a slow shard.", of="merge_skips"),
 )
 _CLUSTER = (
     _gauge("zookeeper_session_state", "1 for the state of the session: connected, suspended, expired.", "state"),
@@ -183,7 +188,7 @@ _PROCESS = (
     _gauge("build_info", "1; the labels have the versions.", "version", "python"),
     _gauge("host_info", "1; the labels have the host's id and the address for clients.", "id", "address"),
     _histogram("event_loop_lag_seconds", "Delay of the event loop, measured ten times a second."),
-    _counter("clock_jumps", "Times that the clocks of the machine and the databases differed."),
+    _counter("clock_jumps", "Times that the clocks of the machine and the databases differed.", of="clock_jumps"),
     _gauge("machine_clock_ahead_seconds", "Lead of the machine's clock over the databases' clocks, which foqs uses."),
 )
 _ALL = (*_ITEMS, *_TOPICS, *_TENANTS, *_THROTTLES, *_HOOKS, *_REQUESTS, *_SHARDS, *_CLUSTER, *_PROCESS)

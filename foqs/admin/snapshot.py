@@ -16,7 +16,7 @@ from foqs.admin.exposition import FAMILIES, Rows, Value
 from foqs.admin.readiness import View
 from foqs.admin.series import TenantSeries, ThrottleSeries, TopicCounts, count_keys, count_tenants, topic_rows
 from foqs.config.schema import AdminSection
-from foqs.counters import NO_NAME, Counters, Histogram, Namespaces
+from foqs.counters import CAUSES, NO_NAME, Counters, Histogram, Namespaces
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.engine.stats import lanes_of
@@ -28,14 +28,14 @@ from foqs.prefetch.lane import Lane
 from foqs.rows import FailureCause
 from foqs.rpc.call import CLOSED, REFUSED, RpcCounters
 from foqs.server.clock import monotonic_ms
-from foqs.server.hook_pool import HookPool
 from foqs.shardmgr.controller import moving
 from foqs.shardmgr.facts import Session, ShardUse
 from foqs.shardmgr.lifecycle import BreakerState, ShardState
 
 _SLICE_S = 0.001
 _TOPICS = 64  # between two looks at the clock
-CAUSES = ("ack", "ttl", "delete", "dropped", "rejected", "exhausted", "hook")
+
+_OF_NAMESPACE = {name: one.of[len("namespace.") :] for name, one in FAMILIES.items() if one.of.startswith("namespace.")}
 
 Add = Callable[..., None]
 """(name of the metric without foqs_, value, labels ...)"""
@@ -71,16 +71,24 @@ async def gather(view: View, lag: Histogram, series: Series) -> Rows:
         rows[f"foqs_{name}"].append((labels, value))
 
     slices, node = _Slices(), view.node
+    numbers = {
+        "": node.engine.state.counters,
+        "rpc": node.server.counters,
+        "hooks": node.hook_pool,
+        "budget": node.engine.state.budget,
+        "lost": node.engine.state.throttling.lost,
+    }
+    for name, family in FAMILIES.items():
+        place, _, attribute = family.of.rpartition(".")
+        if attribute and place != "namespace":
+            rows[name].append(((), getattr(numbers[place], attribute)))
     _process(add, view, lag)
     _items(add, node.engine.state.counters)
     await slices.rest()
     await _namespaces(add, node.engine.state.counters.namespaces, slices)
     _requests(add, node.server.counters)
-    add("budget_used_bytes", node.engine.state.budget.used_bytes)
-    add("budget_limit_bytes", node.engine.state.budget.limit_bytes)
-    _work(add, node.engine.state.counters)
-    _hooks(add, node.hook_pool)
-    add("throttle_tokens_lost_total", node.engine.state.throttling.lost.tokens)
+    for kind in Kind:
+        add("hook_failures_total", node.hook_pool.failures[kind], kind.value)
     if view.seat is not None:
         _cluster(add, view)
     shards = list(node.engine.state.shards.values())
@@ -137,15 +145,12 @@ def _process(add: Add, view: View, lag: Histogram) -> None:
 
 
 def _items(add: Add, counters: Counters) -> None:
-    add("items_redelivered_total", counters.redelivered)
-    add("items_due_total", counters.due)
-    add("items_duplicate_total", counters.duplicates)
     add("quota_items_total", counters.quota_admitted, "admitted")
     add("quota_items_total", counters.quota_refused, "refused")
+    for outcome in ("opened", "released", "lost", "not_opened"):
+        add("shard_moves_total", getattr(counters, f"shards_{outcome}"), outcome)
     for code in Code:
         add("items_refused_total", counters.refused[code], code.name.lower())
-    add("lease_writes_total", counters.lease_writes)
-    add("lease_writes_saved_total", counters.lease_writes_saved)
 
 
 async def _namespaces(add: Add, namespaces: Namespaces, slices: _Slices) -> None:
@@ -153,18 +158,13 @@ async def _namespaces(add: Add, namespaces: Namespaces, slices: _Slices) -> None
         for method, seconds in namespace.seconds.items():
             add("request_duration_seconds", seconds.copy(), method, name)
         if name != NO_NAME:
-            add("items_enqueued_total", namespace.enqueued, name)
-            add("items_delivered_total", namespace.delivered, name)
-            add("items_nacked_total", namespace.nacked, name)
-            add("items_released_total", namespace.released, name)
-            add("leases_extended_total", namespace.extended, name)
-            add("leases_expired_total", namespace.expired, name)
+            for metric, attribute in _OF_NAMESPACE.items():
+                add(metric.removeprefix("foqs_"), getattr(namespace, attribute), name)
             for cause in CAUSES:
                 add("items_removed_total", namespace.removed[cause], name, cause)
             for failure in FailureCause:
                 cause = failure.name.lower()
                 add("items_dead_total", namespace.dead[cause], name, cause)
-            add("items_redriven_total", namespace.redriven, name)
         await slices.rest()
 
 
@@ -174,42 +174,10 @@ def _requests(add: Add, rpc: RpcCounters) -> None:
         add("answer_bytes_total", method.answer_bytes, name)
         for code in Code:
             add("request_errors_total", method.errors[code], name, code.name.lower())
-    add("requests_lost_total", rpc.lost)
-    add("requests_failed_total", rpc.failed)
-    add("answers_too_large_total", rpc.too_large)
     for reason in REFUSED:
         add("frames_refused_total", rpc.refused[reason], reason)
-    add("connections", rpc.connections)
-    add("connections_accepted_total", rpc.connections_accepted)
-    add("connections_refused_total", rpc.connections_refused)
     for reason in CLOSED:
         add("connections_closed_total", rpc.closed[reason], reason)
-    add("budget_waits_total", rpc.budget_waits)
-
-
-def _work(add: Add, counters: Counters) -> None:
-    add("requests_forwarded_total", counters.forwarded)
-    add("requests_held_total", counters.held)
-    for outcome in ("opened", "released", "lost", "not_opened"):
-        add("shard_moves_total", getattr(counters, f"shards_{outcome}"), outcome)
-    add("transactions_total", counters.transactions)
-    add("transaction_rows_total", counters.transaction_rows)
-    add("transactions_failed_total", counters.failed_transactions)
-    add("transactions_unsettled_total", counters.unsettled_transactions)
-    add("rows_refused_total", counters.refused_rows)
-    for name in ("window_hits", "window_misses", "page_reads", "page_rows", "body_reads", "merge_waits", "merge_skips"):
-        add(f"{name}_total", getattr(counters, name))
-    add("clock_jumps_total", counters.clock_jumps)
-    add("throttle_tokens_lent_total", counters.tokens_lent)
-
-
-def _hooks(add: Add, pool: HookPool) -> None:
-    add("hook_calls_total", pool.calls)
-    for kind in Kind:
-        add("hook_failures_total", pool.failures[kind], kind.value)
-    add("hook_kills_total", pool.kills)
-    add("hook_queued_calls", pool.queued)
-    add("hook_processes", pool.children)
 
 
 def _shard(add: Add, shard: Shard) -> None:

@@ -27,7 +27,7 @@ from foqs.hooks.protocol import (
 )
 from foqs.policies.entries import SCRIPT
 from foqs.policies.layers import NamespacePolicies, Policies
-from foqs.policies.topic_policy import HookRule
+from foqs.policies.topic_policy import HooksEntry
 
 _RETRY_MS = 1_000
 """When a request is repeated whose script failed, while its breaker is closed."""
@@ -162,7 +162,7 @@ class TopicHooks:
         calls = [_compiling(scripts[key]) for key in sorted(scripts)]
         self.pool.run(calls, max(1, min(timeout_ms, self.request_ms())), compiled)
 
-    def _made(self, topic: TopicKey, hook: Hook, rule: HookRule, name: str) -> TopicHook | None:
+    def _made(self, topic: TopicKey, hook: Hook, rule: HooksEntry, name: str) -> TopicHook | None:
         script = self.script(topic[0], name)
         if script is None:
             return None

@@ -11,7 +11,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cached_property, lru_cache
 from hashlib import blake2b
 from math import ceil
@@ -285,6 +284,8 @@ def parse_throttle(text: str) -> ThrottleEntry:
 
 Unit = Literal["items", "bytes", "busy"]
 Scope = Literal["tenant", "topic"]
+RetryKind = Literal["constant", "linear", "exponential"]
+Duration = Annotated[int, Field(ge=0, le=YEAR_MS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,24 +321,24 @@ def parse_weight(text: str) -> int:
     return weight
 
 
-class RetryKind(StrEnum):
-    CONSTANT = "constant"
-    LINEAR = "linear"
-    EXPONENTIAL = "exponential"
-
-
-@dataclass(frozen=True, slots=True)
-class RetryRule:
+class RetryEntry(Entry):
     """The delays of a failed item. The delay before attempt n + 1 is `first_ms` (constant), `first_ms + (n - 1) *
     step_ms` (linear) or `first_ms * factor ** (n - 1)` (exponential), at most `longest_ms`. `jitter` is the part of it
     that is random, 0 to 1: with 0.5 the delay is between half of it and all of it."""
 
     kind: RetryKind
-    first_ms: int
-    step_ms: int
-    factor: float
-    longest_ms: int
-    jitter: float
+    first_ms: Duration = 1_000
+    step_ms: Duration = 0
+    factor: Annotated[float, Field(ge=1, le=100, allow_inf_nan=False)] = 2.0
+    longest_ms: Duration = 15 * 60_000
+    jitter: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.5
+
+    @model_validator(mode="after")
+    def _fits(self) -> RetryEntry:
+        if self.first_ms > self.longest_ms:
+            given = "" if "longest_ms" in self.model_fields_set else ", its default"
+            raise ValueError(f"first_ms is {self.first_ms}, more than longest_ms: {self.longest_ms}{given}")
+        return self
 
     def delay_ms(self, attempt: int, item_id: int) -> int:
         """Return the delay after the failure of `attempt` (1 or more). The same attempt of an item always gets the same
@@ -346,9 +347,9 @@ class RetryRule:
         return round(full_ms * (1 - self.jitter * _share(item_id, attempt)))
 
     def _full_ms(self, attempt: int) -> float:
-        if self.kind is RetryKind.CONSTANT:
+        if self.kind == "constant":
             return self.first_ms
-        if self.kind is RetryKind.LINEAR:
+        if self.kind == "linear":
             return self.first_ms + (attempt - 1) * self.step_ms
         try:
             return self.first_ms * self.factor ** (attempt - 1)

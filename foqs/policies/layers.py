@@ -6,7 +6,6 @@ name. A throttle or weight: the exact key, else the longest `prefix*`."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import NamedTuple
 
 from foqs.fairness.keys import TopicKey
@@ -17,7 +16,6 @@ from foqs.policies.topic_policy import (
     BUILT_IN_ENTRY,
     DEAD_SUFFIX,
     DeadEntry,
-    HooksEntry,
     PolicyEntry,
     TopicPolicy,
     effective,
@@ -93,11 +91,7 @@ class NamespacePolicies:
         dead = None
         if policy.dead_topic is not None:
             dead = DeadEntry(topic=policy.dead_topic, ttl_ms=policy.dead_ttl_ms)
-        rule = policy.hooks
-        hooks = None if rule is None else HooksEntry.model_construct(**asdict(rule))
-        found |= {
-            "dead": dead, "hooks": hooks, "max_attempts": policy.max_attempts, "max_total_ms": policy.max_total_ms
-        }  # fmt: skip
+        found |= {name: getattr(policy, name) for name in ("hooks", "max_attempts", "max_total_ms")} | {"dead": dead}
         return PolicyEntry.model_construct(**found).model_dump_json()
 
     def overruled(self, topic: str) -> dict[str, str]:

@@ -5,22 +5,22 @@ The field `hooks` names the scripts that run for the topic, values of settings `
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from foqs.bounds import LIMITS, MOST_STORED, NAME_BYTES, YEAR_MS
 from foqs.errors import Invalid
 from foqs.hooks.protocol import Hook, Script, source_error
 from foqs.policies.entries import (
     MOST_PARSED,
+    Duration,
     Entry,
     FairEntry,
     FairRule,
-    RetryKind,
-    RetryRule,
+    RetryEntry,
     checked,
     name_error,
     read,
@@ -31,26 +31,27 @@ from foqs.policies.entries import (
 from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE
 
 DEAD_SUFFIX = ".dlq"
-_MINUTE_MS = 60_000
 _LATER = frozenset({"refuse_late", "keep"})
 """Fields of features that this version does not have."""
 
 Broken = Literal["refuse", "default"]
 ScriptName = Annotated[str, checked(script_name_error)]
 ThrottleKey = Annotated[str, checked(throttle_key_error)]
-Duration = Annotated[int, Field(ge=0, le=YEAR_MS)]
 
 
-@dataclass(frozen=True, slots=True)
-class HookRule:
+class HooksEntry(Entry):
     """Names of the scripts that run for a topic's items, or None. `when_broken` None depends on the script."""
 
-    on_enqueue: str | None
-    on_failure: str | None
-    when_broken: Broken | None
+    on_enqueue: ScriptName | None = None
+    on_failure: ScriptName | None = None
+    when_broken: Broken | None = None
 
     def script(self, hook: Hook) -> str | None:
         return self.on_enqueue if hook is Hook.ON_ENQUEUE else self.on_failure
+
+    def scripts(self) -> list[tuple[Hook, str]]:
+        """Return each hook that has a script, with the script's name."""
+        return [(hook, name) for hook in Hook if (name := self.script(hook)) is not None]
 
     def refuses(self, script: Script) -> bool:
         """Return True if items are refused while calls of the script fail. By default a script that sets throttle keys
@@ -58,46 +59,11 @@ class HookRule:
         return script.sets_throttle_keys if self.when_broken is None else self.when_broken == "refuse"
 
 
-class HooksEntry(Entry):
-    on_enqueue: ScriptName | None = None
-    on_failure: ScriptName | None = None
-    when_broken: Broken | None = None
-
-    def rule(self) -> HookRule:
-        return HookRule(self.on_enqueue, self.on_failure, self.when_broken)
-
-    def scripts(self) -> list[tuple[Hook, str]]:
-        """Return each hook that has a script, with the script's name."""
-        both = ((Hook.ON_ENQUEUE, self.on_enqueue), (Hook.ON_FAILURE, self.on_failure))
-        return [(hook, name) for hook, name in both if name is not None]
-
-
 def check_script(source: str) -> None:
     """Check the value of a settings key `script.<name>`, but for its syntax. Raises Invalid."""
     error = source_error(source)
     if error is not None:
         raise Invalid(error)
-
-
-class RetryEntry(Entry):
-    kind: Literal["constant", "linear", "exponential"]
-    first_ms: Duration = 1_000
-    step_ms: Duration = 0
-    factor: Annotated[float, Field(ge=1, le=100, allow_inf_nan=False)] = 2.0
-    longest_ms: Duration = 15 * _MINUTE_MS
-    jitter: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.5
-
-    @model_validator(mode="after")
-    def _fits(self) -> RetryEntry:
-        if self.first_ms > self.longest_ms:
-            given = "" if "longest_ms" in self.model_fields_set else ", its default"
-            raise ValueError(f"first_ms is {self.first_ms}, more than longest_ms: {self.longest_ms}{given}")
-        return self
-
-    def rule(self) -> RetryRule:
-        return RetryRule(
-            RetryKind(self.kind), self.first_ms, self.step_ms, self.factor, self.longest_ms, self.jitter
-        )  # fmt: skip
 
 
 class DeadEntry(Entry):
@@ -156,14 +122,14 @@ class TopicPolicy:
     fair: FairRule
     throttles: tuple[str, ...]
     per_worker: int | None
-    retry: RetryRule | None
+    retry: RetryEntry | None
     max_attempts: int
     max_total_ms: int
     exact_attempts: bool
     stuck_after_ms: int
     dead_topic: str | None
     dead_ttl_ms: int | None
-    hooks: HookRule | None
+    hooks: HooksEntry | None
 
     @property
     def fills(self) -> bool:
@@ -183,37 +149,24 @@ def effective(topic: str, layers: dict[str, PolicyEntry], *, dead: bool) -> Topi
     letters, so it has none of its own."""
     one = {name: getattr(layers[name], name) for name in PolicyEntry.model_fields}
     entry: DeadEntry | None = None if dead else one["dead"]
-    return TopicPolicy(
-        priority=one["priority"],
-        lease_ms=one["lease_ms"],
-        ttl_ms=one["ttl_ms"],
-        delay_ms=one["delay_ms"],
-        delivery=AT_MOST_ONCE if one["delivery"] == "at_most_once" else AT_LEAST_ONCE,
-        paused=one["paused"],
-        closed=one["closed"],
-        max_stored=one["max_stored"] or None,
-        fair=one["fair"].rule,
-        throttles=tuple(sorted(one["throttles"])),
-        per_worker=one["per_worker"],
-        retry=one["retry"].rule() if one["retry"] is not None else None,
-        max_attempts=0 if dead else one["max_attempts"],
-        max_total_ms=0 if dead else one["max_total_ms"],
-        exact_attempts=one["exact_attempts"],
-        stuck_after_ms=one["stuck_after_ms"],
-        dead_topic=None if entry is None else entry.topic or dead_topic_of(topic),
-        dead_ttl_ms=None if entry is None else entry.ttl_ms,
-        hooks=_hooks(one["hooks"], dead=dead),
-    )
+    del one["dead"]
+    one |= {
+        "delivery": AT_MOST_ONCE if one["delivery"] == "at_most_once" else AT_LEAST_ONCE,
+        "max_stored": one["max_stored"] or None,
+        "fair": one["fair"].rule,
+        "throttles": tuple(sorted(one["throttles"])),
+        "dead_topic": None if entry is None else entry.topic or dead_topic_of(topic),
+        "dead_ttl_ms": None if entry is None else entry.ttl_ms,
+        "hooks": _hooks(one["hooks"], dead=dead),
+    }
+    return TopicPolicy(**(one | {"max_attempts": 0, "max_total_ms": 0} if dead else one))
 
 
-def _hooks(entry: HooksEntry | None, *, dead: bool) -> HookRule | None:
+def _hooks(entry: HooksEntry | None, *, dead: bool) -> HooksEntry | None:
     """No script removes a dead letter: for those there is no hook of failures."""
-    if entry is None:
-        return None
-    rule = entry.rule()
-    if dead:
-        rule = replace(rule, on_failure=None)
-    return rule if rule.on_enqueue is not None or rule.on_failure is not None else None
+    if entry is not None and dead:
+        entry = entry.model_copy(update={"on_failure": None})
+    return entry if entry is not None and entry.scripts() else None
 
 
 def dead_topic_of(topic: str) -> str:

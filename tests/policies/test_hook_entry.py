@@ -15,7 +15,7 @@ THROTTLING = Script("shop", "limit", "function on_enqueue() return {throttle_key
 def test_scripts_by_hook() -> None:
     entry = HooksEntry(on_enqueue="route", on_failure="retry")
     assert entry.scripts() == [(Hook.ON_ENQUEUE, "route"), (Hook.ON_FAILURE, "retry")]
-    assert (entry.rule().script(Hook.ON_ENQUEUE), entry.rule().script(Hook.ON_FAILURE)) == ("route", "retry")
+    assert (entry.script(Hook.ON_ENQUEUE), entry.script(Hook.ON_FAILURE)) == ("route", "retry")
     assert HooksEntry().scripts() == []
 
 
@@ -23,7 +23,7 @@ def test_scripts_by_hook() -> None:
     ("given", "plain", "throttling"), [(None, False, True), ("refuse", True, True), ("default", False, False)]
 )
 def test_items_are_refused_that_would_pass_the_throttles(given: Broken | None, plain: bool, throttling: bool) -> None:
-    rule = HooksEntry(on_enqueue="route", when_broken=given).rule()
+    rule = HooksEntry(on_enqueue="route", when_broken=given)
     assert (rule.refuses(PLAIN), rule.refuses(THROTTLING)) == (plain, throttling)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foqs.errors import Invalid
-from foqs.policies.entries import FairRule, Patterns, RetryKind, RetryRule
+from foqs.policies.entries import FairRule, Patterns, RetryEntry
 from foqs.policies.topic_policy import BUILT_IN_ENTRY, PolicyEntry, dead_topic_of, effective, parse
 from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE
 
@@ -166,7 +166,9 @@ def test_the_built_in_policy() -> None:
     assert (policy.paused, policy.closed, policy.max_stored) == (False, False, None)
     assert (policy.fair, policy.throttles) == (FairRule("items", "tenant", Patterns({}), balance=True), ())
     assert (policy.max_attempts, policy.dead_topic, policy.dead_ttl_ms) == (25, "mail.dlq", None)
-    assert policy.retry == RetryRule(RetryKind.EXPONENTIAL, 1_000, 0, 2.0, 900_000, 0.5)
+    assert policy.retry == RetryEntry(
+        kind="exponential", first_ms=1_000, step_ms=0, factor=2.0, longest_ms=900_000, jitter=0.5
+    )
 
 
 def test_an_entry_makes_a_policy() -> None:
@@ -178,7 +180,9 @@ def test_an_entry_makes_a_policy() -> None:
     layers = dict.fromkeys(PolicyEntry.model_fields, entry)
     policy = effective("mail", layers, dead=False)
     assert (policy.priority, policy.delivery) == (-3, AT_MOST_ONCE)
-    assert policy.retry == RetryRule(RetryKind.LINEAR, 1_000, 5, 3.0, 900_000, 0.5)
+    assert policy.retry == RetryEntry(
+        kind="linear", first_ms=1_000, step_ms=5, factor=3.0, longest_ms=900_000, jitter=0.5
+    )
     assert (policy.max_attempts, policy.max_total_ms, policy.dead_topic, policy.dead_ttl_ms) == (2, 7, "grave", 9)
     assert policy.throttles == ("a", "b")
     assert policy.fair == FairRule("busy", "topic", Patterns({"acme": 2, "gold:*": 4}), balance=False)

@@ -242,7 +242,7 @@ class WriteOptions(ServiceOptions):
 
     dedup_keys: Literal["auto", "row", "partition", "none"] = "auto"
     job_id: str | None = None
-    batch_rows: Annotated[int, Field(ge=1, le=10_000)] = 2_000
+    batch_rows: Annotated[int, Field(ge=1, le=LIMITS.request_items)] = 2_000
     batch_bytes: Annotated[int, Field(ge=1, le=12 * MiB)] = 4 * MiB
     in_flight: Annotated[int, Field(ge=1, le=64)] = 4
     timeout_ms: Annotated[int, Field(ge=1, le=LONGEST_MS)] = 600_000

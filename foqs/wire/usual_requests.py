@@ -18,6 +18,7 @@ from struct import Struct
 from struct import error as StructError
 from typing import Any
 
+from foqs.bounds import THROTTLE_KEYS
 from foqs.idl import idl
 from foqs.wire.protocol import I32, I64, LIST, STOP, STRING, STRUCT, field_head, lean
 
@@ -113,8 +114,6 @@ _i32 = Struct(">3si").unpack_from
 _i64 = Struct(">3sq").unpack_from
 _last_i32 = Struct(">3siB").unpack_from
 
-_MOST_THROTTLES = 8
-"""An item with more of them is refused: the codec reads it."""
 _MISFITS = (StructError, IndexError, KeyError, ValueError)
 """The end of the data, a field that is not expected, a string that is not UTF-8."""
 
@@ -190,7 +189,7 @@ def _tenancy(spec: Any, frame: bytes, at: int) -> int:
         _, count = _list(frame, at)
         at += 8
         spec.throttle_keys = keys = []
-        for _ in range(min(count, _MOST_THROTTLES)):
+        for _ in range(min(count, THROTTLE_KEYS)):
             (size,) = _size(frame, at)
             keys.append(frame[at + 4 : at + 4 + size].decode())
             at += 4 + size

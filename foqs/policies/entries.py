@@ -269,11 +269,10 @@ class ThrottleEntry(Entry):
 
     def throttle(self, setting: str) -> Throttle:
         """`setting`: the settings key that has this value."""
-        burst = self.burst or ceil(self.per_second or 0)
-        if self.concurrency is None:
-            return Throttle(self.per_second, burst, self.shadow, setting)
-        timeout_ms = TIMEOUT_MS if self.timeout_ms is None else self.timeout_ms
-        return Throttle(self.per_second, burst, self.shadow, setting, self.concurrency, timeout_ms)
+        in_effect = dict(self) | {"burst": self.burst or ceil(self.per_second or 0)}
+        if self.timeout_ms is None:
+            in_effect["timeout_ms"] = 0 if self.concurrency is None else TIMEOUT_MS
+        return Throttle(**in_effect, setting=setting)
 
 
 @lru_cache(maxsize=MOST_PARSED)

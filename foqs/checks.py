@@ -117,6 +117,11 @@ def is_text(value: object) -> TypeGuard[str]:
     return True
 
 
+def has_control(text: str) -> bool:
+    """Return True for a text that no name may be. Ask first if the text is not printable, which takes less time."""
+    return any(ord(c) < 32 or 127 <= ord(c) < 160 for c in text)
+
+
 def check_bytes(name: str, value: object, *, none: bool = False) -> None:
     """Refuse a value that is not bytes, bytearray or memoryview. Only the caller knows the encoding of a text. The
     error does not show the value."""

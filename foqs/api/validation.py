@@ -12,7 +12,7 @@ from typing import Any
 
 from foqs.bounds import MOST_WEIGHT, Limits, Quota
 from foqs.buffers.pending_dedup import Keyed
-from foqs.checks import is_text, is_time, time_fault
+from foqs.checks import has_control, is_text, is_time, time_fault
 from foqs.errors import FoqsError, Invalid
 from foqs.fairness.keys import LaneKey, TopicKey, lane_key, topic_key
 from foqs.ids import Dedup, content_of, digest_of
@@ -38,7 +38,7 @@ def name(value: object, what: str, limits: Limits, most_bytes: int = 0) -> str:
         raise Invalid(f"{what} is not UTF-8") from None
     if not 0 < size <= most_bytes:
         raise Invalid(f"{what} must have 1 to {most_bytes} bytes")
-    if not value.isprintable() and any(ord(c) < 32 or 127 <= ord(c) < 160 for c in value):
+    if not value.isprintable() and has_control(value):
         raise Invalid(f"{what} holds a control character")
     return value
 

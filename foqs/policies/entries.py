@@ -19,7 +19,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from foqs.bounds import MOST_RATE, MOST_WEIGHT, NAME_BYTES, THROTTLE_KEYS, THROTTLE_KEYS_BYTES, YEAR_MS, Quota
-from foqs.checks import is_text
+from foqs.checks import has_control, is_text
 from foqs.errors import Invalid
 
 TOPIC, THROTTLE, WEIGHT, SCRIPT = "topic.", "throttle.", "weight.", "script."
@@ -38,7 +38,7 @@ def name_error(name: object) -> str | None:
     size = len(name.encode())
     if not 1 <= size <= NAME_BYTES:
         return f"a name has 1 to {NAME_BYTES} bytes, not {size}"
-    if not name.isprintable() and any(ord(c) < 32 or 127 <= ord(c) < 160 for c in name):
+    if not name.isprintable() and has_control(name):
         return "a name has no control characters"
     return None
 

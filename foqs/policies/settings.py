@@ -14,7 +14,7 @@ from enum import Enum
 from hashlib import blake2b
 from typing import NamedTuple, Protocol
 
-from foqs.checks import is_text
+from foqs.checks import has_control, is_text
 from foqs.errors import Conflict, FoqsError, Invalid
 from foqs.hooks.protocol import SCRIPT_BYTES
 from foqs.policies.dead_topics import DeadTopics, says_something
@@ -213,7 +213,7 @@ def _errors(key: str, value: str) -> list[str]:
     found: list[str] = []
     if not 1 <= key_bytes <= KEY_BYTES:
         found.append(f"a key has 1 to {KEY_BYTES} bytes, not {key_bytes}")
-    if not key.isprintable() and any(ord(c) < 32 or 127 <= ord(c) < 160 for c in key):
+    if not key.isprintable() and has_control(key):
         found.append("a key has no control characters")
     most_bytes = SCRIPT_BYTES if key.startswith(SCRIPT) else VALUE_BYTES
     if value_bytes > most_bytes:

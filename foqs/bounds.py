@@ -12,6 +12,8 @@ _DAY_MS = 86_400_000
 YEAR_MS = 366 * _DAY_MS
 NAME_BYTES = 255
 """The width of the columns of names."""
+REASON_BYTES = 1_024
+"""Longest reason of a failure."""
 THROTTLE_KEYS = 8
 THROTTLE_KEYS_BYTES = 512
 """Bytes of an item's throttle keys together, with one byte between two: the width of the column."""
@@ -67,7 +69,7 @@ class Limits:
     timeout_default_ms: int = 30_000
     timeout_max_ms: int = 600_000
     dedup_window_ms: int = _DAY_MS  # how long a key is remembered
-    reason_bytes: int = 1024
+    reason_bytes: int = REASON_BYTES
     token_bytes: int = 4096
     context_bytes: int = 128
     worker_bytes: int = 128

@@ -20,7 +20,6 @@ from foqs.ids import Mark
 
 AT_LEAST_ONCE = 1
 AT_MOST_ONCE = 2
-REASON_BYTES = 1_024
 BACKLOG_SHIFT = 16
 
 

@@ -11,6 +11,7 @@ from foqs.api import validation
 from foqs.api.host import Host
 from foqs.api.item_life import read_by_script, set_fields
 from foqs.bounds import LIMITS
+from foqs.checks import I32_MAX
 from foqs.engine.calls import LongPoll
 from foqs.engine.listing import Releasing
 from foqs.errors import FoqsError, Invalid, NotFound, Unavailable
@@ -28,7 +29,6 @@ _HIGHEST = (1 << 63) - 1
 _TRIED = "tried"
 """Name of a script that is given as a source."""
 _CAUSES = (FailureCause.FAILED, FailureCause.EXPIRED, FailureCause.REJECTED)
-_MOST_ATTEMPTS = (1 << 31) - 1
 _LONGEST_MS = 1 << 62
 _OWN_SHARE = 0.5
 """Share of the caller's time in which this host's shards release leases, before the other hosts are asked."""
@@ -185,7 +185,7 @@ class HookMethods:
         item = read_by_script(request.sample)
         if hook is Hook.ON_ENQUEUE:
             return item
-        attempt = validation.within(request.attempt, "attempt", 1, _MOST_ATTEMPTS, 1)
+        attempt = validation.within(request.attempt, "attempt", 1, I32_MAX, 1)
         cause = FailureCause.FAILED if request.cause is None else request.cause
         if cause not in _CAUSES:
             raise Invalid(f"cause is {cause}, not one of {', '.join(str(int(one)) for one in _CAUSES)}")

@@ -10,7 +10,8 @@ from typing import Any
 from foqs.api import validation
 from foqs.api.host import Host
 from foqs.api.validation import fairness_key
-from foqs.bounds import MOST_PACE, Limits
+from foqs.bounds import MOST_PACE, REASON_BYTES, Limits
+from foqs.checks import I32_MAX
 from foqs.engine.dead_letters import (
     PAGE_ITEMS,
     Admit,
@@ -27,11 +28,10 @@ from foqs.idl import idl, is_forwarded
 from foqs.peers.gather import FailureGathering, Found, group_of
 from foqs.peers.redrive import MOST_GROUPS, Plan, Redrive, Redriven
 from foqs.policies.failures import FailureFilter
-from foqs.rows import REASON_BYTES, FailureCause, FailureGroup, FailurePosition
+from foqs.rows import FailureCause, FailureGroup, FailurePosition
 from foqs.rpc.call import Call
 
 _MOST_COUNT = (1 << 63) - 1
-_MOST_ATTEMPTS = (1 << 31) - 1
 
 
 class DeadLetters:
@@ -126,7 +126,7 @@ class DeadLetters:
         limits = self._host.limits
         key = self._host.topic(request)
         validation.within(request.count, "count", 0, _MOST_COUNT, 0)
-        per_group = validation.within(request.per_fingerprint, "per_fingerprint", 1, _MOST_ATTEMPTS, 0)
+        per_group = validation.within(request.per_fingerprint, "per_fingerprint", 1, I32_MAX, 0)
         pace = validation.within(request.pace_per_second, "pace_per_second", 1, MOST_PACE, 0)
         to_topic = None if request.to_topic is None else validation.name(request.to_topic, "to_topic", limits)
         if to_topic == request.topic:
@@ -252,8 +252,8 @@ def _filter(given: Any, limits: Limits, now_ms: int) -> FailureFilter:
         if not 1 <= len(reason) <= REASON_BYTES:
             raise Invalid(f"reason_contains must have 1 to {REASON_BYTES} bytes")
     origin = None if given.origin_topic is None else validation.name(given.origin_topic, "origin_topic", limits)
-    least = validation.within(given.min_attempts, "min_attempts", 0, _MOST_ATTEMPTS, 0)
-    most = validation.within(given.max_attempts, "max_attempts", 0, _MOST_ATTEMPTS, _MOST_ATTEMPTS)
+    least = validation.within(given.min_attempts, "min_attempts", 0, I32_MAX, 0)
+    most = validation.within(given.max_attempts, "max_attempts", 0, I32_MAX, I32_MAX)
     if least > most:
         raise Invalid(f"min_attempts is {least}, more than max_attempts, {most}")
     validation.headers(given.headers, limits)

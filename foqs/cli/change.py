@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from foqs.bounds import MOST_LISTED
 from foqs.checks import I64_MAX, LONGEST_MS, check_text, counted
 from foqs.checks import printable as name
 from foqs.cli.connection import BATCH_ITEMS, Connection, Count, entries_of_lines, say_unknown, settle
@@ -24,7 +25,6 @@ from foqs.travel import bare
 if TYPE_CHECKING:
     from foqs.client import Client, Item, ItemSpec
 
-_PAGE_ITEMS = 1_000
 _BATCH_BYTES = 4 << 20
 _LEASE_MS = 60_000
 """More than the enqueue and the ack of a batch take, with their repetitions."""
@@ -101,7 +101,7 @@ def purge(
         ids: list[int] = []
         states: Counter[str] = Counter()
         kept = 0
-        for item in client.list_items(topic, state=None if state is None else state.number, page_items=_PAGE_ITEMS):
+        for item in client.list_items(topic, state=None if state is None else state.number, page_items=MOST_LISTED):
             if item.state == ItemState.LEASED and state is None and not leased:
                 kept += 1
                 continue

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from foqs.bounds import MOST_PACE
+from foqs.bounds import MOST_LISTED, MOST_PACE
 from foqs.checks import I32_MAX, I64_MAX, counted, parse_fingerprint
 from foqs.checks import printable as name
 from foqs.cli.change import leased_stay, purge_items
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 _CALL_MS = 60_000
 _CANARY_MS = 600_000
 """The longest time-out of a call. A canary is one call: a second one would take more items of each group."""
-_PAGE_ITEMS = 1_000
 _FILTER = "Filter"
 
 app = typer.Typer()
@@ -275,7 +274,7 @@ def delete(topic: TopicArgument, yes: YesOption = False, *, selected: DeadFilter
 
     with connection.client() as client:
         ids, leased = [], 0
-        for item in client.list_items(topic, page_items=_PAGE_ITEMS):
+        for item in client.list_items(topic, page_items=MOST_LISTED):
             if selected.matches(item):
                 if item.state == ItemState.LEASED:
                     leased += 1

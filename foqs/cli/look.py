@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from foqs.bounds import MOST_LISTED
 from foqs.checks import printable as name
 from foqs.cli.connection import Connection, say_unknown
 from foqs.cli.main import JsonOption, command
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from foqs.client import ActiveTopic, ExplainReason, Explanation, Failure, Item, ItemState
 
 _TABLE_ITEMS = 100
-_PAGE_ITEMS = 1_000
 
 app = typer.Typer()
 
@@ -140,7 +140,7 @@ def items(
     most = (_TABLE_ITEMS if in_table(as_json) else None) if limit is None else limit or None
     with connection.client() as client:
         # The table leaves out one item, which shows that there are more.
-        page = _PAGE_ITEMS if most is None else min(most + 1, _PAGE_ITEMS)
+        page = MOST_LISTED if most is None else min(most + 1, MOST_LISTED)
         found = client.list_items(topic, state=wanted, page_items=page)
         if not in_table(as_json):
             item = None

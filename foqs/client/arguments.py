@@ -21,6 +21,7 @@ from foqs.checks import (
     I32_MAX,
     I64_MAX,
     LONGEST_MS,
+    SHOWN_BITS,
     check_bool,
     check_bytes,
     check_callable,
@@ -49,7 +50,6 @@ MOST_THREADS = 10_000
 MOST_HELD = LIMITS.request_items
 _NO_LIMIT, _AT_ONCE = "no limit", "at once"
 _USUAL = Delivery.AT_LEAST_ONCE  # a look-up in an enum costs four comparisons
-_SHOWN_BITS = 256
 
 
 def unchecked(_name: str, _value: object) -> None:
@@ -446,5 +446,5 @@ def i64_of(value: object, what: str) -> int:
     number = index(value)
     if not MIN_I64 <= number <= MAX_I64:
         size = number.bit_length()
-        raise Invalid(f"{what} {f'is {number}' if size <= _SHOWN_BITS else f'has {size} bits'}: {wanted}")
+        raise Invalid(f"{what} {f'is {number}' if size <= SHOWN_BITS else f'has {size} bits'}: {wanted}")
     return number

@@ -30,7 +30,6 @@ log = SafeLog()
 
 STAY_S = 0.1
 """Time for which one host of several is asked: its items are acked at the same host. Then the next host is asked."""
-_REQUEST_ITEMS = LIMITS.request_items
 
 
 class Taken(NamedTuple):
@@ -59,7 +58,7 @@ class AckDequeue:
         """Return the hosts to ask for items of `topics`, and the indices of the acks to send with that request: none of
         more than a request holds, because two parts would answer one lease differently. `first`: see `Topics.having`.
         """
-        if not acks or len(acks) > _REQUEST_ITEMS:
+        if not acks or len(acks) > LIMITS.request_items:
             return Part((), ())
         router = self._requests.router
         routes = router.routes

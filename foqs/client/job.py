@@ -15,6 +15,7 @@ from operator import index
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from foqs.bounds import REASON_BYTES
 from foqs.checks import I64_MAX, body_not_run
 from foqs.client.guard import CALLS_IN_THREADS, check_returned, guarded, is_a, kind_of, text_of
 from foqs.client.items import Delivery, Item, Nack
@@ -24,7 +25,6 @@ from foqs.travel import Local, TravellingError
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
-REASON_BYTES = 1_024
 ACCEPTED = "a handler takes (item) or (item, job), as a function or as the method `handle` of an object or class"
 _HINT = "5 s are 5000"
 _TRACING = "tracing a handler"

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from thriftpy2.thrift import TType
 
-from foqs.bounds import LIMITS
+from foqs.bounds import REASON_BYTES
 from foqs.checks import I32_MAX, check_int, check_text, check_time_ms, parse_fingerprint, shown_fingerprint
 from foqs.client.arguments import check_cause
 from foqs.client.items import ItemSpec, ItemState
@@ -18,8 +18,6 @@ from foqs.figures import ThrottleStats, from_struct
 from foqs.idl import idl
 from foqs.rows import FailureCause
 from foqs.travel import Value
-
-_REASON_BYTES = LIMITS.reason_bytes
 
 
 class ServerInfo(NamedTuple):
@@ -187,7 +185,7 @@ class FailureFilter(Value):
         check_text("fingerprint", self.fingerprint, none=True)
         _ = self._fingerprint
         check_cause("cause", self.cause)
-        check_text("reason_contains", self.reason_contains, most_bytes=_REASON_BYTES, none=True)
+        check_text("reason_contains", self.reason_contains, most_bytes=REASON_BYTES, none=True)
         check_time_ms("died_before_ms", self.died_before_ms, none=True)
         check_time_ms("died_after_ms", self.died_after_ms, none=True)
         check_int("min_attempts", self.min_attempts, 0, I32_MAX, none=True)

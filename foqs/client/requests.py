@@ -36,7 +36,6 @@ from foqs.wire.client_codec import RemoteMethod
 from foqs.wire.protocol import Unencodable, encode_struct
 
 T = TypeVar("T")
-_REQUEST_ITEMS = LIMITS.request_items
 _REQUEST_OVERHEAD_BYTES = 8_192
 _MANY = 100
 """New items that are worth a moment's wait for the routing."""
@@ -363,12 +362,12 @@ def requests_of(items: Iterable[T], max_bytes: int) -> Iterator[Sequence[T]]:
     start = size = 0
     for position, item in enumerate(everything) if sized else ():
         item_bytes: int = item.size_bytes  # type: ignore[attr-defined]  # `sized` says so
-        if position > start and (size + item_bytes > max_bytes or position - start == _REQUEST_ITEMS):
+        if position > start and (size + item_bytes > max_bytes or position - start == LIMITS.request_items):
             yield everything[start:position]
             start, size = position, 0
         size += item_bytes
-    for at in range(start, len(everything), _REQUEST_ITEMS):
-        yield everything[at : at + _REQUEST_ITEMS]
+    for at in range(start, len(everything), LIMITS.request_items):
+        yield everything[at : at + LIMITS.request_items]
 
 
 def one_by_one(

@@ -10,10 +10,11 @@ from queue import SimpleQueue
 from time import monotonic
 from typing import Any, Literal, NamedTuple
 
+from foqs.bounds import REASON_BYTES
 from foqs.client.client import Client
 from foqs.client.guard import SafeLog, guarded_thread, is_a, renew_after_fork
 from foqs.client.items import Nack
-from foqs.client.job import REASON_BYTES, Held, bounded, delay_argument
+from foqs.client.job import Held, bounded, delay_argument
 from foqs.client.leases import Leases
 from foqs.client.requests import AGAIN
 from foqs.client.timing import Backoff, Batcher

@@ -12,6 +12,7 @@ from enum import Enum
 from functools import partial
 from typing import NamedTuple
 
+from foqs.bounds import REASON_BYTES
 from foqs.engine import throttling
 from foqs.engine.shard import Shard
 from foqs.engine.shard_owner import ShardOwner
@@ -22,7 +23,7 @@ from foqs.hooks.protocol import Action, FailureResult
 from foqs.item import Cause, Change, Given, Item, Move, Phase, Place, To, Waits
 from foqs.policies.failures import fingerprint
 from foqs.policies.topic_policy import TopicPolicy
-from foqs.rows import REASON_BYTES, FailureCause, FailureRow, Found
+from foqs.rows import FailureCause, FailureRow, Found
 
 Verdict = FoqsError | bool
 Op = Callable[[Shard, Item, Waits, int], Verdict]

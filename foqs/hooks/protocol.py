@@ -12,6 +12,7 @@ from hashlib import sha256
 from typing import Any, NamedTuple
 
 from foqs.bounds import MOST_WEIGHT, Limits
+from foqs.checks import I32_MAX
 from foqs.errors import FoqsError
 from foqs.fairness.keys import TopicKey
 from foqs.policies.entries import name_error, throttle_key_error, throttles_error
@@ -20,7 +21,7 @@ from foqs.rows import FailureCause
 SCRIPT_BYTES = 65_536
 BYTECODE = "\x1b"
 """First character of a compiled script, which no sandbox holds."""
-_LEAST_PRIORITY, _MOST_PRIORITY = -(1 << 31), (1 << 31) - 1
+_LEAST_PRIORITY, _MOST_PRIORITY = -I32_MAX - 1, I32_MAX
 _VALUE_CHARACTERS = 60
 
 

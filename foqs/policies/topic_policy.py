@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from foqs.bounds import LIMITS, MOST_STORED, NAME_BYTES, YEAR_MS
+from foqs.checks import I32_MAX
 from foqs.errors import Invalid
 from foqs.hooks.protocol import Hook, Script, source_error
 from foqs.policies.entries import (
@@ -78,7 +79,7 @@ _FAIR = FairEntry()
 class PolicyEntry(Entry):
     """The value of a settings key `topic.<name or prefix*>`. Only the fields that it names count."""
 
-    priority: Annotated[int, Field(ge=-(1 << 31), le=(1 << 31) - 1)] = 0
+    priority: Annotated[int, Field(ge=-I32_MAX - 1, le=I32_MAX)] = 0
     lease_ms: Annotated[int, Field(ge=LIMITS.lease_min_ms, le=LIMITS.lease_max_ms)] | None = None
     ttl_ms: Annotated[int, Field(ge=1, le=YEAR_MS)] | None = None
     delay_ms: Duration = 0
@@ -90,7 +91,7 @@ class PolicyEntry(Entry):
     throttles: Annotated[tuple[ThrottleKey, ...], Field(strict=False), checked(throttles_error)] = ()
     per_worker: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     retry: RetryEntry | None = RetryEntry(kind="exponential")
-    max_attempts: Annotated[int, Field(ge=0, le=(1 << 31) - 1)] = 25
+    max_attempts: Annotated[int, Field(ge=0, le=I32_MAX)] = 25
     max_total_ms: Duration = 0
     exact_attempts: bool = False
     stuck_after_ms: Duration = 0

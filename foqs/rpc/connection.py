@@ -17,6 +17,7 @@ import asyncio
 from ssl import SSLError
 from typing import Any
 
+from foqs.bounds import NAME_BYTES
 from foqs.errors import FoqsError, Invalid, OtherProtocol, Unauthenticated
 from foqs.rpc.arrival import Arrival
 from foqs.rpc.call import Call
@@ -39,7 +40,6 @@ from foqs.wire.protocol import (
 from foqs.wire.server_codec import UnknownCall
 
 _ONEWAY_WORD = (VERSION_1 | ONEWAY).to_bytes(4, "big")
-_NAME_BYTES = 255  # of an unknown method that the answer repeats
 BEHIND_BYTES = 64 * 1024  # held behind a call in progress before reading is paused
 _BEHIND_LEAST_BYTES = 64  # where many calls have bytes behind them; EndWait fits in
 LINGER_S = 0.25  # from GOAWAY to the close: a request in flight arrives within it
@@ -402,7 +402,7 @@ class ServedConnection(asyncio.BufferedProtocol):
         if message.message_type != CALL:
             kind, why = INVALID_MESSAGE_TYPE, "message type"
         self.counters.refused[why] += 1
-        self._transport.write(self.encoder.refusal(message.name[:_NAME_BYTES], message.seqid, kind, why))
+        self._transport.write(self.encoder.refusal(message.name[:NAME_BYTES], message.seqid, kind, why))
 
     # ------------------------------------------------------------------------------------ bringing in line
 

@@ -11,6 +11,7 @@ from thriftpy2.protocol import TCyBinaryProtocol
 from thriftpy2.thrift import TDecodeException
 from thriftpy2.transport import TCyMemoryBuffer
 
+from foqs.checks import SHOWN_BITS
 from foqs.errors import FoqsError, Invalid, NotSent, OutcomeUnknown, wire_code
 from foqs.idl import idl
 
@@ -59,7 +60,6 @@ _NOT_STARTED = (UNKNOWN_METHOD, INVALID_MESSAGE_TYPE, WRONG_METHOD_NAME, PROTOCO
 _Protocol: Any = TCyBinaryProtocol  # thriftpy2 has no types for its Cython half
 
 _BITS = {"BYTE": 8, "I08": 8, "I16": 16, "I32": 32, "I64": 64}
-_SHOWN_BITS = 256
 _WANTED = {
     "STRING": "it must be text",
     "BINARY": "it must be bytes",
@@ -172,7 +172,7 @@ def _misfit(field: str, kind: str, value: object) -> str:
         given = "holds a wrong value" if fits else f"is of type {type(value).__name__}"
         return f"{field} {given}: {_WANTED.get(kind, f'it must be {kind}')}"
     if isinstance(value, int):
-        given = f"is {value}" if value.bit_length() <= _SHOWN_BITS else f"has {value.bit_length()} bits"
+        given = f"is {value}" if value.bit_length() <= SHOWN_BITS else f"has {value.bit_length()} bits"
     else:
         given = f"is of type {type(value).__name__}"
     return f"{field} {given}: it must be an integer from {-(1 << bits - 1)} to {(1 << bits - 1) - 1}"

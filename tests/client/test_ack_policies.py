@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from foqs.bounds import REASON_BYTES
 from foqs.client import AckPolicy, Invalid, Item, ItemSpec, Job, Retry, Worker
-from foqs.client.job import REASON_BYTES
 from foqs.idl import idl
 from tests.client.peer import LATER, Act, eventually, failed
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from foqs.bounds import REASON_BYTES
 from foqs.client import AckPolicy, Backoff, Client, FailureCause, Item, ItemSpec, Job, Retry, Worker
 from foqs.client.items import Nack
-from foqs.client.job import REASON_BYTES, Held
+from foqs.client.job import Held
 from foqs.client.leases import Leases
 from foqs.client.settler import SHORT_REASON_BYTES, Ending, Room, without_refused
 from foqs.idl import idl

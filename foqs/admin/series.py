@@ -7,6 +7,7 @@ keys with the most parked items. The rest shares one series.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from heapq import heappush, heappushpop, nlargest
 
 from foqs.bounds import THROTTLE
@@ -32,16 +33,14 @@ KeyLabels = tuple[str, str]
 _Ranked = tuple[int, float, str, float]  # a tenant's ready items, service, name and weight
 
 
+@dataclass(slots=True)
 class TopicCounts:
     """Counts of one topic or several. `oldest_ms` is the time of the oldest ready item; None if no item is ready."""
 
-    __slots__ = ("leased", "oldest_ms", "ready", "total")
-
-    def __init__(self) -> None:
-        self.ready = 0
-        self.leased = 0
-        self.total = 0
-        self.oldest_ms: int | None = None
+    ready: int = 0
+    leased: int = 0
+    total: int = 0
+    oldest_ms: int | None = None
 
     def add(self, ready: int, leased: int, total: int, oldest_ms: int | None) -> None:
         self.ready += ready
@@ -74,14 +73,13 @@ def topic_rows(
     return {"foqs_topic_items": items, "foqs_topic_oldest_ready_age_seconds": ages, "foqs_topics": together}
 
 
+@dataclass(slots=True)
 class TenantCounts:
     """Counts of one tenant or several. `served`: their service since the last scrape, in the units of their topics."""
 
-    __slots__ = ("ready", "served", "weight")
-
-    def __init__(self) -> None:
-        self.ready = 0
-        self.weight = self.served = 0.0
+    ready: int = 0
+    weight: float = 0.0
+    served: float = 0.0
 
     def add(self, ready: int, weight: float, served: float) -> None:
         self.ready += ready
@@ -89,15 +87,13 @@ class TenantCounts:
         self.served += served
 
 
+@dataclass(slots=True)
 class TopicTenants:
     """Tenants of one topic. `most` has the tenants with the most ready items, in no order. `rest` counts further
     tenants with ready items or service; None if there is no further tenant."""
 
-    __slots__ = ("most", "rest")
-
-    def __init__(self) -> None:
-        self.most: list[_Ranked] = []
-        self.rest: TenantCounts | None = None
+    most: list[_Ranked] = field(default_factory=list)
+    rest: TenantCounts | None = None
 
     def add(self, name: str, ready: int, weight: float, served: float) -> None:
         one = (ready, served, name, weight)
@@ -162,22 +158,17 @@ async def count_tenants(state: State, rest: Callable[[], Awaitable[None]]) -> di
     return found
 
 
+@dataclass(slots=True)
 class KeyCounts:
     """Counts of one throttle key or several. `tokens` wait here for deliveries. `taken`: live leases here.
     `counters` has the values of `COUNTERS`."""
 
-    __slots__ = ("counters", "flows", "items", "taken", "tokens", "wait_ms")
-
-    def __init__(
-        self, flows: int = 0, items: int = 0, wait_ms: int = 0, tokens: int = 0, taken: int = 0,
-        counters: tuple[int, ...] = _NONE,
-    ) -> None:  # fmt: skip
-        self.flows = flows
-        self.items = items
-        self.wait_ms = wait_ms
-        self.tokens = tokens
-        self.taken = taken
-        self.counters = counters
+    flows: int = 0
+    items: int = 0
+    wait_ms: int = 0
+    tokens: int = 0
+    taken: int = 0
+    counters: tuple[int, ...] = _NONE
 
     def add(self, other: KeyCounts, counters: tuple[int, ...]) -> None:
         """Add the counts of another key, but these in place of its counters."""

@@ -287,19 +287,11 @@ RetryKind = Literal["constant", "linear", "exponential"]
 Duration = Annotated[int, Field(ge=0, le=YEAR_MS)]
 
 
-@dataclass(frozen=True, slots=True)
-class FairRule:
+class FairEntry(Entry):
     """The shares of a topic's tenants in its deliveries. `unit`: a delivery costs its tenant 1, its bytes, or the time
     of its lease. `scope`: priorities count inside a tenant, or over the whole topic. `weights` of fairness keys in this
     topic. `balance`: between hosts, too."""
 
-    unit: Unit
-    scope: Scope
-    weights: Patterns[int]
-    balance: bool
-
-
-class FairEntry(Entry):
     unit: Unit = "items"
     scope: Scope = "tenant"
     weights: dict[Annotated[str, checked(pattern_error)], Annotated[int, Field(ge=1, le=MOST_WEIGHT)]] = Field(
@@ -308,8 +300,9 @@ class FairEntry(Entry):
     balance: bool = True
 
     @cached_property
-    def rule(self) -> FairRule:
-        return FairRule(self.unit, self.scope, Patterns(self.weights), self.balance)
+    def patterns(self) -> Patterns[int]:
+        """The weights by name or prefix."""
+        return Patterns(self.weights)
 
 
 def parse_weight(text: str) -> int:

@@ -120,7 +120,7 @@ class NamespacePolicies:
     def weight(self, topic: str, fairness_key: str, given: int = 0) -> int:
         """Return the weight of a tenant: of the topic's policy, of the settings, `given` with its items (0: none), or
         1."""
-        return self.of(topic).fair.weights.closest(fairness_key) or self._weights.closest(fairness_key) or given or 1
+        return self.of(topic).fair.patterns.closest(fairness_key) or self._weights.closest(fairness_key) or given or 1
 
     def has_weights_of(self, topic: str, other: NamespacePolicies) -> bool:
         """Return True if `other` gives the tenants of the topic the same weights."""

@@ -20,7 +20,6 @@ from foqs.policies.entries import (
     Duration,
     Entry,
     FairEntry,
-    FairRule,
     RetryEntry,
     checked,
     name_error,
@@ -120,7 +119,7 @@ class TopicPolicy:
     paused: bool
     closed: bool
     max_stored: int | None
-    fair: FairRule
+    fair: FairEntry
     throttles: tuple[str, ...]
     per_worker: int | None
     retry: RetryEntry | None
@@ -154,7 +153,6 @@ def effective(topic: str, layers: dict[str, PolicyEntry], *, dead: bool) -> Topi
     one |= {
         "delivery": AT_MOST_ONCE if one["delivery"] == "at_most_once" else AT_LEAST_ONCE,
         "max_stored": one["max_stored"] or None,
-        "fair": one["fair"].rule,
         "throttles": tuple(sorted(one["throttles"])),
         "dead_topic": None if entry is None else entry.topic or dead_topic_of(topic),
         "dead_ttl_ms": None if entry is None else entry.ttl_ms,

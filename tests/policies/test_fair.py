@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from foqs.errors import Invalid
-from foqs.policies.entries import FairEntry, FairRule, Patterns, parse_weight
+from foqs.policies.entries import FairEntry, Patterns, parse_weight
 
 
 @pytest.mark.parametrize(("text", "weight"), [("1", 1), ("1000", 1_000), ("007", 7)])
@@ -19,9 +19,9 @@ def test_texts_that_are_no_weight(text: str) -> None:
         parse_weight(text)
 
 
-def test_an_entry_makes_one_rule() -> None:
+def test_an_entry_makes_its_patterns_once() -> None:
     entry = FairEntry(unit="bytes", weights={"gold:*": 4})
-    assert entry.rule == FairRule("bytes", "tenant", Patterns({"gold:*": 4}), balance=True)
-    assert entry.rule is entry.rule
-    assert entry == FairEntry(unit="bytes", weights={"gold:*": 4}), "a rule that was made changes no comparison"
+    assert entry.patterns == Patterns({"gold:*": 4})
+    assert entry.patterns is entry.patterns
+    assert entry == FairEntry(unit="bytes", weights={"gold:*": 4}), "patterns that were made change no comparison"
     assert entry.model_dump() == {"unit": "bytes", "scope": "tenant", "weights": {"gold:*": 4}, "balance": True}

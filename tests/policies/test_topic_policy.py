@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foqs.errors import Invalid
-from foqs.policies.entries import FairRule, Patterns, RetryEntry
+from foqs.policies.entries import FairEntry, RetryEntry
 from foqs.policies.topic_policy import BUILT_IN_ENTRY, PolicyEntry, dead_topic_of, effective, parse
 from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE
 
@@ -164,7 +164,7 @@ def test_the_built_in_policy() -> None:
     policy = effective("mail", dict.fromkeys(PolicyEntry.model_fields, BUILT_IN_ENTRY), dead=False)
     assert (policy.priority, policy.delay_ms, policy.delivery) == (0, 0, AT_LEAST_ONCE)
     assert (policy.paused, policy.closed, policy.max_stored) == (False, False, None)
-    assert (policy.fair, policy.throttles) == (FairRule("items", "tenant", Patterns({}), balance=True), ())
+    assert (policy.fair, policy.throttles) == (FairEntry(), ())
     assert (policy.max_attempts, policy.dead_topic, policy.dead_ttl_ms) == (25, "mail.dlq", None)
     assert policy.retry == RetryEntry(
         kind="exponential", first_ms=1_000, step_ms=0, factor=2.0, longest_ms=900_000, jitter=0.5
@@ -185,7 +185,7 @@ def test_an_entry_makes_a_policy() -> None:
     )
     assert (policy.max_attempts, policy.max_total_ms, policy.dead_topic, policy.dead_ttl_ms) == (2, 7, "grave", 9)
     assert policy.throttles == ("a", "b")
-    assert policy.fair == FairRule("busy", "topic", Patterns({"acme": 2, "gold:*": 4}), balance=False)
+    assert policy.fair == FairEntry(unit="busy", scope="topic", weights={"acme": 2, "gold:*": 4}, balance=False)
     grave = effective("grave", layers, dead=True)
     assert (grave.max_attempts, grave.max_total_ms, grave.dead_topic, grave.dead_ttl_ms) == (0, 0, None, None)
 

@@ -154,6 +154,7 @@ def decode_shard(shard: int, data: bytes) -> ShardFact:
 
 
 _REPORTS = ("unreachable", "reached", "hanging", "read_only")
+"""Sets of shards of a HostFact."""
 
 
 def encode_host(fact: HostFact) -> bytes:
@@ -173,12 +174,9 @@ def decode_host(host: str, data: bytes) -> HostFact:
         host,
         _text(record, "address"),
         _text(record, "run"),
-        bool(record.get("leaving", False)),
-        _shards(record, "unreachable"),
-        _shards(record, "reached"),
-        _whole(record, "protocol", 0),
-        _shards(record, "hanging"),
-        _shards(record, "read_only"),
+        leaving=bool(record.get("leaving", False)),
+        protocol=_whole(record, "protocol", 0),
+        **{key: _shards(record, key) for key in _REPORTS},
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import cache
+from operator import attrgetter
 from typing import Annotated, Any, NamedTuple, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
 from foqs.idl import idl
@@ -162,22 +163,41 @@ _STRUCTS = {TopicStats: "GetTopicStatsResponse"}
 """Structs of the contract that are not named like their figures."""
 
 
+class _Shape(NamedTuple):
+    """How the figures of a kind are made of a struct and back. `lists` and `parts` are the places of fields with tuples
+    or other figures, in the figures and in the struct."""
+
+    read: Callable[[Any], tuple[Any, ...]]
+    absent: list[Any]
+    lists: list[tuple[int, Any]]
+    struct: Any
+    write: Callable[[Any], tuple[Any, ...]]
+    parts: list[int]
+
+
 def from_struct(kind: type[F], struct: Any, **given: Any) -> F:
     """Return the figures of a struct, with the `given` fields. A field that the struct does not have gets its
     default."""
-    values: dict[str, Any] = dict(given)
-    for name in kind._fields:
-        if name not in values and (value := getattr(struct, name)) is not None:
-            values[name] = _part(value, _below(kind).get(name))
-    missing = {name: None for name in kind._fields if name not in values and name not in kind._field_defaults}
-    return kind(**values, **missing)
+    shape = _shape(kind)
+    values = [absent if one is None else one for one, absent in zip(shape.read(struct), shape.absent, strict=True)]
+    for at, below in shape.lists:
+        if values[at] is not shape.absent[at]:
+            values[at] = _part(values[at], below)
+    made = kind(*values)
+    return made._replace(**given) if given else made  # type: ignore[attr-defined]  # a NamedTuple
 
 
 def to_struct(figures: Any, **given: Any) -> Any:
     """Return the struct of figures, with the `given` fields."""
-    kind = type(figures)
-    values = {name: given.get(name, _whole(getattr(figures, name))) for name in kind._fields}
-    return getattr(idl, _STRUCTS.get(kind, kind.__name__))(**values)
+    kind: Any = type(figures)
+    shape = _shape(kind)
+    values = [*shape.write(figures)]
+    for at in shape.parts:
+        values[at] = _whole(values[at])
+    struct = shape.struct(*values)
+    for name, value in given.items():
+        setattr(struct, name, value)
+    return struct
 
 
 def merged(one: F, other: F) -> F:
@@ -202,10 +222,18 @@ def _rules(kind: type) -> list[Callable[[Any, Any], Any] | None]:
 
 
 @cache
-def _below(kind: type) -> dict[str, Any]:
-    """Return the kind of the figures in each field that has some."""
-    hints = {name: get_args(hint) for name, hint in get_type_hints(kind).items()}
-    return {name: part for name, parts in hints.items() for part in parts if hasattr(part, "_field_defaults")}
+def _shape(kind: Any) -> _Shape:
+    lists = {}
+    for at, hint in enumerate(get_type_hints(kind).values()):
+        inside = (hint, *get_args(hint))
+        below = [part for part in inside if hasattr(part, "_field_defaults")]
+        if below or any(get_origin(part) is tuple for part in inside):
+            lists[at] = below[0] if below else None
+    struct = getattr(idl, _STRUCTS.get(kind, kind.__name__))
+    names = [name for name, _ in struct.default_spec]
+    absent = [kind._field_defaults.get(name) for name in kind._fields]
+    parts = [names.index(kind._fields[at]) for at in lists]
+    return _Shape(attrgetter(*kind._fields), absent, list(lists.items()), struct, attrgetter(*names), parts)
 
 
 def _part(value: Any, kind: Any) -> Any:

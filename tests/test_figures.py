@@ -46,6 +46,7 @@ def test_a_struct_and_back() -> None:
 
 def test_absent_fields_have_defaults() -> None:
     assert from_struct(ThrottleStats, idl.ThrottleStats("k")) == ThrottleStats("k")
+    assert from_struct(TopicStats, idl.GetTopicStatsResponse(1, 2, 3), policy={}) == TopicStats(1, 2, 3)
     assert from_struct(HookStats, idl.HookStats("on_failure", "retry")) == HookStats("on_failure", "retry")
 
 

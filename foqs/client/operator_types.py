@@ -14,7 +14,7 @@ from foqs.checks import I32_MAX, check_int, check_text, check_time_ms, parse_fin
 from foqs.client.arguments import check_cause
 from foqs.client.items import ItemSpec, ItemState
 from foqs.errors import Invalid, Unavailable, item_error
-from foqs.figures import ThrottleStats, from_struct
+from foqs.figures import ThrottleStats
 from foqs.idl import idl
 from foqs.rows import FailureCause
 from foqs.travel import Value
@@ -236,7 +236,8 @@ class Redriven(NamedTuple):
 
 def tried_of(found: Any) -> Tried:
     spec = found.item and ItemSpec(**{one.name: getattr(found.item, one.name) for one in fields(ItemSpec)})
-    return from_struct(Tried, found, item=spec, elapsed_us=found.elapsed_us or 0, memory_bytes=found.memory_bytes or 0)
+    elapsed_us, memory_bytes = found.elapsed_us or 0, found.memory_bytes or 0
+    return Tried(spec, found.refuse, found.action, found.delay_ms, elapsed_us, memory_bytes, found.error)
 
 
 def _known(kind: type[IntEnum], number: int) -> Any:

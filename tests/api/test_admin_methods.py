@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from foqs.engine.asked_scripts import WAIT_MS
 from foqs.errors import Conflict, Invalid, NotFound, OutcomeUnknown, Unavailable
 from foqs.hooks.call_queues import OPEN_MS, Breaker
 from foqs.hooks.protocol import Action, EnqueueResult, Failed, FailureResult, Hook, HookKey, Kind
@@ -421,8 +422,14 @@ def test_a_nack_ends_with_its_time_while_the_script_runs(host: OneHost) -> None:
 def test_a_script_decides_about_an_expired_lease(host: OneHost) -> None:
     apply(host, on_failure="decide")
     host.scripts.functions["decide"] = lambda item: FailureResult(Action.DROP if item["cause"] == "expired" else None)
+    host.scripts.held = True
     put(host, b"x")
     take(host, lease_ms=500)
+    for _ in range(20):
+        host.wait(100)
+    ((within_ms, answer),) = host.scripts.open
+    assert within_ms == WAIT_MS
+    answer()
     for _ in range(20):
         host.wait(100)
     assert not host.dbs[1].items

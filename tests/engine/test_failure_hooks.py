@@ -119,6 +119,15 @@ def test_a_script_may_keep_a_rejected_item() -> None:
     assert lab.taken() == [item_id]
 
 
+def test_the_policys_time_bounds_a_script() -> None:
+    lab = laboratory(Scripts(LATER), {"max_total_ms": 500})
+    item_id, lease = leased(lab)
+    lab.go_on(500)
+    lab.operate(item_id, item_ops.reject(lease, "why"))
+    lab.settle()
+    assert [failure.cause for failure in lab.dbs[1].failures.values()] == [FailureCause.REJECTED]
+
+
 def test_a_refused_nack_changes_nothing() -> None:
     lab = laboratory(Scripts(Unavailable("the script fails", 900)))
     item_id, lease = leased(lab)

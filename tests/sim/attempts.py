@@ -21,13 +21,11 @@ class Attempts:
 
     What a transaction does may have been decided by an earlier version of the policies; a delivery may not."""
 
-    def __init__(self, records: dict[int, Record], dbs: dict[int, MemoryDatabase]) -> None:
+    def __init__(self, records: dict[int, Record], dbs: dict[int, MemoryDatabase], checks: Counter[str]) -> None:
         self.policies = Policies()
-        self.redrives = Redrives(records)
-        self.dead: Counter[str] = Counter()
-        self.checked = 0  # deliveries that had an exact bound
-        self.failed = 0  # attempts that certainly failed, and were not the last
+        self.redrives = Redrives(records, checks)
         self.stepped = False  # a clock was set back
+        self._checks = checks
         self._records = records
         self._dbs = dbs
         self._all: dict[tuple[str, str], list[TopicPolicy]] = {}  # of a topic, all that were in effect
@@ -66,14 +64,14 @@ class Attempts:
         counted = [d for d in record.deliveries[record.first :] if d.told and d.token not in released]
         if len(counted) > most + crashes:
             broken(14, f"{item} was delivered {len(counted)} times, allowed are {most} and {crashes} crashes: {record}")
-        self.checked += crashes == 0
+        self._checks["exact attempts"] += crashes == 0
 
     # ------------------------------------------------------------------------------------- rows
 
     def committing(self, shard: int, batch: Batch, now_ms: int) -> None:
         """A transaction is about to be applied: each item that moves is a dead letter, with its failure beside it."""
         db = self._dbs[shard]
-        lanes = {**db.lanes, **{row.lane: row for row in batch.lanes_new}}
+        lanes = {**db.lanes, **{row.lane: row for row in batch.lanes_new}} if batch.lanes_new else db.lanes
         strays = [row for row in batch.moved if row[1] not in lanes]
         if strays:
             broken(14, f"{strays} move to lanes without a row")
@@ -107,7 +105,8 @@ class Attempts:
         ]
         if not allowed or row.topic.decode() != record.place[1] or body.delivery == AT_MOST_ONCE:
             broken(14, f"{row} dies for no allowed cause, and goes to {target}: {body} {record}")
-        self.dead[FailureCause(row.cause).name] += 1
+        self._checks["dead"] += 1
+        self._checks[f"dead {FailureCause(row.cause).name}"] += 1
         record.place, record.first = target, len(record.deliveries)
 
     def _places(self, db: MemoryDatabase, batch: Batch) -> None:
@@ -125,7 +124,7 @@ class Attempts:
             by_time = not ops and timer is not None and timer.lease == last
             if row.attempt != before or not (by_nack or by_time):
                 continue
-            self.failed += 1
+            self._checks["failed attempts"] += 1
             if isinstance(row, ReadyRow) and row.deliver_after_ms <= body.deliver_after_ms:
                 broken(14, f"{row} failed, and is not behind the items of its priority: {body} {record}")
             policies = self._all[record.place]

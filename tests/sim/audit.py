@@ -7,7 +7,8 @@ without a trip that was carried out but not reported.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from operator import attrgetter
 from typing import Any
 
 from foqs.buffers.reads import ListRead
@@ -16,12 +17,16 @@ from foqs.buffers.tail import MAX_BYTES
 from foqs.engine.engine import Engine
 from foqs.engine.listing import Listing
 from foqs.engine.shard import Shard
-from foqs.fairness.keys import LaneKey, TopicKey, is_plain
+from foqs.fairness.keys import LaneKey, TopicKey, is_plain, tenancy_of
+from foqs.fairness.tenants import DOWN, QUEUED, SKIPPED, Tenant
+from foqs.fairness.topics import Topic
+from foqs.fairness.turns import Turns
 from foqs.item import KNOWN_BYTES, Item, Phase, Place
 from foqs.prefetch.lane import Lane
-from tests.sim.audit_turns import audit_turns
 from tests.sim.memory_database import MemoryDatabase
 from tests.sim.records import MemoryWrong, lane_of
+
+_LANE = attrgetter("lane")
 
 
 def _same(what: str, about: Any, memory: Any, database: Any) -> None:
@@ -32,18 +37,16 @@ def _same(what: str, about: Any, memory: Any, database: Any) -> None:
 def audit(shard: Shard, db: MemoryDatabase) -> None:
     """Everything about one shard."""
     _same("epoch", shard, shard.owner.epoch, db.epoch)
-    items_of: dict[int, int] = {}
-    for body in db.items.values():
-        items_of[body.lane] = items_of.get(body.lane, 0) + 1
+    items_of = Counter(map(_LANE, db.items.values()))
     leased = Counter(row.lane for row in db.timer.values() if row.lease)
     unwritten = [
         item for item in shard.memory.known.values() if item.phase is Phase.LEASED and item.place is Place.READY
     ]
     leased.update(item.lane.number or 0 for item in unwritten)
     dead = {row.lane for row in db.failures.values()}
-    if {item_id for item_id, body in db.items.items() if db.lanes[body.lane].topic.endswith(b".dlq")} != set(
-        db.failures
-    ):
+    of_dead = {number for number, row in db.lanes.items() if row.topic.endswith(b".dlq")}
+    letters = [item_id for item_id, body in db.items.items() if body.lane in of_dead] if of_dead else []
+    if db.failures.keys() != set(letters):
         raise MemoryWrong(f"the dead letters are not those with a failure: {db.failures}")
     for number, row in db.lanes.items():
         lane = shard.memory.lane_numbers.get(number)
@@ -55,7 +58,7 @@ def audit(shard: Shard, db: MemoryDatabase) -> None:
         _same("stored", lane, lane.stored, lane.number in db.lanes)
         if not (lane.total or lane.key in shard.memory.idle_lanes or shard.queue.in_flight or shard.queue.unsettled):
             raise MemoryWrong(f"{lane} is empty and would never be removed")
-        _same("total", lane, lane.total, items_of.get(lane.number or 0, 0))
+        _same("total", lane, lane.total, items_of[lane.number or 0])
         _same("leased", lane, lane.leased, leased[lane.number or 0])
         if lane.number in dead and not lane.dead:
             raise MemoryWrong(f"{lane} has dead letters, and is not known to")
@@ -89,18 +92,16 @@ def _audit_tail(shard: Shard, db: MemoryDatabase) -> None:
     _same("items of the tail", shard, shard.memory.tail.first(), min(db.unindexed, default=None))
 
 
-def available(shard: Shard, lane: Lane, db: MemoryDatabase) -> list[tuple[int, int, int]]:
-    """Keys of the lane's rows that may be handed out, in order: ready, not leased, no change under way."""
-    known = shard.memory.known
-    keys = []
-    unindexed = [
-        (row.priority, row.deliver_after_ms, row.id) for row in db.unindexed.values() if row.lane == lane.number
-    ]
-    for key in sorted([*db.order.get(lane.number or 0, ()), *unindexed]):
-        item = known.get(key[2])
-        if item is None or not (item.phase is Phase.LEASED or item.busy):
-            keys.append(key)
-    return keys
+def available(shard: Shard, lane: Lane, db: MemoryDatabase) -> Iterator[tuple[int, int, int]]:
+    """Yield the keys of the lane's rows that may be handed out, in order: ready, not leased, no change under way."""
+    keys = db.order.get(lane.number or 0, [])
+    if db.unindexed:
+        unindexed = [
+            (row.priority, row.deliver_after_ms, row.id) for row in db.unindexed.values() if row.lane == lane.number
+        ]
+        keys = sorted([*keys, *unindexed])
+    known = shard.memory.known.get
+    return (key for key in keys if (item := known(key[2])) is None or not (item.phase is Phase.LEASED or item.busy))
 
 
 def lanes_of(shard: Shard, keys: Iterable[LaneKey]) -> list[Lane[Item]]:
@@ -108,7 +109,7 @@ def lanes_of(shard: Shard, keys: Iterable[LaneKey]) -> list[Lane[Item]]:
 
 
 def _audit_lane(shard: Shard, lane: Lane, db: MemoryDatabase) -> None:
-    may = available(shard, lane, db)
+    may = list(available(shard, lane, db))
     _same("ready", lane, lane.ready, len(may))
     window = lane.window
     if window is None:
@@ -126,9 +127,9 @@ def _audit_item(shard: Shard, item: Item, db: MemoryDatabase) -> None:
     body = db.items.get(item.id)
     if body is None:
         raise MemoryWrong(f"{item} is known but not in the database")
-    _same("row", item, item.place, Place.TIMER if item.id in db.timer else Place.READY)
-    _same("unindexed", item, item.unindexed, item.id in db.unindexed)
-    _same("key", item, (item.priority, item.deliver_after_ms), (body.priority, body.deliver_after_ms))
+    place, unindexed = Place.TIMER if item.id in db.timer else Place.READY, item.id in db.unindexed
+    row = (place, unindexed, body.priority, body.deliver_after_ms)
+    _same("row, tail and key", item, (item.place, item.unindexed, item.priority, item.deliver_after_ms), row)
     if item.in_flight is not None and shard.queue.in_flight is None:
         raise MemoryWrong(f"{item} has a change under way, but no trip is")
     if item.phase is Phase.IDLE and not item.busy:
@@ -136,8 +137,8 @@ def _audit_item(shard: Shard, item: Item, db: MemoryDatabase) -> None:
     if item.busy:
         return
     if item.phase is Phase.LEASED and item.place is Place.TIMER:
-        row = db.timer[item.id]
-        _same("lease", item, (item.lease, item.lease_expires_at_ms), (row.lease, row.due_ms))
+        timer = db.timer[item.id]
+        _same("lease", item, (item.lease, item.lease_expires_at_ms), (timer.lease, timer.due_ms))
         if item.id not in shard.memory.written:
             raise MemoryWrong(f"{item} has a written lease outside the bound on them")
     if item.held < KNOWN_BYTES:
@@ -186,7 +187,7 @@ def audit_topics(host: Engine) -> None:
         if topic.turns is None:
             _same("order of lanes", topic, shards, [shard for shard in host.state.serving if shard in shards])
         else:
-            audit_turns(topic, topic.turns, woken=not host.state.slices.long_work)
+            _audit_turns(topic, topic.turns, woken=not host.state.slices.long_work)
         _same("names", topic, topic.key, key)
         for lane in found:
             if (
@@ -248,3 +249,83 @@ def audit_bounds(host: Engine) -> None:
         for lane in shard.memory.lanes.values():
             if lane.window is not None and len(lane.window) > 2 * config.window_rows + 1:
                 raise MemoryWrong(f"{lane} has a window of {len(lane.window)} rows, bound {config.window_rows}")
+
+
+# --------------------------------------------------------------------------------------------- turns of tenants
+
+
+def _audit_turns(topic: Topic[Any], turns: Turns[Any], *, woken: bool) -> None:
+    """Each tenant is in one place alone, and takes turns if an item of it waits for nothing, once the lanes of all
+    shards are `woken`."""
+    _audit_counts(topic, turns)
+    entries = _entries(turns)
+    for name, tenant in turns.tenants.items():
+        flows = list(tenant.flows.values())
+        if tenant.name != name or not flows:
+            raise MemoryWrong(f"{tenant} of {topic} is known as {name!r}, with {flows}")
+        places = (entries[tenant], tenant in turns.skipped, tenant in turns.down)
+        if places != (tenant.away == QUEUED, tenant.away == SKIPPED, tenant.away == DOWN):
+            raise MemoryWrong(f"{tenant} of {topic} is in the places {places}")
+        unparked = any(flow.ready and flow.parked is None for flow in flows)
+        if woken and unparked and tenant.away not in (QUEUED, SKIPPED, DOWN):
+            raise MemoryWrong(f"{tenant} of {topic} takes no turn, and has {flows}")
+    standing = (*entries, *turns.skipped, *turns.down)
+    strays = [tenant for tenant in standing if turns.tenants.get(tenant.name) is not tenant]
+    if strays or turns._passed:
+        raise MemoryWrong(f"{strays} of {topic} are gone, {turns._passed} are passed over")
+
+
+def audit_parked(host: Engine) -> None:
+    """Each parked flow is in the heap of its throttle key, which wakes it, and in no other."""
+    if host.state.slices.long_work:
+        return
+    found: dict[Any, Any] = {}
+    gates = [
+        gate for shard in host.state.serving for book in shard.memory.limited.values() for gate in book.gates.values()
+    ]
+    for key in [*host.state.throttling.keys.values(), *gates]:
+        for about, parking in key.parked():
+            if not parking or parking.items != sum(entry[1] for entry in parking._parked.values()):
+                raise MemoryWrong(f"{parking} of {about} on {key} has {parking._parked}")
+            for flow in parking:
+                if flow.lanes and flow.ready and flow.parked is not key:
+                    raise MemoryWrong(f"{flow} is in the heap of {key}")
+                found[flow] = key
+    turns = [topic.turns for topic in host.state.topics.values() if topic.turns is not None]
+    for flow in [flow for one in turns for tenant in one.tenants.values() for flow in tenant.flows.values()]:
+        if flow.parked is not None and found.get(flow) is not flow.parked:
+            raise MemoryWrong(f"{flow} is parked, and in the heap of {found.get(flow)}")
+
+
+def _audit_counts(topic: Topic[Any], turns: Turns[Any]) -> None:
+    counted: dict[Any, tuple[int, int, int]] = {}
+    for tenant in turns.tenants.values():
+        for throttles, flow in tenant.flows.items():
+            if flow.tenant is not tenant or flow.throttles != throttles or not flow.lanes:
+                raise MemoryWrong(f"{flow} is a flow of {tenant}, for {throttles}")
+            for lane in flow.lanes:
+                if lane.flow is not flow or lane.topic is not topic or tenancy_of(lane.key) != (tenant.name, throttles):
+                    raise MemoryWrong(f"{lane} is a lane of {flow} of {topic}")
+                lanes, ready, parked = counted.get(lane.term, (0, 0, 0))
+                parked += lane.ready if flow.parked is not None else 0
+                counted[lane.term] = (lanes + 1, ready + lane.ready, parked)
+    kept = {term: (tally.lanes, tally.ready, tally.parked) for term, tally in turns.tallies.items()}
+    if kept != counted:
+        raise MemoryWrong(f"tallies of {topic}: {list(kept.values())}, its lanes {list(counted.values())}")
+
+
+def _entries(turns: Turns[Any]) -> Counter[Tenant[Any]]:
+    """Return how many valid entries each tenant has."""
+    found: Counter[Tenant[Any]] = Counter()
+    listed = {id(level) for _, level in turns._ranks}
+    for rank, level in list(turns._levels.items()):
+        every = [(seq, tenant) for _, seq, tenant in level.heap] + list(level.newcomers)
+        valid = [tenant for seq, tenant in every if tenant.seq == seq]
+        if any(tenant.level is not level for tenant in valid) or level.rank != rank:
+            raise MemoryWrong(f"{valid} are in the level of rank {rank}")
+        if valid and not (level.listed and id(level) in listed):
+            raise MemoryWrong(f"the level of rank {rank} has {valid}, and takes no turns")
+        if len(every) - len(valid) != level.stale:
+            raise MemoryWrong(f"{len(every) - len(valid)} entries of rank {rank} are stale, not {level.stale}")
+        found.update(valid)
+    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from foqs.store.protocol import StoreBusy, StoreDown
 
@@ -33,17 +33,7 @@ def random_rates(rng: random.Random) -> FaultRates:
     kind = rng.choice(["none", "one", "all", "all", "bad"])
     if kind == "none":
         return NONE
-    names = [
-        "connect_fails",
-        "read_down",
-        "read_busy",
-        "commit_down",
-        "commit_busy",
-        "commit_full",
-        "commit_lost",
-        "slow",
-        "hang",
-    ]
+    names = [field.name for field in fields(FaultRates) if field.default == 0.0]
     if kind == "one":
         name = rng.choice(names)
         return replace(NONE, **{name: rng.uniform(0.02, 0.3)})

@@ -23,16 +23,15 @@ LATE_MS = 2_000
 
 
 class Ledger:
-    """`now_ms` is always the hosts' clock. `dbs` by shard number."""
+    """`now_ms` is always the hosts' clock. `dbs` by shard number. `checks` counts checks by name."""
 
-    def __init__(self, dbs: dict[int, MemoryDatabase]) -> None:
+    def __init__(self, dbs: dict[int, MemoryDatabase], checks: Counter[str]) -> None:
         self.dbs = dbs
         self.specs: dict[int, Spec] = {}
         self.records: dict[int, Record] = {}
         self.removals: Counter[tuple[int, int]] = Counter()  # by shard and epoch
-        self.causes: Counter[str] = Counter()
         self.taken_ms: dict[int, int] = {}  # by shard: when its owner changed last
-        self.checks: Counter[str] = Counter()
+        self.checks = checks
         self.quiet_ms = 0  # since when nothing fails any more
         self.timed_ms: dict[int, int] = {}  # by item: when its row came into `timer`
         self.epochs: dict[int, int] = {}  # by item: of the owner that stored it
@@ -43,7 +42,7 @@ class Ledger:
         self.doubtful: set[int] = set()  # those of answers that were lost, or were not sure
         self.crashed = False  # a host, with answers that it owed
         self.open_extends: list[Op] = []
-        self.attempts = Attempts(self.records, dbs)
+        self.attempts = Attempts(self.records, dbs, checks)
 
     def _db(self, item_id: int) -> MemoryDatabase:
         return self.dbs[shard_of(item_id)]
@@ -87,7 +86,7 @@ class Ledger:
         db = self.dbs[shard]
         if epoch != db.epoch:
             broken(6, f"shard {shard}: epoch {epoch} changes rows of epoch {db.epoch}")
-        lanes = {**db.lanes, **{row.lane: row for row in batch.lanes_new}}
+        lanes = {**db.lanes, **{row.lane: row for row in batch.lanes_new}} if batch.lanes_new else db.lanes
         remembered = {row.id: row.expires_at_ms for row in (*batch.dedup_new, *batch.dedup_again)}
         for item in batch.inserts:
             spec = self.specs[spec_number(item.payload)]
@@ -112,7 +111,7 @@ class Ledger:
             cause = self._cause(item_id, db, now_ms)
             self.records[item_id].removed = cause
             self.removals[shard, epoch] += 1
-            self.causes[cause] += 1
+            self.checks[f"removed by {cause}"] += 1
 
     def _in_its_lane(self, spec: Spec, item: NewItem, lanes: dict[int, LaneRow], weights: dict[int, int]) -> None:
         row = lanes.get(item.lane)

@@ -8,9 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from foqs.bounds import Budget
-from foqs.buffers.checkpoint import NEVER_MS
 from foqs.buffers.shard_batch import BatchResult, Outcome, ShardBatch
-from foqs.engine import batch_build
 from foqs.engine import shard_driver as steps
 from foqs.engine.engine import Engine
 from foqs.engine.listing import Listing
@@ -26,6 +24,7 @@ from foqs.shardmgr.lifecycle import ShardState
 from foqs.store.protocol import ShardRefused, StoreDown
 from tests.sim.audit import audit_listed, available, lanes_of
 from tests.sim.lending import Lending
+from tests.sim.loop import HostLoop
 from tests.sim.memory_store import MemoryStore
 from tests.sim.shares import Shares
 from tests.sim.slots import Neighbour
@@ -61,8 +60,9 @@ class MemberClock:
         self.member.clock_set()
 
 
-class Member:
+class Member(HostLoop):
     def __init__(self, sim: Simulation, name: str) -> None:
+        super().__init__(sim)
         self.sim = sim
         self.name = name
         self.alive = True
@@ -75,8 +75,6 @@ class Member:
         self.listings: list[Listing] = []
         self.cut_off: set[int] = set()  # shards whose next trip takes long, because another host takes them
         self.served: list[tuple[int, int]] = []  # shard, epoch
-        self._pumping = False
-        self._tick_at = NEVER_MS
         profile = sim.profile
         state = WatchedState(
             profile.config.model_copy(
@@ -85,8 +83,8 @@ class Member:
             Budget(profile.budget_bytes),
             random.Random(sim.rng.getrandbits(64)),
             Callbacks(
-                wake=self._wake,
-                alarm=self._alarm,
+                wake=self.wake,
+                alarm=self.alarm,
                 tokens_wanted=self._tokens_wanted,
                 monotonic_ms=lambda: self.lending.monotonic_ms() if self.lending else 0,
             ),
@@ -113,40 +111,12 @@ class Member:
 
     # ------------------------------------------------------------------------------------- the loop, as in `Node`
 
-    def _wake(self) -> None:
-        if not self._pumping:
-            self._pumping = True
-            self.sim.soon(0, self._pump)
-
     def _tokens_wanted(self) -> None:
         if self.lending is not None:
             self.lending.lender.wanted()
 
-    def _pump(self) -> None:
-        self._pumping = False
-        if self.alive:
-            dirty = list(self.engine.state.dirty)
-            self.engine.pump(self.now_ms)
-            for shard in dirty:
-                if shard.queue.in_flight is None:
-                    self._alarm(batch_build.next_ms(shard, self.now_ms))
-
-    def _alarm(self, at_ms: int) -> None:
-        wait_ms = max(0, at_ms - self.now_ms)
-        at = self.sim.time + wait_ms
-        if at < self._tick_at:
-            self._tick_at = at
-            self.sim.soon(wait_ms, lambda: self._tick(at))
-
-    def arm(self) -> None:
-        self._alarm(self.engine.next_ms(self.now_ms))
-
-    def _tick(self, at: int) -> None:
-        if self.alive and at == self._tick_at:
-            self._tick_at = NEVER_MS
-            self.timekeeper.look()
-            self.engine.tick(self.now_ms)
-            self.arm()
+    def before_tick(self) -> None:
+        self.timekeeper.look()
 
     def clock_stepped(self, by_ms: int) -> None:
         self.engine.clock_set(by_ms)
@@ -155,10 +125,11 @@ class Member:
                 early.db_now_ms += by_ms
         self.clock_set()
 
-    def clock_set(self) -> None:
-        """The next tick was reckoned by the clock as it was."""
-        self._tick_at = NEVER_MS
-        self.sim.soon(0, lambda: self.arm() if self.alive else None)
+    def clock_ms(self) -> int:
+        return self.now_ms
+
+    def later(self, after_ms: int, do: Callable[[], object]) -> None:
+        self.sim.soon(after_ms, lambda: do() if self.alive else None)
 
     # ------------------------------------------------------------------------------------- shards
 
@@ -179,27 +150,24 @@ class Member:
                     self.stores[number] = MemoryStore(self.sim.dbs[number], self.sim.faults[number])
                     self._perform(self.driver.prepared(number, attempt, None))
                 case steps.Open(number):
-                    self._soon(self.sim.faults[number].trip_ms(), partial(self._open, step, self.sim.now_ms))
+                    self.later(self.sim.faults[number].trip_ms(), partial(self._open, step, self.sim.now_ms))
                 case steps.Serve(number, opened):
                     self._serve(self.engine.state.shards[number], opened)
                 case steps.Retire(number):
                     self.engine.retire(self.engine.state.shards[number])
                 case steps.Drain(number, attempt, after_ms):
-                    self._soon(after_ms, partial(self._drained, number, attempt))
+                    self.later(after_ms, partial(self._drained, number, attempt))
                 case steps.End(number, in_order):
                     self._end(self.engine.state.shards[number], in_order)
                 case steps.Close(number, attempt, clean):
-                    self._soon(self.sim.faults[number].trip_ms(), partial(self._close, number, attempt, clean))
+                    self.later(self.sim.faults[number].trip_ms(), partial(self._close, number, attempt, clean))
                 case steps.Discard(number):
                     self.stores.pop(number).close()
                 case steps.Retry(number, attempt, after_ms):
-                    self._soon(after_ms, partial(self._report, self.driver.retry, number, attempt))
+                    self.later(after_ms, partial(self._report, self.driver.retry, number, attempt))
                 case steps.Forget(number):
                     del self.engine.state.shards[number]
-                    self._soon(0, partial(self.take, number))
-
-    def _soon(self, after_ms: int, what: Callable[[], None]) -> None:
-        self.sim.soon(after_ms, lambda: what() if self.alive else None)
+                    self.later(0, partial(self.take, number))
 
     def _report(self, result: Callable[[int, int], steps.Steps], number: int, attempt: int) -> None:
         self._perform(result(number, attempt))
@@ -218,7 +186,7 @@ class Member:
         self._begun[number] = begun_ms, opened.db_now_ms - sim.now_ms
         # Counting a long backlog takes time after the epoch was taken; another host may take the shard in that time.
         late_ms = sim.rng.randint(0, 3_000) if sim.rng.random() < 0.2 and not sim.healing else 0
-        self._soon(late_ms, partial(self._fill, number, attempt, opened))
+        self.later(late_ms, partial(self._fill, number, attempt, opened))
 
     def _fill(self, number: int, attempt: int, opened: Opened) -> None:
         def filled() -> None:

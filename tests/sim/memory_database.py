@@ -284,6 +284,9 @@ class MemoryDatabase:
         end = (behind[-1].fingerprint, behind[-1].id) if len(behind) == rows else None
         return [row for row in behind if wanted.matches(row)], end
 
+    def _first_key(self) -> list[tuple[int, int]]:
+        return [min((row.expires_at_ms, 0) for row in self.dedup.values())] if self.dedup else []
+
     def _check(self, batch: Batch) -> None:
         for item_id in batch.ids():
             tables = (item_id in self.ready) + (item_id in self.timer) + (item_id in self.unindexed)
@@ -297,6 +300,6 @@ class MemoryDatabase:
         for order, from_ms, what in (
             (self.due_order, batch.due_from_ms, "timer"),
             (self.expiry_order, batch.expiry_from_ms, "expiry"),
-            (sorted((row.expires_at_ms, 0) for row in self.dedup.values()), batch.dedup_from_ms, "dedup"),
+            (self._first_key(), batch.dedup_from_ms, "dedup"),
         ):
             _rule(not order or order[0][0] >= from_ms, "the {} checkpoint {} passed a row", what, from_ms)

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count, islice
 
+from foqs.bounds import THROTTLE
 from foqs.config.load import Config
 from foqs.config.schema import BreakerSection, HostSection, LimitsSection, ServerSection, ShardSection, StoreSection
 from foqs.fairness.keys import LaneKey, TopicKey, lane_key
+from foqs.ids import digest_of, hash_slot_of
 from tests.sim.faults import NONE, FaultRates, random_rates
+from tests.sim.slots import FEW_SLOTS
 
 _DAY_MS = 86_400_000
 _SKEW_MS = 7_200_000
@@ -64,11 +69,15 @@ class Profile:
     pauses_ms: tuple[int, ...] = (20,)  # of consumers that got items, at most
     released: float = 0.0  # leases that consumers release at once
     held: tuple[str, ...] = ()  # tenants all of whose items have throttle keys
+    _lanes: dict[TopicKey, list[LaneKey]] = field(default_factory=dict, init=False, compare=False)
 
     def lanes(self, topic: TopicKey) -> list[LaneKey]:
         """Every lane that the topic can have on a shard."""
-        others = [lane_key(topic, tenant, keys) for tenant in self.tenants for keys in self.throttle_sets]
-        return list(dict.fromkeys([lane_key(topic), *others]))
+        found = self._lanes.get(topic)
+        if found is None:
+            others = [lane_key(topic, tenant, keys) for tenant in self.tenants for keys in self.throttle_sets]
+            found = self._lanes[topic] = list(dict.fromkeys([lane_key(topic), *others]))
+        return found
 
     def sets_of(self, tenant: str) -> list[tuple[str, ...]]:
         """Return the throttle keys that an item of the tenant may have."""
@@ -76,25 +85,11 @@ class Profile:
 
 
 def random_profile(rng: random.Random, trouble: str) -> Profile:
-    """`trouble`: crash, rival, clock, calm, topics, lanes, or "" for any of the first four. "skew" is rival with wrong
-    clocks of machines, "lanes" is one of crash, rival and clock with many topics, "cut" has a long backlog in
-    short windows, "refused" has refused rows and lost outcomes of commits in transactions of many rows, "dead" has
-    policies that change and consumers that fail, "tenants" has tenants and throttle keys, with or without those,
-    "fair" compares the shares of tenants."""
-    if trouble == "topics":
-        return _many_topics(rng)
-    if trouble == "lanes":
-        return _many_lanes(rng)
-    if trouble == "refused":
-        return _refused_rows(rng)
-    if trouble == "dead":
-        return _dead_letters(rng)
-    if trouble == "cut":
-        return _cut_windows(rng)
-    if trouble == "tenants":
-        return _with_tenants(rng)
-    if trouble == "fair":
-        return _fair(rng)
+    """Return the profile of a kind of run. "crash", "rival", "clock" and "calm" are plain, "" is any of these, and
+    "skew" is rival with wrong clocks of machines. Each other kind has a function here."""
+    kind = _KINDS.get(trouble)
+    if kind is not None:
+        return kind(rng)
     shards = rng.choice([1, 2, 2, 3])
     trouble = trouble or rng.choice(["crash", "rival", "clock", "calm", "crash"])
     skews_ms = (-_SKEW_MS, 0, _SKEW_MS) if trouble == "skew" else ()
@@ -342,3 +337,125 @@ def _config(rng: random.Random, shards: int, trouble: str) -> Config:
         store=StoreSection(),
         shards=tuple(ShardSection(id=number, url=f"sqlite:///memory-{number}.db") for number in range(1, shards + 1)),
     )
+
+
+# --------------------------------------------------------------------------------------------- throttles
+
+
+def _in_few_slots(prefix: str) -> Iterator[str]:
+    """Yield throttle keys whose coordinators are in the slots that move."""
+    for number in count():
+        if hash_slot_of(digest_of("ns", f"{THROTTLE}{prefix}{number}")) < FEW_SLOTS:
+            yield f"{prefix}{number}"
+
+
+A, B, C, TOPIC = sorted(islice(_in_few_slots("key-"), 4))
+D, E = sorted(islice(_in_few_slots("many:"), 2))
+_SETS = ((A,), (B,), (A, B), (A, B, C), (B, D), (D,), (D, E), (A, E))
+
+
+def _throttled(rng: random.Random, kinds: Sequence[str] = ("shares", "calm", "", "")) -> Profile:
+    """Keys that many flows share, several of them on an item, and settings that change.
+
+    Half of the runs have no failures, and are exact. In half of these, the shares of tenants are compared while
+    throttles hold one of them. Everything fails in the other half."""
+    kind = rng.choice(kinds)
+    if kind:
+        profile = random_profile(rng, "fair")
+        profile = replace(profile, tenants=tuple(dict.fromkeys(profile.tenants))[: rng.choice([3, 5])])
+    else:
+        profile = random_profile(rng, "tenants")
+        # A new coordinator grants nothing at first.
+        profile = replace(profile, crash_every_ms=profile.crash_every_ms and 3_000)
+    throttles = [_any_throttles(rng, (0.7, 5, 20, 50))]
+    for _ in range(rng.choice([0, 0, 1, 2])):
+        throttles.append(throttles[-1] | _any_throttles(rng, (0.7, 5, 20, 50), share=0.4))
+        if rng.random() < 0.5:
+            throttles[-1].popitem()
+    throttles.append(_any_throttles(rng, (20, 50.5, 200)))  # so that a run ends
+    policies = [{**profile.policies[at % len(profile.policies)], **entries} for at, entries in enumerate(throttles)]
+    topics = [("ns", "topic-0"), ("ns", "topic-1")]
+    profile = replace(
+        profile,
+        topics=topics,
+        dead_topics=[(ns, f"{topic}.dlq") for ns, topic in topics] if profile.dead_topics else [],
+        active_ms=7_000 if profile.crash_every_ms else rng.choice([3_000, 5_000]),
+        producers=rng.choice([1, 2]),
+        consumers=rng.choice([1, 2]),
+        pauses_ms=rng.choice([(20,), (200,), (20, 20, 20, 1_500)]),
+        released=rng.choice([0, 0.5]),
+        prefilled=0 if profile.prompt else rng.choice([0, 50]),
+        policies=tuple(_on_topic(rng, entries) for entries in policies),
+        throttle_sets=(*rng.choice([((),), ((), (), ())]), *rng.sample(_SETS, rng.choice([1, 1, 3]))),
+        throttled=True,
+    )
+    if kind != "shares":
+        return profile
+    return replace(
+        profile,
+        policies=(
+            profile.policies[0],
+            {key: value for key, value in profile.policies[0].items() if not key.startswith("throttle.")},
+            profile.policies[-1],
+        ),
+        producers=3,
+        consumers=1,
+        delayed=0,
+        loyal=True,
+        released=0,
+        pauses_ms=(200,),
+        held=profile.tenants[:1],
+        throttle_sets=((), rng.choice([(A,), (D,), (A, B)])),
+    )
+
+
+def _any_throttles(rng: random.Random, rates: Sequence[float], *, share: float = 0.8) -> dict[str, str]:
+    entries: dict[str, str] = {}
+    for key in (A, B, C, "many:*", E, TOPIC):
+        if rng.random() < share:
+            bursts = [1, 3, 20] if min(rates) < 1 else [3, 20]
+            entry = {"per_second": rng.choice(rates), "burst": rng.choice(bursts), "shadow": rng.random() < 0.15}
+            entries[f"throttle.{key}"] = json.dumps(entry)
+    return entries
+
+
+def _on_topic(rng: random.Random, entries: dict[str, str]) -> dict[str, str]:
+    """Often all items of a topic have one key more."""
+    entry = json.loads(entries.get("topic.topic-1", "{}"))
+    if rng.random() < 0.5:
+        entry["throttles"] = [TOPIC]
+    return {**entries, "topic.topic-1": json.dumps(entry)}
+
+
+def _limited_leases(rng: random.Random) -> Profile:
+    """Throttles that limit live leases, most of them to few.
+
+    A third of the runs have no failures. No shard is given up: it has an owner again soon."""
+    profile = _throttled(rng, ("calm", "", ""))
+    share = rng.choice([0.5, 1.0])
+    return replace(profile, policies=tuple(_limits(rng, entries, share) for entries in profile.policies))
+
+
+def _limits(rng: random.Random, entries: dict[str, str], share: float) -> dict[str, str]:
+    made: dict[str, str] = {}
+    for key, text in entries.items():
+        entry = json.loads(text)
+        if key.startswith("throttle.") and rng.random() < share:
+            if rng.random() < 0.7:
+                del entry["per_second"], entry["burst"]
+            entry |= {"concurrency": rng.choice([1, 1, 2, 4]), "timeout_ms": rng.choice([0, 500, 60_000])}
+        made[key] = json.dumps(entry)
+    return made
+
+
+_KINDS: dict[str, Callable[[random.Random], Profile]] = {
+    "topics": _many_topics,
+    "lanes": _many_lanes,
+    "cut": _cut_windows,
+    "refused": _refused_rows,
+    "dead": _dead_letters,
+    "tenants": _with_tenants,
+    "fair": _fair,
+    "throttles": _throttled,
+    "slots": _limited_leases,
+}

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
 
 from foqs.fairness.keys import LaneKey, lane_key, unpack_throttles
 from foqs.ids import Dedup
 from foqs.rows import LaneRow
+from tests.kernel.run import PromiseBroken
 
 NACKS = ("nack", "fail", "reject")
 ENDING = ("ack", *NACKS, "release", "delete")
-
-
-class PromiseBroken(AssertionError):
-    """The host broke a promise."""
 
 
 class MemoryWrong(AssertionError):
@@ -104,6 +102,7 @@ class Record:
         return not any(op.token == d.token or op.kind == "delete" for op in self.open_ops(*ENDING))
 
 
+@cache
 def lane_of(row: LaneRow) -> LaneKey:
     """Return the lane that a row names."""
     topic = (row.ns.decode(), row.topic.decode())

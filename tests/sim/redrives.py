@@ -22,7 +22,8 @@ class Redrives:
     the sums of the replies; a page without a reply may have redriven all that it asked for. `deleted`: a delete or
     a late ack may have replaced a move that waited, and given it the outcome."""
 
-    def __init__(self, records: dict[int, Record]) -> None:
+    def __init__(self, records: dict[int, Record], checks: Counter[str]) -> None:
+        self._checks = checks
         self.committed: Counter[int] = Counter()
         self.deleted: Counter[int] = Counter()
         self.at_least: Counter[int] = Counter()
@@ -58,7 +59,7 @@ class Redrives:
     ) -> set[int]:
         """A transaction is about to be applied. Return the items that it redrives, after a look at each."""
         new, gone = {row.id for row in batch.failure_new}, set(batch.failure_gone)
-        ready = {row.id: row for row in batch.ready_new}
+        ready = {row.id: row for row in batch.ready_new} if batch.moved else {}
         back = {row[0]: lanes[row[1]] for row in batch.moved if row[0] in db.failures and row[0] not in new}
         for item_id, lane in back.items():
             record = self._records[item_id]
@@ -70,6 +71,7 @@ class Redrives:
             if lane_of(lane) != record.spec.lane(record.place):
                 broken(15, f"item {item_id} returns to {lane}, not to the tenant that it had: {record}")
         self.committed[shard] += len(back)
+        self._checks["redriven"] += len(back)
         dead = [self._records[item_id] for item_id in batch.item_gone if item_id in db.failures]
         self.deleted[shard] += sum(bool(record.open_ops("delete", "ack")) for record in dead)
         self._check(shard, later=True)

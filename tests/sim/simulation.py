@@ -1,22 +1,14 @@
-"""A run of one seed: hosts, shards and clients on a fake clock, and everything checked as it happens.
-
-Nothing depends on real time, hashes or dictionary order of strings: a seed gives the same run everywhere.
-"""
+"""A run of one seed: hosts, shards and clients on a fake clock, and everything checked as it happens."""
 
 from __future__ import annotations
 
-import heapq
 import random
-import re
-from collections import deque
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from foqs.policies.settings import Settings
 from foqs.shardmgr.lifecycle import ShardState
-from tests.sim.audit import audit, audit_bounds, audit_budget, audit_topics
-from tests.sim.audit_turns import audit_parked
+from tests.kernel.run import Run, Stuck
+from tests.sim.audit import audit, audit_bounds, audit_budget, audit_parked, audit_topics
 from tests.sim.clients import Clients
 from tests.sim.concurrency import Concurrent
 from tests.sim.faults import NONE, RandomFaults
@@ -24,45 +16,30 @@ from tests.sim.ledger import Ledger
 from tests.sim.member import Member
 from tests.sim.memory_database import MemoryDatabase
 from tests.sim.profile import random_profile
-from tests.sim.records import MemoryWrong, PromiseBroken, broken
-from tests.sim.slot_profile import with_slots
+from tests.sim.records import MemoryWrong, broken
 from tests.sim.slots import Record
-from tests.sim.throttle_profile import with_throttles
 from tests.sim.throttles import Throttles
 
 START_MS = 1_700_000_000_000
 _DRAIN_MS = 60_000
 _AUDIT_EVERY = 40
-_MOST_EVENTS = 60_000
 
 
-class Stuck(AssertionError):
-    """Something that has to happen does not."""
-
-
-class Simulation:
+class Simulation(Run):
     """`time` is true time; `now_ms` is the hosts' clock, which may be stepped (with the databases' clocks)."""
 
+    most_events = 60_000
+
     def __init__(self, seed: int, trouble: str = "") -> None:
-        self.seed = seed
-        self.rng = random.Random(seed)
-        special = {"throttles": with_throttles, "slots": with_slots}.get(trouble)
-        self.profile = special(self.rng) if special is not None else random_profile(self.rng, trouble)
-        self.time = 0
-        self.step_ms = START_MS
-        self.events = 0
-        self.healing = False
-        self.crashes = 0
-        self._heap: list[tuple[int, int, Callable[[], Any]]] = []
-        self._pushed = 0
-        self._trace: deque[tuple[int, tuple[Any, ...]]] = deque(maxlen=1_000)
+        super().__init__(seed, trouble, START_MS)
+        self.profile = random_profile(self.rng, trouble)
         numbers = [shard.id for shard in self.profile.config.shards]
         self.dbs = {
             number: MemoryDatabase(lambda: self.now_ms, max_batch_bytes=self.profile.max_batch_bytes)
             for number in numbers
         }
         self.faults = {n: RandomFaults(random.Random(self.rng.getrandbits(64)), NONE) for n in numbers}
-        self.ledger = Ledger(self.dbs)
+        self.ledger = Ledger(self.dbs, self.counts)
         self.throttles = Throttles(self)
         self.concurrency = Concurrent(self)
         for number, db in self.dbs.items():
@@ -80,69 +57,22 @@ class Simulation:
         self.owners = dict.fromkeys(numbers, self.members[0])
         self.clients = Clients(self)
 
-    @property
-    def now_ms(self) -> int:
-        return self.step_ms + self.time
+    def after_event(self) -> None:
+        if not self.events % _AUDIT_EVERY:
+            self.audit()
 
-    # ------------------------------------------------------------------------------------- events
-
-    def soon(self, delay_ms: int, what: Callable[[], Any]) -> None:
-        self._pushed += 1
-        heapq.heappush(self._heap, (self.time + delay_ms, self._pushed, what))
-
-    def note(self, *what: Any) -> None:
-        self._trace.append((self.time, what))
-
-    def trace(self, message: str = "") -> str:
-        """The last events; those about the item that `message` names, if it names one."""
-        lines = self.lines()
-        about = re.search(r"\b\d{15,}\b", message)
-        if about is None:
-            return "\n".join(line[:400] for line in lines[-60:])
-        return "\n".join(line[:2000] for line in lines if about[0] in line)
-
-    def lines(self) -> list[str]:
-        return [f"{at:>7} " + " ".join(_shown(part) for part in what) for at, what in self._trace]
-
-    def _until(self, time: int, done: Callable[[], bool] | None = None) -> None:
-        heap = self._heap
-        while heap and heap[0][0] <= time:
-            if done is not None and done():
-                return
-            self.time, _, what = heapq.heappop(heap)
-            what()
-            self.events += 1
-            if not self.events % _AUDIT_EVERY:
-                self.audit()
-            if self.events > _MOST_EVENTS:
-                raise Stuck("the run does not end")
-        self.time = max(self.time, time)
-
-    # ------------------------------------------------------------------------------------- the run
-
-    def run(self) -> Simulation:
-        """The whole run; any broken promise is raised with the seed and the last events."""
-        try:
-            self._run()
-        except AssertionError as error:
-            error.add_note(
-                f"seed {self.seed} at {self.time} ms; replay: FOQS_SIM_SEED={self.seed}\n{self.trace(str(error))}"
-            )
-            raise
-        return self
-
-    def _run(self) -> None:
+    def play(self) -> None:
         profile = self.profile
         for number in self.owners:
             self.members[0].take(number)
-        self._until(10)
+        self.until(10)
         if profile.prefilled:
             self.clients.prefill(profile.prefilled)
-            self._until(2_000)
+            self.until(2_000)
             if self.rng.random() < 0.8:
                 self._crash(self.members[0])  # nothing in memory: the next owner reads the backlog
             if profile.prompt:
-                self._until(self.time + profile.config.host.confirm_ms + 100)  # a new owner hands out nothing before
+                self.until(self.time + profile.config.host.confirm_ms + 100)  # a new owner hands out nothing before
         for number, rates in profile.rates.items():
             self.faults[number].rates = rates
         self.clients.start()
@@ -151,8 +81,10 @@ class Simulation:
         spans = len(profile.policies) - profile.throttled  # the last throttles let the run end
         for at, entries in enumerate(profile.policies[1:], 1):
             self.soon(at * profile.active_ms // spans, partial(self.set_policies, entries))
-        self._trouble()
-        self._until(begin + profile.active_ms)
+        self.repeat(profile.crash_every_ms, self._crash_or_stop)
+        self.repeat(1_000 if profile.rival else 0, self._take_over)
+        self.repeat(1_000 if profile.clock_steps else 0, self._step_clock)
+        self.until(begin + profile.active_ms)
         self._heal()
         self._drain()
 
@@ -169,31 +101,17 @@ class Simulation:
         self.throttles.changed()
         self.concurrency.changed()
 
-    def _trouble(self) -> None:
-        profile, rng = self.profile, self.rng
-        if self.healing:
-            return
-        if profile.crash_every_ms:
-            self.soon(rng.randint(1, 2 * profile.crash_every_ms), self._crash_and_go_on)
-        if profile.rival:
-            self.soon(rng.randint(1, 2_000), self._take_over)
-        if profile.clock_steps:
-            self.soon(rng.randint(1, 2_000), self._step_clock)
-
-    def _crash_and_go_on(self) -> None:
-        if self.healing:
-            return
+    def _crash_or_stop(self) -> None:
         member = self.rng.choice(self.members)
         if self.rng.random() < 0.3 and not member.engine.state.draining:
             self.note("stop", member.name)
             member.stop(lambda: self._start_again(member))
         else:
             self._crash(member)
-        self._trouble()
 
     def _crash(self, member: Member) -> None:
         self.note("crash", member.name)
-        self.crashes += 1
+        self.counts["crash"] += 1
         member.crash()
         self._start_again(member)
 
@@ -209,8 +127,6 @@ class Simulation:
 
     def _take_over(self) -> None:
         """Another host has to take a shard from a running one."""
-        if self.healing:
-            return
         number = self.rng.choice(list(self.owners))
         old = self.owners[number]
         new = next(member for member in self.members if member is not old)
@@ -226,18 +142,14 @@ class Simulation:
             self.faults[number].next_commit = self.rng.choice(["", "applied", "not applied", "late", "down"])
         if self.rng.random() < 0.2:
             self._crash(self.rng.choice(self.members))
-        self._trouble()
 
     def _step_clock(self) -> None:
-        if self.healing:
-            return
         by_ms = self.rng.choice([-5_000, -300, 300, 5_000, 60_000])
         self.ledger.clock_stepped(self.now_ms, self.now_ms + by_ms)
-        self.step_ms += by_ms
-        self.note("clock stepped", self.step_ms - START_MS)
+        self.set_forward(by_ms)
+        self.note("clock stepped", by_ms)
         for member in self.members:
             member.clock_stepped(by_ms)
-        self._trouble()
 
     def _heal(self) -> None:
         """No failures from here on; the lasting ones end."""
@@ -245,7 +157,7 @@ class Simulation:
         self.healing = True
         for faults in self.faults.values():
             faults.rates, faults.next_commit = NONE, ""
-        self._until(self.time + 5_500)  # the longest hang, then every breaker's pause
+        self.until(self.time + 5_500)  # the longest hang, then every breaker's pause
 
     def _drain(self) -> None:
         """Everything that is left is delivered and acked: nothing is stuck."""
@@ -253,27 +165,27 @@ class Simulation:
             shard = owner.engine.state.shards.get(number)
             if shard is None or shard.owner.state is not ShardState.SERVING:
                 raise Stuck(f"shard {number} is not served again: {shard and shard.owner.state}")
-        self._until(self.time + _DRAIN_MS, lambda: not self.record.slots.moves)
-        if self.record.slots.moves:
-            raise Stuck(f"slots still move: {self.record.slots.moves}")
+        self.wait(_DRAIN_MS, lambda: not self.record.slots.moves, lambda: f"slots move: {self.record.slots.moves}")
         self.ledger.quiet_ms = self.now_ms
         self.clients.drain()
         # A clock that was set back delays everything that waits for a time of day.
         exact = self.profile.throttled and not self.profile.clock_steps
         most_ms = max(self.throttles.drain_ms(), self.concurrency.drain_ms()) if exact else _DRAIN_MS
-        self._until(self.time + most_ms, lambda: not any(db.items for db in self.dbs.values()))
-        left = [body for db in self.dbs.values() for body in db.items.values()]
-        if left:
-            body = left[0]
-            rows = [(db.ready.get(body.id), db.timer.get(body.id)) for db in self.dbs.values()]
-            raise Stuck(f"{len(left)} items are left, the first: {body} {rows} {self.ledger.records[body.id]}")
+        self.wait(most_ms, lambda: not any(db.items for db in self.dbs.values()), self._left)
         idle_ms = self.profile.config.host.lane_idle_ms + (20_000 if self.profile.clock_steps else 2_500)
         self.clients.stop()
-        self._until(self.time + idle_ms)
+        self.until(self.time + idle_ms)
         self._at_the_end()
+
+    def _left(self) -> str:
+        left = [body for db in self.dbs.values() for body in db.items.values()]
+        rows = [(db.ready.get(left[0].id), db.timer.get(left[0].id)) for db in self.dbs.values()]
+        return f"{len(left)} items are left, the first: {left[0]} {rows} {self.ledger.records[left[0].id]}"
 
     def _at_the_end(self) -> None:
         self.audit()
+        self.counts["fault"] += self.counts["crash"] + sum(faults.made for faults in self.faults.values())
+        self.counts.update(f"items of {spec.tenant}" for spec in self.ledger.specs.values())
         self.throttles.check()
         self.clients.check_all_answered()
         for number, db in self.dbs.items():
@@ -284,6 +196,8 @@ class Simulation:
             if known or member.engine.state.budget.used_bytes:
                 raise MemoryWrong(f"{member.name} knows {known} items, {member.engine.state.budget}")
             self._check_counts(member)
+            if self.profile.skews_ms and member.served and abs(member.skew_ms) > self.profile.config.host.clock_jump_ms:
+                raise MemoryWrong(f"{member.name} serves, and its clock is {member.skew_ms} ms ahead of the databases'")
         ledger = self.ledger
         untold = {item_id for item_id, _ in ledger.dropped - ledger.heard} - ledger.doubtful
         if untold and not ledger.crashed:
@@ -311,14 +225,5 @@ class Simulation:
         self.concurrency.audit()
 
 
-def _shown(part: object) -> str:
-    """Batches without empty fields, and without addresses, which differ in each run."""
-    text = re.sub(r" at 0x[0-9a-f]+>", ">", str(part))
-    return re.sub(r"\b\w+=(\[\]|\{\}|set\(\)|None|False|0|'')(, )?", "", text)
-
-
 def simulate(seed: int, trouble: str = "") -> Simulation:
     return Simulation(seed, trouble).run()
-
-
-__all__ = ["PromiseBroken", "Simulation", "Stuck", "simulate"]

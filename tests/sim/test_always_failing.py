@@ -12,7 +12,6 @@ from foqs.engine import item_ops
 from foqs.ids import shard_of
 from foqs.policies.settings import Settings
 from tests.engine.laboratory import Laboratory
-from tests.sim.simulation import simulate
 
 ITEMS, ATTEMPTS, KILLS = 40, 5, 12
 WRITE_MS, LEASE_MS = 200, 1_000
@@ -112,15 +111,3 @@ def test_by_owners_that_are_killed(seed: int, exact: bool) -> None:
     else:
         assert ATTEMPTS < most <= ATTEMPTS + kills
     assert {shard_of(item_id) for item_id in lab.delivered} == {1, 2}
-
-
-@pytest.mark.slow
-def test_items_die_through_a_thousand_faults() -> None:
-    """Each move is checked when it is committed, and each item is in one topic alone all the time."""
-    faults = moves = seed = 0
-    while faults < 1_000:
-        run = simulate(seed, "dead")
-        faults += run.crashes + sum(made.made for made in run.faults.values())
-        moves += run.ledger.attempts.dead.total()
-        seed += 1
-    assert moves > 1_000

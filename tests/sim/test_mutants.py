@@ -1,18 +1,22 @@
 """The simulation is itself tested: with a rule of the host or of its store taken out, some seed must fail.
 
-Every mutant is production code patched for the length of the test; MANY seeds are tried, first the one in KNOWN, and
-the first failure ends it.
+This file has the rules of shards, their windows and stores. `test_topic_mutants` has those of topics.
 """
 
-from collections.abc import Callable, Iterator
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from foqs.buffers.checkpoint import Checkpoint
+from foqs.buffers import shard_batch, tail
+from foqs.buffers.checkpoint import NEVER_MS, Checkpoint
+from foqs.buffers.pending_dedup import DedupKeys, Keyed, KeyedRequest
 from foqs.buffers.shard_batch import BatchResult, Outcome, ShardBatch
-from foqs.engine import batch_apply, batch_build, batch_reads, consumers, item_ops, ready_lanes
+from foqs.buffers.tail import Tail
+from foqs.engine import batch_apply, batch_build, batch_reads, consumers, dedup, item_ops, ready_lanes
 from foqs.engine.batch_reads import ExpiringRead, LanesRead, PageRead
 from foqs.engine.calls import DequeueCall
 from foqs.engine.engine import Engine
@@ -20,369 +24,386 @@ from foqs.engine.shard import Shard
 from foqs.engine.shard_memory import ShardMemory
 from foqs.engine.shard_owner import ShardOwner
 from foqs.engine.state import State
-from foqs.item import KNOWN_BYTES, Change, Item, Phase
+from foqs.item import KNOWN_BYTES, Change, Item, Phase, To
+from foqs.peers.hash_slots import SlotMigration
 from foqs.prefetch.lane import Lane, Window
 from foqs.prefetch.residents import WINDOW_SHARE, Residents
-from foqs.rows import Batch, Body, ReadyRow
+from foqs.rows import Batch, ReadyRow
+from foqs.server import shard_thread
 from foqs.server.clock import DatabaseClock
-from tests.sim import (
-    dead_mutants,
-    fair_mutants,
-    fence_mutants,  # noqa: F401 - it adds its mutants
-    key_mutants,  # noqa: F401
-    slot_mutants,
-    tail_mutants,  # noqa: F401
-    tenant_mutants,
-    throttle_mutants,
-    topic_mutants,  # noqa: F401
-)
+from foqs.store.protocol import ShardStore
+from tests.kernel.mutants import Mutants, constant
+from tests.sim.memory_database import MemoryDatabase
 from tests.sim.memory_store import MemoryStore
-from tests.sim.mutants import MUTANTS, Patch, mutant
 from tests.sim.simulation import simulate
-from tests.support import seeds
 
 MANY = 300
-# Found only where shards are taken over.
-RIVALS = (
-    "no_fence",
-    "an_unconfirmed_owner_hands_out",
-    "a_new_owner_hands_out_at_once",
-    "a_closed_shards_lanes_stay_in_their_topics",
-    "a_closed_shards_lanes_are_merged",
-)
-# Found only where the clocks of machines are wrong.
-SKEWED = ("the_machines_clock_is_trusted",)
-# Found only with many topics in little memory.
-TOPICS = (
-    "a_stalled_topic_is_not_tried_again",
-    "windows_keep_what_they_hold",
-    "a_cut_page_of_lanes_is_taken_for_whole",
-    "a_cut_lane_is_taken_for_whole",
-)
-# Found only where a TTL ends during an early lease.
-CALM = ("the_index_mark_passes_items_whose_ttl_is_put_off",)
-# Found only where windows are short.
-CUT = ("a_window_that_was_cut_takes_the_page_asked_for_before",)
-# Found only where transactions are stored in parts.
-REFUSED = (
-    "items_that_are_settled_late_are_the_last_of_the_tail",
-    "a_part_of_a_transaction_saves_the_index_mark_of_the_whole",
-)
-
-# Seeds that find what few seeds find.
-KNOWN = {
-    "a_new_coordinator_lends_before_it_counted": 28,
-    "leases_over_a_new_limit_leave_their_slots": 15,
-    "flows_without_a_slot_are_never_woken": 3,
-    "freed_slots_stay_where_others_wait": 6,
-    "urgent_items_of_a_shard_that_returns_wait_for_others": 322,
-    "a_late_nack_moves_a_dead_letter_again": 74,
-    "settling_leaves_the_old_connection_in_the_row": 48,
-    "an_unindexed_item_of_a_cut_window_is_not_kept": 89,
-    "the_index_mark_passes_items_whose_ttl_is_put_off": 130,
-    "a_failed_transaction_indexes_its_items": 78,
-    "an_answer_does_not_say_what_it_is_not_sure_of": 331,
-    "a_window_that_was_cut_takes_the_page_asked_for_before": 17,
-    "an_empty_lane_is_forgotten_by_a_failed_transaction": 39,
-    "nobody_is_woken": 15,
-    "a_stalled_topic_is_not_tried_again": 7,
-    "a_tenant_that_was_parked_keeps_its_start": 10,
-    "a_flow_that_parks_on_another_key_keeps_its_wake": 28,
-    "a_new_coordinator_begins_with_a_full_bucket": 18,
-}
+MUTANTS = Mutants()
+put, around = MUTANTS.put, MUTANTS.around
 
 
-@mutant
-def no_skip_of_known_page_rows(patch: Patch) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutant_is_found(name: str) -> None:
+    MUTANTS.check(name, simulate, MANY)
+
+
+# --------------------------------------------------------------------------------------------- scans and outcomes
+
+put("inserts_do_not_lower_the_checkpoint", Checkpoint, "inserted", constant(None))
+put("rows_left_do_not_lower_the_checkpoint", Checkpoint, "left", constant(None))
+
+
+@around(Checkpoint, "failed")
+def a_failed_scan_moves_the_checkpoint(original: Any, scan: Checkpoint, now_ms: int) -> None:
+    scan.outstanding = 0
+    scan.read(0, True, 0)
+    scan.finish(now_ms)
+
+
+@around(MemoryStore, "reconnect")
+def unknown_is_taken_for_failed(original: Any, store: MemoryStore) -> bool:
+    original(store)
+    return False
+
+
+@around(MemoryStore, "reconnect", seed=3)
+def unknown_is_taken_for_committed(original: Any, store: MemoryStore) -> bool:
+    unknown = store._unknown
+    original(store)
+    return unknown
+
+
+@around(batch_apply, "apply")
+def other_rounds_run_before_unknown_is_settled(
+    original: Any, shard: Shard, batch: ShardBatch, result: BatchResult, now_ms: int
+) -> None:
+    if result.outcome is Outcome.UNKNOWN:
+        result.outcome = Outcome.FAILED
+    original(shard, batch, result, now_ms)
+
+
+# --------------------------------------------------------------------------------------------- the fence
+
+# An owner that was replaced goes on writing.
+put("no_fence", MemoryStore, "_fence", constant(None), "rival", seed=6)
+
+
+@around(MemoryDatabase, "begin_late", seed=14)
+def a_late_packet_goes_on_behind_its_fence(original: Any, db: MemoryDatabase) -> None:
+    """The fence matches no row, and no error ends the packet before its COMMIT."""
+    late, db.late = db.late, []
+    for packet in late:
+        if not db.refuses(packet.batch):
+            db.run(packet)
+
+
+@around(MemoryStore, "reconnect", seed=48)
+def settling_leaves_the_old_connection_in_the_row(original: Any, store: MemoryStore) -> bool:
+    """A session that hung begins a packet that was settled as lost, and its fence holds."""
+    before = store._db.connection
+    committed: bool = original(store)
+    store._db.connection = store._connection = before
+    return committed
+
+
+put("an_unconfirmed_owner_hands_out", ShardOwner, "confirmed", constant(True), "rival", seed=15)
+put("a_new_owner_hands_out_at_once", ShardOwner, "in_takeover_grace", constant(False), "rival", seed=4)
+# Items are removed before their TTL is over, or delivered early.
+put(
+    "the_machines_clock_is_trusted", DatabaseClock, "admit",
+    lambda timekeeper, number, server, db_ahead_ms, stamp, then: then(), "skew",
+    also=[(DatabaseClock, "_read", constant(None))],
+)  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------- leases and changes
+
+put("leases_are_never_written", batch_build, "_take_leases", constant(None))
+put("any_lease_will_do", item_ops, "_holds", constant(True))
+# The caller got the reply that nothing was changed.
+put("a_withdrawn_change_stays_queued", Shard, "withdraw", constant(True))
+put(
+    "leases_of_a_dead_connection_are_kept",
+    item_ops,
+    "take_back",
+    lambda shard, item, *_: shard.memory.unlease(item),
+    seed=2,
+)
+put("bodies_are_never_given_back_to_the_budget", ShardMemory, "drop_body",
+    lambda memory, item: setattr(item, "held", KNOWN_BYTES), seed=1)  # fmt: skip
+
+
+@around(consumers, "_lease_first", seed=1)
+def at_most_once_goes_out_before_its_lease_is_committed(
+    original: Any, shard: Shard, item: Item, waits: Any, now_ms: int
+) -> None:
+    waits[0].open.discard(waits[1])
+
+
+@around(consumers, "_deliver", seed=331)
+def an_answer_does_not_say_what_it_is_not_sure_of(original: Any, state: State, call: DequeueCall, found: Any) -> None:
+    """At-most-once items whose lease is committed too late, or by an owner that is gone."""
+    call.doubtful = []
+    original(state, call, found)
+
+
+@around(batch_reads, "when_due")
+def an_expired_lease_cannot_be_acked(original: Any, *args: Any) -> Change:
+    change: Change = original(*args)
+    change.lease = 0
+    return change
+
+
+@around(ExpiringRead, "apply")
+def ttl_ends_live_leases(original: Any, read: ExpiringRead, shard: Shard, saved: bool, now_ms: int) -> None:
+    for item in shard.memory.known.values():
+        if item.phase is Phase.LEASED:
+            item.lease_expires_at_ms = min(item.lease_expires_at_ms, now_ms)
+    original(read, shard, saved, now_ms)
+
+
+@around(Engine, "pump")
+def nobody_is_woken(original: Any, host: Engine, now_ms: int) -> None:
+    """Then a consumer that waits is answered with nothing, and items that are ready are delivered late or never."""
+    if host.state.rng.random() < 0.5:
+        original(host, now_ms)
+    else:
+        host.state.dirty.clear()
+
+
+# --------------------------------------------------------------------------------------------- windows and lanes
+
+# Also an item behind the window's end, where the database has rows before it.
+put("every_item_is_put_into_the_window", Window, "covers", constant(True), seed=2)
+put("the_merge_overtakes_what_was_not_read", ready_lanes, "known_until", constant(None), seed=3)
+
+
+@around(PageRead, "fill", seed=8)
+def no_skip_of_known_page_rows(original: Any, read: PageRead, memory: ShardMemory, *rows: Any, full: bool) -> None:
     """A page puts items into the window that are leased or being changed."""
 
     class Nothing(dict[int, Item]):
         def __contains__(self, item_id: object) -> bool:
             return False
 
-    def page(read: PageRead, memory: ShardMemory, rows: Any, bodies: Any, *, full: bool) -> None:
-        known, memory.known = memory.known, Nothing(memory.known)
-        try:
-            fill(read, memory, rows, bodies, full=full)
-        finally:
-            known.update(memory.known)
-            memory.known = known
-
-    fill = PageRead.fill
-    patch.setattr(PageRead, "fill", page)
+    known, memory.known = memory.known, Nothing(memory.known)
+    try:
+        original(read, memory, *rows, full=full)
+    finally:
+        known.update(memory.known)
+        memory.known = known
 
 
-@mutant
-def inserts_do_not_lower_the_checkpoint(patch: Patch) -> None:
-    patch.setattr(Checkpoint, "inserted", lambda scan, at_ms: None)
+@around(Window, "cut", "cut")
+def a_window_that_was_cut_takes_the_page_asked_for_before(original: Any, window: Window, keep: int) -> list[Item]:
+    generation = window.generation
+    gone: list[Item] = original(window, keep)
+    window.generation = generation
+    return gone
 
 
-@mutant
-def rows_left_do_not_lower_the_checkpoint(patch: Patch) -> None:
-    patch.setattr(Checkpoint, "left", lambda scan, at_ms: None)
-
-
-@mutant
-def a_failed_scan_moves_the_checkpoint(patch: Patch) -> None:
-    def failed(scan: Checkpoint, now_ms: int) -> None:
-        scan.outstanding = 0
-        scan.read(0, True, 0)
-        scan.finish(now_ms)
-
-    patch.setattr(Checkpoint, "failed", failed)
-
-
-@mutant
-def unknown_is_taken_for_failed(patch: Patch) -> None:
-    _settle_as(patch, False)
-
-
-@mutant
-def unknown_is_taken_for_committed(patch: Patch) -> None:
-    _settle_as(patch, True)
-
-
-def _settle_as(patch: Patch, committed: bool) -> None:
-    reconnect = MemoryStore.reconnect
-
-    def guess(store: MemoryStore) -> bool:
-        unknown = store._unknown
-        reconnect(store)
-        return unknown and committed
-
-    patch.setattr(MemoryStore, "reconnect", guess)
-
-
-@mutant
-def other_rounds_run_before_unknown_is_settled(patch: Patch) -> None:
-    apply = batch_apply.apply
-
-    def forget(shard: Shard, batch: ShardBatch, result: BatchResult, now_ms: int) -> None:
-        if result.outcome is Outcome.UNKNOWN:
-            result.outcome = Outcome.FAILED
-        apply(shard, batch, result, now_ms)
-
-    patch.setattr(batch_apply, "apply", forget)
-
-
-@mutant
-def at_most_once_goes_out_before_its_lease_is_committed(patch: Patch) -> None:
-    patch.setattr(consumers, "_lease_first", lambda shard, item, waits, now_ms: waits[0].open.discard(waits[1]))
-
-
-@mutant
-def an_answer_does_not_say_what_it_is_not_sure_of(patch: Patch) -> None:
-    """At-most-once items whose lease is committed too late, or by an owner that is gone."""
-
-    def deliver(state: State, call: DequeueCall, found: list[tuple[Shard, Item, int]]) -> None:
-        call.doubtful = []
-        original(state, call, found)
-
-    original = consumers._deliver
-    patch.setattr(consumers, "_deliver", deliver)
-
-
-@mutant
-def leases_are_never_written(patch: Patch) -> None:
-    patch.setattr("foqs.engine.batch_build._take_leases", lambda *args: None)
-
-
-@mutant
-def a_window_that_was_cut_takes_the_page_asked_for_before(patch: Patch) -> None:
-    def cut(window: Window, keep: int) -> list[Item]:
-        generation = window.generation
-        gone = original(window, keep)
-        window.generation = generation
-        return gone
-
-    original = Window.cut
-    patch.setattr(Window, "cut", cut)
-
-
-@mutant
-def a_cut_page_of_lanes_is_taken_for_whole(patch: Patch) -> None:
+@around(LanesRead, "apply", "topics")
+def a_cut_page_of_lanes_is_taken_for_whole(original: Any, lanes: LanesRead, *rest: Any) -> None:
     """Lanes behind the last row seem to be empty."""
-
-    def whole(lanes: LanesRead, *rest: Any) -> None:
-        apply(replace(lanes, limit=len(lanes.rows) + 1), *rest)
-
-    apply = LanesRead.apply
-    patch.setattr(LanesRead, "apply", whole)
+    original(replace(lanes, limit=len(lanes.rows) + 1), *rest)
 
 
-@mutant
-def a_cut_lane_is_taken_for_whole(patch: Patch) -> None:
+@around(PageRead, "fill", "topics")
+def a_cut_lane_is_taken_for_whole(
+    original: Any, read: PageRead, shard: Any, rows: list[ReadyRow], bodies: Any, *, full: bool
+) -> None:
     """The last lane of a page seems to have no more rows than were read."""
-
-    def page(read: PageRead, memory: ShardMemory, rows: list[ReadyRow], bodies: dict[int, Body], *, full: bool) -> None:
-        fill(read, memory, rows, bodies, full=full and len(rows) >= read.limit)
-
-    fill = PageRead.fill
-    patch.setattr(PageRead, "fill", page)
+    original(read, shard, rows, bodies, full=full and len(rows) >= read.limit)
 
 
-@mutant
-def a_lane_that_gets_an_item_is_removed(patch: Patch) -> None:
+@around(batch_build, "_stored_lane", seed=3)
+def a_lane_that_gets_an_item_is_removed(
+    original: Any, shard: Shard, lane: Lane[Item], batch: ShardBatch, transaction: Batch
+) -> Lane[Item]:
     """The transaction that inserts into an empty lane removes its row, to make room for a new one."""
-
-    def fill(shard: Shard, lane: Lane[Item], batch: ShardBatch, transaction: Batch) -> Lane[Item]:
-        idle, gone = lane.key in shard.memory.idle_lanes, lane in batch.lanes_gone
-        stored_lane(shard, lane, batch, transaction)
-        if idle:
-            shard.memory.idle_lanes[lane.key] = lane
-        if gone:
-            batch.lanes_gone[lane] = None
-        return lane
-
-    stored_lane = batch_build._stored_lane
-    patch.setattr(batch_build, "_stored_lane", fill)
+    idle, gone = lane.key in shard.memory.idle_lanes, lane in batch.lanes_gone
+    original(shard, lane, batch, transaction)
+    if idle:
+        shard.memory.idle_lanes[lane.key] = lane
+    if gone:
+        batch.lanes_gone[lane] = None
+    return lane
 
 
-@mutant
-def an_empty_lane_is_forgotten_by_a_failed_transaction(patch: Patch) -> None:
+@around(batch_apply, "_apply_transaction", seed=22)
+def an_empty_lane_is_forgotten_by_a_failed_transaction(
+    original: Any, shard: Shard, batch: ShardBatch, *rest: Any
+) -> None:
     """Its row stays for ever."""
-
-    def apply(shard: Shard, batch: ShardBatch, *rest: object) -> None:
-        batch.lanes_filled.clear()
-        apply_transaction(shard, batch, *rest)
-
-    apply_transaction: Any = batch_apply._apply_transaction
-    patch.setattr(batch_apply, "_apply_transaction", apply)
+    batch.lanes_filled.clear()
+    original(shard, batch, *rest)
 
 
-@mutant
-def every_item_is_put_into_the_window(patch: Patch) -> None:
-    """Also one behind its end, where the database has rows before it."""
-    patch.setattr(Window, "covers", lambda window, key: True)
+def _wanted_bodies(original: Any, shard: Shard, room: int) -> Any:
+    return original(shard, room) if room else ([], 0)
 
 
-@mutant
-def the_merge_overtakes_what_was_not_read(patch: Patch) -> None:
-    patch.setattr(ready_lanes, "known_until", lambda windows: None)
+def _room_bytes(residents: Residents, most_bytes: int) -> int:
+    budget = residents._budget
+    return max(0, min(most_bytes, int(budget.limit_bytes * WINDOW_SHARE) - budget.used_bytes))
 
 
-@mutant
-def an_unconfirmed_owner_hands_out(patch: Patch) -> None:
-    patch.setattr(ShardOwner, "confirmed", lambda owner, now_ms: True)
+# Windows without a consumer leave no room for the pages that a dequeue needs.
+around(
+    batch_reads, "_wanted_bodies", "topics", name="windows_keep_what_they_hold",
+    also=[(Residents, "relieve", constant(None)), (Residents, "room_bytes", _room_bytes)],
+)(_wanted_bodies)  # fmt: skip
 
 
-@mutant
-def a_new_owner_hands_out_at_once(patch: Patch) -> None:
-    patch.setattr(ShardOwner, "in_takeover_grace", lambda owner, now_ms: False)
+# --------------------------------------------------------------------------------------------- the tail
+
+# They leave memory without a row: no page finds them.
+put("a_window_forgets_unindexed_items", ShardMemory, "index", lambda memory, item: memory.forget(item), seed=8)
+# The window was cut while the transaction that stored it was in flight.
+put("an_unindexed_item_of_a_cut_window_is_not_kept", ShardMemory, "_index_new", constant(None), seed=25)
+# Such a change writes no row of the item.
+put("the_index_mark_passes_items_whose_ttl_is_put_off", tail, "To", type("Unlike", (), {"KEPT": None}), "calm", seed=11)
+put("a_next_owner_indexes_nothing", MemoryDatabase, "index_tail", constant(None), seed=14)
+# An operator does not see them.
+put("ready_items_are_listed_before_they_are_indexed", batch_build, "_index_tail", constant(None), seed=18)
 
 
-@mutant
-def any_lease_will_do(patch: Patch) -> None:
-    patch.setattr(item_ops, "_holds", lambda item, lease: True)
+@around(batch_build, "_take_inserts")
+def unindexed_items_outlive_their_room(original: Any, shard: Shard, *rest: Any) -> None:
+    """Nothing bounds what the next owner has to index."""
+    config = shard.config
+    shard.configure(config.model_copy(update={"tail_items": 1 << 30}))
+    original(shard, *rest)
+    shard.configure(config)
 
 
-@mutant
-def an_expired_lease_cannot_be_acked(patch: Patch) -> None:
-    patch.setattr(batch_reads, "when_due", _without_token(batch_reads.when_due))
+@around(batch_build, "_build_transaction")
+def the_index_mark_passes_items_of_its_own_transaction(original: Any, shard: Shard, *rest: Any) -> Batch | None:
+    transaction: Batch | None = original(shard, *rest)
+    if transaction is not None and transaction.inserts and not shard.memory.tail.count:
+        transaction.indexed_to = transaction.inserts[-1].id
+    return transaction
 
 
-def _without_token(when_due: Callable[..., Change]) -> Callable[..., Change]:
-    def decide(*args: Any) -> Change:
-        change = when_due(*args)
-        change.lease = 0
-        return change
-
-    return decide
+@around(Tail, "items", seed=5)
+def the_index_mark_passes_leased_items(original: Any, tail: Tail) -> Iterator[Item]:
+    """Leases that are not written: after a crash nothing says that the items are ready."""
+    return (item for item in original(tail) if item.phase is not Phase.LEASED)
 
 
-@mutant
-def ttl_ends_live_leases(patch: Patch) -> None:
-
-    apply = ExpiringRead.apply
-
-    def blind(read: ExpiringRead, shard: Shard, saved: bool, now_ms: int) -> None:
-        for item in shard.memory.known.values():
-            if item.phase is Phase.LEASED:
-                item.lease_expires_at_ms = min(item.lease_expires_at_ms, now_ms)
-        apply(read, shard, saved, now_ms)
-
-    patch.setattr(ExpiringRead, "apply", blind)
+@around(Batch, "only", "refused")
+def a_part_of_a_transaction_saves_the_index_mark_of_the_whole(
+    original: Any, batch: Batch, ids: set[int], *, lanes: bool
+) -> Batch:
+    """The other part fails, and its items stay unindexed."""
+    made: Batch = original(batch, ids, lanes=lanes)
+    made.indexed_to = batch.indexed_to
+    return made
 
 
-@mutant
-def nobody_is_woken(patch: Patch) -> None:
-    """Then a consumer that waits is answered with nothing, and items that are ready are delivered late or never."""
-    patch.setattr(Engine, "pump", _half_a_pump(Engine.pump))
+@around(Tail, "add", "refused", seed=8)
+def items_that_are_settled_late_are_the_last_of_the_tail(
+    original: Any, tail: Tail, ids: list[int], size_bytes: int
+) -> None:
+    """A part of a transaction was committed before: its items have greater ids."""
+    tail.count += len(ids)
+    tail.bytes += size_bytes
+    tail._ids += ids
 
 
-def _half_a_pump(pump: Callable[[Engine, int], None]) -> Callable[[Engine, int], None]:
-    def every_other(host: Engine, now_ms: int) -> None:
-        if host.state.rng.random() < 0.5:
-            pump(host, now_ms)
-        else:
-            host.state.dirty.clear()
-
-    return every_other
+@around(MemoryDatabase, "index_tail", seed=3)
+def a_next_owner_indexes_items_that_have_a_timer(original: Any, db: MemoryDatabase) -> None:
+    """They are found twice: when their lease or delay ends, and as ready."""
+    for item_id, body in db.items.items():
+        if db.indexed_to and item_id > db.indexed_to and item_id not in db.ready:
+            db._ready_new(ReadyRow(body.lane, body.priority, body.deliver_after_ms, item_id, 0, 0, 0))
 
 
-@mutant
-def a_withdrawn_change_stays_queued(patch: Patch) -> None:
+def _came(original: Any, change: Change, item: Item, *rest: Any, **more: Any) -> None:
+    original(change, item, *rest, **more)
+    change.came_unindexed = item.unindexed
+
+
+def _as_it_came(change: Change, transaction: Batch) -> None:
+    item, now = change.item, change.item.unindexed
+    item.unindexed = change.came_unindexed
+    shard_batch.emit(change, transaction)
+    item.unindexed = now
+
+
+# The row of its item is written before the change is.
+around(
+    Change, "__init__", name="a_change_is_classified_when_it_arrives", also=[(batch_build, "emit", _as_it_came)]
+)(_came)  # fmt: skip
+
+
+@around(batch_apply, "_apply_mixed", seed=53)
+def a_failed_transaction_indexes_its_items(original: Any, shard: Shard, batch: ShardBatch, *rest: Any) -> None:
+    """Their rows are not there."""
+    for item in batch.indexed:
+        shard.memory.indexed(item)
+    batch.indexed.clear()
+    original(shard, batch, *rest)
+
+
+@around(batch_apply, "committed")
+def a_lease_keeps_its_item_unindexed(original: Any, memory: ShardMemory, change: Change, now_ms: int) -> None:
+    """The next change of the item leaves the lease's row behind."""
+    unindexed = change.item.unindexed
+    original(memory, change, now_ms)
+    if change.to is To.LEASED and unindexed:
+        change.item.unindexed = True
+        memory.tail.add([change.item.id], change.item.bytes)
+
+
+# --------------------------------------------------------------------------------------------- deduplication keys
+
+# An item with a key is stored again when its key is enqueued again.
+put("keys_are_not_refused", MemoryDatabase, "has_keys", constant(False), seed=2)
+# Its enqueue is answered as if it had been stored.
+put("what_is_known_is_not_settled", dedup, "settle_known", constant(None), seed=2)
+# A key that was stored is new where its slot went.
+put("a_slot_moves_without_its_rows", SlotMigration, "_store", lambda moves, pull, *_: moves._arrived(pull), seed=17)
+# Its owner goes on taking keys of the slot when the rows were read.
+put("a_slot_is_given_away_and_kept", dedup, "without", lambda slot, bits: bits, seed=9)
+
+
+@around(shard_thread, "_without_known", seed=2)
+def keys_that_are_there_are_taken_for_expired(
+    original: Any, store: ShardStore, batch: Batch, now_ms: int, result: BatchResult
+) -> Batch:
+    return original(store, batch, NEVER_MS, result)
+
+
+@around(shard_thread, "_without_known", seed=2)
+def what_is_known_is_stored_too(original: Any, store: ShardStore, batch: Batch, *about: Any) -> Batch:
+    """The item gets a second one, and its key names the first."""
+    return replace(original(store, batch, *about), inserts=batch.inserts)
+
+
+@around(shard_thread, "_without_known", seed=2)
+def one_key_that_is_there_fails_its_neighbours(
+    original: Any, store: ShardStore, batch: Batch, now_ms: int, result: BatchResult
+) -> Batch:
+    """As if the whole transaction had been the item."""
+    left: Batch = original(store, batch, now_ms, result)
+    result.rejected.update((item.id, "a key is there") for item in left.inserts)
+    return left.only(set(left.ids()) - result.rejected.keys(), lanes=True)
+
+
+@around(DedupKeys, "add")
+def keys_on_their_way_are_not_known(original: Any, keys: DedupKeys, keyed: Keyed, call: Any) -> bool:
+    """Two enqueues with one key at the same time are stored both."""
+    keys.pending[keyed.dedup.digest] = keyed
+    return True
+
+
+@around(KeyedRequest, "withdraw", seed=1)
+def withdrawn_keys_stay_queued(original: Any, request: KeyedRequest) -> Sequence[int]:
     """The caller got the reply that nothing was changed."""
-    patch.setattr(Shard, "withdraw", lambda shard, change, waits: True)
-
-
-@mutant
-def leases_of_a_dead_connection_are_kept(patch: Patch) -> None:
-    patch.setattr(item_ops, "take_back", lambda shard, item, lease, now_ms: shard.memory.unlease(item))
-
-
-@mutant
-def bodies_are_never_given_back_to_the_budget(patch: Patch) -> None:
-    patch.setattr(ShardMemory, "drop_body", lambda memory, item: setattr(item, "held", KNOWN_BYTES))
-
-
-@mutant
-def the_machines_clock_is_trusted(patch: Patch) -> None:
-    """Items are removed before their TTL is over, or delivered early."""
-    patch.setattr(DatabaseClock, "admit", lambda timekeeper, number, server, db_ahead_ms, stamp, then: then())
-    patch.setattr(DatabaseClock, "_read", lambda timekeeper, shard, ahead_ms: None)
-
-
-@mutant
-def windows_keep_what_they_hold(patch: Patch) -> None:
-    """Windows without a consumer leave no room for the pages that a dequeue needs."""
-
-    def room_bytes(residents: Residents, most_bytes: int) -> int:
-        budget = residents._budget
-        return max(0, min(most_bytes, int(budget.limit_bytes * WINDOW_SHARE) - budget.used_bytes))
-
-    wanted_bodies = batch_reads._wanted_bodies
-    patch.setattr(Residents, "relieve", lambda residents: None)
-    patch.setattr(Residents, "room_bytes", room_bytes)
-    patch.setattr(batch_reads, "_wanted_bodies", lambda shard, room: wanted_bodies(shard, room) if room else ([], 0))
-
-
-OF_MODULE = {
-    dead_mutants.__name__: "dead",
-    tenant_mutants.__name__: "tenants",
-    fair_mutants.__name__: "fair",
-    throttle_mutants.__name__: "throttles",
-    slot_mutants.__name__: "slots",
-}
-
-
-def trouble_of(name: str) -> str:
-    """The kind of simulation that finds the mutant."""
-    if MUTANTS[name].__module__ in OF_MODULE:
-        return OF_MODULE[MUTANTS[name].__module__]
-    kinds = {"rival": RIVALS, "skew": SKEWED, "calm": CALM, "cut": CUT, "refused": REFUSED, "topics": TOPICS}
-    return next((kind for kind, names in kinds.items() if name in names), "")
-
-
-@pytest.fixture
-def patch() -> Iterator[Patch]:
-    with pytest.MonkeyPatch.context() as context:
-        yield context
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MUTANTS)
-def test_mutant_is_found(name: str, patch: Patch) -> None:
-    MUTANTS[name](patch)
-    found = seeds.finds(lambda seed: simulate(seed, trouble_of(name)), MANY, KNOWN.get(name, 0))
-    assert found, f"no seed below {MANY} fails with {name}"
+    indices: Sequence[int] = original(request)
+    if indices:
+        request.done = False
+        request._keys.pending.update({one.dedup.digest: one for one in request._entries})
+    return indices

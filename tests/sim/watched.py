@@ -121,9 +121,9 @@ def _check_first(sim: Simulation, eligible: list[Shard], key: TopicKey, tenant: 
     lasts = {item.lane.key: item.key for item in items}
     for shard in eligible:
         for lane in lanes_of(shard, names):
-            may = available(shard, lane, sim.dbs[shard.number])
+            first = next(available(shard, lane, sim.dbs[shard.number]), None)
             held = lane.flow is not None and lane.flow.parked is not None  # its throttle may just have been removed
             last = items[-1].key if sim.throttles.free(lane.key) and not held else lasts.get(lane.key)
-            if last is not None and may and may[0] < last:
-                broken(5, f"{key} {tenant}: {last} was handed out before {may[0]} of shard {shard.number}")
+            if last is not None and first is not None and first < last:
+                broken(5, f"{key} {tenant}: {last} was handed out before {first} of shard {shard.number}")
     sim.ledger.checks["order"] += 1

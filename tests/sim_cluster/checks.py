@@ -12,6 +12,7 @@ from foqs.shardmgr.facts import Facts, OwnerFact, ShardUse
 from foqs.shardmgr.lifecycle import ShardState
 from foqs.shardmgr.membership import stranded
 from foqs.shardmgr.routing import Routing, routing_of
+from tests.kernel.run import PromiseBroken
 
 if TYPE_CHECKING:
     from tests.sim_cluster.member import Member
@@ -22,16 +23,8 @@ _KNOWN_MS = 12_000
 """A database that fails for so long is reported by the hosts that have its shards, and by none as reached."""
 
 
-class RuleBroken(AssertionError):
-    """A forbidden event happened."""
-
-
-class Stuck(AssertionError):
-    """An expected state did not arrive in time."""
-
-
 def broken(what: str) -> NoReturn:
-    raise RuleBroken(what)
+    raise PromiseBroken(what)
 
 
 class Row:
@@ -57,7 +50,7 @@ class Row:
 class Checks:
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
-        self.counts: Counter[str] = Counter()
+        self.counts = sim.counts
         self._served: dict[tuple[int, int], Member] = {}  # (shard, epoch)
         self._served_ms: dict[tuple[int, int], float] = {}
         self._since: dict[int, tuple[OwnerFact, float]] = {}  # announcements in ZooKeeper, and since when they stand
@@ -69,7 +62,7 @@ class Checks:
     # ------------------------------------------------------------------------------------- ZooKeeper
 
     def truth_changed(self, kind: str) -> None:
-        ensemble, now_ms = self.sim.ensemble, self.sim.clock.now_ms
+        ensemble, now_ms = self.sim.ensemble, self.sim.now_ms
         if kind == "owners":
             owners = ensemble.value("owners")
             for number in self._since.keys() - owners.keys():
@@ -103,19 +96,19 @@ class Checks:
         if owner is None or owner.host == member.id or owner.host not in self._hosts_since:
             return
         since = max(since, self._hosts_since[owner.host], member.awake_since)
-        if self.sim.clock.now_ms - since > self.sim.profile.slack_ms:
+        if self.sim.now_ms - since > self.sim.profile.slack_ms:
             broken(f"{member} takes shard {number}, which living {owner.host} announces since {since:.0f}")
 
     def serving(self, member: Member, number: int, epoch: int) -> None:
         self.counts["served"] += 1
         other = self._served.setdefault((number, epoch), member)
-        self._served_ms[number, epoch] = self.sim.clock.now_ms
+        self._served_ms[number, epoch] = self.sim.now_ms
         if other is not member:
             broken(f"{member} serves shard {number} with epoch {epoch}, as {other} did")
 
     def releasing(self, member: Member, number: int) -> None:
         """`member` begins to give up a shard that it serves."""
-        facts, now_ms = member.seat.facts, self.sim.clock.now_ms
+        facts, now_ms = member.seat.facts, self.sim.now_ms
         fact = facts.shards.get(number)
         if fact is None or fact.use is ShardUse.DISABLED:
             self.counts["given up"] += 1
@@ -141,7 +134,7 @@ class Checks:
         if fact is None or fact.use is ShardUse.DISABLED:
             return True
         arrived = owner is not None and owner.host == facts.assignment.hosts.get(number)
-        return arrived or self.sim.clock.now_ms >= at_ms + self.sim.profile.handover_ms - 1
+        return arrived or self.sim.now_ms >= at_ms + self.sim.profile.handover_ms - 1
 
     def announcing(self, member: Member, owner: OwnerFact) -> None:
         self.counts["announced"] += 1
@@ -186,7 +179,7 @@ class Checks:
             broken(f"{member} balances shards that are under way: {under_way}")
         if helpless := [n for n in moved if self._helpless(facts, n)]:
             broken(f"{member} moves {helpless}, whose database answers no host")
-        if placed and self.sim.clock.now_ms + 1 < member.watched_from + (
+        if placed and self.sim.now_ms + 1 < member.watched_from + (
             settings.settle_ms if member.saw_fresh else settings.session_timeout_ms
         ):
             broken(f"{member} places {placed}, and watches since {member.watched_from:.0f} only")
@@ -196,12 +189,12 @@ class Checks:
         """Whether the shard's database has answered no host for so long that the shard's host has reported it, and that
         host is not cut off itself."""
         sim = self.sim
-        down_ms = sim.down.get(sim.database(facts.shards[number].url), sim.clock.now_ms)
-        since = sim.clock.now_ms - _KNOWN_MS - 4 * sim.profile.delay_ms
+        down_ms = sim.down.get(sim.database(facts.shards[number].url), sim.now_ms)
+        since = sim.now_ms - _KNOWN_MS - 4 * sim.profile.delay_ms
         host = next((one for one in sim.members if one.id == facts.assignment.hosts[number]), None)
         return (
             down_ms < since and host is not None and host.seat.fresh
-            and max(host.awake_since, host.connected_ms, self._hosts_since.get(host.id, sim.clock.now_ms)) < since
+            and max(host.awake_since, host.connected_ms, self._hosts_since.get(host.id, sim.now_ms)) < since
         )  # fmt: skip
 
     def _adopted(self, facts: Facts, number: int, host: str) -> bool:

@@ -80,9 +80,9 @@ class Member:
         self.address = address or f"{host}:7707"
         self.rng, profile = sim.rng, sim.profile
         self.alive, self.frozen, self.leaving = True, False, False
-        self.awake_since = sim.clock.now_ms
+        self.awake_since = sim.now_ms
         self.expired_ms = self.connected_ms = -1.0
-        self.watched_from = sim.clock.now_ms  # when orphans were first seen by a host that might place them
+        self.watched_from = sim.now_ms  # when orphans were first seen by a host that might place them
         self.saw_fresh = False  # a cluster that never had an assignment
         self.shards: dict[int, Shard] = {}
         self.driver = ShardDriver(self.shards, static=False, take_over=True)
@@ -97,7 +97,7 @@ class Member:
             profile.handover_ms,
             LoggedFactWriter(_Asked(self)),
             self,
-            lambda: int(sim.clock.now_ms),
+            lambda: int(sim.now_ms),
         )  # type: ignore[arg-type]
         self.store.start(
             lambda facts: self.call(partial(self._changed, facts)),
@@ -119,7 +119,7 @@ class Member:
             what()
 
     def soon(self, delay_ms: float, what: Callable[[], None]) -> None:
-        self.sim.clock.soon(delay_ms, lambda: self.call(what))
+        self.sim.soon(delay_ms, lambda: self.call(what))
 
     def _within(self, most_ms: int, what: Callable[[], None]) -> None:
         self.soon(self.rng.random() * most_ms, what)
@@ -140,7 +140,7 @@ class Member:
         """Continue with the work that was parked. The facts are stale until the connection is mended."""
         if not self.frozen:
             return
-        self.frozen, self.awake_since = False, self.sim.clock.now_ms
+        self.frozen, self.awake_since = False, self.sim.now_ms
         parked, self._parked = self._parked, []
         for what in parked:
             self.call(what)
@@ -152,11 +152,11 @@ class Member:
             return
         self.leaving = True
         self.seat.join(replace(self.seat.fact, leaving=True))
-        self._leave(self.sim.clock.now_ms + self.sim.profile.grace_ms)
+        self._leave(self.sim.now_ms + self.sim.profile.grace_ms)
 
     def _leave(self, deadline_ms: float) -> None:
         wait = self.shards and self.seat.fresh and self.seat.others()
-        if wait and self.sim.clock.now_ms < deadline_ms:
+        if wait and self.sim.now_ms < deadline_ms:
             self.soon(20, lambda: self._leave(deadline_ms))
             return
         self.seat.end()
@@ -189,14 +189,14 @@ class Member:
         """Return since when a host was there that orphans could be given to."""
         before = self.seat.facts
         watched = self.seat.fresh and any(not h.leaving and h.id not in before.drained for h in before.hosts.values())
-        return self.watched_from if watched else self.sim.clock.now_ms
+        return self.watched_from if watched else self.sim.now_ms
 
     def _session(self, session: Session) -> None:
         self.sim.note(self, session.value)
         if session is Session.EXPIRED:
-            self.expired_ms = self.sim.clock.now_ms
+            self.expired_ms = self.sim.now_ms
         elif session is Session.CONNECTED:
-            self.connected_ms = self.sim.clock.now_ms
+            self.connected_ms = self.sim.now_ms
         self.seat.session(session)
 
     def _act_soon(self) -> None:
@@ -207,7 +207,7 @@ class Member:
     def _act(self) -> None:
         self._due = False
         self._rings += 1
-        rings, now_ms = self._rings, int(self.sim.clock.now_ms)
+        rings, now_ms = self._rings, int(self.sim.now_ms)
         self.sim.checks.arrived(self)
         at_ms = self.seat.act(now_ms, {})
         if at_ms is not None:
@@ -253,7 +253,7 @@ class Member:
         self._perform(self.driver.take(fact.id, epoch_above))
 
     def release(self, number: int) -> None:
-        self._perform(self.driver.release(number, int(self.sim.clock.now_ms), self.sim.profile.handover_ms))
+        self._perform(self.driver.release(number, int(self.sim.now_ms), self.sim.profile.handover_ms))
 
     def recheck_owner(self, number: int) -> None:
         self._within(50, lambda: self._confirm(number, self.shards.get(number)))
@@ -310,30 +310,31 @@ class Member:
             self.sim.note(self, "takes", number, "epoch", epoch)
             self._within(50, lambda: self._perform(self.driver.opened(number, attempt, _opened(epoch))))
 
-        self._within(int(half_ms), lambda: self.sim.clock.soon(self.rng.random() * half_ms, arrived))
+        self._within(int(half_ms), lambda: self.sim.soon(self.rng.random() * half_ms, arrived))
 
     def _retire(self, number: int) -> None:
         self.sim.checks.releasing(self, number)
         self.sim.note(self, "releases", number)
         shard = self.shards[number]
         shard.to(ShardState.DRAINING)
-        shard.idle_ms = self.sim.clock.now_ms + self.rng.random() * self.sim.profile.drain_ms
+        shard.idle_ms = self.sim.now_ms + self.rng.random() * self.sim.profile.drain_ms
 
     def _drained(self, number: int, attempt: int) -> None:
-        shard, now_ms = self.shards.get(number), self.sim.clock.now_ms
+        shard, now_ms = self.shards.get(number), self.sim.now_ms
         idle = shard is not None and now_ms >= shard.idle_ms and self.reaches(shard.url)
         self._perform(self.driver.drained(number, attempt, int(now_ms), idle=idle, in_grace=False))
 
     def _work(self) -> None:
         for number, shard in list(self.shards.items()):
-            self._confirm(number, shard)
+            if shard.served:
+                self._confirm(number, shard)
         self.soon(self.sim.profile.work_every_ms, self._work)
 
     def _confirm(self, number: int, shard: Shard | None) -> None:
         """Run a transaction, which fails if the shard has another owner."""
         if shard is None or not shard.served:
             return
-        if shard.lost is self.reaches(shard.url):
+        if shard.lost is self.sim.up(shard.url, self.id):
             shard.lost = not shard.lost
             self._act_soon()
         if shard.lost:

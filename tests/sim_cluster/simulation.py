@@ -5,18 +5,16 @@ A run makes trouble for a while, then mends everything: the cluster must then se
 
 from __future__ import annotations
 
-import random
-from collections import deque
-from typing import Any
+from functools import cache
 
 import structlog
 
 from foqs.shardmgr.facts import Facts, ShardFact
-from tests.sim_cluster.checks import Checks, Row, Stuck, broken
+from tests.kernel.run import Run, Stuck
+from tests.sim_cluster.checks import Checks, Row, broken
 from tests.sim_cluster.member import Member
 from tests.sim_cluster.profile import random_profile
 from tests.sim_cluster.trouble import Trouble
-from tests.zk.clock import Clock
 from tests.zk.ensemble import KINDS, Ensemble
 
 _LOOK_MS = 250
@@ -33,15 +31,15 @@ class _Watched(Ensemble):
             self.checks.truth_changed(kind)
 
 
-class Simulation:
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-        self.rng = random.Random(seed)
+class Simulation(Run):
+    last_lines = 2_000
+
+    def __init__(self, seed: int, trouble: str = "") -> None:
+        super().__init__(seed, trouble)
         self.profile = profile = random_profile(self.rng, seed)
-        self.clock = Clock()
         self.ensemble = _Watched(
             self.rng,
-            self.clock.soon,
+            self.soon,
             delay_ms=profile.delay_ms,
             session_ms=profile.settings.session_timeout_ms,
         )
@@ -52,26 +50,23 @@ class Simulation:
         self.members: list[Member] = []
         self._made = 0
         self._runs = 0
-        self._trace: deque[tuple[float, tuple[Any, ...]]] = deque(maxlen=2_000)
         for number in range(1, profile.shards + 1):
             self.ensemble.shards[number] = self.new_shard(number)
-        self.trouble = Trouble(self)
+        self.faults = Trouble(self)
 
     # ------------------------------------------------------------------------------------- the world
-
-    def note(self, *what: Any) -> None:
-        self._trace.append((self.clock.now_ms, what))
-
-    def trace(self) -> str:
-        return "\n".join(f"{at:>9.0f} " + " ".join(str(part)[:200] for part in what) for at, what in self._trace)
 
     def truth(self) -> Facts:
         return Facts(**{kind: self.ensemble.value(kind) for kind in KINDS})
 
     def up(self, url: str, host: str) -> bool:
-        return self.database(url) not in self.down and (host, self.database(url)) not in self.apart
+        if not (self.down or self.apart):
+            return True
+        database = self.database(url)
+        return database not in self.down and (host, database) not in self.apart
 
     @staticmethod
+    @cache
     def database(url: str) -> int:
         return int(url.split("/")[2])
 
@@ -107,30 +102,22 @@ class Simulation:
 
     # ------------------------------------------------------------------------------------- the run
 
-    def run(self) -> Simulation:
-        """Run the seed. A broken rule is raised with the seed and the last events."""
-        try:
-            with structlog.testing.capture_logs():
-                self._run()
-        except Exception as error:
-            error.add_note(
-                f"seed {self.seed} at {self.clock.now_ms:.0f} ms; replay: FOQS_CLUSTER_SIM_SEED={self.seed}\n"
-                f"{self.profile}\n{self.trace()}"
-            )
-            raise
-        return self
+    def play(self) -> None:
+        self.note(self.profile)
+        with structlog.testing.capture_logs():
+            self._play()
 
-    def _run(self) -> None:
+    def _play(self) -> None:
         profile, settings = self.profile, self.profile.settings
         for _ in range(profile.hosts):
-            self.clock.soon(self.rng.random() * 2 * settings.settle_ms, lambda: self.start(self.new_name()))
-        self.clock.until(2 * settings.settle_ms + 1)
-        self.trouble.begin()
-        self.clock.until(self.clock.now_ms + profile.active_ms)
-        self.trouble.end()
-        self.clock.until(self.clock.now_ms + 3 * profile.delay_ms)  # earlier requests to ZooKeeper are done
+            self.soon(self.rng.random() * 2 * settings.settle_ms, lambda: self.start(self.new_name()))
+        self.until(2 * settings.settle_ms + 1)
+        self.faults.begin()
+        self.until(self.now_ms + profile.active_ms)
+        self.healing = True
+        self.until(self.now_ms + 3 * profile.delay_ms)  # earlier requests to ZooKeeper are done
         self.note("all is mended")
-        self.trouble.mend()
+        self.faults.mend()
         self.settle()
         self._rest()
 
@@ -138,20 +125,18 @@ class Simulation:
         profile, settings = self.profile, self.profile.settings
         rounds = len(self.ensemble.shards) / settings.max_moves + 4
         bound_ms = 4 * settings.session_timeout_ms + profile.grace_ms + rounds * settings.balance_every_ms + 20_000
-        end_ms = self.clock.now_ms + bound_ms
-        self.clock.until(
-            self.clock.now_ms + 3 * profile.delay_ms
-        )  # all hosts have seen the effects of earlier requests
+        end_ms = self.now_ms + bound_ms
+        self.until(self.now_ms + 3 * profile.delay_ms)  # all hosts have seen the effects of earlier requests
         while why := self.checks.unsettled():
-            if self.clock.now_ms >= end_ms:
+            if self.now_ms >= end_ms:
                 raise Stuck(f"after {bound_ms:.0f} ms: {why}")
-            self.clock.until(self.clock.now_ms + _LOOK_MS)
+            self.until(self.now_ms + _LOOK_MS)
 
     def _rest(self) -> None:
         """Check that nothing moves any more."""
         before = self.truth()
         self.note("at rest")
-        self.clock.until(self.clock.now_ms + 2.5 * self.profile.settings.balance_every_ms)
+        self.until(self.now_ms + 2.5 * self.profile.settings.balance_every_ms)
         after = self.truth()
         if (before.assignment, before.owners) != (after.assignment, after.owners):
             broken("shards are moved when all is as it should be")
@@ -159,5 +144,5 @@ class Simulation:
             raise Stuck(f"later: {why}")
 
 
-def simulate(seed: int) -> Simulation:
-    return Simulation(seed).run()
+def simulate(seed: int, trouble: str = "") -> Simulation:
+    return Simulation(seed, trouble).run()

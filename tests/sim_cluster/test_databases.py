@@ -25,7 +25,7 @@ def assigned(sim: Simulation, database: int) -> dict[int, str]:
 
 
 def pass_time(sim: Simulation, balances: float) -> None:
-    sim.clock.until(sim.clock.now_ms + balances * sim.profile.settings.balance_every_ms)
+    sim.until(sim.now_ms + balances * sim.profile.settings.balance_every_ms)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -33,8 +33,8 @@ def test_no_shard_of_a_dead_database_server_moves(seed: int) -> None:
     with structlog.testing.capture_logs():
         sim = at_rest(seed)
         before = assigned(sim, 0)
-        sim.down[0] = sim.clock.now_ms
-        sim.clock.until(sim.clock.now_ms + 3 * PROBE_MS)
+        sim.down[0] = sim.now_ms
+        sim.until(sim.now_ms + 3 * PROBE_MS)
         sim.start(sim.new_name())  # two hosts with fewer shards than the rest, which so get shards
         crashed = sim.members[0]
         crashed.crash()
@@ -52,7 +52,7 @@ def test_a_host_cut_off_from_a_database_loses_its_shards(seed: int) -> None:
         sim = at_rest(seed)
         host = next(iter(assigned(sim, 0).values()))
         sim.apart.add((host, 0))
-        sim.clock.until(sim.clock.now_ms + 2 * sim.profile.work_every_ms)  # it has noticed
+        sim.until(sim.now_ms + 2 * sim.profile.work_every_ms)  # it has noticed
         sim.settle()
         assert host not in assigned(sim, 0).values()
         moved = sim.truth().assignment

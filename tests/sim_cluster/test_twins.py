@@ -16,7 +16,7 @@ def test_a_process_with_the_id_of_another_waits_for_its_end(seed: int) -> None:
         sim.settle()
         first, before = sim.members[0], sim.truth()
         twin = Member(sim, first.id, 99, "elsewhere:7707")
-        sim.clock.until(sim.clock.now_ms + 4 * sim.profile.settings.balance_every_ms)
+        sim.until(sim.now_ms + 4 * sim.profile.settings.balance_every_ms)
         assert (sim.truth().hosts, sim.truth().assignment) == (before.hosts, before.assignment)
         assert sim.truth().controller == before.controller
         assert (twin.shards, twin.seat.seen, first.alive) == ({}, False, True)

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 class Trouble:
     def __init__(self, sim: Simulation) -> None:
         self.sim, self.rng, self.profile = sim, sim.rng, sim.profile
-        self.over = False
         self._operator = MemoryFactStore(sim.ensemble)
         self._operator.start(lambda facts: None, lambda session: None)
         self._session_ms = self.profile.settings.session_timeout_ms
@@ -34,11 +33,7 @@ class Trouble:
 
     def begin(self) -> None:
         """Start the next fault after a random pause."""
-        self.sim.clock.soon(self.rng.random() * 2 * self.profile.trouble_every_ms, self._strike)
-
-    def end(self) -> None:
-        """Start no new fault."""
-        self.over = True
+        self.sim.soon(self.rng.random() * 2 * self.profile.trouble_every_ms, self._strike)
 
     def mend(self) -> None:
         """Mend every fault. A drained host stays drained if another host is there. One host may stay cut off from a
@@ -62,7 +57,7 @@ class Trouble:
         self._operator.mend()
 
     def _strike(self) -> None:
-        if self.over:
+        if self.sim.healing:
             return
         kinds = self._kinds
         self.rng.choices([kind for _, kind in kinds], [weight for weight, _ in kinds])[0]()
@@ -73,7 +68,7 @@ class Trouble:
 
     def _at(self, delay_ms: float, what: Callable[[], None]) -> None:
         """Call `what` after `delay_ms`, unless all faults are mended by then."""
-        self.sim.clock.soon(delay_ms, lambda: None if self.over else what())
+        self.sim.soon(delay_ms, lambda: None if self.sim.healing else what())
 
     def _member(self) -> Member | None:
         awake = [member for member in self.sim.members if not member.frozen]
@@ -170,7 +165,7 @@ class Trouble:
         database = self.rng.randrange(self.profile.databases)
         if database not in self.sim.down:
             self.sim.note("database", database, "is down")
-            self.sim.down[database] = self.sim.clock.now_ms
+            self.sim.down[database] = self.sim.now_ms
             self._later(self.rng.choice([500, 5_000, 20_000]), lambda: self.sim.down.pop(database, None))
 
     def _part(self) -> None:

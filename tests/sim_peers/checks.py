@@ -10,7 +10,6 @@ settings that it applied.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,10 +19,10 @@ from foqs.item import Item
 from foqs.rows import AT_MOST_ONCE, Batch
 from foqs.shardmgr.facts import Slots
 from foqs.shardmgr.routing import has
+from tests.kernel.run import Run, Stuck
 from tests.sim.ledger import spec_number
 from tests.sim.memory_database import MemoryDatabase
 from tests.sim.records import broken
-from tests.sim_peers.clock import Clock, Stuck
 from tests.sim_peers.profile import BOUNDED, FREE, Profile
 
 
@@ -65,10 +64,10 @@ class Spent:
 
 
 class Checks:
-    def __init__(self, clock: Clock, profile: Profile, dbs: dict[int, MemoryDatabase]) -> None:
+    def __init__(self, sim: Run, profile: Profile, dbs: dict[int, MemoryDatabase]) -> None:
         self.specs: dict[int, Spec] = {}
-        self.counts: Counter[str] = Counter()
-        self._clock = clock
+        self.counts = sim.counts
+        self._sim = sim
         self._profile = profile
         self._dbs = dbs
         self._spec_of: dict[int, Spec] = {}  # by item id
@@ -157,7 +156,7 @@ class Checks:
         if lease is None or lease.token != token:
             return
         if kind == "extend":
-            lease.until_ms = min(lease.until_ms, self._clock.now_ms + lease_ms)
+            lease.until_ms = min(lease.until_ms, self._sim.now_ms + lease_ms)
         else:
             lease.ended = True
             lease.released = lease.released or kind == "release"
@@ -188,7 +187,7 @@ class Checks:
                     broken(1, f"spec {spec.number} was refused ({outcome}), and is stored as {spec.ids}")
 
     def spend(self, tokens: int) -> Spent:
-        spent = Spent(self._clock.time, tokens)
+        spent = Spent(self._sim.time, tokens)
         self._spent.append(spent)
         self.counts["charged"] += tokens
         return spent

@@ -41,7 +41,7 @@ class Clients:
         self._after(50, self._operate)
 
     def _after(self, most_ms: int, do: Callable[[], None]) -> None:
-        self.sim.clock.soon(self.rng.randint(1, most_ms), do)
+        self.sim.soon(self.rng.randint(1, most_ms), do)
 
     def send(
         self, method: str, request: Any, timeout_ms: int, done: Callable[[Any, FoqsError | None], None],
@@ -55,7 +55,7 @@ class Clients:
         request.context = context(timeout_ms, request_id)
         sim.exchange.entered[request_id] = host.name
         confirm_ms = sim.profile.config.host.confirm_ms
-        due = sim.clock.time + timeout_ms + wait_ms + 2 * confirm_ms + _SLACK_MS
+        due = sim.time + timeout_ms + wait_ms + 2 * confirm_ms + _SLACK_MS
         self.open += 1
         answers = 0
 
@@ -75,7 +75,7 @@ class Clients:
             if not answers and not sim.profile.freeze_every_ms:
                 broken(8, f"{method} {request_id} was not answered by {host.name} in time")
 
-        sim.clock.soon(due - sim.clock.time, overdue)
+        sim.soon(due - sim.time, overdue)
         host.receive(call)
 
     def died(self, host: Host) -> None:

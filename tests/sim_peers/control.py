@@ -28,7 +28,6 @@ class Control:
         self.assigned = {number: self.rng.choice(HOSTS) for number in sim.dbs}
         self.slots = Slots(0, tuple(1 + slot % len(sim.dbs) for slot in range(HASH_SLOTS)), {}, 1)
         self.forced: set[int] = set()  # shards whose new owner does not wait for the old one
-        self.moved_slots = 0
         self._old = [self.slots]  # records that a host may still believe in
         self._version = 0
 
@@ -44,11 +43,9 @@ class Control:
         assigned, slots = dict(self.assigned), self.slots
         self._known = routing, assigned
         for host in self.sim.hosts:
-            self.sim.clock.soon(
-                self.rng.choice(self.sim.profile.news_ms), lambda host=host: host.learn(routing, assigned)
-            )
+            self.sim.soon(self.rng.choice(self.sim.profile.news_ms), lambda host=host: host.learn(routing, assigned))
             if slots is not self._old[-1]:  # a record of its own, so its news takes another time
-                self.sim.clock.soon(
+                self.sim.soon(
                     self.rng.choice(self.sim.profile.slots_news_ms), lambda host=host: host.learn_slots(slots)
                 )
         self._old = [*self._old[-_OLD:], slots]
@@ -60,11 +57,11 @@ class Control:
         self._place_orphans()
         self.publish()
         host.learn_slots(self.rng.choice(self._old))
-        self.sim.clock.soon(self.rng.choice(self.sim.profile.slots_news_ms), lambda: host.learn_slots(self.slots))
+        self.sim.soon(self.rng.choice(self.sim.profile.slots_news_ms), lambda: host.learn_slots(self.slots))
         host.learn(*self._known)  # a host serves requests only after it has read the record
 
     def died(self, host: Host) -> None:
-        self.sim.clock.soon(self.rng.randint(*_EXPIRY_MS), lambda: self._expire(host))
+        self.sim.soon(self.rng.randint(*_EXPIRY_MS), lambda: self._expire(host))
 
     def _expire(self, host: Host) -> None:
         self.owners = {number: route for number, route in self.owners.items() if self._runs(number, route, host)}
@@ -100,6 +97,7 @@ class Control:
         to = self.rng.choice(sorted(self.living))
         if to == self.assigned[number]:
             return
+        self.sim.note("shard", number, "moves to", to)
         self.assigned[number] = to
         if self.rng.random() < self.sim.profile.forced:
             self.forced.add(number)
@@ -129,7 +127,7 @@ class Control:
         """Compare and set: a host that believes in an older record changes nothing."""
         wanted = arrived(believed, moved, 0)
         if wanted is not believed and wanted.version == self.slots.version:
-            self.moved_slots += len(believed.moves) - len(wanted.moves)
+            self.sim.counts["moved slots"] += len(believed.moves) - len(wanted.moves)
             self._write(wanted)
 
     def _write(self, slots: Slots) -> None:

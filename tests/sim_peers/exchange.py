@@ -13,8 +13,8 @@ from thriftpy2.transport import TCyBufferedTransport, TMemoryBuffer
 
 from foqs.errors import FoqsError, LostReply, NotSent, from_code
 from foqs.idl import idl
+from tests.kernel.run import Run
 from tests.sim.records import broken
-from tests.sim_peers.clock import Clock
 from tests.sim_peers.profile import Exchange as Rates
 
 Done = Callable[[Any, FoqsError | None], None]
@@ -95,20 +95,19 @@ class Open:
 class Exchange:
     """`hosts` by address: objects with `alive`, `name` and `receive(call)`."""
 
-    def __init__(self, clock: Clock, rng: random.Random, rates: Rates) -> None:
+    def __init__(self, sim: Run, rng: random.Random, rates: Rates) -> None:
         self.rates = rates
         self.hosts: dict[str, Any] = {}
         self.entered: dict[str, str] = {}  # by request id: the host that received it from a client
-        self.asked = 0
-        self.forwarded = 0
-        self._clock = clock
+        self._sim = sim
         self._rng = rng
         self._open: dict[Open, None] = {}
 
     def ask(self, sender: Any, address: str, method: str, request: Any, timeout_ms: int, done: Done) -> None:
         self._check_hops(sender, request)
-        self.asked += 1
+        self._sim.counts["asked"] += 1
         rng, rates = self._rng, self.rates
+        self._sim.note(sender.name, "asks", address, method)
         one = Open(sender, address, done)
         self._open[one] = None
         request = copy(request)
@@ -130,7 +129,7 @@ class Exchange:
         context = request.context
         if context is None or not context.request_id:
             return
-        self.forwarded += 1
+        self._sim.counts["forwarded"] += 1
         entered = self.entered.get(context.request_id)
         if entered is not None and entered != sender.name:
             broken(8, f"request {context.request_id} entered at {entered}, and {sender.name} forwards it: a second hop")
@@ -150,6 +149,7 @@ class Exchange:
             elif not hangs:
                 self._after(back_ms, lambda: self._end(one, error, response))
 
+        self._sim.note(receiver.name, "receives", method, "of", one.sender.name)
         one.receiver, one.call = receiver, Call(method, request, answered)
         receiver.receive(one.call)
         if method == "Lend" and self._rng.random() < self.rates.twice:
@@ -182,7 +182,7 @@ class Exchange:
                 self._after(1, lambda one=one: self._end(one, LostReply("the host died")))  # type: ignore[misc]
 
     def _after(self, delay_ms: int, do: Callable[[], None]) -> None:
-        self._clock.soon(delay_ms, do)
+        self._sim.soon(delay_ms, do)
 
 
 def context(timeout_ms: int, request_id: str) -> Any:

@@ -11,10 +11,9 @@ from weakref import WeakKeyDictionary
 from foqs.api.handlers import Handlers
 from foqs.api.host import Host as ApiHost
 from foqs.bounds import Bounded, Budget, Limits, Quota
-from foqs.buffers.checkpoint import NEVER_MS
 from foqs.buffers.shard_batch import BatchResult, ShardBatch
 from foqs.config.schema import ServerSection
-from foqs.engine import batch_build, dequeue, throttling
+from foqs.engine import dequeue, throttling
 from foqs.engine.calls import DequeueCall, EnqueueCall
 from foqs.engine.engine import Engine
 from foqs.engine.shard import Shard
@@ -37,6 +36,7 @@ from foqs.server.shard_thread import run
 from foqs.shardmgr.facts import Slots
 from foqs.shardmgr.lifecycle import ShardState
 from foqs.shardmgr.routing import Routing
+from tests.sim.loop import HostLoop
 from tests.sim.memory_store import MemoryStore
 from tests.sim_peers.exchange import Call
 from tests.sim_peers.settings import HostStore
@@ -122,8 +122,9 @@ class _NoLog:
         return lambda *args: None
 
 
-class Host:
+class Host(HostLoop):
     def __init__(self, sim: Simulation, name: str) -> None:
+        super().__init__(sim)
         self.sim, self.name, self.address = sim, name, f"{name}:1"
         self.alive = True
         self.frozen_until = 0
@@ -133,14 +134,12 @@ class Host:
         self.assigned: Mapping[int, str] = {}
         self._stores: dict[int, MemoryStore] = {}
         self._early: dict[int, ShardBatch] = {}  # by shard: the last batch that was carried out when it was sent
-        self._pumping = False
-        self._tick_at = NEVER_MS
         profile, now_ms = sim.profile, self.now_ms
         config = profile.config.model_copy(update={"server": ServerSection.model_construct(id=name)})
         news = ReadyPublisher(self._ready, now_ms(), self.soon, self.later)
         callbacks = Callbacks(
-            wake=self._wake,
-            alarm=self._alarm,
+            wake=self.wake,
+            alarm=self.alarm,
             served=self._served,
             became_ready=news.became_ready,
             ready_again=news.again,
@@ -186,10 +185,12 @@ class Host:
         self._methods = self._handlers.handlers()
 
     def now_ms(self) -> int:
-        return self.sim.clock.now_ms
+        return self.sim.now_ms
+
+    clock_ms = now_ms
 
     def monotonic_ms(self) -> int:
-        return self.sim.clock.time + self._ahead_ms
+        return self.sim.time + self._ahead_ms
 
     def _ready(self, key: TopicKey) -> int:
         return self.engine.ready(key)
@@ -258,42 +259,16 @@ class Host:
     def soon(self, do: Callable[[], None]) -> None:
         self.later(0, do)
 
-    def later(self, after_ms: int, do: Callable[[], None]) -> None:
-        self.sim.clock.soon(after_ms, lambda: self.awake(do))
+    def later(self, after_ms: int, do: Callable[[], object]) -> None:
+        self.sim.soon(after_ms, lambda: self.awake(do))
 
-    def awake(self, do: Callable[[], None]) -> None:
+    def awake(self, do: Callable[[], object]) -> None:
         """Do it now, or when the host is not frozen any more; never, if it dies."""
-        rest_ms = self.frozen_until - self.sim.clock.time
+        rest_ms = self.frozen_until - self.sim.time
         if rest_ms > 0:
             self.later(rest_ms, do)
         elif self.alive:
             do()
-
-    def _wake(self) -> None:
-        if not self._pumping:
-            self._pumping = True
-            self.soon(self._pump)
-
-    def _pump(self) -> None:
-        self._pumping = False
-        dirty = list(self.engine.state.dirty)
-        self.engine.pump(self.now_ms())
-        for shard in dirty:
-            if shard.queue.in_flight is None:
-                self._alarm(batch_build.next_ms(shard, self.now_ms()))
-
-    def _alarm(self, at_ms: int) -> None:
-        wait_ms = max(0, at_ms - self.now_ms())
-        at = self.sim.clock.time + wait_ms
-        if at < self._tick_at:
-            self._tick_at = at
-            self.later(wait_ms, lambda: self._tick(at))
-
-    def _tick(self, at: int) -> None:
-        if at == self._tick_at:
-            self._tick_at = NEVER_MS
-            self.engine.tick(self.now_ms())
-            self._alarm(self.engine.next_ms(self.now_ms()))
 
     # ------------------------------------------------------------------------------------- shards
 
@@ -307,7 +282,7 @@ class Host:
                 self._open(shard)
             elif name != self.name and shard is not None and shard.owner.state is ShardState.SERVING:
                 self.engine.retire(shard)
-                self._release(shard, self.sim.clock.time + self.sim.profile.handover_ms)
+                self._release(shard, self.sim.time + self.sim.profile.handover_ms)
 
     def _open(self, shard: Shard) -> None:
         begun_ms = self.now_ms()
@@ -323,14 +298,14 @@ class Host:
     def _opened(self, shard: Shard, opened: Opened, begun_ms: int) -> None:
         self.engine.opened(shard, opened, 1 << 20, begun_ms, self.now_ms())
         self.forwarder.slot_moves.changed()
-        self._alarm(self.engine.next_ms(self.now_ms()))
+        self.arm()
         self.sim.control.announce(self, shard.number, shard.owner.epoch)
         self.act()
 
     def _release(self, shard: Shard, deadline: int) -> None:
         if shard.owner.state is not ShardState.DRAINING:
             return  # lost before it was released
-        if not shard.queue.idle and self.sim.clock.time < deadline:
+        if not shard.queue.idle and self.sim.time < deadline:
             self.later(_IDLE_CHECK_MS, lambda: self._release(shard, deadline))
             return
         store, flight = self._stores[shard.number], shard.queue.in_flight if self._is_unrun(shard) else None

@@ -49,7 +49,7 @@ class HostStore:
                     outcome = OutcomeUnknown("the connection was lost")
             later(rng.choice([0, 5, 50]), partial(done, outcome))
 
-        cluster.sim.clock.soon(rng.choice([0, 5, 50]), arrive)
+        cluster.sim.soon(rng.choice([0, 5, 50]), arrive)
 
 
 class ClusterSettings:
@@ -73,7 +73,7 @@ class ClusterSettings:
         self.stored[ns] = made
         self._versions[ns, made.version] = made.entries["by"]
         for host in self.sim.hosts:
-            self.sim.clock.soon(self.rng.choice(_NEWS_MS if self.faults else _QUIET_MS), partial(self._tell, host))
+            self.sim.soon(self.rng.choice(_NEWS_MS if self.faults else _QUIET_MS), partial(self._tell, host))
         return made
 
     def _tell(self, host: Host) -> None:
@@ -98,12 +98,12 @@ class ClusterSettings:
                 do()
                 self._again(most_ms, do)
 
-        self.sim.clock.soon(self.rng.randint(1, most_ms), run)
+        self.sim.soon(self.rng.randint(1, most_ms), run)
 
     def _cut(self) -> None:
         host = self.rng.choice(self.sim.hosts)
         self.cut.add(host)
-        self.sim.clock.soon(self.rng.randint(*_CUT_MS), lambda: self._mend(host))
+        self.sim.soon(self.rng.randint(*_CUT_MS), lambda: self._mend(host))
 
     def _mend(self, host: Host) -> None:
         self.cut.discard(host)
@@ -168,7 +168,7 @@ class ClusterSettings:
         def put(ns: str) -> None:
             def then(response: Any) -> None:
                 if response is None:
-                    self.sim.clock.soon(_EVERY_MS, lambda: put(ns))
+                    self.sim.soon(_EVERY_MS, lambda: put(ns))
                     return
                 if response.missing or len(response.applied) != len(self.sim.hosts):
                     broken(9, f"a change without faults was answered with {response}")

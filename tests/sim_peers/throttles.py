@@ -147,7 +147,7 @@ class Throttles:
         before = self._of(host)
         if before is None or before.version.settings.version < version.settings.version:
             self._ends(host)
-            self._in_force.append(_InForce(host, version, self.sim.clock.time))
+            self._in_force.append(_InForce(host, version, self.sim.time))
             host.settings.apply(version.settings)
 
     def _of(self, host: Host) -> _InForce | None:
@@ -156,7 +156,7 @@ class Throttles:
     def _ends(self, host: Host) -> None:
         one = self._of(host)
         if one is not None:
-            one.until_ms = self.sim.clock.time
+            one.until_ms = self.sim.time
 
     # ------------------------------------------------------------------------------------- leases
 
@@ -172,7 +172,7 @@ class Throttles:
         for key in {*own, *added}:
             rule = version.rules.get(key)
             if rule is not None and not rule.shadow:
-                self._leased[key].setdefault((item.id, token), self.sim.clock.time)
+                self._leased[key].setdefault((item.id, token), self.sim.time)
         self._given[tuple(sorted(own))] += 1
         self.sim.checks.counts["throttled"] += 1
 
@@ -202,26 +202,26 @@ class Throttles:
                     topic = self.rng.choice(self.sim.profile.topics)
                     specs = [self.sim.checks.new_spec(LIMITED, topic, throttles=keys) for _ in range(count)]
                     self.sim.clients.enqueue(specs, host=host)
-        self.sim.clock.soon(_TOP_UP_MS, self.top_up)
+        self.sim.soon(_TOP_UP_MS, self.top_up)
 
     def _wants(self) -> list[Any]:
         return [idl.TopicCount(topic, self.rng.choice([1, 3, 10])) for topic in self.sim.profile.topics]
 
     def _rest(self) -> None:
         """Now and then no consumer asks for items, and a host may be frozen: hosts hold tokens, and buckets fill."""
-        self._rests_until = self.sim.clock.time + self.rng.choice([0, 300, 1_000, 2_000])
+        self._rests_until = self.sim.time + self.rng.choice([0, 300, 1_000, 2_000])
         if self.sim.profile.freeze_every_ms and self.rng.random() < 0.5:
             self.rng.choice(self.sim.hosts).freeze(self._rests_until)
         if self._consuming:
-            self.sim.clock.soon(self.rng.randint(500, 2_000), self._rest)
+            self.sim.soon(self.rng.randint(500, 2_000), self._rest)
 
     def _consume(self) -> None:
         if not self._consuming:
             return
         rng, clients = self.rng, self.sim.clients
-        rest_ms = self._rests_until - self.sim.clock.time
+        rest_ms = self._rests_until - self.sim.time
         if rest_ms > 0:
-            self.sim.clock.soon(rest_ms, self._consume)
+            self.sim.soon(rest_ms, self._consume)
             return
 
         def received(items: Sequence[Any]) -> None:
@@ -229,8 +229,8 @@ class Throttles:
                 handle = partial(clients.handle, LIMITED, item.id, item.lease)
                 if rng.random() < 0.3:
                     handle = partial(clients.settle, "release", item.id, item.lease)
-                self.sim.clock.soon(rng.choice([1, 5, 600]), handle)
-            self.sim.clock.soon(rng.choice([1, 20]), self._consume)
+                self.sim.soon(rng.choice([1, 5, 600]), handle)
+            self.sim.soon(rng.choice([1, 20]), self._consume)
 
         wait_ms, timeout_ms = rng.choice([0, 50, 300]), rng.choice([200, 2_000])
         clients.take(LIMITED, self._wants(), (), received, 1_500, timeout_ms=timeout_ms, wait_ms=wait_ms)
@@ -244,7 +244,7 @@ class Throttles:
         def received(items: Sequence[Any]) -> None:
             for item in items:
                 clients.settle("ack", item.id, item.lease)
-            self.sim.clock.soon(2, lambda: self._drain(host))
+            self.sim.soon(2, lambda: self._drain(host))
 
         clients.take(LIMITED, self._wants(), (), received, 1_000, timeout_ms=1_000, wait_ms=1_000, host=host)
 
@@ -260,7 +260,7 @@ class Throttles:
         """Check that each key's rate is reached; then remove all throttles."""
         for host in self.sim.hosts:
             self._drain(host)
-        clock = self.sim.clock
+        clock = self.sim
         clock.until(clock.time + _BACK_MS)
         begun_ms = clock.time
         self._given.clear()
@@ -282,7 +282,7 @@ class Throttles:
     def _share(self, key: str, since_ms: int) -> float:
         """Return how much of the key's rate was used since then, with a token more for what rounds down."""
         used = sum(at_ms >= since_ms for at_ms in self._leased[key].values())
-        return (used + 1) / (self._rules[key].per_second * (self.sim.clock.time - since_ms) / 1_000)
+        return (used + 1) / (self._rules[key].per_second * (self.sim.time - since_ms) / 1_000)
 
     def check_rates(self) -> None:
         """In any stretch of time, no key is in more leases than the rates in force allow, on top of a burst in force

@@ -9,7 +9,7 @@ import pytest
 
 from foqs.shardmgr.facts import HostFact, OwnerFact, Session, ShardFact
 from foqs.zk.protocol import ZkConflict, ZkError, ZkUnknown
-from tests.zk.clock import Clock
+from tests.kernel.run import Clock
 from tests.zk.contract import Client, FactStoreContract, Rig, host
 from tests.zk.ensemble import Ensemble
 from tests.zk.memory import MemoryFactStore

@@ -1,0 +1,359 @@
+"""Rules of topics that are taken out, as in `test_mutants`: lanes, dead letters, redrives, tenants, throttles, slots.
+
+`tests/limits/test_slots.py` has the mutants of the messages about slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from foqs.bounds import NANO, Quota
+from foqs.buffers.reads import DeadRead
+from foqs.engine import batch_apply, batch_build, batch_reads, consumers, dead_letters, item_ops, shard_life
+from foqs.engine.concurrency import AnyGate, LaneSlots, Parked
+from foqs.engine.dead_letters import RedrivePage
+from foqs.engine.fair_dequeue import TenantDequeue
+from foqs.engine.shard import Shard
+from foqs.engine.shard_memory import ShardMemory
+from foqs.engine.state import State
+from foqs.engine.throttling import Throttling
+from foqs.fairness.keys import lane_key, topic_key
+from foqs.fairness.tenants import IDLE, PARKED, Level, Tenant
+from foqs.fairness.topics import Topic
+from foqs.fairness.turns import Turns
+from foqs.item import Cause, Change, Item, Move, Phase
+from foqs.limits.bucket import Bucket
+from foqs.limits.lease_slots import ShardSlots, Slots
+from foqs.limits.throttle_key import ThrottleKey
+from foqs.policies.layers import Policies
+from foqs.prefetch.lane import Lane
+from foqs.rows import Batch, DueRow, FailureCause, Found
+from tests.kernel.mutants import Mutants, constant
+from tests.sim.simulation import simulate
+
+MANY = 300
+MUTANTS = Mutants()
+put, around = MUTANTS.put, MUTANTS.around
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutant_is_found(name: str) -> None:
+    MUTANTS.check(name, simulate, MANY)
+
+
+# --------------------------------------------------------------------------------------------- lanes of a topic
+
+# Its items are stored and never delivered.
+put("a_lane_belongs_to_no_topic", Topic, "attach", constant(None))
+put("a_closed_shards_lanes_stay_in_their_topics", shard_life, "_detach", lambda *about: iter(()), "rival", seed=2)
+
+
+@around(Shard, "close", "rival", seed=8, also=[(shard_life, "_LANES", 1)])
+def a_closed_shards_lanes_are_merged(original: Any, shard: Shard) -> None:
+    """They are in their topics until they are detached."""
+    term = shard.memory.term
+    original(shard)
+    term.shard = shard
+
+
+@around(consumers, "wake", "topics", seed=7)
+def a_stalled_topic_is_not_tried_again(original: Any, state: State, shard: Shard, now_ms: int) -> None:
+    """Its consumer goes on waiting when the shard hands out again."""
+    shard.memory.stalled.clear()
+    original(state, shard, now_ms)
+
+
+# --------------------------------------------------------------------------------------------- attempts
+
+# It is delivered before all items of its priority, again and again.
+put("an_item_that_failed_keeps_its_place", item_ops, "_behind_ms", constant(0), "dead")
+# Each consumer counts as one that has not begun.
+put("a_lease_of_begun_work_is_no_attempt", Item, "attempts_begun", property(lambda item: item.attempt - 1), "dead")
+put("items_without_attempts_are_delivered", item_ops, "change_at_limit", constant(None), "dead")
+# It returns, and nothing looks at it before it is delivered.
+put(
+    "the_last_attempt_of_an_unwritten_lease_is_repeated", batch_build, "_ends_in_scan", constant(False), "dead",
+    also=[(item_ops, "change_at_limit", constant(None))],
+)  # fmt: skip
+# It never becomes too old.
+put(
+    "the_time_of_an_item_counts_from_its_last_delay", DueRow, "since_ms", property(lambda row: row.deliver_after_ms),
+    "dead", seed=41, also=[(Found, "since_ms", property(lambda found: found.body.deliver_after_ms))],
+)  # fmt: skip
+
+
+@around(item_ops, "change_at_end", "dead")
+def a_lease_that_ends_by_time_is_no_attempt(
+    original: Any, shard: Shard, item: Item, ended: item_ops.Ended, *rest: Any, **more: Any
+) -> Change:
+    change: Change = original(shard, item, ended, *rest, **more)
+    if ended.cause is FailureCause.EXPIRED and change.move is None:
+        change.attempt -= 1
+    return change
+
+
+@around(consumers, "send", "dead", seed=10)
+def exact_attempts_go_out_before_they_are_committed(original: Any, state: Any, call: Any, now_ms: int) -> None:
+    """An owner that crashes forgets them."""
+    call.commits = any(item.at_most_once for _, item, _ in call.found)
+    original(state, call, now_ms)
+
+
+@around(batch_reads, "when_due", "dead", seed=2)
+def an_item_at_most_once_becomes_a_dead_letter(original: Any, shard: Shard, item: Item, *rest: Any) -> Change:
+    at_most_once, item.at_most_once = item.at_most_once, False
+    change: Change = original(shard, item, *rest)
+    item.at_most_once = at_most_once
+    return change
+
+
+@around(Policies, "apply", "dead")
+def a_topic_keeps_its_bounds_when_policies_change(original: Any, policies: Policies, settings: Any) -> None:
+    original(policies, settings)
+    policies.changes = 1
+
+
+# --------------------------------------------------------------------------------------------- dead letters
+
+_late: list[Any] = []
+
+
+@around(batch_build, "_build_transaction", "dead")
+def a_dead_letter_is_written_in_two_transactions(original: Any, shard: Shard, *rest: Any) -> Batch | None:
+    """The row of its failure comes with the next one."""
+    transaction: Batch | None = original(shard, *rest)
+    if transaction is not None:
+        new, transaction.failure_new = transaction.failure_new, _late.copy()
+        _late[:] = new
+    return transaction
+
+
+@around(Batch, "only", "dead", seed=10)
+def a_part_of_a_transaction_forgets_failures(original: Any, batch: Batch, ids: set[int], *, lanes: bool) -> Batch:
+    made: Batch = original(batch, ids, lanes=lanes)
+    made.failure_new = []
+    return made
+
+
+@around(Batch, "only", "dead", seed=14)
+def a_part_of_a_transaction_keeps_failures_of_items_that_are_gone(
+    original: Any, batch: Batch, ids: set[int], *, lanes: bool
+) -> Batch:
+    made: Batch = original(batch, ids, lanes=lanes)
+    made.failure_gone = []
+    return made
+
+
+@around(batch_build, "_stored_lane", "dead")
+def the_lane_of_dead_letters_has_no_row(
+    original: Any, shard: Shard, lane: Lane[Item], batch: Any, transaction: Batch
+) -> Lane[Item]:
+    found: Lane[Item] = original(shard, lane, batch, transaction)
+    if lane.topic.key[1].endswith(".dlq"):
+        transaction.lanes_new = [row for row in transaction.lanes_new if row.lane != lane.number]
+    return found
+
+
+@around(shard_life, "fill", "dead", seed=4)
+def a_new_owner_does_not_know_its_dead_letters(original: Any, shard: Shard, opened: Any) -> Iterator[None]:
+    """It removes items, and leaves their failures behind."""
+    opened.dead.clear()
+    return original(shard, opened)
+
+
+@around(batch_apply, "_moved", "dead")
+def an_owner_does_not_note_its_first_dead_letter(
+    original: Any, memory: ShardMemory, change: Change, now_ms: int
+) -> None:
+    assert change.target is not None
+    before = change.target.dead
+    original(memory, change, now_ms)
+    change.target.dead = before
+
+
+@around(batch_apply, "_moved", "dead")
+def a_dead_letter_counts_in_its_old_lane(original: Any, memory: ShardMemory, change: Change, now_ms: int) -> None:
+    item, target = change.item, change.target
+    assert target is not None
+    item.lane, target.dead = target, True
+    memory.drop_body(item)
+
+
+@around(item_ops, "change_at_end", "dead", seed=4)
+def a_dead_letter_forgets_the_lease_that_ended_by_time(original: Any, *args: Any, **more: Any) -> Change:
+    """A late ack is refused, though no other consumer got the item."""
+    change: Change = original(*args, **more)
+    if change.move is not None:
+        change.lease = 0
+    return change
+
+
+@around(item_ops, "_ends_anyway", "dead", seed=20)
+def a_late_nack_moves_a_dead_letter_again(original: Any, item: Item, waits: Any, cause: Cause) -> Any:
+    """It came while the transaction that moves the item was in flight."""
+    now = item.change or item.in_flight
+    moving = now is not None and now.move is not None and cause is not Cause.ACK
+    return None if moving else original(item, waits, cause)
+
+
+# --------------------------------------------------------------------------------------------- redrives
+
+put("a_redrive_takes_items_that_another_one_takes", dead_letters, "_stays", constant(True), "dead", seed=6)
+
+
+@around(
+    RedrivePage, "_choose", "dead",
+    also=[(dead_letters, "DeadRead", lambda *about: DeadRead(*about[:3], about[3] + 1, *about[4:]))],
+)  # fmt: skip
+def a_redrive_goes_beyond_its_count(original: Any, page: RedrivePage, *rest: Any) -> Any:
+    page._ask = replace(page._ask, most=page._ask.most + 1)
+    chosen = original(page, *rest)
+    page._ask = replace(page._ask, most=page._ask.most - 1)
+    return chosen
+
+
+@around(batch_build, "emit", "dead")
+def a_redrive_leaves_the_failure(original: Any, change: Change, transaction: Batch) -> None:
+    original(change, transaction)
+    if change.cause is Cause.REDRIVE:
+        transaction.failure_gone.remove(change.item.id)
+
+
+@around(dead_letters, "Change", "dead")
+def a_redriven_item_keeps_its_attempts(original: Any, item: Item, *about: Any, attempt: int, **more: Any) -> Change:
+    return original(item, *about, attempt=item.attempt + 1, **more)
+
+
+@around(
+    RedrivePage, "_choose", "dead",
+    also=[
+        (dead_letters, "Phase", type("Phases", (), {"IDLE": Phase.IDLE, "LEASED": object()})),
+        (dead_letters, "_item_of", constant(None)),
+    ],
+)  # fmt: skip
+def a_redrive_takes_leased_items(original: Any, page: RedrivePage, shard: Shard, found: Any) -> Any:
+    """It ends the lease of a consumer that works on the item."""
+    known = [row for row in found.rows if row.failure.id in shard.memory.known]
+    return original(page, shard, found._replace(rows=known))
+
+
+# --------------------------------------------------------------------------------------------- tenants
+
+put("a_dead_letter_forgets_its_throttle_keys", item_ops, "pack_throttles", constant(b""), "tenants", seed=5)
+
+
+@around(RedrivePage, "_move", "tenants", seed=5)
+def a_redriven_item_forgets_its_tenant(original: Any, page: RedrivePage, *about: Any) -> Move:
+    made: Move = original(page, *about)
+    return made._replace(lane=lane_key(topic_key(made.lane)))
+
+
+@around(batch_apply, "_apply_transaction", "tenants")
+def weights_in_memory_are_those_of_the_first_items(original: Any, shard: Any, batch: Any, *rest: Any) -> None:
+    weights, batch.weights = batch.weights, {}
+    original(shard, batch, *rest)
+    batch.weights = weights
+
+
+def _returns(name: str, kind: str, seed: int, was_away: Any, change: Callable[[Tenant[Any], float], None]) -> None:
+    """Add a mutant that changes a tenant which takes turns again. `change` also gets the start that it had."""
+
+    def enter(original: Any, turns: Turns[Any], tenant: Tenant[Any], **how: Any) -> None:
+        away, start = tenant.away, tenant.start
+        original(turns, tenant, **how)
+        if away == was_away and tenant.seq:
+            turns._withdraw(tenant)
+            change(tenant, start)
+            turns._queue(tenant)
+
+    around(Turns, "enter", kind, seed, name=name)(enter)
+
+
+def _keep_start(tenant: Tenant[Any], start: float) -> None:
+    tenant.start, tenant.newcomer = start, False
+
+
+def _no_newcomer(tenant: Tenant[Any], start: float) -> None:
+    tenant.newcomer = False
+
+
+# It catches up on all that it did not ask for, or on what its throttles held.
+_returns("an_idle_tenant_keeps_its_start", "fair", 0, IDLE, _keep_start)
+_returns("a_tenant_that_was_parked_keeps_its_start", "throttles", 10, PARKED, _keep_start)
+# It waits for an item of each other tenant.
+_returns("a_tenant_that_returns_is_no_newcomer", "fair", 0, IDLE, _no_newcomer)
+
+
+@around(Level, "first", "fair")
+def newcomers_always_go_first(original: Any, level: Level[Any]) -> Any:
+    """A flood of them starves older tenants."""
+    level.took_newcomer = False
+    return original(level)
+
+
+@around(Turns, "charge", "fair")
+def every_tenant_has_the_same_weight(original: Any, turns: Turns[Any], tenant: Tenant[Any], cost: float) -> None:
+    original(turns, tenant, cost * tenant.weight)
+
+
+@around(TenantDequeue, "_open", "fair", seed=322)
+def urgent_items_of_a_shard_that_returns_wait_for_others(original: Any, round_: TenantDequeue, *about: Any) -> Any:
+    """Their tenant took turns without them, and is not looked at again."""
+    taking = original(round_, *about)
+    round_._turns.incomplete.clear()
+    return taking
+
+
+# --------------------------------------------------------------------------------------------- throttles
+
+put("parked_flows_are_never_woken", ThrottleKey, "wake", lambda *about: [], "throttles")
+put("a_flow_that_parks_on_another_key_keeps_its_wake", ThrottleKey, "holds_up", lambda *about: [], "throttles", seed=4)
+put("throttles_are_kept_over_a_version", Throttling, "changed", constant(None), "throttles")
+
+
+@around(Throttling, "take", "throttles", seed=5)
+def tokens_are_taken_before_all_keys_were_looked_at(
+    original: Any, throttling: Throttling, flow: Parked, item: Item
+) -> AnyGate | None:
+    """Those of the first keys are lost when a later key is dry."""
+    dry: AnyGate | None = original(throttling, flow, item)
+    at_ms = throttling.monotonic_ms()
+    if isinstance(dry, ThrottleKey):
+        for key in flow.rules.keys[: flow.rules.keys.index(dry)]:
+            key.settled(flow)
+            key.spend(at_ms)
+            throttling.agenda.schedule(key, at_ms)
+    return dry
+
+
+@around(Bucket, "__init__", "throttles", seed=4)
+def a_new_coordinator_begins_with_a_full_bucket(original: Any, bucket: Bucket, quota: Quota, empty_at_ms: int) -> None:
+    original(bucket, quota, empty_at_ms)
+    bucket._level = quota.burst * NANO
+
+
+# --------------------------------------------------------------------------------------------- slots of leases
+
+put("leases_with_slots_are_written_later", LaneSlots, "commits", False, "slots")
+put("flows_without_a_slot_are_never_woken", ShardSlots, "wake", lambda *about: [], "slots", seed=3)
+put(
+    "freed_slots_stay_where_others_wait", ShardSlots, "hear", constant(None), "slots", seed=8,
+    also=[(Slots, "_warn", constant(False))],
+)  # fmt: skip
+
+
+@around(Slots, "__init__", "slots", seed=28)
+def a_new_coordinator_lends_before_it_counted(original: Any, slots: Slots, limit: int, *about: Any) -> None:
+    original(slots, limit, *about)
+    slots.unknown.clear()
+
+
+@around(ShardSlots, "counts", "slots", seed=15)
+def leases_over_a_new_limit_leave_their_slots(original: Any, gate: Any) -> None:
+    original(gate)
+    gate._tied = 0

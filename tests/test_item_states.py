@@ -137,7 +137,7 @@ def test_a_wrong_step_says_which() -> None:
 
 
 PARTS = {"phase", "place", "change", "in_flight"}
-OTHERS = {"self", "chunk", "part", "shard", "shard.keys", "queue"}  # of the same names; `Item` itself is a `self`
+OTHERS = {"self", "chunk", "part", "queue.keys", "queue"}  # of the same names; `Item` itself is a `self`
 INLINE = {
     ("foqs/engine/ack.py", "change"),
     ("foqs/engine/batch_apply.py", "in_flight"),

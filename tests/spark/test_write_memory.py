@@ -87,7 +87,7 @@ def peak_bytes(number: int, options: dict[str, str]) -> int:
 
 @pytest.fixture(autouse=True)
 def task(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write, "Client", Service)
+    monkeypatch.setattr("foqs.client.Client", Service)
     monkeypatch.setattr(write.TaskContext, "get", Task)
     # Bounds that the smaller number of rows reaches.
     monkeypatch.setattr(write_rows, "RowCounts", lambda: RowCounts(ROWS // 4))

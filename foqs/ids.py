@@ -39,7 +39,7 @@ DIGEST_BYTES = 16
 _SLOT_SHIFT = 6  # of the first two bytes
 
 MARK_STEP = 1 << 20
-"""Numbers that one mark reserves, of 2^48. A host that crashes wastes at most the reserved numbers."""
+"""Numbers reserved by each mark, of 2^48. A host that crashes wastes at most the reserved numbers."""
 
 
 def make_id(shard: int, number: int) -> int:

@@ -89,7 +89,7 @@ def test_small_items_that_would_not_fit_a_frame_together(wire: Wire, topic: str)
 
 
 def test_metadata_that_a_nack_made_longer_counts(start_whole: Start, topic: str) -> None:
-    """Ten thousand items of nothing, each nacked with 4 KiB of metadata, do not fit a frame any more."""
+    """Ten thousand items of nothing, each nacked with 4 KiB of metadata, exceed a frame."""
     first = start_whole("--shards", "16")
     wire = Wire(first.address)
     dice = random.Random(5)

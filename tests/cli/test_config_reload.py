@@ -25,14 +25,14 @@ Serve = Callable[..., HostProcess]
 
 def hang_up(host: HostProcess) -> str:
     """Send SIGHUP to the host, and return the log line that reports the result."""
-    before = len(told(host))
+    before = len(logged(host))
     host.send_signal(signal.SIGHUP)
-    until(lambda: len(told(host)) > before or not host.running, "a word of the reload")
+    until(lambda: len(logged(host)) > before or not host.running, "a word of the reload")
     assert host.running, host.said()
-    return told(host)[before]
+    return logged(host)[before]
 
 
-def told(host: HostProcess) -> list[str]:
+def logged(host: HostProcess) -> list[str]:
     return re.findall(r"^.*config\.(?:not_|partly_)?reloaded.*\n", host.said(), re.MULTILINE)
 
 
@@ -73,7 +73,7 @@ def test_live_keys_apply_at_once(start: Callable[..., HostProcess], write: Write
         assert wire.ask("GetServerInfo").limits["frame_bytes"] == 16_384_000
         with Wire(host.address) as second:
             second.put("t", b"x" * 100)
-    assert len(told(host)) == 1
+    assert len(logged(host)) == 1
     assert host.faults() == []
     assert host.stop() == 0
 
@@ -148,7 +148,7 @@ def test_workers_get_the_new_configuration(write: Write, serve: Serve) -> None:
     host = serve("-c", write(f'[server]\nid = "a"\nport = 0\n{cluster}'), "--processes", 2)
 
     def lines(of: str) -> list[str]:
-        return [line for line in told(host) if of in line]
+        return [line for line in logged(host) if of in line]
 
     def pids() -> dict[str, int]:
         return {
@@ -162,7 +162,7 @@ def test_workers_get_the_new_configuration(write: Write, serve: Serve) -> None:
     os.kill(first, signal.SIGHUP)  # a process ignores SIGHUP
     write(f'[server]\nid = "b"\nport = 0\ngrace_ms = 9000\n{cluster}max_moves = 3\nsettle_ms = 5\n')
     hang_up(host)
-    until(lambda: len(told(host)) == 3, "the processes' words, and the supervisor's")
+    until(lambda: len(logged(host)) == 3, "the processes' words, and the supervisor's")
     changed = "changed=['server.grace_ms', 'zookeeper.max_moves']"
     for process in ("a-1", "a-2"):
         (line,) = lines(f"process={process}")
@@ -174,12 +174,12 @@ def test_workers_get_the_new_configuration(write: Write, serve: Serve) -> None:
     until(lambda: pids()["a-1"] != first, "it to come back")
     write(f'[server]\nid = "a"\nport = 0\ngrace_ms = 8000\n{cluster}max_moves = 3\n')
     hang_up(host)
-    until(lambda: len(told(host)) == 6, "the processes' words again")
+    until(lambda: len(logged(host)) == 6, "the processes' words again")
     assert "changed=['server.grace_ms']" in lines("process=a-1")[-1]
     write("[server\n")
     assert "config.not_reloaded" in hang_up(host)
     assert host.stop() == 0
-    assert len(told(host)) == 7
+    assert len(logged(host)) == 7
 
 
 # ------------------------------------------------------------------------------------------- every live key of a host

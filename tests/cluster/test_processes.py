@@ -89,7 +89,7 @@ def test_all_items_are_reached_through_one_port(cluster: LocalCluster, host: Hos
         return wire
 
     direct = [wire(host.port + number) for number in (1, 2, 3)]
-    # Which process gets a connection is up to a hash in the kernel: that one has none of 60 is rarer than 1 in 10^9.
+    # A hash in the kernel chooses the process of a connection: one without any of 60 is rarer than 1 in 10^9.
     behind = [wire(host.port) for _ in range(60)]
     stored = [one for wire in behind for one in wire.enqueue([ItemSpec("t", b"x")] * 2)]
     by_host = {facts.owners[shard_of(item_id)].host for item_id in stored if isinstance(item_id, int)}

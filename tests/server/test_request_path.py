@@ -35,7 +35,8 @@ CEILINGS = {
     "ack and dequeue": (36, 174),
     "throttled dequeue": (60, 1_000),
 }
-"""The most product files, and calls of their functions, with two shards. A dequeue may set an alarm: two files, two calls.
+"""The most product files, and calls of their functions, with two shards. A dequeue may set an alarm: two
+files, two calls.
 
 The throttled dequeue finds no token for its item, and waits until the host has one."""
 SAMPLES = 20

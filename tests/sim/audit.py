@@ -93,7 +93,7 @@ def _audit_tail(shard: Shard, db: MemoryDatabase) -> None:
 
 
 def available(shard: Shard, lane: Lane, db: MemoryDatabase) -> Iterator[tuple[int, int, int]]:
-    """Yield the keys of the lane's rows that may be handed out, in order: ready, not leased, no change under way."""
+    """Yield the keys of the lane's rows that may be delivered, in order: ready, not leased, without a change."""
     keys = db.order.get(lane.number or 0, [])
     if db.unindexed:
         unindexed = [

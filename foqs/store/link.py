@@ -370,8 +370,11 @@ class Link:
             self.execute(statement)
         try:
             yield
-        finally:
-            self.rollback()
+        except BaseException:
+            with suppress(*self.database.seam_errors.error):  # a lost connection has none, and its own error counts
+                self.rollback()
+            raise
+        self.rollback()
 
     def close(self) -> None:
         """Never raises; an open transaction is rolled back by the server."""

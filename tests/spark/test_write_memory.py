@@ -65,7 +65,7 @@ def rows(number: int) -> Iterator[pa.RecordBatch]:
     for start in range(0, number, ROWS_OF_A_BATCH):
         payloads = [b"%d" % (n - n % 2 if n % 50 < 2 else n) for n in range(start, start + ROWS_OF_A_BATCH)]
         yield pa.RecordBatch.from_pydict({"payload": payloads, "topic": ["t"] * ROWS_OF_A_BATCH})
-        gc.collect()  # up to 400 KiB of Arrow's wrappers wait for it
+        gc.collect(1)  # up to 400 KiB of Arrow's wrappers wait for it
 
 
 def written(number: int, options: dict[str, str]) -> Written:

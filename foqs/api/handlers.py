@@ -16,8 +16,7 @@ from foqs.api.item_life import ItemLife
 from foqs.api.lookups import Explain, Lookups, RoutingMethods
 from foqs.api.peer_methods import PeerMethods
 from foqs.hooks.topic_hooks import TopicHooks
-from foqs.peers.lease_coordinator import LeaseCoordinator
-from foqs.peers.quota_client import QuotaClient
+from foqs.peers.lending import Lending
 from foqs.peers.ready_topics import ReadyPublisher
 from foqs.peers.settings_sync import HostSettings
 from foqs.peers.tenant_shares import TenantShares
@@ -32,8 +31,7 @@ class Handlers:
         self,
         host: Host,
         news: ReadyPublisher,
-        quotas: QuotaClient,
-        slots: LeaseCoordinator,
+        lending: Lending,
         shares: TenantShares,
         settings: HostSettings,
         store: SettingsStore,
@@ -42,18 +40,18 @@ class Handlers:
         self.host = host
         self.routing = RoutingMethods(host, news)
         self.routing_changed = self.routing.changed
-        items = ItemLife(host, news, quotas, shares.elsewhere, hooks)
+        items = ItemLife(host, news, lending.quotas, shares.elsewhere, hooks)
         self._parts = (
             items,
             AckDequeue(items, host),
-            Lookups(host, hooks, quotas.coordinator, slots),
+            Lookups(host, hooks, lending.coordinator),
             Explain(host),
-            DeadLetters(host, quotas.admit),
+            DeadLetters(host, lending.quotas.admit),
             self.routing,
             SettingsMethods(host, settings, store, hooks),
             HookMethods(host, hooks),
             LeaseMethods(host),
-            PeerMethods(host, quotas.coordinator, slots, shares),
+            PeerMethods(host, lending, shares),
         )
 
     def handlers(self) -> dict[str, Callable[[Call], None]]:

@@ -23,11 +23,12 @@ from foqs.hooks.topic_hooks import TopicHooks
 from foqs.idl import idl, is_forwarded
 from foqs.ids import shard_of
 from foqs.item import Item, Phase, Place
+from foqs.peers.coordinator import Coordinator
 from foqs.peers.forwarded_requests import explained
 from foqs.peers.gather import ANSWER_MS, Pages, ThrottleReports, TopicSums, nearest
-from foqs.peers.lease_coordinator import LeaseCoordinator
 from foqs.peers.ready_topics import ReadyPublisher
-from foqs.peers.token_coordinator import TokenCoordinator
+from foqs.peers.slot_units import SLOTS
+from foqs.peers.token_units import TOKENS
 from foqs.policies.entries import Throttle, ThrottleEntry
 from foqs.policies.layers import BUILT_IN
 from foqs.policies.settings import MOST_BYTES, VALUE_BYTES
@@ -47,11 +48,10 @@ _KEPT_MS = 1_000
 
 
 class Lookups:
-    def __init__(self, host: Host, hooks: TopicHooks, tokens: TokenCoordinator, slots: LeaseCoordinator) -> None:
+    def __init__(self, host: Host, hooks: TopicHooks, coordinator: Coordinator) -> None:
         self._host = host
         self._hooks = hooks
-        self._tokens = tokens
-        self._slots = slots
+        self._coordinator = coordinator
         self._items: Mapping[int, int] = {}
         self._counted_ms: int | None = None
 
@@ -188,8 +188,8 @@ class Lookups:
             part = partial(idl.GetThrottlesRequest, ns, request.prefix, request.limit, request.cursor)
             host.forwarder.ask_others("GetThrottles", part, request, deadline_ms, reports.add, partial(done, reports))
 
-        keys = [*self._tokens.keys(), *self._slots.keys()]
-        coordinated = Coordinated(keys, self._tokens.tokens_of, self._slots.slots_of, host.address())
+        keys, ledger = [*self._coordinator.keys(TOKENS), *self._coordinator.keys(SLOTS)], self._coordinator.ledger
+        coordinated = Coordinated(keys, partial(ledger, TOKENS), partial(ledger, SLOTS), host.address())
         stats.throttles_of(host.engine.state, coordinated, ns, prefix, after, limit, counted)
 
     def server_info(self, call: Call) -> None:

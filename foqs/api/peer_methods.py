@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, TypeVar
 
 from foqs.api import validation
@@ -12,17 +11,19 @@ from foqs.api.validation import fairness_key
 from foqs.bounds import LIMITS, THROTTLE, Bounded
 from foqs.buffers.pending_dedup import Give
 from foqs.engine.ready_lanes import most_urgent
-from foqs.errors import FoqsError, Invalid
+from foqs.errors import FoqsError, Invalid, NotServed, Unavailable
 from foqs.fairness.balance import MOST_TENANTS
 from foqs.fairness.keys import TopicKey
 from foqs.idl import idl
 from foqs.ids import DIGEST_BYTES, HASH_SLOTS, hash_slot_bounds
 from foqs.limits.bucket import Ask, Grant
-from foqs.limits.lease_slots import SlotAsk, SlotGrant
+from foqs.limits.lease_slots import SlotAsk
 from foqs.peers import hash_slots
-from foqs.peers.lease_coordinator import MOST_COUNTED, LeaseCoordinator, ShardCount
+from foqs.peers.coordinator import Question, coordinator_slot
+from foqs.peers.lending import Lending
+from foqs.peers.slot_units import MOST_COUNTED, SLOTS, ShardCount
 from foqs.peers.tenant_shares import MOST_ASKED, TenantShares
-from foqs.peers.token_coordinator import TokenCoordinator
+from foqs.peers.token_units import QUOTA, TOKENS
 from foqs.policies.entries import throttle_key_error
 from foqs.rows import DedupRow
 from foqs.rpc.call import Call
@@ -37,10 +38,9 @@ _NAMES = LIMITS  # the limits of the asking host may differ
 
 
 class PeerMethods:
-    def __init__(self, host: Host, tokens: TokenCoordinator, slots: LeaseCoordinator, shares: TenantShares) -> None:
+    def __init__(self, host: Host, lending: Lending, shares: TenantShares) -> None:
         self._host = host
-        self._tokens = tokens
-        self._slots = slots
+        self._lending = lending
         self._shares = shares
 
     def handlers(self) -> dict[str, Callable[[Call], None]]:
@@ -78,35 +78,39 @@ class PeerMethods:
         request = call.request
         ns = validation.name(request.ns, "ns", _NAMES)
         holder = validation.name(request.holder, "holder", _NAMES)
-        asked = _ask(request)
+        key, asked, coordinator = (ns, _topic(request)), _ask(request), self._lending.coordinator
+        if coordinator.rule(QUOTA, key) is None:
+            raise Unavailable("there is no such quota here: the hosts' configurations, or their settings, differ")
 
-        def answer(grant: Grant | FoqsError) -> None:
-            if isinstance(grant, FoqsError):
-                call.fail(grant)
+        def answer(grants: list[Grant | None]) -> None:
+            if grants[0] is None:
+                call.fail(NotServed("this host does not coordinate the quota now"))
             else:
-                call.reply(idl.TakeTokensResponse(*grant))
+                call.reply(idl.TakeTokensResponse(*grants[0]))
 
-        self._tokens.take((ns, _topic(request)), holder, asked, answer)
+        coordinator.lend(holder, [_question(QUOTA, key, asked)], answer)
 
     def lend(self, call: Call) -> None:
         request = call.request
         holder = validation.name(request.holder, "holder", _NAMES)
         asked, slots_asked = request.tokens or (), request.slots or ()
-        if not 0 < len(asked) + len(slots_asked) <= _MOST_ASKS:
-            count = len(asked) + len(slots_asked)
-            raise Invalid(f"tokens and slots: 1 to {_MOST_ASKS} are needed, not {count}")
-        tokens = _right(asked, lambda token: (_throttle_key(token), _lend_ask(token)))
-        slots = _right(slots_asked, lambda ask: (_throttle_key(ask), _slot_ask(ask)))
+        count = len(asked)
+        if not 0 < count + len(slots_asked) <= _MOST_ASKS:
+            raise Invalid(f"tokens and slots: 1 to {_MOST_ASKS} are needed, not {count + len(slots_asked)}")
+        tokens = _right(asked, lambda token: _question(TOKENS, _throttle_key(token), _lend_ask(token)))
+        slots = _right(slots_asked, lambda ask: _question(SLOTS, _throttle_key(ask), _slot_ask(ask)))
 
-        def tokens_lent(grants: list[Grant | None]) -> None:
-            made = [idl.TokenGrant(*(grant or ())) for grant in _in_places(tokens, len(asked), grants, None)]
-            self._slots.lend(list(slots.values()), partial(slots_lent, made))
+        def answer(grants: list[Any]) -> None:
+            made = _in_places(tokens, count, grants[: len(tokens)], None)
+            lent = _in_places(slots, len(slots_asked), grants[len(tokens) :], None)
+            call.reply(
+                idl.LendResponse(
+                    [idl.TokenGrant(*(grant or ())) for grant in made],
+                    [idl.SlotGrant(*(grant or ())) for grant in lent] or None,
+                )
+            )
 
-        def slots_lent(made: list[Any], grants: list[SlotGrant | None]) -> None:
-            lent = _in_places(slots, len(slots_asked), grants, None)
-            call.reply(idl.LendResponse(made, [idl.SlotGrant(*(grant or ())) for grant in lent] or None))
-
-        self._tokens.lend(holder, list(tokens.values()), tokens_lent)
+        self._lending.coordinator.lend(holder, [*tokens.values(), *slots.values()], answer)
 
     def count_slots(self, call: Call) -> None:
         asked = _some(call.request.keys, "keys", MOST_COUNTED)
@@ -117,12 +121,12 @@ class PeerMethods:
             made = [one._replace(leased=_in_places(keys, len(asked), one.leased, -1)) for one in found]
             call.reply(idl.CountSlotsResponse([idl.SlotCount(*one) for one in made]))
 
-        self._slots.count_here(list(keys.values()), shards, answer)
+        self._lending.slots.count_here(list(keys.values()), shards, answer)
 
     def tell_slots(self, call: Call) -> None:
         news = _right(_some(call.request.news, "news", _MOST_ASKS), lambda one: (_throttle_key(one), one.shard or 0))
         for key, shard in news.values():
-            self._slots.hear(key, shard)
+            self._lending.slots.hear(key, shard)
         call.reply(idl.TellSlotsResponse())
 
     def count_items(self, call: Call) -> None:
@@ -131,7 +135,7 @@ class PeerMethods:
         def answer(shards: dict[int, int]) -> None:
             call.reply(idl.CountItemsResponse(shards))
 
-        self._tokens.counts.count_here((ns, _topic(call.request)), answer)
+        self._lending.items.counts.count_here((ns, _topic(call.request)), answer)
 
     def tell_shares(self, call: Call) -> None:
         request = call.request
@@ -146,6 +150,10 @@ class PeerMethods:
         now_ms = self._host.now_ms()
         urgent = [idl.TopicUrgency(*key, most_urgent(self._host.engine.state, key, now_ms)) for key in keys.values()]
         call.reply(idl.TellSharesResponse(urgent or None))
+
+
+def _question(unit: str, key: Bounded, ask: Any) -> Question:
+    return Question(unit, key, coordinator_slot(*key), ask)
 
 
 def _right(entries: Sequence[Any], read: Callable[[Any], T]) -> dict[int, T]:

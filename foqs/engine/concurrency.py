@@ -20,14 +20,15 @@ from foqs.fairness.keys import TopicKey, tenancy_of
 from foqs.fairness.tenants import Flow
 from foqs.ids import digest_of, hash_slot_of
 from foqs.item import Item
-from foqs.limits.gate import Agenda, Gate
-from foqs.limits.lease_slots import ShardSlots, SlotAsk, SlotGrant
+from foqs.limits.gate import Agenda
+from foqs.limits.lease_slots import ShardSlots
 from foqs.limits.throttle_key import ThrottleKey
 from foqs.policies.layers import LeaseLimits, NamespacePolicies, Policies
 from foqs.prefetch.lane import Lane
 
 Parked = Flow[Any]
-AnyGate = Gate[TopicKey, Parked]
+SlotGate = ShardSlots[TopicKey, Parked]
+AnyGate = ThrottleKey[TopicKey, Parked] | SlotGate
 
 RECENT_MS = 2_000
 """A topic is wanted for this time after a dequeue of it found a flow that waits."""
@@ -127,9 +128,6 @@ def lives(flow: Parked) -> bool:
     return False
 
 
-SlotGate = ShardSlots[TopicKey, Parked]
-
-
 class Book:
     """The gates of one namespace in one shard, by throttle key, while `limits` are in force. `counted`: all leases that
     the shard had when the book was opened count. `before`: the gates of the book that it replaces."""
@@ -150,7 +148,7 @@ class LaneSlots:
 
     __slots__ = ("_agenda", "book", "gates")
 
-    def __init__(self, book: Book, gates: tuple[SlotGate, ...], agenda: Agenda[TopicKey, Parked]) -> None:
+    def __init__(self, book: Book, gates: tuple[SlotGate, ...], agenda: Agenda[AnyGate]) -> None:
         self.book = book
         self.gates = gates
         self._agenda = agenda
@@ -195,13 +193,14 @@ class Past:
 
 
 class Concurrency:
-    """`unpark(topic, flow)`: a flow waits no more. `serving`: the open shards."""
+    """`lent`: gates with units. `unpark(topic, flow)`: a flow waits no more. `serving`: the open shards."""
 
     def __init__(
         self,
         policies: Policies,
-        agenda: Agenda[TopicKey, Parked],
+        agenda: Agenda[AnyGate],
         demand: Demand,
+        lent: dict[AnyGate, None],
         unpark: Callable[[TopicKey, Parked], None],
         long_work: Callable[[Iterator[None]], None],
         monotonic_ms: Callable[[], int],
@@ -215,10 +214,8 @@ class Concurrency:
         self._monotonic_ms = monotonic_ms
         self._serving = serving
         self._numbers = count(1)
-        self._lent: dict[SlotGate, None] = {}  # gates with slots
-        self._beating: set[SlotGate] = set()
-        self._reporting = False
-        self._tended = 0  # the book that `beat` begins with
+        self._lent = lent
+        self._tended = 0  # the book that `tend` begins with
         self._past: dict[Bounded, Past] = {}
 
     # ------------------------------------------------------------------------------------- leases
@@ -422,49 +419,6 @@ class Concurrency:
 
     # ------------------------------------------------------------------------------------- coordinators
 
-    def settle(self, gate: SlotGate, at_ms: int) -> None:
-        """Wake flows for the free slots, and ask for more if they lack some."""
-        if not gate.closed:
-            gate.end_keep(self._demand.waits)
-            for topic, flow in gate.wake(self._demand.of, lives, at_ms):
-                self._unpark(topic, flow)
-            self._agenda.schedule(gate, at_ms)
-            gate.end_claims(at_ms)
-            if gate.awake:
-                self._agenda.settle_at(gate, gate.claims_end_ms(at_ms))
-
-    def ask(self, gate: SlotGate) -> SlotAsk | None:
-        """Return the question for the gate's coordinator, None if it needs none now."""
-        self._agenda.asked(gate)
-        beat = gate in self._beating
-        self._beating.discard(gate)
-        if gate.closed or gate.asking:
-            return None
-        at_ms = self._monotonic_ms()
-        gate.end_keep(self._demand.waits)
-        for topic, flow in gate.wake(self._demand.of, lives, at_ms):
-            self._unpark(topic, flow)
-        need = gate.wanted_of(self._demand.wanted, gate.throttle.concurrency or 1)
-        if gate.active and not need:
-            for topic, flow in gate.doze(self._demand.of, lives):
-                self._unpark(topic, flow)
-        if gate.contended:
-            need = min(need, sum([len(parking) for parking in gate.active.values()]))
-        asked = gate.ask(need, at_ms, *(_urgency(gate, at_ms) if need else (0, 0)), beat=beat)
-        if not gate.has:
-            self._lent.pop(gate, None)
-        return asked
-
-    def answered(self, gate: SlotGate, ask: SlotAsk, grant: SlotGrant | None) -> None:
-        """Take the coordinator's answer, None if there is none."""
-        if gate.closed:
-            return
-        at_ms = self._monotonic_ms()
-        gate.answered(ask, grant, at_ms)
-        if gate.has:
-            self._lent[gate] = None
-        self.settle(gate, at_ms)
-
     def hear(self, key: Bounded, shard: Shard) -> None:
         """Report to the key's coordinator at once, as it asked."""
         book = shard.memory.limited.get(key[0])
@@ -492,11 +446,8 @@ class Concurrency:
                 self._agenda.settle_soon(gate)
         return number, found
 
-    def beat(self, at_ms: int) -> bool:
-        """Report the slots held here. Call it about twice a second. Return True if keys are limited."""
-        if self._lent and not self._reporting:
-            self._reporting = True
-            self._long_work(self._report())
+    def tend(self) -> None:
+        """Forget unused gates, some at a time."""
         books = [book for shard in self._serving() for book in shard.memory.limited.values()]
         left = _SLICE
         for at in range(len(books)):
@@ -511,19 +462,6 @@ class Concurrency:
             if left <= 0:
                 break
         self._tended += 1
-        return bool(books)
-
-    def _report(self) -> Iterator[None]:
-        for done, gate in enumerate(list(self._lent), 1):
-            gate.look_after(self._monotonic_ms())
-            if gate.closed:
-                self._lent.pop(gate, None)
-            else:
-                self._beating.add(gate)
-                self._agenda.ask(gate)
-            if done % _SLICE == 0:
-                yield
-        self._reporting = False
 
     # ------------------------------------------------------------------------------------- numbers
 
@@ -548,7 +486,7 @@ class Concurrency:
         return self._past.get(key) or Past()
 
 
-def _urgency(gate: SlotGate, at_ms: int) -> tuple[int, int]:
+def urgency(gate: SlotGate, at_ms: int) -> tuple[int, int]:
     """Return the lowest priority of the items that wait at the gate, and since when the first flow waits (ms)."""
     priorities: list[int] = []
     since_ms = at_ms

@@ -16,6 +16,7 @@ from foqs.engine.state import State, in_slices
 from foqs.fairness.keys import TopicKey, lane_key
 from foqs.figures import ActiveTopic, TenantStats, ThrottleStats, TopicStats, WorkerStats, merge_into, merged
 from foqs.item import Item, Phase
+from foqs.limits.bucket import ThrottleTokens
 from foqs.limits.lease_slots import Slots
 from foqs.prefetch.lane import Lane
 
@@ -194,11 +195,11 @@ _KEYS = 2_000
 
 
 class Coordinated(NamedTuple):
-    """The quotas and throttle keys that the host at `address` coordinates, and the tokens in the bucket of each and its
-    slots, None if it is forgotten by now."""
+    """The throttle keys that the host at `address` coordinates, and the ledgers of the tokens and slots of each, None
+    if it is forgotten by now."""
 
     keys: Sequence[Bounded]
-    tokens_of: Callable[[Bounded], float | None]
+    tokens_of: Callable[[Bounded], ThrottleTokens | None]
     slots_of: Callable[[Bounded], Slots | None]
     address: str
 
@@ -233,7 +234,7 @@ def throttles_of(
         one = _of_gates(name[len(THROTTLE) :], [*gates, *([] if key is None else [key])], flows, now_ms)
         flows = max(0, flows - one.parked_flows)
         found[one.key] = one._replace(
-            tokens=tokens,
+            tokens=None if tokens is None else tokens.here(now_ms),
             coordinator="" if tokens is None and slots is None else coordinated.address,
             taken=None if slots is None else slots.taken,
             free=None if slots is None else max(0, slots.limit - slots.taken),

@@ -1,6 +1,6 @@
 """Throttles on one host: which flows may be delivered, which are parked, and which throttle keys need tokens.
 
-`foqs.peers.throttle_client` asks the coordinators for tokens. A flow is delivered if there is a token of each of its
+`foqs.peers.borrower` asks the coordinators for units. A flow is delivered if there is a token of each of its
 keys; else it takes none, and is parked on the first key, the slowest first, that has none. All hosts have the same
 order, so no two flows wait for each other. A flow may keep a token while it waits for the next one (`Gate.keep`): it
 then keeps one of a slow key until a faster key makes one, which is short for the slow key.
@@ -10,19 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count, islice, takewhile
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from foqs.bounds import THROTTLE, Bounded
 from foqs.engine.calls import DequeueCall, Hint
-from foqs.engine.concurrency import RECENT_MS, AnyGate, Concurrency, Demand, Parked, gates_of, lives
+from foqs.engine.concurrency import RECENT_MS, AnyGate, Concurrency, Demand, Parked, gates_of, lives, urgency
 from foqs.engine.shard import Shard
 from foqs.fairness.keys import TopicKey
 from foqs.ids import digest_of, hash_slot_of
 from foqs.item import Item
 from foqs.limits.allowance import Allowance, Lost
-from foqs.limits.bucket import Ask, Grant
+from foqs.limits.bucket import Ask
 from foqs.limits.gate import Agenda
-from foqs.limits.lease_slots import ShardSlots, SlotAsk, SlotGrant
+from foqs.limits.lease_slots import ShardSlots, SlotAsk
 from foqs.limits.throttle_key import ThrottleKey
 from foqs.policies.layers import Policies
 
@@ -69,14 +69,14 @@ class Throttling:
         self.moment = 0
         self._changed_at = 0
         self.keys: dict[Bounded, Key] = {}
-        self.agenda: Agenda[TopicKey, Parked] = Agenda(tokens_wanted)
+        self.agenda: Agenda[AnyGate] = Agenda(tokens_wanted)
         self.demand = Demand(policies, waiting, monotonic_ms)
-        self.concurrency = Concurrency(
-            policies, self.agenda, self.demand, self._unpark, long_work, monotonic_ms, serving
-        )  # fmt: skip
-        self._beating: set[Key] = set()
-        self._holding: dict[Key, None] = {}  # keys with tokens
+        self._beating: set[AnyGate] = set()
+        self._holding: dict[AnyGate, None] = {}  # gates with units
         self._reporting = False
+        self.concurrency = Concurrency(
+            policies, self.agenda, self.demand, self._holding, self._unpark, long_work, monotonic_ms, serving
+        )  # fmt: skip
         self.lost = Lost()
         self._numbers = count(1)
 
@@ -194,93 +194,74 @@ class Throttling:
             self.agenda.settle_soon(key)
         return key
 
-    # ------------------------------------------------------------------------------------- tokens
+    # ------------------------------------------------------------------------------------- coordinators
 
     def turn(self) -> list[AnyGate]:
         """Wake flows, and return the gates whose coordinators are asked now: take the question of each from `ask`."""
         at_ms = self.monotonic_ms()
         for gate in self.agenda.due(at_ms):
-            if isinstance(gate, ShardSlots):
-                self.concurrency.settle(gate, at_ms)
-            elif isinstance(gate, ThrottleKey) and self._in_force(gate):
-                self._settle(gate, at_ms)
+            self._settle(gate, at_ms)
         return self.agenda.fresh()
 
     def ask(self, gate: AnyGate) -> Ask | SlotAsk | None:
         """Return the question for the gate's coordinator, None if it needs none now."""
-        if isinstance(gate, ShardSlots):
-            return self.concurrency.ask(gate)
-        assert isinstance(gate, ThrottleKey), "a gate has tokens or slots"
-        return self._ask(gate)
-
-    def _ask(self, key: Key) -> Ask | None:
-        self.agenda.asked(key)
-        if not self._in_force(key):
-            self._beating.discard(key)
-            return None
-        if key.allowance.asked is not None:
+        self.agenda.asked(gate)
+        beat = gate in self._beating
+        self._beating.discard(gate)
+        if gate.closed or gate.asking:
             return None
         at_ms = self.monotonic_ms()
-        beat = key in self._beating
-        self._beating.discard(key)
-        self._wake(key, at_ms)
-        need = key.need(self.demand.wanted)
-        if key.active and not need:
-            for topic, flow in key.doze(self.demand.of, lives):
+        self._wake(gate, at_ms)
+        need = gate.need(self.demand.wanted)
+        if gate.active and not need:
+            for topic, flow in gate.doze(self.demand.of, lives):
                 self._unpark(topic, flow)
-        asked = key.ask(need, at_ms, self._next_moment(), beat=beat)
-        if asked is None and key.active:  # its tokens are claimed
-            self._let_go(key, at_ms)
-            self.agenda.settle_at(key, max(at_ms + 1, key.claims_end_ms(at_ms)))
+        if isinstance(gate, ShardSlots):
+            return gate.ask(need, at_ms, *(urgency(gate, at_ms) if need else (0, 0)), beat=beat)
+        asked = gate.ask(need, at_ms, self._next_moment(), beat=beat)
+        if asked is None and gate.active:  # its tokens are claimed
+            self._let_go(gate, at_ms)
+            self.agenda.settle_at(gate, max(at_ms + 1, gate.claims_end_ms(at_ms)))
         return asked
 
-    def answered(self, gate: AnyGate, ask: Ask | SlotAsk, grant: Grant | SlotGrant | None) -> None:
+    def answered(self, gate: AnyGate, ask: Any, grant: Any) -> None:
         """Take the coordinator's answer, None if there is none."""
-        if isinstance(gate, ShardSlots):
-            if isinstance(ask, SlotAsk) and not isinstance(grant, Grant):
-                self.concurrency.answered(gate, ask, grant)
-        elif isinstance(gate, ThrottleKey) and isinstance(ask, Ask) and not isinstance(grant, SlotGrant):
-            self._answered(gate, ask, grant)
-
-    def _answered(self, key: Key, ask: Ask, grant: Grant | None) -> None:
-        if not (key.allowance.waits_for(ask) and self._in_force(key)):
+        if gate.closed or not gate.waits_for(ask):
             return
         at_ms = self.monotonic_ms()
-        key.answered(ask, grant, at_ms, self._random())
-        if key.allowance.balance:
-            self._holding[key] = None
-            key.behind.clear()
+        gate.answered(ask, grant, at_ms, self._random())
+        if gate.held:
+            self._holding[gate] = None
+            gate.behind.clear()
         else:
-            self._let_go(key, at_ms)
-        self._settle(key, at_ms)
+            self._let_go(gate, at_ms)
+        self._settle(gate, at_ms)
 
-    def beat(self) -> bool:
-        """Report the tokens held here, which keeps them good, and return tokens that are not needed. Call it about
-        twice a second. Return False if no throttle key is in use."""
+    def beat(self) -> None:
+        """Report the units held here, which keeps them good, and return units that are not needed. Call it about twice
+        a second."""
         at_ms = self.monotonic_ms()
         if self._holding and not self._reporting:
             self._reporting = True
             self._long_work(self._report())
         self.demand.forget(at_ms)
         self._look_after(at_ms)
-        limited = self.concurrency.beat(at_ms)
-        return bool(self.keys or self.demand.topics or self.demand.lacked or limited)
+        self.concurrency.tend()
 
     def leave(self) -> list[tuple[Key, Ask]]:
         """Return the questions that give all tokens back. Call it when this host has stopped delivering."""
         at_ms = self.monotonic_ms()
-        held = [key for key in self._holding if key.allowance.held(at_ms)]
+        held = [key for key in self._holding if isinstance(key, ThrottleKey) and key.allowance.held(at_ms)]
         return [(key, key.allowance.ask(0, at_ms, ahead=False, spare=True)) for key in held]
 
     def _report(self) -> Iterator[None]:
-        for done, key in enumerate(list(self._holding), 1):
-            key.allowance.beat(self.monotonic_ms())
-            key.end_keep(self.demand.waits)
-            if key.allowance.balance:
-                self._beating.add(key)
-                self.agenda.ask(key)
+        for done, gate in enumerate(list(self._holding), 1):
+            gate.end_keep(self.demand.waits)
+            if gate.tend(self.monotonic_ms()) and not gate.closed:
+                self._beating.add(gate)
+                self.agenda.ask(gate)
             else:
-                self._holding.pop(key, None)
+                self._holding.pop(gate, None)
             if done % _SLICE == 0:
                 yield
         self._reporting = False
@@ -307,6 +288,7 @@ class Throttling:
         for bounded, key in list(islice(self.keys.items(), _SLICE)):
             del self.keys[bounded]
             if key.unused and key not in self.agenda and at_ms - key.used_ms > RECENT_MS:
+                key.closed = True
                 self.changes += 1  # flows that have it look it up again
             else:
                 self.keys[bounded] = key
@@ -324,14 +306,20 @@ class Throttling:
             else:
                 self.agenda.settle_soon(other)
 
-    def _settle(self, key: Key, at_ms: int) -> None:
-        self._wake(key, at_ms)
-        self.agenda.schedule(key, at_ms)
+    def _settle(self, gate: AnyGate, at_ms: int) -> None:
+        """Wake flows for the units here, and ask for more if they lack some."""
+        if gate.closed:
+            return
+        self._wake(gate, at_ms)
+        self.agenda.schedule(gate, at_ms)
+        if isinstance(gate, ShardSlots) and gate.awake:
+            self.agenda.settle_at(gate, gate.claims_end_ms(at_ms))
 
-    def _wake(self, key: Key, at_ms: int) -> None:
-        key.end_keep(self.demand.waits)
-        for topic, flow in key.wake(self.demand.of, lives, at_ms):
+    def _wake(self, gate: AnyGate, at_ms: int) -> None:
+        gate.end_keep(self.demand.waits)
+        for topic, flow in gate.wake(self.demand.of, lives, at_ms):
             self._unpark(topic, flow)
+        gate.end_claims(at_ms)
 
     def _unpark(self, topic: TopicKey, flow: Parked) -> None:
         flow.parked = None
@@ -359,6 +347,7 @@ class Throttling:
             now = self._key(ns, key.name)
             if now is None and self.keys.get(bounded) is key:
                 del self.keys[bounded]
+                key.closed = True
                 self._holding.pop(key, None)
             for topic, parking in list(key.parked()):
                 for flow in parking:
@@ -374,11 +363,6 @@ class Throttling:
             if done % _SLICE == 0:
                 yield
 
-    def _in_force(self, key: Key) -> bool:
-        """Return True if this is the key in use. If its throttle was removed and set again, another object took its
-        place. As the coordinator knows one host, a report of this object would make the other's tokens seem spent."""
-        return self.keys.get(key.bounded) is key
-
     def _next_moment(self) -> int:
         self.moment += 1
         return self.moment
@@ -390,7 +374,7 @@ class Throttling:
             return
         at_ms = self.monotonic_ms()
         for key in rules.keys:
-            if self._in_force(key) and key.give_back(moment, at_ms):
+            if not key.closed and key.give_back(moment, at_ms):
                 self._holding[key] = None
                 self.agenda.settle_soon(key)
 

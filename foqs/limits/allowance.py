@@ -1,4 +1,4 @@
-"""One host's tokens of a namespace, a topic or a throttle key: granted by its coordinator, spent on items, given back
+"""One host's tokens of a namespace, a topic or a throttle key: lent by its coordinator, spent on items, given back
 when not needed. Pure."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from foqs.limits.bucket import TTL_MS, Ask, Grant
 AHEAD_MS = 200
 """A host asks ahead for the tokens that it needs in this time, if the coordinator is another host."""
 _PAUSE_MS = 20
-"""The pause after an answer that granted less than the host wanted. The tokens that accrue in it are granted in one
+"""The pause after an answer with less than the host wanted. The tokens that accrue in it are lent in one
 portion."""
 _UNANSWERED_PAUSE_MS = 100
 
@@ -122,7 +122,7 @@ class Allowance:
         if grant.granted < ask.wanted:
             self._dry_until_ms = now_ms + max(1, min(grant.retry_after_ms // 4, _PAUSE_MS))
 
-    def waits_for(self, ask: Ask) -> bool:
+    def waits_for(self, ask: object) -> bool:
         return self.asked is not None and self.asked[0] is ask
 
     def held(self, now_ms: int) -> int:

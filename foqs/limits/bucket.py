@@ -1,5 +1,5 @@
-"""The tokens of a namespace, a topic or a throttle key at their coordinator, which grants them to hosts for a while: by
-rate (`Bucket`), and by the number of stored items (`NamespaceTokens`). Pure.
+"""The tokens of a namespace, a topic or a throttle key at their coordinator, which lends them to hosts for a while: by
+rate (`Bucket`), and by the number of stored items (`QuotaTokens`). Pure.
 
 Conservation: the tokens in the bucket and the tokens that hosts may still spend are never more than the burst together.
 So no `t` seconds see more than burst + rate * t of them. It needs no messages that arrive: the tokens of a host end
@@ -10,12 +10,12 @@ can be lost with a message, but it never exists twice.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from foqs.bounds import NANO, Quota
 
 TTL_MS = 1_500
-"""Tokens are good for this time, unless the host asks again. A new coordinator grants nothing for this time."""
+"""Tokens are good for this time, unless the host asks again. A new coordinator lends nothing for this time."""
 STORED_RETRY_MS = 1_000
 """The hint when the bound on stored items is reached: the time at which consumers make room is not known."""
 UNCOUNTED_RETRY_MS = 200
@@ -62,7 +62,7 @@ class Bucket:
     __slots__ = ("_at_ms", "_burst", "_full_ms", "_holders", "_level", "_nano_per_ms", "granted", "out")
 
     def __init__(self, quota: Quota, empty_at_ms: int) -> None:
-        """`empty_at_ms`: the time at which the bucket and all grants were empty."""
+        """`empty_at_ms`: the time at which no token was in the bucket or on a host."""
         self._nano_per_ms = quota.nano_per_ms
         self._burst = quota.burst if quota.per_second is not None else _UNBOUNDED
         self._level = 0 if quota.per_second is not None else _UNBOUNDED * NANO
@@ -115,7 +115,7 @@ class Bucket:
         self._make_up(had - held - back, ask.spent_ago_ms, now_ms)
         return kept
 
-    def grant(self, holder: str, number: int, wanted: int, now_ms: int) -> int:
+    def lend(self, holder: str, number: int, wanted: int, now_ms: int) -> int:
         """Return how many of `wanted` the host gets. `report` has recorded the question with that number."""
         self.advance(now_ms)
         held = self._holders.get(holder)
@@ -128,7 +128,7 @@ class Bucket:
         return granted
 
     def advance(self, now_ms: int) -> None:
-        """Let tokens expire and accrue until `now_ms`, in order of time: granted tokens leave no room for new ones."""
+        """Let tokens expire and accrue until `now_ms`, in order of time: lent tokens leave no room for new ones."""
         for holder, held in list(self._holders.items()):
             if held.until_ms > now_ms:
                 break
@@ -173,21 +173,15 @@ class Bucket:
         return f"Bucket({self._level / NANO} here, {self.out} out)"
 
 
-class NamespaceTokens:
-    """`counted` records the items of a shard. The last count of each shard is kept, for a shard that does not answer or
-    is being moved.
+class _Tokens:
+    """The ledger of one key whose units are tokens."""
 
-    An item stored after a count used a token that was granted, and not known to be spent, when the counting began. So
-    no shard's items are missed: all tokens granted since the oldest count are taken to be stored on top of it."""
-
-    __slots__ = ("_bucket", "_counts", "_quota", "_waiting")
+    __slots__ = ("_bucket", "_quota")
 
     def __init__(self, quota: Quota, empty_at_ms: int) -> None:
         """See `Bucket`."""
         self._quota = quota
         self._bucket = Bucket(quota, empty_at_ms)
-        self._counts: dict[int, tuple[int, int]] = {}  # by shard: items, and the mark of their count
-        self._waiting: dict[str, tuple[int, int]] = {}  # by holder: since when it got no token, and when it asks again
 
     def follow(self, quota: Quota, now_ms: int) -> None:
         """Follow another rate, burst or bound on stored items."""
@@ -195,31 +189,35 @@ class NamespaceTokens:
             self._quota = quota
             self._bucket.update(quota, now_ms)
 
-    def report(self, holder: str, ask: Ask, now_ms: int) -> bool:
-        return self._bucket.report(holder, ask, now_ms)
+    def here(self, now_ms: int) -> float:
+        """Return the number of tokens that no host holds."""
+        return self._bucket.here(now_ms)
 
-    def grant(self, holder: str, ask: Ask, shards: Collection[int], now_ms: int, *, kept: bool) -> Grant:
-        """Return the answer to a question that was reported. `shards`: all whose items count."""
-        left, wanted = self.left(shards), ask.wanted
-        if left is not None:
-            wanted = min(wanted, max(0, left))
-        elif self._quota.stored_items is not None:
-            wanted = 0
-        granted = self._bucket.grant(holder, ask.number, wanted, now_ms)
-        retry_after_ms = self._quota.ms_for(ask.wanted - granted)
-        if wanted < ask.wanted:
-            retry_after_ms = max(retry_after_ms, UNCOUNTED_RETRY_MS if left is None else STORED_RETRY_MS)
-        return Grant(granted, kept, retry_after_ms)
+    def idle(self, now_ms: int) -> bool:
+        """Return True if this can be forgotten without a loss."""
+        return self._bucket.full(now_ms)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._bucket})"
+
+
+class ThrottleTokens(_Tokens):
+    """The tokens of a throttle key. The host of the coordinator asks without delay, so it could take each token of a
+    fast key: a token is kept for the host that has waited longest, if it is patient no more."""
+
+    __slots__ = ("_waiting",)
+
+    def __init__(self, quota: Quota, empty_at_ms: int) -> None:
+        super().__init__(quota, empty_at_ms)
+        self._waiting: dict[str, tuple[int, int]] = {}  # by holder: since when it got no token, and when it asks again
 
     def lend(self, holder: str, ask: Ask, now_ms: int) -> Grant:
-        """Return the answer to a question for tokens of a throttle key, with the time until the next token. The host of
-        the coordinator asks without delay, so it could take each token of a fast key: a token is kept for the host that
-        has waited longest, if it is patient no more."""
+        """Return the answer to a question, with the time until the next token."""
         bucket = self._bucket
         kept = bucket.report(holder, ask, now_ms)
         reserved = ask.wanted > 0 and self._reserved(holder, now_ms)
         free = max(0, int(bucket.here(now_ms)) - reserved)
-        granted = bucket.grant(holder, ask.number, min(ask.wanted, free), now_ms)
+        granted = bucket.lend(holder, ask.number, min(ask.wanted, free), now_ms)
         retry_after_ms = bucket.ms_until(1 + reserved) if granted < ask.wanted else 0
         since_ms, _ = self._waiting.pop(holder, (now_ms, 0))
         if ask.wanted and not granted:
@@ -234,6 +232,38 @@ class NamespaceTokens:
         first = min(self._waiting, key=lambda other: self._waiting[other][0], default=holder)
         waited_ms = now_ms - self._waiting[first][0] if first != holder else 0
         return waited_ms > PATIENCE_MS + 2 * self._quota.ms_for(1)
+
+
+class QuotaTokens(_Tokens):
+    """The tokens of a namespace or a topic, one for each item that is stored. `counted` records the items of a shard.
+    The last count of each shard is kept, for a shard that does not answer or is being moved.
+
+    An item stored after a count used a token that was lent, and not known to be spent, when the counting began. So
+    no shard's items are missed: all tokens lent since the oldest count are taken to be stored on top of it."""
+
+    __slots__ = ("_counts", "count")
+
+    def __init__(self, quota: Quota, empty_at_ms: int) -> None:
+        super().__init__(quota, empty_at_ms)
+        self.count: Any = None  # the latest count of all shards
+        self._counts: dict[int, tuple[int, int]] = {}  # by shard: items, and the mark of their count
+
+    def report(self, holder: str, ask: Ask, now_ms: int) -> bool:
+        """Record the tokens that the host holds. Return True if it may keep them."""
+        return self._bucket.report(holder, ask, now_ms)
+
+    def lend(self, holder: str, ask: Ask, shards: Collection[int], now_ms: int, *, kept: bool) -> Grant:
+        """Return the answer to a question that was reported. `shards`: all whose items count."""
+        left, wanted = self.left(shards), ask.wanted
+        if left is not None:
+            wanted = min(wanted, max(0, left))
+        elif self._quota.stored_items is not None:
+            wanted = 0
+        granted = self._bucket.lend(holder, ask.number, wanted, now_ms)
+        retry_after_ms = self._quota.ms_for(ask.wanted - granted)
+        if wanted < ask.wanted:
+            retry_after_ms = max(retry_after_ms, UNCOUNTED_RETRY_MS if left is None else STORED_RETRY_MS)
+        return Grant(granted, kept, retry_after_ms)
 
     def lacks(self, wanted: int, shards: Collection[int]) -> bool:
         """Return True if another count may allow more of `wanted`."""
@@ -252,10 +282,6 @@ class NamespaceTokens:
         since = self._bucket.granted - min(mark for _, mark in counts)
         return self._quota.stored_items - sum(items for items, _ in counts) - since
 
-    def here(self, now_ms: int) -> float:
-        """Return the number of tokens that no host holds."""
-        return self._bucket.here(now_ms)
-
     def mark(self, now_ms: int) -> int:
         """Return the mark for `counted`. Take it before the shard is asked for its count."""
         self._bucket.advance(now_ms)
@@ -264,10 +290,3 @@ class NamespaceTokens:
     def counted(self, shard: int, items: int, mark: int) -> None:
         """Record the items that the shard stores or is about to store."""
         self._counts[shard] = (items, mark)
-
-    def idle(self, now_ms: int) -> bool:
-        """Return True if this can be forgotten without a loss."""
-        return self._bucket.full(now_ms)
-
-    def __repr__(self) -> str:
-        return f"NamespaceTokens({self._bucket}, counts {self._counts})"

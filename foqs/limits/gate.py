@@ -117,11 +117,12 @@ class Gate(Generic[T, F]):
     consumer asked for when there were units; one flow of each is awake to notice when a consumer asks.
 
     `due_ms`: the coordinator may have units then. `unanswered`: questions in a row without an answer. `behind`:
-    throttle keys with tokens here, and the flows parked on this gate that need these."""
+    throttle keys with tokens here, and the flows parked on this gate that need these. `closed`: another gate took its
+    place, or none. As the coordinator knows one, a report of this gate would make the units of the other seem spent."""
 
     __slots__ = (
-        "_awake", "_keeper", "_keeping", "_others_turn", "active", "asleep", "behind", "bounded", "due_ms", "slot",
-        "throttle", "timer_ms", "unanswered",
+        "_awake", "_keeper", "_keeping", "_others_turn", "active", "asleep", "behind", "bounded", "closed", "due_ms",
+        "slot", "throttle", "timer_ms", "unanswered",
     )  # fmt: skip
 
     def __init__(self, ns: str, key: str, throttle: Throttle, slot: int) -> None:
@@ -129,6 +130,7 @@ class Gate(Generic[T, F]):
         self.bounded: Bounded = (ns, THROTTLE + key)
         self.throttle = throttle
         self.slot = slot
+        self.closed = False
         self.active: dict[T, Parking[F]] = {}
         self.asleep: dict[T, Parking[F]] = {}
         self.behind: dict[Any, list[F]] = {}
@@ -145,11 +147,6 @@ class Gate(Generic[T, F]):
         return self.bounded[1][len(THROTTLE) :]
 
     # ------------------------------------------------------------------------------------- units
-
-    @property
-    def why(self) -> str:
-        """The reason of the wait, for consumers."""
-        raise NotImplementedError
 
     @property
     def asking(self) -> bool:
@@ -214,7 +211,7 @@ class Gate(Generic[T, F]):
             if parking is not None and parking.remove(flow) and not parking:
                 del topics[topic]
 
-    def holds_up(self, flow: F, keys: Sequence[Gate[T, F]], now_ms: int) -> list[Gate[T, F]]:
+    def holds_up(self, flow: F, keys: Sequence[Any], now_ms: int) -> list[Any]:
         """The flow, which needs tokens of all `keys`, is parked on this gate. Return the later ones that it had a claim
         on: it gives these up, or a flow that waits for it could have a claim on this key, and both would wait."""
         given_up, later = [], False
@@ -250,7 +247,7 @@ class Gate(Generic[T, F]):
             self._keeper = None
             self._awake[flow] = now_ms
 
-    def end_keep(self, waits: Callable[[Gate[T, F], T, F, int], bool]) -> None:
+    def end_keep(self, waits: Callable[[Any, T, F, int], bool]) -> None:
         """Forget the keeper unless it still waits at another gate, for consumers that want its items."""
         if self._keeper is not None:
             flow, topic, _, kept_ms = self._keeper
@@ -368,7 +365,10 @@ def _next(parking: Parking[F], lives: Callable[[F], bool]) -> F | None:
     return None
 
 
-class Agenda(Generic[T, F]):
+G = TypeVar("G", bound=Gate[Any, Any])
+
+
+class Agenda(Generic[G]):
     """The gates of a host to look at, and to ask about at their coordinators, some at a time. `turn_wanted`: take `due`
     and `fresh` soon. Times are monotonic."""
 
@@ -376,38 +376,33 @@ class Agenda(Generic[T, F]):
 
     def __init__(self, turn_wanted: Callable[[], None]) -> None:
         self._turn_wanted = turn_wanted
-        self._to_ask: set[Gate[T, F]] = set()  # until `asked`
-        self._fresh: deque[Gate[T, F]] = deque()  # new in `_to_ask`; some keys more than once
-        self._unsettled: dict[Gate[T, F], None] = {}
-        self._timers: list[tuple[int, int, Gate[T, F]]] = []
+        self._to_ask: set[G] = set()  # until `asked`
+        self._fresh: deque[G] = deque()  # new in `_to_ask`; some keys more than once
+        self._unsettled: dict[G, None] = {}
+        self._timers: list[tuple[int, int, G]] = []
         self._seq = count(1)
 
-    def __contains__(self, key: Gate[T, F]) -> bool:
+    def __contains__(self, key: G) -> bool:
         """Return True if the key's coordinator is asked soon."""
         return key in self._to_ask
 
-    def ask(self, key: Gate[T, F]) -> None:
+    def ask(self, key: G) -> None:
         """Ask the key's coordinator soon."""
         if key not in self._to_ask:
             self._to_ask.add(key)
             self._fresh.append(key)
             self._turn_wanted()
 
-    def asked(self, key: Gate[T, F]) -> None:
+    def asked(self, key: G) -> None:
         """Note that the coordinator is asked now, or that there is no question."""
         self._to_ask.discard(key)
 
-    def ask_again(self, key: Gate[T, F]) -> None:
-        """Ask in the next loop slice: its coordinator may be another host by then."""
-        self.asked(key)
-        self.ask(key)
-
-    def settle_soon(self, key: Gate[T, F]) -> None:
+    def settle_soon(self, key: G) -> None:
         """Look at the key in the next loop slice."""
         self._unsettled[key] = None
         self._turn_wanted()
 
-    def settle_at(self, key: Gate[T, F], due_ms: int) -> None:
+    def settle_at(self, key: G, due_ms: int) -> None:
         """Look at the key then, or earlier."""
         if not key.timer_ms or due_ms < key.timer_ms:
             key.timer_ms = due_ms
@@ -415,14 +410,14 @@ class Agenda(Generic[T, F]):
             if self._timers[0][2] is key:
                 self._turn_wanted()
 
-    def schedule(self, key: Gate[T, F], at_ms: int) -> None:
+    def schedule(self, key: G, at_ms: int) -> None:
         """Ask when there is something to ask for, unless a question is open."""
         if not key.asking and key not in self._to_ask:
             due_ms = key.next_ms(at_ms)
             if due_ms is not None:
                 self.settle_at(key, due_ms) if due_ms > at_ms else self.ask(key)
 
-    def due(self, at_ms: int) -> list[Gate[T, F]]:
+    def due(self, at_ms: int) -> list[G]:
         """Take keys to look at now."""
         found = list(islice(self._unsettled, AT_ONCE))
         for key in found:
@@ -441,7 +436,7 @@ class Agenda(Generic[T, F]):
         """Return when keys are due by their time; it may be past. None if there is none."""
         return self._timers[0][0] if self._timers else None
 
-    def fresh(self) -> list[Gate[T, F]]:
+    def fresh(self) -> list[G]:
         """Take keys whose coordinators are asked now."""
         found = [self._fresh.popleft() for _ in range(min(AT_ONCE, len(self._fresh)))]
         if self._fresh:

@@ -13,7 +13,7 @@ no slots, and is not waited for.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from typing import NamedTuple
 
 from foqs.limits.gate import UNANSWERED_MS, F, Gate, T
@@ -52,7 +52,7 @@ class SlotAsk(NamedTuple):
 
 class SlotGrant(NamedTuple):
     """`contended`: other shards wait for slots, so one that is freed goes back. Ask again after `retry_after_ms` if
-    less was granted than wanted."""
+    less was lent than wanted."""
 
     granted: int
     contended: bool
@@ -88,11 +88,12 @@ class _Waiter:
 
 class Slots:
     """`reclaimed` counts shards that were given up (promise 13); `shadow_held` leases over the limit of a throttle in
-    `shadow`, which lends nothing and counts."""
+    `shadow`, which lends nothing and counts. `basis`: by what leases count. `counting_until_ms`: earliest time of
+    the next count."""
 
     __slots__ = (
-        "_loans", "_shards", "_since", "_waiters", "begun_ms", "limit", "reclaimed", "shadow", "shadow_held",
-        "timeout_ms", "unknown", "used_ms",
+        "_loans", "_shards", "_since", "_waiters", "basis", "begun_ms", "counting_until_ms", "limit", "reclaimed",
+        "shadow", "shadow_held", "timeout_ms", "unknown", "used_ms",
     )  # fmt: skip
 
     def __init__(self, limit: int, timeout_ms: int, shards: Iterable[int], now_ms: int) -> None:
@@ -106,6 +107,8 @@ class Slots:
         self._since: dict[int, int] = {}  # when a shard was added, after this began
         self.begun_ms = self.used_ms = now_ms
         self.reclaimed = 0
+        self.basis: object = None
+        self.counting_until_ms = 0
         self._loans: dict[int, _Loan] = {}
         self._waiters: dict[int, _Waiter] = {}
 
@@ -269,9 +272,10 @@ class ShardSlots(Gate[T, F]):
     `running`: the times of the leases that this owner gave, by item, the oldest first."""
 
     __slots__ = (
-        "_counting", "_heard", "_in_time", "_numbers", "_open", "_paused_ms", "_reported", "_tied", "closed",
-        "contended", "counted", "epoch", "has", "leased", "overage", "reclaimed", "running", "shard", "used_ms",
+        "_counting", "_heard", "_in_time", "_numbers", "_open", "_paused_ms", "_reported", "_tied", "contended",
+         "counted", "epoch", "has", "leased", "overage", "reclaimed", "running", "shard", "used_ms",
     )  # fmt: skip
+    unit = "slots"
 
     def __init__(
         self, ns: str, key: str, throttle: Throttle, slot: int, shard: int, epoch: int, numbers: Iterator[int]
@@ -281,7 +285,7 @@ class ShardSlots(Gate[T, F]):
         self.shard = shard
         self.epoch = epoch
         self.has = self.leased = 0
-        self.counted = self.contended = self.closed = False
+        self.counted = self.contended = False
         self.running: dict[int, int] = {}
         self._in_time: dict[int, None] = {}  # of these, the leases that are no overage yet
         self.overage = self.reclaimed = 0
@@ -306,8 +310,16 @@ class ShardSlots(Gate[T, F]):
     def answers_soon(self) -> bool:
         return self._open is not None or self._counting
 
+    @property
+    def held(self) -> int:
+        return self.has
+
     def here(self, now_ms: int) -> int:
         return self.has - self.leased if self.counted else 0
+
+    def need(self, wanted: Callable[[T], int]) -> int:
+        need = self.wanted_of(wanted, self.throttle.concurrency or 1)
+        return min(need, sum([len(parking) for parking in self.active.values()])) if self.contended else need
 
     # ------------------------------------------------------------------------------------- leases
 
@@ -338,7 +350,7 @@ class ShardSlots(Gate[T, F]):
             self._awake.pop(flow, None)  # the oldest claim comes first
             self._awake[flow] = now_ms
 
-    def look_after(self, now_ms: int) -> None:
+    def tend(self, now_ms: int) -> bool:
         """Count leases that are older than the throttle's timeout, each once."""
         while self.throttle.timeout_ms and self._in_time:
             item_id = next(iter(self._in_time))
@@ -346,6 +358,7 @@ class ShardSlots(Gate[T, F]):
                 break
             del self._in_time[item_id]
             self.overage += 1
+        return self.has > 0
 
     def go_on_from(self, old: ShardSlots[T, F]) -> None:
         """Take over the leases of another instance, whose limits are out of force. They end there or here."""
@@ -378,8 +391,11 @@ class ShardSlots(Gate[T, F]):
         )
         return self._open
 
-    def answered(self, ask: SlotAsk, grant: SlotGrant | None, now_ms: int) -> None:
-        """`grant` is None if there is no answer: slots that were granted are lost until the next report."""
+    def waits_for(self, ask: object) -> bool:
+        return self._open is ask
+
+    def answered(self, ask: SlotAsk, grant: SlotGrant | None, now_ms: int, jitter: float = 0.0) -> None:
+        """Slots of an answer that was lost are lost until the next report."""
         if self._open is not ask:
             return
         self._open = None
@@ -409,7 +425,7 @@ class ShardSlots(Gate[T, F]):
 
     def count(self, now_ms: int) -> int:
         """Return the leases for a coordinator that counts. Free slots are given up, and an open question is: what an
-        earlier coordinator grants now is not taken."""
+        earlier coordinator lends now is not taken."""
         self._open, self.has = None, self.leased
         self._reported = self.has
         self.due_ms = now_ms

@@ -10,7 +10,7 @@ from foqs.limits.gate import UNANSWERED_MS, F, Gate, T
 from foqs.policies.entries import Throttle
 
 LONGEST_PAUSE_MS = 50
-"""The longest pause after a question that found too few tokens. The tokens that accrue in it are granted in one
+"""The longest pause after a question that found too few tokens. The tokens that accrue in it are lent in one
 portion."""
 _LONGEST_JITTER_MS = 10
 _USED_MS = 50
@@ -22,6 +22,7 @@ class ThrottleKey(Gate[T, F]):
     later."""
 
     __slots__ = ("allowance", "lacked", "mark", "returned_ms", "returning", "shadow_held", "used_ms")
+    unit = "tokens"
 
     def __init__(self, ns: str, key: str, throttle: Throttle, slot: int, allowance: Allowance, mark: int) -> None:
         """`slot`: where its coordinator is. `mark`: no token of this key was taken before this moment."""
@@ -36,11 +37,17 @@ class ThrottleKey(Gate[T, F]):
 
     @property
     def why(self) -> str:
+        """The reason of the wait, for consumers."""
         return f"throttled: {self.name}"
 
     @property
     def asking(self) -> bool:
         return self.allowance.asked is not None
+
+    @property
+    def held(self) -> int:
+        """Number of units to report."""
+        return self.allowance.balance
 
     def here(self, now_ms: int) -> int:
         return self.allowance.held(now_ms)
@@ -87,11 +94,18 @@ class ThrottleKey(Gate[T, F]):
             self.due_ms = self.returned_ms = now_ms
         return asked
 
+    def waits_for(self, ask: object) -> bool:
+        """Return True if this question is open."""
+        return self.allowance.waits_for(ask)
+
+    def tend(self, now_ms: int) -> bool:
+        """Look after the tokens, twice a second. Return False if there are none to report."""
+        self.allowance.beat(now_ms)
+        return self.allowance.balance > 0
+
     def answered(self, ask: Ask, grant: Grant | None, now_ms: int, jitter: float) -> None:
-        """`grant` is None if there is no answer. `jitter`, from 0 to 1, keeps the hosts that wait for the same token
-        from asking in the same order each time."""
-        if not self.allowance.waits_for(ask):
-            return
+        """Take the answer to the open question, None if there is none. `jitter`, from 0 to 1, keeps the hosts that wait
+        for the same token from asking in the same order each time."""
         self.allowance.answered(ask.number, grant, now_ms)
         self.unanswered = self.unanswered + 1 if grant is None else 0
         if grant is None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from foqs.bounds import THROTTLE, Bounded, Quota
+from foqs.bounds import Bounded, Quota
 from foqs.engine.calls import EnqueueCall
 from foqs.engine.dead_letters import Granted, Settle
 from foqs.engine.engine import Engine
@@ -25,13 +25,13 @@ from foqs.fairness.keys import TopicKey
 from foqs.idl import idl
 from foqs.limits.allowance import Allowance
 from foqs.limits.bucket import Ask, Grant
+from foqs.peers.borrower import Asked, Borrower
+from foqs.peers.coordinator import Coordinator, coordinator_slot
 from foqs.peers.forwarded import Timers
 from foqs.peers.forwarder import Forwarder
-from foqs.peers.hash_slots import SlotOwners
-from foqs.peers.token_coordinator import TokenCoordinator, coordinator_slot
+from foqs.peers.token_units import QuotaUnit
 from foqs.policies.remedy import topic_command
 from foqs.second_answer import Duplicate, OwnDuplicate
-from foqs.shardmgr.routing import Route
 
 RETRY_MS = 200
 """The hint in a refusal when the coordinator did not answer, or when the namespace has none now."""
@@ -59,17 +59,25 @@ class Charge:
 
 
 class TokenLease:
-    """Charges are served in the order in which they arrive."""
+    """The account of a quota. Charges are served in the order in which they arrive. `spare`: the next question gives
+    tokens back that no charge needs."""
 
-    __slots__ = ("_key", "_no_more_until_ms", "allowance", "quota", "waiting")
+    __slots__ = ("_no_more_until_ms", "allowance", "bounded", "quota", "slot", "spare", "waiting")
+    unit = "quota"
 
     def __init__(self, key: Bounded, quota: Quota, allowance: Allowance) -> None:
         """`quota` may be replaced: a topic's bound changes."""
-        self._key = key
+        self.bounded = key
+        self.slot = coordinator_slot(*key)
         self.allowance = allowance
+        self.spare = False
         self.waiting: deque[Charge] = deque()
         self.quota = quota
         self._no_more_until_ms = 0
+
+    @property
+    def asking(self) -> bool:
+        return self.allowance.asked is not None
 
     @property
     def unused(self) -> bool:
@@ -87,12 +95,13 @@ class TokenLease:
         error = None
         if lacking:
             retry_after_ms = max(1, self._no_more_until_ms - now_ms, self.quota.ms_for(lacking))
-            error = Overloaded(_used_up(self._key, self.quota), retry_after_ms)
+            error = Overloaded(_used_up(self.bounded, self.quota), retry_after_ms)
         charge.end(taken, error)
 
-    def ask(self, now_ms: int, *, ahead: bool, spare: bool) -> Ask:
+    def ask(self, now_ms: int, *, ahead: bool) -> Ask:
         """Return the question to send now, which covers all charges that wait."""
-        need = 0
+        need, spare = 0, self.spare
+        self.spare = False
         for charge in self.waiting:
             charge.asked = True
             need += 0 if charge.done else charge.count
@@ -118,61 +127,28 @@ class TokenLease:
         return bool(self.waiting) and allowance.asked is None
 
 
-ANSWER_MS = 1_000
-"""A coordinator that does not answer within this is asked again."""
-BEAT_MS = 500
 _MOST_LEASES = 100_000
 _BUDGET_SHARE = 0.3  # on top of the share of the input
 
 
-class QuotaClient:
-    """The borrower of tokens for one host's enqueues."""
+class QuotaClient(Borrower[TokenLease]):
+    """The accounts of quotas: charges one host's enqueues. A call has one question, because its answer may wait for a
+    count of the stored items."""
+
+    METHOD = "TakeTokens"
+    MOST = 1
 
     def __init__(
-        self,
-        engine: Engine,
-        forwarder: Forwarder,
-        owners: SlotOwners,
+        self, engine: Engine, forwarder: Forwarder, coordinator: Coordinator, unit: QuotaUnit, holder: str,
         timers: Timers,
-    ) -> None:
-        section = engine.state.config.quotas
-        self._engine = engine
-        self._forwarder = forwarder
-        self._monotonic_ms = timers.monotonic_ms
-        self._later = timers.later
-        general, own = section.quota(), {ns: keys.quota() for ns, keys in section.namespaces.items()}
-        # Every enqueue asks: without a general quota, by a look-up alone.
-        self.of: Callable[[str], Quota | None] = own.get if general is None else lambda ns: own.get(ns, general)
+    ) -> None:  # fmt: skip
+        super().__init__(engine, forwarder, coordinator, holder, timers)
+        self.of = unit.of
+        self._rule = unit.rule
         self._leases: dict[Bounded, TokenLease] = {}
         self._numbers = count(1)
-        self._holder = f"{engine.state.rng.getrandbits(128):032x}"
-        self._beating = self._in_use = False
-        self.coordinator = TokenCoordinator(engine, self._quota_of, forwarder, owners, timers)
-        if general is not None or any(own.values()):
+        if unit.configured:
             self.begin()
-
-    def begin(self) -> None:
-        """Have slots shared out, and begin the beat, without which this host neither charges nor coordinates. Topics
-        may get a bound at any time: then the first charge or question begins it."""
-        self._in_use = True
-        self.watch()
-
-    def watch(self) -> None:
-        """Begin the beat, which observes the slots here: a coordinator grants tokens once it has observed that it has
-        had the slot for a time. A host of a cluster calls it at its start, before there is a quota or a throttle."""
-        if not self._beating:
-            self._beating = True
-            self._later(BEAT_MS, self._beat)
-
-    def _quota_of(self, key: Bounded) -> Quota | None:
-        if not key[1]:
-            return self.of(key[0])
-        self.begin()
-        if key[1].startswith(THROTTLE):
-            throttle = self._engine.state.policies.namespace(key[0]).throttle(key[1][len(THROTTLE) :])
-            return None if throttle is None else throttle.quota
-        most = self._engine.state.policies.of(key).max_stored
-        return None if most is None else Quota(None, 0, most)
 
     # ------------------------------------------------------------------------------------- enqueues
 
@@ -191,7 +167,7 @@ class QuotaClient:
         `indices`: the items that are charged, in order. `keep(n)` drops all of them but the first n; they are
         refused."""
 
-        counters = self._engine.state.counters
+        counters = self._state.counters
 
         def admitted(got: int, error: Overloaded | None) -> None:
             if not key[1]:
@@ -215,7 +191,7 @@ class QuotaClient:
 
     def admit(self, key: TopicKey, items: int, deadline_ms: int, granted: Granted) -> None:
         """Ask for room for `items` more in a topic, which a redrive brings back to it."""
-        quota = self._quota_of(key)
+        quota = self._rule(key)
 
         def admitted(got: int, error: Overloaded | None) -> None:
             granted(got, error, self._settle(key, got) if got else lambda _: None)
@@ -232,7 +208,7 @@ class QuotaClient:
         return lambda unused: allowance.settle(got, unused, term, self._monotonic_ms())
 
     def _admit(self, key: Bounded, quota: Quota, items: int, deadline_ms: int, admit: Admitted) -> None:
-        engine, now_ms = self._engine, self._monotonic_ms()
+        state, now_ms = self._state, self._monotonic_ms()
         lease = self._leases.get(key)
         if lease is None:
             if len(self._leases) >= _MOST_LEASES:
@@ -245,65 +221,48 @@ class QuotaClient:
         charge, allowance = Charge(items, admit), lease.allowance
         if lease.can_serve(items, now_ms):
             lease.serve(charge, now_ms)
-            if allowance.runs_low(now_ms) and self._coordinator_elsewhere(key):
-                self._question(key, lease, spare=False)
-        elif not engine.state.budget.fits(0, engine.state.config.host.input_share + _BUDGET_SHARE):
+            if allowance.runs_low(now_ms) and self.elsewhere(lease) is not None:
+                self.ask([lease])
+        elif not state.budget.fits(0, state.config.host.input_share + _BUDGET_SHARE):
             admit(0, Overloaded("the host's buffers are full", RETRY_MS))
         else:
             lease.waiting.append(charge)
             if allowance.asked is None:
-                self._question(key, lease, spare=False)
+                self.ask([lease])
             if not charge.done:
-                engine.state.deadlines.push(deadline_ms, charge)
-                engine.state.alarm(deadline_ms)
+                state.deadlines.push(deadline_ms, charge)
+                state.alarm(deadline_ms)
 
     # ------------------------------------------------------------------------------------- the coordinator
 
-    def _coordinator_elsewhere(self, key: Bounded) -> Route | None:
-        """Return the other host that is the coordinator. If it is this host, tokens ahead of the need gain nothing."""
-        return self._forwarder.routing().coordinator(coordinator_slot(*key), self._engine.state.config.server.id)
+    def question(self, account: TokenLease) -> Ask:
+        # If this host is the coordinator, tokens ahead of the need gain nothing.
+        return account.ask(self._monotonic_ms(), ahead=self.elsewhere(account) is not None)
 
-    def _question(self, key: Bounded, lease: TokenLease, *, spare: bool) -> None:
-        elsewhere = self._coordinator_elsewhere(key)
-        ask = lease.ask(self._monotonic_ms(), ahead=elsewhere is not None, spare=spare)
+    def answered(self, asked: Asked[TokenLease], grants: Sequence[Grant | None]) -> None:
+        for (lease, ask), grant in zip(asked, grants, strict=True):
+            if lease.answered(ask, grant, self._monotonic_ms()):
+                self.ask([lease])
 
-        def answered(grant: Grant | FoqsError | None) -> None:
-            if lease.answered(ask, grant if isinstance(grant, Grant) else None, self._monotonic_ms()):
-                self._question(key, lease, spare=False)
+    def request(self, asked: Asked[TokenLease]) -> Any:
+        ((lease, ask),) = asked
+        ns, topic = lease.bounded
+        return idl.TakeTokensRequest(ns, self._holder, ask.number, ask.wanted, ask.held, ask.back, topic or None)
 
-        if elsewhere is None:
-            self.coordinator.take(key, self._holder, ask, answered)
-            if lease.allowance.waits_for(ask):
-                self._later(ANSWER_MS, lambda: answered(None))
-            return
+    def grants(self, asked: Asked[TokenLease], response: Any) -> list[Grant | None]:
+        return [Grant(response.granted or 0, bool(response.kept), response.retry_after_ms or 0)]
 
-        def replied(response: Any, error: FoqsError | None) -> None:
-            if error is not None:
-                answered(None)
-            else:
-                answered(Grant(response.granted or 0, bool(response.kept), response.retry_after_ms or 0))
-
-        request = idl.TakeTokensRequest(
-            key[0], self._holder, ask.number, ask.wanted, ask.held, ask.back, key[1] or None
-        )
-        self._forwarder.ask(elsewhere.address, "TakeTokens", request, ANSWER_MS, replied)
-
-    def _beat(self) -> None:
-        """Report to each coordinator the tokens held here, which keeps them good, and give back those not needed."""
-        if self._engine.state.draining:
-            return
+    def beat(self) -> None:
+        """Report the tokens held here, and give back tokens that no enqueue needs."""
         now_ms = self._monotonic_ms()
         for key, lease in list(self._leases.items()):
             allowance = lease.allowance
             allowance.beat(now_ms)
             if allowance.asked is None and (allowance.balance or allowance.pending):
-                self._question(key, lease, spare=True)
+                lease.spare = True
+                self.ask([lease])
             elif lease.unused:
                 del self._leases[key]
-        if self._in_use:
-            self._forwarder.slots()
-        self.coordinator.tend()
-        self._later(BEAT_MS, self._beat)
 
 
 def _used_up(key: Bounded, quota: Quota) -> str:

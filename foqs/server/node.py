@@ -24,15 +24,13 @@ from foqs.engine.engine import Engine
 from foqs.engine.state import Callbacks
 from foqs.event_loop import until
 from foqs.hooks.topic_hooks import TopicHooks
+from foqs.peers.coordinator import LoneSlotOwners, SlotOwners
 from foqs.peers.forwarded import Timers
 from foqs.peers.forwarder import Forwarder, LoneForwarder
-from foqs.peers.hash_slots import LoneSlotOwners, SlotOwners
-from foqs.peers.lease_coordinator import LeaseCoordinator
-from foqs.peers.quota_client import QuotaClient
+from foqs.peers.lending import Lending
 from foqs.peers.ready_topics import ReadyPublisher
 from foqs.peers.settings_sync import HostSettings
 from foqs.peers.tenant_shares import TenantShares
-from foqs.peers.throttle_client import ThrottleClient
 from foqs.policies.settings import SettingsStore
 from foqs.rpc.call import RequestLog
 from foqs.rpc.peer_caller import PeerCaller
@@ -184,7 +182,7 @@ class Node:
             left_waiting=lambda key: self.forwarder.fetch(key),  # noqa: PLW0108
             slots_written=lambda: self.peers.slots_written(),  # noqa: PLW0108
             ask_script=lambda attempt, decided: self.hooks.ask(attempt, decided),  # noqa: PLW0108
-            tokens_wanted=lambda: self.lender.wanted(),  # noqa: PLW0108
+            tokens_wanted=lambda: self.lending.throttles.wanted(),  # noqa: PLW0108
             monotonic_ms=monotonic_ms,
         )
         self.runner = ShardRunner(
@@ -230,18 +228,13 @@ class Node:
         else:
             self.peers = Peers(config, limits, budget, self.engine, self.guard, neighbours, timers, self.requests)
         self.forwarder: Forwarder = self.peers.forwarder
-        owners = self.peers.slot_owners
-        quotas = QuotaClient(self.engine, self.forwarder, owners, timers)
-        slots = LeaseCoordinator(self.engine, self.forwarder, owners, quotas.begin, timers)
-        self.lender = ThrottleClient(self.engine, self.forwarder, quotas.coordinator, slots, quotas.begin, timers)
+        self.lending = Lending(self.engine, self.forwarder, self.peers.slot_owners, timers)
         shares = TenantShares(self.engine, self.forwarder, timers)
         if not neighbours.static:
-            quotas.watch()
+            self.lending.coordinator.watch()
             shares.begin()
         host = Host(self.engine, limits, self._clock.now_ms, lambda: self.address, self.forwarder)
-        self.service: Handlers = Handlers(
-            host, self.news, quotas, slots, shares, self.settings, self.keeper, self.hooks
-        )
+        self.service: Handlers = Handlers(host, self.news, self.lending, shares, self.settings, self.keeper, self.hooks)
         self.server = ThriftServer(
             self.guard.over(self.service.handlers()),
             limits,
@@ -343,7 +336,7 @@ class Node:
         self.pulse.end()
         self.runner.stop()
         clean = await until(lambda: all(shard.queue.idle for shard in self.engine.state.serving), deadline)
-        self.lender.leave()
+        self.lending.throttles.leave()
         await self.server.drain(deadline)
         self.runner.end()
         ready = self.runner.ready.is_set()  # otherwise a hanging database keeps a thread, and nothing can be lost

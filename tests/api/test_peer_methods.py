@@ -99,11 +99,6 @@ def test_a_namespace_without_a_quota_has_no_tokens() -> None:
     assert type(tokens(host, ns="other")) is Unavailable
 
 
-def test_a_host_without_the_slot_is_no_coordinator() -> None:
-    host = OneHost(routing=routing_of({2: "b"}), quotas={"n": QuotaKeys(enqueues_per_second=2)})
-    assert type(tokens(host)) is NotServed
-
-
 @pytest.mark.parametrize("field", ["number", "wanted", "held", "back"])
 @pytest.mark.parametrize("value", [None, -1, 1 << 40])
 def test_numbers_of_a_question_are_in_their_bounds(field: str, value: int | None) -> None:
@@ -136,12 +131,6 @@ def test_a_coordinator_lends_tokens_of_each_key() -> None:
     host.wait(TTL_MS + 600)
     asks = [("n", "api", 1, 5, 0, 0), ("n", "c:7", 2, 1, 0, 0), ("n", "other", 3, 1, 0, 0)]
     assert lent(host, *asks) == [(1, True, 400), (0, True, 400), (None, None, None)]
-
-
-def test_a_host_without_the_slot_lends_nothing() -> None:
-    host = OneHost(routing=routing_of({2: "b"}))
-    host.settings.apply(Settings("n", 1, {"throttle.api": '{"per_second": 2}'}))
-    assert lent(host, ("n", "api", 1, 5, 0, 0)) == [(None, None, None)]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 from foqs.bounds import THROTTLE
 from foqs.engine.stats import Coordinated, throttles_of
 from foqs.figures import ThrottleStats
@@ -10,7 +13,8 @@ from tests.peers.throttled_hosts import NS, Host
 
 
 def coordinated(tokens: dict[str, float]) -> Coordinated:
-    keys = {(ns, THROTTLE + name): left for name, left in tokens.items() for ns in (NS, "other")}
+    ledgers: dict[str, Any] = {name: SimpleNamespace(here=lambda _, left=left: left) for name, left in tokens.items()}
+    keys = {(ns, THROTTLE + name): ledger for name, ledger in ledgers.items() for ns in (NS, "other")}
     return Coordinated(list(keys), keys.get, lambda _: None, "a:1")
 
 

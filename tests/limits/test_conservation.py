@@ -12,7 +12,7 @@ import pytest
 
 from foqs.bounds import Quota
 from foqs.limits.allowance import Allowance, Lost
-from foqs.limits.bucket import TTL_MS, Ask, Grant, NamespaceTokens
+from foqs.limits.bucket import TTL_MS, Ask, Grant, QuotaTokens, ThrottleTokens
 
 ANSWER_MS = 1_000
 
@@ -119,7 +119,7 @@ class Tokens:
     def moved(self) -> None:
         """Questions to the old home may reach the new one, because hosts know both by the same name."""
         self.since = self.now
-        self.home = NamespaceTokens(self.quota, self.now + TTL_MS)
+        self.home = QuotaTokens(self.quota, self.now + TTL_MS)
 
     def comes(self) -> None:
         self.names += 1
@@ -164,7 +164,7 @@ class Tokens:
         if self.now < self.since + TTL_MS:
             return Grant(0, False, self.since + TTL_MS - self.now)
         kept = self.home.report(sent.holder, sent.ask, self.now)
-        return self.home.grant(sent.holder, sent.ask, (), self.now, kept=kept)
+        return self.home.lend(sent.holder, sent.ask, (), self.now, kept=kept)
 
     def enqueues(self) -> None:
         host = self.rng.choice(self.hosts)
@@ -201,19 +201,19 @@ BURST = 100
 QUOTA = Quota(100, BURST, None)
 
 
-def granted(home: NamespaceTokens, holder: str, ask: Ask, now_ms: int) -> Grant:
-    return home.grant(holder, ask, (), now_ms, kept=home.report(holder, ask, now_ms))
+def granted(home: QuotaTokens, holder: str, ask: Ask, now_ms: int) -> Grant:
+    return home.lend(holder, ask, (), now_ms, kept=home.report(holder, ask, now_ms))
 
 
 def test_unspent_tokens_of_a_host_leave_no_room_until_they_end() -> None:
-    home = NamespaceTokens(QUOTA, 0)
+    home = QuotaTokens(QUOTA, 0)
     assert granted(home, "a", Ask(1, BURST, 0, 0), 10_000) == (BURST, True, 0)
     assert granted(home, "b", Ask(1, BURST, 0, 0), 10_000 + TTL_MS + 20).granted == 2
     assert granted(home, "b", Ask(2, BURST, 2, 0), 10_000 + TTL_MS + 20).granted == 0
 
 
 def test_tokens_that_a_host_gives_back_too_late_are_lost() -> None:
-    home = NamespaceTokens(QUOTA, 0)
+    home = QuotaTokens(QUOTA, 0)
     granted(home, "a", Ask(1, BURST, 0, 0), 10_000)
     late_ms = 10_000 + TTL_MS + 1_000
     assert granted(home, "b", Ask(1, BURST, 0, 0), late_ms).granted == BURST
@@ -223,28 +223,28 @@ def test_tokens_that_a_host_gives_back_too_late_are_lost() -> None:
 
 
 def test_a_question_that_was_overtaken_changes_nothing() -> None:
-    home = NamespaceTokens(QUOTA, 0)
+    home = QuotaTokens(QUOTA, 0)
     assert granted(home, "a", Ask(2, BURST, 0, 0), 10_000).granted == BURST
     assert not granted(home, "a", Ask(1, BURST, 0, 0), 10_000).kept
     assert granted(home, "b", Ask(1, BURST, 0, 0), 10_900).granted == 0  # a's are still out
 
 
 def test_an_allowance_that_was_forgotten_is_heard_again_at_once() -> None:
-    home, host = NamespaceTokens(Quota(1, 1, None), 0), new_host("a", 0)
+    home, host = QuotaTokens(Quota(1, 1, None), 0), new_host("a", 0)
     assert granted(home, "a", host.allowance.ask(1, 100, ahead=False), 100).granted == 0
     again = Allowance(1_000, host.numbers)
     assert granted(home, "a", again.ask(1, 1_000, ahead=False), 1_000).granted == 1
 
 
 def test_other_hosts_can_use_returned_tokens_at_once() -> None:
-    home = NamespaceTokens(QUOTA, 0)
+    home = QuotaTokens(QUOTA, 0)
     granted(home, "a", Ask(1, BURST, 0, 0), 10_000)
     assert granted(home, "a", Ask(2, 0, 30, 70), 10_000) == (0, True, 0)
     assert granted(home, "b", Ask(1, BURST, 0, 0), 10_000) == (70, True, 300)
 
 
 def test_a_smaller_burst_grants_nothing_while_more_is_out() -> None:
-    home = NamespaceTokens(QUOTA, 0)
+    home = QuotaTokens(QUOTA, 0)
     assert granted(home, "a", Ask(1, BURST, 0, 0), 10_000).granted == BURST
     home.follow(Quota(100, 10, None), 10_000)
     assert granted(home, "b", Ask(1, 1, 0, 0), 10_100).granted == 0
@@ -255,7 +255,7 @@ def test_a_smaller_burst_grants_nothing_while_more_is_out() -> None:
 
 
 def test_a_smaller_burst_holds_at_once() -> None:
-    home = NamespaceTokens(QUOTA, 0)
+    home = QuotaTokens(QUOTA, 0)
     assert granted(home, "a", Ask(1, 0, 0, 0), 10_000).granted == 0
     home.follow(Quota(100, 10, None), 10_000)
     assert granted(home, "b", Ask(1, BURST, 0, 0), 10_000).granted == 10
@@ -263,7 +263,7 @@ def test_a_smaller_burst_holds_at_once() -> None:
 
 def test_a_fractional_rate_adds_up_exactly() -> None:
     """Six a minute, in steps of 7 ms."""
-    home = NamespaceTokens(Quota(0.1, 1, None), 0)
+    home = ThrottleTokens(Quota(0.1, 1, None), 0)
     grants = [(now, home.lend("a", Ask(now, 1, 0, 0), now)) for now in range(10_500, 200_000, 7)]
     at = [now for now, grant in grants if grant.granted]
     assert len(at) == 19 and at[0] == 10_500
@@ -309,7 +309,7 @@ def test_tokens_are_conserved() -> None:
 def test_hosts_that_have_enough_to_do_use_the_rate(per_second: int, hosts: int) -> None:
     """This holds also when most hosts fall silent: their tokens reach the hosts that still need them."""
     rng, quota, home = random.Random(per_second + hosts), Quota(per_second, per_second, None), None
-    home = NamespaceTokens(quota, 0)
+    home = QuotaTokens(quota, 0)
     members = [new_host(str(n), 0) for n in range(hosts)]
     answers: list[tuple[int, Host, Ask, Grant]] = []
     stored = 0
@@ -335,7 +335,7 @@ def test_hosts_that_have_enough_to_do_use_the_rate(per_second: int, hosts: int) 
             if host.allowance.asked is None and ((spare and not idle) or (need and not host.allowance.dry(now))):
                 ask = host.allowance.ask(need, now, ahead=True, spare=spare)
                 kept = home.report(host.name, ask, now)
-                answers.append((now + trip_ms, host, ask, home.grant(host.name, ask, (), now, kept=kept)))
+                answers.append((now + trip_ms, host, ask, home.lend(host.name, ask, (), now, kept=kept)))
     assert 0.95 * 10 * per_second <= stored <= quota.burst + 10 * per_second
 
 
@@ -344,7 +344,7 @@ def test_shards_are_never_taken_to_store_less_than_they_may() -> None:
     rng = random.Random(7)
     for _ in range(300):
         quota = Quota(None, 0, rng.randrange(1, 60))
-        home, shards = NamespaceTokens(quota, 0), {1: 0, 2: 0, 3: 0}
+        home, shards = QuotaTokens(quota, 0), {1: 0, 2: 0, 3: 0}
         hosts = [new_host(str(n), 0) for n in range(2)]
         open_: list[tuple[Host, int]] = []
         marks: list[tuple[int, int]] = []  # shard, mark: counts that were begun
@@ -354,7 +354,7 @@ def test_shards_are_never_taken_to_store_less_than_they_may() -> None:
                     host = rng.choice(hosts)
                     ask = host.allowance.ask(rng.randrange(12), now, ahead=False, spare=rng.random() < 0.3)
                     kept = home.report(host.name, ask, now)
-                    grant = home.grant(host.name, ask, shards, now, kept=kept)
+                    grant = home.lend(host.name, ask, shards, now, kept=kept)
                     if rng.random() < 0.8:
                         host.allowance.answered(ask.number, grant, now)
                 case 1:
@@ -379,7 +379,7 @@ def test_shards_are_never_taken_to_store_less_than_they_may() -> None:
 
 def test_a_shard_that_returns_is_counted_again() -> None:
     """Another cluster may have changed its items. While it is removed, nothing waits for it."""
-    home = NamespaceTokens(Quota(None, 0, 10), 0)
+    home = QuotaTokens(Quota(None, 0, 10), 0)
     for shard in (1, 2):
         home.counted(shard, 3, home.mark(0))
     assert home.left({1, 2}) == 4

@@ -6,12 +6,12 @@ from itertools import count
 
 from foqs.bounds import Quota
 from foqs.limits.allowance import Allowance
-from foqs.limits.bucket import Ask, Grant, NamespaceTokens
+from foqs.limits.bucket import Ask, Grant, ThrottleTokens
 
 
 def test_a_late_report_of_spent_tokens_costs_nothing_of_the_rate() -> None:
     """The bucket was full but for the token that was spent: the next one is made a second after that, for one host."""
-    home, second = NamespaceTokens(Quota(1, 1, None), 0), 1_000
+    home, second = ThrottleTokens(Quota(1, 1, None), 0), 1_000
     assert home.lend("a", Ask(1, 1, 0, 0), 10_000).granted == 1
     assert home.lend("b", Ask(1, 1, 0, 0), 10_900) == (0, True, second)
     assert home.lend("a", Ask(2, 1, 0, 0, spent_ago_ms=900), 10_900) == (0, True, 100)
@@ -20,7 +20,7 @@ def test_a_late_report_of_spent_tokens_costs_nothing_of_the_rate() -> None:
 
 
 def test_a_report_makes_up_no_more_than_the_tokens_spent() -> None:
-    home = NamespaceTokens(Quota(100, 100, None), 0)
+    home = ThrottleTokens(Quota(100, 100, None), 0)
     assert home.lend("a", Ask(1, 50, 0, 0), 10_000).granted == 50
     assert home.lend("b", Ask(1, 100, 0, 0), 10_500).granted == 50
     assert home.lend("a", Ask(2, 100, 40, 0, spent_ago_ms=400), 10_500).granted == 10
@@ -28,7 +28,7 @@ def test_a_report_makes_up_no_more_than_the_tokens_spent() -> None:
 
 
 def test_room_that_one_host_made_late_is_not_made_up_for_another() -> None:
-    home = NamespaceTokens(Quota(2, 2, None), 0)
+    home = ThrottleTokens(Quota(2, 2, None), 0)
     for holder in "ab":
         assert home.lend(holder, Ask(1, 1, 0, 0), 10_000).granted == 1
     assert home.lend("a", Ask(2, 0, 0, 0), 11_000).kept
@@ -36,7 +36,7 @@ def test_room_that_one_host_made_late_is_not_made_up_for_another() -> None:
 
 
 def test_a_new_rate_makes_up_nothing_of_the_time_before() -> None:
-    home = NamespaceTokens(Quota(1, 1, None), 0)
+    home = ThrottleTokens(Quota(1, 1, None), 0)
     assert home.lend("a", Ask(1, 1, 0, 0), 10_000).granted == 1
     home.follow(Quota(10, 1, None), 10_900)
     assert home.lend("a", Ask(2, 1, 0, 0, spent_ago_ms=900), 10_900).granted == 0

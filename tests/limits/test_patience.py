@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from foqs.bounds import Quota
-from foqs.limits.bucket import PATIENCE_MS, Ask, NamespaceTokens
+from foqs.limits.bucket import PATIENCE_MS, Ask, ThrottleTokens
 
 BEGIN_MS = 10_000
 
@@ -12,7 +12,7 @@ class Coordinator:
     """Of a key with 100 tokens a second and a burst of 1. Host `near` asks every 5 ms, and gets a token every 15 ms."""
 
     def __init__(self) -> None:
-        self.tokens = NamespaceTokens(Quota(100, 1, None), 0)
+        self.tokens = ThrottleTokens(Quota(100, 1, None), 0)
         self.now_ms = BEGIN_MS
         self._numbers = dict.fromkeys(("near", "far", "farther"), 0)
 

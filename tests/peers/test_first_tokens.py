@@ -7,7 +7,7 @@ import pytest
 
 from foqs.idl import idl
 from foqs.limits.bucket import TTL_MS
-from foqs.peers.quota_client import BEAT_MS
+from foqs.peers.coordinator import BEAT_MS
 from foqs.policies.settings import Settings
 from tests.api.wire import spec
 from tests.support.one_host import OneHost, routing_of
@@ -55,23 +55,3 @@ def test_a_young_coordinator_gives_what_the_rate_made(host: Coordinator) -> None
     host.pass_ms(BEAT_MS + TTL_MS + int(2 / PER_MS))
     host.set_throttle()
     assert host.got() == 2
-
-
-def test_no_token_comes_while_earlier_ones_may_be_spent(host: Coordinator) -> None:
-    host.set_throttle()
-    first_ms = 0
-    while not host.got():
-        host.wait(10)
-        first_ms += 10
-    assert first_ms >= TTL_MS + 1 / PER_MS
-    assert first_ms <= BEAT_MS + TTL_MS + 1 / PER_MS + 100
-
-
-def test_another_epoch_of_the_shard_waits_again(host: Coordinator) -> None:
-    """Another host had it in between, whose tokens may be spent still."""
-    host.pass_ms(2 * BEAT_MS + TTL_MS + int(BURST / PER_MS))
-    host.engine.state.shards[1].owner.epoch += 1
-    host.set_throttle()
-    assert host.got() == 0
-    host.pass_ms(TTL_MS)
-    assert host.got() <= 1

@@ -10,7 +10,7 @@ import pytest
 from foqs.errors import Unavailable
 from foqs.idl import idl
 from foqs.limits.bucket import TTL_MS
-from foqs.peers.token_coordinator import Census
+from foqs.peers.token_units import census
 from foqs.policies.settings import Settings
 from tests.api.wire import spec
 from tests.support.one_host import OneHost, routing_of
@@ -145,10 +145,15 @@ def test_shards_that_do_not_answer_in_time_are_left_out() -> None:
     host = host_of({1: "a", 2: "b"}, 1)
     found: list[Any] = []
     shard = host.engine.state.shards[1]
-    census = Census([shard, shard], lambda one: one.number, found.append)
-    census.add(shard, confirmed=True)
-    census.end()
-    census.add(shard, confirmed=True)  # later
+    checks: list[Any] = []
+    timers: list[Any] = []
+    census(
+        [shard, shard], lambda one: one.number, lambda one, then: checks.append(then),
+        lambda ms, do: timers.append(do), 1, found.append,
+    )  # fmt: skip
+    checks[0](True)
+    timers[0]()
+    checks[1](True)  # later
     assert found == [{1: 1}]
 
 

@@ -11,9 +11,9 @@ from foqs.engine.state import Callbacks
 from foqs.errors import FoqsError, NotSent
 from foqs.idl import idl
 from foqs.ids import HASH_SLOTS
+from foqs.peers.coordinator import LoneSlotOwners, SlotOwner
 from foqs.peers.forwarded_requests import ACK
 from foqs.peers.forwarder import LoneForwarder
-from foqs.peers.hash_slots import LoneSlotOwners, SlotOwner
 from foqs.shardmgr.routing import has
 from tests.engine.laboratory import Laboratory
 from tests.peers.exchanges import Incoming, Log

@@ -9,7 +9,9 @@ from foqs.errors import NotSent, OutcomeUnknown, Overloaded, Unavailable
 from foqs.idl import idl
 from foqs.limits.bucket import TTL_MS
 from foqs.peers import quota_client
-from foqs.peers.quota_client import ANSWER_MS, BEAT_MS, RETRY_MS
+from foqs.peers.borrower import ANSWER_MS
+from foqs.peers.coordinator import BEAT_MS
+from foqs.peers.quota_client import RETRY_MS
 from foqs.shardmgr.facts import Slots
 from tests.api.wire import spec
 from tests.support.one_host import Call, OneHost, kinds, messages, routing_of

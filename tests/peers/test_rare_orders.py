@@ -14,8 +14,8 @@ from foqs.errors import Code
 from foqs.idl import idl
 from foqs.ids import HASH_SLOTS, hash_slot_bounds
 from foqs.limits.allowance import Allowance
+from foqs.peers.coordinator import coordinator_slot
 from foqs.peers.ready_topics import ReadySubscriber
-from foqs.peers.token_coordinator import coordinator_slot
 from foqs.server import clock
 from foqs.shardmgr.facts import Slots
 from foqs.shardmgr.routing import make_routing

@@ -3,8 +3,8 @@
 import pytest
 
 from foqs.ids import HASH_SLOTS
-from foqs.peers import hash_slots
-from foqs.peers.hash_slots import SlotOwners
+from foqs.peers import coordinator
+from foqs.peers.coordinator import SlotOwners
 from foqs.rows import Holding
 from foqs.shardmgr.lifecycle import ShardState
 from foqs.shardmgr.routing import bits_of
@@ -121,7 +121,7 @@ def test_a_shard_that_is_lost_in_flight_is_answered_once(rig: Rig) -> None:
 
 
 def test_questions_that_wait_are_bounded(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hash_slots, "_MOST_CONFIRMING", 2)
+    monkeypatch.setattr(coordinator, "_MOST_CONFIRMING", 2)
     for _ in range(3):
         rig.check()
     assert rig.answers == [False]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from foqs.limits.bucket import TTL_MS
-from foqs.peers.hash_slots import SlotOwner, SlotOwners
+from foqs.peers.coordinator import SlotOwner, SlotOwners
 from foqs.shardmgr.lifecycle import ShardState
 from foqs.shardmgr.routing import bits_of
 from tests.support.timers import TestTimers

@@ -215,16 +215,16 @@ def test_a_host_that_leaves_gives_its_tokens_back() -> None:
     leaving.waiting.clear()
     while not key.allowance.balance:
         cluster.run(10)
-    ((tokens, _, _),) = home.coordinator._tokens.values()
+    tokens = home.coordinator.ledger("tokens", key.bounded)
     held = key.allowance.balance
-    assert tokens._bucket._holders[leaving.lender._holder].tokens >= held
+    assert tokens._bucket._holders[leaving.lending.throttles._holder].tokens >= held
     leaving.engine.state.draining = True
-    leaving.lender.leave()
+    leaving.lending.throttles.leave()
     assert key.allowance.balance == 0
     cluster.run(2 * TRIP_MS)
-    assert tokens._bucket._holders[leaving.lender._holder].tokens == 0
+    assert tokens._bucket._holders[leaving.lending.throttles._holder].tokens == 0
     calls = cluster.calls[leaving.name]
-    leaving.lender.leave()  # there is nothing to give back
+    leaving.lending.throttles.leave()  # there is nothing to give back
     assert cluster.calls[leaving.name] == calls
     assert worst(cluster.deliveries("api"), 1_000) <= 1_000
 

@@ -34,7 +34,7 @@ class Rig:
         return charge
 
     def ask(self, now_ms: int = 0) -> Ask:
-        return self.lease.ask(now_ms, ahead=False, spare=False)
+        return self.lease.ask(now_ms, ahead=False)
 
     def hold(self, tokens: int, now_ms: int = 0) -> None:
         """Be granted tokens that no charge asked for."""

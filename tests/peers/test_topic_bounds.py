@@ -10,7 +10,7 @@ import pytest
 from foqs.config.schema import QuotaKeys
 from foqs.errors import Overloaded, Unavailable
 from foqs.idl import idl
-from foqs.peers.token_coordinator import coordinator_slot
+from foqs.peers.coordinator import coordinator_slot
 from foqs.policies.settings import Settings
 from foqs.shardmgr.facts import Slots
 from tests.api.wire import spec

@@ -9,17 +9,15 @@ from types import SimpleNamespace
 from typing import Any
 
 from foqs.api.peer_methods import PeerMethods
-from foqs.bounds import THROTTLE, Bounded, Quota
+from foqs.config.schema import QuotasSection
 from foqs.counters import Counters
 from foqs.engine.state import LoopSlices
 from foqs.engine.throttling import Throttling
 from foqs.errors import FoqsError, LostReply, Unavailable
 from foqs.ids import HASH_SLOTS
 from foqs.limits.bucket import TTL_MS
-from foqs.peers.hash_slots import Found, SlotOwner
-from foqs.peers.lease_coordinator import LeaseCoordinator
-from foqs.peers.throttle_client import ThrottleClient
-from foqs.peers.token_coordinator import TokenCoordinator
+from foqs.peers.coordinator import Found, SlotOwner
+from foqs.peers.lending import Lending
 from foqs.policies.layers import Policies
 from foqs.policies.settings import Settings
 from foqs.shardmgr.facts import Slots
@@ -65,33 +63,29 @@ class Host:
         later = lambda ms, do: cluster.at(cluster.now + ms, self, do)  # noqa: E731
         self.throttling = Throttling(
             self.policies, self.waiting, lambda topic: later(0, self.deliver), self._run, cluster.rng.random,  # type: ignore[arg-type]
-            lambda: self.lender.wanted(), clock,  # noqa: PLW0108
+            lambda: self.lending.throttles.wanted(), clock,  # noqa: PLW0108
         )  # fmt: skip
         slices = LoopSlices(lambda: None)
         slices.soon = lambda do: later(0, do)  # type: ignore[method-assign]
         state = SimpleNamespace(
-            throttling=self.throttling, rng=cluster.rng, draining=False, staying={}, now_ms=0, shards={},
-            counters=Counters(), slices=slices, wake=lambda: None,
-            config=SimpleNamespace(server=SimpleNamespace(id=name)),
+            throttling=self.throttling, policies=self.policies, rng=cluster.rng, draining=False, staying={}, now_ms=0,
+            shards={}, shards_elsewhere=True, counters=Counters(), slices=slices, wake=lambda: None,
+            config=SimpleNamespace(server=SimpleNamespace(id=name), quotas=QuotasSection()),
         )  # fmt: skip
         self.engine: Any = SimpleNamespace(state=state)
-        forwarder: Any = SimpleNamespace(routing=lambda: cluster.routing, ask=self._ask)
-        owners: Any = SimpleNamespace(find=self._find, observe=lambda: None, check=None)
+        forwarder: Any = SimpleNamespace(routing=lambda: cluster.routing, ask=self._ask, slots=lambda: None)
+        owners: Any = SimpleNamespace(
+            find=self._find, observe=lambda: None, check=None, keep_confirmed=lambda number: None
+        )
         timers = TestTimers(clock, later=later)
-        self.coordinator = TokenCoordinator(self.engine, self._quota_of, forwarder, owners, timers)
-        slots = LeaseCoordinator(self.engine, forwarder, owners, lambda: None, timers)
+        self.lending = Lending(self.engine, forwarder, owners, timers)
+        self.coordinator = self.lending.coordinator
         made: Any = PeerMethods
-        methods = made(None, self.coordinator, slots, None)
-        self.methods = methods.handlers()
-        self.lender = ThrottleClient(self.engine, forwarder, self.coordinator, slots, lambda: None, timers)
+        self.methods = made(None, self.lending, None).handlers()
 
     def _run(self, work: Any) -> None:
         for _ in work:
             pass
-
-    def _quota_of(self, key: Bounded) -> Quota | None:
-        throttle = self.policies.namespace(key[0]).throttle(key[1][len(THROTTLE) :])
-        return None if throttle is None else throttle.quota
 
     def _find(self, slot: int, found: Found) -> None:
         shard = self.cluster.shard_of(slot)
@@ -248,11 +242,8 @@ class Cluster:
         heappush(self._events, (at_ms, self._seq, host, do))
 
     def run(self, ms: int) -> None:
-        """Let time pass. Coordinators tend their tokens twice a second."""
+        """Let time pass."""
         end_ms = self.now + ms
-        for at_ms in range(self.now - self.now % 500 + 500, end_ms, 500):
-            for host in self.hosts:
-                self.at(at_ms, host, host.coordinator.tend)
         while self._events and self._events[0][0] <= end_ms:
             at_ms, _, host, do = heappop(self._events)
             self.now = max(self.now, at_ms)

@@ -33,7 +33,7 @@ CEILINGS = {
     "dequeue": (19, 55),
     "ack": (27, 100),
     "ack and dequeue": (36, 174),
-    "throttled dequeue": (60, 1_000),
+    "throttled dequeue": (58, 900),
 }
 """The most product files, and calls of their functions, with two shards. A dequeue may set an alarm: two
 files, two calls.

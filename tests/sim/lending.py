@@ -7,17 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from foqs.api.peer_methods import PeerMethods
 from foqs.errors import FoqsError
-from foqs.peers.hash_slots import SlotOwners
-from foqs.peers.lease_coordinator import LeaseCoordinator
-from foqs.peers.quota_client import QuotaClient
-from foqs.peers.throttle_client import ThrottleClient
+from foqs.peers.coordinator import SlotOwners
+from foqs.peers.lending import Lending
 from tests.support.timers import TestTimers
 
 if TYPE_CHECKING:
     from tests.sim.member import Member
 
 
-class Lending:
+class Loans:
     """Its clock is true time, from a beginning of its own."""
 
     def __init__(self, member: Member) -> None:
@@ -27,10 +25,9 @@ class Lending:
         forwarder: Any = SimpleNamespace(routing=neighbour.routing, ask=neighbour.ask, slots=lambda: None)
         timers = TestTimers(lambda: member.now_ms, self.monotonic_ms, later=neighbour.later)
         owners = SlotOwners(engine, timers, neighbour.moves.adopt)
-        quotas = QuotaClient(engine, forwarder, owners, timers)
-        slots = LeaseCoordinator(engine, forwarder, owners, quotas.begin, timers)
-        self.lender = ThrottleClient(engine, forwarder, quotas.coordinator, slots, quotas.begin, timers)
-        methods = PeerMethods(None, quotas.coordinator, slots, None)  # type: ignore[arg-type]
+        lending = Lending(engine, forwarder, owners, timers)
+        self.throttles = lending.throttles
+        methods = PeerMethods(None, lending, None)  # type: ignore[arg-type]
         self._methods = methods.handlers()
 
     def monotonic_ms(self) -> int:

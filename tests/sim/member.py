@@ -23,7 +23,7 @@ from foqs.server.shard_thread import run
 from foqs.shardmgr.lifecycle import ShardState
 from foqs.store.protocol import ShardRefused, StoreDown
 from tests.sim.audit import audit_listed, available, lanes_of
-from tests.sim.lending import Lending
+from tests.sim.lending import Loans
 from tests.sim.loop import HostLoop
 from tests.sim.memory_store import MemoryStore
 from tests.sim.shares import Shares
@@ -96,9 +96,9 @@ class Member(HostLoop):
         self.driver = ShardDriver(self.engine.state.shards, static=not profile.rival, take_over=profile.rival)
         self.shares = Shares(self) if profile.tenants and profile.prompt else None
         self.neighbour = Neighbour(self)
-        self.lending: Lending | None = None
+        self.lending: Loans | None = None
         if profile.throttled:
-            self.lending = Lending(self)
+            self.lending = Loans(self)
         for settings in sim.settings:
             self.engine.apply_settings(settings)
         self.skew_ms = sim.rng.choice(profile.skews_ms) if profile.skews_ms else 0
@@ -113,7 +113,7 @@ class Member(HostLoop):
 
     def _tokens_wanted(self) -> None:
         if self.lending is not None:
-            self.lending.lender.wanted()
+            self.lending.throttles.wanted()
 
     def before_tick(self) -> None:
         self.timekeeper.look()

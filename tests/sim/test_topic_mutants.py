@@ -347,7 +347,7 @@ put(
 )  # fmt: skip
 
 
-@around(Slots, "__init__", "slots", seed=28)
+@around(Slots, "__init__", "slots", seed=110)
 def a_new_coordinator_lends_before_it_counted(original: Any, slots: Slots, limit: int, *about: Any) -> None:
     original(slots, limit, *about)
     slots.unknown.clear()

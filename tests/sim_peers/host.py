@@ -23,14 +23,13 @@ from foqs.errors import FoqsError
 from foqs.fairness.keys import TopicKey
 from foqs.hooks.topic_hooks import TopicHooks
 from foqs.item import Item
+from foqs.peers.coordinator import SlotOwners
 from foqs.peers.forwarder import Forwarder
-from foqs.peers.hash_slots import SlotOwners
-from foqs.peers.lease_coordinator import LeaseCoordinator
+from foqs.peers.lending import Lending
 from foqs.peers.quota_client import QuotaClient, _stored_nothing
 from foqs.peers.ready_topics import ReadyPublisher
 from foqs.peers.settings_sync import HostSettings
 from foqs.peers.tenant_shares import TenantShares
-from foqs.peers.throttle_client import ThrottleClient
 from foqs.rows import Opened
 from foqs.server.shard_thread import run
 from foqs.shardmgr.facts import Slots
@@ -89,7 +88,10 @@ dequeue.fill, dequeue.fill_waiting, throttling.give_back = _watched_fill, _watch
 
 
 class _Quotas(QuotaClient):
-    host: Host
+    def __init__(self, host: Host, lending: Lending) -> None:
+        holder = lending.quotas._holder
+        super().__init__(host.engine, host.forwarder, lending.coordinator, lending.items, holder, host)
+        self.host = host
 
     def charge(
         self, key: Bounded, quota: Quota, indices: Sequence[int], keep: Callable[[int], object], call: EnqueueCall,
@@ -144,7 +146,7 @@ class Host(HostLoop):
             became_ready=news.became_ready,
             ready_again=news.again,
             left_waiting=self._left_waiting,
-            tokens_wanted=lambda: self.lender.wanted(),  # noqa: PLW0108 - the lender is made below
+            tokens_wanted=lambda: self.lending.throttles.wanted(),  # noqa: PLW0108 - it is made below
             monotonic_ms=self.monotonic_ms,
         )
         rng = random.Random(sim.rng.getrandbits(64))
@@ -163,13 +165,9 @@ class Host(HostLoop):
             share_slots=lambda: None,
         )
         owners = SlotOwners(self.engine, self, self.forwarder.slot_moves.adopt)
-        quotas = _Quotas(self.engine, self.forwarder, owners, self)
-        quotas.host = self
-        quotas.watch()
-        state = rng.getstate()
-        slots = LeaseCoordinator(self.engine, self.forwarder, owners, quotas.begin, self)
-        self.lender = ThrottleClient(self.engine, self.forwarder, quotas.coordinator, slots, quotas.begin, self)
-        rng.setstate(state)  # runs without throttles go on as they did before there were any
+        self.lending = Lending(self.engine, self.forwarder, owners, self)
+        self.lending.quotas = _Quotas(self, self.lending)
+        self.lending.coordinator.watch()
         _HOSTS[self.engine.state.throttling] = self
         shares = TenantShares(self.engine, self.forwarder, self)
         shares.begin()
@@ -177,7 +175,7 @@ class Host(HostLoop):
         self.settings = HostSettings(self.engine)
         host = ApiHost(self.engine, limits, now_ms, lambda: self.address, self.forwarder)
         self._handlers = Handlers(
-            host, news, quotas, slots, shares, self.settings, HostStore(sim.settings, self),
+            host, news, self.lending, shares, self.settings, HostStore(sim.settings, self),
             TopicHooks(
                 engine_state.policies, Functions(self.soon), now_ms, self.monotonic_ms, lambda: 1_000, lambda *_: None
             ),

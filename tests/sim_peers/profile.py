@@ -17,7 +17,7 @@ from foqs.config.schema import (
     StoreSection,
 )
 from foqs.ids import digest_of, hash_slot_of
-from foqs.peers.token_coordinator import coordinator_slot
+from foqs.peers.coordinator import coordinator_slot
 
 HOSTS = ("a", "b", "c")
 FREE, RATED, LIMITED = "free", "rated", "limited"

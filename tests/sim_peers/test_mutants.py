@@ -12,9 +12,9 @@ from foqs.buffers.pending_dedup import DedupKeys
 from foqs.engine import consumers, dequeue
 from foqs.engine.throttling import Rules, Throttling
 from foqs.errors import FoqsError, LostReply, NotSent
-from foqs.limits.bucket import Ask, Bucket, NamespaceTokens
+from foqs.limits.bucket import Ask, Bucket, QuotaTokens, ThrottleTokens
 from foqs.limits.throttle_key import ThrottleKey
-from foqs.peers import forwarder, hash_slots, ready_topics
+from foqs.peers import coordinator, forwarder, ready_topics
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.hash_slots import SlotMigration
 from foqs.peers.ready_topics import ReadySubscriber
@@ -72,7 +72,7 @@ def an_ack_is_answered_before_its_commit(original: Any, self: AckDequeue, reques
 put("keys_are_taken_on_any_shard", DedupKeys, "takes", constant(True), seed=10)
 put("a_slot_arrives_without_its_rows", SlotMigration, "_store", lambda moves, pull, low, rows: moves._arrived(pull))
 # Hosts may still spend the tokens that the coordinator before it granted.
-put("a_new_coordinator_begins_with_a_full_bucket", hash_slots, "TTL_MS", -10_000, seed=76)
+put("a_new_coordinator_begins_with_a_full_bucket", coordinator, "TTL_MS", -10_000, seed=76)
 
 
 @around(SlotMigration, "_adopt", "slots", seed=6)
@@ -81,7 +81,7 @@ def slots_are_taken_whatever_their_stamp(original: Any, moves: Any, shard: Any, 
     return original(moves, shard, slots, max(stamp, shard.queue.keys.last.stamp))
 
 
-@around(Bucket, "grant")
+@around(Bucket, "lend")
 def tokens_are_granted_twice(original: Any, bucket: Bucket, *about: Any) -> int:
     bucket.advance(about[-1])
     level, out = bucket._level, bucket.out
@@ -90,8 +90,8 @@ def tokens_are_granted_twice(original: Any, bucket: Bucket, *about: Any) -> int:
     return granted
 
 
-@around(NamespaceTokens, "left", "bounds")
-def items_stored_since_a_count_are_forgotten(original: Any, tokens: NamespaceTokens, shards: Any) -> int | None:
+@around(QuotaTokens, "left", "bounds")
+def items_stored_since_a_count_are_forgotten(original: Any, tokens: QuotaTokens, shards: Any) -> int | None:
     if tokens._quota.stored_items is None or not tokens._counts.keys() >= set(shards):
         return None
     return tokens._quota.stored_items - sum(tokens._counts[shard][0] for shard in shards)
@@ -133,7 +133,7 @@ def a_change_expects_no_version(original: Any, settings: Settings, entries: Any,
 # --------------------------------------------------------------------------------------------- throttles
 
 put("no_flow_keeps_a_token_for_the_next_one", ThrottleKey, "keep", constant(False), "throttles", seed=2)
-put("a_coordinator_goes_on_with_the_replaced_rate", NamespaceTokens, "follow", constant(None), "throttles", seed=2)
+put("a_coordinator_goes_on_with_the_replaced_rate", ThrottleTokens, "follow", constant(None), "throttles", seed=2)
 put("a_host_goes_on_with_the_replaced_throttles", Throttling, "changed", constant(None), "throttles", seed=2)
 
 

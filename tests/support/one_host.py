@@ -19,15 +19,13 @@ from foqs.hooks.protocol import Failed, HookKey
 from foqs.hooks.topic_hooks import TopicHooks
 from foqs.idl import idl
 from foqs.ids import HASH_SLOTS
+from foqs.peers.coordinator import LoneSlotOwners, SlotOwners
 from foqs.peers.forwarded import Done
 from foqs.peers.forwarder import Forwarder, LoneForwarder
-from foqs.peers.hash_slots import LoneSlotOwners, SlotOwners
-from foqs.peers.lease_coordinator import LeaseCoordinator
-from foqs.peers.quota_client import QuotaClient
+from foqs.peers.lending import Lending
 from foqs.peers.ready_topics import ReadyPublisher
 from foqs.peers.settings_sync import HostSettings
 from foqs.peers.tenant_shares import TenantShares
-from foqs.peers.throttle_client import ThrottleClient
 from foqs.shardmgr.facts import SlotMove, Slots
 from foqs.shardmgr.routing import Route, Routing, make_routing
 from tests.api.wire import spec
@@ -119,7 +117,7 @@ class OneHost(Laboratory):
             ready_again=self.news.again,
             left_waiting=self._left_waiting,
             slots_written=self._slots_written,
-            tokens_wanted=lambda: self.lender.wanted(),  # noqa: PLW0108
+            tokens_wanted=lambda: self.lending.throttles.wanted(),  # noqa: PLW0108
             ask_script=lambda attempt, decided: self.hooks.ask(attempt, decided),  # noqa: PLW0108
             monotonic_ms=lambda: self.monotonic_ms,
         )
@@ -144,13 +142,9 @@ class OneHost(Laboratory):
         else:
             self.forwarder = LoneForwarder(self.engine, lambda: ADDRESS, timers, self.log)
             owners = LoneSlotOwners(self.engine, timers)
-        self.quotas = QuotaClient(self.engine, self.forwarder, owners, timers)
+        self.lending = Lending(self.engine, self.forwarder, owners, timers)
         if self.routing is not None:
-            self.quotas.watch()
-        slots = LeaseCoordinator(self.engine, self.forwarder, owners, self.quotas.begin, timers)
-        self.lender = ThrottleClient(
-            self.engine, self.forwarder, self.quotas.coordinator, slots, self.quotas.begin, timers
-        )
+            self.lending.coordinator.watch()
         self.shares = TenantShares(self.engine, self.forwarder, timers)
         self.failed: list[tuple[HookKey, Failed]] = []
         self.hooks = TopicHooks(
@@ -161,7 +155,7 @@ class OneHost(Laboratory):
         self.settings_store = MemorySettings(self._turn.append)
         self.service = Handlers(
             Host(self.engine, self.limits, now_ms, lambda: ADDRESS, self.forwarder),
-            self.news, self.quotas, slots, self.shares, self.settings, self.settings_store, self.hooks,
+            self.news, self.lending, self.shares, self.settings, self.settings_store, self.hooks,
         )  # fmt: skip
         self.methods = self.service.handlers()
         if isinstance(self.forwarder, LoneForwarder):

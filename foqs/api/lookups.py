@@ -23,12 +23,11 @@ from foqs.hooks.topic_hooks import TopicHooks
 from foqs.idl import idl, is_forwarded
 from foqs.ids import shard_of
 from foqs.item import Item, Phase, Place
-from foqs.peers.coordinator import Coordinator
+from foqs.peers.coordinator import TOKENS, Coordinator
 from foqs.peers.forwarded_requests import explained
 from foqs.peers.gather import ANSWER_MS, Pages, ThrottleReports, TopicSums, nearest
 from foqs.peers.ready_topics import ReadyPublisher
 from foqs.peers.slot_units import SLOTS
-from foqs.peers.token_units import TOKENS
 from foqs.policies.entries import Throttle, ThrottleEntry
 from foqs.policies.layers import BUILT_IN
 from foqs.policies.settings import MOST_BYTES, VALUE_BYTES

@@ -19,11 +19,11 @@ from foqs.ids import DIGEST_BYTES, HASH_SLOTS, hash_slot_bounds
 from foqs.limits.bucket import Ask, Grant
 from foqs.limits.lease_slots import SlotAsk
 from foqs.peers import hash_slots
-from foqs.peers.coordinator import Question, coordinator_slot
+from foqs.peers.coordinator import TOKENS, Question, coordinator_slot
 from foqs.peers.lending import Lending
+from foqs.peers.quota_units import QUOTA
 from foqs.peers.slot_units import MOST_COUNTED, SLOTS, ShardCount
 from foqs.peers.tenant_shares import MOST_ASKED, TenantShares
-from foqs.peers.token_units import QUOTA, TOKENS
 from foqs.policies.entries import throttle_key_error
 from foqs.rows import DedupRow
 from foqs.rpc.call import Call
@@ -78,8 +78,8 @@ class PeerMethods:
         request = call.request
         ns = validation.name(request.ns, "ns", _NAMES)
         holder = validation.name(request.holder, "holder", _NAMES)
-        key, asked, coordinator = (ns, _topic(request)), _ask(request), self._lending.coordinator
-        if coordinator.rule(QUOTA, key) is None:
+        key, asked = (ns, _topic(request)), _ask(request)
+        if self._lending.items.rule(key) is None:
             raise Unavailable("there is no such quota here: the hosts' configurations, or their settings, differ")
 
         def answer(grants: list[Grant | None]) -> None:
@@ -88,7 +88,7 @@ class PeerMethods:
             else:
                 call.reply(idl.TakeTokensResponse(*grants[0]))
 
-        coordinator.lend(holder, [_question(QUOTA, key, asked)], answer)
+        self._lending.coordinator.lend(holder, [_question(QUOTA, key, asked)], answer)
 
     def lend(self, call: Call) -> None:
         request = call.request
@@ -135,7 +135,7 @@ class PeerMethods:
         def answer(shards: dict[int, int]) -> None:
             call.reply(idl.CountItemsResponse(shards))
 
-        self._lending.items.counts.count_here((ns, _topic(call.request)), answer)
+        self._lending.items.count_here((ns, _topic(call.request)), answer)
 
     def tell_shares(self, call: Call) -> None:
         request = call.request

@@ -226,10 +226,9 @@ class Throttling:
 
     def answered(self, gate: AnyGate, ask: Any, grant: Any) -> None:
         """Take the coordinator's answer, None if there is none."""
-        if gate.closed or not gate.waits_for(ask):
-            return
         at_ms = self.monotonic_ms()
-        gate.answered(ask, grant, at_ms, self._random())
+        if gate.closed or not gate.answered(ask, grant, at_ms, self._random()):
+            return
         if gate.held:
             self._holding[gate] = None
             gate.behind.clear()

@@ -104,16 +104,16 @@ class Allowance:
         self._spent = 0
         return asked
 
-    def answered(self, number: int, grant: Grant | None, now_ms: int) -> None:
-        """Take an answer: None if none came, or if the host that was asked is not the coordinator. A late answer
-        changes nothing."""
+    def answered(self, number: int, grant: Grant | None, now_ms: int) -> bool:
+        """Take an answer: None if none came, or if the host that was asked is not the coordinator. Return False if it
+        is late: it changes nothing."""
         if self.asked is None or self.asked[0].number != number:
-            return
+            return False
         ask, term, sent_ms = self.asked
         self.asked = None
         if grant is None:
             self._dry_until_ms = now_ms + _UNANSWERED_PAUSE_MS
-            return
+            return True
         if not grant.kept and term == self.term:
             self._void()
         self.balance += grant.granted
@@ -121,9 +121,7 @@ class Allowance:
         self._end_term(now_ms)
         if grant.granted < ask.wanted:
             self._dry_until_ms = now_ms + max(1, min(grant.retry_after_ms // 4, _PAUSE_MS))
-
-    def waits_for(self, ask: object) -> bool:
-        return self.asked is not None and self.asked[0] is ask
+        return True
 
     def held(self, now_ms: int) -> int:
         """Return the number of tokens that are held and good."""

@@ -391,19 +391,16 @@ class ShardSlots(Gate[T, F]):
         )
         return self._open
 
-    def waits_for(self, ask: object) -> bool:
-        return self._open is ask
-
-    def answered(self, ask: SlotAsk, grant: SlotGrant | None, now_ms: int, jitter: float = 0.0) -> None:
+    def answered(self, ask: SlotAsk, grant: SlotGrant | None, now_ms: int, jitter: float = 0.0) -> bool:
         """Slots of an answer that was lost are lost until the next report."""
         if self._open is not ask:
-            return
+            return False
         self._open = None
         self._counting = grant is not None and grant.granted < ask.wanted and grant.retry_after_ms <= COUNTING_MS
         self.unanswered = self.unanswered + 1 if grant is None else 0
         if grant is None or not 0 <= grant.granted <= ask.wanted:
             self.due_ms = now_ms + UNANSWERED_MS
-            return
+            return True
         self.has += grant.granted
         self._reported = ask.has + grant.granted
         self.contended = grant.contended
@@ -411,10 +408,11 @@ class ShardSlots(Gate[T, F]):
             self.used_ms = now_ms
         if self._heard:
             self.hear(now_ms)
-            return
+            return True
         lacks = grant.granted < ask.wanted
         # The coordinator forgets a shard that wants nothing: a flow that is parked later asks at once.
         self.due_ms = now_ms + max(1, grant.retry_after_ms) if lacks else max(now_ms, self._paused_ms)
+        return True
 
     def hear(self, now_ms: int) -> None:
         """The coordinator keeps a slot for this shard, or other shards wait for slots: report at once."""

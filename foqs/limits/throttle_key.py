@@ -94,25 +94,23 @@ class ThrottleKey(Gate[T, F]):
             self.due_ms = self.returned_ms = now_ms
         return asked
 
-    def waits_for(self, ask: object) -> bool:
-        """Return True if this question is open."""
-        return self.allowance.waits_for(ask)
-
     def tend(self, now_ms: int) -> bool:
         """Look after the tokens, twice a second. Return False if there are none to report."""
         self.allowance.beat(now_ms)
         return self.allowance.balance > 0
 
-    def answered(self, ask: Ask, grant: Grant | None, now_ms: int, jitter: float) -> None:
-        """Take the answer to the open question, None if there is none. `jitter`, from 0 to 1, keeps the hosts that wait
-        for the same token from asking in the same order each time."""
-        self.allowance.answered(ask.number, grant, now_ms)
+    def answered(self, ask: Ask, grant: Grant | None, now_ms: int, jitter: float) -> bool:
+        """Take the answer to a question, None if there is none. Return False if the question is not open. `jitter`,
+        from 0 to 1, keeps the hosts that wait for the same token from asking in the same order each time."""
+        if not self.allowance.answered(ask.number, grant, now_ms):
+            return False
         self.unanswered = self.unanswered + 1 if grant is None else 0
         if grant is None:
             self.due_ms = now_ms + UNANSWERED_MS
         elif grant.granted < ask.wanted:
             pause_ms = max(1, grant.retry_after_ms, min(LONGEST_PAUSE_MS, self._fill_ms // 2))
             self.due_ms = now_ms + pause_ms + int(jitter * min(_LONGEST_JITTER_MS, pause_ms // 20))
+        return True
 
     def next_ms(self, now_ms: int) -> int | None:
         """Return the time of the next question to the coordinator, or None.

@@ -7,7 +7,7 @@ and makes its questions. One question of an account is open at a time. A coordin
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, Generic, TypeVar
@@ -36,10 +36,9 @@ Asked = Sequence[tuple[A, Any]]
 
 
 class Borrower(Generic[A]):
-    """The accounts of one method of the contract, `METHOD`, of which a call has at most `MOST` questions."""
+    """The accounts of one method of the contract, `METHOD`."""
 
     METHOD: str
-    MOST: int
 
     def __init__(
         self, engine: Engine, forwarder: Forwarder, coordinator: Coordinator, holder: str, timers: Timers
@@ -51,8 +50,6 @@ class Borrower(Generic[A]):
         self._holder = holder
         self._monotonic_ms = timers.monotonic_ms
         self._later = timers.later
-        self._queues: dict[Hashable, dict[A, str]] = {}  # by line, with addresses: they wait for the open call
-        self._open: set[Hashable] = set()  # one call of a line is open at a time
         self.begin = coordinator.begin
         coordinator.beats.append(self.beat)
 
@@ -84,58 +81,34 @@ class Borrower(Generic[A]):
         return None if route is None else route.address
 
     def ask(self, accounts: Sequence[A]) -> None:
-        """Ask the coordinators of the accounts, now or after the open call to the same host. An account whose question
-        fills a call waits for no other account."""
+        """Ask the coordinators of the accounts."""
         here: list[A] = []
-        lines: dict[Hashable, None] = {}
+        by_address: dict[str, list[A]] = {}
         for account in accounts:
             address = self.elsewhere(account)
-            if address is None:
-                here.append(account)
-            else:
-                line: Any = account if self.MOST == 1 else address
-                self._queues.setdefault(line, {})[account] = address
-                lines[line] = None
-        self._ask_here(here)
-        for one in lines:
-            self._send(one)
-
-    def _questions(self, accounts: Sequence[A]) -> list[tuple[A, Any]]:
-        return [(account, ask) for account in accounts if (ask := self.question(account)) is not None]
-
-    def _ask_here(self, accounts: Sequence[A]) -> None:
-        asked = self._questions(accounts)
+            (here if address is None else by_address.setdefault(address, [])).append(account)
+        asked = self.questions(here)
         if asked:
             questions = [Question(account.unit, account.bounded, account.slot, ask) for account, ask in asked]
             self._coordinator.lend(self._holder, questions, partial(self.answered, asked))
             if asked[0][0].asking or asked[-1][0].asking:
                 self._later(ANSWER_MS, partial(self.answered, asked, [None] * len(asked)))
+        for address, there in by_address.items():
+            self.send(address, there)
 
-    def _send(self, line: Hashable) -> None:
-        """Send the first questions of a line, unless a call of it is open."""
-        queue = self._queues.get(line)
-        if queue is None or line in self._open:
-            return
-        mine: list[A] = []
-        moved: list[A] = []
-        for account, address in list(islice(queue.items(), self.MOST)):
-            del queue[account]
-            (mine if self.elsewhere(account) == address else moved).append(account)
-        if not queue:
-            del self._queues[line]
-        if moved:
-            self._state.slices.soon(partial(self.ask, moved))
-        asked = self._questions(mine)
-        if not asked:
-            if queue:
-                self._state.slices.soon(partial(self._send, line))
-            return
-        self._open.add(line)
+    def send(self, address: str, accounts: Sequence[A]) -> None:
+        """Ask another host, which coordinates the accounts."""
+        self.call(address, self.questions(accounts))
+
+    def questions(self, accounts: Sequence[A]) -> list[tuple[A, Any]]:
+        return [(account, ask) for account in accounts if (ask := self.question(account)) is not None]
+
+    def call(self, address: str, asked: Asked[A], ended: Callable[[], None] = lambda: None) -> None:
+        """Send the questions in one call. `ended` is called at its end."""
 
         def replied(response: Any, error: FoqsError | None) -> None:
-            self._open.discard(line)
+            ended()
             self.answered(asked, [None] * len(asked) if error is not None else self.grants(asked, response))
-            self._state.slices.soon(partial(self._send, line))
 
         self._forwarder.ask(address, self.METHOD, self.request(asked), ANSWER_MS, replied)
 
@@ -145,13 +118,14 @@ class ThrottleClient(Borrower[AnyGate]):
     messages does not grow with the number of keys."""
 
     METHOD = "Lend"
-    MOST = AT_ONCE
 
     def __init__(
         self, engine: Engine, forwarder: Forwarder, coordinator: Coordinator, holder: str, timers: Timers
     ) -> None:
         super().__init__(engine, forwarder, coordinator, holder, timers)
         self._throttling = engine.state.throttling
+        self._queues: dict[str, dict[AnyGate, None]] = {}  # by address: they wait for the open call
+        self._open: set[str] = set()
         self._due = False
         self._timer_ms = NEVER_MS
 
@@ -193,6 +167,35 @@ class ThrottleClient(Borrower[AnyGate]):
     def grants(self, asked: Asked[AnyGate], response: Any) -> list[Grant | SlotGrant | None]:
         tokens, slots = iter(response.tokens or ()), iter(response.slots or ())
         return [_grant(next(tokens if isinstance(ask, Ask) else slots, None)) for _, ask in asked]
+
+    def send(self, address: str, accounts: Sequence[AnyGate]) -> None:
+        self._queues.setdefault(address, {}).update(dict.fromkeys(accounts))
+        self._send_next(address)
+
+    def _send_next(self, address: str) -> None:
+        """Send the first questions that wait, unless a call to the host is open."""
+        queue = self._queues.get(address)
+        if queue is None or address in self._open:
+            return
+        mine: list[AnyGate] = []
+        moved: list[AnyGate] = []
+        for gate in list(islice(queue, AT_ONCE)):
+            del queue[gate]
+            (mine if self.elsewhere(gate) == address else moved).append(gate)
+        if not queue:
+            del self._queues[address]
+        if moved:
+            self._state.slices.soon(partial(self.ask, moved))
+        asked = self.questions(mine)
+        if asked:
+            self._open.add(address)
+            self.call(address, asked, partial(self._ended, address))
+        elif queue:
+            self._state.slices.soon(partial(self._send_next, address))
+
+    def _ended(self, address: str) -> None:
+        self._open.discard(address)
+        self._state.slices.soon(partial(self._send_next, address))
 
     def _turn(self) -> None:
         self._due = False

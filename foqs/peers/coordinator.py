@@ -11,19 +11,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from foqs.bounds import Bounded
+from foqs.bounds import THROTTLE, Bounded, Quota
 from foqs.engine.engine import Engine
 from foqs.engine.shard import Shard
 from foqs.ids import digest_of, hash_slot_of
-from foqs.limits.bucket import TTL_MS, Grant
+from foqs.limits.bucket import TTL_MS, Ask, Grant, ThrottleTokens
 from foqs.peers.forwarded import Timers
 from foqs.peers.forwarder import Forwarder
 from foqs.shardmgr.lifecycle import ShardState
 from foqs.shardmgr.routing import slots_in
 
+T = TypeVar("T")
 BEAT_MS = 500
+TOKENS = "tokens"
 _MOST_CONFIRMING = 1_000
 _KEEP_CONFIRMED_SHARE = 3
 _TENDED = 2_000
@@ -58,6 +60,7 @@ class SlotOwners:
         self._state = engine.state
         self._now_ms = timers.now_ms
         self._monotonic_ms = timers.monotonic_ms
+        self._later = timers.later
         self._slot_missing = slot_missing
         self._here: dict[int, tuple[SlotOwner, int]] = {}  # by slot, and since when (monotonic ms) it is here
         self._seen: dict[SlotOwner, bytes] = {}  # the slots of each shard
@@ -101,6 +104,35 @@ class SlotOwners:
                 then(owner.confirmed_ms >= asked_ms)
 
         self._after_batch(shard, confirmed)
+
+    def census(
+        self, shards: Sequence[Shard], count: Callable[[Shard], T], within_ms: int,
+        answer: Callable[[dict[int, T]], None],
+    ) -> None:  # fmt: skip
+        """Count the shards whose databases confirm this host, and call `answer` with the counts by shard: once all are
+        counted, or after `within_ms` without the rest."""
+        left, found, answered = len(shards), dict[int, T](), False
+
+        def add(shard: Shard, confirmed: bool) -> None:
+            nonlocal left
+            if not answered and confirmed and shard.owner.state in (ShardState.SERVING, ShardState.DRAINING):
+                found[shard.number] = count(shard)
+            left -= 1
+            if not left:
+                end()
+
+        def end() -> None:
+            nonlocal answered
+            if not answered:
+                answered = True
+                answer(found)
+
+        for shard in list(shards):
+            self.check(shard, partial(add, shard))
+        if not shards:
+            end()
+        elif left:
+            self._later(within_ms, end)
 
     def observe(self) -> None:
         """Record which slots are here. Must be called at least once in `TTL_MS`: then no other host lent units for
@@ -209,6 +241,28 @@ class Unit:
         """Send the news of ledgers to other hosts: called after a request and in each beat."""
 
 
+class ThrottleUnit(Unit):
+    """Tokens of a throttle key with a rate: one for each delivery."""
+
+    def __init__(self, engine: Engine, timers: Timers) -> None:
+        super().__init__(timers)
+        self._state = engine.state
+
+    def rule(self, key: Bounded) -> Quota | None:
+        throttle = self._state.policies.namespace(key[0]).throttle(key[1][len(THROTTLE) :])
+        return None if throttle is None else throttle.quota
+
+    def begin(self, key: Bounded, rule: Quota, empty_at_ms: int) -> ThrottleTokens:
+        return ThrottleTokens(rule, empty_at_ms)
+
+    def lend(
+        self, key: Bounded, ledger: ThrottleTokens, holder: str, ask: Ask, answer: Callable[[Grant], None]
+    ) -> None:
+        grant = ledger.lend(holder, ask, self._monotonic_ms())
+        self._state.counters.tokens_lent += grant.granted
+        answer(grant)
+
+
 class Coordinator:
     def __init__(
         self, engine: Engine, forwarder: Forwarder, owners: SlotOwners, timers: Timers, units: dict[str, Unit]
@@ -269,10 +323,6 @@ class Coordinator:
         for slot, places in by_slot.items():
             self._owners.find(slot, partial(found, places))
         end()
-
-    def rule(self, unit: str, key: Bounded) -> Any:
-        """Return the rule of the key in this host's settings, None if it has none."""
-        return self._units[unit].rule(key)
 
     def ledger(self, unit: str, key: Bounded) -> Any:
         """Return the ledger of a key, None if it is not coordinated here."""

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from foqs.engine.engine import Engine
 from foqs.peers.borrower import ThrottleClient
-from foqs.peers.coordinator import Coordinator, SlotOwners, Unit
+from foqs.peers.coordinator import TOKENS, Coordinator, SlotOwners, ThrottleUnit, Unit
 from foqs.peers.forwarded import Timers
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.quota_client import QuotaClient
+from foqs.peers.quota_units import QUOTA, QuotaUnit
 from foqs.peers.slot_units import SLOTS, SlotUnit
-from foqs.peers.token_units import QUOTA, TOKENS, QuotaUnit, ThrottleUnit
 
 
 class Lending:

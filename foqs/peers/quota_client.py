@@ -29,7 +29,7 @@ from foqs.peers.borrower import Asked, Borrower
 from foqs.peers.coordinator import Coordinator, coordinator_slot
 from foqs.peers.forwarded import Timers
 from foqs.peers.forwarder import Forwarder
-from foqs.peers.token_units import QuotaUnit
+from foqs.peers.quota_units import QuotaUnit
 from foqs.policies.remedy import topic_command
 from foqs.second_answer import Duplicate, OwnDuplicate
 
@@ -111,9 +111,8 @@ class TokenLease:
         """Serve every charge that waited for this answer, with the tokens that are there. `grant` is None if the
         coordinator did not answer or refused. Return True if charges need another question."""
         allowance = self.allowance
-        if not allowance.waits_for(ask):
+        if not allowance.answered(ask.number, grant, now_ms):
             return False
-        allowance.answered(ask.number, grant, now_ms)
         if grant is None:
             self._no_more_until_ms = now_ms + RETRY_MS
         elif grant.retry_after_ms > self.quota.ms_for(ask.wanted - grant.granted):
@@ -136,7 +135,6 @@ class QuotaClient(Borrower[TokenLease]):
     count of the stored items."""
 
     METHOD = "TakeTokens"
-    MOST = 1
 
     def __init__(
         self, engine: Engine, forwarder: Forwarder, coordinator: Coordinator, unit: QuotaUnit, holder: str,

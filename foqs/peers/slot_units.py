@@ -18,7 +18,6 @@ from foqs.limits.lease_slots import SlotAsk, SlotGrant, Slots
 from foqs.peers.coordinator import SlotOwners, Unit
 from foqs.peers.forwarded import Timers
 from foqs.peers.forwarder import Forwarder
-from foqs.peers.token_units import census
 from foqs.policies.layers import LeaseLimits
 from foqs.shardmgr.routing import Routing
 
@@ -60,8 +59,7 @@ class SlotUnit(Unit):
         super().__init__(timers)
         self._state = engine.state
         self._forwarder = forwarder
-        self._check = owners.check
-        self._later = timers.later
+        self._owners = owners
         self._to_count: dict[Bounded, Slots] = {}
         self._count_due = False
         self._news: dict[str | None, list[tuple[Bounded, int]]] = {}  # by address, None for this host
@@ -101,7 +99,7 @@ class SlotUnit(Unit):
             return False
         routing = self._forwarder.routing()
         if routing is not self._gone[0]:
-            self._gone = routing, frozenset(routing.unowned)
+            self._gone = routing, routing.unowned
         unowned = self._gone[1]
         ledger.follow(routing.shards, now_ms)
         ledger.give_up(unowned, now_ms)
@@ -149,7 +147,7 @@ class SlotUnit(Unit):
         def count(shard: Shard) -> ShardCount:
             return ShardCount(shard.number, shard.owner.epoch, *self._state.throttling.concurrency.count(shard, keys))
 
-        census(here, count, self._check, self._later, CENSUS_MS, lambda found: answer(list(found.values())))
+        self._owners.census(here, count, CENSUS_MS, lambda found: answer(list(found.values())))
 
     def _count(self, key: Bounded, slots: Slots) -> None:
         self._to_count[key] = slots

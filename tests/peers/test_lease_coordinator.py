@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from foqs.errors import Unavailable
 from foqs.idl import idl
 from foqs.limits.bucket import TTL_MS
-from foqs.peers.token_units import census
+from foqs.peers.coordinator import SlotOwners
 from foqs.policies.settings import Settings
 from tests.api.wire import spec
 from tests.support.one_host import OneHost, routing_of
@@ -147,10 +148,8 @@ def test_shards_that_do_not_answer_in_time_are_left_out() -> None:
     shard = host.engine.state.shards[1]
     checks: list[Any] = []
     timers: list[Any] = []
-    census(
-        [shard, shard], lambda one: one.number, lambda one, then: checks.append(then),
-        lambda ms, do: timers.append(do), 1, found.append,
-    )  # fmt: skip
+    owners: Any = SimpleNamespace(check=lambda one, then: checks.append(then), _later=lambda ms, do: timers.append(do))
+    SlotOwners.census(owners, [shard, shard], lambda one: one.number, 1, found.append)
     checks[0](True)
     timers[0]()
     checks[1](True)  # later

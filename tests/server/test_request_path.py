@@ -33,10 +33,9 @@ CEILINGS = {
     "dequeue": (19, 55),
     "ack": (27, 100),
     "ack and dequeue": (36, 174),
-    "throttled dequeue": (58, 900),
+    "throttled dequeue": (57, 900),
 }
-"""The most product files, and calls of their functions, with two shards. A dequeue may set an alarm: two
-files, two calls.
+"""The most product files, and calls of their functions, with two shards. A dequeue may set an alarm: two files.
 
 The throttled dequeue finds no token for its item, and waits until the host has one."""
 SAMPLES = 20

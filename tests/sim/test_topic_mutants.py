@@ -284,7 +284,7 @@ def _no_newcomer(tenant: Tenant[Any], start: float) -> None:
 
 # It catches up on all that it did not ask for, or on what its throttles held.
 _returns("an_idle_tenant_keeps_its_start", "fair", 0, IDLE, _keep_start)
-_returns("a_tenant_that_was_parked_keeps_its_start", "throttles", 10, PARKED, _keep_start)
+_returns("a_tenant_that_was_parked_keeps_its_start", "throttles", 14, PARKED, _keep_start)
 # It waits for an item of each other tenant.
 _returns("a_tenant_that_returns_is_no_newcomer", "fair", 0, IDLE, _no_newcomer)
 
@@ -312,7 +312,7 @@ def urgent_items_of_a_shard_that_returns_wait_for_others(original: Any, round_: 
 # --------------------------------------------------------------------------------------------- throttles
 
 put("parked_flows_are_never_woken", ThrottleKey, "wake", lambda *about: [], "throttles")
-put("a_flow_that_parks_on_another_key_keeps_its_wake", ThrottleKey, "holds_up", lambda *about: [], "throttles", seed=4)
+put("a_flow_that_parks_on_another_key_keeps_its_wake", ThrottleKey, "holds_up", constant(()), "throttles", seed=39)
 put("throttles_are_kept_over_a_version", Throttling, "changed", constant(None), "throttles")
 
 
@@ -331,7 +331,7 @@ def tokens_are_taken_before_all_keys_were_looked_at(
     return dry
 
 
-@around(Bucket, "__init__", "throttles", seed=4)
+@around(Bucket, "__init__", "throttles", seed=59)
 def a_new_coordinator_begins_with_a_full_bucket(original: Any, bucket: Bucket, quota: Quota, empty_at_ms: int) -> None:
     original(bucket, quota, empty_at_ms)
     bucket._level = quota.burst * NANO
@@ -342,7 +342,7 @@ def a_new_coordinator_begins_with_a_full_bucket(original: Any, bucket: Bucket, q
 put("leases_with_slots_are_written_later", LaneSlots, "commits", False, "slots")
 put("flows_without_a_slot_are_never_woken", ShardSlots, "wake", lambda *about: [], "slots", seed=3)
 put(
-    "freed_slots_stay_where_others_wait", ShardSlots, "hear", constant(None), "slots", seed=8,
+    "freed_slots_stay_where_others_wait", ShardSlots, "hear", constant(None), "slots", seed=6,
     also=[(Slots, "_warn", constant(False))],
 )  # fmt: skip
 

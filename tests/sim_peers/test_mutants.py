@@ -132,25 +132,25 @@ def a_change_expects_no_version(original: Any, settings: Settings, entries: Any,
 
 # --------------------------------------------------------------------------------------------- throttles
 
-put("no_flow_keeps_a_token_for_the_next_one", ThrottleKey, "keep", constant(False), "throttles", seed=2)
+put("no_flow_keeps_a_token_for_the_next_one", ThrottleKey, "keep", constant(False), "throttles", seed=7)
 put("a_coordinator_goes_on_with_the_replaced_rate", ThrottleTokens, "follow", constant(None), "throttles", seed=2)
 put("a_host_goes_on_with_the_replaced_throttles", Throttling, "changed", constant(None), "throttles", seed=2)
 
 
-@around(Bucket, "__init__", "throttles", seed=94)
+@around(Bucket, "__init__", "throttles", seed=1)
 def a_coordinator_begins_with_tokens(original: Any, bucket: Bucket, quota: Quota, empty_at_ms: int) -> None:
     original(bucket, quota, empty_at_ms)
     bucket._level = bucket._burst * NANO
 
 
-@around(ThrottleKey, "give_back", "throttles", seed=11)
+@around(ThrottleKey, "give_back", "throttles", seed=19)
 def a_token_returns_after_the_next_question(original: Any, key: Any, moment: int, now_ms: int) -> bool:
     """The coordinator counts it as spent by then."""
     key.allowance._spent += 1
     return key.allowance.give_back(now_ms)
 
 
-@around(Throttling, "_resolve", "throttles", seed=8, also=[(ThrottleKey, "unneeded", constant(False))])
+@around(Throttling, "_resolve", "throttles", seed=7, also=[(ThrottleKey, "unneeded", constant(False))])
 def keys_are_asked_for_in_any_order(original: Any, self: Throttling, flow: Any) -> Rules:
     """Two hosts hold a token of one key each, wait for the other one, and do not return theirs. (Where they do, items
     pass in any order.)"""

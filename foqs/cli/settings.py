@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Callable, Collection, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_fixed
 
 from foqs.checks import I32_MAX
 from foqs.checks import printable as name
@@ -27,8 +27,6 @@ OUT = object()
 """In place of a value: the field is taken out."""
 Changes = tuple[Mapping[str, str], Collection[str]]
 """(entries to put, keys to remove)."""
-TRIES = 5
-_PAUSE_S = 0.2
 _SAMPLETOPIC = "sample"
 _FIELDS = (
     "topic", "fairness_key", "weight", "throttle_keys", "priority", "delay_ms", "deliver_after_ms", "ttl_ms",
@@ -162,21 +160,18 @@ def with_fields(entries: Mapping[str, str], key: str, fields: Mapping[str, Any])
     return {}, [key] if key in entries else ()
 
 
+@retry(
+    retry=retry_if_exception_type(Conflict),
+    stop=stop_after_attempt(5),
+    wait=wait_fixed(0.2),  # the host may not have learned of the latest version yet
+    reraise=True,
+)
 def change(client: Client, decide: Callable[[Mapping[str, str]], Changes]) -> SettingsChange | None:
     """Change the settings; `decide` returns, for the present entries, (entries, keys to remove). After a conflict it is
     called again. None: it returned neither. Raises Conflict, and other errors of a host."""
-    for left in reversed(range(TRIES)):
-        before = client.settings()
-        put, removed = decide(before.entries)
-        if not (put or removed):
-            return None
-        try:
-            return client.put_settings(put, removed, expected_version=before.version)
-        except Conflict:
-            if not left:
-                raise
-            time.sleep(_PAUSE_S)  # the host may not have learned of the latest version yet
-    raise AssertionError
+    before = client.settings()
+    put, removed = decide(before.entries)
+    return client.put_settings(put, removed, expected_version=before.version) if put or removed else None
 
 
 def report(change: SettingsChange | None) -> None:

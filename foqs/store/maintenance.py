@@ -6,9 +6,9 @@ shard's, unless they say otherwise.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from typing import NamedTuple
 from uuid import uuid4
 
@@ -25,6 +25,7 @@ from foqs.store.ownership import (
     read_shard_row,
     refuse_foreign,
     refuse_other_shard,
+    taken_within,
 )
 from foqs.store.protocol import ShardRefused
 from foqs.store.schema_diff import Schema, read_schema
@@ -37,7 +38,6 @@ _DDL_TIMEOUT_S = 30.0
 """How long a server may take for one statement: the index of a hundred thousand lanes is built within seconds."""
 _SERVED_S = 5.0
 """A host that refuses a copy tries again each second, and holds the shard's lock for a moment each time."""
-_ASK_AGAIN_S = 0.02
 
 
 class Plan(NamedTuple):
@@ -217,14 +217,11 @@ def renew_identity(url: str, shard_number: int) -> str:
 def unserved(link: Link, shard_number: int) -> Iterator[None]:
     """Keep hosts from the shard. Raises ShardRefused while a host or a command has it, and the driver's errors."""
     lock = lock_of(link.database, shard_number)
-    deadline = time.monotonic() + _SERVED_S
-    while not lock.take(link):
-        if time.monotonic() > deadline:
-            raise ShardRefused(
-                "a host serves the shard, or another command changes it",
-                mend="stop the host or disable the shard, or wait for the end of the command, and try again",
-            )
-        time.sleep(_ASK_AGAIN_S)
+    if not taken_within(_SERVED_S, partial(lock.take, link)):
+        raise ShardRefused(
+            "a host serves the shard, or another command changes it",
+            mend="stop the host or disable the shard, or wait for the end of the command, and try again",
+        )
     try:
         yield
     finally:

@@ -14,12 +14,15 @@ import fcntl
 import hashlib
 import os
 import tempfile
-import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from functools import partial
+from operator import not_
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from uuid import uuid4
+
+from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 
 from foqs.ids import NUMBER_BITS, Mark, Marks, first_id, number_of, shard_of
 from foqs.store import migrate, reads
@@ -117,6 +120,18 @@ def lock_of(database: Database, shard: int) -> Lock:
     return ServerLock(database.url.database or "", shard)
 
 
+def taken_within(limit_s: float, take: Callable[[], bool]) -> bool:
+    """Ask for a lock until it is taken; False if that needs longer. The questions are many and short, as a wait in the
+    server could outlast the time-out of the connection."""
+    asking = Retrying(
+        stop=stop_after_delay(limit_s),
+        wait=wait_fixed(_ASK_AGAIN_S),
+        retry=retry_if_result(not_),
+        retry_error_callback=lambda _: False,
+    )
+    return asking(take)
+
+
 class ServerLock:
     """GET_LOCK on MySQL and MariaDB: held by a connection and free when that is gone."""
 
@@ -135,13 +150,7 @@ class ServerLock:
     def seize(self, link: Link, holder: int) -> bool:
         if holder:
             _kill(link, holder)
-        # Many short questions: a wait in the server could outlast the time-out of this connection.
-        deadline = time.monotonic() + TAKE_OVER_WAIT_S
-        while not self.take(link):
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(_ASK_AGAIN_S)
-        return True
+        return taken_within(TAKE_OVER_WAIT_S, partial(self.take, link))
 
     def release(self, link: Link | None) -> None:
         if link is not None:
@@ -444,16 +453,21 @@ class Identity:
     # ------------------------------------------------------------------------------------- on the server
 
     def _lock_on_server(self, link: Link, identity: str) -> None:
-        deadline = time.monotonic() + _CLAIM_WAIT_S
         own = self._database.url.database or ""
-        while not link.fetch(f"SELECT GET_LOCK('{_lock_name(identity)}', 0)")[0][0]:
+
+        def take() -> bool:
+            if link.fetch(f"SELECT GET_LOCK('{_lock_name(identity)}', 0)")[0][0]:
+                return True
             holder = link.fetch(f"SELECT IS_USED_LOCK('{_lock_name(identity)}')")[0][0]
             if holder is not None:
                 schema = self._schema_of(link, identity, int(holder))
-                if schema != own or time.monotonic() > deadline:
+                if schema != own:
                     raise self._refused(identity, f"the database {schema}" if schema else _IN_NO_SIGHT)
                 _kill(link, int(holder))  # an earlier one of ours, which lost the shard's lock
-            time.sleep(_ASK_AGAIN_S)
+            return False
+
+        if not taken_within(_CLAIM_WAIT_S, take):
+            raise self._refused(identity, f"the database {own}")
 
     def _schema_of(self, link: Link, identity: str, connection: int) -> str:
         """Return the database of a connection; ours for one that has ended, nothing for one of another account."""

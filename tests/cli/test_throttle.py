@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from foqs.cli import settings
 from foqs.cli.connection import Connection
 from foqs.cli.main import app
 from foqs.client import Client, Conflict, Settings, SettingsChange, Throttles, ThrottleStats
@@ -202,7 +201,6 @@ class Racing:
 @pytest.mark.memory
 def test_a_field_that_changed_in_between_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     racing = Racing()
-    monkeypatch.setattr(settings, "_PAUSE_S", 0.0)
     monkeypatch.setattr(Connection, "client", lambda _: racing)
     done = CliRunner().invoke(app, ["throttle", "set", "api", "--per-second", "10"])
     assert done.output.splitlines() == [

@@ -63,7 +63,8 @@ _seconds = partial(Histogram, SECONDS)
 
 class Namespace:
     """Counts of one namespace. `removed` counts removals of items by cause, `dead` dead letters by the cause of their
-    failure; `seconds` has the durations of requests, by method."""
+    failure. `nacked` counts items that a nack returned to their topic. `seconds` has the durations of requests, by
+    method."""
 
     __slots__ = (
         "dead", "delivered", "enqueued", "expired", "extended", "nacked", "redriven", "released", "removed",
@@ -148,17 +149,19 @@ class Counters:
 
     @property
     def removed(self) -> Counter[str]:
-        together: Counter[str] = Counter()
-        for _, namespace in self.namespaces:
-            together.update(namespace.removed)
-        return together
+        return sum((namespace.removed for _, namespace in self.namespaces), Counter[str]())
+
+    @property
+    def dead(self) -> Counter[str]:
+        """Dead letters of all namespaces, by the cause of their failure."""
+        return sum((namespace.dead for _, namespace in self.namespaces), Counter[str]())
 
     def as_dict(self) -> dict[str, object]:
         """Return all counters, with the sums over the namespaces."""
         totals: dict[str, object] = {
             name: sum(getattr(namespace, name) for _, namespace in self.namespaces)
-            for name in ("enqueued", "delivered", "nacked", "released", "extended", "expired")
+            for name in ("enqueued", "delivered", "nacked", "released", "extended", "expired", "redriven")
         }
         plain = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("namespaces", "refused")}
         refused = {code.name.lower(): count for code, count in self.refused.items()}
-        return totals | plain | {"removed": dict(self.removed), "refused": refused}
+        return totals | plain | {"removed": dict(self.removed), "dead": dict(self.dead), "refused": refused}

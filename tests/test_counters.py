@@ -43,9 +43,12 @@ def test_totals_are_those_of_all_namespaces() -> None:
         namespace = counters.namespaces.of(name)
         namespace.enqueued += 2
         namespace.removed["ack"] += 1
+        namespace.dead["failed"] += 1
+        namespace.redriven += 1
     counters.refused[Code.STALE_LEASE] += 4
     told = counters.as_dict()
     assert (told["enqueued"], told["removed"], told["refused"]) == (6, {"ack": 3}, {"stale_lease": 4})
+    assert (told["dead"], told["redriven"]) == ({"failed": 3}, 3)
     assert counters.removed.total() == 3
 
 

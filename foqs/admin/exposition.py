@@ -19,8 +19,10 @@ from foqs.rows import FailureCause
 
 
 class Family(NamedTuple):
-    """A metric. `name` is its name in Prometheus; `kind` is "counter", "gauge" or "histogram". `of` is the attribute of
-    `Counters` that it shows, or "object.attribute" with an object of `admin.snapshot`; "": a function adds its rows."""
+    """A metric. `name` is its name in Prometheus; `kind` is "counter", "gauge" or "histogram".
+
+    `of` names the value: an attribute of `Counters`; "namespace.x", the attribute x of each `Namespace`; or "object.x",
+    where `numbers` in `admin.snapshot` has the object. "": a function of `admin.snapshot` adds the rows."""
 
     name: str
     kind: str
@@ -45,7 +47,7 @@ _ITEMS = (
     _counter("items_enqueued", "Items stored.", "namespace", of="namespace.enqueued"),
     _counter("items_delivered", "Items delivered to consumers.", "namespace", of="namespace.delivered"),
     _counter("items_redelivered", "Deliveries of items that were delivered before.", of="redelivered"),
-    _counter("items_nacked", "Items given back by a nack.", "namespace", of="namespace.nacked"),
+    _counter("items_nacked", "Items returned to their topic by a nack.", "namespace", of="namespace.nacked"),
     _counter("items_released", "Items given back unprocessed.", "namespace", of="namespace.released"),
     _counter("items_removed", f"Items removed, by cause: {', '.join(CAUSES)}.", "namespace", "cause"),
     _counter(

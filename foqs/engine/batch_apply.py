@@ -335,8 +335,8 @@ def _count(memory: ShardMemory, change: Change) -> None:
         counters.lease_writes += 1
     elif cause is Cause.EXPIRED:
         namespace.expired += 1
-    elif cause is Cause.NACK:
-        namespace.nacked += 1
+    elif cause is Cause.NACK or cause is Cause.REJECTED:
+        namespace.nacked += move is None  # a dead letter counts above
     elif cause is Cause.REDRIVE:
         namespace.redriven += 1
     elif cause is Cause.RELEASE:

@@ -473,7 +473,8 @@ class Concurrency:
     def keys(self, ns: str) -> list[Bounded]:
         """Return the throttle keys of a namespace that have gates on this host, or had some since its start."""
         books = [book for shard in self._serving() if (book := shard.memory.limited.get(ns)) is not None]
-        return [*{(ns, THROTTLE + name): None for book in books for name in book.gates} | dict.fromkeys(self._past)]
+        past = [key for key in self._past if key[0] == ns]
+        return [*{(ns, THROTTLE + name): None for book in books for name in book.gates} | dict.fromkeys(past)]
 
     def all_gates(self) -> list[SlotGate]:
         books = [book for shard in self._serving() for book in shard.memory.limited.values()]

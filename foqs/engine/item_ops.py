@@ -286,7 +286,7 @@ class Ended(NamedTuple):
     decision: FailureResult | None = None
 
 
-AGAIN, DEAD, REMOVED = End(Fate.AGAIN), End(Fate.DEAD), End(Fate.REMOVED)
+AGAIN = End(Fate.AGAIN)
 
 
 def end_of(policy: TopicPolicy, item_id: int, attempt: int, ended: Ended) -> End:

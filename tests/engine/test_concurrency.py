@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from foqs.bounds import THROTTLE
 from foqs.engine.concurrency import RECENT_MS, Demand, LaneSlots, lives
 from foqs.errors import Invalid
 from foqs.idl import idl
@@ -215,6 +216,21 @@ def test_overage_and_reclaimed() -> None:
     assert (stats.taken, stats.free, stats.reclaimed) == (0, 2, 2)
     taken = len(host.take())  # the third item comes first: its shard may have to ask for a slot
     assert taken + len(host.take()) == 2
+
+
+def test_the_keys_of_a_namespace_include_forgotten_gates() -> None:
+    host = Limited(GPU)
+    host.put(1, "gpu")
+    (item,) = host.take()
+    for _ in range(5):
+        host.wait(500)
+    host.ack(item)
+    concurrency, key = host.engine.state.throttling.concurrency, ("n", THROTTLE + "gpu")
+    for _ in range(30):
+        host.wait(500)
+    assert concurrency.gates(key) == []
+    assert concurrency.past(key).overage == 1
+    assert (concurrency.keys("n"), concurrency.keys("other")) == ([key], [])
 
 
 def test_why_an_item_waits_for_a_slot() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,6 +21,8 @@ from tests.engine.test_expiry import written
 
 Outcome = FailureResult | FoqsError | None
 RETRY = {"kind": "constant", "first_ms": 700, "jitter": 0}
+FAIL = partial(item_ops.fail, delay_ms=0, metadata=None, reason="")
+REJECT = partial(item_ops.reject, reason="")
 DEAD, DROP, LATER = FailureResult(Action.DEAD), FailureResult(Action.DROP), FailureResult(Action.RETRY, 5_000)
 
 
@@ -117,6 +121,35 @@ def test_a_script_may_keep_a_rejected_item() -> None:
     assert (scripts.asked[0].cause, scripts.asked[0].reason) == (FailureCause.REJECTED, "why")
     lab.go_on(5_000)
     assert lab.taken() == [item_id]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "policy", "op", "nacked", "dead", "removed"),
+    [
+        (None, {}, partial(item_ops.nack, delay_ms=0, metadata=None), 1, {}, {}),
+        (None, {}, partial(item_ops.nack, delay_ms=500, metadata=None), 1, {}, {}),
+        (None, {}, FAIL, 1, {}, {}),
+        (None, {"max_attempts": 1}, FAIL, 0, {"failed": 1}, {}),
+        (None, {"max_attempts": 1, "dead": None}, FAIL, 0, {}, {"exhausted": 1}),
+        (DEAD, {}, FAIL, 0, {"hook": 1}, {}),
+        (None, {}, REJECT, 0, {"rejected": 1}, {}),
+        (None, {"dead": None}, REJECT, 0, {}, {"rejected": 1}),
+        (LATER, {}, REJECT, 1, {}, {}),
+        (FailureResult(Action.RETRY, 0), {}, REJECT, 1, {}, {}),
+    ],
+)
+def test_a_nack_counts_once(
+    outcome: Outcome, policy: dict[str, Any], op: Callable[[int], item_ops.Op], nacked: int, dead: dict[str, int],
+    removed: dict[str, int],
+) -> None:  # fmt: skip
+    """An item that its topic keeps, a dead letter and a removal are three counts."""
+    lab = laboratory(Scripts(outcome), policy)
+    item_id, lease = leased(lab)
+    answers = lab.operate(item_id, op(lease))
+    lab.settle()
+    assert answers == [None]
+    counts = lab.engine.state.counters.namespaces.of("ns")
+    assert (counts.nacked, counts.dead, counts.removed) == (nacked, dead, removed)
 
 
 def test_the_policys_time_bounds_a_script() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from foqs.engine import item_ops
-from foqs.engine.item_ops import AGAIN, DEAD, REMOVED, End, Ended, Fate, end_of, may_end
+from foqs.engine.item_ops import AGAIN, End, Ended, Fate, end_of, may_end
 from foqs.errors import FoqsError, StaleLease
 from foqs.hooks.protocol import Action, FailureResult
 from foqs.ids import shard_of
@@ -20,6 +20,7 @@ from foqs.rows import AT_MOST_ONCE, FailureCause
 from tests.engine.laboratory import KEY, Laboratory
 
 FAILED, EXPIRED, REJECTED, HOOK, LIMIT = FailureCause
+DEAD, REMOVED = End(Fate.DEAD), End(Fate.REMOVED)
 RULE = {"kind": "constant", "first_ms": 700, "jitter": 0}
 
 

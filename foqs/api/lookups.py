@@ -23,11 +23,11 @@ from foqs.hooks.topic_hooks import TopicHooks
 from foqs.idl import idl, is_forwarded
 from foqs.ids import shard_of
 from foqs.item import Item, Phase, Place
+from foqs.limits.lease_slots import LEASE_SLOTS
 from foqs.peers.coordinator import TOKENS, Coordinator
 from foqs.peers.forwarded_requests import explained
 from foqs.peers.gather import ANSWER_MS, Pages, ThrottleReports, TopicSums, nearest
 from foqs.peers.ready_topics import ReadyPublisher
-from foqs.peers.slot_units import SLOTS
 from foqs.policies.entries import Throttle, ThrottleEntry
 from foqs.policies.layers import BUILT_IN
 from foqs.policies.settings import MOST_BYTES, VALUE_BYTES
@@ -187,8 +187,9 @@ class Lookups:
             part = partial(idl.GetThrottlesRequest, ns, request.prefix, request.limit, request.cursor)
             host.forwarder.ask_others("GetThrottles", part, request, deadline_ms, reports.add, partial(done, reports))
 
-        keys, ledger = [*self._coordinator.keys(TOKENS), *self._coordinator.keys(SLOTS)], self._coordinator.ledger
-        coordinated = Coordinated(keys, partial(ledger, TOKENS), partial(ledger, SLOTS), host.address())
+        coordinator, ledger = self._coordinator, self._coordinator.ledger
+        keys = [*coordinator.keys(TOKENS), *coordinator.keys(LEASE_SLOTS)]
+        coordinated = Coordinated(keys, partial(ledger, TOKENS), partial(ledger, LEASE_SLOTS), host.address())
         stats.throttles_of(host.engine.state, coordinated, ns, prefix, after, limit, counted)
 
     def server_info(self, call: Call) -> None:

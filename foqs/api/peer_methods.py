@@ -17,12 +17,12 @@ from foqs.fairness.keys import TopicKey
 from foqs.idl import idl
 from foqs.ids import DIGEST_BYTES, HASH_SLOTS, hash_slot_bounds
 from foqs.limits.bucket import Ask, Grant
-from foqs.limits.lease_slots import SlotAsk
+from foqs.limits.lease_slots import LEASE_SLOTS, SlotAsk
 from foqs.peers import hash_slots
 from foqs.peers.coordinator import TOKENS, Question, coordinator_slot
 from foqs.peers.lending import Lending
 from foqs.peers.quota_units import QUOTA
-from foqs.peers.slot_units import MOST_COUNTED, SLOTS, ShardCount
+from foqs.peers.slot_units import MOST_COUNTED, ShardCount
 from foqs.peers.tenant_shares import MOST_ASKED, TenantShares
 from foqs.policies.entries import throttle_key_error
 from foqs.rows import DedupRow
@@ -98,7 +98,7 @@ class PeerMethods:
         if not 0 < count + len(slots_asked) <= _MOST_ASKS:
             raise Invalid(f"tokens and slots: 1 to {_MOST_ASKS} are needed, not {count + len(slots_asked)}")
         tokens = _right(asked, lambda token: _question(TOKENS, _throttle_key(token), _lend_ask(token)))
-        slots = _right(slots_asked, lambda ask: _question(SLOTS, _throttle_key(ask), _slot_ask(ask)))
+        slots = _right(slots_asked, lambda ask: _question(LEASE_SLOTS, _throttle_key(ask), _slot_ask(ask)))
 
         def answer(grants: list[Any]) -> None:
             made = _in_places(tokens, count, grants[: len(tokens)], None)

@@ -316,7 +316,7 @@ class Concurrency:
             if throttle is not None and throttle != gate.throttle:
                 gate.throttle = throttle
                 if gate.counted:
-                    gate.counts()
+                    gate.tie_all()
                 gate.due_ms = self._monotonic_ms()
                 self._agenda.settle_soon(gate)
                 if throttle.shadow:
@@ -350,7 +350,7 @@ class Concurrency:
                 continue
             book.counted = True
             for gate in list(book.gates.values()):
-                gate.counts()
+                gate.tie_all()
                 self._agenda.ask(gate)
                 if gate.has:
                     self._lent[gate] = None
@@ -441,7 +441,7 @@ class Concurrency:
                 found.append(-1)
                 continue
             gate = book.gates.get(key)
-            found.append(0 if gate is None else gate.count(at_ms))
+            found.append(0 if gate is None else gate.give_up_free(at_ms))
             if gate is not None:
                 self._agenda.settle_soon(gate)
         return number, found

@@ -17,7 +17,7 @@ from foqs.fairness.keys import TopicKey, lane_key
 from foqs.figures import ActiveTopic, TenantStats, ThrottleStats, TopicStats, WorkerStats, merge_into, merged
 from foqs.item import Item, Phase
 from foqs.limits.bucket import ThrottleTokens
-from foqs.limits.lease_slots import Slots
+from foqs.limits.lease_slots import LeaseSlots
 from foqs.prefetch.lane import Lane
 
 _LANES = 5_000
@@ -200,7 +200,7 @@ class Coordinated(NamedTuple):
 
     keys: Sequence[Bounded]
     tokens_of: Callable[[Bounded], ThrottleTokens | None]
-    slots_of: Callable[[Bounded], Slots | None]
+    slots_of: Callable[[Bounded], LeaseSlots | None]
     address: str
 
 

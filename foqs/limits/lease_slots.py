@@ -1,5 +1,5 @@
-"""The slots of one throttle key, which limit the leases that live at the same time: at its coordinator (`Slots`), and
-in one shard at the shard's owner (`ShardSlots`). Pure.
+"""The slots of one throttle key, which limit the leases that live at the same time: at its coordinator (`LeaseSlots`),
+and in one shard at the shard's owner (`ShardSlots`). Pure.
 
 Slots are lent to shards. The owner of a shard leases items while it has a free slot, and its leases are rows of the
 shard's database. So the slots of a shard survive its owner: the next one counts the rows, and reports that number under
@@ -19,6 +19,8 @@ from typing import NamedTuple
 from foqs.limits.gate import UNANSWERED_MS, F, Gate, T
 from foqs.policies.entries import Throttle
 
+LEASE_SLOTS = "slots"
+"""The name of this unit."""
 AGAIN_MS = 500
 """A shard that got less than it wants, and hears nothing, asks again after this time."""
 COUNTING_MS = 20
@@ -28,7 +30,9 @@ SILENT_MS = 1_200
 _OFFER_MS = 250
 """A freed slot is kept for this time for the shard to which it was offered."""
 _FORGET_MS = 10_000
+"""A ledger without slots and without waiting shards is kept for this time after the last report."""
 _NOTHING = -1
+"""No number of slots: the next report is sent whatever the shard has."""
 _PAUSE_MS = 10
 """The pause after a slot went back unused: flows that need slots of several keys could return them and ask without
 end."""
@@ -86,35 +90,38 @@ class _Waiter:
         self.offered_ms: int | None = None
 
 
-class Slots:
-    """`reclaimed` counts shards that were given up (promise 13); `shadow_held` leases over the limit of a throttle in
-    `shadow`, which lends nothing and counts. `basis`: by what leases count. `counting_until_ms`: earliest time of
-    the next count."""
+class LeaseSlots:
+    """The ledger of one key's lease slots. `reclaimed` counts shards that were given up (promise 13); `shadow_held`
+    leases over the limit of a throttle in `shadow`, which lends nothing and counts. `basis`: by what leases count.
+    `counting_until_ms`: earliest time of the next count."""
 
     __slots__ = (
         "_loans", "_shards", "_since", "_waiters", "basis", "begun_ms", "counting_until_ms", "limit", "reclaimed",
         "shadow", "shadow_held", "timeout_ms", "unknown", "used_ms",
     )  # fmt: skip
 
-    def __init__(self, limit: int, timeout_ms: int, shards: Iterable[int], now_ms: int) -> None:
+    def __init__(
+        self, limit: int, timeout_ms: int, shards: Iterable[int], now_ms: int, basis: object = None, *,
+        shadow: bool = False,
+    ) -> None:  # fmt: skip
         """`shards`: all shards of the cluster, which may have leases."""
         self.limit = limit
         self.timeout_ms = timeout_ms
-        self.shadow = False
+        self.shadow = shadow
         self.shadow_held = 0
         self._shards: Set[int] = frozenset(shards)
         self.unknown = set(self._shards)
         self._since: dict[int, int] = {}  # when a shard was added, after this began
         self.begun_ms = self.used_ms = now_ms
         self.reclaimed = 0
-        self.basis: object = None
+        self.basis = basis
         self.counting_until_ms = 0
         self._loans: dict[int, _Loan] = {}
         self._waiters: dict[int, _Waiter] = {}
 
     # ------------------------------------------------------------------------------------- reports
 
-    def report(self, ask: SlotAsk, now_ms: int) -> SlotGrant | None:
+    def lend(self, ask: SlotAsk, now_ms: int) -> SlotGrant | None:
         """Take a shard's report, and lend it slots. None: a later report of the shard is known."""
         if not self._take(ask.shard, ask.epoch, ask.number, ask.has, ask.leased, now_ms):
             return None
@@ -125,7 +132,7 @@ class Slots:
             return SlotGrant(0, self._warn(ask.shard), 0)
         if self.unknown:
             return SlotGrant(0, False, COUNTING_MS)
-        granted = self._lend(ask, now_ms)
+        granted = self._lent_to(ask, now_ms)
         return SlotGrant(granted, self._warn(ask.shard), 0 if granted == ask.wanted else AGAIN_MS)
 
     def counted(self, shard: int, epoch: int, number: int, leased: int, now_ms: int) -> None:
@@ -177,7 +184,7 @@ class Slots:
             self.shadow_held += max(0, min(more, -self.free))
         return True
 
-    def _lend(self, ask: SlotAsk, now_ms: int) -> int:
+    def _lent_to(self, ask: SlotAsk, now_ms: int) -> int:
         waiter = self._waiters.pop(ask.shard, None)
         own = _Waiter(ask.wanted, ask.priority, now_ms - ask.waiting_ms, now_ms)
         kept = sum([_kept(one, now_ms) for one in self._waiters.values()])
@@ -253,7 +260,7 @@ class Slots:
         return not (self.lent or self._waiters) and now_ms - self.used_ms > _FORGET_MS
 
     def __repr__(self) -> str:
-        return f"Slots({self.lent} of {self.limit} lent, {len(self._waiters)} wait, {len(self.unknown)} unknown)"
+        return f"LeaseSlots({self.lent} of {self.limit} lent, {len(self._waiters)} wait, {len(self.unknown)} unknown)"
 
 
 def _order(waiter: _Waiter) -> tuple[int, int]:
@@ -275,7 +282,7 @@ class ShardSlots(Gate[T, F]):
         "_counting", "_heard", "_in_time", "_numbers", "_open", "_paused_ms", "_reported", "_tied", "contended",
          "counted", "epoch", "has", "leased", "overage", "reclaimed", "running", "shard", "used_ms",
     )  # fmt: skip
-    unit = "slots"
+    unit = LEASE_SLOTS
 
     def __init__(
         self, ns: str, key: str, throttle: Throttle, slot: int, shard: int, epoch: int, numbers: Iterator[int]
@@ -345,7 +352,7 @@ class ShardSlots(Gate[T, F]):
         self.reclaimed += by_time
 
     def claim(self, flow: F, now_ms: int) -> None:
-        """Keep a slot for a flow that waits for one of another key, if there is one."""
+        """Give a flow that waits for a slot of another key a claim on a free one, which ends after `AWAKE_MS`."""
         if self.has_room(flow, now_ms) and not self.keeps(flow):
             self._awake.pop(flow, None)  # the oldest claim comes first
             self._awake[flow] = now_ms
@@ -364,7 +371,7 @@ class ShardSlots(Gate[T, F]):
         """Take over the leases of another instance, whose limits are out of force. They end there or here."""
         self.running, self._in_time = old.running, old._in_time
 
-    def counts(self) -> None:
+    def tie_all(self) -> None:
         """The leases of the shard are counted, or a new limit is in force: each has a slot, which goes back when it
         ends. Before that there may be more than the limit."""
         self.has = self._tied = self.leased
@@ -421,9 +428,9 @@ class ShardSlots(Gate[T, F]):
         self._heard = self.asking
         self.due_ms = now_ms
 
-    def count(self, now_ms: int) -> int:
-        """Return the leases for a coordinator that counts. Free slots are given up, and an open question is: what an
-        earlier coordinator lends now is not taken."""
+    def give_up_free(self, now_ms: int) -> int:
+        """Give up free slots, and the open question: what an earlier coordinator lends now is not taken. Return the
+        number of leases, for a coordinator that counts."""
         self._open, self.has = None, self.leased
         self._reported = self.has
         self.due_ms = now_ms

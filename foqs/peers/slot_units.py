@@ -14,14 +14,13 @@ from foqs.engine.engine import Engine
 from foqs.engine.shard import Shard
 from foqs.errors import FoqsError
 from foqs.idl import idl
-from foqs.limits.lease_slots import SlotAsk, SlotGrant, Slots
+from foqs.limits.lease_slots import LeaseSlots, SlotAsk, SlotGrant
 from foqs.peers.coordinator import SlotOwners, Unit
 from foqs.peers.forwarded import Timers
 from foqs.peers.forwarder import Forwarder
 from foqs.policies.layers import LeaseLimits
 from foqs.shardmgr.routing import Routing
 
-SLOTS = "slots"
 CENSUS_MS = 1_000
 """How long shards have to report their leases."""
 MOST_COUNTED = 1_000
@@ -51,6 +50,10 @@ class SlotRule(NamedTuple):
     timeout_ms: int
     basis: tuple[LeaseLimits | None, bool]
 
+    @property
+    def shadow(self) -> bool:
+        return self.basis[1]
+
 
 class SlotUnit(Unit):
     """Slots of a throttle key that limits leases: one for each live lease."""
@@ -60,7 +63,7 @@ class SlotUnit(Unit):
         self._state = engine.state
         self._forwarder = forwarder
         self._owners = owners
-        self._to_count: dict[Bounded, Slots] = {}
+        self._to_count: dict[Bounded, LeaseSlots] = {}
         self._count_due = False
         self._news: dict[str | None, list[tuple[Bounded, int]]] = {}  # by address, None for this host
         self._gone: tuple[Routing | None, frozenset[int]] = (None, frozenset())  # the shards without an owner
@@ -75,25 +78,25 @@ class SlotUnit(Unit):
     def early(self, rule: SlotRule, ask: SlotAsk, wait_ms: int) -> SlotGrant:
         return SlotGrant(0, False, wait_ms)
 
-    def begin(self, key: Bounded, rule: SlotRule, empty_at_ms: int) -> Slots:
-        slots = Slots(rule.limit, rule.timeout_ms, self._forwarder.routing().shards, self._monotonic_ms())
-        slots.basis, slots.shadow = rule.basis, rule.basis[1]
+    def begin(self, key: Bounded, rule: SlotRule, empty_at_ms: int) -> LeaseSlots:
+        shards, now_ms = self._forwarder.routing().shards, self._monotonic_ms()
+        slots = LeaseSlots(rule.limit, rule.timeout_ms, shards, now_ms, rule.basis, shadow=rule.shadow)
         self._count(key, slots)
         return slots
 
-    def follow(self, ledger: Slots, rule: SlotRule) -> bool:
+    def follow(self, ledger: LeaseSlots, rule: SlotRule) -> bool:
         ledger.limit, ledger.timeout_ms = rule.limit, rule.timeout_ms
         ledger.follow(self._forwarder.routing().shards, self._monotonic_ms())
         return bool(ledger.basis == rule.basis)
 
     def lend(
-        self, key: Bounded, ledger: Slots, holder: str, ask: SlotAsk, answer: Callable[[SlotGrant | None], None]
+        self, key: Bounded, ledger: LeaseSlots, holder: str, ask: SlotAsk, answer: Callable[[SlotGrant | None], None]
     ) -> None:
         now_ms = self._monotonic_ms()
-        answer(ledger.report(ask, now_ms) if ask.shard in self._forwarder.routing().shards else None)
+        answer(ledger.lend(ask, now_ms) if ask.shard in self._forwarder.routing().shards else None)
         self._gather_news(key, ledger, now_ms)
 
-    def tend(self, key: Bounded, ledger: Slots, ledgers: int) -> bool:
+    def tend(self, key: Bounded, ledger: LeaseSlots, ledgers: int) -> bool:
         now_ms = self._monotonic_ms()
         if ledger.unused(now_ms) and (ledger.unknown or ledgers >= _MOST_IDLE):
             return False
@@ -130,7 +133,7 @@ class SlotUnit(Unit):
                 request = idl.TellSlotsRequest(made[at : at + MOST_COUNTED])
                 self._forwarder.ask(address, "TellSlots", request, CENSUS_MS, lambda response, error: None)
 
-    def _gather_news(self, key: Bounded, slots: Slots, now_ms: int) -> None:
+    def _gather_news(self, key: Bounded, slots: LeaseSlots, now_ms: int) -> None:
         for shard in slots.news(now_ms):
             route = self._forwarder.routing().owners.get(shard)
             if route is not None:
@@ -149,7 +152,7 @@ class SlotUnit(Unit):
 
         self._owners.census(here, count, CENSUS_MS, lambda found: answer(list(found.values())))
 
-    def _count(self, key: Bounded, slots: Slots) -> None:
+    def _count(self, key: Bounded, slots: LeaseSlots) -> None:
         self._to_count[key] = slots
         if not self._count_due:
             self._count_due = True

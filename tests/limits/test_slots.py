@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from foqs.limits.lease_slots import AGAIN_MS, ShardSlots, SlotAsk, SlotGrant, Slots
+from foqs.limits.lease_slots import AGAIN_MS, LeaseSlots, ShardSlots, SlotAsk, SlotGrant
 from foqs.policies.entries import Throttle
 
 LIMIT = 3
@@ -42,7 +42,7 @@ class World:
         self.owners: dict[int, list[Gate]] = {shard: [] for shard in SHARDS}
         self.there = frozenset(SHARDS)
         self.exempt: set[int] = set()
-        self.slots = Slots(LIMIT, 60_000, SHARDS, 0)
+        self.slots = LeaseSlots(LIMIT, 60_000, SHARDS, 0)
         self.messages: list[Callable[[], None]] = []
         self.committed = self.at_limit = 0
         for shard in SHARDS:
@@ -94,7 +94,7 @@ class World:
         elif what < 0.97:
             self.take_over(shard)
         elif what < 0.973:
-            self.slots = Slots(LIMIT, 60_000, self.there, self.now_ms)  # another coordinator
+            self.slots = LeaseSlots(LIMIT, 60_000, self.there, self.now_ms)  # another coordinator
         elif what < 0.976:
             self.remove(shard)
         elif what < 0.98 and shard not in self.there:
@@ -136,11 +136,11 @@ class World:
         if asked is not None:
             self.send(lambda: self.report(coordinator, gate, asked))
 
-    def report(self, coordinator: Slots, gate: Gate, asked: SlotAsk) -> None:
+    def report(self, coordinator: LeaseSlots, gate: Gate, asked: SlotAsk) -> None:
         if coordinator is not self.slots:
             return  # it is fenced, too
         known = asked.shard in coordinator._shards
-        grant = coordinator.report(asked, self.now_ms) if known else None
+        grant = coordinator.lend(asked, self.now_ms) if known else None
         for shard in coordinator.news(self.now_ms):
             self.send(lambda shard=shard: self.owners[shard][-1].hear(self.now_ms))  # type: ignore[misc]
         self.send(lambda: gate.answered(asked, grant, self.now_ms))
@@ -150,9 +150,9 @@ class World:
         for shard in coordinator.to_count(self.now_ms):
             self.send(lambda shard=shard: self.count_shard(coordinator, shard))  # type: ignore[misc]
 
-    def count_shard(self, coordinator: Slots, shard: int) -> None:
+    def count_shard(self, coordinator: LeaseSlots, shard: int) -> None:
         gate = self.answers(shard)
-        leased, number = gate.count(self.now_ms), next(self.numbers[shard])
+        leased, number = gate.give_up_free(self.now_ms), next(self.numbers[shard])
         self.send(lambda: coordinator.counted(shard, gate.epoch, number, leased, self.now_ms))
 
     def remove(self, shard: int) -> None:
@@ -171,7 +171,7 @@ class World:
         self.numbers[shard] = count(first)
         gate: Gate = ShardSlots("n", "gpu", LIMITED, 0, shard, epoch, self.numbers[shard])
         gate.leased = len(self.rows[shard])
-        gate.counts()
+        gate.tie_all()
         self.owners[shard].append(gate)
 
 
@@ -187,15 +187,15 @@ def counted_from_memory(patch: pytest.MonkeyPatch) -> None:
 
 
 def an_account_kept_over_an_epoch(patch: pytest.MonkeyPatch) -> None:
-    def take(slots: Slots, shard: int, epoch: int, number: int, *about: int) -> bool:
+    def take(slots: LeaseSlots, shard: int, epoch: int, number: int, *about: int) -> bool:
         loan = slots._loans.get(shard)
         if loan is not None and loan.number >= number:
             return False
         slots._loans.pop(shard, None)
         return original(slots, shard, epoch, number, *about)
 
-    original = Slots._take
-    patch.setattr(Slots, "_take", take)
+    original = LeaseSlots._take
+    patch.setattr(LeaseSlots, "_take", take)
 
 
 def a_late_grant(patch: pytest.MonkeyPatch) -> None:
@@ -209,12 +209,12 @@ def a_late_grant(patch: pytest.MonkeyPatch) -> None:
 
 
 def reports_in_any_order(patch: pytest.MonkeyPatch) -> None:
-    def take(slots: Slots, shard: int, epoch: int, number: int, *about: int) -> bool:
+    def take(slots: LeaseSlots, shard: int, epoch: int, number: int, *about: int) -> bool:
         slots._loans.pop(shard, None)
         return original(slots, shard, epoch, number, *about)
 
-    original = Slots._take
-    patch.setattr(Slots, "_take", take)
+    original = LeaseSlots._take
+    patch.setattr(LeaseSlots, "_take", take)
 
 
 def an_open_question_after_a_count(patch: pytest.MonkeyPatch) -> None:
@@ -226,8 +226,8 @@ def an_open_question_after_a_count(patch: pytest.MonkeyPatch) -> None:
         gate._open = asked
         return leased
 
-    original: Callable[..., int] = ShardSlots.count
-    patch.setattr(ShardSlots, "count", counted)
+    original: Callable[..., int] = ShardSlots.give_up_free
+    patch.setattr(ShardSlots, "give_up_free", counted)
 
 
 def free_slots_after_a_count(patch: pytest.MonkeyPatch) -> None:
@@ -237,43 +237,43 @@ def free_slots_after_a_count(patch: pytest.MonkeyPatch) -> None:
         gate.has = has
         return leased
 
-    original: Callable[..., int] = ShardSlots.count
-    patch.setattr(ShardSlots, "count", counted)
+    original: Callable[..., int] = ShardSlots.give_up_free
+    patch.setattr(ShardSlots, "give_up_free", counted)
 
 
 def no_count_at_first(patch: pytest.MonkeyPatch) -> None:
-    def begin(slots: Slots, *about: Any) -> None:
+    def begin(slots: LeaseSlots, *about: Any) -> None:
         original(slots, *about)
         slots.unknown.clear()
 
-    original = Slots.__init__
-    patch.setattr(Slots, "__init__", begin)
+    original = LeaseSlots.__init__
+    patch.setattr(LeaseSlots, "__init__", begin)
 
 
 def removed_shards_are_waited_for(patch: pytest.MonkeyPatch) -> None:
-    def follow(slots: Slots, shards: frozenset[int], now_ms: int) -> None:
+    def follow(slots: LeaseSlots, shards: frozenset[int], now_ms: int) -> None:
         slots.unknown |= shards - slots._shards
         slots._shards |= shards
 
-    patch.setattr(Slots, "follow", follow)
+    patch.setattr(LeaseSlots, "follow", follow)
 
 
 def removed_shards_keep_their_slots(patch: pytest.MonkeyPatch) -> None:
-    def follow(slots: Slots, shards: frozenset[int], now_ms: int) -> None:
+    def follow(slots: LeaseSlots, shards: frozenset[int], now_ms: int) -> None:
         loans = dict(slots._loans)
         original(slots, shards, now_ms)
         slots._loans = loans
 
-    original = Slots.follow
-    patch.setattr(Slots, "follow", follow)
+    original = LeaseSlots.follow
+    patch.setattr(LeaseSlots, "follow", follow)
 
 
 def late_counts_of_removed_shards(patch: pytest.MonkeyPatch) -> None:
-    def counted(slots: Slots, shard: int, epoch: int, number: int, leased: int, now_ms: int) -> None:
+    def counted(slots: LeaseSlots, shard: int, epoch: int, number: int, leased: int, now_ms: int) -> None:
         slots._take(shard, epoch, number, leased, leased, now_ms)
         slots.unknown.discard(shard)
 
-    patch.setattr(Slots, "counted", counted)
+    patch.setattr(LeaseSlots, "counted", counted)
 
 
 KNOWN = {
@@ -323,8 +323,8 @@ def test_each_rule_of_removed_shards_is_needed(
 # ------------------------------------------------------------------------------------------ one coordinator
 
 
-def coordinator() -> Slots:
-    slots = Slots(2, 500, SHARDS, 0)
+def coordinator() -> LeaseSlots:
+    slots = LeaseSlots(2, 500, SHARDS, 0)
     for shard in SHARDS:
         slots.counted(shard, 1, 1, 0, 0)
     return slots
@@ -336,101 +336,101 @@ def ask(shard: int, number: int, has: int = 0, wanted: int = 1, **about: int) ->
 
 def test_slots_are_lent_up_to_the_limit() -> None:
     slots = coordinator()
-    assert slots.report(ask(1, 2, wanted=5), 1) == SlotGrant(2, False, AGAIN_MS)
-    assert slots.report(ask(2, 2), 1) == SlotGrant(0, True, AGAIN_MS)
+    assert slots.lend(ask(1, 2, wanted=5), 1) == SlotGrant(2, False, AGAIN_MS)
+    assert slots.lend(ask(2, 2), 1) == SlotGrant(0, True, AGAIN_MS)
     assert slots.news(1) == [1]  # it learns that other shards wait
-    assert slots.report(ask(1, 3, has=1, wanted=0), 2) == SlotGrant(0, True, 0)
+    assert slots.lend(ask(1, 3, has=1, wanted=0), 2) == SlotGrant(0, True, 0)
     assert slots.news(2) == [2]
-    assert slots.report(ask(2, 3), 3) == SlotGrant(1, False, 0)
+    assert slots.lend(ask(2, 3), 3) == SlotGrant(1, False, 0)
     assert (slots.lent, slots.taken, slots.free) == (2, 1, 0)
 
 
 def test_a_freed_slot_is_for_the_most_urgent_item() -> None:
     slots = coordinator()
-    slots.report(ask(1, 2, wanted=2), 0)
-    slots.report(ask(2, 2, priority=5, waiting_ms=900), 0)
-    slots.report(ask(3, 2, priority=-1, waiting_ms=10), 0)
+    slots.lend(ask(1, 2, wanted=2), 0)
+    slots.lend(ask(2, 2, priority=5, waiting_ms=900), 0)
+    slots.lend(ask(3, 2, priority=-1, waiting_ms=10), 0)
     slots.news(0)
-    slots.report(ask(1, 3, has=1, wanted=0), 1)
+    slots.lend(ask(1, 3, has=1, wanted=0), 1)
     assert slots.news(1) == [3]
-    assert slots.report(ask(2, 3, priority=5, waiting_ms=901), 1) == SlotGrant(0, True, AGAIN_MS)  # it is kept
-    assert slots.report(ask(3, 3, priority=-1, waiting_ms=11), 2) == SlotGrant(1, True, 0)
-    slots.report(ask(1, 4, has=0, wanted=0), 3)
+    assert slots.lend(ask(2, 3, priority=5, waiting_ms=901), 1) == SlotGrant(0, True, AGAIN_MS)  # it is kept
+    assert slots.lend(ask(3, 3, priority=-1, waiting_ms=11), 2) == SlotGrant(1, True, 0)
+    slots.lend(ask(1, 4, has=0, wanted=0), 3)
     assert slots.news(3) == [2]
 
 
 def test_an_offer_ends_that_is_not_taken() -> None:
     slots = coordinator()
-    slots.report(ask(1, 2, wanted=2), 0)
-    slots.report(ask(2, 2, priority=-1), 0)
-    slots.report(ask(3, 2), 0)
+    slots.lend(ask(1, 2, wanted=2), 0)
+    slots.lend(ask(2, 2, priority=-1), 0)
+    slots.lend(ask(3, 2), 0)
     slots.news(0)
-    slots.report(ask(1, 3, has=1, wanted=0), 1)
+    slots.lend(ask(1, 3, has=1, wanted=0), 1)
     assert slots.news(1) == [2]
     assert slots.news(2) == []
-    slots.report(ask(3, 3), 300)
-    assert slots.report(ask(2, 3, wanted=0), 301) == SlotGrant(0, True, 0)  # it wants none any more
+    slots.lend(ask(3, 3), 300)
+    assert slots.lend(ask(2, 3, wanted=0), 301) == SlotGrant(0, True, 0)  # it wants none any more
     assert slots.news(302) == [3]
 
 
 def test_a_shard_that_waits_alone_keeps_its_slots() -> None:
     slots = coordinator()
-    assert slots.report(ask(1, 2, wanted=3), 0) == SlotGrant(2, False, AGAIN_MS)
+    assert slots.lend(ask(1, 2, wanted=3), 0) == SlotGrant(2, False, AGAIN_MS)
     assert slots.news(0) == []
 
 
 def test_nothing_is_lent_before_all_shards_are_counted() -> None:
-    slots = Slots(2, 500, SHARDS, 0)
+    slots = LeaseSlots(2, 500, SHARDS, 0)
     slots.counted(1, 1, 1, 1, 0)
     slots.counted(2, 1, 1, 0, 0)
-    assert slots.report(ask(2, 2), 0) == SlotGrant(0, False, 20)
+    assert slots.lend(ask(2, 2), 0) == SlotGrant(0, False, 20)
     assert slots.to_count(0) == {3}
     slots.give_up({3}, 499)
     assert slots.to_count(499) == {3}
     slots.give_up({2, 3}, 500)  # it has had no owner for the throttle's timeout
     assert (slots.to_count(500), slots.reclaimed) == (set(), 1)
-    assert slots.report(ask(2, 3), 500) == SlotGrant(1, False, 0)
+    assert slots.lend(ask(2, 3), 500) == SlotGrant(1, False, 0)
 
 
 def test_without_a_timeout_a_shard_is_waited_for() -> None:
-    slots = Slots(2, 0, SHARDS, 0)
+    slots = LeaseSlots(2, 0, SHARDS, 0)
     slots.give_up(SHARDS, 1 << 40)
     assert slots.to_count(0) == set(SHARDS)
 
 
 def test_a_removed_shard_is_not_waited_for() -> None:
-    slots = Slots(2, 0, SHARDS, 0)
+    slots = LeaseSlots(2, 0, SHARDS, 0)
     slots.counted(1, 1, 1, 1, 0)
     slots.follow(frozenset({1, 2}), 1)
     slots.counted(3, 1, 1, 2, 2)  # an answer that is late
     slots.counted(2, 1, 1, 0, 2)
     assert (slots.to_count(2), slots.lent) == (set(), 1)
-    assert slots.report(ask(2, 2, wanted=2), 2) == SlotGrant(1, False, AGAIN_MS)
+    assert slots.lend(ask(2, 2, wanted=2), 2) == SlotGrant(1, False, AGAIN_MS)
 
 
 def test_a_removed_shard_gives_its_slots_back() -> None:
     slots = coordinator()
-    slots.report(ask(3, 2, wanted=2), 0)
-    slots.report(ask(3, 3, has=2, wanted=0), 1)
-    slots.report(ask(1, 2), 1)
+    slots.lend(ask(3, 2, wanted=2), 0)
+    slots.lend(ask(3, 3, has=2, wanted=0), 1)
+    slots.lend(ask(1, 2), 1)
     slots.follow(frozenset({1, 2}), 2)
     assert (slots.free, slots.reclaimed) == (2, 1)
-    assert slots.report(ask(1, 3), 3) == SlotGrant(1, False, 0)
+    assert slots.lend(ask(1, 3), 3) == SlotGrant(1, False, 0)
 
 
 def test_a_shard_that_returns_is_counted_again() -> None:
     slots = coordinator()
     slots.follow(frozenset({1, 2}), 1)
     slots.follow(frozenset(SHARDS), 10_000)
-    assert slots.report(ask(1, 2), 10_000) == SlotGrant(0, False, 20)
+    assert slots.lend(ask(1, 2), 10_000) == SlotGrant(0, False, 20)
     slots.give_up({3}, 10_499)  # it has had its time since it returned
     assert slots.to_count(10_499) == {3}
     slots.counted(3, 2, 1, 1, 10_499)
-    assert slots.report(ask(1, 3, wanted=2), 10_500) == SlotGrant(1, False, AGAIN_MS)
+    assert slots.lend(ask(1, 3, wanted=2), 10_500) == SlotGrant(1, False, AGAIN_MS)
 
 
 def test_a_disabled_shard_is_waited_for_until_its_leases_ended() -> None:
-    slots = Slots(2, 0, SHARDS, 0)
+    slots = LeaseSlots(2, 0, SHARDS, 0)
     slots.give_up({1, 2, 3}, 999, 1_000)
     assert slots.to_count(999) == set(SHARDS)
     slots.give_up({1, 2, 3}, 1_000, 1_000)
@@ -439,37 +439,37 @@ def test_a_disabled_shard_is_waited_for_until_its_leases_ended() -> None:
 
 def test_a_shard_with_slots_that_is_silent_is_counted() -> None:
     slots = coordinator()
-    slots.report(ask(1, 2), 0)
+    slots.lend(ask(1, 2), 0)
     assert slots.to_count(1_199) == set()
     assert slots.to_count(1_200) == {1}
     slots.counted(1, 2, 1, 0, 1_300)  # another owner, whose numbers begin again
     assert (slots.lent, slots.to_count(1_300)) == (0, set())
-    assert slots.report(ask(1, 3), 1_400) is None  # the one before
+    assert slots.lend(ask(1, 3), 1_400) is None  # the one before
 
 
 def test_an_owner_that_was_replaced_does_not_count() -> None:
-    slots = Slots(2, 500, (1,), 0)
-    slots.report(SlotAsk(1, 3, 1, 1, 1), 0)
+    slots = LeaseSlots(2, 500, (1,), 0)
+    slots.lend(SlotAsk(1, 3, 1, 1, 1), 0)
     slots.counted(1, 2, 9, 0, 0)
     assert slots.to_count(0) == {1}
 
 
 def test_a_lower_limit_lends_nothing_until_it_fits() -> None:
     slots = coordinator()
-    slots.report(ask(1, 2, wanted=2), 0)
+    slots.lend(ask(1, 2, wanted=2), 0)
     slots.limit = 1
     assert slots.free == -1
-    slots.report(ask(1, 3, has=1, wanted=0), 1)
-    assert slots.report(ask(2, 2), 2) == SlotGrant(0, False, AGAIN_MS)
+    slots.lend(ask(1, 3, has=1, wanted=0), 1)
+    assert slots.lend(ask(2, 2), 2) == SlotGrant(0, False, AGAIN_MS)
     slots.news(2)
-    slots.report(ask(1, 4, has=0, wanted=0), 3)
-    assert slots.report(ask(2, 3), 4) == SlotGrant(1, False, 0)
+    slots.lend(ask(1, 4, has=0, wanted=0), 3)
+    assert slots.lend(ask(2, 3), 4) == SlotGrant(1, False, 0)
 
 
 def test_a_key_that_no_shard_uses_is_forgotten() -> None:
     slots = coordinator()
-    slots.report(ask(1, 2), 0)
+    slots.lend(ask(1, 2), 0)
     assert not slots.unused(1 << 40)
-    slots.report(ask(1, 3, has=0, wanted=0), 1)
+    slots.lend(ask(1, 3, has=0, wanted=0), 1)
     assert not slots.unused(10_001)
     assert slots.unused(10_002)

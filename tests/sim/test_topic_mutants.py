@@ -27,7 +27,7 @@ from foqs.fairness.topics import Topic
 from foqs.fairness.turns import Turns
 from foqs.item import Cause, Change, Item, Move, Phase
 from foqs.limits.bucket import Bucket
-from foqs.limits.lease_slots import ShardSlots, Slots
+from foqs.limits.lease_slots import LeaseSlots, ShardSlots
 from foqs.limits.throttle_key import ThrottleKey
 from foqs.policies.layers import Policies
 from foqs.prefetch.lane import Lane
@@ -343,17 +343,17 @@ put("leases_with_slots_are_written_later", LaneSlots, "commits", False, "slots")
 put("flows_without_a_slot_are_never_woken", ShardSlots, "wake", lambda *about: [], "slots", seed=3)
 put(
     "freed_slots_stay_where_others_wait", ShardSlots, "hear", constant(None), "slots", seed=6,
-    also=[(Slots, "_warn", constant(False))],
+    also=[(LeaseSlots, "_warn", constant(False))],
 )  # fmt: skip
 
 
-@around(Slots, "__init__", "slots", seed=110)
-def a_new_coordinator_lends_before_it_counted(original: Any, slots: Slots, limit: int, *about: Any) -> None:
-    original(slots, limit, *about)
+@around(LeaseSlots, "__init__", "slots", seed=110)
+def a_new_coordinator_lends_before_it_counted(original: Any, slots: LeaseSlots, *about: Any, **more: Any) -> None:
+    original(slots, *about, **more)
     slots.unknown.clear()
 
 
-@around(ShardSlots, "counts", "slots", seed=15)
+@around(ShardSlots, "tie_all", "slots", seed=15)
 def leases_over_a_new_limit_leave_their_slots(original: Any, gate: Any) -> None:
     original(gate)
     gate._tied = 0

@@ -231,7 +231,7 @@ async def count_keys(
             counts.taken += gate.leased
             counts.counters = _sum(counts.counters, (0, gate.overage, gate.reclaimed))
         elif isinstance(gate, ThrottleKey):
-            counts.tokens += gate.allowance.held(now_ms)
+            counts.tokens += gate.allowance.good(now_ms)
             counts.counters = _sum(counts.counters, (gate.shadow_held, 0, 0))
         for _, parking in list(gate.parked()):
             since_ms = parking.since_ms()

@@ -23,8 +23,9 @@ from foqs.hooks.topic_hooks import TopicHooks
 from foqs.idl import idl, is_forwarded
 from foqs.ids import shard_of
 from foqs.item import Item, Phase, Place
+from foqs.limits.bucket import THROTTLE_TOKENS
 from foqs.limits.lease_slots import LEASE_SLOTS
-from foqs.peers.coordinator import TOKENS, Coordinator
+from foqs.peers.coordinator import Coordinator
 from foqs.peers.forwarded_requests import explained
 from foqs.peers.gather import ANSWER_MS, Pages, ThrottleReports, TopicSums, nearest
 from foqs.peers.ready_topics import ReadyPublisher
@@ -188,8 +189,8 @@ class Lookups:
             host.forwarder.ask_others("GetThrottles", part, request, deadline_ms, reports.add, partial(done, reports))
 
         coordinator, ledger = self._coordinator, self._coordinator.ledger
-        keys = [*coordinator.keys(TOKENS), *coordinator.keys(LEASE_SLOTS)]
-        coordinated = Coordinated(keys, partial(ledger, TOKENS), partial(ledger, LEASE_SLOTS), host.address())
+        keys = [*coordinator.keys(THROTTLE_TOKENS), *coordinator.keys(LEASE_SLOTS)]
+        coordinated = Coordinated(keys, partial(ledger, THROTTLE_TOKENS), partial(ledger, LEASE_SLOTS), host.address())
         stats.throttles_of(host.engine.state, coordinated, ns, prefix, after, limit, counted)
 
     def server_info(self, call: Call) -> None:

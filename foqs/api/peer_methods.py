@@ -16,12 +16,11 @@ from foqs.fairness.balance import MOST_TENANTS
 from foqs.fairness.keys import TopicKey
 from foqs.idl import idl
 from foqs.ids import DIGEST_BYTES, HASH_SLOTS, hash_slot_bounds
-from foqs.limits.bucket import Ask, Grant
+from foqs.limits.bucket import QUOTA_TOKENS, THROTTLE_TOKENS, Ask, Grant
 from foqs.limits.lease_slots import LEASE_SLOTS, SlotAsk
 from foqs.peers import hash_slots
-from foqs.peers.coordinator import TOKENS, Question, coordinator_slot
+from foqs.peers.coordinator import Question, coordinator_slot
 from foqs.peers.lending import Lending
-from foqs.peers.quota_units import QUOTA
 from foqs.peers.slot_units import MOST_COUNTED, ShardCount
 from foqs.peers.tenant_shares import MOST_ASKED, TenantShares
 from foqs.policies.entries import throttle_key_error
@@ -79,7 +78,7 @@ class PeerMethods:
         ns = validation.name(request.ns, "ns", _NAMES)
         holder = validation.name(request.holder, "holder", _NAMES)
         key, asked = (ns, _topic(request)), _ask(request)
-        if self._lending.items.rule(key) is None:
+        if self._lending.quota_unit.rule(key) is None:
             raise Unavailable("there is no such quota here: the hosts' configurations, or their settings, differ")
 
         def answer(grants: list[Grant | None]) -> None:
@@ -88,7 +87,7 @@ class PeerMethods:
             else:
                 call.reply(idl.TakeTokensResponse(*grants[0]))
 
-        self._lending.coordinator.lend(holder, [_question(QUOTA, key, asked)], answer)
+        self._lending.coordinator.lend(holder, [_question(QUOTA_TOKENS, key, asked)], answer)
 
     def lend(self, call: Call) -> None:
         request = call.request
@@ -97,7 +96,7 @@ class PeerMethods:
         count = len(asked)
         if not 0 < count + len(slots_asked) <= _MOST_ASKS:
             raise Invalid(f"tokens and slots: 1 to {_MOST_ASKS} are needed, not {count + len(slots_asked)}")
-        tokens = _right(asked, lambda token: _question(TOKENS, _throttle_key(token), _lend_ask(token)))
+        tokens = _right(asked, lambda token: _question(THROTTLE_TOKENS, _throttle_key(token), _lend_ask(token)))
         slots = _right(slots_asked, lambda ask: _question(LEASE_SLOTS, _throttle_key(ask), _slot_ask(ask)))
 
         def answer(grants: list[Any]) -> None:
@@ -121,12 +120,12 @@ class PeerMethods:
             made = [one._replace(leased=_in_places(keys, len(asked), one.leased, -1)) for one in found]
             call.reply(idl.CountSlotsResponse([idl.SlotCount(*one) for one in made]))
 
-        self._lending.slots.count_here(list(keys.values()), shards, answer)
+        self._lending.slot_unit.count_here(list(keys.values()), shards, answer)
 
     def tell_slots(self, call: Call) -> None:
         news = _right(_some(call.request.news, "news", _MOST_ASKS), lambda one: (_throttle_key(one), one.shard or 0))
         for key, shard in news.values():
-            self._lending.slots.hear(key, shard)
+            self._lending.slot_unit.hear(key, shard)
         call.reply(idl.TellSlotsResponse())
 
     def count_items(self, call: Call) -> None:
@@ -135,7 +134,7 @@ class PeerMethods:
         def answer(shards: dict[int, int]) -> None:
             call.reply(idl.CountItemsResponse(shards))
 
-        self._lending.items.count_here((ns, _topic(call.request)), answer)
+        self._lending.quota_unit.count_here((ns, _topic(call.request)), answer)
 
     def tell_shares(self, call: Call) -> None:
         request = call.request

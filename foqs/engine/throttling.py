@@ -153,7 +153,7 @@ class Throttling:
         if rules is None or rules.changes != self.changes:
             return None
         for key in rules.keys:
-            if key.due_ms > at_ms and not (key.allowance.held(at_ms) or key.throttle.shadow):
+            if key.due_ms > at_ms and not (key.allowance.good(at_ms) or key.throttle.shadow):
                 return key  # type: ignore[no-any-return]
         return self.concurrency.full_gate(flow, at_ms) if rules.limited else None
 
@@ -229,7 +229,7 @@ class Throttling:
         at_ms = self.monotonic_ms()
         if gate.closed or not gate.answered(ask, grant, at_ms, self._random()):
             return
-        if gate.held:
+        if gate.holds:
             self._holding[gate] = None
             gate.behind.clear()
         else:
@@ -250,7 +250,7 @@ class Throttling:
     def leave(self) -> list[tuple[Key, Ask]]:
         """Return the questions that give all tokens back. Call it when this host has stopped delivering."""
         at_ms = self.monotonic_ms()
-        held = [key for key in self._holding if isinstance(key, ThrottleKey) and key.allowance.held(at_ms)]
+        held = [key for key in self._holding if isinstance(key, ThrottleKey) and key.allowance.good(at_ms)]
         return [(key, key.allowance.ask(0, at_ms, ahead=False, spare=True)) for key in held]
 
     def _report(self) -> Iterator[None]:

@@ -13,6 +13,8 @@ _PAUSE_MS = 20
 """The pause after an answer with less than the host wanted. The tokens that accrue in it are lent in one
 portion."""
 _UNANSWERED_PAUSE_MS = 100
+_NO_PACE = 1e-4
+"""Tokens a millisecond. An allowance with a lower pace is out of use."""
 
 
 class Lost:
@@ -123,8 +125,8 @@ class Allowance:
             self._dry_until_ms = now_ms + max(1, min(grant.retry_after_ms // 4, _PAUSE_MS))
         return True
 
-    def held(self, now_ms: int) -> int:
-        """Return the number of tokens that are held and good."""
+    def good(self, now_ms: int) -> int:
+        """Return the number of tokens that are held and good, without the pending ones."""
         self._end_term(now_ms)
         return self.balance
 
@@ -150,7 +152,7 @@ class Allowance:
         self._end_term(now_ms)
 
     def idle(self) -> bool:
-        return self.asked is None and not self.balance and not self.pending and self._pace < 1e-4
+        return self.asked is None and not self.balance and not self.pending and self._pace < _NO_PACE
 
     def _aim(self) -> int:
         return int(self._pace * AHEAD_MS)

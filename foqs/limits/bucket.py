@@ -1,5 +1,5 @@
-"""The tokens of a namespace, a topic or a throttle key at their coordinator, which lends them to hosts for a while: by
-rate (`Bucket`), and by the number of stored items (`QuotaTokens`). Pure.
+"""Ledgers of tokens: of a throttle key (`ThrottleTokens`), and of a namespace or topic (`QuotaTokens`). Both lend from
+a `Bucket`. Pure.
 
 Conservation: the tokens in the bucket and the tokens that hosts may still spend are never more than the burst together.
 So no `t` seconds see more than burst + rate * t of them. It needs no messages that arrive: the tokens of a host end
@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 from foqs.bounds import NANO, Quota
 
+QUOTA_TOKENS, THROTTLE_TOKENS = "quota", "tokens"
+"""The names of these units."""
 TTL_MS = 1_500
 """Tokens are good for this time, unless the host asks again. A new coordinator lends nothing for this time."""
 STORED_RETRY_MS = 1_000
@@ -241,11 +243,11 @@ class QuotaTokens(_Tokens):
     An item stored after a count used a token that was lent, and not known to be spent, when the counting began. So
     no shard's items are missed: all tokens lent since the oldest count are taken to be stored on top of it."""
 
-    __slots__ = ("_counts", "count")
+    __slots__ = ("_counts", "census")
 
     def __init__(self, quota: Quota, empty_at_ms: int) -> None:
         super().__init__(quota, empty_at_ms)
-        self.count: Any = None  # the latest count of all shards
+        self.census: Any = None  # the latest count of all shards
         self._counts: dict[int, tuple[int, int]] = {}  # by shard: items, and the mark of their count
 
     def report(self, holder: str, ask: Ask, now_ms: int) -> bool:

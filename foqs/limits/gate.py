@@ -29,10 +29,11 @@ T = TypeVar("T")
 """A topic."""
 
 AWAKE_MS = 100
+"""The claim of a woken flow ends after this time."""
 UNANSWERED_MS = 200
 """The pause after a question to a coordinator that did not answer."""
 AT_ONCE = 1_000
-"""One slice of the event loop looks at, or asks about, at most this many keys: more would stall it."""
+"""One slice of the event loop looks at, or asks about, at most this many gates: more would stall it."""
 _TOPICS = 100
 """Topics whose consumers are asked for their demand."""
 _STALE = 64
@@ -377,67 +378,67 @@ class Agenda(Generic[G]):
     def __init__(self, turn_wanted: Callable[[], None]) -> None:
         self._turn_wanted = turn_wanted
         self._to_ask: set[G] = set()  # until `asked`
-        self._fresh: deque[G] = deque()  # new in `_to_ask`; some keys more than once
+        self._fresh: deque[G] = deque()  # new in `_to_ask`; some gates more than once
         self._unsettled: dict[G, None] = {}
         self._timers: list[tuple[int, int, G]] = []
         self._seq = count(1)
 
-    def __contains__(self, key: G) -> bool:
-        """Return True if the key's coordinator is asked soon."""
-        return key in self._to_ask
+    def __contains__(self, gate: G) -> bool:
+        """Return True if the gate's coordinator is asked soon."""
+        return gate in self._to_ask
 
-    def ask(self, key: G) -> None:
-        """Ask the key's coordinator soon."""
-        if key not in self._to_ask:
-            self._to_ask.add(key)
-            self._fresh.append(key)
+    def ask(self, gate: G) -> None:
+        """Ask the gate's coordinator soon."""
+        if gate not in self._to_ask:
+            self._to_ask.add(gate)
+            self._fresh.append(gate)
             self._turn_wanted()
 
-    def asked(self, key: G) -> None:
+    def asked(self, gate: G) -> None:
         """Note that the coordinator is asked now, or that there is no question."""
-        self._to_ask.discard(key)
+        self._to_ask.discard(gate)
 
-    def settle_soon(self, key: G) -> None:
-        """Look at the key in the next loop slice."""
-        self._unsettled[key] = None
+    def settle_soon(self, gate: G) -> None:
+        """Look at the gate in the next loop slice."""
+        self._unsettled[gate] = None
         self._turn_wanted()
 
-    def settle_at(self, key: G, due_ms: int) -> None:
-        """Look at the key then, or earlier."""
-        if not key.timer_ms or due_ms < key.timer_ms:
-            key.timer_ms = due_ms
-            heappush(self._timers, (due_ms, next(self._seq), key))
-            if self._timers[0][2] is key:
+    def settle_at(self, gate: G, due_ms: int) -> None:
+        """Look at the gate then, or earlier."""
+        if not gate.timer_ms or due_ms < gate.timer_ms:
+            gate.timer_ms = due_ms
+            heappush(self._timers, (due_ms, next(self._seq), gate))
+            if self._timers[0][2] is gate:
                 self._turn_wanted()
 
-    def schedule(self, key: G, at_ms: int) -> None:
+    def schedule(self, gate: G, at_ms: int) -> None:
         """Ask when there is something to ask for, unless a question is open."""
-        if not key.asking and key not in self._to_ask:
-            due_ms = key.next_ms(at_ms)
+        if not gate.asking and gate not in self._to_ask:
+            due_ms = gate.next_ms(at_ms)
             if due_ms is not None:
-                self.settle_at(key, due_ms) if due_ms > at_ms else self.ask(key)
+                self.settle_at(gate, due_ms) if due_ms > at_ms else self.ask(gate)
 
     def due(self, at_ms: int) -> list[G]:
-        """Take keys to look at now."""
+        """Take gates to look at now."""
         found = list(islice(self._unsettled, AT_ONCE))
-        for key in found:
-            del self._unsettled[key]
+        for gate in found:
+            del self._unsettled[gate]
         timers = self._timers
         while timers and timers[0][0] <= at_ms and len(found) < AT_ONCE:
-            due_ms, _, key = heappop(timers)
-            if key.timer_ms == due_ms:
-                key.timer_ms = 0
-                found.append(key)
+            due_ms, _, gate = heappop(timers)
+            if gate.timer_ms == due_ms:
+                gate.timer_ms = 0
+                found.append(gate)
         if self._unsettled:
             self._turn_wanted()
         return found
 
     def next_ms(self) -> int | None:
-        """Return when keys are due by their time; it may be past. None if there is none."""
+        """Return when gates are due by their time; it may be past. None if there is none."""
         return self._timers[0][0] if self._timers else None
 
     def fresh(self) -> list[G]:
-        """Take keys whose coordinators are asked now."""
+        """Take gates whose coordinators are asked now."""
         found = [self._fresh.popleft() for _ in range(min(AT_ONCE, len(self._fresh)))]
         if self._fresh:
             self._turn_wanted()

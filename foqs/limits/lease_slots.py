@@ -318,8 +318,8 @@ class ShardSlots(Gate[T, F]):
         return self._open is not None or self._counting
 
     @property
-    def held(self) -> int:
-        return self.has
+    def holds(self) -> bool:
+        return self.has > 0
 
     def here(self, now_ms: int) -> int:
         return self.has - self.leased if self.counted else 0

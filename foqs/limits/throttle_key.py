@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from foqs.limits.allowance import Allowance
-from foqs.limits.bucket import Ask, Grant
+from foqs.limits.bucket import THROTTLE_TOKENS, Ask, Grant
 from foqs.limits.gate import UNANSWERED_MS, F, Gate, T
 from foqs.policies.entries import Throttle
 
@@ -22,7 +22,7 @@ class ThrottleKey(Gate[T, F]):
     later."""
 
     __slots__ = ("allowance", "lacked", "mark", "returned_ms", "returning", "shadow_held", "used_ms")
-    unit = "tokens"
+    unit = THROTTLE_TOKENS
 
     def __init__(self, ns: str, key: str, throttle: Throttle, slot: int, allowance: Allowance, mark: int) -> None:
         """`slot`: where its coordinator is. `mark`: no token of this key was taken before this moment."""
@@ -45,12 +45,12 @@ class ThrottleKey(Gate[T, F]):
         return self.allowance.asked is not None
 
     @property
-    def held(self) -> int:
-        """Number of units to report."""
-        return self.allowance.balance
+    def holds(self) -> bool:
+        """Return True if there are units to report."""
+        return self.allowance.balance > 0
 
     def here(self, now_ms: int) -> int:
-        return self.allowance.held(now_ms)
+        return self.allowance.good(now_ms)
 
     # ------------------------------------------------------------------------------------- tokens
 
@@ -84,8 +84,8 @@ class ThrottleKey(Gate[T, F]):
         that recent use will need stay here. `mark` is a new moment: leases before it return no token."""
         allowance, returning = self.allowance, self.returning and not need
         self.returning = False
-        held = allowance.held(now_ms)
-        if need <= held and not (held and (beat or returning)) and not allowance.used_up():
+        good = allowance.good(now_ms)
+        if need <= good and not (good and (beat or returning)) and not allowance.used_up():
             return None
         self.mark, self.lacked = mark, 0
         spare = returning or (beat and not self._awake)
@@ -125,13 +125,16 @@ class ThrottleKey(Gate[T, F]):
     @property
     def interval_ms(self) -> float:
         """The time between two tokens."""
-        return 1_000 / (self.throttle.per_second or 1)
+        return 1_000 / self._per_second
 
     @property
     def _fill_ms(self) -> int:
-        throttle = self.throttle
-        assert throttle.per_second is not None, "the key has a rate"
-        return int(1_000 * throttle.burst / throttle.per_second)
+        return int(1_000 * self.throttle.burst / self._per_second)
+
+    @property
+    def _per_second(self) -> float:
+        assert self.throttle.per_second is not None, "the key has a rate"
+        return self.throttle.per_second
 
     def unneeded(self, now_ms: int) -> bool:
         """Return True if its tokens wait only for a token of another key. Tokens go back once a millisecond: two flows

@@ -50,7 +50,7 @@ class Borrower(Generic[A]):
         self._holder = holder
         self._monotonic_ms = timers.monotonic_ms
         self._later = timers.later
-        self.begin = coordinator.begin
+        self.start = coordinator.start
         coordinator.beats.append(self.beat)
 
     def question(self, account: A) -> Any:
@@ -131,7 +131,7 @@ class ThrottleClient(Borrower[AnyGate]):
 
     def wanted(self) -> None:
         """Ask in the next turn of the event loop."""
-        self.begin()
+        self.start()
         if not self._due:
             self._due = True
             self._state.slices.soon(self._turn)

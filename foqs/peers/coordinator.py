@@ -13,11 +13,11 @@ from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
-from foqs.bounds import THROTTLE, Bounded, Quota
+from foqs.bounds import Bounded
 from foqs.engine.engine import Engine
 from foqs.engine.shard import Shard
 from foqs.ids import digest_of, hash_slot_of
-from foqs.limits.bucket import TTL_MS, Ask, Grant, ThrottleTokens
+from foqs.limits.bucket import TTL_MS
 from foqs.peers.forwarded import Timers
 from foqs.peers.forwarder import Forwarder
 from foqs.shardmgr.lifecycle import ShardState
@@ -25,7 +25,6 @@ from foqs.shardmgr.routing import slots_in
 
 T = TypeVar("T")
 BEAT_MS = 500
-TOKENS = "tokens"
 _MOST_CONFIRMING = 1_000
 _KEEP_CONFIRMED_SHARE = 3
 _TENDED = 2_000
@@ -216,22 +215,22 @@ class Unit:
         """Return the part of the settings that a ledger of the key follows, None if nothing of the key is lent."""
         raise NotImplementedError
 
-    def begin(self, key: Bounded, rule: Any, empty_at_ms: int) -> Any:
+    def new_ledger(self, key: Bounded, rule: Any, empty_at_ms: int) -> Any:
         """Return a new ledger. No host had units of the key at `empty_at_ms`."""
         raise NotImplementedError
 
     def follow(self, ledger: Any, rule: Any) -> bool:
-        """Follow the rule. Return False if a new ledger must begin."""
+        """Follow the rule. Return False if a new ledger is needed."""
         ledger.follow(rule, self._monotonic_ms())
         return True
 
     def early(self, rule: Any, ask: Any, wait_ms: int) -> Any:
         """Return the answer while units of an earlier coordinator may be in use, for another `wait_ms`."""
-        return Grant(0, False, wait_ms + rule.ms_for(1))
+        raise NotImplementedError
 
     def lend(self, key: Bounded, ledger: Any, holder: str, ask: Any, answer: Callable[[Any], None]) -> None:
         """Answer the question of a host, once."""
-        answer(ledger.lend(holder, ask, self._monotonic_ms()))
+        raise NotImplementedError
 
     def tend(self, key: Bounded, ledger: Any, ledgers: int) -> bool:
         """Look after one of `ledgers`. Return False if it is forgotten."""
@@ -239,28 +238,6 @@ class Unit:
 
     def flush(self) -> None:
         """Send the news of ledgers to other hosts: called after a request and in each beat."""
-
-
-class ThrottleUnit(Unit):
-    """Tokens of a throttle key with a rate: one for each delivery."""
-
-    def __init__(self, engine: Engine, timers: Timers) -> None:
-        super().__init__(timers)
-        self._state = engine.state
-
-    def rule(self, key: Bounded) -> Quota | None:
-        throttle = self._state.policies.namespace(key[0]).throttle(key[1][len(THROTTLE) :])
-        return None if throttle is None else throttle.quota
-
-    def begin(self, key: Bounded, rule: Quota, empty_at_ms: int) -> ThrottleTokens:
-        return ThrottleTokens(rule, empty_at_ms)
-
-    def lend(
-        self, key: Bounded, ledger: ThrottleTokens, holder: str, ask: Ask, answer: Callable[[Grant], None]
-    ) -> None:
-        grant = ledger.lend(holder, ask, self._monotonic_ms())
-        self._state.counters.tokens_lent += grant.granted
-        answer(grant)
 
 
 class Coordinator:
@@ -279,8 +256,8 @@ class Coordinator:
         self._ledgers: dict[str, dict[Bounded, tuple[Any, SlotOwner, int]]] = {name: {} for name in units}
         self._beating = self._in_use = False
 
-    def begin(self) -> None:
-        """Have slots shared out, and begin the beat, without which this host lends nothing."""
+    def start(self) -> None:
+        """Have hash slots shared out, and begin the beat, without which this host lends nothing."""
         self._in_use = True
         self.watch()
 
@@ -294,7 +271,7 @@ class Coordinator:
     def lend(self, holder: str, questions: Sequence[Question], answer: Callable[[list[Any]], None]) -> None:
         """Answer the questions of one host, after the shards of their keys were confirmed: with None where this host
         does not coordinate the key."""
-        self.begin()
+        self.start()
         grants: list[Any] = [None] * len(questions)
         by_slot: dict[int, list[int]] = {}
         for at, question in enumerate(questions):
@@ -346,7 +323,7 @@ class Coordinator:
             ledgers = self._ledgers[question.unit]
             known = ledgers.get(key)
             if known is None or known[1:] != (owner, empty_at_ms) or not unit.follow(known[0], rule):
-                known = ledgers[key] = (unit.begin(key, rule, empty_at_ms), owner, empty_at_ms)
+                known = ledgers[key] = (unit.new_ledger(key, rule, empty_at_ms), owner, empty_at_ms)
             unit.lend(key, known[0], holder, question.ask, answer)
 
     def _beat(self) -> None:

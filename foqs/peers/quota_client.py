@@ -24,7 +24,7 @@ from foqs.errors import FoqsError, OutcomeUnknown, Overloaded
 from foqs.fairness.keys import TopicKey
 from foqs.idl import idl
 from foqs.limits.allowance import Allowance
-from foqs.limits.bucket import Ask, Grant
+from foqs.limits.bucket import QUOTA_TOKENS, Ask, Grant
 from foqs.peers.borrower import Asked, Borrower
 from foqs.peers.coordinator import Coordinator, coordinator_slot
 from foqs.peers.forwarded import Timers
@@ -63,7 +63,7 @@ class TokenLease:
     tokens back that no charge needs."""
 
     __slots__ = ("_no_more_until_ms", "allowance", "bounded", "quota", "slot", "spare", "waiting")
-    unit = "quota"
+    unit = QUOTA_TOKENS
 
     def __init__(self, key: Bounded, quota: Quota, allowance: Allowance) -> None:
         """`quota` may be replaced: a topic's bound changes."""
@@ -86,7 +86,7 @@ class TokenLease:
 
     def can_serve(self, items: int, now_ms: int) -> bool:
         """Return True if a new charge is served or refused at once, without a question to the coordinator."""
-        return not self.waiting and (self.allowance.held(now_ms) >= items or self.allowance.dry(now_ms))
+        return not self.waiting and (self.allowance.good(now_ms) >= items or self.allowance.dry(now_ms))
 
     def serve(self, charge: Charge, now_ms: int) -> None:
         """Spend tokens on the charge; refuse the items that they do not cover."""
@@ -146,7 +146,7 @@ class QuotaClient(Borrower[TokenLease]):
         self._leases: dict[Bounded, TokenLease] = {}
         self._numbers = count(1)
         if unit.configured:
-            self.begin()
+            self.start()
 
     # ------------------------------------------------------------------------------------- enqueues
 
@@ -212,7 +212,7 @@ class QuotaClient(Borrower[TokenLease]):
             if len(self._leases) >= _MOST_LEASES:
                 admit(0, Overloaded("too many namespaces and topics with a quota are in use", RETRY_MS))
                 return
-            self.begin()
+            self.start()
             allowance = Allowance(now_ms, self._numbers)
             lease = self._leases[key] = TokenLease(key, quota, allowance)
         lease.quota = quota

@@ -1,4 +1,5 @@
-"""Units of quotas and of bounds of topics, at the coordinator: tokens for items that are stored.
+"""Units that are tokens, at the coordinator: of throttle keys, for deliveries; of quotas and of bounds of topics, for
+items that are stored.
 
 `foqs.limits.bucket` decides. Where stored items count, a coordinator first has all shards count them.
 """
@@ -9,21 +10,20 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
-from foqs.bounds import Bounded, Quota
+from foqs.bounds import THROTTLE, Bounded, Quota
 from foqs.engine.engine import Engine
 from foqs.engine.shard import Shard
 from foqs.errors import FoqsError
 from foqs.fairness.keys import lane_key, topic_key
 from foqs.idl import idl
-from foqs.limits.bucket import Ask, Grant, QuotaTokens
+from foqs.limits.bucket import Ask, Grant, QuotaTokens, ThrottleTokens
 from foqs.peers.coordinator import SlotOwners, Unit
 from foqs.peers.forwarded import Timers
 from foqs.peers.forwarder import Forwarder
 
-QUOTA = "quota"
 COUNT_MS = 500
 """How long a question for tokens waits for counts. The last count of a shard counts if its next one is later."""
-CENSUS_MS = 2_000
+ITEM_CENSUS_MS = 2_000
 """How long shards have to report their items. A report later than `COUNT_MS` serves the next question."""
 _MARGIN_MS = 500
 _COUNT_PAUSE_MS = 250
@@ -32,7 +32,32 @@ _RECOUNT_MS = 1_000
 not know the topic's policy yet, are stored without tokens."""
 
 
-class _Count:
+class ThrottleUnit(Unit):
+    """Tokens of a throttle key with a rate: one for each delivery."""
+
+    def __init__(self, engine: Engine, timers: Timers) -> None:
+        super().__init__(timers)
+        self._state = engine.state
+
+    def rule(self, key: Bounded) -> Quota | None:
+        throttle = self._state.policies.namespace(key[0]).throttle(key[1][len(THROTTLE) :])
+        return None if throttle is None else throttle.quota
+
+    def new_ledger(self, key: Bounded, rule: Quota, empty_at_ms: int) -> ThrottleTokens:
+        return ThrottleTokens(rule, empty_at_ms)
+
+    def early(self, rule: Quota, ask: Ask, wait_ms: int) -> Grant:
+        return Grant(0, False, wait_ms + rule.ms_for(1))
+
+    def lend(
+        self, key: Bounded, ledger: ThrottleTokens, holder: str, ask: Ask, answer: Callable[[Grant], None]
+    ) -> None:
+        grant = ledger.lend(holder, ask, self._monotonic_ms())
+        self._state.counters.tokens_lent += grant.granted
+        answer(grant)
+
+
+class _Census:
     """One count on all shards. `open`: answers not received yet."""
 
     __slots__ = ("_mark", "_tokens", "begun_ms", "open", "then")
@@ -96,7 +121,7 @@ class QuotaUnit(Unit):
         most = self._state.policies.of(key).max_stored
         return None if most is None else Quota(None, 0, most)
 
-    def begin(self, key: Bounded, rule: Quota, empty_at_ms: int) -> QuotaTokens:
+    def new_ledger(self, key: Bounded, rule: Quota, empty_at_ms: int) -> QuotaTokens:
         return QuotaTokens(rule, empty_at_ms)
 
     def early(self, rule: Quota, ask: Ask, wait_ms: int) -> Grant:
@@ -105,19 +130,19 @@ class QuotaUnit(Unit):
     def lend(self, key: Bounded, ledger: QuotaTokens, holder: str, ask: Ask, answer: Callable[[Grant], None]) -> None:
         kept = ledger.report(holder, ask, self._monotonic_ms())
 
-        def lend() -> None:
+        def answer_now() -> None:
             answer(ledger.lend(holder, ask, self._shards(), self._monotonic_ms(), kept=kept))
 
         if ledger.lacks(ask.wanted, self._shards()):
-            self._refresh(key, ledger, lend)
+            self._refresh(key, ledger, answer_now)
             return
-        lend()
-        counted = ledger.count is not None and self._monotonic_ms() < ledger.count.begun_ms + _RECOUNT_MS
+        answer_now()
+        counted = ledger.census is not None and self._monotonic_ms() < ledger.census.begun_ms + _RECOUNT_MS
         if key[1] and not counted:
             self._refresh(key, ledger, lambda: None)
 
     def tend(self, key: Bounded, ledger: QuotaTokens, ledgers: int) -> bool:
-        return super().tend(key, ledger, ledgers) or bool(ledger.count is not None and ledger.count.open)
+        return super().tend(key, ledger, ledgers) or bool(ledger.census is not None and ledger.census.open)
 
     def _shards(self) -> Collection[int]:
         """All shards whose items count."""
@@ -126,25 +151,25 @@ class QuotaUnit(Unit):
 
     def _refresh(self, key: Bounded, tokens: QuotaTokens, then: Callable[[], None]) -> None:
         """Count the items of `key` on all shards unless that was done just now, and call `then`."""
-        now_ms, count = self._monotonic_ms(), tokens.count
-        if count is not None:
-            if count.open and now_ms < count.begun_ms + COUNT_MS:
-                count.then.append(then)
+        now_ms, census = self._monotonic_ms(), tokens.census
+        if census is not None:
+            if census.open and now_ms < census.begun_ms + COUNT_MS:
+                census.then.append(then)
                 return
-            if count.open or now_ms < count.begun_ms + _COUNT_PAUSE_MS:
+            if census.open or now_ms < census.begun_ms + _COUNT_PAUSE_MS:
                 then()
                 return
-        count = tokens.count = _Count(tokens, now_ms, then)
+        census = tokens.census = _Census(tokens, now_ms, then)
         addresses = self._forwarder.routing().other_owners(self._state.config.server.id)
-        count.open = 1 + len(addresses)
+        census.open = 1 + len(addresses)
         for address in addresses:
             request = idl.CountItemsRequest(key[0], key[1] or None)
-            self._forwarder.ask(address, "CountItems", request, CENSUS_MS + _MARGIN_MS, count.answered)
-        self.count_here(key, count.add)
-        if count.open:
-            self._later(COUNT_MS, count.go_on)
+            self._forwarder.ask(address, "CountItems", request, ITEM_CENSUS_MS + _MARGIN_MS, census.answered)
+        self.count_here(key, census.add)
+        if census.open:
+            self._later(COUNT_MS, census.go_on)
 
     def count_here(self, key: Bounded, answer: Callable[[dict[int, int]], None]) -> None:
-        """Report, within `CENSUS_MS`, the items of `key` by shard of this host, including items that are not stored
-        yet. A shard is left out unless its database confirms in time that this host owns it."""
-        self._owners.census(self._state.serving, partial(items_of, key=key), CENSUS_MS, answer)
+        """Report, within `ITEM_CENSUS_MS`, the items of `key` by shard of this host, including items that are not
+        stored yet. A shard is left out unless its database confirms in time that this host owns it."""
+        self._owners.census(self._state.serving, partial(items_of, key=key), ITEM_CENSUS_MS, answer)

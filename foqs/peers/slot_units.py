@@ -78,7 +78,7 @@ class SlotUnit(Unit):
     def early(self, rule: SlotRule, ask: SlotAsk, wait_ms: int) -> SlotGrant:
         return SlotGrant(0, False, wait_ms)
 
-    def begin(self, key: Bounded, rule: SlotRule, empty_at_ms: int) -> LeaseSlots:
+    def new_ledger(self, key: Bounded, rule: SlotRule, empty_at_ms: int) -> LeaseSlots:
         shards, now_ms = self._forwarder.routing().shards, self._monotonic_ms()
         slots = LeaseSlots(rule.limit, rule.timeout_ms, shards, now_ms, rule.basis, shadow=rule.shadow)
         self._count(key, slots)

@@ -289,11 +289,11 @@ def test_tokens_that_end_unspent_are_counted() -> None:
     lost = Lost()
     allowance = Allowance(0, count(1), lost)
     allowance.answered(allowance.ask(5, 0, ahead=False).number, Grant(5, True, 0), 0)
-    assert allowance.spend(1) and allowance.held(TTL_MS - 1) == 4 and lost.tokens == 0
-    assert allowance.held(TTL_MS) == 0 and lost.tokens == 4
+    assert allowance.spend(1) and allowance.good(TTL_MS - 1) == 4 and lost.tokens == 0
+    assert allowance.good(TTL_MS) == 0 and lost.tokens == 4
     allowance.answered(allowance.ask(3, 2_000, ahead=False).number, Grant(3, True, 0), 2_000)
     allowance.answered(allowance.ask(0, 2_001, ahead=False).number, Grant(0, False, 0), 2_001)
-    assert allowance.held(2_001) == 0 and lost.tokens == 7
+    assert allowance.good(2_001) == 0 and lost.tokens == 7
 
 
 def test_tokens_are_conserved() -> None:

@@ -50,7 +50,7 @@ class Rig:
 
     def arrive(self, tokens: int) -> None:
         self.moment += 1
-        ask = self.key.ask(self.key.allowance.held(self.now) + tokens + 1, self.now, self.moment)
+        ask = self.key.ask(self.key.allowance.good(self.now) + tokens + 1, self.now, self.moment)
         assert ask is not None
         self.key.answered(ask, Grant(tokens, True, 10), self.now, 0)
 
@@ -235,7 +235,7 @@ def test_no_wake_is_lost(seed: int) -> None:
         for flow in awake[: rng.randrange(3)]:
             awake.remove(flow)
             what = rng.random()
-            if what < 0.5 and rig.key.allowance.held(rig.now):
+            if what < 0.5 and rig.key.allowance.good(rig.now):
                 rig.key.spend(rig.now)
                 rig.key.settled(flow)
                 left.discard(flow)

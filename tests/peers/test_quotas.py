@@ -173,7 +173,7 @@ def test_a_replaced_owner_that_does_not_know_it_counts_nothing(
 ) -> None:
     """The database confirmed the old owner only just, but the next owner may have stored more since."""
     # The host also leaves out a shard whose database confirms it too late.
-    monkeypatch.setattr(quota_units, "CENSUS_MS", 60_000)
+    monkeypatch.setattr(quota_units, "ITEM_CENSUS_MS", 60_000)
     home, other = home_first(two, "stored")
     number = next(iter(other.engine.state.shards))
     cluster.wire(other).put("t", b"x", ns="free")

@@ -186,7 +186,7 @@ class Throttles:
                 kept = [other for key in keys for other in key._awake if other.lanes]
                 if any(other.lanes[0].topic.key not in host.state.waiting for other in kept):
                     continue
-                if all(key.allowance.held(at_ms) > key.kept for key in keys):
+                if all(key.allowance.good(at_ms) > key.kept for key in keys):
                     self._sim.ledger.checks["idle tokens"] += 1
                     state = (self._sim.versions, waiting[0], *[key.used_ms for key in keys])
                     before = self._idle.get(flow, (state, at_ms))

@@ -90,7 +90,7 @@ dequeue.fill, dequeue.fill_waiting, throttling.give_back = _watched_fill, _watch
 class _Quotas(QuotaClient):
     def __init__(self, host: Host, lending: Lending) -> None:
         holder = lending.quotas._holder
-        super().__init__(host.engine, host.forwarder, lending.coordinator, lending.items, holder, host)
+        super().__init__(host.engine, host.forwarder, lending.coordinator, lending.quota_unit, holder, host)
         self.host = host
 
     def charge(

@@ -19,7 +19,7 @@ from foqs.ids import DIGEST_BYTES, HASH_SLOTS, hash_slot_bounds
 from foqs.limits.bucket import QUOTA_TOKENS, THROTTLE_TOKENS, Ask, Grant
 from foqs.limits.lease_slots import LEASE_SLOTS, SlotAsk
 from foqs.peers import hash_slots
-from foqs.peers.coordinator import Question, coordinator_slot
+from foqs.peers.coordinator import Question, coordinator_hash_slot
 from foqs.peers.lending import Lending
 from foqs.peers.slot_units import MOST_COUNTED, ShardCount
 from foqs.peers.tenant_shares import MOST_ASKED, TenantShares
@@ -152,7 +152,7 @@ class PeerMethods:
 
 
 def _question(unit: str, key: Bounded, ask: Any) -> Question:
-    return Question(unit, key, coordinator_slot(*key), ask)
+    return Question(unit, key, coordinator_hash_slot(*key), ask)
 
 
 def _right(entries: Sequence[Any], read: Callable[[Any], T]) -> dict[int, T]:

@@ -372,8 +372,10 @@ class Concurrency:
         if gate is None:
             throttle = policies.throttle(name)
             assert throttle is not None, "the key is limited"
-            slot = hash_slot_of(digest_of(book.ns, THROTTLE + name))
-            gate = SlotGate(book.ns, name, throttle, slot, book.shard.number, book.shard.owner.epoch, self._numbers)
+            hash_slot = hash_slot_of(digest_of(book.ns, THROTTLE + name))
+            gate = SlotGate(
+                book.ns, name, throttle, hash_slot, book.shard.number, book.shard.owner.epoch, self._numbers
+            )
             gate.counted = book.counted
             if (old := book.before.get(name)) is not None:
                 gate.go_on_from(old)
@@ -473,8 +475,8 @@ class Concurrency:
     def keys(self, ns: str) -> list[Bounded]:
         """Return the throttle keys of a namespace that have gates on this host, or had some since its start."""
         books = [book for shard in self._serving() if (book := shard.memory.limited.get(ns)) is not None]
-        past = [key for key in self._past if key[0] == ns]
-        return [*{(ns, THROTTLE + name): None for book in books for name in book.gates} | dict.fromkeys(past)]
+        past = dict.fromkeys(key for key in self._past if key[0] == ns)
+        return [*{(ns, THROTTLE + name): None for book in books for name in book.gates} | past]
 
     def all_gates(self) -> list[SlotGate]:
         books = [book for shard in self._serving() for book in shard.memory.limited.values()]

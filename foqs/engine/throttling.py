@@ -186,9 +186,9 @@ class Throttling:
         if throttle is None or throttle.per_second is None:
             return None
         if key is None:
-            at_ms, slot = self.monotonic_ms(), hash_slot_of(digest_of(*bounded))
+            at_ms, hash_slot = self.monotonic_ms(), hash_slot_of(digest_of(*bounded))
             allowance = Allowance(at_ms, self._numbers, self.lost)
-            key = self.keys[bounded] = ThrottleKey(ns, name, throttle, slot, allowance, self._next_moment())
+            key = self.keys[bounded] = ThrottleKey(ns, name, throttle, hash_slot, allowance, self._next_moment())
         elif key.throttle != throttle:
             key.update(throttle, self.monotonic_ms(), self._next_moment())
             self.agenda.settle_soon(key)

@@ -123,14 +123,14 @@ class Gate(Generic[T, F]):
 
     __slots__ = (
         "_awake", "_keeper", "_keeping", "_others_turn", "active", "asleep", "behind", "bounded", "closed", "due_ms",
-        "slot", "throttle", "timer_ms", "unanswered",
+        "hash_slot", "throttle", "timer_ms", "unanswered",
     )  # fmt: skip
 
-    def __init__(self, ns: str, key: str, throttle: Throttle, slot: int) -> None:
-        """`slot`: the hash slot, which names its coordinator."""
+    def __init__(self, ns: str, key: str, throttle: Throttle, hash_slot: int) -> None:
+        """`hash_slot`: names its coordinator."""
         self.bounded: Bounded = (ns, THROTTLE + key)
         self.throttle = throttle
-        self.slot = slot
+        self.hash_slot = hash_slot
         self.closed = False
         self.active: dict[T, Parking[F]] = {}
         self.asleep: dict[T, Parking[F]] = {}

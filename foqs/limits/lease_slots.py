@@ -285,10 +285,10 @@ class ShardSlots(Gate[T, F]):
     unit = LEASE_SLOTS
 
     def __init__(
-        self, ns: str, key: str, throttle: Throttle, slot: int, shard: int, epoch: int, numbers: Iterator[int]
+        self, ns: str, key: str, throttle: Throttle, hash_slot: int, shard: int, epoch: int, numbers: Iterator[int]
     ) -> None:
         """`numbers` of reports continue when another instance replaces this: the coordinator knows the last."""
-        super().__init__(ns, key, throttle, slot)
+        super().__init__(ns, key, throttle, hash_slot)
         self.shard = shard
         self.epoch = epoch
         self.has = self.leased = 0

@@ -24,9 +24,9 @@ class ThrottleKey(Gate[T, F]):
     __slots__ = ("allowance", "lacked", "mark", "returned_ms", "returning", "shadow_held", "used_ms")
     unit = THROTTLE_TOKENS
 
-    def __init__(self, ns: str, key: str, throttle: Throttle, slot: int, allowance: Allowance, mark: int) -> None:
-        """`slot`: where its coordinator is. `mark`: no token of this key was taken before this moment."""
-        super().__init__(ns, key, throttle, slot)
+    def __init__(self, ns: str, key: str, throttle: Throttle, hash_slot: int, allowance: Allowance, mark: int) -> None:
+        """`hash_slot`: names its coordinator. `mark`: no token of this key was taken before this moment."""
+        super().__init__(ns, key, throttle, hash_slot)
         self.allowance = allowance
         self.used_ms = 0
         self.mark = mark

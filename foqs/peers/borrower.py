@@ -1,8 +1,8 @@
 """The side of a host that borrows units: it sends the questions of accounts to the coordinators of their keys, whether
 these are here, gone or another host by then.
 
-An account (a gate of `foqs.limits.gate`, or a lease of `foqs.peers.quota_client`) knows what the host holds of a key,
-and makes its questions. One question of an account is open at a time. A coordinator on this host is asked by a call.
+An account (a gate of `foqs.limits.gate`, or a `QuotaAccount`) knows what the host holds of a key, and makes its
+questions. One question of an account is open at a time. A coordinator on this host is asked by a call.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ANSWER_MS = 1_000
 
 
 A = TypeVar("A", bound=Any)
-"""An account. It has a `unit`, a `bounded` (its key), the hash `slot` of the key, and is `asking`."""
+"""An account. It has a `unit`, a `bounded` (its key), the `hash_slot` of the key, and is `asking`."""
 Asked = Sequence[tuple[A, Any]]
 """Accounts, and the question of each."""
 
@@ -77,7 +77,7 @@ class Borrower(Generic[A]):
         """Return the address of the coordinator, None if it is this host."""
         if not self._state.shards_elsewhere:
             return None
-        route = self._forwarder.routing().coordinator(account.slot, self._state.config.server.id)
+        route = self._forwarder.routing().coordinator(account.hash_slot, self._state.config.server.id)
         return None if route is None else route.address
 
     def ask(self, accounts: Sequence[A]) -> None:
@@ -89,9 +89,9 @@ class Borrower(Generic[A]):
             (here if address is None else by_address.setdefault(address, [])).append(account)
         asked = self.questions(here)
         if asked:
-            questions = [Question(account.unit, account.bounded, account.slot, ask) for account, ask in asked]
+            questions = [Question(account.unit, account.bounded, account.hash_slot, ask) for account, ask in asked]
             self._coordinator.lend(self._holder, questions, partial(self.answered, asked))
-            if asked[0][0].asking or asked[-1][0].asking:
+            if asked[0][0].asking:  # all are answered at once
                 self._later(ANSWER_MS, partial(self.answered, asked, [None] * len(asked)))
         for address, there in by_address.items():
             self.send(address, there)

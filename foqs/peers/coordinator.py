@@ -31,45 +31,46 @@ _TENDED = 2_000
 """Ledgers of a unit that a beat looks at, to forget idle ones."""
 
 
-class SlotOwner(NamedTuple):
-    """The shard that has a slot, and the epoch of the shard's owner."""
+class HashSlotOwner(NamedTuple):
+    """The shard that has a hash slot, and the epoch of the shard's owner."""
 
     shard: int
     epoch: int
 
 
-Found = Callable[[SlotOwner | None, int], None]
-"""(owner, the monotonic ms until which another owner's units may be spent), or (None, 0): the slot is not here."""
+Found = Callable[[HashSlotOwner | None, int], None]
+"""(owner, empty_at_ms), or (None, 0): the hash slot is not here. `empty_at_ms`: the monotonic time from which no host
+has units of an earlier owner."""
 
 
-def coordinator_slot(ns: str, topic: str = "") -> int:
+def coordinator_hash_slot(ns: str, topic: str = "") -> int:
     return hash_slot_of(digest_of(ns, topic))
 
 
-class SlotOwners:
-    """The slots of this host's shards, and since when they are here. `slot_missing` is called when a slot is not here
+class HashSlotOwners:
+    """The hash slots of this host's shards, and since when they are here. `missing` is called when a slot is not here
     and the record may say that it should be."""
 
     def __init__(
         self,
         engine: Engine,
         timers: Timers,
-        slot_missing: Callable[[], None],
+        missing: Callable[[], None],
     ) -> None:
         self._state = engine.state
         self._now_ms = timers.now_ms
         self._monotonic_ms = timers.monotonic_ms
         self._later = timers.later
-        self._slot_missing = slot_missing
-        self._here: dict[int, tuple[SlotOwner, int]] = {}  # by slot, and since when (monotonic ms) it is here
-        self._seen: dict[SlotOwner, bytes] = {}  # the slots of each shard
+        self._missing = missing
+        self._here: dict[int, tuple[HashSlotOwner, int]] = {}  # by slot, and since when (monotonic ms) it is here
+        self._seen: dict[HashSlotOwner, bytes] = {}  # the slots of each shard
 
     def find(self, slot: int, found: Found) -> None:
         """Call `found` at once if the shard's database confirmed within `confirm_ms` that this host owns the shard, or
         else after the shard's next batch."""
         shard = self._shard_of(slot)
         if shard is None:
-            self._slot_missing()
+            self._missing()
             found(None, 0)
         elif shard.owner.confirmed(self._now_ms()) or len(shard.owner.confirming) >= _MOST_CONFIRMING:
             self._confirmed(slot, found)
@@ -140,7 +141,7 @@ class SlotOwners:
         The shard from which a slot arrives may have a new owner, whose predecessor was confirmed lately and does not
         know yet. So such a slot counts only `confirm_ms` later."""
         seen = {
-            SlotOwner(shard.number, shard.owner.epoch): shard.queue.keys.held.bits
+            HashSlotOwner(shard.number, shard.owner.epoch): shard.queue.keys.held.bits
             for shard in self._state.serving
             if shard.owner.state is ShardState.SERVING and not shard.owner.in_takeover_grace(self._now_ms())
         }
@@ -176,15 +177,15 @@ class SlotOwners:
         return None
 
 
-class LoneSlotOwners(SlotOwners):
-    """A lone host has all slots since its start."""
+class LoneHashSlotOwners(HashSlotOwners):
+    """A lone host has all hash slots, and no host had units at its start."""
 
     def __init__(self, engine: Engine, timers: Timers) -> None:
         super().__init__(engine, timers, lambda: None)
-        self._begun_ms = timers.monotonic_ms()
+        self._empty_at_ms = timers.monotonic_ms()
 
     def find(self, slot: int, found: Found) -> None:
-        found(SlotOwner(0, 0), self._begun_ms)
+        found(HashSlotOwner(0, 0), self._empty_at_ms)
 
     def observe(self) -> None:
         """Nothing changes."""
@@ -197,11 +198,12 @@ class LoneSlotOwners(SlotOwners):
 
 
 class Question(NamedTuple):
-    """A host's question for units of a key. `unit`: the name of the unit; `slot`: of the key; `ask`: see its ledger."""
+    """A host's question for units of a key. `unit`: the name of the unit; `hash_slot`: of the key; `ask`: see its
+    ledger."""
 
     unit: str
     key: Bounded
-    slot: int
+    hash_slot: int
     ask: Any
 
 
@@ -242,7 +244,7 @@ class Unit:
 
 class Coordinator:
     def __init__(
-        self, engine: Engine, forwarder: Forwarder, owners: SlotOwners, timers: Timers, units: dict[str, Unit]
+        self, engine: Engine, forwarder: Forwarder, owners: HashSlotOwners, timers: Timers, units: dict[str, Unit]
     ) -> None:
         self._state = engine.state
         self._share_slots = forwarder.slots
@@ -252,8 +254,8 @@ class Coordinator:
         self._units = units
         self.beats: list[Callable[[], None]] = []
         """Reports of what this host holds."""
-        # By unit and key, with their basis: this host is the coordinator, and no host had units at that time.
-        self._ledgers: dict[str, dict[Bounded, tuple[Any, SlotOwner, int]]] = {name: {} for name in units}
+        # By unit and key, with the owner of the hash slot and `empty_at_ms`: a ledger is valid while both stay.
+        self._ledgers: dict[str, dict[Bounded, tuple[Any, HashSlotOwner, int]]] = {name: {} for name in units}
         self._beating = self._in_use = False
 
     def start(self) -> None:
@@ -275,10 +277,10 @@ class Coordinator:
         grants: list[Any] = [None] * len(questions)
         by_slot: dict[int, list[int]] = {}
         for at, question in enumerate(questions):
-            by_slot.setdefault(question.slot, []).append(at)
+            by_slot.setdefault(question.hash_slot, []).append(at)
         left = 1 + len(questions)
 
-        def found(places: list[int], owner: SlotOwner | None, empty_at_ms: int) -> None:
+        def found(places: list[int], owner: HashSlotOwner | None, empty_at_ms: int) -> None:
             for at in places:
                 if owner is None:
                     put(at, None)
@@ -311,7 +313,7 @@ class Coordinator:
         return list(self._ledgers[unit])
 
     def _lend_here(
-        self, question: Question, holder: str, owner: SlotOwner, empty_at_ms: int, answer: Callable[[Any], None]
+        self, question: Question, holder: str, owner: HashSlotOwner, empty_at_ms: int, answer: Callable[[Any], None]
     ) -> None:
         unit, key, now_ms = self._units[question.unit], question.key, self._monotonic_ms()
         rule = unit.rule(key)

@@ -9,7 +9,7 @@ from foqs.engine.engine import Engine
 from foqs.limits.bucket import QUOTA_TOKENS, THROTTLE_TOKENS
 from foqs.limits.lease_slots import LEASE_SLOTS
 from foqs.peers.borrower import ThrottleClient
-from foqs.peers.coordinator import Coordinator, SlotOwners, Unit
+from foqs.peers.coordinator import Coordinator, HashSlotOwners, Unit
 from foqs.peers.forwarded import Timers
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.quota_client import QuotaClient
@@ -20,7 +20,7 @@ from foqs.peers.slot_units import SlotUnit
 class Lending:
     """`coordinator.watch` is called at the start of a host of a cluster."""
 
-    def __init__(self, engine: Engine, forwarder: Forwarder, owners: SlotOwners, timers: Timers) -> None:
+    def __init__(self, engine: Engine, forwarder: Forwarder, owners: HashSlotOwners, timers: Timers) -> None:
         holder = f"{engine.state.rng.getrandbits(128):032x}"
         self.quota_unit = QuotaUnit(engine, forwarder, owners, timers)
         self.slot_unit = SlotUnit(engine, forwarder, owners, timers)

@@ -26,7 +26,7 @@ from foqs.idl import idl
 from foqs.limits.allowance import Allowance
 from foqs.limits.bucket import QUOTA_TOKENS, Ask, Grant
 from foqs.peers.borrower import Asked, Borrower
-from foqs.peers.coordinator import Coordinator, coordinator_slot
+from foqs.peers.coordinator import Coordinator, coordinator_hash_slot
 from foqs.peers.forwarded import Timers
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.quota_units import QuotaUnit
@@ -58,17 +58,17 @@ class Charge:
         self.end(0, Overloaded("the coordinator of the quota did not answer in time", RETRY_MS))
 
 
-class TokenLease:
+class QuotaAccount:
     """The account of a quota. Charges are served in the order in which they arrive. `spare`: the next question gives
     tokens back that no charge needs."""
 
-    __slots__ = ("_no_more_until_ms", "allowance", "bounded", "quota", "slot", "spare", "waiting")
+    __slots__ = ("_no_more_until_ms", "allowance", "bounded", "hash_slot", "quota", "spare", "waiting")
     unit = QUOTA_TOKENS
 
     def __init__(self, key: Bounded, quota: Quota, allowance: Allowance) -> None:
         """`quota` may be replaced: a topic's bound changes."""
         self.bounded = key
-        self.slot = coordinator_slot(*key)
+        self.hash_slot = coordinator_hash_slot(*key)
         self.allowance = allowance
         self.spare = False
         self.waiting: deque[Charge] = deque()
@@ -81,7 +81,7 @@ class TokenLease:
 
     @property
     def unused(self) -> bool:
-        """Return True if the lease can be forgotten."""
+        """Return True if the account can be forgotten."""
         return self.allowance.idle() and not self.waiting
 
     def can_serve(self, items: int, now_ms: int) -> bool:
@@ -126,11 +126,11 @@ class TokenLease:
         return bool(self.waiting) and allowance.asked is None
 
 
-_MOST_LEASES = 100_000
+_MOST_ACCOUNTS = 100_000
 _BUDGET_SHARE = 0.3  # on top of the share of the input
 
 
-class QuotaClient(Borrower[TokenLease]):
+class QuotaClient(Borrower[QuotaAccount]):
     """The accounts of quotas: charges one host's enqueues. A call has one question, because its answer may wait for a
     count of the stored items."""
 
@@ -143,7 +143,7 @@ class QuotaClient(Borrower[TokenLease]):
         super().__init__(engine, forwarder, coordinator, holder, timers)
         self.of = unit.of
         self._rule = unit.rule
-        self._leases: dict[Bounded, TokenLease] = {}
+        self._accounts: dict[Bounded, QuotaAccount] = {}
         self._numbers = count(1)
         if unit.configured:
             self.start()
@@ -201,66 +201,66 @@ class QuotaClient(Borrower[TokenLease]):
 
     def _settle(self, key: Bounded, got: int) -> Settle:
         """Return the call that takes the number of the `got` items, just admitted, that were not stored."""
-        allowance = self._leases[key].allowance
+        allowance = self._accounts[key].allowance
         term = allowance.term  # tokens return only while the tokens held now are good
         return lambda unused: allowance.settle(got, unused, term, self._monotonic_ms())
 
     def _admit(self, key: Bounded, quota: Quota, items: int, deadline_ms: int, admit: Admitted) -> None:
         state, now_ms = self._state, self._monotonic_ms()
-        lease = self._leases.get(key)
-        if lease is None:
-            if len(self._leases) >= _MOST_LEASES:
+        account = self._accounts.get(key)
+        if account is None:
+            if len(self._accounts) >= _MOST_ACCOUNTS:
                 admit(0, Overloaded("too many namespaces and topics with a quota are in use", RETRY_MS))
                 return
             self.start()
             allowance = Allowance(now_ms, self._numbers)
-            lease = self._leases[key] = TokenLease(key, quota, allowance)
-        lease.quota = quota
-        charge, allowance = Charge(items, admit), lease.allowance
-        if lease.can_serve(items, now_ms):
-            lease.serve(charge, now_ms)
-            if allowance.runs_low(now_ms) and self.elsewhere(lease) is not None:
-                self.ask([lease])
+            account = self._accounts[key] = QuotaAccount(key, quota, allowance)
+        account.quota = quota
+        charge, allowance = Charge(items, admit), account.allowance
+        if account.can_serve(items, now_ms):
+            account.serve(charge, now_ms)
+            if allowance.runs_low(now_ms) and self.elsewhere(account) is not None:
+                self.ask([account])
         elif not state.budget.fits(0, state.config.host.input_share + _BUDGET_SHARE):
             admit(0, Overloaded("the host's buffers are full", RETRY_MS))
         else:
-            lease.waiting.append(charge)
+            account.waiting.append(charge)
             if allowance.asked is None:
-                self.ask([lease])
+                self.ask([account])
             if not charge.done:
                 state.deadlines.push(deadline_ms, charge)
                 state.alarm(deadline_ms)
 
     # ------------------------------------------------------------------------------------- the coordinator
 
-    def question(self, account: TokenLease) -> Ask:
+    def question(self, account: QuotaAccount) -> Ask:
         # If this host is the coordinator, tokens ahead of the need gain nothing.
         return account.ask(self._monotonic_ms(), ahead=self.elsewhere(account) is not None)
 
-    def answered(self, asked: Asked[TokenLease], grants: Sequence[Grant | None]) -> None:
-        for (lease, ask), grant in zip(asked, grants, strict=True):
-            if lease.answered(ask, grant, self._monotonic_ms()):
-                self.ask([lease])
+    def answered(self, asked: Asked[QuotaAccount], grants: Sequence[Grant | None]) -> None:
+        for (account, ask), grant in zip(asked, grants, strict=True):
+            if account.answered(ask, grant, self._monotonic_ms()):
+                self.ask([account])
 
-    def request(self, asked: Asked[TokenLease]) -> Any:
-        ((lease, ask),) = asked
-        ns, topic = lease.bounded
+    def request(self, asked: Asked[QuotaAccount]) -> Any:
+        ((account, ask),) = asked
+        ns, topic = account.bounded
         return idl.TakeTokensRequest(ns, self._holder, ask.number, ask.wanted, ask.held, ask.back, topic or None)
 
-    def grants(self, asked: Asked[TokenLease], response: Any) -> list[Grant | None]:
+    def grants(self, asked: Asked[QuotaAccount], response: Any) -> list[Grant | None]:
         return [Grant(response.granted or 0, bool(response.kept), response.retry_after_ms or 0)]
 
     def beat(self) -> None:
         """Report the tokens held here, and give back tokens that no enqueue needs."""
         now_ms = self._monotonic_ms()
-        for key, lease in list(self._leases.items()):
-            allowance = lease.allowance
+        for key, account in list(self._accounts.items()):
+            allowance = account.allowance
             allowance.beat(now_ms)
             if allowance.asked is None and (allowance.balance or allowance.pending):
-                lease.spare = True
-                self.ask([lease])
-            elif lease.unused:
-                del self._leases[key]
+                account.spare = True
+                self.ask([account])
+            elif account.unused:
+                del self._accounts[key]
 
 
 def _used_up(key: Bounded, quota: Quota) -> str:

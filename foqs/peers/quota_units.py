@@ -17,7 +17,7 @@ from foqs.errors import FoqsError
 from foqs.fairness.keys import lane_key, topic_key
 from foqs.idl import idl
 from foqs.limits.bucket import Ask, Grant, QuotaTokens, ThrottleTokens
-from foqs.peers.coordinator import SlotOwners, Unit
+from foqs.peers.coordinator import HashSlotOwners, Unit
 from foqs.peers.forwarded import Timers
 from foqs.peers.forwarder import Forwarder
 
@@ -103,7 +103,7 @@ def items_of(shard: Shard, key: Bounded) -> int:
 class QuotaUnit(Unit):
     """Tokens of a namespace, or of a topic that bounds its stored items: one for each item that is enqueued."""
 
-    def __init__(self, engine: Engine, forwarder: Forwarder, owners: SlotOwners, timers: Timers) -> None:
+    def __init__(self, engine: Engine, forwarder: Forwarder, owners: HashSlotOwners, timers: Timers) -> None:
         super().__init__(timers)
         section = engine.state.config.quotas
         general, own = section.quota(), {ns: keys.quota() for ns, keys in section.namespaces.items()}

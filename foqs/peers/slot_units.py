@@ -15,16 +15,20 @@ from foqs.engine.shard import Shard
 from foqs.errors import FoqsError
 from foqs.idl import idl
 from foqs.limits.lease_slots import LeaseSlots, SlotAsk, SlotGrant
-from foqs.peers.coordinator import SlotOwners, Unit
+from foqs.peers.coordinator import HashSlotOwners, Unit
 from foqs.peers.forwarded import Timers
 from foqs.peers.forwarder import Forwarder
 from foqs.policies.layers import LeaseLimits
 from foqs.shardmgr.routing import Routing
 
-CENSUS_MS = 1_000
+LEASE_CENSUS_MS = 1_000
 """How long shards have to report their leases."""
 MOST_COUNTED = 1_000
-"""Keys in one request."""
+"""Keys in one `CountSlots`."""
+_MOST_NEWS = 1_000
+"""Keys and shards in one `TellSlots`."""
+_TELL_MS = 1_000
+"""How long a request with news is tried. A shard without news asks again."""
 _MARGIN_MS = 500
 _COUNT_PAUSE_MS = 100
 _MOST_IDLE = 10_000
@@ -58,7 +62,7 @@ class SlotRule(NamedTuple):
 class SlotUnit(Unit):
     """Slots of a throttle key that limits leases: one for each live lease."""
 
-    def __init__(self, engine: Engine, forwarder: Forwarder, owners: SlotOwners, timers: Timers) -> None:
+    def __init__(self, engine: Engine, forwarder: Forwarder, owners: HashSlotOwners, timers: Timers) -> None:
         super().__init__(timers)
         self._state = engine.state
         self._forwarder = forwarder
@@ -66,7 +70,7 @@ class SlotUnit(Unit):
         self._to_count: dict[Bounded, LeaseSlots] = {}
         self._count_due = False
         self._news: dict[str | None, list[tuple[Bounded, int]]] = {}  # by address, None for this host
-        self._gone: tuple[Routing | None, frozenset[int]] = (None, frozenset())  # the shards without an owner
+        self._unowned: tuple[Routing | None, frozenset[int]] = (None, frozenset())  # the shards without an owner
 
     def rule(self, key: Bounded) -> SlotRule | None:
         policies = self._state.policies.namespace(key[0])
@@ -87,7 +91,7 @@ class SlotUnit(Unit):
     def follow(self, ledger: LeaseSlots, rule: SlotRule) -> bool:
         ledger.limit, ledger.timeout_ms = rule.limit, rule.timeout_ms
         ledger.follow(self._forwarder.routing().shards, self._monotonic_ms())
-        return bool(ledger.basis == rule.basis)
+        return ledger.basis == rule.basis
 
     def lend(
         self, key: Bounded, ledger: LeaseSlots, holder: str, ask: SlotAsk, answer: Callable[[SlotGrant | None], None]
@@ -101,9 +105,9 @@ class SlotUnit(Unit):
         if ledger.unused(now_ms) and (ledger.unknown or ledgers >= _MOST_IDLE):
             return False
         routing = self._forwarder.routing()
-        if routing is not self._gone[0]:
-            self._gone = routing, routing.unowned
-        unowned = self._gone[1]
+        if routing is not self._unowned[0]:
+            self._unowned = routing, routing.unowned
+        unowned = self._unowned[1]
         ledger.follow(routing.shards, now_ms)
         ledger.give_up(unowned, now_ms)
         # No lease of a disabled shard can be extended, so all of them end.
@@ -129,9 +133,9 @@ class SlotUnit(Unit):
                     self.hear(key, shard)
                 continue
             made = [idl.SlotNews(key[0], key[1][len(THROTTLE) :], shard) for key, shard in shards]
-            for at in range(0, len(made), MOST_COUNTED):
-                request = idl.TellSlotsRequest(made[at : at + MOST_COUNTED])
-                self._forwarder.ask(address, "TellSlots", request, CENSUS_MS, lambda response, error: None)
+            for at in range(0, len(made), _MOST_NEWS):
+                request = idl.TellSlotsRequest(made[at : at + _MOST_NEWS])
+                self._forwarder.ask(address, "TellSlots", request, _TELL_MS, lambda response, error: None)
 
     def _gather_news(self, key: Bounded, slots: LeaseSlots, now_ms: int) -> None:
         for shard in slots.news(now_ms):
@@ -143,17 +147,20 @@ class SlotUnit(Unit):
     # ------------------------------------------------------------------------------------- counts
 
     def count_here(self, keys: Sequence[Counted], shards: Collection[int], answer: Counts) -> None:
-        """Report, within `CENSUS_MS`, the leases with these keys on those shards of this host whose databases confirm
-        that it owns them."""
+        """Report, within `LEASE_CENSUS_MS`, the leases with these keys on those shards of this host whose databases
+        confirm that it owns them."""
         here = [shard for shard in self._state.serving if shard.number in shards]
 
         def count(shard: Shard) -> ShardCount:
             return ShardCount(shard.number, shard.owner.epoch, *self._state.throttling.concurrency.count(shard, keys))
 
-        self._owners.census(here, count, CENSUS_MS, lambda found: answer(list(found.values())))
+        self._owners.census(here, count, LEASE_CENSUS_MS, lambda found: answer(list(found.values())))
 
     def _count(self, key: Bounded, slots: LeaseSlots) -> None:
         self._to_count[key] = slots
+        self._count_soon()
+
+    def _count_soon(self) -> None:
         if not self._count_due:
             self._count_due = True
             self._state.slices.soon(self._count_all)
@@ -162,12 +169,11 @@ class SlotUnit(Unit):
         """Count the leases of some keys on the shards that are not known."""
         self._count_due = False
         now_ms, routing = self._monotonic_ms(), self._forwarder.routing()
-        found = {key: self._to_count.pop(key) for key in list(islice(self._to_count, MOST_COUNTED))}
-        found = {key: slots for key, slots in found.items() if now_ms >= slots.counting_until_ms}
-        asked = list(found.values())
-        shards: set[int] = set().union(*[slots.to_count(now_ms) for slots in asked])
-        for slots in asked:
-            slots.counting_until_ms = now_ms + CENSUS_MS + _MARGIN_MS
+        taken = [(key, self._to_count.pop(key)) for key in list(islice(self._to_count, MOST_COUNTED))]
+        counting = {key: slots for key, slots in taken if now_ms >= slots.counting_until_ms}
+        shards: set[int] = set().union(*[slots.to_count(now_ms) for slots in counting.values()])
+        for slots in counting.values():
+            slots.counting_until_ms = now_ms + LEASE_CENSUS_MS + _MARGIN_MS
         addresses = {
             None if route.host == self._state.config.server.id else route.address
             for shard in shards
@@ -179,27 +185,27 @@ class SlotUnit(Unit):
             nonlocal left
             at_ms = self._monotonic_ms()
             for shard, epoch, number, leased in reports:
-                for slots, leases in zip(asked, leased, strict=True):
+                for slots, leases in zip(counting.values(), leased, strict=True):
                     if leases >= 0:
                         slots.counted(shard, epoch, number, leases, at_ms)
             left -= 1
             if not left:
-                for slots in asked:
+                for slots in counting.values():
                     slots.counting_until_ms = at_ms + _COUNT_PAUSE_MS
 
         def replied(response: Any, error: FoqsError | None) -> None:
             answers = [] if error is not None else response.shards or []
             reports = [(one.shard, one.epoch, one.number, one.leased) for one in answers]
-            counted([one for one in reports if None not in one and len(one[3]) == len(asked)])
+            counted([one for one in reports if None not in one and len(one[3]) == len(counting)])
 
         versions = self._state.policies.versions
-        wanted = [(key, versions.get(key[0], 0)) for key in found]
+        wanted = [(key, versions.get(key[0], 0)) for key in counting]
         request_keys = [idl.SlotKey(key[0], key[1][len(THROTTLE) :], version) for key, version in wanted]
-        for address in addresses if found else ():
+        for address in addresses:
             if address is None:
                 self.count_here(wanted, shards, counted)
             else:
                 request = idl.CountSlotsRequest(request_keys, sorted(shards))
-                self._forwarder.ask(address, "CountSlots", request, CENSUS_MS + _MARGIN_MS, replied)
+                self._forwarder.ask(address, "CountSlots", request, LEASE_CENSUS_MS + _MARGIN_MS, replied)
         if self._to_count:
-            self._count(*next(iter(self._to_count.items())))
+            self._count_soon()

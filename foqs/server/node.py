@@ -24,7 +24,7 @@ from foqs.engine.engine import Engine
 from foqs.engine.state import Callbacks
 from foqs.event_loop import until
 from foqs.hooks.topic_hooks import TopicHooks
-from foqs.peers.coordinator import LoneSlotOwners, SlotOwners
+from foqs.peers.coordinator import HashSlotOwners, LoneHashSlotOwners
 from foqs.peers.forwarded import Timers
 from foqs.peers.forwarder import Forwarder, LoneForwarder
 from foqs.peers.lending import Lending
@@ -96,7 +96,7 @@ class NoPeers:
 
     def __init__(self, engine: Engine, address: Callable[[], str], timers: Timers, requests: RequestLog) -> None:
         self.forwarder = LoneForwarder(engine, address, timers, requests)
-        self.slot_owners = LoneSlotOwners(engine, timers)
+        self.hash_slot_owners = LoneHashSlotOwners(engine, timers)
         self.slots_written = self.forwarder.share_slots
 
     def limit(self, limits: Limits) -> None:
@@ -132,7 +132,7 @@ class Peers:
             slots_arrived=neighbours.slots_arrived,
             share_slots=neighbours.share_slots,
         )
-        self.slot_owners = SlotOwners(engine, timers, self.forwarder.slot_moves.adopt)
+        self.hash_slot_owners = HashSlotOwners(engine, timers, self.forwarder.slot_moves.adopt)
         self.slots_written = _nothing
 
     def limit(self, limits: Limits) -> None:
@@ -228,7 +228,7 @@ class Node:
         else:
             self.peers = Peers(config, limits, budget, self.engine, self.guard, neighbours, timers, self.requests)
         self.forwarder: Forwarder = self.peers.forwarder
-        self.lending = Lending(self.engine, self.forwarder, self.peers.slot_owners, timers)
+        self.lending = Lending(self.engine, self.forwarder, self.peers.hash_slot_owners, timers)
         shares = TenantShares(self.engine, self.forwarder, timers)
         if not neighbours.static:
             self.lending.coordinator.watch()

@@ -11,7 +11,7 @@ import pytest
 from foqs.errors import Unavailable
 from foqs.idl import idl
 from foqs.limits.bucket import TTL_MS
-from foqs.peers.coordinator import SlotOwners
+from foqs.peers.coordinator import HashSlotOwners
 from foqs.policies.settings import Settings
 from tests.api.wire import spec
 from tests.support.one_host import OneHost, routing_of
@@ -149,7 +149,7 @@ def test_shards_that_do_not_answer_in_time_are_left_out() -> None:
     checks: list[Any] = []
     timers: list[Any] = []
     owners: Any = SimpleNamespace(check=lambda one, then: checks.append(then), _later=lambda ms, do: timers.append(do))
-    SlotOwners.census(owners, [shard, shard], lambda one: one.number, 1, found.append)
+    HashSlotOwners.census(owners, [shard, shard], lambda one: one.number, 1, found.append)
     checks[0](True)
     timers[0]()
     checks[1](True)  # later

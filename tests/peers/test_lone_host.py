@@ -11,7 +11,7 @@ from foqs.engine.state import Callbacks
 from foqs.errors import FoqsError, NotSent
 from foqs.idl import idl
 from foqs.ids import HASH_SLOTS
-from foqs.peers.coordinator import LoneSlotOwners, SlotOwner
+from foqs.peers.coordinator import HashSlotOwner, LoneHashSlotOwners
 from foqs.peers.forwarded_requests import ACK
 from foqs.peers.forwarder import LoneForwarder
 from foqs.shardmgr.routing import has
@@ -100,9 +100,9 @@ def test_no_request_leaves_the_host() -> None:
 
 
 def test_a_lone_host_has_all_slots_since_its_start() -> None:
-    found: list[tuple[SlotOwner | None, int]] = []
-    LoneSlotOwners(Rig(1).engine, TestTimers(lambda: 500)).find(7, lambda *owner: found.append(owner))
-    assert found == [(SlotOwner(0, 0), 500)]
+    found: list[tuple[HashSlotOwner | None, int]] = []
+    LoneHashSlotOwners(Rig(1).engine, TestTimers(lambda: 500)).find(7, lambda *owner: found.append(owner))
+    assert found == [(HashSlotOwner(0, 0), 500)]
 
 
 def test_a_lone_host_has_no_other_hosts_to_ask() -> None:

@@ -212,7 +212,7 @@ def test_a_stopping_host_beats_no_more(host: OneHost) -> None:
 
 
 def test_namespaces_in_use_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quota_client, "_MOST_LEASES", 1)
+    monkeypatch.setattr(quota_client, "_MOST_ACCOUNTS", 1)
     host = OneHost(1, quotas={**QUOTAS, "m": QUOTAS["n"]})
     put(host)
     assert messages(put(host, ns="m").answer) == ["too many namespaces and topics with a quota are in use"]

@@ -14,7 +14,7 @@ from foqs.idl import idl
 from foqs.ids import HASH_SLOTS
 from foqs.limits.bucket import TTL_MS
 from foqs.peers import quota_units
-from foqs.peers.coordinator import coordinator_slot
+from foqs.peers.coordinator import coordinator_hash_slot
 from foqs.shardmgr.facts import Slots
 from foqs.shardmgr.routing import Routing, make_routing
 from tests.api.wire import Refused, Wire, spec
@@ -53,7 +53,7 @@ def two(cluster: Cluster) -> Two:
 
 
 def home_first(members: Two, ns: str) -> Two:
-    return members if SLOTS_OF[coordinator_slot(ns)] == 1 else (members[1], members[0])
+    return members if SLOTS_OF[coordinator_hash_slot(ns)] == 1 else (members[1], members[0])
 
 
 def admitted(outcomes: list[Any]) -> int:

@@ -14,7 +14,7 @@ from foqs.errors import Code
 from foqs.idl import idl
 from foqs.ids import HASH_SLOTS, hash_slot_bounds
 from foqs.limits.allowance import Allowance
-from foqs.peers.coordinator import coordinator_slot
+from foqs.peers.coordinator import coordinator_hash_slot
 from foqs.peers.ready_topics import ReadySubscriber
 from foqs.server import clock
 from foqs.shardmgr.facts import Slots
@@ -72,7 +72,7 @@ def test_an_item_whose_first_reply_was_lost_costs_its_token(
     """The second answer calls it a duplicate, of the first asking."""
     rated = {"namespaces": {"test": {"enqueues_per_second": 1_000, "burst": 50}}}
     a, other = cluster.add("a", 1, quotas=rated, host={"confirm_ms": 1_000}), peer(script("Enqueue", Act.CLOSE_AFTER))
-    slots = tuple(1 if slot == coordinator_slot("test") else 9 for slot in range(HASH_SLOTS))
+    slots = tuple(1 if slot == coordinator_hash_slot("test") else 9 for slot in range(HASH_SLOTS))
     routing = cluster.on_loop(lambda: cluster.routing(p=(other.address, 9)))
     cluster.tell(make_routing(routing.owners, routing.hosts, routing.shards, Slots(shards=slots, stamp=1)))
     settled: list[tuple[int, int]] = []
@@ -101,7 +101,7 @@ def test_an_item_whose_first_reply_was_lost_costs_its_token(
 def test_a_home_whose_slot_was_given_away_for_nothing_comes_back(cluster: Cluster) -> None:
     """The move was called off at the same time, and no key comes of which one would see it."""
     rated = {"namespaces": {"test": {"enqueues_per_second": 1_000, "burst": 50}}}
-    a, slot, given = cluster.add("a", 1, quotas=rated, host={"confirm_ms": 1_000}), coordinator_slot("test"), []
+    a, slot, given = cluster.add("a", 1, quotas=rated, host={"confirm_ms": 1_000}), coordinator_hash_slot("test"), []
     shard = a.engine.state.shards[1]
     routing = cluster.on_loop(cluster.routing)
     cluster.tell(make_routing(routing.owners, routing.hosts, routing.shards, Slots(shards=(1,) * HASH_SLOTS, stamp=1)))

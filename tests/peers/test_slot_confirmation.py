@@ -4,7 +4,7 @@ import pytest
 
 from foqs.ids import HASH_SLOTS
 from foqs.peers import coordinator
-from foqs.peers.coordinator import SlotOwners
+from foqs.peers.coordinator import HashSlotOwners
 from foqs.rows import Holding
 from foqs.shardmgr.lifecycle import ShardState
 from foqs.shardmgr.routing import bits_of
@@ -25,7 +25,7 @@ class Rig(Laboratory):
         self.engine.state.touch(self.shard)
         self.settle()
         self.answers: list[bool | str] = []
-        self.owners = SlotOwners(self.engine, TestTimers(lambda: self.now_ms), lambda: None)
+        self.owners = HashSlotOwners(self.engine, TestTimers(lambda: self.now_ms), lambda: None)
         self.now_ms += self.shard.config.confirm_ms + 1
 
     def confirm(self) -> None:

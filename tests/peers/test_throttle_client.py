@@ -207,7 +207,7 @@ def test_a_host_that_leaves_gives_its_tokens_back() -> None:
     cluster = Cluster(2, {"throttle.api": '{"per_second": 1000, "burst": 1000}'})
     flows = [host.put("sync", "api") for host in cluster.hosts]
     cluster.run(3_000)
-    home = cluster.owners[cluster.shard_of(next(iter(cluster.hosts[0].throttling.keys.values())).slot)][0]
+    home = cluster.owners[cluster.shard_of(next(iter(cluster.hosts[0].throttling.keys.values())).hash_slot)][0]
     (flow,) = [flow for flow in flows if flow.host is not home]
     leaving = flow.host
     (key,) = leaving.throttling.keys.values()
@@ -271,7 +271,7 @@ def test_a_dead_coordinator_is_replaced() -> None:
         host.put("sync", "api")
     cluster.run(5_000)
     (key,) = cluster.hosts[0].throttling.keys.values()
-    coordinator = cluster.owners[cluster.shard_of(key.slot)][0]
+    coordinator = cluster.owners[cluster.shard_of(key.hash_slot)][0]
     cluster.kill(coordinator)
     killed_ms = cluster.now
     cluster.run(20_000)

@@ -10,7 +10,7 @@ import pytest
 from foqs.config.schema import QuotaKeys
 from foqs.errors import Overloaded, Unavailable
 from foqs.idl import idl
-from foqs.peers.coordinator import coordinator_slot
+from foqs.peers.coordinator import coordinator_hash_slot
 from foqs.policies.settings import Settings
 from foqs.shardmgr.facts import Slots
 from tests.api.wire import spec
@@ -171,6 +171,6 @@ def test_a_host_that_knows_no_bound_grants_nothing(host: OneHost) -> None:
 
 
 def test_topics_have_coordinators_of_their_own() -> None:
-    slots = {coordinator_slot("n", topic) for topic in ("", *"abcdefgh")}
+    slots = {coordinator_hash_slot("n", topic) for topic in ("", *"abcdefgh")}
     assert len(slots) > 6
-    assert coordinator_slot("n") == coordinator_slot("n", "")
+    assert coordinator_hash_slot("n") == coordinator_hash_slot("n", "")

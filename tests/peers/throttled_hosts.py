@@ -16,7 +16,7 @@ from foqs.engine.throttling import Throttling
 from foqs.errors import FoqsError, LostReply, Unavailable
 from foqs.ids import HASH_SLOTS
 from foqs.limits.bucket import TTL_MS
-from foqs.peers.coordinator import Found, SlotOwner
+from foqs.peers.coordinator import Found, HashSlotOwner
 from foqs.peers.lending import Lending
 from foqs.policies.layers import Policies
 from foqs.policies.settings import Settings
@@ -91,7 +91,7 @@ class Host:
         shard = self.cluster.shard_of(slot)
         owner, epoch, since_ms = self.cluster.owners[shard]
         if owner is self:
-            found(SlotOwner(shard, epoch), since_ms + TTL_MS)
+            found(HashSlotOwner(shard, epoch), since_ms + TTL_MS)
         else:
             found(None, 0)
 

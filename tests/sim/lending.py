@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from foqs.api.peer_methods import PeerMethods
 from foqs.errors import FoqsError
-from foqs.peers.coordinator import SlotOwners
+from foqs.peers.coordinator import HashSlotOwners
 from foqs.peers.lending import Lending
 from tests.support.timers import TestTimers
 
@@ -24,7 +24,7 @@ class Loans:
         self._member = member
         forwarder: Any = SimpleNamespace(routing=neighbour.routing, ask=neighbour.ask, slots=lambda: None)
         timers = TestTimers(lambda: member.now_ms, self.monotonic_ms, later=neighbour.later)
-        owners = SlotOwners(engine, timers, neighbour.moves.adopt)
+        owners = HashSlotOwners(engine, timers, neighbour.moves.adopt)
         lending = Lending(engine, forwarder, owners, timers)
         self.throttles = lending.throttles
         methods = PeerMethods(None, lending, None)  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ from foqs.errors import FoqsError
 from foqs.fairness.keys import TopicKey
 from foqs.hooks.topic_hooks import TopicHooks
 from foqs.item import Item
-from foqs.peers.coordinator import SlotOwners
+from foqs.peers.coordinator import HashSlotOwners
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.lending import Lending
 from foqs.peers.quota_client import QuotaClient, _stored_nothing
@@ -164,7 +164,7 @@ class Host(HostLoop):
             slots_arrived=lambda moved: self.later(5, lambda: sim.control.arrived(self.routing.slots, moved)),
             share_slots=lambda: None,
         )
-        owners = SlotOwners(self.engine, self, self.forwarder.slot_moves.adopt)
+        owners = HashSlotOwners(self.engine, self, self.forwarder.slot_moves.adopt)
         self.lending = Lending(self.engine, self.forwarder, owners, self)
         self.lending.quotas = _Quotas(self, self.lending)
         self.lending.coordinator.watch()

@@ -17,7 +17,7 @@ from foqs.config.schema import (
     StoreSection,
 )
 from foqs.ids import digest_of, hash_slot_of
-from foqs.peers.coordinator import coordinator_slot
+from foqs.peers.coordinator import coordinator_hash_slot
 
 HOSTS = ("a", "b", "c")
 FREE, RATED, LIMITED = "free", "rated", "limited"
@@ -26,7 +26,7 @@ THROTTLES = ("a", "b", "c")
 """The throttle keys of the items of namespace `limited`, if there are any."""
 BOUNDED = "topic-0"
 """The topic of namespace `free` that has a bound on its stored items, if there is one."""
-USED_SLOTS = tuple(sorted({coordinator_slot(RATED), *(hash_slot_of(digest_of(FREE, key)) for key in KEYS)}))
+USED_SLOTS = tuple(sorted({coordinator_hash_slot(RATED), *(hash_slot_of(digest_of(FREE, key)) for key in KEYS)}))
 """Only these slots move: a move of any other slot moves no row and no coordinator."""
 
 
@@ -82,7 +82,7 @@ def random_profile(rng: random.Random, trouble: str = "") -> Profile:
             max_stored=rng.choice([1, 3, 10]),
             topics=(BOUNDED,),
             active_ms=4_000,
-            moving_slots=(*USED_SLOTS, coordinator_slot(FREE, BOUNDED)),
+            moving_slots=(*USED_SLOTS, coordinator_hash_slot(FREE, BOUNDED)),
         )
     if trouble == "silence":
         return replace(profile, exchange=replace(profile.quiet, hangs=0.2))
@@ -99,7 +99,7 @@ def random_profile(rng: random.Random, trouble: str = "") -> Profile:
             freeze_every_ms=rng.choice([0, 500, 2_000]),
             throttles_every_ms=500,
             settings_news_ms=(0, 5, 50, 700),
-            moving_slots=tuple(sorted({coordinator_slot(LIMITED, THROTTLE + key) for key in THROTTLES})),
+            moving_slots=tuple(sorted({coordinator_hash_slot(LIMITED, THROTTLE + key) for key in THROTTLES})),
         )
     if trouble != "slots":
         return profile

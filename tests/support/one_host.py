@@ -19,7 +19,7 @@ from foqs.hooks.protocol import Failed, HookKey
 from foqs.hooks.topic_hooks import TopicHooks
 from foqs.idl import idl
 from foqs.ids import HASH_SLOTS
-from foqs.peers.coordinator import LoneSlotOwners, SlotOwners
+from foqs.peers.coordinator import HashSlotOwners, LoneHashSlotOwners
 from foqs.peers.forwarded import Done
 from foqs.peers.forwarder import Forwarder, LoneForwarder
 from foqs.peers.lending import Lending
@@ -138,10 +138,10 @@ class OneHost(Laboratory):
                 self.engine, self._routing, self._ask, self.cut.append, timers, self.log, handover_ms=HANDOVER_MS,
                 slots_arrived=self.arrived.append, share_slots=self._share_slots,
             )  # fmt: skip
-            owners = SlotOwners(self.engine, timers, self.forwarder.slot_moves.adopt)
+            owners = HashSlotOwners(self.engine, timers, self.forwarder.slot_moves.adopt)
         else:
             self.forwarder = LoneForwarder(self.engine, lambda: ADDRESS, timers, self.log)
-            owners = LoneSlotOwners(self.engine, timers)
+            owners = LoneHashSlotOwners(self.engine, timers)
         self.lending = Lending(self.engine, self.forwarder, owners, timers)
         if self.routing is not None:
             self.lending.coordinator.watch()

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from foqs.limits.bucket import TTL_MS
-from foqs.peers.coordinator import SlotOwner, SlotOwners
+from foqs.peers.coordinator import HashSlotOwner, HashSlotOwners
 from foqs.shardmgr.lifecycle import ShardState
 from foqs.shardmgr.routing import bits_of
 from tests.support.timers import TestTimers
@@ -35,15 +35,15 @@ class Shard:
         return True
 
 
-class Owners(SlotOwners):
-    def of(self, slot: int) -> tuple[SlotOwner, int]:
+class Owners(HashSlotOwners):
+    def of(self, slot: int) -> tuple[HashSlotOwner, int]:
         """The owner of a slot, and since when the slot is here. Raises KeyError if it is not."""
-        found: list[tuple[SlotOwner | None, int]] = []
+        found: list[tuple[HashSlotOwner | None, int]] = []
         self.find(slot, lambda *answer: found.append(answer))
-        ((owner, until_ms),) = found
+        ((owner, empty_at_ms),) = found
         if owner is None:
             raise KeyError(slot)
-        return owner, until_ms - TTL_MS
+        return owner, empty_at_ms - TTL_MS
 
 
 class Rig:
@@ -66,8 +66,8 @@ class Rig:
 
 def test_a_slot_is_here_since_its_shard_was_first_seen() -> None:
     rig = Rig(Shard(1, 5, epoch=3))
-    assert rig.at(10).of(5) == (SlotOwner(1, 3), 10)
-    assert rig.at(500).of(5) == (SlotOwner(1, 3), 10)
+    assert rig.at(10).of(5) == (HashSlotOwner(1, 3), 10)
+    assert rig.at(500).of(5) == (HashSlotOwner(1, 3), 10)
     with pytest.raises(KeyError):
         rig.owners.of(6)
 
@@ -78,8 +78,8 @@ def test_a_slot_that_arrives_counts_after_a_confirmation() -> None:
     rig.at(10)
     rig.shards[0].hold(5, 6)
     owners = rig.at(100)
-    assert owners.of(6) == (SlotOwner(1, 1), 100 + CONFIRM_MS)
-    assert owners.of(5) == (SlotOwner(1, 1), 10)
+    assert owners.of(6) == (HashSlotOwner(1, 1), 100 + CONFIRM_MS)
+    assert owners.of(5) == (HashSlotOwner(1, 1), 10)
 
 
 def test_a_slot_that_left_and_returned_begins_again() -> None:
@@ -97,7 +97,7 @@ def test_another_epoch_is_another_owner() -> None:
     rig = Rig(Shard(1, 5))
     rig.at(10)
     rig.shards[0].epoch = 2
-    assert rig.at(20).of(5) == (SlotOwner(1, 2), 20)
+    assert rig.at(20).of(5) == (HashSlotOwner(1, 2), 20)
 
 
 def test_a_slot_that_moves_within_the_host_begins_again() -> None:
@@ -105,7 +105,7 @@ def test_a_slot_that_moves_within_the_host_begins_again() -> None:
     rig.at(10)
     rig.shards[0].hold()
     rig.shards[1].hold(5, 6)
-    assert rig.at(20).of(5) == (SlotOwner(2, 1), 20 + CONFIRM_MS)
+    assert rig.at(20).of(5) == (HashSlotOwner(2, 1), 20 + CONFIRM_MS)
 
 
 @pytest.mark.parametrize("state", [ShardState.DRAINING, ShardState.CLOSED])

@@ -13,8 +13,8 @@ from foqs.peers.coordinator import Coordinator, HashSlotOwners, Unit
 from foqs.peers.forwarded import Timers
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.quota_client import QuotaClient
-from foqs.peers.quota_units import QuotaUnit, ThrottleUnit
 from foqs.peers.slot_units import SlotUnit
+from foqs.peers.token_units import QuotaUnit, ThrottleUnit
 
 
 class Lending:

@@ -29,7 +29,7 @@ from foqs.peers.borrower import Asked, Borrower
 from foqs.peers.coordinator import Coordinator, coordinator_hash_slot
 from foqs.peers.forwarded import Timers
 from foqs.peers.forwarder import Forwarder
-from foqs.peers.quota_units import QuotaUnit
+from foqs.peers.token_units import QuotaUnit
 from foqs.policies.remedy import topic_command
 from foqs.second_answer import Duplicate, OwnDuplicate
 

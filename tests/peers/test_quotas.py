@@ -13,7 +13,7 @@ from foqs.errors import Code
 from foqs.idl import idl
 from foqs.ids import HASH_SLOTS
 from foqs.limits.bucket import TTL_MS
-from foqs.peers import quota_units
+from foqs.peers import token_units
 from foqs.peers.coordinator import coordinator_hash_slot
 from foqs.shardmgr.facts import Slots
 from foqs.shardmgr.routing import Routing, make_routing
@@ -173,7 +173,7 @@ def test_a_replaced_owner_that_does_not_know_it_counts_nothing(
 ) -> None:
     """The database confirmed the old owner only just, but the next owner may have stored more since."""
     # The host also leaves out a shard whose database confirms it too late.
-    monkeypatch.setattr(quota_units, "ITEM_CENSUS_MS", 60_000)
+    monkeypatch.setattr(token_units, "ITEM_CENSUS_MS", 60_000)
     home, other = home_first(two, "stored")
     number = next(iter(other.engine.state.shards))
     cluster.wire(other).put("t", b"x", ns="free")

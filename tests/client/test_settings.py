@@ -9,6 +9,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
+from tenacity import wait_none
 
 from foqs.cli import settings as command
 from foqs.client import Client, Conflict, OutcomeUnknown, Settings, SettingsChange
@@ -204,13 +205,13 @@ class Racing:
 
 @pytest.mark.memory
 def test_a_conflict_is_repeated_some_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "_PAUSE_S", 0.0)
-    racing = Racing(command.TRIES - 1)
-    assert command.change(racing, lambda _: ({"a": "1"}, ())).version == command.TRIES + 1  # type: ignore[arg-type]
-    racing = Racing(command.TRIES)
+    monkeypatch.setattr(command.change.retry, "wait", wait_none())  # type: ignore[attr-defined]
+    racing = Racing(4)
+    assert command.change(racing, lambda _: ({"a": "1"}, ())).version == 6  # type: ignore[arg-type]
+    racing = Racing(5)
     with pytest.raises(Conflict):
         command.change(racing, lambda _: ({"a": "1"}, ()))  # type: ignore[arg-type]
-    assert racing.puts == command.TRIES
+    assert racing.puts == 5
 
 
 @pytest.mark.memory

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
-from itertools import chain, islice
+from itertools import islice
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 
@@ -141,9 +141,8 @@ def stdin_lines(what: str, *, raw: bool = False) -> Iterator[tuple[int, bytes]]:
     if sys.stdin.isatty():
         say(f"type {what}, one in each line; Ctrl-D ends them")
     try:
-        lines = iter(sys.stdin.buffer)
-        first = [next(lines, b"")]
-        yield from enumerate(chain(first if raw else [first[0].removeprefix(BOM_UTF8)], lines), 1)
+        for number, line in enumerate(sys.stdin.buffer, 1):  # one end of the input is enough: a terminal has several
+            yield number, line.removeprefix(BOM_UTF8) if number == 1 and not raw else line
     except OSError as error:
         raise Invalid(f"cannot read stdin: {error.strerror or error}") from None
 

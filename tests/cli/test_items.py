@@ -94,6 +94,12 @@ def test_a_command_in_a_terminal_asks_for_lines(client: Client) -> None:
     assert "foqs: type leases as JSON" in in_terminal(client, "ack", typed="\x04")[1]
 
 
+@pytest.mark.parametrize("how", [(), ("--raw",)])
+def test_an_empty_stdin_stores_nothing(client: Client, run: Run, how: tuple[str, ...]) -> None:
+    run("enqueue", "t", *how)
+    assert remaining(client, "t") == []
+
+
 def test_items_get_the_keys_of_the_command(client: Client, run: Run) -> None:
     keys = ("--fairness-key", "acme", "--throttle-key", "db", "--throttle-key", "api:acme", "--weight", 3)
     stdin = '{"payload": "own", "fairness_key": "zenith", "throttle_keys": ["a"], "weight": 2}\n{"payload": "b"}\n'

@@ -68,6 +68,7 @@ def in_terminal(client: Client, *args: str, typed: str = "") -> tuple[int, str]:
     with suppress(OSError):  # EIO: the command has ended
         while select.select([ours], [], [], until_s - time.monotonic())[0]:
             shown += os.read(ours, 65_536)
+        raise AssertionError(f"the command waits for more: {shown!r}")
     os.close(ours)
     return process.wait(60), shown.decode().replace("\r\n", "\n")
 

@@ -224,7 +224,7 @@ def test_the_advice_of_explain_changes_nothing(client: Client, run: Run) -> None
         client.enqueue("d", b"x", delay_ms=10**6),
     ]
     ids += [client.enqueue("held", b"x", throttle_keys=["k"]) for _ in range(2)]
-    client.dequeue("held", wait_ms=30_000)
+    client.dequeue("held", wait_ms=1_000)
     named = set()
     for item_id in ids:
         for reason in client.explain(item_id).reasons:

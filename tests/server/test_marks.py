@@ -115,7 +115,8 @@ def test_a_new_database_with_an_old_number_gives_no_id_again(cluster: Cluster, n
 def test_leases_that_a_copy_brings_back_are_ended(cluster: Cluster, orderly: bool) -> None:
     """Their items were acked after the copy was made, and nothing was enqueued since. Those that are delivered at most
     once were delivered; the rest is delivered again, as after any lease that ended."""
-    first = cluster.add("a", 1)
+    soon = {"confirm_ms": 1_000}  # the next owner delivers nothing for so long
+    first = cluster.add("a", 1, host=soon)
     wire = cluster.wire(first)
     ids = set(wire.put("t", *[b"x"] * 10))
     once = wire.put("once", b"x", delivery=Delivery.AT_MOST_ONCE)
@@ -134,7 +135,7 @@ def test_leases_that_a_copy_brings_back_are_ended(cluster: Cluster, orderly: boo
         if not orderly:
             cluster.on_loop(lambda: first.look_whose(1))
             cluster.until(lambda: 1 not in first.engine.state.shards, "the shard lost")
-        owner = cluster.add("b", 1) if orderly else first
+        owner = cluster.add("b", 1, host=soon) if orderly else first
         if not orderly:
             take(cluster, owner)
     (line,) = of(lines, "shard.restored")

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -121,8 +122,15 @@ def test_every_installed_package_is_pinned_and_pip_is_left_out(installed: Path) 
     assert not list(installed.glob("lib*/python*/site-packages/_foqs.pth")), "nothing refers to the sources"
 
 
-def test_spark_s_image_is_pinned_as_well() -> None:
-    assert pinned().keys() >= {"pyspark", "py4j", "pyarrow"}
+@pytest.mark.memory
+def test_each_requirement_of_the_images_is_pinned() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [
+        project["dependencies"],
+        *(project["optional-dependencies"][extra] for extra in ("sasl", "hooks", "spark")),
+    ]
+    names = {re.split(r"[\[<>=;]", one)[0].lower().replace("_", "-") for each in wanted for one in each}
+    assert names <= pinned().keys(), "deploy/image/lock rewrites the pins"
 
 
 def test_the_image_runs_foqs_as_an_unprivileged_user(rendered: Rendered) -> None:

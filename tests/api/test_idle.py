@@ -41,7 +41,7 @@ def test_two_thousand_idle_connections(host_with_few_files: HostProcess) -> None
         idle = [stack.enter_context(Wire(host.address)) for _ in range(COUNT)]
         for each in idle[::100]:
             assert each.ask("GetServerInfo").version
-        assert host.threads() == threads
+        assert host.threads() <= threads
         assert host.rss_bytes() - rss_bytes < COUNT * 20_000
         for n in range(100):
             wire.put("t", b"%d" % n)
@@ -54,5 +54,5 @@ def test_two_thousand_idle_connections(host_with_few_files: HostProcess) -> None
         for number, each in enumerate(idle):
             (item,) = each.receive("Dequeue").items
             assert item.topic == f"t{number % 7}"
-        assert host.threads() == threads
+        assert host.threads() <= threads
     assert host.stop() == 0

@@ -61,6 +61,9 @@ def test_a_client_with_one_address_feeds_all_hosts(new_cluster: NewCluster) -> N
     """From its first call on, in one call or many, and by the shards of the hosts."""
     cluster = new_cluster("a", "b", "c", shards=4)
     with client_of(cluster, "b") as client:
+        client.server_info()
+        eventually(lambda: len(cluster.registry.facts.owners) == 4 and knows(client, cluster))  # b does, too
+    with client_of(cluster, "b") as client:
         ids = client.enqueue_many([ItemSpec("t", b"x")] * 20_000)
     with client_of(cluster, "b") as client, Producer(client) as producer:
         ids += [future.result(60) for future in [producer.enqueue("t", b"x") for _ in range(20_000)]]

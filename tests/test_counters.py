@@ -46,9 +46,9 @@ def test_totals_are_those_of_all_namespaces() -> None:
         namespace.dead["failed"] += 1
         namespace.redriven += 1
     counters.refused[Code.STALE_LEASE] += 4
-    told = counters.as_dict()
-    assert (told["enqueued"], told["removed"], told["refused"]) == (6, {"ack": 3}, {"stale_lease": 4})
-    assert (told["dead"], told["redriven"]) == ({"failed": 3}, 3)
+    found = counters.as_dict()
+    assert (found["enqueued"], found["removed"], found["refused"]) == (6, {"ack": 3}, {"stale_lease": 4})
+    assert (found["dead"], found["redriven"]) == ({"failed": 3}, 3)
     assert counters.removed.total() == 3
 
 

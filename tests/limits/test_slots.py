@@ -369,7 +369,7 @@ def test_an_offer_ends_that_is_not_taken() -> None:
     assert slots.news(1) == [2]
     assert slots.news(2) == []
     slots.lend(ask(3, 3), 300)
-    assert slots.lend(ask(2, 3, wanted=0), 301) == SlotGrant(0, True, 0)  # it wants none any more
+    assert slots.lend(ask(2, 3, wanted=0), 301) == SlotGrant(0, True, 0)  # it wants no slot now
     assert slots.news(302) == [3]
 
 

@@ -16,13 +16,12 @@ import os
 import tempfile
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from functools import partial
 from operator import not_
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from uuid import uuid4
 
-from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
+from tenacity import Retrying, retry_if_result, stop_after_delay, wait_exponential
 
 from foqs.ids import NUMBER_BITS, Mark, Marks, first_id, number_of, shard_of
 from foqs.store import migrate, reads
@@ -33,7 +32,7 @@ from foqs.store.tables import SCHEMA_VERSION
 
 TAKE_OVER_WAIT_S = 10
 """How long a killed owner's transaction may take to be rolled back."""
-_ASK_AGAIN_S = 0.02
+_FIRST_PAUSE_S, _ASK_AGAIN_S = 0.001, 0.02
 _EPOCH_JUMP = 1 << 20
 _NUMBER_JUMP = 1 << 30
 _LEASES_AT_ONCE = 10_000
@@ -107,8 +106,9 @@ class Lock(Protocol):
     def holder(self, link: Link) -> int:
         """Return the connection that has it, 0 when it is free or the holder is not known."""
 
-    def seize(self, link: Link, holder: int) -> bool:
-        """Ends `holder`'s connection and takes the lock; False when it was not given up in time."""
+    def seize(self, link: Link, among: Collection[int] | None = None) -> bool:
+        """Ends the connection that holds the lock, if it is `among` these, and takes the lock; False if that failed
+        for `TAKE_OVER_WAIT_S`. A new connection of the same owner may take the lock in between, and ends, too."""
 
     def release(self, link: Link | None) -> None:
         """Gives it back; `link` is None when the connection is gone."""
@@ -125,7 +125,7 @@ def taken_within(limit_s: float, take: Callable[[], bool]) -> bool:
     server could outlast the time-out of the connection."""
     asking = Retrying(
         stop=stop_after_delay(limit_s),
-        wait=wait_fixed(_ASK_AGAIN_S),
+        wait=wait_exponential(_FIRST_PAUSE_S, max=_ASK_AGAIN_S),
         retry=retry_if_result(not_),
         retry_error_callback=lambda _: False,
     )
@@ -147,10 +147,20 @@ class ServerLock:
     def holder(self, link: Link) -> int:
         return int(link.fetch(f"SELECT IS_USED_LOCK('{self._name}')")[0][0] or 0)
 
-    def seize(self, link: Link, holder: int) -> bool:
-        if holder:
-            _kill(link, holder)
-        return taken_within(TAKE_OVER_WAIT_S, partial(self.take, link))
+    def seize(self, link: Link, among: Collection[int] | None = None) -> bool:
+        ended = 0
+
+        def take() -> bool:
+            nonlocal ended
+            if self.take(link):
+                return True
+            holder = self.holder(link)
+            if holder not in (0, ended) and (among is None or holder in among):
+                _kill(link, holder)
+                ended = holder
+            return False
+
+        return taken_within(TAKE_OVER_WAIT_S, take)
 
     def release(self, link: Link | None) -> None:
         if link is not None:
@@ -194,7 +204,7 @@ class FileLock:
     def holder(self, link: Link) -> int:
         return 0
 
-    def seize(self, link: Link, holder: int) -> bool:
+    def seize(self, link: Link, among: Collection[int] | None = None) -> bool:
         # The old owner's lock stays on a file without a name; the epoch keeps that owner from writing.
         self._path.unlink(missing_ok=True)
         return self.take()
@@ -377,7 +387,7 @@ def take_again(lock: Lock, link: Link, dialect: Dialect, epoch: int, own_connect
         holder = lock.holder(link)
         if _epoch(link.fetch(reads.SHARD_SQL)) != epoch:
             raise Fenced("another owner has the shard")
-        seized = holder in own_connections and lock.seize(link, holder)
+        seized = holder in own_connections and lock.seize(link, own_connections)
         # With a holder of 0 it may have become free between the two queries: our old connection was just ending.
         if not seized and (holder or not lock.take(link)):
             raise StoreDown("another connection holds the shard's lock")

@@ -189,7 +189,7 @@ class SqlStore:
             return False
         if not take_over:
             raise ShardRefused("another host has the shard", held=True)
-        if not self._lock.seize(link, self._lock.holder(link)):
+        if not self._lock.seize(link):
             raise ShardRefused("killed the owner's connection, but its lock is still held", held=True)
         return True
 

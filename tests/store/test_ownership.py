@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -319,6 +320,25 @@ def test_a_lock_in_unknown_hands(shard: ServerShard, store: SqlStore) -> None:
     with pytest.raises(Fenced):
         store.reconnect()
     standby.close()
+
+
+@SERVERS
+def test_an_owner_that_comes_back_at_once_loses_its_shard(shard: ServerShard, store: SqlStore) -> None:
+    """Its next connection waits for the lock, and has it when the first one is ended."""
+    lock_name = store._lock._name  # type: ignore[attr-defined]
+    back = connect(shard)
+    cursor = back.cursor()
+    with ThreadPoolExecutor() as threads:
+        taken = threads.submit(cursor.execute, f"SELECT GET_LOCK('{lock_name}', 60)")
+        number = back.thread_id()
+        asking = f"SELECT COUNT(*) FROM information_schema.processlist WHERE id = {number} AND info LIKE '%GET_LOCK%'"
+        wait_until(lambda: ask(shard, asking) == ((1,),), "it waits for the lock")
+        with closing(shard.store()) as other:
+            assert other.open("b", take_over=True).replaced
+            insert(other, new_item())
+        assert taken.result(60) == 1
+    with pytest.raises(Fenced):
+        store.reconnect()
 
 
 @SERVERS

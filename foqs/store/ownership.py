@@ -477,7 +477,7 @@ class Identity:
             return False
 
         if not taken_within(_CLAIM_WAIT_S, take):
-            raise self._refused(identity, f"the database {own}")
+            raise ShardRefused("an earlier connection to the shard holds the lock of its identity", held=True)
 
     def _schema_of(self, link: Link, identity: str, connection: int) -> str:
         """Return the database of a connection; ours for one that has ended, nothing for one of another account."""

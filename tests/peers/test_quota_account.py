@@ -138,7 +138,7 @@ def test_a_charge_is_refused_at_once_when_there_was_no_more(rig: Rig) -> None:
     rig.waits("a", 1)
     rig.account.answered(rig.ask(), Grant(0, True, 1_000), 0)
     assert rig.account.can_serve(1, 0)
-    assert not rig.account.can_serve(1, 20), "the pause is over: it may ask again"
+    assert not rig.account.can_serve(1, 20), "the pause has ended: the account asks again"
 
 
 def test_tokens_end_by_the_time_of_the_question(rig: Rig) -> None:

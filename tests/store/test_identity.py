@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from foqs.store import ownership
+from foqs.store.link import Database
 from foqs.store.maintenance import create_schema, renew_identity
 from foqs.store.protocol import ShardRefused, explained
 from foqs.store.sql import SqlStore
@@ -114,3 +115,17 @@ def test_a_folder_that_cannot_be_made_stops_nothing(
     store, _ = opened(urls[0])
     insert(store, new_item())
     store.close()
+
+
+def test_a_claim_does_not_wait_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No connection has the lock whenever the claim looks, and yet the lock is not free."""
+
+    class Busy:
+        def fetch(self, statement: str) -> list[tuple[int | None]]:
+            return [(0,)] if "GET_LOCK" in statement else [(None,)]
+
+    monkeypatch.setattr(ownership, "_CLAIM_WAIT_S", 0.05)
+    claim = ownership.Identity(Database("mysql+pymysql://foqs@127.0.0.1:1/foqs"), 1)
+    with pytest.raises(ShardRefused, match="an earlier connection") as refused:
+        claim.claim(Busy(), "0" * 32, b"server")  # type: ignore[arg-type]
+    assert refused.value.held, "the host tries again"

@@ -337,6 +337,7 @@ def test_an_owner_that_comes_back_at_once_loses_its_shard(shard: ServerShard, st
             assert other.open("b", take_over=True).replaced
             insert(other, new_item())
         assert taken.result(60) == 1
+    back.close()
     with pytest.raises(Fenced):
         store.reconnect()
 

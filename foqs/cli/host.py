@@ -44,7 +44,7 @@ log = structlog.get_logger("foqs.host")
 
 _LOCK = "dev.lock"
 _SWITCH_S = 0.0005
-_GC_THRESHOLDS = (50_000, 40, 10)
+GC_THRESHOLDS = (50_000, 40, 10)
 """A collection of 50,000 new objects holds the loop for 7 ms. With the defaults of Python, collections of items, which
 hold no cycles, take 1/8 of the time."""
 _ORDERS, _ANSWERS = 0, 1
@@ -133,7 +133,7 @@ def serve(
     # A thread with a result waits for the event loop to release the interpreter: by default up to 5 ms each time.
     sys.setswitchinterval(_SWITCH_S)
     gc.freeze()
-    gc.set_threshold(*_GC_THRESHOLDS)
+    gc.set_threshold(*GC_THRESHOLDS)
     logs.set_level(config.log.level)
 
     async def work() -> None:

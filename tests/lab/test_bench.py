@@ -43,6 +43,19 @@ def test_assignment_as_a_table() -> None:
     assert "one host leaves" not in ran.stdout
 
 
+@pytest.mark.parametrize("kind", ["plain", "together"])
+@pytest.mark.parametrize("batch", [1, 100])
+def test_a_host_alone_is_measured_without_a_server(kind: str, batch: int) -> None:
+    words = ("--kind", kind, "--batch", str(batch), "--items", "1000", "--rounds", "2", "--json")
+    ran = foqs_lab("bench", "host", *words, env={"PATH": ""})
+    assert (ran.returncode, ran.stderr) == (0, "")
+    rounds = json.loads(ran.stdout)["rounds"]
+    assert len(rounds["host_alone_us_per_item"]) == 2
+    assert all(cpu_us > 0 for cpu_us in rounds["host_alone_us_per_item"])
+    # Each request commits at least once with those of other callers, and at most once for each item's change.
+    assert all(1 / 1000 < transactions <= 3 for transactions in rounds["transactions_per_item"])
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
     [

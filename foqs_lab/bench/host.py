@@ -12,14 +12,15 @@ import gc
 import logging
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import count
 from statistics import median
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import structlog
 import uvloop
@@ -303,8 +304,10 @@ def measure(plan: Plan, rounds: int) -> Figures:
     return uvloop.run(_measure(plan, rounds))
 
 
-async def _measure(plan: Plan, rounds: int) -> Figures:
-    stores = {number: MemoryStore(number) for number in range(1, plan.shards + 1)}
+@asynccontextmanager
+async def memory_node(shards: int) -> AsyncIterator[tuple[Node, Mapping[int, MemoryStore]]]:
+    """Run a node whose shards are in memory."""
+    stores = {number: MemoryStore(number) for number in range(1, shards + 1)}
     sections = tuple(ShardSection(id=number, url=_URL + str(number)) for number in stores)
     node = Node(Config(server=ServerSection(port=0), shards=sections), stores.__getitem__)
     await node.start()
@@ -312,22 +315,28 @@ async def _measure(plan: Plan, rounds: int) -> Figures:
     for number, worker in node.runner.workers().items():
         assert isinstance(worker, ShardWorker), "the loop runs the transactions"
         wires.ends[stores[number]._ends[0].fileno()] = (stores[number], worker._on_loop)
-    vars(shard_worker)["os"] = wires
+    with patch.object(shard_worker, "os", wires):
+        yield node, stores
+        await node.stop()
+
+
+async def _measure(plan: Plan, rounds: int) -> Figures:
     figures = Figures(plan)
-    while plan.kind in (Kind.DEDUP, Kind.TOGETHER):  # the first deduplication keys have the slots shared out
-        with suppress(AssertionError):
-            await _round(node, replace(plan, items=1_000, batch=1))
-            break
-        await asyncio.sleep(_RETRY_S)
-    for _ in range(rounds):
-        before = sum(store.transactions for store in stores.values())
-        figures.cpu_us.append(await _round(node, plan) / plan.items * 1e6)
-        figures.transactions.append((sum(store.transactions for store in stores.values()) - before) / plan.items)
-    await node.stop()
+    async with memory_node(plan.shards) as (node, stores):
+        while plan.kind in (Kind.DEDUP, Kind.TOGETHER):  # the first deduplication keys have the slots shared out
+            with suppress(AssertionError):
+                await run_round(node, replace(plan, items=1_000, batch=1))
+                break
+            await asyncio.sleep(_RETRY_S)
+        for _ in range(rounds):
+            before = sum(store.transactions for store in stores.values())
+            figures.cpu_us.append(await run_round(node, plan) / plan.items * 1e6)
+            made = sum(store.transactions for store in stores.values()) - before
+            figures.transactions.append(made / plan.items)
     return figures
 
 
-async def _round(node: Node, plan: Plan) -> float:
+async def run_round(node: Node, plan: Plan) -> float:
     """Return the processor time of a round, without that of its clients."""
     numbers = count(time.monotonic_ns())  # no key comes twice
     first = next(numbers)

@@ -37,9 +37,9 @@ Done = Callable[[Exception | None], None]
 class LoopTransactions:
     """Runs one transaction at a time on the socket of a connection that the caller keeps.
 
-    `timeout_s` bounds each wait for the server. The socket is watched from the first transaction on until `detach`,
-    which must precede any other use of the connection and its end: the system gives its number to another file.
-    `ended` is called when the server ends the connection between two transactions.
+    `timeout_s` bounds each wait for the server. The socket, whose number is `fd`, is watched from `attach` on until
+    `detach`, which must precede any other use of the connection and its end: the system gives its number to another
+    file. `ended` is called when the server ends the connection between two transactions.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class LoopTransactions:
         self._loop = loop
         self._timeout_s = timeout_s
         self._ended = ended
-        self._fd = -1
+        self.fd = -1
         self._transaction: Transaction | None = None
         self._done: Done | None = None
         self._unsent: bytes | memoryview = b""
@@ -59,32 +59,40 @@ class LoopTransactions:
     def busy(self) -> bool:
         return self._transaction is not None
 
-    def run(self, connection: socket.socket, transaction: Transaction, done: Done) -> None:
-        """Run `transaction` and call `done` when it has ended, which may be before this method returns.
+    def attach(self, connection: socket.socket) -> None:
+        """Watch a connection, if none is watched."""
+        if self.fd < 0:
+            fd = connection.fileno()
+            self._loop.add_reader(fd, self._readable)
+            self.fd = fd
+
+    def run(self, transaction: Transaction, done: Done) -> None:
+        """Run `transaction` on the connection and call `done` when it has ended, which may be before this returns.
 
         `done` gets None, or an unexpected exception; the transaction has no known end then."""
         assert self._transaction is None, "a transaction is in flight"
-        fd = connection.fileno()
-        if fd != self._fd:
-            self.detach()
-            self._loop.add_reader(fd, self._readable)
-            self._fd = fd
         self._transaction, self._done = transaction, done
         self._deadline_s = self._loop.time() + self._timeout_s
         if self._timer is None:
             self._timer = self._loop.call_at(self._deadline_s, self._late)
-        self._send(transaction, transaction.begin())
-        if transaction.ended:
-            self._end()
+        packet = transaction.first
+        try:
+            sent = os.write(self.fd, packet)
+        except OSError:
+            sent = 0
+        if sent < len(packet):
+            self._send(transaction, memoryview(packet)[sent:])
+            if transaction.ended:
+                self._end()
 
     def detach(self) -> None:
         """Watch the connection no more."""
-        if self._fd >= 0:
-            self._loop.remove_reader(self._fd)
+        if self.fd >= 0:
+            self._loop.remove_reader(self.fd)
             if self._unsent:
-                self._loop.remove_writer(self._fd)
+                self._loop.remove_writer(self.fd)
                 self._unsent = b""
-            self._fd = -1
+            self.fd = -1
 
     def close(self) -> None:
         """Detach, and end without any further callback."""
@@ -104,19 +112,29 @@ class LoopTransactions:
             self._ended()
             return
         try:
-            self._read(transaction)
+            data = os.read(self.fd, _READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        try:
+            packet = transaction.received(data) if data and not self._unsent else self._unexpected(transaction, data)
+            if packet:
+                self._send(transaction, packet)
         except Exception as error:  # noqa: BLE001 - a fault of ours must not leave the shard waiting for ever
             self.detach()
             self._end(error)
             return
         if transaction.ended:
             self._end()
+        else:
+            self._deadline_s = self._loop.time() + self._timeout_s
 
     def _writable(self) -> None:
         transaction, packet = self._transaction, self._unsent
         assert transaction is not None, "bytes of a transaction are left"
         self._unsent = b""
-        self._loop.remove_writer(self._fd)
+        self._loop.remove_writer(self.fd)
         self._send(transaction, packet)
         self._deadline_s = self._loop.time() + self._timeout_s
         if transaction.ended:
@@ -138,28 +156,18 @@ class LoopTransactions:
 
     # ------------------------------------------------------------------------------------- bytes
 
-    def _read(self, transaction: Transaction) -> None:
-        try:
-            data = os.read(self._fd, _READ_BYTES)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
+    def _unexpected(self, transaction: Transaction, data: bytes) -> bytes:
+        """Take the end of the connection, or bytes that arrive before the packet is written."""
         if not data:
             transaction.lost(Loss.END)
-        elif self._unsent and transaction.commands == 1:
-            transaction.lost(Loss.BAD_REPLY)  # to half a packet: the connection cannot carry another one behind it
-        else:
-            self._deadline_s = self._loop.time() + self._timeout_s
-            packet = transaction.received(data)
-            if self._unsent and (packet or transaction.ended):
-                transaction.lost(Loss.BAD_REPLY)
-            elif packet:
-                self._send(transaction, packet)
+        elif transaction.commands == 1 or transaction.received(data) or transaction.ended:
+            # To half a packet: the connection cannot carry another one behind it.
+            transaction.lost(Loss.BAD_REPLY)
+        return b""
 
     def _send(self, transaction: Transaction, packet: bytes | memoryview) -> None:
         try:
-            sent = os.write(self._fd, packet)
+            sent = os.write(self.fd, packet)
         except BlockingIOError:
             sent = 0
         except OSError:
@@ -167,7 +175,7 @@ class LoopTransactions:
             return
         if sent < len(packet):
             self._unsent = memoryview(packet)[sent:]
-            self._loop.add_writer(self._fd, self._writable)
+            self._loop.add_writer(self.fd, self._writable)
 
     # ------------------------------------------------------------------------------------- the end
 
@@ -178,17 +186,6 @@ class LoopTransactions:
             self.detach()
         assert done is not None
         done(error)
-
-
-def loop_takes(shard_batch: ShardBatch) -> bool:
-    """Return True if the batch is a small transaction alone, without rows of slots that move."""
-    batch = shard_batch.transaction
-    if batch is None or shard_batch.rows > LOOP_ROWS or shard_batch.size_bytes > LOOP_BYTES:
-        return False
-    if shard_batch.reads or shard_batch.confirm or shard_batch.copies:
-        return False
-    few = not (batch.metadata_new or batch.failure_new)
-    return few or _changed_bytes(batch) + shard_batch.size_bytes <= LOOP_BYTES
 
 
 def _changed_bytes(batch: Batch) -> int:
@@ -241,16 +238,33 @@ class ShardWorker:
     def submit(
         self, shard_batch: ShardBatch, done: Callable[[BatchResult], None], crashed: Callable[[Exception], None]
     ) -> None:
-        """Run a batch. `done` gets its result; `crashed` gets an unexpected exception in place of that."""
-        if loop_takes(shard_batch):
+        """Run a batch. `done` gets its result; `crashed` gets an unexpected exception in place of that.
+
+        The loop runs a small transaction alone."""
+        batch, size = shard_batch.transaction, shard_batch.size_bytes
+        if batch is not None and (batch.metadata_new or batch.failure_new):
+            size += _changed_bytes(batch)
+        alone = not (shard_batch.reads or shard_batch.confirm or shard_batch.copies)
+        on_loop = self._on_loop
+        if batch is not None and alone and shard_batch.rows <= LOOP_ROWS and size <= LOOP_BYTES:
             try:
-                if self._begin(shard_batch, done, crashed):
-                    return
+                if on_loop.fd < 0 and (connection := self._store.plain_socket) is not None:
+                    on_loop.attach(connection)
+                if on_loop.fd >= 0:
+                    at_s = time.perf_counter()
+                    try:
+                        transaction = self._store.begin(batch)
+                    except StoreError:
+                        pass  # the thread gets the same error, and handles it
+                    else:
+                        ended = partial(self._ended, shard_batch, transaction, at_s, done, crashed)
+                        on_loop.run(transaction, ended)
+                        return
             except Exception as error:  # noqa: BLE001 - a fault of ours must not leave the shard waiting for ever
-                self._on_loop.close()
+                on_loop.close()
                 self._deliver(partial(crashed, bare(error)))
                 return
-        self._on_loop.detach()
+        on_loop.detach()
         self._thread.submit(shard_batch, done, crashed)
 
     def call(self, work: Callable[[ShardStore], T], done: Callable[[T | Exception], None]) -> None:
@@ -273,23 +287,6 @@ class ShardWorker:
         self._on_loop.close()
         self._thread.close(done, clean=clean)
 
-    def _begin(
-        self, shard_batch: ShardBatch, done: Callable[[BatchResult], None], crashed: Callable[[Exception], None]
-    ) -> bool:
-        """Begin the batch's transaction on the loop, if that is possible."""
-        store = self._store
-        connection = store.plain_socket
-        if connection is None or shard_batch.transaction is None:
-            return False
-        at_s = time.perf_counter()
-        try:
-            transaction = store.begin(shard_batch.transaction)
-        except StoreError:
-            return False  # the thread gets the same error, and handles it
-        ended = partial(self._ended, shard_batch, transaction, at_s, done, crashed)
-        self._on_loop.run(connection, transaction, ended)
-        return True
-
     def _ended(
         self,
         shard_batch: ShardBatch,
@@ -303,7 +300,13 @@ class ShardWorker:
             if error is not None:
                 crashed(error)
             elif transaction.state is State.COMMITTED:
-                self._committed(transaction, at_s, done, crashed)
+                try:
+                    self._store.conclude(transaction)
+                except Exception as fault:  # noqa: BLE001 - as in `submit`
+                    crashed(fault)
+                    return
+                took_ms = (time.perf_counter() - at_s) * 1000
+                done(BatchResult(Outcome.COMMITTED, latency_ms=took_ms, transaction_ms=took_ms))
             else:
                 self._on_loop.detach()
                 begun = Begun(at_s, partial(self._store.conclude, transaction))
@@ -312,18 +315,3 @@ class ShardWorker:
             if self._close is not None:
                 close, self._close = self._close, None
                 close()
-
-    def _committed(
-        self,
-        transaction: Transaction,
-        at_s: float,
-        done: Callable[[BatchResult], None],
-        crashed: Callable[[Exception], None],
-    ) -> None:
-        try:
-            self._store.conclude(transaction)
-        except Exception as error:  # noqa: BLE001 - as in `submit`
-            crashed(error)
-            return
-        took_ms = (time.perf_counter() - at_s) * 1000
-        done(BatchResult(Outcome.COMMITTED, latency_ms=took_ms, transaction_ms=took_ms))

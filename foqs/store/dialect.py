@@ -9,7 +9,12 @@ deleted in 33 ms instead of 0.4). Each server listens to something else.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
+
+ROWS = 1_000
+"""Rows of a statement: MySQL reads the whole table for an IN list of 10,000 row tuples."""
+Statement = tuple[str | bytes, int | None]
+"""Its text, or the command of a prepared one, and the rows that it must match. None: any number of them will do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,14 +22,20 @@ class Dialect:
     """Fragments of SQL, and whether several statements may travel as one packet.
 
     `prepared_inserts`: they cost the server less than text does. `deleted_alone`: the most rows that cost less with a
-    DELETE for each than with one for all. `ordered_join` joins from left to right; `for_update` makes a read wait for
-    the writers before it; `read_only` is a server's switch for that.
+    DELETE for each than with one for all. `delete_...` are templates of a DELETE by a column, `ready_...` of one by the
+    key of `ready`, and `ready_key` is a key in a list. `ordered_join` joins from left to right;
+    `for_update` makes a read wait for the writers before it; `read_only` is a server's switch for that.
     """
 
     name: str
     one_packet: bool
     prepared_inserts: bool
     deleted_alone: int
+    delete_one: str
+    delete_listed: str
+    ready_one: str
+    ready_listed: str
+    ready_key: str
     begin: str
     clock_ms: str
     connection_id: str
@@ -36,14 +47,33 @@ class Dialect:
         """The table in a FROM or an UPDATE, read by that index."""
         return f"{table} {alias} FORCE INDEX ({index})"
 
-    def delete_keys(self, table: str, columns: tuple[str, ...], keys: Sequence[tuple[int, ...]]) -> str:
-        """Deletes the rows with those primary keys."""
-        values = ",".join([_TUPLE[len(columns)] % key for key in keys])
-        return f"DELETE /*+ INDEX({table} PRIMARY) */ FROM {table} WHERE ({','.join(columns)}) IN ({values})"
+    def delete_ready(self, made: list[Statement], keys: Sequence[tuple[int, int, int, int]]) -> None:
+        """Append statements to `made` that delete the rows of `ready` with those keys."""
+        if len(keys) <= self.deleted_alone:
+            made += [(self.ready_one % key, 1) for key in keys]
+            return
+        for at in range(0, len(keys), ROWS):
+            piece = keys[at : at + ROWS]
+            values = ",".join(map(self.ready_key.__mod__, piece))
+            made.append((self.ready_listed.format(values=values), len(piece)))
 
-    def delete_values(self, table: str, column: str, values: Sequence[int], index: str = "PRIMARY") -> str:
-        """Deletes the rows with those values in a column that `index` is unique on."""
-        return f"DELETE /*+ INDEX({table} {index}) */ FROM {table} WHERE {column} IN ({_list(values)})"
+    def delete(
+        self,
+        made: list[Statement],
+        table: str,
+        column: str,
+        values: Sequence[int],
+        index: str = "PRIMARY",
+        *,
+        all_there: bool = True,
+    ) -> None:
+        """Append statements to `made` that delete the rows with those values in a column that `index` is unique on."""
+        alone = len(values) <= self.deleted_alone
+        template, count = (self.delete_one, 1) if alone else (self.delete_listed, ROWS)
+        for at in range(0, len(values), count):
+            piece = values[at : at + count]
+            text = template.format(table=table, index=index, column=column, values=",".join(map(str, piece)))
+            made.append((text, len(piece) if all_there else None))
 
     def behind(self, columns: tuple[str, ...], bounds: tuple[int, ...]) -> str:
         """Rows whose `columns` are, as a tuple, greater than `bounds`.
@@ -63,49 +93,13 @@ class Dialect:
         return f"{columns[0]} <= {bounds[0]} AND ({ladder})"
 
 
-class MariaDialect(Dialect):
-    """No hint works in a DELETE here, and a single row tuple in an IN list is no search by the key at all; rows
-    joined to a list are always found by their key. That costs 75 us a statement, so few rows have statements of
-    their own."""
-
-    __slots__ = ()
-
-    def delete_keys(self, table: str, columns: tuple[str, ...], keys: Sequence[tuple[int, ...]]) -> str:
-        if len(keys) == 1:
-            matches = " AND ".join([f"{column} = {value:d}" for column, value in zip(columns, keys[0], strict=True)])
-            return f"DELETE FROM {table} WHERE {matches}"
-        values = ",".join([_ARRAY[len(columns)] % key for key in keys])
-        listed = ", ".join([f"c{at} BIGINT PATH '$[{at}]'" for at in range(len(columns))])
-        matches = " AND ".join([f"t.{column} = c{at}" for at, column in enumerate(columns)])
-        return _join(table, "PRIMARY", values, listed, matches)
-
-    def delete_values(self, table: str, column: str, values: Sequence[int], index: str = "PRIMARY") -> str:
-        if len(values) == 1:
-            return f"DELETE FROM {table} WHERE {column} = {values[0]:d}"
-        return _join(table, index, _list(values), "c0 BIGINT PATH '$'", f"t.{column} = c0")
-
-
-def _join(table: str, index: str, values: str, listed: str, matches: str) -> str:
-    return (
-        f"DELETE t FROM JSON_TABLE('[{values}]', '$[*]' COLUMNS ({listed})) AS gone "
-        f"STRAIGHT_JOIN {table} AS t FORCE INDEX ({index}) ON {matches}"
-    )
-
-
 class SqliteDialect(Dialect):
-    """Row values are ranges here and ladders are not; a VALUES list is searched by the key only as a SELECT."""
+    """Row values are ranges here and ladders are not."""
 
     __slots__ = ()
 
     def forced(self, table: str, alias: str = "", index: str = "PRIMARY") -> str:
         return f"{table} {alias}"
-
-    def delete_keys(self, table: str, columns: tuple[str, ...], keys: Sequence[tuple[int, ...]]) -> str:
-        values = ",".join([_TUPLE[len(columns)] % key for key in keys])
-        return f"DELETE FROM {table} WHERE ({','.join(columns)}) IN (SELECT * FROM (VALUES {values}))"
-
-    def delete_values(self, table: str, column: str, values: Sequence[int], index: str = "PRIMARY") -> str:
-        return f"DELETE FROM {table} WHERE {column} IN ({_list(values)})"
 
     def behind(self, columns: tuple[str, ...], bounds: tuple[int, ...]) -> str:
         return f"({', '.join(columns)}) > ({', '.join(map(str, bounds))})"
@@ -114,19 +108,20 @@ class SqliteDialect(Dialect):
         return f"({', '.join(columns)}) <= ({', '.join(map(str, bounds))})"
 
 
-_TUPLE = {count: f"({','.join(['%d'] * count)})" for count in range(1, 8)}
-_ARRAY = {count: f"[{','.join(['%d'] * count)}]" for count in range(1, 8)}
-
-
-def _list(values: Sequence[int]) -> str:
-    return ",".join(map(str, values))
-
-
+_KEY = "(lane,priority,deliver_after,id)"
+_TUPLE = "(%d,%d,%d,%d)"
+_HINTED = "DELETE /*+ INDEX({table} {index}) */ FROM {table} WHERE {column} IN ({values})"
+_READY_HINTED = f"DELETE /*+ INDEX(ready PRIMARY) */ FROM ready WHERE {_KEY} IN ("
 MYSQL = Dialect(
     name="MySQL",
     one_packet=True,
     prepared_inserts=False,
     deleted_alone=1,
+    delete_one=_HINTED,
+    delete_listed=_HINTED,
+    ready_one=f"{_READY_HINTED}{_TUPLE})",
+    ready_listed=f"{_READY_HINTED}{{values}})",
+    ready_key=_TUPLE,
     begin="BEGIN",
     clock_ms="CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED)",
     connection_id="SELECT CONNECTION_ID()",
@@ -134,16 +129,41 @@ MYSQL = Dialect(
     for_update=" FOR UPDATE",
     read_only="@@GLOBAL.read_only",
 )
-MARIADB = MariaDialect(
-    **{field.name: getattr(MYSQL, field.name) for field in fields(MYSQL)}
-    | {"name": "MariaDB", "prepared_inserts": True, "deleted_alone": 2}
+
+# No hint works in a DELETE of MariaDB, and a single row tuple in an IN list is no search by the key at all. Rows joined
+# to a list are always found by their key. That costs 75 us a statement, so few rows have statements of their own.
+MARIADB = replace(
+    MYSQL,
+    name="MariaDB",
+    prepared_inserts=True,
+    deleted_alone=2,
+    delete_one="DELETE FROM {table} WHERE {column} = {values}",
+    delete_listed=(
+        "DELETE t FROM JSON_TABLE('[{values}]', '$[*]' COLUMNS (c0 BIGINT PATH '$')) AS gone "
+        "STRAIGHT_JOIN {table} AS t FORCE INDEX ({index}) ON t.{column} = c0"
+    ),
+    ready_one="DELETE FROM ready WHERE lane = %d AND priority = %d AND deliver_after = %d AND id = %d",
+    ready_listed=(
+        "DELETE t FROM JSON_TABLE('[{values}]', '$[*]' COLUMNS (c0 BIGINT PATH '$[0]', c1 BIGINT PATH '$[1]', "
+        "c2 BIGINT PATH '$[2]', c3 BIGINT PATH '$[3]')) AS gone STRAIGHT_JOIN ready AS t FORCE INDEX (PRIMARY) "
+        "ON t.lane = c0 AND t.priority = c1 AND t.deliver_after = c2 AND t.id = c3"
+    ),
+    ready_key="[%d,%d,%d,%d]",
 )
 
+_LISTED = "DELETE FROM {table} WHERE {column} IN ({values})"
+# A VALUES list is searched by the key only as a SELECT.
+_READY_LISTED = f"DELETE FROM ready WHERE {_KEY} IN (SELECT * FROM (VALUES "
 SQLITE = SqliteDialect(
     name="SQLite",
     one_packet=False,
     prepared_inserts=False,
     deleted_alone=1,
+    delete_one=_LISTED,
+    delete_listed=_LISTED,
+    ready_one=f"{_READY_LISTED}{_TUPLE}))",
+    ready_listed=f"{_READY_LISTED}{{values}}))",
+    ready_key=_TUPLE,
     begin="BEGIN IMMEDIATE",
     clock_ms="CAST(ROUND((julianday('now') - 2440587.5) * 86400000) AS INTEGER)",
     connection_id="SELECT 0",

@@ -17,6 +17,7 @@ from struct import error as StructError
 from typing import NamedTuple
 
 from foqs.rows import NewItem
+from foqs.store.dialect import Statement
 from foqs.store.statements import ITEM, READY, NarrowRows
 
 COM_QUERY = 3
@@ -32,25 +33,25 @@ _OK_BYTES = 5
 _REPLY_BYTES = 1 << 16
 """Bound on a reply's packet, so that a damaged length is an error and not a wait."""
 _WIDTHS = {0xFC: 2, 0xFD: 3, 0xFE: 8}
-_command_head = Struct("<IB").pack  # the sequence id 0 is the highest byte of the first number
+command_head = Struct("<IB").pack  # the sequence id 0 is the highest byte of the first number
 _u16 = Struct("<H").unpack_from
 
 SIZES = (32, 16, 8, 4, 2, 1)
 """Rows of a statement. MariaDB keeps 12 statements in 0.9 MB for a connection, and 16,382 for all."""
 
 COM_STMT_PREPARE, COM_STMT_EXECUTE, COM_STMT_CLOSE = 0x16, 0x17, 0x19
-_TINY, _LONG, _LONGLONG, _BLOB = b"\x01\0", b"\x03\0", b"\x08\0", b"\xfc\0"
-_ITEM_ROW = "(?,?,?,?,?,?,?,?,?,?,?)"
-_ITEM_TYPES = _LONGLONG + _LONG * 2 + _LONGLONG * 3 + _LONG + _TINY + _BLOB * 3
-_ITEM_PARAMETERS = 11
+TINY, _LONG, LONGLONG, _BLOB = b"\x01\0", b"\x03\0", b"\x08\0", b"\xfc\0"
+ITEM_ROW = "(?,?,?,?,?,?,?,?,?,?,?)"
+ITEM_TYPES = LONGLONG + _LONG * 2 + LONGLONG * 3 + _LONG + TINY + _BLOB * 3
+ITEM_PARAMETERS = 11
 _METADATA, _HEADERS = 8, 9
-_READY_ROW = "(?,?,?,?,0,0,?)"
-_READY_TYPES = _LONG * 2 + _LONGLONG * 2 + _LONG
-_READY_PARAMETERS = 5
+READY_ROW = "(?,?,?,?,0,0,?)"
+READY_TYPES = _LONG * 2 + LONGLONG * 2 + _LONG
+READY_PARAMETERS = 5
 _ROW_BYTES = 64
 """Bound on a row of `item` without its bytes, and its part of types and NULL bits."""
 _pack_item = Struct("<qiiqqqib").pack
-_pack_ready = Struct("<iiqqi").pack
+pack_ready = Struct("<iiqqi").pack
 _pack_head = Struct("<IBI").pack  # statement, no cursor, one iteration
 _prepared = Struct("<xIHH").unpack_from
 _pack_number = Struct("<I").pack
@@ -86,7 +87,7 @@ def command(code: int, payload: bytes) -> bytes:
     size = len(payload) + 1
     if size > MOST_BYTES:
         raise ValueError(f"a command of {size:,} bytes does not fit in one packet")
-    return _command_head(size, code) + payload
+    return command_head(size, code) + payload
 
 
 def query(text: str) -> bytes:
@@ -185,23 +186,23 @@ def _number(body: bytes, at: int) -> tuple[int, int]:
 # ------------------------------------------------------------------------------------------------ prepared INSERTs
 
 
-class _Statement:
+class Prepared:
     """A prepared statement. `typed`: its connection has sent the types of its parameters."""
 
-    __slots__ = ("_parameters", "_types", "head", "rows", "typed")
+    __slots__ = ("_head", "_null_bytes", "_types", "typed")
 
-    def __init__(self, number: int, rows: int, parameters: int, types: bytes) -> None:
-        self.head = _pack_head(number, 0, 1)
-        self.rows = rows
+    def __init__(self, number: int, parameters: int, types: bytes) -> None:
         self.typed = False
-        self._types = types * rows
-        self._parameters = parameters
+        self._head = _pack_head(number, 0, 1)
+        self._null_bytes = (parameters + 7) // 8
+        self._types = types
 
     def execute(self, nulls: int, values: list[bytes]) -> bytes:
-        bits = nulls.to_bytes((self._parameters * self.rows + 7) // 8, "little")
+        bits = nulls.to_bytes(self._null_bytes, "little")
         types = b"\0" if self.typed else b"\1" + self._types
+        made = command(COM_STMT_EXECUTE, b"".join([self._head, bits, types, *values]))
         self.typed = True
-        return command(COM_STMT_EXECUTE, b"".join([self.head, bits, types, *values]))
+        return made
 
 
 class Inserts:
@@ -209,8 +210,8 @@ class Inserts:
 
     def __init__(self, numbers: Sequence[int]) -> None:
         count = len(SIZES)
-        self._items = _by_size(numbers[:count], _ITEM_PARAMETERS, _ITEM_TYPES)
-        self._ready = _by_size(numbers[count:], _READY_PARAMETERS, _READY_TYPES)
+        self._items = _by_size(numbers[:count], ITEM_PARAMETERS, ITEM_TYPES)
+        self._ready = _by_size(numbers[count:], READY_PARAMETERS, READY_TYPES)
 
     def forget_types(self) -> None:
         """Send them again: a server that refused a command may not have read them."""
@@ -218,7 +219,7 @@ class Inserts:
             for statement in statements.values():
                 statement.typed = False
 
-    def commands(self, items: Sequence[NewItem], rows: NarrowRows, max_bytes: int) -> list[tuple[bytes, int]] | None:
+    def commands(self, items: Sequence[NewItem], rows: NarrowRows, max_bytes: int) -> list[Statement] | None:
         """Return the commands that insert the bodies of `items`, then `rows.ready`, each with its number of rows.
 
         Return None for an item that needs more than half of `max_bytes`. Raises struct.error for a number that is out
@@ -227,12 +228,12 @@ class Inserts:
         sizes = [len(item.payload) + len(item.metadata or b"") + len(item.headers or b"") for item in items]
         if 2 * (max(sizes) + _ROW_BYTES) > max_bytes:
             return None
-        made = []
+        made: list[Statement] = []
         for start, stop in _pieces(sizes, max_bytes):
             statement = self._items[stop - start]
-            made.append((statement.execute(*_item_values(items[start:stop])), stop - start))
+            made.append((statement.execute(*item_values(items[start:stop])), stop - start))
         for start, stop in _pieces([0] * len(rows.ready), max_bytes):
-            values = [_pack_ready(*row) for row in rows.ready[start:stop]]
+            values = [pack_ready(*row) for row in rows.ready[start:stop]]
             made.append((self._ready[stop - start].execute(0, values), stop - start))
         return made
 
@@ -241,7 +242,7 @@ def prepare_commands() -> list[bytes]:
     """Return the commands that prepare the statements of `Inserts`."""
     texts = [
         f"INSERT INTO {table} VALUES {','.join([row] * size)}"
-        for table, row in ((ITEM, _ITEM_ROW), (READY, _READY_ROW))
+        for table, row in ((ITEM, ITEM_ROW), (READY, READY_ROW))
         for size in SIZES
     ]
     return [command(COM_STMT_PREPARE, text.encode()) for text in texts]
@@ -271,8 +272,10 @@ def _read_packet(read: Callable[[int], bytes]) -> bytes:
     return read(int.from_bytes(head[:3], "little"))
 
 
-def _by_size(numbers: Sequence[int], parameters: int, types: bytes) -> dict[int, _Statement]:
-    return {size: _Statement(number, size, parameters, types) for size, number in zip(SIZES, numbers, strict=True)}
+def _by_size(numbers: Sequence[int], parameters: int, types: bytes) -> dict[int, Prepared]:
+    return {
+        size: Prepared(number, size * parameters, size * types) for size, number in zip(SIZES, numbers, strict=True)
+    }
 
 
 def _pieces(sizes: list[int], max_bytes: int) -> Iterator[tuple[int, int]]:
@@ -286,8 +289,8 @@ def _pieces(sizes: list[int], max_bytes: int) -> Iterator[tuple[int, int]]:
             start += size
 
 
-def _item_values(items: Sequence[NewItem]) -> tuple[int, list[bytes]]:
-    """NULL bits and values."""
+def item_values(items: Sequence[NewItem]) -> tuple[int, list[bytes]]:
+    """Return NULL bits and values of the bodies."""
     nulls = 0
     values: list[bytes] = []
     for at, item in enumerate(items):
@@ -295,7 +298,7 @@ def _item_values(items: Sequence[NewItem]) -> tuple[int, list[bytes]]:
         values.append(_pack_item(*key, item.enqueued_at_ms, item.expires_at_ms, item.lease_ms, item.delivery))
         for parameter, data in ((_METADATA, item.metadata), (_HEADERS, item.headers)):
             if data is None:
-                nulls |= 1 << _ITEM_PARAMETERS * at + parameter
+                nulls |= 1 << ITEM_PARAMETERS * at + parameter
             else:
                 values += (_length(data), data)
         values += (_length(item.payload), item.payload)

@@ -34,9 +34,8 @@ from foqs.rows import (
     Scan,
     TimerRow,
 )
-from foqs.store.dialect import Dialect
+from foqs.store.dialect import ROWS, Dialect
 from foqs.store.link import Link
-from foqs.store.statements import ROWS
 from foqs.store.tables import DEDUP_BY_EXPIRY, FAILURE_OF_ITEM, TIMER_OF_ITEM
 
 _BODY = (

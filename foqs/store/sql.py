@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import structlog
@@ -55,6 +56,7 @@ from foqs.store.ownership import (
     take_again,
     take_epoch,
 )
+from foqs.store.packets import COM_QUERY, command_head
 from foqs.store.protocol import (
     CommitUnknown,
     Confirmation,
@@ -68,13 +70,14 @@ from foqs.store.protocol import (
     explained,
 )
 from foqs.store.reads import Reads
-from foqs.store.statements import ANOTHER_OWNER, COMMIT_TEXT, Fence, Plan, planner_of
-from foqs.store.transaction import Loss, State, Transaction, end_of, transaction_of
+from foqs.store.statements import ANOTHER_OWNER, COMMIT_TEXT, planner_of
+from foqs.store.transaction import TEXT_OF_ITEM_BYTES, Loss, State, Transaction, end_of, in_binary, packets_of
 
 log = structlog.get_logger("foqs.store")
 MAX_BATCH_BYTES = 8 << 20
 _PACKET_SLACK_BYTES = 1024
 _COUNT_TIMEOUT_S = 120.0
+_payload = attrgetter("payload")
 Answer = TypeVar("Answer")
 
 
@@ -112,6 +115,7 @@ class SqlStore:
         self._planner = planner_of(self._dialect, PACKET_BYTES, PACKET_BYTES)
         self._binary_inserts = binary_inserts
         self._reads: Reads | None = None
+        self._known: dict[tuple[int | None, ...], bytes] = {}
         self._epoch = 0
         self._seq = 0
         self._next_number = 1
@@ -264,7 +268,8 @@ class SqlStore:
 
     def commit(self, batch: Batch) -> None:
         link = self._connected()
-        plan = self._planner.in_text(self._next_fence(link, batch), batch)
+        next_number = max(self._next_number, batch.next_number)
+        plan = self._planner.plan(self._epoch, link.id, self._seq + 1, next_number, batch)
         counts: list[int] = []
         try:
             counts.extend(link.run(plan.texts))  # up to the text that fails
@@ -282,7 +287,9 @@ class SqlStore:
             self._unsettled = True
             self._drop()
             raise
-        self._committed(plan, missed)
+        self._seq, self._next_number = self._seq + 1, next_number
+        if missed:
+            self._missed(missed)
 
     @property
     def connected(self) -> bool:
@@ -303,16 +310,31 @@ class SqlStore:
         """Return `batch` as a transaction that an event loop runs on `plain_socket`, and that `conclude` ends.
 
         Raises StoreDown, Fenced and RowRejected, as `commit` does. No other method may be called in between."""
-        link = self._connected()
-        made = transaction_of(self._planner, link.inserts, self._next_fence(link, batch), batch)
-        if made.commands > 1:
-            link.autocommit = False
-        return made
+        link = self._link
+        if link is None or (link.poll is not None and link.poll.poll(0)):
+            raise self._unusable()
+        planner, items, inserts = self._planner, batch.inserts, None
+        next_number = max(self._next_number, batch.next_number)
+        if link.inserts is not None and items:
+            size = 2 * sum(map(len, map(_payload, items))) + TEXT_OF_ITEM_BYTES * len(items)
+            if size > planner.one_packet_bytes:  # a shorter transaction is faster as one packet
+                inserts = in_binary(planner, link.inserts, items)
+        plan = planner.plan(self._epoch, link.id, self._seq + 1, next_number, batch, inserts)
+        if plan.with_commit:
+            text = ";".join(plan.texts).encode()
+            return Transaction(plan, [command_head(len(text) + 1, COM_QUERY) + text], known=self._known)
+        packets = packets_of(plan, planner.packet_bytes)
+        if inserts is None:
+            return Transaction(plan, packets)
+        link.autocommit = False
+        return Transaction(plan, [b"".join(packets)], len(packets))
 
     def conclude(self, transaction: Transaction) -> None:
         """Take the end of a transaction of `begin`: returns or raises as `commit` of its batch does."""
         if transaction.state is State.COMMITTED:
-            self._committed(transaction.plan, transaction.missed)
+            self._seq, self._next_number = self._seq + 1, transaction.plan.next_number
+            if transaction.missed:
+                self._missed(transaction.missed)
             return
         link = self._begun()
         if link.inserts is not None:
@@ -328,17 +350,9 @@ class SqlStore:
         assert error is not None, "the transaction has not ended"
         return self._roll_back(link, error) if state is State.FAILED else self._not_committed(link, error)
 
-    def _next_fence(self, link: Link, batch: Batch) -> Fence:
-        next_number = max(self._next_number, batch.next_number)
-        saved = (batch.due_from_ms, batch.expiry_from_ms, batch.dedup_from_ms, batch.slots, batch.indexed_to)
-        return Fence(self._epoch, link.id, self._seq + 1, next_number, *saved)
-
-    def _committed(self, plan: Plan, missed: int) -> None:
-        self._seq += 1
-        self._next_number = plan.next_number
-        if missed:
-            self.mismatches += missed
-            log.error("store.mismatch", shard=self._shard, rows=missed, seq=self._seq)
+    def _missed(self, rows: int) -> None:
+        self.mismatches += rows
+        log.error("store.mismatch", shard=self._shard, rows=rows, seq=self._seq)
 
     def _roll_back(self, link: Link, error: Exception) -> StoreError:
         translated = self._errors.translate(error)
@@ -423,21 +437,21 @@ class SqlStore:
 
     def _connected(self) -> Link:
         """Return the connection. Raises StoreDown if there is none, StoreEnded if nothing sent would arrive, Fenced."""
-        if self._fenced:
-            raise Fenced(self._fenced)
-        if self._link is None:
-            raise StoreDown("not connected")
-        poll = self._link.poll
-        if poll is not None and poll.poll(0):
-            raise StoreEnded("the server ended the connection; nothing was sent")
-        return self._link
+        link = self._link
+        if link is None or (link.poll is not None and link.poll.poll(0)):
+            raise self._unusable()
+        return link
+
+    def _unusable(self) -> StoreDown | Fenced:
+        """Return why there is no connection that can be used."""
+        if self._link is not None:
+            return StoreEnded("the server ended the connection; nothing was sent")
+        return Fenced(self._fenced) if self._fenced else StoreDown("not connected")
 
     def _begun(self) -> Link:
         """Return the connection of a call that has begun: its end has an answer of its own."""
-        if self._fenced:
-            raise Fenced(self._fenced)
         if self._link is None:
-            raise StoreDown("not connected")
+            raise self._unusable()
         return self._link
 
     def _fence(self, reason: str) -> Fenced:

@@ -8,15 +8,13 @@ TTL.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from foqs.rows import Batch, DedupRow, FailureRow, Holding, LaneRow, NewItem
-from foqs.store.dialect import Dialect
+from foqs.rows import Batch, DedupRow, FailureRow, LaneRow, NewItem
+from foqs.store.dialect import ROWS, Dialect, Statement
 from foqs.store.protocol import Fenced, RowRejected
 from foqs.store.tables import EXPIRY_OF_ITEM, FAILURE_OF_ITEM, TIMER_OF_ITEM
 
-ROWS = 1_000
-"""Rows of a statement: MySQL reads the whole table for an IN list of 10,000 row tuples."""
 ONE_PACKET_BYTES = 16 << 10
 """Text of a transaction that travels with its COMMIT: a larger one gains nothing by saving a trip."""
 _CASE_ROWS = 100  # each row of a CASE is compared with every WHEN before its own
@@ -36,12 +34,16 @@ READY_KEY = ("lane", "priority", "deliver_after", "id")
 _TWO, _SEVEN = "(%d,%d)", "(%d,%d,%d,%d,%d,%d,%d)"
 _BODY = "(%d,%d,%d,%d,%d,%d,%d,%d,%s,%s,x'%s')"
 _NEW_READY = "(%d,%d,%d,%d,0,0,%d)"
+_FENCE = (
+    "UPDATE shard SET seq = CASE WHEN epoch = %d AND connection_id = %d AND seq = %d THEN %d END, "
+    "next_number = %d, due_from_ms = %d, expiry_from_ms = %d, dedup_from_ms = %d%s%s WHERE one = 1"
+)
 
 ANOTHER_OWNER = "another owner has the shard"
 COMMIT_TEXT = "COMMIT"
+_SEVERAL_COMMANDS = "SET autocommit = 0"
 FENCE = 1
 """The place of the fence among the statements."""
-FENCE_ROWS: list[int | None] = [None, 1]
 
 Row = TypeVar("Row")
 
@@ -54,51 +56,15 @@ class NarrowRows(NamedTuple):
     expiry: list[tuple[int, int]]
 
 
-class Statement(NamedTuple):
-    """`rows` is None where any number of them will do."""
-
-    text: str
-    rows: int | None
-
-
-class Fence(NamedTuple):
-    """What the first statement of a transaction checks and saves.
-
-    It sets a column that is NOT NULL to NULL unless the row is as its owner wrote it last, from the connection `link`.
-    The error ends the packet, with all statements behind it and COMMIT.
-    """
-
-    epoch: int
-    link: int
-    seq: int
-    next_number: int
-    due_from_ms: int
-    expiry_from_ms: int
-    dedup_from_ms: int = 0
-    slots: Holding | None = None
-    indexed_to: int | None = None
-
-    def text(self) -> str:
-        slots = ""
-        if self.slots is not None:
-            slots = f", slots_stamp = {self.slots.stamp:d}, slots = x'{self.slots.bits.hex()}'"
-        indexed = "" if self.indexed_to is None else f", indexed_to = {self.indexed_to:d}"
-        return (
-            f"UPDATE shard SET seq = CASE WHEN epoch = {self.epoch:d} AND connection_id = {self.link:d} "
-            f"AND seq = {self.seq - 1:d} THEN {self.seq:d} END, next_number = {self.next_number:d}, "
-            f"due_from_ms = {self.due_from_ms:d}, expiry_from_ms = {self.expiry_from_ms:d}, "
-            f"dedup_from_ms = {self.dedup_from_ms:d}{slots}{indexed} WHERE one = 1"
-        )
-
-
 class Plan(NamedTuple):
     """The statements of a transaction, from BEGIN and the fence on, and the rows that each must match.
 
-    None: any number of rows. `next_number` is the number that the fence saves. `with_commit`: COMMIT is the last
-    of `texts`; else it is sent after the replies to them."""
+    `texts` may have commands of prepared INSERTs, in bytes. `rows` has None where any number of rows will do.
+    `next_number` is the number that the fence saves. `with_commit`: COMMIT is the last of `texts`; else it is sent
+    after the replies to them."""
 
-    texts: list[str]
-    rows: list[int | None]
+    texts: Sequence[Any]
+    rows: tuple[int | None, ...]
     next_number: int
     with_commit: bool = False
 
@@ -121,14 +87,51 @@ class Planner(NamedTuple):
     packet_bytes: int
     one_packet_bytes: int
 
-    def in_text(self, fence: Fence, batch: Batch) -> Plan:
-        """Raises RowRejected for a row that no statement can carry."""
-        statements = writes(batch, self.dialect, self.max_statement_bytes)
-        texts = [self.dialect.begin, fence.text(), *[statement.text for statement in statements]]
-        with_commit = sum(map(len, texts)) <= self.one_packet_bytes
-        if with_commit:
-            texts.append(COMMIT_TEXT)
-        return Plan(texts, FENCE_ROWS + [statement.rows for statement in statements], fence.next_number, with_commit)
+    def plan(
+        self,
+        epoch: int,
+        link: int,
+        seq: int,
+        next_number: int,
+        batch: Batch,
+        inserts: Sequence[Statement] | None = None,
+    ) -> Plan:
+        """Plan `batch`, in the order of its lists. Raises RowRejected for a row that no statement can carry.
+
+        The fence sets a column that is NOT NULL to NULL unless the row is as its owner wrote it last, from the
+        connection `link`. The error ends the packet, with all statements behind it and COMMIT. `inserts` stores the new
+        items by several commands, which need autocommit switched off.
+        """
+        dialect, slots = self.dialect, batch.slots
+        saved = "" if slots is None else f", slots_stamp = {slots.stamp:d}, slots = x'{slots.bits.hex()}'"
+        indexed = "" if batch.indexed_to is None else f", indexed_to = {batch.indexed_to:d}"
+        from_ms = batch.due_from_ms, batch.expiry_from_ms, batch.dedup_from_ms
+        fence = _FENCE % (epoch, link, seq - 1, seq, next_number, *from_ms, saved, indexed)
+        made: list[Statement] = [(dialect.begin if inserts is None else _SEVERAL_COMMANDS, None), (fence, 1)]
+        if batch.lanes_new or batch.weights:
+            _write_lanes(made, batch, dialect)
+        if batch.dedup_gone is not None or batch.dedup_new or batch.dedup_copied or batch.dedup_again:
+            _insert_keys(made, batch)
+        if inserts is not None:
+            made += inserts
+        elif batch.inserts:
+            _insert_items(made, batch.inserts, self.max_statement_bytes)
+        if batch.ready_gone:
+            dialect.delete_ready(made, batch.ready_gone)
+        if batch.timer_gone:
+            dialect.delete(made, "timer", "id", batch.timer_gone, TIMER_OF_ITEM)
+        if batch.metadata_new or batch.deliver_after_new or batch.ready_new or batch.timer_new or batch.moved:
+            _move(made, batch, dialect, self.max_statement_bytes)
+        if batch.expiry_gone or batch.expiry_new or batch.failure_gone or batch.failure_new:
+            _expiries_and_failures(made, batch, dialect, self.max_statement_bytes)
+        if batch.item_gone:
+            dialect.delete(made, "item", "id", batch.item_gone)
+        if batch.lanes_gone:
+            dialect.delete(made, "lane", "lane", batch.lanes_gone)
+        texts, rows = zip(*made, strict=True)
+        if inserts is None and sum(map(len, texts)) <= self.one_packet_bytes:
+            return Plan((*texts, COMMIT_TEXT), rows, next_number, with_commit=True)
+        return Plan(texts, rows, next_number)
 
 
 def planner_of(dialect: Dialect, max_statement_bytes: int, packet_bytes: int) -> Planner:
@@ -145,44 +148,6 @@ def in_packets(statements: Sequence[str], packet_bytes: int) -> Iterator[str]:
             size, first = 0, at
         size += len(statement) + 1
     yield ";".join(statements[first:])
-
-
-def writes(
-    batch: Batch, dialect: Dialect, max_statement_bytes: int, *, before_inserts: list[Statement] | None = None
-) -> list[Statement]:
-    """The statements of `batch` in the order of its lists. Raises RowRejected for a row that no statement can carry.
-
-    `before_inserts` gets those before the new items, which are left out then.
-    """
-    made: list[Statement] = []
-    if batch.lanes_new or batch.weights:
-        _write_lanes(made, batch, dialect)
-    if batch.dedup_gone is not None or batch.dedup_new or batch.dedup_copied or batch.dedup_again:
-        _insert_keys(made, batch)
-    if before_inserts is not None:
-        before_inserts += made
-        made = []
-    elif batch.inserts:
-        _insert_items(made, batch.inserts, max_statement_bytes)
-    if batch.ready_gone:
-        keys = _deletes(dialect, batch.ready_gone)
-        made += [Statement(dialect.delete_keys("ready", READY_KEY, piece), len(piece)) for piece in keys]
-    if batch.timer_gone:
-        _delete(made, dialect, "timer", "id", batch.timer_gone, TIMER_OF_ITEM)
-    if batch.metadata_new or batch.deliver_after_new or batch.ready_new or batch.timer_new or batch.moved:
-        _move(made, batch, dialect, max_statement_bytes)
-    if batch.expiry_gone:
-        expiries = _pieces(batch.expiry_gone, ROWS)
-        made += [Statement(dialect.delete_values("expiry", "id", ids, EXPIRY_OF_ITEM), None) for ids in expiries]
-    if batch.expiry_new:
-        _insert(made, _EXPIRY, [_TWO % row for row in batch.expiry_new])
-    if batch.failure_gone or batch.failure_new:
-        _failures(made, batch, dialect, max_statement_bytes)
-    if batch.item_gone:
-        _delete(made, dialect, "item", "id", batch.item_gone)
-    if batch.lanes_gone:
-        _delete(made, dialect, "lane", "lane", batch.lanes_gone)
-    return made
 
 
 def _move(made: list[Statement], batch: Batch, dialect: Dialect, max_statement_bytes: int) -> None:
@@ -204,12 +169,13 @@ def _move_to_lanes(dialect: Dialect, rows: Sequence[tuple[int, int, int, int]]) 
     ]
     ids = ",".join([f"{row[0]:d}" for row in rows])
     text = f"UPDATE {dialect.forced('item')} SET first_at = NULL, {', '.join(sets)} WHERE id IN ({ids})"
-    return Statement(text, len(rows))
+    return text, len(rows)
 
 
-def _failures(made: list[Statement], batch: Batch, dialect: Dialect, max_statement_bytes: int) -> None:
-    gone = _pieces(batch.failure_gone, ROWS)
-    made += [Statement(dialect.delete_values("failure", "id", ids, FAILURE_OF_ITEM), None) for ids in gone]
+def _expiries_and_failures(made: list[Statement], batch: Batch, dialect: Dialect, max_statement_bytes: int) -> None:
+    dialect.delete(made, "expiry", "id", batch.expiry_gone, EXPIRY_OF_ITEM, all_there=False)
+    _insert(made, _EXPIRY, [_TWO % row for row in batch.expiry_new])
+    dialect.delete(made, "failure", "id", batch.failure_gone, FAILURE_OF_ITEM, all_there=False)
     if batch.failure_new:
         rows = [_failure(row) for row in batch.failure_new]
         _insert_pieces(made, _FAILURE, _pieces_by_bytes(rows, max_statement_bytes))
@@ -220,10 +186,10 @@ def _insert_keys(made: list[Statement], batch: Batch) -> None:
     if batch.dedup_gone is not None:
         from_ms, to_ms = batch.dedup_gone
         expired = f"DELETE FROM dedup WHERE expires_at >= {from_ms:d} AND expires_at <= {to_ms:d}"
-        made.append(Statement(expired, None))
+        made.append((expired, None))
     _insert(made, _DEDUP, [_dedup(row) for row in batch.dedup_new])
     made += [
-        Statement(f"REPLACE INTO {_DEDUP} VALUES {','.join([_dedup(row) for row in piece])}", None)
+        (f"REPLACE INTO {_DEDUP} VALUES {','.join([_dedup(row) for row in piece])}", None)
         for piece in _pieces(batch.dedup_copied + batch.dedup_again, ROWS)
     ]
 
@@ -248,27 +214,31 @@ def narrow_rows(items: Iterable[NewItem]) -> NarrowRows:
 
 def _insert_items(made: list[Statement], items: list[NewItem], max_statement_bytes: int) -> None:
     bodies: list[str] = []
+    narrow = False
     for item in items:
         key = (item.id, item.lane, item.priority, item.deliver_after_ms)
         metadata = "NULL" if item.metadata is None else f"x'{item.metadata.hex()}'"
         headers = "NULL" if item.headers is None else f"x'{item.headers.hex()}'"
         rest = (item.enqueued_at_ms, item.expires_at_ms, item.lease_ms, item.delivery, metadata, headers)
         bodies.append(_BODY % (*key, *rest, item.payload.hex()))
-    _insert_pieces(made, ITEM, _pieces_by_bytes(bodies, max_statement_bytes))
-    rows = narrow_rows(items)
-    if rows.ready:
-        _insert(made, READY, list(map(_NEW_READY.__mod__, rows.ready)))
-    if rows.timer or rows.expiry:
+        narrow = narrow or not item.unindexed or item.expires_at_ms > 0
+    if sum(map(len, bodies)) <= min(ONE_PACKET_BYTES, max_statement_bytes // 2):
+        made.append((f"INSERT INTO {ITEM} VALUES {','.join(bodies)}", len(bodies)))
+    else:
+        _insert_pieces(made, ITEM, _pieces_by_bytes(bodies, max_statement_bytes))
+    if narrow:
+        rows = narrow_rows(items)
+        if rows.ready:
+            _insert(made, READY, list(map(_NEW_READY.__mod__, rows.ready)))
         insert_timed(made, rows)
 
 
-def insert_timed(made: list[Statement], rows: NarrowRows) -> list[Statement]:
+def insert_timed(made: list[Statement], rows: NarrowRows) -> None:
     """Append the rows of `timer` and `expiry`."""
     if rows.timer:
         _insert(made, _TIMER, [_SEVEN % row for row in rows.timer])
     if rows.expiry:
         _insert(made, _EXPIRY, [_TWO % row for row in rows.expiry])
-    return made
 
 
 def _insert(made: list[Statement], table: str, rows: list[str]) -> None:
@@ -276,19 +246,7 @@ def _insert(made: list[Statement], table: str, rows: list[str]) -> None:
 
 
 def _insert_pieces(made: list[Statement], table: str, pieces: Iterable[list[str]]) -> None:
-    made += [Statement(f"INSERT INTO {table} VALUES {','.join(rows)}", len(rows)) for rows in pieces]
-
-
-def _delete(
-    made: list[Statement], dialect: Dialect, table: str, column: str, values: list[int], index: str = "PRIMARY"
-) -> None:
-    pieces = _deletes(dialect, values)
-    made += [Statement(dialect.delete_values(table, column, piece, index), len(piece)) for piece in pieces]
-
-
-def _deletes(dialect: Dialect, rows: list[Row]) -> Sequence[list[Row]]:
-    """Cut rows into pieces with a DELETE each."""
-    return _pieces(rows, ROWS if len(rows) > dialect.deleted_alone else 1)
+    made += [(f"INSERT INTO {table} VALUES {','.join(rows)}", len(rows)) for rows in pieces]
 
 
 def _set_metadata(
@@ -305,9 +263,8 @@ def _set_metadata(
 def _update(dialect: Dialect, column: str, rows: Sequence[tuple[int, str]], before: str = "") -> Statement:
     cases = " ".join([f"WHEN {item_id:d} THEN {value}" for item_id, value in rows])
     ids = ",".join([f"{item_id:d}" for item_id, _ in rows])
-    return Statement(
-        f"UPDATE {dialect.forced('item')} SET {before}{column} = CASE id {cases} END WHERE id IN ({ids})", len(rows)
-    )
+    text = f"UPDATE {dialect.forced('item')} SET {before}{column} = CASE id {cases} END WHERE id IN ({ids})"
+    return text, len(rows)
 
 
 def _write_lanes(made: list[Statement], batch: Batch, dialect: Dialect) -> None:
@@ -324,7 +281,7 @@ def _weigh(dialect: Dialect, weights: Sequence[tuple[int, int]]) -> Statement:
     cases = " ".join([f"WHEN {lane:d} THEN {weight:d}" for lane, weight in weights])
     lanes = ",".join([f"{lane:d}" for lane, _ in weights])
     text = f"UPDATE {dialect.forced('lane')} SET weight = CASE lane {cases} END WHERE lane IN ({lanes})"
-    return Statement(text, None)
+    return text, None
 
 
 def _failure(row: FailureRow) -> str:

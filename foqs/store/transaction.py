@@ -26,32 +26,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from itertools import chain
+from itertools import groupby
 from struct import error as StructError
 
-from foqs.rows import Batch
+from foqs.rows import NewItem
+from foqs.store.dialect import Statement
 from foqs.store.packets import BadReply, Err, Inserts, Replies, query
-from foqs.store.statements import (
-    COMMIT_TEXT,
-    FENCE,
-    FENCE_ROWS,
-    Fence,
-    Plan,
-    Planner,
-    Statement,
-    in_packets,
-    insert_timed,
-    narrow_rows,
-    writes,
-)
+from foqs.store.statements import COMMIT_TEXT, FENCE, Plan, Planner, in_packets, insert_timed, narrow_rows
 
 NULL_REFUSED = 1048
 """The error of a fence that does not hold."""
 _COMMIT_PACKET = query(COMMIT_TEXT)
 _COMMAND_BYTES = 12 << 20
 """Bound on a command, whatever the server takes: a packet has 16 MiB at most."""
-_TEXT_OF_ITEM_BYTES = 150
+TEXT_OF_ITEM_BYTES = 150
 """Text of a new item in addition to its payload."""
+_KNOWN, _KNOWN_BYTES = 64, 512
+"""Bounds on the replies that a store remembers, and on each of them."""
 
 
 class State(Enum):
@@ -84,51 +75,78 @@ class Loss(Enum):
 
 
 class Transaction:
-    """Send `begin()`, then what `received` returns, until the transaction has `ended`.
+    """Send `first`, then what `received` returns, until the transaction has `ended`.
 
     `packets` are the plan's statements; the first has `commands`, and each later one a single command. `failure` says
-    why it FAILED, or is IN_DOUBT."""
+    why it FAILED, or is IN_DOUBT. `known`: by the rows of a plan, a whole reply that was read as COMMITTED with no row
+    missed. A plan with these rows and its COMMIT has ended so if its reply has the same bytes, which are not read."""
 
     __slots__ = (
         "_awaited",
         "_counts",
+        "_good",
+        "_known",
         "_packets",
         "_replies",
+        "_seen",
         "_sent",
         "commands",
+        "ended",
         "failure",
+        "first",
         "missed",
         "plan",
         "state",
     )  # fmt: skip
 
-    def __init__(self, plan: Plan, packets: Sequence[bytes], commands: int = 1) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        packets: Sequence[bytes],
+        commands: int = 1,
+        known: dict[tuple[int | None, ...], bytes] | None = None,
+    ) -> None:
         self.plan = plan
-        self.state = State.SENDING
+        self.first = packets[0]
+        self.state = State.COMMITTING if plan.with_commit else State.SENDING
+        self.ended = False
         self.failure: Err | Loss | None = None
         self.missed = 0
         self.commands = commands
         self._packets = packets
         self._awaited = commands
-        self._sent = 0
-        self._counts: list[int] = []
-        self._replies = Replies()
-
-    @property
-    def ended(self) -> bool:
-        return self.state is not State.SENDING and self.state is not State.COMMITTING
-
-    def begin(self) -> bytes:
-        """Return the first packet."""
         self._sent = 1
-        if self.plan.with_commit:
-            self.state = State.COMMITTING
-        return self._packets[0]
+        self._counts: list[int] = []
+        self._known = known if plan.with_commit else None
+        self._good = None if self._known is None else self._known.get(plan.rows)
+        self._seen = b""
+        self._replies: Replies | None = None
 
     def received(self, data: bytes) -> bytes:
         """Take bytes of the server, and return the next packet to send; empty if there is none."""
+        if (known := self._known) is None:
+            return self._read(data)
+        self._seen += data  # a server sends the reply to each statement by itself
+        if (good := self._good) is not None:
+            if self._seen == good:
+                self.state, self.ended = State.COMMITTED, True
+                return b""
+            if good.startswith(self._seen):
+                return b""
+            self._good, data = None, self._seen
+        packet = self._read(data)
+        if self.state is State.COMMITTED and not self.missed and len(self._seen) <= _KNOWN_BYTES:
+            if len(known) >= _KNOWN:
+                known.clear()
+            known[self.plan.rows] = self._seen
+        return packet
+
+    def _read(self, data: bytes) -> bytes:
+        reader = self._replies
+        if reader is None:
+            reader = self._replies = Replies()
         try:
-            replies = self._replies.feed(data)
+            replies = reader.feed(data)
         except BadReply:
             self.lost(Loss.BAD_REPLY)
             return b""
@@ -144,7 +162,7 @@ class Transaction:
                 self._awaited -= 1
                 if self._awaited:
                     continue
-                if at < len(replies) or self._replies.partial:
+                if at < len(replies) or reader.partial:
                     self.lost(Loss.BAD_REPLY)  # bytes behind the last reply that a request has
                     return b""
                 return self._replied()
@@ -158,13 +176,14 @@ class Transaction:
     def _fail(self, *, answered: bool, null: bool) -> None:
         committing = self.state is State.COMMITTING
         self.state = end_of(self.plan, len(self._counts), committing=committing, answered=answered, null=null)
+        self.ended = True
 
     def _replied(self) -> bytes:
         """All replies to a packet are read."""
         counts, rows = self._counts, self.plan.rows
         committing = self.state is State.COMMITTING
         if len(counts) > FENCE and counts[FENCE] != rows[FENCE]:
-            self.state, self.failure = State.FENCED, None
+            self.state, self.failure, self.ended = State.FENCED, None, True
         elif self.failure is not None:
             self._fail(answered=True, null=isinstance(self.failure, Err) and self.failure.code == NULL_REFUSED)
         elif self._sent < len(self._packets):
@@ -175,7 +194,7 @@ class Transaction:
             self.lost(Loss.BAD_REPLY)
         elif committing:
             self.missed = self.plan.missed(counts)
-            self.state = State.COMMITTED
+            self.state, self.ended = State.COMMITTED, True
         else:
             self.state = State.COMMITTING
             self._awaited = 1
@@ -183,42 +202,26 @@ class Transaction:
         return b""
 
 
-def transaction_of(planner: Planner, inserts: Inserts | None, fence: Fence, batch: Batch) -> Transaction:
-    """Return the batch as a transaction: all in text, or its new items as parameters of `inserts`.
+def in_binary(planner: Planner, inserts: Inserts, items: Sequence[NewItem]) -> list[Statement] | None:
+    """Return the statements that store new items as parameters of `inserts`; None where text is the only way.
 
-    A transaction of several commands switches autocommit off. Raises as `Planner.in_text`.
+    Without autocommit, commands behind an error that ended the transaction begin one that is never committed.
     """
-    if inserts is not None and (made := _in_binary(planner, inserts, fence, batch)) is not None:
-        return made
-    plan = planner.in_text(fence, batch)
-    texts = (";".join(plan.texts),) if plan.with_commit else in_packets(plan.texts, planner.packet_bytes)
-    return Transaction(plan, [query(text) for text in texts])
-
-
-def _in_binary(planner: Planner, inserts: Inserts, fence: Fence, batch: Batch) -> Transaction | None:
-    """Return the batch as one request of several commands; None where text is better, or the only way.
-
-    A transaction that fits in a packet with COMMIT is faster so. Without autocommit, commands behind an error that
-    ended the transaction begin one that is never committed.
-    """
-    items = batch.inserts
-    text_bytes = 2 * sum([len(item.payload) for item in items]) + _TEXT_OF_ITEM_BYTES * len(items)
-    if text_bytes <= planner.one_packet_bytes:
-        return None
     rows = narrow_rows(items)
     try:
-        executed = inserts.commands(items, rows, min(planner.max_statement_bytes, _COMMAND_BYTES))
+        made: list[Statement] | None = inserts.commands(items, rows, min(planner.max_statement_bytes, _COMMAND_BYTES))
     except StructError:
         inserts.forget_types()
         return None
-    if executed is None:
-        return None
-    before: list[Statement] = []
-    after = insert_timed([], rows)
-    after += writes(batch, planner.dialect, planner.max_statement_bytes, before_inserts=before)
-    head = in_packets(["SET autocommit = 0", fence.text(), *[one.text for one in before]], planner.packet_bytes)
-    tail = in_packets([one.text for one in after], planner.packet_bytes) if after else ()
-    commands = [*map(query, head), *[packet for packet, _ in executed], *map(query, tail)]
-    written = chain((statement.rows for statement in before), (count for _, count in executed))
-    plan = Plan([], [*FENCE_ROWS, *written, *[statement.rows for statement in after]], fence.next_number)
-    return Transaction(plan, [b"".join(commands)], len(commands))
+    if made is not None:
+        insert_timed(made, rows)
+    return made
+
+
+def packets_of(plan: Plan, packet_bytes: int) -> list[bytes]:
+    """Return the commands of the plan: its texts together in packets, and the prepared ones."""
+    made: list[bytes] = []
+    for is_text, group in groupby(plan.texts, lambda text: isinstance(text, str)):
+        texts = list(group)
+        made += map(query, in_packets(texts, packet_bytes)) if is_text else texts
+    return made

@@ -27,8 +27,9 @@ def rig() -> Iterator[Rig]:
 
 
 def begin(rig: Rig) -> Transaction:
-    made = Transaction(Plan([], [None, 1, 64], 5), [REQUEST], 2)
-    rig.transactions.run(rig.ours, made, rig.ends.append)
+    made = Transaction(Plan([], (None, 1, 64), 5), [REQUEST], 2)
+    rig.transactions.attach(rig.ours)
+    rig.transactions.run(made, rig.ends.append)
     assert rig.loop.writers, "the socket took all of it"
     return made
 

@@ -35,8 +35,9 @@ class Rig:
         self.cut += 1
 
     def begin(self, data: bytes = PACKET) -> Transaction:
-        made = Transaction(Plan(["BEGIN", "UPDATE shard", "INSERT"], [None, 1, 1], 5), [data])
-        self.transactions.run(self.ours, made, self.ends.append)
+        made = Transaction(Plan(["BEGIN", "UPDATE shard", "INSERT"], (None, 1, 1), 5), [data])
+        self.transactions.attach(self.ours)
+        self.transactions.run(made, self.ends.append)
         return made
 
     def answer(self, data: bytes) -> None:

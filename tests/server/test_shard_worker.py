@@ -15,7 +15,7 @@ from foqs.engine.batch_reads import LookRead
 from foqs.engine.dedup import GiveRead
 from foqs.rows import Batch, FailureCause, FailureRow, Found
 from foqs.server.shard_thread import ShardThread
-from foqs.server.shard_worker import LOOP_BYTES, LOOP_ROWS, ShardWorker, loop_takes
+from foqs.server.shard_worker import LOOP_BYTES, LOOP_ROWS, ShardWorker
 from foqs.store.packets import query
 from foqs.store.protocol import CommitUnknown, Fenced, RowRejected, ShardStore, StoreBusy, StoreDown, StoreError
 from foqs.store.sql import SqlStore
@@ -51,7 +51,7 @@ class Store(SqlStore):
     def begin(self, batch: Batch) -> Transaction:
         if self.begin_error is not None:
             raise self.begin_error
-        return Transaction(Plan(["BEGIN", "UPDATE shard", "INSERT"], [None, 1, 1], 5), [PACKET])
+        return Transaction(Plan(["BEGIN", "UPDATE shard", "INSERT"], (None, 1, 1), 5), [PACKET])
 
     def conclude(self, transaction: Transaction) -> None:
         self.done.append(f"conclude {transaction.state.value}")
@@ -152,8 +152,13 @@ def failure(size_bytes: int) -> FailureRow:
         (transaction(reads=[GiveRead(Give(1, 1, b"", 1, lambda _: None))]), False),
     ],
 )
-def test_small_transactions_alone_are_for_the_loop(batch: ShardBatch, takes: bool) -> None:
-    assert loop_takes(batch) is takes
+def test_small_transactions_alone_are_for_the_loop(
+    rig: Rig, batch: ShardBatch, takes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_thread: list[ShardBatch] = []
+    monkeypatch.setattr(rig.worker._thread, "submit", lambda batch, *_: on_thread.append(batch))
+    rig.submit(batch)
+    assert (rig.worker._on_loop.busy, on_thread) == (takes, [] if takes else [batch])
 
 
 def test_a_transaction_runs_on_the_loop(rig: Rig) -> None:

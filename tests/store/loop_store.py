@@ -36,7 +36,8 @@ class LoopStore(SqlStore):
             errors.append(error)
             self.loop.stop()
 
-        self.transactions.run(connection, transaction, done)
+        self.transactions.attach(connection)
+        self.transactions.run(transaction, done)
         self.loop.run_forever()
         assert errors == [None]
         self.ran += 1

@@ -9,9 +9,8 @@ import sys
 from foqs.rows import Batch
 from foqs.store.protocol import Fenced, StoreDown
 from foqs.store.sql import SqlStore
-from foqs.store.statements import Fence, writes
 from tests.store.row_contract import LANE
-from tests.store.shards import new_item
+from tests.store.shards import new_item, send_commit_apart
 
 
 def main(url: str, number: str, what: str) -> None:
@@ -20,9 +19,10 @@ def main(url: str, number: str, what: str) -> None:
     link = store._link
     assert link is not None
     if what == "open":
-        fence = Fence(store._epoch, link.id, store._seq + 1, 10, 0, 0)
-        statements = writes(Batch(lanes_new=[LANE], inserts=[new_item(5)]), store._dialect, 1 << 20)
-        assert list(link.run([store._dialect.begin, fence.text(), *[each.text for each in statements]]))[1] == 1
+        send_commit_apart(store)
+        batch = Batch(lanes_new=[LANE], inserts=[new_item(5)])
+        plan = store._planner.plan(store._epoch, link.id, store._seq + 1, 10, batch)
+        assert list(link.run(plan.texts))[1] == 1
     print("ready", flush=True)
     sys.stdin.readline()
     try:

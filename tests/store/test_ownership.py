@@ -21,7 +21,6 @@ from foqs.store.checkup import check_shard
 from foqs.store.link import Link
 from foqs.store.protocol import CommitUnknown, Fenced, ShardRefused, StoreBusy, StoreDown
 from foqs.store.sql import SqlStore
-from foqs.store.statements import Fence, writes
 from tests.store.asking import ask, connect, row_lock_waits, run
 from tests.store.contract import LANE, insert, open_again, ready_row
 from tests.store.proxy import Break
@@ -417,9 +416,10 @@ def begin_transaction(store: SqlStore, item_number: int) -> None:
     """Fence and insert, without a COMMIT."""
     link = store._link
     assert link is not None
-    fence = Fence(store._epoch, link.id, store._seq + 1, 10, 0, NOW_MS)
-    texts = [each.text for each in writes(Batch(inserts=[new_item(item_number)]), store._dialect, 1 << 20)]
-    assert list(link.run([store._dialect.begin, fence.text(), *texts]))[1:] == [1, 1, 1]
+    send_commit_apart(store)
+    batch = Batch(inserts=[new_item(item_number)], expiry_from_ms=NOW_MS)
+    plan = store._planner.plan(store._epoch, link.id, store._seq + 1, 10, batch)
+    assert list(link.run(plan.texts))[1:] == [1, 1, 1]
 
 
 def reconnects(store: SqlStore) -> bool | None:

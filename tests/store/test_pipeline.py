@@ -17,8 +17,8 @@ CUTS = st.lists(st.integers(0, 1 << 16), max_size=8)
 
 def pipeline() -> Transaction:
     """The fence, two commands of 64 rows, and a last one of two statements."""
-    made = Transaction(Plan([], [None, 1, 64, 64, 3, None], 9), [b"request"], 4)
-    assert made.begin() == b"request"
+    made = Transaction(Plan([], (None, 1, 64, 64, 3, None), 9), [b"request"], 4)
+    assert made.first == b"request"
     return made
 
 

@@ -13,7 +13,7 @@ from foqs.rows import Batch, LaneRow, NewItem
 from foqs.store import reads
 from foqs.store.dialect import MARIADB, SQLITE
 from foqs.store.sql import SqlStore
-from foqs.store.statements import READY_KEY, writes
+from foqs.store.statements import planner_of
 from tests.store.asking import ask, connect
 from tests.store.contract import LANE, body, insert, ready_key, ready_row, timer_row
 from tests.store.dead_contract import failure_of, moved
@@ -222,7 +222,8 @@ def test_a_short_queue_among_deleted_rows(shard: ServerShard) -> None:
             batch = all_gone(left)
             batch.metadata_new = [(item_id, b"m") for item_id in ids]
             batch.deliver_after_new = [(item_id, 1) for item_id in ids]
-            texts = [each.text for each in writes(batch, store._dialect, 1 << 20)]
+            planner = store._planner._replace(one_packet_bytes=0)
+            texts = [*planner.plan(1, 1, 1, 1, batch).texts[2:]]
             texts += [
                 reads.bodies_sql(store._dialect, ids),
                 reads.look_sql(store._dialect, ids),
@@ -293,6 +294,7 @@ def test_sqlite_searches_and_does_not_scan(tmp_path: object) -> None:
     store.open("owner", take_over=False)
     link = store._link
     assert link is not None
+    gone = Batch(ready_gone=[(1, 2, 3, 4), (5, 6, 7, 8)], timer_gone=[1, 2])
     texts = [
         reads.page_sql(SQLITE, 1, None, 10),
         reads.page_sql(SQLITE, 1, (1, 2, 3), 10),
@@ -306,8 +308,7 @@ def test_sqlite_searches_and_does_not_scan(tmp_path: object) -> None:
         reads.sizes_sql(SQLITE, [1, 2]),
         reads.failures_sql(SQLITE, [1, 2]),
         select_of(reads.index_tail(SQLITE, 5)),
-        SQLITE.delete_keys("ready", READY_KEY, [(1, 2, 3, 4), (5, 6, 7, 8)]),
-        SQLITE.delete_values("timer", "id", [1, 2]),
+        *planner_of(SQLITE, 1 << 20, 1 << 20).plan(1, 1, 1, 1, gone).texts[2:],
     ]
     scans = {f"SCAN {name}" for name in ("item", "ready", "timer", "expiry", "i", "r", "t", "e")}
     for text in texts:

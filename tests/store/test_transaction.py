@@ -22,15 +22,15 @@ CUTS = st.lists(st.integers(0, 1 << 16), max_size=8)
 
 def transaction(*rows: int | None, packets: int = 1) -> Transaction:
     """BEGIN, the fence and writes that must match `rows`."""
-    plan = Plan(["BEGIN", "UPDATE shard", *[f"WRITE {at}" for at in range(len(rows))]], [None, 1, *rows], 9)
+    plan = Plan(["BEGIN", "UPDATE shard", *[f"WRITE {at}" for at in range(len(rows))]], (None, 1, *rows), 9)
     return Transaction(plan, [query(f"packet {at}") for at in range(packets)])
 
 
 def short(*rows: int | None) -> Transaction:
     """A transaction that travels with its COMMIT, and whose packet is sent."""
     texts = ["BEGIN", "UPDATE shard", *[f"WRITE {at}" for at in range(len(rows))], "COMMIT"]
-    made = Transaction(Plan(texts, [None, 1, *rows], 9, with_commit=True), [query(";".join(texts))])
-    assert made.begin() == query(";".join(texts))
+    made = Transaction(Plan(texts, (None, 1, *rows), 9, with_commit=True), [query(";".join(texts))])
+    assert made.first == query(";".join(texts))
     return made
 
 
@@ -45,7 +45,7 @@ def feed(made: Transaction, data: bytes, cuts: Sequence[int] = ()) -> bytes:
 
 def test_a_transaction_commits_after_all_replies() -> None:
     made = transaction(3, None, 2)
-    assert made.begin() == query("packet 0")
+    assert made.first == query("packet 0")
     whole = reply(0, 1, 3, 77, 2)
     assert feed(made, whole[:-1]) == b""
     assert not made.ended
@@ -58,7 +58,7 @@ def test_a_transaction_commits_after_all_replies() -> None:
 def test_a_packet_is_sent_after_the_replies_to_the_one_before() -> None:
     """Statements behind a deadlock would run outside the transaction, which it ended."""
     made = transaction(1, 1, packets=3)
-    assert made.begin() == query("packet 0")
+    assert made.first == query("packet 0")
     assert feed(made, reply(0, 1)) == query("packet 1")
     assert feed(made, reply(1)) == query("packet 2")
     assert feed(made, reply(1)) == COMMIT
@@ -67,7 +67,6 @@ def test_a_packet_is_sent_after_the_replies_to_the_one_before() -> None:
 @pytest.mark.parametrize("packets", [1, 2])
 def test_nothing_is_sent_behind_an_error(packets: int) -> None:
     made = transaction(1, 1, packets=packets)
-    made.begin()
     assert feed(made, reply(0, 1, failed=BUSY)) == b""
     assert end_of(made) == (State.FAILED, Err(1213, "HY000", "Deadlock found"), 0)
 
@@ -77,14 +76,12 @@ def test_nothing_is_sent_behind_an_error(packets: int) -> None:
 )
 def test_a_fence_that_matches_no_row_comes_before_errors(answer: bytes) -> None:
     made = transaction(1, 1, packets=2)
-    made.begin()
     assert feed(made, answer) == b""
     assert end_of(made) == (State.FENCED, None, 0)
 
 
 def test_rows_that_are_missed_are_counted() -> None:
     made = transaction(3, None, 2, 5)
-    made.begin()
     assert feed(made, reply(0, 1, 1, 9, 4, 5) + b"") == COMMIT
     made.received(reply(0))
     assert made.missed == 4
@@ -95,7 +92,6 @@ def test_rows_that_are_missed_are_counted() -> None:
 
 def test_an_error_of_the_commit_leaves_the_outcome_in_doubt() -> None:
     made = transaction(1)
-    made.begin()
     feed(made, reply(0, 1, 1))
     assert feed(made, packet(1, BUSY)) == b""
     assert end_of(made) == (State.IN_DOUBT, Err(1213, "HY000", "Deadlock found"), 0)
@@ -115,7 +111,6 @@ def test_an_error_of_the_commit_leaves_the_outcome_in_doubt() -> None:
 )
 def test_other_replies_end_the_connection(answer: bytes) -> None:
     made = transaction(1)
-    made.begin()
     assert feed(made, answer) == b""
     assert end_of(made) == (State.FAILED, Loss.BAD_REPLY, 0)
 
@@ -123,7 +118,6 @@ def test_other_replies_end_the_connection(answer: bytes) -> None:
 @pytest.mark.parametrize("answer", [reply(0, 0), packet(1, ok(0)) + b"\1", packet(1, b"\1"), packet(3, ok(0))], ids=str)
 def test_other_replies_to_the_commit_leave_it_in_doubt(answer: bytes) -> None:
     made = transaction(1)
-    made.begin()
     feed(made, reply(0, 1, 1))
     assert feed(made, answer) == b""
     assert end_of(made) == (State.IN_DOUBT, Loss.BAD_REPLY, 0)
@@ -132,7 +126,6 @@ def test_other_replies_to_the_commit_leave_it_in_doubt(answer: bytes) -> None:
 @pytest.mark.parametrize("packets", [1, 2])
 def test_a_fence_that_fails(packets: int) -> None:
     made = transaction(1, packets=packets)
-    made.begin()
     assert feed(made, reply(0, failed=NULL)) == b""
     assert end_of(made)[0] is State.FENCED
 
@@ -161,6 +154,65 @@ def test_a_transaction_with_its_commit(answer: bytes, state: State, missed: int)
     assert (made.ended, made.state, made.missed) == (True, state, missed)
 
 
+def known_after(answer: bytes, cuts: Sequence[int] = ()) -> dict[tuple[int | None, ...], bytes]:
+    """Return the replies that are remembered after a transaction with its COMMIT and this reply."""
+    known: dict[tuple[int | None, ...], bytes] = {}
+    made = Transaction(short(3, None, 2).plan, [b"packet"], known=known)
+    feed(made, answer, cuts)
+    return known
+
+
+GOOD = reply(0, 1, 3, 77, 2, 0)
+
+
+@given(CUTS, CUTS)
+def test_a_known_reply_is_not_read(cuts: list[int], again: list[int]) -> None:
+    known = known_after(GOOD, cuts)
+    assert known == {(None, 1, 3, None, 2): GOOD}
+    made = Transaction(short(3, None, 2).plan, [b"packet"], known=known)
+    assert feed(made, GOOD, again) == b""
+    assert (made.ended, end_of(made)) == (True, (State.COMMITTED, None, 0))
+    assert made._replies is None
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        reply(0, 1, 1, 77, 2, 0),  # rows were missed
+        reply(0, 1, 3, 77, 2, failed=BUSY),
+        reply(0, 0, 3, 77, 2, 0),
+        GOOD + b"\1",
+        GOOD[:-1],
+        reply(0, 1, 3, 77, *[2] * 40, 0),
+    ],
+    ids=str,
+)
+def test_other_replies_are_not_remembered(answer: bytes) -> None:
+    assert known_after(answer) == {}
+
+
+@given(
+    st.sampled_from([reply(0, 1, 1, 77, 2, 0), reply(0, 1, 3, 5, 2, 0), reply(0, failed=NULL), reply(0, 1, 3, 77, 2)]),
+    CUTS,
+)
+def test_other_bytes_than_the_known_reply_are_read(answer: bytes, cuts: list[int]) -> None:
+    """They may begin as it does."""
+    plan = short(3, None, 2).plan
+    first, second = (Transaction(plan, [b"packet"], known=known) for known in ({plan.rows: GOOD}, None))
+    for made in (first, second):
+        feed(made, answer, cuts)
+        if not made.ended:
+            made.lost(Loss.END)
+    assert end_of(first) == end_of(second)
+
+
+def test_few_replies_are_remembered() -> None:
+    known: dict[tuple[int | None, ...], bytes] = {}
+    for count in range(200):
+        feed(Transaction(short(count).plan, [b"packet"], known=known), reply(0, 1, count, 0))
+        assert 0 < len(known) <= 64
+
+
 @given(LOSSES, st.data())
 def test_a_connection_lost_with_its_commit(why: Loss, data: st.DataObject) -> None:
     made = short(1, 1)
@@ -174,7 +226,6 @@ def test_a_connection_lost_with_its_commit(why: Loss, data: st.DataObject) -> No
 def test_a_connection_lost_at_any_byte(why: Loss, data: st.DataObject) -> None:
     """The outcome is in doubt if COMMIT was sent, and else certainly failed."""
     made = transaction(1, 1, packets=2)
-    made.begin()
     first, second = reply(0, 1, 1), reply(1)
     whole = first + second + reply(0)
     at = data.draw(st.integers(0, len(whole) - 1))
@@ -195,7 +246,6 @@ def test_any_cut_of_the_bytes_gives_the_same_end(
     ends = []
     for first, second in (([], []), (cuts, commit_cuts), (list(range(len(answer))), list(range(len(last))))):
         made = transaction(*[1] * (len(counts) - 1))
-        made.begin()
         sent = feed(made, answer, first)
         assert made.ended == (sent == b"")
         if sent:

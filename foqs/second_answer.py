@@ -9,8 +9,9 @@ After a LOST answer the item is doubtful, and the next answer is read with the s
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
+from functools import cached_property
 
 from foqs.errors import (
     FoqsError,
@@ -60,7 +61,8 @@ _LOST = Answer.LOST.value
 Row = tuple[Verdict, Verdict, Verdict, Verdict, Verdict]
 
 
-class Policy(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Policy:
     """One kind of request. `first` and `second` have a verdict for each `Answer`, `second` for a doubtful item.
     `changes` is False for a look-up, whose lost reply is UNAVAILABLE, not OUTCOME_UNKNOWN."""
 
@@ -68,7 +70,7 @@ class Policy(NamedTuple):
     second: Row
     changes: bool = True
 
-    @property
+    @cached_property
     def repeatable(self) -> bool:
         """True if the request may be repeated after a lost reply."""
         return self.first[_LOST] is not Verdict.FAILED

@@ -7,10 +7,11 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import lru_cache
 from itertools import count
 from math import inf
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 
 from foqs.bounds import LIMITS
 from foqs.checks import check_text
@@ -36,16 +37,6 @@ AVOID_S = 1.0
 AVOID_AT_MOST_S = 30.0
 OnRetry = Callable[[FoqsError, float], object]
 _current: ContextVar[str | None] = ContextVar("foqs_request_id", default=None)
-
-
-class Sent(NamedTuple):
-    """A request that was sent; `until` is when its answer is given up."""
-
-    method: RemoteMethod
-    sequence: int
-    request_id: str
-    connection: Connection
-    until: float
 
 
 class Caller:
@@ -117,7 +108,7 @@ class Caller:
         to: Sequence[Address] = (),
         wait: bool = True,
         request_id: str | None = None,
-    ) -> Sent:
+    ) -> Connection:
         """Send a request to the first of `to` that can be had; `receive` has to follow. The request is a struct
         without its context, or the bytes of its fields; without a `request_id` it is a call of its own. Raises NotSent
         (Busy without `wait`, when it would have to wait for a connection), Invalid.
@@ -129,7 +120,7 @@ class Caller:
         until = deadline
         if repeatable:
             until = min(deadline, now + (self._attempt_timeout_ms + wait_ms) / 1000)
-        server_ms = server_timeout_ms((until - now) * 1000 - wait_ms)
+        server_ms = server_timeout_ms(int((until - now) * 1000 - wait_ms))
         request_id = request_id or current()
         if not self._context_head:
             self._context_head = context_head(self._token)
@@ -149,7 +140,9 @@ class Caller:
             if isinstance(error, WrongPeer):
                 raise self._elsewhere(error) from error.__cause__
             raise
-        return Sent(method, sequence, request_id, connection, until)
+        connection.method, connection.sequence = method, sequence
+        connection.request_id, connection.until = request_id, until
+        return connection
 
     def _introduce(self, connection: Connection, until: float) -> None:
         """Send the token in a small request: hosts that ask for one read large requests of authenticated connections
@@ -166,27 +159,27 @@ class Caller:
             return
         connection.authenticated = True
 
-    def receive(self, sent: Sent, places: Ask | None = None) -> Any:
-        """Return the response to a sent request, whose wait `places` may end. Raises the typed error of the failure."""
-        connection = sent.connection
+    def receive(self, connection: Connection, places: Ask | None = None) -> Any:
+        """Return the response to the request that was sent there, whose wait `places` may end. Raises the typed error
+        of the failure."""
         usable = False
         try:
-            waits = None if places is None or places.waker is None else places
-            frame = connection.receive(sent.until) if waits is None else connection.receive(sent.until, waits)
-            response = sent.method.decode(frame, sent.sequence)
+            if places is not None and places.waker is None:
+                places = None
+            response = connection.method.decode(connection.receive(connection.until, places), connection.sequence)
             usable = connection.authenticated = self._wait_server = True
         except LostReply as error:
             self.pool.avoid(connection.address)
-            named(error, sent.request_id)
+            named(error, connection.request_id)
             raise
         except WrongPeer as error:
             self.pool.avoid(connection.address)
-            raise named(self._elsewhere(error), sent.request_id) from error.__cause__
+            raise named(self._elsewhere(error), connection.request_id) from error.__cause__
         except Malformed as error:
-            raise named(LostReply(f"{connection.address}: {error}"), sent.request_id) from error
+            raise named(LostReply(f"{connection.address}: {error}"), connection.request_id) from error
         except FoqsError as answered:
             self._wait_server |= not isinstance(answered, NotSent)
-            named(answered, sent.request_id)
+            named(answered, connection.request_id)
             if isinstance(answered, Unavailable) and self.pool.has_others:
                 self.pool.avoid(connection.address)
             else:
@@ -201,9 +194,9 @@ class Caller:
         """`error`; one after which other addresses are tried if there are any."""
         return NotSent(error.message) if self.pool.has_others else error
 
-    def give_up(self, sent: Sent) -> None:
-        """Drop a sent request: its reply is no longer needed."""
-        self.pool.give(sent.connection, usable=False)
+    def give_up(self, connection: Connection) -> None:
+        """Drop the request that was sent there: its reply is no longer needed."""
+        self.pool.give(connection, usable=False)
 
     def again(self, tries: int, error: FoqsError, retry_after_ms: int | None, deadline: float) -> bool:
         """Wait before a call is tried again, after its `tries`-th failure. Return False at once if it is not: the time
@@ -229,7 +222,8 @@ class Caller:
         )  # fmt: skip
 
 
-def server_timeout_ms(left_ms: float) -> int:
+@lru_cache(1_024)
+def server_timeout_ms(left_ms: int) -> int:
     """Return the time-out for the server: shorter than `left_ms`, so its reply arrives before the client gives up. A
     server takes no longer one than its `timeout_max_ms`."""
     return max(1, min(LIMITS.timeout_max_ms, int(left_ms - min(500.0, left_ms / 10))))
@@ -312,10 +306,17 @@ class Pool:
         when all are in use, at once without `wait`.
         """
         first = (self._in_turn(wanted) if self._failed_at else wanted)[0] if wanted else None
-        while (connection := self._idle_or_slot(deadline if wait else 0.0, first)) is not None:
-            if monotonic() - connection.idle_since < self._max_idle_s and connection.usable():
-                return connection
-            self.give(connection, usable=False)
+        while True:
+            with self._lock:
+                if self._idle and (first is None or self._idle[-1].address == first):
+                    found: Connection | None = self._idle.pop()
+                else:
+                    found = self._idle_or_slot(deadline if wait else 0.0, first)
+            if found is None:
+                break
+            if monotonic() - found.idle_since < self._max_idle_s and found.usable():
+                return found
+            self.give(found, usable=False)
         try:
             return self._connect(deadline, self._in_turn(wanted))
         except BaseException:
@@ -374,29 +375,28 @@ class Pool:
             connection.close()
 
     def _idle_or_slot(self, deadline: float, wanted: Address | None) -> Connection | None:
-        """An idle connection to `wanted` (None: to any), or None when the caller may open one."""
-        with self._lock:
-            while True:
-                if self._closed:
-                    raise ClientClosed("the client is closed")
-                for at in range(len(self._idle) - 1, -1, -1):
-                    if wanted is None or self._idle[at].address == wanted:
-                        return self._idle.pop(at)
-                if self._open < self.size:
-                    self._open += 1
-                    return None
-                if self._idle:
-                    self._idle.pop(0).close()  # its slot is the caller's
-                    return None
-                left = deadline - monotonic()
-                if left <= 0:
-                    raise Busy(f"all {self.size} connections of the client are in use")
-                # Looked at again at the end of the time: a notification that came just then woke no other thread.
-                self._waiting += 1
-                try:
-                    self._change.wait(left)
-                finally:
-                    self._waiting -= 1
+        """An idle connection to `wanted` (None: to any), or None when the caller may open one. Called with the lock."""
+        while True:
+            if self._closed:
+                raise ClientClosed("the client is closed")
+            for at in range(len(self._idle) - 1, -1, -1):
+                if wanted is None or self._idle[at].address == wanted:
+                    return self._idle.pop(at)
+            if self._open < self.size:
+                self._open += 1
+                return None
+            if self._idle:
+                self._idle.pop(0).close()  # its slot is the caller's
+                return None
+            left = deadline - monotonic()
+            if left <= 0:
+                raise Busy(f"all {self.size} connections of the client are in use")
+            # Looked at again at the end of the time: a notification that came just then woke no other thread.
+            self._waiting += 1
+            try:
+                self._change.wait(left)
+            finally:
+                self._waiting -= 1
 
     def _connect(self, deadline: float, order: Sequence[Address]) -> Connection:
         error: FoqsError | None = None

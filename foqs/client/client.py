@@ -127,7 +127,7 @@ class Client(ConsumerCalls, OperatorCalls, Local):
         usual = None if self.tracing is not None else methods.enqueue_request(self.namespace, topic, payload, **options)
         if usual is None:
             return single(self.enqueue_many((ItemSpec(topic, payload, **options),), timeout_ms=timeout_ms))
-        to = self._router.order_for_new()
+        to = self._router.order_for_new() if self._router.only is None else self._router.only
         found = self._requests.first(methods.ENQUEUE, ONCE, usual, to, timeout_ms)
         if not isinstance(found, First):
             return id_of(found)

@@ -26,6 +26,7 @@ from foqs.client.per_worker import Ask
 from foqs.client.routes import Address
 from foqs.errors import FoqsError, Invalid, LostReply, NotSent, Unreachable
 from foqs.idl import idl
+from foqs.wire.client_codec import RemoteMethod
 from foqs.wire.protocol import FRAME_HEAD_BYTES, end_wait
 
 MAX_REPLY_BYTES = 64 << 20
@@ -65,6 +66,11 @@ class Connection:
         self.address = address
         self.idle_since = 0.0  # set when it is kept for another request, so after a reply
         self.authenticated = False  # a request of this connection was answered
+        # The request that was sent here last, and when its answer is given up.
+        self.method: RemoteMethod = SERVER_INFO
+        self.sequence = 0
+        self.request_id = ""
+        self.until = 0.0
         self._ended = False  # GOAWAY came behind a reply
         self._places: Ask | None = None  # may end the wait for a reply
         try:
@@ -128,7 +134,21 @@ class Connection:
         then it must be closed."""
         self._places = places
         try:
-            return self._receive(deadline)
+            data = self._read(_FIRST_READ_BYTES, deadline)
+            while len(data) < FRAME_HEAD_BYTES:
+                if not data or not (more := self._read(_FIRST_READ_BYTES, deadline)):
+                    raise _Closed("the connection was closed")
+                data += more
+            head = data[:FRAME_HEAD_BYTES]
+            length = int.from_bytes(head, "big")
+            if length > MAX_REPLY_BYTES:
+                raise _NoFrame(head)
+            end = FRAME_HEAD_BYTES + length
+            if len(data) < end:
+                return self._rest(data, length, deadline)
+            if len(data) > end:
+                self._ended = True
+            return data[FRAME_HEAD_BYTES:end]
         except OSError as error:
             if _refuses_certificate(error):
                 raise Unreachable(f"{self.address} does not take the client's certificate: {_said(error)}") from error
@@ -136,25 +156,6 @@ class Connection:
             raise LostReply(f"no reply from {self.address}: {_said(error)}") from error
         finally:
             self._places = None
-
-    def _receive(self, deadline: float) -> bytes:
-        data = b""
-        while len(data) < FRAME_HEAD_BYTES:
-            more = self._read(_FIRST_READ_BYTES, deadline)
-            if not more:
-                raise _Closed("the connection was closed")
-            data = data + more if data else more
-        head = data[:FRAME_HEAD_BYTES]
-        length = int.from_bytes(head, "big")
-        if length > MAX_REPLY_BYTES:
-            raise _NoFrame(head)
-        end = FRAME_HEAD_BYTES + length
-        if len(data) == end:
-            return data[FRAME_HEAD_BYTES:]
-        if len(data) > end:
-            self._ended = True
-            return data[FRAME_HEAD_BYTES:end]
-        return self._rest(data, length, deadline)
 
     def _rest(self, begun: bytes, length: int, deadline: float) -> bytes:
         parts = [begun[FRAME_HEAD_BYTES:]]

@@ -11,6 +11,7 @@ from foqs import second_answer
 from foqs.bounds import LIMITS
 from foqs.client import arguments, methods
 from foqs.client.arguments import Entries, check_dequeue, check_leased, check_many, checked
+from foqs.client.caller import current
 from foqs.client.guard import SafeLog
 from foqs.client.items import Items, Leased, Nack, counts_of
 from foqs.client.per_worker import Ask, Share
@@ -93,12 +94,15 @@ class AckDequeue:
         return taken
 
     def _ask(self, part: Part, request: Any, places: Ask | None, deadline: float) -> Taken:
-        caller = self._requests.caller
-        self._requests.router.begin()
-        response = None
+        caller, request_id, response = self._requests.caller, current(), None
+        if not self._requests.router.begun:
+            self._requests.router.begin()
         try:
-            sent = caller.send(methods.ACK_AND_DEQUEUE, request, deadline, repeatable=True, to=part.to)
-            response = caller.receive(sent)
+            response = caller.receive(
+                caller.send(
+                    methods.ACK_AND_DEQUEUE, request, deadline, repeatable=True, to=part.to, request_id=request_id
+                )
+            )
         finally:
             if places is not None:
                 places.end(response)
@@ -106,7 +110,7 @@ class AckDequeue:
         if len(outcomes) != len(request.acks):
             raise OutcomeUnknown(f"the server gave {len(outcomes)} outcomes for {len(request.acks)} acks")
         *errors, refused = (
-            None if error is None else named(item_error(error), sent.request_id)
+            None if error is None else named(item_error(error), request_id)
             for error in (*(one.error for one in outcomes), response.error)
         )
         return Taken(errors, _items(response), refused)
@@ -268,7 +272,8 @@ class ConsumerCalls:
         if usual is None:
             single(self.ack_many((item,), timeout_ms=timeout_ms))
             return
-        to = self._requests.router.order_for(item.id)
+        router = self._requests.router
+        to = router.order_for(item.id) if router.only is None else router.only
         found = self._requests.first(methods.ACK, END_ITEM, usual, to, timeout_ms)
         if isinstance(found, First):
             given = Entries((item,), arguments.ack_entry)

@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from struct import Struct
 from struct import error as StructError
-from typing import Any, NamedTuple
+from typing import Any
 
 from foqs.client.items import Delivery, Item
 from foqs.idl import idl
 from foqs.wire.client_codec import RemoteMethod
-from foqs.wire.protocol import I32, I64, LIST, STRING, STRUCT, encode_struct, field_head
+from foqs.wire.protocol import I32, I64, LIST, STRING, STRUCT, encode_struct, field_head, lean
 
 _RESPONSE = field_head(STRUCT, 0)
 _ITEM_FAIRNESS, _ITEM_THROTTLES = field_head(STRING, 17), field_head(LIST, 18) + bytes((STRING,))
@@ -46,53 +46,35 @@ _text_head = Struct(">3sI").unpack_from
 _size = Struct(">I").unpack_from
 
 
-class Outcome(NamedTuple):
-    """Reads like an EnqueueOutcome or ItemOutcome without an error."""
-
-    id: int | None = None
-    error: None = None
-    duplicate: None = None
+_EnqueueResponse, _EnqueueOutcome = lean(idl.EnqueueResponse), lean(idl.EnqueueOutcome)
+_DequeueResponse = lean(idl.DequeueResponse, Item)
+_DONE = idl.AckResponse((idl.ItemOutcome(),))
 
 
-class Outcomes(NamedTuple):
-    """Reads like the response to items of any method."""
-
-    outcomes: tuple[Outcome, ...]
-
-
-class Dequeued(NamedTuple):
-    """Reads like a DequeueResponse."""
-
-    items: list[Item]
-    doubtful: None = None
-    news_version: None = None
-    retry_after_ms: None = None
-    reason: None = None
-    per_worker: None = None
-
-
-_DONE = Outcomes((Outcome(),))
-
-
-def enqueue_response(frame: bytes, start: int) -> Outcomes | None:
+def enqueue_response(frame: bytes, start: int) -> Any:
     """Return the response to one item that was stored, and is no duplicate."""
     if len(frame) != start + _stored.size:
         return None
     head, item_id, stops = _stored.unpack_from(frame, start)
     if head != _STORED or stops != _STORED_STOPS:
         return None
-    return Outcomes((Outcome(item_id),))
+    response, outcome = _EnqueueResponse(), _EnqueueOutcome()
+    outcome.id = item_id
+    response.outcomes = (outcome,)
+    return response
 
 
-def items_response(frame: bytes, start: int) -> Outcomes | None:
+def items_response(frame: bytes, start: int) -> Any:
     """Return the response to one ack, nack or extension that was carried out."""
     return _DONE if len(frame) == start + len(_ONE_DONE) and frame.endswith(_ONE_DONE) else None
 
 
-def dequeue_response(frame: bytes, start: int) -> Dequeued | None:
+def dequeue_response(frame: bytes, start: int) -> Any:
     """Return the response with at most one leased item."""
+    response = _DequeueResponse()
     if len(frame) == start + len(_NONE):
-        return Dequeued([]) if frame.endswith(_NONE) else None
+        response.items = []
+        return response if frame.endswith(_NONE) else None
     try:
         one, id_, item_id, lease_, lease, attempt_, attempt, ns_, ns_bytes = _head.unpack_from(frame, start)
         ns_at = start + _head.size
@@ -118,7 +100,8 @@ def dequeue_response(frame: bytes, start: int) -> Dequeued | None:
         item_id, lease, attempt, ns, topic, priority, frame[payload_at:tail_at], None, None, delivery, due_ms,
         enqueued_ms, expires_ms, None, None, None, fairness, throttles,
     )  # fmt: skip
-    return Dequeued([item])
+    response.items = [item]
+    return response
 
 
 def _read_tenancy(frame: bytes, at: int) -> tuple[int, str, tuple[str, ...]]:

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, TypeVar
 from foqs.bounds import LIMITS
 from foqs.checks import LONGEST_MS, check_int
 from foqs.client import methods
-from foqs.client.caller import Busy, Caller, Sent, current
+from foqs.client.caller import Busy, Caller, current
+from foqs.client.connection import Connection
 from foqs.client.per_worker import Places
 from foqs.client.router import Router
 from foqs.client.routes import Address, Part, Routes, hash_slot
@@ -119,7 +120,7 @@ class ItemTask:
     def _ask_together(self, waiting: deque[Part]) -> None:
         """Send the parts of several hosts before the wait for an answer, as far as there are connections: one host
         that is slow, or silent, holds up no other's items. Take the asked parts out of `waiting`."""
-        unanswered: deque[tuple[Part, Sent]] = deque()
+        unanswered: deque[tuple[Part, Connection]] = deque()
         try:
             while waiting:
                 part = waiting[0]
@@ -150,7 +151,7 @@ class ItemTask:
             for _, left in unanswered:
                 self._caller.give_up(left)
 
-    def _send(self, part: Part, *, wait: bool) -> Sent:
+    def _send(self, part: Part, *, wait: bool) -> Connection:
         items = self._items if len(part.asked) == len(self._items) else [self._items[i] for i in part.asked]
         return self._caller.send(
             self._method,
@@ -162,12 +163,12 @@ class ItemTask:
             request_id=self._request_id,
         )
 
-    def _receive(self, part: Part, sent: Sent) -> None:
+    def _receive(self, part: Part, asked: Connection) -> None:
         try:
-            found: Sequence[Any] | FoqsError = self._caller.receive(sent).outcomes or ()
+            found: Sequence[Any] | FoqsError = self._caller.receive(asked).outcomes or ()
         except FoqsError as error:
             found = bare(error)
-        self._found(part.asked, found, sent.connection.address)
+        self._found(part.asked, found, asked.address)
 
     def _found(self, asked: Sequence[int], found: Sequence[Any] | FoqsError, by: Address | None = None) -> None:
         if not isinstance(found, FoqsError) and len(found) != len(asked):
@@ -231,7 +232,8 @@ class Requests:
 
     def look(self, ask: Callable[[str], Any], deadline: float, policy: Policy = LOOK) -> Any:
         """Return what `ask` returns for the id of the call. It is called again as `policy` says."""
-        self.router.begin()
+        if not self.router.begun:
+            self.router.begin()
         request_id, tries = current(), 0
         while True:
             try:
@@ -280,19 +282,19 @@ class Requests:
     ) -> Any:
         """Send the request of a call for one item. Return the item's outcome if it succeeded, else a `First` for
         `each`."""
-        self.router.begin()
+        if not self.router.begun:
+            self.router.begin()
         deadline = self.deadline(timeout_ms)
         request_id = current()
+        caller = self.caller
         try:
-            sent = self.caller.send(
-                method, request, deadline, repeatable=policy.repeatable, to=to, request_id=request_id
-            )
-            outcomes: Sequence[Any] = self.caller.receive(sent).outcomes or ()
+            asked = caller.send(method, request, deadline, repeatable=policy.repeatable, to=to, request_id=request_id)
+            outcomes: Sequence[Any] = caller.receive(asked).outcomes or ()
         except FoqsError as error:
             return First(deadline, request_id, bare(error))
         if len(outcomes) == 1 and outcomes[0].error is None:
             return outcomes[0]
-        return First(deadline, request_id, outcomes, sent.connection.address)
+        return First(deadline, request_id, outcomes, asked.address)
 
     def each(
         self,
@@ -314,7 +316,8 @@ class Requests:
                 self.places.left(ended if by_id else [item.id for item in ended])
             return done
 
-        self.router.begin()
+        if not self.router.begun:
+            self.router.begin()
         if method is methods.ENQUEUE and isinstance(items, Sized) and len(items) >= _MANY:
             self.router.wait(self.deadline(timeout_ms))
         chunks = list(requests_of(items, self.caller.max_frame_bytes - _REQUEST_OVERHEAD_BYTES))

@@ -48,14 +48,15 @@ def sample(hosts: Sequence[Address], count: int) -> Sequence[Address]:
 class Router:
     """Keeps the routing fresh: one question that waits, to one host at a time.
 
-    Thread-safe. `routes` is a value that is replaced. The thread begins with `begin` and ends with `close`. Without
-    `enabled` it never begins. The pool learns the hosts of each routing. A client works without a routing, too.
+    Thread-safe. `routes` is a value that is replaced; `only` are the hosts to try for any request, None if there is a
+    choice. The thread begins with `begin` and ends with `close`. Without `enabled` it never begins. The pool learns the
+    hosts of each routing. A client works without a routing, too.
     """
 
     def __init__(self, pool: Pool, token: str | None, *, enabled: bool = True) -> None:
-        self.routes = Routes()
         self._pool = pool
         self._given = pool.addresses
+        self._set(Routes())
         self._token = token
         self._enabled = enabled
         self._connection: Connection | None = None
@@ -67,6 +68,7 @@ class Router:
         self._change = threading.Condition()
         self._thread = Background("foqs-router", self._run)
         self._spread = Spread(random.expovariate)
+        self.begun = not self._enabled
         self._asked = not self._enabled or self.routes.version is not None  # all known hosts were asked once
 
     def after_fork(self) -> None:
@@ -80,11 +82,11 @@ class Router:
         return {*self._given, *routes.hosts} if routes.version is not None or not self._enabled else None
 
     def begin(self) -> None:
-        """Start the thread if it does not run yet. Called before every call."""
-        if self._enabled and not self._thread.running:
-            with self._change:
-                if not self._closed:
-                    self._thread.begin()
+        """Start the thread, unless it has begun. Called before every call that finds `begun` False."""
+        with self._change:
+            if not self._closed:
+                self._thread.begin()
+                self.begun = True
 
     def wait(self, until: float) -> None:
         """Wait a moment for the first routing. Without it, all new items would go to a host that the user gave. `until`
@@ -211,8 +213,12 @@ class Router:
 
     def _learn(self, routes: Routes) -> None:
         if routes.version != self.routes.version and routes.hosts:  # none: it has not heard of itself yet
-            self.routes = routes
+            self._set(routes)
             self._pool.living(routes.hosts)
+
+    def _set(self, routes: Routes) -> None:
+        self.routes = routes
+        self.only = self.order() if routes.alone else None
 
     def _pause(self, seconds: float) -> None:
         with self._change:

@@ -111,6 +111,7 @@ def register(parent: typer.Typer) -> None:
     command(app, "foqs-lab bench assignment --shards 1000 --hosts 100")(assignment)
     command(app, "foqs-lab bench cluster --rounds 7 --items 6000")(cluster)
     command(app, "foqs-lab bench host --kind tenants --batch 100")(host)
+    command(app, "foqs-lab bench client --kind headers")(client)
 
 
 # ------------------------------------------------------------------------------------- workloads in rounds
@@ -382,3 +383,21 @@ def host(
 
     plan = host.Plan(host.Kind(kind), items, batch, callers, shards, payload_bytes)
     _print(host.measure(plan, rounds), as_json)
+
+
+def client(
+    kind: Annotated[_Kind, _option("The items have this feature, or all of them together.")] = "plain",
+    batch: Annotated[int, _option("A request has this many items.", min=1, max=1_000)] = 1,
+    items: ManyItems = 20_000,
+    payload_bytes: PayloadBytes = 256,
+    rounds: Rounds = 5,
+    as_json: Json = False,
+) -> None:
+    """Measure the processor time of the client library alone.
+
+    Its host is in memory, and answers each request at once.
+    """
+    from foqs_lab.bench import client
+    from foqs_lab.bench.host import Kind
+
+    _print(client.measure(client.Plan(Kind(kind), items, batch, payload_bytes), rounds), as_json)

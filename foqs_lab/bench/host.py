@@ -73,7 +73,7 @@ _OPTIONS: Mapping[Kind, Callable[[int], dict[str, Any]]] = {
 }
 
 
-def _options(kind: Kind, at: int) -> dict[str, Any]:
+def options_of(kind: Kind, at: int) -> dict[str, Any]:
     """Return the options of an item. The key of a throttle that never waits is `fast`."""
     parts = [one for one in _OPTIONS if one is kind or kind is Kind.TOGETHER]
     return {name: value for part in parts for name, value in _OPTIONS[part](at).items()}
@@ -257,10 +257,10 @@ class MemoryClient:
             return b""
         self._method = methods.ENQUEUE
         if plan.batch == 1 and plan.kind in (Kind.PLAIN, Kind.TENANTS, Kind.THROTTLE):
-            request: Any = methods.enqueue_request(_NS, _TOPIC, payload, at % 8, **_options(plan.kind, at))
+            request: Any = methods.enqueue_request(_NS, _TOPIC, payload, at % 8, **options_of(plan.kind, at))
         else:
             numbers = range(at * plan.batch, (at + 1) * plan.batch)
-            specs = [idl.ItemSpec(_TOPIC, payload, priority=one % 8, **_options(plan.kind, one)) for one in numbers]
+            specs = [idl.ItemSpec(_TOPIC, payload, priority=one % 8, **options_of(plan.kind, one)) for one in numbers]
             request = idl.EnqueueRequest(_NS, specs)
         return self._method.encode(request, 0, context=self._context)
 

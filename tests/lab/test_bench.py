@@ -56,6 +56,16 @@ def test_a_host_alone_is_measured_without_a_server(kind: str, batch: int) -> Non
     assert all(1 / 1000 < transactions <= 3 for transactions in rounds["transactions_per_item"])
 
 
+@pytest.mark.parametrize(("kind", "batch"), [("plain", 1), ("together", 100)])
+def test_a_client_alone_is_measured_without_a_host(kind: str, batch: int) -> None:
+    words = ("--kind", kind, "--batch", str(batch), "--items", "1000", "--rounds", "2", "--json")
+    ran = foqs_lab("bench", "client", *words, env={"PATH": ""})
+    assert (ran.returncode, ran.stderr) == (0, "")
+    rounds = json.loads(ran.stdout)["rounds"]
+    assert set(rounds) == {f"{name}_us_per_item" for name in ("enqueue", "dequeue", "ack", "ack_and_dequeue")}
+    assert all(us > 0 for of in rounds.values() for us in of)
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
     [

@@ -103,6 +103,8 @@ def check_leased(name: str, value: object) -> None:
 
 def check_many(name: str, values: object) -> None:
     """Refuse a single thing where several are meant; a text would count as its characters."""
+    if type(values) is list:
+        return
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         refuse(name, values, "it must be a list, or something else to iterate over")
 

@@ -19,7 +19,7 @@ from foqs.client.operator_calls import OperatorCalls
 from foqs.client.per_worker import Places, Share
 from foqs.client.requests import First, Requests, id_of, single
 from foqs.client.router import Router, Topics
-from foqs.client.routes import parse_addresses
+from foqs.client.routes import hash_slot, parse_addresses
 from foqs.errors import FoqsError, Invalid
 from foqs.ids import parse_id
 from foqs.second_answer import END_ITEM, KEYED, ONCE
@@ -127,8 +127,13 @@ class Client(ConsumerCalls, OperatorCalls, Local):
         usual = None if self.tracing is not None else methods.enqueue_request(self.namespace, topic, payload, **options)
         if usual is None:
             return single(self.enqueue_many((ItemSpec(topic, payload, **options),), timeout_ms=timeout_ms))
-        to = self._router.order_for_new() if self._router.only is None else self._router.only
-        found = self._requests.first(methods.ENQUEUE, ONCE, usual, to, timeout_ms)
+        to, policy = self._router.only, ONCE
+        if (key := options.get("dedup_key")) is not None:
+            policy = KEYED
+            to = self._router.order_for_slot(hash_slot(self.namespace, key)) if to is None else to
+        elif to is None:
+            to = self._router.order_for_new()
+        found = self._requests.first(methods.ENQUEUE, policy, usual, to, timeout_ms)
         if not isinstance(found, First):
             return id_of(found)
         outcomes = self._enqueue_many((ItemSpec(topic, payload, **options),), timeout_ms, found)
@@ -159,9 +164,9 @@ class Client(ConsumerCalls, OperatorCalls, Local):
             sound = [spec for at, spec in enumerate(specs) if at not in faults]
             stored = iter(self._enqueue_many(sound, timeout_ms) if sound else ())
             return [faults[at] if at in faults else next(stored) for at in range(len(specs))]
-        if all(spec.dedup_key is None for spec in specs):
-            return self._requests.each(methods.ENQUEUE, ONCE, specs, timeout_ms, first)
         keyed = [spec for spec in specs if spec.dedup_key is not None]
+        if not keyed or len(keyed) == len(specs):
+            return self._requests.each(methods.ENQUEUE, KEYED if keyed else ONCE, specs, timeout_ms, first)
         plain = [spec for spec in specs if spec.dedup_key is None]
         keyed_outcomes = iter(self._requests.each(methods.ENQUEUE, KEYED, keyed, timeout_ms))
         outcomes = iter(self._requests.each(methods.ENQUEUE, ONCE, plain, timeout_ms))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -64,7 +64,7 @@ class AckDequeue:
         router = self._requests.router
         routes = router.routes
         if routes.alone:
-            return Part(router.order(), range(len(acks)))
+            return Part(router.only or (), range(len(acks)))
         having = self._topics.having(topics, first=first)
         now = self._clock()
         stay = self._stay
@@ -83,15 +83,16 @@ class AckDequeue:
     ) -> Taken:  # fmt: skip
         """Send one request with the acks of `part`, which `outcomes` are about. Raises the error of the whole request,
         such as LostReply: each ack may have been carried out."""
-        acked = [acks[at] for at in part.asked]
+        acked = acks if len(part.asked) == len(acks) else [acks[at] for at in part.asked]
         places = None if holding is None else self._requests.places.ask(wants, holding, wait=False, acked=acked)
-        request = idl.AckAndDequeueRequest(
-            ns=self._requests.namespace, acks=[idl.AckItem(id=item.id, lease=item.lease) for item in acked],
-            wants=_topic_counts(wants, places), lease_ms=lease_ms, max_bytes=max_bytes, worker=worker, begins=begins,
-            most=_total(wants, most),
+        request = methods.ack_and_dequeue_request(
+            self._requests.namespace, acked, wants if places is None else places.counts, lease_ms, max_bytes,
+            worker=worker, begins=begins, most=_total(wants, most), holding=None if places is None else places.holding,
         )  # fmt: skip
-        taken: Taken = traced(self._tracing, wants, partial(self._ask, part, request, places, deadline))
-        return taken
+        if self._tracing is None:
+            return self._ask(part, request, places, deadline)
+        traced: Taken = self._tracing.dequeue(wants, partial(self._ask, part, request, places, deadline))
+        return traced
 
     def _ask(self, part: Part, request: Any, places: Ask | None, deadline: float) -> Taken:
         caller, request_id, response = self._requests.caller, current(), None
@@ -106,13 +107,13 @@ class AckDequeue:
         finally:
             if places is not None:
                 places.end(response)
-        outcomes = response.outcomes or []
-        if len(outcomes) != len(request.acks):
-            raise OutcomeUnknown(f"the server gave {len(outcomes)} outcomes for {len(request.acks)} acks")
-        *errors, refused = (
-            None if error is None else named(item_error(error), request_id)
-            for error in (*(one.error for one in outcomes), response.error)
-        )
+        outcomes = response.outcomes or ()
+        if len(outcomes) != len(part.asked):
+            raise OutcomeUnknown(f"the server gave {len(outcomes)} outcomes for {len(part.asked)} acks")
+        errors: list[FoqsError | None] = [
+            None if one.error is None else named(item_error(one.error), request_id) for one in outcomes
+        ]
+        refused = None if response.error is None else named(item_error(response.error), request_id)
         return Taken(errors, _items(response), refused)
 
 
@@ -161,29 +162,28 @@ class ConsumerCalls:
         wait_until = monotonic() + wait_ms / 1000
         deadline = requests.deadline(timeout_ms) + wait_ms / 1000
 
-        def attempt(request_id: str) -> Any:
-            if holding is None:
-                return ask(request_id, None)
-            return requests.places.wait(counts, holding, wait_until, partial(ask, request_id))
-
-        def ask(request_id: str, places: Ask | None) -> Any:
+        def ask(request_id: str, places: Ask | None = None) -> Any:
             left_ms = max(0.0, (wait_until - monotonic()) * 1000)
-            request: Any = None
-            if worker is None and begins is None and places is None and not (ledger or total):
-                request = methods.dequeue_request(self.namespace, counts, int(left_ms), lease_ms, max_bytes)
-            if request is None:
-                wants = _topic_counts(counts, places)
-                request = idl.DequeueRequest(
-                    self.namespace, wants, lease_ms, int(left_ms), max_bytes, worker, ledger or None, begins, total
-                )
-            router = requests.router
-            among = () if router.routes.alone else self._topics.having(counts, first=total is None)
-            return requests.caller.ask(
-                methods.DEQUEUE, request, deadline, repeatable=True, wait_ms=left_ms, to=router.order(among),
-                request_id=request_id, places=places,
+            request = methods.dequeue_request(
+                self.namespace, counts if places is None else places.counts, int(left_ms), lease_ms, max_bytes,
+                worker=worker, ledger=ledger or None, begins=begins, most=total,
+                holding=None if places is None else places.holding,
             )  # fmt: skip
+            to, caller = requests.router.only, requests.caller
+            if to is None:
+                to = requests.router.order(self._topics.having(counts, first=total is None))
+            asked = caller.send(
+                methods.DEQUEUE, request, deadline, repeatable=True, wait_ms=left_ms, to=to, request_id=request_id
+            )
+            return caller.receive(asked, places)
 
-        return _items(traced(self.tracing, counts, partial(requests.look, attempt, deadline)))
+        def ask_with_places(request_id: str) -> Any:
+            return requests.places.wait(counts, holding or {}, wait_until, partial(ask, request_id))
+
+        attempt = ask if holding is None else ask_with_places
+        if self.tracing is None:
+            return _items(requests.look(attempt, deadline))
+        return _items(self.tracing.dequeue(counts, partial(requests.look, attempt, deadline)))
 
     def ack_and_dequeue(
         self,
@@ -221,12 +221,13 @@ class ConsumerCalls:
         def ack(places: Sequence[int]) -> None:
             """Send the acks of these `places` by themselves."""
             entries = [acks[at] for at in places]
-            for at, error in zip(places, self.ack_many(entries, timeout_ms=timeout_ms) if entries else (), strict=True):
+            for at, error in zip(places, self.ack_many(entries, timeout_ms=timeout_ms), strict=True):
                 outcomes[at] = _after_doubt(error) if at in doubtful else error
 
         part = self.combined.part(acks, counts, first=_total(counts, most) is None)
-        along = set(part.asked)
-        ack([at for at in range(len(acks)) if at not in along])
+        if len(part.asked) < len(acks):
+            along = set(part.asked)
+            ack([at for at in range(len(acks)) if at not in along])
         if part.asked:
             try:
                 taken = self.combined.ask(
@@ -240,12 +241,15 @@ class ConsumerCalls:
                 again = []
                 for at, one in zip(part.asked, taken.outcomes, strict=True):
                     outcomes[at] = one
-                    verdict = None if one is None else judge(END_ITEM, one, doubtful=False)
+                    if one is None:
+                        continue
+                    verdict = judge(END_ITEM, one, doubtful=False)
                     if verdict in AGAIN and not taken.items:
                         again.append(at)
                     if verdict is Verdict.AGAIN_DOUBTFUL:
                         doubtful.add(at)
-                ack(again)
+                if again:
+                    ack(again)
                 if taken.items or (taken.error and judge(LOOK, taken.error, doubtful=False) not in AGAIN):
                     return Taken(given.outcomes(outcomes), taken.items, taken.error)
         items, failed = Items(), None
@@ -366,18 +370,6 @@ class ConsumerCalls:
     ) -> list[FoqsError | None]:
         """Return the outcome of each entry about a leased item."""
         return given.outcomes(self._requests.each(method, policy, given.good, timeout_ms, first))
-
-
-def traced(tracing: Tracing | None, topics: Collection[str], look: Callable[[], Any]) -> Any:
-    """Return what the dequeue `look` returns, in a span if the client makes spans."""
-    return look() if tracing is None else tracing.dequeue(topics, look)
-
-
-def _topic_counts(counts: Mapping[str, int], places: Ask | None) -> list[Any]:
-    """Return TopicCounts. `places`: what the process asks for and reports, None if it does not report."""
-    if places is None:
-        return [idl.TopicCount(topic=topic, count=count) for topic, count in counts.items()]
-    return [idl.TopicCount(topic, count, places.holding[topic]) for topic, count in places.counts.items()]
 
 
 def _total(counts: Mapping[str, int], most: int | None) -> int | None:

@@ -1,9 +1,9 @@
 """The methods of the service, and a short way past the codec for requests and replies of the usual shape.
 
-The codec is the reference. A request function returns exactly the codec's bytes, without the STOP of the request, or
-None for values that the codec has to encode or refuse (most options of an item, several topics, wrong types). A reply
+The codec is the reference. A request function returns exactly the codec's bytes, without the STOP of the request. For
+values that the codec has to encode or refuse (times of an item, wrong types) it returns None, or the struct. A reply
 function gets a frame and the place where the result begins. It returns an object with the fields of the codec's
-response, or None for a reply that the codec has to read (errors, duplicates, several items, metadata, headers, TTLs).
+response, or None for a reply that the codec has to read (errors, duplicates, several items, TTLs).
 Items in responses are `foqs.client.items.Item`.
 """
 
@@ -11,44 +11,59 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import chain
 from struct import Struct
 from struct import error as StructError
 from typing import Any
 
-from foqs.client.items import Delivery, Item
+from foqs.client.items import Delivery, Item, Leased
 from foqs.idl import idl
 from foqs.wire.client_codec import RemoteMethod
-from foqs.wire.protocol import I32, I64, LIST, STRING, STRUCT, encode_struct, field_head, lean
+from foqs.wire.protocol import (
+    BOOL,
+    I32,
+    I64,
+    LIST,
+    MAP,
+    STOP,
+    STRING,
+    STRUCT,
+    encode_struct,
+    field_head,
+    lean,
+)
 
 _RESPONSE = field_head(STRUCT, 0)
+_ITEM_METADATA, _ITEM_HEADERS = field_head(STRING, 8), field_head(MAP, 9) + bytes((STRING, STRING))
 _ITEM_FAIRNESS, _ITEM_THROTTLES = field_head(STRING, 17), field_head(LIST, 18) + bytes((STRING,))
 _MOST_THROTTLES = 8
 _STOPS = b"\0\0"  # of a response and of the result
-_LIST = _RESPONSE + field_head(LIST, 1) + bytes((STRUCT,))
-_ONE_ITEM = _LIST + (1).to_bytes(4, "big")
-_NONE = _LIST + bytes(4) + _STOPS
+_OUTCOMES = _RESPONSE + field_head(LIST, 1) + bytes((STRUCT,))
+_ONE_ITEM = _OUTCOMES + (1).to_bytes(4, "big")
+_NONE = _OUTCOMES + bytes(4) + _STOPS
 _ONE_DONE = _ONE_ITEM + b"\0" + _STOPS
 _STORED, _STORED_STOPS = _ONE_ITEM + field_head(I64, 1), b"\0" + _STOPS
 _stored = Struct(f">{len(_STORED)}sq{len(_STORED_STOPS)}s")
+_SECOND_ITEMS = field_head(LIST, 2) + bytes((STRUCT,))
+_SECOND_ITEM, _SECOND_NONE = _SECOND_ITEMS + (1).to_bytes(4, "big"), _SECOND_ITEMS + bytes(4) + _STOPS
 
-# Up to the namespace; before the topic; from its end to the payload; from the payload's end.
-_head = Struct(f">{len(_ONE_ITEM)}s3sq3sq3si3sI")
+# Up to the namespace; before the topic; from its end to the payload; from the delivery.
+_head = Struct(">3sq3sq3si3sI")
 _topic = Struct(">3sI")
 _middle = Struct(">3si3sI")
-_tail = Struct(">3si3sq3sq3sq3s")
+_tail = Struct(">3si3sq3sq3sqB")
 _FIELDS = (
-    _ONE_ITEM, field_head(I64, 1), field_head(I64, 2), field_head(I32, 3), field_head(STRING, 4), field_head(STRING, 5),
+    field_head(I64, 1), field_head(I64, 2), field_head(I32, 3), field_head(STRING, 4), field_head(STRING, 5),
     field_head(I32, 6), field_head(STRING, 7), field_head(I32, 10), field_head(I64, 11), field_head(I64, 12),
     field_head(I64, 13),
 )  # fmt: skip
-_ENDS = b"\0" + _STOPS
 _text_head = Struct(">3sI").unpack_from
 _size = Struct(">I").unpack_from
 
-
 _EnqueueResponse, _EnqueueOutcome = lean(idl.EnqueueResponse), lean(idl.EnqueueOutcome)
-_DequeueResponse = lean(idl.DequeueResponse, Item)
-_DONE = idl.AckResponse((idl.ItemOutcome(),))
+_DequeueResponse, _AckAndDequeueResponse = lean(idl.DequeueResponse, Item), lean(idl.AckAndDequeueResponse, Item)
+_ONE_OUTCOME = (idl.ItemOutcome(),)
+_DONE = idl.AckResponse(_ONE_OUTCOME)
 
 
 def enqueue_response(frame: bytes, start: int) -> Any:
@@ -72,41 +87,92 @@ def items_response(frame: bytes, start: int) -> Any:
 def dequeue_response(frame: bytes, start: int) -> Any:
     """Return the response with at most one leased item."""
     response = _DequeueResponse()
-    if len(frame) == start + len(_NONE):
-        response.items = []
-        return response if frame.endswith(_NONE) else None
+    if frame.startswith(_ONE_ITEM, start):
+        response.items = _items_of(frame, start + len(_ONE_ITEM))
+        return None if response.items is None else response
+    response.items = []
+    return response if len(frame) == start + len(_NONE) and frame.endswith(_NONE) else None
+
+
+def ack_and_dequeue_response(frame: bytes, start: int) -> Any:
+    """Return the response with at most one leased item to acks that were carried out."""
+    outcomes_at = start + len(_ONE_ITEM)
+    if not frame.startswith(_OUTCOMES, start) or len(frame) < outcomes_at:
+        return None
+    (count,) = _size(frame, outcomes_at - 4)
+    items_at = outcomes_at + count
+    if items_at > len(frame) or frame.count(0, outcomes_at, items_at) != count:
+        return None
+    response = _AckAndDequeueResponse()
+    response.outcomes = _ONE_OUTCOME * count
+    if frame.startswith(_SECOND_ITEM, items_at):
+        response.items = _items_of(frame, items_at + len(_SECOND_ITEM))
+        return None if response.items is None else response
+    response.items = []
+    return response if len(frame) == items_at + len(_SECOND_NONE) and frame.endswith(_SECOND_NONE) else None
+
+
+def _items_of(frame: bytes, at: int) -> list[Item] | None:
+    """Return the item that begins at `at`, which is the last value of the response."""
     try:
-        one, id_, item_id, lease_, lease, attempt_, attempt, ns_, ns_bytes = _head.unpack_from(frame, start)
-        ns_at = start + _head.size
+        id_, item_id, lease_, lease, attempt_, attempt, ns_, ns_bytes = _head.unpack_from(frame, at)
+        ns_at = at + _head.size
         topic_, topic_bytes = _topic.unpack_from(frame, ns_at + ns_bytes)
         topic_at = ns_at + ns_bytes + _topic.size
         priority_, priority, payload_, payload_bytes = _middle.unpack_from(frame, topic_at + topic_bytes)
         payload_at = topic_at + topic_bytes + _middle.size
-        tail_at = payload_at + payload_bytes
-        delivery_, delivery, due_, due_ms, enqueued_, enqueued_ms, expires_, expires_ms, stops = _tail.unpack_from(
-            frame, tail_at
+        at = payload_at + payload_bytes
+        payload, metadata, headers = frame[payload_at:at], None, None
+        if frame[at] == STRING:
+            head, size = _text_head(frame, at)
+            metadata_at, at = at + 7, at + 7 + size
+            if head != _ITEM_METADATA:
+                return None
+            metadata = frame[metadata_at:at]
+        if frame[at] == MAP:
+            headers, at = _read_headers(frame, at)
+        delivery_, delivery, due_, due_ms, enqueued_, enqueued_ms, expires_, expires_ms, stop = _tail.unpack_from(
+            frame, at
         )
+        at += _tail.size
         ns, topic = frame[ns_at : ns_at + ns_bytes].decode(), frame[topic_at : topic_at + topic_bytes].decode()
-        end, fairness = tail_at + _tail.size, ""
+        fairness = ""
         throttles: tuple[str, ...] = ()
-        if stops != _ENDS:
-            end, fairness, throttles = _read_tenancy(frame, end - len(_ENDS))
-    except (StructError, UnicodeDecodeError):
+        if stop:
+            at, fairness, throttles = _read_tenancy(frame, at - 1)
+    except (StructError, UnicodeDecodeError, IndexError):
         return None
-    fields = (one, id_, lease_, attempt_, ns_, topic_, priority_, payload_, delivery_, due_, enqueued_, expires_)
-    if fields != _FIELDS or len(frame) != end:
+    fields = (id_, lease_, attempt_, ns_, topic_, priority_, payload_, delivery_, due_, enqueued_, expires_)
+    if fields != _FIELDS or len(frame) != at + len(_STOPS) or not frame.endswith(_STOPS):
         return None
-    item = Item(
-        item_id, lease, attempt, ns, topic, priority, frame[payload_at:tail_at], None, None, delivery, due_ms,
-        enqueued_ms, expires_ms, None, None, None, fairness, throttles,
-    )  # fmt: skip
-    response.items = [item]
-    return response
+    return [
+        Item(
+            item_id, lease, attempt, ns, topic, priority, payload, metadata, headers, delivery, due_ms, enqueued_ms,
+            expires_ms, None, None, None, fairness, throttles,
+        )
+    ]  # fmt: skip
+
+
+def _read_headers(frame: bytes, at: int) -> tuple[dict[str, str], int]:
+    """Return the headers of an item, whose field begins at `at`, and where they end. The end is -1 for another field.
+    Raises StructError or UnicodeDecodeError."""
+    headers: dict[str, str] = {}
+    if not frame.startswith(_ITEM_HEADERS, at):
+        return headers, -1
+    (count,) = _size(frame, at + 5)
+    at += 9
+    for _ in range(count):
+        (size,) = _size(frame, at)
+        key_at, at = at + 4, at + 4 + size
+        (size,) = _size(frame, at)
+        text_at, at = at + 4, at + 4 + size
+        headers[frame[key_at : text_at - 4].decode()] = frame[text_at:at].decode()
+    return headers, at
 
 
 def _read_tenancy(frame: bytes, at: int) -> tuple[int, str, tuple[str, ...]]:
-    """Return where the reply ends, and the fairness key and the throttle keys of its item, which begin at `at`. The end
-    is -1 for any other fields. Raises StructError or UnicodeDecodeError."""
+    """Return where an item ends, and its fairness key and throttle keys, which begin at `at`. The end is -1 for any
+    other fields. Raises StructError, UnicodeDecodeError or IndexError."""
     fairness = ""
     if frame.startswith(_ITEM_FAIRNESS, at):
         _, size = _text_head(frame, at)
@@ -122,42 +188,70 @@ def _read_tenancy(frame: bytes, at: int) -> tuple[int, str, tuple[str, ...]]:
             throttles.append(frame[text_at:at].decode())
         if count != len(throttles):
             return -1, "", ()
-    return (at + len(_ENDS) if frame.startswith(_ENDS, at) else -1), fairness, tuple(throttles)
+    return (at + 1 if frame[at] == STOP else -1), fairness, tuple(throttles)
 
 
 _NAMES_KEPT = 1_024
+_USUAL = Delivery.AT_LEAST_ONCE
 _STOP = b"\0"
-_ONE = bytes((STRUCT,)) + (1).to_bytes(4, "big")  # a list of one struct
+_STRUCTS = bytes((STRUCT,))
+_ONE = _STRUCTS + (1).to_bytes(4, "big")  # a list of one struct
 _NS, _TOPIC, _PAYLOAD = field_head(STRING, 1), field_head(STRING, 1), field_head(STRING, 2)
-_PRIORITY, _DELIVERY = field_head(I32, 5), field_head(I32, 10)
+_METADATA, _HEADERS = field_head(STRING, 3), field_head(MAP, 4) + bytes((STRING, STRING))
+_PRIORITY, _DELIVERY, _DEDUP = field_head(I32, 5), field_head(I32, 10), field_head(STRING, 11)
 _FAIRNESS, _WEIGHT = field_head(STRING, 12), field_head(I32, 14)
 _THROTTLES = field_head(LIST, 13) + bytes((STRING,))
 _ID, _LEASE = field_head(I64, 1), field_head(I64, 2)
-_ITEMS, _WANTS, _ACKS = field_head(LIST, 2) + _ONE, field_head(LIST, 2) + _ONE, field_head(LIST, 1) + _ONE
+_ITEMS, _ACKS = field_head(LIST, 2) + _ONE, field_head(LIST, 1) + _ONE
 _NS_OF_ACKS = field_head(STRING, 2)
-_COUNT, _WAIT = field_head(I32, 2), field_head(I64, 4)
+_WANTS, _SECOND_ACKS, _SECOND_WANTS = (field_head(LIST, number) + _STRUCTS for number in (2, 2, 3))
+_COUNT, _HOLDING = field_head(I32, 2), field_head(I32, 3)
+_LEDGER = field_head(BOOL, 7) + b"\1"
 _CONTEXT, _REQUEST_ID, _TRACEPARENT = field_head(STRUCT, 15), field_head(STRING, 2), field_head(STRING, 3)
 _TIMEOUT = field_head(I64, 4)
+# The heads of lease_ms, wait_ms, max_bytes, worker, begins and most, without acks and with them.
+_OPTIONS, _SECOND_OPTIONS = (
+    tuple(field_head(ttype, number) for ttype, number in zip((I64, I64, I64, STRING, I32, I32), numbers, strict=True))
+    for numbers in ((3, 4, 5, 6, 8, 9), (4, 5, 6, 7, 8, 10))
+)
 
 _length = Struct(">I").pack
-# What follows the payload; the weight; all acks; what follows the topic of the wants; the end of a context.
+_i32, _i64 = Struct(">3si").pack, Struct(">3sq").pack
+# What follows the payload and its options; a whole ack; all acks; the count of a topic; the end of a context.
 _after_payload = Struct(">3si3si").pack
-_weight = Struct(">3si").pack
+_ack = Struct(">3sq3sqB").pack
 _acks = Struct(f">{len(_ACKS)}s3sq3sqB").pack
-_after_topic = Struct(">3siB3sq").pack
+_count, _count_and_holding = Struct(">3siB").pack, Struct(">3si3siB").pack
 _context_end = Struct(">3sqB").pack
 _MISFITS = (StructError, TypeError, AttributeError, UnicodeEncodeError)
 """A value of another type, too large, or not valid Unicode: the codec encodes it or names the fault."""
 
 
-def enqueue_request(namespace: str, topic: str, payload: bytes, priority: int = 0, **options: Any) -> bytes | None:
+def enqueue_request(
+    namespace: str, topic: str, payload: bytes, priority: int = 0, metadata: bytes | None = None,
+    headers: Mapping[str, str] | None = None, dedup_key: str | None = None, **options: Any,
+) -> bytes | None:  # fmt: skip
     """Return the EnqueueRequest for one item."""
     if type(payload) is not bytes or type(priority) is not int:
         return None
     try:
-        end = _STOP if not options else _tenancy_bytes(**options)
-        middle = _after_payload(_PRIORITY, priority, _DELIVERY, Delivery.AT_LEAST_ONCE)
-        return b"".join((_before_payload(namespace, topic), _length(len(payload)), payload, middle, end))
+        parts = [_before_payload(namespace, topic), _length(len(payload)), payload]
+        if metadata is not None:
+            if type(metadata) is not bytes:
+                return None
+            parts += _METADATA, _length(len(metadata)), metadata
+        if headers is not None:
+            if type(headers) is not dict:
+                return None
+            parts += _HEADERS, _length(len(headers))
+            for text in chain.from_iterable(headers.items()):
+                encoded = text.encode()
+                parts += _length(len(encoded)), encoded
+        parts.append(_after_payload(_PRIORITY, priority, _DELIVERY, _USUAL))
+        if dedup_key is not None:
+            parts.append(_text(_DEDUP, dedup_key))
+        parts.append(_STOP if not options else _tenancy_bytes(**options))
+        return b"".join(parts)
     except _MISFITS:
         return None
 
@@ -171,16 +265,74 @@ def ack_request(namespace: str, item_id: int, lease: int) -> bytes | None:
 
 
 def dequeue_request(
-    namespace: str, counts: Mapping[str, int], wait_ms: int, lease_ms: int | None, max_bytes: int | None
-) -> bytes | None:
-    """Return the DequeueRequest for one topic without options."""
-    if lease_ms is not None or max_bytes is not None or len(counts) != 1:
-        return None
+    namespace: str, counts: Mapping[str, int], wait_ms: int, lease_ms: int | None = None, max_bytes: int | None = None,
+    *, worker: str | None = None, ledger: bool | None = None, begins: int | None = None, most: int | None = None,
+    holding: Mapping[str, int] | None = None,
+) -> Any:  # fmt: skip
+    """Return the DequeueRequest. It is a struct if the codec has to name a fault."""
     try:
-        ((topic, count),) = counts.items()
-        return _before_count(namespace, topic) + _after_topic(_COUNT, count, 0, _WAIT, wait_ms)
+        parts = [_before_wants(namespace), _WANTS]
+        return _with_wants(parts, _OPTIONS, counts, holding, lease_ms, wait_ms, max_bytes, worker, ledger, begins, most)
     except _MISFITS:
-        return None
+        wants = _topic_counts(counts, holding)
+        return idl.DequeueRequest(namespace, wants, lease_ms, wait_ms, max_bytes, worker, ledger, begins, most)
+
+
+def ack_and_dequeue_request(
+    namespace: str, acks: Sequence[Leased], counts: Mapping[str, int], lease_ms: int | None = None,
+    max_bytes: int | None = None, *, worker: str | None = None, begins: int | None = None, most: int | None = None,
+    holding: Mapping[str, int] | None = None,
+) -> Any:  # fmt: skip
+    """Return the AckAndDequeueRequest. It is a struct if the codec has to name a fault."""
+    try:
+        parts = [_before_wants(namespace), _SECOND_ACKS, _length(len(acks))]
+        parts += [_ack(_ID, item.id, _LEASE, item.lease, 0) for item in acks]
+        parts.append(_SECOND_WANTS)
+        return _with_wants(
+            parts, _SECOND_OPTIONS, counts, holding, lease_ms, None, max_bytes, worker, None, begins, most
+        )
+    except _MISFITS:
+        return idl.AckAndDequeueRequest(
+            namespace, [idl.AckItem(item.id, item.lease) for item in acks], _topic_counts(counts, holding), lease_ms,
+            None, max_bytes, worker, begins, None, most,
+        )  # fmt: skip
+
+
+def _with_wants(
+    parts: list[bytes], heads: Sequence[bytes], counts: Mapping[str, int], holding: Mapping[str, int] | None,
+    lease_ms: int | None, wait_ms: int | None, max_bytes: int | None, worker: str | None, ledger: bool | None,
+    begins: int | None, most: int | None,
+) -> bytes:  # fmt: skip
+    """Return `parts`, the topics and the options of a dequeue, joined. Raises an error of `_MISFITS`."""
+    parts.append(_length(len(counts)))
+    for topic, count in counts.items():
+        parts.append(_topic_of_want(topic))
+        if holding is None:
+            parts.append(_count(_COUNT, count, 0))
+        else:
+            parts.append(_count_and_holding(_COUNT, count, _HOLDING, holding[topic], 0))
+    lease_, wait_, max_bytes_, worker_, begins_, most_ = heads
+    if lease_ms is not None:
+        parts.append(_i64(lease_, lease_ms))
+    if wait_ms is not None:
+        parts.append(_i64(wait_, wait_ms))
+    if max_bytes is not None:
+        parts.append(_i64(max_bytes_, max_bytes))
+    if worker is not None:
+        parts.append(_text(worker_, worker))
+    if ledger:
+        parts.append(_LEDGER)
+    if begins is not None:
+        parts.append(_i32(begins_, begins))
+    if most is not None:
+        parts.append(_i32(most_, most))
+    return b"".join(parts)
+
+
+def _topic_counts(counts: Mapping[str, int], holding: Mapping[str, int] | None) -> list[Any]:
+    return [
+        idl.TopicCount(topic, count, None if holding is None else holding[topic]) for topic, count in counts.items()
+    ]
 
 
 def context_head(token: str | None) -> bytes:
@@ -218,13 +370,18 @@ def _behind_delivery(fairness_key: str | None, throttle_keys: tuple[str, ...] | 
     if throttle_keys is not None:
         made += _THROTTLES + _length(len(throttle_keys)) + b"".join([_text(b"", key) for key in throttle_keys])
     if weight is not None:
-        made += _weight(_WEIGHT, weight)
+        made += _i32(_WEIGHT, weight)
     return made + _STOP
 
 
 @lru_cache(_NAMES_KEPT)
-def _before_count(namespace: str, topic: str) -> bytes:
-    return _text(_NS, namespace) + _WANTS + _text(_TOPIC, topic)
+def _before_wants(namespace: str) -> bytes:
+    return _text(_NS, namespace)
+
+
+@lru_cache(_NAMES_KEPT)
+def _topic_of_want(topic: str) -> bytes:
+    return _text(_TOPIC, topic)
 
 
 @lru_cache(_NAMES_KEPT)
@@ -242,7 +399,7 @@ DEQUEUE = RemoteMethod("Dequeue", Item, usual=dequeue_response)
 ACK = RemoteMethod("Ack", usual=items_response)
 NACK = RemoteMethod("Nack", usual=items_response)
 EXTEND = RemoteMethod("ExtendLease", usual=items_response)
-ACK_AND_DEQUEUE = RemoteMethod("AckAndDequeue", Item)
+ACK_AND_DEQUEUE = RemoteMethod("AckAndDequeue", Item, usual=ack_and_dequeue_response)
 DELETE = RemoteMethod("DeleteItems")
 RELEASE_LEASES = RemoteMethod("ReleaseLeases")
 TOPICS = RemoteMethod("GetActiveTopics")

@@ -113,6 +113,11 @@ class Router:
         owner = self.routes.owner(item_id)
         return self.order(() if owner is None else (owner,))
 
+    def order_for_slot(self, slot: int | None) -> tuple[Address, ...]:
+        """Return the hosts to try for a request about one slot of deduplication keys."""
+        owner = self.routes.owner_of_hash_slot(slot)
+        return self.order(() if owner is None else (owner,))
+
     def order_for_new(self) -> tuple[Address, ...]:
         """Return the hosts to try for a new item that any host may store; see `foqs.client.routes.Spread`. With more
         hosts than connections the host is a random one: in turn, none would find its connection open."""

@@ -11,6 +11,8 @@ from thriftpy2.thrift import TApplicationException
 from foqs.client import Client, Invalid, methods
 from foqs.client.items import Delivery, Item, ItemSpec, Lease
 from foqs.client.methods import (
+    ack_and_dequeue_request,
+    ack_and_dequeue_response,
     ack_request,
     context,
     context_head,
@@ -80,22 +82,53 @@ def test_one_item_of_a_tenant_is_the_codecs_bytes(
     assert enqueue_request("n", topic, b"x", **options) == fields(request)
 
 
+@given(st.none() | st.binary(max_size=9), st.none() | st.dictionaries(NAMES, NAMES, max_size=3), st.none() | NAMES)
+def test_one_item_with_texts_is_the_codecs_bytes(
+    metadata: bytes | None, headers: dict[str, str] | None, dedup_key: str | None
+) -> None:
+    options: Any = {"metadata": metadata, "headers": headers, "dedup_key": dedup_key, "fairness_key": "f"}
+    request = idl.EnqueueRequest("n", [ItemSpec("t", b"x", **options)])
+    assert enqueue_request("n", "t", b"x", **options) == fields(request)
+
+
 @given(NAMES, I64, I64)
 def test_one_ack_is_the_codecs_bytes(ns: str, item_id: int, lease: int) -> None:
     request = methods.ACK.request(ns=ns, items=[idl.AckItem(item_id, lease)])
     assert ack_request(ns, item_id, lease) == fields(request)
 
 
-@given(NAMES, NAMES, I32, I64)
-def test_one_topic_to_dequeue_is_the_codecs_bytes(ns: str, topic: str, count: int, wait_ms: int) -> None:
-    request = idl.DequeueRequest(ns=ns, wants=[idl.TopicCount(topic, count)], wait_ms=wait_ms)
-    assert dequeue_request(ns, {topic: count}, wait_ms, None, None) == fields(request)
+COUNTS = st.dictionaries(NAMES, I32, max_size=3)
+OPTIONS = st.fixed_dictionaries(
+    {}, optional={"lease_ms": I64, "max_bytes": I64, "worker": NAMES, "begins": I32, "most": I32}
+)
+
+
+@given(NAMES, COUNTS, I64, OPTIONS, st.none() | st.just(True), st.booleans())
+def test_topics_to_dequeue_are_the_codecs_bytes(
+    ns: str, counts: dict[str, int], wait_ms: int, options: dict[str, Any], ledger: bool | None, holds: bool
+) -> None:
+    holding = {topic: count ^ 1 for topic, count in counts.items()} if holds else None
+    wants = [idl.TopicCount(topic, count, holding and holding[topic]) for topic, count in counts.items()]
+    request = idl.DequeueRequest(ns=ns, wants=wants, wait_ms=wait_ms, ledger=ledger, **options)
+    assert dequeue_request(ns, counts, wait_ms, ledger=ledger, holding=holding, **options) == fields(request)
+
+
+@given(NAMES, st.lists(st.builds(Lease, I64, I64), max_size=3), COUNTS, OPTIONS, st.booleans())
+def test_acks_with_a_dequeue_are_the_codecs_bytes(
+    ns: str, acks: list[Lease], counts: dict[str, int], options: dict[str, Any], holds: bool
+) -> None:
+    holding = {topic: count ^ 1 for topic, count in counts.items()} if holds else None
+    wants = [idl.TopicCount(topic, count, holding and holding[topic]) for topic, count in counts.items()]
+    entries = [idl.AckItem(*ack) for ack in acks]
+    request = idl.AckAndDequeueRequest(ns=ns, acks=entries, wants=wants, **options)
+    assert ack_and_dequeue_request(ns, acks, counts, holding=holding, **options) == fields(request)
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {"delay_ms": 1}, {"lease_ms": 1}, {"headers": {"a": "b"}}, {"metadata": b""}, {"dedup_key": "k"},
+        {"delay_ms": 1}, {"lease_ms": 1}, {"headers": {"a": b"b"}}, {"headers": {1: "b"}}, {"headers": [("a", "b")]},
+        {"headers": {"a": "\ud800"}}, {"metadata": ""}, {"metadata": bytearray(b"m")}, {"dedup_key": b"k"},
         {"delivery": Delivery.AT_MOST_ONCE}, {"ns": "\ud800"}, {"ns": None}, {"ns": b"n"}, {"topic": b"t"},
         {"topic": []}, {"payload": "text"}, {"payload": bytearray(b"x")}, {"priority": 1 << 31}, {"priority": None},
         {"priority": 1.0}, {"fairness_key": 1}, {"throttle_keys": "key"}, {"throttle_keys": [b"key"]},
@@ -115,13 +148,17 @@ def test_an_unusual_ack_is_left_to_the_codec(ns: Any, item_id: Any, lease: Any) 
 
 @pytest.mark.parametrize(
     ("counts", "options"),
-    [
-        ({}, (None, None)), ({"a": 1, "b": 1}, (None, None)), ({"a": 1}, (1, None)), ({"a": 1}, (None, 1)),
-        ({"a": "1"}, (None, None)), ({None: 1}, (None, None)),
-    ],
-)  # fmt: skip
-def test_an_unusual_dequeue_is_left_to_the_codec(counts: Mapping[Any, Any], options: tuple[Any, Any]) -> None:
-    assert dequeue_request("n", counts, 0, *options) is None
+    [({"a": "1"}, {}), ({"\ud800": 1}, {}), ({"a": 1}, {"lease_ms": "1"}), ({"a": 1}, {"worker": 1})],
+)
+def test_the_codec_names_the_fault_of_a_dequeue(counts: Mapping[Any, Any], options: dict[str, Any]) -> None:
+    acks = [Lease(1, 2)]
+    for method, request in (
+        (methods.DEQUEUE, dequeue_request("n", counts, 0, **options)),
+        (methods.ACK_AND_DEQUEUE, ack_and_dequeue_request("n", acks, counts, **options)),
+    ):
+        assert request.wants == [idl.TopicCount(topic, count) for topic, count in counts.items()]
+        with pytest.raises(Unencodable):
+            method.encode(request, 1)
 
 
 @given(st.none() | NAMES, NAMES, st.none() | NAMES, st.integers(1, 1 << 40), I32)
@@ -150,6 +187,7 @@ def test_a_token_that_cannot_be_sent() -> None:
 FIELDS = [name.removeprefix("_") for name in Item.__slots__]
 ITEMS = st.builds(
     idl.Item, id=I64, lease=I64, attempt=I32, ns=NAMES, topic=NAMES, priority=I32, payload=st.binary(max_size=300),
+    metadata=st.none() | st.binary(max_size=20), headers=st.none() | st.dictionaries(NAMES, NAMES, max_size=3),
     delivery=I32, deliver_after_ms=I64, enqueued_at_ms=I64, lease_expires_at_ms=I64, fairness_key=st.none() | NAMES,
     throttle_keys=st.none() | st.lists(NAMES, max_size=8),
 )  # fmt: skip
@@ -157,7 +195,15 @@ STORED = st.builds(lambda id: idl.EnqueueResponse([idl.EnqueueOutcome(id)]), I64
 DONE = st.builds(lambda: idl.AckResponse([idl.ItemOutcome()]))
 LEASED = st.builds(lambda items: idl.DequeueResponse(items=items), st.lists(ITEMS, max_size=1))
 ITEM = idl.Item(1, 2, 3, "n", "t", 0, b"x", delivery=1, deliver_after_ms=0, enqueued_at_ms=0, lease_expires_at_ms=0)
-USUAL = {methods.ENQUEUE: (STORED, enqueue_response), methods.DEQUEUE: (LEASED, dequeue_response)}
+BOTH = st.builds(
+    lambda acks, items: idl.AckAndDequeueResponse([idl.ItemOutcome()] * acks, items),
+    st.integers(0, 3), st.lists(ITEMS, max_size=1),
+)  # fmt: skip
+USUAL = {
+    methods.ENQUEUE: (STORED, enqueue_response),
+    methods.DEQUEUE: (LEASED, dequeue_response),
+    methods.ACK_AND_DEQUEUE: (BOTH, ack_and_dequeue_response),
+}
 USUAL |= dict.fromkeys((methods.ACK, methods.NACK, methods.EXTEND), (DONE, items_response))
 CODEC = {method: RemoteMethod(method.name, Item) for method in USUAL}
 NUMBER = 7
@@ -177,9 +223,11 @@ def read(method: RemoteMethod, frame: bytes) -> Any:
         response = method.decode(frame, NUMBER)
     except (FoqsError, Malformed) as error:
         return type(error)
-    if method.name == "Dequeue":
+    if method.name in ("Dequeue", "AckAndDequeue"):
         items = response.items and [[getattr(item, name) for name in FIELDS] for item in response.items]
-        return items or [], response.doubtful, response.news_version, response.retry_after_ms, response.reason
+        acked = [repr(one.error) for one in response.outcomes or ()] if method.name == "AckAndDequeue" else None
+        rest = [getattr(response, name, None) for name in ("doubtful", "news_version", "retry_after_ms", "reason")]
+        return items or [], acked, rest, response.per_worker, getattr(response, "error", None)
     fields = ("id", "error", "duplicate") if method.name == "Enqueue" else ("error",)
     return [[repr(getattr(outcome, name)) for name in fields] for outcome in response.outcomes or ()]
 
@@ -220,6 +268,11 @@ def test_a_damaged_reply_reads_as_with_the_codec(method: RemoteMethod, data: st.
         (methods.DEQUEUE, idl.DequeueResponse([idl.Item(1, 2, 3, "n", "t", 0, b"x", metadata=b"m")])),
         (methods.DEQUEUE, idl.DequeueResponse([idl.Item(1, 2, 3, "n", "t", 0, b"x", throttle_keys=list("abcdefghi"))])),
         (methods.DEQUEUE, idl.DequeueResponse([idl.Item(1, 2, 3, "n", "t", 0, b"x", expires_at_ms=1)])),
+        (methods.ACK_AND_DEQUEUE, idl.AckAndDequeueResponse([idl.ItemOutcome(failed(2))], [ITEM])),
+        (methods.ACK_AND_DEQUEUE, idl.AckAndDequeueResponse([idl.ItemOutcome()], [ITEM, ITEM])),
+        (methods.ACK_AND_DEQUEUE, idl.AckAndDequeueResponse([idl.ItemOutcome()], [], error=failed(5))),
+        (methods.ACK_AND_DEQUEUE, idl.AckAndDequeueResponse([idl.ItemOutcome()], [], reason="paused")),
+        (methods.ACK_AND_DEQUEUE, idl.AckAndDequeueResponse([idl.ItemOutcome()], [ITEM], per_worker={"t": 1})),
     ],
 )
 def test_an_unusual_reply_is_left_to_the_codec(method: RemoteMethod, response: Any) -> None:
@@ -269,12 +322,15 @@ def ending(new_peer: Callable[..., Peer], client_of: Callable[..., Client], meth
     return outcome, len(peer.named(method)), list(peer.items), peer.acked
 
 
+@pytest.mark.parametrize("options", [{"priority": 3}, {"dedup_key": "k", "headers": {"a": "b"}}], ids=str)
 @pytest.mark.parametrize("acts", ACTS + answers(idl.EnqueueResponse, idl.EnqueueOutcome), ids=str)
-def test_an_enqueue(new_peer: Callable[..., Peer], client_of: Callable[..., Client], acts: tuple[Any, ...]) -> None:
+def test_an_enqueue(
+    new_peer: Callable[..., Peer], client_of: Callable[..., Client], acts: tuple[Any, ...], options: Any
+) -> None:
     def many(client: Client) -> object:
-        return client.enqueue_many([ItemSpec("t", b"x", priority=3)])[0]
+        return client.enqueue_many([ItemSpec("t", b"x", **options)])[0]
 
-    single = ending(new_peer, client_of, "Enqueue", acts, lambda client: client.enqueue("t", b"x", priority=3))
+    single = ending(new_peer, client_of, "Enqueue", acts, lambda client: client.enqueue("t", b"x", **options))
     assert single == ending(new_peer, client_of, "Enqueue", acts, many)
 
 

@@ -450,13 +450,13 @@ def test_a_worker_at_its_limit_sends_one_request_for_each_wait(
     limit(client, 2)
     fill(client, 10)
     sent: list[int] = []
-    ask = client._caller.ask
+    send = client._caller.send
 
     def counting(method: Any, *how: Any, **options: Any) -> Any:
         sent.append(method is DEQUEUE)
-        return ask(method, *how, **options)
+        return send(method, *how, **options)
 
-    monkeypatch.setattr(client._caller, "ask", counting)
+    monkeypatch.setattr(client._caller, "send", counting)
     work(client, ["jobs", "more"], wait_ms=60_000)
     work(client, wait_ms=60_000)
     eventually(lambda: handlers.at_work == 2)

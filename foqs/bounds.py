@@ -116,15 +116,16 @@ class Budget:
     take from the same budget, so memory has one bound however the load is shaped (promise 8). `take` always succeeds:
     ask `fits` first where refusing is possible.
 
-    Invariant: `used_bytes` is the sum of all takes minus all gives, and never negative.
+    Invariant: `used_bytes` is the sum of all takes minus all gives, and never negative. A connection writes its part
+    out, as each request takes and gives: after a give, it calls `wake` if there are `waiters`.
     """
 
-    __slots__ = ("_waiters", "limit_bytes", "used_bytes")
+    __slots__ = ("limit_bytes", "used_bytes", "waiters")
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
-        self._waiters: list[Callable[[], None]] = []
+        self.waiters: list[Callable[[], None]] = []
 
     def fits(self, size_bytes: int, share: float = 1.0) -> bool:
         """Return True if `size_bytes` more fit into `share` (0 to 1) of the limit."""
@@ -136,14 +137,18 @@ class Budget:
     def give(self, size_bytes: int) -> None:
         self.used_bytes -= size_bytes
         assert self.used_bytes >= 0, "more bytes given back than taken"
-        if self._waiters:
-            waiters, self._waiters = self._waiters, []
-            for wake in waiters:
-                wake()
+        if self.waiters:
+            self.wake()
+
+    def wake(self) -> None:
+        """Call the waiters: bytes were given back."""
+        waiters, self.waiters = self.waiters, []
+        for wake in waiters:
+            wake()
 
     def when_given(self, wake: Callable[[], None]) -> None:
         """Call `wake` once, at the next `give`; `wake` must call `fits` again."""
-        self._waiters.append(wake)
+        self.waiters.append(wake)
 
     def __repr__(self) -> str:
         return f"Budget({self.used_bytes}/{self.limit_bytes} bytes)"

@@ -13,7 +13,6 @@ from foqs.bounds import LogThrottle
 from foqs.counters import Namespaces
 from foqs.errors import Code, FoqsError, Unavailable
 from foqs.idl import request_id_of, trace_of
-from foqs.wire.protocol import FRAME_HEAD_BYTES
 from foqs.wire.server_codec import ReplyEncoder, ServedMethod, TooLarge
 
 log = structlog.get_logger("foqs.rpc")
@@ -183,7 +182,7 @@ class CallConnection(Protocol):
     requests: RequestLog
 
     def is_closing(self) -> bool: ...
-    def answer(self, call: Call, frame: bytes) -> None: ...
+    def answer(self, call: Call, frame: bytes) -> bool: ...
     def report(self, call: Call, error: Exception) -> None: ...
 
 
@@ -195,31 +194,32 @@ class Call:
     of the caller, `certified` the names in its verified certificate. `request_bytes` is the length of the frame; the
     budget holds it until the answer, or the loss. `begun_s` is the arrival time of the frame, by the clock of
     `RequestLog`. `within`, where it is set, are the namespaces that the caller may see in the answer to a request
-    without a namespace.
+    without a namespace. With the answer, or the loss, the connection and the callbacks are forgotten: they refer to the
+    call, and the garbage collector would have to find that circle.
 
     `on_lost` may be set by a handler that answers later. It is called once if the connection dies before an
     answer was given; `reply` and `fail` then return False. `on_oneway` may be set by a handler whose call waits. It is
-    called when the caller sends a oneway message behind the call. The end of the call forgets both.
+    called when the caller sends a oneway message behind the call.
     """
 
     __slots__ = (
-        "_answered", "_called", "_connection", "_seqid", "begun_s", "certified", "method", "on_lost", "on_oneway",
-        "peer", "request", "request_bytes", "within",
+        "_called", "_seqid", "answered", "begun_s", "certified", "connection", "method", "on_lost", "on_oneway", "peer",
+        "request", "request_bytes", "within",
     )  # fmt: skip
 
     def __init__(
         self,
         connection: CallConnection,
         called: ServedMethod,
-        seqid: int,
+        seqid: bytes,
         request: Any,
         request_bytes: int,
     ) -> None:
-        self._connection: CallConnection | None = connection
+        self.connection: CallConnection | None = connection
         self._called = called
         self.method: str = called.name
         self._seqid = seqid
-        self._answered = False
+        self.answered = False
         self.begun_s = connection.requests.now_s()
         self.request = request
         self.request_bytes = request_bytes
@@ -235,9 +235,9 @@ class Call:
         Return False when nothing of it was sent: the connection is gone, or the response does not fit a frame or
         cannot be encoded (then the caller got a RequestError). Raises RuntimeError when an answer was given before.
         """
-        connection = self._ready()
+        connection = self.connection
         if connection is None:
-            return False
+            return self._gone()
         try:
             frame = connection.encoder.success(self._called, self._seqid, response)
         except TooLarge:
@@ -247,40 +247,38 @@ class Call:
         except Exception as error:  # noqa: BLE001 - a response that cannot be encoded is a fault of the handler
             self._fail_internally(connection, error)
             return False
-        connection.answer(self, frame)
-        return True
+        return connection.answer(self, frame)
 
     def fail(self, error: FoqsError) -> bool:
         """Answer with the declared RequestError. Return False when the connection is gone. Raises RuntimeError when an
         answer was given before."""
-        connection = self._ready()
+        connection = self.connection
         if connection is None:
-            return False
-        if not error.outcome_known:
-            self.doubt(0, error.message)
-        connection.counters.methods[self.method].errors[error.code] += 1
-        connection.answer(self, connection.encoder.error(self._called, self._seqid, error, self.request))
-        return True
+            return self._gone()
+        if not connection.is_closing():
+            if not error.outcome_known:
+                self.doubt(0, error.message)
+            connection.counters.methods[self.method].errors[error.code] += 1
+        return connection.answer(self, connection.encoder.error(self._called, self._seqid, error, self.request))
 
     def trust(self) -> None:
         """Mark the caller as authenticated: its connection reads frames of any length from now on."""
-        if self._connection is not None:
-            self._connection.trusted = True
+        if self.connection is not None:
+            self.connection.trusted = True
 
     def doubt(self, items: int, reason: str) -> None:
         """Log that the outcome of `items` items of the request is unknown; 0: of the whole request."""
-        if self._connection is not None:
-            self._connection.requests.outcome_unknown(self.method, self.request, items, reason)
+        if self.connection is not None:
+            self.connection.requests.outcome_unknown(self.method, self.request, items, reason)
 
     def lost(self) -> None:
         """End the call: its connection is closed."""
-        connection, self._connection = self._connection, None
+        connection, on_lost = self.connection, self.on_lost
+        self.connection = self.on_lost = self.on_oneway = None
         if connection is None:
             return
         requests = connection.requests
         requests.took(self.method, self.request, self.peer, requests.now_s() - self.begun_s, answered=False)
-        on_lost = self.on_lost
-        self._forget()
         if on_lost is None:
             return
         try:
@@ -290,43 +288,18 @@ class Call:
 
     def raised(self, connection: CallConnection, error: Exception) -> None:
         """Answer for a handler that raised. An exception that is no FoqsError is reported; its text is not sent."""
-        if self._answered or self._connection is None:
+        if self.connection is None:
             connection.report(self, error)
         elif isinstance(error, FoqsError):
             self.fail(error)
         else:
             self._fail_internally(connection, error)
 
-    def settled(self, answer_bytes: int) -> None:
-        """End the call: an answer of `answer_bytes` is written."""
-        connection, self._connection = self._connection, None
-        self._answered = True
-        self.on_lost = self.on_oneway = None  # as `_forget`, which each request would pay for
-        if connection is None:
-            return
-        method, request, requests = self.method, self.request, connection.requests
-        counters = connection.counters.methods[method]
-        counters.calls += 1
-        counters.request_bytes += self.request_bytes + FRAME_HEAD_BYTES
-        counters.answer_bytes += answer_bytes
-        took_s = requests.now_s() - self.begun_s
-        connection.namespaces.of(getattr(request, "ns", None)).seconds[method].observe(took_s)
-        if took_s > requests.slow_s:
-            requests.took(method, request, self.peer, took_s, answered=True)
-
-    def _ready(self) -> CallConnection | None:
-        if self._answered:
+    def _gone(self) -> bool:
+        """Return False for an answer after the loss of the connection. Raises RuntimeError after another answer."""
+        if self.answered:
             raise RuntimeError(f"{self.method} was answered before")
-        connection = self._connection
-        if connection is not None and connection.is_closing():
-            self._connection = None
-            self._forget()
-            return None
-        return connection
-
-    def _forget(self) -> None:
-        """Forget the callbacks, which refer to the call: the garbage collector would have to find that circle."""
-        self.on_lost = self.on_oneway = None
+        return False
 
     def _fail_internally(self, connection: CallConnection, error: Exception) -> None:
         connection.counters.failed += 1
@@ -334,5 +307,5 @@ class Call:
         self.fail(Unavailable("internal error"))
 
     def __repr__(self) -> str:
-        state = "answered" if self._answered else "lost" if self._connection is None else "in progress"
+        state = "answered" if self.answered else "lost" if self.connection is None else "in progress"
         return f"Call({self.method} from {self.peer}, {self.request_bytes} bytes, {state})"

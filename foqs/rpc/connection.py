@@ -14,6 +14,7 @@ the end of every event. So each take has exactly one give.
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from ssl import SSLError
 from typing import Any
 
@@ -30,7 +31,9 @@ from foqs.wire.protocol import (
     END_WAIT,
     FRAME_HEAD_BYTES,
     INVALID_MESSAGE_TYPE,
+    NAME_AT,
     ONEWAY,
+    SEQID_BYTES,
     SMALL_BYTES,
     UNKNOWN_METHOD,
     VERSION_1,
@@ -38,6 +41,7 @@ from foqs.wire.protocol import (
     read_frame_size,
 )
 from foqs.wire.server_codec import UnknownCall
+from foqs.wire.usual_requests import KnownContext
 
 _ONEWAY_WORD = (VERSION_1 | ONEWAY).to_bytes(4, "big")
 BEHIND_BYTES = 64 * 1024  # held behind a call in progress before reading is paused
@@ -55,9 +59,10 @@ class ServedConnection(asyncio.BufferedProtocol):
     """
 
     __slots__ = (
-        "_answer_bytes", "_arrival", "_behind", "_call", "_closing", "_cutting", "_encrypted_bytes", "_known",
-        "_loose_bytes", "_output_bytes", "_reading", "_server", "_slice_due", "_taken_bytes", "_transport", "certified",
-        "counters", "encoder", "host", "namespaces", "peer", "requests", "seen", "trusted",
+        "_answer_bytes", "_arrival", "_behind", "_call", "_closing", "_context", "_cutting", "_encrypted_bytes",
+        "_known", "_loose_bytes", "_ns", "_output_bytes", "_reading", "_seconds", "_server", "_slice_due",
+        "_taken_bytes", "_transport", "certified", "counters", "encoder", "host", "namespaces", "peer", "requests",
+        "seen", "trusted",
     )  # fmt: skip
 
     def __init__(self, server: ConnectionHub[ServedConnection]) -> None:
@@ -66,6 +71,9 @@ class ServedConnection(asyncio.BufferedProtocol):
         self.encoder = server.encoder
         self.namespaces = server.namespaces
         self.requests = server.requests
+        self._ns: Any = None
+        self._seconds = server.namespaces.of(None).seconds  # of the namespace `_ns`, by method
+        self._context = KnownContext()
         self.host = self.peer = ""
         self.certified: tuple[str, ...] = ()
         self.trusted = server.trusts(())
@@ -136,6 +144,12 @@ class ServedConnection(asyncio.BufferedProtocol):
                 self._end_arrival()
                 self._begin(arrival.content(), _unproven(arrival.frame.received_bytes) if arrival.skipped else None)
         elif self._call is None and not self._behind and not self._output_bytes:
+            if FRAME_HEAD_BYTES < size == FRAME_HEAD_BYTES + read_frame_size(server.scratch)[0] <= server.whole_bytes:
+                self._cutting = True
+                self._begin(bytes(server.scratch[FRAME_HEAD_BYTES:size]))
+                self._cutting = False
+                self._settle()
+                return
             used = self._cut(server.scratch, size)
             if used < size and not self._closing:
                 self._behind += server.scratch[used:size]
@@ -197,14 +211,32 @@ class ServedConnection(asyncio.BufferedProtocol):
         size: int = self._transport.get_write_buffer_size()
         return size
 
-    def answer(self, call: Call, frame: bytes) -> None:
-        """Send the answer to the call in progress, and start the frames behind it."""
+    def answer(self, call: Call, frame: bytes) -> bool:
+        """Send the answer to the call in progress, end the call, and start the frames behind it. Return False if the
+        connection closes: nothing is sent."""
+        call.connection = call.on_lost = call.on_oneway = None
+        if self._closing or self._transport.is_closing():
+            return False
+        call.answered = True
         self._call = None
         self._known = self.trusted
-        self._answer_bytes = len(frame)
-        call.settled(len(frame))
-        if call.request_bytes > SMALL_BYTES:
-            self._server.admission.answered(self.host, call.request_bytes)
+        self._answer_bytes = answer_bytes = len(frame)
+        request_bytes, method, requests = call.request_bytes, call.method, self.requests
+        counters = self.counters.methods[method]
+        counters.calls += 1
+        counters.request_bytes += request_bytes + FRAME_HEAD_BYTES
+        counters.answer_bytes += answer_bytes
+        ns = getattr(call.request, "ns", None)
+        if ns != self._ns:
+            self._ns, self._seconds = ns, self.namespaces.of(ns).seconds
+        took_s = requests.now_s() - call.begun_s
+        seconds = self._seconds[method]
+        seconds.counts[bisect_left(seconds.bounds, took_s)] += 1  # written out: each answer comes here
+        seconds.total += took_s
+        if took_s > requests.slow_s:
+            requests.took(method, call.request, self.peer, took_s, answered=True)
+        if request_bytes > SMALL_BYTES:
+            self._server.admission.answered(self.host, request_bytes)
         self._transport.write(frame)
         if self._server.draining:
             self.finish()
@@ -212,6 +244,7 @@ class ServedConnection(asyncio.BufferedProtocol):
             if self._behind:
                 self._go_on()
             self._settle()
+        return True
 
     def admitted(self) -> None:
         """Resume the frame that waits: the budget has room for it."""
@@ -368,10 +401,14 @@ class ServedConnection(asyncio.BufferedProtocol):
         request = None
         if self._arrival is not None:  # the next frame has its own time
             self._end_arrival()
+        name_end = NAME_AT + int.from_bytes(frame[NAME_AT - 4 : NAME_AT])
+        start = name_end + SEQID_BYTES
+        called = decoder.methods.get(frame[:name_end])
         try:
-            called, seqid, start = decoder.head(frame)
+            if called is None or len(frame) < start:
+                raise decoder.refusal(frame)
             if refusal is None:
-                request = decoder.request(called, frame, start)
+                request = decoder.request(called, frame, start, self._context)
         except UnknownCall as message:
             self._refuse(message)
             return
@@ -380,7 +417,8 @@ class ServedConnection(asyncio.BufferedProtocol):
             return
         except (Invalid, OtherProtocol) as error:
             refusal = bare(error)
-        self._call = call = Call(self, called, seqid, request, len(frame))
+        assert called is not None
+        self._call = call = Call(self, called, frame[name_end:start], request, len(frame))
         if len(frame) > SMALL_BYTES:
             server.frames.started(self.host, len(frame))
         if refusal is not None:
@@ -440,10 +478,10 @@ class ServedConnection(asyncio.BufferedProtocol):
         change = held - self._taken_bytes
         if change:
             self._taken_bytes = held
-            if change > 0:
-                self._server.budget.take(change)
-            else:
-                self._server.budget.give(-change)
+            budget = self._server.budget
+            budget.used_bytes += change
+            if change < 0 and budget.waiters:
+                budget.wake()
 
     def _regulate(self) -> None:
         if self._closing:

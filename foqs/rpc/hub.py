@@ -16,6 +16,7 @@ from foqs.idl import idl
 from foqs.rpc.arrival import Admission
 from foqs.rpc.call import Call, MethodCounters, RequestLog, RpcCounters
 from foqs.rpc.frames import Frames
+from foqs.wire.protocol import FRAME_HEAD_BYTES
 from foqs.wire.server_codec import ReplyEncoder, RequestDecoder
 
 log = structlog.get_logger("foqs.rpc")
@@ -100,6 +101,7 @@ class ConnectionHub(Generic[C]):
         self.encoder = ReplyEncoder(limits.frame_bytes)
         self.trusts = trusts
         self.scratch = memoryview(bytearray(_SCRATCH_BYTES))
+        self.whole_bytes = FRAME_HEAD_BYTES + limits.frame_bytes
         self.loose_bytes = 0
         """Held by connections behind calls in progress, and of frames that were not admitted yet."""
         self.draining = False

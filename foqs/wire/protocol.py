@@ -40,6 +40,8 @@ server has not started any request it had not answered before. A client of anoth
 reply to its next request, which was not started either."""
 
 FRAME_HEAD_BYTES = 4
+NAME_AT, SEQID_BYTES = 8, 4
+"""Where the name begins in a message, and the size of the sequence number behind it."""
 SMALL_BYTES = 64 * 1024
 """The largest request that a host reads before the first authenticated one of a connection."""
 

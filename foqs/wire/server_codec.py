@@ -45,6 +45,7 @@ from foqs.wire.protocol import (
     I64,
     INTERNAL_ERROR,
     LIST,
+    NAME_AT,
     REPLY,
     STRING,
     STRUCT,
@@ -63,7 +64,7 @@ from foqs.wire.protocol import (
     request_error,
 )
 from foqs.wire.scan import MAX_DEPTH, check_context, check_strings, scan
-from foqs.wire.usual_requests import READERS, ReadRequest
+from foqs.wire.usual_requests import READERS, KnownContext, ReadRequest, RequestContext
 
 _SCALARS = (STRING, BOOL, I32, I64)
 
@@ -73,7 +74,6 @@ _Transport: Any = TCyBufferedTransport
 
 _BUFFER_BYTES = 64 * 1024
 _KEPT_BYTES = 256 * 1024  # a longer frame may have made the transport's buffer grow
-_CALL_WORD = VERSION_1 | CALL
 _REQUEST_HEAD = field_head(STRUCT, 1)
 _MARKER = token_bytes(8)
 # What three bytes at the end of the request's last field are: two STOPs and the marker's first byte.
@@ -163,37 +163,48 @@ class _Unusual(Exception):
 class RequestDecoder:
     """Decodes one frame at a time, on one thread."""
 
-    __slots__ = ("_feed", "_methods", "_read", "_read_deep", "_read_flat", "_transport", "limits")
+    __slots__ = ("_feed", "_read", "_read_deep", "_read_flat", "_transport", "limits", "methods")
 
     def __init__(self, service: Any, names: Iterable[str], limits: Limits) -> None:
-        """Raises ValueError for a name that the service does not have."""
+        """`methods` are found by the bytes that a call of theirs begins with, up to its sequence number. Raises
+        ValueError for a name that the service does not have."""
         self.limits = limits
-        self._methods = {name.encode(): served_method(service, name) for name in names}
+        self.methods = {message_head(CALL, name.encode()): served_method(service, name) for name in names}
         self._renew()
 
-    def head(self, frame: bytes) -> tuple[ServedMethod, int, int]:
-        """Return (method, sequence number, position of the request). Raises Malformed, or UnknownCall."""
+    def refusal(self, frame: bytes) -> Malformed | UnknownCall:
+        """Return the error of a frame that does not begin as one of `methods` does, or ends before its request."""
         try:
             word, name_bytes = read_message_head(frame)
-            position = 8 + name_bytes
-            (seqid,) = read_i32(frame, position)
+            name_end = NAME_AT + name_bytes
+            (seqid,) = read_i32(frame, name_end)
         except StructError:
-            raise Malformed("no whole message head") from None
-        found = self._methods.get(frame[8:position])
-        if word != _CALL_WORD or found is None:
-            if word & VERSION_MASK != VERSION_1 or not CALL <= word & 0xFFFF <= 4:
-                raise Malformed("not a strict binary message")
-            raise UnknownCall(frame[8:position], seqid, word & 0xFF)
-        return found, seqid, position + 4
+            return Malformed("no whole message head")
+        if word & VERSION_MASK != VERSION_1 or not CALL <= word & 0xFFFF <= 4:
+            return Malformed("not a strict binary message")
+        return UnknownCall(frame[NAME_AT:name_end], seqid, word & 0xFF)
 
-    def request(self, called: ServedMethod, frame: bytes, start: int) -> Any:
-        """Return the request, its own strings and its context checked. Raises Malformed, OtherProtocol, or Invalid when
-        the caller is at fault."""
-        usual = called.usual
-        if usual is not None and (request := usual(frame, start, self.limits.request_items)) is not None:
-            if request.context is not None:
-                check_context(request.context, self.limits)
-            return request
+    def request(self, called: ServedMethod, frame: bytes, start: int, known: KnownContext) -> Any:
+        """Return the request, its own strings and its context checked. `known` is the context of the connection's last
+        request. Raises Malformed, OtherProtocol, or Invalid when the caller is at fault."""
+        usual, limits = called.usual, self.limits
+        if usual is not None and (found := usual(frame, start, limits.request_items)) is not None:
+            request, at = found
+            id_at, id_end = at + len(known.beginning), len(frame) - len(known.ending)
+            if (
+                id_end - id_at == known.id_bytes
+                and frame.startswith(known.beginning, at)
+                and frame.endswith(known.ending)
+                and known.limits is limits
+                and (name := frame[id_at:id_end]).isascii()
+                and (request_id := name.decode()).isprintable()
+            ):
+                request.context = context = RequestContext()
+                context.__dict__.update(known.fields)
+                context.request_id = request_id
+                return request
+            if known.read(request, frame, at, limits):
+                return request
         try:
             try:
                 request = self._short_way(called, frame, start)
@@ -320,22 +331,22 @@ class ReplyEncoder:
         self._frame_bytes = frame_bytes
         self._renew()
 
-    def success(self, called: ServedMethod, seqid: int, response: Any) -> bytes:
-        """`response` is the struct that the method answers with, or its bytes. Raises TooLarge; TypeError when it is
-        neither; and the errors of thriftpy2."""
+    def success(self, called: ServedMethod, seqid: bytes, response: Any) -> bytes:
+        """`seqid` is the sequence number as it came. `response` is the struct that the method answers with, or its
+        bytes. Raises TooLarge; TypeError when it is neither; and the errors of thriftpy2."""
         if type(response) is bytes:
             size = len(called.reply_head) + _AROUND_BYTES + len(response)
             if size > self._frame_bytes:
                 raise TooLarge
-            return b"".join((pack_u32(size), called.reply_head, pack_i32(seqid), _SUCCESS, response, b"\0"))
+            return b"".join((pack_u32(size), called.reply_head, seqid, _SUCCESS, response, b"\0"))
         if not isinstance(response, called.result):
             given = type(response).__name__
             raise TypeError(f"{called.name} answers with {called.result.__name__}, not {given}")
-        return self._frame(called.reply_head + pack_i32(seqid) + _SUCCESS, response, b"\0")
+        return self._frame(called.reply_head + seqid + _SUCCESS, response, b"\0")
 
-    def error(self, called: ServedMethod, seqid: int, error: FoqsError, request: Any) -> bytes:
+    def error(self, called: ServedMethod, seqid: bytes, error: FoqsError, request: Any) -> bytes:
         """Return the declared exception, a RequestError, as the reply to `request` (None: it could not be decoded)."""
-        return self._frame(called.reply_head + pack_i32(seqid) + _ERROR, request_error(error, request), b"\0")
+        return self._frame(called.reply_head + seqid + _ERROR, request_error(error, request), b"\0")
 
     def refusal(self, name: bytes, seqid: int, kind: int, message: str) -> bytes:
         """Return the TApplicationException for a call that reaches no method."""

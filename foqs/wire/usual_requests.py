@@ -2,10 +2,11 @@
 
 A usual request has the fields of the contract in their order. All but the payload, the priority and the fairness key of
 its items is the same, and its acks have both of their fields. The codec is the reference. Each function gets a frame,
-where its request begins, and the most elements of a list. It returns the codec's request with its strings checked, or
-None for a frame that the codec has to read or to refuse. It reads each byte at most once (the head of one item twice,
-where fairness keys begin to differ) and believes no length: a frame that ends elsewhere is not usual. Nor is one with
-more fields than the contract has: a frame full of them would take twice the codec's time.
+where its request begins, and the most elements of a list. It returns the codec's request, its strings checked, and
+where the context should begin; or None for a frame that the codec has to read or to refuse. It reads each byte at most
+once (the head of one item twice, where fairness keys begin to differ) and believes no length: a frame that ends
+elsewhere is not usual. Nor is one with more fields than the contract has: a frame full of them would take twice the
+codec's time.
 
 Acks, and the items of an enqueue, are in columns: a struct for each costs twice the time.
 """
@@ -18,9 +19,10 @@ from struct import Struct
 from struct import error as StructError
 from typing import Any
 
-from foqs.bounds import THROTTLE_KEYS
+from foqs.bounds import THROTTLE_KEYS, Limits
 from foqs.idl import idl
 from foqs.wire.protocol import I32, I64, LIST, STOP, STRING, STRUCT, field_head, lean
+from foqs.wire.scan import check_context
 
 # An element as each encoder writes it: two fields (type, number, value) in their order, then the end.
 _ACK = Struct(">BhqBhqB")
@@ -84,11 +86,11 @@ def ids_and_leases(acks: AckColumns | Sequence[Any] | None) -> tuple[list[int], 
     return [ack.id or 0 for ack in acks], [ack.lease or 0 for ack in acks]
 
 
-ReadRequest = Callable[[bytes, int, int], Any]
+ReadRequest = Callable[[bytes, int, int], tuple[Any, int] | None]
 
 _EnqueueRequest, _DequeueRequest, _AckRequest = lean(idl.EnqueueRequest), lean(idl.DequeueRequest), lean(idl.AckRequest)
 _AckAndDequeueRequest = lean(idl.AckAndDequeueRequest)
-_ItemSpec, _TopicCount, _RequestContext = lean(idl.ItemSpec), lean(idl.TopicCount), lean(idl.RequestContext)
+_ItemSpec, _TopicCount, RequestContext = lean(idl.ItemSpec), lean(idl.TopicCount), lean(idl.RequestContext)
 
 _REQUEST, _STOPS = field_head(STRUCT, 1), b"\0\0"
 _NS = _REQUEST + field_head(STRING, 1)
@@ -126,12 +128,15 @@ def _fields(struct: Any, ttype: int) -> dict[bytes, str]:
 _TIMES, _OPTIONS, _SECOND_OPTIONS = (
     _fields(struct, I64) for struct in (_ItemSpec, _DequeueRequest, _AckAndDequeueRequest)
 )
-_TEXTS, _I64S, _I32S = (_fields(_RequestContext, ttype) for ttype in (STRING, I64, I32))
+_TEXTS, _I64S, _I32S = (_fields(RequestContext, ttype) for ttype in (STRING, I64, I32))
+_REQUEST_ID = field_head(STRING, 2)
+_KEPT_BYTES = 1024
+"""Of the longest context that a connection keeps."""
 _CONTEXT_FIELDS = len(_TEXTS) + len(_I64S) + len(_I32S)
 
 
-def enqueue_request(frame: bytes, start: int, most: int) -> Any:
-    """Return an EnqueueRequest whose items are of one topic, or None."""
+def enqueue_request(frame: bytes, start: int, most: int) -> tuple[Any, int] | None:
+    """Read an EnqueueRequest whose items are of one topic."""
     try:
         ns_, ns_bytes = _first_text(frame, start)
         ns_at = start + 10
@@ -173,7 +178,7 @@ def enqueue_request(frame: bytes, start: int, most: int) -> Any:
             request.items = items = SpecColumns(spec)
             middle, ending = frame[priority_at + 7 : tenancy_at], frame[tenancy_at:at]
             at = _more_items(items, frame, priority_at, frame[list_at + 8 : size_at], middle, ending, count)
-        return _whole(request, frame, at)
+        return request, at
     except _MISFITS:
         return None
 
@@ -271,8 +276,8 @@ def _more_tenants(
     return end
 
 
-def ack_request(frame: bytes, start: int, most: int) -> Any:
-    """Return an AckRequest, or None."""
+def ack_request(frame: bytes, start: int, most: int) -> tuple[Any, int] | None:
+    """Read an AckRequest."""
     try:
         acks_, count = _first_list(frame, start)
         at = start + 11
@@ -285,13 +290,13 @@ def ack_request(frame: bytes, start: int, most: int) -> Any:
             _, ns_bytes = _text(frame, end)
             at, end = end + 7, end + 7 + ns_bytes
             request.ns = frame[at:end].decode()
-        return _whole(request, frame, end)
+        return request, end
     except _MISFITS:
         return None
 
 
-def dequeue_request(frame: bytes, start: int, most: int) -> Any:
-    """Return a DequeueRequest, or None."""
+def dequeue_request(frame: bytes, start: int, most: int) -> tuple[Any, int] | None:
+    """Read a DequeueRequest."""
     try:
         ns_, ns_bytes = _first_text(frame, start)
         ns_at = start + 10
@@ -300,13 +305,13 @@ def dequeue_request(frame: bytes, start: int, most: int) -> Any:
             return None
         request = _DequeueRequest()
         request.ns = frame[ns_at:at].decode()
-        return _whole(request, frame, _wants(request, frame, at, most, _OPTIONS, _WORKER, _MOST))
+        return request, _wants(request, frame, at, most, _OPTIONS, _WORKER, _MOST)
     except _MISFITS:
         return None
 
 
-def ack_and_dequeue_request(frame: bytes, start: int, most: int) -> Any:
-    """Return an AckAndDequeueRequest, or None."""
+def ack_and_dequeue_request(frame: bytes, start: int, most: int) -> tuple[Any, int] | None:
+    """Read an AckAndDequeueRequest."""
     try:
         ns_, ns_bytes = _first_text(frame, start)
         ns_at = start + 10
@@ -321,8 +326,7 @@ def ack_and_dequeue_request(frame: bytes, start: int, most: int) -> Any:
         request = _AckAndDequeueRequest()
         request.ns = frame[ns_at:acks_at].decode()
         request.acks = AckColumns(frame[at:wants_at])
-        at = _wants(request, frame, wants_at, most, _SECOND_OPTIONS, _SECOND_WORKER, _SECOND_MOST)
-        return _whole(request, frame, at)
+        return request, _wants(request, frame, wants_at, most, _SECOND_OPTIONS, _SECOND_WORKER, _SECOND_MOST)
     except _MISFITS:
         return None
 
@@ -372,33 +376,60 @@ def _wants(
     return at
 
 
-def _whole(request: Any, frame: bytes, at: int) -> Any:
-    """Read the context at `at`, if there is one. Return `request` if it ends with the frame, or None. Raises an error
-    of `_MISFITS`."""
-    if frame.startswith(_CONTEXT, at):
-        request.context = context = _RequestContext()
-        at += 3
-        for _ in range(_CONTEXT_FIELDS):
-            ttype = frame[at]
-            if ttype == STOP:
-                break
-            if ttype == STRING:
-                head, size = _text(frame, at)
-                text_at = at + 7
-                at = text_at + size
-                setattr(context, _TEXTS[head], frame[text_at:at].decode())
-            elif ttype == I64:
-                head, number = _i64(frame, at)
-                setattr(context, _I64S[head], number)
-                at += 11
-            else:
-                head, number = _i32(frame, at)
-                setattr(context, _I32S[head], number)
-                at += 7
-        if frame[at] != STOP:
-            return None
-        at += 1
-    return request if len(frame) == at + len(_STOPS) and frame.endswith(_STOPS) else None
+class KnownContext:
+    """The context of a connection's last request: its bytes around the request's id, and the fields that these make.
+    A context with the same bytes around another id of the same size is as valid, within the same `limits`."""
+
+    __slots__ = ("beginning", "ending", "fields", "id_bytes", "limits")
+
+    def __init__(self) -> None:
+        self.limits: Limits | None = None
+        self.beginning = self.ending = b""
+        self.id_bytes = 0
+        self.fields: dict[str, Any] = {}
+
+    def read(self, request: Any, frame: bytes, at: int, limits: Limits) -> bool:
+        """Read the context at `at`, if there is one. Return True if the frame ends behind it. Raises Invalid and
+        OtherProtocol."""
+        context, id_at = None, 0
+        try:
+            if frame.startswith(_CONTEXT, at):
+                context = request.context = RequestContext()
+                context_at = at
+                at += 3
+                for _ in range(_CONTEXT_FIELDS):
+                    ttype = frame[at]
+                    if ttype == STOP:
+                        break
+                    if ttype == STRING:
+                        head, size = _text(frame, at)
+                        text_at = at + 7
+                        at = text_at + size
+                        setattr(context, _TEXTS[head], frame[text_at:at].decode())
+                        if head == _REQUEST_ID:
+                            id_at, id_end = text_at, at
+                    elif ttype == I64:
+                        head, number = _i64(frame, at)
+                        setattr(context, _I64S[head], number)
+                        at += 11
+                    else:
+                        head, number = _i32(frame, at)
+                        setattr(context, _I32S[head], number)
+                        at += 7
+                if frame[at] != STOP:
+                    return False
+                at += 1
+        except _MISFITS:
+            return False
+        if len(frame) != at + len(_STOPS) or not frame.endswith(_STOPS):
+            return False
+        if context is not None:
+            check_context(context, limits)
+            if id_at and len(frame) - context_at <= _KEPT_BYTES:
+                self.limits = limits
+                self.beginning, self.ending, self.id_bytes = frame[context_at:id_at], frame[id_end:], id_end - id_at
+                self.fields = dict(context.__dict__)
+        return True
 
 
 READERS: Mapping[str, ReadRequest] = {

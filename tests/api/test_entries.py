@@ -13,7 +13,7 @@ from foqs.errors import Invalid, NotFound, StaleLease
 from foqs.idl import idl
 from foqs.wire.server_codec import RequestDecoder
 from tests.api.wire import spec
-from tests.rpc.serving import message
+from tests.rpc.serving import decode, message
 from tests.support.one_host import Call, OneHost, kinds, messages, put, routing_of, take
 
 pytestmark = pytest.mark.memory
@@ -47,8 +47,7 @@ def request_of(method: str, entries: Sequence[Any]) -> Any:
 
 def ask(host: OneHost, method: str, entries: Sequence[Any]) -> Any:
     """The response to a request that travels as bytes."""
-    called, _, start = DECODER.head(frame := message(method, request_of(method, entries)))
-    call = Call(method, DECODER.request(called, frame, start))
+    call = Call(method, decode(DECODER, message(method, request_of(method, entries))))
     host.methods[method](call)
     host.run()
     return call.answer
@@ -166,8 +165,7 @@ def test_a_field_of_another_type_on_the_wire_fails_alone() -> None:
     frame = message("Ack", request_of("Ack", [idl.AckItem(item.id, item.lease) for item in items]))
     second = b"\x0a\0\1" + items[1].id.to_bytes(8, "big")
     frame = frame.replace(second, b"\x04" + second[1:])  # a double in place of the i64
-    called, _, start = DECODER.head(frame)
-    call = Call("Ack", DECODER.request(called, frame, start))
+    call = Call("Ack", decode(DECODER, frame))
     host.methods["Ack"](call)
     host.run()
     missing = "id is missing: give the id and the lease of the delivered item"

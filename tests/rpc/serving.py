@@ -18,6 +18,9 @@ from foqs.errors import NotFound
 from foqs.idl import idl
 from foqs.rpc.call import Call
 from foqs.rpc.server import ThriftServer
+from foqs.wire.protocol import NAME_AT, SEQID_BYTES
+from foqs.wire.server_codec import RequestDecoder, ServedMethod
+from foqs.wire.usual_requests import KnownContext
 from tests.support.ports import held_port
 from tests.support.waiting import wait_until_on_loop
 
@@ -35,6 +38,21 @@ def message(method: str, request: Any, seqid: int = 1, kind: int = 1) -> bytes:
     args.request = request
     protocol.write_struct(args)
     return bytes(buffer.getvalue())
+
+
+def head(decoder: RequestDecoder, frame: bytes) -> tuple[ServedMethod, bytes, int]:
+    """(method, sequence number, where the request begins), as a connection finds them."""
+    name_end = NAME_AT + int.from_bytes(frame[4:NAME_AT])
+    start = name_end + SEQID_BYTES
+    called = decoder.methods.get(frame[:name_end])
+    if called is None or len(frame) < start:
+        raise decoder.refusal(frame)
+    return called, frame[name_end:start], start
+
+
+def decode(decoder: RequestDecoder, frame: bytes) -> Any:
+    called, _, start = head(decoder, frame)
+    return decoder.request(called, frame, start, KnownContext())
 
 
 def enqueue_of(fields: bytes) -> bytes:

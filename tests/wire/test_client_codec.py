@@ -14,6 +14,7 @@ from foqs.errors import Code, Invalid, NotFound, NotSent, OutcomeUnknown, Overlo
 from foqs.idl import idl
 from foqs.wire.client_codec import RemoteMethod
 from foqs.wire.protocol import (
+    CALL,
     EXCEPTION,
     STRING,
     GoAway,
@@ -25,12 +26,13 @@ from foqs.wire.protocol import (
     pack_i32,
 )
 from foqs.wire.server_codec import ReplyEncoder, RequestDecoder
+from tests.rpc.serving import decode, head
 
 GET_ITEM = RemoteMethod("GetItem", Item)
 DECODER = RequestDecoder(idl.Foqs, idl.Foqs.thrift_services, Limits())
 ENCODER = ReplyEncoder(1 << 20)
 SEQID = 7
-SERVED = DECODER.head(GET_ITEM.encode(idl.GetItemRequest(id=1), SEQID)[4:])[0]
+SERVED = DECODER.methods[message_head(CALL, b"GetItem")]
 
 
 def exception(kind: int, message: str | bytes = "why", *, name: bytes = b"GetItem", seqid: int = SEQID) -> bytes:
@@ -42,13 +44,13 @@ def exception(kind: int, message: str | bytes = "why", *, name: bytes = b"GetIte
 def test_the_server_reads_the_request() -> None:
     frame = GET_ITEM.encode(idl.GetItemRequest(id=5), SEQID)
     assert int.from_bytes(frame[:4], "big") == len(frame) - 4
-    called, seqid, start = DECODER.head(frame[4:])
-    assert (called.name, seqid, DECODER.request(called, frame[4:], start).id) == ("GetItem", SEQID, 5)
+    called, seqid, _ = head(DECODER, frame[4:])
+    assert (called.name, seqid, decode(DECODER, frame[4:]).id) == ("GetItem", pack_i32(SEQID), 5)
 
 
 @pytest.mark.parametrize("item_class", [Item, None])
 def test_items_are_of_the_class_that_was_asked_for(item_class: type | None) -> None:
-    reply = ENCODER.success(SERVED, SEQID, idl.GetItemResponse(idl.Item(id=5, topic="t"), 1))[4:]
+    reply = ENCODER.success(SERVED, pack_i32(SEQID), idl.GetItemResponse(idl.Item(id=5, topic="t"), 1))[4:]
     response = RemoteMethod("GetItem", item_class).decode(reply, SEQID)
     assert (response.item.id, response.item.topic, response.state) == (5, "t", 1)
     assert isinstance(response.item, item_class or idl.Item)
@@ -65,7 +67,7 @@ def test_a_value_of_the_wrong_type_is_named() -> None:
 
 
 def test_the_declared_error_keeps_code_text_and_hint() -> None:
-    reply = ENCODER.error(SERVED, SEQID, Overloaded("full", 50), None)[4:]
+    reply = ENCODER.error(SERVED, pack_i32(SEQID), Overloaded("full", 50), None)[4:]
     with pytest.raises(Overloaded, match=r"^full$") as raised:
         GET_ITEM.decode(reply, SEQID)
     assert (raised.value.code, raised.value.retry_after_ms) == (Code.OVERLOADED, 50)
@@ -73,7 +75,7 @@ def test_the_declared_error_keeps_code_text_and_hint() -> None:
 
 def test_a_long_error_text_is_cut() -> None:
     with pytest.raises(NotFound) as raised:
-        GET_ITEM.decode(ENCODER.error(SERVED, SEQID, NotFound("x" * 5000), None)[4:], SEQID)
+        GET_ITEM.decode(ENCODER.error(SERVED, pack_i32(SEQID), NotFound("x" * 5000), None)[4:], SEQID)
     assert raised.value.message == "x" * 1000
 
 
@@ -102,7 +104,7 @@ def test_goaway_is_a_request_not_sent() -> None:
     assert isinstance(raised.value, NotSent)
 
 
-GOOD = ENCODER.success(SERVED, SEQID, idl.GetItemResponse(idl.Item(id=5), 1))[4:]
+GOOD = ENCODER.success(SERVED, pack_i32(SEQID), idl.GetItemResponse(idl.Item(id=5), 1))[4:]
 
 
 @pytest.mark.parametrize(

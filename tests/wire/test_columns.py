@@ -12,7 +12,7 @@ from foqs.idl import idl
 from foqs.wire.protocol import Malformed, encode_struct
 from foqs.wire.server_codec import RequestDecoder
 from foqs.wire.usual_requests import ACK_BYTES, AckColumns, ids_and_leases
-from tests.rpc.serving import i32, message
+from tests.rpc.serving import decode, head, i32, message
 from tests.support.examples import examples
 
 i64s = st.integers(-(2**63), 2**63 - 1)
@@ -28,8 +28,8 @@ def decoder() -> RequestDecoder:
 
 def by_each_way(decoder: RequestDecoder, frame: bytes) -> tuple[Any, Any]:
     """Return the request of `frame`, and what the codec alone makes of it."""
-    called, _, start = decoder.head(frame)
-    return decoder.request(called, frame, start), decoder._long_way(called, frame, start)
+    called, _, start = head(decoder, frame)
+    return decode(decoder, frame), decoder._long_way(called, frame, start)
 
 
 def frame_of(elements: list[bytes]) -> bytes:
@@ -88,11 +88,11 @@ def test_changed_elements_are_read_as_the_codec_reads_them(
     same = bytes(elements) == b"".join(encode_struct(ack) for ack in acks)
     assert usual is (in_a_value or same)
     frame = frame_of([bytes(elements[n : n + ACK_BYTES]) for n in range(0, len(elements), ACK_BYTES)])
-    called, _, start = decoder.head(frame)
+    called, _, start = head(decoder, frame)
     try:
         reference = decoder._long_way(called, frame, start)
     except (Malformed, Invalid) as refused:
         with pytest.raises(type(refused)):
-            decoder.request(called, frame, start)
+            decode(decoder, frame)
         return
-    assert ids_and_leases(decoder.request(called, frame, start).items) == ids_and_leases(reference.items)
+    assert ids_and_leases(decode(decoder, frame).items) == ids_and_leases(reference.items)

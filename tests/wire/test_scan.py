@@ -16,7 +16,7 @@ from foqs.wire.protocol import MIN_BYTES, Malformed
 from foqs.wire.scan import MAX_DEPTH, scan
 from foqs.wire.server_codec import RequestDecoder, UnknownCall
 from foqs.wire.usual_requests import AckColumns, SpecColumns
-from tests.rpc.serving import enqueue_of, i32, message
+from tests.rpc.serving import decode, enqueue_of, head, i32, message
 from tests.support.examples import examples
 
 LIMITS = Limits()
@@ -87,16 +87,11 @@ def decoder() -> RequestDecoder:
     return RequestDecoder(idl.Foqs, idl.Foqs.thrift_services, LIMITS)
 
 
-def decode(decoder: RequestDecoder, frame: bytes) -> Any:
-    called, _, start = decoder.head(frame)
-    return decoder.request(called, frame, start)
-
-
 @given(request=requests)
 @settings(max_examples=examples(3))
 def test_all_that_can_be_encoded_is_decoded_either_way(decoder: RequestDecoder, request: Any) -> None:
     frame = message(method_of(request), request)
-    called, _, start = decoder.head(frame)
+    called, _, start = head(decoder, frame)
     scan(frame, start, LIMITS)
     # An unset field with a default arrives as that default.
     expected = {

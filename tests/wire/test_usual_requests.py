@@ -1,5 +1,6 @@
 """Usual requests read from their bytes: the codec is the reference for each of them."""
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +16,8 @@ from foqs.errors import PROTOCOL_VERSION, Invalid, OtherProtocol
 from foqs.idl import idl
 from foqs.wire.protocol import Malformed
 from foqs.wire.server_codec import RequestDecoder
-from foqs.wire.usual_requests import READERS, AckColumns, SpecColumns
-from tests.rpc.serving import i32, message
+from foqs.wire.usual_requests import READERS, AckColumns, KnownContext, SpecColumns
+from tests.rpc.serving import head, i32, message
 from tests.support.examples import examples
 from tests.wire.test_scan import ITEM, acks, blobs, contexts, enqueue_of, i32s, i64s, method_of, plain, specs, texts
 from tests.wire.test_scan import requests as any_requests
@@ -88,9 +89,9 @@ def decoder() -> RequestDecoder:
 
 def outcome(decoder: RequestDecoder, frame: bytes, *, usual: bool) -> Any:
     """The request as comparable values, or the error's type and text; without `usual`, what the codec makes of it."""
-    called, _, start = decoder.head(frame)
+    called, _, start = head(decoder, frame)
     try:
-        return plain(decoder.request(called if usual else replace(called, usual=None), frame, start))
+        return plain(decoder.request(called if usual else replace(called, usual=None), frame, start, KnownContext()))
     except (Malformed, Invalid, OtherProtocol) as error:
         return type(error), str(error)
 
@@ -100,8 +101,15 @@ def same_by_each_way(decoder: RequestDecoder, frame: bytes) -> None:
 
 
 def read(frame: bytes, decoder: RequestDecoder) -> Any:
-    called, _, start = decoder.head(frame)
-    return READERS[called.name](frame, start, LIMITS.request_items)
+    """The request by the reader of its method, which has set its context when the limits refuse that."""
+    called, _, start = head(decoder, frame)
+    found = READERS[called.name](frame, start, LIMITS.request_items)
+    if found is None:
+        return None
+    request, at = found
+    with suppress(Invalid, OtherProtocol):
+        return request if KnownContext().read(request, frame, at, LIMITS) else None
+    return request
 
 
 @given(request=usual_requests)
@@ -127,7 +135,7 @@ def test_a_changed_frame_gives_the_codecs_request_or_error(
     decoder: RequestDecoder, request: Any, data: st.DataObject
 ) -> None:
     frame = bytearray(message(method_of(request), request))
-    start = decoder.head(bytes(frame))[2]
+    start = head(decoder, bytes(frame))[2]
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(start, len(frame) - 1))
         frame[at] = data.draw(st.sampled_from([0, 1, 2, 3, 5, 8, 10, 11, 12, 15, 127, 128, 255]))
@@ -138,9 +146,41 @@ def test_a_changed_frame_gives_the_codecs_request_or_error(
 @settings(max_examples=examples(0.6))
 def test_a_cut_or_longer_frame_gives_the_codecs_error(decoder: RequestDecoder, request: Any, more: bytes) -> None:
     frame = message(method_of(request), request)
-    start = decoder.head(frame)[2]
+    start = head(decoder, frame)[2]
     for changed in (*(frame[:size] for size in range(start, len(frame))), frame + more):
         same_by_each_way(decoder, changed)
+
+
+@given(request=usual_requests, others=st.lists(whole_contexts, min_size=1, max_size=3), data=st.data())
+@settings(max_examples=examples(4))
+def test_a_request_reads_the_same_behind_another(
+    decoder: RequestDecoder, request: Any, others: list[Any], data: st.DataObject
+) -> None:
+    known = KnownContext()
+    if (own := request.context) is not None and data.draw(st.booleans()):
+        others.append(idl.RequestContext(**{**vars(own), "request_id": data.draw(st.none() | texts)}))
+    for context in [*others, own, own]:
+        request.context = context
+        frame = bytearray(message(method_of(request), request))
+        if context is not None and data.draw(st.booleans()):
+            frame[-data.draw(st.integers(1, min(40, len(frame) - 20)))] ^= 1 << data.draw(st.integers(0, 7))
+        called, _, start = head(decoder, bytes(frame))
+        try:
+            found: Any = plain(decoder.request(called, bytes(frame), start, known))
+        except (Malformed, Invalid, OtherProtocol) as error:
+            found = type(error), str(error)
+        assert found == outcome(decoder, bytes(frame), usual=False)
+
+
+def test_a_context_is_checked_by_the_limits_of_its_time() -> None:
+    decoder, known = RequestDecoder(idl.Foqs, ["Ack"], LIMITS), KnownContext()
+    frame = message("Ack", idl.AckRequest([], "n", idl.RequestContext(request_id="long", timeout_ms=9)))
+    called, _, start = head(decoder, frame)
+    for _ in range(2):
+        assert decoder.request(called, frame, start, known).context.request_id == "long"
+    decoder.limits = replace(LIMITS, context_bytes=3)
+    with pytest.raises(Invalid, match="request_id"):
+        decoder.request(called, frame, start, known)
 
 
 def test_the_client_librarys_requests_are_usual(decoder: RequestDecoder) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 from collections.abc import Container, Sequence
 from copy import copy
+from itertools import repeat
+from operator import add
 from typing import Any
 
 from foqs.bounds import MOST_WEIGHT, Limits, Quota
@@ -25,13 +27,29 @@ from foqs.travel import bare
 from foqs.wire.usual_requests import SpecColumns
 
 _MOST_HUNG = 1_000_000
+_NAMES_KEPT = 4_096
+_NO_NAME = 1 << 62
+_name_bytes: dict[str, int] = {}
+"""The sizes of names that were checked."""
+_quoted = json.encoder.encode_basestring  # as json.dumps with ensure_ascii=False, which takes longer to begin
 
 
-def name(value: object, what: str, limits: Limits, most_bytes: int = 0) -> str:
-    """Check a name: UTF-8, 1 to `most_bytes` bytes (default: `name_bytes`), no control characters."""
+def name(value: Any, what: str, limits: Limits, most_bytes: int = 0) -> str:
+    """Check a name that many requests have: UTF-8, 1 to `most_bytes` bytes (default: `name_bytes`), no control
+    characters."""
+    most_bytes = most_bytes or limits.name_bytes
+    if _name_bytes.get(value, _NO_NAME) > most_bytes:
+        new_name(value, what, most_bytes)
+        if len(_name_bytes) >= _NAMES_KEPT:
+            _name_bytes.clear()
+        _name_bytes[value] = len(value.encode())
+    return value  # type: ignore[no-any-return]
+
+
+def new_name(value: object, what: str, most_bytes: int) -> str:
+    """Check a name that comes once: as `name`."""
     if type(value) is not str:
         raise Invalid(f"{what} is missing" if value is None else f"{what} is not UTF-8")
-    most_bytes = most_bytes or limits.name_bytes
     try:
         size = len(value.encode())
     except UnicodeEncodeError:
@@ -96,7 +114,8 @@ def topics(
     for want in wants:
         topic = name(want.topic, "topic", limits)
         found[(ns, topic)] = want.count or 0
-        longest_bytes = max(longest_bytes, len(topic.encode()))
+        if (size := _name_bytes[topic]) > longest_bytes:
+            longest_bytes = size
         if want.holding is not None and want.holding < 0:
             raise Invalid("holding is negative")
         if want.hung is not None:
@@ -104,11 +123,13 @@ def topics(
     if len(found) != len(wants):
         raise Invalid("wants lists a topic more than once")
     counts = found.values()
-    within(min(counts), "count", 1, limits.request_items, 1)
     names_bytes = len(ns.encode()) + longest_bytes
     if most is None:
-        within(sum(counts), "the sum of the counts", 1, limits.request_items, 1)
+        if min(counts) < 1 or sum(counts) > limits.request_items:
+            within(min(counts), "count", 1, limits.request_items, 1)
+            within(sum(counts), "the sum of the counts", 1, limits.request_items, 1)
         return list(found.items()), names_bytes
+    within(min(counts), "count", 1, limits.request_items, 1)
     within(max(counts), "count", 1, limits.request_items, 1)
     within(most, "most", 1, limits.request_items, 1)
     return [(key, min(count, most)) for key, count in found.items()], names_bytes
@@ -135,15 +156,26 @@ def headers(value: Any, limits: Limits) -> bytes | None:
     """Return the pairs as they are stored."""
     if value is None:
         return None
-    size = 0
-    for key, text in value.items():
-        if not (is_text(key) and is_text(text)):
-            raise Invalid("headers hold text that is not UTF-8")
-        size += len(key.encode()) + len(text.encode())
-    if size > limits.headers_bytes:
-        raise Invalid(f"headers have {size} bytes, more than {limits.headers_bytes}")
     # With spaces each pair is no shorter than in an answer, whose size is estimated from the stored bytes.
-    return json.dumps(value, ensure_ascii=False).encode()
+    try:
+        stored = f"{{{', '.join([f'{_quoted(key)}: {_quoted(text)}' for key, text in value.items()])}}}".encode()
+    except (TypeError, UnicodeEncodeError):
+        raise Invalid("headers hold text that is not UTF-8") from None
+    if len(stored) > limits.headers_bytes:
+        size = sum([len(key.encode()) + len(text.encode()) for key, text in value.items()])
+        if size > limits.headers_bytes:
+            raise Invalid(f"headers have {size} bytes, more than {limits.headers_bytes}")
+    return stored
+
+
+def _all_headers(column: Sequence[dict[str, str]], limits: Limits) -> list[bytes]:
+    """Return the headers of items as they are stored. Raises Invalid."""
+    made, last, stored = [], None, b""
+    for value in column:
+        if value is not last:
+            last, stored = value, headers(value, limits) or b""
+        made.append(stored)
+    return made
 
 
 def tenancy(spec: Any, limits: Limits) -> tuple[str, tuple[str, ...], int]:
@@ -205,7 +237,7 @@ class Intake:
         self._ns = ns
         self._limits = limits
         self._now_ms = now_ms
-        self._policies = policies
+        self._policies = policies if policies is not None and policies.shapes_enqueues else None
         self.bounded: dict[TopicKey, Quota] = {}  # topics with a bound on their stored items
         self.hooked: list[str] = []  # topics with a hook of enqueues
         self._filling: dict[str, TopicPolicy] = {}  # by topic: policies with values for unset fields of an item
@@ -236,30 +268,50 @@ class Intake:
         return dict(self.weighed[index] for index in self.indices if index in self.weighed) or None
 
     def _take_columns(self, specs: SpecColumns) -> bool:
-        """Take all items at once. False when the first is refused, or a payload is too large."""
-        payloads, sizes = specs.payloads, list(map(len, specs.payloads))
-        tenants = specs.tenants
-        if max(sizes) > self._limits.payload_bytes:
-            return False
-        if tenants is not None and any(key and name_error(key) for key in set(tenants)):
-            return False
+        """Take all items at once. False when one of them may be refused."""
+        limits, first, payloads = self._limits, specs.first, specs.payloads
+        metadata, tenants, dedup_keys = specs.metadata, specs.tenants, specs.dedup_keys
+        sizes, count = list(map(len, payloads)), len(payloads)
+        packed = None
         try:
-            self._take(0, specs.first)
+            if max(sizes) > limits.payload_bytes:
+                return False
+            for tenant in set(tenants or ()):
+                fairness_key(tenant)
+            for key in dedup_keys or ():
+                new_name(key, "dedup_key", limits.name_bytes)
+            if metadata is not None:
+                blob(max(metadata, key=len), "metadata", limits.metadata_bytes)
+                sizes = list(map(add, sizes, map(len, metadata)))
+            if specs.headers is not None:
+                packed = _all_headers(specs.headers, limits)
+                sizes = list(map(add, sizes, map(len, packed)))
+            self._take(0, first)
         except FoqsError:
             return False
-        first, count, now_ms = self.items[0], len(payloads), self._now_ms
-        after_ms, due_ms, expires_at_ms = first.deliver_after_ms, first.due_ms, first.expires_at_ms
-        lease_ms, delivery = first.lease_ms, first.delivery
-        priorities, policy = specs.priorities, self._filling.get(specs.first.topic)
+        made, lane = (self.items[0], self.keys[0]) if dedup_keys is None else (self.keyed[0].item, self.keyed[0].lane)
+        after_ms, due_ms, now_ms, expires_at_ms = made.deliver_after_ms, made.due_ms, self._now_ms, made.expires_at_ms
+        lease_ms, delivery = made.lease_ms, made.delivery
+        priorities, policy = specs.priorities, self._filling.get(first.topic)
         if policy is not None:
             priorities = [priority or policy.priority for priority in priorities]
-        self.items = [
-            NewItem(payload, None, None, priority, after_ms, due_ms, now_ms, expires_at_ms, lease_ms, delivery)
-            for payload, priority in zip(payloads, priorities, strict=True)
+        items = [
+            NewItem(payload, meta, pairs, priority, after_ms, due_ms, now_ms, expires_at_ms, lease_ms, delivery)
+            for payload, meta, pairs, priority in zip(
+                payloads, metadata or repeat(None, count), packed or repeat(None, count), priorities, strict=True
+            )
         ]
-        self.keys = self.keys * count if tenants is None else self._lanes(specs.first, tenants)
-        self.indices, self.sizes = list(range(count)), sizes
-        if weight := specs.first.weight:
+        lanes = [lane] * count if tenants is None else self._lanes(first, tenants)
+        if dedup_keys is not None:
+            ns, topic = self._ns, first.topic
+            dedups = [
+                Dedup(digest_of(ns, key), content_of(topic, payload))
+                for key, payload in zip(dedup_keys, payloads, strict=True)
+            ]
+            self.keyed = list(map(Keyed, range(count), dedups, items, lanes, sizes, repeat(first.weight or 0)))
+            return True
+        self.items, self.keys, self.indices, self.sizes = items, lanes, list(range(count)), sizes
+        if weight := first.weight:
             self.weighed = {index: (lane, weight) for index, lane in enumerate(self.keys)}
         return True
 
@@ -318,7 +370,9 @@ class Intake:
         topic, payload, metadata = spec.topic, spec.payload, spec.metadata
         key = self._keys.get(topic)
         if key is None:
-            key = lane_key((self._ns, name(topic, "topic", limits)))
+            name(topic, "topic", limits)
+            plain: Any = (self._ns, topic)  # as `lane_key` makes it
+            key = plain
             if self._policies is not None:
                 self._begin(topic, self._policies.of(topic))
             self._keys[topic] = key
@@ -352,7 +406,7 @@ class Intake:
             payload, metadata, packed, spec.priority, after_ms, due_ms, now_ms, expires_at_ms, lease_ms, delivery
         )
         if spec.dedup_key is not None:
-            dedup_key = name(spec.dedup_key, "dedup_key", limits)
+            dedup_key = new_name(spec.dedup_key, "dedup_key", limits.name_bytes)
             dedup = Dedup(digest_of(self._ns, dedup_key), content_of(topic, payload))
             self.keyed.append(Keyed(index, dedup, item, key, size, spec.weight or 0))
             return

@@ -26,6 +26,7 @@ from foqs.rpc.frames import FREE_BYTES
 from foqs.rpc.hub import ConnectionHub, address_of
 from foqs.rpc.tls import TlsTransport, names_of, unread_bytes
 from foqs.travel import bare
+from foqs.wire.known_context import KnownContext
 from foqs.wire.protocol import (
     CALL,
     END_WAIT,
@@ -41,7 +42,6 @@ from foqs.wire.protocol import (
     read_frame_size,
 )
 from foqs.wire.server_codec import UnknownCall
-from foqs.wire.usual_requests import KnownContext
 
 _ONEWAY_WORD = (VERSION_1 | ONEWAY).to_bytes(4, "big")
 BEHIND_BYTES = 64 * 1024  # held behind a call in progress before reading is paused

@@ -36,6 +36,7 @@ from thriftpy2.transport import TCyBufferedTransport, TCyMemoryBuffer, TTranspor
 from foqs.bounds import Limits
 from foqs.errors import FoqsError, Invalid
 from foqs.idl import idl
+from foqs.wire.known_context import KnownContext, RequestContext
 from foqs.wire.protocol import (
     BOOL,
     CALL,
@@ -64,7 +65,7 @@ from foqs.wire.protocol import (
     request_error,
 )
 from foqs.wire.scan import MAX_DEPTH, check_context, check_strings, scan
-from foqs.wire.usual_requests import READERS, KnownContext, ReadRequest, RequestContext
+from foqs.wire.usual_requests import READERS, ReadRequest
 
 _SCALARS = (STRING, BOOL, I32, I64)
 

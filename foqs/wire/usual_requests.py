@@ -1,12 +1,12 @@
 """Requests of the usual shape, read from their bytes without the codec.
 
-A usual request has the fields of the contract in their order. All but the payload, the priority and the fairness key of
-its items is the same, and its acks have both of their fields. The codec is the reference. Each function gets a frame,
-where its request begins, and the most elements of a list. It returns the codec's request, its strings checked, and
-where the context should begin; or None for a frame that the codec has to read or to refuse. It reads each byte at most
-once (the head of one item twice, where fairness keys begin to differ) and believes no length: a frame that ends
-elsewhere is not usual. Nor is one with more fields than the contract has: a frame full of them would take twice the
-codec's time.
+A usual request has the fields of the contract in their order. Its items have the same fields, of which only the
+payload, the metadata, the headers, the priority and the keys of deduplication and fairness differ. Its acks have both
+of their fields. The codec is the reference. Each function gets a frame, where its request begins, and the most elements
+of a list. It returns the codec's request, its strings checked, and where the context should begin; or None for a frame
+that the codec has to read or to refuse. It reads each byte at most once (items twice, where fairness keys begin to
+differ) and believes no length: a frame that ends elsewhere is not usual. Nor is one with more fields than the contract
+has: a frame full of them would take twice the codec's time.
 
 Acks, and the items of an enqueue, are in columns: a struct for each costs twice the time.
 """
@@ -16,13 +16,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from struct import Struct
-from struct import error as StructError
-from typing import Any
+from typing import Any, NamedTuple
 
-from foqs.bounds import THROTTLE_KEYS, Limits
+from foqs.bounds import THROTTLE_KEYS
 from foqs.idl import idl
-from foqs.wire.protocol import I32, I64, LIST, STOP, STRING, STRUCT, field_head, lean
-from foqs.wire.scan import check_context
+from foqs.wire.known_context import MISFITS, fields_of
+from foqs.wire.protocol import I32, I64, LIST, MAP, STOP, STRING, STRUCT, field_head, lean
 
 # An element as each encoder writes it: two fields (type, number, value) in their order, then the end.
 _ACK = Struct(">BhqBhqB")
@@ -55,13 +54,16 @@ class AckColumns:
 
 
 class SpecColumns:
-    """A list of ItemSpec that are like `first` but for their payloads, priorities and, where `tenants` is not None,
-    fairness keys. Reads as a list of structs."""
+    """A list of ItemSpec that are like `first` but for their payloads and priorities, and for the fields whose columns
+    are not None. Equal headers in a row are one object. Reads as a list of structs."""
 
-    __slots__ = ("first", "payloads", "priorities", "tenants")
+    __slots__ = ("dedup_keys", "first", "headers", "metadata", "payloads", "priorities", "tenants")
 
     def __init__(self, first: Any) -> None:
         self.first = first
+        self.metadata: list[bytes] | None = None
+        self.headers: list[dict[str, str]] | None = None
+        self.dedup_keys: list[str] | None = None
         self.tenants: list[str] | None = None
         self.payloads: list[bytes] = [first.payload]
         self.priorities: list[int] = []
@@ -72,6 +74,12 @@ class SpecColumns:
     def __getitem__(self, at: int) -> Any:
         spec = copy(self.first)
         spec.payload, spec.priority = self.payloads[at], self.priorities[at]
+        if self.metadata is not None:
+            spec.metadata = self.metadata[at]
+        if self.headers is not None:
+            spec.headers = self.headers[at]
+        if self.dedup_keys is not None:
+            spec.dedup_key = self.dedup_keys[at]
         if self.tenants is not None:
             spec.fairness_key = self.tenants[at]
         return spec
@@ -90,17 +98,21 @@ ReadRequest = Callable[[bytes, int, int], tuple[Any, int] | None]
 
 _EnqueueRequest, _DequeueRequest, _AckRequest = lean(idl.EnqueueRequest), lean(idl.DequeueRequest), lean(idl.AckRequest)
 _AckAndDequeueRequest = lean(idl.AckAndDequeueRequest)
-_ItemSpec, _TopicCount, RequestContext = lean(idl.ItemSpec), lean(idl.TopicCount), lean(idl.RequestContext)
+_ItemSpec, _TopicCount = lean(idl.ItemSpec), lean(idl.TopicCount)
 
-_REQUEST, _STOPS = field_head(STRUCT, 1), b"\0\0"
+_REQUEST = field_head(STRUCT, 1)
 _NS = _REQUEST + field_head(STRING, 1)
 _STRUCTS = bytes((STRUCT,))
 _ITEMS = _WANTS = _SECOND_ACKS = field_head(LIST, 2) + _STRUCTS
 _SECOND_WANTS, _ACKS = field_head(LIST, 3) + _STRUCTS, _REQUEST + field_head(LIST, 1) + _STRUCTS
 _NS_OF_ACKS = field_head(STRING, 2)
 _TOPIC, _PAYLOAD, _PRIORITY = field_head(STRING, 1), field_head(STRING, 2), field_head(I32, 5)
-_DELIVERY, _COUNT, _CONTEXT = field_head(I32, 10), field_head(I32, 2), field_head(STRUCT, 15)
+_DELIVERY, _COUNT = field_head(I32, 10), field_head(I32, 2)
 _HOLDING = field_head(I32, 3)
+_METADATA, _DEDUP = field_head(STRING, 3), field_head(STRING, 11)
+_HEADERS = field_head(MAP, 4) + bytes((STRING, STRING))
+_MOST_PAIRS = 7
+"""Of an item's headers: with as many, no request has more values than `scan` lets through."""
 _FAIRNESS, _WEIGHT = field_head(STRING, 12), field_head(I32, 14)
 _THROTTLES = field_head(LIST, 13) + bytes((STRING,))
 _WORKER, _SECOND_WORKER, _BEGINS = field_head(STRING, 6), field_head(STRING, 7), field_head(I32, 8)
@@ -109,6 +121,7 @@ _MOST, _SECOND_MOST = field_head(I32, 9), field_head(I32, 10)
 _first_text = Struct(">6sI").unpack_from
 _first_list = Struct(">7sI").unpack_from
 _list = Struct(">4sI").unpack_from
+_map = Struct(">5si").unpack_from
 _list_with_text = Struct(">4sI3sI").unpack_from
 _text = Struct(">3sI").unpack_from
 _size = Struct(">I").unpack_from
@@ -116,23 +129,9 @@ _i32 = Struct(">3si").unpack_from
 _i64 = Struct(">3sq").unpack_from
 _last_i32 = Struct(">3siB").unpack_from
 
-_MISFITS = (StructError, IndexError, KeyError, ValueError)
-"""The end of the data, a field that is not expected, a string that is not UTF-8."""
-
-
-def _fields(struct: Any, ttype: int) -> dict[bytes, str]:
-    """Return the names of a struct's fields of this type, by the bytes that begin each."""
-    return {field_head(ttype, number): spec[1] for number, spec in struct.thrift_spec.items() if spec[0] == ttype}
-
-
 _TIMES, _OPTIONS, _SECOND_OPTIONS = (
-    _fields(struct, I64) for struct in (_ItemSpec, _DequeueRequest, _AckAndDequeueRequest)
+    fields_of(struct, I64) for struct in (_ItemSpec, _DequeueRequest, _AckAndDequeueRequest)
 )
-_TEXTS, _I64S, _I32S = (_fields(RequestContext, ttype) for ttype in (STRING, I64, I32))
-_REQUEST_ID = field_head(STRING, 2)
-_KEPT_BYTES = 1024
-"""Of the longest context that a connection keeps."""
-_CONTEXT_FIELDS = len(_TEXTS) + len(_I64S) + len(_I32S)
 
 
 def enqueue_request(frame: bytes, start: int, most: int) -> tuple[Any, int] | None:
@@ -145,20 +144,19 @@ def enqueue_request(frame: bytes, start: int, most: int) -> tuple[Any, int] | No
         topic_at = list_at + 15
         size_at = topic_at + topic_bytes + 3
         payload_, payload_bytes = _text(frame, size_at - 3)
-        payload_at = size_at + 4
-        priority_at = payload_at + payload_bytes
-        priority_, priority = _i32(frame, priority_at)
+        payload_end = size_at + 4 + payload_bytes
         if (
-            ns_ != _NS or items_ != _ITEMS or topic_ != _TOPIC or payload_ != _PAYLOAD or priority_ != _PRIORITY
-            or not 1 <= count <= most
+            ns_ != _NS or items_ != _ITEMS or topic_ != _TOPIC or payload_ != _PAYLOAD or not 1 <= count <= most
         ):  # fmt: skip
             return None
         request, spec = _EnqueueRequest(), _ItemSpec()
         request.ns = frame[ns_at:list_at].decode()
         spec.topic = frame[topic_at : size_at - 3].decode()
-        spec.payload = frame[payload_at:priority_at]
-        spec.priority = priority
-        at = priority_at + 7
+        spec.payload = frame[size_at + 4 : payload_end]
+        at = payload_end if frame.startswith(_PRIORITY, payload_end) else _extras(spec, frame, payload_end)
+        priority_, spec.priority = _i32(frame, at)
+        at += 7
+        times_at = at
         for _ in _TIMES:
             if frame[at] != I64:
                 break
@@ -167,25 +165,57 @@ def enqueue_request(frame: bytes, start: int, most: int) -> tuple[Any, int] | No
             at += 11
         delivery_, spec.delivery, stop = _last_i32(frame, at)
         at += 8
-        if delivery_ != _DELIVERY:
+        if priority_ != _PRIORITY or delivery_ != _DELIVERY:
             return None
-        tenancy_at = at - 1
+        key_at = at - 1
         if stop != STOP:
-            at = _tenancy(spec, frame, tenancy_at)
+            at = _tenancy(spec, frame, key_at)
         if count == 1:
             request.items = [spec]
         else:
             request.items = items = SpecColumns(spec)
-            middle, ending = frame[priority_at + 7 : tenancy_at], frame[tenancy_at:at]
-            at = _more_items(items, frame, priority_at, frame[list_at + 8 : size_at], middle, ending, count)
+            middle, ending = frame[times_at:key_at], frame[key_at:at]
+            shape = _Shape(frame[list_at + 8 : size_at], frame[payload_end : times_at - 7], middle, ending)
+            at = _more_items(items, frame, times_at - 7, count, shape)
         return request, at
-    except _MISFITS:
+    except MISFITS:
         return None
 
 
+def _extras(spec: Any, frame: bytes, at: int) -> int:
+    """Read what an item may have between its payload and its priority. Return where the priority begins. Raises an
+    error of `MISFITS`."""
+    if frame.startswith(_METADATA, at):
+        _, size = _text(frame, at)
+        spec.metadata = frame[at + 7 : at + 7 + size]
+        at += 7 + size
+    if frame.startswith(_HEADERS, at):
+        spec.headers, at = _headers(frame, at)
+    return at
+
+
+def _headers(frame: bytes, at: int) -> tuple[dict[str, str], int]:
+    """Return the headers at `at`, and where they end. Raises an error of `MISFITS`."""
+    headers_, count = _map(frame, at)
+    if headers_ != _HEADERS or not 0 <= count <= _MOST_PAIRS:
+        raise ValueError("headers of another form")
+    at += 9
+    texts = []
+    for _ in range(2 * count):
+        (size,) = _size(frame, at)
+        end = at + 4 + size
+        texts.append(frame[at + 4 : end].decode())
+        at = end
+    return dict(zip(texts[::2], texts[1::2], strict=True)), at
+
+
 def _tenancy(spec: Any, frame: bytes, at: int) -> int:
-    """Read what an item may have behind its delivery: a tenant, throttle keys and a weight. Return where the item
-    ends. Raises an error of `_MISFITS`."""
+    """Read what an item may have behind its delivery: a deduplication key, a tenant, throttle keys and a weight. Return
+    where the item ends. Raises an error of `MISFITS`."""
+    if frame.startswith(_DEDUP, at):
+        _, size = _text(frame, at)
+        spec.dedup_key = frame[at + 7 : at + 7 + size].decode()
+        at += 7 + size
     if frame.startswith(_FAIRNESS, at):
         _, size = _text(frame, at)
         spec.fairness_key = frame[at + 7 : at + 7 + size].decode()
@@ -208,72 +238,106 @@ def _tenancy(spec: Any, frame: bytes, at: int) -> int:
     return at + 1
 
 
-def _more_items(
-    items: SpecColumns, frame: bytes, at: int, beginning: bytes, middle: bytes, ending: bytes, count: int
-) -> int:
-    """Read the items behind the first one, and return where the last one ends. Each has the bytes `beginning` before
-    its payload's length, and `middle` and `ending` behind its priority. `at` is the first one's priority. Raises an
-    error of `_MISFITS`."""
+class _Shape(NamedTuple):
+    """The parts of the first item of a list without its payload and its priority: up to the payload's length; from the
+    payload to the priority; from there to behind the delivery; and the rest. In the next items, only fields with
+    columns may differ."""
+
+    beginning: bytes
+    extras: bytes
+    middle: bytes
+    ending: bytes
+
+
+def _more_items(items: SpecColumns, frame: bytes, at: int, count: int, shape: _Shape) -> int:
+    """Read the items behind the first one, and return where the last one ends. `at` is the first one's priority. Raises
+    an error of `MISFITS`."""
+    beginning, extras, middle, ending = shape
     payloads, priorities = items.payloads, items.priorities
+    behind_first = at + 7 + len(middle) + len(ending)
+    if extras or items.first.dedup_key is not None:
+        return _more_fields(items, frame, behind_first, count, shape)
     between = middle + ending + beginning
     from_priority = Struct(f">3si{len(between)}sI")
     unpack, step = from_priority.unpack_from, from_priority.size
     for _ in range(count - 1):
         priority_, priority, between_, size = unpack(frame, at)
         if between_ != between or priority_ != _PRIORITY:
-            return _more_tenants(items, frame, at, beginning, middle, ending, count)
+            break
         payload_at = at + step
         at = payload_at + size
         priorities.append(priority)
         payloads.append(frame[payload_at:at])
-    priority_, priority = _i32(frame, at)
-    if priority_ != _PRIORITY or not frame.startswith(ending, at + 7 + len(middle)):
-        return _more_tenants(items, frame, at, beginning, middle, ending, count)
-    if not frame.startswith(middle, at + 7):
+    else:
+        priority_, priority = _i32(frame, at)
+        if priority_ == _PRIORITY and frame.startswith(middle + ending, at + 7):
+            priorities.append(priority)
+            return at + 7 + len(middle) + len(ending)
+    if items.first.fairness_key is None:
         raise ValueError("an item of another form")
-    priorities.append(priority)
-    return at + 7 + len(middle) + len(ending)
+    del payloads[1:], priorities[:]
+    return _more_fields(items, frame, behind_first, count, shape)
 
 
-def _more_tenants(
-    items: SpecColumns, frame: bytes, at: int, beginning: bytes, middle: bytes, ending: bytes, count: int
-) -> int:
-    """Do the work of `_more_items` from the item whose priority is at `at`: from there on, fairness keys differ."""
-    payloads, priorities, first = items.payloads, items.priorities, items.first.fairness_key
-    if first is None:
-        raise ValueError("an item of another form")
-    (first_bytes,) = _size(ending, 3)
-    behind = ending[7 + first_bytes :] + beginning
-    to_name, to_payload = middle + _FAIRNESS, Struct(f">{len(behind)}sI")
-    head = Struct(f">3si{len(to_name)}sI")
-    unpack_head, head_bytes = head.unpack_from, head.size
-    unpack_payload, behind_bytes = to_payload.unpack_from, to_payload.size
-    items.tenants = tenants = [first] * len(priorities)
-    names: dict[bytes, str] = {}
-    while True:
-        priority_, priority, to_name_, size = unpack_head(frame, at)
-        if priority_ != _PRIORITY or to_name_ != to_name:
-            raise ValueError("an item of another form")
-        at += head_bytes
-        encoded = frame[at : at + size]
-        at += size
-        name = names.get(encoded)
-        if name is None:
-            name = names[encoded] = encoded.decode()
+def _more_fields(items: SpecColumns, frame: bytes, at: int, count: int, shape: _Shape) -> int:
+    """Do the work of `_more_items` where more fields differ. `at` is where the first item ends."""
+    beginning, extras, middle, ending = shape
+    first = spec = items.first
+    payloads, priorities, metadata, headers = items.payloads, items.priorities, [first.metadata], [first.headers]
+    texts: list[tuple[bytes, list[str]]] = []
+    if first.dedup_key is not None:
+        items.dedup_keys = [first.dedup_key]
+        texts.append((_DEDUP, items.dedup_keys))
+    if first.fairness_key is not None:
+        items.tenants = [first.fairness_key]
+        texts.append((_FAIRNESS, items.tenants))
+    for _ in texts:
+        ending = ending[7 + _size(ending, 3)[0] :]
+    to_payload, from_priority = Struct(f">{len(beginning)}sI"), Struct(f">3si{len(middle)}s")
+    known: dict[bytes, str] = {}
+    priorities.append(first.priority)
+    for _ in range(count - 1):
+        beginning_, size = to_payload.unpack_from(frame, at)
+        payload_at = at + to_payload.size
+        at = payload_at + size
+        payloads.append(frame[payload_at:at])
+        if extras:
+            if frame.startswith(extras, at):
+                at += len(extras)
+            else:
+                spec, extras_at = _ItemSpec(), at
+                at = _extras(spec, frame, at)
+                extras = frame[extras_at:at]
+            metadata.append(spec.metadata)
+            headers.append(spec.headers)
+        priority_, priority, middle_ = from_priority.unpack_from(frame, at)
         priorities.append(priority)
-        tenants.append(name)
-        if len(payloads) == count:
-            break
-        behind_, size = unpack_payload(frame, at)
-        if behind_ != behind:
+        at += from_priority.size
+        for head, column in texts:
+            head_, size = _text(frame, at)
+            at += 7 + size
+            encoded = frame[at - size : at]
+            text = known.get(encoded)
+            if text is None:
+                text = known[encoded] = encoded.decode()
+            column.append(text)
+            if head_ != head:
+                raise ValueError("a field that is not expected")
+        if (
+            beginning_ != beginning or priority_ != _PRIORITY or middle_ != middle or not frame.startswith(ending, at)
+        ):  # fmt: skip
             raise ValueError("an item of another form")
-        at += behind_bytes
-        payloads.append(frame[at : at + size])
-        at += size
-    if not frame.startswith(ending[7 + first_bytes :], at):
-        raise ValueError("an item of another form")
-    end: int = at + len(ending) - 7 - first_bytes
-    return end
+        at += len(ending)
+    items.metadata, items.headers = _whole(metadata), _whole(headers)
+    return at
+
+
+def _whole(column: list[Any]) -> list[Any] | None:
+    """Return a column, or None if no item has the field. Raises ValueError if only some have it."""
+    absent = column.count(None)
+    if absent and absent < len(column):
+        raise ValueError("items with different fields")
+    return None if absent else column
 
 
 def ack_request(frame: bytes, start: int, most: int) -> tuple[Any, int] | None:
@@ -291,7 +355,7 @@ def ack_request(frame: bytes, start: int, most: int) -> tuple[Any, int] | None:
             at, end = end + 7, end + 7 + ns_bytes
             request.ns = frame[at:end].decode()
         return request, end
-    except _MISFITS:
+    except MISFITS:
         return None
 
 
@@ -306,7 +370,7 @@ def dequeue_request(frame: bytes, start: int, most: int) -> tuple[Any, int] | No
         request = _DequeueRequest()
         request.ns = frame[ns_at:at].decode()
         return request, _wants(request, frame, at, most, _OPTIONS, _WORKER, _MOST)
-    except _MISFITS:
+    except MISFITS:
         return None
 
 
@@ -327,7 +391,7 @@ def ack_and_dequeue_request(frame: bytes, start: int, most: int) -> tuple[Any, i
         request.ns = frame[ns_at:acks_at].decode()
         request.acks = AckColumns(frame[at:wants_at])
         return request, _wants(request, frame, wants_at, most, _SECOND_OPTIONS, _SECOND_WORKER, _SECOND_MOST)
-    except _MISFITS:
+    except MISFITS:
         return None
 
 
@@ -335,7 +399,7 @@ def _wants(
     request: Any, frame: bytes, at: int, most: int, options: Mapping[bytes, str], worker: bytes, total: bytes
 ) -> int:
     """Read the wants at `at` and the options behind them, and return where these end. The field with the worker's name
-    begins with the bytes `worker`, and the bound on all topics with `total`. Raises an error of `_MISFITS`."""
+    begins with the bytes `worker`, and the bound on all topics with `total`. Raises an error of `MISFITS`."""
     _, wants = _list(frame, at)
     at += 8
     if wants > most:
@@ -374,62 +438,6 @@ def _wants(
             _, request.most = _i32(frame, at)
             at += 7
     return at
-
-
-class KnownContext:
-    """The context of a connection's last request: its bytes around the request's id, and the fields that these make.
-    A context with the same bytes around another id of the same size is as valid, within the same `limits`."""
-
-    __slots__ = ("beginning", "ending", "fields", "id_bytes", "limits")
-
-    def __init__(self) -> None:
-        self.limits: Limits | None = None
-        self.beginning = self.ending = b""
-        self.id_bytes = 0
-        self.fields: dict[str, Any] = {}
-
-    def read(self, request: Any, frame: bytes, at: int, limits: Limits) -> bool:
-        """Read the context at `at`, if there is one. Return True if the frame ends behind it. Raises Invalid and
-        OtherProtocol."""
-        context, id_at = None, 0
-        try:
-            if frame.startswith(_CONTEXT, at):
-                context = request.context = RequestContext()
-                context_at = at
-                at += 3
-                for _ in range(_CONTEXT_FIELDS):
-                    ttype = frame[at]
-                    if ttype == STOP:
-                        break
-                    if ttype == STRING:
-                        head, size = _text(frame, at)
-                        text_at = at + 7
-                        at = text_at + size
-                        setattr(context, _TEXTS[head], frame[text_at:at].decode())
-                        if head == _REQUEST_ID:
-                            id_at, id_end = text_at, at
-                    elif ttype == I64:
-                        head, number = _i64(frame, at)
-                        setattr(context, _I64S[head], number)
-                        at += 11
-                    else:
-                        head, number = _i32(frame, at)
-                        setattr(context, _I32S[head], number)
-                        at += 7
-                if frame[at] != STOP:
-                    return False
-                at += 1
-        except _MISFITS:
-            return False
-        if len(frame) != at + len(_STOPS) or not frame.endswith(_STOPS):
-            return False
-        if context is not None:
-            check_context(context, limits)
-            if id_at and len(frame) - context_at <= _KEPT_BYTES:
-                self.limits = limits
-                self.beginning, self.ending, self.id_bytes = frame[context_at:id_at], frame[id_end:], id_end - id_at
-                self.fields = dict(context.__dict__)
-        return True
 
 
 READERS: Mapping[str, ReadRequest] = {

@@ -18,9 +18,9 @@ from foqs.errors import NotFound
 from foqs.idl import idl
 from foqs.rpc.call import Call
 from foqs.rpc.server import ThriftServer
+from foqs.wire.known_context import KnownContext
 from foqs.wire.protocol import NAME_AT, SEQID_BYTES
 from foqs.wire.server_codec import RequestDecoder, ServedMethod
-from foqs.wire.usual_requests import KnownContext
 from tests.support.ports import held_port
 from tests.support.waiting import wait_until_on_loop
 

@@ -14,9 +14,10 @@ from foqs.client.items import ItemSpec
 from foqs.client.methods import ACK, DEQUEUE, ENQUEUE
 from foqs.errors import PROTOCOL_VERSION, Invalid, OtherProtocol
 from foqs.idl import idl
+from foqs.wire.known_context import KnownContext
 from foqs.wire.protocol import Malformed
 from foqs.wire.server_codec import RequestDecoder
-from foqs.wire.usual_requests import READERS, AckColumns, KnownContext, SpecColumns
+from foqs.wire.usual_requests import READERS, AckColumns, SpecColumns
 from tests.rpc.serving import head, i32, message
 from tests.support.examples import examples
 from tests.wire.test_scan import ITEM, acks, blobs, contexts, enqueue_of, i32s, i64s, method_of, plain, specs, texts
@@ -41,9 +42,12 @@ whole_contexts = st.none() | st.builds(
 )
 
 
+pairs = st.dictionaries(texts, texts, max_size=7)
+
+
 @st.composite
 def like_items(draw: st.DrawFn) -> list[Any]:
-    """Items that differ in their payloads and priorities, and perhaps in their fairness keys."""
+    """Items that differ in their payloads and priorities, and perhaps in more fields."""
     times = {name: draw(st.none() | i64s) for name in ("deliver_after_ms", "delay_ms", "lease_ms", "ttl_ms")}
     tenancy = {
         "fairness_key": draw(st.none() | texts),
@@ -56,6 +60,10 @@ def like_items(draw: st.DrawFn) -> list[Any]:
     if shared["fairness_key"] is not None and draw(st.booleans()):
         for item in items:
             item.fairness_key = draw(st.sampled_from(["", "a", "bb", "\u00e9"]))
+    for name, values in (("metadata", blobs), ("headers", pairs), ("dedup_key", texts)):
+        if draw(st.integers(0, 3)) == 0:
+            for item in items:
+                setattr(item, name, draw(values))
     return items
 
 
@@ -216,12 +224,14 @@ def test_lists_of_like_elements_become_columns(decoder: RequestDecoder) -> None:
         [idl.ItemSpec("t", b"x"), idl.ItemSpec("t", b"x", delay_ms=1)],
         [idl.ItemSpec("t", b"x"), idl.ItemSpec("t", b"x", dedup_key="k")],
         [idl.ItemSpec("t", b"x", delivery=2), idl.ItemSpec("t", b"x")],
-        [idl.ItemSpec("t", b"x", metadata=b"m")],
+        [idl.ItemSpec("t", b"x", metadata=b"m"), idl.ItemSpec("t", b"x")],
+        [idl.ItemSpec("t", b"x", headers={"a": "b"}), idl.ItemSpec("t", b"x", metadata=b"m", headers={"a": "b"})],
+        [idl.ItemSpec("t", b"x", dedup_key="k"), idl.ItemSpec("t", b"x", fairness_key="k")],
         [idl.ItemSpec("t", b"x", fairness_key="a"), idl.ItemSpec("t", b"x")],
         [idl.ItemSpec("t", b"x", fairness_key="a"), idl.ItemSpec("t", b"x", fairness_key="b", weight=2)],
         [idl.ItemSpec("t", b"x"), idl.ItemSpec("t", b"x", fairness_key="a")],
         [idl.ItemSpec("t", b"x", throttle_keys=list("abcdefghi"))],
-        [idl.ItemSpec("t", b"x", headers={"a": "b"})],
+        [idl.ItemSpec("t", b"x", headers={str(number): "" for number in range(8)})],
         [idl.ItemSpec("t", b"x")] * 9,
         [idl.ItemSpec("t", None)],
         [],

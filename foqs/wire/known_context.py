@@ -1,0 +1,90 @@
+"""The context of a request, which is nearly the same in all requests of a connection: only the request's id differs."""
+
+from __future__ import annotations
+
+from struct import Struct
+from struct import error as StructError
+from typing import Any
+
+from foqs.bounds import Limits
+from foqs.idl import idl
+from foqs.wire.protocol import I32, I64, STOP, STRING, STRUCT, field_head, lean
+from foqs.wire.scan import check_context
+
+MISFITS = (StructError, IndexError, KeyError, ValueError)
+"""The end of the data, a field that is not expected, a string that is not UTF-8."""
+
+RequestContext = lean(idl.RequestContext)
+
+_CONTEXT, _REQUEST_ID, _STOPS = field_head(STRUCT, 15), field_head(STRING, 2), b"\0\0"
+_KEPT_BYTES = 1024
+"""Of the longest context that a connection keeps."""
+
+_text = Struct(">3sI").unpack_from
+_i32 = Struct(">3si").unpack_from
+_i64 = Struct(">3sq").unpack_from
+
+
+def fields_of(struct: Any, ttype: int) -> dict[bytes, str]:
+    """Return the names of a struct's fields of this type, by the bytes that begin each."""
+    return {field_head(ttype, number): spec[1] for number, spec in struct.thrift_spec.items() if spec[0] == ttype}
+
+
+_TEXTS, _I64S, _I32S = (fields_of(RequestContext, ttype) for ttype in (STRING, I64, I32))
+_FIELDS = len(_TEXTS) + len(_I64S) + len(_I32S)
+
+
+class KnownContext:
+    """The context of a connection's last request: its bytes around the request's id, and the fields that these make.
+    A context with the same bytes around another id of the same size is as valid, within the same `limits`."""
+
+    __slots__ = ("beginning", "ending", "fields", "id_bytes", "limits")
+
+    def __init__(self) -> None:
+        self.limits: Limits | None = None
+        self.beginning = self.ending = b""
+        self.id_bytes = 0
+        self.fields: dict[str, Any] = {}
+
+    def read(self, request: Any, frame: bytes, at: int, limits: Limits) -> bool:
+        """Read the context at `at`, if there is one. Return True if the frame ends behind it. Raises Invalid and
+        OtherProtocol."""
+        context, id_at = None, 0
+        try:
+            if frame.startswith(_CONTEXT, at):
+                context = request.context = RequestContext()
+                context_at = at
+                at += 3
+                for _ in range(_FIELDS):
+                    ttype = frame[at]
+                    if ttype == STOP:
+                        break
+                    if ttype == STRING:
+                        head, size = _text(frame, at)
+                        text_at = at + 7
+                        at = text_at + size
+                        setattr(context, _TEXTS[head], frame[text_at:at].decode())
+                        if head == _REQUEST_ID:
+                            id_at, id_end = text_at, at
+                    elif ttype == I64:
+                        head, number = _i64(frame, at)
+                        setattr(context, _I64S[head], number)
+                        at += 11
+                    else:
+                        head, number = _i32(frame, at)
+                        setattr(context, _I32S[head], number)
+                        at += 7
+                if frame[at] != STOP:
+                    return False
+                at += 1
+        except MISFITS:
+            return False
+        if len(frame) != at + len(_STOPS) or not frame.endswith(_STOPS):
+            return False
+        if context is not None:
+            check_context(context, limits)
+            if id_at and len(frame) - context_at <= _KEPT_BYTES:
+                self.limits = limits
+                self.beginning, self.ending, self.id_bytes = frame[context_at:id_at], frame[id_end:], id_end - id_at
+                self.fields = dict(context.__dict__)
+        return True

@@ -1,8 +1,7 @@
 """Outcomes and items of the engine as answers: structs of the contract, and usual replies as bytes.
 
 Functions that return bytes make no struct for each item. The structs and the codec are the reference: these functions
-return exactly the same bytes, or None for outcomes and items that the structs have to carry (errors, duplicates,
-metadata, headers, TTLs).
+return exactly the same bytes, or None for outcomes that the structs have to carry (errors, duplicates).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from foqs.prefetch.lane import Lane
 from foqs.rows import Body, FailureRow, NewItem
 from foqs.rpc.call import Call
 from foqs.second_answer import Duplicate
-from foqs.wire.protocol import I32, I64, LIST, STRING, STRUCT, field_head, lean
+from foqs.wire.protocol import I32, I64, LIST, MAP, STRING, STRUCT, field_head, lean
 
 _STOP = b"\0"
 _LIST_FIELD = field_head(LIST, 1) + bytes((STRUCT,))
@@ -39,10 +38,13 @@ _outcome = Struct(">3sqB").pack
 _head = Struct(">3sq3sq3si").pack
 _middle = Struct(">3si3sI").pack
 _tail = Struct(">3si3sq3sq3sq").pack
+_ttl_end = Struct(">3sq").pack
+_read_json = json.JSONDecoder().raw_decode
 _LEASE, _ATTEMPT, _NS, _TOPIC = field_head(I64, 2), field_head(I32, 3), field_head(STRING, 4), field_head(STRING, 5)
 _PRIORITY, _PAYLOAD, _DELIVERY = field_head(I32, 6), field_head(STRING, 7), field_head(I32, 10)
 _FAIRNESS, _THROTTLES = field_head(STRING, 17), field_head(LIST, 18) + bytes((STRING,))
 _DELIVER_AFTER, _ENQUEUED_AT, _EXPIRES_AT = field_head(I64, 11), field_head(I64, 12), field_head(I64, 13)
+_METADATA, _HEADERS, _TTL_END = field_head(STRING, 8), field_head(MAP, 9) + bytes((STRING, STRING)), field_head(I64, 14)
 
 
 _Item = lean(idl.Item)
@@ -73,16 +75,23 @@ def items_response(outcomes: Sequence[FoqsError | None]) -> bytes | None:
     return _LIST_FIELD + _count(count) + bytes(count + 1)  # an outcome is its STOP
 
 
-def dequeue_response(items: Sequence[Item]) -> bytes | None:
+def dequeue_response(items: Sequence[Item]) -> bytes:
     """Return the DequeueResponse of leased items whose bodies are in memory."""
     parts = [_LIST_FIELD, _count(len(items))]
-    lane, names, end = None, b"", _STOP
+    lane, names, end, headers, pairs = None, b"", _STOP, None, b""
     ends: dict[Lane[Item], bytes] = {}
     for item in items:
         body = item.body
         assert body is not None
-        if body.metadata is not None or body.headers is not None or body.expires_at_ms:
-            return None
+        extras = expiry = b""
+        if body.metadata is not None:
+            extras = _METADATA + _count(len(body.metadata)) + body.metadata
+        if body.headers is not None:
+            if body.headers != headers:
+                headers, pairs = body.headers, _headers(body.headers)
+            extras += pairs
+        if body.expires_at_ms:
+            expiry = _ttl_end(_TTL_END, body.expires_at_ms)
         if item.lane is not lane:
             lane = item.lane
             names = _names(*lane.topic.key)
@@ -93,10 +102,12 @@ def dequeue_response(items: Sequence[Item]) -> bytes | None:
             names,
             _middle(_PRIORITY, body.priority, _PAYLOAD, len(payload)),
             payload,
+            extras,
             _tail(
                 _DELIVERY, body.delivery, _DELIVER_AFTER, item.deliver_after_ms, _ENQUEUED_AT, body.enqueued_at_ms,
                 _EXPIRES_AT, item.lease_expires_at_ms,
             ),
+            expiry,
             end,
         )  # fmt: skip
     parts.append(_STOP)
@@ -112,6 +123,13 @@ def ack_and_dequeue_response(acked: bytes, dequeued: bytes) -> bytes:
 def _names(ns: str, topic: str) -> bytes:
     """Return the fields `ns` and `topic` of an item."""
     return _text(_NS, ns) + _text(_TOPIC, topic)
+
+
+def _headers(stored: bytes) -> bytes:
+    """Return the field `headers` of an item."""
+    found, _ = _read_json(stored.decode())
+    texts = [text.encode() for pair in found.items() for text in pair]
+    return _HEADERS + _count(len(found)) + b"".join([_count(len(text)) + text for text in texts])
 
 
 def _tenancy(lane: LaneKey) -> bytes:

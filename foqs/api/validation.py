@@ -123,13 +123,13 @@ def topics(
     if len(found) != len(wants):
         raise Invalid("wants lists a topic more than once")
     counts = found.values()
+    if not 1 <= min(counts) <= limits.request_items:
+        within(min(counts), "count", 1, limits.request_items, 1)
     names_bytes = len(ns.encode()) + longest_bytes
     if most is None:
-        if min(counts) < 1 or sum(counts) > limits.request_items:
-            within(min(counts), "count", 1, limits.request_items, 1)
+        if sum(counts) > limits.request_items:
             within(sum(counts), "the sum of the counts", 1, limits.request_items, 1)
         return list(found.items()), names_bytes
-    within(min(counts), "count", 1, limits.request_items, 1)
     within(max(counts), "count", 1, limits.request_items, 1)
     within(most, "most", 1, limits.request_items, 1)
     return [(key, min(count, most)) for key, count in found.items()], names_bytes
@@ -237,7 +237,7 @@ class Intake:
         self._ns = ns
         self._limits = limits
         self._now_ms = now_ms
-        self._policies = policies if policies is not None and policies.shapes_enqueues else None
+        self._policies = policies
         self.bounded: dict[TopicKey, Quota] = {}  # topics with a bound on their stored items
         self.hooked: list[str] = []  # topics with a hook of enqueues
         self._filling: dict[str, TopicPolicy] = {}  # by topic: policies with values for unset fields of an item
@@ -370,9 +370,7 @@ class Intake:
         topic, payload, metadata = spec.topic, spec.payload, spec.metadata
         key = self._keys.get(topic)
         if key is None:
-            name(topic, "topic", limits)
-            plain: Any = (self._ns, topic)  # as `lane_key` makes it
-            key = plain
+            key = lane_key((self._ns, name(topic, "topic", limits)))
             if self._policies is not None:
                 self._begin(topic, self._policies.of(topic))
             self._keys[topic] = key

@@ -26,7 +26,6 @@ BUILT_IN = ""
 """The settings key of the built-in layer."""
 _MOST_KNOWN = 10_000
 """Policies, and throttles of keys, that a namespace remembers; it makes a forgotten one again when needed."""
-_ENQUEUE_FIELDS = frozenset({"priority", "lease_ms", "ttl_ms", "delay_ms", "delivery", "closed", "max_stored", "hooks"})
 NO_BOUND = 1 << 62
 LeaseLimits = tuple[tuple[object, ...], ...]
 """The throttles that limit leases, and the throttle keys that policies add. While these are equal, each item whose
@@ -50,8 +49,7 @@ class NamespacePolicies:
     def __init__(self, entries: Mapping[str, str]) -> None:
         """`entries` are valid settings. `throttled`: some throttle keys have a throttle. `limits`: None if no throttle
         limits leases. `per_worker`: some topic limits the items that a worker holds. `pauses`: some topic may
-        be paused. `shapes_enqueues`: some topic has values for items, refuses them, bounds them or has a hook.
-        `scripts`: their sources by name."""
+        be paused. `scripts`: their sources by name."""
         topics: dict[str, PolicyEntry] = {}
         throttles: dict[str, Throttle] = {}
         weights: dict[str, int] = {}
@@ -66,7 +64,6 @@ class NamespacePolicies:
         self.throttled = bool(throttles)
         self.limits = _limits(topics, throttles)
         self.per_worker = any(entry.per_worker for entry in topics.values())
-        self.shapes_enqueues = any(entry.model_fields_set & _ENQUEUE_FIELDS for entry in topics.values())
         self.pauses = any(entry.paused for entry in topics.values())
         self.scripts = {key.removeprefix(SCRIPT): text for key, text in entries.items() if key.startswith(SCRIPT)}
         self._namers = namers_of(topics)

@@ -203,10 +203,10 @@ def _headers(frame: bytes, at: int) -> tuple[dict[str, str], int]:
     texts = []
     for _ in range(2 * count):
         (size,) = _size(frame, at)
-        end = at + 4 + size
-        texts.append(frame[at + 4 : end].decode())
-        at = end
-    return dict(zip(texts[::2], texts[1::2], strict=True)), at
+        at += 4 + size
+        texts.append(frame[at - size : at].decode())
+    pairs = iter(texts)
+    return dict(zip(pairs, pairs, strict=True)), at
 
 
 def _tenancy(spec: Any, frame: bytes, at: int) -> int:
@@ -284,23 +284,27 @@ def _more_fields(items: SpecColumns, frame: bytes, at: int, count: int, shape: _
     beginning, extras, middle, ending = shape
     first = spec = items.first
     payloads, priorities, metadata, headers = items.payloads, items.priorities, [first.metadata], [first.headers]
-    texts: list[tuple[bytes, list[str]]] = []
+    columns: list[tuple[bytes, list[str]]] = []
     if first.dedup_key is not None:
         items.dedup_keys = [first.dedup_key]
-        texts.append((_DEDUP, items.dedup_keys))
+        columns.append((_DEDUP, items.dedup_keys))
     if first.fairness_key is not None:
         items.tenants = [first.fairness_key]
-        texts.append((_FAIRNESS, items.tenants))
-    for _ in texts:
+        columns.append((_FAIRNESS, items.tenants))
+    for _ in columns:
         ending = ending[7 + _size(ending, 3)[0] :]
-    to_payload, from_priority = Struct(f">{len(beginning)}sI"), Struct(f">3si{len(middle)}s")
+    between = ending + beginning
+    to_payload, to_texts = Struct(f">{len(between)}sI"), Struct(f">3si{len(middle)}s")
+    unpack_payload, payload_step, unpack_texts, texts_step = (
+        to_payload.unpack_from, to_payload.size, to_texts.unpack_from, to_texts.size
+    )  # fmt: skip
     known: dict[bytes, str] = {}
     priorities.append(first.priority)
+    at -= len(ending)
     for _ in range(count - 1):
-        beginning_, size = to_payload.unpack_from(frame, at)
-        payload_at = at + to_payload.size
-        at = payload_at + size
-        payloads.append(frame[payload_at:at])
+        between_, size = unpack_payload(frame, at)
+        at += payload_step + size
+        payloads.append(frame[at - size : at])
         if extras:
             if frame.startswith(extras, at):
                 at += len(extras)
@@ -310,24 +314,21 @@ def _more_fields(items: SpecColumns, frame: bytes, at: int, count: int, shape: _
                 extras = frame[extras_at:at]
             metadata.append(spec.metadata)
             headers.append(spec.headers)
-        priority_, priority, middle_ = from_priority.unpack_from(frame, at)
+        priority_, priority, middle_ = unpack_texts(frame, at)
+        if between_ != between or priority_ != _PRIORITY or middle_ != middle:
+            raise ValueError("an item of another form")
         priorities.append(priority)
-        at += from_priority.size
-        for head, column in texts:
+        at += texts_step
+        for head, texts in columns:
             head_, size = _text(frame, at)
-            at += 7 + size
-            encoded = frame[at - size : at]
-            text = known.get(encoded)
-            if text is None:
-                text = known[encoded] = encoded.decode()
-            column.append(text)
             if head_ != head:
                 raise ValueError("a field that is not expected")
-        if (
-            beginning_ != beginning or priority_ != _PRIORITY or middle_ != middle or not frame.startswith(ending, at)
-        ):  # fmt: skip
-            raise ValueError("an item of another form")
-        at += len(ending)
+            at += 7 + size
+            encoded = frame[at - size : at]
+            texts.append(known.get(encoded) or known.setdefault(encoded, encoded.decode()))
+    if not frame.startswith(ending, at):
+        raise ValueError("an item of another form")
+    at += len(ending)
     items.metadata, items.headers = _whole(metadata), _whole(headers)
     return at
 

@@ -57,6 +57,20 @@ class BatchMetrics:
         self.transaction_seconds = Histogram(SECONDS)
         self.transaction_rows = Histogram(ROWS)
 
+    def observe(self, seconds: float, transaction_seconds: float | None, rows: int) -> None:
+        """Count a batch. `transaction_seconds` None: it had no transaction."""
+        at, of = bisect_left(SECONDS, seconds), self.seconds
+        of.counts[at] += 1
+        of.total += seconds
+        if transaction_seconds is None:
+            return
+        of = self.transaction_seconds
+        of.counts[at if transaction_seconds == seconds else bisect_left(SECONDS, transaction_seconds)] += 1
+        of.total += transaction_seconds
+        of = self.transaction_rows
+        of.counts[bisect_left(ROWS, rows)] += 1
+        of.total += rows
+
 
 _seconds = partial(Histogram, SECONDS)
 

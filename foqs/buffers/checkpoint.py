@@ -33,8 +33,8 @@ class Checkpoint:
     A read that its limit cut is followed by a read of the next rows, if rows were left: these must not hold up the rows
     behind them. All these reads are one scan.
 
-    `next_ms` is the earliest time at which a row can be due. `outstanding` counts the changes of the present scan that
-    are not committed.
+    `next_ms` is the earliest time at which a row can be due, and `due_ms` when the next scan begins; NEVER_MS during a
+    scan. `outstanding` counts the changes of the present scan that are not committed.
     """
 
     __slots__ = (
@@ -45,6 +45,7 @@ class Checkpoint:
         "_more",
         "_not_before_ms",
         "_sweep",
+        "due_ms",
         "from_ms",
         "next_ms",
         "outstanding",
@@ -54,6 +55,7 @@ class Checkpoint:
     def __init__(self, from_ms: int) -> None:
         self.from_ms = from_ms
         self.next_ms = 0
+        self.due_ms = 0
         self.outstanding = 0
         self.scan: Range | None = None
         self._sweep: Range | None = Range(0, from_ms, sweep=True)
@@ -68,21 +70,26 @@ class Checkpoint:
         self.from_ms = min(self.from_ms, at_ms)
         self._floor_ms = min(self._floor_ms, at_ms)
         self.next_ms = min(self.next_ms, at_ms)
+        self._plan()
 
-    def due_ms(self, now_ms: int) -> int:
-        """Return when to begin the next scan; NEVER_MS during a scan."""
+    def shift(self, by_ms: int) -> None:
+        """Follow the host's clock, which was set by `by_ms`: a pause stays as long as it is."""
+        if self._not_before_ms:
+            self._not_before_ms += by_ms
+            self._plan()
+
+    def _plan(self) -> None:
+        """Decide when the next scan begins."""
         if self.scan is not None:
-            return NEVER_MS
-        if self._more is not None:
-            return 0
-        if self._not_before_ms > now_ms + RETRY_MS:
-            self._not_before_ms = 0  # the clock was set back: the pause must not grow by that
-        at_ms = 0 if self._sweep is not None else self.next_ms
-        return at_ms if at_ms > self._not_before_ms else self._not_before_ms
+            self.due_ms = NEVER_MS
+        elif self._more is not None:
+            self.due_ms = 0
+        else:
+            self.due_ms = max(0 if self._sweep is not None else self.next_ms, self._not_before_ms)
 
     def begin(self, now_ms: int) -> Range:
         """Return the next range to read: the rest of a scan, due rows from the checkpoint on, the sweep below it."""
-        self.outstanding = 0
+        self.outstanding, self.due_ms = 0, NEVER_MS
         if self._more is not None:
             self.scan, self._more = self._more, None
             return self.scan
@@ -117,6 +124,7 @@ class Checkpoint:
             self.next_ms = min(self.next_ms, self.from_ms)  # the scan is repeated as a whole
         self.scan = None
         self._not_before_ms = now_ms + RETRY_MS
+        self._plan()
 
     def finish(self, now_ms: int) -> None:
         """All that the scan found is committed or was `left`."""
@@ -126,7 +134,7 @@ class Checkpoint:
             last_ms, last_id = self._last
             if self._left and last_id:
                 self._more = Range(last_ms, scan.to_ms, scan.sweep, last_id)
-                self._not_before_ms = 0
+                self._not_before_ms = self.due_ms = 0
                 return
             self._floor_ms = min(self._floor_ms, last_ms)
         if not scan.sweep:
@@ -136,6 +144,7 @@ class Checkpoint:
         else:
             self._sweep = Range(min(self._floor_ms, scan.to_ms), scan.to_ms, sweep=True)
         self._not_before_ms = now_ms + RETRY_MS if self._left else 0
+        self._plan()
 
     def __repr__(self) -> str:
         return f"Checkpoint(from={self.from_ms} next={self.next_ms} scan={self.scan} outstanding={self.outstanding})"

@@ -68,6 +68,7 @@ class Chunk:
     dedup: list[Dedup] | None = None
     weights: Mapping[LaneKey, int] | None = None
     in_flight: bool = False  # part of a transaction whose outcome is not known yet
+    delays: bool = False  # some of its items are delayed; known when it is in flight
 
     def by_lane(self) -> Mapping[LaneKey, list[NewItem]]:
         """Return the items of each lane, in their order."""
@@ -84,7 +85,7 @@ class Chunk:
         dedup = None if self.dedup is None else [self.dedup[i] for i in at]
         items, keys = [self.items[i] for i in at], [self.keys[i] for i in at]
         part = Chunk(self.request, [self.indices[i] for i in at], items, keys, self.size_bytes, dedup, self.weights)
-        part.in_flight = self.in_flight
+        part.in_flight, part.delays = self.in_flight, self.delays
         return part
 
     def keep(self, at: Sequence[int]) -> None:
@@ -192,6 +193,7 @@ class ShardBatch:
     copies: list[Copy] = field(default_factory=list)
     confirm: bool = False
     rows: int = 0
+    taken_rows: int = 0  # items of all chunks that were taken out of the queue for it
     size_bytes: int = 0  # of the bodies in `chunks`
     begun_ms: int = 0
     doubted: bool = False  # its requests were answered as unknown

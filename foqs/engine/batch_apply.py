@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import attrgetter
 
 from foqs.buffers.shard_batch import BatchResult, Chunk, Outcome, ShardBatch
 from foqs.engine import dedup
@@ -18,44 +17,44 @@ from foqs.prefetch.lane import Lane
 from foqs.rows import FailureCause
 
 # Members of enums, bound once for the hot path.
+_COMMITTED = Outcome.COMMITTED
 _ACK, _IN_READY, _IDLE, _LEASED = Cause.ACK, Place.READY, Phase.IDLE, Phase.LEASED
-_id, _bytes = attrgetter("id"), attrgetter("bytes")
 
 
 def apply(shard: Shard, batch: ShardBatch, result: BatchResult, now_ms: int) -> None:
     """Apply `result`, of a shard that is not fenced. The caller then handles `shard.woken` and `shard.returned`."""
-    owner = shard.owner
-    shard.queue.ended(batch)
-    ok = not result.down and result.outcome not in (Outcome.FAILED, Outcome.UNKNOWN)
+    owner, transaction, outcome = shard.owner, batch.transaction, result.outcome
+    if result.known:
+        dedup.settle_known(batch, result.known)
+    saved = result.saved
+    whole = outcome is _COMMITTED and not result.rejected and not result.failed
+    shard.queue.ended(batch, batch.rows if whole else 0)
+    ok = not result.down and (whole or (outcome is not Outcome.FAILED and outcome is not Outcome.UNKNOWN))
     if result.ended:
         _connection_ended(shard, batch, result, now_ms)
         return
     owner.breaker.done(now_ms, ok=ok, latency_ms=result.latency_ms)
-    metrics = shard.batch_metrics
-    metrics.seconds.observe(result.latency_ms / 1000)
-    if batch.transaction is not None:
-        metrics.transaction_seconds.observe(result.transaction_ms / 1000)
-        metrics.transaction_rows.observe(batch.rows)
-    if result.disk_full or (owner.disk_full and ok and result.saved):
+    transaction_s = None if transaction is None else result.transaction_ms / 1000
+    shard.batch_metrics.observe(result.latency_ms / 1000, transaction_s, batch.rows)
+    if result.disk_full or (owner.disk_full and ok and saved):
         owner.note_disk(full=result.disk_full)
     if not ok or result.error:
         _troubled(owner, batch, result, now_ms)
     if batch.reconnect:
         _reconnected(shard, result, now_ms)
         return
-    if batch.transaction is not None:
-        if result.known:
-            dedup.settle_known(batch, result.known)
-        if result.outcome is Outcome.UNKNOWN:
+    if transaction is not None:
+        if outcome is Outcome.UNKNOWN:
             shard.queue.outcome_unknown(batch)
             shard.counters.unsettled_transactions += 1
             _known_before_the_break(shard, batch, result, now_ms)
         else:
             _apply_transaction(shard, batch, result, now_ms)
     # A transaction of which everything was refused may not have reached the database.
-    if ok and (result.saved or result.confirmed):
+    if ok and (saved or result.confirmed):
         owner.confirm(batch.begun_ms)
-    _apply_reads(shard, batch, result, now_ms)
+    if batch.reads or batch.copies:
+        _apply_reads(shard, batch, result, now_ms)
     if owner.confirming:
         for confirmed in owner.take_confirming():
             confirmed()
@@ -118,11 +117,10 @@ def _apply_transaction(shard: Shard, batch: ShardBatch, result: BatchResult, now
     shard.counters.transactions += 1
     if result.outcome is Outcome.COMMITTED and not result.rejected and not result.failed:
         shard.counters.transaction_rows += batch.rows
-        shard.queue.committed(batch.rows)
         if batch.lanes_new or batch.weights or batch.lanes_gone:
             _lanes_committed(memory, batch)
-        for chunk in batch.chunks:
-            _stored(memory, chunk)
+        if batch.chunks:
+            memory.stored(batch.chunks)
         if batch.changes:
             _changed(memory, batch.changes, now_ms)
         for item in batch.indexed:
@@ -147,17 +145,6 @@ def _lanes_committed(memory: ShardMemory, batch: ShardBatch) -> None:
         lane.weigh(weight)
     for lane in batch.lanes_gone:
         memory.forget_lane(lane)
-
-
-def _stored(memory: ShardMemory, chunk: Chunk) -> None:
-    unindexed: list[Item] = []
-    for key, own in chunk.by_lane().items():
-        lane = memory.lane(key)
-        unindexed += memory.stored(own, lane)
-        lane.namespace.enqueued += len(own)
-    if unindexed:
-        memory.tail.add(sorted(map(_id, unindexed)), sum(map(_bytes, unindexed)))
-    chunk.request.stored(chunk.indices, chunk.items)
 
 
 def _apply_mixed(shard: Shard, batch: ShardBatch, result: BatchResult, now_ms: int) -> None:
@@ -197,7 +184,7 @@ def _chunk_mixed(shard: Shard, chunk: Chunk, result: BatchResult, is_committed: 
         shard.counters.refused_rows += len(rejected)
         chunk.request.refused([chunk.indices[i] for i in rejected], Invalid("the database refuses this item"))
     if good:
-        _stored(shard.memory, chunk.part(good))
+        shard.memory.stored([chunk.part(good)])
     if left:
         chunk.keep(left)
         chunk.in_flight = False

@@ -12,12 +12,13 @@ from foqs.engine import batch_reads, dedup, item_ops
 from foqs.engine.shard import Shard
 from foqs.engine.shard_memory import ShardMemory
 from foqs.fairness.keys import pack_throttles, tenancy_of
-from foqs.item import Cause, Change, Item, Phase, Place, To
+from foqs.item import Cause, Change, Item, Phase, Place, To, WrongStep
 from foqs.prefetch.lane import Lane
 from foqs.rows import Batch, LaneRow, ReadyRow
 from foqs.shardmgr.lifecycle import BreakerState, ShardState
 
-_CLOSED = BreakerState.CLOSED
+_CLOSED, _SERVING, _DRAINING = BreakerState.CLOSED, ShardState.SERVING, ShardState.DRAINING
+_GONE = To.GONE
 _IDLE_LANES = 100
 """Rows of empty lanes that a transaction removes; or twice the number of rows that it adds. With fewer, the lanes of
 tenants that come once would fill the shard up to its bound."""
@@ -32,36 +33,35 @@ _LANES_SHARE = 0.9
 def build(shard: Shard, now_ms: int) -> ShardBatch | None:
     """Return the next batch; None if there is no work, one is in flight, or the database is not asked for now."""
     owner, queue = shard.owner, shard.queue
-    if queue.in_flight is not None or owner.state not in (ShardState.SERVING, ShardState.DRAINING):
+    if queue.in_flight is not None or (owner.state is not _SERVING and owner.state is not _DRAINING):
         return None
     if owner.pause_from_ms is not None and owner.retry_at_ms(now_ms):
         return None
-    breaker = owner.breaker
-    if breaker.state is not _CLOSED and not breaker.allows(now_ms):
-        return None
-    if owner.lost or queue.unsettled is not None:
-        return queue.send(ShardBatch(reconnect=True), now_ms - owner.late_ms, now_ms)
-    if breaker.state is BreakerState.HALF_OPEN:
-        return queue.send(ShardBatch(confirm=True), now_ms - owner.late_ms, now_ms)
-    if not (queue.chunks or queue.changes) and _nothing_is_due(shard, now_ms):
+    if owner.lost or queue.unsettled is not None or owner.breaker.state is not _CLOSED:
+        return _trial(shard, now_ms)
+    if not (queue.chunks or queue.changes or owner.state is _DRAINING) and next_ms(shard, now_ms) > now_ms:
         return None
     batch = ShardBatch()
-    transaction = _build_transaction(shard, batch, now_ms)
-    if transaction is not None:
-        batch.transaction = transaction
-    _add_reads(shard, batch, now_ms)
-    if transaction is None and not (batch.reads or batch.confirm):
+    _build_transaction(shard, batch, now_ms)
+    if (
+        (queue.pages_wanted or queue.bodies_wanted or queue.looks or queue.lists or queue.dead_reads)
+        or (owner.confirm_wanted or owner.clock_wanted)
+        or (queue.timers.due_ms <= now_ms or queue.ttls.due_ms <= now_ms or queue.keys.scan.due_ms <= now_ms)
+    ):
+        _add_reads(shard, batch, now_ms)
+    if batch.transaction is None and not (batch.reads or batch.confirm):
+        queue.took(batch)
         return None
     return queue.send(batch, now_ms - owner.late_ms, now_ms)
 
 
-def _nothing_is_due(shard: Shard, now_ms: int) -> bool:
-    """Return True if the batch of a shard without inserts and changes would surely be empty. Most shards have no work
-    when they are asked after a batch."""
-    keys = shard.queue.keys
-    if keys.copies or keys.gives or shard.owner.state is not ShardState.SERVING:
-        return False
-    return not idle_is_over(shard, now_ms) and next_ms(shard, now_ms) > now_ms
+def _trial(shard: Shard, now_ms: int) -> ShardBatch | None:
+    """Return the batch that makes a new connection, or that tries a database whose breaker was open."""
+    owner, queue = shard.owner, shard.queue
+    if not owner.breaker.allows(now_ms):
+        return None
+    reconnect = owner.lost or queue.unsettled is not None
+    return queue.send(ShardBatch(reconnect=reconnect, confirm=not reconnect), now_ms - owner.late_ms, now_ms)
 
 
 def next_ms(shard: Shard, now_ms: int) -> int:
@@ -82,109 +82,109 @@ def next_ms(shard: Shard, now_ms: int) -> int:
     if keys.gone is not None or keys.wanted is not None or ((keys.copies or keys.gives) and dedup.due(queue)):
         return owner.retry_at_ms(now_ms)
     asked = queue.pages_wanted or queue.bodies_wanted or owner.confirm_wanted or owner.clock_wanted
-    if asked and owner.state is ShardState.SERVING:
+    if asked and owner.state is _SERVING:
+        return owner.retry_at_ms(now_ms)
+    if shard.memory.idle_lanes and idle_is_over(shard, now_ms):
         return owner.retry_at_ms(now_ms)
     at_ms = NEVER_MS
-    if owner.state is ShardState.SERVING and not owner.held:
-        at_ms = min(queue.timers.due_ms(now_ms), queue.ttls.due_ms(now_ms), queue.keys.scan.due_ms(now_ms))
+    if owner.state is _SERVING and not owner.held:
+        at_ms = min(queue.timers.due_ms, queue.ttls.due_ms, keys.scan.due_ms)
     oldest = queue.oldest_unwritten_ms() if queue.unwritten else None
     if oldest is not None:
-        at_ms = min(at_ms, oldest + _write_after_ms(shard))
+        at_ms = min(at_ms, oldest + shard.config.lease_write_delay_ms // 2)
     return at_ms if owner.pause_from_ms is None else max(at_ms, owner.retry_at_ms(now_ms))
-
-
-def _write_after_ms(shard: Shard) -> int:
-    # Half the bound: the other half is for the commit itself, before the shard has to stop leasing items.
-    return shard.config.lease_write_delay_ms // 2
 
 
 # ------------------------------------------------------------------------------------------ the transaction
 
 
-def _build_transaction(shard: Shard, batch: ShardBatch, now_ms: int) -> Batch | None:
-    queue = shard.queue
-    transaction = Batch()
-    tail, first_new = shard.memory.tail, shard.first_id + queue.next_number
+def _build_transaction(shard: Shard, batch: ShardBatch, now_ms: int) -> None:
+    """Give the batch its transaction, if there is anything to write."""
+    owner, queue, memory = shard.owner, shard.queue, shard.memory
+    tail, keys, transaction = memory.tail, queue.keys, Batch(next_number=queue.next_number)
+    # The mark passes the items that this transaction removes with the next one.
+    first = (tail.first() if tail.count else None) or shard.first_id + queue.next_number
+    transaction.indexed_from = transaction.indexed_to = first - 1
     if queue.chunks:
         _take_inserts(shard, batch, transaction, now_ms)
     if queue.changes:
         _take_changes(shard, batch, transaction)
     if queue.unwritten:
-        _take_leases(shard, batch, transaction, now_ms)
-    if tail.count and (batch.chunks or queue.lists):
-        _index_tail(shard, batch, transaction)
-    if idle_is_over(shard, now_ms) or batch.lanes_gone:
+        # The other half of the delay is for the commit, before the shard has to stop leasing items.
+        drains = owner.state is _DRAINING or queue.lists  # the rows have to show every lease
+        before_ms = now_ms if drains else now_ms - shard.config.lease_write_delay_ms // 2
+        if queue.unwritten[0][0] <= before_ms:
+            _take_leases(shard, batch, transaction, before_ms, now_ms)
+    below = shard.first_id + transaction.next_number - _TAIL_SPAN * shard.config.tail_items
+    if tail.count and ((batch.chunks and first < below) or queue.lists):
+        _index_tail(shard, batch, transaction, below)
+    if batch.lanes_gone or (memory.idle_lanes and idle_is_over(shard, now_ms)):
         _take_idle_lanes(shard, batch, transaction, now_ms)
-    keys, moved = queue.keys, False
+    moved = False
     if keys.gone is not None or keys.wanted is not None or keys.copies or keys.gives:
         moved = dedup.fill_transaction(queue, batch, transaction)
     if not (batch.chunks or batch.changes or batch.indexed or batch.lanes_gone or moved):
-        return None
+        return
     for row in transaction.timer_new:
         queue.timers.inserted(row.due_ms)
     for at_ms, _ in transaction.expiry_new:
         queue.ttls.inserted(at_ms)
-    transaction.next_number = queue.next_number
     transaction.due_from_ms = queue.timers.from_ms
     transaction.expiry_from_ms = queue.ttls.from_ms
-    transaction.dedup_from_ms = queue.keys.scan.from_ms
-    transaction.indexed_from = (tail.first() or first_new) - 1
-    if tail.count and not (batch.changes or batch.indexed):
-        transaction.indexed_to = transaction.indexed_from
-    else:
+    transaction.dedup_from_ms = keys.scan.from_ms
+    if batch.indexed:
         transaction.indexed_to = _first_unindexed(shard, batch, transaction) - 1
-    return transaction
+    batch.transaction = transaction
 
 
 def _first_unindexed(shard: Shard, batch: ShardBatch, transaction: Batch) -> int:
     """Return the first id that is still unindexed when `transaction` is committed; the next id if there is none."""
-    if shard.memory.tail.count:
-        indexed = {item.id for item in batch.indexed}
-        for item in shard.memory.tail.items():
-            if item.id not in indexed:
-                return item.id
+    indexed = {item.id for item in batch.indexed}
+    for item in shard.memory.tail.items():
+        if item.id not in indexed:
+            return item.id
     for new in transaction.inserts:
         if new.unindexed:
             return new.id
-    return shard.first_id + shard.queue.next_number
+    return shard.first_id + transaction.next_number
 
 
 def _take_inserts(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: int) -> None:
-    queue, memory = shard.queue, shard.memory
-    room_rows, room_bytes = shard.config.batch_rows, queue.max_batch_bytes
-    base, number, taken_rows = shard.first_id, queue.next_number, 0
-    chunks = queue.chunks
+    queue, memory, chunks = shard.queue, shard.memory, shard.queue.chunks
+    most_rows, most_bytes = shard.config.batch_rows, queue.max_batch_bytes
+    base, number, first_unindexed = shard.first_id, queue.next_number, 0
     tail, budget, window_rows = memory.tail, memory.budget, shard.config.window_rows
     # How much may be stored without rows in `ready`. A list of this batch shows new items, too.
     allowed = not queue.lists and budget.used_bytes <= _TAIL_SHARE * budget.limit_bytes
-    tail_rows = shard.config.tail_items - tail.count if allowed else -1
-    tail_bytes = MAX_BYTES - tail.bytes
-    while chunks and (not batch.chunks or (len(chunks[0].items) <= room_rows and chunks[0].size_bytes <= room_bytes)):
-        chunk = chunks.popleft()
-        taken_rows += len(chunk.items)
+    tail_rows, tail_bytes = shard.config.tail_items - tail.count if allowed else -1, MAX_BYTES - tail.bytes
+    while chunks:
+        chunk = chunks[0]
+        count, rows, size_bytes = len(chunk.items), len(chunk.items) + batch.rows, batch.size_bytes + chunk.size_bytes
+        if batch.chunks and (rows > most_rows or size_bytes > most_bytes):
+            break
+        chunks.popleft()
+        batch.taken_rows += count
         if chunk.request.done:
             continue  # it timed out before it was sent
-        if len(memory.lanes) + len(chunk.items) > shard.config.lanes and not _make_room(shard.memory, chunk, batch):
+        if len(memory.lanes) + count > shard.config.lanes and not _make_room(memory, chunk, batch):
             queue.returned.append(chunk)
             continue
         chunk.in_flight = True
         batch.chunks.append(chunk)
-        room_rows -= len(chunk.items)
-        room_bytes -= chunk.size_bytes
-        tail_rows -= len(chunk.items)
-        tail_bytes -= chunk.size_bytes
+        batch.rows, batch.size_bytes = rows, size_bytes
         key, lane, window, unindexed = None, None, None, False
         for item, item_key in zip(chunk.items, chunk.keys, strict=True):
             if item_key is not key:
                 key = item_key
-                lane = _stored_lane(shard, memory.lane(key), batch, transaction)
-                if chunk.weights is not None:
-                    _weigh(lane, chunk.weights.get(key, 0), batch)
+                lane = memory.lanes.get(key)
+                if lane is None or not lane.total or not lane.stored or chunk.weights is not None:
+                    lane = _stored_lane(shard, lane or memory.add_lane(key, None), batch, transaction)
+                    _weigh(lane, chunk, batch)
                 window = lane.window
                 # Unindexed items stay in memory, so their window must have room for the chunk.
                 found = lane.ready if window is None else len(window.entries)
-                room = found + len(chunk.items) <= window_rows and (window is not None or not found)
-                unindexed = room and tail_rows >= 0 and tail_bytes >= 0
+                room = found + count <= window_rows and (window is not None or not found)
+                unindexed = room and rows <= tail_rows and size_bytes <= tail_bytes
             item.lane = lane.number  # type: ignore[union-attr,assignment]
             item.id = base + number
             number += 1
@@ -195,18 +195,20 @@ def _take_inserts(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: i
                     window is None or not window.more or window.covers((item.priority, item.deliver_after_ms, item.id))
                 )
             )
-            if item.due_ms:
+            if item.unindexed:
+                first_unindexed = first_unindexed or item.id
+            elif item.due_ms:
+                chunk.delays = True
                 queue.timers.inserted(item.due_ms)
             if item.expires_at_ms:
                 queue.ttls.inserted(item.expires_at_ms)
         transaction.inserts += chunk.items
         if chunk.dedup is not None:
             transaction.dedup_new += dedup.rows_of(shard.queue, chunk, now_ms)
-    queue.took(taken_rows, number)
-    if batch.weights:
-        transaction.weights = [(lane.number, weight) for lane, weight in batch.weights.items()]  # type: ignore[misc]
-    batch.rows = len(transaction.inserts)
-    batch.size_bytes = queue.max_batch_bytes - room_bytes
+    transaction.next_number = number
+    if not tail.count:
+        transaction.indexed_to = (first_unindexed or base + number) - 1
+    transaction.weights = [(lane.number, weight) for lane, weight in batch.weights.items()]  # type: ignore[misc]
 
 
 def _stored_lane(shard: Shard, lane: Lane[Item], batch: ShardBatch, transaction: Batch) -> Lane[Item]:
@@ -229,8 +231,9 @@ def _stored_lane(shard: Shard, lane: Lane[Item], batch: ShardBatch, transaction:
     return lane
 
 
-def _weigh(lane: Lane[Item], weight: int, batch: ShardBatch) -> None:
-    """Change the weight of the lane if an item brings another one."""
+def _weigh(lane: Lane[Item], chunk: Chunk, batch: ShardBatch) -> None:
+    """Change the weight of the lane if an item of the chunk brings another one."""
+    weight = 0 if chunk.weights is None else chunk.weights.get(lane.key, 0)
     if weight and weight != batch.weights.get(lane, lane.weight):
         batch.weights[lane] = weight
 
@@ -259,25 +262,26 @@ def _take_changes(shard: Shard, batch: ShardBatch, transaction: Batch) -> None:
     waiting, room = shard.queue.changes, 2 * shard.config.batch_rows
     while waiting and room > 0:
         change = waiting.popleft()
-        if change.item.change is not change:
+        item = change.item
+        if item.change is not change:
             continue  # superseded or withdrawn
-        change.item.send(change)
-        if change.move is not None:
-            change.target = _stored_lane(shard, shard.memory.lane(change.move.lane), batch, transaction)
-        emit(change, transaction)
+        if item.in_flight is not None:
+            raise WrongStep(f"SEND of {change} from {item}")
+        item.change, item.in_flight = None, change  # `Item.send`
+        if change.to is _GONE and item.unindexed and not item.expires_at_ms and not item.lane.dead:
+            transaction.item_gone.append(item.id)  # `emit`, of an item that has no other row
+        else:
+            if change.move is not None:
+                change.target = _stored_lane(shard, shard.memory.lane(change.move.lane), batch, transaction)
+            emit(change, transaction)
         batch.changes.append(change)
         room -= 1
     batch.rows += len(batch.changes)
 
 
-def _take_leases(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: int) -> None:
-    """Write leases that were not ended within half the allowed delay; make the items of expired leases ready."""
-    before_ms = now_ms - _write_after_ms(shard)
-    if shard.owner.state is ShardState.DRAINING or shard.queue.lists:
-        before_ms = now_ms  # the rows have to show every lease
+def _take_leases(shard: Shard, batch: ShardBatch, transaction: Batch, before_ms: int, now_ms: int) -> None:
+    """Write leases that were given up to `before_ms` and have not ended; make the items of expired leases ready."""
     unwritten = shard.queue.unwritten
-    if unwritten[0][0] > before_ms:
-        return
     kept: deque[tuple[int, Item, int]] = deque()
     room = shard.config.batch_rows
     while unwritten and unwritten[0][0] <= before_ms and room > 0:
@@ -305,15 +309,11 @@ def _ends_in_scan(shard: Shard, item: Item) -> bool:
     return not item.at_most_once and item_ops.may_end(shard.policies.of(item.lane.topic.key), item.attempt)
 
 
-def _index_tail(shard: Shard, batch: ShardBatch, transaction: Batch) -> None:
-    """Write the rows of unindexed items, which may be leased as before: of items whose ids are too far back, since the
-    next owner reads all items behind the first one; and of the lanes whose ready rows this batch lists."""
+def _index_tail(shard: Shard, batch: ShardBatch, transaction: Batch, below: int) -> None:
+    """Write the rows of unindexed items, which may be leased as before: of items with ids below `below`, since the next
+    owner reads all items behind the first one; and of the lanes whose ready rows this batch lists."""
     queue = shard.queue
-    below = shard.first_id + queue.next_number - _TAIL_SPAN * shard.config.tail_items
     listed = set(queue.lists[0].lanes) if queue.lists and queue.lists[0].state == "ready" else ()
-    first = shard.memory.tail.first()
-    if not listed and (first is None or first >= below):
-        return
     room = max(shard.config.batch_rows, len(transaction.inserts))
     for item in shard.memory.tail.items():
         if item.id >= below and not listed:
@@ -359,7 +359,7 @@ def _take_idle_lanes(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms
 def _add_reads(shard: Shard, batch: ShardBatch, now_ms: int) -> None:
     queue = shard.queue
     owner = shard.owner
-    serving = owner.state is ShardState.SERVING
+    serving = owner.state is _SERVING
     paged = serving and bool(queue.pages_wanted or queue.bodies_wanted) and batch_reads.add_pages(shard, batch, now_ms)
     if queue.looks:
         batch_reads.add_looks(shard, batch)
@@ -369,7 +369,7 @@ def _add_reads(shard: Shard, batch: ShardBatch, now_ms: int) -> None:
             (queue.ttls, batch_reads.ExpiringRead),
             (queue.keys.scan, dedup.ExpiredKeysRead),
         ):
-            if scan.due_ms(now_ms) <= now_ms:
+            if scan.due_ms <= now_ms:
                 batch.reads.append(read(scan, scan.begin(now_ms), shard.config.scan_rows))
     if queue.dead_reads or queue.lists:
         batch_reads.add_lists(shard, batch)

@@ -262,7 +262,7 @@ class Engine:
         owner = shard.owner
         was_sick = owner.lost or owner.breaker.state is not _CLOSED or now_ms - batch.begun_ms > owner.hang_ms
         batch_apply.apply(shard, batch, result, now_ms)
-        if state.holdings.named and batch.changes:
+        if batch.changes and state.holdings.named:
             given = [change.item.given for change in batch.changes]
             consumers.freed(state, {one.worker: None for one in given if one is not None})
         if batch.transaction is not None and batch.transaction.slots is not None:
@@ -271,7 +271,11 @@ class Engine:
             consumers.wake_all(state, shard)
         if not result.ended and (shard.queue.returned or shard.queue.chunks):
             shard_life.place_again(state, shard, now_ms)
-        state.touch(shard)
+        at_ms = batch_build.next_ms(shard, now_ms)
+        if at_ms <= now_ms or shard.owner.state is ShardState.DRAINING:
+            state.touch(shard)
+        elif at_ms < state.timer_ms:
+            state.alarm(at_ms)
         consumers.wake(state, shard, now_ms)
 
     def clock_set(self, by_ms: int) -> None:
@@ -294,6 +298,10 @@ class Engine:
             batch = batch_build.build(shard, now_ms)
             if batch is not None:
                 self._submit(shard, batch)
+            elif shard.queue.in_flight is None:  # the result of a batch in flight comes first
+                at_ms = batch_build.next_ms(shard, now_ms)
+                if at_ms < state.timer_ms:
+                    state.alarm(at_ms)
             if shard.queue.returned:
                 shard_life.place_again(state, shard, now_ms)
         if state.slices.next_slice:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
 from foqs.bounds import Budget
+from foqs.buffers.shard_batch import Chunk
 from foqs.buffers.tail import Tail
 from foqs.config.schema import HostSection
 from foqs.counters import Counters
@@ -16,7 +18,7 @@ from foqs.fairness.keys import LaneKey, TopicKey, is_plain, lane_key, tenancy_of
 from foqs.fairness.topics import TenantLanes, Topics
 from foqs.item import KNOWN_BYTES, Cause, Change, Item, Phase, Place, To
 from foqs.prefetch.lane import Entry, Lane, Window
-from foqs.prefetch.residents import Residents
+from foqs.prefetch.residents import WINDOW_SHARE, Residents
 from foqs.rows import AT_MOST_ONCE, Body, NewItem
 
 FIRST_PAGE_ROWS = 128
@@ -198,28 +200,48 @@ class ShardMemory:
 
     # ------------------------------------------------------------------------------------- windows
 
-    def stored(self, news: list[NewItem], lane: Lane[Item]) -> Sequence[Item]:
-        """Add committed inserts of one request to the window if it covers them; else a page or scan finds them. Return
-        the unindexed items: the caller adds them to the tail, in the order of their ids."""
-        lane.total += len(news)
-        self.totals[lane.topic.key[0]] += len(news)  # `count_items`
-        if lane.tenants is not None:
-            lane.tenants.total += len(news)
-            if len(news) == 1 and not news[0].due_ms:
-                return self._stored_one(news[0], lane)
-        ready = [new for new in news if not new.due_ms]
-        if not ready:
-            return ()
+    def stored(self, chunks: Sequence[Chunk]) -> None:
+        """Add the committed inserts of `chunks` to the windows that cover them; a page or scan finds the others. Then
+        settle the requests."""
+        unindexed: list[int] = []
+        tail_bytes = 0
+        for chunk in chunks:
+            keys, items = chunk.keys, chunk.items
+            alike = len(keys) == 1 or (keys and keys.count(keys[0]) == len(keys))
+            for key, news in ((keys[0], items),) if alike else chunk.by_lane().items():
+                lane = self.lanes.get(key) or self.add_lane(key, None)
+                lane.total += len(news)
+                lane.namespace.enqueued += len(news)
+                self.totals[lane.topic.key[0]] += len(news)  # `count_items`
+                if lane.tenants is not None:
+                    lane.tenants.total += len(news)
+                ready = [new for new in news if not new.due_ms] if chunk.delays else news
+                if ready:
+                    tail_bytes += self._add_new(ready, lane, unindexed)
+        if unindexed:
+            self.tail.add(sorted(unindexed), tail_bytes)
+        for chunk in chunks:
+            chunk.request.stored(chunk.indices, chunk.items)
+
+    def _add_new(self, news: list[NewItem], lane: Lane[Item], unindexed: list[int]) -> int:
+        """Add new items of one request that are ready. Add the ids of the unindexed ones to `unindexed`, which the
+        caller adds to the tail in order, and return the bytes of these."""
         # Items of one request that are ready at once have the same time.
-        lane.add_ready(ready[0].deliver_after_ms, len(ready))
-        window = self._window(lane, len(ready))
+        lane.add_ready(news[0].deliver_after_ms, len(news))
+        self.woken[lane.topic.key] = None  # from here on, `_window`
+        if lane.flow is not None:
+            lane.flow.wake()
+        window = lane.window
         if window is None:
-            self._index_new(ready, lane)
-            return ()
-        known, held, added, uncovered, unindexed = self.known, 0, [], [], []
-        for new in ready:
+            if lane.ready != len(news):
+                self._index_new(news, lane)
+                return 0
+            window = self._new_window(lane, complete=True)
+        known, held, tail_bytes = self.known, 0, 0
+        entries: list[Entry[Item]] = []
+        for new in news:
             if window.more and not window.covers((new.priority, new.deliver_after_ms, new.id)):
-                uncovered.append(new)
+                self._index_new([new], lane)
                 continue
             size = len(new.payload)
             if new.metadata is not None or new.headers is not None:
@@ -232,41 +254,22 @@ class ShardMemory:
             item.held = size + KNOWN_BYTES
             held += item.held
             known[new.id] = item
-            added.append((new.priority, new.deliver_after_ms, new.id, item))
+            entries.append((new.priority, new.deliver_after_ms, new.id, item))
             if new.unindexed:
                 item.unindexed = True
-                unindexed.append(item)
-        self.budget.take(held)
-        window.add_all(added)
+                unindexed.append(new.id)
+                tail_bytes += size
+        budget = self.budget
+        budget.take(held)
+        if len(entries) == 1:
+            insort(window.entries, entries[0])
+        else:
+            window.add_all(entries)
         if self.topics.ledgers:
-            self._became_ready(lane, added)
-        if uncovered:
-            self._index_new(uncovered, lane)
-        self.bound_window(window)
-        return unindexed
-
-    def _stored_one(self, new: NewItem, lane: Lane[Item]) -> Sequence[Item]:
-        """Do the work of `stored` for a request with one item of a tenant, as most have."""
-        lane.add_ready(new.deliver_after_ms)
-        window = self._window(lane, 1)
-        if window is None or (window.more and not window.covers((new.priority, new.deliver_after_ms, new.id))):
-            self._index_new([new], lane)
-            return ()
-        size = len(new.payload)
-        if new.metadata is not None or new.headers is not None:
-            size += len(new.metadata or b"") + len(new.headers or b"")
-        item = Item(new.id, lane, new.priority, new.deliver_after_ms, 0, 0, size, None, _READY, _WINDOW)
-        item.body, item.at_most_once, item.expires_at_ms = new, new.delivery == AT_MOST_ONCE, new.expires_at_ms
-        item.unindexed = new.unindexed
-        item.held = size + KNOWN_BYTES
-        self.known[new.id] = item
-        self.budget.take(item.held)
-        entry = (new.priority, new.deliver_after_ms, new.id, item)
-        window.add(entry)
-        if self.topics.ledgers:
-            self._became_ready(lane, [entry])
-        self.bound_window(window)
-        return (item,) if item.unindexed else ()
+            self._became_ready(lane, entries)
+        if len(window.entries) > self.config.window_rows or budget.used_bytes > budget.limit_bytes * WINDOW_SHARE:
+            self.bound_window(window)
+        return tail_bytes
 
     def _index_new(self, news: list[NewItem], lane: Lane[Item]) -> None:
         """Index the unindexed items of `news`: the window that covered them was cut before they were stored."""

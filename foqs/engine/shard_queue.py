@@ -100,6 +100,8 @@ class ShardQueue:
         for _, item, lease in self.unwritten:
             if item.lease == lease and item.phase is Phase.LEASED and item.place is Place.READY and not item.busy:
                 item.lease_expires_at_ms += by_ms
+        for scan in (self.timers, self.ttls, self.keys.scan):
+            scan.shift(by_ms)
         self.unwritten = deque((given_ms + by_ms, item, lease) for given_ms, item, lease in self.unwritten)
 
     # ------------------------------------------------------------------------------------- how much waits
@@ -129,10 +131,9 @@ class ShardQueue:
         self.chunks.append(chunk)
         self.chunk_rows += len(chunk.items)
 
-    def took(self, rows: int, next_number: int) -> None:
-        """Note that a transaction took `rows` from the front of `chunks`."""
-        self.chunk_rows -= rows
-        self.next_number = next_number
+    def took(self, batch: ShardBatch) -> None:
+        """Note that chunks were taken out for a batch that is not sent: all had timed out, or found no room."""
+        self.chunk_rows -= batch.taken_rows
 
     def new_lane_number(self) -> int:
         number = self.next_lane
@@ -192,12 +193,16 @@ class ShardQueue:
         """Begin a batch. Deduplication keys expire by `keys_ms`."""
         batch.begun_ms, batch.keys_ms = now_ms, keys_ms
         self.in_flight = batch
+        self.chunk_rows -= batch.taken_rows
+        if batch.transaction is not None:
+            self.next_number = batch.transaction.next_number
         return batch
 
-    def ended(self, batch: ShardBatch) -> None:
-        """Note that the result of `batch` has come."""
+    def ended(self, batch: ShardBatch, rows: int) -> None:
+        """Note that the result of `batch` has come: it changed `rows`."""
         assert self.in_flight is batch, "one batch at a time"
         self.in_flight = None
+        self.rows_changed += rows
 
     def outcome_unknown(self, batch: ShardBatch) -> None:
         """Store none of the items of `batch` again until its outcome is known."""
@@ -206,10 +211,6 @@ class ShardQueue:
     def take_unsettled(self) -> ShardBatch | None:
         batch, self.unsettled = self.unsettled, None
         return batch
-
-    def committed(self, rows: int) -> None:
-        """Note that a transaction that changed `rows` was committed."""
-        self.rows_changed += rows
 
 
 def leave_scan(change: Change, now_ms: int) -> None:

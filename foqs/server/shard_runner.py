@@ -17,7 +17,6 @@ from foqs.bounds import Budget
 from foqs.buffers.checkpoint import NEVER_MS
 from foqs.buffers.shard_batch import BatchResult, Outcome, ShardBatch
 from foqs.config.load import Config
-from foqs.engine import batch_build
 from foqs.engine import shard_driver as steps
 from foqs.engine.engine import Engine
 from foqs.engine.shard import Shard
@@ -47,18 +46,13 @@ Later = Callable[[int, Callable[[], None]], None]
 class Ticker:
     """`wake` and `alarm` are the engine's callbacks. One timer, on the event loop.
 
-    The engine needs them when it is made, and the timekeeper needs the engine: both are asked for when they are used.
+    The engine needs them when it is made, and the timekeeper needs the engine: `connect` follows.
     """
 
-    def __init__(
-        self,
-        engine: Callable[[], Engine],
-        timekeeper: Callable[[], DatabaseClock],
-        clock: Clock,
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
-        self._engine = engine
-        self._timekeeper = timekeeper
+    _engine: Engine
+    _timekeeper: DatabaseClock
+
+    def __init__(self, clock: Clock, loop: asyncio.AbstractEventLoop) -> None:
         self._clock = clock
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
@@ -66,9 +60,12 @@ class Ticker:
         self._pump_due = False
         self._catches_up = False
 
+    def connect(self, engine: Engine, timekeeper: DatabaseClock) -> None:
+        self._engine, self._timekeeper = engine, timekeeper
+
     def arm(self) -> None:
         """Set the timer to the engine's next deadline."""
-        self.alarm(self._engine().next_ms(self._clock.now_ms()))
+        self.alarm(self._engine.next_ms(self._clock.now_ms()))
 
     def stop(self) -> None:
         if self._timer is not None:
@@ -81,16 +78,11 @@ class Ticker:
 
     def _pump(self) -> None:
         self._pump_due = False
-        engine, now_ms = self._engine(), self._clock.now_ms()
-        dirty = list(engine.state.dirty)
-        engine.pump(now_ms)
-        for shard in dirty:
-            if shard.queue.in_flight is None:  # a shard with a batch in flight is pumped again when its result arrives
-                self.alarm(batch_build.next_ms(shard, now_ms))
+        self._engine.pump(self._clock.now_ms())
 
     def alarm(self, at_ms: int) -> None:
         """Set the timer to `at_ms`, unless it is set to an earlier time."""
-        engine = self._engine()
+        engine = self._engine
         if at_ms >= engine.state.timer_ms:
             return
         if self._timer is not None:
@@ -110,9 +102,9 @@ class Ticker:
             self._ring_after(_CATCH_UP_S)
             return
         self._catches_up = False
-        engine = self._engine()
+        engine = self._engine
         engine.state.timer_ms = NEVER_MS
-        self._timekeeper().look()
+        self._timekeeper.look()
         engine.tick(self._clock.now_ms())
         self.arm()
 
@@ -174,13 +166,14 @@ class ShardRunner:
         self._changed = changed
         self._served = served
         self._keeper = keeper
-        self._ticker = Ticker(lambda: self.engine, lambda: self._timekeeper, clock, loop)
+        self._ticker = Ticker(clock, loop)
         callbacks = replace(callbacks, wake=self._ticker.wake, alarm=self._ticker.alarm, hangs=self._watch)
         state = State(config, budget, random.Random(), callbacks, shards_elsewhere=not static)
         self.engine: Engine = Engine(state, self._submit)
         self.driver = ShardDriver(self.engine.state.shards, static=static, take_over=take_over)
         self.marker = Marker(marks, later, self._stamp)
         self._timekeeper: DatabaseClock = DatabaseClock(self.engine, clock, later, survey, self._untried)
+        self._ticker.connect(self.engine, self._timekeeper)
         self._open_log = OpenLog(self.engine.state.shards, loop, serves)
         self._opening: dict[int, _Opening] = {}
         self._workers: dict[int, ShardWorker | ShardThread] = {}

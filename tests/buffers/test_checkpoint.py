@@ -39,7 +39,7 @@ class ScanWithCheckpoint(RuleBasedStateMachine):
     def time_passes(self, ms: int) -> None:
         self.now += ms
 
-    @precondition(lambda self: self.found is None and self.checkpoint.due_ms(self.now) <= self.now)
+    @precondition(lambda self: self.found is None and self.checkpoint.due_ms <= self.now)
     @rule(fails=st.booleans())
     def scan(self, fails: bool) -> None:
         wanted = self.checkpoint.begin(self.now)
@@ -77,16 +77,16 @@ class ScanWithCheckpoint(RuleBasedStateMachine):
     def nothing_is_skipped(self) -> None:
         """A scan comes soon after the earliest row is due."""
         earliest = min(self.rows.values(), default=NEVER_MS)
-        assert self.found is not None or self.checkpoint.due_ms(self.now) <= max(earliest, self.now + RETRY_MS)
+        assert self.found is not None or self.checkpoint.due_ms <= max(earliest, self.now + RETRY_MS)
 
     def teardown(self) -> None:
         """Left alone, the scans find all that is due."""
         while self.found:
             self.handle(left=False)
         for _ in range(10 * len(self.rows) + 20):
-            if self.checkpoint.due_ms(self.now) > self.now:
+            if self.checkpoint.due_ms > self.now:
                 self.now += 60
-            if self.found is None and self.checkpoint.due_ms(self.now) <= self.now:
+            if self.found is None and self.checkpoint.due_ms <= self.now:
                 self.scan(fails=False)
             while self.found:
                 self.handle(left=False)

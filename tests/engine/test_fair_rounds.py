@@ -13,12 +13,8 @@ import foqs
 from foqs.engine import consumers
 from foqs.engine.fair_dequeue import TenantDequeue
 from foqs.engine.item_ops import nack, release
-from foqs.engine.shard_memory import ShardMemory
 from foqs.fairness.keys import LaneKey, tenancy_of
 from foqs.ids import shard_of
-from foqs.item import Item
-from foqs.prefetch.lane import Lane
-from foqs.rows import NewItem
 from foqs.shardmgr.lifecycle import ShardState
 from tests.engine.laboratory import KEY, Laboratory
 from tests.engine.tenants import of, set_policy
@@ -153,26 +149,14 @@ def test_nothing_is_lost_and_no_tenant_starves(script: list[tuple[Any, ...]]) ->
     assert all(shard.owner.state is ShardState.SERVING for shard in done.lab.engine.state.serving)
 
 
-def stored(memory: ShardMemory, news: list[NewItem], lane: Lane[Item]) -> Any:
-    """As for an item of a plain lane."""
-    tenants, lane.tenants = lane.tenants, None
-    unindexed = STORED(memory, news, lane)
-    lane.tenants = tenants
-    if tenants is not None:
-        tenants.total += len(news)
-    return unindexed
-
-
-STORED = ShardMemory.stored
 SLOW: dict[str, tuple[type, Any]] = {
     "_several": (TenantDequeue, lambda self, call, count, room_bytes: ([], 0, 0)),
     "_head": (TenantDequeue, lambda self, tenant, room_bytes, bodies_bytes: None),
     "_first_lane": (TenantDequeue, lambda self, tenant, taking: False),
-    "stored": (ShardMemory, stored),
 }
 
 
-@pytest.mark.parametrize("names", [["_several"], ["_head"], ["_head", "_first_lane"], ["stored"], list(SLOW)])
+@pytest.mark.parametrize("names", [["_several"], ["_head"], ["_head", "_first_lane"], list(SLOW)])
 @given(script=steps)
 @settings(max_examples=60)
 def test_each_fast_form_gives_the_same_items(names: list[str], script: list[tuple[Any, ...]]) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from foqs.buffers.checkpoint import NEVER_MS
-from foqs.server import shard_runner
 from foqs.server.shard_runner import Ticker
 from tests.server.loop import HandLoop
 
@@ -30,7 +29,8 @@ class Rig:
         )
         self.timekeeper = SimpleNamespace(look=lambda: self.done.append(("look", self.now_ms)))
         clock: Any = SimpleNamespace(now_ms=lambda: self.now_ms)
-        self.ticker = Ticker(lambda: self.engine, lambda: self.timekeeper, clock, self.loop)  # type: ignore[arg-type,return-value]
+        self.ticker = Ticker(clock, self.loop)  # type: ignore[arg-type]
+        self.ticker.connect(self.engine, self.timekeeper)  # type: ignore[arg-type]
 
     @property
     def now_ms(self) -> int:
@@ -95,17 +95,6 @@ def test_a_stopped_ticker_rings_no_more(rig: Rig) -> None:
     rig.ticker.arm()
     rig.ticker.stop()
     assert rig.loop.set == []
-
-
-def test_a_pumped_shard_with_nothing_in_flight_sets_the_timer(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    due = {"idle": rig.now_ms + 40, "busy": rig.now_ms + 10}
-    monkeypatch.setattr(shard_runner.batch_build, "next_ms", lambda shard, now_ms: due[shard.name])
-    idle = SimpleNamespace(name="idle", queue=SimpleNamespace(in_flight=None))
-    busy = SimpleNamespace(name="busy", queue=SimpleNamespace(in_flight=object()))
-    rig.engine.state.dirty = [idle, busy]
-    rig.ticker.wake()
-    rig.loop.run()
-    assert rig.loop.set == [40], "the result of a batch in flight pumps its shard again"
 
 
 def test_the_engine_knows_when_the_timer_rings(rig: Rig) -> None:

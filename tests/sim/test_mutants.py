@@ -279,11 +279,13 @@ def unindexed_items_outlive_their_room(original: Any, shard: Shard, *rest: Any) 
 
 
 @around(batch_build, "_build_transaction")
-def the_index_mark_passes_items_of_its_own_transaction(original: Any, shard: Shard, *rest: Any) -> Batch | None:
-    transaction: Batch | None = original(shard, *rest)
+def the_index_mark_passes_items_of_its_own_transaction(
+    original: Any, shard: Shard, batch: ShardBatch, now_ms: int
+) -> None:
+    original(shard, batch, now_ms)
+    transaction = batch.transaction
     if transaction is not None and transaction.inserts and not shard.memory.tail.count:
         transaction.indexed_to = transaction.inserts[-1].id
-    return transaction
 
 
 @around(Tail, "items", seed=5)

@@ -26,8 +26,8 @@ def apply(shard: Shard, batch: ShardBatch, result: BatchResult, now_ms: int) -> 
     owner, transaction, outcome = shard.owner, batch.transaction, result.outcome
     if result.known:
         dedup.settle_known(batch, result.known)
-    saved = result.saved
     whole = outcome is _COMMITTED and not result.rejected and not result.failed
+    saved = whole or result.saved
     shard.queue.ended(batch, batch.rows if whole else 0)
     ok = not result.down and (whole or (outcome is not Outcome.FAILED and outcome is not Outcome.UNKNOWN))
     if result.ended:

@@ -39,7 +39,8 @@ def build(shard: Shard, now_ms: int) -> ShardBatch | None:
         return None
     if owner.lost or queue.unsettled is not None or owner.breaker.state is not _CLOSED:
         return _trial(shard, now_ms)
-    if not (queue.chunks or queue.changes or owner.state is _DRAINING) and next_ms(shard, now_ms) > now_ms:
+    asked = queue.chunks or queue.changes or owner.state is _DRAINING
+    if not asked and next_ms(shard, now_ms) > now_ms and not idle_is_over(shard, now_ms):
         return None
     batch = ShardBatch()
     _build_transaction(shard, batch, now_ms)
@@ -84,7 +85,7 @@ def next_ms(shard: Shard, now_ms: int) -> int:
     asked = queue.pages_wanted or queue.bodies_wanted or owner.confirm_wanted or owner.clock_wanted
     if asked and owner.state is _SERVING:
         return owner.retry_at_ms(now_ms)
-    if shard.memory.idle_lanes and idle_is_over(shard, now_ms):
+    if shard.memory.idle_lanes and len(shard.memory.lanes) > _LANES_SHARE * shard.config.lanes:
         return owner.retry_at_ms(now_ms)
     at_ms = NEVER_MS
     if owner.state is _SERVING and not owner.held:
@@ -177,9 +178,8 @@ def _take_inserts(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: i
             if item_key is not key:
                 key = item_key
                 lane = memory.lanes.get(key)
-                if lane is None or not lane.total or not lane.stored or chunk.weights is not None:
+                if lane is None or not lane.total or not lane.stored:
                     lane = _stored_lane(shard, lane or memory.add_lane(key, None), batch, transaction)
-                    _weigh(lane, chunk, batch)
                 window = lane.window
                 # Unindexed items stay in memory, so their window must have room for the chunk.
                 found = lane.ready if window is None else len(window.entries)
@@ -203,12 +203,11 @@ def _take_inserts(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: i
             if item.expires_at_ms:
                 queue.ttls.inserted(item.expires_at_ms)
         transaction.inserts += chunk.items
-        if chunk.dedup is not None:
-            transaction.dedup_new += dedup.rows_of(shard.queue, chunk, now_ms)
+        if chunk.dedup is not None or chunk.weights is not None:
+            _take_extras(shard, chunk, batch, transaction, now_ms)
     transaction.next_number = number
     if not tail.count:
         transaction.indexed_to = (first_unindexed or base + number) - 1
-    transaction.weights = [(lane.number, weight) for lane, weight in batch.weights.items()]  # type: ignore[misc]
 
 
 def _stored_lane(shard: Shard, lane: Lane[Item], batch: ShardBatch, transaction: Batch) -> Lane[Item]:
@@ -231,11 +230,17 @@ def _stored_lane(shard: Shard, lane: Lane[Item], batch: ShardBatch, transaction:
     return lane
 
 
-def _weigh(lane: Lane[Item], chunk: Chunk, batch: ShardBatch) -> None:
-    """Change the weight of the lane if an item of the chunk brings another one."""
-    weight = 0 if chunk.weights is None else chunk.weights.get(lane.key, 0)
-    if weight and weight != batch.weights.get(lane, lane.weight):
-        batch.weights[lane] = weight
+def _take_extras(shard: Shard, chunk: Chunk, batch: ShardBatch, transaction: Batch, now_ms: int) -> None:
+    """Write the deduplication keys of the chunk, and the weights that its items bring to their lanes."""
+    if chunk.dedup is not None:
+        transaction.dedup_new += dedup.rows_of(shard.queue, chunk, now_ms)
+    if chunk.weights is None:
+        return
+    for key in dict.fromkeys(chunk.keys):
+        lane, weight = shard.memory.lanes[key], chunk.weights.get(key, 0)
+        if weight and weight != batch.weights.get(lane, lane.weight):
+            batch.weights[lane] = weight
+    transaction.weights = [(lane.number, weight) for lane, weight in batch.weights.items()]  # type: ignore[misc]
 
 
 def _make_room(memory: ShardMemory, chunk: Chunk, batch: ShardBatch) -> bool:

@@ -276,7 +276,8 @@ class Engine:
             state.touch(shard)
         elif at_ms < state.timer_ms:
             state.alarm(at_ms)
-        consumers.wake(state, shard, now_ms)
+        if shard.memory.woken or shard.memory.unleased or shard.memory.stalled or state.waiting:
+            consumers.wake(state, shard, now_ms)
 
     def clock_set(self, by_ms: int) -> None:
         """Follow the host's clock, which was set by `by_ms`."""

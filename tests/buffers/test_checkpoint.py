@@ -95,3 +95,12 @@ class ScanWithCheckpoint(RuleBasedStateMachine):
 
 ScanWithCheckpoint.TestCase.settings = settings(max_examples=examples(2), stateful_step_count=50)
 TestScanWithCheckpoint = ScanWithCheckpoint.TestCase
+
+
+def test_a_pause_does_not_grow_when_the_clock_is_set_back() -> None:
+    checkpoint = Checkpoint(0)
+    checkpoint.begin(1_000)
+    checkpoint.failed(1_000)
+    assert checkpoint.due_ms == 1_000 + RETRY_MS
+    checkpoint.shift(-600)
+    assert checkpoint.due_ms == 400 + RETRY_MS

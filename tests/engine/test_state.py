@@ -117,3 +117,41 @@ def test_items_without_a_throttle_are_reported() -> None:
     lab.send()
     assert answers == [ids[:1]]
     assert ("ready", KEY) in reports.take()
+
+
+def test_a_finished_batch_pumps_its_shard_only_when_something_waits() -> None:
+    reports = Reports()
+    lab = Laboratory(1, callbacks=reports.callbacks)
+    answers = lab.put(lab.item())
+    ((shard, batch),) = lab.send()
+    reports.take()
+    lab.arrive(shard, batch)
+    assert isinstance(answers[0], int)
+    assert "wake" not in reports.take()
+    lab.put(lab.item())
+    ((shard, batch),) = lab.send()
+    lab.put(lab.item())
+    assert lab.send() == [], "one batch at a time"
+    reports.take()
+    lab.arrive(shard, batch)
+    assert "wake" in reports.take()
+
+
+def test_the_end_of_a_batch_sets_the_timer_to_what_is_due_next() -> None:
+    reports = Reports()
+    lab = Laboratory(1, callbacks=reports.callbacks)
+    lab.put(lab.item(delay_ms=700))
+    ((shard, batch),) = lab.send()
+    reports.take()
+    lab.arrive(shard, batch)
+    assert ("alarm", lab.now_ms + 700) in reports.take()
+
+
+def test_a_pumped_shard_with_nothing_to_send_sets_the_timer() -> None:
+    reports = Reports()
+    lab = Laboratory(1, callbacks=reports.callbacks)
+    lab.stored(lab.item(delay_ms=700))
+    reports.take()
+    lab.engine.state.touch(lab.engine.state.shards[1])
+    assert lab.send() == []
+    assert ("alarm", lab.now_ms + 700) in reports.take()

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from foqs.buffers.checkpoint import NEVER_MS
-from foqs.engine import batch_build
 from foqs.engine.engine import Engine
 from tests.kernel.run import Run
 
@@ -53,11 +52,7 @@ class HostLoop:
 
     def _pump(self) -> None:
         self._pumping = False
-        dirty = list(self.engine.state.dirty)
         self.engine.pump(self.clock_ms())
-        for shard in dirty:
-            if shard.queue.in_flight is None:
-                self.alarm(batch_build.next_ms(shard, self.clock_ms()))
 
     def _tick(self, at: int) -> None:
         if at == self._tick_at:

@@ -61,15 +61,15 @@ class Allowance:
         self._used += taken
         return taken
 
-    def spend(self, now_ms: int) -> bool:
-        """Spend one for good, unless it is given back; return False if none is held."""
+    def spend(self, now_ms: int, count: int = 1) -> bool:
+        """Spend `count` tokens for good, unless they are given back; return False if fewer are held."""
         self._end_term(now_ms)
-        if not self.balance:
+        if self.balance < count:
             return False
-        self.balance -= 1
-        self._spent += 1
+        self.balance -= count
+        self._spent += count
         self._spent_ms = now_ms
-        self._used += 1
+        self._used += count
         return True
 
     def give_back(self, now_ms: int) -> bool:
@@ -96,7 +96,7 @@ class Allowance:
         """Return the question to send now, for `need` tokens, and with `ahead` for the need of the next `AHEAD_MS`.
         With `spare` it gives back the tokens beyond that, apart from `keep` of them."""
         self._end_term(now_ms)
-        aim = self._aim() if ahead else 0
+        aim = self.aim if ahead else 0
         back = max(0, self.balance - max(aim, keep)) if spare and not need else 0
         self.balance -= back
         wanted = max(0, need + aim - self.balance)
@@ -141,7 +141,7 @@ class Allowance:
 
     def runs_low(self, now_ms: int) -> bool:
         """Return True if it is time to ask ahead."""
-        return self.asked is None and not self.dry(now_ms) and self.balance < self._aim() // 2
+        return self.asked is None and not self.dry(now_ms) and self.balance < self.aim // 2
 
     def beat(self, now_ms: int) -> None:
         """Learn the pace of use. Call this now and then."""
@@ -154,7 +154,9 @@ class Allowance:
     def idle(self) -> bool:
         return self.asked is None and not self.balance and not self.pending and self._pace < _NO_PACE
 
-    def _aim(self) -> int:
+    @property
+    def aim(self) -> int:
+        """The tokens that the next `AHEAD_MS` will need."""
         return int(self._pace * AHEAD_MS)
 
     def _end_term(self, now_ms: int) -> None:

@@ -15,13 +15,17 @@ portion."""
 _LONGEST_JITTER_MS = 10
 _USED_MS = 50
 _REPORT_SHARE = 50  # of the time in which the bucket fills
+_AHEAD_SHARE = 100  # of the burst
+_SHORT_MS = 1_000
+"""A host asks a key ahead that had enough tokens for this time, for a small share of its burst. So a host that uses a
+fast key waits for a few of its tokens, and takes none from another host that waits."""
 
 
 class ThrottleKey(Gate[T, F]):
     """A gate whose units are tokens. `mark`: the host's moment of the last question, or of the throttle if it is
     later."""
 
-    __slots__ = ("allowance", "lacked", "mark", "returned_ms", "returning", "shadow_held", "used_ms")
+    __slots__ = ("allowance", "lacked", "mark", "returned_ms", "returning", "shadow_held", "short_ms", "used_ms")
     unit = THROTTLE_TOKENS
 
     def __init__(self, ns: str, key: str, throttle: Throttle, hash_slot: int, allowance: Allowance, mark: int) -> None:
@@ -32,6 +36,7 @@ class ThrottleKey(Gate[T, F]):
         self.mark = mark
         self.returning = False
         self.returned_ms = -1  # when tokens went back to the coordinator
+        self.short_ms = 0  # when the coordinator had too few tokens
         self.lacked = 0  # tokens that a shadow throttle would have needed
         self.shadow_held = 0
 
@@ -60,10 +65,10 @@ class ThrottleKey(Gate[T, F]):
         self.due_ms = now_ms
         self.mark = mark
 
-    def spend(self, now_ms: int) -> bool:
-        """Take a token, or note that a shadow throttle has none. Return False in that case."""
+    def spend(self, now_ms: int, count: int = 1) -> bool:
+        """Take `count` tokens, or note that a shadow throttle has not one. Return False in that case."""
         self.used_ms = now_ms
-        if self.allowance.spend(now_ms):
+        if self.allowance.spend(now_ms, count):
             return True
         self.shadow_held += 1
         self.lacked += 1
@@ -88,6 +93,8 @@ class ThrottleKey(Gate[T, F]):
         if need <= good and not (good and (beat or returning)) and not allowance.used_up():
             return None
         self.mark, self.lacked = mark, 0
+        if need and now_ms - self.short_ms >= _SHORT_MS:
+            need += min(allowance.aim, self.throttle.burst // _AHEAD_SHARE)
         spare = returning or (beat and not self._awake)
         asked = allowance.ask(need, now_ms, ahead=beat, spare=spare, keep=self.kept)
         if asked.back:  # the coordinator has these again: a flow that wants one now asks at once
@@ -109,6 +116,7 @@ class ThrottleKey(Gate[T, F]):
             self.due_ms = now_ms + UNANSWERED_MS
         elif grant.granted < ask.wanted:
             pause_ms = max(1, grant.retry_after_ms, min(LONGEST_PAUSE_MS, self._fill_ms // 2))
+            self.short_ms = now_ms
             self.due_ms = now_ms + pause_ms + int(jitter * min(_LONGEST_JITTER_MS, pause_ms // 20))
         return True
 

@@ -85,7 +85,7 @@ class TenantDequeue:
     def __init__(self, state: State, topic: Topic[Lane[Item]], able: ready_lanes.Able, now_ms: int) -> None:
         assert topic.turns is not None, "the topic's tenants take turns"
         self.lacks = self.asks = self.full = self.commits = False
-        self.left_bytes = 0
+        self.left_bytes = self._bodies_bytes = 0
         self._state = state
         self._topic = topic
         self._turns: Turns[Lane[Item]] = topic.turns
@@ -107,85 +107,104 @@ class TenantDequeue:
 
     def pick(self, call: DequeueCall, count: int, room_bytes: int) -> list[Entry[Item]]:
         """Take up to `count` items that fit out of the windows, and charge their tenants."""
-        self.full, self.left_bytes, bodies_bytes = False, room_bytes, call.bodies_bytes
+        self.full, self.left_bytes, self._bodies_bytes = False, room_bytes, call.bodies_bytes
         self._ahead = max(self._ahead, 2 * count)
         picked: list[Entry[Item]] = []
-        if count >= _SEVERAL and not (self._cursors or self._throttled or self._stop):
+        if count >= _SEVERAL and not (self._cursors or self._stop):
             picked, size, answer_bytes = self._several(call, count, room_bytes)
             self.left_bytes -= answer_bytes
-            bodies_bytes -= size
+            self._bodies_bytes -= size
         if len(picked) < count and not self._stop:
-            picked += self._one_by_one(call, count - len(picked), bodies_bytes, some=bool(picked or call.found))
+            picked += self._one_by_one(call, count - len(picked), some=bool(picked or call.found))
         self._picked += len(picked)
         return picked
 
-    def _one_by_one(self, call: DequeueCall, count: int, bodies_bytes: int, *, some: bool) -> list[Entry[Item]]:
+    def _one_by_one(self, call: DequeueCall, count: int, *, some: bool) -> list[Entry[Item]]:
         """Pick items one after the other. `some`: the call has items, so that the next one has to fit."""
-        topic_turns, cursors = self._turns, self._cursors
-        first, charge, counts_items = topic_turns.first, topic_turns.charge, topic_turns.unit == ITEMS
+        topic_turns, overhead_bytes = self._turns, call.item_overhead_bytes
         heads = not (topic_turns.ranked or self._throttled)
-        overhead_bytes, room_bytes = call.item_overhead_bytes, self.left_bytes
         picked: list[Entry[Item]] = []
         while len(picked) < count and not (self._stop or self.full):
-            tenant = first()
+            if heads:
+                self._heads(picked, count, overhead_bytes)
+                if len(picked) == count:
+                    break
+            tenant = topic_turns.first()
             if tenant is None:
                 break
-            entry = None
-            if heads and tenant not in cursors:
-                entry = self._head(tenant, room_bytes - overhead_bytes, bodies_bytes)
-                if not tenant.seq:
-                    continue
-            if entry is None:
-                entry = self._next(tenant, count - len(picked), room_bytes - overhead_bytes, bodies_bytes, some=some)
-                if entry is None:
-                    continue
-            item = entry[3]
-            flow: Any = item.lane.flow
-            size = item.bytes
-            room_bytes -= size + overhead_bytes + flow.names_bytes
-            bodies_bytes -= size
-            some = True
-            picked.append(entry)
-            charge(tenant, 1 if counts_items else topic_turns.cost(tenant, item.id, size))
-        self.left_bytes = room_bytes
+            some = some or bool(picked)
+            entry = self._next(tenant, count - len(picked), self.left_bytes - overhead_bytes, some=some)
+            if entry is not None:
+                item = entry[3]
+                flow: Any = item.lane.flow
+                self.left_bytes -= item.bytes + overhead_bytes + flow.names_bytes
+                self._bodies_bytes -= item.bytes
+                picked.append(entry)
+                topic_turns.charge(tenant, topic_turns.cost(tenant, item.id, item.bytes))
+                self._leave_if_last(tenant)
         return picked
 
-    def _head(self, tenant: _Tenant, room_bytes: int, bodies_bytes: int) -> Entry[Item] | None:
-        """Take the tenant's next item out of its window, where that is all there is to do: it has one flow, without
-        throttle keys, all of its items are in memory, and the item fits. A tenant without an item leaves. Else return
-        None, for `_next`."""
-        flow, able, now_ms = tenant.only, self._able, self.now_ms
-        if flow is None or flow.throttles or tenant.changes != self._changes:
-            return None
-        first: Entry[Item] | None = None
-        for lane in flow.lanes:
-            if lane.ready:
-                window = lane.window
-                if window is None or window.more or not window.entries or not able.get(lane.term.shard):
-                    return None
-                entry = window.entries[0]
-                if entry[3].body is None:
-                    return None
-                window.used_ms = now_ms
-                if first is None or entry < first:
-                    first = entry
-        if first is None:
-            if flow.parked is None:
-                self._turns.leave(tenant, IDLE)
-                self._found_none()
-            return None
-        item = first[3]
-        size = item.bytes
-        if size + flow.names_bytes > room_bytes or size > bodies_bytes or item.attempt >= self._attempts:
-            return None
-        if 0 < item.expires_at_ms <= now_ms:
-            return None
-        item.lane.lease_first()
-        return first
+    def _leave_if_last(self, tenant: _Tenant) -> None:
+        """Let the tenant leave if the last entry of its cursor was its last item."""
+        cursor = self._cursors[tenant]
+        if cursor.at == cursor.upto:
+            taken = [entry for entry in cursor.entries[: cursor.at] if entry[3].lane.flow in tenant.unparked]
+            if len(taken) == sum([flow.ready for flow in tenant.unparked]):
+                self._turns.leave(tenant, self._without_items(tenant))
 
-    def _next(
-        self, tenant: _Tenant, wanted: int, room_bytes: int, bodies_bytes: int, *, some: bool
-    ) -> Entry[Item] | None:
+    def _without_items(self, tenant: _Tenant) -> int:
+        """Return the state of a tenant that has no item to give."""
+        return PARKED if len(tenant.flows) > len(tenant.unparked) else IDLE
+
+    def _heads(self, picked: list[Entry[Item]], count: int, overhead_bytes: int) -> None:
+        """Pick next items out of windows, until there are `count` or a turn needs more than that: a tenant has several
+        flows, throttle keys, no item, or items that are not in memory, or the item does not fit. A tenant leaves with
+        its last item."""
+        topic_turns, able, changes, cursors = self._turns, self._able, self._changes, self._cursors
+        first, charge, counts_items = topic_turns.first, topic_turns.charge, topic_turns.unit == ITEMS
+        now_ms, attempts = self.now_ms, self._attempts
+        room_bytes, bodies_bytes = self.left_bytes - overhead_bytes, self._bodies_bytes
+        while len(picked) < count:
+            tenant = first()
+            if tenant is None or tenant in cursors or tenant.changes != changes:
+                break
+            flow = tenant.only
+            if flow is None or flow.throttles or flow.parked is not None:
+                break
+            head: Entry[Item] | None = None
+            ready = 0
+            for lane in flow.lanes:
+                if not lane.ready:
+                    continue
+                window, shard = lane.window, lane.term.shard
+                if window is None or window.more or not window.entries or shard is None:
+                    break
+                if shard not in able:
+                    able[shard] = ready_lanes.leases(shard, now_ms)
+                entry = window.entries[0]
+                if not able[shard] or entry[3].body is None:
+                    break
+                window.used_ms = now_ms
+                ready += lane.ready
+                if head is None or entry < head:
+                    head = entry
+            else:
+                if head is None:
+                    break
+                item = head[3]
+                size = item.bytes
+                fits = size + flow.names_bytes <= room_bytes and size <= bodies_bytes
+                if fits and item.attempt < attempts and not 0 < item.expires_at_ms <= now_ms:
+                    item.lane.lease_first()
+                    room_bytes -= size + overhead_bytes + flow.names_bytes
+                    bodies_bytes -= size
+                    picked.append(head)
+                    charge(tenant, 1 if counts_items else topic_turns.cost(tenant, item.id, size), last=ready == 1)
+                    continue
+            break
+        self.left_bytes, self._bodies_bytes = room_bytes + overhead_bytes, bodies_bytes
+
+    def _next(self, tenant: _Tenant, wanted: int, room_bytes: int, *, some: bool) -> Entry[Item] | None:
         """Take the tenant's next item. None if this turn gives no item; then another tenant may be the first."""
         cursor = self._cursors.get(tenant)
         if cursor is None or cursor.at == cursor.upto:
@@ -204,7 +223,7 @@ class TenantDequeue:
             cursor.finish(self._state)
             return None
         flow: Any = item.lane.flow
-        if some and (item.bytes + flow.names_bytes > room_bytes or item.bytes > bodies_bytes):
+        if some and (item.bytes + flow.names_bytes > room_bytes or item.bytes > self._bodies_bytes):
             self.full = True
             return None
         if self._throttled or flow.throttles:
@@ -219,8 +238,8 @@ class TenantDequeue:
 
     def _several(self, call: DequeueCall, count: int, room_bytes: int) -> tuple[list[Entry[Item]], int, int]:
         """Pick up to `count` items together, where no item needs a decision of its own: few tenants take turns, the
-        items are in memory and fit, and none has throttle keys. Else pick nothing. Return the items, the bytes of their
-        bodies, and what they take in the answer."""
+        items are in memory and fit, and there are tokens for all. Else pick nothing. Return the items, the bytes of
+        their bodies, and what they take in the answer."""
         queue = self._turns.alike(count // 2)
         if queue is None:
             return [], 0, 0
@@ -231,7 +250,11 @@ class TenantDequeue:
                 return [], 0, 0
         own: list[list[Entry[Item]]] = []
         places: list[ready_lanes.AtHand] = []
-        for (_, _, tenant), most in zip(queue, turns.shares(queue, count), strict=True):
+        shares = turns.shares(queue, count)
+        throttled = self._throttled or bool([tenant for _, _, tenant in queue if tenant.only and tenant.only.throttles])
+        if throttled and not self._enough(queue, shares):
+            return [], 0, 0
+        for (_, _, tenant), most in zip(queue, shares, strict=True):
             found = ready_lanes.at_hand(self._able, tenant.only, self.now_ms) if most else _NOT_NEEDED
             if found is None:
                 return [], 0, 0
@@ -249,12 +272,31 @@ class TenantDequeue:
         answer_bytes = size + names_bytes + len(items) * call.item_overhead_bytes
         if answer_bytes > room_bytes or size > call.bodies_bytes:
             return [], 0, 0
+        if throttled:
+            self._state.throttling.spend([(one.tenant.only, one.items) for one in given if one.tenant.only])
+        self._take(given, places, own)
+        return picked, size, answer_bytes
+
+    def _enough(self, queue: turns.Queue, shares: Sequence[int]) -> bool:
+        """Return True if there are tokens for these numbers of items of the tenants."""
+        flows = [tenant.only for _, _, tenant in queue if tenant.only is not None]
+        wanted = [(flow, min(most, flow.ready)) for flow, most in zip(flows, shares, strict=False)]
+        return len(flows) == len(queue) and self._state.throttling.enough(wanted)
+
+    def _take(
+        self, given: Sequence[turns.Given], places: Sequence[ready_lanes.AtHand], own: Sequence[list[Entry[Item]]]
+    ) -> None:
+        """Take the items out of the windows, and charge their tenants."""
+        empty: list[_Tenant] = []
         for one, (lanes, _, paged), entries in zip(given, places, own, strict=True):
             if one.items:
                 lease_until(lanes, entries[one.items - 1])
                 ready_lanes.ask_pages(self._state, paged)
+                if not sum([lane.ready for lane in lanes]):
+                    empty.append(one.tenant)
         self._turns.charge_all(given)
-        return picked, size, answer_bytes
+        for tenant in empty:
+            self._turns.leave(tenant, IDLE)
 
     def _open(self, tenant: _Tenant, cursor: TenantCursor | None) -> TenantCursor | None:
         """Merge the tenant's next items. None if it has none that can be leased now: it takes no more turns."""
@@ -326,7 +368,7 @@ class TenantDequeue:
             self._turns.skip(tenant, self.now_ms, down=not lacking)
             self._stop = self._lacked >= self._ahead
         else:
-            self._turns.leave(tenant, PARKED if len(tenant.flows) > len(tenant.unparked) else IDLE)
+            self._turns.leave(tenant, self._without_items(tenant))
             self._found_none()
 
     def _found_none(self) -> None:

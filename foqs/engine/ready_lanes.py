@@ -111,8 +111,8 @@ def sources(state: State, able: Able, key: TopicKey, lanes: Iterable[Lane[Item]]
 
 def at_hand(able: Able, flow: Flow[Lane[Item]] | None, now_ms: int) -> AtHand | None:
     """Return the lanes with the items of a tenant's only flow, if all of them have their first item in memory and the
-    flow has no throttle keys; else None."""
-    if flow is None or flow.throttles:
+    flow is not parked; else None."""
+    if flow is None or flow.parked is not None:
         return None
     lanes: list[Lane[Item]] = []
     windows: list[Window[Item]] = []

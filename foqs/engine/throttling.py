@@ -8,7 +8,7 @@ then keeps one of a slow key until a faster key makes one, which is short for th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count, islice, takewhile
 from typing import Any, NamedTuple
 
@@ -105,6 +105,39 @@ class Throttling:
             if not key.spend(at_ms) or key.allowance.used_up():
                 self.agenda.schedule(key, at_ms)
         return None
+
+    def enough(self, wanted: Iterable[tuple[Parked, int]]) -> bool:
+        """Return True if these numbers of items of the flows may be delivered together. `spend` takes their tokens
+        then, as `take` would for one item after the other. No key is a shadow, and none limits leases."""
+        left: dict[Key, int] = {}
+        at_ms = self.monotonic_ms()
+        for flow, items in wanted:
+            if not items:
+                continue
+            rules = flow.rules
+            if rules is None or rules.changes != self.changes:
+                rules = self._resolve(flow)
+            if rules.limited:
+                return False
+            for key in rules.keys:
+                if key not in left:
+                    left[key] = 0 if key.throttle.shadow else key.room(at_ms)
+                left[key] += key.claims(flow) - items
+                if left[key] < 0:
+                    return False
+        return True
+
+    def spend(self, given: Iterable[tuple[Parked, int]]) -> None:
+        """Take the tokens of items that are delivered next, no more than `enough` allowed."""
+        at_ms = self.monotonic_ms()
+        for flow, items in given:
+            if items:
+                flow.waits_ms = 0
+                for key in flow.rules.keys:
+                    key.settled(flow)
+                    key.spend(at_ms, items)
+                    if key.allowance.used_up():
+                        self.agenda.schedule(key, at_ms)
 
     def park(self, flow: Parked, gate: AnyGate, wanted: int) -> bool:
         """Park the flow at a gate that `take` returned, for a consumer that wants `wanted` more items. Return True if

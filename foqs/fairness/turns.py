@@ -179,26 +179,26 @@ class Turns(Generic[L]):
             level.listed = False
         return None
 
-    def charge(self, tenant: Tenant[L], cost: float) -> None:
-        """The queued tenant had its turn, and was given an item of this cost: 1, or in the units of the topic."""
-        level, start, seq = tenant.level, tenant.start, tenant.seq
+    def charge(self, tenant: Tenant[L], cost: float, *, last: bool = False) -> None:
+        """The queued tenant had its turn, and was given an item of this cost: 1, or in the units of the topic. After
+        its `last` item it leaves."""
+        level, start, newcomer = tenant.level, tenant.start, tenant.newcomer
         tenant.served += cost
         self.last_cost = cost
-        if tenant.newcomer:
-            start = max(start, level.now)  # no credit for the wait among newcomers
-            self._withdraw(tenant)
-            level.took_newcomer, tenant.newcomer = True, False
-            tenant.start = start = start + cost / tenant.weight
-            self._seq = tenant.seq = self._seq + 1
-            heappush(level.heap, (start, tenant.seq, tenant))
-            return
-        level.took_newcomer = False
-        level.now = max(level.now, start)
+        level.took_newcomer = newcomer
+        if not newcomer:
+            level.now = max(level.now, start)
+        elif start < level.now:  # no credit for the wait among newcomers
+            start = level.now
         tenant.start = start = start + cost / tenant.weight
-        if level.heap[0][1] == seq:
-            heapreplace(level.heap, (start, seq, tenant))
+        if not (newcomer or last) and level.heap[0][1] == tenant.seq:
+            heapreplace(level.heap, (start, tenant.seq, tenant))
+            return
+        self._withdraw(tenant)
+        tenant.newcomer = False
+        if last:
+            tenant.away = IDLE
         else:
-            self._withdraw(tenant)
             self._queue(tenant)
 
     def alike(self, most: int) -> Queue | None:

@@ -171,7 +171,7 @@ class Gate(Generic[T, F]):
         """Return True if there is a unit that no other flow has a claim on."""
         if not self._awake and self._keeper is None:
             return self.here(now_ms) > 0
-        return self._room(now_ms) + self.claims(flow) > 0
+        return self.room(now_ms) + self.claims(flow) > 0
 
     def wanted_of(self, wanted: Callable[[T], int], most: int, begin: int = 0) -> int:
         """Return `begin` plus the units that consumers of its parked flows could use, at most `most`."""
@@ -270,7 +270,7 @@ class Gate(Generic[T, F]):
         """Return the flows that wake for the units which are here."""
         if not self.here(now_ms):
             return []
-        room = self._room(now_ms)
+        room = self.room(now_ms)
         woken: list[tuple[T, F]] = []
         while room > 0 and self.active:
             keeping = None if self._others_turn else self._next_keeping(demanded, lives)
@@ -344,7 +344,8 @@ class Gate(Generic[T, F]):
         yield from self.active.items()
         yield from self.asleep.items()
 
-    def _room(self, now_ms: int) -> int:
+    def room(self, now_ms: int) -> int:
+        """Return the number of units that no flow has a claim on; it is negative if claims are more than the units."""
         self.end_claims(now_ms)
         return self.here(now_ms) - self.awake
 

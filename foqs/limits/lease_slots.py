@@ -383,7 +383,7 @@ class ShardSlots(Gate[T, F]):
         """Return the report to send now, None if there is nothing to ask, report or return."""
         if self.asking or not self.counted:
             return None
-        spare = max(0, self._room(now_ms))
+        spare = max(0, self.room(now_ms))
         idle = now_ms - self.used_ms >= _IDLE_MS
         returned = spare if (self.contended or idle) and not need else 0
         wanted = max(0, need - spare)
@@ -439,7 +439,7 @@ class ShardSlots(Gate[T, F]):
     def next_ms(self, now_ms: int) -> int | None:
         if not self.counted:
             return None
-        if self._reported != self.has or (self.contended and self._room(now_ms) > 0):
+        if self._reported != self.has or (self.contended and self.room(now_ms) > 0):
             return now_ms
         return max(now_ms, self.due_ms) if self.active else None
 

@@ -299,6 +299,8 @@ def test_a_dequeue_looks_at_a_bounded_number_of_idle_tenants(monkeypatch: pytest
     answers = lab.dequeue(count=1)
     assert (answers, lab.engine.state.due) == ([], {KEY: None})
     lab.settle()
+    assert (answers, lab.engine.state.due) == ([], {KEY: None})
+    lab.settle()
     assert [tenant_of(lab, item_id) for item_id in answers[0]] == ["last"]
 
 

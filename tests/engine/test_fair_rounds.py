@@ -151,12 +151,12 @@ def test_nothing_is_lost_and_no_tenant_starves(script: list[tuple[Any, ...]]) ->
 
 SLOW: dict[str, tuple[type, Any]] = {
     "_several": (TenantDequeue, lambda self, call, count, room_bytes: ([], 0, 0)),
-    "_head": (TenantDequeue, lambda self, tenant, room_bytes, bodies_bytes: None),
+    "_heads": (TenantDequeue, lambda self, picked, count, overhead_bytes: None),
     "_first_lane": (TenantDequeue, lambda self, tenant, taking: False),
 }
 
 
-@pytest.mark.parametrize("names", [["_several"], ["_head"], ["_head", "_first_lane"], list(SLOW)])
+@pytest.mark.parametrize("names", [["_several"], ["_heads"], ["_heads", "_first_lane"], list(SLOW)])
 @given(script=steps)
 @settings(max_examples=60)
 def test_each_fast_form_gives_the_same_items(names: list[str], script: list[tuple[Any, ...]]) -> None:

@@ -75,6 +75,25 @@ def test_a_dry_key_takes_no_token_of_another() -> None:
     assert a.allowance.balance == held
 
 
+def test_items_that_are_taken_together_take_the_same_tokens() -> None:
+    """A claim of one flow is no token for another flow."""
+    host = host_with(a='{"per_second": 1, "burst": 6}', b=SLOW)
+    one, other = put(host, "a"), put(host, "a")
+    filled(host, one)
+    throttling = host.throttling
+    key = throttling.keys[NS, "\1a"]
+    key.allowance.balance = 6
+    assert key.claims(one) and not key.claims(other)
+    assert throttling.enough([(one, 4), (other, 2)]) and throttling.enough([(one, 6)])
+    assert not throttling.enough([(one, 4), (other, 3)])
+    assert throttling.enough([(other, 5)]) and not throttling.enough([(other, 6)])
+    assert throttling.enough([(one, 0), (other, 5)]) and not throttling.enough([(one, 0), (other, 6)])
+    throttling.spend([(one, 2), (other, 3)])
+    assert (key.allowance.balance, key.claims(one)) == (1, False)
+    assert take(host, other) is None and take(host, one) is key
+    assert not throttling.enough([(put(host, "a", "b"), 1)])
+
+
 def test_flows_park_on_the_first_dry_key_by_name() -> None:
     """Those of the item and of its topic's policy, in the same order on all hosts."""
     names = [f"k{number}" for number in range(8)]

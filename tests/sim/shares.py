@@ -7,7 +7,7 @@ found it without any, it goes on to catch up."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from foqs.engine.shard import Shard
 from foqs.fairness.keys import TopicKey, tenancy_of
 from foqs.fairness.tenants import Flow, Tenant, Throttles
+from foqs.fairness.turns import Given
 from foqs.ids import shard_of
 from foqs.item import Item
 from tests.sim.profile import given_weight
@@ -218,9 +219,13 @@ class Shares:
             topic.drop(tenant.name)
         refund(tenant, *about)
 
-    def _charged(self, key: TopicKey, charge: Callable[..., None], *about: Any) -> None:
+    def _charged(self, key: TopicKey, charge: Callable[..., None], *about: Any, **how: Any) -> None:
         self._topics[key].charges += 1
-        charge(*about)
+        charge(*about, **how)
+
+    def _charged_all(self, key: TopicKey, charge_all: Callable[..., None], given: Sequence[Given]) -> None:
+        self._topics[key].charges += sum(one.items for one in given)
+        charge_all(given)
 
     def _parked(self, park: Callable[..., bool], flow: Flow[Any], *about: Any) -> bool:
         topic = self._topics[flow.lanes[0].topic.key]
@@ -237,6 +242,7 @@ class Shares:
             self._topics[key].turns = topic.turns
             topic.turns.refund = partial(self._refunded, key, topic.turns.refund)
             topic.turns.charge = partial(self._charged, key, topic.turns.charge)
+            topic.turns.charge_all = partial(self._charged_all, key, topic.turns.charge_all)
         for name, tenant in topic.turns.tenants.items():
             lanes = [lane for flow in tenant.flows.values() if flow.parked is None for lane in flow.lanes if lane.ready]
             shards = {lane: lane.term.shard for lane in lanes if lane.term.shard is not None}

@@ -297,8 +297,10 @@ def newcomers_always_go_first(original: Any, level: Level[Any]) -> Any:
 
 
 @around(Turns, "charge", "fair")
-def every_tenant_has_the_same_weight(original: Any, turns: Turns[Any], tenant: Tenant[Any], cost: float) -> None:
-    original(turns, tenant, cost * tenant.weight)
+def every_tenant_has_the_same_weight(
+    original: Any, turns: Turns[Any], tenant: Tenant[Any], cost: float, **how: Any
+) -> None:
+    original(turns, tenant, cost * tenant.weight, **how)
 
 
 @around(TenantDequeue, "_open", "fair", seed=322)

@@ -58,6 +58,7 @@ class Kind(StrEnum):
 
     PLAIN = "plain"
     TENANTS = "tenants"
+    MANY_TENANTS = "many-tenants"
     THROTTLE = "throttle"
     HEADERS = "headers"
     DEDUP = "dedup"
@@ -67,6 +68,7 @@ class Kind(StrEnum):
 _OPTIONS: Mapping[Kind, Callable[[int], dict[str, Any]]] = {
     Kind.PLAIN: lambda _: {},
     Kind.TENANTS: lambda at: {"fairness_key": f"tenant-{at % 3}"},
+    Kind.MANY_TENANTS: lambda at: {"fairness_key": f"tenant-{at % 10_000}"},
     Kind.THROTTLE: lambda _: {"throttle_keys": ["fast"]},
     Kind.HEADERS: lambda _: {"headers": {"trace": "0123456789abcdef", "kind": "mail"}},
     Kind.DEDUP: lambda at: {"dedup_key": f"{at:032x}"},
@@ -75,7 +77,7 @@ _OPTIONS: Mapping[Kind, Callable[[int], dict[str, Any]]] = {
 
 def options_of(kind: Kind, at: int) -> dict[str, Any]:
     """Return the options of an item. The key of a throttle that never waits is `fast`."""
-    parts = [one for one in _OPTIONS if one is kind or kind is Kind.TOGETHER]
+    parts = [one for one in _OPTIONS if one is kind or (kind is Kind.TOGETHER and one is not Kind.MANY_TENANTS)]
     return {name: value for part in parts for name, value in _OPTIONS[part](at).items()}
 
 
@@ -256,7 +258,7 @@ class MemoryClient:
         if (at - self._first) * plan.batch > plan.items:
             return b""
         self._method = methods.ENQUEUE
-        if plan.batch == 1 and plan.kind in (Kind.PLAIN, Kind.TENANTS, Kind.THROTTLE):
+        if plan.batch == 1 and plan.kind in (Kind.PLAIN, Kind.TENANTS, Kind.MANY_TENANTS, Kind.THROTTLE):
             request: Any = methods.enqueue_request(_NS, _TOPIC, payload, at % 8, **options_of(plan.kind, at))
         else:
             numbers = range(at * plan.batch, (at + 1) * plan.batch)

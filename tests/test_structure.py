@@ -40,7 +40,7 @@ LINES = {
     "foqs.doctor": 712,
     "foqs.engine": 8_985,
     "foqs.fairness": 1_653,
-    "foqs.hooks": 1_577,
+    "foqs.hooks": 1_660,
     "foqs.limits": 1_519,
     "foqs.peers": 4_044,
     "foqs.policies": 1_420,

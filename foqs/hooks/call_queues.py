@@ -257,8 +257,11 @@ class Known:
             loaded_bytes = entries.size_bytes
         loaded_bytes += sum(map(len, sent))
         items = [one.call.item for one in calls]
+        names = list(dict.fromkeys([name for item in items for name in item]))
+        columns = [[item.get(name) for item in items] for name in names]
         function = "" if call.compiles else call.key.hook
-        sent.append(text_of(["run", script.number, entries.number, function, timeout_ms, items]))
+        run = ["run", script.number, entries.number, function, timeout_ms, names, columns, len(items)]
+        sent.append(text_of(run))
         return sent, loaded_bytes // _LOADED_BYTES_A_MS
 
     def _script_of(self, call: HookCall, sent: list[str]) -> _Script:

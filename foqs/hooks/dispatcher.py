@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from itertools import repeat
+from typing import Any, NamedTuple
 
 from foqs.bounds import Limits
 from foqs.hooks.call_queues import CALL_US, Breaker, CallQueue, FairQueues, Portion, Waiting
@@ -22,6 +23,7 @@ from foqs.hooks.protocol import (
     Kind,
     Outcome,
     enqueue_result,
+    enqueue_results,
     failure_result,
 )
 
@@ -52,6 +54,39 @@ def outcome_of(call: HookCall, reply: Any, limits: Limits) -> Answered | Failed:
     except UnicodeEncodeError:
         return Failed(Kind.INVALID, "the result has a text that is not UTF-8", elapsed_us, memory_bytes)
     return Answered(result, elapsed_us, memory_bytes)
+
+
+class Columns(NamedTuple):
+    """Replies of calls that returned the same fields: `values` has a list for each of `names`. All lists have the same
+    length, and their values are not checked."""
+
+    elapsed_us: list[Any]
+    memory_bytes: list[Any]
+    names: list[Any]
+    values: list[list[Any]]
+
+
+Replies = list[Any] | Columns
+
+
+def outcomes_of(calls: Sequence[Waiting], replies: Replies, limits: Limits) -> Sequence[Answered | Failed]:
+    """Return the outcomes of calls of one script and hook, with their results checked."""
+    call = calls[0].call
+    if isinstance(replies, list):
+        return [outcome_of(call, reply, limits) for reply in replies]
+    elapsed_us, memory_bytes, names, values = replies
+    numbers = [*elapsed_us, *memory_bytes]
+    if {*map(type, numbers)} == {int} and min(numbers) >= 0 and max(numbers) < _MOST and {*map(type, names)} <= {str}:
+        results = None
+        if call.key.hook is Hook.ON_ENQUEUE:
+            may_throttle = call.script.sets_throttle_keys
+            results = enqueue_results(names, values, len(elapsed_us), limits, may_throttle=may_throttle)
+        if results is not None:
+            return list(map(Answered, results, elapsed_us, memory_bytes))
+        rows = zip(*values, strict=True) if values else repeat(())
+        fields = [dict(zip(names, row, strict=False)) for row, _ in zip(rows, elapsed_us, strict=False)]
+        return [outcome_of(call, list(one), limits) for one in zip(elapsed_us, memory_bytes, fields, strict=True)]
+    return [_NO_REPLY] * len(elapsed_us)
 
 
 def _text(given: str) -> str:
@@ -93,19 +128,27 @@ class Dispatcher:
 
     # ------------------------------------------------------------------------------------- queues
 
-    def add(self, waiting: Waiting, now_ms: int) -> None:
-        call = waiting.call
-        queue = self._queue(call)
-        if failure := _stopped(queue, now_ms):
-            self.resolve(waiting, failure)
-            return
-        digest = call.script.digest
-        if digest != queue.digest:
-            queue.begin(digest, self._proven.get((call.key.ns, digest)))
-        queue.calls.append(waiting)
-        waiting.queued = True
-        self.queued += 1
-        self._list(queue)
+    def add(self, calls: Sequence[Waiting], now_ms: int, most: int) -> int:
+        """Add calls until `most` are queued. Return the number of calls that were added, or failed."""
+        before, failure = None, None
+        for at, waiting in enumerate(calls):
+            if self.queued >= most:
+                return at
+            call = waiting.call
+            if before is None or call.script is not before.script or call.key is not before.key:
+                queue = self._queue(call)
+                failure = _stopped(queue, now_ms)
+                if failure is None and call.script.digest != queue.digest:
+                    queue.begin(call.script.digest, self._proven.get((call.key.ns, call.script.digest)))
+                before = call
+            if failure is not None:
+                self.resolve(waiting, failure)
+                continue
+            queue.calls.append(waiting)
+            waiting.queued = True
+            self.queued += 1
+            self._list(queue)
+        return len(calls)
 
     def resolve(self, waiting: Waiting, outcome: Outcome) -> None:
         """Give a call its outcome if it has none."""
@@ -203,17 +246,17 @@ class Dispatcher:
         self,
         portion: Portion,
         calls: Sequence[Waiting],
-        replies: Sequence[Any],
+        replies: Replies,
         left: Sequence[Waiting],
         now_ms: int,
         at_ms: int,
     ) -> None:
         """Take replies of a process. `left`: calls that it did not run. `at_ms`: epoch milliseconds."""
         queue, suspect = portion.queue, portion.queue.suspect
-        for waiting, reply in zip(calls, replies, strict=True):
-            outcome = outcome_of(waiting.call, reply, self.limits)
+        tells = _tells_of(calls[0].call, queue)
+        for waiting, outcome in zip(calls, outcomes_of(calls, replies, self.limits), strict=True):
             queue.spent_us += outcome.elapsed_us + CALL_US - portion.each_us
-            if not _tells_of(waiting.call, queue):
+            if not tells:
                 pass
             elif isinstance(outcome, Failed) and outcome.kind in (Kind.TIMEOUT, Kind.MEMORY):
                 queue.ended(outcome.elapsed_us)

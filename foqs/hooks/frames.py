@@ -64,7 +64,7 @@ class FrameReader:
             body = bytes(received[_LENGTH_BYTES:end])
             del received[:end]
             try:
-                message = json.loads(body)
+                message = json.loads(body.decode("ascii"))
             except (ValueError, RecursionError):
                 raise FrameError("a message that is not JSON") from None
             yield message

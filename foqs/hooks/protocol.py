@@ -5,10 +5,11 @@ A wrong result is an error of the script, with the field and the value. Values, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
+from itertools import repeat
 from typing import Any, NamedTuple
 
 from foqs.bounds import MOST_WEIGHT, Limits
@@ -79,8 +80,7 @@ class HookKey(NamedTuple):
     hook: Hook
 
 
-@dataclass(frozen=True, slots=True)
-class HookCall:
+class HookCall(NamedTuple):
     """A call of a script's function with `item`: texts, whole numbers, fractions, true or false, or a table of texts
     by text (`headers`). Fields with None are left out.
 
@@ -215,6 +215,29 @@ def enqueue_result(fields: Mapping[str, Any], limits: Limits, *, may_throttle: b
             "script sets throttle keys"
         )
     return EnqueueResult(**checked)
+
+
+def enqueue_results(
+    names: Sequence[str], columns: Sequence[Sequence[Any]], count: int, limits: Limits, *, may_throttle: bool
+) -> list[EnqueueResult] | None:
+    """Return what `count` calls of `on_enqueue` returned, checked: each has these fields. None if one of the results
+    may be wrong. Each value of a field is checked once."""
+    checked: dict[str, Iterable[Any]] = {name: repeat(None, count) for name in EnqueueResult._fields}
+    for name, column in zip(names, columns, strict=False):
+        check = _CHECKS.get(name)
+        if check is None or name == "refuse" or (name == "throttle_keys" and not may_throttle):
+            return None
+        try:
+            if name == "throttle_keys":
+                checked[name] = [check(given, limits) for given in column]
+            elif len({*map(type, column)}) == 1:  # 1, 1.0 and true would be one value
+                known = {given: check(given, limits) for given in {*column}}
+                checked[name] = [known[given] for given in column]
+            else:
+                return None
+        except (InvalidResult, UnicodeEncodeError, TypeError):
+            return None
+    return list(map(EnqueueResult._make, zip(*checked.values(), strict=True)))
 
 
 def failure_result(fields: Mapping[str, Any], limits: Limits) -> FailureResult:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import socket
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
@@ -125,6 +125,8 @@ def _flat(item: Mapping[str, Any]) -> list[Any]:
     flat: list[Any] = [0]
     tables = None
     for name, value in item.items():
+        if value is None:
+            continue
         if value.__class__ is dict:
             tables = tables or []
             tables.append((name, value))
@@ -151,6 +153,15 @@ def _fields(returned: tuple[Any, ...]) -> dict[str, Any]:
     return fields
 
 
+def _message(replies: Sequence[Reply], left: int) -> list[Any]:
+    """Return the message with these replies. Calls with the same fields are sent as columns: one list a field."""
+    names = list(replies[0][2]) if len(replies[0]) == 3 else None
+    if names is None or [reply for reply in replies if len(reply) > 3 or reply[2].keys() != replies[0][2].keys()]:
+        return ["results", replies, left]
+    elapsed_us, memory_bytes, fields = zip(*replies, strict=True)
+    return ["columns", elapsed_us, memory_bytes, names, [[one[name] for one in fields] for name in names], left]
+
+
 class Runner:
     """Keeps the scripts and settings that its host names by numbers, and runs calls in their order."""
 
@@ -173,7 +184,9 @@ class Runner:
                 self._vms.pop(number, None)
             case ["forget_entries", number]:
                 del self._entries[number]
-            case ["run", script, entries, hook, timeout_ms, items]:
+            case ["run", script, entries, hook, timeout_ms, names, columns, count]:
+                rows = zip(*columns, strict=True) if columns else [()] * count
+                items = [dict(zip(names, row, strict=True)) for row in rows]
                 self._run(script, entries, hook, timeout_ms, items)
             case _:
                 raise ValueError("an unknown message")
@@ -191,11 +204,11 @@ class Runner:
             if at < len(items) and (broken or perf_counter_ns() >= ends_ns):
                 break
             if len(replies) == FLUSH_CALLS:
-                self._send(text_of(["results", replies, 0]))
+                self._send(text_of(_message(replies, 0)))
                 replies = []
                 ends_ns = perf_counter_ns() + SLICE_MS * 1_000_000
         if replies:
-            self._send(text_of(["results", replies, len(items) - at]))
+            self._send(text_of(_message(replies, len(items) - at)))
 
     def _call(self, script: int, entries: int, hook: str, timeout_ms: int, item: Any) -> Reply:
         vm = self._vms.get(script)

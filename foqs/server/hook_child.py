@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from foqs.hooks.call_queues import Portion, Waiting
+from foqs.hooks.dispatcher import Columns, Replies
 from foqs.hooks.frames import REPLY_BYTES, SLICE_MS, FrameError, FrameReader, framed
 
 GRACE_MS = 50
@@ -30,6 +31,10 @@ _REAP_S = 0.01
 _USEFUL_S = 60.0
 _NICE = 10
 _BOOT = "import sys; sys.path += sys.argv[2:]; from foqs.hooks.runner import main; main(int(sys.argv[1]))"
+
+
+def _length(column: Any) -> int:
+    return len(column) if column.__class__ is list else -1
 
 
 def lupa_folder() -> str | None:
@@ -56,7 +61,7 @@ class HookChild:
         *,
         nice: bool,
         on_hello: Callable[[str], None],
-        on_results: Callable[[Portion, list[Waiting], list[Any], list[Waiting]], None],
+        on_results: Callable[[Portion, list[Waiting], Replies, list[Waiting]], None],
         on_end: Callable[[HookChild, bool], None],
     ) -> None:
         """Start the process. Raises OSError if it cannot be started."""
@@ -183,14 +188,18 @@ class HookChild:
                 self._watch.cancel()
                 self._on_hello(confinement)
             case ["results", list(replies), int(left)] if self.in_flight:
-                self._results(replies, left)
+                self._results(replies, len(replies), left)
+            case ["columns", list(elapsed_us), list(memory_bytes), list(names), list(values), int(left)] if (
+                self.in_flight and {len(memory_bytes), *map(_length, values)} == {len(elapsed_us)}
+            ):
+                self._results(Columns(elapsed_us, memory_bytes, names, values), len(elapsed_us), left)
             case _:
                 raise FrameError("an unknown message")
 
-    def _results(self, replies: list[Any], left: int) -> None:
+    def _results(self, replies: Replies, count: int, left: int) -> None:
         portion = self.in_flight[0]
-        calls, rest = portion.calls[: len(replies)], portion.calls[len(replies) :]
-        if not replies or len(calls) < len(replies) or left not in (0, len(rest)):
+        calls, rest = portion.calls[:count], portion.calls[count:]
+        if not count or len(calls) < count or left not in (0, len(rest)):
             raise FrameError("results of other calls")
         self._replied = True
         portion.calls = [] if left else rest

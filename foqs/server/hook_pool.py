@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import structlog
 
@@ -17,7 +16,7 @@ from foqs.bounds import Limits, LogThrottle
 from foqs.config.schema import HooksSection
 from foqs.event_loop import until
 from foqs.hooks.call_queues import Breaker, Known, Portion, Waiting
-from foqs.hooks.dispatcher import Dispatcher
+from foqs.hooks.dispatcher import Dispatcher, Replies
 from foqs.hooks.frames import IN_FLIGHT_CALLS
 from foqs.hooks.protocol import Failed, HookCall, HookKey, Kind, Outcome
 from foqs.hooks.topic_hooks import TopicHook
@@ -161,15 +160,10 @@ class HookPool:
         request.timer = self._loop.call_later(within_ms / 1000, self._expire, request, within_ms)
         refusal = self.missing or (_STOPPING if self._closed else None)
         now_ms, dispatcher, most = self._monotonic_ms(), self._dispatcher, self._hooks.queue_calls
-        for at, call in enumerate(calls):
-            if refusal is None and dispatcher.queued >= most:
-                refusal = _FULL
-            waiting = Waiting(call, request, at)
-            request.calls.append(waiting)
-            if refusal is None:
-                dispatcher.add(waiting, now_ms)
-            else:
-                dispatcher.resolve(waiting, Failed(Kind.UNAVAILABLE, refusal))
+        request.calls = [Waiting(call, request, at) for at, call in enumerate(calls)]
+        added = dispatcher.add(request.calls, now_ms, most) if refusal is None else 0
+        for waiting in request.calls[added:]:
+            dispatcher.resolve(waiting, Failed(Kind.UNAVAILABLE, refusal or _FULL))
         if request.left:
             self._start()
             self._pump()
@@ -201,7 +195,7 @@ class HookPool:
         process.send(portion, messages, extra_ms)
         return True
 
-    def _replied(self, portion: Portion, calls: list[Waiting], replies: list[Any], left: list[Waiting]) -> None:
+    def _replied(self, portion: Portion, calls: list[Waiting], replies: Replies, left: list[Waiting]) -> None:
         self._dispatcher.replied(portion, calls, replies, left, self._monotonic_ms(), self._now_ms())
         self._pump()
 

@@ -24,7 +24,7 @@ from foqs.ids import MAX_SHARD
 if TYPE_CHECKING:
     from foqs_lab.bench.clients import Shape
 
-_Kind = Literal["plain", "tenants", "many-tenants", "throttle", "headers", "dedup", "together"]
+_Kind = Literal["plain", "tenants", "many-tenants", "throttle", "headers", "dedup", "hook", "together"]
 _TOPICS_LIMIT_S = 300.0
 
 

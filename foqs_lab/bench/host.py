@@ -43,14 +43,25 @@ from foqs.store.sql import SqlStore
 from foqs.store.transaction import State, Transaction
 from foqs_lab.bench.machine import table
 
-_NS, _TOPIC = "bench", "topic"
+_NS = "bench"
 _URL = "mysql+pymysql://memory@127.0.0.1:1/"
 _HEAD_BYTES = 4
 _COMMAND_BYTES = 5
 """Of a packet to the database, before its text."""
 _WAIT_MS = 5_000
 _RETRY_S = 0.1
-_SETTINGS = Settings(_NS, 1, {"throttle.fast": '{"per_second": 100000000, "burst": 100000000}'})
+_SCRIPT = """function on_enqueue(item)
+  return {fairness_key = item.headers.kind, priority = 1}
+end"""
+_SETTINGS = Settings(
+    _NS,
+    1,
+    {
+        "throttle.fast": '{"per_second": 100000000, "burst": 100000000}',
+        "script.route": _SCRIPT,
+        "topic.hooked": '{"hooks": {"on_enqueue": "route"}}',
+    },
+)
 
 
 class Kind(StrEnum):
@@ -62,6 +73,7 @@ class Kind(StrEnum):
     THROTTLE = "throttle"
     HEADERS = "headers"
     DEDUP = "dedup"
+    HOOK = "hook"
     TOGETHER = "together"
 
 
@@ -72,12 +84,14 @@ _OPTIONS: Mapping[Kind, Callable[[int], dict[str, Any]]] = {
     Kind.THROTTLE: lambda _: {"throttle_keys": ["fast"]},
     Kind.HEADERS: lambda _: {"headers": {"trace": "0123456789abcdef", "kind": "mail"}},
     Kind.DEDUP: lambda at: {"dedup_key": f"{at:032x}"},
+    Kind.HOOK: lambda _: {"headers": {"trace": "0123456789abcdef", "kind": "mail"}},
 }
 
 
 def options_of(kind: Kind, at: int) -> dict[str, Any]:
     """Return the options of an item. The key of a throttle that never waits is `fast`."""
-    parts = [one for one in _OPTIONS if one is kind or (kind is Kind.TOGETHER and one is not Kind.MANY_TENANTS)]
+    together = (Kind.TENANTS, Kind.THROTTLE, Kind.HEADERS, Kind.DEDUP)
+    parts = together if kind is Kind.TOGETHER else (kind,)
     return {name: value for part in parts for name, value in _OPTIONS[part](at).items()}
 
 
@@ -210,6 +224,7 @@ class MemoryClient:
         self._first = first
         self._plan = plan
         self._numbers = numbers
+        self._topic = "hooked" if plan.kind is Kind.HOOK else "topic"
         self.client_s = 0.0
         self.ended: asyncio.Future[None] = self._loop.create_future()
         self._context = methods.context(methods.context_head(None), "0" * 32, None, 30_000)
@@ -259,16 +274,17 @@ class MemoryClient:
             return b""
         self._method = methods.ENQUEUE
         if plan.batch == 1 and plan.kind in (Kind.PLAIN, Kind.TENANTS, Kind.MANY_TENANTS, Kind.THROTTLE):
-            request: Any = methods.enqueue_request(_NS, _TOPIC, payload, at % 8, **options_of(plan.kind, at))
+            request: Any = methods.enqueue_request(_NS, self._topic, payload, at % 8, **options_of(plan.kind, at))
         else:
             numbers = range(at * plan.batch, (at + 1) * plan.batch)
-            specs = [idl.ItemSpec(_TOPIC, payload, priority=one % 8, **options_of(plan.kind, one)) for one in numbers]
+            topic, kind = self._topic, plan.kind
+            specs = [idl.ItemSpec(topic, payload, priority=one % 8, **options_of(kind, one)) for one in numbers]
             request = idl.EnqueueRequest(_NS, specs)
         return self._method.encode(request, 0, context=self._context)
 
     def _dequeue(self) -> bytes:
         self._method = methods.DEQUEUE
-        request = methods.dequeue_request(_NS, {_TOPIC: self._left}, _WAIT_MS, None, None)
+        request = methods.dequeue_request(_NS, {self._topic: self._left}, _WAIT_MS, None, None)
         return self._method.encode(request, 0, context=self._context)
 
     def _ack(self, items: list[Any]) -> bytes:

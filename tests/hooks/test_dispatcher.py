@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from foqs.bounds import Limits
-from foqs.hooks.call_queues import OPEN_MS, PROBATION_CALLS, QUICK_US, Known, Portion, Waiting
+from foqs.hooks.call_queues import OPEN_MS, PROBATION_CALLS, QUICK_US, UNBOUNDED, Known, Portion, Waiting
 from foqs.hooks.dispatcher import Dispatcher
 from foqs.hooks.frames import FLUSH_CALLS, NAMESPACES, SCRIPTS
 from foqs.hooks.protocol import Answered, Entries, Failed, Hook, HookCall, HookKey, Kind, Outcome, Script
@@ -37,7 +37,7 @@ class Rig:
         for _ in range(count):
             waiting = Waiting(call_of(GOOD, topic, **given), None, len(self.outcomes))
             self.outcomes.append(None)
-            self.dispatcher.add(waiting, self.now_ms)
+            self.dispatcher.add([waiting], self.now_ms, UNBOUNDED)
             added.append(waiting)
         return added
 
@@ -96,7 +96,7 @@ def test_a_slow_or_changed_script_is_a_suspect_again() -> None:
         if changed:
             waiting = Waiting(call_of("-- another\n" + GOOD), None, len(rig.outcomes))
             rig.outcomes.append(None)
-            rig.dispatcher.add(waiting, 0)
+            rig.dispatcher.add([waiting], 0, UNBOUNDED)
         else:
             rig.add()
         assert rig.serve(10, suspects=False) is None
@@ -111,7 +111,7 @@ def test_replies_of_the_script_before_prove_nothing() -> None:
     assert portion is not None
     waiting = Waiting(call_of("-- another\n" + GOOD), None, len(rig.outcomes))
     rig.outcomes.append(None)
-    rig.dispatcher.add(waiting, 0)
+    rig.dispatcher.add([waiting], 0, UNBOUNDED)
     rig.reply(portion, [[10, 0, {}]] * len(portion.calls))
     assert rig.portion(suspects=False) is None
     assert rig.serve(10, suspects=True) == "jobs"
@@ -333,7 +333,8 @@ def test_a_process_gets_scripts_and_settings_once() -> None:
     texts, _ = known.messages([waiting_of("shop", GOOD, entries)], TIMEOUT_MS)
     assert [json.loads(text)[0] for text in texts] == ["entries", "script", "run"]
     texts, extra_ms = known.messages([waiting_of("shop", GOOD, entries)] * 3, TIMEOUT_MS)
-    assert json.loads(texts[0]) == ["run", 2, 1, "on_enqueue", TIMEOUT_MS, [ITEM] * 3]
+    columns = [[value] * 3 for value in ITEM.values()]
+    assert json.loads(texts[0]) == ["run", 2, 1, "on_enqueue", TIMEOUT_MS, [*ITEM], columns, 3]
     assert (len(texts), extra_ms) == (1, 0)
     texts, extra_ms = known.messages([waiting_of("shop", GOOD, Entries("shop", {"k": "x" * 50_000}))], TIMEOUT_MS)
     assert [json.loads(text)[0] for text in texts] == ["forget_entries", "entries", "run"]

@@ -183,6 +183,11 @@ LIARS = {
     "more replies than calls": '["results", [[1, 1, {}], [1, 1, {}]], 0]',
     "more left than calls": '["results", [[1, 1, {}]], 7]',
     "no replies": '["results", [], 1]',
+    "no columns": '["columns", [], [], [], [], 1]',
+    "more in columns than calls": '["columns", [1, 1], [1, 1], [], [], 0]',
+    "columns of other lengths": '["columns", [1], [1], ["weight"], [[1, 1]], 0]',
+    "fewer numbers than replies": '["columns", [1], [], ["weight"], [[1]], 0]',
+    "a column that is none": '["columns", [1], [1], ["weight"], ["x"], 0]',
     "unknown message": '["bye"]',
     "a second hello": '["hello", "seccomp"]',
 }

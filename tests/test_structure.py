@@ -35,7 +35,7 @@ LINES = {
     "foqs.api": 2_912,
     "foqs.buffers": 864,
     "foqs.cli": 6_678,
-    "foqs.client": 7_684,
+    "foqs.client": 7_800,
     "foqs.config": 1_317,
     "foqs.doctor": 712,
     "foqs.engine": 8_985,

@@ -11,6 +11,7 @@ import os
 import select
 import socket
 import ssl
+import struct
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,6 +34,10 @@ MAX_REPLY_BYTES = 64 << 20
 """More than a server may be configured to send: beyond it the peer is something else."""
 PROBE_S = 1.0
 """At most this long for one look at a peer that did not answer as expected."""
+SOON_S = 0.005
+"""A read without TLS waits this long by itself: one call of the kernel in place of two. Then `poll` takes over, because
+Python repeats a read that a signal has interrupted, with the same time. Few signals come in shorter intervals."""
+_SOON = struct.pack("@ll", 0, int(SOON_S * 1e6))
 _PROBE_BYTES = 6
 _END_WAIT = end_wait()
 _FIRST_READ_BYTES = 1 << 16
@@ -88,8 +93,11 @@ class Connection:
             raise Unreachable(f"cannot connect to {address}: not the name of a host") from error
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        self._socket.setblocking(False)  # a time-out of the socket costs system calls in each request
         self._tls = self._socket if isinstance(self._socket, SSLSocket) else None
+        self._socket.setblocking(self._tls is None)  # a time-out of Python's costs calls of the kernel in each request
+        if self._tls is None:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _SOON)
+        self._send_flags = socket.MSG_DONTWAIT if self._tls is None else 0
         self._readable = select.poll()
         self._readable.register(self._socket, select.POLLIN)
         renew_after_fork(self)
@@ -120,7 +128,7 @@ class Connection:
                 if deadline <= monotonic():
                     raise TimeoutError("timed out")
                 try:
-                    sent = self._socket.send(left)
+                    sent = self._socket.send(left, self._send_flags)
                 except _WOULD_BLOCK as blocked:
                     self._wait(blocked, select.POLLOUT, deadline)
                 else:
@@ -171,11 +179,17 @@ class Connection:
 
     def _read(self, most_bytes: int, deadline: float) -> bytes:
         """Return received bytes, after a wait for the first of them; empty at the end of the connection."""
+        left_s = deadline - monotonic()
+        if self._tls is None and self._places is None and left_s > SOON_S:
+            try:
+                return self._socket.recv(most_bytes)
+            except BlockingIOError:
+                left_s = deadline - monotonic()
         # A thread that looks late still reads a received reply, which may have come in time.
         if self._tls is None or not self._tls.pending():
             if self._places is not None:
                 self._wait_or_end(self._places, deadline)
-            left_s = deadline - monotonic()
+                left_s = deadline - monotonic()
             if not self._readable.poll(left_s * 1000 if left_s > 0 else 0):
                 raise TimeoutError("timed out")
         while True:

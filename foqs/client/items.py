@@ -112,7 +112,8 @@ class ItemSpec(Value):
             if self.metadata is not None:
                 size += len(self.metadata)
             if self.headers is not None:
-                size += sum(8 + 4 * (len(key) + len(value)) for key, value in self.headers.items())
+                headers = self.headers
+                size += 8 * len(headers) + 4 * (sum(map(len, headers)) + sum(map(len, headers.values())))
             if self.dedup_key is not None:
                 size += 4 * len(self.dedup_key)
             if self.fairness_key is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
@@ -315,9 +316,12 @@ class Outcomes:
         self._leases.remove((held,))
 
     def settled(self, settled: Sequence[Settled]) -> None:
+        numbers = Counter[Outcome]()
         for ending, error in settled:
             self.note(ending, error)
-            self.count(_outcome(ending, error))
+            numbers[_outcome(ending, error)] += 1
+        for outcome, number in numbers.items():
+            self.count(outcome, number)
         self._leases.remove(ending.held for ending, _ in settled)
 
     def note(self, ending: Ending, error: FoqsError | None) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import signal
 import socket
 import ssl
 import threading
@@ -13,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from foqs.client import Client, Invalid, OutcomeUnknown, Worker
-from foqs.client.connection import Connection, Securing, Speaks, Tls, WrongPeer, spoken, why_no_handshake
+from foqs.client.connection import SOON_S, Connection, Securing, Speaks, Tls, WrongPeer, spoken, why_no_handshake
 from foqs.client.per_worker import Waker
 from foqs.client.routes import Address, parse_addresses
 from foqs.errors import LostReply, NotSent
@@ -67,6 +68,46 @@ def test_late_and_nothing_there_is_a_lost_reply(ends):
     connection, _ = ends
     with pytest.raises(LostReply, match="timed out"):
         connection.receive(monotonic() - 1)
+
+
+@pytest.mark.parametrize("every_s", [0, 3 * SOON_S])
+def test_a_silent_peer_gets_no_more_time_because_of_signals(ends, every_s):
+    connection, _ = ends
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.setitimer(signal.ITIMER_REAL, every_s, every_s)
+    try:
+        begun = monotonic()
+        with pytest.raises(LostReply, match="timed out"):
+            connection.receive(begun + 0.3)
+        assert 0.3 <= monotonic() - begun < LATER / 2
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_handler_of_a_signal_ends_the_wait_for_a_reply(ends):
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    connection, _ = ends
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for after_s in (SOON_S / 2, 10 * SOON_S):
+            signal.setitimer(signal.ITIMER_REAL, after_s)
+            with pytest.raises(KeyboardInterrupt):
+                connection.receive(monotonic() + LATER)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("after_s", [0, 4 * SOON_S])
+def test_a_reply_that_comes_sooner_or_later_is_read(ends, after_s):
+    connection, other = ends
+    answer = threading.Timer(after_s, other.sendall, (b"\0\0\0\2ok",))
+    answer.start()
+    assert connection.receive(monotonic() + LATER) == b"ok"
+    answer.join(LATER)
 
 
 def test_a_reply_that_comes_byte_by_byte_gets_no_more_time(ends):

@@ -135,7 +135,7 @@ class Client(ConsumerCalls, OperatorCalls, Local):
             to = self._router.order_for_new()
         found = self._requests.first(methods.ENQUEUE, policy, usual, to, timeout_ms)
         if not isinstance(found, First):
-            return id_of(found)
+            return found.id if not found.duplicate else id_of(found)
         outcomes = self._enqueue_many((ItemSpec(topic, payload, **options),), timeout_ms, found)
         del found  # it may hold the error, whose traceback holds this frame
         return single(outcomes)

@@ -142,7 +142,13 @@ class Connection:
         then it must be closed."""
         self._places = places
         try:
-            data = self._read(_FIRST_READ_BYTES, deadline)
+            if self._tls is None and places is None and deadline - monotonic() > SOON_S:
+                try:
+                    data = self._socket.recv(_FIRST_READ_BYTES)
+                except BlockingIOError:
+                    data = self._read(_FIRST_READ_BYTES, deadline)
+            else:
+                data = self._read(_FIRST_READ_BYTES, deadline)
             while len(data) < FRAME_HEAD_BYTES:
                 if not data or not (more := self._read(_FIRST_READ_BYTES, deadline)):
                     raise _Closed("the connection was closed")
@@ -179,17 +185,11 @@ class Connection:
 
     def _read(self, most_bytes: int, deadline: float) -> bytes:
         """Return received bytes, after a wait for the first of them; empty at the end of the connection."""
-        left_s = deadline - monotonic()
-        if self._tls is None and self._places is None and left_s > SOON_S:
-            try:
-                return self._socket.recv(most_bytes)
-            except BlockingIOError:
-                left_s = deadline - monotonic()
         # A thread that looks late still reads a received reply, which may have come in time.
         if self._tls is None or not self._tls.pending():
             if self._places is not None:
                 self._wait_or_end(self._places, deadline)
-                left_s = deadline - monotonic()
+            left_s = deadline - monotonic()
             if not self._readable.poll(left_s * 1000 if left_s > 0 else 0):
                 raise TimeoutError("timed out")
         while True:

@@ -85,9 +85,10 @@ class AckDequeue:
         such as LostReply: each ack may have been carried out."""
         acked = acks if len(part.asked) == len(acks) else [acks[at] for at in part.asked]
         places = None if holding is None else self._requests.places.ask(wants, holding, wait=False, acked=acked)
-        request = methods.ack_and_dequeue_request(
-            self._requests.namespace, acked, wants if places is None else places.counts, lease_ms, max_bytes,
-            worker=worker, begins=begins, most=_total(wants, most), holding=None if places is None else places.holding,
+        request = methods.dequeue_request(
+            self._requests.namespace, wants if places is None else places.counts, None, lease_ms, max_bytes,
+            worker=worker, begins=begins, most=most if most and len(wants) > 1 else None,
+            holding=None if places is None else places.holding, acks=acked,
         )  # fmt: skip
         if self._tracing is None:
             return self._ask(part, request, places, deadline)
@@ -158,7 +159,7 @@ class ConsumerCalls:
         requests = self._requests
         max_bytes = max_bytes or None
         counts = counts_of(topics, count, most)
-        total = _total(counts, most)
+        total = most if most and len(counts) > 1 else None
         wait_until = monotonic() + wait_ms / 1000
         deadline = requests.deadline(timeout_ms) + wait_ms / 1000
 
@@ -224,7 +225,7 @@ class ConsumerCalls:
             for at, error in zip(places, self.ack_many(entries, timeout_ms=timeout_ms), strict=True):
                 outcomes[at] = _after_doubt(error) if at in doubtful else error
 
-        part = self.combined.part(acks, counts, first=_total(counts, most) is None)
+        part = self.combined.part(acks, counts, first=not most or len(counts) < 2)
         if len(part.asked) < len(acks):
             along = set(part.asked)
             ack([at for at in range(len(acks)) if at not in along])
@@ -370,11 +371,6 @@ class ConsumerCalls:
     ) -> list[FoqsError | None]:
         """Return the outcome of each entry about a leased item."""
         return given.outcomes(self._requests.each(method, policy, given.good, timeout_ms, first))
-
-
-def _total(counts: Mapping[str, int], most: int | None) -> int | None:
-    """Return the bound on the items of all topics for a request, None if the request needs none."""
-    return most if most and len(counts) > 1 else None
 
 
 def _items(response: Any) -> Items:

@@ -80,40 +80,25 @@ def enqueue_response(frame: bytes, start: int) -> Any:
 
 
 def items_response(frame: bytes, start: int) -> Any:
-    """Return the response to one ack, nack or extension that was carried out."""
-    return _DONE if len(frame) == start + len(_ONE_DONE) and frame.endswith(_ONE_DONE) else None
+    """Return the response to acks, nacks or extensions that were all carried out."""
+    if len(frame) == start + len(_ONE_DONE) and frame.endswith(_ONE_DONE):
+        return _DONE
+    end = _end_of_done(frame, start)
+    count = end - start - len(_ONE_ITEM)
+    return idl.AckResponse(_ONE_OUTCOME * count) if count > 0 and frame[end:] == _STOPS else None
 
 
-def dequeue_response(frame: bytes, start: int) -> Any:
-    """Return the response with at most one leased item."""
-    response = _DequeueResponse()
-    if frame.startswith(_ONE_ITEM, start):
-        response.items = _items_of(frame, start + len(_ONE_ITEM))
-        return None if response.items is None else response
-    response.items = []
-    return response if len(frame) == start + len(_NONE) and frame.endswith(_NONE) else None
-
-
-def ack_and_dequeue_response(frame: bytes, start: int) -> Any:
-    """Return the response with at most one leased item to acks that were carried out."""
-    outcomes_at = start + len(_ONE_ITEM)
-    if not frame.startswith(_OUTCOMES, start) or len(frame) < outcomes_at:
-        return None
-    (count,) = _size(frame, outcomes_at - 4)
-    items_at = outcomes_at + count
-    if items_at > len(frame) or frame.count(0, outcomes_at, items_at) != count:
-        return None
-    response = _AckAndDequeueResponse()
-    response.outcomes = _ONE_OUTCOME * count
-    if frame.startswith(_SECOND_ITEM, items_at):
-        response.items = _items_of(frame, items_at + len(_SECOND_ITEM))
-        return None if response.items is None else response
-    response.items = []
-    return response if len(frame) == items_at + len(_SECOND_NONE) and frame.endswith(_SECOND_NONE) else None
-
-
-def _items_of(frame: bytes, at: int) -> list[Item] | None:
-    """Return the item that begins at `at`, which is the last value of the response."""
+def dequeue_response(
+    frame: bytes, start: int, response: Any = None, one: bytes = _ONE_ITEM, none: bytes = _NONE
+) -> Any:
+    """Return the response with at most one leased item. Fill in the given `response`, whose list of items begins with
+    the bytes `one` or `none`."""
+    if response is None:
+        response = _DequeueResponse()
+    if not frame.startswith(one, start):
+        response.items = []
+        return response if len(frame) == start + len(none) and frame.endswith(none) else None
+    at = start + len(one)
     try:
         id_, item_id, lease_, lease, attempt_, attempt, ns_, ns_bytes = _head.unpack_from(frame, at)
         ns_at = at + _head.size
@@ -145,12 +130,31 @@ def _items_of(frame: bytes, at: int) -> list[Item] | None:
     fields = (id_, lease_, attempt_, ns_, topic_, priority_, payload_, delivery_, due_, enqueued_, expires_)
     if fields != _FIELDS or len(frame) != at + len(_STOPS) or not frame.endswith(_STOPS):
         return None
-    return [
-        Item(
-            item_id, lease, attempt, ns, topic, priority, payload, metadata, headers, delivery, due_ms, enqueued_ms,
-            expires_ms, None, None, None, fairness, throttles,
-        )
-    ]  # fmt: skip
+    item = Item(
+        item_id, lease, attempt, ns, topic, priority, payload, metadata, headers, delivery, due_ms, enqueued_ms,
+        expires_ms, None, None, None, fairness, throttles,
+    )  # fmt: skip
+    response.items = [item]
+    return response
+
+
+def ack_and_dequeue_response(frame: bytes, start: int) -> Any:
+    """Return the response with at most one leased item to acks that were carried out."""
+    items_at = _end_of_done(frame, start)
+    if items_at < 0:
+        return None
+    response = _AckAndDequeueResponse()
+    response.outcomes = _ONE_OUTCOME * (items_at - start - len(_ONE_ITEM))
+    return dequeue_response(frame, items_at, response, _SECOND_ITEM, _SECOND_NONE)
+
+
+def _end_of_done(frame: bytes, start: int) -> int:
+    """Return where the list of outcomes ends, -1 if it has an error. An outcome without one is a zero."""
+    at = start + len(_ONE_ITEM)
+    if not frame.startswith(_OUTCOMES, start) or len(frame) < at:
+        return -1
+    (count,) = _size(frame, at - 4)
+    return at + count if frame.count(0, at, at + count) == count else -1
 
 
 def _read_headers(frame: bytes, at: int) -> tuple[dict[str, str], int]:
@@ -209,10 +213,10 @@ _COUNT, _HOLDING = field_head(I32, 2), field_head(I32, 3)
 _LEDGER = field_head(BOOL, 7) + b"\1"
 _CONTEXT, _REQUEST_ID, _TRACEPARENT = field_head(STRUCT, 15), field_head(STRING, 2), field_head(STRING, 3)
 _TIMEOUT = field_head(I64, 4)
-# The heads of lease_ms, wait_ms, max_bytes, worker, begins and most, without acks and with them.
+# The heads of lease_ms, wait_ms and max_bytes; of worker; of begins and most. Without acks, and with them.
 _OPTIONS, _SECOND_OPTIONS = (
-    tuple(field_head(ttype, number) for ttype, number in zip((I64, I64, I64, STRING, I32, I32), numbers, strict=True))
-    for numbers in ((3, 4, 5, 6, 8, 9), (4, 5, 6, 7, 8, 10))
+    ([field_head(I64, at) for at in times], field_head(STRING, worker), [field_head(I32, at) for at in numbers])
+    for times, worker, numbers in (((3, 4, 5), 6, (8, 9)), ((4, 5, 6), 7, (8, 10)))
 )
 
 _length = Struct(">I").pack
@@ -221,7 +225,7 @@ _i32, _i64 = Struct(">3si").pack, Struct(">3sq").pack
 _after_payload = Struct(">3si3si").pack
 _ack = Struct(">3sq3sqB").pack
 _acks = Struct(f">{len(_ACKS)}s3sq3sqB").pack
-_count, _count_and_holding = Struct(">3siB").pack, Struct(">3si3siB").pack
+_count, _held = Struct(">3siB").pack, Struct(">3si3siB").pack
 _context_end = Struct(">3sqB").pack
 _MISFITS = (StructError, TypeError, AttributeError, UnicodeEncodeError)
 """A value of another type, too large, or not valid Unicode: the codec encodes it or names the fault."""
@@ -265,74 +269,42 @@ def ack_request(namespace: str, item_id: int, lease: int) -> bytes | None:
 
 
 def dequeue_request(
-    namespace: str, counts: Mapping[str, int], wait_ms: int, lease_ms: int | None = None, max_bytes: int | None = None,
-    *, worker: str | None = None, ledger: bool | None = None, begins: int | None = None, most: int | None = None,
-    holding: Mapping[str, int] | None = None,
+    namespace: str, counts: Mapping[str, int], wait_ms: int | None, lease_ms: int | None = None,
+    max_bytes: int | None = None, *, worker: str | None = None, ledger: bool | None = None, begins: int | None = None,
+    most: int | None = None, holding: Mapping[str, int] | None = None, acks: Sequence[Leased] | None = None,
 ) -> Any:  # fmt: skip
-    """Return the DequeueRequest. It is a struct if the codec has to name a fault."""
+    """Return the DequeueRequest, or with `acks` the AckAndDequeueRequest. It is a struct if the codec has to name a
+    fault."""
     try:
-        parts = [_before_wants(namespace), _WANTS]
-        return _with_wants(parts, _OPTIONS, counts, holding, lease_ms, wait_ms, max_bytes, worker, ledger, begins, most)
-    except _MISFITS:
-        wants = _topic_counts(counts, holding)
-        return idl.DequeueRequest(namespace, wants, lease_ms, wait_ms, max_bytes, worker, ledger, begins, most)
-
-
-def ack_and_dequeue_request(
-    namespace: str, acks: Sequence[Leased], counts: Mapping[str, int], lease_ms: int | None = None,
-    max_bytes: int | None = None, *, worker: str | None = None, begins: int | None = None, most: int | None = None,
-    holding: Mapping[str, int] | None = None,
-) -> Any:  # fmt: skip
-    """Return the AckAndDequeueRequest. It is a struct if the codec has to name a fault."""
-    try:
-        parts = [_before_wants(namespace), _SECOND_ACKS, _length(len(acks))]
-        parts += [_ack(_ID, item.id, _LEASE, item.lease, 0) for item in acks]
-        parts.append(_SECOND_WANTS)
-        return _with_wants(
-            parts, _SECOND_OPTIONS, counts, holding, lease_ms, None, max_bytes, worker, None, begins, most
-        )
-    except _MISFITS:
-        return idl.AckAndDequeueRequest(
-            namespace, [idl.AckItem(item.id, item.lease) for item in acks], _topic_counts(counts, holding), lease_ms,
-            None, max_bytes, worker, begins, None, most,
-        )  # fmt: skip
-
-
-def _with_wants(
-    parts: list[bytes], heads: Sequence[bytes], counts: Mapping[str, int], holding: Mapping[str, int] | None,
-    lease_ms: int | None, wait_ms: int | None, max_bytes: int | None, worker: str | None, ledger: bool | None,
-    begins: int | None, most: int | None,
-) -> bytes:  # fmt: skip
-    """Return `parts`, the topics and the options of a dequeue, joined. Raises an error of `_MISFITS`."""
-    parts.append(_length(len(counts)))
-    for topic, count in counts.items():
-        parts.append(_topic_of_want(topic))
-        if holding is None:
-            parts.append(_count(_COUNT, count, 0))
+        if acks is None:
+            parts, heads = [_before_wants(namespace), _WANTS, _length(len(counts))], _OPTIONS
         else:
-            parts.append(_count_and_holding(_COUNT, count, _HOLDING, holding[topic], 0))
-    lease_, wait_, max_bytes_, worker_, begins_, most_ = heads
-    if lease_ms is not None:
-        parts.append(_i64(lease_, lease_ms))
-    if wait_ms is not None:
-        parts.append(_i64(wait_, wait_ms))
-    if max_bytes is not None:
-        parts.append(_i64(max_bytes_, max_bytes))
-    if worker is not None:
-        parts.append(_text(worker_, worker))
-    if ledger:
-        parts.append(_LEDGER)
-    if begins is not None:
-        parts.append(_i32(begins_, begins))
-    if most is not None:
-        parts.append(_i32(most_, most))
-    return b"".join(parts)
-
-
-def _topic_counts(counts: Mapping[str, int], holding: Mapping[str, int] | None) -> list[Any]:
-    return [
-        idl.TopicCount(topic, count, None if holding is None else holding[topic]) for topic, count in counts.items()
-    ]
+            parts, heads = [_before_wants(namespace), _SECOND_ACKS, _length(len(acks))], _SECOND_OPTIONS
+            parts += [_ack(_ID, item.id, _LEASE, item.lease, 0) for item in acks]
+            parts += _SECOND_WANTS, _length(len(counts))
+        for topic, count in counts.items():
+            held = None if holding is None else holding[topic]
+            parts.append(_topic_of_want(topic))
+            parts.append(_count(_COUNT, count, 0) if held is None else _held(_COUNT, count, _HOLDING, held, 0))
+        times, worker_, numbers = heads
+        for head, number in zip(times, (lease_ms, wait_ms, max_bytes), strict=True):
+            if number is not None:
+                parts.append(_i64(head, number))
+        if worker is not None:
+            parts.append(_text(worker_, worker))
+        if ledger:
+            parts.append(_LEDGER)
+        for head, number in zip(numbers, (begins, most), strict=True):
+            if number is not None:
+                parts.append(_i32(head, number))
+        return b"".join(parts)
+    except _MISFITS:
+        wants = [idl.TopicCount(topic, count, holding and holding[topic]) for topic, count in counts.items()]
+        options = {"lease_ms": lease_ms, "wait_ms": wait_ms, "max_bytes": max_bytes, "worker": worker}
+        if acks is None:
+            return idl.DequeueRequest(namespace, wants, **options, ledger=ledger, begins=begins, most=most)
+        entries = [idl.AckItem(item.id, item.lease) for item in acks]
+        return idl.AckAndDequeueRequest(namespace, entries, wants, **options, begins=begins, most=most)
 
 
 def context_head(token: str | None) -> bytes:

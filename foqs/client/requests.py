@@ -284,7 +284,7 @@ class Requests:
         `each`."""
         if not self.router.begun:
             self.router.begin()
-        deadline = self.deadline(timeout_ms)
+        deadline = self.deadline(timeout_ms) if timeout_ms is not None else monotonic() + self._timeout_ms / 1000
         request_id = current()
         caller = self.caller
         try:

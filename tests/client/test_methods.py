@@ -11,7 +11,6 @@ from thriftpy2.thrift import TApplicationException
 from foqs.client import Client, Invalid, methods
 from foqs.client.items import Delivery, Item, ItemSpec, Lease
 from foqs.client.methods import (
-    ack_and_dequeue_request,
     ack_and_dequeue_response,
     ack_request,
     context,
@@ -121,7 +120,7 @@ def test_acks_with_a_dequeue_are_the_codecs_bytes(
     wants = [idl.TopicCount(topic, count, holding and holding[topic]) for topic, count in counts.items()]
     entries = [idl.AckItem(*ack) for ack in acks]
     request = idl.AckAndDequeueRequest(ns=ns, acks=entries, wants=wants, **options)
-    assert ack_and_dequeue_request(ns, acks, counts, holding=holding, **options) == fields(request)
+    assert dequeue_request(ns, counts, None, holding=holding, acks=acks, **options) == fields(request)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +153,7 @@ def test_the_codec_names_the_fault_of_a_dequeue(counts: Mapping[Any, Any], optio
     acks = [Lease(1, 2)]
     for method, request in (
         (methods.DEQUEUE, dequeue_request("n", counts, 0, **options)),
-        (methods.ACK_AND_DEQUEUE, ack_and_dequeue_request("n", acks, counts, **options)),
+        (methods.ACK_AND_DEQUEUE, dequeue_request("n", counts, None, acks=acks, **options)),
     ):
         assert request.wants == [idl.TopicCount(topic, count) for topic, count in counts.items()]
         with pytest.raises(Unencodable):
@@ -192,7 +191,7 @@ ITEMS = st.builds(
     throttle_keys=st.none() | st.lists(NAMES, max_size=8),
 )  # fmt: skip
 STORED = st.builds(lambda id: idl.EnqueueResponse([idl.EnqueueOutcome(id)]), I64)
-DONE = st.builds(lambda: idl.AckResponse([idl.ItemOutcome()]))
+DONE = st.builds(lambda count: idl.AckResponse([idl.ItemOutcome()] * count), st.integers(1, 3))
 LEASED = st.builds(lambda items: idl.DequeueResponse(items=items), st.lists(ITEMS, max_size=1))
 ITEM = idl.Item(1, 2, 3, "n", "t", 0, b"x", delivery=1, deliver_after_ms=0, enqueued_at_ms=0, lease_expires_at_ms=0)
 BOTH = st.builds(

@@ -85,17 +85,11 @@ class Caller:
         deadline: float,
         *,
         repeatable: bool,
-        wait_ms: float = 0,
         to: Sequence[Address] = (),
         request_id: str | None = None,
-        places: Ask | None = None,
     ) -> Any:
-        """One request, one response. `places` may end the wait of the request. Raises the typed error of the failure;
-        the rest as for `send`."""
-        return self.receive(
-            self.send(method, request, deadline, repeatable=repeatable, wait_ms=wait_ms, to=to, request_id=request_id),
-            places,
-        )
+        """One request, one response. Raises the typed error of the failure; the rest as for `send`."""
+        return self.receive(self.send(method, request, deadline, repeatable=repeatable, to=to, request_id=request_id))
 
     def send(
         self,

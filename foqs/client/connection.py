@@ -7,6 +7,7 @@ expectation, is a third: `WrongPeer`.
 
 from __future__ import annotations
 
+import _socket
 import os
 import select
 import socket
@@ -35,7 +36,7 @@ MAX_REPLY_BYTES = 64 << 20
 PROBE_S = 1.0
 """At most this long for one look at a peer that did not answer as expected."""
 SOON_S = 0.005
-"""A read without TLS waits this long by itself: one call of the kernel in place of two. Then `poll` takes over, because
+"""A read of a plain socket waits this long by itself: one call of the kernel in place of two. Then `poll` takes over:
 Python repeats a read that a signal has interrupted, with the same time. Few signals come in shorter intervals."""
 _SOON = struct.pack("@ll", 0, int(SOON_S * 1e6))
 _PROBE_BYTES = 6
@@ -94,10 +95,12 @@ class Connection:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._tls = self._socket if isinstance(self._socket, SSLSocket) else None
-        self._socket.setblocking(self._tls is None)  # a time-out of Python's costs calls of the kernel in each request
-        if self._tls is None:
+        # gevent and others put their own class in place of the system's sockets: it would wait without an end.
+        self._waits = self._tls is None and isinstance(self._socket, _socket.socket)
+        self._socket.setblocking(self._waits)  # a time-out of Python's costs calls of the kernel in each request
+        if self._waits:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _SOON)
-        self._send_flags = socket.MSG_DONTWAIT if self._tls is None else 0
+        self._send_flags = socket.MSG_DONTWAIT if self._waits else 0
         self._readable = select.poll()
         self._readable.register(self._socket, select.POLLIN)
         renew_after_fork(self)
@@ -142,7 +145,7 @@ class Connection:
         then it must be closed."""
         self._places = places
         try:
-            if self._tls is None and places is None and deadline - monotonic() > SOON_S:
+            if self._waits and places is None and deadline - monotonic() > SOON_S:
                 try:
                     data = self._socket.recv(_FIRST_READ_BYTES)
                 except BlockingIOError:

@@ -72,7 +72,7 @@ class AckDequeue:
             to = router.order(having)
             self._stay, self._stay_until = to[0], now + STAY_S
         else:
-            to = router.order((stay,))
+            to = router.order_at(stay)
         owners = [routes.owner(item.id) for item in acks]
         return Part(to, [at for at, owner in enumerate(owners) if owner is None or owner == to[0]])
 

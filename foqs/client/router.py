@@ -13,7 +13,7 @@ from foqs.client import methods
 from foqs.client.caller import Caller, Pool
 from foqs.client.connection import Connection
 from foqs.client.guard import Background, SafeLog, renew_after_fork
-from foqs.client.routes import OTHERS, Address, Part, Routes, Spread, by_owner, hosts_by_topic, order, pieces, routes_of
+from foqs.client.routes import Address, Part, Routes, Spread, by_owner, hosts_by_topic, order, pieces, routes_of
 from foqs.client.timing import Backoff
 from foqs.errors import FoqsError
 from foqs.idl import idl
@@ -108,26 +108,31 @@ class Router:
         """Return the hosts to try for one request; see `foqs.client.routes.order`."""
         return order(self.routes, self._given, sample, among=among, last=last)
 
+    def order_at(self, host: Address | None) -> tuple[Address, ...]:
+        """Return the hosts to try for a request to `host`, None: to any. A routing has one order for each host."""
+        if host is None:
+            return self.order()
+        orders = self._orders
+        found = orders.get(host)
+        if found is None:
+            found = orders[host] = self.order((host,))
+        return found
+
     def order_for(self, item_id: Any) -> tuple[Address, ...]:
         """Return the hosts to try for a request about one item."""
-        owner = self.routes.owner(item_id)
-        return self.order(() if owner is None else (owner,))
+        return self.order_at(self.routes.owner(item_id))
 
     def order_for_slot(self, slot: int | None) -> tuple[Address, ...]:
         """Return the hosts to try for a request about one slot of deduplication keys."""
-        owner = self.routes.owner_of_hash_slot(slot)
-        return self.order(() if owner is None else (owner,))
+        return self.order_at(self.routes.owner_of_hash_slot(slot))
 
     def order_for_new(self) -> tuple[Address, ...]:
         """Return the hosts to try for a new item that any host may store; see `foqs.client.routes.Spread`. With more
         hosts than connections the host is a random one: in turn, none would find its connection open."""
         routes = self.routes
-        if routes.alone or len(serving := routes.serving) > self._pool.size:
+        if routes.alone or len(routes.serving) > self._pool.size:
             return self.order()
-        host = self._spread.next(routes, 1)
-        if host is None:
-            return self.order()
-        return tuple(dict.fromkeys((host, *sample(serving, min(OTHERS, len(serving))), *self._given)))
+        return self.order_at(self._spread.next(routes, 1))
 
     def spread(self, asked: Sequence[int], refused: Mapping[int, Address]) -> list[Part]:
         """Return the indices `asked` of new items that any host may store, by the hosts to send them to."""
@@ -151,7 +156,7 @@ class Router:
         if routes.alone:
             return [Part(self.order(), asked)]
         return [
-            Part(self.order((owner,)) if owner else self.order(last={refused[i] for i in group if i in refused}), group)
+            Part(self.order_at(owner) if owner else self.order(last={refused[i] for i in group if i in refused}), group)
             for owner, group in by_owner(partial(owner_of, routes), ids, asked, refused).items()
         ]
 
@@ -224,6 +229,7 @@ class Router:
     def _set(self, routes: Routes) -> None:
         self.routes = routes
         self.only = self.order() if routes.alone else None
+        self._orders: dict[Address, tuple[Address, ...]] = {}  # after the routes: no order of earlier ones gets in
 
     def _pause(self, seconds: float) -> None:
         with self._change:

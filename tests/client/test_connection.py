@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from time import monotonic
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -83,6 +84,27 @@ def test_a_silent_peer_gets_no_more_time_because_of_signals(ends, every_s):
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+def test_a_socket_of_another_library_is_not_read_before_bytes_come(monkeypatch):
+    class Elsewhere:
+        def __init__(self, inside: socket.socket) -> None:
+            self.inside = inside
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.inside, name)
+
+    ours, other = socket.socketpair()
+    monkeypatch.setattr(Elsewhere, "setsockopt", lambda *_: None, raising=False)
+    monkeypatch.setattr("foqs.client.connection.socket.create_connection", lambda *_: Elsewhere(ours))
+    connection = Connection(Address("127.0.0.1", 1), LATER)
+    assert not ours.getblocking()
+    with pytest.raises(LostReply, match="timed out"):
+        connection.exchange(b"hello", monotonic() + 0.05)
+    other.sendall(b"\0\0\0\2ok")
+    assert connection.exchange(b"hello", monotonic() + LATER) == b"ok"
+    connection.close()
+    other.close()
 
 
 def test_a_handler_of_a_signal_ends_the_wait_for_a_reply(ends):

@@ -8,7 +8,8 @@ from itertools import permutations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foqs.client.router import sample
+from foqs.client.caller import Pool
+from foqs.client.router import Router, sample
 from foqs.client.routes import (
     OTHERS,
     PIECE_ITEMS,
@@ -74,6 +75,19 @@ def test_the_choice_is_random_among_those_that_have_the_topic():
     assert {order(routes, [D], random.sample, among=(A, B))[0] for _ in range(100)} == {A, B}
     assert {order(routes, [D], random.sample)[0] for _ in range(100)} == {A, B, C}
     assert {order(routes, [D], random.sample, among=(D,))[0] for _ in range(100)} == {A, B, C}, "it is gone"
+
+
+def test_a_routing_has_one_order_for_each_host():
+    router = Router(Pool([D], 4, 1.0, 1.0), None, enabled=False)
+    assert router.only == ()
+    router._learn(TWO)
+    assert router.only is None
+    assert [router.order_at(host)[0] for host in (A, B, A)] == [A, B, A]
+    assert router.order_at(A) is router.order_at(A)
+    router._learn(Routes(8, {1: B, 2: C}, (B, C)))
+    assert A not in router.order_at(B)
+    router._learn(Routes(9, {1: C}, (C,)))
+    assert router.only == (D, C)
 
 
 @given(ADDRESSES, st.data())

@@ -14,7 +14,7 @@ from foqs.client import Client, Invalid, ItemSpec, Lease, NotFound, Producer, Wo
 from foqs.client.router import Topics
 from foqs.client.routes import parse_addresses
 from foqs.idl import idl
-from foqs.ids import make_id
+from foqs.ids import HASH_SLOTS, digest_of, hash_slot_of, make_id
 from tests.client.peer import LATER, Act, eventually, failed, refused, script
 
 UNKNOWN = TApplicationException(TApplicationException.UNKNOWN_METHOD, "what?")
@@ -100,6 +100,23 @@ def test_a_silent_owner_holds_up_only_its_own_acks(hosts, client_of):
     eventually(lambda: hosts[1].acked and hosts[2].acked)
     hosts[0].close()
     thread.join(LATER)
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_an_item_with_a_key_goes_to_the_owner_of_its_slot(hosts, client_of, many):
+    for peer in hosts:
+        peer.tell(hosts, dict(enumerate(hosts, 1)))
+        peer.routing.slots = [number % 3 + 1 for number in range(HASH_SLOTS)]
+    client = knowing(client_of(hosts[0], namespace="n"))
+    keys = [str(number) for number in range(12)]
+    for key in keys:
+        if many:
+            client.enqueue_many([ItemSpec("t", b"x", dedup_key=key)])
+        else:
+            client.enqueue("t", b"x", dedup_key=key)
+    for number, peer in enumerate(hosts):
+        expected = [key for key in keys if hash_slot_of(digest_of("n", key)) % 3 == number]
+        assert [spec.dedup_key for request in peer.named("Enqueue") for spec in request.items] == expected
 
 
 def test_enqueues_go_to_hosts_that_have_shards(hosts, client_of):

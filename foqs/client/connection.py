@@ -95,7 +95,7 @@ class Connection:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._tls = self._socket if isinstance(self._socket, SSLSocket) else None
-        # gevent and others put their own class in place of the system's sockets: it would wait without an end.
+        # Libraries such as gevent put a class of their own in place of the system's sockets. It would wait for ever.
         self._waits = self._tls is None and isinstance(self._socket, _socket.socket)
         self._socket.setblocking(self._waits)  # a time-out of Python's costs calls of the kernel in each request
         if self._waits:

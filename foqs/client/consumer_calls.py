@@ -158,7 +158,7 @@ class ConsumerCalls:
         check_dequeue(topics, count, wait_ms, lease_ms, max_bytes, worker, begins, holding, ledger, most)
         requests = self._requests
         max_bytes = max_bytes or None
-        counts = counts_of(topics, count, most)
+        counts = {topics: count} if not most and isinstance(topics, str) else counts_of(topics, count, most)
         total = most if most and len(counts) > 1 else None
         wait_until = monotonic() + wait_ms / 1000
         deadline = requests.deadline(timeout_ms) + wait_ms / 1000

@@ -86,7 +86,7 @@ def test_a_silent_peer_gets_no_more_time_because_of_signals(ends, every_s):
         signal.signal(signal.SIGALRM, before)
 
 
-def test_a_socket_of_another_library_is_not_read_before_bytes_come(monkeypatch):
+def test_a_socket_of_another_library_never_waits(monkeypatch):
     class Elsewhere:
         def __init__(self, inside: socket.socket) -> None:
             self.inside = inside

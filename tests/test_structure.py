@@ -52,7 +52,7 @@ LINES = {
     "foqs.store": 5_257,
     "foqs.wire": 1_313,
     "foqs.zk": 1_673,
-    "foqs_lab": 8_780,
+    "foqs_lab": 9_280,
 }
 """Lines of each package. A package may exceed its ceiling by `MARGIN`."""
 MARGIN = 0.01

@@ -97,7 +97,7 @@ def options_of(kind: Kind, at: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`callers` enqueue `batch` items, take as many and ack them, until `items` are acked."""
+    """`callers` enqueue `batch` items, take the same number and ack these, until `items` are acked."""
 
     kind: Kind = Kind.PLAIN
     items: int = 20_000
@@ -373,7 +373,7 @@ async def run_round(node: Node, plan: Plan) -> float:
 
 
 def _oks(rows: Sequence[int | None]) -> bytes:
-    """Return the packets of a server that says that statements matched so many rows each."""
+    """Return the packets of a server that names the number of rows that each statement matched."""
     packets = []
     for at, matched in enumerate(rows, 1):
         body = b"\0" + _number(matched or 0) + b"\0" + (b"\x0a\0" if at < len(rows) else b"\2\0") + b"\0\0"

@@ -112,7 +112,7 @@ _HOLDING = field_head(I32, 3)
 _METADATA, _DEDUP = field_head(STRING, 3), field_head(STRING, 11)
 _HEADERS = field_head(MAP, 4) + bytes((STRING, STRING))
 _MOST_PAIRS = 7
-"""Of an item's headers: with as many, no request has more values than `scan` lets through."""
+"""Of the headers of an item: `scan` lets requests through in which each item has this number."""
 _FAIRNESS, _WEIGHT = field_head(STRING, 12), field_head(I32, 14)
 _THROTTLES = field_head(LIST, 13) + bytes((STRING,))
 _WORKER, _SECOND_WORKER, _BEGINS = field_head(STRING, 6), field_head(STRING, 7), field_head(I32, 8)

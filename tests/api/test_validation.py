@@ -277,6 +277,61 @@ def test_columns_of_tenants_are_taken_as_the_specs(shared: dict[str, Any], tenan
     }
 
 
+def in_columns(columns: SpecColumns) -> Intake:
+    intake = Intake("ns", LIMITS, NOW_MS)
+    intake.take(columns)
+    return intake
+
+
+SAME = {"a": "bc"}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"metadata": [b"", b"ab", b"abcd"]},
+        {"metadata": [b"", b"ab", b"abcde"]},
+        {"headers": [SAME, SAME, {"a": '"\n'}]},
+        {"headers": [{}, {"a": "\u00e9"}, {"a": "bcdefg"}]},
+        {"headers": [SAME, SAME, SAME], "metadata": [b"a"] * 3, "fairness_key": ["a", "b", "a"]},
+        {"dedup_key": ["a", "b", "a"]},
+        {"dedup_key": ["a", "b", "a"], "headers": [SAME, {}, SAME], "fairness_key": ["a", "", "b"], "weight": [3] * 3},
+        {"dedup_key": ["a", "", "b"]},
+        {"dedup_key": ["a", "b\n", "c"], "headers": [SAME, SAME, SAME]},
+    ],
+)
+def test_columns_of_fields_are_taken_as_the_specs(fields: dict[str, list[Any]]) -> None:
+    columns = SpecColumns(idl.ItemSpec("t", b"a", priority=3, **{name: column[0] for name, column in fields.items()}))
+    columns.payloads, columns.priorities = [b"a", b"b", b"c"], [3, 9, -2]
+    columns.metadata, columns.headers = fields.get("metadata"), fields.get("headers")
+    columns.dedup_keys, columns.tenants = fields.get("dedup_key"), fields.get("fairness_key")
+    by_columns, one_by_one = in_columns(columns), taken(*columns)
+    for run in ("keys", "indices", "sizes", "weights"):
+        assert getattr(by_columns, run) == getattr(one_by_one, run)
+    shown = [(one.at, one.dedup, one.lane, one.size_bytes, one.weight) for one in by_columns.keyed]
+    assert shown == [(one.at, one.dedup, one.lane, one.size_bytes, one.weight) for one in one_by_one.keyed]
+    items = [*by_columns.items, *(one.item for one in by_columns.keyed)]
+    for got, reference in zip(items, [*one_by_one.items, *(one.item for one in one_by_one.keyed)], strict=True):
+        assert all(getattr(got, name) == getattr(reference, name) for name in FIELDS)
+    assert {at: str(error) for at, error in by_columns.errors.items()} == {
+        at: str(error) for at, error in one_by_one.errors.items()
+    }
+
+
+@pytest.mark.parametrize("pairs", [{}, SAME, {"\u00e9": '"\\', "\n": "\x7f\u2028"}, {"": ""}])
+def test_headers_are_kept_as_json(pairs: dict[str, str]) -> None:
+    assert validation.headers(pairs, Limits()) == json.dumps(pairs, ensure_ascii=False).encode()
+
+
+def test_a_name_is_checked_by_the_limits_of_its_time() -> None:
+    assert validation.name("long", "ns", LIMITS) == "long"
+    with pytest.raises(Invalid, match="ns must have 1 to 3 bytes"):
+        validation.name("long", "ns", Limits(name_bytes=3))
+    for number in range(5_000):
+        assert validation.name(f"n{number}", "ns", Limits())
+    assert len(validation._name_bytes) <= validation._NAMES_KEPT
+
+
 def test_a_key_is_kept_as_hashes_of_the_key_and_the_content() -> None:
     (keyed,) = taken(spec("t", b"x", dedup_key="k")).keyed
     assert keyed.dedup == (digest_of("ns", "k"), content_of("t", b"x"))

@@ -1,5 +1,6 @@
 """The guard: which caller reaches a handler, as which principal, in which namespaces; and how a host proves itself."""
 
+import asyncio
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
@@ -10,6 +11,7 @@ from structlog.testing import capture_logs
 
 from foqs.api.auth import NEEDS, Guard, make_guard, proof_of
 from foqs.bounds import RateLimit
+from foqs.config.access import read
 from foqs.config.load import Config
 from foqs.config.schema import AuthSection, ServerSection
 from foqs.errors import PROTOCOL_VERSION, FoqsError, Forbidden, Invalid, Overloaded, Unauthenticated
@@ -138,6 +140,32 @@ def test_a_request_without_a_namespace_sees_those_of_its_caller(desk: Desk) -> N
     within = desk.call("GetActiveTopics", token="producer").within
     assert within is not None
     assert "shop" in within
+
+
+async def read_again(guard: Guard, path: Path) -> None:
+    """What `Guard.read_again` does, without its thread."""
+    guard._reading = asyncio.get_running_loop().create_future()
+    guard._reading.set_result(read(path))
+    guard._read(guard._reading)
+
+
+@pytest.mark.parametrize("ns", ["eu-1", None])
+def test_a_check_that_was_passed_holds_until_the_file_changes(path: Path, ns: str | None) -> None:
+    desk, fields = Desk(path), {"ns": ns, "token": "consumer"}
+    first, second = desk.call("Ack", **fields), desk.call("Ack", **fields)
+    assert second.trusted
+    assert (second.request.context.principal, second.request.context.token) == ("consumer", None)
+    assert second.within == first.within
+    for other in ({**fields, "token": "producer"}, {**fields, "ns": "us"}, {**fields, "hops": 1}):
+        desk.refused(Forbidden, "Ack", **other)
+    desk.refused(Unauthenticated, "Ack", **{**fields, "host_proof": "wrong"})
+    desk.refused(Forbidden, "Enqueue", **{**fields, "ns": "eu-1"})
+    path.write_text(FILE.replace("eu-*", "us-*"))
+    asyncio.run(read_again(desk.guard, path))
+    if ns is not None:
+        desk.refused(Forbidden, "Ack", **fields)
+    else:
+        assert desk.call("Ack", **fields).within != first.within
 
 
 def test_any_principal_may_ask_for_information(desk: Desk) -> None:

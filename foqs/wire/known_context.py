@@ -1,4 +1,5 @@
-"""The context of a request, which is nearly the same in all requests of a connection: only the request's id differs."""
+"""What the requests of a connection have in common. Their contexts differ in the request's id only, and a consumer asks
+for the same topics again and again."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ RequestContext = lean(idl.RequestContext)
 
 _CONTEXT, _REQUEST_ID, _STOPS = field_head(STRUCT, 15), field_head(STRING, 2), b"\0\0"
 _KEPT_BYTES = 1024
-"""Of the longest context that a connection keeps."""
+"""Of the longest context and the longest request that a connection keeps."""
 
 _text = Struct(">3sI").unpack_from
 _i32 = Struct(">3si").unpack_from
@@ -36,15 +37,24 @@ _FIELDS = len(_TEXTS) + len(_I64S) + len(_I32S)
 
 class KnownContext:
     """The context of a connection's last request: its bytes around the request's id, and the fields that these make.
-    A context with the same bytes around another id of the same size is as valid, within the same `limits`."""
+    A context with the same bytes around another id of the same size is as valid, within the same `limits`. `repeated`
+    is what the last request of the method `called` had before its context, and `request` the fields that this makes."""
 
-    __slots__ = ("beginning", "ending", "fields", "id_bytes", "limits")
+    __slots__ = ("beginning", "called", "ending", "fields", "id_bytes", "limits", "repeated", "request")
 
     def __init__(self) -> None:
         self.limits: Limits | None = None
         self.beginning = self.ending = b""
         self.id_bytes = 0
         self.fields: dict[str, Any] = {}
+        self.called: Any = None
+        self.repeated = b""
+        self.request: dict[str, Any] = {}
+
+    def repeat(self, called: Any, repeated: bytes, request: Any) -> None:
+        """Keep a request, which has no context yet."""
+        if len(repeated) <= _KEPT_BYTES:
+            self.called, self.repeated, self.request = called, repeated, dict(request.__dict__)
 
     def read(self, request: Any, frame: bytes, at: int, limits: Limits) -> bool:
         """Read the context at `at`, if there is one. Return True if the frame ends behind it. Raises Invalid and
@@ -84,7 +94,11 @@ class KnownContext:
         if context is not None:
             check_context(context, limits)
             if id_at and len(frame) - context_at <= _KEPT_BYTES:
-                self.limits = limits
-                self.beginning, self.ending, self.id_bytes = frame[context_at:id_at], frame[id_end:], id_end - id_at
-                self.fields = dict(context.__dict__)
+                self._keep(frame[context_at:id_at], id_end - id_at, frame[id_end:], context, limits)
         return True
+
+    def _keep(self, beginning: bytes, id_bytes: int, ending: bytes, context: Any, limits: Limits) -> None:
+        if self.limits is not limits:
+            self.limits, self.called = limits, None  # the kept request is of other limits
+        self.beginning, self.id_bytes, self.ending = beginning, id_bytes, ending
+        self.fields = dict(context.__dict__)

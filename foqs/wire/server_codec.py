@@ -112,6 +112,7 @@ class ServedMethod:
     strings: tuple[str, ...]  # names of the request's own string fields
     reply_head: bytes  # from the version to the name
     usual: ReadRequest | None  # reads usual requests
+    repeats: bool  # a connection has the same request again and again
 
 
 def served_method(service: Any, name: str) -> ServedMethod:
@@ -127,7 +128,7 @@ def served_method(service: Any, name: str) -> ServedMethod:
     strings = tuple(spec[1] for _, spec in specs if spec[0] == STRING)
     result = getattr(service, f"{name}_result").thrift_spec[0][2]
     reply_head = message_head(REPLY, name.encode())
-    return ServedMethod(name, request, args, result, fields, strings, reply_head, READERS.get(name))
+    return ServedMethod(name, request, args, result, fields, strings, reply_head, READERS.get(name), name == "Dequeue")
 
 
 def _field(spec: tuple[Any, ...]) -> Field | None:
@@ -186,10 +187,18 @@ class RequestDecoder:
         return UnknownCall(frame[NAME_AT:name_end], seqid, word & 0xFF)
 
     def request(self, called: ServedMethod, frame: bytes, start: int, known: KnownContext) -> Any:
-        """Return the request, its own strings and its context checked. `known` is the context of the connection's last
+        """Return the request, its own strings and its context checked. `known` is of the connection's last
         request. Raises Malformed, OtherProtocol, or Invalid when the caller is at fault."""
         usual, limits = called.usual, self.limits
-        if usual is not None and (found := usual(frame, start, limits.request_items)) is not None:
+        found = None
+        if called is known.called and known.limits is limits and frame.startswith(known.repeated, start):
+            found = called.request(), start + len(known.repeated)
+            found[0].__dict__.update(known.request)
+        elif usual is not None:
+            found = usual(frame, start, limits.request_items)
+            if called.repeats and found is not None:
+                known.repeat(called, frame[start : found[1]], found[0])
+        if found is not None:
             request, at = found
             id_at, id_end = at + len(known.beginning), len(frame) - len(known.ending)
             if (

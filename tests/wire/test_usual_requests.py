@@ -191,6 +191,19 @@ def test_a_context_is_checked_by_the_limits_of_its_time() -> None:
         decoder.request(called, frame, start, known)
 
 
+def test_a_repeated_request_is_checked_by_the_limits_of_its_time() -> None:
+    decoder, known = RequestDecoder(idl.Foqs, ["Dequeue"], LIMITS), KnownContext()
+    wants, context = [idl.TopicCount("a", 1), idl.TopicCount("b", 2)], idl.RequestContext(request_id="id")
+    frames = [message("Dequeue", idl.DequeueRequest("n", wants, wait_ms=wait, context=context)) for wait in (5, 5, 6)]
+    called, _, start = head(decoder, frames[0])
+    for frame in [*frames, *frames]:
+        assert plain(decoder.request(called, frame, start, known)) == outcome(decoder, frame, usual=False)
+    decoder.limits = replace(LIMITS, request_items=1)
+    for _ in range(2):
+        with pytest.raises(Invalid, match="more than 1 elements"):
+            decoder.request(called, frames[0], start, known)
+
+
 def test_the_client_librarys_requests_are_usual(decoder: RequestDecoder) -> None:
     context = methods.context(methods.context_head("token"), "id", "trace", 30_000)
     tenant: Any = {"fairness_key": "acme", "throttle_keys": ("a", "b"), "weight": 3}

@@ -11,7 +11,7 @@ more than the bytes it consumes; and it costs no pass of its own over the frame.
 `limits.request_items` elements a list, at most one list per field of the request, and 20 ns a byte for fields
 that come again and again.
 
-Everything else (items with headers, unknown fields, types that are not the contract's) is scanned whole by
+Everything else (headers of an unusual form, unknown fields, types that are not the contract's) is scanned whole by
 `foqs.wire.scan` before the codec sees it. The codec's own depth check notices a frame that does not fit the short way,
 before anything of the unexpected field was consumed.
 

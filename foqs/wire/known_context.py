@@ -36,9 +36,9 @@ _FIELDS = len(_TEXTS) + len(_I64S) + len(_I32S)
 
 
 class KnownContext:
-    """The context of a connection's last request: its bytes around the request's id, and the fields that these make.
-    A context with the same bytes around another id of the same size is as valid, within the same `limits`. `repeated`
-    is what the last request of the method `called` had before its context, and `request` the fields that this makes."""
+    """The context of a connection's last request: its bytes around the request's id, and its fields (None without a
+    context). A context with the same bytes around another id of the same size is as valid, within the same `limits`.
+    `repeated` is what the last request of the method `called` had before its context, and `request` has its fields."""
 
     __slots__ = ("beginning", "called", "ending", "fields", "id_bytes", "limits", "repeated", "request")
 
@@ -46,7 +46,7 @@ class KnownContext:
         self.limits: Limits | None = None
         self.beginning = self.ending = b""
         self.id_bytes = 0
-        self.fields: dict[str, Any] = {}
+        self.fields: dict[str, Any] | None = None
         self.called: Any = None
         self.repeated = b""
         self.request: dict[str, Any] = {}
@@ -59,46 +59,49 @@ class KnownContext:
     def read(self, request: Any, frame: bytes, at: int, limits: Limits) -> bool:
         """Read the context at `at`, if there is one. Return True if the frame ends behind it. Raises Invalid and
         OtherProtocol."""
-        context, id_at = None, 0
-        try:
-            if frame.startswith(_CONTEXT, at):
-                context = request.context = RequestContext()
-                context_at = at
-                at += 3
-                for _ in range(_FIELDS):
-                    ttype = frame[at]
-                    if ttype == STOP:
-                        break
-                    if ttype == STRING:
-                        head, size = _text(frame, at)
-                        text_at = at + 7
-                        at = text_at + size
-                        setattr(context, _TEXTS[head], frame[text_at:at].decode())
-                        if head == _REQUEST_ID:
-                            id_at, id_end = text_at, at
-                    elif ttype == I64:
-                        head, number = _i64(frame, at)
-                        setattr(context, _I64S[head], number)
-                        at += 11
-                    else:
-                        head, number = _i32(frame, at)
-                        setattr(context, _I32S[head], number)
-                        at += 7
-                if frame[at] != STOP:
-                    return False
-                at += 1
-        except MISFITS:
-            return False
-        if len(frame) != at + len(_STOPS) or not frame.endswith(_STOPS):
+        context, end = None, at
+        id_at = id_end = len(frame) - len(_STOPS)
+        if frame.startswith(_CONTEXT, at):
+            context = request.context = RequestContext()
+            try:
+                end, id_at, id_end = _read_fields(context, frame, at + len(_CONTEXT))
+            except MISFITS:
+                return False
+        if len(frame) != end + len(_STOPS) or not frame.endswith(_STOPS):
             return False
         if context is not None:
             check_context(context, limits)
-            if id_at and len(frame) - context_at <= _KEPT_BYTES:
-                self._keep(frame[context_at:id_at], id_end - id_at, frame[id_end:], context, limits)
+        if len(frame) - at <= _KEPT_BYTES:
+            if self.limits is not limits:
+                self.limits, self.called = limits, None  # the kept request is of other limits
+            self.beginning, self.id_bytes, self.ending = frame[at:id_at], id_end - id_at, frame[id_end:]
+            self.fields = None if context is None else dict(context.__dict__)
         return True
 
-    def _keep(self, beginning: bytes, id_bytes: int, ending: bytes, context: Any, limits: Limits) -> None:
-        if self.limits is not limits:
-            self.limits, self.called = limits, None  # the kept request is of other limits
-        self.beginning, self.id_bytes, self.ending = beginning, id_bytes, ending
-        self.fields = dict(context.__dict__)
+
+def _read_fields(context: Any, frame: bytes, at: int) -> tuple[int, int, int]:
+    """Read the fields of a context at `at`. Return where it ends, and where the request's id begins and ends (without
+    an id, before the end of the context). Raises an error of `MISFITS`."""
+    id_at = id_end = 0
+    for _ in range(_FIELDS):
+        ttype = frame[at]
+        if ttype == STOP:
+            break
+        if ttype == STRING:
+            head, size = _text(frame, at)
+            text_at = at + 7
+            at = text_at + size
+            setattr(context, _TEXTS[head], frame[text_at:at].decode())
+            if head == _REQUEST_ID:
+                id_at, id_end = text_at, at
+        elif ttype == I64:
+            head, number = _i64(frame, at)
+            setattr(context, _I64S[head], number)
+            at += 11
+        else:
+            head, number = _i32(frame, at)
+            setattr(context, _I32S[head], number)
+            at += 7
+    if frame[at] != STOP:
+        raise ValueError("a field that is not expected")
+    return at + 1, id_at or at, id_end or at

@@ -209,12 +209,17 @@ class RequestDecoder:
                 and (name := frame[id_at:id_end]).isascii()
                 and (request_id := name.decode()).isprintable()
             ):
-                request.context = context = RequestContext()
-                context.__dict__.update(known.fields)
-                context.request_id = request_id
+                if known.fields is not None:
+                    request.context = context = RequestContext()
+                    context.__dict__.update(known.fields)
+                    if request_id:
+                        context.request_id = request_id
                 return request
             if known.read(request, frame, at, limits):
                 return request
+        return self._by_codec(called, frame, start)
+
+    def _by_codec(self, called: ServedMethod, frame: bytes, start: int) -> Any:
         try:
             try:
                 request = self._short_way(called, frame, start)

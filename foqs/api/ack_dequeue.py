@@ -18,8 +18,6 @@ from foqs.idl import idl
 from foqs.peers import forwarded_requests
 from foqs.rpc.call import Call
 from foqs.travel import bare
-from foqs.wire.protocol import encode_struct
-from foqs.wire.usual_requests import AckColumns, ids_and_leases
 
 _OVER = (Code.STALE_LEASE, Code.NOT_FOUND)
 """Errors of acks whose leases have ended."""
@@ -38,9 +36,7 @@ class DequeueAfterAcks:
 
     def reply(self, response: Any) -> bool:
         if isinstance(response, bytes):
-            errors = [outcome.error for outcome in self.outcomes]
-            acked = responses.items_response(errors) or encode_struct(idl.AckResponse(self.outcomes))
-            return self._call.reply(responses.ack_and_dequeue_response(acked, response))
+            return self._call.reply(responses.ack_and_dequeue_response(self.outcomes, response))
         items, doubtful, retry_ms = response.items, response.doubtful, response.retry_after_ms
         both = idl.AckAndDequeueResponse(
             self.outcomes, items, doubtful, None, retry_ms, response.reason, response.per_worker
@@ -69,15 +65,14 @@ class AckDequeue:
     def ack_and_dequeue(self, call: Call) -> None:
         """Check both parts, then carry out the acks. Raises Invalid."""
         request, limits = call.request, self._host.limits
-        ids, leases = ids_and_leases(request.acks)
-        has_acks, sifted = bool(ids), None
+        has_acks = bool(request.acks)
         if has_acks:
-            validation.counted(ids, "acks", limits.request_items)
-            if type(request.acks) is not AckColumns or len(set(ids)) != len(ids):  # as in `ItemLife.ack`
-                ids, leases, sifted = sifted_acks(request.acks, ids, leases)
+            validation.counted(request.acks, "acks", limits.request_items)
+            ids, leases, sifted = sifted_acks(request.acks)
         now_ms = self._host.now_ms()
         dequeue = DequeueAfterAcks(call, self._engine)
         waiting, wait_ms = self._items.consumer(call, dequeue, now_ms)
+        self._items.follow(call, waiting)
         if not has_acks:
             self._dequeue(dequeue, waiting, now_ms, wait_ms)
             return

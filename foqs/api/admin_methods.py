@@ -178,8 +178,7 @@ class HookMethods:
         if request.sample is None:
             raise Invalid("sample is missing")
         limits = self._host.limits
-        taken = validation.Intake(ns, limits, self._host.now_ms())
-        taken.take([request.sample])
+        taken = validation.Intake(ns, [request.sample], limits, self._host.now_ms())
         for error in taken.errors.values():
             raise Invalid(f"sample: {error.message}")
         item = read_by_script(request.sample)

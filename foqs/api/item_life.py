@@ -14,6 +14,7 @@ from foqs.engine import item_ops
 from foqs.engine.calls import PER_WORKER, DequeueCall, EnqueueCall, ItemsCall
 from foqs.engine.dequeue import ITEM_OVERHEAD_BYTES
 from foqs.engine.item_ops import Op
+from foqs.engine.listing import ANSWERS_SHARE
 from foqs.errors import FoqsError, Invalid
 from foqs.fairness.keys import TopicKey
 from foqs.hooks.protocol import EnqueueResult, Failed, Hook, Outcome
@@ -61,24 +62,20 @@ class ItemLife:
         }
 
     def enqueue(self, call: Call) -> None:
-        request, limits = call.request, self._host.limits
-        self._host.refuse_when_draining()
+        request, limits, state = call.request, self._host.limits, self._engine.state
+        if state.draining:
+            self._host.refuse_when_draining()
         ns = validation.name(request.ns, "ns", limits)
-        specs = validation.counted(request.items, "items", limits.request_items)
+        specs = request.items
+        if not specs or len(specs) > limits.request_items:
+            validation.counted(specs, "items", limits.request_items)
         timeout_ms = validation.timeout_ms(request, limits)
         now_ms = self._now_ms()
-
-        def reply(outcomes: list[int | FoqsError]) -> None:
-            call.reply(
-                responses.enqueue_response(outcomes)
-                or idl.EnqueueResponse(responses.enqueue_outcomes(call, outcomes, self._engine.state.counters))
-            )
-
-        waiting = EnqueueCall(len(specs), reply)
-        policies = self._engine.state.policies.namespaces.get(ns)
-        taken = Intake(ns, limits, now_ms, policies)
-        taken.take(specs)
-        if taken.hooked and not self._forwarder.was_charged(request):
+        waiting = EnqueueCall(len(specs), partial(responses.answer_enqueue, call, state.counters))
+        taken = Intake(ns, specs, limits, now_ms, state.policies.namespaces.get(ns))
+        if taken.plain and self._quotas.of(ns) is None:
+            self._store(waiting, taken, request, now_ms, now_ms + timeout_ms)
+        elif taken.hooked and not self._forwarder.was_charged(request):
             self._run_hooks(waiting, taken, request, now_ms, now_ms + timeout_ms)
         else:
             self._admit(waiting, taken, request, now_ms, now_ms + timeout_ms)
@@ -90,8 +87,7 @@ class ItemLife:
         def done(results: dict[int, EnqueueResult], errors: dict[int, FoqsError]) -> None:
             if policies.versions.get(ns) != version:  # no host acts on a version older than its confirmed one
                 at_ms, found = self._now_ms(), policies.namespaces.get(ns)
-                again = Intake(ns, self._host.limits, at_ms, found)
-                again.take(request.items)
+                again = Intake(ns, request.items, self._host.limits, at_ms, found)
                 if again.hooked:
                     self._run_hooks(waiting, again, request, at_ms, deadline_ms)
                 else:
@@ -136,20 +132,25 @@ class ItemLife:
         self._store(waiting, taken, request, self._now_ms(), deadline_ms)
 
     def _store(self, waiting: EnqueueCall, taken: Intake, request: Any, now_ms: int, deadline_ms: int) -> None:
-        engine, forwarder = self._engine, self._forwarder
+        engine = self._engine
         if taken.keyed:
             engine.state.deadlines.push(deadline_ms, waiting)
             engine.state.alarm(deadline_ms)
-            forwarder.enqueue_keyed(waiting, taken.keyed, request, now_ms, deadline_ms)
-        if not taken.items or forwarder.enqueue(waiting, taken.indices, request, now_ms, deadline_ms):
+            self._forwarder.enqueue_keyed(waiting, taken.keyed, request, now_ms, deadline_ms)
+        if not taken.items:
+            return
+        elsewhere = engine.state.shards_elsewhere
+        if elsewhere and self._forwarder.enqueue(waiting, taken.indices, request, now_ms, deadline_ms):
             return
         timeout_ms = max(1, deadline_ms - now_ms)
         weights = taken.weights if taken.weighed else None
         engine.enqueue(waiting, taken.indices, taken.items, taken.keys, taken.sizes, now_ms, timeout_ms, weights)
 
     def dequeue(self, call: Call) -> None:
-        self._host.refuse_when_draining()
-        self._host.refuse_when_full()
+        state = self._engine.state
+        if state.draining or state.budget.used_bytes > state.budget.limit_bytes * ANSWERS_SHARE:
+            self._host.refuse_when_draining()
+            self._host.refuse_when_full()
         now_ms = self._now_ms()
         wants = call.request.wants
         if wants and not wants[0].count and wants[0].hung is not None:
@@ -157,6 +158,14 @@ class ItemLife:
             return
         waiting, wait_ms = self.consumer(call, call, now_ms)
         self._engine.dequeue(waiting, now_ms, wait_ms)
+        if not waiting.done:
+            self.follow(call, waiting)
+
+    def follow(self, call: Call, waiting: DequeueCall) -> None:
+        """Let `waiting` end with the connection of `call`, and its wait with a oneway message of the consumer."""
+        call.on_lost = partial(self._engine.cancel, waiting)
+        if call.request.wait_ms:
+            call.on_oneway = partial(self._engine.hurry, waiting)
 
     def _report_hung(self, call: Call, now_ms: int) -> None:
         """Note how many handlers of a worker hang. The request asks for no items."""
@@ -170,27 +179,32 @@ class ItemLife:
     def consumer(self, call: Call, answers: Incoming, now_ms: int) -> tuple[DequeueCall, int]:
         """Check the request of `call`. Return the call that waits for its items, and how long it may wait (ms).
         `answers` takes the DequeueResponse. Raises Invalid."""
-        request, limits = call.request, self._host.limits
+        request, limits, state = call.request, self._host.limits, self._engine.state
         ns = validation.name(request.ns, "ns", limits)
-        wants = validation.counted(request.wants, "wants", limits.request_topics)
-        total = request.most
-        keys, names_bytes = validation.topics(ns, wants, limits, total)
-        lease_ms = validation.within(request.lease_ms, "lease_ms", limits.lease_min_ms, limits.lease_max_ms, 0)
-        wait_ms = validation.within(request.wait_ms, "wait_ms", 0, limits.wait_max_ms, 0)
+        wants = request.wants
+        if not wants or len(wants) > limits.request_topics:
+            validation.counted(wants, "wants", limits.request_topics)
+        keys, names_bytes = validation.topics(ns, wants, limits, request.most)
+        lease_ms, wait_ms = request.lease_ms, request.wait_ms or 0
+        if lease_ms is None:
+            lease_ms = 0
+        elif not limits.lease_min_ms <= lease_ms <= limits.lease_max_ms:
+            validation.within(lease_ms, "lease_ms", limits.lease_min_ms, limits.lease_max_ms, 0)
+        if not 0 <= wait_ms <= limits.wait_max_ms:
+            validation.within(wait_ms, "wait_ms", 0, limits.wait_max_ms, 0)
         timeout_ms = validation.timeout_ms(request, limits)
         forwarded = request.context is not None and request.context.hops
         # The answer fits a frame whatever the items are: names and fields count with their largest size.
-        holdings, tells = self._engine.state.holdings, ns in self._engine.state.policies.per_worker
+        holdings, tells = state.holdings, ns in state.policies.per_worker
         most = limits.frame_bytes - responses.REPLY_OVERHEAD_BYTES - (responses.limits_bytes(keys) if tells else 0)
-        bodies_bytes = validation.within(request.max_bytes, "max_bytes", 1, (1 << 63) - 1, most)
-        worker, begins = request.worker, request.begins
-        if worker is not None:
-            validation.name(worker, "worker", limits, limits.worker_bytes)
-        if begins is not None and begins < 0:
-            raise Invalid("begins is negative")
-        ledger = request.ledger
+        bodies_bytes = request.max_bytes or most
+        if request.max_bytes is not None:
+            validation.within(request.max_bytes, "max_bytes", 1, (1 << 63) - 1, most)
+        worker, begins, ledger = request.worker, request.begins, request.ledger
+        if worker is not None or begins is not None:
+            validation.consumer(worker, begins, limits)
         if ledger:
-            self._engine.state.topics.ledgers.ask([key for key, _ in keys], now_ms)
+            state.topics.ledgers.ask([key for key, _ in keys], now_ms)
 
         asked: DequeueCall | None = None
 
@@ -204,28 +218,25 @@ class ItemLife:
                 return answers.reply(usual)
             made = [responses.leased(item) for item in items]
             if ledger:
-                responses.with_ledgers(items, made, self._engine.state.topics.ledgers, self._elsewhere, self._now_ms())
+                responses.with_ledgers(items, made, state.topics.ledgers, self._elsewhere, self._now_ms())
             response = idl.DequeueResponse(made, doubtful or None)
             if worker_limits and (tells or not items):
                 response.per_worker = {topic: limit.most for (_, topic), limit in worker_limits.items()}
-            if not (items or doubtful):
-                self._explain(response, keys, full, ended, forwarded=forwarded)
             if doubtful:
                 call.doubt(len(doubtful), "at-most-once leases that may have been made")
+            elif not items:
+                self._explain(response, keys, full, ended, forwarded=forwarded)
             return answers.reply(response)
 
-        until_ms = now_ms + wait_ms
-        elsewhere = None if forwarded else partial(self._forwarder.dequeue, answers, until_ms, until_ms + timeout_ms)
-        overhead_bytes = names_bytes + ITEM_OVERHEAD_BYTES
+        elsewhere, until_ms = None, now_ms + wait_ms
+        if state.shards_elsewhere and not forwarded:
+            elsewhere = partial(self._forwarder.dequeue, answers, until_ms, until_ms + timeout_ms)
         waiting = asked = DequeueCall(
-            keys, lease_ms, most, overhead_bytes, reply, bodies_bytes, elsewhere, worker or "", begins, wants,
-            total if len(keys) > 1 else None,
+            keys, lease_ms, most, names_bytes + ITEM_OVERHEAD_BYTES, reply, bodies_bytes, elsewhere, worker or "",
+            begins, wants, request.most if len(keys) > 1 else None,
         )  # fmt: skip
         if waiting.most is not None and elsewhere is not None:
-            waiting.far = self._engine.state.rng.random() < _FAR_SHARE
-        call.on_lost = lambda: self._engine.cancel(waiting)
-        if wait_ms:
-            call.on_oneway = lambda: self._engine.hurry(waiting)
+            waiting.far = state.rng.random() < _FAR_SHARE
         return waiting, wait_ms
 
     def _explain(
@@ -249,12 +260,12 @@ class ItemLife:
                 response.retry_after_ms = max(0, hint.retry_at_ms - at_ms)
 
     def ack(self, call: Call) -> None:
-        given = call.request.items
-        ids, leases = ids_and_leases(given)
-        validation.counted(ids, "items", self._host.limits.request_items)
-        sifted = None
-        if type(given) is not AckColumns or len(set(ids)) != len(ids):  # written out: each ack comes here
-            ids, leases, sifted = sifted_acks(given, ids, leases)
+        given, sifted = call.request.items, None
+        if type(given) is AckColumns and len(given.ids) == 1:
+            ids, leases = given.ids, given.leases
+        else:
+            validation.counted(given, "items", self._host.limits.request_items)
+            ids, leases, sifted = sifted_acks(given)
         op = lambda at: item_ops.ack(leases[at])  # noqa: E731
         if (begun := self._begin(call, idl.AckResponse, forwarded_requests.ACK, ids, op, sifted)) is not None:
             waiting, ns, now_ms, timeout_ms = begun
@@ -325,26 +336,20 @@ class ItemLife:
     ) -> tuple[ItemsCall, str | None, int, int] | None:  # fmt: skip
         """Check a request about items by id, of which `ids` are carried out. Return (the call that waits for outcomes,
         namespace, now_ms, timeout_ms), or None if the request is answered: each entry has its error. Raises Invalid."""
-        request = call.request
+        request, state = call.request, self._engine.state
         timeout_ms = validation.timeout_ms(request, self._host.limits)
         ns = getattr(request, "ns", None)
         if ns is not None:
             validation.name(ns, "ns", self._host.limits)
-
-        def reply(outcomes: list[FoqsError | None]) -> None:
-            if sifted is not None:
-                outcomes = sifted.outcomes(outcomes)
-            call.reply(
-                responses.items_response(outcomes)
-                or response(responses.item_outcomes(call, outcomes, self._engine.state.counters))
-            )
-
+        of_entries = None if sifted is None else sifted.outcomes
+        reply = partial(responses.answer_items, call, response, state.counters, of_entries)
         if not ids:
             reply([])
             return None
-        now_ms = self._now_ms()
-        origin = request if sifted is None else kind.sifted(request, sifted.places)
-        elsewhere = partial(self._forwarder.items, kind, origin, ids, op, now_ms + timeout_ms)
+        now_ms, elsewhere = self._now_ms(), None
+        if state.shards_elsewhere:
+            origin = request if sifted is None else kind.sifted(request, sifted.places)
+            elsewhere = partial(self._forwarder.items, kind, origin, ids, op, now_ms + timeout_ms)
         return ItemsCall(len(ids), reply, call.within, elsewhere), ns, now_ms, timeout_ms
 
 
@@ -409,8 +414,9 @@ def checked(entries: Sequence[Any], op_of: Callable[[Any], Op]) -> tuple[list[in
     return ids, ops, errors
 
 
-def sifted_acks(acks: Sequence[Any], ids: list[int], leases: list[int]) -> tuple[list[int], list[int], Sifted | None]:
+def sifted_acks(acks: Sequence[Any]) -> tuple[list[int], list[int], Sifted | None]:
     """Return the ids and the leases of the acks to carry out, and the result of `sift`."""
+    ids, leases = ids_and_leases(acks)
     errors: dict[int, FoqsError] = {}
     if not isinstance(acks, AckColumns):  # which have both fields
         errors = {at: _missing(ack) for at, ack in enumerate(acks) if ack.id is None or ack.lease is None}

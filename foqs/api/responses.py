@@ -7,7 +7,7 @@ return exactly the same bytes, or None for outcomes that the structs have to car
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import repeat
 from struct import Struct
@@ -24,7 +24,7 @@ from foqs.prefetch.lane import Lane
 from foqs.rows import Body, FailureRow, NewItem
 from foqs.rpc.call import Call
 from foqs.second_answer import Duplicate
-from foqs.wire.protocol import I32, I64, LIST, MAP, STRING, STRUCT, field_head, lean
+from foqs.wire.protocol import I32, I64, LIST, MAP, STRING, STRUCT, encode_struct, field_head, lean
 
 _STOP = b"\0"
 _LIST_FIELD = field_head(LIST, 1) + bytes((STRUCT,))
@@ -59,20 +59,29 @@ _LIMIT_BYTES = 8
 """Size of a topic's limit in an answer without the topic's name."""
 
 
-def enqueue_response(outcomes: Sequence[int | FoqsError]) -> bytes | None:
-    """Return the EnqueueResponse of items that were all stored, none of them a duplicate."""
-    if set(map(type, outcomes)) != {int}:
-        return None
-    stored = b"".join(map(_outcome, repeat(_ID_FIELD), outcomes, repeat(0)))
-    return b"".join((_LIST_FIELD, _count(len(outcomes)), stored, _STOP))
+def answer_enqueue(call: Call, counters: Counters, outcomes: list[int | FoqsError]) -> None:
+    """Reply with an EnqueueResponse."""
+    if set(map(type, outcomes)) == {int}:  # all were stored, none of them a duplicate
+        stored = b"".join(map(_outcome, repeat(_ID_FIELD), outcomes, repeat(0)))
+        call.reply(b"".join((_LIST_FIELD, _count(len(outcomes)), stored, _STOP)))
+    else:
+        call.reply(idl.EnqueueResponse(enqueue_outcomes(call, outcomes, counters)))
 
 
-def items_response(outcomes: Sequence[FoqsError | None]) -> bytes | None:
-    """Return the response to acks, nacks, extensions or deletes that were all carried out."""
+def answer_items(
+    call: Call, response: Any, counters: Counters,
+    of_entries: Callable[[Sequence[FoqsError | None]], list[FoqsError | None]] | None,
+    outcomes: list[FoqsError | None],
+) -> None:  # fmt: skip
+    """Reply with the response to acks, nacks, extensions or deletes, a struct of the class `response`. `of_entries`
+    makes the outcomes of the request's entries where `outcomes` are of some of them."""
+    if of_entries is not None:
+        outcomes = of_entries(outcomes)
     count = len(outcomes)
-    if outcomes.count(None) != count:
-        return None
-    return _LIST_FIELD + _count(count) + bytes(count + 1)  # an outcome is its STOP
+    if outcomes.count(None) == count:  # all were carried out; an outcome is its STOP
+        call.reply(_LIST_FIELD + _count(count) + bytes(count + 1))
+    else:
+        call.reply(response(item_outcomes(call, outcomes, counters)))
 
 
 def dequeue_response(items: Sequence[Item]) -> bytes:
@@ -114,9 +123,14 @@ def dequeue_response(items: Sequence[Item]) -> bytes:
     return b"".join(parts)
 
 
-def ack_and_dequeue_response(acked: bytes, dequeued: bytes) -> bytes:
-    """Return the AckAndDequeueResponse with the outcomes of an AckResponse and the items of `dequeue_response`."""
-    return b"".join((acked[: -len(_STOP)], _SECOND_LIST_FIELD, dequeued[len(_LIST_FIELD) :]))
+def ack_and_dequeue_response(outcomes: list[Any], dequeued: bytes) -> bytes:
+    """Return the AckAndDequeueResponse with the outcomes of acks, as structs, and the items of `dequeue_response`."""
+    count = len(outcomes)
+    if outcomes.count(_OK) == count:  # as in `answer_items`
+        acked = _LIST_FIELD + _count(count) + bytes(count)
+    else:
+        acked = encode_struct(idl.AckResponse(outcomes))[: -len(_STOP)]
+    return b"".join((acked, _SECOND_LIST_FIELD, dequeued[len(_LIST_FIELD) :]))
 
 
 @lru_cache(_NAMES_KEPT)

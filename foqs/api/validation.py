@@ -135,6 +135,14 @@ def topics(
     return [(key, min(count, most)) for key, count in found.items()], names_bytes
 
 
+def consumer(worker: str | None, begins: int | None, limits: Limits) -> None:
+    """Check a worker's name, and the number of items that it begins at once."""
+    if worker is not None:
+        name(worker, "worker", limits, limits.worker_bytes)
+    if begins is not None and begins < 0:
+        raise Invalid("begins is negative")
+
+
 def hung(ns: str, wants: Sequence[Any], limits: Limits) -> list[tuple[TopicKey, int]]:
     """Return each topic of a report of hung handlers, with their number."""
     counted(wants, "wants", limits.request_topics)
@@ -229,15 +237,23 @@ class Intake:
 
     __slots__ = (
         "_asked", "_filling", "_keys", "_limits", "_now_ms", "_ns", "_policies", "_tenants", "bounded",
-        "errors", "hooked", "indices", "items", "keyed", "keys", "sizes", "weighed",
+        "errors", "hooked", "indices", "items", "keyed", "keys", "plain", "sizes", "weighed",
     )  # fmt: skip
 
-    def __init__(self, ns: str, limits: Limits, now_ms: int, policies: NamespacePolicies | None = None) -> None:
+    def __init__(
+        self,
+        ns: str,
+        specs: Sequence[Any],
+        limits: Limits,
+        now_ms: int,
+        policies: NamespacePolicies | None = None,
+    ) -> None:
         """`policies`: the policies of the namespace, if it has any of its own."""
         self._ns = ns
         self._limits = limits
         self._now_ms = now_ms
         self._policies = policies
+        self.plain = True  # no item has an error, a hook, a bound or a deduplication key
         self.bounded: dict[TopicKey, Quota] = {}  # topics with a bound on their stored items
         self.hooked: list[str] = []  # topics with a hook of enqueues
         self._filling: dict[str, TopicPolicy] = {}  # by topic: policies with values for unset fields of an item
@@ -251,8 +267,6 @@ class Intake:
         self.weighed: dict[int, tuple[LaneKey, int]] = {}  # by index: the lane of an item, and the weight it brings
         self.keyed: list[Keyed] = []  # items with a deduplication key; they are not in `items`
         self.errors: dict[int, FoqsError] = {}
-
-    def take(self, specs: Sequence[Any]) -> None:
         if isinstance(specs, SpecColumns) and self._take_columns(specs):
             return
         for index, spec in enumerate(specs):
@@ -261,6 +275,7 @@ class Intake:
             except FoqsError as error:
                 # Without its frames, which refer to this: the payloads would wait for the garbage collector.
                 self.errors[index] = bare(error)
+                self.plain = False
 
     @property
     def weights(self) -> dict[LaneKey, int] | None:
@@ -371,8 +386,8 @@ class Intake:
         key = self._keys.get(topic)
         if key is None:
             key = lane_key((self._ns, name(topic, "topic", limits)))
-            if self._policies is not None:
-                self._begin(topic, self._policies.of(topic))
+            if self._policies is not None and not (policy := self._policies.of(topic)).plain:
+                self._begin(topic, policy)
             self._keys[topic] = key
         if topic in self._filling:
             spec = filled(spec, self._filling[topic], limits)
@@ -407,6 +422,7 @@ class Intake:
             dedup_key = new_name(spec.dedup_key, "dedup_key", limits.name_bytes)
             dedup = Dedup(digest_of(self._ns, dedup_key), content_of(topic, payload))
             self.keyed.append(Keyed(index, dedup, item, key, size, spec.weight or 0))
+            self.plain = False
             return
         self.items.append(item)
         self.keys.append(key)
@@ -444,8 +460,10 @@ class Intake:
             self._filling[topic] = policy
         if policy.max_stored is not None:
             self.bounded[self._ns, topic] = Quota(None, 0, policy.max_stored)
+            self.plain = False
         if policy.hooks is not None and policy.hooks.on_enqueue is not None:
             self.hooked.append(topic)
+            self.plain = False
 
     def _due_ms(self, spec: Any) -> int:
         """Return the time from which the item may be delivered; 0 for now (a time in the past means now)."""

@@ -7,7 +7,7 @@ script is asked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -20,47 +20,11 @@ from foqs.engine.shard_queue import ShardQueue
 from foqs.engine.state import State
 from foqs.errors import FoqsError, NotFound, NotServed, Overloaded, Unavailable
 from foqs.hooks.protocol import Decided, FailedAttempt, FailureResult
-from foqs.ids import NUMBER_BITS, shard_of
-from foqs.item import Cause, Change, Item, Phase, Place, To
+from foqs.ids import shard_of
+from foqs.item import Item, Place, To
 from foqs.rows import Body, FailureCause, Found, NewItem
-from foqs.shardmgr.lifecycle import ShardState
 
-# Members of enums, bound once for the hot path: a look-up costs the same time as the comparison.
-_LEASED, _SERVING, _GONE, _ACK = Phase.LEASED, ShardState.SERVING, To.GONE, Cause.ACK
 _RETRY_MS = 100
-
-
-def ack_all(
-    state: State, call: ItemsCall, ids: Sequence[int], leases: Sequence[int], ns: str | None, now_ms: int
-) -> None:
-    """Ack each of `ids` with its lease. The common case, a live lease that nothing else touches, is decided right here;
-    the rest by `item_ops.ack`."""
-    shards, items, most = state.shards, call.items, state.config.host.pending_rows
-    if call.within is not None:  # and so no namespace is named
-        for at, item_id in enumerate(ids):
-            operate(state, call, at, item_id, item_ops.ack(leases[at]), None, now_ms)
-        return
-    for at, (item_id, lease) in enumerate(zip(ids, leases, strict=True)):
-        shard = shards.get(item_id >> NUMBER_BITS)
-        item = shard.memory.known.get(item_id) if shard is not None else None
-        if (
-            shard is None
-            or item is None
-            or item.phase is not _LEASED
-            or item.lease != lease
-            or item.change is not None
-            or item.in_flight is not None
-            or (ns is not None and item.lane.topic.key[0] != ns)
-            or shard.owner.state is not _SERVING
-            or len(shard.queue.changes) >= most
-        ):
-            operate(state, call, at, item_id, item_ops.ack(lease), ns, now_ms)
-            continue
-        item.change = change = Change(item, _GONE, _ACK, (call, at))  # `Item.queue`, of which all is checked above
-        items[at] = item
-        shard.queue.changes.append(change)
-        state.dirty[shard] = None
-    state.wake()
 
 
 def operate(state: State, call: ItemsCall, at: int, item_id: int, op: item_ops.Op, ns: str | None, now_ms: int) -> None:

@@ -21,7 +21,7 @@ from foqs.item import Item, Settles, Waits
 from foqs.rows import Found, NewItem
 
 _TOO_LATE = "the shard did not answer in time; nothing was changed"
-_LEAST = 16
+FRESH = 16
 _UNKNOWN = "the shard did not answer in time; the change may have been made"
 
 
@@ -36,29 +36,42 @@ T = TypeVar("T", bound=Ends)
 
 
 class Deadlines(Generic[T]):
-    """A heap of deadlines in ms of the caller's clock, which drops requests that ended early.
+    """Deadlines in ms of the caller's clock: new ones in `fresh`, and a heap of older ones.
 
-    Nearly every request ends long before its deadline, so entries are dropped lazily and the heap is rebuilt when most
-    of its entries have ended. Its size stays within a constant factor of the open requests, at O(1) amortised. Ended
-    requests may hold much, so it keeps few of them."""
+    Nearly every request ends long before its deadline, so a new entry is only appended. `sift` drops the requests that
+    have ended and puts the rest into the heap, which is rebuilt when most of its entries have ended. Its size stays
+    within a constant factor of the open requests, at O(1) amortised. Ended requests may hold much, so `fresh` keeps
+    few of them: `sift` follows the append behind FRESH entries."""
 
-    __slots__ = ("_heap", "_limit", "_pushed")
+    __slots__ = ("_heap", "_limit", "_pushed", "fresh")
 
     def __init__(self) -> None:
+        self.fresh: list[tuple[int, T]] = []
         self._heap: list[tuple[int, int, T]] = []
         self._pushed = 0
-        self._limit = _LEAST
+        self._limit = FRESH
 
     def push(self, at_ms: int, what: T) -> None:
-        self._pushed += 1
-        heapq.heappush(self._heap, (at_ms, self._pushed, what))
-        if len(self._heap) > self._limit:
-            self._heap = [entry for entry in self._heap if not entry[2].done]
-            heapq.heapify(self._heap)
-            self._limit = 2 * len(self._heap) + _LEAST
+        self.fresh.append((at_ms, what))
+        if len(self.fresh) > FRESH:
+            self.sift()
+
+    def sift(self) -> list[tuple[int, int, T]]:
+        """Move the open requests of `fresh` into the heap, and return the heap."""
+        heap = self._heap
+        for at_ms, what in self.fresh:
+            if not what.done:
+                self._pushed += 1
+                heapq.heappush(heap, (at_ms, self._pushed, what))
+        self.fresh.clear()
+        if len(heap) > self._limit:
+            heap = self._heap = [entry for entry in heap if not entry[2].done]
+            heapq.heapify(heap)
+            self._limit = 2 * len(heap) + FRESH
+        return heap
 
     def next_ms(self) -> int:
-        heap = self._heap
+        heap = self.sift()
         while heap and heap[0][2].done:
             heapq.heappop(heap)
         return heap[0][0] if heap else NEVER_MS
@@ -66,7 +79,7 @@ class Deadlines(Generic[T]):
     def pop_due(self, now_ms: int) -> list[T]:
         """Remove and return the open requests with a deadline at or before `now_ms`, earliest first."""
         due: list[T] = []
-        heap = self._heap
+        heap = self.sift()
         while heap and heap[0][0] <= now_ms:
             what = heapq.heappop(heap)[2]
             if not what.done:
@@ -75,10 +88,10 @@ class Deadlines(Generic[T]):
 
     def moved(self, by_ms: int) -> None:
         """Shift all deadlines by `by_ms`, so the remaining waits do not change when the clock is set."""
-        self._heap = [(at_ms + by_ms, pushed, what) for at_ms, pushed, what in self._heap]
+        self._heap = [(at_ms + by_ms, pushed, what) for at_ms, pushed, what in self.sift()]
 
     def __len__(self) -> int:
-        return len(self._heap)
+        return len(self._heap) + len(self.fresh)
 
 
 def _answered(_: object) -> None:
@@ -130,7 +143,9 @@ class EnqueueCall:
         outcomes = self.outcomes
         for index, item in zip(indices, items, strict=True):
             outcomes[index] = item.id
-        self._less(len(items))
+        self.left -= len(items)
+        if not self.left:
+            self._end()
 
     def refused(self, indices: Sequence[int], error: FoqsError) -> None:
         self.settled(indices, [error] * len(indices))
@@ -140,11 +155,8 @@ class EnqueueCall:
             return  # too late
         for index, outcome in zip(indices, outcomes, strict=True):
             self.outcomes[index] = outcome
-        self._less(len(indices))
-
-    def _less(self, count: int) -> None:
-        self.left -= count
-        if not self.left and not self.done:
+        self.left -= len(indices)
+        if not self.left:
             self._end()
 
     def _end(self) -> None:

@@ -379,7 +379,8 @@ def _committed(state: State, call: DequeueCall, lost: set[int]) -> None:
 
 
 def _deliver(state: State, call: DequeueCall, found: list[tuple[Shard, Item, int]]) -> None:
-    if not call.reply([item for _, item, _ in found], call.doubtful):
+    items = [found[0][1]] if len(found) == 1 else [item for _, item, _ in found]
+    if not call.reply(items, call.doubtful):
         for shard, item, lease in found:
             _give_back(state, shard, item, lease)
         return
@@ -393,7 +394,7 @@ def _deliver(state: State, call: DequeueCall, found: list[tuple[Shard, Item, int
                 [(lane.topic.key, fairness_of(lane.key), item_id) for lane, item_id in lanes]
             )
     redelivered = held_bytes = 0
-    for _, item, _ in found:
+    for item in items:
         redelivered += item.attempt > 1
         item.body = None  # `ShardMemory.drop_body`, with one sum for all items
         if item.held > KNOWN_BYTES:

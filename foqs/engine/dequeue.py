@@ -46,11 +46,12 @@ def fill(state: State, call: DequeueCall, wants: Iterable[tuple[TopicKey, int]],
                 ready_lanes.go_on_without(state, key)
             continue
         lanes, paged, lacking, entries = _merge(state, able, key, count, now_ms)
-        last: Entry[Item] | None = None
-        if entries:
-            last, room_bytes = _lease(state, call, entries, room_bytes, now_ms)
-            if last is not None:
-                lease_until(lanes, last)
+        before = len(call.found)
+        last, room_bytes = _lease(state, call, entries, room_bytes, now_ms) if entries else (None, room_bytes)
+        if last is not None and len(lanes) == 1:
+            lanes[0].lease_first(len(call.found) - before)
+        elif last is not None:
+            lease_until(lanes, last)
         if paged or lacking or state.held_up or state.skipping:
             call.lacks = call.lacks or bool(lacking)
             ready_lanes.ask_pages(state, (*paged, *lacking))
@@ -200,8 +201,18 @@ def _merge(state: State, able: ready_lanes.Able, key: TopicKey, count: int, now_
     own: list[Lane[Item]] = []
     lane = topic.first
     while lane is not None:
-        own.append(lane)
+        if lane.ready and lane.term.shard is not None:
+            own.append(lane)
         lane = lane.next
+    if len(own) == 1 and (window := own[0].window) is not None and window.entries:  # nothing to merge
+        shard, entries = own[0].term.shard, window.entries[:count]
+        may_lease = able[shard] if shard in able else able.setdefault(shard, ready_lanes.leases(shard, now_ms))
+        for _, _, _, item in entries:
+            if not may_lease or item.body is None or 0 < item.expires_at_ms <= now_ms or item.attempt >= attempts:
+                break
+        else:
+            window.used_ms = now_ms
+            return own, [(shard, own[0], window)] if window.more else (), (), entries
     while True:
         lanes, windows, paged, lacking, _ = ready_lanes.sources(state, able, key, own, now_ms)
         if not windows:

@@ -10,21 +10,24 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from foqs.buffers.checkpoint import NEVER_MS
-from foqs.buffers.shard_batch import BatchResult, Outcome, ShardBatch
+from foqs.buffers.shard_batch import BatchResult, Chunk, Outcome, ShardBatch
 from foqs.config.load import Config
 from foqs.engine import ack, batch_apply, batch_build, consumers, enqueue, item_ops, shard_life
-from foqs.engine.calls import DequeueCall, EnqueueCall, ItemsCall, LookCall
+from foqs.engine.calls import FRESH, DequeueCall, EnqueueCall, ItemsCall, LookCall
 from foqs.engine.listing import OVERLOADED_RETRY_MS, Listing, Releasing
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.errors import NotServed, Overloaded, Unavailable
 from foqs.fairness.keys import LaneKey, TopicKey
-from foqs.ids import shard_of
+from foqs.ids import NUMBER_BITS, shard_of
+from foqs.item import Cause, Change, Phase, To
 from foqs.policies.settings import Settings
 from foqs.rows import NewItem, Opened
 from foqs.shardmgr.lifecycle import BreakerSettings, BreakerState, ShardState
 
-_CLOSED = BreakerState.CLOSED
+# Members of enums, bound once for the hot path: a look-up costs the same time as the comparison.
+_CLOSED, _SERVING = BreakerState.CLOSED, ShardState.SERVING
+_LEASED, _GONE, _ACK = Phase.LEASED, To.GONE, Cause.ACK
 _HOUSEKEEPING_MS = 1_000
 _WINDOW_IDLE_MS = 60_000
 _IDLE_SHARE = 0.5
@@ -136,13 +139,25 @@ class Engine:
         self, call: EnqueueCall, indices: Sequence[int], items: list[NewItem], keys: Sequence[LaneKey],
         sizes: Sequence[int], now_ms: int, timeout_ms: int, weights: Mapping[LaneKey, int] | None = None,
     ) -> None:  # fmt: skip
-        """Store `items` (all checked); `sizes` are the bytes of each body, `weights` as in `Chunk`."""
+        """Store `items` (all checked); `sizes` are the bytes of each body, `weights` as in `Chunk`. Cut them into
+        chunks that fit a transaction, and place each."""
         state = self.state
-        until_ms = now_ms + timeout_ms
-        state.deadlines.push(until_ms, call)
+        until_ms, deadlines = now_ms + timeout_ms, state.deadlines
+        deadlines.fresh.append((until_ms, call))  # `Deadlines.push`, which each request would pay for
+        if len(deadlines.fresh) > FRESH:
+            deadlines.sift()
         if until_ms < state.timer_ms:
             state.alarm(until_ms)
-        enqueue.place_all(state, call, indices, items, keys, sizes, weights, now_ms)
+        if len(items) == 1:
+            chunks = [Chunk(call, indices, items, keys, sizes[0], None, weights)]
+        else:
+            chunks = [
+                Chunk(call, indices[start:end], items[start:end], keys[start:end], size, None, weights)
+                for start, end, size in enqueue.cut(sizes, enqueue.most_bytes(state))
+            ]
+        call.chunks += chunks
+        for chunk in chunks:
+            enqueue.place(state, chunk, now_ms)
 
     def stores(self, now_ms: int) -> bool:
         """Return True if a shard can take items now."""
@@ -198,13 +213,39 @@ class Engine:
     def ack(
         self, call: ItemsCall, ids: Sequence[int], leases: Sequence[int], ns: str | None, now_ms: int, timeout_ms: int
     ) -> None:
-        """Ack each of `ids` with its lease."""
+        """Ack each of `ids` with its lease. The common case, a live lease that nothing else touches, is decided right
+        here; the rest by `item_ops.ack`."""
         state = self.state
-        until_ms = now_ms + timeout_ms
-        state.deadlines.push(until_ms, call)
+        until_ms, deadlines = now_ms + timeout_ms, state.deadlines
+        deadlines.fresh.append((until_ms, call))  # as in `enqueue`
+        if len(deadlines.fresh) > FRESH:
+            deadlines.sift()
         if until_ms < state.timer_ms:
             state.alarm(until_ms)
-        ack.ack_all(state, call, ids, leases, ns, now_ms)
+        shards, items, most, hidden = state.shards, call.items, state.config.host.pending_rows, call.within is not None
+        for at, (item_id, lease) in enumerate(zip(ids, leases, strict=True)):
+            shard = shards.get(item_id >> NUMBER_BITS)
+            item = shard.memory.known.get(item_id) if shard is not None else None
+            if (
+                shard is None
+                or item is None
+                or item.phase is not _LEASED
+                or item.lease != lease
+                or item.change is not None
+                or item.in_flight is not None
+                or hidden
+                or (ns is not None and item.lane.topic.key[0] != ns)
+                or shard.owner.state is not _SERVING
+                or len(shard.queue.changes) >= most
+            ):
+                ack.operate(state, call, at, item_id, item_ops.ack(lease), ns, now_ms)
+                continue
+            item.change = change = Change(item, _GONE, _ACK, (call, at))  # `Item.queue`, of which all is checked above
+            items[at] = item
+            shard.queue.changes.append(change)
+            if not state.dirty:  # `touch`
+                state.wake()
+            state.dirty[shard] = None
 
     def settle(
         self, call: ItemsCall, items: list[tuple[int, item_ops.Op]], ns: str | None, now_ms: int, timeout_ms: int

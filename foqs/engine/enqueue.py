@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from foqs.buffers.shard_batch import Chunk
 from foqs.engine.calls import EnqueueCall
@@ -10,8 +10,6 @@ from foqs.engine.shard import Shard
 from foqs.engine.shard_owner import ShardOwner
 from foqs.engine.state import State
 from foqs.errors import Overloaded, Unavailable
-from foqs.fairness.keys import LaneKey
-from foqs.rows import NewItem
 from foqs.shardmgr.lifecycle import BreakerState, ShardState
 
 # Members of enums, bound once for the hot path.
@@ -19,6 +17,7 @@ _SERVING, _CLOSED = ShardState.SERVING, BreakerState.CLOSED
 _CHUNK_ROWS = 1_000
 _GATHER_ROWS = 32
 _GATHER_MS = 10
+_SHARE = 0.3  # of the budget, on top of the share of the input
 RETRY_MS = 100
 DISK_FULL = "the disk of the shard's database is full"
 READ_ONLY = "the shard's database is read-only"
@@ -29,40 +28,16 @@ def stores(state: State, now_ms: int) -> bool:
     return any(shard.owner.takes_new and shard.healthy(now_ms) for shard in state.serving)
 
 
-def place_all(
-    state: State,
-    call: EnqueueCall,
-    indices: Sequence[int],
-    items: list[NewItem],
-    keys: Sequence[LaneKey],
-    sizes: Sequence[int],
-    weights: Mapping[LaneKey, int] | None,
-    now_ms: int,
-) -> None:
-    """Cut `items` into chunks that fit a transaction, and place each. `sizes` are the bytes of each body, `weights` as
-    in `Chunk`."""
-    if len(items) == 1:
-        chunk = Chunk(call, indices, items, keys, sizes[0], None, weights)
-        call.chunks.append(chunk)
-        place(state, chunk, now_ms)
-        return
-    most_bytes = min([shard.queue.max_batch_bytes for shard in state.serving], default=1 << 20) // 2
-    for start, end, size in cut(sizes, most_bytes):
-        chunk = Chunk(call, indices[start:end], items[start:end], keys[start:end], size, None, weights)
-        call.chunks.append(chunk)
-        place(state, chunk, now_ms)
-
-
 def place(state: State, chunk: Chunk, now_ms: int) -> None:
     """Give `chunk` to one of the healthy shards, or refuse it."""
     if chunk.request.done:
         return
-    shard = choose(state, chunk, now_ms)
-    share = state.config.host.input_share + 0.3
-    if shard is None or not state.budget.fits(0, share):
+    shard, budget = choose(state, chunk, now_ms), state.budget
+    fits = budget.used_bytes <= budget.limit_bytes * (state.config.host.input_share + _SHARE)
+    if shard is None or not fits:
         healthy = [shard for shard in state.serving if shard.owner.takes_new and shard.healthy(now_ms)]
         error = _no_room(healthy, chunk) if healthy else _nowhere(state, now_ms)
-        left = _place_known(state, chunk, healthy) if state.budget.fits(0, share) else chunk
+        left = _place_known(state, chunk, healthy) if fits else chunk
         if left.items:
             chunk.request.refused(left.indices, error)
         return
@@ -94,12 +69,13 @@ def _place_known(state: State, chunk: Chunk, healthy: Sequence[Shard]) -> Chunk:
 
 
 def choose(state: State, chunk: Chunk, now_ms: int) -> Shard | None:
-    """Return a healthy shard with room whose next transaction is small and waits for one in flight; else the less
-    loaded of two random ones (Mitzenmacher 2001). Each transaction costs a flush. None: no shard has room for `chunk`.
+    """Return a healthy shard with room whose next transaction is small and waits for one in flight, the first that has
+    items for it; else the less loaded of two random ones (Mitzenmacher 2001). Each transaction costs a flush. None: no
+    shard has room for `chunk`.
 
     Every enqueue asks this of each shard, so `Shard.healthy` is written out."""
     room: list[tuple[int, Shard]] = []  # with the rows that wait or are in flight
-    gathering, most_rows = None, -1
+    gathering = None
     for shard in state.serving:
         owner, queue, config = shard.owner, shard.queue, shard.config
         if not owner.takes_new or owner.state is not _SERVING or owner.breaker.state is not _CLOSED or owner.lost:
@@ -114,8 +90,10 @@ def choose(state: State, chunk: Chunk, now_ms: int) -> Shard | None:
             continue
         room.append((load if batch is None else load + batch.rows, shard))
         # Not where a database begins to hang.
-        if most_rows < rows < _GATHER_ROWS and batch is not None and now_ms - batch.begun_ms <= _GATHER_MS:
-            gathering, most_rows = shard, rows
+        if batch is not None and rows < _GATHER_ROWS and now_ms - batch.begun_ms <= _GATHER_MS:
+            if rows:
+                return shard
+            gathering = gathering or shard
     if gathering is not None or not room:
         return gathering
     random, count = state.rng.random, len(room)
@@ -172,6 +150,11 @@ def _too_many_lanes(where: str, shard: Shard) -> Overloaded:
 def _nowhere(state: State, now_ms: int) -> Unavailable:
     retry_ms = min((again_ms(shard.owner, now_ms) for shard in state.serving), default=RETRY_MS)
     return Unavailable(f"no shard can take items now{_why_not(state.serving)}", retry_ms)
+
+
+def most_bytes(state: State) -> int:
+    """Return the most bytes of a chunk that any shard here may get."""
+    return min([shard.queue.max_batch_bytes for shard in state.serving], default=1 << 20) // 2
 
 
 def cut(sizes: Sequence[int], max_bytes: int) -> list[tuple[int, int, int]]:

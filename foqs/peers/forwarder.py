@@ -139,8 +139,9 @@ class Forwarder:
     def enqueue(
         self, waiting: EnqueueCall, indices: Sequence[int], request: Any, now_ms: int, deadline_ms: int
     ) -> bool:
-        """Store the items of `request` at `indices` on another host if no shard here can take items now."""
-        if not self.engine.state.shards_elsewhere or self.engine.stores(now_ms) or is_forwarded(request):
+        """Store the items of `request` at `indices` on another host if no shard here can take items now. Shards may be
+        elsewhere."""
+        if self.engine.stores(now_ms) or is_forwarded(request):
             return False
         addresses = self.routing().other_owners(self.exchange.host_id)
         self.engine.state.rng.shuffle(addresses)

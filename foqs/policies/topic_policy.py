@@ -109,6 +109,7 @@ class TopicPolicy:
     keys, sorted, that each item has besides its own. `per_worker`: items of a worker at a time, None without a bound.
     `retry`: delays of failed items. `max_attempts`, `max_total_ms` since the enqueue, `stuck_after_ms` since the
     delivery: 0 means no bound. `dead_topic`: where items go after their last attempt; without one they are removed.
+    `fills`: it has a value for enqueued items that do not set it. `plain`: it does nothing to an enqueue.
     """
 
     priority: int
@@ -130,12 +131,8 @@ class TopicPolicy:
     dead_topic: str | None
     dead_ttl_ms: int | None
     hooks: HooksEntry | None
-
-    @property
-    def fills(self) -> bool:
-        """Return True if it has a value for enqueued items that do not set it."""
-        at_least_once = self.delivery == AT_LEAST_ONCE
-        return bool(self.priority or self.lease_ms or self.ttl_ms or self.delay_ms or not at_least_once)
+    fills: bool
+    plain: bool
 
 
 @lru_cache(maxsize=MOST_PARSED)
@@ -158,6 +155,10 @@ def effective(topic: str, layers: dict[str, PolicyEntry], *, dead: bool) -> Topi
         "dead_ttl_ms": None if entry is None else entry.ttl_ms,
         "hooks": _hooks(one["hooks"], dead=dead),
     }
+    hooks, filling = one["hooks"], [one[name] for name in ("priority", "lease_ms", "ttl_ms", "delay_ms")]
+    one["fills"] = any(filling) or one["delivery"] != AT_LEAST_ONCE
+    hooked = hooks is not None and hooks.on_enqueue is not None
+    one["plain"] = not (one["fills"] or one["closed"] or one["max_stored"] is not None or hooked)
     return TopicPolicy(**(one | {"max_attempts": 0, "max_total_ms": 0} if dead else one))
 
 

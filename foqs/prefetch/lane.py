@@ -192,18 +192,20 @@ class Lane(Generic[T]):
         for entry in entries:
             self.remove_ready(entry[1])
 
-    def lease_first(self) -> None:
-        """The first item of the window is leased."""
+    def lease_first(self, items: int = 1) -> None:
+        """The first items of the window are leased."""
         window = self.window
         assert window is not None, "the lane has items in memory"
-        entry = window.entries.pop(0)
-        self.leased += 1
+        entries = window.entries
+        self.leased += items
         if self._buckets is None:
-            self.ready -= 1
+            self.ready -= items
             if self.flow is not None:
-                self.flow.count(self, -1)
+                self.flow.count(self, -items)
         else:
-            self.remove_ready(entry[1])
+            for entry in entries[:items]:
+                self.remove_ready(entry[1])
+        del entries[:items]
 
     def oldest_ready_at_ms(self) -> int:
         """Start of the oldest bucket: within 2^16 ms of the truth unless very many buckets were joined; 0 if none."""

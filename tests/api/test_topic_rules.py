@@ -31,8 +31,7 @@ def policies(**topics: Any) -> NamespacePolicies:
 
 
 def stored(policy: dict[str, Any], limits: Limits = LIMITS, **fields: Any) -> NewItem:
-    intake = Intake("n", limits, NOW_MS, policies(t=policy))
-    intake.take([spec("t", b"x", **fields)])
+    intake = Intake("n", [spec("t", b"x", **fields)], limits, NOW_MS, policies(t=policy))
     assert not intake.errors
     return intake.items[0]
 
@@ -83,8 +82,8 @@ def test_the_item_of_a_caller_is_not_changed() -> None:
 
 
 def test_each_topic_of_a_request_has_its_own_policy() -> None:
-    intake = Intake("n", LIMITS, NOW_MS, policies(t=ALL, u={"priority": 2}))
-    intake.take([spec(topic, b"x") for topic in "tuvtuv"])
+    specs = [spec(topic, b"x") for topic in "tuvtuv"]
+    intake = Intake("n", specs, LIMITS, NOW_MS, policies(t=ALL, u={"priority": 2}))
     assert [item.priority for item in intake.items] == [5, 2, 0, 5, 2, 0]
 
 
@@ -93,9 +92,9 @@ def test_each_topic_of_a_request_has_its_own_policy() -> None:
 def test_columns_of_specs_are_taken_as_the_specs(policy: dict[str, Any], shared: dict[str, Any]) -> None:
     columns = SpecColumns(idl.ItemSpec(payload=b"a", priority=0, **{"topic": "t", **shared}))
     columns.payloads, columns.priorities = [b"a", b"b", b"c"], [0, 9, 0]
-    by_columns, one_by_one = (Intake("n", LIMITS, NOW_MS, policies(t=policy)) for _ in range(2))
-    by_columns.take(columns)
-    one_by_one.take(list(columns))
+    by_columns, one_by_one = (
+        Intake("n", specs, LIMITS, NOW_MS, policies(t=policy)) for specs in (columns, list(columns))
+    )
     for run in ("keys", "indices", "sizes", "keyed"):
         assert getattr(by_columns, run) == getattr(one_by_one, run)
     for got, reference in zip(by_columns.items, one_by_one.items, strict=True):

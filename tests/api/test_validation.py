@@ -26,9 +26,7 @@ LIMITS = Limits(payload_bytes=10, metadata_bytes=4, headers_bytes=6, name_bytes=
 
 
 def taken(*specs: Any) -> Intake:
-    intake = Intake("ns", LIMITS, NOW_MS)
-    intake.take(list(specs))
-    return intake
+    return Intake("ns", list(specs), LIMITS, NOW_MS)
 
 
 def refusal(**fields: Any) -> str:
@@ -183,11 +181,9 @@ def test_a_time_in_the_past_means_now(past: dict[str, int]) -> None:
     ],
 )
 def test_a_time_in_another_unit_is_refused(at_ms: int, why: str) -> None:
-    intake = Intake("ns", LIMITS, REAL_MS)
     fields = ("deliver_after_ms", "expires_at_ms")
-    intake.take(
-        [*(spec("t", **{field: at_ms}) for field in fields), spec("t", deliver_after_ms=REAL_MS - 5), spec("t")]
-    )
+    good = [spec("t", deliver_after_ms=REAL_MS - 5), spec("t")]
+    intake = Intake("ns", [*(spec("t", **{field: at_ms}) for field in fields), *good], LIMITS, REAL_MS)
     for field, error in zip(fields, intake.errors.values(), strict=True):
         assert error.message.startswith(f"{field} is {at_ms}, {why}")
     assert (list(intake.errors), intake.indices) == ([0, 1], [2, 3])
@@ -199,17 +195,15 @@ def test_a_time_in_another_unit_is_refused(at_ms: int, why: str) -> None:
 
 @pytest.mark.parametrize("past", [0, 1, 999, REAL_MS - 1, -(1 << 63)])
 def test_a_time_in_the_past_is_accepted(past: int) -> None:
-    intake = Intake("ns", LIMITS, REAL_MS)
-    intake.take([spec("t", deliver_after_ms=past)])
+    intake = Intake("ns", [spec("t", deliver_after_ms=past)], LIMITS, REAL_MS)
     assert not intake.errors and intake.items[0].due_ms == 0
     assert _filter(idl.FailureFilter(died_before_ms=past), LIMITS, REAL_MS).died_before_ms == past
 
 
 def test_a_ttl_may_be_given_by_its_end() -> None:
     """A time that has passed is the shortest TTL."""
-    intake = Intake("ns", LIMITS, REAL_MS)
     ends_ms = (REAL_MS + DAY_MS, REAL_MS - DAY_MS, 10**14)
-    intake.take([spec("t", expires_at_ms=end_ms) for end_ms in ends_ms])
+    intake = Intake("ns", [spec("t", expires_at_ms=end_ms) for end_ms in ends_ms], LIMITS, REAL_MS)
     assert [item.expires_at_ms for item in intake.items] == [REAL_MS + DAY_MS, REAL_MS + 1]
     assert intake.errors[2].message == f"expires_at_ms is {10**14}, more than {366 * DAY_MS} ms ahead"
 
@@ -248,8 +242,7 @@ def test_columns_of_specs_are_taken_as_the_specs(shared: dict[str, Any], payload
     columns = SpecColumns(idl.ItemSpec(payload=payloads[0], priority=3, **{"topic": "t", **shared}))
     columns.payloads = payloads
     columns.priorities = [3, 9, -2][: len(payloads)]
-    by_columns, one_by_one = Intake("ns", LIMITS, NOW_MS), taken(*columns)
-    by_columns.take(columns)
+    by_columns, one_by_one = Intake("ns", columns, LIMITS, NOW_MS), taken(*columns)
     for run in ("keys", "indices", "sizes", "keyed"):
         assert getattr(by_columns, run) == getattr(one_by_one, run)
     for got, reference in zip(by_columns.items, one_by_one.items, strict=True):
@@ -266,8 +259,7 @@ def test_columns_of_specs_are_taken_as_the_specs(shared: dict[str, Any], payload
 def test_columns_of_tenants_are_taken_as_the_specs(shared: dict[str, Any], tenants: list[str]) -> None:
     columns = SpecColumns(idl.ItemSpec(topic="t", payload=b"a", priority=3, fairness_key=tenants[0], **shared))
     columns.payloads, columns.priorities, columns.tenants = [b"a", b"b", b"c"], [3, 9, -2], tenants
-    by_columns, one_by_one = Intake("ns", LIMITS, NOW_MS), taken(*columns)
-    by_columns.take(columns)
+    by_columns, one_by_one = Intake("ns", columns, LIMITS, NOW_MS), taken(*columns)
     for run in ("keys", "indices", "sizes", "weights"):
         assert getattr(by_columns, run) == getattr(one_by_one, run)
     assert [one.payload for one in by_columns.items] == [one.payload for one in one_by_one.items]

@@ -246,7 +246,7 @@ def test_acks_within_namespaces_change_no_other_item() -> None:
     call = ItemsCall(2, answers.extend)
     call.within = {"ns"}
     leases = [lab.lease_of(item_id) for item_id in (mine, other)]
-    ack.ack_all(lab.engine.state, call, (mine, other), leases, None, lab.now_ms)
+    lab.engine.ack(call, (mine, other), leases, None, lab.now_ms, 5_000)
     lab.settle()
     assert types(answers) == [type(None), NotFound]
     assert list(lab.dbs[1].items) == [other]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import foqs
 from foqs.buffers.checkpoint import NEVER_MS
-from foqs.engine.calls import Deadlines, DequeueCall, EnqueueCall, ItemsCall
+from foqs.engine.calls import FRESH, Deadlines, DequeueCall, EnqueueCall, ItemsCall
 from foqs.item import Item
 from foqs.rows import NewItem
 from tests.engine.laboratory import KEY, Laboratory
@@ -95,4 +95,4 @@ def test_requests_that_end_early_leave_no_trace() -> None:
         one = Waiting()
         deadlines.push(at_ms + 30_000, one)
         one.done = True
-    assert len(deadlines) <= 2 * len(living) + 16
+    assert len(deadlines) <= 2 * len(living) + 2 * FRESH

@@ -156,4 +156,4 @@ def test_held_parts_are_tried_again_by_one_timer(cluster: Cluster, nowhere: str)
 
 
 def pending(member: Member) -> list[Any]:
-    return [what for _, _, what in member.engine.state.deadlines._heap]
+    return [what for _, _, what in member.engine.state.deadlines.sift()]

@@ -18,6 +18,7 @@ from foqs.idl import idl
 from foqs.peers import forwarded_requests
 from foqs.rpc.call import Call
 from foqs.travel import bare
+from foqs.wire.protocol import encode_struct
 
 _OVER = (Code.STALE_LEASE, Code.NOT_FOUND)
 """Errors of acks whose leases have ended."""
@@ -36,7 +37,10 @@ class DequeueAfterAcks:
 
     def reply(self, response: Any) -> bool:
         if isinstance(response, bytes):
-            return self._call.reply(responses.ack_and_dequeue_response(self.outcomes, response))
+            acked = responses.carried_out(len(self.outcomes))
+            if [one for one in self.outcomes if one.error is not None]:
+                acked = encode_struct(idl.AckResponse(self.outcomes))
+            return self._call.reply(responses.ack_and_dequeue_response(acked, response))
         items, doubtful, retry_ms = response.items, response.doubtful, response.retry_after_ms
         both = idl.AckAndDequeueResponse(
             self.outcomes, items, doubtful, None, retry_ms, response.reason, response.per_worker
@@ -88,12 +92,15 @@ class AckDequeue:
         now_ms: int, timeout_ms: int, acked: Callable[[list[FoqsError | None]], None],
     ) -> None:  # fmt: skip
         """Call `acked` with the outcomes of `ids` when each of them has one."""
-        if request.context is None:
-            request.context = idl.RequestContext()  # shared with the acks: lines of the log have one request id
-        acks = request.acks if sifted is None else sifted.of(request.acks)
-        origin = idl.AckRequest(acks, request.ns, request.context)
-        op = lambda at: item_ops.ack(leases[at])  # noqa: E731
-        elsewhere = partial(self._host.forwarder.items, forwarded_requests.ACK, origin, ids, op, now_ms + timeout_ms)
+        elsewhere = None
+        if self._engine.state.shards_elsewhere:
+            if request.context is None:
+                request.context = idl.RequestContext()  # shared with the acks: lines of the log have one request id
+            given = request.acks if sifted is None else sifted.of(request.acks)
+            origin = idl.AckRequest(given, request.ns, request.context)
+            op = lambda at: item_ops.ack(leases[at])  # noqa: E731
+            until_ms = now_ms + timeout_ms
+            elsewhere = partial(self._host.forwarder.items, forwarded_requests.ACK, origin, ids, op, until_ms)
         self._engine.ack(ItemsCall(len(ids), acked, None, elsewhere), ids, leases, request.ns, now_ms, timeout_ms)
 
     def _acked(

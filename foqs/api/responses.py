@@ -24,7 +24,7 @@ from foqs.prefetch.lane import Lane
 from foqs.rows import Body, FailureRow, NewItem
 from foqs.rpc.call import Call
 from foqs.second_answer import Duplicate
-from foqs.wire.protocol import I32, I64, LIST, MAP, STRING, STRUCT, encode_struct, field_head, lean
+from foqs.wire.protocol import I32, I64, LIST, MAP, STRING, STRUCT, field_head, lean
 
 _STOP = b"\0"
 _LIST_FIELD = field_head(LIST, 1) + bytes((STRUCT,))
@@ -78,10 +78,15 @@ def answer_items(
     if of_entries is not None:
         outcomes = of_entries(outcomes)
     count = len(outcomes)
-    if outcomes.count(None) == count:  # all were carried out; an outcome is its STOP
+    if outcomes.count(None) == count:  # `carried_out`, which each ack would pay for
         call.reply(_LIST_FIELD + _count(count) + bytes(count + 1))
     else:
         call.reply(response(item_outcomes(call, outcomes, counters)))
+
+
+def carried_out(count: int) -> bytes:
+    """Return the response to acks, nacks, extensions or deletes that were all carried out: an outcome is its STOP."""
+    return _LIST_FIELD + _count(count) + bytes(count + 1)
 
 
 def dequeue_response(items: Sequence[Item]) -> bytes:
@@ -123,14 +128,9 @@ def dequeue_response(items: Sequence[Item]) -> bytes:
     return b"".join(parts)
 
 
-def ack_and_dequeue_response(outcomes: list[Any], dequeued: bytes) -> bytes:
-    """Return the AckAndDequeueResponse with the outcomes of acks, as structs, and the items of `dequeue_response`."""
-    count = len(outcomes)
-    if outcomes.count(_OK) == count:  # as in `answer_items`
-        acked = _LIST_FIELD + _count(count) + bytes(count)
-    else:
-        acked = encode_struct(idl.AckResponse(outcomes))[: -len(_STOP)]
-    return b"".join((acked, _SECOND_LIST_FIELD, dequeued[len(_LIST_FIELD) :]))
+def ack_and_dequeue_response(acked: bytes, dequeued: bytes) -> bytes:
+    """Return the AckAndDequeueResponse with the outcomes of an AckResponse and the items of `dequeue_response`."""
+    return b"".join((acked[: -len(_STOP)], _SECOND_LIST_FIELD, dequeued[len(_LIST_FIELD) :]))
 
 
 @lru_cache(_NAMES_KEPT)

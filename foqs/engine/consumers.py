@@ -113,7 +113,8 @@ def wake(state: State, shard: Shard, now_ms: int) -> None:
         state.touch(shard)
     if state.waiting:
         serve(state, woken, now_ms)
-        let_go(state, now_ms)
+        if state.staying:
+            let_go(state, now_ms)
     if state.callbacks.became_ready is not None:
         for key in woken:
             state.callbacks.became_ready(key)
@@ -137,8 +138,10 @@ def serve(state: State, keys: Iterable[TopicKey], now_ms: int) -> None:
     cost grows with `keys`, not with the number of topics that the consumers name. Further topics are left to the next
     slice of the event loop: an owner whose loop stalls is not confirmed in time, and may not lease items.
     """
-    due = state.due
-    due.update((key, None) for key in keys if key in state.waiting)
+    due, waiting = state.due, state.waiting
+    for key in keys:
+        if key in waiting:
+            due[key] = None
     slice_: Collection[TopicKey]
     if len(due) <= _TOPICS:
         slice_, state.due = due, {}
@@ -167,12 +170,13 @@ def _serve(state: State, keys: Iterable[TopicKey], now_ms: int) -> list[TopicKey
             continue
         if len(waiting) > 1 and _serve_first(state, key, waiting, now_ms):
             again.append(key)
-        elif (call := _with_room(state, key, waiting)) is not None:
+        elif (call := _with_room(state, key, waiting) if state.policies.per_worker else waiting[0]) is not None:
             first.setdefault(call, []).append(key)
     for call, its_keys in first.items():
         if call.done:  # another call's reply may have ended it
             continue
-        if serve_call(state, call, call.part(its_keys), now_ms):
+        wants = call.wants if len(call.wants) == 1 else call.part(its_keys)
+        if serve_call(state, call, wants, now_ms):
             stop_waiting(state, call)
             again += its_keys
         else:
@@ -201,8 +205,6 @@ def _serve_first(state: State, key: TopicKey, waiting: list[DequeueCall], now_ms
 
 def _with_room(state: State, key: TopicKey, waiting: list[DequeueCall]) -> DequeueCall | None:
     """Return the first consumer that may have more items of the topic (`per_worker`). Park the consumers before it."""
-    if not state.policies.per_worker:
-        return waiting[0]
     full = 0
     for call in waiting:
         if state.holdings.room(key, call):

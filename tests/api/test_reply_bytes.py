@@ -74,7 +74,7 @@ class Sent(Call):
         return True
 
 
-def stored(outcomes: list[int | FoqsError]) -> Any:
+def enqueued(outcomes: list[int | FoqsError]) -> Any:
     call = Sent("Enqueue", idl.EnqueueRequest())
     responses.answer_enqueue(call, Counters(), outcomes)  # type: ignore[arg-type]
     return call.sent
@@ -90,19 +90,20 @@ def settled(method: str, outcomes: list[FoqsError | None]) -> Any:
 def test_ids_of_an_enqueue_are_the_codecs_bytes(ids: list[int]) -> None:
     outcomes: list[int | FoqsError] = list(ids)
     structs = responses.enqueue_outcomes(Call("Enqueue", idl.EnqueueRequest()), outcomes, Counters())
-    assert stored(outcomes) == encode_struct(idl.EnqueueResponse(structs))
+    assert enqueued(outcomes) == encode_struct(idl.EnqueueResponse(structs))
 
 
 @given(st.lists(I64, max_size=5), st.sampled_from([Duplicate(7), *REFUSED]), st.lists(I64, max_size=5))
 def test_an_unusual_outcome_of_an_enqueue_is_left_to_the_codec(before: list[int], odd: Any, after: list[int]) -> None:
-    assert len(stored([*before, odd, *after]).outcomes) == len(before) + 1 + len(after)
+    assert len(enqueued([*before, odd, *after]).outcomes) == len(before) + 1 + len(after)
 
 
 @pytest.mark.parametrize("method", ["Ack", "Nack", "ExtendLease", "DeleteItems"])
 @given(count=st.integers(1, 300))
 def test_acked_items_are_the_codecs_bytes(method: str, count: int) -> None:
     structs = responses.item_outcomes(Call(method, idl.AckRequest()), [None] * count, Counters())
-    assert settled(method, [None] * count) == encode_struct(getattr(idl, f"{method}Response")(structs))
+    made = encode_struct(getattr(idl, f"{method}Response")(structs))
+    assert settled(method, [None] * count) == responses.carried_out(count) == made
 
 
 @given(st.integers(0, 5), st.sampled_from(REFUSED), st.integers(0, 5))
@@ -120,6 +121,7 @@ def test_leased_items_are_the_codecs_bytes(found: list[Any]) -> None:
 def test_outcomes_and_leased_items_are_the_codecs_bytes(outcomes: list[FoqsError | None], found: list[Any]) -> None:
     call = Call("AckAndDequeue", idl.AckAndDequeueRequest())
     structs = responses.item_outcomes(call, outcomes, Counters())
+    acked = encode_struct(idl.AckResponse(structs))
     usual = responses.dequeue_response(found)
     both = idl.AckAndDequeueResponse(structs, [responses.leased(item) for item in found])
-    assert responses.ack_and_dequeue_response(structs, usual) == encode_struct(both)
+    assert responses.ack_and_dequeue_response(acked, usual) == encode_struct(both)

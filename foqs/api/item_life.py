@@ -9,14 +9,14 @@ from typing import Any, NamedTuple, TypeVar
 from foqs.api import responses, validation
 from foqs.api.host import Host
 from foqs.api.validation import Intake
-from foqs.bounds import Bounded, Quota
+from foqs.bounds import Bounded, Limits, Quota
 from foqs.engine import item_ops
 from foqs.engine.calls import PER_WORKER, DequeueCall, EnqueueCall, ItemsCall
 from foqs.engine.dequeue import ITEM_OVERHEAD_BYTES
 from foqs.engine.item_ops import Op
 from foqs.engine.listing import ANSWERS_SHARE
 from foqs.errors import FoqsError, Invalid
-from foqs.fairness.keys import TopicKey
+from foqs.fairness.keys import LaneKey, TopicKey
 from foqs.hooks.protocol import EnqueueResult, Failed, Hook, Outcome
 from foqs.hooks.topic_hooks import TopicHook, TopicHooks, new_item
 from foqs.idl import idl
@@ -38,6 +38,29 @@ _FAR_SHARE = 1 / 8
 topics that have items on other hosts alone would wait until the other topics are empty here."""
 
 
+_NAMESPACES = 100
+
+
+class PlainTopics:
+    """Topics whose names are good and whose policies do nothing to an enqueue, by namespace: an item of them needs no
+    check but its own. They hold for these limits, and until `Policies.changes` changes."""
+
+    __slots__ = ("changes", "limits", "topics")
+
+    def __init__(self, limits: Limits, changes: int) -> None:
+        self.limits = limits
+        self.changes = changes
+        self.topics: dict[str, dict[str, LaneKey]] = {}
+
+    def begin(self, ns: str) -> dict[str, LaneKey]:
+        """Return the topics of a namespace that is new here: none. Raises Invalid."""
+        validation.name(ns, "ns", self.limits)
+        if len(self.topics) >= _NAMESPACES:
+            self.topics.clear()
+        found = self.topics[ns] = {}
+        return found
+
+
 class ItemLife:
     def __init__(
         self, host: Host, news: ReadyPublisher, quotas: QuotaClient, elsewhere: Elsewhere, hooks: TopicHooks
@@ -50,6 +73,7 @@ class ItemLife:
         self._quotas = quotas
         self._elsewhere = elsewhere
         self._hooks = hooks
+        self._known = PlainTopics(host.limits, -1)
 
     def handlers(self) -> dict[str, Callable[[Call], None]]:
         return {
@@ -65,14 +89,19 @@ class ItemLife:
         request, limits, state = call.request, self._host.limits, self._engine.state
         if state.draining:
             self._host.refuse_when_draining()
-        ns = validation.name(request.ns, "ns", limits)
-        specs = request.items
+        known = self._known
+        if known.limits is not limits or known.changes != state.policies.changes:
+            known = self._known = PlainTopics(limits, state.policies.changes)
+        ns, specs = request.ns, request.items
+        plain_topics = known.topics.get(ns)
+        if plain_topics is None:
+            plain_topics = known.begin(ns)
         if not specs or len(specs) > limits.request_items:
             validation.counted(specs, "items", limits.request_items)
         timeout_ms = validation.timeout_ms(request, limits)
         now_ms = self._now_ms()
         waiting = EnqueueCall(len(specs), partial(responses.answer_enqueue, call, state.counters))
-        taken = Intake(ns, specs, limits, now_ms, state.policies.namespaces.get(ns))
+        taken = Intake(ns, specs, limits, now_ms, state.policies.namespaces.get(ns), plain_topics)
         if taken.plain and self._quotas.of(ns) is None:
             self._store(waiting, taken, request, now_ms, now_ms + timeout_ms)
         elif taken.hooked and not self._forwarder.was_charged(request):
@@ -416,6 +445,8 @@ def checked(entries: Sequence[Any], op_of: Callable[[Any], Op]) -> tuple[list[in
 
 def sifted_acks(acks: Sequence[Any]) -> tuple[list[int], list[int], Sifted | None]:
     """Return the ids and the leases of the acks to carry out, and the result of `sift`."""
+    if isinstance(acks, AckColumns) and len(acks.ids) == 1:
+        return acks.ids, acks.leases, None
     ids, leases = ids_and_leases(acks)
     errors: dict[int, FoqsError] = {}
     if not isinstance(acks, AckColumns):  # which have both fields

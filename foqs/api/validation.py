@@ -232,11 +232,14 @@ def filled(spec: Any, policy: TopicPolicy, limits: Limits) -> Any:
     return made
 
 
+_MOST_PLAIN = 1_000
+
+
 class Intake:
     """Turns the specs of one enqueue into items. `keys` (lanes), `indices` and `sizes` run along with `items`."""
 
     __slots__ = (
-        "_asked", "_filling", "_keys", "_limits", "_now_ms", "_ns", "_policies", "_tenants", "bounded",
+        "_asked", "_filling", "_keys", "_limits", "_now_ms", "_ns", "_plain_topics", "_policies", "_tenants", "bounded",
         "errors", "hooked", "indices", "items", "keyed", "keys", "plain", "sizes", "weighed",
     )  # fmt: skip
 
@@ -247,8 +250,10 @@ class Intake:
         limits: Limits,
         now_ms: int,
         policies: NamespacePolicies | None = None,
+        plain_topics: dict[str, LaneKey] | None = None,
     ) -> None:
-        """`policies`: the policies of the namespace, if it has any of its own."""
+        """`policies`: the policies of the namespace, if it has any of its own. `plain_topics`: topics of the namespace
+        with good names whose policies do nothing to an enqueue; the intake adds some, up to `_MOST_PLAIN`."""
         self._ns = ns
         self._limits = limits
         self._now_ms = now_ms
@@ -257,6 +262,7 @@ class Intake:
         self.bounded: dict[TopicKey, Quota] = {}  # topics with a bound on their stored items
         self.hooked: list[str] = []  # topics with a hook of enqueues
         self._filling: dict[str, TopicPolicy] = {}  # by topic: policies with values for unset fields of an item
+        self._plain_topics = {} if plain_topics is None else plain_topics
         self._keys: dict[str, LaneKey] = {}
         self._asked: dict[tuple[Any, ...], LaneKey] = {}  # by the fields of specs that say which lane an item is in
         self._tenants: dict[LaneKey, LaneKey] = {}  # one object for each lane that is not plain
@@ -385,10 +391,7 @@ class Intake:
         topic, payload, metadata = spec.topic, spec.payload, spec.metadata
         key = self._keys.get(topic)
         if key is None:
-            key = lane_key((self._ns, name(topic, "topic", limits)))
-            if self._policies is not None and not (policy := self._policies.of(topic)).plain:
-                self._begin(topic, policy)
-            self._keys[topic] = key
+            key = self._keys[topic] = self._plain_topics.get(topic) or self._new_key(topic)
         if topic in self._filling:
             spec = filled(spec, self._filling[topic], limits)
         if payload is None:
@@ -451,6 +454,16 @@ class Intake:
     def _lane(self, plain: LaneKey, fairness: str, throttles: tuple[str, ...]) -> LaneKey:
         key = lane_key(topic_key(plain), fairness, throttles)
         return self._tenants.setdefault(key, key)
+
+    def _new_key(self, topic: str) -> LaneKey:
+        """Return the key of a topic's plain lane, after a check of the topic. Raises Invalid and Unavailable."""
+        key = lane_key((self._ns, name(topic, "topic", self._limits)))
+        policy = None if self._policies is None else self._policies.of(topic)
+        if policy is not None and not policy.plain:
+            self._begin(topic, policy)
+        elif len(self._plain_topics) < _MOST_PLAIN:
+            self._plain_topics[topic] = key
+        return key
 
     def _begin(self, topic: str, policy: TopicPolicy) -> None:
         """Record the policy's effects on this topic's items. Raises Unavailable."""

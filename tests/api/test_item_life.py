@@ -1,12 +1,15 @@
 """Enqueue and dequeue: checks of requests, answers item by item, quotas, and requests that go to another host."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from foqs.api import item_life, validation
 from foqs.config.schema import QuotaKeys
 from foqs.errors import Invalid, NotServed, OutcomeUnknown, Overloaded, Unavailable
 from foqs.idl import idl
+from foqs.policies.settings import Settings
 from tests.api.wire import spec
 from tests.support.one_host import FORWARDED, OneHost, kinds, messages, put, refused, routing_of, take
 
@@ -79,6 +82,39 @@ def test_an_enqueue_as_a_whole_is_checked_first(host: OneHost) -> None:
     assert refused(host, "Enqueue", ns="n", items=items * 10_001) == "items has 10001 entries, more than 10000"
     bad = idl.RequestContext(timeout_ms=0)
     assert refused(host, "Enqueue", ns="n", items=items, context=bad).startswith("context.timeout_ms")
+
+
+def stored(host: OneHost, topic: str, ns: str = "n") -> type | None:
+    """The error of an item of the topic; None if it is stored."""
+    (kind,) = kinds(host.ask("Enqueue", ns=ns, items=[spec(topic)]))
+    return kind
+
+
+def test_a_known_topic_follows_its_policy(host: OneHost) -> None:
+    assert stored(host, "t") is None
+    host.engine.apply_settings(Settings("n", 1, {"topic.t": '{"closed": true}'}))
+    assert (stored(host, "t"), stored(host, "u")) == (Unavailable, None)
+    host.engine.apply_settings(Settings("n", 2, {"topic.t": '{"ttl_ms": 5000}'}))
+    assert [stored(host, "t") for _ in range(2)] == [None, None]
+    assert [item.expires_at_ms - item.enqueued_at_ms for item in take(host).items[1:]] == [5_000, 5_000]
+
+
+def test_a_known_topic_follows_the_limits(host: OneHost) -> None:
+    assert (stored(host, "tt"), stored(host, "tt")) == (None, None)
+    assert host.service is not None
+    host.service.host.limits = replace(host.limits, name_bytes=1)
+    assert (stored(host, "tt"), stored(host, "t")) == (Invalid, None)
+    assert refused(host, "Enqueue", ns="nn", items=[spec("t")]) == "ns must have 1 to 1 bytes"
+
+
+def test_few_topics_and_namespaces_are_known(host: OneHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(item_life, "_NAMESPACES", 2)
+    monkeypatch.setattr(validation, "_MOST_PLAIN", 2)
+    assert host.service is not None
+    known = host.methods["Enqueue"].__self__  # type: ignore[attr-defined]
+    for ns in "nmk":
+        assert [stored(host, topic, ns) for topic in "tuvt"] == [None] * 4
+    assert {ns: list(topics) for ns, topics in known._known.topics.items()} == {"k": ["t", "u"]}
 
 
 def test_a_quota_refuses_the_items_beyond_it() -> None:

@@ -243,8 +243,8 @@ class ItemLife:
             full = [] if ended is None or items else holdings.limited(ended)
             worker_limits = None if ended is None else ended.limits
             plain = not (doubtful or ledger or worker_limits)
-            if items and plain and (usual := responses.dequeue_response(items)) is not None:
-                return answers.reply(usual)
+            if items and plain:
+                return answers.reply(responses.dequeue_response(items))
             made = [responses.leased(item) for item in items]
             if ledger:
                 responses.with_ledgers(items, made, state.topics.ledgers, self._elsewhere, self._now_ms())

@@ -25,9 +25,18 @@ from sqlalchemy.pool import NullPool
 
 from foqs.checks import host_port, shard_url_fault
 from foqs.store import server
+from foqs.store.compound import Compound, compound_text
 from foqs.store.dialect import MYSQL, SQLITE, Dialect
 from foqs.store.errors import Place, Seam
-from foqs.store.packets import BadReply, Inserts, close_command, prepare_commands, read_prepared
+from foqs.store.packets import (
+    COM_STMT_PREPARE,
+    BadReply,
+    Inserts,
+    close_command,
+    command,
+    prepare_commands,
+    read_prepared,
+)
 from foqs.store.protocol import ShardRefused, StoreError
 from foqs.store.server import facts, is_read_only
 from foqs.store.statements import in_packets
@@ -219,6 +228,7 @@ class Link:
         self._one_packet = dialect.one_packet
         self._in_python = database.reads_in_python
         self.inserts: Inserts | None = None
+        self.compound: Compound | None = None
         self.autocommit = True
         dbapi: Any = self.connection.connection.dbapi_connection
         self._dbapi = dbapi
@@ -300,14 +310,23 @@ class Link:
                 socket.socket.shutdown(found, socket.SHUT_RDWR)  # that of a TLS socket would not wake a read
 
     def prepare_inserts(self) -> None:
-        """Prepare the INSERTs of new items on `plain_socket`. A server may have no room for them: then they stay None.
+        """Prepare the INSERTs of new items. A server may have no room for them: then they stay None.
 
         Raises the driver's errors.
         """
+        if (numbers := self._prepare(prepare_commands())) is not None:
+            self.inserts = Inserts(numbers)
+
+    def prepare_compound(self) -> None:
+        """Prepare the statement of small transactions, as `prepare_inserts` does."""
+        if (numbers := self._prepare([command(COM_STMT_PREPARE, compound_text().encode())])) is not None:
+            self.compound = Compound(numbers[0])
+
+    def _prepare(self, commands: Sequence[bytes]) -> list[int] | None:
+        """Return the numbers of the statements that are prepared on `plain_socket`; None if it is not all of them."""
         found = self.plain_socket
         if found is None:
-            return
-        commands = prepare_commands()
+            return None
         found.sendall(b"".join(commands))
         with found.makefile("rb") as stream:
 
@@ -322,9 +341,16 @@ class Link:
             except BadReply as error:
                 raise ConnectionError(str(error)) from error
         if len(numbers) == len(commands):
-            self.inserts = Inserts(numbers)
-        elif numbers:
+            return numbers
+        if numbers:
             found.sendall(b"".join([close_command(number) for number in numbers]))
+        return None
+
+    def forget_types(self) -> None:
+        """Have the types of parameters sent again: a server that refused a command may not have read them."""
+        for prepared in (self.inserts, self.compound):
+            if prepared is not None:
+                prepared.forget_types()
 
     def execute(self, statement: str) -> None:
         if not self.autocommit:

@@ -52,7 +52,7 @@ _ROW_BYTES = 64
 """Bound on a row of `item` without its bytes, and its part of types and NULL bits."""
 _pack_item = Struct("<qiiqqqib").pack
 pack_ready = Struct("<iiqqi").pack
-_pack_head = Struct("<IBI").pack  # statement, no cursor, one iteration
+pack_statement = Struct("<IBI").pack  # statement, no cursor, one iteration
 _prepared = Struct("<xIHH").unpack_from
 _pack_number = Struct("<I").pack
 _LENGTHS = [bytes([length]) for length in range(251)]
@@ -193,7 +193,7 @@ class Prepared:
 
     def __init__(self, number: int, parameters: int, types: bytes) -> None:
         self.typed = False
-        self._head = _pack_head(number, 0, 1)
+        self._head = pack_statement(number, 0, 1)
         self._null_bytes = (parameters + 7) // 8
         self._types = types
 

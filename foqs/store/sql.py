@@ -42,6 +42,7 @@ from foqs.rows import (
     TimerRow,
 )
 from foqs.store import reads, server, settings
+from foqs.store.compound import CompoundTransaction
 from foqs.store.dialect import dialect_of
 from foqs.store.link import PACKET_BYTES, Database, Link, Seen, look_at
 from foqs.store.opening import read_opened
@@ -70,7 +71,7 @@ from foqs.store.protocol import (
     explained,
 )
 from foqs.store.reads import Reads
-from foqs.store.statements import ANOTHER_OWNER, COMMIT_TEXT, planner_of
+from foqs.store.statements import ANOTHER_OWNER, COMMIT_TEXT, Plan, planner_of
 from foqs.store.transaction import TEXT_OF_ITEM_BYTES, Loss, State, Transaction, end_of, in_binary, packets_of
 
 log = structlog.get_logger("foqs.store")
@@ -87,7 +88,7 @@ class SqlStore:
     `connect_timeout_s` and `io_timeout_s` bound how long a database that hangs can hold up a call (the latter holds
     for each answer of a server; SQLite waits 5 s for locks at most). `mismatches` counts rows that a write should
     have matched and did not: the host's memory and the database disagree. `binary_inserts`: transactions of `begin`
-    send new items as parameters of prepared statements where that is cheaper.
+    send new items, and small transactions as a whole, as parameters of prepared statements where that is cheaper.
     """
 
     def __init__(
@@ -182,6 +183,8 @@ class SqlStore:
         self._planner = planner_of(self._dialect, max_statement_bytes, link.packet_bytes)
         if self._binary_inserts and self._dialect.prepared_inserts:
             link.prepare_inserts()
+            if link.inserts is not None:
+                link.prepare_compound()
         if self._database.reads_in_python:
             raise_bound, reading.packed_bytes = reads.packed_set_up(facts.max_packet_bytes)
             link.execute(raise_bound)
@@ -315,11 +318,16 @@ class SqlStore:
             raise self._unusable()
         planner, items, inserts = self._planner, batch.inserts, None
         next_number = max(self._next_number, batch.next_number)
+        fence = self._epoch, link.id, self._seq + 1, next_number
+        if link.compound is not None:
+            command = link.compound.command(*fence, batch, planner.one_packet_bytes)
+            if command is not None:
+                return CompoundTransaction(Plan((), (), next_number, with_commit=True), [command], known=self._known)
         if link.inserts is not None and items:
             size = 2 * sum(map(len, map(_payload, items))) + TEXT_OF_ITEM_BYTES * len(items)
             if size > planner.one_packet_bytes:  # a shorter transaction is faster as one packet
                 inserts = in_binary(planner, link.inserts, items)
-        plan = planner.plan(self._epoch, link.id, self._seq + 1, next_number, batch, inserts)
+        plan = planner.plan(*fence, batch, inserts)
         if plan.with_commit:
             text = ";".join(plan.texts).encode()
             return Transaction(plan, [command_head(len(text) + 1, COM_QUERY) + text], known=self._known)
@@ -337,8 +345,7 @@ class SqlStore:
                 self._missed(transaction.missed)
             return
         link = self._begun()
-        if link.inserts is not None:
-            link.inserts.forget_types()
+        link.forget_types()
         error = self._errors.error_of(transaction.failure) if transaction.failure is not None else None
         if isinstance(transaction.failure, Loss):
             link.shut_down()

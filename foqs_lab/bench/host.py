@@ -140,7 +140,9 @@ class MemoryStore(SqlStore):
         self.transactions = 0
 
     def open(self, owner: str, *, take_over: bool, epoch_above: int = 0, marks: Marks | None = None) -> Opened:
-        link: Any = SimpleNamespace(id=1, inserts=None, autocommit=True, poll=None, close=self._close_socket)
+        link: Any = SimpleNamespace(
+            id=1, inserts=None, compound=None, autocommit=True, poll=None, close=self._close_socket
+        )
         self._link, self._epoch, self._next_number = link, 1, 1
         now_ms, now_ns = _now_ms(), time.monotonic_ns()
         settings = [SettingRow(_NS.encode(), _SETTINGS.encoded())]

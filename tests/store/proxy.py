@@ -7,7 +7,9 @@ import socket
 import threading
 from dataclasses import dataclass
 
-_QUERY = 3  # the command byte of COM_QUERY
+_QUERY = b"\3"  # the command byte of COM_QUERY
+PREPARED = "\x17"
+"""The statement of a `Break` at the run of a prepared statement."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ class Proxy:
     def _breaks(self, packet: bytes) -> Break | None:
         with self._lock:
             at = self._break
-            if at is None or packet[4] != _QUERY or not packet[5:].startswith(at.statement.encode()):
+            if at is None or not packet[4:].removeprefix(_QUERY).startswith(at.statement.encode()):
                 return None
             self._break = None
             return at

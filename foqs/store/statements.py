@@ -190,7 +190,7 @@ def _insert_keys(made: list[Statement], batch: Batch) -> None:
     _insert(made, _DEDUP, [_dedup(row) for row in batch.dedup_new])
     made += [
         (f"REPLACE INTO {_DEDUP} VALUES {','.join([_dedup(row) for row in piece])}", None)
-        for piece in _pieces(batch.dedup_copied + batch.dedup_again, ROWS)
+        for piece in _pieces([*batch.dedup_copied, *batch.dedup_again], ROWS)
     ]
 
 

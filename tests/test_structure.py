@@ -49,7 +49,7 @@ LINES = {
     "foqs.server": 3_946,
     "foqs.shardmgr": 2_148,
     "foqs.spark": 4_797,
-    "foqs.store": 5_476,
+    "foqs.store": 5_485,
     "foqs.wire": 1_490,
     "foqs.zk": 1_673,
     "foqs_lab": 9_280,

@@ -160,6 +160,12 @@ class CompoundTransaction(Transaction):
 
     __slots__ = ()
 
+    @property
+    def misunderstood(self) -> bool:
+        """Return True for an end that may recur: a server that prepares the statement and cannot run it, say."""
+        failure = self.failure
+        return self.state is State.IN_DOUBT and (isinstance(failure, Err) or failure is Loss.BAD_REPLY)
+
     def _replied(self) -> bytes:
         failure = self.failure
         if failure is None and len(self._counts) == 1:

@@ -114,7 +114,7 @@ class SqlStore:
         self._own_connections: deque[int] = deque(maxlen=16)
         self._server = b""
         self._planner = planner_of(self._dialect, PACKET_BYTES, PACKET_BYTES)
-        self._binary_inserts = binary_inserts
+        self._binary_inserts = self._compounds = binary_inserts
         self._reads: Reads | None = None
         self._known: dict[tuple[int | None, ...], bytes] = {}
         self._epoch = 0
@@ -183,7 +183,7 @@ class SqlStore:
         self._planner = planner_of(self._dialect, max_statement_bytes, link.packet_bytes)
         if self._binary_inserts and self._dialect.prepared_inserts:
             link.prepare_inserts()
-            if link.inserts is not None:
+            if link.inserts is not None and self._compounds:
                 link.prepare_compound()
         if self._database.reads_in_python:
             raise_bound, reading.packed_bytes = reads.packed_set_up(facts.max_packet_bytes)
@@ -346,6 +346,8 @@ class SqlStore:
             return
         link = self._begun()
         link.forget_types()
+        if isinstance(transaction, CompoundTransaction) and transaction.misunderstood:
+            self._compounds = False
         error = self._errors.error_of(transaction.failure) if transaction.failure is not None else None
         if isinstance(transaction.failure, Loss):
             link.shut_down()

@@ -210,6 +210,19 @@ def test_a_lock_wait_and_an_end_by_the_server(shard: ServerShard, store: Compoun
 
 
 @MARIADB
+def test_a_server_that_cannot_run_the_statement(shard: ServerShard, store: CompoundStore) -> None:
+    """It is asked once; from then on the transactions are text."""
+    assert store._link is not None
+    store._link.compound = Compound(9_999)
+    with pytest.raises(CommitUnknown):
+        insert(store, item(1))
+    assert store.reconnect() is False
+    insert(store, item(1))
+    assert store.compounds == 1
+    assert ask(shard, "SELECT COUNT(*) FROM item") == ((1,),)
+
+
+@MARIADB
 def test_tables_that_change_between_two_transactions(shard: ServerShard, store: CompoundStore) -> None:
     """The server makes a new plan, and keeps the places of the parameters."""
     changes = ("ADD COLUMN extra BIGINT NOT NULL DEFAULT 7", "DROP COLUMN extra", "ENGINE = InnoDB")

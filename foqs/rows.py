@@ -341,34 +341,39 @@ class Opened:
     leases_ended: int = 0
 
 
+_NO_ROWS: Any = ()
+"""A column of a `Batch` without rows."""
+
+
 @dataclass(slots=True)
 class Batch:
     """One transaction. The store runs the lists in this order, after the fence.
 
     An item that moves is in the list it leaves and in the list it enters. Bounds: the caller keeps a batch
-    below the store's `max_batch_bytes`; the store cuts statements.
+    below the store's `max_batch_bytes`; the store cuts statements. Most batches have rows in `inserts` and `item_gone`
+    alone, so that the other columns become lists in `fill`.
     """
 
-    lanes_new: list[LaneRow] = field(default_factory=list)
-    weights: list[tuple[int, int]] = field(default_factory=list)  # lane, weight
+    lanes_new: list[LaneRow] = _NO_ROWS
+    weights: list[tuple[int, int]] = _NO_ROWS  # lane, weight
     dedup_gone: tuple[int, int] | None = None  # all that expire in this range, both ends included
-    dedup_new: list[DedupRow] = field(default_factory=list)  # RowRejected if a row with one of the digests is there
-    dedup_again: list[DedupRow] = field(default_factory=list)  # the same, in place of rows that expired
+    dedup_new: list[DedupRow] = _NO_ROWS  # RowRejected if a row with one of the digests is there
+    dedup_again: list[DedupRow] = _NO_ROWS  # the same, in place of rows that expired
     inserts: list[NewItem] = field(default_factory=list)
-    ready_gone: list[tuple[int, int, int, int]] = field(default_factory=list)  # lane, priority, deliver_after, id
-    timer_gone: list[int] = field(default_factory=list)
-    metadata_new: list[tuple[int, bytes]] = field(default_factory=list)  # id, metadata
-    deliver_after_new: list[tuple[int, int]] = field(default_factory=list)  # id, deliver_after_ms
-    moved: list[tuple[int, int, int, int]] = field(default_factory=list)  # id, lane, deliver_after_ms, expires_at_ms
-    ready_new: list[ReadyRow] = field(default_factory=list)
-    timer_new: list[TimerRow] = field(default_factory=list)
-    expiry_gone: list[int] = field(default_factory=list)
-    expiry_new: list[tuple[int, int]] = field(default_factory=list)  # at_ms, id
-    failure_gone: list[int] = field(default_factory=list)  # of those ids that have a row
-    failure_new: list[FailureRow] = field(default_factory=list)
+    ready_gone: list[tuple[int, int, int, int]] = _NO_ROWS  # lane, priority, deliver_after, id
+    timer_gone: list[int] = _NO_ROWS
+    metadata_new: list[tuple[int, bytes]] = _NO_ROWS  # id, metadata
+    deliver_after_new: list[tuple[int, int]] = _NO_ROWS  # id, deliver_after_ms
+    moved: list[tuple[int, int, int, int]] = _NO_ROWS  # id, lane, deliver_after_ms, expires_at_ms
+    ready_new: list[ReadyRow] = _NO_ROWS
+    timer_new: list[TimerRow] = _NO_ROWS
+    expiry_gone: list[int] = _NO_ROWS
+    expiry_new: list[tuple[int, int]] = _NO_ROWS  # at_ms, id
+    failure_gone: list[int] = _NO_ROWS  # of those ids that have a row
+    failure_new: list[FailureRow] = _NO_ROWS
     item_gone: list[int] = field(default_factory=list)
-    lanes_gone: list[int] = field(default_factory=list)
-    dedup_copied: list[DedupRow] = field(default_factory=list)  # from the shard that had the slot before
+    lanes_gone: list[int] = _NO_ROWS
+    dedup_copied: list[DedupRow] = _NO_ROWS  # from the shard that had the slot before
     slots: Holding | None = None  # None: as they are
     # Saved with the fence's own UPDATE.
     next_number: int = 1
@@ -377,6 +382,14 @@ class Batch:
     dedup_from_ms: int = 0
     indexed_to: int | None = None  # only items with a greater id may be unindexed; None: as it is
     indexed_from: int | None = None  # the same before this transaction: a part of it saves this
+    filled: bool = False
+
+    def fill(self) -> None:
+        """Make lists of the columns that have none yet, so that rows can be added to them."""
+        self.filled = True
+        for name in _COLUMNS:
+            if getattr(self, name) is _NO_ROWS:
+                setattr(self, name, [])
 
     def ids(self) -> list[int]:
         """Return every item that the batch touches, each once, in a stable order."""
@@ -412,3 +425,4 @@ _ID_OF: dict[str, Callable[[Any], int]] = {
     "item_gone": int,
 }
 """By the list of a batch: the id of the item in one of its rows."""
+_COLUMNS = [*_ID_OF, "lanes_new", "weights", "dedup_new", "dedup_again", "lanes_gone", "dedup_copied"]

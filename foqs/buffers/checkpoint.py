@@ -73,7 +73,7 @@ class Checkpoint:
         self._plan()
 
     def shift(self, by_ms: int) -> None:
-        """Follow the host's clock, which was set by `by_ms`: a pause stays as long as it is."""
+        """Follow the host's clock, which was set by `by_ms`: a pause ends no later."""
         if self._not_before_ms:
             self._not_before_ms += by_ms
             self._plan()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
 from foqs.buffers.pending_dedup import Copy
 from foqs.buffers.reads import Read
@@ -103,7 +103,7 @@ _IN_READY = Place.READY
 
 
 def emit(change: Change, transaction: Batch) -> None:
-    """Add the rows of this change to `transaction`.
+    """Add the rows of this change to `transaction`, which is `filled`.
 
     A change leaves the table the item is in when the transaction is built (every earlier outcome is known by then) and
     enters another one, or none."""
@@ -176,6 +176,10 @@ def _move(change: Change, transaction: Batch) -> None:
         transaction.failure_new.append(move.failure._replace(lane=target.number))
 
 
+_NONE: Any = ()
+"""Most batches have nothing of most kinds, and most results say nothing of single items: these cost no object."""
+
+
 @dataclass(slots=True)
 class ShardBatch:
     """The work for the shard's store. A batch with `reconnect` has nothing else."""
@@ -184,13 +188,13 @@ class ShardBatch:
     transaction: Batch | None = None
     chunks: list[Chunk] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
-    indexed: list[Item] = field(default_factory=list)  # they get their rows in `ready`, and stay as they are otherwise
-    lanes_new: dict[Lane[Item], None] = field(default_factory=dict)
-    weights: dict[Lane[Item], int] = field(default_factory=dict)  # of lanes whose weight changes
-    lanes_filled: list[Lane[Item]] = field(default_factory=list)  # they had a row and no item
-    lanes_gone: dict[Lane[Item], None] = field(default_factory=dict)
-    reads: list[Read] = field(default_factory=list)
-    copies: list[Copy] = field(default_factory=list)
+    indexed: list[Item] = _NONE  # they get their rows in `ready`, and stay as they are otherwise
+    lanes_new: dict[Lane[Item], None] = _NONE
+    weights: dict[Lane[Item], int] = _NONE  # of lanes whose weight changes
+    lanes_filled: list[Lane[Item]] = _NONE  # they had a row and no item
+    lanes_gone: dict[Lane[Item], None] = _NONE
+    reads: Sequence[Read] = ()
+    copies: Sequence[Copy] = ()
     confirm: bool = False
     rows: int = 0
     taken_rows: int = 0  # items of all chunks that were taken out of the queue for it
@@ -221,10 +225,10 @@ class BatchResult:
     """
 
     outcome: Outcome = Outcome.NONE
-    rejected: dict[int, str] = field(default_factory=dict)
-    committed: set[int] = field(default_factory=set)
-    failed: set[int] = field(default_factory=set)
-    known: dict[int, DedupRow] = field(default_factory=dict)
+    rejected: dict[int, str] = _NONE
+    committed: set[int] = _NONE
+    failed: set[int] = _NONE
+    known: dict[int, DedupRow] = _NONE
     reads: int = 0
     confirmed: bool = False
     db_now_ms: int = 0

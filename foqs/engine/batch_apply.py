@@ -91,7 +91,7 @@ def _known_before_the_break(shard: Shard, batch: ShardBatch, result: BatchResult
     """Apply the known part of a transaction that was bisected before the connection broke; the rest stays unknown."""
     if not (result.rejected or result.committed or result.failed):
         return
-    known = result.rejected.keys() | result.committed | result.failed
+    known = {*result.rejected, *result.committed, *result.failed}
     part = ShardBatch(transaction=batch.transaction)
     part.changes = [change for change in batch.changes if change.item.id in known]
     part.indexed = [item for item in batch.indexed if item.id in known]
@@ -125,7 +125,7 @@ def _apply_transaction(shard: Shard, batch: ShardBatch, result: BatchResult, now
             _changed(memory, batch.changes, now_ms)
         for item in batch.indexed:
             memory.indexed(item)
-        left = [*batch.lanes_new, *batch.lanes_filled]
+        left = [*batch.lanes_new, *batch.lanes_filled] if batch.lanes_new or batch.lanes_filled else ()
     else:
         shard.counters.failed_transactions += result.outcome is Outcome.FAILED
         _apply_mixed(shard, batch, result, now_ms)
@@ -141,8 +141,8 @@ def _apply_transaction(shard: Shard, batch: ShardBatch, result: BatchResult, now
 def _lanes_committed(memory: ShardMemory, batch: ShardBatch) -> None:
     for lane in batch.lanes_new:
         lane.stored = True
-    for lane, weight in batch.weights.items():
-        lane.weigh(weight)
+    for lane in batch.weights:
+        lane.weigh(batch.weights[lane])
     for lane in batch.lanes_gone:
         memory.forget_lane(lane)
 

@@ -218,10 +218,15 @@ def _stored_lane(shard: Shard, lane: Lane[Item], batch: ShardBatch, transaction:
         shard.memory.number_lane(lane, number)
     if not lane.total:  # keep it: this transaction inserts into it
         shard.memory.idle_lanes.pop(lane.key, None)
-        batch.lanes_gone.pop(lane, None)
+        if batch.lanes_gone:
+            batch.lanes_gone.pop(lane, None)
         if lane.stored:
+            batch.lanes_filled = batch.lanes_filled or []
             batch.lanes_filled.append(lane)
     if not lane.stored and lane not in batch.lanes_new:
+        if not batch.lanes_new:
+            batch.lanes_new = {}
+            transaction.fill()
         batch.lanes_new[lane] = None
         ns, topic = lane.topic.key
         fairness, throttles = tenancy_of(lane.key)
@@ -233,9 +238,11 @@ def _stored_lane(shard: Shard, lane: Lane[Item], batch: ShardBatch, transaction:
 def _take_extras(shard: Shard, chunk: Chunk, batch: ShardBatch, transaction: Batch, now_ms: int) -> None:
     """Write the deduplication keys of the chunk, and the weights that its items bring to their lanes."""
     if chunk.dedup is not None:
+        transaction.fill()
         transaction.dedup_new += dedup.rows_of(shard.queue, chunk, now_ms)
     if chunk.weights is None:
         return
+    batch.weights = batch.weights or {}
     for key in dict.fromkeys(chunk.keys):
         lane, weight = shard.memory.lanes[key], chunk.weights.get(key, 0)
         if weight and weight != batch.weights.get(lane, lane.weight):
@@ -258,6 +265,7 @@ def _remove_lane(memory: ShardMemory, lane: Lane[Item], batch: ShardBatch) -> No
     """Remove an empty lane. An insert into it in a later transaction gives it a new row."""
     del memory.idle_lanes[lane.key]
     if lane.stored:
+        batch.lanes_gone = batch.lanes_gone or {}
         batch.lanes_gone[lane] = None
     else:  # the transaction with its row failed
         memory.forget_lane(lane)
@@ -276,6 +284,8 @@ def _take_changes(shard: Shard, batch: ShardBatch, transaction: Batch) -> None:
         if change.to is _GONE and item.unindexed and not item.expires_at_ms and not item.lane.dead:
             transaction.item_gone.append(item.id)  # `emit`, of an item that has no other row
         else:
+            if not transaction.filled:
+                transaction.fill()
             if change.move is not None:
                 change.target = _stored_lane(shard, shard.memory.lane(change.move.lane), batch, transaction)
             emit(change, transaction)
@@ -287,6 +297,7 @@ def _take_changes(shard: Shard, batch: ShardBatch, transaction: Batch) -> None:
 def _take_leases(shard: Shard, batch: ShardBatch, transaction: Batch, before_ms: int, now_ms: int) -> None:
     """Write leases that were given up to `before_ms` and have not ended; make the items of expired leases ready."""
     unwritten = shard.queue.unwritten
+    transaction.fill()
     kept: deque[tuple[int, Item, int]] = deque()
     room = shard.config.batch_rows
     while unwritten and unwritten[0][0] <= before_ms and room > 0:
@@ -320,6 +331,8 @@ def _index_tail(shard: Shard, batch: ShardBatch, transaction: Batch, below: int)
     queue = shard.queue
     listed = set(queue.lists[0].lanes) if queue.lists and queue.lists[0].state == "ready" else ()
     room = max(shard.config.batch_rows, len(transaction.inserts))
+    transaction.fill()
+    batch.indexed = []
     for item in shard.memory.tail.items():
         if item.id >= below and not listed:
             break
@@ -375,7 +388,7 @@ def _add_reads(shard: Shard, batch: ShardBatch, now_ms: int) -> None:
             (queue.keys.scan, dedup.ExpiredKeysRead),
         ):
             if scan.due_ms <= now_ms:
-                batch.reads.append(read(scan, scan.begin(now_ms), shard.config.scan_rows))
+                batch.reads = [*batch.reads, read(scan, scan.begin(now_ms), shard.config.scan_rows)]
     if queue.dead_reads or queue.lists:
         batch_reads.add_lists(shard, batch)
     # Reads alone do not prove ownership. Confirm it while reads continue, before the shard has to stop leasing items.

@@ -44,7 +44,7 @@ def add_pages(shard: Shard, batch: ShardBatch, now_ms: int) -> bool:
         reads += _wanted_pages(shard, max(room_bytes, 0), now_ms)
     if ids:
         reads.append(BodiesRead(ids))
-    batch.reads += reads
+    batch.reads = [*batch.reads, *reads]
     return bool(reads)
 
 
@@ -259,18 +259,19 @@ class BodiesRead(Read):
 
 
 def add_looks(shard: Shard, batch: ShardBatch) -> None:
-    batch.reads.append(LookRead(list(islice(shard.queue.looks, _LOOK_ROWS)), _dead_lanes(shard.memory, batch)))
+    look = LookRead(list(islice(shard.queue.looks, _LOOK_ROWS)), _dead_lanes(shard.memory, batch))
+    batch.reads = [*batch.reads, look]
 
 
 def add_lists(shard: Shard, batch: ShardBatch) -> None:
     """Add one read of dead letters and one list."""
     queue = shard.queue
     if queue.dead_reads:
-        batch.reads.append(queue.dead_reads.popleft())
+        batch.reads = [*batch.reads, queue.dead_reads.popleft()]
     if queue.lists:
         listing = queue.lists.pop(0)
         listing.dead = not _dead_lanes(shard.memory, batch).isdisjoint(listing.lanes)
-        batch.reads.append(listing)
+        batch.reads = [*batch.reads, listing]
 
 
 def _dead_lanes(memory: ShardMemory, batch: ShardBatch) -> Set[int]:

@@ -98,6 +98,7 @@ def _store(queue: ShardQueue, call: EnqueueCall, new: list[Keyed]) -> None:
 
 def fill_transaction(queue: ShardQueue, batch: ShardBatch, transaction: Batch) -> bool:
     """Add the changes of keys and slots. Return True if there are any."""
+    transaction.fill()
     _add_moved_slots(queue, batch, transaction)
     transaction.dedup_gone, queue.keys.gone = queue.keys.gone, None
     transaction.slots, queue.keys.wanted = queue.keys.wanted, None
@@ -189,7 +190,7 @@ def _add_moved_slots(queue: ShardQueue, batch: ShardBatch, transaction: Batch) -
         keys.gives.remove(give)
         give.done(Unavailable("the shard was given slots by a later record", RETRY_MS))
         return
-    batch.reads.append(GiveRead(give))
+    batch.reads = [*batch.reads, GiveRead(give)]
     keys.wanted = Holding(give.stamp, without(give.slot, last.bits))
 
 
@@ -224,7 +225,7 @@ class GiveRead(Read):
 
 def settle_copies(batch: ShardBatch, saved: bool) -> None:
     """Settle the requests whose rows the transaction had. A failed request is repeated."""
-    copies, batch.copies = batch.copies, []
+    copies, batch.copies = batch.copies, ()
     for copy in copies:
         copy.done(None if saved else _not_moved())
 

@@ -201,8 +201,8 @@ class ShardMemory:
     # ------------------------------------------------------------------------------------- windows
 
     def stored(self, chunks: Sequence[Chunk]) -> None:
-        """Add the committed inserts of `chunks` to the windows that cover them; a page or scan finds the others. Then
-        settle the requests."""
+        """Add the committed inserts of `chunks` to the windows that cover them, and settle their requests. A page or
+        scan finds an insert that no window covers."""
         unindexed: list[int] = []
         tail_bytes = 0
         for chunk in chunks:

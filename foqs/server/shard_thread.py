@@ -43,7 +43,7 @@ class Begun(NamedTuple):
 def run(store: ShardStore, shard_batch: ShardBatch, begun: Begun | None = None) -> BatchResult:
     """Run `shard_batch`: the transaction, if it is not `begun`, then the reads. Never raises a StoreError."""
     began_s = time.perf_counter() if begun is None else begun.at_s
-    result = BatchResult()
+    result = BatchResult(rejected={}, committed=set(), failed=set(), known={})
     try:
         if shard_batch.reconnect:
             result.settled = store.reconnect()

@@ -82,6 +82,7 @@ def stored(
 
 def carry_out(store: MemoryStore, change: Change) -> None:
     batch = Batch()
+    batch.fill()
     emit(change, batch)
     store.commit(batch)
 

@@ -62,7 +62,7 @@ def test_a_topic_gets_its_row_with_its_first_item() -> None:
     lab.put(lab.item(), key=("ns", "other"))
     assert [row[1:3] for row in transaction_of(lab).lanes_new] == [(b"ns", b"topic"), (b"ns", b"other")]
     lab.put(lab.item())
-    assert transaction_of(lab).lanes_new == []
+    assert not transaction_of(lab).lanes_new
 
 
 def test_a_request_that_is_over_is_not_sent() -> None:
@@ -84,7 +84,7 @@ def test_only_the_last_change_of_an_item_is_sent() -> None:
     nacked = lab.operate(item_id, item_ops.nack(lab.lease_of(item_id), 0, None))
     deleted = lab.operate(item_id, item_ops.delete)
     transaction = transaction_of(lab)
-    assert (transaction.item_gone, transaction.ready_new) == ([item_id], [])
+    assert (*transaction.item_gone, *transaction.ready_new) == (item_id,)
     assert nacked == deleted == [None]
 
 
@@ -156,7 +156,7 @@ def test_an_early_ack_saves_the_write_of_the_lease() -> None:
     lab.taken()
     lab.ack((item_id, lab.lease_of(item_id)))
     transaction = transaction_of(lab)
-    assert (transaction.timer_new, transaction.item_gone) == ([], [item_id])
+    assert (*transaction.timer_new, *transaction.item_gone) == (item_id,)
     lab.go_on(1_000)
     assert lab.engine.state.counters.lease_writes == 0
     assert lab.engine.state.counters.lease_writes_saved == 1
@@ -212,7 +212,7 @@ def test_a_topic_that_gets_an_item_keeps_its_row() -> None:
     emptied(lab)
     lab.now_ms += 6_000
     lab.enqueue()
-    assert transaction_of(lab).lanes_gone == []
+    assert not transaction_of(lab).lanes_gone
     assert lab.dbs[1].lanes
 
 

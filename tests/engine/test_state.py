@@ -119,7 +119,7 @@ def test_items_without_a_throttle_are_reported() -> None:
     assert ("ready", KEY) in reports.take()
 
 
-def test_a_finished_batch_pumps_its_shard_only_when_something_waits() -> None:
+def test_a_finished_batch_pumps_for_work_that_waits() -> None:
     reports = Reports()
     lab = Laboratory(1, callbacks=reports.callbacks)
     answers = lab.put(lab.item())
@@ -137,7 +137,7 @@ def test_a_finished_batch_pumps_its_shard_only_when_something_waits() -> None:
     assert "wake" in reports.take()
 
 
-def test_the_end_of_a_batch_sets_the_timer_to_what_is_due_next() -> None:
+def test_the_end_of_a_batch_sets_the_timer() -> None:
     reports = Reports()
     lab = Laboratory(1, callbacks=reports.callbacks)
     lab.put(lab.item(delay_ms=700))

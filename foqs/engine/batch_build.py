@@ -103,7 +103,7 @@ def _build_transaction(shard: Shard, batch: ShardBatch, now_ms: int) -> None:
     """Give the batch its transaction, if there is anything to write."""
     owner, queue, memory = shard.owner, shard.queue, shard.memory
     tail, keys, transaction = memory.tail, queue.keys, Batch(next_number=queue.next_number)
-    # The mark passes the items that this transaction removes with the next one.
+    # The mark passes items that this transaction removes with the next one, so plain acks do not walk the tail.
     first = (tail.first() if tail.count else None) or shard.first_id + queue.next_number
     transaction.indexed_from = transaction.indexed_to = first - 1
     if queue.chunks:
@@ -133,7 +133,7 @@ def _build_transaction(shard: Shard, batch: ShardBatch, now_ms: int) -> None:
     transaction.due_from_ms = queue.timers.from_ms
     transaction.expiry_from_ms = queue.ttls.from_ms
     transaction.dedup_from_ms = keys.scan.from_ms
-    if batch.indexed:
+    if transaction.filled and tail.count:
         transaction.indexed_to = _first_unindexed(shard, batch, transaction) - 1
     batch.transaction = transaction
 

@@ -312,13 +312,13 @@ class Engine:
             consumers.wake_all(state, shard)
         if not result.ended and (shard.queue.returned or shard.queue.chunks):
             shard_life.place_again(state, shard, now_ms)
+        if shard.memory.woken or shard.memory.unleased or shard.memory.stalled or state.waiting:
+            consumers.wake(state, shard, now_ms)
         at_ms = batch_build.next_ms(shard, now_ms)
         if at_ms <= now_ms or shard.owner.state is ShardState.DRAINING:
             state.touch(shard)
         elif at_ms < state.timer_ms:
             state.alarm(at_ms)
-        if shard.memory.woken or shard.memory.unleased or shard.memory.stalled or state.waiting:
-            consumers.wake(state, shard, now_ms)
 
     def clock_set(self, by_ms: int) -> None:
         """Follow the host's clock, which was set by `by_ms`."""

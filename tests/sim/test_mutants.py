@@ -236,7 +236,7 @@ def an_empty_lane_is_forgotten_by_a_failed_transaction(
     original: Any, shard: Shard, batch: ShardBatch, *rest: Any
 ) -> None:
     """Its row stays for ever."""
-    batch.lanes_filled.clear()
+    batch.lanes_filled = []
     original(shard, batch, *rest)
 
 
@@ -345,7 +345,7 @@ def a_failed_transaction_indexes_its_items(original: Any, shard: Shard, batch: S
     """Their rows are not there."""
     for item in batch.indexed:
         shard.memory.indexed(item)
-    batch.indexed.clear()
+    batch.indexed = []
     original(shard, batch, *rest)
 
 

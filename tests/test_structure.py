@@ -30,7 +30,7 @@ from tests.support.structure import (
 )
 
 LINES = {
-    "foqs": 2_670,
+    "foqs": 2_685,
     "foqs.admin": 1_092,
     "foqs.api": 3_096,
     "foqs.buffers": 864,

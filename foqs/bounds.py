@@ -10,6 +10,8 @@ from dataclasses import dataclass, fields
 
 _DAY_MS = 86_400_000
 YEAR_MS = 366 * _DAY_MS
+TURN_MS = 250
+"""The time for which clients send small requests to one host of a quiet cluster."""
 NAME_BYTES = 255
 """The width of the columns of names."""
 REASON_BYTES = 1_024

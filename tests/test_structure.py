@@ -46,7 +46,7 @@ LINES = {
     "foqs.policies": 1_420,
     "foqs.prefetch": 395,
     "foqs.rpc": 2_741,
-    "foqs.server": 3_946,
+    "foqs.server": 4_030,
     "foqs.shardmgr": 2_148,
     "foqs.spark": 4_797,
     "foqs.store": 5_485,

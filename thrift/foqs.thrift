@@ -891,6 +891,8 @@ struct GetRoutingResponse {
   3: list<string> hosts,
   /** The shard of each of the 1,024 slots of dedup_keys. Not set while the slots have no owners. */
   4: optional list<i32> slots,
+  /** One host at a time has time for all small requests: clients may send them to the host whose turn it is. Default: no. */
+  5: optional bool quiet,
 }
 
 /** Between hosts: a topic with ready items on the replying host. */

@@ -36,9 +36,10 @@ class Handlers:
         settings: HostSettings,
         store: SettingsStore,
         hooks: TopicHooks,
+        quiet: Callable[[], bool],
     ) -> None:
         self.host = host
-        self.routing = RoutingMethods(host, news)
+        self.routing = RoutingMethods(host, news, quiet)
         self.routing_changed = self.routing.changed
         items = ItemLife(host, news, lending.quotas, shares.elsewhere, hooks)
         self._parts = (

@@ -301,14 +301,16 @@ class Explain:
 class RoutingMethods:
     """The owners of shards, and the topics that have ready items here: requests that may wait for news.
 
-    `changed` is called when the shards that are served here, or the routing, changed."""
+    `changed` is called when the shards that are served here, the routing, or `quiet` changed."""
 
-    def __init__(self, host: Host, news: ReadyPublisher) -> None:
+    def __init__(self, host: Host, news: ReadyPublisher, quiet: Callable[[], bool]) -> None:
+        """`quiet` as in the contract's GetRoutingResponse."""
         self._host = host
         self._engine = host.engine
         self._now_ms = host.now_ms
         self._news = news
         self._forwarder = host.forwarder
+        self._quiet = quiet
         self._routing_calls: dict[LongPoll, None] = {}
 
     def handlers(self) -> dict[str, Callable[[Call], None]]:
@@ -322,7 +324,7 @@ class RoutingMethods:
         wait_ms = validation.within(request.wait_ms, "wait_ms", 0, limits.wait_max_ms, 0)
         validation.timeout_ms(request, limits)
         waiting = LongPoll(request.version, partial(self._answer_routing, call))
-        if not wait_ms or self._engine.state.draining or request.version != self._forwarder.routing().version:
+        if not wait_ms or self._engine.state.draining or request.version != self._version():
             waiting.answer()
             return
         self._routing_calls[waiting] = None
@@ -334,7 +336,7 @@ class RoutingMethods:
         """Route held requests. Answer requests that wait for another routing, all of them when the host stops."""
         self._forwarder.changed()
         if self._routing_calls:
-            version = self._forwarder.routing().version
+            version = self._version()
             for waiting in [
                 each for each in self._routing_calls if each.version != version or self._engine.state.draining
             ]:
@@ -346,8 +348,11 @@ class RoutingMethods:
         self._routing_calls.pop(waiting, None)
         routing = self._forwarder.routing()
         shards = [idl.ShardRoute(shard, route.address, route.epoch) for shard, route in sorted(routing.owners.items())]
-        slots = list(routing.slots.shards) or None
-        call.reply(idl.GetRoutingResponse(routing.version, shards, sorted(routing.hosts.values()), slots))
+        slots, quiet = list(routing.slots.shards) or None, self._quiet() or None
+        call.reply(idl.GetRoutingResponse(self._version(), shards, sorted(routing.hosts.values()), slots, quiet))
+
+    def _version(self) -> int:
+        return self._forwarder.routing().version ^ self._quiet()
 
     def _forget_routing(self, waiting: LongPoll) -> None:
         """Drop the request: its client has disconnected."""

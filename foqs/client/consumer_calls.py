@@ -69,7 +69,7 @@ class AckDequeue:
         now = self._clock()
         stay = self._stay
         if stay is None or now >= self._stay_until or (having and stay not in having):
-            to = router.order(having)
+            to = router.order_for_items(having)
             self._stay, self._stay_until = to[0], now + STAY_S
         else:
             to = router.order_at(stay)
@@ -172,7 +172,7 @@ class ConsumerCalls:
             )  # fmt: skip
             to, caller = requests.router.only, requests.caller
             if to is None:
-                to = requests.router.order(self._topics.having(counts, first=total is None))
+                to = requests.router.order_for_items(self._topics.having(counts, first=total is None))
             asked = caller.send(
                 methods.DEQUEUE, request, deadline, repeatable=True, wait_ms=left_ms, to=to, request_id=request_id
             )

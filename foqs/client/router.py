@@ -6,7 +6,7 @@ import random
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from time import monotonic
+from time import monotonic, time
 from typing import Any
 
 from foqs.client import methods
@@ -27,6 +27,8 @@ _MARGIN_MS = 2_000
 _FRESH_S = 2.0
 """Topics are asked again after this time. A wrong answer costs a hop, because hosts know better."""
 _TOPICS, _TOPICS_TIMEOUT_S = 10_000, 2.0
+_BACKLOG = 100
+"""Fewer ready items are gone before the answer is used where all clients send to one host at a time."""
 _AGAIN = Backoff(first_ms=50, longest_ms=5_000)
 _TOGETHER_S = 0.05
 """After a change: further changes within this time are learned together."""
@@ -127,19 +129,29 @@ class Router:
         return self.order_at(self.routes.owner_of_hash_slot(slot))
 
     def order_for_new(self) -> tuple[Address, ...]:
-        """Return the hosts to try for a new item that any host may store; see `foqs.client.routes.Spread`. With more
-        hosts than connections the host is a random one: in turn, none would find its connection open."""
+        """Return the hosts to try for a new item that any host may store: the host whose turn it is, or as
+        `foqs.client.routes.Spread` says. With more hosts than connections that is a random one: each would need a new
+        connection."""
         routes = self.routes
-        if routes.alone or len(routes.serving) > self._pool.size:
+        host = routes.host_in_turn(time())
+        if host is None and (routes.alone or len(routes.serving) > self._pool.size):
             return self.order()
-        return self.order_at(self._spread.next(routes, 1))
+        return self.order_at(host or self._spread.next(routes, 1))
+
+    def order_for_items(self, having: Collection[Address]) -> tuple[Address, ...]:
+        """Return the hosts to ask for items: one of `having`, which have some; else the host whose turn it is, which
+        gets new items."""
+        host = None if having else self.routes.host_in_turn(time())
+        return self.order(having) if host is None else self.order_at(host)
 
     def spread(self, asked: Sequence[int], refused: Mapping[int, Address]) -> list[Part]:
         """Return the indices `asked` of new items that any host may store, by the hosts to send them to."""
         routes, last = self.routes, set(refused.values())
         groups: dict[Address | None, list[int]] = {}
-        for piece in () if routes.alone else pieces(asked):
-            groups.setdefault(self._spread.next(routes, len(piece), last), []).extend(piece)
+        parts = () if routes.alone else pieces(asked)
+        turn = None if last or len(parts) > 1 else routes.host_in_turn(time())
+        for piece in parts:
+            groups.setdefault(turn or self._spread.next(routes, len(piece), last), []).extend(piece)
         if len(groups) < 2:
             return [Part(self.order(tuple(host for host in groups if host is not None), last), asked)]
         return [Part(self.order(() if host is None else (host,), last), group) for host, group in groups.items()]
@@ -274,7 +286,7 @@ class Topics:
     def _run(self) -> None:
         while self._still_wanted():
             try:
-                self._having = hosts_by_topic(self._active())
+                self._having = hosts_by_topic(self._active(), _BACKLOG if self._router.routes.quiet else 0)
             except FoqsError as error:
                 self._having = {}
                 log.debug("which hosts have which topics is not known: %s", error)

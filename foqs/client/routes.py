@@ -13,7 +13,7 @@ from heapq import heapify, heappop, heappush
 from ipaddress import IPv6Address
 from typing import Any, NamedTuple
 
-from foqs.bounds import DEFAULT_PORT
+from foqs.bounds import DEFAULT_PORT, TURN_MS
 from foqs.checks import host_port, shown
 from foqs.errors import Invalid
 from foqs.ids import HASH_SLOTS, digest_of, hash_slot_of, shard_of
@@ -22,6 +22,10 @@ PIECE_ITEMS = 500
 """The fewest new items of a part of a request. Smaller requests cost more for each item."""
 OTHERS = 3
 """Hosts to try in addition to the best one, before the addresses that the user gave."""
+
+
+_GOLDEN = 0x9E37_79B1
+"""The golden section of 32 bits, odd."""
 
 
 class Address(NamedTuple):
@@ -42,12 +46,14 @@ OwnerOf = Callable[[Any], Address | None]
 @dataclass(frozen=True)
 class Routes:
     """`owners` by shard number; `hosts`: all that live; `slots`: the shard of each slot of deduplication keys, empty
-    where that is not known; `version` names the content, None: nothing is known."""
+    where that is not known; `version` names the content, None: nothing is known; `quiet`: one host at a time has time
+    for all small requests."""
 
     version: int | None = None
     owners: Mapping[int, Address] = field(default_factory=dict)
     hosts: tuple[Address, ...] = ()
     slots: Sequence[int] = ()
+    quiet: bool = False
     alone: bool = field(init=False, repr=False, compare=False)
     """True if there is no choice."""
 
@@ -58,6 +64,21 @@ class Routes:
     def serving(self) -> tuple[Address, ...]:
         """The hosts that have shards, or all if none has. A host without shards may be about to stop."""
         return tuple(sorted(set(self.owners.values()))) or self.hosts
+
+    @cached_property
+    def _turns(self) -> tuple[Address, ...]:
+        return tuple([self.owners[shard] for shard in sorted(self.owners)]) or self.hosts
+
+    def host_in_turn(self, now_s: float) -> Address | None:
+        """Return the host to which all clients of a quiet cluster send small requests now, None if there is no such
+        host. The items of several clients then share transactions, and lie where consumers look for them.
+
+        `now_s` is the time of the machine. A host has a turn for each of its shards, in the order of Weyl's sequence.
+        """
+        if self.alone or not self.quiet:
+            return None
+        turns = self._turns
+        return turns[(int(now_s * 1_000) // TURN_MS * _GOLDEN & 0xFFFF_FFFF) * len(turns) >> 32]
 
     def owner(self, item_id: Any) -> Address | None:
         """Return the host of the item's shard, if there is a choice and it is known."""
@@ -149,7 +170,8 @@ def routes_of(response: Any) -> Routes:
             owners[route.shard] = address
     hosts = {address for text in response.hosts or () if (address := addresses[text]) is not None}
     slots = tuple(response.slots or ())
-    return Routes(response.version, owners, tuple(sorted(hosts)), slots if len(slots) == HASH_SLOTS else ())
+    known_slots = slots if len(slots) == HASH_SLOTS else ()
+    return Routes(response.version, owners, tuple(sorted(hosts)), known_slots, bool(response.quiet))
 
 
 def hash_slot(namespace: Any, key: Any) -> int | None:
@@ -190,11 +212,12 @@ def order(
     return tuple(dict.fromkeys((*chosen, *(host for host in given if host not in last), *last)))
 
 
-def hosts_by_topic(active: Iterable[Any]) -> dict[str, frozenset[Address]]:
-    """Return the hosts of each ActiveTopic, by the topic's name."""
+def hosts_by_topic(active: Iterable[Any], least: int = 0) -> dict[str, frozenset[Address]]:
+    """Return the hosts of each ActiveTopic with at least `least` ready items, by the topic's name."""
     return {
         found.topic: frozenset(address for text in found.hosts or () if (address := _address(text)) is not None)
         for found in active
+        if (found.ready or 0) >= least
     }
 
 

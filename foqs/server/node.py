@@ -38,6 +38,7 @@ from foqs.rpc.server import ThriftServer
 from foqs.rpc.tls import peer_context, server_context
 from foqs.server.clock import Clock, Survey, monotonic_ms
 from foqs.server.hook_pool import HookLog, HookPool
+from foqs.server.load import Load
 from foqs.server.marks import MarkStore
 from foqs.server.outages import Pulse, pulsed_server
 from foqs.server.settings import ClusterSettings, SettingsLog, ShardSettings
@@ -234,7 +235,13 @@ class Node:
             self.lending.coordinator.watch()
             shares.begin()
         host = Host(self.engine, limits, self._clock.now_ms, lambda: self.address, self.forwarder)
-        self.service: Handlers = Handlers(host, self.news, self.lending, shares, self.settings, self.keeper, self.hooks)
+        hosts = lambda: len(neighbours.routing().hosts)  # noqa: E731
+        self._load = Load(hosts, lambda: self.service.routing_changed(), timers)  # noqa: PLW0108
+        if not neighbours.static:
+            self._load.begin()
+        self.service: Handlers = Handlers(
+            host, self.news, self.lending, shares, self.settings, self.keeper, self.hooks, lambda: self._load.quiet
+        )
         self.server = ThriftServer(
             self.guard.over(self.service.handlers()),
             limits,
@@ -334,6 +341,7 @@ class Node:
         deadline = self._loop.time() + self._config.server.grace_ms / 1000
         self.server.stop_listening()
         self.pulse.end()
+        self._load.end()
         self.runner.stop()
         clean = await until(lambda: all(shard.queue.idle for shard in self.engine.state.serving), deadline)
         self.lending.throttles.leave()

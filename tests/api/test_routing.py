@@ -50,6 +50,18 @@ def test_a_poll_with_an_old_version_is_answered_at_once(member: OneHost) -> None
     assert member.ask("GetRouting", wait_ms=WAIT_MS) == now
 
 
+def test_a_poll_is_answered_when_quiet_changes(member: OneHost) -> None:
+    loud = member.ask("GetRouting")
+    assert loud.quiet is None
+    for quiet in (True, None):
+        call = polling(member)
+        member.quiet = bool(quiet)
+        member.service.routing_changed()
+        assert call.answer.quiet is quiet
+        assert member.ask("GetRouting", version=call.answer.version, wait_ms=0) == call.answer
+    assert call.answer == loud
+
+
 def test_a_poll_is_answered_when_the_routing_changes(member: OneHost) -> None:
     call = polling(member)
     member.learn(routing_of(OWNERS))

@@ -3,11 +3,12 @@
 import random
 import threading
 from collections import Counter
-from itertools import permutations
+from itertools import groupby, permutations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foqs.bounds import TURN_MS
 from foqs.client.caller import Pool
 from foqs.client.router import Router, sample
 from foqs.client.routes import (
@@ -42,6 +43,18 @@ def test_what_a_host_tells():
     assert told == Routes(1, {1: A, 2: B}, (A, B, C))
     assert routes_of(idl.GetRoutingResponse()) == Routes()
     assert routes_of(response([(1, None, None), (2, b"\xff", None), (3, "a:1", None)], [b"\xff"])) == Routes(1, {3: A})
+
+
+def test_a_host_says_that_the_cluster_is_quiet():
+    told = response([(1, "a:1", 4)], ["a:1", "b:1"])
+    assert not routes_of(told).quiet
+    told.quiet = True
+    assert routes_of(told).quiet
+
+
+def test_a_topic_with_few_items_is_of_no_host():
+    active = [idl.ActiveTopic("n", topic, ready, 1, ["a:1"]) for topic, ready in (("t", 99), ("u", 100), ("v", None))]
+    assert hosts_by_topic(active, 100) == {"u": {A}}
 
 
 def test_which_hosts_have_which_topic():
@@ -151,6 +164,23 @@ def test_hosts_get_new_items_by_their_shards(counts, batches, seed):
         got[spread.next(routes, items)] += items
     per_shard = [got[host] / count for host, count in zip((A, B, C, D), counts, strict=False)]
     assert max(per_shard) - min(per_shard) <= max(batches) + 20  # and where each of them began
+
+
+@given(counts=st.lists(st.integers(1, 5), min_size=2, max_size=4), began=st.integers(0, 1 << 33))
+def test_the_hosts_of_a_quiet_cluster_have_turns_by_their_shards(counts, began):
+    routes = Routes(1, owners(*counts), (A, B, C, D), quiet=True)
+    turns = [routes.host_in_turn((began + n) * TURN_MS / 1_000 + 0.001) for n in range(100)]
+    assert turns == [routes.host_in_turn((began + n + 1) * TURN_MS / 1_000 - 0.001) for n in range(100)]
+    for host, count in zip((A, B, C, D), counts, strict=False):
+        assert abs(turns.count(host) - 100 * count / sum(counts)) < 4 + 4 * count
+    longest = max(len(list(same)) for _, same in groupby(turns))
+    assert longest <= max(counts) * 2 + 2
+
+
+def test_turns_are_of_a_quiet_cluster_with_a_choice():
+    assert Routes(1, owners(1, 1), (A, B)).host_in_turn(7.0) is None
+    assert Routes(1, owners(1), (A,), quiet=True).host_in_turn(7.0) is None
+    assert Routes(1, {}, (A, B), quiet=True).host_in_turn(7.0) in (A, B)
 
 
 def test_clients_of_one_item_each_begin_with_different_hosts():

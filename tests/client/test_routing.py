@@ -5,6 +5,7 @@ import itertools
 import os
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from thriftpy2.thrift import TApplicationException
 
 from foqs.client import Client, Invalid, ItemSpec, Lease, NotFound, Producer, Worker, router
 from foqs.client.router import Topics
-from foqs.client.routes import parse_addresses
+from foqs.client.routes import Routes, parse_addresses
 from foqs.idl import idl
 from foqs.ids import HASH_SLOTS, digest_of, hash_slot_of, make_id
 from tests.client.peer import LATER, Act, eventually, failed, refused, script
@@ -156,6 +157,70 @@ def test_single_items_go_to_all_hosts_in_turn(hosts, client_of):
     for _ in range(90):
         client.enqueue("t", b"x")
     assert max(stored(hosts)) - min(stored(hosts)) <= 12, stored(hosts)
+
+
+@pytest.fixture
+def turn(hosts, monkeypatch):
+    """A clock by which the turns of a quiet cluster are taken. `turn(host)` is a time of its turn."""
+    for peer in hosts:
+        peer.routing.quiet = True
+    clock = [0.0]
+    monkeypatch.setattr(router, "time", lambda: clock[0])
+
+    def to(client, peer):
+        (address,) = parse_addresses(peer.address)
+        clock[0] = next(at for at in itertools.count(0.1, 0.25) if client._router.routes.host_in_turn(at) == address)
+
+    return to
+
+
+def test_small_requests_go_to_one_host_of_a_quiet_cluster(hosts, client_of, turn):
+    clients = [knowing(client_of(peer)) for peer in hosts]
+    for peer in hosts:
+        for client in clients:
+            turn(client, peer)
+            client.enqueue("t", b"x")
+            client.enqueue_many([ItemSpec("t", b"x")] * 100)
+            assert len(client.dequeue("t", 10)) == 10
+    assert [[len(peer.named(method)) for peer in hosts] for method in ("Enqueue", "Dequeue")] == [[6, 6, 6], [3, 3, 3]]
+    clients[0].enqueue_many([ItemSpec("t", b"x")] * 9_000)
+    assert min(stored(hosts)) > 2_500, "a large request goes to all hosts"
+
+
+def test_a_client_with_few_connections_takes_turns_as_well(hosts, client_of, turn):
+    client = knowing(client_of(hosts[0], pool_size=1))
+    turn(client, hosts[1])
+    for _ in range(20):
+        client.enqueue("t", b"x")
+    assert stored(hosts) == [0, 20, 0]
+
+
+def test_a_host_that_is_gone_has_no_turn(hosts, client_of, turn):
+    client = knowing(client_of(hosts[0]))
+    turn(client, hosts[1])
+    hosts[1].close()
+    for _ in range(9):
+        client.enqueue("t", b"x")
+    assert all(isinstance(one, int) for one in client.enqueue_many([ItemSpec("t", b"x")] * 20))
+    assert sum(stored(hosts)) == 29
+
+
+def test_items_of_a_backlog_are_asked_where_they_are(hosts, client_of, turn):
+    active = idl.GetActiveTopicsResponse(
+        topics=[idl.ActiveTopic(ns="default", topic="t", ready=400, hosts=[peer.address for peer in hosts[1:]])]
+    )
+    for peer in hosts:
+        peer.meddle = lambda name, request: active if name == "GetActiveTopics" else Act.SERVE
+    client = knowing(client_of(hosts[0]))
+    turn(client, hosts[0])
+    eventually(lambda: client._topics.having(["t"]))
+    for _ in range(40):
+        client.dequeue("t")
+    assert [len(peer.named("Dequeue")) > 2 for peer in hosts] == [False, True, True]
+    active.topics[0].ready = 40
+    eventually(lambda: not client._topics.having(["t"]))
+    client.dequeue("t")
+    assert hosts[0].named("Dequeue")
 
 
 def test_a_producer_feeds_all_hosts(hosts, client_of):
@@ -394,7 +459,8 @@ def test_a_thread_that_ends_keeps_the_answer_of_the_next_one(monkeypatch: pytest
             return still
 
     monkeypatch.setattr(router, "_FRESH_S", 0.0)
-    wanted = Wanted(None, None, "n")  # type: ignore[arg-type]  # `_active` asks no host
+    loud = SimpleNamespace(routes=Routes())
+    wanted = Wanted(None, loud, "n")  # type: ignore[arg-type]  # `_active` asks no host
     wanted.having(["t"])
     eventually(lambda: ended and not ended[0].is_alive())
     assert wanted.having(["t"])

@@ -104,6 +104,7 @@ class OneHost(Laboratory):
         self.cut: list[str] = []
         self.log = Log()
         self.shared = 0
+        self.quiet = False
         self.arrived: list[Mapping[int, SlotMove]] = []
         self.service: Handlers | None = None
         self.forwarder: Forwarder | None = None
@@ -155,7 +156,7 @@ class OneHost(Laboratory):
         self.settings_store = MemorySettings(self._turn.append)
         self.service = Handlers(
             Host(self.engine, self.limits, now_ms, lambda: ADDRESS, self.forwarder),
-            self.news, self.lending, self.shares, self.settings, self.settings_store, self.hooks,
+            self.news, self.lending, self.shares, self.settings, self.settings_store, self.hooks, lambda: self.quiet,
         )  # fmt: skip
         self.methods = self.service.handlers()
         if isinstance(self.forwarder, LoneForwarder):

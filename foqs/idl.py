@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,3 +47,13 @@ def trace_of(context: Any) -> dict[str, str]:
     parent = None if context is None else context.traceparent
     found = None if parent is None else _TRACEPARENT.fullmatch(parent)
     return {} if found is None else {"trace_id": found[1]}
+
+
+class LeasedBytes:
+    """A DequeueResponse with leased items and nothing else: `body` has its bytes, and `read` returns the struct."""
+
+    __slots__ = ("body", "read")
+
+    def __init__(self, body: bytes, read: Callable[[], Any]) -> None:
+        self.body = body
+        self.read = read

@@ -13,7 +13,18 @@ from foqs.client import methods
 from foqs.client.caller import Caller, Pool
 from foqs.client.connection import Connection
 from foqs.client.guard import Background, SafeLog, renew_after_fork
-from foqs.client.routes import Address, Part, Routes, Spread, by_owner, hosts_by_topic, order, pieces, routes_of
+from foqs.client.routes import (
+    PIECE_ITEMS,
+    Address,
+    Part,
+    Routes,
+    Spread,
+    by_owner,
+    hosts_by_topic,
+    order,
+    pieces,
+    routes_of,
+)
 from foqs.client.timing import Backoff
 from foqs.errors import FoqsError
 from foqs.idl import idl
@@ -149,7 +160,7 @@ class Router:
         routes, last = self.routes, set(refused.values())
         groups: dict[Address | None, list[int]] = {}
         parts = () if routes.alone else pieces(asked)
-        turn = None if last or len(parts) > 1 else routes.host_in_turn(time())
+        turn = None if last or len(asked) >= PIECE_ITEMS else routes.host_in_turn(time())
         for piece in parts:
             groups.setdefault(turn or self._spread.next(routes, len(piece), last), []).extend(piece)
         if len(groups) < 2:

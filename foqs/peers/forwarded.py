@@ -9,7 +9,7 @@ answer; the answer settles it or makes it astray again. What an answer means: `f
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Final, Protocol
 
@@ -285,8 +285,12 @@ class Forwarded(ABC):
         """Carry out entries whose shards this host serves. Return the entries that it does not take yet."""
         raise NotImplementedError
 
-    def mark(self, at: int, *, carried_out: bool) -> None:  # noqa: B027 - only items by id need it
-        """Note for the request's time-out that a host may have carried out the entry, or that none has."""
+    def place(self, at: int) -> int:
+        """Return what the target of the entry depends on: entries with one place have one target."""
+        return at
+
+    def mark(self, group: Iterable[int], *, carried_out: bool) -> None:  # noqa: B027 - only items by id need it
+        """Note for the request's time-out that a host may have carried out the entries, or that none has."""
 
     def judge(self, error: FoqsError, doubtful: bool) -> Verdict:
         """Return what `error` means for an entry."""
@@ -296,7 +300,7 @@ class Forwarded(ABC):
 
     def add(self, at: int) -> None:
         """Route the entry at the next turn of the event loop, with the entries that are added until then."""
-        self.mark(at, carried_out=at in self._doubtful)
+        self.mark((at,), carried_out=at in self._doubtful)
         self._astray.append(at)
         if not self._routing_due:
             self._routing_due = True
@@ -311,8 +315,12 @@ class Forwarded(ABC):
             return
         here: list[int] = []
         groups: dict[str, dict[int, Route]] = {}
+        targets: dict[int, Target] = {}
         for at in astray:
-            to = self.target(at)
+            place = self.place(at)
+            if place not in targets:
+                targets[place] = self.target(at)
+            to = targets[place]
             if isinstance(to, Here):
                 here.append(at)
             elif isinstance(to, FoqsError):
@@ -351,6 +359,10 @@ class Forwarded(ABC):
     def merge(self, group: Sequence[int], ways: Ways, outcomes: Sequence[Outcome]) -> None:
         """Settle the entries of an answer, or make them astray again. `ways` has the routes they took, none for what
         this host did itself."""
+        if not any(isinstance(outcome, FoqsError) for outcome in outcomes):
+            for at, outcome in zip(group, outcomes, strict=True):
+                self.settle(at, outcome)
+            return
         pause_ms, stray = AGAIN_MS, False
         for at, outcome in zip(group, outcomes, strict=True):
             verdict = self.judge(outcome, at in self._doubtful) if isinstance(outcome, FoqsError) else Verdict.DONE
@@ -374,18 +386,16 @@ class Forwarded(ABC):
     # ------------------------------------------------------------------------------------- inside
 
     def _carry_out(self, group: list[int]) -> None:
-        for at in group:
-            self.mark(at, carried_out=True)
+        self.mark(group, carried_out=True)
         left = self.here(group)
         for at in left:
-            self.mark(at, carried_out=at in self._doubtful)
+            self.mark((at,), carried_out=at in self._doubtful)
         self._astray += left
         if left:
             self._again(AGAIN_MS)
 
     def _send(self, address: str, group: Sequence[int], ways: Ways) -> None:
-        for at in group:
-            self.mark(at, carried_out=True)
+        self.mark(group, carried_out=True)
 
         def done(response: Any, error: FoqsError | None) -> None:
             if self.done:
@@ -409,7 +419,7 @@ class Forwarded(ABC):
         answered = isinstance(error, NotServed | OutcomeUnknown) and not isinstance(error, LostReply)
         if self.rerouted and answered:
             self._tried[at] = way
-        self.mark(at, carried_out=at in self._doubtful)
+        self.mark((at,), carried_out=at in self._doubtful)
         self._astray.append(at)
 
     def _hold(self) -> None:

@@ -103,8 +103,13 @@ class ForwardedItems(Forwarded):
     def settle(self, at: int, outcome: FoqsError | None) -> None:
         self._call.settled(at, outcome)
 
-    def mark(self, at: int, *, carried_out: bool) -> None:
-        self._call.items[at] = False if carried_out else None
+    def place(self, at: int) -> int:
+        return shard_of(self._ids[at])
+
+    def mark(self, group: Iterable[int], *, carried_out: bool) -> None:
+        items, marked = self._call.items, False if carried_out else None
+        for at in group:
+            items[at] = marked
 
     def here(self, group: list[int]) -> Sequence[int]:
         now_ms = self._exchange.now_ms()

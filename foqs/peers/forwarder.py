@@ -20,7 +20,7 @@ from foqs.engine.calls import PER_WORKER, DequeueCall, EnqueueCall, Hint, ItemsC
 from foqs.engine.engine import Engine
 from foqs.errors import FoqsError, NotSent, NotServed, OutcomeUnknown
 from foqs.fairness.keys import TopicKey
-from foqs.idl import idl, is_forwarded
+from foqs.idl import LeasedBytes, idl, is_forwarded
 from foqs.peers.forwarded import Ask, Done, Exchange, ForwardLog, Incoming, Timers
 from foqs.peers.forwarded_requests import (
     NACK,
@@ -220,15 +220,16 @@ class Forwarder:
     ) -> None:  # fmt: skip
         """Pass the answer of the host at `address` to the consumer, or ask the next host."""
         waiting.away = False
-        items = [] if response is None else self._deliverable(address, response, request)
+        response = self._deliverable(address, response, request)
+        leased = isinstance(response, LeasedBytes)
         if waiting.done:  # its consumer has disconnected
-            self._give_back(address, items, request)
+            self._give_back(address, response, request)
             self._fetch_all(waiting)  # that consumer was sent there in place of the next one
             return
-        if items or (response is not None and response.doubtful):
+        if leased or (response is not None and (response.items or response.doubtful)):
             waiting.done = True
-            if not call.reply(response):
-                self._give_back(address, items, request)
+            if not call.reply(response.body if leased else response):
+                self._give_back(address, response, request)
             self._fetch_all(waiting)
             return
         waiting.hint = self._hint(response)
@@ -293,13 +294,18 @@ class Forwarder:
             return False
         return not engine.state.policies.per_worker or engine.state.holdings.room(key, waiting) > 0
 
-    def _deliverable(self, address: str, response: Any, origin: Any) -> Sequence[Any]:
-        """Take the items of topics that were paused here since out of the answer of a host, which gets them back."""
-        items, policies = response.items or [], self.engine.state.policies
-        if policies.pausing:
-            self._give_back(address, [item for item in items if policies.paused((item.ns, item.topic))], origin)
-            response.items = items = [item for item in items if not policies.paused((item.ns, item.topic))]
-        return items
+    def _deliverable(self, address: str, response: Any, origin: Any) -> Any:
+        """Return the answer of a host without the items of topics that were paused here since: the host gets them
+        back."""
+        policies = self.engine.state.policies
+        if response is None or not policies.pausing:
+            return response
+        kept = response.read() if isinstance(response, LeasedBytes) else response
+        items = kept.items or []
+        paused = [item for item in items if policies.paused((item.ns, item.topic))]
+        self._give_back(address, idl.DequeueResponse(paused), origin)
+        kept.items = [item for item in items if not policies.paused((item.ns, item.topic))]
+        return kept
 
     def _hint(self, response: Any) -> Hint | None:
         """Return what another host says about its empty answer."""
@@ -308,11 +314,12 @@ class Forwarder:
         after_ms = response.retry_after_ms
         return Hint(response.reason, None if after_ms is None else self._now_ms() + after_ms)
 
-    def _give_back(self, address: str, items: Sequence[Any], origin: Any) -> None:
-        """Release leases that no consumer gets. If that fails, they run out."""
-        if not items:
+    def _give_back(self, address: str, response: Any, origin: Any) -> None:
+        """Release the leases of a DequeueResponse that no consumer gets. If that fails, they run out."""
+        given = response.read() if isinstance(response, LeasedBytes) else response
+        if given is None or not given.items:
             return
-        releases = [idl.NackItem(item.id, item.lease, release=True) for item in items]
+        releases = [idl.NackItem(item.id, item.lease, release=True) for item in given.items]
         deadline_ms = self._now_ms() + self.engine.state.config.host.confirm_ms
         part = idl.NackRequest(releases)
         self.exchange.send(address, NACK.method, part, origin, deadline_ms, lambda response, error: None)

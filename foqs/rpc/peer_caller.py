@@ -22,9 +22,10 @@ from foqs.rpc.call import log_failure
 from foqs.rpc.hub import Report
 from foqs.rpc.tls import TlsTransport
 from foqs.travel import bare
-from foqs.wire.client_codec import RemoteMethod
+from foqs.wire.client_codec import ReadReply, RemoteMethod
 from foqs.wire.protocol import FRAME_HEAD_BYTES, SMALL_BYTES, Malformed, read_frame_size
 from foqs.wire.scan import scan_reply, text_fault
+from foqs.wire.usual_replies import Outcomes, items_done, items_leased, items_stored
 
 Done = Callable[[Any, FoqsError | None], None]
 """(response, None) or (None, error), once."""
@@ -35,6 +36,11 @@ _SEQIDS = 0x7FFF_FFFF
 _INTRODUCTION = 0  # its sequence number
 _UNREAD = frozenset({"Dequeue"})
 """Answers whose texts are passed on as they are: the host that stored the items has checked them."""
+_USUAL: dict[str, ReadReply] = {
+    "Enqueue": items_stored,
+    "Dequeue": items_leased,
+    **dict.fromkeys(("Ack", "Nack", "ExtendLease", "DeleteItems"), items_done),
+}
 _SILENT_S = 1.0
 """A call without an answer for this long says something of the other connections to its peer. Without this bound,
 callers with very short timeouts would make hosts connect again all the time."""
@@ -79,7 +85,8 @@ class PeerCaller:
         self._closed = False
 
     def call(self, address: str, method: str, request: Any, timeout_ms: int, done: Done) -> None:
-        """Ask the host at `address` (host:port) within `timeout_ms`; `request` is the idl struct.
+        """Ask the host at `address` (host:port) within `timeout_ms`; `request` is the idl struct. A usual response
+        reads like its struct (`foqs.wire.usual_replies`).
 
         Errors: NotSent (nothing was changed), LostReply (the outcome is unknown), Overloaded (too much waits here
         already), RequestTooLarge, Unencodable, or what the host answered.
@@ -134,7 +141,8 @@ class PeerCaller:
         error: FoqsError | None = None
         try:
             found = asked.method.decode(frame, asked.seqid, self._check_reply)
-            if asked.method.name not in _UNREAD and (fault := text_fault(found)) is not None:
+            usual = type(found) is Outcomes or asked.method.name in _UNREAD
+            if not usual and (fault := text_fault(found)) is not None:
                 raise Malformed(f"{fault} in the reply to {asked.method.name} is not UTF-8")
             response = found
         except Malformed as malformed:
@@ -458,7 +466,7 @@ class PeerConnection(asyncio.Protocol):
 @cache
 def remote_method(name: str) -> RemoteMethod:
     """Raises AttributeError: the IDL has no such method."""
-    return RemoteMethod(name)
+    return RemoteMethod(name, usual=_USUAL.get(name))
 
 
 def _split(address: str) -> tuple[str, int]:

@@ -88,10 +88,10 @@ class RemoteMethod:
         is_reply = frame.startswith(self._reply_head) and int.from_bytes(frame[start - 4 : start], "big") == seqid
         if not is_reply:
             self._check_exception_head(frame, seqid)
-        if check is not None:
-            check(frame, start)
         if is_reply and self._usual is not None and (response := self._usual(frame, start)) is not None:
             return response
+        if check is not None:
+            check(frame, start)
         # Not over TCyMemoryBuffer: thriftpy2 0.7.1 reads past the end of its data.
         transport = _Transport(_Input(frame))
         reply: Any = self._result() if is_reply else TApplicationException()

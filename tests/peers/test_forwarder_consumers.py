@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from foqs.errors import LostReply, NotSent, OutcomeUnknown
-from foqs.idl import idl
+from foqs.idl import LeasedBytes, idl
 from foqs.peers.ready_topics import NO_ANSWER_MS
+from foqs.wire.protocol import encode_struct
 from tests.support.one_host import Call, OneHost, put, routing_of
 
 pytestmark = pytest.mark.memory
@@ -35,6 +36,11 @@ def items(*ids: int) -> Any:
     return idl.DequeueResponse([idl.Item(id=one, lease=one + 1, payload=b"") for one in ids])
 
 
+def in_bytes(response: Any) -> LeasedBytes:
+    """Return a reply that was read without the codec."""
+    return LeasedBytes(encode_struct(response), lambda: response)
+
+
 def nothing(version: int | None = 1) -> Any:
     return idl.DequeueResponse([], news_version=version)
 
@@ -45,6 +51,13 @@ def test_a_consumer_is_sent_to_the_host_that_has_its_topic(host: OneHost) -> Non
     request = host.reply("Dequeue", items(7))
     assert (request.wait_ms, request.context.hops) == (None, 1)
     assert [item.id for item in call.answer.items] == [7]
+
+
+def test_the_bytes_of_leased_items_are_passed_on(host: OneHost) -> None:
+    publish(host, "t")
+    call = consumer(host)
+    host.reply("Dequeue", in_bytes(items(7)))
+    assert call.answer == items(7)
 
 
 def test_a_waiting_consumer_is_sent_when_its_topic_is_published(host: OneHost) -> None:
@@ -116,13 +129,14 @@ def test_doubtful_items_are_passed_on(host: OneHost) -> None:
     assert (call.answer.items, call.answer.doubtful) == ([], [7])
 
 
-def test_leases_of_a_consumer_that_is_gone_are_released(host: OneHost) -> None:
+@pytest.mark.parametrize("form", [lambda response: response, in_bytes])
+def test_leases_of_a_consumer_that_is_gone_are_released(host: OneHost, form: Any) -> None:
     """The next consumer of the topic is sent in its place."""
     first, _ = consumer(host), consumer(host)
     host.reply("WatchTopics", idl.WatchTopicsResponse(1, False, [idl.TopicNews("n", "t", 1)]))
     assert len(host.to("Dequeue")) == 1
     first.lost()
-    host.reply("Dequeue", items(7, 8))
+    host.reply("Dequeue", form(items(7, 8)))
     (sent,) = host.to("Nack")
     assert [(one.id, one.lease, one.release) for one in sent.request.items] == [(7, 8, True), (8, 9, True)]
     assert not first.answers

@@ -90,7 +90,7 @@ def test_requests_whose_time_is_over_twice_at_once_end_once(cluster: Cluster) ->
     look.send_call("GetItem", id=item_id, context=context)
     ack.send_call("Ack", ns="test", items=[idl.AckItem(item_id, 1)], context=context)
     cluster.until(lambda: a.counters.held == 2, "requests that are held")
-    behind.send_call("GetRouting", wait_ms=25_000, version=cluster.on_loop(a.forwarder.routing).version)
+    behind.send_call("GetRouting", wait_ms=25_000, version=cluster.wire(a).ask("GetRouting").version)
     cluster.until(lambda: bool(a.service.routing._routing_calls), "a request that waits")
     cluster.on_loop(lambda: a.engine.tick(a.now_ms() + 60_000))
     with pytest.raises(Refused) as refused:

@@ -6,7 +6,7 @@ import pytest
 
 from foqs.idl import idl
 from foqs.policies.settings import Settings
-from tests.peers.test_forwarder_consumers import consumer, publish
+from tests.peers.test_forwarder_consumers import consumer, in_bytes, publish
 from tests.support.one_host import FORWARDED, OneHost, put, routing_of, take
 
 pytestmark = pytest.mark.memory
@@ -64,11 +64,12 @@ def test_a_host_keeps_the_topics_that_it_was_not_asked_for(host: OneHost) -> Non
     assert [item.id for item in call.answer.items] == [7]
 
 
-def test_items_that_arrive_after_a_pause_go_back(host: OneHost) -> None:
+@pytest.mark.parametrize("form", [lambda response: response, in_bytes])
+def test_items_that_arrive_after_a_pause_go_back(host: OneHost, form: Any) -> None:
     publish(host, "t", "u")
     call = consumer(host, "t", "u")
     pause(host, "t")
-    host.reply("Dequeue", items(t=7, u=8))
+    host.reply("Dequeue", form(items(t=7, u=8)))
     assert [item.id for item in call.answer.items] == [8]
     (sent,) = host.to("Nack")
     assert [(item.id, item.lease, item.release) for item in sent.request.items] == [(7, 9, True)]

@@ -130,11 +130,6 @@ class Exchange:
         for route in held:
             route()
 
-    def settles(self, item_id: int) -> bool:
-        """Return True if this host accepts changes of the item."""
-        shard = self.engine.state.shards.get(shard_of(item_id))
-        return shard is not None and self.engine.state.settles(shard)
-
     def serves(self, number: int) -> bool:
         """Return True if this host serves the shard."""
         shard = self.engine.state.shards.get(number)
@@ -154,12 +149,13 @@ class Exchange:
 
     def find_item(self, item_id: int) -> Target:
         """Return where a request for the item goes."""
-        if self.settles(item_id):
+        number, state = shard_of(item_id), self.engine.state
+        shard, routing = state.shards.get(number), self.routing()
+        if shard is not None and state.settles(shard):
             return HERE
-        routing = self.routing()
-        if not routing.exists(item_id):
+        if number not in routing.shards:
             return NotFound("no such item")
-        route = routing.owner(item_id)
+        route = routing.owners.get(number)
         return None if route is None or route.host == self.host_id else route
 
     def expects_owner(self, number: int) -> bool:

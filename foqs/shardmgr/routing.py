@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import blake2b
 
-from foqs.ids import HASH_SLOTS, shard_of
+from foqs.ids import HASH_SLOTS
 from foqs.shardmgr.facts import Facts, ShardUse, SlotMove, Slots
 
 
@@ -40,9 +40,6 @@ class Routing:
         """The shards that no host serves."""
         return self.shards - self.owners.keys()
 
-    def owner(self, item_id: int) -> Route | None:
-        return self.owners.get(shard_of(item_id))
-
     def other_owners(self, host: str) -> list[str]:
         """Return the addresses of the other hosts that own shards."""
         return sorted({route.address for route in self.owners.values() if route.host != host})
@@ -51,10 +48,6 @@ class Routing:
         """Return the other host that coordinates the keys of a hash slot, None if it is `host`."""
         route = self.owners.get(self.slots.shards[slot]) if self.slots.shards else None
         return None if route is None or route.host == host else route
-
-    def exists(self, item_id: int) -> bool:
-        """Return True if a shard exists that may hold the item."""
-        return shard_of(item_id) in self.shards
 
 
 def make_routing(

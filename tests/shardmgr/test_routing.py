@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from foqs.ids import make_id
 from foqs.shardmgr.facts import Facts, HostFact, OwnerFact, ShardFact, ShardUse
 from foqs.shardmgr.routing import Route, Routing, make_routing, routing_of
 
@@ -16,11 +15,8 @@ FACTS = Facts(
 def test_owners_hosts_and_shards() -> None:
     """An owner that is not among the hosts does not count; a shard without one exists all the same."""
     routing = routing_of(FACTS)
-    assert routing.owner(make_id(1, 9)) == Route("a:7707", 5, "a")
-    assert routing.owner(make_id(2, 9)) is None
-    assert routing.owner(make_id(4, 9)) is None
-    assert [routing.exists(make_id(shard, 9)) for shard in (1, 2, 3, 4)] == [True, True, True, False]
-    assert not any(routing.exists(item_id) for item_id in (0, -1, 5, 1 << 62))
+    assert routing.owners == {1: Route("a:7707", 5, "a")}
+    assert routing.shards == {1, 2, 3}
     assert routing.hosts == {"a": "a:7707", "b": "b:7707"}
 
 
@@ -32,8 +28,7 @@ def test_disabled_shards_differ_from_moving_ones() -> None:
 
 def test_no_facts() -> None:
     routing = routing_of(Facts())
-    assert routing.owner(make_id(1, 1)) is None
-    assert not routing.exists(make_id(1, 1))
+    assert not routing.owners and not routing.shards
     assert Routing().hosts == {}
 
 

@@ -13,40 +13,48 @@ from foqs.bounds import TURN_MS
 from foqs.peers.forwarded import Timers
 
 BUSY = 0.9
-"""The share of a processor at which a host cannot take more work."""
+"""The load at which a host should get no more work: 1 is a whole processor, or MANY_ROWS."""
 CALM = 0.5
-"""The share of a processor below which the load of all hosts fits one host."""
+"""The load of all hosts for which a single host has time."""
+MANY_ROWS = 1_000
+"""New items that wait for their databases."""
 LOUD_MS = 5_000
 """How long the load of all hosts must be small before the cluster is quiet again."""
 
 
 class Quiet:
-    """The decision, from the share of a processor that this host used in each turn."""
+    """The decision, from the load of this host in each turn."""
 
     def __init__(self) -> None:
         self._loud_until_ms = 0
 
-    def used(self, share: float, hosts: int, now_ms: int) -> bool:
+    def after(self, load: float, hosts: int, now_ms: int) -> bool:
         """Return True if the cluster is quiet. While it is not, each of `hosts` has a part of the load."""
         most = BUSY if now_ms >= self._loud_until_ms else CALM / max(1, hosts)
-        if share >= most:
+        if load >= most:
             self._loud_until_ms = now_ms + LOUD_MS
         return now_ms >= self._loud_until_ms
 
 
 class Load:
-    """Measures the host's processor time in each turn. `changed` is called when `quiet` has changed. `hosts()`: the
-    number of hosts of the cluster. `used_s()`: the processor time of this process so far."""
+    """A meter of the host's load in each turn. `changed` is called when `quiet` has changed.
+
+    hosts    the number of hosts of the cluster
+    rows     the number of new items that wait for their databases here
+    used_s   the processor time of this process so far
+    """
 
     def __init__(
         self,
         hosts: Callable[[], int],
+        rows: Callable[[], int],
         changed: Callable[[], None],
         timers: Timers,
         used_s: Callable[[], float] = process_time,
     ) -> None:
         self.quiet = False
         self._hosts = hosts
+        self._rows = rows
         self._changed = changed
         self._timers = timers
         self._used_s = used_s
@@ -72,7 +80,7 @@ class Load:
         used_s, now_ms = self._used_s(), self._timers.monotonic_ms()
         share = 1_000 * (used_s - self._began_s) / max(1, now_ms - self._began_ms)
         self._began_s, self._began_ms = used_s, now_ms
-        quiet = self._decision.used(share, self._hosts(), now_ms)
+        quiet = self._decision.after(max(share, self._rows() / MANY_ROWS), self._hosts(), now_ms)
         if quiet != self.quiet:
             self.quiet = quiet
             self._changed()

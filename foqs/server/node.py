@@ -236,7 +236,8 @@ class Node:
             shares.begin()
         host = Host(self.engine, limits, self._clock.now_ms, lambda: self.address, self.forwarder)
         hosts = lambda: len(neighbours.routing().hosts)  # noqa: E731
-        self._load = Load(hosts, lambda: self.service.routing_changed(), timers)  # noqa: PLW0108
+        rows = lambda: sum([shard.queue.chunk_rows for shard in self.engine.state.serving])  # noqa: E731
+        self._load = Load(hosts, rows, lambda: self.service.routing_changed(), timers)  # noqa: PLW0108
         if not neighbours.static:
             self._load.begin()
         self.service: Handlers = Handlers(

@@ -5,18 +5,18 @@ from collections.abc import Callable
 import pytest
 
 from foqs.bounds import TURN_MS
-from foqs.server.load import LOUD_MS, Load, Quiet
+from foqs.server.load import LOUD_MS, MANY_ROWS, Load, Quiet
 from tests.support.timers import TestTimers
 
 
 def test_a_busy_host_is_not_quiet_until_the_load_fits_one_host() -> None:
     quiet = Quiet()
-    assert quiet.used(0.8, 3, 1_000)
-    assert not quiet.used(0.95, 3, 1_250)
-    assert not quiet.used(0.3, 3, 1_500), "the load of three hosts does not fit one"
-    assert not quiet.used(0.1, 3, 1_500 + LOUD_MS - 1)
-    assert quiet.used(0.1, 3, 1_500 + LOUD_MS)
-    assert quiet.used(0.8, 3, 2_000 + LOUD_MS), "a part of the load of all is not enough"
+    assert quiet.after(0.8, 3, 1_000)
+    assert not quiet.after(0.95, 3, 1_250)
+    assert not quiet.after(0.3, 3, 1_500), "the load of three hosts does not fit one"
+    assert not quiet.after(0.1, 3, 1_500 + LOUD_MS - 1)
+    assert quiet.after(0.1, 3, 1_500 + LOUD_MS)
+    assert quiet.after(0.8, 3, 2_000 + LOUD_MS), "a part of the load of all is not enough"
 
 
 class Process:
@@ -28,7 +28,10 @@ class Process:
         self.due: list[tuple[int, Callable[[], None]]] = []
         self.told: list[bool] = []
         timers = TestTimers(lambda: self.now_ms, later=lambda ms, do: self.due.append((ms, do)))
-        self.load = Load(lambda: 3, lambda: self.told.append(self.load.quiet), timers, lambda: self.used_s)
+        self.rows = 0
+        self.load = Load(
+            lambda: 3, lambda: self.rows, lambda: self.told.append(self.load.quiet), timers, lambda: self.used_s
+        )
 
     def passes(self, share: float) -> int:
         """Let the time pass until the timer rings. Return that time."""
@@ -50,6 +53,17 @@ def test_each_turn_is_measured_and_a_change_reported_once() -> None:
     for _ in range(LOUD_MS // TURN_MS):
         process.passes(0.05)
     assert process.told == [False, True]
+
+
+def test_a_host_whose_databases_are_slow_is_not_quiet() -> None:
+    process = Process()
+    process.load.begin()
+    process.rows = MANY_ROWS // 2
+    process.passes(0.1)
+    assert process.load.quiet
+    process.rows = MANY_ROWS
+    process.passes(0.1)
+    assert not process.load.quiet
 
 
 def test_a_timer_that_rings_early_makes_no_short_turn() -> None:

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from foqs.client import Client
 from foqs.client.items import Item, ItemSpec, Lease
+from foqs.errors import FoqsError
 from foqs.ids import shard_of
 from foqs.shardmgr.operate import Assign
 from foqs_lab.bench.load import run_together
@@ -30,6 +31,7 @@ SESSION_MS = 5_000
 _NAMESPACE, _TIMEOUT_MS = "bench", 30_000
 _LEASE_MS = 3_600_000
 _ACKERS, _STOCK, _PACE_S = 4, 400, 0.004
+_BATCH, _CLIENTS, _WAIT_MS = 100, 4, 200
 _AROUND_S = 0.1
 _CPUCLOCK_SCHED = 2  # of Linux, in its ids of processes' clocks
 PRIORITIES, MUCH = 100, 10
@@ -45,6 +47,8 @@ class Figures:
     overtaken: float = 0.0
     cost_straight: list[float] = field(default_factory=list)
     cost_anywhere: list[float] = field(default_factory=list)
+    cost_batches: list[float] = field(default_factory=list)  # clients that know the routing
+    cost_single: list[float] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
         return vars(self)
@@ -55,6 +59,8 @@ class Figures:
         for what, figure in (
             ("processor time an item, relative to one host; requests to the owner", _median(self.cost_straight)),
             ("the same, requests to another host", _median(self.cost_anywhere)),
+            ("the same, clients that know the routing, batches", _median(self.cost_batches)),
+            ("the same, single calls", _median(self.cost_single)),
             (f"delivered before an item more urgent by {MUCH} of {PRIORITIES}", f"{self.overtaken:.1%}"),
             ("acks to a moving shard, p50 / p99 ms", f"{_at(acks, 0.5):.1f} / {_at(acks, 0.99):.1f}"),
             ("a shard's move, ms", _median(self.moves_ms)),
@@ -86,6 +92,8 @@ def measure(kind: Kind, folder: Path, *, rounds: int, items: int, say: Callable[
             alone = _cost(one, items, straight=True)
             figures.cost_straight.append(_cost(three, items, straight=True) / alone)
             figures.cost_anywhere.append(_cost(three, items, straight=False) / alone)
+            for batch, costs in ((_BATCH, figures.cost_batches), (1, figures.cost_single)):
+                costs.append(_cost_of_routed(three, items, batch) / _cost_of_routed(one, items, batch))
         say("priorities")
         figures.overtaken = overtaken(three, 10 * items)
         for number in range(2 * rounds):
@@ -131,6 +139,36 @@ def _cycles(wires: Sequence[Wire], topic: str, items: int) -> None:
                 wires[turn % len(wires)].ack(got)
                 turn += 1
                 left -= len(got)
+
+
+def _cost_of_routed(cluster: LocalCluster, items: int, batch: int) -> float:
+    """Processor seconds of all hosts for `items` full cycles by clients that know the routing: four producers and four
+    consumers of one topic."""
+    hosts = list(cluster.hosts.values())
+    address, topic, payload = ",".join(f"127.0.0.1:{host.port}" for host in hosts), f"routed-{batch}", b"x" * 256
+    requests, acked = items // (_CLIENTS * batch), list[int]()
+
+    def produce() -> None:
+        with Client(address, _NAMESPACE) as client:
+            for _ in range(requests):
+                if batch == 1:
+                    client.enqueue(topic, payload)
+                elif any(isinstance(one, FoqsError) for one in client.enqueue_many([ItemSpec(topic, payload)] * batch)):
+                    raise RuntimeError("an item was not stored")
+
+    def consume() -> None:
+        with Client(address, _NAMESPACE) as client:
+            while len(acked) < _CLIENTS * requests * batch:
+                got = client.dequeue(topic, batch, wait_ms=_WAIT_MS, lease_ms=_LEASE_MS)
+                if batch > 1:
+                    client.ack_many(got)
+                elif got:
+                    client.ack(got[0])
+                acked.extend(item.id for item in got)
+
+    began = sum(_processor_s(host.pid) for host in hosts)
+    run_together([threading.Thread(target=do) for do in (produce, consume) for _ in range(_CLIENTS)])
+    return sum(_processor_s(host.pid) for host in hosts) - began
 
 
 def _processor_s(pid: int) -> float:

@@ -25,8 +25,7 @@ def test_a_cluster_is_measured() -> None:
     ran = foqs_lab("bench", "cluster", "--rounds", "1", "--items", "1000", "--json", patience_s=380)
     assert ran.returncode == 0, ran.stderr
     said = json.loads(ran.stdout)
-    assert [len(said[name]) for name in ("cost_straight", "cost_anywhere", "moves_ms", "takeovers_ms")] == [1, 1, 2, 1]
-    assert all(
-        figure > 0 for name in ("cost_straight", "cost_anywhere", "moves_ms", "acks_ms") for figure in said[name]
-    )
+    costs = [f"cost_{name}" for name in ("straight", "anywhere", "batches", "single")]
+    assert [len(said[name]) for name in (*costs, "moves_ms", "takeovers_ms")] == [1, 1, 1, 1, 2, 1]
+    assert all(figure > 0 for name in (*costs, "moves_ms", "acks_ms") for figure in said[name])
     assert 0 <= said["overtaken"] < 1

@@ -30,12 +30,12 @@ from tests.support.structure import (
 )
 
 LINES = {
-    "foqs": 2_685,
+    "foqs": 2_721,
     "foqs.admin": 1_092,
     "foqs.api": 3_096,
-    "foqs.buffers": 864,
+    "foqs.buffers": 879,
     "foqs.cli": 6_678,
-    "foqs.client": 7_800,
+    "foqs.client": 7_886,
     "foqs.config": 1_317,
     "foqs.doctor": 712,
     "foqs.engine": 9_082,
@@ -50,9 +50,9 @@ LINES = {
     "foqs.shardmgr": 2_148,
     "foqs.spark": 4_797,
     "foqs.store": 5_485,
-    "foqs.wire": 1_490,
+    "foqs.wire": 1_624,
     "foqs.zk": 1_673,
-    "foqs_lab": 9_280,
+    "foqs_lab": 9_419,
 }
 """Lines of each package. A package may exceed its ceiling by `MARGIN`."""
 MARGIN = 0.01

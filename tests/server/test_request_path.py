@@ -39,7 +39,7 @@ CEILINGS = {
 """The most product files, and calls of their functions, with two shards. A dequeue may set an alarm: two files.
 
 The first three are counted on a host whose event loop runs the transactions, as it does with MariaDB and MySQL. The
-last two are counted with SQLite. The throttled dequeue finds no token for its item, and waits until the host has one."""
+last two are counted with SQLite. The throttled dequeue finds no token for its item and waits until the host has one."""
 SAMPLES = 20
 PARKED = 5
 TOKENS_PER_S = 5

@@ -14,7 +14,6 @@ from foqs.client.caller import Caller, Pool
 from foqs.client.connection import Connection
 from foqs.client.guard import Background, SafeLog, renew_after_fork
 from foqs.client.routes import (
-    PIECE_ITEMS,
     Address,
     Part,
     Routes,
@@ -38,6 +37,9 @@ _MARGIN_MS = 2_000
 _FRESH_S = 2.0
 """Topics are asked again after this time. A wrong answer costs a hop, because hosts know better."""
 _TOPICS, _TOPICS_TIMEOUT_S = 10_000, 2.0
+_FEW_ITEMS = 10
+"""Larger calls go to all hosts in turn: a backlog that grows fast is even on all hosts, or less urgent items of a host
+with few items would be delivered first."""
 _BACKLOG = 100
 """Fewer ready items are gone before the answer is used where all clients send to one host at a time."""
 _AGAIN = Backoff(first_ms=50, longest_ms=5_000)
@@ -160,7 +162,7 @@ class Router:
         routes, last = self.routes, set(refused.values())
         groups: dict[Address | None, list[int]] = {}
         parts = () if routes.alone else pieces(asked)
-        turn = None if last or len(asked) >= PIECE_ITEMS else routes.host_in_turn(time())
+        turn = None if last or len(asked) > _FEW_ITEMS else routes.host_in_turn(time())
         for piece in parts:
             groups.setdefault(turn or self._spread.next(routes, len(piece), last), []).extend(piece)
         if len(groups) < 2:

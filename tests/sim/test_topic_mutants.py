@@ -349,7 +349,7 @@ put(
 )  # fmt: skip
 
 
-@around(LeaseSlots, "__init__", "slots", seed=110)
+@around(LeaseSlots, "__init__", "slots", seed=1187)
 def a_new_coordinator_lends_before_it_counted(original: Any, slots: LeaseSlots, *about: Any, **more: Any) -> None:
     original(slots, *about, **more)
     slots.unknown.clear()

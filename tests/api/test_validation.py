@@ -269,12 +269,6 @@ def test_columns_of_tenants_are_taken_as_the_specs(shared: dict[str, Any], tenan
     }
 
 
-def in_columns(columns: SpecColumns) -> Intake:
-    intake = Intake("ns", LIMITS, NOW_MS)
-    intake.take(columns)
-    return intake
-
-
 SAME = {"a": "bc"}
 
 
@@ -297,7 +291,7 @@ def test_columns_of_fields_are_taken_as_the_specs(fields: dict[str, list[Any]]) 
     columns.payloads, columns.priorities = [b"a", b"b", b"c"], [3, 9, -2]
     columns.metadata, columns.headers = fields.get("metadata"), fields.get("headers")
     columns.dedup_keys, columns.tenants = fields.get("dedup_key"), fields.get("fairness_key")
-    by_columns, one_by_one = in_columns(columns), taken(*columns)
+    by_columns, one_by_one = Intake("ns", columns, LIMITS, NOW_MS), taken(*columns)
     for run in ("keys", "indices", "sizes", "weights"):
         assert getattr(by_columns, run) == getattr(one_by_one, run)
     shown = [(one.at, one.dedup, one.lane, one.size_bytes, one.weight) for one in by_columns.keyed]

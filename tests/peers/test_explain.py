@@ -11,7 +11,7 @@ import pytest
 from foqs.engine import explain
 from foqs.errors import Forbidden, NotSent, NotServed, Overloaded
 from foqs.idl import idl
-from foqs.peers.forwarded import AGAIN_MS
+from foqs.peers.forwarded import AGAIN_MS, HERE
 from foqs.peers.forwarded_requests import ForwardedExplain
 from foqs.peers.gather import nearest
 from tests.peers.exchanges import DEADLINE_MS, LOST, Incoming, Rig, ids
@@ -84,7 +84,7 @@ def test_a_refusal_of_the_owner_is_passed_on(refusal: Exception) -> None:
 def test_a_shard_that_came_home_is_explained_here() -> None:
     rig = Rig({1: "b"})
     call, here = asked(rig, *ids(1))
-    rig.exchange.settles = lambda item_id: True  # type: ignore[method-assign]
+    rig.exchange.find_item = lambda item_id: HERE  # type: ignore[method-assign]
     rig.answer(NotServed())
     rig.exchange.route_held()
     here.assert_called_once_with()

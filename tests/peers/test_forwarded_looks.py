@@ -16,7 +16,7 @@ from foqs.errors import (
     Unavailable,
 )
 from foqs.idl import idl
-from foqs.peers.forwarded import AGAIN_MS
+from foqs.peers.forwarded import AGAIN_MS, HERE
 from foqs.peers.forwarded_requests import ForwardedGetItem, ForwardedList
 from tests.peers.exchanges import DEADLINE_MS, LOST, Incoming, Rig, ids
 
@@ -57,7 +57,7 @@ def test_a_look_up_ends_with_the_clients_time() -> None:
 def test_a_look_up_whose_shard_came_home_looks_here() -> None:
     rig = Rig({}, shards=(1,))
     call, here = get_item(rig, *ids(1))
-    rig.exchange.settles = lambda item_id: True  # type: ignore[method-assign]
+    rig.exchange.find_item = lambda item_id: HERE  # type: ignore[method-assign]
     rig.exchange.route_held()
     here.assert_called_once_with()
     assert (call.answers, rig.timers()) == ([], 0)

@@ -10,7 +10,9 @@ COMMIT, or of a server that ended the statement: the outcome is in doubt.
 
 from __future__ import annotations
 
+from dataclasses import fields
 from itertools import chain, starmap
+from operator import attrgetter
 from struct import Struct
 from struct import error as StructError
 
@@ -64,6 +66,14 @@ _UNUSED = [
 """For each write and number of rows: the NULL bits of the other rows."""
 
 
+_TAKEN = {
+    "inserts", "ready_gone", "item_gone", "next_number", "due_from_ms", "expiry_from_ms", "dedup_from_ms", "indexed_to",
+    "indexed_from", "filled",
+}  # fmt: skip
+_others_of = attrgetter(*[column.name for column in fields(Batch) if column.name not in _TAKEN])
+"""The columns of a batch that the statement cannot store, also those that a batch gets later."""
+
+
 def _nested(count: str, statement: str, at: int = 0) -> str:
     """Return `statement` for each row that the variable `count` counts, up to the last place."""
     rest = _nested(count, statement, at + 1) if at + 1 < ROWS else ""
@@ -101,28 +111,7 @@ class Compound:
 
     def command(self, epoch: int, link: int, seq: int, next_number: int, batch: Batch, max_bytes: int) -> bytes | None:
         """Return the command that runs `batch`; None for one with other rows, or with more rows or bytes."""
-        if any(
-            (
-                batch.lanes_new,
-                batch.weights,
-                batch.lanes_gone,
-                batch.dedup_gone,
-                batch.dedup_new,
-                batch.dedup_again,
-                batch.dedup_copied,
-                batch.timer_gone,
-                batch.timer_new,
-                batch.ready_new,
-                batch.metadata_new,
-                batch.deliver_after_new,
-                batch.moved,
-                batch.expiry_gone,
-                batch.expiry_new,
-                batch.failure_gone,
-                batch.failure_new,
-                batch.slots,
-            )
-        ):
+        if any(_others_of(batch)):
             return None
         items, taken, gone = batch.inserts, batch.ready_gone, batch.item_gone
         if len(items) > ROWS or len(taken) > ROWS or len(gone) > ROWS:

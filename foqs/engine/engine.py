@@ -12,7 +12,7 @@ from functools import partial
 from foqs.buffers.checkpoint import NEVER_MS
 from foqs.buffers.shard_batch import BatchResult, Chunk, Outcome, ShardBatch
 from foqs.config.load import Config
-from foqs.engine import ack, batch_apply, batch_build, consumers, enqueue, item_ops, shard_life
+from foqs.engine import ack, batch_apply, batch_build, consumers, enqueue, item_ops, shard_life, tenants
 from foqs.engine.calls import FRESH, DequeueCall, EnqueueCall, ItemsCall, LookCall
 from foqs.engine.listing import OVERLOADED_RETRY_MS, Listing, Releasing
 from foqs.engine.shard import Shard
@@ -375,8 +375,8 @@ class Engine:
             consumers.freed(state, state.holdings.sweep())
 
     def _keep_house(self, now_ms: int) -> None:
-        """Do the work of each second: confirm idle shards, remove empty lanes, and drop unused windows if memory is
-        short."""
+        """Do the work of each second: confirm idle shards, remove empty lanes, drop unused windows if memory is short,
+        and try skipped tenants again."""
         state = self.state
         for shard in state.serving:
             if not 0 <= now_ms - shard.owner.confirmed_ms < _CONFIRM_IDLE_MS:
@@ -393,6 +393,7 @@ class Engine:
         state.holdings.forget(now_ms)
         state.topics.ledgers.forget(now_ms)
         state.residents.drop_idle(_IDLE_SHARE, _WINDOW_IDLE_MS, _IDLE_STEPS)
+        tenants.retry_waited(state)
 
     def next_ms(self, now_ms: int) -> int:
         state = self.state

@@ -88,18 +88,31 @@ _AGAIN = 64
 
 
 def retry_skipped(topic_turns: Turns[Lane[Item]], now_ms: int) -> None:
-    """Let tenants that were skipped long ago take turns, and rank tenants again whose shards may lease items again.
+    """Let tenants take turns that were skipped long ago; without another tenant in the queue, let all skipped ones.
+    Rank tenants again whose shards may lease items again.
 
     Of tenants with the same start, the last that enters comes first, so the longest skipped tenant enters last."""
-    for skipped in (topic_turns.skipped, topic_turns.down):
+    only = bool(topic_turns.skipped) and topic_turns.first() is None
+    for skipped, again_ms in ((topic_turns.skipped, 0 if only else _AGAIN_MS), (topic_turns.down, _AGAIN_MS)):
         if skipped:
             oldest = islice(skipped.items(), _AGAIN)
-            due = list(takewhile(lambda one: not 0 <= now_ms - one[1] < _AGAIN_MS, oldest))
+            due = list(takewhile(lambda one: not 0 <= now_ms - one[1] < again_ms, oldest))  # noqa: B023
             for tenant, _ in reversed(due):
                 topic_turns.enter(tenant)
     for tenant in list(islice(topic_turns.incomplete, _AGAIN)):
         del topic_turns.incomplete[tenant]
         topic_turns.place(tenant, UNRANKED)
+
+
+def retry_waited(state: State) -> None:
+    """Try skipped tenants of topics again for which consumers wait: memory may have been short when a page came."""
+    keys = []
+    for key in state.waiting:
+        topic = state.topics.get(key)
+        if topic is not None and topic.turns is not None and topic.turns.skipped:
+            keys.append(key)
+    if keys:
+        resume(state, keys)
 
 
 @in_slices

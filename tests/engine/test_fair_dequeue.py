@@ -150,6 +150,28 @@ def test_a_skipped_tenant_is_tried_again_whatever_it_waits_for() -> None:
     assert "a" in taken(lab, 2)
 
 
+def test_a_skipped_tenant_is_tried_at_once_if_no_other_has_a_turn() -> None:
+    lab = Laboratory(1)
+    store(lab, {"a": 3})
+    turns = lab.engine.state.topics[KEY].turns
+    assert turns is not None
+    turns.skip(tenant(lab, "a"), lab.now_ms)
+    assert taken(lab, 2) == ["a", "a"]
+
+
+def test_a_consumer_gets_items_whose_page_was_dropped() -> None:
+    """Memory was short when the page came, and nothing else happens while the consumer waits."""
+    lab = Laboratory(1)
+    store(lab, {"a": 3})
+    lab.reopen()
+    answers = lab.dequeue(wait_ms=30_000, count=2)
+    lab.engine.state.shards[1].queue.pages_wanted.clear()
+    lab.settle()
+    assert tenant(lab, "a").away == SKIPPED and not answers
+    lab.go_on(for_ms=1_500)
+    assert [len(ids) for ids in answers] == [2]
+
+
 def test_tenants_of_a_shard_that_is_down_return_with_it() -> None:
     lab = Laboratory(1, 2)
     store(lab, {f"t{at}": 4 for at in range(40)})

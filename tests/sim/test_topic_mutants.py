@@ -13,6 +13,7 @@ import pytest
 
 from foqs.bounds import NANO, Quota
 from foqs.buffers.reads import DeadRead
+from foqs.buffers.shard_batch import ShardBatch
 from foqs.engine import batch_apply, batch_build, batch_reads, consumers, dead_letters, item_ops, shard_life
 from foqs.engine.concurrency import AnyGate, LaneSlots, Parked
 from foqs.engine.dead_letters import RedrivePage
@@ -124,13 +125,13 @@ _late: list[Any] = []
 
 
 @around(batch_build, "_build_transaction", "dead")
-def a_dead_letter_is_written_in_two_transactions(original: Any, shard: Shard, *rest: Any) -> Batch | None:
+def a_dead_letter_is_written_in_two_transactions(original: Any, shard: Shard, batch: ShardBatch, *rest: Any) -> None:
     """The row of its failure comes with the next one."""
-    transaction: Batch | None = original(shard, *rest)
+    original(shard, batch, *rest)
+    transaction = batch.transaction
     if transaction is not None:
         new, transaction.failure_new = transaction.failure_new, _late.copy()
         _late[:] = new
-    return transaction
 
 
 @around(Batch, "only", "dead", seed=10)

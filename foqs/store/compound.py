@@ -71,7 +71,7 @@ _TAKEN = {
     "indexed_from", "filled",
 }  # fmt: skip
 _others_of = attrgetter(*[column.name for column in fields(Batch) if column.name not in _TAKEN])
-"""The columns of a batch that the statement cannot store, also those that a batch gets later."""
+"""The columns of a batch that the statement cannot store, and each column that a batch gets later."""
 
 
 def _nested(count: str, statement: str, at: int = 0) -> str:

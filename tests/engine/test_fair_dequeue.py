@@ -150,7 +150,7 @@ def test_a_skipped_tenant_is_tried_again_whatever_it_waits_for() -> None:
     assert "a" in taken(lab, 2)
 
 
-def test_a_skipped_tenant_is_tried_at_once_if_no_other_has_a_turn() -> None:
+def test_a_skipped_tenant_is_tried_at_once_if_it_is_alone() -> None:
     lab = Laboratory(1)
     store(lab, {"a": 3})
     turns = lab.engine.state.topics[KEY].turns

@@ -33,7 +33,7 @@ KINDS = (
     Kind(
         "throttles",
         share=20,
-        first=2,
+        first=3,
         counts={"throttled": 200, "given back": 1, "throttles changed": 5, "measured": 2},
     ),
 )

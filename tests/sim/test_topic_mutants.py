@@ -350,7 +350,7 @@ put(
 )  # fmt: skip
 
 
-@around(LeaseSlots, "__init__", "slots", seed=1187)
+@around(LeaseSlots, "__init__", "slots", seed=1757)
 def a_new_coordinator_lends_before_it_counted(original: Any, slots: LeaseSlots, *about: Any, **more: Any) -> None:
     original(slots, *about, **more)
     slots.unknown.clear()

@@ -46,10 +46,10 @@ def test_what_a_host_tells():
 
 
 def test_a_host_says_that_the_cluster_is_quiet():
-    told = response([(1, "a:1", 4)], ["a:1", "b:1"])
-    assert not routes_of(told).quiet
-    told.quiet = True
-    assert routes_of(told).quiet
+    answer = response([(1, "a:1", 4)], ["a:1", "b:1"])
+    assert not routes_of(answer).quiet
+    answer.quiet = True
+    assert routes_of(answer).quiet
 
 
 def test_a_topic_with_few_items_is_of_no_host():

@@ -1,4 +1,4 @@
-"""When the cluster is quiet, so that one host at a time has time for all small requests."""
+"""The decision that a cluster is quiet: one host at a time has time for all small requests."""
 
 from collections.abc import Callable
 
@@ -26,11 +26,11 @@ class Process:
         self.now_ms = 10 * TURN_MS + 90
         self.used_s = 0.0
         self.due: list[tuple[int, Callable[[], None]]] = []
-        self.told: list[bool] = []
+        self.changes: list[bool] = []
         timers = TestTimers(lambda: self.now_ms, later=lambda ms, do: self.due.append((ms, do)))
         self.rows = 0
         self.load = Load(
-            lambda: 3, lambda: self.rows, lambda: self.told.append(self.load.quiet), timers, lambda: self.used_s
+            lambda: 3, lambda: self.rows, lambda: self.changes.append(self.load.quiet), timers, lambda: self.used_s
         )
 
     def passes(self, share: float) -> int:
@@ -52,7 +52,7 @@ def test_each_turn_is_measured_and_a_change_reported_once() -> None:
     assert [process.passes(share) // TURN_MS for share in (0.95, 0.95)] == [14, 15]
     for _ in range(LOUD_MS // TURN_MS):
         process.passes(0.05)
-    assert process.told == [False, True]
+    assert process.changes == [False, True]
 
 
 def test_a_host_whose_databases_are_slow_is_not_quiet() -> None:
@@ -83,4 +83,4 @@ def test_the_measurements_end(turns: int) -> None:
         process.passes(0.1)
     process.load.end()
     process.passes(1.0)
-    assert not process.due and not process.told
+    assert not process.due and not process.changes

@@ -66,7 +66,7 @@ class ThrottleKey(Gate[T, F]):
         self.mark = mark
 
     def spend(self, now_ms: int, count: int = 1) -> bool:
-        """Take `count` tokens, or note that a shadow throttle has not one. Return False in that case."""
+        """Take `count` tokens, or note that a shadow throttle has too few. Return False in that case."""
         self.used_ms = now_ms
         if self.allowance.spend(now_ms, count):
             return True

@@ -11,19 +11,15 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from statistics import median
 from typing import Any
 from unittest.mock import patch
-
-from rich.console import Console
 
 from foqs.client import Client, ItemSpec, methods
 from foqs.idl import idl
 from foqs.wire.protocol import REPLY, encode_struct, message_head, pack_u32
-from foqs_lab.bench.host import Kind, options_of
-from foqs_lab.bench.machine import table
+from foqs_lab.bench.host import Figures, Kind, options_of
 
 ADDRESS = "127.0.0.1:7707"
 _NS, _TOPIC = "bench", "topic"
@@ -41,25 +37,6 @@ class Plan:
     batch: int = 1
     payload_bytes: int = 256
     lease_ms: int | None = None
-
-
-@dataclass(slots=True)
-class Figures:
-    """Processor time in us an item, by method, of each round."""
-
-    plan: Plan
-    us: dict[str, list[float]] = field(default_factory=dict)
-
-    def as_json(self) -> dict[str, Any]:
-        values = {f"{name}_us_per_item": of for name, of in self.us.items()}
-        return {"median": {name: median(of) for name, of in values.items()}, "rounds": values}
-
-    def show(self, console: Console) -> None:
-        title = f"foqs-lab bench client, {self.plan.kind} items, batches of {self.plan.batch}"
-        shown = table(title, "us an item", "median", "min", "max")
-        for name, values in self.us.items():
-            shown.add_row(name, *(f"{value:,.3g}" for value in (median(values), min(values), max(values))))
-        console.print(shown)
 
 
 class MemorySocket(socket.socket):
@@ -122,11 +99,11 @@ def calls(client: Client, plan: Plan) -> Mapping[str, Callable[[], Any]]:
 
 def measure(plan: Plan, rounds: int) -> Figures:
     """Measure rounds with one client. Raises a FoqsError if a call fails."""
-    figures = Figures(plan)
+    figures = Figures(f"foqs-lab bench client, {plan.kind} items, batches of {plan.batch}")
     with memory_client(plan) as client:
         for name, call in calls(client, plan).items():
             call()
-            figures.us[name] = [_round(plan, call) for _ in range(rounds)]
+            figures.rounds[f"{name}_us_per_item"] = [_round(plan, call) for _ in range(rounds)]
     return figures
 
 

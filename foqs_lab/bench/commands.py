@@ -24,7 +24,6 @@ from foqs.ids import MAX_SHARD
 if TYPE_CHECKING:
     from foqs_lab.bench.clients import Shape
 
-_Kind = Literal["plain", "tenants", "many-tenants", "throttle", "headers", "dedup", "hook", "together"]
 _TOPICS_LIMIT_S = 300.0
 
 
@@ -51,6 +50,11 @@ Consumers = Annotated[int, _option("This many consumers dequeue at the same time
 PayloadBytes = Annotated[int, _option("Each payload has this many bytes.", min=0)]
 ManyItems = Annotated[int, _option("A round has this many items.", min=1_000)]
 Items = Annotated[int, _option("A round has this many items.", min=100)]
+ItemKind = Annotated[
+    Literal["plain", "tenants", "many-tenants", "throttle", "headers", "dedup", "hook", "together"],
+    _option("The items have this feature, or all of them together."),
+]
+SmallBatch = Annotated[int, _option("A request has this many items.", min=1, max=1_000)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,8 +370,8 @@ def cluster(
 
 
 def host(
-    kind: Annotated[_Kind, _option("The items have this feature, or all of them together.")] = "plain",
-    batch: Annotated[int, _option("A request has this many items.", min=1, max=1_000)] = 1,
+    kind: ItemKind = "plain",
+    batch: SmallBatch = 1,
     callers: Annotated[int, _option("This many callers have one request each at a time.", min=1)] = 8,
     shards: Annotated[int, _option("The host serves this many shards.", min=1, max=64)] = 4,
     items: ManyItems = 20_000,
@@ -386,8 +390,8 @@ def host(
 
 
 def client(
-    kind: Annotated[_Kind, _option("The items have this feature, or all of them together.")] = "plain",
-    batch: Annotated[int, _option("A request has this many items.", min=1, max=1_000)] = 1,
+    kind: ItemKind = "plain",
+    batch: SmallBatch = 1,
     items: ManyItems = 20_000,
     payload_bytes: PayloadBytes = 256,
     rounds: Rounds = 5,

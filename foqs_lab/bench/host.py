@@ -109,20 +109,17 @@ class Plan:
 
 @dataclass(slots=True)
 class Figures:
-    """Of each round: processor time of the event loop in us an item, and transactions an item."""
+    """Each figure, by name, of each round."""
 
-    plan: Plan
-    cpu_us: list[float] = field(default_factory=list)
-    transactions: list[float] = field(default_factory=list)
+    title: str
+    rounds: dict[str, list[float]] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        values = {"host_alone_us_per_item": self.cpu_us, "transactions_per_item": self.transactions}
-        return {"median": {name: median(of) for name, of in values.items()}, "rounds": values}
+        return {"median": {name: median(values) for name, values in self.rounds.items()}, "rounds": self.rounds}
 
     def show(self, console: Console) -> None:
-        title = f"foqs-lab bench host, {self.plan.kind} items, batches of {self.plan.batch}"
-        shown = table(title, "figure", "median", "min", "max")
-        for name, values in self.as_json()["rounds"].items():
+        shown = table(self.title, "figure", "median", "min", "max")
+        for name, values in self.rounds.items():
             shown.add_row(name, *(f"{value:,.3g}" for value in (median(values), min(values), max(values))))
         console.print(shown)
 
@@ -343,7 +340,8 @@ async def memory_node(shards: int) -> AsyncIterator[tuple[Node, Mapping[int, Mem
 
 
 async def _measure(plan: Plan, rounds: int) -> Figures:
-    figures = Figures(plan)
+    cpu_us: list[float] = []  # of the event loop
+    transactions: list[float] = []
     async with memory_node(plan.shards) as (node, stores):
         while plan.kind in (Kind.DEDUP, Kind.TOGETHER):  # the first deduplication keys have the slots shared out
             with suppress(AssertionError):
@@ -352,10 +350,11 @@ async def _measure(plan: Plan, rounds: int) -> Figures:
             await asyncio.sleep(_RETRY_S)
         for _ in range(rounds):
             before = sum(store.transactions for store in stores.values())
-            figures.cpu_us.append(await run_round(node, plan) / plan.items * 1e6)
+            cpu_us.append(await run_round(node, plan) / plan.items * 1e6)
             made = sum(store.transactions for store in stores.values()) - before
-            figures.transactions.append(made / plan.items)
-    return figures
+            transactions.append(made / plan.items)
+    figures = {"host_alone_us_per_item": cpu_us, "transactions_per_item": transactions}
+    return Figures(f"foqs-lab bench host, {plan.kind} items, batches of {plan.batch}", figures)
 
 
 async def run_round(node: Node, plan: Plan) -> float:

@@ -139,16 +139,21 @@ class ServedConnection(asyncio.BufferedProtocol):
             return  # after GOAWAY requests are dropped
         self.seen = server.now
         arrival = self._arrival
+        idle = self._call is None and not self._behind and not self._output_bytes
         if arrival is not None and arrival.known:
             if arrival.came(server.scratch, size):
                 self._end_arrival()
                 self._begin(arrival.content(), _unproven(arrival.frame.received_bytes) if arrival.skipped else None)
-        elif self._call is None and not self._behind and not self._output_bytes:
+        elif idle:
             if FRAME_HEAD_BYTES < size == FRAME_HEAD_BYTES + read_frame_size(server.scratch)[0] <= server.whole_bytes:
                 self._cutting = True
                 self._begin(bytes(server.scratch[FRAME_HEAD_BYTES:size]))
                 self._cutting = False
-                self._settle()
+                if self._taken_bytes or self._loose_bytes or self._output_bytes or not self._reading:
+                    self._settle()
+                elif self._call is not None:  # all that `_settle` would find
+                    self._taken_bytes = request_bytes = self._call.request_bytes
+                    server.budget.used_bytes += request_bytes
                 return
             used = self._cut(server.scratch, size)
             if used < size and not self._closing:
@@ -241,9 +246,15 @@ class ServedConnection(asyncio.BufferedProtocol):
         if self._server.draining:
             self.finish()
         elif not self._cutting:
-            if self._behind:
-                self._go_on()
-            self._settle()
+            if self._taken_bytes != request_bytes or self._output_bytes or not self._reading:
+                if self._behind:
+                    self._go_on()
+                self._settle()
+            else:  # nothing but the call was held
+                self._taken_bytes, budget = 0, self._server.budget
+                budget.used_bytes -= request_bytes
+                if budget.waiters:
+                    budget.wake()
         return True
 
     def admitted(self) -> None:

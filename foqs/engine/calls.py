@@ -144,8 +144,13 @@ class EnqueueCall:
         for index, item in zip(indices, items, strict=True):
             outcomes[index] = item.id
         self.left -= len(items)
-        if not self.left:
-            self._end()
+        if self.left:
+            return
+        self.done = True
+        self.chunks, self.unsent = [], []  # they refer to this call: only the garbage collector would free the payloads
+        reply, self.reply = self.reply, _answered
+        self.outcomes = []  # the call may stay in the heap of deadlines for a while
+        reply(outcomes)
 
     def refused(self, indices: Sequence[int], error: FoqsError) -> None:
         self.settled(indices, [error] * len(indices))
@@ -156,30 +161,19 @@ class EnqueueCall:
         for index, outcome in zip(indices, outcomes, strict=True):
             self.outcomes[index] = outcome
         self.left -= len(indices)
-        if not self.left:
-            self._end()
-
-    def _end(self) -> None:
-        self.done = True
-        self.chunks, self.unsent = [], []  # they refer to this call: only the garbage collector would free the payloads
-        reply, self.reply = self.reply, _answered
-        outcomes, self.outcomes = self.outcomes, []  # the call may stay in the heap of deadlines for a while
-        reply(outcomes)
+        self.stored((), ())  # replies if each item has its outcome
 
     def timed_out(self, shards: Mapping[int, Shard]) -> None:
         """Refuse items that were not sent as UNAVAILABLE. The outcome of the rest is unknown."""
+        errors: dict[int, FoqsError] = {}
         for chunk in self.chunks:
             error = OutcomeUnknown(_UNKNOWN) if chunk.in_flight else Unavailable(_TOO_LATE)
-            for index in chunk.indices:
-                if self.outcomes[index] == 0:
-                    self.outcomes[index] = error
+            errors |= dict.fromkeys(chunk.indices, error)
         for unsent in self.unsent:
-            for index in unsent.withdraw():
-                self.outcomes[index] = Unavailable(_TOO_LATE)
-        # Sent to a shard with their keys, or to another host.
-        unknown = OutcomeUnknown(_UNKNOWN)
-        self.outcomes = [unknown if outcome == 0 else outcome for outcome in self.outcomes]
-        self._end()
+            errors |= dict.fromkeys(unsent.withdraw(), Unavailable(_TOO_LATE))
+        unknown = OutcomeUnknown(_UNKNOWN)  # of items that were sent to a shard with their keys, or to another host
+        left = [index for index, outcome in enumerate(self.outcomes) if outcome == 0]
+        self.settled(left, [errors.get(index, unknown) for index in left])
 
 
 class ItemsCall(Settles):
@@ -220,10 +214,8 @@ class ItemsCall(Settles):
             self.outcomes[at] = error
         self.items[at] = True
         self.left -= 1
-        if not self.left:
-            self._end()
-
-    def _end(self) -> None:
+        if self.left:
+            return
         self.done = True
         if self._forwarded is not None:
             self._forwarded.end()
@@ -234,15 +226,13 @@ class ItemsCall(Settles):
 
     def timed_out(self, shards: Mapping[int, Shard]) -> None:
         """Withdraw changes that were not sent. The outcome of the rest is unknown."""
-        self.done = True
         for at, item in enumerate(self.items):
             if item is True:
                 continue
             undone = item is None
             if isinstance(item, Item):
                 undone = _withdrawn(shards[shard_of(item.id)], item, (self, at))
-            self.outcomes[at] = Unavailable(_TOO_LATE) if undone else OutcomeUnknown(_UNKNOWN)
-        self._end()
+            self.settled(at, Unavailable(_TOO_LATE) if undone else OutcomeUnknown(_UNKNOWN))
 
 
 def _withdrawn(shard: Shard, item: Item, waits: Waits) -> bool:

@@ -45,7 +45,7 @@ LINES = {
     "foqs.peers": 4_044,
     "foqs.policies": 1_420,
     "foqs.prefetch": 395,
-    "foqs.rpc": 2_741,
+    "foqs.rpc": 2_757,
     "foqs.server": 4_030,
     "foqs.shardmgr": 2_148,
     "foqs.spark": 4_797,

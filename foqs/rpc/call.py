@@ -13,7 +13,8 @@ from foqs.bounds import LogThrottle
 from foqs.counters import Namespaces
 from foqs.errors import Code, FoqsError, Unavailable
 from foqs.idl import request_id_of, trace_of
-from foqs.wire.server_codec import ReplyEncoder, ServedMethod, TooLarge
+from foqs.wire.protocol import pack_u32
+from foqs.wire.server_codec import AROUND_BYTES, SUCCESS, ReplyEncoder, ServedMethod, TooLarge
 
 log = structlog.get_logger("foqs.rpc")
 _request_log = structlog.get_logger("foqs.request")
@@ -238,8 +239,15 @@ class Call:
         connection = self.connection
         if connection is None:
             return self._gone()
+        called, encoder = self._called, connection.encoder
         try:
-            frame = connection.encoder.success(self._called, self._seqid, response)
+            if type(response) is bytes:
+                size = len(called.reply_head) + AROUND_BYTES + len(response)
+                if size > encoder.frame_bytes:
+                    raise TooLarge
+                frame = b"".join((pack_u32(size), called.reply_head, self._seqid, SUCCESS, response, b"\0"))
+            else:
+                frame = encoder.success(called, self._seqid, response)
         except TooLarge:
             connection.counters.too_large += 1
             self.fail(Unavailable("the answer does not fit a frame: ask for less at once"))

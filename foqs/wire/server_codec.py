@@ -84,9 +84,9 @@ _AFTER_LAST_HEAD = _MARKER[1:]
 CODEC_ERRORS = (TTransportException, MemoryError, SystemError, StructError, OverflowError)
 
 _KEPT_REPLY_BYTES = 1024 * 1024
-_SUCCESS = field_head(STRUCT, 0)
+SUCCESS = field_head(STRUCT, 0)
 _ERROR = field_head(STRUCT, 1)
-_AROUND_BYTES = 4 + len(_SUCCESS) + 1  # sequence number, head and STOP
+AROUND_BYTES = 4 + len(SUCCESS) + 1  # sequence number, head and STOP
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,24 +340,19 @@ class ReplyEncoder:
     before it.
     """
 
-    __slots__ = ("_buffer", "_frame_bytes", "_protocol")
+    __slots__ = ("_buffer", "_protocol", "frame_bytes")
 
     def __init__(self, frame_bytes: int) -> None:
-        self._frame_bytes = frame_bytes
+        self.frame_bytes = frame_bytes
         self._renew()
 
     def success(self, called: ServedMethod, seqid: bytes, response: Any) -> bytes:
-        """`seqid` is the sequence number as it came. `response` is the struct that the method answers with, or its
-        bytes. Raises TooLarge; TypeError when it is neither; and the errors of thriftpy2."""
-        if type(response) is bytes:
-            size = len(called.reply_head) + _AROUND_BYTES + len(response)
-            if size > self._frame_bytes:
-                raise TooLarge
-            return b"".join((pack_u32(size), called.reply_head, seqid, _SUCCESS, response, b"\0"))
+        """`seqid` is the sequence number as it came. `response` is the struct that the method answers with. Raises
+        TooLarge; TypeError for another struct; and the errors of thriftpy2."""
         if not isinstance(response, called.result):
             given = type(response).__name__
             raise TypeError(f"{called.name} answers with {called.result.__name__}, not {given}")
-        return self._frame(called.reply_head + seqid + _SUCCESS, response, b"\0")
+        return self._frame(called.reply_head + seqid + SUCCESS, response, b"\0")
 
     def error(self, called: ServedMethod, seqid: bytes, error: FoqsError, request: Any) -> bytes:
         """Return the declared exception, a RequestError, as the reply to `request` (None: it could not be decoded)."""
@@ -385,6 +380,6 @@ class ReplyEncoder:
         else:
             self._renew()
         size = len(head) + len(body) + len(tail)
-        if size > self._frame_bytes:
+        if size > self.frame_bytes:
             raise TooLarge
         return b"".join((pack_u32(size), head, body, tail))

@@ -98,12 +98,13 @@ class ItemLife:
             plain_topics = known.begin(ns)
         if not specs or len(specs) > limits.request_items:
             validation.counted(specs, "items", limits.request_items)
-        timeout_ms = validation.timeout_ms(request, limits)
+        timeout_ms = (request.context and request.context.timeout_ms) or limits.timeout_default_ms
         now_ms = self._now_ms()
         waiting = EnqueueCall(len(specs), partial(responses.answer_enqueue, call, state.counters))
         taken = Intake(ns, specs, limits, now_ms, state.policies.namespaces.get(ns), plain_topics)
-        if taken.plain and self._quotas.of(ns) is None:
-            self._store(waiting, taken, request, now_ms, now_ms + timeout_ms)
+        if taken.plain and not state.shards_elsewhere and self._quotas.of(ns) is None:
+            indices, items, keys, weights = taken.indices, taken.items, taken.keys, taken.weighed and taken.weights
+            self._engine.enqueue(waiting, indices, items, keys, taken.sizes, now_ms, timeout_ms, weights or None)
         elif taken.hooked and not self._forwarder.was_charged(request):
             self._run_hooks(waiting, taken, request, now_ms, now_ms + timeout_ms)
         else:
@@ -209,29 +210,16 @@ class ItemLife:
         """Check the request of `call`. Return the call that waits for its items, and how long it may wait (ms).
         `answers` takes the DequeueResponse. Raises Invalid."""
         request, limits, state = call.request, self._host.limits, self._engine.state
-        ns = validation.name(request.ns, "ns", limits)
-        wants = request.wants
-        if not wants or len(wants) > limits.request_topics:
-            validation.counted(wants, "wants", limits.request_topics)
-        keys, names_bytes = validation.topics(ns, wants, limits, request.most)
-        lease_ms, wait_ms = request.lease_ms, request.wait_ms or 0
-        if lease_ms is None:
-            lease_ms = 0
-        elif not limits.lease_min_ms <= lease_ms <= limits.lease_max_ms:
-            validation.within(lease_ms, "lease_ms", limits.lease_min_ms, limits.lease_max_ms, 0)
-        if not 0 <= wait_ms <= limits.wait_max_ms:
-            validation.within(wait_ms, "wait_ms", 0, limits.wait_max_ms, 0)
-        timeout_ms = validation.timeout_ms(request, limits)
+        wants: Any = request.wants
+        checked = getattr(wants, "checked", None)
+        if checked is None or checked.limits is not limits:
+            checked = validation.asked(request, limits)
+        _, keys, names_bytes, lease_ms, wait_ms, max_bytes, worker, total = checked
+        ns, begins, ledger = request.ns, request.begins, request.ledger
         forwarded = request.context is not None and request.context.hops
         # The answer fits a frame whatever the items are: names and fields count with their largest size.
         holdings, tells = state.holdings, ns in state.policies.per_worker
         most = limits.frame_bytes - responses.REPLY_OVERHEAD_BYTES - (responses.limits_bytes(keys) if tells else 0)
-        bodies_bytes = request.max_bytes or most
-        if request.max_bytes is not None:
-            validation.within(request.max_bytes, "max_bytes", 1, (1 << 63) - 1, most)
-        worker, begins, ledger = request.worker, request.begins, request.ledger
-        if worker is not None or begins is not None:
-            validation.consumer(worker, begins, limits)
         if ledger:
             state.topics.ledgers.ask([key for key, _ in keys], now_ms)
 
@@ -259,10 +247,11 @@ class ItemLife:
 
         elsewhere, until_ms = None, now_ms + wait_ms
         if state.shards_elsewhere and not forwarded:
-            elsewhere = partial(self._forwarder.dequeue, answers, until_ms, until_ms + timeout_ms)
+            deadline_ms = until_ms + validation.timeout_ms(request, limits)
+            elsewhere = partial(self._forwarder.dequeue, answers, until_ms, deadline_ms)
         waiting = asked = DequeueCall(
-            keys, lease_ms, most, names_bytes + ITEM_OVERHEAD_BYTES, reply, bodies_bytes, elsewhere, worker or "",
-            begins, wants, request.most if len(keys) > 1 else None,
+            keys, lease_ms, most, names_bytes + ITEM_OVERHEAD_BYTES, reply, max_bytes or most, elsewhere, worker,
+            begins, wants, total,
         )  # fmt: skip
         if waiting.most is not None and elsewhere is not None:
             waiting.far = state.rng.random() < _FAR_SHARE
@@ -366,10 +355,11 @@ class ItemLife:
         """Check a request about items by id, of which `ids` are carried out. Return (the call that waits for outcomes,
         namespace, now_ms, timeout_ms), or None if the request is answered: each entry has its error. Raises Invalid."""
         request, state = call.request, self._engine.state
-        timeout_ms = validation.timeout_ms(request, self._host.limits)
+        limits = self._host.limits
+        timeout_ms = (request.context and request.context.timeout_ms) or limits.timeout_default_ms
         ns = getattr(request, "ns", None)
-        if ns is not None:
-            validation.name(ns, "ns", self._host.limits)
+        if ns is not None and validation.name_bytes.get(ns, validation.NO_NAME) > limits.name_bytes:
+            validation.name(ns, "ns", limits)
         of_entries = None if sifted is None else sifted.outcomes
         reply = partial(responses.answer_items, call, response, state.counters, of_entries)
         if not ids:

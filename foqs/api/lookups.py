@@ -322,7 +322,6 @@ class RoutingMethods:
     def get_routing(self, call: Call) -> None:
         request, limits = call.request, self._host.limits
         wait_ms = validation.within(request.wait_ms, "wait_ms", 0, limits.wait_max_ms, 0)
-        validation.timeout_ms(request, limits)
         waiting = LongPoll(request.version, partial(self._answer_routing, call))
         if not wait_ms or self._engine.state.draining or request.version != self._version():
             waiting.answer()

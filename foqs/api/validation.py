@@ -10,7 +10,7 @@ from collections.abc import Container, Sequence
 from copy import copy
 from itertools import repeat
 from operator import add
-from typing import Any
+from typing import Any, NamedTuple
 
 from foqs.bounds import MOST_WEIGHT, Limits, Quota
 from foqs.buffers.pending_dedup import Keyed
@@ -24,12 +24,12 @@ from foqs.policies.remedy import closed
 from foqs.policies.topic_policy import TopicPolicy
 from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE, NewItem
 from foqs.travel import bare
-from foqs.wire.usual_requests import SpecColumns
+from foqs.wire.usual_requests import SpecColumns, Wants
 
 _MOST_HUNG = 1_000_000
 _NAMES_KEPT = 4_096
-_NO_NAME = 1 << 62
-_name_bytes: dict[str, int] = {}
+NO_NAME = 1 << 62
+name_bytes: dict[str, int] = {}
 """The sizes of names that were checked."""
 _quoted = json.encoder.encode_basestring  # as json.dumps with ensure_ascii=False, which takes longer to begin
 
@@ -38,11 +38,11 @@ def name(value: Any, what: str, limits: Limits, most_bytes: int = 0) -> str:
     """Check a name that many requests have: UTF-8, 1 to `most_bytes` bytes (default: `name_bytes`), no control
     characters."""
     most_bytes = most_bytes or limits.name_bytes
-    if _name_bytes.get(value, _NO_NAME) > most_bytes:
+    if name_bytes.get(value, NO_NAME) > most_bytes:
         new_name(value, what, most_bytes)
-        if len(_name_bytes) >= _NAMES_KEPT:
-            _name_bytes.clear()
-        _name_bytes[value] = len(value.encode())
+        if len(name_bytes) >= _NAMES_KEPT:
+            name_bytes.clear()
+        name_bytes[value] = len(value.encode())
     return value  # type: ignore[no-any-return]
 
 
@@ -68,14 +68,8 @@ def text(value: Any, what: str) -> str:
 
 
 def timeout_ms(request: Any, limits: Limits) -> int:
-    """Return the time the caller waits, from the context or the default."""
-    context = request.context
-    if context is None or context.timeout_ms is None:
-        return limits.timeout_default_ms
-    wanted: int = context.timeout_ms
-    if not 1 <= wanted <= limits.timeout_max_ms:
-        raise Invalid(f"context.timeout_ms is not in 1..{limits.timeout_max_ms}")
-    return wanted
+    """Return the time the caller waits, from the context, which the codec has checked, or the default."""
+    return (request.context and request.context.timeout_ms) or limits.timeout_default_ms
 
 
 def counted(items: Any, what: str, most: int) -> Sequence[Any]:
@@ -114,7 +108,7 @@ def topics(
     for want in wants:
         topic = name(want.topic, "topic", limits)
         found[(ns, topic)] = want.count or 0
-        if (size := _name_bytes[topic]) > longest_bytes:
+        if (size := name_bytes[topic]) > longest_bytes:
             longest_bytes = size
         if want.holding is not None and want.holding < 0:
             raise Invalid("holding is negative")
@@ -135,12 +129,35 @@ def topics(
     return [(key, min(count, most)) for key, count in found.items()], names_bytes
 
 
-def consumer(worker: str | None, begins: int | None, limits: Limits) -> None:
-    """Check a worker's name, and the number of items that it begins at once."""
-    if worker is not None:
-        name(worker, "worker", limits, limits.worker_bytes)
-    if begins is not None and begins < 0:
+class Asked(NamedTuple):
+    """What a dequeue asks for, without its context, as these limits allow it."""
+
+    limits: Limits
+    keys: list[tuple[TopicKey, int]]
+    names_bytes: int
+    lease_ms: int
+    wait_ms: int
+    max_bytes: int  # 0: a whole frame
+    worker: str
+    most: int | None
+
+
+def asked(request: Any, limits: Limits) -> Asked:
+    """Check a dequeue. Its usual wants keep the result: the equal requests of a connection are checked once."""
+    ns, wants = name(request.ns, "ns", limits), counted(request.wants, "wants", limits.request_topics)
+    keys, names_bytes = topics(ns, wants, limits, request.most)
+    lease_ms = within(request.lease_ms, "lease_ms", limits.lease_min_ms, limits.lease_max_ms, 0)
+    wait_ms = within(request.wait_ms, "wait_ms", 0, limits.wait_max_ms, 0)
+    max_bytes = within(request.max_bytes, "max_bytes", 1, (1 << 63) - 1, 0)
+    if request.worker is not None:
+        name(request.worker, "worker", limits, limits.worker_bytes)
+    if request.begins is not None and request.begins < 0:
         raise Invalid("begins is negative")
+    most = request.most if len(keys) > 1 else None
+    made = Asked(limits, keys, names_bytes, lease_ms, wait_ms, max_bytes, request.worker or "", most)
+    if isinstance(wants, Wants):
+        wants.checked = made
+    return made
 
 
 def hung(ns: str, wants: Sequence[Any], limits: Limits) -> list[tuple[TopicKey, int]]:

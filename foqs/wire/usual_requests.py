@@ -85,6 +85,14 @@ class SpecColumns:
         return spec
 
 
+class Wants(list[Any]):
+    """The topics of a dequeue. Equal requests of a connection share them, and with them `checked`: what the api made of
+    such a request, None before."""
+
+    __slots__ = ("checked",)
+    checked: Any
+
+
 def ids_and_leases(acks: AckColumns | Sequence[Any] | None) -> tuple[list[int], list[int]]:
     """Return the columns of a list of AckItem; 0 means an absent field."""
     if isinstance(acks, AckColumns):
@@ -405,7 +413,8 @@ def _wants(
     at += 8
     if wants > most:
         raise ValueError("too many topics")
-    request.wants = []
+    request.wants = found = Wants()
+    found.checked = None
     for _ in range(wants):
         topic_, topic_bytes = _text(frame, at)
         count_at = at + 7 + topic_bytes
@@ -420,7 +429,7 @@ def _wants(
                 raise ValueError("a field that is not expected")
         if topic_ != _TOPIC or count_ != _COUNT or stop != STOP:
             raise ValueError("a topic of another form")
-        request.wants.append(want)
+        found.append(want)
     for _ in options:
         if frame[at] != I64:
             break

@@ -65,8 +65,6 @@ def test_a_request_as_a_whole_is_checked_first(host: OneHost, method: str) -> No
     assert refused(host, method) == f"{name} is empty"
     many = fields(method, *[(item.id, item.lease)] * 10_001)
     assert refused(host, method, **many) == f"{name} has 10001 entries, more than 10000"
-    bad = idl.RequestContext(timeout_ms=0)
-    assert refused(host, method, **fields(method, (item.id, item.lease)), context=bad).startswith("context.timeout_ms")
     assert item.id in host.dbs[1].items
 
 

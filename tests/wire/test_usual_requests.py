@@ -198,6 +198,10 @@ def test_a_repeated_request_is_checked_by_the_limits_of_its_time() -> None:
     called, _, start = head(decoder, frames[0])
     for frame in [*frames, *frames]:
         assert plain(decoder.request(called, frame, start, known)) == outcome(decoder, frame, usual=False)
+    first, second = (decoder.request(called, frames[0], start, known) for _ in range(2))
+    assert first is not second
+    assert first.wants is second.wants
+    assert decoder.request(called, frames[2], start, known).wants is not first.wants
     decoder.limits = replace(LIMITS, request_items=1)
     for _ in range(2):
         with pytest.raises(Invalid, match="more than 1 elements"):

@@ -50,7 +50,7 @@ LINES = {
     "foqs.shardmgr": 2_148,
     "foqs.spark": 4_797,
     "foqs.store": 5_485,
-    "foqs.wire": 1_624,
+    "foqs.wire": 1_640,
     "foqs.zk": 1_673,
     "foqs_lab": 9_419,
 }

@@ -1,5 +1,5 @@
-"""What the requests of a connection have in common. Their contexts differ in the request's id only, and a consumer asks
-for the same topics again and again."""
+"""What the requests of a connection have in common. Their contexts differ in the request's id only, a consumer asks for
+the same topics again and again, and the items of a producer differ in their payloads and priorities."""
 
 from __future__ import annotations
 
@@ -38,9 +38,16 @@ _FIELDS = len(_TEXTS) + len(_I64S) + len(_I32S)
 class KnownContext:
     """The context of a connection's last request: its bytes around the request's id, and its fields (None without a
     context). A context with the same bytes around another id of the same size is as valid, within the same `limits`.
-    `repeated` is what the last request of the method `called` had before its context, and `request` has its fields."""
+    `repeated` is what the last request of the method `called` had before its context, and `request` has its fields.
 
-    __slots__ = ("beginning", "called", "ending", "fields", "id_bytes", "limits", "repeated", "request")
+    The last usual enqueue of one item had `to_payload` before the length of the payload, and `behind_priority` between
+    the priority and the context. `ns` is its namespace, and `spec` has the other fields of its item (None: there was no
+    such enqueue)."""
+
+    __slots__ = (
+        "beginning", "behind_priority", "called", "ending", "fields", "id_bytes", "limits", "ns", "repeated", "request",
+        "spec", "to_payload",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.limits: Limits | None = None
@@ -50,11 +57,20 @@ class KnownContext:
         self.called: Any = None
         self.repeated = b""
         self.request: dict[str, Any] = {}
+        self.ns = ""
+        self.spec: dict[str, Any] | None = None
+        self.to_payload = self.behind_priority = b""
 
     def repeat(self, called: Any, repeated: bytes, request: Any) -> None:
         """Keep a request, which has no context yet."""
         if len(repeated) <= _KEPT_BYTES:
             self.called, self.repeated, self.request = called, repeated, dict(request.__dict__)
+
+    def enqueued(self, ns: str, spec: Any, to_payload: bytes, behind_priority: bytes) -> None:
+        """Keep an enqueue of one item."""
+        if len(to_payload) + len(behind_priority) <= _KEPT_BYTES:
+            self.ns, self.spec = ns, {**spec.__dict__, "payload": b""}
+            self.to_payload, self.behind_priority = to_payload, behind_priority
 
     def read(self, request: Any, frame: bytes, at: int, limits: Limits) -> bool:
         """Read the context at `at`, if there is one. Return True if the frame ends behind it. Raises Invalid and

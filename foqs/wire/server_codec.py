@@ -195,7 +195,7 @@ class RequestDecoder:
             found = called.request(), start + len(known.repeated)
             found[0].__dict__.update(known.request)
         elif usual is not None:
-            found = usual(frame, start, limits.request_items)
+            found = usual(frame, start, limits.request_items, known)
             if called.repeats and found is not None:
                 known.repeat(called, frame[start : found[1]], found[0])
         if found is not None:

@@ -2,11 +2,11 @@
 
 A usual request has the fields of the contract in their order. Its items have the same fields, of which only the
 payload, the metadata, the headers, the priority and the keys of deduplication and fairness differ. Its acks have both
-of their fields. The codec is the reference. Each function gets a frame, where its request begins, and the most elements
-of a list. It returns the codec's request, its strings checked, and where the context should begin; or None for a frame
-that the codec has to read or to refuse. It reads each byte at most once (items twice, where fairness keys begin to
-differ) and believes no length: a frame that ends elsewhere is not usual. Nor is one with more fields than the contract
-has: a frame full of them would take twice the codec's time.
+of their fields. The codec is the reference. Each function gets a frame, where its request begins, the most elements of
+a list, and the `KnownContext` of the connection. It returns the codec's request, its strings checked, and
+where the context should begin; or None for a frame that the codec has to read or to refuse. It reads each byte at most
+once (items twice, where fairness keys begin to differ) and believes no length: a frame that ends elsewhere is not
+usual. Nor is one with more fields than the contract has: a frame full of them would take twice the codec's time.
 
 Acks, and the items of an enqueue, are in columns: a struct for each costs twice the time.
 """
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from foqs.bounds import THROTTLE_KEYS
 from foqs.idl import idl
-from foqs.wire.known_context import MISFITS, fields_of
+from foqs.wire.known_context import MISFITS, KnownContext, fields_of
 from foqs.wire.protocol import I32, I64, LIST, MAP, STOP, STRING, STRUCT, field_head, lean
 
 # An element as each encoder writes it: two fields (type, number, value) in their order, then the end.
@@ -102,7 +102,7 @@ def ids_and_leases(acks: AckColumns | Sequence[Any] | None) -> tuple[list[int], 
     return [ack.id or 0 for ack in acks], [ack.lease or 0 for ack in acks]
 
 
-ReadRequest = Callable[[bytes, int, int], tuple[Any, int] | None]
+ReadRequest = Callable[[bytes, int, int, KnownContext], tuple[Any, int] | None]
 
 _EnqueueRequest, _DequeueRequest, _AckRequest = lean(idl.EnqueueRequest), lean(idl.DequeueRequest), lean(idl.AckRequest)
 _AckAndDequeueRequest = lean(idl.AckAndDequeueRequest)
@@ -142,9 +142,18 @@ _TIMES, _OPTIONS, _SECOND_OPTIONS = (
 )
 
 
-def enqueue_request(frame: bytes, start: int, most: int) -> tuple[Any, int] | None:
+def enqueue_request(frame: bytes, start: int, most: int, known: KnownContext) -> tuple[Any, int] | None:
     """Read an EnqueueRequest whose items are of one topic."""
     try:
+        if known.spec is not None and frame.startswith(known.to_payload, start):
+            payload_at = start + len(known.to_payload) + 4
+            payload_end = payload_at + _size(frame, payload_at - 4)[0]
+            priority_, priority = _i32(frame, payload_end)
+            if priority_ == _PRIORITY and frame.startswith(known.behind_priority, payload_end + 7):
+                request, spec = _EnqueueRequest(), _ItemSpec()
+                request.ns, request.items = known.ns, [spec]
+                spec.__dict__.update(known.spec, payload=frame[payload_at:payload_end], priority=priority)
+                return request, payload_end + 7 + len(known.behind_priority)
         ns_, ns_bytes = _first_text(frame, start)
         ns_at = start + 10
         list_at = ns_at + ns_bytes
@@ -180,6 +189,8 @@ def enqueue_request(frame: bytes, start: int, most: int) -> tuple[Any, int] | No
             at = _tenancy(spec, frame, key_at)
         if count == 1:
             request.items = [spec]
+            if times_at == payload_end + 7 and spec.dedup_key is None:  # the next enqueue has a key of its own
+                known.enqueued(request.ns, spec, frame[start:size_at], frame[times_at:at])
         else:
             request.items = items = SpecColumns(spec)
             middle, ending = frame[times_at:key_at], frame[key_at:at]
@@ -349,7 +360,7 @@ def _whole(column: list[Any]) -> list[Any] | None:
     return None if absent else column
 
 
-def ack_request(frame: bytes, start: int, most: int) -> tuple[Any, int] | None:
+def ack_request(frame: bytes, start: int, most: int, known: KnownContext) -> tuple[Any, int] | None:
     """Read an AckRequest."""
     try:
         acks_, count = _first_list(frame, start)
@@ -368,7 +379,7 @@ def ack_request(frame: bytes, start: int, most: int) -> tuple[Any, int] | None:
         return None
 
 
-def dequeue_request(frame: bytes, start: int, most: int) -> tuple[Any, int] | None:
+def dequeue_request(frame: bytes, start: int, most: int, known: KnownContext) -> tuple[Any, int] | None:
     """Read a DequeueRequest."""
     try:
         ns_, ns_bytes = _first_text(frame, start)
@@ -383,7 +394,7 @@ def dequeue_request(frame: bytes, start: int, most: int) -> tuple[Any, int] | No
         return None
 
 
-def ack_and_dequeue_request(frame: bytes, start: int, most: int) -> tuple[Any, int] | None:
+def ack_and_dequeue_request(frame: bytes, start: int, most: int, known: KnownContext) -> tuple[Any, int] | None:
     """Read an AckAndDequeueRequest."""
     try:
         ns_, ns_bytes = _first_text(frame, start)

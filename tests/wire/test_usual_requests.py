@@ -111,7 +111,7 @@ def same_by_each_way(decoder: RequestDecoder, frame: bytes) -> None:
 def read(frame: bytes, decoder: RequestDecoder) -> Any:
     """The request by the reader of its method, which has set its context when the limits refuse that."""
     called, _, start = head(decoder, frame)
-    found = READERS[called.name](frame, start, LIMITS.request_items)
+    found = READERS[called.name](frame, start, LIMITS.request_items, KnownContext())
     if found is None:
         return None
     request, at = found
@@ -178,6 +178,44 @@ def test_a_request_reads_the_same_behind_another(
         except (Malformed, Invalid, OtherProtocol) as error:
             found = type(error), str(error)
         assert found == outcome(decoder, bytes(frame), usual=False)
+
+
+@given(
+    item=like_items().map(lambda items: items[0]), others=st.lists(st.tuples(blobs, i32s), max_size=3),
+    data=st.data(),
+)  # fmt: skip
+@settings(max_examples=examples(4))
+def test_an_enqueue_reads_the_same_behind_one_that_is_like_it(
+    decoder: RequestDecoder, item: Any, others: list[Any], data: st.DataObject
+) -> None:
+    known, request = KnownContext(), idl.EnqueueRequest("n", [item])
+    for item.payload, item.priority in [*others, (b"x", 1), (b"", 2)]:
+        frame = bytearray(message("Enqueue", request))
+        if data.draw(st.booleans()):
+            frame[data.draw(st.integers(len(enqueue_of(b"")), len(frame) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+        called, _, start = head(decoder, bytes(frame))
+        try:
+            found: Any = plain(decoder.request(called, bytes(frame), start, known))
+        except (Malformed, Invalid, OtherProtocol) as error:
+            found = type(error), str(error)
+        assert found == outcome(decoder, bytes(frame), usual=False)
+
+
+def test_an_enqueue_like_the_last_one_shares_its_other_fields(decoder: RequestDecoder) -> None:
+    known = KnownContext()
+    for at, payload in enumerate((b"a", b"bcd", b"")):
+        item = idl.ItemSpec("t", payload, priority=at, ttl_ms=9, throttle_keys=["k"])
+        frame = message("Enqueue", idl.EnqueueRequest("n", [item]))
+        called, _, start = head(decoder, frame)
+        (found,) = decoder.request(called, frame, start, known).items
+        assert plain(found) == plain(item)
+        assert known.spec is not None
+        assert found.throttle_keys is known.spec["throttle_keys"]
+        assert not known.spec["payload"]
+    item.dedup_key = "key"
+    frame = message("Enqueue", idl.EnqueueRequest("n", [item]))
+    assert decoder.request(called, frame, start, known).items[0].dedup_key == "key"
+    assert "dedup_key" not in (known.spec or {})
 
 
 def test_a_context_is_checked_by_the_limits_of_its_time() -> None:

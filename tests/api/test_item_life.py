@@ -10,6 +10,7 @@ from foqs.config.schema import QuotaKeys
 from foqs.errors import Invalid, NotServed, OutcomeUnknown, Overloaded, Unavailable
 from foqs.idl import idl
 from foqs.policies.settings import Settings
+from foqs.wire.usual_requests import Wants
 from tests.api.wire import spec
 from tests.support.one_host import FORWARDED, OneHost, kinds, messages, put, refused, routing_of, take
 
@@ -234,6 +235,19 @@ COUNTS = "the sum of the counts is 10001, not in 1..10000"
 def test_a_wrong_dequeue_is_refused(host: OneHost, method: str, wants: Any, fields: dict[str, Any], why: str) -> None:
     made = wants and [idl.TopicCount(*want) for want in wants]
     assert refused(host, method, **{"ns": "n", "wants": made, **fields}).startswith(why)
+
+
+def test_equal_dequeues_are_checked_once_for_their_limits(host: OneHost) -> None:
+    wants = Wants([idl.TopicCount("tt", 1)])
+    wants.checked = None
+    host.ask("Enqueue", ns="n", items=[spec("tt", b"a"), spec("tt", b"b")])
+    (first,) = host.ask("Dequeue", ns="n", wants=wants).items
+    checked = wants.checked
+    (second,) = host.ask("Dequeue", ns="n", wants=wants).items
+    assert ([first.payload, second.payload], wants.checked is checked) == ([b"a", b"b"], True)
+    life: Any = host.methods["Dequeue"]
+    life.__self__._host.limits = replace(host.limits, name_bytes=1)
+    assert refused(host, "Dequeue", ns="n", wants=wants) == "topic must have 1 to 1 bytes"
 
 
 def test_a_dequeue_at_its_bounds(host: OneHost) -> None:

@@ -290,6 +290,8 @@ class ShardRunner:
         on_end = partial(self._connection_ended, number)
         worker = worker_of(opening.store, f"shard-{number}", self._loop, self._deliver, on_end)
         self._workers[number] = worker
+        about = self.engine.state.shards[number], worker
+        worker.connect(partial(self._finished, *about), partial(self._crashed, *about))
 
         def done(outcome: Opened | StoreError) -> None:
             if isinstance(outcome, Opened):
@@ -404,13 +406,11 @@ class ShardRunner:
     # ------------------------------------------------------------------------------------- batches of the engine
 
     def _submit(self, shard: Shard, batch: ShardBatch) -> None:
-        worker = self._workers[shard.number]
+        self._workers[shard.number].submit(batch)
 
-        def crashed(error: Exception) -> None:
-            log.error("shard.crashed", shard=shard.number, exc_info=error)
-            self._finished(shard, worker, batch, BatchResult(Outcome.UNKNOWN, fenced=True, error="internal error"))
-
-        worker.submit(batch, partial(self._finished, shard, worker, batch), crashed)
+    def _crashed(self, shard: Shard, worker: ShardWorker | ShardThread, batch: ShardBatch, error: Exception) -> None:
+        log.error("shard.crashed", shard=shard.number, exc_info=error)
+        self._finished(shard, worker, batch, BatchResult(Outcome.UNKNOWN, fenced=True, error="internal error"))
 
     def _watch(self, shard: Shard) -> None:
         """End the connection of a batch that waits in vain: the next connection finds out its outcome."""

@@ -31,6 +31,8 @@ from foqs.store.protocol import (
 from foqs.travel import bare
 
 T = TypeVar("T")
+Finished = Callable[[ShardBatch, BatchResult], None]
+Crashed = Callable[[ShardBatch, Exception], None]
 
 
 class Begun(NamedTuple):
@@ -157,7 +159,10 @@ def _read(store: ShardStore, shard_batch: ShardBatch, result: BatchResult) -> No
 
 
 class ShardThread:
-    """`deliver(fn)` runs `fn` on the event loop, in order. `crashed` gets unexpected exceptions."""
+    """`deliver(fn)` runs `fn` on the event loop, in order. `connect` precedes the first `submit`."""
+
+    _finished: Finished
+    _crashed: Crashed
 
     def __init__(self, store: ShardStore, name: str, deliver: Callable[[Callable[[], None]], None]) -> None:
         self._store = store
@@ -165,6 +170,10 @@ class ShardThread:
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
         self._thread.start()
+
+    def connect(self, finished: Finished, crashed: Crashed) -> None:
+        """Give each batch and its result to `finished`, or its unexpected exception to `crashed`."""
+        self._finished, self._crashed = finished, crashed
 
     def _loop(self) -> None:
         # Python handles signals in the main thread. A process that ends ignores signals; one that this thread took then
@@ -194,20 +203,14 @@ class ShardThread:
 
         self._jobs.put(job)
 
-    def submit(
-        self,
-        shard_batch: ShardBatch,
-        done: Callable[[BatchResult], None],
-        crashed: Callable[[Exception], None],
-        begun: Begun | None = None,
-    ) -> None:
+    def submit(self, shard_batch: ShardBatch, begun: Begun | None = None) -> None:
         def job() -> None:
             try:
                 result = run(self._store, shard_batch, begun)
             except Exception as error:  # noqa: BLE001 - a fault of ours must not leave the shard waiting for ever
-                self._deliver(partial(crashed, bare(error)))
+                self._deliver(partial(self._crashed, shard_batch, bare(error)))
                 return
-            self._deliver(partial(done, result))
+            self._deliver(partial(self._finished, shard_batch, result))
 
         self._jobs.put(job)
 

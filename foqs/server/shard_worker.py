@@ -20,7 +20,7 @@ from typing import TypeVar
 from foqs.buffers.shard_batch import BatchResult, Outcome, ShardBatch
 from foqs.ids import Marks
 from foqs.rows import Batch, Opened
-from foqs.server.shard_thread import Begun, ShardThread
+from foqs.server.shard_thread import Begun, Crashed, Finished, ShardThread
 from foqs.store.protocol import ShardStore, StoreError
 from foqs.store.sql import SqlStore
 from foqs.store.transaction import Loss, State, Transaction
@@ -30,6 +30,7 @@ LOOP_ROWS = 512
 LOOP_BYTES = 256 << 10
 """Larger transactions go to the thread: building their text would hold the loop up for more than about 1 ms."""
 _READ_BYTES = 1 << 16
+_COMMITTED = Outcome.COMMITTED
 T = TypeVar("T")
 Done = Callable[[Exception | None], None]
 
@@ -125,10 +126,13 @@ class LoopTransactions:
             self.detach()
             self._end(error)
             return
-        if transaction.ended:
-            self._end()
-        else:
+        if not transaction.ended:
             self._deadline_s = self._loop.time() + self._timeout_s
+        elif self._unsent or (done := self._done) is None:
+            self._end()
+        else:  # `_end`, which each transaction would pay for
+            self._transaction = self._done = None
+            done(None)
 
     def _writable(self) -> None:
         transaction, packet = self._transaction, self._unsent
@@ -208,7 +212,10 @@ def worker_of(
 
 class ShardWorker:
     """`deliver(fn)` runs `fn` on the event loop, in order; it is called from the thread. `ended` is called on the event
-    loop when the server has ended an idle connection, where that is noticed."""
+    loop when the server has ended an idle connection, where that is noticed. `connect` precedes the first `submit`."""
+
+    _finished: Finished
+    _crashed: Crashed
 
     def __init__(
         self,
@@ -224,6 +231,11 @@ class ShardWorker:
         self._on_loop = LoopTransactions(loop, store.io_timeout_s, ended)
         self._close: Callable[[], None] | None = None
 
+    def connect(self, finished: Finished, crashed: Crashed) -> None:
+        """See `ShardThread.connect`."""
+        self._finished, self._crashed = finished, crashed
+        self._thread.connect(finished, crashed)
+
     def open(
         self,
         owner: str,
@@ -235,12 +247,8 @@ class ShardWorker:
     ) -> None:
         self._thread.open(owner, take_over=take_over, epoch_above=epoch_above, marks=marks, done=done)
 
-    def submit(
-        self, shard_batch: ShardBatch, done: Callable[[BatchResult], None], crashed: Callable[[Exception], None]
-    ) -> None:
-        """Run a batch. `done` gets its result; `crashed` gets an unexpected exception in place of that.
-
-        The loop runs a small transaction alone."""
+    def submit(self, shard_batch: ShardBatch) -> None:
+        """Run a batch: a small transaction alone on the event loop."""
         batch, size = shard_batch.transaction, shard_batch.size_bytes
         if batch is not None and (batch.metadata_new or batch.failure_new):
             size += _changed_bytes(batch)
@@ -257,15 +265,14 @@ class ShardWorker:
                     except StoreError:
                         pass  # the thread gets the same error, and handles it
                     else:
-                        ended = partial(self._ended, shard_batch, transaction, at_s, done, crashed)
-                        on_loop.run(transaction, ended)
+                        on_loop.run(transaction, partial(self._ended, shard_batch, transaction, at_s))
                         return
             except Exception as error:  # noqa: BLE001 - a fault of ours must not leave the shard waiting for ever
                 on_loop.close()
-                self._deliver(partial(crashed, bare(error)))
+                self._deliver(partial(self._crashed, shard_batch, bare(error)))
                 return
         on_loop.detach()
-        self._thread.submit(shard_batch, done, crashed)
+        self._thread.submit(shard_batch)
 
     def call(self, work: Callable[[ShardStore], T], done: Callable[[T | Exception], None]) -> None:
         """See `ShardThread.call`. A transaction of the loop may be in flight: `work` leaves its connection alone."""
@@ -287,30 +294,22 @@ class ShardWorker:
         self._on_loop.close()
         self._thread.close(done, clean=clean)
 
-    def _ended(
-        self,
-        shard_batch: ShardBatch,
-        transaction: Transaction,
-        at_s: float,
-        done: Callable[[BatchResult], None],
-        crashed: Callable[[Exception], None],
-        error: Exception | None,
-    ) -> None:
+    def _ended(self, shard_batch: ShardBatch, transaction: Transaction, at_s: float, error: Exception | None) -> None:
         try:
-            if error is not None:
-                crashed(error)
-            elif transaction.state is State.COMMITTED:
-                try:
-                    self._store.conclude(transaction)
-                except Exception as fault:  # noqa: BLE001 - as in `submit`
-                    crashed(fault)
-                    return
-                took_ms = (time.perf_counter() - at_s) * 1000
-                done(BatchResult(Outcome.COMMITTED, latency_ms=took_ms, transaction_ms=took_ms))
-            else:
+            if error is None and transaction.state is not State.COMMITTED:
                 self._on_loop.detach()
-                begun = Begun(at_s, partial(self._store.conclude, transaction))
-                self._thread.submit(shard_batch, done, crashed, begun)
+                self._thread.submit(shard_batch, Begun(at_s, partial(self._store.conclude, transaction)))
+                return
+            try:
+                if error is None:
+                    self._store.conclude(transaction)
+            except Exception as fault:  # noqa: BLE001 - as in `submit`
+                error = fault
+            if error is not None:
+                self._crashed(shard_batch, error)
+                return
+            took_ms = (time.perf_counter() - at_s) * 1000
+            self._finished(shard_batch, BatchResult(_COMMITTED, latency_ms=took_ms, transaction_ms=took_ms))
         finally:
             if self._close is not None:
                 close, self._close = self._close, None

@@ -90,9 +90,10 @@ class Rig:
         self.results: list[BatchResult] = []
         self.faults: list[Exception] = []
         self.ended = False
+        self.worker.connect(lambda _, result: self.results.append(result), lambda _, fault: self.faults.append(fault))
 
     def submit(self, batch: ShardBatch) -> None:
-        self.worker.submit(batch, self.results.append, self.faults.append)
+        self.worker.submit(batch)
 
     def deliver(self) -> None:
         """Run the next job that the thread has for the loop."""
@@ -283,7 +284,8 @@ def test_the_store_is_closed_after_a_transaction_that_hangs(rig: Rig) -> None:
 
 def test_closing_from_the_end_of_a_transaction(rig: Rig) -> None:
     """As the runner does for a shard that is lost."""
-    rig.worker.submit(transaction(), lambda _: rig.close(), rig.faults.append)
+    rig.worker.connect(lambda *_: rig.close(), lambda _, fault: rig.faults.append(fault))
+    rig.submit(transaction())
     rig.commit()
     rig.deliver()
     assert rig.store.done == ["conclude committed", "close True"]
@@ -342,7 +344,8 @@ def test_errors_leave_the_thread_without_a_traceback() -> None:
         assert hasattr(error, "__notes__") is noted
         thread.close()
     thread = ShardThread(Failing(error), "failing", jobs.put)
-    thread.submit(ShardBatch(reconnect=True), got.append, got.append)
+    thread.connect(lambda _, result: got.append(result), lambda _, fault: got.append(fault))
+    thread.submit(ShardBatch(reconnect=True))
     jobs.get(timeout=TIMEOUT_S)()
     assert got.pop() is error
     assert error.__traceback__ is None

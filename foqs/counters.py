@@ -50,26 +50,38 @@ class Histogram:
 class BatchMetrics:
     """Histograms of a shard's batches: `seconds` of whole batches, reads included; seconds and rows of transactions."""
 
-    __slots__ = ("seconds", "transaction_rows", "transaction_seconds")
+    __slots__ = ("_rows", "_seconds", "_transaction_seconds", "fresh")
 
     def __init__(self) -> None:
-        self.seconds = Histogram(SECONDS)
-        self.transaction_seconds = Histogram(SECONDS)
-        self.transaction_rows = Histogram(ROWS)
+        self._seconds = Histogram(SECONDS)
+        self._transaction_seconds = Histogram(SECONDS)
+        self._rows = Histogram(ROWS)
+        self.fresh: list[tuple[float, float | None, int]] = []
+        """Of each batch since `sift`: its ms, those of its transaction (None: it had none), and its rows."""
 
-    def observe(self, seconds: float, transaction_seconds: float | None, rows: int) -> None:
-        """Count a batch. `transaction_seconds` None: it had no transaction."""
-        at, of = bisect_left(SECONDS, seconds), self.seconds
-        of.counts[at] += 1
-        of.total += seconds
-        if transaction_seconds is None:
-            return
-        of = self.transaction_seconds
-        of.counts[at if transaction_seconds == seconds else bisect_left(SECONDS, transaction_seconds)] += 1
-        of.total += transaction_seconds
-        of = self.transaction_rows
-        of.counts[bisect_left(ROWS, rows)] += 1
-        of.total += rows
+    @property
+    def seconds(self) -> Histogram:
+        self.sift()
+        return self._seconds
+
+    @property
+    def transaction_seconds(self) -> Histogram:
+        self.sift()
+        return self._transaction_seconds
+
+    @property
+    def transaction_rows(self) -> Histogram:
+        self.sift()
+        return self._rows
+
+    def sift(self) -> None:
+        """Count the `fresh` batches, together: one by one they would cost each batch more than its share."""
+        fresh, self.fresh = self.fresh, []
+        for latency_ms, transaction_ms, rows in fresh:
+            self._seconds.observe(latency_ms / 1000)
+            if transaction_ms is not None:
+                self._transaction_seconds.observe(transaction_ms / 1000)
+                self._rows.observe(rows)
 
 
 _seconds = partial(Histogram, SECONDS)

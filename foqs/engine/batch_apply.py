@@ -34,8 +34,8 @@ def apply(shard: Shard, batch: ShardBatch, result: BatchResult, now_ms: int) -> 
         _connection_ended(shard, batch, result, now_ms)
         return
     owner.breaker.done(now_ms, ok=ok, latency_ms=result.latency_ms)
-    transaction_s = None if transaction is None else result.transaction_ms / 1000
-    shard.batch_metrics.observe(result.latency_ms / 1000, transaction_s, batch.rows)
+    transaction_ms = None if transaction is None else result.transaction_ms
+    shard.batch_metrics.fresh.append((result.latency_ms, transaction_ms, batch.rows))
     if result.disk_full or (owner.disk_full and ok and saved):
         owner.note_disk(full=result.disk_full)
     if not ok or result.error:

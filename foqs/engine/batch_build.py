@@ -11,10 +11,11 @@ from foqs.buffers.tail import MAX_BYTES
 from foqs.engine import batch_reads, dedup, item_ops
 from foqs.engine.shard import Shard
 from foqs.engine.shard_memory import ShardMemory
+from foqs.engine.shard_queue import ShardQueue
 from foqs.fairness.keys import pack_throttles, tenancy_of
 from foqs.item import Cause, Change, Item, Phase, Place, To, WrongStep
 from foqs.prefetch.lane import Lane
-from foqs.rows import Batch, LaneRow, ReadyRow
+from foqs.rows import Batch, LaneRow, NewItem, ReadyRow
 from foqs.shardmgr.lifecycle import BreakerState, ShardState
 
 _CLOSED, _SERVING, _DRAINING = BreakerState.CLOSED, ShardState.SERVING, ShardState.DRAINING
@@ -32,7 +33,7 @@ _LANES_SHARE = 0.9
 
 def build(shard: Shard, now_ms: int) -> ShardBatch | None:
     """Return the next batch; None if there is no work, one is in flight, or the database is not asked for now."""
-    owner, queue = shard.owner, shard.queue
+    owner, queue, memory = shard.owner, shard.queue, shard.memory
     if queue.in_flight is not None or (owner.state is not _SERVING and owner.state is not _DRAINING):
         return None
     if owner.pause_from_ms is not None and owner.retry_at_ms(now_ms):
@@ -42,8 +43,29 @@ def build(shard: Shard, now_ms: int) -> ShardBatch | None:
     asked = queue.chunks or queue.changes or owner.state is _DRAINING
     if not asked and next_ms(shard, now_ms) > now_ms and not idle_is_over(shard, now_ms):
         return None
-    batch = ShardBatch()
-    _build_transaction(shard, batch, now_ms)
+    batch, tail, keys = ShardBatch(), memory.tail, queue.keys
+    transaction = Batch(next_number=queue.next_number)
+    # The mark passes items that this transaction removes with the next one, so plain acks do not walk the tail.
+    first = (tail.first() if tail.count else None) or shard.first_id + queue.next_number
+    transaction.indexed_from = transaction.indexed_to = first - 1
+    if queue.chunks:
+        _take_inserts(shard, batch, transaction, now_ms)
+    if queue.changes:
+        _take_changes(shard, batch, transaction)
+    unwritten = queue.unwritten
+    due = bool(unwritten) and unwritten[0][0] <= now_ms - shard.config.lease_write_delay_ms // 2
+    behind = first < shard.first_id + transaction.next_number - _TAIL_SPAN * shard.config.tail_items
+    more = due or behind or queue.lists or batch.lanes_gone or memory.idle_lanes or owner.state is _DRAINING
+    moved = False
+    if more or keys.gone is not None or keys.wanted is not None or keys.copies or keys.gives:
+        moved = _take_rest(shard, batch, transaction, behind=behind, now_ms=now_ms)
+    if batch.chunks or batch.changes or batch.indexed or batch.lanes_gone or moved:
+        if transaction.filled:
+            _note_rows(shard, batch, transaction)
+        transaction.due_from_ms = queue.timers.from_ms
+        transaction.expiry_from_ms = queue.ttls.from_ms
+        transaction.dedup_from_ms = keys.scan.from_ms
+        batch.transaction = transaction
     if (
         (queue.pages_wanted or queue.bodies_wanted or queue.looks or queue.lists or queue.dead_reads)
         or (owner.confirm_wanted or owner.clock_wanted)
@@ -99,43 +121,33 @@ def next_ms(shard: Shard, now_ms: int) -> int:
 # ------------------------------------------------------------------------------------------ the transaction
 
 
-def _build_transaction(shard: Shard, batch: ShardBatch, now_ms: int) -> None:
-    """Give the batch its transaction, if there is anything to write."""
-    owner, queue, memory = shard.owner, shard.queue, shard.memory
-    tail, keys, transaction = memory.tail, queue.keys, Batch(next_number=queue.next_number)
-    # The mark passes items that this transaction removes with the next one, so plain acks do not walk the tail.
-    first = (tail.first() if tail.count else None) or shard.first_id + queue.next_number
-    transaction.indexed_from = transaction.indexed_to = first - 1
-    if queue.chunks:
-        _take_inserts(shard, batch, transaction, now_ms)
-    if queue.changes:
-        _take_changes(shard, batch, transaction)
+def _take_rest(shard: Shard, batch: ShardBatch, transaction: Batch, *, behind: bool, now_ms: int) -> bool:
+    """Take what no request asks for: leases, rows of unindexed items, empty lanes, and keys. Return True if there is
+    something that is not in `batch`."""
+    queue, memory, keys = shard.queue, shard.memory, shard.queue.keys
     if queue.unwritten:
         # The other half of the delay is for the commit, before the shard has to stop leasing items.
-        drains = owner.state is _DRAINING or queue.lists  # the rows have to show every lease
+        drains = shard.owner.state is _DRAINING or queue.lists  # the rows have to show every lease
         before_ms = now_ms if drains else now_ms - shard.config.lease_write_delay_ms // 2
         if queue.unwritten[0][0] <= before_ms:
             _take_leases(shard, batch, transaction, before_ms, now_ms)
-    below = shard.first_id + transaction.next_number - _TAIL_SPAN * shard.config.tail_items
-    if tail.count and ((batch.chunks and first < below) or queue.lists):
-        _index_tail(shard, batch, transaction, below)
+    if memory.tail.count and ((batch.chunks and behind) or queue.lists):
+        _index_tail(shard, batch, transaction)
     if batch.lanes_gone or (memory.idle_lanes and idle_is_over(shard, now_ms)):
         _take_idle_lanes(shard, batch, transaction, now_ms)
-    moved = False
     if keys.gone is not None or keys.wanted is not None or keys.copies or keys.gives:
-        moved = dedup.fill_transaction(queue, batch, transaction)
-    if not (batch.chunks or batch.changes or batch.indexed or batch.lanes_gone or moved):
-        return
+        return dedup.fill_transaction(queue, batch, transaction)
+    return False
+
+
+def _note_rows(shard: Shard, batch: ShardBatch, transaction: Batch) -> None:
+    """Have scans find the new rows of the transaction in time, and let its mark pass no unindexed item."""
     for row in transaction.timer_new:
-        queue.timers.inserted(row.due_ms)
+        shard.queue.timers.inserted(row.due_ms)
     for at_ms, _ in transaction.expiry_new:
-        queue.ttls.inserted(at_ms)
-    transaction.due_from_ms = queue.timers.from_ms
-    transaction.expiry_from_ms = queue.ttls.from_ms
-    transaction.dedup_from_ms = keys.scan.from_ms
-    if transaction.filled and tail.count:
+        shard.queue.ttls.inserted(at_ms)
+    if shard.memory.tail.count:
         transaction.indexed_to = _first_unindexed(shard, batch, transaction) - 1
-    batch.transaction = transaction
 
 
 def _first_unindexed(shard: Shard, batch: ShardBatch, transaction: Batch) -> int:
@@ -178,8 +190,12 @@ def _take_inserts(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: i
             if item_key is not key:
                 key = item_key
                 lane = memory.lanes.get(key)
-                if lane is None or not lane.total or not lane.stored:
+                if lane is None or not lane.stored or batch.lanes_gone:
                     lane = _stored_lane(shard, lane or memory.add_lane(key, None), batch, transaction)
+                elif not lane.total:
+                    memory.idle_lanes.pop(key, None)  # keep it: this transaction inserts into it
+                    batch.lanes_filled = batch.lanes_filled or []
+                    batch.lanes_filled.append(lane)
                 window = lane.window
                 # Unindexed items stay in memory, so their window must have room for the chunk.
                 found = lane.ready if window is None else len(window.entries)
@@ -197,11 +213,8 @@ def _take_inserts(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: i
             )
             if item.unindexed:
                 first_unindexed = first_unindexed or item.id
-            elif item.due_ms:
-                chunk.delays = True
-                queue.timers.inserted(item.due_ms)
-            if item.expires_at_ms:
-                queue.ttls.inserted(item.expires_at_ms)
+            if item.due_ms or item.expires_at_ms:
+                _note_times(queue, chunk, item)
         transaction.inserts += chunk.items
         if chunk.dedup is not None or chunk.weights is not None:
             _take_extras(shard, chunk, batch, transaction, now_ms)
@@ -210,13 +223,22 @@ def _take_inserts(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: i
         transaction.indexed_to = (first_unindexed or base + number) - 1
 
 
+def _note_times(queue: ShardQueue, chunk: Chunk, item: NewItem) -> None:
+    """Have scans find the item when its delay and its TTL end."""
+    if item.due_ms:
+        chunk.delays = True
+        queue.timers.inserted(item.due_ms)
+    if item.expires_at_ms:
+        queue.ttls.inserted(item.expires_at_ms)
+
+
 def _stored_lane(shard: Shard, lane: Lane[Item], batch: ShardBatch, transaction: Batch) -> Lane[Item]:
     """Give the lane its number, and its row in this transaction if it has none."""
     number = lane.number
     if number is None:
         number = shard.queue.new_lane_number()
         shard.memory.number_lane(lane, number)
-    if not lane.total:  # keep it: this transaction inserts into it
+    if not lane.total:  # as in `_take_inserts`
         shard.memory.idle_lanes.pop(lane.key, None)
         if batch.lanes_gone:
             batch.lanes_gone.pop(lane, None)
@@ -325,10 +347,10 @@ def _ends_in_scan(shard: Shard, item: Item) -> bool:
     return not item.at_most_once and item_ops.may_end(shard.policies.of(item.lane.topic.key), item.attempt)
 
 
-def _index_tail(shard: Shard, batch: ShardBatch, transaction: Batch, below: int) -> None:
-    """Write the rows of unindexed items, which may be leased as before: of items with ids below `below`, since the next
+def _index_tail(shard: Shard, batch: ShardBatch, transaction: Batch) -> None:
+    """Write the rows of unindexed items, which may be leased as before: of items far behind the next id, since the next
     owner reads all items behind the first one; and of the lanes whose ready rows this batch lists."""
-    queue = shard.queue
+    queue, below = shard.queue, shard.first_id + transaction.next_number - _TAIL_SPAN * shard.config.tail_items
     listed = set(queue.lists[0].lanes) if queue.lists and queue.lists[0].state == "ready" else ()
     room = max(shard.config.batch_rows, len(transaction.inserts))
     transaction.fill()

@@ -375,10 +375,11 @@ class Engine:
             consumers.freed(state, state.holdings.sweep())
 
     def _keep_house(self, now_ms: int) -> None:
-        """Do the work of each second: confirm idle shards, remove empty lanes, drop unused windows if memory is short,
-        and try skipped tenants again."""
+        """Do the work of each second: confirm idle shards, remove empty lanes, count batches, drop unused windows if
+        memory is short, and try skipped tenants again."""
         state = self.state
         for shard in state.serving:
+            shard.batch_metrics.sift()
             if not 0 <= now_ms - shard.owner.confirmed_ms < _CONFIRM_IDLE_MS:
                 shard.owner.want_confirmation()
                 state.touch(shard)

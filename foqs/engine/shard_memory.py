@@ -260,7 +260,7 @@ class ShardMemory:
                 unindexed.append(new.id)
                 tail_bytes += size
         budget = self.budget
-        budget.take(held)
+        budget.used_bytes += held  # `take`
         if len(entries) == 1:
             insort(window.entries, entries[0])
         else:

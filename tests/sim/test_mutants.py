@@ -26,7 +26,7 @@ from foqs.engine.shard_owner import ShardOwner
 from foqs.engine.state import State
 from foqs.item import KNOWN_BYTES, Change, Item, Phase, To
 from foqs.peers.hash_slots import SlotMigration
-from foqs.prefetch.lane import Lane, Window
+from foqs.prefetch.lane import Window
 from foqs.prefetch.residents import WINDOW_SHARE, Residents
 from foqs.rows import Batch, ReadyRow
 from foqs.server import shard_thread
@@ -217,18 +217,12 @@ def a_cut_lane_is_taken_for_whole(
     original(read, shard, rows, bodies, full=full and len(rows) >= read.limit)
 
 
-@around(batch_build, "_stored_lane", seed=3)
-def a_lane_that_gets_an_item_is_removed(
-    original: Any, shard: Shard, lane: Lane[Item], batch: ShardBatch, transaction: Batch
-) -> Lane[Item]:
+@around(batch_build, "_take_inserts", seed=3)
+def a_lane_that_gets_an_item_is_removed(original: Any, shard: Shard, batch: ShardBatch, *rest: Any) -> None:
     """The transaction that inserts into an empty lane removes its row, to make room for a new one."""
-    idle, gone = lane.key in shard.memory.idle_lanes, lane in batch.lanes_gone
-    original(shard, lane, batch, transaction)
-    if idle:
-        shard.memory.idle_lanes[lane.key] = lane
-    if gone:
-        batch.lanes_gone[lane] = None
-    return lane
+    idle = shard.memory.idle_lanes.copy()
+    original(shard, batch, *rest)
+    shard.memory.idle_lanes.update({lane.key: lane for lane in batch.lanes_filled if lane.key in idle})
 
 
 @around(batch_apply, "_apply_transaction", seed=22)
@@ -278,14 +272,13 @@ def unindexed_items_outlive_their_room(original: Any, shard: Shard, *rest: Any) 
     shard.configure(config)
 
 
-@around(batch_build, "_build_transaction")
-def the_index_mark_passes_items_of_its_own_transaction(
-    original: Any, shard: Shard, batch: ShardBatch, now_ms: int
-) -> None:
-    original(shard, batch, now_ms)
-    transaction = batch.transaction
+@around(batch_build, "build")
+def the_index_mark_passes_items_of_its_own_transaction(original: Any, shard: Shard, now_ms: int) -> ShardBatch | None:
+    batch: ShardBatch | None = original(shard, now_ms)
+    transaction = None if batch is None else batch.transaction
     if transaction is not None and transaction.inserts and not shard.memory.tail.count:
         transaction.indexed_to = transaction.inserts[-1].id
+    return batch
 
 
 @around(Tail, "items", seed=5)

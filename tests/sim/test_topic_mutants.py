@@ -124,14 +124,14 @@ def a_topic_keeps_its_bounds_when_policies_change(original: Any, policies: Polic
 _late: list[Any] = []
 
 
-@around(batch_build, "_build_transaction", "dead")
-def a_dead_letter_is_written_in_two_transactions(original: Any, shard: Shard, batch: ShardBatch, *rest: Any) -> None:
+@around(batch_build, "build", "dead")
+def a_dead_letter_is_written_in_two_transactions(original: Any, shard: Shard, now_ms: int) -> ShardBatch | None:
     """The row of its failure comes with the next one."""
-    original(shard, batch, *rest)
-    transaction = batch.transaction
-    if transaction is not None:
+    batch: ShardBatch | None = original(shard, now_ms)
+    if batch is not None and (transaction := batch.transaction) is not None:
         new, transaction.failure_new = transaction.failure_new, _late.copy()
         _late[:] = new
+    return batch
 
 
 @around(Batch, "only", "dead", seed=10)

@@ -12,11 +12,13 @@ import gc
 import logging
 import socket
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import count
+from random import Random
 from statistics import median
 from types import SimpleNamespace
 from typing import Any
@@ -50,6 +52,9 @@ _COMMAND_BYTES = 5
 """Of a packet to the database, before its text."""
 _WAIT_MS = 5_000
 _RETRY_S = 0.1
+_CLIENT_POLLS, _DATABASE_POLLS = range(1, 4), range(4, 9)
+"""Polls of a host between a reply and the next request of its client, and between a transaction and its reply. With the
+same number each time, clients would enqueue and ack in step, and no transaction would have both."""
 _SCRIPT = """function on_enqueue(item)
   return {fairness_key = item.headers.kind, priority = 1}
 end"""
@@ -195,17 +200,48 @@ class MemoryStore(SqlStore):
         self.reply = self._replies[rows]
 
 
-class Wires:
-    """In place of the module `os` where the host writes transactions: the reply comes in the next turn of the loop."""
+class Polls:
+    """Brings bytes in later turns of the event loop, as polls of a kernel do: together with other bytes, and not at
+    once, so that transactions gather requests."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._random = Random(1).random
+        self._coming: deque[list[Callable[[], None]]] = deque()
+        self._polling = False
+
+    def bring(self, among: range, arrive: Callable[[], None]) -> None:
+        coming, polls = self._coming, among[int(self._random() * len(among))]
+        while len(coming) < polls:
+            coming.append([])
+        coming[polls - 1].append(arrive)
+        if not self._polling:
+            self._polling = True
+            self._loop.call_soon(self._poll)
+
+    def _poll(self) -> None:
+        coming = self._coming
+        while not (arrived := coming.popleft()):
+            pass  # a host sleeps until something comes
+        for arrive in arrived:
+            arrive()
+        if coming:
+            self._loop.call_soon(self._poll)
+        else:
+            self._polling = False
+
+
+class Wires:
+    """In place of the module `os` where the host writes transactions."""
+
+    def __init__(self) -> None:
+        self.polls = Polls()
         self.ends: dict[int, tuple[MemoryStore, LoopTransactions]] = {}
 
     def write(self, fd: int, packet: bytes) -> int:
         store, transactions = self.ends[fd]
         store.receive(packet)
-        self._loop.call_soon(transactions._readable)
+        self.polls.bring(_DATABASE_POLLS, transactions._readable)
         return len(packet)
 
     def read(self, fd: int, size: int) -> bytes:
@@ -213,19 +249,19 @@ class Wires:
 
 
 class MemoryClient:
-    """A client, and the transport of its connection: it sends the next request in the turn after a reply.
+    """A client, and the transport of its connection: it sends the next request after a reply.
 
     `client_s` is the time of its own work.
     """
 
-    def __init__(self, server: Any, plan: Plan, first: int, numbers: Iterator[int]) -> None:
-        self._loop = asyncio.get_running_loop()
+    def __init__(self, server: Any, plan: Plan, first: int, numbers: Iterator[int], polls: Polls) -> None:
+        self._polls = polls
         self._first = first
         self._plan = plan
         self._numbers = numbers
         self._topic = "hooked" if plan.kind is Kind.HOOK else "topic"
         self.client_s = 0.0
-        self.ended: asyncio.Future[None] = self._loop.create_future()
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._context = methods.context(methods.context_head(None), "0" * 32, None, 30_000)
         self._method = methods.ENQUEUE
         self._left = 0
@@ -262,7 +298,7 @@ class MemoryClient:
             self._frame = self._dequeue() if self._left else self._enqueue()
         self.client_s += time.thread_time() - began_s
         if self._frame:
-            self._loop.call_soon(self._send)
+            self._polls.bring(_CLIENT_POLLS, self._send)
         else:
             self.ended.set_result(None)
 
@@ -324,44 +360,44 @@ def measure(plan: Plan, rounds: int) -> Figures:
 
 
 @asynccontextmanager
-async def memory_node(shards: int) -> AsyncIterator[tuple[Node, Mapping[int, MemoryStore]]]:
+async def memory_node(shards: int) -> AsyncIterator[tuple[Node, Mapping[int, MemoryStore], Polls]]:
     """Run a node whose shards are in memory."""
     stores = {number: MemoryStore(number) for number in range(1, shards + 1)}
     sections = tuple(ShardSection(id=number, url=_URL + str(number)) for number in stores)
     node = Node(Config(server=ServerSection(port=0), shards=sections), stores.__getitem__)
     await node.start()
-    wires = Wires(asyncio.get_running_loop())
+    wires = Wires()
     for number, worker in node.runner.workers().items():
         assert isinstance(worker, ShardWorker), "the loop runs the transactions"
         wires.ends[stores[number]._ends[0].fileno()] = (stores[number], worker._on_loop)
     with patch.object(shard_worker, "os", wires):
-        yield node, stores
+        yield node, stores, wires.polls
         await node.stop()
 
 
 async def _measure(plan: Plan, rounds: int) -> Figures:
     cpu_us: list[float] = []  # of the event loop
     transactions: list[float] = []
-    async with memory_node(plan.shards) as (node, stores):
+    async with memory_node(plan.shards) as (node, stores, polls):
         while plan.kind in (Kind.DEDUP, Kind.TOGETHER):  # the first deduplication keys have the slots shared out
             with suppress(AssertionError):
-                await run_round(node, replace(plan, items=1_000, batch=1))
+                await run_round(node, polls, replace(plan, items=1_000, batch=1))
                 break
             await asyncio.sleep(_RETRY_S)
         for _ in range(rounds):
             before = sum(store.transactions for store in stores.values())
-            cpu_us.append(await run_round(node, plan) / plan.items * 1e6)
+            cpu_us.append(await run_round(node, polls, plan) / plan.items * 1e6)
             made = sum(store.transactions for store in stores.values()) - before
             transactions.append(made / plan.items)
     figures = {"host_alone_us_per_item": cpu_us, "transactions_per_item": transactions}
     return Figures(f"foqs-lab bench host, {plan.kind} items, batches of {plan.batch}", figures)
 
 
-async def run_round(node: Node, plan: Plan) -> float:
+async def run_round(node: Node, polls: Polls, plan: Plan) -> float:
     """Return the processor time of a round, without that of its clients."""
     numbers = count(time.monotonic_ns())  # no key comes twice
     first = next(numbers)
-    clients = [MemoryClient(node.server, plan, first, numbers) for _ in range(plan.callers)]
+    clients = [MemoryClient(node.server, plan, first, numbers, polls) for _ in range(plan.callers)]
     began_s = time.thread_time()
     for client in clients:
         client.begin()

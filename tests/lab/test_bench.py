@@ -35,6 +35,13 @@ def test_assignment_is_measured_without_a_server() -> None:
     assert cases["loads differ"]["imbalance"] < 0.2
 
 
+def test_transactions_of_a_host_alone_gather_requests() -> None:
+    """With 8 callers, two items share their transactions, as they do on a host with a database of its own."""
+    ran = foqs_lab("bench", "host", "--batch", "1", "--items", "1000", "--rounds", "1", "--json")
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout)["median"]["transactions_per_item"] == pytest.approx(0.5, abs=0.1)
+
+
 def test_assignment_as_a_table() -> None:
     ran = foqs_lab("bench", "assignment", "--shards", "1", "--hosts", "1", "--rounds", "1", env={"COLUMNS": "120"})
     assert (ran.returncode, ran.stderr) == (0, "")

@@ -78,10 +78,10 @@ class Recorder:
 
 async def _on_loop() -> dict[str, list[list[str]]]:
     recorder = Recorder()
-    async with host.memory_node(2) as (node, _):
-        await host.run_round(node, host.Plan(items=100, callers=1))
+    async with host.memory_node(2) as (node, _, polls):
+        await host.run_round(node, polls, host.Plan(items=100, callers=1))
         with recorder:
-            await host.run_round(node, host.Plan(items=SAMPLES, callers=1))
+            await host.run_round(node, polls, host.Plan(items=SAMPLES, callers=1))
     assert len(recorder.requests) == 3 * SAMPLES
     return {name: recorder.requests[at::3] for at, name in enumerate(("enqueue", "dequeue", "ack"))}
 

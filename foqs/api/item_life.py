@@ -17,7 +17,7 @@ from foqs.engine.item_ops import Op
 from foqs.engine.listing import ANSWERS_SHARE
 from foqs.errors import FoqsError, Invalid
 from foqs.fairness.keys import LaneKey, TopicKey
-from foqs.hooks.protocol import EnqueueResult, Failed, Hook, Outcome
+from foqs.hooks.protocol import EnqueueResult, Failed, Hook, HookCall, Outcome
 from foqs.hooks.topic_hooks import TopicHook, TopicHooks, new_item
 from foqs.idl import idl
 from foqs.item import Item
@@ -28,7 +28,7 @@ from foqs.peers.ready_topics import ReadyPublisher
 from foqs.peers.tenant_shares import Elsewhere
 from foqs.rpc.call import Call
 from foqs.travel import bare
-from foqs.wire.usual_requests import AckColumns, ids_and_leases
+from foqs.wire.usual_requests import AckColumns, SpecColumns, ids_and_leases
 
 T = TypeVar("T")
 
@@ -123,15 +123,13 @@ class ItemLife:
                 else:
                     self._admit(waiting, again, request, at_ms, deadline_ms)
                 return
-            for index, result in results.items():
-                set_fields(specs[index], result)
-            request.items = specs
+            request.items = specs = with_results(request.items, results, errors)
             taken.errors.update(errors)
             taken.amend(specs, results)
             self._admit(waiting, taken, request, self._now_ms(), deadline_ms)
 
-        version, specs = policies.versions.get(ns), list(request.items)
-        run_hooks(self._hooks, ns, taken, specs, max(1, deadline_ms - now_ms), done)
+        version = policies.versions.get(ns)
+        run_hooks(self._hooks, ns, taken, request.items, max(1, deadline_ms - now_ms), done)
 
     def _admit(self, waiting: EnqueueCall, taken: Intake, request: Any, now_ms: int, deadline_ms: int) -> None:
         """Store the valid items of a request that the quotas admit."""
@@ -467,7 +465,7 @@ def run_hooks(
         hook = hooks.of((ns, topic), Hook.ON_ENQUEUE)
         if hook is not None:
             found[topic] = hook
-    places = [at for at in taken.places() if specs[at].topic in found]
+    places, calls = _calls(found, specs, taken.places())
     if not places:
         done({}, {})
         return
@@ -490,8 +488,41 @@ def run_hooks(
                 results[at] = result
         done(results, errors)
 
-    calls = [found[specs[at].topic].call(read_by_script(specs[at])) for at in places]
     hooks.pool.run(calls, min(timeout_ms, hooks.request_ms()), ended)
+
+
+def _calls(
+    found: Mapping[str, TopicHook], specs: Sequence[Any], places: Sequence[int]
+) -> tuple[Sequence[int], list[HookCall]]:
+    """Return which items have a hook, of those at `places`, and a call for each of them."""
+    if isinstance(specs, SpecColumns):
+        topic = specs.first.topic
+        if topic not in found:
+            return (), []
+        hook, payloads, headers, priorities = found[topic], specs.payloads, specs.headers, specs.priorities
+        items = [
+            new_item(topic, None if headers is None else headers[at], len(payloads[at]), priorities[at])
+            for at in places
+        ]
+        return places, list(map(hook.call, items))
+    hooked = [(at, specs[at]) for at in places if specs[at].topic in found]
+    return [at for at, _ in hooked], [found[spec.topic].call(read_by_script(spec)) for _, spec in hooked]
+
+
+def with_results(specs: Sequence[Any], results: Mapping[int, EnqueueResult], errors: Mapping[int, FoqsError]) -> Any:
+    """Return the items of a request with the fields that hooks set. They stay columns if each item has a result, and
+    the results set tenants and priorities alone."""
+    if isinstance(specs, SpecColumns) and len(results) == len(specs) and not errors:
+        _, tenants, weights, throttles, priorities, delays_ms, ttls_ms = map(list, zip(*results.values(), strict=True))
+        none = [None] * len(specs)
+        if weights == throttles == delays_ms == ttls_ms == none and all(
+            column == none or None not in column for column in (tenants, priorities)
+        ):
+            return specs.changed(*(None if column == none else column for column in (tenants, priorities)))
+    specs = list(specs)
+    for index, result in results.items():
+        set_fields(specs[index], result)
+    return specs
 
 
 def read_by_script(spec: Any) -> dict[str, Any]:

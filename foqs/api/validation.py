@@ -330,9 +330,7 @@ class Intake:
         made, lane = (self.items[0], self.keys[0]) if dedup_keys is None else (self.keyed[0].item, self.keyed[0].lane)
         after_ms, due_ms, now_ms, expires_at_ms = made.deliver_after_ms, made.due_ms, self._now_ms, made.expires_at_ms
         lease_ms, delivery = made.lease_ms, made.delivery
-        priorities, policy = specs.priorities, self._filling.get(first.topic)
-        if policy is not None:
-            priorities = [priority or policy.priority for priority in priorities]
+        priorities = self._priorities(specs)
         items = [
             NewItem(payload, meta, pairs, priority, after_ms, due_ms, now_ms, expires_at_ms, lease_ms, delivery)
             for payload, meta, pairs, priority in zip(
@@ -353,9 +351,18 @@ class Intake:
             self.weighed = {index: (lane, weight) for index, lane in enumerate(self.keys)}
         return True
 
+    def _priorities(self, specs: SpecColumns) -> list[int]:
+        policy = self._filling.get(specs.first.topic)
+        if policy is None:
+            return specs.priorities
+        return [priority or policy.priority for priority in specs.priorities]
+
     def amend(self, specs: Sequence[Any], changed: Container[int]) -> None:
         """Take the tenants, throttle keys, weights, priorities and times of the items at `changed` from their specs
-        again. Drop items that have an error."""
+        again. Drop items that have an error. Of columns, only tenants and priorities have changed."""
+        if isinstance(specs, SpecColumns):
+            self._amend_columns(specs)
+            return
         lanes, errors = self.keys, self.errors
         for at, index in enumerate(self.indices):
             if index in changed and index not in errors:
@@ -367,6 +374,20 @@ class Intake:
         if errors:
             self._only([at for at, index in enumerate(self.indices) if index not in errors])
             self.keyed = [one for one in self.keyed if one.at not in errors]
+
+    def _amend_columns(self, specs: SpecColumns) -> None:
+        """Do the work of `amend` for all items of a request, none of which has an error."""
+        items = [one.item for one in self.keyed] or self.items
+        for item, priority in zip(items, self._priorities(specs), strict=True):
+            item.priority = priority
+        if specs.tenants is None:
+            return
+        lanes = self._lanes(specs.first, specs.tenants)
+        for one, lane in zip(self.keyed, lanes, strict=False):
+            one.lane = lane
+        if self.items:
+            self.keys = lanes
+        self.weighed = {index: (lanes[index], weight) for index, (_, weight) in self.weighed.items()}
 
     def _again(self, index: int, spec: Any, item: NewItem, lane: LaneKey) -> LaneKey:
         """Set the fields of an item, and return its lane."""

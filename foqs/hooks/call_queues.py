@@ -158,14 +158,15 @@ class CallQueue:
 
     def took(self, elapsed_us: int) -> None:
         """Learn from a call that returned."""
-        known = self.average_us > 0.0
-        self.average_us += (elapsed_us - self.average_us) / (_SHARE if known else 1)
-        self.average_us = max(self.average_us, 1.0)
-        if max(elapsed_us, self.average_us) <= QUICK_US:
+        average_us = self.average_us
+        average_us += (elapsed_us - average_us) / (_SHARE if average_us > 0.0 else 1)
+        average_us = max(average_us, 1.0)
+        self.average_us = average_us
+        if elapsed_us <= QUICK_US and average_us <= QUICK_US:
             self.quick_calls += 1
             if self.quick_calls >= PROBATION_CALLS:
                 self.suspect = False
-        elif self.average_us > QUICK_US or elapsed_us > SLICE_MS * 1_000:
+        elif average_us > QUICK_US or elapsed_us > SLICE_MS * 1_000:
             self.quick_calls = 0
             self.suspect = True
 
@@ -257,8 +258,12 @@ class Known:
             loaded_bytes = entries.size_bytes
         loaded_bytes += sum(map(len, sent))
         items = [one.call.item for one in calls]
-        names = list(dict.fromkeys([name for item in items for name in item]))
-        columns = [[item.get(name) for item in items] for name in names]
+        names = list(items[0])
+        if all(list(item) == names for item in items):
+            columns = list(map(list, zip(*[item.values() for item in items], strict=True)))
+        else:
+            names = list(dict.fromkeys([name for item in items for name in item]))
+            columns = [[item.get(name) for item in items] for name in names]
         function = "" if call.compiles else call.key.hook
         run = ["run", script.number, entries.number, function, timeout_ms, names, columns, len(items)]
         sent.append(text_of(run))

@@ -147,7 +147,8 @@ class Dispatcher:
             queue.calls.append(waiting)
             waiting.queued = True
             self.queued += 1
-            self._list(queue)
+            if not queue.listed:
+                self._list(queue)
         return len(calls)
 
     def resolve(self, waiting: Waiting, outcome: Outcome) -> None:
@@ -227,15 +228,18 @@ class Dispatcher:
         breaker = queue.breaker
         room = queue.portion if breaker is None else min(queue.portion, breaker.room(now_ms))
         taken: list[Waiting] = []
-        while queue.calls and len(taken) < room:
-            waiting = queue.calls[0]
+        calls, first = queue.calls, None
+        while calls and len(taken) < room:
+            waiting = calls[0]
             if not waiting.over:
-                if taken and (taken[0].repeats or waiting.repeats or not _together(taken[0].call, waiting.call)):
+                if first is None:
+                    first = waiting
+                elif first.repeats or waiting.repeats or not _together(first.call, waiting.call):
                     break
                 taken.append(waiting)
                 waiting.queued = False
-                self.queued -= 1
-            queue.calls.popleft()
+            calls.popleft()
+        self.queued -= len(taken)
         if taken and breaker is not None:
             breaker.begin()
         return taken
@@ -254,8 +258,9 @@ class Dispatcher:
         """Take replies of a process. `left`: calls that it did not run. `at_ms`: epoch milliseconds."""
         queue, suspect = portion.queue, portion.queue.suspect
         tells = _tells_of(calls[0].call, queue)
-        for waiting, outcome in zip(calls, outcomes_of(calls, replies, self.limits), strict=True):
-            queue.spent_us += outcome.elapsed_us + CALL_US - portion.each_us
+        outcomes = outcomes_of(calls, replies, self.limits)
+        queue.spent_us += sum([one.elapsed_us for one in outcomes]) + len(outcomes) * (CALL_US - portion.each_us)
+        for waiting, outcome in zip(calls, outcomes, strict=True):
             if not tells:
                 pass
             elif isinstance(outcome, Failed) and outcome.kind in (Kind.TIMEOUT, Kind.MEMORY):
@@ -350,9 +355,10 @@ def _tells_of(call: HookCall, queue: CallQueue) -> bool:
 
 def _together(one: HookCall, other: HookCall) -> bool:
     """Return True if one message can run both."""
+    _, _, _, entries, _, compiles = one
     return (
-        one.entries is other.entries
-        and one.compiles is other.compiles
+        entries is other.entries
+        and compiles is other.compiles
         and (one.script is other.script or one.script == other.script)
     )
 

@@ -10,6 +10,8 @@ import signal
 import socket
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
@@ -73,7 +75,7 @@ class Vm:
             self._give_item(*_flat(item))
         except UnicodeEncodeError:
             return [0, 0, "invalid", "the item has text that is not UTF-8"]
-        reply = self._replied(lambda: self._run(hook, timeout_ms / 1000), timeout_ms, _fields)
+        reply = self._replied(partial(self._run, hook, timeout_ms / 1000), timeout_ms, _fields)
         assert reply is not None
         return reply
 
@@ -123,22 +125,14 @@ def _parts(entries: Mapping[str, str]) -> Iterator[list[str]]:
 def _flat(item: Mapping[str, Any]) -> list[Any]:
     """Return the arguments of `give_item`."""
     flat: list[Any] = [0]
-    tables = None
+    tables: list[Any] = []
     for name, value in item.items():
-        if value is None:
-            continue
         if value.__class__ is dict:
-            tables = tables or []
-            tables.append((name, value))
-        else:
-            flat.append(name)
-            flat.append(value)
+            tables += name, len(value), *chain.from_iterable(value.items())
+        elif value is not None:
+            flat += name, value
     flat[0] = len(flat) // 2
-    for name, table in tables or ():
-        flat.append(name)
-        flat.append(len(table))
-        for pair in table.items():
-            flat += pair
+    flat += tables
     return flat
 
 
@@ -155,10 +149,11 @@ def _fields(returned: tuple[Any, ...]) -> dict[str, Any]:
 
 def _message(replies: Sequence[Reply], left: int) -> list[Any]:
     """Return the message with these replies. Calls with the same fields are sent as columns: one list a field."""
-    names = list(replies[0][2]) if len(replies[0]) == 3 else None
-    if names is None or [reply for reply in replies if len(reply) > 3 or reply[2].keys() != replies[0][2].keys()]:
+    first = replies[0][2].keys() if len(replies[0]) == 3 else None
+    if first is None or [reply for reply in replies if len(reply) > 3 or reply[2].keys() != first]:
         return ["results", replies, left]
     elapsed_us, memory_bytes, fields = zip(*replies, strict=True)
+    names = list(first)
     return ["columns", elapsed_us, memory_bytes, names, [[one[name] for one in fields] for name in names], left]
 
 

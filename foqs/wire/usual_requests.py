@@ -84,6 +84,12 @@ class SpecColumns:
             spec.fairness_key = self.tenants[at]
         return spec
 
+    def changed(self, tenants: list[str] | None, priorities: list[int] | None) -> SpecColumns:
+        """Return the same items with other tenants and priorities. None: they stay."""
+        made = copy(self)
+        made.tenants, made.priorities = tenants or self.tenants, priorities or self.priorities
+        return made
+
 
 class Wants(list[Any]):
     """The topics of a dequeue. Equal requests of a connection share them, and with them `checked`: what the api made of

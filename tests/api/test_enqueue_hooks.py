@@ -161,6 +161,39 @@ def test_items_of_one_shape_run_the_hook() -> None:
     }
 
 
+_RESULTS: Mapping[str, list[EnqueueResult]] = {
+    "tenants and priorities": [EnqueueResult(fairness_key=f"k{n}", priority=n) for n in (7, 5, 6)],
+    "tenants": [EnqueueResult(fairness_key=key) for key in ("a", "", "b")],
+    "priorities": [EnqueueResult(priority=n) for n in (0, 5, 0)],
+    "nothing": [EnqueueResult()] * 3,
+    "some tenants": [EnqueueResult(fairness_key="a"), EnqueueResult(), EnqueueResult(fairness_key="b")],
+    "weights": [EnqueueResult(fairness_key=f"k{n}", weight=n) for n in (1, 2, 3)],
+    "throttles": [EnqueueResult(throttle_keys=("api",)), EnqueueResult(throttle_keys=()), EnqueueResult(priority=2)],
+    "delays": [EnqueueResult(delay_ms=0, priority=n) for n in (3, 2, 1)],
+    "a refusal": [EnqueueResult(priority=3), EnqueueResult(refuse="no"), EnqueueResult(priority=1)],
+}
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+@pytest.mark.parametrize("policy", [{}, {"priority": 9}])
+@pytest.mark.parametrize("results", _RESULTS.values(), ids=_RESULTS)
+def test_columns_and_structs_have_the_same_items(
+    results: list[EnqueueResult], policy: Mapping[str, Any], keyed: bool
+) -> None:
+    def items_of(specs: Any) -> Any:
+        host = host_with(lambda item: results[item["payload_size"] - 1], source=THROTTLING, **policy)
+        host.ask("Enqueue", ns="n", items=specs)
+        found = take(host).items
+        return [(one.payload, one.priority, one.fairness_key, one.throttle_keys) for one in found]
+
+    columns = SpecColumns(spec("t", b"a", weight=2, dedup_key="1" if keyed else None))
+    columns.payloads, columns.priorities = [b"a", b"bb", b"ccc"], [3, 0, 1]
+    if keyed:
+        columns.dedup_keys = ["1", "2", "3"]
+    assert items_of(columns) == items_of(list(columns))
+    assert len(items_of(columns)) == 3 - sum(one.refuse is not None for one in results)
+
+
 def test_items_with_deduplication_keys_run_the_hook() -> None:
     host = host_with(customer)
     keyed = spec("t", headers={"customer": "acme"}, dedup_key="d")

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -100,6 +100,17 @@ def content_of(topic: str, payload: bytes) -> int:
     """Return 63 bits of the hash of the topic and payload."""
     made = blake2b(b"%b\0%b" % (topic.encode("utf-8", "surrogatepass"), payload), digest_size=8)
     return int.from_bytes(made.digest(), "big") >> 1
+
+
+def dedups_of(ns: str, topic: str, keys: Sequence[str], payloads: Sequence[bytes]) -> list[Dedup]:
+    """Return the records of the keys of items of one topic: `digest_of` and `content_of` each."""
+    before_key, before_payload = f"{ns}\0", topic.encode("utf-8", "surrogatepass") + b"\0"
+    made = []
+    for key, payload in zip(keys, payloads, strict=True):
+        digest = blake2b((before_key + key).encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
+        content = blake2b(before_payload + payload, digest_size=8).digest()
+        made.append(Dedup(digest, int.from_bytes(content, "big") >> 1))
+    return made
 
 
 def hash_slot_of(digest: bytes) -> int:

@@ -32,7 +32,7 @@ from tests.support.structure import (
 LINES = {
     "foqs": 2_721,
     "foqs.admin": 1_092,
-    "foqs.api": 3_125,
+    "foqs.api": 3_130,
     "foqs.buffers": 879,
     "foqs.cli": 6_678,
     "foqs.client": 7_886,

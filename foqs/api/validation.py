@@ -17,7 +17,7 @@ from foqs.buffers.pending_dedup import Keyed
 from foqs.checks import has_control, is_text, is_time, time_fault
 from foqs.errors import FoqsError, Invalid
 from foqs.fairness.keys import LaneKey, TopicKey, lane_key, topic_key
-from foqs.ids import Dedup, content_of, digest_of
+from foqs.ids import Dedup, content_of, dedups_of, digest_of
 from foqs.policies.entries import name_error, throttle_key_error, throttles_error
 from foqs.policies.layers import NamespacePolicies
 from foqs.policies.remedy import closed
@@ -59,6 +59,15 @@ def new_name(value: object, what: str, most_bytes: int) -> str:
     if not value.isprintable() and has_control(value):
         raise Invalid(f"{what} holds a control character")
     return value
+
+
+def _new_names(values: Sequence[str], what: str, most_bytes: int) -> None:
+    """Check names that come once: as `new_name` each."""
+    joined = "".join(values)
+    if joined.isascii() and joined.isprintable() and min(map(len, values)) and max(map(len, values)) <= most_bytes:
+        return
+    for value in values:
+        new_name(value, what, most_bytes)
 
 
 def text(value: Any, what: str) -> str:
@@ -316,8 +325,8 @@ class Intake:
                 return False
             for tenant in set(tenants or ()):
                 fairness_key(tenant)
-            for key in dedup_keys or ():
-                new_name(key, "dedup_key", limits.name_bytes)
+            if dedup_keys is not None:
+                _new_names(dedup_keys, "dedup_key", limits.name_bytes)
             if metadata is not None:
                 blob(max(metadata, key=len), "metadata", limits.metadata_bytes)
                 sizes = list(map(add, sizes, map(len, metadata)))
@@ -339,11 +348,7 @@ class Intake:
         ]
         lanes = [lane] * count if tenants is None else self._lanes(first, tenants)
         if dedup_keys is not None:
-            ns, topic = self._ns, first.topic
-            dedups = [
-                Dedup(digest_of(ns, key), content_of(topic, payload))
-                for key, payload in zip(dedup_keys, payloads, strict=True)
-            ]
+            dedups = dedups_of(self._ns, first.topic, dedup_keys, payloads)
             self.keyed = list(map(Keyed, range(count), dedups, items, lanes, sizes, repeat(first.weight or 0)))
             return True
         self.items, self.keys, self.indices, self.sizes = items, lanes, list(range(count)), sizes

@@ -94,15 +94,19 @@ class DedupKeys:
         """Return True if a key of the slot may still be stored."""
         return any(hash_slot_of(digest) == slot for digest in self.pending)
 
-    def add(self, keyed: Keyed, call: TakesOutcomes) -> bool:
-        """Return True if the item is new here; else `call` waits for the pending item with the same key."""
-        first = self.pending.setdefault(keyed.dedup.digest, keyed)
-        if first is keyed:
-            return True
-        if first.waits is None:
-            first.waits = []
-        first.waits.append((call, keyed.at, keyed.dedup.content))
-        return False
+    def add(self, items: Sequence[Keyed], call: TakesOutcomes) -> list[Keyed]:
+        """Return the items that are new here. For each other one, `call` waits for the pending item with its key."""
+        pending, new = self.pending, []
+        for keyed in items:
+            digest, content = keyed.dedup
+            first = pending.setdefault(digest, keyed)
+            if first is keyed:
+                new.append(keyed)
+            elif first.waits is None:
+                first.waits = [(call, keyed.at, content)]
+            else:
+                first.waits.append((call, keyed.at, content))
+        return new
 
     def __repr__(self) -> str:
         return f"DedupKeys({len(self.pending)} pending)"

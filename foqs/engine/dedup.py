@@ -34,9 +34,11 @@ _BUDGET_SHARE = 0.3  # beyond the input's
 
 def by_shard(slots: Sequence[int], items: Iterable[Keyed]) -> dict[int, list[Keyed]]:
     """Group `items` by the number of the shard that has the key's slot; 0: no shard has it."""
+    if not slots:
+        return {0: [*items]}
     found: dict[int, list[Keyed]] = defaultdict(list)
     for one in items:
-        found[slots[hash_slot_of(one.dedup.digest)] if slots else 0].append(one)
+        found[slots[hash_slot_of(one.dedup.digest)]].append(one)
     return found
 
 
@@ -68,11 +70,13 @@ def place(state: State, call: EnqueueCall, number: int, items: Sequence[Keyed], 
             call.refused([one.at for one in items], Overloaded("the shard's buffers are full", RETRY_MS))
             return
         full = len(shard.memory.lanes) >= shard.config.lanes and not shard.replaces_lanes()
-        refused = [one for one in items if full and one.lane not in shard.memory.lanes]
-        if refused:
-            call.refused([one.at for one in refused], enqueue.too_many_lanes(shard))
-        taken = [one for one in items if one.lane in shard.memory.lanes] if full else items
-        _store(shard.queue, call, [one for one in taken if shard.queue.keys.add(one, call)])
+        if full:
+            lanes = shard.memory.lanes
+            refused = [one.at for one in items if one.lane not in lanes]
+            if refused:
+                call.refused(refused, enqueue.too_many_lanes(shard))
+            items = [one for one in items if one.lane in lanes]
+        _store(shard.queue, call, shard.queue.keys.add(items, call))
         state.touch(shard)
 
 
@@ -113,8 +117,8 @@ def rows_of(queue: ShardQueue, chunk: Chunk, now_ms: int) -> list[DedupRow]:
     expires_at_ms = now_ms + queue.dedup_window_ms
     queue.keys.scan.inserted(expires_at_ms)
     return [
-        DedupRow(dedup.digest, dedup.content, item.id, expires_at_ms)
-        for dedup, item in zip(chunk.dedup or (), chunk.items, strict=True)
+        DedupRow(digest, content, item.id, expires_at_ms)
+        for (digest, content), item in zip(chunk.dedup or (), chunk.items, strict=True)
     ]
 
 

@@ -280,6 +280,10 @@ SAME = {"a": "bc"}
         {"dedup_key": ["a", "b", "a"], "headers": [SAME, {}, SAME], "fairness_key": ["a", "", "b"], "weight": [3] * 3},
         {"dedup_key": ["a", "", "b"]},
         {"dedup_key": ["a", "b\n", "c"], "headers": [SAME, SAME, SAME]},
+        {"dedup_key": ["a", "b\u00e9", "\u4e2d"]},
+        {"dedup_key": ["a", "abcdef", "c"]},
+        {"dedup_key": ["a", "\u00e9\u00e9\u00e9", "c"]},
+        {"dedup_key": ["a", "\ud800", "c"]},
     ],
 )
 def test_columns_of_fields_are_taken_as_the_specs(fields: dict[str, list[Any]]) -> None:

@@ -49,6 +49,7 @@ class Figures:
     cost_anywhere: list[float] = field(default_factory=list)
     cost_batches: list[float] = field(default_factory=list)  # clients that know the routing
     cost_single: list[float] = field(default_factory=list)
+    cost_balanced: list[float] = field(default_factory=list)  # single calls, each to a random host
 
     def as_json(self) -> dict[str, Any]:
         return vars(self)
@@ -61,6 +62,7 @@ class Figures:
             ("the same, requests to another host", _median(self.cost_anywhere)),
             ("the same, clients that know the routing, batches", _median(self.cost_batches)),
             ("the same, single calls", _median(self.cost_single)),
+            ("single calls, each to a random host", _median(self.cost_balanced)),
             (f"delivered before an item more urgent by {MUCH} of {PRIORITIES}", f"{self.overtaken:.1%}"),
             ("acks to a moving shard, p50 / p99 ms", f"{_at(acks, 0.5):.1f} / {_at(acks, 0.99):.1f}"),
             ("a shard's move, ms", _median(self.moves_ms)),
@@ -94,6 +96,7 @@ def measure(kind: Kind, folder: Path, *, rounds: int, items: int, say: Callable[
             figures.cost_anywhere.append(_cost(three, items, straight=False) / alone)
             for batch, costs in ((_BATCH, figures.cost_batches), (1, figures.cost_single)):
                 costs.append(_cost_of_routed(three, items, batch) / _cost_of_routed(one, items, batch))
+            figures.cost_balanced.append(_cost_of_balanced(three, items) / _cost_of_balanced(one, items))
         say("priorities")
         figures.overtaken = overtaken(three, 10 * items)
         for number in range(2 * rounds):
@@ -168,6 +171,35 @@ def _cost_of_routed(cluster: LocalCluster, items: int, batch: int) -> float:
 
     began = sum(_processor_s(host.pid) for host in hosts)
     run_together([threading.Thread(target=do) for do in (produce, consume) for _ in range(_CLIENTS)])
+    return sum(_processor_s(host.pid) for host in hosts) - began
+
+
+def _cost_of_balanced(cluster: LocalCluster, items: int) -> float:
+    """Processor seconds of all hosts for `items` full cycles of single calls, each to a random host, as behind a load
+    balancer: four producers and four consumers of one topic."""
+    hosts = list(cluster.hosts.values())
+    topic, requests, acked = "balanced", items // _CLIENTS, list[int]()
+
+    def random_hosts(seed: int) -> Iterator[Wire]:
+        rng, wires = random.Random(seed), [Wire(host.port, _NAMESPACE, timeout_ms=_TIMEOUT_MS) for host in hosts]
+        while True:
+            yield rng.choice(wires)
+
+    def produce(seed: int) -> None:
+        to = random_hosts(seed)
+        for _ in range(requests):
+            if isinstance(next(to).enqueue([ItemSpec(topic, b"x" * 256)])[0], FoqsError):
+                raise RuntimeError("an item was not stored")
+
+    def consume(seed: int) -> None:
+        to = random_hosts(seed)
+        while len(acked) < _CLIENTS * requests:
+            for item in next(to).dequeue([topic], 1, wait_ms=_WAIT_MS, lease_ms=_LEASE_MS):
+                next(to).ack([item])
+                acked.append(item.id)
+
+    began = sum(_processor_s(host.pid) for host in hosts)
+    run_together([threading.Thread(target=do, args=(n,)) for do in (produce, consume) for n in range(_CLIENTS)])
     return sum(_processor_s(host.pid) for host in hosts) - began
 
 

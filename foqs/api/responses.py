@@ -78,15 +78,10 @@ def answer_items(
     if of_entries is not None:
         outcomes = of_entries(outcomes)
     count = len(outcomes)
-    if outcomes.count(None) == count:  # `carried_out`, which each ack would pay for
+    if outcomes.count(None) == count:  # an outcome without an error is its STOP
         call.reply(_LIST_FIELD + _count(count) + bytes(count + 1))
     else:
         call.reply(response(item_outcomes(call, outcomes, counters)))
-
-
-def carried_out(count: int) -> bytes:
-    """Return the response to acks, nacks, extensions or deletes that were all carried out: an outcome is its STOP."""
-    return _LIST_FIELD + _count(count) + bytes(count + 1)
 
 
 def dequeue_response(items: Sequence[Item]) -> bytes:
@@ -128,9 +123,11 @@ def dequeue_response(items: Sequence[Item]) -> bytes:
     return b"".join(parts)
 
 
-def ack_and_dequeue_response(acked: bytes, dequeued: bytes) -> bytes:
-    """Return the AckAndDequeueResponse with the outcomes of an AckResponse and the items of `dequeue_response`."""
-    return b"".join((acked[: -len(_STOP)], _SECOND_LIST_FIELD, dequeued[len(_LIST_FIELD) :]))
+def ack_and_dequeue_response(acks: int, acked: bytes, dequeued: bytes) -> bytes:
+    """Return the AckAndDequeueResponse with the outcomes of the AckResponse `acked` and the items of
+    `dequeue_response`. `acked` is empty if all of `acks` were carried out."""
+    outcomes = acked[: -len(_STOP)] or _LIST_FIELD + _count(acks) + bytes(acks)
+    return b"".join((outcomes, _SECOND_LIST_FIELD, dequeued[len(_LIST_FIELD) :]))
 
 
 @lru_cache(_NAMES_KEPT)

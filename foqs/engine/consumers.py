@@ -187,20 +187,42 @@ def _serve(state: State, keys: Iterable[TopicKey], now_ms: int) -> list[TopicKey
 def _serve_first(state: State, key: TopicKey, waiting: list[DequeueCall], now_ms: int) -> bool:
     """Serve the consumers of a topic that wait longest from one merge, if several wait for this topic alone. Return
     True if any was served."""
-    calls: list[DequeueCall] = []
-    for call in waiting[: ready(state, key)]:
-        if len(call.wants) > 1:
-            break
-        if not (state.policies.per_worker and state.holdings.limits(call)):
-            calls.append(call)
-    if len(calls) < 2 or state.draining:
-        return False
-    served = calls[: dequeue.fill_waiting(state, calls, key, now_ms)]
+    served = _fill_first(state, key, waiting, now_ms)
     for call in served:
         stop_waiting(state, call)
     for call in served:
         send(state, call, now_ms)
     return bool(served)
+
+
+def _fill_first(state: State, key: TopicKey, asking: Sequence[DequeueCall], now_ms: int) -> Sequence[DequeueCall]:
+    """Lease items of one merge for the first of the calls `asking`, if several ask for this topic alone. Return the
+    calls that got items."""
+    calls: list[DequeueCall] = []
+    for call in asking[: ready(state, key)]:
+        if len(call.wants) > 1:
+            break
+        if not (state.policies.per_worker and state.holdings.limits(call)):
+            calls.append(call)
+    if len(calls) < 2 or state.draining:
+        return ()
+    return calls[: dequeue.fill_waiting(state, calls, key, now_ms)]
+
+
+def serve_together(state: State, calls: Sequence[DequeueCall], now_ms: int) -> int:
+    """Serve calls that begin at the same time, where several ask for one topic alone: each such topic is merged once.
+    Return the number of calls that were served."""
+    of_topic: dict[TopicKey, list[DequeueCall]] = {}
+    for call in calls:
+        if len(call.wants) == 1:
+            of_topic.setdefault(call.wants[0][0], []).append(call)
+    served = 0
+    for key, asking in of_topic.items():
+        filled = _fill_first(state, key, asking, now_ms) if len(asking) > 1 else ()
+        for call in filled:
+            send(state, call, now_ms)
+        served += len(filled)
+    return served
 
 
 def _with_room(state: State, key: TopicKey, waiting: list[DequeueCall]) -> DequeueCall | None:

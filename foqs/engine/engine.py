@@ -190,6 +190,16 @@ class Engine:
             return
         consumers.wait(state, call, now_ms + wait_ms)
 
+    def dequeue_together(self, calls: Sequence[DequeueCall], now_ms: int) -> None:
+        """Dequeue for calls that begin at the same time and do not wait."""
+        state = self.state
+        if len(calls) > 1:
+            state.now_ms = now_ms
+            state.counters.window_hits += consumers.serve_together(state, calls, now_ms)
+        for call in calls:
+            if not call.done:
+                self.dequeue(call, now_ms, 0)
+
     def hurry(self, call: DequeueCall) -> None:
         """End the wait of a call whose consumer stopped waiting."""
         consumers.hurry(self.state, call)

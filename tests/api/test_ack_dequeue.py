@@ -7,11 +7,13 @@ import pytest
 from thriftpy2.thrift import TType
 
 from foqs.bounds import Limits
+from foqs.engine import dequeue
+from foqs.engine.state import State
 from foqs.errors import Code, LostReply, NotFound, NotServed, OutcomeUnknown, StaleLease, Unavailable
-from foqs.fairness.keys import MOST_TENANCY_BYTES
+from foqs.fairness.keys import MOST_TENANCY_BYTES, TopicKey
 from foqs.idl import idl
 from foqs.policies.settings import Settings
-from tests.support.one_host import FORWARDED, Call, OneHost, kinds, put, refused, routing_of, take
+from tests.support.one_host import FORWARDED, Call, OneHost, kinds, put, refused, routing_of, spec, take
 
 pytestmark = pytest.mark.memory
 
@@ -181,6 +183,75 @@ def test_a_consumer_that_is_gone_gets_no_leases(host: OneHost) -> None:
     assert call.tries == 0
     assert item.id not in host.dbs[1].items, "the ack was taken"
     assert [found.attempt for found in take(host).items] == [1]
+
+
+# ------------------------------------------------------------------------------------------ several at once
+
+
+@pytest.fixture
+def merges(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of items that each merge was asked for."""
+    made: list[int] = []
+    merge = dequeue._merge
+
+    def counted(state: State, able: Any, key: TopicKey, count: int, now_ms: int) -> Any:
+        made.append(count)
+        return merge(state, able, key, count, now_ms)
+
+    monkeypatch.setattr(dequeue, "_merge", counted)
+    return made
+
+
+def together(host: OneHost, *requests: dict[str, Any]) -> list[Any]:
+    """Return the answers to requests whose acks one transaction carries out."""
+    calls = [host.begin("AckAndDequeue", **request) for request in requests]
+    host.run()
+    return [call.answer for call in calls]
+
+
+def one(item: Any, count: int = 1, **more: Any) -> dict[str, Any]:
+    return fields(item, **{"wants": [idl.TopicCount("t", count)]} | more)
+
+
+def test_dequeues_that_begin_together_share_one_merge(host: OneHost, merges: list[int]) -> None:
+    items = leased(host, b"a", b"b", b"c", b"d")
+    put(host, b"1", b"2", b"3", b"4")
+    merges.clear()
+    answers = together(host, one(items[0], 2), *[one(item) for item in items[1:]])
+    assert merges == [5]
+    assert [payloads(answer) for answer in answers] == [[b"1", b"2"], [b"3"], [b"4"], []]
+    assert [kinds(answer) for answer in answers] == [[None]] * 4
+    assert host.engine.state.counters.window_hits == 4
+
+
+def test_dequeues_of_other_topics_or_of_several_are_served_too(host: OneHost, merges: list[int]) -> None:
+    items = leased(host, b"a", b"b", b"c", b"d")
+    put(host, b"1", b"2", b"3")
+    host.ask("Enqueue", ns="n", items=[spec("u", b"4")])
+    merges.clear()
+    u, both_topics = [idl.TopicCount("u", 1)], [idl.TopicCount("u", 1), idl.TopicCount("t", 1)]
+    answers = together(host, one(items[0]), one(items[1], wants=u), one(items[2], wants=both_topics), one(items[3]))
+    assert merges[0] == 2
+    assert [payloads(answer) for answer in answers] == [[b"1"], [b"4"], [b"3"], [b"2"]]
+
+
+def test_a_consumer_that_is_gone_leaves_the_items_to_the_others(host: OneHost) -> None:
+    items = leased(host, b"a", b"b", b"c")
+    put(host, b"1", b"2")
+    calls = [host.begin("AckAndDequeue", **one(item)) for item in items]
+    calls[0].lost()
+    host.run()
+    assert calls[0].tries == 0
+    assert [payloads(call.answer) for call in calls[1:]] == [[b"1"], [b"2"]]
+
+
+def test_together_each_worker_gets_no_more_than_its_limit(host: OneHost) -> None:
+    host.engine.apply_settings(Settings("n", 1, {"topic.t": '{"per_worker": 2}'}))
+    put(host, *[b"a"] * 3)
+    of_x, of_y = take(host, count=2, worker="x").items, take(host, count=1, worker="y").items
+    put(host, *[b"b"] * 9)
+    requests = (one(of_x[0], 5, worker="x"), one(of_y[0], 5, worker="y"))
+    assert [len(answer.items) for answer in together(host, *requests)] == [1, 2]
 
 
 # ------------------------------------------------------------------------------------------ other hosts

@@ -10,6 +10,7 @@ from foqs.api.ack_dequeue import AckDequeue
 from foqs.bounds import NANO, Quota
 from foqs.buffers.pending_dedup import DedupKeys
 from foqs.engine import consumers, dequeue
+from foqs.engine.engine import Engine
 from foqs.engine.throttling import Rules, Throttling
 from foqs.errors import FoqsError, LostReply, NotSent
 from foqs.limits.bucket import Ask, Bucket, QuotaTokens, ThrottleTokens
@@ -59,12 +60,16 @@ def an_enqueue_is_repeated_after_a_lost_reply(
     original(self, sender, address, method, request, timeout_ms, answered)
 
 
-@around(AckDequeue, "_ack")
-def an_ack_is_answered_before_its_commit(original: Any, self: AckDequeue, request: Any, ids: Any, *about: Any) -> None:
+@around(Engine, "ack")
+def an_ack_is_answered_before_its_commit(original: Any, self: Engine, call: Any, ids: Any, *about: Any) -> None:
     """The dequeue of the same request begins at once, and its answer says that the acks succeeded."""
-    *about, acked = about
-    original(self, request, ids, *about, lambda outcomes: None)
-    acked([None] * len(ids))
+    reply = call.reply
+    with_dequeue = reply.func.__qualname__ == AckDequeue._settled.__qualname__
+    if with_dequeue:
+        call.reply = lambda outcomes: None
+    original(self, call, ids, *about)
+    if with_dequeue:
+        reply([None] * len(ids))
 
 
 # --------------------------------------------------------------------------------------------- slots of keys, quotas

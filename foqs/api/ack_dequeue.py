@@ -75,20 +75,21 @@ class AckDequeue:
         request, limits, state = call.request, self._host.limits, self._engine.state
         acks, now_ms = request.acks, self._host.now_ms()
         dequeue = DequeueAfterAcks(call, self._engine)
-        if not acks:
-            waiting, wait_ms = self._items.consumer(call, dequeue, now_ms)
-            self._items.follow(call, waiting)
-            if self._may_answer(dequeue):
-                self._engine.dequeue(waiting, now_ms, wait_ms)
-            return
+        ids: Sequence[int] | None = None
         if type(acks) is AckColumns and len(acks.ids) == 1:
             ids, leases, sifted = acks.ids, acks.leases, None
-        else:
+        elif acks:
             validation.counted(acks, "acks", limits.request_items)
             ids, leases, sifted = sifted_acks(acks)
-        waiting, _ = self._items.consumer(call, dequeue, now_ms)
-        timeout_ms = min(validation.timeout_ms(request, limits), state.config.host.confirm_ms)
+        waiting, wait_ms = self._items.consumer(call, dequeue, now_ms)
         self._items.follow(call, waiting)
+        if ids is None:
+            if (refusal := self._refusal()) is not None:
+                dequeue.fail(refusal)
+            else:
+                self._engine.dequeue(waiting, now_ms, wait_ms)
+            return
+        timeout_ms = min(validation.timeout_ms(request, limits), state.config.host.confirm_ms)
         acked = partial(self._settled, dequeue, waiting, sifted)
         if not ids:  # each ack has its error
             acked([])
@@ -124,7 +125,7 @@ class AckDequeue:
     def _begin(self) -> None:
         """Dequeue ready items; a wait for a first item would hold back the outcomes."""
         acked, self._acked = self._acked, []
-        limits = self._host.limits
+        limits, refusal = self._host.limits, self._refusal()
         # The first item is returned whatever its size.
         largest_bytes = limits.payload_bytes + limits.metadata_bytes + limits.headers_bytes
         calls: list[DequeueCall] = []
@@ -148,18 +149,19 @@ class AckDequeue:
                 if bodies_bytes < largest_bytes:
                     waiting.elsewhere = None
                 dequeue.request.max_bytes = min(waiting.bodies_bytes, bodies_bytes)
-            if self._may_answer(dequeue):
+            if refusal is None:
                 calls.append(waiting)
+            else:
+                dequeue.fail(refusal)
         self._engine.dequeue_together(calls, self._engine.state.now_ms)
 
-    def _may_answer(self, dequeue: DequeueAfterAcks) -> bool:
-        """Return True if the host gives items, else refuse the dequeue."""
+    def _refusal(self) -> FoqsError | None:
+        """Return why the host gives no items, None if it does."""
         state = self._engine.state
         if state.draining or state.budget.used_bytes > state.budget.limit_bytes * ANSWERS_SHARE:
             try:
                 self._host.refuse_when_draining()
                 self._host.refuse_when_full()
             except FoqsError as error:
-                dequeue.fail(bare(error))
-                return False
-        return True
+                return bare(error)
+        return None

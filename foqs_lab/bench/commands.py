@@ -324,7 +324,9 @@ def topics(
     _print(drains, as_json)
 
 
-def workers(databases: Databases, rounds: Rounds = 3, items: Items = 40_000, as_json: Json = False) -> None:
+def workers(
+    databases: Databases, rounds: Rounds = 3, items: Items = 40_000, batch: SmallBatch = 1, as_json: Json = False
+) -> None:
     """Compare acks that go with the next dequeue with acks of their own."""
     from foqs_lab.bench import workers
     from foqs_lab.bench.rig import rig
@@ -334,7 +336,7 @@ def workers(databases: Databases, rounds: Rounds = 3, items: Items = 40_000, as_
         reported(),
         rig(databases.database, databases.shards, databases.driver) as measured,
     ):
-        runs = workers.measure(measured, rounds, items, status.update)
+        runs = workers.measure(measured, rounds, items, batch, status.update)
     _print(runs, as_json)
 
 

@@ -1,4 +1,4 @@
-"""Workers that take one item after the other from a backlog: each ack by itself, or with the next dequeue."""
+"""Workers that take items from a backlog: the acks by themselves, or with the next dequeue."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class Worked:
 
 
 def apart(part: Load) -> int:
-    """Dequeue one item, then ack it, until `part.total` items are acked. Return the number of requests."""
-    leased, wants = 0, [idl.TopicCount(part.topic, 1)]
+    """Dequeue `part.batch` items, then ack them, until `part.total` items are acked. Return the number of requests."""
+    leased, wants = 0, [idl.TopicCount(part.topic, part.batch)]
 
     def step(connection: LoadConnection, reply: Any) -> None:
         nonlocal leased
         if connection.method is methods.DEQUEUE and reply.items:
-            leased += 1
+            leased += len(reply.items)
             connection.send(methods.ACK, idl.AckRequest(_acks(reply)))
         elif leased < part.total:
             connection.send(methods.DEQUEUE, idl.DequeueRequest("bench", wants, None, _WAIT_MS))
@@ -50,8 +50,8 @@ def apart(part: Load) -> int:
 
 
 def together(part: Load) -> int:
-    """Send each ack with the dequeue of the next item."""
-    leased, wants = 0, [idl.TopicCount(part.topic, 1)]
+    """Send the acks with the dequeue of the next items."""
+    leased, wants = 0, [idl.TopicCount(part.topic, part.batch)]
 
     def step(connection: LoadConnection, reply: Any) -> None:
         nonlocal leased
@@ -85,9 +85,9 @@ def _worked(part: Load, step: Callable[[LoadConnection, Any], None]) -> int:
     return requests
 
 
-def run(rig: Rig, work: Callable[[Load], int], topic: str, items: int) -> Worked:
-    """Enqueue `items`, then have workers take them."""
-    part = Load(rig.port, topic, items, CONNECTIONS, 1)
+def run(rig: Rig, work: Callable[[Load], int], topic: str, items: int, batch: int) -> Worked:
+    """Enqueue `items`, then have workers take them, `batch` at a time."""
+    part = Load(rig.port, topic, items, CONNECTIONS, batch)
     load.produce(replace(part, batch=_BATCH, connections=4))
     assert rig.process is not None
     began_s, used_s, host_s = time.monotonic(), time.process_time(), cpu_s(rig.process.pid)
@@ -100,6 +100,7 @@ def run(rig: Rig, work: Callable[[Load], int], topic: str, items: int) -> Worked
 @dataclass(frozen=True, slots=True)
 class Runs:
     items: int
+    batch: int
     runs: dict[str, list[Worked]]
 
     def as_json(self) -> dict[str, Any]:
@@ -110,7 +111,7 @@ class Runs:
 
     def show(self, console: Console) -> None:
         """Print the median of each figure."""
-        title = f"foqs-lab bench workers, {self.items:,} items one by one, {CONNECTIONS} workers"
+        title = f"foqs-lab bench workers, {self.items:,} items in batches of {self.batch}, {CONNECTIONS} workers"
         columns = ("items/s", "its requests an item", "workers' CPU us an item", "host's CPU us an item")
         shown = table(title, "a worker sends", *columns)
         for kind, worked in self.runs.items():
@@ -119,12 +120,12 @@ class Runs:
         console.print(shown)
 
 
-def measure(rig: Rig, rounds: int, items: int, step: Callable[[str], None]) -> Runs:
+def measure(rig: Rig, rounds: int, items: int, batch: int, step: Callable[[str], None]) -> Runs:
     """Return the runs of both kinds of workers, which alternate."""
     rig.start_host()
     runs: dict[str, list[Worked]] = {APART: [], TOGETHER: []}
     for number in range(rounds):
         for kind, work in ((APART, apart), (TOGETHER, together)):
             step(f"{kind}, round {number + 1} of {rounds}")
-            runs[kind].append(run(rig, work, f"t{number}-{work.__name__}", items))
-    return Runs(items, runs)
+            runs[kind].append(run(rig, work, f"t{number}-{work.__name__}", items, batch))
+    return Runs(items, batch, runs)

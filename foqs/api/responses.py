@@ -147,10 +147,13 @@ def _tenancy(lane: LaneKey) -> bytes:
     """Return the fields `fairness_key` and `throttle_keys` of an item, and its end. (A cache across replies would hold
     blocks of memory for tenants that are gone.)"""
     fairness, throttles = tenancy_of(lane)
-    made = _text(_FAIRNESS, fairness) if fairness else b""
-    if throttles:
-        made += _THROTTLES + _count(len(throttles)) + b"".join([_text(b"", key) for key in throttles])
-    return made + _STOP
+    made = b""
+    if fairness:  # `_text`
+        encoded = fairness.encode()
+        made = _FAIRNESS + _count(len(encoded)) + encoded
+    if not throttles:
+        return made + _STOP
+    return made + _THROTTLES + _count(len(throttles)) + b"".join([_text(b"", key) for key in throttles]) + _STOP
 
 
 def _text(head: bytes, value: str) -> bytes:

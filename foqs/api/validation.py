@@ -12,13 +12,13 @@ from itertools import repeat
 from operator import add
 from typing import Any, NamedTuple
 
-from foqs.bounds import MOST_WEIGHT, Limits, Quota
+from foqs.bounds import MOST_WEIGHT, NAME_BYTES, Limits, Quota
 from foqs.buffers.pending_dedup import Keyed
 from foqs.checks import has_control, is_text, is_time, time_fault
 from foqs.errors import FoqsError, Invalid
 from foqs.fairness.keys import LaneKey, TopicKey, lane_key, topic_key
 from foqs.ids import Dedup, content_of, dedups_of, digest_of
-from foqs.policies.entries import name_error, throttle_key_error, throttles_error
+from foqs.policies.entries import all_good_names, name_error, throttle_key_error, throttles_error
 from foqs.policies.layers import NamespacePolicies
 from foqs.policies.remedy import closed
 from foqs.policies.topic_policy import TopicPolicy
@@ -63,8 +63,7 @@ def new_name(value: object, what: str, most_bytes: int) -> str:
 
 def _new_names(values: Sequence[str], what: str, most_bytes: int) -> None:
     """Check names that come once: as `new_name` each."""
-    joined = "".join(values)
-    if joined.isascii() and joined.isprintable() and min(map(len, values)) and max(map(len, values)) <= most_bytes:
+    if all_good_names(values, most_bytes) and all(values):
         return
     for value in values:
         new_name(value, what, most_bytes)
@@ -323,8 +322,9 @@ class Intake:
         try:
             if max(sizes) > limits.payload_bytes:
                 return False
-            for tenant in set(tenants or ()):
-                fairness_key(tenant)
+            if tenants is not None and not all_good_names(tenants, NAME_BYTES):
+                for tenant in set(tenants):
+                    fairness_key(tenant)
             if dedup_keys is not None:
                 _new_names(dedup_keys, "dedup_key", limits.name_bytes)
             if metadata is not None:
@@ -489,9 +489,8 @@ class Intake:
 
     def _lanes(self, spec: Any, tenants: Sequence[str]) -> list[LaneKey]:
         """Return the lanes of items that differ from `spec` in their fairness keys only."""
-        plain = self._keys[spec.topic]
-        _, throttles, _ = tenancy(spec, self._limits)
-        lanes = {fairness: self._lane(plain, fairness, throttles) for fairness in set(tenants)}
+        topic, (_, throttles, _) = topic_key(self._keys[spec.topic]), tenancy(spec, self._limits)
+        lanes = {fairness: lane_key(topic, fairness, throttles) for fairness in set(tenants)}
         return [lanes[fairness] for fairness in tenants]
 
     def _lane(self, plain: LaneKey, fairness: str, throttles: tuple[str, ...]) -> LaneKey:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from hashlib import blake2b
@@ -41,6 +41,13 @@ def name_error(name: object) -> str | None:
     if not name.isprintable() and has_control(name):
         return "a name has no control characters"
     return None
+
+
+def all_good_names(names: Sequence[str], most_bytes: int) -> bool:
+    """Return True if `name_error`, with that bound, finds no error in any of many texts, at less cost. "" counts as
+    good here; False may be wrong."""
+    joined = "".join(names)
+    return joined.isascii() and joined.isprintable() and len(max(names, key=len)) <= most_bytes
 
 
 def pattern_error(pattern: str) -> str | None:

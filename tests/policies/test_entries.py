@@ -6,8 +6,9 @@ from typing import Annotated
 
 import pytest
 
+from foqs.bounds import NAME_BYTES
 from foqs.errors import Invalid
-from foqs.policies.entries import Entry, checked, read
+from foqs.policies.entries import Entry, all_good_names, checked, name_error, read
 
 
 class Box(Entry):
@@ -35,3 +36,11 @@ def test_every_error_is_reported() -> None:
     ]
     assert errors("[]") == ["a box is a JSON object, not []"]
     assert errors('{"count": 1, "count": 1}') == ['not JSON: "count" is listed more than once in an object']
+
+
+_LONGEST = "a" * NAME_BYTES
+
+
+@pytest.mark.parametrize("name", ["a", _LONGEST, _LONGEST + "a", "a\nb", "\x7f", "\ud800", "ä", "\u0085"])
+def test_names_that_are_good_together_are_good(name: str) -> None:
+    assert all_good_names(["b", name, ""]) == (name.isascii() and name_error(name) is None)

@@ -252,8 +252,8 @@ def _stored_lane(shard: Shard, lane: Lane[Item], batch: ShardBatch, transaction:
         batch.lanes_new[lane] = None
         ns, topic = lane.topic.key
         fairness, throttles = tenancy_of(lane.key)
-        names = (ns.encode(), topic.encode(), fairness.encode(), pack_throttles(throttles))
-        transaction.lanes_new.append(LaneRow(number, *names))
+        packed = pack_throttles(throttles) if throttles else b""
+        transaction.lanes_new.append(LaneRow(number, ns.encode(), topic.encode(), fairness.encode(), packed))
     return lane
 
 

@@ -134,10 +134,11 @@ class ShardMemory:
         lane.number = number
         self.lane_numbers[number] = lane
         if not is_plain(lane.key):
-            lane.tenants = self.tenants.get(lane.topic.key)
-            if lane.tenants is None:
-                lane.tenants = self.tenants[lane.topic.key] = TenantLanes()
-            lane.tenants.add(number)
+            tenants = self.tenants.get(lane.topic.key)
+            if tenants is None:
+                tenants = self.tenants[lane.topic.key] = TenantLanes()
+            tenants.add(number)
+            lane.tenants = tenants
 
     def adopt(self, filled: ShardMemory, shard: object) -> None:
         """Take over the lanes of `filled`, which count from now on as lanes of `shard`."""
@@ -179,7 +180,8 @@ class ShardMemory:
         lane.empty_since_ms = now_ms
         if lane.tenants is not None and lane.window is not None:
             self.drop_window(lane)
-        self.idle_lanes.pop(lane.key, None)  # the longest idle comes first
+        if lane.key in self.idle_lanes:  # the longest idle comes first
+            del self.idle_lanes[lane.key]
         self.idle_lanes[lane.key] = lane
 
     def longest_empty(self) -> Lane[Item] | None:
@@ -368,9 +370,11 @@ class ShardMemory:
     def drop_window(self, lane: Lane[Item]) -> None:
         """Forget the window's items; a page finds them again."""
         self.residents.discard(lane)
-        if lane.window is not None:
-            self.cut_window(lane.window, 0)
-            lane.window.generation += 1
+        window = lane.window
+        if window is not None:
+            if window.entries:
+                self.cut_window(window, 0)
+            window.generation += 1
             lane.window = None
 
     # ------------------------------------------------------------------------------------- known items

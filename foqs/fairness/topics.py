@@ -139,6 +139,10 @@ class Topics(dict[TopicKey, Topic[L]]):
         return topic
 
     def attach(self, topic: Topic[L], lane: L) -> None:
+        turns = topic.turns
+        if turns is not None:  # `Topic.attach`, for the lanes of many tenants
+            turns.attach(lane, *tenancy_of(lane.key))
+            return
         topic.attach(lane)
         if topic.turns is not None:
             self.in_turns[topic.key] = topic

@@ -97,7 +97,9 @@ class Turns(Generic[L]):
             if debt is not None:
                 tenant.weight = weight
                 self.unweighed[tenant] = None
-        flow = tenant.flow(throttles)
+        flow = tenant.only
+        if flow is None or flow.throttles != throttles:
+            flow = tenant.flow(throttles)
         tally = self.tallies.get(lane.term)
         if tally is None:
             tally = self.tallies[lane.term] = Tally()
@@ -168,7 +170,12 @@ class Turns(Generic[L]):
         ranks = self._ranks
         while ranks:
             level = ranks[0][1]
-            if level.heap and not level.newcomers:  # `Level.first`, where nothing is stale
+            # `Level.first`, where nothing is stale
+            if level.newcomers and not (level.took_newcomer and level.heap):
+                seq, tenant = level.newcomers[0]
+                if tenant.seq == seq:
+                    return tenant
+            elif level.heap and not level.newcomers:
                 _, seq, tenant = level.heap[0]
                 if tenant.seq == seq:
                     return tenant
@@ -194,7 +201,11 @@ class Turns(Generic[L]):
         if not (newcomer or last) and level.heap[0][1] == tenant.seq:
             heapreplace(level.heap, (start, tenant.seq, tenant))
             return
-        self._withdraw(tenant)
+        if newcomer and level.newcomers[0][0] == tenant.seq:  # `_withdraw`
+            level.newcomers.popleft()
+            tenant.seq = 0
+        else:
+            self._withdraw(tenant)
         tenant.newcomer = False
         if last:
             tenant.away = IDLE
@@ -286,12 +297,13 @@ class Turns(Generic[L]):
         level, away = tenant.level, tenant.away
         if away in (QUEUED, PASSED):
             return
-        self._return(tenant)
-        tenant.away = QUEUED
         if away in (SKIPPED, DOWN):  # a newcomer is one still, and has no credit in the end
+            self._return(tenant)
+            tenant.away = QUEUED
             tenant.start = max(tenant.start, level.now - _BEHIND_ITEMS / tenant.weight)
             self._queue_first(tenant)
             return
+        tenant.away = QUEUED
         tenant.newcomer = tenant.start <= level.now and not opened
         tenant.start = max(tenant.start, level.now)
         self._queue(tenant)

@@ -30,9 +30,9 @@ from tests.support.structure import (
 )
 
 LINES = {
-    "foqs": 2_721,
+    "foqs": 2_749,
     "foqs.admin": 1_092,
-    "foqs.api": 3_130,
+    "foqs.api": 3_187,
     "foqs.buffers": 879,
     "foqs.cli": 6_678,
     "foqs.client": 7_886,
@@ -50,7 +50,7 @@ LINES = {
     "foqs.shardmgr": 2_148,
     "foqs.spark": 4_797,
     "foqs.store": 5_485,
-    "foqs.wire": 1_640,
+    "foqs.wire": 1_661,
     "foqs.zk": 1_673,
     "foqs_lab": 9_419,
 }

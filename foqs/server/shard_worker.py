@@ -304,7 +304,7 @@ class ShardWorker:
                 if error is None:
                     self._store.conclude(transaction)
             except Exception as fault:  # noqa: BLE001 - as in `submit`
-                error = fault
+                error = bare(fault)
             if error is not None:
                 self._crashed(shard_batch, error)
                 return

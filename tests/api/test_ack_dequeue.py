@@ -235,7 +235,7 @@ def test_dequeues_of_other_topics_or_of_several_are_served_too(host: OneHost, me
     assert [payloads(answer) for answer in answers] == [[b"1"], [b"4"], [b"3"], [b"2"]]
 
 
-def test_a_consumer_that_is_gone_leaves_the_items_to_the_others(host: OneHost) -> None:
+def test_a_consumer_that_is_gone_gets_no_item(host: OneHost) -> None:
     items = leased(host, b"a", b"b", b"c")
     put(host, b"1", b"2")
     calls = [host.begin("AckAndDequeue", **one(item)) for item in items]

@@ -43,4 +43,4 @@ _LONGEST = "a" * NAME_BYTES
 
 @pytest.mark.parametrize("name", ["a", _LONGEST, _LONGEST + "a", "a\nb", "\x7f", "\ud800", "ä", "\u0085"])
 def test_names_that_are_good_together_are_good(name: str) -> None:
-    assert all_good_names(["b", name, ""]) == (name.isascii() and name_error(name) is None)
+    assert all_good_names(["b", name, ""], NAME_BYTES) == (name.isascii() and name_error(name) is None)

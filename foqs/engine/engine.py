@@ -310,7 +310,7 @@ class Engine:
                 shard.queue.outcome_unknown(batch)
             self.lose(shard, now_ms)
             return
-        owner = shard.owner
+        owner, memory, queue = shard.owner, shard.memory, shard.queue
         was_sick = owner.lost or owner.breaker.state is not _CLOSED or now_ms - batch.begun_ms > owner.hang_ms
         batch_apply.apply(shard, batch, result, now_ms)
         if batch.changes and state.holdings.named:
@@ -320,12 +320,17 @@ class Engine:
             state.callbacks.slots_written()
         if was_sick and shard.healthy(now_ms):
             consumers.wake_all(state, shard)
-        if not result.ended and (shard.queue.returned or shard.queue.chunks):
+        sick = owner.lost or owner.breaker.state is not _CLOSED
+        if not result.ended and (queue.returned or (queue.chunks and sick)):
             shard_life.place_again(state, shard, now_ms)
-        if shard.memory.woken or shard.memory.unleased or shard.memory.stalled or state.waiting:
+        reported = state.callbacks.became_ready is not None
+        if state.waiting or memory.unleased or memory.stalled or (memory.woken and reported):
             consumers.wake(state, shard, now_ms)
-        at_ms = batch_build.next_ms(shard, now_ms)
-        if at_ms <= now_ms or shard.owner.state is ShardState.DRAINING:
+        else:
+            memory.woken.clear()  # no consumer waits: the next finds the items
+        if queue.chunks or queue.changes or owner.state is not _SERVING:
+            state.touch(shard)  # if the database may not be asked now, `pump` sets the alarm
+        elif (at_ms := batch_build.next_ms(shard, now_ms)) <= now_ms:
             state.touch(shard)
         elif at_ms < state.timer_ms:
             state.alarm(at_ms)

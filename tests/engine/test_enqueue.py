@@ -100,7 +100,7 @@ def plain_choice(lab: Laboratory, chunk: Chunk, first: float, second: float) -> 
         and NOW_MS - shard.queue.in_flight.begun_ms <= 10
     ]
     if gathering:
-        return max(gathering, key=lambda shard: shard.queue.chunk_rows)
+        return next((shard for shard in gathering if shard.queue.chunk_rows), gathering[0])
     if not room:
         return None
     shard, other = (room[int(draw * len(room))] for draw in (first, second))

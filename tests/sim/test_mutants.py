@@ -388,10 +388,10 @@ def one_key_that_is_there_fails_its_neighbours(
 
 
 @around(DedupKeys, "add")
-def keys_on_their_way_are_not_known(original: Any, keys: DedupKeys, keyed: Keyed, call: Any) -> bool:
+def keys_on_their_way_are_not_known(original: Any, keys: DedupKeys, items: Sequence[Keyed], call: Any) -> list[Keyed]:
     """Two enqueues with one key at the same time are stored both."""
-    keys.pending[keyed.dedup.digest] = keyed
-    return True
+    keys.pending.update((keyed.dedup.digest, keyed) for keyed in items)
+    return list(items)
 
 
 @around(KeyedRequest, "withdraw", seed=1)

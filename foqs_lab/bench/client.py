@@ -19,7 +19,8 @@ from unittest.mock import patch
 from foqs.client import Client, ItemSpec, methods
 from foqs.idl import idl
 from foqs.wire.protocol import REPLY, encode_struct, message_head, pack_u32
-from foqs_lab.bench.host import Figures, Kind, options_of
+from foqs_lab.bench.host import Figures
+from foqs_lab.bench.kinds import Kind, options_of
 
 ADDRESS = "127.0.0.1:7707"
 _NS, _TOPIC = "bench", "topic"

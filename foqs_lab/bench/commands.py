@@ -112,6 +112,7 @@ def register(parent: typer.Typer) -> None:
     command(app, "foqs-lab bench report figures.json --plot docs/benchmarks.svg")(report)
     command(app, "foqs-lab bench topics --topics 10000")(topics)
     command(app, "foqs-lab bench workers --database sqlite --items 5000")(workers)
+    command(app, "foqs-lab bench features --database sqlite --items 5000")(features)
     command(app, "foqs-lab bench assignment --shards 1000 --hosts 100")(assignment)
     command(app, "foqs-lab bench cluster --rounds 7 --items 6000")(cluster)
     command(app, "foqs-lab bench host --kind tenants --batch 100")(host)
@@ -340,6 +341,20 @@ def workers(
     _print(runs, as_json)
 
 
+def features(databases: Databases, rounds: Rounds = 3, items: ManyItems = 100_000, as_json: Json = False) -> None:
+    """Compare items that have tenants, throttle keys, headers, deduplication keys or a hook with plain items."""
+    from foqs_lab.bench import features
+    from foqs_lab.bench.rig import rig
+
+    with (
+        Console(stderr=True).status("starting") as status,
+        reported(),
+        rig(databases.database, databases.shards, databases.driver) as measured,
+    ):
+        runs = features.measure_features(measured, rounds, items, status.update)
+    _print(runs, as_json)
+
+
 def assignment(
     shards: Annotated[int, _option("This many shards are assigned to hosts.", min=1, max=MAX_SHARD)] = 10_000,
     hosts: Annotated[int, _option("The shards are assigned to this many hosts.", min=1, max=100_000)] = 1_000,
@@ -386,8 +401,9 @@ def host(
     Its connections and its databases are in memory, so two runs differ by about 2 %.
     """
     from foqs_lab.bench import host
+    from foqs_lab.bench.kinds import Kind
 
-    plan = host.Plan(host.Kind(kind), items, batch, callers, shards, payload_bytes)
+    plan = host.Plan(Kind(kind), items, batch, callers, shards, payload_bytes)
     _print(host.measure(plan, rounds), as_json)
 
 
@@ -404,6 +420,6 @@ def client(
     Its host is in memory, and answers each request at once.
     """
     from foqs_lab.bench import client
-    from foqs_lab.bench.host import Kind
+    from foqs_lab.bench.kinds import Kind
 
     _print(client.measure(client.Plan(Kind(kind), items, batch, payload_bytes), rounds), as_json)

@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from itertools import count
 from random import Random
 from statistics import median
@@ -43,6 +42,7 @@ from foqs.server.shard_worker import LoopTransactions, ShardWorker
 from foqs.store.protocol import Confirmation
 from foqs.store.sql import SqlStore
 from foqs.store.transaction import State, Transaction
+from foqs_lab.bench.kinds import SETTINGS, Kind, options_of, topic_of
 from foqs_lab.bench.machine import table
 
 _NS = "bench"
@@ -55,49 +55,6 @@ _RETRY_S = 0.1
 _CLIENT_POLLS, _DATABASE_POLLS = range(1, 4), range(4, 9)
 """Polls of a host between a reply and the next request of its client, and between a transaction and its reply. With the
 same number each time, clients would enqueue and ack in step, and no transaction would have both."""
-_SCRIPT = """function on_enqueue(item)
-  return {fairness_key = item.headers.kind, priority = 1}
-end"""
-_SETTINGS = Settings(
-    _NS,
-    1,
-    {
-        "throttle.fast": '{"per_second": 100000000, "burst": 100000000}',
-        "script.route": _SCRIPT,
-        "topic.hooked": '{"hooks": {"on_enqueue": "route"}}',
-    },
-)
-
-
-class Kind(StrEnum):
-    """What the items have."""
-
-    PLAIN = "plain"
-    TENANTS = "tenants"
-    MANY_TENANTS = "many-tenants"
-    THROTTLE = "throttle"
-    HEADERS = "headers"
-    DEDUP = "dedup"
-    HOOK = "hook"
-    TOGETHER = "together"
-
-
-_OPTIONS: Mapping[Kind, Callable[[int], dict[str, Any]]] = {
-    Kind.PLAIN: lambda _: {},
-    Kind.TENANTS: lambda at: {"fairness_key": f"tenant-{at % 3}"},
-    Kind.MANY_TENANTS: lambda at: {"fairness_key": f"tenant-{at % 10_000}"},
-    Kind.THROTTLE: lambda _: {"throttle_keys": ["fast"]},
-    Kind.HEADERS: lambda _: {"headers": {"trace": "0123456789abcdef", "kind": "mail"}},
-    Kind.DEDUP: lambda at: {"dedup_key": f"{at:032x}"},
-    Kind.HOOK: lambda _: {"headers": {"trace": "0123456789abcdef", "kind": "mail"}},
-}
-
-
-def options_of(kind: Kind, at: int) -> dict[str, Any]:
-    """Return the options of an item. The key of a throttle that never waits is `fast`."""
-    together = (Kind.TENANTS, Kind.THROTTLE, Kind.HEADERS, Kind.DEDUP)
-    parts = together if kind is Kind.TOGETHER else (kind,)
-    return {name: value for part in parts for name, value in _OPTIONS[part](at).items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +104,7 @@ class MemoryStore(SqlStore):
         )
         self._link, self._epoch, self._next_number = link, 1, 1
         now_ms, now_ns = _now_ms(), time.monotonic_ns()
-        settings = [SettingRow(_NS.encode(), _SETTINGS.encoded())]
+        settings = [SettingRow(_NS.encode(), SETTINGS.encoded())]
         return Opened(1, 1, now_ms, now_ms, (), (), {}, now_ms, [], False, read_ns=now_ns, settings=settings)
 
     def _close_socket(self) -> None:
@@ -259,7 +216,7 @@ class MemoryClient:
         self._first = first
         self._plan = plan
         self._numbers = numbers
-        self._topic = "hooked" if plan.kind is Kind.HOOK else "topic"
+        self._topic = topic_of(plan.kind)
         self.client_s = 0.0
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._context = methods.context(methods.context_head(None), "0" * 32, None, 30_000)

@@ -11,8 +11,9 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Protocol
 
 from foqs.client import Client, methods
@@ -20,6 +21,7 @@ from foqs.errors import Overloaded
 from foqs.idl import idl
 from foqs.wire.client_codec import RemoteMethod
 from foqs_lab.bench.clients import Run
+from foqs_lab.bench.kinds import Kind, options_of
 
 _HEAD_BYTES = 4
 _IDLE_S = 30.0
@@ -41,6 +43,7 @@ class Load:
     delay_ms: int = 0
     seed: int = 0
     marks: int = 0
+    kind: Kind = Kind.PLAIN
 
 
 @dataclass(slots=True)
@@ -139,7 +142,7 @@ def run_together(threads: Sequence[threading.Thread]) -> None:
 
 def produce(load: Load) -> Took:
     """Enqueues `total` items with random priorities."""
-    rng, took = random.Random(load.seed), Took()
+    rng, took, numbers = random.Random(load.seed), Took(), count(load.seed)
     payload = rng.randbytes(load.payload_bytes)
     sent = 0
 
@@ -150,11 +153,12 @@ def produce(load: Load) -> Took:
             if refused:
                 raise RuntimeError(f"an enqueue was refused: {refused[0]}")
             took.items += len(reply.outcomes)
-        count = min(load.batch, load.total - sent)
-        if count <= 0:
+        items = min(load.batch, load.total - sent)
+        if items <= 0:
             return
-        sent += count
-        connection.send(methods.ENQUEUE, idl.EnqueueRequest("bench", [_spec(load, rng, payload) for _ in range(count)]))
+        sent += items
+        specs = [_spec(load, rng, payload, numbers) for _ in range(items)]
+        connection.send(methods.ENQUEUE, idl.EnqueueRequest("bench", specs))
 
     took.began = time.monotonic()
     drive([LoadConnection(load.port, step) for _ in range(load.connections)])
@@ -162,10 +166,10 @@ def produce(load: Load) -> Took:
     return took
 
 
-def _spec(load: Load, rng: random.Random, payload: bytes) -> Any:
-    return idl.ItemSpec(
-        topic=load.topic, payload=payload, priority=int(rng.random() * 1000), delay_ms=load.delay_ms or None
-    )
+def _spec(load: Load, rng: random.Random, payload: bytes, numbers: Iterator[int]) -> Any:
+    options = {} if load.kind is Kind.PLAIN else options_of(load.kind, next(numbers))
+    priority, delay_ms = int(rng.random() * 1000), load.delay_ms or None
+    return idl.ItemSpec(topic=load.topic, payload=payload, priority=priority, delay_ms=delay_ms, **options)
 
 
 def consume(load: Load) -> Took:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from foqs_lab.bench.kinds import Kind
 from tests.api.hosts import foqs_lab
 
 SMALL = ("--database", "sqlite", "--shards", "1")
@@ -223,6 +224,17 @@ def test_workers_save_a_request_an_item() -> None:
     assert min(apart["requests_per_item"]) >= 2
     assert max(together["requests_per_item"]) < 1.5
     assert min(apart["items_per_s"] + together["items_per_s"] + together["worker_cpu_us"]) > 0
+
+
+@pytest.mark.timeout(400)
+def test_features_are_compared_with_plain_items() -> None:
+    args = ("--database", "sqlite", "--shards", "2", "--items", "1000", "--rounds", "1", "--json")
+    ran = foqs_lab("bench", "features", *args, patience_s=380)
+    assert ran.returncode == 0, ran.stderr
+    kinds = json.loads(ran.stdout)
+    assert set(kinds) == set(Kind)
+    assert kinds["plain"]["over_plain"] == [1.0]
+    assert all(one["items_per_s"][0] > 0 and one["cpu_us"][0]["host"] > 0 for one in kinds.values())
 
 
 @pytest.mark.timeout(400)

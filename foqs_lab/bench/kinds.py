@@ -1,0 +1,58 @@
+"""What measured items have: nothing more, or a feature of items, or several together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from typing import Any
+
+from foqs.policies.settings import Settings
+
+_SCRIPT = """function on_enqueue(item)
+  return {fairness_key = item.headers.kind, priority = 1}
+end"""
+SETTINGS = Settings(
+    "bench",
+    1,
+    {
+        "throttle.fast": '{"per_second": 100000000, "burst": 100000000}',
+        "script.route": _SCRIPT,
+        "topic.hooked*": '{"hooks": {"on_enqueue": "route"}}',
+    },
+)
+
+
+class Kind(StrEnum):
+    """What the items have."""
+
+    PLAIN = "plain"
+    TENANTS = "tenants"
+    MANY_TENANTS = "many-tenants"
+    THROTTLE = "throttle"
+    HEADERS = "headers"
+    DEDUP = "dedup"
+    HOOK = "hook"
+    TOGETHER = "together"
+
+
+_OPTIONS: Mapping[Kind, Callable[[int], dict[str, Any]]] = {
+    Kind.PLAIN: lambda _: {},
+    Kind.TENANTS: lambda at: {"fairness_key": f"tenant-{at % 3}"},
+    Kind.MANY_TENANTS: lambda at: {"fairness_key": f"tenant-{at % 10_000}"},
+    Kind.THROTTLE: lambda _: {"throttle_keys": ["fast"]},
+    Kind.HEADERS: lambda _: {"headers": {"trace": "0123456789abcdef", "kind": "mail"}},
+    Kind.DEDUP: lambda at: {"dedup_key": f"{at:032x}"},
+    Kind.HOOK: lambda _: {"headers": {"trace": "0123456789abcdef", "kind": "mail"}},
+}
+
+
+def options_of(kind: Kind, at: int) -> dict[str, Any]:
+    """Return the options of an item. The key of a throttle that never waits is `fast`."""
+    together = (Kind.TENANTS, Kind.THROTTLE, Kind.HEADERS, Kind.DEDUP)
+    parts = together if kind is Kind.TOGETHER else (kind,)
+    return {name: value for part in parts for name, value in _OPTIONS[part](at).items()}
+
+
+def topic_of(kind: Kind, number: int = 0) -> str:
+    """Return a topic for items of that kind."""
+    return f"{'hooked' if kind is Kind.HOOK else 'topic'}-{number}"

@@ -61,7 +61,7 @@ def test_the_command_writes_json_beside_a_terminal(client: Client, run: Run) -> 
 def test_items_come_with_ledgers_where_they_are_asked_for(client: Client) -> None:
     assert client.dequeue("t", ledger=True) == []
     client.enqueue("t", b"x", priority=1)
-    client.enqueue("t", b"y", priority=1)
+    client.enqueue("t", b"y", priority=2)  # with one priority and one millisecond, the ids would decide
     client.enqueue("t", b"urgent")
     (urgent,) = client.dequeue("t", wait_ms=60_000, ledger=True)
     first, second = client.dequeue("t", 2, wait_ms=60_000, ledger=True)

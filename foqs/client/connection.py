@@ -77,7 +77,7 @@ class Connection:
         self.sequence = 0
         self.request_id = ""
         self.until = 0.0
-        self._ended = False  # GOAWAY came behind a reply
+        self._ended = False  # GOAWAY came behind a reply, or this process ended it
         self._places: Ask | None = None  # may end the wait for a reply
         try:
             self._socket = socket.create_connection(address, timeout_s)
@@ -232,7 +232,7 @@ class Connection:
 
     def _raise_wrong_peer(self, error: OSError, deadline: float) -> None:
         """Raise WrongPeer if the first request here failed with `error` as the peer speaks another protocol."""
-        if self.idle_since or self.authenticated:
+        if self._ended or self.idle_since or self.authenticated:
             return
         found = None
         if isinstance(error, _NoFrame):
@@ -248,6 +248,7 @@ class Connection:
 
     def abort(self) -> None:
         """End the wait of another thread, which closes the connection."""
+        self._ended = True  # else that thread would look for another protocol of the peer
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 

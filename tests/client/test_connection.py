@@ -65,6 +65,16 @@ def test_a_reply_received_in_time_is_read_late(ends):
     assert connection.receive(monotonic() - 1) == b"ok"
 
 
+def test_an_aborted_wait_does_not_look_for_another_protocol(ends, monkeypatch):
+    """Each client that was closed sent a TLS handshake to its host, which counted an oversized frame."""
+    connection, _ = ends
+    monkeypatch.setattr("foqs.client.connection.asked_with_tls", lambda *_: pytest.fail("asked"))
+    connection.send(b"hello", monotonic() + LATER)
+    connection.abort()
+    with pytest.raises(LostReply):
+        connection.receive(monotonic() + LATER)
+
+
 def test_late_and_nothing_there_is_a_lost_reply(ends):
     connection, _ = ends
     with pytest.raises(LostReply, match="timed out"):

@@ -103,8 +103,10 @@ class ItemLife:
         waiting = EnqueueCall(len(specs), partial(responses.answer_enqueue, call, state.counters))
         taken = Intake(ns, specs, limits, now_ms, state.policies.namespaces.get(ns), plain_topics)
         if taken.plain and not state.shards_elsewhere and self._quotas.of(ns) is None:
-            indices, items, keys, weights = taken.indices, taken.items, taken.keys, taken.weighed and taken.weights
-            self._engine.enqueue(waiting, indices, items, keys, taken.sizes, now_ms, timeout_ms, weights or None)
+            weights = taken.weights if taken.weighed else None
+            self._engine.enqueue(
+                waiting, taken.indices, taken.items, taken.keys, taken.sizes, now_ms, timeout_ms, weights
+            )
         elif taken.hooked and not self._forwarder.was_charged(request):
             self._run_hooks(waiting, taken, request, now_ms, now_ms + timeout_ms)
         else:

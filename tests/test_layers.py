@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Mapping, Set
 from pathlib import Path
 
@@ -104,6 +106,17 @@ def test_imports_point_down(layer: str) -> None:
         if name.startswith("foqs.") and name != "foqs.__version__" and not allowed(name, allowance)
     ]
     assert not wrong
+
+
+@pytest.mark.process
+def test_tests_are_collected_without_spark_and_mysqlclient() -> None:
+    """script/check installs neither."""
+    program = (
+        "import sys; sys.modules.update(dict.fromkeys(('pyspark', 'pyarrow', 'MySQLdb'))); "
+        "import pytest; sys.exit(pytest.main(['--collect-only', '--quiet', '-p', 'no:cacheprovider', 'tests']))"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stdout[-2_000:] + ran.stderr
 
 
 def test_foqs_does_without_its_laboratory() -> None:

@@ -14,6 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+pytest.importorskip("pyarrow")
+
 from foqs.spark import write_rows
 from foqs.spark.write_rows import RowCounts
 

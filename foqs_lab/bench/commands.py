@@ -342,7 +342,7 @@ def workers(
 
 
 def features(databases: Databases, rounds: Rounds = 3, items: ManyItems = 100_000, as_json: Json = False) -> None:
-    """Compare items that have tenants, throttle keys, headers, deduplication keys or a hook with plain items."""
+    """Compare items that have tenants, keys, headers or a hook with plain items."""
     from foqs_lab.bench import features
     from foqs_lab.bench.rig import rig
 

@@ -72,6 +72,9 @@ class Limits:
     timeout_max_ms: int = 600_000
     dedup_window_ms: int = _DAY_MS  # how long a key is remembered
     reason_bytes: int = REASON_BYTES
+    result_bytes: int = 64 << 10
+    result_wait_max_ms: int = 60_000
+    result_waiters: int = 10_000  # callers that wait for results on a host
     token_bytes: int = 4096
     context_bytes: int = 128
     worker_bytes: int = 128

@@ -104,16 +104,19 @@ class HookStats(NamedTuple):
 
 
 class TopicStats(NamedTuple):
-    """Items by state (approximate), and the effective policy: `policy` has a value of each field, `policy_layers` the
-    settings key of each that is not built in. `missing` are the `host:port` whose items are not counted. `workers`
-    lists workers whose handlers hang, then workers that hold leases, the oldest lease first. `tenants` lists the
-    tenants with most ready items, none where tenants take no turns; `more_tenants` has the sums of all further ones,
-    None without any. `hooks` of the policy. `overruled`: fields of which a value was set that is not in effect, with
-    the reason; a topic that takes dead letters has them."""
+    """Items by state (approximate; `completed` and `failed` ones are kept after their end), and the effective policy:
+    `policy` has a value of each field, `policy_layers` the settings key of each that is not built in. `missing` are
+    the `host:port` whose items are not counted. `workers` lists workers whose handlers hang, then workers that hold
+    leases, the oldest lease first. `tenants` lists the tenants with most ready items, none where tenants take no
+    turns; `more_tenants` has the sums of all further ones, None without any. `hooks` of the policy. `overruled`:
+    fields of which a value was set that is not in effect, with the reason; a topic that takes dead letters has
+    them."""
 
     ready: Sum[int] = 0
     delayed: Sum[int] = 0
     leased: Sum[int] = 0
+    completed: Sum[int] = 0
+    failed: Sum[int] = 0
     paused: bool = False
     closed: bool = False
     policy: dict[str, Any] = {}  # noqa: RUF012 - nothing changes it, nor those below

@@ -17,7 +17,7 @@ from foqs.buffers.checkpoint import Checkpoint
 from foqs.errors import FoqsError
 from foqs.fairness.keys import LaneKey
 from foqs.prefetch.lane import Entry, Lane
-from foqs.rows import AT_MOST_ONCE, Body, DueRow, FailureRow, Found, NewItem, ReadyRow
+from foqs.rows import AT_MOST_ONCE, Body, DueRow, EndedRow, FailureRow, Found, NewItem, ReadyRow
 
 
 class Place(IntEnum):
@@ -38,7 +38,7 @@ class Phase(IntEnum):
 class To(IntEnum):
     """Where a change moves the item's row."""
 
-    GONE = 1  # removed: acked, deleted, TTL over, at-most-once lease over
+    GONE = 1  # ended: acked, deleted, TTL over, at-most-once lease over; a kept item has a row in `done`
     READY = 2  # may be leased again: lease over, nacked without delay, delay over
     DELAYED = 3  # nacked with a delay
     LEASED = 4  # writes the lease as it is in memory (first written, or extended)
@@ -207,6 +207,8 @@ class Change:
     `scan` is the scan that found the item's row at time `scan_ms`, and is not over before this change is.
     `asked`: what a nack asked for, so that the same nack, repeated, shares its outcome. A change with a `move` has its
     `target` when its transaction is built.
+    `result` came with an ack. `failure`: why an item that is removed has failed. `ended` and `stored`: the rows of an
+    item that is kept; they are made when the transaction is built.
     Without `__slots__`, so that what most changes do not need costs nothing to make (one is made per item).
     """
 
@@ -218,6 +220,10 @@ class Change:
     asked: tuple[object, ...] | None = None
     move: Move | None = None
     target: Lane[Item] | None = None
+    result: bytes | None = None
+    failure: FailureRow | None = None
+    ended: EndedRow | None = None
+    stored: bytes | None = None
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """The rows of a shard, as they travel between the event loop (which decides) and the store (which does SQL).
 
-Every item has one row in `item` (its body) and exactly one in `ready` or `timer`. Unindexed items have none there yet:
-they are ready and were never leased. A `Batch` is one transaction.
+Every item has one row in `item` (its body) and exactly one in `ready`, `timer` or `done`. Unindexed items have none
+there yet: they are ready and were never leased. A `Batch` is one transaction.
 Times are epoch milliseconds; 0 means "none".
 """
 
@@ -31,6 +31,13 @@ class FailureCause(IntEnum):
     REJECTED = 3
     HOOK = 4  # the script of its topic said so
     LIMIT = 5  # ready again with all its attempts used up
+
+
+class EndedState(IntEnum):
+    """How an item ended that is kept, as the contract's ItemState has it."""
+
+    COMPLETED = 4
+    FAILED = 5
 
 
 Key = tuple[int, int, int]
@@ -184,16 +191,30 @@ class FailureGroups(NamedTuple):
     next: FailurePosition | None
 
 
+class EndedRow(NamedTuple):
+    """An item that has ended and is kept until `until_ms`. `state` is an EndedState."""
+
+    until_ms: int
+    id: int
+    lane: int
+    state: int
+    attempt: int
+    ended_at_ms: int
+    bytes: int
+
+
 class Found(NamedTuple):
-    """An item looked up by id: its body, and its row in one of `ready` and `timer`, or in none if it is unindexed.
-    `since_ms`: when it could be delivered first, since its enqueue or its last redrive. `failure` is read only where an
-    operator asks."""
+    """An item looked up by id: its body, and its row in one of `ready`, `timer` and `done` (`ended`), or in none if it
+    is unindexed. `since_ms`: when it could be delivered first, since its enqueue or its last redrive. `failure` and
+    `stored` (of an ended item, as in `Batch.results_new`) are read only where a caller asks."""
 
     body: Body
     ready: ReadyRow | None
     timer: TimerRow | None
     since_ms: int = 0
     failure: FailureRow | None = None
+    ended: EndedRow | None = None
+    stored: bytes | None = None
 
 
 class DeadRow(NamedTuple):
@@ -315,7 +336,7 @@ class Opened:
     tells one database server, or file, from another; empty: not known.
     `replaced`: the previous owner did not close the shard in order. It may still run, and lease items from memory until
     it notices.
-    `dead`: the lanes with rows in `failure`.
+    `dead`: the lanes with rows in `failure`. `ended` counts by lane the rows of `done`: COMPLETED and FAILED ones.
     `settings`: the settings of all namespaces that the shard keeps, as stored.
     """
 
@@ -339,6 +360,8 @@ class Opened:
     seq: int = 0
     server: bytes = b""
     leases_ended: int = 0
+    ended: dict[int, tuple[int, int]] = field(default_factory=dict)
+    ended_from_ms: int = 0
 
 
 _NO_ROWS: Any = ()
@@ -371,6 +394,9 @@ class Batch:
     expiry_new: list[tuple[int, int]] = _NO_ROWS  # at_ms, id
     failure_gone: list[int] = _NO_ROWS  # of those ids that have a row
     failure_new: list[FailureRow] = _NO_ROWS
+    ended_new: list[EndedRow] = _NO_ROWS
+    results_new: list[tuple[int, bytes]] = _NO_ROWS  # id; the result, or of a FAILED item why (`pack_failure`)
+    ended_gone: list[int] = _NO_ROWS  # the id is in `item_gone` as well
     item_gone: list[int] = field(default_factory=list)
     lanes_gone: list[int] = _NO_ROWS
     dedup_copied: list[DedupRow] = _NO_ROWS  # from the shard that had the slot before
@@ -380,6 +406,7 @@ class Batch:
     due_from_ms: int = 0
     expiry_from_ms: int = 0
     dedup_from_ms: int = 0
+    ended_from_ms: int | None = None  # None: as it is
     indexed_to: int | None = None  # only items with a greater id may be unindexed; None: as it is
     indexed_from: int | None = None  # the same before this transaction: a part of it saves this
     filled: bool = False
@@ -419,6 +446,9 @@ _ID_OF: dict[str, Callable[[Any], int]] = {
     "moved": _first,
     "expiry_new": itemgetter(1),
     "failure_new": _row_id,
+    "ended_new": _row_id,
+    "results_new": _first,
+    "ended_gone": int,
     "timer_gone": int,
     "expiry_gone": int,
     "failure_gone": int,

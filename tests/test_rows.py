@@ -7,7 +7,18 @@ from typing import Any
 
 import pytest
 
-from foqs.rows import Batch, DedupRow, FailureCause, FailureRow, LaneRow, NewItem, ReadyRow, TimerRow
+from foqs.rows import (
+    Batch,
+    DedupRow,
+    EndedRow,
+    EndedState,
+    FailureCause,
+    FailureRow,
+    LaneRow,
+    NewItem,
+    ReadyRow,
+    TimerRow,
+)
 
 KEPT_BY = {"lanes_new", "weights", "lanes_gone", "dedup_copied"}
 """Lists of rows that belong to no item: `only` keeps them as its caller says, or always."""
@@ -32,6 +43,9 @@ def rows_of(item_id: int) -> dict[str, Any]:
         "expiry_new": (0, item_id),
         "failure_gone": item_id,
         "failure_new": FailureRow(1, 0, item_id, FailureCause.FAILED, 1, 0, b"", b"", b""),
+        "ended_new": EndedRow(9, item_id, 1, EndedState.COMPLETED, 1, 0, 0),
+        "results_new": (item_id, b""),
+        "ended_gone": item_id,
         "item_gone": item_id,
     }
 

@@ -45,6 +45,10 @@ enum ItemState {
   DELAYED = 2,
   /** A consumer holds a lease of it. */
   LEASED = 3,
+  /** It was acked, and its topic keeps it (keep.completed_ms). */
+  COMPLETED = 4,
+  /** It failed for good, and its topic keeps it (keep.failed_ms). GetResult: or it is in a dead-letter topic. */
+  FAILED = 5,
 }
 
 enum ErrorCode {
@@ -97,7 +101,7 @@ enum FailureCause {
 }
 
 /**
- * Why an item is not delivered now. ExplainItem lists reasons in the order in which they must end: GONE, ENDED,
+ * Why an item is not delivered now. ExplainItem lists reasons in the order in which they must end: GONE, EXHAUSTED,
  * SHARD_NOT_SERVED, CLOCK_IN_DOUBT, OWNER_IN_GRACE, BREAKER_OPEN, DELAYED, LEASED, PAUSED, THROTTLED, CONCURRENCY,
  * BEHIND_IN_LANE, BEHIND_IN_TURN, PER_WORKER, NO_CONSUMER, NOT_LOADED. The numbers say nothing about the order.
  */
@@ -109,7 +113,7 @@ enum Reason {
    * Its attempts (`count`) are used up, as after a lower limit. The next dequeue that reaches it moves it to the
    * dead-letter topic `key`. Without a key, the dequeue removes it.
    */
-  ENDED = 2,
+  EXHAUSTED = 2,
   /** No host serves the item's shard now. */
   SHARD_NOT_SERVED = 3,
   /** An earlier owner may still run. The shard's host waits until that owner has certainly stopped: until_ms. */
@@ -387,8 +391,11 @@ struct Item {
   /** As enqueued; unset without a key, like the next field. */
   17: optional string fairness_key,
   18: optional list<string> throttle_keys,
-  // 19: result   20: ended_at_ms
-  /** Of an item in a dead-letter topic; only in GetItem and ListItems. */
+  /** Of a COMPLETED item, if its ack brought one and its topic keeps results (keep.results); only in GetItem. */
+  19: optional binary result,
+  /** Epoch milliseconds; of a COMPLETED or FAILED item. */
+  20: optional i64 ended_at_ms,
+  /** Of an item in a dead-letter topic, or of a FAILED one; only in GetItem and ListItems. */
   21: optional Failure failure,
   /** Only in the reply to a dequeue that asked for it. */
   22: optional Ledger ledger,
@@ -424,7 +431,8 @@ struct DequeueResponse {
 struct AckItem {
   1: i64 id,
   2: i64 lease,
-  // 3: result
+  /** What the work brought, at most 64 KiB (result_bytes). Callers of GetResult get it. */
+  3: optional binary result,
 }
 
 struct AckRequest {
@@ -660,7 +668,9 @@ struct GetTopicStatsResponse {
   1: i64 ready,
   2: i64 delayed,
   3: i64 leased,
-  // 4: completed   5: failed
+  /** Ended items that the topic keeps (keep in its policy). Dead letters are not among them. */
+  4: i64 completed,
+  5: i64 failed,
   /** True if hosts deliver no item of the topic. */
   6: bool paused,
   /** True if hosts refuse enqueues to the topic. */
@@ -689,15 +699,42 @@ struct GetTopicStatsResponse {
   17: map<string, string> overruled,
 }
 
+/** Either an id, or a namespace and a dedup_key that was enqueued with. */
 struct GetItemRequest {
-  1: i64 id,
+  1: optional i64 id,
+  2: optional string ns,
+  3: optional string dedup_key,
   15: optional RequestContext context,
 }
 
-/** Leases nothing: `item.lease` is 0. */
+/** Leases nothing: `item.lease` is 0. Between hosts, of a dedup_key: `item.id` alone. */
 struct GetItemResponse {
   1: Item item,
   2: ItemState state,
+}
+
+/** How an item ended. The caller may wait for its end. */
+struct GetResultRequest {
+  1: i64 id,
+  /** 0 to 60,000 (result_wait_max_ms). 0 answers with the present state. Default 0. */
+  2: optional i64 wait_ms,
+  15: optional RequestContext context,
+}
+
+/**
+ * COMPLETED and FAILED are the ends. Another state is that of an item which has not ended by the end of the wait. NOT_FOUND:
+ * there is no such item, its topic does not keep it, or it ended in another way (its TTL, a delete, a script, the lease of
+ * an at-most-once item). A caller that waited gets that way in the message. It also gets the result of an item that is not
+ * kept, unless the item's shard got another owner in the meantime.
+ */
+struct GetResultResponse {
+  1: ItemState state,
+  /** Of a COMPLETED item, as its ack brought it. Default: none. */
+  2: optional binary result,
+  /** Epoch milliseconds; of an item that has ended. */
+  3: optional i64 ended_at_ms,
+  /** Of a FAILED item. */
+  4: optional Failure failure,
 }
 
 struct ListItemsRequest {
@@ -826,7 +863,7 @@ struct ExplainItemRequest {
 }
 
 struct ExplainItemResponse {
-  /** In the order in which they must end. Empty: the item may be delivered now. */
+  /** In the order in which they must end. Empty: the item may be delivered now, or it is COMPLETED or FAILED. */
   1: list<ExplainReason> reasons,
   /**
    * Estimate of the duration until the delivery. It is (items ahead in the lane) * (sum of weights / weight of the tenant) /
@@ -1382,6 +1419,7 @@ service Foqs {
   ExtendLeaseResponse ExtendLease(1: ExtendLeaseRequest request) throws (1: RequestError error),
   GetActiveTopicsResponse GetActiveTopics(1: GetActiveTopicsRequest request) throws (1: RequestError error),
   GetItemResponse GetItem(1: GetItemRequest request) throws (1: RequestError error),
+  GetResultResponse GetResult(1: GetResultRequest request) throws (1: RequestError error),
   ListItemsResponse ListItems(1: ListItemsRequest request) throws (1: RequestError error),
   DeleteItemsResponse DeleteItems(1: DeleteItemsRequest request) throws (1: RequestError error),
   GetServerInfoResponse GetServerInfo(1: GetServerInfoRequest request) throws (1: RequestError error),

@@ -76,6 +76,7 @@ async def gather(view: View, lag: Histogram, series: Series) -> Rows:
         "rpc": node.server.counters,
         "hooks": node.hook_pool,
         "budget": node.engine.state.budget,
+        "awaited": node.engine.state.awaited,
         "lost": node.engine.state.throttling.lost,
     }
     for name, family in FAMILIES.items():
@@ -196,6 +197,7 @@ def _shard(add: Add, shard: Shard) -> None:
     add("shard_pending_changes", len(queue.changes), number)
     add("shard_pending_looks", queue.looks.count, number)
     add("shard_unindexed_items", shard.memory.tail.count, number)
+    add("shard_kept_items", queue.kept.count, number)
     add("shard_leases", len(queue.unwritten), number, "unwritten")
     add("shard_leases", len(shard.memory.written), number, "written")
     add("shard_trip_seconds", shard.batch_metrics.seconds.copy(), number)

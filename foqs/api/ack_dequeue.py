@@ -8,10 +8,10 @@ from typing import Any
 
 from foqs.api import responses, validation
 from foqs.api.host import Host
-from foqs.api.item_life import ItemLife, Sifted, sifted_acks
-from foqs.engine import item_ops
+from foqs.api.item_life import ItemLife, Results, Sifted, ack_op, sifted_acks
 from foqs.engine.calls import DequeueCall, ForwardedEntries, ItemsCall
 from foqs.engine.engine import Engine
+from foqs.engine.item_ops import Op
 from foqs.engine.listing import ANSWERS_SHARE
 from foqs.errors import Code, FoqsError
 from foqs.fairness.keys import MOST_TENANCY_BYTES
@@ -76,11 +76,12 @@ class AckDequeue:
         acks, now_ms = request.acks, self._host.now_ms()
         dequeue = DequeueAfterAcks(call, self._engine)
         ids: Sequence[int] | None = None
+        results: Results = None
         if type(acks) is AckColumns and len(acks.ids) == 1:
             ids, leases, sifted = acks.ids, acks.leases, None
         elif acks:
             validation.counted(acks, "acks", limits.request_items)
-            ids, leases, sifted = sifted_acks(acks)
+            ids, leases, results, sifted = sifted_acks(acks, limits)
         waiting, wait_ms = self._items.consumer(call, dequeue, now_ms)
         self._items.follow(call, waiting)
         if ids is None:
@@ -96,18 +97,18 @@ class AckDequeue:
             return
         elsewhere = None
         if state.shards_elsewhere:
-            elsewhere = self._elsewhere(request, ids, leases, sifted, now_ms + timeout_ms)
-        self._engine.ack(ItemsCall(len(ids), acked, None, elsewhere), ids, leases, request.ns, now_ms, timeout_ms)
+            elsewhere = self._elsewhere(request, ids, ack_op(leases, results), sifted, now_ms + timeout_ms)
+        waits = ItemsCall(len(ids), acked, None, elsewhere)
+        self._engine.ack(waits, ids, leases, request.ns, now_ms, timeout_ms, results)
 
     def _elsewhere(
-        self, request: Any, ids: Sequence[int], leases: Sequence[int], sifted: Sifted | None, until_ms: int
+        self, request: Any, ids: Sequence[int], op: Callable[[int], Op], sifted: Sifted | None, until_ms: int
     ) -> Callable[[ItemsCall], ForwardedEntries | None]:
         """Return what sends the acks of other hosts' items there."""
         if request.context is None:
             request.context = idl.RequestContext()  # shared with the acks: lines of the log have one request id
         given = request.acks if sifted is None else sifted.of(request.acks)
         origin = idl.AckRequest(given, request.ns, request.context)
-        op = lambda at: item_ops.ack(leases[at])  # noqa: E731
         return partial(self._host.forwarder.items, forwarded_requests.ACK, origin, ids, op, until_ms)
 
     def _settled(

@@ -48,6 +48,7 @@ NEEDS: Mapping[str, Right | str] = {
     "ExtendLease": Right.CONSUME,
     "AckAndDequeue": Right.CONSUME,
     "GetItem": Right.ADMIN,
+    "GetResult": _SEES,
     "ListItems": Right.ADMIN,
     "DeleteItems": Right.ADMIN,
     "ReleaseLeases": Right.ADMIN,
@@ -124,7 +125,9 @@ class Guard:
     def proven(self, ask: Ask) -> Ask:
         """Return `ask` with this host's protocol version, and with the proof that a host asks."""
 
-        def asked(address: str, method: str, request: Any, timeout_ms: int, done: Done) -> None:
+        def asked(
+            address: str, method: str, request: Any, timeout_ms: int, done: Done
+        ) -> Callable[[], None] | None:  # fmt: skip
             context = request.context
             if context is None:
                 context = request.context = idl.RequestContext()
@@ -132,7 +135,7 @@ class Guard:
             context.host_proof = self._proof
             if self._proof is not None and self._principals is None:
                 context.principal = None  # not proven: authentication is off
-            ask(address, method, request, timeout_ms, done)
+            return ask(address, method, request, timeout_ms, done)
 
         return asked
 

@@ -15,6 +15,7 @@ from foqs.api.host import Host
 from foqs.api.item_life import ItemLife
 from foqs.api.lookups import Explain, Lookups, RoutingMethods
 from foqs.api.peer_methods import PeerMethods
+from foqs.api.results import Results
 from foqs.hooks.topic_hooks import TopicHooks
 from foqs.peers.lending import Lending
 from foqs.peers.ready_topics import ReadyPublisher
@@ -46,6 +47,7 @@ class Handlers:
             items,
             AckDequeue(items, host),
             Lookups(host, hooks, lending.coordinator),
+            Results(host),
             Explain(host),
             DeadLetters(host, lending.quotas.admit),
             self.routing,

@@ -31,6 +31,8 @@ from foqs.travel import bare
 from foqs.wire.usual_requests import AckColumns, SpecColumns, ids_and_leases
 
 T = TypeVar("T")
+Results = Sequence[bytes | None] | None
+"""The results of a request's acks; None if none brings one."""
 
 
 _FAR_SHARE = 1 / 8
@@ -278,16 +280,17 @@ class ItemLife:
                 response.retry_after_ms = max(0, hint.retry_at_ms - at_ms)
 
     def ack(self, call: Call) -> None:
-        given, sifted = call.request.items, None
+        given, results, sifted = call.request.items, None, None
         if type(given) is AckColumns and len(given.ids) == 1:
             ids, leases = given.ids, given.leases
+            op = lambda at: item_ops.ack(leases[at])  # noqa: E731
         else:
             validation.counted(given, "items", self._host.limits.request_items)
-            ids, leases, sifted = sifted_acks(given)
-        op = lambda at: item_ops.ack(leases[at])  # noqa: E731
+            ids, leases, results, sifted = sifted_acks(given, self._host.limits)
+            op = ack_op(leases, results)
         if (begun := self._begin(call, idl.AckResponse, forwarded_requests.ACK, ids, op, sifted)) is not None:
             waiting, ns, now_ms, timeout_ms = begun
-            self._engine.ack(waiting, ids, leases, ns, now_ms, timeout_ms)
+            self._engine.ack(waiting, ids, leases, ns, now_ms, timeout_ms, results)
 
     def nack(self, call: Call) -> None:
         self._change(call, idl.NackResponse, forwarded_requests.NACK, self._nack, lambda item: (item.id, item.lease))
@@ -433,16 +436,30 @@ def checked(entries: Sequence[Any], op_of: Callable[[Any], Op]) -> tuple[list[in
     return ids, ops, errors
 
 
-def sifted_acks(acks: Sequence[Any]) -> tuple[list[int], list[int], Sifted | None]:
-    """Return the ids and the leases of the acks to carry out, and the result of `sift`."""
-    if isinstance(acks, AckColumns) and len(acks.ids) == 1:
-        return acks.ids, acks.leases, None
+def sifted_acks(acks: Sequence[Any], limits: Limits) -> tuple[list[int], list[int], Results, Sifted | None]:
+    """Return the ids, the leases and the results of the acks to carry out, and the result of `sift`."""
     ids, leases = ids_and_leases(acks)
     errors: dict[int, FoqsError] = {}
-    if not isinstance(acks, AckColumns):  # which have both fields
-        errors = {at: _missing(ack) for at, ack in enumerate(acks) if ack.id is None or ack.lease is None}
+    results: Results = None
+    if not isinstance(acks, AckColumns):  # which have an id and a lease alone
+        for at, ack in enumerate(acks):
+            if ack.id is None or ack.lease is None:
+                errors[at] = _missing(ack)
+            elif ack.result is not None:
+                try:
+                    validation.blob(ack.result, "result", limits.result_bytes)
+                except Invalid as error:
+                    errors[at] = bare(error)
+                results = results or [ack.result for ack in acks]
     sifted = sift(ids, errors, lambda at: (ids[at], leases[at]))
-    return (ids, leases, None) if sifted is None else (sifted.of(ids), sifted.of(leases), sifted)
+    if sifted is None:
+        return ids, leases, results, None
+    return sifted.of(ids), sifted.of(leases), None if results is None else sifted.of(results), sifted
+
+
+def ack_op(leases: Sequence[int], results: Results) -> Callable[[int], Op]:
+    """Return how each ack of a request is carried out."""
+    return lambda at: item_ops.ack(leases[at], None if results is None else results[at])
 
 
 def _never(*_: object) -> FoqsError | bool:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 from foqs import __version__
 from foqs.api import responses, validation
 from foqs.api.host import Host
 from foqs.bounds import MOST_LISTED, NAME_BYTES
 from foqs.checks import is_text
-from foqs.engine import explain, stats
+from foqs.engine import explain, kept_items, stats
 from foqs.engine.calls import LongPoll, LookCall
 from foqs.engine.explain import Explanation
 from foqs.engine.listing import Listed, Listing, cursor_of, parts_of
@@ -21,8 +22,8 @@ from foqs.figures import ActiveTopic, ThrottleStats, TopicStats, to_struct
 from foqs.hooks.protocol import SCRIPT_BYTES
 from foqs.hooks.topic_hooks import TopicHooks
 from foqs.idl import idl, is_forwarded
-from foqs.ids import shard_of
-from foqs.item import Item, Phase, Place
+from foqs.ids import digest_of, shard_of
+from foqs.item import Item, Phase
 from foqs.limits.bucket import THROTTLE_TOKENS
 from foqs.limits.lease_slots import LEASE_SLOTS
 from foqs.peers.coordinator import Coordinator
@@ -32,7 +33,7 @@ from foqs.peers.ready_topics import ReadyPublisher
 from foqs.policies.entries import Throttle, ThrottleEntry
 from foqs.policies.layers import BUILT_IN
 from foqs.policies.settings import MOST_BYTES, VALUE_BYTES
-from foqs.rows import Found
+from foqs.rows import EndedRow, EndedState, Found
 from foqs.rpc.call import Call
 
 FIXED = {"settings_bytes": MOST_BYTES, "settings_value_bytes": VALUE_BYTES, "script_bytes": SCRIPT_BYTES}
@@ -69,9 +70,45 @@ class Lookups:
         host = self._host
         host.refuse_when_full()
         timeout_ms = validation.timeout_ms(call.request, host.limits)
-        if call.request.id is None:
-            raise Invalid("id is missing")
-        self._look(call, host.now_ms() + timeout_ms)
+        request, deadline_ms = call.request, host.now_ms() + timeout_ms
+        if request.dedup_key is None:
+            if request.id is None:
+                raise Invalid("id is missing")
+            if request.ns is not None:
+                raise Invalid("give an id, or ns and dedup_key")
+            self._look(call, deadline_ms)
+        elif request.id is not None:
+            raise Invalid("give an id, or ns and dedup_key")
+        else:
+            ns = validation.name(request.ns, "ns", host.limits)
+            key = validation.name(request.dedup_key, "dedup_key", host.limits)
+            self._find(call, digest_of(ns, key), deadline_ms)
+
+    def _find(self, call: Call, digest: bytes, deadline_ms: int) -> None:
+        """Find the item of a deduplication key, then look at it."""
+        host = self._host
+
+        def found(item_id: int | None, error: FoqsError | None) -> None:
+            if isinstance(error, NotServed):
+                again = partial(self._find, call, digest, deadline_ms)
+                if host.forwarder.find_key(call, digest, again, partial(found_there, again), deadline_ms):
+                    return
+            if item_id is None:
+                call.fail(error or NotFound("no item was enqueued with the dedup_key in its window"))
+            elif is_forwarded(call.request):
+                call.reply(idl.GetItemResponse(idl.Item(item_id)))
+            else:
+                call.request.id = item_id
+                self._look(call, deadline_ms)
+
+        def found_there(again: Callable[[], None], outcome: Any) -> None:
+            if isinstance(outcome, FoqsError):
+                call.fail(outcome)
+            else:
+                found(outcome.item.id, None)
+
+        now_ms = host.now_ms()
+        host.engine.find_key(host.forwarder.slots(), digest, found, now_ms, max(1, deadline_ms - now_ms))
 
     def _look(self, call: Call, deadline_ms: int) -> None:
         now_ms = self._host.now_ms()
@@ -85,16 +122,24 @@ class Lookups:
             look_again = partial(self._look, call, deadline_ms)
             if self._host.forwarder.get_item(call, look_again, deadline_ms):
                 return
-        hidden = call.within is not None and item is not None and item.lane.topic.key[0] not in call.within
-        if error is not None or item is None or found is None or hidden:
+        lane = None if found is None else self._host.engine.lane_of(found)
+        hidden = call.within is not None and lane is not None and lane.topic.key[0] not in call.within
+        if error is not None or found is None or lane is None or hidden:
             call.fail(error or NotFound("no such item"))
-            return
-        leased = item.phase is Phase.LEASED
-        delayed = not leased and item.place is Place.TIMER
-        state = idl.ItemState.LEASED if leased else idl.ItemState.DELAYED if delayed else idl.ItemState.READY
-        until_ms = item.lease_expires_at_ms if leased else 0
-        shown = responses.shown(item.lane.key, found.body, item.attempt, state, until_ms, found.failure)
-        call.reply(idl.GetItemResponse(shown, state))
+        elif (ended := found.ended) is not None:
+            state, failure, stored = idl.ItemState.COMPLETED, None, found.stored
+            if ended.state == EndedState.FAILED:
+                state, failure, stored = idl.ItemState.FAILED, kept_items.failure_of(ended, stored or b"\0", lane), None
+            shown = responses.shown(lane.key, found.body, ended.attempt, state, 0, failure, ended.ended_at_ms)
+            shown.result = stored
+            call.reply(idl.GetItemResponse(shown, state))
+        elif item is None:
+            call.fail(NotFound("no such item"))
+        else:
+            state = responses.state_of(item)
+            until_ms = item.lease_expires_at_ms if item.phase is Phase.LEASED else 0
+            shown = responses.shown(lane.key, found.body, item.attempt, state, until_ms, found.failure)
+            call.reply(idl.GetItemResponse(shown, state))
 
     def list_items(self, call: Call) -> None:
         host, request, limits = self._host, call.request, self._host.limits
@@ -274,7 +319,9 @@ class Explain:
                 call.reply(explained(explain.not_served(shard_of(item_id))))
             return
         shard = engine.state.shards.get(shard_of(item_id))
-        if item is not None and found is not None and shard is not None:
+        if found is not None and found.ended is not None:
+            self._ended(call, found, found.ended)
+        elif item is not None and found is not None and shard is not None:
             self._reply(call, shard, item)
         elif error is None or isinstance(error, NotFound):
             call.reply(explained(explain.GONE))
@@ -282,6 +329,14 @@ class Explain:
             self._unread(call, shard)
         else:
             call.fail(error)
+
+    def _ended(self, call: Call, found: Found, ended: EndedRow) -> None:
+        """Reply the state of a kept item: there is no reason to give."""
+        lane = self._engine.lane_of(found)
+        if lane is None or (call.within is not None and lane.topic.key[0] not in call.within):
+            call.reply(explained(explain.GONE))
+        else:
+            call.reply(explained(Explanation((), state=ended.state)))
 
     def _unread(self, call: Call, shard: Shard) -> None:
         """Reply without the item's row: the database does not answer."""

@@ -18,7 +18,7 @@ from foqs.errors import FoqsError, wire_code
 from foqs.fairness.keys import LaneKey, TopicKey, fairness_of, is_plain, tenancy_of, topic_key, unpack_throttles
 from foqs.fairness.ledger import Ledgers, Overtaken
 from foqs.idl import idl
-from foqs.item import Item
+from foqs.item import Item, Phase, Place
 from foqs.peers.tenant_shares import Elsewhere
 from foqs.prefetch.lane import Lane
 from foqs.rows import Body, FailureRow, NewItem
@@ -252,6 +252,7 @@ def shown(
     state: int,
     lease_expires_at_ms: int,
     failure: FailureRow | None,
+    ended_at_ms: int = 0,
 ) -> Any:
     """Return an item as an operator gets it: with no lease to ack it."""
     made = _with_body(lane, body)
@@ -261,17 +262,30 @@ def shown(
     made.lease_expires_at_ms = lease_expires_at_ms
     made.state = state
     if failure is not None:
-        made.failure = idl.Failure(
-            topic=failure.topic.decode(),
-            fairness_key=failure.fairness.decode(),
-            throttle_keys=list(unpack_throttles(failure.throttles)),
-            attempts=failure.attempts,
-            cause=failure.cause,
-            reason=failure.reason.decode(),
-            fingerprint=failure.fingerprint,
-            died_at_ms=failure.died_at_ms,
-        )
+        made.failure = failure_struct(failure)
+    if ended_at_ms:
+        made.ended_at_ms = ended_at_ms
     return made
+
+
+def state_of(item: Item) -> Any:
+    """Return the ItemState of an item that has not ended."""
+    if item.phase is Phase.LEASED:
+        return idl.ItemState.LEASED
+    return idl.ItemState.DELAYED if item.place is Place.TIMER else idl.ItemState.READY
+
+
+def failure_struct(failure: FailureRow) -> Any:
+    return idl.Failure(
+        topic=failure.topic.decode(),
+        fairness_key=failure.fairness.decode(),
+        throttle_keys=list(unpack_throttles(failure.throttles)),
+        attempts=failure.attempts,
+        cause=failure.cause,
+        reason=failure.reason.decode(),
+        fingerprint=failure.fingerprint,
+        died_at_ms=failure.died_at_ms,
+    )
 
 
 def _with_body(lane: LaneKey, body: Body | NewItem) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from foqs.buffers.checkpoint import Checkpoint, Range
@@ -14,6 +14,8 @@ from foqs.rows import (
     DedupRow,
     DedupScan,
     DueRow,
+    EndedRow,
+    EndedState,
     ExpiringRow,
     FailureGroups,
     FailurePosition,
@@ -49,7 +51,7 @@ class StoreReads(Protocol):
         """Return expiry rows with from_ms <= at_ms <= now_ms, by (at_ms, id)."""
 
     def look(self, ids: list[int]) -> list[Found]:
-        """Return the items of `ids` that exist."""
+        """Return the items of `ids` that exist, without `failure` and `stored`."""
 
     def failures(self, ids: list[int]) -> list[FailureRow]:
         """Return the rows of those `ids` that are dead letters, in any order."""
@@ -65,11 +67,24 @@ class StoreReads(Protocol):
     ) -> DeadPage:
         """Return up to `limit` dead letters that `wanted` matches, of the next `rows` rows of `lane` behind `after`."""
 
+    def dedup(self, digests: list[bytes]) -> list[DedupRow]:
+        """Return the rows of those `digests` that exist, expired ones too, in any order."""
+
     def dedup_between(self, low: bytes, high: bytes, limit: int) -> list[DedupRow]:
         """Return the first `limit` keys whose digest is one of these or between them, by digest."""
 
     def dedup_expired(self, from_ms: int, now_ms: int, limit: int) -> DedupScan:
         """Find out how far from `from_ms` about `limit` expired rows reach."""
+
+    def ended_due(self, from_ms: int, now_ms: int, limit: int) -> Scan[EndedRow]:
+        """Return ended items with from_ms <= until_ms <= now_ms, by (until_ms, id)."""
+
+    def list_ended(self, lanes: list[int], state: int, after: tuple[int, int] | None, limit: int) -> list[EndedRow]:
+        """Return the first `limit` ended items of `lanes` behind `after` (until_ms, id), in that order. `state` 0 means
+        all."""
+
+    def results(self, ids: list[int]) -> list[tuple[int, bytes]]:
+        """Return the bytes stored with the ends of `ids` (`Batch.results_new`), in any order."""
 
     def list_timer(self, lanes: list[int], leased: bool, after: tuple[int, int] | None, limit: int) -> list[TimerRow]:
         """Return timer rows of `lanes` (at most 1,000) in the order of time, delayed or leased ones, behind `after`
@@ -112,24 +127,27 @@ class ScanRead(Read):
 
 
 class ListedRows(NamedTuple):
-    """Rows of a `ListRead`, with the bodies and failures of their items by id."""
+    """Rows of a `ListRead`, with the bodies and failures of their items by id. `stored`: of FAILED items, as in
+    `Batch.results_new`."""
 
-    rows: list[ReadyRow] | list[TimerRow]
+    rows: list[ReadyRow] | list[TimerRow] | list[EndedRow]
     bodies: dict[int, Body]
     failures: dict[int, FailureRow]
+    stored: dict[int, bytes]
 
 
-NOTHING_LISTED = ListedRows([], {}, {})
+NOTHING_LISTED = ListedRows([], {}, {}, {})
+_ENDED = {"completed": EndedState.COMPLETED, "failed": EndedState.FAILED}
 
 
 @dataclass(slots=True)
 class ListRead(Read):
     """Rows for an operator, of lanes in the order of their numbers (at most 1,000).
 
-    Ready rows come lane by lane in their order; `after` is in the first lane. Timer rows come in the order of time."""
+    Ready rows come lane by lane in their order; `after` is in the first lane. Other rows come in the order of time."""
 
     lanes: list[int]
-    state: str  # "ready", "delayed" or "leased"
+    state: str  # "ready", "delayed", "leased", "completed" or "failed"
     after: tuple[int, ...] | None
     limit: int
     body_bytes: int
@@ -138,7 +156,7 @@ class ListRead(Read):
     found: ListedRows = NOTHING_LISTED
 
     def run(self, store: StoreReads) -> int:
-        rows: list[ReadyRow] | list[TimerRow]
+        rows: list[ReadyRow] | list[TimerRow] | list[EndedRow]
         if self.state == "ready":
             after = (self.after[0], self.after[1], self.after[2]) if self.after else None
             first, *others = self.lanes
@@ -147,11 +165,15 @@ class ListRead(Read):
                 rows += store.page_of_lanes(others, self.limit - len(rows))
         else:
             behind = (self.after[0], self.after[1]) if self.after else None
-            rows = store.list_timer(self.lanes, self.state == "leased", behind, self.limit)
+            if self.state in _ENDED:
+                rows = store.list_ended(self.lanes, _ENDED[self.state], behind, self.limit)
+            else:
+                rows = store.list_timer(self.lanes, self.state == "leased", behind, self.limit)
         ids = ids_within(rows, self.body_bytes, least=1)
         bodies = {body.id: body for body in store.bodies(ids)} if ids else {}
         failures = {failure.id: failure for failure in store.failures(ids)} if ids and self.dead else {}
-        self.found = ListedRows(rows[: len(ids)], bodies, failures)
+        stored = dict(store.results(ids)) if self.state == "failed" and ids else {}
+        self.found = ListedRows(rows[: len(ids)], bodies, failures, stored)
         return 0
 
     def apply(self, shard: Any, saved: bool, now_ms: int) -> None:
@@ -202,7 +224,31 @@ class GroupsRead(DeadRead):
         return 0
 
 
-def ids_within(rows: list[ReadyRow] | list[TimerRow], room_bytes: int, *, least: int = 0) -> list[int]:
+@dataclass(slots=True)
+class KeyRead(Read):
+    """The item that was stored with a deduplication key, if the key has not expired."""
+
+    digest: bytes
+    done: Callable[[int | None, FoqsError | None], None]
+    found: list[DedupRow] = field(default_factory=list)
+
+    def run(self, store: StoreReads) -> int:
+        self.found = store.dedup([self.digest])
+        return 0
+
+    def apply(self, shard: Any, saved: bool, now_ms: int) -> None:
+        ids = [row.id for row in self.found if row.expires_at_ms > now_ms]
+        self.done(ids[0] if ids else None, None)
+
+    def missed(self, shard: Any, now_ms: int) -> None:
+        shard.queue.dead_reads.appendleft(self)
+
+    def refuse(self, error: FoqsError) -> None:
+        done, self.done = self.done, _answered
+        done(None, error)
+
+
+def ids_within(rows: list[ReadyRow] | list[TimerRow] | list[EndedRow], room_bytes: int, *, least: int = 0) -> list[int]:
     """Return the ids of the first rows whose bodies fit into `room_bytes`, and of `least` rows in any case."""
     ids: list[int] = []
     for row in rows:

@@ -21,6 +21,7 @@ from foqs.prefetch.lane import Lane
 from foqs.rows import (
     Batch,
     DedupRow,
+    EndedRow,
     NewItem,
     ReadyRow,
     TimerRow,
@@ -121,11 +122,7 @@ def emit(change: Change, transaction: Batch) -> None:
     else:
         transaction.timer_gone.append(item.id)
     if to is _GONE:
-        if item.lane.dead:
-            transaction.failure_gone.append(item.id)
-        transaction.item_gone.append(item.id)
-        if item.expires_at_ms:
-            transaction.expiry_gone.append(item.id)
+        _end(change, transaction)
         return
     if change.metadata is not None:
         transaction.metadata_new.append((item.id, change.metadata))
@@ -142,6 +139,23 @@ def emit(change: Change, transaction: Batch) -> None:
         transaction.timer_new.append(
             TimerRow(change.due_ms, item.id, lane, item.lease, item.attempt, item.lease_ms, item.bytes)
         )
+
+
+def _end(change: Change, transaction: Batch) -> None:
+    """Remove the rows of an item that has ended, or add the rows of a kept item."""
+    item = change.item
+    if item.lane.dead:
+        transaction.failure_gone.append(item.id)
+    if item.expires_at_ms:
+        transaction.expiry_gone.append(item.id)
+    if change.ended is None:
+        transaction.item_gone.append(item.id)
+        return
+    transaction.ended_new.append(change.ended)
+    if change.metadata is not None:
+        transaction.metadata_new.append((item.id, change.metadata))
+    if change.stored is not None:
+        transaction.results_new.append((item.id, change.stored))
 
 
 def _return(change: Change, lane: int, transaction: Batch) -> None:
@@ -193,6 +207,8 @@ class ShardBatch:
     weights: dict[Lane[Item], int] = _NONE  # of lanes whose weight changes
     lanes_filled: list[Lane[Item]] = _NONE  # they had a row and no item
     lanes_gone: dict[Lane[Item], None] = _NONE
+    keeps: bool = False  # some items are kept after their end
+    removals: list[EndedRow] = _NONE  # kept items whose time has ended
     reads: Sequence[Read] = ()
     copies: Sequence[Copy] = ()
     confirm: bool = False

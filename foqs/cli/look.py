@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foqs.bounds import MOST_LISTED
+from foqs.bounds import LIMITS, MOST_LISTED
 from foqs.checks import printable as name
 from foqs.cli.connection import Connection, say_unknown
 from foqs.cli.main import JsonOption, command
@@ -46,6 +46,8 @@ class State(Enum):
     READY = "ready"
     DELAYED = "delayed"
     LEASED = "leased"
+    COMPLETED = "completed"
+    FAILED = "failed"
 
     @property
     def number(self) -> ItemState:
@@ -210,22 +212,64 @@ def shown_cause(number: int) -> str:
         return str(number)
 
 
-@command(app, "foqs item 281474976710657")
+ItemId = Annotated[str, typer.Argument(metavar="ID", help="The item's id is decimal, or hexadecimal after 0x.")]
+
+
+@command(app, "foqs item 281474976710657", "foqs item --dedup-key order-42")
 @piped
 def item(
-    item_id: Annotated[str, typer.Argument(metavar="ID", help="The item's id is decimal, or hexadecimal after 0x.")],
+    item_id: Annotated[
+        str | None, typer.Argument(metavar="ID", help="The item's id is decimal, or hexadecimal after 0x.")
+    ] = None,
+    dedup_key: Annotated[
+        str | None, typer.Option(help="The item was enqueued with this key, which the service still remembers.")
+    ] = None,
     *,
     connection: Connection,
 ) -> None:
     """Show one item as JSON, without leasing it."""
     from foqs.client.item_copies import item_json
 
+    if (item_id is None) == (dedup_key is None):
+        fail("give either an ID or --dedup-key", 2)
+    number = 0 if item_id is None else _number(item_id)
+    with connection.client() as client:
+        write_line(item_json(client.get_item(number) if dedup_key is None else client.find_item(dedup_key)))
+
+
+@command(app, "foqs result 281474976710657", "foqs result 281474976710657 --wait-ms 30000")
+@piped
+def result(
+    item_id: ItemId,
+    wait_ms: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=LIMITS.result_wait_max_ms,
+            help="The command waits up to this many milliseconds for the end of the item.",
+        ),
+    ] = 0,
+    *,
+    connection: Connection,
+) -> None:
+    """Show as JSON how an item ended, with the result of its ack.
+
+    The command fails if the item has ended and its topic does not keep it. An item that has not ended has its present
+    state.
+    """
+    from foqs.client.item_copies import result_json
+
+    number = _number(item_id)
+    with connection.client() as client:
+        write_line(result_json(number, client.get_result(number, wait_ms=wait_ms)))
+
+
+def _number(item_id: str) -> int:
+    """Return the id, or end the command."""
     try:
-        number = parse_id(item_id)
+        return parse_id(item_id)
     except Invalid as error:
         fail(error.message, 2)
-    with connection.client() as client:
-        write_line(item_json(client.get_item(number)))
 
 
 @command(app, "foqs explain 281474976710657", "foqs explain mail --ns shop")
@@ -258,7 +302,11 @@ def explain(
 
 def headline(subject: str, found: Explanation) -> str:
     """Return the first line for a terminal."""
+    from foqs.client import ItemState
+
     state = "" if found.state is None else f" ({found.state.name.lower()})"
+    if found.state in (ItemState.COMPLETED, ItemState.FAILED):
+        return f"{subject}{state}: it has ended, and its topic keeps it for a time"
     if not found.reasons:
         return f"{subject}{state}: nothing keeps {'it' if found.state else 'its items'} from being delivered now"
     eta = "" if found.eta_ms is None else f", delivered in about {duration(found.eta_ms)}"

@@ -68,6 +68,7 @@ VERBS = {
         "look", QUEUE, "List the items of a topic without leasing them: a table on a terminal, else JSON lines."
     ),
     "item": Verb("look", QUEUE, "Show one item as JSON, without leasing it."),
+    "result": Verb("look", QUEUE, "Show as JSON how an item ended, with the result of its ack."),
     "move": Verb("change", QUEUE, "Move ready items to another topic of the namespace."),
     "delete": Verb("change", QUEUE, "Delete items in any state, leased ones too."),
     "purge": Verb("change", QUEUE, "Delete the items of a topic, after the topic's name is typed."),

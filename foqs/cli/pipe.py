@@ -329,15 +329,30 @@ def _name(what: str, items: Sequence[Item]) -> None:
         say(f"{what}: {', '.join(str(item.id) for item in items)}")
 
 
-@command(app, "foqs ack 281474976710657 7", "foqs ack < items.jsonl")
-def ack(item_id: IdArgument = None, lease: LeaseArgument = None, *, connection: Connection) -> None:
+@command(app, "foqs ack 281474976710657 7", "foqs ack < items.jsonl", "foqs ack 281474976710657 7 --result sent")
+def ack(
+    item_id: IdArgument = None,
+    lease: LeaseArgument = None,
+    result: Annotated[
+        str | None, typer.Option(help="The work brought this text: `foqs result` shows it. At most 64 KiB.")
+    ] = None,
+    *,
+    connection: Connection,
+) -> None:
     """Ack one leased item, or many from stdin.
 
     Stdin holds the JSON lines with id and lease that `foqs dequeue` writes. For each line the command writes one JSON
     line: the id, or the error with the number of the line. A wrong line fails alone.
     """
+    from foqs.client import Ack
+
+    brought = None if result is None else result.encode(errors="surrogateescape")
     with connection.client_for_stdin() if item_id is None else connection.client() as client:
-        _each_lease(item_id, lease, "acked", client.ack_many)
+
+        def acknowledge(leases: list[Lease]) -> list[FoqsError | None]:
+            return client.ack_many(leases if brought is None else [Ack.of(lease, brought) for lease in leases])
+
+        _each_lease(item_id, lease, "acked", acknowledge)
 
 
 @command(

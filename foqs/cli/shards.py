@@ -200,7 +200,7 @@ def _refuse_items(url: str, shard: int, expected: int) -> None:
     from foqs.store.maintenance import count_items
 
     try:
-        found = count_items(url, shard)
+        found, kept = count_items(url, shard)
     except StoreError as error:
         raise Invalid(
             f"the items of shard {shard} cannot be counted: {error}. Try again when its database answers, or give "
@@ -208,7 +208,8 @@ def _refuse_items(url: str, shard: int, expected: int) -> None:
         ) from None
     if found == expected:
         return
-    holds = f"shard {shard} holds {found:,} item{'' if found == 1 else 's'}"
+    ended = f" ({kept:,} of them ended, and their topics keep them for a time)" if kept else ""
+    holds = f"shard {shard} holds {found:,} item{'' if found == 1 else 's'}{ended}"
     if expected:
         raise Invalid(f"{holds}, not {expected:,}: the shard is not removed")
     raise Invalid(

@@ -126,7 +126,7 @@ def stats(topic: Topic, as_json: JsonOption = False, *, connection: Connection) 
     """
     with connection.client() as client:
         found = client.topic_stats(topic)
-        if not (found.ready or found.delayed or found.leased):
+        if not (found.ready or found.delayed or found.leased or found.completed or found.failed):
             say_unknown(client, topic)
     if not in_table(as_json):
         write_line(_stats_json(found))
@@ -168,6 +168,9 @@ def _stats_tables(found: TopicStats) -> Iterator[Table]:
         Column("delayed", lambda topic: topic.delayed, "number"),
         Column("leased", lambda topic: topic.leased, "number"),
     ]
+    if found.completed or found.failed:
+        counts.append(Column("completed", lambda topic: topic.completed, "number"))
+        counts.append(Column("failed", lambda topic: topic.failed, "number"))
     yield table([found], counts)
     workers: list[Column[WorkerStats]] = [
         Column("worker", lambda worker: name(worker.worker) or "(no name)", "folded"),

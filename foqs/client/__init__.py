@@ -12,6 +12,7 @@ from foqs.client.client import Client
 from foqs.client.connection import ClientClosed, Tls
 from foqs.client.consumer_calls import Taken
 from foqs.client.items import (
+    Ack,
     Delivery,
     Failure,
     Item,
@@ -35,6 +36,7 @@ from foqs.client.operator_types import (
     Redriven,
     RefusedTopic,
     Released,
+    Result,
     ServerInfo,
     Settings,
     SettingsChange,
@@ -63,6 +65,7 @@ from foqs.rows import FailureCause
 from foqs.second_answer import Duplicate
 
 __all__ = [
+    "Ack",
     "AckPolicy",
     "ActiveTopic",
     "Backoff",
@@ -101,6 +104,7 @@ __all__ = [
     "Redriven",
     "RefusedTopic",
     "Released",
+    "Result",
     "Retry",
     "ServerInfo",
     "Settings",

@@ -34,7 +34,7 @@ from foqs.checks import (
     refuse,
 )
 from foqs.client.connection import Tls
-from foqs.client.items import Delivery, ItemSpec, Nack
+from foqs.client.items import Ack, Delivery, ItemSpec, Nack
 from foqs.client.per_worker import Share
 from foqs.errors import FoqsError, Invalid
 from foqs.idl import idl
@@ -207,6 +207,7 @@ _CHECKS: Mapping[str, Check] = {
     "cause": check_cause,
     "fairness_key": text(none=True, empty=True),
     "prefix": text(empty=True),
+    "dedup_key": text(LIMITS.name_bytes),
     "item": check_leased,
     "item_id": _check_id,
     "item_ids": check_many,
@@ -397,7 +398,10 @@ def _lease_of(item: Any) -> tuple[int, int]:
 
 
 def ack_entry(item: Any) -> Any:
-    """Return the AckItem of an item or a lease. Raises like `_lease_of`, whose call a usual item does not pay for."""
+    """Return the AckItem of an item, a lease or an Ack. Raises like `_lease_of`, whose call a usual item does not pay
+    for."""
+    if type(item) is Ack:
+        return idl.AckItem(*_lease_of(item), item.result)
     item_id, lease = item.id, item.lease
     if type(item_id) is int and type(lease) is int:
         return idl.AckItem(item_id, lease)

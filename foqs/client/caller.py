@@ -87,9 +87,13 @@ class Caller:
         repeatable: bool,
         to: Sequence[Address] = (),
         request_id: str | None = None,
+        wait_ms: float = 0.0,
     ) -> Any:
         """One request, one response. Raises the typed error of the failure; the rest as for `send`."""
-        return self.receive(self.send(method, request, deadline, repeatable=repeatable, to=to, request_id=request_id))
+        sent = self.send(
+            method, request, deadline, repeatable=repeatable, wait_ms=wait_ms, to=to, request_id=request_id
+        )
+        return self.receive(sent)
 
     def send(
         self,

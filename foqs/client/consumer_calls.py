@@ -13,7 +13,7 @@ from foqs.client import arguments, methods
 from foqs.client.arguments import Entries, check_dequeue, check_leased, check_many, checked
 from foqs.client.caller import current
 from foqs.client.guard import SafeLog
-from foqs.client.items import Items, Leased, Nack, counts_of
+from foqs.client.items import Ack, Items, Leased, Nack, counts_of
 from foqs.client.per_worker import Ask, Share
 from foqs.client.requests import AGAIN, First, Requests, single
 from foqs.client.router import Topics
@@ -265,10 +265,13 @@ class ConsumerCalls:
 
     # ------------------------------------------------------------------------------------- ack, nack, extend
 
-    def ack(self, item: Leased, *, timeout_ms: int | None = None) -> None:
+    def ack(self, item: Leased, *, result: bytes | None = None, timeout_ms: int | None = None) -> None:
         """End the item: it is never delivered again. Raises StaleLease when another consumer has it by now,
-        NotFound when it is gone.
+        NotFound when it is gone. `result`: what the work brought, at most 64 KiB, for callers of `get_result`.
         """
+        if result is not None:
+            single(self.ack_many((Ack.of(item, result),), timeout_ms=timeout_ms))
+            return
         try:
             usual = methods.ack_request(self.namespace, item.id, item.lease)
         except AttributeError:
@@ -290,7 +293,7 @@ class ConsumerCalls:
 
     @checked()
     def ack_many(self, items: Iterable[Leased], *, timeout_ms: int | None = None) -> list[FoqsError | None]:
-        """`ack` for many: None for each that was done, else its error."""
+        """`ack` for many: None for each that was done, else its error. An `Ack` brings a result."""
         return self._each(methods.ACK, END_ITEM, Entries(items, arguments.ack_entry), timeout_ms)
 
     @checked()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Unpack
 
 from foqs.client.items import Delivery, Failure, Item, ItemOptions, ItemSpec, ItemState, Lease
+from foqs.client.operator_types import Result
 from foqs.errors import FoqsError, Invalid, NotFound
 from foqs.ids import parse_id
 from foqs.rows import FailureCause
@@ -121,6 +122,20 @@ def item_json(item: Item) -> dict[str, Any]:
         "lease_expires_at_ms": item.lease_expires_at_ms or None,
         "expires_at_ms": item.expires_at_ms,
         "failure": None if item.failure is None else _failure(item.failure),
+        **_text("result", item.result),
+        "ended_at_ms": item.ended_at_ms,
+    }
+    return {name: field for name, field in value.items() if field is not None}
+
+
+def result_json(item_id: int, result: Result) -> dict[str, Any]:
+    """Return what `foqs result` writes. Fields that are not set are left out."""
+    value = {
+        "id": str(item_id),
+        "state": _name(ItemState, result.state),
+        **_text("result", result.result),
+        "ended_at_ms": result.ended_at_ms,
+        "failure": None if result.failure is None else _failure(result.failure),
     }
     return {name: field for name, field in value.items() if field is not None}
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypedDict
 
 from thriftpy2.thrift import TType
 
+from foqs.bounds import LIMITS
 from foqs.checks import I64_MAX, check_bool, check_bytes, check_int, check_text, shown_fingerprint
 from foqs.errors import Invalid
 from foqs.idl import idl
@@ -34,6 +35,10 @@ class ItemState(IntEnum):
     READY = 1
     DELAYED = 2
     LEASED = 3
+    COMPLETED = 4
+    """Acked, and kept by its topic (policy `keep`)."""
+    FAILED = 5
+    """Failed for good, and kept by its topic. `get_result`: or it is a dead letter."""
 
 
 class ItemOptions(TypedDict, total=False):
@@ -186,8 +191,9 @@ class Item(Value):
 
     `lease` names this delivery (0 where nothing is leased). `attempt` is 1 at the first delivery and a lower
     bound after a host crashed. `*_at_ms` and `deliver_after_ms` are Unix epoch milliseconds of the server's
-    clock. `state` is set by `get_item` and `list_items` only, and so is `failure`, of a dead letter; `ledger` by a
-    dequeue that asks for it. `fairness_key` is
+    clock. `state` is set by `get_item` and `list_items` only, and so are `ended_at_ms`, of a COMPLETED or FAILED item,
+    and `failure`, of a FAILED item or a dead letter. `result` is set by `get_item` only, `ledger` by a dequeue that
+    asks for it. `fairness_key` is
     "" and `throttle_keys` () where the item has none, and in a dead-letter topic: its failure has them.
     """
 
@@ -217,6 +223,8 @@ class Item(Value):
     fairness_key: str = ""
     _throttle_keys: Sequence[str] = ()
     ledger: Ledger | None = None
+    result: bytes | None = None
+    ended_at_ms: int | None = None
 
     @property
     def throttle_keys(self) -> tuple[str, ...]:
@@ -257,6 +265,34 @@ class Lease(NamedTuple):
 
     id: int
     lease: int
+
+
+@dataclass(slots=True)
+class Ack(Value):
+    """One item to ack with `ack_many`, with a result of at most 64 KiB for the callers of `get_result`. Make it with
+    `Ack.of(item, result)`. Without a result, the item itself will do."""
+
+    thrift_spec: ClassVar[Any] = idl.AckItem.thrift_spec
+
+    id: int
+    lease: int
+    result: bytes | None = None
+
+    def __post_init__(self) -> None:
+        """Raises Invalid for a result of the wrong type, or that is too long."""
+        check_result("result", self.result)
+
+    @classmethod
+    def of(cls, item: Leased, result: bytes | None = None) -> Ack:
+        return cls(item.id, item.lease, result)
+
+
+def check_result(name: str, value: object) -> None:
+    """Raises Invalid."""
+    check_bytes(name, value, none=True)
+    if isinstance(value, bytes) and len(value) > LIMITS.result_bytes:
+        why = f"{name} has {len(value)} bytes, more than {LIMITS.result_bytes}"
+        raise Invalid(f"{why}: store it elsewhere, and give a reference")
 
 
 @dataclass(slots=True)

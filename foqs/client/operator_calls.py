@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
-from foqs.bounds import MOST_LISTED
+from foqs.bounds import LIMITS, MOST_LISTED
 from foqs.checks import I64_MAX
 from foqs.client import methods
-from foqs.client.arguments import check_item, checked, instance_of, whole
+from foqs.client.arguments import check_item, checked, duration, instance_of, whole
 from foqs.client.items import Item, ItemSpec, ItemState
 from foqs.client.operator_types import (
     Explanation,
@@ -19,6 +19,7 @@ from foqs.client.operator_types import (
     Redriven,
     RefusedTopic,
     Released,
+    Result,
     ServerInfo,
     Settings,
     SettingsChange,
@@ -63,6 +64,28 @@ class OperatorCalls:
         item: Item = response.item
         item.state = response.state
         return item
+
+    @checked()
+    def find_item(self, dedup_key: str, *, timeout_ms: int | None = None) -> Item:
+        """The item that was stored with `dedup_key`, as `get_item` returns it. Raises NotFound, also when the
+        window of the key has ended."""
+        request = idl.GetItemRequest(ns=self.namespace, dedup_key=dedup_key)
+        response = self._requests.call(methods.GET_ITEM, request, timeout_ms)
+        item: Item = response.item
+        item.state = response.state
+        return item
+
+    @checked(wait_ms=duration(most=LIMITS.result_wait_max_ms))
+    def get_result(self, item_id: int | str, *, wait_ms: int = 0, timeout_ms: int | None = None) -> Result:
+        """How an item ended, once its end is committed. After `wait_ms` (0: at once; at most 60,000) the `state` is
+        the present state.
+
+        Raises NotFound when the item ended and its topic does not keep it (policy `keep`), or ended in another way than
+        an ack or a failure. A call that waited gets the result in any case, unless the item's shard got another owner.
+        """
+        number = parse_id(item_id)
+        request = idl.GetResultRequest(number, wait_ms or None)
+        return Result.of(self._requests.call(methods.GET_RESULT, request, timeout_ms, number, wait_ms=wait_ms))
 
     @checked(state=instance_of(ItemState, none=True))
     def list_items(

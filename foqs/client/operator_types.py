@@ -12,7 +12,7 @@ from thriftpy2.thrift import TType
 from foqs.bounds import REASON_BYTES
 from foqs.checks import I32_MAX, check_int, check_text, check_time_ms, parse_fingerprint, shown_fingerprint
 from foqs.client.arguments import check_cause
-from foqs.client.items import ItemSpec, ItemState
+from foqs.client.items import Failure, ItemSpec, ItemState
 from foqs.errors import Invalid, Unavailable, item_error
 from foqs.figures import ThrottleStats
 from foqs.idl import idl
@@ -40,7 +40,7 @@ class Reason(IntEnum):
     """What keeps an item from being delivered. The numbers are no order: see `Explanation.reasons`."""
 
     GONE = 1
-    ENDED = 2
+    EXHAUSTED = 2
     SHARD_NOT_SERVED = 3
     OWNER_IN_GRACE = 4
     BREAKER_OPEN = 5
@@ -86,6 +86,33 @@ class Explanation(NamedTuple):
             for one in response.reasons or ()
         )
         return cls(reasons, response.eta_ms, None if response.state is None else ItemState(response.state))
+
+
+_FAILURE = (
+    "topic", "fairness_key", "throttle_keys", "attempts", "cause", "reason", "fingerprint", "died_at_ms"
+)  # fmt: skip
+"""Fields of the contract's Failure, in the order of the fields of `Failure`."""
+
+
+class Result(NamedTuple):
+    """How an item ended. `state` COMPLETED: `result` is what its ack brought, None if it brought nothing. FAILED:
+    `failure` says why. Any other `state` is that of an item which has not ended. `ended_at_ms` is Unix epoch
+    milliseconds."""
+
+    state: ItemState
+    result: bytes | None = None
+    ended_at_ms: int | None = None
+    failure: Failure | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.state in (ItemState.COMPLETED, ItemState.FAILED)
+
+    @classmethod
+    def of(cls, response: Any) -> Result:
+        failed = response.failure
+        failure = None if failed is None else Failure(*[getattr(failed, name) for name in _FAILURE])
+        return cls(ItemState(response.state), response.result, response.ended_at_ms, failure)
 
 
 class Released(NamedTuple):

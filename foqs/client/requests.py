@@ -256,14 +256,20 @@ class Requests:
         item_id: int | None = None,
         *,
         policy: Policy = LOOK,
+        wait_ms: int = 0,
     ) -> Any:
-        """Return the response to a request without items. It goes to the owner of `item_id`, if that is given."""
-        deadline = self.deadline(timeout_ms)
+        """Return the response to a request without items. It goes to the owner of `item_id`, if that is given. A
+        request that the host may answer after `wait_ms` has a `wait_ms`."""
+        wait_until = monotonic() + wait_ms / 1000
+        deadline = self.deadline(timeout_ms) + wait_ms / 1000
 
         def attempt(request_id: str) -> Any:
-            to = self.router.order_for(item_id)
+            to, left_ms = self.router.order_for(item_id), 0.0
+            if wait_ms:
+                left_ms = max(0.0, (wait_until - monotonic()) * 1000)
+                request.wait_ms = int(left_ms)
             return self.caller.ask(
-                method, request, deadline, repeatable=policy.repeatable, to=to, request_id=request_id
+                method, request, deadline, repeatable=policy.repeatable, to=to, request_id=request_id, wait_ms=left_ms
             )
 
         return self.look(attempt, deadline, policy)

@@ -124,6 +124,13 @@ class LimitsSection(Section):
     dedup_window_ms: Live[int] = Field(default=LIMITS.dedup_window_ms, ge=1_000, le=bounds.YEAR_MS)
     """Time after its enqueue for which the host remembers a dedup_key."""
 
+    result_bytes: Live[int] = Field(default=LIMITS.result_bytes, ge=0, le=LIMITS.result_bytes)
+    """Largest result of an item; 0: none."""
+    result_wait_max_ms: Live[int] = Field(default=LIMITS.result_wait_max_ms, ge=0, le=LIMITS.result_wait_max_ms)
+    """Longest wait for the end of an item; 0: all are answered at once."""
+    result_waiters: Live[int] = Field(default=LIMITS.result_waiters, ge=0, le=1_000_000)
+    """Callers that may wait for results on the host at a time; 0: none may wait."""
+
     @model_validator(mode="after")
     def _ordered(self) -> LimitsSection:
         item_bytes = self.payload_bytes + self.metadata_bytes + self.headers_bytes + 65_536

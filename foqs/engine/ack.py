@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from foqs.engine import item_ops
+from foqs.engine import item_ops, kept_items
 from foqs.engine.asked_scripts import WAIT_MS, Answer
 from foqs.engine.calls import ItemsCall
 from foqs.engine.item_ops import change_of
@@ -70,11 +70,14 @@ def _decide(
 def _look_first(
     state: State, call: ItemsCall, at: int, shard: Shard, item_id: int, op: item_ops.Op, ns: str | None
 ) -> None:
-    def look(item: Item | None, _: Found | None, error: FoqsError | None) -> None:
+    def look(item: Item | None, found: Found | None, error: FoqsError | None) -> None:
         if call.done:
             return
         if error is not None:
             call.settled(at, error)
+        elif found is not None and found.ended is not None and op is item_ops.delete:
+            kept_items.delete(shard, call, at, found.ended, ns)
+            state.touch(shard)
         elif item is None:
             call.settled(at, NotFound("no such item"))
         else:

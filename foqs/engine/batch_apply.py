@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from foqs.buffers.shard_batch import BatchResult, Chunk, Outcome, ShardBatch
-from foqs.engine import dedup
+from foqs.engine import dedup, kept_items
 from foqs.engine.enqueue import DISK_FULL, again_ms
 from foqs.engine.shard import Shard
 from foqs.engine.shard_memory import ShardMemory
@@ -92,9 +92,11 @@ def _known_before_the_break(shard: Shard, batch: ShardBatch, result: BatchResult
     if not (result.rejected or result.committed or result.failed):
         return
     known = {*result.rejected, *result.committed, *result.failed}
-    part = ShardBatch(transaction=batch.transaction)
+    part = ShardBatch(transaction=batch.transaction, keeps=batch.keeps)
     part.changes = [change for change in batch.changes if change.item.id in known]
     part.indexed = [item for item in batch.indexed if item.id in known]
+    part.removals = [row for row in batch.removals if row.id in known]
+    batch.removals = [row for row in batch.removals if row.id not in known]
     batch.indexed = [item for item in batch.indexed if item.id not in known]
     batch.changes = [change for change in batch.changes if change.item.id not in known]
     for chunk in batch.chunks:
@@ -122,9 +124,14 @@ def _apply_transaction(shard: Shard, batch: ShardBatch, result: BatchResult, now
         if batch.chunks:
             memory.stored(batch.chunks)
         if batch.changes:
-            _changed(memory, batch.changes, now_ms)
+            if memory.awaited.calls or batch.keeps:
+                _changed_and_kept(shard, batch.changes, now_ms)
+            else:
+                _changed(memory, batch.changes, now_ms)
         for item in batch.indexed:
             memory.indexed(item)
+        for row in batch.removals:
+            kept_items.removed(shard, row, now_ms)
         left = [*batch.lanes_new, *batch.lanes_filled] if batch.lanes_new or batch.lanes_filled else ()
     else:
         shard.counters.failed_transactions += result.outcome is Outcome.FAILED
@@ -164,6 +171,11 @@ def _apply_mixed(shard: Shard, batch: ShardBatch, result: BatchResult, now_ms: i
     for item in batch.indexed:
         if is_committed(item.id) and item.id not in result.rejected:
             memory.indexed(item)
+    for row in batch.removals:
+        if is_committed(row.id):
+            kept_items.removed(shard, row, now_ms)
+        else:
+            shard.queue.kept.again(row.id)
     for change in batch.changes:
         if change.item.id in result.rejected:
             shard.counters.refused_rows += 1
@@ -189,6 +201,13 @@ def _chunk_mixed(shard: Shard, chunk: Chunk, result: BatchResult, is_committed: 
         chunk.keep(left)
         chunk.in_flight = False
         shard.queue.returned.append(chunk)
+
+
+def _changed_and_kept(shard: Shard, changes: list[Change], now_ms: int) -> None:
+    """Apply `changes`, all committed. Some items are kept, or callers wait for their ends."""
+    for change in changes:
+        committed(shard.memory, change, now_ms)
+    kept_items.check_most(shard)
 
 
 def _changed(memory: ShardMemory, changes: list[Change], now_ms: int) -> None:
@@ -256,7 +275,7 @@ def committed(memory: ShardMemory, change: Change, now_ms: int) -> None:
     item.commit(change)
     if item.unindexed and to is not To.KEPT:
         memory.indexed(item)
-    _count(memory, change)
+    _count(memory, change, now_ms)
     if leased and item.phase is not Phase.LEASED:
         _lease_over(item, now_ms, by_time=change.scan is not None)
     if to is To.GONE:
@@ -293,7 +312,10 @@ def _gone(memory: ShardMemory, change: Change, later: Change | None, now_ms: int
     memory.count_gone(change.item.lane, now_ms)
     memory.forget(change.item)
     if later is not None:  # a second ack, say: it finds the item gone
-        change.waits += later.waits
+        if change.ended is None or later.cause is not Cause.DELETE:
+            change.waits += later.waits
+        else:
+            memory.queue.kept.remove(change.ended, change.item.lane.topic.key, waits=later.waits)
         leave_scan(later, now_ms)
 
 
@@ -311,7 +333,12 @@ def _moved(memory: ShardMemory, change: Change, now_ms: int) -> None:
     memory.drop_body(item)
 
 
-def _count(memory: ShardMemory, change: Change) -> None:
+def _count(memory: ShardMemory, change: Change, now_ms: int) -> None:
+    """Count the change, and tell the callers that wait for the item's end."""
+    if change.ended is not None:
+        memory.queue.kept.add(change.ended, change.item.lane.topic.key)
+    if memory.awaited.calls:
+        memory.awaited.committed(change, now_ms)
     counters, namespace, cause = memory.counters, change.item.lane.namespace, change.cause
     move = change.move
     if move is not None and move.failure is not None:

@@ -8,7 +8,7 @@ from itertools import islice, takewhile
 from foqs.buffers.checkpoint import NEVER_MS
 from foqs.buffers.shard_batch import Chunk, ShardBatch, emit
 from foqs.buffers.tail import MAX_BYTES
-from foqs.engine import batch_reads, dedup, item_ops
+from foqs.engine import batch_reads, dedup, item_ops, kept_items
 from foqs.engine.shard import Shard
 from foqs.engine.shard_memory import ShardMemory
 from foqs.engine.shard_queue import ShardQueue
@@ -43,7 +43,7 @@ def build(shard: Shard, now_ms: int) -> ShardBatch | None:
     asked = queue.chunks or queue.changes or owner.state is _DRAINING
     if not asked and next_ms(shard, now_ms) > now_ms and not idle_is_over(shard, now_ms):
         return None
-    batch, tail, keys = ShardBatch(), memory.tail, queue.keys
+    batch, tail, keys, kept = ShardBatch(), memory.tail, queue.keys, queue.kept
     transaction = Batch(next_number=queue.next_number)
     # The mark passes items that this transaction removes with the next one, so plain acks do not walk the tail.
     first = (tail.first() if tail.count else None) or shard.first_id + queue.next_number
@@ -51,7 +51,9 @@ def build(shard: Shard, now_ms: int) -> ShardBatch | None:
     if queue.chunks:
         _take_inserts(shard, batch, transaction, now_ms)
     if queue.changes:
-        _take_changes(shard, batch, transaction)
+        _take_changes(shard, batch, transaction, now_ms)
+    if kept.unsent:
+        kept_items.take_removals(shard, batch, transaction)
     unwritten = queue.unwritten
     due = bool(unwritten) and unwritten[0][0] <= now_ms - shard.config.lease_write_delay_ms // 2
     behind = first < shard.first_id + transaction.next_number - _TAIL_SPAN * shard.config.tail_items
@@ -59,7 +61,7 @@ def build(shard: Shard, now_ms: int) -> ShardBatch | None:
     moved = False
     if more or keys.gone is not None or keys.wanted is not None or keys.copies or keys.gives:
         moved = _take_rest(shard, batch, transaction, behind=behind, now_ms=now_ms)
-    if batch.chunks or batch.changes or batch.indexed or batch.lanes_gone or moved:
+    if batch.chunks or batch.changes or batch.indexed or batch.lanes_gone or batch.removals or moved:
         if transaction.filled:
             _note_rows(shard, batch, transaction)
         transaction.due_from_ms = queue.timers.from_ms
@@ -70,6 +72,7 @@ def build(shard: Shard, now_ms: int) -> ShardBatch | None:
         (queue.pages_wanted or queue.bodies_wanted or queue.looks or queue.lists or queue.dead_reads)
         or (owner.confirm_wanted or owner.clock_wanted)
         or (queue.timers.due_ms <= now_ms or queue.ttls.due_ms <= now_ms or queue.keys.scan.due_ms <= now_ms)
+        or (kept.scan.due_ms <= now_ms or kept.oldest_wanted)
     ):
         _add_reads(shard, batch, now_ms)
     if batch.transaction is None and not (batch.reads or batch.confirm):
@@ -99,19 +102,19 @@ def next_ms(shard: Shard, now_ms: int) -> int:
         if from_ms is None or now_ms < from_ms:
             return again_ms
         return min(again_ms, now_ms + owner.hang_ms - (now_ms - from_ms) % owner.hang_ms + 1)
-    if queue.chunks or queue.changes or queue.looks or queue.lists or queue.dead_reads:
+    if queue.chunks or queue.changes or queue.looks or queue.lists or queue.dead_reads or queue.kept.unsent:
         return owner.retry_at_ms(now_ms)
     keys = queue.keys
     if keys.gone is not None or keys.wanted is not None or ((keys.copies or keys.gives) and dedup.due(queue)):
         return owner.retry_at_ms(now_ms)
     asked = queue.pages_wanted or queue.bodies_wanted or owner.confirm_wanted or owner.clock_wanted
-    if asked and owner.state is _SERVING:
+    if (asked or queue.kept.oldest_wanted) and owner.state is _SERVING:
         return owner.retry_at_ms(now_ms)
     if shard.memory.idle_lanes and len(shard.memory.lanes) > _LANES_SHARE * shard.config.lanes:
         return owner.retry_at_ms(now_ms)
     at_ms = NEVER_MS
     if owner.state is _SERVING and not owner.held:
-        at_ms = min(queue.timers.due_ms, queue.ttls.due_ms, keys.scan.due_ms)
+        at_ms = min(queue.timers.due_ms, queue.ttls.due_ms, keys.scan.due_ms, queue.kept.scan.due_ms)
     oldest = queue.oldest_unwritten_ms() if queue.unwritten else None
     if oldest is not None:
         at_ms = min(at_ms, oldest + shard.config.lease_write_delay_ms // 2)
@@ -146,6 +149,10 @@ def _note_rows(shard: Shard, batch: ShardBatch, transaction: Batch) -> None:
         shard.queue.timers.inserted(row.due_ms)
     for at_ms, _ in transaction.expiry_new:
         shard.queue.ttls.inserted(at_ms)
+    if transaction.ended_new or transaction.ended_gone:
+        for ended in transaction.ended_new:
+            shard.queue.kept.scan.inserted(ended.until_ms)
+        transaction.ended_from_ms = shard.queue.kept.scan.from_ms
     if shard.memory.tail.count:
         transaction.indexed_to = _first_unindexed(shard, batch, transaction) - 1
 
@@ -293,8 +300,9 @@ def _remove_lane(memory: ShardMemory, lane: Lane[Item], batch: ShardBatch) -> No
         memory.forget_lane(lane)
 
 
-def _take_changes(shard: Shard, batch: ShardBatch, transaction: Batch) -> None:
+def _take_changes(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: int) -> None:
     waiting, room = shard.queue.changes, 2 * shard.config.batch_rows
+    keeping = shard.policies.keeping
     while waiting and room > 0:
         change = waiting.popleft()
         item = change.item
@@ -303,7 +311,15 @@ def _take_changes(shard: Shard, batch: ShardBatch, transaction: Batch) -> None:
         if item.in_flight is not None:
             raise WrongStep(f"SEND of {change} from {item}")
         item.change, item.in_flight = None, change  # `Item.send`
-        if change.to is _GONE and item.unindexed and not item.expires_at_ms and not item.lane.dead:
+        if keeping and change.to is _GONE:
+            batch.keeps = kept_items.mark_end(change, keeping, now_ms) or batch.keeps
+        if (
+            change.to is _GONE
+            and item.unindexed
+            and change.ended is None
+            and not item.expires_at_ms
+            and not item.lane.dead
+        ):
             transaction.item_gone.append(item.id)  # `emit`, of an item that has no other row
         else:
             if not transaction.filled:
@@ -408,9 +424,12 @@ def _add_reads(shard: Shard, batch: ShardBatch, now_ms: int) -> None:
             (queue.timers, batch_reads.DueRead),
             (queue.ttls, batch_reads.ExpiringRead),
             (queue.keys.scan, dedup.ExpiredKeysRead),
+            (queue.kept.scan, kept_items.EndedRead),
         ):
             if scan.due_ms <= now_ms:
                 batch.reads = [*batch.reads, read(scan, scan.begin(now_ms), shard.config.scan_rows)]
+    if serving and queue.kept.oldest_wanted:
+        batch.reads = [*batch.reads, queue.kept.oldest_wanted.popitem()[1]]
     if queue.dead_reads or queue.lists:
         batch_reads.add_lists(shard, batch)
     # Reads alone do not prove ownership. Confirm it while reads continue, before the shard has to stop leasing items.

@@ -14,7 +14,7 @@ from itertools import islice
 from foqs.buffers.checkpoint import Checkpoint
 from foqs.buffers.reads import Read, ScanRead, StoreReads, ids_within
 from foqs.buffers.shard_batch import ShardBatch
-from foqs.engine import ack, item_ops
+from foqs.engine import ack, item_ops, kept_items
 from foqs.engine.shard import Shard
 from foqs.engine.shard_memory import ShardMemory
 from foqs.errors import NotServed
@@ -291,6 +291,9 @@ class LookRead(Read):
 
     def run(self, store: StoreReads) -> int:
         self.rows = store.look(self.ids)
+        if ended := [row.body.id for row in self.rows if row.ended is not None]:
+            stored = dict(store.results(ended))
+            self.rows = [row._replace(stored=stored.get(row.body.id)) for row in self.rows]
         if self.dead_lanes:
             dead = [row.body.id for row in self.rows if row.body.lane in self.dead_lanes]
             failures = {failure.id: failure for failure in store.failures(dead)}
@@ -302,8 +305,10 @@ class LookRead(Read):
         for item_id in self.ids:
             waiting = shard.queue.looks.take(item_id) if item_id in shard.queue.looks else []
             row = found.get(item_id)
+            if row is not None and not kept_items.visible(row, now_ms):
+                row = None
             item = shard.memory.known.get(item_id)
-            if item is None and row is not None:
+            if item is None and row is not None and row.ended is None:
                 lane = shard.owned_lane(row.body.lane)
                 if lane is None:
                     for look in waiting:

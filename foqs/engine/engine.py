@@ -10,19 +10,22 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from foqs.buffers.checkpoint import NEVER_MS
+from foqs.buffers.reads import KeyRead
 from foqs.buffers.shard_batch import BatchResult, Chunk, Outcome, ShardBatch
 from foqs.config.load import Config
-from foqs.engine import ack, batch_apply, batch_build, consumers, enqueue, item_ops, shard_life, tenants
+from foqs.engine import ack, batch_apply, batch_build, consumers, enqueue, item_ops, kept_items, shard_life, tenants
 from foqs.engine.calls import FRESH, DequeueCall, EnqueueCall, ItemsCall, LookCall
+from foqs.engine.endings import EndCall, Living
 from foqs.engine.listing import OVERLOADED_RETRY_MS, Listing, Releasing
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
-from foqs.errors import NotServed, Overloaded, Unavailable
+from foqs.errors import FoqsError, NotServed, Overloaded, Unavailable
 from foqs.fairness.keys import LaneKey, TopicKey
-from foqs.ids import NUMBER_BITS, shard_of
-from foqs.item import Cause, Change, Phase, To
+from foqs.ids import NUMBER_BITS, hash_slot_of, shard_of
+from foqs.item import Cause, Change, Item, Phase, To
 from foqs.policies.settings import Settings
-from foqs.rows import NewItem, Opened
+from foqs.prefetch.lane import Lane
+from foqs.rows import Found, NewItem, Opened
 from foqs.shardmgr.lifecycle import BreakerSettings, BreakerState, ShardState
 
 # Members of enums, bound once for the hot path: a look-up costs the same time as the comparison.
@@ -65,6 +68,10 @@ class Engine:
         """Act on this version of a namespace's settings: no item of a paused topic is delivered from now on, and items
         of resumed topics are delivered in the next slices of the event loop."""
         consumers.apply_settings(self.state, settings)
+        for shard in self.state.serving:
+            shard.queue.kept.look_again(settings.ns)
+            kept_items.check_most(shard)
+            self.state.touch(shard)
 
     # ------------------------------------------------------------------------------------- shards
 
@@ -74,7 +81,7 @@ class Engine:
         config, breaker = state.config, BreakerSettings(**state.config.breaker.model_dump())
         shard = state.shards[number] = Shard(
             number, config.host, breaker, state.topics, state.residents, state.budget, state.counters, state.policies,
-            state.callbacks.ask_script,
+            state.awaited, state.callbacks.ask_script,
         )  # fmt: skip
         shard.queue.configure_dedup(config.limits.dedup_window_ms)
         shard.queue.connect(partial(state.touch, shard))
@@ -94,6 +101,7 @@ class Engine:
         state = self.state
         shard_life.open_shard(shard, opened, max_batch_bytes, begun_ms, now_ms)
         state.serving.append(shard)
+        kept_items.check_most(shard)
         state.touch(shard)
         state.throttling.concurrency.opened(shard)
         shard_life.wake_lanes(state, shard)
@@ -221,10 +229,15 @@ class Engine:
     # ------------------------------------------------------------------------------------- acks and the like
 
     def ack(
-        self, call: ItemsCall, ids: Sequence[int], leases: Sequence[int], ns: str | None, now_ms: int, timeout_ms: int
-    ) -> None:
-        """Ack each of `ids` with its lease. The common case, a live lease that nothing else touches, is decided right
-        here; the rest by `item_ops.ack`."""
+        self, call: ItemsCall, ids: Sequence[int], leases: Sequence[int], ns: str | None, now_ms: int, timeout_ms: int,
+        results: Sequence[bytes | None] | None = None,
+    ) -> None:  # fmt: skip
+        """Ack each of `ids` with its lease, and its result if some have one. The common case, a live lease that nothing
+        else touches, is decided right here; the rest by `item_ops.ack`."""
+        if results is not None:
+            ops = map(item_ops.ack, leases, results)
+            self.settle(call, list(zip(ids, ops, strict=True)), ns, now_ms, timeout_ms)
+            return
         state = self.state
         until_ms, deadlines = now_ms + timeout_ms, state.deadlines
         deadlines.fresh.append((until_ms, call))  # as in `enqueue`
@@ -282,6 +295,71 @@ class Engine:
             state.alarm(now_ms + timeout_ms)
             shard.queue.looks.add(item_id, call.found)
             state.touch(shard)
+
+    def lane_of(self, found: Found) -> Lane[Item] | None:
+        """Return the lane of an item that was looked up, None if its shard is no longer served."""
+        shard = self.state.shards.get(shard_of(found.body.id))
+        return None if shard is None else shard.memory.lane_numbers.get(found.body.lane)
+
+    def find_key(
+        self, slots: Sequence[int], digest: bytes, done: Callable[[int | None, FoqsError | None], None], now_ms: int,
+        timeout_ms: int,
+    ) -> None:  # fmt: skip
+        """Find the item that was stored with a deduplication key. `slots`: the shard of each hash slot."""
+        state = self.state
+        shard = state.shards.get(slots[hash_slot_of(digest)]) if slots else None
+        if shard is None or not state.settles(shard) or not shard.queue.keys.takes(digest):
+            done(None, NotServed())
+            return
+        waiting = LookCall(lambda _item, _found, error: done(None, error))
+
+        def read(item_id: int | None, error: FoqsError | None) -> None:
+            if not waiting.done:
+                waiting.done = True
+                done(item_id, error)
+
+        state.deadlines.push(now_ms + timeout_ms, waiting)
+        state.alarm(now_ms + timeout_ms)
+        shard.queue.dead_reads.append(KeyRead(digest, read))
+        state.touch(shard)
+
+    def await_end(self, call: EndCall, now_ms: int, wait_ms: int) -> None:
+        """Reply the end of an item, once it has ended and this is committed, or its state after `wait_ms`."""
+        state = self.state
+        if not wait_ms:
+            self._look_at_end(call, now_ms)
+        elif state.awaited.count >= state.config.limits.result_waiters:
+            why = "too many callers wait for results on this host (limits.result_waiters)"
+            call.end(Overloaded(why, OVERLOADED_RETRY_MS))
+        else:
+            state.awaited.add(call)
+            state.deadlines.push(now_ms + wait_ms, call)
+            state.alarm(now_ms + wait_ms)
+            self._look_at_end(call, now_ms)
+
+    def stop_awaiting(self, call: EndCall) -> None:
+        """Forget the call of a consumer that disconnected."""
+        call.done = True
+        self.state.awaited.discard(call)
+
+    def look_at_end(self, call: EndCall) -> None:
+        """Reply the present state of an item whose end was awaited for long enough. An end that is committed before the
+        look-up counts."""
+        self._look_at_end(call, self.state.now_ms)
+
+    def _look_at_end(self, call: EndCall, now_ms: int) -> None:
+        def looked(item: Item | None, found: Found | None, error: FoqsError | None) -> None:
+            shard = self.state.shards.get(shard_of(call.item_id))
+            if error is None and shard is not None:
+                outcome = kept_items.end_of(shard.memory, item, found)
+                if call.waits and isinstance(outcome, Living):
+                    return
+            else:
+                outcome = error or NotServed()
+            self.state.awaited.discard(call)
+            call.end(outcome)
+
+        self.look(call.item_id, LookCall(looked), now_ms, self.state.config.limits.timeout_default_ms)
 
     def list(self, listing: Listing, now_ms: int, timeout_ms: int) -> None:
         state = self.state

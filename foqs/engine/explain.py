@@ -39,8 +39,9 @@ _Code = idl.Reason
 
 
 ORDER = (
-    _Code.GONE, _Code.ENDED, _Code.SHARD_NOT_SERVED, _Code.CLOCK_IN_DOUBT, _Code.OWNER_IN_GRACE, _Code.BREAKER_OPEN,
-    _Code.DELAYED, _Code.LEASED, _Code.PAUSED, _Code.THROTTLED, _Code.CONCURRENCY, _Code.BEHIND_IN_LANE,
+    _Code.GONE, _Code.EXHAUSTED, _Code.SHARD_NOT_SERVED, _Code.CLOCK_IN_DOUBT, _Code.OWNER_IN_GRACE,
+    _Code.BREAKER_OPEN, _Code.DELAYED, _Code.LEASED, _Code.PAUSED, _Code.THROTTLED, _Code.CONCURRENCY,
+    _Code.BEHIND_IN_LANE,
     _Code.BEHIND_IN_TURN, _Code.PER_WORKER, _Code.NO_CONSUMER, _Code.NOT_LOADED,
 )  # fmt: skip
 """The reasons in the order in which they have to end. Their numbers in the contract have no order."""
@@ -211,7 +212,7 @@ def _ended(shard: Shard, item: Item, now_ms: int) -> list[Any]:
     then = "removes it" if dead is None else f"moves it to the dead-letter topic {dead}"
     tries = "attempt is" if item.attempt == 1 else "attempts are"
     why = f"Its {item.attempt:,} {tries} used up: a dequeue that reaches it delivers it no more, but {then}."
-    return [_Reason(_Code.ENDED, why, key=dead, count=item.attempt)]
+    return [_Reason(_Code.EXHAUSTED, why, key=dead, count=item.attempt)]
 
 
 def _delayed(item: Item, now_ms: int) -> Any:

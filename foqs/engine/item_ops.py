@@ -59,13 +59,16 @@ def _ends_anyway(item: Item, waits: Waits, cause: Cause) -> Verdict | None:
     return StaleLease("the lease is being ended by another request")
 
 
-def ack(lease: int) -> Op:
+def ack(lease: int, result: bytes | None = None) -> Op:
     def decide(shard: Shard, item: Item, waits: Waits, now_ms: int) -> Verdict:
         if not _holds(item, lease):
             return StaleLease(_STALE)
         verdict = _ends_anyway(item, waits, Cause.ACK)
         if verdict is None:
-            shard.put(Change(item, To.GONE, Cause.ACK, waits), now_ms)
+            change = Change(item, To.GONE, Cause.ACK, waits)
+            if result is not None:
+                change.result = result
+            shard.put(change, now_ms)
             return False
         return verdict
 
@@ -253,10 +256,10 @@ def extend(lease: int, lease_ms: int, begun: bool | None = None) -> Op:
 
 def delete(shard: Shard, item: Item, waits: Waits, now_ms: int) -> Verdict:
     now = change_of(item)
-    if now is not None and now.to is To.GONE:
+    if now is not None and now.to is To.GONE and (now.cause is Cause.DELETE or not shard.policies.keeping):
         now.waits.append(waits)
         return False
-    shard.put(Change(item, To.GONE, Cause.DELETE, waits), now_ms)
+    shard.put(Change(item, To.GONE, Cause.DELETE, waits), now_ms)  # in place of an end after which the item is kept
     return False
 
 
@@ -267,11 +270,13 @@ class Fate(Enum):
 
 
 class End(NamedTuple):
-    """`delay_ms`: until an item whose fate is AGAIN may be leased. `by_script`: the topic's script ended it."""
+    """`delay_ms`: until an item whose fate is AGAIN may be leased. `by_script`: the topic's script ended it. `dropped`:
+    it did so for another reason than the failure."""
 
     fate: Fate
     delay_ms: int = 0
     by_script: bool = False
+    dropped: bool = False
 
 
 class Ended(NamedTuple):
@@ -296,7 +301,7 @@ def end_of(policy: TopicPolicy, item_id: int, attempt: int, ended: Ended) -> End
     if ended.decision is not None:
         action, delay_ms = ended.decision.action, ended.decision.delay_ms
     if action is Action.DROP:
-        return End(Fate.REMOVED, by_script=True)
+        return End(Fate.REMOVED, by_script=True, dropped=True)
     gives_up = action is Action.DEAD
     spent = 0 < policy.max_attempts <= attempt or 0 < policy.max_total_ms <= ended.age_ms
     if spent or gives_up or (ended.cause is FailureCause.REJECTED and action is not Action.RETRY):
@@ -330,7 +335,11 @@ def change_at_end(
     lease = 0 if cause in (FailureCause.FAILED, FailureCause.REJECTED) else item.lease
     if end.fate is Fate.REMOVED:
         removed = Cause.REJECTED if cause is FailureCause.REJECTED else Cause.EXHAUSTED
-        return Change(item, To.GONE, Cause.HOOK if end.by_script else removed, waits)
+        change = Change(item, To.GONE, Cause.HOOK if end.by_script else removed, waits, metadata=metadata)
+        if not end.dropped:
+            why = ended._replace(cause=FailureCause.HOOK) if end.by_script else ended
+            change.failure = _failure_of(item, attempt, why, now_ms)
+        return change
     if end.fate is Fate.DEAD:
         change = Change(item, To.MOVED, _CAUSES[cause], waits, attempt=0, lease=lease, metadata=metadata)
         why = ended._replace(cause=FailureCause.HOOK) if end.by_script else ended
@@ -368,10 +377,16 @@ def change_at_limit(shard: Shard, item: Item, now_ms: int) -> Change | None:
 
 
 def _to_dead_letters(item: Item, policy: TopicPolicy, attempt: int, ended: Ended, now_ms: int) -> Move:
-    ns, topic = item.lane.topic.key
-    fairness, throttles = tenancy_of(item.lane.key)
     assert policy.dead_topic is not None, "the item has somewhere to go"
-    failure = FailureRow(
+    expires_at_ms = now_ms + policy.dead_ttl_ms if policy.dead_ttl_ms is not None else 0
+    lane = lane_key((item.lane.topic.key[0], policy.dead_topic))
+    return Move(lane, now_ms, expires_at_ms, _failure_of(item, attempt, ended, now_ms))
+
+
+def _failure_of(item: Item, attempt: int, ended: Ended, now_ms: int) -> FailureRow:
+    _, topic = item.lane.topic.key
+    fairness, throttles = tenancy_of(item.lane.key)
+    return FailureRow(
         lane=0,
         fingerprint=fingerprint(ended.reason),
         id=item.id,
@@ -383,8 +398,6 @@ def _to_dead_letters(item: Item, policy: TopicPolicy, attempt: int, ended: Ended
         reason=_cut(ended.reason),
         throttles=pack_throttles(throttles),
     )
-    expires_at_ms = now_ms + policy.dead_ttl_ms if policy.dead_ttl_ms is not None else 0
-    return Move(lane_key((ns, policy.dead_topic)), now_ms, expires_at_ms, failure)
 
 
 def _cut(reason: str) -> bytes:

@@ -15,6 +15,7 @@ from foqs.buffers.reads import ListedRows, ListRead
 from foqs.engine.batch_reads import when_due
 from foqs.engine.dequeue import ITEM_OVERHEAD_BYTES
 from foqs.engine.item_ops import given_of, stands
+from foqs.engine.kept_items import failure_of
 from foqs.engine.shard import Shard
 from foqs.engine.shard_memory import ShardMemory
 from foqs.engine.state import State
@@ -23,7 +24,7 @@ from foqs.fairness.keys import LaneKey, TopicKey, lane_key, tenancy_bytes, tenan
 from foqs.idl import idl
 from foqs.item import Item, Settles, body_bytes, from_found
 from foqs.prefetch.lane import Lane
-from foqs.rows import Body, FailureRow, Found, ReadyRow, TimerRow
+from foqs.rows import Body, EndedRow, FailureRow, Found, ReadyRow, TimerRow
 
 GROUP = 1_000
 """Lanes that a read has: no more than `ShardStore.page_of_lanes` takes."""
@@ -37,7 +38,7 @@ class Spot(NamedTuple):
 
     A group has the lanes with numbers above the first and up to the second of `group`; in (0, 0) is none. `after` is
     the last row: (priority, deliver_after_ms, id) of a ready one, with its lane's number before them in a group;
-    (due_ms, id) of another one."""
+    (due_ms, id) of another one, or (until_ms, id) of an ended one."""
 
     after: tuple[int, ...] | None = None
     group: tuple[int, int] | None = None
@@ -61,7 +62,7 @@ def lanes_at(
     spot with the group that they make. Yields between the slices of a long walk."""
     if spot.group is None:
         lane = memory.lanes.get(lane_key(key))
-        if lane is not None and lane.number is not None and _may_have(lane, state):
+        if lane is not None and lane.number is not None and _may_have(memory, lane, state):
             return [lane.number], spot
         spot = spot.behind()
     assert spot.group is not None, "the plain lane has no group"
@@ -76,10 +77,12 @@ def lanes_at(
     return numbers, Spot(None, (end, numbers[-1] if numbers else end))
 
 
-def _may_have(lane: Lane[Item], state: str) -> bool:
+def _may_have(memory: ShardMemory, lane: Lane[Item], state: str) -> bool:
     """Return True if the lane may have items in that state."""
     if state == "leased":
         return lane.leased > 0
+    if state in _ENDED:
+        return memory.queue.kept.of_lane(lane.number)[state == "failed"] > 0
     return lane.total > (0 if state == "ready" else lane.ready)
 
 
@@ -93,7 +96,7 @@ def _group(
             if end is not None and number > end:
                 return found
             lane = memory.lane_numbers.get(number)
-            if lane is not None and _may_have(lane, state):
+            if lane is not None and _may_have(memory, lane, state):
                 found.append(number)
                 if len(found) == GROUP:
                     return found
@@ -104,10 +107,9 @@ def _group(
     return found
 
 
-_STATES = ("ready", "delayed", "leased")
-_STATE_NUMBER = {
-    "ready": idl.ItemState.READY, "delayed": idl.ItemState.DELAYED, "leased": idl.ItemState.LEASED,
-}  # fmt: skip
+_ENDED = ("completed", "failed")
+_STATES = ("ready", "delayed", "leased", *_ENDED)
+_STATE_NUMBER = {name: getattr(idl.ItemState, name.upper()) for name in _STATES}
 
 
 OVERLOADED_RETRY_MS = 100
@@ -140,7 +142,7 @@ def parts_of(cursor: str | None, *forms: tuple[type, ...]) -> list[Any] | None:
 def _wanted(state: int) -> tuple[str, ...]:
     wanted = _STATES if state == 0 else tuple(s for s in _STATES if _STATE_NUMBER[s] == state)
     if not wanted:
-        raise Invalid("state is none of READY, DELAYED, LEASED")
+        raise Invalid(f"state is none of {', '.join(_STATES).upper()}")
     return wanted
 
 
@@ -179,6 +181,7 @@ class Listed(NamedTuple):
     state: int
     lease_expires_at_ms: int
     failure: FailureRow | None
+    ended_at_ms: int = 0
 
 
 class Listing:
@@ -281,12 +284,15 @@ class Listing:
                 self._room_bytes = 0
                 break
             after = _position(row, spot)
-            if body is None:
+            if body is None or (isinstance(row, EndedRow) and row.until_ms <= self._host.now_ms):
                 continue
             until_ms = row.due_ms if isinstance(row, TimerRow) and state == "leased" else 0
             failure = listed.failures.get(row.id)
+            if lane is not None and isinstance(row, EndedRow) and row.id in listed.stored:
+                failure = failure_of(row, listed.stored[row.id], lane)
             size += _failure_bytes(failure)
-            self._items.append(Listed(key, body, row.attempt, _STATE_NUMBER[state], until_ms, failure))
+            ended_at_ms = row.ended_at_ms if isinstance(row, EndedRow) else 0
+            self._items.append(Listed(key, body, row.attempt, _STATE_NUMBER[state], until_ms, failure, ended_at_ms))
             self._room_bytes -= size
             self._left -= 1
             read_bytes += size
@@ -330,10 +336,10 @@ def _failure_bytes(failure: FailureRow | None) -> int:
     return _FAILURE_OVERHEAD_BYTES + names + len(failure.reason)
 
 
-def _position(row: ReadyRow | TimerRow, spot: Spot) -> tuple[int, ...]:
+def _position(row: ReadyRow | TimerRow | EndedRow, spot: Spot) -> tuple[int, ...]:
     """Return `Spot.after` for the row."""
-    if isinstance(row, TimerRow):
-        return (row.due_ms, row.id)
+    if not isinstance(row, ReadyRow):
+        return row[:2]
     after = (row.priority, row.deliver_after_ms, row.id)
     return after if spot.group is None else (row.lane, *after)
 

@@ -6,6 +6,7 @@ from foqs.bounds import Budget
 from foqs.buffers.shard_batch import Chunk
 from foqs.config.schema import HostSection
 from foqs.counters import BatchMetrics, Counters
+from foqs.engine.endings import Awaited
 from foqs.engine.shard_memory import ShardMemory
 from foqs.engine.shard_owner import ShardOwner
 from foqs.engine.shard_queue import ShardQueue, leave_scan
@@ -30,7 +31,7 @@ class Shard:
 
     def __init__(
         self, number: int, config: HostSection, breaker: BreakerSettings, topics: Topics[Lane[Item]],
-        residents: Residents, budget: Budget, counters: Counters, policies: Policies,
+        residents: Residents, budget: Budget, counters: Counters, policies: Policies, awaited: Awaited,
         ask_script: AskScript | None = None,
     ) -> None:  # fmt: skip
         """`ask_script` None: no script runs on this host."""
@@ -43,7 +44,7 @@ class Shard:
         self.batch_metrics = BatchMetrics()
         self.owner = ShardOwner(config, breaker)
         self.queue = ShardQueue(config)
-        self.memory = ShardMemory(config, topics, residents, budget, counters, self.queue)
+        self.memory = ShardMemory(config, topics, residents, budget, counters, self.queue, awaited)
         self.filled: ShardMemory | None = None
 
     def configure(self, config: HostSection) -> None:
@@ -56,7 +57,9 @@ class Shard:
     def new_memory(self) -> ShardMemory:
         """Return an empty memory. Its lanes count when the shard is opened with it."""
         memory = self.memory
-        return ShardMemory(self.config, memory.topics, memory.residents, memory.budget, self.counters, self.queue)
+        return ShardMemory(
+            self.config, memory.topics, memory.residents, memory.budget, self.counters, self.queue, memory.awaited
+        )
 
     def keep_filled(self, memory: ShardMemory) -> None:
         self.filled = memory
@@ -71,6 +74,7 @@ class Shard:
         self.memory.adopt(memory, self)
         next_lane = next(reversed(memory.lane_numbers), 0) + 1  # they are in order
         self.queue.begin(opened, next_lane, max_batch_bytes, now_ms)
+        self.queue.kept.count_topics(self.memory.lane_numbers)
         self.owner.begin(opened, begun_ms, now_ms)
         self.counters.shards_opened += 1
 

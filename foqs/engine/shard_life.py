@@ -57,7 +57,7 @@ def fill(shard: Shard, opened: Opened) -> Iterator[None]:
             yield
     for at, lane in enumerate(memory.lanes.values(), 1):
         memory.count_items(lane, lane.total)
-        if not lane.total:
+        if not lane.total and lane.number not in opened.ended:
             memory.idle_lanes[lane.key] = lane  # `ShardOwner.opened_ms` says since when
         if not at % _COUNTS:
             yield
@@ -175,6 +175,7 @@ def close(state: State, shard: Shard, now_ms: int, error: FoqsError) -> None:
     changes = [change for change in queue.changes if change.item.change is change]
     changes += [change for batch in batches for change in batch.changes]
     moves: list[Give | Copy] = [*keys.gives, *keys.copies, *(copy for batch in batches for copy in batch.copies)]
+    removals = queue.kept.take_waits()
     looks = [look for waiting in queue.looks.values() for look in waiting]
     reads = [*queue.lists, *queue.dead_reads, *(read for batch in batches for read in batch.reads)]
     shard.close()
@@ -193,10 +194,13 @@ def close(state: State, shard: Shard, now_ms: int, error: FoqsError) -> None:
             request.settled(at, OutcomeUnknown(_LOST_COMMITTING) if unsure else error)
     for moved in moves:
         moved.done(error)
+    for request, at in removals:  # some of a transaction may be committed
+        request.settled(at, OutcomeUnknown(_LOST_COMMITTING))
     for look in looks:
         look(None, None, error)
     for read in reads:
         read.refuse(error)
+    state.awaited.closed(shard.number, error)
     state.callbacks.served()
 
 

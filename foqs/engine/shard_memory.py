@@ -13,6 +13,7 @@ from foqs.buffers.shard_batch import Chunk
 from foqs.buffers.tail import Tail
 from foqs.config.schema import HostSection
 from foqs.counters import Counters
+from foqs.engine.endings import Awaited
 from foqs.engine.shard_queue import ShardQueue
 from foqs.fairness.keys import LaneKey, TopicKey, is_plain, lane_key, tenancy_of, topic_key
 from foqs.fairness.topics import TenantLanes, Topics
@@ -35,7 +36,7 @@ class ShardMemory:
 
     def __init__(
         self, config: HostSection, topics: Topics[Lane[Item]], residents: Residents, budget: Budget,
-        counters: Counters, queue: ShardQueue,
+        counters: Counters, queue: ShardQueue, awaited: Awaited,
     ) -> None:  # fmt: skip
         self.config = config
         self.topics = topics
@@ -43,6 +44,7 @@ class ShardMemory:
         self.budget = budget
         self.counters = counters
         self.queue = queue
+        self.awaited = awaited
         self.forget_items()
 
     def forget_items(self) -> None:
@@ -177,6 +179,8 @@ class ShardMemory:
 
     def idle_lane(self, lane: Lane[Item], now_ms: int) -> None:
         """Note that the lane has no item. Drop a tenant's window, which takes half the bytes of its lane."""
+        if lane.number in self.queue.kept.lanes:
+            return  # its row stays, until the last of these items is removed
         lane.empty_since_ms = now_ms
         if lane.tenants is not None and lane.window is not None:
             self.drop_window(lane)

@@ -9,8 +9,9 @@ from collections import deque
 from collections.abc import Callable
 
 from foqs.buffers.checkpoint import Checkpoint
+from foqs.buffers.kept import KeptItems
 from foqs.buffers.pending_dedup import DedupKeys
-from foqs.buffers.reads import DeadRead, ListRead, Read
+from foqs.buffers.reads import DeadRead, KeyRead, ListRead, Read
 from foqs.buffers.shard_batch import Chunk, ShardBatch
 from foqs.config.schema import HostSection
 from foqs.engine.asked_scripts import AskedScripts
@@ -65,10 +66,11 @@ class ShardQueue:
         self.timers = Checkpoint(0)
         self.ttls = Checkpoint(0)
         self.keys = DedupKeys()
+        self.kept = KeptItems()
         self.looks = Looks()
         self.asked = AskedScripts()
         self.lists: list[ListRead] = []
-        self.dead_reads: deque[DeadRead] = deque()
+        self.dead_reads: deque[DeadRead | KeyRead] = deque()
         self.pages_wanted: dict[Lane[Item], None] = {}
         self.bodies_wanted: dict[int, Item] = {}
         self.in_flight: ShardBatch | None = None
@@ -82,6 +84,7 @@ class ShardQueue:
         self.timers = Checkpoint(min(opened.due_from_ms, now_ms))
         self.ttls = Checkpoint(min(opened.expiry_from_ms, now_ms))
         self.keys = DedupKeys(min(opened.dedup_from_ms, now_ms), opened.slots)
+        self.kept = KeptItems(min(opened.ended_from_ms, now_ms), opened.ended)
 
     def configure(self, config: HostSection) -> None:
         self.config = config
@@ -100,7 +103,7 @@ class ShardQueue:
         for _, item, lease in self.unwritten:
             if item.lease == lease and item.phase is Phase.LEASED and item.place is Place.READY and not item.busy:
                 item.lease_expires_at_ms += by_ms
-        for scan in (self.timers, self.ttls, self.keys.scan):
+        for scan in (self.timers, self.ttls, self.keys.scan, self.kept.scan):
             scan.shift(by_ms)
         self.unwritten = deque((given_ms + by_ms, item, lease) for given_ms, item, lease in self.unwritten)
 

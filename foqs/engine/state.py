@@ -17,6 +17,7 @@ from foqs.buffers.checkpoint import NEVER_MS
 from foqs.config.load import Config
 from foqs.counters import Counters, Namespaces
 from foqs.engine.calls import Deadlines, DequeueCall, Timed
+from foqs.engine.endings import Awaited
 from foqs.engine.shard import Shard
 from foqs.engine.throttling import Throttling
 from foqs.engine.workers import Holdings, Hung
@@ -143,6 +144,7 @@ class State:
             callbacks.tokens_wanted, callbacks.monotonic_ms, lambda: self.serving,
         )  # fmt: skip
         self._unparked_topics: dict[TopicKey, None] = {}
+        self.awaited = Awaited()
         self.holdings = Holdings(self.shards, self.policies)
         self.hung = Hung()
         self.draining = False

@@ -99,13 +99,28 @@ def _counted(state: State, key: TopicKey) -> Generator[None, None, tuple[int, in
 def topic_stats(state: State, key: TopicKey, now_ms: int, done: Callable[[TopicStats], None]) -> Iterator[None]:
     """Report the items of a topic by state, its workers and its tenants."""
     ready, delayed, leased, _ = yield from _counted(state, key)
+    completed, failed = yield from _kept(state, key)
     workers = yield from _workers(state, key, now_ms)
     tenants = yield from _tenants(state, key)
     done(
         TopicStats(
-            ready, delayed, leased, workers=workers, tenants=tuple(tenants.named()), more_tenants=tenants.rest_if_any()
+            ready, delayed, leased, completed, failed, workers=workers, tenants=tuple(tenants.named()),
+            more_tenants=tenants.rest_if_any(),
         )
-    )
+    )  # fmt: skip
+
+
+def _kept(state: State, key: TopicKey) -> Generator[None, None, tuple[int, int]]:
+    """Return the numbers of COMPLETED and FAILED items that the topic keeps."""
+    completed = failed = 0
+    if any(key in shard.queue.kept.topics for shard in state.serving):
+        for lanes in lanes_of(state, key):
+            for lane in lanes:
+                shard = lane.term.shard
+                of_lane = (0, 0) if shard is None else shard.queue.kept.of_lane(lane.number)
+                completed, failed = completed + of_lane[0], failed + of_lane[1]
+            yield
+    return completed, failed
 
 
 def topics_cursor(last: ActiveTopic) -> str:

@@ -27,7 +27,7 @@ from foqs.errors import (
     Unavailable,
 )
 from foqs.idl import idl, is_forwarded, request_id_of
-from foqs.ids import shard_of
+from foqs.ids import hash_slot_of, shard_of
 from foqs.second_answer import Policy, Verdict, judge_forwarded, last_word, unknown
 from foqs.shardmgr.lifecycle import ShardState
 from foqs.shardmgr.routing import Route, Routing
@@ -37,6 +37,8 @@ RETRY_MS = 100
 AGAIN_MS = 100
 """The pause before a host that did not answer is asked again."""
 NO_OWNER = "the item's shard is being moved"
+_KEY_NOT_SERVED = "no host serves the shard of the dedup_key: it is disabled, or no host can open its database"
+_NOT_SERVED_RETRY_MS = 1_000
 
 _MARGIN = 0.1
 _MARGIN_MS = 500
@@ -44,7 +46,7 @@ _MARGIN_MS = 500
 
 Done = Callable[[Any, FoqsError | None], None]
 """(response, None) or (None, error), once."""
-Ask = Callable[[str, str, Any, int, Done], None]
+Ask = Callable[[str, str, Any, int, Done], Callable[[], None] | None]
 """(address, method, request, timeout_ms, done); see `foqs.rpc.peer_caller.PeerCaller.call`."""
 
 
@@ -71,6 +73,12 @@ class Incoming(Protocol):
     def reply(self, response: Any) -> bool: ...
 
     def fail(self, error: FoqsError) -> bool: ...
+
+
+class LongIncoming(Incoming, Protocol):
+    """One whose client may be gone before the answer: `on_lost` is called then."""
+
+    on_lost: Callable[[], None] | None
 
 
 class ForwardLog(Protocol):
@@ -158,6 +166,18 @@ class Exchange:
         route = routing.owners.get(number)
         return None if route is None or route.host == self.host_id else route
 
+    def find_key(self, digest: bytes) -> Target:
+        """Return where a request for a deduplication key goes."""
+        routing = self.routing()
+        slots = routing.slots.shards
+        number = slots[hash_slot_of(digest)] if slots else 0
+        if self.serves(number):
+            return HERE
+        owner = routing.owners.get(number)
+        if owner is None and not self.expects_owner(number):
+            return Unavailable(_KEY_NOT_SERVED, _NOT_SERVED_RETRY_MS)
+        return None if owner is None or owner.host == self.host_id else owner
+
     def expects_owner(self, number: int) -> bool:
         """Return True if a shard without an owner may have one soon: it is not disabled, and lost its owner less than
         `handover_ms` ago. A planned move takes no longer."""
@@ -169,8 +189,11 @@ class Exchange:
         """Addresses of the other living hosts."""
         return {address for host, address in self.routing().hosts.items() if host != self.host_id}
 
-    def send(self, address: str, method: str, request: Any, origin: Any, deadline_ms: int, done: Done) -> None:
-        """Ask another host on behalf of the caller of `origin`, the request that `request` is a part of."""
+    def send(
+        self, address: str, method: str, request: Any, origin: Any, deadline_ms: int, done: Done
+    ) -> Callable[[], None] | None:  # fmt: skip
+        """Ask another host on behalf of the caller of `origin`, the request that `request` is a part of. Return what
+        ends a long call early."""
         request_id, given = request_id_of(origin), origin.context
         left_ms = max(1, deadline_ms - self.now_ms())
         timeout_ms = max(1, left_ms - min(_MARGIN_MS, int(left_ms * _MARGIN)))
@@ -188,7 +211,7 @@ class Exchange:
             done(response, error)
 
         self.engine.state.counters.forwarded += 1
-        self._ask(address, method, request, left_ms, answered)
+        return self._ask(address, method, request, left_ms, answered)
 
     def ask_others(
         self, method: str, part: Callable[[], Any], origin: Any, deadline_ms: int,
@@ -287,6 +310,13 @@ class Forwarded(ABC):
 
     def mark(self, group: Iterable[int], *, carried_out: bool) -> None:  # noqa: B027 - only items by id need it
         """Note for the request's time-out that a host may have carried out the entries, or that none has."""
+
+    def hold_ms(self, now_ms: int) -> int:
+        """Return how long astray entries wait for an owner."""
+        return self._exchange.handover_ms
+
+    def sent(self, give_up: Callable[[], None]) -> None:  # noqa: B027 - only long calls need it
+        """Note what ends the call that was sent, which may take long."""
 
     def judge(self, error: FoqsError, doubtful: bool) -> Verdict:
         """Return what `error` means for an entry."""
@@ -407,7 +437,9 @@ class Forwarded(ABC):
                 outcomes = [missing if error is None else error] * len(group)
             self.merge(group, ways, outcomes)
 
-        self._exchange.send(address, self.method, self.part(group), self.origin, self.deadline_ms, done)
+        give_up = self._exchange.send(address, self.method, self.part(group), self.origin, self.deadline_ms, done)
+        if give_up is not None:
+            self.sent(give_up)
 
     def _stray_again(self, at: int, verdict: Verdict, error: FoqsError, way: Route | None) -> None:
         if verdict is Verdict.AGAIN_DOUBTFUL:
@@ -424,7 +456,7 @@ class Forwarded(ABC):
             return
         exchange, now_ms = self._exchange, self._exchange.now_ms()
         if not self._hold_until_ms:
-            self._hold_until_ms = now_ms + exchange.handover_ms
+            self._hold_until_ms = now_ms + self.hold_ms(now_ms)
             exchange.engine.state.counters.held += 1
             exchange.ring(self._hold_until_ms, self)
         if self._hold_until_ms <= now_ms:

@@ -17,15 +17,13 @@ from foqs.engine.calls import EnqueueCall, ItemsCall
 from foqs.engine.shard import Shard
 from foqs.errors import FoqsError, NotFound, NotServed, OutcomeUnknown, Unavailable, item_error
 from foqs.idl import idl
-from foqs.ids import hash_slot_of, shard_of
-from foqs.peers.forwarded import HERE, NO_OWNER, RETRY_MS, Exchange, Forwarded, Incoming, Outcome, Target, Ways
+from foqs.ids import shard_of
+from foqs.peers.forwarded import NO_OWNER, RETRY_MS, Exchange, Forwarded, Incoming, LongIncoming, Outcome, Target, Ways
 from foqs.second_answer import END_ITEM, FORWARDED_ACK, KEYED, LOOK, ONCE, Duplicate, Policy, Verdict, stored
 from foqs.second_answer import EXTEND as EXTEND_POLICY
 from foqs.shardmgr.routing import Route
 
 _UNSAID = "the asked host's answer has neither an id nor an error for the item"
-_NOT_SERVED = "no host serves the shard of the dedup_key: it is disabled, or no host can open its database"
-_NOT_SERVED_RETRY_MS = 1_000
 _LOST = "the shard's host did not answer: nothing was read"
 
 # ------------------------------------------------------------------------------------- items by id
@@ -233,15 +231,7 @@ class ForwardedDedupEnqueue(_Enqueued):
         call.unsent.append(self)
 
     def target(self, at: int) -> Target:
-        exchange, routing = self._exchange, self._exchange.routing()
-        slots = routing.slots.shards
-        number = slots[hash_slot_of(self._items[at].dedup.digest)] if slots else 0
-        if exchange.serves(number):
-            return HERE
-        owner = routing.owners.get(number)
-        if owner is None and not exchange.expects_owner(number):
-            return Unavailable(_NOT_SERVED, _NOT_SERVED_RETRY_MS)
-        return None if owner is None or owner.host == exchange.host_id else owner
+        return self._exchange.find_key(self._items[at].dedup.digest)
 
     def settle(self, at: int, outcome: int | FoqsError) -> None:
         if isinstance(outcome, int):
@@ -342,6 +332,62 @@ class ForwardedGetItem(_Look):
         """Give up, at the end of the hold or of the client's time, also if an answer is awaited."""
         self._exchange.log.unrouted(self.method, self.origin, 1)
         self.settle(0, Unavailable(NO_OWNER, RETRY_MS))
+
+
+class ForwardedGetItemOfKey(ForwardedGetItem):
+    """A GetItem by a deduplication key. The host with the key's slot answers with the id of the item alone: another
+    host may have the item."""
+
+    __slots__ = ("_digest", "_found")
+
+    def __init__(
+        self, exchange: Exchange, call: Incoming, digest: bytes, look_here: Callable[[], None],
+        found: Callable[[Any], None], deadline_ms: int,
+    ) -> None:  # fmt: skip
+        super().__init__(exchange, call, look_here, deadline_ms)
+        self._digest = digest
+        self._found = found
+
+    def target(self, at: int) -> Target:
+        return self._exchange.find_key(self._digest)
+
+    def part(self, group: Sequence[int]) -> Any:
+        return idl.GetItemRequest(None, self.origin.ns, self.origin.dedup_key)
+
+    def settle(self, at: int, outcome: Any) -> None:
+        self._done = True
+        self.end()
+        self._found(outcome)
+
+
+class ForwardedGetResult(ForwardedGetItem):
+    """A GetResult that waits until `until_ms`. If the shard moves during the wait, its next owner is asked."""
+
+    __slots__ = ("_give_up", "_until_ms")
+
+    def __init__(
+        self, exchange: Exchange, call: LongIncoming, look_here: Callable[[], None], until_ms: int, deadline_ms: int
+    ) -> None:
+        super().__init__(exchange, call, look_here, deadline_ms, "GetResult")
+        self._until_ms = until_ms
+        self._give_up: Callable[[], None] | None = None
+        call.on_lost = self._lost
+
+    def part(self, group: Sequence[int]) -> Any:
+        return idl.GetResultRequest(self._item_id, max(0, self._until_ms - self._exchange.now_ms()))
+
+    def hold_ms(self, now_ms: int) -> int:
+        return max(self._until_ms - now_ms, super().hold_ms(now_ms))
+
+    def sent(self, give_up: Callable[[], None]) -> None:
+        self._give_up = give_up
+
+    def _lost(self) -> None:
+        """The client is gone: its wait takes a connection to the other host no longer."""
+        self._done = True
+        self.end()
+        if self._give_up is not None:
+            self._give_up()
 
 
 class ForwardedExplain(ForwardedGetItem):

@@ -21,13 +21,15 @@ from foqs.engine.engine import Engine
 from foqs.errors import FoqsError, NotSent, NotServed, OutcomeUnknown
 from foqs.fairness.keys import TopicKey
 from foqs.idl import LeasedBytes, idl, is_forwarded
-from foqs.peers.forwarded import Ask, Done, Exchange, ForwardLog, Incoming, Timers
+from foqs.peers.forwarded import Ask, Done, Exchange, ForwardLog, Incoming, LongIncoming, Timers
 from foqs.peers.forwarded_requests import (
     NACK,
     ForwardedDedupEnqueue,
     ForwardedEnqueue,
     ForwardedExplain,
     ForwardedGetItem,
+    ForwardedGetItemOfKey,
+    ForwardedGetResult,
     ForwardedItems,
     ForwardedList,
     Kind,
@@ -116,6 +118,25 @@ class Forwarder:
         if self._answered_here(call.request):
             return False
         ForwardedGetItem(self.exchange, call, look_here, deadline_ms).route()
+        return True
+
+    def find_key(
+        self, call: Incoming, digest: bytes, find_here: Callable[[], None], found: Callable[[Any], None],
+        deadline_ms: int,
+    ) -> bool:  # fmt: skip
+        """Find the item of a deduplication key whose slot is not here. `found` gets a GetItemResponse with the item's
+        id, or an error; `find_here` as for `get_item`."""
+        if self._answered_here(call.request):
+            return False
+        ForwardedGetItemOfKey(self.exchange, call, digest, find_here, found, deadline_ms).route()
+        return True
+
+    def get_result(self, call: LongIncoming, await_here: Callable[[], None], until_ms: int, deadline_ms: int) -> bool:
+        """Answer a GetResult whose shard is not served here, and that waits until `until_ms`; `await_here` as for
+        `get_item`."""
+        if self._answered_here(call.request):
+            return False
+        ForwardedGetResult(self.exchange, call, await_here, until_ms, deadline_ms).route()
         return True
 
     def explain_item(self, call: Incoming, look_here: Callable[[], None], deadline_ms: int) -> bool:

@@ -49,7 +49,7 @@ class NamespacePolicies:
     def __init__(self, entries: Mapping[str, str]) -> None:
         """`entries` are valid settings. `throttled`: some throttle keys have a throttle. `limits`: None if no throttle
         limits leases. `per_worker`: some topic limits the items that a worker holds. `pauses`: some topic may
-        be paused. `scripts`: their sources by name."""
+        be paused. `keeps`: some topic keeps items that have ended. `scripts`: their sources by name."""
         topics: dict[str, PolicyEntry] = {}
         throttles: dict[str, Throttle] = {}
         weights: dict[str, int] = {}
@@ -65,6 +65,7 @@ class NamespacePolicies:
         self.limits = _limits(topics, throttles)
         self.per_worker = any(entry.per_worker for entry in topics.values())
         self.pauses = any(entry.paused for entry in topics.values())
+        self.keeps = any(entry.keep is not None for entry in topics.values())
         self.scripts = {key.removeprefix(SCRIPT): text for key, text in entries.items() if key.startswith(SCRIPT)}
         self._namers = namers_of(topics)
         self._known: dict[str, TopicPolicy] = {}
@@ -144,8 +145,8 @@ class Policies:
     """The policies of all topics, as one host knows them. A namespace without settings has the built-in ones.
 
     `namespaces` has the namespaces with policies, throttles, weights or scripts. Of these, a topic may be paused in
-    `pausing`, throttles limit leases in `limiting`, and a topic limits the items of a worker in `per_worker`. Requests
-    of all other namespaces look at nothing else."""
+    `pausing`, throttles limit leases in `limiting`, a topic limits the items of a worker in `per_worker`, and a topic
+    keeps ended items in `keeping`. Requests of all other namespaces look at nothing else."""
 
     def __init__(self) -> None:
         self.versions: dict[str, int] = {}
@@ -154,6 +155,7 @@ class Policies:
         self.pausing: dict[str, NamespacePolicies] = {}
         self.limiting: dict[str, NamespacePolicies] = {}
         self.per_worker: dict[str, NamespacePolicies] = {}
+        self.keeping: dict[str, NamespacePolicies] = {}
         self._built_in = NamespacePolicies({})
         self.changes = 0
         self._bounds: dict[tuple[int, bool, tuple[str, ...]], Bounds] = {}
@@ -163,7 +165,7 @@ class Policies:
         ns = settings.ns
         self.versions[ns] = settings.version
         self.entries[ns] = settings.entries
-        for known in (self.namespaces, self.pausing, self.limiting, self.per_worker):
+        for known in (self.namespaces, self.pausing, self.limiting, self.per_worker, self.keeping):
             known.pop(ns, None)
         self.changes += 1
         self._bounds.clear()
@@ -175,6 +177,8 @@ class Policies:
                 self.limiting[ns] = policies
             if policies.per_worker:
                 self.per_worker[ns] = policies
+            if policies.keeps:
+                self.keeping[ns] = policies
 
     def of(self, key: TopicKey) -> TopicPolicy:
         """Return the effective policy of a topic."""

@@ -31,7 +31,7 @@ from foqs.policies.entries import (
 from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE
 
 DEAD_SUFFIX = ".dlq"
-_LATER = frozenset({"refuse_late", "keep"})
+_LATER = frozenset({"refuse_late"})
 """Fields of features that this version does not have."""
 
 Broken = Literal["refuse", "default"]
@@ -71,6 +71,16 @@ class DeadEntry(Entry):
     ttl_ms: Annotated[int, Field(ge=1, le=YEAR_MS)] | None = None
 
 
+class KeepEntry(Entry):
+    """How long a topic keeps items that have ended, 0: not at all. `results`: with what their acks brought. At most
+    `most` items of the topic are kept in a shard; the oldest go first."""
+
+    completed_ms: Duration = 0
+    failed_ms: Duration = 0
+    results: bool = True
+    most: Annotated[int, Field(ge=1, le=MOST_STORED)] = 100_000
+
+
 _FAIR = FairEntry()
 """One object for all entries: pydantic would copy a default with a dict for each entry."""
 
@@ -96,6 +106,7 @@ class PolicyEntry(Entry):
     stuck_after_ms: Duration = 0
     dead: DeadEntry | None = DeadEntry()
     hooks: HooksEntry | None = None
+    keep: KeepEntry | None = None
 
 
 BUILT_IN_ENTRY = PolicyEntry()
@@ -109,6 +120,7 @@ class TopicPolicy:
     keys, sorted, that each item has besides its own. `per_worker`: items of a worker at a time, None without a bound.
     `retry`: delays of failed items. `max_attempts`, `max_total_ms` since the enqueue, `stuck_after_ms` since the
     delivery: 0 means no bound. `dead_topic`: where items go after their last attempt; without one they are removed.
+    `keep`: None where no item is kept after its end.
     `fills`: it has a value for enqueued items that do not set it. `plain`: it does nothing to an enqueue.
     """
 
@@ -131,6 +143,7 @@ class TopicPolicy:
     dead_topic: str | None
     dead_ttl_ms: int | None
     hooks: HooksEntry | None
+    keep: KeepEntry | None
     fills: bool
     plain: bool
 
@@ -155,6 +168,8 @@ def effective(topic: str, layers: dict[str, PolicyEntry], *, dead: bool) -> Topi
         "dead_ttl_ms": None if entry is None else entry.ttl_ms,
         "hooks": _hooks(one["hooks"], dead=dead),
     }
+    keep: KeepEntry | None = one["keep"]
+    one["keep"] = keep if keep is not None and (keep.completed_ms or keep.failed_ms) else None
     hooks, filling = one["hooks"], [one[name] for name in ("priority", "lease_ms", "ttl_ms", "delay_ms")]
     one["fills"] = any(filling) or one["delivery"] != AT_LEAST_ONCE
     hooked = hooks is not None and hooks.on_enqueue is not None

@@ -2,8 +2,9 @@
 
 Bounds (promise 8): `connections` per peer, each with one call in progress; `waiting` calls per peer behind them. (The
 server at the other end runs one call at a time and leaves later ones in the socket, so a second call would only wait
-there.) Requests and replies take from the byte budget, and a large reply is read only when there is room for it. A
-connection that was idle for `idle_ms` is closed; a peer without connections and calls is forgotten.
+there.) Calls that wait for a long time have `long_calls` connections of their own, and none waits behind them.
+Requests and replies take from the byte budget, and a large reply is read only when there is room for it. A connection
+that was idle for `idle_ms` is closed; a peer without connections and calls is forgotten.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import asyncio
 import ssl
 from collections import deque
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from itertools import count
 from typing import Any
 
@@ -41,6 +42,7 @@ _USUAL: dict[str, ReadReply] = {
     "Dequeue": items_leased,
     **dict.fromkeys(("Ack", "Nack", "ExtendLease", "DeleteItems"), items_done),
 }
+_LONG = frozenset({"GetResult"})
 _SILENT_S = 1.0
 """A call without an answer for this long says something of the other connections to its peer. Without this bound,
 callers with very short timeouts would make hosts connect again all the time."""
@@ -56,6 +58,7 @@ class PeerCaller:
         *,
         connections: int = 64,
         waiting: int = 1_000,
+        long_calls: int = 256,
         connect_timeout_ms: int = 1_000,
         idle_ms: int = 60_000,
         tls: ssl.SSLContext | None = None,
@@ -73,20 +76,23 @@ class PeerCaller:
             self.introduction = remote_method(name).encode(request, _INTRODUCTION, limits.frame_bytes)
         self._max_connections = connections
         self._max_waiting = waiting
+        self._long_calls = long_calls
         self._connect_timeout_s = connect_timeout_ms / 1000
         self._idle_s = idle_ms / 1000
         self._tls = tls
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES if tls is not None else 0))
         self._report = report
-        self._peers: dict[str, Peer] = {}
+        self._peers: dict[tuple[str, bool], Peer] = {}  # by address; True: for long calls
         self._connects: set[asyncio.Task[None]] = set()
         self._seqids = count(1)
         self._sweeping: asyncio.TimerHandle | None = None
         self._closed = False
 
-    def call(self, address: str, method: str, request: Any, timeout_ms: int, done: Done) -> None:
+    def call(
+        self, address: str, method: str, request: Any, timeout_ms: int, done: Done
+    ) -> Callable[[], None] | None:  # fmt: skip
         """Ask the host at `address` (host:port) within `timeout_ms`; `request` is the idl struct. A usual response
-        reads like its struct (`foqs.wire.usual_replies`).
+        reads like its struct (`foqs.wire.usual_replies`). Return what ends a long call early.
 
         Errors: NotSent (nothing was changed), LostReply (the outcome is unknown), Overloaded (too much waits here
         already), RequestTooLarge, Unencodable, or what the host answered.
@@ -97,32 +103,36 @@ class PeerCaller:
             frame = remote.encode(request, seqid, self.limits.frame_bytes)
         except FoqsError as error:
             self.loop.call_soon(done, None, bare(error))
-            return
-        peer = self._peers.get(address) or Peer(address)
-        full = len(peer.waiting) >= self._max_waiting or not self.budget.fits(len(frame))
+            return None
+        key = address, method in _LONG
+        peer = self._peers.get(key) or Peer(*key)
+        full = not (self._has_room(peer) and self.budget.fits(len(frame)))
         if full or self._closed:
             refusal = Overloaded(f"too much waits for {address}", _RETRY_MS) if full else NotSent("the host stops")
             self.loop.call_soon(done, None, refusal)
-            return
-        self._peers[address] = peer
+            return None
+        self._peers[key] = peer
         self.budget.take(len(frame))
         asked = PeerCall(peer, remote, seqid, frame, done, self.loop.time())
         asked.timer = self.loop.call_later(timeout_ms / 1000, self._late, asked)
         peer.waiting.append(asked)
+        peer.calls += 1
         self._serve(peer)
+        return partial(self._give_up, asked) if peer.long else None
 
     def cut(self, address: str) -> None:
         """Lose all calls to a host that has left the cluster, rather than wait for their time-outs."""
-        peer = self._peers.pop(address, None)
-        if peer is not None:
-            self._drop(peer, "the host is gone")
+        for long in (False, True):
+            peer = self._peers.pop((address, long), None)
+            if peer is not None:
+                self._drop(peer, "the host is gone")
 
     def close(self) -> None:
         """Close all connections; calls in progress are lost."""
         self._closed = True
         for task in self._connects:
             task.cancel()
-        for address in list(self._peers):
+        for address, _ in list(self._peers):
             self.cut(address)
         if self._sweeping is not None:
             self._sweeping.cancel()
@@ -175,18 +185,26 @@ class PeerCaller:
     def _check_reply(self, frame: bytes, start: int) -> None:
         scan_reply(frame, start, self.limits)
 
+    def _has_room(self, peer: Peer) -> bool:
+        """Return True if the peer may have one more call."""
+        if peer.long:
+            return peer.calls < self._long_calls
+        return len(peer.waiting) < self._max_waiting
+
     def _serve(self, peer: Peer) -> None:
         """Give waiting calls to idle connections, and open more where that is allowed."""
         while peer.waiting and peer.idle:
             peer.idle.pop().send(peer.waiting.popleft())
-        wanted = min(len(peer.waiting), self._max_connections - len(peer.connections))
+        most = self._long_calls if peer.long else self._max_connections
+        wanted = min(len(peer.waiting), most - len(peer.connections))
         while peer.connecting < wanted and not peer.gone:
             peer.connecting += 1
             task = self.loop.create_task(self._connect(peer))
             self._connects.add(task)
             task.add_done_callback(self._connects.discard)
-        if not (peer.waiting or peer.connections or peer.connecting) and self._peers.get(peer.address) is peer:
-            del self._peers[peer.address]
+        key = peer.address, peer.long
+        if not (peer.waiting or peer.connections or peer.connecting) and self._peers.get(key) is peer:
+            del self._peers[key]
 
     async def _connect(self, peer: Peer) -> None:
         why = ""
@@ -241,6 +259,15 @@ class PeerCaller:
         for asked in waiting:
             self._finish(asked, None, NotSent(why))
 
+    def _give_up(self, asked: PeerCall) -> None:
+        """End a call without an answer, unless it has ended. The other host learns it from the closed connection."""
+        if asked.connection is not None:
+            asked.connection.give_up(asked)
+        elif asked in asked.peer.waiting:
+            asked.peer.waiting.remove(asked)
+            asked.done = _nothing
+            self._finish(asked, None, None)
+
     def _late(self, asked: PeerCall) -> None:
         if asked.connection is not None:
             # The cause may have silenced idle connections too, unless they answered after the call began.
@@ -255,6 +282,7 @@ class PeerCaller:
     def _finish(self, asked: PeerCall, response: Any, error: FoqsError | None) -> None:
         assert asked.timer is not None
         asked.timer.cancel()
+        asked.peer.calls -= 1
         self.budget.give(len(asked.frame))
         try:
             asked.done(response, error)
@@ -280,6 +308,10 @@ class PeerCaller:
         return f"PeerCaller({len(self._peers)} peers, {open_} connections)"
 
 
+def _nothing(_response: Any, _error: FoqsError | None) -> None:
+    """The caller is gone."""
+
+
 class PeerCall:
     """A call that is not answered yet. `connection` is None while the call waits for one."""
 
@@ -297,15 +329,18 @@ class PeerCall:
 
 
 class Peer:
-    """Another host with calls or connections. `idle` connections: the last one used is used next."""
+    """Another host with calls or connections, for `long` calls or for short ones. `idle` connections: the last one used
+    is used next."""
 
-    __slots__ = ("address", "connecting", "connections", "gone", "idle", "waiting")
+    __slots__ = ("address", "calls", "connecting", "connections", "gone", "idle", "long", "waiting")
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, long: bool) -> None:
         self.address = address
+        self.long = long
         self.connections: set[PeerConnection] = set()
         self.idle: list[PeerConnection] = []
         self.waiting: deque[PeerCall] = deque()
+        self.calls = 0  # in progress, or waiting
         self.connecting = 0
         self.gone = False  # connections still being made are closed
 
@@ -363,6 +398,12 @@ class PeerConnection(asyncio.Protocol):
             unsent = self._unsent or self._introducing
             error = NotSent(f"{address}: {why}") if unsent else LostReply(f"no reply from {address}: {why}")
         self._caller.lost(self, asked, error)
+
+    def give_up(self, asked: PeerCall) -> None:
+        """Close at once, if this call is in progress."""
+        if self._asked is asked:
+            asked.done = _nothing
+            self.fail("its caller is gone")
 
     # ------------------------------------------------------------------------------------- what asyncio calls
 

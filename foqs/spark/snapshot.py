@@ -1,6 +1,7 @@
-"""A snapshot of all queued items: planned on the driver, read from the databases by the tasks, a page at a time.
+"""A snapshot of all stored items: planned on the driver, read from the databases by the tasks, a page at a time.
 
-Table `timer` alone determines the state: an item without a row there is ready, and may have no row in `ready` yet.
+Tables `timer` and `done` alone determine the state: an item without a row there is ready, and may have no row in
+`ready` yet.
 
 PyMySQL builds rows in Python, at 7 us and more each. So the server packs a page into one row: its numbers are lines of
 text, which Arrow parses, and a blob of all items is one string, which becomes an Arrow column without a copy.
@@ -26,22 +27,23 @@ from foqs.spark.options import HEADERS, read_as
 from foqs.spark.snapshot_shards import STATES, Piece, SnapshotOptions, Wanted, open_snapshot, pieces
 from foqs.store.dialect import Dialect
 from foqs.store.link import Link
-from foqs.store.reads import packed_set_up
-from foqs.store.tables import LANE_OF_NAMES, TIMER_OF_ITEM
+from foqs.store.reads import packed_set_up, with_end
+from foqs.store.tables import ENDED_OF_ITEM, LANE_OF_NAMES, TIMER_OF_ITEM
 
 COLUMNS = {
     "id": "bigint", "shard": "int", "namespace": "string", "topic": "string", "state": "string", "priority": "int",
     "deliver_after": "timestamp", "enqueued_at": "timestamp", "expires_at": "timestamp",
     "lease_expires_at": "timestamp", "attempt": "int", "delivery": "string", "lease_ms": "bigint", "bytes": "int",
-    "payload_bytes": "int", "fairness_key": "string", "throttle_keys": "array<string>",
+    "payload_bytes": "int", "fairness_key": "string", "throttle_keys": "array<string>", "ended_at": "timestamp",
 }  # fmt: skip
 """Names and types in Spark's spelling, in order."""
 BODY_COLUMNS = {"payload": "binary", "metadata": "binary", "headers": "map<string,string>"}
 LANE_COLUMNS = ("namespace", "topic", "fairness_key", "throttle_keys")
 """The names of an item's lane."""
-NULLABLE = frozenset({"expires_at", "lease_expires_at", "lease_ms", "metadata", "headers"})
+NULLABLE = frozenset({"expires_at", "lease_expires_at", "ended_at", "lease_ms", "metadata", "headers"})
 
-_STATE = "CASE WHEN t.id IS NULL THEN 0 WHEN t.lease = 0 THEN 1 ELSE 2 END"
+_STATE = "CASE WHEN d.id IS NOT NULL THEN d.state - 1 WHEN t.id IS NULL THEN 0 WHEN t.lease = 0 THEN 1 ELSE 2 END"
+"""An index of STATES; `done.state` is an EndedState."""
 _NUMBERS = {
     "id": "i.id",
     "lane": "i.lane",
@@ -51,13 +53,21 @@ _NUMBERS = {
     "enqueued_at": "i.enqueued_at",
     "expires_at": "i.expires_at",
     "lease_expires_at": "CASE WHEN t.lease <> 0 THEN t.due ELSE 0 END",
-    "attempt": "COALESCE(r.attempt, t.attempt, 0)",
+    "attempt": "COALESCE(r.attempt, t.attempt, d.attempt, 0)",
     "delivery": "i.delivery",
     "lease_ms": "i.lease_ms",
     "payload_bytes": "LENGTH(i.payload)",
     "metadata_bytes": "IFNULL(LENGTH(i.metadata), -1)",
     "headers_bytes": "IFNULL(LENGTH(i.headers), -1)",
+    "ended_at": "COALESCE(d.ended_at, 0)",
 }
+_OF_KEY = {
+    "i.id": {},
+    "t.id": {"state": "CASE WHEN t.lease = 0 THEN 1 ELSE 2 END", "attempt": "t.attempt", "ended_at": "0"},
+    "d.id": {"state": "d.state - 1", "lease_expires_at": "0", "attempt": "d.attempt", "ended_at": "d.ended_at"},
+}
+"""Numbers that are known from the table whose ids the pages follow."""
+_STATE_NUMBERS = {"state", "lease_expires_at", "attempt", "ended_at"}
 _NEEDS = {
     "shard": (), **dict.fromkeys(LANE_COLUMNS, ("lane",)), "payload": ("payload_bytes",),
     "metadata": ("metadata_bytes",), "headers": ("headers_bytes",),
@@ -138,8 +148,8 @@ def lanes_sql(dialect: Dialect, wanted: Wanted) -> str:
 
 def page_end_sql(dialect: Dialect, after: int, high: int, rows: int, blobs: Sequence[str], wanted: Wanted) -> str:
     """Return the SQL for the end of the next page: its last id, its number of items, and the bytes of their `blobs`.
-    The page is of all items, or of all rows of `timer` if only those are wanted. The answer has one row; without blobs
-    it has none for the last page if that is shorter."""
+    The page is of all items, or of all rows of `timer` or `done` if only those are wanted. The answer has one row;
+    without blobs it has none for the last page if that is shorter."""
     key, tables = _from(dialect, wanted, bodies=bool(blobs))
     ids = f"FROM {tables} WHERE {key} > {after:d} AND {key} <= {high:d} ORDER BY {key} LIMIT"
     if not blobs:
@@ -157,34 +167,37 @@ def page_sql(dialect: Dialect, numbers: Sequence[str], blobs: Sequence[str], wan
 
     Fill `{0}`, `{1}` and `{2}` with the id before the page, its last id, and further conditions.
     """
-    expressions = [_NUMBERS[number] for number in numbers]
+    key, tables = _from(dialect, wanted, bodies=True)
+    known = _NUMBERS | _OF_KEY[key]
+    expressions = [known[number] for number in numbers]
     if packed:
         lines = f"GROUP_CONCAT(CONCAT_WS(',', {', '.join(expressions)}) SEPARATOR '\\n')"
         selected = [lines, *(f"GROUP_CONCAT(IFNULL(i.{blob}, '') SEPARATOR '')" for blob in blobs)]
     else:
         selected = [*expressions, *(f"i.{blob}" for blob in blobs)]
-    key, tables = _from(dialect, wanted, bodies=True)
-    if "attempt" in numbers:
+    if "attempt" in numbers and key == "i.id":
         tables += (
             f" LEFT JOIN {dialect.forced('ready', 'r')} ON r.lane = i.lane AND r.priority = i.priority "
             "AND r.deliver_after = i.deliver_after AND r.id = i.id"
         )
-    if key == "i.id" and (wanted.state or {"state", "lease_expires_at", "attempt"} & set(numbers)):
-        tables += f" LEFT JOIN {dialect.forced('timer', 't', TIMER_OF_ITEM)} ON t.id = i.id"
-    state = f" AND {_STATE} = {STATES.index(wanted.state)}" if wanted.state is not None else ""
+    if key == "i.id" and (wanted.state or _STATE_NUMBERS & set(numbers)):
+        tables += f" LEFT JOIN {dialect.forced('timer', 't', TIMER_OF_ITEM)} ON t.id = i.id {with_end(dialect)}"
+    state = f" AND {known['state']} = {STATES.index(wanted.state)}" if wanted.state is not None else ""
     # MySQL would start with `timer` if a condition needs a row there, and read all of it.
     order = f"{dialect.ordered_join} " if dialect.one_packet else ""
     return f"SELECT {order}{', '.join(selected)} FROM {tables} WHERE {key} > {{0:d}} AND {key} <= {{1:d}}{state}{{2}}"
 
 
 def _from(dialect: Dialect, wanted: Wanted, *, bodies: bool) -> tuple[str, str]:
-    """Return the column that pages follow, and the tables that it needs: `timer` is the much shorter table in most
-    queues."""
+    """Return the column that pages follow, and the tables that it needs: `timer` and `done` are much shorter tables
+    than `item` in most queues."""
     item = dialect.forced("item", "i")
     if wanted.state in (None, "ready"):
         return "i.id", item
-    timer = dialect.forced("timer", "t", TIMER_OF_ITEM)
-    return "t.id", f"{timer} {dialect.ordered_join} {item} ON i.id = t.id" if bodies else timer
+    key, table = "t.id", dialect.forced("timer", "t", TIMER_OF_ITEM)
+    if wanted.state in ("completed", "failed"):
+        key, table = "d.id", dialect.forced("done", "d", ENDED_OF_ITEM)
+    return key, f"{table} {dialect.ordered_join} {item} ON i.id = {key}" if bodies else table
 
 
 # ------------------------------------------------------------------------------------------------ pages
@@ -365,7 +378,7 @@ def _column(  # noqa: PLR0911 - one for each kind of column
             return _DELIVERIES.take(pc.equal(numbers["delivery"], AT_MOST_ONCE).cast(pa.int8()))
         case "deliver_after" | "enqueued_at":
             return _time(numbers[name])
-        case "expires_at" | "lease_expires_at":
+        case "expires_at" | "lease_expires_at" | "ended_at":
             return _time(_some(numbers[name]))
         case "lease_ms":
             return _some(numbers[name])

@@ -25,7 +25,7 @@ from foqs.store.ownership import read_shard_row, refuse_foreign
 from foqs.store.protocol import ShardRefused, StoreBusy, StoreDown, StoreError, explained
 from foqs.zk.inspect import read_shards
 
-STATES = ("ready", "delayed", "leased")
+STATES = ("ready", "delayed", "leased", "completed", "failed")
 """State by its number in the databases' answers."""
 MAX_ID = (1 << 63) - 1
 _IO_TIMEOUT_S = 60.0
@@ -79,7 +79,7 @@ class SnapshotOptions(Options):
     page_rows: Annotated[int, Field(ge=1, le=100_000)] = 5_000
     namespace: str | None = None
     topic: str | None = None
-    state: Literal["ready", "delayed", "leased"] | None = None
+    state: Literal["ready", "delayed", "leased", "completed", "failed"] | None = None
     extra_columns: ExtraColumns = "refuse"
 
     @field_validator("shards")

@@ -23,7 +23,7 @@ from foqs.store.maintenance import granted, granting, table_findings, unreadable
 from foqs.store.opening import ORPHAN_REMEDY, orphan_words, orphans, read_opened
 from foqs.store.ownership import lock_of, read_shard_row, start_without_lock
 from foqs.store.protocol import ShardRefused
-from foqs.store.reads import index_tail, with_rows
+from foqs.store.reads import index_tail, with_end, with_rows
 from foqs.store.schema_diff import MAKE_SCHEMA, Schema, read_schema
 from foqs.store.server import Finding
 from foqs.store.tables import EXPIRY_OF_ITEM, TABLES
@@ -269,6 +269,7 @@ class _Rule(NamedTuple):
     mend: str
 
 
+_NO_ROW = "r.id IS NULL AND t.id IS NULL AND d.id IS NULL"
 _SAME_LANE = "i.id = a.id AND i.lane = a.lane"
 _SAME_PLACE = f"{_SAME_LANE} AND i.priority = a.priority AND i.deliver_after = a.deliver_after"
 _ALONE = "while no host serves the shard, run: "
@@ -283,32 +284,48 @@ def _orphans(table: str, key: tuple[str, ...], same: str, dialect: Dialect) -> _
 
 def _rules(dialect: Dialect) -> Iterator[_Rule]:
     # The first remedies remove rows that are in the way of later ones.
-    ready_timer = with_rows(dialect).replace("= i.", "= a.")
+    rows = f"{with_rows(dialect)} {with_end(dialect)}".replace("= i.", "= a.")
+    end = with_end(dialect).replace("= i.", "= a.")
     # While a host serves the shard, the items above `indexed_to` may have no row yet.
     indexed = "(SELECT COALESCE(MAX(s.indexed_to), 0) FROM shard s WHERE s.one = 1)"
     yield _orphans("ready", ("lane", "priority", "deliver_after", "id"), _SAME_PLACE, dialect)
     yield _orphans("timer", ("due", "id"), _SAME_LANE, dialect)
     yield _orphans("expiry", ("at_ms", "id"), "i.id = a.id AND i.expires_at = a.at_ms", dialect)
     yield _orphans("failure", ("lane", "fingerprint", "id"), _SAME_LANE, dialect)
+    yield _orphans("done", ("until_ms", "id"), _SAME_LANE, dialect)
+    yield _Rule(
+        "result", ("id",), end, "d.id IS NULL", "of table result have no row in done",
+        f"{_ALONE}DELETE FROM result WHERE id NOT IN (SELECT id FROM done)",
+    )  # fmt: skip
     item = ("item", ("id",))
     yield _Rule(
-        *item, ready_timer, f"r.id IS NULL AND t.id IS NULL AND ({indexed} = 0 OR a.id <= {indexed})",
-        "of table item have no row in ready or timer: they are never delivered", f"{_ALONE}{index_tail(dialect, 0)}",
+        *item, rows, f"{_NO_ROW} AND ({indexed} = 0 OR a.id <= {indexed})",
+        "of table item have no row in ready, timer or done: they are never delivered",
+        f"{_ALONE}{index_tail(dialect, 0)}",
     )  # fmt: skip
     yield _Rule(
-        *item, ready_timer, "r.id IS NOT NULL AND t.id IS NOT NULL",
+        *item, rows, "r.id IS NOT NULL AND t.id IS NOT NULL",
         "of table item have a row in ready and one in timer",
         f"{_ALONE}DELETE FROM ready WHERE id IN (SELECT id FROM timer)",
     )  # fmt: skip
+    for table, alias in (("ready", "r"), ("timer", "t")):
+        yield _Rule(
+            *item, rows, f"{alias}.id IS NOT NULL AND d.id IS NOT NULL",
+            f"of table item have a row in {table} and one in done",
+            f"{_ALONE}DELETE FROM {table} WHERE id IN (SELECT id FROM done)",
+        )  # fmt: skip
     yield _Rule(
         *item, f"LEFT JOIN {dialect.forced('lane', 'l')} ON l.lane = a.lane", "l.lane IS NULL",
         "of table item refer to lanes that table lane lacks", ORPHAN_REMEDY,
     )  # fmt: skip
     yield _Rule(
-        *item, f"LEFT JOIN {dialect.forced('expiry', 'e', EXPIRY_OF_ITEM)} ON e.id = a.id AND e.at_ms = a.expires_at",
-        "a.expires_at <> 0 AND e.id IS NULL", "of table item have a TTL and no row in expiry: it never ends",
+        *item,
+        f"LEFT JOIN {dialect.forced('expiry', 'e', EXPIRY_OF_ITEM)} ON e.id = a.id AND e.at_ms = a.expires_at {end}",
+        "a.expires_at <> 0 AND e.id IS NULL AND d.id IS NULL",
+        "of table item have a TTL and no row in expiry: it never ends",
         f"{_ALONE}INSERT INTO expiry (at_ms, id) SELECT i.expires_at, i.id FROM item i LEFT JOIN expiry e "
-        "ON e.id = i.id AND e.at_ms = i.expires_at WHERE i.expires_at <> 0 AND e.id IS NULL",
+        "ON e.id = i.id AND e.at_ms = i.expires_at WHERE i.expires_at <> 0 AND e.id IS NULL "
+        "AND i.id NOT IN (SELECT id FROM done)",
     )  # fmt: skip
 
 

@@ -239,11 +239,19 @@ def check_tables(url: str) -> list[str]:
         return [one.found for one in schema.missing()]
 
 
-def count_items(url: str, shard_number: int) -> int:
-    """Count the items in any state, for an operator: a shard that no host serves has no owner to ask."""
+class Stored(NamedTuple):
+    """The items of a shard in any state, and how many of them have ended and are kept."""
+
+    items: int
+    kept: int
+
+
+def count_items(url: str, shard_number: int) -> Stored:
+    """Count the items, for an operator: a shard that no host serves has no owner to ask."""
     with open_link(url, io_timeout_s=_COUNT_TIMEOUT_S, look_only=True) as link:
         refuse_foreign(read_shard_row(link), shard_number)
-        return int(link.fetch("SELECT COUNT(*) FROM item")[0][0])
+        items, kept = link.fetch("SELECT (SELECT COUNT(*) FROM item), (SELECT COUNT(*) FROM done)")[0]
+        return Stored(int(items), int(kept))
 
 
 class Kept(NamedTuple):

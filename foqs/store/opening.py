@@ -1,4 +1,4 @@
-"""What a new owner of a shard reads: lanes, counts of ready, delayed and leased items, and settings.
+"""What a new owner of a shard reads: lanes, counts of ready, delayed, leased and ended items, and settings.
 
 A database that was restored in part has rows that refer to a lane without a row: such items have no topic. A shard that
 has any is not opened. No item of it is delivered under a wrong name, none is removed, and the other shards of the host
@@ -22,8 +22,8 @@ from foqs.store.ownership import ShardRow, Start
 from foqs.store.protocol import ShardRefused
 
 ORPHAN_REMEDY = (
-    "restore all tables from the same backup, or delete the rows of these lanes in item, ready, timer and failure, and "
-    "the rows of their items in expiry"
+    "restore all tables from the same backup, or delete the rows of these lanes in item, ready, timer, failure and "
+    "done, and the rows of their items in expiry and result"
 )
 _SHOWN = 5
 _SHOWN_BYTES = 40
@@ -41,7 +41,8 @@ def read_opened(
     """
     (now,), read_ns = link.fetch(reads.clock_sql(dialect)), time.monotonic_ns()
     timers = {lane: (rows, leased) for lane, rows, leased in link.fetch(reads.TIMERS_SQL)}
-    lanes, backlog = _read_lanes(link, dialect, timers)
+    ended = {lane: (completed, failed) for lane, completed, failed in link.fetch(reads.ENDED_SQL)}
+    lanes, backlog = _read_lanes(link, dialect, {lane: rows for lane, (rows, _) in timers.items()}, ended)
     stored = link.fetch(settings.ALL)
     _refuse_settings([bytes(ns) for ns, _ in stored])
     dead = [lane for (lane,) in link.fetch(reads.DEAD_LANES)]
@@ -65,17 +66,19 @@ def read_opened(
         read_ns=read_ns,
         dead=dead,
         settings=[SettingRow(bytes(ns), bytes(doc)) for ns, doc in stored],
+        ended=ended,
+        ended_from_ms=row.ended_from_ms,
     )
 
 
 def _read_lanes(
-    link: Link, dialect: Dialect, timers: Mapping[int, tuple[int, int]]
+    link: Link, dialect: Dialect, timers: Mapping[int, int], ended: Mapping[int, tuple[int, int]]
 ) -> tuple[RowPages[LaneRow], RowPages[Backlog]]:
     """Read the lanes and their ready items, some lanes at a time. Raises ShardRefused."""
     lanes, backlog = RowPages(LaneRow), RowPages(Backlog)
     missing: Counter[int] = Counter()
     throttles: set[bytes] = set()
-    timed, above, last = set(timers), 0, False
+    others, above, last = {*timers, *ended}, 0, False
     while not last:
         page = link.fetch(reads.lanes(above, _PAGE_LANES))
         last = len(page) < _PAGE_LANES
@@ -83,16 +86,16 @@ def _read_lanes(
         counts = link.fetch(reads.backlog_sql(dialect, above, end))
         _refuse_names(page, throttles)
         known = {row[0] for row in page}
-        timed -= known
+        others -= known
         for lane, _, items in counts:
             if lane not in known:
                 missing[lane] += items
         lanes.add(page)
         backlog.add(counts)
         above = end or 0
-    missing.update({lane: timers[lane][0] for lane in timed})
+    missing.update({lane: timers.get(lane, 0) + sum(ended.get(lane, ())) for lane in others})
     if missing:
-        words = orphan_words(sorted(missing), "ready or timer")
+        words = orphan_words(sorted(missing), "ready, timer or done")
         raise ShardRefused(f"{sum(missing.values())} {words}", mend=ORPHAN_REMEDY)
     return lanes, backlog
 

@@ -233,6 +233,7 @@ class ShardRow(NamedTuple):
     dedup_from_ms: int
     slots_stamp: int
     slots: bytes
+    ended_from_ms: int = 0
 
 
 class Start(NamedTuple):
@@ -345,7 +346,7 @@ def _end_leases(link: Link) -> int:
 
 def _stored_row(link: Link, for_update: str = "") -> tuple[bytes, ShardRow]:
     """Return the server that wrote the row, and the row."""
-    columns = "epoch, seq, next_number, due_from_ms, expiry_from_ms, dedup_from_ms, slots_stamp, slots"
+    columns = "epoch, seq, next_number, due_from_ms, expiry_from_ms, dedup_from_ms, slots_stamp, slots, done_from_ms"
     last_server, *values = link.fetch(f"SELECT server, owner = '', {columns} FROM shard WHERE one = 1{for_update}")[0]
     return bytes(last_server), ShardRow(*values)
 

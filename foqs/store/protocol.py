@@ -14,7 +14,6 @@ from foqs.buffers.reads import StoreReads
 from foqs.ids import Marks
 from foqs.rows import (
     Batch,
-    DedupRow,
     Opened,
 )
 from foqs.travel import TravellingError
@@ -116,9 +115,6 @@ class ShardStore(StoreReads, Protocol):
 
     def confirm(self) -> Confirmation:
         """A read that proves that this owner's epoch is in effect; raises Fenced."""
-
-    def dedup(self, digests: list[bytes]) -> list[DedupRow]:
-        """The rows of those `digests` that exist, expired ones too, in any order."""
 
     def change_settings(self, ns: str, change: Change) -> Settings:
         """Replaces the settings of a namespace by what `change` makes of them, and returns the stored ones. Raises

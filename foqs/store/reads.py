@@ -23,6 +23,8 @@ from foqs.rows import (
     DedupRow,
     DedupScan,
     DueRow,
+    EndedRow,
+    EndedState,
     ExpiringRow,
     FailureGroup,
     FailureGroups,
@@ -36,7 +38,7 @@ from foqs.rows import (
 )
 from foqs.store.dialect import ROWS, Dialect
 from foqs.store.link import Link
-from foqs.store.tables import DEDUP_BY_EXPIRY, FAILURE_OF_ITEM, TIMER_OF_ITEM
+from foqs.store.tables import DEDUP_BY_EXPIRY, ENDED_BY_LANE, ENDED_OF_ITEM, FAILURE_OF_ITEM, TIMER_OF_ITEM
 
 _BODY = (
     "i.id, i.lane, i.priority, i.deliver_after, i.enqueued_at, i.expires_at, i.lease_ms, i.delivery, i.payload, "
@@ -45,6 +47,12 @@ _BODY = (
 BODY_COLUMNS = 11
 _TIMER = "t.due, t.id, t.lane, t.lease, t.attempt, t.lease_ms, t.bytes"
 TIMER_COLUMNS = 7
+_ENDED = "d.until_ms, d.id, d.lane, d.state, d.attempt, d.ended_at, d.bytes"
+ENDED_COLUMNS = 7
+ENDED_SQL = (
+    f"SELECT lane, COUNT(NULLIF(state, {EndedState.FAILED:d})), COUNT(NULLIF(state, {EndedState.COMPLETED:d})) "
+    "FROM done GROUP BY lane"
+)
 TIMERS_SQL = "SELECT lane, COUNT(*), COUNT(NULLIF(lease, 0)) FROM timer GROUP BY lane"
 LANE_NUMBERS = "SELECT lane FROM lane"
 READY_LANES = "SELECT DISTINCT lane FROM ready"
@@ -67,6 +75,8 @@ _HEAD = (
 _HEAD_COLUMNS = 11
 _EXPIRING_BYTES = 4 << 20
 """Bodies in the result of a scan of TTLs."""
+_UNION_LANES = 100
+"""SQLite takes 500 parts of a UNION."""
 _LAST_ID = (1 << 63) - 1
 _ORDER = ("f.fingerprint", "f.id")
 _FAILURE = "f.lane, f.fingerprint, f.id, f.cause, f.attempts, f.died_at, f.topic, f.fairness, f.reason, f.throttles"
@@ -80,6 +90,11 @@ def with_rows(dialect: Dialect) -> str:
         "AND r.deliver_after = i.deliver_after AND r.id = i.id "
         f"LEFT JOIN {dialect.forced('timer', 't', TIMER_OF_ITEM)} ON t.id = i.id"
     )
+
+
+def with_end(dialect: Dialect) -> str:
+    """Joins what an item `i` has in `done`."""
+    return f"LEFT JOIN {dialect.forced('done', 'd', ENDED_OF_ITEM)} ON d.id = i.id"
 
 
 def lanes(above: int, limit: int) -> str:
@@ -102,8 +117,8 @@ def index_tail(dialect: Dialect, above: int) -> str:
     return (
         "INSERT INTO ready (lane, priority, deliver_after, id, attempt, lease, bytes) "
         f"SELECT i.lane, i.priority, i.deliver_after, i.id, 0, 0, {size} "
-        f"FROM {dialect.forced('item', 'i')} {with_rows(dialect)} "
-        f"WHERE i.id > {above:d} AND r.id IS NULL AND t.id IS NULL"
+        f"FROM {dialect.forced('item', 'i')} {with_rows(dialect)} {with_end(dialect)} "
+        f"WHERE i.id > {above:d} AND r.id IS NULL AND t.id IS NULL AND d.id IS NULL"
     )
 
 
@@ -144,10 +159,11 @@ def bodies_sql(dialect: Dialect, ids: Sequence[int]) -> str:
 
 
 def look_sql(dialect: Dialect, ids: Sequence[int]) -> str:
-    """Bodies, then since when, then attempt, lease and bytes of `ready`, then the row of `timer`."""
+    """Bodies, then since when, then attempt, lease and bytes of `ready`, then the rows of `timer` and `done`."""
     return (
-        f"SELECT {_BODY}, {_SINCE}, r.attempt, r.lease, r.bytes, {_TIMER} "
-        f"FROM {dialect.forced('item', 'i')} {with_rows(dialect)} WHERE i.id IN ({','.join(map(str, ids))})"
+        f"SELECT {_BODY}, {_SINCE}, r.attempt, r.lease, r.bytes, {_TIMER}, {_ENDED} "
+        f"FROM {dialect.forced('item', 'i')} {with_rows(dialect)} {with_end(dialect)} "
+        f"WHERE i.id IN ({','.join(map(str, ids))})"
     )
 
 
@@ -172,6 +188,25 @@ def expiring_sql(dialect: Dialect, from_ms: int, now_ms: int, after: tuple[int, 
         f"WHERE at_ms >= {from_ms:d} AND at_ms <= {now_ms:d}{bound} ORDER BY at_ms, id LIMIT {limit:d}"
     )
     return [rows, f"SELECT MIN(at_ms), {dialect.clock_ms} FROM expiry WHERE at_ms > {now_ms:d}"]
+
+
+def ended_due_sql(dialect: Dialect, from_ms: int, now_ms: int, limit: int) -> list[str]:
+    """Select the rows; then the next time and the clock."""
+    rows = (
+        f"SELECT {_ENDED} FROM {dialect.forced('done', 'd')} "
+        f"WHERE d.until_ms >= {from_ms:d} AND d.until_ms <= {now_ms:d} ORDER BY d.until_ms, d.id LIMIT {limit:d}"
+    )
+    return [rows, f"SELECT MIN(until_ms), {dialect.clock_ms} FROM done WHERE until_ms > {now_ms:d}"]
+
+
+def ended_sql(dialect: Dialect, lane: int, state: int, after: tuple[int, int] | None, limit: int) -> str:
+    """`state` 0 means both."""
+    bound = "" if after is None else f" AND {dialect.behind(('d.until_ms', 'd.id'), after)}"
+    of_state = f" AND d.state = {state:d}" if state else ""
+    return (
+        f"SELECT {_ENDED} FROM {dialect.forced('done', 'd', ENDED_BY_LANE)} WHERE d.lane = {lane:d}{of_state}{bound} "
+        f"ORDER BY d.until_ms, d.id LIMIT {limit:d}"
+    )
 
 
 def sizes_sql(dialect: Dialect, ids: Sequence[int]) -> str:
@@ -330,6 +365,27 @@ class Reads:
         )
         return DedupScan(first_ms or 0, last[0][0] if last else now_ms, not last, next_ms or 0, db_now_ms)
 
+    def ended_due(self, from_ms: int, now_ms: int, limit: int) -> Scan[EndedRow]:
+        texts = ended_due_sql(self._dialect, from_ms, now_ms, limit + 1)
+        rows, ((next_ms, db_now_ms),) = self._link.fetch_all(texts)
+        return Scan(list(map(EndedRow._make, rows[:limit])), len(rows) <= limit, next_ms or 0, db_now_ms)
+
+    def list_ended(self, lanes: list[int], state: int, after: tuple[int, int] | None, limit: int) -> list[EndedRow]:
+        found: list[EndedRow] = []
+        for at in range(0, len(lanes), _UNION_LANES):
+            parts = [ended_sql(self._dialect, lane, state, after, limit) for lane in lanes[at : at + _UNION_LANES]]
+            union = " UNION ALL ".join([f"SELECT * FROM ({part}) AS one" for part in parts])
+            found += map(EndedRow._make, self._link.fetch(f"{union} ORDER BY until_ms, id LIMIT {limit:d}"))
+        return sorted(found)[:limit]
+
+    def results(self, ids: list[int]) -> list[tuple[int, bytes]]:
+        found: list[tuple[int, bytes]] = []
+        for at in range(0, len(ids), ROWS):
+            listed = ",".join(map(str, ids[at : at + ROWS]))
+            rows = self._link.fetch(f"SELECT id, data FROM {self._dialect.forced('result')} WHERE id IN ({listed})")
+            found += [(item_id, bytes(data)) for item_id, data in rows]
+        return found
+
     def list_timer(self, lanes: list[int], leased: bool, after: tuple[int, int] | None, limit: int) -> list[TimerRow]:
         bound = "" if after is None else f" AND {self._dialect.behind(('due', 'id'), after)}"
         rows = self._link.fetch(
@@ -407,11 +463,13 @@ class Reads:
 
 def _found(row: Sequence[Any]) -> Found:
     body = Body._make(row[:BODY_COLUMNS])
-    since_ms, attempt, lease, size_bytes, *timer = row[BODY_COLUMNS:]
+    since_ms, attempt, lease, size_bytes, *rest = row[BODY_COLUMNS:]
     ready = None
     if attempt is not None:
         ready = ReadyRow(body.lane, body.priority, body.deliver_after_ms, body.id, attempt, lease, size_bytes)
-    return Found(body, ready, TimerRow._make(timer) if timer[0] is not None else None, since_ms)
+    timer = TimerRow._make(rest[:TIMER_COLUMNS]) if rest[0] is not None else None
+    ended = EndedRow._make(rest[TIMER_COLUMNS:]) if rest[TIMER_COLUMNS] is not None else None
+    return Found(body, ready, timer, since_ms, ended=ended)
 
 
 def _fitting(rows: Sequence[Any], max_bytes: int) -> Sequence[Any]:

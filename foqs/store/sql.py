@@ -30,6 +30,7 @@ from foqs.rows import (
     DedupRow,
     DedupScan,
     DueRow,
+    EndedRow,
     ExpiringRow,
     FailureGroups,
     FailurePosition,
@@ -425,6 +426,15 @@ class SqlStore:
 
     def list_timer(self, lanes: list[int], leased: bool, after: tuple[int, int] | None, limit: int) -> list[TimerRow]:
         return self._ask(lambda reads: reads.list_timer(lanes, leased, after, limit))
+
+    def ended_due(self, from_ms: int, now_ms: int, limit: int) -> Scan[EndedRow]:
+        return self._ask(lambda reads: reads.ended_due(from_ms, now_ms, limit))
+
+    def list_ended(self, lanes: list[int], state: int, after: tuple[int, int] | None, limit: int) -> list[EndedRow]:
+        return self._ask(lambda reads: reads.list_ended(lanes, state, after, limit))
+
+    def results(self, ids: list[int]) -> list[tuple[int, bytes]]:
+        return self._ask(lambda reads: reads.results(ids))
 
     def change_settings(self, ns: str, change: Change) -> Settings:
         self._begun()

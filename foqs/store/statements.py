@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from foqs.rows import Batch, DedupRow, FailureRow, LaneRow, NewItem
 from foqs.store.dialect import ROWS, Dialect, Statement
 from foqs.store.protocol import Fenced, RowRejected
-from foqs.store.tables import EXPIRY_OF_ITEM, FAILURE_OF_ITEM, TIMER_OF_ITEM
+from foqs.store.tables import ENDED_OF_ITEM, EXPIRY_OF_ITEM, FAILURE_OF_ITEM, TIMER_OF_ITEM
 
 ONE_PACKET_BYTES = 16 << 10
 """Text of a transaction that travels with its COMMIT: a larger one gains nothing by saving a trip."""
@@ -28,6 +28,8 @@ _TIMER = "timer(due, id, lane, lease, attempt, lease_ms, bytes)"
 _EXPIRY = "expiry(at_ms, id)"
 _DEDUP = "dedup(digest, content, id, expires_at)"
 _FAILURE = "failure(lane, fingerprint, id, cause, attempts, died_at, topic, fairness, throttles, reason)"
+_ENDED = "done(until_ms, id, lane, state, attempt, ended_at, bytes)"
+_RESULT = "result(id, data)"
 _LANE = "lane(lane, ns, topic, fairness, throttles)"
 READY_KEY = ("lane", "priority", "deliver_after", "id")
 # Templates with %d refuse a value that is no number, at half the price of f"{value:d}".
@@ -36,7 +38,7 @@ _BODY = "(%d,%d,%d,%d,%d,%d,%d,%d,%s,%s,x'%s')"
 _NEW_READY = "(%d,%d,%d,%d,0,0,%d)"
 _FENCE = (
     "UPDATE shard SET seq = CASE WHEN epoch = %d AND connection_id = %d AND seq = %d THEN %d END, "
-    "next_number = %d, due_from_ms = %d, expiry_from_ms = %d, dedup_from_ms = %d%s%s WHERE one = 1"
+    "next_number = %d, due_from_ms = %d, expiry_from_ms = %d, dedup_from_ms = %d%s WHERE one = 1"
 )
 
 ANOTHER_OWNER = "another owner has the shard"
@@ -102,11 +104,11 @@ class Planner(NamedTuple):
         connection `link`. The error ends the packet, with all statements behind it and COMMIT. `inserts` stores the new
         items by several commands, which need autocommit switched off.
         """
-        dialect, slots = self.dialect, batch.slots
-        saved = "" if slots is None else f", slots_stamp = {slots.stamp:d}, slots = x'{slots.bits.hex()}'"
-        indexed = "" if batch.indexed_to is None else f", indexed_to = {batch.indexed_to:d}"
+        dialect = self.dialect
+        saved = "" if batch.indexed_to is None else f", indexed_to = {batch.indexed_to:d}"
+        saved += _saved_rarely(batch) if batch.slots is not None or batch.ended_from_ms is not None else ""
         from_ms = batch.due_from_ms, batch.expiry_from_ms, batch.dedup_from_ms
-        fence = _FENCE % (epoch, link, seq - 1, seq, next_number, *from_ms, saved, indexed)
+        fence = _FENCE % (epoch, link, seq - 1, seq, next_number, *from_ms, saved)
         made: list[Statement] = [(dialect.begin if inserts is None else _SEVERAL_COMMANDS, None), (fence, 1)]
         if batch.lanes_new or batch.weights:
             _write_lanes(made, batch, dialect)
@@ -124,6 +126,8 @@ class Planner(NamedTuple):
             _move(made, batch, dialect, self.max_statement_bytes)
         if batch.expiry_gone or batch.expiry_new or batch.failure_gone or batch.failure_new:
             _expiries_and_failures(made, batch, dialect, self.max_statement_bytes)
+        if batch.ended_new or batch.ended_gone:
+            _ended_items(made, batch, dialect, self.max_statement_bytes)
         if batch.item_gone:
             dialect.delete(made, "item", "id", batch.item_gone)
         if batch.lanes_gone:
@@ -179,6 +183,23 @@ def _expiries_and_failures(made: list[Statement], batch: Batch, dialect: Dialect
     if batch.failure_new:
         rows = [_failure(row) for row in batch.failure_new]
         _insert_pieces(made, _FAILURE, _pieces_by_bytes(rows, max_statement_bytes))
+
+
+def _ended_items(made: list[Statement], batch: Batch, dialect: Dialect, max_statement_bytes: int) -> None:
+    _insert(made, _ENDED, [_SEVEN % row for row in batch.ended_new])
+    results = [f"({item_id:d},x'{data.hex()}')" for item_id, data in batch.results_new]
+    _insert_pieces(made, _RESULT, _pieces_by_bytes(results, max_statement_bytes))
+    dialect.delete(made, "done", "id", batch.ended_gone, ENDED_OF_ITEM)
+    dialect.delete(made, "result", "id", batch.ended_gone, all_there=False)
+
+
+def _saved_rarely(batch: Batch) -> str:
+    saved, slots = "", batch.slots
+    if slots is not None:
+        saved += f", slots_stamp = {slots.stamp:d}, slots = x'{slots.bits.hex()}'"
+    if batch.ended_from_ms is not None:
+        saved += f", done_from_ms = {batch.ended_from_ms:d}"
+    return saved
 
 
 def _insert_keys(made: list[Statement], batch: Batch) -> None:

@@ -1,6 +1,7 @@
 """The tables of a shard, as SQL.
 
 Every item has one row in `item` (its body) and exactly one in `ready` or `timer`; with a TTL also one in `expiry`.
+An item that has ended and is kept has its row in `done` instead, and none in `expiry`. Its result is in `result`.
 While a host serves the shard, an item whose id is greater than `shard.indexed_to` may have no row in either: it is
 unindexed, which means that it is ready and was never leased. 0 means that every item has its row. The next owner writes
 the missing rows.
@@ -26,6 +27,8 @@ TIMER_OF_ITEM = "timer_of_item"
 LANE_OF_NAMES = "lane_of_names"
 EXPIRY_OF_ITEM = "expiry_of_item"
 DEDUP_BY_EXPIRY = "dedup_by_expiry"
+ENDED_BY_LANE = "done_by_lane"
+ENDED_OF_ITEM = "done_of_item"
 FAILURE_OF_ITEM = "failure_of_item"
 
 # Names are bytes: a default collation would make `A` equal `a`.
@@ -126,8 +129,8 @@ CREATE TABLE done (
     ended_at BIGINT NOT NULL,
     bytes INTEGER NOT NULL,
     PRIMARY KEY (until_ms, id),
-    INDEX done_by_lane (lane),
-    UNIQUE INDEX done_of_item (id)
+    INDEX {ENDED_BY_LANE} (lane),
+    UNIQUE INDEX {ENDED_OF_ITEM} (id)
 );
 CREATE TABLE result (
     id BIGINT NOT NULL,

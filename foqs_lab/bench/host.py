@@ -34,7 +34,7 @@ from foqs.config.schema import ServerSection, ShardSection
 from foqs.idl import idl
 from foqs.ids import Marks
 from foqs.policies.settings import Change, Settings
-from foqs.rows import Batch, DedupRow, DedupScan, DueRow, ExpiringRow, Opened, Scan, SettingRow
+from foqs.rows import Batch, DedupRow, DedupScan, DueRow, EndedRow, ExpiringRow, Opened, Scan, SettingRow
 from foqs.rpc.connection import ServedConnection
 from foqs.server import shard_worker
 from foqs.server.node import Node
@@ -130,6 +130,9 @@ class MemoryStore(SqlStore):
         return Scan([], True, 0, _now_ms())
 
     def expiring(self, from_ms: int, now_ms: int, limit: int) -> Scan[ExpiringRow]:
+        return Scan([], True, 0, _now_ms())
+
+    def ended_due(self, from_ms: int, now_ms: int, limit: int) -> Scan[EndedRow]:
         return Scan([], True, 0, _now_ms())
 
     def dedup_expired(self, from_ms: int, now_ms: int, limit: int) -> DedupScan:

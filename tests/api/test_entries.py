@@ -322,7 +322,7 @@ def test_a_forwarded_part_keeps_the_request_id() -> None:
 def test_entries_that_are_all_carried_out_are_not_sifted() -> None:
     assert sift([1, 2, 3], {}) is None
     assert sift([1, 1], {}, end_of=[10, 11].__getitem__) is None
-    assert sifted_acks([idl.AckItem(1, 2), idl.AckItem(1, 3)]) == ([1, 1], [2, 3], None)
+    assert sifted_acks([idl.AckItem(1, 2), idl.AckItem(1, 3)], Limits()) == ([1, 1], [2, 3], None, None)
 
 
 @given(

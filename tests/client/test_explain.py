@@ -80,6 +80,8 @@ def test_a_terminal_gets_a_headline_and_a_table() -> None:
     free = Explanation((), None, ItemState.READY)
     assert headline("item 7", free) == "item 7 (ready): nothing keeps it from being delivered now"
     assert headline("topic t", Explanation(())) == "topic t: nothing keeps its items from being delivered now"
+    ended = Explanation((), None, ItemState.FAILED)
+    assert headline("item 7", ended) == "item 7 (failed): it has ended, and its topic keeps it for a time"
     table = reasons_table(found, 1_000)
     cells = [list(column.cells) for column in table.columns]
     assert cells == [["paused", "behind_in_lane"], ["1m", "-"], ["why", "5 more"]]

@@ -86,6 +86,8 @@ BAD: dict[str, list[Any]] = {
     "max_bytes": INTEGERS,
     "worker": [*TEXTS, "x" * 129],
     "begins": INTEGERS,
+    "result": ["x", 5, b"x" * 65_537, Unreadable()],
+    "dedup_key": [*NAMES, None],
     "most": INTEGERS,
     "holding": [5, ["a"], {"a": -1}, {"a": True}, {"a": "1"}],
     "ledger": FLAGS,
@@ -151,6 +153,7 @@ OTHERS: dict[str, list[Any]] = {
     "Worker.grace_ms": [None],
     "Worker.topics": [{"a": 1}],
     "Client.redrive.count": [*INTEGERS, None],
+    "Client.get_result.wait_ms": [60_001],
     "Client.enqueue.topic": WRONG_NAMES,
     "Producer.enqueue.topic": WRONG_NAMES,
 }
@@ -164,7 +167,8 @@ REPLACED = {
     "Worker.join.timeout_ms",
 }
 GOOD: dict[str, Any] = {
-    "topic": "t", "topics": "t", "item": Lease(1, 2), "item_id": 1, "items": [], "nacks": [], "item_ids": [],
+    "topic": "t", "topics": "t", "dedup_key": "k",
+    "item": Lease(1, 2), "item_id": 1, "items": [], "nacks": [], "item_ids": [],
     "done": [], "hung": {}, "sample": ItemSpec("t", b""), "source": "x", "handler": lambda item: None,
     "spec": ItemSpec("t", b""),
 }  # fmt: skip

@@ -19,6 +19,8 @@ VARIABLES = {"job": "foqs", "host": ".*", "namespace": ".*", "topic": ".*", "__r
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 WITHOUT_PANEL = {
     "foqs_topics",
+    "foqs_shard_kept_items",
+    "foqs_result_waiters",
     "foqs_page_rows_total",
     "foqs_transaction_rows_total",
     "foqs_shard_trip_seconds",

@@ -75,7 +75,7 @@ def ended() -> Case:
         "Its 2 attempts are used up: a dequeue that reaches it delivers it no more, but moves it to the dead-letter "
         "topic t.dlq."
     )
-    return Case(host, item_id, R.ENDED, None, text, lambda: settle(host, 2, topic_t='{"max_attempts": 3}'))
+    return Case(host, item_id, R.EXHAUSTED, None, text, lambda: settle(host, 2, topic_t='{"max_attempts": 3}'))
 
 
 def not_served() -> Case:
@@ -287,7 +287,7 @@ def test_an_item_without_attempts_ends_as_it_says(dead: bool) -> None:
     policy = '{"max_attempts": 2}' if dead else '{"max_attempts": 2, "dead": null}'
     item_id = tried(host, policy)
     first = first_of(host, item_id)
-    assert (first.code, first.key, first.count) == (R.ENDED, "t.dlq" if dead else None, 2)
+    assert (first.code, first.key, first.count) == (R.EXHAUSTED, "t.dlq" if dead else None, 2)
     assert first.text.endswith("moves it to the dead-letter topic t.dlq." if dead else "removes it.")
     assert why(host, item_id).eta_ms is None
     consumer = host.call("Dequeue", ns="n", wants=[idl.TopicCount("t", 1)])
@@ -312,7 +312,7 @@ def test_a_delayed_item_without_attempts_says_so() -> None:
     host.ask("Nack", items=[idl.NackItem(item.id, item.lease, delay_ms=5_000)])
     settle(host, 1, topic_t='{"max_attempts": 1}')
     first, second = why(host, item_id).reasons
-    assert (first.code, second.code, second.until_ms) == (R.ENDED, R.DELAYED, host.now_ms + 5_000)
+    assert (first.code, second.code, second.until_ms) == (R.EXHAUSTED, R.DELAYED, host.now_ms + 5_000)
     assert first.text.startswith("Its 1 attempt is used up:")
 
 

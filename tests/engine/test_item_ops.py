@@ -67,6 +67,7 @@ def by_script(cause: FailureCause, action: Action | None = None, delay_ms: int |
 
 
 SCRIPT_DEAD, SCRIPT_REMOVED = End(Fate.DEAD, by_script=True), End(Fate.REMOVED, by_script=True)
+DROPPED = End(Fate.REMOVED, by_script=True, dropped=True)
 
 
 @pytest.mark.parametrize(
@@ -78,12 +79,12 @@ SCRIPT_DEAD, SCRIPT_REMOVED = End(Fate.DEAD, by_script=True), End(Fate.REMOVED, 
         ({}, 1, by_script(FAILED, Action.RETRY, 5), later(5)),
         ({}, 1, by_script(FAILED, Action.RETRY, 0), AGAIN),
         ({}, 1, by_script(FAILED, Action.DEAD), SCRIPT_DEAD),
-        ({}, 1, by_script(FAILED, Action.DROP), SCRIPT_REMOVED),
+        ({}, 1, by_script(FAILED, Action.DROP), DROPPED),
         ({"dead": None}, 1, by_script(FAILED, Action.DEAD), SCRIPT_REMOVED),
         ({}, 1, by_script(EXPIRED), AGAIN),
         ({}, 1, by_script(EXPIRED, Action.RETRY, 5), later(5)),
         ({}, 1, by_script(EXPIRED, Action.DEAD), SCRIPT_DEAD),
-        ({}, 1, by_script(EXPIRED, Action.DROP), SCRIPT_REMOVED),
+        ({}, 1, by_script(EXPIRED, Action.DROP), DROPPED),
         ({}, 1, by_script(REJECTED), DEAD),
         ({}, 1, by_script(REJECTED, Action.RETRY), later(700)),
         ({}, 1, by_script(REJECTED, Action.RETRY, 5), later(5)),
@@ -91,7 +92,7 @@ SCRIPT_DEAD, SCRIPT_REMOVED = End(Fate.DEAD, by_script=True), End(Fate.REMOVED, 
         ({"max_attempts": 3}, 3, by_script(FAILED, Action.RETRY, 5), DEAD),
         ({"max_attempts": 3}, 3, by_script(REJECTED, Action.RETRY, 5), DEAD),
         ({"max_attempts": 3}, 3, by_script(FAILED, Action.DEAD), DEAD),
-        ({"max_attempts": 3}, 3, by_script(FAILED, Action.DROP), SCRIPT_REMOVED),
+        ({"max_attempts": 3}, 3, by_script(FAILED, Action.DROP), DROPPED),
         ({"max_total_ms": 40}, 1, by_script(EXPIRED, Action.RETRY, 5), DEAD),
     ],
 )

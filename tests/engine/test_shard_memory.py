@@ -9,6 +9,7 @@ from foqs.config.schema import HostSection
 from foqs.counters import Counters
 from foqs.engine import item_ops
 from foqs.engine.batch_reads import BodiesRead
+from foqs.engine.endings import Awaited
 from foqs.engine.shard_memory import FIRST_PAGE_ROWS, ShardMemory
 from foqs.engine.shard_queue import ShardQueue
 from foqs.fairness.keys import lane_key
@@ -178,7 +179,8 @@ def test_old_written_leases_are_forgotten_but_still_stand() -> None:
 def test_a_written_lease_in_use_is_not_forgotten(held: str) -> None:
     """A change of the item waits, or the reply to its consumer does."""
     budget, config = Budget(1 << 20), HostSection(leases=1)
-    memory = ShardMemory(config, Topics(), Residents(budget, (), lambda: 0), budget, Counters(), ShardQueue(config))
+    residents, queue = Residents(budget, (), lambda: 0), ShardQueue(config)
+    memory = ShardMemory(config, Topics(), residents, budget, Counters(), queue, Awaited())
     lane = memory.lane(lane_key(KEY))
     items = [Item(number, lane, 0, 0, 1, 5, 10, None, Place.TIMER, Phase.LEASED) for number in (1, 2, 3)]
     for item in items:

@@ -15,6 +15,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "ExtendLease": {"items": [idl.ExtendItem(1, 1)]},
     "AckAndDequeue": {"ns": "shop", "acks": [idl.AckItem(1, 1)], "wants": [idl.TopicCount("t", 1)]},
     "GetItem": {"id": 1},
+    "GetResult": {"id": 1},
     "ListItems": {"ns": "shop", "topic": "t"},
     "DeleteItems": {"ids": [1]},
     "ReleaseLeases": {"ns": "shop", "topic": "t"},

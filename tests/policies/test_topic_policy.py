@@ -95,7 +95,7 @@ def test_errors_of_a_wrong_entry(value: Any, message: str) -> None:
     assert errors(json.dumps(value)) == [message]
 
 
-@pytest.mark.parametrize("field", ["refuse_late", "keep"])
+@pytest.mark.parametrize("field", ["refuse_late"])
 def test_fields_of_features_that_do_not_exist_yet(field: str) -> None:
     assert errors(json.dumps({field: {}})) == [f"{field}: this version of foqs does not have it"]
 
@@ -111,12 +111,12 @@ def test_a_field_that_stands_twice_is_refused() -> None:
 
 
 def test_an_entry_reports_every_error() -> None:
-    assert errors('{"x": 1, "keep": {}, "refuse_late": 1, "paused": 0, "retry": {"kind": "x", "y": 1}}') == [
-        "keep: this version of foqs does not have it",
+    assert errors('{"x": 1, "keep": {"most": 0}, "refuse_late": 1, "paused": 0, "retry": {"kind": "x", "y": 1}}') == [
         "refuse_late: this version of foqs does not have it",
         "paused: it must be true or false, not 0",
         "retry.kind: it must be 'constant', 'linear' or 'exponential', not \"x\"",
         'retry: there is no field "y"',
+        "keep.most: it must be 1 or more, not 0",
         'there is no field "x"',
     ]
 
@@ -126,7 +126,7 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=5,
 )
-fields = st.sampled_from([*PolicyEntry.model_fields, "keep", "other"])
+fields = st.sampled_from([*PolicyEntry.model_fields, "refuse_late", "other"])
 retries = st.dictionaries(st.sampled_from(["kind", "first_ms", "step_ms", "factor", "longest_ms", "jitter"]), values)
 
 

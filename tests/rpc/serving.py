@@ -154,8 +154,8 @@ class Served:
     """The server, its loop, and what its service does:
 
     Enqueue says of each item the length of its payload; ListItems returns the fields of its request; GetItem
-    is not found; Ack raises what `raises` holds; Dequeue waits in `held` until the test answers; DeleteItems
-    answers with something that cannot be encoded; ExtendLease with something that does not fit a frame.
+    is not found; Ack raises what `raises` holds; Dequeue and GetResult wait in `held` until the test answers;
+    DeleteItems answers with something that cannot be encoded; ExtendLease with something that does not fit a frame.
     """
 
     def __init__(
@@ -177,6 +177,7 @@ class Served:
         handlers = {
             "Enqueue": self.enqueue,
             "Dequeue": self.dequeue,
+            "GetResult": self.dequeue,
             "Ack": self.ack,
             "ListItems": self.list_items,
             "GetItem": self.get_item,
@@ -250,8 +251,10 @@ class Served:
         self.held.append(call)
 
     def release(self, payload_bytes: int = 0) -> bool:
-        """Answers the oldest Dequeue in progress. On the loop."""
+        """Answers the oldest Dequeue or GetResult in progress. On the loop."""
         call = self.held.pop(0)
+        if call.method == "GetResult":
+            return call.reply(idl.GetResultResponse(1))
         payload = b"p" * payload_bytes
         return call.reply(idl.DequeueResponse([idl.Item(ns=call.request.ns, payload=payload)]))
 

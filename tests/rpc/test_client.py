@@ -5,6 +5,7 @@ import socket
 import struct
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -89,6 +90,36 @@ def test_calls_beyond_the_connections_wait_then_are_refused(start: Callable[...,
     served.on_loop(served.release)
     assert [future.result(PATIENCE_S).items[0].ns for future in held] == ["n0", "n1"]
     assert served.server.counters.connections_accepted == 2
+
+
+def test_long_calls_leave_the_other_connections_free(start: Callable[..., Calling], served: Served) -> None:
+    calling = start(connections=1, long_calls=2)
+    held = [calling.begin(of(served), "GetResult", idl.GetResultRequest(n)) for n in range(2)]
+    served.until(lambda: len(served.held) == 2)
+    with pytest.raises(Overloaded):
+        calling.ask(of(served), "GetResult", idl.GetResultRequest(3))
+    assert ids(calling.ask(of(served), "Enqueue", enqueue(4))) == [4]
+    served.on_loop(lambda: [served.release() for _ in held])
+    assert [future.result(PATIENCE_S) for future in held]
+    assert served.server.counters.connections_accepted == 3
+
+
+def test_a_long_call_is_given_up(start: Callable[..., Calling], served: Served) -> None:
+    calling, give_ups = start(long_calls=1), list[Any]()
+    done = Mock()
+
+    def ask(item_id: int) -> None:
+        request = idl.GetResultRequest(item_id)
+        give_ups.append(calling.caller.call(of(served), "GetResult", request, 60_000, done))
+
+    calling.on_loop(lambda: ask(1))
+    served.until(lambda: len(served.held) == 1)
+    calling.on_loop(give_ups[0])
+    served.until(lambda: len(served.lost) == 1)
+    calling.on_loop(lambda: (ask(2), give_ups[1]()))  # before it has a connection
+    assert ids(calling.ask(of(served), "Enqueue", enqueue(4))) == [4]
+    calling.on_loop(give_ups[0])  # once more: it has ended
+    assert not done.called
 
 
 def test_large_frames_both_ways(calling: Calling, served: Served) -> None:

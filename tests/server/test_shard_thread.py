@@ -9,7 +9,7 @@ import pytest
 
 from foqs.buffers.shard_batch import BatchResult, Outcome, ShardBatch
 from foqs.engine.batch_reads import LookRead
-from foqs.rows import Batch, DedupRow, LaneRow, NewItem
+from foqs.rows import Batch, Body, DedupRow, Found, LaneRow, NewItem
 from foqs.server.shard_thread import Begun, run
 from foqs.store.protocol import (
     CommitUnknown,
@@ -62,7 +62,7 @@ class Store(ShardStore):
 
     def look(self, ids: Any) -> list[Any]:
         self._read("look")
-        return list(ids)
+        return [Found(Body(one, 1, 0, 0, 0, 0, 0, 0, b"", None, None), None, None) for one in ids]
 
     def reconnect(self) -> bool:
         self._read("reconnect")
@@ -94,7 +94,7 @@ def test_a_batch_without_a_transaction_has_no_outcome() -> None:
     look = LookRead([9], frozenset())
     result = run(Store(), ShardBatch(reads=[look]))
     assert (result.outcome, result.reads, result.confirmed) == (Outcome.NONE, 1, False)
-    assert look.rows == [9]
+    assert [found.body.id for found in look.rows] == [9]
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ class Attempts:
         self._checks = checks
         self._records = records
         self._dbs = dbs
-        self._all: dict[tuple[str, str], list[TopicPolicy]] = {}  # of a topic, all that were in effect
+        self.of_topics: dict[tuple[str, str], list[TopicPolicy]] = {}  # of a topic, all that were in effect
         self._owners: Counter[int] = Counter()  # changes of a shard's owner
         self._since: dict[int, int] = {}  # by item: the owners of its shard when it was delivered first
 
@@ -36,7 +36,7 @@ class Attempts:
         """The hosts know these settings from now on."""
         self.policies.apply(settings)
         for key in topics:
-            self._all.setdefault(key, []).append(self.policies.of(key))
+            self.of_topics.setdefault(key, []).append(self.policies.of(key))
 
     def owner_changed(self, shard: int) -> None:
         self._owners[shard] += 1
@@ -52,7 +52,7 @@ class Attempts:
     def delivered(self, item: Item) -> None:
         """A consumer has it. Released leases do not count, and neither do lost replies."""
         record = self._records[item.id]
-        policies = self._all[record.place]
+        policies = self.of_topics[record.place]
         if item.at_most_once or not all(policy.max_attempts for policy in policies):
             return
         most = max(policy.max_attempts for policy in policies)
@@ -98,7 +98,7 @@ class Attempts:
         current.update(d.token for d in record.deliveries[-1:])
         allowed = [
             policy
-            for policy in self._all[record.place]
+            for policy in self.of_topics[record.place]
             if target == (record.place[0], policy.dead_topic)
             and (expires_at_ms > 0) == (policy.dead_ttl_ms is not None)
             and self._may_die(policy, body, current, now_ms) is not None
@@ -127,7 +127,7 @@ class Attempts:
             self._checks["failed attempts"] += 1
             if isinstance(row, ReadyRow) and row.deliver_after_ms <= body.deliver_after_ms:
                 broken(14, f"{row} failed, and is not behind the items of its priority: {body} {record}")
-            policies = self._all[record.place]
+            policies = self.of_topics[record.place]
             age_ms = min([op.sent_ms for op in ops], default=0) - db.since_ms(row.id)
             too_old = all(0 < policy.max_total_ms <= age_ms for policy in policies)
             if by_nack and too_old and not self.stepped:
@@ -138,13 +138,13 @@ class Attempts:
         shard = shard_of(body.id)
         if body.id in self._dbs[shard].failures and op.kind in NACKS and self.redrives.may_move(shard, op.sent_ms):
             return True
-        policies = self._all[self._records[body.id].place]
+        policies = self.of_topics[self._records[body.id].place]
         return op.kind in NACKS and any(self._may_die(policy, body, {op.token}, now_ms) for policy in policies)
 
     def removal(self, body: Body, current: set[int], now_ms: int) -> str:
         """Why an item without a dead-letter topic may be removed now."""
         record = self._records[body.id]
-        policies = [policy for policy in self._all[record.place] if policy.dead_topic is None]
+        policies = [policy for policy in self.of_topics[record.place] if policy.dead_topic is None]
         causes = {self._may_die(policy, body, current, now_ms) for policy in policies} - {None}
         if not causes or body.delivery == AT_MOST_ONCE:
             broken(3, f"item {body.id} is removed for no allowed cause: {body} {record}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from operator import attrgetter
 from typing import Any
 
 from foqs.buffers.reads import ListRead
@@ -17,16 +16,15 @@ from foqs.buffers.tail import MAX_BYTES
 from foqs.engine.engine import Engine
 from foqs.engine.listing import Listing
 from foqs.engine.shard import Shard
-from foqs.fairness.keys import LaneKey, TopicKey, is_plain, tenancy_of
+from foqs.fairness.keys import LaneKey, TopicKey, is_plain, tenancy_of, topic_key
 from foqs.fairness.tenants import DOWN, QUEUED, SKIPPED, Tenant
 from foqs.fairness.topics import Topic
 from foqs.fairness.turns import Turns
 from foqs.item import KNOWN_BYTES, Item, Phase, Place
 from foqs.prefetch.lane import Lane
 from tests.sim.memory_database import MemoryDatabase
+from tests.sim.memory_store import counts_of_ends
 from tests.sim.records import MemoryWrong, lane_of
-
-_LANE = attrgetter("lane")
 
 
 def _same(what: str, about: Any, memory: Any, database: Any) -> None:
@@ -37,7 +35,8 @@ def _same(what: str, about: Any, memory: Any, database: Any) -> None:
 def audit(shard: Shard, db: MemoryDatabase) -> None:
     """Everything about one shard."""
     _same("epoch", shard, shard.owner.epoch, db.epoch)
-    items_of = Counter(map(_LANE, db.items.values()))
+    items_of = Counter([body.lane for body in db.items.values() if body.id not in db.ended])
+    _audit_kept(shard, db)
     leased = Counter(row.lane for row in db.timer.values() if row.lease)
     unwritten = [
         item for item in shard.memory.known.values() if item.phase is Phase.LEASED and item.place is Place.READY
@@ -45,7 +44,8 @@ def audit(shard: Shard, db: MemoryDatabase) -> None:
     leased.update(item.lane.number or 0 for item in unwritten)
     dead = {row.lane for row in db.failures.values()}
     of_dead = {number for number, row in db.lanes.items() if row.topic.endswith(b".dlq")}
-    letters = [item_id for item_id, body in db.items.items() if body.lane in of_dead] if of_dead else []
+    living = db.items.keys() - db.ended
+    letters = [item_id for item_id in living if db.items[item_id].lane in of_dead] if of_dead else []
     if db.failures.keys() != set(letters):
         raise MemoryWrong(f"the dead letters are not those with a failure: {db.failures}")
     for number, row in db.lanes.items():
@@ -56,7 +56,9 @@ def audit(shard: Shard, db: MemoryDatabase) -> None:
         _same("weight", lane, lane.weight, row.weight)
     for lane in shard.memory.lanes.values():
         _same("stored", lane, lane.stored, lane.number in db.lanes)
-        if not (lane.total or lane.key in shard.memory.idle_lanes or shard.queue.in_flight or shard.queue.unsettled):
+        kept = lane.number in shard.queue.kept.lanes
+        idle = kept or lane.key in shard.memory.idle_lanes
+        if not (lane.total or idle or shard.queue.in_flight or shard.queue.unsettled):
             raise MemoryWrong(f"{lane} is empty and would never be removed")
         _same("total", lane, lane.total, items_of[lane.number or 0])
         _same("leased", lane, lane.leased, leased[lane.number or 0])
@@ -76,6 +78,20 @@ def audit(shard: Shard, db: MemoryDatabase) -> None:
             raise MemoryWrong(f"{item} is remembered as a written lease")
     _audit_tail(shard, db)
     _audit_scans(shard, db)
+
+
+def _audit_kept(shard: Shard, db: MemoryDatabase) -> None:
+    """Counts of items that have ended, and their bound unless more of them are about to be removed."""
+    kept = shard.queue.kept
+    _same("kept items", shard, kept.lanes, counts_of_ends(db.ended.values()))
+    topics = Counter(topic_key(lane_of(db.lanes[row.lane])) for row in db.ended.values())
+    _same("kept items by topic", shard, kept.topics, topics)
+    if kept.unsent or kept.grown or shard.queue.in_flight or shard.queue.unsettled:
+        return
+    for topic, count in kept.topics.items():
+        keep = shard.policies.of(topic).keep
+        if keep is not None and count > keep.most and topic not in kept.oldest_wanted:
+            raise MemoryWrong(f"{count} items of {topic} are kept, more than {keep.most}")
 
 
 def _audit_tail(shard: Shard, db: MemoryDatabase) -> None:
@@ -149,6 +165,7 @@ def _audit_scans(shard: Shard, db: MemoryDatabase) -> None:
     for scan, order, what in (
         (shard.queue.timers, db.due_order, "timer"),
         (shard.queue.ttls, db.expiry_order, "expiry"),
+        (shard.queue.kept.scan, db.ended_order, "ended"),
     ):
         if not order:
             continue

@@ -17,6 +17,7 @@ from foqs.fairness.keys import TopicKey
 from foqs.ids import Dedup, content_of, digest_of, hash_slot_bounds, shard_of
 from foqs.item import Item
 from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE, NewItem
+from tests.sim.kept import await_end, result_of
 from tests.sim.memory_database import POISON
 from tests.sim.profile import given_weight
 from tests.sim.records import Op, Spec, broken
@@ -322,7 +323,8 @@ class Clients:
             kind = rng.choice(["fail", "fail", "fail", "reject"])
             return Op(kind, item_id, lease, now_ms, rng.choice([None, b"half"]) if kind == "fail" else None)
         if temper < 0.6:
-            return Op("ack", item_id, lease, now_ms)
+            brought = result_of(lease) if self.sim.profile.awaited and rng.random() < 0.5 else None
+            return Op("ack", item_id, lease, now_ms, result=brought)
         if temper < 0.68:
             return Op("nack", item_id, lease, now_ms)
         if temper < 0.76:
@@ -367,7 +369,8 @@ class Clients:
         more = all(op.kind == "ack" for op in asked) and self.rng.random() < 0.2
         if all(op.kind == "ack" for op in asked):
             ids, tokens = [op.id for op in asked], [op.token for op in asked]
-            member.engine.ack(call, ids, tokens, ns, member.now_ms, timeout_ms)
+            results = [op.result for op in asked] if any(op.result is not None for op in asked) else None
+            member.engine.ack(call, ids, tokens, ns, member.now_ms, timeout_ms, results)
         else:
             member.engine.settle(call, [(op.id, host_op(op)) for op in asked], ns, member.now_ms, timeout_ms)
 
@@ -396,4 +399,8 @@ class Clients:
         elif ids or self.told:
             look_at(self, rng.choice(ids) if ids else self.told[-1][0])
         redrive(self)
+        if self.sim.profile.awaited:
+            for _ in range(3):
+                asked = rng.choice(ids) if ids and rng.random() < 0.8 else rng.choice(self.told or [(1 << 48, 0)])[0]
+                await_end(self, asked)
         self._after(100, self._operate)

@@ -15,6 +15,7 @@ from foqs.item import Item
 from foqs.rows import AT_MOST_ONCE, Batch, Body, LaneRow, NewItem
 from foqs.second_answer import Duplicate
 from tests.sim.attempts import Attempts
+from tests.sim.kept import Kept
 from tests.sim.memory_database import MemoryDatabase
 from tests.sim.records import ENDING, NACKS, Delivery, Op, Record, Spec, broken, lane_of
 
@@ -43,6 +44,7 @@ class Ledger:
         self.crashed = False  # a host, with answers that it owed
         self.open_extends: list[Op] = []
         self.attempts = Attempts(self.records, dbs, checks)
+        self.kept = Kept(self.records, self.attempts.of_topics, checks)
 
     def _db(self, item_id: int) -> MemoryDatabase:
         return self.dbs[shard_of(item_id)]
@@ -107,11 +109,13 @@ class Ledger:
         self.timed_ms.update((row.id, now_ms) for row in batch.timer_new)
         self.written.update((row.id, row.lease) for row in batch.timer_new)
         self.attempts.committing(shard, batch, max(now_ms, self.latest_ms))
-        for item_id in batch.item_gone:
-            cause = self._cause(item_id, db, now_ms)
+        causes = {item_id: self._cause(item_id, db, now_ms) for item_id in self.kept.ends(db, batch)}
+        for item_id, cause in causes.items():
             self.records[item_id].removed = cause
             self.removals[shard, epoch] += 1
             self.checks[f"removed by {cause}"] += 1
+        self.kept.ended(db, batch, causes)
+        self.kept.removed(db, batch, max(now_ms, self.latest_ms))
 
     def _in_its_lane(self, spec: Spec, item: NewItem, lanes: dict[int, LaneRow], weights: dict[int, int]) -> None:
         row = lanes.get(item.lane)
@@ -154,7 +158,7 @@ class Ledger:
         db = self.dbs[shard]
         self.taken_ms[shard] = now_ms
         self.attempts.owner_changed(shard)
-        for item_id in db.items:
+        for item_id in db.items.keys() - db.ended:
             timer, ready = db.timer.get(item_id), db.ready.get(item_id)
             for d in self.records[item_id].deliveries:
                 if timer is not None and timer.lease == d.token:
@@ -165,7 +169,7 @@ class Ledger:
     def stopped(self, shard: int, now_ms: int) -> None:
         """A host that stopped in order has written every lease that a consumer may count on (promise 7)."""
         db = self.dbs[shard]
-        for item_id in db.items:
+        for item_id in db.items.keys() - db.ended:
             row = db.timer.get(item_id)
             for d in self.records[item_id].deliveries:
                 if self.records[item_id].live(d, now_ms) and (row is None or row.lease != d.token):
@@ -290,14 +294,14 @@ class Ledger:
         op.state = "unknown" if error.code is Code.OUTCOME_UNKNOWN else "refused"
         if record is None or op.wrong_ns or not current or db is None:
             return
-        if error.code is Code.NOT_FOUND and op.id in db.items:
+        if error.code is Code.NOT_FOUND and op.id in db.items and op.id not in db.ended:
             broken(7, f"{op} was answered NOT_FOUND but the item is there")
         if error.code is Code.STALE_LEASE:
             self._refused_rightly(op, record, db, now_ms)
 
     def _done(self, op: Op, record: Record, db: MemoryDatabase, *, current: bool) -> None:
         if op.kind in ("ack", "delete"):
-            if op.id in db.items:
+            if op.id in db.items and (op.kind == "delete" or op.id not in db.ended):
                 broken(2, f"{op} was answered OK but the item is there")
             return
         if not current and op.kind in ("extend", "release"):

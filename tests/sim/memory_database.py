@@ -1,7 +1,8 @@
 """A shard's database in memory, which checks every transaction whole.
 
-An item is in exactly one of `ready` and `timer`, or is unindexed, with an id above `indexed_to`. Rows say what the body
-says, a delete matches a row, no id is inserted twice ever, no checkpoint passes a row, only the owner changes a row.
+An item is in exactly one of `ready`, `timer` and `ended`, or is unindexed, with an id above `indexed_to`. Rows say what
+the body says, a delete matches a row, no id is inserted twice ever, no checkpoint passes a row, only the owner changes
+a row.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from foqs.rows import (
     Batch,
     Body,
     DedupRow,
+    EndedRow,
     FailurePosition,
     FailureRow,
     Holding,
@@ -75,6 +77,10 @@ class MemoryDatabase:
         self.expiry: dict[int, int] = {}
         self.expiry_order: list[tuple[int, int]] = []
         self.failures: dict[int, FailureRow] = {}
+        self.ended: dict[int, EndedRow] = {}
+        self.ended_order: list[tuple[int, int]] = []
+        self.results: dict[int, bytes] = {}
+        self.ended_from_ms = 0
         self.lanes: dict[int, LaneRow] = {}
         self.ever: set[int] = set()
         self.epoch = 0
@@ -167,6 +173,7 @@ class MemoryDatabase:
         for failure in batch.failure_new:
             _rule(failure.id not in self.failures, "failure {} exists", failure)
             self.failures[failure.id] = failure
+        self._ends(batch)
         for item_id in batch.item_gone:
             _rule(item_id in self.items, "item {} is removed but is not there", item_id)
             del self.items[item_id]
@@ -185,6 +192,9 @@ class MemoryDatabase:
         self.dedup.update((row.digest, row) for row in (*batch.dedup_copied, *batch.dedup_new, *batch.dedup_again))
         self._check(batch)
         self.slots = self.slots if batch.slots is None else batch.slots
+        self.ended_from_ms = self.ended_from_ms if batch.ended_from_ms is None else batch.ended_from_ms
+        first = self.ended_order[0][0] if self.ended_order else self.ended_from_ms
+        _rule(first >= self.ended_from_ms, "the checkpoint {} of ended items passed a row", self.ended_from_ms)
         self.dedup_from_ms = batch.dedup_from_ms
         self.next_number = batch.next_number
         if batch.indexed_to is not None:
@@ -199,10 +209,29 @@ class MemoryDatabase:
         if not self.indexed_to:
             return
         for item_id, body in self.items.items():
-            if item_id > self.indexed_to and item_id not in self.ready and item_id not in self.timer:
+            placed = item_id in self.ready or item_id in self.timer or item_id in self.ended
+            if item_id > self.indexed_to and not placed:
                 size = len(body.payload) + len(body.metadata or b"") + len(body.headers or b"")
                 self._ready_new(ReadyRow(body.lane, body.priority, body.deliver_after_ms, item_id, 0, 0, size))
         _rule(not self.unindexed, "items {} are not found by the next owner", self.unindexed)
+
+    def _ends(self, batch: Batch) -> None:
+        for row in batch.ended_new:
+            body = self.items.get(row.id)
+            _rule(body is not None and body.lane == row.lane, "ended row {} is not what its item says: {}", row, body)
+            _rule(row.id not in self.ended, "ended row {} exists", row)
+            self.unindexed.pop(row.id, None)
+            self.ended[row.id] = row
+            insort(self.ended_order, (row.until_ms, row.id))
+        for item_id, data in batch.results_new:
+            _rule(item_id in self.ended and item_id not in self.results, "result of {} cannot be", item_id)
+            self.results[item_id] = data
+        for item_id in batch.ended_gone:
+            ended = self.ended.pop(item_id, None)
+            _rule(ended is not None and item_id in batch.item_gone, "the end of {} is removed alone", item_id)
+            assert ended is not None
+            del self.ended_order[bisect_left(self.ended_order, (ended.until_ms, item_id))]
+            self.results.pop(item_id, None)
 
     def has_keys(self, batch: Batch) -> bool:
         """Whether a new key of `batch` is there, or comes twice."""
@@ -290,9 +319,10 @@ class MemoryDatabase:
     def _check(self, batch: Batch) -> None:
         for item_id in batch.ids():
             tables = (item_id in self.ready) + (item_id in self.timer) + (item_id in self.unindexed)
-            _rule(tables == (item_id in self.items), "item {} is in {} of ready and timer", item_id, tables)
+            tables += item_id in self.ended
+            _rule(tables == (item_id in self.items), "item {} is in {} of ready, timer and ended", item_id, tables)
             body = self.items.get(item_id)
-            has_ttl = body is not None and body.expires_at_ms > 0
+            has_ttl = body is not None and body.expires_at_ms > 0 and item_id not in self.ended
             _rule((item_id in self.expiry) == has_ttl, "item {} has the wrong expiry row", item_id)
             failure = self.failures.get(item_id)
             dead = failure is None or (body is not None and body.lane == failure.lane)

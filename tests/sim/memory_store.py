@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
+from collections.abc import Iterable
 
 from foqs.ids import Marks
 from foqs.policies.failures import FailureFilter
@@ -18,6 +19,8 @@ from foqs.rows import (
     DedupRow,
     DedupScan,
     DueRow,
+    EndedRow,
+    EndedState,
     ExpiringRow,
     FailureGroup,
     FailureGroups,
@@ -98,6 +101,8 @@ class MemoryStore:
             slots=db.slots,
             dead=sorted({row.lane for row in db.failures.values()}),
             settings=[SettingRow(ns.encode(), doc) for ns, doc in db.settings.items()],
+            ended=counts_of_ends(db.ended.values()),
+            ended_from_ms=db.ended_from_ms,
         )
 
     def cut(self) -> None:
@@ -230,7 +235,8 @@ class MemoryStore:
 
     def _found(self, item_id: int) -> Found:
         db = self._db
-        return Found(db.items[item_id], db.ready.get(item_id), db.timer.get(item_id), db.since_ms(item_id))
+        rows = db.ready.get(item_id), db.timer.get(item_id), db.since_ms(item_id)
+        return Found(db.items[item_id], *rows, ended=db.ended.get(item_id))
 
     def look(self, ids: list[int]) -> list[Found]:
         self._read()
@@ -287,6 +293,23 @@ class MemoryStore:
         first_ms, next_ms = times[start] if end > start else 0, times[end] if end < len(times) else 0
         return DedupScan(first_ms, bound_ms, not cut, next_ms, self._db.now_ms())
 
+    def ended_due(self, from_ms: int, now_ms: int, limit: int) -> Scan[EndedRow]:
+        self._read()
+        db = self._db
+        ids, complete, next_ms = self._scan(db.ended_order, from_ms, now_ms, limit)
+        return Scan([db.ended[item_id] for item_id in ids], complete, next_ms, db.now_ms())
+
+    def list_ended(self, lanes: list[int], state: int, after: tuple[int, int] | None, limit: int) -> list[EndedRow]:
+        self._read()
+        order = self._db.ended_order
+        start = bisect_right(order, after) if after is not None else 0
+        rows = (self._db.ended[item_id] for _, item_id in order[start:])
+        return [row for row in rows if row.lane in lanes and state in (0, row.state)][:limit]
+
+    def results(self, ids: list[int]) -> list[tuple[int, bytes]]:
+        self._read()
+        return [(item_id, self._db.results[item_id]) for item_id in ids if item_id in self._db.results]
+
     def list_timer(self, lanes: list[int], leased: bool, after: tuple[int, int] | None, limit: int) -> list[TimerRow]:
         self._read()
         order = self._db.due_order
@@ -310,6 +333,16 @@ class MemoryStore:
             self._db.index_tail()
             self._db.indexed_to = 0
         self.cut()
+
+
+def counts_of_ends(rows: Iterable[EndedRow]) -> dict[int, tuple[int, int]]:
+    """By lane: COMPLETED and FAILED rows."""
+    made: dict[int, tuple[int, int]] = {}
+    for row in rows:
+        completed, failed = made.get(row.lane, (0, 0))
+        one = row.state == EndedState.COMPLETED
+        made[row.lane] = completed + one, failed + (not one)
+    return made
 
 
 def _group(rows: list[FailureRow]) -> FailureGroup:

@@ -68,6 +68,7 @@ class Profile:
     throttled: bool = False  # some throttle keys have settings
     pauses_ms: tuple[int, ...] = (20,)  # of consumers that got items, at most
     released: float = 0.0  # leases that consumers release at once
+    awaited: bool = False  # acks bring results, and callers ask for ends
     held: tuple[str, ...] = ()  # tenants all of whose items have throttle keys
     _lanes: dict[TopicKey, list[LaneKey]] = field(default_factory=dict, init=False, compare=False)
 
@@ -226,6 +227,24 @@ def _dead_letters(rng: random.Random) -> Profile:
         poisoned=rng.choice([0, 0.05]),
         named=8,
     )
+
+
+def _kept_items(rng: random.Random) -> Profile:
+    """Topics keep some of their items after the end. Acks bring results, and callers wait for ends."""
+    profile = random_profile(rng, rng.choice(["dead", "dead", "tenants"]))
+    keeps = [None, {"completed_ms": 500}, {"completed_ms": 3_000, "failed_ms": 1_000}, {"failed_ms": 3_000}]
+    policies = []
+    for entries in profile.policies:
+        kept = dict(entries)
+        for key in ("topic.*", "topic.topic-1", "topic.topic-2"):
+            keep = rng.choice(keeps)
+            if keep is not None:
+                more = {"most": rng.choice([1, 5, 100_000]), "results": rng.random() < 0.8}
+                kept[key] = json.dumps(json.loads(kept.get(key, "{}")) | {"keep": keep | more})
+        policies.append(kept)
+    host = profile.config.host.model_copy(update={"lanes": 200, "lane_idle_ms": rng.choice([0, 300, 2_000])})
+    config = profile.config.model_copy(update={"host": host})
+    return replace(profile, config=config, policies=tuple(policies), awaited=True)
 
 
 def _with_tenants(rng: random.Random) -> Profile:
@@ -454,6 +473,7 @@ _KINDS: dict[str, Callable[[random.Random], Profile]] = {
     "cut": _cut_windows,
     "refused": _refused_rows,
     "dead": _dead_letters,
+    "kept": _kept_items,
     "tenants": _with_tenants,
     "fair": _fair,
     "throttles": _throttled,

@@ -67,6 +67,7 @@ class Op:
     metadata: bytes | None = None
     delay_ms: int = 0
     lease_ms: int = 0
+    result: bytes | None = None
     wrong_ns: bool = False
     late: bool = False
     contested: bool = False

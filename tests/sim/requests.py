@@ -55,7 +55,7 @@ def list_topic(clients: Clients) -> None:
     def fail(error: FoqsError) -> None:
         request.answered()
 
-    listing = Listing(member.engine.state, key, rng.choice([0, 1, 2, 3]), limit, 10_000, None, reply, fail)
+    listing = Listing(member.engine.state, key, rng.choice([0, 1, 2, 3, 4, 5]), limit, 10_000, None, reply, fail)
     member.listings.append(listing)
     member.engine.list(listing, member.now_ms, timeout_ms)
 
@@ -72,6 +72,11 @@ def look_at(clients: Clients, item_id: int) -> None:
                 broken(8, f"a look was answered {error!r}")
         elif not member.current(shard_of(item_id)):
             pass
+        elif found is not None and found.ended is not None:
+            if (found.ended, found.stored) != (db.ended.get(item_id), db.results.get(item_id)):
+                broken(1, f"a look at {item_id} found {found}, the database has {db.ended.get(item_id)}")
+        elif item_id in db.ended and db.ended[item_id].until_ms <= member.now_ms:
+            pass  # it is removed soon
         elif (item is None) != (item_id not in db.items):
             broken(1, f"a look at {item_id} found {item} but the database has {db.items.get(item_id)}")
         elif item is not None:
@@ -87,7 +92,7 @@ def look_at(clients: Clients, item_id: int) -> None:
 
 def host_op(op: Op) -> item_ops.Op:
     if op.kind == "ack":
-        return item_ops.ack(op.token)
+        return item_ops.ack(op.token, op.result)
     if op.kind == "nack":
         return item_ops.nack(op.token, op.delay_ms, op.metadata)
     if op.kind == "fail":

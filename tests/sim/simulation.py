@@ -189,10 +189,12 @@ class Simulation(Run):
         self.throttles.check()
         self.clients.check_all_answered()
         for number, db in self.dbs.items():
-            if db.lanes or db.ready or db.timer or db.expiry or db.failures:
+            if db.lanes or db.ready or db.timer or db.expiry or db.failures or db.ended or db.results:
                 raise Stuck(f"shard {number} still has {db.lanes} {db.ready} {db.timer} {db.expiry} {db.failures}")
         for member in self.members:
             known = sum(len(shard.memory.known) for shard in member.engine.state.shards.values())
+            if member.engine.state.awaited.count or member.engine.state.awaited.calls:
+                raise MemoryWrong(f"{member.name} has callers that wait: {member.engine.state.awaited.calls}")
             if known or member.engine.state.budget.used_bytes:
                 raise MemoryWrong(f"{member.name} knows {known} items, {member.engine.state.budget}")
             self._check_counts(member)

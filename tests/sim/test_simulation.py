@@ -47,6 +47,20 @@ KINDS = (
         },
     ),
     Kind(
+        "kept",
+        share=3,
+        first=8,
+        counts={
+            "kept COMPLETED": 200,
+            "kept FAILED": 8,
+            "kept and removed": 200,
+            "removed above most": 50,
+            "result COMPLETED": 50,
+            "result FAILED": 10,
+            "result NOT_FOUND": 10,
+        },
+    ),
+    Kind(
         "tenants",
         share=3,
         first=8,

@@ -12,11 +12,23 @@ from typing import Any
 import pytest
 
 from foqs.bounds import NANO, Quota
+from foqs.buffers.kept import KeptItems
 from foqs.buffers.reads import DeadRead
 from foqs.buffers.shard_batch import ShardBatch
-from foqs.engine import batch_apply, batch_build, batch_reads, consumers, dead_letters, item_ops, shard_life
+from foqs.engine import (
+    batch_apply,
+    batch_build,
+    batch_reads,
+    consumers,
+    dead_letters,
+    dedup,
+    item_ops,
+    kept_items,
+    shard_life,
+)
 from foqs.engine.concurrency import AnyGate, LaneSlots, Parked
 from foqs.engine.dead_letters import RedrivePage
+from foqs.engine.endings import Awaited
 from foqs.engine.fair_dequeue import TenantDequeue
 from foqs.engine.shard import Shard
 from foqs.engine.shard_memory import ShardMemory
@@ -310,6 +322,58 @@ def urgent_items_of_a_shard_that_returns_wait_for_others(original: Any, round_: 
     taking = original(round_, *about)
     round_._turns.incomplete.clear()
     return taking
+
+
+# --------------------------------------------------------------------------------------------- kept items
+
+put("a_caller_that_waits_is_never_woken", Awaited, "committed", constant(None), "kept")
+put("callers_of_a_shard_that_moved_wait_on", Awaited, "closed", constant(None), "kept")
+put("an_item_is_kept_without_why_it_failed", kept_items, "pack_failure", constant(None), "kept")
+put(
+    "items_are_removed_until_one_is_left",
+    kept_items,
+    "excess",
+    lambda shard, topic: shard.queue.kept.staying(topic) - 1,
+    "kept",
+)
+put("kept_items_are_never_too_many", kept_items, "excess", constant(0), "kept")
+put("a_new_owner_does_not_count_kept_items", KeptItems, "count_topics", constant(None), "kept")
+put("kept_items_stay_after_their_time", kept_items, "EndedRead", dedup.ExpiredKeysRead, "kept")
+
+
+@around(item_ops, "ack", "kept")
+def acks_lose_their_results(original: Any, lease: int, result: bytes | None = None) -> Any:
+    return original(lease)
+
+
+@around(kept_items, "end_of", "kept")
+def a_new_owner_says_nothing_of_results(original: Any, memory: ShardMemory, item: Any, found: Found | None) -> Any:
+    """The result is lost where its end was not seen."""
+    return original(memory, item, found and found._replace(stored=None))
+
+
+@around(kept_items, "mark_end", "kept")
+def an_item_is_kept_for_another_time(original: Any, change: Change, keeping: Any, now_ms: int) -> bool:
+    kept: bool = original(change, keeping, now_ms)
+    if change.ended is not None:
+        change.ended = change.ended._replace(until_ms=change.ended.until_ms - 1)
+    return kept
+
+
+@around(ShardMemory, "idle_lane", "kept")
+def the_row_of_a_lane_with_kept_items_is_removed(original: Any, memory: ShardMemory, *about: Any) -> None:
+    lanes, memory.queue.kept.lanes = memory.queue.kept.lanes, {}
+    original(memory, *about)
+    memory.queue.kept.lanes = lanes
+
+
+@around(batch_apply, "_gone", "kept", seed=64)
+def an_item_stays_kept_though_a_delete_was_answered(
+    original: Any, memory: ShardMemory, change: Any, later: Any, *about: Any
+) -> None:
+    ended, change.ended = change.ended, None
+    original(memory, change, later, *about)
+    change.ended = ended
 
 
 # --------------------------------------------------------------------------------------------- throttles

@@ -9,6 +9,7 @@ from foqs.rows import BACKLOG_SHIFT, Backlog, Batch, Opened
 from foqs.store.protocol import CommitUnknown, Fenced, RowRejected, ShardRefused, ShardStore, StoreDown
 from tests.store.dead_contract import DeadContract
 from tests.store.dead_read_contract import DeadReadContract
+from tests.store.ended_contract import EndedContract
 from tests.store.key_contract import KeyContract
 from tests.store.row_contract import LANE, RowContract, body, insert, ready_key, ready_row, timer_row
 from tests.store.shards import NOW_MS, Moment, Shard, new_item
@@ -35,8 +36,8 @@ def open_again(shard: Shard) -> tuple[ShardStore, Opened]:
     return opened[0]
 
 
-class StoreContract(RowContract, KeyContract, TailContract, DeadContract, DeadReadContract):
-    """Rows, scans, keys, the tail and dead letters; refusals, ownership, and connections that break."""
+class StoreContract(RowContract, KeyContract, TailContract, DeadContract, DeadReadContract, EndedContract):
+    """Rows, scans, keys, the tail, dead letters and ended items; refusals, ownership, and connections that break."""
 
     # ------------------------------------------------------------------------------------------ refusals
 

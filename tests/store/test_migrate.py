@@ -28,7 +28,7 @@ NUMBER = 7
 OLD = SCHEMA_VERSION - 1
 ADDED = [
     "ALTER TABLE item ADD COLUMN first_at BIGINT",
-    "ALTER TABLE shard ADD COLUMN done_from_ms BIGINT DEFAULT 0 NOT NULL",
+    "ALTER TABLE shard ADD COLUMN leases_ended BIGINT DEFAULT 0 NOT NULL",
 ]
 RAISED = f"UPDATE shard SET version = {SCHEMA_VERSION} WHERE one = 1"
 REMEDY = "stop the hosts, and run `foqs shards migrate`"
@@ -38,7 +38,7 @@ WHY = f"the schema of the database is version {OLD}, and this foqs needs version
 def _lacking(connection: Connection) -> list[str]:
     found = inspect(connection)
     columns = {table: [column["name"] for column in found.get_columns(table)] for table in ("item", "shard")}
-    done = ("first_at" in columns["item"], "done_from_ms" in columns["shard"])
+    done = ("first_at" in columns["item"], "leases_ended" in columns["shard"])
     return [sql for sql, is_done in zip(ADDED, done, strict=True) if not is_done]
 
 
@@ -46,7 +46,7 @@ def _lacking(connection: Connection) -> list[str]:
 def old_url(shard_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """A database of the version before, on SQLite, MariaDB and MySQL in turn, and the step that brings it to this."""
     create_schema(shard_url, NUMBER)
-    run(shard_url, "ALTER TABLE item DROP COLUMN first_at", "ALTER TABLE shard DROP COLUMN done_from_ms")
+    run(shard_url, "ALTER TABLE item DROP COLUMN first_at", "ALTER TABLE shard DROP COLUMN leases_ended")
     run(shard_url, f"UPDATE shard SET version = {OLD}")
     monkeypatch.setattr(migrate, "STEPS", (Step(SCHEMA_VERSION, _lacking),))
     return shard_url

@@ -69,7 +69,7 @@ def test_items_without_a_lane_are_found_on_every_page(
     run(shard_of_lanes, "DELETE FROM lane WHERE lane IN (1, 3, 8, 21)")
     with pytest.raises(ShardRefused) as refused:
         SqlStore(shard_of_lanes, shard=1).open("owner", take_over=True)
-    assert str(refused.value).startswith("8 rows in ready or timer refer to 4 lanes 1, 3, 8, 21, which")
+    assert str(refused.value).startswith("8 rows in ready, timer or done refer to 4 lanes 1, 3, 8, 21, which")
 
 
 def test_rows_that_wait_take_little_memory() -> None:
@@ -108,9 +108,9 @@ def test_a_shard_with_rows_of_unknown_lanes_is_refused(broken_url: str) -> None:
         store.open("owner", take_over=True)
     assert not refused.value.held
     assert explained(refused.value) == (
-        "3 rows in ready or timer refer to 2 lanes 2, 3, which table lane lacks; restore all tables from the same "
-        "backup, or delete the rows of these lanes in item, ready, timer and failure, and the rows of their items in "
-        "expiry"
+        "3 rows in ready, timer or done refer to 2 lanes 2, 3, which table lane lacks; restore all tables from the "
+        "same backup, or delete the rows of these lanes in item, ready, timer, failure and done, and the rows of their "
+        "items in expiry and result"
     )
 
 

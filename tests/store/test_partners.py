@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from foqs.rows import Batch, FailureCause, FailureRow, LaneRow
+from foqs.rows import Batch, EndedRow, EndedState, FailureCause, FailureRow, LaneRow
 from foqs.store.checkup import check_shard, partner_findings
 from foqs.store.dialect import dialect_of
 from foqs.store.link import Database, Link
@@ -20,16 +20,26 @@ from tests.store.contract import LANE, insert
 from tests.store.shards import NOW_MS, new_item
 
 DAMAGES = {
-    "DELETE FROM ready WHERE id = {ready}": ["1 row of table item have no row in ready or timer"],
-    "DELETE FROM timer WHERE id = {timer}": ["1 row of table item have no row in ready or timer"],
+    "DELETE FROM ready WHERE id = {ready}": ["1 row of table item have no row in ready, timer or done"],
+    "DELETE FROM timer WHERE id = {timer}": ["1 row of table item have no row in ready, timer or done"],
+    "DELETE FROM done": ["1 row of table item have a TTL", "1 row of table result have no row in done"],
+    "DELETE FROM item WHERE id = {ended}": ["1 row of table done have no item"],
+    "UPDATE done SET lane = 2": ["1 row of table done have no item, or one with other values"],
+    "INSERT INTO ready (lane, priority, deliver_after, id, attempt, lease, bytes) "
+    "SELECT lane, priority, deliver_after, id, 0, 0, 7 FROM item WHERE id = {ended}": [
+        "1 row of table item have a row in ready and one in done"
+    ],
+    "INSERT INTO timer (due, id, lane, lease, attempt, lease_ms, bytes) VALUES (5, {ended}, 1, 0, 0, 0, 0)": [
+        "1 row of table item have a row in timer and one in done"
+    ],
     "DELETE FROM expiry": ["1 row of table item have a TTL and no row in expiry"],
-    "DELETE FROM lane WHERE lane = 1": ["4 rows of table item refer to lanes that table lane lacks"],
+    "DELETE FROM lane WHERE lane = 1": ["5 rows of table item refer to lanes that table lane lacks"],
     "DELETE FROM item WHERE id = {ready}": ["1 row of table ready have no item"],
     "DELETE FROM item WHERE id = {timer}": ["1 row of table timer have no item"],
     "DELETE FROM item WHERE id = {ttl}": ["1 row of table ready have no item", "1 row of table expiry have no item"],
     "DELETE FROM item WHERE id = {dead}": ["1 row of table ready have no item", "1 row of table failure have no item"],
     "UPDATE ready SET priority = 9 WHERE id = {ready}": [
-        "1 row of table item have no row in ready or timer",
+        "1 row of table item have no row in ready, timer or done",
         "1 row of table ready have no item, or one with other values",
     ],
     "UPDATE timer SET lane = 2 WHERE id = {timer}": ["1 row of table timer have no item, or one with other values"],
@@ -39,7 +49,7 @@ DAMAGES = {
         "1 row of table item have a row in ready and one in timer"
     ],
 }
-READY, TIMER, TTL, DEAD, TAIL = (new_item(number).id for number in range(1, 6))
+READY, TIMER, TTL, DEAD, TAIL, ENDED = (new_item(number).id for number in range(1, 7))
 
 
 def failure_of(item_id: int) -> FailureRow:
@@ -48,7 +58,8 @@ def failure_of(item_id: int) -> FailureRow:
 
 @pytest.fixture
 def url(shard_url: str) -> str:
-    """A ready item, a delayed one, one with a TTL, a dead letter, and one that has no row yet, of a living owner."""
+    """A ready item, a delayed one, one with a TTL, a dead letter, one that has no row yet, and one that has ended, of a
+    living owner."""
     create_schema(shard_url, 7)
     store = SqlStore(shard_url, shard=7)
     store.open("owner", take_over=False)
@@ -59,6 +70,13 @@ def url(shard_url: str) -> str:
     tail = new_item(5)
     tail.unindexed = True
     store.commit(Batch(inserts=[tail], next_number=6, indexed_to=DEAD))
+    ended = new_item(6, expires_at_ms=NOW_MS)
+    ended.unindexed = True
+    row = EndedRow(NOW_MS, ENDED, 1, EndedState.COMPLETED, 1, NOW_MS, 7)
+    store.commit(Batch(inserts=[ended], next_number=7, indexed_to=DEAD))
+    store.commit(
+        Batch(expiry_gone=[ENDED], ended_new=[row], results_new=[(ENDED, b"r")], next_number=7, indexed_to=DEAD)
+    )
     store._drop()
     return shard_url
 
@@ -76,12 +94,12 @@ def test_an_item_that_waits_for_its_row_is_no_fault(url: str) -> None:
     assert check_shard(url, 7, rows=True).findings == []
     run(url, "UPDATE shard SET indexed_to = 0")
     ((what, _),) = found(url)
-    assert what == f"1 row of table item have no row in ready or timer: they are never delivered (item {TAIL})"
+    assert what == f"1 row of table item have no row in ready, timer or done: they are never delivered (item {TAIL})"
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_each_damage_is_found_and_its_remedy_works(url: str, damage: str) -> None:
-    run(url, damage.format(ready=READY, timer=TIMER, ttl=TTL, dead=DEAD))
+    run(url, damage.format(ready=READY, timer=TIMER, ttl=TTL, dead=DEAD, ended=ENDED))
     findings = found(url)
     assert len(findings) == len(DAMAGES[damage])
     for wanted in DAMAGES[damage]:
@@ -100,7 +118,7 @@ def test_each_damage_is_found_and_its_remedy_works(url: str, damage: str) -> Non
 def test_pages_read_each_row_once(url: str, page_rows: int) -> None:
     run(url, "DELETE FROM item")
     counts = {what.split(" of table ")[1].split()[0]: int(what.split()[0]) for what, _ in found(url, page_rows)}
-    assert counts == {"ready": 3, "timer": 1, "expiry": 1, "failure": 1}
+    assert counts == {"ready": 3, "timer": 1, "expiry": 1, "failure": 1, "done": 1}
 
 
 @pytest.mark.slow

@@ -201,9 +201,9 @@ def move(
 
 
 def chosen(items: DataFrame, where: str, *, include_leased: bool = False) -> DataFrame:
-    """Return the rows of a snapshot that the move applies to."""
-    found = items.where(where)
-    return found if include_leased else found.where("state <> 'leased'")
+    """Return the rows of a snapshot that the move applies to: of items that have not ended."""
+    states = ("ready", "delayed", "leased") if include_leased else ("ready", "delayed")
+    return items.where(where).where(f"state IN {states}")
 
 
 def show(found: DataFrame) -> tuple[int, list[int]]:

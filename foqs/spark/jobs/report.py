@@ -62,6 +62,7 @@ def report(
     with spark_session("foqs report", place) as spark:
         now_ms = time_of(source) if given_ms is None else given_ms
         items = snapshot(spark, source, payloads=False, namespace=namespace, topic=topic)
+        items = items.where(f"state IN {STATES}")  # without items that have ended
         found = summarise(items, now_ms, out=out, oldest=oldest, top=top)
     if page is not None:
         page.parent.mkdir(parents=True, exist_ok=True)

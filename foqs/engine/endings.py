@@ -1,0 +1,123 @@
+"""Callers that wait for the end of an item, by its id. Each gets its answer when the end is committed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from foqs.errors import FoqsError, NotFound
+from foqs.ids import shard_of
+from foqs.item import Cause, Change, Item, To
+from foqs.rows import EndedState, FailureRow, Found
+
+_WAYS = {
+    Cause.TTL: "its TTL ended",
+    Cause.DELETE: "it was deleted",
+    Cause.DROPPED: "the lease of an at-most-once item ended",
+    Cause.HOOK: "the script of its topic dropped it",
+}
+
+
+class Ending(NamedTuple):
+    """How an item ended. `failure` of a FAILED item, which may be in a dead-letter topic. `ns`: its namespace."""
+
+    state: EndedState
+    ns: str
+    result: bytes | None
+    ended_at_ms: int
+    failure: FailureRow | None = None
+
+
+class Living(NamedTuple):
+    """An item that has not ended."""
+
+    item: Item
+    found: Found
+
+
+def ending_of(change: Change, now_ms: int) -> Ending | FoqsError | None:
+    """Return the end of an item whose `change` is committed; None if it has not ended."""
+    ns, kept = change.item.lane.topic.key[0], change.ended
+    failure = change.move.failure if change.move is not None else change.failure
+    if failure is not None:
+        if kept is not None:  # with the time that a later call gets
+            failure = failure._replace(died_at_ms=kept.ended_at_ms)
+        return Ending(EndedState.FAILED, ns, None, failure.died_at_ms, failure)
+    if change.to is not To.GONE:
+        return None
+    if change.cause is Cause.ACK:
+        return Ending(EndedState.COMPLETED, ns, change.result, now_ms if kept is None else kept.ended_at_ms)
+    return NotFound(f"the item ended without a result: {_WAYS.get(change.cause, change.cause.name.lower())}")
+
+
+class EndCall:
+    """A request for the end of an item. `reply` is called once, with the end, with the item if it has not ended by the
+    time that it waits for, or with an error.
+
+    While `waits`, the end is awaited. `over` is called at the end of the wait, to read the item's state."""
+
+    __slots__ = ("_over", "_reply", "done", "item_id", "waits")
+
+    def __init__(
+        self, item_id: int, reply: Callable[[Ending | Living | FoqsError], None], over: Callable[[EndCall], None]
+    ) -> None:  # fmt: skip
+        self.item_id = item_id
+        self.waits = False
+        self.done = False
+        self._reply = reply
+        self._over = over
+
+    def end(self, outcome: Ending | Living | FoqsError) -> None:
+        if not self.done:
+            self.done = True
+            reply, self._reply, self._over = self._reply, _answered, _answered
+            reply(outcome)
+
+    def timed_out(self, shards: object) -> None:
+        self.waits = False
+        self._over(self)
+
+
+def _answered(_: Any) -> None:
+    """The call has ended."""
+
+
+class Awaited:
+    """The calls that wait on a host, by the id of their item."""
+
+    __slots__ = ("calls", "count")
+
+    def __init__(self) -> None:
+        self.calls: dict[int, list[EndCall]] = {}
+        self.count = 0
+
+    def add(self, call: EndCall) -> None:
+        call.waits = True
+        self.calls.setdefault(call.item_id, []).append(call)
+        self.count += 1
+
+    def discard(self, call: EndCall) -> None:
+        """Forget a call that waits no longer."""
+        waiting = self.calls.get(call.item_id, [])
+        if call in waiting:
+            waiting.remove(call)
+            self.count -= 1
+            if not waiting:
+                del self.calls[call.item_id]
+
+    def committed(self, change: Change, now_ms: int) -> None:
+        """Tell the callers that wait for an item whose `change` is committed."""
+        item_id = change.item.id
+        if item_id in self.calls and (ending := ending_of(change, now_ms)) is not None:
+            self._end(item_id, ending)
+
+    def closed(self, shard: int, error: FoqsError) -> None:
+        """Refuse the calls for items of a shard that is no longer served."""
+        for item_id in [item_id for item_id in self.calls if shard_of(item_id) == shard]:
+            self._end(item_id, error)
+
+    def _end(self, item_id: int, outcome: Ending | FoqsError) -> None:
+        waiting = self.calls.pop(item_id)
+        self.count -= len(waiting)
+        for call in waiting:
+            call.end(outcome)

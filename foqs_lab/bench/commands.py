@@ -113,6 +113,7 @@ def register(parent: typer.Typer) -> None:
     command(app, "foqs-lab bench topics --topics 10000")(topics)
     command(app, "foqs-lab bench workers --database sqlite --items 5000")(workers)
     command(app, "foqs-lab bench features --database sqlite --items 5000")(features)
+    command(app, "foqs-lab bench results --items 5000 --keep-ms 5000")(results)
     command(app, "foqs-lab bench assignment --shards 1000 --hosts 100")(assignment)
     command(app, "foqs-lab bench cluster --rounds 7 --items 6000")(cluster)
     command(app, "foqs-lab bench host --kind tenants --batch 100")(host)
@@ -353,6 +354,30 @@ def features(databases: Databases, rounds: Rounds = 3, items: ManyItems = 100_00
     ):
         runs = features.measure_features(measured, rounds, items, status.update)
     _print(runs, as_json)
+
+
+def results(
+    databases: Databases,
+    items: ManyItems = 100_000,
+    keep_ms: Annotated[int, _option("The topic keeps its items for this many milliseconds.", min=1)] = 60_000,
+    callers: Annotated[int, _option("This many callers wait for results at a time.", min=1, max=1_000)] = 16,
+    rounds: Annotated[int, _option("Each caller waits for this many results.", min=10)] = 200,
+    as_json: Json = False,
+) -> None:
+    """Time results at callers that wait, and the removal of kept items.
+
+    `foqs-lab bench features` compares the rate of items that are kept with plain items.
+    """
+    from foqs_lab.bench import results
+    from foqs_lab.bench.rig import rig
+
+    with (
+        Console(stderr=True).status("starting") as status,
+        reported(),
+        rig(databases.database, databases.shards, databases.driver) as measured,
+    ):
+        found = results.measure(measured, items, keep_ms, callers, rounds, status.update)
+    _print(found, as_json)
 
 
 def assignment(

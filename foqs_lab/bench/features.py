@@ -15,11 +15,12 @@ from rich.console import Console
 from foqs.client import Client
 from foqs_lab.bench import load
 from foqs_lab.bench.clients import SHAPES, Measured, PythonClient, Run, measure
-from foqs_lab.bench.kinds import SETTINGS, Kind, topic_of
+from foqs_lab.bench.kinds import SETTINGS, Kind, keeping, topic_of
 from foqs_lab.bench.load import Load
 from foqs_lab.bench.machine import table
 from foqs_lab.bench.rig import Rig
 
+_KEEP_MS = 60_000
 _PARTS = ("host", "database", "clients")
 
 
@@ -61,7 +62,7 @@ def measure_features(rig: Rig, rounds: int, items: int, step: Callable[[str], No
     """Enqueue, dequeue and ack items of each kind. A first round, which is not counted, warms the host."""
     rig.start_host()
     with Client(f"127.0.0.1:{rig.port}", SETTINGS.ns, timeout_ms=60_000) as client:
-        client.put_settings(SETTINGS.entries)
+        client.put_settings({**SETTINGS.entries, **keeping(_KEEP_MS)})
     runs: dict[Kind, list[Measured]] = {kind: [] for kind in Kind}
     numbers = count()
     for number in range(-1, rounds):

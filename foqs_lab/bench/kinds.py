@@ -22,6 +22,11 @@ SETTINGS = Settings(
 )
 
 
+def keeping(for_ms: int) -> dict[str, str]:
+    """Return the entry of the settings with which topics keep items of `Kind.KEPT`."""
+    return {"topic.kept*": f'{{"keep": {{"completed_ms": {for_ms}, "most": 10000000}}}}'}
+
+
 class Kind(StrEnum):
     """What the items have."""
 
@@ -32,6 +37,7 @@ class Kind(StrEnum):
     HEADERS = "headers"
     DEDUP = "dedup"
     HOOK = "hook"
+    KEPT = "kept"
     TOGETHER = "together"
 
 
@@ -43,7 +49,9 @@ _OPTIONS: Mapping[Kind, Callable[[int], dict[str, Any]]] = {
     Kind.HEADERS: lambda _: {"headers": {"trace": "0123456789abcdef", "kind": "mail"}},
     Kind.DEDUP: lambda at: {"dedup_key": f"{at:032x}"},
     Kind.HOOK: lambda _: {"headers": {"trace": "0123456789abcdef", "kind": "mail"}},
+    Kind.KEPT: lambda _: {},
 }
+_TOPICS = {Kind.HOOK: "hooked", Kind.KEPT: "kept"}
 
 
 def options_of(kind: Kind, at: int) -> dict[str, Any]:
@@ -55,4 +63,4 @@ def options_of(kind: Kind, at: int) -> dict[str, Any]:
 
 def topic_of(kind: Kind, number: int = 0) -> str:
     """Return a topic for items of that kind."""
-    return f"{'hooked' if kind is Kind.HOOK else 'topic'}-{number}"
+    return f"{_TOPICS.get(kind, 'topic')}-{number}"

@@ -238,6 +238,29 @@ def test_features_are_compared_with_plain_items() -> None:
 
 
 @pytest.mark.timeout(400)
+def test_results_arrive_and_kept_items_go() -> None:
+    args = (
+        "--database",
+        "sqlite",
+        "--items",
+        "1000",
+        "--keep-ms",
+        "1500",
+        "--callers",
+        "2",
+        "--rounds",
+        "10",
+        "--json",
+    )
+    ran = foqs_lab("bench", "results", *args, patience_s=380)
+    assert ran.returncode == 0, ran.stderr
+    figures = json.loads(ran.stdout)
+    assert (figures["items"], len(figures["wake_ms"])) == (1_000, 20)
+    assert min(figures["wake_ms"]) > 0
+    assert figures["gone_s"] > 0
+
+
+@pytest.mark.timeout(400)
 def test_a_scenario_of_fair_sharing() -> None:
     """A change of weight, counted in deliveries: no speed of the machine changes it."""
     ran = foqs_lab("policies", "5", "--share", "0.05", "--json", patience_s=380)

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -23,9 +23,9 @@ from foqs.shardmgr.facts import Facts
 from foqs.shardmgr.operate import Assign, Change, MarkHost, drain_host, move_shard, undrain_host
 from foqs.zk.protocol import ZkConflict, ZkError, ZkUnavailable, ZkUnknown
 from foqs_lab.cluster import LocalCluster, make_shards
-from foqs_lab.crash import tenants
+from foqs_lab.crash import kept, tenants
 from foqs_lab.crash.checker import Lie, Tally, check, tally
-from foqs_lab.crash.clients import NAMESPACE, TOPICS, Crew, Load, drain, work
+from foqs_lab.crash.clients import NAMESPACE, TOPICS, Crew, Load, Wire, drain, work
 from foqs_lab.crash.history import Crash, Log, read
 from foqs_lab.relay import Relay
 from foqs_lab.servers import ContainerServer, DatabaseServer, Kind, ServerSettings, SqlEndpoint, ZookeeperServer
@@ -238,6 +238,7 @@ class Operator(threading.Thread):
 
 LOAD = Load(producers=6, consumers=6, backlog=2_000)
 TENANTS_LOAD = Load(producers=4, consumers=3, backlog=1_000)
+KEPT_LOAD = Load(producers=2, consumers=2, backlog=500)
 _SERVING = re.compile(r"shard\.serving +epoch=(\d+) shard=(\d+)")
 _DRAIN_S = 120.0
 
@@ -315,13 +316,17 @@ def chaos(
         log, operator = Log(folder / "crashes.jsonl"), Operator(at, str(seed))
         replaced = Replaced(at.said, log)
         operator_of = Client(f"127.0.0.1:{at.ports[0]}", NAMESPACE)
-        operator_of.put_settings(tenants.settings())
-        shared = folder / "tenants"
+        operator_of.put_settings({**tenants.settings(), **kept.settings()})
+        shared, kept_logs = folder / "tenants", folder / "kept"
         shared.mkdir()
+        kept_logs.mkdir()
         producers = (tenants.FreeProducer, tenants.ThrottledProducer)
         with (
             Crew(at.ports, folder, str(seed), LOAD) as crew,
             Crew(at.ports, shared, str(seed), TENANTS_LOAD, producers, tenants.TenantConsumer) as sharing,
+            Crew(
+                at.ports, kept_logs, str(seed), KEPT_LOAD, (kept.KeptProducer, kept.Waiter), kept.KeptConsumer
+            ) as keeping,
         ):
             work(crew, at.cluster.shards, 10)
             operator.start()
@@ -338,10 +343,14 @@ def chaos(
                 work(crew, at.cluster.shards, rng.randint(1, 100))
             operator.stop()
         sharing.raise_errors()
+        keeping.raise_errors()
         throttled_until_ns = monotonic_ns()
         operator_of.put_settings(remove=tenants.settings())
+        drain(at.ports[0], folder, lambda: not _rows(at), _DRAIN_S, (*TOPICS, tenants.TOPIC, kept.TOPIC))
+        with closing(Wire(at.ports[0], NAMESPACE, timeout_ms=30_000)) as wire:
+            kept.look_at_acked(wire, log, read(kept_logs))
+        kept.delete_all(operator_of)
         operator_of.close()
-        drain(at.ports[0], folder, lambda: not _rows(at), _DRAIN_S, (*TOPICS, tenants.TOPIC))
         at.cluster.settled(*at.cluster.hosts)  # replaced owners have noticed it
         replaced.look()
         owners = at.cluster.registry.facts.owners
@@ -349,7 +358,7 @@ def chaos(
         faults_logged = [line for host in at.cluster.hosts.values() for line in host.faults()]
         epochs = epochs_twice([host.log.read_text(errors="replace") for host in at.cluster.hosts.values()])
         log.close()
-    events = sorted(read(folder) + read(shared), key=lambda event: event.began)
+    events = sorted(read(folder) + read(shared) + read(kept_logs), key=lambda event: event.began)
     unfair = tenants.lies(events, throttled_until_ns)
     return Report(
         seed, tally(events), check(events), unfair, faults_logged, epochs, left, operator.changes, monotonic() - began,

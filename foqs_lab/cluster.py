@@ -52,8 +52,8 @@ class Shard:
         return url if self.way is None else url.replace(f":{self.server.port}/", f":{self.way}/")
 
     def rows(self) -> int:
-        """Return the number of rows in all tables that hold items."""
-        counts = " + ".join(f"(SELECT COUNT(*) FROM `{table}`)" for table in _TIMES)
+        """Return the number of rows in all tables that hold items, without items that have ended and are kept."""
+        counts = " + ".join(f"(SELECT COUNT(*) FROM `{table}`)" for table in _TIMES) + " - (SELECT COUNT(*) FROM done)"
         return int(self.server.query(f"SELECT {counts}", database=self.database)[0][0])
 
     def left(self) -> list[str]:

@@ -13,8 +13,9 @@ from enum import StrEnum
 from itertools import combinations
 from typing import NamedTuple
 
-from foqs_lab.crash.history import NS_PER_MS, Ack, Answer, Crash, Delivery, Dequeue, Enqueue, Event, Nack
+from foqs_lab.crash.history import NS_PER_MS, Ack, Answer, Crash, Delivery, Dequeue, Enqueue, Event, Look, Nack
 
+_COMPLETED = 4
 _MAYBE_DONE = (Answer.OK, Answer.UNKNOWN)
 
 
@@ -28,6 +29,8 @@ class Rule(StrEnum):
     TWO_HOLDERS = "an item was delivered while another delivery's lease held"
     DUPLICATE = "one enqueue stored two items"
     REFUSED_STORED = "an item was delivered although its enqueue was answered with an error"
+    FORGOTTEN = "a look-up of an item, after its ack had been answered OK, did not find its end"
+    WRONG_RESULT = "a look-up of an item found a result of none of its acks"
     INVENTED = "an item was delivered that no client enqueued, or under another id than its enqueue returned"
 
 
@@ -40,7 +43,8 @@ class Lie(NamedTuple):
 
 
 class Tally(NamedTuple):
-    """Counts of a history; `redelivered` are deliveries of an item beyond its first."""
+    """Counts of a history; `redelivered` are deliveries of an item beyond its first, `ends_seen` look-ups that found
+    the end of a kept item."""
 
     host_crashes: int
     database_crashes: int
@@ -53,6 +57,7 @@ class Tally(NamedTuple):
     acked: int
     ack_unknown: int
     stale_refused: int
+    ends_seen: int
 
     def __str__(self) -> str:
         return ", ".join(f"{name} {value}" for name, value in self._asdict().items())
@@ -65,6 +70,7 @@ class _Item:
         self.deliveries: list[Delivery] = []
         self.acks: list[Ack] = []
         self.nacks: list[Nack] = []
+        self.looks: list[Look] = []
 
 
 class _History:
@@ -88,6 +94,8 @@ class _History:
                     self.items[event.id].acks.append(event)
                 case Nack():
                     self.items[event.id].nacks.append(event)
+                case Look():
+                    self.items[event.id].looks.append(event)
                 case Crash():
                     self.crashes.append(event)
                 case Dequeue():
@@ -107,6 +115,7 @@ def check(events: Iterable[Event]) -> list[Lie]:
         lies += _identity(history.enqueues.get(key), key, ids, history)
     for item in history.items.values():
         lies += _came_back(item)
+        lies += _looked(item)
         lies += _stale_acks(item, history)
         lies += _refused_acks(item, history)
         lies += _two_holders(item, history)
@@ -132,6 +141,7 @@ def tally(events: Iterable[Event]) -> Tally:
         acked=sum(e.answer is Answer.OK for e in acks),
         ack_unknown=sum(e.answer is Answer.UNKNOWN for e in acks),
         stale_refused=sum(e.answer in (Answer.STALE, Answer.NOT_FOUND) for e in acks),
+        ends_seen=sum(isinstance(e, Look) and e.state == _COMPLETED for e in events),
     )
 
 
@@ -170,13 +180,27 @@ def _identity(enqueue: Enqueue | None, key: str, ids: set[int], history: _Histor
 
 
 def _came_back(item: _Item) -> list[Lie]:
-    acked = [ack for ack in item.acks if ack.answer is Answer.OK]
+    acked: list[Ack | Look] = [ack for ack in item.acks if ack.answer is Answer.OK]
+    acked += [look for look in item.looks if look.state == _COMPLETED]
     return [
         Lie(Rule.CAME_BACK, f"{delivery} was requested after {ack}")
         for ack in acked
         for delivery in item.deliveries
         if delivery.began > ack.ended
     ]
+
+
+def _looked(item: _Item) -> list[Lie]:
+    """Check the look-ups of an item that its topic keeps."""
+    lies = []
+    for look in item.looks:
+        may_have_ended = [ack for ack in item.acks if ack.answer in _MAYBE_DONE and ack.began < look.ended]
+        if look.state == _COMPLETED:
+            if look.result not in [str(ack.lease) for ack in may_have_ended]:
+                lies.append(Lie(Rule.WRONG_RESULT, f"{look}, of {may_have_ended}"))
+        elif any(ack.answer is Answer.OK and ack.ended < look.began for ack in may_have_ended):
+            lies.append(Lie(Rule.FORGOTTEN, f"{look}, after {may_have_ended}"))
+    return lies
 
 
 def _stale_acks(item: _Item, history: _History) -> list[Lie]:

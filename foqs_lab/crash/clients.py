@@ -80,7 +80,7 @@ class Wire:
     ) -> tuple[list[FoqsError | None], list[Item], tuple[int, ...], FoqsError | None]:
         """Outcomes of the acks; items, the ids of which the answer is not sure, and the error of the dequeue. Raises
         FoqsError; LostReply when each ack may have been carried out, and items may have been leased."""
-        acks = [idl.AckItem(id=item.id, lease=item.lease) for item in items]
+        acks = [_ack_of(item) for item in items]
         wants = [idl.TopicCount(topic=topic, count=count) for topic in topics]
         request = idl.AckAndDequeueRequest(ns=self._namespace, acks=acks, wants=wants, lease_ms=lease_ms)
         response = self._ask(methods.ACK_AND_DEQUEUE, request)
@@ -91,7 +91,7 @@ class Wire:
         return outcomes, response.items or [], tuple(response.doubtful or ()), error
 
     def ack(self, items: Sequence[Leased]) -> list[FoqsError | None]:
-        acks = [idl.AckItem(id=item.id, lease=item.lease) for item in items]
+        acks = [_ack_of(item) for item in items]
         return self._each(methods.ACK, idl.AckRequest(items=acks), len(acks))
 
     def nack(self, items: Sequence[Leased], *, delay_ms: int) -> list[FoqsError | None]:
@@ -101,6 +101,10 @@ class Wire:
     def extend(self, items: Sequence[Leased], lease_ms: int) -> list[FoqsError | None]:
         extensions = [idl.ExtendItem(id=item.id, lease=item.lease, lease_ms=lease_ms) for item in items]
         return self._each(methods.EXTEND, idl.ExtendLeaseRequest(items=extensions), len(extensions))
+
+    def result(self, item_id: int, *, wait_ms: int) -> Any:
+        """Return the response to GetResult. Raises FoqsError."""
+        return self._ask(methods.GET_RESULT, idl.GetResultRequest(item_id, wait_ms), wait_ms)
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
@@ -135,6 +139,11 @@ class Wire:
             self.close()
             raise
         return method.decode(frame, self._sequence)
+
+
+def _ack_of(item: Leased) -> Any:
+    """Return an ack with its lease as the result: that names the ack."""
+    return idl.AckItem(item.id, item.lease, b"%d" % item.lease)
 
 
 NAMESPACE = "crash"

@@ -75,6 +75,16 @@ class Nack(NamedTuple):
     answer: Answer
 
 
+class Look(NamedTuple):
+    """How an item ended, which its topic keeps. `state` is an ItemState, 0 if the answer was NOT_FOUND."""
+
+    began: int
+    ended: int
+    id: int
+    state: int
+    result: str
+
+
 class Crash(NamedTuple):
     """`what` is "host" or "database": killed after `began`, serving again at `ended`."""
 
@@ -83,9 +93,9 @@ class Crash(NamedTuple):
     what: str
 
 
-Event = Enqueue | Dequeue | Delivery | Ack | Nack | Crash
+Event = Enqueue | Dequeue | Delivery | Ack | Nack | Look | Crash
 
-_KINDS: dict[str, Any] = {kind.__name__: kind for kind in (Enqueue, Dequeue, Delivery, Ack, Nack, Crash)}
+_KINDS: dict[str, Any] = {kind.__name__: kind for kind in (Enqueue, Dequeue, Delivery, Ack, Nack, Look, Crash)}
 
 
 class Log:

@@ -18,6 +18,7 @@ from foqs_lab.crash.history import (
     Enqueue,
     Event,
     Log,
+    Look,
     Nack,
     read,
 )
@@ -45,6 +46,10 @@ def acked(ms: int, item_id: int, lease: int, answer: Answer = OK) -> Ack:
 
 def nacked(ms: int, item_id: int, lease: int, answer: Answer = OK) -> Nack:
     return Nack(*at(ms), item_id, lease, answer)
+
+
+def looked(from_ms: int, item_id: int, state: int, result: str = "") -> Look:
+    return Look(from_ms * NS_PER_MS, (from_ms + 1) * NS_PER_MS, item_id, state, result)
 
 
 def crashed(from_ms: int, to_ms: int, what: str = "host") -> Crash:
@@ -86,6 +91,10 @@ TRUE: dict[str, list[Event]] = {
     ],
     "a wrong token refused": [*LIFE[:2], acked(15, 1, 999, STALE), LIFE[2]],
     "an ack done twice": [*LIFE, acked(30, 1, 100, NOT_FOUND)],
+    "its result": [*LIFE, looked(30, 1, 4, "100")],
+    "no end before the ack": [*LIFE, looked(15, 1, 3), looked(20, 1, 0)],
+    "the result of an ack whose outcome is unknown": [*LIFE[:2], acked(20, 1, 100, UNKNOWN), looked(30, 1, 4, "100")],
+    "no end after an ack whose outcome is unknown": [*LIFE[:2], acked(20, 1, 100, UNKNOWN), looked(30, 1, 3)],
     "an at-most-once item": [enqueued(0, "a", 1, once=True), delivered(10, "a", 1, 100)],
     "an at-most-once item without a delivery": [
         enqueued(0, "a", 1, once=True), Dequeue(*at(5), 1, answered=False),
@@ -147,6 +156,18 @@ BROKEN: dict[str, tuple[Rule, list[Event]]] = {
     "an acknowledged enqueue stored twice": (
         Rule.DUPLICATE, [*LIFE, delivered(10, "a", 2, 200), acked(20, 2, 200)],
     ),
+    "the result of another lease": (Rule.WRONG_RESULT, [*LIFE, looked(30, 1, 4, "101")]),
+    "no result": (Rule.WRONG_RESULT, [*LIFE, looked(30, 1, 4)]),
+    "a result before the ack": (Rule.WRONG_RESULT, [*LIFE, looked(15, 1, 4, "100")]),
+    "a kept item is gone": (Rule.FORGOTTEN, [*LIFE, looked(30, 1, 0)]),
+    "a kept item is leased": (Rule.FORGOTTEN, [*LIFE, looked(30, 1, 3)]),
+    "delivered after its end": (
+        Rule.CAME_BACK,
+        [
+            *LIFE[:2], acked(20, 1, 100, UNKNOWN), looked(30, 1, 4, "100"), delivered(2_000, "a", 1, 101, 2),
+            acked(2_010, 1, 101),
+        ],
+    ),
     "a refused enqueue came": (Rule.REFUSED_STORED, [enqueued(0, "a", 0, REFUSED), *LIFE[1:]]),
     "an item without an enqueue": (Rule.INVENTED, LIFE[1:]),
     "another id": (Rule.INVENTED, [enqueued(0, "a", 7), *LIFE[1:], acked(50, 7, 1, UNKNOWN)]),
@@ -189,14 +210,23 @@ def renamed(events: list[Event], number: int) -> list[Event]:
 
 def test_the_tally_counts_each_kind() -> None:
     events = [*TRUE["a lease that ended, taken over; the late ack refused"], crashed(0, 1), crashed(0, 1, "database")]
-    counts = tally([*events, enqueued(0, "b", 0, UNKNOWN), enqueued(0, "c", 0, REFUSED), acked(0, 9, 9, UNKNOWN)])
-    assert counts == (1, 1, 1, 1, 1, 0, 2, 1, 1, 1, 1)
+    counts = tally(
+        [
+            *events,
+            enqueued(0, "b", 0, UNKNOWN),
+            enqueued(0, "c", 0, REFUSED),
+            acked(0, 9, 9, UNKNOWN),
+            looked(0, 9, 4),
+            looked(0, 9, 0),
+        ]
+    )
+    assert counts == (1, 1, 1, 1, 1, 0, 2, 1, 1, 1, 1, 1)
 
 
 def test_logs_come_back_as_they_were_written(tmp_path: Path) -> None:
     events = [
         *TRUE["a nack, then another delivery"], Dequeue(*at(5), 3, answered=False), Dequeue(*at(5), 3, True, (1, 2)),
-        crashed(6, 7),
+        crashed(6, 7), looked(8, 1, 4, "100"),
     ]  # fmt: skip
     for number in range(2):
         log = Log(tmp_path / f"client-{number}.jsonl")

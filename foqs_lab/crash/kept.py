@@ -1,0 +1,78 @@
+"""Clients of a topic that keeps its items after their end, and the look-ups of these ends.
+
+Each ack brings its lease as the result, so a result names the ack that ended the item.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from time import monotonic_ns
+
+from foqs.client import Client
+from foqs.client.items import ItemSpec, ItemState
+from foqs.errors import FoqsError, NotFound
+from foqs_lab.crash.clients import Consumer, Producer, Wire, put
+from foqs_lab.crash.history import Ack, Answer, Event, Log, Look, pack
+
+TOPIC = "kept"
+_WAIT_MS = 2_000
+_MOST_LOOKS = 3_000
+_DELETED_AT_ONCE = 1_000
+
+
+class KeptProducer(Producer):
+    kind = "/kept"
+
+    def _spec(self, key: str) -> ItemSpec:
+        return ItemSpec(TOPIC, pack(key, 50), priority=self._rng.randint(-5, 5))
+
+
+class Waiter(KeptProducer):
+    """Enqueues one item at a time, and waits for its end."""
+
+    kind = "/awaited"
+
+    def _step(self) -> None:
+        self._number += 1
+        key = f"{self.name}{self.kind}:{self._number}"
+        (outcome,) = put(self._wire, self._log, [key], [self._spec(key)])
+        if isinstance(outcome, int):
+            self._progress.add(stored=[outcome])
+            look(self._wire, self._log, outcome, _WAIT_MS)
+        self._pause_when_refused([outcome])
+
+
+class KeptConsumer(Consumer):
+    asked = ((TOPIC,),)
+
+
+def settings() -> dict[str, str]:
+    return {f"topic.{TOPIC}": '{"keep": {"completed_ms": 86400000, "most": 10000000}}'}
+
+
+def look(wire: Wire, log: Log, item_id: int, wait_ms: int = 0) -> None:
+    """Ask how an item ended, and log the answer if there is one."""
+    began = monotonic_ns()
+    try:
+        found = wire.result(item_id, wait_ms=wait_ms)
+    except NotFound:
+        log.add([Look(began, monotonic_ns(), item_id, 0, "")])
+    except FoqsError:
+        pass
+    else:
+        log.add([Look(began, monotonic_ns(), item_id, found.state, (found.result or b"").decode())])
+
+
+def look_at_acked(wire: Wire, log: Log, events: Iterable[Event]) -> None:
+    """Look at items whose ack was answered OK."""
+    acked = {event.id for event in events if isinstance(event, Ack) and event.answer is Answer.OK}
+    for item_id in islice(acked, _MOST_LOOKS):
+        look(wire, log, item_id)
+
+
+def delete_all(client: Client) -> None:
+    """Delete the kept items."""
+    ids: Iterator[int] = (item.id for item in client.list_items(TOPIC, state=ItemState.COMPLETED, page_items=1_000))
+    while some := list(islice(ids, _DELETED_AT_ONCE)):
+        client.delete_items(some)

@@ -9,7 +9,7 @@ from foqs.engine.endings import EndCall, Ending, Living
 from foqs.errors import Code, FoqsError
 from foqs.ids import shard_of
 from foqs.policies.topic_policy import KeepEntry, TopicPolicy
-from foqs.rows import Batch, EndedRow, EndedState
+from foqs.rows import AT_MOST_ONCE, Batch, EndedRow, EndedState
 from tests.sim.memory_database import MemoryDatabase
 from tests.sim.records import Record, broken
 from tests.sim.requests import TIMEOUTS_MS, Request
@@ -45,8 +45,8 @@ class Kept:
         return [*(item_id for item_id in batch.item_gone if item_id not in db.ended), *(r.id for r in batch.ended_new)]
 
     def ended(self, db: MemoryDatabase, batch: Batch, causes: dict[int, str]) -> None:
-        """A transaction ends items for these causes. Each is kept as its topic's policy says, unless a delete or its
-        TTL may have been faster."""
+        """A transaction ends items for these causes. Each is kept as its topic's policy says, unless a delete, its
+        TTL or the end of an at-most-once lease may have been faster."""
         rows = {row.id: row for row in batch.ended_new}
         results = dict(batch.results_new)
         for item_id, cause in causes.items():
@@ -55,8 +55,10 @@ class Kept:
             if row is not None:
                 self._kept(record, row, cause, results.get(item_id), keeps)
                 self._checks[f"kept {EndedState(row.state).name}"] += 1
-            elif record.open_ops("delete") or db.items[item_id].expires_at_ms:
+            elif record.open_ops("delete") or (body := db.items[item_id]).expires_at_ms:
                 pass
+            elif body.delivery == AT_MOST_ONCE or (record.open_ops("ack") and record.open_ops("fail", "reject")):
+                pass  # the end of its lease may have been faster, or another of these
             elif cause == "ack" and all(keep is not None and keep.completed_ms for keep in keeps):
                 broken(PROMISE, f"item {item_id} was acked and is not kept: {record}")
             elif cause in _FAILED and all(keep is not None and keep.failed_ms for keep in keeps):

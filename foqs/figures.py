@@ -115,8 +115,6 @@ class TopicStats(NamedTuple):
     ready: Sum[int] = 0
     delayed: Sum[int] = 0
     leased: Sum[int] = 0
-    completed: Sum[int] = 0
-    failed: Sum[int] = 0
     paused: bool = False
     closed: bool = False
     policy: dict[str, Any] = {}  # noqa: RUF012 - nothing changes it, nor those below
@@ -127,6 +125,8 @@ class TopicStats(NamedTuple):
     more_tenants: TenantStats | None = None
     hooks: tuple[HookStats, ...] = ()
     overruled: dict[str, str] = {}  # noqa: RUF012
+    completed: Sum[int] = 0
+    failed: Sum[int] = 0
 
 
 class ThrottleStats(NamedTuple):

@@ -72,6 +72,11 @@ class Checkpoint:
         self.next_ms = min(self.next_ms, at_ms)
         self._plan()
 
+    def nothing(self) -> None:
+        """The index has no row, so no scan begins before one is inserted."""
+        self.next_ms, self._sweep = NEVER_MS, None
+        self._plan()
+
     def shift(self, by_ms: int) -> None:
         """Follow the host's clock, which was set by `by_ms`: a pause ends no later."""
         if self._not_before_ms:

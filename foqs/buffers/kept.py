@@ -36,7 +36,7 @@ class KeptItems:
 
     `scan` finds the items whose time has ended. `grown` are topics that may have too many items since `take_grown`, and
     `oldest_wanted` the reads of topics that keep too many. `_removing` has the items to remove until this is
-    committed, `unsent` those of them that no transaction has.
+    committed, and of these `unsent` the items that no transaction has.
     """
 
     __slots__ = ("_leaving", "_removing", "count", "grown", "lanes", "oldest_wanted", "scan", "topics", "unsent")
@@ -46,6 +46,8 @@ class KeptItems:
         self.topics: Counter[TopicKey] = Counter()
         self.count = 0
         self.scan = Checkpoint(from_ms)
+        if not self.lanes:
+            self.scan.nothing()
         self.grown: dict[TopicKey, None] = {}
         self.oldest_wanted: dict[TopicKey, Read] = {}
         self._removing: dict[int, Removal] = {}

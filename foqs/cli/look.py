@@ -246,7 +246,7 @@ def result(
         typer.Option(
             min=0,
             max=LIMITS.result_wait_max_ms,
-            help="The command waits up to this many milliseconds for the end of the item.",
+            help="The command waits up to this many milliseconds for the end of the item; 0: it does not wait.",
         ),
     ] = 0,
     *,

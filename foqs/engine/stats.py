@@ -104,7 +104,7 @@ def topic_stats(state: State, key: TopicKey, now_ms: int, done: Callable[[TopicS
     tenants = yield from _tenants(state, key)
     done(
         TopicStats(
-            ready, delayed, leased, completed, failed, workers=workers, tenants=tuple(tenants.named()),
+            ready, delayed, leased, completed=completed, failed=failed, workers=workers, tenants=tuple(tenants.named()),
             more_tenants=tenants.rest_if_any(),
         )
     )  # fmt: skip

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from foqs.bounds import Limits
 from foqs.errors import Invalid, NotFound, NotServed, Overloaded
 from foqs.idl import idl
 from foqs.policies.settings import Settings
@@ -155,8 +154,10 @@ def test_other_ends_are_not_found_with_the_way(host: OneHost, end: str, way: str
 
 
 def test_waiters_are_bounded() -> None:
-    host = OneHost(1, limits=Limits(result_waiters=2))
-    host.engine.state.config.limits.__dict__["result_waiters"] = 2
+    host = OneHost(1)
+    config = host.engine.state.config
+    limits = config.limits.model_copy(update={"result_waiters": 2})
+    host.engine.state.config = config.model_copy(update={"limits": limits})
     ids = put(host, b"a", b"b")
     waiting = [host.begin("GetResult", id=ids[0], wait_ms=5_000) for _ in range(2)]
     refused = host.call("GetResult", id=ids[1], wait_ms=5_000).answer

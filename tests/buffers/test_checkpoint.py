@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from foqs.buffers.checkpoint import NEVER_MS, RETRY_MS, Checkpoint
+from foqs.buffers.checkpoint import NEVER_MS, RETRY_MS, Checkpoint, Range
 from tests.support.examples import examples
 
 LIMIT = 3
@@ -104,3 +104,12 @@ def test_a_pause_does_not_grow_when_the_clock_is_set_back() -> None:
     assert checkpoint.due_ms == 1_000 + RETRY_MS
     checkpoint.shift(-600)
     assert checkpoint.due_ms == 400 + RETRY_MS
+
+
+def test_nothing_is_read_of_an_empty_index() -> None:
+    checkpoint = Checkpoint(500)
+    checkpoint.nothing()
+    assert checkpoint.due_ms == NEVER_MS
+    checkpoint.inserted(300)
+    assert (checkpoint.due_ms, checkpoint.from_ms) == (300, 300)
+    assert checkpoint.begin(1_000) == Range(300, 1_000, sweep=False)

@@ -139,7 +139,7 @@ def test_stats_are_printed(run: Run, client: Client) -> None:
     client.enqueue("mail", b"x", delay_ms=60_000)
     assert json.loads(run("stats", "mail").stdout) == {
         "ready": 1, "delayed": 1, "leased": 0, "paused": False, "closed": False, "missing": [], "workers": [],
-        "tenants": [], "more_tenants": None, "hooks": [],
+        "tenants": [], "more_tenants": None, "hooks": [], "completed": 0, "failed": 0,
     }  # fmt: skip
 
 
@@ -178,7 +178,8 @@ def test_tenants_are_listed(run: Run, client: Client) -> None:
         (["policy", "mail", "dead=mail.failed"], 2, "dead=mail.failed: dead is a JSON object, or null"),
         (["policy", "mail", "priority=1", "priority=2"], 2, "the command sets a field more than once"),
         (["policy", "mail", "max_attempts=many"], 1, 'topic.mail: max_attempts: it must be a whole number, not "many"'),
-        (["policy", "mail", "keep={}"], 1, "topic.mail: keep: this version of foqs does not have it"),
+        (["policy", "mail", "refuse_late=true"], 1, "topic.mail: refuse_late: this version of foqs does not have it"),
+        (["policy", "mail", 'keep={"most": 0}'], 1, "topic.mail: keep.most: it must be 1 or more, not 0"),
         (
             ["policy", "mail", "fair=busy"],
             2,

@@ -9,7 +9,7 @@ from foqs.engine.endings import EndCall, Ending, Living
 from foqs.errors import Code, FoqsError
 from foqs.ids import shard_of
 from foqs.policies.topic_policy import KeepEntry, TopicPolicy
-from foqs.rows import AT_MOST_ONCE, Batch, EndedRow, EndedState
+from foqs.rows import Batch, EndedRow, EndedState
 from tests.sim.memory_database import MemoryDatabase
 from tests.sim.records import Record, broken
 from tests.sim.requests import TIMEOUTS_MS, Request
@@ -17,8 +17,10 @@ from tests.sim.requests import TIMEOUTS_MS, Request
 if TYPE_CHECKING:
     from tests.sim.clients import Clients
 
-_BY_ACK = ("ack",)
 _FAILED = ("rejected", "exhausted")
+_NACKS = ("fail", "reject")
+_ENDS = {EndedState.COMPLETED: ("ack",), EndedState.FAILED: (*_FAILED, "ack")}
+"""Causes by which a run may explain an end: a failure may be faster than an ack in progress, which is named then."""
 PROMISE = 17
 
 
@@ -44,7 +46,7 @@ class Kept:
         """Return the items that a transaction ends, kept ones included."""
         return [*(item_id for item_id in batch.item_gone if item_id not in db.ended), *(r.id for r in batch.ended_new)]
 
-    def ended(self, db: MemoryDatabase, batch: Batch, causes: dict[int, str]) -> None:
+    def ended(self, db: MemoryDatabase, batch: Batch, causes: dict[int, str], now_ms: int) -> None:
         """A transaction ends items for these causes. Each is kept as its topic's policy says, unless a delete, its
         TTL or the end of an at-most-once lease may have been faster."""
         rows = {row.id: row for row in batch.ended_new}
@@ -55,9 +57,9 @@ class Kept:
             if row is not None:
                 self._kept(record, row, cause, results.get(item_id), keeps)
                 self._checks[f"kept {EndedState(row.state).name}"] += 1
-            elif record.open_ops("delete") or (body := db.items[item_id]).expires_at_ms:
+            elif record.open_ops("delete") or db.items[item_id].expires_at_ms:
                 pass
-            elif body.delivery == AT_MOST_ONCE or (record.open_ops("ack") and record.open_ops("fail", "reject")):
+            elif record.deliveries[-1].until_ms <= now_ms or (record.open_ops("ack") and record.open_ops(*_NACKS)):
                 pass  # the end of its lease may have been faster, or another of these
             elif cause == "ack" and all(keep is not None and keep.completed_ms for keep in keeps):
                 broken(PROMISE, f"item {item_id} was acked and is not kept: {record}")
@@ -69,7 +71,7 @@ class Kept:
     ) -> None:
         """A repeated ack may have been asked for while something else ended the item."""
         state = EndedState(row.state)
-        if cause not in (_BY_ACK if state is EndedState.COMPLETED else _FAILED) and cause not in ("delete", "ttl"):
+        if cause not in _ENDS[state] and cause not in ("delete", "ttl"):
             broken(PROMISE, f"{row} ended by {cause}")
         for_ms = row.until_ms - row.ended_at_ms
         times = {keep.completed_ms if state is EndedState.COMPLETED else keep.failed_ms for keep in keeps if keep}

@@ -114,7 +114,7 @@ class Ledger:
             self.records[item_id].removed = cause
             self.removals[shard, epoch] += 1
             self.checks[f"removed by {cause}"] += 1
-        self.kept.ended(db, batch, causes)
+        self.kept.ended(db, batch, causes, max(now_ms, self.latest_ms))
         self.kept.removed(db, batch, max(now_ms, self.latest_ms))
 
     def _in_its_lane(self, spec: Spec, item: NewItem, lanes: dict[int, LaneRow], weights: dict[int, int]) -> None:
@@ -325,7 +325,7 @@ class Ledger:
         """STALE_LEASE for a lease that is the item's last one: something else must be ending it."""
         now_ms = max(now_ms, self.latest_ms)
         body, alive = db.items.get(op.id), [d for d in record.deliveries if not d.void]
-        if body is None or not alive or alive[-1].token != op.token:
+        if body is None or op.id in db.ended or not alive or alive[-1].token != op.token:
             return
         if op.contested or (op.kind != "ack" and record.died_after(op.token)):
             return

@@ -48,18 +48,21 @@ class Kept:
 
     def ended(self, db: MemoryDatabase, batch: Batch, causes: dict[int, str], now_ms: int) -> None:
         """A transaction ends items for these causes. Each is kept as its topic's policy says, unless a delete, its
-        TTL or the end of an at-most-once lease may have been faster."""
+        TTL, a failure or the end of its lease may have been faster."""
         rows = {row.id: row for row in batch.ended_new}
         results = dict(batch.results_new)
         for item_id, cause in causes.items():
             record, row = self._records[item_id], rows.get(item_id)
             keeps = self._keeps(record.place)
+            may_fail = bool(record.open_ops(*_NACKS)) or any(d.until_ms <= now_ms for d in record.deliveries[-1:])
             if row is not None:
+                if cause == "ack" and row.state == EndedState.FAILED and not may_fail:
+                    broken(PROMISE, f"{row} ended by an ack")
                 self._kept(record, row, cause, results.get(item_id), keeps)
                 self._checks[f"kept {EndedState(row.state).name}"] += 1
             elif record.open_ops("delete") or db.items[item_id].expires_at_ms:
                 pass
-            elif record.deliveries[-1].until_ms <= now_ms or (record.open_ops("ack") and record.open_ops(*_NACKS)):
+            elif record.open_ops("ack") and may_fail:
                 pass  # the end of its lease may have been faster, or another of these
             elif cause == "ack" and all(keep is not None and keep.completed_ms for keep in keeps):
                 broken(PROMISE, f"item {item_id} was acked and is not kept: {record}")

@@ -55,7 +55,8 @@ def list_topic(clients: Clients) -> None:
     def fail(error: FoqsError) -> None:
         request.answered()
 
-    listing = Listing(member.engine.state, key, rng.choice([0, 1, 2, 3, 4, 5]), limit, 10_000, None, reply, fail)
+    states = [0, 1, 2, 3, 4, 5] if clients.sim.profile.awaited else [0, 1, 2, 3]
+    listing = Listing(member.engine.state, key, rng.choice(states), limit, 10_000, None, reply, fail)
     member.listings.append(listing)
     member.engine.list(listing, member.now_ms, timeout_ms)
 

@@ -86,29 +86,29 @@ class Lookups:
 
     def _find(self, call: Call, digest: bytes, deadline_ms: int) -> None:
         """Find the item of a deduplication key, then look at it."""
-        host = self._host
-
-        def found(item_id: int | None, error: FoqsError | None) -> None:
-            if isinstance(error, NotServed):
-                again = partial(self._find, call, digest, deadline_ms)
-                if host.forwarder.find_key(call, digest, again, partial(found_there, again), deadline_ms):
-                    return
-            if item_id is None:
-                call.fail(error or NotFound("no item was enqueued with the dedup_key in its window"))
-            elif is_forwarded(call.request):
-                call.reply(idl.GetItemResponse(idl.Item(item_id)))
-            else:
-                call.request.id = item_id
-                self._look(call, deadline_ms)
-
-        def found_there(again: Callable[[], None], outcome: Any) -> None:
-            if isinstance(outcome, FoqsError):
-                call.fail(outcome)
-            else:
-                found(outcome.item.id, None)
-
-        now_ms = host.now_ms()
+        host, now_ms = self._host, self._host.now_ms()
+        found = partial(self._found, call, digest, deadline_ms)
         host.engine.find_key(host.forwarder.slots(), digest, found, now_ms, max(1, deadline_ms - now_ms))
+
+    def _found(self, call: Call, digest: bytes, deadline_ms: int, item_id: int | None, error: FoqsError | None) -> None:
+        if isinstance(error, NotServed):
+            again = partial(self._find, call, digest, deadline_ms)
+            there = partial(self._found_there, call, digest, deadline_ms)
+            if self._host.forwarder.find_key(call, digest, again, there, deadline_ms):
+                return
+        if item_id is None:
+            call.fail(error or NotFound("no item was enqueued with the dedup_key in its window"))
+        elif is_forwarded(call.request):
+            call.reply(idl.GetItemResponse(idl.Item(item_id)))
+        else:
+            call.request.id = item_id
+            self._look(call, deadline_ms)
+
+    def _found_there(self, call: Call, digest: bytes, deadline_ms: int, outcome: Any) -> None:
+        if isinstance(outcome, FoqsError):
+            call.fail(outcome)
+        else:
+            self._found(call, digest, deadline_ms, outcome.item.id, None)
 
     def _look(self, call: Call, deadline_ms: int) -> None:
         now_ms = self._host.now_ms()

@@ -12,6 +12,7 @@ from typing import Any
 
 from foqs.config.load import Config
 from foqs.config.schema import AuthSection, ServerSection, ShardSection
+from foqs.rpc.call import Call
 from foqs.server.node import Node
 from foqs.store.maintenance import create_schema
 from foqs.store.sql import SqlStore
@@ -46,7 +47,7 @@ def with_host(url: str, work: Callable[[int], Any], auth: AuthSection | None = N
 
 
 def kept_errors() -> Counter[str]:
-    """Return the errors, tracebacks and frames that only the collector frees."""
+    """Return the errors, tracebacks, frames and answered calls that only the collector frees."""
     gc.set_debug(gc.DEBUG_SAVEALL)
     gc.collect()
     gc.set_debug(0)
@@ -54,6 +55,8 @@ def kept_errors() -> Counter[str]:
     for thing in gc.garbage:
         if isinstance(thing, BaseException):
             found[f"{type(thing).__name__}: {thing}"] += 1
+        elif isinstance(thing, Call):
+            found[f"Call of {type(thing.request).__name__}"] += 1
         elif isinstance(thing, FrameType | TracebackType):
             code = thing.f_code if isinstance(thing, FrameType) else thing.tb_frame.f_code
             if "/foqs/" in code.co_filename:

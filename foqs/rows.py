@@ -89,7 +89,7 @@ class NewItem:
 
 class LaneRow(NamedTuple):
     """Names are bytes (a collation would make `A` equal `a`). `throttles`: the keys, as `fairness/keys.py` packs them.
-    `weight`: of the last stored item that had one, 0 without."""
+    `weight`: of the last stored item that had one, 0 without. `rules`: as `foqs/rules.py` packs them."""
 
     lane: int
     ns: bytes
@@ -97,6 +97,7 @@ class LaneRow(NamedTuple):
     fairness: bytes
     throttles: bytes = b""
     weight: int = 0
+    rules: bytes = b""
 
 
 class SettingRow(NamedTuple):
@@ -153,8 +154,8 @@ class Body(NamedTuple):
 
 
 class FailureRow(NamedTuple):
-    """Why an item is a dead letter. `lane` has it now; `topic`, `fairness` and `throttles` name the lane that it came
-    from.
+    """Why an item is a dead letter. `lane` has it now; `topic`, `fairness`, `throttles` and `rules` name the
+    lane that it came from.
 
     `cause` is a FailureCause; `reason` is UTF-8 of at most REASON_BYTES.
     """
@@ -169,6 +170,7 @@ class FailureRow(NamedTuple):
     fairness: bytes
     reason: bytes
     throttles: bytes = b""
+    rules: bytes = b""
 
 
 class FailureGroup(NamedTuple):

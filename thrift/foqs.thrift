@@ -194,6 +194,48 @@ struct RequestContext {
  * One unit of work as a producer gives it. The topic's policy may have defaults of priority, delay_ms, lease_ms, ttl_ms and
  * delivery. A priority of 0 and AT_LEAST_ONCE count as not set, because every client sends them.
  */
+enum RetryKind {
+  UNSPECIFIED = 0,
+  /** Each delay is first_ms. */
+  CONSTANT = 1,
+  /** first_ms + (n - 1) * step_ms before attempt n + 1. */
+  LINEAR = 2,
+  /** first_ms * factor ^ (n - 1). */
+  EXPONENTIAL = 3,
+}
+
+/** The delays of a failed item, as `retry` of a topic's policy has them; unset fields are as there by default. */
+struct RetryRule {
+  1: RetryKind kind,
+  2: optional i64 first_ms,
+  3: optional i64 step_ms,
+  /** 1 to 100. */
+  4: optional double factor,
+  5: optional i64 longest_ms,
+  /** 0 to 1: the part of each delay that is random. */
+  6: optional double jitter,
+}
+
+/**
+ * What an item says in place of its topic's policy. A bound that the policy lists in `enforce` holds all the same. Each
+ * distinct set of rules in a topic is a lane of its own; a topic has at most 256 of them on a shard at a time.
+ */
+struct ItemRules {
+  1: optional RetryRule retry_rule,
+  /** 0: no limit. */
+  2: optional i32 max_attempts,
+  /** 0 to 366 days; 0: no limit. */
+  3: optional i64 max_total_ms,
+  /**
+   * A topic of the namespace whose policy has no dead-letter topic, and not the item's own. Unset: the policy's
+   * dead-letter topic.
+   */
+  4: optional string dead_topic,
+  /** How long the item is kept after its end, with the result of its ack; 0 to 366 days; 0: not at all. */
+  5: optional i64 keep_ms,
+  6: optional bool exact_attempts,
+}
+
 struct ItemSpec {
   /** Queue inside the namespace; it exists while it holds items and needs no creation. */
   1: string topic,
@@ -238,7 +280,8 @@ struct ItemSpec {
    * weight counts. Weights in the settings come first. Default: no change; 1 at first.
    */
   14: optional i32 weight,
-  // 15: rules   16, 17, 19, 20: retry and dead-letter policy
+  /** Default: none, so the policy of the topic decides. */
+  15: optional ItemRules rules,
   /**
    * Epoch milliseconds: the end of the TTL, in place of ttl_ms (both is INVALID). For copies of items: it depends only on
    * the server's clock. At most 366 days ahead. A time in the past is a TTL of 1 ms.
@@ -399,6 +442,8 @@ struct Item {
   21: optional Failure failure,
   /** Only in the reply to a dequeue that asked for it. */
   22: optional Ledger ledger,
+  /** As enqueued. Of a dead letter: the rules that it has after a redrive; only in GetItem and ListItems. */
+  26: optional ItemRules rules,
 }
 
 struct DequeueResponse {

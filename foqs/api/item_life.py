@@ -107,8 +107,9 @@ class ItemLife:
         if taken.plain and not state.shards_elsewhere and self._quotas.of(ns) is None:
             weights = taken.weights if taken.weighed else None
             self._engine.enqueue(
-                waiting, taken.indices, taken.items, taken.keys, taken.sizes, now_ms, timeout_ms, weights
-            )
+                waiting, taken.indices, taken.items, taken.keys, taken.sizes, now_ms, timeout_ms, weights,
+                ruled=taken.ruled,
+            )  # fmt: skip
         elif taken.hooked and not self._forwarder.was_charged(request):
             self._run_hooks(waiting, taken, request, now_ms, now_ms + timeout_ms)
         else:
@@ -176,7 +177,10 @@ class ItemLife:
             return
         timeout_ms = max(1, deadline_ms - now_ms)
         weights = taken.weights if taken.weighed else None
-        engine.enqueue(waiting, taken.indices, taken.items, taken.keys, taken.sizes, now_ms, timeout_ms, weights)
+        engine.enqueue(
+            waiting, taken.indices, taken.items, taken.keys, taken.sizes, now_ms, timeout_ms, weights,
+            ruled=taken.ruled,
+        )  # fmt: skip
 
     def dequeue(self, call: Call) -> None:
         state = self._engine.state

@@ -15,7 +15,16 @@ from typing import Any
 
 from foqs.counters import Counters
 from foqs.errors import FoqsError, wire_code
-from foqs.fairness.keys import LaneKey, TopicKey, fairness_of, is_plain, tenancy_of, topic_key, unpack_throttles
+from foqs.fairness.keys import (
+    LaneKey,
+    TopicKey,
+    fairness_of,
+    is_plain,
+    rules_of,
+    tenancy_of,
+    topic_key,
+    unpack_throttles,
+)
 from foqs.fairness.ledger import Ledgers, Overtaken
 from foqs.idl import idl
 from foqs.item import Item, Phase, Place
@@ -23,8 +32,9 @@ from foqs.peers.tenant_shares import Elsewhere
 from foqs.prefetch.lane import Lane
 from foqs.rows import Body, FailureRow, NewItem
 from foqs.rpc.call import Call
+from foqs.rules import ItemRules, unpack_rules
 from foqs.second_answer import Duplicate
-from foqs.wire.protocol import I32, I64, LIST, MAP, STRING, STRUCT, field_head, lean
+from foqs.wire.protocol import I32, I64, LIST, MAP, STRING, STRUCT, encode_struct, field_head, lean
 
 _STOP = b"\0"
 _LIST_FIELD = field_head(LIST, 1) + bytes((STRUCT,))
@@ -43,6 +53,7 @@ _read_json = json.JSONDecoder().raw_decode
 _LEASE, _ATTEMPT, _NS, _TOPIC = field_head(I64, 2), field_head(I32, 3), field_head(STRING, 4), field_head(STRING, 5)
 _PRIORITY, _PAYLOAD, _DELIVERY = field_head(I32, 6), field_head(STRING, 7), field_head(I32, 10)
 _FAIRNESS, _THROTTLES = field_head(STRING, 17), field_head(LIST, 18) + bytes((STRING,))
+_RULES = field_head(STRUCT, 26)
 _DELIVER_AFTER, _ENQUEUED_AT, _EXPIRES_AT = field_head(I64, 11), field_head(I64, 12), field_head(I64, 13)
 _METADATA, _HEADERS, _TTL_END = field_head(STRING, 8), field_head(MAP, 9) + bytes((STRING, STRING)), field_head(I64, 14)
 
@@ -104,7 +115,7 @@ def dequeue_response(items: Sequence[Item]) -> bytes:
         if item.lane is not lane:
             lane = item.lane
             names = _names(*lane.topic.key)
-            end = _STOP if lane.flow is None else ends.get(lane) or ends.setdefault(lane, _tenancy(lane.key))
+            end = _STOP if lane.tenants is None else ends.get(lane) or ends.setdefault(lane, _lane_fields(lane.key))
         payload = body.payload
         parts += (
             _head(_ID_FIELD, item.id, _LEASE, item.lease, _ATTEMPT, item.attempt),
@@ -143,17 +154,19 @@ def _headers(stored: bytes) -> bytes:
     return _HEADERS + _count(len(found)) + b"".join([_count(len(text)) + text for text in texts])
 
 
-def _tenancy(lane: LaneKey) -> bytes:
-    """Return the fields `fairness_key` and `throttle_keys` of an item, and its end. (A cache across replies would hold
-    blocks of memory for tenants that are gone.)"""
-    fairness, throttles = tenancy_of(lane)
+def _lane_fields(lane: LaneKey) -> bytes:
+    """Return the fields `fairness_key`, `throttle_keys` and `rules` of an item, and its end. (A cache across replies
+    would hold blocks of memory for tenants that are gone.)"""
+    (fairness, throttles), rules = tenancy_of(lane), rules_of(lane)
     made = b""
     if fairness:  # `_text`
         encoded = fairness.encode()
         made = _FAIRNESS + _count(len(encoded)) + encoded
-    if not throttles:
-        return made + _STOP
-    return made + _THROTTLES + _count(len(throttles)) + b"".join([_text(b"", key) for key in throttles]) + _STOP
+    if throttles:
+        made += _THROTTLES + _count(len(throttles)) + b"".join([_text(b"", key) for key in throttles])
+    if rules is not None:
+        made += _RULES + encode_struct(rules_struct(rules))
+    return made + _STOP
 
 
 def _text(head: bytes, value: str) -> bytes:
@@ -263,6 +276,8 @@ def shown(
     made.state = state
     if failure is not None:
         made.failure = failure_struct(failure)
+        rules = unpack_rules(failure.rules)
+        made.rules = None if rules is None else rules_struct(rules)
     if ended_at_ms:
         made.ended_at_ms = ended_at_ms
     return made
@@ -273,6 +288,14 @@ def state_of(item: Item) -> Any:
     if item.phase is Phase.LEASED:
         return idl.ItemState.LEASED
     return idl.ItemState.DELAYED if item.place is Place.TIMER else idl.ItemState.READY
+
+
+_KINDS = {"constant": 1, "linear": 2, "exponential": 3}
+
+
+def rules_struct(rules: ItemRules) -> Any:
+    retry = None if rules.retry is None else idl.RetryRule(_KINDS[rules.retry.kind], *rules.retry[1:])
+    return idl.ItemRules(retry, *rules[1:])
 
 
 def failure_struct(failure: FailureRow) -> Any:
@@ -296,6 +319,9 @@ def _with_body(lane: LaneKey, body: Body | NewItem) -> Any:
         fairness, throttles = tenancy_of(lane)
         made.fairness_key = fairness or None
         made.throttle_keys = list(throttles) or None
+        rules = rules_of(lane)
+        if rules is not None:
+            made.rules = rules_struct(rules)
     made.priority = body.priority
     made.payload = body.payload
     made.delivery = body.delivery

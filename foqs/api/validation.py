@@ -16,10 +16,11 @@ from foqs.bounds import MOST_WEIGHT, NAME_BYTES, Limits, Quota
 from foqs.buffers.pending_dedup import Keyed
 from foqs.checks import has_control, is_text, is_time, time_fault
 from foqs.errors import FoqsError, Invalid
-from foqs.fairness.keys import LaneKey, TopicKey, lane_key, topic_key
+from foqs.fairness.keys import LaneKey, TopicKey, lane_key, tenancy_of, topic_key
 from foqs.ids import Dedup, content_of, dedups_of, digest_of
+from foqs.policies import item_rules
 from foqs.policies.entries import all_good_names, name_error, throttle_key_error, throttles_error
-from foqs.policies.layers import NamespacePolicies
+from foqs.policies.layers import BUILT_IN_POLICIES, NamespacePolicies
 from foqs.policies.remedy import closed
 from foqs.policies.topic_policy import TopicPolicy
 from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE, NewItem
@@ -265,7 +266,7 @@ class Intake:
 
     __slots__ = (
         "_asked", "_filling", "_keys", "_limits", "_now_ms", "_ns", "_plain_topics", "_policies", "_tenants", "bounded",
-        "errors", "hooked", "indices", "items", "keyed", "keys", "plain", "sizes", "weighed",
+        "errors", "hooked", "indices", "items", "keyed", "keys", "plain", "ruled", "sizes", "weighed",
     )  # fmt: skip
 
     def __init__(
@@ -283,6 +284,7 @@ class Intake:
         self._limits = limits
         self._now_ms = now_ms
         self._policies = policies
+        self.ruled = False  # some item has rules
         self.plain = True  # no item has an error, a hook, a bound or a deduplication key
         self.bounded: dict[TopicKey, Quota] = {}  # topics with a bound on their stored items
         self.hooked: list[str] = []  # topics with a hook of enqueues
@@ -405,12 +407,13 @@ class Intake:
             item.deliver_after_ms = item.due_ms or self._now_ms
             if spec.ttl_ms is not None or spec.expires_at_ms is not None:
                 item.expires_at_ms = self._expires_at_ms(spec)
+            key = self._keys[topic]
             if spec.fairness_key is not None or spec.throttle_keys is not None or spec.weight is not None:
-                return self._tenant(index, self._keys[topic], spec)
+                key = self._tenant(index, key, spec)
+            return key if spec.rules is None else self._with_rules(key, spec.rules)
         except FoqsError as error:
             self.errors[index] = bare(error)
             return lane
-        return self._keys[topic]
 
     def places(self, key: TopicKey | None = None) -> list[int]:
         """Return the indices of the items, with keys or without; with `key`, of one topic only."""
@@ -461,6 +464,8 @@ class Intake:
         after_ms = due_ms or now_ms
         if spec.fairness_key is not None or spec.throttle_keys is not None or spec.weight is not None:
             key = self._tenant(index, key, spec)
+        if spec.rules is not None:
+            key = self._with_rules(key, spec.rules)
         item = NewItem(
             payload, metadata, packed, spec.priority, after_ms, due_ms, now_ms, expires_at_ms, lease_ms, delivery
         )
@@ -487,10 +492,26 @@ class Intake:
             self.weighed[index] = known, weight
         return known
 
+    def _with_rules(self, lane: LaneKey, given: Any) -> LaneKey:
+        """Return the lane of an item that brings rules. Raises Invalid."""
+        rules = item_rules.rules_of(given)
+        if rules is None:
+            return lane
+        ns, topic = topic_key(lane)
+        if (dead := rules.dead_topic) is not None:
+            if dead == topic:
+                raise Invalid("rules.dead_topic is the topic of the item")
+            if (self._policies or BUILT_IN_POLICIES).of(dead).dead_topic is not None:
+                raise Invalid(f"rules.dead_topic is {dead}, whose policy has a dead-letter topic")
+        self.ruled = True
+        key = lane_key((ns, topic), *tenancy_of(lane), rules)
+        return self._tenants.setdefault(key, key)
+
     def _lanes(self, spec: Any, tenants: Sequence[str]) -> list[LaneKey]:
         """Return the lanes of items that differ from `spec` in their fairness keys only."""
         topic, (_, throttles, _) = topic_key(self._keys[spec.topic]), tenancy(spec, self._limits)
-        lanes = {fairness: lane_key(topic, fairness, throttles) for fairness in set(tenants)}
+        rules = None if spec.rules is None else item_rules.rules_of(spec.rules)
+        lanes = {fairness: lane_key(topic, fairness, throttles, rules) for fairness in set(tenants)}
         return [lanes[fairness] for fairness in tenants]
 
     def _lane(self, plain: LaneKey, fairness: str, throttles: tuple[str, ...]) -> LaneKey:

@@ -59,7 +59,7 @@ class Chunk:
     """Part of one request, small enough for one transaction. `keys[i]` is the lane of `items[i]`.
 
     A chunk with `dedup`, its items' deduplication keys, may be stored only by the shard that has their slots.
-    `weights`: by lane, the weight that its items bring; None if no item has one."""
+    `weights`: by lane, the weight that its items bring; None if no item has one. `ruled`: some items have rules."""
 
     request: TakesIds
     indices: Sequence[int]
@@ -68,6 +68,7 @@ class Chunk:
     size_bytes: int
     dedup: list[Dedup] | None = None
     weights: Mapping[LaneKey, int] | None = None
+    ruled: bool = False
     in_flight: bool = False  # part of a transaction whose outcome is not known yet
     delays: bool = False  # some of its items are delayed; known when it is in flight
 
@@ -86,7 +87,7 @@ class Chunk:
         dedup = None if self.dedup is None else [self.dedup[i] for i in at]
         items, keys = [self.items[i] for i in at], [self.keys[i] for i in at]
         part = Chunk(self.request, [self.indices[i] for i in at], items, keys, self.size_bytes, dedup, self.weights)
-        part.in_flight, part.delays = self.in_flight, self.delays
+        part.in_flight, part.delays, part.ruled = self.in_flight, self.delays, self.ruled
         return part
 
     def keep(self, at: Sequence[int]) -> None:

@@ -350,6 +350,7 @@ class Move:
             fairness_key=item.fairness_key or None,
             throttle_keys=item.throttle_keys or None,
             expires_at_ms=item.expires_at_ms,
+            rules=item.rules,
         )
 
     def _may_go(self, item: Item, copy: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections import deque
@@ -33,7 +34,7 @@ from foqs.second_answer import Duplicate
 from foqs.travel import bare
 
 if TYPE_CHECKING:
-    from foqs.client import Client, Item, ItemOptions, Items, ItemSpec, Lease, Producer
+    from foqs.client import Client, Item, ItemOptions, ItemRules, Items, ItemSpec, Lease, Producer
 
 
 _MOST_ITEMS = 1_000
@@ -97,6 +98,14 @@ def enqueue(
             min=1, max=MOST_WEIGHT, help="The tenants of items that name no weight have this one from now on."
         ),
     ] = None,
+    rules: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JSON",
+            help="Items that name no rules have these in place of the topic's policy, such as "
+            '{"max_attempts": 3, "keep_ms": 60000}.',
+        ),
+    ] = None,
     *,
     connection: Connection,
 ) -> None:
@@ -104,11 +113,11 @@ def enqueue(
 
     A JSON line holds `payload` (text) or `payload_base64`. It may hold topic, priority, delay_ms, deliver_after_ms,
     lease_ms, ttl_ms, expires_at_ms, metadata or metadata_base64, headers, dedup_key, fairness_key, throttle_keys (a
-    list), weight, and delivery ("AT_LEAST_ONCE" or "AT_MOST_ONCE").
+    list), weight, rules, and delivery ("AT_LEAST_ONCE" or "AT_MOST_ONCE").
 
     With --copy the command reads the lines that `foqs dequeue` and `foqs items` write. A copy is a new item: it has the
-    payload, headers, metadata, priority, delivery, fairness key, throttle keys, time and end of the TTL. A time that
-    has passed means now, and a copy whose TTL is over is removed at once.
+    payload, headers, metadata, priority, delivery, fairness key, throttle keys, rules, time and end of the TTL. A time
+    that has passed means now, and a copy whose TTL is over is removed at once.
 
     For each item the command writes one JSON line: the id, or the error with the number of the line.
     """
@@ -124,6 +133,7 @@ def enqueue(
         "fairness_key": fairness_key,
         "throttle_keys": throttle_key,
         "weight": weight,
+        "rules": None if rules is None else _rules(rules),
     }
     if text is not None:
         with connection.client() as client:
@@ -192,6 +202,18 @@ class _Outcomes:
         if error is not None:
             self.failed += 1
             self.first_error = self.first_error or error
+
+
+def _rules(text: str) -> ItemRules:
+    """Return the rules of an option, or end the command."""
+    from foqs.client.rules import rules_of_json
+
+    try:
+        return rules_of_json(json.loads(text))
+    except (ValueError, RecursionError):
+        fail("--rules is not JSON", 2)
+    except Invalid as error:
+        fail(error.message, 2)
 
 
 def _submit(producer: Producer, spec: Callable[[bytes], ItemSpec], line: bytes) -> Future[int]:

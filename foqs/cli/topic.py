@@ -27,6 +27,7 @@ _JSON = {
     "dead": ("object, or null", '{"topic": "failed", "ttl_ms": 604800000}'),
     "fair": ("object", '{"weights": {"gold:*": 4}}'),
     "throttles": ("list", '["api"]'),
+    "enforce": ("list", '["max_attempts"]'),
     "hooks": ("object, or null", '{"on_enqueue": "route"}'),
 }
 """Fields whose values are objects or lists, with an example of each."""

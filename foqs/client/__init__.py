@@ -44,6 +44,7 @@ from foqs.client.operator_types import (
     Tried,
 )
 from foqs.client.producer import Producer, UnreadFailures
+from foqs.client.rules import ItemRules, RetryKind, RetryRule
 from foqs.client.timing import Backoff
 from foqs.client.work import WorkerHung
 from foqs.client.worker import Worker
@@ -88,6 +89,7 @@ __all__ = [
     "Invalid",
     "Item",
     "ItemOptions",
+    "ItemRules",
     "ItemSpec",
     "ItemState",
     "Items",
@@ -106,6 +108,8 @@ __all__ = [
     "Released",
     "Result",
     "Retry",
+    "RetryKind",
+    "RetryRule",
     "ServerInfo",
     "Settings",
     "SettingsChange",

@@ -36,6 +36,7 @@ from foqs.checks import (
 from foqs.client.connection import Tls
 from foqs.client.items import Ack, Delivery, ItemSpec, Nack
 from foqs.client.per_worker import Share
+from foqs.client.rules import ItemRules, RetryKind, RetryRule
 from foqs.errors import FoqsError, Invalid
 from foqs.idl import idl
 from foqs.ids import MAX_I64, MIN_I64
@@ -325,7 +326,34 @@ def check_item(spec: ItemSpec) -> None:
     if spec.ttl_ms is not None and spec.expires_at_ms is not None:
         raise Invalid("both expires_at_ms and ttl_ms are given: give one of the two")
     check_int("weight", spec.weight, 1, MOST_WEIGHT, none=True)
+    if spec.rules is not None:
+        check_rules(spec.rules)
     check_int("delivery", spec.delivery, Delivery.AT_LEAST_ONCE, Delivery.AT_MOST_ONCE, none=True)
+
+
+def check_rules(rules: ItemRules) -> None:
+    """Raise Invalid for a wrong field of the rules of an item; the hosts check further."""
+    if not isinstance(rules, ItemRules):
+        raise Invalid(f"rules is of type {type(rules).__name__}: it must be ItemRules")
+    check_int("rules.max_attempts", rules.max_attempts, 0, I32_MAX, zero="no limit", none=True)
+    check_int("rules.max_total_ms", rules.max_total_ms, 0, I64_MAX, zero="no limit", none=True)
+    check_int("rules.keep_ms", rules.keep_ms, 0, I64_MAX, zero="not at all", none=True)
+    if rules.dead_topic is not None:
+        check_text("rules.dead_topic", rules.dead_topic)
+    if rules.exact_attempts is not None:
+        check_bool("rules.exact_attempts", rules.exact_attempts)
+    retry = rules.retry
+    if retry is None:
+        return
+    if not isinstance(retry, RetryRule):
+        raise Invalid(f"rules.retry is of type {type(retry).__name__}: it must be a RetryRule")
+    check_int("rules.retry.kind", retry.kind, RetryKind.CONSTANT, RetryKind.EXPONENTIAL)
+    for name in ("first_ms", "step_ms", "longest_ms"):
+        check_int(f"rules.retry.{name}", getattr(retry, name), 0, I64_MAX, none=True)
+    for name in ("factor", "jitter"):
+        value = getattr(retry, name)
+        if value is not None and not isinstance(value, int | float):
+            raise Invalid(f"rules.retry.{name} is of type {type(value).__name__}: it must be a number")
 
 
 def faults_of(specs: Sequence[ItemSpec]) -> dict[int, Invalid]:
@@ -345,6 +373,7 @@ def faults_of(specs: Sequence[ItemSpec]) -> dict[int, Invalid]:
                 and spec.ttl_ms is None
                 and spec.expires_at_ms is None
                 and spec.weight is None
+                and spec.rules is None
             ):
                 continue
             check_item(spec)

@@ -13,6 +13,7 @@ from typing import Any, Unpack
 
 from foqs.client.items import Delivery, Failure, Item, ItemOptions, ItemSpec, ItemState, Lease
 from foqs.client.operator_types import Result
+from foqs.client.rules import rules_json, rules_of_json
 from foqs.errors import FoqsError, Invalid, NotFound
 from foqs.ids import parse_id
 from foqs.rows import FailureCause
@@ -22,7 +23,7 @@ _PLAIN = _INTEGERS | {"topic", "headers", "dedup_key", "fairness_key", "throttle
 _SHOWN = 40
 """Characters of a value in an error."""
 _BINARY = {"payload", "metadata"}
-_KNOWN = _PLAIN | {"delivery"} | _BINARY | {f"{name}_base64" for name in _BINARY}
+_KNOWN = _PLAIN | {"delivery", "rules"} | _BINARY | {f"{name}_base64" for name in _BINARY}
 TRIES = 3
 """Attempts for a batch, each with the client's own time-out; only requests that may be repeated are repeated."""
 
@@ -71,6 +72,8 @@ def _spec(given: dict[str, Any], topic: str, defaults: ItemOptions) -> ItemSpec:
             fields[name] = value
     if "delivery" in given:
         fields["delivery"] = _delivery(given["delivery"])
+    if given.get("rules") is not None:
+        fields["rules"] = rules_of_json(given["rules"])
     return ItemSpec(**fields)
 
 
@@ -124,6 +127,7 @@ def item_json(item: Item) -> dict[str, Any]:
         "failure": None if item.failure is None else _failure(item.failure),
         **_text("result", item.result),
         "ended_at_ms": item.ended_at_ms,
+        "rules": None if item.rules is None else rules_json(item.rules),
     }
     return {name: field for name, field in value.items() if field is not None}
 

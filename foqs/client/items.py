@@ -15,6 +15,7 @@ from thriftpy2.thrift import TType
 
 from foqs.bounds import LIMITS
 from foqs.checks import I64_MAX, check_bool, check_bytes, check_int, check_text, shown_fingerprint
+from foqs.client.rules import ItemRules
 from foqs.errors import Invalid
 from foqs.idl import idl
 from foqs.travel import Value
@@ -58,6 +59,7 @@ class ItemOptions(TypedDict, total=False):
     fairness_key      the tenant inside the topic: tenants with ready items share its deliveries
     throttle_keys     keys of rate limits that the item waits for, a sequence of at most 8 texts (docs/fairness.md)
     weight            share of the tenant against other tenants, 1 to 1,000; the last one stored counts
+    rules             in place of the policy of the topic: retries, dead-letter topic, keeping (`ItemRules`)
     dedup_key         while the service remembers it, the same key in the namespace stores nothing again: the id
                       is then that of the first item, a `Duplicate`. Invalid with another topic or payload
     """
@@ -75,6 +77,7 @@ class ItemOptions(TypedDict, total=False):
     fairness_key: str | None
     throttle_keys: Sequence[str] | None
     weight: int | None
+    rules: ItemRules | None
 
 
 @dataclass(slots=True)
@@ -85,7 +88,10 @@ class ItemSpec(Value):
     'mail'
     """
 
-    thrift_spec: ClassVar[Any] = idl.ItemSpec.thrift_spec
+    thrift_spec: ClassVar[Any] = {
+        **idl.ItemSpec.thrift_spec,
+        15: (TType.STRUCT, "rules", ItemRules, False),
+    }
 
     topic: str
     payload: bytes
@@ -102,6 +108,7 @@ class ItemSpec(Value):
     throttle_keys: Sequence[str] | None = None
     weight: int | None = None
     expires_at_ms: int | None = None
+    rules: ItemRules | None = None
 
     def __post_init__(self) -> None:
         """Raises Invalid: one text would be sent as a key for each of its characters. The other fields are checked when
@@ -125,6 +132,8 @@ class ItemSpec(Value):
                 size += 4 * len(self.fairness_key)
             if self.throttle_keys is not None:
                 size += sum(4 + 4 * len(key) for key in self.throttle_keys)
+            if self.rules is not None:
+                size += 256 + 4 * len(self.rules.dead_topic or "")
         except Exception:  # noqa: BLE001 - a value that cannot be measured is refused when it is encoded
             return 0
         return size
@@ -193,8 +202,8 @@ class Item(Value):
     bound after a host crashed. `*_at_ms` and `deliver_after_ms` are Unix epoch milliseconds of the server's
     clock. `state` is set by `get_item` and `list_items` only, and so are `ended_at_ms`, of a COMPLETED or FAILED item,
     and `failure`, of a FAILED item or a dead letter. `result` is set by `get_item` only, `ledger` by a dequeue that
-    asks for it. `fairness_key` is
-    "" and `throttle_keys` () where the item has none, and in a dead-letter topic: its failure has them.
+    asks for it. `fairness_key` is "" and `throttle_keys` () where the item has none, and in a dead-letter topic: its
+    failure has them. There `rules` are set by `get_item` and `list_items` only.
     """
 
     thrift_spec: ClassVar[Any] = {
@@ -202,6 +211,7 @@ class Item(Value):
         18: (TType.LIST, "_throttle_keys", TType.STRING, False),
         21: (TType.STRUCT, "failure", Failure, False),
         22: (TType.STRUCT, "ledger", Ledger, False),
+        26: (TType.STRUCT, "rules", ItemRules, False),
     }
 
     id: int = 0
@@ -225,6 +235,7 @@ class Item(Value):
     ledger: Ledger | None = None
     result: bytes | None = None
     ended_at_ms: int | None = None
+    rules: ItemRules | None = None
 
     @property
     def throttle_keys(self) -> tuple[str, ...]:

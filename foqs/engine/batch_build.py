@@ -12,10 +12,11 @@ from foqs.engine import batch_reads, dedup, item_ops, kept_items
 from foqs.engine.shard import Shard
 from foqs.engine.shard_memory import ShardMemory
 from foqs.engine.shard_queue import ShardQueue
-from foqs.fairness.keys import pack_throttles, tenancy_of
+from foqs.fairness.keys import pack_throttles, rules_of, tenancy_of
 from foqs.item import Cause, Change, Item, Phase, Place, To, WrongStep
 from foqs.prefetch.lane import Lane
 from foqs.rows import Batch, LaneRow, NewItem, ReadyRow
+from foqs.rules import pack_rules
 from foqs.shardmgr.lifecycle import BreakerState, ShardState
 
 _CLOSED, _SERVING, _DRAINING = BreakerState.CLOSED, ShardState.SERVING, ShardState.DRAINING
@@ -186,7 +187,8 @@ def _take_inserts(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: i
         batch.taken_rows += count
         if chunk.request.done:
             continue  # it timed out before it was sent
-        if len(memory.lanes) + count > shard.config.lanes and not _make_room(memory, chunk, batch):
+        full = len(memory.lanes) + count > shard.config.lanes and not _make_room(memory, chunk, batch)
+        if full or (chunk.ruled and not memory.takes_rules(chunk.keys)):
             queue.returned.append(chunk)
             continue
         chunk.in_flight = True
@@ -260,7 +262,9 @@ def _stored_lane(shard: Shard, lane: Lane[Item], batch: ShardBatch, transaction:
         ns, topic = lane.topic.key
         fairness, throttles = tenancy_of(lane.key)
         packed = pack_throttles(throttles) if throttles else b""
-        transaction.lanes_new.append(LaneRow(number, ns.encode(), topic.encode(), fairness.encode(), packed))
+        rules = pack_rules(rules_of(lane.key))
+        row = LaneRow(number, ns.encode(), topic.encode(), fairness.encode(), packed, rules=rules)
+        transaction.lanes_new.append(row)
     return lane
 
 
@@ -311,8 +315,8 @@ def _take_changes(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: i
         if item.in_flight is not None:
             raise WrongStep(f"SEND of {change} from {item}")
         item.change, item.in_flight = None, change  # `Item.send`
-        if keeping and change.to is _GONE:
-            batch.keeps = kept_items.mark_end(change, keeping, now_ms) or batch.keeps
+        if change.to is _GONE and (keeping or len(item.lane.key) == 4):  # type: ignore[arg-type]  # `rules_of`
+            batch.keeps = kept_items.mark_end(shard, change, now_ms) or batch.keeps
         if (
             change.to is _GONE
             and item.unindexed
@@ -360,7 +364,7 @@ def _take_leases(shard: Shard, batch: ShardBatch, transaction: Batch, before_ms:
 def _ends_in_scan(shard: Shard, item: Item) -> bool:
     """Return True if the end of the lease may end the item: the scan of ended leases decides that, with the item's
     body at hand."""
-    return not item.at_most_once and item_ops.may_end(shard.policies.of(item.lane.topic.key), item.attempt)
+    return not item.at_most_once and item_ops.may_end(shard.policy_of(item.lane), item.attempt)
 
 
 def _index_tail(shard: Shard, batch: ShardBatch, transaction: Batch) -> None:

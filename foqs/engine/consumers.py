@@ -10,7 +10,7 @@ from foqs.engine.calls import DequeueCall
 from foqs.engine.shard import Shard
 from foqs.engine.state import State, in_slices
 from foqs.errors import FoqsError, OutcomeUnknown
-from foqs.fairness.keys import TopicKey, fairness_of
+from foqs.fairness.keys import TopicKey, fairness_of, rules_of
 from foqs.item import KNOWN_BYTES, Cause, Change, Item, Place, Settles, To, Waits
 from foqs.policies.layers import NamespacePolicies
 from foqs.policies.settings import Settings
@@ -323,8 +323,10 @@ def send(state: State, call: DequeueCall, now_ms: int) -> None:
 
 def _commits_first(item: Item) -> bool:
     """Return True if the lease of the item is committed before its delivery."""
-    slots = item.lane.slots
-    return item.at_most_once or item.lane.topic.bounds.exact or (slots is not None and slots.commits)
+    slots, exact = item.lane.slots, item.lane.topic.bounds.exact
+    if item.at_most_once or (exact and rules_of(item.lane.key) in exact):
+        return True
+    return slots is not None and slots.commits
 
 
 def _lease_first(shard: Shard, item: Item, waits: Waits, now_ms: int) -> None:

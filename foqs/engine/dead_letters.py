@@ -25,6 +25,7 @@ from foqs.policies.failures import FailureFilter
 from foqs.policies.remedy import closed
 from foqs.prefetch.lane import Lane
 from foqs.rows import DeadPage, DeadRow, FailureGroup, FailureGroups, FailurePosition
+from foqs.rules import unpack_rules
 
 ROWS = 2_000
 """Rows that a read looks at: the shard works on other requests between two reads."""
@@ -378,7 +379,7 @@ class RedrivePage:
         origin, tenant, throttles = failure.topic.decode(), failure.fairness.decode(), failure.throttles
         ttl_ms = self._state.policies.of((ns, origin)).ttl_ms
         expires_at_ms = 0 if ttl_ms is None else now_ms + ttl_ms
-        lane = lane_key((ns, topic), tenant, unpack_throttles(throttles))
+        lane = lane_key((ns, topic), tenant, unpack_throttles(throttles), unpack_rules(failure.rules))
         return Move(lane, now_ms, expires_at_ms, None)
 
     def _moved(self, chosen: list[_Chosen], outcomes: list[FoqsError | None]) -> None:

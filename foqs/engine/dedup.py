@@ -24,6 +24,7 @@ from foqs.engine.shard import Shard
 from foqs.engine.shard_queue import ShardQueue
 from foqs.engine.state import State
 from foqs.errors import NotServed, Overloaded, Unavailable
+from foqs.fairness.keys import rules_of
 from foqs.ids import hash_slot_bounds, hash_slot_of
 from foqs.rows import Batch, DedupRow, Holding
 from foqs.shardmgr.lifecycle import ShardState
@@ -76,6 +77,10 @@ def place(state: State, call: EnqueueCall, number: int, items: Sequence[Keyed], 
             if refused:
                 call.refused(refused, enqueue.too_many_lanes(shard))
             items = [one for one in items if one.lane in lanes]
+        ruled = [one for one in items if rules_of(one.lane) is not None]
+        if ruled and not shard.memory.takes_rules([one.lane for one in ruled]):
+            call.refused([one.at for one in ruled], enqueue.too_many_rules())
+            items = [one for one in items if rules_of(one.lane) is None]
         _store(shard.queue, call, shard.queue.keys.add(items, call))
         state.touch(shard)
 
@@ -93,6 +98,7 @@ def _store(queue: ShardQueue, call: EnqueueCall, new: list[Keyed]) -> None:
             size,
             [one.dedup for one in part],
             {one.lane: one.weight for one in part if one.weight} or None,
+            any(rules_of(one.lane) is not None for one in part),
         )
         queue.add(chunk)
 

@@ -8,10 +8,11 @@ from foqs.engine import ready_lanes
 from foqs.engine.calls import DequeueCall
 from foqs.engine.fair_dequeue import TenantDequeue
 from foqs.engine.state import State
-from foqs.fairness.keys import TopicKey
+from foqs.fairness.keys import TopicKey, rules_of
 from foqs.item import Given, Item
 from foqs.prefetch.lane import Entry, Lane, first_of, lease_until
 from foqs.rows import Key
+from foqs.rules import MOST_RULES_BYTES
 
 ITEM_OVERHEAD_BYTES = 192
 """Bytes of an item in an answer, without its body and names."""
@@ -233,6 +234,8 @@ def _lease(
     last, before = None, len(call.found)
     shards, found, getrandbits = state.shards, call.found, state.rng.getrandbits
     overhead_bytes, bodies_bytes = call.item_overhead_bytes, call.bodies_bytes
+    if entries[0][3].lane.topic.rules is not None:
+        overhead_bytes += MOST_RULES_BYTES
     wanted_ms, default_ms = call.lease_ms, state.config.limits.lease_default_ms
     given = Given(now_ms, call.worker, moment=state.throttling.moment)
     for entry in entries:
@@ -253,8 +256,8 @@ def _lease(
         room_bytes -= size + overhead_bytes
         bodies_bytes -= size
         last = entry
-    if last is not None and last[3].lane.topic.bounds.exact:
-        call.commits = True
+    if last is not None and (exact := last[3].lane.topic.bounds.exact):
+        call.commits = call.commits or any(rules_of(item.lane.key) in exact for _, item, _ in found[before:])
     if call.limits is not None and last is not None:
         key = last[3].lane.topic.key
         for _, item, _ in found[before:]:

@@ -145,10 +145,11 @@ class Engine:
 
     def enqueue(
         self, call: EnqueueCall, indices: Sequence[int], items: list[NewItem], keys: Sequence[LaneKey],
-        sizes: Sequence[int], now_ms: int, timeout_ms: int, weights: Mapping[LaneKey, int] | None = None,
+        sizes: Sequence[int], now_ms: int, timeout_ms: int, weights: Mapping[LaneKey, int] | None = None, *,
+        ruled: bool = False,
     ) -> None:  # fmt: skip
-        """Store `items` (all checked); `sizes` are the bytes of each body, `weights` as in `Chunk`. Cut them into
-        chunks that fit a transaction, and place each."""
+        """Store `items` (all checked); `sizes` are the bytes of each body, `weights` and `ruled` as in `Chunk`. Cut
+        them into chunks that fit a transaction, and place each."""
         state = self.state
         until_ms, deadlines = now_ms + timeout_ms, state.deadlines
         deadlines.fresh.append((until_ms, call))  # `Deadlines.push`, which each request would pay for
@@ -165,6 +166,8 @@ class Engine:
             ]
         call.chunks += chunks
         for chunk in chunks:
+            if ruled:
+                chunk.ruled = True
             enqueue.place(state, chunk, now_ms)
 
     def stores(self, now_ms: int) -> bool:

@@ -10,6 +10,7 @@ from foqs.engine.shard import Shard
 from foqs.engine.shard_owner import ShardOwner
 from foqs.engine.state import State
 from foqs.errors import Overloaded, Unavailable
+from foqs.rules import MOST_RULES
 from foqs.shardmgr.lifecycle import BreakerState, ShardState
 
 # Members of enums, bound once for the hot path.
@@ -88,6 +89,8 @@ def choose(state: State, chunk: Chunk, now_ms: int) -> Shard | None:
             continue
         if len(shard.memory.lanes) >= config.lanes and not shard.takes_lanes(chunk):
             continue
+        if chunk.ruled and not shard.memory.takes_rules(chunk.keys):
+            continue
         room.append((load if batch is None else load + batch.rows, shard))
         # Not where a database begins to hang.
         if batch is not None and rows < _GATHER_ROWS and now_ms - batch.begun_ms <= _GATHER_MS:
@@ -108,6 +111,8 @@ def place_elsewhere(state: State, shard: Shard, chunk: Chunk, now_ms: int) -> No
     """
     if chunk.dedup is None:
         place(state, chunk, now_ms)
+    elif shard.healthy(now_ms) and chunk.ruled and not shard.memory.takes_rules(chunk.keys):
+        chunk.request.refused(chunk.indices, too_many_rules())
     elif shard.healthy(now_ms) and not shard.takes_lanes(chunk):
         chunk.request.refused(chunk.indices, too_many_lanes(shard))
     else:
@@ -132,6 +137,8 @@ def _why_not(shards: Sequence[Shard]) -> str:
 
 
 def _no_room(healthy: Sequence[Shard], chunk: Chunk) -> Overloaded:
+    if chunk.ruled and not any(shard.memory.takes_rules(chunk.keys) for shard in healthy):
+        return too_many_rules()
     if any(shard.takes_lanes(chunk) for shard in healthy):
         return Overloaded("the host's buffers are full", RETRY_MS)
     return _too_many_lanes("each shard of the host", healthy[0])
@@ -140,6 +147,11 @@ def _no_room(healthy: Sequence[Shard], chunk: Chunk) -> Overloaded:
 def too_many_lanes(shard: Shard) -> Overloaded:
     """The refusal of items whose keys are in slots of `shard`, which has all lanes that it may have."""
     return _too_many_lanes("the shard of the dedup_key", shard)
+
+
+def too_many_rules() -> Overloaded:
+    why = f"the topic has {MOST_RULES} distinct sets of rules on a shard, the most that it may have at a time"
+    return Overloaded(why, RETRY_MS)
 
 
 def _too_many_lanes(where: str, shard: Shard) -> Overloaded:

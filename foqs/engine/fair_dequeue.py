@@ -17,6 +17,7 @@ from foqs.fairness.turns import ITEMS, Turns
 from foqs.item import Item
 from foqs.prefetch.lane import Entry, Lane, first_of, lease_until
 from foqs.rows import Key as OrderKey
+from foqs.rules import MOST_RULES_BYTES
 
 _CHUNK = 8
 """Items of a tenant that are merged after the first one. Each further merge doubles the number, so that tenants with
@@ -122,6 +123,8 @@ class TenantDequeue:
     def _one_by_one(self, call: DequeueCall, count: int, *, some: bool) -> list[Entry[Item]]:
         """Pick items one after the other. `some`: the call has items, so that the next one has to fit."""
         topic_turns, overhead_bytes = self._turns, call.item_overhead_bytes
+        if self._topic.rules is not None:
+            overhead_bytes += MOST_RULES_BYTES
         heads = not (topic_turns.ranked or self._throttled)
         picked: list[Entry[Item]] = []
         while len(picked) < count and not (self._stop or self.full):
@@ -269,7 +272,8 @@ class TenantDequeue:
             return [], 0, 0
         size = sum([item.bytes for item in items])
         names_bytes = sum([one.items * one.tenant.only.names_bytes for one in given if one.tenant.only])
-        answer_bytes = size + names_bytes + len(items) * call.item_overhead_bytes
+        rules_bytes = 0 if self._topic.rules is None else MOST_RULES_BYTES
+        answer_bytes = size + names_bytes + len(items) * (call.item_overhead_bytes + rules_bytes)
         if answer_bytes > room_bytes or size > call.bodies_bytes:
             return [], 0, 0
         if throttled:

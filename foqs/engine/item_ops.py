@@ -18,12 +18,13 @@ from foqs.engine.shard import Shard
 from foqs.engine.shard_owner import ShardOwner
 from foqs.engine.shard_queue import ShardQueue
 from foqs.errors import FoqsError, NotFound, StaleLease
-from foqs.fairness.keys import lane_key, pack_throttles, tenancy_of
+from foqs.fairness.keys import lane_key, pack_throttles, rules_of, tenancy_of
 from foqs.hooks.protocol import Action, FailureResult
 from foqs.item import Cause, Change, Given, Item, Move, Phase, Place, To, Waits
 from foqs.policies.failures import fingerprint
 from foqs.policies.topic_policy import TopicPolicy
 from foqs.rows import FailureCause, FailureRow, Found
+from foqs.rules import pack_rules
 
 Verdict = FoqsError | bool
 Op = Callable[[Shard, Item, Waits, int], Verdict]
@@ -137,7 +138,7 @@ def _decide_nack(
         return verdict
     if not item.attempt:
         return StaleLease(_DEAD)
-    if by_age and not since_ms and shard.policies.of(item.lane.topic.key).max_total_ms:
+    if by_age and not since_ms and shard.policy_of(item.lane).max_total_ms:
         decide = partial(_decide_nack, lease, asked, after, by_age, shard)
         _look_first(shard.queue, item, waits, lambda found, at_ms: decide(found, waits, now_ms, at_ms))
         return False
@@ -256,7 +257,8 @@ def extend(lease: int, lease_ms: int, begun: bool | None = None) -> Op:
 
 def delete(shard: Shard, item: Item, waits: Waits, now_ms: int) -> Verdict:
     now = change_of(item)
-    if now is not None and now.to is To.GONE and (now.cause is Cause.DELETE or not shard.policies.keeping):
+    keeps = bool(shard.policies.keeping) or rules_of(item.lane.key) is not None
+    if now is not None and now.to is To.GONE and (now.cause is Cause.DELETE or not keeps):
         now.waits.append(waits)
         return False
     shard.put(Change(item, To.GONE, Cause.DELETE, waits), now_ms)  # in place of an end after which the item is kept
@@ -328,7 +330,7 @@ def change_at_end(
     """Return what `end_of` means for the item's row. The token of a lease that ended by time stays with the row: a late
     ack of it still counts. An attempt that was not begun does not count if its lease ended by time, and the item keeps
     its place."""
-    policy = shard.policies.of(item.lane.topic.key)
+    policy = shard.policy_of(item.lane)
     cause = ended.cause
     attempt = item.attempts_begun if cause is FailureCause.EXPIRED else item.attempt
     end = end_of(policy, item.id, attempt, ended)
@@ -397,6 +399,7 @@ def _failure_of(item: Item, attempt: int, ended: Ended, now_ms: int) -> FailureR
         fairness=fairness.encode(),
         reason=_cut(ended.reason),
         throttles=pack_throttles(throttles),
+        rules=pack_rules(rules_of(item.lane.key)),
     )
 
 

@@ -6,7 +6,6 @@ body stays where it was written. A time-ordered scan finds the rows whose time h
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from foqs.buffers.reads import Read, ScanRead, StoreReads
@@ -16,12 +15,13 @@ from foqs.engine.endings import Ending, Living
 from foqs.engine.shard import Shard
 from foqs.engine.shard_memory import ShardMemory
 from foqs.errors import FoqsError, NotFound
-from foqs.fairness.keys import TopicKey, pack_throttles, tenancy_of
+from foqs.fairness.keys import TopicKey, pack_throttles, rules_of, tenancy_of
 from foqs.item import Cause, Change, Item
 from foqs.policies.failures import fingerprint
-from foqs.policies.layers import NamespacePolicies
+from foqs.policies.topic_policy import MOST_KEPT
 from foqs.prefetch.lane import Lane
 from foqs.rows import Batch, EndedRow, EndedState, FailureRow, Found
+from foqs.rules import pack_rules
 
 _LANES = 1_000
 """Lanes of a topic, the fullest first, that are looked at for the oldest kept items."""
@@ -29,11 +29,11 @@ _SPARE = 16
 """A topic with too many kept items loses this part of them more, so that few transactions have to do it."""
 
 
-def mark_end(change: Change, keeping: Mapping[str, NamespacePolicies], now_ms: int) -> bool:
-    """Give a change that removes its item the rows of a kept one. Return True if the topic's policy keeps it."""
+def mark_end(shard: Shard, change: Change, now_ms: int) -> bool:
+    """Give a change that removes its item the rows of a kept one. Return True if its policy or its rules keep it."""
     change.ended = change.stored = None  # it may have waited before
-    ns, topic = change.item.lane.topic.key
-    keep = keeping[ns].of(topic).keep if ns in keeping else None
+    lane = change.item.lane
+    keep = shard.policy_of(lane).keep if lane.topic.key[0] in shard.policies.keeping or rules_of(lane.key) else None
     if keep is None:
         return False
     if change.cause is Cause.ACK:
@@ -64,6 +64,7 @@ def failure_of(row: EndedRow, stored: bytes, lane: Lane[Item]) -> FailureRow:
     return FailureRow(
         row.lane, fingerprint(reason.decode()), row.id, stored[0], row.attempt, row.ended_at_ms,
         lane.topic.key[1].encode(), fairness.encode(), reason, pack_throttles(throttles),
+        pack_rules(rules_of(lane.key)),
     )  # fmt: skip
 
 
@@ -106,7 +107,8 @@ def check_most(shard: Shard) -> None:
 def excess(shard: Shard, topic: TopicKey) -> int:
     """Return how many kept items of the topic go because it has too many."""
     keep, count = shard.policies.of(topic).keep, shard.queue.kept.staying(topic)
-    return 0 if keep is None or count <= keep.most else count - keep.most + keep.most // _SPARE
+    most = MOST_KEPT if keep is None else keep.most  # without: items with rules are kept
+    return 0 if count <= most else count - most + most // _SPARE
 
 
 # ------------------------------------------------------------------------------------------ items that are removed

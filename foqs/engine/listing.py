@@ -20,11 +20,12 @@ from foqs.engine.shard import Shard
 from foqs.engine.shard_memory import ShardMemory
 from foqs.engine.state import State
 from foqs.errors import FoqsError, Invalid, NotServed, Overloaded, Unavailable
-from foqs.fairness.keys import LaneKey, TopicKey, lane_key, tenancy_bytes, tenancy_of
+from foqs.fairness.keys import LaneKey, TopicKey, lane_key, rules_of, tenancy_bytes, tenancy_of
 from foqs.idl import idl
 from foqs.item import Item, Settles, body_bytes, from_found
 from foqs.prefetch.lane import Lane
 from foqs.rows import Body, EndedRow, FailureRow, Found, ReadyRow, TimerRow
+from foqs.rules import MOST_RULES_BYTES
 
 GROUP = 1_000
 """Lanes that a read has: no more than `ShardStore.page_of_lanes` takes."""
@@ -279,7 +280,11 @@ class Listing:
             body = listed.bodies.get(row.id)
             lane = shard.memory.lane_numbers.get(row.lane) if shard is not None else None
             key = lane_key(self._key) if lane is None else lane.key
-            size = 0 if body is None else body_bytes(body) + self._item_overhead_bytes + tenancy_bytes(*tenancy_of(key))
+            size = 0
+            if body is not None:
+                rules_bytes = 0 if rules_of(key) is None else MOST_RULES_BYTES
+                names_bytes = tenancy_bytes(*tenancy_of(key)) + rules_bytes
+                size = body_bytes(body) + self._item_overhead_bytes + names_bytes
             if self._items and size > self._room_bytes:
                 self._room_bytes = 0
                 break
@@ -333,6 +338,7 @@ def _failure_bytes(failure: FailureRow | None) -> int:
     if failure is None:
         return 0
     names = len(failure.topic) + len(failure.fairness) + len(failure.throttles)
+    names += MOST_RULES_BYTES if failure.rules else 0
     return _FAILURE_OVERHEAD_BYTES + names + len(failure.reason)
 
 

@@ -37,7 +37,7 @@ def bounds_of(state: State, topic: Topic[Lane[Item]]) -> Bounds:
     new one. A topic whose policy adds throttle keys to its items has turns, as the flows of its tenants may wait."""
     bounds: Bounds | None = topic.bounds
     if bounds is None or bounds.changes != state.policies.changes:
-        bounds = topic.bounds = state.policies.bounds(topic.key)
+        bounds = topic.bounds = state.policies.bounds(topic.key, topic.rules or ())
         if bounds.throttles:
             state.topics.begin_turns(topic)
     turns = topic.turns

@@ -10,11 +10,13 @@ from foqs.engine.endings import Awaited
 from foqs.engine.shard_memory import ShardMemory
 from foqs.engine.shard_owner import ShardOwner
 from foqs.engine.shard_queue import ShardQueue, leave_scan
+from foqs.fairness.keys import rules_of
 from foqs.fairness.topics import Topics
 from foqs.hooks.protocol import AskScript
 from foqs.ids import first_id
 from foqs.item import Change, Item, Phase, Place, To, Waits
 from foqs.policies.layers import Policies
+from foqs.policies.topic_policy import TopicPolicy
 from foqs.prefetch.lane import Lane
 from foqs.prefetch.residents import Residents
 from foqs.rows import Opened
@@ -53,6 +55,10 @@ class Shard:
             part.configure(config)
 
     # ------------------------------------------------------------------------------------- life
+
+    def policy_of(self, lane: Lane[Item]) -> TopicPolicy:
+        """Return the policy in effect for the items of a lane: that of its topic, and its rules."""
+        return self.policies.with_rules(lane.topic.key, rules_of(lane.key))
 
     def new_memory(self) -> ShardMemory:
         """Return an empty memory. Its lanes count when the shard is opened with it."""

@@ -22,6 +22,7 @@ from foqs.fairness.keys import LaneKey, lane_key, unpack_throttles
 from foqs.item import Cause, Item
 from foqs.prefetch.lane import Lane
 from foqs.rows import BACKLOG_SHIFT, Opened
+from foqs.rules import unpack_rules
 from foqs.shardmgr.lifecycle import BreakerState
 
 _LANES = 2_000
@@ -40,7 +41,8 @@ def fill(shard: Shard, opened: Opened) -> Iterator[None]:
         throttles = sets.get(row.throttles)
         if throttles is None:
             throttles = sets[row.throttles] = unpack_throttles(row.throttles)
-        key = lane_key((row.ns.decode(), row.topic.decode()), row.fairness.decode(), throttles)
+        rules = unpack_rules(row.rules) if row.rules else None
+        key = lane_key((row.ns.decode(), row.topic.decode()), row.fairness.decode(), throttles, rules)
         lane = memory.add_lane(key, row.lane)
         memory.number_lane(lane, row.lane)
         if row.weight:

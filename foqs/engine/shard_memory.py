@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -15,12 +15,13 @@ from foqs.config.schema import HostSection
 from foqs.counters import Counters
 from foqs.engine.endings import Awaited
 from foqs.engine.shard_queue import ShardQueue
-from foqs.fairness.keys import LaneKey, TopicKey, is_plain, lane_key, tenancy_of, topic_key
+from foqs.fairness.keys import LaneKey, TopicKey, is_plain, lane_key, rules_of, tenancy_of, topic_key
 from foqs.fairness.topics import TenantLanes, Topics
 from foqs.item import KNOWN_BYTES, Cause, Change, Item, Phase, Place, To
 from foqs.prefetch.lane import Entry, Lane, Window
 from foqs.prefetch.residents import WINDOW_SHARE, Residents
 from foqs.rows import AT_MOST_ONCE, Body, NewItem
+from foqs.rules import MOST_RULES, ItemRules
 
 FIRST_PAGE_ROWS = 128
 _MERGED = 256
@@ -57,6 +58,7 @@ class ShardMemory:
         self.totals: defaultdict[str, int] = defaultdict(int)  # items in any state, by namespace
         self.lane_numbers: dict[int, Lane[Item]] = {}
         self.tenants: dict[TopicKey, TenantLanes] = {}  # of the topics that have more than their plain lane
+        self.rules: dict[TopicKey, dict[ItemRules, set[Lane[Item]]]] = {}  # the lanes of a topic with each set of rules
         self.dead_lanes: set[int] = set()  # numbers of lanes that are `dead`
         self.idle_lanes: dict[LaneKey, Lane[Item]] = {}
         self.woken: dict[TopicKey, None] = {}  # topics whose waiting consumers are tried next
@@ -119,10 +121,13 @@ class ShardMemory:
     def add_lane(self, key: LaneKey, number: int | None) -> Lane[Item]:
         """Add a lane that is not in `lanes`."""
         topic = self.topics.of(topic_key(key))
-        key = lane_key(topic.key, *tenancy_of(key))  # with the topic's own names
+        rules = rules_of(key)
+        key = lane_key(topic.key, *tenancy_of(key), rules)  # with the topic's own names
         namespace = self.counters.namespaces.of(topic.key[0])
         lane = self.lanes[key] = Lane(key, topic, self.term, number, namespace, stored=number is not None)
         self.topics.attach(topic, lane)
+        if rules is not None:
+            self.rules.setdefault(topic.key, {}).setdefault(rules, set()).add(lane)
         return lane
 
     def wake_lane(self, lane: Lane[Item], *, opened: bool = False) -> None:
@@ -145,7 +150,7 @@ class ShardMemory:
     def adopt(self, filled: ShardMemory, shard: object) -> None:
         """Take over the lanes of `filled`, which count from now on as lanes of `shard`."""
         self.term, self.lanes, self.lane_numbers = filled.term, filled.lanes, filled.lane_numbers
-        self.totals, self.tenants = filled.totals, filled.tenants
+        self.totals, self.tenants, self.rules = filled.totals, filled.tenants, filled.rules
         self.dead_lanes, self.idle_lanes = filled.dead_lanes, filled.idle_lanes
         self.term.shard = shard
 
@@ -170,6 +175,36 @@ class ShardMemory:
             if not self.totals[ns := lane.topic.key[0]]:
                 del self.totals[ns]
             self.topics.detach(lane.topic, lane)
+            if (rules := rules_of(lane.key)) is not None:
+                self._forget_rules(lane, rules)
+
+    def _forget_rules(self, lane: Lane[Item], rules: ItemRules) -> None:
+        sets = self.rules[lane.topic.key]
+        sets[rules].discard(lane)
+        if not sets[rules]:
+            del sets[rules]
+            if not sets:
+                del self.rules[lane.topic.key]
+
+    def takes_rules(self, keys: Iterable[LaneKey]) -> bool:
+        """Return True if the lanes of an enqueue bring no topic to more than `MOST_RULES` distinct sets of rules. Sets
+        without items do not count; their lanes may stay for a while."""
+        new: dict[TopicKey, set[ItemRules]] = {}
+        for key in keys:
+            if (rules := rules_of(key)) is not None:
+                new.setdefault(topic_key(key), set()).add(rules)
+        return all(self._has_room_for(self.rules[topic], sets) for topic, sets in new.items() if topic in self.rules)
+
+    def _has_room_for(self, known: Mapping[ItemRules, Collection[Lane[Item]]], new: Collection[ItemRules]) -> bool:
+        if len(known) + len(new) <= MOST_RULES:
+            return True
+        kept = self.queue.kept.lanes
+        used = {
+            rules
+            for rules, lanes in known.items()
+            if any(lane.total or not lane.stored or lane.number in kept for lane in lanes)
+        }
+        return len(used.union(new)) <= MOST_RULES or used.issuperset(new)
 
     def note_dead(self, lane: Lane[Item]) -> None:
         """Note that the lane has an item with a failure."""

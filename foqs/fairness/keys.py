@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NewType
 
 from foqs.bounds import NAME_BYTES, THROTTLE_KEYS, THROTTLE_KEYS_BYTES
+from foqs.rules import MOST_RULES_BYTES, ItemRules
 
 TopicKey = tuple[str, str]
 """(namespace, topic)."""
@@ -14,14 +15,23 @@ LaneKey = NewType("LaneKey", object)
 
 _BETWEEN = b"\0"
 _TEXT_HEAD, _LIST_HEAD, _SIZE = 7, 8, 4
-MOST_TENANCY_BYTES = _TEXT_HEAD + NAME_BYTES + _LIST_HEAD + THROTTLE_KEYS * _SIZE + THROTTLE_KEYS_BYTES
-"""The most that `tenancy_bytes` returns."""
+MOST_TENANCY_BYTES = (
+    _TEXT_HEAD + NAME_BYTES + _LIST_HEAD + THROTTLE_KEYS * _SIZE + THROTTLE_KEYS_BYTES + MOST_RULES_BYTES
+)
+"""The most that the names and the rules of a lane take in an answer, for each item."""
 
 
-def lane_key(key: TopicKey, fairness: str = "", throttles: tuple[str, ...] = ()) -> LaneKey:
-    """Return the key of the lane with this fairness key and throttle set, which is in order. The key of a topic's plain
-    lane is `key` itself: a second tuple would take 72 bytes a topic. Keys of other lanes begin with `key`."""
-    lane: Any = (key, fairness, throttles) if fairness or throttles else key
+def lane_key(
+    key: TopicKey, fairness: str = "", throttles: tuple[str, ...] = (), rules: ItemRules | None = None
+) -> LaneKey:  # fmt: skip
+    """Return the key of the lane with this fairness key, throttle set, which is in order, and rules. The key of a
+    topic's plain lane is `key` itself: a second tuple would take 72 bytes a topic. Keys of other lanes begin with
+    `key`."""
+    lane: Any
+    if rules is not None:
+        lane = (key, fairness, throttles, rules)
+    else:
+        lane = (key, fairness, throttles) if fairness or throttles else key
     return lane  # type: ignore[no-any-return]
 
 
@@ -33,7 +43,12 @@ def topic_key(key: LaneKey) -> TopicKey:
 def tenancy_of(key: LaneKey) -> tuple[str, tuple[str, ...]]:
     """Return the fairness key and the throttle set of a lane."""
     lane: Any = key
-    return ("", ()) if len(lane) == 2 else lane[1:]
+    return ("", ()) if len(lane) == 2 else lane[1:3]
+
+
+def rules_of(key: LaneKey) -> ItemRules | None:
+    lane: Any = key
+    return lane[3] if len(lane) == 4 else None
 
 
 def fairness_of(key: LaneKey) -> str:
@@ -48,9 +63,15 @@ def tenancy_bytes(fairness: str, throttles: tuple[str, ...]) -> int:
 
 
 def is_plain(key: LaneKey) -> bool:
-    """Return True if the lane has neither a fairness key nor throttle keys."""
+    """Return True if the lane has neither a fairness key nor throttle keys nor rules."""
     lane: Any = key
     return len(lane) == 2
+
+
+def is_of_tenant(key: LaneKey) -> bool:
+    """Return True if the lane has a fairness key or throttle keys."""
+    lane: Any = key
+    return len(lane) != 2 and bool(lane[1] or lane[2])
 
 
 def pack_throttles(throttles: tuple[str, ...]) -> bytes:

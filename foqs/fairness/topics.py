@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
-from foqs.fairness.keys import LaneKey, TopicKey, is_plain, tenancy_of
+from foqs.fairness.keys import LaneKey, TopicKey, is_of_tenant, rules_of, tenancy_of
 from foqs.fairness.ledger import Ledgers
 from foqs.fairness.tenants import InFlow, ShardTerm
 from foqs.fairness.turns import Turns
+from foqs.rules import ItemRules
 
 
 class Attached(InFlow, Protocol):
@@ -30,14 +32,16 @@ L = TypeVar("L", bound=Attached)
 
 class Topic(Generic[L]):
     """Its lanes form a list from `first` on, in the order in which their shards were opened. Lanes of closed shards
-    stay until they are detached. (A topic has a lane or two; a tuple of them would take 40 bytes more.) `bounds` is the
-    engine's: the part of the topic's policy that each delivery needs. From the first lane with a fairness key or
-    throttle keys on, `turns` has the lanes instead."""
+    stay until they are detached. (A topic has a lane or two; a tuple of them would take 40 bytes more.) `rules` counts
+    the lanes by their rules, None if no lane has some. `bounds` is the engine's: the part of the topic's policy, and of
+    these rules, that each delivery needs. From the first lane with a fairness key or throttle keys on, `turns` has the
+    lanes instead."""
 
-    __slots__ = ("bounds", "first", "key", "turns")
+    __slots__ = ("bounds", "first", "key", "rules", "turns")
 
     def __init__(self, key: TopicKey) -> None:
         self.key = key
+        self.rules: Counter[ItemRules] | None = None
         self.first: L | None = None
         self.bounds: Any = None
         self.turns: Turns[L] | None = None
@@ -83,7 +87,7 @@ class Topic(Generic[L]):
         return self.first is None and (self.turns is None or not self.turns.tenants)
 
     def attach(self, lane: L) -> None:
-        if self.turns is not None or not is_plain(lane.key):
+        if self.turns is not None or is_of_tenant(lane.key):
             self.begin_turns().attach(lane, *tenancy_of(lane.key))
             return
         before, after = None, self.first
@@ -139,6 +143,11 @@ class Topics(dict[TopicKey, Topic[L]]):
         return topic
 
     def attach(self, topic: Topic[L], lane: L) -> None:
+        rules = rules_of(lane.key)
+        if rules is not None:
+            topic.rules = topic.rules or Counter()
+            topic.rules[rules] += 1
+            topic.bounds = None
         turns = topic.turns
         if turns is not None:  # `Topic.attach`, for the lanes of many tenants
             turns.attach(lane, *tenancy_of(lane.key))
@@ -155,6 +164,11 @@ class Topics(dict[TopicKey, Topic[L]]):
     def detach(self, topic: Topic[L], lane: L) -> None:
         """Detach the lane. A topic without a lane is forgotten."""
         topic.detach(lane)
+        rules = rules_of(lane.key)
+        if rules is not None and topic.rules is not None:
+            topic.rules[rules] -= 1
+            if not topic.rules[rules]:
+                del topic.rules[rules]
         if topic.empty:
             del self[topic.key]
             self.in_turns.pop(topic.key, None)

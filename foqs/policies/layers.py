@@ -5,12 +5,13 @@ name. A throttle or weight: the exact key, else the longest `prefix*`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from foqs.fairness.keys import TopicKey
 from foqs.policies.dead_topics import has_effect, namers_of, why_dead
 from foqs.policies.entries import SCRIPT, THROTTLE, TOPIC, WEIGHT, Patterns, Throttle, parse_throttle, parse_weight
+from foqs.policies.item_rules import applied
 from foqs.policies.settings import Settings
 from foqs.policies.topic_policy import (
     BUILT_IN_ENTRY,
@@ -21,25 +22,29 @@ from foqs.policies.topic_policy import (
     effective,
     parse,
 )
+from foqs.rules import ItemRules
 
 BUILT_IN = ""
 """The settings key of the built-in layer."""
 _MOST_KNOWN = 10_000
 """Policies, and throttles of keys, that a namespace remembers; it makes a forgotten one again when needed."""
 NO_BOUND = 1 << 62
+_NOTHING: frozenset[ItemRules | None] = frozenset()
+_EXACT: frozenset[ItemRules | None] = frozenset({None})
 LeaseLimits = tuple[tuple[object, ...], ...]
 """The throttles that limit leases, and the throttle keys that policies add. While these are equal, each item whose
 leases are limited keeps its keys."""
 
 
 class Bounds(NamedTuple):
-    """The part of a topic's policy that each delivery needs. `attempts` is NO_BOUND where there is none. Equal bounds
-    are one object; `changes` is the number of changes of the policies when it was made. `throttles`: keys that the
-    policy adds to all items."""
+    """The part of a topic's policy that each delivery needs. `attempts` is NO_BOUND where there is none, and the
+    lowest limit of a topic with rules. `exact`: the rules of items, None for those without, whose attempts are exact.
+    Equal bounds are one object; `changes` is the number of changes of the policies when it was made. `throttles`: keys
+    that the policy adds to all items."""
 
     changes: int
     attempts: int
-    exact: bool
+    exact: frozenset[ItemRules | None]
     throttles: tuple[str, ...]
 
 
@@ -69,6 +74,7 @@ class NamespacePolicies:
         self.scripts = {key.removeprefix(SCRIPT): text for key, text in entries.items() if key.startswith(SCRIPT)}
         self._namers = namers_of(topics)
         self._known: dict[str, TopicPolicy] = {}
+        self._ruled: dict[tuple[str, ItemRules], TopicPolicy] = {}
         self._known_throttles: dict[str, Throttle | None] = {}
 
     def of(self, topic: str) -> TopicPolicy:
@@ -79,6 +85,15 @@ class NamespacePolicies:
             entries = {name: entry for name, (_, entry) in self._layers(topic).items()}
             dead = why_dead(topic, self._namers) is not None
             policy = self._known[topic] = effective(topic, entries, dead=dead)
+        return policy
+
+    def with_rules(self, topic: str, rules: ItemRules) -> TopicPolicy:
+        """Return the policy of the topic's items with these rules."""
+        policy = self._ruled.get((topic, rules))
+        if policy is None:
+            if len(self._ruled) >= _MOST_KNOWN:
+                self._ruled.clear()
+            policy = self._ruled[topic, rules] = applied(self.of(topic), rules)
         return policy
 
     def layers(self, topic: str) -> dict[str, str]:
@@ -141,6 +156,10 @@ def _limits(topics: Mapping[str, PolicyEntry], throttles: Mapping[str, Throttle]
     return tuple(sorted((key, one.concurrency is None) for key, one in throttles.items())), tuple(sorted(adding))
 
 
+BUILT_IN_POLICIES = NamespacePolicies({})
+"""The policies of a namespace without settings."""
+
+
 class Policies:
     """The policies of all topics, as one host knows them. A namespace without settings has the built-in ones.
 
@@ -156,9 +175,8 @@ class Policies:
         self.limiting: dict[str, NamespacePolicies] = {}
         self.per_worker: dict[str, NamespacePolicies] = {}
         self.keeping: dict[str, NamespacePolicies] = {}
-        self._built_in = NamespacePolicies({})
         self.changes = 0
-        self._bounds: dict[tuple[int, bool, tuple[str, ...]], Bounds] = {}
+        self._bounds: dict[tuple[int, frozenset[ItemRules | None], tuple[str, ...]], Bounds] = {}
 
     def apply(self, settings: Settings) -> None:
         """Use the policies of this version from now on."""
@@ -184,6 +202,11 @@ class Policies:
         """Return the effective policy of a topic."""
         return self.namespace(key[0]).of(key[1])
 
+    def with_rules(self, key: TopicKey, rules: ItemRules | None) -> TopicPolicy:
+        """Return the effective policy of the topic's items with these rules, or without."""
+        namespace = self.namespace(key[0])
+        return namespace.of(key[1]) if rules is None else namespace.with_rules(key[1], rules)
+
     def paused(self, key: TopicKey) -> bool:
         """Return True if no item of the topic may be delivered."""
         policies = self.pausing.get(key[0])
@@ -191,19 +214,25 @@ class Policies:
 
     def namespace(self, ns: str) -> NamespacePolicies:
         """Return the policies of a namespace, the built-in ones if it has none of its own."""
-        return self.namespaces.get(ns, self._built_in)
+        return self.namespaces.get(ns, BUILT_IN_POLICIES)
 
-    def bounds(self, key: TopicKey) -> Bounds:
-        """Return what `of` says about each delivery. Until `changes` changes it stays the same."""
-        made: tuple[int, bool, tuple[str, ...]]
-        namespace = self.namespaces.get(key[0])
+    def bounds(self, key: TopicKey, rules: Iterable[ItemRules] = ()) -> Bounds:
+        """Return what `of` says about each delivery of a topic that has items with these rules. Until these or
+        `changes` change it stays the same."""
+        namespace, throttles = self.namespaces.get(key[0]), tuple[str, ...]()
+        exact: frozenset[ItemRules | None] = _NOTHING
         if namespace is None:  # most of very many topics: none needs a policy of its own
-            made = (0 if key[1].endswith(DEAD_SUFFIX) else BUILT_IN_ENTRY.max_attempts, False, ())
+            attempts = 0 if key[1].endswith(DEAD_SUFFIX) else BUILT_IN_ENTRY.max_attempts
         else:
             policy = namespace.of(key[1])
-            made = (policy.max_attempts, policy.exact_attempts, policy.throttles)
+            attempts, throttles = policy.max_attempts, policy.throttles
+            exact = _EXACT if policy.exact_attempts else _NOTHING
+        for one in rules:
+            ruled = self.with_rules(key, one)
+            attempts = min(attempts or NO_BOUND, ruled.max_attempts or NO_BOUND)
+            exact = exact | {one} if ruled.exact_attempts else exact
+        made = attempts or NO_BOUND, exact, throttles
         bounds = self._bounds.get(made)
         if bounds is None:
-            attempts, exact, throttles = made
-            bounds = self._bounds[made] = Bounds(self.changes, attempts or NO_BOUND, exact, throttles)
+            bounds = self._bounds[made] = Bounds(self.changes, *made)
         return bounds

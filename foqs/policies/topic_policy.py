@@ -31,10 +31,13 @@ from foqs.policies.entries import (
 from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE
 
 DEAD_SUFFIX = ".dlq"
+MOST_KEPT = 100_000
 _LATER = frozenset({"refuse_late"})
 """Fields of features that this version does not have."""
 
 Broken = Literal["refuse", "default"]
+Enforced = Literal["max_attempts", "max_total_ms", "keep_ms"]
+"""Bounds that no rule of an item exceeds."""
 ScriptName = Annotated[str, checked(script_name_error)]
 ThrottleKey = Annotated[str, checked(throttle_key_error)]
 
@@ -78,7 +81,7 @@ class KeepEntry(Entry):
     completed_ms: Duration = 0
     failed_ms: Duration = 0
     results: bool = True
-    most: Annotated[int, Field(ge=1, le=MOST_STORED)] = 100_000
+    most: Annotated[int, Field(ge=1, le=MOST_STORED)] = MOST_KEPT
 
 
 _FAIR = FairEntry()
@@ -107,6 +110,7 @@ class PolicyEntry(Entry):
     dead: DeadEntry | None = DeadEntry()
     hooks: HooksEntry | None = None
     keep: KeepEntry | None = None
+    enforce: Annotated[tuple[Enforced, ...], Field(strict=False)] = ()
 
 
 BUILT_IN_ENTRY = PolicyEntry()
@@ -120,7 +124,7 @@ class TopicPolicy:
     keys, sorted, that each item has besides its own. `per_worker`: items of a worker at a time, None without a bound.
     `retry`: delays of failed items. `max_attempts`, `max_total_ms` since the enqueue, `stuck_after_ms` since the
     delivery: 0 means no bound. `dead_topic`: where items go after their last attempt; without one they are removed.
-    `keep`: None where no item is kept after its end.
+    `keep`: None where no item is kept after its end. `enforce`: bounds that hold for items with rules, too.
     `fills`: it has a value for enqueued items that do not set it. `plain`: it does nothing to an enqueue.
     """
 
@@ -144,6 +148,7 @@ class TopicPolicy:
     dead_ttl_ms: int | None
     hooks: HooksEntry | None
     keep: KeepEntry | None
+    enforce: tuple[str, ...]
     fills: bool
     plain: bool
 

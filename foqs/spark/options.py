@@ -65,6 +65,7 @@ WRITE_COLUMNS = {
     "fairness_key": _TEXT,
     "throttle_keys": ("array<string>",),
     "weight": _NUMBER[:-1],
+    "rules": _TEXT,
 }
 HEADER_TYPES = ("string", "boolean", *_NUMBER)
 """Types of a column that is a header: those with one text."""

@@ -35,12 +35,13 @@ COLUMNS = {
     "deliver_after": "timestamp", "enqueued_at": "timestamp", "expires_at": "timestamp",
     "lease_expires_at": "timestamp", "attempt": "int", "delivery": "string", "lease_ms": "bigint", "bytes": "int",
     "payload_bytes": "int", "fairness_key": "string", "throttle_keys": "array<string>", "ended_at": "timestamp",
+    "rules": "string",
 }  # fmt: skip
 """Names and types in Spark's spelling, in order."""
 BODY_COLUMNS = {"payload": "binary", "metadata": "binary", "headers": "map<string,string>"}
-LANE_COLUMNS = ("namespace", "topic", "fairness_key", "throttle_keys")
+LANE_COLUMNS = ("namespace", "topic", "fairness_key", "throttle_keys", "rules")
 """The names of an item's lane."""
-NULLABLE = frozenset({"expires_at", "lease_expires_at", "ended_at", "lease_ms", "metadata", "headers"})
+NULLABLE = frozenset({"expires_at", "lease_expires_at", "ended_at", "lease_ms", "metadata", "headers", "rules"})
 
 _STATE = "CASE WHEN d.id IS NOT NULL THEN d.state - 1 WHEN t.id IS NULL THEN 0 WHEN t.lease = 0 THEN 1 ELSE 2 END"
 """An index of STATES; `done.state` is an EndedState."""
@@ -137,13 +138,13 @@ def numbers_of(columns: Iterable[str]) -> list[str]:
 
 
 def lanes_sql(dialect: Dialect, wanted: Wanted) -> str:
-    """Return the SQL for number, namespace, topic, fairness key and stored throttle keys of each wanted lane."""
+    """Return the SQL for number, namespace, topic, fairness key, stored throttle keys and rules of each wanted lane."""
     names = (("ns", wanted.namespace), ("topic", wanted.topic))
     given = " AND ".join(
         f"{column} = x'{name.encode('utf-8', 'surrogatepass').hex()}'" for column, name in names if name is not None
     )
     table = dialect.forced("lane", index=LANE_OF_NAMES) if wanted.namespace is not None else "lane"
-    return f"SELECT lane, ns, topic, fairness, throttles FROM {table}{f' WHERE {given}' if given else ''}"
+    return f"SELECT lane, ns, topic, fairness, throttles, rules FROM {table}{f' WHERE {given}' if given else ''}"
 
 
 def page_end_sql(dialect: Dialect, after: int, high: int, rows: int, blobs: Sequence[str], wanted: Wanted) -> str:
@@ -228,16 +229,19 @@ class _Lanes:
         self.numbers: list[int] = []
         texts: list[list[str]] = []
         throttles: list[tuple[str, ...]] = []
-        for number, *names, stored in link.fetch(lanes_sql(dialect, wanted)):
+        rules: list[str | None] = []
+        for number, *names, stored, packed in link.fetch(lanes_sql(dialect, wanted)):
             self.numbers.append(number)
             texts.append([bytes(name).decode("utf-8", "replace") for name in names])
             throttles.append(unpack_throttles(bytes(stored)))
+            rules.append(bytes(packed).decode() or None)
         self.all = wanted.all_lanes
         self.keys = pa.array(self.numbers, pa.int64())
         self.names = {
-            name: pa.array([row[at] for row in texts], pa.string()) for at, name in enumerate(LANE_COLUMNS[:-1])
+            name: pa.array([row[at] for row in texts], pa.string()) for at, name in enumerate(LANE_COLUMNS[:-2])
         }
         self.names["throttle_keys"] = pa.array(throttles, pa.list_(pa.string()))
+        self.names["rules"] = pa.array(rules, pa.string())
 
     @property
     def sql(self) -> str:
@@ -369,7 +373,7 @@ def _column(  # noqa: PLR0911 - one for each kind of column
     match name:
         case "shard":
             return pa.repeat(pa.scalar(shard, pa.int32()), len(numbers["id"]))
-        case "namespace" | "topic" | "fairness_key" | "throttle_keys":
+        case "namespace" | "topic" | "fairness_key" | "throttle_keys" | "rules":
             assert lanes is not None
             return lanes.names[name].take(place)
         case "state":

@@ -7,6 +7,7 @@ tasks and the driver see.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -22,6 +23,7 @@ import pyarrow.fs
 import pyarrow.parquet as pq
 
 from foqs.client import Delivery, ItemSpec
+from foqs.client.rules import rules_json, rules_of_json
 from foqs.errors import FoqsError
 
 KEPT_BYTES = 8 << 20
@@ -39,7 +41,7 @@ _SCHEMA = pa.schema([
     ("headers", pa.map_(pa.string(), pa.string())), ("priority", pa.int32()), ("deliver_after_ms", pa.int64()),
     ("delay_ms", pa.int64()), ("lease_ms", pa.int64()), ("ttl_ms", pa.int64()), ("delivery", pa.int8()),
     ("dedup_key", pa.string()), ("fairness_key", pa.string()), ("throttle_keys", pa.list_(pa.string())),
-    ("weight", pa.int32()), ("expires_at_ms", pa.int64()),
+    ("weight", pa.int32()), ("expires_at_ms", pa.int64()), ("rules", pa.string()),
 ])  # fmt: skip
 """The row's hash, and the fields of an ItemSpec in their order."""
 INVALID_SCHEMA = pa.schema([
@@ -247,7 +249,7 @@ class _File:
         self._rows.append((
             row, spec.topic, spec.payload, spec.metadata, headers, spec.priority, spec.deliver_after_ms, spec.delay_ms,
             spec.lease_ms, spec.ttl_ms, int(spec.delivery), spec.dedup_key, spec.fairness_key, spec.throttle_keys,
-            spec.weight, spec.expires_at_ms,
+            spec.weight, spec.expires_at_ms, None if spec.rules is None else json.dumps(rules_json(spec.rules)),
         ))  # fmt: skip
         self._bytes += spec.size_bytes
         if len(self._rows) >= _FLUSH_ROWS or self._bytes >= _FLUSH_BYTES:
@@ -278,6 +280,7 @@ def _spec(values: list[Any]) -> ItemSpec:
     spec = ItemSpec(*values)
     spec.headers = None if spec.headers is None else dict(spec.headers)
     spec.delivery = Delivery(spec.delivery)
+    spec.rules = None if spec.rules is None else rules_of_json(json.loads(spec.rules))  # type: ignore[arg-type]
     return spec
 
 

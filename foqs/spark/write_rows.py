@@ -9,10 +9,12 @@ tasks (`write_files.Known`).
 
 from __future__ import annotations
 
+import json
 import os
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
+from functools import lru_cache
 from hashlib import blake2b
 from itertools import chain, repeat
 from struct import Struct
@@ -24,9 +26,11 @@ import pyarrow.compute as pc
 
 from foqs.checks import FIRST_TIME_MS, SMALL_TIME_MS
 from foqs.client import Delivery, ItemSpec
+from foqs.client.rules import ItemRules, rules_of_json
 from foqs.errors import Invalid
 from foqs.spark.options import WRITE_COLUMNS
 from foqs.spark.write_files import KEPT_BYTES, Kept, read_kept, short_hash
+from foqs.travel import bare
 
 IN_MEMORY_ROWS = 1 << 19
 """Distinct rows up to which a task uses no file."""
@@ -60,6 +64,7 @@ class KeyMaker:
             spec.topic, spec.deliver_after_ms, spec.delay_ms, spec.lease_ms, spec.ttl_ms, spec.metadata,
             spec.headers and sorted(spec.headers.items()), spec.delivery, spec.fairness_key,
             spec.throttle_keys and sorted(spec.throttle_keys), spec.weight, spec.expires_at_ms,
+            *(() if spec.rules is None else (spec.rules,)),  # rows without keep the keys of earlier versions
         )  # fmt: skip
         if fields != self._fields:
             self._fields = fields
@@ -98,6 +103,8 @@ def specs_of(batch: Any, topic: str | None, keys: KeyMaker | None) -> Iterator[I
             yield spec.throttle_keys
         elif isinstance(spec.headers, Invalid):
             yield spec.headers
+        elif isinstance(spec.rules, Invalid):
+            yield spec.rules
         else:
             if keys is not None and spec.dedup_key is None:
                 spec.dedup_key = keys.key(spec)
@@ -129,6 +136,8 @@ def _values(name: str, column: Any, default: Any) -> list[Any]:
         return [None if pairs is None else dict(pairs) for pairs in values]
     if name == "throttle_keys":
         return [Invalid("throttle_keys has a null") if keys and None in keys else keys for keys in values]
+    if name == "rules":
+        return [None if text is None else _rules(text) for text in values]
     if name == "delivery":
         return [default if text is None else _delivery(text) for text in values]
     return values if default is None else [default if value is None else value for value in values]
@@ -138,6 +147,16 @@ def _time_ms(at_ms: int) -> int:
     """Return a column's time in milliseconds, 0 for one of the first years: a number so small looks like another unit.
     Both are in the past."""
     return at_ms if at_ms < SMALL_TIME_MS or at_ms >= FIRST_TIME_MS else 0
+
+
+@lru_cache(maxsize=1_000)
+def _rules(text: str) -> ItemRules | Invalid:
+    try:
+        return rules_of_json(json.loads(text))
+    except (ValueError, RecursionError):
+        return Invalid(f"rules is not JSON: {text[:40]!r}")
+    except Invalid as error:
+        return bare(error)
 
 
 def _delivery(text: str) -> Delivery | Invalid:

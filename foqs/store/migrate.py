@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from sqlalchemy import inspect
 from sqlalchemy.engine import Connection
 
 from foqs.store.errors import Seam
 from foqs.store.protocol import StoreBusy
-from foqs.store.tables import SCHEMA_VERSION
+from foqs.store.tables import FILE_TABLES, LANE_OF_NAMES, SCHEMA_VERSION, TABLES
 
 _LOCK_S = 60
 _TABLE_S = 20
@@ -32,7 +33,26 @@ class Step(NamedTuple):
     lacking: Callable[[Connection], list[str]]
 
 
-STEPS: tuple[Step, ...] = ()
+def _rules(connection: Connection) -> list[str]:
+    """Lanes of items with rules, and the rules of dead letters."""
+    found = inspect(connection)
+    tables = FILE_TABLES if connection.dialect.name == "sqlite" else TABLES
+    made = [
+        f"ALTER TABLE {table} ADD COLUMN rules {tables[table].columns['rules'].sql}"
+        for table in ("lane", "failure")
+        if "rules" not in [column["name"] for column in found.get_columns(table)]
+    ]
+    index = next(one for one in found.get_indexes("lane") if one["name"] == LANE_OF_NAMES)
+    if "rules" not in index["column_names"]:
+        names = ", ".join(tables["lane"].indexes[LANE_OF_NAMES].columns)
+        if connection.dialect.name == "sqlite":
+            made += [f"DROP INDEX {LANE_OF_NAMES}", tables["lane"].create_index(LANE_OF_NAMES)]
+        else:
+            made.append(f"ALTER TABLE lane DROP INDEX {LANE_OF_NAMES}, ADD UNIQUE INDEX {LANE_OF_NAMES} ({names})")
+    return made
+
+
+STEPS: tuple[Step, ...] = (Step(2, _rules),)
 """In order, one for each schema version after the oldest supported one."""
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from foqs.fairness.keys import unpack_throttles
 from foqs.ids import HASH_SLOTS
 from foqs.rows import Backlog, Holding, LaneRow, Opened, RowPages, SettingRow
+from foqs.rules import unpack_rules
 from foqs.store import reads, settings
 from foqs.store.dialect import Dialect
 from foqs.store.link import Link
@@ -77,14 +78,14 @@ def _read_lanes(
     """Read the lanes and their ready items, some lanes at a time. Raises ShardRefused."""
     lanes, backlog = RowPages(LaneRow), RowPages(Backlog)
     missing: Counter[int] = Counter()
-    throttles: set[bytes] = set()
+    checked: set[tuple[bytes, bytes]] = set()
     others, above, last = {*timers, *ended}, 0, False
     while not last:
         page = link.fetch(reads.lanes(above, _PAGE_LANES))
         last = len(page) < _PAGE_LANES
         end = None if last else page[-1][0]
         counts = link.fetch(reads.backlog_sql(dialect, above, end))
-        _refuse_names(page, throttles)
+        _refuse_names(page, checked)
         known = {row[0] for row in page}
         others -= known
         for lane, _, items in counts:
@@ -130,28 +131,39 @@ def orphan_words(missing: list[int], tables: str) -> str:
     return f"rows in {tables} refer to {'lane' if one else f'{len(missing)} lanes'} {shown}, which table lane lacks"
 
 
-def _refuse_names(page: Sequence[Sequence[Any]], known: set[bytes]) -> None:
-    """Raise ShardRefused for a name that is not UTF-8 in rows of `lane`: number, three names, throttle set, weight.
+def _refuse_names(page: Sequence[Sequence[Any]], known: set[tuple[bytes, bytes]]) -> None:
+    """Raise ShardRefused for a name that is not UTF-8 in rows of `lane`, or for rules that no host wrote: number, three
+    names, throttle set, weight, rules.
 
-    `known` are throttle sets that were read before.
+    `known` are throttle sets and rules that were read before.
     """
     try:
         for column in (1, 2, 3):
             b"\0".join([row[column] for row in page]).decode()
-        new = {row[4] for row in page} - known
-        for one in new:
-            unpack_throttles(one)
+        new = {(row[4], row[6]) for row in page} - known
+        for throttles, rules in new:
+            unpack_throttles(throttles)
+            unpack_rules(rules)
         known |= new
-    except (UnicodeDecodeError, TypeError):
-        for lane, *names, _weight in page:
+    except (ValueError, TypeError):
+        for lane, *names, _weight, rules in page:
+            _refuse_rules(lane, rules)
             for name in names:
                 _refuse_name(lane, name)
+
+
+def _refuse_rules(lane: int, rules: bytes) -> None:
+    try:
+        unpack_rules(rules)
+    except (ValueError, TypeError):
+        why = f"lane {lane} in table lane has rules that no host wrote: {rules[:_SHOWN_BYTES]!r}"
+        raise ShardRefused(why, mend="restore table lane from a backup") from None
 
 
 def _refuse_name(lane: int, name: bytes | str) -> None:
     if isinstance(name, str):  # SQLite stores any type
         why = f"lane {lane} in table lane has a name that is text and not bytes: {name[:_SHOWN_BYTES]!r}"
-        columns = ("ns", "topic", "fairness", "throttles")
+        columns = ("ns", "topic", "fairness", "throttles", "rules")
         mend = f"UPDATE lane SET {', '.join(f'{column} = CAST({column} AS BLOB)' for column in columns)}"
         raise ShardRefused(why, mend=mend)
     try:

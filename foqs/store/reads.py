@@ -79,8 +79,11 @@ _UNION_LANES = 100
 """SQLite takes 500 parts of a UNION."""
 _LAST_ID = (1 << 63) - 1
 _ORDER = ("f.fingerprint", "f.id")
-_FAILURE = "f.lane, f.fingerprint, f.id, f.cause, f.attempts, f.died_at, f.topic, f.fairness, f.reason, f.throttles"
-_FAILURE_COLUMNS = 10
+_FAILURE = (
+    "f.lane, f.fingerprint, f.id, f.cause, f.attempts, f.died_at, f.topic, f.fairness, f.reason, f.throttles, f.rules"
+)
+_FAILURE_COLUMNS = 11
+_FAILURE_TEXTS = 5
 
 
 def with_rows(dialect: Dialect) -> str:
@@ -98,7 +101,7 @@ def with_end(dialect: Dialect) -> str:
 
 
 def lanes(above: int, limit: int) -> str:
-    columns = "lane, ns, topic, fairness, throttles, weight"
+    columns = "lane, ns, topic, fairness, throttles, weight, rules"
     return f"SELECT {columns} FROM lane WHERE lane > {above:d} ORDER BY lane LIMIT {limit:d}"
 
 
@@ -219,7 +222,7 @@ def sizes_sql(dialect: Dialect, ids: Sequence[int]) -> str:
 
 def failures_sql(dialect: Dialect, ids: Sequence[int]) -> str:
     return (
-        "SELECT lane, fingerprint, id, cause, attempts, died_at, topic, fairness, reason, throttles "
+        "SELECT lane, fingerprint, id, cause, attempts, died_at, topic, fairness, reason, throttles, rules "
         f"FROM {dialect.forced('failure', index=FAILURE_OF_ITEM)} WHERE id IN ({','.join(map(str, ids))})"
     )
 
@@ -483,7 +486,7 @@ def _fitting(rows: Sequence[Any], max_bytes: int) -> Sequence[Any]:
 
 
 def _dead_row(row: Sequence[Any]) -> DeadRow:
-    numbers, texts = row[: _FAILURE_COLUMNS - 4], row[_FAILURE_COLUMNS - 4 : _FAILURE_COLUMNS]
+    numbers, texts = row[: _FAILURE_COLUMNS - _FAILURE_TEXTS], row[_FAILURE_COLUMNS - _FAILURE_TEXTS : _FAILURE_COLUMNS]
     failure = FailureRow(*numbers, *map(bytes, texts))
     priority, deliver_after_ms, expires_at_ms, headers, *rest = row[_FAILURE_COLUMNS:]
     ready, timer = None, None

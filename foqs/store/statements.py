@@ -27,10 +27,10 @@ READY = "ready(lane, priority, deliver_after, id, attempt, lease, bytes)"
 _TIMER = "timer(due, id, lane, lease, attempt, lease_ms, bytes)"
 _EXPIRY = "expiry(at_ms, id)"
 _DEDUP = "dedup(digest, content, id, expires_at)"
-_FAILURE = "failure(lane, fingerprint, id, cause, attempts, died_at, topic, fairness, throttles, reason)"
+_FAILURE = "failure(lane, fingerprint, id, cause, attempts, died_at, topic, fairness, throttles, reason, rules)"
 _ENDED = "done(until_ms, id, lane, state, attempt, ended_at, bytes)"
 _RESULT = "result(id, data)"
-_LANE = "lane(lane, ns, topic, fairness, throttles)"
+_LANE = "lane(lane, ns, topic, fairness, throttles, rules)"
 READY_KEY = ("lane", "priority", "deliver_after", "id")
 # Templates with %d refuse a value that is no number, at half the price of f"{value:d}".
 _TWO, _SEVEN = "(%d,%d)", "(%d,%d,%d,%d,%d,%d,%d)"
@@ -295,7 +295,7 @@ def _write_lanes(made: list[Statement], batch: Batch, dialect: Dialect) -> None:
 
 
 def _lane(row: LaneRow) -> str:
-    return f"{row.lane:d},x'{row.ns.hex()}',x'{row.topic.hex()}',x'{row.fairness.hex()}',x'{row.throttles.hex()}'"
+    return f"{row.lane:d},{_hex((row.ns, row.topic, row.fairness, row.throttles, row.rules))}"
 
 
 def _weigh(dialect: Dialect, weights: Sequence[tuple[int, int]]) -> Statement:
@@ -307,7 +307,12 @@ def _weigh(dialect: Dialect, weights: Sequence[tuple[int, int]]) -> Statement:
 
 def _failure(row: FailureRow) -> str:
     numbers = f"{row.lane:d},{row.fingerprint:d},{row.id:d},{row.cause:d},{row.attempts:d},{row.died_at_ms:d}"
-    return f"({numbers},x'{row.topic.hex()}',x'{row.fairness.hex()}',x'{row.throttles.hex()}',x'{row.reason.hex()}')"
+    texts = (row.topic, row.fairness, row.throttles, row.reason, row.rules)
+    return f"({numbers},{_hex(texts)})"
+
+
+def _hex(names: Iterable[bytes]) -> str:
+    return ",".join([f"x'{name.hex()}'" for name in names])
 
 
 def _dedup(row: DedupRow) -> str:

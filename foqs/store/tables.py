@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from foqs.ids import DIGEST_BYTES, HASH_SLOTS
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """The version of these tables. A host serves no database of another one."""
 TIMER_OF_ITEM = "timer_of_item"
 LANE_OF_NAMES = "lane_of_names"
@@ -87,8 +87,9 @@ CREATE TABLE lane (
     fairness VARBINARY(255) NOT NULL,
     throttles VARBINARY(512) NOT NULL DEFAULT x'',
     weight INTEGER NOT NULL DEFAULT 0,
+    rules VARBINARY(768) NOT NULL DEFAULT x'',
     PRIMARY KEY (lane),
-    UNIQUE INDEX {LANE_OF_NAMES} (ns, topic, fairness, throttles)
+    UNIQUE INDEX {LANE_OF_NAMES} (ns, topic, fairness, throttles, rules)
 );
 CREATE TABLE dedup (
     digest BINARY({DIGEST_BYTES}) NOT NULL,
@@ -148,6 +149,7 @@ CREATE TABLE failure (
     fairness VARBINARY(255) NOT NULL,
     throttles VARBINARY(512) NOT NULL,
     reason VARBINARY(1024) NOT NULL,
+    rules VARBINARY(768) NOT NULL DEFAULT x'',
     PRIMARY KEY (lane, fingerprint, id),
     UNIQUE INDEX {FAILURE_OF_ITEM} (id)
 );

@@ -14,6 +14,7 @@ from foqs.errors import FoqsError, NotFound, Overloaded
 from foqs.idl import idl
 from foqs.item import Item
 from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE, Body
+from foqs.rules import ItemRules, RetryRule
 from foqs.second_answer import Duplicate
 from foqs.wire.protocol import encode_struct
 from tests.support.lanes import lone_lane
@@ -29,11 +30,16 @@ TEXTS = st.text(st.characters(codec="utf-8"), max_size=20)
 REFUSED: list[FoqsError] = [Overloaded("full", 20), NotFound("gone")]
 
 
+RULES = st.sampled_from(
+    [None, ItemRules(max_attempts=3), ItemRules(RetryRule("exponential", 100, factor=2.0), exact_attempts=False)]
+)
 TENANCIES = st.just(("", ())) | st.tuples(st.just("") | NAMES, st.lists(NAMES, max_size=8).map(tuple))
 
 
-def lane_of(names: tuple[str, str], tenancy: tuple[str, tuple[str, ...]] = ("", ())) -> Any:
-    return lone_lane(names[1], ns=names[0], tenancy=tenancy)
+def lane_of(
+    names: tuple[str, str], tenancy: tuple[str, tuple[str, ...]] = ("", ()), rules: ItemRules | None = None
+) -> Any:
+    return lone_lane(names[1], ns=names[0], tenancy=tenancy, rules=rules)
 
 
 # No lane is drawn: hypothesis keeps a weak reference to each drawn value, and a lane of the compiled wheel does not
@@ -56,7 +62,7 @@ def items(draw: Any, lanes: Any) -> Any:
 @st.composite
 def replies(draw: Any) -> Any:
     """Items of a few lanes, in any order."""
-    names = draw(st.lists(st.tuples(st.tuples(NAMES, NAMES), TENANCIES), min_size=1, max_size=3))
+    names = draw(st.lists(st.tuples(st.tuples(NAMES, NAMES), TENANCIES, RULES), min_size=1, max_size=3))
     return draw(st.lists(items([lane_of(*each) for each in names]), max_size=12))
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 
-from foqs.fairness.keys import lane_key, unpack_throttles
+from foqs.fairness.keys import lane_key, rules_of, unpack_throttles
 from foqs.ids import shard_of
 from foqs.item import Item
+from foqs.policies.item_rules import applied
 from foqs.policies.layers import Policies
 from foqs.policies.settings import Settings
 from foqs.policies.topic_policy import TopicPolicy
 from foqs.rows import AT_MOST_ONCE, Batch, Body, FailureCause, FailureRow, LaneRow, ReadyRow
+from foqs.rules import unpack_rules
 from tests.sim.memory_database import MemoryDatabase
 from tests.sim.records import NACKS, Op, Record, broken, lane_of
 from tests.sim.redrives import Redrives
@@ -41,18 +43,25 @@ class Attempts:
     def owner_changed(self, shard: int) -> None:
         self._owners[shard] += 1
 
+    def policies_of(self, record: Record) -> list[TopicPolicy]:
+        """Return those that were in effect for the item where it is. A dead letter has no rules."""
+        policies, rules = self.of_topics[record.place], record.spec.rules
+        if rules is None or record.place[1].endswith(".dlq"):
+            return policies
+        return [applied(policy, rules) for policy in policies]
+
     # ------------------------------------------------------------------------------------- deliveries
 
     def leased(self, item: Item) -> None:
         """The host chose the item: its attempts were not used up."""
-        limit = self.policies.of(item.lane.topic.key).max_attempts
+        limit = self.policies.with_rules(item.lane.topic.key, rules_of(item.lane.key)).max_attempts
         if 0 < limit < item.attempt and not item.at_most_once:
             broken(14, f"{item} is delivered beyond {limit} attempts")
 
     def delivered(self, item: Item) -> None:
         """A consumer has it. Released leases do not count, and neither do lost replies."""
         record = self._records[item.id]
-        policies = self.of_topics[record.place]
+        policies = self.policies_of(record)
         if item.at_most_once or not all(policy.max_attempts for policy in policies):
             return
         most = max(policy.max_attempts for policy in policies)
@@ -93,12 +102,14 @@ class Attempts:
             broken(14, f"{row} goes to the lane of a tenant: {lane}")
         if (row.fairness.decode(), unpack_throttles(row.throttles)) != (spec.tenant, spec.throttles):
             broken(14, f"{row} forgets the tenant or the throttle keys of {spec}")
+        if unpack_rules(row.rules) != spec.rules:
+            broken(14, f"{row} forgets the rules of {spec}")
         timer, ready = db.timer.get(row.id), db.ready.get(row.id)
         current = {timer.lease if timer is not None else 0, ready.lease if ready is not None else 0}
         current.update(d.token for d in record.deliveries[-1:])
         allowed = [
             policy
-            for policy in self.of_topics[record.place]
+            for policy in self.policies_of(record)
             if target == (record.place[0], policy.dead_topic)
             and (expires_at_ms > 0) == (policy.dead_ttl_ms is not None)
             and self._may_die(policy, body, current, now_ms) is not None
@@ -127,7 +138,7 @@ class Attempts:
             self._checks["failed attempts"] += 1
             if isinstance(row, ReadyRow) and row.deliver_after_ms <= body.deliver_after_ms:
                 broken(14, f"{row} failed, and is not behind the items of its priority: {body} {record}")
-            policies = self.of_topics[record.place]
+            policies = self.policies_of(record)
             age_ms = min([op.sent_ms for op in ops], default=0) - db.since_ms(row.id)
             too_old = all(0 < policy.max_total_ms <= age_ms for policy in policies)
             if by_nack and too_old and not self.stepped:
@@ -138,13 +149,13 @@ class Attempts:
         shard = shard_of(body.id)
         if body.id in self._dbs[shard].failures and op.kind in NACKS and self.redrives.may_move(shard, op.sent_ms):
             return True
-        policies = self.of_topics[self._records[body.id].place]
+        policies = self.policies_of(self._records[body.id])
         return op.kind in NACKS and any(self._may_die(policy, body, {op.token}, now_ms) for policy in policies)
 
     def removal(self, body: Body, current: set[int], now_ms: int) -> str:
         """Why an item without a dead-letter topic may be removed now."""
         record = self._records[body.id]
-        policies = [policy for policy in self.of_topics[record.place] if policy.dead_topic is None]
+        policies = [policy for policy in self.policies_of(record) if policy.dead_topic is None]
         causes = {self._may_die(policy, body, current, now_ms) for policy in policies} - {None}
         if not causes or body.delivery == AT_MOST_ONCE:
             broken(3, f"item {body.id} is removed for no allowed cause: {body} {record}")

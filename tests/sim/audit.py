@@ -202,7 +202,7 @@ def audit_topics(host: Engine) -> None:
         found = topic.lanes()
         shards = [lane.term.shard for lane in found]
         if topic.turns is None:
-            _same("order of lanes", topic, shards, [shard for shard in host.state.serving if shard in shards])
+            _same("order of lanes", topic, list(dict.fromkeys(shards)), [s for s in host.state.serving if s in shards])
         else:
             _audit_turns(topic, topic.turns, woken=not host.state.slices.long_work)
         _same("names", topic, topic.key, key)

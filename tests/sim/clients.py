@@ -122,7 +122,8 @@ class Clients:
         self.sim.note("enqueue", member.name, count, "first", specs[0].number)
         call = EnqueueCall(count, reply)
         weights = {spec.lane(spec.key): spec.weight for spec in specs if spec.weight} or None
-        member.engine.enqueue(call, range(count), items, keys, sizes, now_ms, timeout_ms, weights)
+        ruled = any(spec.rules for spec in specs)
+        member.engine.enqueue(call, range(count), items, keys, sizes, now_ms, timeout_ms, weights, ruled=ruled)
         return count
 
     def _enqueue_keyed(self, count: int, timeout_ms: int) -> None:
@@ -176,6 +177,8 @@ class Clients:
             spec.tenant = rng.choice(profile.tenants)
             spec.throttles = rng.choice(profile.sets_of(spec.tenant))
             spec.weight = given_weight(spec.tenant)
+        if len(profile.rules) > 1:
+            spec.rules = rng.choice(profile.rules)
         due_ms = now_ms + rng.choice([1, 50, 500, 3_000]) if rng.random() < profile.delayed else 0
         ttl_ms = rng.choice([1, 100, 1_000, 5_000]) if rng.random() < profile.with_ttl else 0
         item = NewItem(

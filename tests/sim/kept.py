@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from foqs.engine.endings import EndCall, Ending, Living
@@ -30,17 +31,17 @@ def result_of(token: int) -> bytes:
 
 
 class Kept:
-    """`policies` by topic: all that were in effect. `records` by item."""
+    """`policies_of` an item: all that were in effect for it. `records` by item."""
 
     def __init__(
-        self, records: dict[int, Record], policies: dict[tuple[str, str], list[TopicPolicy]], checks: Counter[str]
+        self, records: dict[int, Record], policies_of: Callable[[Record], list[TopicPolicy]], checks: Counter[str]
     ) -> None:
         self._records = records
-        self._policies = policies
+        self._policies_of = policies_of
         self._checks = checks
 
-    def _keeps(self, place: tuple[str, str]) -> list[KeepEntry | None]:
-        return [policy.keep for policy in self._policies[place]]
+    def _keeps(self, record: Record) -> list[KeepEntry | None]:
+        return [policy.keep for policy in self._policies_of(record)]
 
     def ends(self, db: MemoryDatabase, batch: Batch) -> list[int]:
         """Return the items that a transaction ends, kept ones included."""
@@ -53,7 +54,7 @@ class Kept:
         results = dict(batch.results_new)
         for item_id, cause in causes.items():
             record, row = self._records[item_id], rows.get(item_id)
-            keeps = self._keeps(record.place)
+            keeps = self._keeps(record)
             may_fail = bool(record.open_ops(*_NACKS)) or any(d.until_ms <= now_ms for d in record.deliveries[-1:])
             if row is not None:
                 if cause == "ack" and row.state == EndedState.FAILED and not may_fail:
@@ -99,7 +100,7 @@ class Kept:
             self._checks["kept and removed"] += 1
             if row.until_ms <= now_ms or record.open_ops("delete"):
                 continue
-            most = min(keep.most for keep in self._keeps(record.place) if keep is not None)
+            most = min(keep.most for keep in self._keeps(record) if keep is not None)
             if numbers[record.place] <= most:
                 broken(PROMISE, f"{row} is removed too early, of {numbers[record.place]}")
             older = [one for one in db.ended.values() if one < row and self._records[one.id].place == record.place]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 
 from foqs.errors import Code, FoqsError
-from foqs.fairness.keys import tenancy_of
+from foqs.fairness.keys import rules_of, tenancy_of
 from foqs.ids import shard_of
 from foqs.item import Item
 from foqs.rows import AT_MOST_ONCE, Batch, Body, LaneRow, NewItem
@@ -44,7 +44,7 @@ class Ledger:
         self.crashed = False  # a host, with answers that it owed
         self.open_extends: list[Op] = []
         self.attempts = Attempts(self.records, dbs, checks)
-        self.kept = Kept(self.records, self.attempts.of_topics, checks)
+        self.kept = Kept(self.records, self.attempts.policies_of, checks)
 
     def _db(self, item_id: int) -> MemoryDatabase:
         return self.dbs[shard_of(item_id)]
@@ -252,7 +252,8 @@ class Ledger:
         if told != stored or item.lane.topic.key != key:
             broken(1, f"{item} was delivered as {item.lane.topic.key} {told} but is {key} {stored}")
         spec, dead = self.records[item.id].spec, key[1].endswith(".dlq")
-        if tenancy_of(item.lane.key) != (("", ()) if dead else (spec.tenant, spec.throttles)):
+        names = (*tenancy_of(item.lane.key), rules_of(item.lane.key))
+        if names != (("", (), None) if dead else (spec.tenant, spec.throttles, spec.rules)):
             broken(1, f"{item} was delivered of {item.lane.key} but is {spec}")
 
     # ------------------------------------------------------------------------------------- acks and the like

@@ -136,8 +136,9 @@ class MemoryDatabase:
             observer(epoch, batch)
         _rule(epoch == self.epoch, "epoch {} changed rows of epoch {}", epoch, self.epoch)
         for lane in batch.lanes_new:
-            names = [other[1:5] for other in self.lanes.values()]
-            _rule(lane.lane not in self.lanes and lane[1:5] not in names, "lane {} exists", lane)
+            names = [(*other[1:5], other.rules) for other in self.lanes.values()]
+            known = lane.lane in self.lanes or (*lane[1:5], lane.rules) in names
+            _rule(not known, "lane {} exists", lane)
             self.lanes[lane.lane] = lane
         for number, weight in batch.weights:
             _rule(number in self.lanes, "lane {} gets a weight but is not there", number)

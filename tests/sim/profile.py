@@ -13,6 +13,7 @@ from foqs.config.load import Config
 from foqs.config.schema import BreakerSection, HostSection, LimitsSection, ServerSection, ShardSection, StoreSection
 from foqs.fairness.keys import LaneKey, TopicKey, lane_key
 from foqs.ids import digest_of, hash_slot_of
+from foqs.rules import ItemRules, RetryRule
 from tests.sim.faults import NONE, FaultRates, random_rates
 from tests.sim.slots import FEW_SLOTS
 
@@ -68,6 +69,7 @@ class Profile:
     throttled: bool = False  # some throttle keys have settings
     pauses_ms: tuple[int, ...] = (20,)  # of consumers that got items, at most
     released: float = 0.0  # leases that consumers release at once
+    rules: tuple[ItemRules | None, ...] = (None,)  # of items
     awaited: bool = False  # acks bring results, and callers ask for ends
     held: tuple[str, ...] = ()  # tenants all of whose items have throttle keys
     _lanes: dict[TopicKey, list[LaneKey]] = field(default_factory=dict, init=False, compare=False)
@@ -76,7 +78,8 @@ class Profile:
         """Every lane that the topic can have on a shard."""
         found = self._lanes.get(topic)
         if found is None:
-            others = [lane_key(topic, tenant, keys) for tenant in self.tenants for keys in self.throttle_sets]
+            names = [("", ()), *((tenant, keys) for tenant in self.tenants for keys in self.throttle_sets)]
+            others = [lane_key(topic, *one, rules) for one in names for rules in self.rules]
             found = self._lanes[topic] = list(dict.fromkeys([lane_key(topic), *others]))
         return found
 
@@ -245,6 +248,24 @@ def _kept_items(rng: random.Random) -> Profile:
     host = profile.config.host.model_copy(update={"lanes": 200, "lane_idle_ms": rng.choice([0, 300, 2_000])})
     config = profile.config.model_copy(update={"host": host})
     return replace(profile, config=config, policies=tuple(policies), awaited=True)
+
+
+def _with_rules(rng: random.Random) -> Profile:
+    """Items bring rules of their own: other limits and delays than their topic's, and times for which they are kept."""
+    profile = random_profile(rng, rng.choice(["dead", "tenants", "kept"]))
+    while not profile.dead_topics:
+        profile = random_profile(rng, rng.choice(["dead", "tenants", "kept"]))
+    rules = (
+        None,
+        ItemRules(max_attempts=1),
+        ItemRules(RetryRule("constant", 0), max_attempts=2),
+        ItemRules(RetryRule("linear", 50, 100), max_attempts=3, exact_attempts=True),
+        ItemRules(max_attempts=0, max_total_ms=400),
+        ItemRules(keep_ms=800),
+    )
+    host = profile.config.host.model_copy(update={"lanes": 200, "lane_idle_ms": rng.choice([0, 300, 2_000])})
+    config = profile.config.model_copy(update={"host": host})
+    return replace(profile, config=config, rules=(None, *rng.sample(rules, rng.choice([2, 4, 6]))), awaited=True)
 
 
 def _with_tenants(rng: random.Random) -> Profile:
@@ -474,6 +495,7 @@ _KINDS: dict[str, Callable[[random.Random], Profile]] = {
     "refused": _refused_rows,
     "dead": _dead_letters,
     "kept": _kept_items,
+    "rules": _with_rules,
     "tenants": _with_tenants,
     "fair": _fair,
     "throttles": _throttled,

@@ -8,6 +8,7 @@ from functools import cache
 from foqs.fairness.keys import LaneKey, lane_key, unpack_throttles
 from foqs.ids import Dedup
 from foqs.rows import LaneRow
+from foqs.rules import ItemRules, unpack_rules
 from tests.kernel.run import PromiseBroken
 
 NACKS = ("nack", "fail", "reject")
@@ -36,10 +37,11 @@ class Spec:
     tenant: str = ""
     throttles: tuple[str, ...] = ()
     weight: int = 0
+    rules: ItemRules | None = None
 
     def lane(self, topic: tuple[str, str]) -> LaneKey:
         """Return the lane that the item has in a topic."""
-        return lane_key(topic, self.tenant, self.throttles)
+        return lane_key(topic, self.tenant, self.throttles, self.rules)
 
 
 @dataclass(eq=False)
@@ -107,7 +109,7 @@ class Record:
 def lane_of(row: LaneRow) -> LaneKey:
     """Return the lane that a row names."""
     topic = (row.ns.decode(), row.topic.decode())
-    return lane_key(topic, row.fairness.decode(), unpack_throttles(row.throttles))
+    return lane_key(topic, row.fairness.decode(), unpack_throttles(row.throttles), unpack_rules(row.rules))
 
 
 def broken(promise: int, message: str) -> None:

@@ -34,7 +34,7 @@ from foqs.engine.shard import Shard
 from foqs.engine.shard_memory import ShardMemory
 from foqs.engine.state import State
 from foqs.engine.throttling import Throttling
-from foqs.fairness.keys import lane_key, topic_key
+from foqs.fairness.keys import TopicKey, lane_key, topic_key
 from foqs.fairness.tenants import IDLE, PARKED, Level, Tenant
 from foqs.fairness.topics import Topic
 from foqs.fairness.turns import Turns
@@ -45,6 +45,7 @@ from foqs.limits.throttle_key import ThrottleKey
 from foqs.policies.layers import Policies
 from foqs.prefetch.lane import Lane
 from foqs.rows import Batch, DueRow, FailureCause, Found
+from foqs.rules import ItemRules
 from tests.kernel.mutants import Mutants, constant
 from tests.sim.simulation import simulate
 
@@ -324,6 +325,25 @@ def urgent_items_of_a_shard_that_returns_wait_for_others(original: Any, round_: 
     return taking
 
 
+# --------------------------------------------------------------------------------------------- rules of items
+
+put("rules_have_no_effect", Shard, "policy_of", lambda shard, lane: shard.policies.of(lane.topic.key), "rules")
+put("a_new_owner_forgets_the_rules_of_lanes", shard_life, "unpack_rules", constant(None), "rules")
+put("a_dead_letter_forgets_its_rules", item_ops, "pack_rules", constant(b""), "rules")
+put("a_redrive_forgets_the_rules", dead_letters, "unpack_rules", constant(None), "rules")
+put("a_delete_is_answered_though_rules_keep_the_item", item_ops, "rules_of", constant(None), "rules")
+
+
+@around(Policies, "bounds", "rules")
+def deliveries_have_the_limit_of_the_policy(original: Any, policies: Policies, key: TopicKey, *_: Any) -> Any:
+    return original(policies, key)
+
+
+@around(Policies, "with_rules", "rules")
+def an_item_has_the_rules_of_another_lane(original: Any, policies: Policies, key: TopicKey, rules: Any) -> Any:
+    return original(policies, key, ItemRules(max_attempts=1) if rules is not None else None)
+
+
 # --------------------------------------------------------------------------------------------- kept items
 
 put("a_caller_that_waits_is_never_woken", Awaited, "committed", constant(None), "kept")
@@ -353,8 +373,8 @@ def a_new_owner_says_nothing_of_results(original: Any, memory: ShardMemory, item
 
 
 @around(kept_items, "mark_end", "kept")
-def an_item_is_kept_for_another_time(original: Any, change: Change, keeping: Any, now_ms: int) -> bool:
-    kept: bool = original(change, keeping, now_ms)
+def an_item_is_kept_for_another_time(original: Any, shard: Shard, change: Change, now_ms: int) -> bool:
+    kept: bool = original(shard, change, now_ms)
     if change.ended is not None:
         change.ended = change.ended._replace(until_ms=change.ended.until_ms - 1)
     return kept

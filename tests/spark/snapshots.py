@@ -8,7 +8,8 @@ NOW_MS = int(NOW.timestamp() * 1000)
 LIGHT = (
     "id long, shard int, namespace string, topic string, state string, priority int, deliver_after timestamp, "
     "enqueued_at timestamp, expires_at timestamp, lease_expires_at timestamp, attempt int, delivery string, "
-    "lease_ms long, bytes int, payload_bytes int, fairness_key string, throttle_keys array<string>"
+    "lease_ms long, bytes int, payload_bytes int, fairness_key string, throttle_keys array<string>, "
+    "rules string"
 )
 FULL = LIGHT + ", payload binary, metadata binary, headers map<string,string>"
 
@@ -36,6 +37,7 @@ def item(number: int, **values: Any) -> dict[str, Any]:
         "payload_bytes": 10,
         "fairness_key": "",
         "throttle_keys": [],
+        "rules": None,
         "payload": b"0123456789",
         "metadata": None,
         "headers": None,

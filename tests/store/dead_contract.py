@@ -14,7 +14,9 @@ LATER_MS = NOW_MS + 5
 
 
 def failure_of(item: NewItem, reason: bytes = b"it broke", fingerprint: int = -(1 << 63)) -> FailureRow:
-    return FailureRow(2, fingerprint, item.id, FailureCause.EXPIRED, 5, LATER_MS, b"topic", b"\xff", reason)
+    return FailureRow(
+        2, fingerprint, item.id, FailureCause.EXPIRED, 5, LATER_MS, b"topic", b"\xff", reason, rules=b'{"a":1}'
+    )
 
 
 def moved(item: NewItem, lane: int, at_ms: int, expires_at_ms: int) -> NewItem:

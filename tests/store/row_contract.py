@@ -144,6 +144,8 @@ class RowContract:
             LaneRow(10, b"a", b"t", b"key"),
             LaneRow(11, b"a", b"t", b"key", b"k" * 255 + b"\0" + long),
             LaneRow(12, b"a", b"t", b"", b"k"),
+            LaneRow(13, b"a", b"t", b"", rules=b'{"max_attempts":1}'),
+            LaneRow(14, b"a", b"t", b"", b"k", rules=b'{"dead_topic":"' + b"d" * 255 + b'"}'),
         ]
         store.commit(Batch(lanes_new=lanes, next_number=1))
         store.commit(Batch(lanes_gone=[3, 9], next_number=1))

@@ -12,6 +12,7 @@ from sqlalchemy import inspect, text
 from sqlalchemy.engine import Connection
 
 from foqs.cli import shard_databases as commands
+from foqs.rows import Batch, LaneRow
 from foqs.store import maintenance, migrate
 from foqs.store.checkup import check_up
 from foqs.store.link import Database, Link
@@ -20,7 +21,7 @@ from foqs.store.migrate import Step
 from foqs.store.protocol import ShardRefused, StoreBusy
 from foqs.store.server import Finding
 from foqs.store.sql import SqlStore
-from foqs.store.tables import SCHEMA_VERSION
+from foqs.store.tables import LANE_OF_NAMES, SCHEMA_VERSION
 from tests.store.asking import findings_of, run
 from tests.store.test_ownership import SERVERS
 
@@ -197,3 +198,39 @@ def test_a_long_transaction_delays_a_migration(old_url: str, monkeypatch: pytest
         reader.exec_driver_sql("ROLLBACK")
     assert migrate_schema(old_url, NUMBER) == OLD
     assert check_tables(old_url) == []
+
+
+# ------------------------------------------------------------------------------------------ real steps
+
+
+def first_version(url: str) -> None:
+    """Bring an empty database to schema version 1."""
+    create_schema(url, NUMBER)
+    names = "(ns, topic, fairness, throttles)"
+    if is_server(url):
+        back = [f"ALTER TABLE lane DROP INDEX {LANE_OF_NAMES}, DROP COLUMN rules, ADD UNIQUE {LANE_OF_NAMES} {names}"]
+    else:
+        back = [f"DROP INDEX {LANE_OF_NAMES}", "ALTER TABLE lane DROP COLUMN rules"]
+        back.append(f"CREATE UNIQUE INDEX {LANE_OF_NAMES} ON lane {names}")
+    run(url, *back, "ALTER TABLE failure DROP COLUMN rules", "UPDATE shard SET version = 1")
+
+
+@pytest.mark.parametrize("begun", [0, 1, 2])
+def test_lanes_keep_their_rows_when_they_get_rules(shard_url: str, begun: int) -> None:
+    """Also after the migration was interrupted behind one of its statements."""
+    first_version(shard_url)
+    run(shard_url, "INSERT INTO lane (lane, ns, topic, fairness) VALUES (1, x'6e', x'74', x'')")
+    planned = plan_migration(shard_url, NUMBER).statements
+    assert planned[-1] == RAISED
+    if is_server(shard_url) or not begun:
+        run(shard_url, *planned[:begun])
+    assert migrate_schema(shard_url, NUMBER) == 1
+    assert check_tables(shard_url) == []
+    assert findings_of(shard_url, NUMBER) == []
+    store = SqlStore(shard_url, shard=NUMBER)
+    (lane,) = store.open("owner", take_over=False).lanes
+    assert (lane.lane, lane.topic, lane.rules) == (1, b"t", b"")
+    ruled = LaneRow(2, b"n", b"t", b"", rules=b'{"max_attempts":1}')
+    store.commit(Batch(lanes_new=[ruled], next_number=1))
+    store.close(clean=True)
+    assert list(SqlStore(shard_url, shard=NUMBER).open("owner", take_over=False).lanes) == [lane, ruled]

@@ -7,6 +7,7 @@ the copy is still in the new topic.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -48,6 +49,7 @@ ROW_NAMES = (
     "delivery",
     "fairness_key",
     "throttle_keys",
+    "rules",
 )
 """Required columns of a row; times in Unix epoch milliseconds."""
 
@@ -291,6 +293,7 @@ def spec_of(row: Any, target: Target) -> ItemSpec:
     """Return the copy of an item: with its own time, its own end of the TTL, and a key that names its source."""
     from foqs.client import Delivery, ItemSpec
     from foqs.client.item_copies import copy_key
+    from foqs.client.rules import rules_of_json
 
     verb = "copy" if target.copy else "move"
     return ItemSpec(
@@ -306,6 +309,7 @@ def spec_of(row: Any, target: Target) -> ItemSpec:
         fairness_key=row["fairness_key"] or None,
         throttle_keys=row["throttle_keys"] or None,
         expires_at_ms=row["expires_at_ms"],
+        rules=None if row["rules"] is None else rules_of_json(json.loads(row["rules"])),
     )
 
 

@@ -521,9 +521,14 @@ struct NackItem {
   7: optional bool failed,
   /**
    * The work can never succeed. The item moves to the dead-letter topic at once, or is removed if the topic has none. At
-   * most one of release, failed and reject. Excludes delay_ms and metadata.
+   * most one of release, failed, reject and uncounted. Excludes delay_ms and metadata.
    */
   8: optional bool reject,
+  /**
+   * The attempt does not count: the consumer began the work, and another service asks it to come again later. Such an item
+   * returns after delay_ms however often that happens, and keeps the throttle tokens that its delivery took.
+   */
+  9: optional bool uncounted,
 }
 
 struct NackRequest {

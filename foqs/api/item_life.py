@@ -306,8 +306,8 @@ class ItemLife:
         metadata = validation.blob(item.metadata, "metadata", limits.metadata_bytes)
         if item.reason is not None and len(validation.text(item.reason, "reason").encode()) > limits.reason_bytes:
             raise Invalid(f"reason has more than {limits.reason_bytes} bytes")
-        if sum(map(bool, (item.release, item.failed, item.reject))) > 1:
-            raise Invalid("at most one of release, failed and reject")
+        if sum(map(bool, (item.release, item.failed, item.reject, item.uncounted))) > 1:
+            raise Invalid("at most one of release, failed, reject and uncounted")
         if (item.release or item.reject) and (delay_ms or metadata is not None):
             raise Invalid(f"{'release' if item.release else 'reject'} excludes delay_ms and metadata")
         if item.release:
@@ -316,7 +316,7 @@ class ItemLife:
             return item_ops.reject(lease, item.reason or "")
         if item.failed:
             return item_ops.fail(lease, delay_ms, metadata, item.reason or "")
-        return item_ops.nack(lease, delay_ms, metadata)
+        return item_ops.nack(lease, delay_ms, metadata, counted=not item.uncounted)
 
     def extend(self, call: Call) -> None:
         # Several extensions of one lease may all hold, unlike two ends of it: only equal ones are one.

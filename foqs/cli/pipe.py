@@ -8,7 +8,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -404,6 +404,9 @@ def nack(
     reject: Annotated[
         bool, typer.Option("--reject", help="The work can never succeed: the item is a dead letter at once.")
     ] = False,
+    uncounted: Annotated[
+        bool, typer.Option("--uncounted", help="The server does not count the attempt: the work shall be tried later.")
+    ] = False,
     reason: Annotated[
         str | None, typer.Option(help="The server writes this text to its log, and keeps it with a dead letter.")
     ] = None,
@@ -415,21 +418,18 @@ def nack(
     Stdin holds the JSON lines with id and lease that `foqs dequeue` writes. For each line the command writes one JSON
     line: the id, or the error with the number of the line. A wrong line fails alone.
     """
-    options = (("--release", release), ("--failed", failed), ("--reject", reject))
-    ends = [option for option, given in options if given]
+    options: dict[str, Any] = {"release": release, "failed": failed, "reject": reject, "uncounted": uncounted}
+    ends = [option for option, given in options.items() if given]
     if len(ends) > 1:
-        fail(f"{' and '.join(ends)} exclude each other: give one of them", 2)
+        fail(f"{' and '.join(f'--{end}' for end in ends)} exclude each other: give one of them", 2)
     if delay_ms and (release or reject):
-        fail(f"--delay-ms does not go with {ends[0]}: the item has no delay then", 2)
+        fail(f"--delay-ms does not go with --{ends[0]}: the item has no delay then", 2)
     from foqs.client import Nack
 
     with connection.client_for_stdin() if item_id is None else connection.client() as client:
 
         def give_back(leases: list[Lease]) -> list[FoqsError | None]:
-            return client.nack_many(
-                Nack.of(lease, delay_ms=delay_ms, reason=reason, release=release, failed=failed, reject=reject)
-                for lease in leases
-            )
+            return client.nack_many(Nack.of(lease, delay_ms=delay_ms, reason=reason, **options) for lease in leases)
 
         _each_lease(item_id, lease, "nacked", give_back)
 

@@ -215,7 +215,7 @@ _CHECKS: Mapping[str, Check] = {
     "items": check_many,
     "nacks": check_many,
     "topics": check_topics,
-    **dict.fromkeys(("failed", "reject", "begun", "dry_run", "raise_errors"), check_bool),
+    **dict.fromkeys(("failed", "reject", "uncounted", "begun", "dry_run", "raise_errors"), check_bool),
     # of Client
     "address": text(),
     "namespace": text(LIMITS.name_bytes),

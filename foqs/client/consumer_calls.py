@@ -306,13 +306,17 @@ class ConsumerCalls:
         reason: str | None = None,
         failed: bool = False,
         reject: bool = False,
+        uncounted: bool = False,
         timeout_ms: int | None = None,
     ) -> None:
         """Give the item back, to be delivered again after `delay_ms` (an at-most-once item is dropped).
-        `metadata` replaces the item's: partial progress for the next attempt. `failed`, `reject`: see `Nack`. Raises
-        StaleLease or NotFound like `ack`, and OutcomeUnknown when a reply was lost and the lease has ended by now.
+        `metadata` replaces the item's: partial progress for the next attempt. `failed`, `reject`, `uncounted`: see
+        `Nack`. Raises StaleLease or NotFound like `ack`, and OutcomeUnknown when a reply was lost and the lease has
+        ended by now.
         """
-        nack = Nack.of(item, delay_ms=delay_ms, metadata=metadata, reason=reason, failed=failed, reject=reject)
+        nack = Nack.of(
+            item, delay_ms=delay_ms, metadata=metadata, reason=reason, failed=failed, reject=reject, uncounted=uncounted
+        )
         single(self.nack_many((nack,), timeout_ms=timeout_ms))
 
     @checked()

@@ -316,7 +316,8 @@ class Nack(Value):
 
     `failed`: the work failed, so the retry rule of the topic's policy sets the delay (`delay_ms` counts where there is
     no rule), and the last attempt makes it a dead letter. `reject`: the work can never succeed, so the item is a dead
-    letter at once (no delay, no metadata). At most one of `release`, `failed` and `reject`.
+    letter at once (no delay, no metadata). `uncounted`: the attempt is not counted, for work that another service asks
+    to repeat after `delay_ms`. At most one of `release`, `failed`, `reject` and `uncounted`.
     """
 
     thrift_spec: ClassVar[Any] = idl.NackItem.thrift_spec
@@ -329,6 +330,7 @@ class Nack(Value):
     reason: str | None = None
     failed: bool | None = None
     reject: bool | None = None
+    uncounted: bool | None = None
 
     def __post_init__(self) -> None:
         """Raises Invalid for a value of the wrong type, or out of range, and for values that exclude each other."""
@@ -336,13 +338,13 @@ class Nack(Value):
         check_bytes("metadata", self.metadata, none=True)
         check_text("reason", self.reason, none=True, empty=True)
         given = []
-        for name in ("release", "failed", "reject"):
+        for name in ("release", "failed", "reject", "uncounted"):
             if (value := getattr(self, name)) is not None:
                 check_bool(name, value)
                 given += [name] * value
         if len(given) > 1:
-            raise Invalid(f"{' and '.join(given)} are given: give at most one of release, failed and reject")
-        if given != ["failed"] and given and (self.delay_ms or self.metadata is not None):
+            raise Invalid(f"{' and '.join(given)} are given: give at most one of release, failed, reject and uncounted")
+        if given in (["release"], ["reject"]) and (self.delay_ms or self.metadata is not None):
             raise Invalid(f"{given[0]} excludes delay_ms and metadata")
 
     @property
@@ -364,8 +366,12 @@ class Nack(Value):
         reason: str | None = None,
         failed: bool = False,
         reject: bool = False,
+        uncounted: bool = False,
     ) -> Nack:
-        return cls(item.id, item.lease, delay_ms, metadata, release or None, reason, failed or None, reject or None)
+        return cls(
+            item.id, item.lease, delay_ms, metadata, release or None, reason, failed or None, reject or None,
+            uncounted or None,
+        )  # fmt: skip
 
 
 def counts_of(

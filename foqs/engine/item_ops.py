@@ -76,15 +76,17 @@ def ack(lease: int, result: bytes | None = None) -> Op:
     return decide
 
 
-def nack(lease: int, delay_ms: int, metadata: bytes | None) -> Op:
-    """Let the item return. An at-most-once item, or an item whose TTL has passed, ends."""
+def nack(lease: int, delay_ms: int, metadata: bytes | None, *, counted: bool = True) -> Op:
+    """Let the item return. An at-most-once item, or an item whose TTL has passed, ends. `counted`: as an attempt."""
 
     def after(shard: Shard, item: Item, waits: Waits, now_ms: int, since_ms: int) -> Change:
+        attempt = item.attempt if counted else item.attempt - 1
         if delay_ms:
-            return Change(item, To.DELAYED, Cause.NACK, waits, due_ms=now_ms + delay_ms, metadata=metadata)
-        return Change(item, To.READY, Cause.NACK, waits, metadata=metadata)
+            due_ms = now_ms + delay_ms
+            return Change(item, To.DELAYED, Cause.NACK, waits, due_ms=due_ms, metadata=metadata, attempt=attempt)
+        return Change(item, To.READY, Cause.NACK, waits, metadata=metadata, attempt=attempt)
 
-    return partial(_decide_nack, lease, (bool(delay_ms), metadata), after, False)
+    return partial(_decide_nack, lease, (bool(delay_ms), metadata, counted), after, False)
 
 
 @dataclass(slots=True, eq=False)

@@ -69,7 +69,7 @@ def state(host: OneHost) -> list[Any]:
 NUMBERS = st.integers(0, ITEMS - 1)
 WRONG_NACKS = [
     {"delay_ms": -1}, {"metadata": b"x" * 4_097}, {"reason": "é" * 513}, {"release": True, "delay_ms": 1},
-    {"failed": True, "reject": True}, {"id": None}, {"lease": None},
+    {"failed": True, "reject": True}, {"uncounted": True, "release": True}, {"id": None}, {"lease": None},
 ]  # fmt: skip
 WRONG: dict[str, list[dict[str, Any]]] = {
     "Ack": [{"id": None}, {"lease": None}],
@@ -82,7 +82,7 @@ RIGHT: dict[str, list[dict[str, Any]]] = {
     "AckAndDequeue": [{}],
     "Nack": [
         {}, {"delay_ms": 500, "metadata": b"m"}, {"release": True}, {"failed": True, "reason": "f"},
-        {"reject": True, "reason": "r"},
+        {"reject": True, "reason": "r"}, {"uncounted": True, "delay_ms": 500},
     ],
     "ExtendLease": [{}, {"lease_ms": 60_000}, {"begun": False}, {"begun": True, "lease_ms": 90_000}],
 }  # fmt: skip

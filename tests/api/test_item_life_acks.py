@@ -8,6 +8,7 @@ from foqs.config.access import Namespaces
 from foqs.errors import NotFound, NotServed, StaleLease
 from foqs.idl import idl
 from foqs.policies.failures import fingerprint
+from foqs.policies.settings import Settings
 from tests.api.wire import State, spec
 from tests.support.one_host import FORWARDED, OneHost, kinds, messages, put, refused, routing_of, take
 
@@ -97,9 +98,10 @@ def test_an_item_that_a_caller_may_not_see_is_not_found(host: OneHost, method: s
         ({"release": True, "metadata": b""}, "release excludes delay_ms and metadata"),
         ({"reject": True, "delay_ms": 1}, "reject excludes delay_ms and metadata"),
         ({"reject": True, "metadata": b""}, "reject excludes delay_ms and metadata"),
-        ({"failed": True, "reject": True}, "at most one of release, failed and reject"),
-        ({"failed": True, "release": True}, "at most one of release, failed and reject"),
-        ({"release": True, "reject": True}, "at most one of release, failed and reject"),
+        ({"failed": True, "reject": True}, "at most one of release, failed, reject and uncounted"),
+        ({"failed": True, "release": True}, "at most one of release, failed, reject and uncounted"),
+        ({"release": True, "reject": True}, "at most one of release, failed, reject and uncounted"),
+        ({"failed": True, "uncounted": True}, "at most one of release, failed, reject and uncounted"),
     ],
 )
 def test_a_nack_with_a_wrong_field_keeps_the_lease(host: OneHost, given: dict[str, Any], why: str) -> None:
@@ -127,6 +129,24 @@ def test_a_failure_is_retried_and_a_reject_is_not(host: OneHost) -> None:
     assert (failure.reason, failure.died_at_ms) == ("no user 7", dead.deliver_after_ms)
     assert failure.fingerprint == fingerprint("no user 8")
     assert host.ask("GetItem", id=first.id).item.failure is None
+
+
+@pytest.mark.parametrize("delay_ms", [None, 500])
+def test_an_attempt_that_is_not_counted(host: OneHost, delay_ms: int | None) -> None:
+    """Also by the next owner of the shard."""
+    host.settings.apply(Settings("n", 1, {"topic.t": '{"max_attempts": 2}'}))
+    leased(host, b"x")
+    host.wait(60_000)  # the first attempt counts: its lease ended by time
+    for again in range(4):
+        host.wait(1_000)
+        (item,) = take(host, 1).items
+        assert item.attempt == 2
+        entry = idl.NackItem(item.id, item.lease, delay_ms=delay_ms, metadata=b"m", uncounted=True)
+        assert kinds(host.ask("Nack", items=[entry, entry])) == [None, None]
+        other = idl.NackItem(item.id, item.lease, delay_ms=delay_ms, metadata=b"m")
+        assert kinds(host.ask("Nack", items=[other])) == [StaleLease]
+        if again % 2:
+            host.reopen()
 
 
 def test_a_dead_letter_is_shown_with_its_failure_from_rows(host: OneHost) -> None:

@@ -172,6 +172,7 @@ def test_nack_and_release_by_arguments(foqs, peer):
         (["--failed", "--reject"], b"foqs: --failed and --reject exclude each other: give one of them\n"),
         (["--release", "--failed"], b"foqs: --release and --failed exclude each other: give one of them\n"),
         (["--reject", "--release"], b"foqs: --release and --reject exclude each other: give one of them\n"),
+        (["--failed", "--uncounted"], b"foqs: --failed and --uncounted exclude each other: give one of them\n"),
         (["--reject", "--delay-ms", "5"], b"foqs: --delay-ms does not go with --reject: the item has no delay then\n"),
         (
             ["--release", "--delay-ms", "5"],
@@ -191,6 +192,13 @@ def test_a_failure_may_have_a_delay(foqs, peer):
     assert foqs("nack", first["id"], first["lease"], "--failed", "--delay-ms", "5").returncode == 0
     assert foqs("nack", second["id"], second["lease"], "--reject", "--delay-ms", "0").returncode == 0
     assert [(n.delay_ms, n.failed, n.reject) for n in peer.nacked] == [(5, True, None), (0, None, True)]
+
+
+def test_an_attempt_that_is_not_counted(foqs, peer):
+    foqs("enqueue", "--raw", "t", stdin="x\n")
+    (item,) = lines(foqs("dequeue", "t"))
+    assert foqs("nack", item["id"], item["lease"], "--uncounted", "--delay-ms", "5").returncode == 0
+    assert [(n.delay_ms, n.uncounted, n.failed) for n in peer.nacked] == [(5, True, None)]
 
 
 def test_topics_and_item(foqs):

@@ -104,6 +104,7 @@ BAD: dict[str, list[Any]] = {
     "reason": [b"x", 5, True],
     "failed": FLAGS,
     "reject": FLAGS,
+    "uncounted": FLAGS,
     "begun": FLAGS,
     "held_longer_than_ms": INTEGERS,
     "tenants": [*INTEGERS, 0],
@@ -343,6 +344,7 @@ def test_a_cached_weight_does_not_let_equal_values_pass(peer: Peer, client_of: C
         ({"failed": "no"}, "failed is of type str"),
         ({"failed": True, "reject": True}, "failed and reject are given"),
         ({"release": True, "delay_ms": 5}, "release excludes delay_ms"),
+        ({"failed": True, "uncounted": True}, "failed and uncounted are given"),
         ({"reject": True, "metadata": b""}, "reject excludes delay_ms and metadata"),
     ],
 )

@@ -59,7 +59,7 @@ class Attempts:
             broken(14, f"{item} is delivered beyond {limit} attempts")
 
     def delivered(self, item: Item) -> None:
-        """A consumer has it. Released leases do not count, and neither do lost replies."""
+        """A consumer has it. Released leases do not count, nor do nacks that say so, nor lost replies."""
         record = self._records[item.id]
         policies = self.policies_of(record)
         if item.at_most_once or not all(policy.max_attempts for policy in policies):
@@ -69,8 +69,8 @@ class Attempts:
         crashes = owners - self._since.setdefault(item.id, owners)
         if all(policy.exact_attempts for policy in policies):
             crashes = 0
-        released = {op.token for op in record.open_ops("release")}
-        counted = [d for d in record.deliveries[record.first :] if d.told and d.token not in released]
+        free = {op.token for op in record.open_ops("release", "nack") if op.kind == "release" or not op.counted}
+        counted = [d for d in record.deliveries[record.first :] if d.told and d.token not in free]
         if len(counted) > most + crashes:
             broken(14, f"{item} was delivered {len(counted)} times, allowed are {most} and {crashes} crashes: {record}")
         self._checks["exact attempts"] += crashes == 0
@@ -89,7 +89,7 @@ class Attempts:
         moved = [row[0] for row in batch.moved if row[0] not in back]
         if sorted(failures) != sorted(moved):
             broken(14, f"{moved} move with the failures {failures}")
-        self._places(db, batch)
+        self._places(db, batch, now_ms)
         for item_id, number, _, expires_at_ms in batch.moved:
             if item_id in back:
                 continue
@@ -120,7 +120,7 @@ class Attempts:
         self._checks[f"dead {FailureCause(row.cause).name}"] += 1
         record.place, record.first = target, len(record.deliveries)
 
-    def _places(self, db: MemoryDatabase, batch: Batch) -> None:
+    def _places(self, db: MemoryDatabase, batch: Batch, now_ms: int) -> None:
         """An attempt that certainly failed, and no other end of its lease, takes the item from its place. It was the
         last one if the item was too old by then."""
         moved = {row[0] for row in batch.moved}
@@ -133,6 +133,11 @@ class Attempts:
             ops = [op for op in record.ops if op.token == last and op.kind in (*NACKS, "release")]
             by_nack = {op.kind for op in ops} == {"fail"}
             by_time = not ops and timer is not None and timer.lease == last
+            uncounted = bool(ops) and all(op.kind == "nack" and not op.counted for op in ops)
+            if uncounted and now_ms < record.deliveries[-1].until_ms:
+                self._checks["uncounted attempts"] += 1
+                if row.attempt != before - 1:
+                    broken(14, f"{row} counts an attempt that was not to be counted: {record}")
             if row.attempt != before or not (by_nack or by_time):
                 continue
             self._checks["failed attempts"] += 1

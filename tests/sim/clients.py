@@ -329,15 +329,19 @@ class Clients:
             brought = result_of(lease) if self.sim.profile.awaited and rng.random() < 0.5 else None
             return Op("ack", item_id, lease, now_ms, result=brought)
         if temper < 0.68:
-            return Op("nack", item_id, lease, now_ms)
+            return Op("nack", item_id, lease, now_ms, counted=self._counted(lease))
         if temper < 0.76:
             metadata = rng.choice([None, b"half", b"", POISON if self.sim.profile.poisoned else b"most of it"])
-            return Op("nack", item_id, lease, now_ms, metadata, rng.choice([0, 10, 700]))
+            delay_ms = rng.choice([0, 10, 700])
+            return Op("nack", item_id, lease, now_ms, metadata, delay_ms, counted=self._counted(lease))
         if temper < 0.84:
             return Op("release", item_id, lease, now_ms)
         if temper < 0.92:
             return Op("extend", item_id, lease, now_ms, lease_ms=rng.choice([0, 100, 1_000]))
         return None
+
+    def _counted(self, lease: int) -> bool:
+        return lease % 2 == 0 or not self.sim.profile.rules[1:]
 
     def _settle(self, member: Member, asked: list[Op]) -> None:
         sim = self.sim

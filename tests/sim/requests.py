@@ -95,7 +95,7 @@ def host_op(op: Op) -> item_ops.Op:
     if op.kind == "ack":
         return item_ops.ack(op.token, op.result)
     if op.kind == "nack":
-        return item_ops.nack(op.token, op.delay_ms, op.metadata)
+        return item_ops.nack(op.token, op.delay_ms, op.metadata, counted=op.counted)
     if op.kind == "fail":
         return item_ops.fail(op.token, op.delay_ms, op.metadata, f"it broke {op.id}")
     if op.kind == "reject":

@@ -60,7 +60,12 @@ KINDS = (
             "result NOT_FOUND": 10,
         },
     ),
-    Kind("rules", share=2, first=8, counts={"dead": 100, "kept COMPLETED": 50, "redriven": 6, "exact attempts": 50}),
+    Kind(
+        "rules",
+        share=2,
+        first=8,
+        counts={"dead": 100, "kept COMPLETED": 50, "redriven": 6, "exact attempts": 50, "uncounted attempts": 5},
+    ),
     Kind(
         "tenants",
         share=3,

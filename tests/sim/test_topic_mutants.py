@@ -334,6 +334,11 @@ put("a_redrive_forgets_the_rules", dead_letters, "unpack_rules", constant(None),
 put("a_delete_is_answered_though_rules_keep_the_item", item_ops, "rules_of", constant(None), "rules")
 
 
+@around(item_ops, "nack", "rules")
+def a_nack_counts_an_attempt_all_the_same(original: Any, *about: Any, counted: bool = True) -> Any:
+    return original(*about)
+
+
 @around(Policies, "bounds", "rules")
 def deliveries_have_the_limit_of_the_policy(original: Any, policies: Policies, key: TopicKey, *_: Any) -> Any:
     return original(policies, key)

@@ -45,7 +45,7 @@ _PLAIN: dict[Any, Any] = {
 
 _DEPENDENT: dict[type, dict[str, Any]] = {
     FailureFilter: {"died_before_ms": 9, "fingerprint": "00000000000000ff"},
-    Nack: {"release": False, "reject": False},
+    Nack: {"release": False, "reject": False, "uncounted": False},
 }
 """Values of fields that depend on those of other fields, or have a form of their own."""
 

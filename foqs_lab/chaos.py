@@ -346,7 +346,7 @@ def chaos(
         keeping.raise_errors()
         throttled_until_ns = monotonic_ns()
         operator_of.put_settings(remove=tenants.settings())
-        drain(at.ports[0], folder, lambda: not _rows(at), _DRAIN_S, (*TOPICS, tenants.TOPIC, kept.TOPIC))
+        drain(at.ports[0], folder, lambda: not _rows(at), _DRAIN_S, (*TOPICS, tenants.TOPIC, *kept.TOPICS))
         with closing(Wire(at.ports[0], NAMESPACE, timeout_ms=30_000)) as wire:
             kept.look_at_acked(wire, log, read(kept_logs))
         kept.delete_all(operator_of)

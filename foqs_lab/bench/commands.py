@@ -342,17 +342,34 @@ def workers(
     _print(runs, as_json)
 
 
-def features(databases: Databases, rounds: Rounds = 3, items: ManyItems = 100_000, as_json: Json = False) -> None:
+def features(
+    databases: Databases,
+    rounds: Rounds = 3,
+    items: ManyItems = 100_000,
+    only: Annotated[
+        list[str] | None, _option("Measure these kinds of items, and compare them with the first; all by default.")
+    ] = None,
+    backlog: Annotated[
+        bool, typer.Option("--backlog", help="Store all items first, restart the host, and measure only consumers.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
     """Compare items that have tenants, keys, headers or a hook with plain items."""
     from foqs_lab.bench import features
+    from foqs_lab.bench.kinds import Kind
     from foqs_lab.bench.rig import rig
+
+    if unknown := set(only or ()).difference(Kind):
+        fail(f"--only {min(unknown)} is not one of {', '.join(Kind)}", 2)
 
     with (
         Console(stderr=True).status("starting") as status,
         reported(),
         rig(databases.database, databases.shards, databases.driver) as measured,
     ):
-        runs = features.measure_features(measured, rounds, items, status.update)
+        runs = features.measure_features(
+            measured, rounds, items, status.update, [*map(Kind, only or Kind)], backlog=backlog
+        )
     _print(runs, as_json)
 
 

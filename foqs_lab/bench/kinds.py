@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any
 
+from foqs.idl import idl
 from foqs.policies.settings import Settings
 
 _SCRIPT = """function on_enqueue(item)
@@ -38,6 +39,8 @@ class Kind(StrEnum):
     DEDUP = "dedup"
     HOOK = "hook"
     KEPT = "kept"
+    ONE_RULE = "one-rule"
+    RULES = "rules"
     TOGETHER = "together"
 
 
@@ -50,6 +53,8 @@ _OPTIONS: Mapping[Kind, Callable[[int], dict[str, Any]]] = {
     Kind.DEDUP: lambda at: {"dedup_key": f"{at:032x}"},
     Kind.HOOK: lambda _: {"headers": {"trace": "0123456789abcdef", "kind": "mail"}},
     Kind.KEPT: lambda _: {},
+    Kind.ONE_RULE: lambda _: {"rules": idl.ItemRules(max_attempts=1)},
+    Kind.RULES: lambda at: {"rules": idl.ItemRules(max_attempts=1 + at % 20)},
 }
 _TOPICS = {Kind.HOOK: "hooked", Kind.KEPT: "kept"}
 

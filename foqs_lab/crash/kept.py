@@ -1,4 +1,4 @@
-"""Clients of a topic that keeps its items after their end, and the look-ups of these ends.
+"""Clients of items that are kept after their end, by their topic or by their rules, and the look-ups of these ends.
 
 Each ack brings its lease as the result, so a result names the ack that ended the item.
 """
@@ -9,13 +9,18 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from time import monotonic_ns
 
-from foqs.client import Client
+from foqs.client import Client, ItemRules
 from foqs.client.items import ItemSpec, ItemState
 from foqs.errors import FoqsError, NotFound
 from foqs_lab.crash.clients import Consumer, Producer, Wire, put
 from foqs_lab.crash.history import Ack, Answer, Event, Log, Look, pack
 
 TOPIC = "kept"
+RULED = "ruled"
+"""A topic that keeps nothing. The rules of its items do."""
+TOPICS = (TOPIC, RULED)
+_KEEP_MS = 86_400_000
+_RULES = [ItemRules(keep_ms=_KEEP_MS + more) for more in range(5)]
 _WAIT_MS = 2_000
 _MOST_LOOKS = 3_000
 _DELETED_AT_ONCE = 1_000
@@ -25,7 +30,10 @@ class KeptProducer(Producer):
     kind = "/kept"
 
     def _spec(self, key: str) -> ItemSpec:
-        return ItemSpec(TOPIC, pack(key, 50), priority=self._rng.randint(-5, 5))
+        priority = self._rng.randint(-5, 5)
+        if self._rng.random() < 0.5:
+            return ItemSpec(TOPIC, pack(key, 50), priority=priority)
+        return ItemSpec(RULED, pack(key, 50), priority=priority, rules=self._rng.choice(_RULES))
 
 
 class Waiter(KeptProducer):
@@ -44,11 +52,11 @@ class Waiter(KeptProducer):
 
 
 class KeptConsumer(Consumer):
-    asked = ((TOPIC,),)
+    asked = (TOPICS,)
 
 
 def settings() -> dict[str, str]:
-    return {f"topic.{TOPIC}": '{"keep": {"completed_ms": 86400000, "most": 10000000}}'}
+    return {f"topic.{TOPIC}": f'{{"keep": {{"completed_ms": {_KEEP_MS}, "most": 10000000}}}}'}
 
 
 def look(wire: Wire, log: Log, item_id: int, wait_ms: int = 0) -> None:
@@ -73,6 +81,7 @@ def look_at_acked(wire: Wire, log: Log, events: Iterable[Event]) -> None:
 
 def delete_all(client: Client) -> None:
     """Delete the kept items."""
-    ids: Iterator[int] = (item.id for item in client.list_items(TOPIC, state=ItemState.COMPLETED, page_items=1_000))
+    listed = (client.list_items(topic, state=ItemState.COMPLETED, page_items=1_000) for topic in TOPICS)
+    ids: Iterator[int] = (item.id for items in listed for item in items)
     while some := list(islice(ids, _DELETED_AT_ONCE)):
         client.delete_items(some)

@@ -237,6 +237,17 @@ def test_features_are_compared_with_plain_items() -> None:
     assert all(one["items_per_s"][0] > 0 and one["cpu_us"][0]["host"] > 0 for one in kinds.values())
 
 
+@pytest.mark.timeout(200)
+def test_a_backlog_with_rules_is_compared_with_one_rule() -> None:
+    args = ("--database", "sqlite", "--items", "2000", "--rounds", "1", "--only", "one-rule", "--only", "rules")
+    ran = foqs_lab("bench", "features", *args, "--backlog", "--json", patience_s=180)
+    assert ran.returncode == 0, ran.stderr
+    kinds = json.loads(ran.stdout)
+    assert list(kinds) == ["one-rule", "rules"]
+    assert kinds["rules"]["over_one-rule"][0] > 0
+    assert foqs_lab("bench", "features", "--only", "nothing").returncode == 2
+
+
 @pytest.mark.timeout(400)
 def test_results_arrive_and_kept_items_go() -> None:
     args = (

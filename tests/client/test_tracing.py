@@ -271,8 +271,9 @@ def test_a_lease_that_is_lost(new_peer: NewPeer, client_of: ClientOf, ended: End
     with Worker(client, "a", Loses(peer), lease_ms=2_000, wait_ms=100) as worker:
         eventually(lambda: worker.counts.lost == 1)
     assert names(ended("process a")) == [[("lease_lost", None)]]
-    stale = idl.AckResponse(outcomes=[idl.ItemOutcome(error=failed(3))])
-    other = new_peer(lambda name, request: stale if name == "Ack" else Act.SERVE)
+    stale = [idl.ItemOutcome(error=failed(3))]
+    answers = {"Ack": idl.AckResponse(stale), "AckAndDequeue": idl.AckAndDequeueResponse(stale, [])}
+    other = new_peer(lambda name, request: answers.get(name, Act.SERVE))
     client = client_of(other, tracing=True)
     client.enqueue("b", b"1")
     with Worker(client, "b", lambda item: None, wait_ms=100) as worker:

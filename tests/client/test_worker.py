@@ -206,8 +206,9 @@ def test_acks_are_sent_again_through_an_outage(new_peer, client_of, work):
 
 
 def test_a_doubtful_ack_that_finds_its_item_gone_is_done(new_peer, client_of, work):
-    unknown = idl.AckResponse(outcomes=[idl.ItemOutcome(error=failed(6))])
-    peer = new_peer(lambda name, request: unknown if name == "Ack" and not peer.acked else Act.SERVE)
+    unknown = [idl.ItemOutcome(error=failed(6))]
+    answers = {"Ack": idl.AckResponse(unknown), "AckAndDequeue": idl.AckAndDequeueResponse(unknown, [])}
+    peer = new_peer(lambda name, request: Act.SERVE if peer.acked else answers.get(name, Act.SERVE))
     client = client_of(peer)
     enqueue(client, 1)
     worker = work(client, lambda item: None)

@@ -9,6 +9,8 @@ from typing import Any, Literal, NamedTuple
 RetryKind = Literal["constant", "linear", "exponential"]
 MOST_RULES_BYTES = 512
 """The most that rules take in an answer, for each item."""
+STORED_RULES_BYTES = 768
+"""The most that rules take in the database, as JSON. A name with many quotes takes twice its bytes."""
 MOST_RULES = 256
 """Distinct sets of rules that a topic may have on a shard at a time."""
 _MOST_KNOWN = 10_000
@@ -54,7 +56,11 @@ def _set(fields: RetryRule | ItemRules) -> dict[str, Any]:
 
 def pack_rules(rules: ItemRules | None) -> bytes:
     """Return the rules as they are stored: `as_json`, in the order of the names. None: empty."""
-    return b"" if rules is None else json.dumps(as_json(rules), separators=(",", ":"), sort_keys=True).encode()
+    return b"" if rules is None else _text(as_json(rules)).encode()
+
+
+def _text(fields: dict[str, Any]) -> str:
+    return json.dumps(fields, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
 
 
 @lru_cache(maxsize=_MOST_KNOWN)

@@ -17,7 +17,7 @@ from foqs.checks import I32_MAX
 from foqs.errors import Invalid
 from foqs.policies.entries import MOST_PARSED, RetryEntry, name_error, read
 from foqs.policies.topic_policy import KeepEntry, TopicPolicy
-from foqs.rules import NO_RULES, ItemRules, RetryKind, RetryRule
+from foqs.rules import NO_RULES, STORED_RULES_BYTES, ItemRules, RetryKind, RetryRule, pack_rules
 
 _KINDS: Mapping[int, RetryKind] = {1: "constant", 2: "linear", 3: "exponential"}  # the contract's
 _RANGES = {"max_attempts": I32_MAX, "max_total_ms": YEAR_MS, "keep_ms": YEAR_MS}
@@ -44,6 +44,8 @@ def _checked(retry: tuple[Any, ...] | None, *values: Any) -> ItemRules | None:
             raise Invalid(f"rules.{name} is {value}, not in 0..{most}")
     if rules.dead_topic is not None and (error := name_error(rules.dead_topic)) is not None:
         raise Invalid(f"rules.dead_topic: {error}")
+    if (size := len(pack_rules(rules))) > STORED_RULES_BYTES:
+        raise Invalid(f"rules take {size} bytes as JSON, more than {STORED_RULES_BYTES}: give a shorter dead_topic")
     return None if rules == NO_RULES else rules
 
 

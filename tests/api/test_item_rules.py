@@ -10,7 +10,7 @@ import pytest
 from foqs.errors import Invalid, NotFound, Overloaded
 from foqs.idl import idl
 from foqs.policies.settings import Settings
-from foqs.rules import MOST_RULES, MOST_RULES_BYTES
+from foqs.rules import MOST_RULES, MOST_RULES_BYTES, STORED_RULES_BYTES
 from foqs.wire.protocol import encode_struct
 from tests.support.one_host import OneHost, kinds, messages, put, spec, take
 
@@ -272,6 +272,23 @@ def test_a_delivery_has_the_rules(host: OneHost) -> None:
     put(host, b"z")
     found = {item.payload: (item.rules, item.fairness_key, item.throttle_keys) for item in take(host).items}
     assert found == {b"x": (own, "a", ["k"]), b"y": (own, None, None), b"z": (None, None, None)}
+
+
+@pytest.mark.parametrize(("dead", "fits"), [("é" * 127, True), ("\U0001f40e" * 63, True), ('"' * 255, False)])
+def test_the_database_has_room_for_rules(host: OneHost, dead: str, fits: bool) -> None:
+    """A row that the database refuses would hold up the transactions of its shard."""
+    host.settings.apply(Settings("n", 1, {f"topic.{dead}": '{"dead": null}'}))
+    most = 366 * 24 * HOUR_MS
+    retry = idl.RetryRule(3, most, most, 1.2345678901234567, most, 0.12345678901234567)
+    own = rules(
+        max_attempts=(1 << 31) - 1, max_total_ms=most, keep_ms=most, dead_topic=dead, exact_attempts=False,
+        retry_rule=retry,
+    )  # fmt: skip
+    response = host.ask("Enqueue", ns="n", items=[spec("t", b"x", rules=own)])
+    assert kinds(response) == [None if fits else Invalid]
+    rows = [row.rules for row in host.dbs[1].lanes.values()]
+    assert all(len(row) <= STORED_RULES_BYTES for row in rows)
+    assert len(rows) == fits
 
 
 def test_an_answer_has_room_for_rules(host: OneHost) -> None:

@@ -427,10 +427,10 @@ def _lease_of(item: Any) -> tuple[int, int]:
 
 
 def ack_entry(item: Any) -> Any:
-    """Return the AckItem of an item, a lease or an Ack. Raises like `_lease_of`, whose call a usual item does not pay
-    for."""
+    """Return what an item, a lease or an Ack says in a request. Raises like `_lease_of`, whose call a usual item does
+    not pay for."""
     if type(item) is Ack:
-        return idl.AckItem(*_lease_of(item), item.result)
+        return Ack(*_lease_of(item), item.result)
     item_id, lease = item.id, item.lease
     if type(item_id) is int and type(lease) is int:
         return idl.AckItem(item_id, lease)

@@ -57,9 +57,10 @@ class AckDequeue:
 
     def part(self, acks: Sequence[Leased], topics: Collection[str], *, first: bool = True) -> Part:
         """Return the hosts to ask for items of `topics`, and the indices of the acks to send with that request: none of
-        more than a request holds, because two parts would answer one lease differently. `first`: see `Topics.having`.
+        more than a request holds, because two parts would answer one lease differently, and none with results, which
+        may need several requests. `first`: see `Topics.having`.
         """
-        if not acks or len(acks) > LIMITS.request_items:
+        if not acks or len(acks) > LIMITS.request_items or Ack in set(map(type, acks)):
             return Part((), ())
         router = self._requests.router
         routes = router.routes
@@ -207,7 +208,8 @@ class ConsumerCalls:
 
         `outcomes` has the outcome of each ack, `items` the leased ones, and `error` is why there are none: the outcomes
         hold all the same. Raises no FoqsError but Invalid, for a wrong argument. An ack that failed where items came is
-        not repeated, because the leases of these run: give it to `ack_many`.
+        not repeated, because the leases of these run: give it to `ack_many`. If an `Ack` brings a result, the acks go
+        before the dequeue.
         """
         check_many("done", done)
         check_dequeue(topics, count, wait_ms, lease_ms, max_bytes, most=most)

@@ -293,6 +293,11 @@ class Ack(Value):
         """Raises Invalid for a result of the wrong type, or that is too long."""
         check_result("result", self.result)
 
+    @property
+    def size_bytes(self) -> int:
+        """At most this much in a request."""
+        return 64 + len(self.result or b"")
+
     @classmethod
     def of(cls, item: Leased, result: bytes | None = None) -> Ack:
         return cls(item.id, item.lease, result)

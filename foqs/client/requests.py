@@ -364,13 +364,17 @@ def single(outcomes: list[T | FoqsError]) -> T:
     return outcome
 
 
+LEASE_BYTES = 64
+"""Most bytes of a lease, with its fields, in a request."""
+
+
 def requests_of(items: Iterable[T], max_bytes: int) -> Iterator[Sequence[T]]:
-    """Cut `items` into what one request holds; items that know their `size_bytes` are also cut by bytes."""
+    """Cut `items` into what one request holds. If some know their `size_bytes`, they are also cut by bytes."""
     everything: Sequence[T] = items if isinstance(items, list | tuple) else list(items)
-    sized = len(everything) > 1 and hasattr(everything[0], "size_bytes")
+    sized = len(everything) > 1 and any(hasattr(kind, "size_bytes") for kind in set(map(type, everything)))
     start = size = 0
     for position, item in enumerate(everything) if sized else ():
-        item_bytes: int = item.size_bytes  # type: ignore[attr-defined]  # `sized` says so
+        item_bytes: int = getattr(item, "size_bytes", LEASE_BYTES)
         if position > start and (size + item_bytes > max_bytes or position - start == LIMITS.request_items):
             yield everything[start:position]
             start, size = position, 0

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foqs.client import (
+    Ack,
     Client,
     ClientClosed,
     Code,
@@ -20,6 +21,7 @@ from foqs.client import (
     Invalid,
     ItemSpec,
     Lease,
+    Nack,
     NotFound,
     OutcomeUnknown,
     Unavailable,
@@ -322,13 +324,25 @@ def test_a_forked_child_waits_for_no_thread_of_its_parent(peer, client_of):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-@given(st.lists(st.integers(0, 400), max_size=50), st.integers(200, 1_000))
-def test_requests_hold_every_item_once_within_their_bytes(sizes, max_bytes):
-    items = [ItemSpec("t", b"x" * size) for size in sizes]
+KINDS = (
+    lambda size: ItemSpec("t", b"x" * size),
+    lambda size: Ack(1, 2, b"x" * size),
+    lambda size: Nack(1, 2, metadata=b"x" * size),
+)
+
+
+@given(st.sampled_from(KINDS), st.lists(st.integers(0, 400), max_size=50), st.integers(200, 1_000))
+def test_requests_hold_every_item_once_within_their_bytes(kind, sizes, max_bytes):
+    items = [kind(size) for size in sizes]
     requests = list(requests_of(items, max_bytes))
     assert [item for request in requests for item in request] == items
     for request in requests:
         assert len(request) == 1 or sum(item.size_bytes for item in request) <= max_bytes
+
+
+def test_requests_hold_plain_leases_beside_long_ones():
+    items = [idl.AckItem(1, 2), Ack(1, 2, bytes(900)), idl.AckItem(1, 2), Ack(1, 2, bytes(900))]
+    assert [len(request) for request in requests_of(items, 1_200)] == [3, 1]
 
 
 def test_requests_hold_at_most_what_a_request_may():

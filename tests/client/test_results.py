@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from foqs.client import Ack, Client, Invalid, ItemState, NotFound, Result
+from foqs.client import Ack, Client, Invalid, Item, ItemSpec, ItemState, NotFound, Result
 from tests.client.peer import eventually
 from tests.client.real_server import PATIENT_MS, Server, foqs
 
@@ -36,6 +36,20 @@ def test_a_caller_waits_for_the_result(client: Client) -> None:
     assert (result.state, result.result, result.ended) == (ItemState.COMPLETED, b"sent", True)
     with pytest.raises(NotFound):
         client.get_result(item_id)
+
+
+def test_many_acks_bring_their_results(keeping: Client) -> None:
+    """More bytes than one request holds, and acks beside a dequeue."""
+    ids = keeping.enqueue_many([ItemSpec("kept", b"%d" % number) for number in range(303)])
+    held: list[Item] = []
+    while len(held) < len(ids):
+        held += keeping.dequeue("kept", len(ids), wait_ms=PATIENT_MS)
+    large = bytes(64 << 10)
+    assert keeping.ack_many([held[0], *[Ack.of(item, large) for item in held[1:301]]]) == [None] * 301
+    assert keeping.ack_and_dequeue([Ack.of(held[301], b"r"), held[302]], "kept").outcomes == [None] * 2
+    found = [keeping.get_result(item.id) for item in held]
+    assert {result.state for result in found} == {ItemState.COMPLETED}
+    assert [result.result for result in found] == [None, *[large] * 300, b"r", None]
 
 
 def test_kept_items_outlive_a_kill(server: Server, keeping: Client) -> None:

@@ -19,6 +19,8 @@ REASON_BYTES = 1_024
 THROTTLE_KEYS = 8
 THROTTLE_KEYS_BYTES = 512
 """Bytes of an item's throttle keys together, with one byte between two: the width of the column."""
+PROGRESS_TEXT_BYTES = 256
+MOST_STEPS = (1 << 63) - 1
 MOST_WEIGHT = 1_000
 """Largest weight of a tenant; the smallest is 1."""
 MOST_RATE = 1_000_000_000
@@ -73,6 +75,7 @@ class Limits:
     dedup_window_ms: int = _DAY_MS  # how long a key is remembered
     reason_bytes: int = REASON_BYTES
     result_bytes: int = 64 << 10
+    checkpoint_bytes: int = 64 << 10
     result_wait_max_ms: int = 60_000
     result_waiters: int = 10_000  # callers that wait for results on a host
     token_bytes: int = 4096

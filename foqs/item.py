@@ -17,7 +17,7 @@ from foqs.buffers.checkpoint import Checkpoint
 from foqs.errors import FoqsError
 from foqs.fairness.keys import LaneKey
 from foqs.prefetch.lane import Entry, Lane
-from foqs.rows import AT_MOST_ONCE, Body, DueRow, EndedRow, FailureRow, Found, NewItem, ReadyRow
+from foqs.rows import AT_MOST_ONCE, Body, DueRow, EndedRow, FailureRow, Found, NewItem, ProgressRow, ReadyRow
 
 
 class Place(IntEnum):
@@ -207,8 +207,9 @@ class Change:
     `scan` is the scan that found the item's row at time `scan_ms`, and is not over before this change is.
     `asked`: what a nack asked for, so that the same nack, repeated, shares its outcome. A change with a `move` has its
     `target` when its transaction is built.
-    `result` came with an ack. `failure`: why an item that is removed has failed. `ended` and `stored`: the rows of an
-    item that is kept; they are made when the transaction is built.
+    `progress`: what the consumer has given since the last change, which its transaction takes along; `more_bytes`: how
+    much longer its checkpoint is than the last one. `result` came with an ack. `failure`: why an item that is gone
+    has failed. `ended` and `stored`: the rows of an item that is kept; they are made when the transaction is built.
     Without `__slots__`, so that what most changes do not need costs nothing to make (one is made per item).
     """
 
@@ -220,6 +221,8 @@ class Change:
     asked: tuple[object, ...] | None = None
     move: Move | None = None
     target: Lane[Item] | None = None
+    progress: ProgressRow | None = None
+    more_bytes = 0
     result: bytes | None = None
     failure: FailureRow | None = None
     ended: EndedRow | None = None
@@ -430,8 +433,9 @@ class Item:
 
 
 def body_bytes(body: NewItem | Body) -> int:
-    """Return the size of payload, metadata and headers."""
-    return len(body.payload) + len(body.metadata or b"") + len(body.headers or b"")
+    """Return the size of payload, metadata, headers and checkpoint."""
+    size = len(body.payload) + len(body.metadata or b"") + len(body.headers or b"")
+    return size if body.checkpoint is None else size + len(body.checkpoint)
 
 
 def from_ready(row: ReadyRow, lane: Lane[Item], body: Body | None, phase: Phase = Phase.IDLE) -> Item:

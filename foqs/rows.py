@@ -21,6 +21,8 @@ from foqs.ids import Mark
 AT_LEAST_ONCE = 1
 AT_MOST_ONCE = 2
 BACKLOG_SHIFT = 16
+LOG_BYTES = 8 << 10
+"""The end of an item's log that stays."""
 
 
 class FailureCause(IntEnum):
@@ -53,6 +55,8 @@ class NewItem:
     `lease_ms` 0 means the server's default; `expires_at_ms` 0 means never. `headers` is a JSON object in UTF-8.
     `unindexed`: it is stored without a row in `ready`.
     """
+
+    checkpoint: bytes | None = None
 
     __slots__ = (
         "deliver_after_ms", "delivery", "due_ms", "enqueued_at_ms", "expires_at_ms", "headers", "id", "lane",
@@ -137,8 +141,38 @@ class TimerRow(NamedTuple):
     bytes: int
 
 
+class ProgressRow(NamedTuple):
+    """The row of `progress`, which the consumers of an item gave: its `checkpoint`; `done` of `total` steps, with a
+    `text`; and lines of its `log`, each with its newline. `done` None: no progress was given.
+
+    In a `Batch` it is a change: columns that are None stay as they are, and the log is added to the log of the item, of
+    which the last `LOG_BYTES` stay."""
+
+    id: int
+    checkpoint: bytes | None = None
+    done: int | None = None
+    total: int | None = None
+    text: bytes | None = None
+    log: bytes = b""
+
+    def then(self, later: ProgressRow) -> ProgressRow:
+        """Return the row after both changes."""
+        said = self if later.done is None else later
+        checkpoint = self.checkpoint if later.checkpoint is None else later.checkpoint
+        return ProgressRow(self.id, checkpoint, *said[2:5], (self.log + later.log)[-LOG_BYTES:])
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.checkpoint or b"") + len(self.text or b"") + len(self.log)
+
+    def lines(self) -> list[str]:
+        """Return the lines of the log. The first line of a full log may have lost its beginning, and is left out."""
+        lines = self.log.decode(errors="replace").split("\n")[:-1]
+        return lines[1:] if len(self.log) == LOG_BYTES else lines
+
+
 class Body(NamedTuple):
-    """The row of `item`."""
+    """The row of `item`, and the item's checkpoint."""
 
     id: int
     lane: int
@@ -151,6 +185,7 @@ class Body(NamedTuple):
     payload: bytes
     metadata: bytes | None
     headers: bytes | None
+    checkpoint: bytes | None = None
 
 
 class FailureRow(NamedTuple):
@@ -207,8 +242,8 @@ class EndedRow(NamedTuple):
 
 class Found(NamedTuple):
     """An item looked up by id: its body, and its row in one of `ready`, `timer` and `done` (`ended`), or in none if it
-    is unindexed. `since_ms`: when it could be delivered first, since its enqueue or its last redrive. `failure` and
-    `stored` (of an ended item, as in `Batch.results_new`) are read only where a caller asks."""
+    is unindexed. `since_ms`: when it could be delivered first, since its enqueue or its last redrive. `failure`,
+    `stored` (of an ended item, as in `Batch.results_new`) and `progress` are read only where a caller asks."""
 
     body: Body
     ready: ReadyRow | None
@@ -217,6 +252,12 @@ class Found(NamedTuple):
     failure: FailureRow | None = None
     ended: EndedRow | None = None
     stored: bytes | None = None
+    progress: ProgressRow | None = None
+
+    def with_progress(self, row: ProgressRow | None) -> Found:
+        if row is None:
+            return self
+        return self._replace(progress=row, body=self.body._replace(checkpoint=row.checkpoint))
 
 
 class DeadRow(NamedTuple):
@@ -339,7 +380,8 @@ class Opened:
     `replaced`: the previous owner did not close the shard in order. It may still run, and lease items from memory until
     it notices.
     `dead`: the lanes with rows in `failure`. `ended` counts by lane the rows of `done`: COMPLETED and FAILED ones.
-    `settings`: the settings of all namespaces that the shard keeps, as stored.
+    `settings`: the settings of all namespaces that the shard keeps, as stored. `noted`: the items with rows in
+    `progress`, and the bytes of their checkpoints.
     """
 
     epoch: int
@@ -364,6 +406,7 @@ class Opened:
     leases_ended: int = 0
     ended: dict[int, tuple[int, int]] = field(default_factory=dict)
     ended_from_ms: int = 0
+    noted: dict[int, int] = field(default_factory=dict)
 
 
 _NO_ROWS: Any = ()
@@ -399,6 +442,8 @@ class Batch:
     ended_new: list[EndedRow] = _NO_ROWS
     results_new: list[tuple[int, bytes]] = _NO_ROWS  # id; the result, or of a FAILED item why (`pack_failure`)
     ended_gone: list[int] = _NO_ROWS  # the id is in `item_gone` as well
+    progress_new: list[ProgressRow] = _NO_ROWS
+    progress_gone: list[int] = _NO_ROWS  # of those ids that have a row
     item_gone: list[int] = field(default_factory=list)
     lanes_gone: list[int] = _NO_ROWS
     dedup_copied: list[DedupRow] = _NO_ROWS  # from the shard that had the slot before
@@ -451,6 +496,8 @@ _ID_OF: dict[str, Callable[[Any], int]] = {
     "ended_new": _row_id,
     "results_new": _first,
     "ended_gone": int,
+    "progress_new": _row_id,
+    "progress_gone": int,
     "timer_gone": int,
     "expiry_gone": int,
     "failure_gone": int,

@@ -16,6 +16,7 @@ from foqs.rows import (
     FailureRow,
     LaneRow,
     NewItem,
+    ProgressRow,
     ReadyRow,
     TimerRow,
 )
@@ -46,6 +47,8 @@ def rows_of(item_id: int) -> dict[str, Any]:
         "ended_new": EndedRow(9, item_id, 1, EndedState.COMPLETED, 1, 0, 0),
         "results_new": (item_id, b""),
         "ended_gone": item_id,
+        "progress_new": ProgressRow(item_id),
+        "progress_gone": item_id,
         "item_gone": item_id,
     }
 

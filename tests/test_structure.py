@@ -30,15 +30,15 @@ from tests.support.structure import (
 )
 
 LINES = {
-    "foqs": 2_855,
+    "foqs": 2_909,
     "foqs.admin": 1_092,
-    "foqs.api": 3_388,
-    "foqs.buffers": 1_090,
+    "foqs.api": 3_448,
+    "foqs.buffers": 1_184,
     "foqs.cli": 6_766,
-    "foqs.client": 8_157,
+    "foqs.client": 8_309,
     "foqs.config": 1_317,
     "foqs.doctor": 712,
-    "foqs.engine": 9_669,
+    "foqs.engine": 9_871,
     "foqs.fairness": 1_704,
     "foqs.hooks": 1_660,
     "foqs.limits": 1_519,
@@ -48,11 +48,11 @@ LINES = {
     "foqs.rpc": 2_822,
     "foqs.server": 4_030,
     "foqs.shardmgr": 2_148,
-    "foqs.spark": 4_797,
-    "foqs.store": 5_589,
+    "foqs.spark": 4_850,
+    "foqs.store": 5_698,
     "foqs.wire": 1_661,
     "foqs.zk": 1_673,
-    "foqs_lab": 9_890,
+    "foqs_lab": 10_225,
 }
 """Lines of each package. A package may exceed its ceiling by `MARGIN`."""
 MARGIN = 0.01
@@ -62,7 +62,7 @@ REASONS = {
 }
 """Files below `SMALL_LINES` lines with one importer that stay apart."""
 SMALL_FILES = 5
-LARGEST_CLASS = 32
+LARGEST_CLASS = 34
 
 
 @pytest.mark.parametrize("package", sorted(LINES.keys() | lines_by_package().keys()))

@@ -406,6 +406,16 @@ struct Ledger {
   5: optional i64 other_tenants,
 }
 
+/** How far the work on an item is. */
+struct Progress {
+  /** Steps that are done; at least 0. */
+  1: i64 done,
+  /** All steps; at least 0. Default: not known. */
+  2: optional i64 total,
+  /** At most 256 bytes. */
+  3: optional string text,
+}
+
 /** An item as a consumer or an operator sees it. */
 struct Item {
   /** Positive; never used twice. */
@@ -442,6 +452,12 @@ struct Item {
   21: optional Failure failure,
   /** Only in the reply to a dequeue that asked for it. */
   22: optional Ledger ledger,
+  /** The last one that a consumer of the item gave, also through a redrive. A dequeue counts it in max_bytes. */
+  23: optional binary checkpoint,
+  /** As a consumer of the item gave it; only in GetItem and ListItems, like the next field. */
+  24: optional Progress progress,
+  /** The last lines that its consumers gave, of 8 KiB in all. */
+  25: optional list<string> log,
   /** As enqueued. Of a dead letter: the rules that it has after a redrive; only in GetItem and ListItems. */
   26: optional ItemRules rules,
 }
@@ -560,6 +576,18 @@ struct ExtendItem {
    * change of owner the attempt counts.
    */
   4: optional bool begun,
+  /**
+   * State of the work, for the next delivery of the item; at most 64 KiB. Default: as before. With this field or one of the
+   * next two, and without lease_ms, the end of the lease does not change. The host writes all three at most 1 s later, while
+   * the database answers.
+   */
+  5: optional binary checkpoint,
+  /** Default: as before. */
+  6: optional Progress progress,
+  /** Lines to add to the item's log; at most 8 KiB in all. The last 8 KiB stay with the item, and with its result. */
+  7: optional list<string> log,
+  /** The answer waits until checkpoint, progress and log are committed. */
+  8: optional bool durable,
 }
 
 struct ExtendLeaseRequest {
@@ -785,6 +813,9 @@ struct GetResultResponse {
   3: optional i64 ended_at_ms,
   /** Of a FAILED item. */
   4: optional Failure failure,
+  /** As its consumers gave it; of an item that is not kept, until it ends. */
+  5: optional Progress progress,
+  6: optional list<string> log,
 }
 
 struct ListItemsRequest {

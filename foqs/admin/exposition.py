@@ -156,6 +156,7 @@ _SHARDS = (
     _gauge("shard_window_rows", "Ready items in memory.", "shard"),
     _gauge("shard_unindexed_items", "Items without a row in the index of ready items.", "shard"),
     _gauge("shard_kept_items", "Items that have ended and are kept by their topic.", "shard"),
+    _gauge("shard_progress_items", "Items with a checkpoint, progress or a log.", "shard"),
     _gauge("shard_leases", "Leases in memory, by state: unwritten, written.", "shard", "state"),
     _histogram("shard_trip_seconds", "Time of one call to the database, reads included.", "shard"),
     _histogram("shard_transaction_seconds", "Time of one transaction.", "shard"),

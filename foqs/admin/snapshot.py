@@ -198,6 +198,7 @@ def _shard(add: Add, shard: Shard) -> None:
     add("shard_pending_looks", queue.looks.count, number)
     add("shard_unindexed_items", shard.memory.tail.count, number)
     add("shard_kept_items", queue.kept.count, number)
+    add("shard_progress_items", len(shard.memory.noted), number)
     add("shard_leases", len(queue.unwritten), number, "unwritten")
     add("shard_leases", len(shard.memory.written), number, "written")
     add("shard_trip_seconds", shard.batch_metrics.seconds.copy(), number)

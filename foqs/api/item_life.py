@@ -319,15 +319,14 @@ class ItemLife:
         return item_ops.nack(lease, delay_ms, metadata, counted=not item.uncounted)
 
     def extend(self, call: Call) -> None:
-        # Several extensions of one lease may all hold, unlike two ends of it: only equal ones are one.
-        end_of = lambda item: (item.id, item.lease, item.lease_ms, item.begun)  # noqa: E731
-        self._change(call, idl.ExtendLeaseResponse, forwarded_requests.EXTEND, self._extend, end_of)
+        self._change(call, idl.ExtendLeaseResponse, forwarded_requests.EXTEND, self._extend, _same_extension)
 
     def _extend(self, item: Any) -> Op:
         """Raises Invalid."""
         limits = self._host.limits
         lease_ms = validation.within(item.lease_ms, "lease_ms", limits.lease_min_ms, limits.lease_max_ms, 0)
-        return item_ops.extend(item.lease, lease_ms, item.begun)
+        given = validation.progress_of(item, limits)
+        return item_ops.extend(item.lease, lease_ms, item.begun, given, durable=bool(item.durable))
 
     def delete(self, call: Call) -> None:
         ids = validation.counted(call.request.ids, "ids", self._host.limits.request_items)
@@ -464,6 +463,13 @@ def sifted_acks(acks: Sequence[Any], limits: Limits) -> tuple[list[int], list[in
 def ack_op(leases: Sequence[int], results: Results) -> Callable[[int], Op]:
     """Return how each ack of a request is carried out."""
     return lambda at: item_ops.ack(leases[at], None if results is None else results[at])
+
+
+def _same_extension(item: Any) -> Hashable:
+    """Several extensions of one lease may all hold, unlike two ends of it: only equal ones are one."""
+    said = item.progress and (item.progress.done, item.progress.total, item.progress.text)
+    log = item.log and tuple(item.log)
+    return (item.id, item.lease, item.lease_ms, item.begun, item.checkpoint, said, log, item.durable)
 
 
 def _never(*_: object) -> FoqsError | bool:

@@ -130,7 +130,9 @@ class Lookups:
             state, failure, stored = idl.ItemState.COMPLETED, None, found.stored
             if ended.state == EndedState.FAILED:
                 state, failure, stored = idl.ItemState.FAILED, kept_items.failure_of(ended, stored or b"\0", lane), None
-            shown = responses.shown(lane.key, found.body, ended.attempt, state, 0, failure, ended.ended_at_ms)
+            shown = responses.shown(
+                lane.key, found.body, ended.attempt, state, 0, failure, ended.ended_at_ms, found.progress
+            )
             shown.result = stored
             call.reply(idl.GetItemResponse(shown, state))
         elif item is None:
@@ -138,7 +140,9 @@ class Lookups:
         else:
             state = responses.state_of(item)
             until_ms = item.lease_expires_at_ms if item.phase is Phase.LEASED else 0
-            shown = responses.shown(lane.key, found.body, item.attempt, state, until_ms, found.failure)
+            shown = responses.shown(
+                lane.key, found.body, item.attempt, state, until_ms, found.failure, progress=found.progress
+            )
             call.reply(idl.GetItemResponse(shown, state))
 
     def list_items(self, call: Call) -> None:

@@ -30,7 +30,7 @@ from foqs.idl import idl
 from foqs.item import Item, Phase, Place
 from foqs.peers.tenant_shares import Elsewhere
 from foqs.prefetch.lane import Lane
-from foqs.rows import Body, FailureRow, NewItem
+from foqs.rows import Body, FailureRow, NewItem, ProgressRow
 from foqs.rpc.call import Call
 from foqs.rules import ItemRules, unpack_rules
 from foqs.second_answer import Duplicate
@@ -53,7 +53,7 @@ _read_json = json.JSONDecoder().raw_decode
 _LEASE, _ATTEMPT, _NS, _TOPIC = field_head(I64, 2), field_head(I32, 3), field_head(STRING, 4), field_head(STRING, 5)
 _PRIORITY, _PAYLOAD, _DELIVERY = field_head(I32, 6), field_head(STRING, 7), field_head(I32, 10)
 _FAIRNESS, _THROTTLES = field_head(STRING, 17), field_head(LIST, 18) + bytes((STRING,))
-_RULES = field_head(STRUCT, 26)
+_CHECKPOINT, _RULES = field_head(STRING, 23), field_head(STRUCT, 26)
 _DELIVER_AFTER, _ENQUEUED_AT, _EXPIRES_AT = field_head(I64, 11), field_head(I64, 12), field_head(I64, 13)
 _METADATA, _HEADERS, _TTL_END = field_head(STRING, 8), field_head(MAP, 9) + bytes((STRING, STRING)), field_head(I64, 14)
 
@@ -116,7 +116,9 @@ def dequeue_response(items: Sequence[Item]) -> bytes:
             lane = item.lane
             names = _names(*lane.topic.key)
             end = _STOP if lane.tenants is None else ends.get(lane) or ends.setdefault(lane, _lane_fields(lane.key))
-        payload = body.payload
+        payload, last = body.payload, end
+        if body.checkpoint is not None:
+            last = _lane_fields(lane.key, _CHECKPOINT + _count(len(body.checkpoint)) + body.checkpoint)
         parts += (
             _head(_ID_FIELD, item.id, _LEASE, item.lease, _ATTEMPT, item.attempt),
             names,
@@ -128,7 +130,7 @@ def dequeue_response(items: Sequence[Item]) -> bytes:
                 _EXPIRES_AT, item.lease_expires_at_ms,
             ),
             expiry,
-            end,
+            last,
         )  # fmt: skip
     parts.append(_STOP)
     return b"".join(parts)
@@ -154,9 +156,9 @@ def _headers(stored: bytes) -> bytes:
     return _HEADERS + _count(len(found)) + b"".join([_count(len(text)) + text for text in texts])
 
 
-def _lane_fields(lane: LaneKey) -> bytes:
-    """Return the fields `fairness_key`, `throttle_keys` and `rules` of an item, and its end. (A cache across replies
-    would hold blocks of memory for tenants that are gone.)"""
+def _lane_fields(lane: LaneKey, between: bytes = b"") -> bytes:
+    """Return the fields `fairness_key`, `throttle_keys` and `rules` of an item, and its end; before `rules`, those
+    `between`. (A cache across replies would hold blocks of memory for tenants that are gone.)"""
     (fairness, throttles), rules = tenancy_of(lane), rules_of(lane)
     made = b""
     if fairness:  # `_text`
@@ -164,6 +166,7 @@ def _lane_fields(lane: LaneKey) -> bytes:
         made = _FAIRNESS + _count(len(encoded)) + encoded
     if throttles:
         made += _THROTTLES + _count(len(throttles)) + b"".join([_text(b"", key) for key in throttles])
+    made += between
     if rules is not None:
         made += _RULES + encode_struct(rules_struct(rules))
     return made + _STOP
@@ -266,6 +269,7 @@ def shown(
     lease_expires_at_ms: int,
     failure: FailureRow | None,
     ended_at_ms: int = 0,
+    progress: ProgressRow | None = None,
 ) -> Any:
     """Return an item as an operator gets it: with no lease to ack it."""
     made = _with_body(lane, body)
@@ -280,6 +284,8 @@ def shown(
         made.rules = None if rules is None else rules_struct(rules)
     if ended_at_ms:
         made.ended_at_ms = ended_at_ms
+    if progress is not None:
+        made.progress, made.log = progress_fields(progress)
     return made
 
 
@@ -296,6 +302,14 @@ _KINDS = {"constant": 1, "linear": 2, "exponential": 3}
 def rules_struct(rules: ItemRules) -> Any:
     retry = None if rules.retry is None else idl.RetryRule(_KINDS[rules.retry.kind], *rules.retry[1:])
     return idl.ItemRules(retry, *rules[1:])
+
+
+def progress_fields(row: ProgressRow | None) -> tuple[Any, list[str] | None]:
+    """Return the fields `progress` and `log`."""
+    if row is None:
+        return None, None
+    text = None if row.text is None else row.text.decode()
+    return None if row.done is None else idl.Progress(row.done, row.total, text), row.lines() or None
 
 
 def failure_struct(failure: FailureRow) -> Any:
@@ -328,6 +342,8 @@ def _with_body(lane: LaneKey, body: Body | NewItem) -> Any:
     made.enqueued_at_ms = body.enqueued_at_ms
     if body.metadata is not None:
         made.metadata = body.metadata
+    if body.checkpoint is not None:
+        made.checkpoint = body.checkpoint
     if body.headers is not None:
         made.headers = json.loads(body.headers)
     if body.expires_at_ms:

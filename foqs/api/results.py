@@ -50,7 +50,11 @@ class Results:
         if call.within is not None and ns not in call.within:
             call.fail(NotFound("no such item"))
         elif isinstance(outcome, Living):
-            call.reply(idl.GetResultResponse(responses.state_of(outcome.item)))
+            progress, log = responses.progress_fields(outcome.found.progress)
+            call.reply(idl.GetResultResponse(responses.state_of(outcome.item), progress=progress, log=log))
         else:
             failure = None if outcome.failure is None else responses.failure_struct(outcome.failure)
-            call.reply(idl.GetResultResponse(outcome.state, outcome.result, outcome.ended_at_ms, failure))
+            progress, log = responses.progress_fields(outcome.progress)
+            call.reply(
+                idl.GetResultResponse(outcome.state, outcome.result, outcome.ended_at_ms, failure, progress, log)
+            )

@@ -12,7 +12,7 @@ from itertools import repeat
 from operator import add
 from typing import Any, NamedTuple
 
-from foqs.bounds import MOST_WEIGHT, NAME_BYTES, Limits, Quota
+from foqs.bounds import MOST_STEPS, MOST_WEIGHT, NAME_BYTES, PROGRESS_TEXT_BYTES, Limits, Quota
 from foqs.buffers.pending_dedup import Keyed
 from foqs.checks import has_control, is_text, is_time, time_fault
 from foqs.errors import FoqsError, Invalid
@@ -23,7 +23,7 @@ from foqs.policies.entries import all_good_names, name_error, throttle_key_error
 from foqs.policies.layers import BUILT_IN_POLICIES, NamespacePolicies
 from foqs.policies.remedy import closed
 from foqs.policies.topic_policy import TopicPolicy
-from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE, NewItem
+from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE, LOG_BYTES, NewItem, ProgressRow
 from foqs.travel import bare
 from foqs.wire.usual_requests import SpecColumns, Wants
 
@@ -74,6 +74,33 @@ def text(value: Any, what: str) -> str:
     if not is_text(value):
         raise Invalid(f"{what} is not UTF-8")
     return value
+
+
+def progress_of(item: Any, limits: Limits) -> ProgressRow | None:
+    """Return what an extension gives about its item; None if it gives nothing."""
+    if item.checkpoint is None and item.progress is None and item.log is None:
+        if item.durable:
+            raise Invalid("durable needs a checkpoint, progress or a log")
+        return None
+    checkpoint, said = blob(item.checkpoint, "checkpoint", limits.checkpoint_bytes), item.progress
+    row = ProgressRow(item.id, checkpoint, log=_log(item.log or ()))
+    if said is None:
+        return row
+    if said.done is None:
+        raise Invalid("progress.done is missing")
+    done = within(said.done, "progress.done", 0, MOST_STEPS, 0)
+    total = None if said.total is None else within(said.total, "progress.total", 0, MOST_STEPS, 0)
+    words = None if said.text is None else text(said.text, "progress.text").encode()
+    if words is not None and len(words) > PROGRESS_TEXT_BYTES:
+        raise Invalid(f"progress.text has {len(words)} bytes, more than {PROGRESS_TEXT_BYTES}")
+    return row._replace(done=done, total=total, text=words)
+
+
+def _log(lines: Sequence[Any]) -> bytes:
+    log = "".join([f"{text(line, 'a line of log')}\n" for line in lines]).encode()
+    if len(log) > LOG_BYTES:
+        raise Invalid(f"log has {len(log)} bytes with a newline for each line, more than {LOG_BYTES}")
+    return log
 
 
 def timeout_ms(request: Any, limits: Limits) -> int:

@@ -22,6 +22,7 @@ from foqs.rows import (
     FailureRow,
     Found,
     Key,
+    ProgressRow,
     ReadyRow,
     Scan,
     TimerRow,
@@ -86,6 +87,9 @@ class StoreReads(Protocol):
     def results(self, ids: list[int]) -> list[tuple[int, bytes]]:
         """Return the bytes stored with the ends of `ids` (`Batch.results_new`), in any order."""
 
+    def progress(self, ids: list[int]) -> list[ProgressRow]:
+        """Return what the consumers of `ids` gave, in any order; of an item without any of it, nothing."""
+
     def list_timer(self, lanes: list[int], leased: bool, after: tuple[int, int] | None, limit: int) -> list[TimerRow]:
         """Return timer rows of `lanes` (at most 1,000) in the order of time, delayed or leased ones, behind `after`
         (due_ms, id). For operators: may scan."""
@@ -126,17 +130,27 @@ class ScanRead(Read):
         self.scan.failed(now_ms)
 
 
+def bodies_of(store: StoreReads, ids: list[int], *, noted: bool) -> list[Body]:
+    """Return the bodies of those `ids` that exist. `noted`: some of them may have a checkpoint."""
+    bodies = store.bodies(ids)
+    if not noted:
+        return bodies
+    checkpoints = {row.id: row.checkpoint for row in store.progress(ids)}
+    return [body._replace(checkpoint=checkpoints.get(body.id)) for body in bodies]
+
+
 class ListedRows(NamedTuple):
-    """Rows of a `ListRead`, with the bodies and failures of their items by id. `stored`: of FAILED items, as in
-    `Batch.results_new`."""
+    """Rows of a `ListRead`, with the bodies, failures and progress of their items by id. `stored`: of FAILED items, as
+    in `Batch.results_new`."""
 
     rows: list[ReadyRow] | list[TimerRow] | list[EndedRow]
     bodies: dict[int, Body]
     failures: dict[int, FailureRow]
     stored: dict[int, bytes]
+    progress: dict[int, ProgressRow]
 
 
-NOTHING_LISTED = ListedRows([], {}, {}, {})
+NOTHING_LISTED = ListedRows([], {}, {}, {}, {})
 _ENDED = {"completed": EndedState.COMPLETED, "failed": EndedState.FAILED}
 
 
@@ -153,6 +167,7 @@ class ListRead(Read):
     body_bytes: int
     done: Callable[[ListedRows, FoqsError | None], None]
     dead: bool = False  # items of the lanes may have rows in `failure`
+    noted: bool = False  # and in `progress`
     found: ListedRows = NOTHING_LISTED
 
     def run(self, store: StoreReads) -> int:
@@ -173,7 +188,10 @@ class ListRead(Read):
         bodies = {body.id: body for body in store.bodies(ids)} if ids else {}
         failures = {failure.id: failure for failure in store.failures(ids)} if ids and self.dead else {}
         stored = dict(store.results(ids)) if self.state == "failed" and ids else {}
-        self.found = ListedRows(rows[: len(ids)], bodies, failures, stored)
+        progress = {row.id: row for row in store.progress(ids)} if ids and self.noted else {}
+        for item_id, given in progress.items():
+            bodies[item_id] = bodies[item_id]._replace(checkpoint=given.checkpoint)
+        self.found = ListedRows(rows[: len(ids)], bodies, failures, stored, progress)
         return 0
 
     def apply(self, shard: Any, saved: bool, now_ms: int) -> None:

@@ -127,18 +127,19 @@ def emit(change: Change, transaction: Batch) -> None:
         return
     if change.metadata is not None:
         transaction.metadata_new.append((item.id, change.metadata))
+    size = item.bytes + change.more_bytes
     if to is _READY:
         _return(change, lane, transaction)
     elif to is _MOVED:
         _move(change, transaction)
     elif to is _DELAYED:
         transaction.deliver_after_new.append((item.id, change.due_ms))
-        transaction.timer_new.append(TimerRow(change.due_ms, item.id, lane, 0, change.attempt, 0, item.bytes))
+        transaction.timer_new.append(TimerRow(change.due_ms, item.id, lane, 0, change.attempt, 0, size))
     else:
         change.due_ms = change.due_ms or item.lease_expires_at_ms
         change.lease, change.attempt = item.lease, item.attempt
         transaction.timer_new.append(
-            TimerRow(change.due_ms, item.id, lane, item.lease, item.attempt, item.lease_ms, item.bytes)
+            TimerRow(change.due_ms, item.id, lane, item.lease, item.attempt, item.lease_ms, size)
         )
 
 
@@ -166,7 +167,7 @@ def _return(change: Change, lane: int, transaction: Batch) -> None:
         transaction.deliver_after_new.append((item.id, change.due_ms))
     at_ms = change.due_ms or item.deliver_after_ms
     transaction.ready_new.append(
-        ReadyRow(lane, item.priority, at_ms, item.id, change.attempt, change.lease, item.bytes)
+        ReadyRow(lane, item.priority, at_ms, item.id, change.attempt, change.lease, item.bytes + change.more_bytes)
     )
 
 
@@ -176,10 +177,11 @@ def _move(change: Change, transaction: Batch) -> None:
     assert move is not None, "a move says where to"
     assert target is not None, "the transaction has the lane"
     assert target.number is not None, "it has the lane's row"
+    size = item.bytes + change.more_bytes
     at_ms, expires_at_ms = move.deliver_after_ms, move.expires_at_ms
     transaction.moved.append((item.id, target.number, at_ms, expires_at_ms))
     transaction.ready_new.append(
-        ReadyRow(target.number, item.priority, at_ms, item.id, change.attempt, change.lease, item.bytes)
+        ReadyRow(target.number, item.priority, at_ms, item.id, change.attempt, change.lease, size)
     )
     if item.expires_at_ms:
         transaction.expiry_gone.append(item.id)

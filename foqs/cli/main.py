@@ -60,6 +60,7 @@ VERBS = {
     ),
     "dequeue": Verb("pipe", QUEUE, "Lease items and write them as JSON lines, which `foqs ack` and `foqs nack` read."),
     "ack": Verb("pipe", QUEUE, "Ack one leased item, or many from stdin."),
+    "extend": Verb("pipe", QUEUE, "Extend a lease, or keep a checkpoint, progress or log lines with its item."),
     "nack": Verb("pipe", QUEUE, "Give back one leased item, or many from stdin, for another delivery."),
     "topics": Verb(
         "look", QUEUE, "List the topics that have ready items, or all: a table on a terminal, else JSON lines."

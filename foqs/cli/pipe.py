@@ -1,4 +1,4 @@
-"""`foqs enqueue|dequeue|ack|nack`: items as JSON lines through pipes."""
+"""`foqs enqueue|dequeue|ack|nack|extend`: items as JSON lines through pipes."""
 
 from __future__ import annotations
 
@@ -432,6 +432,58 @@ def nack(
             return client.nack_many(Nack.of(lease, delay_ms=delay_ms, reason=reason, **options) for lease in leases)
 
         _each_lease(item_id, lease, "nacked", give_back)
+
+
+@command(
+    app,
+    "foqs extend 281474976710657 7 --lease-ms 60000",
+    "foqs extend 281474976710657 7 --done 3 --total 10 --log 'page 3'",
+    "foqs extend 281474976710657 7 --checkpoint '{\"page\": 3}' --durable",
+)
+def extend(
+    item_id: IdArgument = None,
+    lease: LeaseArgument = None,
+    lease_ms: Annotated[
+        int | None,
+        typer.Option(min=1, max=LONGEST_MS, help="The lease ends this many milliseconds from now."),
+    ] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option(help="The next delivery of the item carries this text, the state of the work.")
+    ] = None,
+    done: Annotated[
+        int | None, typer.Option(min=0, max=I64_MAX, help="The work has done this many steps; 0: none yet.")
+    ] = None,
+    total: Annotated[
+        int | None, typer.Option(min=0, max=I64_MAX, help="The work has this many steps in all; 0: none.")
+    ] = None,
+    text: Annotated[str | None, typer.Option(help="Operators see this text with the steps.")] = None,
+    log: Annotated[list[str] | None, typer.Option(help="The server adds this line to the item's log.")] = None,
+    durable: Annotated[
+        bool, typer.Option("--durable", help="The command ends when the server has committed all of it.")
+    ] = False,
+    *,
+    connection: Connection,
+) -> None:
+    """Extend a lease, or keep a checkpoint, progress or log lines with its item.
+
+    With a checkpoint, progress or a log, and without --lease-ms, the end of the lease stays as it is. Stdin and output
+    are as of `foqs nack`.
+    """
+    if done is None and (total is not None or text is not None):
+        fail("--total and --text go with --done: give --done, too", 2)
+    from foqs.client import Extension, Progress
+
+    progress = None if done is None else Progress(done, total, text)
+    state = None if checkpoint is None else checkpoint.encode()
+    with connection.client_for_stdin() if item_id is None else connection.client() as client:
+
+        def extended(leases: list[Lease]) -> list[FoqsError | None]:
+            return client.extend_many(
+                Extension.of(one, lease_ms, checkpoint=state, progress=progress, log=log, durable=durable)
+                for one in leases
+            )
+
+        _each_lease(item_id, lease, "extended", extended)
 
 
 def _each_lease(

@@ -14,6 +14,7 @@ from foqs.client.consumer_calls import Taken
 from foqs.client.items import (
     Ack,
     Delivery,
+    Extension,
     Failure,
     Item,
     ItemOptions,
@@ -24,6 +25,7 @@ from foqs.client.items import (
     Leased,
     Ledger,
     Nack,
+    Progress,
 )
 from foqs.client.job import AckPolicy, Job, Retry
 from foqs.client.operator_types import (
@@ -78,6 +80,7 @@ __all__ = [
     "Duplicate",
     "ExplainReason",
     "Explanation",
+    "Extension",
     "Failure",
     "FailureCause",
     "FailureFilter",
@@ -102,6 +105,7 @@ __all__ = [
     "OutcomeUnknown",
     "Overloaded",
     "Producer",
+    "Progress",
     "Reason",
     "Redriven",
     "RefusedTopic",

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from operator import index
 from typing import Any, ParamSpec, TypeVar
@@ -34,7 +35,7 @@ from foqs.checks import (
     refuse,
 )
 from foqs.client.connection import Tls
-from foqs.client.items import Ack, Delivery, ItemSpec, Nack
+from foqs.client.items import Ack, Delivery, Extension, ItemSpec, Nack, Progress, check_checkpoint, check_lines
 from foqs.client.per_worker import Share
 from foqs.client.rules import ItemRules, RetryKind, RetryRule
 from foqs.errors import FoqsError, Invalid
@@ -204,6 +205,10 @@ _CHECKS: Mapping[str, Check] = {
     "delay_ms": duration(none=True, most=I64_MAX),
     "worker": text(LIMITS.worker_bytes, none=True),
     "metadata": partial(check_bytes, none=True),
+    "checkpoint": check_checkpoint,
+    "progress": instance_of(Progress, none=True),
+    "log": check_lines,
+    "durable": check_bool,
     "reason": text(none=True, empty=True),
     "cause": check_cause,
     "fairness_key": text(none=True, empty=True),
@@ -438,7 +443,10 @@ def ack_entry(item: Any) -> Any:
 
 
 def extend_entry(item: Any, lease_ms: int | None = None, begun: bool | None = None) -> Any:
-    """Return the ExtendItem of an item or a lease. Raises like `_lease_of`."""
+    """Return what an item, a lease or an Extension says in a request. Raises like `_lease_of`."""
+    if type(item) is Extension:
+        item_id, lease = _lease_of(item)
+        return replace(item, id=item_id, lease=lease, lease_ms=item.lease_ms or lease_ms)
     return idl.ExtendItem(*_lease_of(item), lease_ms, begun)
 
 

@@ -13,7 +13,7 @@ from foqs.client import arguments, methods
 from foqs.client.arguments import Entries, check_dequeue, check_leased, check_many, checked
 from foqs.client.caller import current
 from foqs.client.guard import SafeLog
-from foqs.client.items import Ack, Items, Leased, Nack, counts_of
+from foqs.client.items import Ack, Extension, Items, Leased, Nack, Progress, counts_of
 from foqs.client.per_worker import Ask, Share
 from foqs.client.requests import AGAIN, First, Requests, single
 from foqs.client.router import Topics
@@ -343,17 +343,31 @@ class ConsumerCalls:
         return self._each(methods.NACK, second_answer.RELEASE, Entries(items, arguments.release_entry), timeout_ms)
 
     @checked()
-    def extend(self, item: Leased, lease_ms: int | None = None, *, timeout_ms: int | None = None) -> None:
-        """Make the lease end `lease_ms` from now (default: the duration it was given at first). Raises
-        StaleLease or NotFound when it is lost.
+    def extend(
+        self,
+        item: Leased,
+        lease_ms: int | None = None,
+        *,
+        checkpoint: bytes | None = None,
+        progress: Progress | None = None,
+        log: Sequence[str] | None = None,
+        durable: bool = False,
+        timeout_ms: int | None = None,
+    ) -> None:
+        """Make the lease end `lease_ms` from now (default: the duration it was given at first), or keep a checkpoint,
+        progress or lines of a log with the item, as `Extension` describes them. Raises StaleLease or NotFound when the
+        lease is lost.
+
+        After a lost reply the request is repeated: its lines may then be in the log twice.
         """
-        single(self.extend_many((item,), lease_ms, timeout_ms=timeout_ms))
+        given = Extension.of(item, lease_ms, checkpoint=checkpoint, progress=progress, log=log, durable=durable)
+        single(self.extend_many((given,), timeout_ms=timeout_ms))
 
     @checked()
     def extend_many(
         self, items: Iterable[Leased], lease_ms: int | None = None, *, timeout_ms: int | None = None
     ) -> list[FoqsError | None]:
-        """`extend` for many."""
+        """`extend` for many. An `Extension` says more than a leased item."""
         extensions = Entries(items, partial(arguments.extend_entry, lease_ms=lease_ms))
         return self._each(methods.EXTEND, second_answer.EXTEND, extensions, timeout_ms)
 

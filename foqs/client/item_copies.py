@@ -127,6 +127,8 @@ def item_json(item: Item) -> dict[str, Any]:
         "failure": None if item.failure is None else _failure(item.failure),
         **_text("result", item.result),
         "ended_at_ms": item.ended_at_ms,
+        **_text("checkpoint", item.checkpoint),
+        **_progress(item),
         "rules": None if item.rules is None else rules_json(item.rules),
     }
     return {name: field for name, field in value.items() if field is not None}
@@ -140,8 +142,18 @@ def result_json(item_id: int, result: Result) -> dict[str, Any]:
         **_text("result", result.result),
         "ended_at_ms": result.ended_at_ms,
         "failure": None if result.failure is None else _failure(result.failure),
+        **_progress(result),
     }
     return {name: field for name, field in value.items() if field is not None}
+
+
+def _progress(of: Item | Result) -> dict[str, Any]:
+    said = of.progress
+    made: dict[str, Any] = {"log": list(of.log)} if of.log else {}
+    if said is not None:
+        fields = {"done": said.done, "total": said.total, "text": said.text}
+        made["progress"] = {name: value for name, value in fields.items() if value is not None}
+    return made
 
 
 def _tenancy(of: Item | Failure) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypedDict
 
 from thriftpy2.thrift import TType
 
-from foqs.bounds import LIMITS
-from foqs.checks import I64_MAX, check_bool, check_bytes, check_int, check_text, shown_fingerprint
+from foqs.bounds import LIMITS, PROGRESS_TEXT_BYTES
+from foqs.checks import I64_MAX, LONGEST_MS, check_bool, check_bytes, check_int, check_text, shown_fingerprint
 from foqs.client.rules import ItemRules
 from foqs.errors import Invalid
 from foqs.idl import idl
@@ -194,6 +194,23 @@ class Ledger(Value):
     other_tenants: int | None = None
 
 
+@dataclass(slots=True)
+class Progress(Value):
+    """How far the work on an item is: `done` steps of `total`, if that is known. `text`: at most 256 bytes."""
+
+    thrift_spec: ClassVar[Any] = idl.Progress.thrift_spec
+
+    done: int = 0
+    total: int | None = None
+    text: str | None = None
+
+    def __post_init__(self) -> None:
+        """Raises Invalid."""
+        check_int("progress.done", self.done, 0, I64_MAX)
+        check_int("progress.total", self.total, 0, I64_MAX, none=True)
+        check_text("progress.text", self.text, most_bytes=PROGRESS_TEXT_BYTES, none=True, empty=True)
+
+
 @dataclass(slots=True, eq=False, repr=False)
 class Item(Value):
     """An item as a consumer or an operator sees it. Read only by convention; compared by identity.
@@ -203,7 +220,8 @@ class Item(Value):
     clock. `state` is set by `get_item` and `list_items` only, and so are `ended_at_ms`, of a COMPLETED or FAILED item,
     and `failure`, of a FAILED item or a dead letter. `result` is set by `get_item` only, `ledger` by a dequeue that
     asks for it. `fairness_key` is "" and `throttle_keys` () where the item has none, and in a dead-letter topic: its
-    failure has them. There `rules` are set by `get_item` and `list_items` only.
+    failure has them. There `rules` are set by `get_item` and `list_items` only. `checkpoint` is the last one that a
+    consumer of the item gave; `progress` and `log` are set by `get_item` and `list_items` only.
     """
 
     thrift_spec: ClassVar[Any] = {
@@ -211,6 +229,8 @@ class Item(Value):
         18: (TType.LIST, "_throttle_keys", TType.STRING, False),
         21: (TType.STRUCT, "failure", Failure, False),
         22: (TType.STRUCT, "ledger", Ledger, False),
+        24: (TType.STRUCT, "progress", Progress, False),
+        25: (TType.LIST, "_log", TType.STRING, False),
         26: (TType.STRUCT, "rules", ItemRules, False),
     }
 
@@ -235,11 +255,18 @@ class Item(Value):
     ledger: Ledger | None = None
     result: bytes | None = None
     ended_at_ms: int | None = None
+    checkpoint: bytes | None = None
+    progress: Progress | None = None
+    _log: Sequence[str] = ()
     rules: ItemRules | None = None
 
     @property
     def throttle_keys(self) -> tuple[str, ...]:
         return tuple(self._throttle_keys)
+
+    @property
+    def log(self) -> tuple[str, ...]:
+        return tuple(self._log)
 
     @property
     def at_most_once(self) -> bool:
@@ -301,6 +328,77 @@ class Ack(Value):
     @classmethod
     def of(cls, item: Leased, result: bytes | None = None) -> Ack:
         return cls(item.id, item.lease, result)
+
+
+@dataclass(slots=True)
+class Extension(Value):
+    """What `extend_many` sends about one leased item. Make it with `Extension.of(item, ...)`.
+
+    lease_ms    the lease ends this long from now. Without it, and with any other field, the end of the lease stays
+    checkpoint  the state of the work, for the next delivery of the item: at most 64 KiB
+    progress    for operators, and for callers of `get_result`
+    log         lines for them; the last 8 KiB of all stay with the item
+    durable     the answer comes when the three are committed, and not up to a second before that
+    """
+
+    thrift_spec: ClassVar[Any] = {
+        **idl.ExtendItem.thrift_spec,
+        6: (TType.STRUCT, "progress", Progress, False),
+    }
+
+    id: int
+    lease: int
+    lease_ms: int | None = None
+    begun: bool | None = None
+    checkpoint: bytes | None = None
+    progress: Progress | None = None
+    log: Sequence[str] | None = None
+    durable: bool | None = None
+
+    def __post_init__(self) -> None:
+        """Raises Invalid for a value of the wrong type, or that is too long."""
+        check_int("lease_ms", self.lease_ms, 1, LONGEST_MS, none=True)
+        check_checkpoint("checkpoint", self.checkpoint)
+        if self.progress is not None and not isinstance(self.progress, Progress):
+            raise Invalid(f"progress is of type {type(self.progress).__name__}: it must be a Progress")
+        check_lines("log", self.log)
+
+    @property
+    def size_bytes(self) -> int:
+        """At most this much in a request."""
+        said = 0 if self.progress is None else 4 * len(self.progress.text or "")
+        return 128 + len(self.checkpoint or b"") + said + sum(8 + 4 * len(line) for line in self.log or ())
+
+    @classmethod
+    def of(
+        cls,
+        item: Leased,
+        lease_ms: int | None = None,
+        *,
+        checkpoint: bytes | None = None,
+        progress: Progress | None = None,
+        log: Sequence[str] | None = None,
+        durable: bool = False,
+    ) -> Extension:
+        return cls(item.id, item.lease, lease_ms, None, checkpoint, progress, log, durable or None)
+
+
+def check_checkpoint(name: str, value: object) -> None:
+    """Raises Invalid."""
+    check_bytes(name, value, none=True)
+    if isinstance(value, bytes) and len(value) > LIMITS.checkpoint_bytes:
+        why = f"{name} has {len(value)} bytes, more than {LIMITS.checkpoint_bytes}"
+        raise Invalid(f"{why}: store it elsewhere, and give a reference")
+
+
+def check_lines(name: str, value: object) -> None:
+    """Raises Invalid."""
+    if value is None:
+        return
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+        raise Invalid(f"{name} is of type {type(value).__name__}: it must be a sequence of lines")
+    for line in value:
+        check_text(f"a line of {name}", line, empty=True)
 
 
 def check_result(name: str, value: object) -> None:

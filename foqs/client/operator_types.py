@@ -12,7 +12,7 @@ from thriftpy2.thrift import TType
 from foqs.bounds import REASON_BYTES
 from foqs.checks import I32_MAX, check_int, check_text, check_time_ms, parse_fingerprint, shown_fingerprint
 from foqs.client.arguments import check_cause
-from foqs.client.items import Failure, ItemSpec, ItemState
+from foqs.client.items import Failure, ItemSpec, ItemState, Progress
 from foqs.errors import Invalid, Unavailable, item_error
 from foqs.figures import ThrottleStats
 from foqs.idl import idl
@@ -97,12 +97,14 @@ _FAILURE = (
 class Result(NamedTuple):
     """How an item ended. `state` COMPLETED: `result` is what its ack brought, None if it brought nothing. FAILED:
     `failure` says why. Any other `state` is that of an item which has not ended. `ended_at_ms` is Unix epoch
-    milliseconds."""
+    milliseconds. `progress` and `log` are what its consumers gave; of an item that is not kept, until it ends."""
 
     state: ItemState
     result: bytes | None = None
     ended_at_ms: int | None = None
     failure: Failure | None = None
+    progress: Progress | None = None
+    log: tuple[str, ...] = ()
 
     @property
     def ended(self) -> bool:
@@ -112,7 +114,10 @@ class Result(NamedTuple):
     def of(cls, response: Any) -> Result:
         failed = response.failure
         failure = None if failed is None else Failure(*[getattr(failed, name) for name in _FAILURE])
-        return cls(ItemState(response.state), response.result, response.ended_at_ms, failure)
+        said = response.progress
+        progress = None if said is None else Progress(said.done, said.total, said.text)
+        log = tuple(response.log or ())
+        return cls(ItemState(response.state), response.result, response.ended_at_ms, failure, progress, log)
 
 
 class Released(NamedTuple):

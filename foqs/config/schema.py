@@ -126,6 +126,8 @@ class LimitsSection(Section):
 
     result_bytes: Live[int] = Field(default=LIMITS.result_bytes, ge=0, le=LIMITS.result_bytes)
     """Largest result of an item; 0: none."""
+    checkpoint_bytes: Live[int] = Field(default=LIMITS.checkpoint_bytes, ge=0, le=LIMITS.checkpoint_bytes)
+    """Largest checkpoint of an item; 0: an empty one."""
     result_wait_max_ms: Live[int] = Field(default=LIMITS.result_wait_max_ms, ge=0, le=LIMITS.result_wait_max_ms)
     """Longest wait for the end of an item; 0: all are answered at once."""
     result_waiters: Live[int] = Field(default=LIMITS.result_waiters, ge=0, le=1_000_000)

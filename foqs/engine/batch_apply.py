@@ -179,13 +179,29 @@ def _apply_mixed(shard: Shard, batch: ShardBatch, result: BatchResult, now_ms: i
     for change in batch.changes:
         if change.item.id in result.rejected:
             shard.counters.refused_rows += 1
+            if change.metadata is not None or change.stored is not None:  # else the progress itself may be refused
+                _keep_progress(shard, change, now_ms)
             _refused(shard, change, now_ms, "the database refuses this change")
         elif is_committed(change.item.id):
             committed(memory, change, now_ms)
-        elif full and change.waits and change.cause is not Cause.LEASE:
-            _refused(shard, change, now_ms, DISK_FULL)
         else:
-            _again(shard.queue, change, now_ms)
+            _not_committed(shard, change, now_ms, full=full)
+
+
+def _not_committed(shard: Shard, change: Change, now_ms: int, *, full: bool) -> None:
+    """Let a change wait for the next transaction, or refuse it for a `full` disk."""
+    _keep_progress(shard, change, now_ms)
+    if full and change.waits and change.cause is not Cause.LEASE:
+        _refused(shard, change, now_ms, DISK_FULL)
+    else:
+        _again(shard.queue, change, now_ms)
+
+
+def _keep_progress(shard: Shard, change: Change, now_ms: int) -> None:
+    """Have a later change write the progress."""
+    if change.progress is not None:
+        shard.queue.progress.put_back(change.item, change.progress, now_ms, shard.memory.budget)
+        change.progress, change.more_bytes = None, 0
 
 
 def _chunk_mixed(shard: Shard, chunk: Chunk, result: BatchResult, is_committed: Callable[[int], bool]) -> None:
@@ -214,12 +230,12 @@ def _changed(memory: ShardMemory, changes: list[Change], now_ms: int) -> None:
     """Apply `changes`, all committed. An ack without a later change is the common case, done here without calls.
 
     Its assignments are `Item.commit` of a change to GONE, and `Shard.indexed`."""
-    known, written, tail = memory.known, memory.written, memory.tail
+    known, written, tail, noted = memory.known, memory.written, memory.tail, memory.noted
     held = saved = removed = counted = 0
     lane = flow = slots = None
     for change in changes:
         item = change.item
-        if change.cause is not _ACK or item.change is not None or change.scan is not None:
+        if change.cause is not _ACK or item.change is not None or change.scan is not None or item.id in noted:
             committed(memory, change, now_ms)
             continue
         if item.lane is not lane:  # most come topic by topic
@@ -311,6 +327,8 @@ def _lease_over(item: Item, now_ms: int, *, by_time: bool) -> None:
 def _gone(memory: ShardMemory, change: Change, later: Change | None, now_ms: int) -> None:
     memory.count_gone(change.item.lane, now_ms)
     memory.forget(change.item)
+    if change.ended is None and memory.noted.pop(change.item.id, None) is not None:
+        memory.queue.progress.discard(change.item.id, memory.budget)
     if later is not None:  # a second ack, say: it finds the item gone
         if change.ended is None or later.cause is not Cause.DELETE:
             change.waits += later.waits
@@ -334,11 +352,13 @@ def _moved(memory: ShardMemory, change: Change, now_ms: int) -> None:
 
 
 def _count(memory: ShardMemory, change: Change, now_ms: int) -> None:
-    """Count the change, and tell the callers that wait for the item's end."""
+    """Count the change and its checkpoint, and tell the callers that wait for the item's end."""
+    if change.progress is not None:
+        memory.has_progress(change)
     if change.ended is not None:
         memory.queue.kept.add(change.ended, change.item.lane.topic.key)
     if memory.awaited.calls:
-        memory.awaited.committed(change, now_ms)
+        memory.awaited.committed(change, now_ms, noted=change.item.id in memory.noted)
     counters, namespace, cause = memory.counters, change.item.lane.namespace, change.cause
     move = change.move
     if move is not None and move.failure is not None:

@@ -6,6 +6,7 @@ from collections import deque
 from itertools import islice, takewhile
 
 from foqs.buffers.checkpoint import NEVER_MS
+from foqs.buffers.pending_progress import WRITE_DELAY_MS
 from foqs.buffers.shard_batch import Chunk, ShardBatch, emit
 from foqs.buffers.tail import MAX_BYTES
 from foqs.engine import batch_reads, dedup, item_ops, kept_items
@@ -51,7 +52,7 @@ def build(shard: Shard, now_ms: int) -> ShardBatch | None:
     transaction.indexed_from = transaction.indexed_to = first - 1
     if queue.chunks:
         _take_inserts(shard, batch, transaction, now_ms)
-    if queue.changes:
+    if queue.changes or queue.progress:
         _take_changes(shard, batch, transaction, now_ms)
     if kept.unsent:
         kept_items.take_removals(shard, batch, transaction)
@@ -119,6 +120,8 @@ def next_ms(shard: Shard, now_ms: int) -> int:
     oldest = queue.oldest_unwritten_ms() if queue.unwritten else None
     if oldest is not None:
         at_ms = min(at_ms, oldest + shard.config.lease_write_delay_ms // 2)
+    if queue.progress:
+        at_ms = min(at_ms, queue.progress.due_ms)
     return at_ms if owner.pause_from_ms is None else max(at_ms, owner.retry_at_ms(now_ms))
 
 
@@ -304,9 +307,36 @@ def _remove_lane(memory: ShardMemory, lane: Lane[Item], batch: ShardBatch) -> No
         memory.forget_lane(lane)
 
 
+def _queue_progress(shard: Shard, now_ms: int) -> None:
+    """Write pending progress in time, and at once before the shard is given away."""
+    before_ms = now_ms if shard.owner.state is _DRAINING else now_ms - WRITE_DELAY_MS
+    for item_id, pending in list(shard.queue.progress.items()):
+        if pending.since_ms > before_ms:
+            break
+        item = shard.memory.known.get(item_id, pending.item)
+        if not item.busy:
+            shard.put(Change(item, To.LEASED, Cause.LEASE), now_ms)
+
+
+def _take_progress(shard: Shard, change: Change, transaction: Batch) -> None:
+    """Write the pending progress of an item that is `noted`, or remove its row with the item."""
+    item, pending = change.item, shard.queue.progress
+    if not transaction.filled:
+        transaction.fill()
+    if change.to is _GONE and change.ended is None:
+        transaction.progress_gone.append(item.id)  # the pending row waits for the commit
+    elif item.id in pending and change.to is not To.KEPT:  # which does not write the item's row
+        change.progress = row = pending.take(item.id, shard.memory.budget)
+        transaction.progress_new.append(row)
+        if row.checkpoint is not None:
+            change.more_bytes = len(row.checkpoint) - shard.memory.noted[item.id]
+
+
 def _take_changes(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: int) -> None:
+    if shard.queue.progress:
+        _queue_progress(shard, now_ms)
     waiting, room = shard.queue.changes, 2 * shard.config.batch_rows
-    keeping = shard.policies.keeping
+    keeping, noted = shard.policies.keeping, shard.memory.noted
     while waiting and room > 0:
         change = waiting.popleft()
         item = change.item
@@ -317,6 +347,8 @@ def _take_changes(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: i
         item.change, item.in_flight = None, change  # `Item.send`
         if change.to is _GONE and (keeping or len(item.lane.key) == 4):  # type: ignore[arg-type]  # `rules_of`
             batch.keeps = kept_items.mark_end(shard, change, now_ms) or batch.keeps
+        if noted and item.id in noted:
+            _take_progress(shard, change, transaction)
         if (
             change.to is _GONE
             and item.unindexed
@@ -355,6 +387,8 @@ def _take_leases(shard: Shard, batch: ShardBatch, transaction: Batch, before_ms:
             change = Change(item, To.LEASED, Cause.LEASE)
         item.queue(change)
         item.send(change)
+        if item.id in shard.memory.noted:
+            _take_progress(shard, change, transaction)
         emit(change, transaction)
         batch.changes.append(change)
         room -= 1

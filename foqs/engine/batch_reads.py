@@ -12,7 +12,7 @@ from functools import partial
 from itertools import islice
 
 from foqs.buffers.checkpoint import Checkpoint
-from foqs.buffers.reads import Read, ScanRead, StoreReads, ids_within
+from foqs.buffers.reads import Read, ScanRead, StoreReads, bodies_of, ids_within
 from foqs.buffers.shard_batch import ShardBatch
 from foqs.engine import ack, item_ops, kept_items
 from foqs.engine.shard import Shard
@@ -43,7 +43,7 @@ def add_pages(shard: Shard, batch: ShardBatch, now_ms: int) -> bool:
     if shard.queue.pages_wanted:
         reads += _wanted_pages(shard, max(room_bytes, 0), now_ms)
     if ids:
-        reads.append(BodiesRead(ids))
+        reads.append(BodiesRead(ids, noted=bool(shard.memory.noted)))
     batch.reads = [*batch.reads, *reads]
     return bool(reads)
 
@@ -100,6 +100,7 @@ def _wanted_pages(shard: Shard, room_bytes: int, now_ms: int) -> list[PageRead |
     reads += [LanesRead(part, config.page_rows + 1) for part in parts if len(part) > 1]
     for read in reads:
         read.body_bytes = room_bytes // len(reads)
+        read.noted = bool(shard.memory.noted)
     return reads
 
 
@@ -133,14 +134,15 @@ def _parts(pages: list[PageRead], page_rows: int) -> list[list[PageRead]]:
     return parts
 
 
-def _first_bodies(store: StoreReads, rows: list[ReadyRow], room_bytes: int) -> dict[int, Body]:
+def _first_bodies(store: StoreReads, rows: list[ReadyRow], room_bytes: int, *, noted: bool) -> dict[int, Body]:
     ids = ids_within(rows, room_bytes)
-    return {body.id: body for body in store.bodies(ids)} if ids else {}
+    return {body.id: body for body in bodies_of(store, ids, noted=noted)} if ids else {}
 
 
 @dataclass(slots=True, eq=False)
 class PageRead(Read):
-    """A page of `window` behind `after`, with the bodies of its first rows up to `body_bytes`."""
+    """A page of `window` behind `after`, with the bodies of its first rows up to `body_bytes`. `noted`: some items of
+    the shard may have a checkpoint."""
 
     lane: Lane[Item]
     window: Window[Item]
@@ -148,6 +150,7 @@ class PageRead(Read):
     after: Key | None
     limit: int
     body_bytes: int = 0
+    noted: bool = False
     rows: list[ReadyRow] = field(default_factory=list)
     bodies: dict[int, Body] = field(default_factory=dict)
 
@@ -158,7 +161,7 @@ class PageRead(Read):
 
     def run(self, store: StoreReads) -> int:
         self.rows = store.page(self.lane.number or 0, self.after, self.limit)
-        self.bodies = _first_bodies(store, self.rows, self.body_bytes)
+        self.bodies = _first_bodies(store, self.rows, self.body_bytes, noted=self.noted)
         return 0
 
     def apply(self, shard: Shard, saved: bool, now_ms: int) -> None:
@@ -201,12 +204,13 @@ class LanesRead(Read):
     pages: list[PageRead]
     limit: int
     body_bytes: int = 0
+    noted: bool = False
     rows: list[ReadyRow] = field(default_factory=list)
     bodies: dict[int, Body] = field(default_factory=dict)
 
     def run(self, store: StoreReads) -> int:
         self.rows = store.page_of_lanes([page.lane.number or 0 for page in self.pages], self.limit)
-        self.bodies = _first_bodies(store, self.rows, self.body_bytes)
+        self.bodies = _first_bodies(store, self.rows, self.body_bytes, noted=self.noted)
         return 0
 
     def apply(self, shard: Shard, saved: bool, now_ms: int) -> None:
@@ -234,10 +238,11 @@ class LanesRead(Read):
 @dataclass(slots=True, eq=False)
 class BodiesRead(Read):
     ids: list[int]
+    noted: bool
     bodies: list[Body] = field(default_factory=list)
 
     def run(self, store: StoreReads) -> int:
-        self.bodies = store.bodies(self.ids)
+        self.bodies = bodies_of(store, self.ids, noted=self.noted)
         return 0
 
     def apply(self, shard: Shard, saved: bool, now_ms: int) -> None:
@@ -259,7 +264,8 @@ class BodiesRead(Read):
 
 
 def add_looks(shard: Shard, batch: ShardBatch) -> None:
-    look = LookRead(list(islice(shard.queue.looks, _LOOK_ROWS)), _dead_lanes(shard.memory, batch))
+    ids, noted = list(islice(shard.queue.looks, _LOOK_ROWS)), bool(shard.memory.noted)
+    look = LookRead(ids, _dead_lanes(shard.memory, batch), noted=noted)
     batch.reads = [*batch.reads, look]
 
 
@@ -270,6 +276,7 @@ def add_lists(shard: Shard, batch: ShardBatch) -> None:
         batch.reads = [*batch.reads, queue.dead_reads.popleft()]
     if queue.lists:
         listing = queue.lists.pop(0)
+        listing.noted = bool(shard.memory.noted)
         listing.dead = not _dead_lanes(shard.memory, batch).isdisjoint(listing.lanes)
         batch.reads = [*batch.reads, listing]
 
@@ -287,6 +294,8 @@ class LookRead(Read):
     ids: list[int]
     dead_lanes: Set[int]
     """Lanes whose items may have rows in `failure`."""
+    noted: bool
+    """Some items of the shard may have rows in `progress`."""
     rows: list[Found] = field(default_factory=list)
 
     def run(self, store: StoreReads) -> int:
@@ -294,6 +303,9 @@ class LookRead(Read):
         if ended := [row.body.id for row in self.rows if row.ended is not None]:
             stored = dict(store.results(ended))
             self.rows = [row._replace(stored=stored.get(row.body.id)) for row in self.rows]
+        if self.noted:
+            progress = {row.id: row for row in store.progress(self.ids)}
+            self.rows = [row.with_progress(progress.get(row.body.id)) for row in self.rows]
         if self.dead_lanes:
             dead = [row.body.id for row in self.rows if row.body.lane in self.dead_lanes]
             failures = {failure.id: failure for failure in store.failures(dead)}

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from foqs.errors import FoqsError, NotFound
 from foqs.ids import shard_of
 from foqs.item import Cause, Change, Item, To
-from foqs.rows import EndedState, FailureRow, Found
+from foqs.rows import EndedState, FailureRow, Found, ProgressRow
 
 _WAYS = {
     Cause.TTL: "its TTL ended",
@@ -19,13 +19,15 @@ _WAYS = {
 
 
 class Ending(NamedTuple):
-    """How an item ended. `failure` of a FAILED item, which may be in a dead-letter topic. `ns`: its namespace."""
+    """How an item ended. `failure` of a FAILED item, which may be in a dead-letter topic. `ns`: its namespace.
+    `progress`: as it is stored."""
 
     state: EndedState
     ns: str
     result: bytes | None
     ended_at_ms: int
     failure: FailureRow | None = None
+    progress: ProgressRow | None = None
 
 
 class Living(NamedTuple):
@@ -73,9 +75,13 @@ class EndCall:
             reply, self._reply, self._over = self._reply, _answered, _answered
             reply(outcome)
 
-    def timed_out(self, shards: object) -> None:
+    def look(self) -> None:
+        """Wait no longer: read the item's state."""
         self.waits = False
         self._over(self)
+
+    def timed_out(self, shards: object) -> None:
+        self.look()
 
 
 def _answered(_: Any) -> None:
@@ -105,10 +111,16 @@ class Awaited:
             if not waiting:
                 del self.calls[call.item_id]
 
-    def committed(self, change: Change, now_ms: int) -> None:
-        """Tell the callers that wait for an item whose `change` is committed."""
+    def committed(self, change: Change, now_ms: int, *, noted: bool) -> None:
+        """Tell the callers that wait for an item whose `change` is committed. `noted`: the item that is kept has
+        progress or a log, which is read for them."""
         item_id = change.item.id
-        if item_id in self.calls and (ending := ending_of(change, now_ms)) is not None:
+        if item_id not in self.calls or (ending := ending_of(change, now_ms)) is None:
+            return
+        if noted and change.ended is not None:
+            for call in self._take(item_id):
+                call.look()
+        else:
             self._end(item_id, ending)
 
     def closed(self, shard: int, error: FoqsError) -> None:
@@ -117,7 +129,10 @@ class Awaited:
             self._end(item_id, error)
 
     def _end(self, item_id: int, outcome: Ending | FoqsError) -> None:
+        for call in self._take(item_id):
+            call.end(outcome)
+
+    def _take(self, item_id: int) -> list[EndCall]:
         waiting = self.calls.pop(item_id)
         self.count -= len(waiting)
-        for call in waiting:
-            call.end(outcome)
+        return waiting

@@ -17,13 +17,13 @@ from foqs.engine import throttling
 from foqs.engine.shard import Shard
 from foqs.engine.shard_owner import ShardOwner
 from foqs.engine.shard_queue import ShardQueue
-from foqs.errors import FoqsError, NotFound, StaleLease
+from foqs.errors import FoqsError, NotFound, Overloaded, StaleLease
 from foqs.fairness.keys import lane_key, pack_throttles, rules_of, tenancy_of
 from foqs.hooks.protocol import Action, FailureResult
 from foqs.item import Cause, Change, Given, Item, Move, Phase, Place, To, Waits
 from foqs.policies.failures import fingerprint
 from foqs.policies.topic_policy import TopicPolicy
-from foqs.rows import FailureCause, FailureRow, Found
+from foqs.rows import FailureCause, FailureRow, Found, ProgressRow
 from foqs.rules import pack_rules
 
 Verdict = FoqsError | bool
@@ -33,6 +33,7 @@ Op = Callable[[Shard, Item, Waits, int], Verdict]
 _After = Callable[[Shard, Item, Waits, int, int], Change]
 """(shard, item, waits, now_ms, since_ms): the change of a nack. `since_ms` is 0 where the nack does not ask for it."""
 _STALE = "the lease given is not the item's current lease"
+_RETRY_MS = 100
 _DEAD = "the lease has ended, and its item goes to another topic"
 
 
@@ -192,7 +193,7 @@ def give_back(shard: Shard, item: Item, waits: Waits | None, now_ms: int) -> Non
         throttling.give_back(item)
     if 0 < item.expires_at_ms <= now_ms - shard.owner.late_ms:
         shard.put(Change(item, To.GONE, Cause.TTL, waits), now_ms)
-    elif item.place is Place.READY and not item.busy:
+    elif item.place is Place.READY and not item.busy and item.id not in shard.queue.progress:
         item.lane.namespace.released += 1
         shard.memory.unlease(item)
     else:
@@ -225,8 +226,12 @@ def given_of(owner: ShardOwner, item: Item) -> Given:
     return item.given
 
 
-def extend(lease: int, lease_ms: int, begun: bool | None = None) -> Op:
-    """`lease_ms` 0: the duration of the original lease; with `begun`, the lease's end stays."""
+def extend(
+    lease: int, lease_ms: int, begun: bool | None = None, given: ProgressRow | None = None, *, durable: bool = False
+) -> Op:
+    """`lease_ms` 0: the duration of the original lease; with `begun` or `given`, the lease's end stays. What the
+    consumer has `given` is written later, unless it is `durable`."""
+    stays = not lease_ms and (begun is not None or given is not None)
 
     def decide(shard: Shard, item: Item, waits: Waits, now_ms: int) -> Verdict:
         if not _holds(item, lease):
@@ -237,15 +242,21 @@ def extend(lease: int, lease_ms: int, begun: bool | None = None) -> Op:
             return StaleLease("the lease has ended")
         if begun is not None:
             mark(item, begun=begun)
-            if not lease_ms:
+            if stays and given is None:
                 return True
-        until_ms = now_ms + (lease_ms or item.lease_ms)
-        stuck_after_ms = shard.policies.of(item.lane.topic.key).stuck_after_ms
+        until_ms = item.lease_expires_at_ms if stays else now_ms + (lease_ms or item.lease_ms)
+        stuck_after_ms = 0 if stays else shard.policies.of(item.lane.topic.key).stuck_after_ms
         if stuck_after_ms:
             until_ms = min(until_ms, given_of(shard.owner, item).at_ms + stuck_after_ms)
             if until_ms <= now_ms:
                 return StaleLease(f"the item was delivered more than stuck_after_ms ({stuck_after_ms}) ago")
-        if item.place is Place.READY and now is None and shard.owner.confirmed(now_ms):
+        if given is not None:
+            if not shard.queue.progress.add(item, given, now_ms, shard.memory.budget):
+                return Overloaded("the host's memory is full", _RETRY_MS)
+            shard.memory.noted.setdefault(item.id, 0)
+            if stays and not durable and item.id in shard.memory.known and shard.owner.confirmed(now_ms):
+                return True
+        if item.place is Place.READY and now is None and not durable and shard.owner.confirmed(now_ms):
             # Not written yet: the write, within the bound, will have this end. (An owner that may have lost the shard
             # has to ask the database.)
             item.lease_expires_at_ms = until_ms

@@ -75,11 +75,11 @@ def end_of(memory: ShardMemory, item: Item | None, found: Found | None) -> Endin
         return NotFound("no such item, or it has ended and is not kept")
     ns, ended, failure = lane.topic.key[0], found.ended, found.failure
     if ended is not None and ended.state == EndedState.COMPLETED:
-        return Ending(EndedState.COMPLETED, ns, found.stored, ended.ended_at_ms)
+        return Ending(EndedState.COMPLETED, ns, found.stored, ended.ended_at_ms, progress=found.progress)
     if ended is not None:
         failure = failure_of(ended, found.stored or b"\0", lane)
     if failure is not None:
-        return Ending(EndedState.FAILED, ns, None, failure.died_at_ms, failure)
+        return Ending(EndedState.FAILED, ns, None, failure.died_at_ms, failure, found.progress)
     return NotFound("no such item") if item is None else Living(item, found)
 
 
@@ -121,6 +121,7 @@ def take_removals(shard: Shard, batch: ShardBatch, transaction: Batch) -> None:
     transaction.fill()
     transaction.ended_gone += ids
     transaction.item_gone += ids
+    transaction.progress_gone += [item_id for item_id in ids if item_id in shard.memory.noted]
     batch.rows += len(ids)
 
 
@@ -128,6 +129,7 @@ def removed(shard: Shard, row: EndedRow, now_ms: int) -> None:
     """Note that a kept item is gone. A lane without any other item may be removed now."""
     kept, lane = shard.queue.kept, shard.memory.lane_numbers.get(row.lane)
     waits = kept.removed(row.id, now_ms)
+    shard.memory.noted.pop(row.id, None)
     if lane is not None and not lane.total and row.lane not in kept.lanes:
         shard.memory.idle_lane(lane, now_ms)
     for request, at in waits:

@@ -24,7 +24,7 @@ from foqs.fairness.keys import LaneKey, TopicKey, lane_key, rules_of, tenancy_by
 from foqs.idl import idl
 from foqs.item import Item, Settles, body_bytes, from_found
 from foqs.prefetch.lane import Lane
-from foqs.rows import Body, EndedRow, FailureRow, Found, ReadyRow, TimerRow
+from foqs.rows import Body, EndedRow, FailureRow, Found, ProgressRow, ReadyRow, TimerRow
 from foqs.rules import MOST_RULES_BYTES
 
 GROUP = 1_000
@@ -183,6 +183,7 @@ class Listed(NamedTuple):
     lease_expires_at_ms: int
     failure: FailureRow | None
     ended_at_ms: int = 0
+    progress: ProgressRow | None = None
 
 
 class Listing:
@@ -295,9 +296,12 @@ class Listing:
             failure = listed.failures.get(row.id)
             if lane is not None and isinstance(row, EndedRow) and row.id in listed.stored:
                 failure = failure_of(row, listed.stored[row.id], lane)
-            size += _failure_bytes(failure)
+            given = listed.progress.get(row.id)
+            size += _failure_bytes(failure) + (0 if given is None else len(given.log) + len(given.text or b""))
             ended_at_ms = row.ended_at_ms if isinstance(row, EndedRow) else 0
-            self._items.append(Listed(key, body, row.attempt, _STATE_NUMBER[state], until_ms, failure, ended_at_ms))
+            self._items.append(
+                Listed(key, body, row.attempt, _STATE_NUMBER[state], until_ms, failure, ended_at_ms, given)
+            )
             self._room_bytes -= size
             self._left -= 1
             read_bytes += size

@@ -81,6 +81,7 @@ class Shard:
         next_lane = next(reversed(memory.lane_numbers), 0) + 1  # they are in order
         self.queue.begin(opened, next_lane, max_batch_bytes, now_ms)
         self.queue.kept.count_topics(self.memory.lane_numbers)
+        self.memory.noted = dict(opened.noted)
         self.owner.begin(opened, begun_ms, now_ms)
         self.counters.shards_opened += 1
 

@@ -64,6 +64,7 @@ class ShardMemory:
         self.woken: dict[TopicKey, None] = {}  # topics whose waiting consumers are tried next
         self.unleased: list[str] = []  # workers that gave back items at once; each of these woke its topic
         self.stalled: dict[TopicKey, None] = {}  # topics that were asked for while this shard could lease nothing
+        self.noted: dict[int, int] = {}  # items that have or get a row in `progress`; the bytes of their checkpoints
         self.limited: dict[str, Any] = {}  # by namespace: see `foqs.engine.concurrency`
 
     def configure(self, config: HostSection) -> None:
@@ -80,6 +81,7 @@ class ShardMemory:
         for item in self.known.values():
             item.abandon()
             self.give(item)
+        self.queue.progress.drop(self.budget)
         self.term.shard = None
 
     # ------------------------------------------------------------------------------------- topics to try
@@ -422,6 +424,13 @@ class ShardMemory:
         """Note that the transaction is committed that writes the row of an unindexed item or removes the item."""
         item.unindexed = False
         self.tail.left(item.bytes)
+
+    def has_progress(self, change: Change) -> None:
+        """Count the checkpoint that `change` has written. The body in memory, if there is one, has an older one."""
+        item = change.item
+        self.noted[item.id] += change.more_bytes
+        item.bytes += change.more_bytes
+        self.drop_body(item)
 
     def learn(self, item: Item) -> None:
         self.known[item.id] = item

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from foqs.buffers.checkpoint import Checkpoint
 from foqs.buffers.kept import KeptItems
 from foqs.buffers.pending_dedup import DedupKeys
+from foqs.buffers.pending_progress import PendingProgress
 from foqs.buffers.reads import DeadRead, KeyRead, ListRead, Read
 from foqs.buffers.shard_batch import Chunk, ShardBatch
 from foqs.config.schema import HostSection
@@ -63,6 +64,7 @@ class ShardQueue:
         self.returned: list[Chunk] = []
         self.changes: deque[Change] = deque()  # that wait for the next transaction
         self.unwritten: deque[tuple[int, Item, int]] = deque()
+        self.progress = PendingProgress()
         self.timers = Checkpoint(0)
         self.ttls = Checkpoint(0)
         self.keys = DedupKeys()
@@ -105,6 +107,7 @@ class ShardQueue:
                 item.lease_expires_at_ms += by_ms
         for scan in (self.timers, self.ttls, self.keys.scan, self.kept.scan):
             scan.shift(by_ms)
+        self.progress.shift(by_ms)
         self.unwritten = deque((given_ms + by_ms, item, lease) for given_ms, item, lease in self.unwritten)
 
     # ------------------------------------------------------------------------------------- how much waits
@@ -116,7 +119,7 @@ class ShardQueue:
     @property
     def idle(self) -> bool:
         """Return True if nothing waits to be written. A drain waits for this."""
-        busy = self.in_flight or self.unsettled or self.chunks or self.changes or self.keys.pending
+        busy = self.in_flight or self.unsettled or self.chunks or self.changes or self.progress or self.keys.pending
         return not busy and self.oldest_unwritten_ms() is None
 
     def oldest_unwritten_ms(self) -> int | None:

@@ -39,6 +39,8 @@ COLUMNS = {
 }  # fmt: skip
 """Names and types in Spark's spelling, in order."""
 BODY_COLUMNS = {"payload": "binary", "metadata": "binary", "headers": "map<string,string>"}
+PROGRESS_COLUMNS = {"progress_done": "bigint", "progress_total": "bigint"}
+"""Only where the schema names them: each item costs a look into one more table."""
 LANE_COLUMNS = ("namespace", "topic", "fairness_key", "throttle_keys", "rules")
 """The names of an item's lane."""
 NULLABLE = frozenset({"expires_at", "lease_expires_at", "ended_at", "lease_ms", "metadata", "headers", "rules"})
@@ -61,6 +63,8 @@ _NUMBERS = {
     "metadata_bytes": "IFNULL(LENGTH(i.metadata), -1)",
     "headers_bytes": "IFNULL(LENGTH(i.headers), -1)",
     "ended_at": "COALESCE(d.ended_at, 0)",
+    "progress_done": "COALESCE(p.done, -1)",
+    "progress_total": "COALESCE(p.total, -1)",
 }
 _OF_KEY = {
     "i.id": {},
@@ -108,7 +112,7 @@ class SnapshotReader(DataSourceReader):
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         """Plan the read. Raises Invalid for wrong options and columns."""
         self._options = SnapshotOptions.parse(options)
-        self._reading = read_as(schema, COLUMNS | BODY_COLUMNS, self._options.extra_columns)
+        self._reading = read_as(schema, COLUMNS | BODY_COLUMNS | PROGRESS_COLUMNS, self._options.extra_columns)
         self._schema = to_arrow_schema(schema, timezone="UTC")
         kinds = {source: column.type for source, column in zip(self._reading.sources, self._schema, strict=True)}
         headers = pa.map_(pa.string(), pa.string())
@@ -183,6 +187,8 @@ def page_sql(dialect: Dialect, numbers: Sequence[str], blobs: Sequence[str], wan
         )
     if key == "i.id" and (wanted.state or _STATE_NUMBERS & set(numbers)):
         tables += f" LEFT JOIN {dialect.forced('timer', 't', TIMER_OF_ITEM)} ON t.id = i.id {with_end(dialect)}"
+    if set(PROGRESS_COLUMNS) & set(numbers):
+        tables += f" LEFT JOIN {dialect.forced('progress', 'p')} ON p.id = i.id"
     state = f" AND {known['state']} = {STATES.index(wanted.state)}" if wanted.state is not None else ""
     # MySQL would start with `timer` if a condition needs a row there, and read all of it.
     order = f"{dialect.ordered_join} " if dialect.one_packet else ""
@@ -386,6 +392,8 @@ def _column(  # noqa: PLR0911 - one for each kind of column
             return _time(_some(numbers[name]))
         case "lease_ms":
             return _some(numbers[name])
+        case "progress_done" | "progress_total":
+            return _some(numbers[name], none=-1)
         case "bytes":
             parts = (pc.max_element_wise(numbers[f"{blob}_bytes"], 0) for blob in BODY_COLUMNS)
             first, second, third = parts
@@ -399,9 +407,9 @@ def _column(  # noqa: PLR0911 - one for each kind of column
             return numbers[name]
 
 
-def _some(values: Any) -> Any:
-    """Convert numbers; 0 means null."""
-    return pc.if_else(pc.equal(values, 0), pa.scalar(None, pa.int64()), values)
+def _some(values: Any, none: int = 0) -> Any:
+    """Convert numbers; `none` means null."""
+    return pc.if_else(pc.equal(values, none), pa.scalar(None, pa.int64()), values)
 
 
 def _time(values_ms: Any) -> Any:

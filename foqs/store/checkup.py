@@ -297,6 +297,7 @@ def _rules(dialect: Dialect) -> Iterator[_Rule]:
         "result", ("id",), end, "d.id IS NULL", "of table result have no row in done",
         f"{_ALONE}DELETE FROM result WHERE id NOT IN (SELECT id FROM done)",
     )  # fmt: skip
+    yield _orphans("progress", ("id",), "i.id = a.id", dialect)
     item = ("item", ("id",))
     yield _Rule(
         *item, rows, f"{_NO_ROW} AND ({indexed} = 0 OR a.id <= {indexed})",

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from foqs.rows import LOG_BYTES
+
 ROWS = 1_000
 """Rows of a statement: MySQL reads the whole table for an IN list of 10,000 row tuples."""
 Statement = tuple[str | bytes, int | None]
@@ -24,7 +26,8 @@ class Dialect:
     `prepared_inserts`: they cost the server less than text does. `deleted_alone`: the most rows that cost less with a
     DELETE for each than with one for all. `delete_...` are templates of a DELETE by a column, `ready_...` of one by the
     key of `ready`, and `ready_key` is a key in a list. `ordered_join` joins from left to right;
-    `for_update` makes a read wait for the writers before it; `read_only` is a server's switch for that.
+    `for_update` makes a read wait for the writers before it; `read_only` is a server's switch for that. `add_progress`
+    ends an INSERT into `progress`: a column that is NULL in a new row stays as it is, and its log is added.
     """
 
     name: str
@@ -42,6 +45,7 @@ class Dialect:
     ordered_join: str
     for_update: str
     read_only: str
+    add_progress: str
 
     def forced(self, table: str, alias: str = "", index: str = "PRIMARY") -> str:
         """The table in a FROM or an UPDATE, read by that index."""
@@ -108,6 +112,19 @@ class SqliteDialect(Dialect):
         return f"({', '.join(columns)}) <= ({', '.join(map(str, bounds))})"
 
 
+# A server assigns from left to right: `done` tells whether the progress is new until it is assigned itself.
+_ADD_PROGRESS = (
+    "ON DUPLICATE KEY UPDATE checkpoint = COALESCE(VALUES(checkpoint), checkpoint), "
+    "total = IF(VALUES(done) IS NULL, total, VALUES(total)), said = IF(VALUES(done) IS NULL, said, VALUES(said)), "
+    f"done = COALESCE(VALUES(done), done), log = RIGHT(CONCAT(log, VALUES(log)), {LOG_BYTES})"
+)
+_ADD_PROGRESS_TO_FILE = (
+    "ON CONFLICT (id) DO UPDATE SET checkpoint = COALESCE(excluded.checkpoint, checkpoint), "
+    "total = IIF(excluded.done IS NULL, total, excluded.total), "
+    "said = IIF(excluded.done IS NULL, said, excluded.said), "
+    "done = COALESCE(excluded.done, done), "
+    f"log = SUBSTR(CAST(log || excluded.log AS BLOB), -{LOG_BYTES})"
+)
 _KEY = "(lane,priority,deliver_after,id)"
 _TUPLE = "(%d,%d,%d,%d)"
 _HINTED = "DELETE /*+ INDEX({table} {index}) */ FROM {table} WHERE {column} IN ({values})"
@@ -128,6 +145,7 @@ MYSQL = Dialect(
     ordered_join="STRAIGHT_JOIN",
     for_update=" FOR UPDATE",
     read_only="@@GLOBAL.read_only",
+    add_progress=_ADD_PROGRESS,
 )
 
 # No hint works in a DELETE of MariaDB, and a single row tuple in an IN list is no search by the key at all. Rows joined
@@ -170,6 +188,7 @@ SQLITE = SqliteDialect(
     ordered_join="CROSS JOIN",
     for_update="",
     read_only="0",
+    add_progress=_ADD_PROGRESS_TO_FILE,
 )
 
 

@@ -52,7 +52,13 @@ def _rules(connection: Connection) -> list[str]:
     return made
 
 
-STEPS: tuple[Step, ...] = (Step(2, _rules),)
+def _progress(connection: Connection) -> list[str]:
+    """Checkpoints, progress and logs of items."""
+    tables = FILE_TABLES if connection.dialect.name == "sqlite" else TABLES
+    return [] if inspect(connection).has_table("progress") else tables["progress"].create()
+
+
+STEPS: tuple[Step, ...] = (Step(2, _rules), Step(3, _progress))
 """In order, one for each schema version after the oldest supported one."""
 
 

@@ -24,7 +24,7 @@ from foqs.store.protocol import ShardRefused
 
 ORPHAN_REMEDY = (
     "restore all tables from the same backup, or delete the rows of these lanes in item, ready, timer, failure and "
-    "done, and the rows of their items in expiry and result"
+    "done, and the rows of their items in expiry, result and progress"
 )
 _SHOWN = 5
 _SHOWN_BYTES = 40
@@ -69,6 +69,7 @@ def read_opened(
         settings=[SettingRow(bytes(ns), bytes(doc)) for ns, doc in stored],
         ended=ended,
         ended_from_ms=row.ended_from_ms,
+        noted=dict(link.fetch(reads.NOTED_SQL)),
     )
 
 

@@ -32,6 +32,7 @@ from foqs.rows import (
     FailureRow,
     Found,
     Key,
+    ProgressRow,
     ReadyRow,
     Scan,
     TimerRow,
@@ -42,9 +43,9 @@ from foqs.store.tables import DEDUP_BY_EXPIRY, ENDED_BY_LANE, ENDED_OF_ITEM, FAI
 
 _BODY = (
     "i.id, i.lane, i.priority, i.deliver_after, i.enqueued_at, i.expires_at, i.lease_ms, i.delivery, i.payload, "
-    "i.metadata, i.headers"
+    "i.metadata, i.headers, NULL"
 )
-BODY_COLUMNS = 11
+BODY_COLUMNS = 12
 _TIMER = "t.due, t.id, t.lane, t.lease, t.attempt, t.lease_ms, t.bytes"
 TIMER_COLUMNS = 7
 _ENDED = "d.until_ms, d.id, d.lane, d.state, d.attempt, d.ended_at, d.bytes"
@@ -55,6 +56,7 @@ ENDED_SQL = (
 )
 TIMERS_SQL = "SELECT lane, COUNT(*), COUNT(NULLIF(lease, 0)) FROM timer GROUP BY lane"
 LANE_NUMBERS = "SELECT lane FROM lane"
+NOTED_SQL = "SELECT id, COALESCE(LENGTH(checkpoint), 0) FROM progress"
 READY_LANES = "SELECT DISTINCT lane FROM ready"
 DEAD_LANES = "SELECT DISTINCT lane FROM failure"
 MAX_ID = "SELECT MAX(id) FROM item"
@@ -296,7 +298,7 @@ class Reads:
             at += max(metadata_bytes, 0)
             headers = None if headers_bytes < 0 else data[at : at + headers_bytes]
             at += max(headers_bytes, 0)
-            found.append(Body._make((*head[:8], payload, metadata, headers)))
+            found.append(Body._make((*head[:8], payload, metadata, headers, None)))
         return found
 
     def due(self, from_ms: int, now_ms: int, limit: int, after_id: int) -> Scan[DueRow]:
@@ -387,6 +389,17 @@ class Reads:
             listed = ",".join(map(str, ids[at : at + ROWS]))
             rows = self._link.fetch(f"SELECT id, data FROM {self._dialect.forced('result')} WHERE id IN ({listed})")
             found += [(item_id, bytes(data)) for item_id, data in rows]
+        return found
+
+    def progress(self, ids: list[int]) -> list[ProgressRow]:
+        found: list[ProgressRow] = []
+        for at in range(0, len(ids), ROWS):
+            listed = ",".join(map(str, ids[at : at + ROWS]))
+            source = self._dialect.forced("progress")
+            rows = self._link.fetch(
+                f"SELECT id, checkpoint, done, total, said, log FROM {source} WHERE id IN ({listed})"
+            )
+            found += map(ProgressRow._make, rows)
         return found
 
     def list_timer(self, lanes: list[int], leased: bool, after: tuple[int, int] | None, limit: int) -> list[TimerRow]:

@@ -38,6 +38,7 @@ from foqs.rows import (
     Found,
     Key,
     Opened,
+    ProgressRow,
     ReadyRow,
     Scan,
     TimerRow,
@@ -435,6 +436,9 @@ class SqlStore:
 
     def results(self, ids: list[int]) -> list[tuple[int, bytes]]:
         return self._ask(lambda reads: reads.results(ids))
+
+    def progress(self, ids: list[int]) -> list[ProgressRow]:
+        return self._ask(lambda reads: reads.progress(ids))
 
     def change_settings(self, ns: str, change: Change) -> Settings:
         self._begun()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from foqs.rows import Batch, DedupRow, FailureRow, LaneRow, NewItem
+from foqs.rows import Batch, DedupRow, FailureRow, LaneRow, NewItem, ProgressRow
 from foqs.store.dialect import ROWS, Dialect, Statement
 from foqs.store.protocol import Fenced, RowRejected
 from foqs.store.tables import ENDED_OF_ITEM, EXPIRY_OF_ITEM, FAILURE_OF_ITEM, TIMER_OF_ITEM
@@ -30,6 +30,7 @@ _DEDUP = "dedup(digest, content, id, expires_at)"
 _FAILURE = "failure(lane, fingerprint, id, cause, attempts, died_at, topic, fairness, throttles, reason, rules)"
 _ENDED = "done(until_ms, id, lane, state, attempt, ended_at, bytes)"
 _RESULT = "result(id, data)"
+_PROGRESS = "progress(id, checkpoint, done, total, said, log)"
 _LANE = "lane(lane, ns, topic, fairness, throttles, rules)"
 READY_KEY = ("lane", "priority", "deliver_after", "id")
 # Templates with %d refuse a value that is no number, at half the price of f"{value:d}".
@@ -124,8 +125,9 @@ class Planner(NamedTuple):
             dialect.delete(made, "timer", "id", batch.timer_gone, TIMER_OF_ITEM)
         if batch.metadata_new or batch.deliver_after_new or batch.ready_new or batch.timer_new or batch.moved:
             _move(made, batch, dialect, self.max_statement_bytes)
-        if batch.expiry_gone or batch.expiry_new or batch.failure_gone or batch.failure_new:
-            _expiries_and_failures(made, batch, dialect, self.max_statement_bytes)
+        if any((batch.expiry_gone, batch.expiry_new, batch.failure_gone, batch.failure_new, batch.progress_new,
+                batch.progress_gone)):  # fmt: skip
+            _partners(made, batch, dialect, self.max_statement_bytes)
         if batch.ended_new or batch.ended_gone:
             _ended_items(made, batch, dialect, self.max_statement_bytes)
         if batch.item_gone:
@@ -176,13 +178,18 @@ def _move_to_lanes(dialect: Dialect, rows: Sequence[tuple[int, int, int, int]]) 
     return text, len(rows)
 
 
-def _expiries_and_failures(made: list[Statement], batch: Batch, dialect: Dialect, max_statement_bytes: int) -> None:
+def _partners(made: list[Statement], batch: Batch, dialect: Dialect, max_statement_bytes: int) -> None:
+    """Rows that some items have in addition: in `expiry`, `failure` and `progress`."""
     dialect.delete(made, "expiry", "id", batch.expiry_gone, EXPIRY_OF_ITEM, all_there=False)
     _insert(made, _EXPIRY, [_TWO % row for row in batch.expiry_new])
     dialect.delete(made, "failure", "id", batch.failure_gone, FAILURE_OF_ITEM, all_there=False)
     if batch.failure_new:
         rows = [_failure(row) for row in batch.failure_new]
         _insert_pieces(made, _FAILURE, _pieces_by_bytes(rows, max_statement_bytes))
+    rows = [_progress(row) for row in batch.progress_new]
+    for piece in _pieces_by_bytes(rows, max_statement_bytes):
+        made += [(f"INSERT INTO {_PROGRESS} VALUES {','.join(piece)} {dialect.add_progress}", None)]
+    dialect.delete(made, "progress", "id", batch.progress_gone, all_there=False)
 
 
 def _ended_items(made: list[Statement], batch: Batch, dialect: Dialect, max_statement_bytes: int) -> None:
@@ -191,6 +198,12 @@ def _ended_items(made: list[Statement], batch: Batch, dialect: Dialect, max_stat
     _insert_pieces(made, _RESULT, _pieces_by_bytes(results, max_statement_bytes))
     dialect.delete(made, "done", "id", batch.ended_gone, ENDED_OF_ITEM)
     dialect.delete(made, "result", "id", batch.ended_gone, all_there=False)
+
+
+def _progress(row: ProgressRow) -> str:
+    checkpoint, text = ["NULL" if data is None else f"x'{data.hex()}'" for data in (row.checkpoint, row.text)]
+    done, total = ["NULL" if number is None else f"{number:d}" for number in (row.done, row.total)]
+    return f"({row.id:d},{checkpoint},{done},{total},{text},x'{row.log.hex()}')"
 
 
 def _saved_rarely(batch: Batch) -> str:

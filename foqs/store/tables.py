@@ -2,6 +2,7 @@
 
 Every item has one row in `item` (its body) and exactly one in `ready` or `timer`; with a TTL also one in `expiry`.
 An item that has ended and is kept has its row in `done` instead, and none in `expiry`. Its result is in `result`.
+What consumers said about an item, its checkpoint and its log are in `progress`.
 While a host serves the shard, an item whose id is greater than `shard.indexed_to` may have no row in either: it is
 unindexed, which means that it is ready and was never leased. 0 means that every item has its row. The next owner writes
 the missing rows.
@@ -21,7 +22,7 @@ from typing import NamedTuple
 
 from foqs.ids import DIGEST_BYTES, HASH_SLOTS
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """The version of these tables. A host serves no database of another one."""
 TIMER_OF_ITEM = "timer_of_item"
 LANE_OF_NAMES = "lane_of_names"
@@ -136,6 +137,15 @@ CREATE TABLE done (
 CREATE TABLE result (
     id BIGINT NOT NULL,
     data MEDIUMBLOB NOT NULL,
+    PRIMARY KEY (id)
+);
+CREATE TABLE progress (
+    id BIGINT NOT NULL,
+    checkpoint MEDIUMBLOB,
+    done BIGINT,
+    total BIGINT,
+    said BLOB,
+    log MEDIUMBLOB NOT NULL,
     PRIMARY KEY (id)
 );
 CREATE TABLE failure (

@@ -82,7 +82,9 @@ def requests() -> list[bytes]:
         "Dequeue": idl.DequeueRequest("ns", [idl.TopicCount("t", 1)] * 2, 1000, 1, 1000, "w", True, 1, 2, context),
         "Ack": idl.AckRequest([idl.AckItem(1, 2)] * 3, "ns", context),
         "Nack": idl.NackRequest([idl.NackItem(1, 2, 3, b"meta", False, "why")] * 2, "ns", context),
-        "ExtendLease": idl.ExtendLeaseRequest([idl.ExtendItem(1, 2, 3000, True)] * 3, "ns", context),
+        "ExtendLease": idl.ExtendLeaseRequest(
+            [idl.ExtendItem(1, 2, 3000, True, b"state", idl.Progress(1, 2, "text"), ["line"], True)] * 3, "ns", context
+        ),
         "GetActiveTopics": idl.GetActiveTopicsRequest("ns", 10, "cursor", True, context),
         "GetItem": idl.GetItemRequest(5, "ns", "key", context),
         "GetResult": idl.GetResultRequest(5, 0, context),

@@ -75,7 +75,15 @@ WRONG: dict[str, list[dict[str, Any]]] = {
     "Ack": [{"id": None}, {"lease": None}],
     "AckAndDequeue": [{"id": None}, {"lease": None}],
     "Nack": WRONG_NACKS,
-    "ExtendLease": [{"lease_ms": 1}, {"lease_ms": -5}, {"lease_ms": 1 << 60}, {"id": None}, {"lease": None}],
+    "ExtendLease": [
+        {"lease_ms": 1},
+        {"lease_ms": -5},
+        {"lease_ms": 1 << 60},
+        {"checkpoint": b"x" * 65_537},
+        {"durable": True},
+        {"id": None},
+        {"lease": None},
+    ],
 }
 RIGHT: dict[str, list[dict[str, Any]]] = {
     "Ack": [{}],
@@ -84,7 +92,8 @@ RIGHT: dict[str, list[dict[str, Any]]] = {
         {}, {"delay_ms": 500, "metadata": b"m"}, {"release": True}, {"failed": True, "reason": "f"},
         {"reject": True, "reason": "r"}, {"uncounted": True, "delay_ms": 500},
     ],
-    "ExtendLease": [{}, {"lease_ms": 60_000}, {"begun": False}, {"begun": True, "lease_ms": 90_000}],
+    "ExtendLease": [{}, {"lease_ms": 60_000}, {"begun": False}, {"begun": True, "lease_ms": 90_000},
+        {"checkpoint": b"c"}, {"progress": idl.Progress(1, 2, "t"), "log": ["l"], "durable": True}],
 }  # fmt: skip
 STRUCTS = {"Ack": idl.AckItem, "AckAndDequeue": idl.AckItem, "Nack": idl.NackItem, "ExtendLease": idl.ExtendItem}
 

@@ -17,6 +17,7 @@ from foqs.client import (
     Client,
     ClientClosed,
     Code,
+    Extension,
     FoqsError,
     Invalid,
     ItemSpec,
@@ -327,6 +328,7 @@ def test_a_forked_child_waits_for_no_thread_of_its_parent(peer, client_of):
 KINDS = (
     lambda size: ItemSpec("t", b"x" * size),
     lambda size: Ack(1, 2, b"x" * size),
+    lambda size: Extension(1, 2, checkpoint=b"x" * size),
     lambda size: Nack(1, 2, metadata=b"x" * size),
 )
 

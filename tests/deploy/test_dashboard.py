@@ -20,6 +20,7 @@ DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 WITHOUT_PANEL = {
     "foqs_topics",
     "foqs_shard_kept_items",
+    "foqs_shard_progress_items",
     "foqs_result_waiters",
     "foqs_page_rows_total",
     "foqs_transaction_rows_total",

@@ -78,7 +78,8 @@ def commit(store: Store, *ids: int, **fields: Any) -> BatchResult:
     """The result of a transaction that inserts these items, and of two reads behind it."""
     transaction = Batch(inserts=[new_item(one) for one in ids], **fields)
     return run(
-        store, ShardBatch(transaction=transaction, reads=[LookRead([9], frozenset())], confirm=True, keys_ms=500)
+        store,
+        ShardBatch(transaction=transaction, reads=[LookRead([9], frozenset(), noted=False)], confirm=True, keys_ms=500),
     )
 
 
@@ -91,7 +92,7 @@ def test_reads_follow_a_committed_transaction() -> None:
 
 
 def test_a_batch_without_a_transaction_has_no_outcome() -> None:
-    look = LookRead([9], frozenset())
+    look = LookRead([9], frozenset(), noted=False)
     result = run(Store(), ShardBatch(reads=[look]))
     assert (result.outcome, result.reads, result.confirmed) == (Outcome.NONE, 1, False)
     assert [found.body.id for found in look.rows] == [9]

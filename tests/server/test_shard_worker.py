@@ -148,7 +148,7 @@ def failure(size_bytes: int) -> FailureRow:
         (ShardBatch(reconnect=True), False),
         (ShardBatch(confirm=True), False),
         (transaction(confirm=True), False),
-        (transaction(reads=[LookRead([1], frozenset())]), False),
+        (transaction(reads=[LookRead([1], frozenset(), noted=False)]), False),
         (transaction(copies=[Copy([], lambda _: None)]), False),
         (transaction(reads=[GiveRead(Give(1, 1, b"", 1, lambda _: None))]), False),
     ],
@@ -175,7 +175,7 @@ def test_a_transaction_runs_on_the_loop(rig: Rig) -> None:
 def test_reads_run_on_the_thread_with_the_socket_unwatched(rig: Rig) -> None:
     rig.submit(transaction())
     rig.commit()
-    rig.submit(transaction(reads=[LookRead([1], frozenset())]))
+    rig.submit(transaction(reads=[LookRead([1], frozenset(), noted=False)]))
     assert not rig.loop.readers
     rig.deliver()
     assert rig.store.done == ["conclude committed", "commit 1", "look"]

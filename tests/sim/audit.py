@@ -188,9 +188,11 @@ def audit_listed(batch: ShardBatch, result: BatchResult, db: MemoryDatabase) -> 
 
 
 def audit_budget(host: Engine, listings: list[Listing]) -> None:
-    """Promise 8: the bytes taken from the budget are those that the known items and the open `listings` hold."""
+    """Promise 8: the bytes taken from the budget are those that the known items, their progress and the open
+    `listings` hold."""
     held = sum(listing._held_bytes for listing in listings)
     held += sum(item.held for shard in host.state.shards.values() for item in shard.memory.known.values())
+    held += sum(one.row.size_bytes for shard in host.state.shards.values() for one in shard.queue.progress.values())
     if host.state.budget.used_bytes != held:
         raise MemoryWrong(f"{host.state.budget} but known items and lists hold {held}")
 

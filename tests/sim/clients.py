@@ -41,6 +41,7 @@ class Clients:
         self.draining = False
         self.stopped = False
         self._specs = 0
+        self._steps = 0
 
     def start(self) -> None:
         profile = self.sim.profile
@@ -325,6 +326,11 @@ class Clients:
         if self.sim.profile.dead_topics and not self.draining and rng.random() < 0.4:
             kind = rng.choice(["fail", "fail", "fail", "reject"])
             return Op(kind, item_id, lease, now_ms, rng.choice([None, b"half"]) if kind == "fail" else None)
+        if self.sim.profile.steps and not self.draining and rng.random() < self.sim.profile.steps:
+            self._steps += 1
+            checkpoint, lease_ms = b"step %d" % self._steps, rng.choice([0, 0, 1_000])
+            durable = rng.random() < 0.2
+            return Op("extend", item_id, lease, now_ms, lease_ms=lease_ms, checkpoint=checkpoint, durable=durable)
         if temper < 0.6:
             brought = result_of(lease) if self.sim.profile.awaited and rng.random() < 0.5 else None
             return Op("ack", item_id, lease, now_ms, result=brought)

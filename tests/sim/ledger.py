@@ -7,6 +7,7 @@ of how a host decides.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 from foqs.errors import Code, FoqsError
 from foqs.fairness.keys import rules_of, tenancy_of
@@ -17,6 +18,7 @@ from foqs.second_answer import Duplicate
 from tests.sim.attempts import Attempts
 from tests.sim.kept import Kept
 from tests.sim.memory_database import MemoryDatabase
+from tests.sim.progress import Checkpoints
 from tests.sim.records import ENDING, NACKS, Delivery, Op, Record, Spec, broken, lane_of
 
 LATE_MS = 2_000
@@ -24,9 +26,12 @@ LATE_MS = 2_000
 
 
 class Ledger:
-    """`now_ms` is always the hosts' clock. `dbs` by shard number. `checks` counts checks by name."""
+    """`now_ms` is always the hosts' clock. `dbs` by shard number. `checks` counts checks by name. `time`: ms
+    of a clock that is never set."""
 
-    def __init__(self, dbs: dict[int, MemoryDatabase], checks: Counter[str]) -> None:
+    def __init__(
+        self, dbs: dict[int, MemoryDatabase], checks: Counter[str], time: Callable[[], int] = lambda: 0
+    ) -> None:
         self.dbs = dbs
         self.specs: dict[int, Spec] = {}
         self.records: dict[int, Record] = {}
@@ -45,6 +50,7 @@ class Ledger:
         self.open_extends: list[Op] = []
         self.attempts = Attempts(self.records, dbs, checks)
         self.kept = Kept(self.records, self.attempts.policies_of, checks)
+        self.checkpoints = Checkpoints(self.records, self.dbs, checks, time)
 
     def _db(self, item_id: int) -> MemoryDatabase:
         return self.dbs[shard_of(item_id)]
@@ -116,6 +122,7 @@ class Ledger:
             self.checks[f"removed by {cause}"] += 1
         self.kept.ended(db, batch, causes, max(now_ms, self.latest_ms))
         self.kept.removed(db, batch, max(now_ms, self.latest_ms))
+        self.checkpoints.committing(shard, batch)
 
     def _in_its_lane(self, spec: Spec, item: NewItem, lanes: dict[int, LaneRow], weights: dict[int, int]) -> None:
         row = lanes.get(item.lane)
@@ -231,6 +238,7 @@ class Ledger:
                 broken(4, f"{item} was delivered by an owner that was replaced {now_ms - taken_ms} ms ago")
             return  # its new owner knows nothing of this lease
         self._same(item, body)
+        self.checkpoints.delivered(item)
         made = record.delivery(item.lease)
         if made is None:
             made = Delivery(item.lease, item.lease_ms, item.lease_expires_at_ms)
@@ -245,7 +253,7 @@ class Ledger:
         assert given is not None and body is not None
         told = (given.payload, given.metadata, given.headers, item.priority, item.deliver_after_ms)
         stored = (body.payload, body.metadata, body.headers, body.priority, body.deliver_after_ms)
-        size = sum(len(part or b"") for part in stored[:3])
+        size = sum(len(part or b"") for part in (*stored[:3], self.checkpoints.stored(item.id)))
         if item.bytes != size:
             broken(8, f"{item} counts as {item.bytes} bytes but has {size}")
         key = self.records[item.id].place
@@ -271,7 +279,8 @@ class Ledger:
             op.late = any(d2.told and not d2.void and d2.token not in released for d2 in later)
             if op.kind == "extend":
                 self.open_extends.append(op)
-                d.until_ms = min(d.until_ms, op.sent_ms + (op.lease_ms or d.lease_ms))
+                if op.lease_ms or op.checkpoint is None:
+                    d.until_ms = min(d.until_ms, op.sent_ms + (op.lease_ms or d.lease_ms))
         op.contested = bool(record.open_ops(*ENDING))
         if op.kind in ENDING:
             for other in record.ops:
@@ -312,7 +321,10 @@ class Ledger:
         d = record.delivery(op.token)
         assert d is not None
         later = record.ops[record.ops.index(op) + 1 :]
-        if op.kind == "extend" and not any(other.kind == "extend" for other in later):
+        if op.checkpoint is not None:
+            self.checkpoints.accepted(op, current=current)
+        moves = op.kind == "extend" and (op.lease_ms or op.checkpoint is None)
+        if moves and not any(other.kind == "extend" for other in later):
             d.until_ms = op.sent_ms + (op.lease_ms or d.lease_ms)
         body = db.items.get(op.id)
         alone = all(other.state in ("ok", "refused") for other in record.ops)

@@ -249,6 +249,8 @@ class Member(HostLoop):
         self._perform(self.driver.closed(number, attempt))
 
     def submit(self, shard: Shard, batch: ShardBatch) -> None:
+        if batch.transaction is not None and self.current(shard.number):
+            self.sim.ledger.checkpoints.sent(shard.number, batch.transaction)
         sim, number = self.sim, shard.number
         trip_ms = sim.faults[number].trip_ms()
         if number in self.cut_off:

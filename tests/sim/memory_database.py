@@ -23,6 +23,7 @@ from foqs.rows import (
     Key,
     LaneRow,
     NewItem,
+    ProgressRow,
     ReadyRow,
     TimerRow,
 )
@@ -80,6 +81,7 @@ class MemoryDatabase:
         self.ended: dict[int, EndedRow] = {}
         self.ended_order: list[tuple[int, int]] = []
         self.results: dict[int, bytes] = {}
+        self.progress: dict[int, ProgressRow] = {}
         self.ended_from_ms = 0
         self.lanes: dict[int, LaneRow] = {}
         self.ever: set[int] = set()
@@ -233,6 +235,12 @@ class MemoryDatabase:
             assert ended is not None
             del self.ended_order[bisect_left(self.ended_order, (ended.until_ms, item_id))]
             self.results.pop(item_id, None)
+        for row in batch.progress_new:
+            _rule(row.id in self.items, "progress of {}, which is not there", row)
+            before = self.progress.get(row.id)
+            self.progress[row.id] = row if before is None else before.then(row)
+        for item_id in batch.progress_gone:
+            self.progress.pop(item_id, None)
 
     def has_keys(self, batch: Batch) -> bool:
         """Whether a new key of `batch` is there, or comes twice."""

@@ -29,6 +29,7 @@ from foqs.rows import (
     Found,
     Key,
     Opened,
+    ProgressRow,
     ReadyRow,
     Scan,
     SettingRow,
@@ -103,6 +104,7 @@ class MemoryStore:
             settings=[SettingRow(ns.encode(), doc) for ns, doc in db.settings.items()],
             ended=counts_of_ends(db.ended.values()),
             ended_from_ms=db.ended_from_ms,
+            noted={item_id: len(row.checkpoint or b"") for item_id, row in db.progress.items()},
         )
 
     def cut(self) -> None:
@@ -309,6 +311,10 @@ class MemoryStore:
     def results(self, ids: list[int]) -> list[tuple[int, bytes]]:
         self._read()
         return [(item_id, self._db.results[item_id]) for item_id in ids if item_id in self._db.results]
+
+    def progress(self, ids: list[int]) -> list[ProgressRow]:
+        self._read()
+        return [self._db.progress[item_id] for item_id in ids if item_id in self._db.progress]
 
     def list_timer(self, lanes: list[int], leased: bool, after: tuple[int, int] | None, limit: int) -> list[TimerRow]:
         self._read()

@@ -70,6 +70,7 @@ class Profile:
     pauses_ms: tuple[int, ...] = (20,)  # of consumers that got items, at most
     released: float = 0.0  # leases that consumers release at once
     rules: tuple[ItemRules | None, ...] = (None,)  # of items
+    steps: float = 0.0  # extensions with a checkpoint
     awaited: bool = False  # acks bring results, and callers ask for ends
     held: tuple[str, ...] = ()  # tenants all of whose items have throttle keys
     _lanes: dict[TopicKey, list[LaneKey]] = field(default_factory=dict, init=False, compare=False)
@@ -266,6 +267,12 @@ def _with_rules(rng: random.Random) -> Profile:
     host = profile.config.host.model_copy(update={"lanes": 200, "lane_idle_ms": rng.choice([0, 300, 2_000])})
     config = profile.config.model_copy(update={"host": host})
     return replace(profile, config=config, rules=(None, *rng.sample(rules, rng.choice([2, 4, 6]))), awaited=True)
+
+
+def _with_steps(rng: random.Random) -> Profile:
+    """Consumers work in steps, and give a checkpoint after each."""
+    profile = random_profile(rng, rng.choice(["dead", "kept", "crash", "rival", "clock", "cut"]))
+    return replace(profile, steps=rng.choice([0.3, 0.6]))
 
 
 def _with_tenants(rng: random.Random) -> Profile:
@@ -496,6 +503,7 @@ _KINDS: dict[str, Callable[[random.Random], Profile]] = {
     "dead": _dead_letters,
     "kept": _kept_items,
     "rules": _with_rules,
+    "progress": _with_steps,
     "tenants": _with_tenants,
     "fair": _fair,
     "throttles": _throttled,

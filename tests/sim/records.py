@@ -70,6 +70,8 @@ class Op:
     delay_ms: int = 0
     lease_ms: int = 0
     result: bytes | None = None
+    checkpoint: bytes | None = None
+    durable: bool = False
     counted: bool = True  # the attempt of a nack
     wrong_ns: bool = False
     late: bool = False

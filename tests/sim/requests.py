@@ -10,7 +10,7 @@ from foqs.engine.listing import Listed, Listing
 from foqs.errors import Code, FoqsError
 from foqs.ids import shard_of
 from foqs.item import Item, Phase, Place
-from foqs.rows import Found
+from foqs.rows import Found, ProgressRow
 from tests.sim.records import Op, broken
 
 if TYPE_CHECKING:
@@ -83,8 +83,14 @@ def look_at(clients: Clients, item_id: int) -> None:
         elif item is not None:
             delayed = item.phase is not Phase.LEASED and item.place is Place.TIMER
             row = db.timer.get(item_id)
-            if found is None or found.body != db.items[item_id] or found.failure != db.failures.get(item_id):
-                broken(1, f"a look at {item_id} found {found}, the database has {db.failures.get(item_id)}")
+            stored = Found(db.items[item_id], None, None, failure=db.failures.get(item_id))
+            stored = stored.with_progress(db.progress.get(item_id))
+            if found is None or (found.body, found.failure, found.progress) != (
+                stored[0],
+                stored.failure,
+                stored.progress,
+            ):
+                broken(1, f"a look at {item_id} found {found}, the database has {stored}")
             if delayed != (row is not None and not row.lease):
                 broken(1, f"a look at {item_id} found {item} {found}, the database has {row}")
 
@@ -103,5 +109,6 @@ def host_op(op: Op) -> item_ops.Op:
     if op.kind == "release":
         return item_ops.release(op.token)
     if op.kind == "extend":
-        return item_ops.extend(op.token, op.lease_ms)
+        given = None if op.checkpoint is None else ProgressRow(op.id, op.checkpoint)
+        return item_ops.extend(op.token, op.lease_ms, None, given, durable=op.durable)
     return item_ops.delete

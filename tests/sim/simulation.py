@@ -39,7 +39,7 @@ class Simulation(Run):
             for number in numbers
         }
         self.faults = {n: RandomFaults(random.Random(self.rng.getrandbits(64)), NONE) for n in numbers}
-        self.ledger = Ledger(self.dbs, self.counts)
+        self.ledger = Ledger(self.dbs, self.counts, lambda: self.time)
         self.throttles = Throttles(self)
         self.concurrency = Concurrent(self)
         for number, db in self.dbs.items():
@@ -189,7 +189,7 @@ class Simulation(Run):
         self.throttles.check()
         self.clients.check_all_answered()
         for number, db in self.dbs.items():
-            if db.lanes or db.ready or db.timer or db.expiry or db.failures or db.ended or db.results:
+            if db.lanes or db.ready or db.timer or db.expiry or db.failures or db.ended or db.results or db.progress:
                 raise Stuck(f"shard {number} still has {db.lanes} {db.ready} {db.timer} {db.expiry} {db.failures}")
         for member in self.members:
             known = sum(len(shard.memory.known) for shard in member.engine.state.shards.values())

@@ -67,6 +67,12 @@ KINDS = (
         counts={"dead": 100, "kept COMPLETED": 50, "redriven": 6, "exact attempts": 50, "uncounted attempts": 5},
     ),
     Kind(
+        "progress",
+        share=3,
+        first=8,
+        counts={"checkpoints": 500, "progress rows": 500, "with checkpoint": 100},
+    ),
+    Kind(
         "tenants",
         share=3,
         first=8,

@@ -13,6 +13,7 @@ import pytest
 
 from foqs.bounds import NANO, Quota
 from foqs.buffers.kept import KeptItems
+from foqs.buffers.pending_progress import PendingProgress
 from foqs.buffers.reads import DeadRead
 from foqs.buffers.shard_batch import ShardBatch
 from foqs.engine import (
@@ -347,6 +348,24 @@ def deliveries_have_the_limit_of_the_policy(original: Any, policies: Policies, k
 @around(Policies, "with_rules", "rules")
 def an_item_has_the_rules_of_another_lane(original: Any, policies: Policies, key: TopicKey, rules: Any) -> Any:
     return original(policies, key, ItemRules(max_attempts=1) if rules is not None else None)
+
+
+# --------------------------------------------------------------------------------------------- checkpoints
+
+put("checkpoints_are_never_written_behind", batch_build, "_queue_progress", constant(None), "progress")
+put("a_failed_transaction_loses_checkpoints", PendingProgress, "put_back", constant(None), "progress")
+put("a_delivery_has_no_checkpoint", batch_reads, "bodies_of", lambda store, ids, noted: store.bodies(ids), "progress")
+put("a_body_in_memory_keeps_its_old_checkpoint", ShardMemory, "has_progress", constant(None), "progress")
+
+
+@around(PendingProgress, "add", "progress")
+def the_first_of_two_checkpoints_stays(original: Any, pending: Any, item: Any, row: Any, *about: Any) -> Any:
+    return item.id in pending or original(pending, item, row, *about)
+
+
+@around(Shard, "open", "progress")
+def a_new_owner_forgets_checkpoints(original: Any, shard: Any, memory: Any, opened: Any, *about: Any) -> None:
+    original(shard, memory, replace(opened, noted={}), *about)
 
 
 # --------------------------------------------------------------------------------------------- kept items

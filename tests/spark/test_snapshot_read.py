@@ -12,7 +12,7 @@ from sqlalchemy.engine import make_url
 
 from foqs.errors import Unavailable
 from foqs.ids import make_id
-from foqs.rows import AT_MOST_ONCE, Batch, LaneRow, NewItem, TimerRow
+from foqs.rows import AT_MOST_ONCE, Batch, LaneRow, NewItem, ProgressRow, TimerRow
 from foqs.spark.snapshot_shards import MAX_ID, Piece, Wanted
 from foqs.store.link import Link
 from foqs.store.sql import SqlStore
@@ -38,6 +38,7 @@ def in_arrow(names: tuple[str, ...]) -> Any:
     text = dict.fromkeys(("namespace", "topic", "state", "delivery", "fairness_key"), pa.string())
     times = ("deliver_after", "enqueued_at", "expires_at", "lease_expires_at")
     wide = {"id": pa.int64(), "lease_ms": pa.int64(), "headers": pa.map_(pa.string(), pa.string())}
+    wide |= {"progress_done": pa.int64(), "progress_total": pa.int64()}
     wide["throttle_keys"] = pa.list_(pa.field("element", pa.string()))  # as Spark names it
     kinds = text | dict.fromkeys(times, pa.timestamp("us", "UTC")) | wide
     kinds |= dict.fromkeys(("payload", "metadata"), pa.binary())
@@ -153,6 +154,19 @@ def test_leased_delayed_and_ready_items(store: SqlStore, batches: Read) -> None:
             assert [row["id"] & 0xFF for row in of_state] == numbers, (state, names)
 
 
+def test_progress_that_the_schema_names(store: SqlStore, batches: Read) -> None:
+    items = [new_item(number) for number in range(1, 5)]
+    insert(store, *items)
+    first, second, third, fourth = (item.id for item in items)
+    lease(store, items[2], due_ms=NOW_MS, attempt=1)
+    given = [ProgressRow(first, done=0), ProgressRow(second, b"only a checkpoint"), ProgressRow(third, done=3, total=7)]
+    store.commit(Batch(progress_new=given, next_number=10_000))
+    names = ("id", "progress_total", "progress_done")
+    found = {row["id"]: (row["progress_done"], row["progress_total"]) for row in rows_of(batches(names))}
+    assert found == {first: (0, None), second: (None, None), third: (3, 7), fourth: (None, None)}
+    assert [row["progress_done"] for row in rows_of(batches(names, Wanted(state="leased")))] == [3]
+
+
 def test_tenants_and_throttle_keys_are_names_of_the_lane(store: SqlStore, batches: Read) -> None:
     lanes = [LaneRow(200, b"ns", b"topic", b"acme", b"api:acme\0db"), LaneRow(201, b"ns", b"topic", b"", b"db")]
     store.commit(Batch(lanes_new=lanes, next_number=1))
@@ -215,6 +229,7 @@ WANTED = {
     "all": (LIGHT, Wanted()),
     "bodies": (FULL, Wanted()),
     "only ids": (("id",), Wanted()),
+    "progress": (("id", "progress_done"), Wanted()),
     "a topic": (LIGHT, Wanted(topic="other")),
     "a namespace": (("id", "namespace"), Wanted("ns")),
     "a topic of a namespace": (("id",), Wanted("ns", "other")),
@@ -281,7 +296,7 @@ def test_statements_search_and_do_not_scan(mixed: SqlStore, batches: Read, monke
 
 
 SEARCHED = ("const", "eq_ref", "ref", "range")
-KEYS = {"i": "PRIMARY", "r": "PRIMARY", "t": "timer_of_item", "lane": "lane_of_names"}
+KEYS = {"i": "PRIMARY", "r": "PRIMARY", "p": "PRIMARY", "t": "timer_of_item", "lane": "lane_of_names"}
 
 
 def explained(link: Any, query: str) -> dict[str, tuple[str, str]]:

@@ -11,6 +11,7 @@ from tests.store.dead_contract import DeadContract
 from tests.store.dead_read_contract import DeadReadContract
 from tests.store.ended_contract import EndedContract
 from tests.store.key_contract import KeyContract
+from tests.store.progress_contract import ProgressContract
 from tests.store.row_contract import LANE, RowContract, body, insert, ready_key, ready_row, timer_row
 from tests.store.shards import NOW_MS, Moment, Shard, new_item
 from tests.store.tail_contract import TailContract
@@ -36,7 +37,9 @@ def open_again(shard: Shard) -> tuple[ShardStore, Opened]:
     return opened[0]
 
 
-class StoreContract(RowContract, KeyContract, TailContract, DeadContract, DeadReadContract, EndedContract):
+class StoreContract(
+    RowContract, KeyContract, TailContract, DeadContract, DeadReadContract, EndedContract, ProgressContract
+):
     """Rows, scans, keys, the tail, dead letters and ended items; refusals, ownership, and connections that break."""
 
     # ------------------------------------------------------------------------------------------ refusals

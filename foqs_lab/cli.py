@@ -113,6 +113,32 @@ def crash(
         end(crash_test(server, make_shards([server], shards, "crash"), folder, chosen, *kills))
 
 
+def steps(
+    jobs: Annotated[int, typer.Option(min=1, max=100_000, help="Workers do this many jobs.")] = 1_000,
+    length: Annotated[int, typer.Option("--steps", min=1, max=1_000, help="Each job has this many steps.")] = 10,
+    kills: Annotated[
+        int, typer.Option(min=0, max=1_000, help="A worker or the host is killed so often (0: never).")
+    ] = 30,
+    shards: Annotated[int, typer.Option(min=1, max=100, help="The host serves this many shards.")] = 3,
+    seed: Seed = None,
+    kind: Kind = "mariadb",
+    keep: Keep = False,
+) -> None:
+    """Test that workers continue at their checkpoints after kills.
+
+    Workers give a checkpoint after each step of a job, while the command kills one of them or the host, in turn. The
+    command exits with 1 if a step was done again though its checkpoint was answered OK more than a second before a kill
+    of the host, or if a job was not finished.
+    """
+    from foqs_lab.cluster import make_shards
+    from foqs_lab.crash.steps import run_steps
+    from foqs_lab.servers import ServerSettings, start_database_server
+
+    settings = ServerSettings(buffer_pool_bytes=64 << 20)
+    with _verdict("steps", seed, keep) as (chosen, folder, end), start_database_server(kind, settings) as server:
+        end(run_steps(make_shards([server], shards, "steps"), folder, chosen, jobs, length, kills))
+
+
 class _Report(Protocol):
     @property
     def good(self) -> bool: ...
@@ -222,5 +248,6 @@ def servers(
 bench.register(app)
 command(app, "foqs-lab chaos --seconds 600 --seed 42 --keep")(chaos)
 command(app, "foqs-lab crash --host-kills 100 --kind mysql")(crash)
+command(app, "foqs-lab steps --jobs 1000 --steps 10 --kills 30")(steps)
 command(app, "foqs-lab policies 1 10 --share 0.1", "foqs-lab policies --plot fairness.svg")(policies)
 command(app, "foqs-lab servers mariadb zookeeper")(servers)

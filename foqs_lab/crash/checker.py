@@ -13,7 +13,19 @@ from enum import StrEnum
 from itertools import combinations
 from typing import NamedTuple
 
-from foqs_lab.crash.history import NS_PER_MS, Ack, Answer, Crash, Delivery, Dequeue, Enqueue, Event, Look, Nack
+from foqs_lab.crash.history import (
+    NS_PER_MS,
+    Ack,
+    Answer,
+    Crash,
+    Delivery,
+    Dequeue,
+    Enqueue,
+    Event,
+    Look,
+    Nack,
+    Step,
+)
 
 _COMPLETED = 4
 _MAYBE_DONE = (Answer.OK, Answer.UNKNOWN)
@@ -31,6 +43,7 @@ class Rule(StrEnum):
     REFUSED_STORED = "an item was delivered although its enqueue was answered with an error"
     FORGOTTEN = "a look-up of an item, after its ack had been answered OK, did not find its end"
     WRONG_RESULT = "a look-up of an item found a result of none of its acks"
+    STEPPED_BACK = "an item was delivered with an older checkpoint than one that had been answered OK"
     INVENTED = "an item was delivered that no client enqueued, or under another id than its enqueue returned"
 
 
@@ -44,7 +57,7 @@ class Lie(NamedTuple):
 
 class Tally(NamedTuple):
     """Counts of a history; `redelivered` are deliveries of an item beyond its first, `ends_seen` look-ups that found
-    the end of a kept item."""
+    the end of a kept item, and `steps` checkpoints that were answered OK."""
 
     host_crashes: int
     database_crashes: int
@@ -58,6 +71,7 @@ class Tally(NamedTuple):
     ack_unknown: int
     stale_refused: int
     ends_seen: int
+    steps: int
 
     def __str__(self) -> str:
         return ", ".join(f"{name} {value}" for name, value in self._asdict().items())
@@ -71,6 +85,7 @@ class _Item:
         self.acks: list[Ack] = []
         self.nacks: list[Nack] = []
         self.looks: list[Look] = []
+        self.steps: list[Step] = []
 
 
 class _History:
@@ -94,6 +109,8 @@ class _History:
                     self.items[event.id].acks.append(event)
                 case Nack():
                     self.items[event.id].nacks.append(event)
+                case Step():
+                    self.items[event.id].steps.append(event)
                 case Look():
                     self.items[event.id].looks.append(event)
                 case Crash():
@@ -116,6 +133,7 @@ def check(events: Iterable[Event]) -> list[Lie]:
     for item in history.items.values():
         lies += _came_back(item)
         lies += _looked(item)
+        lies += _stepped_back(item)
         lies += _stale_acks(item, history)
         lies += _refused_acks(item, history)
         lies += _two_holders(item, history)
@@ -142,6 +160,7 @@ def tally(events: Iterable[Event]) -> Tally:
         ack_unknown=sum(e.answer is Answer.UNKNOWN for e in acks),
         stale_refused=sum(e.answer in (Answer.STALE, Answer.NOT_FOUND) for e in acks),
         ends_seen=sum(isinstance(e, Look) and e.state == _COMPLETED for e in events),
+        steps=sum(isinstance(e, Step) and e.answer is Answer.OK for e in events),
     )
 
 
@@ -200,6 +219,21 @@ def _looked(item: _Item) -> list[Lie]:
                 lies.append(Lie(Rule.WRONG_RESULT, f"{look}, of {may_have_ended}"))
         elif any(ack.answer is Answer.OK and ack.ended < look.began for ack in may_have_ended):
             lies.append(Lie(Rule.FORGOTTEN, f"{look}, after {may_have_ended}"))
+    return lies
+
+
+def _stepped_back(item: _Item) -> list[Lie]:
+    """Check that deliveries have the checkpoints which the consumers of the item gave."""
+    lies = []
+    numbers = {step.number for step in item.steps if step.answer in _MAYBE_DONE}
+    for delivery in item.deliveries:
+        if delivery.checkpoint and delivery.checkpoint not in numbers:
+            lies.append(Lie(Rule.STEPPED_BACK, f"{delivery}, given were {sorted(numbers)}"))
+        lies += [
+            Lie(Rule.STEPPED_BACK, f"{delivery}, after {step}")
+            for step in item.steps
+            if step.answer is Answer.OK and step.ended < delivery.began and delivery.checkpoint < step.number
+        ]
     return lies
 
 

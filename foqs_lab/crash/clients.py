@@ -27,7 +27,20 @@ from foqs.idl import idl
 from foqs.ids import shard_of
 from foqs.wire.client_codec import RemoteMethod
 from foqs_lab.cluster import Shard
-from foqs_lab.crash.history import NS_PER_MS, Ack, Answer, Delivery, Dequeue, Enqueue, Event, Log, Nack, key_of, pack
+from foqs_lab.crash.history import (
+    NS_PER_MS,
+    Ack,
+    Answer,
+    Delivery,
+    Dequeue,
+    Enqueue,
+    Event,
+    Log,
+    Nack,
+    Step,
+    key_of,
+    pack,
+)
 
 _GRACE_MS = 3_000
 """Time that the client waits for a reply, beyond the time-out in the request."""
@@ -102,6 +115,11 @@ class Wire:
         extensions = [idl.ExtendItem(id=item.id, lease=item.lease, lease_ms=lease_ms) for item in items]
         return self._each(methods.EXTEND, idl.ExtendLeaseRequest(items=extensions), len(extensions))
 
+    def give_checkpoints(self, items: Sequence[Leased], checkpoint: bytes) -> list[FoqsError | None]:
+        """The answers come when it is committed."""
+        given = [idl.ExtendItem(item.id, item.lease, checkpoint=checkpoint, durable=True) for item in items]
+        return self._each(methods.EXTEND, idl.ExtendLeaseRequest(items=given), len(given))
+
     def result(self, item_id: int, *, wait_ms: int) -> Any:
         """Return the response to GetResult. Raises FoqsError."""
         return self._ask(methods.GET_RESULT, idl.GetResultRequest(item_id, wait_ms), wait_ms)
@@ -172,6 +190,7 @@ class Load:
     at_most_once: float = 0.1
     delayed: float = 0.1
     nacked: float = 0.04
+    stepped: float = 0.5
     forgotten: float = 0.02
     acked_late: float = 0.04
     timeout_ms: int = 4_000
@@ -290,7 +309,7 @@ class Consumer(_Client):
         if items is None:
             self._stopping.wait(_PAUSE_S)
             return
-        now, acks, nacks = monotonic_ns(), [], []
+        now, acks, nacks, steps = monotonic_ns(), [], [], []
         # However their lease ends, they are gone then, often without an ack that says so.
         once = [item.id for item in items if item.delivery == Policy.AT_MOST_ONCE]
         self._once.update(once)
@@ -298,6 +317,8 @@ class Consumer(_Client):
         for item in items:
             luck = rng.random()
             lease = Lease(item.id, item.lease)
+            comes_again = luck < load.forgotten + load.acked_late + load.nacked and rng.random() < load.stepped
+            steps += [lease] * comes_again
             if luck < load.forgotten:
                 continue
             if luck < load.forgotten + load.acked_late:
@@ -306,6 +327,7 @@ class Consumer(_Client):
                 nacks.append(lease)
             else:
                 acks.append(lease)
+        self._give_checkpoints(steps)
         self._ack_wrongly(items)
         if rng.random() < 0.3:
             self._next = acks
@@ -338,6 +360,17 @@ class Consumer(_Client):
     def _acked(self, acked: Sequence[Ack]) -> None:
         ended = [event.id for event in acked if event.answer in (Answer.OK, Answer.UNKNOWN)]
         self._progress.add(ended=[item_id for item_id in ended if item_id not in self._once])
+
+    def _give_checkpoints(self, leases: Sequence[Lease]) -> None:
+        if not leases:
+            return
+        began = monotonic_ns()
+        outcomes = self._wire.give_checkpoints(leases, b"%d" % began)
+        ended = monotonic_ns()
+        self._log.add(
+            Step(began, ended, lease.id, lease.lease, began, answer_of(outcome))
+            for lease, outcome in zip(leases, outcomes, strict=True)
+        )
 
     def _nack(self, leases: Sequence[Lease]) -> None:
         began = monotonic_ns()
@@ -412,7 +445,10 @@ def _log_items(
     ended = monotonic_ns()
     dequeues: list[Event] = [Dequeue(began, ended, asked, answered=True, doubtful=doubtful)]
     dequeues += [
-        Delivery(began, ended, key_of(item.payload), item.id, item.lease, item.attempt, lease_ms) for item in items
+        Delivery(
+            began, ended, key_of(item.payload), item.id, item.lease, item.attempt, lease_ms, int(item.checkpoint or 0)
+        )
+        for item in items
     ]
     log.add(dequeues)
 

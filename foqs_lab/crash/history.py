@@ -48,7 +48,8 @@ class Dequeue(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """An item came; its lease lasts `lease_ms` from some moment between `began` and `ended`."""
+    """An item came; its lease lasts `lease_ms` from some moment between `began` and `ended`. `checkpoint`: the number
+    that it came with, 0 without one."""
 
     began: int
     ended: int
@@ -57,6 +58,18 @@ class Delivery(NamedTuple):
     lease: int
     attempt: int
     lease_ms: int
+    checkpoint: int = 0
+
+
+class Step(NamedTuple):
+    """A consumer gave the checkpoint `number`, to be committed before the answer. Later ones have higher numbers."""
+
+    began: int
+    ended: int
+    id: int
+    lease: int
+    number: int
+    answer: Answer
 
 
 class Ack(NamedTuple):
@@ -93,9 +106,9 @@ class Crash(NamedTuple):
     what: str
 
 
-Event = Enqueue | Dequeue | Delivery | Ack | Nack | Look | Crash
+Event = Enqueue | Dequeue | Delivery | Step | Ack | Nack | Look | Crash
 
-_KINDS: dict[str, Any] = {kind.__name__: kind for kind in (Enqueue, Dequeue, Delivery, Ack, Nack, Look, Crash)}
+_KINDS: dict[str, Any] = {kind.__name__: kind for kind in (Enqueue, Dequeue, Delivery, Step, Ack, Nack, Look, Crash)}
 
 
 class Log:

@@ -39,6 +39,7 @@ def test_promises_hold_while_everything_fails(kind: Kind, request: pytest.Fixtur
     assert all(re.search(rf"^  {fault.__name__}: \d+ times", ran.stdout, re.MULTILINE) for fault in FAULTS)
     assert re.search(r", acked [1-9]", ran.stdout)
     assert re.search(r", ends_seen [1-9]\d\d", ran.stdout)
+    assert re.search(r", steps [1-9]", ran.stdout)
     assert list(tmp_path.iterdir()) == []
 
 

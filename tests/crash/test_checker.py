@@ -20,6 +20,7 @@ from foqs_lab.crash.history import (
     Log,
     Look,
     Nack,
+    Step,
     read,
 )
 
@@ -50,6 +51,10 @@ def nacked(ms: int, item_id: int, lease: int, answer: Answer = OK) -> Nack:
 
 def looked(from_ms: int, item_id: int, state: int, result: str = "") -> Look:
     return Look(from_ms * NS_PER_MS, (from_ms + 1) * NS_PER_MS, item_id, state, result)
+
+
+def stepped(ms: int, item_id: int, lease: int, number: int, answer: Answer = OK) -> Step:
+    return Step(*at(ms), item_id, lease, number, answer)
 
 
 def crashed(from_ms: int, to_ms: int, what: str = "host") -> Crash:
@@ -95,6 +100,17 @@ TRUE: dict[str, list[Event]] = {
     "no end before the ack": [*LIFE, looked(15, 1, 3), looked(20, 1, 0)],
     "the result of an ack whose outcome is unknown": [*LIFE[:2], acked(20, 1, 100, UNKNOWN), looked(30, 1, 4, "100")],
     "no end after an ack whose outcome is unknown": [*LIFE[:2], acked(20, 1, 100, UNKNOWN), looked(30, 1, 3)],
+    "its checkpoint": [
+        *LIFE[:2], stepped(12, 1, 100, 5), delivered(1_500, "a", 1, 101, 2)._replace(checkpoint=5),
+        acked(1_600, 1, 101),
+    ],
+    "its last checkpoint, whose outcome is unknown": [
+        *LIFE[:2], stepped(12, 1, 100, 5), stepped(15, 1, 100, 6, UNKNOWN),
+        delivered(1_500, "a", 1, 101, 2)._replace(checkpoint=6), acked(1_600, 1, 101),
+    ],
+    "a checkpoint whose outcome is unknown was not written": [
+        *LIFE[:2], stepped(12, 1, 100, 5, UNKNOWN), delivered(1_500, "a", 1, 101, 2), acked(1_600, 1, 101),
+    ],
     "an at-most-once item": [enqueued(0, "a", 1, once=True), delivered(10, "a", 1, 100)],
     "an at-most-once item without a delivery": [
         enqueued(0, "a", 1, once=True), Dequeue(*at(5), 1, answered=False),
@@ -161,6 +177,28 @@ BROKEN: dict[str, tuple[Rule, list[Event]]] = {
     "a result before the ack": (Rule.WRONG_RESULT, [*LIFE, looked(15, 1, 4, "100")]),
     "a kept item is gone": (Rule.FORGOTTEN, [*LIFE, looked(30, 1, 0)]),
     "a kept item is leased": (Rule.FORGOTTEN, [*LIFE, looked(30, 1, 3)]),
+    "no checkpoint": (
+        Rule.STEPPED_BACK,
+        [*LIFE[:2], stepped(12, 1, 100, 5), delivered(1_500, "a", 1, 101, 2), acked(1_600, 1, 101)],
+    ),
+    "an older checkpoint": (
+        Rule.STEPPED_BACK,
+        [
+            *LIFE[:2], stepped(12, 1, 100, 5), stepped(14, 1, 100, 6),
+            delivered(1_500, "a", 1, 101, 2)._replace(checkpoint=5), acked(1_600, 1, 101),
+        ],
+    ),
+    "the checkpoint of another item": (
+        Rule.STEPPED_BACK,
+        [*LIFE[:2], delivered(1_500, "a", 1, 101, 2)._replace(checkpoint=5), acked(1_600, 1, 101)],
+    ),
+    "a checkpoint that was refused": (
+        Rule.STEPPED_BACK,
+        [
+            *LIFE[:2], stepped(12, 1, 100, 5, STALE), delivered(1_500, "a", 1, 101, 2)._replace(checkpoint=5),
+            acked(1_600, 1, 101),
+        ],
+    ),
     "delivered after its end": (
         Rule.CAME_BACK,
         [
@@ -218,15 +256,17 @@ def test_the_tally_counts_each_kind() -> None:
             acked(0, 9, 9, UNKNOWN),
             looked(0, 9, 4),
             looked(0, 9, 0),
+            stepped(0, 9, 1, 1),
+            stepped(0, 9, 1, 2, STALE),
         ]
     )
-    assert counts == (1, 1, 1, 1, 1, 0, 2, 1, 1, 1, 1, 1)
+    assert counts == (1, 1, 1, 1, 1, 0, 2, 1, 1, 1, 1, 1, 1)
 
 
 def test_logs_come_back_as_they_were_written(tmp_path: Path) -> None:
     events = [
         *TRUE["a nack, then another delivery"], Dequeue(*at(5), 3, answered=False), Dequeue(*at(5), 3, True, (1, 2)),
-        crashed(6, 7), looked(8, 1, 4, "100"),
+        crashed(6, 7), looked(8, 1, 4, "100"), stepped(9, 1, 100, 7),
     ]  # fmt: skip
     for number in range(2):
         log = Log(tmp_path / f"client-{number}.jsonl")

@@ -60,7 +60,7 @@ class Repeated(NamedTuple):
 @dataclass
 class Report:
     """`excused`: steps done again for a checkpoint of the last second before a kill of the host. `wrong`: all other
-    repeated steps. `unfinished`: jobs that no worker has finished."""
+    repeated steps. `unfinished`: jobs of which no worker has done the last step."""
 
     seed: int
     jobs: int
@@ -156,8 +156,9 @@ def _work(port: int, path: Path) -> None:
                         time.sleep(_STEP_S)
                         client.extend(item, _LEASE_MS, checkpoint=b"%d" % (number + 1))
                         log.write(json.dumps(["saved", monotonic_ns(), item.id, number + 1]) + "\n")
-                    client.ack(item)
+                    # Before the ack: a worker that is killed behind it would not write that the job is done.
                     log.write(json.dumps(["done", monotonic_ns(), item.id, 0]) + "\n")
+                    client.ack(item)
 
 
 def _read(folder: Path) -> tuple[list[Step], list[Saved], set[int]]:

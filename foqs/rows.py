@@ -443,7 +443,7 @@ class Batch:
     results_new: list[tuple[int, bytes]] = _NO_ROWS  # id; the result, or of a FAILED item why (`pack_failure`)
     ended_gone: list[int] = _NO_ROWS  # the id is in `item_gone` as well
     progress_new: list[ProgressRow] = _NO_ROWS
-    progress_gone: list[int] = _NO_ROWS  # of those ids that have a row
+    progress_gone: list[int] = _NO_ROWS  # ids that have a row, or would get one that is still pending
     item_gone: list[int] = field(default_factory=list)
     lanes_gone: list[int] = _NO_ROWS
     dedup_copied: list[DedupRow] = _NO_ROWS  # from the shard that had the slot before

@@ -11,7 +11,7 @@ from foqs.engine.shard import Shard
 from foqs.engine.shard_memory import ShardMemory
 from foqs.engine.shard_owner import ShardOwner
 from foqs.engine.shard_queue import ShardQueue, leave_scan, scan_done
-from foqs.errors import Invalid, Unavailable
+from foqs.errors import FoqsError, Invalid, OutcomeUnknown, Unavailable
 from foqs.item import Cause, Change, Item, Phase, Place, To
 from foqs.prefetch.lane import Lane
 from foqs.rows import FailureCause
@@ -400,8 +400,12 @@ def _refused(shard: Shard, change: Change, now_ms: int, why: str) -> None:
     leave_scan(change, now_ms)
     if item.change is None:
         shard.memory.settle_phase(item)
+    retry_ms = again_ms(shard.owner, now_ms) if shard.owner.disk_full else None
+    error: FoqsError = Unavailable(why, retry_ms)
+    if item.id in shard.queue.progress:
+        error = OutcomeUnknown(f"{why}; what the item's consumer gave may be written later", retry_ms)
     for request, at in change.waits:
-        request.settled(at, Unavailable(why, again_ms(shard.owner, now_ms) if shard.owner.disk_full else None))
+        request.settled(at, error)
 
 
 # ------------------------------------------------------------------------------------------------- the reads

@@ -167,9 +167,10 @@ class Shard:
         self.queue.changes.append(change)
 
     def withdraw(self, change: Change, waits: Waits) -> bool:
-        """Withdraw `waits` from a change that was not sent. Return True when the change will not happen.
+        """Withdraw `waits` from a change that was not sent. Return True when nothing of what was asked will happen.
 
-        False when another request, or the scan that found the row, still waits for it.
+        False when another request, or the scan that found the row, still waits for it, or when what the consumer gave
+        is still to be written.
         """
         item = change.item
         change.waits.remove(waits)
@@ -178,4 +179,4 @@ class Shard:
         item.withdraw()
         if item.in_flight is None:
             self.memory.settle_phase(item)
-        return True
+        return item.id not in self.queue.progress

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from foqs.bounds import Limits
-from foqs.errors import Invalid, Overloaded, StaleLease
+from foqs.buffers.shard_batch import BatchResult, Outcome
+from foqs.errors import Invalid, OutcomeUnknown, Overloaded, StaleLease
 from foqs.idl import idl
 from foqs.policies.settings import Settings
 from foqs.rows import LOG_BYTES
@@ -73,6 +74,31 @@ def test_a_durable_checkpoint_is_committed_first(host: OneHost) -> None:
     assert call.answers == []
     host.run()
     assert kinds(call.answer) == [None]
+    assert host.dbs[1].progress[item.id].checkpoint == b"c"
+
+
+def test_a_checkpoint_that_waits_for_its_database_has_no_known_outcome(host: OneHost) -> None:
+    """It is written later, though its call has ended."""
+    item = leased(host)
+    host.send()
+    given = [idl.ExtendItem(item.id, item.lease, checkpoint=b"c", durable=True)]
+    call = host.begin("ExtendLease", items=given, context=idl.RequestContext(timeout_ms=100))
+    host.now_ms += 100
+    host.engine.tick(host.now_ms)
+    assert kinds(call.answer) == [OutcomeUnknown]
+    host.wait(1_000)
+    assert again(host, item).checkpoint == b"c"
+
+
+def test_a_checkpoint_that_a_full_disk_refuses_has_no_known_outcome(host: OneHost) -> None:
+    item = leased(host)
+    host.wait(1_000)
+    call = host.begin("ExtendLease", items=[idl.ExtendItem(item.id, item.lease, checkpoint=b"c", durable=True)])
+    ((shard, batch),) = host.send()
+    host.arrive(shard, batch, BatchResult(Outcome.FAILED, disk_full=True, error="the disk is full"))
+    host.run()
+    assert kinds(call.answer) == [OutcomeUnknown]
+    host.wait(10_000)
     assert host.dbs[1].progress[item.id].checkpoint == b"c"
 
 

@@ -37,10 +37,10 @@ class Checkpoints:
         return None if row is None else row.checkpoint
 
     def _given(self, item_id: int) -> list[Op]:
-        """Return the extensions that gave the item a checkpoint, in the order of the leases; leases of a former owner
-        come first."""
+        """Return the extensions that may have given the item a checkpoint, in the order of the leases; leases of a
+        former owner come first."""
         record = self._records[item_id]
-        ops = [op for op in record.ops if op.checkpoint is not None]
+        ops = [op for op in record.open_ops("extend") if op.checkpoint is not None]
         tokens = [d.token for d in record.deliveries]
         return sorted(ops, key=lambda op: tokens.index(op.token) if op.token in tokens else -1)
 
@@ -92,7 +92,7 @@ class Checkpoints:
 
     def _lease_of(self, item_id: int, checkpoint: bytes) -> int:
         tokens = [d.token for d in self._records[item_id].deliveries]
-        token = next(op.token for op in self._given(item_id) if op.checkpoint == checkpoint)
+        token = next(op.token for op in self._records[item_id].ops if op.checkpoint == checkpoint)
         return tokens.index(token) if token in tokens else -1
 
     def delivered(self, item: Item) -> None:
@@ -100,7 +100,7 @@ class Checkpoints:
         assert item.body is not None
         found, db = item.body.checkpoint, self._dbs[shard_of(item.id)]
         if found is not None and found not in [op.checkpoint for op in self._given(item.id)]:
-            broken(PROMISE, f"{item} is delivered with the checkpoint {found!r} of another item")
+            broken(PROMISE, f"{item} is delivered with the checkpoint {found!r}, which nobody gave")
         if item.id not in db.items:
             return
         self._checks["with checkpoint"] += found is not None

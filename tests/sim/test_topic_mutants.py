@@ -368,6 +368,12 @@ def a_new_owner_forgets_checkpoints(original: Any, shard: Any, memory: Any, open
     original(shard, memory, replace(opened, noted={}), *about)
 
 
+@around(Shard, "withdraw", "progress")
+def a_refused_extension_is_written(original: Any, shard: Shard, change: Change, waits: Any) -> bool:
+    undone = original(shard, change, waits)
+    return undone or (change.cause is Cause.EXTEND and not change.waits and change.item.change is None)
+
+
 # --------------------------------------------------------------------------------------------- kept items
 
 put("a_caller_that_waits_is_never_woken", Awaited, "committed", constant(None), "kept")

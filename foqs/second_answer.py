@@ -9,9 +9,11 @@ After a LOST answer the item is doubtful, and the next answer is read with the s
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
+from typing import Any
 
 from foqs.errors import (
     FoqsError,
@@ -94,9 +96,16 @@ END_ITEM = Policy(_FIRST, (_A, _D, _OK,      _F,         _U))  # fmt: skip
 # the OUTCOME_UNKNOWN, repeats the ack, and takes NOT_FOUND as done: the item is gone in either case.
 FORWARDED_ACK = Policy(_FIRST, (_A, _D, _U,  _F,         _U))  # fmt: skip
 EXTEND = Policy(_FIRST, (_A,  _D,  _F,       _F,         _U))  # fmt: skip
-# Both answers say that the lease has ended, not whether the nack ended it with its delay and metadata.
-NACK = Policy(_FIRST,   (_A,  _D,  _U,       _U,         _U))  # fmt: skip
+# Both answers say that the lease has ended, not whether the nack ended it with its delay and metadata, or whether the
+# extension gave its checkpoint, progress or log before.
+NACK = GIVE = Policy(_FIRST, (_A, _D, _U,    _U,         _U))  # fmt: skip
 RELEASE = Policy(_FIRST, (_A, _D,  _OK,      _OK,        _U))  # fmt: skip
+
+
+def of_extensions(items: Iterable[Any]) -> Policy:
+    """Return the policy of a request with these extensions."""
+    given = any(one.checkpoint is not None or one.progress is not None or one.log is not None for one in items)
+    return GIVE if given else EXTEND
 
 
 def answer_of(error: FoqsError) -> Answer:

@@ -41,6 +41,7 @@ ROWS = {
     "FORWARDED_ACK": ("ADFFF", "ADUFU"),
     "EXTEND": ("ADFFF", "ADFFU"),
     "NACK": ("ADFFF", "ADUUU"),
+    "GIVE": ("ADFFF", "ADUUU"),
     "RELEASE": ("ADFFF", "ADOOU"),
 }
 ANSWERS: list[list[FoqsError]] = [

@@ -27,6 +27,7 @@ from foqs.peers.quota_client import QuotaClient
 from foqs.peers.ready_topics import ReadyPublisher
 from foqs.peers.tenant_shares import Elsewhere
 from foqs.rpc.call import Call
+from foqs.second_answer import GIVE, of_extensions
 from foqs.travel import bare
 from foqs.wire.usual_requests import AckColumns, SpecColumns, ids_and_leases
 
@@ -319,7 +320,9 @@ class ItemLife:
         return item_ops.nack(lease, delay_ms, metadata, counted=not item.uncounted)
 
     def extend(self, call: Call) -> None:
-        self._change(call, idl.ExtendLeaseResponse, forwarded_requests.EXTEND, self._extend, _same_extension)
+        gives = of_extensions(call.request.items or ()) is GIVE
+        kind = forwarded_requests.GIVE if gives else forwarded_requests.EXTEND
+        self._change(call, idl.ExtendLeaseResponse, kind, self._extend, _same_extension)
 
     def _extend(self, item: Any) -> Op:
         """Raises Invalid."""

@@ -356,7 +356,7 @@ class ConsumerCalls:
     ) -> None:
         """Make the lease end `lease_ms` from now (default: the duration it was given at first), or keep a checkpoint,
         progress or lines of a log with the item, as `Extension` describes them. Raises StaleLease or NotFound when the
-        lease is lost.
+        lease is lost, and OutcomeUnknown when a checkpoint, progress or a log may be written without an answer.
 
         After a lost reply the request is repeated: its lines may then be in the log twice.
         """
@@ -369,7 +369,7 @@ class ConsumerCalls:
     ) -> list[FoqsError | None]:
         """`extend` for many. An `Extension` says more than a leased item."""
         extensions = Entries(items, partial(arguments.extend_entry, lease_ms=lease_ms))
-        return self._each(methods.EXTEND, second_answer.EXTEND, extensions, timeout_ms)
+        return self._each(methods.EXTEND, second_answer.of_extensions(extensions.good), extensions, timeout_ms)
 
     @checked()
     def begun_many(

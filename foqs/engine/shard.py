@@ -167,10 +167,10 @@ class Shard:
         self.queue.changes.append(change)
 
     def withdraw(self, change: Change, waits: Waits) -> bool:
-        """Withdraw `waits` from a change that was not sent. Return True when nothing of what was asked will happen.
+        """Withdraw `waits` from a change that was not sent. Return True when the change will not happen.
 
-        False when another request, or the scan that found the row, still waits for it, or when what the consumer gave
-        is still to be written.
+        False when another request, or the scan that found the row, still waits for it, or when a later change writes
+        what the consumer gave.
         """
         item = change.item
         change.waits.remove(waits)

@@ -21,6 +21,7 @@ from foqs.ids import shard_of
 from foqs.peers.forwarded import NO_OWNER, RETRY_MS, Exchange, Forwarded, Incoming, LongIncoming, Outcome, Target, Ways
 from foqs.second_answer import END_ITEM, FORWARDED_ACK, KEYED, LOOK, ONCE, Duplicate, Policy, Verdict, stored
 from foqs.second_answer import EXTEND as EXTEND_POLICY
+from foqs.second_answer import GIVE as GIVE_POLICY
 from foqs.shardmgr.routing import Route
 
 _UNSAID = "the asked host's answer has neither an id nor an error for the item"
@@ -54,6 +55,7 @@ class Kind:
 ACK = Kind("Ack", FORWARDED_ACK)
 NACK = Kind("Nack", ONCE)
 EXTEND = Kind("ExtendLease", EXTEND_POLICY)
+GIVE = Kind("ExtendLease", GIVE_POLICY)
 DELETE = Kind("DeleteItems", END_ITEM)
 
 

@@ -77,7 +77,7 @@ def test_a_durable_checkpoint_is_committed_first(host: OneHost) -> None:
     assert host.dbs[1].progress[item.id].checkpoint == b"c"
 
 
-def test_a_checkpoint_that_waits_for_its_database_has_no_known_outcome(host: OneHost) -> None:
+def test_the_outcome_of_a_late_checkpoint_is_unknown(host: OneHost) -> None:
     """It is written later, though its call has ended."""
     item = leased(host)
     host.send()
@@ -90,7 +90,7 @@ def test_a_checkpoint_that_waits_for_its_database_has_no_known_outcome(host: One
     assert again(host, item).checkpoint == b"c"
 
 
-def test_a_checkpoint_that_a_full_disk_refuses_has_no_known_outcome(host: OneHost) -> None:
+def test_a_full_disk_leaves_a_checkpoint_unknown(host: OneHost) -> None:
     item = leased(host)
     host.wait(1_000)
     call = host.begin("ExtendLease", items=[idl.ExtendItem(item.id, item.lease, checkpoint=b"c", durable=True)])

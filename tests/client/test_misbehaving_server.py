@@ -11,6 +11,7 @@ from foqs.client import (
     Duplicate,
     Invalid,
     ItemSpec,
+    Lease,
     Nack,
     NotFound,
     OutcomeUnknown,
@@ -137,6 +138,19 @@ def test_after_a_lost_reply_a_nack_is_doubtful_a_release_done(new_peer, client_o
         client.nack(first, metadata=b"half done")
     client.release(second)
     assert [entry.id for entry in peer.nacked] == [first.id, second.id]
+
+
+def test_after_a_lost_reply_a_checkpoint_is_doubtful(new_peer, client_of):
+    """A stale lease says that it has ended, not whether the first request gave the checkpoint before."""
+    peer = new_peer(script("ExtendLease", Act.CLOSE_AFTER, Act.SERVE, Act.CLOSE_AFTER))
+    client = client_of(peer)
+    client.enqueue("t", b"x")
+    (item,) = client.dequeue("t")
+    stale = Lease(item.id, item.lease + 1)
+    with pytest.raises(OutcomeUnknown):
+        client.extend(stale, checkpoint=b"one")
+    with pytest.raises(StaleLease):
+        client.extend(stale)
 
 
 def test_extend_delete_and_reads_are_repeated(new_peer, client_of):

@@ -71,6 +71,8 @@ def test_each_owner_gets_its_entries_in_one_request() -> None:
         (forwarded_requests.DELETE, NotFound("gone"), None),
         (forwarded_requests.EXTEND, StaleLease("over"), StaleLease),
         (forwarded_requests.EXTEND, Invalid("other limits"), OutcomeUnknown),
+        (forwarded_requests.GIVE, StaleLease("over"), OutcomeUnknown),
+        (forwarded_requests.GIVE, NotFound("gone"), OutcomeUnknown),
     ],
 )
 def test_the_answer_after_a_lost_reply(

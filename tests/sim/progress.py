@@ -100,7 +100,7 @@ class Checkpoints:
         assert item.body is not None
         found, db = item.body.checkpoint, self._dbs[shard_of(item.id)]
         if found is not None and found not in [op.checkpoint for op in self._given(item.id)]:
-            broken(PROMISE, f"{item} is delivered with the checkpoint {found!r}, which nobody gave")
+            broken(PROMISE, f"{item} is delivered with the checkpoint {found!r}, which no consumer gave")
         if item.id not in db.items:
             return
         self._checks["with checkpoint"] += found is not None

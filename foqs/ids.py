@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from enum import IntEnum
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -84,8 +85,21 @@ def parse_id(given: object, what: str = "an item id") -> int:
     raise Invalid(f"{text} is not {what}: give a whole number, in decimal, or in hexadecimal with 0x before it")
 
 
+class Until(IntEnum):
+    """When a deduplication key is free again, as the contract's DedupUntil has it."""
+
+    WINDOW = 1  # a time after the enqueue, or after the end of the item's delay
+    STARTED = 2  # when the first lease of its item is written
+    DONE = 3  # when its item ends
+
+
+FOREVER_MS = 1 << 60
+"""The expiry of a key that its item frees; plus the number of redrives that took it."""
+
+
 class Dedup(NamedTuple):
-    """The stored record of a key. `content` is a hash of the topic and payload that were enqueued with it."""
+    """The stored record of a key. `content` is a hash of the topic and payload that were enqueued with it; of the topic
+    alone, where the item frees its key."""
 
     digest: bytes
     content: int

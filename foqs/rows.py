@@ -306,6 +306,52 @@ class DedupRow(NamedTuple):
     expires_at_ms: int
 
 
+class HeldKey(NamedTuple):
+    """A key that an item holds until it starts or is done, as the shard of the item keeps it. `number`: how many
+    redrives took the key. `free_at_ms`: when the shard of the key must hear that the item does not hold it; 0: not, 1:
+    at once."""
+
+    id: int
+    digest: bytes
+    number: int = 0
+    free_at_ms: int = 0
+
+
+@dataclass(slots=True)
+class KeyRows:
+    """What a transaction changes about keys that items hold until they start or are done, and about slots that arrive.
+
+    `bits`: the slots of the shard. Items of `ended` and `dead` free their keys: in these slots now, elsewhere by
+    `HeldKey.free_at_ms`. The rows of `dead` stay for a redrive, and `redriven` items hold their keys again. `claims`
+    are of dead letters whose keys a redrive takes: the keys are free at `free_at_ms` unless the item is redriven
+    before. The shards of the keys of `noted` have freed them.
+
+    Of items of any shard: `freed` keys, and `taken` ones, as far as they are free or have expired by `taken_ms`. Slots
+    of `cleared` arrive: the shard has old rows of them. `copied` are from the shard that had the slot before.
+    """
+
+    bits: bytes = b""
+    held: list[HeldKey] = field(default_factory=list)
+    ended: list[int] = field(default_factory=list)
+    dead: list[int] = field(default_factory=list)
+    redriven: list[int] = field(default_factory=list)
+    claims: list[HeldKey] = field(default_factory=list)
+    noted: list[HeldKey] = field(default_factory=list)
+    freed: list[HeldKey] = field(default_factory=list)
+    taken: list[DedupRow] = field(default_factory=list)
+    taken_ms: int = 0
+    cleared: list[int] = field(default_factory=list)
+    copied: list[DedupRow] = field(default_factory=list)
+
+    def only(self, ids: set[int]) -> KeyRows:
+        """Return the part that touches items of `ids`, and all that belongs to no item of the shard."""
+        lists: dict[str, Any] = {
+            name: [item_id for item_id in getattr(self, name) if item_id in ids]
+            for name in ("ended", "dead", "redriven")
+        }
+        return replace(self, held=[key for key in self.held if key.id in ids], **lists)
+
+
 class Holding(NamedTuple):
     """The slots of deduplication keys that a shard has, a bit each. `stamp`: the stamp of the cluster's record that
     changed them last."""
@@ -381,7 +427,7 @@ class Opened:
     it notices.
     `dead`: the lanes with rows in `failure`. `ended` counts by lane the rows of `done`: COMPLETED and FAILED ones.
     `settings`: the settings of all namespaces that the shard keeps, as stored. `noted`: the items with rows in
-    `progress`, and the bytes of their checkpoints.
+    `progress`, and the bytes of their checkpoints. `holding`: some items have rows in `held_key`.
     """
 
     epoch: int
@@ -407,6 +453,7 @@ class Opened:
     ended: dict[int, tuple[int, int]] = field(default_factory=dict)
     ended_from_ms: int = 0
     noted: dict[int, int] = field(default_factory=dict)
+    holding: bool = False
 
 
 _NO_ROWS: Any = ()
@@ -446,7 +493,7 @@ class Batch:
     progress_gone: list[int] = _NO_ROWS  # ids that have a row, or would get one that is still pending
     item_gone: list[int] = field(default_factory=list)
     lanes_gone: list[int] = _NO_ROWS
-    dedup_copied: list[DedupRow] = _NO_ROWS  # from the shard that had the slot before
+    keys: KeyRows | None = None
     slots: Holding | None = None  # None: as they are
     # Saved with the fence's own UPDATE.
     next_number: int = 1
@@ -476,6 +523,8 @@ class Batch:
             name: [row for row in getattr(self, name) if id_of(row) in ids]
             for name, id_of in {**_ID_OF, "dedup_new": _row_id, "dedup_again": _row_id}.items()
         }
+        if self.keys is not None:
+            kept["keys"] = self.keys.only(ids)
         if not lanes:
             kept.update(lanes_new=[], weights=[], lanes_gone=[])
         return replace(self, indexed_to=self.indexed_from, **kept)
@@ -504,4 +553,4 @@ _ID_OF: dict[str, Callable[[Any], int]] = {
     "item_gone": int,
 }
 """By the list of a batch: the id of the item in one of its rows."""
-_COLUMNS = [*_ID_OF, "lanes_new", "weights", "dedup_new", "dedup_again", "lanes_gone", "dedup_copied"]
+_COLUMNS = [*_ID_OF, "lanes_new", "weights", "dedup_new", "dedup_again", "lanes_gone"]

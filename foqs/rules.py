@@ -14,6 +14,7 @@ STORED_RULES_BYTES = 768
 MOST_RULES = 256
 """Distinct sets of rules that a topic may have on a shard at a time."""
 _MOST_KNOWN = 10_000
+_UNTIL = "dedup_until"
 
 
 class RetryRule(NamedTuple):
@@ -59,6 +60,13 @@ def pack_rules(rules: ItemRules | None) -> bytes:
     return b"" if rules is None else _text(as_json(rules)).encode()
 
 
+def pack_lane(rules: ItemRules | None, until: int) -> bytes:
+    """Return the rules of a lane as they are stored, with the end of its items' keys (`foqs.ids.Until`)."""
+    if not until:
+        return pack_rules(rules)
+    return _text({**({} if rules is None else as_json(rules)), _UNTIL: until}).encode()
+
+
 def _text(fields: dict[str, Any]) -> str:
     return json.dumps(fields, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
 
@@ -69,5 +77,14 @@ def unpack_rules(stored: bytes) -> ItemRules | None:
     if not stored:
         return None
     document = json.loads(stored)
+    document.pop(_UNTIL, None)
+    if not document:
+        return None
     retry = document.pop("retry", None)
     return ItemRules(**document, retry=None if retry is None else RetryRule(**retry))
+
+
+@lru_cache(maxsize=_MOST_KNOWN)
+def unpack_until(stored: bytes) -> int:
+    """Return the end of the keys of a lane's items."""
+    return int(json.loads(stored).get(_UNTIL, 0)) if stored else 0

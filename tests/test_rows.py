@@ -14,6 +14,8 @@ from foqs.rows import (
     EndedState,
     FailureCause,
     FailureRow,
+    HeldKey,
+    KeyRows,
     LaneRow,
     NewItem,
     ProgressRow,
@@ -21,7 +23,7 @@ from foqs.rows import (
     TimerRow,
 )
 
-KEPT_BY = {"lanes_new", "weights", "lanes_gone", "dedup_copied"}
+KEPT_BY = {"lanes_new", "weights", "lanes_gone"}
 """Lists of rows that belong to no item: `only` keeps them as its caller says, or always."""
 
 
@@ -80,3 +82,10 @@ def test_lanes_go_with_one_part() -> None:
     kept, left = batch.only(set(), lanes=True), batch.only(set(), lanes=False)
     assert (kept.lanes_new, kept.weights, kept.lanes_gone) == ([lane], [(1, 4)], [2])
     assert (left.lanes_new, left.weights, left.lanes_gone) == ([], [], [])
+
+
+def test_a_part_has_the_keys_of_its_items() -> None:
+    held, of_none = [HeldKey(1, b"a"), HeldKey(2, b"b")], [HeldKey(9, b"c")]
+    keys = KeyRows(b"", held, [1, 2], [2, 1], [1], of_none, of_none, of_none, cleared=[5])
+    part = Batch(keys=keys).only({2}, lanes=False).keys
+    assert part == KeyRows(b"", held[1:], [2], [2], [], of_none, of_none, of_none, cleared=[5])

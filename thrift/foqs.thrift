@@ -194,6 +194,16 @@ struct RequestContext {
  * One unit of work as a producer gives it. The topic's policy may have defaults of priority, delay_ms, lease_ms, ttl_ms and
  * delivery. A priority of 0 and AT_LEAST_ONCE count as not set, because every client sends them.
  */
+enum DedupUntil {
+  UNSPECIFIED = 0,
+  /** A time after the enqueue (limits.dedup_window_ms), or after the time at which a delayed item becomes ready. */
+  WINDOW = 1,
+  /** When the first lease of the item is written. Payloads are not compared. */
+  STARTED = 2,
+  /** When the item ends, also as a dead letter. A redrive takes the key again. Payloads are not compared. */
+  DONE = 3,
+}
+
 enum RetryKind {
   UNSPECIFIED = 0,
   /** Each delay is first_ms. */
@@ -282,6 +292,8 @@ struct ItemSpec {
   14: optional i32 weight,
   /** Default: none, so the policy of the topic decides. */
   15: optional ItemRules rules,
+  /** When the dedup_key is free again. Default: WINDOW. Needs a dedup_key. */
+  16: optional DedupUntil dedup_until,
   /**
    * Epoch milliseconds: the end of the TTL, in place of ttl_ms (both is INVALID). For copies of items: it depends only on
    * the server's clock. At most 366 days ahead. A time in the past is a TTL of 1 ms.
@@ -1041,7 +1053,7 @@ struct WatchTopicsResponse {
 struct RememberedKey {
   /** 16 bytes. */
   1: binary digest,
-  2: i64 content,
+  2: optional i64 content,
   /** Of the stored item. */
   3: i64 id,
   4: i64 expires_at_ms,
@@ -1065,6 +1077,21 @@ struct GiveSlotRequest {
 struct GiveSlotResponse {
   /** Ordered by digest. After a list of `limit` keys there may be further keys. */
   1: list<RememberedKey> keys,
+}
+
+/** Between hosts: takes keys for items that are redriven, and frees keys of items that have started or ended. */
+struct ChangeKeysRequest {
+  /** The shard with the slots of the keys. */
+  1: i32 shard,
+  /** With `content`: a key to take, if it is free. Without: a key to free, if the item has it. `expires_at_ms` is 2^60
+      and the number of redrives that took the key. */
+  2: list<RememberedKey> keys,
+  15: optional RequestContext context,
+}
+
+struct ChangeKeysResponse {
+  /** One for each key: the id of the item that has it, or that had it. `error` if nothing was changed. */
+  1: list<EnqueueOutcome> outcomes,
 }
 
 /** Between hosts: takes tokens of a namespace with a quota, or of a topic with a bound (max_stored), one for each enqueued
@@ -1490,6 +1517,8 @@ struct RedriveItemsResponse {
   7: optional list<FailureGroup> taken,
   /** In the order of their names. */
   8: list<RefusedTopic> refused,
+  /** Dead letters that stay, because another item has their dedup_key (DedupUntil.DONE). */
+  9: optional i64 skipped_duplicate,
 }
 
 service Foqs {
@@ -1507,6 +1536,7 @@ service Foqs {
   GetRoutingResponse GetRouting(1: GetRoutingRequest request) throws (1: RequestError error),
   WatchTopicsResponse WatchTopics(1: WatchTopicsRequest request) throws (1: RequestError error),
   GiveSlotResponse GiveSlot(1: GiveSlotRequest request) throws (1: RequestError error),
+  ChangeKeysResponse ChangeKeys(1: ChangeKeysRequest request) throws (1: RequestError error),
   TakeTokensResponse TakeTokens(1: TakeTokensRequest request) throws (1: RequestError error),
   LendResponse Lend(1: LendRequest request) throws (1: RequestError error),
   CountSlotsResponse CountSlots(1: CountSlotsRequest request) throws (1: RequestError error),

@@ -65,6 +65,7 @@ NEEDS: Mapping[str, Right | str] = {
     "GetRouting": _ANYBODY,
     "WatchTopics": _HOST,
     "GiveSlot": _HOST,
+    "ChangeKeys": _HOST,
     "TakeTokens": _HOST,
     "Lend": _HOST,
     "CountItems": _HOST,

@@ -113,6 +113,7 @@ class DeadLetters:
                     result.more,
                     sorted(result.missing),
                     refused=_refused(result.refused),
+                    skipped_duplicate=result.duplicates or None,
                 )
             )
 
@@ -194,6 +195,7 @@ def _page_answered(call: Call, outcome: PageOutcome | FoqsError) -> None:
             None if outcome.next is None else cursor_of(*outcome.next),
             [_counted(group, count) for group, count in outcome.taken.items()],
             _refused(outcome.refused),
+            outcome.duplicates or None,
         )
     )
 
@@ -212,6 +214,7 @@ def _outcome(response: Any) -> PageOutcome | FoqsError:
         position,
         _taken(response.taken),
         {one.topic: Refused(one.items or 0, item_error(one.error)) for one in response.refused or ()},
+        response.skipped_duplicate or 0,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from foqs.api import validation
+from foqs.api import responses, validation
 from foqs.api.host import Host
 from foqs.api.validation import fairness_key
 from foqs.bounds import LIMITS, THROTTLE, Bounded
@@ -15,11 +15,12 @@ from foqs.errors import FoqsError, Invalid, NotServed, Unavailable
 from foqs.fairness.balance import MOST_TENANTS
 from foqs.fairness.keys import TopicKey
 from foqs.idl import idl
-from foqs.ids import DIGEST_BYTES, HASH_SLOTS, hash_slot_bounds
+from foqs.ids import DIGEST_BYTES, FOREVER_MS, HASH_SLOTS, hash_slot_bounds
 from foqs.limits.bucket import QUOTA_TOKENS, THROTTLE_TOKENS, Ask, Grant
 from foqs.limits.lease_slots import LEASE_SLOTS, SlotAsk
 from foqs.peers import hash_slots
 from foqs.peers.coordinator import Question, coordinator_hash_slot
+from foqs.peers.key_changes import key_of
 from foqs.peers.lending import Lending
 from foqs.peers.slot_units import MOST_COUNTED, ShardCount
 from foqs.peers.tenant_shares import MOST_ASKED, TenantShares
@@ -45,6 +46,7 @@ class PeerMethods:
     def handlers(self) -> dict[str, Callable[[Call], None]]:
         return {
             "GiveSlot": self.give_slot,
+            "ChangeKeys": self.change_keys,
             "TakeTokens": self.take_tokens,
             "Lend": self.lend,
             "CountItems": self.count_items,
@@ -72,6 +74,24 @@ class PeerMethods:
 
         give = Give(slot, request.stamp, low, limit, done)
         hash_slots.give(self._host.engine, self._host.forwarder.routing().slots, request.shard, give)
+
+    def change_keys(self, call: Call) -> None:
+        """Raises Invalid."""
+        request = call.request
+        keys = validation.counted(request.keys, "keys", self._host.limits.request_items)
+        if request.shard is None or any(None in (key.digest, key.id, key.expires_at_ms) for key in keys):
+            raise Invalid("shard is missing, or digest, id or expires_at_ms of a key")
+        if any(len(key.digest) != DIGEST_BYTES or key.expires_at_ms < FOREVER_MS for key in keys):
+            raise Invalid(
+                f"a digest has not {DIGEST_BYTES} bytes, or an expires_at_ms is not of a key that an item frees"
+            )
+
+        def told(outcomes: list[int | FoqsError]) -> None:
+            plain = [int(one) if isinstance(one, int) else one for one in outcomes]  # a Duplicate counts as an enqueue
+            made = responses.enqueue_outcomes(call, plain, self._host.engine.state.counters)
+            call.reply(idl.ChangeKeysResponse(made))
+
+        self._host.forwarder.key_changes.here(request.shard, list(map(key_of, keys)), told)
 
     def take_tokens(self, call: Call) -> None:
         request = call.request

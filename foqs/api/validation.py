@@ -16,7 +16,7 @@ from foqs.bounds import MOST_STEPS, MOST_WEIGHT, NAME_BYTES, PROGRESS_TEXT_BYTES
 from foqs.buffers.pending_dedup import Keyed
 from foqs.checks import has_control, is_text, is_time, time_fault
 from foqs.errors import FoqsError, Invalid
-from foqs.fairness.keys import LaneKey, TopicKey, lane_key, tenancy_of, topic_key
+from foqs.fairness.keys import LaneKey, TopicKey, lane_key, tenancy_of, topic_key, until_of
 from foqs.ids import Dedup, content_of, dedups_of, digest_of
 from foqs.policies import item_rules
 from foqs.policies.entries import all_good_names, name_error, throttle_key_error, throttles_error
@@ -345,6 +345,8 @@ class Intake:
     def _take_columns(self, specs: SpecColumns) -> bool:
         """Take all items at once. False when one of them may be refused."""
         limits, first, payloads = self._limits, specs.first, specs.payloads
+        if first.dedup_until:
+            return False
         metadata, tenants, dedup_keys = specs.metadata, specs.tenants, specs.dedup_keys
         sizes, count = list(map(len, payloads)), len(payloads)
         packed = None
@@ -437,7 +439,7 @@ class Intake:
             key = self._keys[topic]
             if spec.fairness_key is not None or spec.throttle_keys is not None or spec.weight is not None:
                 key = self._tenant(index, key, spec)
-            return key if spec.rules is None else self._with_rules(key, spec.rules)
+            return self._ruled(key, spec) if spec.rules is not None or spec.dedup_until else key
         except FoqsError as error:
             self.errors[index] = bare(error)
             return lane
@@ -491,14 +493,14 @@ class Intake:
         after_ms = due_ms or now_ms
         if spec.fairness_key is not None or spec.throttle_keys is not None or spec.weight is not None:
             key = self._tenant(index, key, spec)
-        if spec.rules is not None:
-            key = self._with_rules(key, spec.rules)
+        if spec.rules is not None or spec.dedup_until:
+            key = self._ruled(key, spec)
         item = NewItem(
             payload, metadata, packed, spec.priority, after_ms, due_ms, now_ms, expires_at_ms, lease_ms, delivery
         )
         if spec.dedup_key is not None:
             dedup_key = new_name(spec.dedup_key, "dedup_key", limits.name_bytes)
-            dedup = Dedup(digest_of(self._ns, dedup_key), content_of(topic, payload))
+            dedup = Dedup(digest_of(self._ns, dedup_key), content_of(topic, b"" if until_of(key) else payload))
             self.keyed.append(Keyed(index, dedup, item, key, size, spec.weight or 0))
             self.plain = False
             return
@@ -519,25 +521,24 @@ class Intake:
             self.weighed[index] = known, weight
         return known
 
-    def _with_rules(self, lane: LaneKey, given: Any) -> LaneKey:
-        """Return the lane of an item that brings rules. Raises Invalid."""
-        rules = item_rules.rules_of(given)
-        if rules is None:
+    def _ruled(self, lane: LaneKey, spec: Any) -> LaneKey:
+        """Return the lane of an item that brings rules, or says when its key is free. Raises Invalid."""
+        (rules, until), (ns, topic) = item_rules.of_spec(spec), topic_key(lane)
+        if rules is None and not until:
             return lane
-        ns, topic = topic_key(lane)
-        if (dead := rules.dead_topic) is not None:
+        if rules is not None and (dead := rules.dead_topic) is not None:
             if dead == topic:
                 raise Invalid("rules.dead_topic is the topic of the item")
             if (self._policies or BUILT_IN_POLICIES).of(dead).dead_topic is not None:
                 raise Invalid(f"rules.dead_topic is {dead}, whose policy has a dead-letter topic")
-        self.ruled = True
-        key = lane_key((ns, topic), *tenancy_of(lane), rules)
+        self.ruled = self.ruled or rules is not None
+        key = lane_key((ns, topic), *tenancy_of(lane), rules, until)
         return self._tenants.setdefault(key, key)
 
     def _lanes(self, spec: Any, tenants: Sequence[str]) -> list[LaneKey]:
         """Return the lanes of items that differ from `spec` in their fairness keys only."""
         topic, (_, throttles, _) = topic_key(self._keys[spec.topic]), tenancy(spec, self._limits)
-        rules = None if spec.rules is None else item_rules.rules_of(spec.rules)
+        rules, _ = item_rules.of_spec(spec)
         lanes = {fairness: lane_key(topic, fairness, throttles, rules) for fairness in set(tenants)}
         return [lanes[fairness] for fairness in tenants]
 

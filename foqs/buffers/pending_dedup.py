@@ -12,12 +12,13 @@ from typing import NamedTuple, Protocol
 
 from foqs.buffers.checkpoint import Checkpoint
 from foqs.errors import FoqsError, Invalid
-from foqs.fairness.keys import LaneKey
-from foqs.ids import Dedup, hash_slot_of
-from foqs.rows import DedupRow, Holding, NewItem
+from foqs.fairness.keys import LaneKey, lane_key, topic_key, until_of
+from foqs.ids import FOREVER_MS, Dedup, Until, content_of, hash_slot_of
+from foqs.rows import DedupRow, HeldKey, Holding, NewItem
 from foqs.second_answer import Duplicate
 from foqs.shardmgr.routing import has
 
+_OF_REDRIVES = lane_key(("", ""), until=Until.DONE)
 OTHER_CONTENT = "the dedup_key was enqueued with another topic or payload before"
 
 
@@ -30,8 +31,7 @@ class TakesOutcomes(Protocol):
 @dataclass(slots=True, eq=False, repr=False)
 class Keyed:
     """An item with a key. `at` is its index in the request; `weight` is its lane's new weight, or 0.
-    `waits`: requests with the same key that arrived while the item was pending, with the index and the content of their
-    item."""
+    `waits`: requests with the same key that arrived while the item was pending, with their item."""
 
     at: int
     dedup: Dedup
@@ -39,7 +39,15 @@ class Keyed:
     lane: LaneKey
     size_bytes: int
     weight: int = 0
-    waits: list[tuple[TakesOutcomes, int, int]] | None = None
+    waits: list[tuple[TakesOutcomes, Keyed]] | None = None
+
+    def outcome(self, item_id: int, content: int, *, held: bool) -> int | FoqsError:
+        """Return the outcome of an enqueue whose key an item has, by the content of its key. `held`: that item frees
+        the key itself, so payloads are not compared."""
+        own = self.dedup.content
+        if held != bool(until_of(self.lane)):
+            own = content_of(topic_key(self.lane)[1], b"" if held else self.item.payload)
+        return Duplicate(item_id) if content == own else Invalid(OTHER_CONTENT)
 
 
 class Give(NamedTuple):
@@ -55,10 +63,28 @@ class Give(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """Rows from the shard that had their slot before. `done` is called when they are stored."""
+    """Rows from the shard that had the slot before. `first`: no rows of the slot were copied before them. `done` is
+    called when they are stored."""
 
+    slot: int
     rows: list[DedupRow]
+    first: bool
     done: Callable[[FoqsError | None], None]
+
+
+class Freed(NamedTuple):
+    """Keys that their items do not hold. `done` is called when the keys are free."""
+
+    keys: list[HeldKey]
+    done: Callable[[FoqsError | None], None]
+
+
+class KeyTake(NamedTuple):
+    """A key that a redrive takes. `item` has the id of the dead letter, and is the only item of `request`."""
+
+    row: DedupRow
+    item: NewItem
+    request: KeyedRequest
 
 
 class DedupKeys:
@@ -66,6 +92,7 @@ class DedupKeys:
 
     `scan` finds rows that have expired; `gone` is the range of rows that the next transaction deletes. `held` are the
     shard's slots, `in_flight` the slots that the sent transaction writes, and `wanted` the slots of the next one.
+    `redrives` are keys that redrives take.
     """
 
     def __init__(self, scan_from_ms: int = 0, held: Holding | None = None) -> None:
@@ -75,7 +102,8 @@ class DedupKeys:
         self.wanted: Holding | None = None
         self.in_flight: Holding | None = None
         self.gives: list[Give] = []
-        self.copies: list[Copy] = []
+        self.copies: list[Copy | Freed] = []
+        self.redrives: list[KeyTake] = []
         self.pending: dict[bytes, Keyed] = {}
 
     @property
@@ -98,15 +126,26 @@ class DedupKeys:
         """Return the items that are new here. For each other one, `call` waits for the pending item with its key."""
         pending, new = self.pending, []
         for keyed in items:
-            digest, content = keyed.dedup
-            first = pending.setdefault(digest, keyed)
+            first = pending.setdefault(keyed.dedup.digest, keyed)
             if first is keyed:
                 new.append(keyed)
             elif first.waits is None:
-                first.waits = [(call, keyed.at, content)]
+                first.waits = [(call, keyed)]
             else:
-                first.waits.append((call, keyed.at, content))
+                first.waits.append((call, keyed))
         return new
+
+    def take(self, row: DedupRow, call: TakesOutcomes, at: int) -> bool:
+        """Take a key for a redrive with the next transaction, if it is free then: `call` gets the id of the item that
+        has it. Return False if the key is being stored."""
+        if row.digest in self.pending:
+            return False
+        item = NewItem(b"", None, None, 0, 0, 0, 0, 0, 0, 0)
+        item.id = row.id
+        keyed = Keyed(at, Dedup(row.digest, row.content), item, _OF_REDRIVES, 0)
+        self.pending[row.digest] = keyed
+        self.redrives.append(KeyTake(row, item, KeyedRequest(self, call, [keyed])))
+        return True
 
     def __repr__(self) -> str:
         return f"DedupKeys({len(self.pending)} pending)"
@@ -143,26 +182,27 @@ class KeyedRequest:
         Return the indices of the request's items that were dropped, and of the items that repeat a key.
         """
         waits = [wait for keyed in self._entries for wait in keyed.waits or ()]
-        if self.done or self.sent or any(call is not self._call for call, _, _ in waits):
+        if self.done or self.sent or any(call is not self._call for call, _ in waits):
             return ()
         self.done = True
-        return [keyed.at for keyed in self._end(range(len(self._entries)))] + [at for _, at, _ in waits]
+        return [keyed.at for keyed in self._end(range(len(self._entries)))] + [other.at for _, other in waits]
 
     def stored(self, indices: Sequence[int], items: Sequence[NewItem]) -> None:
         entries = self._end(indices)
         self._call.settled([keyed.at for keyed in entries], [item.id for item in items])
         for keyed in entries:
             if keyed.waits:
-                _settle(keyed.waits, keyed.item.id, keyed.dedup.content)
+                held = bool(until_of(keyed.lane))
+                _settle(keyed.waits, keyed.item.id, keyed.dedup.content, held=held)
 
     def found(self, indices: Sequence[int], rows: Sequence[DedupRow]) -> None:
         """Settle items whose keys were stored before: each row has the stored item."""
         found = list(zip(self._end(indices), rows, strict=True))
-        outcomes = [_outcome(row.id, row.content, keyed.dedup.content) for keyed, row in found]
+        outcomes = [keyed.outcome(row.id, row.content, held=row.expires_at_ms >= FOREVER_MS) for keyed, row in found]
         self._call.settled([keyed.at for keyed, _ in found], outcomes)
         for keyed, row in found:
             if keyed.waits:
-                _settle(keyed.waits, row.id, row.content)
+                _settle(keyed.waits, row.id, row.content, held=row.expires_at_ms >= FOREVER_MS)
 
     def refused(self, indices: Sequence[int], error: FoqsError) -> None:
         if self.done:
@@ -171,16 +211,16 @@ class KeyedRequest:
         entries = self._end(indices)
         self._call.settled([keyed.at for keyed in entries], [error] * len(entries))
         for keyed in entries:
-            for call, at, _ in keyed.waits or ():
-                call.settled((at,), (error,))
+            for call, other in keyed.waits or ():
+                call.settled((other.at,), (error,))
 
     def doubt(self, indices: Sequence[int], error: FoqsError) -> None:
         """Answer all requests that wait for the items, which stay pending until their outcome is known."""
         for keyed in [self._entries[i] for i in indices]:
             waits, keyed.waits = keyed.waits or [], None
             self._call.settled([keyed.at], [error])
-            for call, at, _ in waits:
-                call.settled((at,), (error,))
+            for call, other in waits:
+                call.settled((other.at,), (error,))
         self._call = _ANSWERED
 
     def _end(self, indices: Sequence[int]) -> list[Keyed]:
@@ -191,11 +231,7 @@ class KeyedRequest:
         return entries
 
 
-def _settle(waits: Sequence[tuple[TakesOutcomes, int, int]], item_id: int, stored: int) -> None:
-    """Settle the requests that waited for an item whose content is `stored`."""
-    for call, at, content in waits:
-        call.settled((at,), (_outcome(item_id, stored, content),))
-
-
-def _outcome(item_id: int, stored: int, content: int) -> int | FoqsError:
-    return Duplicate(item_id) if content == stored else Invalid(OTHER_CONTENT)
+def _settle(waits: Sequence[tuple[TakesOutcomes, Keyed]], item_id: int, content: int, *, held: bool) -> None:
+    """Settle the requests that waited for an item, by the content of its key."""
+    for call, keyed in waits:
+        call.settled((keyed.at,), (keyed.outcome(item_id, content, held=held),))

@@ -21,6 +21,7 @@ from foqs.rows import (
     FailurePosition,
     FailureRow,
     Found,
+    HeldKey,
     Key,
     ProgressRow,
     ReadyRow,
@@ -76,6 +77,13 @@ class StoreReads(Protocol):
 
     def dedup_expired(self, from_ms: int, now_ms: int, limit: int) -> DedupScan:
         """Find out how far from `from_ms` about `limit` expired rows reach."""
+
+    def held_keys(self, ids: list[int]) -> list[HeldKey]:
+        """Return the rows of those `ids` that hold a key, or did so before they became dead letters, in any order."""
+
+    def keys_to_free(self, after: tuple[int, int], now_ms: int, limit: int) -> tuple[list[HeldKey], int]:
+        """Return the first `limit` keys behind `after` with 0 < free_at_ms <= now_ms, by (free_at_ms, id), and the
+        first time behind `now_ms`; 0: there is none."""
 
     def ended_due(self, from_ms: int, now_ms: int, limit: int) -> Scan[EndedRow]:
         """Return ended items with from_ms <= until_ms <= now_ms, by (until_ms, id)."""

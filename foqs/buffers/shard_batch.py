@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
-from foqs.buffers.pending_dedup import Copy
+from foqs.buffers.pending_dedup import Copy, Freed
 from foqs.buffers.reads import Read
 from foqs.errors import FoqsError
 from foqs.fairness.keys import LaneKey
@@ -213,7 +213,7 @@ class ShardBatch:
     keeps: bool = False  # some items are kept after their end
     removals: list[EndedRow] = _NONE  # kept items whose time has ended
     reads: Sequence[Read] = ()
-    copies: Sequence[Copy] = ()
+    copies: Sequence[Copy | Freed] = ()
     confirm: bool = False
     rows: int = 0
     taken_rows: int = 0  # items of all chunks that were taken out of the queue for it

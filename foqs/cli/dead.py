@@ -226,8 +226,9 @@ def redrive(
             if not again or (count and total.at_most >= count):
                 break
         done = "would be redriven" if dry_run else "redriven"
-        print(f"{_range(total)} {done} from {name(topic)}{leased_stay(found.skipped_leased)}", flush=True)
-        if not (total.at_most or found.skipped_leased or found.refused):
+        stay = leased_stay(found.skipped_leased) + _duplicates_stay(found.skipped_duplicate)
+        print(f"{_range(total)} {done} from {name(topic)}{stay}", flush=True)
+        if not (total.at_most or stay or found.refused):
             if hint := _elsewhere(client, topic):
                 print(hint, flush=True)
             else:
@@ -248,6 +249,12 @@ class _Total(NamedTuple):
 
     def plus(self, found: Redriven) -> _Total:
         return _Total(self.at_least + found.at_least, self.at_most + found.at_most)
+
+
+def _duplicates_stay(items: int) -> str:
+    """Return the end of the sentence: how many items stay."""
+    stay = "stays" if items == 1 else "stay"
+    return f"; {counted(items, 'item')} {stay}, whose dedup_key another item has" if items else ""
 
 
 def _range(total: _Total) -> str:

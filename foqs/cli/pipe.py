@@ -8,7 +8,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -34,7 +34,7 @@ from foqs.second_answer import Duplicate
 from foqs.travel import bare
 
 if TYPE_CHECKING:
-    from foqs.client import Client, Item, ItemOptions, ItemRules, Items, ItemSpec, Lease, Producer
+    from foqs.client import Client, DedupUntil, Item, ItemOptions, ItemRules, Items, ItemSpec, Lease, Producer
 
 
 _MOST_ITEMS = 1_000
@@ -98,6 +98,13 @@ def enqueue(
             min=1, max=MOST_WEIGHT, help="The tenants of items that name no weight have this one from now on."
         ),
     ] = None,
+    dedup_key: Annotated[
+        str | None, typer.Option(help="The item of TEXT is stored once for this key, until the key is free.")
+    ] = None,
+    dedup_until: Annotated[
+        Literal["window", "started", "done"] | None,
+        typer.Option(help="The keys of items that name no end are free then. Default: window."),
+    ] = None,
     rules: Annotated[
         str | None,
         typer.Option(
@@ -113,7 +120,7 @@ def enqueue(
 
     A JSON line holds `payload` (text) or `payload_base64`. It may hold topic, priority, delay_ms, deliver_after_ms,
     lease_ms, ttl_ms, expires_at_ms, metadata or metadata_base64, headers, dedup_key, fairness_key, throttle_keys (a
-    list), weight, rules, and delivery ("AT_LEAST_ONCE" or "AT_MOST_ONCE").
+    list), weight, rules, delivery ("AT_LEAST_ONCE" or "AT_MOST_ONCE"), and dedup_until ("WINDOW", "STARTED" or "DONE").
 
     With --copy the command reads the lines that `foqs dequeue` and `foqs items` write. A copy is a new item: it has the
     payload, headers, metadata, priority, delivery, fairness key, throttle keys, rules, time and end of the TTL. A time
@@ -127,6 +134,8 @@ def enqueue(
         fail(f"{'--raw' if raw else '--copy'} is for items from stdin, and TEXT is one item: give one of them", 2)
     if raw and copy:
         fail("--raw lines are payloads, and --copy lines are items: give one of them", 2)
+    if dedup_key is not None and text is None:
+        fail("--dedup-key is for one item, and stdin may have several: give TEXT, or dedup_key in each line", 2)
     options: ItemOptions = {
         "priority": priority,
         "delay_ms": delay_ms,
@@ -134,12 +143,15 @@ def enqueue(
         "throttle_keys": throttle_key,
         "weight": weight,
         "rules": None if rules is None else _rules(rules),
+        "dedup_until": None if dedup_until is None else _until(dedup_until),
     }
     if text is not None:
+        options["dedup_key"] = dedup_key
         with connection.client() as client:
-            item_id = str(client.enqueue(topic or "", os.fsencode(text), **options))
-        write_line({"id": item_id})
-        say_done(f"item {item_id} is enqueued")
+            item_id = client.enqueue(topic or "", os.fsencode(text), **options)
+        known = isinstance(item_id, Duplicate)
+        write_line({"id": str(int(item_id))} | ({"duplicate": True} if known else {}))
+        say_done(f"item {int(item_id)} has the key" if known else f"item {int(item_id)} is enqueued")
         return
 
     from foqs.client import ItemSpec, Producer
@@ -202,6 +214,12 @@ class _Outcomes:
         if error is not None:
             self.failed += 1
             self.first_error = self.first_error or error
+
+
+def _until(given: str) -> DedupUntil:
+    from foqs.client import DedupUntil
+
+    return DedupUntil[given.upper()]
 
 
 def _rules(text: str) -> ItemRules:

@@ -13,6 +13,7 @@ from foqs.client.connection import ClientClosed, Tls
 from foqs.client.consumer_calls import Taken
 from foqs.client.items import (
     Ack,
+    DedupUntil,
     Delivery,
     Extension,
     Failure,
@@ -76,6 +77,7 @@ __all__ = [
     "ClientClosed",
     "Code",
     "Conflict",
+    "DedupUntil",
     "Delivery",
     "Duplicate",
     "ExplainReason",

@@ -35,7 +35,17 @@ from foqs.checks import (
     refuse,
 )
 from foqs.client.connection import Tls
-from foqs.client.items import Ack, Delivery, Extension, ItemSpec, Nack, Progress, check_checkpoint, check_lines
+from foqs.client.items import (
+    Ack,
+    DedupUntil,
+    Delivery,
+    Extension,
+    ItemSpec,
+    Nack,
+    Progress,
+    check_checkpoint,
+    check_lines,
+)
 from foqs.client.per_worker import Share
 from foqs.client.rules import ItemRules, RetryKind, RetryRule
 from foqs.errors import FoqsError, Invalid
@@ -334,6 +344,9 @@ def check_item(spec: ItemSpec) -> None:
     if spec.rules is not None:
         check_rules(spec.rules)
     check_int("delivery", spec.delivery, Delivery.AT_LEAST_ONCE, Delivery.AT_MOST_ONCE, none=True)
+    check_int("dedup_until", spec.dedup_until, DedupUntil.WINDOW, DedupUntil.DONE, none=True)
+    if spec.dedup_until is not None and spec.dedup_key is None:
+        raise Invalid("dedup_until needs a dedup_key")
 
 
 def check_rules(rules: ItemRules) -> None:
@@ -379,6 +392,7 @@ def faults_of(specs: Sequence[ItemSpec]) -> dict[int, Invalid]:
                 and spec.expires_at_ms is None
                 and spec.weight is None
                 and spec.rules is None
+                and spec.dedup_until is None
             ):
                 continue
             check_item(spec)

@@ -9,21 +9,24 @@ import base64
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, Unpack
+from enum import Enum
+from typing import Any, TypeVar, Unpack
 
-from foqs.client.items import Delivery, Failure, Item, ItemOptions, ItemSpec, ItemState, Lease
+from foqs.client.items import DedupUntil, Delivery, Failure, Item, ItemOptions, ItemSpec, ItemState, Lease
 from foqs.client.operator_types import Result
 from foqs.client.rules import rules_json, rules_of_json
 from foqs.errors import FoqsError, Invalid, NotFound
 from foqs.ids import parse_id
 from foqs.rows import FailureCause
 
+E = TypeVar("E", bound=Enum)
+
 _INTEGERS = {"priority", "deliver_after_ms", "delay_ms", "lease_ms", "ttl_ms", "expires_at_ms", "weight"}
 _PLAIN = _INTEGERS | {"topic", "headers", "dedup_key", "fairness_key", "throttle_keys"}
 _SHOWN = 40
 """Characters of a value in an error."""
 _BINARY = {"payload", "metadata"}
-_KNOWN = _PLAIN | {"delivery", "rules"} | _BINARY | {f"{name}_base64" for name in _BINARY}
+_KNOWN = _PLAIN | {"delivery", "rules", "dedup_until"} | _BINARY | {f"{name}_base64" for name in _BINARY}
 TRIES = 3
 """Attempts for a batch, each with the client's own time-out; only requests that may be repeated are repeated."""
 
@@ -71,7 +74,9 @@ def _spec(given: dict[str, Any], topic: str, defaults: ItemOptions) -> ItemSpec:
         if value is not None:
             fields[name] = value
     if "delivery" in given:
-        fields["delivery"] = _delivery(given["delivery"])
+        fields["delivery"] = _member("delivery", Delivery, given["delivery"])
+    if given.get("dedup_until") is not None:
+        fields["dedup_until"] = _member("dedup_until", DedupUntil, given["dedup_until"])
     if given.get("rules") is not None:
         fields["rules"] = rules_of_json(given["rules"])
     return ItemSpec(**fields)
@@ -211,11 +216,11 @@ def _binary(given: dict[str, Any], name: str) -> bytes | None:
         raise Invalid(f"{name}_base64 is not base64") from None
 
 
-def _delivery(value: object) -> Delivery:
+def _member(name: str, kind: type[E], value: object) -> E:
     try:
-        return Delivery[str(value)]
+        return kind[str(value)]
     except KeyError:
-        raise Invalid(f"delivery is none of {', '.join(Delivery.__members__)}") from None
+        raise Invalid(f"{name} is none of {', '.join(kind.__members__)}") from None
 
 
 def _name(kind: Any, number: int | None) -> str | None:

@@ -30,6 +30,17 @@ class Delivery(IntEnum):
     """Never comes twice: the end of its lease removes it, unless it is released as not begun."""
 
 
+class DedupUntil(IntEnum):
+    """When a `dedup_key` is free for another item."""
+
+    WINDOW = 1
+    """A time after the enqueue that the service sets (a day), or after the delay of the item."""
+    STARTED = 2
+    """When the item has been delivered: the service has written its first lease."""
+    DONE = 3
+    """When the item has ended: acked, failed for good, deleted, or at the end of its TTL."""
+
+
 class ItemState(IntEnum):
     """The state of an item, as seen by `get_item` and `list_items`."""
 
@@ -62,6 +73,7 @@ class ItemOptions(TypedDict, total=False):
     rules             in place of the policy of the topic: retries, dead-letter topic, keeping (`ItemRules`)
     dedup_key         while the service remembers it, the same key in the namespace stores nothing again: the id
                       is then that of the first item, a `Duplicate`. Invalid with another topic or payload
+    dedup_until       when the key is free again, default `DedupUntil.WINDOW`. Payloads are compared under that alone
     """
 
     priority: int
@@ -78,6 +90,7 @@ class ItemOptions(TypedDict, total=False):
     throttle_keys: Sequence[str] | None
     weight: int | None
     rules: ItemRules | None
+    dedup_until: DedupUntil | None
 
 
 @dataclass(slots=True)
@@ -109,6 +122,7 @@ class ItemSpec(Value):
     weight: int | None = None
     expires_at_ms: int | None = None
     rules: ItemRules | None = None
+    dedup_until: DedupUntil | None = None
 
     def __post_init__(self) -> None:
         """Raises Invalid: one text would be sent as a key for each of its characters. The other fields are checked when

@@ -296,4 +296,5 @@ class OperatorCalls:
         if refused and not (found.at_most or dry_run):
             reasons = "; ".join(f"{one.reason} ({one.items:,} dead letters stay)" for one in refused)
             raise (Unavailable if refused[0].closed else Overloaded)(f"no item was redriven: {reasons}")
-        return Redriven(found.at_least, found.at_most, found.skipped_leased or 0, bool(found.more), missing, refused)
+        leased, duplicate = found.skipped_leased or 0, found.skipped_duplicate or 0
+        return Redriven(found.at_least, found.at_most, leased, bool(found.more), missing, refused, duplicate)

@@ -255,7 +255,8 @@ class Redriven(NamedTuple):
 
     `skipped_leased` items match and stay, because a consumer has them. `more`: the call ended, by its time or its
     count, before it had looked at all dead letters. `missing_shards` could not be searched to their ends. `refused`:
-    topics that take no more items.
+    topics that take no more items. `skipped_duplicate` items match and stay, because other items have their keys
+    (`DedupUntil.DONE`).
     """
 
     at_least: int
@@ -264,6 +265,7 @@ class Redriven(NamedTuple):
     more: bool
     missing_shards: tuple[int, ...]
     refused: tuple[RefusedTopic, ...] = ()
+    skipped_duplicate: int = 0
 
 
 def tried_of(found: Any) -> Tried:

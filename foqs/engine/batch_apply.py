@@ -138,7 +138,7 @@ def _apply_transaction(shard: Shard, batch: ShardBatch, result: BatchResult, now
         _apply_mixed(shard, batch, result, now_ms)
         left = [*batch.lanes_new, *batch.lanes_filled, *(() if result.committed else batch.lanes_gone)]
     transaction = batch.transaction
-    if transaction is not None and (transaction.slots is not None or transaction.dedup_gone is not None):
+    if transaction is not None and (transaction.slots or transaction.dedup_gone or transaction.keys):
         dedup.transaction_applied(shard.queue, transaction, now_ms, committed=result.saved)
     for lane in left:  # a new lane may have no item, and a lane that was not removed is still empty
         if not lane.total:

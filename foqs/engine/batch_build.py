@@ -9,7 +9,7 @@ from foqs.buffers.checkpoint import NEVER_MS
 from foqs.buffers.pending_progress import WRITE_DELAY_MS
 from foqs.buffers.shard_batch import Chunk, ShardBatch, emit
 from foqs.buffers.tail import MAX_BYTES
-from foqs.engine import batch_reads, dedup, item_ops, kept_items
+from foqs.engine import batch_reads, dedup, item_ops, kept_items, unique
 from foqs.engine.shard import Shard
 from foqs.engine.shard_memory import ShardMemory
 from foqs.engine.shard_queue import ShardQueue
@@ -17,7 +17,7 @@ from foqs.fairness.keys import pack_throttles, rules_of, tenancy_of
 from foqs.item import Cause, Change, Item, Phase, Place, To, WrongStep
 from foqs.prefetch.lane import Lane
 from foqs.rows import Batch, LaneRow, NewItem, ReadyRow
-from foqs.rules import pack_rules
+from foqs.rules import pack_lane
 from foqs.shardmgr.lifecycle import BreakerState, ShardState
 
 _CLOSED, _SERVING, _DRAINING = BreakerState.CLOSED, ShardState.SERVING, ShardState.DRAINING
@@ -45,7 +45,7 @@ def build(shard: Shard, now_ms: int) -> ShardBatch | None:
     asked = queue.chunks or queue.changes or owner.state is _DRAINING
     if not asked and next_ms(shard, now_ms) > now_ms and not idle_is_over(shard, now_ms):
         return None
-    batch, tail, keys, kept = ShardBatch(), memory.tail, queue.keys, queue.kept
+    batch, tail, keys, held, kept = ShardBatch(), memory.tail, queue.keys, queue.held, queue.kept
     transaction = Batch(next_number=queue.next_number)
     # The mark passes items that this transaction removes with the next one, so plain acks do not walk the tail.
     first = (tail.first() if tail.count else None) or shard.first_id + queue.next_number
@@ -61,11 +61,12 @@ def build(shard: Shard, now_ms: int) -> ShardBatch | None:
     behind = first < shard.first_id + transaction.next_number - _TAIL_SPAN * shard.config.tail_items
     more = due or behind or queue.lists or batch.lanes_gone or memory.idle_lanes or owner.state is _DRAINING
     moved = False
-    if more or keys.gone is not None or keys.wanted is not None or keys.copies or keys.gives:
+    waits = keys.gone is not None or keys.wanted is not None or keys.copies or keys.gives  # `keys_wait`
+    if more or waits or keys.redrives or held.claims or held.freed:
         moved = _take_rest(shard, batch, transaction, behind=behind, now_ms=now_ms)
     if batch.chunks or batch.changes or batch.indexed or batch.lanes_gone or batch.removals or moved:
         if transaction.filled:
-            _note_rows(shard, batch, transaction)
+            _note_rows(shard, batch, transaction, now_ms)
         transaction.due_from_ms = queue.timers.from_ms
         transaction.expiry_from_ms = queue.ttls.from_ms
         transaction.dedup_from_ms = keys.scan.from_ms
@@ -74,7 +75,7 @@ def build(shard: Shard, now_ms: int) -> ShardBatch | None:
         (queue.pages_wanted or queue.bodies_wanted or queue.looks or queue.lists or queue.dead_reads)
         or (owner.confirm_wanted or owner.clock_wanted)
         or (queue.timers.due_ms <= now_ms or queue.ttls.due_ms <= now_ms or queue.keys.scan.due_ms <= now_ms)
-        or (kept.scan.due_ms <= now_ms or kept.oldest_wanted)
+        or (kept.scan.due_ms <= now_ms or kept.oldest_wanted or held.due_ms <= now_ms)
     ):
         _add_reads(shard, batch, now_ms)
     if batch.transaction is None and not (batch.reads or batch.confirm):
@@ -106,8 +107,9 @@ def next_ms(shard: Shard, now_ms: int) -> int:
         return min(again_ms, now_ms + owner.hang_ms - (now_ms - from_ms) % owner.hang_ms + 1)
     if queue.chunks or queue.changes or queue.looks or queue.lists or queue.dead_reads or queue.kept.unsent:
         return owner.retry_at_ms(now_ms)
-    keys = queue.keys
-    if keys.gone is not None or keys.wanted is not None or ((keys.copies or keys.gives) and dedup.due(queue)):
+    keys, held = queue.keys, queue.held
+    waits = keys.gone is not None or keys.wanted is not None or keys.copies or keys.gives  # `keys_wait`
+    if (waits or keys.redrives or held.claims or held.freed) and dedup.due(queue):
         return owner.retry_at_ms(now_ms)
     asked = queue.pages_wanted or queue.bodies_wanted or owner.confirm_wanted or owner.clock_wanted
     if (asked or queue.kept.oldest_wanted) and owner.state is _SERVING:
@@ -116,7 +118,7 @@ def next_ms(shard: Shard, now_ms: int) -> int:
         return owner.retry_at_ms(now_ms)
     at_ms = NEVER_MS
     if owner.state is _SERVING and not owner.held:
-        at_ms = min(queue.timers.due_ms, queue.ttls.due_ms, keys.scan.due_ms, queue.kept.scan.due_ms)
+        at_ms = min(queue.timers.due_ms, queue.ttls.due_ms, keys.scan.due_ms, queue.kept.scan.due_ms, held.due_ms)
     oldest = queue.oldest_unwritten_ms() if queue.unwritten else None
     if oldest is not None:
         at_ms = min(at_ms, oldest + shard.config.lease_write_delay_ms // 2)
@@ -131,7 +133,7 @@ def next_ms(shard: Shard, now_ms: int) -> int:
 def _take_rest(shard: Shard, batch: ShardBatch, transaction: Batch, *, behind: bool, now_ms: int) -> bool:
     """Take what no request asks for: leases, rows of unindexed items, empty lanes, and keys. Return True if there is
     something that is not in `batch`."""
-    queue, memory, keys = shard.queue, shard.memory, shard.queue.keys
+    queue, memory = shard.queue, shard.memory
     if queue.unwritten:
         # The other half of the delay is for the commit, before the shard has to stop leasing items.
         drains = shard.owner.state is _DRAINING or queue.lists  # the rows have to show every lease
@@ -142,12 +144,13 @@ def _take_rest(shard: Shard, batch: ShardBatch, transaction: Batch, *, behind: b
         _index_tail(shard, batch, transaction)
     if batch.lanes_gone or (memory.idle_lanes and idle_is_over(shard, now_ms)):
         _take_idle_lanes(shard, batch, transaction, now_ms)
-    if keys.gone is not None or keys.wanted is not None or keys.copies or keys.gives:
-        return dedup.fill_transaction(queue, batch, transaction)
+    if queue.keys_wait:
+        moved = dedup.fill_transaction(queue, batch, transaction)
+        return unique.fill_transaction(shard, batch, transaction, now_ms) or moved
     return False
 
 
-def _note_rows(shard: Shard, batch: ShardBatch, transaction: Batch) -> None:
+def _note_rows(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: int) -> None:
     """Have scans find the new rows of the transaction in time, and let its mark pass no unindexed item."""
     for row in transaction.timer_new:
         shard.queue.timers.inserted(row.due_ms)
@@ -157,6 +160,8 @@ def _note_rows(shard: Shard, batch: ShardBatch, transaction: Batch) -> None:
         for ended in transaction.ended_new:
             shard.queue.kept.scan.inserted(ended.until_ms)
         transaction.ended_from_ms = shard.queue.kept.scan.from_ms
+    if transaction.keys is not None:
+        unique.schedule(shard, transaction.keys, now_ms)
     if shard.memory.tail.count:
         transaction.indexed_to = _first_unindexed(shard, batch, transaction) - 1
 
@@ -265,7 +270,7 @@ def _stored_lane(shard: Shard, lane: Lane[Item], batch: ShardBatch, transaction:
         ns, topic = lane.topic.key
         fairness, throttles = tenancy_of(lane.key)
         packed = pack_throttles(throttles) if throttles else b""
-        rules = pack_rules(rules_of(lane.key))
+        rules = pack_lane(rules_of(lane.key), lane.until)
         row = LaneRow(number, ns.encode(), topic.encode(), fairness.encode(), packed, rules=rules)
         transaction.lanes_new.append(row)
     return lane
@@ -275,7 +280,10 @@ def _take_extras(shard: Shard, chunk: Chunk, batch: ShardBatch, transaction: Bat
     """Write the deduplication keys of the chunk, and the weights that its items bring to their lanes."""
     if chunk.dedup is not None:
         transaction.fill()
-        transaction.dedup_new += dedup.rows_of(shard.queue, chunk, now_ms)
+        rows = dedup.rows_of(shard.queue, chunk, now_ms)
+        transaction.dedup_new += rows
+        if shard.memory.holding:
+            unique.hold(shard, rows, transaction)
     if chunk.weights is None:
         return
     batch.weights = batch.weights or {}
@@ -336,7 +344,7 @@ def _take_changes(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: i
     if shard.queue.progress:
         _queue_progress(shard, now_ms)
     waiting, room = shard.queue.changes, 2 * shard.config.batch_rows
-    keeping, noted = shard.policies.keeping, shard.memory.noted
+    keeping, noted, holding = shard.policies.keeping, shard.memory.noted, shard.memory.holding
     while waiting and room > 0:
         change = waiting.popleft()
         item = change.item
@@ -345,7 +353,7 @@ def _take_changes(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: i
         if item.in_flight is not None:
             raise WrongStep(f"SEND of {change} from {item}")
         item.change, item.in_flight = None, change  # `Item.send`
-        if change.to is _GONE and (keeping or len(item.lane.key) == 4):  # type: ignore[arg-type]  # `rules_of`
+        if change.to is _GONE and (keeping or len(item.lane.key) > 3):  # type: ignore[arg-type]  # `rules_of`
             batch.keeps = kept_items.mark_end(shard, change, now_ms) or batch.keeps
         if noted and item.id in noted:
             _take_progress(shard, change, transaction)
@@ -355,6 +363,7 @@ def _take_changes(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: i
             and change.ended is None
             and not item.expires_at_ms
             and not item.lane.dead
+            and not item.lane.until
         ):
             transaction.item_gone.append(item.id)  # `emit`, of an item that has no other row
         else:
@@ -363,6 +372,8 @@ def _take_changes(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: i
             if change.move is not None:
                 change.target = _stored_lane(shard, shard.memory.lane(change.move.lane), batch, transaction)
             emit(change, transaction)
+            if holding:
+                unique.note(shard, change, transaction)
         batch.changes.append(change)
         room -= 1
     batch.rows += len(batch.changes)
@@ -390,6 +401,8 @@ def _take_leases(shard: Shard, batch: ShardBatch, transaction: Batch, before_ms:
         if item.id in shard.memory.noted:
             _take_progress(shard, change, transaction)
         emit(change, transaction)
+        if shard.memory.holding:
+            unique.note(shard, change, transaction)
         batch.changes.append(change)
         room -= 1
     unwritten.extendleft(reversed(kept))
@@ -466,6 +479,9 @@ def _add_reads(shard: Shard, batch: ShardBatch, now_ms: int) -> None:
         ):
             if scan.due_ms <= now_ms:
                 batch.reads = [*batch.reads, read(scan, scan.begin(now_ms), shard.config.scan_rows)]
+        if queue.held.due_ms <= now_ms:
+            queue.held.due_ms = NEVER_MS
+            batch.reads = [*batch.reads, unique.FreeRead(now_ms, queue.held.after)]
     if serving and queue.kept.oldest_wanted:
         batch.reads = [*batch.reads, queue.kept.oldest_wanted.popitem()[1]]
     if queue.dead_reads or queue.lists:

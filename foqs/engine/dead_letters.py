@@ -18,14 +18,16 @@ from foqs.engine.shard import Shard
 from foqs.engine.shard_memory import ShardMemory
 from foqs.engine.shard_owner import ShardOwner
 from foqs.engine.state import State
+from foqs.engine.unique import Taking, free_again
 from foqs.errors import FoqsError, NotServed, OutcomeUnknown, Overloaded, Unavailable
 from foqs.fairness.keys import TopicKey, lane_key, unpack_throttles
+from foqs.ids import Until
 from foqs.item import Cause, Change, Item, Move, Phase, Place, To, from_ready
 from foqs.policies.failures import FailureFilter
 from foqs.policies.remedy import closed
 from foqs.prefetch.lane import Lane
 from foqs.rows import DeadPage, DeadRow, FailureGroup, FailureGroups, FailurePosition
-from foqs.rules import unpack_rules
+from foqs.rules import unpack_rules, unpack_until
 
 ROWS = 2_000
 """Rows that a read looks at: the shard works on other requests between two reads."""
@@ -176,7 +178,8 @@ class Refused(NamedTuple):
 
 @dataclass(slots=True)
 class PageOutcome:
-    """`redriven` items, and `unknown` ones that may have been; `leased` ones stay. `taken` counts both by group.
+    """`redriven` items, and `unknown` ones that may have been; `leased` ones stay, and `duplicates`, whose keys other
+    items have. `taken` counts both by group.
     `refused` ones stay, by the topic that they would go to. An item that a delete or a late ack removes at the same
     time counts as redriven before. `next` is where the next page begins; None: the shard has no more."""
 
@@ -186,6 +189,7 @@ class PageOutcome:
     next: FailurePosition | None = None
     taken: dict[GroupKey, int] = field(default_factory=dict)
     refused: dict[str, Refused] = field(default_factory=dict)
+    duplicates: int = 0
 
     def refuse(self, topic: str, error: FoqsError, items: int = 1) -> None:
         known = self.refused.get(topic)
@@ -222,6 +226,10 @@ class RedrivePage:
         self._rooms: dict[str, _Room] = {}
         self._deadline_ms = 0
         self._moves: ItemsCall | None = None
+        self._asked: set[int] = set()  # items whose keys were asked for
+        self._have: set[int] = set()  # that have their keys again
+        self._others: set[int] = set()  # whose keys other items have
+        self._unasked: FoqsError | None = None  # why other items of the page stay for now
         self._outcome = PageOutcome()
         self.done = False
 
@@ -263,6 +271,9 @@ class RedrivePage:
         rooms, self._rooms = self._rooms, {}
         for room in rooms.values():
             room.settle(room.items - room.used)
+        shard = self._state.shards.get(self._ask.shard)
+        if shard is not None and self._have:
+            free_again(self._state, shard, self._have)
         self._reply(outcome)
 
     def _wanted(self) -> FailureFilter:
@@ -282,11 +293,14 @@ class RedrivePage:
             self._end(error or NotServed("the shard is not served here now"))
             return
         chosen, wanted = self._choose(shard, page)
+        keys = {one.item.id: one.topic for one in chosen if _holds(one.row) and one.item.id not in self._have}
         if self._ask.dry_run or not (chosen or wanted):
             self._count([one.group for one in chosen])
-            self._end(self._outcome)
+            self._end(self._outcome if chosen or self._unasked is None else self._unasked)
         elif wanted:
             self._ask_for_room(wanted)
+        elif keys:
+            self._take_keys(shard, keys)
         else:
             self._redrive(shard, chosen)
 
@@ -301,14 +315,8 @@ class RedrivePage:
                 return
             self._rooms[topic] = _Room(items, error, settle)
             left.discard(topic)
-            if left:
-                return
-            shard = self._state.shards.get(self._ask.shard)
-            lane = None if shard is None else dead_lane(shard.memory, self._ask.key)
-            if shard is None or lane is None:
-                self._end(self._outcome if shard is not None else NotServed("the shard is not served here now"))
-            else:
-                self._queue(shard, lane)
+            if not left:
+                self._read_again()
 
         for topic, items in wanted.items():
             self._admit((ns, topic), items, self._deadline_ms, partial(granted, topic))
@@ -334,7 +342,8 @@ class RedrivePage:
     def _choose(self, shard: Shard, page: DeadPage) -> tuple[list[_Chosen], dict[str, int]]:
         """Return the items to move, and how many of them go to each topic whose room is not known yet."""
         ask = self._ask
-        outcome = self._outcome = PageOutcome(next=page.next)
+        outcome, self._unasked = PageOutcome(next=page.next), None
+        self._outcome = outcome
         taken = dict(ask.taken)
         chosen: list[_Chosen] = []
         wanted: dict[str, int] = {}
@@ -351,6 +360,8 @@ class RedrivePage:
             item = shard.memory.known.get(failure.id) or _item_of(row, lane)
             if item.phase is Phase.LEASED:
                 outcome.leased += 1
+            elif _holds(row) and not ask.dry_run and not self._has_key(shard, item.id):
+                outcome.duplicates += item.id in self._others
             elif item.lane is lane and _stays(shard.owner, item, self._state.now_ms):
                 topic = ask.to_topic or failure.topic.decode()
                 error = self._refusal(topic, wanted)
@@ -363,6 +374,33 @@ class RedrivePage:
                     outcome.next = (failure.fingerprint, failure.id)
                     break
         return chosen, wanted
+
+    def _has_key(self, shard: Shard, item_id: int) -> bool:
+        """Return True if the item has its key again, or if that was not asked for yet."""
+        if item_id in self._asked - self._have - self._others or item_id in shard.queue.held.freeing:
+            self._unasked = Unavailable("the shards of some keys do not answer", _RETRY_MS)
+            return False
+        return item_id not in self._others
+
+    def _take_keys(self, shard: Shard, topics: dict[int, str]) -> None:
+        """Take the keys of items, by the topics that they go to, and read the page again, as its rows are old then."""
+
+        def taken(have: set[int], others: set[int]) -> None:
+            self._asked.update(topics)
+            self._have |= have
+            self._others |= others
+            if not self.done:  # else the claims free the keys that were taken
+                self._read_again()
+
+        Taking(self._state, shard, topics, taken)
+
+    def _read_again(self) -> None:
+        shard = self._state.shards.get(self._ask.shard)
+        lane = None if shard is None else dead_lane(shard.memory, self._ask.key)
+        if shard is None or lane is None:
+            self._end(self._outcome if shard is not None else NotServed("the shard is not served here now"))
+        else:
+            self._queue(shard, lane)
 
     def _redrive(self, shard: Shard, chosen: list[_Chosen]) -> None:
         state, now_ms = self._state, self._state.now_ms
@@ -379,14 +417,16 @@ class RedrivePage:
         origin, tenant, throttles = failure.topic.decode(), failure.fairness.decode(), failure.throttles
         ttl_ms = self._state.policies.of((ns, origin)).ttl_ms
         expires_at_ms = 0 if ttl_ms is None else now_ms + ttl_ms
-        lane = lane_key((ns, topic), tenant, unpack_throttles(throttles), unpack_rules(failure.rules))
+        rules, until = unpack_rules(failure.rules), unpack_until(failure.rules)
+        lane = lane_key((ns, topic), tenant, unpack_throttles(throttles), rules, until)
         return Move(lane, now_ms, expires_at_ms, None)
 
     def _moved(self, chosen: list[_Chosen], outcomes: list[FoqsError | None]) -> None:
-        outcome = self._outcome
-        done, doubtful, refused = list[GroupKey](), list[GroupKey](), None
+        outcome, refused = self._outcome, self._unasked
+        done, doubtful = list[GroupKey](), list[GroupKey]()
         for one, error in zip(chosen, outcomes, strict=True):
             if error is None:
+                self._have.discard(one.item.id)
                 done.append(one.group)
             elif isinstance(error, OutcomeUnknown):
                 doubtful.append(one.group)
@@ -401,7 +441,7 @@ class RedrivePage:
                 self._end(refused)
                 return
             # The next page finds the items again that stayed.
-            outcome.next, outcome.leased, outcome.refused = self._ask.after or START, 0, {}
+            outcome.next, outcome.leased, outcome.duplicates, outcome.refused = self._ask.after or START, 0, 0, {}
         self._end(outcome)
 
     def _count(self, groups: list[GroupKey]) -> None:
@@ -409,6 +449,11 @@ class RedrivePage:
         for group in groups:
             taken[group] = taken.get(group, 0) + 1
         self._outcome.redriven = len(groups)
+
+
+def _holds(row: DeadRow) -> bool:
+    """Return True if the item held its key until it was dead."""
+    return unpack_until(row.failure.rules) == Until.DONE
 
 
 def _stays(owner: ShardOwner, item: Item, now_ms: int) -> bool:

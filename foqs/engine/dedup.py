@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from foqs.buffers.pending_dedup import Give, Keyed, KeyedRequest
+from foqs.buffers.pending_dedup import Freed, Give, Keyed, KeyedRequest
 from foqs.buffers.reads import Read, ScanRead, StoreReads
 from foqs.buffers.shard_batch import Chunk, ShardBatch
 from foqs.engine import enqueue
@@ -24,11 +24,11 @@ from foqs.engine.shard import Shard
 from foqs.engine.shard_queue import ShardQueue
 from foqs.engine.state import State
 from foqs.errors import NotServed, Overloaded, Unavailable
-from foqs.fairness.keys import rules_of
-from foqs.ids import hash_slot_bounds, hash_slot_of
+from foqs.fairness.keys import rules_of, until_of
+from foqs.ids import FOREVER_MS, hash_slot_bounds, hash_slot_of
 from foqs.rows import Batch, DedupRow, Holding
 from foqs.shardmgr.lifecycle import ShardState
-from foqs.shardmgr.routing import without
+from foqs.shardmgr.routing import has, without
 
 _BUDGET_SHARE = 0.3  # beyond the input's
 
@@ -113,19 +113,19 @@ def fill_transaction(queue: ShardQueue, batch: ShardBatch, transaction: Batch) -
     transaction.dedup_gone, queue.keys.gone = queue.keys.gone, None
     transaction.slots, queue.keys.wanted = queue.keys.wanted, None
     queue.keys.in_flight = transaction.slots
-    return transaction.dedup_gone is not None or transaction.slots is not None or bool(transaction.dedup_copied)
+    return transaction.dedup_gone is not None or transaction.slots is not None or bool(batch.copies)
 
 
 def rows_of(queue: ShardQueue, chunk: Chunk, now_ms: int) -> list[DedupRow]:
     """Return the rows of a chunk's keys, for the transaction being built. Its items have their ids."""
     assert isinstance(chunk.request, KeyedRequest)
     chunk.request.sent = True
-    expires_at_ms = now_ms + queue.dedup_window_ms
-    queue.keys.scan.inserted(expires_at_ms)
-    return [
-        DedupRow(digest, content, item.id, expires_at_ms)
-        for (digest, content), item in zip(chunk.dedup or (), chunk.items, strict=True)
-    ]
+    rows: list[DedupRow] = []
+    for (digest, content), item, lane in zip(chunk.dedup or (), chunk.items, chunk.keys, strict=True):
+        until_ms = FOREVER_MS if until_of(lane) else max(now_ms, item.deliver_after_ms) + queue.dedup_window_ms
+        rows.append(DedupRow(digest, content, item.id, until_ms))
+    queue.keys.scan.inserted(now_ms + queue.dedup_window_ms)
+    return rows
 
 
 def transaction_applied(queue: ShardQueue, transaction: Batch, now_ms: int, *, committed: bool) -> None:
@@ -141,6 +141,8 @@ def transaction_applied(queue: ShardQueue, transaction: Batch, now_ms: int, *, c
             queue.keys.scan.finish(now_ms)
         else:
             queue.keys.gone = transaction.dedup_gone
+    if transaction.keys is not None:
+        queue.held.written(transaction.keys.noted, now_ms, committed=committed)
 
 
 def settle_known(batch: ShardBatch, known: Mapping[int, DedupRow]) -> None:
@@ -181,17 +183,26 @@ class ExpiredKeysRead(ScanRead):
 
 
 def due(queue: ShardQueue) -> bool:
-    """Return True if the next batch has rows to copy or a slot to give."""
-    return bool(queue.keys.copies) or _next_give(queue) is not None
+    """Return True if the next transaction has keys or slots to change: a slot may wait for its pending keys."""
+    keys, held = queue.keys, queue.held
+    changes = (
+        keys.gone is not None or keys.wanted is not None or keys.copies or keys.redrives or held.claims or held.freed
+    )
+    return bool(changes) or _next_give(queue) is not None
 
 
 def _add_moved_slots(queue: ShardQueue, batch: ShardBatch, transaction: Batch) -> None:
     keys = queue.keys
     batch.copies, keys.copies = keys.copies, []
-    for copy in batch.copies:
-        transaction.dedup_copied += copy.rows
-        if copy.rows:
-            keys.scan.inserted(min(row.expires_at_ms for row in copy.rows))
+    for work in batch.copies:
+        if isinstance(work, Freed):
+            queue.key_rows(transaction).freed += work.keys
+        elif not has(keys.last.bits, work.slot):  # else the slot has arrived, and its keys have changed since
+            arrived = queue.key_rows(transaction)
+            arrived.cleared += [work.slot] * work.first
+            arrived.copied += work.rows
+            if work.rows:
+                keys.scan.inserted(min(row.expires_at_ms for row in work.rows))
     give = _next_give(queue)
     if give is None:
         return

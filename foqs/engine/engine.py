@@ -84,7 +84,7 @@ class Engine:
             state.awaited, state.callbacks.ask_script,
         )  # fmt: skip
         shard.queue.configure_dedup(config.limits.dedup_window_ms)
-        shard.queue.connect(partial(state.touch, shard))
+        shard.queue.connect(partial(state.touch, shard), state.callbacks.tell_keys, lambda: state.now_ms)
         return shard
 
     def fill(self, shard: Shard, opened: Opened, then: Callable[[], None]) -> None:

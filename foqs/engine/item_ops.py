@@ -24,7 +24,7 @@ from foqs.item import Cause, Change, Given, Item, Move, Phase, Place, To, Waits
 from foqs.policies.failures import fingerprint
 from foqs.policies.topic_policy import TopicPolicy
 from foqs.rows import FailureCause, FailureRow, Found, ProgressRow
-from foqs.rules import pack_rules
+from foqs.rules import pack_lane
 
 Verdict = FoqsError | bool
 Op = Callable[[Shard, Item, Waits, int], Verdict]
@@ -412,7 +412,7 @@ def _failure_of(item: Item, attempt: int, ended: Ended, now_ms: int) -> FailureR
         fairness=fairness.encode(),
         reason=_cut(ended.reason),
         throttles=pack_throttles(throttles),
-        rules=pack_rules(rules_of(item.lane.key)),
+        rules=pack_lane(rules_of(item.lane.key), item.lane.until),
     )
 
 

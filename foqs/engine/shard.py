@@ -82,6 +82,7 @@ class Shard:
         self.queue.begin(opened, next_lane, max_batch_bytes, now_ms)
         self.queue.kept.count_topics(self.memory.lane_numbers)
         self.memory.noted = dict(opened.noted)
+        self.memory.holding = self.memory.holding or opened.holding
         self.owner.begin(opened, begun_ms, now_ms)
         self.counters.shards_opened += 1
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import islice
 
-from foqs.buffers.pending_dedup import Copy, Give, KeyedRequest
+from foqs.buffers.held_keys import Claim
+from foqs.buffers.pending_dedup import Copy, Freed, Give, KeyedRequest
 from foqs.buffers.shard_batch import ANSWERED, ShardBatch
 from foqs.engine import consumers, enqueue
 from foqs.engine.shard import Shard
@@ -22,7 +23,7 @@ from foqs.fairness.keys import LaneKey, lane_key, unpack_throttles
 from foqs.item import Cause, Item
 from foqs.prefetch.lane import Lane
 from foqs.rows import BACKLOG_SHIFT, Opened
-from foqs.rules import unpack_rules
+from foqs.rules import unpack_rules, unpack_until
 from foqs.shardmgr.lifecycle import BreakerState
 
 _LANES = 2_000
@@ -42,7 +43,8 @@ def fill(shard: Shard, opened: Opened) -> Iterator[None]:
         if throttles is None:
             throttles = sets[row.throttles] = unpack_throttles(row.throttles)
         rules = unpack_rules(row.rules) if row.rules else None
-        key = lane_key((row.ns.decode(), row.topic.decode()), row.fairness.decode(), throttles, rules)
+        until = unpack_until(row.rules) if row.rules else 0
+        key = lane_key((row.ns.decode(), row.topic.decode()), row.fairness.decode(), throttles, rules, until)
         lane = memory.add_lane(key, row.lane)
         memory.number_lane(lane, row.lane)
         if row.weight:
@@ -176,7 +178,8 @@ def close(state: State, shard: Shard, now_ms: int, error: FoqsError) -> None:
     chunks = [*queue.chunks, *queue.returned, *(chunk for batch in batches for chunk in batch.chunks)]
     changes = [change for change in queue.changes if change.item.change is change]
     changes += [change for batch in batches for change in batch.changes]
-    moves: list[Give | Copy] = [*keys.gives, *keys.copies, *(copy for batch in batches for copy in batch.copies)]
+    moves: list[Give | Copy | Freed | Claim] = [*keys.gives, *keys.copies, *queue.held.claims]
+    moves += [copy for batch in batches for copy in batch.copies]
     removals = queue.kept.take_waits()
     looks = [look for waiting in queue.looks.values() for look in waiting]
     reads = [*queue.lists, *queue.dead_reads, *(read for batch in batches for read in batch.reads)]
@@ -196,6 +199,8 @@ def close(state: State, shard: Shard, now_ms: int, error: FoqsError) -> None:
             request.settled(at, OutcomeUnknown(_LOST_COMMITTING) if unsure else error)
     for moved in moves:
         moved.done(error)
+    for take in keys.redrives:
+        take.request.refused((0,), error)
     for request, at in removals:  # some of a transaction may be committed
         request.settled(at, OutcomeUnknown(_LOST_COMMITTING))
     for look in looks:

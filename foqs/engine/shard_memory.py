@@ -15,7 +15,7 @@ from foqs.config.schema import HostSection
 from foqs.counters import Counters
 from foqs.engine.endings import Awaited
 from foqs.engine.shard_queue import ShardQueue
-from foqs.fairness.keys import LaneKey, TopicKey, is_plain, lane_key, rules_of, tenancy_of, topic_key
+from foqs.fairness.keys import LaneKey, TopicKey, is_plain, lane_key, rules_of, tenancy_of, topic_key, until_of
 from foqs.fairness.topics import TenantLanes, Topics
 from foqs.item import KNOWN_BYTES, Cause, Change, Item, Phase, Place, To
 from foqs.prefetch.lane import Entry, Lane, Window
@@ -64,6 +64,7 @@ class ShardMemory:
         self.woken: dict[TopicKey, None] = {}  # topics whose waiting consumers are tried next
         self.unleased: list[str] = []  # workers that gave back items at once; each of these woke its topic
         self.stalled: dict[TopicKey, None] = {}  # topics that were asked for while this shard could lease nothing
+        self.holding = False  # some items may hold keys until they start or are done
         self.noted: dict[int, int] = {}  # items that have or get a row in `progress`; the bytes of their checkpoints
         self.limited: dict[str, Any] = {}  # by namespace: see `foqs.engine.concurrency`
 
@@ -124,10 +125,12 @@ class ShardMemory:
         """Add a lane that is not in `lanes`."""
         topic = self.topics.of(topic_key(key))
         rules = rules_of(key)
-        key = lane_key(topic.key, *tenancy_of(key), rules)  # with the topic's own names
+        key = lane_key(topic.key, *tenancy_of(key), rules, until_of(key))  # with the topic's own names
         namespace = self.counters.namespaces.of(topic.key[0])
         lane = self.lanes[key] = Lane(key, topic, self.term, number, namespace, stored=number is not None)
         self.topics.attach(topic, lane)
+        lane.until = until_of(key)
+        self.holding = self.holding or lane.until > 0
         if rules is not None:
             self.rules.setdefault(topic.key, {}).setdefault(rules, set()).add(lane)
         return lane
@@ -153,6 +156,7 @@ class ShardMemory:
         """Take over the lanes of `filled`, which count from now on as lanes of `shard`."""
         self.term, self.lanes, self.lane_numbers = filled.term, filled.lanes, filled.lane_numbers
         self.totals, self.tenants, self.rules = filled.totals, filled.tenants, filled.rules
+        self.holding = filled.holding
         self.dead_lanes, self.idle_lanes = filled.dead_lanes, filled.idle_lanes
         self.term.shard = shard
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from foqs.buffers.checkpoint import Checkpoint
+from foqs.buffers.checkpoint import NEVER_MS, Checkpoint
+from foqs.buffers.held_keys import HeldKeys, TellKeys
 from foqs.buffers.kept import KeptItems
 from foqs.buffers.pending_dedup import DedupKeys
 from foqs.buffers.pending_progress import PendingProgress
@@ -19,7 +20,7 @@ from foqs.engine.asked_scripts import AskedScripts
 from foqs.errors import FoqsError
 from foqs.item import Change, Item, Phase, Place
 from foqs.prefetch.lane import Lane
-from foqs.rows import Found, Opened
+from foqs.rows import Batch, Found, KeyRows, Opened
 
 Look = Callable[[Item | None, Found | None, FoqsError | None], None]
 """Called with the item that an id names, and its rows; None twice where there is none, or the error of the look-up."""
@@ -51,6 +52,8 @@ class ShardQueue:
     def __init__(self, config: HostSection) -> None:
         self.config = config
         self.touch: Callable[[], None] = lambda: None
+        self.tell: TellKeys
+        self.now_ms: Callable[[], int]
         self.max_batch_bytes = 0
         self.dedup_window_ms = 0
         self.forget()
@@ -68,6 +71,7 @@ class ShardQueue:
         self.timers = Checkpoint(0)
         self.ttls = Checkpoint(0)
         self.keys = DedupKeys()
+        self.held = HeldKeys()
         self.kept = KeptItems()
         self.looks = Looks()
         self.asked = AskedScripts()
@@ -86,6 +90,7 @@ class ShardQueue:
         self.timers = Checkpoint(min(opened.due_from_ms, now_ms))
         self.ttls = Checkpoint(min(opened.expiry_from_ms, now_ms))
         self.keys = DedupKeys(min(opened.dedup_from_ms, now_ms), opened.slots)
+        self.held = HeldKeys(0 if opened.holding else NEVER_MS)
         self.kept = KeptItems(min(opened.ended_from_ms, now_ms), opened.ended)
 
     def configure(self, config: HostSection) -> None:
@@ -94,8 +99,8 @@ class ShardQueue:
     def configure_dedup(self, window_ms: int) -> None:
         self.dedup_window_ms = window_ms
 
-    def connect(self, touch: Callable[[], None]) -> None:
-        self.touch = touch
+    def connect(self, touch: Callable[[], None], tell: TellKeys, now_ms: Callable[[], int]) -> None:
+        self.touch, self.tell, self.now_ms = touch, tell, now_ms
 
     def shift(self, by_ms: int) -> None:
         """Follow the host's clock, which was set by `by_ms`."""
@@ -108,6 +113,7 @@ class ShardQueue:
         for scan in (self.timers, self.ttls, self.keys.scan, self.kept.scan):
             scan.shift(by_ms)
         self.progress.shift(by_ms)
+        self.held.shift(by_ms)
         self.unwritten = deque((given_ms + by_ms, item, lease) for given_ms, item, lease in self.unwritten)
 
     # ------------------------------------------------------------------------------------- how much waits
@@ -115,6 +121,21 @@ class ShardQueue:
     @property
     def full(self) -> bool:
         return self.chunk_rows + len(self.changes) + self.looks.count >= self.config.pending_rows
+
+    def key_rows(self, transaction: Batch) -> KeyRows:
+        """Return what the transaction changes about held keys."""
+        if transaction.keys is None:
+            transaction.keys = KeyRows(self.keys.held.bits)
+        return transaction.keys
+
+    @property
+    def keys_wait(self) -> bool:
+        """Return True if something about keys waits for the next transaction."""
+        keys, held = self.keys, self.held
+        return bool(
+            keys.gone is not None or keys.wanted is not None or keys.copies or keys.gives or keys.redrives
+            or held.claims or held.freed
+        )  # fmt: skip
 
     @property
     def idle(self) -> bool:

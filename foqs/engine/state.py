@@ -14,6 +14,7 @@ from typing import Concatenate, ParamSpec
 
 from foqs.bounds import Budget
 from foqs.buffers.checkpoint import NEVER_MS
+from foqs.buffers.held_keys import FreedKeys, TellKeys
 from foqs.config.load import Config
 from foqs.counters import Counters, Namespaces
 from foqs.engine.calls import Deadlines, DequeueCall, Timed
@@ -46,6 +47,7 @@ class Callbacks:
     another host that was refused items of a topic may have some (`per_worker`). `left_waiting`: a consumer
     waits for a topic that has nothing ready here. `slots_written`: a transaction that gave a shard slots has ended.
     `hangs`: a shard's batch has had no reply for `hang_ms`; called again until it has ended.
+    `tell_keys`: ask the shards of keys to take or to free them.
     `tokens_wanted`: throttle keys need tokens. `ask_script`: ask a topic's script about a failed attempt; None: no
     script runs. `monotonic_ms` is the clock of tokens: it never goes back.
     """
@@ -58,6 +60,7 @@ class Callbacks:
     left_waiting: Callable[[TopicKey], None] = _nothing
     slots_written: Callable[[], None] = _nothing
     hangs: Callable[[Shard], None] = _nothing
+    tell_keys: TellKeys = _nothing
     tokens_wanted: Callable[[], None] = _nothing
     ask_script: AskScript | None = None
     monotonic_ms: Callable[[], int] = lambda: 0
@@ -145,6 +148,7 @@ class State:
         )  # fmt: skip
         self._unparked_topics: dict[TopicKey, None] = {}
         self.awaited = Awaited()
+        self.freed_keys = FreedKeys()
         self.holdings = Holdings(self.shards, self.policies)
         self.hung = Hung()
         self.draining = False

@@ -22,13 +22,15 @@ MOST_TENANCY_BYTES = (
 
 
 def lane_key(
-    key: TopicKey, fairness: str = "", throttles: tuple[str, ...] = (), rules: ItemRules | None = None
+    key: TopicKey, fairness: str = "", throttles: tuple[str, ...] = (), rules: ItemRules | None = None, until: int = 0
 ) -> LaneKey:  # fmt: skip
-    """Return the key of the lane with this fairness key, throttle set, which is in order, and rules. The key of a
-    topic's plain lane is `key` itself: a second tuple would take 72 bytes a topic. Keys of other lanes begin with
-    `key`."""
+    """Return the key of the lane with this fairness key, throttle set, which is in order, rules, and end of its items'
+    deduplication keys (`foqs.ids.Until`). The key of a topic's plain lane is `key` itself: a second tuple would take 72
+    bytes a topic. Keys of other lanes begin with `key`."""
     lane: Any
-    if rules is not None:
+    if until:
+        lane = (key, fairness, throttles, rules, until)
+    elif rules is not None:
         lane = (key, fairness, throttles, rules)
     else:
         lane = (key, fairness, throttles) if fairness or throttles else key
@@ -48,7 +50,13 @@ def tenancy_of(key: LaneKey) -> tuple[str, tuple[str, ...]]:
 
 def rules_of(key: LaneKey) -> ItemRules | None:
     lane: Any = key
-    return lane[3] if len(lane) == 4 else None
+    return lane[3] if len(lane) > 3 else None
+
+
+def until_of(key: LaneKey) -> int:
+    """Return when the keys of the lane's items are free (`foqs.ids.Until`); 0: when their window ends."""
+    lane: Any = key
+    return lane[4] if len(lane) == 5 else 0
 
 
 def fairness_of(key: LaneKey) -> str:
@@ -63,7 +71,7 @@ def tenancy_bytes(fairness: str, throttles: tuple[str, ...]) -> int:
 
 
 def is_plain(key: LaneKey) -> bool:
-    """Return True if the lane has neither a fairness key nor throttle keys nor rules."""
+    """Return True if the lane has neither a fairness key nor throttle keys nor rules, and its items hold no keys."""
     lane: Any = key
     return len(lane) == 2
 

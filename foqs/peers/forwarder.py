@@ -35,6 +35,7 @@ from foqs.peers.forwarded_requests import (
     Kind,
 )
 from foqs.peers.hash_slots import SlotMigration
+from foqs.peers.key_changes import KeyChanges
 from foqs.peers.ready_topics import ReadySubscriber
 from foqs.shardmgr.facts import SlotMove, Slots
 from foqs.shardmgr.routing import Route, Routing, bits_of, make_routing, missing, slots_of
@@ -75,6 +76,7 @@ class Forwarder:
         self.ask_others = self.exchange.ask_others
         self.watch = ReadySubscriber(ask, timers.later, self.fetch)
         self.slot_moves = SlotMigration(engine, routing, ask, timers.later, slots_arrived)
+        self.key_changes = KeyChanges(engine, routing, ask, self.slot_moves.adopt)
         self._cut = cut
         self._share_slots = share_slots
         self._now_ms = timers.now_ms

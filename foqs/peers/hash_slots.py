@@ -161,8 +161,8 @@ class SlotMigration:
             else:
                 self._arrived(pull)
 
-        if rows:
-            pull.shard.queue.keys.copies.append(Copy(rows, stored))
+        if rows or low is None:
+            pull.shard.queue.keys.copies.append(Copy(pull.left[0], rows, low is None, stored))
             self._engine.state.touch(pull.shard)
         else:
             stored(None)

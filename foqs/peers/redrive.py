@@ -30,11 +30,13 @@ Ended = Callable[[PageOutcome | FoqsError], None]
 @dataclass(slots=True)
 class Redriven:
     """`more`: the call ended before all shards were searched to their ends. `missing`: shards that could not be.
-    `refused`: dead letters that stay, by the topic that is closed or full."""
+    `duplicates`: dead letters that stay, because other items have their keys. `refused`: dead letters that stay, by the
+    topic that is closed or full."""
 
     at_least: int = 0
     at_most: int = 0
     leased: int = 0
+    duplicates: int = 0
     more: bool = False
     missing: set[int] = field(default_factory=set)
     refused: dict[str, Refused] = field(default_factory=dict)
@@ -156,6 +158,7 @@ class Redrive:
         result.at_least += outcome.redriven
         result.at_most += outcome.redriven + outcome.unknown
         result.leased += outcome.leased
+        result.duplicates += outcome.duplicates
         if self._plan.ask.per_group:
             for group, count in outcome.taken.items():
                 self._taken[group] = self._taken.get(group, 0) + count

@@ -15,6 +15,7 @@ from typing import Any
 from foqs.bounds import YEAR_MS
 from foqs.checks import I32_MAX
 from foqs.errors import Invalid
+from foqs.ids import Until
 from foqs.policies.entries import MOST_PARSED, RetryEntry, name_error, read
 from foqs.policies.topic_policy import KeepEntry, TopicPolicy
 from foqs.rules import NO_RULES, STORED_RULES_BYTES, ItemRules, RetryKind, RetryRule, pack_rules
@@ -22,6 +23,7 @@ from foqs.rules import NO_RULES, STORED_RULES_BYTES, ItemRules, RetryKind, Retry
 _KINDS: Mapping[int, RetryKind] = {1: "constant", 2: "linear", 3: "exponential"}  # the contract's
 _RANGES = {"max_attempts": I32_MAX, "max_total_ms": YEAR_MS, "keep_ms": YEAR_MS}
 _KEEP = KeepEntry()
+_UNTIL = frozenset(map(int, Until))
 
 
 def rules_of(given: Any) -> ItemRules | None:
@@ -33,6 +35,19 @@ def rules_of(given: Any) -> ItemRules | None:
     return _checked(
         retry, given.max_attempts, given.max_total_ms, given.dead_topic, given.keep_ms, given.exact_attempts
     )
+
+
+def of_spec(spec: Any) -> tuple[ItemRules | None, int]:
+    """Return the rules of an item, and its `dedup_until`, 0 for WINDOW. Raises Invalid."""
+    rules = None if spec.rules is None else rules_of(spec.rules)
+    until = spec.dedup_until
+    if not until:
+        return rules, 0
+    if until not in _UNTIL:
+        raise Invalid(f"dedup_until is {until}, not WINDOW, STARTED or DONE")
+    if spec.dedup_key is None:
+        raise Invalid("dedup_until needs a dedup_key")
+    return rules, 0 if until == Until.WINDOW else int(until)
 
 
 @lru_cache(maxsize=MOST_PARSED)

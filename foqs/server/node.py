@@ -183,6 +183,7 @@ class Node:
             left_waiting=lambda key: self.forwarder.fetch(key),  # noqa: PLW0108
             slots_written=lambda: self.peers.slots_written(),  # noqa: PLW0108
             ask_script=lambda attempt, decided: self.hooks.ask(attempt, decided),  # noqa: PLW0108
+            tell_keys=lambda keys, told: self.forwarder.key_changes.tell(keys, told),  # noqa: PLW0108
             tokens_wanted=lambda: self.lending.throttles.wanted(),  # noqa: PLW0108
             monotonic_ms=monotonic_ms,
         )

@@ -23,6 +23,7 @@ from pyspark.sql.types import StructType
 
 from foqs.fairness.keys import unpack_throttles
 from foqs.rows import AT_MOST_ONCE
+from foqs.rules import pack_rules, unpack_rules
 from foqs.spark.options import HEADERS, read_as
 from foqs.spark.snapshot_shards import STATES, Piece, SnapshotOptions, Wanted, open_snapshot, pieces
 from foqs.store.dialect import Dialect
@@ -240,7 +241,7 @@ class _Lanes:
             self.numbers.append(number)
             texts.append([bytes(name).decode("utf-8", "replace") for name in names])
             throttles.append(unpack_throttles(bytes(stored)))
-            rules.append(bytes(packed).decode() or None)
+            rules.append(pack_rules(unpack_rules(bytes(packed))).decode() or None)
         self.all = wanted.all_lanes
         self.keys = pa.array(self.numbers, pa.int64())
         self.names = {

@@ -298,6 +298,11 @@ def _rules(dialect: Dialect) -> Iterator[_Rule]:
         f"{_ALONE}DELETE FROM result WHERE id NOT IN (SELECT id FROM done)",
     )  # fmt: skip
     yield _orphans("progress", ("id",), "i.id = a.id", dialect)
+    yield _Rule(
+        "held_key", ("id",), f"LEFT JOIN {dialect.forced('item', 'i')} ON i.id = a.id",
+        "i.id IS NULL AND a.free_at = 0", "of table held_key hold a key for no item",
+        f"{_ALONE}UPDATE held_key SET free_at = 1 WHERE free_at = 0 AND id NOT IN (SELECT id FROM item)",
+    )  # fmt: skip
     item = ("item", ("id",))
     yield _Rule(
         *item, rows, f"{_NO_ROW} AND ({indexed} = 0 OR a.id <= {indexed})",

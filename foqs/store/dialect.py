@@ -27,7 +27,9 @@ class Dialect:
     DELETE for each than with one for all. `delete_...` are templates of a DELETE by a column, `ready_...` of one by the
     key of `ready`, and `ready_key` is a key in a list. `ordered_join` joins from left to right;
     `for_update` makes a read wait for the writers before it; `read_only` is a server's switch for that. `add_progress`
-    ends an INSERT into `progress`: a column that is NULL in a new row stays as it is, and its log is added.
+    ends an INSERT into `progress`: a column that is NULL in a new row stays as it is, and its log is added. `free_keys`
+    is a template of a DELETE of the rows in `dedup` that name one of the items, `take_keys` ends an INSERT of keys that
+    counts only for keys that are free: they have expired by a time, or name the same item.
     """
 
     name: str
@@ -46,6 +48,8 @@ class Dialect:
     for_update: str
     read_only: str
     add_progress: str
+    free_keys: str
+    take_keys: str
 
     def forced(self, table: str, alias: str = "", index: str = "PRIMARY") -> str:
         """The table in a FROM or an UPDATE, read by that index."""
@@ -70,14 +74,16 @@ class Dialect:
         index: str = "PRIMARY",
         *,
         all_there: bool = True,
+        also: str = "",
     ) -> None:
-        """Append statements to `made` that delete the rows with those values in a column that `index` is unique on."""
+        """Append statements to `made` that delete the rows with those values in a column that `index` is unique on, as
+        far as `also` holds."""
         alone = len(values) <= self.deleted_alone
         template, count = (self.delete_one, 1) if alone else (self.delete_listed, ROWS)
         for at in range(0, len(values), count):
             piece = values[at : at + count]
             text = template.format(table=table, index=index, column=column, values=",".join(map(str, piece)))
-            made.append((text, len(piece) if all_there else None))
+            made.append((f"{text}{also}", len(piece) if all_there else None))
 
     def behind(self, columns: tuple[str, ...], bounds: tuple[int, ...]) -> str:
         """Rows whose `columns` are, as a tuple, greater than `bounds`.
@@ -125,6 +131,24 @@ _ADD_PROGRESS_TO_FILE = (
     "done = COALESCE(excluded.done, done), "
     f"log = SUBSTR(CAST(log || excluded.log AS BLOB), -{LOG_BYTES})"
 )
+_FREE_KEYS = (
+    "DELETE d FROM held_key AS h FORCE INDEX (PRIMARY) STRAIGHT_JOIN dedup AS d FORCE INDEX (PRIMARY) "
+    "ON d.digest = h.digest AND d.id = h.id WHERE h.id IN ({ids})"
+)
+_FREE_KEYS_OF_FILE = (
+    "DELETE FROM dedup WHERE digest IN (SELECT digest FROM held_key WHERE id IN ({ids})) AND id IN ({ids})"
+)
+# A server assigns from left to right: a row that keeps its expiry keeps its id.
+_TAKE_KEYS = "ON DUPLICATE KEY UPDATE " + ", ".join(
+    [
+        f"{column} = IF(expires_at <= {{at}} OR id = VALUES(id), VALUES({column}), {column})"
+        for column in ("content", "id", "expires_at")
+    ]
+)
+_TAKE_KEYS_OF_FILE = (
+    "ON CONFLICT (digest) DO UPDATE SET content = excluded.content, id = excluded.id, expires_at = excluded.expires_at "
+    "WHERE expires_at <= {at} OR id = excluded.id"
+)
 _KEY = "(lane,priority,deliver_after,id)"
 _TUPLE = "(%d,%d,%d,%d)"
 _HINTED = "DELETE /*+ INDEX({table} {index}) */ FROM {table} WHERE {column} IN ({values})"
@@ -146,6 +170,8 @@ MYSQL = Dialect(
     for_update=" FOR UPDATE",
     read_only="@@GLOBAL.read_only",
     add_progress=_ADD_PROGRESS,
+    free_keys=_FREE_KEYS,
+    take_keys=_TAKE_KEYS,
 )
 
 # No hint works in a DELETE of MariaDB, and a single row tuple in an IN list is no search by the key at all. Rows joined
@@ -189,6 +215,8 @@ SQLITE = SqliteDialect(
     for_update="",
     read_only="0",
     add_progress=_ADD_PROGRESS_TO_FILE,
+    free_keys=_FREE_KEYS_OF_FILE,
+    take_keys=_TAKE_KEYS_OF_FILE,
 )
 
 

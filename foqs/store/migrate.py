@@ -58,7 +58,13 @@ def _progress(connection: Connection) -> list[str]:
     return [] if inspect(connection).has_table("progress") else tables["progress"].create()
 
 
-STEPS: tuple[Step, ...] = (Step(2, _rules), Step(3, _progress))
+def _held_keys(connection: Connection) -> list[str]:
+    """Keys that items hold until they start or are done."""
+    tables = FILE_TABLES if connection.dialect.name == "sqlite" else TABLES
+    return [] if inspect(connection).has_table("held_key") else tables["held_key"].create()
+
+
+STEPS: tuple[Step, ...] = (Step(2, _rules), Step(3, _progress), Step(4, _held_keys))
 """In order, one for each schema version after the oldest supported one."""
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from foqs.fairness.keys import unpack_throttles
 from foqs.ids import HASH_SLOTS
 from foqs.rows import Backlog, Holding, LaneRow, Opened, RowPages, SettingRow
-from foqs.rules import unpack_rules
+from foqs.rules import unpack_rules, unpack_until
 from foqs.store import reads, settings
 from foqs.store.dialect import Dialect
 from foqs.store.link import Link
@@ -24,7 +24,7 @@ from foqs.store.protocol import ShardRefused
 
 ORPHAN_REMEDY = (
     "restore all tables from the same backup, or delete the rows of these lanes in item, ready, timer, failure and "
-    "done, and the rows of their items in expiry, result and progress"
+    "done, and the rows of their items in expiry, result, progress and held_key"
 )
 _SHOWN = 5
 _SHOWN_BYTES = 40
@@ -70,6 +70,7 @@ def read_opened(
         ended=ended,
         ended_from_ms=row.ended_from_ms,
         noted=dict(link.fetch(reads.NOTED_SQL)),
+        holding=bool(link.fetch(reads.HOLDING_SQL)),
     )
 
 
@@ -145,6 +146,7 @@ def _refuse_names(page: Sequence[Sequence[Any]], known: set[tuple[bytes, bytes]]
         for throttles, rules in new:
             unpack_throttles(throttles)
             unpack_rules(rules)
+            unpack_until(rules)
         known |= new
     except (ValueError, TypeError):
         for lane, *names, _weight, rules in page:
@@ -156,6 +158,7 @@ def _refuse_names(page: Sequence[Sequence[Any]], known: set[tuple[bytes, bytes]]
 def _refuse_rules(lane: int, rules: bytes) -> None:
     try:
         unpack_rules(rules)
+        unpack_until(rules)
     except (ValueError, TypeError):
         why = f"lane {lane} in table lane has rules that no host wrote: {rules[:_SHOWN_BYTES]!r}"
         raise ShardRefused(why, mend="restore table lane from a backup") from None

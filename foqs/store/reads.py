@@ -31,6 +31,7 @@ from foqs.rows import (
     FailurePosition,
     FailureRow,
     Found,
+    HeldKey,
     Key,
     ProgressRow,
     ReadyRow,
@@ -39,7 +40,14 @@ from foqs.rows import (
 )
 from foqs.store.dialect import ROWS, Dialect
 from foqs.store.link import Link
-from foqs.store.tables import DEDUP_BY_EXPIRY, ENDED_BY_LANE, ENDED_OF_ITEM, FAILURE_OF_ITEM, TIMER_OF_ITEM
+from foqs.store.tables import (
+    DEDUP_BY_EXPIRY,
+    ENDED_BY_LANE,
+    ENDED_OF_ITEM,
+    FAILURE_OF_ITEM,
+    HELD_KEY_BY_TIME,
+    TIMER_OF_ITEM,
+)
 
 _BODY = (
     "i.id, i.lane, i.priority, i.deliver_after, i.enqueued_at, i.expires_at, i.lease_ms, i.delivery, i.payload, "
@@ -57,6 +65,7 @@ ENDED_SQL = (
 TIMERS_SQL = "SELECT lane, COUNT(*), COUNT(NULLIF(lease, 0)) FROM timer GROUP BY lane"
 LANE_NUMBERS = "SELECT lane FROM lane"
 NOTED_SQL = "SELECT id, COALESCE(LENGTH(checkpoint), 0) FROM progress"
+HOLDING_SQL = "SELECT id FROM held_key LIMIT 1"
 READY_LANES = "SELECT DISTINCT lane FROM ready"
 DEAD_LANES = "SELECT DISTINCT lane FROM failure"
 MAX_ID = "SELECT MAX(id) FROM item"
@@ -357,6 +366,24 @@ class Reads:
         source = self._dialect.forced("dedup")
         rows = self._link.fetch(f"SELECT digest, content, id, expires_at FROM {source} WHERE {wanted}")
         return [DedupRow(bytes(digest), *rest) for digest, *rest in rows]
+
+    def held_keys(self, ids: list[int]) -> list[HeldKey]:
+        found: list[HeldKey] = []
+        for at in range(0, len(ids), ROWS):
+            listed = ",".join(map(str, ids[at : at + ROWS]))
+            found += self._held_keys(self._dialect.forced("held_key"), f"id IN ({listed})")
+        return found
+
+    def keys_to_free(self, after: tuple[int, int], now_ms: int, limit: int) -> tuple[list[HeldKey], int]:
+        source = self._dialect.forced("held_key", index=HELD_KEY_BY_TIME)
+        behind = self._dialect.behind(("free_at", "id"), after if any(after) else (0, _LAST_ID))
+        due = f"{behind} AND free_at <= {now_ms:d} ORDER BY free_at, id LIMIT {limit:d}"
+        ((next_ms,),) = self._link.fetch(f"SELECT MIN(free_at) FROM {source} WHERE free_at > {now_ms:d}")
+        return self._held_keys(source, due), next_ms or 0
+
+    def _held_keys(self, source: str, wanted: str) -> list[HeldKey]:
+        rows = self._link.fetch(f"SELECT id, digest, number, free_at FROM {source} WHERE {wanted}")
+        return [HeldKey(item_id, bytes(digest), *rest) for item_id, digest, *rest in rows]
 
     def dedup_expired(self, from_ms: int, now_ms: int, limit: int) -> DedupScan:
         source = self._dialect.forced("dedup", index=DEDUP_BY_EXPIRY)

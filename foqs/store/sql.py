@@ -36,6 +36,7 @@ from foqs.rows import (
     FailurePosition,
     FailureRow,
     Found,
+    HeldKey,
     Key,
     Opened,
     ProgressRow,
@@ -421,6 +422,12 @@ class SqlStore:
 
     def dedup_between(self, low: bytes, high: bytes, limit: int) -> list[DedupRow]:
         return self._ask(lambda reads: reads.dedup_between(low, high, limit))
+
+    def held_keys(self, ids: list[int]) -> list[HeldKey]:
+        return self._ask(lambda reads: reads.held_keys(ids))
+
+    def keys_to_free(self, after: tuple[int, int], now_ms: int, limit: int) -> tuple[list[HeldKey], int]:
+        return self._ask(lambda reads: reads.keys_to_free(after, now_ms, limit))
 
     def dedup_expired(self, from_ms: int, now_ms: int, limit: int) -> DedupScan:
         return self._ask(lambda reads: reads.dedup_expired(from_ms, now_ms, limit))

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from foqs.rows import Batch, DedupRow, FailureRow, LaneRow, NewItem, ProgressRow
+from foqs.ids import FOREVER_MS, HASH_SLOTS, hash_slot_bounds, hash_slot_of
+from foqs.rows import Batch, DedupRow, FailureRow, KeyRows, LaneRow, NewItem, ProgressRow
+from foqs.shardmgr.routing import slots_in
 from foqs.store.dialect import ROWS, Dialect, Statement
 from foqs.store.protocol import Fenced, RowRejected
 from foqs.store.tables import ENDED_OF_ITEM, EXPIRY_OF_ITEM, FAILURE_OF_ITEM, TIMER_OF_ITEM
@@ -29,6 +31,7 @@ _EXPIRY = "expiry(at_ms, id)"
 _DEDUP = "dedup(digest, content, id, expires_at)"
 _FAILURE = "failure(lane, fingerprint, id, cause, attempts, died_at, topic, fairness, throttles, reason, rules)"
 _ENDED = "done(until_ms, id, lane, state, attempt, ended_at, bytes)"
+_HELD_KEY = "held_key(id, digest, slot, number, free_at, dead)"
 _RESULT = "result(id, data)"
 _PROGRESS = "progress(id, checkpoint, done, total, said, log)"
 _LANE = "lane(lane, ns, topic, fairness, throttles, rules)"
@@ -113,8 +116,8 @@ class Planner(NamedTuple):
         made: list[Statement] = [(dialect.begin if inserts is None else _SEVERAL_COMMANDS, None), (fence, 1)]
         if batch.lanes_new or batch.weights:
             _write_lanes(made, batch, dialect)
-        if batch.dedup_gone is not None or batch.dedup_new or batch.dedup_copied or batch.dedup_again:
-            _insert_keys(made, batch)
+        if batch.dedup_new or batch.dedup_gone is not None or batch.dedup_again or batch.keys is not None:
+            _write_keys(made, batch, dialect)
         if inserts is not None:
             made += inserts
         elif batch.inserts:
@@ -215,17 +218,67 @@ def _saved_rarely(batch: Batch) -> str:
     return saved
 
 
-def _insert_keys(made: list[Statement], batch: Batch) -> None:
+def _write_keys(made: list[Statement], batch: Batch, dialect: Dialect) -> None:
     """Before the items: a transaction that fails for a key that is there has not done much yet."""
+    keys = batch.keys
+    if keys is not None:
+        for low, high in map(hash_slot_bounds, keys.cleared):
+            made.append((f"DELETE FROM dedup WHERE digest BETWEEN x'{low.hex()}' AND x'{high.hex()}'", None))
     if batch.dedup_gone is not None:
         from_ms, to_ms = batch.dedup_gone
         expired = f"DELETE FROM dedup WHERE expires_at >= {from_ms:d} AND expires_at <= {to_ms:d}"
         made.append((expired, None))
     _insert(made, _DEDUP, [_dedup(row) for row in batch.dedup_new])
+    copied = () if keys is None else keys.copied
     made += [
         (f"REPLACE INTO {_DEDUP} VALUES {','.join([_dedup(row) for row in piece])}", None)
-        for piece in _pieces([*batch.dedup_copied, *batch.dedup_again], ROWS)
+        for piece in _pieces([*copied, *batch.dedup_again], ROWS)
     ]
+    if keys is not None:
+        _change_held_keys(made, keys, dialect)
+
+
+def _change_held_keys(made: list[Statement], keys: KeyRows, dialect: Dialect) -> None:
+    """Keys that items hold, free or hold again, in this shard and elsewhere."""
+    rows = [f"({key.id:d},x'{key.digest.hex()}',{hash_slot_of(key.digest):d},0,0,0)" for key in keys.held]
+    _insert(made, _HELD_KEY, rows)
+    # A redrive may be taking the key of an item that has claimed it.
+    free_at = f"CASE WHEN {_in_slots(keys.bits)} AND free_at = 0 THEN 0 ELSE 1 END"
+    for dead, gone in ((0, keys.ended), (1, keys.dead)):
+        for ids in _pieces(gone, ROWS):
+            made.append((_set_held(dialect, ids, f"dead = {dead}, free_at = {free_at}"), None))
+            made.append((dialect.free_keys.format(ids=",".join(map(str, ids))), None))
+    changes = [_set_held(dialect, ids, "dead = 0, free_at = 0") for ids in _pieces(keys.redriven, ROWS)]
+    changes += [
+        _set_held(dialect, [key.id], f"number = number + 1, free_at = {key.free_at_ms:d}") + " AND dead = 1"
+        for key in keys.claims
+    ]
+    changes += [
+        _set_held(dialect, [key.id], "free_at = 0") + f" AND free_at = {key.free_at_ms:d} AND number = {key.number:d}"
+        for key in keys.noted
+    ]
+    made += [(text, None) for text in changes]
+    gone = [*keys.ended, *(key.id for key in keys.noted)]
+    dialect.delete(made, "held_key", "id", gone, all_there=False, also=" AND free_at = 0 AND dead = 0")
+    for key in keys.freed:
+        up_to = FOREVER_MS + key.number
+        which = f"digest = x'{key.digest.hex()}' AND id = {key.id:d} AND expires_at BETWEEN {FOREVER_MS} AND {up_to:d}"
+        made.append((f"DELETE FROM dedup WHERE {which}", None))
+    taken = [_dedup(row) for row in keys.taken]
+    ending = dialect.take_keys.format(at=keys.taken_ms)
+    made += [(f"INSERT INTO {_DEDUP} VALUES {','.join(piece)} {ending}", None) for piece in _pieces(taken, ROWS)]
+
+
+def _set_held(dialect: Dialect, ids: Sequence[int], sets: str) -> str:
+    return f"UPDATE {dialect.forced('held_key')} SET {sets} WHERE id IN ({','.join(map(str, ids))})"
+
+
+def _in_slots(bits: bytes) -> str:
+    """Return the condition that a held key is in one of the slots."""
+    slots = list(slots_in(bits))
+    if len(slots) == HASH_SLOTS:
+        return "1 = 1"
+    return f"slot IN ({','.join(map(str, slots))})" if slots else "1 = 0"
 
 
 def narrow_rows(items: Iterable[NewItem]) -> NarrowRows:

@@ -6,8 +6,10 @@ What consumers said about an item, its checkpoint and its log are in `progress`.
 While a host serves the shard, an item whose id is greater than `shard.indexed_to` may have no row in either: it is
 unindexed, which means that it is ready and was never leased. 0 means that every item has its row. The next owner writes
 the missing rows.
-`dedup` keeps the keys of enqueued items until they expire. Rows that move are narrow, and each table is clustered on
-the order in which it is scanned.
+`dedup` keeps the keys of enqueued items until they expire. An item that frees its key when it starts or is done has a
+row in `held_key`, in its own shard; the key itself may be in another shard by then, and the row stays until that shard
+has freed the key. A dead letter's row stays for a redrive.
+Rows that move are narrow, and each table is clustered on the order in which it is scanned.
 
 A change of these tables needs a higher `SCHEMA_VERSION`, and a step in `foqs.store.migrate` that brings older databases
 to it.
@@ -22,12 +24,13 @@ from typing import NamedTuple
 
 from foqs.ids import DIGEST_BYTES, HASH_SLOTS
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """The version of these tables. A host serves no database of another one."""
 TIMER_OF_ITEM = "timer_of_item"
 LANE_OF_NAMES = "lane_of_names"
 EXPIRY_OF_ITEM = "expiry_of_item"
 DEDUP_BY_EXPIRY = "dedup_by_expiry"
+HELD_KEY_BY_TIME = "held_key_by_time"
 ENDED_BY_LANE = "done_by_lane"
 ENDED_OF_ITEM = "done_of_item"
 FAILURE_OF_ITEM = "failure_of_item"
@@ -99,6 +102,16 @@ CREATE TABLE dedup (
     expires_at BIGINT NOT NULL,
     PRIMARY KEY (digest),
     INDEX {DEDUP_BY_EXPIRY} (expires_at)
+);
+CREATE TABLE held_key (
+    id BIGINT NOT NULL,
+    digest BINARY({DIGEST_BYTES}) NOT NULL,
+    slot INTEGER NOT NULL,
+    number INTEGER NOT NULL,
+    free_at BIGINT NOT NULL,
+    dead TINYINT NOT NULL,
+    PRIMARY KEY (id),
+    INDEX {HELD_KEY_BY_TIME} (free_at, id)
 );
 CREATE TABLE shard (
     one TINYINT NOT NULL,

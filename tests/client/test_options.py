@@ -13,6 +13,7 @@ import pytest
 from foqs.client import (
     Backoff,
     Client,
+    DedupUntil,
     FailureFilter,
     Invalid,
     ItemRules,
@@ -277,6 +278,8 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
     *[({"ttl_ms": value}, "ttl_ms") for value in ("4", 1.5, True, 0, -1, 1 << 63, timedelta(seconds=3))],
     *[({"weight": value}, "weight") for value in ("4", 1.5, 1.0, True)],
     ({"rules": {"max_attempts": 1}}, "rules"),
+    *[({"dedup_until": value, "dedup_key": "k"}, "dedup_until") for value in ("x", True, 0, 4, 1.5)],
+    ({"dedup_until": DedupUntil.DONE}, "dedup_until"),
     *[({"rules": ItemRules(max_attempts=value)}, "rules.max_attempts") for value in ("4", 1.5, True, -1, 1 << 31)],
     *[({"rules": ItemRules(max_total_ms=value)}, "rules.max_total_ms") for value in ("4", 1.5, -1)],
     *[({"rules": ItemRules(keep_ms=value)}, "rules.keep_ms") for value in ("4", 1.5, -1)],

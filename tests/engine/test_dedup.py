@@ -120,11 +120,13 @@ def test_copied_rows_are_remembered() -> None:
     lab = giving()
     shard, stored = lab.engine.state.shards[1], []
     rows = [row("a", 77, lab.now_ms + 60_000), row("b", 78, lab.now_ms + 50_000)]
-    shard.queue.keys.copies.append(Copy(rows, stored.append))
+    held, shard.queue.keys.held = shard.queue.keys.held, Holding()
+    shard.queue.keys.copies.append(Copy(SLOT, rows, True, stored.append))
     assert dedup.due(shard.queue)
     lab.engine.state.touch(shard)
     lab.settle()
     assert stored == [None]
+    shard.queue.keys.held = held
     answers = lab.enqueue_keyed("a")
     lab.settle()
     assert answers == [77]
@@ -135,7 +137,7 @@ def test_copied_rows_are_remembered() -> None:
 def test_copied_rows_expire_like_those_of_the_shard() -> None:
     lab = giving()
     shard = lab.engine.state.shards[1]
-    shard.queue.keys.copies.append(Copy([row("a", 77, lab.now_ms + 1_000)], lambda error: None))
+    shard.queue.keys.copies.append(Copy(SLOT, [row("a", 77, lab.now_ms + 1_000)], True, lambda error: None))
     lab.engine.state.touch(shard)
     lab.settle()
     lab.go_on(1_100)
@@ -148,7 +150,7 @@ def test_copied_rows_expire_like_those_of_the_shard() -> None:
 def test_a_copy_is_refused_when_its_transaction_fails() -> None:
     lab = giving()
     shard, stored = lab.engine.state.shards[1], []
-    shard.queue.keys.copies.append(Copy([row("a", 77, lab.now_ms + 60_000)], stored.append))
+    shard.queue.keys.copies.append(Copy(SLOT, [row("a", 77, lab.now_ms + 60_000)], True, stored.append))
     lab.engine.state.touch(shard)
     ((_, batch),) = lab.send()
     lab.arrive(shard, batch, BatchResult(Outcome.FAILED, error="lock wait"))
@@ -163,7 +165,7 @@ def test_a_closed_shard_refuses_its_gives_and_copies() -> None:
     lab.send()
     given, stored = give(lab), []
     shard = lab.engine.state.shards[1]
-    shard.queue.keys.copies.append(Copy([row("a", 77, lab.now_ms + 60_000)], stored.append))
+    shard.queue.keys.copies.append(Copy(SLOT, [row("a", 77, lab.now_ms + 60_000)], True, stored.append))
     lab.engine.lose(shard, lab.now_ms)
     assert len(given) == len(stored) == 1
     assert all(isinstance(answer, Exception) for answer in given + stored)

@@ -19,7 +19,7 @@ from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE
 METHODS = [
     "Enqueue", "Dequeue", "Ack", "Nack", "ExtendLease", "GetActiveTopics", "GetItem", "GetResult", "ListItems",
     "DeleteItems",
-    "GetServerInfo", "GetRouting", "WatchTopics", "GiveSlot", "TakeTokens", "Lend", "CountSlots",
+    "GetServerInfo", "GetRouting", "WatchTopics", "GiveSlot", "ChangeKeys", "TakeTokens", "Lend", "CountSlots",
     "TellSlots", "CountItems", "TellShares",
     "ListFailures", "RedriveItems", "AckAndDequeue", "GetTopicStats", "GetSettings", "PutSettings", "AwaitSettings",
     "ReleaseLeases", "GetThrottles", "ExplainItem", "TryHook",

@@ -35,6 +35,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
 BETWEEN_HOSTS: dict[str, dict[str, Any]] = {
     "WatchTopics": {},
     "GiveSlot": {"shard": 1, "slot": 1, "stamp": 1},
+    "ChangeKeys": {"shard": 1, "keys": []},
     "TakeTokens": {"ns": "shop"},
     "Lend": {"holder": "h", "tokens": []},
     "CountSlots": {"keys": []},

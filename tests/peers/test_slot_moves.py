@@ -17,6 +17,7 @@ from foqs.shardmgr.facts import SlotMove, Slots
 from foqs.shardmgr.routing import arrived, has, make_routing
 from tests.api.wire import Refused, Wire, spec
 from tests.peers.nodes import Cluster, Member
+from tests.support.waiting import wait_until
 
 Locked = Callable[[int], AbstractContextManager[None]]
 COUNT = 60
@@ -289,3 +290,48 @@ def test_no_slot_is_given_away_without_the_record(
         wire.ask("GiveSlot", **asked)
     assert refused.value.code == code
     assert cluster.on_loop(lambda: holds(cluster, 1, 3))
+
+
+# ------------------------------------------------------------------------------------------ keys that items hold
+
+
+def unique(wire: Wire, key: str = "k0") -> Any:
+    """The outcome of an enqueue whose key is free when its item is done."""
+    (outcome,) = wire.outcomes(spec("t", b"x", dedup_key=key, dedup_until=idl.DedupUntil.DONE))
+    assert outcome.error is None
+    return outcome
+
+
+def lease(wire: Wire) -> Any:
+    (item,) = wire.ask("Dequeue", ns="test", wants=[idl.TopicCount("t", 1)], wait_ms=10_000).items
+    return item
+
+
+def test_an_item_frees_its_key_in_another_shard(cluster: Cluster, two: tuple[Member, Member], record: Record) -> None:
+    wire = cluster.wire(two[0])
+    first = unique(wire)
+    record.move(*THEIRS)
+    record.has_moved()
+    assert unique(wire).id == first.id
+    item = lease(wire)
+    wire.ask("Ack", items=[idl.AckItem(item.id, item.lease)])
+    wait_until(lambda: not unique(wire).duplicate, "a key that is free")
+    assert shard_of(unique(wire).id) == 2
+
+
+def test_a_redrive_takes_a_key_in_another_shard(cluster: Cluster, two: tuple[Member, Member], record: Record) -> None:
+    wire = cluster.wire(two[0])
+    dead = [unique(wire, key).id for key in KEYS[:2]]
+    record.move(*THEIRS)
+    record.has_moved()
+    for _ in dead:
+        item = lease(wire)
+        wire.ask("Nack", items=[idl.NackItem(item.id, item.lease, reject=True, reason="bad")])
+    wait_until(lambda: not unique(wire, KEYS[1]).duplicate, "a key that is free")
+    other = unique(wire, KEYS[1]).id
+    answer = wire.ask("RedriveItems", ns="test", topic="t.dlq")
+    assert (answer.at_least, answer.at_most, answer.skipped_duplicate) == (1, 1, 1)
+    assert (unique(wire).id, unique(wire, KEYS[1]).id) == (dead[0], other)
+    record.move(*THEIRS, to=1)
+    record.has_moved(1)
+    assert (unique(wire).id, unique(wire, KEYS[1]).id) == (dead[0], other)

@@ -149,7 +149,7 @@ def failure(size_bytes: int) -> FailureRow:
         (ShardBatch(confirm=True), False),
         (transaction(confirm=True), False),
         (transaction(reads=[LookRead([1], frozenset(), noted=False)]), False),
-        (transaction(copies=[Copy([], lambda _: None)]), False),
+        (transaction(copies=[Copy(1, [], True, lambda _: None)]), False),
         (transaction(reads=[GiveRead(Give(1, 1, b"", 1, lambda _: None))]), False),
     ],
 )

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from tests.sim.simulation import Simulation
 
 
+_UNIQUE_KEYS = 6
+
+
 class Clients:
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
@@ -91,7 +94,9 @@ class Clients:
     def _produce(self) -> None:
         if self.sim.healing:
             return
-        if self.rng.random() < 0.3:
+        if self.sim.profile.untils and self.rng.random() < 0.6:
+            self._enqueue_unique(self.rng.choice([1, 3, 10]), self.rng.choice(TIMEOUTS_MS))
+        elif self.rng.random() < 0.3:
             self._enqueue_keyed(self.rng.choice([1, 3, 10]), self.rng.choice(TIMEOUTS_MS))
         else:
             self._enqueue(self.rng.choice([1, 1, 3, 10, 40]), self.rng.choice(TIMEOUTS_MS))
@@ -127,14 +132,30 @@ class Clients:
         member.engine.enqueue(call, range(count), items, keys, sizes, now_ms, timeout_ms, weights, ruled=ruled)
         return count
 
+    def _enqueue_unique(self, count: int, timeout_ms: int) -> None:
+        """Items with a few keys, which are free when their items have started or are done."""
+        member, rng, profile = self.any_member(), self.rng, self.sim.profile
+        if member.engine.state.draining:
+            return
+        specs, items = [], []
+        for number in rng.choices(range(_UNIQUE_KEYS), k=count):
+            spec, item = self._new_item(profile.topics[number % len(profile.topics)], member.now_ms)
+            spec.until = profile.untils[number % len(profile.untils)]
+            low, _ = hash_slot_bounds(number % FEW_SLOTS)
+            digest = low[:2] + digest_of("unique", str(number))[2:]
+            spec.dedup = Dedup(digest, content_of(spec.key[1], b""))
+            specs.append(spec)
+            items.append(item)
+        self._send_keyed(member, specs, items, timeout_ms)
+
     def _enqueue_keyed(self, count: int, timeout_ms: int) -> None:
         """New keys, and some that were enqueued before, whatever was said of them."""
         member, rng = self.any_member(), self.rng
         now_ms = member.now_ms
         if member.engine.state.draining:
             return
-        specs, parts = [], []
-        for at in range(count):
+        specs, items = [], []
+        for _ in range(count):
             old = rng.choice(self.keyed) if self.keyed and rng.random() < 0.5 else None
             spec, item = self._new_item(old.key if old else rng.choice(self.sim.profile.topics), now_ms)
             if old is not None:
@@ -147,6 +168,12 @@ class Clients:
                 self.keyed.append(spec)
                 self.payloads[spec.number] = item.payload
             specs.append(spec)
+            items.append(item)
+        self._send_keyed(member, specs, items, timeout_ms)
+
+    def _send_keyed(self, member: Member, specs: list[Spec], items: list[NewItem], timeout_ms: int) -> None:
+        now_ms, parts = member.now_ms, []
+        for at, (spec, item) in enumerate(zip(specs, items, strict=True)):
             spec.open += 1
             size = len(item.payload) + len(item.metadata or b"") + len(item.headers or b"")
             assert spec.dedup is not None
@@ -160,7 +187,7 @@ class Clients:
                 self.sim.ledger.keyed_answered(spec, outcome)
 
         self.sim.note("enqueue keys", member.name, [spec.number for spec in specs])
-        call = EnqueueCall(count, reply)
+        call = EnqueueCall(len(specs), reply)
         member.engine.state.deadlines.push(now_ms + timeout_ms, call)
         member.engine.state.alarm(now_ms + timeout_ms)
         for number, part in dedup.by_shard(member.neighbour.view.shards, parts).items():

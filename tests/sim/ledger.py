@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from foqs.errors import Code, FoqsError
-from foqs.fairness.keys import rules_of, tenancy_of
+from foqs.fairness.keys import rules_of, tenancy_of, until_of
 from foqs.ids import shard_of
 from foqs.item import Item
 from foqs.rows import AT_MOST_ONCE, Batch, Body, LaneRow, NewItem
@@ -20,6 +20,7 @@ from tests.sim.kept import Kept
 from tests.sim.memory_database import MemoryDatabase
 from tests.sim.progress import Checkpoints
 from tests.sim.records import ENDING, NACKS, Delivery, Op, Record, Spec, broken, lane_of
+from tests.sim.unique import Unique
 
 LATE_MS = 2_000
 """Hundreds of items due at once are moved one by one where `scan_rows` is 1."""
@@ -51,6 +52,7 @@ class Ledger:
         self.attempts = Attempts(self.records, dbs, checks)
         self.kept = Kept(self.records, self.attempts.policies_of, checks)
         self.checkpoints = Checkpoints(self.records, self.dbs, checks, time)
+        self.unique = Unique(self.records, self.dbs, checks)
 
     def _db(self, item_id: int) -> MemoryDatabase:
         return self.dbs[shard_of(item_id)]
@@ -76,6 +78,9 @@ class Ledger:
         """An enqueue of a spec with a key: another one may have stored it."""
         if isinstance(outcome, int) or outcome.code is not Code.OUTCOME_UNKNOWN:
             spec.open -= 1
+        if spec.until:
+            self.unique.answered(spec, outcome)
+            return
         if isinstance(outcome, int):
             if outcome not in spec.ids:
                 broken(1, f"spec {spec.number} was answered with id {outcome} but is stored as {spec.id}")
@@ -123,6 +128,7 @@ class Ledger:
         self.kept.ended(db, batch, causes, max(now_ms, self.latest_ms))
         self.kept.removed(db, batch, max(now_ms, self.latest_ms))
         self.checkpoints.committing(shard, batch)
+        self.unique.committing(shard, batch)
 
     def _in_its_lane(self, spec: Spec, item: NewItem, lanes: dict[int, LaneRow], weights: dict[int, int]) -> None:
         row = lanes.get(item.lane)
@@ -261,7 +267,8 @@ class Ledger:
             broken(1, f"{item} was delivered as {item.lane.topic.key} {told} but is {key} {stored}")
         spec, dead = self.records[item.id].spec, key[1].endswith(".dlq")
         names = (*tenancy_of(item.lane.key), rules_of(item.lane.key))
-        if names != (("", (), None) if dead else (spec.tenant, spec.throttles, spec.rules)):
+        until = until_of(item.lane.key)
+        if (*names, until) != (("", (), None, 0) if dead else (spec.tenant, spec.throttles, spec.rules, spec.until)):
             broken(1, f"{item} was delivered of {item.lane.key} but is {spec}")
 
     # ------------------------------------------------------------------------------------- acks and the like

@@ -85,6 +85,7 @@ class Member(HostLoop):
             Callbacks(
                 wake=self.wake,
                 alarm=self.alarm,
+                tell_keys=lambda keys, told: self.neighbour.key_changes.tell(keys, told),  # noqa: PLW0108 - it is made below
                 tokens_wanted=self._tokens_wanted,
                 monotonic_ms=lambda: self.lending.monotonic_ms() if self.lending else 0,
             ),

@@ -11,6 +11,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+from foqs.ids import FOREVER_MS, hash_slot_bounds, hash_slot_of
 from foqs.policies.failures import FailureFilter
 from foqs.rows import (
     Batch,
@@ -19,14 +20,17 @@ from foqs.rows import (
     EndedRow,
     FailurePosition,
     FailureRow,
+    HeldKey,
     Holding,
     Key,
+    KeyRows,
     LaneRow,
     NewItem,
     ProgressRow,
     ReadyRow,
     TimerRow,
 )
+from foqs.shardmgr.routing import has
 
 POISON = b"\xffpoison"
 """A payload or metadata that begins with it is refused by the database."""
@@ -93,6 +97,8 @@ class MemoryDatabase:
         self.expiry_from_ms = 0
         self.dedup: dict[bytes, DedupRow] = {}
         self.dedup_from_ms = 0
+        self.held: dict[int, HeldKey] = {}
+        self.dead_keys: set[int] = set()  # those of dead letters
         self.slots = Holding()
         self.settings: dict[str, bytes] = {}
         self.holder: Holder | None = None
@@ -186,13 +192,16 @@ class MemoryDatabase:
             _rule(number in self.lanes, "lane {} is removed but is not there", number)
             _rule(not any(b.lane == number for b in self.items.values()), "lane {} has items", number)
             del self.lanes[number]
+        keys = batch.keys or KeyRows(self.slots.bits)
+        self._clear_slots(keys)
         if batch.dedup_gone is not None:
             low, high = batch.dedup_gone
             self.dedup = {d: row for d, row in self.dedup.items() if not low <= row.expires_at_ms <= high}
         for dedup in batch.dedup_again:
             old = self.dedup.get(dedup.digest)
             _rule(old is None or old.expires_at_ms <= self.now_ms() + 1, "key {} is stored twice", dedup)
-        self.dedup.update((row.digest, row) for row in (*batch.dedup_copied, *batch.dedup_new, *batch.dedup_again))
+        self.dedup.update((row.digest, row) for row in (*keys.copied, *batch.dedup_new, *batch.dedup_again))
+        self._held_keys(keys)
         self._check(batch)
         self.slots = self.slots if batch.slots is None else batch.slots
         self.ended_from_ms = self.ended_from_ms if batch.ended_from_ms is None else batch.ended_from_ms
@@ -241,6 +250,52 @@ class MemoryDatabase:
             self.progress[row.id] = row if before is None else before.then(row)
         for item_id in batch.progress_gone:
             self.progress.pop(item_id, None)
+
+    def _clear_slots(self, keys: KeyRows) -> None:
+        for low, high in map(hash_slot_bounds, keys.cleared):
+            self.dedup = {digest: row for digest, row in self.dedup.items() if not low <= digest <= high}
+
+    def _held_keys(self, keys: KeyRows) -> None:
+        for row in keys.held:
+            _rule(row.id not in self.held and row.id in self.items, "key {} is held already, or by no item", row)
+            self.held[row.id] = row
+        frees = bool(keys.ended or keys.dead) and self.strict
+        _rule(keys.bits == self.slots.bits or not frees, "slots {} are not the shard's", keys.bits)
+        for item_id in (*keys.ended, *keys.dead):
+            if (held := self.held.get(item_id)) is None:
+                continue
+            here = has(keys.bits, hash_slot_of(held.digest)) and not held.free_at_ms
+            self.held[item_id] = held._replace(free_at_ms=0 if here else 1)
+            (self.dead_keys.add if item_id in keys.dead else self.dead_keys.discard)(item_id)
+            row = self.dedup.get(held.digest)
+            if row is not None and row.id == item_id:
+                del self.dedup[held.digest]
+        for item_id in keys.redriven:
+            if item_id in self.held:
+                self.held[item_id] = self.held[item_id]._replace(free_at_ms=0)
+                self.dead_keys.discard(item_id)
+        for claim in keys.claims:
+            if (held := self.held.get(claim.id)) is not None and claim.id in self.dead_keys:
+                self.held[claim.id] = held._replace(number=held.number + 1, free_at_ms=claim.free_at_ms)
+        for noted in keys.noted:
+            if (held := self.held.get(noted.id)) is not None and held[2:] == noted[2:]:
+                self.held[noted.id] = held._replace(free_at_ms=0)
+        for item_id in (*keys.ended, *(noted.id for noted in keys.noted)):
+            held = self.held.get(item_id)
+            if held is not None and not held.free_at_ms and item_id not in self.dead_keys:
+                del self.held[item_id]
+        for key in keys.freed:
+            row = self.dedup.get(key.digest)
+            if row is not None and row.id == key.id and FOREVER_MS <= row.expires_at_ms <= FOREVER_MS + key.number:
+                del self.dedup[key.digest]
+        for row in keys.taken:
+            old = self.dedup.get(row.digest)
+            if old is None or old.expires_at_ms <= keys.taken_ms or old.id == row.id:
+                self.dedup[row.digest] = row
+
+    def slots_have(self, digest: bytes) -> bool:
+        """Whether the key is in a slot of the shard."""
+        return has(self.slots.bits, hash_slot_of(digest))
 
     def has_keys(self, batch: Batch) -> bool:
         """Whether a new key of `batch` is there, or comes twice."""

@@ -27,6 +27,7 @@ from foqs.rows import (
     FailurePosition,
     FailureRow,
     Found,
+    HeldKey,
     Key,
     Opened,
     ProgressRow,
@@ -105,6 +106,7 @@ class MemoryStore:
             ended=counts_of_ends(db.ended.values()),
             ended_from_ms=db.ended_from_ms,
             noted={item_id: len(row.checkpoint or b"") for item_id, row in db.progress.items()},
+            holding=bool(db.held),
         )
 
     def cut(self) -> None:
@@ -285,6 +287,16 @@ class MemoryStore:
     def dedup_between(self, low: bytes, high: bytes, limit: int) -> list[DedupRow]:
         self._read()
         return sorted(row for digest, row in self._db.dedup.items() if low <= digest <= high)[:limit]
+
+    def held_keys(self, ids: list[int]) -> list[HeldKey]:
+        self._read()
+        return [self._db.held[item_id] for item_id in ids if item_id in self._db.held]
+
+    def keys_to_free(self, after: tuple[int, int], now_ms: int, limit: int) -> tuple[list[HeldKey], int]:
+        self._read()
+        waiting = sorted((key.free_at_ms, key.id, key) for key in self._db.held.values() if key.free_at_ms)
+        due = [key for at_ms, item_id, key in waiting if after < (at_ms, item_id) and at_ms <= now_ms]
+        return due[:limit], next((at_ms for at_ms, _, _ in waiting if at_ms > now_ms), 0)
 
     def dedup_expired(self, from_ms: int, now_ms: int, limit: int) -> DedupScan:
         self._read()

@@ -12,7 +12,7 @@ from foqs.bounds import THROTTLE
 from foqs.config.load import Config
 from foqs.config.schema import BreakerSection, HostSection, LimitsSection, ServerSection, ShardSection, StoreSection
 from foqs.fairness.keys import LaneKey, TopicKey, lane_key
-from foqs.ids import digest_of, hash_slot_of
+from foqs.ids import Until, digest_of, hash_slot_of
 from foqs.rules import ItemRules, RetryRule
 from tests.sim.faults import NONE, FaultRates, random_rates
 from tests.sim.slots import FEW_SLOTS
@@ -70,6 +70,7 @@ class Profile:
     pauses_ms: tuple[int, ...] = (20,)  # of consumers that got items, at most
     released: float = 0.0  # leases that consumers release at once
     rules: tuple[ItemRules | None, ...] = (None,)  # of items
+    untils: tuple[int, ...] = ()  # of keys that several items have, one after the other
     steps: float = 0.0  # extensions with a checkpoint
     awaited: bool = False  # acks bring results, and callers ask for ends
     held: tuple[str, ...] = ()  # tenants all of whose items have throttle keys
@@ -80,7 +81,8 @@ class Profile:
         found = self._lanes.get(topic)
         if found is None:
             names = [("", ()), *((tenant, keys) for tenant in self.tenants for keys in self.throttle_sets)]
-            others = [lane_key(topic, *one, rules) for one in names for rules in self.rules]
+            untils = (0, *self.untils)
+            others = [lane_key(topic, *one, rules, until) for one in names for rules in self.rules for until in untils]
             found = self._lanes[topic] = list(dict.fromkeys([lane_key(topic), *others]))
         return found
 
@@ -273,6 +275,12 @@ def _with_steps(rng: random.Random) -> Profile:
     """Consumers work in steps, and give a checkpoint after each."""
     profile = random_profile(rng, rng.choice(["dead", "kept", "crash", "rival", "clock", "cut"]))
     return replace(profile, steps=rng.choice([0.3, 0.6]))
+
+
+def _with_unique_work(rng: random.Random) -> Profile:
+    """Few keys that many items ask for, dead letters that return, slots of keys that move, and all that fails."""
+    profile = _dead_letters(rng)
+    return replace(profile, untils=(Until.STARTED, Until.DONE), poisoned=0, rival=rng.random() < 0.7)
 
 
 def _with_tenants(rng: random.Random) -> Profile:
@@ -504,6 +512,7 @@ _KINDS: dict[str, Callable[[random.Random], Profile]] = {
     "kept": _kept_items,
     "rules": _with_rules,
     "progress": _with_steps,
+    "unique": _with_unique_work,
     "tenants": _with_tenants,
     "fair": _fair,
     "throttles": _throttled,

@@ -8,7 +8,7 @@ from functools import cache
 from foqs.fairness.keys import LaneKey, lane_key, unpack_throttles
 from foqs.ids import Dedup
 from foqs.rows import LaneRow
-from foqs.rules import ItemRules, unpack_rules
+from foqs.rules import ItemRules, unpack_rules, unpack_until
 from tests.kernel.run import PromiseBroken
 
 NACKS = ("nack", "fail", "reject")
@@ -38,10 +38,11 @@ class Spec:
     throttles: tuple[str, ...] = ()
     weight: int = 0
     rules: ItemRules | None = None
+    until: int = 0  # when its key is free
 
     def lane(self, topic: tuple[str, str]) -> LaneKey:
         """Return the lane that the item has in a topic."""
-        return lane_key(topic, self.tenant, self.throttles, self.rules)
+        return lane_key(topic, self.tenant, self.throttles, self.rules, self.until)
 
 
 @dataclass(eq=False)
@@ -112,7 +113,8 @@ class Record:
 def lane_of(row: LaneRow) -> LaneKey:
     """Return the lane that a row names."""
     topic = (row.ns.decode(), row.topic.decode())
-    return lane_key(topic, row.fairness.decode(), unpack_throttles(row.throttles), unpack_rules(row.rules))
+    throttles, rules, until = unpack_throttles(row.throttles), unpack_rules(row.rules), unpack_until(row.rules)
+    return lane_key(topic, row.fairness.decode(), throttles, rules, until)
 
 
 def broken(promise: int, message: str) -> None:

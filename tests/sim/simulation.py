@@ -175,6 +175,10 @@ class Simulation(Run):
         idle_ms = self.profile.config.host.lane_idle_ms + (20_000 if self.profile.clock_steps else 2_500)
         self.clients.stop()
         self.until(self.time + idle_ms)
+        if self.profile.untils:
+            left = lambda: any(db.held for db in self.dbs.values())  # noqa: E731
+            self.wait(_DRAIN_MS, lambda: not left(), lambda: f"held keys: {[db.held for db in self.dbs.values()]}")
+            self.ledger.unique.check_left()
         self._at_the_end()
 
     def _left(self) -> str:

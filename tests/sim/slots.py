@@ -12,6 +12,7 @@ from foqs.buffers.pending_dedup import Give
 from foqs.errors import FoqsError, Unavailable
 from foqs.ids import hash_slot_bounds
 from foqs.peers import hash_slots
+from foqs.peers.key_changes import KeyChanges, key_of
 from foqs.rows import DedupRow
 from foqs.rpc.peer_caller import Done
 from foqs.shardmgr.facts import SlotMove, Slots
@@ -81,6 +82,7 @@ class Neighbour:
             self.later,
             lambda moved: self.later(10, lambda: self.sim.record.arrived(self.view, moved)),
         )
+        self.key_changes = KeyChanges(member.engine, self.routing, self.ask, self.moves.adopt)
         self._deaf = True  # until it has found its way to the latest
         self.later(self.sim.rng.choice([0, 200, 1_500]), self._hear)
 
@@ -103,7 +105,8 @@ class Neighbour:
     def ask(self, address: str, method: str, request: Any, timeout_ms: int, done: Done) -> None:
         sim, rng = self.sim, self.sim.rng
         # Late tokens are lost, and without failures all of them are spent.
-        calm = sim.healing and method != "GiveSlot"
+        calm = sim.healing and method not in ("GiveSlot", "ChangeKeys")
+        delays = (0, 5, 500, 6_000) if method == "ChangeKeys" else (0, 5, 500)
         open_ = [done]
 
         def answer(response: Any) -> None:
@@ -118,18 +121,33 @@ class Neighbour:
             if calm or rng.random() > 0.05:
                 self.later(0 if calm else rng.choice([0, 5, 500]), lambda: answer(response))
 
+        asked = next(member for member in sim.members if member.name == address)
+
         def arrive() -> None:
-            owner = next(member for member in sim.members if member.name == address)
+            # A connection ends with its process.
+            owner = asked if method == "ChangeKeys" else next(one for one in sim.members if one.name == address)
             if not owner.alive:
                 reply(Unavailable("the host does not answer"))
             elif method == "GiveSlot":
                 _give(owner, request, reply)
+            elif method == "ChangeKeys":
+                _change_keys(owner, request, reply)
             else:
                 assert owner.lending is not None
                 owner.lending.answer(method, request, reply)
 
-        sim.soon(0 if calm else rng.choice([0, 5, 500]), arrive)
+        sim.soon(0 if calm else rng.choice(delays), arrive)
         self.later(timeout_ms, lambda: answer(Unavailable("no answer in time")))
+
+
+def _change_keys(owner: Member, request: Any, reply: Callable[[Any], None]) -> None:
+    def told(outcomes: list[int | FoqsError]) -> None:
+        if any(isinstance(outcome, FoqsError) for outcome in outcomes):
+            reply(next(outcome for outcome in outcomes if isinstance(outcome, FoqsError)))
+        else:
+            reply(SimpleNamespace(outcomes=[SimpleNamespace(id=outcome, error=None) for outcome in outcomes]))
+
+    owner.neighbour.key_changes.here(request.shard, list(map(key_of, request.keys)), told)
 
 
 def _give(owner: Member, request: Any, reply: Callable[[Any], None]) -> None:

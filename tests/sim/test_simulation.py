@@ -73,6 +73,12 @@ KINDS = (
         counts={"checkpoints": 500, "progress rows": 500, "with checkpoint": 100},
     ),
     Kind(
+        "unique",
+        share=3,
+        first=8,
+        counts={"unique stored": 40, "unique kept": 60, "unique redriven": 1, "redriven": 6},
+    ),
+    Kind(
         "tenants",
         share=3,
         first=8,

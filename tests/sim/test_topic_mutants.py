@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from foqs.bounds import NANO, Quota
+from foqs.buffers.held_keys import HeldKeys
 from foqs.buffers.kept import KeptItems
 from foqs.buffers.pending_progress import PendingProgress
 from foqs.buffers.reads import DeadRead
@@ -26,6 +27,7 @@ from foqs.engine import (
     item_ops,
     kept_items,
     shard_life,
+    unique,
 )
 from foqs.engine.concurrency import AnyGate, LaneSlots, Parked
 from foqs.engine.dead_letters import RedrivePage
@@ -372,6 +374,32 @@ def a_new_owner_forgets_checkpoints(original: Any, shard: Any, memory: Any, open
 def a_refused_extension_is_written(original: Any, shard: Shard, change: Change, waits: Any) -> bool:
     undone = original(shard, change, waits)
     return undone or (change.cause is Cause.EXTEND and not change.waits and change.item.change is None)
+
+
+# --------------------------------------------------------------------------------------------- unique work
+
+put("a_key_is_never_free", unique, "note", constant(None), "unique")
+put("a_redrive_takes_no_key", dead_letters, "_holds", constant(False), "unique")
+put("the_shard_of_a_key_is_never_told", HeldKeys, "note", constant(None), "unique")
+
+
+@around(unique, "note", "unique")
+def a_key_is_free_when_an_attempt_ends(original: Any, shard: Shard, change: Change, transaction: Batch) -> None:
+    original(shard, change, transaction)
+    if change.item.lane.until and change.cause is Cause.NACK:
+        shard.queue.key_rows(transaction).ended.append(change.item.id)
+
+
+@around(unique, "tell", "unique")
+def a_key_that_another_item_has_is_taken(original: Any, state: State, number: int, rows: Any, told: Any) -> None:
+    original(state, number, rows, lambda outcomes: told([row.id for row in rows] if outcomes else []))
+
+
+@around(dedup, "_add_moved_slots", "unique")
+def a_slot_arrives_beside_its_old_rows(original: Any, queue: Any, batch: Any, transaction: Batch) -> None:
+    original(queue, batch, transaction)
+    if transaction.keys is not None:
+        transaction.keys.cleared = []
 
 
 # --------------------------------------------------------------------------------------------- kept items

@@ -146,6 +146,7 @@ class Host(HostLoop):
             became_ready=news.became_ready,
             ready_again=news.again,
             left_waiting=self._left_waiting,
+            tell_keys=lambda keys, told: self.forwarder.key_changes.tell(keys, told),  # noqa: PLW0108
             tokens_wanted=lambda: self.lending.throttles.wanted(),  # noqa: PLW0108 - it is made below
             monotonic_ms=self.monotonic_ms,
         )

@@ -10,6 +10,7 @@ from foqs.store.protocol import CommitUnknown, Fenced, RowRejected, ShardRefused
 from tests.store.dead_contract import DeadContract
 from tests.store.dead_read_contract import DeadReadContract
 from tests.store.ended_contract import EndedContract
+from tests.store.held_keys_contract import HeldKeysContract
 from tests.store.key_contract import KeyContract
 from tests.store.progress_contract import ProgressContract
 from tests.store.row_contract import LANE, RowContract, body, insert, ready_key, ready_row, timer_row
@@ -38,7 +39,14 @@ def open_again(shard: Shard) -> tuple[ShardStore, Opened]:
 
 
 class StoreContract(
-    RowContract, KeyContract, TailContract, DeadContract, DeadReadContract, EndedContract, ProgressContract
+    RowContract,
+    KeyContract,
+    HeldKeysContract,
+    TailContract,
+    DeadContract,
+    DeadReadContract,
+    EndedContract,
+    ProgressContract,
 ):
     """Rows, scans, keys, the tail, dead letters and ended items; refusals, ownership, and connections that break."""
 

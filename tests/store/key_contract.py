@@ -6,7 +6,7 @@ import pytest
 
 from foqs.buffers.shard_batch import Outcome, ShardBatch
 from foqs.ids import DIGEST_BYTES, next_digest
-from foqs.rows import Batch, DedupRow, Holding
+from foqs.rows import Batch, DedupRow, Holding, KeyRows
 from foqs.server.shard_thread import run
 from foqs.store.protocol import RowRejected, ShardStore
 from tests.store.row_contract import insert
@@ -66,7 +66,7 @@ class KeyContract:
         assert store.dedup_between(next_digest(rows[1].digest), high, 2) == rows[2:3]
         assert store.dedup_between(next_digest(high), b"\xff" * 16, 9) == rows[3:]
         newer = rows[1]._replace(content=7, expires_at_ms=NOW_MS + 1)
-        store.commit(Batch(dedup_copied=[rows[0], newer], next_number=1))
+        store.commit(Batch(keys=KeyRows(copied=[rows[0], newer]), next_number=1))
         assert store.dedup_between(low, high, 9) == [rows[0], newer, rows[2]]
 
     @pytest.mark.parametrize("count", [1, 1_500], ids=["one", "more than a statement takes"])

@@ -29,6 +29,7 @@ DAMAGES = {
     "UPDATE lane SET fairness = x'80' WHERE lane = 1": "lane 1 in table lane has a name that is not UTF-8",
     "UPDATE lane SET throttles = x'c328' WHERE lane = 3": "lane 3 in table lane has a name that is not UTF-8",
     "UPDATE lane SET rules = x'7b' WHERE lane = 3": "lane 3 in table lane has rules that no host wrote",
+    "UPDATE lane SET rules = x'7b2264656475705f756e74696c223a6e756c6c7d' WHERE lane = 3": "rules that no host wrote",
     "DELETE FROM shard": "the shard's row is missing",
     "UPDATE shard SET one = 2": "the shard's row is missing",
     "UPDATE shard SET number = 8": "the database holds shard 8, not shard 7",

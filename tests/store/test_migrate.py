@@ -212,7 +212,8 @@ def first_version(url: str) -> None:
     else:
         back = [f"DROP INDEX {LANE_OF_NAMES}", "ALTER TABLE lane DROP COLUMN rules"]
         back.append(f"CREATE UNIQUE INDEX {LANE_OF_NAMES} ON lane {names}")
-    run(url, *back, "ALTER TABLE failure DROP COLUMN rules", "DROP TABLE progress", "UPDATE shard SET version = 1")
+    later = ["DROP TABLE progress", "DROP TABLE held_key"]
+    run(url, *back, "ALTER TABLE failure DROP COLUMN rules", *later, "UPDATE shard SET version = 1")
 
 
 @pytest.mark.parametrize("begun", [0, 1, 2, 4, 5])

@@ -110,7 +110,7 @@ def test_a_shard_with_rows_of_unknown_lanes_is_refused(broken_url: str) -> None:
     assert explained(refused.value) == (
         "3 rows in ready, timer or done refer to 2 lanes 2, 3, which table lane lacks; restore all tables from the "
         "same backup, or delete the rows of these lanes in item, ready, timer, failure and done, and the rows of their "
-        "items in expiry, result and progress"
+        "items in expiry, result, progress and held_key"
     )
 
 

@@ -118,6 +118,7 @@ class OneHost(Laboratory):
             ready_again=self.news.again,
             left_waiting=self._left_waiting,
             slots_written=self._slots_written,
+            tell_keys=lambda keys, told: self.forwarder.key_changes.tell(keys, told),  # noqa: PLW0108
             tokens_wanted=lambda: self.lending.throttles.wanted(),  # noqa: PLW0108
             ask_script=lambda attempt, decided: self.hooks.ask(attempt, decided),  # noqa: PLW0108
             monotonic_ms=lambda: self.monotonic_ms,

@@ -139,6 +139,31 @@ def steps(
         end(run_steps(make_shards([server], shards, "steps"), folder, chosen, jobs, length, kills))
 
 
+def unique(
+    enqueues: Annotated[int, typer.Option(min=1, max=10_000_000, help="Producers enqueue this many items.")] = 100_000,
+    keys: Annotated[int, typer.Option(min=2, max=100_000, help="The items have this many dedup_keys.")] = 1_000,
+    producers: Annotated[int, typer.Option(min=1, max=1_000, help="This many producers enqueue at a time.")] = 64,
+    kills: Annotated[int, typer.Option(min=0, max=1_000, help="The host is killed so often (0: never).")] = 20,
+    shards: Annotated[int, typer.Option(min=1, max=100, help="The host serves this many shards.")] = 3,
+    seed: Seed = None,
+    kind: Kind = "mariadb",
+    keep: Keep = False,
+) -> None:
+    """Test that no two items have one key at a time, through kills.
+
+    Half of the keys are free when their items have started, half when they are done. Consumers ack most items, and fail
+    or forget the rest; dead letters are redriven. The command exits with 1 if two items of a key lived, or waited, at
+    the same time, or if a key is not free at the end.
+    """
+    from foqs_lab.cluster import make_shards
+    from foqs_lab.crash.unique import run_unique
+    from foqs_lab.servers import ServerSettings, start_database_server
+
+    settings = ServerSettings(buffer_pool_bytes=64 << 20)
+    with _verdict("unique", seed, keep) as (chosen, folder, end), start_database_server(kind, settings) as server:
+        end(run_unique(make_shards([server], shards, "unique"), folder, chosen, keys, enqueues, producers, kills))
+
+
 class _Report(Protocol):
     @property
     def good(self) -> bool: ...
@@ -249,5 +274,6 @@ bench.register(app)
 command(app, "foqs-lab chaos --seconds 600 --seed 42 --keep")(chaos)
 command(app, "foqs-lab crash --host-kills 100 --kind mysql")(crash)
 command(app, "foqs-lab steps --jobs 1000 --steps 10 --kills 30")(steps)
+command(app, "foqs-lab unique --enqueues 100000 --keys 1000 --kills 20")(unique)
 command(app, "foqs-lab policies 1 10 --share 0.1", "foqs-lab policies --plot fairness.svg")(policies)
 command(app, "foqs-lab servers mariadb zookeeper")(servers)

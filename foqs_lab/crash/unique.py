@@ -1,0 +1,322 @@
+"""Keys that items hold until they start or are done, while the host is killed: whether two items ever had one.
+
+Each event says when it began and ended, so an item is certainly live, or waiting, only between what has surely begun
+that and what may end it. Two such times of items with one key must not overlap.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from time import monotonic, monotonic_ns, sleep
+from typing import NamedTuple
+
+from foqs.client import Client, DedupUntil, Duplicate, ItemSpec
+from foqs.errors import FoqsError, OutcomeUnknown
+from foqs_lab.cluster import HostProcess, Shard
+
+NAMESPACE = "unique"
+ATTEMPTS = 2
+LEASE_MS = 1_000
+_NS_PER_MS = 1_000_000
+_BATCH = 8
+_CONSUMERS = 8
+_POLICY = json.dumps({"max_attempts": ATTEMPTS, "retry": {"kind": "constant", "first_ms": 0}})
+_LIMIT_S = 600.0
+
+
+class Stored(NamedTuple):
+    """An enqueue was answered with a new id."""
+
+    began: int
+    ended: int
+    key: int
+    id: int
+
+
+class Delivered(NamedTuple):
+    began: int
+    ended: int
+    key: int
+    id: int
+    attempt: int
+
+
+class Ended(NamedTuple):
+    """An ack, or a nack of the last attempt: whatever was answered, the item may have ended in this time."""
+
+    began: int
+    ended: int
+    id: int
+
+
+class Lost(NamedTuple):
+    """A dequeue had no answer: items may have been delivered."""
+
+    began: int
+
+
+Event = Stored | Delivered | Ended | Lost
+Span = tuple[int, int]
+_NEVER = 1 << 62
+
+
+def live_spans(events: Iterable[Event]) -> dict[int, list[Span]]:
+    """Return when each item was certainly live, neither ended nor a dead letter. A delivery says so unless the item may
+    have ended meanwhile: by the ack of an earlier holder, whose lease is over."""
+    starts: dict[int, list[Stored | Delivered]] = defaultdict(list)
+    ends: dict[int, list[Span]] = defaultdict(list)
+    for event in events:
+        match event:
+            case Stored():
+                starts[event.id].append(event)
+            case Delivered():
+                starts[event.id].append(event)
+                if event.attempt >= ATTEMPTS:  # the end of the lease may end it
+                    at = event.began + LEASE_MS * _NS_PER_MS
+                    ends[event.id].append((at, at))
+            case Ended():
+                ends[event.id].append((event.began, event.ended))
+    return {
+        item_id: list(_spans([one.ended for one in its if _sure(one, ends[item_id])], ends[item_id]))
+        for item_id, its in starts.items()
+    }
+
+
+def _sure(start: Stored | Delivered, ends: list[Span]) -> bool:
+    return not any(began < start.ended and ended > start.began for began, ended in ends)
+
+
+def waiting_spans(events: Iterable[Event]) -> dict[int, list[Span]]:
+    """Return when each item had certainly not been delivered. A dequeue without an answer may have delivered an item
+    whose first delivery that is known is not its first attempt."""
+    stored: dict[int, int] = {}
+    first: dict[int, Delivered] = {}
+    lost: list[int] = []
+    for event in events:
+        match event:
+            case Stored():
+                stored[event.id] = event.ended
+            case Delivered():
+                known = first.get(event.id)
+                if known is None or event.began < known.began:
+                    first[event.id] = event
+            case Lost():
+                lost.append(event.began)
+    spans: dict[int, list[Span]] = {}
+    for item_id, at in stored.items():
+        delivered = first.get(item_id)
+        end = _NEVER if delivered is None else delivered.began
+        if delivered is None or delivered.attempt > 1:
+            end = min([began for began in lost if began > at], default=end)
+        spans[item_id] = [(at, end)]
+    return spans
+
+
+def _spans(starts: list[int], ends: list[Span]) -> Iterator[Span]:
+    """Yield the times from a start to the first end behind it."""
+    until = 0
+    for start in sorted(starts):
+        if start >= until:
+            until = min([began for began, _ in ends if began >= start], default=_NEVER)
+            yield start, until
+
+
+def overlaps(events: Sequence[Event], spans: dict[int, list[Span]]) -> list[str]:
+    """Return which items with one key were live, or waited, at the same time."""
+    keys = {event.id: event.key for event in events if isinstance(event, Stored | Delivered)}
+    of_key: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
+    for item_id, its in spans.items():
+        of_key[keys[item_id]] += [(start, end, item_id) for start, end in its]
+    found = []
+    for key, times in of_key.items():
+        for (_, end, one), (start, _, other) in pairwise(sorted(times)):
+            if start < end and one != other:
+                found.append(f"key {key}: items {one} and {other} for {(end - start) / 1e6:.1f} ms")
+    return found
+
+
+@dataclass
+class Report:
+    """`wrong`: items with one key at the same time. `stuck`: keys that no item had at the end, and that were not free.
+    `counts` has what the clients did."""
+
+    seed: int
+    kills: int
+    counts: Counter[str]
+    took_s: float
+    wrong: list[str] = field(default_factory=list)
+    stuck: list[int] = field(default_factory=list)
+
+    @property
+    def good(self) -> bool:
+        return not (self.wrong or self.stuck)
+
+    def __str__(self) -> str:
+        did = ", ".join(f"{name} {count:,}" for name, count in sorted(self.counts.items()))
+        return "\n  ".join(
+            [
+                f"seed {self.seed}: {self.kills} kills of the host in {self.took_s:.0f} s",
+                did,
+                *(f"wrong: {one}" for one in self.wrong[:10]),
+                *([f"{len(self.stuck)} keys were not free at the end: {self.stuck[:10]}"] if self.stuck else []),
+            ]
+        )
+
+
+class _Crew:
+    """Producers, consumers and a thread that redrives, against one host."""
+
+    def __init__(self, port: int, seed: int, keys: int, enqueues: int) -> None:
+        self.port = port
+        self.seed = seed
+        self.keys = keys
+        self.events: dict[DedupUntil, list[Event]] = {DedupUntil.DONE: [], DedupUntil.STARTED: []}
+        self.counts: Counter[str] = Counter()
+        self.stopping = threading.Event()
+        self._left = enqueues
+        self._lock = threading.Lock()
+
+    def client(self) -> Client:
+        return Client(f"127.0.0.1:{self.port}", NAMESPACE, timeout_ms=20_000)
+
+    @property
+    def left(self) -> int:
+        return self._left
+
+    def start(self, what: Callable[[Client, random.Random], None], number: int) -> threading.Thread:
+        def run() -> None:
+            rng = random.Random(f"{self.seed}/{what.__name__}/{number}")
+            with self.client() as client:
+                what(client, rng)
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        return thread
+
+    def _count(self, name: str, more: int = 1) -> None:
+        with self._lock:
+            self.counts[name] += more
+
+    def spec(self, key: int) -> ItemSpec:
+        until = until_of(key)
+        return ItemSpec(until.name, b"%d" % key, dedup_key=f"key {key}", dedup_until=until)
+
+    def produce(self, client: Client, rng: random.Random) -> None:
+        while self._left > 0:
+            with self._lock:
+                self._left -= _BATCH
+            keys = [rng.randrange(self.keys) for _ in range(_BATCH)]
+            began = monotonic_ns()
+            outcomes = client.enqueue_many([self.spec(key) for key in keys])
+            ended = monotonic_ns()
+            for key, outcome in zip(keys, outcomes, strict=True):
+                if isinstance(outcome, FoqsError):
+                    self._count("unknown" if isinstance(outcome, OutcomeUnknown) else "refused")
+                elif isinstance(outcome, Duplicate):
+                    self._count("kept")
+                else:
+                    self._count("stored")
+                    self.events[until_of(key)].append(Stored(began, ended, key, int(outcome)))
+
+    def consume(self, client: Client, rng: random.Random) -> None:
+        while not self.stopping.is_set():
+            self.take(client, rng, rng.choice(list(self.events)), acks=0.5, fails=0.4)
+
+    def take(self, client: Client, rng: random.Random, until: DedupUntil, *, acks: float, fails: float) -> int:
+        """Take items, and ack them, fail them, or forget them. Return how many came."""
+        log, began = self.events[until], monotonic_ns()
+        try:
+            items = client.dequeue(until.name, 20, wait_ms=200, lease_ms=LEASE_MS)
+        except FoqsError:
+            log.append(Lost(began))
+            return 0
+        ended = monotonic_ns()
+        log += [Delivered(began, ended, int(item.payload), item.id, item.attempt) for item in items]
+        self._count("delivered", len(items))
+        for item in items:
+            luck, sent = rng.random(), monotonic_ns()
+            try:
+                if luck < acks:
+                    client.ack(item)
+                elif luck < acks + fails:
+                    client.nack(item, failed=True)
+            except FoqsError:
+                self._count("ends without an answer, or refused")
+            if luck < acks or (luck < acks + fails and item.attempt >= ATTEMPTS):
+                log.append(Ended(sent, monotonic_ns(), item.id))
+        return len(items)
+
+    def redrive(self, client: Client, rng: random.Random) -> None:
+        while not self.stopping.wait(0.2):
+            for until in self.events:
+                try:
+                    found = client.redrive(f"{until.name}.dlq", count=50)
+                except FoqsError:
+                    continue
+                self._count("redriven", found.at_least)
+                self._count("redrives that found another item with the key", found.skipped_duplicate)
+
+
+def until_of(key: int) -> DedupUntil:
+    """Return when the key is free."""
+    return DedupUntil.STARTED if key % 2 else DedupUntil.DONE
+
+
+def run_unique(
+    shards: Sequence[Shard], folder: Path, seed: int, keys: int, enqueues: int, producers: int, kills: int
+) -> Report:
+    """Let clients enqueue, take and redrive items of `keys` keys, and kill the host `kills` times. Logs go to `folder`.
+
+    Raises TimeoutError."""
+    began = monotonic()
+    with HostProcess("host", shards, folder) as host:
+        crew = _Crew(host.port, seed, keys, enqueues)
+        with crew.client() as client:
+            client.put_settings({f"topic.{until.name}": _POLICY for until in crew.events})
+        makers = [crew.start(crew.produce, number) for number in range(producers)]
+        others = [crew.start(crew.consume, number) for number in range(_CONSUMERS)] + [crew.start(crew.redrive, 0)]
+        for number in range(kills):
+            while crew.left > enqueues * (kills - number) // (kills + 1):
+                _check_time(began)
+                sleep(0.01)
+            host.kill()
+            host.launch()
+            host.wait_listening()
+        for thread in makers:
+            thread.join(_LIMIT_S)
+        crew.stopping.set()
+        for thread in others:
+            thread.join(_LIMIT_S)
+        report = Report(seed, kills, crew.counts, monotonic() - began)
+        for until, spans in ((DedupUntil.DONE, live_spans), (DedupUntil.STARTED, waiting_spans)):
+            report.wrong += overlaps(crew.events[until], spans(crew.events[until]))
+        report.stuck = _stuck(crew, began)
+    return report
+
+
+def _stuck(crew: _Crew, began: float) -> list[int]:
+    """Ack all that is left, and return the keys that are not free then. Raises TimeoutError."""
+    rng = random.Random(f"{crew.seed}/end")
+    with crew.client() as client:
+        for until in crew.events:
+            empty_ms = 0
+            while empty_ms < 2 * LEASE_MS:
+                empty_ms = 0 if crew.take(client, rng, until, acks=1.0, fails=0.0) else empty_ms + 200
+                _check_time(began)
+        sleep(1.0)  # the time that is promised
+        outcomes = client.enqueue_many([crew.spec(key) for key in range(crew.keys)])
+    return [
+        key for key, outcome in enumerate(outcomes) if not isinstance(outcome, int) or isinstance(outcome, Duplicate)
+    ]
+
+
+def _check_time(began: float) -> None:
+    if monotonic() - began > _LIMIT_S:
+        raise TimeoutError(f"the run was not over after {_LIMIT_S:.0f} s")

@@ -1,0 +1,70 @@
+"""No two items have one key at a time: kills of the host, and the verdict about what clients saw."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from foqs_lab.cluster import make_shards
+from foqs_lab.crash.unique import (
+    LEASE_MS,
+    Delivered,
+    Ended,
+    Event,
+    Lost,
+    Stored,
+    live_spans,
+    overlaps,
+    run_unique,
+    waiting_spans,
+)
+from foqs_lab.servers import Kind, ServerSettings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.conftest import NewServer
+
+LEASE = LEASE_MS * 1_000_000
+
+
+@pytest.mark.timeout(400)
+def test_a_key_has_one_item_at_a_time(kind: Kind, new_server: NewServer, tmp_path: Path) -> None:
+    server = new_server(kind, ServerSettings(buffer_pool_bytes=64 << 20))
+    shards = make_shards([server], 3, "unique")
+    report = run_unique(shards, tmp_path, seed=1, keys=100, enqueues=20_000, producers=16, kills=5)
+    print(report)
+    assert report.good, f"{report}\nlogs: {tmp_path}"
+    for what in ("stored", "kept", "delivered", "redriven"):
+        assert report.counts[what], f"{what}: {report}"
+
+
+@pytest.mark.parametrize(
+    ("events", "wrong"),
+    [
+        ([Stored(0, 1, 7, 1), Ended(5, 6, 1), Stored(6, 7, 7, 2)], 0),
+        ([Stored(0, 1, 7, 1), Stored(3, 4, 7, 2), Ended(5, 6, 1)], 1),
+        ([Stored(0, 1, 7, 1), Stored(3, 4, 8, 2), Ended(5, 6, 1)], 0),
+        ([Stored(0, 1, 7, 1), Ended(2, 3, 1), Stored(3, 4, 7, 2), Delivered(5, 6, 7, 1, 1)], 1),
+        ([Stored(0, 1, 7, 1), Ended(2, 9, 1), Stored(3, 4, 7, 2), Delivered(5, 6, 7, 1, 1)], 0),
+        ([Stored(0, 1, 7, 1), Delivered(2, 3, 7, 1, 1), Stored(LEASE + 5, LEASE + 6, 7, 2)], 1),
+        ([Stored(0, 1, 7, 1), Delivered(2, 3, 7, 1, 2), Stored(LEASE + 5, LEASE + 6, 7, 2)], 0),
+    ],
+)
+def test_two_items_that_live(events: list[Event], wrong: int) -> None:
+    assert len(overlaps(events, live_spans(events))) == wrong
+
+
+@pytest.mark.parametrize(
+    ("events", "wrong"),
+    [
+        ([Stored(0, 1, 7, 1), Delivered(2, 3, 7, 1, 1), Stored(4, 5, 7, 2)], 0),
+        ([Stored(0, 1, 7, 1), Stored(4, 5, 7, 2), Delivered(6, 7, 7, 1, 1)], 1),
+        ([Stored(0, 1, 7, 1), Lost(2), Stored(4, 5, 7, 2), Delivered(6, 7, 7, 1, 1)], 1),
+        ([Stored(0, 1, 7, 1), Lost(2), Stored(4, 5, 7, 2), Delivered(6, 7, 7, 1, 2)], 0),
+        ([Stored(0, 1, 7, 1), Lost(2), Stored(4, 5, 7, 2)], 0),
+    ],
+)
+def test_two_items_that_wait(events: list[Event], wrong: int) -> None:
+    assert len(overlaps(events, waiting_spans(events))) == wrong

@@ -52,7 +52,7 @@ LINES = {
     "foqs.store": 5_841,
     "foqs.wire": 1_661,
     "foqs.zk": 1_673,
-    "foqs_lab": 10_225,
+    "foqs_lab": 10_577,
 }
 """Lines of each package. A package may exceed its ceiling by `MARGIN`."""
 MARGIN = 0.01

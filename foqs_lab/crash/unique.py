@@ -1,7 +1,7 @@
 """Keys that items hold until they start or are done, while the host is killed: whether two items ever had one.
 
-Each event says when it began and ended, so an item is certainly live, or waiting, only between what has surely begun
-that and what may end it. Two such times of items with one key must not overlap.
+Each event says when it began and ended. An item is certainly live, or waiting, from the answer that says so until the
+beginning of the first event that may end this. Two such times of items with one key must not overlap.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _NEVER = 1 << 62
 
 def live_spans(events: Iterable[Event]) -> dict[int, list[Span]]:
     """Return when each item was certainly live, neither ended nor a dead letter. A delivery says so unless the item may
-    have ended meanwhile: by the ack of an earlier holder, whose lease is over."""
+    have ended at the same time: by the ack of an earlier holder whose lease has ended."""
     starts: dict[int, list[Stored | Delivered]] = defaultdict(list)
     ends: dict[int, list[Span]] = defaultdict(list)
     for event in events:

@@ -332,7 +332,7 @@ def urgent_items_of_a_shard_that_returns_wait_for_others(original: Any, round_: 
 
 put("rules_have_no_effect", Shard, "policy_of", lambda shard, lane: shard.policies.of(lane.topic.key), "rules")
 put("a_new_owner_forgets_the_rules_of_lanes", shard_life, "unpack_rules", constant(None), "rules")
-put("a_dead_letter_forgets_its_rules", item_ops, "pack_rules", constant(b""), "rules")
+put("a_dead_letter_forgets_its_rules", item_ops, "pack_lane", constant(b""), "rules")
 put("a_redrive_forgets_the_rules", dead_letters, "unpack_rules", constant(None), "rules")
 put("a_delete_is_answered_though_rules_keep_the_item", item_ops, "rules_of", constant(None), "rules")
 
@@ -492,7 +492,7 @@ put(
 )  # fmt: skip
 
 
-@around(LeaseSlots, "__init__", "slots", seed=1757)
+@around(LeaseSlots, "__init__", "slots", seed=3505)
 def a_new_coordinator_lends_before_it_counted(original: Any, slots: LeaseSlots, *about: Any, **more: Any) -> None:
     original(slots, *about, **more)
     slots.unknown.clear()

@@ -22,7 +22,7 @@ FREE_MS = 250
 AGAIN_MS = 400
 """After a shard that did not free a key."""
 CLAIM_MS = 60_000
-"""A redrive that has not moved its item by then has ended: requests end before."""
+"""A redrive takes seconds. If it has not moved its item by then, the key is freed, and the item stays where it is."""
 _MOST_FREED = 10_000
 Told = Callable[[list[int | FoqsError]], None]
 """Gets for each key the id of the item that has it then, or the given id for a key that is free now; or an error."""
@@ -71,8 +71,8 @@ class HeldKeys:
 
 
 class FreedKeys:
-    """The last keys that this host has freed, with the numbers of redrives that had taken them. A message
-    that asks for a key may arrive behind a message that frees it: the redrive is over then."""
+    """The last keys that this host has freed, with the numbers of redrives that had taken them. A message that asks for
+    a key may arrive behind a message that frees it: the redrive has ended then."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[bytes, int], int] = {}

@@ -12,6 +12,9 @@ from tests.api.hosts import PATIENT, HostProcess
 from tests.api.wire import Wire
 
 COUNT = 2_000
+# The event loop's pool (six threads on two cores: marks are written there) fills as it is needed, and a batch of a slow
+# database is watched by a thread of its own. Neither depends on the number of connections.
+OTHER_THREADS = 20
 
 
 @pytest.fixture
@@ -41,7 +44,7 @@ def test_two_thousand_idle_connections(host_with_few_files: HostProcess) -> None
         idle = [stack.enter_context(Wire(host.address)) for _ in range(COUNT)]
         for each in idle[::100]:
             assert each.ask("GetServerInfo").version
-        assert host.threads() <= threads
+        assert host.threads() <= threads + OTHER_THREADS
         assert host.rss_bytes() - rss_bytes < COUNT * 20_000
         for n in range(100):
             wire.put("t", b"%d" % n)
@@ -54,5 +57,5 @@ def test_two_thousand_idle_connections(host_with_few_files: HostProcess) -> None
         for number, each in enumerate(idle):
             (item,) = each.receive("Dequeue").items
             assert item.topic == f"t{number % 7}"
-        assert host.threads() <= threads
+        assert host.threads() <= threads + OTHER_THREADS
     assert host.stop() == 0

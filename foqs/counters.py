@@ -15,7 +15,7 @@ NO_NAME = ""
 """Key of the counts of requests that name no namespace."""
 OTHER = "other"
 """Name for namespaces beyond the bound, and for a namespace with this name."""
-CAUSES = ("ack", "ttl", "delete", "dropped", "rejected", "exhausted", "hook")
+CAUSES = ("ack", "ttl", "delete", "cancel", "dropped", "rejected", "exhausted", "hook")
 """Causes of removals."""
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0)
 ROWS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1_000.0, 3_000.0, 10_000.0)

@@ -172,6 +172,7 @@ class Cause(IntEnum):
     LIMIT = 14  # found ready with all its attempts used up
     REDRIVE = 15  # a dead letter returns
     HOOK = 16  # the script of its topic dropped it, or gave it up where the topic has no dead-letter topic
+    CANCEL = 17  # by its deduplication key
 
 
 class Move(NamedTuple):
@@ -210,6 +211,7 @@ class Change:
     `progress`: what the consumer has given since the last change, which its transaction takes along; `more_bytes`: how
     much longer its checkpoint is than the last one. `result` came with an ack. `failure`: why an item that is gone
     has failed. `ended` and `stored`: the rows of an item that is kept; they are made when the transaction is built.
+    `digest`: of the key that is free then, of an item that does not hold it by itself.
     Without `__slots__`, so that what most changes do not need costs nothing to make (one is made per item).
     """
 
@@ -227,6 +229,7 @@ class Change:
     failure: FailureRow | None = None
     ended: EndedRow | None = None
     stored: bytes | None = None
+    digest: bytes | None = None
 
     def __init__(
         self,

@@ -32,7 +32,7 @@ from tests.support.structure import (
 LINES = {
     "foqs": 2_987,
     "foqs.admin": 1_092,
-    "foqs.api": 3_448,
+    "foqs.api": 3_540,
     "foqs.buffers": 1_338,
     "foqs.cli": 6_844,
     "foqs.client": 8_309,

@@ -1079,6 +1079,24 @@ struct GiveSlotResponse {
   1: list<RememberedKey> keys,
 }
 
+/** Removes the item that has a dedup_key, and frees the key. NOT_FOUND: no item has it. */
+struct CancelItemRequest {
+  1: string ns,
+  2: string dedup_key,
+  /** Also while a consumer has the item: it learns that the lease is lost at its next extension or ack. */
+  3: optional bool leased,
+  /** Between hosts: the item that has the key. */
+  4: optional i64 id,
+  15: optional RequestContext context,
+}
+
+struct CancelItemResponse {
+  /** The item that had the key. */
+  1: optional i64 id,
+  /** False: it has ended, or a consumer has it and the request did not say `leased`. */
+  2: bool removed,
+}
+
 /** Between hosts: takes keys for items that are redriven, and frees keys of items that have started or ended. */
 struct ChangeKeysRequest {
   /** The shard with the slots of the keys. */
@@ -1529,6 +1547,7 @@ service Foqs {
   ExtendLeaseResponse ExtendLease(1: ExtendLeaseRequest request) throws (1: RequestError error),
   GetActiveTopicsResponse GetActiveTopics(1: GetActiveTopicsRequest request) throws (1: RequestError error),
   GetItemResponse GetItem(1: GetItemRequest request) throws (1: RequestError error),
+  CancelItemResponse CancelItem(1: CancelItemRequest request) throws (1: RequestError error),
   GetResultResponse GetResult(1: GetResultRequest request) throws (1: RequestError error),
   ListItemsResponse ListItems(1: ListItemsRequest request) throws (1: RequestError error),
   DeleteItemsResponse DeleteItems(1: DeleteItemsRequest request) throws (1: RequestError error),

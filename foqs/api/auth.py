@@ -49,6 +49,7 @@ NEEDS: Mapping[str, Right | str] = {
     "AckAndDequeue": Right.CONSUME,
     "GetItem": Right.ADMIN,
     "GetResult": _SEES,
+    "CancelItem": Right.PRODUCE,
     "ListItems": Right.ADMIN,
     "DeleteItems": Right.ADMIN,
     "ReleaseLeases": Right.ADMIN,

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from foqs.api.ack_dequeue import AckDequeue
 from foqs.api.admin_methods import HookMethods, LeaseMethods, SettingsMethods
+from foqs.api.cancel import CancelMethods
 from foqs.api.dead_letters import DeadLetters
 from foqs.api.host import Host
 from foqs.api.item_life import ItemLife
@@ -48,6 +49,7 @@ class Handlers:
             AckDequeue(items, host),
             Lookups(host, hooks, lending.coordinator),
             Results(host),
+            CancelMethods(host),
             Explain(host),
             DeadLetters(host, lending.quotas.admit),
             self.routing,

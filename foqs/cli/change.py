@@ -1,4 +1,4 @@
-"""`foqs delete|purge|release|move`: remove items, end their leases, or move them to another topic."""
+"""`foqs cancel|delete|purge|release|move`: remove items, end their leases, or move them to another topic."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from foqs.cli.look import State, state_of
 from foqs.cli.main import JsonOption, command
 from foqs.cli.operators import YesOption, confirm_by_name
 from foqs.cli.pipe import say_why_empty
-from foqs.cli.terminal import Column, counting, fail, in_table, json_text, show, table, write_line
+from foqs.cli.terminal import Column, counting, fail, in_table, json_text, say_done, show, table, write_line
 from foqs.errors import FoqsError, Invalid, NotFound, StaleLease
 from foqs.ids import parse_id
 from foqs.second_answer import Duplicate
@@ -32,6 +32,26 @@ _WAIT_MS = 1_000
 """Other hosts may have the items, and the owner of an idle shard is confirmed before it leases any."""
 
 app = typer.Typer()
+
+
+@command(app, "foqs cancel welcome:42", "foqs cancel reindex:42 --leased")
+def cancel(
+    key: Annotated[str, typer.Argument(metavar="KEY", help="The item was enqueued with this dedup_key.")],
+    leased: Annotated[
+        bool, typer.Option("--leased", help="The command removes the item also while a consumer works on it.")
+    ] = False,
+    *,
+    connection: Connection,
+) -> None:
+    """Remove the item that has a dedup_key, and free the key.
+
+    The consumer of a leased item learns at its next extension or ack that the lease is lost.
+    """
+    with connection.client() as client:
+        removed = client.cancel(key, leased=leased)
+    if not removed:
+        fail("the item stays: it has ended, or a consumer works on it (--leased removes it then)")
+    say_done("1 item removed, and its key is free")
 
 
 @command(

@@ -219,6 +219,7 @@ _CHECKS: Mapping[str, Check] = {
     "progress": instance_of(Progress, none=True),
     "log": check_lines,
     "durable": check_bool,
+    "leased": check_bool,
     "reason": text(none=True, empty=True),
     "cause": check_cause,
     "fairness_key": text(none=True, empty=True),

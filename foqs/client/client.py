@@ -21,6 +21,7 @@ from foqs.client.requests import First, Requests, id_of, single
 from foqs.client.router import Router, Topics
 from foqs.client.routes import hash_slot, parse_addresses
 from foqs.errors import FoqsError, Invalid
+from foqs.idl import idl
 from foqs.ids import parse_id
 from foqs.second_answer import END_ITEM, KEYED, ONCE
 from foqs.travel import Local
@@ -177,6 +178,18 @@ class Client(ConsumerCalls, OperatorCalls, Local):
         """Delete items in any state, a live lease included. Return None for each that was deleted, else its error."""
         given = Entries(item_ids, parse_id)
         return given.outcomes(self._requests.each(methods.DELETE, END_ITEM, given.good, timeout_ms))
+
+    @checked()
+    def cancel(self, dedup_key: str, *, leased: bool = False, timeout_ms: int | None = None) -> bool:
+        """Remove the item that has the key, and free the key. Return False if the item has ended, or if a consumer has
+        it; with `leased` its consumer loses it, which it learns at its next extension or ack. Raises NotFound when
+        no item has the key.
+
+        After a lost reply the request is repeated: NotFound may then mean that the first one has removed the item, and
+        an item that was enqueued with the key in between is removed, too.
+        """
+        request = idl.CancelItemRequest(self.namespace, dedup_key, leased or None)
+        return bool(self._requests.call(methods.CANCEL, request, timeout_ms, policy=KEYED).removed)
 
     # ------------------------------------------------------------------------------------- life
 

@@ -364,6 +364,7 @@ def _take_changes(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: i
             and not item.expires_at_ms
             and not item.lane.dead
             and not item.lane.until
+            and change.digest is None
         ):
             transaction.item_gone.append(item.id)  # `emit`, of an item that has no other row
         else:

@@ -13,6 +13,7 @@ from foqs.rows import EndedState, FailureRow, Found, ProgressRow
 _WAYS = {
     Cause.TTL: "its TTL ended",
     Cause.DELETE: "it was deleted",
+    Cause.CANCEL: "it was cancelled",
     Cause.DROPPED: "the lease of an at-most-once item ended",
     Cause.HOOK: "the script of its topic dropped it",
 }

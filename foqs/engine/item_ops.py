@@ -17,7 +17,7 @@ from foqs.engine import throttling
 from foqs.engine.shard import Shard
 from foqs.engine.shard_owner import ShardOwner
 from foqs.engine.shard_queue import ShardQueue
-from foqs.errors import FoqsError, NotFound, Overloaded, StaleLease
+from foqs.errors import Conflict, FoqsError, NotFound, Overloaded, StaleLease, Unavailable
 from foqs.fairness.keys import lane_key, pack_throttles, rules_of, tenancy_of
 from foqs.hooks.protocol import Action, FailureResult
 from foqs.item import Cause, Change, Given, Item, Move, Phase, Place, To, Waits
@@ -276,6 +276,30 @@ def delete(shard: Shard, item: Item, waits: Waits, now_ms: int) -> Verdict:
         return False
     shard.put(Change(item, To.GONE, Cause.DELETE, waits), now_ms)  # in place of an end after which the item is kept
     return False
+
+
+def cancel(digest: bytes, *, leased: bool) -> Op:
+    """Remove the item that has the key, and free the key; a `leased` one, too."""
+
+    def decide(shard: Shard, item: Item, waits: Waits, now_ms: int) -> Verdict:
+        now = change_of(item)
+        if item.lane.dead:
+            return NotFound("the item has ended")
+        if now is not None and now.to in (To.GONE, To.MOVED):
+            if now.cause is not Cause.CANCEL:
+                return Unavailable("the item is about to end", _RETRY_MS)  # not ended before that is committed
+            now.waits.append(waits)
+            return False
+        if item.phase is Phase.LEASED and not leased:
+            return Conflict("a consumer has the item")
+        change = Change(item, To.GONE, Cause.CANCEL, waits)
+        if not item.lane.until:
+            change.digest = digest
+            shard.memory.hold()
+        shard.put(change, now_ms)
+        return False
+
+    return decide
 
 
 class Fate(Enum):

@@ -135,6 +135,10 @@ class ShardMemory:
             self.rules.setdefault(topic.key, {}).setdefault(rules, set()).add(lane)
         return lane
 
+    def hold(self) -> None:
+        """Note that an item of a lane without `until` frees its key."""
+        self.holding = True
+
     def wake_lane(self, lane: Lane[Item], *, opened: bool = False) -> None:
         """Note that items of the lane became ready or came into memory. `opened`: its shard was just opened."""
         self.woken[lane.topic.key] = None

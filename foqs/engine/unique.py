@@ -47,7 +47,9 @@ def note(shard: Shard, change: Change, transaction: Batch) -> None:
     item, to = change.item, change.to
     until = item.lane.until
     if to is _GONE:
-        if until or item.lane.dead:
+        if change.digest is not None:
+            shard.queue.key_rows(transaction).held.append(HeldKey(item.id, change.digest))
+        if until or item.lane.dead or change.digest is not None:
             shard.queue.key_rows(transaction).ended.append(item.id)
     elif to is _MOVED:
         assert change.move is not None, "a move says where to"

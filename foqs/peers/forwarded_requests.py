@@ -15,7 +15,7 @@ from foqs.buffers.pending_dedup import Keyed
 from foqs.engine import dedup, explain, item_ops, listing
 from foqs.engine.calls import EnqueueCall, ItemsCall
 from foqs.engine.shard import Shard
-from foqs.errors import FoqsError, NotFound, NotServed, OutcomeUnknown, Unavailable, item_error
+from foqs.errors import Conflict, FoqsError, NotFound, NotServed, OutcomeUnknown, Unavailable, item_error
 from foqs.idl import idl
 from foqs.ids import shard_of
 from foqs.peers.forwarded import NO_OWNER, RETRY_MS, Exchange, Forwarded, Incoming, LongIncoming, Outcome, Target, Ways
@@ -39,6 +39,8 @@ class Kind:
 
     def part(self, request: Any, group: Sequence[int]) -> Any:
         """Return a request for these entries of `request`."""
+        if self is CANCEL:
+            return idl.CancelItemRequest(request.ns, request.dedup_key, request.leased, request.id)
         if self is DELETE:
             return idl.DeleteItemsRequest([request.ids[at] for at in group])
         return getattr(idl, f"{self.method}Request")([request.items[at] for at in group], request.ns)
@@ -57,6 +59,7 @@ NACK = Kind("Nack", ONCE)
 EXTEND = Kind("ExtendLease", EXTEND_POLICY)
 GIVE = Kind("ExtendLease", GIVE_POLICY)
 DELETE = Kind("DeleteItems", END_ITEM)
+CANCEL = Kind("CancelItem", END_ITEM)
 
 
 class ForwardedItems(Forwarded):
@@ -96,6 +99,8 @@ class ForwardedItems(Forwarded):
         return self._kind.part(self.origin, group)
 
     def outcomes(self, response: Any) -> Sequence[FoqsError | None] | None:
+        if self._kind is CANCEL:
+            return [None if response.removed else Conflict("the item was not removed")]
         if response.outcomes is None:
             return None
         return [None if one.error is None else item_error(one.error) for one in response.outcomes]
@@ -337,16 +342,16 @@ class ForwardedGetItem(_Look):
 
 
 class ForwardedGetItemOfKey(ForwardedGetItem):
-    """A GetItem by a deduplication key. The host with the key's slot answers with the id of the item alone: another
-    host may have the item."""
+    """A GetItem or CancelItem by a deduplication key. The host with the key's slot answers with the id of the item
+    alone: another host may have the item."""
 
     __slots__ = ("_digest", "_found")
 
     def __init__(
         self, exchange: Exchange, call: Incoming, digest: bytes, look_here: Callable[[], None],
-        found: Callable[[Any], None], deadline_ms: int,
+        found: Callable[[Any], None], deadline_ms: int, method: str,
     ) -> None:  # fmt: skip
-        super().__init__(exchange, call, look_here, deadline_ms)
+        super().__init__(exchange, call, look_here, deadline_ms, method)
         self._digest = digest
         self._found = found
 
@@ -354,6 +359,8 @@ class ForwardedGetItemOfKey(ForwardedGetItem):
         return self._exchange.find_key(self._digest)
 
     def part(self, group: Sequence[int]) -> Any:
+        if self.method == "CancelItem":
+            return idl.CancelItemRequest(self.origin.ns, self.origin.dedup_key)
         return idl.GetItemRequest(None, self.origin.ns, self.origin.dedup_key)
 
     def settle(self, at: int, outcome: Any) -> None:

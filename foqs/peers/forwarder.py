@@ -124,13 +124,13 @@ class Forwarder:
 
     def find_key(
         self, call: Incoming, digest: bytes, find_here: Callable[[], None], found: Callable[[Any], None],
-        deadline_ms: int,
+        deadline_ms: int, method: str = "GetItem",
     ) -> bool:  # fmt: skip
-        """Find the item of a deduplication key whose slot is not here. `found` gets a GetItemResponse with the item's
-        id, or an error; `find_here` as for `get_item`."""
+        """Find the item of a deduplication key whose slot is not here. `found` gets the response of another host, with
+        the item's id, or an error; `find_here` as for `get_item`."""
         if self._answered_here(call.request):
             return False
-        ForwardedGetItemOfKey(self.exchange, call, digest, find_here, found, deadline_ms).route()
+        ForwardedGetItemOfKey(self.exchange, call, digest, find_here, found, deadline_ms, method).route()
         return True
 
     def get_result(self, call: LongIncoming, await_here: Callable[[], None], until_ms: int, deadline_ms: int) -> bool:

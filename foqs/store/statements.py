@@ -262,7 +262,7 @@ def _change_held_keys(made: list[Statement], keys: KeyRows, dialect: Dialect) ->
     dialect.delete(made, "held_key", "id", gone, all_there=False, also=" AND free_at = 0 AND dead = 0")
     for key in keys.freed:
         up_to = FOREVER_MS + key.number
-        which = f"digest = x'{key.digest.hex()}' AND id = {key.id:d} AND expires_at BETWEEN {FOREVER_MS} AND {up_to:d}"
+        which = f"digest = x'{key.digest.hex()}' AND id = {key.id:d} AND expires_at <= {up_to:d}"
         made.append((f"DELETE FROM dedup WHERE {which}", None))
     taken = [_dedup(row) for row in keys.taken]
     ending = dialect.take_keys.format(at=keys.taken_ms)

@@ -94,6 +94,7 @@ def requests() -> list[bytes]:
         "GetRouting": idl.GetRoutingRequest(7, 0, context),
         "WatchTopics": idl.WatchTopicsRequest(7, 0, context),
         "GiveSlot": idl.GiveSlotRequest(1, 5, 7, bytes(16), 10, context),
+        "CancelItem": idl.CancelItemRequest("ns", "key", True, 5, context),
         "ChangeKeys": idl.ChangeKeysRequest(1, [idl.RememberedKey(bytes(16), None, 5, 1 << 60)], context),
         "TakeTokens": idl.TakeTokensRequest("ns", "holder", 1, 5, 0, 0, "topic", context),
         "Lend": idl.LendRequest(

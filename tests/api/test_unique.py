@@ -237,3 +237,36 @@ def test_a_deleted_dead_letter_leaves_no_row(host: OneHost) -> None:
     assert kinds(host.ask("DeleteItems", ids=[dead])) == [None]
     assert not host.dbs[1].held
     assert type(host.ask("GetItem", id=dead)) is NotFound
+
+
+# ------------------------------------------------------------------------------------------ cancelled by key
+
+
+def cancel(host: OneHost, **given: Any) -> Any:
+    return host.ask("CancelItem", ns="n", dedup_key="k", **given)
+
+
+@pytest.mark.parametrize("until", [D.WINDOW, D.STARTED, D.DONE])
+def test_a_cancelled_item_is_gone_and_its_key_free(host: OneHost, until: int) -> None:
+    first = new(host, until=until)
+    assert (cancel(host).id, cancel(host).__class__) == (first, NotFound)
+    assert type(host.ask("GetItem", id=first)) is NotFound
+    assert new(host, b"other", until=until) != first
+    assert len(host.dbs[1].dedup) == 1
+
+
+def test_a_leased_item_is_cancelled_on_request_alone(host: OneHost) -> None:
+    first = new(host)
+    item = leased(host)
+    assert cancel(host) == idl.CancelItemResponse(first, False)
+    assert known(host) == first
+    assert cancel(host, leased=True) == idl.CancelItemResponse(first, True)
+    assert kinds(host.ask("ExtendLease", items=[idl.ExtendItem(item.id, item.lease)])) == [NotFound]
+    assert new(host) != first
+
+
+def test_an_item_that_has_ended_is_not_cancelled(host: OneHost) -> None:
+    first = new(host, until=D.WINDOW)
+    done(host, leased(host))
+    assert cancel(host) == idl.CancelItemResponse(first, False)
+    assert known(host, until=D.WINDOW) == first

@@ -111,6 +111,7 @@ BAD: dict[str, list[Any]] = {
     "progress": [5, "x", (1, 2)],
     "log": ["x", b"x", 5, [5], {"x": 1}],
     "durable": FLAGS,
+    "leased": FLAGS,
     "held_longer_than_ms": INTEGERS,
     "tenants": [*INTEGERS, 0],
     "prefix": [b"x", 5, None],

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from foqs.client import Client, DedupUntil, Duplicate, Invalid, ItemSpec
+from foqs.client import Client, DedupUntil, Duplicate, Invalid, ItemSpec, NotFound
 from foqs.client.item_copies import spec_of_line
 from tests.client.real_server import PATIENT_MS, Server, foqs
 
@@ -45,6 +45,25 @@ def test_a_redrive_skips_a_key_that_is_taken(server: Server, client: Client) -> 
     server.start()
     assert client.redrive("mail.dlq").at_least == 1
     assert client.enqueue("mail", b"y", dedup_key="a", dedup_until=DONE) == ids[0]
+
+
+def test_an_item_is_cancelled_by_its_key(server: Server, client: Client) -> None:
+    first = client.enqueue("mail", b"x", dedup_key="k")
+    assert client.cancel("k")
+    with pytest.raises(NotFound):
+        client.cancel("k")
+    second = client.enqueue("mail", b"y", dedup_key="k", dedup_until=DONE)
+    assert second != first
+    (item,) = client.dequeue("mail", wait_ms=PATIENT_MS)
+    client.extend(item, lease_ms=600_000, checkpoint=b"half", durable=True)
+    assert not client.cancel("k")
+    server.kill()
+    server.start()
+    assert foqs(server, "cancel", "k").returncode == 1
+    assert foqs(server, "cancel", "k", "--leased").returncode == 0
+    with pytest.raises(NotFound):
+        client.ack(item)
+    assert not isinstance(client.enqueue("mail", b"z", dedup_key="k"), Duplicate)
 
 
 def test_unique_work_on_the_command_line(server: Server, client: Client) -> None:

@@ -17,8 +17,8 @@ from foqs.idl import IDL_PATH, idl
 from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE
 
 METHODS = [
-    "Enqueue", "Dequeue", "Ack", "Nack", "ExtendLease", "GetActiveTopics", "GetItem", "GetResult", "ListItems",
-    "DeleteItems",
+    "Enqueue", "Dequeue", "Ack", "Nack", "ExtendLease", "GetActiveTopics", "GetItem", "CancelItem", "GetResult",
+    "ListItems", "DeleteItems",
     "GetServerInfo", "GetRouting", "WatchTopics", "GiveSlot", "ChangeKeys", "TakeTokens", "Lend", "CountSlots",
     "TellSlots", "CountItems", "TellShares",
     "ListFailures", "RedriveItems", "AckAndDequeue", "GetTopicStats", "GetSettings", "PutSettings", "AwaitSettings",

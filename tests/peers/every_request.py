@@ -16,6 +16,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "AckAndDequeue": {"ns": "shop", "acks": [idl.AckItem(1, 1)], "wants": [idl.TopicCount("t", 1)]},
     "GetItem": {"id": 1},
     "GetResult": {"id": 1},
+    "CancelItem": {"ns": "shop", "dedup_key": "k"},
     "ListItems": {"ns": "shop", "topic": "t"},
     "DeleteItems": {"ids": [1]},
     "ReleaseLeases": {"ns": "shop", "topic": "t"},

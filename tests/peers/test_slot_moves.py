@@ -335,3 +335,21 @@ def test_a_redrive_takes_a_key_in_another_shard(cluster: Cluster, two: tuple[Mem
     record.move(*THEIRS, to=1)
     record.has_moved(1)
     assert (unique(wire).id, unique(wire, KEYS[1]).id) == (dead[0], other)
+
+
+def test_an_item_is_cancelled_by_a_key_in_another_shard(
+    cluster: Cluster, two: tuple[Member, Member], record: Record
+) -> None:
+    wire = cluster.wire(two[0])
+    first, second = (unique(wire, key).id for key in KEYS[:2])
+    record.move(*THEIRS)
+    record.has_moved()
+    asking = ((wire, KEYS[0], first), (cluster.wire(two[1]), KEYS[1], second))
+    for asked, key, item_id in asking:
+        assert asked.ask("CancelItem", ns="test", dedup_key=key) == idl.CancelItemResponse(item_id, True)
+        wait_until(lambda key=key: not unique(wire, key).duplicate, "a key that is free")
+    leased = {lease(wire).id for _ in asking}
+    for asked, key, _ in asking:
+        stays = asked.ask("CancelItem", ns="test", dedup_key=key)
+        assert (stays.id in leased, stays.removed) == (True, False)
+        assert asked.ask("CancelItem", ns="test", dedup_key=key, leased=True) == idl.CancelItemResponse(stays.id, True)

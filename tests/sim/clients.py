@@ -427,7 +427,11 @@ class Clients:
         what = rng.random()
         if ids and what < 0.3:
             item_id = rng.choice(ids)
-            self._settle(self.member_for(item_id), [Op("delete", item_id, 0, now_ms)])
+            op = Op("delete", item_id, 0, now_ms)
+            keyed = sim.ledger.records[item_id].spec.dedup
+            if sim.profile.untils and keyed is not None:
+                op.digest, op.leased = keyed.digest, rng.random() < 0.5
+            self._settle(self.member_for(item_id), [op])
         elif self.told and what < 0.6:
             item_id, lease = rng.choice(self.told)
             kind = rng.choice(["ack", "nack", "extend", "release"])

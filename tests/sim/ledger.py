@@ -123,6 +123,8 @@ class Ledger:
         causes = {item_id: self._cause(item_id, db, now_ms) for item_id in self.kept.ends(db, batch)}
         for item_id, cause in causes.items():
             self.records[item_id].removed = cause
+            if any(op.digest for op in self.records[item_id].open_ops("delete")):
+                self.records[item_id].spec.remembered_ms = 0  # if it is cancelled, its key is free
             self.removals[shard, epoch] += 1
             self.checks[f"removed by {cause}"] += 1
         self.kept.ended(db, batch, causes, max(now_ms, self.latest_ms))
@@ -312,12 +314,16 @@ class Ledger:
         if record is None or op.wrong_ns or not current or db is None:
             return
         if error.code is Code.NOT_FOUND and op.id in db.items and op.id not in db.ended:
+            if op.digest and op.id in db.failures:
+                return  # a dead letter has ended
             broken(7, f"{op} was answered NOT_FOUND but the item is there")
         if error.code is Code.STALE_LEASE:
             self._refused_rightly(op, record, db, now_ms)
 
     def _done(self, op: Op, record: Record, db: MemoryDatabase, *, current: bool) -> None:
         if op.kind in ("ack", "delete"):
+            if op.digest:
+                self.unique.cancelled(op)
             if op.id in db.items and (op.kind == "delete" or op.id not in db.ended):
                 broken(2, f"{op} was answered OK but the item is there")
             return

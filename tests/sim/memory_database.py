@@ -257,7 +257,7 @@ class MemoryDatabase:
 
     def _held_keys(self, keys: KeyRows) -> None:
         for row in keys.held:
-            _rule(row.id not in self.held and row.id in self.items, "key {} is held already, or by no item", row)
+            _rule(row.id not in self.held, "key {} is held already", row)
             self.held[row.id] = row
         frees = bool(keys.ended or keys.dead) and self.strict
         _rule(keys.bits == self.slots.bits or not frees, "slots {} are not the shard's", keys.bits)
@@ -286,7 +286,7 @@ class MemoryDatabase:
                 del self.held[item_id]
         for key in keys.freed:
             row = self.dedup.get(key.digest)
-            if row is not None and row.id == key.id and FOREVER_MS <= row.expires_at_ms <= FOREVER_MS + key.number:
+            if row is not None and row.id == key.id and row.expires_at_ms <= FOREVER_MS + key.number:
                 del self.dedup[key.digest]
         for row in keys.taken:
             old = self.dedup.get(row.digest)

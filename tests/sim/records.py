@@ -73,6 +73,8 @@ class Op:
     result: bytes | None = None
     checkpoint: bytes | None = None
     durable: bool = False
+    digest: bytes = b""  # of the key by which an item is cancelled; `kind` is delete
+    leased: bool = False
     counted: bool = True  # the attempt of a nack
     wrong_ns: bool = False
     late: bool = False

@@ -390,6 +390,12 @@ def a_key_is_free_when_an_attempt_ends(original: Any, shard: Shard, change: Chan
         shard.queue.key_rows(transaction).ended.append(change.item.id)
 
 
+@around(unique, "note", "unique")
+def a_cancelled_item_leaves_its_key(original: Any, shard: Shard, change: Change, transaction: Batch) -> None:
+    if change.digest is None:
+        original(shard, change, transaction)
+
+
 @around(unique, "tell", "unique")
 def a_key_that_another_item_has_is_taken(original: Any, state: State, number: int, rows: Any, told: Any) -> None:
     original(state, number, rows, lambda outcomes: told([row.id for row in rows] if outcomes else []))

@@ -9,7 +9,7 @@ from foqs.ids import FOREVER_MS, Until, shard_of
 from foqs.rows import Batch
 from foqs.second_answer import Duplicate
 from tests.sim.memory_database import MemoryDatabase
-from tests.sim.records import Record, Spec, broken
+from tests.sim.records import Op, Record, Spec, broken
 
 PROMISE = 19
 
@@ -24,6 +24,7 @@ class Unique:
         self._checks = checks
         self._holders: dict[bytes, set[int]] = defaultdict(set)
         self._ids: dict[bytes, set[int]] = defaultdict(set)
+        self._cancelled: set[int] = set()
 
     def answered(self, spec: Spec, outcome: int | FoqsError) -> None:
         if isinstance(outcome, int):
@@ -33,6 +34,11 @@ class Unique:
             if not (own or other):
                 broken(PROMISE, f"{spec} was answered with {outcome}")
             self._checks["unique " + ("stored" if own else "kept")] += 1
+
+    def cancelled(self, op: Op) -> None:
+        """The item of a key was removed by it."""
+        self._cancelled.add(op.id)
+        self._checks["unique cancelled"] += 1
 
     def committing(self, shard: int, batch: Batch) -> None:
         """A transaction is about to be applied: items that end in it free their keys."""
@@ -78,5 +84,7 @@ class Unique:
                 mine = row.expires_at_ms >= FOREVER_MS and db.slots_have(row.digest)
                 if mine and row.id not in self._holders[row.digest]:
                     broken(PROMISE, f"the key {row} is held by no item of shard {shard_of(row.id)}")
+                if row.id in self._cancelled and db.slots_have(row.digest):
+                    broken(PROMISE, f"the key {row} is of an item that was cancelled")
             if db.held:
                 broken(PROMISE, f"keys {db.held} wait, or are of items that are gone")

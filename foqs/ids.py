@@ -85,6 +85,15 @@ def parse_id(given: object, what: str = "an item id") -> int:
     raise Invalid(f"{text} is not {what}: give a whole number, in decimal, or in hexadecimal with 0x before it")
 
 
+class OnDuplicate(IntEnum):
+    """What an enqueue does whose `dedup_key` an item has."""
+
+    KEEP = 1
+    """Nothing: it returns the id of that item."""
+    REPLACE = 2
+    """It gives that item its payload, metadata, headers, priority and time, unless the item has begun."""
+
+
 class Until(IntEnum):
     """When a deduplication key is free again, as the contract's DedupUntil has it."""
 

@@ -94,7 +94,7 @@ _MOVES: dict[Step, dict[Known, Known]] = {
 _COMMITS: dict[To, dict[Known, Known]] = {
     To.GONE: {IDLE: IDLE, UNWRITTEN: IDLE, DELAYED: DELAYED, WRITTEN: DELAYED},
     To.READY: {IDLE: IDLE, UNWRITTEN: IDLE, DELAYED: IDLE, WRITTEN: IDLE},
-    To.DELAYED: {IDLE: DELAYED, UNWRITTEN: DELAYED, WRITTEN: DELAYED},
+    To.DELAYED: {IDLE: DELAYED, DELAYED: DELAYED, UNWRITTEN: DELAYED, WRITTEN: DELAYED},
     To.LEASED: {UNWRITTEN: WRITTEN, WRITTEN: WRITTEN},
     To.MOVED: {IDLE: IDLE, UNWRITTEN: IDLE, DELAYED: IDLE, WRITTEN: IDLE},
     To.KEPT: {UNWRITTEN: UNWRITTEN, WRITTEN: WRITTEN},
@@ -173,6 +173,7 @@ class Cause(IntEnum):
     REDRIVE = 15  # a dead letter returns
     HOOK = 16  # the script of its topic dropped it, or gave it up where the topic has no dead-letter topic
     CANCEL = 17  # by its deduplication key
+    REPLACE = 18  # an enqueue gives it another body
 
 
 class Move(NamedTuple):
@@ -211,7 +212,8 @@ class Change:
     `progress`: what the consumer has given since the last change, which its transaction takes along; `more_bytes`: how
     much longer its checkpoint is than the last one. `result` came with an ack. `failure`: why an item that is gone
     has failed. `ended` and `stored`: the rows of an item that is kept; they are made when the transaction is built.
-    `digest`: of the key that is free then, of an item that does not hold it by itself.
+    `digest`: of the key that is free then, of an item that does not hold it by itself. `body`: the item gets it, with
+    its priority and time.
     Without `__slots__`, so that what most changes do not need costs nothing to make (one is made per item).
     """
 
@@ -230,6 +232,7 @@ class Change:
     ended: EndedRow | None = None
     stored: bytes | None = None
     digest: bytes | None = None
+    body: NewItem | None = None
 
     def __init__(
         self,

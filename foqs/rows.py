@@ -479,6 +479,7 @@ class Batch:
     timer_gone: list[int] = _NO_ROWS
     metadata_new: list[tuple[int, bytes]] = _NO_ROWS  # id, metadata
     deliver_after_new: list[tuple[int, int]] = _NO_ROWS  # id, deliver_after_ms
+    bodies_new: list[NewItem] = _NO_ROWS  # of items that are there: payload, metadata, headers, priority and time
     moved: list[tuple[int, int, int, int]] = _NO_ROWS  # id, lane, deliver_after_ms, expires_at_ms
     ready_new: list[ReadyRow] = _NO_ROWS
     timer_new: list[TimerRow] = _NO_ROWS
@@ -539,6 +540,7 @@ _ID_OF: dict[str, Callable[[Any], int]] = {
     "timer_new": _row_id,
     "metadata_new": _first,
     "deliver_after_new": _first,
+    "bodies_new": _row_id,
     "moved": _first,
     "expiry_new": itemgetter(1),
     "failure_new": _row_id,

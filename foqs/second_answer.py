@@ -35,6 +35,12 @@ class Duplicate(int):
     __slots__ = ()
 
 
+class Replaced(Duplicate):
+    """A duplicate that has the body of this enqueue now (`OnDuplicate.REPLACE`)."""
+
+    __slots__ = ()
+
+
 class OwnDuplicate(Duplicate):
     """A duplicate that may be this request's own item: a host sent the request on twice."""
 

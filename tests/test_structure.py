@@ -30,10 +30,10 @@ from tests.support.structure import (
 )
 
 LINES = {
-    "foqs": 2_987,
+    "foqs": 3_027,
     "foqs.admin": 1_092,
-    "foqs.api": 3_540,
-    "foqs.buffers": 1_338,
+    "foqs.api": 3_630,
+    "foqs.buffers": 1_357,
     "foqs.cli": 6_844,
     "foqs.client": 8_309,
     "foqs.config": 1_317,
@@ -62,7 +62,7 @@ REASONS = {
 }
 """Files below `SMALL_LINES` lines with one importer that stay apart."""
 SMALL_FILES = 5
-LARGEST_CLASS = 34
+LARGEST_CLASS = 35
 
 
 @pytest.mark.parametrize("package", sorted(LINES.keys() | lines_by_package().keys()))

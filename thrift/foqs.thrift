@@ -190,10 +190,6 @@ struct RequestContext {
 
 // ---------------------------------------------------------------------------------------------- Enqueue
 
-/**
- * One unit of work as a producer gives it. The topic's policy may have defaults of priority, delay_ms, lease_ms, ttl_ms and
- * delivery. A priority of 0 and AT_LEAST_ONCE count as not set, because every client sends them.
- */
 enum DedupUntil {
   UNSPECIFIED = 0,
   /** A time after the enqueue (limits.dedup_window_ms), or after the time at which a delayed item becomes ready. */
@@ -202,6 +198,15 @@ enum DedupUntil {
   STARTED = 2,
   /** When the item ends, also as a dead letter. A redrive takes the key again. Payloads are not compared. */
   DONE = 3,
+}
+
+enum OnDuplicate {
+  UNSPECIFIED = 0,
+  /** Nothing is stored. */
+  KEEP = 1,
+  /** If the item has not begun, it gets the payload, metadata, headers, priority and time of this enqueue. Payloads are
+      not compared. */
+  REPLACE = 2,
 }
 
 enum RetryKind {
@@ -246,6 +251,10 @@ struct ItemRules {
   6: optional bool exact_attempts,
 }
 
+/**
+ * One unit of work as a producer gives it. The topic's policy may have defaults of priority, delay_ms, lease_ms, ttl_ms and
+ * delivery. A priority of 0 and AT_LEAST_ONCE count as not set, because every client sends them.
+ */
 struct ItemSpec {
   /** Queue inside the namespace; it exists while it holds items and needs no creation. */
   1: string topic,
@@ -294,6 +303,8 @@ struct ItemSpec {
   15: optional ItemRules rules,
   /** When the dedup_key is free again. Default: WINDOW. Needs a dedup_key. */
   16: optional DedupUntil dedup_until,
+  /** What happens if an item has the dedup_key. Default: KEEP. Needs a dedup_key. */
+  17: optional OnDuplicate on_duplicate,
   /**
    * Epoch milliseconds: the end of the TTL, in place of ttl_ms (both is INVALID). For copies of items: it depends only on
    * the server's clock. At most 366 days ahead. A time in the past is a TTL of 1 ms.
@@ -315,6 +326,8 @@ struct EnqueueOutcome {
   2: optional ItemError error,
   /** An earlier enqueue with the same dedup_key stored the item, which may have been removed since. */
   3: optional bool duplicate,
+  /** The item had not begun, and has the payload, metadata, headers, priority and time of this enqueue now. */
+  4: optional bool replaced,
 }
 
 struct EnqueueResponse {
@@ -1097,6 +1110,25 @@ struct CancelItemResponse {
   2: bool removed,
 }
 
+struct ReplaceItem {
+  1: i64 id,
+  /** Has a dedup_key. */
+  2: ItemSpec item,
+}
+
+/** Between hosts: gives items that have not begun new payloads, metadata, headers, priorities and times. */
+struct ReplaceItemsRequest {
+  /** 1 to 10,000. */
+  1: list<ReplaceItem> items,
+  2: string ns,
+  15: optional RequestContext context,
+}
+
+struct ReplaceItemsResponse {
+  /** One per item. CONFLICT: it has begun. NOT_FOUND: it has ended. */
+  1: list<ItemOutcome> outcomes,
+}
+
 /** Between hosts: takes keys for items that are redriven, and frees keys of items that have started or ended. */
 struct ChangeKeysRequest {
   /** The shard with the slots of the keys. */
@@ -1555,6 +1587,7 @@ service Foqs {
   GetRoutingResponse GetRouting(1: GetRoutingRequest request) throws (1: RequestError error),
   WatchTopicsResponse WatchTopics(1: WatchTopicsRequest request) throws (1: RequestError error),
   GiveSlotResponse GiveSlot(1: GiveSlotRequest request) throws (1: RequestError error),
+  ReplaceItemsResponse ReplaceItems(1: ReplaceItemsRequest request) throws (1: RequestError error),
   ChangeKeysResponse ChangeKeys(1: ChangeKeysRequest request) throws (1: RequestError error),
   TakeTokensResponse TakeTokens(1: TakeTokensRequest request) throws (1: RequestError error),
   LendResponse Lend(1: LendRequest request) throws (1: RequestError error),

@@ -67,6 +67,7 @@ NEEDS: Mapping[str, Right | str] = {
     "WatchTopics": _HOST,
     "GiveSlot": _HOST,
     "ChangeKeys": _HOST,
+    "ReplaceItems": _HOST,
     "TakeTokens": _HOST,
     "Lend": _HOST,
     "CountItems": _HOST,

@@ -10,13 +10,13 @@ from collections.abc import Callable
 
 from foqs.api.ack_dequeue import AckDequeue
 from foqs.api.admin_methods import HookMethods, LeaseMethods, SettingsMethods
-from foqs.api.cancel import CancelMethods
 from foqs.api.dead_letters import DeadLetters
 from foqs.api.host import Host
 from foqs.api.item_life import ItemLife
 from foqs.api.lookups import Explain, Lookups, RoutingMethods
 from foqs.api.peer_methods import PeerMethods
 from foqs.api.results import Results
+from foqs.api.unique import Unique
 from foqs.hooks.topic_hooks import TopicHooks
 from foqs.peers.lending import Lending
 from foqs.peers.ready_topics import ReadyPublisher
@@ -43,13 +43,14 @@ class Handlers:
         self.host = host
         self.routing = RoutingMethods(host, news, quiet)
         self.routing_changed = self.routing.changed
-        items = ItemLife(host, news, lending.quotas, shares.elsewhere, hooks)
+        unique = Unique(host)
+        items = ItemLife(host, news, lending.quotas, shares.elsewhere, hooks, unique)
         self._parts = (
             items,
             AckDequeue(items, host),
             Lookups(host, hooks, lending.coordinator),
             Results(host),
-            CancelMethods(host),
+            unique,
             Explain(host),
             DeadLetters(host, lending.quotas.admit),
             self.routing,

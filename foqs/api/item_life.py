@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from foqs.api import responses, validation
 from foqs.api.host import Host
+from foqs.api.unique import Unique
 from foqs.api.validation import Intake
 from foqs.bounds import Bounded, Limits, Quota
 from foqs.engine import item_ops
@@ -19,7 +20,7 @@ from foqs.errors import FoqsError, Invalid
 from foqs.fairness.keys import LaneKey, TopicKey
 from foqs.hooks.protocol import EnqueueResult, Failed, Hook, HookCall, Outcome
 from foqs.hooks.topic_hooks import TopicHook, TopicHooks, new_item
-from foqs.idl import idl
+from foqs.idl import idl, is_forwarded
 from foqs.item import Item
 from foqs.peers import forwarded_requests
 from foqs.peers.forwarded import Incoming
@@ -66,8 +67,9 @@ class PlainTopics:
 
 class ItemLife:
     def __init__(
-        self, host: Host, news: ReadyPublisher, quotas: QuotaClient, elsewhere: Elsewhere, hooks: TopicHooks
-    ) -> None:
+        self, host: Host, news: ReadyPublisher, quotas: QuotaClient, elsewhere: Elsewhere, hooks: TopicHooks,
+        unique: Unique,
+    ) -> None:  # fmt: skip
         self._host = host
         self._engine = host.engine
         self._now_ms = host.now_ms
@@ -76,6 +78,7 @@ class ItemLife:
         self._quotas = quotas
         self._elsewhere = elsewhere
         self._hooks = hooks
+        self._unique = unique
         self._known = PlainTopics(host.limits, -1)
 
     def handlers(self) -> dict[str, Callable[[Call], None]]:
@@ -168,6 +171,8 @@ class ItemLife:
     def _store(self, waiting: EnqueueCall, taken: Intake, request: Any, now_ms: int, deadline_ms: int) -> None:
         engine = self._engine
         if taken.keyed:
+            if not is_forwarded(request) and any(one.replaces for one in taken.keyed):
+                waiting.reply = partial(self._unique.replaced, taken, request, deadline_ms, waiting.reply)
             engine.state.deadlines.push(deadline_ms, waiting)
             engine.state.alarm(deadline_ms)
             self._forwarder.enqueue_keyed(waiting, taken.keyed, request, now_ms, deadline_ms)

@@ -33,7 +33,7 @@ from foqs.prefetch.lane import Lane
 from foqs.rows import Body, FailureRow, NewItem, ProgressRow
 from foqs.rpc.call import Call
 from foqs.rules import ItemRules, unpack_rules
-from foqs.second_answer import Duplicate
+from foqs.second_answer import Duplicate, Replaced
 from foqs.wire.protocol import I32, I64, LIST, MAP, STRING, STRUCT, encode_struct, field_head, lean
 
 _STOP = b"\0"
@@ -197,6 +197,8 @@ def enqueue_outcomes(call: Call, outcomes: list[int | FoqsError], counters: Coun
             one.id = outcome
             if isinstance(outcome, Duplicate):
                 one.duplicate = True
+                if isinstance(outcome, Replaced):
+                    one.replaced = True
                 counters.duplicates += 1
         else:
             one.error = refusal(call, outcome, counters)

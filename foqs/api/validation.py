@@ -17,7 +17,7 @@ from foqs.buffers.pending_dedup import Keyed
 from foqs.checks import has_control, is_text, is_time, time_fault
 from foqs.errors import FoqsError, Invalid
 from foqs.fairness.keys import LaneKey, TopicKey, lane_key, tenancy_of, topic_key, until_of
-from foqs.ids import Dedup, content_of, dedups_of, digest_of
+from foqs.ids import Dedup, OnDuplicate, content_of, dedups_of, digest_of
 from foqs.policies import item_rules
 from foqs.policies.entries import all_good_names, name_error, throttle_key_error, throttles_error
 from foqs.policies.layers import BUILT_IN_POLICIES, NamespacePolicies
@@ -345,13 +345,11 @@ class Intake:
     def _take_columns(self, specs: SpecColumns) -> bool:
         """Take all items at once. False when one of them may be refused."""
         limits, first, payloads = self._limits, specs.first, specs.payloads
-        if first.dedup_until:
-            return False
         metadata, tenants, dedup_keys = specs.metadata, specs.tenants, specs.dedup_keys
         sizes, count = list(map(len, payloads)), len(payloads)
         packed = None
         try:
-            if max(sizes) > limits.payload_bytes:
+            if max(sizes) > limits.payload_bytes or first.dedup_until or first.on_duplicate:
                 return False
             if tenants is not None and not all_good_names(tenants, NAME_BYTES):
                 for tenant in set(tenants):
@@ -493,7 +491,7 @@ class Intake:
         after_ms = due_ms or now_ms
         if spec.fairness_key is not None or spec.throttle_keys is not None or spec.weight is not None:
             key = self._tenant(index, key, spec)
-        if spec.rules is not None or spec.dedup_until:
+        if spec.rules is not None or spec.dedup_until or spec.on_duplicate:
             key = self._ruled(key, spec)
         item = NewItem(
             payload, metadata, packed, spec.priority, after_ms, due_ms, now_ms, expires_at_ms, lease_ms, delivery
@@ -501,7 +499,8 @@ class Intake:
         if spec.dedup_key is not None:
             dedup_key = new_name(spec.dedup_key, "dedup_key", limits.name_bytes)
             dedup = Dedup(digest_of(self._ns, dedup_key), content_of(topic, b"" if until_of(key) else payload))
-            self.keyed.append(Keyed(index, dedup, item, key, size, spec.weight or 0))
+            replaces = spec.on_duplicate == OnDuplicate.REPLACE
+            self.keyed.append(Keyed(index, dedup, item, key, size, spec.weight or 0, replaces))
             self.plain = False
             return
         self.items.append(item)

@@ -31,7 +31,8 @@ class TakesOutcomes(Protocol):
 @dataclass(slots=True, eq=False, repr=False)
 class Keyed:
     """An item with a key. `at` is its index in the request; `weight` is its lane's new weight, or 0.
-    `waits`: requests with the same key that arrived while the item was pending, with their item."""
+    `replaces`: the item that has the key gets the body of this one. `waits`: requests with the same key that arrived
+    while the item was pending, with their item."""
 
     at: int
     dedup: Dedup
@@ -39,11 +40,14 @@ class Keyed:
     lane: LaneKey
     size_bytes: int
     weight: int = 0
+    replaces: bool = False
     waits: list[tuple[TakesOutcomes, Keyed]] | None = None
 
     def outcome(self, item_id: int, content: int, *, held: bool) -> int | FoqsError:
         """Return the outcome of an enqueue whose key an item has, by the content of its key. `held`: that item frees
-        the key itself, so payloads are not compared."""
+        the key itself, so payloads are not compared; nor are they when one may replace the other."""
+        if self.replaces and not held:
+            return Duplicate(item_id)  # the replacement compares the topics
         own = self.dedup.content
         if held != bool(until_of(self.lane)):
             own = content_of(topic_key(self.lane)[1], b"" if held else self.item.payload)

@@ -16,7 +16,7 @@ from foqs.buffers.reads import Read
 from foqs.errors import FoqsError
 from foqs.fairness.keys import LaneKey
 from foqs.ids import Dedup
-from foqs.item import Change, Item, Place, To
+from foqs.item import Change, Item, Place, To, body_bytes
 from foqs.prefetch.lane import Lane
 from foqs.rows import (
     Batch,
@@ -125,6 +125,9 @@ def emit(change: Change, transaction: Batch) -> None:
     if to is _GONE:
         _end(change, transaction)
         return
+    if change.body is not None:
+        _replace(change.body, lane, transaction)
+        return
     if change.metadata is not None:
         transaction.metadata_new.append((item.id, change.metadata))
     size = item.bytes + change.more_bytes
@@ -141,6 +144,16 @@ def emit(change: Change, transaction: Batch) -> None:
         transaction.timer_new.append(
             TimerRow(change.due_ms, item.id, lane, item.lease, item.attempt, item.lease_ms, size)
         )
+
+
+def _replace(body: NewItem, lane: int, transaction: Batch) -> None:
+    """Add the rows of an item that has not begun and gets another body, priority and time."""
+    size = body_bytes(body)
+    transaction.bodies_new.append(body)
+    if body.due_ms:
+        transaction.timer_new.append(TimerRow(body.due_ms, body.id, lane, 0, 0, 0, size))
+    else:
+        transaction.ready_new.append(ReadyRow(lane, body.priority, body.deliver_after_ms, body.id, 0, 0, size))
 
 
 def _end(change: Change, transaction: Batch) -> None:

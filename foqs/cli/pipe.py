@@ -30,11 +30,11 @@ from foqs.cli.terminal import discard_stdout, fail, piped, reading, say, say_don
 from foqs.errors import FoqsError, Invalid
 from foqs.ids import parse_id
 from foqs.policies.remedy import throttle_command, topic_command
-from foqs.second_answer import Duplicate
+from foqs.second_answer import Duplicate, Replaced
 from foqs.travel import bare
 
 if TYPE_CHECKING:
-    from foqs.client import Client, DedupUntil, Item, ItemOptions, ItemRules, Items, ItemSpec, Lease, Producer
+    from foqs.client import Client, Item, ItemOptions, ItemRules, Items, ItemSpec, Lease, Producer
 
 
 _MOST_ITEMS = 1_000
@@ -105,6 +105,12 @@ def enqueue(
         Literal["window", "started", "done"] | None,
         typer.Option(help="The keys of items that name no end are free then. Default: window."),
     ] = None,
+    on_duplicate: Annotated[
+        Literal["keep", "replace"] | None,
+        typer.Option(
+            help="Whether items that have a key of the new ones and have not begun get their payloads. Default: keep."
+        ),
+    ] = None,
     rules: Annotated[
         str | None,
         typer.Option(
@@ -120,7 +126,8 @@ def enqueue(
 
     A JSON line holds `payload` (text) or `payload_base64`. It may hold topic, priority, delay_ms, deliver_after_ms,
     lease_ms, ttl_ms, expires_at_ms, metadata or metadata_base64, headers, dedup_key, fairness_key, throttle_keys (a
-    list), weight, rules, delivery ("AT_LEAST_ONCE" or "AT_MOST_ONCE"), and dedup_until ("WINDOW", "STARTED" or "DONE").
+    list), weight, rules, delivery ("AT_LEAST_ONCE" or "AT_MOST_ONCE"), dedup_until ("WINDOW", "STARTED" or "DONE"), and
+    on_duplicate ("KEEP" or "REPLACE").
 
     With --copy the command reads the lines that `foqs dequeue` and `foqs items` write. A copy is a new item: it has the
     payload, headers, metadata, priority, delivery, fairness key, throttle keys, rules, time and end of the TTL. A time
@@ -143,15 +150,16 @@ def enqueue(
         "throttle_keys": throttle_key,
         "weight": weight,
         "rules": None if rules is None else _rules(rules),
-        "dedup_until": None if dedup_until is None else _until(dedup_until),
+        **_unique(dedup_until, on_duplicate),
     }
     if text is not None:
         options["dedup_key"] = dedup_key
         with connection.client() as client:
             item_id = client.enqueue(topic or "", os.fsencode(text), **options)
-        known = isinstance(item_id, Duplicate)
-        write_line({"id": str(int(item_id))} | ({"duplicate": True} if known else {}))
-        say_done(f"item {int(item_id)} has the key" if known else f"item {int(item_id)} is enqueued")
+        made = _stored(item_id)
+        write_line(made)
+        what = "is replaced" if "replaced" in made else "has the key" if "duplicate" in made else "is enqueued"
+        say_done(f"item {made['id']} {what}")
         return
 
     from foqs.client import ItemSpec, Producer
@@ -216,10 +224,23 @@ class _Outcomes:
             self.first_error = self.first_error or error
 
 
-def _until(given: str) -> DedupUntil:
-    from foqs.client import DedupUntil
+def _unique(until: str | None, on_duplicate: str | None) -> ItemOptions:
+    from foqs.client import DedupUntil, OnDuplicate
 
-    return DedupUntil[given.upper()]
+    return {
+        "dedup_until": None if until is None else DedupUntil[until.upper()],
+        "on_duplicate": None if on_duplicate is None else OnDuplicate[on_duplicate.upper()],
+    }
+
+
+def _stored(item_id: int) -> dict[str, Any]:
+    """Return what a line says of an item that is stored."""
+    made: dict[str, Any] = {"id": str(int(item_id))}
+    if isinstance(item_id, Duplicate):
+        made["duplicate"] = True
+    if isinstance(item_id, Replaced):
+        made["replaced"] = True
+    return made
 
 
 def _rules(text: str) -> ItemRules:
@@ -247,7 +268,7 @@ def _write_outcome(number: int, future: Future[int]) -> str | None:
     """Write the outcome of line `number`. Return the error of a line that failed."""
     try:
         item_id = future.result()
-        write_line({"id": str(int(item_id))} | ({"duplicate": True} if isinstance(item_id, Duplicate) else {}))
+        write_line(_stored(item_id))
     except FoqsError as error:
         message = f"line {number}: {error.message}"
         write_line({"error": error.code.name, "message": message})

@@ -65,8 +65,9 @@ from foqs.errors import (
     Unavailable,
 )
 from foqs.figures import ActiveTopic, HookStats, TenantStats, ThrottleStats, TopicStats, WorkerStats
+from foqs.ids import OnDuplicate
 from foqs.rows import FailureCause
-from foqs.second_answer import Duplicate
+from foqs.second_answer import Duplicate, Replaced
 
 __all__ = [
     "Ack",
@@ -104,6 +105,7 @@ __all__ = [
     "Ledger",
     "Nack",
     "NotFound",
+    "OnDuplicate",
     "OutcomeUnknown",
     "Overloaded",
     "Producer",
@@ -112,6 +114,7 @@ __all__ = [
     "Redriven",
     "RefusedTopic",
     "Released",
+    "Replaced",
     "Result",
     "Retry",
     "RetryKind",

@@ -50,7 +50,7 @@ from foqs.client.per_worker import Share
 from foqs.client.rules import ItemRules, RetryKind, RetryRule
 from foqs.errors import FoqsError, Invalid
 from foqs.idl import idl
-from foqs.ids import MAX_I64, MIN_I64
+from foqs.ids import MAX_I64, MIN_I64, OnDuplicate
 from foqs.rows import FailureCause
 from foqs.travel import bare
 
@@ -346,8 +346,11 @@ def check_item(spec: ItemSpec) -> None:
         check_rules(spec.rules)
     check_int("delivery", spec.delivery, Delivery.AT_LEAST_ONCE, Delivery.AT_MOST_ONCE, none=True)
     check_int("dedup_until", spec.dedup_until, DedupUntil.WINDOW, DedupUntil.DONE, none=True)
-    if spec.dedup_until is not None and spec.dedup_key is None:
-        raise Invalid("dedup_until needs a dedup_key")
+    check_int("on_duplicate", spec.on_duplicate, OnDuplicate.KEEP, OnDuplicate.REPLACE, none=True)
+    if spec.dedup_key is None:
+        for name in ("dedup_until", "on_duplicate"):
+            if getattr(spec, name) is not None:
+                raise Invalid(f"{name} needs a dedup_key")
 
 
 def check_rules(rules: ItemRules) -> None:
@@ -394,6 +397,7 @@ def faults_of(specs: Sequence[ItemSpec]) -> dict[int, Invalid]:
                 and spec.weight is None
                 and spec.rules is None
                 and spec.dedup_until is None
+                and spec.on_duplicate is None
             ):
                 continue
             check_item(spec)

@@ -122,7 +122,8 @@ class Client(ConsumerCalls, OperatorCalls, Local):
     ) -> int:
         """Store one item and return its id: it is committed then. `options`: see `ItemOptions`.
 
-        With a `dedup_key` that was used before it is a `Duplicate`, the id of the item that was stored then. Raises
+        With a `dedup_key` that was used before it is a `Duplicate`, the id of the item that was stored then, or
+        `Replaced` if that item has the new payload. Raises
         OutcomeUnknown when it may or may not have been stored, else the reason why it was not.
         """
         usual = None if self.tracing is not None else methods.enqueue_request(self.namespace, topic, payload, **options)

@@ -16,7 +16,7 @@ from foqs.client.items import DedupUntil, Delivery, Failure, Item, ItemOptions, 
 from foqs.client.operator_types import Result
 from foqs.client.rules import rules_json, rules_of_json
 from foqs.errors import FoqsError, Invalid, NotFound
-from foqs.ids import parse_id
+from foqs.ids import OnDuplicate, parse_id
 from foqs.rows import FailureCause
 
 E = TypeVar("E", bound=Enum)
@@ -26,7 +26,9 @@ _PLAIN = _INTEGERS | {"topic", "headers", "dedup_key", "fairness_key", "throttle
 _SHOWN = 40
 """Characters of a value in an error."""
 _BINARY = {"payload", "metadata"}
-_KNOWN = _PLAIN | {"delivery", "rules", "dedup_until"} | _BINARY | {f"{name}_base64" for name in _BINARY}
+_KNOWN = (
+    _PLAIN | {"delivery", "rules", "dedup_until", "on_duplicate"} | _BINARY | {f"{name}_base64" for name in _BINARY}
+)
 TRIES = 3
 """Attempts for a batch, each with the client's own time-out; only requests that may be repeated are repeated."""
 
@@ -77,6 +79,8 @@ def _spec(given: dict[str, Any], topic: str, defaults: ItemOptions) -> ItemSpec:
         fields["delivery"] = _member("delivery", Delivery, given["delivery"])
     if given.get("dedup_until") is not None:
         fields["dedup_until"] = _member("dedup_until", DedupUntil, given["dedup_until"])
+    if given.get("on_duplicate") is not None:
+        fields["on_duplicate"] = _member("on_duplicate", OnDuplicate, given["on_duplicate"])
     if given.get("rules") is not None:
         fields["rules"] = rules_of_json(given["rules"])
     return ItemSpec(**fields)

@@ -18,6 +18,7 @@ from foqs.checks import I64_MAX, LONGEST_MS, check_bool, check_bytes, check_int,
 from foqs.client.rules import ItemRules
 from foqs.errors import Invalid
 from foqs.idl import idl
+from foqs.ids import OnDuplicate
 from foqs.travel import Value
 
 
@@ -74,6 +75,9 @@ class ItemOptions(TypedDict, total=False):
     dedup_key         while the service remembers it, the same key in the namespace stores nothing again: the id
                       is then that of the first item, a `Duplicate`. Invalid with another topic or payload
     dedup_until       when the key is free again, default `DedupUntil.WINDOW`. Payloads are compared under that alone
+    on_duplicate      default `OnDuplicate.KEEP`. With REPLACE, an item that has the key and has not begun gets the
+                      payload, metadata, headers, priority and time of this one; the id is `Replaced` then. Payloads
+                      are not compared
     """
 
     priority: int
@@ -91,6 +95,7 @@ class ItemOptions(TypedDict, total=False):
     weight: int | None
     rules: ItemRules | None
     dedup_until: DedupUntil | None
+    on_duplicate: OnDuplicate | None
 
 
 @dataclass(slots=True)
@@ -123,6 +128,7 @@ class ItemSpec(Value):
     expires_at_ms: int | None = None
     rules: ItemRules | None = None
     dedup_until: DedupUntil | None = None
+    on_duplicate: OnDuplicate | None = None
 
     def __post_init__(self) -> None:
         """Raises Invalid: one text would be sent as a key for each of its characters. The other fields are checked when

@@ -31,7 +31,7 @@ from foqs.errors import (
     item_error,
     named,
 )
-from foqs.second_answer import KEYED, LOOK, Duplicate, Policy, Verdict, judge, last_word, unknown
+from foqs.second_answer import KEYED, LOOK, Duplicate, Policy, Replaced, Verdict, judge, last_word, unknown
 from foqs.travel import bare
 from foqs.wire.client_codec import RemoteMethod
 from foqs.wire.protocol import Unencodable, encode_struct
@@ -350,7 +350,9 @@ class Requests:
 
 def id_of(answer: Any) -> int:
     """Return the id of an EnqueueOutcome."""
-    return Duplicate(answer.id) if answer.duplicate else answer.id
+    if not answer.duplicate:
+        return answer.id  # type: ignore[no-any-return]
+    return Replaced(answer.id) if answer.replaced else Duplicate(answer.id)
 
 
 def single(outcomes: list[T | FoqsError]) -> T:

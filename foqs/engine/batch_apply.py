@@ -298,8 +298,8 @@ def committed(memory: ShardMemory, change: Change, now_ms: int) -> None:
         _gone(memory, change, later, now_ms)
     elif change.move is not None:
         _moved(memory, change, now_ms)
-    elif change.metadata is not None:
-        memory.drop_body(item)
+    elif change.metadata is not None or change.body is not None:
+        memory.body_changed(item, change.body)
     if change.scan is not None:
         scan_done(change, now_ms)
     if to is not To.GONE and item.change is None:

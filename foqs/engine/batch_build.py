@@ -14,7 +14,7 @@ from foqs.engine.shard import Shard
 from foqs.engine.shard_memory import ShardMemory
 from foqs.engine.shard_queue import ShardQueue
 from foqs.fairness.keys import pack_throttles, rules_of, tenancy_of
-from foqs.item import Cause, Change, Item, Phase, Place, To, WrongStep
+from foqs.item import Cause, Change, Item, Phase, Place, To, WrongStep, body_bytes
 from foqs.prefetch.lane import Lane
 from foqs.rows import Batch, LaneRow, NewItem, ReadyRow
 from foqs.rules import pack_lane
@@ -30,6 +30,7 @@ _TAIL_SPAN = 2
 _TAIL_SHARE = 0.5
 """With more of the byte budget in use, new items get their rows at once: windows may soon have to give back memory."""
 _LANES_SHARE = 0.9
+_ROW_BYTES = 4_096  # the most metadata that a changed row brings
 """Of the most lanes. With more, empty lanes are removed at once, so that new topics find room."""
 
 
@@ -376,7 +377,7 @@ def _take_changes(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: i
             if holding:
                 unique.note(shard, change, transaction)
         batch.changes.append(change)
-        room -= 1
+        room -= 1 if change.body is None else 1 + body_bytes(change.body) // _ROW_BYTES
     batch.rows += len(batch.changes)
 
 

@@ -17,13 +17,13 @@ from foqs.engine import throttling
 from foqs.engine.shard import Shard
 from foqs.engine.shard_owner import ShardOwner
 from foqs.engine.shard_queue import ShardQueue
-from foqs.errors import Conflict, FoqsError, NotFound, Overloaded, StaleLease, Unavailable
-from foqs.fairness.keys import lane_key, pack_throttles, rules_of, tenancy_of
+from foqs.errors import Conflict, FoqsError, Invalid, NotFound, Overloaded, StaleLease, Unavailable
+from foqs.fairness.keys import TopicKey, lane_key, pack_throttles, rules_of, tenancy_of
 from foqs.hooks.protocol import Action, FailureResult
 from foqs.item import Cause, Change, Given, Item, Move, Phase, Place, To, Waits
 from foqs.policies.failures import fingerprint
 from foqs.policies.topic_policy import TopicPolicy
-from foqs.rows import FailureCause, FailureRow, Found, ProgressRow
+from foqs.rows import FailureCause, FailureRow, Found, NewItem, ProgressRow
 from foqs.rules import pack_lane
 
 Verdict = FoqsError | bool
@@ -296,6 +296,31 @@ def cancel(digest: bytes, *, leased: bool) -> Op:
         if not item.lane.until:
             change.digest = digest
             shard.memory.hold()
+        shard.put(change, now_ms)
+        return False
+
+    return decide
+
+
+def replace(body: NewItem, topic: TopicKey) -> Op:
+    """Give an item that has not begun another body, priority and time."""
+
+    def decide(shard: Shard, item: Item, waits: Waits, now_ms: int) -> Verdict:
+        now = change_of(item)
+        if item.lane.dead:
+            return NotFound("the item has ended")
+        if item.lane.topic.key != topic:
+            return Invalid("the dedup_key was enqueued with another topic before")
+        if now is not None and now.to in (To.GONE, To.MOVED):
+            return Unavailable("the item is about to end", _RETRY_MS)
+        if item.phase is Phase.LEASED or item.attempt or item.id in shard.memory.noted:
+            return Conflict("the item has begun")
+        body.id = item.id
+        if body.due_ms <= now_ms:
+            body.due_ms = 0
+        to = To.DELAYED if body.due_ms else To.READY
+        change = Change(item, to, Cause.REPLACE, waits, due_ms=body.deliver_after_ms)
+        change.body = body
         shard.put(change, now_ms)
         return False
 

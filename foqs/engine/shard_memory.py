@@ -17,7 +17,7 @@ from foqs.engine.endings import Awaited
 from foqs.engine.shard_queue import ShardQueue
 from foqs.fairness.keys import LaneKey, TopicKey, is_plain, lane_key, rules_of, tenancy_of, topic_key, until_of
 from foqs.fairness.topics import TenantLanes, Topics
-from foqs.item import KNOWN_BYTES, Cause, Change, Item, Phase, Place, To
+from foqs.item import KNOWN_BYTES, Cause, Change, Item, Phase, Place, To, body_bytes
 from foqs.prefetch.lane import Entry, Lane, Window
 from foqs.prefetch.residents import WINDOW_SHARE, Residents
 from foqs.rows import AT_MOST_ONCE, Body, NewItem
@@ -462,6 +462,12 @@ class ShardMemory:
         if item.held > KNOWN_BYTES:
             self.budget.give(item.held - KNOWN_BYTES)
             item.held = KNOWN_BYTES
+
+    def body_changed(self, item: Item, body: NewItem | None) -> None:
+        """Note that the database has another body, or other metadata: they are read before the next delivery."""
+        if body is not None:
+            item.priority, item.bytes = body.priority, body_bytes(body)
+        self.drop_body(item)
 
     def got_body(self, item: Item, body: Body) -> None:
         item.set_body(body)

@@ -60,6 +60,7 @@ EXTEND = Kind("ExtendLease", EXTEND_POLICY)
 GIVE = Kind("ExtendLease", GIVE_POLICY)
 DELETE = Kind("DeleteItems", END_ITEM)
 CANCEL = Kind("CancelItem", END_ITEM)
+REPLACE = Kind("ReplaceItems", KEYED)
 
 
 class ForwardedItems(Forwarded):

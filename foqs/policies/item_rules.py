@@ -15,7 +15,7 @@ from typing import Any
 from foqs.bounds import YEAR_MS
 from foqs.checks import I32_MAX
 from foqs.errors import Invalid
-from foqs.ids import Until
+from foqs.ids import OnDuplicate, Until
 from foqs.policies.entries import MOST_PARSED, RetryEntry, name_error, read
 from foqs.policies.topic_policy import KeepEntry, TopicPolicy
 from foqs.rules import NO_RULES, STORED_RULES_BYTES, ItemRules, RetryKind, RetryRule, pack_rules
@@ -24,6 +24,7 @@ _KINDS: Mapping[int, RetryKind] = {1: "constant", 2: "linear", 3: "exponential"}
 _RANGES = {"max_attempts": I32_MAX, "max_total_ms": YEAR_MS, "keep_ms": YEAR_MS}
 _KEEP = KeepEntry()
 _UNTIL = frozenset(map(int, Until))
+_ON_DUPLICATE = frozenset(map(int, OnDuplicate))
 
 
 def rules_of(given: Any) -> ItemRules | None:
@@ -38,8 +39,13 @@ def rules_of(given: Any) -> ItemRules | None:
 
 
 def of_spec(spec: Any) -> tuple[ItemRules | None, int]:
-    """Return the rules of an item, and its `dedup_until`, 0 for WINDOW. Raises Invalid."""
+    """Return the rules of an item, and its `dedup_until`, 0 for WINDOW. Check its `on_duplicate`. Raises Invalid."""
     rules = None if spec.rules is None else rules_of(spec.rules)
+    if spec.on_duplicate:
+        if spec.on_duplicate not in _ON_DUPLICATE:
+            raise Invalid(f"on_duplicate is {spec.on_duplicate}, not KEEP or REPLACE")
+        if spec.dedup_key is None:
+            raise Invalid("on_duplicate needs a dedup_key")
     until = spec.dedup_until
     if not until:
         return rules, 0

@@ -19,6 +19,7 @@ from typing import TypeVar
 
 from foqs.buffers.shard_batch import BatchResult, Outcome, ShardBatch
 from foqs.ids import Marks
+from foqs.item import body_bytes
 from foqs.rows import Batch, Opened
 from foqs.server.shard_thread import Begun, Crashed, Finished, ShardThread
 from foqs.store.protocol import ShardStore, StoreError
@@ -194,7 +195,7 @@ class LoopTransactions:
 
 def _changed_bytes(batch: Batch) -> int:
     metadata = sum([len(metadata) for _, metadata in batch.metadata_new])
-    return metadata + sum([len(row.reason) for row in batch.failure_new])
+    return metadata + sum([len(row.reason) for row in batch.failure_new]) + sum(map(body_bytes, batch.bodies_new))
 
 
 def worker_of(
@@ -250,7 +251,7 @@ class ShardWorker:
     def submit(self, shard_batch: ShardBatch) -> None:
         """Run a batch: a small transaction alone on the event loop."""
         batch, size = shard_batch.transaction, shard_batch.size_bytes
-        if batch is not None and (batch.metadata_new or batch.failure_new):
+        if batch is not None and (batch.metadata_new or batch.failure_new or batch.bodies_new):
             size += _changed_bytes(batch)
         alone = not (shard_batch.reads or shard_batch.confirm or shard_batch.copies)
         on_loop = self._on_loop

@@ -47,6 +47,7 @@ _FENCE = (
 
 ANOTHER_OWNER = "another owner has the shard"
 COMMIT_TEXT = "COMMIT"
+TOO_LARGE = "an item is larger than the server's max_allowed_packet allows"
 _SEVERAL_COMMANDS = "SET autocommit = 0"
 FENCE = 1
 """The place of the fence among the statements."""
@@ -166,9 +167,19 @@ def _move(made: list[Statement], batch: Batch, dialect: Dialect, max_statement_b
     # A server assigns from left to right: the first time is read before it changes.
     first = "first_at = COALESCE(first_at, deliver_after), "
     made += [_update(dialect, "deliver_after", piece, first) for piece in _pieces(times, _CASE_ROWS)]
+    made += [_replace(dialect, item, max_statement_bytes) for item in batch.bodies_new]
     made += [_move_to_lanes(dialect, piece) for piece in _pieces(batch.moved, _CASE_ROWS)]
     _insert(made, READY, [_SEVEN % row for row in batch.ready_new])
     _insert(made, _TIMER, [_SEVEN % row for row in batch.timer_new])
+
+
+def _replace(dialect: Dialect, item: NewItem, max_statement_bytes: int) -> Statement:
+    metadata, headers = ["NULL" if data is None else f"x'{data.hex()}'" for data in (item.metadata, item.headers)]
+    sets = f"first_at = NULL, priority = {item.priority:d}, deliver_after = {item.deliver_after_ms:d}"
+    sets += f", metadata = {metadata}, headers = {headers}, payload = x'{item.payload.hex()}'"
+    if len(sets) + 256 > max_statement_bytes:
+        raise RowRejected(TOO_LARGE)
+    return f"UPDATE {dialect.forced('item')} SET {sets} WHERE id = {item.id:d}", 1
 
 
 def _move_to_lanes(dialect: Dialect, rows: Sequence[tuple[int, int, int, int]]) -> Statement:
@@ -402,7 +413,7 @@ def _pieces_by_bytes(rows: list[str], max_statement_bytes: int) -> Iterator[list
                 yield piece
             piece, size = [], 0
             if length + 256 > max_statement_bytes:
-                raise RowRejected("an item is larger than the server's max_allowed_packet allows")
+                raise RowRejected(TOO_LARGE)
         piece.append(row)
         size += length
     if piece:

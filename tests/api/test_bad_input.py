@@ -95,6 +95,7 @@ def requests() -> list[bytes]:
         "WatchTopics": idl.WatchTopicsRequest(7, 0, context),
         "GiveSlot": idl.GiveSlotRequest(1, 5, 7, bytes(16), 10, context),
         "CancelItem": idl.CancelItemRequest("ns", "key", True, 5, context),
+        "ReplaceItems": idl.ReplaceItemsRequest([idl.ReplaceItem(5, idl.ItemSpec("t", b"x"))], "ns", context),
         "ChangeKeys": idl.ChangeKeysRequest(1, [idl.RememberedKey(bytes(16), None, 5, 1 << 60)], context),
         "TakeTokens": idl.TakeTokensRequest("ns", "holder", 1, 5, 0, 0, "topic", context),
         "Lend": idl.LendRequest(

@@ -270,3 +270,87 @@ def test_an_item_that_has_ended_is_not_cancelled(host: OneHost) -> None:
     done(host, leased(host))
     assert cancel(host) == idl.CancelItemResponse(first, False)
     assert known(host, until=D.WINDOW) == first
+
+
+# ------------------------------------------------------------------------------------------ a new body
+
+R = idl.OnDuplicate.REPLACE
+
+
+def replace(host: OneHost, payload: bytes = b"new", until: int = D.DONE, **given: Any) -> tuple[int, bool | None]:
+    """The id of the item that has the key, and whether it was replaced."""
+    outcome = unique(host, payload, until, on_duplicate=R, **given)
+    assert (outcome.error, outcome.duplicate) == (None, True)
+    return outcome.id, outcome.replaced
+
+
+@pytest.mark.parametrize("until", [D.WINDOW, D.STARTED, D.DONE])
+def test_an_item_that_has_not_begun_gets_the_new_body(host: OneHost, until: int) -> None:
+    first, other = new(host, until=until), put(host, b"other")[0]
+    given = {"metadata": b"m", "headers": {"a": "b"}, "priority": -5}
+    assert [replace(host, body, until, **given) for body in (b"new", b"newest")] == [(first, True)] * 2
+    host.wait(1_000)
+    item = leased(host)
+    assert (item.id, item.payload, item.metadata, item.headers) == (first, b"newest", b"m", {"a": "b"})
+    assert (item.priority, item.attempt) == (-5, 1)
+    done(host, item)
+    assert leased(host).id == other
+
+
+@pytest.mark.parametrize("before_ms", [None, 100, 60_000])
+@pytest.mark.parametrize("after_ms", [None, 5_000])
+def test_a_new_body_comes_with_its_time(host: OneHost, before_ms: int | None, after_ms: int | None) -> None:
+    first = new(host, delay_ms=before_ms)
+    assert replace(host, delay_ms=after_ms) == (first, True)
+    if after_ms is not None:
+        host.wait(after_ms - 1_000)
+        assert not host.ask("Dequeue", ns="n", wants=[idl.TopicCount("t", 1)]).items
+        host.wait(2_000)
+    assert (leased(host).payload, host.dbs[1].items[first].payload) == (b"new", b"new")
+
+
+def test_an_item_that_has_begun_keeps_its_body(host: OneHost) -> None:
+    first = new(host)
+    item = leased(host)
+    assert replace(host) == (first, None)
+    assert kinds(host.ask("Nack", items=[idl.NackItem(item.id, item.lease)])) == [None]
+    assert replace(host) == (first, None)
+    item = leased(host)
+    assert item.payload == b"x"
+    done(host, item)
+    outcome = unique(host, b"new", on_duplicate=R)
+    assert (outcome.duplicate, outcome.replaced) == (None, None)
+
+
+def test_an_item_that_is_gone_is_not_replaced(host: OneHost) -> None:
+    first = new(host, until=D.WINDOW)
+    done(host, leased(host))
+    assert replace(host, until=D.WINDOW) == (first, None)
+
+
+def test_a_dead_letter_is_not_replaced(host: OneHost) -> None:
+    host.settings.apply(Settings("n", 1, {"topic.t": DEAD}))
+    first = new(host, until=D.WINDOW)
+    fail(host, leased(host))
+    assert replace(host, until=D.WINDOW) == (first, None)
+
+
+@pytest.mark.parametrize("until", [D.WINDOW, D.DONE])
+def test_an_item_of_another_topic_is_not_replaced(host: OneHost, until: int) -> None:
+    first = new(host, until=until)
+    outcome = unique(host, b"new", until, topic="u", on_duplicate=R)
+    assert outcome.error.message.startswith("the dedup_key was enqueued with another topic")
+    assert host.dbs[1].items[first].payload == b"x"
+
+
+def test_the_last_of_equal_keys_in_a_request_counts(host: OneHost) -> None:
+    items = [spec("t", payload, dedup_key="k", on_duplicate=R) for payload in (b"a", b"b", b"c")]
+    first, *others = host.ask("Enqueue", ns="n", items=items).outcomes
+    assert (first.duplicate, [(one.id, one.replaced) for one in others]) == (None, [(first.id, True)] * 2)
+    assert leased(host).payload == b"c"
+
+
+@pytest.mark.parametrize("given", [{"on_duplicate": 3, "dedup_key": "k"}, {"on_duplicate": R}])
+def test_a_bad_choice_is_refused(host: OneHost, given: dict[str, Any]) -> None:
+    (outcome,) = host.ask("Enqueue", ns="n", items=[spec("t", b"x", **given)]).outcomes
+    assert outcome.error.message.startswith("on_duplicate ")

@@ -1,10 +1,11 @@
 """Unique work through the client and the commands, against a real host that is killed and started again."""
 
 import json
+from typing import Any
 
 import pytest
 
-from foqs.client import Client, DedupUntil, Duplicate, Invalid, ItemSpec, NotFound
+from foqs.client import Client, DedupUntil, Duplicate, Invalid, ItemSpec, NotFound, OnDuplicate, Replaced
 from foqs.client.item_copies import spec_of_line
 from tests.client.real_server import PATIENT_MS, Server, foqs
 
@@ -64,6 +65,24 @@ def test_an_item_is_cancelled_by_its_key(server: Server, client: Client) -> None
     with pytest.raises(NotFound):
         client.ack(item)
     assert not isinstance(client.enqueue("mail", b"z", dedup_key="k"), Duplicate)
+
+
+def test_an_item_that_waits_gets_a_new_payload(server: Server, client: Client) -> None:
+    def enqueue(payload: bytes, **options: Any) -> int:
+        return client.enqueue("mail", payload, dedup_key="k", on_duplicate=OnDuplicate.REPLACE, **options)
+
+    first = enqueue(b"a", delay_ms=600_000)
+    assert not isinstance(first, Duplicate)
+    again = [enqueue(b"b", delay_ms=600_000), enqueue(b"c", priority=-1)]
+    assert (again, {type(one) for one in again}) == ([first] * 2, {Replaced})
+    server.kill()
+    server.start()
+    (item,) = client.dequeue("mail", wait_ms=PATIENT_MS)
+    assert (item.id, item.payload, item.priority) == (first, b"c", -1)
+    begun = enqueue(b"d")
+    assert (begun, type(begun)) == (first, Duplicate)
+    with pytest.raises(Invalid):
+        client.enqueue("other", b"d", dedup_key="k", on_duplicate=OnDuplicate.REPLACE)
 
 
 def test_unique_work_on_the_command_line(server: Server, client: Client) -> None:

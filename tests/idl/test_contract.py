@@ -19,8 +19,8 @@ from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE
 METHODS = [
     "Enqueue", "Dequeue", "Ack", "Nack", "ExtendLease", "GetActiveTopics", "GetItem", "CancelItem", "GetResult",
     "ListItems", "DeleteItems",
-    "GetServerInfo", "GetRouting", "WatchTopics", "GiveSlot", "ChangeKeys", "TakeTokens", "Lend", "CountSlots",
-    "TellSlots", "CountItems", "TellShares",
+    "GetServerInfo", "GetRouting", "WatchTopics", "GiveSlot", "ReplaceItems", "ChangeKeys", "TakeTokens", "Lend",
+    "CountSlots", "TellSlots", "CountItems", "TellShares",
     "ListFailures", "RedriveItems", "AckAndDequeue", "GetTopicStats", "GetSettings", "PutSettings", "AwaitSettings",
     "ReleaseLeases", "GetThrottles", "ExplainItem", "TryHook",
 ]  # fmt: skip

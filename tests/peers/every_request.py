@@ -37,6 +37,7 @@ BETWEEN_HOSTS: dict[str, dict[str, Any]] = {
     "WatchTopics": {},
     "GiveSlot": {"shard": 1, "slot": 1, "stamp": 1},
     "ChangeKeys": {"shard": 1, "keys": []},
+    "ReplaceItems": {"ns": "shop", "items": [idl.ReplaceItem(1, idl.ItemSpec("t", b"", dedup_key="k"))]},
     "TakeTokens": {"ns": "shop"},
     "Lend": {"holder": "h", "tokens": []},
     "CountSlots": {"keys": []},

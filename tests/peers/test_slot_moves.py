@@ -353,3 +353,20 @@ def test_an_item_is_cancelled_by_a_key_in_another_shard(
         stays = asked.ask("CancelItem", ns="test", dedup_key=key)
         assert (stays.id in leased, stays.removed) == (True, False)
         assert asked.ask("CancelItem", ns="test", dedup_key=key, leased=True) == idl.CancelItemResponse(stays.id, True)
+
+
+def test_an_item_of_another_host_gets_a_new_payload(
+    cluster: Cluster, two: tuple[Member, Member], record: Record
+) -> None:
+    wires = [cluster.wire(member) for member in two]
+    first = unique(wires[0]).id
+    record.move(*THEIRS)
+    record.has_moved()
+    for asked, payload in zip(wires, (b"a", b"b"), strict=True):
+        given = {"dedup_key": KEYS[0], "on_duplicate": idl.OnDuplicate.REPLACE}
+        (outcome,) = asked.outcomes(spec("t", payload, **given), spec("t", b"x"))[:1]
+        assert (outcome.error, outcome.id, outcome.duplicate, outcome.replaced) == (None, first, True, True)
+    items = {item.id: item.payload for item in (lease(wires[0]) for _ in range(3))}
+    assert items[first] == b"b"
+    (outcome,) = wires[1].outcomes(spec("t", b"c", **given))
+    assert (outcome.error, outcome.id, outcome.replaced) == (None, first, None)

@@ -414,6 +414,20 @@ class Clients:
         else:
             member.engine.settle(call, [(op.id, host_op(op)) for op in asked], ns, member.now_ms, timeout_ms)
 
+    def _change(self, item_id: int) -> Op:
+        """The deletion of an item; or what an item with a key may get."""
+        rng, op, record = self.rng, Op("delete", item_id, 0, self.sim.now_ms), self.sim.ledger.records[item_id]
+        keyed = record.spec.dedup
+        if not self.sim.profile.untils or keyed is None:
+            return op
+        if rng.random() < 0.5:
+            op.digest, op.leased = keyed.digest, rng.random() < 0.5
+            return op
+        op.kind, op.topic = "replace", record.place
+        _, op.body = self._new_item(op.topic, op.sent_ms)
+        op.body.payload = b"%d:" % record.spec.number + op.body.payload
+        return op
+
     def _current(self, member: Member, item_id: int) -> bool:
         return shard_of(item_id) in self.sim.dbs and member.current(shard_of(item_id))
 
@@ -427,11 +441,7 @@ class Clients:
         what = rng.random()
         if ids and what < 0.3:
             item_id = rng.choice(ids)
-            op = Op("delete", item_id, 0, now_ms)
-            keyed = sim.ledger.records[item_id].spec.dedup
-            if sim.profile.untils and keyed is not None:
-                op.digest, op.leased = keyed.digest, rng.random() < 0.5
-            self._settle(self.member_for(item_id), [op])
+            self._settle(self.member_for(item_id), [self._change(item_id)])
         elif self.told and what < 0.6:
             item_id, lease = rng.choice(self.told)
             kind = rng.choice(["ack", "nack", "extend", "release"])

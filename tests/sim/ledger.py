@@ -314,7 +314,7 @@ class Ledger:
         if record is None or op.wrong_ns or not current or db is None:
             return
         if error.code is Code.NOT_FOUND and op.id in db.items and op.id not in db.ended:
-            if op.digest and op.id in db.failures:
+            if (op.digest or op.body is not None) and op.id in db.failures:
                 return  # a dead letter has ended
             broken(7, f"{op} was answered NOT_FOUND but the item is there")
         if error.code is Code.STALE_LEASE:
@@ -326,6 +326,9 @@ class Ledger:
                 self.unique.cancelled(op)
             if op.id in db.items and (op.kind == "delete" or op.id not in db.ended):
                 broken(2, f"{op} was answered OK but the item is there")
+            return
+        if op.body is not None:
+            self.unique.replaced(op, record, db)
             return
         if not current and op.kind in ("extend", "release"):
             return  # of a lease that was not written, by an owner that does not know better yet
@@ -361,6 +364,8 @@ class Ledger:
             return  # it is being dropped
         if alive[-1].until_ms <= now_ms and (op.kind in ("extend", "release") or self.attempts.dying(op, body, now_ms)):
             return
+        if record.open_ops("replace"):
+            return  # the lease is not of the new body
         broken(7, f"{op} was refused as stale but no other consumer got the item: {record}")
 
 

@@ -135,7 +135,9 @@ class MemoryDatabase:
 
     def refuses(self, batch: Batch) -> bool:
         """Whether a row of `batch` cannot be stored."""
-        bad = [item.payload for item in batch.inserts] + [metadata for _, metadata in batch.metadata_new]
+        bad = [item.payload for item in (*batch.inserts, *batch.bodies_new)] + [
+            metadata for _, metadata in batch.metadata_new
+        ]
         return any(data.startswith(POISON) for data in bad) or self.has_keys(batch)
 
     def apply(self, epoch: int, batch: Batch) -> None:
@@ -162,6 +164,12 @@ class MemoryDatabase:
         for item_id, at_ms in batch.deliver_after_new:
             self.first.setdefault(item_id, self.items[item_id].deliver_after_ms)
             self.items[item_id] = self.items[item_id]._replace(deliver_after_ms=at_ms)
+        for new in batch.bodies_new:
+            self.items[new.id] = self.items[new.id]._replace(
+                priority=new.priority, deliver_after_ms=new.deliver_after_ms, payload=new.payload,
+                metadata=new.metadata, headers=new.headers,
+            )  # fmt: skip
+            self.first.pop(new.id, None)
         for item_id, number, at_ms, expires_at_ms in batch.moved:
             body = self.items[item_id]
             _rule(self._is_lane(number) and number != body.lane, "item {} moves to lane {}", body, number)

@@ -7,7 +7,7 @@ from functools import cache
 
 from foqs.fairness.keys import LaneKey, lane_key, unpack_throttles
 from foqs.ids import Dedup
-from foqs.rows import LaneRow
+from foqs.rows import LaneRow, NewItem
 from foqs.rules import ItemRules, unpack_rules, unpack_until
 from tests.kernel.run import PromiseBroken
 
@@ -58,8 +58,8 @@ class Delivery:
 
 @dataclass(eq=False)
 class Op:
-    """An ack, nack (plain, "fail" or "reject"), release, extend or delete. `state`: sent, ok, refused (nothing was
-    changed), unknown.
+    """An ack, nack (plain, "fail" or "reject"), release, extend, delete or replace. `state`: sent, ok, refused (nothing
+    was changed), unknown.
     `late`: another consumer had been given the item before it was sent. `contested`: another op that ends the lease was
     open at the same time."""
 
@@ -75,6 +75,8 @@ class Op:
     durable: bool = False
     digest: bytes = b""  # of the key by which an item is cancelled; `kind` is delete
     leased: bool = False
+    body: NewItem | None = None  # the new one; `kind` is replace
+    topic: tuple[str, str] = ("", "")
     counted: bool = True  # the attempt of a nack
     wrong_ns: bool = False
     late: bool = False

@@ -111,4 +111,6 @@ def host_op(op: Op) -> item_ops.Op:
     if op.kind == "extend":
         given = None if op.checkpoint is None else ProgressRow(op.id, op.checkpoint)
         return item_ops.extend(op.token, op.lease_ms, None, given, durable=op.durable)
+    if op.body is not None:
+        return item_ops.replace(op.body, op.topic)
     return item_ops.cancel(op.digest, leased=op.leased) if op.digest else item_ops.delete

@@ -76,7 +76,14 @@ KINDS = (
         "unique",
         share=3,
         first=8,
-        counts={"unique stored": 40, "unique kept": 60, "unique redriven": 1, "unique cancelled": 2, "redriven": 6},
+        counts={
+            "unique stored": 40,
+            "unique kept": 60,
+            "unique redriven": 1,
+            "unique cancelled": 2,
+            "unique replaced": 1,
+            "redriven": 6,
+        },
     ),
     Kind(
         "tenants",

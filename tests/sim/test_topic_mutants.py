@@ -41,7 +41,7 @@ from foqs.fairness.keys import TopicKey, lane_key, topic_key
 from foqs.fairness.tenants import IDLE, PARKED, Level, Tenant
 from foqs.fairness.topics import Topic
 from foqs.fairness.turns import Turns
-from foqs.item import Cause, Change, Item, Move, Phase
+from foqs.item import Cause, Change, Item, Move, Phase, To
 from foqs.limits.bucket import Bucket
 from foqs.limits.lease_slots import LeaseSlots, ShardSlots
 from foqs.limits.throttle_key import ThrottleKey
@@ -394,6 +394,26 @@ def a_key_is_free_when_an_attempt_ends(original: Any, shard: Shard, change: Chan
 def a_cancelled_item_leaves_its_key(original: Any, shard: Shard, change: Change, transaction: Batch) -> None:
     if change.digest is None:
         original(shard, change, transaction)
+
+
+@around(item_ops, "replace", "unique")
+def an_item_that_has_begun_is_replaced(original: Any, body: Any, topic: TopicKey) -> item_ops.Op:
+    def decide(shard: Shard, item: Item, waits: Any, now_ms: int) -> item_ops.Verdict:
+        if item.phase is not Phase.LEASED or item.busy:
+            return original(body, topic)(shard, item, waits, now_ms)  # type: ignore[no-any-return]
+        body.id, body.due_ms = item.id, 0
+        change = Change(item, To.READY, Cause.REPLACE, waits, due_ms=body.deliver_after_ms)
+        change.body = body
+        shard.put(change, now_ms)
+        return False
+
+    return decide
+
+
+@around(ShardMemory, "body_changed", "unique")
+def a_new_body_is_not_read(original: Any, memory: ShardMemory, item: Item, body: Any) -> None:
+    if body is None:
+        original(memory, item, body)
 
 
 @around(unique, "tell", "unique")

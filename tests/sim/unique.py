@@ -40,6 +40,13 @@ class Unique:
         self._cancelled.add(op.id)
         self._checks["unique cancelled"] += 1
 
+    def replaced(self, op: Op, record: Record, db: MemoryDatabase) -> None:
+        """The item got the body of this, or of a later one."""
+        self._checks["unique replaced"] += 1
+        later = [other.body for other in record.ops[record.ops.index(op) :] if other.body is not None]
+        if op.id in db.items and db.items[op.id].payload not in {body.payload for body in later}:
+            broken(PROMISE, f"{op} was answered OK, and the item is {db.items[op.id]}")
+
     def committing(self, shard: int, batch: Batch) -> None:
         """A transaction is about to be applied: items that end in it free their keys."""
         db = self._dbs[shard]
@@ -56,10 +63,17 @@ class Unique:
                 self._free(item_id)
         for item in batch.inserts:
             self._hold(item.id)
+        for body in batch.bodies_new:
+            self._has_not_begun(self._records[body.id])
         for row in batch.moved:
             if row[0] in db.failures and row[0] not in dead and self._records[row[0]].spec.until == Until.DONE:
                 self._hold(row[0])
                 self._checks["unique redriven"] += 1
+
+    def _has_not_begun(self, record: Record) -> None:
+        released = {op.token for op in record.open_ops("release")}
+        if any(d.told and not d.void and d.token not in released for d in record.deliveries[record.first :]):
+            broken(PROMISE, f"an item that has begun gets another body: {record}")
 
     def _hold(self, item_id: int) -> None:
         spec = self._records[item_id].spec

@@ -1,0 +1,144 @@
+"""Unique work: an item that has a deduplication key is removed by it, or gets the body of a later enqueue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from foqs.api import responses, validation
+from foqs.api.host import Host
+from foqs.api.validation import Intake
+from foqs.engine import item_ops
+from foqs.engine.calls import ItemsCall
+from foqs.errors import Conflict, FoqsError, Invalid, NotFound, NotServed
+from foqs.fairness.keys import topic_key
+from foqs.idl import idl, is_forwarded
+from foqs.ids import digest_of
+from foqs.peers import forwarded_requests
+from foqs.rpc.call import Call
+from foqs.second_answer import Duplicate, Replaced
+
+
+class Unique:
+    """The host with the slot of a key finds its item, and the host with the item's shard removes or changes it."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    def handlers(self) -> dict[str, Callable[[Call], None]]:
+        return {"CancelItem": self.cancel, "ReplaceItems": self.replace}
+
+    def cancel(self, call: Call) -> None:
+        """Raises Invalid, Overloaded."""
+        host, request = self._host, call.request
+        host.refuse_when_full()
+        deadline_ms = host.now_ms() + validation.timeout_ms(request, host.limits)
+        ns = validation.name(request.ns, "ns", host.limits)
+        digest = digest_of(ns, validation.name(request.dedup_key, "dedup_key", host.limits))
+        if request.id is None:
+            self._find(call, digest, deadline_ms)
+        elif is_forwarded(request):
+            self._remove(call, digest, deadline_ms)
+        else:
+            raise Invalid("id is set by hosts only")
+
+    def _find(self, call: Call, digest: bytes, deadline_ms: int) -> None:
+        host, now_ms = self._host, self._host.now_ms()
+        found = partial(self._found, call, digest, deadline_ms)
+        host.engine.find_key(host.forwarder.slots(), digest, found, now_ms, max(1, deadline_ms - now_ms))
+
+    def _found(self, call: Call, digest: bytes, deadline_ms: int, item_id: int | None, error: FoqsError | None) -> None:
+        if isinstance(error, NotServed):
+            again = partial(self._find, call, digest, deadline_ms)
+            there = partial(self._found_there, call, digest, deadline_ms)
+            if self._host.forwarder.find_key(call, digest, again, there, deadline_ms, call.method):
+                return
+        if item_id is None:
+            call.fail(error or NotFound("no item has the dedup_key"))
+        elif is_forwarded(call.request):
+            call.reply(idl.CancelItemResponse(item_id, False))
+        else:
+            call.request.id = item_id
+            self._remove(call, digest, deadline_ms)
+
+    def _found_there(self, call: Call, digest: bytes, deadline_ms: int, outcome: Any) -> None:
+        if isinstance(outcome, FoqsError):
+            call.fail(outcome)
+        else:
+            self._found(call, digest, deadline_ms, outcome.id, None)
+
+    def _remove(self, call: Call, digest: bytes, deadline_ms: int) -> None:
+        host, request, now_ms = self._host, call.request, self._host.now_ms()
+        op, elsewhere = item_ops.cancel(digest, leased=bool(request.leased)), None
+        if host.engine.state.shards_elsewhere:
+            elsewhere = partial(
+                host.forwarder.items, forwarded_requests.CANCEL, request, [request.id], lambda _: op, deadline_ms
+            )
+        waiting = ItemsCall(1, partial(_removed, call), call.within, elsewhere)
+        host.engine.settle(waiting, [(request.id, op)], request.ns, now_ms, max(1, deadline_ms - now_ms))
+
+    def replace(self, call: Call) -> None:
+        """Raises Invalid, Overloaded."""
+        host, request, now_ms = self._host, call.request, self._host.now_ms()
+        host.refuse_when_full()
+        timeout_ms = validation.timeout_ms(request, host.limits)
+        ns = validation.name(request.ns, "ns", host.limits)
+        entries = validation.counted(request.items, "items", host.limits.request_items)
+        if any(None in (one.id, one.item) for one in entries):
+            raise Invalid("id or item is missing")
+        policies = host.engine.state.policies.namespaces.get(ns)
+        taken = Intake(ns, [one.item for one in entries], host.limits, now_ms, policies)
+        if taken.errors:
+            raise next(iter(taken.errors.values()))
+        if len(taken.keyed) != len(entries):
+            raise Invalid("an item has no dedup_key")
+
+        def reply(outcomes: list[FoqsError | None]) -> None:
+            call.reply(idl.ReplaceItemsResponse(responses.item_outcomes(call, outcomes, host.engine.state.counters)))
+
+        pairs = zip(entries, taken.keyed, strict=True)
+        ops = [(one.id, item_ops.replace(keyed.item, topic_key(keyed.lane))) for one, keyed in pairs]
+        host.engine.settle(ItemsCall(len(ops), reply), ops, ns, now_ms, timeout_ms)
+
+    def replaced(
+        self, taken: Intake, request: Any, deadline_ms: int, reply: Callable[[list[int | FoqsError]], None],
+        outcomes: list[int | FoqsError],
+    ) -> None:  # fmt: skip
+        """Give items that have the keys of new ones the bodies of these, where the EnqueueRequest asks for it. Then
+        call `reply` with the outcomes."""
+        host, now_ms = self._host, self._host.now_ms()
+        found = [(one, outcomes[one.at]) for one in taken.keyed if one.replaces]
+        known = [(one, int(outcome)) for one, outcome in found if isinstance(outcome, Duplicate)]
+        if not known:
+            reply(outcomes)
+            return
+
+        def done(errors: list[FoqsError | None]) -> None:
+            for (one, item_id), error in zip(known, errors, strict=True):
+                if error is None:
+                    outcomes[one.at] = Replaced(item_id)
+                elif not isinstance(error, Conflict | NotFound):  # those have begun, or ended: they stay as they are
+                    outcomes[one.at] = error
+            reply(outcomes)
+
+        ids, elsewhere = [item_id for _, item_id in known], None
+        ops = [item_ops.replace(one.item, topic_key(one.lane)) for one, _ in known]
+        if host.engine.state.shards_elsewhere:
+            entries = [idl.ReplaceItem(item_id, request.items[one.at]) for one, item_id in known]
+            sent = idl.ReplaceItemsRequest(entries, request.ns, request.context)
+            elsewhere = partial(
+                host.forwarder.items, forwarded_requests.REPLACE, sent, ids, ops.__getitem__, deadline_ms
+            )
+        waiting = ItemsCall(len(known), done, None, elsewhere)
+        asked, timeout_ms = list(zip(ids, ops, strict=True)), max(1, deadline_ms - now_ms)
+        # A batch may be in the middle of being applied.
+        host.engine.state.slices.soon(partial(host.engine.settle, waiting, asked, request.ns, now_ms, timeout_ms))
+
+
+def _removed(call: Call, outcomes: list[FoqsError | None]) -> None:
+    (error,) = outcomes
+    if error is None or isinstance(error, Conflict | NotFound):
+        call.reply(idl.CancelItemResponse(call.request.id, error is None))
+    else:
+        call.fail(error)

@@ -283,13 +283,11 @@ def cancel(digest: bytes, *, leased: bool) -> Op:
 
     def decide(shard: Shard, item: Item, waits: Waits, now_ms: int) -> Verdict:
         now = change_of(item)
-        if item.lane.dead:
-            return NotFound("the item has ended")
-        if now is not None and now.to in (To.GONE, To.MOVED):
-            if now.cause is not Cause.CANCEL:
-                return Unavailable("the item is about to end", _RETRY_MS)  # not ended before that is committed
+        if now is not None and now.cause is Cause.CANCEL:
             now.waits.append(waits)
             return False
+        if (refusal := _cannot_change(item, now)) is not None:
+            return refusal
         if item.phase is Phase.LEASED and not leased:
             return Conflict("a consumer has the item")
         change = Change(item, To.GONE, Cause.CANCEL, waits)
@@ -302,17 +300,21 @@ def cancel(digest: bytes, *, leased: bool) -> Op:
     return decide
 
 
+def _cannot_change(item: Item, now: Change | None) -> FoqsError | None:
+    """Return why a key's item cannot be changed: it is a dead letter, or ends or moves with a transaction to come."""
+    if now is not None and now.to in (To.GONE, To.MOVED):
+        return Unavailable("the item is about to end, or to return", _RETRY_MS)
+    return NotFound("the item has ended") if item.lane.dead else None
+
+
 def replace(body: NewItem, topic: TopicKey) -> Op:
     """Give an item that has not begun another body, priority and time."""
 
     def decide(shard: Shard, item: Item, waits: Waits, now_ms: int) -> Verdict:
-        now = change_of(item)
-        if item.lane.dead:
-            return NotFound("the item has ended")
+        if (refusal := _cannot_change(item, change_of(item))) is not None:
+            return refusal
         if item.lane.topic.key != topic:
             return Invalid("the dedup_key was enqueued with another topic before")
-        if now is not None and now.to in (To.GONE, To.MOVED):
-            return Unavailable("the item is about to end", _RETRY_MS)
         if item.phase is Phase.LEASED or item.attempt or item.id in shard.memory.noted:
             return Conflict("the item has begun")
         body.id = item.id

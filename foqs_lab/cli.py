@@ -151,9 +151,10 @@ def unique(
 ) -> None:
     """Test that no two items have one key at a time, through kills.
 
-    Half of the keys are free when their items have started, half when they are done. Consumers ack most items, and fail
-    or forget the rest; dead letters are redriven. The command exits with 1 if two items of a key lived, or waited, at
-    the same time, or if a key is not free at the end.
+    Half of the keys are free when their items have started, half when they are done. Half of the enqueues replace an
+    item that waits. Consumers ack most items, and fail or forget the rest; dead letters are redriven. The command exits
+    with 1 if two items of a key lived, or waited, at the same time, if an item came with an old payload, or if a key is
+    not free at the end.
     """
     from foqs_lab.cluster import make_shards
     from foqs_lab.crash.unique import run_unique

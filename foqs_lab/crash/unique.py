@@ -1,4 +1,5 @@
-"""Keys that items hold until they start or are done, while the host is killed: whether two items ever had one.
+"""Keys that items hold until they start or are done, while the host is killed: whether two items ever had one, or an
+item came with an older payload than it had.
 
 Each event says when it began and ended. An item is certainly live, or waiting, from the answer that says so until the
 beginning of the first event that may end this. Two such times of items with one key must not overlap.
@@ -12,12 +13,12 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import count, islice, pairwise
 from pathlib import Path
 from time import monotonic, monotonic_ns, sleep
 from typing import NamedTuple
 
-from foqs.client import Client, DedupUntil, Duplicate, ItemSpec
+from foqs.client import Client, DedupUntil, Duplicate, ItemSpec, OnDuplicate, Replaced
 from foqs.errors import FoqsError, OutcomeUnknown
 from foqs_lab.cluster import HostProcess, Shard
 
@@ -38,6 +39,17 @@ class Stored(NamedTuple):
     ended: int
     key: int
     id: int
+    number: int = 0  # of the enqueue
+
+
+class Changed(NamedTuple):
+    """An enqueue was answered with the id of an item that has its payload now."""
+
+    began: int
+    ended: int
+    key: int
+    id: int
+    number: int
 
 
 class Delivered(NamedTuple):
@@ -46,6 +58,7 @@ class Delivered(NamedTuple):
     key: int
     id: int
     attempt: int
+    number: int = 0  # of the enqueue that brought the payload
 
 
 class Ended(NamedTuple):
@@ -62,7 +75,7 @@ class Lost(NamedTuple):
     began: int
 
 
-Event = Stored | Delivered | Ended | Lost
+Event = Stored | Changed | Delivered | Ended | Lost
 Span = tuple[int, int]
 _NEVER = 1 << 62
 
@@ -115,7 +128,7 @@ def waiting_spans(events: Iterable[Event]) -> dict[int, list[Span]]:
         end = _NEVER if delivered is None else delivered.began
         if delivered is None or delivered.attempt > 1:
             end = min([began for began in lost if began > at], default=end)
-        spans[item_id] = [(at, end)]
+        spans[item_id] = [(at, end)] if end > at else []  # it may be delivered before its enqueue is answered
     return spans
 
 
@@ -142,10 +155,33 @@ def overlaps(events: Sequence[Event], spans: dict[int, list[Span]]) -> list[str]
     return found
 
 
+def old_payloads(events: Iterable[Event]) -> list[str]:
+    """Return which items were delivered with an old payload: another enqueue that began when this payload
+    had been enqueued was answered, before the delivery, that the item has its payload."""
+    made: dict[int, Stored | Changed] = {}
+    changes: dict[int, list[Changed]] = defaultdict(list)
+    deliveries = []
+    for event in events:
+        match event:
+            case Stored() | Changed():
+                made[event.number] = event
+                if isinstance(event, Changed):
+                    changes[event.id].append(event)
+            case Delivered():
+                deliveries.append(event)
+    return [
+        f"item {one.id} came with the payload of enqueue {one.number}, and has that of {later.number}"
+        for one in deliveries
+        if one.number in made  # else it had no answer, and may come late
+        for later in changes[one.id]
+        if later.began > made[one.number].ended and later.ended < one.began
+    ]
+
+
 @dataclass
 class Report:
-    """`wrong`: items with one key at the same time. `stuck`: keys that no item had at the end, and that were not free.
-    `counts` has what the clients did."""
+    """`wrong`: items with one key at the same time, or with old payloads. `stuck`: keys that no item had at the end and
+    that were not free. `counts` has what the clients did."""
 
     seed: int
     kills: int
@@ -181,6 +217,7 @@ class _Crew:
         self.counts: Counter[str] = Counter()
         self.stopping = threading.Event()
         self._left = enqueues
+        self._numbers = count(1)
         self._lock = threading.Lock()
 
     def client(self) -> Client:
@@ -204,26 +241,33 @@ class _Crew:
         with self._lock:
             self.counts[name] += more
 
-    def spec(self, key: int) -> ItemSpec:
-        until = until_of(key)
-        return ItemSpec(until.name, b"%d" % key, dedup_key=f"key {key}", dedup_until=until)
+    def spec(self, key: int, number: int = 0, on_duplicate: OnDuplicate | None = None) -> ItemSpec:
+        until, payload = until_of(key), b"%d %d" % (key, number)
+        return ItemSpec(until.name, payload, dedup_key=f"key {key}", dedup_until=until, on_duplicate=on_duplicate)
 
     def produce(self, client: Client, rng: random.Random) -> None:
         while self._left > 0:
             with self._lock:
                 self._left -= _BATCH
+                numbers = list(islice(self._numbers, _BATCH))
             keys = [rng.randrange(self.keys) for _ in range(_BATCH)]
+            how = rng.choice([OnDuplicate.KEEP, OnDuplicate.REPLACE])
             began = monotonic_ns()
-            outcomes = client.enqueue_many([self.spec(key) for key in keys])
+            outcomes = client.enqueue_many(
+                [self.spec(key, number, how) for key, number in zip(keys, numbers, strict=True)]
+            )
             ended = monotonic_ns()
-            for key, outcome in zip(keys, outcomes, strict=True):
+            for key, number, outcome in zip(keys, numbers, outcomes, strict=True):
                 if isinstance(outcome, FoqsError):
                     self._count("unknown" if isinstance(outcome, OutcomeUnknown) else "refused")
+                elif isinstance(outcome, Replaced):
+                    self._count("replaced")
+                    self.events[until_of(key)].append(Changed(began, ended, key, int(outcome), number))
                 elif isinstance(outcome, Duplicate):
                     self._count("kept")
                 else:
                     self._count("stored")
-                    self.events[until_of(key)].append(Stored(began, ended, key, int(outcome)))
+                    self.events[until_of(key)].append(Stored(began, ended, key, int(outcome), number))
 
     def consume(self, client: Client, rng: random.Random) -> None:
         while not self.stopping.is_set():
@@ -238,7 +282,9 @@ class _Crew:
             log.append(Lost(began))
             return 0
         ended = monotonic_ns()
-        log += [Delivered(began, ended, int(item.payload), item.id, item.attempt) for item in items]
+        for item in items:
+            key, number = map(int, item.payload.split())
+            log.append(Delivered(began, ended, key, item.id, item.attempt, number))
         self._count("delivered", len(items))
         for item in items:
             luck, sent = rng.random(), monotonic_ns()
@@ -296,7 +342,8 @@ def run_unique(
             thread.join(_LIMIT_S)
         report = Report(seed, kills, crew.counts, monotonic() - began)
         for until, spans in ((DedupUntil.DONE, live_spans), (DedupUntil.STARTED, waiting_spans)):
-            report.wrong += overlaps(crew.events[until], spans(crew.events[until]))
+            events = crew.events[until]
+            report.wrong += overlaps(events, spans(events)) + old_payloads(events)
         report.stuck = _stuck(crew, began)
     return report
 

@@ -9,12 +9,14 @@ import pytest
 from foqs_lab.cluster import make_shards
 from foqs_lab.crash.unique import (
     LEASE_MS,
+    Changed,
     Delivered,
     Ended,
     Event,
     Lost,
     Stored,
     live_spans,
+    old_payloads,
     overlaps,
     run_unique,
     waiting_spans,
@@ -36,7 +38,7 @@ def test_a_key_has_one_item_at_a_time(kind: Kind, new_server: NewServer, tmp_pat
     report = run_unique(shards, tmp_path, seed=1, keys=100, enqueues=20_000, producers=16, kills=5)
     print(report)
     assert report.good, f"{report}\nlogs: {tmp_path}"
-    for what in ("stored", "kept", "delivered", "redriven"):
+    for what in ("stored", "kept", "replaced", "delivered", "redriven"):
         assert report.counts[what], f"{what}: {report}"
 
 
@@ -64,7 +66,22 @@ def test_two_items_that_live(events: list[Event], wrong: int) -> None:
         ([Stored(0, 1, 7, 1), Lost(2), Stored(4, 5, 7, 2), Delivered(6, 7, 7, 1, 1)], 1),
         ([Stored(0, 1, 7, 1), Lost(2), Stored(4, 5, 7, 2), Delivered(6, 7, 7, 1, 2)], 0),
         ([Stored(0, 1, 7, 1), Lost(2), Stored(4, 5, 7, 2)], 0),
+        ([Stored(0, 9, 7, 1), Delivered(2, 3, 7, 1, 1), Stored(4, 5, 7, 2), Delivered(10, 11, 7, 2, 1)], 0),
     ],
 )
 def test_two_items_that_wait(events: list[Event], wrong: int) -> None:
     assert len(overlaps(events, waiting_spans(events))) == wrong
+
+
+@pytest.mark.parametrize(
+    ("events", "wrong"),
+    [
+        ([Stored(0, 1, 7, 1, 10), Changed(2, 3, 7, 1, 11), Delivered(4, 5, 7, 1, 1, 11)], 0),
+        ([Stored(0, 1, 7, 1, 10), Changed(2, 3, 7, 1, 11), Delivered(4, 5, 7, 1, 1, 10)], 1),
+        ([Stored(0, 1, 7, 1, 10), Changed(2, 4, 7, 1, 11), Delivered(3, 5, 7, 1, 1, 10)], 0),
+        ([Stored(0, 1, 7, 1, 10), Changed(2, 4, 7, 1, 11), Changed(3, 5, 7, 1, 12), Delivered(6, 7, 7, 1, 1, 11)], 0),
+        ([Stored(0, 1, 7, 1, 10), Changed(2, 3, 7, 1, 11), Delivered(4, 5, 7, 1, 1, 12)], 0),
+    ],
+)
+def test_an_item_that_comes_with_an_old_payload(events: list[Event], wrong: int) -> None:
+    assert len(old_payloads(events)) == wrong

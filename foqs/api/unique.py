@@ -89,8 +89,9 @@ class Unique:
             raise Invalid("id or item is missing")
         policies = host.engine.state.policies.namespaces.get(ns)
         taken = Intake(ns, [one.item for one in entries], host.limits, now_ms, policies)
-        if taken.errors:
-            raise next(iter(taken.errors.values()))
+        if taken.errors:  # one that was raised would refer to `taken`, and that to the error
+            call.fail(next(iter(taken.errors.values())))
+            return
         if len(taken.keyed) != len(entries):
             raise Invalid("an item has no dedup_key")
 

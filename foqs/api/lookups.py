@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from foqs import __version__
 from foqs.api import responses, validation
 from foqs.api.host import Host
+from foqs.api.unique import ItemOfKey
 from foqs.bounds import MOST_LISTED, NAME_BYTES
 from foqs.checks import is_text
 from foqs.engine import explain, kept_items, stats
@@ -82,33 +84,12 @@ class Lookups:
         else:
             ns = validation.name(request.ns, "ns", host.limits)
             key = validation.name(request.dedup_key, "dedup_key", host.limits)
-            self._find(call, digest_of(ns, key), deadline_ms)
+            found = partial(self._found, call, deadline_ms)
+            ItemOfKey(host, call, digest_of(ns, key), deadline_ms, attrgetter("item.id"), _found_id, found).find()
 
-    def _find(self, call: Call, digest: bytes, deadline_ms: int) -> None:
-        """Find the item of a deduplication key, then look at it."""
-        host, now_ms = self._host, self._host.now_ms()
-        found = partial(self._found, call, digest, deadline_ms)
-        host.engine.find_key(host.forwarder.slots(), digest, found, now_ms, max(1, deadline_ms - now_ms))
-
-    def _found(self, call: Call, digest: bytes, deadline_ms: int, item_id: int | None, error: FoqsError | None) -> None:
-        if isinstance(error, NotServed):
-            again = partial(self._find, call, digest, deadline_ms)
-            there = partial(self._found_there, call, digest, deadline_ms)
-            if self._host.forwarder.find_key(call, digest, again, there, deadline_ms):
-                return
-        if item_id is None:
-            call.fail(error or NotFound("no item was enqueued with the dedup_key in its window"))
-        elif is_forwarded(call.request):
-            call.reply(idl.GetItemResponse(idl.Item(item_id)))
-        else:
-            call.request.id = item_id
-            self._look(call, deadline_ms)
-
-    def _found_there(self, call: Call, digest: bytes, deadline_ms: int, outcome: Any) -> None:
-        if isinstance(outcome, FoqsError):
-            call.fail(outcome)
-        else:
-            self._found(call, digest, deadline_ms, outcome.item.id, None)
+    def _found(self, call: Call, deadline_ms: int, item_id: int) -> None:
+        call.request.id = item_id
+        self._look(call, deadline_ms)
 
     def _look(self, call: Call, deadline_ms: int) -> None:
         now_ms = self._host.now_ms()
@@ -257,6 +238,10 @@ class Lookups:
             self._counted_ms = now_ms
             self._items = {shard.number: sum(shard.memory.totals.values()) for shard in self._host.engine.state.serving}
         return self._items
+
+
+def _found_id(item_id: int) -> Any:
+    return idl.GetItemResponse(idl.Item(item_id))
 
 
 def _with_limits(one: ThrottleStats, throttle: Throttle | None) -> ThrottleStats:

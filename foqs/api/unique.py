@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from foqs.api import responses, validation
@@ -18,6 +19,49 @@ from foqs.ids import digest_of
 from foqs.peers import forwarded_requests
 from foqs.rpc.call import Call
 from foqs.second_answer import Duplicate, Replaced
+
+
+class ItemOfKey:
+    """The search for the item of a deduplication key, wherever the slot of the key is: `found` gets its id, or `call`
+    fails. A host that another host asks replies `between(id)`, of which `id_of` is the id."""
+
+    __slots__ = ("_between", "_call", "_deadline_ms", "_digest", "_found", "_host", "_id_of")
+
+    def __init__(
+        self, host: Host, call: Call, digest: bytes, deadline_ms: int, id_of: Callable[[Any], int],
+        between: Callable[[int], Any], found: Callable[[int], None],
+    ) -> None:  # fmt: skip
+        self._host = host
+        self._call = call
+        self._digest = digest
+        self._deadline_ms = deadline_ms
+        self._id_of = id_of
+        self._between = between
+        self._found = found
+
+    def find(self) -> None:
+        host, now_ms = self._host, self._host.now_ms()
+        timeout_ms = max(1, self._deadline_ms - now_ms)
+        host.engine.find_key(host.forwarder.slots(), self._digest, self._looked, now_ms, timeout_ms)
+
+    def _looked(self, item_id: int | None, error: FoqsError | None) -> None:
+        call, forwarder = self._call, self._host.forwarder
+        if isinstance(error, NotServed) and forwarder.find_key(
+            call, self._digest, self.find, self._looked_there, self._deadline_ms, call.method
+        ):
+            return
+        if item_id is None:
+            call.fail(error or NotFound("no item has the dedup_key"))
+        elif is_forwarded(call.request):
+            call.reply(self._between(item_id))
+        else:
+            self._found(item_id)
+
+    def _looked_there(self, outcome: Any) -> None:
+        if isinstance(outcome, FoqsError):
+            self._call.fail(outcome)
+        else:
+            self._looked(self._id_of(outcome), None)
 
 
 class Unique:
@@ -37,36 +81,16 @@ class Unique:
         ns = validation.name(request.ns, "ns", host.limits)
         digest = digest_of(ns, validation.name(request.dedup_key, "dedup_key", host.limits))
         if request.id is None:
-            self._find(call, digest, deadline_ms)
+            found = partial(self._found, call, digest, deadline_ms)
+            ItemOfKey(self._host, call, digest, deadline_ms, attrgetter("id"), _found_id, found).find()
         elif is_forwarded(request):
             self._remove(call, digest, deadline_ms)
         else:
             raise Invalid("id is set by hosts only")
 
-    def _find(self, call: Call, digest: bytes, deadline_ms: int) -> None:
-        host, now_ms = self._host, self._host.now_ms()
-        found = partial(self._found, call, digest, deadline_ms)
-        host.engine.find_key(host.forwarder.slots(), digest, found, now_ms, max(1, deadline_ms - now_ms))
-
-    def _found(self, call: Call, digest: bytes, deadline_ms: int, item_id: int | None, error: FoqsError | None) -> None:
-        if isinstance(error, NotServed):
-            again = partial(self._find, call, digest, deadline_ms)
-            there = partial(self._found_there, call, digest, deadline_ms)
-            if self._host.forwarder.find_key(call, digest, again, there, deadline_ms, call.method):
-                return
-        if item_id is None:
-            call.fail(error or NotFound("no item has the dedup_key"))
-        elif is_forwarded(call.request):
-            call.reply(idl.CancelItemResponse(item_id, False))
-        else:
-            call.request.id = item_id
-            self._remove(call, digest, deadline_ms)
-
-    def _found_there(self, call: Call, digest: bytes, deadline_ms: int, outcome: Any) -> None:
-        if isinstance(outcome, FoqsError):
-            call.fail(outcome)
-        else:
-            self._found(call, digest, deadline_ms, outcome.id, None)
+    def _found(self, call: Call, digest: bytes, deadline_ms: int, item_id: int) -> None:
+        call.request.id = item_id
+        self._remove(call, digest, deadline_ms)
 
     def _remove(self, call: Call, digest: bytes, deadline_ms: int) -> None:
         host, request, now_ms = self._host, call.request, self._host.now_ms()
@@ -135,6 +159,10 @@ class Unique:
         asked, timeout_ms = list(zip(ids, ops, strict=True)), max(1, deadline_ms - now_ms)
         # A batch may be in the middle of being applied.
         host.engine.state.slices.soon(partial(host.engine.settle, waiting, asked, request.ns, now_ms, timeout_ms))
+
+
+def _found_id(item_id: int) -> Any:
+    return idl.CancelItemResponse(item_id, False)
 
 
 def _removed(call: Call, outcomes: list[FoqsError | None]) -> None:

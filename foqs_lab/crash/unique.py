@@ -18,6 +18,7 @@ from pathlib import Path
 from time import monotonic, monotonic_ns, sleep
 from typing import NamedTuple
 
+from foqs.buffers.held_keys import CLAIM_MS
 from foqs.client import Client, DedupUntil, Duplicate, ItemSpec, OnDuplicate, Replaced
 from foqs.errors import FoqsError, OutcomeUnknown
 from foqs_lab.cluster import HostProcess, Shard
@@ -181,7 +182,7 @@ def old_payloads(events: Iterable[Event]) -> list[str]:
 @dataclass
 class Report:
     """`wrong`: items with one key at the same time, or with old payloads. `stuck`: keys that no item had at the end and
-    that were not free. `counts` has what the clients did."""
+    that were not free, also when the claims of redrives had ended. `counts` has what the clients did."""
 
     seed: int
     kills: int
@@ -349,7 +350,8 @@ def run_unique(
 
 
 def _stuck(crew: _Crew, began: float) -> list[int]:
-    """Ack all that is left, and return the keys that are not free then. Raises TimeoutError."""
+    """Ack all that is left, and return the keys that are not free then, a second later, or a minute later where a
+    redrive died between its steps. Raises TimeoutError."""
     rng = random.Random(f"{crew.seed}/end")
     with crew.client() as client:
         for until in crew.events:
@@ -358,10 +360,19 @@ def _stuck(crew: _Crew, began: float) -> list[int]:
                 empty_ms = 0 if crew.take(client, rng, until, acks=1.0, fails=0.0) else empty_ms + 200
                 _check_time(began)
         sleep(1.0)  # the time that is promised
-        outcomes = client.enqueue_many([crew.spec(key) for key in range(crew.keys)])
-    return [
-        key for key, outcome in enumerate(outcomes) if not isinstance(outcome, int) or isinstance(outcome, Duplicate)
-    ]
+        stuck = _not_free(client, crew, range(crew.keys))
+        deadline = monotonic() + CLAIM_MS / 1_000 + 5
+        crew.counts["keys that a redrive had claimed when the host died"] = len(stuck)
+        while stuck and monotonic() < deadline:
+            sleep(1.0)
+            stuck = _not_free(client, crew, stuck)
+    return stuck
+
+
+def _not_free(client: Client, crew: _Crew, keys: Sequence[int]) -> list[int]:
+    outcomes = client.enqueue_many([crew.spec(key) for key in keys])
+    stored = [isinstance(outcome, int) and not isinstance(outcome, Duplicate) for outcome in outcomes]
+    return [key for key, free in zip(keys, stored, strict=True) if not free]
 
 
 def _check_time(began: float) -> None:

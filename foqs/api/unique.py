@@ -90,7 +90,8 @@ class Unique:
 
     def _found(self, call: Call, digest: bytes, deadline_ms: int, item_id: int) -> None:
         call.request.id = item_id
-        self._remove(call, digest, deadline_ms)
+        # A batch may be in the middle of being applied: the read of the key is part of it.
+        self._host.engine.state.slices.soon(partial(self._remove, call, digest, deadline_ms))
 
     def _remove(self, call: Call, digest: bytes, deadline_ms: int) -> None:
         host, request, now_ms = self._host, call.request, self._host.now_ms()

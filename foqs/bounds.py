@@ -14,6 +14,8 @@ TURN_MS = 250
 """The time for which clients send small requests to one host of a quiet cluster."""
 NAME_BYTES = 255
 """The width of the columns of names."""
+SCHEDULE_BYTES = 200
+"""Longest name of a schedule: the keys of its items hold it."""
 REASON_BYTES = 1_024
 """Longest reason of a failure."""
 THROTTLE_KEYS = 8

@@ -18,11 +18,20 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from foqs.bounds import MOST_RATE, MOST_WEIGHT, NAME_BYTES, THROTTLE_KEYS, THROTTLE_KEYS_BYTES, YEAR_MS, Quota
+from foqs.bounds import (
+    MOST_RATE,
+    MOST_WEIGHT,
+    NAME_BYTES,
+    SCHEDULE_BYTES,
+    THROTTLE_KEYS,
+    THROTTLE_KEYS_BYTES,
+    YEAR_MS,
+    Quota,
+)
 from foqs.checks import has_control, is_text
 from foqs.errors import Invalid
 
-TOPIC, THROTTLE, WEIGHT, SCRIPT = "topic.", "throttle.", "weight.", "script."
+TOPIC, THROTTLE, WEIGHT, SCRIPT, SCHEDULE = "topic.", "throttle.", "weight.", "script.", "schedule."
 """Prefixes of settings keys, by the kind of the value."""
 MOST_PARSED = 10_000
 """Texts whose entries are remembered: each version of the settings has most texts of the version before."""
@@ -63,6 +72,13 @@ def throttle_key_error(key: object) -> str | None:
 def script_name_error(name: str) -> str | None:
     """Return the error of a text that names no script."""
     return "the name of a script does not end in *" if name.endswith("*") else name_error(name)
+
+
+def schedule_name_error(name: str) -> str | None:
+    """Return the error of a text that names no schedule. The keys of its items hold the name."""
+    if len(name.encode(errors="replace")) > SCHEDULE_BYTES:
+        return f"the name of a schedule has at most {SCHEDULE_BYTES} bytes"
+    return "the name of a schedule does not end in *" if name.endswith("*") else name_error(name)
 
 
 def throttles_error(

@@ -10,8 +10,19 @@ from typing import NamedTuple
 
 from foqs.fairness.keys import TopicKey
 from foqs.policies.dead_topics import has_effect, namers_of, why_dead
-from foqs.policies.entries import SCRIPT, THROTTLE, TOPIC, WEIGHT, Patterns, Throttle, parse_throttle, parse_weight
+from foqs.policies.entries import (
+    SCHEDULE,
+    SCRIPT,
+    THROTTLE,
+    TOPIC,
+    WEIGHT,
+    Patterns,
+    Throttle,
+    parse_throttle,
+    parse_weight,
+)
 from foqs.policies.item_rules import applied
+from foqs.policies.schedules import ScheduleEntry, parse_schedule
 from foqs.policies.settings import Settings
 from foqs.policies.topic_policy import (
     BUILT_IN_ENTRY,
@@ -165,7 +176,8 @@ class Policies:
 
     `namespaces` has the namespaces with policies, throttles, weights or scripts. Of these, a topic may be paused in
     `pausing`, throttles limit leases in `limiting`, a topic limits the items of a worker in `per_worker`, and a topic
-    keeps ended items in `keeping`. Requests of all other namespaces look at nothing else."""
+    keeps ended items in `keeping`. Requests of all other namespaces look at nothing else. `schedules`: by namespace and
+    name."""
 
     def __init__(self) -> None:
         self.versions: dict[str, int] = {}
@@ -175,6 +187,7 @@ class Policies:
         self.limiting: dict[str, NamespacePolicies] = {}
         self.per_worker: dict[str, NamespacePolicies] = {}
         self.keeping: dict[str, NamespacePolicies] = {}
+        self.schedules: dict[str, dict[str, ScheduleEntry]] = {}
         self.changes = 0
         self._bounds: dict[tuple[int, frozenset[ItemRules | None], tuple[str, ...]], Bounds] = {}
 
@@ -185,8 +198,12 @@ class Policies:
         self.entries[ns] = settings.entries
         for known in (self.namespaces, self.pausing, self.limiting, self.per_worker, self.keeping):
             known.pop(ns, None)
+        self.schedules.pop(ns, None)
         self.changes += 1
         self._bounds.clear()
+        schedules = {key: text for key, text in settings.entries.items() if key.startswith(SCHEDULE)}
+        if schedules:
+            self.schedules[ns] = {key.removeprefix(SCHEDULE): parse_schedule(text) for key, text in schedules.items()}
         if any(key.startswith((TOPIC, THROTTLE, WEIGHT, SCRIPT)) for key in settings.entries):
             policies = self.namespaces[ns] = NamespacePolicies(settings.entries)
             if policies.pauses:

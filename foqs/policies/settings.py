@@ -19,6 +19,7 @@ from foqs.errors import Conflict, FoqsError, Invalid
 from foqs.hooks.protocol import SCRIPT_BYTES
 from foqs.policies.dead_topics import DeadTopics, says_something
 from foqs.policies.entries import (
+    SCHEDULE,
     SCRIPT,
     THROTTLE,
     TOPIC,
@@ -26,8 +27,10 @@ from foqs.policies.entries import (
     parse_throttle,
     parse_weight,
     pattern_error,
+    schedule_name_error,
     script_name_error,
 )
+from foqs.policies.schedules import parse_schedule
 from foqs.policies.topic_policy import check_script, parse
 
 PAST = 32
@@ -141,8 +144,11 @@ _CHECKS: Mapping[str, Callable[[str], object]] = {
     THROTTLE: parse_throttle,
     WEIGHT: parse_weight,
     SCRIPT: check_script,
+    SCHEDULE: parse_schedule,
 }
 """The check of a value by the prefix of its key. It raises Invalid with every error."""
+_NAMES: Mapping[str, Callable[[str], str | None]] = {SCRIPT: script_name_error, SCHEDULE: schedule_name_error}
+"""The check of the rest of the key, where that may be no `prefix*`."""
 Change = Callable[[Settings], Settings]
 
 
@@ -219,7 +225,7 @@ def _errors(key: str, value: str) -> list[str]:
     if value_bytes > most_bytes:
         found.append(f"the value has {value_bytes} bytes, more than {most_bytes}")
     elif known := next((prefix for prefix in _CHECKS if key.startswith(prefix)), None):
-        error = (script_name_error if known == SCRIPT else pattern_error)(key.removeprefix(known))
+        error = _NAMES.get(known, pattern_error)(key.removeprefix(known))
         found += [] if error is None else [error]
         try:
             _CHECKS[known](value)

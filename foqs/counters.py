@@ -140,7 +140,8 @@ class Counters:
     key. `window_hits` are dequeues that got something at once, `window_misses` dequeues that waited for a page.
     `forwarded` are requests to other hosts, `held` client requests that waited because a shard had no owner to ask.
     `quota_admitted` and `quota_refused` are items of namespaces that have a quota, on the host that their client asked.
-    `tokens_lent` are tokens of throttle keys that this host granted as their coordinator.
+    `tokens_lent` are tokens of throttle keys that this host granted as their coordinator. `schedules_fired` are times
+    of schedules with an item, `schedules_missed` those without.
     """
 
     namespaces: Namespaces = field(default_factory=Namespaces)
@@ -171,6 +172,8 @@ class Counters:
     quota_admitted: int = 0
     quota_refused: int = 0
     tokens_lent: int = 0
+    schedules_fired: int = 0
+    schedules_missed: int = 0
     clock_jumps: int = 0
 
     @property

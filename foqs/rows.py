@@ -327,7 +327,8 @@ class KeyRows:
     before. The shards of the keys of `noted` have freed them.
 
     Of items of any shard: `freed` keys, and `taken` ones, as far as they are free or have expired by `taken_ms`. Slots
-    of `cleared` arrive: the shard has old rows of them. `copied` are from the shard that had the slot before.
+    of `cleared` arrive: the shard has old rows of them. `copied` are from the shard that had the slot before. `marks`
+    say up to when schedules have fired (`foqs.peers.scheduler`).
     """
 
     bits: bytes = b""
@@ -342,6 +343,7 @@ class KeyRows:
     taken_ms: int = 0
     cleared: list[int] = field(default_factory=list)
     copied: list[DedupRow] = field(default_factory=list)
+    marks: list[DedupRow] = field(default_factory=list)
 
     def only(self, ids: set[int]) -> KeyRows:
         """Return the part that touches items of `ids`, and all that belongs to no item of the shard."""

@@ -910,6 +910,54 @@ struct ExplainReason {
   7: optional string by,
 }
 
+/** Lists the schedules of a namespace, in the order of their names. */
+struct ListSchedulesRequest {
+  1: string ns,
+  /** Only names with this prefix. Default: all. */
+  2: optional string prefix,
+  /** 1 to 1,000. Default 100. */
+  3: optional i32 limit,
+  /** From the previous reply. Default: from the first name on. */
+  4: optional string cursor,
+  15: optional RequestContext context,
+}
+
+struct ScheduleStats {
+  1: string name,
+  /** The value of the setting schedule.<name>: JSON. */
+  2: string setting,
+  /** The next times that fire, at most five: epoch milliseconds. */
+  3: list<i64> next_at_ms,
+  /** The last time that fired, and its item. Default: unknown, or none yet. */
+  4: optional i64 last_at_ms,
+  5: optional i64 last_id,
+  /** Times that did not fire since the coordinator has the schedule: after an outage, or refused, or skipped. */
+  6: i64 missed,
+  7: bool paused,
+  /** Address of the host that fires it; empty if no host that answered does. */
+  8: string coordinator,
+}
+
+struct ListSchedulesResponse {
+  1: list<ScheduleStats> schedules,
+  /** Addresses of hosts that did not answer. */
+  2: list<string> missing,
+  3: optional string cursor,
+}
+
+/** Stores an item of a schedule now. NOT_FOUND: there is no such schedule. */
+struct RunScheduleRequest {
+  1: string ns,
+  2: string name,
+  /** As ItemSpec.dedup_key. */
+  3: optional string dedup_key,
+  15: optional RequestContext context,
+}
+
+struct RunScheduleResponse {
+  1: i64 id,
+}
+
 /** Lists the throttle keys of a namespace that are in use, in the order of their names. */
 struct GetThrottlesRequest {
   1: string ns,
@@ -1603,6 +1651,8 @@ service Foqs {
   PutSettingsResponse PutSettings(1: PutSettingsRequest request) throws (1: RequestError error),
   AwaitSettingsResponse AwaitSettings(1: AwaitSettingsRequest request) throws (1: RequestError error),
   ReleaseLeasesResponse ReleaseLeases(1: ReleaseLeasesRequest request) throws (1: RequestError error),
+  ListSchedulesResponse ListSchedules(1: ListSchedulesRequest request) throws (1: RequestError error),
+  RunScheduleResponse RunSchedule(1: RunScheduleRequest request) throws (1: RequestError error),
   GetThrottlesResponse GetThrottles(1: GetThrottlesRequest request) throws (1: RequestError error),
   ExplainItemResponse ExplainItem(1: ExplainItemRequest request) throws (1: RequestError error),
   TryHookResponse TryHook(1: TryHookRequest request) throws (1: RequestError error),

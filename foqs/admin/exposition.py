@@ -59,6 +59,7 @@ _ITEMS = (
     _counter("items_redriven", "Dead letters returned to a topic.", "namespace", of="namespace.redriven"),
     _counter("items_due", "Delayed items that became ready.", of="due"),
     _counter("items_duplicate", "Enqueued items whose dedup_key was stored before.", of="duplicates"),
+    _counter("schedule_times", "Times of schedules, by outcome: fired, missed.", "outcome"),
     _counter("quota_items", "Items of namespaces with a quota, by outcome: admitted, refused.", "outcome"),
     _counter("items_refused", "Items answered with an error, by code.", "code"),
     _counter("leases_extended", "Leases extended.", "namespace", of="namespace.extended"),

@@ -148,6 +148,8 @@ def _process(add: Add, view: View, lag: Histogram) -> None:
 def _items(add: Add, counters: Counters) -> None:
     add("quota_items_total", counters.quota_admitted, "admitted")
     add("quota_items_total", counters.quota_refused, "refused")
+    add("schedule_times_total", counters.schedules_fired, "fired")
+    add("schedule_times_total", counters.schedules_missed, "missed")
     for outcome in ("opened", "released", "lost", "not_opened"):
         add("shard_moves_total", getattr(counters, f"shards_{outcome}"), outcome)
     for code in Code:

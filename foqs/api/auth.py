@@ -59,6 +59,8 @@ NEEDS: Mapping[str, Right | str] = {
     "GetActiveTopics": _SEES,
     "GetTopicStats": _SEES,
     "GetThrottles": _SEES,
+    "ListSchedules": _SEES,
+    "RunSchedule": Right.ADMIN,
     "GetSettings": _SEES,
     "PutSettings": Right.ADMIN,
     "TryHook": Right.ADMIN,

@@ -16,8 +16,10 @@ from foqs.api.item_life import ItemLife
 from foqs.api.lookups import Explain, Lookups, RoutingMethods
 from foqs.api.peer_methods import PeerMethods
 from foqs.api.results import Results
+from foqs.api.schedules import Schedules
 from foqs.api.unique import Unique
 from foqs.hooks.topic_hooks import TopicHooks
+from foqs.peers.forwarded import Timers
 from foqs.peers.lending import Lending
 from foqs.peers.ready_topics import ReadyPublisher
 from foqs.peers.settings_sync import HostSettings
@@ -39,16 +41,21 @@ class Handlers:
         store: SettingsStore,
         hooks: TopicHooks,
         quiet: Callable[[], bool],
+        timers: Timers,
     ) -> None:
         self.host = host
         self.routing = RoutingMethods(host, news, quiet)
         self.routing_changed = self.routing.changed
         unique = Unique(host)
         items = ItemLife(host, news, lending.quotas, shares.elsewhere, hooks, unique)
+        lookups = Lookups(host, hooks, lending.coordinator)
+        schedules = Schedules(host, items, lookups, timers)
+        self.scheduler = schedules.scheduler
         self._parts = (
             items,
             AckDequeue(items, host),
-            Lookups(host, hooks, lending.coordinator),
+            lookups,
+            schedules,
             Results(host),
             unique,
             Explain(host),

@@ -91,7 +91,8 @@ class ItemLife:
             "DeleteItems": self.delete,
         }
 
-    def enqueue(self, call: Call) -> None:
+    def enqueue(self, call: Call, reply: Callable[[list[int | FoqsError]], None] | None = None) -> None:
+        """`reply`: gets the outcomes in place of the call."""
         request, limits, state = call.request, self._host.limits, self._engine.state
         if state.draining:
             self._host.refuse_when_draining()
@@ -106,7 +107,7 @@ class ItemLife:
             validation.counted(specs, "items", limits.request_items)
         timeout_ms = (request.context and request.context.timeout_ms) or limits.timeout_default_ms
         now_ms = self._now_ms()
-        waiting = EnqueueCall(len(specs), partial(responses.answer_enqueue, call, state.counters))
+        waiting = EnqueueCall(len(specs), reply or partial(responses.answer_enqueue, call, state.counters))
         taken = Intake(ns, specs, limits, now_ms, state.policies.namespaces.get(ns), plain_topics)
         if taken.plain and not state.shards_elsewhere and self._quotas.of(ns) is None:
             weights = taken.weights if taken.weighed else None

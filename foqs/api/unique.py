@@ -17,6 +17,7 @@ from foqs.fairness.keys import topic_key
 from foqs.idl import idl, is_forwarded
 from foqs.ids import digest_of
 from foqs.peers import forwarded_requests
+from foqs.rows import DedupRow
 from foqs.rpc.call import Call
 from foqs.second_answer import Duplicate, Replaced
 
@@ -44,24 +45,24 @@ class ItemOfKey:
         timeout_ms = max(1, self._deadline_ms - now_ms)
         host.engine.find_key(host.forwarder.slots(), self._digest, self._looked, now_ms, timeout_ms)
 
-    def _looked(self, item_id: int | None, error: FoqsError | None) -> None:
+    def _looked(self, row: DedupRow | None, error: FoqsError | None) -> None:
         call, forwarder = self._call, self._host.forwarder
         if isinstance(error, NotServed) and forwarder.find_key(
             call, self._digest, self.find, self._looked_there, self._deadline_ms, call.method
         ):
             return
-        if item_id is None:
+        if row is None:
             call.fail(error or NotFound("no item has the dedup_key"))
         elif is_forwarded(call.request):
-            call.reply(self._between(item_id))
+            call.reply(self._between(row.id))
         else:
-            self._found(item_id)
+            self._found(row.id)
 
     def _looked_there(self, outcome: Any) -> None:
         if isinstance(outcome, FoqsError):
             self._call.fail(outcome)
         else:
-            self._looked(self._id_of(outcome), None)
+            self._found(self._id_of(outcome))
 
 
 class Unique:

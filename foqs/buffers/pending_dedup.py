@@ -96,7 +96,7 @@ class DedupKeys:
 
     `scan` finds rows that have expired; `gone` is the range of rows that the next transaction deletes. `held` are the
     shard's slots, `in_flight` the slots that the sent transaction writes, and `wanted` the slots of the next one.
-    `redrives` are keys that redrives take.
+    `redrives` are keys that redrives take. `marks`: rows of schedules, the newest of each.
     """
 
     def __init__(self, scan_from_ms: int = 0, held: Holding | None = None) -> None:
@@ -108,6 +108,7 @@ class DedupKeys:
         self.gives: list[Give] = []
         self.copies: list[Copy | Freed] = []
         self.redrives: list[KeyTake] = []
+        self.marks: dict[bytes, DedupRow] = {}
         self.pending: dict[bytes, Keyed] = {}
 
     @property

@@ -252,10 +252,10 @@ class GroupsRead(DeadRead):
 
 @dataclass(slots=True)
 class KeyRead(Read):
-    """The item that was stored with a deduplication key, if the key has not expired."""
+    """The row of a deduplication key, if the key has not expired."""
 
     digest: bytes
-    done: Callable[[int | None, FoqsError | None], None]
+    done: Callable[[DedupRow | None, FoqsError | None], None]
     found: list[DedupRow] = field(default_factory=list)
 
     def run(self, store: StoreReads) -> int:
@@ -263,8 +263,7 @@ class KeyRead(Read):
         return 0
 
     def apply(self, shard: Any, saved: bool, now_ms: int) -> None:
-        ids = [row.id for row in self.found if row.expires_at_ms > now_ms]
-        self.done(ids[0] if ids else None, None)
+        self.done(next((row for row in self.found if row.expires_at_ms > now_ms), None), None)
 
     def missed(self, shard: Any, now_ms: int) -> None:
         shard.queue.dead_reads.appendleft(self)

@@ -98,6 +98,7 @@ VERBS = {
     "throttle": Verb(
         "throttle", OPERATE, "Limit how often, and how many at a time, items with a throttle key are delivered."
     ),
+    "schedule": Verb("schedule", OPERATE, "Enqueue items at set times."),
     "hook": Verb("settings", OPERATE, "Try the script of a hook, and look at the scripts of a namespace."),
     "cluster": Verb("cluster", OPERATE, "Show a cluster, or run one on this machine."),
     "auth": Verb("setup", OPERATE, "Make the credentials of clients."),

@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
-from foqs.bounds import LIMITS, MOST_LISTED
+from foqs.bounds import LIMITS, MOST_LISTED, NAME_BYTES, SCHEDULE_BYTES
 from foqs.checks import I64_MAX
 from foqs.client import methods
-from foqs.client.arguments import check_item, checked, duration, instance_of, whole
+from foqs.client.arguments import check_item, checked, duration, instance_of, text, whole
 from foqs.client.items import Item, ItemSpec, ItemState
 from foqs.client.operator_types import (
     Explanation,
@@ -20,6 +20,8 @@ from foqs.client.operator_types import (
     RefusedTopic,
     Released,
     Result,
+    Schedule,
+    Schedules,
     ServerInfo,
     Settings,
     SettingsChange,
@@ -33,7 +35,7 @@ from foqs.figures import ActiveTopic, ThrottleStats, TopicStats, from_struct
 from foqs.idl import idl
 from foqs.ids import parse_id
 from foqs.rows import FailureCause
-from foqs.second_answer import ONCE
+from foqs.second_answer import KEYED, ONCE
 
 
 def _check_sample(name: str, value: object) -> None:
@@ -140,6 +142,31 @@ class OperatorCalls:
                     break
                 request.limit = min(limit - len(found), MOST_LISTED)
         return Throttles(tuple(found), tuple(sorted(missing)))
+
+    @checked()
+    def schedules(self, prefix: str = "", *, timeout_ms: int | None = None) -> Schedules:
+        """The schedules whose names begin with `prefix`, in the order of their names."""
+        request = idl.ListSchedulesRequest(self.namespace, prefix or None, MOST_LISTED)
+        found: list[Schedule] = []
+        missing: set[str] = set()
+        for page in self._requests.pages(methods.SCHEDULES, request, timeout_ms):
+            found += [
+                Schedule(
+                    one.name, one.setting, tuple(one.next_at_ms or ()), one.last_at_ms, one.last_id, one.missed or 0,
+                    bool(one.paused), one.coordinator or "",
+                )
+                for one in page.schedules or ()
+            ]  # fmt: skip
+            missing.update(page.missing or ())
+        return Schedules(tuple(found), tuple(sorted(missing)))
+
+    @checked(name=text(SCHEDULE_BYTES), dedup_key=text(NAME_BYTES, none=True))
+    def run_schedule(self, name: str, *, dedup_key: str | None = None, timeout_ms: int | None = None) -> int:
+        """Store an item of a schedule now, and return its id. Raises NotFound without such a schedule, and
+        OutcomeUnknown when the item may or may not have been stored, without a `dedup_key`."""
+        request = idl.RunScheduleRequest(self.namespace, name, dedup_key)
+        policy = ONCE if dedup_key is None else KEYED
+        return int(self._requests.call(methods.RUN_SCHEDULE, request, timeout_ms, policy=policy).id)
 
     @checked()
     def explain(self, item_id: int | str, *, timeout_ms: int | None = None) -> Explanation:

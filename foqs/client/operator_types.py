@@ -36,6 +36,28 @@ class Throttles(NamedTuple):
     missing: tuple[str, ...]
 
 
+class Schedule(NamedTuple):
+    """A setting `schedule.<name>`: `setting` is its value, JSON. `next_at_ms` are the next times that fire, at most
+    five; `last_at_ms` is the last one that fired and `last_id` its item: None if there is none, or if `coordinator`,
+    the `host:port` that fires it, is "": it did not answer. `missed` times did not fire since it has the schedule."""
+
+    name: str
+    setting: str
+    next_at_ms: tuple[int, ...]
+    last_at_ms: int | None
+    last_id: int | None
+    missed: int
+    paused: bool
+    coordinator: str
+
+
+class Schedules(NamedTuple):
+    """`missing` are the `host:port` of hosts that did not answer."""
+
+    schedules: tuple[Schedule, ...]
+    missing: tuple[str, ...]
+
+
 class Reason(IntEnum):
     """What keeps an item from being delivered. The numbers are no order: see `Explanation.reasons`."""
 

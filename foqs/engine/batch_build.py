@@ -62,7 +62,7 @@ def build(shard: Shard, now_ms: int) -> ShardBatch | None:
     behind = first < shard.first_id + transaction.next_number - _TAIL_SPAN * shard.config.tail_items
     more = due or behind or queue.lists or batch.lanes_gone or memory.idle_lanes or owner.state is _DRAINING
     moved = False
-    waits = keys.gone is not None or keys.wanted is not None or keys.copies or keys.gives  # `keys_wait`
+    waits = keys.gone is not None or keys.wanted is not None or keys.copies or keys.gives or keys.marks  # `keys_wait`
     if more or waits or keys.redrives or held.claims or held.freed:
         moved = _take_rest(shard, batch, transaction, behind=behind, now_ms=now_ms)
     if batch.chunks or batch.changes or batch.indexed or batch.lanes_gone or batch.removals or moved:
@@ -109,7 +109,7 @@ def next_ms(shard: Shard, now_ms: int) -> int:
     if queue.chunks or queue.changes or queue.looks or queue.lists or queue.dead_reads or queue.kept.unsent:
         return owner.retry_at_ms(now_ms)
     keys, held = queue.keys, queue.held
-    waits = keys.gone is not None or keys.wanted is not None or keys.copies or keys.gives  # `keys_wait`
+    waits = keys.gone is not None or keys.wanted is not None or keys.copies or keys.gives or keys.marks  # `keys_wait`
     if (waits or keys.redrives or held.claims or held.freed) and dedup.due(queue):
         return owner.retry_at_ms(now_ms)
     asked = queue.pages_wanted or queue.bodies_wanted or owner.confirm_wanted or owner.clock_wanted

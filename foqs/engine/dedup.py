@@ -113,7 +113,7 @@ def fill_transaction(queue: ShardQueue, batch: ShardBatch, transaction: Batch) -
     transaction.dedup_gone, queue.keys.gone = queue.keys.gone, None
     transaction.slots, queue.keys.wanted = queue.keys.wanted, None
     queue.keys.in_flight = transaction.slots
-    return transaction.dedup_gone is not None or transaction.slots is not None or bool(batch.copies)
+    return transaction.dedup_gone is not None or transaction.slots is not None or bool(batch.copies or transaction.keys)
 
 
 def rows_of(queue: ShardQueue, chunk: Chunk, now_ms: int) -> list[DedupRow]:
@@ -142,6 +142,9 @@ def transaction_applied(queue: ShardQueue, transaction: Batch, now_ms: int, *, c
         else:
             queue.keys.gone = transaction.dedup_gone
     if transaction.keys is not None:
+        if not committed:
+            for row in transaction.keys.marks:
+                queue.keys.marks.setdefault(row.digest, row)
         queue.held.written(transaction.keys.noted, now_ms, committed=committed)
 
 
@@ -187,7 +190,8 @@ def due(queue: ShardQueue) -> bool:
     keys, held = queue.keys, queue.held
     changes = (
         keys.gone is not None or keys.wanted is not None or keys.copies or keys.redrives or held.claims or held.freed
-    )
+        or keys.marks
+    )  # fmt: skip
     return bool(changes) or _next_give(queue) is not None
 
 
@@ -203,6 +207,12 @@ def _add_moved_slots(queue: ShardQueue, batch: ShardBatch, transaction: Batch) -
             arrived.copied += work.rows
             if work.rows:
                 keys.scan.inserted(min(row.expires_at_ms for row in work.rows))
+    if keys.marks:
+        marks, keys.marks = keys.marks.values(), {}
+        rows = [row for row in marks if has(keys.last.bits, hash_slot_of(row.digest))]
+        queue.key_rows(transaction).marks += rows
+        if rows:  # that of a removed schedule expires
+            keys.scan.inserted(min(row.expires_at_ms for row in rows))
     give = _next_give(queue)
     if give is None:
         return

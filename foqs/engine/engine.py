@@ -25,7 +25,7 @@ from foqs.ids import NUMBER_BITS, hash_slot_of, shard_of
 from foqs.item import Cause, Change, Item, Phase, To
 from foqs.policies.settings import Settings
 from foqs.prefetch.lane import Lane
-from foqs.rows import Found, NewItem, Opened
+from foqs.rows import DedupRow, Found, NewItem, Opened
 from foqs.shardmgr.lifecycle import BreakerSettings, BreakerState, ShardState
 
 # Members of enums, bound once for the hot path: a look-up costs the same time as the comparison.
@@ -305,10 +305,10 @@ class Engine:
         return None if shard is None else shard.memory.lane_numbers.get(found.body.lane)
 
     def find_key(
-        self, slots: Sequence[int], digest: bytes, done: Callable[[int | None, FoqsError | None], None], now_ms: int,
-        timeout_ms: int,
+        self, slots: Sequence[int], digest: bytes, done: Callable[[DedupRow | None, FoqsError | None], None],
+        now_ms: int, timeout_ms: int,
     ) -> None:  # fmt: skip
-        """Find the item that was stored with a deduplication key. `slots`: the shard of each hash slot."""
+        """Find the row of a deduplication key. `slots`: the shard of each hash slot."""
         state = self.state
         shard = state.shards.get(slots[hash_slot_of(digest)]) if slots else None
         if shard is None or not state.settles(shard) or not shard.queue.keys.takes(digest):
@@ -316,15 +316,20 @@ class Engine:
             return
         waiting = LookCall(lambda _item, _found, error: done(None, error))
 
-        def read(item_id: int | None, error: FoqsError | None) -> None:
+        def read(row: DedupRow | None, error: FoqsError | None) -> None:
             if not waiting.done:
                 waiting.done = True
-                done(item_id, error)
+                done(row, error)
 
         state.deadlines.push(now_ms + timeout_ms, waiting)
         state.alarm(now_ms + timeout_ms)
         shard.queue.dead_reads.append(KeyRead(digest, read))
         state.touch(shard)
+
+    def mark(self, shard: Shard, row: DedupRow) -> None:
+        """Write a row that says up to when a schedule has fired, with one of the shard's next transactions."""
+        shard.queue.keys.marks[row.digest] = row
+        self.state.touch(shard)
 
     def await_end(self, call: EndCall, now_ms: int, wait_ms: int) -> None:
         """Reply the end of an item, once it has ended and this is committed, or its state after `wait_ms`."""

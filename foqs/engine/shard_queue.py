@@ -134,7 +134,7 @@ class ShardQueue:
         keys, held = self.keys, self.held
         return bool(
             keys.gone is not None or keys.wanted is not None or keys.copies or keys.gives or keys.redrives
-            or held.claims or held.freed
+            or held.claims or held.freed or keys.marks
         )  # fmt: skip
 
     @property

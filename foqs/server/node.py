@@ -41,7 +41,7 @@ from foqs.server.hook_pool import HookLog, HookPool
 from foqs.server.load import Load
 from foqs.server.marks import MarkStore
 from foqs.server.outages import Pulse, pulsed_server
-from foqs.server.settings import ClusterSettings, SettingsLog, ShardSettings
+from foqs.server.settings import ClusterSettings, SettingsLog, ShardSettings, schedule_refused
 from foqs.server.shard_runner import ShardRunner
 from foqs.shardmgr.facts import SlotMove
 from foqs.shardmgr.routing import Routing
@@ -242,8 +242,17 @@ class Node:
         if not neighbours.static:
             self._load.begin()
         self.service: Handlers = Handlers(
-            host, self.news, self.lending, shares, self.settings, self.keeper, self.hooks, lambda: self._load.quiet
+            host,
+            self.news,
+            self.lending,
+            shares,
+            self.settings,
+            self.keeper,
+            self.hooks,
+            lambda: self._load.quiet,
+            timers,
         )
+        self.service.scheduler.begin(schedule_refused)
         self.server = ThriftServer(
             self.guard.over(self.service.handlers()),
             limits,

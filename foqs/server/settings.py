@@ -392,3 +392,8 @@ class SettingsLog:
                 warnings=found[:_MOST_LOGGED],
                 of=len(found),
             )
+
+
+def schedule_refused(ns: str, name: str, at_ms: int, error: FoqsError) -> None:
+    """Log a time of a schedule that has no item."""
+    log.warning("schedule.refused", ns=ns, name=name, at_ms=at_ms, error=error.message)

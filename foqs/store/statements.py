@@ -240,7 +240,7 @@ def _write_keys(made: list[Statement], batch: Batch, dialect: Dialect) -> None:
         expired = f"DELETE FROM dedup WHERE expires_at >= {from_ms:d} AND expires_at <= {to_ms:d}"
         made.append((expired, None))
     _insert(made, _DEDUP, [_dedup(row) for row in batch.dedup_new])
-    copied = () if keys is None else keys.copied
+    copied = () if keys is None else (*keys.copied, *keys.marks)
     made += [
         (f"REPLACE INTO {_DEDUP} VALUES {','.join([_dedup(row) for row in piece])}", None)
         for piece in _pieces([*copied, *batch.dedup_again], ROWS)

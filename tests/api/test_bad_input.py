@@ -94,6 +94,8 @@ def requests() -> list[bytes]:
         "GetRouting": idl.GetRoutingRequest(7, 0, context),
         "WatchTopics": idl.WatchTopicsRequest(7, 0, context),
         "GiveSlot": idl.GiveSlotRequest(1, 5, 7, bytes(16), 10, context),
+        "ListSchedules": idl.ListSchedulesRequest("ns", "prefix", 10, "cursor", context),
+        "RunSchedule": idl.RunScheduleRequest("ns", "name", "key", context),
         "CancelItem": idl.CancelItemRequest("ns", "key", True, 5, context),
         "ReplaceItems": idl.ReplaceItemsRequest([idl.ReplaceItem(5, idl.ItemSpec("t", b"x"))], "ns", context),
         "ChangeKeys": idl.ChangeKeysRequest(1, [idl.RememberedKey(bytes(16), None, 5, 1 << 60)], context),

@@ -165,12 +165,16 @@ OTHERS: dict[str, list[Any]] = {
     "Worker.topics": [{"a": 1}],
     "Client.redrive.count": [*INTEGERS, None],
     "Client.get_result.wait_ms": [60_001],
+    "Client.run_schedule.name": [*TEXTS, "x" * 201, None],
+    "Client.run_schedule.dedup_key": NAMES,
     "Client.enqueue.topic": WRONG_NAMES,
     "Producer.enqueue.topic": WRONG_NAMES,
 }
 """More bad values of some parameters, or other ones."""
 REPLACED = {
     "Client.redrive.count",
+    "Client.run_schedule.name",
+    "Client.run_schedule.dedup_key",
     "Client.enqueue.topic",
     "Producer.enqueue.topic",
     "Producer.flush.timeout_ms",
@@ -178,7 +182,7 @@ REPLACED = {
     "Worker.join.timeout_ms",
 }
 GOOD: dict[str, Any] = {
-    "topic": "t", "topics": "t", "dedup_key": "k",
+    "topic": "t", "topics": "t", "dedup_key": "k", "name": "n",
     "item": Lease(1, 2), "item_id": 1, "items": [], "nacks": [], "item_ids": [],
     "done": [], "hung": {}, "sample": ItemSpec("t", b""), "source": "x", "handler": lambda item: None,
     "spec": ItemSpec("t", b""),

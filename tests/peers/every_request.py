@@ -24,6 +24,8 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "GetActiveTopics": {},
     "GetTopicStats": {"ns": "shop", "topic": "t"},
     "GetThrottles": {"ns": "shop"},
+    "ListSchedules": {"ns": "shop"},
+    "RunSchedule": {"ns": "shop", "name": "nightly"},
     "ListFailures": {"ns": "shop", "topic": "t.dlq"},
     "RedriveItems": {"ns": "shop", "topic": "t.dlq"},
     "GetSettings": {"ns": "shop"},

@@ -208,7 +208,9 @@ class MemoryDatabase:
         for dedup in batch.dedup_again:
             old = self.dedup.get(dedup.digest)
             _rule(old is None or old.expires_at_ms <= self.now_ms() + 1, "key {} is stored twice", dedup)
-        self.dedup.update((row.digest, row) for row in (*keys.copied, *batch.dedup_new, *batch.dedup_again))
+        self.dedup.update(
+            (row.digest, row) for row in (*keys.copied, *keys.marks, *batch.dedup_new, *batch.dedup_again)
+        )
         self._held_keys(keys)
         self._check(batch)
         self.slots = self.slots if batch.slots is None else batch.slots

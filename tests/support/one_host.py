@@ -101,6 +101,7 @@ class OneHost(Laboratory):
         self.limits = limits or Limits()
         self.monotonic_ms = 5_000
         self.sent: list[Sent] = []
+        self.refused: list[tuple[Any, ...]] = []
         self.cut: list[str] = []
         self.log = Log()
         self.shared = 0
@@ -158,7 +159,9 @@ class OneHost(Laboratory):
         self.service = Handlers(
             Host(self.engine, self.limits, now_ms, lambda: ADDRESS, self.forwarder),
             self.news, self.lending, self.shares, self.settings, self.settings_store, self.hooks, lambda: self.quiet,
+            timers,
         )  # fmt: skip
+        self.service.scheduler.begin(lambda *refused: self.refused.append(refused))
         self.methods = self.service.handlers()
         if isinstance(self.forwarder, LoneForwarder):
             self.forwarder.share_slots()

@@ -146,7 +146,7 @@ class Clients:
             spec.dedup = Dedup(digest, content_of(spec.key[1], b""))
             specs.append(spec)
             items.append(item)
-        self._send_keyed(member, specs, items, timeout_ms)
+        self.send_keyed(member, specs, items, timeout_ms)
 
     def _enqueue_keyed(self, count: int, timeout_ms: int) -> None:
         """New keys, and some that were enqueued before, whatever was said of them."""
@@ -169,9 +169,16 @@ class Clients:
                 self.payloads[spec.number] = item.payload
             specs.append(spec)
             items.append(item)
-        self._send_keyed(member, specs, items, timeout_ms)
+        self.send_keyed(member, specs, items, timeout_ms)
 
-    def _send_keyed(self, member: Member, specs: list[Spec], items: list[NewItem], timeout_ms: int) -> None:
+    def send_keyed(
+        self,
+        member: Member,
+        specs: list[Spec],
+        items: list[NewItem],
+        timeout_ms: int,
+        told: Callable[[list[int | FoqsError]], None] = lambda outcomes: None,
+    ) -> None:
         now_ms, parts = member.now_ms, []
         for at, (spec, item) in enumerate(zip(specs, items, strict=True)):
             spec.open += 1
@@ -185,6 +192,7 @@ class Clients:
             self.sim.note("keyed", member.name, [o if isinstance(o, int) else o.code.name for o in outcomes])
             for spec, outcome in zip(specs, outcomes, strict=True):
                 self.sim.ledger.keyed_answered(spec, outcome)
+            told(outcomes)
 
         self.sim.note("enqueue keys", member.name, [spec.number for spec in specs])
         call = EnqueueCall(len(specs), reply)
@@ -195,12 +203,16 @@ class Clients:
                 call.refused([one.at for one in away], NotServed())
                 member.neighbour.moves.adopt()
 
+    def new_spec(self, key: TopicKey) -> Spec:
+        self._specs += 1
+        spec = self.sim.ledger.specs[self._specs] = Spec(self._specs, key, poisoned=False)
+        return spec
+
     def _new_item(self, key: TopicKey, now_ms: int) -> tuple[Spec, NewItem]:
         profile, rng = self.sim.profile, self.rng
-        self._specs += 1
-        payload = f"{self._specs}:".encode() + b"." * rng.randint(0, profile.payload_bytes)
-        poisoned = rng.random() < profile.poisoned
-        spec = self.sim.ledger.specs[self._specs] = Spec(self._specs, key, poisoned)
+        spec = self.new_spec(key)
+        payload = f"{spec.number}:".encode() + b"." * rng.randint(0, profile.payload_bytes)
+        spec.poisoned = poisoned = rng.random() < profile.poisoned
         if profile.tenants:
             spec.tenant = rng.choice(profile.tenants)
             spec.throttles = rng.choice(profile.sets_of(spec.tenant))

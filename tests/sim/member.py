@@ -26,6 +26,7 @@ from tests.sim.audit import audit_listed, available, lanes_of
 from tests.sim.lending import Loans
 from tests.sim.loop import HostLoop
 from tests.sim.memory_store import MemoryStore
+from tests.sim.schedules import Fires
 from tests.sim.shares import Shares
 from tests.sim.slots import Neighbour
 from tests.sim.watched import WatchedState
@@ -104,6 +105,8 @@ class Member(HostLoop):
             self.engine.apply_settings(settings)
         self.skew_ms = sim.rng.choice(profile.skews_ms) if profile.skews_ms else 0
         self.timekeeper = DatabaseClock(self.engine, MemberClock(self))
+        if profile.scheduled:
+            self.fires = Fires(self)
 
     @property
     def now_ms(self) -> int:

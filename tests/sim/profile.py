@@ -13,6 +13,7 @@ from foqs.config.load import Config
 from foqs.config.schema import BreakerSection, HostSection, LimitsSection, ServerSection, ShardSection, StoreSection
 from foqs.fairness.keys import LaneKey, TopicKey, lane_key
 from foqs.ids import Until, digest_of, hash_slot_of
+from foqs.peers.scheduler import row_digest
 from foqs.rules import ItemRules, RetryRule
 from tests.sim.faults import NONE, FaultRates, random_rates
 from tests.sim.slots import FEW_SLOTS
@@ -73,6 +74,7 @@ class Profile:
     untils: tuple[int, ...] = ()  # of keys that several items have, one after the other
     steps: float = 0.0  # extensions with a checkpoint
     awaited: bool = False  # acks bring results, and callers ask for ends
+    scheduled: bool = False  # there are schedules, and hosts fire them
     held: tuple[str, ...] = ()  # tenants all of whose items have throttle keys
     _lanes: dict[TopicKey, list[LaneKey]] = field(default_factory=dict, init=False, compare=False)
 
@@ -503,6 +505,49 @@ def _limits(rng: random.Random, entries: dict[str, str], share: float) -> dict[s
     return made
 
 
+# --------------------------------------------------------------------------------------------- schedules
+
+
+def _with_schedules(rng: random.Random) -> Profile:
+    """Schedules that fire each second or so, whose rows are in the slots that move, and all that fails. Their items
+    fit in: schedules have no room of their own."""
+    profile = random_profile(rng, rng.choice(["crash", "crash", "rival", "rival", "clock", "skew"]))
+    config = profile.config
+    return replace(
+        profile,
+        config=config.model_copy(
+            update={
+                "host": config.host.model_copy(update={"lanes": 100}),
+                "limits": config.limits.model_copy(update={"dedup_window_ms": _DAY_MS}),
+            }
+        ),
+        policies=(_SCHEDULES, _SCHEDULES | _PAUSED, _SCHEDULES)[: rng.choice([1, 3])],
+        active_ms=rng.randint(4_000, 8_000),
+        producers=1,
+        prefilled=rng.choice([0, 0, 50]),
+        poisoned=0,
+        scheduled=True,
+    )
+
+
+def _schedule(kind: str, **more: str | bool) -> tuple[str, str]:
+    """Return a setting whose row in namespace ns is in a slot that moves."""
+    names = (f"{kind}-{number}" for number in count())
+    name = next(name for name in names if hash_slot_of(row_digest("ns", name)) < FEW_SLOTS)
+    return f"schedule.{name}", json.dumps({"cron": "@every 1s", "topic": "topic-0", **more})
+
+
+_SCHEDULES = ENDLESS | dict(
+    (
+        _schedule("all", catch_up="all"),
+        _schedule("cron", catch_up="all", cron="*/2 * * * * *"),
+        _schedule("last", catch_up="last"),
+        _schedule("skip", catch_up="all", overlap="skip"),
+    )
+)
+_PAUSED = dict((_schedule("last", catch_up="last", paused=True),))
+
+
 _KINDS: dict[str, Callable[[random.Random], Profile]] = {
     "topics": _many_topics,
     "lanes": _many_lanes,
@@ -517,4 +562,5 @@ _KINDS: dict[str, Callable[[random.Random], Profile]] = {
     "fair": _fair,
     "throttles": _throttled,
     "slots": _limited_leases,
+    "schedules": _with_schedules,
 }

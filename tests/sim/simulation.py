@@ -17,6 +17,7 @@ from tests.sim.member import Member
 from tests.sim.memory_database import MemoryDatabase
 from tests.sim.profile import random_profile
 from tests.sim.records import MemoryWrong, broken
+from tests.sim.schedules import Schedules
 from tests.sim.slots import Record
 from tests.sim.throttles import Throttles
 
@@ -48,9 +49,12 @@ class Simulation(Run):
             )
             if self.profile.throttled:
                 db.observers.append(lambda _, batch: self.concurrency.committing(batch))
+            if self.profile.scheduled:
+                db.observers.append(lambda _, batch: self.schedules.committing(batch))
         self.versions = 0
         self.members: list[Member] = []
         self.set_policies(self.profile.policies[0])
+        self.schedules = Schedules(self)
         self.owners: dict[int, Member] = dict.fromkeys(numbers)  # type: ignore[arg-type]
         self.record = Record(self)
         self.members = [Member(self, f"host-{n}") for n in range(1, 3 if self.profile.rival else 2)]
@@ -91,6 +95,7 @@ class Simulation(Run):
     def set_policies(self, entries: dict[str, str]) -> None:
         """All hosts know these settings from now on."""
         self.versions += 1
+        self.policies = entries
         self.note("policies", entries)
         topics = self.profile.topics + self.profile.dead_topics
         self.settings = [Settings(ns, self.versions, entries) for ns in sorted({ns for ns, _ in topics})]
@@ -100,6 +105,8 @@ class Simulation(Run):
                 member.engine.apply_settings(settings)
         self.throttles.changed()
         self.concurrency.changed()
+        if self.profile.scheduled and self.members:
+            self.schedules.changed()
 
     def _crash_or_stop(self) -> None:
         member = self.rng.choice(self.members)
@@ -168,6 +175,8 @@ class Simulation(Run):
         self.wait(_DRAIN_MS, lambda: not self.record.slots.moves, lambda: f"slots move: {self.record.slots.moves}")
         self.ledger.quiet_ms = self.now_ms
         self.clients.drain()
+        if self.profile.scheduled:
+            self.schedules.finish()
         # A clock that was set back delays everything that waits for a time of day.
         exact = self.profile.throttled and not self.profile.clock_steps
         most_ms = max(self.throttles.drain_ms(), self.concurrency.drain_ms()) if exact else _DRAIN_MS

@@ -102,6 +102,22 @@ KINDS = (
         also=(467, 544, 891),
     ),
     Kind("slots", share=5, first=8, counts={"limited": 51, "at the limit": 51}),
+    Kind(
+        "schedules",
+        share=3,
+        first=12,
+        counts={
+            "times": 400,
+            "times again": 6,
+            "times refused": 50,
+            "times in a row": 200,
+            "times skipped": 20,
+            "times in pauses": 3,
+            "overlaps": 10,
+            "rows of schedules": 500,
+            "rows of schedules that moved": 10,
+        },
+    ),
     Kind("skew", share=10),  # each host's clock is right, or two hours ahead or behind the databases'
 )
 

@@ -1,4 +1,5 @@
-"""Rules of topics that are taken out, as in `test_mutants`: lanes, dead letters, redrives, tenants, throttles, slots.
+"""Rules of topics that are taken out, as in `test_mutants`: lanes, dead letters, redrives, tenants, throttles, slots,
+schedules.
 
 `tests/limits/test_slots.py` has the mutants of the messages about slots.
 """
@@ -41,10 +42,13 @@ from foqs.fairness.keys import TopicKey, lane_key, topic_key
 from foqs.fairness.tenants import IDLE, PARKED, Level, Tenant
 from foqs.fairness.topics import Topic
 from foqs.fairness.turns import Turns
+from foqs.ids import FOREVER_MS
 from foqs.item import Cause, Change, Item, Move, Phase, To
 from foqs.limits.bucket import Bucket
 from foqs.limits.lease_slots import LeaseSlots, ShardSlots
 from foqs.limits.throttle_key import ThrottleKey
+from foqs.peers import scheduler
+from foqs.peers.scheduler import Owner, Schedule, Scheduler
 from foqs.policies.layers import Policies
 from foqs.prefetch.lane import Lane
 from foqs.rows import Batch, DueRow, FailureCause, Found
@@ -528,3 +532,64 @@ def a_new_coordinator_lends_before_it_counted(original: Any, slots: LeaseSlots, 
 def leases_over_a_new_limit_leave_their_slots(original: Any, gate: Any) -> None:
     original(gate)
     gate._tied = 0
+
+
+# --------------------------------------------------------------------------------------------- schedules
+
+_firing: list[Owner] = []
+
+
+@around(
+    Scheduler, "_fire", "schedules", seed=1,
+    also=[(scheduler, "item_key", lambda name, at_ms: f"{name}/{at_ms}/{_firing[-1]}")],
+)  # fmt: skip
+def each_coordinator_has_its_own_keys(original: Any, coordinator: Scheduler, schedule: Schedule, at_ms: int) -> None:
+    """A time that was fired behind the row is stored once more."""
+    _firing[:] = [schedule.owner]
+    original(coordinator, schedule, at_ms)
+
+
+@around(Scheduler, "_was_read", "schedules")
+def a_new_coordinator_begins_now(original: Any, coordinator: Scheduler, schedule: Schedule, _: Any, error: Any) -> None:
+    original(coordinator, schedule, None, error)
+
+
+@around(dedup.GiveRead, "apply", "schedules")
+def a_slot_moves_without_its_schedules(original: Any, read: dedup.GiveRead, *about: Any) -> None:
+    read.rows = [row for row in read.rows if row.expires_at_ms < FOREVER_MS]
+    original(read, *about)
+
+
+@around(Scheduler, "_fire", "schedules")
+def a_time_is_decided_before_its_item_is_stored(
+    original: Any, coordinator: Scheduler, schedule: Schedule, at_ms: int
+) -> None:
+    original(coordinator, schedule, at_ms)
+    coordinator._decided(schedule, at_ms, schedule.last_id)
+
+
+@around(Scheduler, "_overlaps", "schedules")
+def times_overlap(original: Any, coordinator: Scheduler, schedule: Schedule, at_ms: int, _: Any) -> None:
+    original(coordinator, schedule, at_ms, lives=False)
+
+
+@around(Scheduler, "_was_read", "schedules", seed=1)
+def a_new_coordinator_does_not_know_the_last_item(
+    original: Any, coordinator: Scheduler, schedule: Schedule, row: Any, error: Any
+) -> None:
+    """The next time overlaps."""
+    original(coordinator, schedule, row and row._replace(id=0), error)
+
+
+@around(Scheduler, "_was_read", "schedules", seed=7)
+def times_of_a_pause_are_an_outage(
+    original: Any, coordinator: Scheduler, schedule: Schedule, row: Any, error: Any
+) -> None:
+    """A new coordinator catches up on them."""
+    original(coordinator, schedule, row and row._replace(content=abs(row.content)), error)
+
+
+@around(Scheduler, "_mark", "schedules")
+def a_removed_schedule_leaves_its_row(original: Any, coordinator: Scheduler, schedule: Schedule, **_: Any) -> None:
+    """One that gets its name later would catch up."""
+    original(coordinator, schedule)

@@ -139,6 +139,28 @@ def steps(
         end(run_steps(make_shards([server], shards, "steps"), folder, chosen, jobs, length, kills))
 
 
+def schedules(
+    seconds: Annotated[int, typer.Option(min=5, max=86_400, help="The schedule fires for this time (s).")] = 600,
+    hosts: Annotated[int, typer.Option(min=1, max=20, help="The cluster has this many hosts.")] = 3,
+    kills: Annotated[int, typer.Option(min=0, max=1_000, help="A host is killed so often (0: never).")] = 20,
+    shards: Annotated[int, typer.Option(min=1, max=100, help="The cluster has this many shards.")] = 6,
+    seed: Seed = None,
+    kind: Kind = "mariadb",
+    keep: Keep = False,
+) -> None:
+    """Test that each time of a schedule fires once, through kills of hosts.
+
+    A schedule fires each second, with catch_up all. The command exits with 1 if a second has no item, or several.
+    """
+    from foqs_lab.cluster import make_shards
+    from foqs_lab.crash.schedules import run_schedules
+    from foqs_lab.servers import ServerSettings, start_database_server
+
+    settings = ServerSettings(buffer_pool_bytes=64 << 20)
+    with _verdict("schedules", seed, keep) as (chosen, folder, end), start_database_server(kind, settings) as server:
+        end(run_schedules(make_shards([server], shards, "schedules"), folder, chosen, hosts, seconds, kills))
+
+
 def unique(
     enqueues: Annotated[int, typer.Option(min=1, max=10_000_000, help="Producers enqueue this many items.")] = 100_000,
     keys: Annotated[int, typer.Option(min=2, max=100_000, help="The items have this many dedup_keys.")] = 1_000,
@@ -275,6 +297,7 @@ bench.register(app)
 command(app, "foqs-lab chaos --seconds 600 --seed 42 --keep")(chaos)
 command(app, "foqs-lab crash --host-kills 100 --kind mysql")(crash)
 command(app, "foqs-lab steps --jobs 1000 --steps 10 --kills 30")(steps)
+command(app, "foqs-lab schedules --seconds 600 --kills 20")(schedules)
 command(app, "foqs-lab unique --enqueues 100000 --keys 1000 --kills 20")(unique)
 command(app, "foqs-lab policies 1 10 --share 0.1", "foqs-lab policies --plot fairness.svg")(policies)
 command(app, "foqs-lab servers mariadb zookeeper")(servers)

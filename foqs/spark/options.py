@@ -62,6 +62,8 @@ WRITE_COLUMNS = {
     "headers": ("map<string,string>",),
     "delivery": _TEXT,
     "dedup_key": _TEXT,
+    "dedup_until": _TEXT,
+    "on_duplicate": _TEXT,
     "fairness_key": _TEXT,
     "throttle_keys": ("array<string>",),
     "weight": _NUMBER[:-1],

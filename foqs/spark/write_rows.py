@@ -14,6 +14,7 @@ import os
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
+from enum import IntEnum
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import chain, repeat
@@ -25,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from foqs.checks import FIRST_TIME_MS, SMALL_TIME_MS
-from foqs.client import Delivery, ItemSpec
+from foqs.client import DedupUntil, Delivery, ItemSpec, OnDuplicate
 from foqs.client.rules import ItemRules, rules_of_json
 from foqs.errors import Invalid
 from foqs.spark.options import WRITE_COLUMNS
@@ -41,6 +42,7 @@ _RUN_BYTES = _SLOT.size << 12
 _DEFAULTS = {field.name: None if field.default is MISSING else field.default for field in fields(ItemSpec)}
 _FIELDS = {"deliver_after": "deliver_after_ms", "expires_at": "expires_at_ms"}
 """Fields whose names differ from their columns."""
+_ENUMS: dict[str, type[IntEnum]] = {"delivery": Delivery, "dedup_until": DedupUntil, "on_duplicate": OnDuplicate}
 
 Counted = Iterable[tuple[int, int]]
 """Pairs of a row and its count."""
@@ -97,18 +99,19 @@ def specs_of(batch: Any, topic: str | None, keys: KeyMaker | None) -> Iterator[I
             yield Invalid("payload is null")
         elif spec.topic is None:
             yield Invalid("topic is null")
-        elif isinstance(spec.delivery, Invalid):
-            yield spec.delivery
-        elif isinstance(spec.throttle_keys, Invalid):
-            yield spec.throttle_keys
-        elif isinstance(spec.headers, Invalid):
-            yield spec.headers
-        elif isinstance(spec.rules, Invalid):
-            yield spec.rules
+        elif (wrong := _wrong(spec)) is not None:
+            yield wrong
         else:
-            if keys is not None and spec.dedup_key is None:
-                spec.dedup_key = keys.key(spec)
+            if keys is not None and spec.dedup_key is None and spec.dedup_until is None and spec.on_duplicate is None:
+                spec.dedup_key = keys.key(spec)  # the service refuses such a row with dedup_until: it needs its own key
             yield spec
+
+
+def _wrong(spec: Any) -> Invalid | None:
+    for value in (spec.delivery, spec.dedup_until, spec.on_duplicate, spec.throttle_keys, spec.headers, spec.rules):
+        if isinstance(value, Invalid):
+            return value
+    return None
 
 
 def _with_extra(
@@ -138,8 +141,8 @@ def _values(name: str, column: Any, default: Any) -> list[Any]:
         return [Invalid("throttle_keys has a null") if keys and None in keys else keys for keys in values]
     if name == "rules":
         return [None if text is None else _rules(text) for text in values]
-    if name == "delivery":
-        return [default if text is None else _delivery(text) for text in values]
+    if name in _ENUMS:
+        return [default if text is None else _member(name, text) for text in values]
     return values if default is None else [default if value is None else value for value in values]
 
 
@@ -159,11 +162,11 @@ def _rules(text: str) -> ItemRules | Invalid:
         return bare(error)
 
 
-def _delivery(text: str) -> Delivery | Invalid:
+def _member(name: str, text: str) -> IntEnum | Invalid:
     try:
-        return Delivery[text.upper()]
+        return _ENUMS[name][text.upper()]
     except KeyError:
-        return Invalid(f"delivery is {text!r}, not one of {', '.join(Delivery.__members__)}")
+        return Invalid(f"{name} is {text!r}, not one of {', '.join(_ENUMS[name].__members__)}")
 
 
 # ------------------------------------------------------------------------------------------------ equal rows

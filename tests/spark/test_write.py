@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from foqs.client import Client, Item
+from foqs.client import Client, DedupUntil, Item
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.spark
@@ -78,6 +78,17 @@ def test_every_column(spark: Any, save: Any, client: Client, tmp_path: Path) -> 
     save(spark.createDataFrame([(b"later", later)], "payload binary, deliver_after timestamp"), topic="late")
     (late,) = client.list_items("late")
     assert late.deliver_after_ms == -(-int(later.timestamp() * 1_000_000) // 1000)
+
+
+def test_unique_work(spark: Any, save: Any, client: Client, tmp_path: Path) -> None:
+    schema = "topic string, payload string, dedup_key string, dedup_until string, on_duplicate string"
+    rows = [("t", "new", "a", "done", "replace"), ("t", "other", "b", "started", None), ("t", "x", None, "done", None)]
+    first = client.enqueue("t", b"old", dedup_key="a", dedup_until=DedupUntil.DONE, delay_ms=3_600_000)
+    with pytest.raises(Exception, match="dedup_until needs a dedup_key"):
+        save(spark.createDataFrame(rows[2:], schema))
+    save(spark.createDataFrame(rows[:2], schema), metricsPath=tmp_path / "m.json")
+    assert json.loads((tmp_path / "m.json").read_text())["duplicates"] == 1
+    assert {(item.payload, item.id == first) for item in client.list_items("t")} == {(b"new", True), (b"other", False)}
 
 
 @pytest.mark.parametrize(

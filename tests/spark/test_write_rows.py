@@ -198,6 +198,27 @@ def test_rows_as_items() -> None:
     assert full.dedup_key == "k" and item.dedup_key is not None and item.dedup_key.startswith("job:1:")
 
 
+def test_rows_of_unique_work() -> None:
+    pa = pytest.importorskip("pyarrow")
+    from foqs.client import DedupUntil, ItemSpec, OnDuplicate
+    from foqs.spark.write_rows import KeyMaker, specs_of
+
+    columns = {
+        "payload": ["p"] * 5,
+        "dedup_key": ["a", "b", "c", None, None],
+        "dedup_until": ["done", None, "never", "DONE", None],
+        "on_duplicate": ["Replace", "drop", None, None, None],
+    }
+    full, on_duplicate, until, keyless, plain = specs_of(pa.RecordBatch.from_pydict(columns), "t", KeyMaker("job:1"))
+    assert full == ItemSpec(
+        "t", b"p", dedup_key="a", dedup_until=DedupUntil.DONE, on_duplicate=OnDuplicate.REPLACE
+    )  # fmt: skip
+    assert str(until) == "dedup_until is 'never', not one of WINDOW, STARTED, DONE"
+    assert str(on_duplicate) == "on_duplicate is 'drop', not one of KEEP, REPLACE"
+    assert (keyless.dedup_key, keyless.dedup_until) == (None, DedupUntil.DONE), "the client refuses it"
+    assert plain.dedup_key is not None
+
+
 def test_rows_of_tenants() -> None:
     pa = pytest.importorskip("pyarrow")
     from foqs.client import ItemSpec

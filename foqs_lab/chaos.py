@@ -23,7 +23,7 @@ from foqs.shardmgr.facts import Facts
 from foqs.shardmgr.operate import Assign, Change, MarkHost, drain_host, move_shard, undrain_host
 from foqs.zk.protocol import ZkConflict, ZkError, ZkUnavailable, ZkUnknown
 from foqs_lab.cluster import LocalCluster, make_shards
-from foqs_lab.crash import kept, tenants
+from foqs_lab.crash import kept, schedules, tenants, unique
 from foqs_lab.crash.checker import Lie, Tally, check, tally
 from foqs_lab.crash.clients import NAMESPACE, TOPICS, Crew, Load, Wire, drain, work
 from foqs_lab.crash.history import Crash, Log, read
@@ -239,6 +239,8 @@ class Operator(threading.Thread):
 LOAD = Load(producers=6, consumers=6, backlog=2_000)
 TENANTS_LOAD = Load(producers=4, consumers=3, backlog=1_000)
 KEPT_LOAD = Load(producers=2, consumers=2, backlog=500)
+_KEYS = 200
+_KEYS_PAUSE_S = 0.1
 _SERVING = re.compile(r"shard\.serving +epoch=(\d+) shard=(\d+)")
 _DRAIN_S = 120.0
 
@@ -269,11 +271,15 @@ class Replaced:
 
 @dataclass
 class Report:
-    """`recoveries_s` by fault: from its end until every shard was served and items of each were stored and acked."""
+    """`recoveries_s` by fault: from its end until every shard was served and items of each were stored and acked.
+    `wrong`: items with one key at the same time, and keys that are not free."""
 
     seed: int
     tally: Tally
     lies: list[Lie]
+    wrong: list[str]
+    keys: Counter[str]
+    fired: schedules.Report
     unfair: list[str]
     faults_logged: list[str]
     epochs: list[str]
@@ -284,7 +290,9 @@ class Report:
 
     @property
     def good(self) -> bool:
-        return not (self.lies or self.unfair or self.faults_logged or self.epochs or self.left)
+        return self.fired.good and not (
+            self.lies or self.wrong or self.unfair or self.faults_logged or self.epochs or self.left
+        )
 
     def __str__(self) -> str:
         lines = [f"seed {self.seed}: {sum(map(len, self.recoveries_s.values()))} faults in {self.took_s:.0f} s, "
@@ -293,7 +301,16 @@ class Report:
             lines.append(
                 f"{what}: {len(times)} times, recovered after {median(times):.1f} s (at most {max(times):.1f})"
             )
-        lines += [*map(str, self.lies[:10]), *self.unfair, *self.faults_logged[:10], *self.epochs[:10], *self.left[:10]]
+        lines.append("keys: " + ", ".join(f"{what} {count:,}" for what, count in sorted(self.keys.items())))
+        lines.append(str(self.fired))
+        lines += [
+            *map(str, self.lies[:10]),
+            *self.wrong[:10],
+            *self.unfair,
+            *self.faults_logged[:10],
+            *self.epochs[:10],
+            *self.left[:10],
+        ]
         lines.append("every promise held" if self.good else "a promise was broken")
         return "\n  ".join(lines)
 
@@ -321,6 +338,10 @@ def chaos(
         shared.mkdir()
         kept_logs.mkdir()
         producers = (tenants.FreeProducer, tenants.ThrottledProducer)
+        addresses = schedules.addresses_of(at.ports)
+        firing = schedules.Firing(addresses)
+        holding = unique.Crew(addresses, seed, _KEYS, 1 << 60, _KEYS_PAUSE_S)
+        holding.begin(2, 2)
         with (
             Crew(at.ports, folder, str(seed), LOAD) as crew,
             Crew(at.ports, shared, str(seed), TENANTS_LOAD, producers, tenants.TenantConsumer) as sharing,
@@ -333,20 +354,15 @@ def chaos(
             while monotonic() < began + seconds or len(recoveries) < len(FAULTS):
                 fault = _next(rng, recoveries)
                 say(f"{monotonic() - began:6.1f} s  {fault.__name__}")
-                replaced.look()
-                fault(at, rng)
-                ended = monotonic()
-                at.cluster.settled(*at.cluster.hosts)
-                work(crew, at.cluster.shards, 1)
-                recoveries[fault.__name__].append(monotonic() - ended)
-                replaced.look(certain=fault in OWNER_IS_LOST)
-                work(crew, at.cluster.shards, rng.randint(1, 100))
+                recoveries[fault.__name__].append(_recovery_s(at, rng, fault, crew, replaced))
             operator.stop()
         sharing.raise_errors()
         keeping.raise_errors()
+        wrong, end_ms = holding.close(), firing.end()
         throttled_until_ns = monotonic_ns()
         operator_of.put_settings(remove=tenants.settings())
         drain(at.ports[0], folder, lambda: not _rows(at), _DRAIN_S, (*TOPICS, tenants.TOPIC, *kept.TOPICS))
+        firing.stop()
         with closing(Wire(at.ports[0], NAMESPACE, timeout_ms=30_000)) as wire:
             kept.look_at_acked(wire, log, read(kept_logs))
         kept.delete_all(operator_of)
@@ -360,10 +376,26 @@ def chaos(
         log.close()
     events = sorted(read(folder) + read(shared) + read(kept_logs), key=lambda event: event.began)
     unfair = tenants.lies(events, throttled_until_ns)
+    fired = schedules.verdict(firing.items, seed, (len(recoveries["host_killed"]), 0), end_ms)
     return Report(
-        seed, tally(events), check(events), unfair, faults_logged, epochs, left, operator.changes, monotonic() - began,
-        dict(recoveries),
+        seed, tally(events), check(events), wrong, holding.counts, fired, unfair, faults_logged, epochs, left,
+        operator.changes, monotonic() - began, dict(recoveries),
     )  # fmt: skip
+
+
+def _recovery_s(
+    at: Arena, rng: random.Random, fault: Callable[[Arena, random.Random], None], crew: Crew, replaced: Replaced
+) -> float:
+    """Let one fault occur, and let the clients work after it. Return the time until they could."""
+    replaced.look()
+    fault(at, rng)
+    ended = monotonic()
+    at.cluster.settled(*at.cluster.hosts)
+    work(crew, at.cluster.shards, 1)
+    took_s = monotonic() - ended
+    replaced.look(certain=fault in OWNER_IS_LOST)
+    work(crew, at.cluster.shards, rng.randint(1, 100))
+    return took_s
 
 
 def _next(rng: random.Random, recoveries: dict[str, list[float]]) -> Callable[[Arena, random.Random], None]:

@@ -18,6 +18,7 @@ from foqs_lab.cluster import LocalCluster, Shard, local_cluster
 
 NAMESPACE = "schedules"
 TOPIC = "ticks"
+_NAME = "tick"
 _SETTINGS = {"zookeeper": {"session_timeout_ms": 3_000, "settle_ms": 1_000}}
 _CATCH_UP_S = 60.0
 _DOWN_S = 1.0
@@ -50,27 +51,46 @@ class Report:
         return "\n  ".join(lines)
 
 
-class _Consumer:
-    """Acks all that fires. `items`: by the time of the schedule, with the time of the enqueue (both ms)."""
+class Firing:
+    """A schedule that fires each second, and a consumer that acks its items. `items`: by the time of the schedule, with
+    the time of the enqueue (both ms)."""
 
-    def __init__(self, ports: Sequence[int]) -> None:
+    def __init__(self, addresses: str) -> None:
         self.items: dict[int, dict[int, int]] = defaultdict(dict)
-        self.stopping = threading.Event()
-        self._addresses = addresses_of(ports)
-        self.thread = threading.Thread(target=self._run, daemon=True)
-        self.thread.start()
+        self._addresses = addresses
+        self._stopping = threading.Event()
+        value = {"cron": "* * * * * *", "topic": TOPIC, "catch_up": "all"}
+        with self.client() as client:
+            client.put_settings({f"schedule.{_NAME}": json.dumps(value)})
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        _wait(lambda: bool(self.items), _CATCH_UP_S)
+
+    def client(self) -> Client:
+        return Client(self._addresses, NAMESPACE, timeout_ms=20_000)
+
+    def end(self) -> int:
+        """Remove the schedule once all times up to now have fired, or did not in time. Return the last one (ms)."""
+        end_ms = int(time()) * 1_000
+        with suppress(TimeoutError):  # the verdict has the missing ones
+            _wait(lambda: self.items.keys() >= set(_times(self.items, end_ms)), _CATCH_UP_S)
+        with self.client() as client:
+            client.put_settings(remove=[f"schedule.{_NAME}"])
+        return end_ms
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._thread.join()
 
     def _run(self) -> None:
-        with Client(self._addresses, NAMESPACE, timeout_ms=20_000) as client:
-            while not self.stopping.is_set():
-                try:
+        with self.client() as client:
+            while not self._stopping.is_set():
+                with suppress(FoqsError):
                     items = client.dequeue(TOPIC, 100, wait_ms=500)
+                    for item in items:
+                        due_ms = int((item.headers or {})["schedule_at_ms"])
+                        self.items[due_ms][item.id] = item.enqueued_at_ms or 0
                     client.ack_many(items)
-                except FoqsError:
-                    continue
-                for item in items:
-                    due_ms = int((item.headers or {})["schedule_at_ms"])
-                    self.items[due_ms][item.id] = item.enqueued_at_ms or 0
 
 
 def addresses_of(ports: Sequence[int]) -> str:
@@ -84,28 +104,20 @@ def run_schedules(shards: Sequence[Shard], folder: Path, seed: int, hosts: int, 
         names = [f"host-{number}" for number in range(1, hosts + 1)]
         cluster.start(*names)
         cluster.settled()
-        ports = [cluster.hosts[name].port for name in names]
-        consumer = _Consumer(ports)
-        value = {"cron": "* * * * * *", "topic": TOPIC, "catch_up": "all"}
-        with Client(addresses_of(ports), NAMESPACE, timeout_ms=20_000) as client:
-            client.put_settings({"schedule.tick": json.dumps(value)})
+        firing = Firing(addresses_of([cluster.hosts[name].port for name in names]))
         begun, kills_of_coordinators = monotonic(), 0
-        _wait(lambda: bool(consumer.items), _CATCH_UP_S)
         for number in range(kills):
             sleep(max(0.0, begun + seconds * (number + 1) / (kills + 1) - monotonic()))
-            with Client(addresses_of(ports), NAMESPACE, timeout_ms=20_000) as client:
+            with firing.client() as client:
                 (row,) = client.schedules().schedules
             coordinators = [name for name in names if row.coordinator.endswith(f":{cluster.hosts[name].port}")]
             hits_coordinator = bool(coordinators) and rng.random() < _COORDINATORS_SHARE
             kills_of_coordinators += hits_coordinator
             _kill(cluster, rng.choice(coordinators if hits_coordinator else names))
         sleep(max(0.0, begun + seconds - monotonic()))
-        end_ms = int(time()) * 1_000
-        with suppress(TimeoutError):  # the verdict has the missing ones
-            _wait(lambda: consumer.items.keys() >= set(_times(consumer.items, end_ms)), _CATCH_UP_S)
-        consumer.stopping.set()
-        consumer.thread.join()
-        return verdict(consumer.items, seed, (kills, kills_of_coordinators), end_ms)
+        end_ms = firing.end()
+        firing.stop()
+        return verdict(firing.items, seed, (kills, kills_of_coordinators), end_ms)
 
 
 def _times(items: dict[int, dict[int, int]], end_ms: int) -> range:

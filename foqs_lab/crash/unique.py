@@ -207,28 +207,63 @@ class Report:
         )
 
 
-class _Crew:
-    """Producers, consumers and a thread that redrives, against one host."""
+class Crew:
+    """Producers, consumers and a thread that redrives. Each producer pauses for `pause_s` after a request."""
 
-    def __init__(self, port: int, seed: int, keys: int, enqueues: int) -> None:
-        self.port = port
+    def __init__(self, addresses: str, seed: int, keys: int, enqueues: int, pause_s: float = 0.0) -> None:
+        self.addresses = addresses
         self.seed = seed
         self.keys = keys
         self.events: dict[DedupUntil, list[Event]] = {DedupUntil.DONE: [], DedupUntil.STARTED: []}
         self.counts: Counter[str] = Counter()
         self.stopping = threading.Event()
         self._left = enqueues
+        self._pause_s = pause_s
+        self._makers: list[threading.Thread] = []
+        self._others: list[threading.Thread] = []
         self._numbers = count(1)
         self._lock = threading.Lock()
 
     def client(self) -> Client:
-        return Client(f"127.0.0.1:{self.port}", NAMESPACE, timeout_ms=20_000)
+        return Client(self.addresses, NAMESPACE, timeout_ms=20_000)
 
     @property
     def left(self) -> int:
         return self._left
 
-    def start(self, what: Callable[[Client, random.Random], None], number: int) -> threading.Thread:
+    def begin(self, producers: int, consumers: int) -> None:
+        with self.client() as client:
+            client.put_settings({f"topic.{until.name}": _POLICY for until in self.events})
+        self._makers = [self._start(self.produce, number) for number in range(producers)]
+        self._others = [self._start(self.consume, number) for number in range(consumers)]
+        self._others.append(self._start(self.redrive, 0))
+
+    def finish(self) -> None:
+        """End the consumers after the producers."""
+        for thread in self._makers:
+            thread.join(_LIMIT_S)
+        self.stopping.set()
+        for thread in self._others:
+            thread.join(_LIMIT_S)
+
+    def close(self) -> list[str]:
+        """End now, delete the items that are left, and return the broken promises."""
+        with self._lock:
+            self._left = 0
+        self.finish()
+        wrong = [*self.wrong(), *(f"key {key} is not free at the end" for key in stuck(self))]
+        delete_all(self)
+        return wrong
+
+    def wrong(self) -> list[str]:
+        """Return which items had one key at the same time, or old payloads."""
+        found = []
+        for until, spans in ((DedupUntil.DONE, live_spans), (DedupUntil.STARTED, waiting_spans)):
+            events = self.events[until]
+            found += overlaps(events, spans(events)) + old_payloads(events)
+        return found
+
+    def _start(self, what: Callable[[Client, random.Random], None], number: int) -> threading.Thread:
         def run() -> None:
             rng = random.Random(f"{self.seed}/{what.__name__}/{number}")
             with self.client() as client:
@@ -248,6 +283,7 @@ class _Crew:
 
     def produce(self, client: Client, rng: random.Random) -> None:
         while self._left > 0:
+            sleep(self._pause_s)
             with self._lock:
                 self._left -= _BATCH
                 numbers = list(islice(self._numbers, _BATCH))
@@ -324,11 +360,8 @@ def run_unique(
     Raises TimeoutError."""
     began = monotonic()
     with HostProcess("host", shards, folder) as host:
-        crew = _Crew(host.port, seed, keys, enqueues)
-        with crew.client() as client:
-            client.put_settings({f"topic.{until.name}": _POLICY for until in crew.events})
-        makers = [crew.start(crew.produce, number) for number in range(producers)]
-        others = [crew.start(crew.consume, number) for number in range(_CONSUMERS)] + [crew.start(crew.redrive, 0)]
+        crew = Crew(f"127.0.0.1:{host.port}", seed, keys, enqueues)
+        crew.begin(producers, _CONSUMERS)
         for number in range(kills):
             while crew.left > enqueues * (kills - number) // (kills + 1):
                 _check_time(began)
@@ -336,23 +369,21 @@ def run_unique(
             host.kill()
             host.launch()
             host.wait_listening()
-        for thread in makers:
-            thread.join(_LIMIT_S)
-        crew.stopping.set()
-        for thread in others:
-            thread.join(_LIMIT_S)
-        report = Report(seed, kills, crew.counts, monotonic() - began)
-        for until, spans in ((DedupUntil.DONE, live_spans), (DedupUntil.STARTED, waiting_spans)):
-            events = crew.events[until]
-            report.wrong += overlaps(events, spans(events)) + old_payloads(events)
-        report.stuck = _stuck(crew, began)
-    return report
+        crew.finish()
+        return Report(seed, kills, crew.counts, monotonic() - began, crew.wrong(), stuck(crew))
 
 
-def _stuck(crew: _Crew, began: float) -> list[int]:
+def delete_all(crew: Crew) -> None:
+    """Delete the items that are left, also the dead letters."""
+    with crew.client() as client:
+        for topic in [f"{until.name}{end}" for until in crew.events for end in ("", ".dlq")]:
+            client.delete_items([item.id for item in client.list_items(topic, page_items=1_000)])
+
+
+def stuck(crew: Crew) -> list[int]:
     """Ack all that is left, and return the keys that are not free then, a second later, or a minute later where a
     redrive died between its steps. Raises TimeoutError."""
-    rng = random.Random(f"{crew.seed}/end")
+    rng, began = random.Random(f"{crew.seed}/end"), monotonic()
     with crew.client() as client:
         for until in crew.events:
             empty_ms = 0
@@ -360,16 +391,16 @@ def _stuck(crew: _Crew, began: float) -> list[int]:
                 empty_ms = 0 if crew.take(client, rng, until, acks=1.0, fails=0.0) else empty_ms + 200
                 _check_time(began)
         sleep(1.0)  # the time that is promised
-        stuck = _not_free(client, crew, range(crew.keys))
+        found = _not_free(client, crew, range(crew.keys))
         deadline = monotonic() + CLAIM_MS / 1_000 + 5
-        crew.counts["keys that a redrive had claimed when the host died"] = len(stuck)
-        while stuck and monotonic() < deadline:
+        crew.counts["keys that a redrive had claimed when the host died"] = len(found)
+        while found and monotonic() < deadline:
             sleep(1.0)
-            stuck = _not_free(client, crew, stuck)
-    return stuck
+            found = _not_free(client, crew, found)
+    return found
 
 
-def _not_free(client: Client, crew: _Crew, keys: Sequence[int]) -> list[int]:
+def _not_free(client: Client, crew: Crew, keys: Sequence[int]) -> list[int]:
     outcomes = client.enqueue_many([crew.spec(key) for key in keys])
     stored = [isinstance(outcome, int) and not isinstance(outcome, Duplicate) for outcome in outcomes]
     return [key for key, free in zip(keys, stored, strict=True) if not free]

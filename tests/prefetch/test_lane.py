@@ -216,7 +216,7 @@ def test_taking_leaves_the_rest_in_order(found: list[list[Key]], count: int) -> 
     assert [lane.leased for lane in lanes] == [len(part) for part in parts]
 
 
-@given(st.integers(1, 6), st.integers(1, 400), st.integers(1, 120), st.randoms(use_true_random=False))
+@given(st.integers(1, 40), st.integers(1, 400), st.integers(1, 120), st.randoms(use_true_random=False))
 def test_the_first_of_long_windows(shards: int, items: int, count: int, rng: random.Random) -> None:
     """Items come in batches, each on one shard. A batch of one is a single enqueue."""
     parts: list[list[Key]] = [[] for _ in range(shards)]

@@ -931,11 +931,14 @@ struct ScheduleStats {
   /** The last time that fired, and its item. Default: unknown, or none yet. */
   4: optional i64 last_at_ms,
   5: optional i64 last_id,
-  /** Times that did not fire since the coordinator has the schedule: after an outage, or refused, or skipped. */
+  /** Times that did not fire since the coordinator has the schedule: after an outage (at most 100 of each), or refused,
+      or skipped. */
   6: i64 missed,
   7: bool paused,
   /** Address of the host that fires it; empty if no host that answered does. */
   8: string coordinator,
+  /** Why the last time is not stored: it is tried again, or was refused. Default: it is stored. */
+  9: optional string error,
 }
 
 struct ListSchedulesResponse {

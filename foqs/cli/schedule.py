@@ -55,7 +55,10 @@ def set_(
     payload: Annotated[str | None, typer.Option(help="The items have this payload. Default: none.")] = None,
     header: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="The items have this header. Repeat the option for several headers."),
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="The items have this header, in place of earlier ones. Repeat the option for several headers.",
+        ),
     ] = None,
     priority: Annotated[int | None, typer.Option(help="The items have this priority; lower is more urgent.")] = None,
     fairness_key: Annotated[str | None, typer.Option(help="The items are of this tenant.")] = None,
@@ -83,7 +86,8 @@ def set_(
 ) -> None:
     """Make a schedule, or change the fields of one that are given.
 
-    Its times begin now. A schedule whose times change does not catch up.
+    Its times begin now. A schedule whose times change does not catch up. `foqs settings set schedule.NAME=JSON` sets
+    all fields: each other field gets its default.
     """
     given = set_fields(
         {
@@ -165,7 +169,7 @@ def list_(
     if rows or not in_table(as_json):
         listing(rows, _columns(), as_json, _json)
     else:
-        print(f"namespace {name_text(connection.namespace)} has no schedule")
+        print(f"namespace {name_text(connection.namespace)} has no schedule{_begins(prefix)}")
     if found.missing:
         say(f"without the last times of {', '.join(found.missing)}, which did not answer")
 
@@ -178,7 +182,7 @@ def show(name: Name, *, connection: Connection) -> None:
         found = client.schedules(name).schedules
     row = next((one for one in found if one.name == name), None)
     if row is None:
-        fail(f"there is no schedule {name_text(name)}")
+        fail(f"there is no schedule {name_text(name)}; `foqs schedule list` lists them")
     print(json_text(_json(row), indent=2))
 
 
@@ -192,7 +196,12 @@ def _columns() -> list[Column[Schedule]]:
         Column("last", lambda row: None if row.last_at_ms is None else _time(row, row.last_at_ms)),
         Column("item", lambda row: None if row.last_id is None else str(row.last_id)),
         Column("missed", lambda row: row.missed or None, "number"),
+        Column("error", lambda row: name_text(row.error) if row.error else None, "folded"),
     ]
+
+
+def _begins(prefix: str) -> str:
+    return f" that begins with {name_text(prefix)}" if prefix else ""
 
 
 def _next(row: Schedule) -> str | None:

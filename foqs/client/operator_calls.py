@@ -153,7 +153,7 @@ class OperatorCalls:
             found += [
                 Schedule(
                     one.name, one.setting, tuple(one.next_at_ms or ()), one.last_at_ms, one.last_id, one.missed or 0,
-                    bool(one.paused), one.coordinator or "",
+                    bool(one.paused), one.coordinator or "", one.error or "",
                 )
                 for one in page.schedules or ()
             ]  # fmt: skip

@@ -39,7 +39,8 @@ class Throttles(NamedTuple):
 class Schedule(NamedTuple):
     """A setting `schedule.<name>`: `setting` is its value, JSON. `next_at_ms` are the next times that fire, at most
     five; `last_at_ms` is the last one that fired and `last_id` its item: None if there is none, or if `coordinator`,
-    the `host:port` that fires it, is "": it did not answer. `missed` times did not fire since it has the schedule."""
+    the `host:port` that fires it, is "": it did not answer. `missed` times did not fire since it has the schedule.
+    `error`: why the last time is not stored, "" if it is."""
 
     name: str
     setting: str
@@ -49,6 +50,7 @@ class Schedule(NamedTuple):
     missed: int
     paused: bool
     coordinator: str
+    error: str
 
 
 class Schedules(NamedTuple):

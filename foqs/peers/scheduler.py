@@ -14,7 +14,7 @@ from functools import partial
 from typing import NamedTuple
 
 from foqs.engine.engine import Engine
-from foqs.errors import FoqsError
+from foqs.errors import FoqsError, Unavailable
 from foqs.ids import FOREVER_MS, digest_of, hash_slot_of
 from foqs.peers.forwarded import Timers
 from foqs.policies.schedules import DAY_MS, ScheduleEntry, due
@@ -50,9 +50,9 @@ class Owner(NamedTuple):
 @dataclass(slots=True, eq=False)
 class Schedule:
     """A schedule that is coordinated here. `last_ms`: all times up to it are decided; 0 before its row is read.
-    `last_id`: the item of the last time that fired, `fired_ms`; the row has the time for a new coordinator only if it
-    is the last one that was decided. `missed`: times that did not fire since this host coordinates the
-    schedule. `next_ms`: when there is something to do. `busy`: an answer is awaited."""
+    `last_id`: the item of the last time that fired, `fired_ms`; 0 if it is not known, as the row has the last time that
+    was decided. `error`: why the last time is not stored. `missed`: times that did not fire since this host coordinates
+    the schedule. `next_ms`: when there is something to do. `busy`: an answer is awaited."""
 
     name: Name
     owner: Owner
@@ -60,6 +60,7 @@ class Schedule:
     last_ms: int = 0
     last_id: int = 0
     fired_ms: int = 0
+    error: str = ""
     missed: int = 0
     next_ms: int = 0
     busy: bool = False
@@ -99,7 +100,10 @@ class Scheduler:
         slots = self._slots() if schedules else ()
         for ns, entries in schedules.items() if slots else ():
             for name, entry in entries.items():
-                self._look((ns, name), entry, known.get((ns, name)), slots, now_ms)
+                try:
+                    self._look((ns, name), entry, known.get((ns, name)), slots, now_ms)
+                except Exception as error:  # noqa: BLE001 - one schedule stops no other
+                    self._refused(ns, name, now_ms, Unavailable(f"internal error: {error!r}"))
         for (ns, name), one in known.items():
             if name not in schedules.get(ns, {}):
                 self._mark(one, expires_ms=now_ms)
@@ -158,7 +162,9 @@ class Scheduler:
         elif row is None:
             self._decided(schedule, now_ms, 0)
         else:
-            schedule.last_id, schedule.fired_ms = row.id, abs(row.content)
+            at_ms = abs(row.content)
+            fired = schedule.entry.overlap == "allow" and next(schedule.entry.times().after(at_ms - 1), 0) == at_ms
+            schedule.last_id, schedule.fired_ms = row.id, at_ms if fired else 0
             if row.content < 0 or schedule.entry.paused:
                 self._decided(schedule, now_ms, row.id)
             else:
@@ -183,16 +189,18 @@ class Scheduler:
     def _fired(self, schedule: Schedule, at_ms: int, outcome: int | FoqsError) -> None:
         schedule.busy = False
         if not isinstance(outcome, FoqsError):
-            schedule.fired_ms = at_ms
+            schedule.fired_ms, schedule.error = at_ms, ""
             self._state.counters.schedules_fired += 1
             self._decided(schedule, at_ms, int(outcome))
-        elif outcome.retryable or not outcome.outcome_known:
+            return
+        known, schedule.error = schedule.error, outcome.message
+        if outcome.retryable or not outcome.outcome_known:
             schedule.next_ms = self._now_ms() + _RETRY_MS
-        else:
-            ns, name = schedule.name
-            self._refused(ns, name, at_ms, outcome)
-            self._missed(schedule, 1)
-            self._decided(schedule, at_ms, schedule.last_id)
+            return
+        if known != outcome.message:
+            self._refused(*schedule.name, at_ms, outcome)
+        self._missed(schedule, 1)
+        self._decided(schedule, at_ms, schedule.last_id)
 
     def _missed(self, schedule: Schedule, times: int) -> None:
         schedule.missed += times

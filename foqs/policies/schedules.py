@@ -15,7 +15,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
-from foqs.checks import I32_MAX
+from foqs.checks import I32_MAX, is_text
 from foqs.errors import Invalid
 from foqs.policies.entries import (
     MOST_PARSED,
@@ -34,9 +34,11 @@ from foqs.rules import ItemRules, RetryRule
 DAY_MS = 86_400_000
 RECENT_MS = 60_000
 """Times of this long fire whatever `catch_up` says: a new coordinator takes over in less."""
-MOST_COUNTED = 1_000
-"""Missed times of an outage that are counted."""
+MOST_COUNTED = 100
+"""Missed times of an outage that are counted: counting takes time."""
 NEXT_TIMES = 5
+NAME_HEADER, TIME_HEADER = OWN_HEADERS = "schedule", "schedule_at_ms"
+"""Headers of the items: the name, and the time."""
 CatchUp = Literal["none", "last", "all"]
 
 
@@ -58,6 +60,14 @@ class RulesEntry(Entry):
         return ItemRules(**given)
 
 
+def _text_error(text: str) -> str | None:
+    return None if is_text(text) else "it is not UTF-8"
+
+
+def _header_error(name: str) -> str | None:
+    return f"each item has its own header {name}" if name in OWN_HEADERS else _text_error(name)
+
+
 class ScheduleEntry(Entry):
     """The value of a settings key `schedule.<name>`. The texts are the help of `foqs schedule set`."""
 
@@ -67,11 +77,11 @@ class ScheduleEntry(Entry):
     """The time zone of the fields, such as Europe/Berlin."""
     topic: Annotated[str, checked(name_error)]
     """The topic of the items."""
-    payload: str = ""
+    payload: Annotated[str, checked(_text_error)] = ""
     """Their payload, as text."""
     payload_base64: str | None = None
     """Their payload, in base64."""
-    headers: dict[str, str] | None = None
+    headers: dict[Annotated[str, checked(_header_error)], Annotated[str, checked(_text_error)]] | None = None
     """Their headers."""
     priority: Annotated[int, Field(ge=-I32_MAX - 1, le=I32_MAX)] = 0
     """Their priority; lower is more urgent."""
@@ -128,6 +138,14 @@ class ScheduleEntry(Entry):
 def parse_schedule(text: str) -> ScheduleEntry:
     """Raises Invalid with every error of the entry, one a line."""
     return read(ScheduleEntry, text, "a schedule")
+
+
+def check_schedule(text: str) -> None:
+    """Check an entry that a user puts. Some cron texts are read much faster than it takes to find their first time.
+
+    Raises Invalid."""
+    if next(parse_schedule(text).times().after(0), None) is None:
+        raise Invalid("cron: it never fires")
 
 
 class Due(NamedTuple):

@@ -30,7 +30,7 @@ from foqs.policies.entries import (
     schedule_name_error,
     script_name_error,
 )
-from foqs.policies.schedules import parse_schedule
+from foqs.policies.schedules import check_schedule
 from foqs.policies.topic_policy import check_script, parse
 
 PAST = 32
@@ -144,7 +144,7 @@ _CHECKS: Mapping[str, Callable[[str], object]] = {
     THROTTLE: parse_throttle,
     WEIGHT: parse_weight,
     SCRIPT: check_script,
-    SCHEDULE: parse_schedule,
+    SCHEDULE: check_schedule,
 }
 """The check of a value by the prefix of its key. It raises Invalid with every error."""
 _NAMES: Mapping[str, Callable[[str], str | None]] = {SCRIPT: script_name_error, SCHEDULE: schedule_name_error}

@@ -19,15 +19,18 @@ from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
 
+from foqs.bounds import YEAR_MS
 from foqs.errors import Invalid
 
 UTC = "UTC"
-_DURATION = re.compile(r"@every ([1-9]\d{0,8})(s|m|h|d)")
+_OF_THE_MACHINE = ("localtime", "posixrules")
+_DURATION = re.compile(r"@every ([1-9]\d{0,8})(s|m|h|d)", re.ASCII)
 _UNITS_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _LONGEST_CHANGE = timedelta(hours=25)  # Apia skipped a day
 _MINUTE = timedelta(minutes=1)
 _BEGIN = datetime(2000, 1, 1, tzinfo=UTC_ZONE)
 _MOST_PARSED = 1_000
+_SHOWN_CHARACTERS = 60
 _FIRST_STEP_MS = 60_000
 
 
@@ -89,29 +92,31 @@ def ticks_of(text: str, zone_name: str = UTC) -> Every | Cron:
     zone = _zone(zone_name)
     if text.startswith("@"):
         found = _DURATION.fullmatch(text)
-        if found is None:
-            raise Invalid("cron: @every takes a whole number with s, m, h or d, such as @every 10s")
-        return Every(int(found[1]) * _UNITS_MS[found[2]])
+        duration_ms = int(found[1]) * _UNITS_MS[found[2]] if found is not None else 0
+        if not 0 < duration_ms <= YEAR_MS:
+            raise Invalid(
+                f"cron: {text[:_SHOWN_CHARACTERS]!r} is not @every with a whole number of s, m, h or d, at most 366d"
+            )
+        return Every(duration_ms)
     fields = text.split()
     try:
         parsed = CronSim(text, _BEGIN)
-        made = Cron(" ".join(fields[-5:]), tuple(sorted(parsed.seconds)), zone)
-        next(made.after(0))
     except CronSimError as error:
         raise Invalid(f"cron: {_reason(str(error))}") from None
-    except StopIteration:
-        raise Invalid("cron: it never fires") from None
-    return made
+    return Cron(" ".join(fields[-5:]), tuple(sorted(parsed.seconds)), zone)
 
 
 def _reason(error: str) -> str:
     if error == "Wrong number of fields":
         return "it has five fields (minute, hour, day, month, weekday), or six that begin with the second"
-    return f"the {error.removeprefix('Bad ')} is not valid"
+    field = error.removeprefix("Bad ")
+    return f"no month has that {field}, or it is not valid" if "month" in field else f"the {field} is not valid"
 
 
 def _zone(name: str) -> ZoneInfo:
     try:
+        if name in _OF_THE_MACHINE or name.startswith(("posix/", "right/")):
+            raise LookupError
         return ZoneInfo(name)
     except (ValueError, OSError, LookupError):
-        raise Invalid(f"timezone: there is no time zone {name!r}") from None
+        raise Invalid(f"timezone: there is no time zone {name[:_SHOWN_CHARACTERS]!r}") from None

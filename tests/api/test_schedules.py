@@ -204,19 +204,40 @@ def test_a_time_that_is_refused_for_a_moment_fires_later(host: OneHost) -> None:
     host.settings.apply(Settings("n", 1, entries | closed))
     wait(host, 12_000)
     assert not fired(host)
+    assert "closed" in listed(host).error
     host.settings.apply(Settings("n", 2, entries))
     wait(host, 2_000)
     (item,) = fired(host)
     assert (int(item.headers["schedule_at_ms"]) % 10_000, host.refused, listed(host).missed) == (0, [], 0)
+    assert listed(host).error is None
 
 
 def test_a_time_that_is_refused_for_good_is_counted(host: OneHost) -> None:
     rules = {"dead_topic": "t"}
     put(host, tick={**EVERY, "rules": rules})
     wait(host, 2_000)
-    assert listed(host).missed == len(host.refused) > 0
-    assert {(*one[:2], type(one[3])) for one in host.refused} == {("n", "tick", Invalid)}
-    assert host.engine.state.counters.schedules_missed == len(host.refused)
+    assert listed(host).missed == host.engine.state.counters.schedules_missed > 1
+    assert [(*one[:2], type(one[3])) for one in host.refused] == [("n", "tick", Invalid)], "once for one error"
+    assert listed(host).error == host.refused[0][3].message
+    put(host, tick=EVERY)
+    wait(host, 2_000)
+    assert (listed(host).error, len(fired(host)) > 0) == (None, True)
+
+
+def test_a_schedule_that_fails_stops_no_other(host: OneHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = host.service.scheduler
+    enqueue = scheduler._enqueue
+
+    def fails(ns: str, name: str, *more: Any) -> None:
+        if name == "bad":
+            raise ValueError("never seen before")
+        enqueue(ns, name, *more)
+
+    monkeypatch.setattr(scheduler, "_enqueue", fails)
+    put(host, bad=EVERY, good=EVERY)
+    wait(host, 5_000)
+    assert len(fired(host)) >= 3
+    assert [(name, "never seen before" in str(error)) for _, name, _, error in host.refused] == [("bad", True)]
 
 
 def test_the_other_hosts_know_the_times_that_they_fire() -> None:
@@ -230,7 +251,7 @@ def test_the_other_hosts_know_the_times_that_they_fire() -> None:
         ("tick", "", None),
         ("tock", "", None),
     ]
-    asked = host.begin("ListSchedules", ns="n", prefix="tick")
+    asked = host.call("ListSchedules", ns="n", prefix="tick")
     there = idl.ScheduleStats("tick", "{}", [], 5_000, 77, 3, False, "b:1")
     other = idl.ScheduleStats("unknown here", "{}", [], 5_000, 78, 3, False, "b:1")
     request = host.reply("ListSchedules", idl.ListSchedulesResponse([there, other], []))
@@ -238,7 +259,7 @@ def test_the_other_hosts_know_the_times_that_they_fire() -> None:
     (row,) = asked.answer.schedules
     assert (row.name, json.loads(row.setting), len(row.next_at_ms)) == ("tick", EVERY, 5)
     assert (row.last_at_ms, row.last_id, row.missed, row.coordinator) == (5_000, 77, 3, "b:1")
-    asked = host.begin("ListSchedules", ns="n")
+    asked = host.call("ListSchedules", ns="n")
     host.reply("ListSchedules", Unavailable("gone"))
     assert asked.answer.missing == ["b:1"]
     assert [row.coordinator for row in asked.answer.schedules] == ["", ""]

@@ -61,8 +61,12 @@ def test_a_schedule_is_run_by_hand(server: Server, client: Client) -> None:
         ({"cron": "61 * * * *", "topic": "t"}, "the minute is not valid"),
         ({"cron": "* * * *", "topic": "t"}, "it has five fields"),
         ({"cron": "* * * * *", "topic": "t", "timezone": "Mars/Olympus"}, "there is no time zone 'Mars/Olympus'"),
-        ({"cron": "@every 0s", "topic": "t"}, "@every takes a whole number"),
+        ({"cron": "@every 0s", "topic": "t"}, "@every with a whole number"),
         ({"cron": "* * * * *", "topic": ""}, "topic"),
+        ({"cron": "0 0 */30 2 1#5", "topic": "t"}, "it never fires"),
+        ({"cron": "* * * * *", "topic": "t", "payload": "\ud800"}, "payload: it is not UTF-8"),
+        ({"cron": "* * * * *", "topic": "t", "headers": {"a": "\ud800"}}, "it is not UTF-8"),
+        ({"cron": "* * * * *", "topic": "t", "headers": {"schedule": "x"}}, "each item has its own header schedule"),
         ({"cron": "* * * * *", "topic": "t", "rules": {"max_attempts": -1}}, "max_attempts"),
     ],
     ids=lambda value: str(value)[:40],
@@ -92,6 +96,7 @@ def test_the_commands(server: Server, client: Client) -> None:
     take(client, 1)
     assert said(server, "remove", "poll").startswith("schedule poll is removed")
     assert said(server, "list") == ""
+    assert said(server, "list", "pol") == ""
     for command in ("show", "remove", "pause", "resume", "run"):
         assert "no schedule" in said(server, command, "poll", code=1)
     assert said(server, "set", "poll", code=2).startswith("foqs: nothing to set")

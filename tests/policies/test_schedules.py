@@ -37,7 +37,7 @@ def fired(catch_up: str, late_ms: int, cron: str = "* * * * *", now_ms: int = NO
         ("none", 10, [1, 0], 8),
         ("last", 10, [1, 0], 8),
         ("all", 10, [9, 8, 7, 6, 5, 4, 3, 2, 1, 0], 0),
-        ("all", 2_000, list(range(1_439, -1, -1)), 560),
+        ("all", 2_000, list(range(1_439, -1, -1)), 100),
     ],
 )
 def test_minutes_after_an_outage(catch_up: str, late_minutes: int, fires: list[int], missed: int) -> None:

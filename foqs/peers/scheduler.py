@@ -23,6 +23,7 @@ from foqs.shardmgr.lifecycle import ShardState
 
 _BEAT_MS = 500
 _RETRY_MS = 1_000
+_FAILED_MS = 60_000
 _READ_MS = 5_000
 _NEVER_MS = 1 << 62
 Name = tuple[str, str]
@@ -104,6 +105,8 @@ class Scheduler:
                     self._look((ns, name), entry, known.get((ns, name)), slots, now_ms)
                 except Exception as error:  # noqa: BLE001 - one schedule stops no other
                     self._refused(ns, name, now_ms, Unavailable(f"internal error: {error!r}"))
+                    if (failed := self.here.get((ns, name))) is not None:
+                        failed.busy, failed.next_ms = False, now_ms + _FAILED_MS
         for (ns, name), one in known.items():
             if name not in schedules.get(ns, {}):
                 self._mark(one, expires_ms=now_ms)
@@ -138,8 +141,12 @@ class Scheduler:
             self._read(schedule)
             return
         found = due(schedule.entry, schedule.last_ms, now_ms, min(DAY_MS, self._state.config.limits.dedup_window_ms))
-        self._missed(schedule, found.missed)
         at_ms = next(found.fires, None)
+        if found.missed:
+            self._missed(schedule, found.missed)
+            schedule.last_ms = (
+                schedule.last_ms if at_ms is None else at_ms - 1
+            )  # they count once, however often it is tried
         if at_ms is None:
             self._decided(schedule, now_ms, schedule.last_id)
         elif schedule.entry.overlap == "skip" and schedule.last_id:

@@ -212,6 +212,20 @@ def test_a_time_that_is_refused_for_a_moment_fires_later(host: OneHost) -> None:
     assert listed(host).error is None
 
 
+def test_missed_times_are_counted_once(host: OneHost) -> None:
+    closed = {"topic.t": json.dumps({"closed": True})}
+    entries = {"schedule.tick": json.dumps({"cron": "* * * * *", "topic": "t", "catch_up": "none"})}
+    host.now_ms -= host.now_ms % 60_000
+    host.settings.apply(Settings("n", 1, entries | closed))
+    wait(host, 1_000)
+    outage(host, 600_000)
+    wait(host, 20_000)
+    assert listed(host).missed == 9
+    host.settings.apply(Settings("n", 2, entries))
+    wait(host, 2_000)
+    assert (len(fired(host)), listed(host).missed) == (1, 9)
+
+
 def test_a_time_that_is_refused_for_good_is_counted(host: OneHost) -> None:
     rules = {"dead_topic": "t"}
     put(host, tick={**EVERY, "rules": rules})

@@ -177,7 +177,7 @@ class Clients:
         specs: list[Spec],
         items: list[NewItem],
         timeout_ms: int,
-        told: Callable[[list[int | FoqsError]], None] = lambda outcomes: None,
+        answered: Callable[[list[int | FoqsError]], None] = lambda outcomes: None,
     ) -> None:
         now_ms, parts = member.now_ms, []
         for at, (spec, item) in enumerate(zip(specs, items, strict=True)):
@@ -192,7 +192,7 @@ class Clients:
             self.sim.note("keyed", member.name, [o if isinstance(o, int) else o.code.name for o in outcomes])
             for spec, outcome in zip(specs, outcomes, strict=True):
                 self.sim.ledger.keyed_answered(spec, outcome)
-            told(outcomes)
+            answered(outcomes)
 
         self.sim.note("enqueue keys", member.name, [spec.number for spec in specs])
         call = EnqueueCall(len(specs), reply)

@@ -164,7 +164,7 @@ class Schedules:
     # ------------------------------------------------------------------------------------- the end
 
     def finish(self) -> None:
-        """Nothing fails any more: all times fire, until the schedules are removed."""
+        """Nothing fails from now on: all times fire, until the schedules are removed."""
         sim = self._sim
         sim.wait(_CATCHES_UP_MS, lambda: not any(self._late()), lambda: f"these do not fire: {list(self._late())[:5]}")
         sim.until(sim.time + _LATE_MS)  # each schedule has a coordinator, which hears of its end

@@ -180,7 +180,7 @@ class Host(HostLoop):
             TopicHooks(
                 engine_state.policies, Functions(self.soon), now_ms, self.monotonic_ms, lambda: 1_000, lambda *_: None
             ),
-            lambda: False,
+            lambda: False, self,
         )  # fmt: skip
         self._methods = self._handlers.handlers()
 

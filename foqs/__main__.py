@@ -13,13 +13,20 @@ def main(module: str = "foqs.cli.main") -> None:
     """Run the command line of a module's `app`."""
     end_at_once()
     try:
-        from foqs.cli import terminal
+        from foqs.cli import terminal  # needs no extra
 
         terminal.prepare()
         with terminal.guarded():
             _run(module)
     except KeyboardInterrupt:  # a second one, while the command reports the first
         end()
+    except ModuleNotFoundError as error:
+        from foqs.extras import missing_module
+
+        words = missing_module(error)
+        if words is None:
+            raise
+        terminal.fail(words)
 
 
 def _run(module: str) -> None:

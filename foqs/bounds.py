@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
-_DAY_MS = 86_400_000
-YEAR_MS = 366 * _DAY_MS
+DAY_MS = 86_400_000
+YEAR_MS = 366 * DAY_MS
 TURN_MS = 250
 """The time for which clients send small requests to one host of a quiet cluster."""
 NAME_BYTES = 255
@@ -74,7 +74,7 @@ class Limits:
     wait_max_ms: int = 600_000
     timeout_default_ms: int = 30_000
     timeout_max_ms: int = 600_000
-    dedup_window_ms: int = _DAY_MS  # how long a key is remembered
+    dedup_window_ms: int = DAY_MS  # how long a key is remembered
     reason_bytes: int = REASON_BYTES
     result_bytes: int = 64 << 10
     checkpoint_bytes: int = 64 << 10

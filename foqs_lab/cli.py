@@ -1,4 +1,4 @@
-"""The command line of the laboratory: `foqs-lab`, or `python -m foqs_lab`."""
+"""The commands of `foqs-lab`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from typing import Annotated, Literal, Protocol
 import typer
 from rich.console import Console
 
-from foqs import __main__ as entry
 from foqs.cli import logs
 from foqs.cli.main import Group, command, top
 from foqs.cli.operators import MOST_S, quietly
@@ -44,11 +43,6 @@ app = typer.Typer(
         "foqs-lab chaos --seconds 600",
     ),
 )
-
-
-def main() -> None:
-    """Run a command line of `foqs-lab`."""
-    entry.main("foqs_lab.cli")
 
 
 @app.callback()

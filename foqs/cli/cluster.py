@@ -19,7 +19,7 @@ from foqs.checks import printable as name
 from foqs.cli.interrupt import ends_at_once
 from foqs.cli.main import JsonOption, command, commands
 from foqs.cli.operators import ClusterOptions, WaitOptions, connected, perform, quietly, section_of
-from foqs.cli.run import interruptible, laboratory
+from foqs.cli.run import interruptible
 from foqs.cli.terminal import Column, fail, listing, piped, table
 from foqs.shardmgr import operate
 from foqs.shardmgr.status import HostRow, ShardRow, Status, status_of
@@ -241,7 +241,7 @@ def up(
     The command starts database servers, a ZooKeeper, and hosts that share the shards. Ctrl-C stops all of them and
     removes their files. --keep leaves the configuration and the logs.
     """
-    with ends_at_once(), laboratory():
+    with ends_at_once():
         from foqs_lab.cluster import local_cluster, make_shards
         from foqs_lab.servers import ServerSettings, ServerUnavailable, start_database_server
         from foqs_lab.servers.programs import find_zookeeper

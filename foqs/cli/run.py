@@ -187,10 +187,9 @@ def demo(
     """
     from rich.console import Console
 
-    with laboratory():
-        from foqs_lab.demo.crew import DemoFailed
-        from foqs_lab.demo.screen import Screen, show
-        from foqs_lab.demo.story import Plan, run
+    from foqs_lab.demo.crew import DemoFailed
+    from foqs_lab.demo.screen import Screen, show
+    from foqs_lab.demo.story import Plan, run
 
     plan = Plan(workers or max(2, min(_MOST_DEMO_WORKERS, os.cpu_count() or 2)), files, keep)
     try:
@@ -205,15 +204,6 @@ def demo(
     if problems := outcome.problems():
         fail("the demo failed:\n  " + "\n  ".join(problems))
     console.print("[green]Every file was counted once, as in the plain loop, and the queue is empty.")
-
-
-@contextmanager
-def laboratory() -> Iterator[None]:
-    """Import the laboratory inside the block. A module that is missing is reported with its remedy."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        fail(f"{error.name} is missing; the extra foqs[lab] has it, in a checkout: pip install '.[lab]'")
 
 
 @contextmanager

@@ -10,13 +10,13 @@ from zoneinfo import ZoneInfo
 
 import typer
 
+from foqs.bounds import DAY_MS
 from foqs.checks import printable as name_text
 from foqs.cli import settings
 from foqs.cli.connection import Connection
 from foqs.cli.main import JsonOption, command, commands
 from foqs.cli.terminal import Column, fail, in_table, json_text, listing, piped, say, set_fields, write_line
 from foqs.policies.entries import SCHEDULE
-from foqs.policies.schedules import DAY_MS
 
 if TYPE_CHECKING:
     from foqs.client import Schedule

@@ -27,7 +27,9 @@ try:
     )
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 except ImportError as error:
-    raise ImportError("tracing needs OpenTelemetry: pip install 'opentelemetry-api>=1.27'") from error
+    from foqs.extras import missing
+
+    raise ImportError(missing("tracing: OpenTelemetry", "otel")) from error
 
 from foqs import __version__
 from foqs.bounds import LIMITS

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
+from foqs.bounds import DAY_MS
 from foqs.engine.engine import Engine
 from foqs.errors import FoqsError, Unavailable
 from foqs.ids import FOREVER_MS, digest_of, hash_slot_of
 from foqs.peers.forwarded import Timers
-from foqs.policies.schedules import DAY_MS, ScheduleEntry, due
+from foqs.policies.schedules import ScheduleEntry, due
 from foqs.rows import DedupRow
 from foqs.shardmgr.lifecycle import ShardState
 

@@ -15,6 +15,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
+from foqs.bounds import DAY_MS
 from foqs.checks import I32_MAX, is_text
 from foqs.errors import Invalid
 from foqs.policies.entries import (
@@ -31,7 +32,6 @@ from foqs.policies.entries import (
 from foqs.policies.ticks import UTC, Cron, Every, ticks_of
 from foqs.rules import ItemRules, RetryRule
 
-DAY_MS = 86_400_000
 RECENT_MS = 60_000
 """Times of this long fire whatever `catch_up` says: a new coordinator takes over in less."""
 MOST_COUNTED = 100

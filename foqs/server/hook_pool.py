@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
+from foqs import extras
 from foqs.bounds import Limits, LogThrottle
 from foqs.config.schema import HooksSection
 from foqs.event_loop import until
@@ -34,7 +35,6 @@ _REAPED_S = 2.0
 _TOO_LATE = "the call did not run in {} ms: repeat the request later, or make the scripts of hooks quicker"
 _FULL = "too many calls of hooks wait: repeat the request later, or raise hooks.queue_calls"
 _STOPPING = "the host stops: repeat the request on another host"
-_NO_LUPA = "this host cannot run scripts: pip install 'lupa>=2.2' into its environment (docs/hooks.md)"
 
 
 class HookLog:
@@ -121,7 +121,7 @@ class HookPool:
     @property
     def missing(self) -> str | None:
         """Return why no script can run on this host, and what to do; None where scripts can."""
-        return _NO_LUPA if self._lupa is None else None
+        return extras.missing("this host cannot run scripts: the package lupa", "hooks") if self._lupa is None else None
 
     @property
     def calls(self) -> int:

@@ -24,6 +24,7 @@ from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import NullPool
 
 from foqs.checks import host_port, shard_url_fault
+from foqs.extras import missing
 from foqs.store import server
 from foqs.store.compound import Compound, compound_text
 from foqs.store.dialect import MYSQL, SQLITE, Dialect
@@ -43,7 +44,7 @@ from foqs.store.statements import in_packets
 
 PACKET_BYTES = 4 << 20
 _MULTI_STATEMENTS = 1 << 16
-_PACKAGES = {"pymysql": "PyMySQL", "mysqldb": "mysqlclient"}
+_EXTRAS = {"pymysql": "server", "mysqldb": "mysqlclient"}
 _PRODUCTS = {"mysql": "MySQL", "mariadb": "MariaDB"}
 _PORT = 3306
 _SNAPSHOT = (
@@ -107,7 +108,7 @@ class Database:
             if "cryptography" not in str(error):
                 raise
             raise ShardRefused(
-                "PyMySQL needs the package cryptography for a password without TLS: pip install 'PyMySQL[rsa]'"
+                missing("the package cryptography, which PyMySQL needs for a password without TLS,", "server")
             ) from error
 
     def refuse_missing(self) -> None:
@@ -160,7 +161,7 @@ class Database:
             )
         except ModuleNotFoundError:
             driver = url.get_driver_name()
-            raise ShardRefused(f"the driver {driver} is not installed: pip install {_PACKAGES[driver]}") from None
+            raise ShardRefused(missing(f"the driver {driver}", _EXTRAS[driver])) from None
         except ValueError:  # its text may have the value
             raise ShardRefused("the shard's URL has an option whose value the driver does not accept") from None
         # Before the statements of SQLAlchemy's own, which a server's settings could make fail.

@@ -44,6 +44,7 @@ from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
 from foqs.config.schema import ZookeeperSection
 from foqs.errors import Invalid
+from foqs.extras import missing
 from foqs.travel import bare
 from foqs.zk.protocol import ZkConflict, ZkError, ZkRefused, ZkUnavailable, ZkUnknown
 
@@ -265,7 +266,7 @@ class Link:
 def check_config(config: ZookeeperSection) -> None:
     """Check the configuration. Raises Invalid if a package or a file is missing."""
     if config.auth_scheme == "sasl" and not PURESASL_AVAILABLE:
-        raise Invalid("zookeeper.auth_scheme: sasl needs the package pure-sasl (pip install 'pure-sasl>=0.6.2')")
+        raise Invalid("zookeeper.auth_scheme: " + missing("the package pure-sasl", "sasl"))
     files = {"ca": config.tls_ca_file, "cert": config.tls_cert_file, "key": config.tls_key_file}
     for name, path in files.items():
         if path is not None and not os.access(path, os.R_OK):  # kazoo would retry for ever

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pymysql
 
+from foqs.extras import missing
 from foqs_lab.servers.process import PrivateServer, ServerUnavailable, free_port, initialise, wait_until
 from foqs_lab.servers.programs import Kind, find_mariadb, find_mysql
 
@@ -219,7 +220,7 @@ class ContainerServer(SqlEndpoint):
             import requests
             from testcontainers.core.container import DockerContainer
         except ImportError as error:
-            raise ServerUnavailable("testcontainers is not installed (the extra foqs[lab] has it)") from error
+            raise ServerUnavailable(missing("testcontainers", "lab")) from error
         # A port that Docker picks would be another one after a restart.
         self.port = free_port()
         try:

@@ -18,6 +18,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from foqs.client import Backoff, Client, FoqsError, Invalid, Item, ItemSpec, Producer, Retry, Worker, tracing
 from foqs.client.job import Held
+from foqs.extras import missing
 from foqs.idl import idl
 from tests.api.hosts import HostProcess, dev, environment, locked
 from tests.client.peer import LATER, Act, Peer, eventually, failed, refused, script
@@ -368,7 +369,7 @@ with Client({address!r}, tracing={tracing}) as client:
     ("blocked", "asked", "said"),
     [
         ({"opentelemetry"}, False, "None 1\n"),
-        ({"opentelemetry"}, True, "ImportError: tracing needs OpenTelemetry: pip install 'opentelemetry-api>=1.27'\n"),
+        ({"opentelemetry"}, True, f"ImportError: {missing('tracing: OpenTelemetry', 'otel')}\n"),
         ({"none"}, False, "None 1\n"),
         ({"none"}, True, "None 1 opentelemetry\n"),
     ],

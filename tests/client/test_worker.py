@@ -421,10 +421,11 @@ def test_the_default_replaces_a_handler_of_c_code(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_failure_while_it_stops_does_not_prolong_the_grace(new_peer, client_of, gate):
-    asked, answer = threading.Event(), threading.Event()
+    busy, held, answer = threading.Event(), threading.Event(), threading.Event()
 
     def meddle(name, request):
-        if name == "Dequeue" and asked.is_set():
+        if name == "Dequeue" and busy.is_set():
+            held.set()
             answer.wait(LATER)
             return refused(8)
         return Act.SERVE
@@ -434,12 +435,12 @@ def test_a_failure_while_it_stops_does_not_prolong_the_grace(new_peer, client_of
     client.enqueue("t", b"x")
 
     def stuck(item):
-        asked.set()
+        busy.set()
         gate.wait(LATER)
 
     worker = Worker(client, "t", stuck, concurrency=1, prefetch=1, wait_ms=10)
     worker.start()
-    eventually(lambda: asked.is_set() and len(peer.named("Dequeue")) >= 2)
+    assert held.wait(LATER)
     began = monotonic()
     worker.stop(grace_ms=0)
     answer.set()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from foqs.extras import missing
 from foqs.hooks.protocol import Kind
 from foqs.server import hook_child, hook_pool
 from tests.hooks.rig import ECHO, GOOD, SLOW, STUCK, call_of, hooks, kinds_of, numbered, on_enqueue
@@ -145,9 +146,7 @@ def test_a_host_without_lupa_says_what_to_install(monkeypatch: pytest.MonkeyPatc
 
     async def main() -> None:
         async with hooks() as of:
-            assert of.pool.missing == (
-                "this host cannot run scripts: pip install 'lupa>=2.2' into its environment (docs/hooks.md)"
-            )
+            assert of.pool.missing == (missing("this host cannot run scripts: the package lupa", "hooks"))
             failed = await of.failed(GOOD)
             assert (failed.kind, failed.text) == (Kind.UNAVAILABLE, of.pool.missing)
             assert of.pool.children == 0

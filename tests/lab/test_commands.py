@@ -53,13 +53,3 @@ def test_a_server_that_is_not_installed_is_named() -> None:
     ran = foqs_lab("servers", "redis", env={"PATH": "/nowhere", "XDG_CACHE_HOME": "/nowhere"})
     assert (ran.returncode, ran.stdout) == (1, ""), ran.stderr
     assert "redis" in ran.stderr
-
-
-@pytest.mark.parametrize("words", [("demo",), ("cluster", "up")], ids=" ".join)
-def test_a_missing_laboratory_is_named_with_its_remedy(words: tuple[str, ...]) -> None:
-    program = "import sys; sys.modules['foqs_lab'] = None; from foqs.__main__ import main; main()"
-    argv = [sys.executable, "-c", program, *words]
-    ran = subprocess.run(argv, capture_output=True, text=True, env=environment(), timeout=60)
-    assert (ran.returncode, ran.stdout) == (1, "")
-    assert ran.stderr.startswith("foqs: foqs_lab")
-    assert ran.stderr.endswith(" is missing; the extra foqs[lab] has it, in a checkout: pip install '.[lab]'\n")

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foqs.bounds import DAY_MS
 from foqs.errors import Invalid
-from foqs.policies.schedules import DAY_MS, due, parse_schedule
+from foqs.policies.schedules import due, parse_schedule
 from foqs.rules import ItemRules, RetryRule
 
 NOW = 1_800_000_000_000  # a whole minute

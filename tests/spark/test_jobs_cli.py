@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from foqs.errors import Invalid, Unavailable
+from foqs.extras import missing
 from foqs.spark import snapshot_shards
 from foqs.spark.jobs import command
 from foqs.spark.jobs import command as sessions
@@ -76,7 +77,7 @@ def test_a_job_is_a_module_of_its_own(job, without_pyspark):
 def test_without_the_extra(args, without_pyspark):
     done = foqs("spark", *args, env=without_pyspark)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "foqs: PySpark is not installed: pip install 'pyspark>=4.2' 'pyarrow>=17'\n"
+    assert done.stderr == f"foqs: {missing('PySpark', 'spark')}\n"
 
 
 @pytest.mark.process

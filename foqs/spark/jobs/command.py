@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 import typer
 
 from foqs.errors import FoqsError, Invalid, Unavailable
+from foqs.extras import missing
 from foqs.option_groups import spread
 from foqs.store.protocol import StoreError
 
@@ -86,10 +87,10 @@ def words_of(text: str) -> str:
     >>> words_of("[UNRESOLVED_COLUMN.X] No column `a`.\\nJVM stacktrace: ...")
     'No column `a`.'
     """
-    if missing := _MISSING.search(text):
+    if absent := _MISSING.search(text):
         return (
-            f"the Python of the tasks has no {missing[1]}: in a checkout of foqs, run pip install '.[spark]' with that "
-            "Python (PYSPARK_PYTHON), or send it along with spark.archives (docs/spark.md, Packaging)"
+            f"the Python of the tasks has no {absent[1]}: install foqs[spark] into it (PYSPARK_PYTHON), or send it "
+            "along with spark.archives (docs/spark.md, Packaging)"
         )
     if ours := _OURS.findall(text):
         return str(ours[-1]).strip()
@@ -290,7 +291,7 @@ def spark_session(name: str, place: Place) -> Iterator[SparkSession]:
     try:
         from pyspark.sql import SparkSession
     except ImportError:
-        raise Invalid("PySpark is not installed: pip install 'pyspark>=4.2' 'pyarrow>=17'") from None
+        raise Invalid(missing("PySpark", "spark")) from None
     from pyspark.logger import PySparkLogger
 
     from foqs.spark.source import FoqsSource

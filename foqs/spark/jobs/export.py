@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from foqs.bounds import DAY_MS
 from foqs.spark.jobs import command
 from foqs.spark.jobs.command import Place, Source, many, snapshot, spark_session, written
 
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 PARTITIONS = ("namespace", "topic", "day")
-_DAY_MS = 86_400_000
 
 
 class Mode(StrEnum):
@@ -70,7 +70,7 @@ def with_day(items: DataFrame) -> DataFrame:
     """Add `day`, the date of enqueued_at in UTC, whatever the session's time zone is."""
     from pyspark.sql import functions as F
 
-    day = F.floor(F.unix_millis("enqueued_at") / _DAY_MS).cast("int")
+    day = F.floor(F.unix_millis("enqueued_at") / DAY_MS).cast("int")
     return items.withColumn("day", F.date_from_unix_date(day))
 
 

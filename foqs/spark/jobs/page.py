@@ -13,6 +13,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Self
 
 from foqs.errors import Invalid
+from foqs.extras import missing
 from foqs.spark.jobs.command import many, number, short, size
 
 if TYPE_CHECKING:
@@ -159,7 +160,7 @@ def template() -> Template:
     try:
         from jinja2 import Environment, StrictUndefined
     except ImportError:
-        raise Invalid("Jinja2 is not installed, which draws the page: pip install 'Jinja2>=3.1'") from None
+        raise Invalid(missing("Jinja2, which draws the page,", "spark")) from None
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
     words = (number, many, size, duration, short_number, moment, spread, share, in_states)
     environment.filters |= {one.__name__: one for one in words} | {"unit": "{:.1f}".format}

@@ -37,6 +37,7 @@ def test_the_set_up_works_as_written(tmp_path: Path) -> None:
     path = f"{command.parent}:{os.environ['PATH']}"
     certificates, credentials, use = blocks("sh")
     run(tmp_path, certificates, PATH=path)
+    run(tmp_path, "openssl verify -x509_strict -CAfile ca.pem host.pem mailer.pem", PATH=path)  # as Python 3.13 does
     run(tmp_path, credentials, PATH=path)
     url = f"sqlite:///{tmp_path / 'shard.db'}"
     create_schema(url, 1)

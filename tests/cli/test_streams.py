@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -277,7 +278,7 @@ def test_deeply_nested_input_is_one_line(host: HostProcess, args: list[str], std
     said = (done.stdout + done.stderr).decode()
     assert "Traceback" not in said, said[-900:]
     assert done.returncode == 1 or (args[0] == "topic" and done.returncode == 2)
-    assert "too deep" in said, said[-900:]
+    assert re.search("too deep|not JSON", said), said[-900:]  # since Python 3.12, JSON may be ten times as deep
 
 
 def test_a_deeply_nested_variable_is_one_line(host: HostProcess) -> None:

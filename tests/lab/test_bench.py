@@ -271,6 +271,8 @@ def test_results_arrive_and_kept_items_go() -> None:
     assert figures["gone_s"] > 0
 
 
+@pytest.mark.server
+@pytest.mark.mariadb
 @pytest.mark.timeout(400)
 def test_a_scenario_of_fair_sharing() -> None:
     """A change of weight, counted in deliveries: no speed of the machine changes it."""
@@ -281,6 +283,8 @@ def test_a_scenario_of_fair_sharing() -> None:
     assert outcome["figures"]["share"] == pytest.approx(10 / 11, abs=0.02)
 
 
+@pytest.mark.server
+@pytest.mark.mariadb
 @pytest.mark.timeout(400)
 def test_the_scenarios_of_hooks() -> None:
     """Small: what they count holds on any machine, while their times do not."""

@@ -89,8 +89,8 @@ def words_of(text: str) -> str:
     """
     if absent := _MISSING.search(text):
         return (
-            f"the Python of the tasks has no {absent[1]}: install foqs[spark] into it (PYSPARK_PYTHON), or send it "
-            "along with spark.archives (docs/spark.md, Packaging)"
+            f"the Python of the tasks has no {absent[1]}: it needs foqs[spark] (PYSPARK_PYTHON), or send that along "
+            "with spark.archives (docs/spark.md, Packaging)"
         )
     if ours := _OURS.findall(text):
         return str(ours[-1]).strip()

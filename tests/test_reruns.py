@@ -195,7 +195,7 @@ def test_one_rerun_is_allowed_in_a_small_selection() -> None:
     assert verdict(16, 1_500).startswith("16 of 1500 tests")
 
 
-def test_only_script_test_loads_the_reruns() -> None:
+def test_only_runs_of_real_processes_load_the_reruns() -> None:
     loads = {path.name for path in (ROOT / "script").iterdir() if "tests.support.reruns" in path.read_text()}
-    assert loads == {"test"}
+    assert loads == {"test", "test-python"}
     assert "reruns" not in (ROOT / "pyproject.toml").read_text().split("[tool.pytest.ini_options]")[1]

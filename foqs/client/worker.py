@@ -37,6 +37,8 @@ _FETCH_TIMEOUT_MS = 10_000
 _SETTLE_ITEMS = 500
 _SHORT_WAIT_MS = 50
 _NAME_CHARS = 100
+_LOOK_S = 0.5
+"""After this time the main thread runs the handler of a signal that did not wake it."""
 
 
 class Worker(Local):
@@ -226,7 +228,7 @@ class Worker(Local):
         with stop_signals() as caught:
             self.start()
             threading.Thread(target=lambda: caught.put(self._ended.wait() and None), daemon=True).start()
-            while (number := caught.get()) is not None:
+            while (number := _heard(caught)) is not None:
                 log.info("stopping: got %s", signal.Signals(number).name)
                 self.stop(grace_ms=0 if self._stopping.is_set() else None)
         self.join()
@@ -415,6 +417,14 @@ class _Before:
     def restore(self) -> None:
         self.after_fork()
         self._before = {}
+
+
+def _heard(caught: SimpleQueue[int | None]) -> int | None:
+    """Wait for the next entry. Python runs handlers of signals in the main thread only, and a signal that the system
+    gives to another thread, or just before the wait begins, does not end the wait."""
+    while True:
+        with suppress(Empty):
+            return caught.get(timeout=_LOOK_S)
 
 
 @contextmanager

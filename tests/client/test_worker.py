@@ -322,11 +322,15 @@ def test_a_stopping_worker_tells_its_last_acks(peer, client_of):
     assert all(item.lease == 0 for item in peer.items.values())
 
 
-def test_run_ends_at_a_signal_and_puts_the_handlers_back(peer, client_of):
+@pytest.mark.parametrize(
+    "send", [lambda number: os.kill(os.getpid(), number), signal.raise_signal], ids=["kill", "raise"]
+)
+def test_run_ends_at_a_signal_and_puts_the_handlers_back(peer, client_of, send):
+    """`raise_signal` gives the signal to its own thread."""
     client = client_of(peer)
     enqueue(client, 1)
     before = signal.getsignal(signal.SIGTERM)
-    worker = Worker(client, "t", lambda item: os.kill(os.getpid(), signal.SIGTERM), wait_ms=20)
+    worker = Worker(client, "t", lambda item: send(signal.SIGTERM), wait_ms=20)
     worker.run()
     assert worker.counts.done == 1
     assert signal.getsignal(signal.SIGTERM) is before

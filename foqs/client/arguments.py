@@ -246,6 +246,8 @@ _CHECKS: Mapping[str, Check] = {
     "wait_server": check_bool,
     "tls": check_tls,
     "on_retry": partial(check_callable, form="on_retry(error, left_s)", none=True),
+    "retry_wait": partial(check_callable, form="retry_wait(retry_state)", none=True),
+    "retry_stop": partial(check_callable, form="retry_stop(retry_state)", none=True),
     "held_longer_than_ms": whole(0, 1 << 62, zero="all of them", none=True),
     "page_items": whole(1, I32_MAX),
     "page_topics": whole(1, I32_MAX),

@@ -21,7 +21,7 @@ from foqs.client.guard import SafeLog, call_to_end, guarded, renew_after_fork
 from foqs.client.methods import SERVER_INFO, context, context_head
 from foqs.client.per_worker import Ask
 from foqs.client.routes import Address
-from foqs.client.timing import pause_ms
+from foqs.client.timing import Strategies
 from foqs.errors import FoqsError, Invalid, LostReply, NotSent, Unavailable, Unreachable, named
 from foqs.idl import idl
 from foqs.travel import bare
@@ -54,6 +54,7 @@ class Caller:
         traceparent: Callable[[], str | None] | None = None,
         on_retry: OnRetry | None = None,
         wait_server: bool = True,
+        strategies: Strategies | None = None,
     ) -> None:
         self.pool = pool
         self.max_frame_bytes = max_frame_bytes
@@ -63,6 +64,7 @@ class Caller:
         self._traceparent = traceparent
         self._wait_server = wait_server
         self._on_retry = on_retry or self._log_retry
+        self._strategies = strategies or Strategies(None, None)
         self._retried_at = -inf
         self._sequence = count(1)
         self.retries = 0  # about: threads may count at the same time
@@ -196,14 +198,14 @@ class Caller:
         """Drop the request that was sent there: its reply is no longer needed."""
         self.pool.give(connection, usable=False)
 
-    def again(self, tries: int, error: FoqsError, retry_after_ms: int | None, deadline: float) -> bool:
+    def again(self, tries: int, error: FoqsError, retry_after_ms: int | None, begun: float, deadline: float) -> bool:
         """Wait before a call is tried again, after its `tries`-th failure. Return False at once if it is not: the time
-        or the client has ended, or no server was reached yet and `wait_server` is off."""
+        or the client has ended, `retry_stop` says so, or no server was reached yet and `wait_server` is off."""
         if isinstance(error, Unreachable) and not self._wait_server:
             return False
-        pause_s = pause_ms(tries, retry_after_ms, random.random) / 1000
         now = monotonic()
-        if self._closed.is_set() or now + pause_s >= deadline:
+        pause_s = self._strategies.pause_s(tries, error, retry_after_ms, begun, now, random.random)
+        if pause_s is None or self._closed.is_set() or now + pause_s >= deadline:
             return False
         self.retries += 1
         self.waited_s += pause_s

@@ -20,6 +20,7 @@ from foqs.client.per_worker import Places, Share
 from foqs.client.requests import First, Requests, id_of, single
 from foqs.client.router import Router, Topics
 from foqs.client.routes import hash_slot, parse_addresses
+from foqs.client.timing import StopStrategy, Strategies, WaitStrategy
 from foqs.errors import FoqsError, Invalid
 from foqs.idl import idl
 from foqs.ids import parse_id
@@ -61,6 +62,10 @@ class Client(ConsumerCalls, OperatorCalls, Local):
     on_retry            called as `on_retry(error, left_s)` before the first retry, and again after a minute without
                         any; `left_s`: how long the call continues. An exception of it is logged, and ignored.
                         Default: a warning in the log `foqs.client`
+    retry_wait,         strategies of tenacity: the pause before a request is repeated (`wait_fixed(1)`), which the
+    retry_stop          server may make longer; and the end of a call before its time (`stop_after_attempt(3)`).
+                        Default: random pauses that double from 20 ms to 2 s, and no end but the time-out. An exception
+                        of a strategy is logged, and the default counts
 
     Requests that failed without side effects are retried on another host.
 
@@ -98,6 +103,8 @@ class Client(ConsumerCalls, OperatorCalls, Local):
         wait_server: bool = True,
         tracing: bool = False,
         on_retry: OnRetry | None = None,
+        retry_wait: WaitStrategy | None = None,
+        retry_stop: StopStrategy | None = None,
     ) -> None:
         self.namespace = namespace
         self.address = address
@@ -107,7 +114,10 @@ class Client(ConsumerCalls, OperatorCalls, Local):
         token = read_token(token)
         pool = Pool(addresses, pool_size, connect_timeout_ms / 1000, max_idle_ms / 1000, securing)
         traceparent = None if self.tracing is None else self.tracing.traceparent
-        self._caller = Caller(pool, token, attempt_timeout_ms, max_frame_bytes, traceparent, on_retry, wait_server)
+        strategies = Strategies(retry_wait, retry_stop)
+        self._caller = Caller(
+            pool, token, attempt_timeout_ms, max_frame_bytes, traceparent, on_retry, wait_server, strategies
+        )
         self._router = Router(pool, token, enabled=routing)
         self._places = Places(namespace, self._router.known)
         self._requests = Requests(self._caller, self._router, self._places, namespace, timeout_ms)

@@ -51,6 +51,7 @@ class First(NamedTuple):
     """The first request of a call for one item, which did not succeed. `found`: its outcomes from the host `by`, or why
     there are none."""
 
+    begun: float
     deadline: float
     request_id: str
     found: Sequence[Any] | FoqsError
@@ -75,6 +76,7 @@ class ItemTask:
         first: First | None = None,
     ) -> None:
         """After `first`, the task continues that call."""
+        self.begun = monotonic() if first is None else first.begun
         self.deadline = deadline
         self.outcomes: list[Any] = [None] * len(items)
         self.pending: Sequence[int] = range(len(items))
@@ -98,7 +100,7 @@ class ItemTask:
             tries += 1
             error = next(iter(self.errors.values()))
             hints = [one.retry_after_ms for one in self.errors.values() if one.retry_after_ms is not None]
-            if not self._caller.again(tries, error, max(hints, default=None), self.deadline):
+            if not self._caller.again(tries, error, max(hints, default=None), self.begun, self.deadline):
                 break
         for i in self.pending:
             self.outcomes[i] = last_word(self._policy, self.errors[i], i in self.doubtful)
@@ -234,7 +236,7 @@ class Requests:
         """Return what `ask` returns for the id of the call. It is called again as `policy` says."""
         if not self.router.begun:
             self.router.begin()
-        request_id, tries = current(), 0
+        begun, request_id, tries = monotonic(), current(), 0
         while True:
             try:
                 return ask(request_id)
@@ -242,7 +244,7 @@ class Requests:
                 failed = bare(error)
             tries += 1
             again = judge(policy, failed, doubtful=False) in AGAIN
-            if not again or not self.caller.again(tries, failed, failed.retry_after_ms, deadline):
+            if not again or not self.caller.again(tries, failed, failed.retry_after_ms, begun, deadline):
                 try:
                     raise last_word(policy, failed, doubtful=False)
                 finally:
@@ -290,17 +292,18 @@ class Requests:
         `each`."""
         if not self.router.begun:
             self.router.begin()
-        deadline = self.deadline(timeout_ms) if timeout_ms is not None else monotonic() + self._timeout_ms / 1000
+        begun = monotonic()
+        deadline = self.deadline(timeout_ms) if timeout_ms is not None else begun + self._timeout_ms / 1000
         request_id = current()
         caller = self.caller
         try:
             asked = caller.send(method, request, deadline, repeatable=policy.repeatable, to=to, request_id=request_id)
             outcomes: Sequence[Any] = caller.receive(asked).outcomes or ()
         except FoqsError as error:
-            return First(deadline, request_id, bare(error))
+            return First(begun, deadline, request_id, bare(error))
         if len(outcomes) == 1 and outcomes[0].error is None:
             return outcomes[0]
-        return First(deadline, request_id, outcomes, asked.address)
+        return First(begun, deadline, request_id, outcomes, asked.address)
 
     def each(
         self,

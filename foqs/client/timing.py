@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-from foqs.checks import I64_MAX, check_int, check_number
+from foqs.checks import I64_MAX, LONGEST_MS, check_int, check_number
+from foqs.client.guard import guarded
+from foqs.errors import FoqsError
+
+if TYPE_CHECKING:
+    from tenacity import RetryCallState
 
 T = TypeVar("T")
+WaitStrategy = Callable[["RetryCallState"], float]
+StopStrategy = Callable[["RetryCallState"], bool]
 
 
 class Batcher(Generic[T]):
@@ -110,6 +117,47 @@ class Backoff:
             if delay >= self.longest_ms:
                 break
         return int(min(delay, self.longest_ms) * (1 - self.jitter * rng()))
+
+
+def _state(tries: int, error: Exception, begun_s: float, now_s: float) -> RetryCallState:
+    """Return what strategies of tenacity know of a call: its begin, its failures, and the last error."""
+    from tenacity import RetryCallState
+
+    state = RetryCallState(None, None, (), {})  # type: ignore[arg-type]
+    state.attempt_number, state.start_time = tries, begun_s
+    state.set_exception((type(error), error, None))
+    state.outcome_timestamp = now_s
+    return state
+
+
+class Strategies:
+    """When a failed request is sent again, as `wait` and `stop` say, which are strategies of tenacity: the pause in
+    seconds by the state of the call, and True if the call ends. Without `wait` the pauses are the client's own."""
+
+    def __init__(self, wait: WaitStrategy | None, stop: StopStrategy | None) -> None:
+        self._wait = wait
+        self._stop = stop
+
+    def pause_s(
+        self, tries: int, error: FoqsError, hint_ms: int | None, begun_s: float, now_s: float, rng: Callable[[], float]
+    ) -> float | None:
+        """Return the wait before the request is repeated after its `tries`-th failure (from 1), None: it is not. The
+        server's hint `hint_ms` is a lower bound. A strategy that fails does not count."""
+        own_s = pause_ms(tries, hint_ms, rng) / 1000
+        if self._wait is None and self._stop is None:
+            return own_s
+        state = _state(tries, error, begun_s, now_s)
+        given_s = None if self._wait is None else guarded("retry_wait of the client", _seconds, self._wait, state)
+        state.upcoming_sleep = own_s if given_s is None else max(given_s, (hint_ms or 0) / 1000)
+        if self._stop is not None and guarded("retry_stop of the client", self._stop, state):
+            return None
+        return state.upcoming_sleep
+
+
+def _seconds(wait: WaitStrategy, state: RetryCallState) -> float:
+    seconds = wait(state)
+    check_number("the wait of retry_wait", seconds, 0, LONGEST_MS / 1000)
+    return float(seconds)
 
 
 REQUEST_AGAIN = Backoff(first_ms=20, longest_ms=2_000)

@@ -9,6 +9,7 @@ from contextlib import suppress
 from time import monotonic
 
 import pytest
+import tenacity
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,6 +26,7 @@ from foqs.client import (
     Nack,
     NotFound,
     OutcomeUnknown,
+    Overloaded,
     Unavailable,
     caller,
     request_id,
@@ -375,3 +377,34 @@ def test_a_client_may_be_used_by_many_threads(peer):
             thread.join(LATER)
     assert sorted(ids) == list(range(1, 401))
     assert peer.connections <= 4
+
+
+@pytest.mark.parametrize(
+    ("method", "call"),
+    [
+        ("Enqueue", lambda client: client.enqueue("t", b"x")),
+        ("Enqueue", lambda client: client.enqueue("t", b"x", fairness_key="a", dedup_key="b")),
+        ("Dequeue", lambda client: client.dequeue("t")),
+        ("GetServerInfo", lambda client: client.server_info()),
+    ],
+)
+def test_the_strategies_of_tenacity_decide_about_retries(new_peer, client_of, method, call):
+    pauses = []
+
+    def note(state):
+        pauses.append((state.attempt_number, type(state.outcome.exception()), state.seconds_since_start >= 0))
+        return 0.001
+
+    peer = new_peer(script(method, *[refused(4)] * 9))
+    with pytest.raises(Overloaded):
+        call(client_of(peer, retry_wait=note, retry_stop=tenacity.stop_after_attempt(3)))
+    assert len(peer.named(method)) == 3
+    assert pauses == [(tries, Overloaded, True) for tries in (1, 2, 3)]
+
+
+def test_the_items_of_a_batch_end_when_retries_stop(new_peer, client_of):
+    peer = new_peer(script("Enqueue", *[refused(4)] * 9))
+    client = client_of(peer, retry_wait=tenacity.wait_none(), retry_stop=tenacity.stop_after_attempt(2))
+    outcomes = client.enqueue_many([ItemSpec("t", b"1"), ItemSpec("t", b"2")])
+    assert [type(one) for one in outcomes] == [Overloaded, Overloaded]
+    assert len(peer.named("Enqueue")) == 2

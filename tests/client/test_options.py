@@ -77,6 +77,8 @@ BAD: dict[str, list[Any]] = {
     "tracing": FLAGS,
     "wait_server": FLAGS,
     "on_retry": OBJECTS,
+    "retry_wait": OBJECTS,
+    "retry_stop": OBJECTS,
     "items": MANY,
     "item": ITEMS,
     "nacks": MANY,

@@ -1,10 +1,25 @@
 """When a batch is due, and how long a client waits before it tries again."""
 
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tenacity import (
+    stop_after_attempt,
+    stop_after_delay,
+    stop_before_delay,
+    stop_never,
+    wait_chain,
+    wait_exception,
+    wait_exponential,
+    wait_fixed,
+    wait_none,
+)
 
 from foqs.client import Backoff
-from foqs.client.timing import REQUEST_AGAIN, Batcher, pause_ms
+from foqs.client.timing import REQUEST_AGAIN, Batcher, Strategies, pause_ms
+from foqs.errors import Overloaded
 
 
 @given(
@@ -83,3 +98,50 @@ def test_pauses_grow_and_are_bounded(tries, random):
 @given(st.integers(1, 10_000), st.integers(1, 10_000_000), st.floats(0, 1, exclude_max=True))
 def test_the_servers_wish_is_a_lower_bound_with_jitter(tries, hint_ms, random):
     assert hint_ms <= pause_ms(tries, hint_ms, lambda: random) <= hint_ms * 1.5
+
+
+def pause_s(wait: Any, stop: Any, hint_ms: int | None = None, tries: int = 1, now_s: float = 0.0) -> float | None:
+    return Strategies(wait, stop).pause_s(tries, Overloaded("full"), hint_ms, 0.0, now_s, lambda: 0.0)
+
+
+def test_without_strategies_the_pauses_are_the_clients_own() -> None:
+    assert [pause_s(None, None, tries=tries) for tries in (1, 2, 3)] == [0.02, 0.04, 0.08]
+    assert pause_s(None, stop_never, tries=2) == 0.04
+
+
+def test_a_wait_strategy_gives_the_pause() -> None:
+    assert [pause_s(wait_exponential(max=5), None, tries=tries) for tries in (1, 2, 3, 4)] == [1, 2, 4, 5]
+    assert pause_s(wait_chain(wait_fixed(3), wait_fixed(7)), None, tries=2) == 7
+
+
+def test_the_hint_of_the_server_is_a_lower_bound_of_a_strategy() -> None:
+    assert pause_s(wait_none(), None, hint_ms=1_500) == 1.5
+    assert pause_s(wait_fixed(2), None, hint_ms=1_500) == 2
+
+
+def test_a_stop_strategy_knows_tries_time_and_pause() -> None:
+    assert pause_s(None, stop_after_attempt(3), tries=2) is not None
+    assert pause_s(None, stop_after_attempt(3), tries=3) is None
+    assert pause_s(None, stop_after_delay(5), now_s=4.9) is not None
+    assert pause_s(None, stop_after_delay(5), now_s=5.0) is None
+    assert pause_s(wait_fixed(2), stop_before_delay(5), now_s=2.9) == 2
+    assert pause_s(wait_fixed(2), stop_before_delay(5), now_s=3.0) is None
+
+
+def test_a_strategy_knows_the_error() -> None:
+    patient = wait_exception(lambda error: 9.0 if isinstance(error, Overloaded) else 0.0)
+    assert pause_s(patient, None) == 9.0
+
+
+@pytest.mark.parametrize("wrong", [-1, float("nan"), float("inf"), "1", None, True])
+def test_a_wait_that_is_none_does_not_count(wrong: Any, caplog: pytest.LogCaptureFixture) -> None:
+    assert pause_s(lambda _: wrong, None) == 0.02
+    assert "retry_wait of the client failed" in caplog.text
+
+
+def test_a_strategy_that_fails_does_not_count(caplog: pytest.LogCaptureFixture) -> None:
+    def fails(_: Any) -> Any:
+        raise OSError("no clock")
+
+    assert pause_s(fails, fails) == 0.02
+    assert caplog.text.count(" of the client failed") == 2

@@ -12,6 +12,7 @@ import random
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count, islice, pairwise
 from pathlib import Path
@@ -19,7 +20,7 @@ from time import monotonic, monotonic_ns, sleep
 from typing import NamedTuple
 
 from foqs.buffers.held_keys import CLAIM_MS
-from foqs.client import Client, DedupUntil, Duplicate, ItemSpec, OnDuplicate, Replaced
+from foqs.client import Client, DedupUntil, Duplicate, Item, ItemSpec, OnDuplicate, Replaced
 from foqs.errors import FoqsError, OutcomeUnknown
 from foqs_lab.cluster import HostProcess, Shard
 
@@ -71,9 +72,10 @@ class Ended(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """A dequeue had no answer: items may have been delivered."""
+    """A request of a dequeue had no answer: items may have been delivered."""
 
     began: int
+    ended: int
 
 
 Event = Stored | Changed | Delivered | Ended | Lost
@@ -108,11 +110,11 @@ def _sure(start: Stored | Delivered, ends: list[Span]) -> bool:
 
 
 def waiting_spans(events: Iterable[Event]) -> dict[int, list[Span]]:
-    """Return when each item had certainly not been delivered. A dequeue without an answer may have delivered an item
+    """Return when each item had certainly not been delivered. A request without an answer may have delivered an item
     whose first delivery that is known is not its first attempt."""
     stored: dict[int, int] = {}
     first: dict[int, Delivered] = {}
-    lost: list[int] = []
+    lost: list[Lost] = []
     for event in events:
         match event:
             case Stored():
@@ -122,13 +124,13 @@ def waiting_spans(events: Iterable[Event]) -> dict[int, list[Span]]:
                 if known is None or event.began < known.began:
                     first[event.id] = event
             case Lost():
-                lost.append(event.began)
+                lost.append(event)
     spans: dict[int, list[Span]] = {}
     for item_id, at in stored.items():
         delivered = first.get(item_id)
         end = _NEVER if delivered is None else delivered.began
         if delivered is None or delivered.attempt > 1:
-            end = min([began for began in lost if began > at], default=end)
+            end = min([max(at, one.began) for one in lost if one.ended > at], default=end)
         spans[item_id] = [(at, end)] if end > at else []  # it may be delivered before its enqueue is answered
     return spans
 
@@ -312,13 +314,15 @@ class Crew:
 
     def take(self, client: Client, rng: random.Random, until: DedupUntil, *, acks: float, fails: float) -> int:
         """Take items, and ack them, fail them, or forget them. Return how many came."""
-        log, began = self.events[until], monotonic_ns()
-        try:
+        log, began, repeated = self.events[until], monotonic_ns(), client.waits[0]
+        items: Sequence[Item] = ()
+        answered = False
+        with suppress(FoqsError):
             items = client.dequeue(until.name, 20, wait_ms=200, lease_ms=LEASE_MS)
-        except FoqsError:
-            log.append(Lost(began))
-            return 0
+            answered = client.waits[0] == repeated  # else the client has repeated a request
         ended = monotonic_ns()
+        if not answered:
+            log.append(Lost(began, ended))
         for item in items:
             key, number = map(int, item.payload.split())
             log.append(Delivered(began, ended, key, item.id, item.attempt, number))

@@ -63,9 +63,11 @@ def test_two_items_that_live(events: list[Event], wrong: int) -> None:
     [
         ([Stored(0, 1, 7, 1), Delivered(2, 3, 7, 1, 1), Stored(4, 5, 7, 2)], 0),
         ([Stored(0, 1, 7, 1), Stored(4, 5, 7, 2), Delivered(6, 7, 7, 1, 1)], 1),
-        ([Stored(0, 1, 7, 1), Lost(2), Stored(4, 5, 7, 2), Delivered(6, 7, 7, 1, 1)], 1),
-        ([Stored(0, 1, 7, 1), Lost(2), Stored(4, 5, 7, 2), Delivered(6, 7, 7, 1, 2)], 0),
-        ([Stored(0, 1, 7, 1), Lost(2), Stored(4, 5, 7, 2)], 0),
+        ([Stored(0, 1, 7, 1), Lost(2, 3), Stored(4, 5, 7, 2), Delivered(6, 7, 7, 1, 1)], 1),
+        ([Stored(0, 1, 7, 1), Lost(2, 3), Stored(4, 5, 7, 2), Delivered(6, 7, 7, 1, 2)], 0),
+        ([Stored(0, 1, 7, 1), Lost(2, 3), Stored(4, 5, 7, 2)], 0),
+        ([Stored(1, 2, 7, 1), Lost(0, 3), Stored(4, 5, 7, 2), Delivered(6, 7, 7, 1, 2)], 0),
+        ([Stored(1, 2, 7, 1), Lost(0, 1), Stored(4, 5, 7, 2), Delivered(6, 7, 7, 1, 2)], 1),
         ([Stored(0, 9, 7, 1), Delivered(2, 3, 7, 1, 1), Stored(4, 5, 7, 2), Delivered(10, 11, 7, 2, 1)], 0),
     ],
 )

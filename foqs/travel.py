@@ -46,7 +46,9 @@ class Local:
     instead: ClassVar[str]
 
     def __getstate__(self) -> Any:
-        raise TypeError(f"a {type(self).__name__} cannot be copied, pickled or sent to another process: {self.instead}")
+        name = type(self).__name__
+        article = "an" if name[0] in "AEIO" else "a"
+        raise TypeError(f"{article} {name} cannot be copied, pickled or sent to another process: {self.instead}")
 
 
 def bare(error: E) -> E:

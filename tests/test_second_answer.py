@@ -3,7 +3,7 @@
 import pytest
 
 from foqs import second_answer
-from foqs.client.connection import ClientClosed
+from foqs.client.call import ClientClosed
 from foqs.errors import (
     FoqsError,
     Forbidden,

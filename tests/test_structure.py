@@ -18,6 +18,7 @@ from tests.support.structure import (
     assigned_from_elsewhere,
     attributes_of_classes,
     bound_again,
+    by_hand,
     classes,
     files,
     largest_class,
@@ -35,7 +36,7 @@ LINES = {
     "foqs.api": 3_830,
     "foqs.buffers": 1_357,
     "foqs.cli": 7_139,
-    "foqs.client": 8_447,
+    "foqs.client": 9_133,  # _async: the transport of asyncio, locks without threads, cancelled calls
     "foqs.config": 1_317,
     "foqs.doctor": 712,
     "foqs.engine": 10_314,
@@ -52,7 +53,7 @@ LINES = {
     "foqs.store": 5_841,
     "foqs.wire": 1_661,
     "foqs.zk": 1_673,
-    "foqs_lab": 10_795,
+    "foqs_lab": 10_981,  # bench in-flight
 }
 """Lines of each package. A package may exceed its ceiling by `MARGIN`."""
 MARGIN = 0.01
@@ -105,7 +106,7 @@ def test_pages_name_files_that_exist(page: str) -> None:
 
 
 def test_each_file_of_the_product_is_counted() -> None:
-    assert sum(lines_by_package().values()) == sum(map(lines, files()))
+    assert sum(lines_by_package().values()) == sum(map(lines, by_hand()))
     assert {path.parts[len(ROOT.parts)] for path in files()} == {"foqs", "foqs_lab"}
     assert all(lines(ROOT / path) < SMALL_LINES for path in small_with_one_importer())
 

@@ -1,16 +1,18 @@
 """The Python client of foqs.
 
-`Client` makes single calls, `Producer` gathers enqueues into batches, `Worker` runs a handler for every item.
+`Client` and `AsyncClient` make single calls, `Producer` gathers enqueues into batches, and `Worker` runs a handler for
+every item.
 
 >>> from foqs.client import Client
 >>> with Client("127.0.0.1:7707", "shop") as client:            # doctest: +SKIP
 ...     client.enqueue("mail", b"hello")
 """
 
-from foqs.client.caller import request_id
-from foqs.client.client import Client
-from foqs.client.connection import ClientClosed, Tls
-from foqs.client.consumer_calls import Taken
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from foqs.client._sync.client import Client
+from foqs.client.call import ClientClosed, Taken
 from foqs.client.items import (
     Ack,
     DedupUntil,
@@ -29,6 +31,7 @@ from foqs.client.items import (
     Progress,
 )
 from foqs.client.job import AckPolicy, Job, Retry
+from foqs.client.methods import request_id
 from foqs.client.operator_types import (
     ExplainReason,
     Explanation,
@@ -51,6 +54,7 @@ from foqs.client.operator_types import (
 from foqs.client.producer import Producer, UnreadFailures
 from foqs.client.rules import ItemRules, RetryKind, RetryRule
 from foqs.client.timing import Backoff
+from foqs.client.tls import Tls
 from foqs.client.work import WorkerHung
 from foqs.client.worker import Worker
 from foqs.errors import (
@@ -71,10 +75,15 @@ from foqs.ids import OnDuplicate
 from foqs.rows import FailureCause
 from foqs.second_answer import Duplicate, Replaced
 
+if TYPE_CHECKING:
+    from foqs.client._async.client import AsyncClient
+    from foqs.client._async.waits import WrongLoop
+
 __all__ = [
     "Ack",
     "AckPolicy",
     "ActiveTopic",
+    "AsyncClient",
     "Backoff",
     "Client",
     "ClientClosed",
@@ -140,5 +149,20 @@ __all__ = [
     "Worker",
     "WorkerHung",
     "WorkerStats",
+    "WrongLoop",
     "request_id",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+_ASYNC = {"AsyncClient": "client", "WrongLoop": "waits"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import asyncio with the first asynchronous name: blocking programs start without it."""
+    if name not in _ASYNC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"foqs.client._async.{_ASYNC[name]}"), name)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import index
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 from foqs.bounds import LEAST_FRAME_BYTES, LIMITS, MOST_FRAME_BYTES, MOST_PACE, MOST_WEIGHT
 from foqs.checks import (
@@ -34,7 +34,6 @@ from foqs.checks import (
     check_time_ms,
     refuse,
 )
-from foqs.client.connection import Tls
 from foqs.client.items import (
     Ack,
     DedupUntil,
@@ -48,6 +47,7 @@ from foqs.client.items import (
 )
 from foqs.client.per_worker import Share
 from foqs.client.rules import ItemRules, RetryKind, RetryRule
+from foqs.client.tls import Tls
 from foqs.errors import FoqsError, Invalid
 from foqs.idl import idl
 from foqs.ids import MAX_I64, MIN_I64, OnDuplicate
@@ -104,8 +104,8 @@ def one_of(*allowed: str) -> Check:
 
 
 def check_client(name: str, value: object) -> None:
-    if not hasattr(value, "enqueue_many"):
-        refuse(name, value, "it must be a Client")
+    if not hasattr(value, "enqueue_many") or inspect.iscoroutinefunction(getattr(value, "close", None)):
+        refuse(name, value, "it must be a Client (the blocking one)")
 
 
 def check_leased(name: str, value: object) -> None:
@@ -307,16 +307,24 @@ def checked(**own: Check) -> Callable[[Callable[P, R]], Callable[P, R]]:
             )
         has_self = len(names) < len(inspect.signature(function).parameters)
 
-        @functools.wraps(function)
-        def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        def check(args: Sequence[object], kwargs: Mapping[str, object]) -> None:
             for name, value in zip(names, args[has_self:], strict=False):
                 checks[name](name, value)
             for name, given in kwargs.items():
                 if name in names:  # else Python refuses it
                     checks[name](name, given)
+
+        @functools.wraps(function)
+        def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+            check(args, kwargs)
             return function(*args, **kwargs)
 
-        return wrapped
+        @functools.wraps(function)
+        async def waiting(*args: Any, **kwargs: Any) -> Any:
+            check(args, kwargs)
+            return await cast(Any, function)(*args, **kwargs)
+
+        return cast(Callable[P, R], waiting) if inspect.iscoroutinefunction(function) else wrapped
 
     return decorate
 

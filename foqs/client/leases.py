@@ -13,7 +13,7 @@ from functools import partial
 from math import inf
 from time import monotonic
 
-from foqs.client.client import Client
+from foqs.client._sync.client import Client
 from foqs.client.guard import Background, SafeLog, renew_after_fork, run_to_end
 from foqs.client.items import Item
 from foqs.client.job import Held

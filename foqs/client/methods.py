@@ -1,4 +1,5 @@
-"""The methods of the service, and a short way past the codec for requests and replies of the usual shape.
+"""The methods of the service, a short way past the codec for requests and replies of the usual shape, and what each
+request carries: the id of its call and its time-out.
 
 The codec is the reference. A request function returns exactly the codec's bytes, without the STOP of the request. For
 values that the codec has to encode or refuse (times of an item, wrong types) it returns None, or the struct. A reply
@@ -9,14 +10,20 @@ Items in responses are `foqs.client.items.Item`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from itertools import chain
 from struct import Struct
 from struct import error as StructError
 from typing import Any
 
+from foqs.bounds import LIMITS
+from foqs.checks import check_text
 from foqs.client.items import Delivery, Item, Leased
+from foqs.errors import Invalid
 from foqs.idl import idl
 from foqs.wire.client_codec import RemoteMethod
 from foqs.wire.protocol import (
@@ -195,6 +202,7 @@ def _read_tenancy(frame: bytes, at: int) -> tuple[int, str, tuple[str, ...]]:
     return (at + 1 if frame[at] == STOP else -1), fairness, tuple(throttles)
 
 
+_current: ContextVar[str | None] = ContextVar("foqs_request_id", default=None)
 _NAMES_KEPT = 1_024
 _USUAL = Delivery.AT_LEAST_ONCE
 _STOP = b"\0"
@@ -364,6 +372,33 @@ def _behind_acks(namespace: str) -> bytes:
 def _text(head: bytes, value: str) -> bytes:
     encoded = value.encode()
     return head + _length(len(encoded)) + encoded
+
+
+@lru_cache(1_024)
+def server_timeout_ms(left_ms: int) -> int:
+    """Return the time-out for the server: shorter than `left_ms`, so its reply arrives before the client gives up. A
+    server takes no longer one than its `timeout_max_ms`."""
+    return max(1, min(LIMITS.timeout_max_ms, int(left_ms - min(500.0, left_ms / 10))))
+
+
+@contextmanager
+def request_id(name: str) -> Iterator[None]:
+    """Give this id to calls made inside, by this thread or task, instead of random ones. At most 128 bytes that can be
+    printed; Invalid otherwise."""
+    check_text("request_id", name, empty=True)
+    if not name or not name.isprintable() or len(name.encode()) > LIMITS.context_bytes:
+        raise Invalid(f"a request id has 1 to {LIMITS.context_bytes} bytes, all of them printable")
+    token = _current.set(name)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def current() -> str:
+    """Return the id for the requests of a call that begins now. All its requests carry it: parts of a batch, second
+    tries, and what hosts ask each other for it. Hosts log it."""
+    return _current.get() or f"{random.getrandbits(48):012x}"
 
 
 ENQUEUE = RemoteMethod("Enqueue", usual=enqueue_response)

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
-from time import monotonic
 from typing import Any
 from weakref import WeakSet
 
@@ -168,22 +167,6 @@ class Places:
             for topic in ask.counts:
                 self._asks.setdefault(topic, []).append(ask)
             return ask
-
-    def wait(
-        self, counts: Mapping[str, int], holder: Share | Mapping[str, int], until: float, request: Callable[[Ask], Any]
-    ) -> Any:
-        """Return the response to `request`, which is sent again when the process may have more items of a topic than it
-        said. `until` is of the monotonic clock, in seconds."""
-        while True:
-            ask = self.ask(counts, holder, wait=monotonic() < until)
-            response = None
-            try:
-                response = request(ask)
-            finally:
-                ask.end(response)
-            if not (ask.cut or ask.learned) or response.items or response.doubtful or monotonic() >= until:
-                return response
-            holder = holder if ask.share is not None else ask.given
 
     def limit_of(self, topic: str) -> int:
         """Return the limit of a topic; a very large number without one."""

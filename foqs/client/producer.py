@@ -11,9 +11,9 @@ from itertools import chain
 from time import monotonic
 from typing import Any, Literal, NamedTuple, Unpack
 
+from foqs.client._sync.client import Client
 from foqs.client.arguments import checked, pause, unlimited
-from foqs.client.client import Client
-from foqs.client.connection import ClientClosed
+from foqs.client.call import ClientClosed
 from foqs.client.guard import SafeLog, call_to_end, guarded, guarded_thread, is_a, kind_of, renew_after_fork, text_of
 from foqs.client.items import ItemOptions, ItemSpec
 from foqs.client.timing import Batcher

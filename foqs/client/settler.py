@@ -12,12 +12,12 @@ from time import monotonic
 from typing import Any, Literal, NamedTuple
 
 from foqs.bounds import REASON_BYTES
-from foqs.client.client import Client
+from foqs.client._sync.client import Client
+from foqs.client.call import AGAIN
 from foqs.client.guard import SafeLog, guarded_thread, is_a, renew_after_fork
 from foqs.client.items import Nack
 from foqs.client.job import Held, bounded, delay_argument
 from foqs.client.leases import Leases
-from foqs.client.requests import AGAIN
 from foqs.client.timing import Backoff, Batcher
 from foqs.errors import FoqsError, Invalid, NotFound, StaleLease
 from foqs.second_answer import END_ITEM, ONCE, Verdict, judge, unknown

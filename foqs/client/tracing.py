@@ -5,12 +5,12 @@ Import it only where the extra `otel` is installed. See docs/tracing.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from time import time_ns
-from typing import Any
+from typing import Any, TypeVar
 
 try:
     from opentelemetry.context import Context
@@ -46,8 +46,7 @@ _TRACING = "tracing"
 _PARENT, _STATE = "traceparent", "tracestate"
 _fields_of = attrgetter(*(field.name for field in fields(ItemSpec)))
 
-Store = Callable[[Sequence[ItemSpec]], list[int | FoqsError]]
-ServerLimits = Callable[[], Mapping[str, int]]
+T = TypeVar("T")
 
 
 def context_of(item: Item | ItemSpec) -> Context:
@@ -72,6 +71,22 @@ class _Carrying(ItemSpec):
     plain: ItemSpec | None = None
 
 
+class Sending:
+    """The items of an enqueue, and the outcome of each."""
+
+    def __init__(self, specs: Sequence[ItemSpec]) -> None:
+        self.specs = specs
+        self.outcomes: list[int | FoqsError] = []
+
+    def refused(self) -> dict[int, ItemSpec]:
+        """Return the items that were Invalid, so not stored, in case our headers were the cause: without these."""
+        return {
+            i: spec.plain
+            for i, (spec, outcome) in enumerate(zip(self.specs, self.outcomes, strict=True))
+            if isinstance(outcome, Invalid) and isinstance(spec, _Carrying) and spec.plain is not None
+        }
+
+
 class Tracing:
     """Makes the spans of one client."""
 
@@ -90,26 +105,20 @@ class Tracing:
         """Return `spec` with the context of the current span, unless it has a context or there is no room."""
         return self._with(spec, _injected())
 
-    def enqueue(self, specs: Sequence[ItemSpec], store: Store, limits: ServerLimits) -> list[int | FoqsError]:
-        """Return the answer of `store` for `specs`, in a span, whose context each item without a context carries.
-
-        Items that the server refuses with the context are stored without it. The limit of the server may be lower than
-        the usual one; the client learns it then.
-        """
-        if not specs:
-            return store(specs)
+    @contextmanager
+    def enqueue(self, specs: Sequence[ItemSpec]) -> Iterator[Sending]:
+        """Make a span. The value has the `specs` to store: each item without a context carries that of the span. The
+        caller sets the `outcomes`, and stores items that are `refused` without it."""
         name, attributes = self._about("enqueue", "send", [spec.topic for spec in specs], len(specs))
-        links = _links(specs)
-        span = self._start(name, kind=SpanKind.PRODUCER, attributes=attributes, links=links)
+        span = self._start(name, kind=SpanKind.PRODUCER, attributes=attributes, links=_links(specs))
         try:
             with use_span(span, record_exception=False, set_status_on_exception=False):
                 own = _injected()
-                carried = [self._with(spec, own) for spec in specs] if own else specs
-                outcomes = store(carried)
-                self._without(carried, outcomes, store, limits)
-            errors = [outcome for outcome in outcomes if isinstance(outcome, FoqsError)]
+                sending = Sending([self._with(spec, own) for spec in specs] if own else specs)
+                yield sending
+            errors = [outcome for outcome in sending.outcomes if isinstance(outcome, FoqsError)]
             if len(specs) == 1 and not errors:
-                _attribute(span, "messaging.message.id", str(outcomes[0]))
+                _attribute(span, "messaging.message.id", str(sending.outcomes[0]))
             if errors:
                 _failed(span, errors[0])
                 _attribute(span, "foqs.failed_items", len(errors))
@@ -118,7 +127,10 @@ class Tracing:
             raise
         finally:
             guarded(_TRACING, end_span, span)
-        return outcomes
+
+    def learn(self, limits: Mapping[str, int]) -> None:
+        """Take the limits of the server, which may be lower than the usual ones."""
+        self._headers_bytes = limits.get("headers_bytes", self._headers_bytes)
 
     def _with(self, spec: ItemSpec, carrier: dict[str, str]) -> ItemSpec:
         """Return a copy of `spec` with a context, or `spec`, which is never changed: it belongs to the caller."""
@@ -141,44 +153,32 @@ class Tracing:
             return False  # it is refused as it is
         return size <= self._headers_bytes
 
-    def _without(
-        self, carried: Sequence[ItemSpec], outcomes: list[int | FoqsError], store: Store, limits: ServerLimits
-    ) -> None:
-        """Retry the items that were Invalid, so not stored, in case our headers were the cause."""
-        refused = {
-            i: spec.plain
-            for i, (spec, outcome) in enumerate(zip(carried, outcomes, strict=True))
-            if isinstance(outcome, Invalid) and isinstance(spec, _Carrying) and spec.plain is not None
-        }
-        if not refused:
-            return
-        again = store(list(refused.values()))
-        for i, outcome in zip(refused, again, strict=True):
-            outcomes[i] = outcome
-        if not all(isinstance(outcome, Invalid) for outcome in again):
-            with suppress(FoqsError):
-                self._headers_bytes = limits().get("headers_bytes", self._headers_bytes)
-
     # ------------------------------------------------------------------------------------- dequeue
 
-    def dequeue(self, topics: Collection[str], look: Callable[[], Any]) -> Any:
-        """Return the answer of `look`. Its span is made afterwards, and only for items or an error."""
-        begun_ns = time_ns()
+    @contextmanager
+    def dequeue(self, topics: Collection[str]) -> Iterator[Callable[[T], T]]:
+        """Yield a function that takes the response, and returns it. The span is made afterwards, and only for items or
+        an error."""
+        begun_ns, items = time_ns(), list[Item]()
+
+        def note(response: Any) -> Any:
+            items.extend(response.items or ())
+            return response
+
         try:
-            response = look()
+            yield note
         except FoqsError as error:
             name, attributes = self._about("dequeue", "receive", topics, 0)
             span = self._start(name, kind=SpanKind.CLIENT, attributes=attributes, start_time=begun_ns)
             _failed(span, error)
             guarded(_TRACING, end_span, span)
             raise
-        if items := response.items:
+        if items:
             name, attributes = self._about("dequeue", "receive", [item.topic for item in items], len(items))
             span = self._start(
                 name, kind=SpanKind.CLIENT, attributes=attributes, links=_links(items), start_time=begun_ns
             )
             guarded(_TRACING, end_span, span)
-        return response
 
     # ------------------------------------------------------------------------------------- process
 

@@ -10,7 +10,7 @@ from math import inf
 from time import monotonic, sleep
 from typing import Any, Literal
 
-from foqs.client.client import Client
+from foqs.client._sync.client import Client
 from foqs.client.guard import Background, NotRun, SafeLog, guarded, is_a
 from foqs.client.items import Nack
 from foqs.client.job import AckPolicy, Call, Held, Job, Retry, bounded, delay_argument, metadata_argument, reason_of

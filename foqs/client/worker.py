@@ -14,9 +14,9 @@ from time import monotonic
 from typing import Any
 
 from foqs.bounds import LIMITS
+from foqs.client._sync.client import Client
 from foqs.client.arguments import MOST_HELD, checked, duration, instance_of, one_of, pause, unchecked
-from foqs.client.client import Client
-from foqs.client.connection import ClientClosed
+from foqs.client.call import ClientClosed
 from foqs.client.guard import SafeLog, guarded_thread, is_a, kind_of, renew_after_fork, run_to_end, text_of
 from foqs.client.items import Item
 from foqs.client.job import AckPolicy, AckPolicyName, Call, Handler, Held, check_handler, handler_call

@@ -23,7 +23,7 @@ from threading import Lock
 from time import monotonic
 from typing import Any
 
-from foqs.client.client import Client
+from foqs.client._sync.client import Client
 from foqs.client.items import Item, Lease
 from foqs.client.job import Held
 from foqs.client.leases import Leases

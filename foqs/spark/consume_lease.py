@@ -17,7 +17,7 @@ from math import inf
 from time import monotonic, sleep
 from typing import Any, NamedTuple
 
-from foqs.client.client import Client
+from foqs.client._sync.client import Client
 from foqs.client.items import Item
 from foqs.client.leases import EXTEND_AFTER
 from foqs.client.worker import topics_of_turn

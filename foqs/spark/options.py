@@ -121,8 +121,8 @@ class ServiceOptions(Options):
     @classmethod
     def _usable(cls, given: str | None, info: ValidationInfo) -> str | None:
         """Refuse what no client takes, before tasks begin."""
-        from foqs.client.connection import Tls
         from foqs.client.routes import parse_addresses
+        from foqs.client.tls import Tls
 
         try:
             if given is not None and info.field_name == "endpoints":

@@ -75,7 +75,7 @@ def memory_client(plan: Plan) -> Iterator[Client]:
         return MemorySocket(replies, *socket.socketpair())
 
     with (
-        patch("foqs.client.connection.socket.create_connection", connect),
+        patch("foqs.client._sync.connection.socket.create_connection", connect),
         Client(ADDRESS, _NS, routing=False) as client,
     ):
         yield client

@@ -114,6 +114,7 @@ def register(parent: typer.Typer) -> None:
     command(app, "foqs-lab bench workers --database sqlite --items 5000")(workers)
     command(app, "foqs-lab bench features --database sqlite --items 5000")(features)
     command(app, "foqs-lab bench results --items 5000 --keep-ms 5000")(results)
+    command(app, "foqs-lab bench in-flight --calls 16", name="in-flight")(in_flight)
     command(app, "foqs-lab bench assignment --shards 1000 --hosts 100")(assignment)
     command(app, "foqs-lab bench cluster --rounds 7 --items 6000")(cluster)
     command(app, "foqs-lab bench host --kind tenants --batch 100")(host)
@@ -394,6 +395,29 @@ def results(
         rig(databases.database, databases.shards, databases.driver) as measured,
     ):
         found = results.measure(measured, items, keep_ms, callers, rounds, status.update)
+    _print(found, as_json)
+
+
+def in_flight(
+    databases: Databases,
+    items: Items = 8_000,
+    calls: Annotated[int, _option("This many calls run at a time.", min=1, max=1_000)] = 64,
+    rounds: Rounds = 5,
+    as_json: Json = False,
+) -> None:
+    """Compare threads on the blocking client with tasks on the asynchronous one.
+
+    Both enqueue one item at a call, in one process.
+    """
+    from foqs_lab.bench import in_flight
+    from foqs_lab.bench.rig import rig
+
+    with (
+        Console(stderr=True).status("starting") as status,
+        reported(),
+        rig(databases.database, databases.shards, databases.driver) as measured,
+    ):
+        found = in_flight.measure(measured, items, calls, rounds, status.update)
     _print(found, as_json)
 
 

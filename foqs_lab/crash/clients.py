@@ -17,7 +17,7 @@ from time import monotonic, monotonic_ns
 from typing import Any
 
 from foqs.client import methods
-from foqs.client.connection import Connection
+from foqs.client._sync.connection import Connection
 from foqs.client.items import Delivery as Policy
 from foqs.client.items import Item, ItemSpec, Lease, Leased
 from foqs.client.items import Nack as NackOfItem

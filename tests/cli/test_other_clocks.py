@@ -147,7 +147,8 @@ def test_the_clock_of_the_server_is_asked_once() -> None:
 # The times that a trace or a line of a log has are of the machine that writes it.
 OWN_CLOCK = {
     "foqs/client/tracing.py": {"time_ns"},
-    "foqs/client/router.py": {"time"},  # for the turns of hosts: a client with a wrong clock costs hops
+    "foqs/client/_async/router.py": {"time"},
+    "foqs/client/_sync/router.py": {"time"},  # for the turns of hosts: a client with a wrong clock costs hops
     "foqs/cli/interrupt.py": {"gmtime", "time_ns"},
     "foqs/cli/shards.py": {"time_ns"},  # for a stamp that grows whatever the clock says
     "foqs/cli/logs.py": {"now"},

@@ -110,7 +110,7 @@ def test_the_first_hour_works_as_written(checkout: Checkout) -> None:
     port = free_port()
     host = {"FOQS_SERVER__PORT": str(port), "FOQS_ADMIN__PORT": "0"}
     client = {"FOQS_ADDRESS": f"127.0.0.1:{port}"}
-    (_, first), (_, second), (language, program) = blocks("Try it")
+    (_, first), (_, second), (language, program), (_, tasks) = blocks("Try it")
     dev = checkout.terminal(first, **host)
     says(dev, f"foqs listening on 127.0.0.1:{port}")
     output = checkout.run(second, **client)
@@ -123,6 +123,9 @@ def test_the_first_hour_works_as_written(checkout: Checkout) -> None:
     (checkout.folder / "program.py").write_text(program.replace(":7707", f":{port}"))
     worker = checkout.terminal("source .venv/bin/activate\nexec python program.py")
     says(worker, "b'to: you'")
+    (checkout.folder / "tasks.py").write_text(tasks.replace(":7707", f":{port}"))
+    checkout.run("source .venv/bin/activate\npython tasks.py")
+    says(worker, "b'to: 99'")
     os.killpg(worker.pid, signal.SIGTERM)  # "until SIGTERM", as the program says
     assert worker.wait(timeout=60) == 0
     assert "Traceback" not in checkout.interrupt(dev)

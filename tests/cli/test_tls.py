@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from foqs.client import Client, OutcomeUnknown, Tls, Unavailable
-from foqs.client.connection import WrongPeer
+from foqs.client.wrong_peer import WrongPeer
 from foqs.store.maintenance import create_schema
 from tests.api.hosts import HostProcess, foqs
 from tests.support.certificates import Authority

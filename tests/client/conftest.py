@@ -1,19 +1,28 @@
 """Peers and clients that are closed after the test."""
 
+import asyncio
+import logging
+import socket
+import ssl
 import subprocess
 import sys
 import textwrap
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan
 
 from foqs.client import Backoff, Client, Worker
 from tests.client.peer import LATER, Peer
 from tests.client.real_server import ENVIRONMENT, PATIENT_MS, Server
+from tests.client.spans import EXPORTER, provide
+from tests.support.certificates import Authority
 
 
 @pytest.fixture
@@ -102,3 +111,78 @@ def worker_process(server: Server) -> Iterator[Callable[[str], subprocess.Popen[
         if process.poll() is None:
             process.kill()
         process.wait(LATER)
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture
+def http():
+    """The address of an HTTP server, of the kind that the admin port is."""
+    loop = asyncio.new_event_loop()
+    runner = web.AppRunner(web.Application(), access_log=None, logger=logging.Logger("silent", logging.CRITICAL + 1))
+    loop.run_until_complete(runner.setup())
+    loop.run_until_complete(web.TCPSite(runner, "127.0.0.1", 0).start())
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    yield "{}:{}".format(*runner.addresses[0])
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(LATER)
+    loop.run_until_complete(runner.cleanup())
+    loop.close()
+
+
+@pytest.fixture
+def tls_port(authority):
+    """`tls_port(says_why)` is the address of a port with TLS; with `says_why` it answers another protocol by an alert,
+    else it just closes."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*authority.issue("127.0.0.1"))
+
+    def serve(listener, says_why):
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with connection:
+                connection.settimeout(LATER)
+                if connection.recv(1, socket.MSG_PEEK) == b"\x16":
+                    with suppress(OSError), context.wrap_socket(connection, server_side=True) as secure:
+                        secure.recv(1)
+                elif says_why:
+                    connection.recv(65_536)
+                    connection.sendall(bytes.fromhex("15030100020246"))
+
+    with ExitStack() as stack:
+
+        def start(says_why):
+            listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            thread = threading.Thread(target=serve, args=(listener, says_why))
+            thread.start()
+            stack.callback(thread.join, LATER)
+            stack.callback(listener.shutdown, socket.SHUT_RDWR)
+            return "{}:{}".format(*listener.getsockname())
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def _provider() -> None:
+    provide()
+
+
+@pytest.fixture
+def ended(_provider: None) -> Iterator[Callable[[str], list[ReadableSpan]]]:
+    """`ended(name)`: the spans of that name that have ended in this test."""
+    EXPORTER.clear()
+    yield lambda name: [span for span in EXPORTER.get_finished_spans() if span.name == name]
+    EXPORTER.clear()
+
+
+@pytest.fixture
+def tracer(_provider: None) -> trace.Tracer:
+    """That of an application."""
+    return trace.get_tracer("app")

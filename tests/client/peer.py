@@ -180,6 +180,8 @@ class Peer:
     def _one(self, connection: socket.socket, frame: bytes) -> bool:
         protocol = TCyBinaryProtocol(TCyBufferedTransport(TMemoryBuffer(frame)))
         name, _, number = protocol.read_message_begin()
+        if name == "EndWait":  # it has ended
+            return True
         args = getattr(idl.Foqs, f"{name}_args")()
         args.read(protocol)
         if name == "WatchTopics":  # it never has news

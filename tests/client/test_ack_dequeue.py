@@ -5,7 +5,7 @@ import time
 import pytest
 
 from foqs.client import Client, Forbidden, Invalid, ItemSpec, NotFound, OutcomeUnknown, StaleLease, Unavailable
-from foqs.client import consumer_calls as module
+from foqs.client._sync import consumer_calls as module
 from foqs.idl import idl
 from foqs.ids import make_id
 from tests.client.peer import LATER, Act, eventually, failed, refused, script

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foqs.client import Client, Invalid, ItemSpec, Lease, Nack, NotFound, Producer, StaleLease
+from foqs.client._sync.requests import one_by_one
 from foqs.client.arguments import Entries, i64_of
-from foqs.client.requests import one_by_one
 from foqs.errors import FoqsError
 
 

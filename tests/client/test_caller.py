@@ -28,11 +28,11 @@ from foqs.client import (
     OutcomeUnknown,
     Overloaded,
     Unavailable,
-    caller,
     request_id,
 )
+from foqs.client._sync import caller
+from foqs.client.call import requests_of
 from foqs.client.methods import SERVER_INFO
-from foqs.client.requests import requests_of
 from foqs.client.routes import Address, parse_addresses
 from foqs.errors import Unreachable
 from foqs.idl import idl

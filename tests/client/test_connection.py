@@ -1,33 +1,26 @@
 """One socket: large frames, late reads, and ports that do not speak what the client speaks."""
 
-import asyncio
-import logging
 import signal
 import socket
 import ssl
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
 from time import monotonic
 from typing import Any
 
 import pytest
-from aiohttp import web
 
 from foqs.client import Client, Invalid, OutcomeUnknown, Worker
-from foqs.client.connection import SOON_S, Connection, Securing, Speaks, Tls, WrongPeer, spoken, why_no_handshake
+from foqs.client._sync.connection import SOON_S, Connection
 from foqs.client.per_worker import Waker
 from foqs.client.routes import Address, parse_addresses
+from foqs.client.tls import Securing, Tls
+from foqs.client.wrong_peer import Speaks, WrongPeer, spoken, why_no_handshake
 from foqs.errors import LostReply, NotSent
 from foqs.idl import idl
 from foqs.wire.protocol import end_wait
 from tests.client.peer import LATER, Act, encode_reply, eventually, script
 from tests.support.certificates import Authority
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture(params=["plain", "tls"])
@@ -68,7 +61,7 @@ def test_a_reply_received_in_time_is_read_late(ends):
 def test_an_aborted_wait_does_not_look_for_another_protocol(ends, monkeypatch):
     """Each client that was closed sent a TLS handshake to its host, which counted an oversized frame."""
     connection, _ = ends
-    monkeypatch.setattr("foqs.client.connection.asked_with_tls", lambda *_: pytest.fail("asked"))
+    monkeypatch.setattr("foqs.client._sync.connection.asked_with_tls", lambda *_: pytest.fail("asked"))
     connection.send(b"hello", monotonic() + LATER)
     connection.abort()
     with pytest.raises(LostReply):
@@ -106,7 +99,7 @@ def test_a_socket_of_another_library_never_waits(monkeypatch):
 
     ours, other = socket.socketpair()
     monkeypatch.setattr(Elsewhere, "setsockopt", lambda *_: None, raising=False)
-    monkeypatch.setattr("foqs.client.connection.socket.create_connection", lambda *_: Elsewhere(ours))
+    monkeypatch.setattr("foqs.client._sync.connection.socket.create_connection", lambda *_: Elsewhere(ours))
     connection = Connection(Address("127.0.0.1", 1), LATER)
     assert not ours.getblocking()
     with pytest.raises(LostReply, match="timed out"):
@@ -252,58 +245,7 @@ PATIENT_MS = int(LATER * 1000)
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
-    monkeypatch.setattr("foqs.client.connection.PROBE_S", LATER)
-
-
-@pytest.fixture
-def http():
-    """The address of an HTTP server, of the kind that the admin port is."""
-    loop = asyncio.new_event_loop()
-    runner = web.AppRunner(web.Application(), access_log=None, logger=logging.Logger("silent", logging.CRITICAL + 1))
-    loop.run_until_complete(runner.setup())
-    loop.run_until_complete(web.TCPSite(runner, "127.0.0.1", 0).start())
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    yield "{}:{}".format(*runner.addresses[0])
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join(LATER)
-    loop.run_until_complete(runner.cleanup())
-    loop.close()
-
-
-@pytest.fixture
-def tls_port(authority):
-    """`tls_port(says_why)` is the address of a port with TLS; with `says_why` it answers another protocol by an alert,
-    else it just closes."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(*authority.issue("127.0.0.1"))
-
-    def serve(listener, says_why):
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return
-            with connection:
-                connection.settimeout(LATER)
-                if connection.recv(1, socket.MSG_PEEK) == b"\x16":
-                    with suppress(OSError), context.wrap_socket(connection, server_side=True) as secure:
-                        secure.recv(1)
-                elif says_why:
-                    connection.recv(65_536)
-                    connection.sendall(bytes.fromhex("15030100020246"))
-
-    with ExitStack() as stack:
-
-        def start(says_why):
-            listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-            thread = threading.Thread(target=serve, args=(listener, says_why))
-            thread.start()
-            stack.callback(thread.join, LATER)
-            stack.callback(listener.shutdown, socket.SHUT_RDWR)
-            return "{}:{}".format(*listener.getsockname())
-
-        yield start
+    monkeypatch.setattr("foqs.client._sync.connection.PROBE_S", LATER)
 
 
 def refused_with(address, text, **options):

@@ -20,7 +20,7 @@ from foqs.client import (
     Unauthenticated,
     Unavailable,
 )
-from foqs.client.caller import server_timeout_ms
+from foqs.client.methods import server_timeout_ms
 from foqs.errors import Code
 from foqs.idl import idl
 from tests.client.peer import Act, encode_reply, eventually, failed, refused, script

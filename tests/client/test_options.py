@@ -28,8 +28,8 @@ from foqs.client import (
     Worker,
     request_id,
 )
+from foqs.client._sync.caller import Pool
 from foqs.client.arguments import checked
-from foqs.client.caller import Pool
 from foqs.client.routes import parse_addresses
 from tests.client.peer import Peer
 from tests.support.waiting import wait_until

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from foqs.client import Client, ItemSpec, Job, Worker, WorkerHung
+from foqs.client._sync.requests import with_places
 from foqs.client.items import Item
 from foqs.client.methods import DEQUEUE
 from foqs.client.per_worker import Ask, Places, Share, Waker, _process
@@ -218,7 +219,7 @@ def test_a_wait_is_repeated_until_its_end() -> None:
             return answer(limit=1)
         return answer(*items(2, 1), limit=1)
 
-    found = places.wait({"t": 3}, places.share(), monotonic() + 60, request)
+    found = with_places(places, {"t": 3}, places.share(), monotonic() + 60, request)
     assert [item.id for item in found.items] == [2]
     assert seen == [(3, 1), (1, 0)]
 
@@ -230,7 +231,7 @@ def test_a_request_that_fails_leaves_its_places() -> None:
         raise ConnectionError
 
     with pytest.raises(ConnectionError):
-        places.wait({"t": 3}, share, monotonic() + 60, request)
+        with_places(places, {"t": 3}, share, monotonic() + 60, request)
     assert not places._asks
 
 

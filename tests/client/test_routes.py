@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foqs.bounds import TURN_MS
-from foqs.client.caller import Pool
-from foqs.client.router import Router, sample
+from foqs.client._sync.caller import Pool
+from foqs.client._sync.router import Router, sample
 from foqs.client.routes import (
     OTHERS,
     PIECE_ITEMS,

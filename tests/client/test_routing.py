@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from thriftpy2.thrift import TApplicationException
 
-from foqs.client import Client, Invalid, ItemSpec, Lease, NotFound, Producer, Worker, router
-from foqs.client.router import Topics
+from foqs.client import Client, Invalid, ItemSpec, Lease, NotFound, Producer, Worker
+from foqs.client._sync import router
+from foqs.client._sync.router import Topics
 from foqs.client.routes import Routes, parse_addresses
 from foqs.idl import idl
 from foqs.ids import HASH_SLOTS, digest_of, hash_slot_of, make_id

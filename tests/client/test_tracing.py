@@ -4,16 +4,14 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from pathlib import Path
 from typing import Any
 
 import pytest
 from opentelemetry import trace
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanKind, StatusCode
 
 from foqs.client import Backoff, Client, FoqsError, Invalid, Item, ItemSpec, Producer, Retry, Worker, tracing
@@ -22,34 +20,12 @@ from foqs.extras import missing
 from foqs.idl import idl
 from tests.api.hosts import HostProcess, dev, environment, locked
 from tests.client.peer import LATER, Act, Peer, eventually, failed, refused, script
+from tests.client.spans import EXPORTER
 
 NewPeer = Callable[..., Peer]
 ClientOf = Callable[..., Client]
 OWN = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 SECRET = "what the payload held"
-EXPORTER = InMemorySpanExporter()
-
-
-@pytest.fixture(scope="module")
-def _provider() -> None:
-    """OpenTelemetry knows one for a process."""
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(EXPORTER))
-    trace.set_tracer_provider(provider)
-
-
-@pytest.fixture
-def ended(_provider: None) -> Iterator[Callable[[str], list[ReadableSpan]]]:
-    """`ended(name)`: the spans of that name that have ended in this test."""
-    EXPORTER.clear()
-    yield lambda name: [span for span in EXPORTER.get_finished_spans() if span.name == name]
-    EXPORTER.clear()
-
-
-@pytest.fixture
-def tracer(_provider: None) -> trace.Tracer:
-    """That of an application."""
-    return trace.get_tracer("app")
 
 
 Ended = Callable[[str], list[ReadableSpan]]

@@ -271,6 +271,17 @@ def test_results_arrive_and_kept_items_go() -> None:
     assert figures["gone_s"] > 0
 
 
+@pytest.mark.timeout(400)
+def test_calls_in_flight_of_both_clients() -> None:
+    args = ("--database", "sqlite", "--items", "400", "--calls", "8", "--rounds", "2", "--json")
+    ran = foqs_lab("bench", "in-flight", *args, patience_s=380)
+    assert ran.returncode == 0, ran.stderr
+    figures = json.loads(ran.stdout)
+    assert {kind: len(rates) for kind, rates in figures["rates"].items()} == {"threads": 2, "asyncio": 2, "uvloop": 2}
+    assert set(figures["ratios"]) == {"asyncio", "uvloop"}
+    assert min(figures["ratios"].values()) > 0
+
+
 @pytest.mark.server
 @pytest.mark.mariadb
 @pytest.mark.timeout(400)

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from foqs.bounds import Budget
-from foqs.client.connection import Connection, Securing, Tls
+from foqs.client._sync.connection import Connection
 from foqs.client.routes import Address
+from foqs.client.tls import Securing, Tls
 from foqs.config.load import TlsSection
 from foqs.errors import Invalid, LostReply, NotSent
 from foqs.idl import idl

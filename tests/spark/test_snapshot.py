@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from foqs.client.client import Client
+from foqs.client._sync.client import Client
 from foqs.client.items import ItemSpec
 from foqs_lab.cluster import LocalCluster
 from tests.conftest import Server

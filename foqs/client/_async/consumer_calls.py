@@ -5,22 +5,23 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from foqs import second_answer
 from foqs.bounds import LIMITS
 from foqs.client import arguments, methods
+from foqs.client._async.requests import Requests, with_places
+from foqs.client._async.router import Topics
 from foqs.client.arguments import Entries, check_dequeue, check_leased, check_many, checked
-from foqs.client.caller import current
+from foqs.client.call import AGAIN, First, Taken, after_doubt, single
 from foqs.client.guard import SafeLog
 from foqs.client.items import Ack, Extension, Items, Leased, Nack, Progress, counts_of
+from foqs.client.methods import current
 from foqs.client.per_worker import Ask, Share
-from foqs.client.requests import AGAIN, First, Requests, single
-from foqs.client.router import Topics
 from foqs.client.routes import Address, Part
 from foqs.errors import FoqsError, OutcomeUnknown, item_error, named
 from foqs.idl import idl
-from foqs.second_answer import END_ITEM, LOOK, Policy, Verdict, judge, last_word
+from foqs.second_answer import END_ITEM, LOOK, Policy, Verdict, judge
 from foqs.travel import bare
 from foqs.wire.client_codec import RemoteMethod
 
@@ -33,17 +34,8 @@ STAY_S = 0.1
 """Time for which one host of several is asked: its items are acked at the same host. Then the next host is asked."""
 
 
-class Taken(NamedTuple):
-    """`outcomes`: None for each ack that succeeded, else its error, in order. `error` is why there are no items; None
-    where no item was ready."""
-
-    outcomes: list[FoqsError | None]
-    items: Items
-    error: FoqsError | None
-
-
 class AckDequeue:
-    """Requests with acks and a dequeue. Thread-safe. Each call is one request, and is not repeated.
+    """Requests with acks and a dequeue. Each call is one request, and is not repeated.
 
     The acks of one request belong to the host that is asked for items, as far as the client knows the owners."""
 
@@ -77,7 +69,7 @@ class AckDequeue:
         owners = [routes.owner(item.id) for item in acks]
         return Part(to, [at for at, owner in enumerate(owners) if owner is None or owner == to[0]])
 
-    def ask(
+    async def ask(
         self, part: Part, acks: Sequence[Leased], wants: Mapping[str, int], deadline: float, *,
         lease_ms: int | None, max_bytes: int | None = None, worker: str | None = None, begins: int | None = None,
         holding: Share | None = None, most: int | None = None,
@@ -92,20 +84,20 @@ class AckDequeue:
             holding=None if places is None else places.holding, acks=acked,
         )  # fmt: skip
         if self._tracing is None:
-            return self._ask(part, request, places, deadline)
-        traced: Taken = self._tracing.dequeue(wants, partial(self._ask, part, request, places, deadline))
-        return traced
+            return await self._ask(part, request, places, deadline)
+        with self._tracing.dequeue(wants) as noted:
+            return noted(await self._ask(part, request, places, deadline))
 
-    def _ask(self, part: Part, request: Any, places: Ask | None, deadline: float) -> Taken:
+    async def _ask(self, part: Part, request: Any, places: Ask | None, deadline: float) -> Taken:
         caller, request_id, response = self._requests.caller, current(), None
+        self._requests.owner.check()  # async only
         if not self._requests.router.begun:
             self._requests.router.begin()
         try:
-            response = caller.receive(
-                caller.send(
-                    methods.ACK_AND_DEQUEUE, request, deadline, repeatable=True, to=part.to, request_id=request_id
-                )
+            asked = await caller.send(
+                methods.ACK_AND_DEQUEUE, request, deadline, repeatable=True, to=part.to, request_id=request_id
             )
+            response = await caller.receive(asked)
         finally:
             if places is not None:
                 places.end(response)
@@ -130,7 +122,7 @@ class ConsumerCalls:
 
     # ------------------------------------------------------------------------------------- dequeue
 
-    def dequeue(
+    async def dequeue(
         self,
         topics: str | Sequence[str] | Mapping[str, int],
         count: int = 1,
@@ -164,7 +156,7 @@ class ConsumerCalls:
         wait_until = monotonic() + wait_ms / 1000
         deadline = requests.deadline(timeout_ms) + wait_ms / 1000
 
-        def ask(request_id: str, places: Ask | None = None) -> Any:
+        async def ask(request_id: str, places: Ask | None = None) -> Any:
             left_ms = max(0.0, (wait_until - monotonic()) * 1000)
             request = methods.dequeue_request(
                 self.namespace, counts if places is None else places.counts, int(left_ms), lease_ms, max_bytes,
@@ -174,20 +166,21 @@ class ConsumerCalls:
             to, caller = requests.router.only, requests.caller
             if to is None:
                 to = requests.router.order_for_items(self._topics.having(counts, first=total is None))
-            asked = caller.send(
+            asked = await caller.send(
                 methods.DEQUEUE, request, deadline, repeatable=True, wait_ms=left_ms, to=to, request_id=request_id
             )
-            return caller.receive(asked, places)
+            return await caller.receive(asked, places)
 
-        def ask_with_places(request_id: str) -> Any:
-            return requests.places.wait(counts, holding or {}, wait_until, partial(ask, request_id))
+        async def ask_with_places(request_id: str) -> Any:
+            return await with_places(requests.places, counts, holding or {}, wait_until, partial(ask, request_id))
 
         attempt = ask if holding is None else ask_with_places
         if self.tracing is None:
-            return _items(requests.look(attempt, deadline))
-        return _items(self.tracing.dequeue(counts, partial(requests.look, attempt, deadline)))
+            return _items(await requests.look(attempt, deadline))
+        with self.tracing.dequeue(counts) as noted:
+            return _items(noted(await requests.look(attempt, deadline)))
 
-    def ack_and_dequeue(
+    async def ack_and_dequeue(
         self,
         done: Iterable[Leased],
         topics: str | Sequence[str] | Mapping[str, int],
@@ -203,7 +196,7 @@ class ConsumerCalls:
 
         >>> items = []
         >>> while True:                                             # doctest: +SKIP
-        ...     outcomes, items, error = client.ack_and_dequeue(items, "mail", count=10, wait_ms=5_000)
+        ...     outcomes, items, error = await client.ack_and_dequeue(items, "mail", count=10, wait_ms=5_000)
         ...     ...                                                 # work on the items
 
         `outcomes` has the outcome of each ack, `items` the leased ones, and `error` is why there are none: the outcomes
@@ -221,25 +214,25 @@ class ConsumerCalls:
         outcomes: list[FoqsError | None] = [None] * len(acks)
         doubtful: set[int] = set()
 
-        def ack(places: Sequence[int]) -> None:
+        async def ack(places: Sequence[int]) -> None:
             """Send the acks of these `places` by themselves."""
             entries = [acks[at] for at in places]
-            for at, error in zip(places, self.ack_many(entries, timeout_ms=timeout_ms), strict=True):
-                outcomes[at] = _after_doubt(error) if at in doubtful else error
+            for at, error in zip(places, await self.ack_many(entries, timeout_ms=timeout_ms), strict=True):
+                outcomes[at] = after_doubt(error) if at in doubtful else error
 
         part = self.combined.part(acks, counts, first=not most or len(counts) < 2)
         if len(part.asked) < len(acks):
             along = set(part.asked)
-            ack([at for at in range(len(acks)) if at not in along])
+            await ack([at for at in range(len(acks)) if at not in along])
         if part.asked:
             try:
-                taken = self.combined.ask(
+                taken = await self.combined.ask(
                     part, acks, counts, deadline, lease_ms=lease_ms, max_bytes=max_bytes, most=most
                 )
             except FoqsError as error:  # it may be about the items that are asked for
                 if judge(END_ITEM, error, doubtful=False) is Verdict.AGAIN_DOUBTFUL:
                     doubtful.update(part.asked)
-                ack(part.asked)
+                await ack(part.asked)
             else:
                 again = []
                 for at, one in zip(part.asked, taken.outcomes, strict=True):
@@ -252,13 +245,13 @@ class ConsumerCalls:
                     if verdict is Verdict.AGAIN_DOUBTFUL:
                         doubtful.add(at)
                 if again:
-                    ack(again)
+                    await ack(again)
                 if taken.items or (taken.error and judge(LOOK, taken.error, doubtful=False) not in AGAIN):
                     return Taken(given.outcomes(outcomes), taken.items, taken.error)
         items, failed = Items(), None
         try:
             left_ms = max(0, int((wait_until - monotonic()) * 1000))
-            items = self.dequeue(
+            items = await self.dequeue(
                 counts, wait_ms=left_ms, lease_ms=lease_ms, max_bytes=max_bytes, most=most, timeout_ms=timeout_ms
             )
         except FoqsError as error:
@@ -267,12 +260,12 @@ class ConsumerCalls:
 
     # ------------------------------------------------------------------------------------- ack, nack, extend
 
-    def ack(self, item: Leased, *, result: bytes | None = None, timeout_ms: int | None = None) -> None:
+    async def ack(self, item: Leased, *, result: bytes | None = None, timeout_ms: int | None = None) -> None:
         """End the item: it is never delivered again. Raises StaleLease when another consumer has it by now,
         NotFound when it is gone. `result`: what the work brought, at most 64 KiB, for callers of `get_result`.
         """
         if result is not None:
-            single(self.ack_many((Ack.of(item, result),), timeout_ms=timeout_ms))
+            single(await self.ack_many((Ack.of(item, result),), timeout_ms=timeout_ms))
             return
         try:
             usual = methods.ack_request(self.namespace, item.id, item.lease)
@@ -280,26 +273,26 @@ class ConsumerCalls:
             check_leased("item", item)
             raise
         if usual is None:
-            single(self.ack_many((item,), timeout_ms=timeout_ms))
+            single(await self.ack_many((item,), timeout_ms=timeout_ms))
             return
         router = self._requests.router
         to = router.order_for(item.id) if router.only is None else router.only
-        found = self._requests.first(methods.ACK, END_ITEM, usual, to, timeout_ms)
+        found = await self._requests.first(methods.ACK, END_ITEM, usual, to, timeout_ms)
         if isinstance(found, First):
             given = Entries((item,), arguments.ack_entry)
-            outcomes = self._each(methods.ACK, END_ITEM, given, timeout_ms, found)
+            outcomes = await self._each(methods.ACK, END_ITEM, given, timeout_ms, found)
             del found  # it may hold the error, whose traceback holds this frame
             single(outcomes)
         elif self._requests.places.remembered:
             self._requests.places.left((item.id,))
 
     @checked()
-    def ack_many(self, items: Iterable[Leased], *, timeout_ms: int | None = None) -> list[FoqsError | None]:
+    async def ack_many(self, items: Iterable[Leased], *, timeout_ms: int | None = None) -> list[FoqsError | None]:
         """`ack` for many: None for each that was done, else its error. An `Ack` brings a result."""
-        return self._each(methods.ACK, END_ITEM, Entries(items, arguments.ack_entry), timeout_ms)
+        return await self._each(methods.ACK, END_ITEM, Entries(items, arguments.ack_entry), timeout_ms)
 
     @checked()
-    def nack(
+    async def nack(
         self,
         item: Leased,
         *,
@@ -319,31 +312,33 @@ class ConsumerCalls:
         nack = Nack.of(
             item, delay_ms=delay_ms, metadata=metadata, reason=reason, failed=failed, reject=reject, uncounted=uncounted
         )
-        single(self.nack_many((nack,), timeout_ms=timeout_ms))
+        single(await self.nack_many((nack,), timeout_ms=timeout_ms))
 
     @checked()
-    def nack_many(self, nacks: Iterable[Nack], *, timeout_ms: int | None = None) -> list[FoqsError | None]:
+    async def nack_many(self, nacks: Iterable[Nack], *, timeout_ms: int | None = None) -> list[FoqsError | None]:
         """`nack` for many, each with its own delay and metadata.
 
-        >>> client.nack_many(Nack.of(item, delay_ms=1_000) for item in items)   # doctest: +SKIP
+        >>> await client.nack_many(Nack.of(item, delay_ms=1_000) for item in items)   # doctest: +SKIP
         [None, None]
         """
-        return self._each(methods.NACK, second_answer.NACK, Entries(nacks, arguments.nack_entry), timeout_ms)
+        return await self._each(methods.NACK, second_answer.NACK, Entries(nacks, arguments.nack_entry), timeout_ms)
 
     @checked()
-    def release(self, item: Leased, *, timeout_ms: int | None = None) -> None:
+    async def release(self, item: Leased, *, timeout_ms: int | None = None) -> None:
         """Give back an item that was not begun: no delay, the attempt is not counted, at-most-once items as
         well.
         """
-        single(self.release_many((item,), timeout_ms=timeout_ms))
+        single(await self.release_many((item,), timeout_ms=timeout_ms))
 
     @checked()
-    def release_many(self, items: Iterable[Leased], *, timeout_ms: int | None = None) -> list[FoqsError | None]:
+    async def release_many(self, items: Iterable[Leased], *, timeout_ms: int | None = None) -> list[FoqsError | None]:
         """`release` for many."""
-        return self._each(methods.NACK, second_answer.RELEASE, Entries(items, arguments.release_entry), timeout_ms)
+        return await self._each(
+            methods.NACK, second_answer.RELEASE, Entries(items, arguments.release_entry), timeout_ms
+        )
 
     @checked()
-    def extend(
+    async def extend(
         self,
         item: Leased,
         lease_ms: int | None = None,
@@ -361,39 +356,41 @@ class ConsumerCalls:
         After a lost reply the request is repeated: its lines may then be in the log twice.
         """
         given = Extension.of(item, lease_ms, checkpoint=checkpoint, progress=progress, log=log, durable=durable)
-        single(self.extend_many((given,), timeout_ms=timeout_ms))
+        single(await self.extend_many((given,), timeout_ms=timeout_ms))
 
     @checked()
-    def extend_many(
+    async def extend_many(
         self, items: Iterable[Leased], lease_ms: int | None = None, *, timeout_ms: int | None = None
     ) -> list[FoqsError | None]:
         """`extend` for many. An `Extension` says more than a leased item."""
         extensions = Entries(items, partial(arguments.extend_entry, lease_ms=lease_ms))
-        return self._each(methods.EXTEND, second_answer.of_extensions(extensions.good), extensions, timeout_ms)
+        return await self._each(methods.EXTEND, second_answer.of_extensions(extensions.good), extensions, timeout_ms)
 
     @checked()
-    def begun_many(
+    async def begun_many(
         self, items: Iterable[Leased], *, begun: bool = True, timeout_ms: int | None = None
     ) -> list[FoqsError | None]:
         """Mark leased items as begun, or not begun: the attempt of an item that was not begun is not counted if its
         lease ends by time. The leases end when they would have. An item without this mark counts as begun.
         """
         marks = Entries(items, partial(arguments.extend_entry, begun=begun))
-        return self._each(methods.EXTEND, second_answer.EXTEND, marks, timeout_ms)
+        return await self._each(methods.EXTEND, second_answer.EXTEND, marks, timeout_ms)
 
     @checked()
-    def report_hung(self, hung: Mapping[str, int], *, worker: str | None = None, timeout_ms: int | None = None) -> None:
+    async def report_hung(
+        self, hung: Mapping[str, int], *, worker: str | None = None, timeout_ms: int | None = None
+    ) -> None:
         """Have `topic_stats` name a worker whose handlers hang, for 15 s: `hung` says how many, by the topics of their
         items. A `Worker` with a time limit does that by itself."""
         wants = [idl.TopicCount(topic=topic, count=0, hung=handlers) for topic, handlers in hung.items()]
         request = idl.DequeueRequest(ns=self.namespace, wants=wants, worker=worker or None)
-        self._requests.call(methods.DEQUEUE, request, timeout_ms)
+        await self._requests.call(methods.DEQUEUE, request, timeout_ms)
 
-    def _each(
+    async def _each(
         self, method: RemoteMethod, policy: Policy, given: Entries, timeout_ms: int | None, first: First | None = None
     ) -> list[FoqsError | None]:
         """Return the outcome of each entry about a leased item."""
-        return given.outcomes(self._requests.each(method, policy, given.good, timeout_ms, first))
+        return given.outcomes(await self._requests.each(method, policy, given.good, timeout_ms, first))
 
 
 def _items(response: Any) -> Items:
@@ -404,11 +401,3 @@ def _items(response: Any) -> Items:
     if not items:
         items.reason, items.retry_after_ms = response.reason, response.retry_after_ms
     return items
-
-
-def _after_doubt(error: FoqsError | None) -> FoqsError | None:
-    """Return the outcome of an ack that is repeated after one whose outcome is unknown."""
-    verdict = Verdict.DONE if error is None else judge(END_ITEM, error, doubtful=True)
-    if error is None or verdict is Verdict.DONE:
-        return None
-    return error if verdict is Verdict.FAILED else last_word(END_ITEM, error, doubtful=True)

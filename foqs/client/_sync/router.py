@@ -1,18 +1,19 @@
+# Written by script/twin.py from foqs/client/_async/router.py: change that file.
 """Learns in the background where to send requests: the owners of shards, and the hosts that have items of a topic."""
 
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from time import monotonic, time
 from typing import Any
 
 from foqs.client import methods
-from foqs.client.caller import Caller, Pool
-from foqs.client.connection import Connection
-from foqs.client.guard import Background, SafeLog, renew_after_fork
+from foqs.client._sync.caller import Caller, Pool
+from foqs.client._sync.connection import Connection
+from foqs.client._sync.waits import Background, Condition, Event, Lock, renew_after_fork
+from foqs.client.guard import SafeLog
 from foqs.client.routes import (
     Address,
     Part,
@@ -63,8 +64,8 @@ def sample(hosts: Sequence[Address], count: int) -> Sequence[Address]:
 class Router:
     """Keeps the routing fresh: one question that waits, to one host at a time.
 
-    Thread-safe. `routes` is a value that is replaced; `only` are the hosts to try for any request, None if there is a
-    choice. The thread begins with `begin` and ends with `close`. Without `enabled` it never begins. The pool learns the
+    `routes` is a value that is replaced; `only` are the hosts to try for any request, None if there is a
+    choice. The work begins with `begin` and ends with `close`. Without `enabled` it never begins. The pool learns the
     hosts of each routing. A client works without a routing, too.
     """
 
@@ -80,14 +81,14 @@ class Router:
         renew_after_fork(self)
 
     def _start(self) -> None:
-        self._change = threading.Condition()
-        self._thread = Background("foqs-router", self._run)
+        self._change = Condition()
+        self._background = Background("foqs-router", self._run)
         self._spread = Spread(random.expovariate)
         self.begun = not self._enabled
         self._asked = not self._enabled or self.routes.version is not None  # all known hosts were asked once
 
     def after_fork(self) -> None:
-        """The thread is in the parent, and so is its connection, which closes its copy here."""
+        """The work is done in the parent, and so is its connection, which closes its copy here."""
         self._start()
         self._connection = None
 
@@ -97,10 +98,10 @@ class Router:
         return {*self._given, *routes.hosts} if routes.version is not None or not self._enabled else None
 
     def begin(self) -> None:
-        """Start the thread, unless it has begun. Called before every call that finds `begun` False."""
+        """Start the work, unless it has begun. Called before every call that finds `begun` False."""
         with self._change:
             if not self._closed:
-                self._thread.begin()
+                self._background.begin()
                 self.begun = True
 
     def wait(self, until: float) -> None:
@@ -185,7 +186,7 @@ class Router:
             for owner, group in by_owner(partial(owner_of, routes), ids, asked, refused).items()
         ]
 
-    # ------------------------------------------------------------------------------------- the thread
+    # ------------------------------------------------------------------------------------- in the background
 
     def _run(self) -> None:
         failures = 0
@@ -262,7 +263,7 @@ class Router:
 
 
 class Topics:
-    """Thread-safe. Which hosts have items of which topics ready, as far as one answer says."""
+    """Which hosts have items of which topics ready, as far as one answer says."""
 
     def __init__(self, caller: Caller, router: Router, namespace: str) -> None:
         self._caller = caller
@@ -273,9 +274,9 @@ class Topics:
         renew_after_fork(self)
 
     def after_fork(self) -> None:
-        self._closed = threading.Event()
-        self._change = threading.Lock()
-        self._thread = Background("foqs-topics", self._run)
+        self._closed = Event()
+        self._change = Lock()
+        self._background = Background("foqs-topics", self._run)
         self._wanted = False
 
     def close(self) -> None:
@@ -285,10 +286,10 @@ class Topics:
         """Return the hosts that had items of the first of `topics` with items, empty if that is not known. Without
         `first`, take a random topic with items, so that no topic is served last."""
         self._wanted = True
-        if not self._thread.running:
+        if not self._background.running:
             with self._change:
                 if not self._closed.is_set():
-                    self._thread.begin()
+                    self._background.begin()
         having = self._having
         found = (hosts for topic in topics if (hosts := having.get(topic)))
         if first:
@@ -311,12 +312,13 @@ class Topics:
         deadline = monotonic() + _TOPICS_TIMEOUT_S
         to = self._router.order()
         sent = self._caller.send(methods.TOPICS, request, deadline, repeatable=True, to=to, wait=False)
-        return self._caller.receive(sent).topics or ()
+        response = self._caller.receive(sent)
+        return response.topics or ()
 
     def _still_wanted(self) -> bool:
         with self._change:
-            wanted = self._thread.running = self._wanted and not self._closed.is_set()
+            wanted = self._background.running = self._wanted and not self._closed.is_set()
             self._wanted = False
             if not wanted:
-                self._having = {}  # before another thread may begin, and learn
+                self._having = {}  # before the work may begin again, and learn
             return wanted

@@ -7,18 +7,20 @@ repeated.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Mapping, Sequence, Sized
 from functools import partial
 from time import monotonic
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
-from foqs.bounds import LIMITS
 from foqs.checks import LONGEST_MS, check_int
 from foqs.client import methods
-from foqs.client.caller import Busy, Caller, current
-from foqs.client.connection import Connection
-from foqs.client.per_worker import Places
-from foqs.client.router import Router
+from foqs.client._async.caller import Caller
+from foqs.client._async.connection import Connection
+from foqs.client._async.router import Router
+from foqs.client._async.waits import Owner  # async only
+from foqs.client.call import AGAIN, Busy, First, id_of, requests_of
+from foqs.client.methods import current
+from foqs.client.per_worker import Ask, Places, Share
 from foqs.client.routes import Address, Part, Routes, hash_slot
 from foqs.errors import (
     FoqsError,
@@ -31,38 +33,25 @@ from foqs.errors import (
     item_error,
     named,
 )
-from foqs.second_answer import KEYED, LOOK, Duplicate, Policy, Replaced, Verdict, judge, last_word, unknown
+from foqs.second_answer import KEYED, LOOK, Policy, Verdict, judge, last_word, unknown
 from foqs.travel import bare
 from foqs.wire.client_codec import RemoteMethod
 from foqs.wire.protocol import Unencodable, encode_struct
 
-T = TypeVar("T")
 _REQUEST_OVERHEAD_BYTES = 8_192
 _MANY = 100
 """New items that are worth a moment's wait for the routing."""
 _ENDS_LEASES = (methods.ACK, methods.NACK, methods.DELETE)
-AGAIN = (Verdict.AGAIN, Verdict.AGAIN_DOUBTFUL)
 
 Split = Callable[[Sequence[int], Mapping[int, Address]], Sequence[Part]]
 """(indices of items, by index the host that does not serve its shard) -> the parts to ask, each with its hosts."""
-
-
-class First(NamedTuple):
-    """The first request of a call for one item, which did not succeed. `found`: its outcomes from the host `by`, or why
-    there are none."""
-
-    begun: float
-    deadline: float
-    request_id: str
-    found: Sequence[Any] | FoqsError
-    by: Address | None = None
 
 
 class ItemTask:
     """The items of one request, and the outcome of each.
 
     `outcomes[i]` is None, or the id for an enqueue, when item i was done, and an error otherwise. `pending`
-    are the items to ask for again, `errors` their last errors, `doubtful` those that may have been
+    are the items to ask for again, `errors` their last errors, `doubtful` items that may have been
     done already.
     """
 
@@ -92,21 +81,21 @@ class ItemTask:
         self._first = first
         self._refused: dict[int, Address] = {}
 
-    def run(self) -> list[Any]:
+    async def run(self) -> list[Any]:
         """Ask until all items have outcomes, or the time has ended. Return the outcomes; a pending item gets its last
         error."""
         tries = 0
-        while not self._attempt():
+        while not await self._attempt():
             tries += 1
             error = next(iter(self.errors.values()))
             hints = [one.retry_after_ms for one in self.errors.values() if one.retry_after_ms is not None]
-            if not self._caller.again(tries, error, max(hints, default=None), self.begun, self.deadline):
+            if not await self._caller.again(tries, error, max(hints, default=None), self.begun, self.deadline):
                 break
         for i in self.pending:
             self.outcomes[i] = last_word(self._policy, self.errors[i], i in self.doubtful)
         return self.outcomes
 
-    def _attempt(self) -> bool:
+    async def _attempt(self) -> bool:
         """Ask once. Return True if no item is left to ask for."""
         asked, self.pending, self.errors = self.pending, [], {}
         first, self._first = self._first, None
@@ -115,11 +104,11 @@ class ItemTask:
         else:
             waiting = deque(self._split(asked, self._refused))
             while waiting:
-                self._ask_together(waiting)
+                await self._ask_together(waiting)
         self.pending = sorted(self.errors)
         return not self.pending
 
-    def _ask_together(self, waiting: deque[Part]) -> None:
+    async def _ask_together(self, waiting: deque[Part]) -> None:
         """Send the parts of several hosts before the wait for an answer, as far as there are connections: one host
         that is slow, or silent, holds up no other's items. Take the asked parts out of `waiting`."""
         unanswered: deque[tuple[Part, Connection]] = deque()
@@ -127,7 +116,7 @@ class ItemTask:
             while waiting:
                 part = waiting[0]
                 try:
-                    sent = self._send(part, wait=not unanswered)
+                    sent = await self._send(part, wait=not unanswered)
                 except Unencodable as error:
                     waiting[0] = Part(part.to, self._encodable(part.asked, error))
                     if not waiting[0].asked:
@@ -148,14 +137,14 @@ class ItemTask:
                     unanswered.append((part, sent))
                 waiting.popleft()
             while unanswered:
-                self._receive(*unanswered.popleft())
+                await self._receive(*unanswered.popleft())
         finally:
             for _, left in unanswered:
                 self._caller.give_up(left)
 
-    def _send(self, part: Part, *, wait: bool) -> Connection:
+    async def _send(self, part: Part, *, wait: bool) -> Connection:
         items = self._items if len(part.asked) == len(self._items) else [self._items[i] for i in part.asked]
-        return self._caller.send(
+        return await self._caller.send(
             self._method,
             self._requests.request_of(self._method, items),
             self.deadline,
@@ -165,9 +154,10 @@ class ItemTask:
             request_id=self._request_id,
         )
 
-    def _receive(self, part: Part, asked: Connection) -> None:
+    async def _receive(self, part: Part, asked: Connection) -> None:
         try:
-            found: Sequence[Any] | FoqsError = self._caller.receive(asked).outcomes or ()
+            response = await self._caller.receive(asked)
+            found: Sequence[Any] | FoqsError = response.outcomes or ()
         except FoqsError as error:
             found = bare(error)
         self._found(part.asked, found, asked.address)
@@ -223,6 +213,7 @@ class Requests:
         self.router = router
         self.places = places
         self.namespace = namespace
+        self.owner = Owner()  # async only
         self._timeout_ms = timeout_ms
 
     def deadline(self, timeout_ms: int | None) -> float:
@@ -232,25 +223,26 @@ class Requests:
         check_int("timeout_ms", timeout_ms, 1, LONGEST_MS)
         return monotonic() + timeout_ms / 1000
 
-    def look(self, ask: Callable[[str], Any], deadline: float, policy: Policy = LOOK) -> Any:
+    async def look(self, ask: Callable[[str], Awaitable[Any]], deadline: float, policy: Policy = LOOK) -> Any:
         """Return what `ask` returns for the id of the call. It is called again as `policy` says."""
+        self.owner.check()  # async only
         if not self.router.begun:
             self.router.begin()
         begun, request_id, tries = monotonic(), current(), 0
         while True:
             try:
-                return ask(request_id)
+                return await ask(request_id)
             except FoqsError as error:
                 failed = bare(error)
             tries += 1
             again = judge(policy, failed, doubtful=False) in AGAIN
-            if not again or not self.caller.again(tries, failed, failed.retry_after_ms, begun, deadline):
+            if not again or not await self.caller.again(tries, failed, failed.retry_after_ms, begun, deadline):
                 try:
                     raise last_word(policy, failed, doubtful=False)
                 finally:
                     del failed  # or it would hold itself, by this frame
 
-    def call(
+    async def call(
         self,
         method: RemoteMethod,
         request: Any,
@@ -265,31 +257,32 @@ class Requests:
         wait_until = monotonic() + wait_ms / 1000
         deadline = self.deadline(timeout_ms) + wait_ms / 1000
 
-        def attempt(request_id: str) -> Any:
+        async def attempt(request_id: str) -> Any:
             to, left_ms = self.router.order_for(item_id), 0.0
             if wait_ms:
                 left_ms = max(0.0, (wait_until - monotonic()) * 1000)
                 request.wait_ms = int(left_ms)
-            return self.caller.ask(
+            return await self.caller.ask(
                 method, request, deadline, repeatable=policy.repeatable, to=to, request_id=request_id, wait_ms=left_ms
             )
 
-        return self.look(attempt, deadline, policy)
+        return await self.look(attempt, deadline, policy)
 
-    def pages(self, method: RemoteMethod, request: Any, timeout_ms: int | None) -> Iterator[Any]:
-        """Yield the responses to a request with a cursor, each for the page behind the one before."""
+    async def pages(self, method: RemoteMethod, request: Any, timeout_ms: int | None) -> AsyncIterator[Any]:
+        """Yield the responses to a request with a cursor, each for the next page."""
         while True:
-            response = self.call(method, request, timeout_ms)
+            response = await self.call(method, request, timeout_ms)
             yield response
             if not response.cursor:
                 return
             request.cursor = response.cursor
 
-    def first(
+    async def first(
         self, method: RemoteMethod, policy: Policy, request: bytes, to: Sequence[Address], timeout_ms: int | None
     ) -> Any:
         """Send the request of a call for one item. Return the item's outcome if it succeeded, else a `First` for
         `each`."""
+        self.owner.check()  # async only
         if not self.router.begun:
             self.router.begin()
         begun = monotonic()
@@ -297,15 +290,18 @@ class Requests:
         request_id = current()
         caller = self.caller
         try:
-            asked = caller.send(method, request, deadline, repeatable=policy.repeatable, to=to, request_id=request_id)
-            outcomes: Sequence[Any] = caller.receive(asked).outcomes or ()
+            asked = await caller.send(
+                method, request, deadline, repeatable=policy.repeatable, to=to, request_id=request_id
+            )
+            response = await caller.receive(asked)
+            outcomes: Sequence[Any] = response.outcomes or ()
         except FoqsError as error:
             return First(begun, deadline, request_id, bare(error))
         if len(outcomes) == 1 and outcomes[0].error is None:
             return outcomes[0]
         return First(begun, deadline, request_id, outcomes, asked.address)
 
-    def each(
+    async def each(
         self,
         method: RemoteMethod,
         policy: Policy,
@@ -317,22 +313,23 @@ class Requests:
         from there."""
         by_id = method is methods.DELETE
 
-        def send(chunk: Sequence[Any]) -> list[Any]:
+        async def send(chunk: Sequence[Any]) -> list[Any]:
             deadline = self.deadline(timeout_ms) if first is None else first.deadline
-            done = ItemTask(self, method, policy, chunk, deadline, first).run()
+            done = await ItemTask(self, method, policy, chunk, deadline, first).run()
             if self.places.remembered and method in _ENDS_LEASES:
                 ended = [item for item, outcome in zip(chunk, done, strict=True) if outcome is None]
                 self.places.left(ended if by_id else [item.id for item in ended])
             return done
 
+        self.owner.check()  # async only
         if not self.router.begun:
             self.router.begin()
         if method is methods.ENQUEUE and isinstance(items, Sized) and len(items) >= _MANY:
-            self.router.wait(self.deadline(timeout_ms))
+            await self.router.wait(self.deadline(timeout_ms))
         chunks = list(requests_of(items, self.caller.max_frame_bytes - _REQUEST_OVERHEAD_BYTES))
         if len(chunks) == 1 or method is methods.ENQUEUE:
-            return [outcome for chunk in chunks for outcome in send(chunk)]
-        return one_by_one(chunks, (lambda item: item) if by_id else (lambda item: (item.id, item.lease)), send)
+            return [outcome for chunk in chunks for outcome in await send(chunk)]
+        return await one_by_one(chunks, (lambda item: item) if by_id else (lambda item: (item.id, item.lease)), send)
 
     def request_of(self, method: RemoteMethod, items: Sequence[Any]) -> Any:
         if method is methods.DELETE:
@@ -351,45 +348,10 @@ class Requests:
         return partial(self.router.split, Routes.owner, ids)
 
 
-def id_of(answer: Any) -> int:
-    """Return the id of an EnqueueOutcome."""
-    if not answer.duplicate:
-        return answer.id  # type: ignore[no-any-return]
-    return Replaced(answer.id) if answer.replaced else Duplicate(answer.id)
-
-
-def single(outcomes: list[T | FoqsError]) -> T:
-    """Return the outcome of a call for one item, or raise it if it is an error."""
-    outcome = outcomes.pop(0)
-    if isinstance(outcome, FoqsError):
-        try:
-            raise outcome
-        finally:
-            del outcome  # or it would hold itself, by this frame
-    return outcome
-
-
-LEASE_BYTES = 64
-"""Most bytes of a lease, with its fields, in a request."""
-
-
-def requests_of(items: Iterable[T], max_bytes: int) -> Iterator[Sequence[T]]:
-    """Cut `items` into what one request holds. If some know their `size_bytes`, they are also cut by bytes."""
-    everything: Sequence[T] = items if isinstance(items, list | tuple) else list(items)
-    sized = len(everything) > 1 and any(hasattr(kind, "size_bytes") for kind in set(map(type, everything)))
-    start = size = 0
-    for position, item in enumerate(everything) if sized else ():
-        item_bytes: int = getattr(item, "size_bytes", LEASE_BYTES)
-        if position > start and (size + item_bytes > max_bytes or position - start == LIMITS.request_items):
-            yield everything[start:position]
-            start, size = position, 0
-        size += item_bytes
-    for at in range(start, len(everything), LIMITS.request_items):
-        yield everything[at : at + LIMITS.request_items]
-
-
-def one_by_one(
-    chunks: Iterable[Sequence[Any]], end_of: Callable[[Any], Hashable], send: Callable[[Sequence[Any]], Sequence[Any]]
+async def one_by_one(
+    chunks: Iterable[Sequence[Any]],
+    end_of: Callable[[Any], Hashable],
+    send: Callable[[Sequence[Any]], Awaitable[Sequence[Any]]],
 ) -> list[Any]:
     """Return the outcome of each entry of several requests, as one request for all of them would give it.
 
@@ -399,7 +361,7 @@ def one_by_one(
     for chunk in chunks:
         before = [known.get(end_of(entry)) for entry in chunk]
         new = [entry for entry, old in zip(chunk, before, strict=True) if old is None or old[0] != entry]
-        answers = iter(send(new) if new else ())
+        answers = iter(await send(new) if new else ())
         for entry, old in zip(chunk, before, strict=True):
             if old is not None and old[0] == entry:
                 outcome = old[1]
@@ -411,3 +373,24 @@ def one_by_one(
                     outcome = None  # the earlier entry has ended the lease
             outcomes.append(outcome)
     return outcomes
+
+
+async def with_places(
+    places: Places,
+    counts: Mapping[str, int],
+    holder: Share | Mapping[str, int],
+    until: float,
+    request: Callable[[Ask], Awaitable[Any]],
+) -> Any:
+    """Return the response to `request`, which is sent again when the process may have more items of a topic than it
+    said. `until` is of the monotonic clock, in seconds."""
+    while True:
+        ask = places.ask(counts, holder, wait=monotonic() < until)
+        response = None
+        try:
+            response = await request(ask)
+        finally:
+            ask.end(response)
+        if not (ask.cut or ask.learned) or response.items or response.doubtful or monotonic() >= until:
+            return response
+        holder = holder if ask.share is not None else ask.given

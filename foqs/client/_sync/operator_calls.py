@@ -1,3 +1,4 @@
+# Written by script/twin.py from foqs/client/_async/operator_calls.py: change that file.
 """Methods of `Client` for operators: figures, explanations, settings, hooks, leases by age or worker, dead letters."""
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from typing import Literal
 from foqs.bounds import LIMITS, MOST_LISTED, NAME_BYTES, SCHEDULE_BYTES
 from foqs.checks import I64_MAX
 from foqs.client import methods
+from foqs.client._sync.requests import Requests
 from foqs.client.arguments import check_item, checked, duration, instance_of, text, whole
 from foqs.client.items import Item, ItemSpec, ItemState
 from foqs.client.operator_types import (
@@ -29,7 +31,6 @@ from foqs.client.operator_types import (
     Tried,
     tried_of,
 )
-from foqs.client.requests import Requests
 from foqs.errors import Invalid, Overloaded, Unavailable
 from foqs.figures import ActiveTopic, ThrottleStats, TopicStats, from_struct
 from foqs.idl import idl
@@ -166,7 +167,8 @@ class OperatorCalls:
         OutcomeUnknown when the item may or may not have been stored, without a `dedup_key`."""
         request = idl.RunScheduleRequest(self.namespace, name, dedup_key)
         policy = ONCE if dedup_key is None else KEYED
-        return int(self._requests.call(methods.RUN_SCHEDULE, request, timeout_ms, policy=policy).id)
+        response = self._requests.call(methods.RUN_SCHEDULE, request, timeout_ms, policy=policy)
+        return int(response.id)
 
     @checked()
     def explain(self, item_id: int | str, *, timeout_ms: int | None = None) -> Explanation:
@@ -241,7 +243,7 @@ class OperatorCalls:
 
         Raises NotFound: the settings have no such script; Unavailable: the host cannot run scripts.
 
-        >>> client.try_hook(ItemSpec("mail", b"x"), source="function on_enqueue() end").error    # doctest: +SKIP
+        >>> tried = client.try_hook(ItemSpec("mail", b"x"), source="function on_enqueue() end")   # doctest: +SKIP
         """
         if (script is None) == (source is None):
             raise Invalid("script and source: give exactly one of the two")
@@ -285,9 +287,12 @@ class OperatorCalls:
         """The dead letters of the dead-letter topic `topic`, by group; only with one `cause`, or of items with one
         `fairness_key`, if given. It is no snapshot."""
         request = idl.ListFailuresRequest(self.namespace, topic, cause, MOST_LISTED, None, fairness_key)
-        pages = list(self._requests.pages(methods.LIST_FAILURES, request, timeout_ms))
-        groups = [FailureGroup.of(found) for page in pages for found in page.groups or ()]
-        return Failures(groups, tuple(sorted({one for page in pages for one in page.missing or ()})))
+        groups: list[FailureGroup] = []
+        missing: set[str] = set()
+        for page in self._requests.pages(methods.LIST_FAILURES, request, timeout_ms):
+            groups += map(FailureGroup.of, page.groups or ())
+            missing.update(page.missing or ())
+        return Failures(groups, tuple(sorted(missing)))
 
     @checked(count=whole(0, I64_MAX, zero="all"), filter=instance_of(FailureFilter, none=True))
     def redrive(

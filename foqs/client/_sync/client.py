@@ -1,26 +1,28 @@
+# Written by script/twin.py from foqs/client/_async/client.py: change that file.
 """The blocking client: one method for each call of the service, retries where they are safe."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import partial
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
-from weakref import finalize
 
 from foqs.bounds import DEFAULT_ADDRESS, LIMITS
 from foqs.client import arguments, methods
+from foqs.client._sync.caller import Caller, OnRetry, Pool
+from foqs.client._sync.consumer_calls import AckDequeue, ConsumerCalls
+from foqs.client._sync.operator_calls import OperatorCalls
+from foqs.client._sync.requests import Requests
+from foqs.client._sync.router import Router, Topics
+from foqs.client._sync.waits import when_forgotten
 from foqs.client.arguments import Entries, checked, duration, faults_of
-from foqs.client.caller import Caller, OnRetry, Pool
-from foqs.client.connection import Securing, Tls
-from foqs.client.consumer_calls import AckDequeue, ConsumerCalls
+from foqs.client.call import First, id_of, single
 from foqs.client.items import ItemOptions, ItemSpec
-from foqs.client.operator_calls import OperatorCalls
 from foqs.client.per_worker import Places, Share
-from foqs.client.requests import First, Requests, id_of, single
-from foqs.client.router import Router, Topics
 from foqs.client.routes import hash_slot, parse_addresses
 from foqs.client.timing import StopStrategy, Strategies, WaitStrategy
+from foqs.client.tls import Securing, Tls
 from foqs.errors import FoqsError, Invalid
 from foqs.idl import idl
 from foqs.ids import parse_id
@@ -34,9 +36,11 @@ _ONLY_SPECS = frozenset((ItemSpec,))
 
 
 class Client(ConsumerCalls, OperatorCalls, Local):
-    """A client of one namespace of a foqs service. Thread-safe. A forked child may use it: with connections of its own.
+    """A client of one namespace of a foqs service.
 
-    >>> with Client("127.0.0.1:7707", "shop") as client:            # doctest: +SKIP
+    Thread-safe. A forked child may use it: with connections of its own.
+
+    >>> with Client("127.0.0.1:7707", "shop") as client:     # doctest: +SKIP
     ...     client.enqueue("mail", b"to: someone", priority=-1)
     ...     for item in client.dequeue("mail", count=10, wait_ms=5_000):
     ...         print(item.payload)
@@ -53,8 +57,8 @@ class Client(ConsumerCalls, OperatorCalls, Local):
                         has hosts: else the client closes some to open new ones. The routing takes one more
     max_idle_ms         a connection that was idle for longer is not used again; 0: each is used once
     max_frame_bytes     the largest request, 4,096 to 67,108,864; the server's `frame_bytes`
-    routing             learn the hosts of all shards, keep that fresh in a thread, and send requests straight there;
-                        then hosts beyond `address` are called as well. False for one address in front of all
+    routing             learn the hosts of all shards, keep that fresh, and send requests straight there; then hosts
+                        beyond `address` are called as well. False for one address in front of all
     wait_server         retry also while a server refuses connections, or TLS. False: if no server has answered a call
                         yet, such a call ends at once
     tracing             make OpenTelemetry's spans, also in producers and workers on it, and have items carry the trace
@@ -83,7 +87,7 @@ class Client(ConsumerCalls, OperatorCalls, Local):
     Durations are whole milliseconds.
     """
 
-    instead = "make a Client with the same arguments there"
+    instead = "make an Client with the same arguments there"
 
     @checked(timeout_ms=duration(1))
     def __init__(
@@ -123,7 +127,7 @@ class Client(ConsumerCalls, OperatorCalls, Local):
         self._requests = Requests(self._caller, self._router, self._places, namespace, timeout_ms)
         self._topics = Topics(self._caller, self._router, namespace)
         self.combined = AckDequeue(self._requests, self._topics, self.tracing)
-        finalize(self, self._router.close)  # a client that is just forgotten leaves no thread
+        when_forgotten(self, self._router.close)
 
     # ------------------------------------------------------------------------------------- enqueue
 
@@ -164,10 +168,19 @@ class Client(ConsumerCalls, OperatorCalls, Local):
             given = Entries(specs, arguments.spec_entry)
             if given.errors:
                 return given.outcomes(self.enqueue_many(given.good, timeout_ms=timeout_ms))
-        store = partial(self._enqueue_many, timeout_ms=timeout_ms)
-        if self.tracing is None:
-            return store(specs)
-        return self.tracing.enqueue(specs, store, lambda: self.server_info().limits)
+        if self.tracing is None or not specs:
+            return self._enqueue_many(specs, timeout_ms)
+        with self.tracing.enqueue(specs) as sending:
+            outcomes = sending.outcomes = self._enqueue_many(sending.specs, timeout_ms)
+            if refused := sending.refused():
+                again = self._enqueue_many(list(refused.values()), timeout_ms)
+                for i, outcome in zip(refused, again, strict=True):
+                    outcomes[i] = outcome
+                if not all(isinstance(outcome, Invalid) for outcome in again):
+                    with suppress(FoqsError):
+                        info = self.server_info()
+                        self.tracing.learn(info.limits)
+        return outcomes
 
     def _enqueue_many(
         self, specs: Sequence[ItemSpec], timeout_ms: int | None, first: First | None = None
@@ -200,13 +213,14 @@ class Client(ConsumerCalls, OperatorCalls, Local):
         an item that was enqueued with the key in between is removed, too.
         """
         request = idl.CancelItemRequest(self.namespace, dedup_key, leased or None)
-        return bool(self._requests.call(methods.CANCEL, request, timeout_ms, policy=KEYED).removed)
+        response = self._requests.call(methods.CANCEL, request, timeout_ms, policy=KEYED)
+        return bool(response.removed)
 
     # ------------------------------------------------------------------------------------- life
 
     @property
     def waits(self) -> tuple[int, float]:
-        """The number of repeated requests, and the seconds of waits before them; approximate if threads share it."""
+        """The number of repeated requests, and the seconds of waits before them: about, if several callers share it."""
         return self._caller.retries, self._caller.waited_s
 
     def close(self) -> None:

@@ -1,28 +1,33 @@
+# Written by script/twin.py from foqs/client/_async/caller.py: change that file.
 """Requests and their answers over a pool of connections, with a second try where `foqs.second_answer` allows one."""
 
 from __future__ import annotations
 
 import random
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from math import inf
 from time import monotonic
 from typing import Any
 
-from foqs.bounds import LIMITS
-from foqs.checks import check_text
+from foqs.client._sync.connection import Connection, open_connection
+from foqs.client._sync.waits import Condition, Event, Lock, renew_after_fork
 from foqs.client.arguments import unlimited
-from foqs.client.connection import ClientClosed, Connection, Securing, WrongPeer
-from foqs.client.guard import SafeLog, call_to_end, guarded, renew_after_fork
-from foqs.client.methods import SERVER_INFO, context, context_head
+from foqs.client.call import Busy, ClientClosed
+from foqs.client.guard import SafeLog, call_to_end, guarded
+from foqs.client.methods import (
+    SERVER_INFO,
+    context,
+    context_head,
+    current,
+    server_timeout_ms,
+)
 from foqs.client.per_worker import Ask
 from foqs.client.routes import Address
 from foqs.client.timing import Strategies
-from foqs.errors import FoqsError, Invalid, LostReply, NotSent, Unavailable, Unreachable, named
+from foqs.client.tls import Securing
+from foqs.client.wrong_peer import WrongPeer
+from foqs.errors import FoqsError, LostReply, NotSent, Unavailable, Unreachable, named
 from foqs.idl import idl
 from foqs.travel import bare
 from foqs.wire.client_codec import RemoteMethod
@@ -36,11 +41,10 @@ AVOID_S = 1.0
 """An address that failed is tried last for this time; the time doubles with each further failed connection, up to"""
 AVOID_AT_MOST_S = 30.0
 OnRetry = Callable[[FoqsError, float], object]
-_current: ContextVar[str | None] = ContextVar("foqs_request_id", default=None)
 
 
 class Caller:
-    """Thread-safe. Makes requests with one token over one pool. `traceparent` gives what they carry of the trace.
+    """Makes requests with one token over one pool. `traceparent` gives what they carry of the trace.
     `on_retry(error, left_s)` is called before the first retry, and before another only after `QUIET_S` without any.
     Without `wait_server` no call is tried again after Unreachable, until a server has answered one.
     """
@@ -67,13 +71,13 @@ class Caller:
         self._strategies = strategies or Strategies(None, None)
         self._retried_at = -inf
         self._sequence = count(1)
-        self.retries = 0  # about: threads may count at the same time
+        self.retries = 0  # about: several callers may count at the same time
         self.waited_s = 0.0
         self.after_fork()
         renew_after_fork(self)
 
     def after_fork(self) -> None:
-        self._closed = threading.Event()
+        self._closed = Event()
 
     def close(self) -> None:
         """End the calls that wait to ask again, and fail all later ones."""
@@ -222,41 +226,10 @@ class Caller:
         )  # fmt: skip
 
 
-@lru_cache(1_024)
-def server_timeout_ms(left_ms: int) -> int:
-    """Return the time-out for the server: shorter than `left_ms`, so its reply arrives before the client gives up. A
-    server takes no longer one than its `timeout_max_ms`."""
-    return max(1, min(LIMITS.timeout_max_ms, int(left_ms - min(500.0, left_ms / 10))))
-
-
-@contextmanager
-def request_id(name: str) -> Iterator[None]:
-    """Give this id to calls made inside, by this thread or task, instead of random ones. At most 128 bytes that can be
-    printed; Invalid otherwise."""
-    check_text("request_id", name, empty=True)
-    if not name or not name.isprintable() or len(name.encode()) > LIMITS.context_bytes:
-        raise Invalid(f"a request id has 1 to {LIMITS.context_bytes} bytes, all of them printable")
-    token = _current.set(name)
-    try:
-        yield
-    finally:
-        _current.reset(token)
-
-
-def current() -> str:
-    """Return the id for the requests of a call that begins now. All its requests carry it: parts of a batch, second
-    tries, and what hosts ask each other for it. Hosts log it."""
-    return _current.get() or f"{random.getrandbits(48):012x}"
-
-
-class Busy(NotSent):
-    """All connections are in use."""
-
-
 class Pool:
     """The connections of one client: at most `size`, kept while they work, spread over the addresses.
 
-    Thread-safe. Invariant: `_open` counts idle and lent connections (and those being opened), never above
+    Invariant: `_open` counts idle and lent connections (and those being opened), never above
     `size`.
 
     Deadlines are of the monotonic clock, in seconds.
@@ -284,9 +257,9 @@ class Pool:
         renew_after_fork(self)
 
     def _start(self) -> None:
-        self._lock = threading.RLock()  # a signal handler may call the client
-        self._change = threading.Condition(self._lock)
-        self._waiting = 0  # threads that wait for a change
+        self._lock = Lock()
+        self._change = Condition(self._lock)
+        self._waiting = 0  # callers that wait for a change
         self._idle: list[Connection] = []
         self._open = 0
 
@@ -325,7 +298,7 @@ class Pool:
 
     def connect(self, address: Address, timeout_s: float = inf) -> Connection:
         """Open a connection that the pool does not count. Raises NotSent or WrongPeer."""
-        return Connection(address, min(timeout_s, self._connect_timeout_s), self._securing)
+        return open_connection(address, min(timeout_s, self._connect_timeout_s), self._securing)
 
     def give(self, connection: Connection, *, usable: bool) -> None:
         """Take back what `take` gave. Keep it if it is `usable`."""
@@ -391,7 +364,7 @@ class Pool:
             left = deadline - monotonic()
             if left <= 0:
                 raise Busy(f"all {self.size} connections of the client are in use")
-            # Looked at again at the end of the time: a notification that came just then woke no other thread.
+            # Looked at again at the end of the time: a notification that came just then woke no other caller.
             self._waiting += 1
             try:
                 self._change.wait(left)
@@ -420,7 +393,7 @@ class Pool:
             del error  # or it would hold itself, by this frame
 
     def _in_turn(self, wanted: Sequence[Address]) -> list[Address]:
-        """`wanted`, or all addresses, another one first each time; those that failed lately last."""
+        """`wanted`, or all addresses, another one first each time; after a failure an address is last for a while."""
         with self._lock:
             if not wanted:
                 self._turn = (self._turn + 1) % len(self.addresses)

@@ -1,0 +1,335 @@
+"""Methods of `Client` for operators: figures, explanations, settings, hooks, leases by age or worker, dead letters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterable, Mapping
+from typing import Literal
+
+from foqs.bounds import LIMITS, MOST_LISTED, NAME_BYTES, SCHEDULE_BYTES
+from foqs.checks import I64_MAX
+from foqs.client import methods
+from foqs.client._async.requests import Requests
+from foqs.client.arguments import check_item, checked, duration, instance_of, text, whole
+from foqs.client.items import Item, ItemSpec, ItemState
+from foqs.client.operator_types import (
+    Explanation,
+    FailureFilter,
+    FailureGroup,
+    Failures,
+    Redriven,
+    RefusedTopic,
+    Released,
+    Result,
+    Schedule,
+    Schedules,
+    ServerInfo,
+    Settings,
+    SettingsChange,
+    Throttles,
+    Tried,
+    tried_of,
+)
+from foqs.errors import Invalid, Overloaded, Unavailable
+from foqs.figures import ActiveTopic, ThrottleStats, TopicStats, from_struct
+from foqs.idl import idl
+from foqs.ids import parse_id
+from foqs.rows import FailureCause
+from foqs.second_answer import KEYED, ONCE
+
+
+def _check_sample(name: str, value: object) -> None:
+    instance_of(ItemSpec)(name, value)
+    assert isinstance(value, ItemSpec), "the check says so"
+    check_item(value)
+
+
+class OperatorCalls:
+    """A part of `Client`."""
+
+    namespace: str
+    _requests: Requests
+
+    # ------------------------------------------------------------------------------------- look
+
+    @checked()
+    async def server_info(self, *, timeout_ms: int | None = None) -> ServerInfo:
+        """Version, limits and clock of the server that answers."""
+        response = await self._requests.call(methods.SERVER_INFO, idl.GetServerInfoRequest(), timeout_ms)
+        return ServerInfo(response.version, response.limits or {}, response.now_ms)
+
+    @checked()
+    async def get_item(self, item_id: int | str, *, timeout_ms: int | None = None) -> Item:
+        """The item with its `state`; leases nothing. An id may also be its text (see `parse_id`). Raises NotFound."""
+        item_id = parse_id(item_id)
+        response = await self._requests.call(methods.GET_ITEM, idl.GetItemRequest(id=item_id), timeout_ms, item_id)
+        item: Item = response.item
+        item.state = response.state
+        return item
+
+    @checked()
+    async def find_item(self, dedup_key: str, *, timeout_ms: int | None = None) -> Item:
+        """The item that was stored with `dedup_key`, as `get_item` returns it. Raises NotFound, also when the
+        window of the key has ended."""
+        request = idl.GetItemRequest(ns=self.namespace, dedup_key=dedup_key)
+        response = await self._requests.call(methods.GET_ITEM, request, timeout_ms)
+        item: Item = response.item
+        item.state = response.state
+        return item
+
+    @checked(wait_ms=duration(most=LIMITS.result_wait_max_ms))
+    async def get_result(self, item_id: int | str, *, wait_ms: int = 0, timeout_ms: int | None = None) -> Result:
+        """How an item ended, once its end is committed. After `wait_ms` (0: at once; at most 60,000) the `state` is
+        the present state.
+
+        Raises NotFound when the item ended and its topic does not keep it (policy `keep`), or ended in another way than
+        an ack or a failure. A call that waited gets the result in any case, unless the item's shard got another owner.
+        """
+        number = parse_id(item_id)
+        request = idl.GetResultRequest(number, wait_ms or None)
+        return Result.of(await self._requests.call(methods.GET_RESULT, request, timeout_ms, number, wait_ms=wait_ms))
+
+    @checked(state=instance_of(ItemState, none=True))
+    def list_items(
+        self,
+        topic: str,
+        *,
+        state: ItemState | None = None,
+        page_items: int = 100,
+        timeout_ms: int | None = None,
+    ) -> AsyncIterator[Item]:
+        """All items of a topic, a page at a time; leases nothing, and is no snapshot."""
+        request = idl.ListItemsRequest(ns=self.namespace, topic=topic, state=state, limit=page_items)
+        return (
+            item
+            async for page in self._requests.pages(methods.LIST_ITEMS, request, timeout_ms)
+            for item in page.items or ()
+        )
+
+    @checked()
+    def active_topics(
+        self,
+        *,
+        all_namespaces: bool = False,
+        all_states: bool = False,
+        page_topics: int = 1_000,
+        timeout_ms: int | None = None,
+    ) -> AsyncIterator[ActiveTopic]:
+        """Topics with ready items (`all_states`: in any state, with counts), by namespace and topic, page by page."""
+        ns = None if all_namespaces else self.namespace
+        request = idl.GetActiveTopicsRequest(ns=ns, limit=page_topics, all=all_states or None)
+        pages = self._requests.pages(methods.TOPICS, request, timeout_ms)
+        return (from_struct(ActiveTopic, found) async for page in pages for found in page.topics or ())
+
+    @checked()
+    async def topic_stats(self, topic: str, *, tenants: int | None = None, timeout_ms: int | None = None) -> TopicStats:
+        """Items, tenants and policy of a topic, over all hosts. A topic without items has counts of 0. `tenants` with
+        the most ready items come by name, 1 to 1,000; default: 100."""
+        request = idl.GetTopicStatsRequest(ns=self.namespace, topic=topic, limit=tenants)
+        found = await self._requests.call(methods.TOPIC_STATS, request, timeout_ms)
+        return from_struct(TopicStats, found, policy=json.loads(found.policy))
+
+    @checked()
+    async def throttles(
+        self, prefix: str = "", *, limit: int | None = None, timeout_ms: int | None = None
+    ) -> Throttles:
+        """Throttle keys that are in use and begin with `prefix`, over all hosts, in the order of their names: the first
+        `limit`, or all (0: no limit). Keys that nothing used for some seconds are left out."""
+        request = idl.GetThrottlesRequest(self.namespace, prefix or None, min(limit or MOST_LISTED, MOST_LISTED))
+        found: list[ThrottleStats] = []
+        missing: set[str] = set()
+        async for page in self._requests.pages(methods.THROTTLES, request, timeout_ms):
+            found += [from_struct(ThrottleStats, one) for one in page.throttles or ()]
+            missing.update(page.missing or ())
+            if limit:
+                if len(found) >= limit:
+                    break
+                request.limit = min(limit - len(found), MOST_LISTED)
+        return Throttles(tuple(found), tuple(sorted(missing)))
+
+    @checked()
+    async def schedules(self, prefix: str = "", *, timeout_ms: int | None = None) -> Schedules:
+        """The schedules whose names begin with `prefix`, in the order of their names."""
+        request = idl.ListSchedulesRequest(self.namespace, prefix or None, MOST_LISTED)
+        found: list[Schedule] = []
+        missing: set[str] = set()
+        async for page in self._requests.pages(methods.SCHEDULES, request, timeout_ms):
+            found += [
+                Schedule(
+                    one.name, one.setting, tuple(one.next_at_ms or ()), one.last_at_ms, one.last_id, one.missed or 0,
+                    bool(one.paused), one.coordinator or "", one.error or "",
+                )
+                for one in page.schedules or ()
+            ]  # fmt: skip
+            missing.update(page.missing or ())
+        return Schedules(tuple(found), tuple(sorted(missing)))
+
+    @checked(name=text(SCHEDULE_BYTES), dedup_key=text(NAME_BYTES, none=True))
+    async def run_schedule(self, name: str, *, dedup_key: str | None = None, timeout_ms: int | None = None) -> int:
+        """Store an item of a schedule now, and return its id. Raises NotFound without such a schedule, and
+        OutcomeUnknown when the item may or may not have been stored, without a `dedup_key`."""
+        request = idl.RunScheduleRequest(self.namespace, name, dedup_key)
+        policy = ONCE if dedup_key is None else KEYED
+        response = await self._requests.call(methods.RUN_SCHEDULE, request, timeout_ms, policy=policy)
+        return int(response.id)
+
+    @checked()
+    async def explain(self, item_id: int | str, *, timeout_ms: int | None = None) -> Explanation:
+        """Why an item is not delivered yet. `eta_ms` needs the rate of the topic's deliveries, which a host measures
+        from the first question on: ask again some seconds later.
+
+        >>> await client.explain(281474976710657)                         # doctest: +SKIP
+        Explanation(reasons=(ExplainReason(code=<Reason.DELAYED: 6>, text='Its delay ends in 42.0 s.', ...),), ...)
+        """
+        number = parse_id(item_id)
+        request = idl.ExplainItemRequest(id=number)
+        return Explanation.of(await self._requests.call(methods.EXPLAIN, request, timeout_ms, number))
+
+    @checked()
+    async def explain_topic(self, topic: str, *, timeout_ms: int | None = None) -> Explanation:
+        """Why no item of a topic is delivered: as the host that is nearest to a delivery sees it."""
+        request = idl.ExplainItemRequest(ns=self.namespace, topic=topic)
+        return Explanation.of(await self._requests.call(methods.EXPLAIN, request, timeout_ms))
+
+    # ------------------------------------------------------------------------------------- settings
+
+    @checked()
+    async def settings(self, prefix: str = "", *, timeout_ms: int | None = None) -> Settings:
+        """The settings whose keys begin with `prefix`, as the host that answers acts on them."""
+        request = idl.GetSettingsRequest(ns=self.namespace, prefix=prefix or None)
+        response = await self._requests.call(methods.GET_SETTINGS, request, timeout_ms)
+        return Settings(response.version, response.entries or {})
+
+    @checked()
+    async def put_settings(
+        self,
+        entries: Mapping[str, str] | None = None,
+        remove: Iterable[str] = (),
+        *,
+        expected_version: int | None = None,
+        timeout_ms: int | None = None,
+    ) -> SettingsChange:
+        """Add or replace `entries`, and remove the keys in `remove`, in one step.
+
+        Raises Invalid with every error, one a line; Conflict when the settings have another version than the expected
+        one; OutcomeUnknown when the reply was lost: `settings` shows the current version.
+
+        >>> await client.put_settings({"topic.mail": '{"paused": true}'}, expected_version=41)    # doctest: +SKIP
+        SettingsChange(version=42, applied=('h1:7707', 'h2:7707'), missing=(), warnings=())
+        """
+        request = idl.PutSettingsRequest(self.namespace, dict(entries or {}), list(remove), expected_version)
+        response = await self._requests.call(methods.PUT_SETTINGS, request, timeout_ms, policy=ONCE)
+        hosts = (response.applied, response.missing, response.warnings)
+        return SettingsChange(response.version, *(tuple(one or ()) for one in hosts))
+
+    @checked(sample=_check_sample)
+    async def try_hook(
+        self,
+        sample: ItemSpec,
+        *,
+        hook: Literal["on_enqueue", "on_failure"] = "on_enqueue",
+        script: str | None = None,
+        source: str | None = None,
+        attempt: int | None = None,
+        cause: FailureCause | None = None,
+        reason: str | None = None,
+        timeout_ms: int | None = None,
+    ) -> Tried:
+        """Run a script on a sample of an item. Nothing is stored.
+
+        hook       `on_enqueue` or `on_failure`
+        script     name of a script in the settings, or
+        source     a script as text: exactly one of the two
+        attempt    of `on_failure`: the attempt that failed, default 1
+        cause      of `on_failure`: FAILED (default), EXPIRED or REJECTED
+        reason     of `on_failure`: as the consumer gave it
+
+        Raises NotFound: the settings have no such script; Unavailable: the host cannot run scripts.
+
+        >>> tried = await client.try_hook(ItemSpec("mail", b"x"), source="function on_enqueue() end")   # doctest: +SKIP
+        """
+        if (script is None) == (source is None):
+            raise Invalid("script and source: give exactly one of the two")
+        request = idl.TryHookRequest(self.namespace, hook, script, source, sample, attempt, cause, reason)
+        return tried_of(await self._requests.call(methods.TRY_HOOK, request, timeout_ms))
+
+    # ------------------------------------------------------------------------------------- leases
+
+    @checked()
+    async def release_leases(
+        self,
+        topic: str,
+        *,
+        worker: str | None = None,
+        held_longer_than_ms: int | None = None,
+        timeout_ms: int | None = None,
+    ) -> Released:
+        """End leases of a topic as if by time: the attempts count, and at-most-once items are removed.
+
+        worker               only leases of the worker with this name (see `Worker`)
+        held_longer_than_ms  only leases that are at least this old
+
+        >>> await client.release_leases("mail", worker="host-3:4711")     # doctest: +SKIP
+        Released(released=8, missing=())
+        """
+        request = idl.ReleaseLeasesRequest(self.namespace, topic, worker, held_longer_than_ms)
+        response = await self._requests.call(methods.RELEASE_LEASES, request, timeout_ms)
+        return Released(response.released, tuple(response.missing or ()))
+
+    # ------------------------------------------------------------------------------------- dead letters
+
+    @checked()
+    async def list_failures(
+        self,
+        topic: str,
+        *,
+        cause: FailureCause | None = None,
+        fairness_key: str | None = None,
+        timeout_ms: int | None = None,
+    ) -> Failures:
+        """The dead letters of the dead-letter topic `topic`, by group; only with one `cause`, or of items with one
+        `fairness_key`, if given. It is no snapshot."""
+        request = idl.ListFailuresRequest(self.namespace, topic, cause, MOST_LISTED, None, fairness_key)
+        groups: list[FailureGroup] = []
+        missing: set[str] = set()
+        async for page in self._requests.pages(methods.LIST_FAILURES, request, timeout_ms):
+            groups += map(FailureGroup.of, page.groups or ())
+            missing.update(page.missing or ())
+        return Failures(groups, tuple(sorted(missing)))
+
+    @checked(count=whole(0, I64_MAX, zero="all"), filter=instance_of(FailureFilter, none=True))
+    async def redrive(
+        self,
+        topic: str,
+        count: int = 0,
+        *,
+        filter: FailureFilter | None = None,
+        per_fingerprint: int | None = None,
+        to_topic: str | None = None,
+        pace_per_second: int | None = None,
+        dry_run: bool = False,
+        timeout_ms: int | None = None,
+    ) -> Redriven:
+        """Return dead letters of the dead-letter topic `topic` to the topics that they came from (or to `to_topic`).
+        They are ready again, with attempt 0.
+
+        At most `count` of them return, `per_fingerprint` of each group, and about `pace_per_second` in a second, 1 to
+        1,000,000; 0: no limit. The call ends with its `timeout_ms` at the latest; while `more` is True, another call
+        continues. `dry_run` counts and changes nothing. Dead letters of a closed or full topic stay, and all other ones
+        return: see `refused`. With `to_topic` the call ends there.
+
+        Raises Unavailable (closed) or Overloaded (full) when no item was redriven because of that, and OutcomeUnknown
+        when the reply was lost: some items may have been redriven.
+        """
+        request = idl.RedriveItemsRequest(
+            self.namespace, topic, count, filter, per_fingerprint or None, to_topic, pace_per_second or None,
+            dry_run or None,
+        )  # fmt: skip
+        found = await self._requests.call(methods.REDRIVE, request, timeout_ms, policy=ONCE)
+        missing = tuple(found.missing_shards or ())
+        refused = tuple(map(RefusedTopic.of, found.refused or ()))
+        if refused and not (found.at_most or dry_run):
+            reasons = "; ".join(f"{one.reason} ({one.items:,} dead letters stay)" for one in refused)
+            raise (Unavailable if refused[0].closed else Overloaded)(f"no item was redriven: {reasons}")
+        leased, duplicate = found.skipped_leased or 0, found.skipped_duplicate or 0
+        return Redriven(found.at_least, found.at_most, leased, bool(found.more), missing, refused, duplicate)

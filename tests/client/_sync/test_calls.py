@@ -1,0 +1,253 @@
+# Written by script/twin.py from tests/client/_async/test_calls.py: change that file.
+"""The calls of a client against a peer that misbehaves on request."""
+
+import traceback
+from time import monotonic
+
+import pytest
+import tenacity
+
+from foqs.client import (
+    Ack,
+    Client,
+    ClientClosed,
+    Duplicate,
+    Extension,
+    Invalid,
+    ItemSpec,
+    Lease,
+    Nack,
+    NotFound,
+    OutcomeUnknown,
+    Overloaded,
+    StaleLease,
+    Unavailable,
+    request_id,
+)
+from foqs.errors import Unreachable
+from tests.client._sync.helpers import eventually, together
+from tests.client.peer import Act, Peer, failed, refused, script
+from tests.support.ports import held_port
+
+
+def test_an_item_from_its_enqueue_to_its_ack(peer, client_of):
+    client = client_of(peer)
+    item_id = client.enqueue("t", b"x", priority=3, headers={"a": "b"})
+    (item,) = client.dequeue("t")
+    assert (item.id, item.payload, item.priority, item.headers) == (item_id, b"x", 3, {"a": "b"})
+    client.extend(item, 60_000)
+    client.ack(item)
+    with pytest.raises(NotFound):
+        client.ack(item)
+    assert peer.acked == [item_id]
+
+
+def test_an_item_that_is_given_back_comes_again(peer, client_of):
+    client = client_of(peer)
+    client.enqueue("t", b"x")
+    (item,) = client.dequeue("t")
+    client.nack(item, metadata=b"half")
+    (again,) = client.dequeue("t")
+    assert (again.metadata, again.attempt) == (b"half", 2)
+    client.release(again)
+    (released,) = client.dequeue("t")
+    assert released.attempt == 2
+    with pytest.raises(StaleLease):
+        client.ack(item)
+
+
+def test_each_entry_of_a_batch_has_its_outcome(peer, client_of):
+    client = client_of(peer)
+    outcomes = client.enqueue_many([ItemSpec("t", b"1"), ItemSpec("", b"2"), ItemSpec("t", "3"), ItemSpec("t", b"4")])
+    assert [type(one) for one in outcomes] == [int, Invalid, Invalid, int]
+    items = client.dequeue("t", 10)
+    wrong = Lease(items[0].id, 1)
+    assert [type(one) for one in client.ack_many([items[0], wrong, items[1]])] == [
+        type(None),
+        NotFound,
+        type(None),
+    ]
+    assert [type(one) for one in client.nack_many([Nack(7, 7)])] == [NotFound]
+    assert [type(one) for one in client.extend_many([Extension(7, 7)])] == [NotFound]
+    assert [type(one) for one in client.begun_many([Lease(7, 7)])] == [NotFound]
+    assert [type(one) for one in client.delete_items([7])] == [NotFound]
+
+
+def test_acks_and_a_dequeue_go_in_one_request(peer, client_of):
+    client = client_of(peer)
+    client.enqueue_many([ItemSpec("t", b"1"), ItemSpec("t", b"2")])
+    done = client.dequeue("t")
+    taken = client.ack_and_dequeue(done, "t", wait_ms=10_000)
+    assert (taken.outcomes, [item.payload for item in taken.items], taken.error) == ([None], [b"2"], None)
+    assert len(peer.named("AckAndDequeue")) == 1
+    last = client.ack_and_dequeue([Ack.of(taken.items[0], b"result")], "t")
+    assert (last.outcomes, last.items, last.error) == ([None], [], None)
+
+
+def test_a_dequeue_waits_for_an_item(peer, client_of):
+    client = client_of(peer)
+
+    def enqueue():
+        eventually(lambda: len(peer.named("Dequeue")) == 1)
+        client.enqueue("t", b"late")
+
+    items, _ = together(lambda: client.dequeue("t", wait_ms=30_000), enqueue)
+    assert [item.payload for item in items] == [b"late"]
+
+
+def test_pages_come_one_after_the_other(peer, client_of):
+    client = client_of(peer)
+    client.enqueue_many([ItemSpec(f"t{n}", b"x") for n in range(5)])
+    assert [one.topic for one in client.active_topics(page_topics=2)] == ["t0", "t1", "t2", "t3", "t4"]
+    assert len(peer.named("GetActiveTopics")) >= 3
+
+
+def test_calls_at_the_same_time_share_the_connections(peer, client_of):
+    client = client_of(peer, pool_size=2, routing=False)
+    calls = [lambda: client.enqueue("t", b"x") for _ in range(20)]
+    assert len(set(together(*calls))) == 20
+    assert peer.connections <= 2
+
+
+def test_without_a_connection_a_call_waits_for_its_time(new_peer, client_of):
+    peer = new_peer(script("GetServerInfo", Act.SILENT))
+    client = client_of(peer, pool_size=1, routing=False)
+
+    def second():
+        eventually(lambda: len(peer.named("GetServerInfo")) == 1)
+        with pytest.raises(Unavailable, match="connections of the client are in use"):
+            client.enqueue("t", b"x", timeout_ms=200)
+        peer.close()
+
+    def first():
+        with pytest.raises(Unavailable):
+            client.server_info(timeout_ms=20_000)
+
+    together(first, second)
+
+
+@pytest.mark.parametrize("act", [Act.CLOSE_BEFORE, Act.CLOSE_AFTER, Act.HALF, Act.JUNK, Act.WRONG_NUMBER])
+def test_after_a_lost_reply_a_plain_enqueue_is_unknown(new_peer, client_of, act):
+    client = client_of(new_peer(script("Enqueue", act)))
+    with request_id("lost"), pytest.raises(OutcomeUnknown) as lost:
+        client.enqueue("t", b"x")
+    assert lost.value.request_id == "lost"
+    assert "request id: lost" in "".join(traceback.format_exception(lost.value))
+
+
+@pytest.mark.parametrize("act", [Act.CLOSE_BEFORE, Act.CLOSE_AFTER, Act.HALF, Act.JUNK, Act.WRONG_NUMBER, Act.GOAWAY])
+def test_after_a_lost_reply_safe_requests_are_repeated(new_peer, client_of, act):
+    peer = new_peer(lambda name, request: acts.pop(0) if acts and name in repeated else Act.SERVE)
+    client = client_of(peer)
+    acts, repeated = [act], ("Enqueue", "Dequeue", "Ack", "GetServerInfo")
+    assert isinstance(client.enqueue("t", b"x", dedup_key="k"), int)
+    acts.append(act)
+    client.server_info()
+    acts.append(act)
+    items = client.dequeue("t", wait_ms=100, lease_ms=100)
+    items = items or client.dequeue("t", wait_ms=30_000)
+    acts.append(act)
+    client.ack(items[0])
+    assert len(peer.acked) == 1
+
+
+def test_a_known_key_is_a_duplicate(peer, client_of):
+    client = client_of(peer)
+    first = client.enqueue("t", b"x", dedup_key="k")
+    again = client.enqueue("t", b"x", dedup_key="k")
+    assert isinstance(again, Duplicate) and again == first
+
+
+def test_a_silent_host_is_left_after_the_time_of_an_attempt(new_peer, client_of):
+    peer = new_peer(script("GetServerInfo", Act.SILENT))
+    client = client_of(peer, attempt_timeout_ms=100)
+    info = client.server_info()
+    assert info.version == "test" and len(peer.named("GetServerInfo")) == 2
+
+
+def test_a_call_ends_with_its_time(new_peer, client_of):
+    client = client_of(new_peer(script("Enqueue", Act.SILENT)))
+    began = monotonic()
+    with pytest.raises(OutcomeUnknown, match="timed out"):
+        client.enqueue("t", b"x", timeout_ms=200)
+    assert monotonic() - began < 30
+
+
+def test_a_refused_request_is_repeated(new_peer, client_of):
+    got = []
+    peer = new_peer(script("Enqueue", refused(4), refused(5), refused(4, 1)))
+    client = client_of(peer, on_retry=lambda error, left_s: got.append(error.code.name))
+    client.enqueue("t", b"x")
+    assert (len(peer.named("Enqueue")), got, client.waits[0]) == (4, ["OVERLOADED"], 3)
+
+
+def test_strategies_end_the_retries(new_peer, client_of):
+    peer = new_peer(script("Enqueue", *[refused(4)] * 9))
+    client = client_of(peer, retry_wait=tenacity.wait_none(), retry_stop=tenacity.stop_after_attempt(3))
+    with pytest.raises(Overloaded):
+        client.enqueue("t", b"x")
+    assert len(peer.named("Enqueue")) == 3
+
+
+def test_no_host_at_the_address(client_of):
+    with held_port() as held:
+        address = f"127.0.0.1:{held.getsockname()[1]}"
+        with Client(address, routing=False, wait_server=False) as client:
+            with pytest.raises(Unreachable, match=f"cannot connect to {address}: "):
+                client.enqueue("t", b"x")
+
+
+def test_the_second_of_two_addresses_takes_over(peer, client_of):
+    with held_port() as held:
+        with Client(f"127.0.0.1:{held.getsockname()[1]},{peer.address}", routing=False) as client:
+            ids = [client.enqueue("t", b"x") for _ in range(4)]
+    assert len(set(ids)) == 4
+
+
+def test_a_closed_client_says_so(peer, client_of):
+    client = client_of(peer)
+    client.enqueue("t", b"x")
+    client.close()
+    for call in (lambda: client.enqueue("t", b"x"), client.server_info, lambda: client.dequeue("t")):
+        with pytest.raises(ClientClosed):
+            call()
+    outcomes = client.enqueue_many([ItemSpec("t", b"x")])
+    assert [type(one) for one in outcomes] == [ClientClosed]
+
+
+def test_wrong_arguments_are_refused_before_a_request(peer, client_of):
+    client = client_of(peer, routing=False)
+    for call in (
+        lambda: client.dequeue("t", count=-1),
+        lambda: client.extend(Lease(1, 1), 1.5),
+        lambda: client.get_item("x"),
+        lambda: client.ack("x"),
+        lambda: client.enqueue("t", b"x", timeout_ms=0),
+    ):
+        with pytest.raises(Invalid):
+            call()
+    assert peer.calls == []
+
+
+def test_items_go_to_their_owners(new_peer, client_of):
+    peers = [new_peer() for _ in range(3)]
+    for number, one in enumerate(peers):
+        one.first_id((number + 1) << 48)
+        one.tell(peers, {number + 1: one for number, one in enumerate(peers)})
+    client = client_of(peers[0])
+    outcomes = client.enqueue_many([ItemSpec("t", b"x") for _ in range(1_500)])
+    assert all(isinstance(one, int) for one in outcomes)
+    assert [len(one.items) for one in peers] == [500, 500, 500]
+    assert client.delete_items(outcomes) == [None] * 1_500
+    assert all(one.items == {} for one in peers)
+
+
+def test_a_failed_item_of_a_batch_alone_is_repeated(new_peer, client_of):
+    from foqs.idl import idl
+
+    half = idl.EnqueueResponse(outcomes=[idl.EnqueueOutcome(id=5), idl.EnqueueOutcome(error=failed(4))])
+    peer: Peer = new_peer(script("Enqueue", half))
+    client = client_of(peer)
+    outcomes = client.enqueue_many([ItemSpec("t", b"1"), ItemSpec("t", b"2")])
+    assert outcomes[0] == 5 and isinstance(outcomes[1], int)
+    assert [len(request.items) for request in peer.named("Enqueue")] == [2, 1]

@@ -9,7 +9,10 @@ if TYPE_CHECKING:
     import typer
 
 
-def main(module: str = "foqs.cli.main") -> None:
+_FOQS = "foqs.cli.main"
+
+
+def main(module: str = _FOQS) -> None:
     """Run the command line of a module's `app`."""
     end_at_once()
     try:
@@ -21,9 +24,11 @@ def main(module: str = "foqs.cli.main") -> None:
     except KeyboardInterrupt:  # a second one, while the command reports the first
         end()
     except ModuleNotFoundError as error:
+        import sys
+
         from foqs.extras import missing_module
 
-        words = missing_module(error)
+        words = missing_module(error, "foqs-lab" if module != _FOQS else next(iter(sys.argv[1:]), ""))
         if words is None:
             raise
         terminal.fail(words)

@@ -36,6 +36,19 @@ EXTRA_OF = {
     "requests": "lab",
 }
 """The smallest extra that has each module."""
+EXTRA_OF_COMMAND = {
+    "dev": "server",
+    "serve": "server",
+    "demo": "server",
+    "config": "server",
+    "cluster": "server",
+    "hosts": "server",
+    "shards": "server",
+    "doctor": "server",
+    "spark": "spark",
+    "foqs-lab": "lab",
+}
+"""What a command needs in all, so that a user installs once. The other commands need `cli`."""
 
 
 def missing(what: str, extra: str) -> str:
@@ -43,10 +56,13 @@ def missing(what: str, extra: str) -> str:
     return f"{what} is not installed; the extra foqs[{extra}] has it: {install(extra)}"
 
 
-def missing_module(error: ModuleNotFoundError) -> str | None:
-    """Return the words for an import that failed; None if the module is of no extra, so that the error is a bug."""
+def missing_module(error: ModuleNotFoundError, command: str = "") -> str | None:
+    """Return the words for an import that failed in a command; None if the module is of no extra: the error is a
+    bug."""
     name = (error.name or "").partition(".")[0]
     extra = EXTRA_OF.get(name)
+    if extra in ("cli", "server"):
+        extra = EXTRA_OF_COMMAND.get(command, extra)
     return None if extra is None else missing(f"the package {name}", extra)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from foqs import extras
+from foqs.cli.main import VERBS
 from tests.api.hosts import environment
 from tests.support.structure import imported
 
@@ -127,10 +128,11 @@ EVERY = set(extras.EXTRA_OF.values())
 
 @pytest.mark.process
 @pytest.mark.parametrize("argv", [(), ("--version",), ("dev",), ("enqueue", "a", "b")], ids=" ".join)
-def test_the_base_alone_names_the_extra_of_the_commands(argv: tuple[str, ...]) -> None:
+def test_the_base_alone_names_the_extra_of_the_command(argv: tuple[str, ...]) -> None:
     ran = without(EVERY, *argv)
     assert (ran.returncode, ran.stdout) == (1, "")
-    assert ran.stderr == f"foqs: {extras.missing('the package typer', 'cli')}\n"
+    extra = "server" if argv == ("dev",) else "cli"
+    assert ran.stderr == f"foqs: {extras.missing('the package typer', extra)}\n"
 
 
 @pytest.mark.process
@@ -162,7 +164,13 @@ def test_a_command_of_a_host_names_the_server(argv: tuple[str, ...]) -> None:
 def test_a_command_of_the_laboratory_names_its_extra(argv: tuple[str, ...]) -> None:
     ran = without(EVERY - {"cli"}, *argv, module="foqs_lab.cli")
     assert (ran.returncode, ran.stdout) == (1, ""), ran.stderr
-    assert "the extra foqs[server] has it" in ran.stderr
+    assert "the extra foqs[lab] has it" in ran.stderr
+
+
+def test_each_command_of_a_host_names_an_extra() -> None:
+    commands = extras.EXTRA_OF_COMMAND.keys() - {"foqs-lab"}
+    assert commands < VERBS.keys()
+    assert {"run", "shards", "cluster", "spark"} <= {VERBS[one].module for one in commands}
 
 
 @pytest.mark.process

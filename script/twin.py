@@ -78,7 +78,7 @@ def main() -> int:
                     target.parent.mkdir(exist_ok=True)
                     target.write_text(made)
     if check and stale:
-        print("script/twin.py writes anew:", *stale, sep="\n  ", file=sys.stderr)
+        print("not current; script/twin.py writes them:", *stale, sep="\n  ", file=sys.stderr)
         return 1
     return 0
 

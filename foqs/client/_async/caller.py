@@ -98,6 +98,7 @@ class Caller:
         dequeues = connection.method in (DEQUEUE, ACK_AND_DEQUEUE)
         if dequeues:
             connection.end_wait()
+            connection.until = min(connection.until, monotonic() + self._attempt_timeout_ms / 1000)
         with suppress(FoqsError):
             response = await self.receive(connection)
             if dequeues and response.items:

@@ -153,7 +153,7 @@ def test_a_host_on_a_database_server_works_as_written(
     checkout.run("\n".join(["source .venv/bin/activate", *before]))
     host = checkout.terminal(f"source .venv/bin/activate\n{serve}", FOQS_ADMIN__PORT="0")
     says(host, f"foqs listening on 127.0.0.1:{port}")
-    _, (_, second), _ = blocks("Try it")
+    _, (_, second), *_ = blocks("Try it")
     assert '"id"' in checkout.run(second, FOQS_ADDRESS=f"127.0.0.1:{port}")
     assert "Traceback" not in checkout.interrupt(host)
 

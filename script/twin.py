@@ -18,20 +18,44 @@ FOLDERS = ("foqs/client", "tests/client")
 HEAD = "# Written by script/twin.py from {}: change that file."
 BY_HAND = "Written by hand"
 ONLY = "# async only"
+DOCSTRINGS = [
+    (
+        r"It belongs to the event loop of its first call: in another loop, or in a forked child, a call raises "
+        r"WrongLoop\.[^\0]*?\n\n",
+        "Thread-safe. A forked child may use it: with connections of its own.\n\n",
+    ),
+    (r" *It belongs to the event loop (of its first call|in which it starts):[^\0]*?\n\n", ""),
+    (r"Takes single items and", "Takes single items from any thread and"),
+    (r"= \[future for future in futures\]", "= [future.result() for future in futures]"),
+    (
+        r"(Close it \(or leave its `with`\) to be sure that everything was sent\.)",
+        "\\1 A normal end of the process closes it\n"
+        "    too, and logs failures that no caller read, but cannot change the exit status. It does not work in a\n"
+        "    forked child: its threads are in the parent, which sends the items. The end of the child sends nothing.",
+    ),
+    (r" It is a coroutine function, an", " It is a function, an"),
+    (
+        r"Other functions are refused, as they would block the event loop\.",
+        "Coroutine functions and generator\n    functions are refused, as nothing would run them.",
+    ),
+    (r"\. Then handlers are cancelled and\s+their items come again, without an attempt counted", ""),
+    (r" its task is cancelled,", ""),
+]
 WORDS = [
+    *DOCSTRINGS,
     (r"\basync (def|for|with)\b", r"\1"),
     (r"\bawait ", ""),
     (r"\b_async\b", "_sync"),
-    (r"\bAsync(Client|Producer|Worker|Iterator|Iterable|Generator|ExitStack)\b", r"\1"),
+    (r"\ban Async(Client|Producer|Worker)\b", r"a \1"),
+    (r"\bAsync(Client|Producer|Worker|Job|Iterator|Iterable|Generator|ExitStack)\b", r"\1"),
     (r"\bAwaitable\[((?:[^\[\]]|\[[^\[\]]*\])*)\]", r"\1"),
+    (r"\bCoroutine\[Any, Any, ((?:[^\[\]]|\[[^\[\]]*\])*)\]", r"\1"),
     (r"\basynccontextmanager\b", "contextmanager"),
+    (r"\bguarded_task\b", "guarded_thread"),
     (r"\b__a(enter|exit|iter|next)__\b", r"__\1__"),
     (r"\ban asynchronous client\b", "a blocking client"),
-    (r"\basynchronous\b", "blocking"),
-    (
-        r"It belongs to the event loop of its first call:[^\0]*?\n\n",
-        "Thread-safe. A forked child may use it: with connections of its own.\n\n",
-    ),
+    (r"\basynchronous\b(?! or lazy)", "blocking"),
+    (r"\b([Tt])ask(s?)\b", r"\1hread\2"),
 ]
 
 

@@ -31,7 +31,7 @@ KEEPERS = {
     "then",
     "setdefault",
 }
-MAY_RETURN = {"foqs/client/work.py:_failure"}
+MAY_RETURN = {f"foqs/client/{twin}/work.py:_attempt" for twin in ("_async", "_sync")}
 """`Work._run` deletes the error that it gets."""
 
 

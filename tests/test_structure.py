@@ -36,7 +36,7 @@ LINES = {
     "foqs.api": 3_830,
     "foqs.buffers": 1_357,
     "foqs.cli": 7_139,
-    "foqs.client": 9_133,  # _async: the transport of asyncio, locks without threads, cancelled calls
+    "foqs.client": 9_690,  # _async: the transport of asyncio, threads as tasks, cancelled calls and handlers
     "foqs.config": 1_317,
     "foqs.doctor": 712,
     "foqs.engine": 10_314,

@@ -1,7 +1,7 @@
 """The Python client of foqs.
 
-`Client` and `AsyncClient` make single calls, `Producer` gathers enqueues into batches, and `Worker` runs a handler for
-every item.
+`Client` makes single calls, `Producer` gathers enqueues into batches, and `Worker` runs a handler for every item.
+`AsyncClient`, `AsyncProducer` and `AsyncWorker` do the same on an event loop.
 
 >>> from foqs.client import Client
 >>> with Client("127.0.0.1:7707", "shop") as client:            # doctest: +SKIP
@@ -12,7 +12,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from foqs.client._sync.client import Client
+from foqs.client._sync.job import Job
+from foqs.client._sync.producer import Producer
+from foqs.client._sync.worker import Worker
 from foqs.client.call import ClientClosed, Taken
+from foqs.client.ending import WorkerHung
+from foqs.client.handlers import AckPolicy, Retry
 from foqs.client.items import (
     Ack,
     DedupUntil,
@@ -30,7 +35,6 @@ from foqs.client.items import (
     Nack,
     Progress,
 )
-from foqs.client.job import AckPolicy, Job, Retry
 from foqs.client.methods import request_id
 from foqs.client.operator_types import (
     ExplainReason,
@@ -51,12 +55,10 @@ from foqs.client.operator_types import (
     Throttles,
     Tried,
 )
-from foqs.client.producer import Producer, UnreadFailures
 from foqs.client.rules import ItemRules, RetryKind, RetryRule
 from foqs.client.timing import Backoff
 from foqs.client.tls import Tls
-from foqs.client.work import WorkerHung
-from foqs.client.worker import Worker
+from foqs.client.unread import UnreadFailures
 from foqs.errors import (
     Code,
     Conflict,
@@ -77,13 +79,19 @@ from foqs.second_answer import Duplicate, Replaced
 
 if TYPE_CHECKING:
     from foqs.client._async.client import AsyncClient
+    from foqs.client._async.job import AsyncJob
+    from foqs.client._async.producer import AsyncProducer
     from foqs.client._async.waits import WrongLoop
+    from foqs.client._async.worker import AsyncWorker
 
 __all__ = [
     "Ack",
     "AckPolicy",
     "ActiveTopic",
     "AsyncClient",
+    "AsyncJob",
+    "AsyncProducer",
+    "AsyncWorker",
     "Backoff",
     "Client",
     "ClientClosed",
@@ -158,7 +166,13 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-_ASYNC = {"AsyncClient": "client", "WrongLoop": "waits"}
+_ASYNC = {
+    "AsyncClient": "client",
+    "AsyncJob": "job",
+    "AsyncProducer": "producer",
+    "AsyncWorker": "worker",
+    "WrongLoop": "waits",
+}
 
 
 def __getattr__(name: str) -> Any:

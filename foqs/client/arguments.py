@@ -108,6 +108,11 @@ def check_client(name: str, value: object) -> None:
         refuse(name, value, "it must be a Client (the blocking one)")
 
 
+def check_async_client(name: str, value: object) -> None:
+    if not hasattr(value, "enqueue_many") or not inspect.iscoroutinefunction(getattr(value, "close", None)):
+        refuse(name, value, "it must be an AsyncClient")
+
+
 def check_leased(name: str, value: object) -> None:
     if not hasattr(value, "id") or not hasattr(value, "lease"):
         refuse(name, value, "it must be a leased item, or a Lease")

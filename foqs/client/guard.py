@@ -27,8 +27,10 @@ T = TypeVar("T")
 
 CALLS_IN_THREADS = (
     "a Worker calls handlers in threads and awaits nothing: make it an ordinary function, for example "
-    "`def handle(item): asyncio.run(work(item))`"
+    "`def handle(item): asyncio.run(work(item))`, or give it to an AsyncWorker"
 )
+IN_LOOP = "make it `async def`, or give it to a Worker, which calls it in a thread"
+_AWAIT_IT = "await it in the handler"
 _DO_IT = "let the handler do the work itself, and return when it is done"
 _LAZY = (map, filter, zip, enumerate)
 _HOLD: tuple[Any, ...] = (list, tuple, set, frozenset, deque, type({}.values()), type({}.items()))
@@ -198,10 +200,12 @@ _CALLABLE = _Work("a callable", f"{_DO_IT}: call it in the handler")
 
 
 def check_returned(
-    returned: object, *, elsewhere: bool = False, of: str = "the handler", caller: str = "the Worker"
-) -> None:
+    returned: object, *, elsewhere: bool = False, awaits: bool = False, of: str = "the handler",
+    caller: str = "the Worker",
+) -> None:  # fmt: skip
     """Raise NotRun if `returned` is work, or a list, tuple, set, deque or dict with work in it at any depth, and end
     the work as far as it was not begun. With `elsewhere`, accept work that a thread, an event loop or a process does.
+    `awaits`: the handler could have awaited it.
 
     Raises what the object raises when its type is read.
     """
@@ -215,8 +219,9 @@ def check_returned(
         _end(one)
     first, work = found[0]
     assert work is not None, "the list has work only"
+    advice = _AWAIT_IT if awaits and work.advice is CALLS_IN_THREADS else work.advice
     where = "" if first is returned else f" in a {kind_of(returned)}"
-    raise NotRun(f"{of} returned {work.kind} ({kind_of(first)}){where} and {caller} {work.not_done}; {work.advice}")
+    raise NotRun(f"{of} returned {work.kind} ({kind_of(first)}){where} and {caller} {work.not_done}; {advice}")
 
 
 def call_to_end(name: str, call: Callable[..., object], *args: object) -> None:

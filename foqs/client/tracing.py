@@ -6,7 +6,7 @@ Import it only where the extra `otel` is installed. See docs/tracing.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from time import time_ns
@@ -34,8 +34,8 @@ except ImportError as error:
 from foqs import __version__
 from foqs.bounds import LIMITS
 from foqs.client.guard import guarded, kind_of
+from foqs.client.handlers import Retry, WorkSpan, end_span
 from foqs.client.items import Item, ItemSpec
-from foqs.client.job import Call, Held, Job, Retry, WorkSpan, end_span
 from foqs.errors import FoqsError, Invalid
 
 MOST_LINKS = 128
@@ -182,9 +182,10 @@ class Tracing:
 
     # ------------------------------------------------------------------------------------- process
 
-    def process(self, held: Held, call: Call) -> Call:
-        """Return `call` in a span, which continues in `held.traced` until the server has the item's ack or nack."""
-        item = held.item
+    def process(self, held: Any) -> AbstractContextManager[None]:
+        """Return the span of the work on a lease, which continues in `held.traced` until the server has the item's ack
+        or nack."""
+        item: Item = held.item
         name, attributes = self._about("process", "process", (item.topic,), 1)
         span = self._start(
             name,
@@ -194,19 +195,7 @@ class Tracing:
             links=_links((item,)),
         )
         held.traced = WorkSpan(span)
-
-        def traced(item: Item, job: Job) -> object:
-            # The span's own way to record an exception would keep its text, which may hold what a payload held.
-            with use_span(span, record_exception=False, set_status_on_exception=False):
-                try:
-                    return call(item, job)
-                except Retry:
-                    raise
-                except BaseException as error:
-                    _failed(span, error)
-                    raise
-
-        return traced
+        return _working(span)
 
     # ------------------------------------------------------------------------------------- inside
 
@@ -230,6 +219,19 @@ class Tracing:
             return operation, attributes
         attributes["messaging.destination.name"] = topic
         return f"{operation} {topic}", attributes
+
+
+@contextmanager
+def _working(span: Span) -> Iterator[None]:
+    # The span's own way to record an exception would keep its text, which may hold what a payload held.
+    with use_span(span, record_exception=False, set_status_on_exception=False):
+        try:
+            yield
+        except Retry:
+            raise
+        except BaseException as error:
+            _failed(span, error)
+            raise
 
 
 def _injected() -> dict[str, str]:

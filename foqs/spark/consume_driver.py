@@ -24,9 +24,9 @@ from time import monotonic
 from typing import Any
 
 from foqs.client._sync.client import Client
+from foqs.client._sync.job import Held
+from foqs.client._sync.leases import Leases
 from foqs.client.items import Item, Lease
-from foqs.client.job import Held
-from foqs.client.leases import Leases
 from foqs.errors import FoqsError, NotFound, StaleLease, Unavailable
 from foqs.spark.consume_lease import NOW_IMPOSSIBLE, LagWatch, Leaser, Rates, Taken, progress_report
 from foqs.spark.consume_state import MOST_DELIVERED, StateFolder, joined, leases_of, ready_ms, split, without_body

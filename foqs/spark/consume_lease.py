@@ -18,9 +18,9 @@ from time import monotonic, sleep
 from typing import Any, NamedTuple
 
 from foqs.client._sync.client import Client
+from foqs.client._sync.leases import EXTEND_AFTER
+from foqs.client._sync.worker import topics_of_turn
 from foqs.client.items import Item
-from foqs.client.leases import EXTEND_AFTER
-from foqs.client.worker import topics_of_turn
 from foqs.errors import FoqsError, OutcomeUnknown, Overloaded, Unavailable
 from foqs.figures import ActiveTopic
 from foqs.spark.consume_state import split

@@ -12,9 +12,8 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from foqs.client import Client
+from foqs.client import Client, Worker
 from foqs.client.items import Item
-from foqs.client.worker import Worker
 from foqs.errors import FoqsError
 
 

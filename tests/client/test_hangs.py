@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from foqs.client import AckPolicy, Backoff, Delivery, Invalid, Item, ItemSpec, Job, Worker, WorkerHung
-from foqs.client.job import Held
-from foqs.client.leases import TimeLimits
+from foqs.client._sync.job import Held
+from foqs.client._sync.leases import TimeLimits
 from tests.client.peer import LATER, Act, eventually, refused
 
 LIMIT_MS = 50
@@ -121,7 +121,7 @@ def test_hung_handlers_are_reported_while_they_hang(
     peer: Any, client_of: Any, work: Any, gate: Any, monkeypatch: Any
 ) -> None:
     """Also when their leases are over, and the worker asks for nothing, as it has no handler left."""
-    monkeypatch.setattr("foqs.client.work.REPORT_S", 0.02)
+    monkeypatch.setattr("foqs.client._sync.work.REPORT_S", 0.02)
     client = client_of(peer)
     client.enqueue_many([ItemSpec("t", b"x"), ItemSpec("t", b"x"), ItemSpec("u", b"x")])
     worker = work(client, concurrency=3, lease_ms=200)

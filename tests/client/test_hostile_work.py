@@ -10,7 +10,7 @@ import pytest
 
 from foqs.bounds import REASON_BYTES
 from foqs.client import AckPolicy, Backoff, Client, Invalid, Item, ItemSpec, Job, Retry, Worker
-from foqs.client.job import reason_of
+from foqs.client.handlers import reason_of
 from tests.client.peer import LATER, eventually
 
 Handle = Callable[[Item, Job], object]

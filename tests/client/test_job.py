@@ -9,8 +9,8 @@ import warnings
 import pytest
 
 from foqs.client import Backoff, Delivery, Invalid, ItemSpec, Retry, Worker
+from foqs.client._sync.job import handler_call
 from foqs.client.guard import NotRun
-from foqs.client.job import handler_call
 from tests.client.peer import eventually
 
 ITEM, JOB = object(), object()

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from foqs.client._sync.leases import Extender, Leases
 from foqs.client.items import Item
-from foqs.client.leases import Extender, Leases
 from foqs.errors import OutcomeUnknown
 from tests.client.peer import eventually
 

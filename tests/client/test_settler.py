@@ -9,10 +9,11 @@ import pytest
 
 from foqs.bounds import REASON_BYTES
 from foqs.client import AckPolicy, Backoff, Client, FailureCause, Item, ItemSpec, Job, Retry, Worker
+from foqs.client._sync.job import Held
+from foqs.client._sync.leases import Leases
+from foqs.client._sync.settler import Ending, Room
+from foqs.client.ending import SHORT_REASON_BYTES, without_refused
 from foqs.client.items import Nack
-from foqs.client.job import Held
-from foqs.client.leases import Leases
-from foqs.client.settler import SHORT_REASON_BYTES, Ending, Room, without_refused
 from foqs.idl import idl
 from foqs.ids import make_id
 from tests.client.peer import LATER, Act, eventually, failed, refused, script

@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanKind, StatusCode
 
 from foqs.client import Backoff, Client, FoqsError, Invalid, Item, ItemSpec, Producer, Retry, Worker, tracing
-from foqs.client.job import Held
+from foqs.client._sync.job import Held
 from foqs.extras import missing
 from foqs.idl import idl
 from tests.api.hosts import HostProcess, dev, environment, locked

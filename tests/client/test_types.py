@@ -17,6 +17,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from foqs.client import AckPolicy, Client, Delivery, FailureFilter, Item, ItemSpec, ItemState, Job, Producer, Worker
+from foqs.client import AsyncClient, AsyncJob, AsyncProducer, AsyncWorker
 
 client = Client("127.0.0.1:7707", "shop", timeout_ms=5_000)
 
@@ -27,7 +28,7 @@ def with_job(item: Item, job: Job) -> dict[str, int]: return {}
 def untyped(item: Any) -> Any: ...
 def wrong_item(item: int) -> None: ...
 async def waits(item: Item) -> None: ...
-async def waits_with_job(item: Item, job: Job) -> None: ...
+async def waits_with_job(item: Item, job: AsyncJob) -> None: ...
 def yields(item: Item) -> Iterator[int]: yield 1
 async def yields_async(item: Item) -> AsyncIterator[int]: yield 1
 class Handler:
@@ -35,7 +36,7 @@ class Handler:
 class ItemHandler:
     def handle(self, item: Item) -> None: ...
 class Waits:
-    async def handle(self, item: Item, job: Job) -> None: ...
+    async def handle(self, item: Item, job: AsyncJob) -> None: ...
 class Calls:
     def __call__(self, item: Item) -> None: ...
 class WaitsCalled:
@@ -66,6 +67,21 @@ Worker(client, "mail", plain, concurrency="4")  # refused
 Worker(client, "mail", plain, lease_ms=timedelta(seconds=30))  # refused
 Worker(client, "mail", plain, lease_ms=1.5)  # refused
 Worker("127.0.0.1:7707", "mail", plain)  # refused
+
+async_client = AsyncClient("127.0.0.1:7707", "shop")
+AsyncWorker(async_client, "mail", waits)
+AsyncWorker(async_client, "mail", waits_with_job)
+AsyncWorker(async_client, "mail", untyped)
+AsyncWorker(async_client, "mail", Waits)
+AsyncWorker(async_client, "mail", Waits())
+AsyncWorker(async_client, "mail", WaitsCalled())
+AsyncWorker(async_client, "mail", plain)  # refused
+AsyncWorker(async_client, "mail", with_job)  # refused
+AsyncWorker(async_client, "mail", Handler())  # refused
+AsyncWorker(async_client, "mail", yields_async)  # refused
+AsyncWorker(client, "mail", waits)  # refused
+Worker(async_client, "mail", plain)  # refused
+AsyncProducer(client)  # refused
 
 Client(["127.0.0.1:7707"])  # refused
 Client(timeout_ms=1.5)  # refused

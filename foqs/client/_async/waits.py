@@ -6,11 +6,24 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from queue import Empty
+from typing import Any, Generic, TypeVar
 
 from foqs.errors import Invalid
+
+T = TypeVar("T")
+
+AWAITS = True
+"""Handlers are coroutine functions."""
+CANCEL_S = 1.0
+"""A handler whose task was cancelled has this long to end."""
+TIMEOUT_MAX = 3600.0
+"""The longest wait in seconds."""
+Mutex = asyncio.Lock
+"""Is held over waits, other than a `Lock`."""
 
 
 class WrongLoop(Invalid):
@@ -18,9 +31,10 @@ class WrongLoop(Invalid):
 
 
 class Owner:
-    """The event loop that a client belongs to."""
+    """The event loop that a client or a producer belongs to."""
 
-    def __init__(self) -> None:
+    def __init__(self, what: str = "client") -> None:
+        self._what = what
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pid = 0
 
@@ -32,9 +46,11 @@ class Owner:
         if self._loop is None:
             self._loop, self._pid = running, os.getpid()
         elif self._pid != os.getpid():
-            raise WrongLoop("this client works in the process that forked this one: make another one in the child")
+            raise WrongLoop(
+                f"this {self._what} works in the process that forked this one: make another one in the child"
+            )
         else:
-            raise WrongLoop("this client belongs to another event loop: make one in each event loop")
+            raise WrongLoop(f"this {self._what} belongs to another event loop: make one in each event loop")
 
 
 class Lock:
@@ -127,6 +143,115 @@ class Background:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait((self._task,))
+
+
+async def run_to_end(
+    failed: Callable[[BaseException], object], work: Callable[..., Coroutine[Any, Any, object]], *args: object
+) -> None:
+    """Run the work of a task. What ends it by an error is given to `failed`."""
+    try:
+        await work(*args)
+    except asyncio.CancelledError as error:
+        failed(error)
+        raise
+    except BaseException as error:  # noqa: BLE001 - `failed` reports it, and SystemExit would end the event loop
+        failed(error)
+
+
+class Guarded:
+    """Work in a task, with the methods of a thread."""
+
+    def __init__(self, name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._name = name
+        self._run = run
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def ident(self) -> int | None:
+        """None before the start."""
+        return None if self._task is None else id(self._task)
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run(), name=self._name)
+
+    def is_alive(self) -> bool:
+        return self._task is not None and not self._task.done()
+
+    async def join(self, timeout_s: float | None = None) -> None:
+        if self._task is not None:
+            await asyncio.wait((self._task,), timeout=timeout_s)
+
+
+def guarded_task(
+    name: str,
+    failed: Callable[[BaseException], object],
+    work: Callable[..., Coroutine[Any, Any, object]],
+    *args: object,
+) -> Guarded:
+    """Return a task for `work`, not started. What ends it by an error is given to `failed`."""
+    return Guarded(name, partial(run_to_end, failed, work, *args))
+
+
+def current_ident() -> int:
+    return id(asyncio.current_task())
+
+
+def current_name() -> str:
+    """Return the name of the task that runs."""
+    task = asyncio.current_task()
+    return "a callback of the event loop" if task is None else task.get_name()
+
+
+class SimpleQueue(Generic[T]):
+    def __init__(self) -> None:
+        self._queue = asyncio.Queue[T]()
+        self.put = self._queue.put_nowait
+        self.qsize = self._queue.qsize
+
+    async def get(self, block: bool = True, timeout_s: float | None = None) -> T:
+        """Raises queue.Empty after `timeout_s`."""
+        if timeout_s is None:
+            return await self._queue.get()
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._queue.get()
+        except TimeoutError:
+            raise Empty from None
+
+    def get_nowait(self) -> T:
+        """Raises queue.Empty."""
+        try:
+            return self._queue.get_nowait()
+        except asyncio.QueueEmpty:
+            raise Empty from None
+
+
+def from_signal(call: Callable[[T], object]) -> Callable[[T], object]:
+    """Return `call` as a handler of a signal may use it, which runs between any two steps of the main thread."""
+    loop = asyncio.get_running_loop()
+    return lambda value: loop.call_soon_threadsafe(call, value)
+
+
+@asynccontextmanager
+async def when_cancelled(call: Callable[[], Coroutine[Any, Any, None]]) -> AsyncIterator[None]:
+    """Call `call` if the block is cancelled, before it ends."""
+    try:
+        yield
+    except asyncio.CancelledError:
+        await call()
+        raise
+
+
+def of_process(make: Callable[[], T]) -> Callable[[], T]:
+    """Return a function that makes one thing for each worker: event loops share none."""
+    return make
+
+
+def at_exit(_call: Callable[..., object], *_args: object, **_kwargs: object) -> None:
+    """Nothing can be awaited when the process ends: the event loop has ended before."""
+
+
+not_at_exit = at_exit
 
 
 def renew_after_fork(_thing: object) -> None:

@@ -87,7 +87,7 @@ class Client(ConsumerCalls, OperatorCalls, Local):
     Durations are whole milliseconds.
     """
 
-    instead = "make an Client with the same arguments there"
+    instead = "make a Client with the same arguments there"
 
     @checked(timeout_ms=duration(1))
     def __init__(

@@ -64,7 +64,7 @@ class ItemTask:
         deadline: float,
         first: First | None = None,
     ) -> None:
-        """After `first`, the task continues that call."""
+        """After `first`, the thread continues that call."""
         self.begun = monotonic() if first is None else first.begun
         self.deadline = deadline
         self.outcomes: list[Any] = [None] * len(items)

@@ -1,11 +1,64 @@
 """What blocking code waits with, by the names of its asynchronous twin."""
 
-from threading import Condition, Event, RLock
+import threading
+from atexit import register as at_exit
+from atexit import unregister as not_at_exit
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from queue import SimpleQueue
+from threading import TIMEOUT_MAX, Condition, Event, RLock
+from threading import Lock as Mutex
+from threading import Thread as Guarded
+from threading import get_ident as current_ident
+from typing import TypeVar
 from weakref import finalize
 
-from foqs.client.guard import Background, renew_after_fork
+from foqs.client.guard import Background, guarded_thread, renew_after_fork, run_to_end
 
+T = TypeVar("T")
+
+AWAITS = False
+CANCEL_S = 0.0  # a thread cannot be cancelled
 Lock = RLock  # a signal handler may call the client
 when_forgotten = finalize  # a client that is just forgotten leaves no thread
+of_process = cache
 
-__all__ = ["Background", "Condition", "Event", "Lock", "renew_after_fork", "when_forgotten"]
+
+def current_name() -> str:
+    return threading.current_thread().name
+
+
+def from_signal(call: Callable[[T], object]) -> Callable[[T], object]:
+    return call
+
+
+@contextmanager
+def when_cancelled(_call: Callable[[], None]) -> Iterator[None]:
+    """A thread is not cancelled."""
+    yield
+
+
+__all__ = [
+    "AWAITS",
+    "CANCEL_S",
+    "TIMEOUT_MAX",
+    "Background",
+    "Condition",
+    "Event",
+    "Guarded",
+    "Lock",
+    "Mutex",
+    "SimpleQueue",
+    "at_exit",
+    "current_ident",
+    "current_name",
+    "from_signal",
+    "guarded_thread",
+    "not_at_exit",
+    "of_process",
+    "renew_after_fork",
+    "run_to_end",
+    "when_cancelled",
+    "when_forgotten",
+]

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from foqs.client import AsyncClient
-from tests.client.peer import Peer
+from foqs.client import AsyncClient, AsyncWorker, Backoff
+from foqs.client._async.waits import Event
+from tests.client.peer import LATER, Peer
 from tests.client.real_server import PATIENT_MS, Server
 
 
@@ -33,3 +34,26 @@ async def client_of(anyio_backend: object) -> AsyncIterator[Callable[..., Awaita
 async def client(anyio_backend: object, server: Server) -> AsyncIterator[AsyncClient]:
     async with AsyncClient(server.address, "shop", timeout_ms=PATIENT_MS) as client:
         yield client
+
+
+@pytest.fixture
+def gate() -> Event:
+    return Event()
+
+
+@pytest.fixture
+async def start_worker(anyio_backend: object) -> AsyncIterator[Callable[..., Awaitable[AsyncWorker]]]:
+    """As `start_worker` of the blocking client."""
+    workers: list[AsyncWorker] = []
+
+    async def start(client: AsyncClient, handler: Any, topics: Any = "t", **options: Any) -> AsyncWorker:
+        settings = {"wait_ms": 50, "grace_ms": LATER * 1000, "backoff": Backoff(7, 7, jitter=0), **options}
+        workers.append(AsyncWorker(client, topics, handler, **settings))
+        await workers[-1].start()
+        return workers[-1]
+
+    yield start
+    for worker in workers:
+        worker.stop(grace_ms=100)
+    for worker in workers:
+        assert await worker.join(LATER * 1000), "no error ended it"

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from foqs.client import Invalid, ItemSpec, NotFound, Progress
-from tests.client._sync.helpers import together
+from foqs.client import Invalid, ItemSpec, NotFound, Producer, Progress
+from tests.client._sync.helpers import eventually, noting, result, together
 from tests.client.real_server import Server
 
 
@@ -75,3 +75,18 @@ def test_calls_survive_a_restart_of_the_host(client, server: Server):
     assert client.enqueue("t", b"x", dedup_key="k") == before
     (item,) = client.dequeue("t", wait_ms=30_000)
     client.ack(item)
+
+
+def test_a_producer_and_a_worker_through_kills(client, server: Server, start_worker):
+    """Each item is acked, though the host is killed between batches and while handlers are at work."""
+    seen: list[bytes] = []
+    worker = start_worker(client, noting(seen), concurrency=8, prefetch=8, lease_ms=2_000)
+    with Producer(client, max_items=20) as producer:
+        for turn in range(3):
+            futures = [producer.enqueue("t", b"%d" % n, dedup_key=str(n)) for n in range(turn * 100, turn * 100 + 100)]
+            server.kill()
+            server.start()
+            assert len({result(future) for future in futures}) == 100
+    eventually(lambda: len(set(seen)) == 300)
+    eventually(lambda: not worker._leases)
+    assert [item for item in client.list_items("t")] == []

@@ -2,42 +2,44 @@
 
 from __future__ import annotations
 
-import os
-import threading
+import asyncio  # async only
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from math import inf
-from time import monotonic, sleep
-from typing import Any, Literal
+from time import monotonic
+from typing import Any
 
-from foqs.client._sync.client import Client
-from foqs.client.guard import Background, NotRun, SafeLog, guarded, is_a
-from foqs.client.items import Nack
-from foqs.client.job import AckPolicy, Call, Held, Job, Retry, bounded, delay_argument, metadata_argument, reason_of
-from foqs.client.leases import Leases
-from foqs.client.settler import CALL_TIMEOUT_MS, Ending, Outcomes, Settler, delay_of
+from foqs.client._async.client import AsyncClient
+from foqs.client._async.job import AsyncJob, Call, Held
+from foqs.client._async.leases import Leases
+from foqs.client._async.settler import CALL_TIMEOUT_MS, Ending, Outcomes, Settler
+from foqs.client._async.waits import Background, Event
+from foqs.client.ending import WorkerHung, delay_of
+from foqs.client.guard import NotRun, SafeLog, guarded, is_a
+from foqs.client.handlers import AckPolicy, Retry, bounded, delay_argument, metadata_argument, reason_of
+from foqs.client.items import Item, Nack
 from foqs.client.timing import Backoff
 from foqs.errors import FoqsError
 from foqs.travel import stripped
 
 log = SafeLog()
 
-OnHang = Literal["warn", "exit"]
 REPORT_S = 5.0
 """Hosts forget a report after three times this period (`foqs.engine.workers`)."""
-EXIT_CODE = 1
 TIME_LIMIT = "time limit"
 """The reason of the failure of work that took longer than its limit."""
+STOPPED = "the worker stopped"  # async only
 _REPORT_TIMEOUT_MS = 2_000
 _REPEATS = (AckPolicy.NACK_ON_ERROR, AckPolicy.REJECT_ON_ERROR)
 """Policies in which a handler may ask for another attempt."""
 
 
 class Work:
-    """Thread-safe: each thread works on one item at a time. `backoff` sets the delay of a failed item."""
+    """Each task works on one item at a time. `backoff` sets the delay of a failed item."""
 
     def __init__(
-        self, client: Client, leases: Leases, settler: Settler, outcomes: Outcomes, stopping: threading.Event, *,
+        self, client: AsyncClient, leases: Leases, settler: Settler, outcomes: Outcomes, stopping: Event, *,
         policy: AckPolicy, backoff: Backoff, time_limit_ms: int | None, report_errors: bool,
     ) -> None:  # fmt: skip
         self._client = client
@@ -50,10 +52,12 @@ class Work:
         self._time_limit_s = None if time_limit_ms is None else time_limit_ms / 1000
         self._report_errors = report_errors
 
-    def run(self, call: Call, held: Held) -> None:
+    async def run(self, call: Call, held: Held) -> None:
         """Work on an item whose lease is live, and have its outcome sent."""
         try:
-            self._run(call, held)
+            await self._run(call, held)
+        except asyncio.CancelledError:  # async only
+            raise  # the event loop ends
         except BaseException as error:  # such as of a job whose attributes the handler has replaced
             if held.settling or self._settler.inherited:
                 raise
@@ -63,22 +67,26 @@ class Work:
             if self._time_limit_s is not None and not self._settler.inherited:
                 self._leases.work_ended(held)
 
-    def _run(self, call: Call, held: Held) -> None:
-        if self._policy is AckPolicy.ACK_FIRST and not self._acked(held):
+    async def _run(self, call: Call, held: Held) -> None:
+        if self._policy is AckPolicy.ACK_FIRST and not await self._acked(held):
             return
         if self._time_limit_s is not None:
             self._leases.limit(held, self._time_limit_s)
         end = self._put if self._policy is AckPolicy.MANUAL else None
-        job = Job(held, self._leases.extend, self._stopping, end)
-        error = self._failure(call, held, job)
+        job = AsyncJob(held, self._leases.extend, self._stopping, end)
+        attempt = _attempt(self._traced(call, held), held.item, job)
+        attempt = held.in_task(attempt)  # async only
+        error = await attempt
         try:
             self._settle(held, job, error)
         finally:
             del error  # its traceback holds this frame
 
-    def _settle(self, held: Held, job: Job, error: BaseException | None) -> None:
+    def _settle(self, held: Held, job: AsyncJob, error: BaseException | None) -> None:
         """Decide the outcome of work that ended, with an error or without one."""
         self._settler.check_process()
+        if held.stopped and is_a(error, asyncio.CancelledError) and self._not_done(held, job):  # async only
+            return
         late = held.stop_at is not None and monotonic() >= held.stop_at
         if self._policy is AckPolicy.ACK_FIRST:
             self._report(held, error, "it stays acked")
@@ -94,17 +102,30 @@ class Work:
             self._report(held, error, _sequel(held, nack))
             self._put(held, nack)
 
+    def _not_done(self, held: Held, job: AsyncJob) -> bool:  # async only
+        """Give back an item whose handler was cancelled by the end of the worker. Return False if its policy, or its
+        handler, has decided how it ends."""
+        if (
+            held.at_most_once
+            or self._policy is AckPolicy.ACK_FIRST
+            or (self._policy is AckPolicy.MANUAL and not job.open)
+        ):
+            return False
+        job.open = False
+        self._put(held, Nack.of(held, metadata=job.metadata, reason=STOPPED, uncounted=True))
+        return True
+
     def release(self, held: Held) -> None:
         """Give back an item that was not begun."""
         self._settler.put(Ending(held, Nack.of(held, release=True)))
 
     # ------------------------------------------------------------------------------------- inside
 
-    def _acked(self, held: Held) -> bool:
+    async def _acked(self, held: Held) -> bool:
         """Ack the item. Return True if the server confirmed that. Its handler is not called otherwise, and the item
         is delivered again unless the ack was carried out without a confirmation."""
         try:
-            self._client.ack(held, timeout_ms=CALL_TIMEOUT_MS)
+            await self._client.ack(held, timeout_ms=CALL_TIMEOUT_MS)
         except FoqsError as error:
             self._outcomes.settled([(Ending(held, None), error)])
             return False
@@ -112,21 +133,17 @@ class Work:
         self._outcomes.note(Ending(held, None), None)
         return True
 
-    def _failure(self, call: Call, held: Held, job: Job) -> BaseException | None:
+    def _traced(self, call: Call, held: Held) -> Call:
         tracing = self._client.tracing
-        if tracing is not None:
-            call = guarded("tracing a handler", tracing.process, held, call) or call
-        try:
-            call(held.item, job)
-        except BaseException as error:  # noqa: BLE001 - whatever ends a handler is the outcome of its item
-            return error
-        return None
+        if tracing is not None and (span := guarded("tracing a handler", tracing.process, held)) is not None:
+            return _in_span(span, call)
+        return call
 
     def _nack(self, held: Held, metadata: bytes | None, error: BaseException | None, *, late: bool) -> Nack | None:
         """Return the outcome of failed work, None for an ack."""
         if self._policy is AckPolicy.ACK:
             return None
-        delay_ms = delay_of(self._backoff, held)
+        delay_ms = delay_of(self._backoff, held.attempt)
         if late or error is None:
             return Nack.of(held, delay_ms=delay_ms, metadata=metadata, reason=TIME_LIMIT, failed=True)
         of = ""
@@ -174,12 +191,8 @@ class Work:
             self._settler.put(Ending(held, nack))
 
 
-class WorkerHung(FoqsError):
-    """All handlers of a Worker, or all that `per_worker` allows, exceed its time limit. It would take no item."""
-
-
 class Hangs:
-    """What a worker does about handlers that hang: a warning, and a report to the hosts. Thread-safe.
+    """What a worker does about handlers that hang: a warning, and a report to the hosts.
 
     When all handlers hang, `end(error)` ends the worker, or `give_back()` gives back the items that wait for a handler:
     their leases would be extended for ever. When the handlers of all items that `per_worker` allows for `topics` hang,
@@ -188,7 +201,7 @@ class Hangs:
     name = ""
 
     def __init__(
-        self, client: Client, leases: Leases, outcomes: Outcomes, topics: Sequence[str],
+        self, client: AsyncClient, leases: Leases, outcomes: Outcomes, topics: Sequence[str],
         end: Callable[[WorkerHung], None] | None, give_back: Callable[[], None],
     ) -> None:  # fmt: skip
         self._client = client
@@ -199,8 +212,8 @@ class Hangs:
         self._topics = topics
         self._end = end
         self._give_back = give_back
-        self._thread = Background("foqs-hung", self._report)
-        self._closed = threading.Event()
+        self._reporter = Background("foqs-hung", self._report)
+        self._closed = Event()
         self._limits.found = self.found
 
     def found(self, over: list[tuple[Held, float]]) -> None:
@@ -224,47 +237,28 @@ class Hangs:
             return
         with self._change:
             if not self._closed.is_set():
-                guarded("the thread that reports hung handlers", self._thread.begin)
+                guarded("the task that reports hung handlers", self._reporter.begin)
 
     def close(self) -> None:
         """Report no more."""
         self._closed.set()
 
-    def _report(self) -> None:
+    async def _report(self) -> None:
         """Have `foqs topic stats` show the hung handlers, whose leases end, while there are any."""
         while True:
             with self._change:
                 over = self._limits.over()
                 if not over or self._closed.is_set():
-                    self._thread.running = False
+                    self._reporter.running = False
                     return
-            guarded("reporting hung handlers", self._ask, over)
-            self._closed.wait(REPORT_S)
+            await self._ask(over)
+            await self._closed.wait(REPORT_S)
 
-    def _ask(self, over: Counter[str]) -> None:
+    async def _ask(self, over: Counter[str]) -> None:
         try:
-            self._client.report_hung(over, worker=self.name, timeout_ms=_REPORT_TIMEOUT_MS)
-        except FoqsError as error:
-            log.debug("the hung handlers are not reported: %s", error)
-
-
-def end_process_after_main(grace_s: float) -> None:
-    """End the process `grace_s` after its main thread has ended, if it still runs: Python waits for threads that are no
-    daemons, such as threads of an executor of a handler that hangs. While the main thread works this does nothing."""
-    ends = threading.Event()
-    try:
-        # Runs before the interpreter waits for executors, and so before the main thread counts as ended.
-        threading._register_atexit(ends.set)  # type: ignore[attr-defined]  # as concurrent.futures does
-    except RuntimeError:  # it ends already
-        ends.set()
-
-    def wait() -> None:
-        ends.wait()
-        sleep(grace_s)
-        log.error("the process ends with hung threads: its main thread ended %.1f s ago", grace_s)
-        os._exit(EXIT_CODE)
-
-    threading.Thread(target=wait, name="foqs-exit", daemon=True).start()
+            await self._client.report_hung(over, worker=self.name, timeout_ms=_REPORT_TIMEOUT_MS)
+        except Exception as error:
+            log.debug("the hung handlers are not reported", exc_info=error)
 
 
 def _sequel(held: Held, nack: Nack | None) -> str:
@@ -288,3 +282,20 @@ def _hung_sequel(held: Held) -> str:
         return "the outcome of the item was given before"
     sequel = "the item is lost, as it is at-most-once" if held.at_most_once else "the item is delivered again"
     return f"the lease is not extended any longer, so {sequel}"
+
+
+async def _attempt(call: Call, item: Item, job: AsyncJob) -> BaseException | None:
+    """Call the handler. Return what ended it by an error."""
+    try:
+        await call(item, job)
+    except BaseException as error:  # noqa: BLE001 - whatever ends a handler is the outcome of its item
+        return error
+    return None
+
+
+def _in_span(span: AbstractContextManager[None], call: Call) -> Call:
+    async def traced(item: Item, job: AsyncJob) -> object:
+        with span:
+            return await call(item, job)
+
+    return traced

@@ -1,3 +1,4 @@
+# Written by script/twin.py from foqs/client/_async/worker.py: change that file.
 """Runs a handler for every item of some topics: takes items, gives them to threads, and ends on a signal."""
 
 from __future__ import annotations
@@ -6,25 +7,44 @@ import os
 import random
 import signal
 import socket
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from queue import Empty, SimpleQueue
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from queue import Empty
 from time import monotonic
-from typing import Any
 
 from foqs.bounds import LIMITS
 from foqs.client._sync.client import Client
-from foqs.client.arguments import MOST_HELD, checked, duration, instance_of, one_of, pause, unchecked
+from foqs.client._sync.job import Call, Handler, Held, check_handler, handler_call
+from foqs.client._sync.leases import Leases
+from foqs.client._sync.settler import CALL_TIMEOUT_MS, Ending, Outcomes, Room, Settler
+from foqs.client._sync.waits import (
+    Event,
+    Guarded,
+    SimpleQueue,
+    current_name,
+    from_signal,
+    guarded_thread,
+    run_to_end,
+    when_cancelled,
+)
+from foqs.client._sync.work import Hangs, Work
+from foqs.client.arguments import (
+    MOST_HELD,
+    checked,
+    duration,
+    instance_of,
+    one_of,
+    pause,
+    unchecked,
+)
 from foqs.client.call import ClientClosed
-from foqs.client.guard import SafeLog, guarded_thread, is_a, kind_of, renew_after_fork, run_to_end, text_of
+from foqs.client.ending import OnHang, WorkerHung, end_process_after_main
+from foqs.client.guard import SafeLog, is_a, kind_of, renew_after_fork, text_of
+from foqs.client.handlers import AckPolicy, AckPolicyName
 from foqs.client.items import Item
-from foqs.client.job import AckPolicy, AckPolicyName, Call, Handler, Held, check_handler, handler_call
-from foqs.client.leases import Leases
 from foqs.client.routes import Part
-from foqs.client.settler import CALL_TIMEOUT_MS, Ending, Outcomes, Room, Settler
+from foqs.client.signals import stop_signals
 from foqs.client.timing import Backoff
-from foqs.client.work import Hangs, OnHang, Work, WorkerHung, end_process_after_main
 from foqs.errors import FoqsError, Forbidden, Invalid, OutcomeUnknown, Unauthenticated
 from foqs.travel import Local, stripped
 
@@ -49,10 +69,11 @@ class Worker(Local):
     >>> with Client() as client:                                    # doctest: +SKIP
     ...     Worker(client, ["mail"], handle, concurrency=8).run()   # until SIGTERM or SIGINT
 
-    A handler takes `(item)` or `(item, job)`. It is a function, an object with a method `handle`, or the class of
-    such objects: then each thread makes its own. A callable that takes both forms gets the job if its second parameter
-    is named `job`; a method `handle` always does. Coroutine functions and generator functions are refused, as nothing
-    would run them.
+    A handler takes `(item)` or `(item, job)`. It is a function, an object with a method `handle`, or the
+    class of such objects: then each thread makes its own. A callable that takes both forms gets the job if its second
+    parameter is named `job`; a method `handle` always does.
+    Coroutine functions and generator
+    functions are refused, as nothing would run them.
 
     Returning acks the item. An exception nacks it as failed: it comes again as the retry rule of its topic's policy
     says (without one after `backoff`, by its attempt), or as `Retry` says; after the last attempt it is a dead letter.
@@ -84,10 +105,10 @@ class Worker(Local):
     grace_ms        how long a stop waits for handlers at work; 0: it ends at once
     ack_policy      when items are acked, and what an exception does: see `AckPolicy`
     time_limit_ms   how long a handler may take; 0 or None: no limit. After that its lease is not extended,
-                    `job.time_is_up` is set, and when the handler ends, the item is nacked as failed with the reason
-                    "time limit" (unless the ack policy is ACK, ACK_FIRST or MANUAL). A handler that never ends keeps
-                    its thread: the log has a warning with the item, its topic and the elapsed time, `counts.hung`
-                    counts it, and `foqs topic stats` shows it with the worker
+                    `job.time_is_up` is set, and when the handler ends, the item is nacked as
+                    failed with the reason "time limit" (unless the ack policy is ACK, ACK_FIRST or MANUAL). A
+                    handler that never ends keeps its thread: the log has a warning with the item, its topic and the
+                    elapsed time, `counts.hung` counts it, and `foqs topic stats` shows it with the worker
     on_hang         "warn" (default), or "exit": when all handlers, or all that `per_worker` allows, exceed
                     `time_limit_ms`, the worker ends, and `run` and `join` raise WorkerHung. If threads that hang keep
                     the process after its main thread has ended, it is ended after `grace_ms` with the exit code 1.
@@ -112,7 +133,10 @@ class Worker(Local):
     instead = "make a Worker there"
 
     @checked(
-        lease_ms=duration(1), backoff=instance_of(Backoff, none=True), handler=unchecked, ack_policy=one_of(*AckPolicy)
+        lease_ms=duration(1),
+        backoff=instance_of(Backoff, none=True),
+        handler=unchecked,
+        ack_policy=one_of(*AckPolicy),
     )
     def __init__(
         self,
@@ -153,7 +177,7 @@ class Worker(Local):
         self._outcomes = Outcomes(self._leases)
         self.counts = self._outcomes.counts
         self._queue: SimpleQueue[Held | None] = SimpleQueue()
-        self._stopping = threading.Event()
+        self._stopping = Event()
         self._room = Room(self._leases, self._stopping, self._queue, prefetch // 2)
         self._hangs = Hangs(client, self._leases, self._outcomes, self._topics, ends, self._give_back)
         backoff = backoff or Backoff()
@@ -166,11 +190,12 @@ class Worker(Local):
             backoff=backoff, time_limit_ms=time_limit_ms, report_errors=report_errors,
         )  # fmt: skip
         self._stop_by = 0.0
-        self._ended = threading.Event()
+        self._ended = Event()
         self._inherited = False  # from a parent process, in which the worker runs
         self._error: BaseException | None = None
+        self._at_end: Callable[[None], object] = lambda _: None
         self._turn = 0
-        self._handlers: list[threading.Thread] = []
+        self._handlers: list[Guarded] = []
         self._busy: set[Held] = set()  # what the threads of the handlers work on
 
     # ------------------------------------------------------------------------------------- life
@@ -189,7 +214,7 @@ class Worker(Local):
             for thread in handlers:
                 thread.start()
                 self._handlers.append(thread)
-            threading.Thread(target=self._main, name="foqs-worker", daemon=True).start()
+            guarded_thread("foqs-worker", self._fail, self._main).start()
         except BaseException:  # the process has no more threads
             self._stopping.set()
             self._wind_up()
@@ -224,14 +249,22 @@ class Worker(Local):
     def run(self) -> None:
         """Work until SIGTERM, SIGINT or `stop`. In a thread that is not the main one signals are left alone.
         A second signal ends the grace. Raises what ended the worker by itself.
+
+        If this call is cancelled, the worker ends without a grace before the call does.
         """
-        with stop_signals() as caught:
+        caught: SimpleQueue[int | None] = SimpleQueue()
+        self._at_end = caught.put
+        with stop_signals(from_signal(caught.put)):
             self.start()
-            threading.Thread(target=lambda: caught.put(self._ended.wait() and None), daemon=True).start()
-            while (number := _heard(caught)) is not None:
-                log.info("stopping: got %s", signal.Signals(number).name)
-                self.stop(grace_ms=0 if self._stopping.is_set() else None)
+            with when_cancelled(self._end_at_once):
+                while (number := _heard(caught)) is not None:
+                    log.info("stopping: got %s", signal.Signals(number).name)
+                    self.stop(grace_ms=0 if self._stopping.is_set() else None)
         self.join()
+
+    def _end_at_once(self) -> None:
+        self.stop(grace_ms=0)
+        self._ended.wait()
 
     def __enter__(self) -> Worker:
         self.start()
@@ -256,14 +289,17 @@ class Worker(Local):
     # ------------------------------------------------------------------------------------- taking
 
     def _main(self) -> None:
-        for part in (self._take_until_stopped, self._wind_up):
-            run_to_end(self._fail, part)
-        self._leases.abandon()
-        self._ended.set()
+        try:
+            for part in (self._take_until_stopped, self._wind_up):
+                run_to_end(self._fail, part)
+        finally:
+            self._leases.abandon()
+            self._ended.set()
+            self._at_end(None)
 
     def _fail(self, error: BaseException, grace_ms: int | None = None) -> None:
         """End the worker, because of what ends one of its threads, or would."""
-        log.error("the worker ends: %s in %s", kind_of(error), threading.current_thread().name, exc_info=error)
+        log.error("the worker ends: %s in %s", kind_of(error), current_name(), exc_info=error)
         if self._inherited:  # a thread of the parent may have held the lock
             return
         with self._leases.change:
@@ -402,45 +438,9 @@ def topics_of_turn(topics: Sequence[str], turn: int, most: int = LIMITS.request_
     return [*topics[first : first + most], *topics[: max(0, first + most - len(topics))]]
 
 
-class _Before:
-    """The handlers of signals before the block. A forked child has them again: no thread of it reads the queue, and a
-    signal has to end it. The default takes the place of a handler of C code, which Python cannot set again."""
-
-    def __init__(self, before: dict[signal.Signals, Any]) -> None:
-        self._before = before
-        renew_after_fork(self)
-
-    def after_fork(self) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-
-    def restore(self) -> None:
-        self.after_fork()
-        self._before = {}
-
-
 def _heard(caught: SimpleQueue[int | None]) -> int | None:
     """Wait for the next entry. Python runs handlers of signals in the main thread only, and a signal that the system
     gives to another thread, or just before the wait begins, does not end the wait."""
     while True:
         with suppress(Empty):
-            return caught.get(timeout=_LOOK_S)
-
-
-@contextmanager
-def stop_signals() -> Iterator[SimpleQueue[int | None]]:
-    """A queue that gets the numbers of SIGTERM and SIGINT while in the block (of the main thread)."""
-    caught: SimpleQueue[int | None] = SimpleQueue()
-    if threading.current_thread() is not threading.main_thread():
-        yield caught
-        return
-    before = _Before(
-        {
-            number: signal.signal(number, lambda got, _frame: caught.put(got))
-            for number in (signal.SIGTERM, signal.SIGINT)
-        }
-    )
-    try:
-        yield caught
-    finally:
-        before.restore()
+            return caught.get(True, _LOOK_S)

@@ -1,27 +1,25 @@
+# Written by script/twin.py from foqs/client/_async/settler.py: change that file.
 """How items of a worker end: acks, nacks and releases are sent in batches, counted, and their leases given up."""
 
 from __future__ import annotations
 
 import random
-import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from queue import SimpleQueue
 from time import monotonic
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from foqs.bounds import REASON_BYTES
 from foqs.client._sync.client import Client
+from foqs.client._sync.job import Held
+from foqs.client._sync.leases import Leases
+from foqs.client._sync.waits import Condition, Event, SimpleQueue, guarded_thread
 from foqs.client.call import AGAIN
-from foqs.client.guard import SafeLog, guarded_thread, is_a, renew_after_fork
+from foqs.client.ending import Counts, Outcome, delay_of, outcome_of, without_refused, word_of
+from foqs.client.guard import SafeLog, is_a, renew_after_fork
 from foqs.client.items import Nack
-from foqs.client.job import Held, bounded, delay_argument
-from foqs.client.leases import Leases
 from foqs.client.timing import Backoff, Batcher
-from foqs.errors import FoqsError, Invalid, NotFound, StaleLease
+from foqs.errors import FoqsError, Invalid
 from foqs.second_answer import END_ITEM, ONCE, Verdict, judge, unknown
-from foqs.travel import Value
 
 log = SafeLog()
 
@@ -30,11 +28,7 @@ GIVE_UP_AFTER_LEASES = 1.0
 """Lease durations after the end of a lease: an ack may still be taken then, if no other consumer got the item."""
 HOLD_MS = 50.0
 """Endings wait this long for the acks that went with a dequeue, as they do for an ack that the settler sends."""
-SHORT_REASON_BYTES = 64
-_NOTE_BYTES = 300
-_METADATA, _DELAY, _REASON = "metadata", "delay_ms", "reason"
 _AGAIN = Backoff(first_ms=100, longest_ms=5_000)
-Outcome = Literal["done", "failed", "released", "lost", "unsettled", "left_open", "hung"]
 
 
 class Ending(NamedTuple):
@@ -82,12 +76,12 @@ class Settler:
         self._hold_until_ms = 0.0
         self._closed = False
         self.inherited = False
-        self._change = threading.Condition()
-        self._thread = guarded_thread("foqs-settler", broken, self._run)
+        self._change = Condition()
+        self._sender = guarded_thread("foqs-settler", broken, self._run)
 
     def start(self) -> None:
         renew_after_fork(self)
-        self._thread.start()
+        self._sender.start()
 
     def after_fork(self) -> None:
         self.inherited = True
@@ -134,8 +128,8 @@ class Settler:
         with self._change:
             self._closed = True
             self._change.notify()
-        if self._thread.ident is not None:  # it was started
-            self._thread.join(max(0.0, deadline - monotonic()))
+        if self._sender.ident is not None:  # it was started
+            self._sender.join(max(0.0, deadline - monotonic()))
 
     def _run(self) -> None:
         while batch := self._next_batch():
@@ -225,7 +219,7 @@ class Settler:
     def _without_refused(self, ending: Ending, error: FoqsError) -> Ending | None:
         if ending.nack is None or ending.nack.release:
             return None
-        nack = without_refused(ending.nack, error.message, delay_of(self._backoff, ending.held))
+        nack = without_refused(ending.nack, error.message, delay_of(self._backoff, ending.held.attempt))
         if nack is None:
             return None
         log.warning("the nack of %s was refused: %s; it is sent again without that", ending.held, error.message)
@@ -241,9 +235,7 @@ class Room:
 
     `queue` has the items that wait for a handler; above `refill_at` of them requests are put off."""
 
-    def __init__(
-        self, leases: Leases, stopping: threading.Event, queue: SimpleQueue[Held | None], refill_at: int
-    ) -> None:
+    def __init__(self, leases: Leases, stopping: Event, queue: SimpleQueue[Held | None], refill_at: int) -> None:
         self._leases = leases
         self._stopping = stopping
         self._queue = queue
@@ -281,26 +273,8 @@ class Room:
         return self._stopping.is_set() or bool(self._acks) or (self._leases.room > 0 and self.low)
 
 
-@dataclass(slots=True)
-class Counts(Value):
-    """Outcomes of the items that a worker got. `done`: acked; with ACK_FIRST, the handler returned as well. `failed`:
-    nacked, rejected, or an exception after ACK_FIRST. `lost`: the lease had ended before the outcome could be sent, or
-    before work was begun, so the item is delivered again; `unsettled`: the server did not take the outcome in time.
-    `left_open`: the handler of a MANUAL worker returned without an outcome. `hung`: handlers that ran longer than the
-    worker's `time_limit_ms`, each counted once when its time is up, and again by its outcome if it ends.
-    """
-
-    done: int = 0
-    failed: int = 0
-    released: int = 0
-    lost: int = 0
-    unsettled: int = 0
-    left_open: int = 0
-    hung: int = 0
-
-
 class Outcomes:
-    """Counts the outcomes of items and gives up their leases. Thread-safe."""
+    """Counts the outcomes of items and gives up their leases."""
 
     def __init__(self, leases: Leases) -> None:
         self.counts = Counts()
@@ -319,7 +293,7 @@ class Outcomes:
         numbers = Counter[Outcome]()
         for ending, error in settled:
             self.note(ending, error)
-            numbers[_outcome(ending, error)] += 1
+            numbers[outcome_of(ending.nack, error)] += 1
         for outcome, number in numbers.items():
             self.count(outcome, number)
         self._leases.remove(ending.held for ending, _ in settled)
@@ -327,59 +301,6 @@ class Outcomes:
     def note(self, ending: Ending, error: FoqsError | None) -> None:
         """Note in the span and the log that the server took an outcome, or `error` is why not."""
         if ending.held.traced is not None:
-            ending.held.traced.settled(_word(ending), error)
+            ending.held.traced.settled(word_of(ending.nack), error)
         if error is not None:
-            log.warning("%s of %s: %s", _word(ending), ending.held, error.message)
-
-
-def _outcome(ending: Ending, error: FoqsError | None) -> Outcome:
-    if error is not None:
-        return "lost" if isinstance(error, StaleLease | NotFound) else "unsettled"
-    if ending.nack is None:
-        return "done"
-    return "released" if ending.nack.release else "failed"
-
-
-def _word(ending: Ending) -> str:
-    if ending.nack is None:
-        return "ack"
-    if ending.nack.reject:
-        return "reject"
-    return "release" if ending.nack.release else "nack"
-
-
-def without_refused(nack: Nack, why: str, delay_ms: int) -> Nack | None:
-    """Return `nack` without the part that `why`, the text of the error, begins with. If it names none, that is the
-    metadata if there are any, else the delay. The reason names the refused part. None if there is nothing to leave out,
-    so repeated calls end. A nack that is not sent again would lose the reason of the failure.
-
-    `delay_ms` takes the place of a delay that a handler asked for: the item has failed then, so a retry rule counts.
-    """
-    named = why.partition(" ")[0]
-    if named == _REASON:
-        if nack.reason is None:
-            return None
-        shorter = bounded(nack.reason, SHORT_REASON_BYTES)
-        return replace(nack, reason=None if shorter == nack.reason else shorter)
-    parts = (named,) if named in (_METADATA, _DELAY) else (_METADATA, _DELAY)
-    refused = next((part for part in parts if getattr(nack, part) is not None), None)
-    if refused is None:
-        return None
-    reason = bounded(f"sent without {refused}, which was refused: {why}", _NOTE_BYTES)
-    if nack.reason:
-        reason = f"{bounded(nack.reason, REASON_BYTES - len(reason.encode()) - 2)}; {reason}"
-    if refused == _METADATA:
-        return replace(nack, reason=reason, metadata=None)
-    return replace(nack, reason=reason, failed=True, delay_ms=None if nack.failed else delay_ms)
-
-
-def delay_of(backoff: Backoff, held: Held) -> int:
-    """Return the delay of a failed item by `backoff`, or by the default one if that raises an error or gives no whole
-    milliseconds: it may be a class of the user, and the item must not wait for its repair."""
-    try:
-        delay_ms = delay_argument(backoff.delay_ms(held.attempt, random.random))
-        if delay_ms is not None:
-            return delay_ms
-    except BaseException as error:
-        log.error("the backoff of the worker gave no delay; the default one counts", exc_info=error)
-    return Backoff().delay_ms(held.attempt, random.random)
+            log.warning("%s of %s: %s", word_of(ending.nack), ending.held, error.message)

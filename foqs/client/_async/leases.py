@@ -1,22 +1,28 @@
-"""The leases a worker holds: from the moment it got an item until the server has its ack or nack.
-
-One thread extends the leases of all workers of the process while they are held, and looks at the time limits of their
-handlers.
-"""
+"""The leases a worker holds: from the moment it got an item until the server has its ack or nack. They are extended
+while they are held, and the time limits of handlers are looked at."""
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from math import inf
 from time import monotonic
 
-from foqs.client._sync.client import Client
-from foqs.client.guard import Background, SafeLog, renew_after_fork, run_to_end
+from foqs.client._async.client import AsyncClient
+from foqs.client._async.job import Held
+from foqs.client._async.waits import (
+    CANCEL_S,
+    TIMEOUT_MAX,
+    Background,
+    Condition,
+    Mutex,
+    of_process,
+    renew_after_fork,
+    run_to_end,
+)
+from foqs.client.guard import SafeLog
 from foqs.client.items import Item
-from foqs.client.job import Held
 from foqs.client.per_worker import Share
 from foqs.errors import FoqsError, NotFound, StaleLease
 
@@ -32,13 +38,13 @@ _BEGUN_TIMEOUT_MS = 1_000
 
 
 class Leases:
-    """Thread-safe. Never holds more than `capacity`, if `add` is given what `room` allowed. `share` counts the items
+    """Never holds more than `capacity`, if `add` is given what `room` allowed. `share` counts the items
     that a worker holds; without it they are counted nowhere. `handlers` is the number of handlers of the worker.
-    `broken(error)` is called when the thread that extends the leases has ended."""
+    `broken(error)` is called when the task that extends the leases has ended."""
 
     def __init__(
         self,
-        client: Client,
+        client: AsyncClient,
         lease_ms: int,
         capacity: int,
         share: Share | None = None,
@@ -50,12 +56,13 @@ class Leases:
         self.client = client
         self.lease_ms = lease_ms
         self.capacity = capacity
-        self.change = threading.Condition()
+        self.change = Condition()
         self.limits = TimeLimits(handlers, self.change)
         self.broken = broken
         self._held: dict[int, Held] = {}
         self._begun: list[Held] = []
-        self._reporting = threading.Lock()
+        self._reporting = Mutex()
+        self._extender = extender()
 
     def __len__(self) -> int:
         return len(self._held)
@@ -86,7 +93,7 @@ class Leases:
             self._held.update((held.id, held) for held in added)
         for old in before:
             old.end()
-        extender.watch(self, extend_at)
+        self._extender.watch(self, extend_at)
         return added
 
     def remove(self, ended: Iterable[Held]) -> None:
@@ -108,22 +115,23 @@ class Leases:
         with self.change:
             left = list(self._held.values())
         self.remove(left)
+        self._extender.look()
         if self.share is not None:
             self.share.clear()
 
-    def extend(self, held: Held, lease_ms: int) -> None:
+    async def extend(self, held: Held, lease_ms: int) -> None:
         """Extend one lease at once. Raises StaleLease or NotFound when it is lost."""
         sent, asked = monotonic(), held.asked
         try:
-            self.client.extend(held, lease_ms)
+            await self.client.extend(held, lease_ms)
         except (StaleLease, NotFound):
             held.end()
             raise
         with self.change:
             _extended(held, asked, sent, lease_ms / 1000)
-        extender.watch(self, held.extend_at)
+        self._extender.watch(self, held.extend_at)
 
-    def extend_due(self) -> float:
+    async def extend_due(self) -> float:
         """Extend the leases that are due, and look at the time limits. Return when to come again."""
         now = monotonic()
         look_at = self.limits.look(now)
@@ -133,7 +141,7 @@ class Leases:
         for held in over:
             held.end()
         if due:
-            self._extend_many(due, now)
+            await self._extend_many(due, now)
         with self.change:
             return min(look_at, min(map(_next_at, self._held.values()), default=inf))
 
@@ -141,18 +149,18 @@ class Leases:
         """Give the work on the item `limit_s`: then `time_is_up` is set, and the lease is no longer extended."""
         now = monotonic()
         self.limits.begin(held, now, now + limit_s)
-        extender.watch(self, now + limit_s)
+        self._extender.watch(self, now + limit_s)
 
     def work_ended(self, held: Held) -> None:
         """Take the end of the handler that `limit` was called for."""
         self.limits.end(held)
 
-    def _extend_many(self, due: list[Held], now: float) -> None:
+    async def _extend_many(self, due: list[Held], now: float) -> None:
         lease_s = self.lease_ms / 1000
         first_end_s = min((held.expires - now for held in due if held.expires > now), default=lease_s)
         call_s = max(_SHORTEST_CALL_S, min(lease_s * CALL_AT_MOST, first_end_s, _LONGEST_CALL_S))
         before = [held.asked for held in due]
-        outcomes = self.client.extend_many(due, self.lease_ms, timeout_ms=int(call_s * 1000))
+        outcomes = await self.client.extend_many(due, self.lease_ms, timeout_ms=int(call_s * 1000))
         for held, asked, error in zip(due, before, outcomes, strict=True):
             if isinstance(error, StaleLease | NotFound):
                 self.lost(held, error)
@@ -163,18 +171,18 @@ class Leases:
                 else:
                     _not_extended(held, error, monotonic(), lease_s)
 
-    def report_begun(self, held: Held) -> None:
+    async def report_begun(self, held: Held) -> None:
         """Tell the server that work on an item that waited is about to begin: if it kills the process, the item has
         used an attempt, and the items behind it have not. Return when the server knows, or did not answer in time.
-        Threads that come during a request share the next one."""
+        Tasks that come during a request share the next one."""
         with self.change:
             self._begun.append(held)
-        with self._reporting:
+        async with self._reporting:
             with self.change:
                 begun, self._begun = self._begun, []
-            if not begun:  # another thread's request had it
+            if not begun:  # another task's request had it
                 return
-            outcomes = self.client.begun_many(begun, timeout_ms=_BEGUN_TIMEOUT_MS)
+            outcomes = await self.client.begun_many(begun, timeout_ms=_BEGUN_TIMEOUT_MS)
             for one, error in zip(begun, outcomes, strict=True):
                 if isinstance(error, StaleLease | NotFound):
                     self.lost(one, error)
@@ -189,11 +197,11 @@ class Leases:
 
 
 class TimeLimits:
-    """The handlers of one worker that have a time limit, and those that exceed it. Thread-safe by the lock of the
-    worker's leases. `found` gets each item whose work exceeds its limit, and the seconds that it took so far, once,
-    from the thread that calls `look`, without the lock."""
+    """The handlers of one worker that have a time limit, and those that exceed it. The lock of the worker's leases
+    guards it. `found` gets each item whose work exceeds its limit, and the seconds that it took so far, once, from the
+    task that calls `look`, without the lock."""
 
-    def __init__(self, handlers: float, change: threading.Condition) -> None:
+    def __init__(self, handlers: float, change: Condition) -> None:
         self.found: Callable[[list[tuple[Held, float]]], object] = lambda over: None
         self.handlers = handlers
         self._change = change
@@ -242,9 +250,13 @@ class TimeLimits:
                 if held.stop_at > now:
                     next_at = min(next_at, held.stop_at)
                     continue
-                self._over.add(held)
                 held.late = True
                 held.time_is_up().set()
+                held.cancel()  # async only
+                if held.stop_at + CANCEL_S > now:
+                    next_at = min(next_at, held.stop_at + CANCEL_S)
+                    continue
+                self._over.add(held)
                 found.append((held, now - begun_at))
         if found:
             self.found(found)
@@ -281,58 +293,65 @@ def _not_extended(held: Held, error: FoqsError, now: float, lease_s: float) -> N
 
 
 class Extender:
-    """One thread for the process, alive while there is a lease to extend."""
+    """At work while there is a lease to extend. All workers of a process with threads share one."""
 
     def __init__(self) -> None:
         self.after_fork()
         renew_after_fork(self)
 
     def after_fork(self) -> None:
-        self._change = threading.Condition()
+        self._change = Condition()
         self._watched: set[Leases] = set()
         self._wake_at = inf  # the earliest time given since the last round of visits began
-        self._thread = Background("foqs-extender", partial(run_to_end, self._failed, self._run))
+        self._extending = Background("foqs-extender", partial(run_to_end, self._failed, self._run))
 
     def watch(self, leases: Leases, extend_at: float) -> None:
         """Called whenever there are leases to extend at `extend_at` that were not there before."""
         with self._change:
             self._watched.add(leases)
-            self._thread.begin()
+            self._extending.begin()
             if extend_at < self._wake_at:
                 self._wake_at = extend_at
                 self._change.notify()
 
-    def _failed(self, error: BaseException) -> None:
-        """End the workers that hold leases: the thread that extends them has ended."""
+    def look(self) -> None:
+        """Called when there may be no more leases to extend."""
         with self._change:
-            watched, self._watched, self._thread.running = self._watched, set(), False
-        for leases in watched:
-            leases.broken(error)
+            self._wake_at = 0.0
+            self._change.notify()
 
-    def _run(self) -> None:
+    def _failed(self, error: BaseException) -> None:
+        """End the workers that hold leases: nothing extends them any more."""
+        with self._change:
+            watched, self._watched, self._extending.running = self._watched, set(), False
+        for leases in watched:
+            if leases.watched:
+                leases.broken(error)
+
+    async def _run(self) -> None:
         while watched := self._next_round():
             for leases in watched:
-                next_at = self._visit(leases)
+                next_at = await self._visit(leases)
                 with self._change:
                     self._wake_at = min(self._wake_at, next_at)
             with self._change:
                 while (left := self._wake_at - monotonic()) > 0:
-                    self._change.wait(min(left, threading.TIMEOUT_MAX))
+                    await self._change.wait(min(left, TIMEOUT_MAX))
 
     def _next_round(self) -> list[Leases]:
         with self._change:
             self._watched = {leases for leases in self._watched if leases.watched}
             self._wake_at = inf
-            self._thread.running = bool(self._watched)
+            self._extending.running = bool(self._watched)
             return list(self._watched)
 
-    def _visit(self, leases: Leases) -> float:
+    async def _visit(self, leases: Leases) -> float:
         """Extend the leases that are due. Return when to come back."""
         try:
-            return leases.extend_due()
+            return await leases.extend_due()
         except Exception as error:
             log.error("extending leases failed; trying again", exc_info=error)
             return monotonic() + leases.lease_ms / 1000 * RETRY_AFTER
 
 
-extender = Extender()
+extender = of_process(Extender)

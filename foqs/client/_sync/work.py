@@ -1,0 +1,282 @@
+# Written by script/twin.py from foqs/client/_async/work.py: change that file.
+"""The work on one leased item: runs its handler, decides its outcome by the ack policy, and ends handlers that hang."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from math import inf
+from time import monotonic
+from typing import Any
+
+from foqs.client._sync.client import Client
+from foqs.client._sync.job import Call, Held, Job
+from foqs.client._sync.leases import Leases
+from foqs.client._sync.settler import CALL_TIMEOUT_MS, Ending, Outcomes, Settler
+from foqs.client._sync.waits import Background, Event
+from foqs.client.ending import WorkerHung, delay_of
+from foqs.client.guard import NotRun, SafeLog, guarded, is_a
+from foqs.client.handlers import AckPolicy, Retry, bounded, delay_argument, metadata_argument, reason_of
+from foqs.client.items import Item, Nack
+from foqs.client.timing import Backoff
+from foqs.errors import FoqsError
+from foqs.travel import stripped
+
+log = SafeLog()
+
+REPORT_S = 5.0
+"""Hosts forget a report after three times this period (`foqs.engine.workers`)."""
+TIME_LIMIT = "time limit"
+"""The reason of the failure of work that took longer than its limit."""
+_REPORT_TIMEOUT_MS = 2_000
+_REPEATS = (AckPolicy.NACK_ON_ERROR, AckPolicy.REJECT_ON_ERROR)
+"""Policies in which a handler may ask for another attempt."""
+
+
+class Work:
+    """Each thread works on one item at a time. `backoff` sets the delay of a failed item."""
+
+    def __init__(
+        self, client: Client, leases: Leases, settler: Settler, outcomes: Outcomes, stopping: Event, *,
+        policy: AckPolicy, backoff: Backoff, time_limit_ms: int | None, report_errors: bool,
+    ) -> None:  # fmt: skip
+        self._client = client
+        self._leases = leases
+        self._settler = settler
+        self._outcomes = outcomes
+        self._stopping = stopping
+        self._policy = policy
+        self._backoff = backoff
+        self._time_limit_s = None if time_limit_ms is None else time_limit_ms / 1000
+        self._report_errors = report_errors
+
+    def run(self, call: Call, held: Held) -> None:
+        """Work on an item whose lease is live, and have its outcome sent."""
+        try:
+            self._run(call, held)
+        except BaseException as error:  # such as of a job whose attributes the handler has replaced
+            if held.settling or self._settler.inherited:
+                raise
+            log.error("the outcome of %s cannot be read, so it has failed", held, exc_info=error)
+            self._failed(held, error)
+        finally:
+            if self._time_limit_s is not None and not self._settler.inherited:
+                self._leases.work_ended(held)
+
+    def _run(self, call: Call, held: Held) -> None:
+        if self._policy is AckPolicy.ACK_FIRST and not self._acked(held):
+            return
+        if self._time_limit_s is not None:
+            self._leases.limit(held, self._time_limit_s)
+        end = self._put if self._policy is AckPolicy.MANUAL else None
+        job = Job(held, self._leases.extend, self._stopping, end)
+        attempt = _attempt(self._traced(call, held), held.item, job)
+        error = attempt
+        try:
+            self._settle(held, job, error)
+        finally:
+            del error  # its traceback holds this frame
+
+    def _settle(self, held: Held, job: Job, error: BaseException | None) -> None:
+        """Decide the outcome of work that ended, with an error or without one."""
+        self._settler.check_process()
+        late = held.stop_at is not None and monotonic() >= held.stop_at
+        if self._policy is AckPolicy.ACK_FIRST:
+            self._report(held, error, "it stays acked")
+            self._outcomes.ended(held, "done" if error is None and not late else "failed")
+        elif self._policy is AckPolicy.MANUAL:
+            self._report(held, error, "its outcome is the job's")
+            if job.open:
+                self._outcomes.ended(held, "left_open")
+        elif error is None and not late:
+            self._put(held, None)
+        else:
+            nack = self._nack(held, job.metadata, error, late=late)
+            self._report(held, error, _sequel(held, nack))
+            self._put(held, nack)
+
+    def release(self, held: Held) -> None:
+        """Give back an item that was not begun."""
+        self._settler.put(Ending(held, Nack.of(held, release=True)))
+
+    # ------------------------------------------------------------------------------------- inside
+
+    def _acked(self, held: Held) -> bool:
+        """Ack the item. Return True if the server confirmed that. Its handler is not called otherwise, and the item
+        is delivered again unless the ack was carried out without a confirmation."""
+        try:
+            self._client.ack(held, timeout_ms=CALL_TIMEOUT_MS)
+        except FoqsError as error:
+            self._outcomes.settled([(Ending(held, None), error)])
+            return False
+        held.acked()
+        self._outcomes.note(Ending(held, None), None)
+        return True
+
+    def _traced(self, call: Call, held: Held) -> Call:
+        tracing = self._client.tracing
+        if tracing is not None and (span := guarded("tracing a handler", tracing.process, held)) is not None:
+            return _in_span(span, call)
+        return call
+
+    def _nack(self, held: Held, metadata: bytes | None, error: BaseException | None, *, late: bool) -> Nack | None:
+        """Return the outcome of failed work, None for an ack."""
+        if self._policy is AckPolicy.ACK:
+            return None
+        delay_ms = delay_of(self._backoff, held.attempt)
+        if late or error is None:
+            return Nack.of(held, delay_ms=delay_ms, metadata=metadata, reason=TIME_LIMIT, failed=True)
+        of = ""
+        if is_a(error, Retry):
+            retry: Any = error  # its attributes may have been changed to anything
+            try:
+                asked_ms, own = delay_argument(retry.delay_ms), metadata_argument(retry.metadata)
+            except BaseException as broken:
+                log.error("what a Retry asks for %s cannot be read, so it has failed", held, exc_info=broken)
+                error, of = stripped(broken), "Retry: "
+            else:
+                return Nack.of(
+                    held, delay_ms=delay_ms if asked_ms is None else asked_ms, reason="Retry", failed=asked_ms is None,
+                    metadata=metadata if own is None else own,
+                )  # fmt: skip
+        reason = bounded(of + reason_of(error, text=self._report_errors))
+        if self._policy is AckPolicy.REJECT_ON_ERROR:
+            return Nack.of(held, reason=reason, reject=True)
+        return Nack.of(held, delay_ms=delay_ms, metadata=metadata, reason=reason, failed=True)
+
+    def _failed(self, held: Held, error: BaseException) -> None:
+        """End work whose outcome could not be read."""
+        if self._policy is AckPolicy.ACK_FIRST:
+            self._outcomes.ended(held, "failed")
+        elif self._policy is AckPolicy.MANUAL:
+            self._outcomes.ended(held, "left_open")
+        else:
+            self._put(held, self._nack(held, None, error, late=False))
+
+    def _report(self, held: Held, error: BaseException | None, sequel: str) -> None:
+        if error is None:
+            return
+        if is_a(error, Retry):
+            if held.at_most_once or self._policy not in _REPEATS:
+                log.error("the handler asked for another attempt of %s: %s", held, sequel)
+        elif is_a(error, NotRun):
+            log.error("%s; %s: %s", error, held, sequel)
+        else:
+            log.error("the handler failed with %s: %s", held, sequel, exc_info=error)
+
+    def _put(self, held: Held, nack: Nack | None) -> None:
+        if held.gone:
+            self._outcomes.ended(held, "lost")
+        else:
+            self._settler.put(Ending(held, nack))
+
+
+class Hangs:
+    """What a worker does about handlers that hang: a warning, and a report to the hosts.
+
+    When all handlers hang, `end(error)` ends the worker, or `give_back()` gives back the items that wait for a handler:
+    their leases would be extended for ever. When the handlers of all items that `per_worker` allows for `topics` hang,
+    the worker would take no item again, and `end` is called as well. `name` is the worker's, once it has started."""
+
+    name = ""
+
+    def __init__(
+        self, client: Client, leases: Leases, outcomes: Outcomes, topics: Sequence[str],
+        end: Callable[[WorkerHung], None] | None, give_back: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self._client = client
+        self._leases = leases
+        self._change = leases.change
+        self._limits = leases.limits
+        self._outcomes = outcomes
+        self._topics = topics
+        self._end = end
+        self._give_back = give_back
+        self._reporter = Background("foqs-hung", self._report)
+        self._closed = Event()
+        self._limits.found = self.found
+
+    def found(self, over: list[tuple[Held, float]]) -> None:
+        """Act on more handlers that exceed their time limit."""
+        for held, took_s in over:
+            log.warning(
+                "the handler of %s hangs: it has run for %.3f s, longer than the time limit; %s",
+                held, took_s, _hung_sequel(held),
+            )  # fmt: skip
+        self._outcomes.count("hung", len(over))
+        items, share = self._limits.items_over, self._leases.share
+        which = ""
+        if self._limits.all_hang:
+            if self._end is None:
+                self._give_back()
+            which = f"all {self._limits.handlers} handlers of the worker hang"
+        elif share is not None and items >= share.most(self._topics):
+            which = f"all {items} handlers that per_worker allows hang"
+        if which and self._end is not None:
+            self._end(WorkerHung(f"{which}: each is over time_limit_ms"))
+            return
+        with self._change:
+            if not self._closed.is_set():
+                guarded("the thread that reports hung handlers", self._reporter.begin)
+
+    def close(self) -> None:
+        """Report no more."""
+        self._closed.set()
+
+    def _report(self) -> None:
+        """Have `foqs topic stats` show the hung handlers, whose leases end, while there are any."""
+        while True:
+            with self._change:
+                over = self._limits.over()
+                if not over or self._closed.is_set():
+                    self._reporter.running = False
+                    return
+            self._ask(over)
+            self._closed.wait(REPORT_S)
+
+    def _ask(self, over: Counter[str]) -> None:
+        try:
+            self._client.report_hung(over, worker=self.name, timeout_ms=_REPORT_TIMEOUT_MS)
+        except Exception as error:
+            log.debug("the hung handlers are not reported", exc_info=error)
+
+
+def _sequel(held: Held, nack: Nack | None) -> str:
+    """Return the next step of an item after a failed attempt, for the log."""
+    if nack is None:
+        return "it is acked all the same"
+    if nack.reject:
+        return "it is rejected"
+    if held.at_most_once:
+        return "it is lost, as an at-most-once item is not delivered again"
+    if held.gone:
+        return "its lease is lost, so it is delivered again without this nack"
+    if nack.failed:
+        return "again, or a dead letter, as its topic's policy says"
+    return f"again in {nack.delay_ms} ms"
+
+
+def _hung_sequel(held: Held) -> str:
+    """Return the next step of the item of a handler that hangs, for the log."""
+    if held.settling or held.expires == inf:
+        return "the outcome of the item was given before"
+    sequel = "the item is lost, as it is at-most-once" if held.at_most_once else "the item is delivered again"
+    return f"the lease is not extended any longer, so {sequel}"
+
+
+def _attempt(call: Call, item: Item, job: Job) -> BaseException | None:
+    """Call the handler. Return what ended it by an error."""
+    try:
+        call(item, job)
+    except BaseException as error:  # noqa: BLE001 - whatever ends a handler is the outcome of its item
+        return error
+    return None
+
+
+def _in_span(span: AbstractContextManager[None], call: Call) -> Call:
+    def traced(item: Item, job: Job) -> object:
+        with span:
+            return call(item, job)
+
+    return traced

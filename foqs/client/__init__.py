@@ -17,7 +17,7 @@ from foqs.client._sync.producer import Producer
 from foqs.client._sync.worker import Worker
 from foqs.client.call import ClientClosed, Taken
 from foqs.client.ending import WorkerHung
-from foqs.client.handlers import AckPolicy, Retry
+from foqs.client.handlers import AckPolicy, Reject, Retry
 from foqs.client.items import (
     Ack,
     DedupUntil,
@@ -132,6 +132,7 @@ __all__ = [
     "Reason",
     "Redriven",
     "RefusedTopic",
+    "Reject",
     "Released",
     "Replaced",
     "Result",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from datetime import timedelta
 from enum import StrEnum
 from operator import index
 from typing import TYPE_CHECKING, Any, Literal
@@ -28,14 +29,41 @@ Returned = None | bool | int | float | str | bytes | list[Any] | tuple[Any, ...]
 
 
 class Retry(TravellingError):
-    """Raised by a handler that wants its item again: after `delay_ms` (default: as the retry rule of the topic's policy
-    says, else after the worker's backoff), with `metadata` in place of the item's (default: `job.metadata`, else
-    kept). Raises Invalid unless `delay_ms` is whole milliseconds, 0 or more, and `metadata` is bytes."""
+    """Raised by a handler that wants its item again: after `delay_ms`, or `delay` as a timedelta (default: as the retry
+    rule of the topic's policy says, else after the worker's backoff), with `metadata` in place of the item's (default:
+    `job.metadata`, else kept). With `counts=False` the attempt is not counted, as for a Retry-After of another service.
 
-    def __init__(self, delay_ms: int | None = None, metadata: bytes | None = None) -> None:
-        checked_ms, checked = delay_argument(delay_ms), metadata_argument(metadata)
+    Raises Invalid unless the delay is whole milliseconds, 0 or more, and `metadata` is bytes, and for two delays."""
+
+    def __init__(
+        self,
+        delay_ms: int | None = None,
+        metadata: bytes | None = None,
+        *,
+        delay: timedelta | None = None,
+        counts: bool = True,
+    ) -> None:
+        if delay is not None:
+            if delay_ms is not None:
+                raise WrongArgument("delay_ms and delay are given: give one of the two")
+            if not is_a(delay, timedelta):
+                raise WrongArgument(f"delay is of type {kind_of(delay)}: give a timedelta, or delay_ms")
+            delay_ms = delay // timedelta(milliseconds=1)
+        if not is_a(counts, bool):
+            raise WrongArgument(f"counts is of type {kind_of(counts)}: give True or False")
+        checked_ms = delay_argument(delay_ms, "delay_ms" if delay is None else "delay")
+        checked = metadata_argument(metadata)
         super().__init__("the handler asks for another attempt")
-        self.delay_ms, self.metadata = checked_ms, checked
+        self.delay_ms, self.metadata, self.counts = checked_ms, checked, counts
+
+
+class Reject(TravellingError):
+    """Raised by a handler whose work can never succeed: the item is a dead letter at once, with `reason`, of which the
+    first 1,024 bytes are kept. Raises Invalid unless `reason` is text."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason_argument(reason)
+        super().__init__(self.reason)
 
 
 class AckPolicy(StrEnum):
@@ -212,12 +240,12 @@ def delay_argument(value: Any, what: str = "delay_ms", *, least: int = 0) -> int
     return number
 
 
-def metadata_argument(value: Any) -> bytes | None:
+def metadata_argument(value: Any, what: str = "metadata") -> bytes | None:
     """Return a copy of `value` that is plain bytes, or None. Raises WrongArgument."""
     if value is None or type(value) is bytes:
         return value
     if not is_a(value, (bytes, bytearray, memoryview)):
-        raise WrongArgument(f"metadata is of type {kind_of(value)}: give bytes, or None to keep the item's")
+        raise WrongArgument(f"{what} is of type {kind_of(value)}: give bytes, or None to keep the item's")
     return memoryview(value).tobytes()
 
 

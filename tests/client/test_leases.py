@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from foqs.client._sync.leases import Extender, Leases
-from foqs.client.items import Item
+from foqs.client.items import Extension, Item
 from foqs.errors import OutcomeUnknown
 from tests.client.peer import eventually
 
@@ -26,8 +26,8 @@ class Service:
         if self.before_reply is not None:
             self.before_reply()
 
-    def extend_many(self, items: list[Item], lease_ms: int, *, timeout_ms: int) -> list[None]:
-        return [None] * len(items)
+    def extend_many(self, extensions: list[Extension], *, timeout_ms: int) -> list[None]:
+        return [None] * len(extensions)
 
 
 @pytest.fixture
@@ -40,6 +40,12 @@ def leases(service):
     leases = Leases(service, LEASE_MS, 10)
     yield leases
     leases.abandon()
+
+
+def extend(leases, held):
+    """As when it is due."""
+    held.extend_at = monotonic()
+    leases._extend_many([held], held.extend_at)
 
 
 def test_an_item_that_comes_again_has_lost_its_earlier_lease(leases):
@@ -64,7 +70,7 @@ def test_an_item_delivered_again_has_an_outcome_of_its_own(leases):
 @pytest.mark.parametrize("asked_ms", [LEASE_MS // 10, LEASE_MS * 10])
 def test_of_two_extensions_in_flight_the_shorter_one_counts(leases, service, asked_ms):
     (held,) = leases.add([Item(id=1, lease=1)])
-    service.before_reply = lambda: leases._extend_many([held], monotonic())
+    service.before_reply = lambda: extend(leases, held)
     leases.extend(held, asked_ms)
     shorter_s = min(asked_ms, LEASE_MS) / 1000
     assert held.expires <= monotonic() + shorter_s
@@ -80,7 +86,7 @@ def test_an_extension_that_may_have_been_made_late_is_believed(leases, service):
 
     def lost() -> None:
         service.extend_many = lambda items, *_, **__: [OutcomeUnknown("lost")]
-        leases._extend_many([held], monotonic())
+        extend(leases, held)
 
     service.before_reply = lost
     leases.extend(held, 10 * LEASE_MS)

@@ -108,6 +108,8 @@ def error_of(kind: type[BaseException]) -> BaseException:
         error: BaseException = UnreadFailures({"OUTCOME_UNKNOWN": 2, "INVALID": 1}, {
             "OUTCOME_UNKNOWN": FoqsError("lost"), "INVALID": Invalid("no"),
         })  # fmt: skip
+    elif kind is Retry:
+        error = Retry(7, b"state", counts=False)
     else:
         error = kind(**{name: sample(hint) for name, hint in hints.items()})
     if isinstance(error, FoqsError):
@@ -164,11 +166,11 @@ def staying(client: Client, producer: Producer) -> dict[str, Any]:
         "AsyncClient": AsyncClient(),
         "AsyncProducer": AsyncProducer(AsyncClient()),
         "AsyncWorker": AsyncWorker(AsyncClient(), "t", nothing),
-        "AsyncJob": AsyncJob(AsyncHeld(Item(id=1), 0.0, 0.0), print, None),  # type: ignore[arg-type]
+        "AsyncJob": AsyncJob(AsyncHeld(Item(id=1), 0.0, 0.0), print, print, None),  # type: ignore[arg-type]
         "Client": client,
         "Producer": producer,
         "Worker": Worker(client, "t", print),
-        "Job": Job(Held(Item(id=1), 0.0, 0.0), print, None),  # type: ignore[arg-type]
+        "Job": Job(Held(Item(id=1), 0.0, 0.0), print, print, None),  # type: ignore[arg-type]
         "ItemFuture": future,
     }
 

@@ -16,8 +16,8 @@ from foqs.client._async.leases import Leases
 from foqs.client._async.settler import CALL_TIMEOUT_MS, Ending, Outcomes, Settler
 from foqs.client._async.waits import Background, Event
 from foqs.client.ending import WorkerHung, delay_of
-from foqs.client.guard import NotRun, SafeLog, guarded, is_a
-from foqs.client.handlers import AckPolicy, Retry, bounded, delay_argument, metadata_argument, reason_of
+from foqs.client.guard import NotRun, SafeLog, guarded, is_a, text_of
+from foqs.client.handlers import AckPolicy, Reject, Retry, bounded, delay_argument, metadata_argument, reason_of
 from foqs.client.items import Item, Nack
 from foqs.client.timing import Backoff
 from foqs.errors import FoqsError
@@ -73,10 +73,12 @@ class Work:
         if self._time_limit_s is not None:
             self._leases.limit(held, self._time_limit_s)
         end = self._put if self._policy is AckPolicy.MANUAL else None
-        job = AsyncJob(held, self._leases.extend, self._stopping, end)
+        job = AsyncJob(held, self._leases.extend, self._leases.say, self._stopping, end)
         attempt = _attempt(self._traced(call, held), held.item, job)
         attempt = held.in_task(attempt)  # async only
         error = await attempt
+        if held.say_at < inf:
+            await self._leases.tell_rest(held)
         try:
             self._settle(held, job, error)
         finally:
@@ -95,8 +97,10 @@ class Work:
             self._report(held, error, "its outcome is the job's")
             if job.open:
                 self._outcomes.ended(held, "left_open")
+        elif job.released:
+            self._put(held, Nack.of(held, metadata=job.metadata, uncounted=True))
         elif error is None and not late:
-            self._put(held, None)
+            self._put(held, None, job.result)
         else:
             nack = self._nack(held, job.metadata, error, late=late)
             self._report(held, error, _sequel(held, nack))
@@ -151,16 +155,18 @@ class Work:
             retry: Any = error  # its attributes may have been changed to anything
             try:
                 asked_ms, own = delay_argument(retry.delay_ms), metadata_argument(retry.metadata)
+                counts = retry.counts is not False
             except BaseException as broken:
                 log.error("what a Retry asks for %s cannot be read, so it has failed", held, exc_info=broken)
                 error, of = stripped(broken), "Retry: "
             else:
                 return Nack.of(
-                    held, delay_ms=delay_ms if asked_ms is None else asked_ms, reason="Retry", failed=asked_ms is None,
-                    metadata=metadata if own is None else own,
+                    held, delay_ms=delay_ms if asked_ms is None else asked_ms, reason="Retry",
+                    metadata=metadata if own is None else own, failed=counts and asked_ms is None, uncounted=not counts,
                 )  # fmt: skip
-        reason = bounded(of + reason_of(error, text=self._report_errors))
-        if self._policy is AckPolicy.REJECT_ON_ERROR:
+        rejects = self._policy is AckPolicy.REJECT_ON_ERROR or is_a(error, Reject)
+        reason = bounded(of + (text_of(error) if is_a(error, Reject) else reason_of(error, text=self._report_errors)))
+        if rejects:
             return Nack.of(held, reason=reason, reject=True)
         return Nack.of(held, delay_ms=delay_ms, metadata=metadata, reason=reason, failed=True)
 
@@ -179,16 +185,18 @@ class Work:
         if is_a(error, Retry):
             if held.at_most_once or self._policy not in _REPEATS:
                 log.error("the handler asked for another attempt of %s: %s", held, sequel)
+        elif is_a(error, Reject):
+            log.warning("the handler rejected %s: %s; %s", held, text_of(error), sequel)
         elif is_a(error, NotRun):
             log.error("%s; %s: %s", error, held, sequel)
         else:
             log.error("the handler failed with %s: %s", held, sequel, exc_info=error)
 
-    def _put(self, held: Held, nack: Nack | None) -> None:
+    def _put(self, held: Held, nack: Nack | None, result: bytes | None = None) -> None:
         if held.gone:
             self._outcomes.ended(held, "lost")
         else:
-            self._settler.put(Ending(held, nack))
+            self._settler.put(Ending(held, nack, result))
 
 
 class Hangs:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import inf
 from time import monotonic
 from typing import Protocol
@@ -22,7 +22,7 @@ from foqs.client.handlers import (
     metadata_argument,
     reason_argument,
 )
-from foqs.client.items import Delivery, Item, Nack
+from foqs.client.items import Delivery, Extension, Item, Nack, Progress, check_result
 from foqs.travel import Local
 
 _closing = Lock()
@@ -39,6 +39,8 @@ class Job(Local):
     metadata    set it to record progress: it replaces the item's metadata if this attempt fails. Raises Invalid
                 unless it is bytes (copied here) or None. If the server refuses it, as it is too long, the item fails
                 without it, and the reason of the failure says so
+    result      set it to send up to 64 KiB with the ack, for callers of `get_result`. Raises Invalid as `metadata`. If
+                the server refuses it, the item fails
 
     Methods raise Invalid for an argument of a wrong type, or below its range: nothing was done then.
 
@@ -51,17 +53,22 @@ class Job(Local):
         self,
         held: Held,
         extend: Callable[[Held, int], None],
+        say: Callable[[Held, Extension], None],
         stopping: Event,
-        end: Callable[[Held, Nack | None], None] | None = None,
+        end: Callable[[Held, Nack | None, bytes | None], None] | None = None,
     ) -> None:
-        """`extend(held, lease_ms)` extends the lease at once; `end(held, nack)` sends the outcome that a handler of a
-        MANUAL worker decides, None for an ack."""
+        """`extend(held, lease_ms)` extends the lease at once; `say(held, extension)` has what the handler says sent;
+        `end(held, nack, result)` sends the outcome that a handler of a MANUAL worker decides, None for an ack."""
         self.item: Item = held.item
         self.stopping = stopping
         self._metadata: bytes | None = None
+        self._result: bytes | None = None
+        self._checkpoint = held.item.checkpoint
+        self.released = False
         self.open = end is not None
         self.held = held
         self._extend = extend
+        self._say = say
         self._end = end
 
     @property
@@ -71,6 +78,34 @@ class Job(Local):
     @metadata.setter
     def metadata(self, metadata: bytes | None) -> None:
         self._metadata = metadata_argument(metadata)
+
+    @property
+    def result(self) -> bytes | None:
+        return self._result
+
+    @result.setter
+    def result(self, result: bytes | None) -> None:
+        checked = metadata_argument(result, "result")
+        check_result("result", checked)
+        self._result = checked
+
+    @property
+    def id(self) -> int:
+        return self.held.id
+
+    @property
+    def attempt(self) -> int:
+        """1 at the first delivery."""
+        return self.held.attempt
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return self.item.headers or {}
+
+    @property
+    def last_checkpoint(self) -> bytes | None:
+        """The last checkpoint of the item, of this attempt or an earlier one; None before the first."""
+        return self._checkpoint
 
     @property
     def lease_lost(self) -> Event:
@@ -92,6 +127,29 @@ class Job(Local):
         if checked_ms is None:
             raise WrongArgument("lease_ms is None: give whole milliseconds")
         self._extend(self.held, checked_ms)
+
+    def progress(self, done: int, total: int | None = None, text: str | None = None) -> None:
+        """Show that `done` steps of `total` are done, to operators and callers of `get_result`. `text`: at most 256
+        bytes. This and the next two return at once: the worker sends what they say soon, and before the outcome of the
+        item. Nothing is sent when the lease is lost."""
+        self._say(self.held, Extension(self.held.id, self.held.lease, progress=Progress(done, total, text)))
+
+    def checkpoint(self, state: bytes) -> None:
+        """Keep `state`, at most 64 KiB: the next delivery of the item has it as `last_checkpoint`. The service writes
+        it up to a second later."""
+        self._say(self.held, Extension(self.held.id, self.held.lease, checkpoint=state))
+        self._checkpoint = state
+
+    def log(self, text: str) -> None:
+        """Add a line to the item's log, of which the last 8 KiB stay."""
+        self._say(self.held, Extension(self.held.id, self.held.lease, log=[text]))
+
+    def release(self) -> None:
+        """Have the item come again at once, without an attempt counted, whatever the handler returns or raises. Items
+        that are at-most-once do not come again. With the ack policy MANUAL it ends the item, as `ack`."""
+        if self._end is not None:
+            self._close(Nack.of(self.held, metadata=self._metadata, uncounted=True))
+        self.released = True
 
     def ack(self) -> None:
         """End the item. This and the next two are for workers with the ack policy MANUAL, and exactly one of them is
@@ -117,7 +175,7 @@ class Job(Local):
             if not self.open:
                 raise RuntimeError(f"the outcome of item {self.held.id} was given before")
             self.open = False
-        self._end(self.held, nack)
+        self._end(self.held, nack, self._result)
 
 
 Call = Callable[[Item, Job], object]
@@ -176,12 +234,13 @@ class Held:
     server. `doubtful`: an ack was sent and its reply lost. `lost`: the handler's event, once there is a
     handler. `traced`: the span of its work, where that is traced. `asked`: how often an extension was answered, or
     given up. `waits`: the server takes the item as not begun. `stop_at`: the end of the time limit of its work; `up`:
-    the handler's event then. `late`: the lease is not extended, as the time is up, or the item was acked first.
+    the handler's event then. `said`: words of the handler that the server does not know, to be sent at `say_at`;
+    `inf`: it has said nothing yet. `late`: the lease is not extended, as the time is up, or the item was acked first.
     """
 
     __slots__ = (
         "asked", "attempt", "delivery", "doubtful", "expires", "extend_at", "gone", "id", "item", "late", "lease",
-        "lost", "settling", "stop_at",
+        "lost", "said", "say_at", "settling", "stop_at",
         "topic", "traced", "up", "waits",
     )  # fmt: skip
 
@@ -200,6 +259,8 @@ class Held:
         self.doubtful = False
         self.waits = False
         self.late = False
+        self.said: Extension | None = None
+        self.say_at = inf
         self.stop_at: float | None = None
         self.lost: Event | None = None
         self.up: Event | None = None

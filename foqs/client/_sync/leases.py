@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from math import inf
 from time import monotonic
@@ -23,7 +24,7 @@ from foqs.client._sync.waits import (
     run_to_end,
 )
 from foqs.client.guard import SafeLog
-from foqs.client.items import Item
+from foqs.client.items import Extension, Item
 from foqs.client.per_worker import Share
 from foqs.errors import FoqsError, NotFound, StaleLease
 
@@ -33,9 +34,12 @@ EXTEND_AFTER = 1 / 3
 """A lease is extended after this part of it; the rest leaves time for more tries."""
 RETRY_AFTER = 1 / 10
 CALL_AT_MOST = 1 / 4
+SAY_AFTER_S = 0.05
+"""What handlers say in this time goes in one request. A host writes it up to a second later."""
 _LONGEST_CALL_S = 2.0
 _SHORTEST_CALL_S = 0.05
 _BEGUN_TIMEOUT_MS = 1_000
+_TELL_TIMEOUT_MS = 2_000
 
 
 class Leases:
@@ -63,6 +67,7 @@ class Leases:
         self._held: dict[int, Held] = {}
         self._begun: list[Held] = []
         self._reporting = Mutex()
+        self._telling = Mutex()
         self._extender = extender()
 
     def __len__(self) -> int:
@@ -132,13 +137,38 @@ class Leases:
             _extended(held, asked, sent, lease_ms / 1000)
         self._extender.watch(self, held.extend_at)
 
+    def say(self, held: Held, said: Extension) -> None:
+        """Have `said` sent, with what else the handler says until then."""
+        with self.change:
+            if held.gone or held.settling:
+                return
+            if held.said is not None:
+                held.said = _joined(held.said, said)
+                return
+            held.said = said
+            held.say_at = monotonic() + SAY_AFTER_S
+        self._extender.watch(self, held.say_at)
+
+    def tell_rest(self, held: Held) -> None:
+        """Send what the handler said last, before its outcome. Return when the server knows, or did not answer."""
+        with self._telling:
+            with self.change:
+                said, held.said = held.said, None
+            if said is None or held.gone:
+                return
+            (error,) = self.client.extend_many([said], timeout_ms=_TELL_TIMEOUT_MS)
+        if isinstance(error, StaleLease | NotFound):
+            self.lost(held, error)
+        elif error is not None:
+            log.warning("the last checkpoint, progress or log of %s is lost: %s", held, error.message)
+
     def extend_due(self) -> float:
         """Extend the leases that are due, and look at the time limits. Return when to come again."""
         now = monotonic()
         look_at = self.limits.look(now)
         with self.change:
-            over = [held for held in self._held.values() if held.late and _next_at(held) <= now]
-            due = [held for held in self._held.values() if held.extend_at <= now and not (held.gone or held.late)]
+            over = [held for held in self._held.values() if held.late and _end_at(held) <= now]
+            due = [held for held in self._held.values() if _due(held, now)]
         for held in over:
             held.end()
         if due:
@@ -160,17 +190,18 @@ class Leases:
         lease_s = self.lease_ms / 1000
         first_end_s = min((held.expires - now for held in due if held.expires > now), default=lease_s)
         call_s = max(_SHORTEST_CALL_S, min(lease_s * CALL_AT_MOST, first_end_s, _LONGEST_CALL_S))
-        before = [held.asked for held in due]
-        outcomes = self.client.extend_many(due, self.lease_ms, timeout_ms=int(call_s * 1000))
-        for held, asked, error in zip(due, before, outcomes, strict=True):
+        with self._telling:
+            with self.change:
+                asked = [_Asked(held, self.lease_ms, now) for held in due if _due(held, now)]
+            entries = [one.entry for one in asked]
+            outcomes = self.client.extend_many(entries, timeout_ms=int(call_s * 1000)) if entries else []
+            with self.change:  # a handler's own extension may be answered just now
+                for one, error in zip(asked, outcomes, strict=True):
+                    if not isinstance(error, StaleLease | NotFound):
+                        one.answered(error, lease_s)
+        for one, error in zip(asked, outcomes, strict=True):
             if isinstance(error, StaleLease | NotFound):
-                self.lost(held, error)
-                continue
-            with self.change:  # a handler's own may be answered just now
-                if error is None:
-                    _extended(held, asked, now, lease_s)
-                else:
-                    _not_extended(held, error, monotonic(), lease_s)
+                self.lost(one.held, error)
 
     def report_begun(self, held: Held) -> None:
         """Tell the server that work on an item that waited is about to begin: if it kills the process, the item has
@@ -268,11 +299,58 @@ class TimeLimits:
             return Counter(held.topic for held in self._over)
 
 
+class _Asked:
+    """One request to extend a lease, or to keep what its handler said."""
+
+    def __init__(self, held: Held, lease_ms: int, now: float) -> None:
+        self.held = held
+        self._extends = held.extend_at <= now and not held.late
+        self._said, held.said = held.said, None
+        self._asked = held.asked
+        self._sent = now
+        lease = lease_ms if self._extends else None
+        self.entry = Extension.of(held, lease) if self._said is None else replace(self._said, lease_ms=lease)
+
+    def answered(self, error: FoqsError | None, lease_s: float) -> None:
+        held, now = self.held, monotonic()
+        if error is not None and self._said is not None:
+            held.said = self._said if held.said is None else _joined(self._said, held.said)
+            held.say_at = now + lease_s * RETRY_AFTER
+        if self._extends and error is None:
+            _extended(held, self._asked, self._sent, lease_s)
+        elif self._extends and error is not None:
+            _not_extended(held, error, now, lease_s)
+
+
+def _joined(said: Extension, later: Extension) -> Extension:
+    """Return what a handler said at two times as one."""
+    return replace(
+        said,
+        checkpoint=said.checkpoint if later.checkpoint is None else later.checkpoint,
+        progress=later.progress or said.progress,
+        log=[*(said.log or ()), *(later.log or ())] or None,
+    )
+
+
+def _due(held: Held, now: float) -> bool:
+    """Return True if the lease is to be extended, or its handler has said something."""
+    if held.gone:
+        return False
+    return (held.extend_at <= now and not held.late) or (held.said is not None and held.say_at <= now)
+
+
 def _next_at(held: Held) -> float:
-    """Return when the lease is extended, or when its handler, whose time is up, learns that it has ended."""
-    if held.late:
-        return inf if held.gone or held.settling else held.expires
-    return inf if held.gone else held.extend_at
+    """Return when the lease is extended, when its handler, whose time is up, learns that it has ended, or when to send
+    what a handler said."""
+    if held.gone:
+        return inf
+    say_at = inf if held.said is None else held.say_at
+    return min(say_at, _end_at(held) if held.late else held.extend_at)
+
+
+def _end_at(held: Held) -> float:
+    """Return when the lease of a handler whose time is up ends."""
+    return inf if held.gone or held.settling else held.expires
 
 
 def _extended(held: Held, asked: int, sent: float, lease_s: float) -> None:

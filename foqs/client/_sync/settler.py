@@ -16,7 +16,8 @@ from foqs.client._sync.waits import Condition, Event, SimpleQueue, guarded_threa
 from foqs.client.call import AGAIN
 from foqs.client.ending import Counts, Outcome, delay_of, outcome_of, without_refused, word_of
 from foqs.client.guard import SafeLog, is_a, renew_after_fork
-from foqs.client.items import Nack
+from foqs.client.handlers import bounded
+from foqs.client.items import Ack, Nack
 from foqs.client.timing import Backoff, Batcher
 from foqs.errors import FoqsError, Invalid
 from foqs.second_answer import END_ITEM, ONCE, Verdict, judge, unknown
@@ -28,14 +29,21 @@ GIVE_UP_AFTER_LEASES = 1.0
 """Lease durations after the end of a lease: an ack may still be taken then, if no other consumer got the item."""
 HOLD_MS = 50.0
 """Endings wait this long for the acks that went with a dequeue, as they do for an ack that the settler sends."""
+_NO_RESULT = "the result was refused"
 _AGAIN = Backoff(first_ms=100, longest_ms=5_000)
 
 
 class Ending(NamedTuple):
-    """`nack` is None for an ack; one with `release` gives back an item that was not started."""
+    """`nack` is None for an ack, which may bring a result; one with `release` gives back an item that was not
+    started."""
 
     held: Held
     nack: Nack | None
+    result: bytes | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        return self.nack.size_bytes if self.nack else 32 + len(self.result or b"")
 
 
 Settled = tuple[Ending, FoqsError | None]
@@ -98,7 +106,7 @@ class Settler:
         self.check_process()
         ending.held.settling = True
         with self._change:
-            if self._batcher.add(ending, ending.nack.size_bytes if ending.nack else 32, monotonic() * 1000):
+            if self._batcher.add(ending, ending.size_bytes, monotonic() * 1000):
                 self._change.notify()
 
     def answered(self, acks: Sequence[Ending], outcomes: Sequence[FoqsError | None]) -> None:
@@ -136,7 +144,11 @@ class Settler:
             acks = [ending for ending in batch if ending.nack is None]
             nacks = [ending for ending in batch if ending.nack is not None and not ending.nack.release]
             releases = [ending for ending in batch if ending.nack is not None and ending.nack.release]
-            self._settle(acks, self._client.ack_many, [ending.held for ending in acks])
+            self._settle(
+                acks,
+                self._client.ack_many,
+                [ending.held if ending.result is None else Ack.of(ending.held, ending.result) for ending in acks],
+            )
             self._settle(nacks, self._client.nack_many, [ending.nack for ending in nacks])
             self._settle(releases, self._client.release_many, [ending.held for ending in releases])
 
@@ -144,11 +156,11 @@ class Settler:
         """Wait for endings to send; empty at the end."""
         while True:
             batch, is_new = self._due()
-            acks = [ending for ending in batch if ending.nack is None]
+            acks = [ending for ending in batch if ending.nack is None and ending.result is None]
             if not (is_new and acks and self._take_along(acks)):
                 return batch
             if len(acks) < len(batch):
-                return [ending for ending in batch if ending.nack is not None]
+                return [ending for ending in batch if ending.nack is not None or ending.result is not None]
 
     def _take_along(self, acks: list[Ending]) -> bool:
         self._hold_until_ms = monotonic() * 1000 + HOLD_MS  # before the offer, whose end may come first
@@ -217,6 +229,11 @@ class Settler:
         return done, again
 
     def _without_refused(self, ending: Ending, error: FoqsError) -> Ending | None:
+        if ending.result is not None:
+            log.error("the result of %s was refused: %s; the item has failed", ending.held, error.message)
+            return Ending(
+                ending.held, Nack.of(ending.held, reason=bounded(f"{_NO_RESULT}: {error.message}"), failed=True)
+            )
         if ending.nack is None or ending.nack.release:
             return None
         nack = without_refused(ending.nack, error.message, delay_of(self._backoff, ending.held.attempt))

@@ -129,7 +129,8 @@ _ADD_PROGRESS_TO_FILE = (
     "total = IIF(excluded.done IS NULL, total, excluded.total), "
     "said = IIF(excluded.done IS NULL, said, excluded.said), "
     "done = COALESCE(excluded.done, done), "
-    f"log = SUBSTR(CAST(log || excluded.log AS BLOB), -{LOG_BYTES})"
+    # SUBSTR of an empty blob is NULL.
+    f"log = IFNULL(SUBSTR(CAST(log || excluded.log AS BLOB), -{LOG_BYTES}), x'')"
 )
 _FREE_KEYS = (
     "DELETE d FROM held_key AS h FORCE INDEX (PRIMARY) STRAIGHT_JOIN dedup AS d FORCE INDEX (PRIMARY) "

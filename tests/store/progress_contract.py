@@ -40,6 +40,13 @@ class ProgressContract:
             assert store.progress([item.id]) == [whole]
         assert whole == ProgressRow(item.id, b"", 0, None, None, b"one\ntwo\n\0\xc3\xa9\n")
 
+    def test_checkpoints_without_a_log_are_replaced(self, store: ShardStore) -> None:
+        item = new_item(1)
+        store.commit(Batch(inserts=[item], next_number=10_000))
+        for checkpoint in (b"1", b"2", b""):
+            give(store, ProgressRow(item.id, checkpoint))
+            assert store.progress([item.id]) == [ProgressRow(item.id, checkpoint)]
+
     def test_the_end_of_the_log_stays(self, store: ShardStore) -> None:
         item = new_item(1)
         store.commit(Batch(inserts=[item], next_number=10_000))

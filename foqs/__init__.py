@@ -1,6 +1,32 @@
-"""foqs: a priority queue service over many MySQL shards."""
+"""foqs: a priority queue service over many MySQL shards.
 
+The names of applications are here: `App` and what its tasks use (`foqs.tasks`), loaded when they are asked for.
+"""
+
+from importlib import import_module
 from importlib.machinery import EXTENSION_SUFFIXES
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fast_depends import Depends
+
+    from foqs.client import Reject, Retry
+    from foqs.tasks import App, Call, Handle, Job, Middleware, ResultLost, TaskFailed, wait
+
+__all__ = [
+    "App",
+    "Call",
+    "Depends",
+    "Handle",
+    "Job",
+    "Middleware",
+    "Reject",
+    "ResultLost",
+    "Retry",
+    "TaskFailed",
+    "build",
+    "wait",
+]
 
 __version__ = "0.1.0"
 
@@ -10,3 +36,25 @@ def build() -> str:
     import foqs.item
 
     return "compiled" if foqs.item.__file__.endswith(tuple(EXTENSION_SUFFIXES)) else "pure Python"
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "Depends":
+        return _depends()
+    return getattr(import_module("foqs.client" if name in ("Reject", "Retry") else "foqs.tasks"), name)
+
+
+def _depends() -> Any:
+    try:
+        from fast_depends import Depends
+    except ImportError as error:
+        from foqs.extras import missing
+
+        raise ImportError(missing("fast-depends, which Depends needs,", "tasks")) from error
+    return Depends

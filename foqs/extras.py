@@ -30,6 +30,7 @@ EXTRA_OF = {
     "pyarrow": "spark",
     "jinja2": "spark",
     "lupa": "hooks",
+    "fast_depends": "tasks",
     "opentelemetry": "otel",
     "testcontainers": "lab",
     "docker": "lab",

@@ -28,6 +28,7 @@ MODULES = {
     "prometheus_client": "prometheus-client",
     "sqlalchemy": "SQLAlchemy",
     "jinja2": "Jinja2",
+    "fast_depends": "fast-depends",
     "opentelemetry": "opentelemetry-api",
     "py4j": "pyspark",
     "docker": "testcontainers",

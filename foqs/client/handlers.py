@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 ACCEPTED = "a handler takes (item) or (item, job), as a function or as the method `handle` of an object or class"
+TASK_HEADER = "foqs-task"
+"""The header of an item that names its task (`foqs.tasks`)."""
 _HINT = "5 s are 5000"
 _TRACING = "tracing a handler"
 

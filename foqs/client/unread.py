@@ -92,10 +92,11 @@ class UnreadFailures(FoqsError):
         )
 
 
-def raisable(error: BaseException) -> Exception:
-    """Return `error`, or an Exception in its place: SystemExit would end the thread that asks for a result."""
-    if is_a(error, Exception):
+def raisable(error: BaseException, when: str) -> Exception:
+    """Return `error`, or an Exception in its place: SystemExit would end the thread that asks for a result, and no
+    future takes StopIteration. `when` completes the text."""
+    if is_a(error, Exception) and not is_a(error, StopIteration):
         return error  # type: ignore[return-value]  # it is one
-    raisable = RuntimeError(f"{kind_of(error)} was raised while the item was sent")
+    raisable = RuntimeError(f"{kind_of(error)} was raised {when}")
     raisable.__cause__ = error
     return raisable

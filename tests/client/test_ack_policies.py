@@ -303,7 +303,7 @@ def test_a_lease_is_not_extended_beyond_the_time_limit(peer: Any, client_of: Any
 def test_without_a_limit_there_is_time() -> None:
     from foqs.client._sync.job import Held
 
-    job = Job(Held(Item(id=1), 0, 0), lambda held, ms: None, print, threading.Event())
+    job = Job(Held(Item(id=1), 0, 0), lambda held, ms: None, print, print, threading.Event())
     assert job.time_left_ms() is None
     assert not job.time_is_up.is_set()
 

@@ -166,11 +166,11 @@ def staying(client: Client, producer: Producer) -> dict[str, Any]:
         "AsyncClient": AsyncClient(),
         "AsyncProducer": AsyncProducer(AsyncClient()),
         "AsyncWorker": AsyncWorker(AsyncClient(), "t", nothing),
-        "AsyncJob": AsyncJob(AsyncHeld(Item(id=1), 0.0, 0.0), print, print, None),  # type: ignore[arg-type]
+        "AsyncJob": AsyncJob(AsyncHeld(Item(id=1), 0.0, 0.0), print, print, print, None),  # type: ignore[arg-type]
         "Client": client,
         "Producer": producer,
         "Worker": Worker(client, "t", print),
-        "Job": Job(Held(Item(id=1), 0.0, 0.0), print, print, None),  # type: ignore[arg-type]
+        "Job": Job(Held(Item(id=1), 0.0, 0.0), print, print, print, None),  # type: ignore[arg-type]
         "ItemFuture": future,
     }
 

@@ -225,6 +225,8 @@ class Leases:
         elif self._held.get(held.id) is held:
             log.warning("lost the lease of %s: %s", held, error.message)
             held.end()
+            if isinstance(error, NotFound):  # async only
+                held.cancel()  # its work is not wanted: the item was deleted
 
 
 class TimeLimits:
@@ -333,7 +335,7 @@ def _joined(said: Extension, later: Extension) -> Extension:
 
 
 def _due(held: Held, now: float) -> bool:
-    """Return True if the lease is to be extended, or its handler has said something."""
+    """Return True if it is time to extend the lease, or if its handler has said something."""
     if held.gone:
         return False
     return (held.extend_at <= now and not held.late) or (held.said is not None and held.say_at <= now)

@@ -111,6 +111,7 @@ class Event:
     def __init__(self) -> None:
         self._set = False
         self._change = Condition()
+        self._calls: list[Callable[[], object]] = []
 
     def is_set(self) -> bool:
         return self._set
@@ -118,6 +119,15 @@ class Event:
     def set(self) -> None:
         self._set = True
         self._change.notify_all()
+        for call in self._calls:
+            call()
+
+    def then(self, call: Callable[[], object]) -> None:
+        """Call `call` when the event is set, at once if it is."""
+        if self._set:
+            call()
+        else:
+            self._calls.append(call)
 
     async def wait(self, timeout_s: float | None = None) -> bool:
         return await self._change.wait_for(self.is_set, timeout_s)

@@ -64,7 +64,7 @@ class Work:
             log.error("the outcome of %s cannot be read, so it has failed", held, exc_info=error)
             self._failed(held, error)
         finally:
-            if self._time_limit_s is not None and not self._settler.inherited:
+            if held.stop_at is not None and not self._settler.inherited:
                 self._leases.work_ended(held)
 
     async def _run(self, call: Call, held: Held) -> None:
@@ -73,7 +73,7 @@ class Work:
         if self._time_limit_s is not None:
             self._leases.limit(held, self._time_limit_s)
         end = self._put if self._policy is AckPolicy.MANUAL else None
-        job = AsyncJob(held, self._leases.extend, self._leases.say, self._stopping, end)
+        job = AsyncJob(held, self._leases.extend, self._leases.say, self._leases.limit, self._stopping, end)
         attempt = _attempt(self._traced(call, held), held.item, job)
         attempt = held.in_task(attempt)  # async only
         error = await attempt

@@ -12,6 +12,7 @@ from typing import Protocol
 from foqs.client._sync.waits import AWAITS, Event, Lock
 from foqs.client.guard import check_returned
 from foqs.client.handlers import (
+    TASK_HEADER,
     Returned,
     WorkSpan,
     WrongArgument,
@@ -54,11 +55,13 @@ class Job(Local):
         held: Held,
         extend: Callable[[Held, int], None],
         say: Callable[[Held, Extension], None],
+        limit: Callable[[Held, float], None],
         stopping: Event,
         end: Callable[[Held, Nack | None, bytes | None], None] | None = None,
     ) -> None:
         """`extend(held, lease_ms)` extends the lease at once; `say(held, extension)` has what the handler says sent;
-        `end(held, nack, result)` sends the outcome that a handler of a MANUAL worker decides, None for an ack."""
+        `limit(held, limit_s)` limits the time of the run; `end(held, nack, result)` sends the outcome that a handler of
+        a MANUAL worker decides, None for an ack."""
         self.item: Item = held.item
         self.stopping = stopping
         self._metadata: bytes | None = None
@@ -69,6 +72,7 @@ class Job(Local):
         self.held = held
         self._extend = extend
         self._say = say
+        self._limit = limit
         self._end = end
 
     @property
@@ -167,6 +171,13 @@ class Job(Local):
     def reject(self, reason: str) -> None:
         """Make the item a dead letter at once: the work can never succeed. `reason`: at most 1,024 bytes, cut."""
         self._close(Nack.of(self.held, reason=bounded(reason_argument(reason)), reject=True))
+
+    def limit(self, time_limit_ms: int) -> None:
+        """Give this run `time_limit_ms` from now, in place of the worker's."""
+        checked_ms = delay_argument(time_limit_ms, "time_limit_ms", least=1)
+        if checked_ms is None:
+            raise WrongArgument("time_limit_ms is None: give whole milliseconds")
+        self._limit(self.held, checked_ms / 1000)
 
     def _close(self, nack: Nack | None) -> None:
         if self._end is None:
@@ -307,7 +318,10 @@ class Held:
 
     def __str__(self) -> str:
         """Return the item, for a line of the log."""
-        return f"Item({self.id} topic={self.topic!r} attempt={self.attempt})"
+        headers = self.item.headers
+        thread = headers.get(TASK_HEADER) if type(headers) is dict else None
+        named = f" thread={thread!r}" if type(thread) is str else ""
+        return f"Item({self.id} topic={self.topic!r}{named} attempt={self.attempt})"
 
     def __repr__(self) -> str:
         return f"Held({self} {'gone' if self.gone else 'until'} {self.expires:.3f})"

@@ -297,7 +297,7 @@ class Producer(Local):
         self._change.notify_all()
 
     def _failed(self, entry: _Entry, cause: BaseException) -> None:
-        error = bare(raisable(cause))
+        error = bare(raisable(cause, "while the item was sent"))
         if self._on_error is None:
             self._unread.failed(entry.future, error)
         guarded("the future of an item", entry.future.set_exception, error)

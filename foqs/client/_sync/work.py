@@ -61,7 +61,7 @@ class Work:
             log.error("the outcome of %s cannot be read, so it has failed", held, exc_info=error)
             self._failed(held, error)
         finally:
-            if self._time_limit_s is not None and not self._settler.inherited:
+            if held.stop_at is not None and not self._settler.inherited:
                 self._leases.work_ended(held)
 
     def _run(self, call: Call, held: Held) -> None:
@@ -70,7 +70,7 @@ class Work:
         if self._time_limit_s is not None:
             self._leases.limit(held, self._time_limit_s)
         end = self._put if self._policy is AckPolicy.MANUAL else None
-        job = Job(held, self._leases.extend, self._leases.say, self._stopping, end)
+        job = Job(held, self._leases.extend, self._leases.say, self._leases.limit, self._stopping, end)
         attempt = _attempt(self._traced(call, held), held.item, job)
         error = attempt
         if held.say_at < inf:

@@ -1,0 +1,24 @@
+"""Functions as tasks: declared on an App, enqueued with their arguments, and run by its workers."""
+
+from foqs.tasks.app import App
+from foqs.tasks.handle import Handle, ResultLost, TaskFailed, Waited, wait
+from foqs.tasks.job import Job
+from foqs.tasks.middleware import Call, Middleware
+from foqs.tasks.runner import TaskWorker
+from foqs.tasks.task import Message, Options, Task
+
+__all__ = [
+    "App",
+    "Call",
+    "Handle",
+    "Job",
+    "Message",
+    "Middleware",
+    "Options",
+    "ResultLost",
+    "Task",
+    "TaskFailed",
+    "TaskWorker",
+    "Waited",
+    "wait",
+]

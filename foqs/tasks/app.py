@@ -1,0 +1,221 @@
+"""An application: its tasks, its clients, and its workers."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Concatenate, ParamSpec, TypeVar, overload
+
+from foqs.bounds import DEFAULT_ADDRESS
+from foqs.client import AsyncClient, Client, FoqsError, Invalid
+from foqs.tasks.clients import Clients
+from foqs.tasks.handle import Handle
+from foqs.tasks.job import Job
+from foqs.tasks.middleware import Middleware
+from foqs.tasks.runner import TaskWorker
+from foqs.tasks.task import Message, Options, Task, changed
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_MS = timedelta(milliseconds=1)
+
+
+class App:
+    """A registry of tasks, with clients of one namespace of a foqs service.
+
+    >>> app = App("127.0.0.1:7707", namespace="shop")
+    >>> @app.task(topic="mail", max_attempts=5)
+    ... async def send_mail(to: str, subject: str) -> None: ...
+    >>> send_mail.enqueue("ada@example.org", subject="hi")          # doctest: +SKIP
+    Handle(281474976710657)
+    >>> app.worker().run()                                          # doctest: +SKIP
+
+    address, namespace  as of `Client`
+    options             other options of `Client` and `AsyncClient`, such as `token` and `tls`
+
+    No connection is made before the first call. One App serves all threads, event loops and forked children of a
+    process: each event loop gets a client of its own.
+    """
+
+    def __init__(self, address: str = DEFAULT_ADDRESS, namespace: str = "default", **options: Any) -> None:
+        self.tasks: dict[str, Task[Any, Any, Any]] = {}
+        self.middleware: list[Middleware] = []
+        self._clients = Clients(address, namespace, options)
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] = os.environ, **options: Any) -> App:
+        """Return an App by FOQS_ADDRESS, FOQS_NAMESPACE, FOQS_TOKEN and FOQS_CLIENT_TLS, as commands read them."""
+        given = {"token": environ.get("FOQS_TOKEN"), "tls": environ.get("FOQS_CLIENT_TLS"), **options}
+        return cls(
+            environ.get("FOQS_ADDRESS") or DEFAULT_ADDRESS, environ.get("FOQS_NAMESPACE") or "default",
+            **{name: value for name, value in given.items() if value},
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------------------------- tasks
+
+    @overload
+    def task(self, function: Callable[Concatenate[Job, P], Awaitable[R]], /) -> Task[P, Awaitable[R], R]: ...
+    @overload
+    def task(self, function: Callable[P, Awaitable[R]], /) -> Task[P, Awaitable[R], R]: ...
+    @overload
+    def task(self, function: Callable[Concatenate[Job, P], R], /) -> Task[P, R, R]: ...
+    @overload
+    def task(self, function: Callable[P, R], /) -> Task[P, R, R]: ...
+    @overload
+    def task(
+        self,
+        *,
+        name: str | None = None,
+        time_limit: float | timedelta | None = None,
+        retry_for: Sequence[type[BaseException]] = (),
+        reject_for: Sequence[type[BaseException]] = (),
+        **options: Any,
+    ) -> Decorator: ...
+    def task(
+        self,
+        function: Any = None,
+        *,
+        name: str | None = None,
+        time_limit: float | timedelta | None = None,
+        retry_for: Sequence[type[BaseException]] = (),
+        reject_for: Sequence[type[BaseException]] = (),
+        **options: Any,
+    ) -> Any:
+        """Register a function as a task: `@app.task`, or with options: `@app.task(topic="mail")`.
+
+        name        in items; default: the name of the function. Tasks that wait keep the name of their enqueue
+        time_limit  seconds, or a timedelta, of one attempt: then a coroutine is cancelled, and `time_is_up` of a
+                    thread's job is set; the attempt has failed
+        retry_for   exceptions after which the task is tried again; any other one rejects it. Default: all
+        reject_for  exceptions that reject the task: it is a dead letter at once
+        options     see `Options`
+
+        A parameter that is annotated with `Job` gets the job; as the first one, type checkers know it. Raises Invalid
+        for a name that is taken, an unknown option, and a function that cannot be a task.
+        """
+
+        def register(function: Callable[..., Any]) -> Task[Any, Any, Any]:
+            known = name or getattr(function, "__name__", "")
+            if not known or not callable(function):
+                raise Invalid(f"{function!r} is no function with a name: give @app.task a name")
+            if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+                raise Invalid(f"task {known} is a generator function, which would never run: remove its `yield`")
+            made: Task[Any, Any, Any] = Task(
+                self._clients, function, known, changed(Options(), known, options),
+                time_limit_ms=_limit_ms(known, time_limit), retry_for=tuple(retry_for), reject_for=tuple(reject_for),
+            )  # fmt: skip
+            self._add(made)
+            return made
+
+        return register if function is None else register(function)
+
+    def include(self, other: App) -> None:
+        """Take the tasks of another App: they are enqueued by this one from now on. Raises Invalid for a name that is
+        taken."""
+        for task in other.tasks.values():
+            self._add(task)
+            task.clients = self._clients
+
+    def _add(self, task: Task[Any, Any, Any]) -> None:
+        if self.tasks.setdefault(task.name, task) is not task:
+            raise Invalid(f"there is a task {task.name} already: give one of the two another name")
+
+    def handle(self, item_id: int) -> Handle[Any]:
+        """Return the handle of a task by the id of its item, such as one that another process enqueued."""
+        return Handle(self._clients, item_id)
+
+    def worker(self, topics: Sequence[str] | None = None, *, concurrency: int = 8, **options: Any) -> TaskWorker:
+        """Return a worker of the tasks, not started.
+
+        topics       default: all topics of the tasks
+        concurrency  tasks at a time: coroutines in the event loop, functions in threads
+        options      other options of `AsyncWorker`, such as `grace_ms` and `report_errors`
+        """
+        named = topics or sorted({task.default.topic for task in self.tasks.values()})
+        if not named:
+            raise Invalid("the App has no tasks: import the modules that declare them before the worker is made")
+        return TaskWorker(self._clients, self.tasks, self.middleware, named, concurrency=concurrency, options=options)
+
+    # ------------------------------------------------------------------------------------- enqueue
+
+    def enqueue_many(self, messages: Iterable[Message[Any]]) -> list[Handle[Any] | FoqsError]:
+        """Store calls of tasks (`task.message(...)`) in few requests. Return the handle of each, in order, or the error
+        that kept it from being stored."""
+        given = list(messages)
+        return _handles(given, self.client.enqueue_many([message.spec for message in given]))
+
+    async def aenqueue_many(self, messages: Iterable[Message[Any]]) -> list[Handle[Any] | FoqsError]:
+        """Like `enqueue_many`, for coroutines."""
+        given = list(messages)
+        return _handles(given, await self.aclient.enqueue_many([message.spec for message in given]))
+
+    # ------------------------------------------------------------------------------------- clients
+
+    @property
+    def client(self) -> Client:
+        """The blocking client, made at its first use."""
+        return self._clients.blocking
+
+    @property
+    def aclient(self) -> AsyncClient:
+        """The client of the event loop that runs. Raises RuntimeError if none runs."""
+        return self._clients.of_loop
+
+    def close(self) -> None:
+        """Close the blocking client."""
+        self._clients.close()
+
+    async def aclose(self) -> None:
+        """Close the client of this event loop."""
+        await self._clients.aclose()
+
+    def __enter__(self) -> App:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> App:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def __repr__(self) -> str:
+        return f"App({self._clients.address!r}, {self._clients.namespace!r}, {len(self.tasks)} tasks)"
+
+
+class Decorator:
+    """What `@app.task(...)` is, for type checkers."""
+
+    @overload
+    def __call__(self, function: Callable[Concatenate[Job, P], Awaitable[R]], /) -> Task[P, Awaitable[R], R]: ...
+    @overload
+    def __call__(self, function: Callable[P, Awaitable[R]], /) -> Task[P, Awaitable[R], R]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[Job, P], R], /) -> Task[P, R, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R, R]: ...
+    def __call__(self, function: Any, /) -> Any:
+        raise NotImplementedError
+
+
+def _limit_ms(task: str, limit: float | timedelta | None) -> int | None:
+    if limit is None:
+        return None
+    if isinstance(limit, bool) or not isinstance(limit, int | float | timedelta):
+        raise Invalid(f"task {task}: time_limit is {limit!r}: give seconds, or a timedelta")
+    limit_ms = limit // _MS if isinstance(limit, timedelta) else int(limit * 1000)
+    if limit_ms < 1:
+        raise Invalid(f"task {task}: time_limit is {limit!r}: give 1 ms or more, or None")
+    return limit_ms
+
+
+def _handles(messages: list[Message[Any]], outcomes: list[int | FoqsError]) -> list[Handle[Any] | FoqsError]:
+    return [
+        outcome if isinstance(outcome, FoqsError) else message.handle(outcome)
+        for message, outcome in zip(messages, outcomes, strict=True)
+    ]

@@ -1,0 +1,198 @@
+"""The arguments of a task: checked where it is enqueued and before it is called, and carried as JSON between.
+
+With pydantic (the extra `tasks`), values are checked and converted by the annotations. Without it, only their names and
+number are checked, and they must be values of JSON.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import typing
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any
+
+from foqs.client.guard import kind_of
+from foqs.client.handlers import WrongArgument
+from foqs.tasks.job import Job
+
+_SHOWN = 5
+"""Errors of one call that are named."""
+
+
+class Signature:
+    """What a function takes and returns, as a task. `dependencies` has the names of parameters that `Depends` fills;
+    `job` is the name of the parameter that gets the job, None without one; `job_first`: no other precedes it.
+
+    Raises WrongArgument for a parameter without a name, and for annotations that cannot be read."""
+
+    def __init__(self, function: Callable[..., Any], name: str) -> None:
+        self.name = name
+        given = inspect.signature(function)
+        hints = _hints(function)
+        kept: list[inspect.Parameter] = []
+        self.dependencies: list[str] = []
+        self.job: str | None = None
+        self.job_first = False
+        for at, parameter in enumerate(given.parameters.values()):
+            hint = hints.get(parameter.name, parameter.annotation)
+            if hint is Job:
+                self.job, self.job_first = parameter.name, at == 0
+            elif _depends(parameter.default, hint):
+                self.dependencies.append(parameter.name)
+            elif parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
+                raise WrongArgument(f"task {name}: the parameter {parameter.name} is positional only: give it a name")
+            else:
+                kept.append(parameter.replace(annotation=hint))
+        self.parameters = given.replace(parameters=kept)
+        self._rest = next((one.name for one in kept if one.kind is one.VAR_POSITIONAL), None)
+        self.returns = hints.get("return", given.return_annotation)
+
+    @property
+    def returns_nothing(self) -> bool:
+        return self.returns in (None, type(None), inspect.Signature.empty)
+
+    # ------------------------------------------------------------------------------------- arguments
+
+    def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
+        """Return the body of an item. Raises WrongArgument, which names the task and the parameter."""
+        bound = self._bound(args, kwargs)
+        if self._arguments is not None:
+            checked = self._checked(lambda: self._arguments.validate_python(bound))
+            bound = self._checked(lambda: self._arguments.dump_python(checked, mode="json"))
+        rest, named = self.split(bound)
+        try:
+            return _json({"args": rest, "kwargs": named})
+        except (TypeError, ValueError) as error:
+            raise WrongArgument(f"task {self.name}: its arguments are no JSON: {error}") from None
+
+    def decode(self, body: bytes) -> dict[str, Any]:
+        """Return the arguments by name. Raises WrongArgument if they do not fit the task."""
+        try:
+            found = json.loads(body)
+            args, kwargs = found["args"], found["kwargs"]
+            if not isinstance(args, list) or not isinstance(kwargs, dict):
+                raise TypeError("args is no list, or kwargs no object")
+        except (ValueError, TypeError, KeyError) as error:
+            raise WrongArgument(
+                f'task {self.name}: the payload is not the JSON {{"args": [], "kwargs": {{}}}}: {kind_of(error)}'
+            ) from None
+        bound = self._bound(tuple(args), kwargs)
+        if self._arguments is not None:
+            bound = self._checked(lambda: self._arguments.validate_python(bound))
+        return bound
+
+    def split(self, bound: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Return arguments by name as a call takes them: by name, but for a function with `*args`."""
+        if self._rest is None:
+            return [], bound
+        named = dict(bound)
+        positional: list[Any] = []
+        for name in self.parameters.parameters:
+            if name == self._rest:
+                return [*positional, *named.pop(name, ())], named
+            positional.append(named.pop(name))
+        raise AssertionError("the function has *args")
+
+    # ------------------------------------------------------------------------------------- the result
+
+    def encode_result(self, value: Any) -> bytes:
+        """Raises WrongArgument if the value is not as the task is annotated, or no JSON."""
+        if self._result is not None:
+            return bytes(self._checked(lambda: self._result.dump_json(self._result.validate_python(value))))
+        try:
+            return _json(value)
+        except (TypeError, ValueError) as error:
+            raise WrongArgument(f"task {self.name}: its result is no JSON: {error}") from None
+
+    def decode_result(self, body: bytes) -> Any:
+        return json.loads(body) if self._result is None else self._checked(lambda: self._result.validate_json(body))
+
+    # ------------------------------------------------------------------------------------- inside
+
+    def _bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            found = self.parameters.bind(*args, **kwargs)
+        except TypeError as error:
+            raise WrongArgument(f"task {self.name}{self.parameters}: {error}") from None
+        if self._rest is not None:
+            found.apply_defaults()
+        flat: dict[str, Any] = {}
+        for name, value in found.arguments.items():
+            kind = self.parameters.parameters[name].kind
+            if kind is inspect.Parameter.VAR_KEYWORD:
+                flat.update(value)
+            else:
+                flat[name] = list(value) if kind is inspect.Parameter.VAR_POSITIONAL else value
+        return flat
+
+    @cached_property
+    def _arguments(self) -> Any:
+        """What checks and converts the arguments by name; None without pydantic."""
+        pydantic = _pydantic()
+        if pydantic is None:
+            return None
+        from typing_extensions import TypedDict
+
+        fields: dict[str, Any] = {}
+        extra = "forbid"
+        for parameter in self.parameters.parameters.values():
+            hint = Any if parameter.annotation is parameter.empty else parameter.annotation
+            if parameter.kind is parameter.VAR_KEYWORD:
+                extra = "allow"
+            else:
+                fields[parameter.name] = typing.NotRequired[
+                    list.__class_getitem__(hint) if parameter.kind is parameter.VAR_POSITIONAL else hint
+                ]
+        make: Any = TypedDict  # not a class: a parameter of any name may be a key
+        named = make(self.name, fields)
+        named.__pydantic_config__ = pydantic.ConfigDict(extra=extra, arbitrary_types_allowed=True)
+        return pydantic.TypeAdapter(named)
+
+    @cached_property
+    def _result(self) -> Any:
+        """What checks the result; None without pydantic or an annotation."""
+        pydantic = _pydantic()
+        if pydantic is None or self.returns is inspect.Signature.empty:
+            return None
+        return pydantic.TypeAdapter(self.returns)
+
+    def _checked(self, check: Callable[[], Any]) -> Any:
+        from pydantic import ValidationError
+        from pydantic_core import PydanticSerializationError
+
+        try:
+            return check()
+        except ValidationError as error:
+            found = error.errors(include_input=False, include_url=False, include_context=False)
+            texts = [f"{'.'.join(map(str, one['loc'])) or 'result'}: {one['msg']}" for one in found[:_SHOWN]]
+            more = f"; {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+            raise WrongArgument(f"task {self.name}: {'; '.join(texts)}{more}") from None
+        except PydanticSerializationError as error:
+            raise WrongArgument(f"task {self.name}: {error}") from None
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(function, include_extras=True)
+    except (NameError, TypeError, AttributeError) as error:
+        raise WrongArgument(f"the annotations of {function.__qualname__} cannot be read: {error}") from None
+
+
+def _depends(default: Any, hint: Any) -> bool:
+    """Return True for a parameter with `Depends`, as its default or in its `Annotated` type."""
+    marks = (default, *typing.get_args(hint)) if typing.get_origin(hint) is typing.Annotated else (default,)
+    return any(type(mark).__module__.partition(".")[0] == "fast_depends" for mark in marks)
+
+
+def _pydantic() -> Any:
+    try:
+        import pydantic
+    except ImportError:
+        return None
+    return pydantic

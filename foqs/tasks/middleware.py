@@ -1,0 +1,45 @@
+"""Code around every task of a worker."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, field
+from typing import Any
+
+from foqs.client import Item
+from foqs.tasks.job import Job
+from foqs.tasks.task import Task
+
+
+@dataclass(slots=True)
+class Call:
+    """One run of a task. `kwargs` may be changed by `before`; `state` is for middleware to keep values in."""
+
+    task: Task[Any, Any, Any]
+    item: Item
+    job: Job
+    args: list[Any]
+    kwargs: dict[str, Any]
+    state: dict[str, Any] = field(default_factory=dict)
+
+
+class Middleware:
+    """Subclass it, and append an object to `app.middleware`. Each method may be a coroutine function. They run in the
+    event loop of the worker, so they must not block.
+
+    `before` runs in the order of the list, and `after` or `failed` in the reverse order, where `before` has returned.
+    An exception of `before` or `after` is that of the task; an exception of `failed` takes its place."""
+
+    def before(self, call: Call) -> Any:
+        """The arguments fit the task, which begins next."""
+
+    def after(self, call: Call, result: Any) -> Any:
+        """The task has returned `result`."""
+
+    def failed(self, call: Call, error: BaseException) -> Any:
+        """The task has raised `error`, or was cancelled."""
+
+
+async def awaited(value: Any) -> Any:
+    """Return the value, awaited if it is a coroutine."""
+    return await value if inspect.isawaitable(value) else value

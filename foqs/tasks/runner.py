@@ -1,0 +1,238 @@
+"""Runs tasks: finds the task of an item, calls it in the event loop or in a thread, and encodes its result."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+from queue import SimpleQueue
+from time import monotonic
+from typing import Any
+
+from foqs.client import AsyncJob, AsyncWorker, FoqsError, Item, Reject, Retry
+from foqs.client.guard import SafeLog, check_returned, kind_of, text_of
+from foqs.client.handlers import TASK_HEADER, WrongArgument
+from foqs.client.unread import raisable
+from foqs.tasks.clients import Clients
+from foqs.tasks.job import Job
+from foqs.tasks.middleware import Call, Middleware, awaited
+from foqs.tasks.task import Task
+from foqs.travel import Local, bare
+
+log = SafeLog()
+
+_HELD_FOR = timedelta(seconds=30)
+"""An item that no task takes comes again after this time, in a topic without dead letters."""
+_POLICY_S = 60.0
+"""How long the answer to whether a topic has dead letters is believed."""
+
+
+class TaskWorker(Local):
+    """Takes items of the topics and runs their tasks, until SIGTERM or SIGINT. Made by `App.worker`.
+
+    Items of one worker run in one event loop: coroutines there, functions in threads. A task that is not
+    registered, or whose arguments do not fit, fails: it is tried again, and at last a dead letter, so a deployment that
+    is half finished loses nothing. In a topic without dead letters it comes again every 30 s, without an attempt
+    counted.
+    """
+
+    instead = "make one there by App.worker"
+
+    def __init__(
+        self,
+        clients: Clients,
+        tasks: Mapping[str, Task[Any, Any, Any]],
+        middleware: Sequence[Middleware],
+        topics: Sequence[str],
+        *,
+        concurrency: int,
+        options: Mapping[str, Any],
+    ) -> None:
+        self.topics = list(topics)
+        self._clients = clients
+        self._tasks = tasks
+        self._middleware = middleware
+        self._concurrency = concurrency
+        self._options = options
+        self._threads = Threads()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ended = False
+        self._dead: dict[str, tuple[bool, float]] = {}
+        self._worker: AsyncWorker | None = None
+
+    def run(self) -> None:
+        """Run tasks in an event loop of its own, that of uvloop where it is installed."""
+
+        async def main() -> None:
+            try:
+                await self.arun()
+            finally:
+                await self._clients.aclose()
+
+        try:
+            import uvloop
+        except ImportError:
+            asyncio.run(main())
+        else:
+            uvloop.run(main())
+
+    async def arun(self) -> None:
+        """Run tasks in this event loop. If the call is cancelled, the worker ends without a grace first."""
+        client, self._loop = self._clients.of_loop, asyncio.get_running_loop()
+        try:
+            self._worker = AsyncWorker(
+                client, self.topics, self._handle, concurrency=self._concurrency, **self._options
+            )
+            await self._worker.run()
+        finally:
+            self._ended = True
+            self._threads.close()
+
+    def stop(self, grace_ms: float | None = None) -> None:
+        """Ask the worker to end, from any thread: it waits up to `grace_ms` for tasks at work. Before its start this
+        does nothing."""
+        if self._worker is not None and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._worker.stop, grace_ms)
+
+    # ------------------------------------------------------------------------------------- one task
+
+    async def _handle(self, item: Item, job: AsyncJob) -> None:
+        try:
+            task = self._task(item)
+            named = task.signature.decode(item.payload)
+        except WrongArgument as error:
+            raise await self._unusable(item, error) from None
+        if task.time_limit_ms is not None:
+            job.limit(task.time_limit_ms)
+        threads = None if task.is_async else partial(_post, asyncio.get_running_loop())
+        if threads is not None:
+            job.use_threads(threads)
+        args, kwargs = task.signature.split(named)
+        call = Call(task, item, Job(job, threads), args, kwargs)
+        try:
+            value = await self._through(self._middleware, call)
+        except Exception as error:
+            if _rejects(task, error):
+                raise Reject(f"{kind_of(error)}: {text_of(error)}") from error
+            raise
+        if value is not None:
+            job.result = task.signature.encode_result(value)
+
+    async def _through(self, middleware: Sequence[Middleware], call: Call) -> Any:
+        """Run the call inside the middleware, the first one outermost."""
+        if not middleware:
+            return await self._run(call)
+        first, *rest = middleware
+        await awaited(first.before(call))
+        try:
+            value = await self._through(rest, call)
+        except BaseException as error:
+            await awaited(first.failed(call, error))
+            raise
+        await awaited(first.after(call, value))
+        return value
+
+    async def _run(self, call: Call) -> Any:
+        task = call.task
+        if task.is_async:
+            return await task.call(call.job, call.args, call.kwargs)
+        context = contextvars.copy_context()
+        running = self._threads.run(lambda: context.run(task.call, call.job, call.args, call.kwargs))
+        while True:
+            try:
+                value = await asyncio.shield(running)
+            except asyncio.CancelledError:  # a thread cannot be cancelled: its place is taken until it ends
+                if self._ended or running.cancelled():
+                    raise
+            else:
+                check_returned(value, of=f"task {task.name}", caller="the worker")
+                return value
+
+    def _task(self, item: Item) -> Task[Any, Any, Any]:
+        name = (item.headers or {}).get(TASK_HEADER)
+        if name is None:
+            raise WrongArgument(f"the item has no header {TASK_HEADER}: it was not enqueued as a task")
+        task = self._tasks.get(name)
+        if task is None:
+            raise WrongArgument(f"the task {name} is not registered in this worker")
+        return task
+
+    async def _unusable(self, item: Item, error: WrongArgument) -> Exception:
+        """Return what ends the attempt of an item that no task takes."""
+        if await self._has_dead_letters(item.topic):
+            return error
+        log.error("item %s of topic %s waits for %s: %s", item.id, item.topic, _HELD_FOR, error.message)
+        return Retry(delay=_HELD_FOR, counts=False)
+
+    async def _has_dead_letters(self, topic: str) -> bool:
+        known, until = self._dead.get(topic, (True, 0.0))
+        if monotonic() >= until:
+            try:
+                stats = await self._clients.of_loop.topic_stats(topic)
+            except FoqsError:
+                return known
+            known = bool(stats.policy.get("dead")) or not stats.policy.get("max_attempts")
+            self._dead[topic] = known, monotonic() + _POLICY_S
+        return known
+
+
+class Threads:
+    """Threads that run one call at a time, made when they are needed. They are daemons, which threads of
+    concurrent.futures are not: a process ends although one of them hangs."""
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any]] | None] = SimpleQueue()
+        self._count = self._busy = 0
+
+    def run(self, call: Callable[[], Any]) -> asyncio.Future[Any]:
+        """Call `call` in a thread. Called in the event loop, as `close`."""
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._busy += 1
+        if self._busy > self._count:
+            self._count += 1
+            threading.Thread(target=self._work, name=f"foqs-task-{self._count}", daemon=True).start()
+        self._calls.put((call, future))
+        return future
+
+    def close(self) -> None:
+        """End the threads that have no call."""
+        for _ in range(self._count):
+            self._calls.put(None)
+
+    def _work(self) -> None:
+        while (given := self._calls.get()) is not None:
+            call, future = given
+            end = partial(self._end, future)
+            try:
+                value = call()
+            except BaseException as error:  # noqa: BLE001 - it is the task's
+                said: Callable[[], object] = partial(end, None, bare(raisable(error, "in a task")))
+            else:
+                said = partial(end, value, None)
+            _post(future.get_loop(), said)
+
+    def _end(self, future: asyncio.Future[Any], value: Any, error: Exception | None) -> None:
+        self._busy -= 1
+        if future.cancelled():
+            return
+        if error is None:
+            future.set_result(value)
+        else:
+            future.set_exception(error)
+
+
+def _post(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
+    """Have the event loop call `call`, unless it has ended."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(call)
+
+
+def _rejects(task: Task[Any, Any, Any], error: Exception) -> bool:
+    """Return True if the task is not tried again after an exception."""
+    if isinstance(error, Retry | Reject):
+        return False
+    return isinstance(error, task.reject_for) or (bool(task.retry_for) and not isinstance(error, task.retry_for))

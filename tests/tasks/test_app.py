@@ -1,0 +1,272 @@
+"""Tasks on an App: how they are declared, and how an enqueue survives lost replies."""
+
+import asyncio
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from foqs import App, Depends, Job
+from foqs.client import DedupUntil, Delivery, Invalid, RetryKind, RetryRule
+from tests.client.peer import LATER, Act, refused, script
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def declared(**options):
+    app = App()
+
+    @app.task(**options)
+    def task(a: int = 0) -> None: ...
+
+    return task
+
+
+@pytest.mark.threads
+def test_a_plain_call_of_a_task_is_the_function():
+    app, opened = App(), []
+
+    def connection():
+        opened.append("open")
+        yield "connection"
+        opened.append("closed")
+
+    @app.task
+    def add(job: Job, a: int, b: int = 2) -> int:
+        job.progress(1)
+        job.log("lost")
+        assert (job.id, job.attempt, job.time_left_ms(), job.stopping.is_set()) == (0, 1, None, False)
+        return a + b
+
+    @app.task
+    async def send(to: str, through: str = Depends(connection)) -> str:
+        return f"{to} by {through}"
+
+    assert (add(1), add.name, add.__name__) == (3, "add", "add")
+    assert asyncio.run(send("ada")) == "ada by connection"
+    assert opened == ["open", "closed"]
+
+
+@pytest.mark.memory
+@pytest.mark.parametrize(
+    ("options", "fields"),
+    [
+        ({"topic": "mail", "priority": -1}, {"topic": "mail", "priority": -1}),
+        ({"delay": timedelta(seconds=1.5)}, {"delay_ms": 1_500}),
+        ({"at": datetime(2026, 1, 1, tzinfo=UTC)}, {"deliver_after_ms": 1_767_225_600_000}),
+        ({"ttl": timedelta(days=1)}, {"ttl_ms": 86_400_000}),
+        ({"tenant": "acme", "weight": 3}, {"fairness_key": "acme", "weight": 3}),
+        ({"throttle": ["smtp"]}, {"throttle_keys": ["smtp"]}),
+        ({"unique": "k"}, {"dedup_key": "k", "dedup_until": DedupUntil.DONE}),
+        ({"unique": "k", "unique_until": DedupUntil.STARTED}, {"dedup_until": DedupUntil.STARTED}),
+        ({"at_most_once": True}, {"delivery": Delivery.AT_MOST_ONCE}),
+        ({}, {"topic": "default", "rules": None, "dedup_until": None}),
+    ],
+)
+def test_options_are_fields_of_the_item(options, fields):
+    for task in (declared(**options), declared().options(**options)):
+        spec = task.message(1).spec
+        assert {name: getattr(spec, name) for name in fields} == fields
+        assert spec.headers == {"foqs-task": "task", "content-type": "application/json"}
+
+
+@pytest.mark.memory
+def test_one_of_delay_and_at_replaces_the_other():
+    soon, then = timedelta(seconds=1), datetime(2026, 1, 1, tzinfo=UTC)
+    assert declared(delay=soon).options(at=then).message().spec.delay_ms is None
+    assert declared(at=then).options(delay=soon).message().spec.deliver_after_ms is None
+
+
+@pytest.mark.memory
+def test_rules_travel_with_the_item():
+    rule = RetryRule(RetryKind.CONSTANT, first_ms=5)
+    rules = declared(max_attempts=5, retry=rule, keep=timedelta(hours=1)).message().spec.rules
+    assert (rules.max_attempts, rules.retry, rules.keep_ms) == (5, rule, 3_600_000)
+
+    @App().task
+    def counts() -> int:
+        return 1
+
+    assert counts.message().spec.rules.keep_ms == 600_000, "a result is kept for 10 minutes"
+
+
+@pytest.mark.memory
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"topci": "mail"}, "task task: unknown option topci: there are topic, priority"),
+        ({"time_limit": 0}, "time_limit is 0: give 1 ms or more"),
+        ({"time_limit": "60"}, "time_limit is '60': give seconds, or a timedelta"),
+    ],
+)
+def test_a_wrong_option_is_an_error_where_it_is_given(options, why):
+    with pytest.raises(Invalid, match=why):
+        declared(**options)
+
+
+@pytest.mark.memory
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"delay": 5}, "task task: delay is 5: give a timedelta"),
+        ({"at": datetime(2026, 1, 1)}, "give a datetime with a time zone"),  # noqa: DTZ001
+    ],
+)
+def test_a_wrong_time_is_an_error_of_the_message(options, why):
+    with pytest.raises(Invalid, match=why):
+        declared(**options).message()
+
+
+@pytest.mark.memory
+def test_two_tasks_cannot_have_one_name():
+    app, other = App(), App()
+    for one in (app, other):
+
+        @one.task(name="send")
+        def task() -> None: ...
+
+    with pytest.raises(Invalid, match="there is a task send already"):
+        app.include(other)
+    with pytest.raises(Invalid, match="there is a task send already"):
+        app.task(name="send")(lambda: None)
+
+
+@pytest.mark.memory
+def test_included_tasks_are_those_of_the_app():
+    app, other = App(), App()
+
+    @other.task(topic="mail")
+    def send() -> None: ...
+
+    app.include(other)
+    assert (app.tasks, send.clients) == ({"send": send}, app._clients)
+    assert app.worker().topics == ["mail"]
+
+
+@pytest.mark.memory
+def test_what_cannot_be_a_task_is_refused():
+    app = App()
+
+    @app.task
+    def fine() -> None: ...
+
+    def generator():
+        yield 1
+
+    async def resource():
+        return 1
+
+    with pytest.raises(Invalid, match="task generator is a generator function"):
+        app.task(generator)
+    with pytest.raises(Invalid, match="is no function with a name"):
+        app.task(5)
+    with pytest.raises(Invalid, match="async dependency"):
+
+        @app.task
+        def blocking(a: int = Depends(resource)) -> None: ...
+
+    with pytest.raises(Invalid, match="the App has no tasks"):
+        App().worker()
+
+
+@pytest.mark.memory
+def test_the_environment_names_the_service():
+    environ = {"FOQS_ADDRESS": "h:1", "FOQS_NAMESPACE": "shop", "FOQS_TOKEN": "t", "FOQS_CLIENT_TLS": ""}
+    app = App.from_env(environ, pool_size=3)
+    made = app._clients
+    assert (made.address, made.namespace, made.options) == ("h:1", "shop", {"token": "t", "pool_size": 3})
+    assert App.from_env({})._clients.address == App()._clients.address
+
+
+@pytest.mark.threads
+def test_a_lost_reply_stores_one_task(new_peer):
+    """The request is repeated with the key of the call, which finds the item."""
+    peer = new_peer(script("Enqueue", Act.CLOSE_AFTER))
+    with App(peer.address, routing=False) as app:
+        handle = app.task(name="t")(lambda: None).enqueue()
+    keys = [item.dedup_key for request in peer.named("Enqueue") for item in request.items]
+    assert len(keys) == 2 and len(set(keys)) == 1
+    assert not handle.duplicate
+
+
+@pytest.mark.threads
+@pytest.mark.parametrize("unique", [None, "k"])
+def test_a_key_without_a_host_is_replaced(new_peer, monkeypatch, unique):
+    """A random one is another one later; `unique` stays."""
+    monkeypatch.setattr("foqs.tasks.clients.SLICE_MS", 50)
+    peer = new_peer(
+        lambda name, request: refused(5) if name == "Enqueue" and len(peer.named("Enqueue")) < 9 else Act.SERVE
+    )
+    with App(peer.address, routing=False) as app:
+        app.task(name="t")(lambda: None).options(unique=unique).enqueue()
+    keys = {item.dedup_key for request in peer.named("Enqueue") for item in request.items}
+    assert (len(keys) > 1) == (unique is None)
+
+
+@pytest.mark.threads
+def test_many_calls_have_each_its_outcome(new_peer):
+    peer = new_peer()
+    with App(peer.address, routing=False) as app:
+        task = app.task(name="t")(lambda a: None)
+        handles = app.enqueue_many([task.message(1), task.options(topic="").message(2), task.message(3)])
+        assert [type(one).__name__ for one in handles] == ["Handle", "Invalid", "Handle"]
+    assert len(peer.named("Enqueue")) == 1
+
+
+PROGRAM = """
+from datetime import timedelta
+from typing import Annotated
+
+from foqs import App, Depends, Job
+
+app = App()
+
+
+@app.task
+def add(a: int, b: int = 2) -> int:
+    return a + b
+
+
+@app.task(topic="mail", time_limit=60, max_attempts=5)
+async def send(to: str, *, subject: str, smtp: str = Depends(lambda: "smtp")) -> str:
+    return to
+
+
+@app.task(topic="mail")
+def count(job: Job, upto: int) -> None:
+    job.progress(1, upto)
+
+
+async def uses() -> None:
+    number: int = add.enqueue(1).result()
+    text: str = await (await send.aenqueue("ada", subject="hi")).aresult(timeout=30)
+    nothing: None = count.enqueue(3).result()
+    plain: int = add(1, b=3)
+    awaited: str = await send("ada", subject="hi")
+    later: int = add.options(delay=timedelta(minutes=5)).enqueue(1).result()
+    app.enqueue_many([add.message(1), send.message("ada", subject="hi")])
+    add.enqueue("1")  # refused
+    add.enqueue()  # refused
+    add.enqueue(1, c=3)  # refused
+    send.enqueue("ada")  # refused
+    await send.aenqueue("ada", "hi")  # refused
+    count.enqueue("3")  # refused
+    add("1")  # refused
+    wrong: str = add.enqueue(1).result()  # refused
+    other: int = await (await send.aenqueue("ada", subject="hi")).aresult()  # refused
+    number, text, nothing, plain, awaited, later, wrong, other
+"""
+
+
+@pytest.mark.process
+def test_a_type_checker_knows_the_signature_of_a_task(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--config-file", "", str(program)]
+    environment = {"MYPYPATH": str(ROOT), "MYPY_CACHE_DIR": str(tmp_path / "cache")}
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LATER * 10)
+    found = {line.split(":")[1] for line in ended.stdout.splitlines() if f"{program}:" in line and ": error" in line}
+    expected = {str(number) for number, line in enumerate(PROGRAM.split("\n"), 1) if line.endswith("# refused")}
+    assert found == expected, ended.stdout + ended.stderr

@@ -256,7 +256,7 @@ class AsyncWorker(Local):
         """Work until SIGTERM, SIGINT or `stop`. In a thread that is not the main one signals are left alone.
         A second signal ends the grace. Raises what ended the worker by itself.
 
-        If this call is cancelled, the worker ends without a grace before the call does.
+        If this call is cancelled, or the end of the `async with`, the worker ends without a grace first.
         """
         caught: SimpleQueue[int | None] = SimpleQueue()
         self._at_end = caught.put
@@ -279,7 +279,8 @@ class AsyncWorker(Local):
     async def __aexit__(self, *_: object) -> None:
         if not self._inherited:
             self.stop()
-            await self.join()
+            async with when_cancelled(self._end_at_once):
+                await self.join()
 
     def after_fork(self) -> None:
         """The tasks are in the parent."""

@@ -185,6 +185,8 @@ class Leases:
     def work_ended(self, held: Held) -> None:
         """Take the end of the handler that `limit` was called for."""
         self.limits.end(held)
+        if not self.watched:
+            self._extender.look()
 
     def _extend_many(self, due: list[Held], now: float) -> None:
         lease_s = self.lease_ms / 1000

@@ -250,7 +250,7 @@ class Worker(Local):
         """Work until SIGTERM, SIGINT or `stop`. In a thread that is not the main one signals are left alone.
         A second signal ends the grace. Raises what ended the worker by itself.
 
-        If this call is cancelled, the worker ends without a grace before the call does.
+        If this call is cancelled, or the end of the `with`, the worker ends without a grace first.
         """
         caught: SimpleQueue[int | None] = SimpleQueue()
         self._at_end = caught.put
@@ -273,7 +273,8 @@ class Worker(Local):
     def __exit__(self, *_: object) -> None:
         if not self._inherited:
             self.stop()
-            self.join()
+            with when_cancelled(self._end_at_once):
+                self.join()
 
     def after_fork(self) -> None:
         """The threads are in the parent."""

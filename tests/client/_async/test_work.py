@@ -230,6 +230,42 @@ async def test_a_cancelled_run_ends_the_worker_first(peer, client_of):
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+async def test_a_cancelled_exit_ends_the_worker_first(peer, client_of):
+    """Else the client would be closed before the outcomes are sent."""
+    client = await client_of(peer)
+    await client.enqueue("t", b"x")
+    worker = AsyncWorker(client, "t", sleep_long, wait_ms=20)
+
+    async def work():
+        async with worker:
+            await eventually(lambda: len(worker._busy) == 1)
+            await asyncio.sleep(0.02)
+
+    task = asyncio.create_task(work())
+    await eventually(worker._stopping.is_set)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (worker.counts.released, peer.items[1].lease) == (1, 0)
+
+
+async def test_a_handler_that_hung_leaves_no_task(peer, client_of, gate):
+    async def handle(item):
+        while not gate.is_set():
+            with suppress(asyncio.CancelledError):
+                await gate.wait(LATER)
+
+    client = await client_of(peer, routing=False)
+    await client.enqueue("t", b"x")
+    worker = AsyncWorker(client, "t", handle, wait_ms=20, time_limit_ms=20)
+    await worker.start()
+    await eventually(lambda: worker.counts.hung == 1)
+    worker.stop(grace_ms=0)
+    assert await worker.join(LATER * 1000)
+    gate.set()
+    await eventually(lambda: not [task for task in asyncio.all_tasks() if task.get_name().startswith("foqs-")])
+
+
 async def test_an_ended_worker_leaves_no_task(peer, client_of):
     client = await client_of(peer, routing=False)
     async with AsyncWorker(client, "t", nothing, concurrency=8, wait_ms=20) as worker:

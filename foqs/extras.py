@@ -13,6 +13,7 @@ EXTRA_OF = {
     "structlog": "cli",
     "pydantic": "cli",
     "pydantic_core": "cli",
+    "typing_extensions": "cli",
     "uvloop": "server",
     "sqlalchemy": "server",
     "pymysql": "server",

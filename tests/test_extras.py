@@ -22,6 +22,7 @@ MODULES = {
     "pymysql": "PyMySQL[rsa]",
     "cryptography": "PyMySQL[rsa]",
     "pydantic_core": "pydantic",
+    "typing_extensions": "pydantic",
     "pydantic_settings": "pydantic-settings",
     "MySQLdb": "mysqlclient",
     "puresasl": "pure-sasl",

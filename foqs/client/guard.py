@@ -219,9 +219,10 @@ def check_returned(
         _end(one)
     first, work = found[0]
     assert work is not None, "the list has work only"
-    advice = _AWAIT_IT if awaits and work.advice is CALLS_IN_THREADS else work.advice
+    if awaits and inspect.isawaitable(first):
+        work = _Work("an awaitable", _AWAIT_IT, "does not wait for it")
     where = "" if first is returned else f" in a {kind_of(returned)}"
-    raise NotRun(f"{of} returned {work.kind} ({kind_of(first)}){where} and {caller} {work.not_done}; {advice}")
+    raise NotRun(f"{of} returned {work.kind} ({kind_of(first)}){where} and {caller} {work.not_done}; {work.advice}")
 
 
 def call_to_end(name: str, call: Callable[..., object], *args: object) -> None:

@@ -160,6 +160,7 @@ class AsyncProducer(Local):
         """
         if self._pid != os.getpid():
             return False
+        self._owner.check()  # async only
         not_at_exit(self.close)
         with self._change:
             self._closed = True

@@ -182,6 +182,9 @@ class Work:
     def _report(self, held: Held, error: BaseException | None, sequel: str) -> None:
         if error is None:
             return
+        if held.stopped and is_a(error, asyncio.CancelledError):  # async only
+            log.warning("the worker stopped while the handler worked on %s: %s", held, sequel)
+            return
         if is_a(error, Retry):
             if held.at_most_once or self._policy not in _REPEATS:
                 log.error("the handler asked for another attempt of %s: %s", held, sequel)

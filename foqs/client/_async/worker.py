@@ -7,10 +7,11 @@ import os
 import random
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from queue import Empty
 from time import monotonic
+from typing import Any
 
 from foqs.bounds import LIMITS
 from foqs.client._async.client import AsyncClient
@@ -21,6 +22,7 @@ from foqs.client._async.waits import (
     CANCEL_S,
     Event,
     Guarded,
+    Owner,
     SimpleQueue,
     current_name,
     from_signal,
@@ -102,8 +104,7 @@ class AsyncWorker(Local):
     lease_ms        duration of a lease, 1 or more, within the server's limits (100 ms to 12 h), which is extended
                     while the worker holds the item; about this long after a worker was killed, other workers get its
                     items
-    wait_ms         length of one long poll; a stop may take that time. 0: the server answers at once, so an idle worker
-                    asks without a pause
+    wait_ms         length of one long poll. 0: the server answers at once, so an idle worker asks without a pause
     ack_linger_ms   how long an outcome waits for more outcomes in its request; 0: at once. Acks of a busy worker then
                     go with its next request for items
     grace_ms        how long a stop waits for handlers at work; 0: it ends at once. Then handlers are cancelled and
@@ -200,6 +201,9 @@ class AsyncWorker(Local):
         self._inherited = False  # from a parent process, in which the worker runs
         self._error: BaseException | None = None
         self._at_end: Callable[[None], object] = lambda _: None
+        self._owner = Owner("worker")  # async only
+        self._taking: asyncio.Task[Sequence[Item]] | None = None  # async only
+        self._started = False
         self._turn = 0
         self._handlers: list[Guarded] = []
         self._busy: set[Held] = set()  # what the tasks of the handlers work on
@@ -209,12 +213,15 @@ class AsyncWorker(Local):
     async def start(self) -> None:
         """Begin to work, in tasks. Raises Invalid for a handler that it cannot call."""
         self._check_process()
+        if self._started:
+            raise RuntimeError("a worker starts once: make another one")
         calls = [handler_call(self._handler, elsewhere=self._manual) for _ in range(self._concurrency)]
         if self.name is None:
             self.name = f"{socket.gethostname()[:_NAME_CHARS]}:{os.getpid()}"
         self._hangs.name = self.name
         renew_after_fork(self)
         handlers = [guarded_task(f"foqs-handler-{n}", self._fail, self._work, call) for n, call in enumerate(calls)]
+        self._started = True
         try:
             self._settler.start()
             for task in handlers:
@@ -234,8 +241,11 @@ class AsyncWorker(Local):
         """
         if self._inherited:  # a task of the parent may have held the lock
             return
+        self._owner.check()  # async only
         self._stop_by = monotonic() + (self.grace_ms if grace_ms is None else grace_ms) / 1000
         self._stopping.set()
+        if self._taking is not None:  # async only
+            self._taking.cancel()
         with self._leases.change:
             self._leases.change.notify_all()
 
@@ -244,6 +254,8 @@ class AsyncWorker(Local):
         """Wait for the end; False if it did not come in time. Raises what ended the worker by itself, and
         RuntimeError in a child process that was forked while it ran."""
         self._check_process()
+        if not self._started:
+            raise RuntimeError("the worker was not started")
         if not await self._ended.wait(None if timeout_ms is None else timeout_ms / 1000):
             return False
         if self._error is not None:
@@ -289,6 +301,7 @@ class AsyncWorker(Local):
     def _check_process(self) -> None:
         if self._inherited:
             raise RuntimeError("this Worker works in the process that forked this one: make another one here")
+        self._owner.check()  # async only
 
     def __repr__(self) -> str:
         return f"AsyncWorker({self._topics} {len(self._leases)} of {self._leases.capacity} held, {self.counts})"
@@ -335,7 +348,9 @@ class AsyncWorker(Local):
             # Only this task gives handlers items, so no fewer handlers are free when the items come.
             begins = max(0, self._concurrency - self._leases.unsettled()) if self._prefetches else None
             try:
-                items = await self._take(room, acks, begins)
+                taking = self._take(room, acks, begins)
+                taking = self._until_stopped(taking)  # async only
+                items = await taking
             except _HOPELESS:
                 raise
             except FoqsError as error:
@@ -352,6 +367,20 @@ class AsyncWorker(Local):
                 self._queue.put(held)
             if self._leases.limits.all_hang:  # since they were asked for
                 self._give_back()
+
+    async def _until_stopped(self, taking: Coroutine[Any, Any, Sequence[Item]]) -> Sequence[Item]:  # async only
+        """Take items until the worker stops: a request that waits is cancelled then, and the client gives back its
+        items."""
+        self._taking = task = asyncio.create_task(taking, name="foqs-take")
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if self._stopping.is_set() and task.cancelled():
+                return []
+            task.cancel()
+            raise
+        finally:
+            self._taking = None
 
     async def _take(self, room: int, acks: list[Ending], begins: int | None) -> Sequence[Item]:
         """Ask for items for `room`, and for items in the place of `acks`, which go with the request. The first `begins`

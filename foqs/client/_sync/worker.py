@@ -194,6 +194,7 @@ class Worker(Local):
         self._inherited = False  # from a parent process, in which the worker runs
         self._error: BaseException | None = None
         self._at_end: Callable[[None], object] = lambda _: None
+        self._started = False
         self._turn = 0
         self._handlers: list[Guarded] = []
         self._busy: set[Held] = set()  # what the threads of the handlers work on
@@ -203,12 +204,15 @@ class Worker(Local):
     def start(self) -> None:
         """Begin to work, in threads. Raises Invalid for a handler that it cannot call."""
         self._check_process()
+        if self._started:
+            raise RuntimeError("a worker starts once: make another one")
         calls = [handler_call(self._handler, elsewhere=self._manual) for _ in range(self._concurrency)]
         if self.name is None:
             self.name = f"{socket.gethostname()[:_NAME_CHARS]}:{os.getpid()}"
         self._hangs.name = self.name
         renew_after_fork(self)
         handlers = [guarded_thread(f"foqs-handler-{n}", self._fail, self._work, call) for n, call in enumerate(calls)]
+        self._started = True
         try:
             self._settler.start()
             for thread in handlers:
@@ -238,6 +242,8 @@ class Worker(Local):
         """Wait for the end; False if it did not come in time. Raises what ended the worker by itself, and
         RuntimeError in a child process that was forked while it ran."""
         self._check_process()
+        if not self._started:
+            raise RuntimeError("the worker was not started")
         if not self._ended.wait(None if timeout_ms is None else timeout_ms / 1000):
             return False
         if self._error is not None:
@@ -323,7 +329,8 @@ class Worker(Local):
             # Only this thread gives handlers items, so no fewer handlers are free when the items come.
             begins = max(0, self._concurrency - self._leases.unsettled()) if self._prefetches else None
             try:
-                items = self._take(room, acks, begins)
+                taking = self._take(room, acks, begins)
+                items = taking
             except _HOPELESS:
                 raise
             except FoqsError as error:

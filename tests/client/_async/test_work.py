@@ -71,9 +71,15 @@ def test_each_needs_the_client_of_its_kind():
             make(AsyncClient())
 
 
-async def test_a_coroutine_that_is_not_awaited_fails_the_item(peer, client_of, start_worker):
+@pytest.mark.parametrize("kind", ["coroutine", "task", "done"])
+async def test_work_that_is_not_awaited_fails_the_item(peer, client_of, start_worker, kind):
     async def handle(item):
-        return nothing(item)
+        if kind == "coroutine":
+            return nothing(item)
+        task = asyncio.create_task(nothing(item))
+        if kind == "done":
+            await task
+        return task
 
     client = await client_of(peer)
     await client.enqueue("t", b"x")
@@ -202,7 +208,7 @@ async def test_a_handler_that_is_cut_off_used_no_attempt(peer, client_of, policy
     assert (worker.counts.released, worker.counts.failed) == (1, 0)
 
 
-async def test_an_at_most_once_item_that_is_cut_off_is_lost(peer, client_of):
+async def test_an_at_most_once_item_that_is_cut_off_is_lost(peer, client_of, caplog):
     client = await client_of(peer)
     await client.enqueue("t", b"x", delivery=Delivery.AT_MOST_ONCE)
     worker = AsyncWorker(client, "t", sleep_long, wait_ms=20)
@@ -212,6 +218,7 @@ async def test_an_at_most_once_item_that_is_cut_off_is_lost(peer, client_of):
     worker.stop(grace_ms=0)
     assert await worker.join(LATER * 1000)
     assert worker.counts.failed == 1 and peer.nacked[0].failed
+    assert "the worker stopped while the handler worked on" in caplog.text and "Traceback" not in caplog.text
 
 
 async def test_a_cancelled_run_ends_the_worker_first(peer, client_of):
@@ -264,6 +271,40 @@ async def test_a_handler_that_hung_leaves_no_task(peer, client_of, gate):
     assert await worker.join(LATER * 1000)
     gate.set()
     await eventually(lambda: not [task for task in asyncio.all_tasks() if task.get_name().startswith("foqs-")])
+
+
+async def test_a_stop_waits_for_no_long_poll(peer, client_of, client):
+    """A handler is at work, and the worker asks for more items."""
+    for one in (await client_of(peer), client):
+        await one.enqueue("t", b"x")
+        worker = AsyncWorker(one, "t", sleep_long, wait_ms=int(LATER * 10_000))
+        await worker.start()
+        await eventually(worker._busy.__len__)
+        await asyncio.sleep(0.1)
+        worker.stop(grace_ms=0)
+        assert await worker.join(LATER * 1000)
+        assert worker.counts.released == 1
+    await client.enqueue("t", b"y")
+    found = []
+    while len(found) < 2:
+        found += await client.dequeue("t", 5, wait_ms=30_000)
+    assert [item.attempt for item in found] == [1, 1]
+
+
+async def test_a_worker_lives_once_and_in_one_loop(peer, client_of):
+    client = await client_of(peer)
+    worker = AsyncWorker(client, "t", nothing, wait_ms=20)
+    with pytest.raises(RuntimeError, match="the worker was not started"):
+        await worker.join()
+    await worker.start()
+    with pytest.raises(RuntimeError, match="a worker starts once"):
+        await worker.start()
+    with pytest.raises(RuntimeError, match="no running event loop"):
+        await asyncio.to_thread(worker.stop)
+    worker.stop()
+    await worker.join()
+    with pytest.raises(RuntimeError, match="a worker starts once"):
+        await worker.run()
 
 
 async def test_an_ended_worker_leaves_no_task(peer, client_of):
@@ -352,8 +393,11 @@ async def test_a_producer_belongs_to_one_loop(peer, client_of):
     def elsewhere():
         with pytest.raises(WrongLoop, match="this producer belongs to another event loop"):
             asyncio.run(producer.enqueue("t", b"y"))
+        with pytest.raises(WrongLoop):
+            asyncio.run(producer.close())
 
     await asyncio.to_thread(elsewhere)
+    await (await producer.enqueue("t", b"z"))
     await producer.close()
 
 

@@ -8,7 +8,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fast_depends import Depends
+    from fast_depends import Depends as Depends
 
     from foqs.client import Reject, Retry
     from foqs.tasks import App, Call, Handle, Job, Middleware, ResultLost, TaskFailed, wait
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 __all__ = [
     "App",
     "Call",
-    "Depends",
     "Handle",
     "Job",
     "Middleware",
@@ -39,14 +38,14 @@ def build() -> str:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, "Depends"})
 
 
 def __getattr__(name: str) -> Any:
+    if name == "Depends":  # which needs an extra, so `import *` leaves it out
+        return _depends()
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name == "Depends":
-        return _depends()
     return getattr(import_module("foqs.client" if name in ("Reject", "Retry") else "foqs.tasks"), name)
 
 

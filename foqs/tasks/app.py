@@ -6,16 +6,17 @@ import inspect
 import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Concatenate, ParamSpec, TypeVar, overload
+from math import isfinite
+from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack, overload
 
 from foqs.bounds import DEFAULT_ADDRESS
-from foqs.client import AsyncClient, Client, FoqsError, Invalid
+from foqs.client import AsyncClient, AsyncWorker, Client, FoqsError, Invalid
 from foqs.tasks.clients import Clients
 from foqs.tasks.handle import Handle
 from foqs.tasks.job import Job
 from foqs.tasks.middleware import Middleware
 from foqs.tasks.runner import TaskWorker
-from foqs.tasks.task import Message, Options, Task, changed
+from foqs.tasks.task import DEFAULT_TOPIC, Message, Options, Task
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -43,11 +44,13 @@ class App:
     def __init__(self, address: str = DEFAULT_ADDRESS, namespace: str = "default", **options: Any) -> None:
         self.tasks: dict[str, Task[Any, Any, Any]] = {}
         self.middleware: list[Middleware] = []
+        _check_names("App", Client, options)
         self._clients = Clients(address, namespace, options)
 
     @classmethod
-    def from_env(cls, environ: Mapping[str, str] = os.environ, **options: Any) -> App:
+    def from_env(cls, environ: Mapping[str, str] | None = None, **options: Any) -> App:
         """Return an App by FOQS_ADDRESS, FOQS_NAMESPACE, FOQS_TOKEN and FOQS_CLIENT_TLS, as commands read them."""
+        environ = os.environ if environ is None else environ
         given = {"token": environ.get("FOQS_TOKEN"), "tls": environ.get("FOQS_CLIENT_TLS"), **options}
         return cls(
             environ.get("FOQS_ADDRESS") or DEFAULT_ADDRESS, environ.get("FOQS_NAMESPACE") or "default",
@@ -72,7 +75,7 @@ class App:
         time_limit: float | timedelta | None = None,
         retry_for: Sequence[type[BaseException]] = (),
         reject_for: Sequence[type[BaseException]] = (),
-        **options: Any,
+        **options: Unpack[Options],
     ) -> Decorator: ...
     def task(
         self,
@@ -99,13 +102,13 @@ class App:
 
         def register(function: Callable[..., Any]) -> Task[Any, Any, Any]:
             known = name or getattr(function, "__name__", "")
-            if not known or not callable(function):
+            if not known or not isinstance(known, str):
                 raise Invalid(f"{function!r} is no function with a name: give @app.task a name")
-            if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-                raise Invalid(f"task {known} is a generator function, which would never run: remove its `yield`")
+            given: Any = options
             made: Task[Any, Any, Any] = Task(
-                self._clients, function, known, changed(Options(), known, options),
-                time_limit_ms=_limit_ms(known, time_limit), retry_for=tuple(retry_for), reject_for=tuple(reject_for),
+                self._clients, function, known, given, time_limit_ms=_limit_ms(known, time_limit),
+                retry_for=_exceptions(known, "retry_for", retry_for),
+                reject_for=_exceptions(known, "reject_for", reject_for),
             )  # fmt: skip
             self._add(made)
             return made
@@ -124,17 +127,20 @@ class App:
             raise Invalid(f"there is a task {task.name} already: give one of the two another name")
 
     def handle(self, item_id: int) -> Handle[Any]:
-        """Return the handle of a task by the id of its item, such as one that another process enqueued."""
+        """Return the handle of a call by the id of its item: its result is plain JSON, which `Task.handle` converts."""
         return Handle(self._clients, item_id)
 
     def worker(self, topics: Sequence[str] | None = None, *, concurrency: int = 8, **options: Any) -> TaskWorker:
         """Return a worker of the tasks, not started.
 
-        topics       default: all topics of the tasks
+        topics       default: the topics of the tasks. Name a topic too that only `options` of an enqueue names
         concurrency  tasks at a time: coroutines in the event loop, functions in threads
         options      other options of `AsyncWorker`, such as `grace_ms` and `report_errors`
         """
-        named = topics or sorted({task.default.topic for task in self.tasks.values()})
+        if topics is not None and (isinstance(topics, str) or not topics):
+            raise Invalid(f"topics is {topics!r}: give a list of at least one topic, or None for all of the tasks")
+        _check_names("worker", AsyncWorker, options)
+        named = topics or sorted({task.default.get("topic", DEFAULT_TOPIC) for task in self.tasks.values()})
         if not named:
             raise Invalid("the App has no tasks: import the modules that declare them before the worker is made")
         return TaskWorker(self._clients, self.tasks, self.middleware, named, concurrency=concurrency, options=options)
@@ -208,10 +214,27 @@ def _limit_ms(task: str, limit: float | timedelta | None) -> int | None:
         return None
     if isinstance(limit, bool) or not isinstance(limit, int | float | timedelta):
         raise Invalid(f"task {task}: time_limit is {limit!r}: give seconds, or a timedelta")
+    if isinstance(limit, float) and not isfinite(limit):
+        raise Invalid(f"task {task}: time_limit is {limit!r}: give seconds, or None")
     limit_ms = limit // _MS if isinstance(limit, timedelta) else int(limit * 1000)
     if limit_ms < 1:
         raise Invalid(f"task {task}: time_limit is {limit!r}: give 1 ms or more, or None")
     return limit_ms
+
+
+def _exceptions(task: str, name: str, kinds: Any) -> tuple[type[BaseException], ...]:
+    given = (kinds,) if isinstance(kinds, type) else tuple(kinds)
+    for kind in given:
+        if not isinstance(kind, type) or not issubclass(kind, BaseException):
+            raise Invalid(f"task {task}: {name} has {kind!r}: give classes of exceptions")
+    return given
+
+
+def _check_names(what: str, kind: type, options: Mapping[str, Any]) -> None:
+    known = inspect.signature(kind).parameters
+    for name in options:
+        if name not in known:
+            raise Invalid(f"{what} has no option {name}: there are {', '.join(known)}")
 
 
 def _handles(messages: list[Message[Any]], outcomes: list[int | FoqsError]) -> list[Handle[Any] | FoqsError]:

@@ -6,6 +6,7 @@ number are checked, and they must be values of JSON.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import typing
@@ -30,7 +31,7 @@ class Signature:
     def __init__(self, function: Callable[..., Any], name: str) -> None:
         self.name = name
         given = inspect.signature(function)
-        hints = _hints(function)
+        hints = _hints(function, name)
         kept: list[inspect.Parameter] = []
         self.dependencies: list[str] = []
         self.job: str | None = None
@@ -38,7 +39,15 @@ class Signature:
         for at, parameter in enumerate(given.parameters.values()):
             hint = hints.get(parameter.name, parameter.annotation)
             if hint is Job:
+                if self.job is not None:
+                    raise WrongArgument(f"task {name}: {self.job} and {parameter.name} are both the job: keep one")
                 self.job, self.job_first = parameter.name, at == 0
+            elif Job in typing.get_args(hint):
+                raise WrongArgument(f"task {name}: annotate {parameter.name} with Job alone: there always is a job")
+            elif type(parameter.default).__name__ == "FieldInfo":
+                raise WrongArgument(
+                    f"task {name}: the default of {parameter.name} is a Field: use Annotated[..., Field()]"
+                )
             elif _depends(parameter.default, hint):
                 self.dependencies.append(parameter.name)
             elif parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
@@ -59,8 +68,7 @@ class Signature:
         """Return the body of an item. Raises WrongArgument, which names the task and the parameter."""
         bound = self._bound(args, kwargs)
         if self._arguments is not None:
-            checked = self._checked(lambda: self._arguments.validate_python(bound))
-            bound = self._checked(lambda: self._arguments.dump_python(checked, mode="json"))
+            bound = self._checked(lambda: _dumped(self._arguments, bound))
         rest, named = self.split(bound)
         try:
             return _json({"args": rest, "kwargs": named})
@@ -100,7 +108,7 @@ class Signature:
     def encode_result(self, value: Any) -> bytes:
         """Raises WrongArgument if the value is not as the task is annotated, or no JSON."""
         if self._result is not None:
-            return bytes(self._checked(lambda: self._result.dump_json(self._result.validate_python(value))))
+            value = self._checked(lambda: _dumped(self._result, value))
         try:
             return _json(value)
         except (TypeError, ValueError) as error:
@@ -156,7 +164,10 @@ class Signature:
         pydantic = _pydantic()
         if pydantic is None or self.returns is inspect.Signature.empty:
             return None
-        return pydantic.TypeAdapter(self.returns)
+        try:
+            return pydantic.TypeAdapter(self.returns)
+        except pydantic.PydanticUserError as error:
+            raise WrongArgument(f"task {self.name}: its result cannot be checked: {error.message}") from None
 
     def _checked(self, check: Callable[[], Any]) -> Any:
         from pydantic import ValidationError
@@ -169,19 +180,38 @@ class Signature:
             texts = [f"{'.'.join(map(str, one['loc'])) or 'result'}: {one['msg']}" for one in found[:_SHOWN]]
             more = f"; {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
             raise WrongArgument(f"task {self.name}: {'; '.join(texts)}{more}") from None
-        except PydanticSerializationError as error:
-            raise WrongArgument(f"task {self.name}: {error}") from None
+        except (PydanticSerializationError, UnicodeDecodeError, _Changed) as error:
+            raise WrongArgument(f"task {self.name}: a value cannot be sent as JSON: {error}") from None
+
+
+class _Changed(Exception):
+    """A value is not the same when it is read from JSON."""
+
+
+def _dumped(adapter: Any, value: Any) -> Any:
+    """Return a value as JSON holds it, which reads as the same value: a secret, or an alias, may not."""
+    checked = adapter.validate_python(value)
+    dumped = adapter.dump_python(checked, mode="json", by_alias=True)
+    read = adapter.validate_python(dumped)
+    if read != checked:
+        changed = next((name for name in read if read[name] != checked.get(name)), "") if isinstance(read, dict) else ""
+        raise _Changed(f"{changed or kind_of(checked)} reads as another value")
+    return dumped
 
 
 def _json(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
 
 
-def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+def _hints(function: Any, task: str) -> dict[str, Any]:
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not inspect.isroutine(function):
+        function = type(function).__call__
     try:
         return typing.get_type_hints(function, include_extras=True)
     except (NameError, TypeError, AttributeError) as error:
-        raise WrongArgument(f"the annotations of {function.__qualname__} cannot be read: {error}") from None
+        raise WrongArgument(f"task {task}: its annotations cannot be read: {error}") from None
 
 
 def _depends(default: Any, hint: Any) -> bool:

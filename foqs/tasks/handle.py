@@ -8,13 +8,15 @@ from time import monotonic
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from foqs.bounds import LIMITS
-from foqs.client import Failure, FoqsError, ItemState, NotFound, Progress, Result
+from foqs.client import Failure, FoqsError, ItemState, NotFound, OutcomeUnknown, Progress, Result, Unavailable
 from foqs.client.call import single
 from foqs.tasks.arguments import Signature
 from foqs.tasks.clients import Clients
 from foqs.travel import Local
 
 R = TypeVar("R")
+
+_ANSWER_MS = 1_000
 
 
 class TaskFailed(FoqsError):
@@ -52,16 +54,28 @@ class Handle(Local, Generic[R]):
         """Return what the task returned, once it has ended. Raises TaskFailed, and TimeoutError after `timeout` seconds
         (None: no limit)."""
         until = None if timeout is None else monotonic() + timeout
-        while not (found := self._look(_wait_ms(until))).ended:
-            self._check(until, found)
-        return self._value(found)
+        while True:
+            try:
+                found = self._look(_wait_ms(until), until)
+            except (Unavailable, OutcomeUnknown) as error:
+                self._check(until, error.message)
+                raise
+            if found.ended:
+                return self._value(found)
+            self._check(until, f"it is {found.state.name}")
 
     async def aresult(self, timeout: float | None = None) -> R:  # noqa: ASYNC109 - as `result`
         """Like `result`, for coroutines."""
         until = None if timeout is None else monotonic() + timeout
-        while not (found := await self._alook(_wait_ms(until))).ended:
-            self._check(until, found)
-        return self._value(found)
+        while True:
+            try:
+                found = await self._alook(_wait_ms(until), until)
+            except (Unavailable, OutcomeUnknown) as error:
+                self._check(until, error.message)
+                raise
+            if found.ended:
+                return self._value(found)
+            self._check(until, f"it is {found.state.name}")
 
     def state(self) -> ItemState:
         """Return the present state of the item."""
@@ -103,21 +117,21 @@ class Handle(Local, Generic[R]):
 
     # ------------------------------------------------------------------------------------- inside
 
-    def _look(self, wait_ms: int) -> Result:
+    def _look(self, wait_ms: int, until: float | None = None) -> Result:
         try:
-            return self._clients.blocking.get_result(self.id, wait_ms=wait_ms)
+            return self._clients.blocking.get_result(self.id, wait_ms=wait_ms, timeout_ms=_timeout_ms(until))
         except NotFound as error:
             raise self._lost(error) from None
 
-    async def _alook(self, wait_ms: int) -> Result:
+    async def _alook(self, wait_ms: int, until: float | None = None) -> Result:
         try:
-            return await self._clients.of_loop.get_result(self.id, wait_ms=wait_ms)
+            return await self._clients.of_loop.get_result(self.id, wait_ms=wait_ms, timeout_ms=_timeout_ms(until))
         except NotFound as error:
             raise self._lost(error) from None
 
-    def _check(self, until: float | None, found: Result) -> None:
+    def _check(self, until: float | None, why: str) -> None:
         if until is not None and monotonic() >= until:
-            raise TimeoutError(f"the task of item {self.id} has not ended: it is {found.state.name}")
+            raise TimeoutError(f"the task of item {self.id} has not ended: {why}")
 
     def _lost(self, error: NotFound) -> ResultLost:
         return ResultLost(f"{error.message}; a task whose `keep` is not 0 is kept after its end")
@@ -161,6 +175,11 @@ def wait(handles: Iterable[Handle[Any]], timeout: float | None = None) -> Waited
 def _wait_ms(until: float | None) -> int:
     longest_ms = LIMITS.result_wait_max_ms
     return longest_ms if until is None else max(0, min(longest_ms, int((until - monotonic()) * 1000)))
+
+
+def _timeout_ms(until: float | None) -> int | None:
+    """Return how long the answer may take after the wait, where the caller has a limit."""
+    return None if until is None else _ANSWER_MS
 
 
 def _removed(outcomes: list[FoqsError | None]) -> bool:

@@ -114,22 +114,24 @@ class TaskWorker(Local):
         args, kwargs = task.signature.split(named)
         call = Call(task, item, Job(job, threads), args, kwargs)
         try:
-            value = await self._through(self._middleware, call)
+            await self._through(self._middleware, call, job)
         except Exception as error:
             if _rejects(task, error):
                 raise Reject(f"{kind_of(error)}: {text_of(error)}") from error
             raise
-        if value is not None:
-            job.result = task.signature.encode_result(value)
 
-    async def _through(self, middleware: Sequence[Middleware], call: Call) -> Any:
+    async def _through(self, middleware: Sequence[Middleware], call: Call, job: AsyncJob) -> Any:
         """Run the call inside the middleware, the first one outermost."""
         if not middleware:
-            return await self._run(call)
+            value, signature = await self._run(call), call.task.signature
+            if value is not None or not signature.returns_nothing:
+                body = signature.encode_result(value)
+                job.result = None if value is None else body
+            return value
         first, *rest = middleware
         await awaited(first.before(call))
         try:
-            value = await self._through(rest, call)
+            value = await self._through(rest, call, job)
         except BaseException as error:
             await awaited(first.failed(call, error))
             raise

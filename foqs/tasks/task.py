@@ -6,13 +6,14 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import update_wrapper
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, Literal, ParamSpec, TypedDict, TypeVar, Unpack
 from uuid import uuid4
 
 from foqs.client import DedupUntil, Delivery, Duplicate, Invalid, ItemRules, ItemSpec, OnDuplicate, Replaced, RetryRule
+from foqs.client.arguments import check_item
 from foqs.client.handlers import TASK_HEADER
 from foqs.tasks.arguments import Signature
 from foqs.tasks.clients import Clients
@@ -23,15 +24,20 @@ P = ParamSpec("P")
 C = TypeVar("C")
 R = TypeVar("R")
 
+DEFAULT_TOPIC = "default"
+_SWALLOWED = "a dependency has swallowed the exception of its task"
+_KINDS: Mapping[str, type] = {
+    "delay": timedelta, "ttl": timedelta, "keep": timedelta, "unique": str, "unique_until": DedupUntil,
+    "on_duplicate": OnDuplicate, "max_attempts": int, "retry": RetryRule, "at_most_once": bool, "headers": Mapping,
+}  # fmt: skip
 KEPT = timedelta(minutes=10)
 """How long the result of a task that declares one is kept."""
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How a task is enqueued. Of `task` and `options` alike; a value of `options` holds for one enqueue.
+class Options(TypedDict, total=False):
+    """How a task is enqueued, for `@app.task` and `task.options`.
 
-    topic         the topic of its items
+    topic         the topic of its items, default "default"
     priority      lower is more urgent, default 0
     delay         a timedelta before it may run, or
     at            the time from which it may run: a datetime with a time zone
@@ -51,47 +57,57 @@ class Options:
     headers       fixed text pairs
     """
 
-    topic: str = "default"
-    priority: int = 0
-    delay: timedelta | None = None
-    at: datetime | None = None
-    ttl: timedelta | None = None
-    tenant: str | None = None
-    weight: int | None = None
-    throttle: Sequence[str] | None = None
-    unique: str | None = None
-    unique_until: DedupUntil = DedupUntil.DONE
-    on_duplicate: OnDuplicate | None = None
-    max_attempts: int | None = None
-    retry: RetryRule | None = None
-    keep: timedelta | None = None
-    at_most_once: bool = False
-    headers: Mapping[str, str] | None = None
+    topic: str
+    priority: int
+    delay: timedelta | None
+    at: datetime | None
+    ttl: timedelta | None
+    tenant: str | None
+    weight: int | None
+    throttle: Sequence[str] | None
+    unique: str | None
+    unique_until: DedupUntil
+    on_duplicate: OnDuplicate | None
+    max_attempts: int | None
+    retry: RetryRule | None
+    keep: timedelta | None
+    at_most_once: bool
+    headers: Mapping[str, str] | None
 
-    def spec(self, task: str, body: bytes) -> ItemSpec:
-        """Return the item. Raises Invalid for a wrong option."""
-        at: Any = self.at
-        if at is not None and (not isinstance(at, datetime) or at.tzinfo is None):
-            raise Invalid(f"task {task}: at is {at!r}: give a datetime with a time zone")
-        keep_ms = _ms(task, "keep", self.keep)
-        rules = (self.retry, self.max_attempts, keep_ms)
-        return ItemSpec(
-            self.topic,
-            body,
-            priority=self.priority,
-            delay_ms=_ms(task, "delay", self.delay),
-            deliver_after_ms=None if at is None else int(at.timestamp() * 1000),
-            ttl_ms=_ms(task, "ttl", self.ttl),
-            fairness_key=self.tenant,
-            weight=self.weight,
-            throttle_keys=self.throttle,
-            dedup_key=uuid4().hex if self.unique is None else self.unique,
-            dedup_until=None if self.unique is None else self.unique_until,
-            on_duplicate=self.on_duplicate,
-            rules=None if rules == (None, None, None) else ItemRules(self.retry, self.max_attempts, keep_ms=keep_ms),
-            delivery=Delivery.AT_MOST_ONCE if self.at_most_once else Delivery.AT_LEAST_ONCE,
-            headers={**(self.headers or {}), TASK_HEADER: task, "content-type": "application/json"},
-        )
+
+def spec_of(task: str, options: Options, body: bytes) -> ItemSpec:
+    """Return the item of a call. Raises Invalid for a wrong option."""
+    at: Any = options.get("at")
+    if at is not None and (not isinstance(at, datetime) or at.tzinfo is None):
+        raise Invalid(f"task {task}: at is {at!r}: give a datetime with a time zone")
+    for name, kind in _KINDS.items():
+        value = options.get(name)
+        if value is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
+            raise Invalid(f"task {task}: {name} is {value!r}: give a {kind.__name__}")
+    retry, attempts, unique = options.get("retry"), options.get("max_attempts"), options.get("unique")
+    keep_ms = _ms("keep", options)
+    spec = ItemSpec(
+        options.get("topic", DEFAULT_TOPIC),
+        body,
+        priority=options.get("priority", 0),
+        delay_ms=_ms("delay", options),
+        deliver_after_ms=None if at is None else int(at.timestamp() * 1000),
+        ttl_ms=_ms("ttl", options),
+        fairness_key=options.get("tenant"),
+        weight=options.get("weight"),
+        throttle_keys=options.get("throttle"),
+        dedup_key=uuid4().hex if unique is None else unique,
+        dedup_until=None if unique is None else options.get("unique_until", DedupUntil.DONE),
+        on_duplicate=options.get("on_duplicate"),
+        rules=None if (retry, attempts, keep_ms) == (None, None, None) else ItemRules(retry, attempts, keep_ms=keep_ms),
+        delivery=Delivery.AT_MOST_ONCE if options.get("at_most_once") else Delivery.AT_LEAST_ONCE,
+        headers={**(options.get("headers") or {}), TASK_HEADER: task, "content-type": "application/json"},
+    )
+    try:
+        check_item(spec)
+    except Invalid as error:
+        raise Invalid(f"task {task}: {error.message}") from None
+    return spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,15 +141,18 @@ class Task(Generic[P, C, R]):
         self.clients = clients
         self.name = name
         self.function = function
+        check_function(function, name)
         self.is_async = inspect.iscoroutinefunction(function)
         self.signature = Signature(function, name)
         self.time_limit_ms = time_limit_ms
         self.retry_for = retry_for
         self.reject_for = reject_for
-        if options.keep is None and not self.signature.returns_nothing:
-            options = replace(options, keep=KEPT)
-        self.default = options
-        self._inject = _injection(function, name) if self.signature.dependencies else None
+        self._inject: Callable[..., Any] | None = None
+        self._jobs: Sequence[str] = ()
+        if self.signature.dependencies:
+            self._inject, self._jobs = _injection(function, self.signature)
+        self.default = Options()
+        self._set({**options} if self.signature.returns_nothing else {"keep": KEPT, **options})
         update_wrapper(self, function, updated=())
 
     # ------------------------------------------------------------------------------------- enqueue
@@ -153,16 +172,31 @@ class Task(Generic[P, C, R]):
 
     def message(self, *args: P.args, **kwargs: P.kwargs) -> Message[R]:
         """Return a call of the task for `App.enqueue_many`. Raises Invalid as `enqueue`."""
-        return Message(self, self.default.spec(self.name, self.signature.encode(args, kwargs)))
+        return Message(self, spec_of(self.name, self.default, self.signature.encode(args, kwargs)))
 
-    def options(self, **options: Any) -> Task[P, C, R]:
-        """Return the task with other `Options`, for one enqueue or several.
+    def handle(self, item_id: int) -> Handle[R]:
+        """Return the handle of a call by the id of its item, such as one that another process enqueued."""
+        return Handle(self.clients, item_id, self.signature)
+
+    def options(self, **options: Unpack[Options]) -> Task[P, C, R]:
+        """Return the task with other `Options`, for one enqueue or several. Raises Invalid for a wrong one.
 
         >>> send_mail.options(delay=timedelta(minutes=5), tenant="acme").enqueue("ada@example.org")  # doctest: +SKIP
         """
         other = copy(self)
-        other.default = changed(self.default, self.name, options)
+        other._set({**options})
         return other
+
+    def _set(self, changes: dict[str, Any]) -> None:
+        for name in changes:
+            if name not in Options.__annotations__:
+                raise Invalid(
+                    f"task {self.name}: unknown option {name}: there are {', '.join(Options.__annotations__)}"
+                )
+        if "at" in changes or "delay" in changes:  # one of the two replaces the other
+            changes = {"at": None, "delay": None, **changes}
+        self.default = Options(**{**self.default, **changes})  # type: ignore[typeddict-item]
+        spec_of(self.name, self.default, b"")
 
     # ------------------------------------------------------------------------------------- call
 
@@ -173,6 +207,7 @@ class Task(Generic[P, C, R]):
     def call(self, job: Job, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Call the function with its job and its dependencies; a coroutine function gives a coroutine."""
         call = self._inject or self.function
+        kwargs = {**kwargs, **dict.fromkeys(self._jobs, job)}
         if self.signature.job is None:
             return call(*args, **kwargs)
         if self.signature.job_first:
@@ -183,43 +218,47 @@ class Task(Generic[P, C, R]):
         return f"Task({self.name})"
 
 
-def changed(options: Options, task: str, changes: Mapping[str, Any]) -> Options:
-    """Return options with some replaced. Raises Invalid for an unknown name."""
-    for name in changes:
-        if name not in Options.__dataclass_fields__:
-            known = ", ".join(Options.__dataclass_fields__)
-            raise Invalid(f"task {task}: unknown option {name}: there are {known}")
-    if "at" in changes and "delay" not in changes:
-        changes = {**changes, "delay": None}
-    if "delay" in changes and "at" not in changes:
-        changes = {**changes, "at": None}
-    return replace(options, **changes)
+def _ms(name: Literal["delay", "ttl", "keep"], options: Options) -> int | None:
+    duration = options.get(name)
+    return None if duration is None else duration // timedelta(milliseconds=1)
 
 
-def _ms(task: str, name: str, duration: timedelta | None) -> int | None:
-    if duration is None:
-        return None
-    if not isinstance(duration, timedelta):
-        raise Invalid(f"task {task}: {name} is {duration!r}: give a timedelta")
-    return duration // timedelta(milliseconds=1)
+def check_function(function: Any, name: str) -> None:
+    """Raise Invalid if a call of `function` would not do its work."""
+    if inspect.isclass(function) or not callable(function):
+        raise Invalid(f"task {name} is no function")
+    plain = inspect.unwrap(function)
+    if inspect.isgeneratorfunction(plain) or inspect.isasyncgenfunction(plain):
+        raise Invalid(f"task {name} is a generator function, which would never run: remove its `yield`")
+    if inspect.iscoroutinefunction(plain) and not inspect.iscoroutinefunction(function):
+        raise Invalid(f"task {name} is a coroutine function in a plain one: let its decorator return an `async def`")
 
 
-def _injection(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Return `function` with its dependencies filled in, each once in a call, and ended after it."""
+def _injection(function: Callable[..., Any], signature: Signature) -> tuple[Callable[..., Any], Sequence[str]]:
+    """Return `function` with its dependencies filled in, each once in a call, and ended after it. Also the names of the
+    dependencies' parameters that get the job."""
     from fast_depends.core import build_call_model
     from fast_depends.use import global_provider
 
+    name = signature.name
     try:
         model = build_call_model(function, dependency_provider=global_provider)
     except AssertionError as error:
         raise Invalid(f"task {name}: {error}") from None
+    jobs = [one.field_name for one in model.flat_params if one.field_type is Job and one.field_name != signature.job]
+    known = {*signature.parameters.parameters, signature.job, *jobs}
+    for one in model.flat_params:
+        if one.field_name not in known and one.default_value is ...:
+            raise Invalid(f"task {name}: a dependency needs {one.field_name}, which is no parameter of the task")
 
     async def solved_async(*args: Any, **kwargs: Any) -> Any:
         async with AsyncExitStack() as stack:
             return await model.asolve(*args, stack=stack, cache_dependencies={}, **kwargs)
+        raise RuntimeError(_SWALLOWED)
 
     def solved(*args: Any, **kwargs: Any) -> Any:
         with ExitStack() as stack:
             return model.solve(*args, stack=stack, cache_dependencies={}, **kwargs)
+        raise RuntimeError(_SWALLOWED)
 
-    return solved_async if model.is_async else solved
+    return (solved_async if model.is_async else solved), jobs

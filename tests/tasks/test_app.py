@@ -3,7 +3,9 @@
 import asyncio
 import subprocess
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial, wraps
 from pathlib import Path
 
 import pytest
@@ -99,6 +101,17 @@ def test_rules_travel_with_the_item():
         ({"topci": "mail"}, "task task: unknown option topci: there are topic, priority"),
         ({"time_limit": 0}, "time_limit is 0: give 1 ms or more"),
         ({"time_limit": "60"}, "time_limit is '60': give seconds, or a timedelta"),
+        ({"time_limit": float("nan")}, "time_limit is nan: give seconds"),
+        ({"delay": 5}, "task task: delay is 5: give a timedelta"),
+        ({"keep": 5}, "keep is 5: give a timedelta"),
+        ({"at": datetime(2026, 1, 1)}, "give a datetime with a time zone"),  # noqa: DTZ001
+        ({"topic": 3}, "task task: topic is of type int"),
+        ({"max_attempts": "3"}, "max_attempts is '3': give a int"),
+        ({"headers": [1]}, "headers is .*: give a Mapping"),
+        ({"at_most_once": "yes"}, "at_most_once is 'yes': give a bool"),
+        ({"unique_until": "done"}, "unique_until is 'done': give a DedupUntil"),
+        ({"retry_for": [int]}, "retry_for has <class 'int'>: give classes of exceptions"),
+        ({"reject_for": [ValueError("x")]}, "reject_for has ValueError"),
     ],
 )
 def test_a_wrong_option_is_an_error_where_it_is_given(options, why):
@@ -107,16 +120,69 @@ def test_a_wrong_option_is_an_error_where_it_is_given(options, why):
 
 
 @pytest.mark.memory
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ({"delay": 5}, "task task: delay is 5: give a timedelta"),
-        ({"at": datetime(2026, 1, 1)}, "give a datetime with a time zone"),  # noqa: DTZ001
-    ],
-)
-def test_a_wrong_time_is_an_error_of_the_message(options, why):
-    with pytest.raises(Invalid, match=why):
-        declared(**options).message()
+def test_wrong_options_of_an_app_and_a_worker_are_found_at_once():
+    with pytest.raises(Invalid, match="App has no option bogus: there are address, namespace, token"):
+        App(bogus=1)
+    app = App()
+    app.task(name="t")(lambda: None)
+    for topics in ("mail", []):
+        with pytest.raises(Invalid, match="give a list of at least one topic"):
+            app.worker(topics)
+    with pytest.raises(Invalid, match="worker has no option concurency"):
+        app.worker(concurency=1)
+
+
+@pytest.mark.memory
+def test_objects_and_partials_may_be_tasks():
+    class Adds:
+        def __call__(self, a: int, b: int) -> int:
+            return a + b
+
+    app = App()
+    assert app.task(name="object")(Adds())(1, 2) == 3
+    assert app.task(name="partial")(partial(Adds(), 1))(2) == 3
+
+
+@pytest.mark.memory
+def test_dependencies_get_the_job_and_arguments():
+    app = App()
+
+    def attempt(job: Job, a: int) -> str:
+        return f"{job.attempt} {a}"
+
+    def needs(limit: int) -> int:
+        return limit
+
+    @app.task
+    def with_job(a: int, text: str = Depends(attempt)) -> str:
+        return text
+
+    assert with_job(5) == "1 5"
+    with pytest.raises(Invalid, match="a dependency needs limit, which is no parameter of the task"):
+
+        @app.task
+        def lacks(a: int, limited: int = Depends(needs)) -> None: ...
+
+
+@pytest.mark.threads
+def test_a_dependency_cannot_swallow_the_exception():
+    app = App()
+
+    def swallows():
+        with suppress(ValueError):
+            yield 1
+
+    @app.task
+    def plain(one: int = Depends(swallows)) -> None:
+        raise ValueError
+
+    @app.task
+    async def coroutine(one: int = Depends(swallows)) -> None:
+        raise ValueError
+
+    for call in (plain, lambda: asyncio.run(coroutine())):
+        with pytest.raises(RuntimeError, match="a dependency has swallowed the exception"):
+            call()
 
 
 @pytest.mark.memory
@@ -160,8 +226,17 @@ def test_what_cannot_be_a_task_is_refused():
 
     with pytest.raises(Invalid, match="task generator is a generator function"):
         app.task(generator)
+
+    @wraps(resource)
+    def wrapper():
+        return resource()
+
     with pytest.raises(Invalid, match="is no function with a name"):
         app.task(5)
+    with pytest.raises(Invalid, match="task App is no function"):
+        app.task(App)
+    with pytest.raises(Invalid, match="task resource is a coroutine function in a plain one"):
+        app.task(wrapper)
     with pytest.raises(Invalid, match="async dependency"):
 
         @app.task
@@ -245,8 +320,11 @@ async def uses() -> None:
     nothing: None = count.enqueue(3).result()
     plain: int = add(1, b=3)
     awaited: str = await send("ada", subject="hi")
+    again: int = add.handle(7).result()
     later: int = add.options(delay=timedelta(minutes=5)).enqueue(1).result()
     app.enqueue_many([add.message(1), send.message("ada", subject="hi")])
+    add.options(dely=timedelta(1))  # refused
+    add.options(delay=3)  # refused
     add.enqueue("1")  # refused
     add.enqueue()  # refused
     add.enqueue(1, c=3)  # refused
@@ -256,7 +334,7 @@ async def uses() -> None:
     add("1")  # refused
     wrong: str = add.enqueue(1).result()  # refused
     other: int = await (await send.aenqueue("ada", subject="hi")).aresult()  # refused
-    number, text, nothing, plain, awaited, later, wrong, other
+    number, text, nothing, plain, awaited, again, later, wrong, other
 """
 
 

@@ -3,13 +3,14 @@
 import datetime
 import enum
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Literal
 from uuid import UUID
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, computed_field
 
 from foqs import Depends, Job
 from foqs.client import Invalid
@@ -76,8 +77,58 @@ def test_a_parameter_may_have_any_name(pydantic, name):
 def test_a_number_that_json_lacks_is_refused(pydantic, value):
     def task(a: float) -> None: ...
 
-    with pytest.raises(Invalid, match="task t: its arguments are no JSON"):
+    with pytest.raises(Invalid, match=r"task t: .* JSON"):
         Signature(task, "t").encode((value,), {})
+
+
+class Aliased(BaseModel):
+    x: int = Field(alias="X")
+
+
+class Secret(BaseModel):
+    password: SecretStr
+
+
+class Computed(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def y(self) -> int:
+        return 1
+
+
+@pytest.mark.parametrize(
+    ("hint", "value"),
+    [
+        (SecretStr, SecretStr("hidden")),
+        (Secret, Secret(password=SecretStr("hidden"))),
+        (Computed, Computed()),
+        (Iterator[int], iter([1])),
+        (bytes, b"\xff"),
+        (list[float], [float("nan")]),
+    ],
+    ids=["secret", "model", "computed", "iterator", "bytes", "nan"],
+)
+def test_a_value_that_json_does_not_keep_is_refused(hint, value):
+    """At the caller, as an argument, and at the worker, as a result."""
+
+    def task(value): ...
+
+    task.__annotations__ = {"value": hint, "return": hint}
+    signature = Signature(task, "t")
+    with pytest.raises(Invalid, match="task t") as raised:
+        signature.encode((value,), {})
+    assert "hidden" not in raised.value.message
+    with pytest.raises(Invalid, match="task t"):
+        signature.encode_result(value)
+
+
+def test_an_alias_is_kept():
+    def task(value: Aliased) -> Aliased: ...
+
+    signature = Signature(task, "t")
+    assert signature.decode(signature.encode((Aliased(X=1),), {})) == {"value": Aliased(X=1)}
 
 
 def test_a_default_that_was_not_given_is_not_sent(pydantic):
@@ -169,9 +220,16 @@ def test_what_cannot_be_a_task_says_why():
     def positional(a: int, /) -> None: ...
     def unknown(a: "Missing") -> None: ...  # type: ignore[name-defined]  # noqa: F821
 
+    def perhaps(job: Job | None = None) -> None: ...
+    def twice(job: Job, other: Job) -> None: ...
+    def field(a: list[int] = Field(default_factory=list)) -> None: ...  # noqa: B008
+
+    for function, why in ((perhaps, "annotate job with Job alone"), (twice, "keep one"), (field, "is a Field")):
+        with pytest.raises(Invalid, match=f"task t: .*{why}"):
+            Signature(function, "t")
     with pytest.raises(Invalid, match="the parameter a is positional only"):
         Signature(positional, "t")
-    with pytest.raises(Invalid, match=r"annotations of .*unknown cannot be read: name 'Missing' is not defined"):
+    with pytest.raises(Invalid, match="task t: its annotations cannot be read: name 'Missing' is not defined"):
         Signature(unknown, "t")
 
 

@@ -366,6 +366,45 @@ def test_a_worker_in_a_loop_leaves_its_client_open(app):
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("wrong", ["x", None, float("inf")])
+def test_a_wrong_result_fails_the_run_and_middleware_sees_it(app, start, wrong):
+    seen = []
+
+    class Notes(Middleware):
+        def after(self, call, result):
+            seen.append("after")
+
+        def failed(self, call, error):
+            seen.append(type(error).__name__)
+
+    app.middleware.append(Notes())
+
+    @app.task(max_attempts=1)
+    async def task() -> int:
+        return wrong
+
+    start(app)
+    with pytest.raises(TaskFailed, match="WrongArgument: task task: result"):
+        task.enqueue().result(LATER)
+    assert seen == ["WrongArgument"]
+
+
+def test_a_result_has_its_time_while_the_host_is_away(app, server):
+    @app.task
+    def task() -> int:
+        return 1
+
+    handle = task.enqueue()
+    server.kill()
+    began = time.monotonic()
+    with pytest.raises(TimeoutError):
+        handle.result(0.5)
+    assert wait([handle], 0.2).not_done == [handle]
+    assert time.monotonic() - began < LATER / 2
+    server.start()
+    assert handle.state() == ItemState.READY
+
+
 def test_an_exit_or_a_stop_iteration_of_a_task_fails_it(app, start):
     errors = iter([SystemExit(3), StopIteration(), KeyboardInterrupt(), None])
 

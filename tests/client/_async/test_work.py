@@ -233,7 +233,7 @@ async def test_a_cancelled_run_ends_the_worker_first(peer, client_of):
     with pytest.raises(asyncio.CancelledError):
         await task
     assert worker.counts.released == 3
-    assert all(item.lease == 0 for item in peer.items.values())
+    await eventually(lambda: all(item.lease == 0 for item in peer.items.values()))
     assert signal.getsignal(signal.SIGTERM) is before
 
 
@@ -253,7 +253,8 @@ async def test_a_cancelled_exit_ends_the_worker_first(peer, client_of):
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert (worker.counts.released, peer.items[1].lease) == (1, 0)
+    assert worker.counts.released == 1
+    await eventually(lambda: peer.items[1].lease == 0)  # a request that the stop cancelled may have got it
 
 
 async def test_a_handler_that_hung_leaves_no_task(peer, client_of, gate):

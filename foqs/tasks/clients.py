@@ -11,8 +11,10 @@ from typing import Any
 from uuid import uuid4
 from weakref import WeakKeyDictionary
 
-from foqs.client import AsyncClient, Client, FoqsError, ItemSpec, Unavailable
-from foqs.client.call import single
+from foqs.client import AsyncClient, Client, FoqsError, ItemSpec
+from foqs.client.arguments import duration
+from foqs.client.call import AGAIN, single
+from foqs.second_answer import KEYED, judge, last_word
 
 SLICE_MS = 2_000
 """If a random key has no host for this time, the enqueue is sent with another key."""
@@ -26,7 +28,9 @@ class Clients:
         self.address = address
         self.namespace = namespace
         self.options = options
-        self._timeout_s = options.get("timeout_ms", 30_000) / 1000
+        timeout_ms = options.get("timeout_ms", 30_000)
+        duration(1)("timeout_ms", timeout_ms)
+        self._timeout_s = timeout_ms / 1000
         self._client: Client | None = None
         self._of_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncClient] = WeakKeyDictionary()
         self._lock = Lock()
@@ -51,23 +55,17 @@ class Clients:
     def enqueue(self, spec: ItemSpec) -> int:
         """Store one item with a `dedup_key`, and return its id. A request whose reply was lost is repeated with the
         key. A random key (without `dedup_until`) is replaced if its host is away: other hosts may be there."""
-        until = monotonic() + self._timeout_s
-        while True:
-            outcomes = self.blocking.enqueue_many([spec], timeout_ms=_slice_ms(spec, until))
-            again = _again(spec, outcomes, until)
-            if again is None:
-                return single(outcomes)
-            spec = again
+        storing = _Storing(spec, self._timeout_s)
+        while storing.more:
+            storing.take(self.blocking.enqueue_many([storing.spec], timeout_ms=storing.timeout_ms))
+        return single([storing.outcome])
 
     async def aenqueue(self, spec: ItemSpec) -> int:
         """Like `enqueue`, for coroutines."""
-        until = monotonic() + self._timeout_s
-        while True:
-            outcomes = await self.of_loop.enqueue_many([spec], timeout_ms=_slice_ms(spec, until))
-            again = _again(spec, outcomes, until)
-            if again is None:
-                return single(outcomes)
-            spec = again
+        storing = _Storing(spec, self._timeout_s)
+        while storing.more:
+            storing.take(await self.of_loop.enqueue_many([storing.spec], timeout_ms=storing.timeout_ms))
+        return single([storing.outcome])
 
     def close(self) -> None:
         """Close the blocking client."""
@@ -83,16 +81,33 @@ class Clients:
             await client.close()
 
 
-def _slice_ms(spec: ItemSpec, until: float) -> int:
-    left_ms = max(1, int((until - monotonic()) * 1000))
-    return left_ms if spec.dedup_until is not None else min(left_ms, SLICE_MS)
+class _Storing:
+    """The requests that store one item. `spec` is what to send next, while there is `more` to do.
 
+    A random key is replaced after an error that leaves no doubt. Once a request may have stored the item, the key
+    stays: another key would store a second item."""
 
-def _again(spec: ItemSpec, outcomes: Sequence[int | FoqsError], until: float) -> ItemSpec | None:
-    """Return what to send after these outcomes of one item; None if they are final."""
-    (outcome,) = outcomes
-    if not isinstance(outcome, FoqsError) or spec.dedup_until is not None or monotonic() >= until:
-        return None
-    if not outcome.outcome_known:
-        return spec
-    return replace(spec, dedup_key=uuid4().hex) if isinstance(outcome, Unavailable) else None
+    def __init__(self, spec: ItemSpec, timeout_s: float) -> None:
+        self.spec = spec
+        self.more = True
+        self.outcome: int | FoqsError = 0
+        self._until = monotonic() + timeout_s
+        self._keeps = spec.dedup_until is not None
+        self._doubtful = False
+
+    @property
+    def timeout_ms(self) -> int:
+        left_ms = max(1, int((self._until - monotonic()) * 1000))
+        return left_ms if self._keeps else min(left_ms, SLICE_MS)
+
+    def take(self, outcomes: Sequence[int | FoqsError]) -> None:
+        (outcome,) = outcomes
+        if isinstance(outcome, FoqsError):
+            self.outcome = last_word(KEYED, outcome, self._doubtful)
+            self._doubtful = self._doubtful or not outcome.outcome_known
+            self.more = judge(KEYED, outcome, self._doubtful) in AGAIN and monotonic() < self._until
+            if not (self._keeps or self._doubtful):
+                self.spec = replace(self.spec, dedup_key=uuid4().hex)
+            self._keeps = self._keeps or self._doubtful
+        else:
+            self.outcome, self.more = outcome, False

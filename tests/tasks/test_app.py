@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from foqs import App, Depends, Job
-from foqs.client import DedupUntil, Delivery, Invalid, RetryKind, RetryRule
+from foqs.client import DedupUntil, Delivery, Invalid, OutcomeUnknown, RetryKind, RetryRule
 from tests.client.peer import LATER, Act, refused, script
 
 ROOT = Path(__file__).parent.parent.parent
@@ -121,6 +121,8 @@ def test_a_wrong_option_is_an_error_where_it_is_given(options, why):
 
 @pytest.mark.memory
 def test_wrong_options_of_an_app_and_a_worker_are_found_at_once():
+    with pytest.raises(Invalid, match="timeout_ms"):
+        App(timeout_ms="x")
     with pytest.raises(Invalid, match="App has no option bogus: there are address, namespace, token"):
         App(bogus=1)
     app = App()
@@ -278,6 +280,23 @@ def test_a_key_without_a_host_is_replaced(new_peer, monkeypatch, unique):
         app.task(name="t")(lambda: None).options(unique=unique).enqueue()
     keys = {item.dedup_key for request in peer.named("Enqueue") for item in request.items}
     assert (len(keys) > 1) == (unique is None)
+
+
+@pytest.mark.threads
+def test_a_key_in_doubt_is_not_replaced(new_peer, monkeypatch):
+    """The first request has stored the task, and its reply was lost; then the host is away for a while."""
+    monkeypatch.setattr("foqs.tasks.clients.SLICE_MS", 50)
+    peer = new_peer(script("Enqueue", Act.CLOSE_AFTER, *[refused(5)] * 9))
+    with App(peer.address, routing=False) as app:
+        app.task(name="t")(lambda: None).enqueue()
+    assert len(peer.items) == 1
+
+
+@pytest.mark.threads
+def test_a_doubt_that_stays_is_an_unknown_outcome(new_peer):
+    peer = new_peer(script("Enqueue", Act.CLOSE_AFTER, *[refused(5)] * 999))
+    with App(peer.address, routing=False, timeout_ms=300) as app, pytest.raises(OutcomeUnknown):
+        app.task(name="t")(lambda: None).enqueue()
 
 
 @pytest.mark.threads

@@ -10,7 +10,7 @@ from time import monotonic
 from typing import Any, Protocol
 
 from foqs.client._async.waits import AWAITS, Event, Lock
-from foqs.client.guard import check_returned
+from foqs.client.guard import check_returned, is_a
 from foqs.client.handlers import (
     TASK_HEADER,
     Returned,
@@ -24,6 +24,8 @@ from foqs.client.handlers import (
     reason_argument,
 )
 from foqs.client.items import Delivery, Extension, Item, Nack, Progress, check_result
+from foqs.errors import Invalid
+from foqs.rows import LOG_BYTES
 from foqs.travel import Local
 
 _closing = Lock()
@@ -145,7 +147,9 @@ class AsyncJob(Local):
         self._checkpoint = state
 
     def log(self, text: str) -> None:
-        """Add a line to the item's log, of which the last 8 KiB stay."""
+        """Add a line to the item's log, of which the last 8 KiB stay. Raises Invalid for a longer line."""
+        if is_a(text, str) and len(text.encode("utf-8", "replace")) >= LOG_BYTES:
+            raise Invalid(f"a line of log has more than {LOG_BYTES - 1} bytes")
         self._say(self.held, Extension(self.held.id, self.held.lease, log=[text]))
 
     def release(self) -> None:

@@ -23,10 +23,11 @@ from foqs.client._sync.waits import (
     renew_after_fork,
     run_to_end,
 )
-from foqs.client.guard import SafeLog
+from foqs.client.guard import SafeLog, is_a
 from foqs.client.items import Extension, Item
 from foqs.client.per_worker import Share
-from foqs.errors import FoqsError, NotFound, StaleLease
+from foqs.errors import FoqsError, Invalid, NotFound, StaleLease
+from foqs.rows import LOG_BYTES
 
 log = SafeLog()
 
@@ -315,9 +316,11 @@ class _Asked:
 
     def answered(self, error: FoqsError | None, lease_s: float) -> None:
         held, now = self.held, monotonic()
-        if error is not None and self._said is not None:
+        if error is not None and not is_a(error, Invalid) and self._said is not None:
             held.said = self._said if held.said is None else _joined(self._said, held.said)
             held.say_at = now + lease_s * RETRY_AFTER
+        if is_a(error, Invalid) and self._said is not None:
+            log.warning("the server refused a checkpoint, progress or log of %s: %s", held, error)
         if self._extends and error is None:
             _extended(held, self._asked, self._sent, lease_s)
         elif self._extends and error is not None:
@@ -326,12 +329,20 @@ class _Asked:
 
 def _joined(said: Extension, later: Extension) -> Extension:
     """Return what a handler said at two times as one."""
+    lines = [*(said.log or ()), *(later.log or ())]
+    size = sum(map(_line_bytes, lines))
+    while size > LOG_BYTES:  # the last ones stay, at the server as well
+        size -= _line_bytes(lines.pop(0))
     return replace(
         said,
         checkpoint=said.checkpoint if later.checkpoint is None else later.checkpoint,
         progress=later.progress or said.progress,
-        log=[*(said.log or ()), *(later.log or ())] or None,
+        log=lines or None,
     )
+
+
+def _line_bytes(line: str) -> int:
+    return len(line.encode()) + 1
 
 
 def _due(held: Held, now: float) -> bool:
@@ -401,7 +412,7 @@ class Extender:
             self._change.notify()
 
     def _failed(self, error: BaseException) -> None:
-        """End the workers that hold leases: nothing extends them any more."""
+        """End the workers that hold leases: their extensions have ended."""
         with self._change:
             watched, self._watched, self._extending.running = self._watched, set(), False
         for leases in watched:

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from foqs.client import AckPolicy, Backoff, Invalid, Reject, Retry
+from foqs.client import AckPolicy, Backoff, Invalid, ItemRules, Reject, Retry
 from foqs.client._async.waits import Event
 from foqs.idl import idl
 from tests.client._async.helpers import eventually
@@ -110,6 +110,23 @@ async def test_words_that_were_not_taken_are_said_again(new_peer, client_of, wor
     assert ["a"] in taken
 
 
+async def test_a_long_log_keeps_its_end(client, server: Server, work):
+    """The server refuses more than it keeps, and the checkpoint with it."""
+
+    async def handle(item, job):
+        if job.attempt == 1:
+            job.checkpoint(b"1")
+            for n in range(5_000):
+                job.log(f"line {n}")
+            raise ValueError
+        job.result = job.last_checkpoint
+
+    item_id = await client.enqueue("t", b"x", rules=ItemRules(keep_ms=60_000))
+    await work(client, handle)
+    ended = await client.get_result(item_id, wait_ms=30_000)
+    assert (ended.result, ended.log[-1]) == (b"1", "line 4999")
+
+
 async def test_no_word_follows_a_lost_lease(peer, client_of, work):
     async def handle(item, job):
         peer.take_over(item.id)
@@ -135,10 +152,21 @@ async def test_no_word_follows_a_lost_lease(peer, client_of, work):
         lambda job: job.checkpoint("text"),
         lambda job: job.checkpoint(b"x" * 70_000),
         lambda job: job.log(b"bytes"),
+        lambda job: job.log("é" * 4_096),
         lambda job: setattr(job, "result", "text"),
         lambda job: setattr(job, "result", b"x" * 70_000),
     ],
-    ids=["below 0", "no number", "long text", "no bytes", "long checkpoint", "no text", "text result", "long result"],
+    ids=[
+        "below 0",
+        "no number",
+        "long text",
+        "no bytes",
+        "long checkpoint",
+        "no text",
+        "long line",
+        "text result",
+        "long result",
+    ],
 )
 async def test_wrong_words_are_an_error_of_the_handler(peer, client_of, work, say):
     caught = []

@@ -121,16 +121,16 @@ async def test_leases_are_extended_for_running_and_waiting_items(peer, client_of
 async def test_a_lost_lease_reaches_the_handler_and_is_not_acked(peer, client_of, work):
     client = await client_of(peer)
     await enqueue(client, 1)
-    told = Event()
+    noticed = Event()
 
     class Handler:
         async def handle(self, item, job):
             peer.take_over(item.id)
             assert await job.lease_lost.wait(LATER)
-            told.set()
+            noticed.set()
 
     worker = await work(client, Handler(), lease_ms=2_000)
-    assert await told.wait(LATER)
+    assert await noticed.wait(LATER)
     await eventually(lambda: worker.counts.lost == 1)
     assert peer.named("Ack") == []
 

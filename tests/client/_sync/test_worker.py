@@ -120,16 +120,16 @@ def test_leases_are_extended_for_running_and_waiting_items(peer, client_of, work
 def test_a_lost_lease_reaches_the_handler_and_is_not_acked(peer, client_of, work):
     client = client_of(peer)
     enqueue(client, 1)
-    told = Event()
+    noticed = Event()
 
     class Handler:
         def handle(self, item, job):
             peer.take_over(item.id)
             assert job.lease_lost.wait(LATER)
-            told.set()
+            noticed.set()
 
     worker = work(client, Handler(), lease_ms=2_000)
-    assert told.wait(LATER)
+    assert noticed.wait(LATER)
     eventually(lambda: worker.counts.lost == 1)
     assert peer.named("Ack") == []
 

@@ -3,9 +3,9 @@
 from foqs.tasks.app import App
 from foqs.tasks.handle import Handle, ResultLost, TaskFailed, Waited, wait
 from foqs.tasks.job import Job
-from foqs.tasks.middleware import Call, Middleware
+from foqs.tasks.middleware import Middleware
 from foqs.tasks.runner import TaskWorker
-from foqs.tasks.task import Message, Options, Task
+from foqs.tasks.task import Call, Message, Options, Task
 
 __all__ = [
     "App",

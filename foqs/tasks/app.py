@@ -7,21 +7,25 @@ import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from math import isfinite
-from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack, overload
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, Unpack, cast, overload
 
 from foqs.bounds import DEFAULT_ADDRESS
 from foqs.client import AsyncClient, AsyncWorker, Client, FoqsError, Invalid
+from foqs.client.arguments import MOST_HELD
 from foqs.tasks.clients import Clients
 from foqs.tasks.handle import Handle
 from foqs.tasks.job import Job
 from foqs.tasks.middleware import Middleware
+from foqs.tasks.periodic import declared
 from foqs.tasks.runner import TaskWorker
-from foqs.tasks.task import DEFAULT_TOPIC, Message, Options, Task
+from foqs.tasks.task import DEFAULT_TOPIC, Batch, Call, Message, Options, Task
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _MS = timedelta(milliseconds=1)
+MOST_BATCH = MOST_HELD // 2
+"""A worker holds a second batch while it runs one."""
 
 
 class App:
@@ -43,6 +47,7 @@ class App:
 
     def __init__(self, address: str = DEFAULT_ADDRESS, namespace: str = "default", **options: Any) -> None:
         self.tasks: dict[str, Task[Any, Any, Any]] = {}
+        self.schedules: dict[str, dict[str, Any]] = {}
         self.middleware: list[Middleware] = []
         _check_names("App", Client, options)
         self._clients = Clients(address, namespace, options)
@@ -77,6 +82,31 @@ class App:
         reject_for: Sequence[type[BaseException]] = (),
         **options: Unpack[Options],
     ) -> Decorator: ...
+    @overload
+    def task(
+        self,
+        *,
+        batch: int,
+        batch_wait: float | timedelta = ...,
+        arguments: Callable[P, object],
+        name: str | None = None,
+        time_limit: float | timedelta | None = None,
+        retry_for: Sequence[type[BaseException]] = (),
+        reject_for: Sequence[type[BaseException]] = (),
+        **options: Unpack[Options],
+    ) -> BatchDecorator[P]: ...
+    @overload
+    def task(
+        self,
+        *,
+        batch: int,
+        batch_wait: float | timedelta = ...,
+        name: str | None = None,
+        time_limit: float | timedelta | None = None,
+        retry_for: Sequence[type[BaseException]] = (),
+        reject_for: Sequence[type[BaseException]] = (),
+        **options: Unpack[Options],
+    ) -> BatchDecorator[...]: ...
     def task(
         self,
         function: Any = None,
@@ -85,6 +115,9 @@ class App:
         time_limit: float | timedelta | None = None,
         retry_for: Sequence[type[BaseException]] = (),
         reject_for: Sequence[type[BaseException]] = (),
+        batch: int | None = None,
+        batch_wait: float | timedelta = 0.2,
+        arguments: Callable[..., object] | None = None,
         **options: Any,
     ) -> Any:
         """Register a function as a task: `@app.task`, or with options: `@app.task(topic="mail")`.
@@ -94,6 +127,11 @@ class App:
                     thread's job is set; the attempt has failed
         retry_for   exceptions after which the task is tried again; any other one rejects it. Default: all
         reject_for  exceptions that reject the task: it is a dead letter at once
+        batch       the function takes a `list[Call]` of up to this many calls, and returns None, or a list with the
+                    result of each. `call.fail(error)` fails one call alone; an exception fails all. The task has a
+                    topic of its own, of which a worker runs one batch at a time
+        batch_wait  seconds, or a timedelta, that a batch waits for more calls after its first one
+        arguments   of a batch: a function or a class, such as a dataclass, with the parameters of a call; default: any
         options     see `Options`
 
         A parameter that is annotated with `Job` gets the job; as the first one, type checkers know it. Raises Invalid
@@ -101,26 +139,78 @@ class App:
         """
 
         def register(function: Callable[..., Any]) -> Task[Any, Any, Any]:
+            if isinstance(function, Task):
+                raise Invalid(
+                    f"task {function.name} is a task already: put other decorators of the App above @app.task"
+                )
             known = name or getattr(function, "__name__", "")
             if not known or not isinstance(known, str):
                 raise Invalid(f"{function!r} is no function with a name: give @app.task a name")
             given: Any = options
             made: Task[Any, Any, Any] = Task(
-                self._clients, function, known, given, time_limit_ms=_limit_ms(known, time_limit),
+                self._clients, function, known, given,
+                time_limit_ms=None if time_limit is None else _limit_ms(known, "time_limit", time_limit, 1),
                 retry_for=_exceptions(known, "retry_for", retry_for),
                 reject_for=_exceptions(known, "reject_for", reject_for),
+                batch=_batch(known, batch, batch_wait, arguments),
             )  # fmt: skip
             self._add(made)
             return made
 
         return register if function is None else register(function)
 
+    def periodic(
+        self,
+        cron: str,
+        *,
+        name: str | None = None,
+        timezone: str = "UTC",
+        catch_up: Literal["none", "last", "all"] = "last",
+        overlap: Literal["allow", "skip"] = "allow",
+        jitter: timedelta | None = None,
+    ) -> Decorator:
+        """Have the service enqueue a task at set times, without arguments. Decorates a function, or a task: put it
+        above `@app.task`.
+
+        >>> app = App()
+        >>> @app.periodic("*/5 * * * *", timezone="Europe/Berlin")
+        ... def refresh() -> None: ...
+
+        cron      five fields (minute, hour, day, month, weekday), six that begin with the second, or "@every 10s"
+        name      of the schedule, which `foqs schedule` takes; default: the name of the task
+        timezone  the fields are in this time zone
+        catch_up  which times fire after an outage: none, the last one, or all of a day
+        overlap   "skip": a time does not fire while the item of the last one is live
+        jitter    each item is delayed by up to this time
+
+        A worker writes the schedule when it starts, if its token may, and `foqs schedule apply` does it for a whole
+        deployment. The service fires it then, also while no worker runs. A schedule that is no longer declared stays
+        until `foqs schedule remove`.
+
+        Raises Invalid for a name that is taken, a task that needs arguments, and one whose options schedules do not
+        have, such as `unique`. The service checks `cron` and `timezone`.
+        """
+
+        def register(function: Any) -> Task[Any, Any, Any]:
+            task = function if isinstance(function, Task) else self.task(function)
+            fields = declared(task, cron, timezone=timezone, catch_up=catch_up, overlap=overlap, jitter=jitter)
+            self._schedule(name or task.name, fields)
+            return task
+
+        return cast(Decorator, register)
+
     def include(self, other: App) -> None:
-        """Take the tasks of another App: they are enqueued by this one from now on. Raises Invalid for a name that is
-        taken."""
+        """Take the tasks and schedules of another App: they are enqueued by this one from now on. Raises Invalid for a
+        name that is taken."""
         for task in other.tasks.values():
             self._add(task)
             task.clients = self._clients
+        for name, fields in other.schedules.items():
+            self._schedule(name, fields)
+
+    def _schedule(self, name: str, fields: dict[str, Any]) -> None:
+        if self.schedules.setdefault(name, fields) is not fields:
+            raise Invalid(f"there is a schedule {name} already: give one of the two another name")
 
     def _add(self, task: Task[Any, Any, Any]) -> None:
         if self.tasks.setdefault(task.name, task) is not task:
@@ -143,7 +233,9 @@ class App:
         named = topics or sorted({task.default.get("topic", DEFAULT_TOPIC) for task in self.tasks.values()})
         if not named:
             raise Invalid("the App has no tasks: import the modules that declare them before the worker is made")
-        return TaskWorker(self._clients, self.tasks, self.middleware, named, concurrency=concurrency, options=options)
+        return TaskWorker(
+            self._clients, self.tasks, self.middleware, self.schedules, named, concurrency=concurrency, options=options
+        )
 
     # ------------------------------------------------------------------------------------- enqueue
 
@@ -195,7 +287,7 @@ class App:
 
 
 class Decorator:
-    """What `@app.task(...)` is, for type checkers."""
+    """What `@app.task(...)` and `@app.periodic(...)` are, for type checkers."""
 
     @overload
     def __call__(self, function: Callable[Concatenate[Job, P], Awaitable[R]], /) -> Task[P, Awaitable[R], R]: ...
@@ -209,17 +301,44 @@ class Decorator:
         raise NotImplementedError
 
 
-def _limit_ms(task: str, limit: float | timedelta | None) -> int | None:
-    if limit is None:
-        return None
+class BatchDecorator(Generic[P]):
+    """What `@app.task(batch=...)` is, for type checkers."""
+
+    @overload
+    def __call__(self, function: Callable[[list[Call]], Awaitable[None]], /) -> Task[P, Awaitable[None], None]: ...
+    @overload
+    def __call__(self, function: Callable[[list[Call]], Awaitable[list[R]]], /) -> Task[P, Awaitable[R], R]: ...
+    @overload
+    def __call__(self, function: Callable[[list[Call]], None], /) -> Task[P, None, None]: ...
+    @overload
+    def __call__(self, function: Callable[[list[Call]], list[R]], /) -> Task[P, R, R]: ...
+    def __call__(self, function: Any, /) -> Any:
+        raise NotImplementedError
+
+
+def _limit_ms(task: str, name: str, limit: float | timedelta, least: int) -> int:
     if isinstance(limit, bool) or not isinstance(limit, int | float | timedelta):
-        raise Invalid(f"task {task}: time_limit is {limit!r}: give seconds, or a timedelta")
+        raise Invalid(f"task {task}: {name} is {limit!r}: give seconds, or a timedelta")
     if isinstance(limit, float) and not isfinite(limit):
-        raise Invalid(f"task {task}: time_limit is {limit!r}: give seconds, or None")
+        raise Invalid(f"task {task}: {name} is {limit!r}: give seconds, or None")
     limit_ms = limit // _MS if isinstance(limit, timedelta) else int(limit * 1000)
-    if limit_ms < 1:
-        raise Invalid(f"task {task}: time_limit is {limit!r}: give 1 ms or more, or None")
+    if limit_ms < least:
+        raise Invalid(f"task {task}: {name} is {limit!r}: give {least} ms or more")
     return limit_ms
+
+
+def _batch(task: str, size: Any, wait: float | timedelta, arguments: Callable[..., Any] | None) -> Batch | None:
+    if size is None:
+        if arguments is not None:
+            raise Invalid(f"task {task}: `arguments` is for a batch: give batch=")
+        return None
+    if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MOST_BATCH:
+        raise Invalid(f"task {task}: batch is {size!r}: give 1 to {MOST_BATCH} calls")
+    if arguments is not None and not callable(arguments):
+        raise Invalid(
+            f"task {task}: arguments is {arguments!r}: give a function or a class with the parameters of a call"
+        )
+    return Batch(size, _limit_ms(task, "batch_wait", wait, 0), arguments)
 
 
 def _exceptions(task: str, name: str, kinds: Any) -> tuple[type[BaseException], ...]:

@@ -18,17 +18,20 @@ from foqs.client.guard import kind_of
 from foqs.client.handlers import WrongArgument
 from foqs.tasks.job import Job
 
+_NONE = b'{"args":[],"kwargs":{}}'
+_OWN = object()
 _SHOWN = 5
 """Errors of one call that are named."""
 
 
 class Signature:
     """What a function takes and returns, as a task. `dependencies` has the names of parameters that `Depends` fills;
-    `job` is the name of the parameter that gets the job, None without one; `job_first`: no other precedes it.
+    `job` is the name of the parameter that gets the job, None without one; `job_first`: no other precedes it. `returns`
+    is in place of the function's own annotation.
 
     Raises WrongArgument for a parameter without a name, and for annotations that cannot be read."""
 
-    def __init__(self, function: Callable[..., Any], name: str) -> None:
+    def __init__(self, function: Callable[..., Any], name: str, *, returns: Any = _OWN) -> None:
         self.name = name
         given = inspect.signature(function)
         hints = _hints(function, name)
@@ -56,7 +59,7 @@ class Signature:
                 kept.append(parameter.replace(annotation=hint))
         self.parameters = given.replace(parameters=kept)
         self._rest = next((one.name for one in kept if one.kind is one.VAR_POSITIONAL), None)
-        self.returns = hints.get("return", given.return_annotation)
+        self.returns = hints.get("return", given.return_annotation) if returns is _OWN else returns
 
     @property
     def returns_nothing(self) -> bool:
@@ -66,7 +69,7 @@ class Signature:
 
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
         """Return the body of an item. Raises WrongArgument, which names the task and the parameter."""
-        bound = self._bound(args, kwargs)
+        bound = self.bind(args, kwargs)
         if self._arguments is not None:
             bound = self._checked(lambda: _dumped(self._arguments, bound))
         rest, named = self.split(bound)
@@ -76,9 +79,10 @@ class Signature:
             raise WrongArgument(f"task {self.name}: its arguments are no JSON: {error}") from None
 
     def decode(self, body: bytes) -> dict[str, Any]:
-        """Return the arguments by name. Raises WrongArgument if they do not fit the task."""
+        """Return the arguments by name: none for an empty body, such as that of a schedule's item. Raises WrongArgument
+        if they do not fit the task."""
         try:
-            found = json.loads(body)
+            found = json.loads(body or _NONE)
             args, kwargs = found["args"], found["kwargs"]
             if not isinstance(args, list) or not isinstance(kwargs, dict):
                 raise TypeError("args is no list, or kwargs no object")
@@ -86,10 +90,27 @@ class Signature:
             raise WrongArgument(
                 f'task {self.name}: the payload is not the JSON {{"args": [], "kwargs": {{}}}}: {kind_of(error)}'
             ) from None
-        bound = self._bound(tuple(args), kwargs)
+        bound = self.bind(tuple(args), kwargs)
         if self._arguments is not None:
             bound = self._checked(lambda: self._arguments.validate_python(bound))
         return bound
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the given arguments by name, as they are. Raises WrongArgument if they do not fit."""
+        try:
+            found = self.parameters.bind(*args, **kwargs)
+        except TypeError as error:
+            raise WrongArgument(f"task {self.name}{self.parameters}: {error}") from None
+        if self._rest is not None:
+            found.apply_defaults()
+        flat: dict[str, Any] = {}
+        for name, value in found.arguments.items():
+            kind = self.parameters.parameters[name].kind
+            if kind is inspect.Parameter.VAR_KEYWORD:
+                flat.update(value)
+            else:
+                flat[name] = list(value) if kind is inspect.Parameter.VAR_POSITIONAL else value
+        return flat
 
     def split(self, bound: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Return arguments by name as a call takes them: by name, but for a function with `*args`."""
@@ -118,22 +139,6 @@ class Signature:
         return json.loads(body) if self._result is None else self._checked(lambda: self._result.validate_json(body))
 
     # ------------------------------------------------------------------------------------- inside
-
-    def _bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        try:
-            found = self.parameters.bind(*args, **kwargs)
-        except TypeError as error:
-            raise WrongArgument(f"task {self.name}{self.parameters}: {error}") from None
-        if self._rest is not None:
-            found.apply_defaults()
-        flat: dict[str, Any] = {}
-        for name, value in found.arguments.items():
-            kind = self.parameters.parameters[name].kind
-            if kind is inspect.Parameter.VAR_KEYWORD:
-                flat.update(value)
-            else:
-                flat[name] = list(value) if kind is inspect.Parameter.VAR_POSITIONAL else value
-        return flat
 
     @cached_property
     def _arguments(self) -> Any:
@@ -206,9 +211,12 @@ def _json(value: Any) -> bytes:
 def _hints(function: Any, task: str) -> dict[str, Any]:
     while isinstance(function, functools.partial):
         function = function.func
-    if not inspect.isroutine(function):
-        function = type(function).__call__
     try:
+        if inspect.isclass(function):
+            made = typing.get_type_hints(function.__init__, include_extras=True)
+            return {**typing.get_type_hints(function, include_extras=True), **made}
+        if not inspect.isroutine(function):
+            function = type(function).__call__
         return typing.get_type_hints(function, include_extras=True)
     except (NameError, TypeError, AttributeError) as error:
         raise WrongArgument(f"task {task}: its annotations cannot be read: {error}") from None

@@ -3,24 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass, field
 from typing import Any
 
-from foqs.client import Item
-from foqs.tasks.job import Job
-from foqs.tasks.task import Task
-
-
-@dataclass(slots=True)
-class Call:
-    """One run of a task. `kwargs` may be changed by `before`; `state` is for middleware to keep values in."""
-
-    task: Task[Any, Any, Any]
-    item: Item
-    job: Job
-    args: list[Any]
-    kwargs: dict[str, Any]
-    state: dict[str, Any] = field(default_factory=dict)
+from foqs.tasks.task import Call
 
 
 class Middleware:

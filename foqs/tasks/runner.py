@@ -13,20 +13,25 @@ from queue import SimpleQueue
 from time import monotonic
 from typing import Any
 
-from foqs.client import AsyncJob, AsyncWorker, FoqsError, Item, Reject, Retry
+from foqs.client import AsyncJob, AsyncWorker, FoqsError, Forbidden, Invalid, Item, Reject, Retry, Unauthenticated
+from foqs.client._async.worker import run_together
 from foqs.client.guard import SafeLog, check_returned, kind_of, text_of
 from foqs.client.handlers import TASK_HEADER, WrongArgument
 from foqs.client.unread import raisable
+from foqs.tasks.batches import Gathering
 from foqs.tasks.clients import Clients
 from foqs.tasks.job import Job
-from foqs.tasks.middleware import Call, Middleware, awaited
-from foqs.tasks.task import Task
+from foqs.tasks.middleware import Middleware, awaited
+from foqs.tasks.periodic import apply
+from foqs.tasks.task import DEFAULT_TOPIC, Batch, Call, Task
 from foqs.travel import Local, bare
 
 log = SafeLog()
 
 _HELD_FOR = timedelta(seconds=30)
 """An item that no task takes comes again after this time, in a topic without dead letters."""
+_APPLY_AGAIN_S = 5.0
+_BY_COMMAND = "`foqs schedule apply MODULE:APP` does it with a token that may"
 _POLICY_S = 60.0
 """How long the answer to whether a topic has dead letters is believed."""
 
@@ -47,6 +52,7 @@ class TaskWorker(Local):
         clients: Clients,
         tasks: Mapping[str, Task[Any, Any, Any]],
         middleware: Sequence[Middleware],
+        schedules: Mapping[str, Mapping[str, Any]],
         topics: Sequence[str],
         *,
         concurrency: int,
@@ -56,13 +62,16 @@ class TaskWorker(Local):
         self._clients = clients
         self._tasks = tasks
         self._middleware = middleware
+        self._schedules = schedules
         self._concurrency = concurrency
+        self._batches = _batches(tasks, topics)
         self._options = options
         self._threads = Threads()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended = False
         self._dead: dict[str, tuple[bool, float]] = {}
-        self._worker: AsyncWorker | None = None
+        self._gatherings: dict[str, Gathering] = {}
+        self._workers: list[AsyncWorker] = []
 
     def run(self) -> None:
         """Run tasks in an event loop of its own, that of uvloop where it is installed."""
@@ -83,20 +92,55 @@ class TaskWorker(Local):
     async def arun(self) -> None:
         """Run tasks in this event loop. If the call is cancelled, the worker ends without a grace first."""
         client, self._loop = self._clients.of_loop, asyncio.get_running_loop()
+        applying = asyncio.create_task(self._apply(), name="foqs-schedules")
         try:
-            self._worker = AsyncWorker(
-                client, self.topics, self._handle, concurrency=self._concurrency, **self._options
-            )
-            await self._worker.run()
+            ordinary = [topic for topic in self.topics if topic not in self._batches]
+            if ordinary:
+                self._workers.append(
+                    AsyncWorker(client, ordinary, self._handle, concurrency=self._concurrency, **self._options)
+                )
+            # While a batch is at work, the next one waits here.
+            for topic, size in self._batches.items():
+                options = {**self._options, "prefetch": size}
+                self._workers.append(AsyncWorker(client, topic, self._handle, concurrency=size, **options))
+            await run_together(self._workers)
         finally:
             self._ended = True
             self._threads.close()
+            applying.cancel()
+        if applying.done() and not applying.cancelled():
+            applying.result()
 
     def stop(self, grace_ms: float | None = None) -> None:
         """Ask the worker to end, from any thread: it waits up to `grace_ms` for tasks at work. Before its start this
         does nothing."""
-        if self._worker is not None and self._loop is not None:
-            self._loop.call_soon_threadsafe(self._worker.stop, grace_ms)
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._stop, grace_ms)
+
+    def _stop(self, grace_ms: float | None = None) -> None:
+        for worker in self._workers:
+            worker.stop(grace_ms)
+
+    async def _apply(self) -> None:
+        """Write the schedules of the App, as far as the token may. Ends the worker for one that the service refuses."""
+        if not self._schedules:
+            return
+        while True:
+            try:
+                change = await apply(self._clients.of_loop, self._schedules)
+            except (Forbidden, Unauthenticated) as error:
+                log.warning("the schedules are not written: %s; %s", error.message, _BY_COMMAND)
+                return
+            except Invalid:
+                self._stop()
+                raise
+            except FoqsError as error:
+                log.warning("the schedules are not written yet: %s", error.message)
+                await asyncio.sleep(_APPLY_AGAIN_S)
+            else:
+                if change is not None:
+                    log.info("the schedules are written: version %d of the settings", change.version)
+                return
 
     # ------------------------------------------------------------------------------------- one task
 
@@ -106,7 +150,7 @@ class TaskWorker(Local):
             named = task.signature.decode(item.payload)
         except WrongArgument as error:
             raise await self._unusable(item, error) from None
-        if task.time_limit_ms is not None:
+        if task.time_limit_ms is not None and task.batch is None:
             job.limit(task.time_limit_ms)
         threads = None if task.is_async else partial(_post, asyncio.get_running_loop())
         if threads is not None:
@@ -123,7 +167,7 @@ class TaskWorker(Local):
     async def _through(self, middleware: Sequence[Middleware], call: Call, job: AsyncJob) -> Any:
         """Run the call inside the middleware, the first one outermost."""
         if not middleware:
-            value, signature = await self._run(call), call.task.signature
+            value, signature = await self._run(call, job), call.task.signature
             if value is not None or not signature.returns_nothing:
                 body = signature.encode_result(value)
                 job.result = None if value is None else body
@@ -138,21 +182,33 @@ class TaskWorker(Local):
         await awaited(first.after(call, value))
         return value
 
-    async def _run(self, call: Call) -> Any:
+    async def _run(self, call: Call, job: AsyncJob) -> Any:
         task = call.task
-        if task.is_async:
+        gathering = None if task.batch is None else self._gathering(task, task.batch)
+        if gathering is not None:
+            running = gathering.add(call, job)
+        elif task.is_async:
             return await task.call(call.job, call.args, call.kwargs)
-        context = contextvars.copy_context()
-        running = self._threads.run(lambda: context.run(task.call, call.job, call.args, call.kwargs))
+        else:
+            context = contextvars.copy_context()
+            running = self._threads.run(lambda: context.run(task.call, call.job, call.args, call.kwargs))
         while True:
             try:
                 value = await asyncio.shield(running)
             except asyncio.CancelledError:  # a thread cannot be cancelled: its place is taken until it ends
+                if gathering is not None:
+                    gathering.cancel(running)
                 if self._ended or running.cancelled():
                     raise
             else:
                 check_returned(value, of=f"task {task.name}", caller="the worker")
                 return value
+
+    def _gathering(self, task: Task[Any, Any, Any], batch: Batch) -> Gathering:
+        found = self._gatherings.get(task.name)
+        if found is None:
+            found = self._gatherings[task.name] = Gathering(task, batch, self._threads.run)
+        return found
 
     def _task(self, item: Item) -> Task[Any, Any, Any]:
         name = (item.headers or {}).get(TASK_HEADER)
@@ -225,6 +281,26 @@ class Threads:
             future.set_result(value)
         else:
             future.set_exception(error)
+
+
+def _batches(tasks: Mapping[str, Task[Any, Any, Any]], topics: Sequence[str]) -> dict[str, int]:
+    """Return the topics of tasks that take batches, with the size of a batch. Raises Invalid for a topic that has other
+    tasks, too."""
+    of_topics: dict[str, list[Task[Any, Any, Any]]] = {}
+    for task in tasks.values():
+        of_topics.setdefault(task.default.get("topic", DEFAULT_TOPIC), []).append(task)
+    sizes = {}
+    for topic in topics:
+        for task in of_topics.get(topic, ()):
+            if task.batch is None:
+                continue
+            if len(of_topics[topic]) > 1:
+                names = ", ".join(one.name for one in of_topics[topic])
+                raise Invalid(
+                    f"topic {topic} has the tasks {names}: give {task.name}, which takes batches, its own topic"
+                )
+            sizes[topic] = task.batch.size
+    return sizes
 
 
 def _post(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:

@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import update_wrapper
-from typing import Any, Generic, Literal, ParamSpec, TypedDict, TypeVar, Unpack
+from typing import Any, Generic, Literal, NamedTuple, ParamSpec, TypedDict, TypeVar, Unpack, get_args, get_origin
 from uuid import uuid4
 
-from foqs.client import DedupUntil, Delivery, Duplicate, Invalid, ItemRules, ItemSpec, OnDuplicate, Replaced, RetryRule
+from foqs.client import (
+    DedupUntil,
+    Delivery,
+    Duplicate,
+    Invalid,
+    Item,
+    ItemRules,
+    ItemSpec,
+    OnDuplicate,
+    Replaced,
+    RetryRule,
+)
 from foqs.client.arguments import check_item
-from foqs.client.handlers import TASK_HEADER
+from foqs.client.guard import kind_of
+from foqs.client.handlers import TASK_HEADER, WrongArgument
 from foqs.tasks.arguments import Signature
 from foqs.tasks.clients import Clients
 from foqs.tasks.handle import Handle
 from foqs.tasks.job import Job
+from foqs.travel import bare
 
 P = ParamSpec("P")
 C = TypeVar("C")
@@ -110,6 +123,35 @@ def spec_of(task: str, options: Options, body: bytes) -> ItemSpec:
     return spec
 
 
+@dataclass(slots=True)
+class Call:
+    """One run of a task. `kwargs` may be changed by `before` of middleware, and `state` is for it to keep values in;
+    `error`: what `fail` said."""
+
+    task: Task[Any, Any, Any]
+    item: Item
+    job: Job
+    args: list[Any]
+    kwargs: dict[str, Any]
+    state: dict[str, Any] = field(default_factory=dict)
+    error: BaseException | None = None
+
+    def fail(self, error: BaseException) -> None:
+        """Fail this call of a batch alone, as if its own task had raised `error`."""
+        if not isinstance(error, BaseException):
+            raise WrongArgument(f"task {self.task.name}: fail takes an exception, not {kind_of(error)}")
+        self.error = error
+
+
+class Batch(NamedTuple):
+    """How a task takes several calls at once: up to `size`, `wait_ms` after the first one. `arguments` is a function or
+    a class with the parameters of a call; None: any."""
+
+    size: int
+    wait_ms: int
+    arguments: Callable[..., Any] | None
+
+
 @dataclass(frozen=True, slots=True)
 class Message(Generic[R]):
     """A call of a task that is not enqueued yet; `App.enqueue_many` takes several."""
@@ -137,20 +179,26 @@ class Task(Generic[P, C, R]):
         time_limit_ms: int | None = None,
         retry_for: tuple[type[BaseException], ...] = (),
         reject_for: tuple[type[BaseException], ...] = (),
+        batch: Batch | None = None,
     ) -> None:
         self.clients = clients
         self.name = name
         self.function = function
         check_function(function, name)
         self.is_async = inspect.iscoroutinefunction(function)
-        self.signature = Signature(function, name)
+        self.batch = batch
+        own = self.signature = Signature(function, name)
+        if batch is not None:
+            self.signature = Signature(batch.arguments or _anything, name, returns=_returns_of_batch(own))
         self.time_limit_ms = time_limit_ms
         self.retry_for = retry_for
         self.reject_for = reject_for
         self._inject: Callable[..., Any] | None = None
         self._jobs: Sequence[str] = ()
-        if self.signature.dependencies:
-            self._inject, self._jobs = _injection(function, self.signature)
+        if own.dependencies:
+            self._inject, self._jobs = _injection(function, own)
+            if batch is not None and self._jobs:
+                raise Invalid(f"task {name}: a dependency of a batch gets no job: each call has its own")
         self.default = Options()
         self._set({**options} if self.signature.returns_nothing else {"keep": KEPT, **options})
         update_wrapper(self, function, updated=())
@@ -201,8 +249,23 @@ class Task(Generic[P, C, R]):
     # ------------------------------------------------------------------------------------- call
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> C:
-        """Call the function here and now."""
-        return self.call(Job(), args, kwargs)  # type: ignore[no-any-return]
+        """Call the function here and now, with a batch of this call alone if it takes batches."""
+        if self.batch is None:
+            return self.call(Job(), args, kwargs)  # type: ignore[no-any-return]
+        rest, named = self.signature.split(self.signature.bind(args, kwargs))
+        calls = [Call(self, Item(), Job(), rest, named)]
+        returned = self.run_batch(calls)
+        if self.is_async:
+            return self._awaited(calls, returned)  # type: ignore[return-value]
+        return self._only(calls, returned)  # type: ignore[no-any-return]
+
+    async def _awaited(self, calls: list[Call], returned: Awaitable[Any]) -> Any:
+        return self._only(calls, await returned)
+
+    def _only(self, calls: list[Call], returned: Any) -> Any:
+        if calls[0].error is not None:
+            raise bare(calls[0].error)
+        return self.results_of(calls, returned)[0]
 
     def call(self, job: Job, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Call the function with its job and its dependencies; a coroutine function gives a coroutine."""
@@ -214,8 +277,38 @@ class Task(Generic[P, C, R]):
             return call(job, *args, **kwargs)
         return call(*args, **kwargs, **{self.signature.job: job})
 
+    def run_batch(self, calls: list[Call]) -> Any:
+        """Call the function with a batch; a coroutine function gives a coroutine."""
+        return (self._inject or self.function)(calls)
+
+    def results_of(self, calls: Sequence[Call], returned: Any) -> list[Any]:
+        """Return the results of a batch, one for each call. Raises WrongArgument for other values."""
+        if returned is None:
+            return [None] * len(calls)
+        if isinstance(returned, list) and len(returned) == len(calls):
+            return returned
+        what = f"a list of {len(returned)}" if isinstance(returned, list) else kind_of(returned)
+        raise WrongArgument(
+            f"task {self.name} returned {what}: return a list of {len(calls)} results, one for each call, or None"
+        )
+
     def __repr__(self) -> str:
         return f"Task({self.name})"
+
+
+def _anything(*args: Any, **kwargs: Any) -> None: ...
+
+
+def _returns_of_batch(own: Signature) -> Any:
+    """Return the type of one result of a function that takes a batch. Raises Invalid for another function."""
+    takes = list(own.parameters.parameters.values())
+    if own.job is not None or len(takes) != 1:
+        raise Invalid(f"task {own.name}: a batch is one parameter, `calls: list[Call]`, and dependencies")
+    if own.returns_nothing:
+        return own.returns
+    if get_origin(own.returns) is not list:
+        raise Invalid(f"task {own.name} returns {own.returns}: annotate a list with a result for each call, or None")
+    return get_args(own.returns)[0]
 
 
 def _ms(name: Literal["delay", "ttl", "keep"], options: Options) -> int | None:

@@ -27,8 +27,9 @@ PATIENT_MS = 60_000
 class Server:
     """`foqs dev` on a data directory and a port of its own, which no other process gets while it is away."""
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, **environment: str) -> None:
         self._data_dir = data_dir
+        self._environment = {**ENVIRONMENT, **environment}
         self._held = held_port()
         self._port = str(self._held.getsockname()[1])
         self.start()
@@ -37,7 +38,7 @@ class Server:
         args = ["dev", "--data-dir", str(self._data_dir), "--port", self._port, "--shards", "2"]
         read, write = os.pipe()
         with open(os.devnull) as nothing, open(write) as stdout:
-            self.process = forked.Forked(args, [nothing.fileno(), stdout.fileno(), 2], ENVIRONMENT)
+            self.process = forked.Forked(args, [nothing.fileno(), stdout.fileno(), 2], self._environment)
         with open(read) as lines:
             line = lines.readline()
         assert line.startswith("foqs listening on "), line

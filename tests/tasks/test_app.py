@@ -313,7 +313,7 @@ PROGRAM = """
 from datetime import timedelta
 from typing import Annotated
 
-from foqs import App, Depends, Job
+from foqs import App, Call, Depends, Job
 
 app = App()
 
@@ -333,7 +333,42 @@ def count(job: Job, upto: int) -> None:
     job.progress(1, upto)
 
 
+def picture(path: str, width: int = 100) -> None: ...
+
+
+@app.task(topic="resize", batch=100, arguments=picture)
+def resize(calls: list[Call]) -> list[bytes]:
+    return [b"" for call in calls]
+
+
+@app.task(topic="index", batch=100, batch_wait=timedelta(seconds=1))
+async def index(calls: list[Call]) -> None: ...
+
+
+@app.periodic("*/5 * * * *", timezone="Europe/Berlin", catch_up="last")
+@app.task(topic="refresh")
+async def refresh(full: bool = False) -> int: return 1
+
+
+@app.periodic("@every 10s")
+def poll() -> str: return ""
+
+
+@app.periodic("@every 10s", catch_up="some")  # refused
+def wrong_catch_up() -> None: ...
+
+
+@app.task(topic="one", batch=100)  # refused
+def one_call(call: Call) -> None: ...
+
+
 async def uses() -> None:
+    resized: bytes = resize.enqueue("a.png", width=3).result()
+    index.enqueue("anything", fits=True)
+    size: int = await refresh(full=True)
+    polled: str = poll.enqueue().result()
+    resize.enqueue(3)  # refused
+    resize.enqueue("a.png", height=3)  # refused
     number: int = add.enqueue(1).result()
     text: str = await (await send.aenqueue("ada", subject="hi")).aresult(timeout=30)
     nothing: None = count.enqueue(3).result()
@@ -353,7 +388,7 @@ async def uses() -> None:
     add("1")  # refused
     wrong: str = add.enqueue(1).result()  # refused
     other: int = await (await send.aenqueue("ada", subject="hi")).aresult()  # refused
-    number, text, nothing, plain, awaited, again, later, wrong, other
+    number, text, nothing, plain, awaited, again, later, wrong, other, resized, size, polled
 """
 
 

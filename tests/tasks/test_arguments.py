@@ -190,7 +190,7 @@ def test_an_error_names_each_field_and_no_value():
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"[]", b"{}", b'{"args": 1, "kwargs": {}}', b"\xff", b'{"args": [], "kwargs": []}']
+    "body", [b" ", b"[]", b"{}", b'{"args": 1, "kwargs": {}}', b"\xff", b'{"args": [], "kwargs": []}']
 )
 def test_a_body_of_something_else_is_refused(pydantic, body):
     with pytest.raises(Invalid, match="task t: the payload is not the JSON"):

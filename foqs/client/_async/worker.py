@@ -9,6 +9,7 @@ import signal
 import socket
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from functools import partial
 from queue import Empty
 from time import monotonic
 from typing import Any
@@ -270,19 +271,14 @@ class AsyncWorker(Local):
 
         If this call is cancelled, or the end of the `async with`, the worker ends without a grace first.
         """
-        caught: SimpleQueue[int | None] = SimpleQueue()
-        self._at_end = caught.put
-        with stop_signals(from_signal(caught.put)):
-            await self.start()
-            async with when_cancelled(self._end_at_once):
-                while (number := await _heard(caught)) is not None:
-                    log.info("stopping: got %s", signal.Signals(number).name)
-                    self.stop(grace_ms=0 if self._stopping.is_set() else None)
-        await self.join()
+        await run_together((self,))
 
-    async def _end_at_once(self) -> None:
-        self.stop(grace_ms=0)
-        await self._ended.wait()
+    def _stop_for(self, number: int | None) -> None:
+        """Stop for a signal, or (None) because another worker has ended. A second signal ends the grace."""
+        if not self._stopping.is_set():
+            self.stop()
+        elif number is not None:
+            self.stop(grace_ms=0)
 
     async def __aenter__(self) -> AsyncWorker:
         await self.start()
@@ -291,7 +287,7 @@ class AsyncWorker(Local):
     async def __aexit__(self, *_: object) -> None:
         if not self._inherited:
             self.stop()
-            async with when_cancelled(self._end_at_once):
+            async with when_cancelled(partial(_end_at_once, (self,))):
                 await self.join()
 
     def after_fork(self) -> None:
@@ -487,6 +483,34 @@ def topics_of_turn(topics: Sequence[str], turn: int, most: int = LIMITS.request_
         return topics
     first = turn * most % len(topics)
     return [*topics[first : first + most], *topics[: max(0, first + most - len(topics))]]
+
+
+async def run_together(workers: Sequence[AsyncWorker]) -> None:
+    """Run several workers as `AsyncWorker.run` runs one. If one ends by itself, the other ones stop."""
+    caught: SimpleQueue[int | None] = SimpleQueue()
+    with stop_signals(from_signal(caught.put)):
+        for worker in workers:
+            worker._at_end = caught.put
+            await worker.start()
+        async with when_cancelled(partial(_end_at_once, workers)):
+            running = len(workers)
+            while running:
+                number = await _heard(caught)
+                if number is None:
+                    running -= 1
+                else:
+                    log.info("stopping: got %s", signal.Signals(number).name)
+                for worker in workers:
+                    worker._stop_for(number)
+    for worker in workers:
+        await worker.join()
+
+
+async def _end_at_once(workers: Sequence[AsyncWorker]) -> None:
+    for worker in workers:
+        worker.stop(grace_ms=0)
+    for worker in workers:
+        await worker._ended.wait()
 
 
 async def _heard(caught: SimpleQueue[int | None]) -> int | None:

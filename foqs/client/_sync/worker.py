@@ -9,6 +9,7 @@ import signal
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from queue import Empty
 from time import monotonic
 
@@ -258,19 +259,14 @@ class Worker(Local):
 
         If this call is cancelled, or the end of the `with`, the worker ends without a grace first.
         """
-        caught: SimpleQueue[int | None] = SimpleQueue()
-        self._at_end = caught.put
-        with stop_signals(from_signal(caught.put)):
-            self.start()
-            with when_cancelled(self._end_at_once):
-                while (number := _heard(caught)) is not None:
-                    log.info("stopping: got %s", signal.Signals(number).name)
-                    self.stop(grace_ms=0 if self._stopping.is_set() else None)
-        self.join()
+        run_together((self,))
 
-    def _end_at_once(self) -> None:
-        self.stop(grace_ms=0)
-        self._ended.wait()
+    def _stop_for(self, number: int | None) -> None:
+        """Stop for a signal, or (None) because another worker has ended. A second signal ends the grace."""
+        if not self._stopping.is_set():
+            self.stop()
+        elif number is not None:
+            self.stop(grace_ms=0)
 
     def __enter__(self) -> Worker:
         self.start()
@@ -279,7 +275,7 @@ class Worker(Local):
     def __exit__(self, *_: object) -> None:
         if not self._inherited:
             self.stop()
-            with when_cancelled(self._end_at_once):
+            with when_cancelled(partial(_end_at_once, (self,))):
                 self.join()
 
     def after_fork(self) -> None:
@@ -444,6 +440,34 @@ def topics_of_turn(topics: Sequence[str], turn: int, most: int = LIMITS.request_
         return topics
     first = turn * most % len(topics)
     return [*topics[first : first + most], *topics[: max(0, first + most - len(topics))]]
+
+
+def run_together(workers: Sequence[Worker]) -> None:
+    """Run several workers as `Worker.run` runs one. If one ends by itself, the other ones stop."""
+    caught: SimpleQueue[int | None] = SimpleQueue()
+    with stop_signals(from_signal(caught.put)):
+        for worker in workers:
+            worker._at_end = caught.put
+            worker.start()
+        with when_cancelled(partial(_end_at_once, workers)):
+            running = len(workers)
+            while running:
+                number = _heard(caught)
+                if number is None:
+                    running -= 1
+                else:
+                    log.info("stopping: got %s", signal.Signals(number).name)
+                for worker in workers:
+                    worker._stop_for(number)
+    for worker in workers:
+        worker.join()
+
+
+def _end_at_once(workers: Sequence[Worker]) -> None:
+    for worker in workers:
+        worker.stop(grace_ms=0)
+    for worker in workers:
+        worker._ended.wait()
 
 
 def _heard(caught: SimpleQueue[int | None]) -> int | None:

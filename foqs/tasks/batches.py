@@ -1,0 +1,120 @@
+"""Calls of a task that takes several at once: gathered in the event loop of a worker, and run together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple
+
+from foqs.client import AsyncJob
+from foqs.client.unread import raisable
+from foqs.tasks.task import Batch, Call, Task
+from foqs.travel import bare
+
+_Ended = tuple[list[Any], BaseException | None]
+_Threads = Callable[[Callable[[], Any]], "asyncio.Future[Any]"]
+_WHEN = "in a task"
+
+
+class _Waiting(NamedTuple):
+    call: Call
+    job: AsyncJob
+
+
+class Gathering:
+    """Gathers the calls of one task with a `batch`, and runs one batch at a time: a coroutine in the event loop, a
+    function by `threads`."""
+
+    def __init__(self, task: Task[Any, Any, Any], batch: Batch, threads: _Threads) -> None:
+        self._task = task
+        self._size = batch.size
+        self._wait_s = batch.wait_ms / 1000
+        self._threads = threads
+        self._waiting: dict[asyncio.Future[Any], _Waiting] = {}
+        self._full = asyncio.Event()
+        self._working: asyncio.Task[None] | None = None
+
+    def add(self, call: Call, job: AsyncJob) -> asyncio.Future[Any]:
+        """Return what the call will return or raise."""
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting[future] = _Waiting(call, job)
+        if self._working is None:
+            self._working = asyncio.create_task(self._work(), name=f"foqs-batch-{self._task.name}")
+        elif len(self._waiting) >= self._size:
+            self._full.set()
+        return future
+
+    def cancel(self, future: asyncio.Future[Any]) -> None:
+        """Cancel a call that waits, and a coroutine with the last call of its batch. Threads cannot be cancelled."""
+        if self._waiting.pop(future, None) is not None or self._task.is_async:
+            future.cancel()
+
+    async def _work(self) -> None:
+        try:
+            while self._waiting:
+                self._full.clear()
+                if len(self._waiting) < self._size:
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(self._wait_s):
+                            await self._full.wait()
+                if first := tuple(self._waiting)[: self._size]:
+                    await self._run({future: self._waiting.pop(future) for future in first})
+        finally:
+            self._working = None
+
+    async def _run(self, batch: Mapping[asyncio.Future[Any], _Waiting]) -> None:
+        task, calls = self._task, [one.call for one in batch.values()]
+        if task.time_limit_ms is not None:
+            for one in batch.values():
+                one.job.limit(task.time_limit_ms)
+        if task.is_async:
+            running: asyncio.Future[_Ended] = asyncio.create_task(_awaited(task, calls), name=f"foqs-{task.name}")
+            for future in batch:
+                future.add_done_callback(partial(_cancel_with_last, running, batch))
+        else:
+            running = self._threads(partial(_called, task, calls))
+        await asyncio.wait((running,))
+        results: list[Any] = []
+        error: BaseException | None = RuntimeError("the task has cancelled itself")
+        if not running.cancelled():
+            results, error = running.result()
+        for at, (future, call) in enumerate(zip(batch, calls, strict=True)):
+            if future.done():
+                continue
+            if (failure := call.error or error) is None:
+                future.set_result(results[at])
+            else:
+                future.set_exception(raisable(failure, _WHEN))
+                error = None if error is None else _copy(error)
+
+
+async def _awaited(task: Task[Any, Any, Any], calls: list[Call]) -> _Ended:
+    try:
+        return task.results_of(calls, await task.run_batch(calls)), None
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:  # noqa: BLE001 - it is the task's, and SystemExit would end the event loop
+        return [], bare(error)
+
+
+def _called(task: Task[Any, Any, Any], calls: list[Call]) -> _Ended:
+    try:
+        return task.results_of(calls, task.run_batch(calls)), None
+    except BaseException as error:  # noqa: BLE001 - it is the task's
+        return [], bare(error)
+
+
+def _cancel_with_last(running: asyncio.Future[Any], batch: Collection[asyncio.Future[Any]], _: object) -> None:
+    if all(future.done() for future in batch):
+        running.cancel()
+
+
+def _copy(error: BaseException) -> BaseException:
+    """Return the error without its traceback and notes: one log entry has them, and each `raise` adds to one."""
+    kind = type(error)
+    made = kind.__new__(kind, *error.args)
+    made.args = error.args
+    made.__dict__.update({name: value for name, value in error.__dict__.items() if name != "__notes__"})
+    return made

@@ -1,0 +1,30 @@
+"""Runs the code of docs/tasks.md as written, but for the address."""
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.client.peer import LATER, eventually
+
+PAGE = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text()
+
+
+@pytest.mark.threads
+@pytest.mark.filterwarnings("error")
+def test_the_code_of_the_page(server, start):
+    made, enqueue, *more = re.findall(r"^```python\n(.*?)^```\n", PAGE, re.MULTILINE | re.DOTALL)
+    names = {"__name__": "page", "time": time}
+    exec(made.replace("127.0.0.1:7707", server.address), names)
+    start(names["app"])
+    exec(enqueue, names)
+    assert names["handle"].result(LATER) == "sent to ada@example.org"
+    assert names["load"].enqueue(pages=3).result(LATER) == 3
+    for code in more:
+        exec(code, names)
+    app = names["app"]
+    with app:
+        start(app)
+        assert names["handle"].result(LATER) == "a.png of 300"
+        eventually(lambda: {"schedule.nightly", "schedule.poll"} == app.client.settings("schedule.").entries.keys())

@@ -106,8 +106,10 @@ def _called(task: Task[Any, Any, Any], calls: list[Call]) -> _Ended:
         return [], bare(error)
 
 
-def _cancel_with_last(running: asyncio.Future[Any], batch: Collection[asyncio.Future[Any]], _: object) -> None:
-    if all(future.done() for future in batch):
+def _cancel_with_last(
+    running: asyncio.Future[Any], batch: Collection[asyncio.Future[Any]], one: asyncio.Future[Any]
+) -> None:
+    if one.cancelled() and all(future.done() for future in batch):
         running.cancel()
 
 

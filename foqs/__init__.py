@@ -11,14 +11,33 @@ if TYPE_CHECKING:
     from fast_depends import Depends as Depends
 
     from foqs.client import Reject, Retry
-    from foqs.tasks import App, Call, Handle, Job, Middleware, ResultLost, TaskFailed, wait
+    from foqs.tasks import (
+        App,
+        Call,
+        Codec,
+        EncryptedCodec,
+        Handle,
+        Job,
+        JsonCodec,
+        Middleware,
+        MsgpackCodec,
+        OffloadCodec,
+        ResultLost,
+        TaskFailed,
+        wait,
+    )
 
 __all__ = [
     "App",
     "Call",
+    "Codec",
+    "EncryptedCodec",
     "Handle",
     "Job",
+    "JsonCodec",
     "Middleware",
+    "MsgpackCodec",
+    "OffloadCodec",
     "Reject",
     "ResultLost",
     "Retry",

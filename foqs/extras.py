@@ -32,6 +32,8 @@ EXTRA_OF = {
     "jinja2": "spark",
     "lupa": "hooks",
     "fast_depends": "tasks",
+    "msgpack": "codecs",
+    "fsspec": "codecs",
     "opentelemetry": "otel",
     "testcontainers": "lab",
     "docker": "lab",

@@ -13,6 +13,7 @@ from foqs.bounds import DEFAULT_ADDRESS
 from foqs.client import AsyncClient, AsyncWorker, Client, FoqsError, Invalid
 from foqs.client.arguments import MOST_HELD
 from foqs.tasks.clients import Clients
+from foqs.tasks.codecs import Codec, Codecs
 from foqs.tasks.handle import Handle
 from foqs.tasks.job import Job
 from foqs.tasks.middleware import Middleware
@@ -39,18 +40,27 @@ class App:
     >>> app.worker().run()                                          # doctest: +SKIP
 
     address, namespace  as of `Client`
+    codec               how arguments and results are written, default JSON. Of several the first one writes, and all
+                        are read: calls that wait keep the codec of their enqueue
     options             other options of `Client` and `AsyncClient`, such as `token` and `tls`
 
     No connection is made before the first call. One App serves all threads, event loops and forked children of a
     process: each event loop gets a client of its own.
     """
 
-    def __init__(self, address: str = DEFAULT_ADDRESS, namespace: str = "default", **options: Any) -> None:
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        namespace: str = "default",
+        *,
+        codec: Codec | Sequence[Codec] | None = None,
+        **options: Any,
+    ) -> None:
         self.tasks: dict[str, Task[Any, Any, Any]] = {}
         self.schedules: dict[str, dict[str, Any]] = {}
         self.middleware: list[Middleware] = []
         _check_names("App", Client, options)
-        self._clients = Clients(address, namespace, options)
+        self._clients = Clients(address, namespace, options, Codecs(namespace, codec))
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None, **options: Any) -> App:
@@ -125,7 +135,8 @@ class App:
         name        in items; default: the name of the function. Tasks that wait keep the name of their enqueue
         time_limit  seconds, or a timedelta, of one attempt: then a coroutine is cancelled, and `time_is_up` of a
                     thread's job is set; the attempt has failed
-        retry_for   exceptions after which the task is tried again; any other one rejects it. Default: all
+        retry_for   exceptions after which the task is tried again, as after `foqs.client.Unavailable`; any other one
+                    rejects it. Default: all
         reject_for  exceptions that reject the task: it is a dead letter at once
         batch       the function takes a `list[Call]` of up to this many calls, and returns None, or a list with the
                     result of each. `call.fail(error)` fails one call alone; an exception fails all. The task has a
@@ -200,8 +211,8 @@ class App:
         return cast(Decorator, register)
 
     def include(self, other: App) -> None:
-        """Take the tasks and schedules of another App: they are enqueued by this one from now on. Raises Invalid for a
-        name that is taken."""
+        """Take the tasks and schedules of another App: they are enqueued by this one from now on, with its codecs.
+        Raises Invalid for a name that is taken."""
         for task in other.tasks.values():
             self._add(task)
             task.clients = self._clients

@@ -1,4 +1,4 @@
-"""The arguments of a task: checked where it is enqueued and before it is called, and carried as JSON between.
+"""The arguments of a task: checked where it is enqueued and before it is called, and carried by a codec between.
 
 With pydantic (the extra `tasks`), values are checked and converted by the annotations. Without it, only their names and
 number are checked, and they must be values of JSON.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 import typing
 from collections.abc import Callable, Mapping
 from functools import cached_property
@@ -16,10 +15,13 @@ from typing import Any
 
 from foqs.client.guard import kind_of
 from foqs.client.handlers import WrongArgument
+from foqs.tasks.codecs import JSON, Codec, Context, JsonCodec
 from foqs.tasks.job import Job
 
 _NONE = b'{"args":[],"kwargs":{}}'
 _OWN = object()
+_NOWHERE = Context("", "arguments")
+"""For a check, of which nothing is stored."""
 _SHOWN = 5
 """Errors of one call that are named."""
 
@@ -67,28 +69,34 @@ class Signature:
 
     # ------------------------------------------------------------------------------------- arguments
 
-    def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
-        """Return the body of an item. Raises WrongArgument, which names the task and the parameter."""
+    def encode(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], codec: Codec = JSON, context: Context = _NOWHERE
+    ) -> bytes:
+        """Return the body of an item. Raises WrongArgument, which names the task and the parameter, and other errors
+        of the codec."""
         bound = self.bind(args, kwargs)
         if self._arguments is not None:
             bound = self._checked(lambda: _dumped(self._arguments, bound))
         rest, named = self.split(bound)
         try:
-            return _json({"args": rest, "kwargs": named})
+            return codec.encode({"args": rest, "kwargs": named}, context)
         except (TypeError, ValueError) as error:
             raise WrongArgument(f"task {self.name}: its arguments are no JSON: {error}") from None
 
-    def decode(self, body: bytes) -> dict[str, Any]:
+    def decode(self, body: bytes, codec: Codec = JSON, context: Context = _NOWHERE) -> dict[str, Any]:
         """Return the arguments by name: none for an empty body, such as that of a schedule's item. Raises WrongArgument
         if they do not fit the task."""
         try:
-            found = json.loads(body or _NONE)
+            found = codec.decode(body or _NONE, context)
             args, kwargs = found["args"], found["kwargs"]
             if not isinstance(args, list) or not isinstance(kwargs, dict):
                 raise TypeError("args is no list, or kwargs no object")
+        except WrongArgument as error:
+            raise WrongArgument(f"task {self.name}: the payload cannot be read: {error.message}") from None
         except (ValueError, TypeError, KeyError) as error:
             raise WrongArgument(
-                f'task {self.name}: the payload is not the JSON {{"args": [], "kwargs": {{}}}}: {kind_of(error)}'
+                f'task {self.name}: the payload is not the JSON {{"args": [], "kwargs": {{}}}} '
+                f"as {codec.content_type}: {kind_of(error)}"
             ) from None
         bound = self.bind(tuple(args), kwargs)
         if self._arguments is not None:
@@ -126,17 +134,24 @@ class Signature:
 
     # ------------------------------------------------------------------------------------- the result
 
-    def encode_result(self, value: Any) -> bytes:
-        """Raises WrongArgument if the value is not as the task is annotated, or no JSON."""
+    def encode_result(self, value: Any, codec: Codec = JSON, context: Context = _NOWHERE) -> bytes:
+        """Raises WrongArgument if the value is not as the task is annotated, or no JSON, and other errors of the
+        codec."""
         if self._result is not None:
             value = self._checked(lambda: _dumped(self._result, value))
         try:
-            return _json(value)
+            return codec.encode(value, context)
         except (TypeError, ValueError) as error:
             raise WrongArgument(f"task {self.name}: its result is no JSON: {error}") from None
 
-    def decode_result(self, body: bytes) -> Any:
-        return json.loads(body) if self._result is None else self._checked(lambda: self._result.validate_json(body))
+    def decode_result(self, body: bytes, codec: Codec = JSON, context: Context = _NOWHERE) -> Any:
+        """Raises WrongArgument if the result is not as the task is annotated, and the errors of the codec."""
+        if self._result is None:
+            return codec.decode(body, context)
+        if type(codec) is JsonCodec:  # pydantic reads JSON itself, sooner
+            return self._checked(lambda: self._result.validate_json(body))
+        value = codec.decode(body, context)
+        return self._checked(lambda: self._result.validate_python(value))
 
     # ------------------------------------------------------------------------------------- inside
 
@@ -202,10 +217,6 @@ def _dumped(adapter: Any, value: Any) -> Any:
         changed = next((name for name in read if read[name] != checked.get(name)), "") if isinstance(read, dict) else ""
         raise _Changed(f"{changed or kind_of(checked)} reads as another value")
     return dumped
-
-
-def _json(value: Any) -> bytes:
-    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
 
 
 def _hints(function: Any, task: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from foqs.client import AsyncClient, Client, FoqsError, ItemSpec
 from foqs.client.arguments import duration
 from foqs.client.call import AGAIN, single
 from foqs.second_answer import KEYED, judge, last_word
+from foqs.tasks.codecs import Codecs
 
 SLICE_MS = 2_000
 """If a random key has no host for this time, the enqueue is sent with another key."""
@@ -22,12 +23,13 @@ SLICE_MS = 2_000
 
 class Clients:
     """A blocking client for all threads, and one client for each event loop, made at their first use. `options` go
-    to both."""
+    to both. `codecs` write and read what their items hold."""
 
-    def __init__(self, address: str, namespace: str, options: dict[str, Any]) -> None:
+    def __init__(self, address: str, namespace: str, options: dict[str, Any], codecs: Codecs) -> None:
         self.address = address
         self.namespace = namespace
         self.options = options
+        self.codecs = codecs
         timeout_ms = options.get("timeout_ms", 30_000)
         duration(1)("timeout_ms", timeout_ms)
         self._timeout_s = timeout_ms / 1000

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
 from collections.abc import Iterable
 from time import monotonic
 from typing import Any, Generic, NamedTuple, TypeVar, cast
@@ -10,6 +10,8 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast
 from foqs.bounds import LIMITS
 from foqs.client import Failure, FoqsError, ItemState, NotFound, OutcomeUnknown, Progress, Result, Unavailable
 from foqs.client.call import single
+from foqs.client.guard import kind_of
+from foqs.client.handlers import WrongArgument
 from foqs.tasks.arguments import Signature
 from foqs.tasks.clients import Clients
 from foqs.travel import Local
@@ -51,18 +53,9 @@ class Handle(Local, Generic[R]):
         self._signature = signature
 
     def result(self, timeout: float | None = None) -> R:
-        """Return what the task returned, once it has ended. Raises TaskFailed, and TimeoutError after `timeout` seconds
-        (None: no limit)."""
-        until = None if timeout is None else monotonic() + timeout
-        while True:
-            try:
-                found = self._look(_wait_ms(until), until)
-            except (Unavailable, OutcomeUnknown) as error:
-                self._check(until, error.message)
-                raise
-            if found.ended:
-                return self._value(found)
-            self._check(until, f"it is {found.state.name}")
+        """Return what the task returned, once it has ended. Raises TaskFailed, TimeoutError after `timeout` seconds
+        (None: no limit), and Invalid for a result that the App cannot read."""
+        return self._value(self._ended(None if timeout is None else monotonic() + timeout))
 
     async def aresult(self, timeout: float | None = None) -> R:  # noqa: ASYNC109 - as `result`
         """Like `result`, for coroutines."""
@@ -74,7 +67,8 @@ class Handle(Local, Generic[R]):
                 self._check(until, error.message)
                 raise
             if found.ended:
-                return self._value(found)
+                blocks = self._clients.codecs.blocks
+                return await asyncio.to_thread(self._value, found) if blocks else self._value(found)
             self._check(until, f"it is {found.state.name}")
 
     def state(self) -> ItemState:
@@ -117,6 +111,17 @@ class Handle(Local, Generic[R]):
 
     # ------------------------------------------------------------------------------------- inside
 
+    def _ended(self, until: float | None) -> Result:
+        while True:
+            try:
+                found = self._look(_wait_ms(until), until)
+            except (Unavailable, OutcomeUnknown) as error:
+                self._check(until, error.message)
+                raise
+            if found.ended:
+                return found
+            self._check(until, f"it is {found.state.name}")
+
     def _look(self, wait_ms: int, until: float | None = None) -> Result:
         try:
             return self._clients.blocking.get_result(self.id, wait_ms=wait_ms, timeout_ms=_timeout_ms(until))
@@ -141,9 +146,18 @@ class Handle(Local, Generic[R]):
             raise TaskFailed(self.id, found.failure)
         if found.result is None:
             return cast(R, None)
-        if self._signature is None:
-            return cast(R, json.loads(found.result))
-        return cast(R, self._signature.decode_result(found.result))
+        codecs = self._clients.codecs
+        context = codecs.of_result(self.id)
+        try:
+            codec, body = codecs.opened(found.result)
+            if self._signature is None:
+                return cast(R, codec.decode(body, context))
+            return cast(R, self._signature.decode_result(body, codec, context))
+        except WrongArgument as error:
+            raise WrongArgument(f"the result of item {self.id} cannot be read: {error.message}") from None
+        except (ValueError, TypeError, KeyError) as error:
+            kind = codec.content_type
+            raise WrongArgument(f"the result of item {self.id} is no {kind}: {kind_of(error)}") from None
 
 
 class Waited(NamedTuple):
@@ -162,11 +176,11 @@ def wait(handles: Iterable[Handle[Any]], timeout: float | None = None) -> Waited
     waited = Waited([], [])
     for handle in handles:
         try:
-            handle.result(None if until is None else max(0.0, until - monotonic()))
+            handle._ended(until)
         except TimeoutError:
             waited.not_done.append(handle)
             continue
-        except (TaskFailed, ResultLost):
+        except ResultLost:
             pass
         waited.done.append(handle)
     return waited

@@ -11,9 +11,20 @@ from datetime import timedelta
 from functools import partial
 from queue import SimpleQueue
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
-from foqs.client import AsyncJob, AsyncWorker, FoqsError, Forbidden, Invalid, Item, Reject, Retry, Unauthenticated
+from foqs.client import (
+    AsyncJob,
+    AsyncWorker,
+    FoqsError,
+    Forbidden,
+    Invalid,
+    Item,
+    Reject,
+    Retry,
+    Unauthenticated,
+    Unavailable,
+)
 from foqs.client._async.worker import run_together
 from foqs.client.guard import SafeLog, check_returned, kind_of, text_of
 from foqs.client.handlers import TASK_HEADER, WrongArgument
@@ -25,6 +36,8 @@ from foqs.tasks.middleware import Middleware, awaited
 from foqs.tasks.periodic import apply
 from foqs.tasks.task import DEFAULT_TOPIC, Batch, Call, Task
 from foqs.travel import Local, bare
+
+T = TypeVar("T")
 
 log = SafeLog()
 
@@ -112,10 +125,10 @@ class TaskWorker(Local):
             applying.result()
 
     def stop(self, grace_ms: float | None = None) -> None:
-        """Ask the worker to end, from any thread: it waits up to `grace_ms` for tasks at work. Before its start this
-        does nothing."""
+        """Ask the worker to end, from any thread: it waits up to `grace_ms` for tasks at work. Before its start and
+        after its end this does nothing."""
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._stop, grace_ms)
+            _post(self._loop, partial(self._stop, grace_ms))
 
     def _stop(self, grace_ms: float | None = None) -> None:
         for worker in self._workers:
@@ -147,11 +160,13 @@ class TaskWorker(Local):
     async def _handle(self, item: Item, job: AsyncJob) -> None:
         try:
             task = self._task(item)
-            named = task.signature.decode(item.payload)
+            if task.time_limit_ms is not None and task.batch is None:
+                job.limit(task.time_limit_ms)
+            codecs = self._clients.codecs
+            codec, context = codecs.reader_of(item, task.name), codecs.of_arguments(task.name)
+            named = await self._aside(partial(task.signature.decode, item.payload, codec, context))
         except WrongArgument as error:
             raise await self._unusable(item, error) from None
-        if task.time_limit_ms is not None and task.batch is None:
-            job.limit(task.time_limit_ms)
         threads = None if task.is_async else partial(_post, asyncio.get_running_loop())
         if threads is not None:
             job.use_threads(threads)
@@ -169,8 +184,10 @@ class TaskWorker(Local):
         if not middleware:
             value, signature = await self._run(call, job), call.task.signature
             if value is not None or not signature.returns_nothing:
-                body = signature.encode_result(value)
-                job.result = None if value is None else body
+                codecs = self._clients.codecs
+                encode = partial(signature.encode_result, value, codecs.writes, codecs.of_result(job.id))
+                body = await self._aside(encode)
+                job.result = None if value is None else codecs.sealed(body)
             return value
         first, *rest = middleware
         await awaited(first.before(call))
@@ -203,6 +220,10 @@ class TaskWorker(Local):
             else:
                 check_returned(value, of=f"task {task.name}", caller="the worker")
                 return value
+
+    async def _aside(self, call: Callable[[], T]) -> T:
+        """Call what encodes or decodes, in a thread if a codec blocks."""
+        return await self._threads.run(call) if self._clients.codecs.blocks else call()
 
     def _gathering(self, task: Task[Any, Any, Any], batch: Batch) -> Gathering:
         found = self._gatherings.get(task.name)
@@ -313,4 +334,5 @@ def _rejects(task: Task[Any, Any, Any], error: Exception) -> bool:
     """Return True if the task is not tried again after an exception."""
     if isinstance(error, Retry | Reject):
         return False
-    return isinstance(error, task.reject_for) or (bool(task.retry_for) and not isinstance(error, task.retry_for))
+    retried = (*task.retry_for, Unavailable)  # that of the store of a result, which the task cannot name
+    return isinstance(error, task.reject_for) or (bool(task.retry_for) and not isinstance(error, retried))

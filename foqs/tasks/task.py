@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
@@ -29,6 +30,7 @@ from foqs.client.guard import kind_of
 from foqs.client.handlers import TASK_HEADER, WrongArgument
 from foqs.tasks.arguments import Signature
 from foqs.tasks.clients import Clients
+from foqs.tasks.codecs import CONTENT_TYPE, JSON
 from foqs.tasks.handle import Handle
 from foqs.tasks.job import Job
 from foqs.travel import bare
@@ -88,7 +90,7 @@ class Options(TypedDict, total=False):
     headers: Mapping[str, str] | None
 
 
-def spec_of(task: str, options: Options, body: bytes) -> ItemSpec:
+def spec_of(task: str, options: Options, body: bytes, content_type: str = JSON.content_type) -> ItemSpec:
     """Return the item of a call. Raises Invalid for a wrong option."""
     at: Any = options.get("at")
     if at is not None and (not isinstance(at, datetime) or at.tzinfo is None):
@@ -114,7 +116,7 @@ def spec_of(task: str, options: Options, body: bytes) -> ItemSpec:
         on_duplicate=options.get("on_duplicate"),
         rules=None if (retry, attempts, keep_ms) == (None, None, None) else ItemRules(retry, attempts, keep_ms=keep_ms),
         delivery=Delivery.AT_MOST_ONCE if options.get("at_most_once") else Delivery.AT_LEAST_ONCE,
-        headers={**(options.get("headers") or {}), TASK_HEADER: task, "content-type": "application/json"},
+        headers={**(options.get("headers") or {}), TASK_HEADER: task, CONTENT_TYPE: content_type},
     )
     try:
         check_item(spec)
@@ -209,18 +211,25 @@ class Task(Generic[P, C, R]):
         """Store a call of the task, and return its handle. It is committed then, and stored once, also if a reply was
         lost and the request was repeated.
 
-        Raises Invalid for arguments that do not fit the task, before anything is sent."""
+        Raises Invalid for arguments that do not fit the task, before anything is sent, and Unavailable if the store of
+        an OffloadCodec cannot be reached."""
         message = self.message(*args, **kwargs)
         return message.handle(self.clients.enqueue(message.spec))
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
         """Like `enqueue`, for coroutines."""
-        message = self.message(*args, **kwargs)
+        if self.clients.codecs.blocks:
+            message = await asyncio.to_thread(self.message, *args, **kwargs)
+        else:
+            message = self.message(*args, **kwargs)
         return message.handle(await self.clients.aenqueue(message.spec))
 
     def message(self, *args: P.args, **kwargs: P.kwargs) -> Message[R]:
-        """Return a call of the task for `App.enqueue_many`. Raises Invalid as `enqueue`."""
-        return Message(self, spec_of(self.name, self.default, self.signature.encode(args, kwargs)))
+        """Return a call of the task for `App.enqueue_many`. Raises Invalid as `enqueue`. A codec that blocks does so
+        here: coroutines use `asyncio.to_thread` then."""
+        codecs = self.clients.codecs
+        body = self.signature.encode(args, kwargs, codecs.writes, codecs.of_arguments(self.name))
+        return Message(self, spec_of(self.name, self.default, body, codecs.writes.content_type))
 
     def handle(self, item_id: int) -> Handle[R]:
         """Return the handle of a call by the id of its item, such as one that another process enqueued."""

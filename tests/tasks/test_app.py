@@ -310,6 +310,7 @@ def test_many_calls_have_each_its_outcome(new_peer):
 
 
 PROGRAM = """
+import foqs
 from datetime import timedelta
 from typing import Annotated
 
@@ -389,6 +390,17 @@ async def uses() -> None:
     wrong: str = add.enqueue(1).result()  # refused
     other: int = await (await send.aenqueue("ada", subject="hi")).aresult()  # refused
     number, text, nothing, plain, awaited, again, later, wrong, other, resized, size, polled
+
+
+class Upper(foqs.JsonCodec):
+    content_type = "text/x-upper"
+
+
+foqs.App(codec=foqs.OffloadCodec("s3://bodies", inner=foqs.EncryptedCodec({"a": b"key"}, foqs.MsgpackCodec())))
+foqs.App(codec=[Upper(), foqs.JsonCodec()])
+foqs.App(codec="json")  # refused
+foqs.App(codec=foqs.JsonCodec)  # refused
+foqs.EncryptedCodec({"a": "key"})  # refused
 """
 
 

@@ -17,13 +17,13 @@ def test_the_code_of_the_page(server, start):
     made, enqueue, *more = re.findall(r"^```python\n(.*?)^```\n", PAGE, re.MULTILINE | re.DOTALL)
     names = {"__name__": "page", "time": time}
     exec(made.replace("127.0.0.1:7707", server.address), names)
-    start(names["app"])
+    app = names["app"]
+    start(app)
     exec(enqueue, names)
     assert names["handle"].result(LATER) == "sent to ada@example.org"
     assert names["load"].enqueue(pages=3).result(LATER) == 3
     for code in more:
-        exec(code, names)
-    app = names["app"]
+        exec(code.replace("s3://shop-bodies", "memory://bodies"), names)
     with app:
         start(app)
         assert names["handle"].result(LATER) == "a.png of 300"

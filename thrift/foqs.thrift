@@ -356,6 +356,11 @@ struct TopicCount {
    * DequeueRequest.worker. The host forgets the report after 15 s. Default: no report.
    */
   4: optional i32 hung,
+  /**
+   * Weight of the topic among the topics with items, where they share `most`, 1 to 1,000. Needs `most`. A host that does
+   * not know the field shares evenly. Default: 1.
+   */
+  5: optional i32 weight,
 }
 
 struct DequeueRequest {
@@ -382,7 +387,8 @@ struct DequeueRequest {
   8: optional i32 begins,
   /**
    * At most this many items over all topics of `wants`, 1 to 10,000. The topics with ready items on the answering host share
-   * it evenly. If it is too small for that, the host chooses topics at random. Default: the sum of the counts.
+   * it evenly, or by their weights. If it is too small for that, the host chooses topics at random: by their weights too.
+   * Default: the sum of the counts.
    */
   9: optional i32 most,
   15: optional RequestContext context,

@@ -39,7 +39,8 @@ Results = Sequence[bytes | None] | None
 
 _FAR_SHARE = 1 / 8
 """Share of the dequeues with `most` that ask other hosts first, for topics that have nothing ready here. Otherwise
-topics that have items on other hosts alone would wait until the other topics are empty here."""
+topics that have items on other hosts alone would wait until the other topics are empty here. Of dequeues with weights,
+these decide."""
 
 
 _NAMESPACES = 100
@@ -227,7 +228,7 @@ class ItemLife:
         checked = getattr(wants, "checked", None)
         if checked is None or checked.limits is not limits:
             checked = validation.asked(request, limits)
-        _, keys, names_bytes, lease_ms, wait_ms, max_bytes, worker, total = checked
+        _, keys, names_bytes, lease_ms, wait_ms, max_bytes, worker, total, weights = checked
         ns, begins, ledger = request.ns, request.begins, request.ledger
         forwarded = request.context is not None and request.context.hops
         # The answer fits a frame whatever the items are: names and fields count with their largest size.
@@ -264,10 +265,10 @@ class ItemLife:
             elsewhere = partial(self._forwarder.dequeue, answers, until_ms, deadline_ms)
         waiting = asked = DequeueCall(
             keys, lease_ms, most, names_bytes + ITEM_OVERHEAD_BYTES, reply, max_bytes or most, elsewhere, worker,
-            begins, wants, total,
+            begins, wants, total, weights,
         )  # fmt: skip
         if waiting.most is not None and elsewhere is not None:
-            waiting.far = state.rng.random() < _FAR_SHARE
+            waiting.far = weights is not None or state.rng.random() < _FAR_SHARE
         return waiting, wait_ms
 
     def _explain(

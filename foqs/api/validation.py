@@ -6,7 +6,7 @@ The codec guarantees the types of numbers and containers; strings may be `bytes`
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from copy import copy
 from itertools import repeat
 from operator import add
@@ -136,11 +136,11 @@ def moment(at_ms: int | None, what: str, now_ms: int) -> int | None:
 
 def topics(
     ns: str, wants: Sequence[Any], limits: Limits, most: int | None = None
-) -> tuple[list[tuple[TopicKey, int]], int]:
-    """Return each topic that a dequeue wants with its count, and the most bytes that the names of one item take. `most`
-    bounds the items of all topics together."""
+) -> tuple[list[tuple[TopicKey, int]], int, Mapping[TopicKey, int] | None]:
+    """Return each topic that a dequeue wants with its count, the most bytes that the names of one item take, and the
+    weights of the topics, if one has a weight. `most` bounds the items of all topics together."""
     found: dict[TopicKey, int] = {}
-    longest_bytes = 0
+    longest_bytes, weights = 0, None
     for want in wants:
         topic = name(want.topic, "topic", limits)
         found[(ns, topic)] = want.count or 0
@@ -150,6 +150,8 @@ def topics(
             raise Invalid("holding is negative")
         if want.hung is not None:
             raise Invalid("hung is for a report: the count of each topic must be 0")
+        if want.weight is not None and weights is None:
+            weights = {(ns, one.topic): within(one.weight, "weight", 1, MOST_WEIGHT, 1) for one in wants}
     if len(found) != len(wants):
         raise Invalid("wants lists a topic more than once")
     counts = found.values()
@@ -159,10 +161,12 @@ def topics(
     if most is None:
         if sum(counts) > limits.request_items:
             within(sum(counts), "the sum of the counts", 1, limits.request_items, 1)
-        return list(found.items()), names_bytes
+        if weights is not None:
+            raise Invalid("weight needs most: without it the topics are emptied in their order")
+        return list(found.items()), names_bytes, None
     within(max(counts), "count", 1, limits.request_items, 1)
     within(most, "most", 1, limits.request_items, 1)
-    return [(key, min(count, most)) for key, count in found.items()], names_bytes
+    return [(key, min(count, most)) for key, count in found.items()], names_bytes, weights
 
 
 class Asked(NamedTuple):
@@ -176,12 +180,13 @@ class Asked(NamedTuple):
     max_bytes: int  # 0: a whole frame
     worker: str
     most: int | None
+    weights: Mapping[TopicKey, int] | None
 
 
 def asked(request: Any, limits: Limits) -> Asked:
     """Check a dequeue. Its usual wants keep the result: the equal requests of a connection are checked once."""
     ns, wants = name(request.ns, "ns", limits), counted(request.wants, "wants", limits.request_topics)
-    keys, names_bytes = topics(ns, wants, limits, request.most)
+    keys, names_bytes, weights = topics(ns, wants, limits, request.most)
     lease_ms = within(request.lease_ms, "lease_ms", limits.lease_min_ms, limits.lease_max_ms, 0)
     wait_ms = within(request.wait_ms, "wait_ms", 0, limits.wait_max_ms, 0)
     max_bytes = within(request.max_bytes, "max_bytes", 1, (1 << 63) - 1, 0)
@@ -190,7 +195,7 @@ def asked(request: Any, limits: Limits) -> Asked:
     if request.begins is not None and request.begins < 0:
         raise Invalid("begins is negative")
     most = request.most if len(keys) > 1 else None
-    made = Asked(limits, keys, names_bytes, lease_ms, wait_ms, max_bytes, request.worker or "", most)
+    made = Asked(limits, keys, names_bytes, lease_ms, wait_ms, max_bytes, request.worker or "", most, weights)
     if isinstance(wants, Wants):
         wants.checked = made
     return made
@@ -242,16 +247,12 @@ def _all_headers(column: Sequence[dict[str, str]], limits: Limits) -> list[bytes
 def tenancy(spec: Any, limits: Limits) -> tuple[str, tuple[str, ...], int]:
     """Return (fairness key, sorted throttle keys, weight) of an ItemSpec: ('', (), 0) where it sets none of them."""
     fairness = "" if spec.fairness_key is None else fairness_key(spec.fairness_key)
-    keys, weight = spec.throttle_keys or (), spec.weight
+    keys = spec.throttle_keys or ()
     for key in keys[: limits.throttle_keys]:
         refuse("throttle_keys", throttle_key_error(text(key, "throttle_keys")))
     if keys:
         refuse("throttle_keys", throttles_error(keys, limits.throttle_keys, limits.throttle_keys_bytes))
-    if weight is None:
-        weight = 0
-    elif not 1 <= weight <= MOST_WEIGHT:
-        raise Invalid(f"weight is {weight}, not in 1..{MOST_WEIGHT}")
-    return fairness, tuple(sorted(keys)), weight
+    return fairness, tuple(sorted(keys)), within(spec.weight, "weight", 1, MOST_WEIGHT, 0)
 
 
 def fairness_key(given: object) -> str:

@@ -33,6 +33,7 @@ from foqs.checks import (
     check_text,
     check_time_ms,
     refuse,
+    shown,
 )
 from foqs.client.items import (
     Ack,
@@ -142,6 +143,7 @@ def check_counts(topics: object, count: object) -> None:
 def check_dequeue(
     topics: object, count: object, wait_ms: object, lease_ms: object, max_bytes: object, worker: object = None,
     begins: object = None, holding: object = None, ledger: object = False, most: object = None,
+    weights: Mapping[str, int] | None = None,
 ) -> None:  # fmt: skip
     """Check the arguments of a dequeue. A usual call, with a text and two numbers, costs a few comparisons."""
     usual = type(topics) is str and topics and type(count) is int and type(wait_ms) is int
@@ -162,6 +164,12 @@ def check_dequeue(
         check_bool("ledger", ledger)
     if most is not None:
         check_int("most", most, 0, I32_MAX, zero=_NO_LIMIT)
+    if weights is not None:
+        check_weights("weights", weights)
+        if not most:
+            raise Invalid("weights needs most: without it the topics are emptied in their order")
+        for topic in weights.keys() - ({topics} if isinstance(topics, str) else set(topics)):  # type: ignore[call-overload]
+            raise Invalid(f"weights has {shown(topic)}, which is none of the topics")
 
 
 def check_tls(name: str, value: object) -> None:
@@ -174,6 +182,20 @@ def check_topics(name: str, topics: object) -> None:
     if isinstance(topics, Mapping):
         refuse(name, topics, "it must be a list of texts, one for each topic")
     check_distinct(name, (topics,) if isinstance(topics, str) else topics, "topic")
+
+
+def check_weights(name: str, weights: object) -> None:
+    """Check a mapping of topics to their weights."""
+    if not isinstance(weights, Mapping):
+        refuse(name, weights, "it must be a mapping of topics to weights")
+    check_distinct(name, list(weights), "topic")
+    for topic, weight in weights.items():
+        check_int(f"{name}: weight of {topic!r}", weight, 1, MOST_WEIGHT)
+
+
+def check_weighted_topics(name: str, topics: object) -> None:
+    """Check one topic, several, or a mapping of topics to their weights."""
+    (check_weights if isinstance(topics, Mapping) else check_topics)(name, topics)
 
 
 def check_topic_counts(name: str, counts: object) -> None:

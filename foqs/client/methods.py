@@ -217,7 +217,7 @@ _ID, _LEASE = field_head(I64, 1), field_head(I64, 2)
 _ITEMS, _ACKS = field_head(LIST, 2) + _ONE, field_head(LIST, 1) + _ONE
 _NS_OF_ACKS = field_head(STRING, 2)
 _WANTS, _SECOND_ACKS, _SECOND_WANTS = (field_head(LIST, number) + _STRUCTS for number in (2, 2, 3))
-_COUNT, _HOLDING = field_head(I32, 2), field_head(I32, 3)
+_COUNT, _HOLDING, _TOPIC_WEIGHT = field_head(I32, 2), field_head(I32, 3), field_head(I32, 5)
 _LEDGER = field_head(BOOL, 7) + b"\1"
 _CONTEXT, _REQUEST_ID, _TRACEPARENT = field_head(STRUCT, 15), field_head(STRING, 2), field_head(STRING, 3)
 _TIMEOUT = field_head(I64, 4)
@@ -280,9 +280,10 @@ def dequeue_request(
     namespace: str, counts: Mapping[str, int], wait_ms: int | None, lease_ms: int | None = None,
     max_bytes: int | None = None, *, worker: str | None = None, ledger: bool | None = None, begins: int | None = None,
     most: int | None = None, holding: Mapping[str, int] | None = None, acks: Sequence[Leased] | None = None,
+    weights: Mapping[str, int] | None = None,
 ) -> Any:  # fmt: skip
     """Return the DequeueRequest, or with `acks` the AckAndDequeueRequest. It is a struct if the codec has to name a
-    fault."""
+    fault. `weights`: of some of the topics."""
     try:
         if acks is None:
             parts, heads = [_before_wants(namespace), _WANTS, _length(len(counts))], _OPTIONS
@@ -293,7 +294,11 @@ def dequeue_request(
         for topic, count in counts.items():
             held = None if holding is None else holding[topic]
             parts.append(_topic_of_want(topic))
-            parts.append(_count(_COUNT, count, 0) if held is None else _held(_COUNT, count, _HOLDING, held, 0))
+            parts.append(
+                _weighted_bytes(count, held, weights[topic]) if weights is not None and topic in weights
+                else _count(_COUNT, count, 0) if held is None
+                else _held(_COUNT, count, _HOLDING, held, 0)
+            )  # fmt: skip
         times, worker_, numbers = heads
         for head, number in zip(times, (lease_ms, wait_ms, max_bytes), strict=True):
             if number is not None:
@@ -307,7 +312,10 @@ def dequeue_request(
                 parts.append(_i32(head, number))
         return b"".join(parts)
     except _MISFITS:
-        wants = [idl.TopicCount(topic, count, holding and holding[topic]) for topic, count in counts.items()]
+        wants = [
+            idl.TopicCount(topic, count, holding and holding[topic], None, (weights or {}).get(topic))
+            for topic, count in counts.items()
+        ]
         options = {"lease_ms": lease_ms, "wait_ms": wait_ms, "max_bytes": max_bytes, "worker": worker}
         if acks is None:
             return idl.DequeueRequest(namespace, wants, **options, ledger=ledger, begins=begins, most=most)
@@ -362,6 +370,11 @@ def _before_wants(namespace: str) -> bytes:
 @lru_cache(_NAMES_KEPT)
 def _topic_of_want(topic: str) -> bytes:
     return _text(_TOPIC, topic)
+
+
+def _weighted_bytes(count: int, held: int | None, weight: int) -> bytes:
+    """Return what follows the name of a topic with a weight."""
+    return _i32(_COUNT, count) + (b"" if held is None else _i32(_HOLDING, held)) + _i32(_TOPIC_WEIGHT, weight) + _STOP
 
 
 @lru_cache(_NAMES_KEPT)

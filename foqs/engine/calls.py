@@ -276,7 +276,8 @@ class DequeueCall:
     begins: int | None = None  # the consumer begins this number of items at once; None: all
     asked: Sequence[Any] = ()  # the TopicCounts of the request
     most: int | None = None  # items of several topics together; each count of `wants` is within it
-    far: bool = False  # is sent to another host first, for topics without a ready item here
+    weights: Mapping[TopicKey, int] | None = None  # of the topics that share `most`; None: they share it evenly
+    far: bool = False  # is sent to another host first, for topics without a ready item here; with weights: it may be
     limits: Mapping[TopicKey, Limit] | None = None  # of its topics with `per_worker`; see `Holdings.limits`
     limited_at: int = -1  # `Policies.changes` when they were made
     limits_then: Mapping[TopicKey, Limit] | None = None  # when its wait began

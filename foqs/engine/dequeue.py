@@ -76,10 +76,11 @@ def shared(
     """Yield the topics that may have items, with the number of items that `fill` leases of each: `most` together.
 
     Topics with more items get the rest of a share that a topic cannot fill. If there is too little for all of them,
-    chance decides."""
+    chance decides. Shares and chances are as the weights of the topics, where the call has some."""
     if (state.policies.per_worker or call.limits is not None) and state.holdings.limits(call) is not None:
         wants = _with_room(state, call, wants)
     topics, found, pausing = state.topics, call.found, state.policies.pausing
+    weights, rng = call.weights, state.rng
     ready: list[tuple[TopicKey, int, int]] = []
     others: list[tuple[TopicKey, int]] = []
     for key, count in wants:
@@ -89,11 +90,14 @@ def shared(
             ready.append((key, count, min(count, items)))
         elif (topic is not None and topic.turns is not None) or state.held_up or state.skipping:
             others.append((key, count))
-    if len(ready) > 1:
-        first = state.rng.randrange(len(ready))
-        ready = ready[first:] + ready[:first]
+    own = [1] * len(ready) if weights is None else [weights[key] for key, _, _ in ready]
+    shares = shares_of([items for _, _, items in ready], own, most, rng.random())
+    parts = list(zip(ready, shares, strict=True))
+    if len(parts) > 1:  # the first ones get items, where the bytes of the call are too few for all
+        first = int(rng.random() * len(parts)) if weights is None else rng.choices(range(len(parts)), own)[0]
+        parts = parts[first:] + parts[:first]
     left, more = most, []
-    for (key, count, items), share in zip(ready, even_shares([one[2] for one in ready], most), strict=True):
+    for (key, count, items), share in parts:
         if share:
             before = len(found)
             yield key, share
@@ -101,7 +105,7 @@ def shared(
         if items > share and (not share or len(found) - before == share):
             more.append((key, count - share))
     if left and len(more) > 1:
-        state.rng.shuffle(more)
+        more.sort(key=lambda one: rng.expovariate(1 if weights is None else weights[one[0]]))
     for key, count in (*more, *others):
         if not left:
             return
@@ -110,27 +114,25 @@ def shared(
         left -= len(found) - before
 
 
-def even_shares(wanted: Sequence[int], most: int) -> list[int]:
-    """Return what each gets of `most`: no more than it wants, and no less than another that gets more. The first ones
-    get the rest of the division.
+def shares_of(wanted: Sequence[int], weights: Sequence[int], most: int, chance: float) -> list[int]:
+    """Return what each topic gets of `most`, by the weights, and no more than it wants. `chance`, from 0 to below 1,
+    rounds a share that is no whole number up or down: over all chances each topic gets its exact share.
 
-    >>> even_shares([9, 1, 9], 6)
-    [3, 1, 2]
+    >>> shares_of([9, 1, 9], [3, 1, 1], 9, 0.5)
+    [6, 1, 2]
     """
     if sum(wanted) <= most:
         return list(wanted)
-    left, level = most, 0
-    for at, most_wanted in enumerate(sorted(wanted)):
-        level = left // (len(wanted) - at)
-        if most_wanted > level:
-            break
-        left -= most_wanted
-    rest = most - sum([min(one, level) for one in wanted])
-    shares = []
-    for one in wanted:
-        extra = one > level and rest > 0
-        rest -= extra
-        shares.append(min(one, level) + extra)
+    left, total, shares = most, sum(weights), list(wanted)
+    largest_first = sorted(range(len(wanted)), key=lambda at: wanted[at] / weights[at], reverse=True)
+    while wanted[largest_first[-1]] * total <= left * weights[largest_first[-1]]:
+        at = largest_first.pop()
+        left -= wanted[at]
+        total -= weights[at]
+    passed = int(chance * total)
+    for at in largest_first:
+        before, passed = passed, passed + left * weights[at]
+        shares[at] = passed // total - before // total
     return shares
 
 

@@ -193,15 +193,18 @@ class Forwarder:
     def dequeue(self, call: Incoming, until_ms: int, deadline_ms: int, waiting: DequeueCall) -> bool:
         """Ask one host that is known to have a topic of `waiting`, then the next. A consumer that gets nothing waits
         here until `until_ms`. Return False when no host is known to have one."""
-        address = self._known_to_have(waiting)
-        if address is None:
+        found = self._known_to_have(waiting)
+        if found is None:
             return False
+        address, chosen = found
         request = call.request
         # Twice the time in which a host confirms that it owns its shards (`Engine.dequeue`).
         asked_until_ms = min(deadline_ms, self._now_ms() + 2 * self.engine.state.config.host.confirm_ms)
 
         asked = dict.fromkeys(key for key, _ in waiting.wants if self._may_ask(address, key, waiting))
-        if waiting.most is not None:  # the rest of many topics would cost time at both hosts
+        if waiting.weights is not None:  # the other topics there would get more than by their weights
+            asked = {chosen: None}
+        elif waiting.most is not None:  # the rest of many topics would cost time at both hosts
             asked = {key: None for key in asked if address in self.watch.having(*key)}
         wants = [want for want in request.wants if (request.ns, want.topic) in asked]
         if waiting.limits is not None:
@@ -282,19 +285,26 @@ class Forwarder:
         for key, _ in waiting.wants:
             self.fetch(key)
 
-    def _known_to_have(self, waiting: DequeueCall) -> str | None:
-        """Return a random host of the living hosts that have the first topic that any of them has. If the topics of the
-        consumer share a bound, take a random topic in place of the first one: none is served last."""
-        found: list[list[str]] = []
+    def _known_to_have(self, waiting: DequeueCall) -> tuple[str, TopicKey] | None:
+        """Return a random host of the living hosts that have the first topic that any of them has, and the topic. If
+        the topics of the consumer share a bound, take a random topic in place of the first one: none is served last.
+        Weights choose among the topics of all hosts: None, if they choose a topic that is ready here."""
+        found: list[tuple[TopicKey, list[str]]] = []
+        weights = waiting.weights
         for key, _ in waiting.wants:
-            if addresses := self._askable(key, waiting):
-                found.append(addresses)
+            addresses = self._askable(key, waiting)
+            if addresses or (weights is not None and waiting.far and self.engine.ready(key)):
+                found.append((key, addresses))
                 if waiting.most is None:
                     break
         if not found:
             return None
-        choice = self.engine.state.rng.choice
-        return choice(found[0] if len(found) == 1 else choice(found))
+        rng = self.engine.state.rng
+        if weights is not None:
+            key, addresses = rng.choices(found, [weights[key] for key, _ in found])[0]
+        else:
+            key, addresses = found[0] if len(found) == 1 else rng.choice(found)
+        return (rng.choice(addresses), key) if addresses else None
 
     def _askable(self, key: TopicKey, waiting: DequeueCall) -> list[str]:
         """Return the living hosts that are known to have the topic, and may deliver its items to the consumer."""

@@ -11,7 +11,7 @@ from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, Unpac
 
 from foqs.bounds import DEFAULT_ADDRESS
 from foqs.client import AsyncClient, AsyncWorker, Client, FoqsError, Invalid
-from foqs.client.arguments import MOST_HELD
+from foqs.client.arguments import MOST_HELD, check_weights
 from foqs.tasks.clients import Clients
 from foqs.tasks.codecs import Codec, Codecs
 from foqs.tasks.handle import Handle
@@ -231,15 +231,20 @@ class App:
         """Return the handle of a call by the id of its item: its result is plain JSON, which `Task.handle` converts."""
         return Handle(self._clients, item_id)
 
-    def worker(self, topics: Sequence[str] | None = None, *, concurrency: int = 8, **options: Any) -> TaskWorker:
+    def worker(
+        self, topics: Sequence[str] | Mapping[str, int] | None = None, *, concurrency: int = 8, **options: Any
+    ) -> TaskWorker:
         """Return a worker of the tasks, not started.
 
-        topics       default: the topics of the tasks. Name a topic too that only `options` of an enqueue names
+        topics       default: the topics of the tasks. Name a topic too that only `options` of an enqueue names. A
+                     mapping gives the topics weights, as `AsyncWorker` does; topics of batches have their own workers
         concurrency  tasks at a time: coroutines in the event loop, functions in threads
         options      other options of `AsyncWorker`, such as `grace_ms` and `report_errors`
         """
         if topics is not None and (isinstance(topics, str) or not topics):
             raise Invalid(f"topics is {topics!r}: give a list of at least one topic, or None for all of the tasks")
+        if isinstance(topics, Mapping):
+            check_weights("topics", topics)
         _check_names("worker", AsyncWorker, options)
         named = topics or sorted({task.default.get("topic", DEFAULT_TOPIC) for task in self.tasks.values()})
         if not named:

@@ -66,18 +66,19 @@ class TaskWorker(Local):
         tasks: Mapping[str, Task[Any, Any, Any]],
         middleware: Sequence[Middleware],
         schedules: Mapping[str, Mapping[str, Any]],
-        topics: Sequence[str],
+        topics: Sequence[str] | Mapping[str, int],
         *,
         concurrency: int,
         options: Mapping[str, Any],
     ) -> None:
         self.topics = list(topics)
+        self._weights = topics if isinstance(topics, Mapping) else None
         self._clients = clients
         self._tasks = tasks
         self._middleware = middleware
         self._schedules = schedules
         self._concurrency = concurrency
-        self._batches = _batches(tasks, topics)
+        self._batches = _batches(tasks, self.topics)
         self._options = options
         self._threads = Threads()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -108,9 +109,12 @@ class TaskWorker(Local):
         applying = asyncio.create_task(self._apply(), name="foqs-schedules")
         try:
             ordinary = [topic for topic in self.topics if topic not in self._batches]
+            weighted = self._weights and {topic: self._weights[topic] for topic in ordinary}
             if ordinary:
                 self._workers.append(
-                    AsyncWorker(client, ordinary, self._handle, concurrency=self._concurrency, **self._options)
+                    AsyncWorker(
+                        client, weighted or ordinary, self._handle, concurrency=self._concurrency, **self._options
+                    )
                 )
             # While a batch is at work, the next one waits here.
             for topic, size in self._batches.items():

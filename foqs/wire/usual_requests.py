@@ -122,7 +122,7 @@ _SECOND_WANTS, _ACKS = field_head(LIST, 3) + _STRUCTS, _REQUEST + field_head(LIS
 _NS_OF_ACKS = field_head(STRING, 2)
 _TOPIC, _PAYLOAD, _PRIORITY = field_head(STRING, 1), field_head(STRING, 2), field_head(I32, 5)
 _DELIVERY, _COUNT = field_head(I32, 10), field_head(I32, 2)
-_HOLDING = field_head(I32, 3)
+_HOLDING, _TOPIC_WEIGHT = field_head(I32, 3), field_head(I32, 5)
 _METADATA, _DEDUP = field_head(STRING, 3), field_head(STRING, 11)
 _HEADERS = field_head(MAP, 4) + bytes((STRING, STRING))
 _MOST_PAIRS = 7
@@ -444,6 +444,9 @@ def _wants(
             at += 7
             if holding_ != _HOLDING:
                 raise ValueError("a field that is not expected")
+            if stop == I32:
+                want.weight, stop = _weight(frame, at - 1)
+                at += 7
         if topic_ != _TOPIC or count_ != _COUNT or stop != STOP:
             raise ValueError("a topic of another form")
         found.append(want)
@@ -465,6 +468,14 @@ def _wants(
             _, request.most = _i32(frame, at)
             at += 7
     return at
+
+
+def _weight(frame: bytes, at: int) -> tuple[int, int]:
+    """Return the weight of a topic and the byte behind it. Raises ValueError: another field is there."""
+    weight_, weight, stop = _last_i32(frame, at)
+    if weight_ != _TOPIC_WEIGHT:
+        raise ValueError("a field that is not expected")
+    return weight, stop
 
 
 READERS: Mapping[str, ReadRequest] = {

@@ -78,8 +78,9 @@ def thrower(host: HostProcess) -> Iterator[Thrower]:
 def requests() -> list[bytes]:
     """A valid message of every method, with every field that may be given."""
     context = idl.RequestContext("token", "request", "trace", 1000, 0)
+    wants = [idl.TopicCount("t", 1, 1, 1, 1)] * 2
     made = {
-        "Dequeue": idl.DequeueRequest("ns", [idl.TopicCount("t", 1)] * 2, 1000, 1, 1000, "w", True, 1, 2, context),
+        "Dequeue": idl.DequeueRequest("ns", wants, 1000, 1, 1000, "w", True, 1, 2, context),
         "Ack": idl.AckRequest([idl.AckItem(1, 2)] * 3, "ns", context),
         "Nack": idl.NackRequest([idl.NackItem(1, 2, 3, b"meta", False, "why")] * 2, "ns", context),
         "ExtendLease": idl.ExtendLeaseRequest(
@@ -137,7 +138,7 @@ def requests() -> list[bytes]:
         "ReleaseLeases": idl.ReleaseLeasesRequest("ns", "t", "worker", 5, context),
         "ExplainItem": idl.ExplainItemRequest(None, "ns", "t", context),
         "AckAndDequeue": idl.AckAndDequeueRequest(
-            "ns", [idl.AckItem(1, 2)] * 2, [idl.TopicCount("t", 1)] * 2, 1000, 1, 1000, "w", 1, True, 2, context
+            "ns", [idl.AckItem(1, 2)] * 2, wants, 1000, 1, 1000, "w", 1, True, 2, context
         ),
         "GetThrottles": idl.GetThrottlesRequest("ns", "prefix", 10, "cursor", context),
         "GetTopicStats": idl.GetTopicStatsRequest("ns", "topic", 5, context),

@@ -211,6 +211,10 @@ COUNTS = "the sum of the counts is 10001, not in 1..10000"
         ([("t", -1)], {}, "count is -1, not in 1..10000"),
         ([("t", 10_001)], {}, "count is 10001, not in 1..10000"),
         ([("t", 6_000), ("u", 4_001)], {}, COUNTS),
+        ([("t", 1, None, None, 0), ("u", 1)], {"most": 1}, "weight is 0, not in 1..1000"),
+        ([("t", 1), ("u", 1, None, None, -1)], {"most": 1}, "weight is -1, not in 1..1000"),
+        ([("t", 1), ("u", 1, None, None, 1_001)], {"most": 1}, "weight is 1001, not in 1..1000"),
+        ([("t", 1), ("u", 1, None, None, 1)], {}, "weight needs most"),
         ([(None, 1)], {}, "topic is missing"),
         ([("", 1)], {}, f"topic {NAME}"),
         ([("a" * 256, 1)], {}, f"topic {NAME}"),
@@ -235,6 +239,16 @@ COUNTS = "the sum of the counts is 10001, not in 1..10000"
 def test_a_wrong_dequeue_is_refused(host: OneHost, method: str, wants: Any, fields: dict[str, Any], why: str) -> None:
     made = wants and [idl.TopicCount(*want) for want in wants]
     assert refused(host, method, **{"ns": "n", "wants": made, **fields}).startswith(why)
+
+
+@pytest.mark.parametrize("weight", [None, 1])
+def test_a_topic_without_a_weight_has_the_weight_1(host: OneHost, weight: int | None) -> None:
+    for topic in "tu":
+        host.ask("Enqueue", ns="n", items=[spec(topic, b"x")] * 8)
+    wants = [idl.TopicCount("t", 8, None, None, weight), idl.TopicCount("u", 8, None, None, 3)]
+    for ask in ({"method": "Dequeue"}, {"method": "AckAndDequeue", "acks": []}):
+        items = host.ask(ns="n", wants=wants, most=4, **ask).items
+        assert sorted(item.topic for item in items) == ["t", "u", "u", "u"]
 
 
 def test_equal_dequeues_are_checked_once_for_their_limits(host: OneHost) -> None:

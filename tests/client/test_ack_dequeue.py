@@ -56,6 +56,14 @@ def test_one_request_acks_and_brings_items(begun):
     assert names(peer) == TOGETHER
 
 
+def test_both_ways_have_the_weights(begun):
+    peer, client, held = begun(answer(0, 0))
+    client.ack_and_dequeue(held, ["t", "u"], 5, most=5, weights={"u": 3})
+    asked = [*peer.named(BOTH), *peer.named("Dequeue")]
+    assert len(asked) == 2
+    assert all([want.weight for want in request.wants] == [None, 3] for request in asked)
+
+
 def test_an_empty_list_has_the_reason_of_the_host(new_peer, client_of):
     empty = idl.DequeueResponse([], reason="throttled: api")
     peer = new_peer(script("Dequeue", empty, empty, idl.DequeueResponse([])))

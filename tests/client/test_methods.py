@@ -102,25 +102,39 @@ OPTIONS = st.fixed_dictionaries(
 )
 
 
-@given(NAMES, COUNTS, I64, OPTIONS, st.none() | st.just(True), st.booleans())
+WEIGHTS = st.none() | COUNTS
+
+
+def wanted(counts: dict[str, int], holding: dict[str, int] | None, weights: dict[str, int] | None) -> list[Any]:
+    return [
+        idl.TopicCount(topic, count, holding and holding[topic], None, (weights or {}).get(topic))
+        for topic, count in counts.items()
+    ]
+
+
+@given(NAMES, COUNTS, I64, OPTIONS, st.none() | st.just(True), st.booleans(), WEIGHTS, st.booleans())
 def test_topics_to_dequeue_are_the_codecs_bytes(
-    ns: str, counts: dict[str, int], wait_ms: int, options: dict[str, Any], ledger: bool | None, holds: bool
-) -> None:
+    ns: str, counts: dict[str, int], wait_ms: int, options: dict[str, Any], ledger: bool | None, holds: bool,
+    weights: dict[str, int] | None, weighs_all: bool,
+) -> None:  # fmt: skip
+    weights = counts if weighs_all else weights
     holding = {topic: count ^ 1 for topic, count in counts.items()} if holds else None
-    wants = [idl.TopicCount(topic, count, holding and holding[topic]) for topic, count in counts.items()]
+    wants = wanted(counts, holding, weights)
     request = idl.DequeueRequest(ns=ns, wants=wants, wait_ms=wait_ms, ledger=ledger, **options)
-    assert dequeue_request(ns, counts, wait_ms, ledger=ledger, holding=holding, **options) == fields(request)
+    made = dequeue_request(ns, counts, wait_ms, ledger=ledger, holding=holding, weights=weights, **options)
+    assert made == fields(request)
 
 
-@given(NAMES, st.lists(st.builds(Lease, I64, I64), max_size=3), COUNTS, OPTIONS, st.booleans())
+@given(NAMES, st.lists(st.builds(Lease, I64, I64), max_size=3), COUNTS, OPTIONS, st.booleans(), st.booleans())
 def test_acks_with_a_dequeue_are_the_codecs_bytes(
-    ns: str, acks: list[Lease], counts: dict[str, int], options: dict[str, Any], holds: bool
+    ns: str, acks: list[Lease], counts: dict[str, int], options: dict[str, Any], holds: bool, weighs: bool
 ) -> None:
     holding = {topic: count ^ 1 for topic, count in counts.items()} if holds else None
-    wants = [idl.TopicCount(topic, count, holding and holding[topic]) for topic, count in counts.items()]
+    weights = counts if weighs else None
     entries = [idl.AckItem(*ack) for ack in acks]
-    request = idl.AckAndDequeueRequest(ns=ns, acks=entries, wants=wants, **options)
-    assert dequeue_request(ns, counts, None, holding=holding, acks=acks, **options) == fields(request)
+    request = idl.AckAndDequeueRequest(ns=ns, acks=entries, wants=wanted(counts, holding, weights), **options)
+    made = dequeue_request(ns, counts, None, holding=holding, acks=acks, weights=weights, **options)
+    assert made == fields(request)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +161,13 @@ def test_an_unusual_ack_is_left_to_the_codec(ns: Any, item_id: Any, lease: Any) 
 
 @pytest.mark.parametrize(
     ("counts", "options"),
-    [({"a": "1"}, {}), ({"\ud800": 1}, {}), ({"a": 1}, {"lease_ms": "1"}), ({"a": 1}, {"worker": 1})],
+    [
+        ({"a": "1"}, {}),
+        ({"\ud800": 1}, {}),
+        ({"a": 1}, {"lease_ms": "1"}),
+        ({"a": 1}, {"worker": 1}),
+        ({"a": "1"}, {"weights": {"a": 2}}),
+    ],
 )
 def test_the_codec_names_the_fault_of_a_dequeue(counts: Mapping[Any, Any], options: dict[str, Any]) -> None:
     acks = [Lease(1, 2)]
@@ -155,7 +175,7 @@ def test_the_codec_names_the_fault_of_a_dequeue(counts: Mapping[Any, Any], optio
         (methods.DEQUEUE, dequeue_request("n", counts, 0, **options)),
         (methods.ACK_AND_DEQUEUE, dequeue_request("n", counts, None, acks=acks, **options)),
     ):
-        assert request.wants == [idl.TopicCount(topic, count) for topic, count in counts.items()]
+        assert request.wants == wanted(dict(counts), None, options.get("weights"))
         with pytest.raises(Unencodable):
             method.encode(request, 1)
 

@@ -59,6 +59,7 @@ MANY = ["text", b"bytes", 5, None, Unreadable()]
 ITEMS = [None, 5, "5", Unreadable()]
 IDS = [True, 1.5, "x", b"5", None, Unreadable()]
 TOPICS = [[], (), iter(["a"]), ["a", "a"], ["a", ""], [b"a"], b"a", 5, None, "", Unreadable()]
+WEIGHTS = [{}, *({"t": one} for one in (0, -1, True, 1.0, "1", None, 1_001)), {"": 1}, {5: 1}]
 CAUSES = ["failed", 99, 0, True, [], Unreadable()]
 OBJECTS = ["x", 5, {}, Unreadable()]
 
@@ -96,6 +97,7 @@ BAD: dict[str, list[Any]] = {
     "result": ["x", 5, b"x" * 65_537, Unreadable()],
     "dedup_key": [*NAMES, None],
     "most": INTEGERS,
+    "weights": [5, ["a"], *WEIGHTS, {"t": 1}, {"other": 1}],
     "holding": [5, ["a"], {"a": -1}, {"a": True}, {"a": "1"}],
     "ledger": FLAGS,
     "state": [1, "ready", True, 9],
@@ -164,7 +166,7 @@ OTHERS: dict[str, list[Any]] = {
     "Producer.max_bytes": [None],
     "Worker.lease_ms": [None],
     "Worker.grace_ms": [None],
-    "Worker.topics": [{"a": 1}],
+    "Worker.topics": WEIGHTS,
     "Client.redrive.count": [*INTEGERS, None],
     "Client.get_result.wait_ms": [60_001],
     "Client.run_schedule.name": [*TEXTS, "x" * 201, None],

@@ -47,6 +47,8 @@ Worker(client, "mail", plain)
 Worker(client, ["mail"], answers)
 Worker(client, ["mail"], with_job, ack_policy="manual", time_limit_ms=0)
 Worker(client, "mail", untyped, ack_policy=AckPolicy.ACK)
+Worker(client, {"mail": 3, "default": 1}, plain)
+Worker(client, {"mail": "3"}, plain)  # refused
 Worker(client, "mail", lambda item: print(item.id))
 Worker(client, "mail", Handler)
 Worker(client, "mail", Handler())
@@ -102,6 +104,7 @@ client.enqueue("mail", b"x", delivery=7)  # refused
 client.enqueue("mail", b"x", prio=7)  # refused
 ItemSpec("mail", b"x", delivery=7)  # refused
 client.dequeue({"mail": 5}, wait_ms=5)
+client.dequeue(["mail", "default"], most=5, weights={"mail": 3})
 client.dequeue("mail", "5")  # refused
 client.dequeue("mail", wait_ms=0.5)  # refused
 client.dequeue(b"mail")  # refused

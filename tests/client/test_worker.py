@@ -116,6 +116,25 @@ def test_requests_of_a_worker_of_very_many_topics_reach_each():
         assert {topic for turn in turns for topic in turn} == set(topics)
 
 
+@pytest.mark.parametrize("count", [2, 1_001])
+def test_each_request_of_a_worker_has_the_weights_of_its_topics(peer, client_of, work, count):
+    weights = {"t": 7, **{f"t{n}": n % 3 + 1 for n in range(1, count)}}
+    enqueue(client_of(peer), 30)
+    worker = work(client_of(peer), lambda item: None, topics=weights)
+    eventually(lambda: worker.counts.done == 30 and len(peer.named("Dequeue")) > 1)
+    requests = [*peer.named("Dequeue"), *peer.named("AckAndDequeue")]
+    assert peer.named("AckAndDequeue")
+    for request in requests:
+        assert {want.topic: want.weight for want in request.wants}.items() <= weights.items()
+        assert request.most and len(request.wants) == min(count, 1_000)
+
+
+def test_a_worker_of_one_topic_sends_no_weight(peer, client_of, work):
+    work(client_of(peer), lambda item: None, topics={"t": 5})
+    eventually(lambda: peer.named("Dequeue"))
+    assert [(want.topic, want.weight) for want in peer.named("Dequeue")[0].wants] == [("t", None)]
+
+
 NUMBERS = (signal.SIGTERM, signal.SIGINT)
 
 

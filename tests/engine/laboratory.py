@@ -214,6 +214,8 @@ class Laboratory:
         worker: str = "",
         begins: int | None = None,
         most: int | None = None,
+        weights: Mapping[LaneKey, int] | None = None,
+        max_bytes: int = 1 << 20,
     ) -> list[Any]:
         """Return a list that gets the ids of each reply; `doubtful` gets the ids of its doubtful leases. `delivers`:
         whether a reply reaches the consumer."""
@@ -226,8 +228,9 @@ class Laboratory:
 
         wants = [(key, count) for key in keys]
         call = DequeueCall(
-            wants, lease_ms, 1 << 20, 0, reply, worker=worker, begins=begins, most=most if len(wants) > 1 else None
-        )
+            wants, lease_ms, max_bytes, 0, reply, worker=worker, begins=begins,
+            most=most if len(wants) > 1 else None, weights=weights,
+        )  # fmt: skip
         self.engine.dequeue(call, self.now_ms, wait_ms)
         return answers
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from fractions import Fraction
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foqs.bounds import MOST_WEIGHT
 from foqs.buffers.shard_batch import ShardBatch
 from foqs.engine import ready_lanes
-from foqs.engine.dequeue import even_shares
+from foqs.engine.dequeue import shares_of
 from foqs.errors import Invalid
 from foqs.idl import idl
 from foqs.item import Item, Phase, Place
@@ -92,17 +94,43 @@ def stock(lab: Laboratory, *keys: LaneKey, items: int = 50) -> None:
         lab.stored(*[lab.item() for _ in range(items)], key=key)
 
 
-def one_by_one(wanted: list[int], most: int) -> list[int]:
-    shares = [0] * len(wanted)
-    while sum(shares) < min(most, sum(wanted)):
-        at = min((at for at, one in enumerate(wanted) if shares[at] < one), key=lambda at: (shares[at], at))
-        shares[at] += 1
+def exact_shares(wanted: list[int], weights: list[int], most: int) -> list[Fraction]:
+    """The weighted max-min shares: nothing is left, and no topic with unmet wants is behind another by its weight."""
+    shares, left, open_ = [Fraction(0)] * len(wanted), Fraction(min(most, sum(wanted))), set(range(len(wanted)))
+    while left:
+        total = sum(weights[at] for at in open_)
+        step = min(left / total, *((wanted[at] - shares[at]) / weights[at] for at in open_))
+        for at in open_:
+            shares[at] += step * weights[at]
+        left -= step * total
+        open_ = {at for at in open_ if shares[at] < wanted[at]}
     return shares
 
 
-@given(st.lists(st.integers(1, 30), max_size=12), st.integers(1, 100))
-def test_even_shares_are_those_of_handing_out_one_by_one(wanted: list[int], most: int) -> None:
-    assert even_shares(wanted, most) == one_by_one(wanted, most)
+topics_wanted = st.lists(st.tuples(st.integers(0, 30), st.integers(1, MOST_WEIGHT)), max_size=12)
+
+
+@given(topics_wanted, st.integers(1, 100), st.floats(0, 1, exclude_max=True))
+def test_shares_are_within_one_of_the_exact_ones(topics: list[tuple[int, int]], most: int, chance: float) -> None:
+    wanted, weights = [one for one, _ in topics], [weight for _, weight in topics]
+    shares = shares_of(wanted, weights, most, chance)
+    assert sum(shares) == min(most, sum(wanted))
+    for share, exact, one in zip(shares, exact_shares(wanted, weights, most), wanted, strict=True):
+        assert abs(share - exact) < 1 and 0 <= share <= one
+
+
+@given(topics_wanted, st.integers(1, 20))
+def test_shares_are_exact_over_all_chances(topics: list[tuple[int, int]], most: int) -> None:
+    wanted, weights = [one for one, _ in topics], [weight % 7 + 1 for _, weight in topics]
+    exact = exact_shares(wanted, weights, most)
+    steps = sum(weight for weight, one, share in zip(weights, wanted, exact, strict=True) if share < one) or 1
+    shares = [shares_of(wanted, weights, most, (step + 0.5) / steps) for step in range(steps)]
+    assert [sum(of_topic) for of_topic in zip(*shares, strict=True)] == [share * steps for share in exact]
+
+
+def test_equal_weights_share_evenly() -> None:
+    assert shares_of([9, 1, 9], [5, 5, 5], 5, 0.9) == [2, 1, 2]
+    assert shares_of([9] * 4, [1] * 4, 8, 0.0) == [2, 2, 2, 2]
 
 
 def test_topics_share_what_a_request_may_have() -> None:
@@ -117,6 +145,63 @@ def test_without_a_bound_the_first_topics_are_emptied_first() -> None:
     lab = Laboratory(1)
     stock(lab, KEYS[0], KEYS[1], items=3)
     assert [topic_of(lab, one) for one in lab.taken(keys=KEYS[:2], count=2)] == ["t000"] * 2 + ["t001"] * 2
+
+
+def long_run(lab: Laboratory, requests: int, most: int, weights: dict[LaneKey, int], **how: Any) -> Counter[str]:
+    """How many items of each topic the requests get."""
+    asked = {"keys": list(weights), "count": most, "most": most, "weights": weights, **how}
+    return Counter(topic_of(lab, one) for _ in range(requests) for one in lab.taken(**asked))
+
+
+@pytest.mark.parametrize(("most", "max_bytes"), [(1, 1 << 20), (2, 1 << 20), (9, 1 << 20), (9, 1)])
+def test_weighted_topics_share_by_their_weights(most: int, max_bytes: int) -> None:
+    """Also where the bytes of an answer are those of one item."""
+    lab = Laboratory(1, 2)
+    stock(lab, *KEYS[:3], items=3_600)
+    got = long_run(lab, 600, most, {KEYS[0]: 6, KEYS[1]: 3, KEYS[2]: 1}, max_bytes=max_bytes)
+    items = sum(got.values())
+    assert items == (600 if max_bytes == 1 else 600 * most)
+    for topic, share in (("t000", 0.6), ("t001", 0.3), ("t002", 0.1)):
+        # Three standard deviations of 600 draws; a rounded share has less.
+        assert abs(got[topic] / items - share) < 3 * (share * (1 - share) / 600) ** 0.5, got
+
+
+def test_a_topic_of_the_least_weight_does_not_starve() -> None:
+    lab = Laboratory(1)
+    stock(lab, *KEYS[:2], items=4_000)
+    got = long_run(lab, 4_000, 1, {KEYS[0]: 100, KEYS[1]: 1})
+    assert 15 <= got["t001"] <= 80, got
+
+
+def test_an_empty_topic_leaves_everything_to_the_other() -> None:
+    lab = Laboratory(1)
+    stock(lab, KEYS[1], items=40)
+    weights = {KEYS[0]: MOST_WEIGHT, KEYS[1]: 1}
+    assert long_run(lab, 1, 30, weights) == {"t001": 30}
+    stock(lab, KEYS[0], items=3)
+    assert long_run(lab, 1, 10, weights) == {"t000": 3, "t001": 7}
+
+
+def test_weights_hold_for_what_a_topic_cannot_give() -> None:
+    """The items of the first topic are counted as ready, and have expired."""
+    lab = Laboratory(1)
+    stock(lab, *KEYS[1:3], items=600)
+    weights = {KEYS[0]: MOST_WEIGHT, KEYS[1]: 3, KEYS[2]: 1}
+    got: Counter[str] = Counter()
+    for _ in range(400):
+        lab.stored(lab.item(ttl_ms=50), key=KEYS[0])
+        lab.now_ms += 60
+        got += long_run(lab, 1, 1, weights)
+    assert got.keys() == {"t001", "t002"} and 60 <= got["t002"] <= 140, got
+
+
+def test_a_consumer_that_waits_gets_items_by_weight() -> None:
+    lab = Laboratory(1)
+    answers = lab.dequeue(wait_ms=5_000, keys=KEYS[:2], count=4, most=4, weights={KEYS[0]: 3, KEYS[1]: 1})
+    for key in KEYS[:2]:
+        lab.put(*[lab.item() for _ in range(9)], key=key)
+    lab.settle()
+    assert Counter(topic_of(lab, one) for ids in answers for one in ids) == {"t000": 3, "t001": 1}
 
 
 @pytest.mark.parametrize("fullest", [KEYS[0], KEYS[1], KEYS[199]])

@@ -258,6 +258,56 @@ def test_a_topic_of_another_host_waits_for_no_backlog_here(host: OneHost) -> Non
     assert 3 <= sent <= 30
 
 
+def weighted(host: OneHost, most: int = 1, **weights: int) -> Call:
+    wants = [idl.TopicCount(topic, most, None, None, weight) for topic, weight in weights.items()]
+    return host.call("Dequeue", ns="n", wants=wants, wait_ms=0, most=most)
+
+
+@pytest.mark.parametrize("most", [1, 4])
+def test_weights_hold_over_the_topics_of_all_hosts(host: OneHost, most: int) -> None:
+    """Also where the other host has items of the topic that is ready here: it is asked for the chosen topic alone."""
+    stock(host, "mail", 2_000)
+    stock(host, "news", 2_000)
+    publish(host, "mail", "bulk")
+    got: Counter[str] = Counter()
+    for n in range(400):
+        call = weighted(host, most, mail=5, bulk=2, news=1)
+        for question in host.to("Dequeue"):
+            assert question.request.wants == [idl.TopicCount("bulk", most, None, None, 2)]
+            host.reply("Dequeue", items(*range(10_000 * (n + 1), 10_000 * (n + 1) + most)))
+            got["bulk"] += most
+        got.update(item.topic for item in call.answer.items if item.topic is not None)
+    assert sum(got.values()) == 400 * most
+    for topic, share in (("mail", 5 / 8), ("bulk", 2 / 8), ("news", 1 / 8)):
+        # Three standard deviations of 400 draws.
+        assert abs(got[topic] / 400 / most - share) < 3 * (share * (1 - share) / 400) ** 0.5, got
+
+
+def test_weights_choose_among_topics_that_only_other_hosts_have() -> None:
+    host = OneHost(1, routing=routing_of({1: "a", 2: "b", 3: "c"}))
+    for topics in (("mail",), ("mail", "bulk")):
+        publish(host, *topics)
+    asked: Counter[str] = Counter()
+    for n in range(400):
+        weighted(host, mail=3, bulk=1)
+        request = host.reply("Dequeue", items(n + 1))
+        asked.update(want.topic for want in request.wants)
+    assert asked.total() == 400 and 74 <= asked["bulk"] <= 126, asked
+
+
+def test_a_chosen_topic_that_is_gone_holds_up_no_other(host: OneHost) -> None:
+    stock(host, "mail", 10)
+    publish(host, "bulk", "news")
+    call = weighted(host, 2, mail=1, bulk=1_000, news=1_000)
+    host.reply("Dequeue", nothing())
+    assert [item.topic for item in call.answer.items] == ["mail", "mail"]
+    stock(host, "other", 1)
+    call = weighted(host, 2, other=1, news=1_000, bulk=1_000)
+    (question,) = host.to("Dequeue")
+    host.reply("Dequeue", nothing())
+    assert len(question.request.wants) == 1 and len(call.answer.items) == 1
+
+
 def test_topics_of_other_hosts_have_their_turns() -> None:
     """Also the last one in the request."""
     host = OneHost(1, routing=routing_of({1: "a", 2: "b", 3: "c"}))

@@ -1,5 +1,6 @@
 """Any host takes any request: what reaches the wrong one goes on to the right one, once."""
 
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -141,6 +142,21 @@ def test_a_dequeue_that_finds_nothing_elsewhere_waits_here(cluster: Cluster) -> 
     assert (a.counters.forwarded, b.counters.forwarded) == (1, 0)
     (item_id,) = cluster.wire(a).put("t", b"x")
     assert [item.id for item in waiting.receive("Dequeue").items] == [item_id]
+
+
+def test_weights_hold_over_hosts(cluster: Cluster) -> None:
+    """Host "a" has only the heavy topic, "b" both. Equal topics would get a fraction of 1/8 or 1/2."""
+    a, b, _ = three(cluster)
+    for owner, topic in ((a, "heavy"), (b, "heavy"), (b, "light")):
+        cluster.wire(owner).put(topic, *[b"x"] * 700)
+    knows(cluster, a, "light", b)
+    knows(cluster, a, "heavy", b)
+    wire, wants = cluster.wire(a), [idl.TopicCount("heavy", 2, None, None, 3), idl.TopicCount("light", 2)]
+    got: Counter[str] = Counter()
+    for _ in range(300):
+        got.update(item.topic for item in wire.ask("Dequeue", ns="test", wants=wants, most=2, wait_ms=20_000).items)
+    # A request gets two items of one topic: five standard deviations of 300 draws are 0.125.
+    assert got.total() == 600 and abs(got["light"] / 600 - 0.25) < 0.12, got
 
 
 def test_a_host_that_cannot_be_asked_for_items(

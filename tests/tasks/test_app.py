@@ -130,6 +130,9 @@ def test_wrong_options_of_an_app_and_a_worker_are_found_at_once():
     for topics in ("mail", []):
         with pytest.raises(Invalid, match="give a list of at least one topic"):
             app.worker(topics)
+    for weight in (0, True, 1.5, 1_001):
+        with pytest.raises(Invalid, match="topics: weight of 'mail' is"):
+            app.worker({"mail": weight, "default": 1})
     with pytest.raises(Invalid, match="worker has no option concurency"):
         app.worker(concurency=1)
 

@@ -5,6 +5,7 @@ import json
 import threading
 import time
 from datetime import timedelta
+from functools import partial
 
 import pytest
 
@@ -417,3 +418,31 @@ def test_an_exit_or_a_stop_iteration_of_a_task_fails_it(app, start):
 
     start(app)
     assert in_thread.enqueue().result(LATER) == "done"
+
+
+def test_topics_have_a_share_of_the_worker_by_their_weights(app, start):
+    ran = []
+    for topic in ("mail", "bulk"):
+        app.task(name=topic, topic=topic)(partial(ran.append, topic))
+    app.enqueue_many([app.tasks[topic].message() for topic in ("mail", "bulk") for _ in range(300)])
+    worker = start(app, topics={"mail": 3, "bulk": 1}, concurrency=2)
+    eventually(lambda: len(ran) == 600)
+    assert worker.topics == ["mail", "bulk"]
+    # Three in four: 150, give or take five standard deviations of 200 draws.
+    assert 120 < ran[:200].count("mail") < 180
+
+
+def test_a_topic_of_batches_may_have_a_weight(app, start):
+    ran = []
+
+    @app.task(topic="many", batch=5)
+    def gather(calls: list[Call]) -> None:
+        ran.extend(call.args[0] for call in calls)
+
+    @app.task(topic="one")
+    def single(n: int) -> None:
+        ran.append(n)
+
+    app.enqueue_many([task.message(n) for n, task in enumerate((gather, gather, single))])
+    start(app, topics={"many": 9, "one": 1})
+    eventually(lambda: sorted(ran) == [0, 1, 2])

@@ -57,7 +57,7 @@ requests = st.one_of(
     struct_of(
         idl.DequeueRequest,
         ns=texts,
-        wants=st.lists(struct_of(idl.TopicCount, topic=texts, count=i32s), max_size=4),
+        wants=st.lists(struct_of(idl.TopicCount, topic=texts, count=i32s, holding=i32s, weight=i32s), max_size=4),
         wait_ms=i64s,
         context=contexts,
     ),

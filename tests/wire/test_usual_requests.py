@@ -68,7 +68,11 @@ def like_items(draw: st.DrawFn) -> list[Any]:
 
 
 whole_acks = st.lists(st.builds(idl.AckItem, id=i64s, lease=i64s), max_size=8)
-wants = st.lists(st.builds(idl.TopicCount, topic=texts, count=i32s, holding=st.none() | i32s), max_size=8)
+wants = st.lists(
+    st.builds(idl.TopicCount, topic=texts, count=i32s)
+    | st.builds(idl.TopicCount, topic=texts, count=i32s, holding=i32s, weight=st.none() | i32s),
+    max_size=8,
+)
 times = st.none() | i64s
 usual_requests = st.one_of(
     st.builds(idl.EnqueueRequest, ns=texts, items=like_items(), context=whole_contexts),
@@ -312,6 +316,17 @@ def test_fields_of_a_newer_contract_are_left_to_the_codec(decoder: RequestDecode
         assert read(frame, decoder) is None
         same_by_each_way(decoder, frame)
         assert outcome(decoder, frame, usual=True)["items"][0]["priority"] == 7
+
+
+def test_a_topic_of_a_newer_contract_is_left_to_the_codec(decoder: RequestDecoder) -> None:
+    """As a host without weights reads a topic with one."""
+    want = idl.TopicCount("t", 1, 2, None, 3)
+    frame = message("Dequeue", idl.DequeueRequest("n", [want, want], most=4))
+    newer = frame.replace(b"\x08\0\5" + i32(3), b"\x08\0\x63" + i32(3))
+    assert read(frame, decoder) is not None and read(newer, decoder) is None
+    same_by_each_way(decoder, newer)
+    found = outcome(decoder, newer, usual=True)
+    assert found["wants"] == [plain(idl.TopicCount("t", 1, 2))] * 2 and found["most"] == 4
 
 
 @pytest.mark.parametrize(

@@ -72,15 +72,16 @@ class AckDequeue:
     async def ask(
         self, part: Part, acks: Sequence[Leased], wants: Mapping[str, int], deadline: float, *,
         lease_ms: int | None, max_bytes: int | None = None, worker: str | None = None, begins: int | None = None,
-        holding: Share | None = None, most: int | None = None,
+        holding: Share | None = None, most: int | None = None, weights: Mapping[str, int] | None = None,
     ) -> Taken:  # fmt: skip
         """Send one request with the acks of `part`, which `outcomes` are about. Raises the error of the whole request,
         such as LostReply: each ack may have been carried out."""
         acked = acks if len(part.asked) == len(acks) else [acks[at] for at in part.asked]
         places = None if holding is None else self._requests.places.ask(wants, holding, wait=False, acked=acked)
+        most = most if most and len(wants) > 1 else None
         request = methods.dequeue_request(
             self._requests.namespace, wants if places is None else places.counts, None, lease_ms, max_bytes,
-            worker=worker, begins=begins, most=most if most and len(wants) > 1 else None,
+            worker=worker, begins=begins, most=most, weights=weights if most else None,
             holding=None if places is None else places.holding, acks=acked,
         )  # fmt: skip
         if self._tracing is None:
@@ -131,6 +132,7 @@ class ConsumerCalls:
         lease_ms: int | None = None,
         max_bytes: int | None = None,
         most: int | None = None,
+        weights: Mapping[str, int] | None = None,
         worker: str | None = None,
         begins: int | None = None,
         holding: Mapping[str, int] | Share | None = None,
@@ -138,7 +140,8 @@ class ConsumerCalls:
         timeout_ms: int | None = None,
     ) -> Items:
         """Lease up to `count` items per topic, in the given order of topics. A mapping sets the count per topic.
-        `most` bounds the items of all topics together. The topics that have items share it evenly.
+        `most` bounds the items of all topics together. The topics that have items share it evenly, or by `weights`, 1
+        to 1,000 each; a topic without one has 1.
 
         Returns as soon as anything is ready, or after `wait_ms` with nothing: the list's `reason` may then say why,
         for example "paused". `wait_ms` 0: at once. `lease_ms`: how long the leases last; default each item's own, else
@@ -148,7 +151,7 @@ class ConsumerCalls:
         with the policy `per_worker`; acks, nacks, releases and deletes by this client count while the call waits.
         Default: each host counts the leases of `worker`. `ledger`: the items come with their `Ledger`.
         """
-        check_dequeue(topics, count, wait_ms, lease_ms, max_bytes, worker, begins, holding, ledger, most)
+        check_dequeue(topics, count, wait_ms, lease_ms, max_bytes, worker, begins, holding, ledger, most, weights)
         requests = self._requests
         max_bytes = max_bytes or None
         counts = {topics: count} if not most and isinstance(topics, str) else counts_of(topics, count, most)
@@ -161,7 +164,7 @@ class ConsumerCalls:
             request = methods.dequeue_request(
                 self.namespace, counts if places is None else places.counts, int(left_ms), lease_ms, max_bytes,
                 worker=worker, ledger=ledger or None, begins=begins, most=total,
-                holding=None if places is None else places.holding,
+                holding=None if places is None else places.holding, weights=None if total is None else weights,
             )  # fmt: skip
             to, caller = requests.router.only, requests.caller
             if to is None:
@@ -190,6 +193,7 @@ class ConsumerCalls:
         lease_ms: int | None = None,
         max_bytes: int | None = None,
         most: int | None = None,
+        weights: Mapping[str, int] | None = None,
         timeout_ms: int | None = None,
     ) -> Taken:
         """Call `ack_many` and then `dequeue`, in one request where the host takes both.
@@ -205,7 +209,7 @@ class ConsumerCalls:
         before the dequeue.
         """
         check_many("done", done)
-        check_dequeue(topics, count, wait_ms, lease_ms, max_bytes, most=most)
+        check_dequeue(topics, count, wait_ms, lease_ms, max_bytes, most=most, weights=weights)
         max_bytes = max_bytes or None
         given, counts = Entries(done, arguments.ack_entry), counts_of(topics, count, most)
         acks = given.good
@@ -227,7 +231,7 @@ class ConsumerCalls:
         if part.asked:
             try:
                 taken = await self.combined.ask(
-                    part, acks, counts, deadline, lease_ms=lease_ms, max_bytes=max_bytes, most=most
+                    part, acks, counts, deadline, lease_ms=lease_ms, max_bytes=max_bytes, most=most, weights=weights
                 )
             except FoqsError as error:  # it may be about the items that are asked for
                 if judge(END_ITEM, error, doubtful=False) is Verdict.AGAIN_DOUBTFUL:
@@ -252,8 +256,9 @@ class ConsumerCalls:
         try:
             left_ms = max(0, int((wait_until - monotonic()) * 1000))
             items = await self.dequeue(
-                counts, wait_ms=left_ms, lease_ms=lease_ms, max_bytes=max_bytes, most=most, timeout_ms=timeout_ms
-            )
+                counts, wait_ms=left_ms, lease_ms=lease_ms, max_bytes=max_bytes, most=most, weights=weights,
+                timeout_ms=timeout_ms,
+            )  # fmt: skip
         except FoqsError as error:
             failed = bare(error)
         return Taken(given.outcomes(outcomes), items, failed)

@@ -34,7 +34,7 @@ except ImportError as error:
 from foqs import __version__
 from foqs.bounds import LIMITS
 from foqs.client.guard import guarded, kind_of
-from foqs.client.handlers import Retry, WorkSpan, end_span
+from foqs.client.handlers import TASK_HEADER, Retry, WorkSpan, end_span
 from foqs.client.items import Item, ItemSpec
 from foqs.errors import FoqsError, Invalid
 
@@ -187,6 +187,8 @@ class Tracing:
         or nack."""
         item: Item = held.item
         name, attributes = self._about("process", "process", (item.topic,), 1)
+        if isinstance(item.headers, Mapping) and TASK_HEADER in item.headers:
+            attributes["foqs.task"] = item.headers[TASK_HEADER]
         span = self._start(
             name,
             context=context_of(item),

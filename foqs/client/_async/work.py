@@ -103,7 +103,7 @@ class Work:
             self._put(held, None, job.result)
         else:
             nack = self._nack(held, job.metadata, error, late=late)
-            self._report(held, error, _sequel(held, nack))
+            self._report(held, error, _sequel(held, nack), late=late)
             self._put(held, nack)
 
     def _not_done(self, held: Held, job: AsyncJob) -> bool:  # async only
@@ -179,7 +179,12 @@ class Work:
         else:
             self._put(held, self._nack(held, None, error, late=False))
 
-    def _report(self, held: Held, error: BaseException | None, sequel: str) -> None:
+    def _report(self, held: Held, error: BaseException | None, sequel: str, *, late: bool = False) -> None:
+        if late:
+            raised = error
+            raised = None if is_a(error, asyncio.CancelledError) else error  # async only
+            log.error("the time limit of %s has passed: %s", held, sequel, exc_info=raised)
+            return
         if error is None:
             return
         if held.stopped and is_a(error, asyncio.CancelledError):  # async only

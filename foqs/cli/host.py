@@ -288,7 +288,7 @@ def main() -> None:
     try:
         serve(config, partial(orders.follow, config), listening, shared_port=order["shared_port"])
     except Invalid as error:
-        _say("refused", error.message)
+        _say("refused", f"process {config.server.id}: {error.message}")
         raise SystemExit(1) from None
 
 

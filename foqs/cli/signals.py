@@ -12,18 +12,21 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import structlog
 
 from foqs.cli import logs
-from foqs.config.load import Config, NotValid, change
 from foqs.errors import Invalid
 from foqs.event_loop import on_daemon_thread
 
+if TYPE_CHECKING:
+    from foqs.config.load import Config
+
 log = structlog.get_logger("foqs.config.load")
 
-Read = Callable[[], Config]
-Apply = Callable[[Config], None]
+Read = Callable[[], "Config"]
+Apply = Callable[["Config"], None]
 
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 _HEARD = (*_ENDING, signal.SIGHUP)
@@ -89,6 +92,8 @@ def on_hangup(running: Config, read: Read | None, apply: Apply) -> asyncio.Task[
     _on(signal.SIGHUP, wanted.set)
 
     async def follow() -> None:
+        from foqs.config.load import NotValid  # which a process of tasks has no packages for
+
         nonlocal running
         while True:
             await wanted.wait()
@@ -109,6 +114,8 @@ def on_hangup(running: Config, read: Read | None, apply: Apply) -> asyncio.Task[
 
 def take(running: Config, read: Config, apply: Apply) -> Config:
     """Apply the live keys of `read`, log the changed keys, and return the new configuration. Raises NotValid."""
+    from foqs.config.load import change
+
     changed = change(running, read)
     logs.set_level(changed.config.log.level)
     apply(changed.config)

@@ -7,17 +7,18 @@ from typing import Any
 
 import pytest
 
-from foqs.cli import supervisor
-from foqs.config.load import load
+from foqs.cli.keeper import Keeper
 from foqs.errors import Invalid
 
 
 class Played:
-    """A process that exits by itself just before kill(), which then raises ProcessLookupError."""
+    """A process that exits by itself just before kill(), which then raises ProcessLookupError. It writes the
+    lines `said` before."""
 
     pid = 1
 
-    def __init__(self) -> None:
+    def __init__(self, *said: bytes) -> None:
+        self._said = list(said)
         self.stdin = self.stdout = self
         self._ended = asyncio.Event()
 
@@ -29,6 +30,8 @@ class Played:
         return self
 
     async def __anext__(self) -> bytes:
+        if self._said:
+            return self._said.pop(0)
         await self._ended.wait()
         raise StopAsyncIteration
 
@@ -45,15 +48,35 @@ def test_a_worker_that_ends_just_before_it_is_killed(monkeypatch: pytest.MonkeyP
         return Played()
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", make)
-    monkeypatch.setattr(supervisor, "_END_S", 0.01)
-    config = load(server={"id": "a", "port": 7000, "grace_ms": 1}, zookeeper={"hosts": "z:1"})
 
     async def work() -> None:
-        keeper = supervisor._Keeper(config, 1, 7000, lambda _: None)
+        keeper = Keeper("a-1", ("nothing",), lambda _: None)
+        keeper.give({}, 0.01, {})
         keeping = asyncio.ensure_future(keeper.run())
         await asyncio.sleep(0)
-        keeper.stop.set()
+        keeper.stop()
         await keeping
 
     with pytest.raises(Invalid, match="a-1 did not stop in order: status 3"):
         asyncio.run(work())
+
+
+def test_a_last_line_may_be_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[Any] = []
+
+    async def make(*_: object, **__: object) -> Any:
+        return Played(b'{"ends": "max_jobs"}\n', b'{"repor')
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", make)
+
+    def ended(why: str) -> None:
+        said.append(why)
+        keeper.stop()
+
+    async def work() -> None:
+        await keeper.run()
+
+    keeper = Keeper("1", ("nothing",), said.append, ended=ended)
+    keeper.give({}, 0.01, {})
+    asyncio.run(work())
+    assert said == [{"ends": "max_jobs"}, "max_jobs"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from foqs.cli.supervisor import _END_S
+from foqs.cli.keeper import END_S
 from foqs.config.load import Config
 from foqs.server import cluster_node
 from tests.conftest import required
@@ -63,7 +63,7 @@ def test_it_runs_a_command_that_there_is() -> None:
 
 
 def test_a_host_has_the_time_that_it_may_take_to_stop() -> None:
-    takes_s = 2 * Config().server.grace_ms / 1000 + max(cluster_node._CLOSE_S, _END_S)
+    takes_s = 2 * Config().server.grace_ms / 1000 + max(cluster_node._CLOSE_S, END_S)
     assert int(said("TimeoutStopSec")[0]) >= takes_s + 5
     assert (said("KillSignal"), said("KillMode")) == (["SIGTERM"], ["mixed"])
 

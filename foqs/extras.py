@@ -50,6 +50,7 @@ EXTRA_OF_COMMAND = {
     "shards": "server",
     "doctor": "server",
     "spark": "spark",
+    "worker": "tasks",
     "foqs-lab": "lab",
 }
 """What a command needs in all, so that a user installs once. The other commands need `cli`."""

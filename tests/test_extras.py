@@ -129,11 +129,11 @@ EVERY = set(extras.EXTRA_OF.values())
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("argv", [(), ("--version",), ("dev",), ("enqueue", "a", "b")], ids=" ".join)
+@pytest.mark.parametrize("argv", [(), ("--version",), ("dev",), ("worker", "a:b"), ("enqueue", "a", "b")], ids=" ".join)
 def test_the_base_alone_names_the_extra_of_the_command(argv: tuple[str, ...]) -> None:
     ran = without(EVERY, *argv)
     assert (ran.returncode, ran.stdout) == (1, "")
-    extra = "server" if argv == ("dev",) else "cli"
+    extra = {("dev",): "server", ("worker", "a:b"): "tasks"}.get(argv, "cli")
     assert ran.stderr == f"foqs: {extras.missing('the package typer', extra)}\n"
 
 
@@ -181,6 +181,16 @@ def test_the_commands_of_a_queue_need_no_server_packages() -> None:
                  ("settings", "show"), ("dead", "list", "a"), ("explain", "a"), ("auth", "token")):  # fmt: skip
         ran = without(EVERY - {"cli"}, *argv, *(() if argv[0] == "auth" else ("--address", "127.0.0.1:1")))
         assert "is not installed" not in ran.stderr, argv
+
+
+@pytest.mark.process
+def test_a_worker_needs_the_extra_of_tasks_alone() -> None:
+    ran = without({"server", "tasks"}, "worker", "a:b", "--metrics-port", "0")
+    assert "the package prometheus_client is not installed; the extra foqs[tasks] has it" in ran.stderr
+    names = [name for name, extra in extras.EXTRA_OF.items() if extra == "server" and name != "prometheus_client"]
+    program = f"import sys; sys.modules.update(dict.fromkeys({names})); "
+    program += "import foqs.cli.worker_child, foqs.cli.worker_metrics, foqs.cli.worker_supervisor"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60, env=environment())
 
 
 @pytest.mark.process

@@ -205,25 +205,26 @@ Rows = Mapping[str, Sequence[tuple[tuple[str, ...], Value]]]
 """By the name of a metric: values of its labels, and the value."""
 
 
-def render(rows: Rows, accept: str) -> tuple[bytes, str]:
+def render(rows: Rows, accept: str, families: Mapping[str, Family] = FAMILIES) -> tuple[bytes, str]:
     """Return (text, content type) for an Accept header. The text has every metric, even without a value."""
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     GCCollector(registry=registry)
-    registry.register(_Host(rows))
+    registry.register(_Host(rows, families))
     encode, content_type = choose_encoder(accept)
     return encode(registry), content_type
 
 
 class _Host(Collector):
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: Rows, families: Mapping[str, Family]) -> None:
         self._rows = rows
+        self._families = families
 
     def describe(self) -> Iterable[Metric]:
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        for family in FAMILIES.values():
+        for family in self._families.values():
             yield _metric(family, self._rows.get(family.name, ()))
 
 

@@ -130,7 +130,7 @@ _form = "console"
 _wanted: dict[str, Any] = {"level": "info", "always": {}}
 
 
-def from_environment(level: Level = "info") -> None:
+def from_environment(level: Level = "info", **always: str) -> None:
     """Set up the log for commands that serve nothing, and until a configuration is read. Raises Invalid."""
     for key in ("LEVEL", "FORMAT"):
         if f"FOQS_LOG_{key}" in os.environ:
@@ -140,7 +140,7 @@ def from_environment(level: Level = "info") -> None:
     for key, value, known in (("level", wanted, get_args(Level)), ("format", form, get_args(Format))):
         if value not in known:
             raise Invalid(f"log.{key} (FOQS_LOG__{key.upper()}): {value!r} is not one of {', '.join(known)}")
-    configure(wanted, form)
+    configure(wanted, form, **always)
 
 
 def from_file(path: Path) -> None:

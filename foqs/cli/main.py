@@ -54,6 +54,7 @@ class Verb(NamedTuple):
 VERBS = {
     "dev": Verb("run", RUN, "Run a host on embedded SQLite shards, without any other server."),
     "serve": Verb("run", RUN, "Run a host over the shards of foqs.toml, or as a host of a cluster."),
+    "worker": Verb("worker", RUN, "Run the tasks of a foqs.App in several processes."),
     "demo": Verb("run", RUN, "Show foqs at work: count Python's standard library with a pool of workers."),
     "enqueue": Verb(
         "pipe", QUEUE, "Enqueue one item, or items from stdin: JSON lines, raw payloads, or copies of other items."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -32,6 +32,7 @@ from foqs.client.unread import raisable
 from foqs.tasks.batches import Gathering
 from foqs.tasks.clients import Clients
 from foqs.tasks.job import Job
+from foqs.tasks.meter import Handler
 from foqs.tasks.middleware import Middleware, awaited
 from foqs.tasks.periodic import apply
 from foqs.tasks.task import DEFAULT_TOPIC, Batch, Call, Task
@@ -47,6 +48,9 @@ _APPLY_AGAIN_S = 5.0
 _BY_COMMAND = "`foqs schedule apply MODULE:APP` does it with a token that may"
 _POLICY_S = 60.0
 """How long the answer to whether a topic has dead letters is believed."""
+_END_OF_PROCESS = timedelta(seconds=3)
+"""A process that ends with its worker has no threads after this time: coroutines that are cancelled and the last
+outcomes take a second each."""
 
 
 class TaskWorker(Local):
@@ -86,6 +90,19 @@ class TaskWorker(Local):
         self._dead: dict[str, tuple[bool, float]] = {}
         self._gatherings: dict[str, Gathering] = {}
         self._workers: list[AsyncWorker] = []
+        self._handler: Handler = self._handle
+        self._ends_process = False
+
+    def ends_process(self, around: Callable[[Handler], Handler]) -> None:
+        """Say, before the start, that the process ends with this worker. So its threads do, too, and their items are
+        given back at the end of the grace. `around` returns what runs an item, around the worker's own."""
+        self._handler = around(self._handle)
+        self._ends_process = True
+
+    @property
+    def busy_threads(self) -> int:
+        """The number of functions at work."""
+        return self._threads.busy
 
     def run(self) -> None:
         """Run tasks in an event loop of its own, that of uvloop where it is installed."""
@@ -96,12 +113,7 @@ class TaskWorker(Local):
             finally:
                 await self._clients.aclose()
 
-        try:
-            import uvloop
-        except ImportError:
-            asyncio.run(main())
-        else:
-            uvloop.run(main())
+        run_loop(main())
 
     async def arun(self) -> None:
         """Run tasks in this event loop. If the call is cancelled, the worker ends without a grace first."""
@@ -113,13 +125,13 @@ class TaskWorker(Local):
             if ordinary:
                 self._workers.append(
                     AsyncWorker(
-                        client, weighted or ordinary, self._handle, concurrency=self._concurrency, **self._options
+                        client, weighted or ordinary, self._handler, concurrency=self._concurrency, **self._options
                     )
                 )
             # While a batch is at work, the next one waits here.
             for topic, size in self._batches.items():
                 options = {**self._options, "prefetch": size}
-                self._workers.append(AsyncWorker(client, topic, self._handle, concurrency=size, **options))
+                self._workers.append(AsyncWorker(client, topic, self._handler, concurrency=size, **options))
             await run_together(self._workers)
         finally:
             self._ended = True
@@ -221,6 +233,8 @@ class TaskWorker(Local):
                     gathering.cancel(running)
                 if self._ended or running.cancelled():
                     raise
+                if self._ends_process and job.held.stopped:
+                    raise Retry(delay=_END_OF_PROCESS, counts=False) from None
             else:
                 check_returned(value, of=f"task {task.name}", caller="the worker")
                 return value
@@ -269,13 +283,13 @@ class Threads:
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any]] | None] = SimpleQueue()
-        self._count = self._busy = 0
+        self._count = self.busy = 0
 
     def run(self, call: Callable[[], Any]) -> asyncio.Future[Any]:
         """Call `call` in a thread. Called in the event loop, as `close`."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._busy += 1
-        if self._busy > self._count:
+        self.busy += 1
+        if self.busy > self._count:
             self._count += 1
             threading.Thread(target=self._work, name=f"foqs-task-{self._count}", daemon=True).start()
         self._calls.put((call, future))
@@ -299,13 +313,23 @@ class Threads:
             _post(future.get_loop(), said)
 
     def _end(self, future: asyncio.Future[Any], value: Any, error: Exception | None) -> None:
-        self._busy -= 1
+        self.busy -= 1
         if future.cancelled():
             return
         if error is None:
             future.set_result(value)
         else:
             future.set_exception(error)
+
+
+def run_loop(main: Coroutine[Any, Any, None]) -> None:
+    """Run `main` in an event loop of its own, that of uvloop where it is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(main)
+    else:
+        uvloop.run(main)
 
 
 def _batches(tasks: Mapping[str, Task[Any, Any, Any]], topics: Sequence[str]) -> dict[str, int]:

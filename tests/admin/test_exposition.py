@@ -6,14 +6,16 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from foqs.admin.exposition import FAMILIES, render
+from foqs.cli import worker_metrics
 from foqs.counters import Histogram
 
+ALL = {**FAMILIES, **worker_metrics.FAMILIES}
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 ROW = re.compile(r"^\| `((?:foqs|process|python)_\w+)` \| (\w+) \| ([^|]*) \|", re.MULTILINE)
 
 
 def test_every_family_is_in_the_page_and_nothing_else() -> None:
-    text, _ = render({}, "")
+    text, _ = render({}, "", ALL)
     exported = dict(re.findall(r"^# TYPE (\S+) (\w+)", text.decode(), re.MULTILINE))
     told = {name: kind for name, kind, _ in ROW.findall(PAGE.read_text())}
     assert told == exported
@@ -21,11 +23,11 @@ def test_every_family_is_in_the_page_and_nothing_else() -> None:
 
 def test_the_page_names_the_labels() -> None:
     told = {name: tuple(re.findall(r"`(\w+)`", labels)) for name, _, labels in ROW.findall(PAGE.read_text())}
-    assert {name: told[name] for name in FAMILIES} == {name: family.labels for name, family in FAMILIES.items()}
+    assert {name: told[name] for name in ALL} == {name: family.labels for name, family in ALL.items()}
 
 
 def test_units_and_suffixes_are_those_of_prometheus() -> None:
-    for name, family in FAMILIES.items():
+    for name, family in ALL.items():
         assert name.endswith("_total") == (family.kind == "counter"), name
         assert not re.search(r"_(ms|mib|count|sum|bucket)$", name), name
         assert family.help.endswith("."), name

@@ -1,4 +1,4 @@
-"""Fixtures that write a foqs.toml and start hosts with it."""
+"""Fixtures that write a foqs.toml and start hosts with it, and workers of tasks."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.api.hosts import PATIENT, HostProcess
+from tests.cli.worker_rig import LEASE_MS, Shop, Start, ended, pids
+from tests.client.real_server import Server
 
 _PATIENT = {name: value for name, value in PATIENT.items() if name != "FOQS_SERVER__GRACE_MS"}  # tests change it
 
@@ -41,3 +43,34 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., HostProcess]]:
     yield start
     for host in started:
         host.kill()
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    running = Server(tmp_path_factory.mktemp("data"))
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def shop(tmp_path: Path, service: Server) -> Iterator[Shop]:
+    made = Shop(tmp_path, service.address)
+    yield made
+    made.tasks.app.close()
+
+
+@pytest.fixture
+def start(shop: Shop, tmp_path: Path) -> Iterator[Start]:
+    """`start(*options)` starts a worker of the shop's tasks."""
+    running: list[HostProcess] = []
+
+    def begin(*options: object, spec: str = "tasks:app", **env: str) -> HostProcess:
+        words = ["worker", spec, "--app-dir", shop.folder, "--lease-ms", LEASE_MS, *options]
+        running.append(HostProcess(tmp_path / f"log-{len(running)}", [str(word) for word in words], env))
+        return running[-1]
+
+    yield begin
+    for worker in running:
+        worker.kill()
+        for pid in pids(worker):
+            ended(pid)

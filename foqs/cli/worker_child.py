@@ -1,0 +1,191 @@
+"""One process of `foqs worker`: imports the App, and runs its tasks until it is asked to end, or reaches a limit.
+
+`python -m foqs.cli.worker_child APP STDOUT`: the input has the order and then, as a line, the wish that the process
+ends; its end means at once. STDOUT is the descriptor of the output of the tasks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+from foqs.checks import LONGEST_MS
+from foqs.cli import logs
+from foqs.cli.apps import load
+from foqs.cli.keeper import END_S
+from foqs.cli.worker_supervisor import Order
+from foqs.client.ending import end_process_after_main
+from foqs.errors import FoqsError
+from foqs.tasks import App
+from foqs.tasks.meter import Meter
+from foqs.tasks.runner import run_loop
+
+TICK_S = 0.1
+REPORT_S = 1.0
+HARD_LIMIT = "hard_limit"
+
+
+def ends(order: Order, meter: Meter, now: float, rss_bytes: int, *, draining: bool) -> str | None:
+    """Return why the process has to end: "hard_limit" at once, "max_jobs" and "max_memory" after its running tasks.
+
+    A process whose memory is beyond its limit at the start still runs one task. One that ends after its running tasks
+    waits only for those within their time limit."""
+    limit_ms = order.grace_ms if order.hard_limit_ms is None else order.hard_limit_ms
+    stuck = meter.over_limit(now, limit_ms / 1000)
+    if stuck and (order.hard_limit_ms is not None or (draining and stuck == meter.running)):
+        return HARD_LIMIT
+    if draining or not meter.ended:
+        return None
+    if order.max_jobs is not None and meter.ended >= order.max_jobs:
+        return "max_jobs"
+    return "max_memory" if order.max_memory_bytes is not None and rss_bytes > order.max_memory_bytes else None
+
+
+class Voice:
+    """What the supervisor hears: lines of JSON. One that does not read does not hold up the worker."""
+
+    def __init__(self, descriptor: int) -> None:
+        os.set_blocking(descriptor, False)
+        self._descriptor = descriptor
+        self._rest = b""
+
+    def say(self, **said: Any) -> None:
+        self._rest += json.dumps(said).encode() + b"\n"
+        self.flush()
+
+    def flush(self) -> bool:
+        """Return True if all was said."""
+        with suppress(OSError):  # full; or the supervisor has died, so the input ends as well
+            self._rest = self._rest[os.write(self._descriptor, self._rest) :]
+        return not self._rest
+
+
+class _Child:
+    def __init__(self, order: Order, orders: IO[bytes], voice: Voice) -> None:
+        self._order = order
+        self._orders = orders
+        self._voice = voice
+        self._grace_ms: float | None = None  # that the supervisor has asked for
+        self._why: str | None = None
+        threading.Thread(target=self._listen, name="foqs-orders", daemon=True).start()
+
+    def _listen(self) -> None:
+        """Take what the supervisor asks for, also while a task blocks the event loop."""
+        for _ in self._orders:
+            self._grace_ms = self._order.grace_ms
+        self._grace_ms = 0
+        time.sleep(END_S)
+        os._exit(1)
+
+    def work(self) -> None:
+        """Raises FoqsError for what no restart would cure."""
+        order = self._order
+        app = load(order.app, Path(order.folder))
+        topics: Any = order.topics
+        self._worker = app.worker(
+            topics, concurrency=order.concurrency, grace_ms=order.grace_ms, lease_ms=order.lease_ms
+        )
+        self._meter = Meter(app.tasks, self._look)
+        self._worker.ends_process(self._meter.around)
+        if self._grace_ms is None:
+            run_loop(self._run(app))
+        if self._worker.busy_threads:  # their items are given back, so they must end
+            sys.stdout.flush()
+            os._exit(0)
+        end_process_after_main(END_S)
+
+    async def _run(self, app: App) -> None:
+        ticking = asyncio.create_task(self._tick(), name="foqs-tick")
+        try:
+            await self._worker.arun()
+        finally:
+            if not ticking.cancel():
+                ticking.result()
+            self._voice.say(report=self._meter.take())
+            await app.aclose()
+
+    async def _tick(self) -> None:
+        self._voice.say(ready=list(self._worker.topics))
+        try:
+            asked_ms: float | None = None
+            report_at = 0.0
+            while True:
+                due = time.monotonic() + TICK_S
+                await asyncio.sleep(TICK_S)
+                now = time.monotonic()
+                self._meter.lag_s = max(self._meter.lag_s, now - due)
+                if self._grace_ms != asked_ms:
+                    asked_ms = self._grace_ms
+                    self._worker.stop(asked_ms)
+                self._look()
+                if self._voice.flush() and now >= report_at:
+                    self._voice.say(report=self._meter.take())
+                    report_at = now + REPORT_S
+        except Exception:
+            self._worker.stop(0)
+            raise
+
+    def _look(self) -> None:
+        """End the worker if a limit is reached."""
+        if self._why == HARD_LIMIT:
+            return
+        rss_bytes = 0 if self._order.max_memory_bytes is None else _rss()
+        why = ends(self._order, self._meter, time.monotonic(), rss_bytes, draining=self._why is not None)
+        if why is not None:
+            self._why = why
+            self._voice.say(ends=why)
+            self._worker.stop(0 if why == HARD_LIMIT else LONGEST_MS)
+
+
+def _rss() -> int:
+    with open("/proc/self/statm", "rb") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _forget(worker: int, descriptors: Sequence[int]) -> None:
+    """Close the descriptors in a process that a task forks, and let signals end it: if it outlives the worker, the
+    supervisor hears no end."""
+    if os.getppid() == worker:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def main() -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)  # until the worker hears it; a program of a task must not ignore it
+    own = os.dup(0), os.dup(1)
+    os.register_at_fork(after_in_child=partial(_forget, os.getpid(), own))
+    orders, voice = os.fdopen(own[0], "rb", closefd=False), Voice(own[1])
+    stdout = int(sys.argv[2])
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(stdout, 1)
+    os.close(nothing)
+    os.close(stdout)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # Python saw the pipe
+    line = orders.readline()
+    if not line:
+        return  # the supervisor died before it wrote the line
+    order = Order(**json.loads(line))
+    logs.from_environment(process=order.process)
+    try:
+        _Child(order, orders, voice).work()
+    except FoqsError as error:
+        voice.say(refused=error.message)
+        raise SystemExit(1) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""The metrics of `foqs worker`: the sums of what its processes report, served by HTTP.
+
+The processes report differences, so that counters outlive them. A test compares the metrics with docs/metrics.md.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from time import monotonic
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, make_server
+
+from prometheus_client.exposition import ThreadingWSGIServer
+
+from foqs.admin.exposition import Family, Rows, render
+from foqs.checks import host_port
+from foqs.counters import Histogram
+from foqs.errors import Invalid
+from foqs.tasks.meter import SECONDS
+
+SILENT_S = 10.0
+"""A process that has not reported for this time is not healthy."""
+_REQUEST_S = 5.0
+_ALL = (
+    Family(
+        "foqs_worker_tasks_total",
+        "counter",
+        "Runs of tasks, by outcome: completed, failed, retried, rejected, released, lost.",
+        ("task", "topic", "outcome"),
+    ),
+    Family("foqs_worker_in_flight", "gauge", "Tasks at work.", ("topic",)),
+    Family("foqs_worker_task_seconds", "histogram", "Duration of a run.", ("task",)),
+    Family(
+        "foqs_worker_loop_lag_seconds", "gauge", "Longest delay of an event loop in the last second, of all processes."
+    ),
+    Family("foqs_worker_processes", "gauge", "Processes that run tasks."),
+    Family("foqs_worker_concurrency", "gauge", "Tasks that all processes may run at a time."),
+    Family(
+        "foqs_worker_restarts_total",
+        "counter",
+        "Processes that were replaced, by reason: died, hard_limit, max_jobs, max_memory, reload.",
+        ("reason",),
+    ),
+)
+FAMILIES = {family.name: family for family in _ALL}
+
+
+class Totals:
+    """The sums of what the processes report. Thread-safe: requests are answered in threads."""
+
+    def __init__(self, processes: Collection[str], concurrency: int) -> None:
+        self._processes = processes
+        self._concurrency = concurrency
+        self._lock = threading.Lock()
+        self._outcomes: Counter[tuple[str, ...]] = Counter()
+        self._seconds: defaultdict[str, Histogram] = defaultdict(partial(Histogram, SECONDS))
+        self._restarts: Counter[str] = Counter()
+        self._last: dict[str, tuple[float, Mapping[str, Any]]] = {}  # the time and the report of each process
+
+    def add(self, process: str, report: Mapping[str, Any], now: float) -> None:
+        with self._lock:
+            self._last[process] = now, report
+            for *labels, count in report["outcomes"]:
+                self._outcomes[tuple(labels)] += count
+            for task, counts, total in report["seconds"]:
+                histogram = self._seconds[task]
+                histogram.counts = [a + b for a, b in zip(histogram.counts, counts, strict=True)]
+                histogram.total += total
+
+    def ended(self, process: str, why: str) -> None:
+        """Take the end of a process, after which another one starts."""
+        with self._lock:
+            self._last.pop(process, None)
+            self._restarts[why] += 1
+
+    def sick(self, now: float) -> str:
+        """Return which process has not reported; empty if each has."""
+        with self._lock:
+            for process in self._processes:
+                if process not in self._last:
+                    return f"process {process} has not started"
+                if (silent_s := now - self._last[process][0]) > SILENT_S:
+                    return f"process {process} has not reported for {silent_s:.0f} s"
+        return ""
+
+    def rows(self) -> Rows:
+        with self._lock:
+            reports = [report for _, report in self._last.values()]
+            in_flight: Counter[str] = Counter()
+            for report in reports:
+                in_flight.update(report["in_flight"])
+            return {
+                "foqs_worker_tasks_total": list(self._outcomes.items()),
+                "foqs_worker_in_flight": [((topic,), count) for topic, count in in_flight.items()],
+                "foqs_worker_task_seconds": [((task,), each.copy()) for task, each in self._seconds.items()],
+                "foqs_worker_loop_lag_seconds": [((), max((report["lag_s"] for report in reports), default=0.0))],
+                "foqs_worker_processes": [((), len(reports))],
+                "foqs_worker_concurrency": [((), len(reports) * self._concurrency)],
+                "foqs_worker_restarts_total": [((why,), count) for why, count in self._restarts.items()],
+            }
+
+
+@contextmanager
+def serving(host: str, port: int, totals: Totals) -> Iterator[str]:
+    """Answer `/metrics` and `/healthz` in threads, and yield the address. Raises Invalid for a port that is taken."""
+
+    class Server(ThreadingWSGIServer):
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+    class Quiet(WSGIRequestHandler):
+        timeout = _REQUEST_S
+
+        def log_message(self, *_: object) -> None: ...
+
+    def answer(environ: Mapping[str, Any], start: Callable[[str, list[tuple[str, str]]], object]) -> list[bytes]:
+        if environ["PATH_INFO"] == "/metrics":
+            text, kind = render(totals.rows(), environ.get("HTTP_ACCEPT", ""), FAMILIES)
+            start("200 OK", [("Content-Type", kind)])
+            return [text]
+        if environ["PATH_INFO"] == "/healthz":
+            why = totals.sick(monotonic())
+            start("503 Service Unavailable" if why else "200 OK", [("Content-Type", "text/plain; charset=utf-8")])
+            return [f"{why or 'alive'}\n".encode()]
+        start("404 Not Found", [("Content-Type", "text/plain")])
+        return [b"404 Not Found\n"]
+
+    try:
+        server = make_server(host, port, answer, Server, Quiet)
+    except OSError as error:
+        raise Invalid(f"--metrics-port: cannot listen on {host_port(host, port)}: {error.strerror}") from None
+    with server:
+        thread = threading.Thread(target=server.serve_forever, name="foqs-metrics", daemon=True)
+        thread.start()
+        try:
+            yield host_port(host, server.server_port)
+        finally:
+            server.shutdown()

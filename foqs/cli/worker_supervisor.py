@@ -1,0 +1,155 @@
+"""`foqs worker`: processes that run the tasks of an App, each replaced when it ends.
+
+The processes (`foqs.cli.worker_child`) import the App; this process does not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from foqs.cli import logs, reload, signals
+from foqs.cli.keeper import END_S, Keeper
+from foqs.cli.terminal import say
+from foqs.errors import Invalid
+
+if TYPE_CHECKING:
+    from foqs.cli.worker_metrics import Totals
+
+log = structlog.get_logger("foqs.worker")
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What each process does. `app` is MODULE:APP. `topics` are names, or weights by name; None: the default of the
+    App."""
+
+    app: str
+    folder: str
+    topics: Sequence[str] | Mapping[str, int] | None
+    concurrency: int
+    lease_ms: int
+    grace_ms: int
+    hard_limit_ms: int | None
+    max_jobs: int | None
+    max_memory_bytes: int | None
+    process: str = ""
+
+
+def supervise(
+    order: Order, processes: int, *, watched: Sequence[Path] | None = None, metrics: tuple[str, int] | None = None
+) -> None:
+    """Run the processes until SIGTERM or SIGINT: then they end within the grace, and at once after a second signal.
+
+    watched  folders of Python files: a change replaces the processes
+    metrics  the host and port of /metrics and /healthz
+
+    Raises Invalid for what no restart would cure, and if a process did not stop in order.
+    """
+    names = [str(number) for number in range(1, processes + 1)]
+    with signals.last_work(), ExitStack() as stack:
+        totals = None
+        if metrics is not None:
+            from foqs.cli.worker_metrics import Totals, serving
+
+            totals = Totals(names, order.concurrency)
+            log.info("worker.metrics", address=stack.enter_context(serving(*metrics, totals)))
+        asyncio.run(_Supervisor(order, names, watched, totals).run())
+
+
+class _Supervisor:
+    def __init__(
+        self, order: Order, names: Sequence[str], watched: Sequence[Path] | None, totals: Totals | None
+    ) -> None:
+        self._watched = watched
+        self._totals = totals
+        self._stop = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._said = ""
+        stdout = os.dup(1)  # that of the tasks: a process's own is for its reports
+        self._keepers = [
+            Keeper(
+                name, ("foqs.cli.worker_child", order.app, str(stdout)), partial(self._heard, name),
+                farewell=b"stop\n", ended=partial(self._ended, name), pass_fds=[stdout],
+            )
+            for name in names
+        ]  # fmt: skip
+        for keeper in self._keepers:
+            keeper.give({**asdict(order), "process": keeper.name}, order.grace_ms / 1000 + END_S, {})
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        logs.catch_faults(loop)
+        signals.on_stop(self._asked)
+        tasks = [loop.create_task(self._keep(keeper)) for keeper in self._keepers]
+        others: list[asyncio.Task[Any]] = [loop.create_task(self._stop.wait())]
+        if self._watched is not None:
+            others.append(loop.create_task(self._reload(self._watched)))
+        await asyncio.wait({*tasks, *others}, return_when=asyncio.FIRST_COMPLETED)
+        log.info("processes.stopping", processes=len(tasks))
+        self._stop.set()
+        self._changed.set()
+        for keeper in self._keepers:
+            keeper.stop()
+        await asyncio.wait(tasks)
+        for other in others:
+            other.cancel()
+        faults = [fault for task in tasks if (fault := task.exception()) is not None]
+        if faults:
+            raise faults[0]
+
+    def _asked(self) -> None:
+        if self._stop.is_set():
+            for keeper in self._keepers:
+                keeper.hurry()
+        self._stop.set()
+
+    async def _keep(self, keeper: Keeper) -> None:
+        """Keep the process running. While files are watched, a permanent error is cured by a change of them."""
+        while True:
+            try:
+                await keeper.run()
+            except Invalid as error:
+                if self._watched is None or self._stop.is_set():
+                    raise
+                if error.message != self._said:  # not once more for each process
+                    self._said = error.message
+                    _tell(error.message)
+            else:
+                return
+            await self._changed.wait()
+
+    async def _reload(self, watched: Sequence[Path]) -> None:
+        async for files in reload.changes(watched):
+            log.info("worker.reloading", files=files)
+            self._said = ""
+            for keeper in self._keepers:
+                keeper.replace("reload")
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+    def _heard(self, process: str, said: Mapping[str, Any]) -> None:
+        if "ready" in said:
+            log.info("worker.ready", process=process, topics=said["ready"])
+        if "report" in said and self._totals is not None:
+            self._totals.add(process, said["report"], monotonic())
+
+    def _ended(self, process: str, why: str) -> None:
+        if self._totals is not None:
+            self._totals.ended(process, why)
+
+
+def _tell(why: str) -> None:
+    if logs.is_json():
+        log.error("worker.refused", reason=why)
+    else:  # a traceback is lines
+        say(why)

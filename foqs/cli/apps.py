@@ -9,12 +9,22 @@ from importlib import import_module
 from pathlib import Path
 from textwrap import indent
 from types import ModuleType, TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from foqs.errors import Invalid
 
 if TYPE_CHECKING:
     from foqs.tasks import App
+
+Spec = Annotated[
+    str, typer.Argument(metavar="MODULE:APP", help="The App is this attribute of this module, which is imported.")
+]
+Folder = Annotated[
+    Path,
+    typer.Option("--app-dir", exists=True, file_okay=False, help="Modules are looked for in this folder first."),
+]
 
 _ADVICE = "write MODULE:APP, such as shop.tasks:app"
 _OURS = (__file__, "<frozen importlib", f"{os.sep}importlib{os.sep}__init__.py")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from zoneinfo import ZoneInfo
 
@@ -13,6 +14,7 @@ import typer
 from foqs.bounds import DAY_MS
 from foqs.checks import printable as name_text
 from foqs.cli import settings
+from foqs.cli.apps import Folder, Spec, load
 from foqs.cli.connection import Connection
 from foqs.cli.main import JsonOption, command, commands
 from foqs.cli.terminal import Column, fail, in_table, json_text, listing, piped, say, set_fields, write_line
@@ -184,6 +186,39 @@ def show(name: Name, *, connection: Connection) -> None:
     if row is None:
         fail(f"there is no schedule {name_text(name)}; `foqs schedule list` lists them")
     print(json_text(_json(row), indent=2))
+
+
+@command(
+    schedules,
+    "foqs schedule apply shop.tasks:app",
+    "foqs schedule apply shop.tasks:app --token @operator.token",
+)
+def apply(
+    spec: Spec,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="FOQS_TOKEN",
+            help="This credential identifies the caller. @FILE reads it from a file. Default: that of the App.",
+        ),
+    ] = None,
+    app_dir: Folder = Path(),
+) -> None:
+    """Write the schedules that a foqs.App declares.
+
+    The App has the address and the namespace. A schedule that is paused stays paused, and one that the App no longer
+    declares stays.
+    """
+    from foqs.client import Client
+    from foqs.tasks.periodic import changed
+
+    declared = load(spec, app_dir)
+    if not declared.schedules:
+        fail(f"{spec} declares no schedules: @app.periodic does")
+    options = {**declared.options, "token": token or declared.options.get("token")}
+    with Client(declared.address, declared.namespace, **options) as client:
+        done = settings.change(client, lambda entries: (changed(entries, declared.schedules), []))
+    settings.report(done)
 
 
 def _columns() -> list[Column[Schedule]]:

@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from foqs.bounds import MOST_PORT
+from foqs.cli.apps import Folder, Spec, split
 from foqs.cli.interrupt import ends_at_once
 from foqs.cli.main import command
 from foqs.cli.run import MOST_PROCESSES
@@ -55,9 +56,7 @@ def size_bytes(text: str) -> int:
     "foqs worker shop.tasks:app --reload",
 )
 def worker(
-    spec: Annotated[
-        str, typer.Argument(metavar="MODULE:APP", help="The App is this attribute of this module, which is imported.")
-    ],
+    spec: Spec,
     processes: Annotated[
         int,
         typer.Option(min=1, max=MOST_PROCESSES, help="This many processes run tasks. One that dies is replaced."),
@@ -119,10 +118,7 @@ def worker(
         ),
     ] = None,
     metrics_host: Annotated[str, typer.Option(help="The metrics port is on this address.")] = "127.0.0.1",
-    app_dir: Annotated[
-        Path,
-        typer.Option(exists=True, file_okay=False, help="Modules are looked for in this folder first."),
-    ] = Path(),
+    app_dir: Folder = Path(),
 ) -> None:
     """Run the tasks of a foqs.App in several processes.
 
@@ -131,7 +127,6 @@ def worker(
     """
     with ends_at_once():
         from foqs.cli import reload as files
-        from foqs.cli.apps import split
         from foqs.cli.worker_supervisor import Order, supervise
 
         module, _ = split(spec)

@@ -60,6 +60,7 @@ class App:
         self.schedules: dict[str, dict[str, Any]] = {}
         self.middleware: list[Middleware] = []
         _check_names("App", Client, options)
+        self.address, self.namespace, self.options = address, namespace, options
         self._clients = Clients(address, namespace, options, Codecs(namespace, codec))
 
     @classmethod
@@ -299,7 +300,7 @@ class App:
         await self.aclose()
 
     def __repr__(self) -> str:
-        return f"App({self._clients.address!r}, {self._clients.namespace!r}, {len(self.tasks)} tasks)"
+        return f"App({self.address!r}, {self.namespace!r}, {len(self.tasks)} tasks)"
 
 
 class Decorator:

@@ -11,6 +11,7 @@ import pytest
 from foqs import App, Job
 from foqs.client import Client, Invalid, RetryKind, RetryRule
 from foqs.tasks.periodic import apply, changed
+from tests.api.hosts import foqs
 from tests.client.peer import LATER, eventually
 from tests.client.real_server import PATIENT_MS, Server
 
@@ -106,6 +107,19 @@ def test_a_worker_whose_token_may_not_names_the_command(tmp_path, start, caplog)
         assert ran.wait(LATER), "the worker works without them"
         with Client(server.address, "shop", token="operator") as client:
             assert not client.settings("schedule.").entries
+            (tmp_path / "declares.py").write_text(
+                f'from foqs import App\napp = App("{server.address}", "shop", token="worker")\nempty = App()\n'
+                'empty.task(name="t")(print)\n@app.periodic("0 3 * * *")\ndef nightly() -> None: ...\n'
+            )
+            command = ["schedule", "apply", "--app-dir", tmp_path, "--token"]
+            assert "worker has no right admin" in foqs(*command, "worker", "declares:app").stderr
+            for said in ("version 1 is in effect on ", "nothing to change"):
+                assert foqs(*command, "operator", "declares:app").stdout.startswith(said)
+            assert client.settings("schedule.").entries.keys() == {"schedule.nightly"}
+            assert (
+                "declares:empty declares no schedules: @app.periodic does"
+                in foqs(*command, "x", "declares:empty").stderr
+            )
         app.close()
     finally:
         server.stop()

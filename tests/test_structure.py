@@ -36,7 +36,7 @@ LINES = {
     "foqs.api": 3_830,
     "foqs.buffers": 1_357,
     "foqs.cli": 8_010,  # foqs worker
-    "foqs.client": 9_940,  # _async: threads as tasks, cancelled calls and handlers; what a job says
+    "foqs.client": 10_045,  # _async: threads as tasks, cancelled calls and handlers; what a job says
     "foqs.config": 1_317,
     "foqs.doctor": 712,
     "foqs.engine": 10_314,

@@ -91,10 +91,10 @@ class _Child:
         """Raises FoqsError for what no restart would cure."""
         order = self._order
         app = load(order.app, Path(order.folder))
-        topics: Any = order.topics
         self._worker = app.worker(
-            topics, concurrency=order.concurrency, grace_ms=order.grace_ms, lease_ms=order.lease_ms
+            order.topics, concurrency=order.concurrency, grace_ms=order.grace_ms, lease_ms=order.lease_ms
         )
+        self._namespace = app.namespace
         self._meter = Meter(app.tasks, self._look)
         self._worker.ends_process(self._meter.around)
         if self._grace_ms is None:
@@ -111,7 +111,7 @@ class _Child:
         finally:
             if not ticking.cancel():
                 ticking.result()
-            self._voice.say(report=self._meter.take())
+            self._report()
             await app.aclose()
 
     async def _tick(self) -> None:
@@ -129,11 +129,14 @@ class _Child:
                     self._worker.stop(asked_ms)
                 self._look()
                 if self._voice.flush() and now >= report_at:
-                    self._voice.say(report=self._meter.take())
+                    self._report()
                     report_at = now + REPORT_S
         except Exception:
             self._worker.stop(0)
             raise
+
+    def _report(self) -> None:
+        self._voice.say(report={"namespace": self._namespace, "places": self._worker.places, **self._meter.take()})
 
     def _look(self) -> None:
         """End the worker if a limit is reached."""

@@ -26,20 +26,26 @@ from foqs.tasks.meter import SECONDS
 SILENT_S = 10.0
 """A process that has not reported for this time is not healthy."""
 _REQUEST_S = 5.0
+_TOPIC = ("namespace", "topic")
 _ALL = (
     Family(
         "foqs_worker_tasks_total",
         "counter",
         "Runs of tasks, by outcome: completed, failed, retried, rejected, released, lost.",
-        ("task", "topic", "outcome"),
+        (*_TOPIC, "task", "outcome"),
     ),
-    Family("foqs_worker_in_flight", "gauge", "Tasks at work.", ("topic",)),
-    Family("foqs_worker_task_seconds", "histogram", "Duration of a run.", ("task",)),
+    Family("foqs_worker_in_flight", "gauge", "Tasks at work.", _TOPIC),
+    Family("foqs_worker_task_seconds", "histogram", "Duration of a run.", (*_TOPIC, "task")),
+    Family(
+        "foqs_worker_concurrency",
+        "gauge",
+        "Tasks of a topic that all processes may run at a time. Topics without batches share it.",
+        _TOPIC,
+    ),
     Family(
         "foqs_worker_loop_lag_seconds", "gauge", "Longest delay of an event loop in the last second, of all processes."
     ),
     Family("foqs_worker_processes", "gauge", "Processes that run tasks."),
-    Family("foqs_worker_concurrency", "gauge", "Tasks that all processes may run at a time."),
     Family(
         "foqs_worker_restarts_total",
         "counter",
@@ -53,22 +59,23 @@ FAMILIES = {family.name: family for family in _ALL}
 class Totals:
     """The sums of what the processes report. Thread-safe: requests are answered in threads."""
 
-    def __init__(self, processes: Collection[str], concurrency: int) -> None:
+    def __init__(self, processes: Collection[str]) -> None:
         self._processes = processes
-        self._concurrency = concurrency
+        self._namespace = ""  # that of the App, once a process has reported
         self._lock = threading.Lock()
         self._outcomes: Counter[tuple[str, ...]] = Counter()
-        self._seconds: defaultdict[str, Histogram] = defaultdict(partial(Histogram, SECONDS))
+        self._seconds: defaultdict[tuple[str, ...], Histogram] = defaultdict(partial(Histogram, SECONDS))
         self._restarts: Counter[str] = Counter()
         self._last: dict[str, tuple[float, Mapping[str, Any]]] = {}  # the time and the report of each process
 
     def add(self, process: str, report: Mapping[str, Any], now: float) -> None:
         with self._lock:
             self._last[process] = now, report
-            for *labels, count in report["outcomes"]:
-                self._outcomes[tuple(labels)] += count
-            for task, counts, total in report["seconds"]:
-                histogram = self._seconds[task]
+            self._namespace = report["namespace"]
+            for task, topic, outcome, count in report["outcomes"]:
+                self._outcomes[topic, task, outcome] += count
+            for task, topic, counts, total in report["seconds"]:
+                histogram = self._seconds[topic, task]
                 histogram.counts = [a + b for a, b in zip(histogram.counts, counts, strict=True)]
                 histogram.total += total
 
@@ -91,16 +98,24 @@ class Totals:
     def rows(self) -> Rows:
         with self._lock:
             reports = [report for _, report in self._last.values()]
-            in_flight: Counter[str] = Counter()
+            at_work: Counter[str] = Counter()
+            places: Counter[str] = Counter()
             for report in reports:
-                in_flight.update(report["in_flight"])
+                at_work.update({**dict.fromkeys(report["places"], 0), **report["in_flight"]})
+                places.update(report["places"])
+
+            def of_topics(counts: Mapping[str, int]) -> list[Any]:
+                return [((self._namespace, topic), count) for topic, count in counts.items()]
+
             return {
-                "foqs_worker_tasks_total": list(self._outcomes.items()),
-                "foqs_worker_in_flight": [((topic,), count) for topic, count in in_flight.items()],
-                "foqs_worker_task_seconds": [((task,), each.copy()) for task, each in self._seconds.items()],
+                "foqs_worker_tasks_total": [((self._namespace, *of), count) for of, count in self._outcomes.items()],
+                "foqs_worker_in_flight": of_topics(at_work),
+                "foqs_worker_task_seconds": [
+                    ((self._namespace, *of), each.copy()) for of, each in self._seconds.items()
+                ],
+                "foqs_worker_concurrency": of_topics(places),
                 "foqs_worker_loop_lag_seconds": [((), max((report["lag_s"] for report in reports), default=0.0))],
                 "foqs_worker_processes": [((), len(reports))],
-                "foqs_worker_concurrency": [((), len(reports) * self._concurrency)],
                 "foqs_worker_restarts_total": [((why,), count) for why, count in self._restarts.items()],
             }
 

@@ -61,7 +61,7 @@ def supervise(
         if metrics is not None:
             from foqs.cli.worker_metrics import Totals, serving
 
-            totals = Totals(names, order.concurrency)
+            totals = Totals(names)
             log.info("worker.metrics", address=stack.enter_context(serving(*metrics, totals)))
         asyncio.run(_Supervisor(order, names, watched, totals).run())
 

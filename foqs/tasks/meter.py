@@ -32,7 +32,7 @@ class Meter:
         self._look = look
         self._running: set[AsyncJob] = set()
         self._outcomes: Counter[tuple[str, str, str]] = Counter()
-        self._seconds: defaultdict[str, Histogram] = defaultdict(partial(Histogram, SECONDS))
+        self._seconds: defaultdict[tuple[str, str], Histogram] = defaultdict(partial(Histogram, SECONDS))
 
     def around(self, handle: Handler) -> Handler:
         """Return what runs an item, measured."""
@@ -50,7 +50,7 @@ class Meter:
             else:
                 self._outcomes[task, item.topic, outcome_of(job, None, monotonic())] += 1
             finally:
-                self._seconds[task].observe(monotonic() - began)
+                self._seconds[task, item.topic].observe(monotonic() - began)
                 self._running.discard(job)
                 self.ended += 1
                 self._look()
@@ -72,7 +72,7 @@ class Meter:
         lag_s, self.lag_s = self.lag_s, 0.0
         return {
             "outcomes": [[*labels, count] for labels, count in outcomes.items()],
-            "seconds": [[task, histogram.counts, histogram.total] for task, histogram in seconds.items()],
+            "seconds": [[*labels, histogram.counts, histogram.total] for labels, histogram in seconds.items()],
             "in_flight": Counter(job.item.topic for job in self._running),
             "lag_s": lag_s,
         }

@@ -100,6 +100,11 @@ class TaskWorker(Local):
         self._ends_process = True
 
     @property
+    def places(self) -> dict[str, int]:
+        """How many tasks of each topic run at a time; topics without batches share theirs."""
+        return {topic: self._batches.get(topic, self._concurrency) for topic in self.topics}
+
+    @property
     def busy_threads(self) -> int:
         """The number of functions at work."""
         return self._threads.busy

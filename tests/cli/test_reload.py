@@ -25,6 +25,7 @@ def test_a_change_replaces_the_processes(shop: Shop, start: Start) -> None:
     shop.open_gate()
     assert waiting.result(LATER) == 42
     assert why_replaced(worker) == ["reload"] * 2
+    ready(worker, 4)
     file.write_text("no Python")
     reached(worker, lambda: "SyntaxError" in worker.said())
     file.write_text(source)

@@ -19,7 +19,7 @@ from tests.api.hosts import HostProcess
 from tests.cli.worker_rig import Shop, Start, pids, reached, ready
 from tests.client.peer import LATER
 
-LABELS = ("task", "topic", "outcome", "reason")
+LABELS = ("topic", "task", "outcome", "reason")
 
 
 def asked(worker: HostProcess, path: str) -> tuple[int, str]:
@@ -52,10 +52,10 @@ def test_the_metrics_of_all_processes(shop: Shop, start: Start) -> None:
         tasks.pid.enqueue(n).result(LATER)
     for kind in ("raise", "reject", "retry"):
         tasks.bad.enqueue(kind)
-    tasks.app.client.enqueue("bad", b"{}", headers={"foqs-task": "nobody's"})
+    tasks.app.client.enqueue("bad", b"{}", headers={"foqs-task": "gone"})
     tasks.waits.enqueue()
     outcomes = {("bad", "bad", "failed"): 2, ("bad", "bad", "rejected"): 1, ("bad", "bad", "retried"): 1,
-                ("pid", "quick", "completed"): 5}  # fmt: skip
+                ("quick", "pid", "completed"): 5}  # fmt: skip
 
     def found() -> dict[Any, float]:
         return values(asked(worker, "/metrics")[1])
@@ -64,18 +64,19 @@ def test_the_metrics_of_all_processes(shop: Shop, start: Start) -> None:
     wanted |= {
         ("foqs_worker_in_flight", "waits"): 1,
         ("foqs_worker_processes",): 2,
-        ("foqs_worker_concurrency",): 16,
-        ("foqs_worker_task_seconds_count", "pid"): 5,
+        ("foqs_worker_in_flight", "quick"): 0,
+        ("foqs_worker_concurrency", "quick"): 16,
+        ("foqs_worker_task_seconds_count", "quick", "pid"): 5,
     }
     reached(worker, lambda: found().items() >= wanted.items())
-    reached(worker, lambda: ("foqs_worker_tasks_total", "unknown", "bad", "failed") in found())
+    reached(worker, lambda: ("foqs_worker_tasks_total", "bad", "unknown", "failed") in found())
     assert asked(worker, "/healthz") == (200, "alive\n")
     assert asked(worker, "/other")[0] == 404
     os.kill(shop.noted("waits")[0][1], signal.SIGKILL)
     reached(worker, lambda: ("foqs_worker_restarts_total", "died") in found())
     shop.open_gate()
     reached(worker, lambda: ("foqs_worker_tasks_total", "waits", "waits", "completed") in found())
-    assert found()["foqs_worker_tasks_total", "pid", "quick", "completed"] == 5
+    assert found()["foqs_worker_tasks_total", "quick", "pid", "completed"] == 5
     reached(worker, lambda: asked(worker, "/healthz")[0] == 200)
 
 
@@ -97,13 +98,14 @@ def test_a_port_that_is_taken(start: Start) -> None:
         assert f"foqs: --metrics-port: cannot listen on 127.0.0.1:{port}: " in worker.said()
 
 
-REPORT = {"outcomes": [["a", "t", "completed", 2]], "seconds": [["a", [1] * (len(SECONDS) + 1), 3.5]],
+REPORT = {"namespace": "shop", "places": {"t": 8, "idle": 8},
+          "outcomes": [["a", "t", "completed", 2]], "seconds": [["a", "t", [1] * (len(SECONDS) + 1), 3.5]],
           "in_flight": {"t": 4}, "lag_s": 0.5}  # fmt: skip
 
 
 @pytest.mark.memory
 def test_a_silent_process_is_named() -> None:
-    totals = Totals(["1", "2"], 8)
+    totals = Totals(["1", "2"])
     assert totals.sick(0) == "process 1 has not started"
     totals.add("1", REPORT, 100)
     totals.add("2", REPORT, 109)
@@ -115,14 +117,15 @@ def test_a_silent_process_is_named() -> None:
 
 @pytest.mark.memory
 def test_sums_outlive_a_process_and_gauges_do_not() -> None:
-    totals = Totals(["1", "2"], 8)
+    totals = Totals(["1", "2"])
     for process in ("1", "2", "2"):
         totals.add(process, REPORT, 0)
     totals.ended("2", "max_jobs")
     rows = {name: dict(found) for name, found in totals.rows().items()}
-    assert rows["foqs_worker_tasks_total"] == {("a", "t", "completed"): 6}
-    assert rows["foqs_worker_task_seconds"][("a",)].total == 10.5  # type: ignore[union-attr]
-    assert rows["foqs_worker_in_flight"] == {("t",): 4}
+    assert rows["foqs_worker_tasks_total"] == {("shop", "t", "a", "completed"): 6}
+    assert rows["foqs_worker_task_seconds"][("shop", "t", "a")].total == 10.5  # type: ignore[union-attr]
+    assert rows["foqs_worker_in_flight"] == {("shop", "t"): 4, ("shop", "idle"): 0}
+    assert rows["foqs_worker_concurrency"] == {("shop", "t"): 8, ("shop", "idle"): 8}
     assert rows["foqs_worker_restarts_total"] == {("max_jobs",): 1}
-    assert (rows["foqs_worker_processes"][()], rows["foqs_worker_concurrency"][()]) == (1, 8)
+    assert rows["foqs_worker_processes"] == {(): 1}
     assert rows.keys() == FAMILIES.keys()

@@ -74,6 +74,6 @@ def test_a_report_has_what_changed_since_the_last_one() -> None:
     asyncio.run(work())
     report = meter.take()
     assert report["outcomes"] == [["known", "t", "failed", 1], ["unknown", "t", "failed", 1]]
-    assert [sum(counts) for _, counts, _ in report["seconds"]] == [1, 1]
+    assert [sum(counts) for *_, counts, _ in report["seconds"]] == [1, 1]
     assert (report["in_flight"], looks, meter.ended) == ({}, [1, 2], 2)
     assert meter.take()["outcomes"] == []

@@ -15,7 +15,7 @@ EXTRA_OF = {
     "pydantic_core": "cli",
     "typing_extensions": "cli",
     "uvloop": "server",
-    "sqlalchemy": "server",
+    "sqlalchemy": "outbox",
     "pymysql": "server",
     "cryptography": "server",
     "pydantic_settings": "server",
@@ -49,6 +49,7 @@ EXTRA_OF_COMMAND = {
     "hosts": "server",
     "shards": "server",
     "doctor": "server",
+    "outbox": "cli,outbox",
     "spark": "spark",
     "worker": "tasks",
     "foqs-lab": "lab",
@@ -66,7 +67,7 @@ def missing_module(error: ModuleNotFoundError, command: str = "") -> str | None:
     bug."""
     name = (error.name or "").partition(".")[0]
     extra = EXTRA_OF.get(name)
-    if extra in ("cli", "server"):
+    if extra in ("cli", "server", "outbox"):
         extra = EXTRA_OF_COMMAND.get(command, extra)
     return None if extra is None else missing(f"the package {name}", extra)
 

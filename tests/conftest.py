@@ -29,7 +29,8 @@ from foqs_lab.servers import (
     process,
     start_database_server,
 )
-from foqs_lab.servers.programs import find_mariadb, find_mysql, find_zookeeper
+from foqs_lab.servers.programs import find_mariadb, find_mysql, find_postgresql, find_zookeeper
+from foqs_lab.servers.rivals import PostgresqlServer
 from tests.support import forked, real
 from tests.zk.rig import ZookeeperRig
 
@@ -59,7 +60,8 @@ _started_versions: dict[str, str] = {}
 def pytest_report_header() -> list[str]:
     """What `server` tests will find, before any of them runs."""
     lines = [f"sqlite: {sqlite3.sqlite_version}"]
-    for kind, find in (("mariadb", find_mariadb), ("mysql", find_mysql), ("zookeeper", find_zookeeper)):
+    finders = {"mariadb": find_mariadb, "mysql": find_mysql, "postgresql": find_postgresql, "zookeeper": find_zookeeper}
+    for kind, find in finders.items():
         try:
             lines.append(f"{kind}: {find()}")
         except ServerUnavailable as error:
@@ -68,7 +70,7 @@ def pytest_report_header() -> list[str]:
     return lines
 
 
-_SERVER_FIXTURES = {"mariadb", "mysql", "new_server", "zookeeper", "own_zookeeper", "new_cluster"}
+_SERVER_FIXTURES = {"mariadb", "mysql", "postgresql", "new_server", "zookeeper", "own_zookeeper", "new_cluster"}
 _PROCESS_TESTS = (
     "tests/cli/",
     "tests/deploy/",
@@ -265,6 +267,24 @@ def new_shard_url(shard_kind: str, request: pytest.FixtureRequest, tmp_path: Pat
 def shard_url(new_shard_url: NewShardUrl) -> str:
     """The SQLAlchemy URL of a fresh, empty database, on SQLite, MariaDB and MySQL in turn."""
     return new_shard_url()
+
+
+def postgresql_or_skip() -> PostgresqlServer:
+    """A PostgreSQL of the test's own; skips the test, or fails it in CI, when there is none."""
+    try:
+        return PostgresqlServer().start()
+    except ServerUnavailable as error:
+        unavailable = error
+    if required():
+        pytest.fail(f"required in CI: {unavailable}", pytrace=False)
+    pytest.skip(unavailable.reason)
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[PostgresqlServer]:
+    """The session's PostgreSQL. Do not kill or pause it."""
+    with postgresql_or_skip() as server:
+        yield server
 
 
 def zookeeper_or_skip(*java_options: str) -> ZookeeperServer:

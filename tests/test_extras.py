@@ -129,11 +129,15 @@ EVERY = set(extras.EXTRA_OF.values())
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("argv", [(), ("--version",), ("dev",), ("worker", "a:b"), ("enqueue", "a", "b")], ids=" ".join)
+@pytest.mark.parametrize(
+    "argv",
+    [(), ("--version",), ("dev",), ("worker", "a:b"), ("enqueue", "a", "b"), ("outbox", "held")],
+    ids=" ".join,
+)
 def test_the_base_alone_names_the_extra_of_the_command(argv: tuple[str, ...]) -> None:
     ran = without(EVERY, *argv)
     assert (ran.returncode, ran.stdout) == (1, "")
-    extra = {("dev",): "server", ("worker", "a:b"): "tasks"}.get(argv, "cli")
+    extra = {"dev": "server", "worker": "tasks", "outbox": "cli,outbox"}.get("".join(argv[:1]), "cli")
     assert ran.stderr == f"foqs: {extras.missing('the package typer', extra)}\n"
 
 
@@ -167,6 +171,13 @@ def test_a_command_of_the_laboratory_names_its_extra(argv: tuple[str, ...]) -> N
     ran = without(EVERY - {"cli"}, *argv, module="foqs_lab.cli")
     assert (ran.returncode, ran.stdout) == (1, ""), ran.stderr
     assert "the extra foqs[lab] has it" in ran.stderr
+
+
+@pytest.mark.process
+def test_the_commands_of_an_outbox_name_their_extras() -> None:
+    ran = without(EVERY - {"cli"}, "outbox", "held", "sqlite://")
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert ran.stderr == f"foqs: {extras.missing('the package sqlalchemy', 'cli,outbox')}\n"
 
 
 def test_each_command_of_a_host_names_an_extra() -> None:

@@ -53,6 +53,7 @@ MAY_IMPORT = {
     "foqs.admin": VALUES | PURE | IO | {"foqs.admin", "foqs.engine", "foqs.peers", "foqs.api", "foqs.server"},
     "foqs.client": VALUES | WIRE | {"foqs.client"},
     "foqs.tasks": VALUES | {"foqs.tasks", "foqs.client"},
+    "foqs.outbox": VALUES | WIRE | {"foqs.outbox", "foqs.tasks", "foqs.client"},
     "foqs.spark": VALUES | {"foqs.spark", "foqs.client", "foqs.store", "foqs.zk", "foqs.fairness.keys"},
     "foqs.doctor": VALUES | IO | {"foqs.doctor", "foqs.client", "foqs.shardmgr.facts"},  # asks a host as clients do
     "foqs.cli": None,

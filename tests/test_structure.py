@@ -35,7 +35,7 @@ LINES = {
     "foqs.admin": 1_103,
     "foqs.api": 3_830,
     "foqs.buffers": 1_357,
-    "foqs.cli": 8_010,  # foqs worker
+    "foqs.cli": 8_320,  # foqs worker, outbox
     "foqs.client": 10_045,  # _async: threads as tasks, cancelled calls and handlers; what a job says
     "foqs.config": 1_317,
     "foqs.doctor": 712,
@@ -43,6 +43,7 @@ LINES = {
     "foqs.fairness": 1_704,
     "foqs.hooks": 1_660,
     "foqs.limits": 1_519,
+    "foqs.outbox": 400,
     "foqs.peers": 4_488,
     "foqs.policies": 1_946,
     "foqs.prefetch": 423,

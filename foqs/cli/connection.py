@@ -95,17 +95,17 @@ class Connection:
         """Return the name of a topic and its namespace, as a sentence names it."""
         return f"topic {name(topic)} in namespace {name(self.namespace)}"
 
-    def client(self) -> Client:
+    def client(self, *, routing: bool = False) -> Client:
+        """Return a client. Most commands make too few calls to gain from learning which host serves which topic."""
         from foqs.client import Client
 
-        # A command makes too few calls to gain from learning which host serves which topic.
         return Client(
             self.address,
             self.namespace,
             token=self.token,
             tls=self.tls,
             timeout_ms=WAIT_SERVER_MS if self.wait_server else TIMEOUT_MS,
-            routing=False,
+            routing=routing,
             wait_server=self.wait_server,
             on_retry=_say_retry,
         )

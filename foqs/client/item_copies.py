@@ -86,6 +86,22 @@ def _spec(given: dict[str, Any], topic: str, defaults: ItemOptions) -> ItemSpec:
     return ItemSpec(**fields)
 
 
+def spec_json(spec: ItemSpec) -> dict[str, Any]:
+    """Return an item that is not enqueued yet as `spec_of_line` reads it. Fields that are not set are left out."""
+    value = {
+        **{name: getattr(spec, name) for name in sorted(_PLAIN)},
+        "headers": None if spec.headers is None else dict(spec.headers),
+        "throttle_keys": None if spec.throttle_keys is None else list(spec.throttle_keys),
+        **_text("payload", bytes(spec.payload)),
+        **_text("metadata", None if spec.metadata is None else bytes(spec.metadata)),
+        "delivery": _name(Delivery, spec.delivery),
+        "dedup_until": _name(DedupUntil, spec.dedup_until),
+        "on_duplicate": _name(OnDuplicate, spec.on_duplicate),
+        "rules": None if spec.rules is None else rules_json(spec.rules),
+    }
+    return {name: field for name, field in value.items() if field is not None}
+
+
 def lease_of_line(line: bytes, number: int) -> Lease:
     """Return id and lease of a line that `foqs dequeue` wrote; hexadecimal with 0x is read, too. Raises Invalid."""
     try:

@@ -26,6 +26,7 @@ from foqs.engine import shard_life
 from foqs.engine.engine import Engine
 from foqs.engine.shard import Shard
 from foqs.ids import Stamp
+from foqs.peers.forwarded import Timers
 from foqs.shardmgr.clock_evidence import PATIENCE_MS, Evidence, Verdict, agreeing, judge, middle
 from foqs.store.link import place_of, read_clock
 
@@ -75,7 +76,7 @@ class Clock:
 
 
 class HostClock(Protocol):
-    """`Clock`, or the simulation's clock."""
+    """`Clock`, or the clock of a simulation or a test."""
 
     def now_ms(self) -> int: ...
 
@@ -84,6 +85,16 @@ class HostClock(Protocol):
     def machine_ahead_ms(self) -> int: ...
 
     def set(self, by_ms: int) -> None: ...
+
+
+class TimerHandle(Protocol):
+    def cancel(self) -> None: ...
+
+
+class HostTimers(Timers, Protocol):
+    """The timers of the event loop, or of a test."""
+
+    def later(self, after_ms: int, do: Callable[[], None], /) -> TimerHandle: ...
 
 
 class Reading(NamedTuple):
@@ -116,7 +127,7 @@ class DatabaseClock:
         self,
         engine: Engine,
         clock: HostClock,
-        later: Callable[[int, Callable[[], None]], None] | None = None,
+        later: Callable[[int, Callable[[], None]], object] | None = None,
         survey: Survey | None = None,
         untried: Callable[[], int] = lambda: 0,
     ) -> None:

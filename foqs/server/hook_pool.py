@@ -139,6 +139,12 @@ class HookPool:
     def children(self) -> int:
         return sum(place.ready for place in self._places)
 
+    @property
+    def busy(self) -> bool:
+        """Return True if a call has no outcome yet."""
+        at_work = (place.process for place in self._places if self._started and place.process is not None)
+        return bool(self.queued) or any(process.in_flight for process in at_work)
+
     def breaker(self, key: HookKey) -> Breaker | None:
         """Return the breaker of a hook; None if it has had no call since the host started."""
         return self._dispatcher.breaker(key)

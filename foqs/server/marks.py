@@ -100,7 +100,7 @@ class Marker:
     def __init__(
         self,
         marks: MarkStore | None,
-        later: Callable[[int, Callable[[], None]], None],
+        later: Callable[[int, Callable[[], None]], object],
         stamp: Callable[[], Stamp] = Stamp,
     ) -> None:
         self._marks = marks

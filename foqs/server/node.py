@@ -9,6 +9,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from random import Random
 from time import perf_counter
 from typing import Any
 
@@ -36,7 +37,7 @@ from foqs.rpc.call import RequestLog
 from foqs.rpc.peer_caller import PeerCaller
 from foqs.rpc.server import ThriftServer
 from foqs.rpc.tls import peer_context, server_context
-from foqs.server.clock import Clock, Survey, monotonic_ms
+from foqs.server.clock import Clock, HostClock, HostTimers, Survey, monotonic_ms
 from foqs.server.hook_pool import HookLog, HookPool
 from foqs.server.load import Load
 from foqs.server.marks import MarkStore
@@ -88,8 +89,8 @@ class LoopTimers:
         self.monotonic_ms = monotonic_ms
         self.soon = loop.call_soon
 
-    def later(self, after_ms: int, do: Callable[[], None]) -> None:
-        self._loop.call_later(after_ms / 1000, do)
+    def later(self, after_ms: int, do: Callable[[], None], /) -> asyncio.TimerHandle:
+        return self._loop.call_later(after_ms / 1000, do)
 
 
 class NoPeers:
@@ -146,7 +147,8 @@ class Peers:
 class Node:
     """`make_store(shard number)` returns a closed store; `marks` stores how far the shards' ids went, and
     `survey` reads the clocks of all databases that the host knows of. `url_of(shard number)` is the URL of its
-    database, by default the configuration's. All methods run on the event loop.
+    database, by default the configuration's. `clock` and `timers`: by default the machine's and the event
+    loop's, which also bounds waits for databases, scripts and connections. All methods run on the event loop.
 
     A host in a cluster takes and releases shards as its membership says. A lone host keeps the shards of its
     configuration, and waits as a standby for shards that another host holds.
@@ -162,11 +164,14 @@ class Node:
         marks: MarkStore | None = None,
         survey: Survey | None = None,
         url_of: Callable[[int], str] | None = None,
+        clock: HostClock | None = None,
+        timers: HostTimers | None = None,
+        rng: Random | None = None,
     ) -> None:
         self._config = config
         self._loop = asyncio.get_running_loop()
-        self._clock = Clock()
-        timers = LoopTimers(self._loop, self._clock.now_ms)
+        self._clock = clock or Clock()
+        timers = timers or LoopTimers(self._loop, self._clock.now_ms)
         self._later = timers.later
         self._listening = ""
         limits = config.limits.limits()
@@ -185,7 +190,7 @@ class Node:
             ask_script=lambda attempt, decided: self.hooks.ask(attempt, decided),  # noqa: PLW0108
             tell_keys=lambda keys, told: self.forwarder.key_changes.tell(keys, told),  # noqa: PLW0108
             tokens_wanted=lambda: self.lending.throttles.wanted(),  # noqa: PLW0108
-            monotonic_ms=monotonic_ms,
+            monotonic_ms=timers.monotonic_ms,
         )
         self.runner = ShardRunner(
             config,
@@ -193,7 +198,7 @@ class Node:
             budget,
             self._clock,
             self._loop,
-            self._later,
+            timers,
             marks,
             callbacks,
             static=neighbours.static,
@@ -203,6 +208,7 @@ class Node:
             serves=lambda: self.server.serves,
             keeper=lambda: self.keeper,
             survey=survey,
+            rng=rng,
         )
         self.engine: Engine = self.runner.engine
         urls = {section.id: section.url for section in config.shards}

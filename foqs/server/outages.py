@@ -171,7 +171,7 @@ class Pulse:
         opening_ms: Callable[[], Mapping[int, tuple[int, bool]]],
         changed: Callable[[], None],
         now_ms: Callable[[], int],
-        later: Callable[[int, Callable[[], None]], None],
+        later: Callable[[int, Callable[[], None]], object],
     ) -> None:
         self._engine = engine
         self._server_of = server_of

@@ -54,7 +54,7 @@ class ClusterSettings:
         store: SettingsStore,
         settings: HostSettings,
         workers: Callable[[], Mapping[int, Worker]],
-        later: Callable[[int, Callable[[], None]], None],
+        later: Callable[[int, Callable[[], None]], object],
     ) -> None:
         self.copies = SettingsCopies(settings.all, workers, later, self._stored)
         self._store = store
@@ -170,7 +170,7 @@ class ShardSettings:
         shards: Collection[int],
         settings: HostSettings,
         workers: Callable[[], Mapping[int, Worker]],
-        later: Callable[[int, Callable[[], None]], None],
+        later: Callable[[int, Callable[[], None]], object],
     ) -> None:
         self.known = False
         """True after the settings were read from a majority of the shards."""

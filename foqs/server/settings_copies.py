@@ -92,7 +92,7 @@ class SettingsCopies:
         self,
         known: Callable[[], Mapping[str, Settings]],
         workers: Callable[[], Mapping[int, Worker]],
-        later: Callable[[int, Callable[[], None]], None],
+        later: Callable[[int, Callable[[], None]], object],
         stored: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._known = known

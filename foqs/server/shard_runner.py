@@ -24,7 +24,7 @@ from foqs.engine.shard_driver import ShardDriver
 from foqs.engine.state import Callbacks, State
 from foqs.ids import Marks, Stamp
 from foqs.rows import Opened, SettingRow
-from foqs.server.clock import Clock, DatabaseClock, Survey
+from foqs.server.clock import DatabaseClock, HostClock, HostTimers, Survey, TimerHandle
 from foqs.server.marks import Marker, MarkStore
 from foqs.server.outages import OpenLog
 from foqs.server.settings_copies import SettingsCopies
@@ -36,15 +36,14 @@ from foqs.store.sql import SqlStore
 
 log = structlog.get_logger("foqs.host")
 
-_STOPPED_S = 0.5
+_STOPPED_MS = 500
 """A tick that comes this late finds a process that was stopped: by SIGSTOP, or with its virtual machine."""
-_CATCH_UP_S = 0.05
+_CATCH_UP_MS = 50
 _SLOW_OPEN_S = 1.0
-Later = Callable[[int, Callable[[], None]], None]
 
 
 class Ticker:
-    """`wake` and `alarm` are the engine's callbacks. One timer, on the event loop.
+    """`wake` and `alarm` are the engine's callbacks. One timer.
 
     The engine needs them when it is made, and the timekeeper needs the engine: `connect` follows.
     """
@@ -52,11 +51,11 @@ class Ticker:
     _engine: Engine
     _timekeeper: DatabaseClock
 
-    def __init__(self, clock: Clock, loop: asyncio.AbstractEventLoop) -> None:
-        self._clock = clock
-        self._loop = loop
-        self._timer: asyncio.TimerHandle | None = None
-        self._due_s = 0.0  # of the timer, by the loop's time
+    def __init__(self, timers: HostTimers) -> None:
+        self._timers = timers
+        self._now_ms = timers.now_ms
+        self._timer: TimerHandle | None = None
+        self._due_ms = 0  # of the timer, by the monotonic clock
         self._pump_due = False
         self._catches_up = False
 
@@ -65,7 +64,7 @@ class Ticker:
 
     def arm(self) -> None:
         """Set the timer to the engine's next deadline."""
-        self.alarm(self._engine.next_ms(self._clock.now_ms()))
+        self.alarm(self._engine.next_ms(self._now_ms()))
 
     def stop(self) -> None:
         if self._timer is not None:
@@ -74,11 +73,11 @@ class Ticker:
     def wake(self) -> None:
         if not self._pump_due:
             self._pump_due = True
-            self._loop.call_soon(self._pump)
+            self._timers.soon(self._pump)
 
     def _pump(self) -> None:
         self._pump_due = False
-        self._engine.pump(self._clock.now_ms())
+        self._engine.pump(self._now_ms())
 
     def alarm(self, at_ms: int) -> None:
         """Set the timer to `at_ms`, unless it is set to an earlier time."""
@@ -88,24 +87,24 @@ class Ticker:
         if self._timer is not None:
             self._timer.cancel()
         engine.state.timer_ms = at_ms
-        self._ring_after(max(0.0, (at_ms - self._clock.now_ms()) / 1000))
+        self._ring_after(max(0, at_ms - self._now_ms()))
 
-    def _ring_after(self, delay_s: float) -> None:
-        self._due_s = self._loop.time() + delay_s
-        self._timer = self._loop.call_later(delay_s, self._tick)
+    def _ring_after(self, delay_ms: int) -> None:
+        self._due_ms = self._timers.monotonic_ms() + delay_ms
+        self._timer = self._timers.later(delay_ms, self._tick)
 
     def _tick(self) -> None:
         self._timer = None
-        if self._loop.time() - self._due_s > _STOPPED_S and not self._catches_up:
+        if self._timers.monotonic_ms() - self._due_ms > _STOPPED_MS and not self._catches_up:
             # Answers came since, and the engine would count the stop as the silence of databases.
             self._catches_up = True
-            self._ring_after(_CATCH_UP_S)
+            self._ring_after(_CATCH_UP_MS)
             return
         self._catches_up = False
         engine = self._engine
         engine.state.timer_ms = NEVER_MS
         self._timekeeper.look()
-        engine.tick(self._clock.now_ms())
+        engine.tick(self._now_ms())
         self.arm()
 
 
@@ -143,9 +142,9 @@ class ShardRunner:
         config: Config,
         make_store: Callable[[int], ShardStore],
         budget: Budget,
-        clock: Clock,
+        clock: HostClock,
         loop: asyncio.AbstractEventLoop,
-        later: Later,
+        timers: HostTimers,
         marks: MarkStore | None,
         callbacks: Callbacks,
         *,
@@ -156,23 +155,24 @@ class ShardRunner:
         serves: Callable[[], bool],
         keeper: Callable[[], SettingsKeeper],
         survey: Survey | None = None,
+        rng: random.Random | None = None,
     ) -> None:
         self._host = config.server.id
         self._make_store = make_store
         self._clock = clock
         self._loop = loop
-        self._later = later
+        self._later = timers.later
         self._static = static
         self._changed = changed
         self._served = served
         self._keeper = keeper
-        self._ticker = Ticker(clock, loop)
+        self._ticker = Ticker(timers)
         callbacks = replace(callbacks, wake=self._ticker.wake, alarm=self._ticker.alarm, hangs=self._watch)
-        state = State(config, budget, random.Random(), callbacks, shards_elsewhere=not static)
+        state = State(config, budget, rng or random.Random(), callbacks, shards_elsewhere=not static)
         self.engine: Engine = Engine(state, self._submit)
         self.driver = ShardDriver(self.engine.state.shards, static=static, take_over=take_over)
-        self.marker = Marker(marks, later, self._stamp)
-        self._timekeeper: DatabaseClock = DatabaseClock(self.engine, clock, later, survey, self._untried)
+        self.marker = Marker(marks, timers.later, self._stamp)
+        self._timekeeper: DatabaseClock = DatabaseClock(self.engine, clock, timers.later, survey, self._untried)
         self._ticker.connect(self.engine, self._timekeeper)
         self._open_log = OpenLog(self.engine.state.shards, loop, serves)
         self._opening: dict[int, _Opening] = {}

@@ -10,6 +10,7 @@ import pytest
 from foqs.buffers.checkpoint import NEVER_MS
 from foqs.server.shard_runner import Ticker
 from tests.server.loop import HandLoop
+from tests.support.timers import TestTimers
 
 pytestmark = pytest.mark.memory
 
@@ -28,8 +29,9 @@ class Rig:
             next_ms=lambda now_ms: self.next_ms,
         )
         self.timekeeper = SimpleNamespace(look=lambda: self.done.append(("look", self.now_ms)))
-        clock: Any = SimpleNamespace(now_ms=lambda: self.now_ms)
-        self.ticker = Ticker(clock, self.loop)  # type: ignore[arg-type]
+        loop, now_ms = self.loop, lambda: self.now_ms
+        later: Any = lambda after_ms, do: loop.call_later(after_ms / 1_000, do)  # noqa: E731
+        self.ticker = Ticker(TestTimers(now_ms, soon=loop.call_soon, later=later))  # type: ignore[arg-type]
         self.ticker.connect(self.engine, self.timekeeper)  # type: ignore[arg-type]
 
     @property

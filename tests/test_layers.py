@@ -55,6 +55,7 @@ MAY_IMPORT = {
     "foqs.tasks": VALUES | {"foqs.tasks", "foqs.client"},
     "foqs.outbox": VALUES | WIRE | {"foqs.outbox", "foqs.tasks", "foqs.client"},
     "foqs.spark": VALUES | {"foqs.spark", "foqs.client", "foqs.store", "foqs.zk", "foqs.fairness.keys"},
+    "foqs.testing": VALUES | {"foqs.testing", "foqs.client", "foqs.server", "foqs.store", "foqs.rpc"},
     "foqs.doctor": VALUES | IO | {"foqs.doctor", "foqs.client", "foqs.shardmgr.facts"},  # asks a host as clients do
     "foqs.cli": None,
 }

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from math import isfinite
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, Unpack, cast, overload
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
 from foqs.bounds import DEFAULT_ADDRESS
 from foqs.client import AsyncClient, AsyncWorker, Client, FoqsError, Invalid
@@ -27,6 +28,11 @@ R = TypeVar("R")
 _MS = timedelta(milliseconds=1)
 MOST_BATCH = MOST_HELD // 2
 """A worker holds a second batch while it runs one."""
+
+
+class HasAddress(Protocol):
+    @property
+    def address(self) -> str: ...
 
 
 class App:
@@ -59,6 +65,7 @@ class App:
         self.tasks: dict[str, Task[Any, Any, Any]] = {}
         self.schedules: dict[str, dict[str, Any]] = {}
         self.middleware: list[Middleware] = []
+        self._included: list[App] = []
         _check_names("App", Client, options)
         self.address, self.namespace, self.options = address, namespace, options
         self._clients = Clients(address, namespace, options, Codecs(namespace, codec))
@@ -219,6 +226,7 @@ class App:
             task.clients = self._clients
         for name, fields in other.schedules.items():
             self._schedule(name, fields)
+        self._included.append(other)
 
     def _schedule(self, name: str, fields: dict[str, Any]) -> None:
         if self.schedules.setdefault(name, fields) is not fields:
@@ -278,6 +286,16 @@ class App:
     def aclient(self) -> AsyncClient:
         """The client of the event loop that runs. Raises RuntimeError if none runs."""
         return self._clients.of_loop
+
+    @contextmanager
+    def test_mode(self, server: HasAddress) -> Iterator[App]:
+        """Use another service inside the `with`, such as `foqs.testing.server()`: for all tasks, handles and workers of
+        the App and of the Apps that it includes. The namespace stays; a token and TLS are left out."""
+        with ExitStack() as stack:
+            stack.enter_context(self._clients.moved_to(server.address))
+            for included in self._included:
+                stack.enter_context(included.test_mode(server))
+            yield self
 
     def close(self) -> None:
         """Close the blocking client."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from threading import Lock
 from time import monotonic
@@ -68,6 +69,24 @@ class Clients:
         while storing.more:
             storing.take(await self.of_loop.enqueue_many([storing.spec], timeout_ms=storing.timeout_ms))
         return single([storing.outcome])
+
+    @contextmanager
+    def moved_to(self, address: str) -> Iterator[None]:
+        """Be clients of another service, without TLS and a token, inside the `with`."""
+        before = self.address, self.options, self._client, self._of_loops
+        options = {name: value for name, value in self.options.items() if name not in ("tls", "token")}
+        with self._lock:
+            self.address, self.options, self._client, self._of_loops = address, options, None, WeakKeyDictionary()
+        try:
+            yield
+        finally:
+            self.close()
+            left = list(self._of_loops.items())
+            with self._lock:
+                self.address, self.options, self._client, self._of_loops = before
+            for loop, client in left:
+                if loop.is_running():
+                    asyncio.run_coroutine_threadsafe(client.close(), loop)
 
     def close(self) -> None:
         """Close the blocking client."""

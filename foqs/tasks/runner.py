@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from datetime import timedelta
 from functools import partial
 from queue import SimpleQueue
@@ -36,7 +36,7 @@ from foqs.tasks.meter import Handler
 from foqs.tasks.middleware import Middleware, awaited
 from foqs.tasks.periodic import apply
 from foqs.tasks.task import DEFAULT_TOPIC, Batch, Call, Task
-from foqs.travel import Local, bare
+from foqs.travel import Local, bare, stripped
 
 T = TypeVar("T")
 
@@ -84,14 +84,21 @@ class TaskWorker(Local):
         self._concurrency = concurrency
         self._batches = _batches(tasks, self.topics)
         self._options = options
-        self._threads = Threads()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._ended = False
         self._dead: dict[str, tuple[bool, float]] = {}
-        self._gatherings: dict[str, Gathering] = {}
         self._workers: list[AsyncWorker] = []
         self._handler: Handler = self._handle
         self._ends_process = False
+        self._begin(until_empty=False)
+
+    def _begin(self, *, until_empty: bool, raises: bool = False) -> None:
+        self._until_empty = until_empty
+        self._raises = raises
+        self._threads = Threads()
+        self._gatherings: dict[str, Gathering] = {}
+        self._stopped = self._ended = False
+        self._runs = 0
+        self._first_error: Exception | None = None
 
     def ends_process(self, around: Callable[[Handler], Handler]) -> None:
         """Say, before the start, that the process ends with this worker. So its threads do, too, and their items are
@@ -111,32 +118,15 @@ class TaskWorker(Local):
 
     def run(self) -> None:
         """Run tasks in an event loop of its own, that of uvloop where it is installed."""
-
-        async def main() -> None:
-            try:
-                await self.arun()
-            finally:
-                await self._clients.aclose()
-
-        run_loop(main())
+        self._in_a_loop(self.arun())
 
     async def arun(self) -> None:
         """Run tasks in this event loop. If the call is cancelled, the worker ends without a grace first."""
-        client, self._loop = self._clients.of_loop, asyncio.get_running_loop()
+        self._loop = asyncio.get_running_loop()
+        self._begin(until_empty=False)
         applying = asyncio.create_task(self._apply(), name="foqs-schedules")
         try:
-            ordinary = [topic for topic in self.topics if topic not in self._batches]
-            weighted = self._weights and {topic: self._weights[topic] for topic in ordinary}
-            if ordinary:
-                self._workers.append(
-                    AsyncWorker(
-                        client, weighted or ordinary, self._handler, concurrency=self._concurrency, **self._options
-                    )
-                )
-            # While a batch is at work, the next one waits here.
-            for topic, size in self._batches.items():
-                options = {**self._options, "prefetch": size}
-                self._workers.append(AsyncWorker(client, topic, self._handler, concurrency=size, **options))
+            self._workers = self._made(self._handler)
             await run_together(self._workers)
         finally:
             self._ended = True
@@ -145,6 +135,72 @@ class TaskWorker(Local):
         if applying.done() and not applying.cancelled():
             applying.result()
 
+    def run_until_empty(self, *, raise_errors: bool = False) -> int:
+        """Run tasks until the service has none that is ready and none is at work, and return the number of runs.
+
+        Items that are delayed stay, such as tasks that failed and are tried again later. It may be called again.
+
+        raise_errors  raise the first exception of a task, but for `Retry` and `Reject`, after all runs
+
+        Raises also what keeps the worker from its work, such as Unavailable. Where several hosts serve, a worker with
+        `wait_ms` waits that long for items of other hosts."""
+        return self._in_a_loop(self.arun_until_empty(raise_errors=raise_errors))
+
+    async def arun_until_empty(self, *, raise_errors: bool = False) -> int:
+        """Like `run_until_empty`, in this event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._begin(until_empty=True, raises=raise_errors)
+        try:
+            await self._apply()
+            before = -1
+            # A task may have enqueued one of a topic whose worker had ended.
+            while self._runs > before and not self._stopped:
+                before, self._workers = self._runs, self._made(self._counted, wait_ms=0)
+                async with AsyncExitStack() as stack:
+                    for worker in self._workers:
+                        worker.until_empty = True
+                        await stack.enter_async_context(worker)
+                    for worker in self._workers:
+                        await worker.join()
+                if len(self._workers) == 1:
+                    break
+        finally:
+            self._ended = True
+            self._threads.close()
+        if self._first_error is not None:
+            raise stripped(self._first_error)
+        return self._runs
+
+    def _made(self, handler: Handler, **defaults: Any) -> list[AsyncWorker]:
+        client, made = self._clients.of_loop, []
+        options = {**defaults, **self._options}
+        ordinary = [topic for topic in self.topics if topic not in self._batches]
+        weighted = self._weights and {topic: self._weights[topic] for topic in ordinary}
+        if ordinary:
+            made.append(AsyncWorker(client, weighted or ordinary, handler, concurrency=self._concurrency, **options))
+        # While a batch is at work, the next one waits here.
+        for topic, size in self._batches.items():
+            made.append(AsyncWorker(client, topic, handler, concurrency=size, **{**options, "prefetch": size}))
+        return made
+
+    async def _counted(self, item: Item, job: AsyncJob) -> None:
+        self._runs += 1
+        try:
+            await self._handle(item, job)
+        except Exception as error:
+            if self._raises and self._first_error is None and not isinstance(error, Retry | Reject):
+                self._first_error = bare(error)
+            raise
+
+    def _in_a_loop(self, work: Coroutine[Any, Any, T]) -> T:
+        async def main() -> T:
+            try:
+                return await work
+            finally:
+                await self._clients.aclose()
+
+        return run_loop(main())
+
     def stop(self, grace_ms: float | None = None) -> None:
         """Ask the worker to end, from any thread: it waits up to `grace_ms` for tasks at work. Before its start and
         after its end this does nothing."""
@@ -152,6 +208,7 @@ class TaskWorker(Local):
             _post(self._loop, partial(self._stop, grace_ms))
 
     def _stop(self, grace_ms: float | None = None) -> None:
+        self._stopped = True
         for worker in self._workers:
             worker.stop(grace_ms)
 
@@ -169,6 +226,8 @@ class TaskWorker(Local):
                 self._stop()
                 raise
             except FoqsError as error:
+                if self._until_empty:
+                    raise
                 log.warning("the schedules are not written yet: %s", error.message)
                 await asyncio.sleep(_APPLY_AGAIN_S)
             else:
@@ -327,14 +386,13 @@ class Threads:
             future.set_exception(error)
 
 
-def run_loop(main: Coroutine[Any, Any, None]) -> None:
+def run_loop(main: Coroutine[Any, Any, T]) -> T:
     """Run `main` in an event loop of its own, that of uvloop where it is installed."""
     try:
         import uvloop
     except ImportError:
-        asyncio.run(main)
-    else:
-        uvloop.run(main)
+        return asyncio.run(main)
+    return uvloop.run(main)
 
 
 def _batches(tasks: Mapping[str, Task[Any, Any, Any]], topics: Sequence[str]) -> dict[str, int]:

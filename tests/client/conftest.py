@@ -77,8 +77,9 @@ def start_worker() -> Iterator[Callable[..., Worker]]:
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    running = Server(tmp_path)
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
+    """A real host, or of the kind that the test names (`on_each_host`)."""
+    running = getattr(request, "param", Server)(tmp_path)
     yield running
     running.stop()
 

@@ -1,11 +1,17 @@
-"""`foqs dev` for tests of the client, killed and started again on the same data."""
+"""`foqs dev` for tests of the client, killed and started again on the same data, and the service of `foqs.testing`."""
 
 import os
 import signal
 import subprocess
 import sys
+import threading
+from datetime import timedelta
 from pathlib import Path
+from time import monotonic
 
+import pytest
+
+from foqs import testing
 from tests.client.peer import LATER
 from tests.support import forked
 from tests.support.ports import held_port
@@ -54,6 +60,33 @@ class Server:
             self.process.send_signal(signal.SIGTERM)
             self.process.wait(2 * LATER)
         self._held.close()
+
+
+class InMemory:
+    """The service of `foqs.testing`, whose clock a thread moves with the time of the machine."""
+
+    def __init__(self, _: Path) -> None:
+        self._service = testing.Server()
+        self.address = self._service.address
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._tick)
+        self._thread.start()
+
+    def _tick(self) -> None:
+        moved = monotonic()
+        while not self._stopped.wait(0.005):
+            now = monotonic()
+            self._service.advance(timedelta(milliseconds=int((now - moved) * 1000)))
+            moved += int((now - moved) * 1000) / 1000
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join(LATER)
+        self._service.close()
+
+
+on_each_host = pytest.mark.parametrize("server", [Server, InMemory], indirect=True)
+"""A test that does not kill its host runs on both kinds."""
 
 
 def foqs(server: Server, *args: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:

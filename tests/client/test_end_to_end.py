@@ -24,7 +24,7 @@ from foqs.client import (
     Worker,
 )
 from tests.client.peer import LATER, eventually
-from tests.client.real_server import PATIENT_MS, Server, foqs
+from tests.client.real_server import PATIENT_MS, Server, foqs, on_each_host
 
 
 def leased(client: Client, topic: str, count: int, lease_ms: int) -> list[Item]:
@@ -36,6 +36,7 @@ def leased(client: Client, topic: str, count: int, lease_ms: int) -> list[Item]:
     return items
 
 
+@on_each_host
 def test_the_whole_life_of_items(client: Client) -> None:
     urgent = client.enqueue("mail", b"urgent", priority=-1, headers={"a": "b"}, metadata=b"m", ttl_ms=3_600_000)
     plain, bad = client.enqueue_many([ItemSpec("mail", b"plain"), ItemSpec("", b"no topic")])
@@ -69,6 +70,7 @@ def test_the_whole_life_of_items(client: Client) -> None:
     assert isinstance(client.delete_items([plain])[0], NotFound)
 
 
+@on_each_host
 def test_looking_around(client: Client) -> None:
     client.enqueue_many([ItemSpec(f"t{n}", b"x") for n in range(25)])
     assert {topic.topic for topic in client.active_topics(page_topics=10)} == {f"t{n}" for n in range(25)}
@@ -80,6 +82,7 @@ def test_looking_around(client: Client) -> None:
         assert other.dequeue("many") == []
 
 
+@on_each_host
 def test_a_waiting_consumer_is_woken_by_the_enqueue(client: Client) -> None:
     found: list[float] = []
 
@@ -95,6 +98,7 @@ def test_a_waiting_consumer_is_woken_by_the_enqueue(client: Client) -> None:
     assert found[0] - enqueued < 30
 
 
+@on_each_host
 def test_large_batches_and_large_items(client: Client) -> None:
     large = [ItemSpec("large", bytes([n]) * 1_000_000) for n in range(40)]
     ids = client.enqueue_many([*large, ItemSpec("large", b"x" * 2_000_000)])
@@ -108,6 +112,7 @@ def test_large_batches_and_large_items(client: Client) -> None:
     assert all(type(item_id) is int for item_id in client.enqueue_many([ItemSpec("s", b"")] * 12_000))
 
 
+@on_each_host
 def test_a_producer_and_a_worker(client: Client) -> None:
     seen: list[bytes] = []
     failed = 0
@@ -217,6 +222,7 @@ def test_a_worker_goes_on_after_the_server_was_away(server: Server, client: Clie
         eventually(lambda: seen[-1] == b"after", timeout_s=60)
 
 
+@on_each_host
 def test_sigterm_gives_back_items_not_started(client: Client, worker_process) -> None:
     client.enqueue_many([ItemSpec("t", str(n).encode()) for n in range(10)])
     process = worker_process(
@@ -242,6 +248,7 @@ def test_sigterm_gives_back_items_not_started(client: Client, worker_process) ->
     assert {item.attempt for item in client.dequeue("t", 10, wait_ms=PATIENT_MS)} == {1}
 
 
+@on_each_host
 def test_a_killed_worker_loses_at_most_once_items_only(client: Client, worker_process) -> None:
     again = client.enqueue("t", b"again")
     client.enqueue("t", b"once", delivery=Delivery.AT_MOST_ONCE)
@@ -280,6 +287,7 @@ def test_a_frozen_server_differs_from_a_busy_one(server: Server, client: Client)
     assert client.server_info().version
 
 
+@on_each_host
 def test_pipes(server: Server) -> None:
     lines = b"".join(json.dumps({"payload": f"line {n}", "priority": n}).encode() + b"\n" for n in range(1_200))
     enqueued = foqs(server, "enqueue", "t", stdin=lines)

@@ -9,7 +9,7 @@ import pytest
 
 from foqs.client import AckPolicy, Client, ItemSpec, NotFound
 from tests.client.peer import LATER, eventually
-from tests.client.real_server import PATIENT_MS, Server, foqs
+from tests.client.real_server import PATIENT_MS, Server, foqs, on_each_host
 
 LEASE_MS = 500
 ACTS = {"ok": "pass", "exception": "raise ValueError('broken')", "SIGKILL": "os.kill(os.getpid(), 9)"}
@@ -49,6 +49,7 @@ def gone(client: Client, item_id: int) -> bool:
     return False
 
 
+@on_each_host
 @pytest.mark.parametrize("at", range(len(ACTS)), ids=list(ACTS))
 @pytest.mark.parametrize("policy", list(AckPolicy))
 def test_the_outcome_of_each_policy(client: Client, worker_process: NewProcess, policy: AckPolicy, at: int) -> None:
@@ -77,6 +78,7 @@ def test_the_outcome_of_each_policy(client: Client, worker_process: NewProcess, 
     assert process.stdout.read() == "", "no more attempts"
 
 
+@on_each_host
 def test_a_killed_worker_used_attempts_of_begun_items_only(client: Client, worker_process: NewProcess) -> None:
     """Each worker has four items and is killed by the second one, which waited for the first; then by that alone."""
     payloads = [b"fine", b"poison", b"innocent", b"innocent"]
@@ -108,6 +110,7 @@ def test_a_killed_worker_used_attempts_of_begun_items_only(client: Client, worke
     assert left == {b"poison": [4], b"innocent": [1, 1]}
 
 
+@on_each_host
 def test_a_worker_that_hangs_is_released_by_an_operator(
     server: Server, client: Client, worker_process: NewProcess
 ) -> None:
@@ -138,6 +141,7 @@ HANGS = {
 }
 
 
+@on_each_host
 @pytest.mark.parametrize("hang", list(HANGS.values()), ids=list(HANGS))
 def test_a_worker_whose_handlers_all_hang_exits(client: Client, worker_process: NewProcess, hang: str) -> None:
     """Its item is delivered again, and its waiting item was not begun."""
@@ -165,6 +169,7 @@ def test_a_worker_whose_handlers_all_hang_exits(client: Client, worker_process: 
     assert sorted(left.values()) == [1, 2, 2]
 
 
+@on_each_host
 def test_a_delayed_item_has_its_total_time_when_it_is_due(client: Client) -> None:
     """A delay that is longer than max_total_ms leaves it all its attempts."""
     policy = {"retry": {"kind": "constant", "first_ms": 0, "longest_ms": 0}, "max_total_ms": 1_000, "max_attempts": 3}

@@ -8,7 +8,7 @@ import pytest
 from foqs.client import Client, Invalid, Item, ItemRules, ItemSpec, RetryKind, RetryRule
 from foqs.client.item_copies import copy_of_line, item_json
 from foqs.client.rules import rules_json, rules_of_json
-from tests.client.real_server import PATIENT_MS, Server, foqs
+from tests.client.real_server import PATIENT_MS, Server, foqs, on_each_host
 
 pytestmark = pytest.mark.timeout(300)
 RULES = ItemRules(
@@ -52,6 +52,7 @@ def test_rules_hold_through_a_kill(server: Server, client: Client) -> None:
     assert (client.get_item(other).topic, client.get_item(other).rules) == ("mail", ItemRules(max_attempts=1))
 
 
+@on_each_host
 def test_rules_on_the_command_line(server: Server, client: Client) -> None:
     enqueued = foqs(server, "enqueue", "mail", "x", "--rules", '{"max_attempts": 1, "keep_ms": 60000}')
     assert (enqueued.returncode, enqueued.stderr) == (0, b"")

@@ -19,7 +19,7 @@ from foqs.client.methods import DEQUEUE
 from foqs.client.per_worker import Ask, Places, Share, Waker, _process
 from foqs.idl import idl
 from tests.client.peer import LATER, eventually
-from tests.client.real_server import Server
+from tests.client.real_server import Server, on_each_host
 
 
 @pytest.fixture(autouse=True)
@@ -365,6 +365,7 @@ def fill(client: Client, number: int, topic: str = "jobs") -> None:
     client.enqueue_many([ItemSpec(topic, str(at).encode()) for at in range(number)])
 
 
+@on_each_host
 def test_all_workers_of_a_process_share_its_items(
     server: Server, client: Client, handlers: Handlers, work: Callable[..., Worker]
 ) -> None:
@@ -385,6 +386,7 @@ def test_all_workers_of_a_process_share_its_items(
             worker.join(LATER * 1_000)
 
 
+@on_each_host
 def test_a_worker_exits_when_all_items_that_it_may_have_hang(client: Client, handlers: Handlers) -> None:
     """Its other handlers are free, but would never get an item. One item that hangs of two does not end it."""
     limit(client, 2)
@@ -399,6 +401,7 @@ def test_a_worker_exits_when_all_items_that_it_may_have_hang(client: Client, han
     assert handlers.most == 2
 
 
+@on_each_host
 def test_hung_handlers_of_acked_items_leave_their_places(client: Client, handlers: Handlers) -> None:
     """The worker has handlers and places left, and goes on."""
     limit(client, 1)
@@ -418,6 +421,7 @@ def test_hung_handlers_of_acked_items_leave_their_places(client: Client, handler
     assert worker.join(LATER * 1_000)
 
 
+@on_each_host
 def test_each_process_has_its_own_items(
     client: Client, handlers: Handlers, work: Callable[..., Worker], worker_process: Callable[[str], Any]
 ) -> None:
@@ -445,6 +449,7 @@ def test_each_process_has_its_own_items(
     assert handlers.most == 2
 
 
+@on_each_host
 def test_a_worker_at_its_limit_sends_one_request_for_each_wait(
     client: Client, handlers: Handlers, work: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -472,6 +477,7 @@ def test_a_worker_at_its_limit_sends_one_request_for_each_wait(
     assert handlers.most == 2
 
 
+@on_each_host
 @pytest.mark.parametrize("end", ["ack", "nack", "release", "delete", "raise"])
 @pytest.mark.parametrize("reports", [False, True])
 def test_a_dequeue_at_the_limit_waits_until_it_may_have_an_item(client: Client, end: str, reports: bool) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from foqs.client import Client, Extension, Invalid, Item, Lease, Progress, StaleLease
-from tests.client.real_server import PATIENT_MS, Server, foqs
+from tests.client.real_server import PATIENT_MS, Server, foqs, on_each_host
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -36,6 +36,7 @@ def test_checkpoints_hold_through_a_kill(server: Server, client: Client) -> None
     assert client.get_result(last.id).progress == Progress(1, 3, "page 1")
 
 
+@on_each_host
 def test_progress_on_the_command_line(server: Server, client: Client) -> None:
     item = leased(client)
     lease = (str(item.id), str(item.lease))

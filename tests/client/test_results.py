@@ -7,7 +7,7 @@ import pytest
 
 from foqs.client import Ack, Client, Invalid, Item, ItemSpec, ItemState, NotFound, Result
 from tests.client.peer import eventually
-from tests.client.real_server import PATIENT_MS, Server, foqs
+from tests.client.real_server import PATIENT_MS, Server, foqs, on_each_host
 
 KEEP = '{"keep": {"completed_ms": 600000, "failed_ms": 600000}, "dead": null}'
 pytestmark = pytest.mark.timeout(300)
@@ -25,6 +25,7 @@ def ack_one(client: Client, topic: str, result: bytes | None) -> int:
     return item.id
 
 
+@on_each_host
 def test_a_caller_waits_for_the_result(client: Client) -> None:
     item_id = client.enqueue("mail", b"x")
     assert client.get_result(item_id) == Result(ItemState.READY)
@@ -38,6 +39,7 @@ def test_a_caller_waits_for_the_result(client: Client) -> None:
         client.get_result(item_id)
 
 
+@on_each_host
 def test_many_acks_bring_their_results(keeping: Client) -> None:
     """More bytes than one request holds, and acks beside a dequeue."""
     ids = keeping.enqueue_many([ItemSpec("kept", b"%d" % number) for number in range(303)])
@@ -83,6 +85,7 @@ def test_kept_items_outlive_a_kill(server: Server, keeping: Client) -> None:
         client.get_item(done)
 
 
+@on_each_host
 def test_a_result_that_is_too_long(client: Client) -> None:
     client.enqueue("mail", b"x")
     (item,) = client.dequeue("mail", wait_ms=PATIENT_MS)
@@ -93,6 +96,7 @@ def test_a_result_that_is_too_long(client: Client) -> None:
     assert client.ack_many([Ack.of(item, bytes(65_536))]) == [None]
 
 
+@on_each_host
 def test_the_commands(server: Server, keeping: Client) -> None:
     item_id = keeping.enqueue("kept", b"x", dedup_key="k")
     leased = foqs(server, "dequeue", "kept", "--wait-ms", str(PATIENT_MS))

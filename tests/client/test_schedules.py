@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from foqs.client import Client, Invalid, NotFound
-from tests.client.real_server import PATIENT_MS, Server, foqs
+from tests.client.real_server import PATIENT_MS, Server, foqs, on_each_host
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(300)
@@ -42,6 +42,7 @@ def test_each_time_fires_once_through_kills(server: Server, client: Client) -> N
     assert len(row.next_at_ms) == 5
 
 
+@on_each_host
 def test_a_schedule_is_run_by_hand(server: Server, client: Client) -> None:
     value = {"cron": "0 3 * * *", "timezone": "Europe/Berlin", "topic": "reports", "payload_base64": "AAE="}
     client.put_settings({"schedule.nightly": json.dumps(value)})
@@ -54,6 +55,7 @@ def test_a_schedule_is_run_by_hand(server: Server, client: Client) -> None:
         client.run_schedule("weekly")
 
 
+@on_each_host
 @pytest.mark.parametrize(
     ("value", "error"),
     [
@@ -77,6 +79,7 @@ def test_a_wrong_schedule_is_refused(client: Client, value: dict[str, Any], erro
     assert not client.settings().entries
 
 
+@on_each_host
 def test_the_commands(server: Server, client: Client) -> None:
     assert said(server, "set", "poll", "--cron", "@every 1s", code=1) == (
         "foqs: there is no schedule poll yet; a new one needs --cron and --topic\n"
@@ -102,6 +105,7 @@ def test_the_commands(server: Server, client: Client) -> None:
     assert said(server, "set", "poll", code=2).startswith("foqs: nothing to set")
 
 
+@on_each_host
 def test_a_time_waits_for_the_item_of_the_last_one(server: Server, client: Client) -> None:
     value = {"cron": "@every 1s", "topic": "polls", "overlap": "skip"}
     client.put_settings({"schedule.poll": json.dumps(value)})

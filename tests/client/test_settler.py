@@ -17,6 +17,7 @@ from foqs.client.items import Nack
 from foqs.idl import idl
 from foqs.ids import make_id
 from tests.client.peer import LATER, Act, eventually, failed, refused, script
+from tests.client.real_server import on_each_host
 
 LONG = "metadata has 10240 bytes, more than 4096"
 FAR = "delay_ms is 9007199254740993, not in 0..31622400000"
@@ -122,6 +123,7 @@ def test_a_nack_that_is_always_refused_is_given_up(new_peer: Any, client_of: Any
         peer.meddle = lambda name, request: Act.SERVE
 
 
+@on_each_host
 @pytest.mark.process
 @pytest.mark.parametrize("policy", [AckPolicy.NACK_ON_ERROR, AckPolicy.MANUAL])
 def test_a_real_host_gets_the_reason(client: Any, policy: AckPolicy) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from foqs.client import Client, DedupUntil, Duplicate, Invalid, ItemSpec, NotFound, OnDuplicate, Replaced
 from foqs.client.item_copies import spec_of_line
-from tests.client.real_server import PATIENT_MS, Server, foqs
+from tests.client.real_server import PATIENT_MS, Server, foqs, on_each_host
 
 pytestmark = pytest.mark.timeout(300)
 DONE = DedupUntil.DONE
@@ -85,6 +85,7 @@ def test_an_item_that_waits_gets_a_new_payload(server: Server, client: Client) -
         client.enqueue("other", b"d", dedup_key="k", on_duplicate=OnDuplicate.REPLACE)
 
 
+@on_each_host
 def test_unique_work_on_the_command_line(server: Server, client: Client) -> None:
     one = ["enqueue", "mail", "hi", "--dedup-key", "welcome:42", "--dedup-until", "started"]
     first, again = [json.loads(foqs(server, *one).stdout) for _ in range(2)]

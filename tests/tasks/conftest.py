@@ -15,8 +15,9 @@ from tests.client.real_server import PATIENT_MS, Server
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    running = Server(tmp_path)
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
+    """A real host, or of the kind that the test names (`on_each_host`)."""
+    running = getattr(request, "param", Server)(tmp_path)
     yield running
     running.stop()
 

@@ -14,6 +14,7 @@ from foqs.client.arguments import MOST_HELD
 from foqs.tasks.batches import Gathering
 from foqs.tasks.handle import TaskFailed
 from tests.client.peer import LATER, eventually
+from tests.client.real_server import on_each_host
 
 AT_ONCE = RetryRule(RetryKind.CONSTANT, first_ms=1, jitter=0)
 
@@ -30,6 +31,7 @@ def of(*, thread: bool, function):
     return coroutine
 
 
+@on_each_host
 @pytest.mark.threads
 @pytest.mark.parametrize("thread", [False, True])
 def test_calls_run_together_each_with_its_result(app, start, thread):
@@ -53,6 +55,7 @@ def test_calls_run_together_each_with_its_result(app, start, thread):
     assert task.enqueue(7).result(LATER) == 14, "a batch of one begins after batch_wait"
 
 
+@on_each_host
 @pytest.mark.threads
 @pytest.mark.parametrize("thread", [False, True])
 def test_a_call_fails_alone(app, start, thread):
@@ -81,6 +84,7 @@ def test_a_call_fails_alone(app, start, thread):
     assert [handle.result(LATER) for handle in again] == [0] * 5
 
 
+@on_each_host
 @pytest.mark.threads
 @pytest.mark.parametrize("thread", [False, True])
 def test_an_exception_fails_each_call_once(app, start, thread, caplog):
@@ -106,6 +110,7 @@ def test_an_exception_fails_each_call_once(app, start, thread, caplog):
     assert caplog.text.count("in broken") == 1
 
 
+@on_each_host
 @pytest.mark.threads
 @pytest.mark.parametrize("wrong", [[1], (1, 2), 5, {1: 2}])
 def test_results_that_are_not_one_for_each_call_fail_all(app, start, wrong):
@@ -120,6 +125,7 @@ def test_results_that_are_not_one_for_each_call_fail_all(app, start, wrong):
             handle.result(LATER)
 
 
+@on_each_host
 @pytest.mark.threads
 def test_a_result_that_is_not_as_annotated_fails_its_call(app, start):
     @app.task(topic="typed", max_attempts=1, batch=2, batch_wait=LATER)
@@ -138,6 +144,7 @@ def test_a_result_that_is_not_as_annotated_fails_its_call(app, start):
     assert ends == {5, "failed"}
 
 
+@on_each_host
 @pytest.mark.threads
 @pytest.mark.parametrize("thread", [False, True])
 def test_the_limit_of_time_is_for_a_batch_at_work(app, start, thread):
@@ -163,6 +170,7 @@ def test_the_limit_of_time_is_for_a_batch_at_work(app, start, thread):
     assert ended.wait(LATER)
 
 
+@on_each_host
 @pytest.mark.threads
 @pytest.mark.parametrize("thread", [False, True])
 def test_a_call_that_is_cancelled_while_it_waits_does_not_run(app, start, thread):
@@ -213,6 +221,7 @@ def test_no_batch_runs_whose_calls_are_all_cancelled():
     assert sizes == [1]
 
 
+@on_each_host
 @pytest.mark.threads
 def test_a_batch_at_work_is_cancelled_with_its_last_call(app, start):
     begun, ended = threading.Event(), threading.Event()
@@ -235,6 +244,7 @@ def test_a_batch_at_work_is_cancelled_with_its_last_call(app, start):
     assert ended.wait(LATER)
 
 
+@on_each_host
 @pytest.mark.threads
 def test_a_batch_ends_in_the_grace_of_a_stop(app):
     begun, go = threading.Event(), threading.Event()

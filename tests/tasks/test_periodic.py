@@ -13,7 +13,7 @@ from foqs.client import Client, Invalid, RetryKind, RetryRule
 from foqs.tasks.periodic import apply, changed
 from tests.api.hosts import foqs
 from tests.client.peer import LATER, eventually
-from tests.client.real_server import PATIENT_MS, Server
+from tests.client.real_server import PATIENT_MS, Server, on_each_host
 
 
 async def applied(app, workers):
@@ -23,6 +23,7 @@ async def applied(app, workers):
     return [change is not None for change in changes]
 
 
+@on_each_host
 @pytest.mark.threads
 def test_the_service_enqueues_tasks_at_set_times(app, start):
     runs = []
@@ -44,6 +45,7 @@ def test_the_service_enqueues_tasks_at_set_times(app, start):
     assert len(set(fired)) == len(fired), "a time fired twice"
 
 
+@on_each_host
 @pytest.mark.threads
 def test_a_worker_writes_its_schedules(app, start):
     @app.periodic("0 3 * * *", timezone="Europe/Berlin")
@@ -64,6 +66,7 @@ def test_a_worker_writes_its_schedules(app, start):
     assert set(app.client.settings("schedule.").entries) == {"schedule.nightly", "schedule.other"}
 
 
+@on_each_host
 @pytest.mark.threads
 def test_workers_that_start_together_write_once(app):
     for n in range(5):
@@ -72,6 +75,7 @@ def test_workers_that_start_together_write_once(app):
     assert len(app.client.settings("schedule.").entries) == 5
 
 
+@on_each_host
 @pytest.mark.threads
 def test_a_schedule_that_the_service_refuses_ends_the_worker(app):
     @app.periodic("61 * * * *")

@@ -14,12 +14,14 @@ from foqs.client import ItemState, RetryKind, RetryRule
 from foqs.tasks.handle import ResultLost, TaskFailed, wait
 from foqs.tasks.middleware import Call, Middleware
 from tests.client.peer import LATER, eventually
+from tests.client.real_server import on_each_host
 
 pytestmark = pytest.mark.threads
 
 AT_ONCE = RetryRule(RetryKind.CONSTANT, first_ms=1, jitter=0)
 
 
+@on_each_host
 def test_results_of_coroutines_and_threads(app, start):
     @app.task(topic="a")
     async def double(n: int) -> int:
@@ -52,6 +54,7 @@ def test_results_of_coroutines_and_threads(app, start):
     assert asyncio.run(of_coroutines()) == [2 * n for n in range(20)]
 
 
+@on_each_host
 def test_a_handle_shows_how_far_the_task_is(app, start):
     go = threading.Event()
 
@@ -72,6 +75,7 @@ def test_a_handle_shows_how_far_the_task_is(app, start):
     assert handle.result(LATER) == b"1"
 
 
+@on_each_host
 def test_a_checkpoint_is_there_at_the_next_attempt(app, start):
     seen = []
 
@@ -88,6 +92,7 @@ def test_a_checkpoint_is_there_at_the_next_attempt(app, start):
     assert seen == [None, b"step 1", b"step 2"]
 
 
+@on_each_host
 def test_a_task_that_fails_for_good_says_why(app, start):
     @app.task(max_attempts=2, retry=AT_ONCE)
     def broken() -> int:
@@ -103,6 +108,7 @@ class Odd(Exception):
     pass
 
 
+@on_each_host
 @pytest.mark.parametrize(
     ("options", "error", "attempts"),
     [
@@ -125,6 +131,7 @@ def test_exceptions_decide_about_another_attempt(app, start, options, error, att
     assert failed.value.failure.attempts == attempts
 
 
+@on_each_host
 def test_a_retry_that_does_not_count(app, start):
     attempts = []
 
@@ -140,6 +147,7 @@ def test_a_retry_that_does_not_count(app, start):
     assert attempts == [1, 1, 1]
 
 
+@on_each_host
 def test_dependencies_end_after_the_task(app, start):
     events = []
 
@@ -168,6 +176,7 @@ def test_dependencies_end_after_the_task(app, start):
     assert events[4:] == ["open", "closed"]
 
 
+@on_each_host
 def test_middleware_surrounds_each_task(app, start):
     events = []
 
@@ -206,6 +215,7 @@ def test_middleware_surrounds_each_task(app, start):
     ]  # fmt: skip
 
 
+@on_each_host
 @pytest.mark.parametrize(
     ("headers", "payload", "why"),
     [
@@ -230,6 +240,7 @@ def test_an_item_that_no_task_takes_becomes_a_dead_letter(app, start, headers, p
     assert (result.failure.attempts, why in result.failure.reason) == (2, True), result.failure
 
 
+@on_each_host
 def test_without_dead_letters_such_an_item_waits(app, start, monkeypatch, caplog):
     monkeypatch.setattr("foqs.tasks.runner._HELD_FOR", timedelta(milliseconds=1))
     app.client.put_settings({"topic.default": json.dumps({"max_attempts": 2, "dead": None})})
@@ -249,6 +260,7 @@ def test_without_dead_letters_such_an_item_waits(app, start, monkeypatch, caplog
     eventually(lambda: app.client.topic_stats("default").ready + app.client.topic_stats("default").leased == 0)
 
 
+@on_each_host
 def test_a_time_limit_ends_a_coroutine_and_tells_a_thread(app, start):
     ends = []
 
@@ -273,6 +285,7 @@ def test_a_time_limit_ends_a_coroutine_and_tells_a_thread(app, start):
     assert ends == ["cancelled", 0.0]
 
 
+@on_each_host
 def test_a_cancelled_task_does_not_run_or_is_cancelled(app, start):
     begun, ended = threading.Event(), threading.Event()
 
@@ -297,6 +310,7 @@ def test_a_cancelled_task_does_not_run_or_is_cancelled(app, start):
     assert ended.wait(LATER)
 
 
+@on_each_host
 def test_unique_tasks_share_a_handle(app, start):
     go, runs = threading.Event(), []
 
@@ -315,6 +329,7 @@ def test_unique_tasks_share_a_handle(app, start):
     assert first.result(LATER) == 1
 
 
+@on_each_host
 def test_threads_that_do_not_end_keep_no_worker(app, start):
     """Their items come again when the leases end."""
     begun, go = threading.Event(), threading.Event()
@@ -338,6 +353,7 @@ def test_threads_that_do_not_end_keep_no_worker(app, start):
     assert time.monotonic() - began < LATER / 2
 
 
+@on_each_host
 def test_work_that_a_thread_only_returns_fails_the_task(app, start):
     @app.task(max_attempts=1)
     def lazy():
@@ -349,6 +365,7 @@ def test_work_that_a_thread_only_returns_fails_the_task(app, start):
         handle.result(LATER)
 
 
+@on_each_host
 def test_a_worker_in_a_loop_leaves_its_client_open(app):
     @app.task
     async def double(n: int) -> int:
@@ -367,6 +384,7 @@ def test_a_worker_in_a_loop_leaves_its_client_open(app):
     asyncio.run(main())
 
 
+@on_each_host
 @pytest.mark.parametrize("wrong", ["x", None, float("inf")])
 def test_a_wrong_result_fails_the_run_and_middleware_sees_it(app, start, wrong):
     seen = []
@@ -406,6 +424,7 @@ def test_a_result_has_its_time_while_the_host_is_away(app, server):
     assert handle.state() == ItemState.READY
 
 
+@on_each_host
 def test_an_exit_or_a_stop_iteration_of_a_task_fails_it(app, start):
     errors = iter([SystemExit(3), StopIteration(), KeyboardInterrupt(), None])
 

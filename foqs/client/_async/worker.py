@@ -63,6 +63,7 @@ _FETCH_TIMEOUT_MS = 10_000
 _SETTLE_ITEMS = 500
 _SHORT_WAIT_MS = 50
 _NAME_CHARS = 100
+_LOOK_AGAIN_S = 0.02  # async only
 _LOOK_S = 0.5
 """After this time the main thread runs the handler of a signal that did not wake it."""
 
@@ -208,6 +209,7 @@ class AsyncWorker(Local):
         self._at_end: Callable[[None], object] = lambda _: None
         self._owner = Owner("worker")  # async only
         self._taking: asyncio.Task[Sequence[Item]] | None = None  # async only
+        self.until_empty = False  # end when the service has no more items  # async only
         self._started = False
         self._turn = 0
         self._handlers: list[Guarded] = []
@@ -347,6 +349,7 @@ class AsyncWorker(Local):
                 return
             # Only this task gives handlers items, so no fewer handlers are free when the items come.
             begins = max(0, self._concurrency - self._leases.unsettled()) if self._prefetches else None
+            idle = not len(self._leases)  # async only
             try:
                 taking = self._take(room, acks, begins)
                 taking = self._until_stopped(taking)  # async only
@@ -354,6 +357,8 @@ class AsyncWorker(Local):
             except _HOPELESS:
                 raise
             except FoqsError as error:
+                if self.until_empty:  # async only
+                    raise
                 failures += 1
                 pause_ms = _OUTAGE.delay_ms(failures, random.random)
                 log.warning("cannot take items: %s; trying again in %d ms", error, pause_ms)
@@ -367,6 +372,17 @@ class AsyncWorker(Local):
                 self._queue.put(held)
             if self._leases.limits.all_hang:  # since they were asked for
                 self._give_back()
+            if self.until_empty and not items:  # async only
+                await self._nothing_left(idle=idle)
+
+    async def _nothing_left(self, *, idle: bool) -> None:  # async only
+        """End the worker if it held nothing when it asked for items. Else an item that it holds may come again, or its
+        handler may enqueue another one."""
+        if idle:
+            self.stop()
+            return
+        with self._leases.change:
+            await self._leases.change.wait(_LOOK_AGAIN_S)
 
     async def _until_stopped(self, taking: Coroutine[Any, Any, Sequence[Item]]) -> Sequence[Item]:  # async only
         """Take items until the worker stops: a request that waits is cancelled then, and the client gives back its

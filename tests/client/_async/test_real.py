@@ -6,11 +6,12 @@ import pytest
 
 from foqs.client import AsyncProducer, Invalid, ItemSpec, NotFound, Progress
 from tests.client._async.helpers import eventually, noting, result, together
-from tests.client.real_server import Server
+from tests.client.real_server import Server, on_each_host
 
 pytestmark = pytest.mark.anyio  # async only
 
 
+@on_each_host
 async def test_many_callers_work_on_one_topic(client):
     stored = await client.enqueue_many([ItemSpec("t", b"%d" % n) for n in range(500)])
     seen = []
@@ -25,6 +26,7 @@ async def test_many_callers_work_on_one_topic(client):
     assert [item async for item in client.list_items("t")] == []
 
 
+@on_each_host
 async def test_a_long_poll_gets_an_item_at_once(client):
     items, item_id = await together(
         lambda: client.dequeue("t", wait_ms=30_000), lambda: client.enqueue("t", b"x", delay_ms=200)
@@ -32,6 +34,7 @@ async def test_a_long_poll_gets_an_item_at_once(client):
     assert [item.id for item in items] == [item_id]
 
 
+@on_each_host
 async def test_a_result_from_the_ack_to_its_reader(client):
     await client.put_settings({"topic.t": json.dumps({"keep": {"completed_ms": 60_000}})})
     item_id = await client.enqueue("t", b"x")
@@ -45,6 +48,7 @@ async def test_a_result_from_the_ack_to_its_reader(client):
     assert result.result == b"42"
 
 
+@on_each_host
 async def test_the_calls_of_operators(client):
     item_id = await client.enqueue("t", b"x", delay_ms=60_000, dedup_key="k")
     assert (await client.get_item(item_id)).payload == b"x"

@@ -10,7 +10,7 @@ from foqs.client._async.waits import Event
 from foqs.idl import idl
 from tests.client._async.helpers import eventually
 from tests.client.peer import LATER, failed, refused, script
-from tests.client.real_server import Server
+from tests.client.real_server import Server, on_each_host
 
 pytestmark = [pytest.mark.anyio, pytest.mark.threads]  # async only
 
@@ -110,6 +110,7 @@ async def test_words_that_were_not_taken_are_said_again(new_peer, client_of, wor
     assert ["a"] in taken
 
 
+@on_each_host
 async def test_a_long_log_keeps_its_end(client, server: Server, work):
     """The server refuses more than it keeps, and the checkpoint with it."""
 

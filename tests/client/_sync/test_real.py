@@ -7,9 +7,10 @@ import pytest
 
 from foqs.client import Invalid, ItemSpec, NotFound, Producer, Progress
 from tests.client._sync.helpers import eventually, noting, result, together
-from tests.client.real_server import Server
+from tests.client.real_server import Server, on_each_host
 
 
+@on_each_host
 def test_many_callers_work_on_one_topic(client):
     stored = client.enqueue_many([ItemSpec("t", b"%d" % n) for n in range(500)])
     seen = []
@@ -24,6 +25,7 @@ def test_many_callers_work_on_one_topic(client):
     assert [item for item in client.list_items("t")] == []
 
 
+@on_each_host
 def test_a_long_poll_gets_an_item_at_once(client):
     items, item_id = together(
         lambda: client.dequeue("t", wait_ms=30_000), lambda: client.enqueue("t", b"x", delay_ms=200)
@@ -31,6 +33,7 @@ def test_a_long_poll_gets_an_item_at_once(client):
     assert [item.id for item in items] == [item_id]
 
 
+@on_each_host
 def test_a_result_from_the_ack_to_its_reader(client):
     client.put_settings({"topic.t": json.dumps({"keep": {"completed_ms": 60_000}})})
     item_id = client.enqueue("t", b"x")
@@ -44,6 +47,7 @@ def test_a_result_from_the_ack_to_its_reader(client):
     assert result.result == b"42"
 
 
+@on_each_host
 def test_the_calls_of_operators(client):
     item_id = client.enqueue("t", b"x", delay_ms=60_000, dedup_key="k")
     assert (client.get_item(item_id)).payload == b"x"

@@ -11,7 +11,7 @@ from foqs.client._sync.waits import Event
 from foqs.idl import idl
 from tests.client._sync.helpers import eventually
 from tests.client.peer import LATER, failed, refused, script
-from tests.client.real_server import Server
+from tests.client.real_server import Server, on_each_host
 
 
 @pytest.fixture
@@ -109,6 +109,7 @@ def test_words_that_were_not_taken_are_said_again(new_peer, client_of, work):
     assert ["a"] in taken
 
 
+@on_each_host
 def test_a_long_log_keeps_its_end(client, server: Server, work):
     """The server refuses more than it keeps, and the checkpoint with it."""
 

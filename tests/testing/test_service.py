@@ -1,0 +1,225 @@
+"""The service of a test: a real host, and a time that only the test moves."""
+
+import asyncio
+import threading
+from datetime import timedelta
+from time import monotonic
+
+import pytest
+
+from foqs import testing
+from foqs.client import AsyncClient, Client, Duplicate, Invalid, ItemRules, ItemSpec, ItemState, RetryKind, RetryRule
+from tests.client.peer import LATER
+
+pytestmark = pytest.mark.threads
+_LONG_MS = int(LATER * 1_000)
+
+
+def ready(client, count=10, **options):
+    """Return the payloads of the items that may be leased now."""
+    return [item.payload for item in client.dequeue("t", count=count, **options)]
+
+
+def test_a_delayed_item_is_ready_at_its_time(foqs_server, client):
+    client.enqueue("t", b"x", delay_ms=3_600_000)
+    assert [item.payload for item in foqs_server.items("t", state=ItemState.DELAYED)] == [b"x"]
+    foqs_server.advance(ms=3_599_999)
+    assert ready(client) == []
+    foqs_server.advance(ms=1)
+    assert ready(client) == [b"x"]
+
+
+def test_an_item_ends_with_its_ttl(foqs_server, client):
+    client.enqueue("t", b"x", ttl_ms=60_000)
+    foqs_server.advance(seconds=59)
+    assert len(foqs_server.items("t")) == 1
+    foqs_server.advance(seconds=1)
+    assert foqs_server.items("t") == []
+
+
+def test_a_lease_ends_at_its_time(foqs_server, client):
+    client.enqueue("t", b"x")
+    assert ready(client, lease_ms=30_000) == [b"x"]
+    foqs_server.advance(ms=29_999)
+    assert ready(client) == []
+    foqs_server.advance(ms=1)
+    assert [item.attempt for item in client.dequeue("t")] == [2]
+
+
+def test_a_failed_item_comes_again_by_its_rule(foqs_server, client):
+    def fail():
+        (item,) = client.dequeue("t")
+        client.nack(item, failed=True)
+
+    retry = RetryRule(RetryKind.CONSTANT, first_ms=10_000, jitter=0.0)
+    client.enqueue("t", b"x", rules=ItemRules(retry, max_attempts=2, dead_topic="t.dlq"))
+    fail()
+    foqs_server.advance(ms=9_999)
+    assert ready(client) == []
+    foqs_server.advance(ms=1)
+    fail()
+    foqs_server.advance(days=1)
+    assert foqs_server.items("t") == []
+    assert [item.payload for item in foqs_server.items("t.dlq")] == [b"x"]
+
+
+def test_a_schedule_fires_at_each_of_its_times(foqs_server, client, settle):
+    settle(**{"schedule.hourly": {"cron": "0 * * * *", "topic": "t", "catch_up": "all"}})
+    begin = foqs_server.now
+    foqs_server.advance(hours=3)
+    at = [int(item.headers["schedule_at_ms"]) for item in foqs_server.items("t")]
+    first = begin.replace(minute=0, second=0, microsecond=0) + timedelta(hours=1)
+    assert at == [int((first + timedelta(hours=n)).timestamp() * 1000) for n in range(3)]
+    assert [item.enqueued_at_ms for item in foqs_server.items("t")] == at
+
+
+def test_a_key_is_known_for_its_window(foqs_server, client):
+    first = client.enqueue("t", b"x", dedup_key="k")
+    foqs_server.advance(hours=23, minutes=59)
+    assert isinstance(client.enqueue("t", b"x", dedup_key="k"), Duplicate)
+    foqs_server.advance(minutes=1)
+    assert client.enqueue("t", b"x", dedup_key="k") != first
+
+
+def test_a_throttle_has_its_burst_and_then_its_rate(foqs_server, client, settle):
+    settle(**{"throttle.smtp": {"per_second": 1, "burst": 3}})
+    client.enqueue_many([ItemSpec("t", b"x", throttle_keys=["smtp"])] * 8)
+    taken = []
+    for _ in range(4):
+        taken.append(len(ready(client)))
+        foqs_server.advance(seconds=1)
+    assert taken == [3, 1, 1, 1]
+
+
+def test_a_limit_on_stored_items_holds(client, settle):
+    settle(**{"topic.t": {"max_stored": 2}})
+    stored = client.enqueue_many([ItemSpec("t", b"x")] * 3, timeout_ms=100)
+    assert [isinstance(one, int) for one in stored] == [True, True, False]
+
+
+@pytest.mark.process
+def test_a_script_decides_at_its_time(foqs_server, client):
+    drop = "function on_failure(item) return {action = 'drop'} end"
+    client.put_settings({"script.drop": drop, "topic.t": '{"hooks": {"on_failure": "drop"}}'})
+    client.enqueue("t", b"x")
+    client.dequeue("t", lease_ms=1_000)
+    foqs_server.advance(seconds=2)
+    assert foqs_server.items("t") == []
+
+
+def test_a_result_is_kept_for_its_time(foqs_server, client, settle):
+    settle(**{"topic.t": {"keep": {"completed_ms": 60_000}}})
+    client.enqueue("t", b"x")
+    client.ack(*client.dequeue("t"), result=b"done")
+    foqs_server.advance(ms=59_999)
+    assert [item.payload for item in foqs_server.items("t", state=ItemState.COMPLETED)] == [b"x"]
+    foqs_server.advance(ms=1)
+    assert foqs_server.items("t", state=ItemState.COMPLETED) == []
+
+
+def test_the_clock_stands_still(foqs_server):
+    begin = foqs_server.now
+    assert begin.tzinfo is not None
+    foqs_server.advance(timedelta(days=1), hours=1, minutes=1, seconds=1, ms=5)
+    assert foqs_server.now - begin == timedelta(days=1, hours=1, minutes=1, seconds=1, milliseconds=5)
+    foqs_server.advance(0 * timedelta())
+    with pytest.raises(Invalid, match="forward only"):
+        foqs_server.advance(seconds=-1)
+
+
+# ------------------------------------------------------------------------------------------------ waits
+
+
+@pytest.fixture
+def waiting(client):
+    """`waiting(call)` calls in a thread. `.result` is its result."""
+    threads = []
+
+    class Waiting(threading.Thread):
+        def __init__(self, call):
+            super().__init__(target=lambda: setattr(self, "result", call()))
+            threads.append(self)
+            self.start()
+
+    yield Waiting
+    for thread in threads:
+        thread.join(LATER)
+        assert not thread.is_alive()
+
+
+def test_a_long_poll_ends_after_its_wait(client):
+    began = monotonic()
+    assert ready(client, wait_ms=100) == []
+    assert monotonic() - began >= 0.09
+    item_id = client.enqueue("t", b"x")
+    assert client.get_result(item_id, wait_ms=100).state is ItemState.READY
+
+
+def test_a_long_poll_gets_an_item_at_its_time(foqs_server, client, waiting):
+    client.enqueue("t", b"x", delay_ms=1_000)
+    polling = waiting(lambda: ready(client, wait_ms=_LONG_MS))
+    foqs_server.advance(seconds=1)
+    polling.join(LATER)
+    assert polling.result == [b"x"]
+
+
+def test_a_result_wakes_its_reader(client, waiting, settle):
+    settle(**{"topic.t": {"keep": {"completed_ms": 60_000}}})
+    item_id = client.enqueue("t", b"x")
+    reading = waiting(lambda: client.get_result(item_id, wait_ms=_LONG_MS))
+    client.ack(*client.dequeue("t"), result=b"done")
+    reading.join(LATER)
+    assert reading.result.result == b"done"
+
+
+# ------------------------------------------------------------------------------------------------ several at once
+
+
+def test_services_are_apart():
+    with testing.server() as one, testing.server() as other, Client(one.address) as client:
+        client.enqueue("t", b"x", delay_ms=1_000)
+        other.advance(hours=1)
+        assert one.items("t", state=ItemState.READY) == other.items("t") == []
+        one.advance(seconds=1)
+        assert len(one.items("t", state=ItemState.READY)) == 1
+
+
+def test_threads_share_a_service(foqs_server, client):
+    def work():
+        for _ in range(20):
+            client.enqueue("t", b"x", delay_ms=10)
+            foqs_server.advance(ms=10)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    begin = foqs_server.now
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LATER)
+    assert foqs_server.now - begin == timedelta(milliseconds=800)
+    assert len(ready(client, count=100)) == 80
+
+
+def test_event_loops_share_a_service(foqs_server):
+    async def life(namespace):
+        async with AsyncClient(foqs_server.address, namespace) as client:
+            await client.enqueue("t", b"x", delay_ms=1_000)
+            foqs_server.advance(seconds=1)
+            return [item.payload for item in await client.dequeue("t")]
+
+    assert [asyncio.run(life(name)) for name in ("a", "b")] == [[b"x"], [b"x"]]
+    assert [len(foqs_server.items("t", namespace)) for namespace in ("a", "b", "default")] == [1, 1, 0]
+
+
+def test_clear_forgets_all_but_the_time(foqs_server, client, settle):
+    settle(**{"throttle.smtp": {"per_second": 1, "burst": 1}})
+    first = client.enqueue("t", b"x", dedup_key="k", throttle_keys=["smtp"])
+    foqs_server.advance(hours=2)
+    now = foqs_server.now
+    foqs_server.clear()
+    assert foqs_server.now == now
+    assert foqs_server.items("t") == []
+    assert client.settings().entries == {}
+    assert not isinstance(client.enqueue("t", b"x", dedup_key="k"), Duplicate)
+    assert ready(client) == [b"x"]
+    assert first

@@ -244,7 +244,8 @@ class TaskWorker(Local):
                 job.limit(task.time_limit_ms)
             codecs = self._clients.codecs
             codec, context = codecs.reader_of(item, task.name), codecs.of_arguments(task.name)
-            named = await self._aside(partial(task.signature.decode, item.payload, codec, context))
+            decode = partial(task.signature.decode, item.payload, codec, context)
+            named = await self._threads.run(decode) if codecs.blocks else decode()
         except WrongArgument as error:
             raise await self._unusable(item, error) from None
         threads = None if task.is_async else partial(_post, asyncio.get_running_loop())
@@ -266,7 +267,7 @@ class TaskWorker(Local):
             if value is not None or not signature.returns_nothing:
                 codecs = self._clients.codecs
                 encode = partial(signature.encode_result, value, codecs.writes, codecs.of_result(job.id))
-                body = await self._aside(encode)
+                body = await self._threads.run(encode) if codecs.blocks else encode()
                 job.result = None if value is None else codecs.sealed(body)
             return value
         first, *rest = middleware
@@ -302,10 +303,6 @@ class TaskWorker(Local):
             else:
                 check_returned(value, of=f"task {task.name}", caller="the worker")
                 return value
-
-    async def _aside(self, call: Callable[[], T]) -> T:
-        """Call what encodes or decodes, in a thread if a codec blocks."""
-        return await self._threads.run(call) if self._clients.codecs.blocks else call()
 
     def _gathering(self, task: Task[Any, Any, Any], batch: Batch) -> Gathering:
         found = self._gatherings.get(task.name)

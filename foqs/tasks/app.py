@@ -13,9 +13,10 @@ from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Type
 from foqs.bounds import DEFAULT_ADDRESS
 from foqs.client import AsyncClient, AsyncWorker, Client, FoqsError, Invalid
 from foqs.client.arguments import MOST_HELD, check_weights
+from foqs.client.guard import kind_of
 from foqs.tasks.clients import Clients
 from foqs.tasks.codecs import Codec, Codecs
-from foqs.tasks.handle import Handle
+from foqs.tasks.handle import Handle, check_all
 from foqs.tasks.job import Job
 from foqs.tasks.middleware import Middleware
 from foqs.tasks.periodic import declared
@@ -221,6 +222,8 @@ class App:
     def include(self, other: App) -> None:
         """Take the tasks and schedules of another App: they are enqueued by this one from now on, with its codecs.
         Raises Invalid for a name that is taken."""
+        if not isinstance(other, App):
+            raise Invalid(f"include takes an App, not {kind_of(other)}")
         for task in other.tasks.values():
             self._add(task)
             task.clients = self._clients
@@ -267,12 +270,12 @@ class App:
     def enqueue_many(self, messages: Iterable[Message[Any]]) -> list[Handle[Any] | FoqsError]:
         """Store calls of tasks (`task.message(...)`) in few requests. Return the handle of each, in order, or the error
         that kept it from being stored."""
-        given = list(messages)
+        given = check_all("enqueue_many", messages, Message)
         return _handles(given, self.client.enqueue_many([message.spec for message in given]))
 
     async def aenqueue_many(self, messages: Iterable[Message[Any]]) -> list[Handle[Any] | FoqsError]:
         """Like `enqueue_many`, for coroutines."""
-        given = list(messages)
+        given = check_all("enqueue_many", messages, Message)
         return _handles(given, await self.aclient.enqueue_many([message.spec for message in given]))
 
     # ------------------------------------------------------------------------------------- clients

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
 
+from foqs.client import AsyncJob
+from foqs.client import Job as BlockingJob
 from foqs.client.guard import kind_of
 from foqs.client.handlers import WrongArgument
 from foqs.tasks.codecs import JSON, Codec, Context, JsonCodec
@@ -47,6 +49,8 @@ class Signature:
                 if self.job is not None:
                     raise WrongArgument(f"task {name}: {self.job} and {parameter.name} are both the job: keep one")
                 self.job, self.job_first = parameter.name, at == 0
+            elif hint in (AsyncJob, BlockingJob):
+                raise WrongArgument(f"task {name}: annotate {parameter.name} with foqs.Job, not with that of a Worker")
             elif Job in typing.get_args(hint):
                 raise WrongArgument(f"task {name}: annotate {parameter.name} with Job alone: there always is a job")
             elif type(parameter.default).__name__ == "FieldInfo":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from copy import copy
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -34,6 +35,7 @@ class Gathering:
         self._threads = threads
         self._waiting: dict[asyncio.Future[Any], _Waiting] = {}
         self._full = asyncio.Event()
+        self._hurries = False
         self._working: asyncio.Task[None] | None = None
 
     def add(self, call: Call, job: AsyncJob) -> asyncio.Future[Any]:
@@ -51,11 +53,16 @@ class Gathering:
         if self._waiting.pop(future, None) is not None or self._task.is_async:
             future.cancel()
 
+    def hurry(self) -> None:
+        """Wait for no more calls: the worker takes none."""
+        self._hurries = True
+        self._full.set()
+
     async def _work(self) -> None:
         try:
             while self._waiting:
                 self._full.clear()
-                if len(self._waiting) < self._size:
+                if len(self._waiting) < self._size and not self._hurries:
                     with suppress(TimeoutError):
                         async with asyncio.timeout(self._wait_s):
                             await self._full.wait()
@@ -83,11 +90,13 @@ class Gathering:
         for at, (future, call) in enumerate(zip(batch, calls, strict=True)):
             if future.done():
                 continue
-            if (failure := call.error or error) is None:
+            if call.error is not None:
+                future.set_exception(raisable(call.error, _WHEN))
+            elif error is None:
                 future.set_result(results[at])
             else:
-                future.set_exception(raisable(failure, _WHEN))
-                error = None if error is None else _copy(error)
+                future.set_exception(raisable(error, _WHEN))
+                error = _copy(error)
 
 
 async def _awaited(task: Task[Any, Any, Any], calls: list[Call]) -> _Ended:
@@ -114,9 +123,11 @@ def _cancel_with_last(
 
 
 def _copy(error: BaseException) -> BaseException:
-    """Return the error without its traceback and notes: one log entry has them, and each `raise` adds to one."""
-    kind = type(error)
-    made = kind.__new__(kind, *error.args)
-    made.args = error.args
-    made.__dict__.update({name: value for name, value in error.__dict__.items() if name != "__notes__"})
-    return made
+    """Return the error without its traceback and notes, where it can be copied: one log entry has them, and each
+    `raise` adds to one."""
+    try:
+        made = copy(error)
+        made.__dict__.pop("__notes__", None)
+    except Exception:  # noqa: BLE001 - of a class that is made in its own way
+        return error
+    return made if type(made) is type(error) else error

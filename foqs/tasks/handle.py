@@ -4,11 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from contextlib import suppress
+from datetime import timedelta
+from math import isnan
 from time import monotonic
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from foqs.bounds import LIMITS
-from foqs.client import Failure, FoqsError, ItemState, NotFound, OutcomeUnknown, Progress, Result, Unavailable
+from foqs.client import (
+    Failure,
+    FailureCause,
+    FoqsError,
+    Forbidden,
+    Invalid,
+    ItemState,
+    NotFound,
+    OutcomeUnknown,
+    Progress,
+    Result,
+    Unavailable,
+)
 from foqs.client.call import single
 from foqs.client.guard import kind_of
 from foqs.client.handlers import WrongArgument
@@ -17,8 +32,10 @@ from foqs.tasks.clients import Clients
 from foqs.travel import Local
 
 R = TypeVar("R")
+T = TypeVar("T")
 
 _ANSWER_MS = 1_000
+_WITHOUT_REASON: dict[int, str] = {FailureCause.EXPIRED: "its worker has died, or did not extend the lease"}
 
 
 class TaskFailed(FoqsError):
@@ -27,8 +44,12 @@ class TaskFailed(FoqsError):
 
     def __init__(self, item_id: int, failure: Failure | None) -> None:
         self.failure = failure
-        why = "" if failure is None else f" after {failure.attempts} attempts: {failure.reason or 'without a reason'}"
-        super().__init__(f"the task of item {item_id} failed{why}")
+        super().__init__(f"the task of item {item_id} failed{'' if failure is None else _why(failure)}")
+
+
+def _why(failure: Failure) -> str:
+    reason = failure.reason or _WITHOUT_REASON.get(failure.cause, "without a reason")
+    return f" after {failure.attempts} attempt{'s' * (failure.attempts != 1)}: {reason}"
 
 
 class ResultLost(NotFound):
@@ -45,21 +66,29 @@ class Handle(Local, Generic[R]):
     instead = "send its id, and make one there by app.handle(id)"
 
     def __init__(
-        self, clients: Clients, item_id: int, signature: Signature | None = None, *, duplicate: bool = False
+        self,
+        clients: Clients,
+        item_id: int,
+        signature: Signature | None = None,
+        *,
+        duplicate: bool = False,
+        key: str | None = None,
     ) -> None:
+        """`key`: a deduplication key that no other item ever has."""
         self.id = item_id
         self.duplicate = duplicate
+        self._key = key
         self._clients = clients
         self._signature = signature
 
-    def result(self, timeout: float | None = None) -> R:
-        """Return what the task returned, once it has ended. Raises TaskFailed, TimeoutError after `timeout` seconds
-        (None: no limit), and Invalid for a result that the App cannot read."""
-        return self._value(self._ended(None if timeout is None else monotonic() + timeout))
+    def result(self, timeout: float | timedelta | None = None) -> R:
+        """Return what the task returned, once it has ended. Raises TaskFailed, TimeoutError after `timeout` (seconds
+        or a timedelta; None: no limit), and Invalid for a result that the App cannot read."""
+        return self._value(self._ended(_until(timeout)))
 
-    async def aresult(self, timeout: float | None = None) -> R:  # noqa: ASYNC109 - as `result`
+    async def aresult(self, timeout: float | timedelta | None = None) -> R:  # noqa: ASYNC109 - as `result`
         """Like `result`, for coroutines."""
-        until = None if timeout is None else monotonic() + timeout
+        until = _until(timeout)
         while True:
             try:
                 found = await self._alook(_wait_ms(until), until)
@@ -89,16 +118,38 @@ class Handle(Local, Generic[R]):
         """Return the last lines that the task has logged."""
         return self._look(0).log
 
+    async def alog(self) -> tuple[str, ...]:
+        return (await self._alook(0)).log
+
     def cancel(self) -> bool:
-        """Remove the task, also while it runs. Return False if there was nothing to remove.
+        """Remove the task, also while it runs. Return False if there was nothing to remove. Needs the right `produce`;
+        `admin` for a task with `unique`, and for a handle that was made by an id.
 
         A worker learns of it when it extends the lease, after a third of that (10 s): a coroutine is cancelled then,
         and the `lease_lost` of a thread's job is set."""
-        return _removed(self._clients.blocking.delete_items([self.id]))
+        client = self._clients.blocking
+        if self._key is not None:
+            with suppress(NotFound):
+                return client.cancel(self._key, leased=True)
+        try:
+            return _removed(client.delete_items([self.id]))
+        except Forbidden:
+            if self._key is None:
+                raise
+            return False
 
     async def acancel(self) -> bool:
         """Like `cancel`, for coroutines."""
-        return _removed(await self._clients.of_loop.delete_items([self.id]))
+        client = self._clients.of_loop
+        if self._key is not None:
+            with suppress(NotFound):
+                return await client.cancel(self._key, leased=True)
+        try:
+            return _removed(await client.delete_items([self.id]))
+        except Forbidden:
+            if self._key is None:
+                raise
+            return False
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Handle) and other.id == self.id
@@ -139,7 +190,7 @@ class Handle(Local, Generic[R]):
             raise TimeoutError(f"the task of item {self.id} has not ended: {why}")
 
     def _lost(self, error: NotFound) -> ResultLost:
-        return ResultLost(f"{error.message}; a task whose `keep` is not 0 is kept after its end")
+        return ResultLost(f"{error.message}; a task that was cancelled is not kept, nor one whose `keep` is 0")
 
     def _value(self, found: Result) -> R:
         if found.state is ItemState.FAILED:
@@ -167,14 +218,14 @@ class Waited(NamedTuple):
     not_done: list[Handle[Any]]
 
 
-def wait(handles: Iterable[Handle[Any]], timeout: float | None = None) -> Waited:
-    """Wait until all tasks have ended, at most `timeout` seconds (None: no limit). A task that failed, was cancelled or
-    was not kept has ended: `result` of its handle raises why.
+def wait(handles: Iterable[Handle[Any]], timeout: float | timedelta | None = None) -> Waited:
+    """Wait until all tasks have ended, at most `timeout` (seconds, or a timedelta; None: no limit), and return which
+    have. A task that failed, was cancelled or was not kept has ended: `result` of its handle raises why.
 
     In coroutines, use `asyncio.gather(*[handle.aresult() for handle in handles])`."""
-    until = None if timeout is None else monotonic() + timeout
+    until = _until(timeout)
     waited = Waited([], [])
-    for handle in handles:
+    for handle in check_all("wait", handles, Handle):
         try:
             handle._ended(until)
         except TimeoutError:
@@ -184,6 +235,27 @@ def wait(handles: Iterable[Handle[Any]], timeout: float | None = None) -> Waited
             pass
         waited.done.append(handle)
     return waited
+
+
+def check_all(what: str, given: Iterable[T], kind: type[T]) -> list[T]:
+    """Return the list of `given`. Raises Invalid for another element than of `kind`."""
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        raise Invalid(f"{what} takes several of class {kind.__name__}, not {kind_of(given)}")
+    found = list(given)
+    for at, one in enumerate(found):
+        if not isinstance(one, kind):
+            raise Invalid(f"{what}: entry {at} is of type {kind_of(one)}, not a {kind.__name__}")
+    return found
+
+
+def _until(timeout: Any) -> float | None:
+    """Return the time of `monotonic`. Raises Invalid for a wrong timeout."""
+    if timeout is None:
+        return None
+    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or isnan(seconds):
+        raise Invalid(f"timeout is {timeout!r}: give seconds, a timedelta, or None")
+    return monotonic() + float(seconds)
 
 
 def _wait_ms(until: float | None) -> int:

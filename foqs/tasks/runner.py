@@ -26,8 +26,8 @@ from foqs.client import (
     Unavailable,
 )
 from foqs.client._async.worker import run_together
-from foqs.client.guard import SafeLog, check_returned, kind_of, text_of
-from foqs.client.handlers import TASK_HEADER, WrongArgument
+from foqs.client.guard import SafeLog, check_returned
+from foqs.client.handlers import TASK_HEADER, WrongArgument, reason_of
 from foqs.client.unread import raisable
 from foqs.tasks.batches import Gathering
 from foqs.tasks.clients import Clients
@@ -211,6 +211,8 @@ class TaskWorker(Local):
         self._stopped = True
         for worker in self._workers:
             worker.stop(grace_ms)
+        for gathering in self._gatherings.values():
+            gathering.hurry()
 
     async def _apply(self) -> None:
         """Write the schedules of the App, as far as the token may. Ends the worker for one that the service refuses."""
@@ -245,7 +247,7 @@ class TaskWorker(Local):
             codecs = self._clients.codecs
             codec, context = codecs.reader_of(item, task.name), codecs.of_arguments(task.name)
             decode = partial(task.signature.decode, item.payload, codec, context)
-            named = await self._threads.run(decode) if codecs.blocks else decode()
+            named = await self._aside(decode) if codecs.blocks else decode()
         except WrongArgument as error:
             raise await self._unusable(item, error) from None
         threads = None if task.is_async else partial(_post, asyncio.get_running_loop())
@@ -257,7 +259,7 @@ class TaskWorker(Local):
             await self._through(self._middleware, call, job)
         except Exception as error:
             if _rejects(task, error):
-                raise Reject(f"{kind_of(error)}: {text_of(error)}") from error
+                raise Reject(reason_of(error, text=bool(self._options.get("report_errors")))) from error
             raise
 
     async def _through(self, middleware: Sequence[Middleware], call: Call, job: AsyncJob) -> Any:
@@ -267,7 +269,7 @@ class TaskWorker(Local):
             if value is not None or not signature.returns_nothing:
                 codecs = self._clients.codecs
                 encode = partial(signature.encode_result, value, codecs.writes, codecs.of_result(job.id))
-                body = await self._threads.run(encode) if codecs.blocks else encode()
+                body = await self._aside(encode) if codecs.blocks else encode()
                 job.result = None if value is None else codecs.sealed(body)
             return value
         first, *rest = middleware
@@ -303,6 +305,16 @@ class TaskWorker(Local):
             else:
                 check_returned(value, of=f"task {task.name}", caller="the worker")
                 return value
+
+    async def _aside(self, call: Callable[[], T]) -> T:
+        """Call a codec in a thread. If this is cancelled, the place of the task is taken until the thread ends."""
+        running = self._threads.run(call)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            if not self._ended:
+                await asyncio.wait((running,))
+            raise
 
     def _gathering(self, task: Task[Any, Any, Any], batch: Batch) -> Gathering:
         found = self._gatherings.get(task.name)

@@ -165,7 +165,8 @@ class Message(Generic[R]):
         """Return the handle of the item that stores the call."""
         # A repeated request finds its own item by the random key.
         there = isinstance(item_id, Duplicate | Replaced) and self.spec.dedup_until is not None
-        return Handle(self.task.clients, int(item_id), self.task.signature, duplicate=there)
+        key = self.spec.dedup_key if self.spec.dedup_until is None else None
+        return Handle(self.task.clients, int(item_id), self.task.signature, duplicate=there, key=key)
 
 
 class Task(Generic[P, C, R]):

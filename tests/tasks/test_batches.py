@@ -103,7 +103,7 @@ def test_an_exception_fails_each_call_once(app, start, thread, caplog):
     handles = [task.enqueue(n) for n in range(5)]
     start(app, report_errors=True)
     for handle in handles:
-        with pytest.raises(TaskFailed, match="failed after 1 attempts: ConnectionError: no database"):
+        with pytest.raises(TaskFailed, match="failed after 1 attempt: ConnectionError: no database"):
             handle.result(LATER)
     assert [text for text, _ in seen] == ["no database"] * 5
     assert max(depth for _, depth in seen) < 12, "a traceback grows with each call"
@@ -358,3 +358,47 @@ def test_a_batch_has_a_topic_of_its_own():
     with pytest.raises(Invalid, match="topic mail has the tasks send, gather: give gather, which takes batches, its"):
         app.worker()
     assert app.worker(["other"]).topics == ["other"]
+
+
+class Strict(Exception):
+    """It cannot be copied."""
+
+    def __init__(self, *, field: str) -> None:
+        super().__init__(f"{field} is wrong")
+
+
+@pytest.mark.threads
+@pytest.mark.parametrize("thread", [False, True])
+def test_an_exception_that_cannot_be_copied(app, start, thread):
+    def strict(calls: list[Call]) -> list[int]:
+        if calls[0].args[0] == "wrong":
+            raise Strict(field="name")
+        return [0] * len(calls)
+
+    options = {"topic": "strict", "max_attempts": 1, "batch": 3, "batch_wait": 0.05}
+    task = app.task(name="strict", **options)(of(thread=thread, function=strict))
+    handles = app.enqueue_many([task.message("wrong") for _ in range(3)])
+    start(app, report_errors=True)
+    for handle in handles:
+        with pytest.raises(TaskFailed, match="Strict: name is wrong"):
+            handle.result(LATER)
+    assert task.enqueue("right").result(LATER) == 0
+
+
+@pytest.mark.threads
+def test_a_stop_waits_for_no_more_calls(app):
+    ran = threading.Event()
+
+    @app.task(topic="few", at_most_once=True, batch=10, batch_wait=10 * LATER)
+    def few(calls: list[Call]) -> None:
+        ran.set()
+
+    worker = app.worker(wait_ms=100, grace_ms=LATER * 1000)
+    running = threading.Thread(target=worker.run)
+    running.start()
+    few.enqueue(1)
+    eventually(lambda: worker._gatherings and worker._gatherings["few"]._waiting)
+    worker.stop()
+    running.join(LATER)
+    assert not running.is_alive()
+    assert ran.is_set()

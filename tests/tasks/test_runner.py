@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 from foqs import Depends, Job, Reject, Retry
-from foqs.client import ItemState, RetryKind, RetryRule
+from foqs.client import AsyncJob, Forbidden, Invalid, ItemState, RetryKind, RetryRule
 from foqs.tasks.handle import ResultLost, TaskFailed, wait
 from foqs.tasks.middleware import Call, Middleware
 from tests.client.peer import LATER, eventually
@@ -465,3 +465,65 @@ def test_a_topic_of_batches_may_have_a_weight(app, start):
     app.enqueue_many([task.message(n) for n, task in enumerate((gather, gather, single))])
     start(app, topics={"many": 9, "one": 1})
     eventually(lambda: sorted(ran) == [0, 1, 2])
+
+
+@pytest.mark.parametrize("options", [{"reject_for": [ValueError]}, {"retry_for": [OSError]}])
+def test_the_text_of_a_rejection_stays_in_the_worker(app, start, caplog, options):
+    @app.task(max_attempts=3, keep=timedelta(minutes=1), **options)
+    async def pays() -> None:
+        raise ValueError("card 4711")
+
+    start(app)
+    with pytest.raises(TaskFailed) as raised:
+        pays.enqueue().result(LATER)
+    assert (raised.value.failure.reason, raised.value.failure.attempts) == ("ValueError", 1)
+    eventually(lambda: 'raise ValueError("card 4711")' in caplog.text)
+
+
+def test_a_producer_cancels_its_own_call(app, start, caplog):
+    """By its key, for which it needs no right to delete items."""
+    begun = threading.Event()
+
+    @app.task
+    async def long() -> int:
+        begun.set()
+        await asyncio.sleep(LATER * 10)
+        return 1
+
+    def refused(*_, **__):
+        raise Forbidden("no right admin")
+
+    app.client.delete_items = refused
+    start(app, lease_ms=600)
+    handle = long.enqueue()
+    assert begun.wait(LATER)
+    assert handle.cancel()
+    eventually(lambda: "lost the lease" in caplog.text)
+    assert not handle.cancel()
+    with pytest.raises(Forbidden):
+        app.handle(handle.id).cancel()
+    assert "the handler failed" not in caplog.text
+
+
+def test_wrong_timeouts_and_lists_are_refused(app):
+    @app.task(topic="none")
+    def task() -> int: ...
+
+    handle = task.enqueue()
+    for timeout in ("5", True, float("nan")):
+        with pytest.raises(Invalid, match=f"timeout is {timeout!r}: give seconds, a timedelta, or None"):
+            handle.result(timeout)
+    with pytest.raises(TimeoutError):
+        handle.result(timedelta(milliseconds=1))
+    with pytest.raises(Invalid, match="wait: entry 1 is of type ValueError, not a Handle"):
+        wait([handle, ValueError()])
+    with pytest.raises(Invalid, match="wait takes several of class Handle, not Handle"):
+        wait(handle)
+    with pytest.raises(Invalid, match="enqueue_many: entry 0 is of type str, not a Message"):
+        app.enqueue_many(["x"])
+    with pytest.raises(Invalid, match="include takes an App, not str"):
+        app.include("shop.tasks")
+    with pytest.raises(Invalid, match=r"annotate job with foqs\.Job, not with that of a Worker"):
+
+        @app.task
+        def other(job: AsyncJob) -> None: ...

@@ -187,6 +187,8 @@ class Work:
             return
         if error is None:
             return
+        if held.gone and is_a(error, asyncio.CancelledError):  # async only
+            return  # its lease was lost, which the log has
         if held.stopped and is_a(error, asyncio.CancelledError):  # async only
             log.warning("the worker stopped while the handler worked on %s: %s", held, sequel)
             return
@@ -194,7 +196,7 @@ class Work:
             if held.at_most_once or self._policy not in _REPEATS:
                 log.error("the handler asked for another attempt of %s: %s", held, sequel)
         elif is_a(error, Reject):
-            log.warning("the handler rejected %s: %s; %s", held, text_of(error), sequel)
+            log.warning("the handler rejected %s: %s; %s", held, text_of(error), sequel, exc_info=error.__cause__)
         elif is_a(error, NotRun):
             log.error("%s; %s: %s", error, held, sequel)
         else:

@@ -171,7 +171,7 @@ class Work:
             if held.at_most_once or self._policy not in _REPEATS:
                 log.error("the handler asked for another attempt of %s: %s", held, sequel)
         elif is_a(error, Reject):
-            log.warning("the handler rejected %s: %s; %s", held, text_of(error), sequel)
+            log.warning("the handler rejected %s: %s; %s", held, text_of(error), sequel, exc_info=error.__cause__)
         elif is_a(error, NotRun):
             log.error("%s; %s: %s", error, held, sequel)
         else:

@@ -131,6 +131,21 @@ def test_the_first_hour_works_as_written(checkout: Checkout) -> None:
     assert "Traceback" not in checkout.interrupt(dev)
 
 
+def test_the_tasks_work_as_written(checkout: Checkout) -> None:
+    port = free_port()
+    dev = checkout.terminal(blocks("Try it")[0][1], FOQS_SERVER__PORT=str(port), FOQS_ADMIN__PORT="0")
+    says(dev, f"foqs listening on 127.0.0.1:{port}")
+    (_, shop), (_, command), (_, program) = blocks("Tasks")
+    (checkout.folder / "shop.py").write_text(shop.replace(":7707", f":{port}"))
+    (checkout.folder / "program.py").write_text(program)
+    worker = checkout.terminal(f"source .venv/bin/activate\nexec {command}")
+    output = checkout.run("source .venv/bin/activate\npython program.py")
+    assert output == "order 17 is confirmed to ada@example.org\n"
+    assert "Traceback" not in checkout.interrupt(worker)
+    assert worker.returncode == 0
+    assert "Traceback" not in checkout.interrupt(dev)
+
+
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=getattr(pytest.mark, kind)) for kind in ("mariadb", "mysql")]
 )

@@ -35,8 +35,12 @@ def split(spec: str) -> tuple[str, str]:
     """Return the names of the module and of the App. Raises Invalid."""
     module, colon, name = spec.partition(":")
     if module.endswith(".py") or "/" in module:
-        dotted = module.removesuffix(".py").strip("./").replace("/", ".")
-        raise Invalid(f"{spec} names a file: name its module, {dotted}:{name or 'app'}")
+        path, place = os.path.normpath(module.removesuffix(".py")), ""
+        if path.startswith(("..", "/")):
+            folder, path = os.path.split(path)
+            place = f"--app-dir {folder} "
+        dotted = path.replace("/", ".")
+        raise Invalid(f"{spec} names a file: name its module, {place}{dotted}:{name or 'app'}")
     if not colon or not name.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
         raise Invalid(f"{spec} is no App: {_ADVICE}")
     return module, name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,8 @@ _STEADY_S = 60.0  # uptime after which a crash is not a start-up failure
 END_S = 5.0  # beyond the grace: closing what a process has open
 _LINE_BYTES = 1 << 20
 _DIED = "died"
+_IN_ORDER = (0, -signal.SIGTERM, -signal.SIGINT)
+"""After a stop. A signal to the whole process group ends a process that has no handlers yet."""
 
 
 class Keeper:
@@ -90,10 +93,10 @@ class Keeper:
         while not self._stop.is_set():
             began = loop.time()
             status = await self._once()
-            if self._refused is not None:
+            if self._refused is not None and (self._why is None or self._stop.is_set()):
                 raise Invalid(self._refused)
             if self._stop.is_set():
-                if status:
+                if status not in _IN_ORDER:
                     raise Invalid(f"process {self.name} did not stop in order: status {status}")
                 return
             self._ended(self._why or _DIED)

@@ -109,6 +109,14 @@ def worker(
             "other tasks are given back. 0: at the time limit. Default: it is not replaced.",
         ),
     ] = None,
+    report_errors: Annotated[
+        bool,
+        typer.Option(
+            "--report-errors",
+            help="The service gets the text of exceptions, not only their type: operators and callers see it. It may "
+            "hold what a payload held.",
+        ),
+    ] = False,
     metrics_port: Annotated[
         int | None,
         typer.Option(
@@ -138,6 +146,7 @@ def worker(
             lease_ms=lease_ms,
             grace_ms=grace_ms,
             hard_limit_ms=hard_limit_ms,
+            report_errors=report_errors,
             max_jobs=max_jobs,
             max_memory_bytes=None if max_memory is None else size_bytes(max_memory),
         )

@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -29,10 +29,15 @@ from foqs.errors import FoqsError
 from foqs.tasks import App
 from foqs.tasks.meter import Meter
 from foqs.tasks.runner import run_loop
+from foqs.tasks.task import DEFAULT_TOPIC, Task
 
 TICK_S = 0.1
 REPORT_S = 1.0
 HARD_LIMIT = "hard_limit"
+_OVERDUE_S = 1.0
+"""A process that drains ends this long after the time limit of its runs, if all are beyond it."""
+_CLOSE_S = END_S / 2
+"""The time for closing the event loop: it waits for threads of `asyncio.to_thread` that a task has left behind."""
 
 
 def ends(order: Order, meter: Meter, now: float, rss_bytes: int, *, draining: bool) -> str | None:
@@ -40,15 +45,21 @@ def ends(order: Order, meter: Meter, now: float, rss_bytes: int, *, draining: bo
 
     A process whose memory is beyond its limit at the start still runs one task. One that ends after its running tasks
     waits only for those within their time limit."""
-    limit_ms = order.grace_ms if order.hard_limit_ms is None else order.hard_limit_ms
-    stuck = meter.over_limit(now, limit_ms / 1000)
-    if stuck and (order.hard_limit_ms is not None or (draining and stuck == meter.running)):
+    if order.hard_limit_ms is not None and meter.over_limit(now, order.hard_limit_ms / 1000):
+        return HARD_LIMIT
+    if draining and meter.running and meter.over_limit(now, _OVERDUE_S) == meter.running:
         return HARD_LIMIT
     if draining or not meter.ended:
         return None
     if order.max_jobs is not None and meter.ended >= order.max_jobs:
         return "max_jobs"
     return "max_memory" if order.max_memory_bytes is not None and rss_bytes > order.max_memory_bytes else None
+
+
+def odd_topics(topics: Iterable[str], tasks: Mapping[str, Task[Any, Any, Any]]) -> dict[str, list[str]]:
+    """Return the topics that no task has by default, and the topics of tasks that the worker does not take."""
+    taken, own = set(topics), {task.default.get("topic", DEFAULT_TOPIC) for task in tasks.values()}
+    return {"without_tasks": sorted(taken - own), "left_out": sorted(own - taken)}
 
 
 class Voice:
@@ -92,19 +103,24 @@ class _Child:
         order = self._order
         app = load(order.app, Path(order.folder))
         self._worker = app.worker(
-            order.topics, concurrency=order.concurrency, grace_ms=order.grace_ms, lease_ms=order.lease_ms
-        )
+            order.topics, concurrency=order.concurrency, grace_ms=order.grace_ms, lease_ms=order.lease_ms,
+            report_errors=order.report_errors,
+        )  # fmt: skip
         self._namespace = app.namespace
+        self._odd = odd_topics(self._worker.topics, app.tasks)
         self._meter = Meter(app.tasks, self._look)
         self._worker.ends_process(self._meter.around)
         if self._grace_ms is None:
-            run_loop(self._run(app))
+            closing = threading.Timer(_CLOSE_S, os._exit, [0])
+            closing.daemon = True
+            run_loop(self._run(app, closing))
+            closing.cancel()
         if self._worker.busy_threads:  # their items are given back, so they must end
             sys.stdout.flush()
             os._exit(0)
         end_process_after_main(END_S)
 
-    async def _run(self, app: App) -> None:
+    async def _run(self, app: App, closing: threading.Timer) -> None:
         ticking = asyncio.create_task(self._tick(), name="foqs-tick")
         try:
             await self._worker.arun()
@@ -112,10 +128,11 @@ class _Child:
             if not ticking.cancel():
                 ticking.result()
             self._report()
+            closing.start()
             await app.aclose()
 
     async def _tick(self) -> None:
-        self._voice.say(ready=list(self._worker.topics))
+        self._voice.say(started=list(self._worker.topics), **self._odd)
         try:
             asked_ms: float | None = None
             report_at = 0.0
@@ -146,8 +163,12 @@ class _Child:
         why = ends(self._order, self._meter, time.monotonic(), rss_bytes, draining=self._why is not None)
         if why is not None:
             self._why = why
-            self._voice.say(ends=why)
-            self._worker.stop(0 if why == HARD_LIMIT else LONGEST_MS)
+            if why == HARD_LIMIT:
+                self._voice.say(ends=why)
+                self._worker.stop(0)
+            else:
+                self._voice.say(ends=why, running=self._meter.running)
+                self._worker.stop(LONGEST_MS)
 
 
 def _rss() -> int:

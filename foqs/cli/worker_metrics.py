@@ -27,6 +27,7 @@ SILENT_S = 10.0
 """A process that has not reported for this time is not healthy."""
 _REQUEST_S = 5.0
 _TOPIC = ("namespace", "topic")
+_REASONS = ("died", "hard_limit", "max_jobs", "max_memory", "reload")
 _ALL = (
     Family(
         "foqs_worker_tasks_total",
@@ -49,7 +50,7 @@ _ALL = (
     Family(
         "foqs_worker_restarts_total",
         "counter",
-        "Processes that were replaced, by reason: died, hard_limit, max_jobs, max_memory, reload.",
+        f"Processes that were replaced, by reason: {', '.join(_REASONS)}.",
         ("reason",),
     ),
 )
@@ -65,7 +66,7 @@ class Totals:
         self._lock = threading.Lock()
         self._outcomes: Counter[tuple[str, ...]] = Counter()
         self._seconds: defaultdict[tuple[str, ...], Histogram] = defaultdict(partial(Histogram, SECONDS))
-        self._restarts: Counter[str] = Counter()
+        self._restarts = Counter(dict.fromkeys(_REASONS, 0))  # or a rate misses the first one
         self._last: dict[str, tuple[float, Mapping[str, Any]]] = {}  # the time and the report of each process
 
     def add(self, process: str, report: Mapping[str, Any], now: float) -> None:

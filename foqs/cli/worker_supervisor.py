@@ -40,6 +40,7 @@ class Order:
     lease_ms: int
     grace_ms: int
     hard_limit_ms: int | None
+    report_errors: bool
     max_jobs: int | None
     max_memory_bytes: int | None
     process: str = ""
@@ -75,6 +76,7 @@ class _Supervisor:
         self._stop = asyncio.Event()
         self._changed = asyncio.Event()
         self._said = ""
+        self._warned = False
         stdout = os.dup(1)  # that of the tasks: a process's own is for its reports
         self._keepers = [
             Keeper(
@@ -132,14 +134,23 @@ class _Supervisor:
         async for files in reload.changes(watched):
             log.info("worker.reloading", files=files)
             self._said = ""
+            self._warned = False
             for keeper in self._keepers:
                 keeper.replace("reload")
             self._changed.set()
             self._changed = asyncio.Event()
 
     def _heard(self, process: str, said: Mapping[str, Any]) -> None:
-        if "ready" in said:
-            log.info("worker.ready", process=process, topics=said["ready"])
+        if "started" in said:
+            log.info("worker.started", process=process, topics=said["started"])
+            if not self._warned:  # each process says it
+                self._warned = True
+                if said["without_tasks"]:
+                    log.warning("worker.topics_without_tasks", topics=said["without_tasks"])
+                if said["left_out"]:
+                    log.warning("worker.topics_left_out", topics=said["left_out"])
+        if "running" in said:
+            log.info("worker.draining", process=process, why=said["ends"], running=said["running"])
         if "report" in said and self._totals is not None:
             self._totals.add(process, said["report"], monotonic())
 

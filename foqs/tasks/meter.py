@@ -83,9 +83,11 @@ def outcome_of(job: AsyncJob, error: BaseException | None, now: float) -> Outcom
     held = job.held
     if held.gone:
         return "lost"
-    if job.released or (held.stopped and isinstance(error, asyncio.CancelledError | Retry)):
-        return "released"
-    if held.stop_at is not None and now >= held.stop_at:
+    late = held.stop_at is not None and now >= held.stop_at
+    stopped = held.stopped and (isinstance(error, asyncio.CancelledError) or (isinstance(error, Retry) and not late))
+    if job.released or stopped:
+        return "lost" if held.at_most_once else "released"
+    if late:
         return "failed"
     if error is None:
         return "completed"

@@ -53,6 +53,10 @@ _END_OF_PROCESS = timedelta(seconds=3)
 outcomes take a second each."""
 
 
+class _Overdue(TimeoutError):
+    """A thread is at work after its time limit when its process ends."""
+
+
 class TaskWorker(Local):
     """Takes items of the topics and runs their tasks, until SIGTERM or SIGINT. Made by `App.worker`.
 
@@ -257,6 +261,8 @@ class TaskWorker(Local):
         call = Call(task, item, Job(job, threads), args, kwargs)
         try:
             await self._through(self._middleware, call, job)
+        except _Overdue:  # the worker sees that the time is up, and says so without a traceback
+            return
         except Exception as error:
             if _rejects(task, error):
                 raise Reject(reason_of(error, text=bool(self._options.get("report_errors")))) from error
@@ -301,6 +307,10 @@ class TaskWorker(Local):
                 if self._ended or running.cancelled():
                     raise
                 if self._ends_process and job.held.stopped:
+                    if job.held.at_most_once:
+                        raise
+                    if job.time_left_ms() == 0:
+                        raise _Overdue("its process ends: time limit") from None
                     raise Retry(delay=_END_OF_PROCESS, counts=False) from None
             else:
                 check_returned(value, of=f"task {task.name}", caller="the worker")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -80,3 +82,53 @@ def test_a_last_line_may_be_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     keeper.give({}, 0.01, {})
     asyncio.run(work())
     assert said == [{"ends": "max_jobs"}, "max_jobs"]
+
+
+class Ending(Played):
+    """A process that writes its lines, calls `then`, and ends with `status`."""
+
+    def __init__(self, then: Callable[[], object], status: int, *said: bytes) -> None:
+        super().__init__(*said)
+        self._then = then
+        self._status = status
+
+    async def __anext__(self) -> bytes:
+        if self._said:
+            return self._said.pop(0)
+        self._then()
+        raise StopAsyncIteration
+
+    async def wait(self) -> int:
+        return self._status
+
+
+def test_a_refused_process_that_was_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its module is saved again while it is imported."""
+    reasons: list[str] = []
+    keeper = Keeper("1", ("nothing",), lambda _: None, ended=reasons.append)
+    processes = [
+        Ending(lambda: keeper.replace("reload"), 1, b'{"refused": "half saved"}\n'),
+        Ending(lambda: None, 1, b'{"refused": "still wrong"}\n'),
+    ]
+
+    async def make(*_: object, **__: object) -> Any:
+        return processes.pop(0)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", make)
+    keeper.give({}, 0.01, {})
+    with pytest.raises(Invalid, match="still wrong"):
+        asyncio.run(keeper.run())
+    assert (reasons, processes) == (["reload"], [])
+
+
+@pytest.mark.parametrize("status", [-signal.SIGTERM, -signal.SIGINT])
+def test_a_signal_to_the_whole_group(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
+    """The process has no handlers yet."""
+    keeper = Keeper("1", ("nothing",), lambda _: None)
+
+    async def make(*_: object, **__: object) -> Any:
+        return Ending(keeper.stop, status)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", make)
+    keeper.give({}, 0.01, {})
+    asyncio.run(keeper.run())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from foqs import TaskFailed
 from foqs.cli.worker import size_bytes, topics_of
+from foqs.cli.worker_child import odd_topics
 from foqs.client import ItemState
 from foqs.errors import Invalid
 from tests.api.hosts import environment, foqs, until
@@ -65,6 +68,18 @@ def test_an_end_at_once_gives_the_tasks_back(shop: Shop, start: Start, how: str)
     reached(other, lambda: len(shop.noted("waits")) == len(shop.noted("blocks")) == 2)
     shop.open_gate()
     assert [handle.result(LATER) for handle in waiting] == [1, 1]
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_a_thread_left_behind_delays_no_end(shop: Shop, start: Start, signals: int) -> None:
+    """The event loop would wait for it for 300 s."""
+    shop.tasks.aside.enqueue()
+    worker = start(*(["--grace-ms", 100] if signals == 1 else []))
+    reached(worker, lambda: shop.noted("aside"))
+    for _ in range(signals):
+        worker.send_signal(signal.SIGTERM)
+        reached(worker, lambda: "processes.stopping" in worker.said())
+    assert worker.wait() == 0
 
 
 def test_ctrl_c_in_a_terminal(shop: Shop) -> None:
@@ -180,13 +195,16 @@ def test_the_hard_limit_gives_back_other_tasks(shop: Shop, start: Start) -> None
 
 
 def test_a_process_that_drains_does_not_wait_for_a_stuck_task(shop: Shop, start: Start) -> None:
-    worker = start("--max-jobs", 1, "--grace-ms", 1_000)
+    worker = start("--max-jobs", 1, "--grace-ms", 600_000)
     ready(worker, 1)
     stuck = shop.tasks.stuck.enqueue()
     reached(worker, lambda: shop.noted("stuck"))
     shop.tasks.pid.enqueue(1).result(LATER)
     assert stuck.result(LATER) == 2
     assert "hard_limit" in why_replaced(worker)
+    assert re.search(r"worker\.draining +process=1 running=1 why=max_jobs", worker.said())
+    assert "Traceback" not in worker.said()
+    assert len(re.findall(r"the time limit of .* attempt=1\) has passed", worker.said())) == 1
 
 
 # ------------------------------------------------------------------------------------------ log
@@ -258,6 +276,40 @@ def test_topics(text: str, topics: object) -> None:
 def test_wrong_topics(text: str) -> None:
     with pytest.raises(Invalid, match=r"^--topics: "):
         topics_of(text)
+
+
+def test_what_the_service_refuses_is_one_line(shop: Shop, start: Start) -> None:
+    worker = start("--topics", "x" * 1_000)
+    assert worker.wait() == 1
+    assert worker.said().splitlines()[-1].startswith("foqs: "), worker.said()
+    assert "Traceback" not in worker.said() and "the worker ends" not in worker.said()
+
+
+def test_odd_topics_are_said_once(shop: Shop, start: Start) -> None:
+    worker = start("--topics", "quick,tpyo", "--processes", 2)
+    ready(worker, 2)
+    assert re.findall(r"worker\.topics_without_tasks +topics=(.+)", worker.said()) == ["['tpyo']"]
+    assert len(re.findall(r"worker\.topics_left_out +topics=.*'waits'", worker.said())) == 1
+
+
+def test_the_topics_of_the_tasks_are_not_odd(shop: Shop) -> None:
+    tasks = shop.tasks.app.tasks
+    assert not any(odd_topics({task.default["topic"] for task in tasks.values()}, tasks).values())
+
+
+def test_the_text_of_exceptions_is_sent(shop: Shop, start: Start) -> None:
+    with pytest.raises(TaskFailed, match=r"ValueError$"):
+        start_and_fail(shop, start)
+    with pytest.raises(TaskFailed, match="no such user"):
+        start_and_fail(shop, start, "--report-errors")
+
+
+def start_and_fail(shop: Shop, start: Start, *options: str) -> None:
+    worker = start("--topics", "bad", *options)
+    try:
+        shop.tasks.bad.enqueue("raise").result(LATER)
+    finally:
+        worker.stop()
 
 
 def test_weights_are_taken(shop: Shop, start: Start) -> None:

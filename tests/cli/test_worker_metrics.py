@@ -62,6 +62,7 @@ def test_the_metrics_of_all_processes(shop: Shop, start: Start) -> None:
 
     wanted = {("foqs_worker_tasks_total", *labels): count for labels, count in outcomes.items()}
     wanted |= {
+        ("foqs_worker_restarts_total", "died"): 0,
         ("foqs_worker_in_flight", "waits"): 1,
         ("foqs_worker_processes",): 2,
         ("foqs_worker_in_flight", "quick"): 0,
@@ -73,7 +74,7 @@ def test_the_metrics_of_all_processes(shop: Shop, start: Start) -> None:
     assert asked(worker, "/healthz") == (200, "alive\n")
     assert asked(worker, "/other")[0] == 404
     os.kill(shop.noted("waits")[0][1], signal.SIGKILL)
-    reached(worker, lambda: ("foqs_worker_restarts_total", "died") in found())
+    reached(worker, lambda: found()["foqs_worker_restarts_total", "died"] == 1)
     shop.open_gate()
     reached(worker, lambda: ("foqs_worker_tasks_total", "waits", "waits", "completed") in found())
     assert found()["foqs_worker_tasks_total", "quick", "pid", "completed"] == 5
@@ -126,6 +127,8 @@ def test_sums_outlive_a_process_and_gauges_do_not() -> None:
     assert rows["foqs_worker_task_seconds"][("shop", "t", "a")].total == 10.5  # type: ignore[union-attr]
     assert rows["foqs_worker_in_flight"] == {("shop", "t"): 4, ("shop", "idle"): 0}
     assert rows["foqs_worker_concurrency"] == {("shop", "t"): 8, ("shop", "idle"): 8}
-    assert rows["foqs_worker_restarts_total"] == {("max_jobs",): 1}
+    assert rows["foqs_worker_restarts_total"] == {
+        ("died",): 0, ("hard_limit",): 0, ("max_jobs",): 1, ("max_memory",): 0, ("reload",): 0
+    }  # fmt: skip
     assert rows["foqs_worker_processes"] == {(): 1}
     assert rows.keys() == FAMILIES.keys()

@@ -72,6 +72,12 @@ def late(job: Job) -> int:
     return job.attempt
 
 
+@app.task(topic="aside")
+async def aside() -> None:
+    note("aside", 1, os.getpid())
+    await asyncio.to_thread(time.sleep, 600)
+
+
 @app.task(topic="loop")
 async def holds_the_loop() -> None:
     note("holds", 1, os.getpid())
@@ -141,8 +147,8 @@ def reached(worker: HostProcess, condition: Callable[[], object]) -> None:
 
 
 def ready(worker: HostProcess, count: int) -> None:
-    """Wait until `count` processes have begun to take tasks."""
-    reached(worker, lambda: worker.said().count("worker.ready") >= count)
+    """Wait until `count` processes have imported the App."""
+    reached(worker, lambda: worker.said().count("worker.started") >= count)
 
 
 def gone(pid: int) -> bool:

@@ -15,6 +15,7 @@ from foqs.tasks.meter import Meter, outcome_of
 pytestmark = pytest.mark.memory
 
 NOW = 100.0
+PLAIN = {"gone": False, "stopped": False, "stop_at": None, "at_most_once": False}
 
 
 class Played(SimpleNamespace):
@@ -23,9 +24,7 @@ class Played(SimpleNamespace):
 
 def job(*, released: bool = False, **held: Any) -> Any:
     item = Item(topic="t", headers={"foqs-task": "known"})
-    return Played(
-        item=item, released=released, held=SimpleNamespace(**{"gone": False, "stopped": False, "stop_at": None, **held})
-    )
+    return Played(item=item, released=released, held=SimpleNamespace(**{**PLAIN, **held}))
 
 
 @pytest.mark.parametrize(
@@ -39,6 +38,11 @@ def job(*, released: bool = False, **held: Any) -> Any:
         (job(stopped=True), asyncio.CancelledError(), "released"),
         (job(stopped=True), Retry(), "released"),
         (job(stopped=True), None, "completed"),
+        (job(stopped=True, stop_at=NOW), Retry(), "failed"),
+        (job(stopped=True, stop_at=NOW), asyncio.CancelledError(), "released"),
+        (job(stopped=True, at_most_once=True), asyncio.CancelledError(), "lost"),
+        (job(stopped=True, at_most_once=True), Retry(), "lost"),
+        (job(released=True, at_most_once=True), None, "lost"),
         (job(stop_at=NOW), None, "failed"),
         (job(stop_at=NOW), asyncio.CancelledError(), "failed"),
         (job(stop_at=NOW + 1), None, "completed"),

@@ -206,7 +206,7 @@ class AsyncWorker(Local):
         self._ended = Event()
         self._inherited = False  # from a parent process, in which the worker runs
         self._error: BaseException | None = None
-        self._at_end: Callable[[None], object] = lambda _: None
+        self._at_end: Callable[[None], object] | None = None  # of `run`, which raises the error
         self._owner = Owner("worker")  # async only
         self._taking: asyncio.Task[Sequence[Item]] | None = None  # async only
         self.until_empty = False  # end when the service has no more items  # async only
@@ -317,7 +317,8 @@ class AsyncWorker(Local):
         finally:
             self._leases.abandon()
             self._ended.set()
-            self._at_end(None)
+            if self._at_end is not None:
+                self._at_end(None)
 
     def _fail(self, error: BaseException, grace_ms: int | None = None) -> None:
         """End the worker, because of what ends one of its tasks, or would."""
@@ -327,7 +328,10 @@ class AsyncWorker(Local):
             self._error = error
             self._stopping.set()
             return
-        log.error("the worker ends: %s in %s", kind_of(error), current_name(), exc_info=error)
+        if not is_a(error, _HOPELESS):
+            log.error("the worker ends: %s in %s", kind_of(error), current_name(), exc_info=error)
+        elif self._at_end is None or self._busy:  # or `run` raises it at once
+            log.error("the worker ends: %s", text_of(error))
         if self._inherited:  # a task of the parent may have held the lock
             return
         with self._leases.change:
@@ -364,7 +368,7 @@ class AsyncWorker(Local):
                 log.warning("cannot take items: %s; trying again in %d ms", error, pause_ms)
                 await self._stopping.wait(pause_ms / 1000)
                 continue
-            if failures:
+            if failures and not self._stopping.is_set():
                 log.info("taking items again")
             failures = 0
             for at, held in enumerate(self._leases.add(items)):

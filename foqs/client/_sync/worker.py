@@ -198,7 +198,7 @@ class Worker(Local):
         self._ended = Event()
         self._inherited = False  # from a parent process, in which the worker runs
         self._error: BaseException | None = None
-        self._at_end: Callable[[None], object] = lambda _: None
+        self._at_end: Callable[[None], object] | None = None  # of `run`, which raises the error
         self._started = False
         self._turn = 0
         self._handlers: list[Guarded] = []
@@ -302,11 +302,15 @@ class Worker(Local):
         finally:
             self._leases.abandon()
             self._ended.set()
-            self._at_end(None)
+            if self._at_end is not None:
+                self._at_end(None)
 
     def _fail(self, error: BaseException, grace_ms: int | None = None) -> None:
         """End the worker, because of what ends one of its threads, or would."""
-        log.error("the worker ends: %s in %s", kind_of(error), current_name(), exc_info=error)
+        if not is_a(error, _HOPELESS):
+            log.error("the worker ends: %s in %s", kind_of(error), current_name(), exc_info=error)
+        elif self._at_end is None or self._busy:  # or `run` raises it at once
+            log.error("the worker ends: %s", text_of(error))
         if self._inherited:  # a thread of the parent may have held the lock
             return
         with self._leases.change:
@@ -339,7 +343,7 @@ class Worker(Local):
                 log.warning("cannot take items: %s; trying again in %d ms", error, pause_ms)
                 self._stopping.wait(pause_ms / 1000)
                 continue
-            if failures:
+            if failures and not self._stopping.is_set():
                 log.info("taking items again")
             failures = 0
             for at, held in enumerate(self._leases.add(items)):

@@ -7,6 +7,7 @@ import pytest
 
 from foqs.client import AsyncWorker, Backoff, Delivery, Forbidden, ItemSpec, Retry
 from foqs.client._async.waits import Event
+from foqs.errors import Unavailable  # async only
 from foqs.idl import idl
 from tests.client._async.helpers import eventually, nothing, noting, waiting
 from tests.client.peer import LATER, Act, failed, refused, script
@@ -222,10 +223,37 @@ async def test_a_worker_outlives_its_server(new_peer, client_of, work):
     await eventually(lambda: worker.counts.done >= 1)
 
 
-async def test_what_cannot_get_better_ends_the_worker(new_peer, client_of):
-    worker = AsyncWorker(await client_of(new_peer(lambda name, request: refused(8))), "t", nothing, wait_ms=10)
+async def test_what_cannot_get_better_ends_the_worker(new_peer, client_of, caplog):
+    client = await client_of(new_peer(lambda name, request: refused(8)))
     with pytest.raises(Forbidden):
-        await worker.run()
+        await AsyncWorker(client, "t", nothing, wait_ms=10).run()
+    assert "the worker ends" not in caplog.text
+    worker = AsyncWorker(client, "t", nothing, wait_ms=10)
+    await worker.start()  # without `join`, only the log tells
+    await eventually(lambda: "the worker ends: no" in caplog.text)
+    assert "Traceback" not in caplog.text
+    with pytest.raises(Forbidden):
+        await worker.join()
+
+
+async def test_a_stop_does_not_end_an_outage(peer, client_of, work, caplog, monkeypatch):  # async only
+    client = await client_of(peer)
+    asked: list[int] = []
+
+    async def dequeue(*_, **__):
+        asked.append(1)
+        if len(asked) == 1:
+            raise Unavailable("away")
+        await Event().wait(LATER)
+
+    monkeypatch.setattr(client, "dequeue", dequeue)
+    caplog.set_level("INFO")
+    worker = await work(client, nothing)
+    await eventually(lambda: len(asked) == 2)
+    worker.stop()
+    await worker.join()
+    assert "cannot take items" in caplog.text
+    assert "taking items again" not in caplog.text
 
 
 async def test_a_stop_gives_back_unstarted_items_and_waits(peer, client_of, work, gate):

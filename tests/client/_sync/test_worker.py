@@ -221,10 +221,17 @@ def test_a_worker_outlives_its_server(new_peer, client_of, work):
     eventually(lambda: worker.counts.done >= 1)
 
 
-def test_what_cannot_get_better_ends_the_worker(new_peer, client_of):
-    worker = Worker(client_of(new_peer(lambda name, request: refused(8))), "t", nothing, wait_ms=10)
+def test_what_cannot_get_better_ends_the_worker(new_peer, client_of, caplog):
+    client = client_of(new_peer(lambda name, request: refused(8)))
     with pytest.raises(Forbidden):
-        worker.run()
+        Worker(client, "t", nothing, wait_ms=10).run()
+    assert "the worker ends" not in caplog.text
+    worker = Worker(client, "t", nothing, wait_ms=10)
+    worker.start()  # without `join`, only the log tells
+    eventually(lambda: "the worker ends: no" in caplog.text)
+    assert "Traceback" not in caplog.text
+    with pytest.raises(Forbidden):
+        worker.join()
 
 
 def test_a_stop_gives_back_unstarted_items_and_waits(peer, client_of, work, gate):

@@ -72,13 +72,21 @@ def relay(
 
     The relay continues after errors of the database and of the service. A row whose item is refused, or that has waited
     after its first attempt until the service may have forgotten its dedup key, is held: `foqs outbox held` lists it.
+    A second signal ends the command at once.
     """
     import signal
+    from concurrent.futures import ThreadPoolExecutor
     from threading import Event
 
     from foqs.outbox.relay import Relay, check_table
 
     stop = Event()
+
+    def end(*_: object) -> None:
+        stop.set()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+
     with (
         _opened(url, table) as (engine, rows),
         connection.client(routing=True) as client,
@@ -93,8 +101,9 @@ def relay(
                     pass
             return
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: stop.set())
-        relaying.run(stop, poll_ms / 1000)
+            signal.signal(number, end)
+        with ThreadPoolExecutor(1) as pool:  # in a driver's C code the main thread would take no signal
+            pool.submit(relaying.run, stop, poll_ms / 1000).result()
 
 
 @command(

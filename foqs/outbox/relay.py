@@ -1,14 +1,17 @@
 """The relay of an outbox: it enqueues the items of committed rows, and deletes the rows.
 
 A round has two transactions. The first one notes the time of the first attempt in each row of a batch, before anything
-is sent. The second one sends the items, and deletes the rows of stored ones. So a row that a killed relay leaves behind
-says whether its item may be stored, and since when. Its dedup key makes a repeated enqueue harmless while the service
-remembers the key. After that the row is held.
+is sent. The second one sends the items, deletes the rows of stored ones, and takes the time out of rows whose item is
+certainly not stored. So a row that a killed relay leaves behind says whether its item may be stored, and since when.
+Its dedup key makes a repeated enqueue harmless while the service remembers the key. After that the row is held.
+
+A relay that takes a row with a time makes it a millisecond earlier. So each relay sees whether another one has taken
+the row since: it neither sends such a row, nor takes the time out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from hashlib import sha256
 from threading import Event
@@ -23,7 +26,7 @@ from tenacity.nap import sleep_using_event
 from tenacity.stop import stop_when_event_set
 
 from foqs.bounds import LIMITS
-from foqs.client import FoqsError, Forbidden, Invalid, ItemSpec, Unauthenticated
+from foqs.client import FoqsError, Forbidden, Invalid, ItemSpec, Overloaded, Unauthenticated, Unavailable
 from foqs.client.call import requests_of
 from foqs.outbox.table import ERROR_CHARACTERS, item_of
 
@@ -40,6 +43,8 @@ MARGIN_MS = 120_000
 """A row is not sent again this long before the service may forget its key: more than `SENDING_S`, a request, and the
 difference of the clocks of two hosts."""
 _LONGEST_PAUSE_S = 10.0
+_SHARED_PAUSE_S = 1.0
+"""Unordered, new rows wait for the end of a pause that is for rows which stay."""
 _LONGEST_REQUEST_BYTES = LIMITS.frame_bytes // 2
 _IDLE_S = MARGIN_MS // 1000
 _SET_UP = {
@@ -52,12 +57,31 @@ _SET_UP = {
 """By dialect: a server soon ends the session of a machine that is gone, which keeps its locks until then."""
 
 
+class Batch(NamedTuple):
+    """What the first transaction of a round took: the number of rows, and the id of the last. `marks` are the times by
+    row, less the late rows, and the rows of `fresh` had none before. The last request begins before `until`, of the
+    monotonic clock, in seconds."""
+
+    rows: int
+    last: int
+    marks: dict[int, int]
+    fresh: set[int]
+    until: float
+
+
 class Outcome(NamedTuple):
-    """What follows from the answers to a batch: rows to delete, rows to hold, and why the rest stays."""
+    """What follows from the answers to a batch: rows to delete, rows to hold, why rows stay, and the rows that were
+    not sent."""
 
     stored: list[int]
     refused: dict[int, str]
-    left: FoqsError | None
+    left: dict[int, FoqsError]
+    unsent: list[int]
+
+    @property
+    def absent(self) -> list[int]:
+        """The rows that stay although this round has certainly not stored their items."""
+        return [*self.unsent, *(row for row, error in self.left.items() if isinstance(error, _NOT_STORED))]
 
 
 def is_late(attempted_at_ms: int | None, now_ms: int, window_ms: int) -> bool:
@@ -66,18 +90,28 @@ def is_late(attempted_at_ms: int | None, now_ms: int, window_ms: int) -> bool:
     return attempted_at_ms is not None and now_ms >= attempted_at_ms + window_ms - MARGIN_MS
 
 
-def outcome_of(ids: Iterable[int], answers: Iterable[int | FoqsError]) -> Outcome:
+_NOT_STORED = (Overloaded, Unavailable, Unauthenticated, Forbidden)
+"""The client gives OutcomeUnknown instead of these if an earlier request for the item may have stored it. A code of a
+newer service, or a closed client, says nothing."""
+
+
+def outcome_of(ids: Sequence[int], answers: Sequence[int | FoqsError]) -> Outcome:
     """Judge the answers to the first of the rows `ids`, in order. Invalid alone holds a row: after any other error the
     row is sent again."""
-    made = Outcome([], {}, None)
+    made = Outcome([], {}, {}, [*ids[len(answers) :]])
     for row, answer in zip(ids, answers, strict=False):
         if not isinstance(answer, FoqsError):
             made.stored.append(row)
         elif isinstance(answer, Invalid):
             made.refused[row] = answer.message
         else:
-            made = made._replace(left=made.left or answer)
+            made.left[row] = answer
     return made
+
+
+def short_ms(size_bytes: int) -> int:
+    """Return the timeout of a request whose closed topics are not waited for: it lasts at 1 MB/s."""
+    return 1_000 * (1 + size_bytes // 1_000_000)
 
 
 def passes(error: BaseException) -> bool:
@@ -92,7 +126,7 @@ class Relay:
 
     in_order  each row is sent after all lower ids that were committed when its batch was read. One relay works, and
               a second one waits until its connection ends (not on SQLite). Else items of a batch are sent together,
-              and relays share the rows
+              relays share the rows, and a row that stays holds up no other one
     batch     rows of a round
     """
 
@@ -104,12 +138,18 @@ class Relay:
         self._batch = batch
         self._connection: Connection | None = None
         self._may_work = False
+        # Unordered, rows that stay are passed until a sweep ends: of the ids that there were at the first of them.
+        self._stays: FoqsError | None = None
+        self._after = 0
+        self._end = 0
 
     def run(self, stop: Event, poll_s: float) -> None:
         """Relay until `stop` is set. After an error of the database or of the service it continues, with pauses up to
-        10 s. Raises Invalid for a wrong table, and errors that do not pass, such as Forbidden."""
+        10 s, unordered 1 s. At the end its connection is closed. Raises Invalid for a wrong table, and errors that do
+        not pass, such as Forbidden."""
+        longest_s = _LONGEST_PAUSE_S if self._in_order else _SHARED_PAUSE_S
         retrying = Retrying(
-            retry=retry_if_exception(passes), wait=wait_random_exponential(multiplier=0.1, max=_LONGEST_PAUSE_S),
+            retry=retry_if_exception(passes), wait=wait_random_exponential(multiplier=0.1, max=longest_s),
             stop=stop_when_event_set(stop), sleep=sleep_using_event(stop), before_sleep=_say,
             retry_error_callback=lambda _: False,
         )  # fmt: skip
@@ -118,13 +158,14 @@ class Relay:
             "outbox.started", table=self._table.fullname, address=self._client.address,
             namespace=self._client.namespace, in_order=self._in_order,
         )  # fmt: skip
-        while not stop.is_set():
-            if not retrying(self.round):
-                stop.wait(poll_s)
+        with closing(self):
+            while not stop.is_set():
+                if not retrying(self.round):
+                    stop.wait(poll_s)
 
     def round(self) -> bool:
         """Relay one batch. Return True if there may be more rows. Raises DBAPIError, and the error of an item that
-        must be sent again."""
+        must be sent again: unordered, when the rows behind it have been sent."""
         try:
             return self.has_outbox() and self._relay(self._connected())
         except DBAPIError:
@@ -134,9 +175,10 @@ class Relay:
     def has_outbox(self) -> bool:
         """Return False if rows are relayed in order, and another relay does that."""
         if not self._may_work:
-            lock = _lock_of(self._engine, self._table) if self._in_order else None
-            with self._connected().begin():
-                self._may_work = lock is None or bool(self._connected().scalar(lock))
+            connection = self._connected()
+            lock = _lock_of(connection, self._table) if self._in_order else None
+            with connection.begin():
+                self._may_work = lock is None or bool(connection.scalar(lock))
         return self._may_work
 
     def close(self) -> None:
@@ -152,65 +194,82 @@ class Relay:
 
     def _relay(self, connection: Connection) -> bool:
         with connection.begin():
-            ids, until = self._mark(connection)
-        if not ids:
-            return False
-        with connection.begin():
-            outcome = self._send(connection, ids, until)
-            if outcome.stored:
-                table = self._table
-                gone = [{"row": row} for row in outcome.stored]
-                connection.execute(table.delete().where(table.c.id == bindparam("row")), gone)
-            self._hold(connection, outcome.refused)
-        if outcome.left is not None:
-            left = outcome.left
-            del outcome
-            try:
-                raise left
-            finally:
-                del left
-        return len(ids) == self._batch
+            batch = self._mark(connection)
+        left: dict[int, FoqsError] = {}
+        if batch.marks:
+            with connection.begin():
+                left = self._send(connection, batch)
+                if left and self._stays is None:
+                    self._end = connection.scalar(select(func.max(self._table.c.id))) or 0
+        more = batch.rows == self._batch
+        if left:
+            self._stays = self._stays or next(iter(left.values()))
+            self._after = max(left)
+        fatal = next((error for error in left.values() if not passes(error)), None)
+        left.clear()
+        stays = fatal or self._stays
+        try:
+            if stays is not None and (fatal or self._in_order or not more or batch.last >= self._end):
+                self._stays, self._after = None, 0
+                raise stays
+        finally:
+            del stays, fatal  # or the error would hold itself, by this frame
+        return more
 
-    def _mark(self, connection: Connection) -> tuple[list[int], float]:
-        """Note the attempt in the rows of the next batch, and hold late ones. Return their ids, and until when they may
-        be sent (of the monotonic clock, in seconds)."""
+    def _mark(self, connection: Connection) -> Batch:
+        """Note the attempt in the rows of the next batch, and hold late ones."""
         table = self._table
-        waiting = select(table.c.id, table.c.attempted_at_ms).where(table.c.error.is_(None)).order_by(table.c.id)
-        rows = connection.execute(self._locked(waiting.limit(self._batch))).all()
+        waiting = select(table.c.id, table.c.attempted_at_ms).where(table.c.error.is_(None), table.c.id > self._after)
+        rows = connection.execute(self._locked(waiting.order_by(table.c.id).limit(self._batch))).all()
         if not rows:
-            return [], 0.0
+            return Batch(0, 0, {}, set(), 0.0)
         info = self._client.server_info()
         until = monotonic() + SENDING_S
-        new = [{"row": row.id} for row in rows if row.attempted_at_ms is None]
-        if new:
-            marked = table.update().where(table.c.id == bindparam("row")).values(attempted_at_ms=info.now_ms)
-            connection.execute(marked, new)
         window_ms = info.limits["dedup_window_ms"]
-        late = [row.id for row in rows if is_late(row.attempted_at_ms, info.now_ms, window_ms)]
-        self._hold(connection, dict.fromkeys(late, _MAY_BE_STORED))
-        return [row.id for row in rows], until
+        late = {row.id: _MAY_BE_STORED for row in rows if is_late(row.attempted_at_ms, info.now_ms, window_ms)}
+        self._hold(connection, late)
+        first = {row.id: row.attempted_at_ms for row in rows if row.id not in late}
+        marks = {row: info.now_ms if at_ms is None else at_ms - 1 for row, at_ms in first.items()}
+        if marks:
+            marked = table.update().where(table.c.id == bindparam("row")).values(attempted_at_ms=bindparam("at_ms"))
+            connection.execute(marked, [{"row": row, "at_ms": at_ms} for row, at_ms in marks.items()])
+        fresh = {row for row, at_ms in first.items() if at_ms is None}
+        return Batch(len(rows), rows[-1].id, marks, fresh, until)
 
-    def _send(self, connection: Connection, ids: Sequence[int], until: float) -> Outcome:
+    def _send(self, connection: Connection, batch: Batch) -> dict[int, FoqsError]:
+        """Send the items, and change their rows. Return why rows stay."""
         table = self._table
-        chosen = select(table.c.id, table.c.item).where(table.c.id.in_(ids), table.c.error.is_(None))
+        chosen = select(table.c.id, table.c.item, table.c.attempted_at_ms)
+        chosen = chosen.where(table.c.id.in_(batch.marks), table.c.error.is_(None)).order_by(table.c.id)
         specs: dict[int, ItemSpec] = {}
         wrong: dict[int, str] = {}
-        for row in connection.execute(self._locked(chosen.order_by(table.c.id))):
+        for row in connection.execute(self._locked(chosen)):
+            if row.attempted_at_ms != batch.marks[row.id]:
+                continue
             try:
                 specs[row.id] = item_of(row.item)
             except Invalid as error:
                 wrong[row.id] = error.message
-        outcome = outcome_of(specs, self._answers(list(specs.values()), until))
-        return outcome._replace(refused=wrong | outcome.refused)
+        outcome = outcome_of(list(specs), self._answers(list(specs.values()), batch.until))
+        this = table.c.id == bindparam("row")
+        if outcome.stored:
+            connection.execute(table.delete().where(this), [{"row": row} for row in outcome.stored])
+        if absent := batch.fresh.intersection(outcome.absent):
+            ours = this & (table.c.attempted_at_ms == bindparam("at_ms"))
+            unmarked = table.update().where(ours).values(attempted_at_ms=None)
+            connection.execute(unmarked, [{"row": row, "at_ms": batch.marks[row]} for row in sorted(absent)])
+        self._hold(connection, wrong | outcome.refused)
+        return outcome.left
 
     def _answers(self, specs: Sequence[ItemSpec], until: float) -> list[int | FoqsError]:
         """Send the items, and return their answers: fewer if the time has ended. In order, no item is sent after one
-        that is neither stored nor refused."""
+        that is neither stored nor refused. Unordered, the timeout is short."""
         answers: list[int | FoqsError] = []
         for request in zip(specs) if self._in_order else requests_of(specs, _LONGEST_REQUEST_BYTES):
             if monotonic() >= until:
                 break
-            answers += self._client.enqueue_many(request)
+            timeout_ms = None if self._in_order else short_ms(sum(spec.size_bytes for spec in request))
+            answers += self._client.enqueue_many(request, timeout_ms=timeout_ms)
             if self._in_order and isinstance(answers[-1], FoqsError) and not isinstance(answers[-1], Invalid):
                 break
         return answers
@@ -258,13 +317,14 @@ def open_engine(url: str) -> Engine:
     return engine
 
 
-def _lock_of(engine: Engine, table: Table) -> Any:
+def _lock_of(connection: Connection, table: Table) -> Any:
     """Return the statement that takes the lock of the relay which works in order, for the life of a connection. None:
-    SQLite has no such locks."""
-    name = sha256(f"{engine.url.database} {table.fullname}".encode()).hexdigest()
-    if engine.dialect.name == "sqlite":
+    SQLite has no such locks. A schema is a database of MySQL; PostgreSQL has its locks by database."""
+    if connection.dialect.name == "sqlite":
         return None
-    if engine.dialect.name == "postgresql":
+    schema = table.schema or inspect(connection).default_schema_name
+    name = sha256(f"{schema}.{table.name}".encode()).hexdigest()
+    if connection.dialect.name == "postgresql":
         return select(func.pg_try_advisory_lock(int(name[:15], 16)))
     return select(func.get_lock(f"foqs_outbox {name[:32]}", 0))
 

@@ -89,8 +89,10 @@ def fixed_item(spec: ItemSpec, key: str, now_ms: int) -> ItemSpec:
     return fixed
 
 
-def item_of(row: str) -> ItemSpec:
+def item_of(row: object) -> ItemSpec:
     """Return the item of a row, which any program may have written. Raises Invalid."""
+    if not isinstance(row, str):  # SQLite stores any type in any column
+        raise Invalid(f"the item is of type {type(row).__name__}: it must be text")
     spec = spec_of_line(row.encode(), topic="")
     if spec.dedup_key is None:
         raise Invalid("the item has no dedup_key, so it might be stored twice")

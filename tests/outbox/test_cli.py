@@ -105,6 +105,47 @@ def test_a_relay_runs_until_sigterm_and_alone(rows):
     assert stored(rows.client, "a") == [b"0", b"1", b"2"]
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_a_relay_at_once(rows, number):
+    if rows.engine.dialect.name == "sqlite":
+        pytest.skip("SQLite has no lock that a read waits for so long")
+    add(rows, ItemSpec("a", b"1"))
+    postgresql = rows.engine.dialect.name == "postgresql"
+    with (
+        rows.engine.connect() as locking,
+        tempfile.TemporaryFile("w+b") as stderr,
+        open("/dev/null") as nothing,
+    ):
+        locking.execute(text("LOCK TABLE foqs_outbox" if postgresql else "LOCK TABLES foqs_outbox WRITE"))
+        args = ["outbox", "relay", rows.url, "--address", rows.address, "--ns", rows.namespace]
+        process = forked.Forked(args, [nothing.fileno(), nothing.fileno(), stderr.fileno()], ENVIRONMENT)
+        try:
+            waits = (
+                "SELECT count(*) FROM pg_locks WHERE NOT granted"
+                if postgresql
+                else "SELECT count(*) FROM information_schema.processlist WHERE state LIKE 'Waiting for table%' "
+                "AND db = DATABASE()"
+            )
+            wait_until(lambda: locking.execute(text(waits)).scalar())
+            process.send_signal(number)
+            caught = f"/proc/{process.pid}/status"
+            wait_until(lambda: not handled(caught, number))
+            process.send_signal(number)
+            assert process.wait(LATER) == -number
+        finally:
+            process.kill()
+            if not postgresql:
+                locking.execute(text("UNLOCK TABLES"))
+    assert rows.count() == 1
+
+
+def handled(status, number):
+    """Return True if a process has a handler for the signal."""
+    with open(status) as lines:
+        (mask,) = (line.split()[1] for line in lines if line.startswith("SigCgt:"))
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
 def test_once_ends_at_the_first_error(new_rows, tmp_path):
     rows = new_rows("sqlite")
     add(rows, ItemSpec("a", b"1"))

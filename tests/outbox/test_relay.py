@@ -3,12 +3,24 @@
 import signal
 import threading
 from collections import Counter
+from contextlib import closing
 
 import pytest
 from sqlalchemy import MetaData, event, text
 
+from foqs import App
 from foqs.cli.connection import TIMEOUT_MS, WAIT_SERVER_MS
-from foqs.client import DedupUntil, Forbidden, Invalid, ItemSpec, OutcomeUnknown, Unavailable
+from foqs.client import (
+    DedupUntil,
+    FoqsError,
+    Forbidden,
+    Invalid,
+    ItemSpec,
+    OutcomeUnknown,
+    Overloaded,
+    Unauthenticated,
+    Unavailable,
+)
 from foqs.outbox import Outbox
 from foqs.outbox import relay as relay_module
 from foqs.outbox.relay import (
@@ -21,6 +33,7 @@ from foqs.outbox.relay import (
     open_engine,
     outcome_of,
     passes,
+    short_ms,
 )
 from tests.client.peer import LATER
 from tests.client.real_server import ENVIRONMENT, Server
@@ -59,9 +72,11 @@ def test_a_row_is_late_before_the_service_forgets_its_key():
 @pytest.mark.memory
 def test_answers_decide_about_rows():
     left = Unavailable("away")
-    assert outcome_of([1, 2, 3, 4], [7, Invalid("wrong"), left]) == Outcome([1], {2: "wrong"}, left)
-    assert outcome_of([1, 2], [OutcomeUnknown("lost"), left]).left.message == "lost"
-    assert outcome_of([], []) == Outcome([], {}, None)
+    assert outcome_of([1, 2, 3, 4], [7, Invalid("wrong"), left]) == Outcome([1], {2: "wrong"}, {3: left}, [4])
+    assert outcome_of([], []) == Outcome([], {}, {}, [])
+    doubtful = [OutcomeUnknown("lost"), FoqsError("of a newer service")]
+    answers = [7, Invalid("wrong"), *doubtful, left, Overloaded("full"), Forbidden("no"), Unauthenticated("who")]
+    assert sorted(outcome_of(range(1, 11), answers).absent) == [5, 6, 7, 8, 9, 10]
     assert passes(left)
     assert passes(OutcomeUnknown("lost"))
     assert not passes(Forbidden("no right"))
@@ -112,9 +127,12 @@ def test_rows_are_sent_in_the_order_of_ids(rows, monkeypatch):
     payloads = fill(rows, 25)
     sent = []
     enqueue_many = rows.client.enqueue_many
-    monkeypatch.setattr(
-        rows.client, "enqueue_many", lambda specs: (sent.extend(spec.payload for spec in specs), enqueue_many(specs))[1]
-    )
+
+    def send(specs, **options):
+        sent.extend(spec.payload for spec in specs)
+        return enqueue_many(specs, **options)
+
+    monkeypatch.setattr(rows.client, "enqueue_many", send)
     drained(rows.relay(batch=10))
     assert sent == payloads
 
@@ -141,7 +159,7 @@ def test_an_application_adds_and_commits_while_rows_are_sent(rows, in_order, mon
     fill(rows, 5)
     enqueue_many, added = rows.client.enqueue_many, []
 
-    def adding(specs):
+    def adding(specs, **_):
         if not added:
             added.extend(fill(rows, 2, start=5))
         return enqueue_many(specs)
@@ -186,7 +204,7 @@ def test_unordered_relays_skip_the_rows_of_each_other(rows, monkeypatch):
     first, rest = fill(rows, 3), fill(rows, 3, start=3)
     enqueue_many, others = rows.client.enqueue_many, []
 
-    def send(specs):
+    def send(specs, **_):
         if not others:
             others.append(rows.relay(in_order=False, batch=3))
             others[0].round()
@@ -212,8 +230,141 @@ def test_one_relay_works_in_order(rows):
     other.table.create(rows.engine)
     assert Relay(rows.engine, other.table, rows.client, in_order=True, batch=1).has_outbox()
     first.close()
+    wait_until(second.has_outbox)
     second.round()
     assert stored(rows.client, "a") == payloads
+
+
+@pytest.mark.threads
+def test_the_spelling_of_a_table_is_not_in_its_lock(rows):
+    name = rows.engine.dialect.name
+    if name == "sqlite":
+        pytest.skip("SQLite has no such lock")
+    schema = "public" if name == "postgresql" else rows.engine.url.database
+    first = rows.relay()
+    with closing(
+        Relay(rows.engine, Outbox(MetaData(schema=schema)).table, rows.client, in_order=True, batch=1)
+    ) as second:
+        assert first.has_outbox()
+        assert not second.has_outbox()
+
+
+# ------------------------------------------------------------------------------------------------ rows that stay
+
+
+def switch(rows, verb, topic):
+    ran = forked.run(["topic", verb, topic, "--address", rows.address, "--ns", rows.namespace], ENVIRONMENT)
+    assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.memory
+def test_a_short_timeout_lasts_for_large_items():
+    assert [short_ms(size) for size in (0, 999_999, 8_000_000)] == [1_000, 1_000, 9_000]
+
+
+@pytest.mark.process
+@pytest.mark.threads
+@pytest.mark.parametrize("in_order", [True, False], ids=["order", "unordered"])
+def test_rows_that_were_not_stored_have_no_attempt(rows, in_order):
+    switch(rows, "close", "shut")
+    fill(rows, 1, "shut")
+    payloads = fill(rows, 5)
+    relay = rows.relay(in_order=in_order)
+    relay._client = App(rows.address, rows.namespace, timeout_ms=1_000).client
+    with closing(relay._client), pytest.raises(Unavailable, match="the topic shut is closed"):
+        relay.round()
+    assert [row.attempted_at_ms for row in rows.all()] == [None] * (6 if in_order else 1)
+    switch(rows, "open", "shut")
+    relay._client = rows.client
+    drained(relay)
+    assert sorted(stored(rows.client, "a")) == payloads
+    assert stored(rows.client, "shut") == [b"0"]
+
+
+@pytest.mark.threads
+@pytest.mark.parametrize("in_order", [True, False], ids=["order", "unordered"])
+def test_an_attempt_in_doubt_stays(rows, in_order, monkeypatch):
+    """Also when a later one is refused: the first one may have stored the item."""
+    fill(rows, 1)
+    for error in (OutcomeUnknown("lost"), Unavailable("away")):
+        monkeypatch.setattr(rows.client, "enqueue_many", lambda specs, error=error, **_: [error] * len(specs))
+        with pytest.raises(type(error)):
+            rows.relay(in_order=in_order).round()
+        rows.end_relays()
+        assert rows.all()[0].attempted_at_ms is not None
+
+
+@pytest.mark.threads
+@pytest.mark.parametrize("error", [OutcomeUnknown("lost"), Unavailable("away")])
+def test_another_relay_takes_a_row_after_its_mark(rows, monkeypatch, error):
+    """The row is sent by the last relay that took it, and its time is not taken out by an earlier one."""
+    fill(rows, 1)
+    first, second, sent = rows.relay(in_order=False), rows.relay(in_order=False), []
+    monkeypatch.setattr(rows.client, "enqueue_many", lambda specs, **_: sent.extend(specs) or [error] * len(specs))
+    mark = first._mark
+
+    def marked(connection):
+        batch = mark(connection)
+        connection.commit()
+        with pytest.raises(type(error)):
+            second.round()
+        return batch
+
+    monkeypatch.setattr(first, "_mark", marked)
+    assert not first.round()
+    assert len(sent) == 1
+    assert rows.all()[0].attempted_at_ms is not None
+
+
+@pytest.mark.process
+@pytest.mark.threads
+@pytest.mark.parametrize("shut", [1, 25])
+def test_unordered_rows_pass_rows_that_stay(rows, shut):
+    switch(rows, "close", "shut")
+    fill(rows, shut, "shut")
+    payloads = fill(rows, 100)
+    relay = rows.relay(in_order=False, batch=10)
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="the topic shut is closed"):
+            drained(relay)
+        assert rows.count() == shut
+        assert sorted(stored(rows.client, "a")) == sorted(payloads)
+        payloads = fill(rows, 5)
+    switch(rows, "open", "shut")
+    drained(relay)
+    assert len(stored(rows.client, "shut")) == shut
+
+
+@pytest.mark.threads
+def test_a_sweep_ends_although_rows_are_added(new_rows, monkeypatch):
+    rows = new_rows("sqlite")
+    fill(rows, 3)
+    taken = []
+
+    def answer(specs, **options):
+        assert 1_000 <= options["timeout_ms"] < SENDING_S * 1000
+        taken.extend(int(spec.payload) for spec in specs)
+        fill(rows, 2, start=max(taken) + 1)
+        return [Unavailable("away") if spec.payload == b"0" else 7 for spec in specs]
+
+    monkeypatch.setattr(rows.client, "enqueue_many", answer)
+    relay = rows.relay(in_order=False, batch=2)
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="away"):
+            drained(relay)
+    assert taken.count(0) == 2
+
+
+@pytest.mark.threads
+def test_an_error_that_does_not_pass_ends_a_sweep(new_rows, monkeypatch):
+    rows = new_rows("sqlite")
+    fill(rows, 4)
+    errors = iter([Unavailable("away"), Forbidden("no right")])
+    monkeypatch.setattr(rows.client, "enqueue_many", lambda specs, **_: [next(errors)])
+    relay = rows.relay(in_order=False, batch=1)
+    assert relay.round()
+    with pytest.raises(Forbidden):
+        relay.round()
 
 
 # ------------------------------------------------------------------------------------------------ deaths
@@ -223,7 +374,7 @@ class Killed(BaseException):
     pass
 
 
-def kill(*_):
+def kill(*_, **__):
     raise Killed
 
 
@@ -240,7 +391,7 @@ def test_a_dead_relay_leaves_each_row_to_store_once(rows, point, in_order, monke
             patch.setattr(client, "enqueue_many", kill)
         elif point == "after the send":
             enqueue_many = client.enqueue_many
-            patch.setattr(client, "enqueue_many", lambda specs: kill(enqueue_many(specs)))
+            patch.setattr(client, "enqueue_many", lambda specs, **_: kill(enqueue_many(specs)))
         else:
             event.listen(rows.engine, "commit", lambda _: commits.append(None) or (len(commits) == 3 and kill()))
         with pytest.raises(Killed):
@@ -263,7 +414,7 @@ def test_unique_work_keeps_its_own_key(new_rows, monkeypatch):
     enqueue_many = client.enqueue_many
     for _ in range(3):
         with monkeypatch.context() as patch, pytest.raises(Killed):
-            patch.setattr(client, "enqueue_many", lambda specs: kill(outcomes.extend(enqueue_many(specs))))
+            patch.setattr(client, "enqueue_many", lambda specs, **_: kill(outcomes.extend(enqueue_many(specs))))
             relay.round()
         if len(outcomes) == 2:
             assert stored(client, "a") == [b"1"]
@@ -378,9 +529,13 @@ def test_a_row_that_is_refused_is_held_and_blocks_none(rows, in_order):
     with rows.engine.begin() as connection:
         rows.outbox.add_item(connection, ItemSpec("", b"no topic"))
         connection.execute(rows.outbox.table.insert().values(created_at_ms=1, item=r'{"\u2192": 1}'))
+        if rows.engine.dialect.name == "sqlite":
+            connection.execute(text("INSERT INTO foqs_outbox (created_at_ms, item) VALUES (1, CAST('{}' AS BLOB))"))
         rows.outbox.add_item(connection, ItemSpec("a", b"sound"))
     drained(rows.relay(in_order=in_order))
-    no_topic, unknown = (row.error for row in rows.all())
+    no_topic, unknown, *blob = (row.error for row in rows.all())
+    assert all("of type bytes" in error for error in blob)
+    assert len(blob) == (rows.engine.dialect.name == "sqlite")
     assert "topic" in no_topic
     assert unknown == r"unknown field '\u2192'"
     assert stored(rows.client, "a") == [b"sound"]
@@ -409,7 +564,7 @@ def test_rows_without_an_answer_stay(new_rows, in_order, monkeypatch):
     fill(rows, 3)
     sent = []
 
-    def answer(specs):
+    def answer(specs, **_):
         sent.extend(spec.payload for spec in specs)
         return [Unavailable("away") if spec.payload == b"1" else 7 for spec in specs]
 
@@ -427,7 +582,7 @@ def test_no_request_begins_after_the_time_of_a_round(new_rows, monkeypatch):
     monkeypatch.setattr(relay_module, "SENDING_S", 0)
     monkeypatch.setattr(rows.client, "enqueue_many", kill)
     assert not rows.relay().round()
-    assert rows.count() == 3
+    assert [row.attempted_at_ms for row in rows.all()] == [None] * 3
 
 
 @pytest.mark.threads

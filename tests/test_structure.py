@@ -52,7 +52,7 @@ LINES = {
     "foqs.shardmgr": 2_148,
     "foqs.spark": 4_850,
     "foqs.store": 5_841,
-    "foqs.tasks": 2_710,  # batches, periodic tasks, codecs, the meter; test_mode and run_until_empty
+    "foqs.tasks": 2_745,  # batches, periodic tasks, codecs, the meter; test_mode and run_until_empty
     "foqs.testing": 410,
     "foqs.wire": 1_661,
     "foqs.zk": 1_673,

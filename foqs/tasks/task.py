@@ -42,9 +42,16 @@ R = TypeVar("R")
 DEFAULT_TOPIC = "default"
 _SWALLOWED = "a dependency has swallowed the exception of its task"
 _KINDS: Mapping[str, type] = {
-    "delay": timedelta, "ttl": timedelta, "keep": timedelta, "unique": str, "unique_until": DedupUntil,
-    "on_duplicate": OnDuplicate, "max_attempts": int, "retry": RetryRule, "at_most_once": bool, "headers": Mapping,
+    "topic": str, "tenant": str, "unique": str, "delay": timedelta, "ttl": timedelta, "keep": timedelta,
+    "unique_until": DedupUntil, "on_duplicate": OnDuplicate, "max_attempts": int, "retry": RetryRule,
+    "at_most_once": bool, "headers": Mapping,
 }  # fmt: skip
+_OF_DECORATOR = ("name", "time_limit", "retry_for", "reject_for", "batch", "batch_wait", "arguments")
+_ELSEWHERE = {
+    "countdown": "give delay, a timedelta", "delay_ms": "give delay, a timedelta", "eta": "give at, a datetime",
+    "expires": "give ttl, a timedelta", "queue": "give topic", "max_retries": "give max_attempts",
+}  # fmt: skip
+"""What takes the place of options of other libraries, and of `Client.enqueue`."""
 KEPT = timedelta(minutes=10)
 """How long the result of a task that declares one is kept."""
 
@@ -90,15 +97,29 @@ class Options(TypedDict, total=False):
     headers: Mapping[str, str] | None
 
 
-def spec_of(task: str, options: Options, body: bytes, content_type: str = JSON.content_type) -> ItemSpec:
-    """Return the item of a call. Raises Invalid for a wrong option."""
-    at: Any = options.get("at")
+def check_options(task: str, options: Mapping[str, Any]) -> None:
+    """Raise Invalid for an option of a wrong type."""
+    at = options.get("at")
     if at is not None and (not isinstance(at, datetime) or at.tzinfo is None):
         raise Invalid(f"task {task}: at is {at!r}: give a datetime with a time zone")
     for name, kind in _KINDS.items():
         value = options.get(name)
         if value is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
             raise Invalid(f"task {task}: {name} is {value!r}: give a {kind.__name__}")
+        if value == "":
+            raise Invalid(f"task {task}: {name} is empty")
+    throttle = options.get("throttle")
+    listed = isinstance(throttle, Sequence) and not isinstance(throttle, str | bytes)
+    if throttle is not None and not (listed and all(isinstance(key, str) for key in throttle)):
+        raise Invalid(f"task {task}: throttle is {throttle!r}: give a list of keys")
+    headers = options.get("headers") or {}
+    if not all(isinstance(part, str) for pair in headers.items() for part in pair):
+        raise Invalid(f"task {task}: headers is {headers!r}: give texts by their names")
+
+
+def spec_of(task: str, options: Options, body: bytes, content_type: str = JSON.content_type) -> ItemSpec:
+    """Return the item of a call, for options that were checked. Raises Invalid for a wrong value."""
+    at = options.get("at")
     retry, attempts, unique = options.get("retry"), options.get("max_attempts"), options.get("unique")
     keep_ms = _ms("keep", options)
     spec = ItemSpec(
@@ -247,10 +268,12 @@ class Task(Generic[P, C, R]):
 
     def _set(self, changes: dict[str, Any]) -> None:
         for name in changes:
+            if name in _OF_DECORATOR:
+                raise Invalid(f"task {self.name}: {name} is an option of @app.task only")
             if name not in Options.__annotations__:
-                raise Invalid(
-                    f"task {self.name}: unknown option {name}: there are {', '.join(Options.__annotations__)}"
-                )
+                known = _ELSEWHERE.get(name) or f"there are {', '.join((*Options.__annotations__, *_OF_DECORATOR))}"
+                raise Invalid(f"task {self.name}: unknown option {name}: {known}")
+        check_options(self.name, changes)
         if "at" in changes or "delay" in changes:  # one of the two replaces the other
             changes = {"at": None, "delay": None, **changes}
         self.default = Options(**{**self.default, **changes})  # type: ignore[typeddict-item]

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from foqs import App, Depends, Job
-from foqs.client import DedupUntil, Delivery, Invalid, OutcomeUnknown, RetryKind, RetryRule
+from foqs.client import DedupUntil, Delivery, Invalid, ItemSpec, OutcomeUnknown, RetryKind, RetryRule
+from foqs.tasks import Message
 from tests.client.peer import LATER, Act, refused, script
 
 ROOT = Path(__file__).parent.parent.parent
@@ -105,7 +106,15 @@ def test_rules_travel_with_the_item():
         ({"delay": 5}, "task task: delay is 5: give a timedelta"),
         ({"keep": 5}, "keep is 5: give a timedelta"),
         ({"at": datetime(2026, 1, 1)}, "give a datetime with a time zone"),  # noqa: DTZ001
-        ({"topic": 3}, "task task: topic is of type int"),
+        ({"topic": 3}, "task task: topic is 3: give a str"),
+        ({"topic": ""}, "task task: topic is empty"),
+        ({"tenant": 5}, "tenant is 5: give a str"),
+        ({"unique": ""}, "unique is empty"),
+        ({"throttle": "k"}, "throttle is 'k': give a list of keys"),
+        ({"throttle": 5}, "throttle is 5: give a list of keys"),
+        ({"throttle": [5]}, r"throttle is \[5\]: give a list of keys"),
+        ({"headers": {"a": 1}}, "headers is .*: give texts by their names"),
+        ({"queue": "mail"}, "task task: unknown option queue: give topic"),
         ({"max_attempts": "3"}, "max_attempts is '3': give a int"),
         ({"headers": [1]}, "headers is .*: give a Mapping"),
         ({"at_most_once": "yes"}, "at_most_once is 'yes': give a bool"),
@@ -133,6 +142,8 @@ def test_wrong_options_of_an_app_and_a_worker_are_found_at_once():
     for weight in (0, True, 1.5, 1_001):
         with pytest.raises(Invalid, match="topics: weight of 'mail' is"):
             app.worker({"mail": weight, "default": 1})
+    with pytest.raises(Invalid, match=r"task t: time_limit is an option of @app\.task only"):
+        app.tasks["t"].options(time_limit=3)
     with pytest.raises(Invalid, match="worker has no option concurency"):
         app.worker(concurency=1)
 
@@ -307,7 +318,7 @@ def test_many_calls_have_each_its_outcome(new_peer):
     peer = new_peer()
     with App(peer.address, routing=False) as app:
         task = app.task(name="t")(lambda a: None)
-        handles = app.enqueue_many([task.message(1), task.options(topic="").message(2), task.message(3)])
+        handles = app.enqueue_many([task.message(1), Message(task, ItemSpec("", b"", dedup_key="k")), task.message(3)])
         assert [type(one).__name__ for one in handles] == ["Handle", "Invalid", "Handle"]
     assert len(peer.named("Enqueue")) == 1
 

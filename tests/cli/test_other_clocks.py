@@ -152,6 +152,7 @@ OWN_CLOCK = {
     "foqs/cli/interrupt.py": {"gmtime", "time_ns"},
     "foqs/cli/shards.py": {"time_ns"},  # for a stamp that grows whatever the clock says
     "foqs/cli/logs.py": {"now"},
+    "foqs/cli/outbox.py": {"time"},  # for the age of rows, which have the time of the application
     "foqs/spark/jobs/command.py": {"time"},  # with a note, where no database can be read
 }
 

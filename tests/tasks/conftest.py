@@ -29,6 +29,20 @@ def app(server: Server) -> Iterator[App]:
 
 
 @pytest.fixture
+def new_app(server: Server) -> Iterator[Callable[..., App]]:
+    """`new_app(codec)` makes an App on the host."""
+    with ExitStack() as stack:
+        yield lambda codec=None: stack.enter_context(App(server.address, "shop", timeout_ms=PATIENT_MS, codec=codec))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "bodies"
+    made.mkdir()
+    return made
+
+
+@pytest.fixture
 def new_peer() -> Iterator[Callable[..., Peer]]:
     with ExitStack() as stack:
         yield lambda meddle=None: stack.enter_context(Peer(meddle, 0))

@@ -8,6 +8,7 @@ import itertools
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from enum import Enum
 from typing import Any
@@ -23,6 +24,12 @@ from tests.support.waiting import wait_until as eventually  # noqa: F401 - for t
 
 LATER = 30.0
 """Seconds until a test gives up waiting."""
+
+
+def logged_tracebacks(caplog: Any) -> str:
+    """Return the tracebacks of a log. `caplog.text` has none after a test of PySpark, which logs JSON from then on."""
+    errors = [record.exc_info[1] for record in caplog.records if record.exc_info]
+    return "".join(line for error in errors if error is not None for line in traceback.format_exception(error))
 
 
 class Act(Enum):

@@ -13,7 +13,7 @@ from foqs import Depends, Job, Reject, Retry
 from foqs.client import AsyncJob, Forbidden, Invalid, ItemState, RetryKind, RetryRule
 from foqs.tasks.handle import ResultLost, TaskFailed, wait
 from foqs.tasks.middleware import Call, Middleware
-from tests.client.peer import LATER, eventually
+from tests.client.peer import LATER, eventually, logged_tracebacks
 from tests.client.real_server import on_each_host
 
 pytestmark = pytest.mark.threads
@@ -477,7 +477,7 @@ def test_the_text_of_a_rejection_stays_in_the_worker(app, start, caplog, options
     with pytest.raises(TaskFailed) as raised:
         pays.enqueue().result(LATER)
     assert (raised.value.failure.reason, raised.value.failure.attempts) == ("ValueError", 1)
-    eventually(lambda: 'raise ValueError("card 4711")' in caplog.text)
+    eventually(lambda: 'raise ValueError("card 4711")' in logged_tracebacks(caplog))
 
 
 def test_a_producer_cancels_its_own_call(app, start, caplog):

@@ -55,20 +55,22 @@ class Clients:
             client = self._of_loops[loop] = AsyncClient(self.address, self.namespace, **self.options)
         return client
 
-    def enqueue(self, spec: ItemSpec) -> int:
-        """Store one item with a `dedup_key`, and return its id. A request whose reply was lost is repeated with the
-        key. A random key (without `dedup_until`) is replaced if its host is away: other hosts may be there."""
+    def enqueue(self, spec: ItemSpec) -> tuple[int, ItemSpec]:
+        """Store one item with a `dedup_key`. Return its id, and the item as it was sent.
+
+        A request whose reply was lost is repeated with the key. A random key (without `dedup_until`) is replaced if its
+        host is away: other hosts may be there."""
         storing = _Storing(spec, self._timeout_s)
         while storing.more:
             storing.take(self.blocking.enqueue_many([storing.spec], timeout_ms=storing.timeout_ms))
-        return single([storing.outcome])
+        return single([storing.outcome]), storing.spec
 
-    async def aenqueue(self, spec: ItemSpec) -> int:
+    async def aenqueue(self, spec: ItemSpec) -> tuple[int, ItemSpec]:
         """Like `enqueue`, for coroutines."""
         storing = _Storing(spec, self._timeout_s)
         while storing.more:
             storing.take(await self.of_loop.enqueue_many([storing.spec], timeout_ms=storing.timeout_ms))
-        return single([storing.outcome])
+        return single([storing.outcome]), storing.spec
 
     @contextmanager
     def moved_to(self, address: str) -> Iterator[None]:

@@ -123,7 +123,8 @@ class Handle(Local, Generic[R]):
 
     def cancel(self) -> bool:
         """Remove the task, also while it runs. Return False if there was nothing to remove. Needs the right `produce`;
-        `admin` for a task with `unique`, and for a handle that was made by an id.
+        `admin` for a task with `unique`, for a handle that was made by an id, and once the service has forgotten the
+        key of the call, after a day.
 
         A worker learns of it when it extends the lease, after a third of that (10 s): a coroutine is cancelled then,
         and the `lease_lost` of a thread's job is set."""
@@ -134,8 +135,9 @@ class Handle(Local, Generic[R]):
         try:
             return _removed(client.delete_items([self.id]))
         except Forbidden:
-            if self._key is None:
-                raise
+            with suppress(ResultLost):
+                if self._key is None or not self._look(0).ended:
+                    raise
             return False
 
     async def acancel(self) -> bool:
@@ -147,8 +149,9 @@ class Handle(Local, Generic[R]):
         try:
             return _removed(await client.delete_items([self.id]))
         except Forbidden:
-            if self._key is None:
-                raise
+            with suppress(ResultLost):
+                if self._key is None or not (await self._alook(0)).ended:
+                    raise
             return False
 
     def __eq__(self, other: object) -> bool:

@@ -236,7 +236,8 @@ class Task(Generic[P, C, R]):
         Raises Invalid for arguments that do not fit the task, before anything is sent, and Unavailable if the store of
         an OffloadCodec cannot be reached."""
         message = self.message(*args, **kwargs)
-        return message.handle(self.clients.enqueue(message.spec))
+        item_id, sent = self.clients.enqueue(message.spec)
+        return Message(self, sent).handle(item_id)
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
         """Like `enqueue`, for coroutines."""
@@ -244,7 +245,8 @@ class Task(Generic[P, C, R]):
             message = await asyncio.to_thread(self.message, *args, **kwargs)
         else:
             message = self.message(*args, **kwargs)
-        return message.handle(await self.clients.aenqueue(message.spec))
+        item_id, sent = await self.clients.aenqueue(message.spec)
+        return Message(self, sent).handle(item_id)
 
     def message(self, *args: P.args, **kwargs: P.kwargs) -> Message[R]:
         """Return a call of the task for `App.enqueue_many`. Raises Invalid as `enqueue`. A codec that blocks does so

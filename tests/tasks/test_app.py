@@ -291,9 +291,10 @@ def test_a_key_without_a_host_is_replaced(new_peer, monkeypatch, unique):
         lambda name, request: refused(5) if name == "Enqueue" and len(peer.named("Enqueue")) < 9 else Act.SERVE
     )
     with App(peer.address, routing=False) as app:
-        app.task(name="t")(lambda: None).options(unique=unique).enqueue()
-    keys = {item.dedup_key for request in peer.named("Enqueue") for item in request.items}
-    assert (len(keys) > 1) == (unique is None)
+        handle = app.task(name="t")(lambda: None).options(unique=unique).enqueue()
+    keys = [item.dedup_key for request in peer.named("Enqueue") for item in request.items]
+    assert (len(set(keys)) > 1) == (unique is None)
+    assert handle._key == (keys[-1] if unique is None else None), "a cancel would miss the item"
 
 
 @pytest.mark.threads

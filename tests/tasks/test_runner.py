@@ -502,6 +502,10 @@ def test_a_producer_cancels_its_own_call(app, start, caplog):
     assert not handle.cancel()
     with pytest.raises(Forbidden):
         app.handle(handle.id).cancel()
+    live = long.options(delay=timedelta(days=2)).enqueue()
+    live._key = "forgotten"
+    with pytest.raises(Forbidden):
+        live.cancel()
     assert "the handler failed" not in caplog.text
 
 

@@ -4,7 +4,6 @@ The names of applications are here: `App` and what its tasks use (`foqs.tasks`),
 """
 
 from importlib import import_module
-from importlib.machinery import EXTENSION_SUFFIXES
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -51,6 +50,8 @@ __version__ = "0.1.0"
 
 def build() -> str:
     """`compiled` when the hot modules are loaded from machine code (docs/deployment.md), else `pure Python`."""
+    from importlib.machinery import EXTENSION_SUFFIXES
+
     import foqs.item
 
     return "compiled" if foqs.item.__file__.endswith(tuple(EXTENSION_SUFFIXES)) else "pure Python"

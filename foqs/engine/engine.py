@@ -498,8 +498,13 @@ class Engine:
         tenants.retry_waited(state)
 
     def next_ms(self, now_ms: int) -> int:
+        """Return when `tick` has work."""
+        return min(self.due_ms(now_ms), self._housekeeping_ms)
+
+    def due_ms(self, now_ms: int) -> int:
+        """Return when `tick` has work other than that of each second."""
         state = self.state
-        at_ms = min(state.deadlines.next_ms(), state.patience.next_ms(), self._housekeeping_ms)
+        at_ms = min(state.deadlines.next_ms(), state.patience.next_ms())
         for shard in state.serving:
             at_ms = min(at_ms, batch_build.next_ms(shard, now_ms))
             owner = shard.owner

@@ -94,9 +94,14 @@ class Scheduler:
     def begin(self, refused: Refused) -> None:
         """Begin to fire. `refused` is called for each time that a host refuses for good."""
         self._refused = refused
-        self._later(_BEAT_MS, self._beat)
+        self._later(_BEAT_MS, self.beat)
 
-    def _beat(self) -> None:
+    @property
+    def next_ms(self) -> int:
+        """When the next schedule of this host has work; now if one is at work."""
+        return min((self._now_ms() if one.busy else one.next_ms for one in self.here.values()), default=_NEVER_MS)
+
+    def beat(self) -> None:
         now_ms, known, self.here = self._now_ms(), self.here, {}
         schedules = self._state.policies.schedules
         slots = self._slots() if schedules else ()
@@ -112,7 +117,7 @@ class Scheduler:
             if name not in schedules.get(ns, {}):
                 self._mark(one, expires_ms=now_ms)
         wait_ms = min((one.next_ms for one in self.here.values() if not one.busy), default=_NEVER_MS) - self._now_ms()
-        self._later(max(1, min(wait_ms, _BEAT_MS)), self._beat)
+        self._later(max(1, min(wait_ms, _BEAT_MS)), self.beat)
 
     def _look(
         self, name: Name, entry: ScheduleEntry, known: Schedule | None, slots: Sequence[int], now_ms: int

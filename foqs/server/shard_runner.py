@@ -91,9 +91,9 @@ class Ticker:
 
     def _ring_after(self, delay_ms: int) -> None:
         self._due_ms = self._timers.monotonic_ms() + delay_ms
-        self._timer = self._timers.later(delay_ms, self._tick)
+        self._timer = self._timers.later(delay_ms, self.tick)
 
-    def _tick(self) -> None:
+    def tick(self) -> None:
         self._timer = None
         if self._timers.monotonic_ms() - self._due_ms > _STOPPED_MS and not self._catches_up:
             # Answers came since, and the engine would count the stop as the silence of databases.
@@ -166,14 +166,14 @@ class ShardRunner:
         self._changed = changed
         self._served = served
         self._keeper = keeper
-        self._ticker = Ticker(timers)
-        callbacks = replace(callbacks, wake=self._ticker.wake, alarm=self._ticker.alarm, hangs=self._watch)
+        self.ticker = Ticker(timers)
+        callbacks = replace(callbacks, wake=self.ticker.wake, alarm=self.ticker.alarm, hangs=self._watch)
         state = State(config, budget, rng or random.Random(), callbacks, shards_elsewhere=not static)
         self.engine: Engine = Engine(state, self._submit)
         self.driver = ShardDriver(self.engine.state.shards, static=static, take_over=take_over)
         self.marker = Marker(marks, timers.later, self._stamp)
         self._timekeeper: DatabaseClock = DatabaseClock(self.engine, clock, timers.later, survey, self._untried)
-        self._ticker.connect(self.engine, self._timekeeper)
+        self.ticker.connect(self.engine, self._timekeeper)
         self._open_log = OpenLog(self.engine.state.shards, loop, serves)
         self._opening: dict[int, _Opening] = {}
         self._workers: dict[int, ShardWorker | ShardThread] = {}
@@ -226,7 +226,7 @@ class ShardRunner:
         self._perform(self.driver.ended(in_grace))
 
     def stop_ticking(self) -> None:
-        self._ticker.stop()
+        self.ticker.stop()
 
     @property
     def clock_note(self) -> str:
@@ -327,7 +327,7 @@ class ShardRunner:
         def ended(todo: steps.Steps) -> None:
             self._perform(todo)
             self._set_ready()
-            self._ticker.arm()
+            self.ticker.arm()
 
         worker.open(self._host, take_over=step.take_over, epoch_above=step.epoch_above, marks=step.marks, done=done)
 

@@ -111,7 +111,7 @@ class MemoryHost:
 
     def advance(self, by_ms: int) -> None:
         with self._moving:
-            self._run(self.time.advance(by_ms, self._settle))
+            self._run(self.time.advance(by_ms, self._settle, self._quiet_ms))
 
     def restart(self) -> None:
         """Serve a new shard on the same port. The time stays."""
@@ -189,6 +189,15 @@ class MemoryHost:
                 done = self._loop.create_future()
                 self._node.runner.workers()[number].call(lambda _: None, done.set_result)  # after the batch
                 await done
+
+    def _quiet_ms(self) -> int:
+        """Return when there is work but that of each second."""
+        engine, scheduler = self._node.engine, self._node.service.scheduler
+        scheduled = sum(map(len, engine.state.policies.schedules.values()))
+        if engine.state.waiting or len(scheduler.here) != scheduled:
+            return 0
+        beats = scheduler.beat, self._node.runner.ticker.tick
+        return min(engine.due_ms(self.time.now_ms()), scheduler.next_ms, self.time.due_ms(without=beats))
 
     def _busy(self) -> bool:
         state = self._node.engine.state

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from heapq import heappop, heappush
 from itertools import count
 
+NEVER_MS = 1 << 62
 _STEPS = 100
+_BEFORE_MS = 5_000
+"""Work of each second, such as the confirmation of shards, is done for this time before other work."""
 
 
 class Timer:
@@ -74,8 +77,17 @@ class MovedTime:
         self._timers.clear()
         self._now_ms -= by_ms
 
-    async def advance(self, by_ms: int, settle: Callable[[], Awaitable[None]]) -> None:
-        """Go from one due timer to the next, and `settle` before the first one and after each."""
+    def due_ms(self, *, without: Collection[Callable[[], None]]) -> int:
+        """Return when the next timer rings that does none of `without`; `NEVER_MS` if there is none."""
+        return min(
+            [at_ms for at_ms, _, timer in self._timers if timer.do and timer.do not in without], default=NEVER_MS
+        )
+
+    async def advance(
+        self, by_ms: int, settle: Callable[[], Awaitable[None]], quiet_ms: Callable[[], int] | None = None
+    ) -> None:
+        """Go from one due timer to the next, and `settle` before the first one and after each. Up to shortly before
+        `quiet_ms()` timers do only what they do each second, so it is done once."""
         until_ms = self._now_ms + by_ms
         await settle()
         for step in count(1):
@@ -83,7 +95,8 @@ class MovedTime:
                 break
             if step % _STEPS == 0:
                 await asyncio.sleep(0)  # requests come in between
-            self._now_ms = self._timers[0][0]
+            skip_ms = 0 if quiet_ms is None else min(quiet_ms(), until_ms) - _BEFORE_MS
+            self._now_ms = max(self._timers[0][0], skip_ms)
             while self._timers and self._timers[0][0] <= self._now_ms:
                 self._ring(heappop(self._timers)[2])
             await settle()

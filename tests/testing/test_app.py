@@ -204,9 +204,10 @@ def test_a_service_that_is_away_is_an_error():
 
 
 def test_a_wrong_schedule_is_an_error(app):
-    @app.periodic("never")
+    @app.periodic("@every 1h")
     def work() -> None: ...
 
+    app.schedules["work"]["cron"] = "never"
     with pytest.raises(Invalid, match=r"schedule\.work: cron"):
         app.worker().run_until_empty()
 

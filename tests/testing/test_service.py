@@ -9,6 +9,7 @@ import pytest
 
 from foqs import testing
 from foqs.client import AsyncClient, Client, Duplicate, Invalid, ItemRules, ItemSpec, ItemState, RetryKind, RetryRule
+from foqs.testing.time import MovedTime
 from tests.client.peer import LATER
 
 pytestmark = pytest.mark.threads
@@ -223,3 +224,52 @@ def test_clear_forgets_all_but_the_time(foqs_server, client, settle):
     assert not isinstance(client.enqueue("t", b"x", dedup_key="k"), Duplicate)
     assert ready(client) == [b"x"]
     assert first
+
+
+def a_month(service, client):
+    """Return what a month leaves behind, with all times relative to its begin."""
+    begin_ms = int(service.now.timestamp() * 1_000)
+    retry = RetryRule(RetryKind.CONSTANT, first_ms=86_400_000, longest_ms=86_400_000, jitter=0.0)
+    client.put_settings({
+        "schedule.daily": '{"cron": "30 3 * * *", "topic": "daily", "timezone": "Europe/Berlin"}',
+        "schedule.odd": '{"cron": "@every 7h", "topic": "odd"}',
+    })  # fmt: skip
+    client.enqueue("t", b"failed", rules=ItemRules(retry, max_attempts=2))
+    (item,) = client.dequeue("t")
+    client.nack(item, failed=True)
+    client.enqueue("t", b"leased")
+    assert [item.payload for item in client.dequeue("t", lease_ms=3_600_000)] == [b"leased"]
+    client.enqueue("t", b"ended", ttl_ms=10 * 86_400_000)
+    client.enqueue("t", b"late", delay_ms=30 * 86_400_000 + 1)
+    client.enqueue("t", b"unique", dedup_key="k")
+    service.advance(days=30)
+    assert not isinstance(client.enqueue("t", b"unique", dedup_key="k"), Duplicate), "its key is forgotten after a day"
+    found = [
+        (item.topic, item.payload, item.state, item.attempt, int((item.headers or {}).get("schedule_at_ms", 0)))
+        for topic in ("t", "t.dlq", "daily", "odd")
+        for item in service.items(topic)
+    ]
+    ready_at = sorted(item.deliver_after_ms - begin_ms for item in client.list_items("t"))
+    return begin_ms, sorted(found, key=repr), ready_at
+
+
+def test_a_long_time_goes_from_one_due_time_to_the_next(monkeypatch):
+    """Not in the steps of the work of each second, which change nothing."""
+    steps = []
+    ring = MovedTime._ring
+    monkeypatch.setattr(MovedTime, "_ring", staticmethod(lambda timer: [steps.append(timer), ring(timer)]))
+    with testing.server() as service, Client(service.address) as client:
+        begin_ms, found, ready_at = a_month(service, client)
+    assert len(steps) < 30 * 86_400 / 20
+    times = sorted(at_ms for topic, *_, at_ms in found if topic == "odd")
+    every = 7 * 3_600_000
+    assert times == list(range(begin_ms - begin_ms % every + every, begin_ms + 30 * 86_400_000 + 1, every))
+    assert len([1 for topic, *_ in found if topic == "daily"]) == 30
+    assert [one[1:4] for one in found if one[0] == "t"] == [
+        (b"failed", ItemState.READY, 1),
+        (b"late", ItemState.DELAYED, 0),
+        (b"leased", ItemState.READY, 1),
+        (b"unique", ItemState.READY, 0),
+        (b"unique", ItemState.READY, 0),
+    ]
+    assert ready_at[-2:] == [30 * 86_400_000, 30 * 86_400_000 + 1]

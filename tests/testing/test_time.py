@@ -57,3 +57,26 @@ def test_a_cancelled_timer_does_not_ring():
             time.later(after_ms, lambda: note("rang")).cancel()
 
     assert moved(20, set_up=set_up) == []
+
+
+def test_work_of_each_second_is_left_out():
+    async def main():
+        time, beats, notes = MovedTime(asyncio.get_running_loop(), 0), [], []
+
+        def beat():
+            beats.append(time.now_ms())
+            time.later(1_000, beat)
+
+        async def settle():
+            await asyncio.sleep(0)
+
+        beat()
+        for at_ms in (500, 3_600_000):
+            time.later(at_ms, lambda: notes.append(time.now_ms()))
+        await time.advance(86_400_000, settle, lambda: time.due_ms(without=(beat,)))
+        return beats, notes, time.now_ms()
+
+    beats, notes, now_ms = asyncio.run(main())
+    assert (notes, now_ms) == ([500, 3_600_000], 86_400_000)
+    assert len(beats) < 20
+    assert [at_ms for at_ms in beats if 3_590_000 < at_ms <= 3_600_000] == list(range(3_595_000, 3_600_001, 1_000))

@@ -6,16 +6,16 @@ only if the change may have been made, and the host cannot tell).
 
 from __future__ import annotations
 
-from enum import IntEnum
 from typing import Any, TypeVar
 
+from foqs.enums import NamedInt
 from foqs.travel import TravellingError
 
 PROTOCOL_VERSION = 1
 """The version of the requests and answers between hosts. A change that older hosts would misread needs a higher one."""
 
 
-class Code(IntEnum):
+class Code(NamedInt):
     """The numbers of `ErrorCode` in the IDL."""
 
     INVALID = 1

@@ -19,11 +19,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from enum import IntEnum
 from hashlib import blake2b
 from typing import NamedTuple
 
 from foqs.checks import SHOWN_BITS, shown
+from foqs.enums import NamedInt
 from foqs.errors import Invalid
 
 NUMBER_BITS = 48
@@ -85,7 +85,7 @@ def parse_id(given: object, what: str = "an item id") -> int:
     raise Invalid(f"{text} is not {what}: give a whole number, in decimal, or in hexadecimal with 0x before it")
 
 
-class OnDuplicate(IntEnum):
+class OnDuplicate(NamedInt):
     """What an enqueue does whose `dedup_key` an item has."""
 
     KEEP = 1
@@ -94,7 +94,7 @@ class OnDuplicate(IntEnum):
     """It gives that item its payload, metadata, headers, priority and time, unless the item has begun."""
 
 
-class Until(IntEnum):
+class Until(NamedInt):
     """When a deduplication key is free again, as the contract's DedupUntil has it."""
 
     WINDOW = 1  # a time after the enqueue, or after the end of the item's delay

@@ -11,11 +11,11 @@ import marshal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from enum import IntEnum
 from itertools import starmap
 from operator import attrgetter, itemgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from foqs.enums import NamedInt
 from foqs.ids import Mark
 
 AT_LEAST_ONCE = 1
@@ -25,7 +25,7 @@ LOG_BYTES = 8 << 10
 """The end of an item's log that stays."""
 
 
-class FailureCause(IntEnum):
+class FailureCause(NamedInt):
     """Why an item became a dead letter."""
 
     FAILED = 1  # a nack with `failed`
@@ -35,7 +35,7 @@ class FailureCause(IntEnum):
     LIMIT = 5  # ready again with all its attempts used up
 
 
-class EndedState(IntEnum):
+class EndedState(NamedInt):
     """How an item ended that is kept, as the contract's ItemState has it."""
 
     COMPLETED = 4

@@ -17,7 +17,7 @@ from foqs.cli.connection import Connection, say_unknown
 from foqs.cli.look import shown_cause
 from foqs.cli.main import JsonOption, command, commands
 from foqs.cli.operators import YesOption, confirm_by_name
-from foqs.cli.terminal import Column, duration, fail, in_table, piped, preview, show, table, write_line
+from foqs.cli.terminal import Column, duration, fail, in_table, piped, preview, say, show, table, write_line
 from foqs.errors import OutcomeUnknown, Overloaded, Unavailable
 from foqs.rows import FailureCause, FailureRow
 
@@ -124,15 +124,18 @@ def list_(
         number = None if cause is None else cause.number
         found = client.list_failures(topic, cause=number, fairness_key=fairness_key)
         groups = sorted(found.groups, key=lambda group: -group.count)
-        if not groups and not _elsewhere(client, topic):
+        hint = "" if groups else _elsewhere(client, topic)
+        if not groups and not hint:
             say_unknown(client, topic)
         if not in_table(as_json):
             for group in groups:
                 write_line(_json(group))
+            if hint:
+                say(f"{name(topic)} has no such dead letters; {hint}")
         elif groups:
             show(groups_table(groups, client.server_info().now_ms))
         else:
-            print(_none(client, topic, connection))
+            print(_none(topic, hint, connection))
     if found.missing:
         fail(f"no answer from {', '.join(found.missing)}: dead letters there are not counted")
 
@@ -289,26 +292,25 @@ def delete(topic: TopicArgument, yes: YesOption = False, *, selected: DeadFilter
                     ids.append(item.id)
         stay = leased_stay(leased)
         if not ids:
-            if not _elsewhere(client, topic):
+            hint = _elsewhere(client, topic)
+            if not hint:
                 say_unknown(client, topic)
-            print(f"{_none(client, topic, connection)}{stay}" if not leased else f"no item to delete{stay}")
+            print(f"{_none(topic, hint, connection)}{stay}" if not leased else f"no item to delete{stay}")
             return
         print(f"{connection.topic(topic)}: {counted(len(ids), 'dead letter')}{stay}")
         confirm_by_name(topic, f"delete {counted(len(ids), 'item')}", yes=yes)
         purge_items(client, ids)
 
 
-def _none(client: Client, topic: str, connection: Connection) -> str:
+def _none(topic: str, hint: str, connection: Connection) -> str:
     said = f"{connection.topic(topic)} has no such dead letters"
-    hint = _elsewhere(client, topic)
     return f"{said}; {hint}" if hint else said
 
 
 def _elsewhere(client: Client, topic: str) -> str:
     """Return a hint to the dead-letter topic of `topic` if there are dead letters in it."""
-    from foqs.policies.topic_policy import DEAD_SUFFIX
-
-    dead = f"{topic}{DEAD_SUFFIX}"
-    if topic.endswith(DEAD_SUFFIX) or not client.list_failures(dead).groups:
+    entry = client.topic_stats(topic).policy.get("dead")
+    dead = entry and entry["topic"]
+    if not dead or dead == topic or not client.list_failures(dead).groups:
         return ""
     return f"its dead letters are in {name(dead)}"

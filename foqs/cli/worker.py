@@ -125,7 +125,9 @@ def worker(
             help="`/metrics` and `/healthz` are on this port; 0 picks one. Default: there is none.",
         ),
     ] = None,
-    metrics_host: Annotated[str, typer.Option(help="The metrics port is on this address.")] = "127.0.0.1",
+    metrics_host: Annotated[
+        str | None, typer.Option(help="The metrics port is on this address. Default: 127.0.0.1.")
+    ] = None,
     app_dir: Folder = Path(),
 ) -> None:
     """Run the tasks of a foqs.App in several processes.
@@ -138,6 +140,8 @@ def worker(
         from foqs.cli.worker_supervisor import Order, supervise
 
         module, _ = split(spec)
+        if metrics_host is not None and metrics_port is None:
+            raise Invalid("--metrics-host needs --metrics-port: without it there are no metrics")
         order = Order(
             app=spec,
             folder=str(app_dir.resolve()),
@@ -154,5 +158,5 @@ def worker(
             order,
             processes,
             watched=files.roots(module, app_dir) if reload else None,
-            metrics=None if metrics_port is None else (metrics_host, metrics_port),
+            metrics=None if metrics_port is None else (metrics_host or "127.0.0.1", metrics_port),
         )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any, ClassVar, NamedTuple, Protocol, TypedDict
 
 from thriftpy2.thrift import TType
@@ -16,13 +15,15 @@ from thriftpy2.thrift import TType
 from foqs.bounds import LIMITS, PROGRESS_TEXT_BYTES
 from foqs.checks import I64_MAX, LONGEST_MS, check_bool, check_bytes, check_int, check_text, shown_fingerprint
 from foqs.client.rules import ItemRules
+from foqs.enums import NamedInt, known
 from foqs.errors import Invalid
 from foqs.idl import idl
 from foqs.ids import OnDuplicate
+from foqs.rows import FailureCause
 from foqs.travel import Value
 
 
-class Delivery(IntEnum):
+class Delivery(NamedInt):
     """How often an item may reach a consumer."""
 
     AT_LEAST_ONCE = 1
@@ -31,7 +32,7 @@ class Delivery(IntEnum):
     """Never comes twice: the end of its lease removes it, unless it is released as not begun."""
 
 
-class DedupUntil(IntEnum):
+class DedupUntil(NamedInt):
     """When a `dedup_key` is free for another item."""
 
     WINDOW = 1
@@ -42,7 +43,7 @@ class DedupUntil(IntEnum):
     """When the item has ended: acked, failed for good, deleted, or at the end of its TTL."""
 
 
-class ItemState(IntEnum):
+class ItemState(NamedInt):
     """The state of an item, as seen by `get_item` and `list_items`."""
 
     READY = 1
@@ -297,6 +298,15 @@ class Item(Value):
             f"Item({self.id} topic={self.topic!r} priority={self.priority} attempt={self.attempt} "
             f"payload={len(self.payload)} bytes)"
         )
+
+
+def looked_at(item: Item, state: int | None) -> Item:
+    """Return an item of an answer to an operator, with its state, and with members of enums in place of numbers."""
+    item.state = None if state is None else known(ItemState, state)
+    item.delivery = known(Delivery, item.delivery)
+    if item.failure is not None:
+        item.failure.cause = known(FailureCause, item.failure.cause)
+    return item
 
 
 class Items(list[Item]):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from enum import IntEnum
 from typing import Any, ClassVar, NamedTuple
 
 from thriftpy2.thrift import TType
@@ -13,6 +12,7 @@ from foqs.bounds import REASON_BYTES
 from foqs.checks import I32_MAX, check_int, check_text, check_time_ms, parse_fingerprint, shown_fingerprint
 from foqs.client.arguments import check_cause
 from foqs.client.items import Failure, ItemSpec, ItemState, Progress
+from foqs.enums import NamedInt, known
 from foqs.errors import Invalid, Unavailable, item_error
 from foqs.figures import ThrottleStats
 from foqs.idl import idl
@@ -60,7 +60,7 @@ class Schedules(NamedTuple):
     missing: tuple[str, ...]
 
 
-class Reason(IntEnum):
+class Reason(NamedInt):
     """What keeps an item from being delivered. The numbers are no order: see `Explanation.reasons`."""
 
     GONE = 1
@@ -106,7 +106,7 @@ class Explanation(NamedTuple):
     @classmethod
     def of(cls, response: Any) -> Explanation:
         reasons = tuple(
-            ExplainReason(_known(Reason, one.code), one.text or "", one.until_ms, one.key, one.count, one.by)
+            ExplainReason(known(Reason, one.code), one.text or "", one.until_ms, one.key, one.count, one.by)
             for one in response.reasons or ()
         )
         return cls(reasons, response.eta_ms, None if response.state is None else ItemState(response.state))
@@ -138,6 +138,8 @@ class Result(NamedTuple):
     def of(cls, response: Any) -> Result:
         failed = response.failure
         failure = None if failed is None else Failure(*[getattr(failed, name) for name in _FAILURE])
+        if failure is not None:
+            failure.cause = known(FailureCause, failure.cause or 0)
         said = response.progress
         progress = None if said is None else Progress(said.done, said.total, said.text)
         log = tuple(response.log or ())
@@ -198,7 +200,7 @@ class FailureGroup:
     @classmethod
     def of(cls, found: Any) -> FailureGroup:
         return cls(
-            _known(FailureCause, found.cause or 0), shown_fingerprint(found.fingerprint or 0), found.count or 0,
+            known(FailureCause, found.cause or 0), shown_fingerprint(found.fingerprint or 0), found.count or 0,
             found.first_died_at_ms or 0, found.last_died_at_ms or 0, found.sample_id or 0, found.sample_reason or "",
         )  # fmt: skip
 
@@ -296,8 +298,3 @@ def tried_of(found: Any) -> Tried:
     spec = found.item and ItemSpec(**{one.name: getattr(found.item, one.name) for one in fields(ItemSpec)})
     elapsed_us, memory_bytes = found.elapsed_us or 0, found.memory_bytes or 0
     return Tried(spec, found.refuse, found.action, found.delay_ms, elapsed_us, memory_bytes, found.error)
-
-
-def _known(kind: type[IntEnum], number: int) -> Any:
-    """Return a member of `kind`, or the number itself if a newer server has added it."""
-    return kind(number) if number in kind._value2member_map_ else number

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any, ClassVar
 
 from thriftpy2.thrift import TType
 
 from foqs import rules as values
+from foqs.enums import NamedInt
 from foqs.errors import Invalid
 from foqs.idl import idl
 from foqs.travel import Value
 
 
-class RetryKind(IntEnum):
+class RetryKind(NamedInt):
     """How the delays of a failed item grow."""
 
     CONSTANT = 1

@@ -97,6 +97,18 @@ def test_a_slow_pace(run: Run, wire: Wire) -> None:
 def test_a_topic_that_is_not_the_one_of_dead_letters(run: Run, wire: Wire) -> None:
     dead(wire, "a")
     assert run("dead", "redrive", "t").stdout == "0 items redriven from t\nits dead letters are in t.dlq\n"
+    listed = run("dead", "list", "t")
+    assert (listed.stdout, listed.stderr) == ("", "foqs: t has no such dead letters; its dead letters are in t.dlq\n")
+    assert run("dead", "list", "t", "--json").stderr == listed.stderr
+    assert run("dead", "delete", "t", "--yes").stdout.endswith("its dead letters are in t.dlq\n")
+    assert run("dead", "list", DEAD).stderr == ""
+
+
+def test_the_policy_names_the_topic_of_dead_letters(client: Client, run: Run, wire: Wire) -> None:
+    client.put_settings({"topic.t": '{"dead": {"topic": "failed"}}'})
+    dead(wire, "a")
+    assert run("dead", "list", "t").stderr.endswith("its dead letters are in failed\n")
+    assert run("dead", "redrive", "t").stdout.endswith("its dead letters are in failed\n")
 
 
 def test_delete_asks_for_the_name(client: Client, run: Run, wire: Wire) -> None:

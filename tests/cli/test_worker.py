@@ -253,10 +253,17 @@ def test_what_no_restart_would_cure_is_said_once(tmp_path: Path, source: str, sp
     assert "died" not in done.stderr
 
 
+def test_the_address_of_the_metrics_needs_their_port(tmp_path: Path) -> None:
+    done = foqs("worker", "missing:app", "--app-dir", tmp_path, "--metrics-host", "0.0.0.0")
+    assert done.returncode == 1
+    assert done.stderr == "foqs: --metrics-host needs --metrics-port: without it there are no metrics\n"
+
+
 def test_what_ends_a_worker_later_ends_the_command(shop: Shop, start: Start) -> None:
     """The service refuses the schedule."""
     with (shop.folder / "tasks.py").open("a") as source:
-        source.write("\n\n@app.periodic('never')\n@app.task(topic='quick')\ndef periodic() -> None: ...\n")
+        source.write("\n\n@app.periodic('@every 1h')\n@app.task(topic='quick')\ndef periodic() -> None: ...\n")
+        source.write("\n\napp.schedules['periodic']['cron'] = 'never'\n")
     worker = start("--processes", 2)
     assert worker.wait() == 1
     assert worker.said().splitlines()[-1].startswith("foqs: "), worker.said()

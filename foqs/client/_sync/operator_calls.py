@@ -12,7 +12,7 @@ from foqs.checks import I64_MAX
 from foqs.client import methods
 from foqs.client._sync.requests import Requests
 from foqs.client.arguments import check_item, checked, duration, instance_of, text, whole
-from foqs.client.items import Item, ItemSpec, ItemState
+from foqs.client.items import Item, ItemSpec, ItemState, looked_at
 from foqs.client.operator_types import (
     Explanation,
     FailureFilter,
@@ -64,9 +64,7 @@ class OperatorCalls:
         """The item with its `state`; leases nothing. An id may also be its text (see `parse_id`). Raises NotFound."""
         item_id = parse_id(item_id)
         response = self._requests.call(methods.GET_ITEM, idl.GetItemRequest(id=item_id), timeout_ms, item_id)
-        item: Item = response.item
-        item.state = response.state
-        return item
+        return looked_at(response.item, response.state)
 
     @checked()
     def find_item(self, dedup_key: str, *, timeout_ms: int | None = None) -> Item:
@@ -74,9 +72,7 @@ class OperatorCalls:
         window of the key has ended."""
         request = idl.GetItemRequest(ns=self.namespace, dedup_key=dedup_key)
         response = self._requests.call(methods.GET_ITEM, request, timeout_ms)
-        item: Item = response.item
-        item.state = response.state
-        return item
+        return looked_at(response.item, response.state)
 
     @checked(wait_ms=duration(most=LIMITS.result_wait_max_ms))
     def get_result(self, item_id: int | str, *, wait_ms: int = 0, timeout_ms: int | None = None) -> Result:
@@ -102,7 +98,9 @@ class OperatorCalls:
         """All items of a topic, a page at a time; leases nothing, and is no snapshot."""
         request = idl.ListItemsRequest(ns=self.namespace, topic=topic, state=state, limit=page_items)
         return (
-            item for page in self._requests.pages(methods.LIST_ITEMS, request, timeout_ms) for item in page.items or ()
+            looked_at(item, item.state)
+            for page in self._requests.pages(methods.LIST_ITEMS, request, timeout_ms)
+            for item in page.items or ()
         )
 
     @checked()

@@ -251,3 +251,10 @@ def test_a_failed_item_of_a_batch_alone_is_repeated(new_peer, client_of):
     outcomes = client.enqueue_many([ItemSpec("t", b"1"), ItemSpec("t", b"2")])
     assert outcomes[0] == 5 and isinstance(outcomes[1], int)
     assert [len(request.items) for request in peer.named("Enqueue")] == [2, 1]
+
+
+def test_a_state_is_read_by_its_name(peer, client_of):
+    client = client_of(peer)
+    item_id = client.enqueue("t", b"x")
+    item = client.get_item(item_id)
+    assert (f"{item.state}", f"{item.delivery}") == ("READY", "AT_LEAST_ONCE")

@@ -5,6 +5,9 @@ from __future__ import annotations
 from traceback import TracebackException
 from typing import Any, ClassVar, TypeVar
 
+_BETWEEN = frozenset({"foqs", "fast_depends", "asyncio", "concurrent", "contextlib", "threading"})
+"""Packages through which foqs calls functions of a user."""
+
 T = TypeVar("T")
 E = TypeVar("E", bound=BaseException)
 
@@ -79,6 +82,26 @@ def stripped(error: E) -> E:
             if issubclass(type(one), BaseExceptionGroup):
                 left += _MEMBERS.__get__(one)
     return error
+
+
+def trimmed(error: E) -> E:
+    """Return `error` with the frames of its traceback from the first one of a user on, and its causes likewise. Without
+    one the fault is in foqs, and all frames stay. For errors that are logged next, also by another thread."""
+    one: BaseException | None = error
+    seen: set[int] = set()
+    while one is not None and id(one) not in seen:
+        seen.add(id(one))
+        traceback = _TRACEBACK.__get__(one)
+        while traceback is not None and _is_between(traceback.tb_frame.f_globals.get("__name__")):
+            traceback = traceback.tb_next
+        if traceback is not None:
+            BaseException.with_traceback(one, traceback)
+        one = _CAUSE.__get__(one)
+    return error
+
+
+def _is_between(module: object) -> bool:
+    return type(module) is str and module.partition(".")[0] in _BETWEEN
 
 
 def _note_traceback(error: BaseException) -> None:

@@ -38,11 +38,6 @@ DOCSTRINGS = [
         r"Other functions are refused, as they would block the event loop\.",
         "Coroutine functions and generator\n    functions are refused, as nothing would run them.",
     ),
-    (
-        r"length of one long poll\. 0: the server answers at once, so an idle worker asks without a pause",
-        "length of one long poll; a stop may take that time. 0: the server answers at once, so an idle worker\n"
-        "                    asks without a pause",
-    ),
     (r"\. Then handlers are cancelled and\s+their items come again, without an attempt counted", ""),
     (r" its task is cancelled,", ""),
 ]

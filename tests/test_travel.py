@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 from dataclasses import dataclass
+from traceback import extract_tb
 
 import pytest
 
-from foqs.travel import Local, TravellingError, Value, bare, stripped
+from foqs.travel import Local, TravellingError, Value, bare, stripped, trimmed
 
 PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
 
@@ -171,3 +173,35 @@ def test_an_error_that_raises_where_it_is_read_is_stripped() -> None:
     error = caught(Hostile("text"))
     assert bare(error) is error
     assert error.__traceback__ is None
+
+
+def test_a_trimmed_error_begins_with_the_frame_of_the_user() -> None:
+    between = {"__name__": "foqs.client.work"}
+    exec("def through(call):\n    call()", between)
+    error = caught_of(lambda: between["through"](of_the_driver))
+    assert [frame.name for frame in extract_tb(trimmed(error).__traceback__)][-2:] == ["through", "of_the_driver"]
+    error.__traceback__ = error.__traceback__.tb_next.tb_next  # type: ignore[union-attr]
+    assert [frame.name for frame in extract_tb(error.__traceback__)] == ["through", "of_the_driver"]
+    assert [frame.name for frame in extract_tb(trimmed(error).__traceback__)] == ["of_the_driver"]
+
+
+def test_a_fault_of_foqs_keeps_all_frames() -> None:
+    between = {"__name__": "foqs.client.work"}
+    exec("def inner():\n    raise KeyError\ndef outer():\n    inner()", between)
+    error = caught_of(between["outer"])
+    error.__traceback__ = error.__traceback__.tb_next  # type: ignore[union-attr]
+    assert [frame.name for frame in extract_tb(trimmed(error).__traceback__)] == ["outer", "inner"]
+
+
+def test_the_circle_of_an_error_and_its_causes_ends() -> None:
+    error = caught(KeyError("a"))
+    error.__cause__ = error
+    assert trimmed(error) is error
+
+
+def caught_of(call: Callable[[], object]) -> BaseException:
+    try:
+        call()
+    except KeyError as error:
+        return error
+    raise AssertionError

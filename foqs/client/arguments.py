@@ -47,6 +47,7 @@ from foqs.client.items import (
     check_lines,
 )
 from foqs.client.per_worker import Share
+from foqs.client.routes import parse_addresses
 from foqs.client.rules import ItemRules, RetryKind, RetryRule
 from foqs.client.tls import Tls
 from foqs.errors import FoqsError, Invalid
@@ -175,6 +176,8 @@ def check_dequeue(
 def check_tls(name: str, value: object) -> None:
     if value is not None and not isinstance(value, Tls | str):
         refuse(name, value, "it must be a Tls, or its text, for example 'on'")
+    if isinstance(value, str):
+        Tls.parse(value)
 
 
 def check_topics(name: str, topics: object) -> None:
@@ -354,6 +357,17 @@ def checked(**own: Check) -> Callable[[Callable[P, R]], Callable[P, R]]:
         return cast(Callable[P, R], waiting) if inspect.iscoroutinefunction(function) else wrapped
 
     return decorate
+
+
+def check_client_arguments(**arguments: object) -> None:
+    """Check arguments of a client that is made later, without reading a file or looking up a name. Raises Invalid."""
+    for name, value in arguments.items():
+        _CHECKS[name](name, value)
+    address, token = arguments.get("address"), arguments.get("token")
+    if isinstance(address, str):
+        parse_addresses(address)
+    if token == "@":
+        raise Invalid("token: give the path of a file after @")
 
 
 def unlimited(most: int) -> int:

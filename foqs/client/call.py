@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from math import inf
 from typing import Any, NamedTuple, TypeVar
 
 from foqs.bounds import LIMITS
@@ -14,6 +17,24 @@ from foqs.second_answer import END_ITEM, Duplicate, Replaced, Verdict, judge, la
 T = TypeVar("T")
 
 AGAIN = (Verdict.AGAIN, Verdict.AGAIN_DOUBTFUL)
+
+_until: ContextVar[float] = ContextVar("foqs_until", default=-inf)
+
+
+@contextmanager
+def tried_until(until: float) -> Iterator[None]:
+    """Have the log and `on_retry` name this end (of the monotonic clock, in seconds) for calls made inside: they are
+    parts of a call that goes on after each of them."""
+    token = _until.set(until)
+    try:
+        yield
+    finally:
+        _until.reset(token)
+
+
+def end_of_tries(deadline: float) -> float:
+    """Return when a call with this deadline is given up, or the one that it is a part of."""
+    return max(deadline, _until.get())
 
 
 class ClientClosed(FoqsError):

@@ -60,6 +60,13 @@ class Share:
         self._places = places
         self.topics: dict[int, str] = {}  # by the id of each item
         self.waker: Waker | None = None
+        self.stopped = False
+
+    def stop(self) -> None:
+        """End the wait of the worker's request for items, and of any later one."""
+        self.stopped = True
+        if self.waker is not None:
+            self.waker.wake()
 
     def most(self, topics: Iterable[str]) -> int:
         """Return how many items of `topics` the process may hold, as far as hosts have named limits."""
@@ -80,7 +87,8 @@ class Ask:
     """One request for items, until its reply. `counts` are the items to ask for, and `holding` the items to report,
     by topic.
 
-    `cut`: the wait was ended, because the process holds fewer items. `learned`: the reply named another limit."""
+    `cut`: the wait was ended, because the process holds fewer items or the worker stops. `learned`: the reply named
+    another limit."""
 
     def __init__(self, places: Places, holder: Share | Mapping[str, int], waker: Waker | None) -> None:
         self.counts: dict[str, int] = {}
@@ -101,8 +109,13 @@ class Ask:
         assert self.waker is not None, "the request waits"
         self.waker.rest()
         with _process.lock:
-            self.cut = self.cut or any(self in self._places.with_place(topic) for topic in self.counts)
+            self.cut = self.stopped or self.cut or any(self in self._places.with_place(one) for one in self.counts)
             return self.cut
+
+    @property
+    def stopped(self) -> bool:
+        """True if no request follows."""
+        return self.share is not None and self.share.stopped
 
     def end(self, response: Any = None) -> None:
         """Take the response; None: there is none, and the process holds none of its items."""
@@ -151,6 +164,8 @@ class Places:
             waker = None
             if wait and isinstance(holder, Share):
                 waker = holder.waker = holder.waker or _waker()
+                if holder.stopped and waker is not None:
+                    waker.wake()
             elif wait:
                 waker = _waker()
             ask, linked = Ask(self, holder, waker), self._linked()

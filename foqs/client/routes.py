@@ -5,6 +5,8 @@ Any host takes any request, so a wrong choice costs a hop and nothing else.
 
 from __future__ import annotations
 
+# A thread that connects would import it at its first name of a host, and a child forked then could never use names.
+import encodings.idna  # noqa: F401
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -27,12 +27,14 @@ class Tls:
     server_name: str | None = None
 
     def __post_init__(self) -> None:
-        """Raises Invalid for a value that is no path, or no text."""
+        """Raises Invalid for a value that is no path, or no text, and for a key_file alone."""
         for name in ("ca_file", "cert_file", "key_file"):
             path = getattr(self, name)
             if path is not None and (not isinstance(path, str | os.PathLike) or not os.fspath(path)):
                 refuse(f"tls: {name}", path, "it must be the path of a file")
         check_text("tls: server_name", self.server_name, none=True)
+        if self.key_file is not None and self.cert_file is None:
+            raise Invalid("tls: key_file needs cert_file")
 
     @classmethod
     def parse(cls, text: str) -> Tls:
@@ -51,8 +53,6 @@ class Tls:
 
     def context(self) -> ssl.SSLContext:
         """Raises Invalid: a file cannot be read, or has the wrong content."""
-        if self.key_file is not None and self.cert_file is None:
-            raise Invalid("tls: key_file needs cert_file")
         for path in (self.ca_file, self.cert_file, self.key_file):
             if path is not None and not os.access(path, os.R_OK):
                 raise Invalid(f"tls: cannot read {os.fspath(path)}")

@@ -5,6 +5,7 @@ It keeps items in memory; `meddle` is asked before every request is carried out 
 
 import contextlib
 import itertools
+import select
 import socket
 import threading
 import time
@@ -72,6 +73,7 @@ class Peer:
         self.connections = 0
         self.routing: Any = None
         self.told = 0
+        self.as_a_wait_ends: Callable[[], object] = lambda: None  # called before the answer
         self.waits: bool | None = True
         self.items: dict[int, Any] = {}
         self.keys: dict[str, int] = {}
@@ -203,7 +205,10 @@ class Peer:
             return False
         if act is Act.IGNORE:
             return bool(connection.recv(1))
-        answer = getattr(self, name)(args.request) if isinstance(act, Act) else act
+        if isinstance(act, Act) and name == "Dequeue":
+            answer = self.Dequeue(args.request, connection)
+        else:
+            answer = getattr(self, name)(args.request) if isinstance(act, Act) else act
         reply = encode_reply(name, answer, number + (act is Act.WRONG_NUMBER))
         if act is Act.CLOSE_AFTER:
             return False
@@ -244,10 +249,15 @@ class Peer:
             self._lock.notify_all()
         return idl.EnqueueResponse(outcomes=outcomes)
 
-    def Dequeue(self, request: Any) -> Any:
+    def Dequeue(self, request: Any, connection: socket.socket | None = None) -> Any:
+        """Answer with items, or after the wait, which bytes from the connection (EndWait) end."""
         deadline = time.time() + (request.wait_ms or 0) / 1000
         with self._lock:
             while not (taken := self._take(request)) and not self._closing and time.time() < deadline:
+                if connection is not None and select.select([connection], [], [], 0)[0]:
+                    self.as_a_wait_ends()
+                    taken = self._take(request)
+                    break
                 self._lock.wait(min(0.05, max(0.0, deadline - time.time())))
         return idl.DequeueResponse(items=taken)
 

@@ -300,3 +300,37 @@ def test_a_signal_ends_a_process_that_a_handler_forked(host: HostProcess) -> Non
     """
     done = run(textwrap.dedent(script).format(address="{}:{}".format(*host.address)))
     assert done.stdout == "[-15]\n"
+
+
+_WHILE_NAMES_ARE_READ = """
+import os, signal, sys, threading
+from foqs.client import Client
+
+begun = threading.Event()
+
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if name == "encodings.idna":
+            begun.set()
+            threading.Event().wait()
+
+sys.meta_path.insert(0, Slow())
+client = Client({address!r}, timeout_ms=30_000)
+thread = threading.Thread(target=client.enqueue, args=("t", b"parent"), daemon=True)
+thread.start()
+while not begun.is_set() and thread.is_alive():
+    thread.join(0.01)
+child = os.fork()
+if not child:
+    signal.alarm(60)
+    client.enqueue("t", b"child")
+    os._exit(0)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0)
+"""
+
+
+def test_a_fork_while_a_thread_connects_by_name(host: HostProcess) -> None:
+    """Python would import the codec of names there, and the child would wait for a thread that it does not have."""
+    code = _WHILE_NAMES_ARE_READ.format(address=f"localhost:{host.address[1]}")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr

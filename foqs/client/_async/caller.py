@@ -14,7 +14,7 @@ from typing import Any
 from foqs.client._async.connection import Connection, open_connection
 from foqs.client._async.waits import Condition, Event, Lock, renew_after_fork
 from foqs.client.arguments import unlimited
-from foqs.client.call import Busy, ClientClosed
+from foqs.client.call import Busy, ClientClosed, end_of_tries
 from foqs.client.guard import SafeLog, call_to_end, guarded
 from foqs.client.items import Item
 from foqs.client.methods import (
@@ -113,6 +113,10 @@ class Caller:
                 task.cancel()
             if late:
                 await asyncio.wait(late)
+
+    @property  # async only
+    def closed(self) -> bool:  # async only
+        return self._closed.is_set()
 
     def close(self) -> None:
         """End the calls that wait to ask again, and fail all later ones."""
@@ -252,7 +256,9 @@ class Caller:
         self.waited_s += pause_s
         quiet, self._retried_at = now - self._retried_at < QUIET_S, now
         if not quiet:
-            guarded("on_retry of the client", call_to_end, "on_retry", self._on_retry, error, deadline - now)
+            guarded(
+                "on_retry of the client", call_to_end, "on_retry", self._on_retry, error, end_of_tries(deadline) - now
+            )
         await self._closed.wait(pause_s)
         return True
 

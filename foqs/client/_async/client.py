@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings  # async only
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -236,6 +237,12 @@ class AsyncClient(ConsumerCalls, OperatorCalls, Local):
         self._topics.close()
         self._router.close()
         self._caller.close()
+
+    def __del__(self) -> None:  # async only
+        requests: Requests | None = self.__dict__.get("_requests")  # none, if an argument was refused
+        if requests is not None and requests.owner.here and not requests.caller.closed:
+            text = f"unclosed {self!r}: await its close(), or use `async with`"
+            warnings.warn(text, ResourceWarning, stacklevel=1, source=self)
 
     async def __aenter__(self) -> AsyncClient:
         return self

@@ -233,7 +233,8 @@ class Connection(asyncio.Protocol):
         self._transport.abort()
 
     def close(self) -> None:
-        self._transport.abort()
+        if not self._loop.is_closed():
+            self._transport.abort()
         if self._alarm is not None:
             self._alarm.cancel()
 

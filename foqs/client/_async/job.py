@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio  # async only
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from math import inf
 from time import monotonic
 from typing import Any, Protocol
@@ -29,6 +29,7 @@ from foqs.rows import LOG_BYTES
 from foqs.travel import Local
 
 _closing = Lock()
+_MOST_SHOWN = 20  # async only
 
 
 class AsyncJob(Local):
@@ -260,9 +261,11 @@ class Held:
     given up. `waits`: the server takes the item as not begun. `stop_at`: the end of the time limit of its work; `up`:
     the handler's event then. `said`: words of the handler that the server does not know, to be sent at `say_at`;
     `inf`: it has said nothing yet. `late`: the lease is not extended, as the time is up, or the item was acked first.
+    `along`: the items that failed with it; empty if the log entry of another item names it.
     """
 
     __slots__ = (
+        "along",  # async only
         "asked", "attempt", "delivery", "doubtful", "expires", "extend_at", "gone", "id", "item", "late", "lease",
         "lost", "said", "say_at", "settling", "stop_at",
         "stopped", "task",  # async only
@@ -292,6 +295,7 @@ class Held:
         self.traced: WorkSpan | None = None
         self.task: asyncio.Task[BaseException | None] | None = None  # async only
         self.stopped = False  # async only
+        self.along: Sequence[int] | None = None  # async only
 
     @property
     def at_most_once(self) -> bool:
@@ -356,6 +360,16 @@ class Held:
         task = headers.get(TASK_HEADER) if type(headers) is dict else None
         named = f" task={task!r}" if type(task) is str else ""
         return f"Item({self.id} topic={self.topic!r}{named} attempt={self.attempt})"
+
+    def in_log(self) -> str | None:  # async only
+        """Return the item and those that failed along with it, for the log. None: the entry of another item has it."""
+        if self.along is None:
+            return str(self)
+        if not self.along:
+            return None
+        shown = ", ".join(map(str, self.along[:_MOST_SHOWN]))
+        more = "" if len(self.along) <= _MOST_SHOWN else ", ..."
+        return f"{self} and {len(self.along)} more of its batch ({shown}{more})"
 
     def __repr__(self) -> str:
         return f"Held({self} {'gone' if self.gone else 'until'} {self.expires:.3f})"

@@ -391,6 +391,6 @@ async def with_places(
             response = await request(ask)
         finally:
             ask.end(response)
-        if not (ask.cut or ask.learned) or response.items or response.doubtful or monotonic() >= until:
+        if ask.stopped or not (ask.cut or ask.learned) or response.items or response.doubtful or monotonic() >= until:
             return response
         holder = holder if ask.share is not None else ask.given

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from math import inf
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from foqs.client.guard import SafeLog, is_a, renew_after_fork
 from foqs.client.handlers import bounded
 from foqs.client.items import Ack, Nack
 from foqs.client.timing import Backoff, Batcher
-from foqs.errors import FoqsError, Invalid
+from foqs.errors import FoqsError, Invalid, Unavailable
 from foqs.second_answer import END_ITEM, ONCE, Verdict, judge, unknown
 
 log = SafeLog()
@@ -26,6 +27,8 @@ log = SafeLog()
 CALL_TIMEOUT_MS = 5_000
 GIVE_UP_AFTER_LEASES = 1.0
 """Lease durations after the end of a lease: an ack may still be taken then, if no other consumer got the item."""
+_LAST_S = 0.2
+"""After the deadline of a stop the outcomes that were not taken are given up, which takes this long at most."""
 HOLD_MS = 50.0
 """Endings wait this long for the acks that went with a dequeue, as they do for an ack that the settler sends."""
 _NO_RESULT = "the result was refused"
@@ -82,6 +85,7 @@ class Settler:
         self._failures = 0
         self._hold_until_ms = 0.0
         self._closed = False
+        self._until_ms = inf
         self.inherited = False
         self._change = Condition()
         self._sender = guarded_task("foqs-settler", broken, self._run)
@@ -134,9 +138,10 @@ class Settler:
         """Settle the queued endings without lingering; give up the rest at the deadline (monotonic seconds)."""
         with self._change:
             self._closed = True
+            self._until_ms = deadline * 1000
             self._change.notify()
         if self._sender.ident is not None:  # it was started
-            await self._sender.join(max(0.0, deadline - monotonic()))
+            await self._sender.join(max(0.0, deadline - monotonic()) + _LAST_S)
 
     async def _run(self) -> None:
         while batch := await self._next_batch():
@@ -150,6 +155,10 @@ class Settler:
             )
             await self._settle(nacks, self._client.nack_many, [ending.nack for ending in nacks])
             await self._settle(releases, self._client.release_many, [ending.held for ending in releases])
+        left = [*self._back, *self._again, *self._batcher.drain()]
+        self._outcomes.settled(
+            [(ending, Unavailable("the worker has ended, and its lease runs out")) for ending in left]
+        )
 
     async def _next_batch(self) -> list[Ending]:
         """Wait for endings to send; empty at the end."""
@@ -173,6 +182,8 @@ class Settler:
         with self._change:
             while True:
                 now_ms = monotonic() * 1000
+                if now_ms >= self._until_ms:
+                    return [], False
                 if self._back:
                     batch, self._back = self._back, []
                     return batch, False
@@ -186,15 +197,18 @@ class Settler:
                         return self._batcher.take(), True
                 if self._closed and not self._again:
                     return [], False
-                times = [t for t in (due_at_ms, self._again_at_ms if self._again else None) if t is not None]
-                await self._change.wait((min(times) - now_ms) / 1000 if times else None)
+                again_at_ms = self._again_at_ms if self._again else inf
+                at_ms = min(inf if due_at_ms is None else due_at_ms, again_at_ms, self._until_ms)
+                await self._change.wait(None if at_ms == inf else (at_ms - now_ms) / 1000)
 
     async def _settle(
         self, endings: list[Ending], call: Callable[..., Awaitable[list[FoqsError | None]]], entries: list[Any]
     ) -> None:
         if not endings:
             return
-        done, again = self._judge(endings, await call(entries, timeout_ms=CALL_TIMEOUT_MS))
+        left_ms = self._until_ms - monotonic() * 1000
+        timeout_ms = CALL_TIMEOUT_MS if left_ms >= CALL_TIMEOUT_MS else max(1, int(left_ms))
+        done, again = self._judge(endings, await call(entries, timeout_ms=timeout_ms))
         self._outcomes.settled(done)
         with self._change:
             if done:

@@ -52,6 +52,11 @@ class Owner:
         else:
             raise WrongLoop(f"this {self._what} belongs to another event loop: make one in each event loop")
 
+    @property
+    def here(self) -> bool:
+        """True if it belongs to an event loop of this process."""
+        return self._loop is not None and self._pid == os.getpid()
+
 
 class Lock:
     """Guards nothing: no other task runs between two awaits."""
@@ -100,7 +105,10 @@ class Condition(Lock):
     def notify(self, count: int = 1) -> None:
         for waiter in self._waiters:
             if count and not waiter.done():
-                waiter.set_result(None)
+                try:
+                    waiter.set_result(None)
+                except RuntimeError:  # its event loop is closed
+                    continue
                 count -= 1
 
     def notify_all(self) -> None:
@@ -145,7 +153,7 @@ class Background:
     def begin(self) -> None:
         """Start the task unless it runs."""
         if not self.running:
-            self._task = asyncio.get_running_loop().create_task(self._work(), name=self._name)
+            self._task = _quiet_task(self._work(), self._name)
             self.running = True
 
     async def end(self) -> None:
@@ -164,8 +172,20 @@ async def run_to_end(
     except asyncio.CancelledError as error:
         failed(error)
         raise
+    except GeneratorExit:  # the event loop was left with the task in it, and may be closed
+        with suppress(RuntimeError):
+            failed(asyncio.CancelledError())
+        raise
     except BaseException as error:  # noqa: BLE001 - `failed` reports it, and SystemExit would end the event loop
         failed(error)
+
+
+def _quiet_task(work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+    """Return a task of a client, a producer or a worker. The end of a program that did not close them says nothing of
+    their tasks: a client warns by itself, and the other ones log their losses."""
+    task = asyncio.get_running_loop().create_task(work, name=name)
+    task._log_destroy_pending = False  # type: ignore[attr-defined]  # as asyncio.gather does
+    return task
 
 
 class Guarded:
@@ -182,7 +202,7 @@ class Guarded:
         return None if self._task is None else id(self._task)
 
     def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run(), name=self._name)
+        self._task = _quiet_task(self._run(), self._name)
 
     def is_alive(self) -> bool:
         return self._task is not None and not self._task.done()
@@ -208,7 +228,10 @@ def current_ident() -> int:
 
 def current_name() -> str:
     """Return the name of the task that runs."""
-    task = asyncio.current_task()
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        return "an event loop that was left"
     return "a callback of the event loop" if task is None else task.get_name()
 
 

@@ -185,7 +185,8 @@ class AsyncWorker(Local):
         self._manual = ack_policy == AckPolicy.MANUAL
         self._concurrency = concurrency
         self._wait_ms = wait_ms
-        self._leases = Leases(client, lease_ms, held, client.share(), handlers=concurrency, broken=self._fail)
+        self._share = client.share()
+        self._leases = Leases(client, lease_ms, held, self._share, handlers=concurrency, broken=self._fail)
         self._prefetches = prefetch > 0
         self._outcomes = Outcomes(self._leases)
         self.counts = self._outcomes.counts
@@ -251,6 +252,7 @@ class AsyncWorker(Local):
         self._owner.check()  # async only
         self._stop_by = monotonic() + (self.grace_ms if grace_ms is None else grace_ms) / 1000
         self._stopping.set()
+        self._share.stop()
         if self._taking is not None:  # async only
             self._taking.cancel()
         with self._leases.change:

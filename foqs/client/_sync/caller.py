@@ -13,7 +13,7 @@ from typing import Any
 from foqs.client._sync.connection import Connection, open_connection
 from foqs.client._sync.waits import Condition, Event, Lock, renew_after_fork
 from foqs.client.arguments import unlimited
-from foqs.client.call import Busy, ClientClosed
+from foqs.client.call import Busy, ClientClosed, end_of_tries
 from foqs.client.guard import SafeLog, call_to_end, guarded
 from foqs.client.methods import (
     SERVER_INFO,
@@ -215,7 +215,9 @@ class Caller:
         self.waited_s += pause_s
         quiet, self._retried_at = now - self._retried_at < QUIET_S, now
         if not quiet:
-            guarded("on_retry of the client", call_to_end, "on_retry", self._on_retry, error, deadline - now)
+            guarded(
+                "on_retry of the client", call_to_end, "on_retry", self._on_retry, error, end_of_tries(deadline) - now
+            )
         self._closed.wait(pause_s)
         return True
 

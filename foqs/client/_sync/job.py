@@ -251,6 +251,7 @@ class Held:
     given up. `waits`: the server takes the item as not begun. `stop_at`: the end of the time limit of its work; `up`:
     the handler's event then. `said`: words of the handler that the server does not know, to be sent at `say_at`;
     `inf`: it has said nothing yet. `late`: the lease is not extended, as the time is up, or the item was acked first.
+    `along`: the items that failed with it; empty if the log entry of another item names it.
     """
 
     __slots__ = (

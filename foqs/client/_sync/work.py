@@ -21,7 +21,7 @@ from foqs.client.handlers import AckPolicy, Reject, Retry, bounded, delay_argume
 from foqs.client.items import Item, Nack
 from foqs.client.timing import Backoff
 from foqs.errors import FoqsError
-from foqs.travel import stripped
+from foqs.travel import stripped, trimmed
 
 log = SafeLog()
 
@@ -161,21 +161,24 @@ class Work:
             self._put(held, self._nack(held, None, error, late=False))
 
     def _report(self, held: Held, error: BaseException | None, sequel: str, *, late: bool = False) -> None:
+        if error is not None:
+            trimmed(error)
+        what: object = held
         if late:
             raised = error
-            log.error("the time limit of %s has passed: %s", held, sequel, exc_info=raised)
+            log.error("the time limit of %s has passed: %s", what, sequel, exc_info=raised)
             return
         if error is None:
             return
         if is_a(error, Retry):
             if held.at_most_once or self._policy not in _REPEATS:
-                log.error("the handler asked for another attempt of %s: %s", held, sequel)
+                log.error("the handler asked for another attempt of %s: %s", what, sequel)
         elif is_a(error, Reject):
-            log.warning("the handler rejected %s: %s; %s", held, text_of(error), sequel, exc_info=error.__cause__)
+            log.warning("the handler rejected %s: %s; %s", what, text_of(error), sequel, exc_info=error.__cause__)
         elif is_a(error, NotRun):
-            log.error("%s; %s: %s", error, held, sequel)
+            log.error("%s; %s: %s", error, what, sequel)
         else:
-            log.error("the handler failed with %s: %s", held, sequel, exc_info=error)
+            log.error("the handler failed with %s: %s", what, sequel, exc_info=error)
 
     def _put(self, held: Held, nack: Nack | None, result: bytes | None = None) -> None:
         if held.gone:

@@ -100,8 +100,7 @@ class Worker(Local):
     lease_ms        duration of a lease, 1 or more, within the server's limits (100 ms to 12 h), which is extended
                     while the worker holds the item; about this long after a worker was killed, other workers get its
                     items
-    wait_ms         length of one long poll; a stop may take that time. 0: the server answers at once, so an idle worker
-                    asks without a pause
+    wait_ms         length of one long poll. 0: the server answers at once, so an idle worker asks without a pause
     ack_linger_ms   how long an outcome waits for more outcomes in its request; 0: at once. Acks of a busy worker then
                     go with its next request for items
     grace_ms        how long a stop waits for handlers at work; 0: it ends at once
@@ -177,7 +176,8 @@ class Worker(Local):
         self._manual = ack_policy == AckPolicy.MANUAL
         self._concurrency = concurrency
         self._wait_ms = wait_ms
-        self._leases = Leases(client, lease_ms, held, client.share(), handlers=concurrency, broken=self._fail)
+        self._share = client.share()
+        self._leases = Leases(client, lease_ms, held, self._share, handlers=concurrency, broken=self._fail)
         self._prefetches = prefetch > 0
         self._outcomes = Outcomes(self._leases)
         self.counts = self._outcomes.counts
@@ -239,6 +239,7 @@ class Worker(Local):
             return
         self._stop_by = monotonic() + (self.grace_ms if grace_ms is None else grace_ms) / 1000
         self._stopping.set()
+        self._share.stop()
         with self._leases.change:
             self._leases.change.notify_all()
 

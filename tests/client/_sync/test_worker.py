@@ -258,6 +258,33 @@ def test_a_stop_gives_back_unstarted_items_and_waits(peer, client_of, work, gate
     eventually(lambda: [(item.lease, item.attempt) for item in peer.items.values()] == [(0, 0)] * 8)
 
 
+def test_a_stop_ends_a_request_for_items(peer, client_of, work):
+    client = client_of(peer)
+    seen: list[bytes] = []
+    late = idl.EnqueueRequest(items=[idl.ItemSpec(topic="t", payload=b"late")])
+    peer.as_a_wait_ends = lambda: peer.Enqueue(late)
+    worker = work(client, noting(seen), wait_ms=10 * int(LATER * 1000))
+    eventually(lambda: len(peer.named("Dequeue")) == 1)
+    worker.stop()
+    assert worker.join(LATER * 1000)
+    eventually(lambda: [(item.lease, item.attempt) for item in peer.items.values()] == [(0, 0)])
+    assert (seen, len(peer.named("Dequeue"))) == ([], 1)
+
+
+def test_outcomes_not_taken_end_with_the_worker(new_peer, client_of, work, caplog):
+    """Not with their leases, some of which are long."""
+    peer = new_peer(lambda name, request: refused(5) if name == "Ack" else Act.SERVE)
+    client = client_of(peer)
+    enqueue(client, 2)
+    worker = work(client, nothing, lease_ms=3_600_000)
+    eventually(lambda: len(peer.named("Ack")) > 1)
+    worker.stop(grace_ms=100)
+    assert worker.join(LATER * 1000)
+    eventually(lambda: not worker._settler._sender.is_alive())
+    assert caplog.text.count("the worker has ended, and its lease runs out") == 2
+    assert len(worker._leases) == 0
+
+
 def test_a_stopping_worker_tells_its_last_acks(peer, client_of):
     client = client_of(peer)
     enqueue(client, 20)

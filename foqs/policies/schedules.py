@@ -29,8 +29,8 @@ from foqs.policies.entries import (
     throttle_key_error,
     throttles_error,
 )
-from foqs.policies.ticks import UTC, Cron, Every, ticks_of
 from foqs.rules import ItemRules, RetryRule
+from foqs.ticks import UTC, Cron, Every, ticks_of
 
 RECENT_MS = 60_000
 """Times of this long fire whatever `catch_up` says: a new coordinator takes over in less."""

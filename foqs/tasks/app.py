@@ -22,11 +22,13 @@ from foqs.tasks.middleware import Middleware
 from foqs.tasks.periodic import declared
 from foqs.tasks.runner import TaskWorker
 from foqs.tasks.task import DEFAULT_TOPIC, Batch, Call, Message, Options, Task
+from foqs.travel import Local
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _MS = timedelta(milliseconds=1)
+_BATCH_WAIT_S = 0.2
 MOST_BATCH = MOST_HELD // 2
 """A worker holds a second batch while it runs one."""
 
@@ -36,7 +38,7 @@ class HasAddress(Protocol):
     def address(self) -> str: ...
 
 
-class App:
+class App(Local):
     """A registry of tasks, with clients of one namespace of a foqs service.
 
     >>> app = App("127.0.0.1:7707", namespace="shop")
@@ -51,9 +53,12 @@ class App:
                         are read: calls that wait keep the codec of their enqueue
     options             other options of `Client` and `AsyncClient`, such as `token` and `tls`
 
-    No connection is made before the first call. One App serves all threads, event loops and forked children of a
-    process: each event loop gets a client of its own.
+    Raises Invalid for arguments that can never work, such as an address that is none. No connection is made, and no
+    file of a token or of TLS is read, before the first call. One App serves all threads, event loops and forked
+    children of a process: each event loop gets a client of its own.
     """
+
+    instead = "import its module there; tasks of a module may be pickled"
 
     def __init__(
         self,
@@ -135,7 +140,7 @@ class App:
         retry_for: Sequence[type[BaseException]] = (),
         reject_for: Sequence[type[BaseException]] = (),
         batch: int | None = None,
-        batch_wait: float | timedelta = 0.2,
+        batch_wait: float | timedelta | None = None,
         arguments: Callable[..., object] | None = None,
         **options: Any,
     ) -> Any:
@@ -150,7 +155,7 @@ class App:
         batch       the function takes a `list[Call]` of up to this many calls, and returns None, or a list with the
                     result of each. `call.fail(error)` fails one call alone; an exception fails all. The task has a
                     topic of its own, of which a worker runs one batch at a time
-        batch_wait  seconds, or a timedelta, that a batch waits for more calls after its first one
+        batch_wait  seconds, or a timedelta, that a batch waits for more calls after its first one; default 0.2
         arguments   of a batch: a function or a class, such as a dataclass, with the parameters of a call; default: any
         options     see `Options`
 
@@ -207,8 +212,8 @@ class App:
         deployment. The service fires it then, also while no worker runs. A schedule that is no longer declared stays
         until `foqs schedule remove`.
 
-        Raises Invalid for a name that is taken, a task that needs arguments, and one whose options schedules do not
-        have, such as `unique`. The service checks `cron` and `timezone`.
+        Raises Invalid for a wrong `cron` or `timezone`, a name that is taken, a task that needs arguments, and one
+        whose options schedules do not have, such as `unique`. Without the extra `tasks` the service checks `cron`.
         """
 
         def register(function: Any) -> Task[Any, Any, Any]:
@@ -365,10 +370,11 @@ def _limit_ms(task: str, name: str, limit: float | timedelta, least: int) -> int
     return limit_ms
 
 
-def _batch(task: str, size: Any, wait: float | timedelta, arguments: Callable[..., Any] | None) -> Batch | None:
+def _batch(task: str, size: Any, wait: float | timedelta | None, arguments: Callable[..., Any] | None) -> Batch | None:
     if size is None:
-        if arguments is not None:
-            raise Invalid(f"task {task}: `arguments` is for a batch: give batch=")
+        for name, given in (("arguments", arguments), ("batch_wait", wait)):
+            if given is not None:
+                raise Invalid(f"task {task}: `{name}` is for a batch: give batch=")
         return None
     if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MOST_BATCH:
         raise Invalid(f"task {task}: batch is {size!r}: give 1 to {MOST_BATCH} calls")
@@ -376,7 +382,7 @@ def _batch(task: str, size: Any, wait: float | timedelta, arguments: Callable[..
         raise Invalid(
             f"task {task}: arguments is {arguments!r}: give a function or a class with the parameters of a call"
         )
-    return Batch(size, _limit_ms(task, "batch_wait", wait, 0), arguments)
+    return Batch(size, _limit_ms(task, "batch_wait", _BATCH_WAIT_S if wait is None else wait, 0), arguments)
 
 
 def _exceptions(task: str, name: str, kinds: Any) -> tuple[type[BaseException], ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from functools import partial
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from foqs.client import AsyncJob
 from foqs.client.unread import raisable
 from foqs.tasks.task import Batch, Call, Task
-from foqs.travel import bare
+from foqs.travel import trimmed
 
 _Ended = tuple[list[Any], BaseException | None]
 _Threads = Callable[[Callable[[], Any]], "asyncio.Future[Any]"]
@@ -87,6 +87,8 @@ class Gathering:
         error: BaseException | None = RuntimeError("the task has cancelled itself")
         if not running.cancelled():
             results, error = running.result()
+        if error is not None:
+            _log_once([one for future, one in batch.items() if one.call.error is None and not future.done()])
         for at, (future, call) in enumerate(zip(batch, calls, strict=True)):
             if future.done():
                 continue
@@ -105,14 +107,20 @@ async def _awaited(task: Task[Any, Any, Any], calls: list[Call]) -> _Ended:
     except asyncio.CancelledError:
         raise
     except BaseException as error:  # noqa: BLE001 - it is the task's, and SystemExit would end the event loop
-        return [], bare(error)
+        return [], trimmed(error)
 
 
 def _called(task: Task[Any, Any, Any], calls: list[Call]) -> _Ended:
     try:
         return task.results_of(calls, task.run_batch(calls)), None
     except BaseException as error:  # noqa: BLE001 - it is the task's
-        return [], bare(error)
+        return [], trimmed(error)
+
+
+def _log_once(failed: Sequence[_Waiting]) -> None:
+    """Have the log entry of the first item name the other ones, which fail with it."""
+    for at, one in enumerate(failed):
+        one.job.held.along = () if at else [other.call.item.id for other in failed[1:]] or None
 
 
 def _cancel_with_last(

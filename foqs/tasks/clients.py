@@ -13,8 +13,8 @@ from uuid import uuid4
 from weakref import WeakKeyDictionary
 
 from foqs.client import AsyncClient, Client, FoqsError, ItemSpec
-from foqs.client.arguments import duration
-from foqs.client.call import AGAIN, single
+from foqs.client.arguments import check_client_arguments, duration
+from foqs.client.call import AGAIN, single, tried_until
 from foqs.second_answer import KEYED, judge, last_word
 from foqs.tasks.codecs import Codecs
 
@@ -31,6 +31,7 @@ class Clients:
         self.namespace = namespace
         self.options = options
         self.codecs = codecs
+        check_client_arguments(address=address, namespace=namespace, **options)
         timeout_ms = options.get("timeout_ms", 30_000)
         duration(1)("timeout_ms", timeout_ms)
         self._timeout_s = timeout_ms / 1000
@@ -62,14 +63,18 @@ class Clients:
         host is away: other hosts may be there."""
         storing = _Storing(spec, self._timeout_s)
         while storing.more:
-            storing.take(self.blocking.enqueue_many([storing.spec], timeout_ms=storing.timeout_ms))
+            with tried_until(storing.until):
+                outcomes = self.blocking.enqueue_many([storing.spec], timeout_ms=storing.timeout_ms)
+            storing.take(outcomes)
         return single([storing.outcome]), storing.spec
 
     async def aenqueue(self, spec: ItemSpec) -> tuple[int, ItemSpec]:
         """Like `enqueue`, for coroutines."""
         storing = _Storing(spec, self._timeout_s)
         while storing.more:
-            storing.take(await self.of_loop.enqueue_many([storing.spec], timeout_ms=storing.timeout_ms))
+            with tried_until(storing.until):
+                outcomes = await self.of_loop.enqueue_many([storing.spec], timeout_ms=storing.timeout_ms)
+            storing.take(outcomes)
         return single([storing.outcome]), storing.spec
 
     @contextmanager
@@ -105,7 +110,7 @@ class Clients:
 
 
 class _Storing:
-    """The requests that store one item. `spec` is what to send next, while there is `more` to do.
+    """The requests that store one item. `spec` is what to send next, while there is `more` to do, `until` the end.
 
     A random key is replaced after an error that leaves no doubt. Once a request may have stored the item, the key
     stays: another key would store a second item."""
@@ -114,13 +119,13 @@ class _Storing:
         self.spec = spec
         self.more = True
         self.outcome: int | FoqsError = 0
-        self._until = monotonic() + timeout_s
+        self.until = monotonic() + timeout_s
         self._keeps = spec.dedup_until is not None
         self._doubtful = False
 
     @property
     def timeout_ms(self) -> int:
-        left_ms = max(1, int((self._until - monotonic()) * 1000))
+        left_ms = max(1, int((self.until - monotonic()) * 1000))
         return left_ms if self._keeps else min(left_ms, SLICE_MS)
 
     def take(self, outcomes: Sequence[int | FoqsError]) -> None:
@@ -128,7 +133,7 @@ class _Storing:
         if isinstance(outcome, FoqsError):
             self.outcome = last_word(KEYED, outcome, self._doubtful)
             self._doubtful = self._doubtful or not outcome.outcome_known
-            self.more = judge(KEYED, outcome, self._doubtful) in AGAIN and monotonic() < self._until
+            self.more = judge(KEYED, outcome, self._doubtful) in AGAIN and monotonic() < self.until
             if not (self._keeps or self._doubtful):
                 self.spec = replace(self.spec, dedup_key=uuid4().hex)
             self._keeps = self._keeps or self._doubtful

@@ -11,6 +11,7 @@ from foqs.client import Conflict, Invalid, OutcomeUnknown, SettingsChange, Unava
 from foqs.client.handlers import TASK_HEADER
 from foqs.client.rules import rules_json
 from foqs.tasks.task import Task, spec_of
+from foqs.ticks import check
 
 if TYPE_CHECKING:
     from foqs.client import AsyncClient
@@ -32,12 +33,16 @@ def declared(
     overlap: Literal["allow", "skip"],
     jitter: timedelta | None,
 ) -> dict[str, Any]:
-    """Return the setting of a schedule that enqueues `task` without arguments. Raises Invalid for a task that needs
-    arguments, or that has options which schedules do not have."""
+    """Return the setting of a schedule that enqueues `task` without arguments. Raises Invalid for times
+    that are wrong, and for a task that needs arguments, or has options which schedules do not have."""
     given: list[tuple[str, Any]] = [("cron", cron), ("timezone", timezone)]
     for name, value in given:
         if not isinstance(value, str) or not value:
             raise Invalid(f"task {task.name}: {name} is {value!r}: give a text")
+    try:
+        check(cron, timezone)
+    except Invalid as error:
+        raise Invalid(f"task {task.name}: {error.message}") from None
     if jitter is not None and not isinstance(jitter, timedelta):
         raise Invalid(f"task {task.name}: jitter is {jitter!r}: give a timedelta")
     try:

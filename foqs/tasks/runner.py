@@ -36,7 +36,7 @@ from foqs.tasks.meter import Handler
 from foqs.tasks.middleware import Middleware, awaited
 from foqs.tasks.periodic import apply
 from foqs.tasks.task import DEFAULT_TOPIC, Batch, Call, Task
-from foqs.travel import Local, bare, stripped
+from foqs.travel import Local, bare, stripped, trimmed
 
 T = TypeVar("T")
 
@@ -385,15 +385,18 @@ class Threads:
 
     def _work(self) -> None:
         while (given := self._calls.get()) is not None:
-            call, future = given
-            end = partial(self._end, future)
-            try:
-                value = call()
-            except BaseException as error:  # noqa: BLE001 - it is the task's
-                said: Callable[[], object] = partial(end, None, bare(raisable(error, "in a task")))
-            else:
-                said = partial(end, value, None)
-            _post(future.get_loop(), said)
+            self._call(*given)
+            given = None  # a thread that waits for a call keeps nothing of the last one
+
+    def _call(self, call: Callable[[], Any], future: asyncio.Future[Any]) -> None:
+        end = partial(self._end, future)
+        try:
+            value = call()
+        except BaseException as error:  # noqa: BLE001 - it is the task's
+            said: Callable[[], object] = partial(end, None, trimmed(raisable(error, "in a task")))
+        else:
+            said = partial(end, value, None)
+        _post(future.get_loop(), said)
 
     def _end(self, future: asyncio.Future[Any], value: Any, error: Exception | None) -> None:
         self.busy -= 1

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
-from copy import copy
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import update_wrapper
@@ -68,7 +68,8 @@ class Options(TypedDict, total=False):
     weight        share of the tenant against other tenants, 1 to 1,000
     throttle      keys of rate limits and of limits on jobs at a time that the task waits for
     unique        a text: while a task has it, another enqueue stores nothing, and its handle is that task's
-    unique_until  when `unique` is free again: DONE (default), STARTED, or WINDOW (a day after the enqueue)
+    unique_until  when `unique` is free again: DONE (default), STARTED, or WINDOW (a day after the enqueue). It and
+                  `on_duplicate` may be defaults of the task; an enqueue without `unique` is Invalid then
     on_duplicate  REPLACE gives a task that has not begun the arguments and the time of the new one
     max_attempts  the number of failed attempts after which the task is a dead letter; 0: no limit; default: the topic's
                   policy
@@ -108,6 +109,9 @@ def check_options(task: str, options: Mapping[str, Any]) -> None:
             raise Invalid(f"task {task}: {name} is {value!r}: give a {kind.__name__}")
         if value == "":
             raise Invalid(f"task {task}: {name} is empty")
+    again = next((name for name in ("retry", "max_attempts") if options.get(name) not in (None, 1)), None)
+    if options.get("at_most_once") and again is not None:
+        raise Invalid(f"task {task}: {again} has no effect with at_most_once: the task is never tried again")
     throttle = options.get("throttle")
     listed = isinstance(throttle, Sequence) and not isinstance(throttle, str | bytes)
     if throttle is not None and not (listed and all(isinstance(key, str) for key in throttle)):
@@ -217,6 +221,7 @@ class Task(Generic[P, C, R]):
         self.time_limit_ms = time_limit_ms
         self.retry_for = retry_for
         self.reject_for = reject_for
+        self._declared: Task[P, C, R] | None = None  # of one with other options
         self._inject: Callable[..., Any] | None = None
         self._jobs: Sequence[str] = ()
         if own.dependencies:
@@ -251,6 +256,12 @@ class Task(Generic[P, C, R]):
     def message(self, *args: P.args, **kwargs: P.kwargs) -> Message[R]:
         """Return a call of the task for `App.enqueue_many`. Raises Invalid as `enqueue`. A codec that blocks does so
         here: coroutines use `asyncio.to_thread` then."""
+        if self.default.get("unique") is None:
+            for one in ("unique_until", "on_duplicate"):
+                if self.default.get(one) is not None:
+                    raise Invalid(
+                        f"task {self.name}: {one} has no effect without unique: give task.options(unique=...)"
+                    )
         codecs = self.clients.codecs
         body = self.signature.encode(args, kwargs, codecs.writes, codecs.of_arguments(self.name))
         return Message(self, spec_of(self.name, self.default, body, codecs.writes.content_type))
@@ -264,9 +275,26 @@ class Task(Generic[P, C, R]):
 
         >>> send_mail.options(delay=timedelta(minutes=5), tenant="acme").enqueue("ada@example.org")  # doctest: +SKIP
         """
-        other = copy(self)
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other._declared = self._declared or self
         other._set({**options})
         return other
+
+    def __reduce__(self) -> Any:
+        """Pickle by reference, as functions do: another process has the task of the App there. A copy is the task."""
+        if self._declared is not None:
+            return _with_options, (self._declared, dict(self.default))
+        place: str = self.__dict__.get("__qualname__", self.name)
+        found: Any = sys.modules.get(self.__module__)
+        for name in place.split("."):
+            found = getattr(found, name, None)
+        if found is not self:
+            raise TypeError(
+                f"task {self.name} cannot be pickled: it is not {self.__module__}.{place}, where another process would "
+                f"look for it; declare it there, or send its name and take app.tasks[{self.name!r}]"
+            )
+        return place
 
     def _set(self, changes: dict[str, Any]) -> None:
         for name in changes:
@@ -329,6 +357,10 @@ class Task(Generic[P, C, R]):
 
     def __repr__(self) -> str:
         return f"Task({self.name})"
+
+
+def _with_options(task: Task[P, C, R], options: Options) -> Task[P, C, R]:
+    return task.options(**options)
 
 
 def _anything(*args: Any, **kwargs: Any) -> None: ...

@@ -1,6 +1,7 @@
 """Tasks on an App: how they are declared, and how an enqueue survives lost replies."""
 
 import asyncio
+import re
 import subprocess
 import sys
 from contextlib import suppress
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from foqs import App, Depends, Job
-from foqs.client import DedupUntil, Delivery, Invalid, ItemSpec, OutcomeUnknown, RetryKind, RetryRule
+from foqs.client import DedupUntil, Delivery, Invalid, ItemSpec, OnDuplicate, OutcomeUnknown, RetryKind, RetryRule
 from foqs.tasks import Message
 from tests.client.peer import LATER, Act, refused, script
 
@@ -76,6 +77,19 @@ def test_options_are_fields_of_the_item(options, fields):
 
 
 @pytest.mark.memory
+@pytest.mark.parametrize(
+    "options", [{"unique_until": DedupUntil.STARTED}, {"on_duplicate": OnDuplicate.REPLACE}], ids=repr
+)
+def test_how_to_be_unique_needs_unique(options):
+    """It may be a default of the task, whose text each call has."""
+    (name,) = options
+    for task in (declared(**options), declared().options(**options)):
+        with pytest.raises(Invalid, match=f"task task: {name} has no effect without unique"):
+            task.message(1)
+        assert getattr(task.options(unique="k").message(1).spec, name.replace("unique", "dedup")) in options.values()
+
+
+@pytest.mark.memory
 def test_one_of_delay_and_at_replaces_the_other():
     soon, then = timedelta(seconds=1), datetime(2026, 1, 1, tzinfo=UTC)
     assert declared(delay=soon).options(at=then).message().spec.delay_ms is None
@@ -99,6 +113,8 @@ def test_rules_travel_with_the_item():
 @pytest.mark.parametrize(
     ("options", "why"),
     [
+        ({"at_most_once": True, "max_attempts": 3}, "task task: max_attempts has no effect with at_most_once"),
+        ({"at_most_once": True, "retry": RetryRule()}, "task task: retry has no effect with at_most_once"),
         ({"topci": "mail"}, "task task: unknown option topci: there are topic, priority"),
         ({"time_limit": 0}, "time_limit is 0: give 1 ms or more"),
         ({"time_limit": "60"}, "time_limit is '60': give seconds, or a timedelta"),
@@ -271,6 +287,37 @@ def test_the_environment_names_the_service():
     assert App.from_env({})._clients.address == App()._clients.address
 
 
+@pytest.mark.memory
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"address": "nonsense:port:x"}, "address 'nonsense:port:x' is neither host:port nor an IPv6 address"),
+        ({"address": "https://shop:7707"}, "an address of foqs is no URL"),
+        ({"address": ","}, "no address given"),
+        ({"address": 7707}, "address is of type int"),
+        ({"namespace": ""}, "namespace is empty"),
+        ({"token": ""}, "token is empty"),
+        ({"token": b"t"}, "token is of type bytes"),
+        ({"token": "@"}, "token: give the path of a file after @"),
+        ({"tls": "yes"}, "tls: neither `on` nor a list of ca_file"),
+        ({"tls": "key_file=/etc/key.pem"}, "tls: key_file needs cert_file"),
+        ({"tls": True}, "tls is True (bool)"),
+        ({"pool_size": -1}, "pool_size is -1"),
+        ({"timeout_ms": None}, "timeout_ms"),
+    ],
+)
+def test_arguments_of_an_app_that_can_never_work(options, why):
+    with pytest.raises(Invalid, match=f"^{re.escape(why)}"):
+        App(**options)
+
+
+@pytest.mark.memory
+def test_files_of_an_app_are_read_at_the_first_call():
+    app = App("no-such-host.invalid", token="@/no/such/token", tls="ca_file=/no/such/ca.pem")
+    with pytest.raises(Invalid, match="cannot read /no/such/"):
+        app.client  # noqa: B018
+
+
 @pytest.mark.threads
 def test_a_lost_reply_stores_one_task(new_peer):
     """The request is repeated with the key of the call, which finds the item."""
@@ -295,6 +342,23 @@ def test_a_key_without_a_host_is_replaced(new_peer, monkeypatch, unique):
     keys = [item.dedup_key for request in peer.named("Enqueue") for item in request.items]
     assert (len(set(keys)) > 1) == (unique is None)
     assert handle._key == (keys[-1] if unique is None else None), "a cancel would miss the item"
+
+
+@pytest.mark.threads
+@pytest.mark.parametrize("blocking", [True, False])
+def test_the_log_names_the_time_of_the_whole_enqueue(new_peer, monkeypatch, caplog, blocking):
+    monkeypatch.setattr("foqs.tasks.clients.SLICE_MS", 50)
+    peer = new_peer(script("Enqueue", *[refused(5)] * 9))
+    task = (app := App(peer.address, routing=False, timeout_ms=3_600_000)).task(name="t")(lambda: None)
+
+    async def enqueue() -> None:
+        async with app:
+            await task.aenqueue()
+
+    with app:
+        task.enqueue() if blocking else asyncio.run(enqueue())
+    (line,) = [text for record in caplog.records if "retrying for up to" in (text := record.getMessage())]
+    assert float(line.partition("retrying for up to ")[2].split()[0]) > 3_000
 
 
 @pytest.mark.threads

@@ -108,6 +108,10 @@ def test_an_exception_fails_each_call_once(app, start, thread, caplog):
     assert [text for text, _ in seen] == ["no database"] * 5
     assert max(depth for _, depth in seen) < 12, "a traceback grows with each call"
     assert logged_tracebacks(caplog).count("in broken") == 1
+    (entry,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert entry.startswith("the handler failed with Item(")
+    assert "and 4 more of its batch (" in entry
+    assert all(str(handle.id) in entry for handle in handles)
 
 
 @on_each_host
@@ -313,6 +317,7 @@ def test_a_plain_call_runs_a_batch_of_one():
         ({"batch": 5, "batch_wait": -1}, "batch_wait is -1: give 0 ms or more"),
         ({"batch": 5, "batch_wait": "1"}, "batch_wait is '1': give seconds, or a timedelta"),
         ({"batch": 5, "arguments": 3}, "arguments is 3: give a function or a class"),
+        ({"batch_wait": 0.2}, "task task: `batch_wait` is for a batch: give batch="),
         ({"arguments": Picture}, "task task: `arguments` is for a batch: give batch="),
     ],
 )

@@ -3,8 +3,11 @@
 import asyncio
 import hashlib
 import json
+import re
+import sys
 import threading
 from datetime import timedelta
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -78,11 +81,49 @@ def test_workers_that_start_together_write_once(app):
 @on_each_host
 @pytest.mark.threads
 def test_a_schedule_that_the_service_refuses_ends_the_worker(app):
-    @app.periodic("61 * * * *")
+    @app.periodic("0 3 * * *")
     def never() -> None: ...
 
+    @app.periodic("0 4 * * *")
+    def sound() -> None: ...
+
+    app.schedules["never"]["cron"] = "61 * * * *"
     with pytest.raises(Invalid, match=r"schedule\.never: cron: the minute is not valid"):
         app.worker(wait_ms=100).run()
+    assert app.client.settings("schedule.").entries == {}, "all are written, or none"
+
+
+@pytest.mark.memory
+@pytest.mark.parametrize(
+    ("cron", "timezone", "why"),
+    [
+        ("61 * * * *", "UTC", "cron: the minute is not valid"),
+        ("0 3 * *", "UTC", "cron: it has five fields"),
+        ("0 0 30 2 *", "UTC", "cron: "),
+        ("@every 0s", "UTC", "is not @every with a whole number of s, m, h or d"),
+        ("@hourly", "UTC", "is not @every"),
+        ("0 3 * * *", "Europe/Berln", "timezone: there is no time zone 'Europe/Berln'"),
+        ("@every 1h", "localtime", "timezone: there is no time zone 'localtime'"),
+        ("0 3 * * *", "../etc/passwd", "timezone: there is no time zone"),
+    ],
+)
+def test_wrong_times_are_refused(cron, timezone, why):
+    app = App()
+    with pytest.raises(Invalid, match=f"^task never: .*{re.escape(why)}"):
+        app.periodic(cron, timezone=timezone)(app.task(name="never")(lambda: None))
+    assert app.schedules == {}
+
+
+@pytest.mark.memory
+def test_what_a_machine_cannot_check_the_service_does(monkeypatch):
+    """It has no cronsim, and no list of time zones."""
+    monkeypatch.setitem(sys.modules, "cronsim", None)
+    monkeypatch.setattr("foqs.ticks.ZoneInfo", lambda name: ZoneInfo("Of/Nowhere"))
+    app = App()
+    app.periodic("61 * * * *", timezone="Europe/Berln")(app.task(name="late")(lambda: None))
+    assert app.schedules.keys() == {"late"}
+    with pytest.raises(Invalid, match="is not @every"):
+        app.periodic("@every 0s")(app.task(name="never")(lambda: None))
 
 
 @pytest.mark.threads

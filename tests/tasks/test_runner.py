@@ -4,6 +4,7 @@ import asyncio
 import json
 import threading
 import time
+import traceback
 from datetime import timedelta
 from functools import partial
 
@@ -531,3 +532,34 @@ def test_wrong_timeouts_and_lists_are_refused(app):
 
         @app.task
         def other(job: AsyncJob) -> None: ...
+
+
+def no_stock(of: str) -> int:
+    raise LookupError(of)
+
+
+@on_each_host
+@pytest.mark.parametrize("thread", [False, True])
+def test_the_log_begins_with_the_frame_of_the_task(app, start, thread, caplog):
+    def price() -> int:
+        return 3
+
+    def sell(cost: int = Depends(price)) -> int:
+        try:
+            return no_stock("tea")
+        except LookupError as error:
+            raise RuntimeError("not sold") from error
+
+    async def sell_in_loop(cost: int = Depends(price)) -> int:
+        return sell(cost)
+
+    task = app.task(name="sell", max_attempts=1)(sell if thread else sell_in_loop)
+    start(app)
+    with pytest.raises(TaskFailed):
+        task.enqueue().result(LATER)
+    eventually(lambda: "the handler failed" in caplog.text)
+    (error,) = [record.exc_info[1] for record in caplog.records if record.exc_info]
+    names = ["sell"] if thread else ["sell_in_loop", "sell"]
+    assert [frame.name for frame in traceback.extract_tb(error.__traceback__)] == names
+    assert [frame.name for frame in traceback.extract_tb(error.__cause__.__traceback__)] == ["sell", "no_stock"]
+    assert not hasattr(error, "__notes__")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foqs.errors import Invalid
-from foqs.policies.ticks import ticks_of
+from foqs.ticks import ticks_of
 
 ZONES = [
     "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Pacific/Chatham", "Antarctica/Troll", "Pacific/Apia",

@@ -11,13 +11,11 @@ import re
 from collections import deque
 from collections.abc import Iterator
 from datetime import UTC as UTC_ZONE
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, tzinfo
 from functools import lru_cache
 from itertools import count, takewhile
 from typing import NamedTuple
 from zoneinfo import ZoneInfo
-
-from cronsim import CronSim, CronSimError
 
 from foqs.bounds import YEAR_MS
 from foqs.errors import Invalid
@@ -28,6 +26,7 @@ _DURATION = re.compile(r"@every ([1-9]\d{0,8})(s|m|h|d)", re.ASCII)
 _UNITS_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _LONGEST_CHANGE = timedelta(hours=25)  # Apia skipped a day
 _MINUTE = timedelta(minutes=1)
+_IN_FULL_LISTS = "US/Eastern"
 _BEGIN = datetime(2000, 1, 1, tzinfo=UTC_ZONE)
 _MOST_PARSED = 1_000
 _SHOWN_CHARACTERS = 60
@@ -53,10 +52,12 @@ class Cron(NamedTuple):
 
     minutes: str
     seconds: tuple[int, ...]
-    zone: ZoneInfo
+    zone: tzinfo
 
     def after(self, at_ms: int) -> Iterator[int]:
         """Yield the times behind `at_ms`, the first one first; none if there is none for 50 years."""
+        from cronsim import CronSim
+
         at = datetime.fromtimestamp(at_ms // 1_000, UTC_ZONE).replace(second=0)
         begin, before = ((at - back).astimezone(self.zone) for back in (_MINUTE, _LONGEST_CHANGE))
         if not self._elapsed and begin.utcoffset() != before.utcoffset():
@@ -90,20 +91,45 @@ class Cron(NamedTuple):
 def ticks_of(text: str, zone_name: str = UTC) -> Every | Cron:
     """Return the times of a schedule. Raises Invalid."""
     zone = _zone(zone_name)
+    return _every(text) if text.startswith("@") else _cron(text, zone)
+
+
+def check(text: str, zone_name: str = UTC) -> None:
+    """Check the times that a program declares, as far as its machine can: without cronsim, or without all time zones,
+    the service does. Raises Invalid."""
+    if _is_zone(_IN_FULL_LISTS):
+        _zone(zone_name)
     if text.startswith("@"):
-        found = _DURATION.fullmatch(text)
-        duration_ms = int(found[1]) * _UNITS_MS[found[2]] if found is not None else 0
-        if not 0 < duration_ms <= YEAR_MS:
-            raise Invalid(
-                f"cron: {text[:_SHOWN_CHARACTERS]!r} is not @every with a whole number of s, m, h or d, at most 366d"
-            )
-        return Every(duration_ms)
-    fields = text.split()
+        _every(text)
+        return
+    try:
+        times = _cron(text, UTC_ZONE)
+    except ModuleNotFoundError as error:
+        if error.name != "cronsim":
+            raise
+        return
+    if next(times.after(0), None) is None:
+        raise Invalid("cron: it never fires")
+
+
+def _every(text: str) -> Every:
+    found = _DURATION.fullmatch(text)
+    duration_ms = int(found[1]) * _UNITS_MS[found[2]] if found is not None else 0
+    if not 0 < duration_ms <= YEAR_MS:
+        raise Invalid(
+            f"cron: {text[:_SHOWN_CHARACTERS]!r} is not @every with a whole number of s, m, h or d, at most 366d"
+        )
+    return Every(duration_ms)
+
+
+def _cron(text: str, zone: tzinfo) -> Cron:
+    from cronsim import CronSim, CronSimError  # of an extra
+
     try:
         parsed = CronSim(text, _BEGIN)
     except CronSimError as error:
         raise Invalid(f"cron: {_reason(str(error))}") from None
-    return Cron(" ".join(fields[-5:]), tuple(sorted(parsed.seconds)), zone)
+    return Cron(" ".join(text.split()[-5:]), tuple(sorted(parsed.seconds)), zone)
 
 
 def _reason(error: str) -> str:
@@ -114,9 +140,14 @@ def _reason(error: str) -> str:
 
 
 def _zone(name: str) -> ZoneInfo:
+    if name in _OF_THE_MACHINE or name.startswith(("posix/", "right/")) or not _is_zone(name):
+        raise Invalid(f"timezone: there is no time zone {name[:_SHOWN_CHARACTERS]!r}")
+    return ZoneInfo(name)
+
+
+def _is_zone(name: str) -> bool:
     try:
-        if name in _OF_THE_MACHINE or name.startswith(("posix/", "right/")):
-            raise LookupError
-        return ZoneInfo(name)
+        ZoneInfo(name)
     except (ValueError, OSError, LookupError):
-        raise Invalid(f"timezone: there is no time zone {name[:_SHOWN_CHARACTERS]!r}") from None
+        return False
+    return True

@@ -22,7 +22,8 @@ class Job(Local):
     coroutines alike: the worker sends what they say soon, and before the outcome of the task.
 
     id, attempt, headers    of the item; the first attempt is 1
-    lease_lost              a `Flag`: another worker may have the task now. Nothing that the job says is sent
+    lease_lost              a `Flag`: another worker may have the task now. Return then: nothing that the job says is
+                            sent, and the task runs again, unless another worker has done it
     stopping                a `Flag`: the worker stops, and waits for its grace
     time_is_up              a `Flag`: the task's time limit has passed
 
@@ -76,7 +77,22 @@ class Job(Local):
     def _flag(self, event: Any) -> Flag:
         if event is not None and self._threads is None:
             return event  # type: ignore[no-any-return]
-        flag = threading.Event()
-        if event is not None and self._threads is not None:
-            self._threads(lambda: event.then(flag.set))
+        if event is None or self._threads is None:
+            return threading.Event()
+        flag = _FlagOfThread(event.is_set)
+        self._threads(lambda: event.then(flag.set))
         return flag
+
+
+class _FlagOfThread(threading.Event):
+    """`found` is called when the task finds it set: the worker has to know that."""
+
+    def __init__(self, found: Callable[[], object]) -> None:
+        super().__init__()
+        self._found = found
+
+    def is_set(self) -> bool:
+        return super().is_set() and bool(self._found())
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return super().wait(timeout) and bool(self._found())

@@ -7,11 +7,13 @@ import time
 import traceback
 from datetime import timedelta
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
 from foqs import Depends, Job, Reject, Retry
 from foqs.client import AsyncJob, Forbidden, Invalid, ItemState, RetryKind, RetryRule
+from foqs.client._async.waits import Event, SeenEvent
 from foqs.tasks.handle import ResultLost, TaskFailed, wait
 from foqs.tasks.middleware import Call, Middleware
 from tests.client.peer import LATER, eventually, logged_tracebacks
@@ -563,3 +565,16 @@ def test_the_log_begins_with_the_frame_of_the_task(app, start, thread, caplog):
     assert [frame.name for frame in traceback.extract_tb(error.__traceback__)] == names
     assert [frame.name for frame in traceback.extract_tb(error.__cause__.__traceback__)] == ["sell", "no_stock"]
     assert not hasattr(error, "__notes__")
+
+
+def test_the_worker_knows_what_a_thread_has_found():
+    event, call = SeenEvent(), lambda set_flag: set_flag()
+    job = Job(
+        SimpleNamespace(id=1, attempt=1, headers={}, lease_lost=event, time_is_up=Event(), stopping=Event()), call
+    )
+    assert not job.lease_lost.is_set() and not job.lease_lost.wait(0)
+    event.set()
+    assert not event.seen
+    assert job.lease_lost.wait(0) and event.seen
+    event.seen = False
+    assert job.lease_lost.is_set() and event.seen

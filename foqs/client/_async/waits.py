@@ -141,6 +141,16 @@ class Event:
         return await self._change.wait_for(self.is_set, timeout_s)
 
 
+class SeenEvent(Event):
+    """`seen`: a caller was answered that it is set."""
+
+    seen = False
+
+    def is_set(self) -> bool:  # `wait` asks it
+        self.seen |= super().is_set()
+        return super().is_set()
+
+
 class Background:
     """A task that is started when it is needed. The work sets `running` to False before it ends."""
 

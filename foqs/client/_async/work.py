@@ -97,7 +97,7 @@ class Work:
             self._report(held, error, "its outcome is the job's")
             if job.open:
                 self._outcomes.ended(held, "left_open")
-        elif job.released:
+        elif job.released or (error is None and not late and self._gave_up(held)):
             self._put(held, Nack.of(held, metadata=job.metadata, uncounted=True))
         elif error is None and not late:
             self._put(held, None, job.result)
@@ -105,6 +105,11 @@ class Work:
             nack = self._nack(held, job.metadata, error, late=late)
             self._report(held, error, _sequel(held, nack), late=late)
             self._put(held, nack)
+
+    def _gave_up(self, held: Held) -> bool:
+        """Return True if the handler knew that its lease may have ended: its return does not say that the work is done,
+        and the lease may still hold."""
+        return held.lost is not None and held.lost.seen and self._policy is not AckPolicy.ACK
 
     def _not_done(self, held: Held, job: AsyncJob) -> bool:  # async only
         """Give back an item whose handler was cancelled by the end of the worker. Return False if its policy, or its

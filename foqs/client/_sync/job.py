@@ -9,7 +9,7 @@ from math import inf
 from time import monotonic
 from typing import Protocol
 
-from foqs.client._sync.waits import AWAITS, Event, Lock
+from foqs.client._sync.waits import AWAITS, Event, Lock, SeenEvent
 from foqs.client.guard import check_returned, is_a
 from foqs.client.handlers import (
     TASK_HEADER,
@@ -35,7 +35,8 @@ class Job(Local):
     """One handler at work on one item.
 
     item        the leased item
-    lease_lost  an Event: the lease has ended, or could not be extended in time; another consumer may get the item
+    lease_lost  an Event: the lease has ended, or could not be extended in time; another consumer may get the item. A
+                handler that has found it set and returns does not ack the item, which comes again
     time_is_up  an Event: the worker's `time_limit_ms` has passed, so the lease is no longer extended; what the handler
                 returns or raises after that is a failure with the reason "time limit"
     stopping    an Event: the worker is asked to stop, and waits for its grace
@@ -114,7 +115,7 @@ class Job(Local):
         return self._checkpoint
 
     @property
-    def lease_lost(self) -> Event:
+    def lease_lost(self) -> SeenEvent:
         return self.held.event()
 
     @property
@@ -278,7 +279,7 @@ class Held:
         self.said: Extension | None = None
         self.say_at = inf
         self.stop_at: float | None = None
-        self.lost: Event | None = None
+        self.lost: SeenEvent | None = None
         self.up: Event | None = None
         self.traced: WorkSpan | None = None
 
@@ -290,10 +291,10 @@ class Held:
         """Return True if work on the item may be begun."""
         return not self.gone and now < self.expires
 
-    def event(self) -> Event:
+    def event(self) -> SeenEvent:
         """Set when the lease has ended, or may have. Called by the handler's thread only; made when it is asked for."""
         if self.lost is None:
-            self.lost = Event()
+            self.lost = SeenEvent()
             if not self.usable(monotonic()):
                 self.lost.set()
         return self.lost

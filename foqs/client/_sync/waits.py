@@ -25,6 +25,21 @@ when_forgotten = finalize  # a client that is just forgotten leaves no thread
 of_process = cache
 
 
+class SeenEvent(Event):
+    """`seen`: a caller was answered that it is set."""
+
+    seen = False
+
+    def is_set(self) -> bool:
+        self.seen |= super().is_set()
+        return super().is_set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        found = super().wait(timeout)
+        self.seen |= found
+        return found
+
+
 def current_name() -> str:
     return threading.current_thread().name
 
@@ -49,6 +64,7 @@ __all__ = [
     "Guarded",
     "Lock",
     "Mutex",
+    "SeenEvent",
     "SimpleQueue",
     "at_exit",
     "current_ident",

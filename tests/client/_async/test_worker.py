@@ -2,10 +2,11 @@
 
 import time
 from functools import partial
+from time import monotonic
 
 import pytest
 
-from foqs.client import AsyncWorker, Backoff, Delivery, Forbidden, ItemSpec, Retry
+from foqs.client import AckPolicy, AsyncWorker, Backoff, Delivery, Forbidden, ItemSpec, Retry
 from foqs.client._async.waits import Event
 from foqs.errors import Unavailable  # async only
 from foqs.idl import idl
@@ -143,10 +144,31 @@ async def test_a_lease_not_extended_in_time_is_still_acked(new_peer, client_of, 
 
     class Handler:
         async def handle(self, item, job):
-            assert await job.lease_lost.wait(LATER)
+            assert not job.lease_lost.is_set()
+            await eventually(lambda: monotonic() > job.held.expires + 0.1)
 
     worker = await work(client, Handler(), lease_ms=200, concurrency=1, prefetch=0)
     await eventually(lambda: worker.counts.done == 1)
+
+
+@pytest.mark.parametrize(
+    ("policy", "acked"), [(AckPolicy.NACK_ON_ERROR, False), (AckPolicy.REJECT_ON_ERROR, False), (AckPolicy.ACK, True)]
+)
+async def test_a_handler_that_gave_up_acks_nothing(new_peer, client_of, work, policy, acked):
+    """Its lease seemed lost, and holds: an extension was carried out without an answer."""
+    peer = new_peer(lambda name, request: refused(5) if name == "ExtendLease" else Act.SERVE)
+    client = await client_of(peer)
+    await enqueue(client, 1)
+    attempts = []
+
+    async def handle(item, job):
+        attempts.append(item.attempt)
+        if len(attempts) == 1:
+            assert await job.lease_lost.wait(LATER)
+
+    worker = await work(client, handle, lease_ms=200, concurrency=1, prefetch=0, ack_policy=policy)
+    await eventually(lambda: worker.counts.done == 1)
+    assert len(attempts) == (1 if acked else 2)
 
 
 async def test_an_item_whose_lease_ended_before_its_turn_is_not_begun(new_peer, client_of, work, gate):

@@ -3,10 +3,11 @@
 
 import time
 from functools import partial
+from time import monotonic
 
 import pytest
 
-from foqs.client import Backoff, Delivery, Forbidden, ItemSpec, Retry, Worker
+from foqs.client import AckPolicy, Backoff, Delivery, Forbidden, ItemSpec, Retry, Worker
 from foqs.client._sync.waits import Event
 from foqs.idl import idl
 from tests.client._sync.helpers import eventually, nothing, noting, waiting
@@ -141,10 +142,31 @@ def test_a_lease_not_extended_in_time_is_still_acked(new_peer, client_of, work):
 
     class Handler:
         def handle(self, item, job):
-            assert job.lease_lost.wait(LATER)
+            assert not job.lease_lost.is_set()
+            eventually(lambda: monotonic() > job.held.expires + 0.1)
 
     worker = work(client, Handler(), lease_ms=200, concurrency=1, prefetch=0)
     eventually(lambda: worker.counts.done == 1)
+
+
+@pytest.mark.parametrize(
+    ("policy", "acked"), [(AckPolicy.NACK_ON_ERROR, False), (AckPolicy.REJECT_ON_ERROR, False), (AckPolicy.ACK, True)]
+)
+def test_a_handler_that_gave_up_acks_nothing(new_peer, client_of, work, policy, acked):
+    """Its lease seemed lost, and holds: an extension was carried out without an answer."""
+    peer = new_peer(lambda name, request: refused(5) if name == "ExtendLease" else Act.SERVE)
+    client = client_of(peer)
+    enqueue(client, 1)
+    attempts = []
+
+    def handle(item, job):
+        attempts.append(item.attempt)
+        if len(attempts) == 1:
+            assert job.lease_lost.wait(LATER)
+
+    worker = work(client, handle, lease_ms=200, concurrency=1, prefetch=0, ack_policy=policy)
+    eventually(lambda: worker.counts.done == 1)
+    assert len(attempts) == (1 if acked else 2)
 
 
 def test_an_item_whose_lease_ended_before_its_turn_is_not_begun(new_peer, client_of, work, gate):

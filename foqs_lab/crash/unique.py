@@ -20,7 +20,7 @@ from time import monotonic, monotonic_ns, sleep
 from typing import NamedTuple
 
 from foqs.buffers.held_keys import CLAIM_MS
-from foqs.client import Client, DedupUntil, Duplicate, Item, ItemSpec, OnDuplicate, Replaced
+from foqs.client import Client, DedupUntil, Duplicate, Item, ItemSpec, Nack, OnDuplicate, Replaced
 from foqs.errors import FoqsError, OutcomeUnknown
 from foqs_lab.cluster import HostProcess, Shard
 
@@ -327,17 +327,15 @@ class Crew:
             key, number = map(int, item.payload.split())
             log.append(Delivered(began, ended, key, item.id, item.attempt, number))
         self._count("delivered", len(items))
-        for item in items:
-            luck, sent = rng.random(), monotonic_ns()
-            try:
-                if luck < acks:
-                    client.ack(item)
-                elif luck < acks + fails:
-                    client.nack(item, failed=True)
-            except FoqsError:
-                self._count("ends without an answer, or refused")
-            if luck < acks or (luck < acks + fails and item.attempt >= ATTEMPTS):
-                log.append(Ended(sent, monotonic_ns(), item.id))
+        lucks = [(item, rng.random()) for item in items]
+        acked = [item for item, luck in lucks if luck < acks]
+        failed = [item for item, luck in lucks if acks <= luck < acks + fails]
+        sent = monotonic_ns()
+        outcomes = client.ack_many(acked) + client.nack_many([Nack.of(item, failed=True) for item in failed])
+        ended = monotonic_ns()
+        self._count("ends without an answer, or refused", sum(error is not None for error in outcomes))
+        over = [*acked, *(item for item in failed if item.attempt >= ATTEMPTS)]
+        log += [Ended(sent, ended, item.id) for item in over]
         return len(items)
 
     def redrive(self, client: Client, rng: random.Random) -> None:

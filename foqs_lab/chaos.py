@@ -376,7 +376,7 @@ def chaos(
         log.close()
     events = sorted(read(folder) + read(shared) + read(kept_logs), key=lambda event: event.began)
     unfair = tenants.lies(events, throttled_until_ns)
-    fired = schedules.verdict(firing.items, seed, (len(recoveries["host_killed"]), 0), end_ms)
+    fired = schedules.verdict(firing.items, seed, schedules.Kills(len(recoveries["host_killed"])), end_ms)
     return Report(
         seed, tally(events), check(events), wrong, holding.counts, fired, unfair, faults_logged, epochs, left,
         operator.changes, monotonic() - began, dict(recoveries),

@@ -133,18 +133,55 @@ def steps(
         end(run_steps(make_shards([server], shards, "steps"), folder, chosen, jobs, length, kills))
 
 
+def tasks(
+    number: Annotated[
+        int, typer.Option("--tasks", min=1, max=10_000_000, help="Workers do about this many tasks.")
+    ] = 100_000,
+    kills: Annotated[
+        int, typer.Option(min=0, max=1_000, help="A worker, relay, host or database is killed so often (0: never).")
+    ] = 30,
+    shards: Annotated[int, typer.Option(min=1, max=100, help="Each of two servers has this many shards.")] = 3,
+    seed: Seed = None,
+    kind: Kind = "mariadb",
+    keep: Keep = False,
+) -> None:
+    """Test that tasks are done, and rows of outboxes are stored once, through kills.
+
+    Tasks of several steps come by enqueues and by outboxes. Three workers run them, and four relays move the rows.
+    Three hosts serve shards on two database servers. With half of the hosts and databases a worker is killed, too.
+
+    The command exits with 1 if a task was not done, if a committed row became several items, or an uncommitted one an
+    item, or if a step was done again though its checkpoint was answered OK more than a second before a kill.
+    """
+    from foqs_lab.cluster import make_shards
+    from foqs_lab.crash.tasks import run_tasks
+    from foqs_lab.servers import ServerSettings, start_database_server
+
+    settings = ServerSettings(buffer_pool_bytes=64 << 20)
+    with (
+        _verdict("tasks", seed, keep) as (chosen, folder, end),
+        start_database_server(kind, settings) as one,
+        start_database_server(kind, settings) as other,
+    ):
+        end(run_tasks([one, other], make_shards([one, other], shards, "tasks"), folder, chosen, number, kills))
+
+
 def schedules(
     seconds: Annotated[int, typer.Option(min=5, max=86_400, help="The schedule fires for this time (s).")] = 600,
     hosts: Annotated[int, typer.Option(min=1, max=20, help="The cluster has this many hosts.")] = 3,
-    kills: Annotated[int, typer.Option(min=0, max=1_000, help="A host is killed so often (0: never).")] = 20,
+    workers: Annotated[int, typer.Option(min=1, max=50, help="This many workers run the task.")] = 5,
+    kills: Annotated[
+        int, typer.Option(min=0, max=1_000, help="A host or a worker is killed so often, in turn (0: never).")
+    ] = 20,
     shards: Annotated[int, typer.Option(min=1, max=100, help="The cluster has this many shards.")] = 6,
     seed: Seed = None,
     kind: Kind = "mariadb",
     keep: Keep = False,
 ) -> None:
-    """Test that each time of a schedule fires once, through kills of hosts.
+    """Test that each time of a schedule fires once, through kills of hosts and workers.
 
-    A schedule fires each second, with catch_up all. The command exits with 1 if a second has no item, or several.
+    A schedule fires each second, with catch_up all, and workers run its task. The command exits with 1 if a second has
+    no item, or several, or if its task was not done.
     """
     from foqs_lab.cluster import make_shards
     from foqs_lab.crash.schedules import run_schedules
@@ -152,7 +189,7 @@ def schedules(
 
     settings = ServerSettings(buffer_pool_bytes=64 << 20)
     with _verdict("schedules", seed, keep) as (chosen, folder, end), start_database_server(kind, settings) as server:
-        end(run_schedules(make_shards([server], shards, "schedules"), folder, chosen, hosts, seconds, kills))
+        end(run_schedules(make_shards([server], shards, "schedules"), folder, chosen, hosts, workers, seconds, kills))
 
 
 def unique(
@@ -291,6 +328,7 @@ bench.register(app)
 command(app, "foqs-lab chaos --seconds 600 --seed 42 --keep")(chaos)
 command(app, "foqs-lab crash --host-kills 100 --kind mysql")(crash)
 command(app, "foqs-lab steps --jobs 1000 --steps 10 --kills 30")(steps)
+command(app, "foqs-lab tasks --tasks 100000 --kills 30")(tasks)
 command(app, "foqs-lab schedules --seconds 600 --kills 20")(schedules)
 command(app, "foqs-lab unique --enqueues 100000 --keys 1000 --kills 20")(unique)
 command(app, "foqs-lab policies 1 10 --share 0.1", "foqs-lab policies --plot fairness.svg")(policies)

@@ -29,9 +29,11 @@ _WORKERS = 8
 _LEASE_MS = 1_500
 _STEP_S = 0.03
 _WRITTEN_NS = 1_000_000_000
-_SEEN_NS = 100_000_000
-"""Time in which an answer may be read after the kill of the host that has sent it."""
 _LIMIT_S = 300.0
+
+
+Span = tuple[int, int]
+"""From when until when (ns) a host, or a database, was killed and away."""
 
 
 class Step(NamedTuple):
@@ -43,11 +45,16 @@ class Step(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """At `at_ns` the checkpoint was answered OK that says: `number` steps of the job are done."""
+    """The checkpoint that says `number` steps of the job are done, sent at `asked_ns` and answered OK at `at_ns`."""
 
     at_ns: int
     job: int
     number: int
+    asked_ns: int
+
+    def lost(self, out: Span) -> bool:
+        """Return True if it may have been taken in the last second before `out`, or during it."""
+        return self.asked_ns <= out[1] and self.at_ns > out[0] - _WRITTEN_NS
 
 
 class Repeated(NamedTuple):
@@ -88,26 +95,25 @@ class Report:
         return "\n  ".join(lines)
 
 
-def repeated(steps: Iterable[Step], saved: Iterable[Saved], host_kills: Sequence[int]) -> tuple[int, list[Repeated]]:
-    """Return how many steps were excused, and which were wrong. `host_kills` are times in ns."""
+def repeated(steps: Iterable[Step], saved: Iterable[Saved], outages: Sequence[Span]) -> tuple[int, list[Repeated]]:
+    """Return how many steps were excused, and which were wrong."""
     of_job: dict[int, list[Saved]] = defaultdict(list)
     for one in saved:
         of_job[one.job].append(one)
     excused, wrong = 0, []
     for step in steps:
         behind = [one for one in of_job[step.job] if one.number > step.number and one.at_ns < step.at_ns]
-        lost = [one for one in behind if any(-_SEEN_NS < at - one.at_ns < _WRITTEN_NS for at in host_kills)]
-        kept = [one for one in behind if one not in lost]
+        kept = [one for one in behind if not any(map(one.lost, outages))]
         if kept:
             wrong.append(Repeated(step, kept[0]))
-        excused += bool(lost) and not kept
+        excused += bool(behind) and not kept
     return excused, wrong
 
 
 def run_steps(shards: Sequence[Shard], folder: Path, seed: int, jobs: int, steps: int, kills: int) -> Report:
     """Let workers do `jobs` of `steps` steps, and kill one of them or the host `kills` times. Logs go to `folder`."""
     began, rng = monotonic(), random.Random(f"{seed}/steps")
-    host_kills: list[int] = []
+    host_kills: list[Span] = []
     with HostProcess("host", shards, folder) as host:
         with Client(f"127.0.0.1:{host.port}", NAMESPACE) as client:
             specs = [ItemSpec(TOPIC, b"%d" % steps, dedup_key=f"job {number}") for number in range(jobs)]
@@ -118,8 +124,9 @@ def run_steps(shards: Sequence[Shard], folder: Path, seed: int, jobs: int, steps
             for number in range(kills):
                 _wait_until_done(folder, jobs * number // (kills + 1), began)
                 if number % 2:
-                    host_kills.append(monotonic_ns())
+                    before_ns = monotonic_ns()
                     host.kill()
+                    host_kills.append((before_ns, monotonic_ns()))
                     host.launch()
                     host.wait_listening()
                 else:
@@ -154,8 +161,9 @@ def _work(port: int, path: Path) -> None:
                     for number in range(int(item.checkpoint or 0), int(item.payload)):
                         log.write(json.dumps(["step", monotonic_ns(), item.id, number]) + "\n")
                         time.sleep(_STEP_S)
+                        asked_ns = monotonic_ns()
                         client.extend(item, _LEASE_MS, checkpoint=b"%d" % (number + 1))
-                        log.write(json.dumps(["saved", monotonic_ns(), item.id, number + 1]) + "\n")
+                        log.write(json.dumps(["saved", monotonic_ns(), item.id, number + 1, asked_ns]) + "\n")
                     # Before the ack: a worker that is killed behind it would not write that the job is done.
                     log.write(json.dumps(["done", monotonic_ns(), item.id, 0]) + "\n")
                     client.ack(item)
@@ -166,13 +174,13 @@ def _read(folder: Path) -> tuple[list[Step], list[Saved], set[int]]:
     for path in folder.glob("worker-*.jsonl"):
         for line in path.read_text().splitlines():
             with suppress(ValueError):  # the last line of a worker that was killed
-                kind, at_ns, job, number = json.loads(line)
-                if kind == "step":
-                    steps.append(Step(at_ns, job, number))
-                elif kind == "saved":
-                    saved.append(Saved(at_ns, job, number))
-                else:
-                    done.add(job)
+                match json.loads(line):
+                    case ["step", *of_step]:
+                        steps.append(Step(*of_step))
+                    case ["saved", *of_saved]:
+                        saved.append(Saved(*of_saved))
+                    case [_, _, job, _]:
+                        done.add(job)
     return sorted(steps), sorted(saved), done
 
 

@@ -15,7 +15,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
@@ -46,11 +46,12 @@ _random = random.SystemRandom()
 class ServerProcess:
     """A running child process, its log in a file. Thread-safe."""
 
-    def __init__(self, argv: Sequence[str], *, log: Path) -> None:
-        """Start `argv` and append its output to `log`. Raises OSError if the program cannot be executed."""
+    def __init__(self, argv: Sequence[str], *, log: Path, environment: Mapping[str, str] | None = None) -> None:
+        """Start `argv` with more variables of the environment, and append its output to `log`. Raises OSError if the
+        program cannot be executed."""
         self._log = log
         self._lock = threading.Lock()
-        self._popen = _spawner(os.getpid()).submit(_spawn, _dying_with_us(argv), log).result()
+        self._popen = _spawner(os.getpid()).submit(_spawn, _dying_with_us(argv), log, environment or {}).result()
 
     @property
     def pid(self) -> int:
@@ -176,9 +177,10 @@ def _spawner(_pid: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix="foqs-lab-spawn")
 
 
-def _spawn(argv: list[str], log: Path) -> subprocess.Popen[bytes]:
+def _spawn(argv: list[str], log: Path, more: Mapping[str, str]) -> subprocess.Popen[bytes]:
     # The lab reads the lines of its hosts, so their configuration alone says how these look.
     environment = {name: value for name, value in os.environ.items() if name != "FOQS_LOG__FORMAT"}
+    environment |= more
     environment["TMPDIR"] = str(log.parent.resolve())  # what a killed process leaves is removed with its log
     with log.open("ab") as output:
         return subprocess.Popen(

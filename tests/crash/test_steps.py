@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from foqs_lab.cluster import make_shards
-from foqs_lab.crash.steps import Repeated, Saved, Step, repeated, run_steps
+from foqs_lab.crash.steps import Repeated, Saved, Span, Step, repeated, run_steps
 from foqs_lab.servers import Kind, ServerSettings
 
 if TYPE_CHECKING:
@@ -29,17 +29,20 @@ def test_no_step_before_a_checkpoint_is_done_again(kind: Kind, new_server: NewSe
 
 
 @pytest.mark.parametrize(
-    ("steps", "saved", "kills", "excused", "wrong"),
+    ("steps", "saved", "outages", "excused", "wrong"),
     [
-        ([Step(1, 7, 0), Step(3, 7, 1)], [Saved(2, 7, 1)], [], 0, 0),
-        ([Step(5 * S, 7, 0)], [Saved(2 * S, 7, 1)], [], 0, 1),
-        ([Step(5 * S, 8, 0)], [Saved(2 * S, 7, 1)], [], 0, 0),
-        ([Step(5 * S, 7, 0)], [Saved(2 * S, 7, 1)], [2 * S + S // 2], 1, 0),
-        ([Step(5 * S, 7, 0)], [Saved(2 * S, 7, 1)], [4 * S], 0, 1),
-        ([Step(9 * S, 7, 0)], [Saved(2 * S, 7, 1), Saved(6 * S, 7, 1)], [2 * S + 5], 0, 1),
+        ([Step(1, 7, 0), Step(3, 7, 1)], [Saved(2, 7, 1, 1)], [], 0, 0),
+        ([Step(5 * S, 7, 0)], [Saved(2 * S, 7, 1, S)], [], 0, 1),
+        ([Step(5 * S, 8, 0)], [Saved(2 * S, 7, 1, S)], [], 0, 0),
+        ([Step(5 * S, 7, 0)], [Saved(2 * S, 7, 1, S)], [(2 * S + S // 2,) * 2], 1, 0),
+        ([Step(5 * S, 7, 0)], [Saved(2 * S, 7, 1, S)], [(3 * S, 4 * S)], 0, 1),
+        ([Step(9 * S, 7, 0)], [Saved(5 * S, 7, 1, 5 * S)], [(3 * S, 6 * S)], 1, 0),
+        ([Step(9 * S, 7, 0)], [Saved(5 * S, 7, 1, 4 * S)], [(3 * S, 4 * S)], 1, 0),
+        ([Step(9 * S, 7, 0)], [Saved(5 * S, 7, 1, 4 * S + 1)], [(3 * S, 4 * S)], 0, 1),
+        ([Step(9 * S, 7, 0)], [Saved(2 * S, 7, 1, S), Saved(6 * S, 7, 1, 6 * S)], [(2 * S + 5,) * 2], 0, 1),
     ],
 )
-def test_the_verdict(steps: list[Step], saved: list[Saved], kills: list[int], excused: int, wrong: int) -> None:
-    found = repeated(steps, saved, kills)
+def test_the_verdict(steps: list[Step], saved: list[Saved], outages: list[Span], excused: int, wrong: int) -> None:
+    found = repeated(steps, saved, outages)
     assert (found[0], len(found[1])) == (excused, wrong)
     assert all(isinstance(one, Repeated) for one in found[1])

@@ -90,20 +90,20 @@ def run(
         return subprocess.CompletedProcess(["foqs", *args], code, out.read(), err.read())
 
 
-Spawn = Callable[[list[str], Path], subprocess.Popen[bytes]]
+Spawn = Callable[[list[str], Path, Mapping[str, str]], subprocess.Popen[bytes]]
 
 
-def spawning(spawn: Spawn) -> Callable[[list[str], Path], subprocess.Popen[bytes] | Forked]:
+def spawning(spawn: Spawn) -> Callable[[list[str], Path, Mapping[str, str]], subprocess.Popen[bytes] | Forked]:
     """Return what starts servers for `foqs_lab`: hosts are forked, and `spawn` starts all other programs."""
     command = [sys.executable, "-m", "foqs"]
 
-    def start(argv: list[str], log: Path) -> subprocess.Popen[bytes] | Forked:
+    def start(argv: list[str], log: Path, more: Mapping[str, str]) -> subprocess.Popen[bytes] | Forked:
         if command[0] not in argv:
-            return spawn(argv, log)
+            return spawn(argv, log, more)
         program = argv[argv.index(command[0]) :]
         if program[:3] != command:
-            return spawn(argv, log)
-        environment = {name: value for name, value in os.environ.items() if name != "FOQS_LOG__FORMAT"}
+            return spawn(argv, log, more)
+        environment = {name: value for name, value in os.environ.items() if name != "FOQS_LOG__FORMAT"} | more
         with open(os.devnull) as nothing, log.open("ab") as output:
             streams = [nothing.fileno(), output.fileno(), output.fileno()]
             return Forked(program[3:], streams, environment, start_new_session=True)

@@ -28,13 +28,15 @@ UNHURRIED: Settings = {
 refused. Shards stay where they were placed."""
 MISSED: Settings = {"host": {"confirm_ms": 1_000}, "zookeeper": {"session_timeout_ms": 5_000}}
 """For tests in which hosts die: they are missed soon, and not at the first stall."""
+KINDS = [pytest.param("mariadb", marks=pytest.mark.mariadb), pytest.param("mysql", marks=pytest.mark.mysql)]
+ON_EACH_KIND = pytest.mark.parametrize("kind", KINDS)
 _numbers = count(1)
 
 
-@pytest.fixture(
-    params=[pytest.param("mariadb", marks=pytest.mark.mariadb), pytest.param("mysql", marks=pytest.mark.mysql)]
-)
+@pytest.fixture(params=KINDS[:1])
 def kind(request: pytest.FixtureRequest) -> Kind:
+    """One is enough for most tests: those of tests/store run on both. `ON_EACH_KIND` is for owners that die, or freeze,
+    in the middle of transactions."""
     return request.param  # type: ignore[no-any-return]
 
 

@@ -15,7 +15,6 @@ from foqs.client.items import ItemSpec
 from foqs.errors import FoqsError, LostReply, NotSent
 from foqs_lab.cluster import LocalCluster
 from foqs_lab.crash.clients import Wire
-from foqs_lab.servers import Kind
 from tests.api.hosts import until
 from tests.cluster.conftest import MISSED, NewCluster
 from tests.conftest import NewServer
@@ -30,11 +29,6 @@ BY_THE_MACHINE = {"FoqsEventLoopLate", "FoqsTransactionsSlow"}
 LASTING = {"FoqsOutcomesUnknown", "FoqsShardFlapping"}
 """They look back for minutes, and a database that dies may cause them."""
 PATIENCE_S = 90.0
-
-
-@pytest.fixture
-def kind() -> Kind:
-    return "mariadb"
 
 
 @pytest.fixture

@@ -17,15 +17,14 @@ from foqs_lab.relay import Relay
 from foqs_lab.servers import Kind, ServerUnavailable
 from foqs_lab.servers.programs import find_zookeeper
 from tests.api.hosts import foqs_lab
+from tests.cluster.conftest import ON_EACH_KIND
 from tests.conftest import required
 
 
 @pytest.mark.server
 @pytest.mark.zookeeper
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(
-    "kind", [pytest.param("mariadb", marks=pytest.mark.mariadb), pytest.param("mysql", marks=pytest.mark.mysql)]
-)
+@ON_EACH_KIND
 def test_promises_hold_while_everything_fails(kind: Kind, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     request.getfixturevalue(kind)  # skips where there is none
     try:

@@ -8,7 +8,6 @@ import time
 import pytest
 
 from foqs_lab.cluster import LocalCluster
-from foqs_lab.servers import Kind
 from tests.admin.scraping import Scrape, get, missing
 from tests.api.hosts import foqs, until
 from tests.cluster.conftest import MISSED, NewCluster
@@ -18,11 +17,6 @@ pytestmark = [pytest.mark.server, pytest.mark.zookeeper, pytest.mark.mariadb, py
 
 BALANCE_MS = 1_000
 READ_ONLY = "shard {}: its database is read-only: is it a replica, or no longer the primary?"
-
-
-@pytest.fixture
-def kind() -> Kind:
-    return "mariadb"
 
 
 def ready(cluster: LocalCluster, name: str) -> bool:

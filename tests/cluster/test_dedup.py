@@ -15,7 +15,7 @@ from foqs.ids import shard_of
 from foqs.shardmgr.facts import Facts, ShardUse
 from foqs_lab.cluster import LocalCluster
 from tests.client.peer import eventually
-from tests.cluster.conftest import MISSED, NewCluster
+from tests.cluster.conftest import MISSED, ON_EACH_KIND, NewCluster
 
 pytestmark = [pytest.mark.server, pytest.mark.zookeeper, pytest.mark.timeout(400)]
 
@@ -94,6 +94,7 @@ def test_repeated_enqueues_are_stored_once(new_cluster: NewCluster) -> None:
         everything_is_there_once(cluster, client, ids)
 
 
+@ON_EACH_KIND
 def test_slots_move_with_their_keys_while_hosts_die(new_cluster: NewCluster) -> None:
     """One shard is added and another one drained while hosts are killed."""
     cluster = new_cluster("a", "b", "c", settings=MISSED)

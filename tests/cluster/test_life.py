@@ -24,7 +24,7 @@ from foqs_lab.crash.clients import NAMESPACE, Crew, Load, Wire, drain, put, work
 from foqs_lab.crash.history import Answer, Crash, Dequeue, Event, Log, pack, read
 from tests.admin.scraping import missing
 from tests.api.hosts import HostProcess, foqs, until
-from tests.cluster.conftest import MISSED, NewCluster
+from tests.cluster.conftest import MISSED, ON_EACH_KIND, NewCluster
 
 pytestmark = [pytest.mark.server, pytest.mark.zookeeper, pytest.mark.timeout(400)]
 
@@ -116,6 +116,7 @@ def test_hosts_that_stop_in_turn_cost_no_request(new_cluster: NewCluster, tmp_pa
     assert untold(ended_well(cluster, tmp_path)) == []
 
 
+@ON_EACH_KIND
 def test_a_killed_host_is_taken_over_from(new_cluster: NewCluster, tmp_path: Path) -> None:
     cluster = new_cluster("a", "b", settings=MISSED)
     log = Log(tmp_path / "crashes.jsonl")
@@ -131,6 +132,7 @@ def test_a_killed_host_is_taken_over_from(new_cluster: NewCluster, tmp_path: Pat
     ended_well(cluster, tmp_path)
 
 
+@ON_EACH_KIND
 def test_a_host_that_was_frozen_for_longer_than_its_session(new_cluster: NewCluster, tmp_path: Path) -> None:
     """Other hosts own its shards when it wakes up. It changes no row of those shards, and joins the cluster again."""
     cluster = new_cluster("a", "b", settings=MISSED)

@@ -9,7 +9,6 @@ import pytest
 from foqs.client.items import ItemSpec
 from foqs_lab.cluster import LocalCluster
 from foqs_lab.crash.clients import Wire
-from foqs_lab.servers import Kind
 from tests.admin.scraping import Scrape, get, missing
 from tests.api.hosts import until
 from tests.cluster.conftest import NewCluster
@@ -17,12 +16,6 @@ from tests.cluster.conftest import NewCluster
 pytestmark = [pytest.mark.server, pytest.mark.zookeeper, pytest.mark.mariadb, pytest.mark.timeout(400)]
 
 SHARDS = 4
-
-
-@pytest.fixture
-def kind() -> Kind:
-    """One is enough: no answer depends on it."""
-    return "mariadb"
 
 
 @pytest.fixture

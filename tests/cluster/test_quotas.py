@@ -64,7 +64,6 @@ class Load:
                         self.admitted[port] += sum(isinstance(one, int) for one in outcomes)
 
 
-@pytest.mark.parametrize("kind", [pytest.param("mariadb", marks=pytest.mark.mariadb)])
 def test_rate_and_stored_items_keep_the_quota_while_a_host_dies(new_cluster: NewCluster) -> None:
     cluster = new_cluster("a", "b", settings=QUOTAS | MISSED)
     load, begun = Load(cluster), monotonic()

@@ -75,7 +75,6 @@ def standstill(cluster: LocalCluster) -> bool:
     return topics(cluster) == before
 
 
-@pytest.mark.parametrize("kind", [pytest.param("mariadb", marks=pytest.mark.mariadb)])
 def test_a_host_is_killed_during_redrives(new_cluster: NewCluster) -> None:
     cluster = new_cluster("a", "b", "c", shards=6, settings=MISSED)
     port = cluster.hosts["c"].port

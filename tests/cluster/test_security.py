@@ -73,7 +73,6 @@ def log_of(cluster: LocalCluster) -> str:
 
 
 @pytest.mark.mariadb
-@pytest.mark.parametrize("kind", ["mariadb"])
 def test_rights_and_tls_across_hosts_and_processes(new_cluster: NewCluster, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     mine = authority.issue("client.test")
@@ -131,7 +130,6 @@ def test_rights_and_tls_across_hosts_and_processes(new_cluster: NewCluster, tmp_
 
 
 @pytest.mark.mariadb
-@pytest.mark.parametrize("kind", ["mariadb"])
 def test_load_is_measured_with_a_principals_file(new_cluster: NewCluster, tmp_path: Path) -> None:
     """Both hosts have two shards and one has all the traffic: only measured load moves a shard."""
     auth = {"auth": files(tmp_path, Authority(tmp_path))["auth"]}

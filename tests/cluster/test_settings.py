@@ -25,11 +25,6 @@ def at(cluster: LocalCluster, name: str) -> Client:
     return Client(address(cluster, name), "shop", routing=False)
 
 
-@pytest.fixture(params=["mariadb"])
-def kind(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 def test_a_change_names_the_hosts_that_act_on_it(new_cluster: NewCluster) -> None:
     """One host is cut off from ZooKeeper for a while: it keeps its version, and is named."""
     cluster = new_cluster("a", "b", shards=2)

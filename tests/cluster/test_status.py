@@ -11,16 +11,10 @@ from foqs import __version__
 from foqs.client.items import ItemSpec
 from foqs_lab.cluster import LocalCluster
 from foqs_lab.crash.clients import NAMESPACE, Wire
-from foqs_lab.servers import Kind
 from tests.api.hosts import foqs
 from tests.cluster.conftest import NewCluster
 
 pytestmark = [pytest.mark.server, pytest.mark.zookeeper, pytest.mark.mariadb, pytest.mark.timeout(400)]
-
-
-@pytest.fixture
-def kind() -> Kind:
-    return "mariadb"
 
 
 def status(cluster: LocalCluster) -> dict[str, Any]:

@@ -15,11 +15,10 @@ from foqs_lab.cluster import LocalCluster
 from foqs_lab.relay import Relay
 from tests.api.hosts import foqs, until
 from tests.cluster.conftest import NewCluster
-from tests.cluster.test_settings import address, at, kind
+from tests.cluster.test_settings import address, at
 
 pytestmark = [pytest.mark.server, pytest.mark.zookeeper, pytest.mark.mariadb, pytest.mark.timeout(400)]
 
-__all__ = ["kind"]  # fixture
 LEASE_MS = 60_000
 CLOCKS_MS = 20
 """Hosts follow the clock of the databases, which is that of this machine, and learn of it from messages."""

@@ -9,6 +9,7 @@ import pytest
 from foqs_lab.cluster import make_shards
 from foqs_lab.crash.schedules import Kills, run_schedules, verdict
 from foqs_lab.servers import Kind, ServerSettings
+from tests.crash.conftest import ON_MARIADB
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.timeout(400)
+@ON_MARIADB
 def test_each_second_fires_once(kind: Kind, new_server: NewServer, tmp_path: Path) -> None:
     server = new_server(kind, ServerSettings(buffer_pool_bytes=64 << 20))
     shards = make_shards([server], 4, "schedules")

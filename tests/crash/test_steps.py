@@ -9,6 +9,7 @@ import pytest
 from foqs_lab.cluster import make_shards
 from foqs_lab.crash.steps import Repeated, Saved, Span, Step, repeated, run_steps
 from foqs_lab.servers import Kind, ServerSettings
+from tests.crash.conftest import ON_MYSQL
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,6 +20,7 @@ S = 1_000_000_000
 
 
 @pytest.mark.timeout(400)
+@ON_MYSQL
 def test_no_step_before_a_checkpoint_is_done_again(kind: Kind, new_server: NewServer, tmp_path: Path) -> None:
     server = new_server(kind, ServerSettings(buffer_pool_bytes=64 << 20))
     report = run_steps(make_shards([server], 3, "steps"), tmp_path, seed=1, jobs=200, steps=10, kills=10)

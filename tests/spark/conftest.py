@@ -28,6 +28,16 @@ _PATIENT = {
 }
 
 
+@pytest.fixture(scope="session", autouse=True)
+def short_lived_java() -> Iterator[None]:
+    """A JVM of these tests lives for seconds or minutes. Its second compiler and parallel collector take half of its
+    processor time. Spark's scripts read these variables, those of the jobs too."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS", "SPARK_DAEMON_JAVA_OPTS"):
+            patch.setenv(name, "-XX:+UseSerialGC -XX:TieredStopAtLevel=1")
+        yield
+
+
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A SparkSession that finds the format "foqs" as it would in an installed package."""

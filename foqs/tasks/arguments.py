@@ -10,6 +10,7 @@ import functools
 import inspect
 import typing
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
@@ -158,6 +159,13 @@ class Signature:
         return self._checked(lambda: self._result.validate_python(value))
 
     # ------------------------------------------------------------------------------------- inside
+
+    def prepare(self) -> None:
+        """Make what checks the arguments and the result. At the first call, the imports of pydantic would be a part of
+        the call's time limit, and stop the event loop for 0.1 s or more."""
+        for name in ("_arguments", "_result"):
+            with suppress(Exception):  # each call says it
+                getattr(self, name)
 
     @cached_property
     def _arguments(self) -> Any:

@@ -94,6 +94,8 @@ class TaskWorker(Local):
         self._handler: Handler = self._handle
         self._ends_process = False
         self._begin(until_empty=False)
+        for task in tasks.values():
+            task.signature.prepare()
 
     def _begin(self, *, until_empty: bool, raises: bool = False) -> None:
         self._until_empty = until_empty

@@ -12,8 +12,9 @@ from uuid import UUID
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, computed_field
 
-from foqs import Depends, Job
+from foqs import App, Depends, Job
 from foqs.client import Invalid
+from foqs.tasks import arguments
 from foqs.tasks.arguments import Signature
 
 pytestmark = pytest.mark.memory
@@ -240,3 +241,16 @@ def test_a_result_that_is_not_as_annotated_is_an_error(pydantic):
         Invalid, match="task t: " + ("result: Input should be" if pydantic else "its result is no JSON")
     ):
         Signature(task, "t").encode_result(object())
+
+
+def test_a_worker_imports_pydantic_before_its_first_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = App()
+
+    @app.task
+    async def double(n: int) -> int:
+        return 2 * n
+
+    app.worker()
+    monkeypatch.setattr(arguments, "_pydantic", lambda: pytest.fail("a task waits for the imports in its time limit"))
+    assert double.signature.decode(b'{"args":[],"kwargs":{"n":"2"}}') == {"n": 2}
+    assert double.signature.encode_result(4) == b"4"

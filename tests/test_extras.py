@@ -36,7 +36,7 @@ MODULES = {
     "requests": "testcontainers",
 }
 """The requirement that brings a module, where their names differ."""
-LAB_ALONE = {"psycopg"}  # script/rivals installs it
+LAB_ALONE = {"psycopg", "celery", "dramatiq", "procrastinate"}  # script/rivals installs them
 WITHOUT = """
 import sys
 class Blocked:

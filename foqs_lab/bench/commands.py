@@ -115,6 +115,7 @@ def register(parent: typer.Typer) -> None:
     command(app, "foqs-lab bench features --database sqlite --items 5000")(features)
     command(app, "foqs-lab bench results --items 5000 --keep-ms 5000")(results)
     command(app, "foqs-lab bench in-flight --calls 16", name="in-flight")(in_flight)
+    command(app, "foqs-lab bench tasks --rivals --rounds 7", "foqs-lab bench tasks --against ../before")(tasks)
     command(app, "foqs-lab bench assignment --shards 1000 --hosts 100")(assignment)
     command(app, "foqs-lab bench cluster --rounds 7 --items 6000")(cluster)
     command(app, "foqs-lab bench host --kind tenants --batch 100")(host)
@@ -419,6 +420,45 @@ def in_flight(
     ):
         found = in_flight.measure(measured, items, calls, rounds, status.update)
     _print(found, as_json)
+
+
+def tasks(
+    databases: Databases,
+    rounds: Rounds = 3,
+    items: ManyItems = 10_000,
+    rivals: Annotated[
+        bool,
+        _option(
+            "The command also measures Celery, dramatiq and procrastinate, if installed (script/setup rivals).",
+            "--rivals",
+        ),
+    ] = False,
+    against: Annotated[
+        Path | None,
+        _option("The command also measures the worker of this checkout, on the same host.", metavar="CHECKOUT"),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure `foqs worker` with tasks that do nothing.
+
+    A worker process takes them from a backlog, with 64 coroutines or with 8 threads.
+    """
+    from foqs_lab.bench import task_queues, tasks
+    from foqs_lab.bench.rig import rig
+
+    if against is not None and not (against / "foqs_lab/bench/noop").is_dir():
+        fail(f"--against: {against} is no checkout with foqs_lab/bench/noop", 2)
+    console = Console(stderr=True)
+    with (
+        console.status("starting") as status,
+        reported("", tasks.WorkerFailed),
+        rig(databases.database, databases.shards, databases.driver) as measured,
+        task_queues.started(measured, rivals=rivals, against=against) as queues,
+    ):
+        for name, reason in queues.missing.items():
+            console.print(f"not measured: {name}: {reason}", soft_wrap=True, highlight=False)
+        figures = tasks.measure(queues, rounds, items, status.update)
+    _print(figures, as_json)
 
 
 def assignment(

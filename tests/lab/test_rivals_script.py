@@ -8,7 +8,10 @@ import pytest
 
 SCRIPT = Path(__file__).parent.parent.parent / "script" / "rivals"
 NPM = 'echo "$@" >>"$CALLS"; for name in bullmq ioredis graphile-worker pg; do mkdir -p node_modules/$name; done'
-PIP = 'echo "$@" >>"$CALLS"; mkdir -p pgmq/sql && touch pgmq/sql/pgmq.sql'
+PIP = (
+    'echo "$@" >>"$CALLS"; case "$*" in *celery*) mkdir -p celery dramatiq procrastinate;; '
+    "*) mkdir -p pgmq/sql && touch pgmq/sql/pgmq.sql;; esac"
+)
 
 
 class Machine:
@@ -62,10 +65,11 @@ def test_packages_are_installed_once(machine: Machine) -> None:
     assert machine.run()[0] == 0
     assert (machine.rivals / "node/node_modules/bullmq").is_dir()
     assert (machine.rivals / "python3.99/pgmq/sql/pgmq.sql").is_file()
-    assert len(machine.calls) == 3
+    assert (machine.rivals / "python3.99-workers/celery").is_dir()
+    assert len(machine.calls) == 4
     assert all(">=" in call for call in machine.calls)
     assert machine.run() == (0, "")
-    assert len(machine.calls) == 3
+    assert len(machine.calls) == 4
 
 
 def test_a_failed_install_leaves_nothing_and_is_said(machine: Machine) -> None:
@@ -73,6 +77,6 @@ def test_a_failed_install_leaves_nothing_and_is_said(machine: Machine) -> None:
     status, said = machine.run()
     assert status == 1
     assert "no route" in said
-    assert "no packages of node; foqs-lab bench compare leaves out what needs it" in said
-    assert sorted(path.name for path in machine.rivals.iterdir()) == ["python3.99"]
+    assert "no packages of node; foqs-lab bench leaves out what needs it" in said
+    assert sorted(path.name for path in machine.rivals.iterdir()) == ["python3.99", "python3.99-workers"]
     assert not list(machine.rivals.parent.glob(".making*"))

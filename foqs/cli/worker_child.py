@@ -108,7 +108,8 @@ class _Child:
         )  # fmt: skip
         self._namespace = app.namespace
         self._odd = odd_topics(self._worker.topics, app.tasks)
-        self._meter = Meter(app.tasks, self._look)
+        looks = order.max_jobs is not None or order.max_memory_bytes is not None  # ticks look at the other limits
+        self._meter = Meter(app.tasks, self._look if looks else None)
         self._worker.ends_process(self._meter.around)
         if self._grace_ms is None:
             closing = threading.Timer(_CLOSE_S, os._exit, [0])

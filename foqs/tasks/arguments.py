@@ -65,6 +65,9 @@ class Signature:
             else:
                 kept.append(parameter.replace(annotation=hint))
         self.parameters = given.replace(parameters=kept)
+        plain = [one for one in kept if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+        self._names = {one.name for one in plain}
+        self._required = {one.name for one in plain if one.default is one.empty}
         self._rest = next((one.name for one in kept if one.kind is one.VAR_POSITIONAL), None)
         self.returns = hints.get("return", given.return_annotation) if returns is _OWN else returns
 
@@ -81,7 +84,7 @@ class Signature:
         of the codec."""
         bound = self.bind(args, kwargs)
         if self._arguments is not None:
-            bound = self._checked(lambda: _dumped(self._arguments, bound))
+            bound = self._checked(_dumped, self._arguments, bound)
         rest, named = self.split(bound)
         try:
             return codec.encode({"args": rest, "kwargs": named}, context)
@@ -103,10 +106,14 @@ class Signature:
                 f'task {self.name}: the payload is not the JSON {{"args": [], "kwargs": {{}}}} '
                 f"as {codec.content_type}: {kind_of(error)}"
             ) from None
-        bound = self.bind(tuple(args), kwargs)
+        bound = kwargs if not args and self._fits(kwargs) else self.bind(tuple(args), kwargs)
         if self._arguments is not None:
-            bound = self._checked(lambda: self._arguments.validate_python(bound))
+            bound = self._checked(self._arguments.validate_python, bound)
         return bound
+
+    def _fits(self, kwargs: Mapping[str, Any]) -> bool:
+        """Return True if `bind` would return these arguments as they are; False does not say that it would not."""
+        return self._rest is None and self._required <= kwargs.keys() <= self._names
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the given arguments by name, as they are. Raises WrongArgument if they do not fit."""
@@ -143,7 +150,7 @@ class Signature:
         """Raises WrongArgument if the value is not as the task is annotated, or no JSON, and other errors of the
         codec."""
         if self._result is not None:
-            value = self._checked(lambda: _dumped(self._result, value))
+            value = self._checked(_dumped, self._result, value)
         try:
             return codec.encode(value, context)
         except (TypeError, ValueError) as error:
@@ -154,9 +161,8 @@ class Signature:
         if self._result is None:
             return codec.decode(body, context)
         if type(codec) is JsonCodec:  # pydantic reads JSON itself, sooner
-            return self._checked(lambda: self._result.validate_json(body))
-        value = codec.decode(body, context)
-        return self._checked(lambda: self._result.validate_python(value))
+            return self._checked(self._result.validate_json, body)
+        return self._checked(self._result.validate_python, codec.decode(body, context))
 
     # ------------------------------------------------------------------------------------- inside
 
@@ -201,18 +207,24 @@ class Signature:
         except pydantic.PydanticUserError as error:
             raise WrongArgument(f"task {self.name}: its result cannot be checked: {error.message}") from None
 
-    def _checked(self, check: Callable[[], Any]) -> Any:
+    def _checked(self, check: Callable[..., Any], *values: Any) -> Any:
+        try:
+            return check(*values)
+        except Exception as error:
+            self._raise_wrong(error)
+            raise
+
+    def _raise_wrong(self, error: Exception) -> None:
+        """Raise WrongArgument for what pydantic says of a value."""
         from pydantic import ValidationError
         from pydantic_core import PydanticSerializationError
 
-        try:
-            return check()
-        except ValidationError as error:
+        if isinstance(error, ValidationError):
             found = error.errors(include_input=False, include_url=False, include_context=False)
             texts = [f"{'.'.join(map(str, one['loc'])) or 'result'}: {one['msg']}" for one in found[:_SHOWN]]
             more = f"; {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
             raise WrongArgument(f"task {self.name}: {'; '.join(texts)}{more}") from None
-        except (PydanticSerializationError, UnicodeDecodeError, _Changed) as error:
+        if isinstance(error, PydanticSerializationError | UnicodeDecodeError | _Changed):
             raise WrongArgument(f"task {self.name}: a value cannot be sent as JSON: {error}") from None
 
 

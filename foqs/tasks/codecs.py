@@ -78,9 +78,13 @@ class JsonCodec(Codec):
         return _dumps(value).encode()
 
     def decode(self, body: bytes, context: Context) -> Any:
-        return json.loads(body)
+        try:
+            return _loads(body.decode())
+        except ValueError:
+            return json.loads(body)  # which reads other encodings as well, and takes twice the time
 
 
+_loads = json.JSONDecoder().decode
 _dumps = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 JSON = JsonCodec()
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, Protocol
 
 from foqs.client import AsyncJob
@@ -32,18 +33,36 @@ class Job(Local):
 
     instead = "send job.id, and end the job in the process of its worker"
 
-    def __init__(
-        self, job: AsyncJob | None = None, threads: Callable[[Callable[[], object]], object] | None = None
-    ) -> None:
-        """`threads(call)` has `call` called in the event loop of the worker, for a task that runs in a thread."""
+    def __init__(self, job: AsyncJob | None = None, *, in_thread: bool = False) -> None:
+        """`in_thread`: the task runs in a thread, and not in the event loop of the worker."""
         self._job = job
-        self._threads = threads
-        self.id = 0 if job is None else job.id
-        self.attempt = 1 if job is None else job.attempt
-        self.headers: Mapping[str, str] = {} if job is None else job.headers
-        self.lease_lost = self._flag(job and job.lease_lost)
-        self.time_is_up = self._flag(job and job.time_is_up)
-        self.stopping = self._flag(job and job.stopping)
+        self._in_thread = in_thread
+
+    @property
+    def id(self) -> int:
+        return 0 if self._job is None else self._job.id
+
+    @property
+    def attempt(self) -> int:
+        return 1 if self._job is None else self._job.attempt
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return {} if self._job is None else self._job.headers
+
+    # Made when a task asks for them: most tasks do not, and an event costs more than the rest of the job.
+
+    @cached_property
+    def lease_lost(self) -> Flag:
+        return threading.Event() if self._job is None else self._flag(self._job.lease_lost)
+
+    @cached_property
+    def time_is_up(self) -> Flag:
+        return threading.Event() if self._job is None else self._flag(self._job.time_is_up)
+
+    @cached_property
+    def stopping(self) -> Flag:
+        return threading.Event() if self._job is None else self._flag(self._job.stopping)
 
     def time_left_ms(self) -> float | None:
         """The rest of the task's time limit, at least 0; None without a limit."""
@@ -75,24 +94,5 @@ class Job(Local):
             self._job.release()
 
     def _flag(self, event: Any) -> Flag:
-        if event is not None and self._threads is None:
-            return event  # type: ignore[no-any-return]
-        if event is None or self._threads is None:
-            return threading.Event()
-        flag = _FlagOfThread(event.is_set)
-        self._threads(lambda: event.then(flag.set))
+        flag: Flag = event.for_threads() if self._in_thread else event
         return flag
-
-
-class _FlagOfThread(threading.Event):
-    """`found` is called when the task finds it set: the worker has to know that."""
-
-    def __init__(self, found: Callable[[], object]) -> None:
-        super().__init__()
-        self._found = found
-
-    def is_set(self) -> bool:
-        return super().is_set() and bool(self._found())
-
-    def wait(self, timeout: float | None = None) -> bool:
-        return super().wait(timeout) and bool(self._found())

@@ -22,10 +22,10 @@ Handler = Callable[[Item, AsyncJob], Awaitable[None]]
 
 
 class Meter:
-    """Measures the runs of one process, on its event loop. `ended` counts them since the start, and `look` is called
-    after each."""
+    """Measures the runs of one process, on its event loop. `ended` counts them since the start, and `look`, if there is
+    one, is called after each."""
 
-    def __init__(self, tasks: Collection[str], look: Callable[[], object]) -> None:
+    def __init__(self, tasks: Collection[str], look: Callable[[], object] | None = None) -> None:
         self.ended = 0
         self.lag_s = 0.0
         self._tasks = tasks
@@ -53,7 +53,8 @@ class Meter:
                 self._seconds[task, item.topic].observe(monotonic() - began)
                 self._running.discard(job)
                 self.ended += 1
-                self._look()
+                if self._look is not None:
+                    self._look()
 
         return measured
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
+from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from datetime import timedelta
@@ -25,6 +26,7 @@ from foqs.client import (
     Unauthenticated,
     Unavailable,
 )
+from foqs.client._async.waits import until_done
 from foqs.client._async.worker import run_together
 from foqs.client.guard import SafeLog, check_returned
 from foqs.client.handlers import TASK_HEADER, WrongArgument, reason_of
@@ -256,11 +258,10 @@ class TaskWorker(Local):
             named = await self._aside(decode) if codecs.blocks else decode()
         except WrongArgument as error:
             raise await self._unusable(item, error) from None
-        threads = None if task.is_async else partial(_post, asyncio.get_running_loop())
-        if threads is not None:
-            job.use_threads(threads)
+        if not task.is_async:
+            job.use_threads(partial(_post, asyncio.get_running_loop()))
         args, kwargs = task.signature.split(named)
-        call = Call(task, item, Job(job, threads), args, kwargs)
+        call = Call(task, item, Job(job, in_thread=not task.is_async), args, kwargs)
         try:
             await self._through(self._middleware, call, job)
         except _Overdue:  # the worker sees that the time is up, and says so without a traceback
@@ -299,10 +300,11 @@ class TaskWorker(Local):
             return await task.call(call.job, call.args, call.kwargs)
         else:
             context = contextvars.copy_context()
-            running = self._threads.run(lambda: context.run(task.call, call.job, call.args, call.kwargs))
+            running = self._threads.run(partial(context.run, task.call, call.job, call.args, call.kwargs))
         while True:
             try:
-                value = await asyncio.shield(running)
+                await until_done(running)
+                value = running.result()
             except asyncio.CancelledError:  # a thread cannot be cancelled: its place is taken until it ends
                 if gathering is not None:
                     gathering.cancel(running)
@@ -322,11 +324,13 @@ class TaskWorker(Local):
         """Call a codec in a thread. If this is cancelled, the place of the task is taken until the thread ends."""
         running = self._threads.run(call)
         try:
-            return await asyncio.shield(running)
+            await until_done(running)
         except asyncio.CancelledError:
             if not self._ended:
-                await asyncio.wait((running,))
+                await until_done(running)
             raise
+        value: T = running.result()
+        return value
 
     def _gathering(self, task: Task[Any, Any, Any], batch: Batch) -> Gathering:
         found = self._gatherings.get(task.name)
@@ -368,6 +372,8 @@ class Threads:
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any]] | None] = SimpleQueue()
+        self._ends: deque[tuple[asyncio.Future[Any], Any, BaseException | None]] = deque()
+        self._posted = False
         self._count = self.busy = 0
 
     def run(self, call: Callable[[], Any]) -> asyncio.Future[Any]:
@@ -391,23 +397,25 @@ class Threads:
             given = None  # a thread that waits for a call keeps nothing of the last one
 
     def _call(self, call: Callable[[], Any], future: asyncio.Future[Any]) -> None:
-        end = partial(self._end, future)
         try:
-            value = call()
+            self._ends.append((future, call(), None))
         except BaseException as error:  # noqa: BLE001 - it is the task's
-            said: Callable[[], object] = partial(end, None, trimmed(raisable(error, "in a task")))
-        else:
-            said = partial(end, value, None)
-        _post(future.get_loop(), said)
+            self._ends.append((future, None, trimmed(raisable(error, "in a task"))))
+        if not self._posted:  # the calls that end before the event loop looks share one wake-up
+            self._posted = True
+            _post(future.get_loop(), self._take_ends)
 
-    def _end(self, future: asyncio.Future[Any], value: Any, error: Exception | None) -> None:
-        self.busy -= 1
-        if future.cancelled():
-            return
-        if error is None:
-            future.set_result(value)
-        else:
-            future.set_exception(error)
+    def _take_ends(self) -> None:
+        self._posted = False  # first: an end that comes now is taken here, or posts again
+        while self._ends:
+            future, value, error = self._ends.popleft()
+            self.busy -= 1
+            if future.cancelled():
+                continue
+            if error is None:
+                future.set_result(value)
+            else:
+                future.set_exception(error)
 
 
 def run_loop(main: Coroutine[Any, Any, T]) -> T:

@@ -198,6 +198,27 @@ def test_a_body_of_something_else_is_refused(pydantic, body):
         Signature(lambda: None, "t").decode(body)
 
 
+@pytest.mark.parametrize(
+    "function",
+    [lambda: None, lambda a: None, lambda a, b=1: None, lambda a, *, b=1: None, lambda a, *rest: None,
+     lambda a, **more: None, lambda a, job: None],
+)  # fmt: skip
+@pytest.mark.parametrize("kwargs", [{}, {"a": 1}, {"b": 1}, {"a": 1, "b": 2}, {"a": 1, "rest": 2}, {"a": 1, "more": 2}])
+def test_arguments_are_not_bound_only_where_that_changes_nothing(function, kwargs):
+    signature = Signature(function, "t")
+    if signature._fits(kwargs):
+        assert signature.bind((), kwargs) == kwargs
+
+
+def test_arguments_by_name_are_not_bound(pydantic, monkeypatch):
+    def task(a: int, b: int = 2) -> None: ...
+
+    signature = Signature(task, "t")
+    body = signature.encode((1,), {})
+    monkeypatch.setattr(signature, "bind", None)
+    assert signature.decode(body) == {"a": 1}
+
+
 def test_a_changed_signature_is_refused_by_name(pydantic):
     def before(a: int, gone: int) -> None: ...
     def after(a: int, new: int) -> None: ...

@@ -67,6 +67,12 @@ def test_json_is_as_json_writes_it(value):
 
 
 @pytest.mark.memory
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+def test_json_is_read_in_each_of_its_encodings(encoding):
+    assert JsonCodec().decode('{"args": ["\u00e4"]}'.encode(encoding), MAIL) == {"args": ["\u00e4"]}
+
+
+@pytest.mark.memory
 @pytest.mark.parametrize("name", NAMES)
 @given(body=st.binary(max_size=80))
 def test_other_bytes_are_refused(name, body):

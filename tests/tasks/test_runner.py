@@ -13,7 +13,7 @@ import pytest
 
 from foqs import Depends, Job, Reject, Retry
 from foqs.client import AsyncJob, Forbidden, Invalid, ItemState, RetryKind, RetryRule
-from foqs.client._async.waits import Event, SeenEvent
+from foqs.client._async.waits import SeenEvent
 from foqs.tasks.handle import ResultLost, TaskFailed, wait
 from foqs.tasks.middleware import Call, Middleware
 from tests.client.peer import LATER, eventually, logged_tracebacks
@@ -286,6 +286,25 @@ def test_a_time_limit_ends_a_coroutine_and_tells_a_thread(app, start):
         with pytest.raises(TaskFailed, match="time limit"):
             task.enqueue().result(LATER)
     assert ends == ["cancelled", 0.0]
+
+
+@on_each_host
+def test_threads_of_a_worker_share_the_event_of_its_stop(app, start):
+    """One event for each task would stay until the end of the worker."""
+    events = []
+
+    @app.task
+    def thread(job: Job) -> int:
+        events.append(job.stopping)
+        return 1
+
+    worker = start(app)
+    for _ in range(3):
+        assert thread.enqueue().result(LATER) == 1
+    assert len(set(map(id, events))) == 1
+    assert not events[0].is_set()
+    worker.stop()
+    assert events[0].wait(LATER)
 
 
 @on_each_host
@@ -568,10 +587,8 @@ def test_the_log_begins_with_the_frame_of_the_task(app, start, thread, caplog):
 
 
 def test_the_worker_knows_what_a_thread_has_found():
-    event, call = SeenEvent(), lambda set_flag: set_flag()
-    job = Job(
-        SimpleNamespace(id=1, attempt=1, headers={}, lease_lost=event, time_is_up=Event(), stopping=Event()), call
-    )
+    event = SeenEvent()
+    job = Job(SimpleNamespace(lease_lost=event), in_thread=True)
     assert not job.lease_lost.is_set() and not job.lease_lost.wait(0)
     event.set()
     assert not event.seen

@@ -9,6 +9,7 @@ from math import inf
 from time import monotonic
 from typing import Any, Protocol
 
+from foqs.client._async import waits  # async only
 from foqs.client._async.waits import AWAITS, Event, Lock, SeenEvent
 from foqs.client.guard import check_returned, is_a
 from foqs.client.handlers import (
@@ -307,9 +308,9 @@ class Held:
         return not self.gone and now < self.expires
 
     def event(self) -> SeenEvent:
-        """Set when the lease has ended, or may have. Called by the handler's task only; made when it is asked for."""
+        """Set when the lease has ended, or may have. Called by the handler only; made when it is asked for."""
         if self.lost is None:
-            self.lost = SeenEvent()
+            self.lost = SeenEvent()  # first: the end of a lease is noted, and then the event is looked for
             if not self.usable(monotonic()):
                 self.lost.set()
         return self.lost
@@ -324,7 +325,7 @@ class Held:
         """Run `attempt` in a task of its own, which `cancel` ends."""
         self.task = task = asyncio.create_task(attempt, name="foqs-attempt")
         try:
-            await asyncio.wait((task,))
+            await waits.until_done(task)
         except asyncio.CancelledError:  # the event loop ends
             task.cancel()
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
@@ -22,6 +23,7 @@ CANCEL_S = 1.0
 """A handler whose task was cancelled has this long to end."""
 TIMEOUT_MAX = 3600.0
 """The longest wait in seconds."""
+_making = threading.Lock()
 Mutex = asyncio.Lock
 """Is held over waits, other than a `Lock`."""
 
@@ -79,8 +81,11 @@ class Condition(Lock):
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         try:
-            async with asyncio.timeout(timeout_s):
+            if timeout_s is None:
                 await waiter
+            else:
+                async with asyncio.timeout(timeout_s):
+                    await waiter
         except TimeoutError:
             return False
         except asyncio.CancelledError:
@@ -94,6 +99,10 @@ class Condition(Lock):
 
     async def wait_for(self, ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
         """Return the last answer of `ready`: True, or False after the time."""
+        if timeout_s is None:
+            while not ready():
+                await self.wait()
+            return True
         try:
             async with asyncio.timeout(timeout_s):
                 while not ready():
@@ -119,7 +128,7 @@ class Event:
     def __init__(self) -> None:
         self._set = False
         self._change = Condition()
-        self._calls: list[Callable[[], object]] = []
+        self._for_threads: threading.Event | None = None
 
     def is_set(self) -> bool:
         return self._set
@@ -127,15 +136,20 @@ class Event:
     def set(self) -> None:
         self._set = True
         self._change.notify_all()
-        for call in self._calls:
-            call()
+        if self._for_threads is not None:
+            self._for_threads.set()
 
-    def then(self, call: Callable[[], object]) -> None:
-        """Call `call` when the event is set, at once if it is."""
-        if self._set:
-            call()
-        else:
-            self._calls.append(call)
+    def for_threads(self) -> threading.Event:
+        """Return the event of threads that is set with this one, always the same. Any thread may call this."""
+        with _making:
+            if self._for_threads is None:
+                self._for_threads = self._made_for_threads()
+        if self._set:  # after the assignment, as `set` looks for it after this
+            self._for_threads.set()
+        return self._for_threads
+
+    def _made_for_threads(self) -> threading.Event:
+        return threading.Event()
 
     async def wait(self, timeout_s: float | None = None) -> bool:
         return await self._change.wait_for(self.is_set, timeout_s)
@@ -149,6 +163,38 @@ class SeenEvent(Event):
     def is_set(self) -> bool:  # `wait` asks it
         self.seen |= super().is_set()
         return super().is_set()
+
+    def _made_for_threads(self) -> threading.Event:
+        return _SeenByThread(self.is_set)
+
+
+class _SeenByThread(threading.Event):
+    """`see` is called when a thread finds it set."""
+
+    def __init__(self, see: Callable[[], object]) -> None:
+        super().__init__()
+        self._see = see
+
+    def is_set(self) -> bool:
+        return super().is_set() and bool(self._see())
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return super().wait(timeout) and bool(self._see())
+
+
+async def until_done(future: asyncio.Future[Any]) -> None:
+    """Wait for the end of a future or a task, which goes on if this is cancelled: as `asyncio.shield`, in less time.
+    Nothing is logged about an exception that comes after that."""
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def wake(ended: asyncio.Future[Any]) -> None:
+        if not done.done():
+            done.set_result(None)
+        elif not ended.cancelled():
+            ended.exception()  # or asyncio logs that nothing has read it
+
+    future.add_done_callback(wake)
+    await done
 
 
 class Background:

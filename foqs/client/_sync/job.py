@@ -292,9 +292,9 @@ class Held:
         return not self.gone and now < self.expires
 
     def event(self) -> SeenEvent:
-        """Set when the lease has ended, or may have. Called by the handler's thread only; made when it is asked for."""
+        """Set when the lease has ended, or may have. Called by the handler only; made when it is asked for."""
         if self.lost is None:
-            self.lost = SeenEvent()
+            self.lost = SeenEvent()  # first: the end of a lease is noted, and then the event is looked for
             if not self.usable(monotonic()):
                 self.lost.set()
         return self.lost

@@ -14,6 +14,7 @@ import pytest
 
 import foqs.client
 from foqs.client import AsyncClient, Client, Invalid, ItemSpec, Producer, Worker, WrongLoop
+from foqs.client._async.waits import Event, until_done
 from foqs.idl import idl
 from tests.client._async.helpers import eventually
 from tests.client.peer import LATER, Act, script
@@ -273,3 +274,47 @@ async def test_items_that_the_trace_makes_too_long_are_stored_without(new_peer, 
 
     client = await client_of(new_peer(refuses), tracing=True)
     assert [await client.enqueue("a", b"1"), await client.enqueue("a", b"2")] == [1, 2]
+
+
+async def test_an_event_of_threads_is_set_with_that_of_the_loop():
+    before, after = Event(), Event()
+    waiting = before.for_threads()
+    assert waiting is before.for_threads()
+    assert not waiting.is_set()
+    before.set()
+    assert await asyncio.to_thread(waiting.wait, LATER)
+    after.set()
+    assert (await asyncio.to_thread(after.for_threads)).is_set()
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_the_wait_for_a_task_leaves_it_alone(ends):
+    go = asyncio.Event()
+    working = asyncio.create_task(go.wait())
+    waiting = asyncio.create_task(until_done(working))
+    await asyncio.sleep(0)
+    if ends:
+        go.set()
+        await waiting
+    else:
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert not working.done()
+        go.set()
+    assert await working
+
+
+async def test_an_error_that_comes_after_the_wait_is_not_logged():
+    said = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: said.append(context["message"]))
+    failing = asyncio.get_running_loop().create_future()
+    waiting = asyncio.create_task(until_done(failing))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait((waiting,))
+    failing.set_exception(ValueError("what a payload holds"))
+    await asyncio.sleep(0)
+    del failing, waiting
+    gc.collect()
+    assert said == []

@@ -29,6 +29,9 @@ R = TypeVar("R")
 
 _MS = timedelta(milliseconds=1)
 _BATCH_WAIT_S = 0.2
+_VARIABLES = {
+    "address": "FOQS_ADDRESS", "namespace": "FOQS_NAMESPACE", "token": "FOQS_TOKEN", "tls": "FOQS_CLIENT_TLS",
+}  # fmt: skip
 MOST_BATCH = MOST_HELD // 2
 """A worker holds a second batch while it runs one."""
 
@@ -78,13 +81,11 @@ class App(Local):
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None, **options: Any) -> App:
-        """Return an App by FOQS_ADDRESS, FOQS_NAMESPACE, FOQS_TOKEN and FOQS_CLIENT_TLS, as commands read them."""
+        """Return an App by FOQS_ADDRESS, FOQS_NAMESPACE, FOQS_TOKEN and FOQS_CLIENT_TLS, as commands read them. Options
+        that are given count in their place."""
         environ = os.environ if environ is None else environ
-        given = {"token": environ.get("FOQS_TOKEN"), "tls": environ.get("FOQS_CLIENT_TLS"), **options}
-        return cls(
-            environ.get("FOQS_ADDRESS") or DEFAULT_ADDRESS, environ.get("FOQS_NAMESPACE") or "default",
-            **{name: value for name, value in given.items() if value},
-        )  # fmt: skip
+        named = {name: environ.get(variable) for name, variable in _VARIABLES.items()}
+        return cls(**{**{name: value for name, value in named.items() if value}, **options})
 
     # ------------------------------------------------------------------------------------- tasks
 

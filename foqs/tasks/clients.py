@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from threading import Lock
 from time import monotonic
@@ -36,7 +36,7 @@ class Clients:
         duration(1)("timeout_ms", timeout_ms)
         self._timeout_s = timeout_ms / 1000
         self._client: Client | None = None
-        self._of_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncClient] = WeakKeyDictionary()
+        self._of_loops: _OfLoops = WeakKeyDictionary()
         self._lock = Lock()
 
     @property
@@ -51,10 +51,13 @@ class Clients:
     def of_loop(self) -> AsyncClient:
         """The client of the event loop that runs. Raises RuntimeError if none runs."""
         loop = asyncio.get_running_loop()
-        client = self._of_loops.get(loop)
-        if client is None:
-            client = self._of_loops[loop] = AsyncClient(self.address, self.namespace, **self.options)
-        return client
+        known = self._of_loops.get(loop)
+        if known is None:
+            for ended in [one for one in self._of_loops if one.is_closed()]:
+                del self._of_loops[ended]
+            client = AsyncClient(self.address, self.namespace, **self.options)
+            known = self._of_loops[loop] = client, _closed_with(loop, self._of_loops, client)
+        return known[0]
 
     def enqueue(self, spec: ItemSpec) -> tuple[int, ItemSpec]:
         """Store one item with a `dedup_key`. Return its id, and the item as it was sent.
@@ -91,7 +94,7 @@ class Clients:
             left = list(self._of_loops.items())
             with self._lock:
                 self.address, self.options, self._client, self._of_loops = before
-            for loop, client in left:
+            for loop, (client, _) in left:
                 if loop.is_running():
                     asyncio.run_coroutine_threadsafe(client.close(), loop)
 
@@ -104,9 +107,32 @@ class Clients:
 
     async def aclose(self) -> None:
         """Close the client of this event loop."""
-        client = self._of_loops.pop(asyncio.get_running_loop(), None)
-        if client is not None:
+        known = self._of_loops.pop(asyncio.get_running_loop(), None)
+        if known is not None:
+            await known[1].aclose()
+
+
+_OfLoops = MutableMapping[asyncio.AbstractEventLoop, tuple[AsyncClient, AsyncGenerator[None, None]]]
+
+
+def _closed_with(
+    loop: asyncio.AbstractEventLoop, of_loops: _OfLoops, client: AsyncClient
+) -> AsyncGenerator[None, None]:
+    """Return a generator that closes the client at the end of the event loop that runs, as `asyncio.run` ends one: the
+    loop ends all generators that have begun in it. A program that is not asynchronous, such as a WSGI server, makes an
+    event loop for each call."""
+
+    async def until_the_end() -> AsyncGenerator[None, None]:
+        try:
+            yield
+        finally:
+            of_loops.pop(loop, None)
             await client.close()
+
+    waiting = until_the_end()
+    with suppress(StopIteration):  # it has begun, without a wait
+        waiting.__anext__().send(None)
+    return waiting
 
 
 class _Storing:

@@ -285,6 +285,8 @@ def test_the_environment_names_the_service():
     made = app._clients
     assert (made.address, made.namespace, made.options) == ("h:1", "shop", {"token": "t", "pool_size": 3})
     assert App.from_env({})._clients.address == App()._clients.address
+    given = App.from_env(environ, address="h:2", namespace="other", token=None)._clients
+    assert (given.address, given.namespace, given.options) == ("h:2", "other", {"token": None})
 
 
 @pytest.mark.memory

@@ -1,6 +1,7 @@
 """An App in a test: its clients for the time of the test, and workers that run until nothing is left."""
 
 import asyncio
+import os
 import threading
 from datetime import timedelta
 
@@ -77,6 +78,30 @@ def test_each_event_loop_has_its_own_client_for_the_test(foqs_server):
         await app.aclose()
 
     asyncio.run(main())
+
+
+def test_a_client_ends_with_its_event_loop(foqs_server):
+    """A WSGI server makes an event loop for each call of asynchronous code."""
+    app = App()
+
+    @app.task
+    async def work() -> None: ...
+
+    async def call():
+        await work.aenqueue()
+        return len(os.listdir("/proc/self/fd"))
+
+    with app.test_mode(foqs_server):
+        asyncio.run(call())
+        open_files = [asyncio.run(call()) for _ in range(10)]
+        assert len(set(open_files)) == 1
+        assert len(app._clients._of_loops) == 0
+
+        loop = asyncio.new_event_loop()  # one whose owner does not end its generators
+        loop.run_until_complete(call())
+        loop.close()
+        asyncio.run(call())
+        assert len(app._clients._of_loops) == 0
 
 
 # ------------------------------------------------------------------------------------------------ run_until_empty

@@ -30,6 +30,9 @@ MODULES = {
     "sqlalchemy": "SQLAlchemy",
     "jinja2": "Jinja2",
     "fast_depends": "fast-depends",
+    "django": "Django",
+    "django_tasks": "django-tasks",
+    "asgiref": "Django",
     "opentelemetry": "opentelemetry-api",
     "py4j": "pyspark",
     "docker": "testcontainers",
@@ -178,6 +181,18 @@ def test_the_commands_of_an_outbox_name_their_extras() -> None:
     ran = without(EVERY - {"cli"}, "outbox", "held", "sqlite://")
     assert (ran.returncode, ran.stdout) == (1, "")
     assert ran.stderr == f"foqs: {extras.missing('the package sqlalchemy', 'cli,outbox')}\n"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("package", ["django", "django_tasks"])
+def test_the_backend_of_django_names_its_extra(package: str) -> None:
+    program = (
+        f"import sys; sys.modules.update(dict.fromkeys([{package!r}, 'django.tasks']))\n"
+        "try:\n    import foqs.contrib.django\nexcept ModuleNotFoundError as error:\n    print(error)"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, env=environment())
+    what = f"the package {package}, which foqs.contrib.django needs,"
+    assert ran.stdout.strip() == extras.missing(what, "django"), ran.stderr
 
 
 def test_each_command_of_a_host_names_an_extra() -> None:

@@ -57,6 +57,7 @@ MAY_IMPORT = {
     "foqs.spark": VALUES | {"foqs.spark", "foqs.client", "foqs.store", "foqs.zk", "foqs.fairness.keys"},
     "foqs.testing": VALUES | {"foqs.testing", "foqs.client", "foqs.server", "foqs.store", "foqs.rpc"},
     "foqs.doctor": VALUES | IO | {"foqs.doctor", "foqs.client", "foqs.shardmgr.facts"},  # asks a host as clients do
+    "foqs.contrib": VALUES | {"foqs.contrib", "foqs.tasks", "foqs.client", "foqs.cli"},
     "foqs.cli": None,
 }
 IMPURE = frozenset(

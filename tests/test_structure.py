@@ -38,6 +38,7 @@ LINES = {
     "foqs.cli": 8_320,  # foqs worker, outbox
     "foqs.client": 10_211,  # _async: threads as tasks, cancelled calls and handlers, no close; what a job says
     "foqs.config": 1_317,
+    "foqs.contrib": 728,  # Django
     "foqs.doctor": 712,
     "foqs.engine": 10_314,
     "foqs.fairness": 1_704,
@@ -52,7 +53,7 @@ LINES = {
     "foqs.shardmgr": 2_148,
     "foqs.spark": 4_850,
     "foqs.store": 5_841,
-    "foqs.tasks": 2_860,  # batches, periodic tasks, codecs, the meter; test_mode; pickled tasks; short path
+    "foqs.tasks": 2_890,  # batches, periodic tasks, codecs, the meter; test_mode; pickled tasks; short path
     "foqs.testing": 431,  # jumps to the next due time
     "foqs.wire": 1_661,
     "foqs.zk": 1_673,

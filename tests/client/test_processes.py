@@ -55,7 +55,7 @@ def modules() -> Iterator[types.ModuleType]:
     """Import all modules of the client library and of the values below it."""
     for found in pkgutil.walk_packages(foqs.__path__, "foqs."):
         top = found.name.split(".")[1]
-        if top not in {"__main__", "lab", "cli", "spark", "doctor", "server", "admin"}:
+        if top not in {"__main__", "lab", "cli", "spark", "doctor", "server", "admin", "contrib"}:
             yield importlib.import_module(found.name)
 
 

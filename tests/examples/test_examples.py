@@ -22,7 +22,8 @@ from tests.client.peer import LATER, eventually
 from tests.client.real_server import Server, foqs
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+EXAMPLES = sorted(path for path in (ROOT / "examples").iterdir() if path.name != "__pycache__")
+THANKS = b'{"args":[],"kwargs":{"to":"ada@example.org"}}'
 pytestmark = pytest.mark.process
 
 
@@ -39,8 +40,8 @@ def environment(server: Server) -> dict[str, str]:
 
 
 @contextmanager
-def running(command: list[str], environment: dict[str, str]) -> Iterator[None]:
-    process = subprocess.Popen([sys.executable, "-m", *command], env=environment)
+def running(command: list[str], environment: dict[str, str], cwd: Path = ROOT) -> Iterator[None]:
+    process = subprocess.Popen([sys.executable, "-m", *command], env=environment, cwd=cwd)
     try:
         yield
         process.send_signal(signal.SIGTERM)
@@ -54,16 +55,19 @@ def worker(name: str, environment: dict[str, str]) -> AbstractContextManager[Non
     return running(["foqs", "worker", f"examples.{name}:app"], environment)
 
 
-def run(name: str, *args: str, environment: dict[str, str], stdin: str = "") -> str:
+def run(name: str, *args: str, environment: dict[str, str], stdin: str = "", cwd: Path = ROOT) -> str:
     command = [sys.executable, "-m", f"examples.{name}", *args]
     return subprocess.run(
-        command, env=environment, input=stdin, capture_output=True, text=True, check=True, timeout=2 * LATER
+        command, env=environment, input=stdin, capture_output=True, text=True, check=True, timeout=2 * LATER, cwd=cwd
     ).stdout
 
 
 def test_each_is_at_most_40_lines() -> None:
-    assert len(EXAMPLES) >= 4
-    assert {path.name for path in EXAMPLES if len(path.read_text().rstrip().splitlines()) > 40} == set()
+    """A project in a folder, all its files together."""
+    assert len(EXAMPLES) >= 6
+    files = {path: [path] if path.is_file() else path.glob("*.py") for path in EXAMPLES}
+    lines = {path: sum(len(file.read_text().rstrip().splitlines()) for file in files[path]) for path in EXAMPLES}
+    assert {path.name: count for path, count in lines.items() if count > 40} == {}
 
 
 class Mailbox:
@@ -103,25 +107,31 @@ def test_mail(server: Server, environment: dict[str, str]) -> None:
         assert "gone@example.org is refused" in foqs(server, "dead", "list", "mail.dlq").stdout.decode()
 
 
-def test_web(server: Server, environment: dict[str, str]) -> None:
-    assert foqs(server, "throttle", "set", "customer:*", "--concurrency", "2").returncode == 0
-    port = free_port()
+class Web:
+    """A web server on a free port."""
 
-    def asked(path: str, method: str = "GET") -> Any:
+    def __init__(self) -> None:
+        self.port = str(free_port())
+
+    def __call__(self, path: str, method: str = "GET") -> Any:
         try:
-            with urlopen(Request(f"http://127.0.0.1:{port}{path}", method=method), timeout=LATER) as answer:
+            with urlopen(Request(f"http://127.0.0.1:{self.port}{path}", method=method), timeout=LATER) as answer:
                 return json.load(answer)
         except HTTPError as error:
             with error:
                 return error.code
 
-    def listens() -> bool:
+    def listens(self) -> bool:
         with suppress(URLError):
-            return asked("/docs/none") == 404
+            return bool(self("/docs/none") == 404)
         return False
 
-    with worker("web", environment), running(["uvicorn", "examples.web:web", "--port", str(port)], environment):
-        eventually(listens)
+
+def test_web(server: Server, environment: dict[str, str]) -> None:
+    assert foqs(server, "throttle", "set", "customer:*", "--concurrency", "2").returncode == 0
+    asked = Web()
+    with worker("web", environment), running(["uvicorn", "examples.web:web", "--port", asked.port], environment):
+        eventually(asked.listens)
         ids = [asked(f"/reports?customer=acme&month={month}", "POST") for month in ("2026-10", "2026-11", "2026-10")]
         assert ids[0] == ids[2] != ids[1]
         assert [asked(f"/reports/{item_id}") for item_id in ids[:2]] == ["2026-10 of acme", "2026-11 of acme"]
@@ -149,3 +159,25 @@ def test_bulk(server: Server, environment: dict[str, str], tmp_path: Path) -> No
 
     with worker("bulk", environment):
         eventually(lambda: rows() == list(range(2000)))
+
+
+def test_django(server: Server, environment: dict[str, str]) -> None:
+    environment["DJANGO_SETTINGS_MODULE"] = "examples.django_shop.settings"
+    asked = Web()
+    web = ["django", "runserver", "--noreload", asked.port]
+    with running(["django", "foqs_worker", "--processes", "2"], environment), running(web, environment):
+        eventually(asked.listens)
+        result_id = asked("/order/17/ada@example.org")["id"]
+        eventually(lambda: asked(f"/result/{result_id}")["status"] == "SUCCESSFUL")
+        assert asked(f"/result/{result_id}")["value"] == "order 17 is confirmed to ada@example.org"
+
+
+def test_outbox(server: Server, environment: dict[str, str], tmp_path: Path) -> None:
+    run("outbox", "ada@example.org", environment=environment, cwd=tmp_path)
+    with Client(server.address, "shop") as client, ExitStack() as stack:
+        assert list(client.list_items("mail")) == []
+        relay = ["foqs", "outbox", "relay", "sqlite:///shop.sqlite3", "--ns", "shop"]
+        stack.enter_context(running(relay, environment, tmp_path))
+        eventually(lambda: [item.payload for item in client.list_items("mail")] == [THANKS])
+        stack.enter_context(running(["foqs", "worker", "examples.outbox:app"], environment, tmp_path))
+        eventually(lambda: not list(client.list_items("mail")))

@@ -1,0 +1,17 @@
+"""What each process of `manage.py foqs_worker` imports: the App of a backend, with the tasks of the project."""
+
+import logging
+import os
+
+import django
+
+django.setup()
+for name, logger in logging.root.manager.loggerDict.items():
+    # LOGGING without `disable_existing_loggers: False` disables the loggers of modules that were imported before.
+    if name.partition(".")[0] == "foqs" and isinstance(logger, logging.Logger):
+        logger.disabled = False
+
+from foqs.contrib.django.backend import ALIAS_VARIABLE  # noqa: E402 - once Django is set up
+from foqs.contrib.django.interface import task_backends  # noqa: E402
+
+app = task_backends[os.environ[ALIAS_VARIABLE]].registered()

@@ -236,4 +236,4 @@ def test_in_json_the_missing_extra_is_one_event() -> None:
 def test_the_sdist_and_the_wheel_install_and_serve() -> None:
     ran = subprocess.run([ROOT / "script" / "release", "--dry-run"], capture_output=True, text=True, timeout=840)
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert len(re.findall(r"^foqs-.*: [2-6] packages beside foqs, \d+ kB$", ran.stdout, re.M)) == 2
+    assert len(re.findall(r"^foqs-.*: [2-6] packages beside foqs, \d+ KiB$", ran.stdout, re.M)) == 2

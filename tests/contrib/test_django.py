@@ -149,6 +149,13 @@ def test_a_task_that_no_worker_would_find_is_refused(backend):
         nameless.func.__qualname__ = before
 
 
+def test_changed_options_make_another_app(backend):
+    first = backend.app
+    assert backend.app is first
+    backend.options["namespace"] = "second"
+    assert (first.namespace, backend.app.namespace) == ("shop", "second")
+
+
 @pytest.mark.parametrize("queue", ["nowhere", ""])
 def test_a_queue_that_the_settings_lack_is_refused(backend, queue):
     with pytest.raises(InvalidTask, match="is not valid for backend"):

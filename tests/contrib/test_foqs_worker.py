@@ -135,12 +135,12 @@ def test_a_stop_gives_coroutines_back(start, tmp_path):
 
 
 @pytest.mark.process
-def test_another_backend(start):
+def test_another_backend(start, monkeypatch):
     """Its queues are the topics, and its namespace is its own."""
     other, default = tasks.add.using(backend="other"), tasks.add
     worker = start("--backend", "other", "--max-jobs", 1)
     env = {"address": task_backends["default"].app.address, "namespace": "other"}
-    task_backends["other"].options.update(env)
+    monkeypatch.setattr(task_backends["other"], "options", env)
     result, left = other.enqueue(1), default.enqueue(1)
     worker.reached(lambda: "worker.started" in worker.said())
     assert ended(result).return_value == 2

@@ -60,7 +60,7 @@ class FoqsBackend(BaseTaskBackend):
         if (known := _apps.get(self.alias)) and known[0] != self.options:  # the settings of a test
             _apps.pop(self.alias, None)
         if self.alias not in _apps:
-            _apps.setdefault(self.alias, (self.options, self._new_app()))
+            _apps.setdefault(self.alias, (dict(self.options), self._new_app()))
         return _apps[self.alias][1]
 
     def _new_app(self) -> App:

@@ -1,8 +1,8 @@
 """Mail that is sent exactly if the transaction of its order commits.
 
-foqs worker examples.outbox:app
-foqs outbox relay sqlite:///shop.sqlite3               # --ns: the namespace of the App
 python -m examples.outbox ada@example.org
+foqs outbox relay sqlite:///shop.sqlite3
+foqs worker examples.outbox:app
 """
 
 import sys

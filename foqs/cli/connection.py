@@ -60,6 +60,7 @@ class Connection:
             "--namespace",
             "--ns",
             "-n",
+            envvar="FOQS_NAMESPACE",
             rich_help_panel=_CONNECTION,
             help="The command works in this namespace.",
         ),

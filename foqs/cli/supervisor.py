@@ -117,7 +117,7 @@ class _Supervisor:
         await asyncio.wait({stopping, *tasks}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         reloading.cancel()
-        log.info("processes.stopping", processes=len(tasks))
+        log.info("processes.stopping", processes=len(tasks), grace_ms=self._config.server.grace_ms)
         for keeper in self._keepers:
             if keeper.name in self._quiet:  # it has no shards to hand over
                 keeper.stop()

@@ -73,6 +73,7 @@ class _Supervisor:
     ) -> None:
         self._watched = watched
         self._totals = totals
+        self._grace_ms = order.grace_ms
         self._stop = asyncio.Event()
         self._changed = asyncio.Event()
         self._said = ""
@@ -97,12 +98,13 @@ class _Supervisor:
         if self._watched is not None:
             others.append(loop.create_task(self._reload(self._watched)))
         await asyncio.wait({*tasks, *others}, return_when=asyncio.FIRST_COMPLETED)
-        log.info("processes.stopping", processes=len(tasks))
+        log.info("processes.stopping", processes=len(tasks), grace_ms=self._grace_ms)
         self._stop.set()
         self._changed.set()
         for keeper in self._keepers:
             keeper.stop()
         await asyncio.wait(tasks)
+        log.info("processes.stopped", processes=len(tasks))
         for other in others:
             other.cancel()
         faults = [fault for task in tasks if (fault := task.exception()) is not None]

@@ -41,6 +41,8 @@ def test_a_token_opens_what_its_lines_say(tmp_path: Path) -> None:
             client.get_item(1)
         with Client(address, "other", token=secret) as client, pytest.raises(Forbidden):
             client.enqueue("mail", b"x")
+        elsewhere = foqs("topics", env=settings | {"FOQS_NAMESPACE": "other"})
+        assert "no right in the namespace 'other'" in elsewhere.stderr, elsewhere
         for nobody in (None, secret[:-1]):
             with Client(address, token=nobody) as client, pytest.raises(Unauthenticated):
                 client.enqueue("mail", b"x")

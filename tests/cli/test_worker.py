@@ -80,6 +80,7 @@ def test_a_thread_left_behind_delays_no_end(shop: Shop, start: Start, signals: i
         worker.send_signal(signal.SIGTERM)
         reached(worker, lambda: "processes.stopping" in worker.said())
     assert worker.wait() == 0
+    assert "processes.stopped" in worker.said()
 
 
 def test_ctrl_c_in_a_terminal(shop: Shop) -> None:

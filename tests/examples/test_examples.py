@@ -176,7 +176,7 @@ def test_outbox(server: Server, environment: dict[str, str], tmp_path: Path) -> 
     run("outbox", "ada@example.org", environment=environment, cwd=tmp_path)
     with Client(server.address, "shop") as client, ExitStack() as stack:
         assert list(client.list_items("mail")) == []
-        relay = ["foqs", "outbox", "relay", "sqlite:///shop.sqlite3", "--ns", "shop"]
+        relay = ["foqs", "outbox", "relay", "sqlite:///shop.sqlite3"]
         stack.enter_context(running(relay, environment, tmp_path))
         eventually(lambda: [item.payload for item in client.list_items("mail")] == [THANKS])
         stack.enter_context(running(["foqs", "worker", "examples.outbox:app"], environment, tmp_path))

@@ -35,7 +35,10 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 _ANSWER_MS = 1_000
-_WITHOUT_REASON: dict[int, str] = {FailureCause.EXPIRED: "its worker has died, or did not extend the lease"}
+_WITHOUT_REASON: dict[int, str] = {
+    FailureCause.EXPIRED: "its worker has died, or did not extend the lease",
+    FailureCause.LIMIT: "it was to run again, and has no attempt left",
+}
 
 
 class TaskFailed(FoqsError):

@@ -253,6 +253,7 @@ def test_a_retry_at_the_last_attempt_has_failed(configured, foqs_server, heard):
     assert backend.worker().run_until_empty() == 0
     result.refresh()
     assert (result.status, [one.exception_class.__name__ for one in result.errors]) == (FAILED, ["TaskFailed"])
+    assert "it was to run again, and has no attempt left" in result.errors[0].traceback
 
 
 def test_the_policy_of_the_topic_counts_without_an_option(backend, run, heard):

@@ -264,9 +264,11 @@ def test_files_that_are_wrong_are_named(authority: Authority, own: Pair, tmp_pat
     for said, change in wrong.items():
         with pytest.raises(Invalid, match=said):
             server_context(TlsSection(**(good.model_dump() | change)))
-    for tls in (Tls(ca_file=text), Tls(cert_file=text), Tls(key_file=own.key_file), Tls(ca_file=tmp_path / "none.pem")):
+    for tls in (Tls(ca_file=text), Tls(cert_file=text), Tls(ca_file=tmp_path / "none.pem")):
         with pytest.raises(Invalid, match="tls"):
             tls.context()
+    with pytest.raises(Invalid, match="key_file needs cert_file"):
+        Tls(key_file=own.key_file)
 
 
 def test_a_key_with_a_password_is_refused_without_a_prompt(own: Pair, authority: Authority, tmp_path: Path) -> None:

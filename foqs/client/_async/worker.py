@@ -64,6 +64,7 @@ _SETTLE_ITEMS = 500
 _SHORT_WAIT_MS = 50
 _NAME_CHARS = 100
 _LOOK_AGAIN_S = 0.02  # async only
+_Taking = Coroutine[Any, Any, Sequence[Item]]  # async only
 _LOOK_S = 0.5
 """After this time the main thread runs the handler of a signal that did not wake it."""
 
@@ -358,7 +359,7 @@ class AsyncWorker(Local):
             idle = not len(self._leases)  # async only
             try:
                 taking = self._take(room, acks, begins)
-                taking = self._until_stopped(taking)  # async only
+                taking = self._until_stopped(taking, acks)  # async only
                 items = await taking
             except _HOPELESS:
                 raise
@@ -390,13 +391,23 @@ class AsyncWorker(Local):
         with self._leases.change:
             await self._leases.change.wait(_LOOK_AGAIN_S)
 
-    async def _until_stopped(self, taking: Coroutine[Any, Any, Sequence[Item]]) -> Sequence[Item]:  # async only
+    async def _until_stopped(self, taking: _Taking, acks: list[Ending]) -> Sequence[Item]:  # async only
         """Take items until the worker stops: a request that waits is cancelled then, and the client gives back its
-        items."""
-        self._taking = task = asyncio.create_task(taking, name="foqs-take")
+        items. `acks` are those that `taking` has."""
+        begun = False
+
+        async def take() -> Sequence[Item]:
+            nonlocal begun
+            begun = True
+            return await taking
+
+        self._taking = task = asyncio.create_task(take(), name="foqs-take")
         try:
             return await task
         except asyncio.CancelledError:
+            if not begun:  # a task that is cancelled before its first step runs none
+                taking.close()
+                self._settler.send_back(acks)
             if self._stopping.is_set() and task.cancelled():
                 return []
             task.cancel()

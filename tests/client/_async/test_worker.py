@@ -1,5 +1,6 @@
 """The life of a worker: handlers, leases, acks, nacks, outages and its end."""
 
+import asyncio  # async only
 import time
 from functools import partial
 from time import monotonic
@@ -313,6 +314,23 @@ async def test_a_stop_ends_a_request_for_items(peer, client_of, work):
     assert await worker.join(LATER * 1000)
     await eventually(lambda: [(item.lease, item.attempt) for item in peer.items.values()] == [(0, 0)])
     assert (seen, len(peer.named("Dequeue"))) == ([], 1)
+
+
+async def test_a_stop_before_a_request_keeps_the_acks_that_go_with_it(peer, client_of):  # async only
+    client = await client_of(peer)
+    ids = await enqueue(client, 1)
+
+    class Taking(AsyncWorker):
+        def _take(self, room, acks, begins):
+            if acks:  # the stop comes before the first step of the task that is made next
+                asyncio.get_running_loop().call_soon(self.stop)
+            return super()._take(room, acks, begins)
+
+    worker = Taking(client, "t", nothing, concurrency=1)
+    await worker.start()
+    assert await worker.join(10_000)
+    assert peer.acked == ids
+    assert worker.counts.done == 1
 
 
 async def test_outcomes_not_taken_end_with_the_worker(new_peer, client_of, work, caplog):

@@ -4,11 +4,15 @@ import asyncio
 import functools
 import logging
 import re
+import threading
 import warnings
+from math import inf
 
 import pytest
 
-from foqs.client import Backoff, Delivery, Invalid, ItemSpec, Retry, Worker
+import foqs.client._async.job
+import foqs.client._sync.job
+from foqs.client import Backoff, Delivery, Invalid, Item, ItemSpec, Retry, Worker
 from foqs.client._sync.job import handler_call
 from foqs.client.guard import NotRun
 from tests.client.peer import eventually
@@ -271,3 +275,41 @@ def test_the_log_says_that_an_at_least_once_item_comes_again(run, caplog):
     run(fails)
     (line,) = [record.getMessage() for record in caplog.records if "Item(" in record.getMessage()]
     assert line.endswith(AGAIN)
+
+
+@pytest.mark.parametrize("kind", [foqs.client._async.job, foqs.client._sync.job])
+def test_all_threads_of_a_handler_have_one_event(kind, monkeypatch):
+    held, found = kind.Held(Item(id=1), inf, inf), []
+    other = threading.Thread(target=lambda: found.append(held.event()))
+
+    class Slow(kind.SeenEvent):
+        def __init__(self):
+            super().__init__()
+            if other.ident is None:
+                other.start()
+                other.join(0.1)  # it may not get there while this one is made
+
+    monkeypatch.setattr(kind, "SeenEvent", Slow)
+    event = held.event()
+    other.join()
+    held.end()
+    assert found == [event]
+    assert event.is_set()
+
+
+@pytest.mark.parametrize("kind", [foqs.client._async.job.SeenEvent, foqs.client._sync.job.SeenEvent])
+def test_a_thread_that_saw_an_event_is_not_forgotten(kind, monkeypatch):
+    """Another one looks at the same time, and has found it not set yet."""
+    event, is_set, first = kind(), kind.__base__.is_set, [True]
+
+    def slow(self):
+        found = is_set(self)
+        if self is event and first:
+            first.clear()
+            self.set()
+            assert self.is_set()
+        return found
+
+    monkeypatch.setattr(kind.__base__, "is_set", slow)
+    assert not event.is_set()
+    assert event.seen

@@ -6,6 +6,7 @@ import asyncio  # async only
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from math import inf
+from threading import RLock
 from time import monotonic
 from typing import Any, Protocol
 
@@ -30,6 +31,7 @@ from foqs.rows import LOG_BYTES
 from foqs.travel import Local
 
 _closing = Lock()
+_making = RLock()  # a handler may have threads of its own, and is interrupted by signals
 _MOST_SHOWN = 20  # async only
 
 
@@ -308,12 +310,14 @@ class Held:
         return not self.gone and now < self.expires
 
     def event(self) -> SeenEvent:
-        """Set when the lease has ended, or may have. Called by the handler only; made when it is asked for."""
-        if self.lost is None:
-            self.lost = SeenEvent()  # first: the end of a lease is noted, and then the event is looked for
-            if not self.usable(monotonic()):
-                self.lost.set()
-        return self.lost
+        """Set when the lease has ended, or may have. Called by the handler only, in any thread; made when it is asked
+        for."""
+        with _making:
+            if self.lost is None:
+                self.lost = SeenEvent()  # first: the end of a lease is noted, and then the event is looked for
+                if not self.usable(monotonic()):
+                    self.lost.set()
+            return self.lost
 
     def time_is_up(self) -> Event:
         """Set at the end of the time limit. Made before the limit is set, or when it is asked for."""

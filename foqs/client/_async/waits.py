@@ -161,8 +161,10 @@ class SeenEvent(Event):
     seen = False
 
     def is_set(self) -> bool:  # `wait` asks it
-        self.seen |= super().is_set()
-        return super().is_set()
+        found = super().is_set()
+        if found:  # not `|=`: a thread that has found it not set could write that over the answer of another one
+            self.seen = True
+        return found
 
     def _made_for_threads(self) -> threading.Event:
         return _SeenByThread(self.is_set)

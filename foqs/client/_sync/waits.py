@@ -31,12 +31,15 @@ class SeenEvent(Event):
     seen = False
 
     def is_set(self) -> bool:
-        self.seen |= super().is_set()
-        return super().is_set()
+        found = super().is_set()
+        if found:  # not `|=`: a thread that has found it not set could write that over the answer of another one
+            self.seen = True
+        return found
 
     def wait(self, timeout: float | None = None) -> bool:
         found = super().wait(timeout)
-        self.seen |= found
+        if found:
+            self.seen = True
         return found
 
 

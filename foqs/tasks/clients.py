@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, MutableMapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from threading import Lock
@@ -53,8 +53,9 @@ class Clients:
         loop = asyncio.get_running_loop()
         known = self._of_loops.get(loop)
         if known is None:
-            for ended in [one for one in self._of_loops if one.is_closed()]:
-                del self._of_loops[ended]
+            for ended, _ in _items_of(self._of_loops):
+                if ended.is_closed():
+                    self._of_loops.pop(ended, None)
             client = AsyncClient(self.address, self.namespace, **self.options)
             known = self._of_loops[loop] = client, _closed_with(loop, self._of_loops, client)
         return known[0]
@@ -91,7 +92,7 @@ class Clients:
             yield
         finally:
             self.close()
-            left = list(self._of_loops.items())
+            left = _items_of(self._of_loops)
             with self._lock:
                 self.address, self.options, self._client, self._of_loops = before
             for loop, (client, _) in left:
@@ -112,7 +113,14 @@ class Clients:
             await known[1].aclose()
 
 
-_OfLoops = MutableMapping[asyncio.AbstractEventLoop, tuple[AsyncClient, AsyncGenerator[None, None]]]
+_Known = tuple[AsyncClient, AsyncGenerator[None, None]]
+_OfLoops = WeakKeyDictionary[asyncio.AbstractEventLoop, _Known]
+
+
+def _items_of(of_loops: _OfLoops) -> list[tuple[asyncio.AbstractEventLoop, _Known]]:
+    """Return all items at this time. To iterate over them fails when another thread adds one, or takes one out."""
+    loops = [loop for key in of_loops.keyrefs() if (loop := key()) is not None]
+    return [(loop, known) for loop in loops if (known := of_loops.get(loop)) is not None]
 
 
 def _closed_with(

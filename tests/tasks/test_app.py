@@ -4,6 +4,7 @@ import asyncio
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial, wraps
@@ -318,6 +319,33 @@ def test_files_of_an_app_are_read_at_the_first_call():
     app = App("no-such-host.invalid", token="@/no/such/token", tls="ca_file=/no/such/ca.pem")
     with pytest.raises(Invalid, match="cannot read /no/such/"):
         app.client  # noqa: B018
+
+
+@pytest.mark.threads
+def test_event_loops_of_several_threads_begin_at_a_time():
+    """While one of them looks for loops that were closed, another one begins, and looks as well."""
+    app, others, begins = App("no-such-host.invalid"), [], False
+
+    async def use() -> None:
+        assert app.aclient is app.aclient
+
+    class Loop(asyncio.SelectorEventLoop):
+        def is_closed(self) -> bool:
+            nonlocal begins
+            if begins:
+                begins = False
+                with ThreadPoolExecutor(1) as threads:
+                    others.append(threads.submit(asyncio.run, use()))
+            return super().is_closed()
+
+    closed = [Loop() for _ in range(3)]
+    for loop in closed:
+        loop.run_until_complete(use())
+    for loop in closed:
+        loop.close()
+    begins = True
+    asyncio.run(use())
+    assert [other.result() for other in others] == [None]
 
 
 @pytest.mark.threads

@@ -13,7 +13,7 @@ from django.test.utils import override_settings
 from django.utils import timezone
 
 from foqs import EncryptedCodec, OffloadCodec
-from foqs.client import Client, Forbidden, Invalid, ItemRules, ItemSpec, ItemState, RetryKind, RetryRule
+from foqs.client import Client, Extension, Forbidden, Invalid, ItemRules, ItemSpec, ItemState, RetryKind, RetryRule
 from foqs.contrib.django.interface import (
     InvalidTask,
     InvalidTaskBackend,
@@ -495,6 +495,38 @@ def test_all_threads_share_one_app(backend):
     assert len(apps) == 5
     assert len(set(map(id, apps))) == 1
     assert task_backends["other"].app is not backend.app
+
+
+def test_settings_that_change_in_place_make_another_app(backend):
+    assert backend.app.namespace == "shop"
+    backend.options["namespace"] = "other"
+    assert backend.app.namespace == "other"
+
+
+def test_threads_with_other_settings_take_no_app_away(backend, monkeypatch):
+    class Contended(dict):
+        def setdefault(self, key, default):
+            """Another thread removes it at once."""
+            super().setdefault(key, default)
+            return self.pop(key)
+
+    monkeypatch.setattr("foqs.contrib.django.backend._apps", Contended())
+    assert backend.app.namespace == "shop"
+
+
+@pytest.mark.parametrize(
+    "checkpoint", [b"", b"raw", b"\xff", b"\x01\x03x/y", b'{"attempts": [[1, "w", 1e17, 0, "", ""]]}']
+)
+def test_a_checkpoint_of_another_client(backend, run, checkpoint):
+    result = tasks.add.enqueue(1)
+    (item,) = backend.app.client.dequeue("default")
+    assert backend.app.client.extend_many([Extension(item.id, item.lease, checkpoint=checkpoint)]) == [None]
+    backend.app.client.nack(item)
+    result.refresh()
+    assert (result.status, result.worker_ids) == (READY, [UNKNOWN])
+    run(hours=1)
+    result.refresh()
+    assert (result.status, result.return_value) == (SUCCESSFUL, 2)
 
 
 # ------------------------------------------------------------------------------------------------ settings

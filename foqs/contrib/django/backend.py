@@ -57,11 +57,12 @@ class FoqsBackend(BaseTaskBackend):
     @property
     def app(self) -> App:
         """The App of this process: its clients are made at their first use. Raises InvalidTaskBackend."""
-        if (known := _apps.get(self.alias)) and known[0] != self.options:  # the settings of a test
-            _apps.pop(self.alias, None)
-        if self.alias not in _apps:
-            _apps.setdefault(self.alias, (dict(self.options), self._new_app()))
-        return _apps[self.alias][1]
+        known = _apps.get(self.alias)
+        if known is None:
+            known = _apps.setdefault(self.alias, (dict(self.options), self._new_app()))
+        if known[0] != self.options:  # the settings of a test
+            known = _apps[self.alias] = dict(self.options), self._new_app()
+        return known[1]
 
     def _new_app(self) -> App:
         try:

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 MOST_ATTEMPTS = 100
 """The last ones are recorded."""
+_LAST_MS = 250_000_000_000_000
+"""Dates end soon after it, in the year 9999."""
 _TRACEBACK_CHARS = 8_000
 """The end of a longer traceback is kept: it has the exception."""
 
@@ -46,9 +48,10 @@ def packed(
 def unpacked(said: Any) -> list[Attempt]:
     """Return the attempts of what `packed` has written, none of anything else: any client may have written it."""
     try:
-        return [
+        attempts = [
             Attempt(int(number), str(worker), int(at_ms), int(end_ms), str(error), str(text))
             for number, worker, at_ms, end_ms, error, text in said["attempts"]
         ]
-    except (LookupError, TypeError, ValueError):
+    except (ArithmeticError, LookupError, TypeError, ValueError):
         return []
+    return attempts if all(0 <= ms <= _LAST_MS for one in attempts for ms in (one.at_ms, one.end_ms)) else []

@@ -12,7 +12,7 @@ from django.conf import settings
 from django.utils import timezone
 
 from foqs.client import Item, ItemState
-from foqs.client.handlers import TASK_HEADER
+from foqs.client.handlers import TASK_HEADER, WrongArgument
 from foqs.contrib.django.interface import (
     InvalidTask,
     Task,
@@ -55,11 +55,21 @@ def read(alias: str, codecs: Codecs, signature: Signature, item: Item) -> TaskRe
         raise TaskResultDoesNotExist(f"item {item.id} is of no task that this process has imported")
     status = TaskResultStatus.FAILED if item.failure else _STATUS.get(item.state, TaskResultStatus.READY)
     named = signature.decode(item.payload, codecs.reader_of(item, path), codecs.of_arguments(path))
-    said = opened(codecs, item.id, item.result if status == TaskResultStatus.SUCCESSFUL else item.checkpoint)
-    result = made(alias, task, item, *signature.split(named), status, unpacked(said))
-    if status == TaskResultStatus.SUCCESSFUL:
-        object.__setattr__(result, "_return_value", said.get("return_value") if isinstance(said, dict) else said)
+    arguments = signature.split(named)
+    if status != TaskResultStatus.SUCCESSFUL:
+        return made(alias, task, item, *arguments, status, attempts_of(codecs, item))
+    said = opened(codecs, item.id, item.result)
+    result = made(alias, task, item, *arguments, status, unpacked(said))
+    object.__setattr__(result, "_return_value", said.get("return_value") if isinstance(said, dict) else said)
     return result
+
+
+def attempts_of(codecs: Codecs, item: Item) -> list[Attempt]:
+    """Return the attempts so far of an item that has not ended with a result."""
+    try:
+        return unpacked(opened(codecs, item.id, item.checkpoint))
+    except (WrongArgument, LookupError, TypeError, ValueError):  # another client wrote it, or with another codec
+        return []
 
 
 def opened(codecs: Codecs, item_id: int, body: bytes | None) -> Any:

@@ -18,8 +18,8 @@ from foqs.bounds import LIMITS
 from foqs.client import FoqsError, Item, Reject, Retry
 from foqs.client.items import check_result
 from foqs.contrib.django.interface import TaskContext, TaskError, TaskResultStatus, normalize_json, signals
-from foqs.contrib.django.record import Attempt, packed, unpacked
-from foqs.contrib.django.results import found, made, opened, time_of
+from foqs.contrib.django.record import Attempt, packed
+from foqs.contrib.django.results import attempts_of, found, made, time_of
 from foqs.tasks import App, Call, Middleware
 from foqs.tasks.codecs import Codecs
 
@@ -44,8 +44,7 @@ class Run:
         self.ended = False
         self.body = b""
         worker = f"{socket.gethostname()[:50]}:{os.getpid()}"
-        before = unpacked(opened(codecs, item.id, item.checkpoint))
-        self._attempts = [*before, Attempt(item.attempt, worker, _now_ms())]
+        self._attempts = [*attempts_of(codecs, item), Attempt(item.attempt, worker, _now_ms())]
         self.result = made(alias, task, item, call.args, call.kwargs, TaskResultStatus.RUNNING, self._attempts)
         self.function = self.result.task.func
         self.args = [TaskContext(task_result=self.result)] * self.result.task.takes_context + self.result.args

@@ -88,7 +88,8 @@ class Gathering:
         if not running.cancelled():
             results, error = running.result()
         if error is not None:
-            _log_once([one for future, one in batch.items() if one.call.error is None and not future.done()])
+            failed = [one for future, one in batch.items() if one.call.error is None and not future.done()]
+            _log_once([one for one in failed if not one.job.released])  # a job that was has no entry
         for at, (future, call) in enumerate(zip(batch, calls, strict=True)):
             if future.done():
                 continue

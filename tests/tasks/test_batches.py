@@ -114,6 +114,23 @@ def test_an_exception_fails_each_call_once(app, start, thread, caplog):
     assert all(str(handle.id) in entry for handle in handles)
 
 
+@pytest.mark.threads
+def test_the_log_has_the_exception_of_a_batch_with_a_release(app, start, caplog):
+    def broken(calls: list[Call]) -> None:
+        if calls[0].job.attempt == 1 and len(calls) == 2:
+            calls[0].job.release()
+            raise ConnectionError("no database")
+
+    task = app.task(name="broken", topic="broken", max_attempts=1, batch=2, batch_wait=LATER)(broken)
+    handles = [task.options(priority=n).enqueue() for n in range(2)]
+    start(app, report_errors=True)
+    with pytest.raises(TaskFailed, match="no database"):
+        handles[1].result(LATER)
+    (entry,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert entry.startswith("the handler failed with Item(")
+    assert "of its batch" not in entry
+
+
 @on_each_host
 @pytest.mark.threads
 @pytest.mark.parametrize("wrong", [[1], (1, 2), 5, {1: 2}])

@@ -75,6 +75,7 @@ class App(Local):
         self.schedules: dict[str, dict[str, Any]] = {}
         self.middleware: list[Middleware] = []
         self._included: list[App] = []
+        self._hint = ""  # for the log and the dead letters of workers: what to do about a task that they do not have
         _check_names("App", Client, options)
         self.address, self.namespace, self.options = address, namespace, options
         self._clients = Clients(address, namespace, options, Codecs(namespace, codec))
@@ -268,8 +269,9 @@ class App(Local):
         if not named:
             raise Invalid("the App has no tasks: import the modules that declare them before the worker is made")
         return TaskWorker(
-            self._clients, self.tasks, self.middleware, self.schedules, named, concurrency=concurrency, options=options
-        )
+            self._clients, self.tasks, self.middleware, self.schedules, named,
+            concurrency=concurrency, options=options, hint=self._hint,
+        )  # fmt: skip
 
     # ------------------------------------------------------------------------------------- enqueue
 

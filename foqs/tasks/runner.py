@@ -28,7 +28,7 @@ from foqs.client import (
 )
 from foqs.client._async.waits import until_done
 from foqs.client._async.worker import run_together
-from foqs.client.guard import SafeLog, check_returned
+from foqs.client.guard import SafeLog, check_returned, kind_of, text_of
 from foqs.client.handlers import TASK_HEADER, WrongArgument, reason_of
 from foqs.client.unread import raisable
 from foqs.tasks.batches import Gathering
@@ -80,7 +80,9 @@ class TaskWorker(Local):
         *,
         concurrency: int,
         options: Mapping[str, Any],
+        hint: str = "",
     ) -> None:
+        """`hint` follows the error of an item whose task is not registered."""
         self.topics = list(topics)
         self._weights = topics if isinstance(topics, Mapping) else None
         self._clients = clients
@@ -90,6 +92,7 @@ class TaskWorker(Local):
         self._concurrency = concurrency
         self._batches = _batches(tasks, self.topics)
         self._options = options
+        self._hint = hint
         self._loop: asyncio.AbstractEventLoop | None = None
         self._dead: dict[str, tuple[bool, float]] = {}
         self._workers: list[AsyncWorker] = []
@@ -257,7 +260,7 @@ class TaskWorker(Local):
             decode = partial(task.signature.decode, item.payload, codec, context)
             named = await self._aside(decode) if codecs.blocks else decode()
         except WrongArgument as error:
-            raise await self._unusable(item, error) from None
+            raise await self._unusable(item, job, error) from None
         if not task.is_async:
             job.use_threads(partial(_post, asyncio.get_running_loop()))
         args, kwargs = task.signature.split(named)
@@ -344,12 +347,13 @@ class TaskWorker(Local):
             raise WrongArgument(f"the item has no header {TASK_HEADER}: it was not enqueued as a task")
         task = self._tasks.get(name)
         if task is None:
-            raise WrongArgument(f"the task {name} is not registered in this worker")
+            raise WrongArgument(f"the task {name} is not registered in this worker{self._hint}")
         return task
 
-    async def _unusable(self, item: Item, error: WrongArgument) -> Exception:
+    async def _unusable(self, item: Item, job: AsyncJob, error: WrongArgument) -> Exception:
         """Return what ends the attempt of an item that no task takes."""
         if await self._has_dead_letters(item.topic):
+            log_line(Job(job), error)
             return error
         log.error("item %s of topic %s waits for %s: %s", item.id, item.topic, _HELD_FOR, error.message)
         return Retry(delay=_HELD_FOR, counts=False)
@@ -416,6 +420,14 @@ class Threads:
                 future.set_result(value)
             else:
                 future.set_exception(error)
+
+
+def log_line(job: Job, error: Exception) -> None:
+    """Log a failure whose cause is in the item, in one line: a traceback would show foqs alone."""
+    if job._job is not None:
+        held = job._job.held
+        log.error("%s has failed before its task began: %s: %s", held, kind_of(error), text_of(error))
+        held.along = ()  # the client logs no traceback
 
 
 def run_loop(main: Coroutine[Any, Any, T]) -> T:

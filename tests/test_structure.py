@@ -38,7 +38,7 @@ LINES = {
     "foqs.cli": 8_320,  # foqs worker, outbox
     "foqs.client": 10_211,  # _async: threads as tasks, cancelled calls and handlers, no close; what a job says
     "foqs.config": 1_317,
-    "foqs.contrib": 741,  # Django, with records of other clients
+    "foqs.contrib": 825,  # Django, with what users hear of a mistake, and records of other clients
     "foqs.doctor": 712,
     "foqs.engine": 10_314,
     "foqs.fairness": 1_704,

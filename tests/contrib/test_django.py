@@ -535,7 +535,7 @@ def test_a_checkpoint_of_another_client(backend, run, checkpoint):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"adress": "x:1"}, "App has no option adress"),
+        ({"adress": "x:1"}, "OPTIONS has no option adress"),
         ({"address": "x:y"}, "address 'x:y' is not host:port"),
         ({"namespace": ""}, "namespace is empty"),
         ({"tls": True}, "tls is True"),
@@ -562,7 +562,7 @@ def test_wrong_options_are_errors_of_the_system_check(configured, foqs_server, o
 @pytest.mark.parametrize("queue", ["", 7])
 def test_a_wrong_queue_is_an_error_of_the_system_check(configured, foqs_server, queue):
     (error,) = configured(foqs_server, queues=["default", queue]).check()
-    assert "topic" in error.msg
+    assert f"QUEUES has {queue!r}" in error.msg
 
 
 def test_a_right_project_has_no_errors(backend, capsys):

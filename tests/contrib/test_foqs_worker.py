@@ -173,7 +173,7 @@ def test_a_project_that_fails_is_said_once(start, tmp_path):
     (tmp_path / "broken.py").write_text(wrong)
     worker = start("--processes", 2, DJANGO_SETTINGS_MODULE="broken")
     assert worker.process.wait(LATER) == 1
-    assert worker.said().count("TASKS['default']: App has no option adress") == 1
+    assert worker.said().count("TASKS['default']: OPTIONS has no option adress") == 1
 
 
 @pytest.mark.memory

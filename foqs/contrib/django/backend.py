@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
-from inspect import iscoroutinefunction
+from difflib import get_close_matches
+from inspect import iscoroutinefunction, signature
 from typing import Any
 
 from django.core import checks
 from django.utils import timezone
 
-from foqs.client import Invalid, Item, NotFound
+from foqs.bounds import LIMITS
+from foqs.checks import check_text, has_control
+from foqs.client import Client, Invalid, Item, NotFound
 from foqs.contrib.django.interface import (
     BaseTaskBackend,
     InvalidTask,
@@ -35,6 +40,11 @@ ALIAS_VARIABLE = "FOQS_DJANGO_BACKEND"
 """Tells the processes of `foqs_worker` the alias of their backend."""
 KEPT = timedelta(days=1)
 _OF_TASKS = ("keep", "max_attempts", "retry")
+_KNOWN = (*signature(Client).parameters, "codec", *_OF_TASKS)
+_HINT = ": is its app in INSTALLED_APPS, or its module imported?"
+_FIELD = re.compile(r"(^|: )rules\.(keep|max_attempts|retry)(?:_ms|_rule)?\b")
+"""The field of an item in an error of the client or the service: the option that sets it has the name of the group."""
+_TIME = re.compile(r"(?:^|: )deliver_after_ms is -?\d+(?:, more than (\d+) ms ahead)?")
 _apps: dict[str, tuple[Mapping[str, Any], App]] = {}
 """The App of each alias, with its OPTIONS, for all threads: Django makes a backend in each."""
 
@@ -54,21 +64,41 @@ class FoqsBackend(BaseTaskBackend):
     supports_get_result = True
     supports_priority = True
 
+    def __init__(self, alias: str, params: dict[str, Any]) -> None:
+        queues = params.get("QUEUES", ())
+        wrong = isinstance(queues, str | bytes) or not isinstance(queues, Iterable)
+        super().__init__(alias, {**params, "QUEUES": ()} if wrong else params)
+        self._wrong_queues = f"QUEUES is of type {type(queues).__name__}: give a list of topics" if wrong else ""
+
     @property
     def app(self) -> App:
         """The App of this process: its clients are made at their first use. Raises InvalidTaskBackend."""
+        if self._wrong_queues:
+            raise InvalidTaskBackend(f"TASKS[{self.alias!r}]: {self._wrong_queues}")
         known = _apps.get(self.alias)
         if known is None:
-            known = _apps.setdefault(self.alias, (dict(self.options), self._new_app()))
+            app = self._new_app()
+            known = _apps.setdefault(self.alias, (dict(self.options), app))
         if known[0] != self.options:  # the settings of a test
-            known = _apps[self.alias] = dict(self.options), self._new_app()
+            app = self._new_app()
+            known = _apps[self.alias] = dict(self.options), app
         return known[1]
 
     def _new_app(self) -> App:
+        if not isinstance(self.options, Mapping):
+            kind = type(self.options).__name__
+            raise InvalidTaskBackend(f"TASKS[{self.alias!r}]: OPTIONS is of type {kind}: give a dict")
+        for name in self.options:
+            if name not in _KNOWN:
+                near = get_close_matches(str(name), _KNOWN, n=1)
+                hint = f"; did you mean {near[0]}?" if near else ""
+                text = f"OPTIONS has no option {name}: there are {', '.join(_KNOWN)}{hint}"
+                raise InvalidTaskBackend(f"TASKS[{self.alias!r}]: {text}")
         try:
             app = App.from_env(**{name: value for name, value in self.options.items() if name not in _OF_TASKS})
         except Invalid as error:
             raise InvalidTaskBackend(self._wrong(error)) from None
+        app._hint = _HINT
         app.middleware.append(Runs(type(self), self.alias, app))
         return app
 
@@ -76,30 +106,32 @@ class FoqsBackend(BaseTaskBackend):
         """Return what `manage.py check` shows: wrong OPTIONS and QUEUES."""
         try:
             self.app.client  # noqa: B018 - which checks its options, and connects later
-            for queue in self.queues:
-                self._app_task("check", in_thread, queue)
+            self._app_task("check", in_thread, "default")
         except InvalidTaskBackend as error:
             return [checks.Error(str(error), id="foqs.E001")]
         except Invalid as error:
             return [checks.Error(self._wrong(error), id="foqs.E001")]
-        return []
+        wrong = [text for queue in sorted(self.queues, key=repr) if (text := _wrong_queue(queue))]
+        return [checks.Error(f"TASKS[{self.alias!r}]: {text}", id="foqs.E001") for text in wrong]
 
     def _wrong(self, error: Invalid) -> str:
-        return f"TASKS[{self.alias!r}]: {error.message.removeprefix('task check: ')}"
+        return f"TASKS[{self.alias!r}]: {_with_options(error.message.removeprefix('task check: '))}"
 
     # ------------------------------------------------------------------------------------- enqueue
 
     def enqueue(self, task: Task, args: Sequence[Any], kwargs: Mapping[str, Any]) -> TaskResult:
         """Store a call. Raises TypeError for arguments that are no JSON, InvalidTask, and the errors of the service."""
         app_task, result = self._call(task, args, kwargs)
-        object.__setattr__(result, "id", str(app_task.enqueue(*result.args, **result.kwargs).id))
+        with _named(task):
+            object.__setattr__(result, "id", str(app_task.enqueue(*result.args, **result.kwargs).id))
         signals.task_enqueued.send(type(self), task_result=result)
         return result
 
     async def aenqueue(self, task: Task, args: Sequence[Any], kwargs: Mapping[str, Any]) -> TaskResult:
         """Like `enqueue`, by the client of this event loop."""
         app_task, result = self._call(task, args, kwargs)
-        object.__setattr__(result, "id", str((await app_task.aenqueue(*result.args, **result.kwargs)).id))
+        with _named(task):
+            object.__setattr__(result, "id", str((await app_task.aenqueue(*result.args, **result.kwargs)).id))
         await signals.task_enqueued.asend(type(self), task_result=result)
         return result
 
@@ -113,7 +145,8 @@ class FoqsBackend(BaseTaskBackend):
             headers[RUN_AFTER] = after.isoformat()
             after = timezone.make_aware(after) if timezone.is_naive(after) else after
         priority = -int(task.priority)
-        app_task = self._known(task).options(topic=task.queue_name, priority=priority, at=after, headers=headers)
+        with _named(task):
+            app_task = self._known(task).options(topic=task.queue_name, priority=priority, at=after, headers=headers)
         item = Item(topic=task.queue_name, priority=priority, headers=headers)
         return app_task, made(self.alias, task, item, list(args), kwargs, TaskResultStatus.READY, ())
 
@@ -190,6 +223,40 @@ class _AnyArguments(Signature):
 
 
 _SIGNATURE = _AnyArguments(in_thread, "of Django")
+
+
+@contextmanager
+def _named(task: Task) -> Iterator[None]:
+    """Have an error of the item name what the project has set. Raises InvalidTask for a wrong `run_after`."""
+    try:
+        yield
+    except Invalid as error:
+        if task.run_after is not None and (late := _TIME.search(error.message)):
+            most = "the year 5000" if late[1] is None else f"{_duration(int(late[1]))} from now"
+            text = f"run_after is {task.run_after.isoformat()}: the service takes times up to {most}"
+            raise InvalidTask(text) from None
+        if (text := _with_options(error.message)) != error.message:
+            raise type(error)(text) from None
+        raise
+
+
+def _with_options(text: str) -> str:
+    """Return the text of an error with options of the backend in place of the fields of an item."""
+    return _FIELD.sub(r"\1\2", text)
+
+
+def _duration(ms: int) -> str:
+    return str(timedelta(milliseconds=ms)).removesuffix(", 0:00:00")
+
+
+def _wrong_queue(queue: object) -> str:
+    """Return why no service has a topic of this name, "" if one may."""
+    name = f"QUEUES has {queue!r:.60}, which"
+    try:
+        check_text(name, queue, most_bytes=LIMITS.name_bytes)
+    except Invalid as error:
+        return error.message
+    return f"{name} holds a control character" if has_control(str(queue)) else ""
 
 
 def _item_id(result_id: object) -> int:

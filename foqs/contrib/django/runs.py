@@ -8,6 +8,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from inspect import signature
 from time import monotonic, time
 from typing import Any
 
@@ -22,6 +23,7 @@ from foqs.contrib.django.record import Attempt, packed
 from foqs.contrib.django.results import attempts_of, found, made, time_of
 from foqs.tasks import App, Call, Middleware
 from foqs.tasks.codecs import Codecs
+from foqs.tasks.runner import log_line
 
 SHOWN_AFTER_S = 0.25
 """The service learns the start and the worker of a run that is still at work then. To tell it of each short run would
@@ -76,6 +78,16 @@ class Run:
             self.result.errors.append(TaskError(exception_class_path=failed.error, traceback=failed.traceback))
         self.body = self._sealed(LIMITS.checkpoint_bytes)
         self._end(TaskResultStatus.FAILED if final else TaskResultStatus.READY)
+
+    def misfit(self) -> bool:
+        """Return True if the function does not take the arguments."""
+        try:
+            signature(self.function, follow_wrapped=False).bind(*self.args, **self.kwargs)
+        except TypeError:
+            return True
+        except ValueError:  # a function in C may say nothing about its arguments
+            pass
+        return False
 
     def _stop(self) -> None:
         self.ended = True
@@ -174,6 +186,8 @@ class Runs(Middleware):
 
     def failed(self, call: Call, error: BaseException) -> None:
         self.after(call, None)
+        if isinstance(error, TypeError) and call.args and call.args[0].misfit():
+            log_line(call.job, error)
 
     async def _most_attempts(self, item: Item) -> int | None:
         """Return how many attempts an item has, 0: no limit; None if that is not known."""

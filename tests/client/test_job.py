@@ -243,7 +243,7 @@ def run(peer, client_of):
     return run_once
 
 
-AGAIN = "again, or a dead letter, as its topic's policy says"
+AGAIN = "again, or a dead letter, as its rules or its topic's policy say"
 
 
 def test_an_item_whose_handler_returned_a_coroutine_is_nacked(run, peer, caplog):

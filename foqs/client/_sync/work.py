@@ -273,7 +273,7 @@ def _sequel(held: Held, nack: Nack | None) -> str:
     if held.gone:
         return "its lease is lost, so it is delivered again without this nack"
     if nack.failed:
-        return "again, or a dead letter, as its topic's policy says"
+        return "again, or a dead letter, as its rules or its topic's policy say"
     return f"again in {nack.delay_ms} ms"
 
 

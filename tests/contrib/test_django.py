@@ -93,6 +93,10 @@ def test_arguments_are_as_they_were_given(backend, run):
     one.refresh()
     assert one.return_value == [1, [1, {"two": None}], {"a": [1, "x"]}, "Zoë"]
     assert one.args == [[1, {"two": None}]]
+    named = tasks.starts.enqueue(run=5)  # as the function that a worker calls in its place
+    run()
+    named.refresh()
+    assert (named.return_value, named.kwargs) == (5, {"run": 5})
 
 
 @pytest.mark.parametrize("wrong", [object(), {1}, len, b"\xff", float("nan")], ids=lambda one: type(one).__name__)

@@ -212,6 +212,9 @@ class _AnyArguments(Signature):
 
     _arguments = _result = None
 
+    def _fits(self, kwargs: Mapping[str, Any]) -> bool:
+        return False
+
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         return {"args": list(args), "kwargs": dict(kwargs)}
 

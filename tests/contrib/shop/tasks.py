@@ -36,6 +36,11 @@ def returns(value):
 
 
 @task
+def starts(run):
+    return run
+
+
+@task
 def large(count: int) -> str:
     return count * "x"
 

@@ -47,7 +47,7 @@ LINES = {
     "foqs.outbox": 460,  # rows that stay, attempts that are taken out
     "foqs.peers": 4_488,
     "foqs.policies": 1_824,
-    "foqs.prefetch": 423,
+    "foqs.prefetch": 450,
     "foqs.rpc": 2_822,
     "foqs.server": 4_030,
     "foqs.shardmgr": 2_148,

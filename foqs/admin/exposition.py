@@ -71,7 +71,7 @@ _TOPICS = (
     _gauge("topic_items", "Items on this host, by state: ready, delayed, leased.", "namespace", "topic", "state"),
     _gauge(
         "topic_oldest_ready_age_seconds",
-        "Age of the oldest ready item, at most 66 s too high; 0: no item is ready.",
+        "Age of the oldest ready item; at most 66 s too high if it is not in memory; 0: no item is ready.",
         "namespace",
         "topic",
     ),

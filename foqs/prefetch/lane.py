@@ -16,6 +16,8 @@ from foqs.rows import BACKLOG_SHIFT, Key
 T = TypeVar("T")
 Entry = tuple[int, int, int, T]
 """(priority, deliver_after_ms, id, item). Ids differ, so a comparison never reaches the item."""
+_MOST_PRIORITIES = 32
+"""Priorities in a window that a look for its oldest entry takes: hosts look at many lanes in a row."""
 _SORT_SHARE = 32
 """Entries are inserted one by one into a window this many times longer; else both are merged."""
 
@@ -95,6 +97,22 @@ class Window(Generic[T]):
         taken = self.entries[:at]
         del self.entries[:at]
         return taken
+
+    def oldest(self, until_ms: int | None) -> tuple[int | None, int]:
+        """Return the lowest `deliver_after_ms` of the entries, and how many of them are below `until_ms` (None: all).
+        It looks at one entry of each priority. None: there is no entry, or there are too many priorities for a look."""
+        entries, first_ms, items, at, looks = self.entries, None, 0, 0, 0
+        while at < len(entries):
+            looks += 1
+            if looks > _MOST_PRIORITIES:
+                return None, 0
+            priority, deliver_after_ms, *_ = entries[at]
+            if first_ms is None or deliver_after_ms < first_ms:
+                first_ms = deliver_after_ms
+            behind = bisect_left(entries, (priority + 1,), at)
+            items += (behind if until_ms is None else bisect_left(entries, (priority, until_ms), at, behind)) - at
+            at = behind
+        return first_ms, items
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -210,10 +228,19 @@ class Lane(Generic[T]):
         del entries[:items]
 
     def oldest_ready_at_ms(self) -> int:
-        """Start of the oldest bucket: within 2^16 ms of the truth unless very many buckets were joined; 0 if none."""
+        """Return when the oldest ready item became ready; 0 if none is. It is exact if the window has all items of the
+        oldest bucket. Else it is the start of that bucket: up to 2^16 ms too early, or more if buckets were joined."""
         if not self.ready:
             return 0
-        oldest = self._in_bucket_ms >> BACKLOG_SHIFT if self._buckets is None else min(self._buckets)
+        buckets = self._buckets
+        oldest = self._in_bucket_ms >> BACKLOG_SHIFT if buckets is None else min(buckets)
+        if self.window is not None:
+            behind = None if buckets is None else min(b for b in buckets if b > oldest) << BACKLOG_SHIFT
+            first_ms, items = self.window.oldest(behind)
+            if first_ms is not None and (
+                not self.window.more or items >= (self.ready if buckets is None else buckets[oldest])
+            ):
+                return first_ms
         return oldest << BACKLOG_SHIFT
 
     def __repr__(self) -> str:

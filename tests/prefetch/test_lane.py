@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -140,6 +141,31 @@ def test_counts_and_ages(found: list[tuple[bool, int, int]], most_buckets: int) 
                 assert lane.oldest_ready_at_ms() <= max(ready)
     finally:
         lane_module._MAX_BUCKETS = kept
+
+
+TIMES = st.integers(1, 3 << BACKLOG_SHIFT)
+
+
+@given(st.lists(st.tuples(st.integers(-1, 1), TIMES), min_size=1, max_size=20), st.integers(1, 20))
+def test_the_age_of_items_in_memory_is_exact(found: list[tuple[int, int]], most: int) -> None:
+    """`most` items are in the window, in order. The age is exact if these include all that are near the oldest."""
+    lane = lone_lane()
+    window = lane.window = Window(complete=True, page_rows=8)
+    for number, (priority, at_ms) in enumerate(found, 1):
+        window.add(Item(number, lane, priority, at_ms, 0, 0, 0, None).entry)
+        lane.add_ready(at_ms)
+    oldest_ms = min(at_ms for _, at_ms in found)
+    assert lane.oldest_ready_at_ms() == oldest_ms
+    forgotten = [item.deliver_after_ms for item in window.cut(most)]
+    assert 0 <= oldest_ms - lane.oldest_ready_at_ms() < 1 << BACKLOG_SHIFT, "a bound from above on the age"
+    if all(at_ms >> BACKLOG_SHIFT > oldest_ms >> BACKLOG_SHIFT for at_ms in forgotten):
+        assert lane.oldest_ready_at_ms() == oldest_ms
+
+
+@pytest.mark.parametrize("priorities", [32, 33])
+def test_a_look_for_the_oldest_item_is_bounded(priorities: int) -> None:
+    window = window_of([(priority, 1_000 - priority, priority + 1) for priority in range(priorities)])
+    assert window.oldest(None) == ((969, 32) if priorities == 32 else (None, 0))
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=40))

@@ -16,6 +16,7 @@ from datetime import date, timedelta
 from math import isfinite
 from string import hexdigits
 from typing import Any, NoReturn, TypeGuard
+from urllib.parse import parse_qs, parse_qsl
 
 from foqs.errors import Invalid
 
@@ -37,10 +38,16 @@ _DRIVERS = {
     "mariadb": ("pymysql", "mysqldb"),
     "sqlite": ("pysqlite",),
 }
+PASSWORD_FILE = "password_file"
+"""The option of a shard's URL that names the file with the password."""
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][\w.-]{0,254}", re.ASCII)
+_SECRET_OPTION = re.compile(f"{PASSWORD_FILE}$|ssl")
 _NUMBER = re.compile(r"[0-9]{1,5}", re.ASCII)
 _SCHEME = re.compile(r"([\w.-]+)(?:\+([\w.-]+))?://")
 _PLACE = re.compile(
-    r"(?:[^:/]*(?::[^@]*)?@)?(?:\[[^/?]+\]|[^/:?]*)(?::(?P<port>[^/?]*))?(?:/(?P<database>[^?]*))?(?:\?.*)?", re.DOTALL
+    r"(?:(?P<user>[^:/]*)(?::(?P<password>[^@]*))?@)?(?P<host>\[[^/?]+\]|[^/:?]*)(?::(?P<port>[^/?]*))?"
+    r"(?:/(?P<database>[^?]*))?(?:\?(?P<options>.*))?",
+    re.DOTALL,
 )
 """The parts of a URL as SQLAlchemy splits it: user, password, host, port, database, options."""
 
@@ -318,4 +325,34 @@ def shard_url_fault(url: str) -> str | None:
     port = place["port"]
     if port is not None and not (_NUMBER.fullmatch(port) and 0 < int(port) < 65_536):
         return "the port of the shard's URL is not a number from 1 to 65535"
-    return None if place["database"] else "the shard's URL names no database"
+    return _password_fault(place) if place["database"] else "the shard's URL names no database"
+
+
+def _password_fault(place: re.Match[str]) -> str | None:
+    """Refuse a path: an account that writes URLs, as into ZooKeeper, could else send any file of a host to a server."""
+    named = parse_qs(place["options"] or "", keep_blank_values=True).get(PASSWORD_FILE)
+    if named is None:
+        return None
+    if len(named) > 1 or not _FILE_NAME.fullmatch(named[0]):
+        return (
+            f"{PASSWORD_FILE} in the shard's URL is not the name of a file in store.secrets_dir: letters, digits, and "
+            "after the first one also . _ and -"
+        )
+    given = f"the shard's URL has a password and a {PASSWORD_FILE}: leave the password out"
+    return given if place["password"] else None
+
+
+def same_account(url: str, other: str) -> bool:
+    """Return True if two URLs lead to one database as one account: they differ in passwords and TLS at most, which a
+    connection that is open needs no more."""
+    return _account(url) == _account(other)
+
+
+def _account(url: str) -> object:
+    scheme = _SCHEME.match(url)
+    place = scheme and _PLACE.fullmatch(url, scheme.end())
+    if scheme is None or place is None:
+        return url
+    options = parse_qsl(place["options"] or "", keep_blank_values=True)
+    others = sorted(option for option in options if not _SECRET_OPTION.match(option[0]))
+    return scheme[0], place["user"], place["host"], place["port"], place["database"], others

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from foqs.api.auth import make_guard, proof_of
-from foqs.config.load import load
+from foqs.config.load import Config, change, load
 from foqs.errors import Invalid
 
 SECRET = "hunter2-the-secret-of-the-whole-cluster"
@@ -36,6 +36,7 @@ def wrong(folder: Path, text: str) -> str:
             '[auth]\ncluster_secret_file = "/none/secret"\n',
             "auth.cluster_secret_file: cannot read /none/secret: No such file",
         ),
+        (f'[auth]\ncluster_secret_previous = "{SECRET}"\n', "cluster_secret_previous needs cluster_secret"),
         (f'{CLUSTER}[auth]\nprincipals_file = "p"\n', "need a cluster_secret"),
         (f"{CLUSTER}tls_ca_file = 'ca'\n", "tls_*_file without tls = true"),
         (f"{CLUSTER}tls = true\ntls_key_file = 'k'\n", "go together"),
@@ -68,3 +69,46 @@ def test_a_secret_in_a_file(tmp_path: Path) -> None:
     config = load(tmp_path / "foqs.toml")
     assert config.auth is not None
     assert config.auth.cluster_secret == SECRET
+
+
+def test_the_file_of_a_previous_secret_comes_and_goes(tmp_path: Path) -> None:
+    """The key stays in foqs.toml, and the file exists while the secret is replaced. Any other missing file is wrong."""
+    config, previous = tmp_path / "foqs.toml", tmp_path / "previous"
+    config.write_text(f'[auth]\ncluster_secret = "{SECRET}"\ncluster_secret_previous_file = "previous"\n')
+    before = load(config)
+    assert before.auth is not None
+    assert before.auth.cluster_secret_previous is None
+    previous.write_text("p" * 32)
+    during = load(config)
+    assert during.auth is not None
+    assert during.auth.cluster_secret_previous == "p" * 32
+    assert "p" * 32 not in repr(during)
+    assert change(before, during).live == ("auth.cluster_secret_previous",)
+    previous.write_text("")
+    with pytest.raises(Invalid, match=r"cluster_secret_previous_file: .* is empty"):
+        load(config)
+
+
+def test_only_a_digest_has_a_previous_credential() -> None:
+    zookeeper = {"hosts": "zk:1", "auth_credential": "foqs:new", "auth_credential_previous": "foqs:old"}
+    assert load(zookeeper={**zookeeper, "auth_scheme": "digest"}).zookeeper is not None
+    for scheme in ({"auth_scheme": "sasl"}, {"auth_scheme": "digest", "auth_credential_previous": "foqs"}):
+        with pytest.raises(Invalid, match=r"auth_scheme = digest|not user:password"):
+            load(zookeeper={**zookeeper, **scheme})
+
+
+def test_a_lone_host_takes_new_passwords_alone() -> None:
+    def shards(*urls: str) -> Config:
+        return load(shards=[{"id": number, "url": url} for number, url in enumerate(urls, 1)])
+
+    before = shards("mysql://u:a@h/d", "mysql://u:a@h/e")
+    for urls, live in {
+        ("mysql://u:b@h/d", "mysql://u@h/e?password_file=x"): True,
+        ("mysql://v:a@h/d", "mysql://u:a@h/e"): False,
+        ("mysql://u:a@h/d",): False,
+        ("mysql://u:b@h/d", "mysql://u:a@h/f"): False,
+    }.items():
+        after = shards(*urls)
+        found = change(before, after)
+        assert (found.live, found.restart) == ((("shards",), ()) if live else ((), ("shards",)))
+        assert found.config.shards == (after.shards if live else before.shards)

@@ -186,6 +186,9 @@ struct RequestContext {
   7: optional string principal,
   /** Set by hosts: the protocol version of the asking host. A host answers another version with UNAVAILABLE. */
   8: optional i32 peer_version,
+  /** Set by hosts while the cluster's secret is replaced: the proof of the new one. host_proof is the previous one's
+      then. */
+  9: optional string host_proof_next,
 }
 
 // ---------------------------------------------------------------------------------------------- Enqueue

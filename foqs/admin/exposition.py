@@ -195,6 +195,7 @@ _PROCESS = (
     _gauge("host_info", "1; the labels have the host's id and the address for clients.", "id", "address"),
     _histogram("event_loop_lag_seconds", "Delay of the event loop, measured ten times a second."),
     _counter("clock_jumps", "Times that the clocks of the machine and the databases differed.", of="clock_jumps"),
+    _gauge("certificate_expires_at_seconds", "Time at which the certificate of the port expires; none without TLS."),
     _gauge("machine_clock_ahead_seconds", "Lead of the machine's clock over the databases' clocks, which foqs uses."),
 )
 _ALL = (*_ITEMS, *_TOPICS, *_TENANTS, *_THROTTLES, *_HOOKS, *_REQUESTS, *_SHARDS, *_CLUSTER, *_PROCESS)

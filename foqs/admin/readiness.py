@@ -119,7 +119,7 @@ class View:
         return self.node.away().intersection(self.wanted())
 
     def notes(self) -> list[str]:
-        """Return what a ready host lacks: shards that are not served, and the session."""
+        """Return what a ready host lacks: shards that are not served, the session, and a usable new certificate."""
         node, seat, clock = self.node, self.seat, self.node.runner.clock_note
         found = notes(
             self.wanted(),
@@ -129,7 +129,8 @@ class View:
             cut_off=self._cut_off(),
             session=seat.state if seat is not None else None,
         )
-        return [*([f"clock: {clock}"] if clock else []), *found]
+        said = {"clock": clock, "tls": node.certificates.note}
+        return [*(f"{about}: {note}" for about, note in said.items() if note), *found]
 
     def unserved(self) -> int:
         """Return how many shards this host does not serve although their database answers a host."""

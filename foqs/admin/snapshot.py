@@ -142,6 +142,8 @@ def _process(add: Add, view: View, lag: Histogram) -> None:
     add("shards_unserved", view.unserved())
     add("host_info", 1, view.id, view.node.address)
     add("event_loop_lag_seconds", lag.copy())
+    if (contexts := view.node.certificates.contexts) is not None:
+        add("certificate_expires_at_seconds", contexts.dates.ends_s)
     add("machine_clock_ahead_seconds", view.node.machine_ahead_ms() / 1000)
 
 

@@ -91,6 +91,7 @@ class Guard:
         cluster_secret: str | None,
         pace: RateLimit | None,
         now_s: Callable[[], float],
+        previous_secret: str | None = None,
     ) -> None:
         """Raises Invalid: the file cannot be read, or its content is wrong."""
         self._pace = pace
@@ -100,13 +101,18 @@ class Guard:
         # (principal, `within`) of clients' requests that passed, by need, token or certificate, and namespace.
         self._passed: dict[tuple[Any, ...], tuple[str, Any]] = {}
         self._reading: asyncio.Future[Principals] | None = None
-        self._proof = None if cluster_secret is None else proof_of(cluster_secret)
+        self.take_secrets(cluster_secret, previous_secret)
         self._audit = Audit(now_s)
 
     def trusts(self, certified: tuple[str, ...]) -> bool:
         """Return True if a connection needs no token: authentication is off, or a principal has one of these names of
         its certificate."""
         return self._principals is None or self._principals.of_certificate(certified) is not None
+
+    def take_secrets(self, secret: str | None, previous: str | None) -> None:
+        """Prove and accept these secrets of the cluster from the next request on."""
+        self._proof, self._next_proof = proofs_of(secret, previous)
+        self._accepted = [proof.encode() for proof in (self._proof, self._next_proof) if proof is not None]
 
     def read_again(self) -> None:
         """Read the principals file again, on a thread. Its rights hold from the next request on, as a connection
@@ -137,7 +143,7 @@ class Guard:
             if context is None:
                 context = request.context = idl.RequestContext()
             context.peer_version = PROTOCOL_VERSION
-            context.host_proof = self._proof
+            context.host_proof, context.host_proof_next = self._proof, self._next_proof
             if self._proof is not None and self._principals is None:
                 context.principal = None  # not proven: authentication is off
             return ask(address, method, request, timeout_ms, done)
@@ -149,7 +155,8 @@ class Guard:
         None without a secret. The other host may require proofs although this one does not."""
         if self._proof is None:
             return None
-        return "GetServerInfo", idl.GetServerInfoRequest(context=idl.RequestContext(host_proof=self._proof))
+        context = idl.RequestContext(host_proof=self._proof, host_proof_next=self._next_proof)
+        return "GetServerInfo", idl.GetServerInfoRequest(context=context)
 
     # ------------------------------------------------------------------------------------- inside
 
@@ -167,7 +174,7 @@ class Guard:
     def _bound(self, pace: RateLimit, handle: Handler, call: Call) -> None:
         context = call.request.context
         # A caller with a wrong proof counts as a client: the handler behind this refuses it.
-        if context is None or context.host_proof is None or not self._proves(context.host_proof):
+        if context is None or context.host_proof is None or not self._proves(context):
             wait_ms = pace.wait_ms(call.peer.rpartition(":")[0], self._now_s())
             if wait_ms:
                 raise Overloaded("too many requests from this address", wait_ms)
@@ -208,7 +215,7 @@ class Guard:
         if context is None:
             context = call.request.context = idl.RequestContext()
         claimed, context.principal = context.principal, None
-        is_host = context.host_proof is not None and self._is_host(context.host_proof)
+        is_host = context.host_proof is not None and self._is_host(context)
         if is_host:
             call.trust()
         if need is _HOST:
@@ -222,16 +229,26 @@ class Guard:
         who = self._vouched(call, claimed) if is_host else self._proven(call, call.certified)
         call.trust()
         # Another host trusts the name that this host gives, so the token goes no further.
-        context.principal, context.token, context.host_proof = who.name, None, None
+        context.principal, context.token = who.name, None
+        context.host_proof = context.host_proof_next = None
         self._look_at(need, who, call)
 
-    def _is_host(self, proof: str) -> bool:
-        if not self._proves(proof):
+    def _is_host(self, context: Any) -> bool:
+        if not self._proves(context):
             raise Unauthenticated("host_proof: the cluster's secret is another one")
         return True
 
-    def _proves(self, proof: str) -> bool:
-        return self._proof is not None and hmac.compare_digest(proof.encode(), self._proof.encode())
+    def _proves(self, context: Any) -> bool:
+        if self._accepts(context.host_proof):
+            return True
+        return context.host_proof_next is not None and self._accepts(context.host_proof_next)
+
+    def _accepts(self, proof: str) -> bool:
+        given = proof.encode()
+        for accepted in self._accepted:  # noqa: SIM110 - any() takes longer, and every forwarded call comes here
+            if hmac.compare_digest(given, accepted):
+                return True
+        return False
 
     def _vouched(self, call: Call, name: str | None) -> Principal:
         """Return the principal that another host names. A host without principals names none and passes the token on;
@@ -281,11 +298,22 @@ def proof_of(cluster_secret: str) -> str:
     return hmac.new(cluster_secret.encode(), b"a host of this foqs cluster", "sha256").hexdigest()
 
 
+def proofs_of(secret: str | None, previous: str | None) -> tuple[str | None, str | None]:
+    """Return `host_proof` and `host_proof_next` of a host with these secrets.
+
+    While the secret is replaced, a host that has only the old one accepts the first, and a host that has only the new
+    one the second. The old one is the first, because hosts of earlier versions read no other.
+    """
+    if secret is None:
+        return None, None
+    return (proof_of(secret), None) if previous is None else (proof_of(previous), proof_of(secret))
+
+
 def make_guard(config: Config, now_s: Callable[[], float]) -> Guard:
     """Raises Invalid: a file cannot be read, or its content is wrong."""
     auth, a_second = config.auth or AuthSection(), config.server.requests_per_second_per_address
     pace = RateLimit(a_second) if a_second else None
-    return Guard(auth.principals_file, auth.cluster_secret, pace, now_s)
+    return Guard(auth.principals_file, auth.cluster_secret, pace, now_s, auth.cluster_secret_previous)
 
 
 class Audit:

@@ -15,10 +15,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from foqs.checks import counted
 from foqs.checks import printable as name
 from foqs.cli.interrupt import ends_at_once
 from foqs.cli.main import JsonOption, command, commands
-from foqs.cli.operators import ClusterOptions, WaitOptions, connected, perform, quietly, section_of
+from foqs.cli.operators import (
+    ClusterOptions,
+    WaitOptions,
+    YesOption,
+    confirm,
+    connected,
+    perform,
+    quietly,
+    section_of,
+)
 from foqs.cli.run import interruptible
 from foqs.cli.terminal import Column, fail, listing, piped, table
 from foqs.shardmgr import operate
@@ -222,6 +232,29 @@ def drain(host: HostArgument, cluster: ClusterOptions, wait: WaitOptions) -> Non
 def undrain(host: HostArgument, cluster: ClusterOptions) -> None:
     """Let a drained host take shards again."""
     perform(cluster, lambda facts: operate.undrain_host(facts, host))
+
+
+@command(cluster_app, "foqs cluster renew-acl --config foqs.toml", name="renew-acl")
+def renew_acl(cluster: ClusterOptions, yes: YesOption = False) -> None:
+    """Give the nodes of a cluster in ZooKeeper to the credentials of foqs.toml.
+
+    With acl = "creator" a node belongs to the credentials that its creator had. Use the command while the credential is
+    replaced (docs/rotation.md), or after a change of acl. Hosts without one of these credentials lose the cluster.
+    """
+    from foqs.cli.operators import audit_change
+    from foqs.zk.inspect import renew_acls
+
+    section = cluster.section()
+    quietly()
+    pairs = (section.auth_credential, section.auth_credential_previous) if section.acl == "creator" else ()
+    users = [pair.partition(":")[0] for pair in pairs if pair is not None]
+    owners = " and ".join(f"{user} ({which})" for user, which in zip(users, ("new", "previous"), strict=False))
+    if len(users) < 2:
+        owners = users[0] if users else "every account"
+    confirm(f"Give the nodes below {section.root} to {owners}?", yes=yes)
+    count = renew_acls(section, timeout_s=cluster.connect_timeout)
+    audit_change("cluster.renew_acl", {}, {"root": section.root, "acl": section.acl, "nodes": count})
+    print(f"{counted(count, 'node')} below {section.root} belong to {owners}")
 
 
 @command(cluster_app, "foqs cluster up", "foqs cluster up --hosts 2 --shards 4 --kind mysql --keep")

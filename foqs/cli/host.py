@@ -38,6 +38,7 @@ from foqs.server.clock import ClockSurvey
 from foqs.server.cluster_node import ClusterNode
 from foqs.server.marks import FileMarks
 from foqs.server.node import Node
+from foqs.store.passwords import placed
 from foqs.store.sql import SqlStore
 
 log = structlog.get_logger("foqs.host")
@@ -152,7 +153,7 @@ class Host:
         self._fault: str | None = None
         _allow_files(config.server)
         logs.catch_faults(asyncio.get_running_loop())
-        self._node = _node(config, self._fatal, take_over, shared_port)
+        self._node = _node(lambda: self._config, self._fatal, take_over, shared_port)
 
     def stop(self) -> None:
         self._stopped.set()
@@ -238,8 +239,12 @@ async def _admin(config: Config, host: Node | ClusterNode) -> AsyncIterator[None
         await server.stop()
 
 
-def _node(config: Config, fatal: Callable[[str], None], take_over: bool, shared_port: int | None) -> Node | ClusterNode:
-    """Return a host of a cluster, or a host without one if the configuration names none."""
+def _node(
+    current: Callable[[], Config], fatal: Callable[[str], None], take_over: bool, shared_port: int | None
+) -> Node | ClusterNode:
+    """Return a host of a cluster, or a host without one if the configuration names none. `current()` has the passwords
+    of a lone host's shards as they are now."""
+    config = current()
     timeouts = {
         "connect_timeout_s": config.store.connect_timeout_ms / 1000,
         "io_timeout_s": config.store.io_timeout_ms / 1000,
@@ -253,14 +258,17 @@ def _node(config: Config, fatal: Callable[[str], None], take_over: bool, shared_
 
         facts = ZkFactStore(config.zookeeper, asyncio.get_running_loop())
         return ClusterNode(config, config.zookeeper, facts, make_store, fatal, shared_port)
-    urls = {section.id: section.url for section in config.shards}
+
+    def urls() -> dict[int, str]:
+        return {section.id: placed(section.url, config.store.secrets_dir) for section in current().shards}
+
     directory = config.store.state_dir
     marks = None if directory is None else FileMarks(directory)
     survey = ClockSurvey(
-        urls.values, asyncio.get_running_loop(), timeouts["connect_timeout_s"], timeouts["io_timeout_s"]
+        lambda: urls().values(), asyncio.get_running_loop(), timeouts["connect_timeout_s"], timeouts["io_timeout_s"]
     )
     return Node(
-        config, lambda number: make_store(number, urls[number]), take_over=take_over, marks=marks, survey=survey
+        config, lambda number: make_store(number, urls()[number]), take_over=take_over, marks=marks, survey=survey
     )
 
 

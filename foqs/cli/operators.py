@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -54,6 +54,12 @@ class ClusterOptions:
         from foqs.config.load import load
 
         return load(self.config)
+
+    def placed(self, url: str) -> str:
+        """Return a shard's URL with the folder of its password file on this machine. Raises Invalid."""
+        from foqs.store.passwords import placed
+
+        return placed(url, self.load().store.secrets_dir)
 
     def section(self) -> ZookeeperSection:
         """Return the section of the cluster. Raises Invalid, too, for the configuration of a single host."""
@@ -164,15 +170,17 @@ def show_moves(change: Change) -> None:
 
 def audit(change: Change, certain: bool) -> None:
     """Log the change, whatever FOQS_LOG__LEVEL is."""
+    audit_change(change.what, change.before, change.after, "made" if certain else "unknown")
+
+
+def audit_change(what: str, before: Mapping[str, object], after: Mapping[str, object], outcome: str = "made") -> None:
     import logging
 
     import structlog
 
     always = structlog.make_filtering_bound_logger(logging.INFO)
     log = structlog.wrap_logger(logs.Stderr("foqs.audit"), wrapper_class=always)
-    outcome = "made" if certain else "unknown"
-    before, after = dict(change.before), dict(change.after)
-    log.info("audit.change", what=change.what, who=_who(), before=before, after=after, outcome=outcome)
+    log.info("audit.change", what=what, who=_who(), before=dict(before), after=dict(after), outcome=outcome)
 
 
 def _who() -> str:

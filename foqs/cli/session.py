@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from foqs.config.schema import ZookeeperSection
 from foqs.errors import FoqsError, Forbidden, Unavailable
+from foqs.ids import Marks
 from foqs.policies.settings import Settings, adopt
 from foqs.shardmgr.facts import Facts, Session, Slots
 from foqs.shardmgr.operate import Change, Missing, made, shown
 from foqs.shardmgr.status import HostAnswer
 from foqs.zk.client import ZkFactStore
-from foqs.zk.protocol import ZkConflict, ZkRefused, ZkUnknown, carry_out
+from foqs.zk.protocol import ZkConflict, ZkError, ZkRefused, ZkUnknown, carry_out
 
 if TYPE_CHECKING:
     from foqs.config.load import Config
@@ -136,6 +137,17 @@ class Cluster:
             stored.append(found)
         return stored
 
+    async def marks(self, shard: int) -> Marks:
+        """Return the marks of a shard. Raises Unavailable."""
+
+        def ask(done: Callable[[tuple[Marks, ZkError | None]], None]) -> None:
+            self._store.recall(shard, lambda marks, error: done((marks, error)))
+
+        marks, error = await self._answer(ask)
+        if error is not None:
+            raise Unavailable(f"ZooKeeper: {error}; the marks of shard {shard} were not read")
+        return marks
+
     async def share_slots(self, wanted: Callable[[Facts], Slots]) -> None:
         """Write the record of deduplication slots that `wanted` returns. Raises Unavailable."""
         for _ in range(_TRIES):
@@ -221,22 +233,25 @@ def _shortened(left: list[str]) -> str:
 
 async def ask_hosts(config: Config, addresses: Mapping[str, str]) -> dict[str, HostAnswer]:
     """Return the answers of the hosts by their ids, without hosts that do not answer."""
-    from foqs.api.auth import proof_of
+    from foqs.api.auth import proofs_of
     from foqs.bounds import Budget
+    from foqs.config.schema import AuthSection
+    from foqs.idl import idl
+    from foqs.rpc.certificates import peer_context
     from foqs.rpc.peer_caller import PeerCaller
-    from foqs.rpc.tls import peer_context
 
     limits = config.limits.limits()
     caller = PeerCaller(limits, Budget(config.host.budget_bytes), tls=peer_context(config.tls), report=lambda *_: None)
-    secret = config.auth.cluster_secret if config.auth is not None else None
-    proof = None if secret is None else proof_of(secret)
+    auth = config.auth or AuthSection()
+    proof, next_proof = proofs_of(auth.cluster_secret, auth.cluster_secret_previous)
+    context = idl.RequestContext(host_proof=proof, host_proof_next=next_proof)
     try:
-        first = await _ask_each(caller, addresses, proof)
+        first = await _ask_each(caller, addresses, context)
         if not first:
             return {}
         began_s = time.monotonic()
         await asyncio.sleep(_SAMPLE_S)
-        second = await _ask_each(caller, {host: addresses[host] for host in first}, proof)
+        second = await _ask_each(caller, {host: addresses[host] for host in first}, context)
         return {host: _answer(first[host], second[host], time.monotonic() - began_s) for host in second}
     finally:
         caller.close()
@@ -249,10 +264,10 @@ def _answer(before: Any, after: Any, seconds: float) -> HostAnswer:
     return HostAnswer(after.version, rates, after.shard_items or {})
 
 
-async def _ask_each(caller: PeerCaller, addresses: Mapping[str, str], proof: str | None) -> dict[str, Any]:
+async def _ask_each(caller: PeerCaller, addresses: Mapping[str, str], context: Any) -> dict[str, Any]:
     from foqs.idl import idl
 
-    request = idl.GetServerInfoRequest(count_items=True, context=idl.RequestContext(host_proof=proof))
+    request = idl.GetServerInfoRequest(count_items=True, context=context)
     asked: dict[str, asyncio.Future[Any]] = {host: asyncio.get_running_loop().create_future() for host in addresses}
     for host, answer in asked.items():
         caller.call(addresses[host], "GetServerInfo", request, _ASK_MS, partial(_answered, answer))

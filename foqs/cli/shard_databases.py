@@ -146,12 +146,18 @@ def check(
     what a host reads when it opens the shard. It changes nothing, and hosts may serve the shards at the same time.
     For each fault the command prints the remedy. It exits with 1 if it finds a fault.
     """
+    from foqs.doctor.examine import PASSWORD_REMEDY
+    from foqs.store.passwords import has_password
+
     urls = shard_urls(cluster)
+    known = cluster.load().zookeeper is not None  # other accounts read ZooKeeper, and foqs.toml is the host's own
     wrong, copies = False, {}
     for shard, found in examine(urls, rows=rows):
         wrong = wrong or bool(found.findings)
         for finding in found.findings or ["good"]:
             print(f"shard {shard}: {finding}")
+        if known and has_password(dict(urls)[shard]):
+            print(f"shard {shard}: warning: its URL in ZooKeeper has the password -> {PASSWORD_REMEDY}")
         if found.restored:
             print(f"shard {shard}: {found.restored}")
         copies[shard] = found.settings
@@ -281,15 +287,17 @@ def _reported(shard: int) -> Iterator[None]:
 
 def shard_urls(cluster: ClusterOptions) -> list[tuple[int, str]]:
     """Return number and URL of each shard. Raises Invalid if there is none."""
+    from foqs.store.passwords import placed
+
     config = cluster.load()
     if config.zookeeper is not None:
         shards = look(config.zookeeper, cluster.connect_timeout).shards
         if not shards:
             raise Invalid("the cluster has no shards: add one with `foqs shards add`")
-        return [(shard, shards[shard].url) for shard in sorted(shards)]
+        return [(shard, placed(shards[shard].url, config.store.secrets_dir)) for shard in sorted(shards)]
     if not config.shards:
         raise Invalid("the configuration has neither [[shards]] nor [zookeeper]: add one of them")
-    return [(section.id, section.url) for section in config.shards]
+    return [(section.id, placed(section.url, config.store.secrets_dir)) for section in config.shards]
 
 
 @command(

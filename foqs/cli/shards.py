@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 import time
 import tomllib
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,9 +24,11 @@ from foqs.cli.operators import (
     connected,
     look,
     perform,
+    section_of,
     show_moves,
 )
 from foqs.cli.shard_databases import ShardArgument, app, copies_of, examined, shards
+from foqs.cli.shard_url import check_url, given_url, refuse_password
 from foqs.cli.terminal import fail
 from foqs.errors import Conflict, FoqsError, Invalid, Unavailable
 from foqs.shardmgr import operate
@@ -38,6 +42,9 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]  # the group and its commands for the databases
 _MEMBERS, _PLACES = "Shards of a cluster", "Hosts of the shards"
+UrlArgument = Annotated[
+    str, typer.Argument(help="The database has this SQLAlchemy URL. - reads it from stdin, which hides it from `ps`.")
+]
 _LOOK_S = 0.5
 _AT_ONCE = 16
 
@@ -50,10 +57,7 @@ _AT_ONCE = 16
 )
 def add(
     shard: ShardArgument,
-    url: Annotated[
-        str,
-        typer.Argument(help="The database has this SQLAlchemy URL. - reads it from stdin, which hides it from `ps`."),
-    ],
+    url: UrlArgument,
     cluster: ClusterOptions,
     weight: Annotated[
         float,
@@ -79,26 +83,62 @@ def add(
     """
     from foqs.store import maintenance
 
-    if url == "-":
-        url = sys.stdin.readline().removeprefix("\ufeff").strip()
-    if not url:
-        raise Invalid(
-            "the URL of the shard's database is empty: give it as the second argument, or a line on stdin for -"
-        )
+    url = given_url(url)
+    refuse_password(cluster, url)
+    place = cluster.placed(url)
 
     def first() -> None:
-        _refuse_bad(url, shard, create=create)
+        _refuse_bad(place, shard, create=create)
         if discard_settings:
-            kept = maintenance.read_kept(url, shard).settings
-            maintenance.discard_settings(url, shard, [row.ns.decode() for row in kept])
+            kept = maintenance.read_kept(place, shard).settings
+            maintenance.discard_settings(place, shard, [row.ns.decode() for row in kept])
 
     perform(
         cluster,
         lambda facts: operate.add_shard(facts, ShardFact(shard, url, weight)),
         wait,
         first=first,
-        then=lambda cluster: _adopt_kept(cluster, ShardFact(shard, url)),
+        then=lambda session: _adopt_kept(session, ShardFact(shard, place)),
     )
+
+
+@command(
+    shards,
+    "foqs shards set-url 3 'mysql://foqs@db-2/q?password_file=db-2' -c foqs.toml",
+    "foqs shards set-url 3 - -c foqs.toml < url.txt",
+    group=_MEMBERS,
+)
+def set_url(
+    shard: ShardArgument,
+    url: UrlArgument,
+    cluster: ClusterOptions,
+    no_check: Annotated[
+        bool,
+        typer.Option("--no-check", help="The command connects to no database, after a question."),
+    ] = False,
+    yes: YesOption = False,
+    *,
+    wait: WaitOptions,
+) -> None:
+    """Change the address, the account or the password of a shard's database in place.
+
+    The shard keeps its items, ids, deduplication keys and place. The new URL must lead to the same shard: the present
+    database, or a copy that took its place. If only the password or the files of TLS differ, the host keeps the shard
+    open and uses them for its next connection. Else it opens the shard again, and calls wait for that.
+    """
+    url = given_url(url)
+    refuse_password(cluster, url)
+
+    def first() -> None:
+        before = cluster.look().shards[shard]
+        if before.url == url:
+            return
+        if no_check:
+            confirm(f"Change the URL of shard {shard} without a look at its database?", yes=yes)
+        else:
+            check_url(cluster, before, url, yes=yes)
+
+    perform(cluster, lambda facts: operate.set_url(facts, shard, url), wait, first=first)
 
 
 async def _adopt_kept(cluster: Cluster, fact: ShardFact) -> None:
@@ -189,7 +229,7 @@ def remove(
 
     def first() -> None:
         if not uncounted:
-            _refuse_items(cluster.look().shards[shard].url, shard, items)
+            _refuse_items(cluster.placed(cluster.look().shards[shard].url), shard, items)
         confirm(f"Remove shard {shard}?", yes=yes)
 
     perform(cluster, lambda facts: operate.remove_shard(facts, shard), first=first)
@@ -279,8 +319,13 @@ def apply(
     section = cluster.section()
     facts = look(section, cluster.connect_timeout)
     for fact in wanted:
+        if fact.id not in facts.shards:
+            refuse_password(cluster, fact.url)
         operate.ensure_shard(facts, fact)
-    wrong = [why for fact in wanted if (why := _ensure(section, fact, cluster.connect_timeout)) is not None]
+    places = {fact.id: cluster.placed(fact.url) for fact in wanted}
+    wrong = [
+        why for fact in wanted if (why := _ensure(section, fact, places[fact.id], cluster.connect_timeout)) is not None
+    ]
     if wrong:
         fail("; ".join(wrong))
 
@@ -320,16 +365,16 @@ def _read(path: Path) -> list[ShardFact]:
     return [ShardFact(shard.id, shard.url, shard.weight) for shard in found.shards]
 
 
-def _ensure(section: ZookeeperSection, fact: ShardFact, connect_s: float) -> str | None:
-    """Add one shard. Return the reason if that failed."""
+def _ensure(section: ZookeeperSection, fact: ShardFact, place: str, connect_s: float) -> str | None:
+    """Add one shard, whose database is reached by the URL `place`. Return the reason if that failed."""
 
     async def add(cluster: Cluster) -> Change:
         if fact.id not in cluster.facts.shards:
-            await _adopt_kept(cluster, fact)
+            await _adopt_kept(cluster, replace(fact, url=place))
         return await cluster.carry_out(lambda facts: operate.ensure_shard(facts, fact), audit)
 
     try:
-        _refuse_bad(fact.url, fact.id, create=True)
+        _refuse_bad(place, fact.id, create=True)
         change = connected(section, connect_s, add)
     except FoqsError as error:
         return f"shard {fact.id}: {error}"
@@ -353,9 +398,10 @@ def await_(
 
     The command does not wait for a database that does not answer, because hosts start without it.
     """
-    section = cluster.section()
+    config = cluster.load()
+    section = section_of(config)
     deadline, said = time.monotonic() + timeout, ""
-    while missing := _missing(section, cluster.connect_timeout):
+    while missing := _missing(section, config.store.secrets_dir, cluster.connect_timeout):
         if time.monotonic() > deadline:
             raise Unavailable(f"the shards are not complete after {timeout:g} s (--timeout): {missing}")
         if missing != said:
@@ -365,7 +411,7 @@ def await_(
     print("the cluster has its shards")
 
 
-def _missing(section: ZookeeperSection, connect_s: float) -> str:
+def _missing(section: ZookeeperSection, secrets_dir: Path | None, connect_s: float) -> str:
     """Return the first part that the cluster lacks; empty if it is complete."""
     from concurrent.futures import ThreadPoolExecutor
 
@@ -376,15 +422,18 @@ def _missing(section: ZookeeperSection, connect_s: float) -> str:
     if not shards:
         return "the cluster has no shards"
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        found = pool.map(_lacks, (shard for shard in shards if shard.use is not ShardUse.DISABLED))
+        found = pool.map(
+            partial(_lacks, secrets_dir), (shard for shard in shards if shard.use is not ShardUse.DISABLED)
+        )
         return next(filter(None, found), "")
 
 
-def _lacks(shard: ShardFact) -> str:
+def _lacks(secrets_dir: Path | None, shard: ShardFact) -> str:
     from foqs.store.maintenance import check_tables
+    from foqs.store.passwords import placed
 
     try:
-        wrong = check_tables(shard.url)
+        wrong = check_tables(placed(shard.url, secrets_dir))
     except StoreError:
         return ""
     return f"shard {shard.id}: {wrong[0]}" if wrong else ""

@@ -8,6 +8,7 @@ import ssl
 from dataclasses import dataclass
 
 from foqs.checks import check_text, refuse
+from foqs.client.credential import log, stamp_of
 from foqs.errors import Invalid
 
 
@@ -73,8 +74,23 @@ class Securing:
     """Makes sockets secure. Raises Invalid."""
 
     def __init__(self, tls: Tls) -> None:
-        self.context = tls.context()
+        self._tls = tls
+        self._files = stamp_of(tls.ca_file, tls.cert_file, tls.key_file)
+        self._context = tls.context()
         self._server_name = tls.server_name
+
+    @property
+    def context(self) -> ssl.SSLContext:
+        """The context of a new connection, from files as they are now: their certificates may be replaced at any time.
+        While they cannot be used, as between the writes of a certificate and of its key, it is the previous one."""
+        files = stamp_of(self._tls.ca_file, self._tls.cert_file, self._tls.key_file)
+        if files != self._files:
+            self._files = files
+            try:
+                self._context = self._tls.context()
+            except Invalid as error:
+                log.warning("%s: the client keeps the certificates that it has", error.message)
+        return self._context
 
     def name_of(self, host: str) -> str:
         """Return the name that the certificate of `host` has to hold."""

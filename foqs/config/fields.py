@@ -2,7 +2,8 @@
 
 A section is a class of `Section`; its keys are fields, each with its description below it. `Live[...]` marks a key that
 SIGHUP changes in a running host. `Secret` (or `SecretUrl`, `SecretPair`) marks a key that is never shown. A second key,
-with the suffix `_file`, names a file to read it from.
+with the suffix `_file`, names a file to read it from. The file of a secret `..._previous`, which is replaced just now,
+may be missing: then there is none.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pydantic.fields import FieldInfo
 T = TypeVar("T")
 
 MASK = "***"
-FILE = "_file"
+FILE, PREVIOUS = "_file", "_previous"
 PREFIX, DELIMITER = "FOQS_", "__"
 NO_BOOL = "it must be a number, not true or false"
 NOT_SET, REQUIRED = UNSET = ("not set", "none: required")

@@ -20,11 +20,13 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
+from foqs.checks import same_account
 from foqs.config.fields import (
     DELIMITER,
     FILE,
     NO_BOOL,
     PREFIX,
+    PREVIOUS,
     env_name,
     is_live,
     is_path,
@@ -287,6 +289,9 @@ class Source:
             try:
                 values[name] = _secret(path)
                 self.files[*where, name] = path
+            except FileNotFoundError as error:
+                if not name.endswith(PREVIOUS):  # else the key stays in the file, and the secret's file comes and goes
+                    self.errors.append((key, f"cannot read {path}: {error.strerror}"))
             except OSError as error:
                 self.errors.append((key, f"cannot read {path}: {error.strerror}"))
             except ValueError as error:
@@ -410,9 +415,19 @@ def change(running: Config, read: Config) -> Change:
         raise NotValid([f"{line} (keys that need a restart keep their old values)" for line in lines]) from None
 
 
+def _same_accounts(before: Sequence[ShardSection], after: Sequence[ShardSection]) -> bool:
+    """Return True if the shards differ in passwords at most, and in files of TLS."""
+    return [one.id for one in before] == [one.id for one in after] and all(
+        same_account(one.url, other.url) for one, other in zip(before, after, strict=True)
+    )
+
+
 def _changed(running: Config, read: Config, name: str, live: list[str], restart: list[str]) -> Any:
     """Return the new value of one section."""
     before, after = getattr(running, name), getattr(read, name)
+    if name == "shards" and before != after and _same_accounts(before, after):
+        live.append(name)
+        return after
     if isinstance(before, tuple) or before is None or after is None:
         if before != after:
             restart.append(name)

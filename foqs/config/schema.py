@@ -253,6 +253,9 @@ class StoreSection(Section):
     """Time-out of a connect, and of the server's greeting."""
     io_timeout_ms: int = Field(default=10_000, ge=100, le=LONGEST_MS)
     """Time-out of a statement."""
+    secrets_dir: Path | None = None
+    """The password of a shard's URL with ?password_file=NAME is in the file NAME of this folder. Each new connection
+    reads it (docs/rotation.md)."""
     state_dir: Path | None = None
     """A host without a cluster stores the highest ids of its shards in this folder. Not set: foqs-state, in
     the folder of foqs.toml."""
@@ -271,6 +274,8 @@ class ZookeeperSection(Section):
     """Scheme of auth_credential; sasl is DIGEST-MD5. Set both keys or neither."""
     auth_credential: SecretPair | None = None
     """user:password for ZooKeeper."""
+    auth_credential_previous: SecretPair | None = None
+    """While a credential of scheme digest is replaced: the old one. The host has both (docs/rotation.md)."""
     acl: Literal["open", "creator"] = "open"
     """creator: only this credential can read and change the nodes that this host creates."""
     balance_every_ms: Live[int] = Field(default=60_000, ge=1_000, le=LONGEST_MS)
@@ -305,7 +310,7 @@ class ZookeeperSection(Section):
             raise ValueError("not an absolute path such as /foqs")
         return root
 
-    @field_validator("auth_credential")
+    @field_validator("auth_credential", "auth_credential_previous")
     @classmethod
     def _user_and_password(cls, credential: str | None) -> str | None:
         if credential is not None and not re.fullmatch(r"[^:]+:.+", credential, re.DOTALL):
@@ -318,6 +323,9 @@ class ZookeeperSection(Section):
         refuse(
             {
                 "auth_scheme and auth_credential go together": lone,
+                "auth_credential_previous needs auth_scheme = digest: a session has one identity with sasl": (
+                    self.auth_credential_previous is not None and self.auth_scheme != "digest"
+                ),
                 "acl = creator needs auth_scheme and auth_credential": (
                     self.acl == "creator" and self.auth_scheme is None
                 ),
@@ -349,11 +357,11 @@ class ShardSection(Section):
 class TlsSection(Section):
     """TLS on the Thrift port and between hosts. A host shows its certificate as a client of other hosts, too."""
 
-    cert_file: Path
-    """Certificate (PEM), followed by its intermediate certificates."""
-    key_file: Path
+    cert_file: Live[Path]
+    """Certificate (PEM), followed by its intermediate certificates. SIGHUP reads the three files again."""
+    key_file: Live[Path]
     """Private key (PEM) of cert_file."""
-    ca_file: Path | None = None
+    ca_file: Live[Path | None] = None
     """Certificate authorities (PEM) of clients and of other hosts. Not set: for hosts, the system's."""
     client_certificates: Literal["none", "optional", "required"] = "none"
     """Ask clients for a certificate from an authority in ca_file, or require one."""
@@ -369,8 +377,21 @@ class AuthSection(Section):
 
     principals_file: Path | None = None
     """This file names the principals and their rights (docs/security.md)."""
-    cluster_secret: Secret | None = Field(default=None, min_length=32)
+    cluster_secret: Live[Secret | None] = Field(default=None, min_length=32)
     """Hosts prove with this secret that they belong to the cluster. Give all hosts the same one."""
+    cluster_secret_previous: Live[Secret | None] = Field(default=None, min_length=32)
+    """While the secret is replaced: the old one. Hosts prove both and accept both (docs/rotation.md)."""
+
+    @model_validator(mode="after")
+    def _previous_of_one(self) -> AuthSection:
+        refuse(
+            {
+                "cluster_secret_previous needs cluster_secret": (
+                    self.cluster_secret is None and self.cluster_secret_previous is not None
+                )
+            }
+        )
+        return self
 
 
 class QuotaKeys(Section):

@@ -22,6 +22,7 @@ from foqs.errors import FoqsError
 from foqs.shardmgr.facts import HostFact, ShardFact
 from foqs.store.checkup import Checkup, check_up
 from foqs.store.link import place_of
+from foqs.store.passwords import has_password, placed
 from foqs.store.protocol import StoreError
 from foqs.store.server import Finding
 from foqs.zk.inspect import RootCheckup, ServerCheckup, check_root, check_server
@@ -33,6 +34,10 @@ _START = "start the server, open the network to it, or correct zookeeper.hosts"
 _PER_SHARD = 3
 """A check of a shard sends several queries; together they may take this many time-outs."""
 _FEW = 4
+PASSWORD_REMEDY = (
+    "write it into a file of store.secrets_dir, and give the URL without it: "
+    "foqs shards set-url ID 'mysql+pymysql://USER@HOST/DATABASE?password_file=NAME'"
+)
 Outcome = Checkup | str | None
 """The findings, or the reason why the database did not answer, or None if its server did not answer before."""
 
@@ -66,6 +71,8 @@ async def _examine_cluster(config: Config, timeout_s: float) -> list[Check]:
             why = "the list of shards is in ZooKeeper, which could not be read"
             return [*checks, _database_check(Verdict.SKIPPED, "all", why)]
         urls = {shard.id: shard.url for shard in root.shards}
+        checks += password_checks(urls)
+    urls = {shard: placed(url, config.store.secrets_dir) for shard, url in urls.items()}
     return checks + await examine_databases(urls, wanted_of(config), timeout_s)
 
 
@@ -148,6 +155,15 @@ def _content(shards: Sequence[ShardFact], hosts: Sequence[HostFact], root: str) 
         return _zookeeper_check(Verdict.WARNING, root, why, mend)
     names = f": {', '.join(_few(sorted(host.id for host in hosts)))}" if hosts else ""
     return _zookeeper_check(Verdict.OK, root, f"shards {numbers(shard.id for shard in shards)}; {living}{names}")
+
+
+def password_checks(urls: Mapping[int, str]) -> list[Check]:
+    """Return a warning if URLs in ZooKeeper have passwords."""
+    shards = [shard for shard, url in urls.items() if has_password(url)]
+    if not shards:
+        return []
+    why = f"the URL of shard{'s' if len(shards) > 1 else ''} {numbers(shards)} in ZooKeeper has the password"
+    return [_zookeeper_check(Verdict.WARNING, "passwords", why, PASSWORD_REMEDY)]
 
 
 def _few(words: Sequence[str]) -> list[str]:

@@ -33,14 +33,14 @@ from foqs.config.load import Config, NotValid, Source, Where, load_with_sources
 from foqs.config.schema import TlsSection
 from foqs.doctor.check import Check, Group, Verdict, apart, said
 from foqs.errors import FoqsError, Invalid
-from foqs.rpc.tls import peer_context, server_context
+from foqs.rpc.certificates import peer_context, server_context, shake_hands
 
 _CGROUP = Path("/sys/fs/cgroup/memory.max")
 _OTHERS_READ = 0o004
 _SOON_S = 30 * 86_400
-_EXPIRED, _OTHER_NAME = 10, (62, 64)
-"""OpenSSL's X509_V_ERR_CERT_HAS_EXPIRED, and its codes of a certificate for another name or address."""
-_MOST_ROUNDS = 10
+_NOT_YET, _EXPIRED, _OTHER_NAME = 9, 10, (62, 64)
+"""OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED, and its codes of a certificate for another
+name or address."""
 _ALIVE_BYTES = 64
 _ANY = ("", "0.0.0.0", "::")
 
@@ -194,30 +194,16 @@ def _certificate(section: TlsSection, name: str, now_s: float) -> Check:
 def _mend(error: ssl.SSLCertVerificationError, name: str) -> str:
     if error.verify_code == _EXPIRED:
         return "renew the certificate"
+    if error.verify_code == _NOT_YET:
+        return "wait until it is valid, use another certificate, or set this machine's clock"
     if error.verify_code in _OTHER_NAME:
         return f"use a certificate for {name}, or set server.advertise to a name in this one"
     return "append the intermediate certificates to the file, or correct tls.ca_file"
 
 
 def _expiry_s(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> float:
-    """Shake hands in memory. Return the expiry of the certificate in epoch seconds. Raises ssl.SSLError."""
-    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    ours = client.wrap_bio(to_client, to_server, server_hostname=name)
-    theirs = server.wrap_bio(to_server, to_client, server_side=True)
-    for _ in range(_MOST_ROUNDS):
-        waiting = [side for side in (ours, theirs) if not _done(side)]
-        if not waiting:
-            break
-    certificate = ours.getpeercert() or {}
-    return ssl.cert_time_to_seconds(str(certificate["notAfter"]))
-
-
-def _done(side: ssl.SSLObject) -> bool:
-    try:
-        side.do_handshake()
-    except ssl.SSLWantReadError:
-        return False
-    return True
+    """Return the expiry of the certificate in epoch seconds. Raises ssl.SSLError."""
+    return ssl.cert_time_to_seconds(str(shake_hands(server, client, name)["notAfter"]))
 
 
 def _principals(file: Path) -> Check:

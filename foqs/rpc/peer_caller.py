@@ -71,15 +71,14 @@ class PeerCaller:
         self.limits = limits
         self.loop = asyncio.get_running_loop()
         self.introduction: bytes | None = None
-        if introduction is not None:
-            name, request = introduction
-            self.introduction = remote_method(name).encode(request, _INTRODUCTION, limits.frame_bytes)
+        self.introduce(introduction)
         self._max_connections = connections
         self._max_waiting = waiting
         self._long_calls = long_calls
         self._connect_timeout_s = connect_timeout_ms / 1000
         self._idle_s = idle_ms / 1000
-        self._tls = tls
+        self.tls = tls
+        """The context of new connections."""
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES if tls is not None else 0))
         self._report = report
         self._peers: dict[tuple[str, bool], Peer] = {}  # by address; True: for long calls
@@ -87,6 +86,14 @@ class PeerCaller:
         self._seqids = count(1)
         self._sweeping: asyncio.TimerHandle | None = None
         self._closed = False
+
+    def introduce(self, introduction: tuple[str, Any] | None) -> None:
+        """Send another introduction on new connections."""
+        if introduction is None:
+            self.introduction = None
+            return
+        name, request = introduction
+        self.introduction = remote_method(name).encode(request, _INTRODUCTION, self.limits.frame_bytes)
 
     def call(
         self, address: str, method: str, request: Any, timeout_ms: int, done: Done
@@ -233,13 +240,13 @@ class PeerCaller:
 
     async def _open(self, peer: Peer, host: str, port: int) -> PeerConnection:
         connection = PeerConnection(self, peer)
-        if self._tls is None:
+        if self.tls is None:
             await self.loop.create_connection(lambda: connection, host, port)
             return connection
         shaken = self.loop.create_future()
         # Read the exception also where the connect was cancelled and no task awaits `shaken`.
         shaken.add_done_callback(lambda done: done.cancelled() or done.exception())
-        tls = TlsTransport(self._tls, connection, self._scratch, server_hostname=host, shaken=shaken)
+        tls = TlsTransport(self.tls, connection, self._scratch, server_hostname=host, shaken=shaken)
         transport, _ = await self.loop.create_connection(lambda: tls, host, port)
         try:
             await shaken

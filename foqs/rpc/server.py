@@ -64,7 +64,8 @@ class ThriftServer(ConnectionHub[ServedConnection]):
         super().__init__(handlers, limits, budget, report, namespaces, requests, trusts)
         self.bound(max_connections, max_connections_per_address, frame_timeout_s, idle_timeout_s)
         self._listeners: list[asyncio.Server] = []
-        self._tls = tls
+        self.tls = tls
+        """The context of new connections."""
         self._ticking: asyncio.TimerHandle | None = None
         self._tick_at_s = 0.0
         self._cuts = LogThrottle(1)
@@ -153,9 +154,9 @@ class ThriftServer(ConnectionHub[ServedConnection]):
 
     def _connection(self) -> asyncio.BufferedProtocol:
         connection = ServedConnection(self)
-        if self._tls is None:
+        if self.tls is None:
             return connection
-        return TlsTransport(self._tls, connection, self.scratch)
+        return TlsTransport(self.tls, connection, self.scratch)
 
     # ------------------------------------------------------------------------------------------ time-outs
 

@@ -16,9 +16,6 @@ from fcntl import ioctl
 from termios import FIONREAD
 from typing import Any
 
-from foqs.config.schema import TlsSection
-from foqs.errors import Invalid
-
 _RECORD_BYTES = 16 * 1024
 _SLICE_BYTES = 4 * 1024
 """OpenSSL's buffers for input and output never shrink, so no more than a record goes through them at a time."""
@@ -306,53 +303,3 @@ def names_of(certificate: Any) -> tuple[str, ...]:
     subject = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
     others = [value for _, value in certificate.get("subjectAltName", ()) if isinstance(value, str)]
     return tuple(dict.fromkeys((*subject, *others)))
-
-
-def server_context(config: TlsSection | None) -> ssl.SSLContext | None:
-    """Return the context for incoming connections; None without TLS. Raises Invalid, which names the key."""
-    if config is None:
-        return None
-    context = _context(ssl.PROTOCOL_TLS_SERVER, config)
-    context.num_tickets = 0  # sessions are not resumed: connections live long, and each shows its certificate
-    modes = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
-    context.verify_mode = modes[config.client_certificates]
-    return context
-
-
-def peer_context(config: TlsSection | None) -> ssl.SSLContext | None:
-    """Return the context for calls to other hosts, whose names are checked; None without TLS. Raises Invalid, which
-    names the key."""
-    if config is None:
-        return None
-    context = _context(ssl.PROTOCOL_TLS_CLIENT, config)
-    if config.ca_file is None:
-        context.load_default_certs(ssl.Purpose.SERVER_AUTH)
-    return context
-
-
-def _context(protocol: int, config: TlsSection) -> ssl.SSLContext:
-    context = ssl.SSLContext(protocol)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.options |= ssl.OP_NO_RENEGOTIATION
-    for key, path in (("cert_file", config.cert_file), ("key_file", config.key_file), ("ca_file", config.ca_file)):
-        try:
-            if path is not None:
-                path.read_bytes()
-        except OSError as error:
-            raise Invalid(f"tls.{key}: {path}: {error.strerror}") from None
-    try:
-        # A password would be asked for on the terminal, for ever.
-        context.load_cert_chain(config.cert_file, config.key_file, password=_no_password)
-    except ssl.SSLError as error:
-        what = "they do not belong together" if error.reason == "KEY_VALUES_MISMATCH" else "not PEM, or not readable"
-        raise Invalid(f"tls.cert_file, tls.key_file: {what} ({error.reason or 'unknown'})") from None
-    if config.ca_file is not None:
-        try:
-            context.load_verify_locations(config.ca_file)
-        except ssl.SSLError as error:
-            raise Invalid(f"tls.ca_file: no certificates in PEM ({error.reason or 'unknown'})") from None
-    return context
-
-
-def _no_password() -> str:
-    raise Invalid("tls.key_file: the key has a password: give one without, which only the service's user may read")

@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from threading import Thread
 from uuid import uuid4
 
 import structlog
 
+from foqs.checks import same_account
 from foqs.config.load import Config
 from foqs.config.schema import ZookeeperSection
 from foqs.event_loop import on_daemon_thread, until
@@ -25,10 +26,12 @@ from foqs.server.node import Neighbours, Node
 from foqs.server.settings import ClusterSettings
 from foqs.shardmgr.controller import ControllerSettings, Write
 from foqs.shardmgr.facts import Facts, HostFact, OwnerFact, ShardFact, ShardUse, Slots, other_protocol, protocol_error
+from foqs.shardmgr.lifecycle import ShardState
 from foqs.shardmgr.membership import Held
 from foqs.shardmgr.routing import Routing, routing_of
-from foqs.store.link import reachable
+from foqs.store.link import open_link, reachable
 from foqs.store.maintenance import read_kept
+from foqs.store.passwords import placed
 from foqs.store.protocol import ShardStore, StoreError, explained
 from foqs.zk.protocol import FactStore, ZkConflict, ZkError
 
@@ -40,9 +43,18 @@ _CLOSE_S = 2.0
 _CLOSE_UNKNOWN_S = 0.2
 _REPORTED_MS = 2_000
 """Within this time beyond `breaker.hang_ms`, hosts report that a database does not answer."""
+_TRY_URL_S = 5.0
 _LINGER_S = 0.5
 """Time in which a host without shards still forwards requests. Clients follow the routing within it; without it, a
 request could arrive on a connection that is being closed, and be lost."""
+
+
+@dataclass(slots=True)
+class _Tried:
+    """A new URL of a served shard, to which this host connects before it gives up the present one."""
+
+    url: str
+    works: bool = False
 
 
 class LoggedFactWriter:
@@ -121,6 +133,7 @@ class ClusterNode:
         self._loop = asyncio.get_running_loop()
         self._id = config.server.id
         self._urls: dict[int, str] = {}
+        self._tried: dict[int, _Tried] = {}
         self._routing = Routing()
         self.seat = MembershipAgent(
             self._id, _settings(zookeeper), zookeeper.handover_ms, LoggedFactWriter(facts), self, self._now_ms
@@ -135,7 +148,7 @@ class ClusterNode:
         )
         self.node = Node(
             config,
-            lambda number: make_store(number, self._urls[number]),
+            lambda number: make_store(number, self._placed(self._urls[number])),
             neighbours=neighbours,
             marks=ClusterMarks(facts),
             survey=ClockSurvey(
@@ -200,7 +213,7 @@ class ClusterNode:
         room, until_s = asyncio.Semaphore(_READS_AT_ONCE), self._loop.time() + _ADOPT_S
 
         async def adopt(fact: ShardFact) -> str:
-            read = partial(read_kept, fact.url, fact.id, connect_timeout_s=connect_s, io_timeout_s=io_s)
+            read = partial(read_kept, self._placed(fact.url), fact.id, connect_timeout_s=connect_s, io_timeout_s=io_s)
             try:
                 async with asyncio.timeout_at(until_s), room:
                     kept = await on_daemon_thread(read, f"settings-{fact.id}")
@@ -278,8 +291,63 @@ class ClusterNode:
 
     def _act(self) -> None:
         self._due = False
+        if self.seat.fresh:
+            self._adopt_urls()
         now_ms = self._loop_ms()
         self._set_timer(self.seat.act(now_ms, self._loads.measured), now_ms)
+
+    def _adopt_urls(self) -> None:
+        """Follow changed URLs of served shards, each after a try from this host: a mistake must close no shard.
+
+        A new password, or other files for TLS, are for the next connection of the shard, which stays open. Any other
+        URL is shown to the membership (`held`) once it works, and then the shard is released and opened there."""
+        shards = self.node.engine.state.shards
+        self._tried = {number: tried for number, tried in self._tried.items() if number in shards}
+        for number, shard in shards.items():
+            fact, url = self.seat.facts.shards.get(number), self._urls[number]
+            if fact is None or fact.url == url or shard.owner.state is not ShardState.SERVING:
+                self._tried.pop(number, None)
+                continue
+            if same_account(fact.url, url):
+                self._use_url(fact)
+            if number not in self._tried or self._tried[number].url != fact.url:
+                self._try_url(fact)
+
+    def _use_url(self, fact: ShardFact) -> None:
+        self._urls[fact.id] = fact.url
+        try:
+            self.node.runner.use_url(fact.id, self._placed(fact.url))
+        except StoreError as error:
+            log.error("shard.url_refused", shard=fact.id, reason=explained(error))
+        else:
+            log.info("shard.url_changed", shard=fact.id)
+
+    def _try_url(self, fact: ShardFact) -> None:
+        """Connect with the URL on a daemon thread, and log why that fails: operators see it before it matters."""
+        store, tried = self._config.store, _Tried(fact.url)
+        self._tried[fact.id] = tried
+        connect_s, io_s = store.connect_timeout_ms / 1000, store.io_timeout_ms / 1000
+
+        def finish() -> None:
+            tried.works = True
+            self._act_soon()
+
+        def again() -> None:
+            if self._tried.get(fact.id) is tried:
+                del self._tried[fact.id]
+                self._act_soon()
+
+        def run() -> None:
+            try:
+                with open_link(self._placed(fact.url), connect_timeout_s=connect_s, io_timeout_s=io_s, look_only=True):
+                    then = finish
+            except StoreError as error:
+                log.error("shard.url_fails", shard=fact.id, reason=explained(error))
+                then = partial(self._loop.call_later, _TRY_URL_S, again)  # type: ignore[assignment]
+            with suppress(RuntimeError):  # the loop is closed: the host has ended
+                self._loop.call_soon_threadsafe(then)
+
+        Thread(target=run, name=f"url-{fact.id}", daemon=True).start()
 
     def _measure(self) -> None:
         """The controller needs every shard's load to balance them."""
@@ -292,7 +360,11 @@ class ClusterNode:
 
     def _shard_urls(self) -> list[str]:
         """Return the URLs of all shards that hosts of the cluster may serve."""
-        return [fact.url for fact in self.seat.facts.shards.values() if fact.use is not ShardUse.DISABLED]
+        facts = self.seat.facts.shards.values()
+        return [self._placed(fact.url) for fact in facts if fact.use is not ShardUse.DISABLED]
+
+    def _placed(self, url: str) -> str:
+        return placed(url, self._config.store.secrets_dir)
 
     def _now_ms(self) -> int:
         return self.node.now_ms()
@@ -304,9 +376,14 @@ class ClusterNode:
 
     def held(self) -> Mapping[int, Held]:
         return {
-            number: Held(self._urls[number], shard.owner.state, shard.owner.epoch)
+            number: Held(self._shown_url(number), shard.owner.state, shard.owner.epoch)
             for number, shard in self.node.engine.state.shards.items()
         }
+
+    def _shown_url(self, number: int) -> str:
+        """Return the URL of a shard; the new URL while it is tried or fails."""
+        tried = self._tried.get(number)
+        return self._urls[number] if tried is None or tried.works else tried.url
 
     def take(self, fact: ShardFact, epoch_above: int) -> None:
         self._urls[fact.id] = fact.url
@@ -344,7 +421,7 @@ class ClusterNode:
             self._act_soon()
 
         def run() -> None:
-            ok = reachable(fact.url, connect_timeout_s=connect_s, io_timeout_s=io_s)
+            ok = reachable(self._placed(fact.url), connect_timeout_s=connect_s, io_timeout_s=io_s)
             with suppress(RuntimeError):  # the loop is closed: the host has ended
                 self._loop.call_soon_threadsafe(finish, ok)
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import Random
@@ -21,8 +23,10 @@ from foqs.api.host import Host
 from foqs.bounds import Budget, Limits
 from foqs.checks import host_port
 from foqs.config.load import Config
+from foqs.config.schema import TlsSection
 from foqs.engine.engine import Engine
 from foqs.engine.state import Callbacks
+from foqs.errors import Invalid
 from foqs.event_loop import until
 from foqs.hooks.topic_hooks import TopicHooks
 from foqs.peers.coordinator import HashSlotOwners, LoneHashSlotOwners
@@ -34,9 +38,9 @@ from foqs.peers.settings_sync import HostSettings
 from foqs.peers.tenant_shares import TenantShares
 from foqs.policies.settings import SettingsStore
 from foqs.rpc.call import RequestLog
+from foqs.rpc.certificates import Certificates, Contexts
 from foqs.rpc.peer_caller import PeerCaller
 from foqs.rpc.server import ThriftServer
-from foqs.rpc.tls import peer_context, server_context
 from foqs.server.clock import Clock, HostClock, HostTimers, Survey, monotonic_ms
 from foqs.server.hook_pool import HookLog, HookPool
 from foqs.server.load import Load
@@ -46,7 +50,8 @@ from foqs.server.settings import ClusterSettings, SettingsLog, ShardSettings, sc
 from foqs.server.shard_runner import ShardRunner
 from foqs.shardmgr.facts import SlotMove
 from foqs.shardmgr.routing import Routing
-from foqs.store.protocol import ShardStore
+from foqs.store.passwords import placed
+from foqs.store.protocol import ShardStore, StoreError, explained
 
 log = structlog.get_logger("foqs.host")
 
@@ -104,6 +109,9 @@ class NoPeers:
     def limit(self, limits: Limits) -> None:
         """Requests to other hosts have these limits: there are none."""
 
+    def secure(self, tls: ssl.SSLContext | None, introduction: tuple[str, Any] | None) -> None:
+        """New connections to other hosts use this: there are none."""
+
     def close(self) -> None:
         """There is no connection to close."""
 
@@ -113,16 +121,16 @@ class Peers:
 
     def __init__(
         self,
-        config: Config,
         limits: Limits,
         budget: Budget,
         engine: Engine,
         guard: Guard,
+        tls: ssl.SSLContext | None,
         neighbours: Neighbours,
         timers: Timers,
         requests: RequestLog,
     ) -> None:
-        self.caller = PeerCaller(limits, budget, tls=peer_context(config.tls), introduction=guard.introduction())
+        self.caller = PeerCaller(limits, budget, tls=tls, introduction=guard.introduction())
         self.forwarder = Forwarder(
             engine,
             neighbours.routing,
@@ -139,6 +147,11 @@ class Peers:
 
     def limit(self, limits: Limits) -> None:
         self.caller.limits = limits
+
+    def secure(self, tls: ssl.SSLContext | None, introduction: tuple[str, Any] | None) -> None:
+        """Use this context and this introduction on new connections to other hosts."""
+        self.caller.tls = tls
+        self.caller.introduce(introduction)
 
     def close(self) -> None:
         self.caller.close()
@@ -178,6 +191,7 @@ class Node:
         budget = Budget(config.host.budget_bytes)
         self.requests = RequestLog(perf_counter, config.log.slow_request_ms)
         self.guard = make_guard(config, self._loop.time)
+        self.certificates = Certificates(config.tls, time.time, self._secured)
         self.hook_pool = HookPool(config.hooks, limits, self._loop, monotonic_ms, self._clock.now_ms)
         ready = lambda key: self.engine.ready(key)  # noqa: E731, PLW0108 - the engine is made below, with the publisher
         self.news = ReadyPublisher(ready, self._clock.now_ms(), self._loop.call_soon, self._later)
@@ -234,7 +248,9 @@ class Node:
         if neighbours.static:
             self.peers = NoPeers(self.engine, lambda: self.address, timers, self.requests)
         else:
-            self.peers = Peers(config, limits, budget, self.engine, self.guard, neighbours, timers, self.requests)
+            self.peers = Peers(
+                limits, budget, self.engine, self.guard, self.certificates.peer, neighbours, timers, self.requests
+            )
         self.forwarder: Forwarder = self.peers.forwarder
         self.lending = Lending(self.engine, self.forwarder, self.peers.hash_slot_owners, timers)
         shares = TenantShares(self.engine, self.forwarder, timers)
@@ -266,7 +282,7 @@ class Node:
             config.server.max_connections,
             frame_timeout_s=config.server.frame_read_ms / 1000,
             idle_timeout_s=config.server.idle_connection_ms / 1000,
-            tls=server_context(config.tls),
+            tls=self.certificates.server,
             max_connections_per_address=config.server.max_connections_per_address,
             namespaces=self.engine.state.counters.namespaces,
             requests=self.requests,
@@ -306,7 +322,10 @@ class Node:
 
     def reconfigure(self, config: Config) -> None:
         """Apply `config`, which differs from the present configuration in live keys alone."""
-        self._config = config
+        before, self._config = {section.id: section.url for section in self._config.shards}, config
+        for section in config.shards:
+            if section.url != before[section.id]:
+                self._use_url(section.id, placed(section.url, config.store.secrets_dir))
         server, limits = config.server, config.limits.limits()
         self.service.host.limits = limits
         self.server.limit(limits)
@@ -320,7 +339,35 @@ class Node:
         self.peers.limit(limits)
         self.requests.bound(config.log.slow_request_ms)
         self.guard.read_again()
+        if config.auth is not None:
+            self.guard.take_secrets(config.auth.cluster_secret, config.auth.cluster_secret_previous)
+        self.peers.secure(self.certificates.peer, self.guard.introduction())
+        if config.tls is not None:
+            self._read_certificates(config.tls)
         self.engine.reconfigure(config)
+
+    def _use_url(self, number: int, url: str) -> None:
+        """Use another password for the next connection of a shard."""
+        try:
+            self.runner.use_url(number, url)
+        except StoreError as error:
+            log.error("shard.url_refused", shard=number, reason=explained(error))
+        else:
+            log.info("shard.url_changed", shard=number)
+
+    def _read_certificates(self, section: TlsSection) -> None:
+        """Read the certificates on a thread, because a disk may hang. Of two readings, the later one counts."""
+        reading = self._reading = self._loop.run_in_executor(None, self.certificates.read_again, section)
+
+        def read(done: asyncio.Future[Contexts | Invalid]) -> None:
+            if done is self._reading:
+                self.certificates.take(done.result())
+
+        reading.add_done_callback(read)
+
+    def _secured(self, contexts: Contexts) -> None:
+        self.server.tls = contexts.server
+        self.peers.secure(contexts.peer, self.guard.introduction())
 
     # ------------------------------------------------------------------------------------- life
 

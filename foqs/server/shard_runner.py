@@ -228,6 +228,13 @@ class ShardRunner:
     def stop_ticking(self) -> None:
         self.ticker.stop()
 
+    def use_url(self, number: int, url: str) -> None:
+        """Make further connections of a shard with a URL of the same account. Raises StoreError."""
+        opening, worker = self._opening.get(number), self._workers.get(number)
+        for store in (opening and opening.store, worker and worker.store):
+            if isinstance(store, SqlStore):
+                store.use_url(url)
+
     @property
     def clock_note(self) -> str:
         """Return why the host waits for the time; '' if it does not."""

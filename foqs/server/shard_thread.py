@@ -165,7 +165,7 @@ class ShardThread:
     _crashed: Crashed
 
     def __init__(self, store: ShardStore, name: str, deliver: Callable[[Callable[[], None]], None]) -> None:
-        self._store = store
+        self.store = self._store = store
         self._deliver = deliver
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)

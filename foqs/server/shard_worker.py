@@ -226,7 +226,7 @@ class ShardWorker:
         deliver: Callable[[Callable[[], None]], None],
         ended: Callable[[], None] = lambda: None,
     ) -> None:
-        self._store = store
+        self.store = self._store = store
         self._deliver = deliver
         self._thread = ShardThread(store, name, deliver)
         self._on_loop = LoopTransactions(loop, store.io_timeout_s, ended)

@@ -6,7 +6,7 @@
   in order, and only then withdraws the announcement. At most `HANDOVERS` at once: a host that is emptied continues to
   serve the remaining shards, and no request waits for more than one hand-over.
 - The host keeps a shard that is assigned to no host or to a dead one, unless the shard was disabled or removed. It
-  releases a shard whose URL changed and opens it at the new URL.
+  releases a shard whose URL changed and opens it at the new URL. (Its shell adopts a URL for the `same_account`.)
 - The host announces the shards that it serves, with their epochs, and withdraws announcements of shards that it no
   longer holds.
 

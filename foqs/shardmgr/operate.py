@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from foqs.checks import counted, printable
+from foqs.checks import counted, printable, same_account
+from foqs.config.fields import masked_url
 from foqs.errors import Invalid
 from foqs.ids import MAX_SHARD
 from foqs.shardmgr.assignment import balance
@@ -107,8 +108,7 @@ def add_shard(facts: Facts, fact: ShardFact) -> Change:
         raise Invalid(f"the weight {fact.weight:g} is not above 0 and below 1,000,000")
     if fact.id in facts.shards:
         raise Invalid(f"shard {fact.id} exists already")
-    if (same := next((shard.id for shard in facts.shards.values() if shard.url == fact.url), None)) is not None:
-        raise Invalid(f"shard {same} has that URL already")
+    _refuse_same(facts, fact.url)
     then, missing = serving(facts, fact.id, "added")
     return Change(
         "shard.add",
@@ -127,10 +127,36 @@ def ensure_shard(facts: Facts, fact: ShardFact) -> Change:
     if (there := facts.shards.get(fact.id)) is None:
         return add_shard(facts, fact)
     if there.url != fact.url:
-        raise Invalid(f"the cluster has shard {fact.id} with another URL")
+        raise Invalid(f"the cluster has shard {fact.id} with another URL: `foqs shards set-url` changes it")
     kept = "" if there.weight == fact.weight else f", with weight {there.weight:g}, which stays"
     says = f"shard {fact.id} exists already{kept}"
     return Change("shard.add", says, says, None)
+
+
+def set_url(facts: Facts, shard: int, url: str) -> Change:
+    """Change the URL of a shard. Done when its host has opened the shard there; at once if the host keeps it open
+    (`same_account`), or if no host may serve it."""
+    before = _shard(facts, shard)
+    if before.url == url:
+        says = f"shard {shard} has that URL already"
+        return Change("shard.set-url", says, says, None)
+    _refuse_same(facts, url)
+    says, then = f"changes the URL of shard {shard} to {masked_url(url)}", f"the record of shard {shard} is changed"
+    missing: Missing = nothing
+    if same_account(before.url, url):
+        says, then = f"{says}: the same account, so its host keeps it open", f"{then}: new connections use it"
+    elif before.use is not ShardUse.DISABLED and takers(facts):
+        says, then = f"{says}: its host opens it there", f"shard {shard} is served at the new URL"
+        missing = opened_again(facts, shard, url)
+    return Change(
+        "shard.set-url",
+        says,
+        then,
+        PutShard(replace(before, url=url), before),
+        {"shard": shard, "url": masked_url(before.url)},
+        {"shard": shard, "url": masked_url(url)},
+        missing,
+    )
 
 
 def use_shard(facts: Facts, shard: int, use: ShardUse) -> Change:
@@ -286,6 +312,20 @@ def serving(facts: Facts, shard: int, done: str) -> tuple[str, Missing]:
     return f"shard {shard} is {done} and served", missing
 
 
+def opened_again(facts: Facts, shard: int, url: str) -> Missing:
+    """Each opening has a higher epoch, so the owner's shows that the shard was opened since."""
+    owner = facts.owners.get(shard)
+    above = -1 if owner is None else owner.epoch
+
+    def missing(facts: Facts) -> list[str]:
+        record, now = facts.shards.get(shard), facts.owners.get(shard)
+        if record is None or record.url != url or record.use is ShardUse.DISABLED:
+            raise Invalid(f"another operator has changed shard {shard}")
+        return [] if now is not None and now.epoch > above else [f"shard {shard} is not served at the new URL yet"]
+
+    return missing
+
+
 def stopped(shard: int) -> Missing:
     def missing(facts: Facts) -> list[str]:
         record = facts.shards.get(shard)
@@ -358,6 +398,11 @@ def arrived(targets: Mapping[int, str]) -> Missing:
 
 def _assign(facts: Facts, changed: Mapping[int, str]) -> Assign:
     return Assign({**facts.assignment.hosts, **changed}, facts.assignment.version)
+
+
+def _refuse_same(facts: Facts, url: str) -> None:
+    if (same := next((shard.id for shard in facts.shards.values() if shard.url == url), None)) is not None:
+        raise Invalid(f"shard {same} has that URL already")
 
 
 def _shard(facts: Facts, shard: int) -> ShardFact:

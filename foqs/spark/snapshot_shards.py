@@ -14,6 +14,7 @@ from pydantic import Field, field_validator, model_validator
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
+from foqs.checks import PASSWORD_FILE
 from foqs.config.load import load
 from foqs.config.schema import ZookeeperSection
 from foqs.errors import Invalid, Unavailable
@@ -22,6 +23,7 @@ from foqs.spark.options import ExtraColumns, Options
 from foqs.store import reads
 from foqs.store.link import Link, open_link, place_of
 from foqs.store.ownership import read_shard_row, refuse_foreign
+from foqs.store.passwords import placed, with_password
 from foqs.store.protocol import ShardRefused, StoreBusy, StoreDown, StoreError, explained
 from foqs.zk.inspect import read_shards
 
@@ -215,6 +217,7 @@ def _places(options: SnapshotOptions) -> list[tuple[int | None, str]]:
             places = _registered(config.zookeeper)
         else:
             places = [(shard.id, shard.url) for shard in config.shards]
+        places = [(number, placed(url, config.store.secrets_dir)) for number, url in places]
         if not places:
             raise Invalid("option config: the file names neither [[shards]] nor [zookeeper]")
     else:
@@ -227,15 +230,19 @@ def _registered(section: ZookeeperSection) -> list[tuple[int | None, str]]:
 
 
 def _as_user(text: str, options: SnapshotOptions) -> str:
+    """Return the URL for executors, on whose machines no password files need to be. Raises Invalid."""
     if options.user is None:
-        return text
+        try:
+            return with_password(text)
+        except ShardRefused as error:
+            raise Invalid(explained(error)) from None
     try:
         url = make_url(text)
     except (ArgumentError, ValueError):
         return text  # the first connection reports an invalid URL
     if url.get_backend_name() == "sqlite":
         return text
-    named = url._replace(username=options.user, password=options.password)
+    named = url.difference_update_query([PASSWORD_FILE])._replace(username=options.user, password=options.password)
     return named.render_as_string(hide_password=False)
 
 

@@ -117,7 +117,7 @@ def _checked(look: Callable[[Checkup, Link], None], url: str, **options: float |
     try:
         database = Database(url, **options)  # type: ignore[arg-type]
     except ShardRefused as refused:
-        made.findings.append(Finding(str(refused), "correct the shard's url"))
+        made.findings.append(Finding(str(refused), refused.mend or "correct the shard's url"))
         return made
     try:
         with database.seam():

@@ -23,7 +23,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import NullPool
 
-from foqs.checks import host_port, shard_url_fault
+from foqs.checks import PASSWORD_FILE, host_port, shard_url_fault
 from foqs.extras import missing
 from foqs.store import server
 from foqs.store.compound import Compound, compound_text
@@ -38,6 +38,7 @@ from foqs.store.packets import (
     prepare_commands,
     read_prepared,
 )
+from foqs.store.passwords import password_file, read_password
 from foqs.store.protocol import ShardRefused, StoreError
 from foqs.store.server import facts, is_read_only
 from foqs.store.statements import in_packets
@@ -67,7 +68,9 @@ class Database:
     def __init__(
         self, url: str, *, connect_timeout_s: float = 3.0, io_timeout_s: float = 10.0, look_only: bool = False
     ) -> None:
-        self.url = _usable(url)
+        parsed = _usable(url)
+        self._password_file = password_file(url, parsed)
+        self.url = parsed.difference_update_query([PASSWORD_FILE])
         self._look_only = look_only
         self.is_file = self.url.get_backend_name() == "sqlite"
         self._left: Mapping[str, str | None] = {}  # variables that are not set, and their values; None: there is none
@@ -140,19 +143,19 @@ class Database:
 
     def _make_engine(self, url: URL, connect_timeout_s: float, io_timeout_s: float) -> Engine:
         connect_args: dict[str, Any] = {}
+        in_python = url.get_driver_name() == "pymysql"
         if self.is_file:
             # The driver would keep the text of the last 128 statements, of a megabyte each.
             connect_args = {"check_same_thread": False, "cached_statements": 0}
         else:
             # mysqlclient takes whole seconds only.
-            in_python = url.get_driver_name() == "pymysql"
             whole = float if in_python else math.ceil
             connect_args = {
                 "connect_timeout": whole(connect_timeout_s),
                 "read_timeout": whole(min(connect_timeout_s, io_timeout_s) if in_python else io_timeout_s),
                 "write_timeout": whole(io_timeout_s),
             }
-            if url.get_driver_name() == "pymysql" and url.password is not None:
+            if in_python and url.password is not None:
                 # PyMySQL would encode it in Latin-1. Servers hash the UTF-8 of it, as the other drivers send it.
                 connect_args["password"] = url.password.encode()
         try:
@@ -164,6 +167,8 @@ class Database:
             raise ShardRefused(missing(f"the driver {driver}", _EXTRAS[driver])) from None
         except ValueError:  # its text may have the value
             raise ShardRefused("the shard's URL has an option whose value the driver does not accept") from None
+        if self._password_file is not None:
+            event.listen(engine, "do_connect", partial(_give_password, self._password_file, in_bytes=in_python))
         # Before the statements of SQLAlchemy's own, which a server's settings could make fail.
         event.listen(engine, "connect", partial(self._set_up, io_timeout_s), insert=True)
         return engine
@@ -190,6 +195,14 @@ class Database:
             if not self.seam_errors.is_of_variable(error):
                 raise
         self._left = _set_one_by_one(cursor, self.seam_errors)
+
+
+def _give_password(
+    path: Path, _dialect: object, _record: object, _args: object, parameters: dict[str, Any], *, in_bytes: bool
+) -> None:
+    """Read the password for one connection. SQLAlchemy calls it. Raises ShardRefused."""
+    password = read_password(path)
+    parameters["password"] = password.encode() if in_bytes else password
 
 
 def _place(url: URL) -> Place:

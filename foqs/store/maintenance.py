@@ -12,7 +12,7 @@ from functools import partial
 from typing import NamedTuple
 from uuid import uuid4
 
-from foqs.ids import MAX_SHARD
+from foqs.ids import MAX_SHARD, Mark
 from foqs.rows import Holding, SettingRow
 from foqs.store import migrate, server, settings
 from foqs.store.errors import Account, Kind, account_of, grant
@@ -21,10 +21,12 @@ from foqs.store.ownership import (
     NO_SCHEMA,
     ROW_COLUMNS,
     StoredShard,
+    identity_of,
     lock_of,
     read_shard_row,
     refuse_foreign,
     refuse_other_shard,
+    start_without_lock,
     taken_within,
 )
 from foqs.store.protocol import ShardRefused
@@ -268,6 +270,32 @@ def read_kept(url: str, shard_number: int, *, connect_timeout_s: float = 3.0, io
         stored = link.fetch(settings.ALL)
         stamp, bits = link.fetch("SELECT slots_stamp, slots FROM shard WHERE one = 1")[0]
         return Kept([SettingRow(bytes(ns), bytes(doc)) for ns, doc in stored], Holding(int(stamp), bytes(bits)))
+
+
+class Standing(NamedTuple):
+    """How far a copy of a shard is. `identity` is in hex, empty before the first owner. `place` tells
+    databases apart. `number`: that of the next item."""
+
+    identity: str
+    place: str
+    epoch: int
+    seq: int
+    number: int
+    read_only: bool
+
+    def behind(self, mark: Mark) -> bool:
+        """Return True if the database is an older copy of what the mark speaks of, as a new owner will find."""
+        return self.epoch < mark.epoch or self.number < mark.number or self.seq < mark.seq
+
+
+def read_standing(url: str, shard_number: int) -> Standing:
+    with open_link(url, look_only=True) as link, granted(link):
+        refuse_foreign(read_shard_row(link), shard_number)
+        stored, start = start_without_lock(link, shard_number)
+        facts = server.facts(link.connection)
+        place = f"{facts.identity.decode(errors='replace')} {link.database.url.database}"
+        identity = identity_of(link).hex()
+        return Standing(identity, place, stored.epoch, stored.seq, start.next_number, facts.read_only)
 
 
 def discard_settings(url: str, shard_number: int, namespaces: Collection[str]) -> None:

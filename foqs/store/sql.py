@@ -224,6 +224,12 @@ class SqlStore:
             raise
         return self._settle(seq)
 
+    def use_url(self, url: str) -> None:
+        """Make further connections with a URL that leads to the same database as the same account. May be called from
+        any thread, while another one uses the store. Raises ShardRefused for a URL that cannot be used."""
+        database = Database(url, connect_timeout_s=self._connect_timeout_s, io_timeout_s=self.io_timeout_s)
+        self._url, self._database = url, database
+
     def waits_in_vain(self) -> bool:
         """Ask the server, from any thread, if the call in progress on another thread gets no reply.
 

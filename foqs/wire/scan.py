@@ -177,6 +177,8 @@ def check_context(context: Any, limits: Limits) -> None:
         _check_text(context.traceparent, "traceparent", most)
     if context.host_proof is not None:
         _check_text(context.host_proof, "host_proof", most)
+    if context.host_proof_next is not None:
+        _check_text(context.host_proof_next, "host_proof_next", most)
     if context.principal is not None:
         _check_text(context.principal, "principal", limits.token_bytes)
     if request_id is not None and not request_id.isprintable():

@@ -24,7 +24,7 @@ from kazoo.protocol.states import KazooState, KeeperState
 from foqs.config.schema import ZookeeperSection
 from foqs.errors import Forbidden, Invalid, Unavailable
 from foqs.shardmgr.facts import HostFact, ShardFact, decode_host, decode_shard
-from foqs.zk.link import KazooLog, check_config, mapped, security
+from foqs.zk.link import KazooLog, acl_of, check_config, mapped, security
 from foqs.zk.protocol import ZkRefused
 from foqs.zk.records import ASSIGNMENT, FOLDERS, HOSTS, SHARDS, SLOTS, Paths, shard_of, text_of
 
@@ -85,6 +85,25 @@ def connected(config: ZookeeperSection, timeout_s: float) -> Iterator[KazooClien
         client.stop()
         with contextlib.suppress(WriterNotClosedException):
             client.close()
+
+
+def renew_acls(config: ZookeeperSection, *, timeout_s: float = 10.0) -> int:
+    """Give each node of the cluster the ACL of a node that a host with this configuration creates. Return how many have
+    got it. Raises Unavailable, and Forbidden if the credential may not change one."""
+    acl, count = acl_of(config), 0
+    with connected(config, timeout_s) as client:
+        # The root comes last: while it has the previous ACL, a command that was cut off can be repeated.
+        waiting, found = [Paths(config.root).root], []
+        while waiting:
+            path = waiting.pop()
+            found.append(path)
+            with contextlib.suppress(NoNodeError):
+                waiting += [f"{path}/{name}" for name in client.get_children(path)]
+        for path in reversed(found):
+            with contextlib.suppress(NoNodeError):  # removed during the walk
+                client.set_acls(path, acl)
+                count += 1
+    return count
 
 
 def read_records(client: KazooClient, paths: Paths, names: Iterable[str]) -> list[ShardFact]:

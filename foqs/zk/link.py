@@ -116,7 +116,7 @@ class Link:
             config.hosts,
             timeout=config.session_timeout_ms / 1000,
             handler=handler,
-            default_acl=CREATOR_ALL_ACL if config.acl == "creator" else OPEN_ACL_UNSAFE,
+            default_acl=acl_of(config),
             connection_retry={"max_tries": -1, "delay": 0.1, "max_delay": _MAX_DELAY_S},
             logger=self._kazoo_log,
             **security(config),
@@ -273,6 +273,11 @@ def check_config(config: ZookeeperSection) -> None:
             raise Invalid(f"zookeeper.tls_{name}_file: cannot read {path}")
 
 
+def acl_of(config: ZookeeperSection) -> list[Any]:
+    """Return the ACL of nodes. Of a creator with two credentials, a node belongs to both."""
+    return list(CREATOR_ALL_ACL if config.acl == "creator" else OPEN_ACL_UNSAFE)
+
+
 def security(config: ZookeeperSection) -> dict[str, Any]:
     """Return kazoo's settings for TLS and the credential."""
     return {**_tls(config), **_authentication(config)}
@@ -293,7 +298,8 @@ def _authentication(config: ZookeeperSection) -> dict[str, Any]:
         user, _, password = config.auth_credential.partition(":")
         names = {"username": _as_digested(user), "password": _as_digested(password)}
         return {"sasl_options": {"mechanism": "DIGEST-MD5", **names}}
-    return {"auth_data": [(config.auth_scheme, config.auth_credential)]}
+    credentials = [config.auth_credential, config.auth_credential_previous]
+    return {"auth_data": [(config.auth_scheme, credential) for credential in credentials if credential is not None]}
 
 
 def _as_digested(text: str) -> bytes:

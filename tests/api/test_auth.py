@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from foqs.api.auth import NEEDS, Guard, make_guard, proof_of
+from foqs.api.auth import NEEDS, Guard, make_guard, proof_of, proofs_of
 from foqs.bounds import RateLimit
 from foqs.config.access import read
 from foqs.config.load import Config
@@ -235,6 +235,52 @@ def test_an_introduction_has_the_proof_and_never_the_secret() -> None:
     assert (introduction[0], introduction[1].context.host_proof) == ("GetServerInfo", PROOF)
     assert SECRET not in PROOF
     assert proof_of("t" * 32) != PROOF
+
+
+# ------------------------------------------------------------------------------------------ replacement of the secret
+
+NEW = "n" * 32
+STEPS = {"before": (SECRET, None), "both": (NEW, SECRET), "after": (NEW, None)}
+
+
+@pytest.mark.parametrize(
+    ("asks", "asked", "accepted"),
+    [(one, other, {one, other} != {"before", "after"}) for one in STEPS for other in STEPS],
+)
+def test_neighbouring_steps_of_a_new_secret_accept_each_other(
+    path: Path, asks: str, asked: str, accepted: bool
+) -> None:
+    """Hosts take each step in any order, so any two hosts are at most one step apart."""
+    secret, previous = STEPS[asked]
+    desk, sent = Desk(path), []
+    desk.guard.take_secrets(secret, previous)
+    host = Guard(None, STEPS[asks][0], None, lambda: 0.0, STEPS[asks][1])
+    ask: Callable[..., None] = host.proven(lambda *args: sent.append(args[2].context))
+    ask("b:1", "Ack", idl.AckRequest(context=idl.RequestContext()), 10, print)
+    introduction = host.introduction()
+    assert introduction is not None
+    for context in (sent[0], introduction[1].context):
+        proofs = {"host_proof": context.host_proof, "host_proof_next": context.host_proof_next}
+        if accepted:
+            assert desk.call("Enqueue", ns="shop", principal="producer", hops=1, **proofs).trusted
+        else:
+            desk.refused(Unauthenticated, "Enqueue", ns="shop", principal="producer", hops=1, **proofs)
+
+
+def test_earlier_versions_read_the_old_proof() -> None:
+    """It knows `host_proof` alone, and has the old secret until it is replaced itself."""
+    assert proofs_of(NEW, SECRET) == (proof_of(SECRET), proof_of(NEW))
+
+
+def test_no_proof_is_passed_on(desk: Desk) -> None:
+    desk.guard.take_secrets(NEW, SECRET)
+    proofs = {"host_proof": proof_of(SECRET), "host_proof_next": proof_of(NEW)}
+    context = desk.call("Enqueue", ns="shop", principal="producer", hops=1, **proofs).request.context
+    assert (context.host_proof, context.host_proof_next) == (None, None)
+    sent: list[Any] = []
+    ask: Callable[..., None] = Guard(None, SECRET, None, lambda: 0.0).proven(lambda *args: sent.append(args[2].context))
+    ask("b:1", "Ack", idl.AckRequest(context=idl.RequestContext(host_proof_next="a client's")), 10, print)
+    assert sent[0].host_proof_next is None
 
 
 # ------------------------------------------------------------------------------------------ without authentication

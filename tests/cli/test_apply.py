@@ -104,7 +104,11 @@ def test_apply_refuses_another_database_and_creates_nothing(shards: Shards) -> N
     shards.apply()
     shards.wanted((2, shards.url(2)), (1, shards.url(3)))
     ran = shards.apply()
-    assert (ran.code, ran.out, ran.err) == (1, "", "foqs: the cluster has shard 1 with another URL\n")
+    assert (ran.code, ran.out, ran.err) == (
+        1,
+        "",
+        "foqs: the cluster has shard 1 with another URL: `foqs shards set-url` changes it\n",
+    )
     assert not list(shards.file.parent.glob(f"{SECRET}-[23].db"))
 
 

@@ -161,7 +161,8 @@ def test_explain_lists_keys_and_knows_near_ones(explained: Callable[..., str]) -
     names = [key.name for key in keys(Config)]
     assert [line.split()[0] for line in explained().splitlines()] == names
     assert [line.split()[0] for line in explained("store").splitlines()] == [
-        "store.connect_timeout_ms", "store.io_timeout_ms", "store.state_dir",
+        "store.connect_timeout_ms", "store.io_timeout_ms", "store.secrets_dir",
+        "store.state_dir",
     ]  # fmt: skip
     assert "did you mean limits.payload_bytes" in explained("limits.payload_byte")
     assert "host.lanes" in explained("lanes")

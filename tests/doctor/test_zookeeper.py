@@ -14,7 +14,7 @@ from foqs.config.schema import ZookeeperSection
 from foqs.doctor.check import Check, Group, Verdict
 from foqs.doctor.examine import examine as examine_all
 from foqs.doctor.examine import examine_zookeeper, zookeeper_server_check
-from foqs.rpc.tls import server_context
+from foqs.rpc.certificates import server_context
 from foqs.shardmgr.facts import ShardFact, encode_shard
 from foqs.zk.inspect import RootCheckup, ServerCheckup
 from foqs_lab.relay import Relay

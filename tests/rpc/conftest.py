@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from foqs.bounds import Budget, Limits
-from foqs.rpc.tls import server_context
+from foqs.rpc.certificates import server_context
 from tests.rpc.calling import Calling
 from tests.rpc.serving import Served
 from tests.support.certificates import Authority

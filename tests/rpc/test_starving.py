@@ -14,8 +14,8 @@ import pytest
 from foqs.bounds import Budget, Limits
 from foqs.errors import Code, NotFound
 from foqs.idl import idl
+from foqs.rpc.certificates import server_context
 from foqs.rpc.frames import PATIENCE_S as FRAME_PATIENCE_S
-from foqs.rpc.tls import server_context
 from foqs.wire.protocol import SMALL_BYTES
 from tests.rpc.serving import PATIENCE_S, Peer, Served, framed, message
 from tests.support.certificates import Authority

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.memory
 def test_every_part_gets_the_new_values() -> None:
     lab = Laboratory(1, 2)
     shard = lab.engine.state.shards[1]
-    parts = {name: Mock() for name in ("service", "server", "requests", "guard", "peers", "hook_pool")}
+    parts = {name: Mock() for name in ("service", "server", "requests", "guard", "peers", "hook_pool", "certificates")}
     lab.settle()
     config = load(
         shards=[{"id": 1, "url": "sqlite:///1.db"}, {"id": 2, "url": "sqlite:///2.db"}],
@@ -30,7 +30,7 @@ def test_every_part_gets_the_new_values() -> None:
         host={"lease_write_delay_ms": 100},
         breaker={"hang_ms": 777},
     )  # fmt: skip
-    Node.reconfigure(SimpleNamespace(engine=lab.engine, **parts), config)  # type: ignore[arg-type]
+    Node.reconfigure(SimpleNamespace(engine=lab.engine, _config=config, **parts), config)  # type: ignore[arg-type]
     limits = Limits(payload_bytes=7, dedup_window_ms=60_000)
     assert parts["service"].host.limits == limits
     parts["server"].limit.assert_called_once_with(limits)
@@ -50,6 +50,6 @@ def test_shards_that_are_served_look_for_due_work_again() -> None:
     lab.engine.lose(lab.engine.state.shards[2], lab.now_ms)
     lab.settle()
     config = load(shards=[{"id": 1, "url": "sqlite:///1.db"}, {"id": 2, "url": "sqlite:///2.db"}])
-    parts = {name: Mock() for name in ("service", "server", "requests", "guard", "peers", "hook_pool")}
-    Node.reconfigure(SimpleNamespace(engine=lab.engine, **parts), config)  # type: ignore[arg-type]
+    parts = {name: Mock() for name in ("service", "server", "requests", "guard", "peers", "hook_pool", "certificates")}
+    Node.reconfigure(SimpleNamespace(engine=lab.engine, _config=config, **parts), config)  # type: ignore[arg-type]
     assert list(lab.engine.state.dirty) == [lab.engine.state.shards[1]]

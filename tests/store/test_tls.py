@@ -62,6 +62,15 @@ def test_a_shard_over_tls(kind: Kind, new_server: NewServer, tmp_path: Path) -> 
         assert "certificate verify failed" in refusal(url)
     assert "Access denied" in refusal(plain.update_query_dict({"ssl_disabled": "true"}))
     assert "Access denied" in refusal(good.set(username="mutual"))
+    # The files are replaced while a host runs: each connection reads them.
+    store, before = SqlStore(mutual.render_as_string(hide_password=False), shard=1), mine.cert_file.read_bytes()
+    store.open("owner", take_over=False)
+    mine.cert_file.write_bytes(foreign.issue("host.test").cert_file.read_bytes())
+    with pytest.raises(StoreError):
+        store.reconnect()
+    mine.cert_file.write_bytes(before)
+    store.reconnect()
+    store.close()
     if find_spec("MySQLdb") is not None:
         native = [url.set(drivername="mysql+mysqldb") for url in (good, mutual, another)]
         opens(native[0])

@@ -39,6 +39,7 @@ whole_contexts = st.none() | st.builds(
     host_proof=st.none() | texts,
     principal=st.none() | texts,
     peer_version=st.none() | st.just(PROTOCOL_VERSION) | i32s,
+    host_proof_next=st.none() | texts,
 )
 
 

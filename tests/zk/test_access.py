@@ -9,7 +9,9 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError
 
+from foqs.errors import Forbidden
 from foqs.shardmgr.facts import Facts, OwnerFact, Session, ShardFact
+from foqs.zk.inspect import read_shards, renew_acls
 from foqs.zk.protocol import ZkError, ZkRefused, ZkUnavailable
 from tests.conftest import sasl_zookeeper
 from tests.zk.contract import Client, host
@@ -117,3 +119,30 @@ def test_sasl(
     said = "".join(capsys.readouterr()) + caplog.text
     assert said.count("credential.refused") == 1
     assert SECRET not in said
+
+
+def test_a_credential_is_replaced_without_a_refusal(zk_rig: ZookeeperRig) -> None:
+    """In two rolls, with the nodes given to the new credential in between; the old one opens nothing at the end."""
+    new = {**DIGEST, "auth_credential": "foqs:the-new-secret"}
+    both = {**new, "auth_credential_previous": DIGEST["auth_credential"]}
+    old_host, both_host = Client(As(zk_rig, **DIGEST)), Client(As(zk_rig, **both))
+    old_host.join(host("a"))
+    assert old_host.put(ShardFact(1, "x"), new=True) is None
+    both_host.join(host("b"))
+    assert both_host.put(ShardFact(2, "x"), new=True) is None
+    for client in (old_host, both_host):  # the first roll: each sees and changes what the other made
+        client.sees(lambda facts: set(facts.shards) == {1, 2} and set(facts.hosts) == {"a", "b"})
+        for number in (1, 2):
+            assert client.put(ShardFact(number, f"{client is old_host}"), new=False) is None
+    assert renew_acls(zk_rig.config(**both)) > 10
+    new_host = Client(As(zk_rig, **new))
+    for client in (new_host, both_host):  # the second roll
+        client.sees(lambda facts: set(facts.shards) == {1, 2} and set(facts.hosts) == {"a", "b"})
+        for number in (1, 2):
+            assert client.put(ShardFact(number, f"{client is new_host} now"), new=False) is None
+    assert new_host.put(ShardFact(3, "x"), new=True) is None
+    assert both_host.put(ShardFact(3, "y"), new=False) is None
+    assert renew_acls(zk_rig.config(**new)) > 10
+    with pytest.raises(Forbidden):
+        read_shards(zk_rig.config(**DIGEST))
+    assert [fact.id for fact in read_shards(zk_rig.config(**new))] == [1, 2, 3]

@@ -19,6 +19,14 @@ class TlsFront:
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self._thread.start()
 
+    def use(self, context: ssl.SSLContext) -> None:
+        """End all connections, and take new ones with another context."""
+        self._context = context
+        ended, self._open = self._open, []
+        for end in ended:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:

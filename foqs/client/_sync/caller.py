@@ -14,6 +14,7 @@ from foqs.client._sync.connection import Connection, open_connection
 from foqs.client._sync.waits import Condition, Event, Lock, renew_after_fork
 from foqs.client.arguments import unlimited
 from foqs.client.call import Busy, ClientClosed, end_of_tries
+from foqs.client.credential import Token
 from foqs.client.guard import SafeLog, call_to_end, guarded
 from foqs.client.methods import (
     SERVER_INFO,
@@ -52,7 +53,7 @@ class Caller:
     def __init__(
         self,
         pool: Pool,
-        token: str | None,
+        token: Token,
         attempt_timeout_ms: int,
         max_frame_bytes: int,
         traceparent: Callable[[], str | None] | None = None,
@@ -126,15 +127,15 @@ class Caller:
             until = min(deadline, now + (self._attempt_timeout_ms + wait_ms) / 1000)
         server_ms = server_timeout_ms(int((until - now) * 1000 - wait_ms))
         request_id = request_id or current()
-        if not self._context_head:
-            self._context_head = context_head(self._token)
+        if not self._context_head or (now >= self._token.due_s and self._token.look(now)):
+            self._context_head = context_head(self._token.value)
         trace = None if self._traceparent is None else guarded("tracing a request", self._traceparent)
         about = context(self._context_head, request_id, trace, server_ms)
         sequence = next(self._sequence) & _SEQUENCES
         frame = method.encode(request, sequence, self.max_frame_bytes, about)
         connection = self.pool.take(until, to, wait=wait)
         try:
-            if len(frame) > SMALL_BYTES and self._token is not None and not connection.authenticated:
+            if len(frame) > SMALL_BYTES and self._token.value is not None and not connection.authenticated:
                 self._introduce(connection, until)
             connection.send(frame, until)
         except BaseException as error:
@@ -152,7 +153,7 @@ class Caller:
         """Send the token in a small request: hosts that ask for one read large requests of authenticated connections
         only. The answer does not matter: if the token is refused, so is the request. Raises NotSent or WrongPeer."""
         sequence = next(self._sequence) & _SEQUENCES
-        request = SERVER_INFO.request(context=idl.RequestContext(token=self._token))
+        request = SERVER_INFO.request(context=idl.RequestContext(token=self._token.value))
         try:
             SERVER_INFO.decode(connection.exchange(SERVER_INFO.encode(request, sequence), until), sequence)
         except (LostReply, GoAway, Malformed) as error:

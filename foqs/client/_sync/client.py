@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from foqs.bounds import DEFAULT_ADDRESS, LIMITS
@@ -18,6 +17,7 @@ from foqs.client._sync.router import Router, Topics
 from foqs.client._sync.waits import when_forgotten
 from foqs.client.arguments import Entries, checked, duration, faults_of
 from foqs.client.call import First, id_of, single
+from foqs.client.credential import Token
 from foqs.client.items import ItemOptions, ItemSpec
 from foqs.client.per_worker import Places, Share
 from foqs.client.routes import hash_slot, parse_addresses
@@ -115,14 +115,14 @@ class Client(ConsumerCalls, OperatorCalls, Local):
         self.tracing = _tracing(namespace) if tracing else None
         addresses = parse_addresses(address)
         securing = None if tls is None else Securing(Tls.parse(tls) if isinstance(tls, str) else tls)
-        token = read_token(token)
+        credential = Token(token)
         pool = Pool(addresses, pool_size, connect_timeout_ms / 1000, max_idle_ms / 1000, securing)
         traceparent = None if self.tracing is None else self.tracing.traceparent
         strategies = Strategies(retry_wait, retry_stop)
         self._caller = Caller(
-            pool, token, attempt_timeout_ms, max_frame_bytes, traceparent, on_retry, wait_server, strategies
+            pool, credential, attempt_timeout_ms, max_frame_bytes, traceparent, on_retry, wait_server, strategies
         )
-        self._router = Router(pool, token, enabled=routing)
+        self._router = Router(pool, credential, enabled=routing)
         self._places = Places(namespace, self._router.known)
         self._requests = Requests(self._caller, self._router, self._places, namespace, timeout_ms)
         self._topics = Topics(self._caller, self._router, namespace)
@@ -247,16 +247,3 @@ def _tracing(namespace: str) -> Tracing:
     from foqs.client.tracing import Tracing
 
     return Tracing(namespace)
-
-
-def read_token(given: str | None) -> str | None:
-    """Return `given`, or the content of the file if it is `@path`. Raises Invalid, which does not name the token."""
-    if given is None or not given.startswith("@"):
-        return given
-    try:
-        token = Path(given[1:]).read_text("utf-8-sig").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise Invalid(f"token: cannot read {given[1:]}: {getattr(error, 'strerror', None) or 'not text'}") from None
-    if not token:
-        raise Invalid(f"token: {given[1:]} is empty")
-    return token

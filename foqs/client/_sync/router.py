@@ -13,6 +13,7 @@ from foqs.client import methods
 from foqs.client._sync.caller import Caller, Pool
 from foqs.client._sync.connection import Connection
 from foqs.client._sync.waits import Background, Condition, Event, Lock, renew_after_fork
+from foqs.client.credential import Token
 from foqs.client.guard import SafeLog
 from foqs.client.routes import (
     Address,
@@ -69,7 +70,7 @@ class Router:
     hosts of each routing. A client works without a routing, too.
     """
 
-    def __init__(self, pool: Pool, token: str | None, *, enabled: bool = True) -> None:
+    def __init__(self, pool: Pool, token: Token, *, enabled: bool = True) -> None:
         self._pool = pool
         self._given = pool.addresses
         self._set(Routes())
@@ -234,7 +235,7 @@ class Router:
         return followed
 
     def _ask(self, connection: Connection, sequence: int, version: int | None) -> Routes:
-        context = idl.RequestContext(token=self._token, timeout_ms=WAIT_MS + _MARGIN_MS)
+        context = idl.RequestContext(token=self._token.value, timeout_ms=WAIT_MS + _MARGIN_MS)
         request = idl.GetRoutingRequest(version=version, wait_ms=0 if version is None else WAIT_MS, context=context)
         until = monotonic() + (request.wait_ms + _MARGIN_MS) / 1000
         return routes_of(

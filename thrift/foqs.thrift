@@ -124,7 +124,7 @@ enum Reason {
   DELAYED = 6,
   /** `by` has leased it until until_ms. A topic: `count` items are leased, and none is ready. */
   LEASED = 7,
-  /** The settings entry `key` pauses the topic. */
+  /** The settings entry `key` pauses the topic. by, since_ms: the author and the time of the pause, or of the last change. */
   PAUSED = 8,
   /** The throttle `key` has no token. The next token comes at until_ms. count: flows that get a token before its flow. */
   THROTTLED = 9,
@@ -915,8 +915,13 @@ struct ExplainReason {
   5: optional i64 count,
   /** Items whose leases hold slots of the key, as far as the host knows; at most 10. */
   6: optional list<i64> item_ids,
-  /** The worker (DequeueRequest.worker) that holds the lease, as far as the owner knows. */
+  /**
+   * The worker (DequeueRequest.worker) that holds the lease, as far as the owner knows. PAUSED: as in SettingsStamp. A
+   * topic without items (GONE) that is closed: the author of that.
+   */
   7: optional string by,
+  /** Epoch milliseconds: when `by` changed the settings. */
+  8: optional i64 since_ms,
 }
 
 /** Lists the schedules of a namespace, in the order of their names. */
@@ -1414,11 +1419,72 @@ struct GetSettingsRequest {
   15: optional RequestContext context,
 }
 
+/** The time and the author of the value of a settings entry. */
+struct SettingsStamp {
+  /** Epoch milliseconds of the host that made the change. 0: unknown. */
+  1: i64 changed_at_ms,
+  /**
+   * The principal of the caller. Without authentication the first name of its certificate, or its host:port. Empty:
+   * unknown.
+   */
+  2: string by,
+}
+
 /** The settings of a namespace, as the answering host acts on them. */
 struct GetSettingsResponse {
   /** 0 before the first change. Each change adds 1. */
   1: i64 version,
   2: map<string, string> entries,
+  /**
+   * By key: of entries that were changed by hosts that keep stamps. The oldest stamps are dropped if all of them take
+   * more than half of the bytes that the entries leave of 998,000.
+   */
+  3: optional map<string, SettingsStamp> stamps,
+}
+
+/**
+ * Lists what the last versions of a namespace's settings changed, the newest first. The log has the last 100 versions, in
+ * at most 262,144 bytes as stored, or less where the settings themselves are large: the oldest versions make room.
+ */
+struct GetSettingsLogRequest {
+  1: string ns,
+  /** Only versions that changed keys with this prefix, and only these changes. Default: all. */
+  2: optional string prefix,
+  /** 1 to 100. Default 100. */
+  3: optional i32 limit,
+  15: optional RequestContext context,
+}
+
+/** The value of an entry before or after a change. Exactly one of text and size_bytes is set. */
+struct LoggedValue {
+  1: optional string text,
+  /** The value was too large for the log. This is its size, and its digest (BLAKE2b, 32 hexadecimal digits). */
+  2: optional i64 size_bytes,
+  3: optional string digest,
+}
+
+struct ChangedEntry {
+  1: string key,
+  /** Not set: the change added the entry. */
+  2: optional LoggedValue before,
+  /** Not set: the change removed the entry. */
+  3: optional LoggedValue after,
+}
+
+struct SettingsVersion {
+  1: i64 version,
+  2: SettingsStamp stamp,
+  /** In the order of the keys. Empty: each entry got the value that it had. */
+  3: list<ChangedEntry> changes,
+  /** Further keys that the version changed, for which the log had no room. */
+  4: optional i32 left_out,
+}
+
+struct GetSettingsLogResponse {
+  /** The version that the answering host acts on. */
+  1: i64 version,
+  /** A version between these that is missing was made by a host of an older foqs, which keeps no log. */
+  2: list<SettingsVersion> versions,
 }
 
 /**
@@ -1451,7 +1517,10 @@ struct PutSettingsResponse {
   2: list<string> applied,
   /** host:port of the living hosts that did not confirm the version within 2 s. */
   3: list<string> missing,
-  /** Values of the changed entries without effect, one text each. An example: retries of a topic that takes dead letters. */
+  /**
+   * Values of the changed entries without effect, one text each. An example: retries of a topic that takes dead letters.
+   * Also keys that look like misspelt ones of foqs, such as topc.mail, and topics with a * that is no pattern.
+   */
   4: list<string> warnings,
 }
 
@@ -1660,6 +1729,7 @@ service Foqs {
   AckAndDequeueResponse AckAndDequeue(1: AckAndDequeueRequest request) throws (1: RequestError error),
   GetTopicStatsResponse GetTopicStats(1: GetTopicStatsRequest request) throws (1: RequestError error),
   GetSettingsResponse GetSettings(1: GetSettingsRequest request) throws (1: RequestError error),
+  GetSettingsLogResponse GetSettingsLog(1: GetSettingsLogRequest request) throws (1: RequestError error),
   PutSettingsResponse PutSettings(1: PutSettingsRequest request) throws (1: RequestError error),
   AwaitSettingsResponse AwaitSettings(1: AwaitSettingsRequest request) throws (1: RequestError error),
   ReleaseLeasesResponse ReleaseLeases(1: ReleaseLeasesRequest request) throws (1: RequestError error),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Set
 from functools import partial
+from itertools import islice
 from typing import Any
 from uuid import uuid4
 
 from foqs.api import validation
+from foqs.api.auth import Audit, caller_of
 from foqs.api.host import Host
 from foqs.api.item_life import read_by_script, set_fields
 from foqs.bounds import LIMITS
@@ -19,10 +21,11 @@ from foqs.hooks.protocol import EnqueueResult, Failed, Hook, HookCall, HookKey, 
 from foqs.hooks.topic_hooks import TopicHooks
 from foqs.idl import idl
 from foqs.peers.settings_sync import CONFIRM_MS, Confirmation, HostSettings
-from foqs.policies.entries import SCRIPT, TOPIC, script_name_error
+from foqs.policies.entries import SCRIPT, script_name_error
 from foqs.policies.settings import MOST_BYTES, Settings, SettingsStore
 from foqs.rows import FailureCause
 from foqs.rpc.call import Call
+from foqs.settings_log import MOST_VERSIONS, SettingsStamp, SettingsVersion, Value, ValueDigest
 from foqs.travel import bare
 
 _HIGHEST = (1 << 63) - 1
@@ -35,17 +38,19 @@ _OWN_SHARE = 0.5
 
 
 class SettingsMethods:
-    """Read and change the settings of namespaces, and wait until this host acts on a version."""
+    """Read and change the settings of namespaces, read their log, and wait until this host acts on a version."""
 
     def __init__(self, host: Host, settings: HostSettings, store: SettingsStore, hooks: TopicHooks) -> None:
         self._host = host
         self._settings = settings
         self._store = store
         self._hooks = hooks
+        self._audit = Audit(lambda: host.now_ms() / 1000)
 
     def handlers(self) -> dict[str, Callable[[Call], None]]:
         return {
             "GetSettings": self.get_settings,
+            "GetSettingsLog": self.get_log,
             "PutSettings": self.put_settings,
             "AwaitSettings": self.await_settings,
         }
@@ -55,7 +60,18 @@ class SettingsMethods:
         found = self._settings.of(validation.name(request.ns, "ns", self._host.limits))
         prefix = validation.text(request.prefix or "", "prefix")
         entries = {key: value for key, value in found.entries.items() if key.startswith(prefix)}
-        call.reply(idl.GetSettingsResponse(found.version, entries))
+        stamps = {key: idl.SettingsStamp(*found.stamps[key]) for key in entries if key in found.stamps}
+        call.reply(idl.GetSettingsResponse(found.version, entries, stamps or None))
+
+    def get_log(self, call: Call) -> None:
+        """Raises Invalid."""
+        request = call.request
+        found = self._settings.of(validation.name(request.ns, "ns", self._host.limits))
+        prefix = validation.text(request.prefix or "", "prefix")
+        most = validation.within(request.limit, "limit", 1, MOST_VERSIONS, MOST_VERSIONS)
+        versions = (_version(record, prefix) for record in reversed(found.log.records))
+        chosen = islice((one for one in versions if one.changes or not prefix), most)
+        call.reply(idl.GetSettingsLogResponse(found.version, list(chosen)))
 
     def put_settings(self, call: Call) -> None:
         request, limits = call.request, self._host.limits
@@ -74,13 +90,16 @@ class SettingsMethods:
         if expected is not None:
             validation.within(expected, "expected_version", 0, _HIGHEST, 0)
         deadline_ms = self._host.now_ms() + validation.timeout_ms(request, limits)
-        change = partial(Settings.changed, entries=entries, remove=remove, expected_version=expected, nonce=uuid4().hex)
+        stamp = SettingsStamp(self._host.now_ms(), caller_of(call))
+        change = partial(
+            Settings.changed, entries=entries, remove=remove, expected_version=expected, nonce=uuid4().hex, stamp=stamp
+        )
 
         def store(error: FoqsError | None) -> None:
             if error is not None:
-                call.fail(_together(error, change, self._settings.of(ns)))
+                self._refuse(call, _together(error, change, self._settings.of(ns)))
             else:
-                touched = {key for key in (*entries, *remove) if key.startswith(TOPIC)}
+                touched = {*entries, *remove}
                 self._store.change_settings(ns, change, partial(self._changed, call, touched, deadline_ms))
 
         known = self._settings.of(ns).entries
@@ -89,10 +108,11 @@ class SettingsMethods:
 
     def _changed(self, call: Call, touched: Set[str], deadline_ms: int, outcome: Settings | FoqsError) -> None:
         if isinstance(outcome, FoqsError):
-            call.fail(outcome)
+            self._refuse(call, outcome)
             return
+        self._audit.settings(call, outcome)
         version, now_ms, here = outcome.version, self._host.now_ms(), self._host.address()
-        warnings = outcome.warnings(touched) if touched else []
+        warnings = outcome.warnings(touched)
 
         def done(applied: list[str], missing: list[str]) -> None:
             call.reply(idl.PutSettingsResponse(version, applied, missing, warnings))
@@ -100,6 +120,10 @@ class SettingsMethods:
         hosts = {here, *self._host.forwarder.routing().hosts.values()}
         wait_ms = max(1, min(CONFIRM_MS, deadline_ms - now_ms))
         Confirmation(outcome, hosts, done).ask(here, self._settings, self._host.forwarder.ask, now_ms, wait_ms)
+
+    def _refuse(self, call: Call, error: FoqsError) -> None:
+        self._audit.settings(call, error)
+        call.fail(error)
 
     def await_settings(self, call: Call) -> None:
         request, limits = call.request, self._host.limits
@@ -119,6 +143,22 @@ class SettingsMethods:
     def _lost(self, waiting: LongPoll) -> None:
         waiting.done = True
         self._settings.forget(waiting)
+
+
+def _version(record: SettingsVersion, prefix: str) -> Any:
+    """Return a record as the contract has it, with the changes of keys with this prefix."""
+    changes = [
+        idl.ChangedEntry(key, _logged(old), _logged(new))
+        for key, (old, new) in record.changes.items()
+        if key.startswith(prefix)
+    ]
+    return idl.SettingsVersion(record.version, idl.SettingsStamp(*record.stamp), changes, record.left_out or None)
+
+
+def _logged(value: Value) -> Any:
+    if isinstance(value, ValueDigest):
+        return idl.LoggedValue(None, *value)
+    return None if value is None else idl.LoggedValue(value)
 
 
 def _together(error: FoqsError, change: Callable[[Settings], Settings], known: Settings) -> FoqsError:

@@ -12,6 +12,7 @@ import asyncio
 import hmac
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,14 @@ from foqs.bounds import NAME_BYTES, LogThrottle, RateLimit
 from foqs.config.access import Principal, Principals, Right, read
 from foqs.config.load import Config
 from foqs.config.schema import AuthSection
-from foqs.errors import PROTOCOL_VERSION, Forbidden, Invalid, Overloaded, Unauthenticated
+from foqs.errors import PROTOCOL_VERSION, FoqsError, Forbidden, Invalid, Overloaded, Unauthenticated
 from foqs.idl import idl, trace_of
 from foqs.peers.forwarded import Ask
+from foqs.policies.settings import Settings
 from foqs.rpc.call import Call
 from foqs.rpc.hub import Handler
 from foqs.rpc.peer_caller import Done
+from foqs.settings_log import Value, ValueDigest
 
 log = structlog.get_logger("foqs.host")
 _audit_log = structlog.get_logger("foqs.audit")
@@ -36,6 +39,7 @@ ADMIN_A_SECOND = 100
 _IDS = 10
 _MOST_PASSED = 10_000
 _TEXT = 64
+_VALUE_BYTES, _MARK = 256, "..."
 
 Handlers = Mapping[str, Handler]
 
@@ -62,6 +66,7 @@ NEEDS: Mapping[str, Right | str] = {
     "ListSchedules": _SEES,
     "RunSchedule": Right.ADMIN,
     "GetSettings": _SEES,
+    "GetSettingsLog": Right.ADMIN,
     "PutSettings": Right.ADMIN,
     "TryHook": Right.ADMIN,
     "GetServerInfo": _ANYBODY,
@@ -79,6 +84,8 @@ NEEDS: Mapping[str, Right | str] = {
     "AwaitSettings": _HOST,
 }
 _ADMINISTRATIVE = frozenset({"DeleteItems", "PutSettings", "RedriveItems", "ReleaseLeases"})
+_AT_THE_END = frozenset({"PutSettings"})
+"""Administrative requests whose handlers write the line, with the outcome (`Audit.settings`)."""
 
 
 class Guard:
@@ -206,8 +213,8 @@ class Guard:
         if context is not None and self._principals is None:
             context.principal = None  # not proven: authentication is off
         handle(call)
-        if context is None or not context.hops:  # else the first host has written the line
-            self._audit.admin(call)
+        if call.method not in _AT_THE_END and (context is None or not context.hops):
+            self._audit.admin(call)  # with hops, the first host has written the line
 
     def _admit(self, need: Right | str, call: Call) -> None:
         """Raises Unauthenticated, Forbidden."""
@@ -336,14 +343,28 @@ class Audit:
         if left_out is not None:
             _audit_log.info("audit.admin", **_SUBJECTS[call.method](call.request), **_said(call), left_out=left_out)
 
+    def settings(self, call: Call, outcome: Settings | FoqsError) -> None:
+        """A change of settings was made, with the values of the first keys, or refused."""
+        left_out = self._admin.take(self._now_s())
+        if left_out is not None:
+            subject = _refused(call.request, outcome) if isinstance(outcome, FoqsError) else _changed(outcome)
+            _audit_log.info("audit.admin", **subject, **_said(call), left_out=left_out)
+
+
+def caller_of(call: Call) -> str:
+    """Return the name of the caller in the audit log: the principal, the first name of its certificate, or its
+    `host:port`."""
+    said = _said(call)
+    return str(said.get("who") or said.get("certificate") or said["address"])
+
 
 def _items(request: Any) -> dict[str, Any]:
     ids = request.ids or ()
     return {"items": len(ids), "first": ids[:_IDS]}
 
 
-def _settings(request: Any) -> dict[str, Any]:
-    """Return the first keys that are set and removed, without their values."""
+def _refused(request: Any, error: FoqsError) -> dict[str, Any]:
+    """Return the first keys of the request, those to set and to remove, and the kind of the error."""
     keys, remove = list(request.entries or ()), list(request.remove or ())
     return {
         "ns": _short(request.ns or ""),
@@ -351,7 +372,34 @@ def _settings(request: Any) -> dict[str, Any]:
         "first": [_short(key) for key in keys[:_IDS]],
         "remove": len(remove),
         "first_removed": [_short(key) for key in remove[:_IDS]],
+        "error": error.code.name,
     }
+
+
+def _changed(made: Settings) -> dict[str, Any]:
+    """Return the number of changed keys, and the first of them with their old and new values."""
+    record = next((one for one in made.log.records[-1:] if one.version == made.version), None)
+    changes = {} if record is None else record.changes
+    return {
+        "ns": _short(made.ns),
+        "version": made.version,
+        "changed": len(changes) + (0 if record is None else record.left_out),
+        "changes": [
+            {"key": _cut(key), "old": _cut(old), "new": _cut(new)} for key, (old, new) in islice(changes.items(), _IDS)
+        ],
+    }
+
+
+def _cut(value: Value) -> str | None:
+    """Return a key or a value in at most `_VALUE_BYTES`, with a mark where it is cut at a character; None for none."""
+    if isinstance(value, ValueDigest):
+        return f"({value.size_bytes} bytes)"
+    if value is None:
+        return None
+    data = _one_line(value).encode()
+    if len(data) <= _VALUE_BYTES:
+        return data.decode()
+    return data[: _VALUE_BYTES - len(_MARK)].decode(errors="ignore") + _MARK
 
 
 def _topic(request: Any) -> dict[str, Any]:
@@ -364,7 +412,6 @@ def _redrive(request: Any) -> dict[str, Any]:
 
 _SUBJECTS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "DeleteItems": _items,
-    "PutSettings": _settings,
     "ReleaseLeases": _topic,
     "RedriveItems": _redrive,
 }

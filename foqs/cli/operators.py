@@ -201,10 +201,10 @@ def quietly() -> None:
     logs.from_environment("error")
 
 
-def confirm(question: str, *, yes: bool) -> None:
-    """Ask for confirmation. Raises Invalid without a terminal, Abort for no."""
+def confirm(question: str, *, yes: bool, why: str = "this cannot be undone") -> None:
+    """Ask for confirmation. Raises Invalid, which says why it is needed, without a terminal; Abort for no."""
     if not yes:
-        _needs_terminal()
+        _needs_terminal(why)
         typer.confirm(question, abort=True)
 
 
@@ -216,6 +216,6 @@ def confirm_by_name(name: str, to: str, *, yes: bool) -> None:
             raise Invalid(f"this is not {name}: nothing was changed")
 
 
-def _needs_terminal() -> None:
+def _needs_terminal(why: str = "this cannot be undone") -> None:
     if not sys.stdin.isatty():
-        raise Invalid("this cannot be undone, and no terminal is there to confirm it: give --yes")
+        raise Invalid(f"{why}, and no terminal is there to confirm it: give --yes")

@@ -101,13 +101,15 @@ def set_(
     if not given:
         fail("nothing to set: give --cron and --topic of a new schedule, or what changes", 2)
 
-    def decide(entries: Mapping[str, str]) -> settings.Changes:
+    from foqs.client.settings_types import Changes, with_fields
+
+    def decide(entries: Mapping[str, str]) -> Changes:
         if SCHEDULE + name not in entries and not given.keys() >= {"cron", "topic"}:
             fail(f"there is no schedule {name_text(name)} yet; a new one needs --cron and --topic")
-        return settings.with_fields(entries, SCHEDULE + name, given)
+        return with_fields(entries, SCHEDULE + name, given)
 
     with connection.client() as client:
-        done = settings.change(client, decide)
+        done = client.change_settings(decide)
     settings.report(done)
 
 
@@ -118,7 +120,7 @@ def remove(name: Name, *, connection: Connection) -> None:
     Items that it has enqueued stay.
     """
     with connection.client() as client:
-        done = settings.change(client, lambda entries: ({}, [_known(entries, name)]))
+        done = client.change_settings(lambda entries: ({}, [_known(entries, name)]))
     print(f"schedule {name_text(name)} is removed")
     settings.report(done)
 
@@ -217,7 +219,7 @@ def apply(
         fail(f"{spec} declares no schedules: @app.periodic does")
     options = {**declared.options, "token": token or declared.options.get("token")}
     with Client(declared.address, declared.namespace, **options) as client:
-        done = settings.change(client, lambda entries: (changed(entries, declared.schedules), []))
+        done = client.change_settings(lambda entries: (changed(entries, declared.schedules), []))
     settings.report(done)
 
 
@@ -267,12 +269,14 @@ def _known(entries: Mapping[str, str], name: str) -> str:
 
 
 def _switch(name: str, connection: Connection, *, paused: bool) -> None:
-    def decide(entries: Mapping[str, str]) -> settings.Changes:
+    from foqs.client.settings_types import Changes, with_fields
+
+    def decide(entries: Mapping[str, str]) -> Changes:
         _known(entries, name)
-        return settings.with_fields(entries, SCHEDULE + name, {"paused": paused})
+        return with_fields(entries, SCHEDULE + name, {"paused": paused})
 
     with connection.client() as client:
-        done = settings.change(client, decide)
+        done = client.change_settings(decide)
     print(f"schedule {name_text(name)} is {'paused' if paused else 'resumed'}")
     settings.report(done)
 

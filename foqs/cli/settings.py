@@ -1,38 +1,38 @@
-"""`foqs settings|hook`: read and change the settings of a namespace, and try the scripts of its hooks."""
+"""`foqs settings`: read and change the settings of a namespace, and look at their log."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Collection, Mapping
-from enum import Enum
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
-from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_fixed
 
-from foqs.checks import I32_MAX
 from foqs.checks import printable as name
+from foqs.cli import settings_history as history
 from foqs.cli.connection import Connection
-from foqs.cli.main import JsonOption, command, commands
-from foqs.cli.terminal import Column, duration, fail, in_table, json_text, listing, piped, set_fields, write_line
+from foqs.cli.main import command, commands
+from foqs.cli.operators import YesOption, confirm
+from foqs.cli.terminal import (
+    Column,
+    fail,
+    in_table,
+    json_text,
+    listing,
+    piped,
+    say,
+    write_line,
+)
 from foqs.errors import Conflict, Invalid
-from foqs.rows import FailureCause
 
 if TYPE_CHECKING:
-    from foqs.client import Client, HookStats, SettingsChange, Tried
+    from foqs.client import Client, SettingsChange, SettingsLog
+    from foqs.settings_log import Value
 
-OUT = object()
-"""In place of a value: the field is taken out."""
-Changes = tuple[Mapping[str, str], Collection[str]]
-"""(entries to put, keys to remove)."""
-_SAMPLETOPIC = "sample"
-_FIELDS = (
-    "topic", "fairness_key", "weight", "throttle_keys", "priority", "delay_ms", "deliver_after_ms", "ttl_ms",
-    "expires_at_ms",
-)  # fmt: skip
-"""Fields of an item that a script reads or sets."""
+_TABLE_VERSIONS = 20
+_MOST_NAMED = 5
 
 app = typer.Typer()
 settings = commands(
@@ -40,12 +40,7 @@ settings = commands(
     "settings",
     "Read and change the settings of a namespace: policies, throttles, weights, and its users' entries.",
     "foqs settings get --ns shop",
-)
-hooks = commands(
-    app,
-    "hook",
-    "Try the script of a hook, and look at the scripts of a namespace.",
-    "foqs hook try route.lua --sample item.json --ns shop",
+    "foqs settings log topic.mail --ns shop",
 )
 
 
@@ -56,16 +51,23 @@ def get(
     *,
     connection: Connection,
 ) -> None:
-    """List the settings of the namespace: a table on a terminal, else JSON lines."""
+    """List the settings of the namespace: a table on a terminal, else JSON lines.
+
+    Each value has the time of its change, and the author: a principal, or without authentication an address.
+    """
     with connection.client() as client:
         found = client.settings(prefix)
     columns: list[Column[tuple[str, str]]] = [
         Column("key", lambda entry: entry[0], "folded"),
         Column("value", lambda entry: entry[1], "folded"),
+        Column("changed", lambda entry: history.age(found.stamps.get(entry[0]))),
+        Column("by", lambda entry: history.author(found.stamps.get(entry[0])), "folded"),
     ]
-    listing(
-        sorted(found.entries.items()), columns, as_json=False, record=lambda entry: {"key": entry[0], "value": entry[1]}
-    )
+
+    def record(entry: tuple[str, str]) -> dict[str, Any]:
+        return {"key": entry[0], "value": entry[1], **history.stamp(found.stamps.get(entry[0]))}
+
+    listing(sorted(found.entries.items()), columns, as_json=False, record=record)
     if in_table():
         print(f"version {found.version}")
 
@@ -93,7 +95,7 @@ def set_(
     if len(given) < len(entries):
         fail("the command sets a key more than once", 2)
     with connection.client() as client:
-        report(change(client, lambda _: (given, ())))
+        report(client.change_settings(lambda _: (given, ())))
 
 
 @command(settings, "foqs settings remove plans/acme plans/zenith --ns shop")
@@ -104,7 +106,7 @@ def remove(
 ) -> None:
     """Remove entries from the settings."""
     with connection.client() as client:
-        report(change(client, lambda _: ({}, keys)))
+        report(client.change_settings(lambda _: ({}, keys)))
 
 
 @command(settings, "foqs settings export --ns shop > shop.json")
@@ -122,56 +124,193 @@ def export(*, connection: Connection) -> None:
 
 @command(
     settings,
+    "foqs settings import shop.json --dry-run --ns shop",
     "foqs settings import shop.json --ns shop",
-    "foqs settings import - --ns shop < shop.json",
+    "foqs settings import shop.json --ns copy --into-namespace",
     name="import",
 )
 def import_(
     file: Annotated[Path, typer.Argument(help="The settings are in this file, as `export` wrote them; - is stdin.")],
+    into_namespace: Annotated[
+        bool, typer.Option("--into-namespace", help="The file may be the export of another namespace.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="The command shows the changes and makes none.")] = False,
+    yes: YesOption = False,
     *,
     connection: Connection,
 ) -> None:
     """Make the settings equal to a file: entries that it does not have are removed.
 
-    The command prints the keys of the entries that it adds (+), changes (~) and removes (-), and asks nothing. If
-    the settings change in between, it ends with an error and changes nothing.
+    The command prints the keys of the entries that it adds (+), changes (~) and removes (-). It asks before it removes
+    entries, and before it undoes changes that were made after the export. If the settings change in between, it ends
+    with an error and changes nothing.
     """
-    wanted = _imported(file)
+    given = _imported(file)
+    if given.namespace not in (None, connection.namespace) and not into_namespace:
+        fail(
+            f"{file} is an export of namespace {name(str(given.namespace))}, and this is namespace "
+            f"{name(connection.namespace)}: nothing was changed; --into-namespace imports it all the same"
+        )
     with connection.client() as client:
         found = client.settings()
-        changed = {key: value for key, value in wanted.items() if found.entries.get(key) != value}
-        removed = sorted(found.entries.keys() - wanted.keys())
-        for key in sorted(changed):
-            print(f"{'~' if key in found.entries else '+'} {key}")
-        for key in removed:
-            print(f"- {key}")
-        if changed or removed:
-            report(client.put_settings(changed, removed, expected_version=found.version))
-        else:
+        changed = {key: value for key, value in given.entries.items() if found.entries.get(key) != value}
+        removed = sorted(found.entries.keys() - given.entries.keys())
+        touched = sorted((*changed, *removed))
+        if not touched:
             print(f"version {found.version} has these settings already")
+            return
+        if dry_run:
+            _show({key: (found.entries.get(key), given.entries.get(key)) for key in touched}, found.version, str(file))
+        else:
+            for key in touched:
+                print(f"{'-' if key not in changed else '~' if key in found.entries else '+'} {name(key)}")
+        undone = [] if into_namespace else _undone(client, given.version, found.version, touched)
+        for text in undone:
+            say(f"warning: {text}")
+        if dry_run:
+            return
+        if removed or undone:
+            several = "1 entry" if len(removed) == 1 else f"{len(removed):,} entries"
+            why = f"the import removes {several}" if removed else "the import undoes later changes"
+            sys.stdout.flush()
+            confirm(f"Import {file}? It removes {several}." if removed else f"Import {file}?", yes=yes, why=why)
+        _put(client, changed, removed, found.version)
 
 
-def with_fields(entries: Mapping[str, str], key: str, fields: Mapping[str, Any]) -> Changes:
-    """Return the changes that give the JSON object at `key` these fields, and take out fields with the value `OUT`."""
-    own: dict[str, Any] = json.loads(entries.get(key, "{}"))
-    own = {field: value for field, value in (own | dict(fields)).items() if value is not OUT}
-    if own:
-        return {key: json.dumps(own, ensure_ascii=False)}, ()
-    return {}, [key] if key in entries else ()
-
-
-@retry(
-    retry=retry_if_exception_type(Conflict),
-    stop=stop_after_attempt(5),
-    wait=wait_fixed(0.2),  # the host may not have learned of the latest version yet
-    reraise=True,
+@command(
+    settings,
+    "foqs settings log --ns shop",
+    "foqs settings log topic.mail --limit 5 --ns shop",
+    name="log",
 )
-def change(client: Client, decide: Callable[[Mapping[str, str]], Changes]) -> SettingsChange | None:
-    """Change the settings; `decide` returns, for the present entries, (entries, keys to remove). After a conflict it is
-    called again. None: it returned neither. Raises Conflict, and other errors of a host."""
-    before = client.settings()
-    put, removed = decide(before.entries)
-    return client.put_settings(put, removed, expected_version=before.version) if put or removed else None
+@piped
+def log_(
+    prefix: Annotated[
+        str, typer.Argument(metavar="[KEY or PREFIX]", help="Only changes of keys that begin with this text are shown.")
+    ] = "",
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help=f"At most this many versions are shown; 0: no limit. Default: {_TABLE_VERSIONS} in a table, all as "
+            "JSON lines.",
+        ),
+    ] = None,
+    *,
+    connection: Connection,
+) -> None:
+    """List the changes of the last versions, the newest first, with their times and authors.
+
+    It is a table on a terminal, else JSON lines. The log has the last 100 versions, or fewer where they changed much.
+    """
+    most = (_TABLE_VERSIONS if in_table() else None) if limit is None else limit or None
+    with connection.client() as client:
+        found = _log_of(client, prefix)
+    versions = list(history.with_gaps(found, prefix))
+    if not in_table():
+        for one in versions[:most]:
+            write_line(history.record(one))
+        return
+    columns: list[Column[history.Row]] = [
+        Column("version", lambda row: row.version, "number"),
+        Column("when", lambda row: row.when),
+        Column("by", lambda row: row.by, "folded"),
+        Column("key", lambda row: row.key, "folded"),
+        Column("change", lambda row: row.change, "folded"),
+    ]
+    if versions:
+        rows = [row for one in versions[:most] for row in history.rows(one)]
+        listing(rows, columns, as_json=False, record=history.Row._asdict)
+    else:
+        keys = f" of keys {name(prefix)}*" if prefix else ""
+        print(f"the log of namespace {name(connection.namespace)} has no changes{keys}")
+    if most is not None and len(versions) > most:
+        say(f"these are the last {most:,} of {len(versions):,} versions; --limit shows more")
+
+
+@command(settings, "foqs settings diff 41 --ns shop", "foqs settings diff 38 41 --ns shop")
+@piped
+def diff(
+    version: Annotated[int, typer.Argument(metavar="V1", min=0, help="The diff begins with this version.")],
+    other: Annotated[
+        int | None, typer.Argument(metavar="[V2]", min=0, help="It ends with this one. Default: the present version.")
+    ] = None,
+    *,
+    connection: Connection,
+) -> None:
+    """Show what differs between two versions of the settings, as a unified diff.
+
+    The log has to reach back to the earlier one.
+    """
+    from foqs.settings_log import difference
+
+    with connection.client() as client:
+        found = _log_of(client)
+    late = found.version if other is None else other
+    if max(version, late) > found.version:
+        fail(f"there is no version {max(version, late)} yet: the present one is {found.version}")
+    early, last = sorted((version, late))
+    changes, unknown = difference(found.versions[::-1], early, last)
+    if len(unknown) == last - early and unknown:
+        fail(f"the log has none of the versions {early + 1} to {last}: {_reach(found)}")
+    if version > late:
+        changes = {key: (new, old) for key, (old, new) in changes.items()}
+    if unknown:
+        say(f"warning: the diff may lack changes: the log has not all of version {_numbers(unknown)}")
+    if changes:
+        _show(changes, version, f"version {late}{' (now)' if late == found.version else ''}")
+    elif not unknown:
+        print(f"versions {version} and {late} have the same entries")
+
+
+@command(
+    settings,
+    "foqs settings revert 41 --dry-run --ns shop",
+    "foqs settings revert 41 --key topic.mail --ns shop",
+)
+def revert(
+    version: Annotated[int, typer.Argument(metavar="VERSION", min=0, help="The settings get its entries.")],
+    key: Annotated[
+        list[str] | None, typer.Option(help="Only the entry with this key is reverted. May be given several times.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="The command shows the changes and makes none.")] = False,
+    yes: YesOption = False,
+    *,
+    connection: Connection,
+) -> None:
+    """Give the settings the entries of an earlier version: this makes a new version.
+
+    The command shows the changes, and asks. The log has to reach back to that version.
+    """
+    from foqs.settings_log import difference, undoing
+
+    keys = key or []
+    with connection.client() as client:
+        found = _log_of(client)
+        put, removed = undoing(found.versions[::-1], found.version, version, keys)
+        if not put and not removed:
+            print(f"{'these keys have' if keys else 'the settings have'} the values of version {version} already")
+            return
+        changes = difference(found.versions[::-1], version, found.version).changes
+        back = {one: changes[one][::-1] for one in sorted((*put, *removed))}
+        _show(back, found.version, f"version {found.version + 1}, with the values of version {version}")
+        if dry_run:
+            return
+        sys.stdout.flush()
+        several = "1 entry" if len(back) == 1 else f"{len(back):,} entries"
+        confirm(f"Revert {several} to version {version}?", yes=yes, why=f"the revert changes {several}")
+        _put(client, put, removed, found.version)
+
+
+def _put(client: Client, entries: Mapping[str, str], removed: Collection[str], version: int) -> None:
+    """Make a change that was shown. A change in between is explained."""
+    try:
+        report(client.put_settings(entries, removed, expected_version=version))
+    except Conflict:
+        fail(
+            f"the settings have changed since version {version}, which this was shown for: nothing was changed. "
+            f"`foqs settings diff {version} --ns {client.namespace}` shows the new changes; then repeat the command"
+        )
 
 
 def report(change: SettingsChange | None) -> None:
@@ -193,8 +332,16 @@ def _entry(text: str) -> tuple[str, str]:
     return key, read(Path(value[1:])).removesuffix("\n") if value.startswith("@") else value
 
 
-def _imported(file: Path) -> dict[str, str]:
-    """Return the entries of an export. Raises Invalid."""
+class _Imported(NamedTuple):
+    """An export. `namespace`, `version`: None in a file that was written by hand."""
+
+    namespace: str | None
+    version: int | None
+    entries: dict[str, str]
+
+
+def _imported(file: Path) -> _Imported:
+    """Return an export. Raises Invalid."""
     try:
         document: Any = json.loads(read(file))
     except RecursionError:
@@ -204,7 +351,61 @@ def _imported(file: Path) -> dict[str, str]:
     entries = document.get("entries") if isinstance(document, dict) else None
     if not isinstance(entries, dict) or not all(isinstance(value, str) for value in entries.values()):
         raise Invalid(f'{file}: not an export: it needs "entries", an object whose values are texts')
-    return entries
+    namespace, version = document.get("namespace"), document.get("version")
+    if not isinstance(namespace, str | None) or not (version is None or type(version) is int):
+        raise Invalid(f'{file}: not an export: "namespace" is a text, and "version" a whole number')
+    return _Imported(namespace, version, entries)
+
+
+def _undone(client: Client, given: int | None, present: int, touched: Sequence[str]) -> list[str]:
+    """Return warnings about changes that were made after the export (`given`: its version) and would be undone."""
+    from foqs.settings_log import difference
+
+    if given is None or given == present:
+        return []
+    if given > present:
+        return [f"the file has version {given}, and the settings have version {present}: it is not of their history"]
+    try:
+        log = client.settings_log()
+    except Invalid:  # a host of a version without a log
+        return [f"the file has version {given}, and the settings have version {present} by now"]
+    changes, unknown = difference(log.versions[::-1], given, present)
+    undone = [key for key in touched if key in changes]
+    if not undone and not unknown:
+        return []
+    who = {key: one.stamp.by for one in reversed(log.versions) if one.version > given for key in one.changes}
+    named = [f"{name(key)} (by {who[key] or 'unknown'})" for key in undone[:_MOST_NAMED]]
+    more = [f"{len(undone) - _MOST_NAMED} more"] if len(undone) > _MOST_NAMED else []
+    text = f"the file has version {given}, and the settings have version {present} by now"
+    if undone:
+        text += f": the import undoes changes since then: {', '.join([*named, *more])}"
+    if unknown:
+        text += f"; the log has not all of version {_numbers(unknown)}"
+    return [f"{text}; `foqs settings diff {given} --ns {client.namespace}` shows them"]
+
+
+def _log_of(client: Client, prefix: str = "") -> SettingsLog:
+    try:
+        return client.settings_log(prefix)
+    except Invalid as error:
+        if "unknown method" in error.message.lower():
+            fail("the host is of an older version of foqs, which keeps no log of settings")
+        raise
+
+
+def _show(changes: Mapping[str, tuple[Value, Value]], version: int, after: str) -> None:
+    history.show(history.unified(changes, f"version {version}", after))
+
+
+def _reach(found: SettingsLog) -> str:
+    if not found.versions:
+        return "it is empty"
+    return f"it has versions {found.versions[-1].version} to {found.versions[0].version}"
+
+
+def _numbers(versions: Sequence[int]) -> str:
+    shown = ", ".join(map(str, versions[:_MOST_NAMED]))
+    return f"{shown} and {len(versions) - _MOST_NAMED} more" if len(versions) > _MOST_NAMED else shown
 
 
 def read(file: Path) -> str:
@@ -215,144 +416,3 @@ def read(file: Path) -> str:
         raise Invalid(f"{file}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise Invalid(f"{file}: not UTF-8") from None
-
-
-class Hook(Enum):
-    """The hooks, as options name them."""
-
-    ON_ENQUEUE = "on_enqueue"
-    ON_FAILURE = "on_failure"
-
-
-class Cause(Enum):
-    """The ends of an attempt, as options name them."""
-
-    FAILED = "failed"
-    EXPIRED = "expired"
-    REJECTED = "rejected"
-
-
-@command(
-    hooks,
-    "foqs hook try route.lua --sample item.json --ns shop",
-    "foqs hook try --script route --ns shop",
-    "foqs hook try retry.lua --hook on_failure --attempt 3 --cause expired",
-    name="try",
-)
-@piped
-def try_(
-    file: Annotated[Path | None, typer.Argument(help="The script is in this file; - is stdin.")] = None,
-    script: Annotated[
-        str | None, typer.Option(metavar="NAME", help="In place of a file: the script with this name in the settings.")
-    ] = None,
-    sample: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="The item is in this file, as a JSON object, like a line for `foqs enqueue`. Default: an "
-            "item without payload and headers.",
-        ),
-    ] = None,
-    hook: Annotated[Hook, typer.Option(help="The function that is called.")] = Hook.ON_ENQUEUE,
-    attempt: Annotated[
-        int, typer.Option(min=1, max=I32_MAX, help="The attempt with this number failed, for on_failure.")
-    ] = 1,
-    cause: Annotated[Cause, typer.Option(help="The attempt ended in this way, for on_failure.")] = Cause.FAILED,
-    reason: Annotated[str, typer.Option(help="The consumer gave this reason, for on_failure.")] = "",
-    *,
-    connection: Connection,
-) -> None:
-    """Run a script on a sample of an item, and write its result as JSON.
-
-    Nothing is stored. The script reads the settings of the namespace. "elapsed_us" is processor time, "memory_bytes"
-    the memory that the data of the script takes after the call. If the call fails, "error" says why, and the command
-    ends with 1.
-    """
-    if (file is None) is (script is None):
-        fail("give either a FILE or --script NAME", 2)
-    source = None if file is None else read(file)
-    from foqs.client.item_copies import spec_of_line
-
-    item = spec_of_line(b"{}" if sample is None else read(sample).encode(), topic=_SAMPLETOPIC)
-    failure: dict[str, Any] = {}
-    if hook is Hook.ON_FAILURE:
-        failure = {"attempt": attempt, "cause": FailureCause[cause.name], "reason": reason}
-    with connection.client() as client:
-        tried = client.try_hook(item, hook=hook.value, script=script, source=source, **failure)
-    write_line(shown(tried))
-    if tried.error is not None:
-        raise typer.Exit(1)
-
-
-@command(hooks, "foqs hook list --ns shop", name="list")
-@piped
-def list_(as_json: JsonOption = False, *, connection: Connection) -> None:
-    """List the scripts of the namespace, and the policies that name them.
-
-    The list is a table on a terminal, else JSON lines.
-    """
-    with connection.client() as client:
-        entries = client.settings().entries
-    columns: list[Column[dict[str, Any]]] = [
-        Column("script", lambda row: name(row["script"])),
-        Column("bytes", lambda row: row["bytes"], "number"),
-        Column("named by", lambda row: ", ".join(row["named_by"]) or None, "folded"),
-    ]
-    listing(scripts(entries), columns, as_json, dict)
-
-
-@command(hooks, "foqs hook stats jobs --ns shop")
-@piped
-def stats(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The command works on this topic.")],
-    as_json: JsonOption = False,
-    *,
-    connection: Connection,
-) -> None:
-    """List the calls of the topic's hooks since the hosts started: a table on a terminal, else JSON lines.
-
-    While a breaker is open, after failures in a row, the hosts do not call the script.
-    """
-    with connection.client() as client:
-        found = client.topic_stats(topic)
-    for address in found.missing:
-        print(f"host {address} did not answer: its calls are not counted", file=sys.stderr)
-
-    def breaker(hook: HookStats) -> str:
-        return f"open, {duration(hook.retry_after_ms)}" if hook.breaker_open else "closed"
-
-    columns: list[Column[HookStats]] = [
-        Column("hook", lambda hook: hook.hook),
-        Column("script", lambda hook: name(hook.script)),
-        Column("calls", lambda hook: hook.calls, "number"),
-        Column("failures", lambda hook: hook.failures, "number"),
-        Column("breaker", breaker),
-    ]
-    listing(found.hooks, columns, as_json, lambda hook: hook._asdict())
-    if in_table(as_json):
-        for hook in found.hooks:
-            for error in hook.last_errors:
-                print(f"{hook.hook}: {name(error)}")
-
-
-def shown(tried: Tried) -> dict[str, Any]:
-    """Return the outcome as it is written in JSON, without the values that are not set."""
-    item = tried.item and set_fields({field: getattr(tried.item, field) for field in _FIELDS})
-    return set_fields(tried._asdict() | {"item": item})
-
-
-def scripts(entries: dict[str, str]) -> list[dict[str, Any]]:
-    """Return each script of the settings, with the hooks that name it as "settings key: hook"."""
-    from foqs.policies.entries import SCRIPT, TOPIC
-
-    named: dict[str, list[str]] = {key.removeprefix(SCRIPT): [] for key in sorted(entries) if key.startswith(SCRIPT)}
-    for key in sorted(entries):
-        hooks = json.loads(entries[key]).get("hooks") if key.startswith(TOPIC) else None
-        for hook in Hook:
-            script = (hooks or {}).get(hook.value)
-            if script in named:
-                named[script].append(f"{key}: {hook.value}")
-    return [
-        {"script": script, "bytes": len(entries[f"{SCRIPT}{script}"].encode()), "named_by": by}
-        for script, by in named.items()
-    ]

@@ -15,6 +15,7 @@ import json
 import os
 import stat
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Any, Generic, Literal, NamedTuple, NoReturn, ParamSpec, TypeVar
@@ -342,6 +343,20 @@ def duration(ms: int) -> str:
     seconds = max(0, ms) // 1000
     unit, size = next((one for one in _UNITS if seconds >= one[1]), _UNITS[-1])
     return f"{seconds // size}{unit}"
+
+
+def when(at_ms: int) -> str:
+    """Return a time, Unix epoch milliseconds, in UTC.
+
+    >>> when(1_767_225_600_999)
+    '2026-01-01 00:00:00Z'
+    """
+    return time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(at_ms // 1000))
+
+
+def since(at_ms: int) -> str:
+    """Return the time since then, by the clock of this machine."""
+    return f"{duration(int(time.time() * 1000) - at_ms)} ago"
 
 
 def preview(payload: bytes) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 
 import typer
 
@@ -19,7 +20,7 @@ from foqs.policies.entries import THROTTLE, ThrottleEntry
 from foqs.policies.remedy import throttle_command
 
 if TYPE_CHECKING:
-    from foqs.client import ThrottleStats
+    from foqs.client import ThrottleFields, ThrottleStats
     from foqs.policies.entries import Throttle
 
 _TABLE_ROWS = 100
@@ -62,19 +63,13 @@ def set_(key: Key, *, connection: Connection, **given: Any) -> None:
         *flags, last = _flags()
         fail(f"nothing to set: give {', '.join(flags)} or {last}", 2)
 
-    made: Mapping[str, str] = {}
-
-    def decide(entries: Mapping[str, str]) -> settings.Changes:
-        nonlocal made
-        if THROTTLE + key not in entries and not given.keys() & {"per_second", "concurrency"}:
+    with connection.client() as client:
+        if not given.keys() & {"per_second", "concurrency"} and not client.throttle(key):
             way_out = throttle_command("set", connection.namespace, key, "--per-second N")
             fail(f"there is no throttle {name(key)} yet; a new one needs a rate or --concurrency N: {way_out}")
-        made, removed = settings.with_fields(entries, THROTTLE + key, given)
-        return made, removed
-
-    with connection.client() as client:
-        done = settings.change(client, decide)
-    print(f"throttle {name(key)}: {_said(key, made[THROTTLE + key])}")
+        done = client.set_throttle(key, cast("ThrottleFields", given))
+        made = client.throttle(key)
+    print(f"throttle {name(key)}: {_said(key, made)}")
     settings.report(done)
 
 
@@ -86,19 +81,14 @@ def remove(key: Key, *, connection: Connection) -> None:
     """
     from foqs.policies.layers import NamespacePolicies
 
-    left = None
-
-    def decide(entries: Mapping[str, str]) -> settings.Changes:
-        nonlocal left
+    with connection.client() as client:
+        entries = client.settings(THROTTLE).entries
         if THROTTLE + key not in entries:
             way_out = throttle_command("list", connection.namespace)
             fail(f"there is no throttle {name(key)}; `{way_out}` lists the existing throttles")
-        rest = {one: value for one, value in entries.items() if one.startswith(THROTTLE) and one != THROTTLE + key}
-        left = None if key.endswith("*") else NamespacePolicies(rest).throttle(key)
-        return {}, [THROTTLE + key]
-
-    with connection.client() as client:
-        done = settings.change(client, decide)
+        done = client.remove_throttle(key)
+    del entries[THROTTLE + key]
+    left = None if key.endswith("*") else NamespacePolicies(entries).throttle(key)
     still = "" if left is None else f"; the key is under throttle {name(left.setting.removeprefix(THROTTLE))} now"
     print(f"throttle {name(key)} is removed{still}")
     settings.report(done)
@@ -240,10 +230,10 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _said(key: str, text: str) -> str:
+def _said(key: str, fields: ThrottleFields) -> str:
     from foqs.policies.entries import parse_throttle
 
-    limit = parse_throttle(text).throttle(THROTTLE + key)
+    limit = parse_throttle(json.dumps(fields)).throttle(THROTTLE + key)
     each = " for each key" if key.endswith("*") else ""
     shadow = ", but in shadow: it holds nothing back" if limit.shadow else ""
     said = [] if limit.per_second is None else [f"{_rate(limit.per_second)} a second, burst {limit.burst:,}"]

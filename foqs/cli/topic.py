@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -19,9 +19,11 @@ from foqs.cli.terminal import Column, duration, fail, in_table, listing, piped, 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from foqs.client import HookStats, TenantStats, TopicStats, WorkerStats
+    from foqs.client import HookStats, PolicyFields, TenantStats, TopicStats, WorkerStats
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The command works on this topic.")]
+_OUT = object()
+"""In place of a value: the field is taken out."""
 _JSON = {
     "retry": ("object, or null", '{"kind": "exponential"}'),
     "dead": ("object, or null", '{"topic": "failed", "ttl_ms": 604800000}'),
@@ -108,10 +110,9 @@ def policy(
         given = dict(map(_field, fields))
         if len(given) < len(fields):
             fail("the command sets a field more than once", 2)
+        put = {field: value for field, value in given.items() if value is not _OUT}
         with connection.client() as client:
-            settings.report(
-                settings.change(client, lambda entries: settings.with_fields(entries, f"topic.{topic}", given))
-            )
+            settings.report(client.set_policy(topic, cast("PolicyFields", put), without=given.keys() - put.keys()))
     else:
         _show(topic, connection)
 
@@ -252,23 +253,24 @@ def _switch(topic: str, connection: Connection, field: str, *, on: bool) -> None
     """Set a field that is true or false. Where it is false without an entry of the topic, it is taken out.
 
     A value that the topic has already is written again: so a repeated command asks the hosts that did not confirm."""
+    from foqs.client.settings_types import Changes, with_fields
     from foqs.policies.layers import NamespacePolicies
 
     key = f"topic.{topic}"
     already = False
 
-    def decide(entries: Mapping[str, str]) -> settings.Changes:
+    def decide(entries: Mapping[str, str]) -> Changes:
         nonlocal already
         already = getattr(NamespacePolicies(entries).of(topic), field) is on
-        put, removed = settings.with_fields(entries, key, {field: settings.OUT})
+        put, removed = with_fields(entries, key, {}, [field])
         rest = {one: value for one, value in (dict(entries) | dict(put)).items() if one not in removed}
         if not on and not getattr(NamespacePolicies(rest).of(topic), field):
             return put, removed
-        return settings.with_fields(entries, key, {field: on})
+        return with_fields(entries, key, {field: on})
 
     with connection.client() as client:
         why = "" if topic.endswith("*") else unknown(client, topic)
-        done = settings.change(client, decide)
+        done = client.change_settings(decide)
     if why:
         say(f"{'' if done is None else 'the policy is for a new name: '}{why}")
     print(_said(topic, _SAID[field, on][already]))
@@ -286,7 +288,7 @@ def _field(text: str) -> tuple[str, Any]:
     if not found:
         fail(f"{text}: this is not FIELD=JSON", 2)
     if not value:
-        return field, settings.OUT
+        return field, _OUT
     read: Any
     try:
         read = json.loads(value)

@@ -50,12 +50,11 @@ from foqs.client.operator_types import (
     Schedule,
     Schedules,
     ServerInfo,
-    Settings,
-    SettingsChange,
     Throttles,
     Tried,
 )
 from foqs.client.rules import ItemRules, RetryKind, RetryRule
+from foqs.client.settings_types import PolicyFields, Settings, SettingsChange, SettingsLog, ThrottleFields
 from foqs.client.timing import Backoff
 from foqs.client.tls import Tls
 from foqs.client.unread import UnreadFailures
@@ -76,6 +75,7 @@ from foqs.figures import ActiveTopic, HookStats, TenantStats, ThrottleStats, Top
 from foqs.ids import OnDuplicate
 from foqs.rows import FailureCause
 from foqs.second_answer import Duplicate, Replaced
+from foqs.settings_log import SettingsStamp, SettingsVersion, ValueDigest
 
 if TYPE_CHECKING:
     from foqs.client._async.client import AsyncClient
@@ -127,6 +127,7 @@ __all__ = [
     "OnDuplicate",
     "OutcomeUnknown",
     "Overloaded",
+    "PolicyFields",
     "Producer",
     "Progress",
     "Reason",
@@ -144,9 +145,13 @@ __all__ = [
     "ServerInfo",
     "Settings",
     "SettingsChange",
+    "SettingsLog",
+    "SettingsStamp",
+    "SettingsVersion",
     "StaleLease",
     "Taken",
     "TenantStats",
+    "ThrottleFields",
     "ThrottleStats",
     "Throttles",
     "Tls",
@@ -155,6 +160,7 @@ __all__ = [
     "Unauthenticated",
     "Unavailable",
     "UnreadFailures",
+    "ValueDigest",
     "Worker",
     "WorkerHung",
     "WorkerStats",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -229,6 +230,18 @@ def _check_entries(name: str, value: object) -> None:
         check_text(f"{name}[{key!r}]", entry, empty=True)
 
 
+def _check_fields(name: str, value: object) -> None:
+    """Check fields of a JSON object. The host checks their values."""
+    if not isinstance(value, Mapping):
+        refuse(name, value, "it must be a mapping of the names of fields to values")
+    for field in value:
+        check_text(f"{name}: a field", field)
+    try:
+        json.dumps(dict(value), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise Invalid(f"{name}: a value that JSON does not have: {error}") from None
+
+
 def _check_keys(name: str, value: object) -> None:
     check_many(name, value)
     if isinstance(value, list | tuple | set | frozenset):  # an iterator could be read only once
@@ -287,6 +300,10 @@ _CHECKS: Mapping[str, Check] = {
     "limit": limit(none=True),
     "entries": _check_entries,
     "remove": _check_keys,
+    "decide": partial(check_callable, form="decide(entries)"),
+    "fields": _check_fields,
+    "without": _check_keys,
+    "key": text(),
     "expected_version": whole(0, I64_MAX, none=True),
     "hook": one_of("on_enqueue", "on_failure"),
     "script": text(none=True),

@@ -1,4 +1,5 @@
-"""Answers of a service to an operator: explanations, settings, groups of dead letters. `foqs.figures` has figures."""
+"""Answers of a service to an operator: explanations, groups of dead letters. `foqs.figures` has figures, and
+`foqs.client.settings_types` has settings."""
 
 from __future__ import annotations
 
@@ -84,8 +85,8 @@ class Reason(NamedInt):
 @dataclass(frozen=True, slots=True)
 class ExplainReason:
     """`text` says it in words, with a command that shows more and changes nothing. `until_ms` is Unix epoch
-    milliseconds: when it ends by itself, as far as the host knows. `key`, `count` and `by` depend on `code`: see
-    `Reason` in thrift/foqs.thrift. A code of a newer server is an int."""
+    milliseconds: when it ends by itself, as far as the host knows. `key`, `count`, `by` and `since_ms` depend on
+    `code`: see `Reason` in thrift/foqs.thrift. A code of a newer server is an int."""
 
     code: Reason | int
     text: str
@@ -93,6 +94,7 @@ class ExplainReason:
     key: str | None = None
     count: int | None = None
     by: str | None = None
+    since_ms: int | None = None
 
 
 class Explanation(NamedTuple):
@@ -106,7 +108,9 @@ class Explanation(NamedTuple):
     @classmethod
     def of(cls, response: Any) -> Explanation:
         reasons = tuple(
-            ExplainReason(known(Reason, one.code), one.text or "", one.until_ms, one.key, one.count, one.by)
+            ExplainReason(
+                known(Reason, one.code), one.text or "", one.until_ms, one.key, one.count, one.by, one.since_ms
+            )
             for one in response.reasons or ()
         )
         return cls(reasons, response.eta_ms, None if response.state is None else ItemState(response.state))
@@ -151,23 +155,6 @@ class Released(NamedTuple):
 
     released: int
     missing: tuple[str, ...]
-
-
-class Settings(NamedTuple):
-    """`version` 0: they were never written. Each change adds 1."""
-
-    version: int
-    entries: dict[str, str]
-
-
-class SettingsChange(NamedTuple):
-    """The version that a change made. `applied`: host:port of the hosts that act on it; `missing`: of the living hosts
-    that did not say so within 2 s. `warnings`: changed entries that have no effect, with the reason."""
-
-    version: int
-    applied: tuple[str, ...]
-    missing: tuple[str, ...]
-    warnings: tuple[str, ...] = ()
 
 
 class Tried(NamedTuple):

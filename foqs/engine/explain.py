@@ -26,6 +26,7 @@ from foqs.idl import idl
 from foqs.item import Item, Phase, Place
 from foqs.limits.lease_slots import ShardSlots
 from foqs.prefetch.lane import Lane
+from foqs.settings_log import SettingsStamp
 from foqs.shardmgr.lifecycle import ShardState
 
 _FLOWS = 10_000
@@ -131,7 +132,7 @@ def of_item(state: State, shard: Shard, item: Item, now_ms: int) -> Explanation:
         ahead = least / position.share + position.turns
         if ahead and least == most and rate and not (passing or position.urgent):
             eta_ms = int(ahead / rate * 1000)
-    reasons += _paused(state, key)
+    reasons += _paused(state, key, now_ms)
     return Explanation(in_order(reasons), eta_ms, found)
 
 
@@ -139,13 +140,13 @@ def of_topic(state: State, key: TopicKey, now_ms: int, done: Callable[[Explanati
     """Explain why no item of a topic is delivered by this host."""
 
     def explained(reasons: list[Any]) -> None:
-        done(Explanation(in_order([*reasons, *_paused(state, key)])))
+        done(Explanation(in_order([*reasons, *_paused(state, key, now_ms)])))
 
     topic = state.topics.get(key)
     if topic is not None and topic.ready:
         explained(_of_ready(state, topic, now_ms))
     else:
-        count(state, key, lambda counts: explained(_of_others(key, *counts[1:])))
+        count(state, key, lambda counts: explained(_of_others(state, key, *counts[1:], now_ms)))
 
 
 def _of_ready(state: State, topic: Topic[Lane[Item]], now_ms: int) -> list[Any]:
@@ -169,10 +170,10 @@ def _of_ready(state: State, topic: Topic[Lane[Item]], now_ms: int) -> list[Any]:
     return reasons
 
 
-def _of_others(key: TopicKey, delayed: int, leased: int) -> list[Any]:
+def _of_others(state: State, key: TopicKey, delayed: int, leased: int, now_ms: int) -> list[Any]:
     """Explain a topic without ready items."""
     if not delayed + leased:
-        return [_Reason(_Code.GONE, "The topic has no items.")]
+        return [_no_items(state, key, now_ms)]
     reasons, see = [], f"see {_command('items', key)}"
     if delayed:
         why = f"{_items(delayed)} delayed, and none is ready: {see} --state delayed."
@@ -228,13 +229,34 @@ def _leased(owner: ShardOwner, item: Item, now_ms: int) -> Any:
     return _Reason(_Code.LEASED, f"{why}; see {see}.", until_ms, by=worker or None)
 
 
-def _paused(state: State, key: TopicKey) -> list[Any]:
+def _paused(state: State, key: TopicKey, now_ms: int) -> list[Any]:
     if not state.policies.paused(key):
         return []
+    entry, version, said, stamp = _by_settings(state, key, "paused", now_ms)
+    see = _command("topic policy", key)
+    why = f"The settings entry {entry} pauses the topic (version {version}){said}; see {see}."
+    return [_Reason(_Code.PAUSED, why, key=entry, by=stamp.by or None, since_ms=stamp.changed_at_ms or None)]
+
+
+def _no_items(state: State, key: TopicKey, now_ms: int) -> Any:
+    """Explain a topic without items; a closed one takes none."""
+    if not state.policies.of(key).closed:
+        return _Reason(_Code.GONE, "The topic has no items.")
+    entry, version, said, stamp = _by_settings(state, key, "closed", now_ms)
+    see = _command("topic policy", key)
+    why = f"The topic has no items, and the settings entry {entry} closes it (version {version}){said}; see {see}."
+    return _Reason(_Code.GONE, why, key=entry, by=stamp.by or None, since_ms=stamp.changed_at_ms or None)
+
+
+def _by_settings(state: State, key: TopicKey, field: str, now_ms: int) -> tuple[str, int, str, SettingsStamp]:
+    """Return the settings entry that gives the topic this field, the version of the settings, and the author and the
+    time of the field: in words, and as a stamp."""
     ns, topic = key
-    entry, version = state.policies.namespace(ns).layers(topic)["paused"], state.policies.versions[ns]
-    why = f"The settings entry {entry} pauses the topic (version {version}); see {_command('topic policy', key)}."
-    return [_Reason(_Code.PAUSED, why, key=entry)]
+    settings, entry = state.policies.settings[ns], state.policies.namespace(ns).layers(topic)[field]
+    stamp, exact = settings.set_by(entry, field)
+    what = field if exact else "last changed"
+    said = f", {what} by {stamp.by} {_span(now_ms - stamp.changed_at_ms)} ago" if stamp.by else ""
+    return entry, settings.version, said, stamp
 
 
 def _held(state: State, topic: TopicKey, gate: AnyGate, flow: Flow[Any] | None, now_ms: int) -> Any:

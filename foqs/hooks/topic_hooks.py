@@ -171,7 +171,8 @@ class TopicHooks:
     def _namespace(self, ns: str) -> _Namespace:
         policies, known = self._policies.namespace(ns), self._known.get(ns)
         if known is None or known.policies is not policies:
-            found = self._policies.entries.get(ns, {})
+            settings = self._policies.settings.get(ns)
+            found = {} if settings is None else settings.entries
             readable = {key: text for key, text in found.items() if not key.startswith(SCRIPT)}
             known = _Namespace(policies, {}, Entries(ns, readable))
             if ns in self._policies.namespaces:

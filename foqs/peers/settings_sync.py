@@ -31,6 +31,8 @@ class HostSettings:
         self._waiting: dict[LongPoll, str] = {}  # with its namespace
         self.applied: Callable[[str], None] = lambda _: None
         """Called with a namespace when the host acts on other settings of it."""
+        self.logged: Callable[[str], None] = lambda _: None
+        """Called with a namespace when the log of its settings has come, after the document."""
         self.safe: Callable[[str], bool] = lambda _: True
         """Return True if the host may say that it acts on the settings of a namespace. After a False, the owner of this
         function calls `answer` when that has changed."""
@@ -54,8 +56,12 @@ class HostSettings:
         self._followed, ahead = found, []
         for ns, settings in found.items():
             known = self.of(ns)
-            if known is settings or (known == settings and known.history == settings.history):
-                self._known[ns] = settings
+            if known is settings:
+                continue
+            if known == settings and known.history == settings.history:
+                self._known[ns] = settings.united(known)
+                if known.log.version < self._known[ns].log.version:
+                    self.logged(ns)
             elif known.past and settings.past and standing(settings, known) is Standing.OLDER:
                 ahead.append(known)
             else:

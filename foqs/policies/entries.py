@@ -8,13 +8,15 @@ UTF-8 as bytes, and JSON and the system's environment may have texts that UTF-8 
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cached_property, lru_cache
 from hashlib import blake2b
 from math import ceil
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar, cast, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -37,6 +39,9 @@ MOST_PARSED = 10_000
 """Texts whose entries are remembered: each version of the settings has most texts of the version before."""
 TIMEOUT_MS = 60_000
 _VALUE_CHARACTERS = 60
+_ALIKE = 0.8
+"""How alike two words are, from 0 to 1, if one is taken for the other misspelt."""
+_HEAD = re.compile(r"(\w+)[.:/]")
 _MOST_SLOTS = 1_000_000
 
 
@@ -154,7 +159,7 @@ def read(model: type[E], text: str, what: str, later: Set[str] = frozenset()) ->
     try:
         entry = model.model_validate({name: value[name] for name in value if name not in later})
     except ValidationError as found:
-        errors += [_line(detail) for detail in found.errors(include_url=False)]
+        errors += [_line(model, detail) for detail in found.errors(include_url=False)]
     if errors:
         raise Invalid("\n".join(errors))
     return entry
@@ -169,11 +174,13 @@ def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
-def _line(detail: Any) -> str:
+def _line(model: type[BaseModel], detail: Any) -> str:
     place, kind = detail["loc"], detail["type"]
     if kind == "extra_forbidden":
         *inside, name = place
-        return ": ".join([*inside, f"there is no field {shown(name)}"])
+        meant = closest(name, _fields_at(model, inside))
+        hint = "" if meant is None else f": did you mean {shown(meant)}?"
+        return ": ".join([*map(str, inside), f"there is no field {shown(name)}{hint}"])
     if kind == "value_error" and place[-1:] == ("[key]",):  # pydantic's name for the key of a pair
         place = place[:-1]
     where = ".".join([part if isinstance(part, str) and part.isidentifier() else shown(part) for part in place])
@@ -182,6 +189,41 @@ def _line(detail: Any) -> str:
     if kind == "value_error":
         return f"{where}: {detail['ctx']['error']}" if place else str(detail["ctx"]["error"])
     return f"{where}: it must be {_KINDS[kind].format_map(detail.get('ctx', {}))}, not {shown(detail['input'])}"
+
+
+def _fields_at(model: type[BaseModel], inside: Sequence[object]) -> Collection[str]:
+    """Return the fields of the object at a place in an entry."""
+    for name in inside:
+        if name in model.model_fields:
+            kinds = [model.model_fields[str(name)].annotation]
+            while kinds and not (isinstance(kinds[0], type) and issubclass(kinds[0], BaseModel)):
+                kinds += get_args(kinds.pop(0))
+            if not kinds:
+                return ()
+            model = cast(type[BaseModel], kinds[0])
+    return model.model_fields
+
+
+def closest(name: str, among: Collection[str]) -> str | None:
+    """Return the name that is most likely meant by a misspelt one, or None."""
+    return next(iter(get_close_matches(name.lower(), among, 1, _ALIKE)), None)
+
+
+def misspelt(key: str) -> str | None:
+    """Return a warning about a key of the settings that looks like one that foqs reads, and is not, or about a * that
+    is no pattern; None for any other key."""
+    known = next((prefix for prefix in (TOPIC, THROTTLE, WEIGHT) if key.startswith(prefix)), None)
+    if known is not None:
+        name = key.removeprefix(known)
+        if "*" not in name[:-1]:
+            return None
+        fits = f"the names that begin with {name[:-1]}" if name.endswith("*") else f"the name {name} alone"
+        return f"{key}: only one * at the end is a pattern: this is for {fits}"
+    head = _HEAD.match(key)
+    if head is None or key.startswith((SCRIPT, SCHEDULE)):
+        return None
+    meant = closest(f"{head[1]}.", (TOPIC, THROTTLE, WEIGHT, SCRIPT, SCHEDULE))
+    return None if meant is None else f"{key}: foqs does not read this key: did you mean {meant}{key[head.end() :]}?"
 
 
 def shown(value: Any) -> str:

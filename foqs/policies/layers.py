@@ -181,7 +181,7 @@ class Policies:
 
     def __init__(self) -> None:
         self.versions: dict[str, int] = {}
-        self.entries: dict[str, Mapping[str, str]] = {}
+        self.settings: dict[str, Settings] = {}
         self.namespaces: dict[str, NamespacePolicies] = {}
         self.pausing: dict[str, NamespacePolicies] = {}
         self.limiting: dict[str, NamespacePolicies] = {}
@@ -195,7 +195,7 @@ class Policies:
         """Use the policies of this version from now on."""
         ns = settings.ns
         self.versions[ns] = settings.version
-        self.entries[ns] = settings.entries
+        self.settings[ns] = settings
         for known in (self.namespaces, self.pausing, self.limiting, self.per_worker, self.keeping):
             known.pop(ns, None)
         self.schedules.pop(ns, None)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from hashlib import blake2b
 from typing import NamedTuple, Protocol
@@ -24,6 +25,7 @@ from foqs.policies.entries import (
     THROTTLE,
     TOPIC,
     WEIGHT,
+    misspelt,
     parse_throttle,
     parse_weight,
     pattern_error,
@@ -32,6 +34,23 @@ from foqs.policies.entries import (
 )
 from foqs.policies.schedules import check_schedule
 from foqs.policies.topic_policy import check_script, parse
+from foqs.settings_log import (
+    LOG_BYTES,
+    NO_LOG,
+    TRANSACTION_BYTES,
+    UNKNOWN,
+    Log,
+    SettingsStamp,
+    SettingsVersion,
+    Value,
+    ValueDigest,
+    changes_of,
+    decode_stamps,
+    encode_stamps,
+    same,
+    stamps_in,
+)
+from foqs.settings_log import decode as decode_log
 
 PAST = 32
 """Versions whose marks a copy has. A copy knows an older version by the mark of the first version alone."""
@@ -72,13 +91,17 @@ _ENTRIES, _HEAD_BYTES = b',"entries":', 2_000
 @dataclass(frozen=True, slots=True)
 class Settings:
     """One version of the settings of a namespace. `version` 0: they were never written. Each change adds 1. `born`,
-    `past`: see `History`."""
+    `past`: see `History`. `stamps`: by key, the time and the author of an entry's value, as far as they are known.
+    `log`: what the last versions changed. `logged`: the version of its last record, also where the log is elsewhere."""
 
     ns: str
     version: int = 0
     entries: Mapping[str, str] = field(default_factory=dict)
     born: str = field(default="", compare=False, repr=False)
     past: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    stamps: Mapping[str, SettingsStamp] = field(default_factory=dict, compare=False, repr=False)
+    log: Log = field(default=NO_LOG, compare=False, repr=False)
+    logged: int = field(default=0, compare=False, repr=False)
 
     @property
     def history(self) -> History:
@@ -91,9 +114,11 @@ class Settings:
         expected_version: int | None = None,
         *,
         nonce: str = "",
+        stamp: SettingsStamp = UNKNOWN,
     ) -> Settings:
         """Return the next version, with `entries` and without the keys in `remove`. `nonce` differs for each change, on
-        all hosts. Raises Conflict if this is not `expected_version`, and Invalid with every error, one a line."""
+        all hosts; `stamp` has its time and its author. An entry that gets the value that it has keeps its stamp.
+        Raises Conflict if this is not `expected_version`, and Invalid with every error, one a line."""
         if expected_version is not None and expected_version != self.version:
             raise Conflict(
                 f"the settings of {self.ns} have version {self.version}, not {expected_version}: read them again"
@@ -109,12 +134,60 @@ class Settings:
         touched = {key for key in (*entries, *remove) if key.startswith(TOPIC)}
         if touched and not errors:
             errors += _dead_topics(made.entries).circles(touched)
-        size_bytes = 0 if errors else len(made.encoded())
+        size_bytes = 0 if errors else len(made.document())  # it has no stamps yet
         if size_bytes > MOST_BYTES:
             errors.append(f"the settings take {size_bytes} bytes, more than {MOST_BYTES}: a key with * serves many")
         if errors:
             raise Invalid("\n".join(errors))
-        return made
+        return made._stamped(self, stamp)
+
+    def _stamped(self, before: Settings, stamp: SettingsStamp) -> Settings:
+        """Return this version, which follows `before`, with its stamps and its record in the log."""
+        changes = changes_of(before.entries, self.entries)
+        stamps = {key: one for key, one in before.stamps.items() if key in self.entries and key not in changes}
+        if stamp != UNKNOWN:
+            stamps |= {key: stamp for key in changes if key in self.entries}
+        made = replace(self, stamps=stamps)
+        log = before.log.added(SettingsVersion(self.version, stamp, changes), made._room_bytes())
+        return replace(made, log=log, logged=log.version)
+
+    def _room_bytes(self) -> int:
+        """Return the bytes that the log may have."""
+        return min(LOG_BYTES, TRANSACTION_BYTES - len(self.document()))
+
+    def with_log(self, log: Log) -> Settings:
+        """Return the same version with this log. It also has the stamps of a document of a host without a log."""
+        stamps = self.stamps or stamps_in(log.records, self.entries)
+        return replace(self, log=log, stamps=stamps, logged=max(self.logged, log.version))
+
+    def united(self, other: Settings) -> Settings:
+        """Return these settings with the records of another copy of their history too; themselves if it has none that
+        they lack."""
+        if other.log.lines == self.log.lines or not other.log.lines:
+            return self
+        if not (self.history.leads_to(other.history) or other.history.leads_to(self.history)):
+            return self  # made apart, with equal entries
+        log = self.log.merged(other.log, self.version, self._room_bytes())
+        return self if log.lines == self.log.lines else self.with_log(log)
+
+    @property
+    def whole(self) -> bool:
+        """False while the log is older than the document says."""
+        return self.log.version >= self.logged
+
+    def set_by(self, key: str, field: str) -> tuple[SettingsStamp, bool]:
+        """Return the stamp of the change that set a field, which is True, in the topic policy at `key`, and True. Where
+        the log does not have it: the stamp of the last change of the entry, and False."""
+        present: Value = self.entries[key]
+        for record in reversed(self.log.records):
+            if key in record.changes:
+                before, after = record.changes[key]
+                if not same(present, after) or not _is_on(after, field) or isinstance(before, ValueDigest):
+                    break
+                if not _is_on(before, field):
+                    return record.stamp, True
+                present = before
+        return self.stamps.get(key, UNKNOWN), False
 
     def checked(self) -> Settings:
         """Return these settings. Raises Invalid if an entry is not valid."""
@@ -124,19 +197,40 @@ class Settings:
         return self
 
     def warnings(self, changed: Set[str] | None = None) -> list[str]:
-        """Return a warning for each value without an effect. With `changed`: only warnings about one of these keys."""
-        found = _dead_topics(self.entries).warnings()
-        return [one.text for one in found if changed is None or not one.keys.isdisjoint(changed)]
+        """Return a warning for each value without an effect. With `changed`: only warnings about one of these keys, and
+        one for each of them that looks misspelt."""
+        if changed is None:
+            return [one.text for one in _dead_topics(self.entries).warnings()]
+        found = []
+        if any(key.startswith(TOPIC) for key in changed):
+            found = [one.text for one in _dead_topics(self.entries).warnings() if not one.keys.isdisjoint(changed)]
+        looks = (misspelt(key) for key in sorted(changed & self.entries.keys()))
+        return [*found, *(text for text in looks if text is not None)]
 
     def faults(self) -> list[str]:
         """Return the errors of these settings together, which `check` of single entries does not find."""
         return _dead_topics(self.entries).circles(self.entries.keys())
 
-    def encoded(self) -> bytes:
-        """Return the document that is stored. Its history comes first, which `history_of` reads."""
+    def document(self) -> bytes:
+        """Return the document without its log. Its history comes first, which `head_of` reads. Hosts of a version
+        without a log leave out what they do not know."""
         head = {"stamp": self.version, "born": self.born, "past": self.past}
+        if self.log.version:
+            head["logged"] = self.log.version
         document = head | {"entries": dict(sorted(self.entries.items()))}
-        return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+        made = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+        room_bytes = (TRANSACTION_BYTES - len(made)) // 2
+        stamps = encode_stamps(sorted(self.entries), self.stamps, room_bytes) if self.stamps else None
+        if not stamps:
+            return made
+        return _joined(made, b"stamps", json.dumps(stamps, ensure_ascii=False, separators=(",", ":")).encode())
+
+    def encoded(self) -> bytes:
+        """Return the document with its log, as a shard keeps both."""
+        made = self.document()
+        if not self.log.lines:
+            return made
+        return _joined(made, b"log", json.dumps(self.log.encoded().decode(), ensure_ascii=False).encode())
 
 
 _CHECKS: Mapping[str, Callable[[str], object]] = {
@@ -152,6 +246,14 @@ _NAMES: Mapping[str, Callable[[str], str | None]] = {SCRIPT: script_name_error, 
 Change = Callable[[Settings], Settings]
 
 
+def _is_on(value: Value, field: str) -> bool:
+    return isinstance(value, str) and getattr(parse(value), field) is True
+
+
+def _joined(document: bytes, name: bytes, value: bytes) -> bytes:
+    return b'%s,"%s":%s}' % (document[:-1], name, value)
+
+
 def decode(ns: str, document: bytes) -> Settings:
     """Read a stored document. Raises Invalid."""
     return parse_document(ns, document).checked()
@@ -162,24 +264,36 @@ def parse_document(ns: str, document: bytes) -> Settings:
     try:
         value = json.loads(document)
         version, entries = value["stamp"], value["entries"]
-        born, past = value.get("born", ""), value.get("past", [])
+        born, past, logged = value.get("born", ""), value.get("past", []), value.get("logged", 0)
     except (ValueError, KeyError, TypeError, RecursionError):
         raise Invalid(f"the settings of {ns} are not readable") from None
     texts = isinstance(entries, dict) and all(map(is_text, (*entries, *entries.values())))
     marks = isinstance(past, list) and all(map(is_text, (born, *past)))
-    if type(version) is not int or version < 0 or not texts or not marks:
+    if type(version) is not int or version < 0 or not texts or not marks or type(logged) is not int:
         raise Invalid(f"the settings of {ns} are not readable")
-    return Settings(ns, version, entries, born, tuple(past))
+    made = Settings(ns, version, entries, born, tuple(past), logged=logged)
+    with suppress(Invalid):  # the entries count all the same
+        made = replace(made, stamps=decode_stamps(sorted(entries), value["stamps"]) if "stamps" in value else {})
+    with suppress(Invalid):
+        made = made.with_log(decode_log(str(value["log"]).encode())) if "log" in value else made
+    return made
 
 
-def history_of(document: bytes) -> History | None:
-    """Return the history of a document that `Settings.encoded` made, without reading its entries; None for another."""
+class Head(NamedTuple):
+    """What a document says of itself. `logged`: the version of the last record in its log."""
+
+    history: History = History()
+    logged: int = 0
+
+
+def head_of(document: bytes) -> Head | None:
+    """Return the head of a document that `Settings.encoded` made, without reading its entries; None for another."""
     head, found, _ = document.partition(_ENTRIES)
     if not found or len(head) > _HEAD_BYTES:
         return None
     try:
         value = json.loads(head + b"}")
-        return History(value["stamp"], value["born"], tuple(value["past"]))
+        return Head(History(value["stamp"], value["born"], tuple(value["past"])), int(value.get("logged", 0)))
     except (ValueError, KeyError, TypeError):
         return None
 
@@ -284,7 +398,7 @@ def adopt(copy: Settings, place: str) -> Change:
         found = standing(copy, stored)
         if found is Standing.FOREIGN:
             raise Conflict(conflict(copy, place, stored, "the cluster"))
-        return copy if found is Standing.NEWER else stored
+        return copy.united(stored) if found is Standing.NEWER else stored.united(copy)
 
     return change
 
@@ -319,6 +433,8 @@ def newest(copies: Iterable[tuple[int, Settings]]) -> dict[str, tuple[int, Setti
                 )
             case Standing.NEWER:
                 found[copy.ns] = shard, copy
+            case Standing.SAME:
+                found[copy.ns] = before, other.united(copy)
             case _:
                 found.setdefault(copy.ns, (shard, copy))
     return found

@@ -62,23 +62,34 @@ class ClusterSettings:
         self._later = later
         self._overdue: set[str] = set()
         settings.applied = self._applied
-        settings.safe = lambda ns: ns in self._overdue or self.copies.everywhere(ns)
+        settings.logged = self._logged
+        settings.safe = lambda ns: ns in self._overdue or self._everywhere(ns)
 
     def _applied(self, ns: str) -> None:
-        """Write the copies. PutSettings is confirmed when all are written, or after a moment."""
+        """Write the copies. PutSettings is confirmed when all are written, or after a moment. The log is a record of
+        its own in ZooKeeper: the copies wait for it, no longer than that moment."""
 
         def over() -> None:
             self._overdue.add(ns)
+            self.copies.keep(ns)
             self._settings.answer(ns)
 
         self._overdue.discard(ns)
-        self.copies.keep(ns)
-        if not self.copies.everywhere(ns):
+        if self._settings.of(ns).whole:
+            self.copies.keep(ns)
+        if not self._everywhere(ns):
             self._later(COPIES_MS, over)
 
+    def _logged(self, ns: str) -> None:
+        self.copies.keep(ns)
+        self._stored(ns)
+
     def _stored(self, ns: str) -> None:
-        if ns and self.copies.everywhere(ns):
+        if ns and self._everywhere(ns):
             self._settings.answer(ns)
+
+    def _everywhere(self, ns: str) -> bool:
+        return self._settings.of(ns).whole and self.copies.everywhere(ns)
 
     def change_settings(self, ns: str, change: Change, done: Changed) -> None:
         self._store.change_settings(ns, partial(change_on, self._settings.of(ns), change), done)

@@ -15,11 +15,11 @@ import structlog
 from foqs.errors import Invalid
 from foqs.policies.settings import (
     Change,
-    History,
+    Head,
     Settings,
     Standing,
     conflict,
-    history_of,
+    head_of,
     parse_document,
     remedy,
     standing,
@@ -29,7 +29,7 @@ from foqs.store.protocol import Fenced, ShardRefused, ShardStore, StoreError, ex
 
 log = structlog.get_logger("foqs.host")
 
-NONE = History()
+NONE = Head()
 COMPLETE = Settings("", 1)
 """A row that a shard gets after its copies, with an empty name. A shard without it is new, or lost its copies, and says
 nothing about the other shards."""
@@ -51,8 +51,8 @@ def read_copies(number: int, rows: Iterable[SettingRow], of: Callable[[str], Set
         ns = row.ns.decode()
         if ns == COMPLETE.ns:
             continue
-        known = of(ns)
-        if known.version and history_of(row.doc) == known.history:
+        known, head = of(ns), head_of(row.doc)
+        if known.version and head is not None and head.history == known.history and head.logged <= known.log.version:
             copies.append(known)
             continue
         try:
@@ -78,6 +78,8 @@ def settle(
                 return f"{conflict(copy, f'shard {number}', known(copy.ns), 'this host')}: {remedy(number)}"
             case Standing.NEWER:
                 newer.append(copy)
+            case Standing.SAME if copy.log.version > known(copy.ns).log.version:
+                newer.append(copy)  # the log was lost elsewhere
     for copy in newer:
         act(number, copy)
     return ""
@@ -99,22 +101,22 @@ class SettingsCopies:
         self._workers = workers
         self._later = later
         self._stored = stored
-        self._has: dict[int, dict[str, History]] = {}  # by shard and namespace: the history of its copy
+        self._has: dict[int, dict[str, Head]] = {}  # by shard and namespace: the head of its copy
         self._behind: dict[int, dict[str, None]] = {}  # by shard: the namespaces whose copy is older
         self._busy: set[int] = set()
 
     def holders(self, ns: str, version: int) -> set[int]:
         """Return the shards with a copy of this version or of a later one."""
-        return {number for number, has in self._has.items() if has.get(ns, NONE).version >= version}
+        return {number for number, has in self._has.items() if has.get(ns, NONE).history.version >= version}
 
     def everywhere(self, ns: str) -> bool:
         """Return True if each shard that is served has the settings of a namespace, or later ones."""
-        known = self._of(ns).history
-        return all(known.leads_to(has.get(ns, NONE)) for has in self._has.values())
+        known = self._of(ns)
+        return not any(_lacks(has.get(ns, NONE), known) for has in self._has.values())
 
     def opened(self, number: int, rows: Iterable[SettingRow]) -> None:
         """Note the copies of a shard that is served from now on. Write copies that are older or missing."""
-        self._has[number] = {row.ns.decode(): history_of(row.doc) or NONE for row in rows}
+        self._has[number] = {row.ns.decode(): head_of(row.doc) or NONE for row in rows}
         for ns in (*self._known(), COMPLETE.ns):
             self._want(number, ns)
         self._write(number)
@@ -129,7 +131,7 @@ class SettingsCopies:
     def has(self, number: int, settings: Settings) -> None:
         """Note that the shard has these settings."""
         if number in self._has:
-            self._has[number][settings.ns] = settings.history
+            self._has[number][settings.ns] = Head(settings.history, settings.log.version)
 
     def keep(self, ns: str) -> None:
         """Write the settings of a namespace, which have changed, to each shard that is served."""
@@ -139,7 +141,7 @@ class SettingsCopies:
 
     def _want(self, number: int, ns: str) -> None:
         has = self._has.get(number)
-        if has is not None and not self._of(ns).history.leads_to(has.get(ns, NONE)):
+        if has is not None and _lacks(has.get(ns, NONE), self._of(ns)):
             self._behind.setdefault(number, {})[ns] = None
 
     def _of(self, ns: str) -> Settings:
@@ -178,9 +180,21 @@ class SettingsCopies:
             _report(number, settings, outcome)
 
 
+def _lacks(has: Head, known: Settings) -> bool:
+    """Return True if a copy is older than the known settings, or has less of their log."""
+    if not known.history.leads_to(has.history):
+        return True
+    return has.history.version == known.version and has.logged < known.log.version
+
+
 def change_on(known: Settings, change: Change, stored: Settings) -> Settings:
-    """Change the stored settings, or the known ones where older ones are stored."""
-    return change(known if standing(stored, known) is Standing.OLDER else stored)
+    """Change the stored settings, or the known ones where older ones are stored, with what both have of the log."""
+    match standing(stored, known):
+        case Standing.OLDER:
+            return change(known.united(stored))
+        case Standing.FOREIGN:
+            return change(stored)
+    return change(stored.united(known))
 
 
 def kept_over(settings: Settings) -> Change:
@@ -191,8 +205,8 @@ def kept_over(settings: Settings) -> Change:
             case Standing.FOREIGN:
                 raise Invalid(conflict(stored, "its database", settings, "this host"))
             case Standing.NEWER:
-                return settings
-        return stored
+                return settings.united(stored)
+        return stored.united(settings)
 
     return change
 

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from foqs import settings_log
 from foqs.errors import Invalid
 from foqs.ids import Mark, Marks, decode_mark, encode_mark
 from foqs.policies import settings
@@ -149,18 +150,38 @@ class Changes:
 
     async def change_settings(self, ns: str, change: Change, known: Settings) -> Settings:
         """Return the settings as they are stored now. `known` takes the place of a record that is missing: it was
-        never written, or ZooKeeper lost it. Raises what `change` raises, and Invalid for an unreadable record."""
-        path = self._paths.settings(ns)
+        never written, or ZooKeeper lost it; so does its log. Raises what `change` raises, and Invalid for an unreadable
+        record."""
+        path, log_path = self._paths.settings(ns), self._paths.settings_log(ns)
         for _ in range(_TRIES):
-            found = await self._read(path)
-            before = known if found is None else settings.decode(ns, found[0])
+            logged, found = await self._read(log_path), await self._read(path)
+            before = known if found is None else _with_log(settings.decode(ns, found[0]), logged, known)
             made = change(before)
             if made is before:
                 return made
             with contextlib.suppress(ZkConflict):
-                await self._compare_and_set(path, made.encoded(), -1 if found is None else found[1].version)
+                await self._replace_both(  # the log first: a host that reads the document finds it there
+                    (log_path, made.log.encoded(), logged), (path, made.document(), found)
+                )
                 return made
         raise ZkConflict(f"{path} keeps changing")
+
+    async def _replace_both(self, *records: tuple[str, bytes, Any]) -> None:
+        """Write records in one transaction, each (path, data, what `_read` returned): none, if one has changed."""
+        _sized(b"".join(data for _, data, _ in records))
+
+        def call(client: Any) -> Any:
+            transaction = client.transaction()
+            for path, data, found in records:
+                if found is None:
+                    transaction.create(path, data)
+                else:
+                    transaction.set_data(path, data, found[1].version)
+            return transaction.commit_async()
+
+        failure = first_failure(await self._link.answer(call))
+        if failure is not None:
+            raise mapped(failure)
 
     async def put_shard(self, fact: ShardFact, *, new: bool) -> None:
         write = self._create if new else self._set
@@ -242,6 +263,14 @@ class Changes:
 
     async def _delete(self, path: str, version: int) -> None:
         await self._link.answer(lambda client: client.delete_async(path, version))
+
+
+def _with_log(document: Settings, logged: Any, known: Settings) -> Settings:
+    """Return stored settings with their log. The known one takes its place if it is missing or unreadable."""
+    with contextlib.suppress(Invalid):
+        if logged is not None:
+            return document.with_log(settings_log.decode(logged[0]))
+    return document.united(known)
 
 
 def _mark(path: str, data: bytes) -> Mark:

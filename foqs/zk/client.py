@@ -170,8 +170,8 @@ class ZkFactStore:
         self._changes = Changes(self._link, paths)
         self._view = view = View(self._touch)
         sections: list[Nodes] = [
-            view.shards, view.hosts, view.owners, view.drained, view.election, view.settings, view.assignment,
-            view.slots,
+            view.shards, view.hosts, view.owners, view.drained, view.election, view.logs, view.documents,
+            view.assignment, view.slots,
         ]  # fmt: skip
         self._folders = [Folder(self._link, loop, self._touch, config.root, nodes) for nodes in sections]
         self._changed: Callable[[Facts], None] = lambda _: None
@@ -234,7 +234,7 @@ class ZkFactStore:
         outcome: list[Settings | FoqsError] = []
 
         async def work() -> None:
-            known = self._view.settings.values.get(ns) or Settings(ns)
+            known = self._view.settings.get(ns) or Settings(ns)
             try:
                 outcome.append(await self._changes.change_settings(ns, change, known))
             except FoqsError as error:

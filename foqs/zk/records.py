@@ -17,6 +17,8 @@ from foqs.errors import Invalid
 from foqs.ids import MAX_SHARD
 from foqs.policies.settings import Settings
 from foqs.policies.settings import decode as decode_settings
+from foqs.settings_log import Log
+from foqs.settings_log import decode as decode_log
 from foqs.shardmgr.facts import (
     Assignment,
     Facts,
@@ -38,9 +40,9 @@ V = TypeVar("V")
 R = TypeVar("R", Assignment, Slots)
 
 SHARDS, HOSTS, OWNERS, DRAINED, ELECTION = "shards", "hosts", "owners", "drained", "election"
-MARKS, SETTINGS = "marks", "settings"
+MARKS, SETTINGS, SETTINGS_LOG = "marks", "settings", "settings_log"
 ASSIGNMENT, SLOTS = "assignment", "slots"
-FOLDERS = (SHARDS, HOSTS, OWNERS, DRAINED, ELECTION, MARKS, SETTINGS)
+FOLDERS = (SHARDS, HOSTS, OWNERS, DRAINED, ELECTION, MARKS, SETTINGS, SETTINGS_LOG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,9 @@ class Paths:
 
     def settings(self, ns: str) -> str:
         return f"{self.root}/{SETTINGS}/{node_name(ns)}"
+
+    def settings_log(self, ns: str) -> str:
+        return f"{self.root}/{SETTINGS_LOG}/{node_name(ns)}"
 
     def candidate(self, name: str) -> str:
         return f"{self.root}/{ELECTION}/{name}"
@@ -217,6 +222,28 @@ class Record(Generic[R]):
             self._changed()
 
 
+class Logged:
+    """Joins documents of settings with their logs, which have nodes of their own."""
+
+    def __init__(self) -> None:
+        self._from: tuple[Mapping[str, Settings], Mapping[str, Log]] = {}, {}
+        self._made: dict[str, tuple[Settings, Log | None, Settings]] = {}
+        self._values: Mapping[str, Settings] = {}
+
+    def join(self, documents: Mapping[str, Settings], logs: Mapping[str, Log]) -> Mapping[str, Settings]:
+        """Return the settings by namespace; the same mapping, and the same settings, where nothing has changed."""
+        if self._from[0] is not documents or self._from[1] is not logs:
+            self._from = documents, logs
+            self._values = {ns: self._one(ns, document, logs.get(ns)) for ns, document in documents.items()}
+        return self._values
+
+    def _one(self, ns: str, document: Settings, log: Log | None) -> Settings:
+        made = self._made.get(ns)
+        if made is None or made[0] is not document or made[1] is not log:
+            made = self._made[ns] = document, log, document if log is None else document.with_log(log)
+        return made[2]
+
+
 class View:
     """`changed` is called at each change; an unchanged record is not a change."""
 
@@ -228,7 +255,13 @@ class View:
         self.owners: Section[int, OwnerFact] = Section(OWNERS, shard_of, decode_owner, changed)
         self.drained: Section[str, None] = Section(DRAINED, text_of, _without_data, changed, read=False)
         self.election = Section(ELECTION, candidate_of, _without_data, changed, read=False)
-        self.settings: Section[str, Settings] = Section(SETTINGS, text_of, decode_settings, changed, lasting=True)
+        self.documents: Section[str, Settings] = Section(SETTINGS, text_of, decode_settings, changed, lasting=True)
+        self.logs: Section[str, Log] = Section(SETTINGS_LOG, text_of, _decode_log, changed, lasting=True)
+        self._logged = Logged()
+
+    @property
+    def settings(self) -> Mapping[str, Settings]:
+        return self._logged.join(self.documents.values, self.logs.values)
 
     @property
     def facts(self) -> Facts:
@@ -241,8 +274,12 @@ class View:
             assignment=self.assignment.value,
             controller=min(candidates)[1] if candidates else None,
             slots=self.slots.value,
-            settings=self.settings.values,
+            settings=self.settings,
         )
+
+
+def _decode_log(_ns: str, data: bytes) -> Log:
+    return decode_log(data)
 
 
 def _without_data(_key: object, _data: bytes) -> None:

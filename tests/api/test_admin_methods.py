@@ -58,9 +58,9 @@ def change(host: OneHost, entries: dict[str, str] | None = None, remove: tuple[s
 def test_settings_are_read_by_prefix(host: OneHost) -> None:
     assert host.ask("GetSettings", ns="n") == idl.GetSettingsResponse(0, {})
     change(host, {"plans/a": "1", "plans/b": "2", "topic.t": "{}"})
-    assert host.ask("GetSettings", ns="n", prefix="plans/") == idl.GetSettingsResponse(
-        1, {"plans/a": "1", "plans/b": "2"}
-    )
+    found = host.ask("GetSettings", ns="n", prefix="plans/")
+    assert (found.version, found.entries) == (1, {"plans/a": "1", "plans/b": "2"})
+    assert found.stamps == dict.fromkeys(found.entries, idl.SettingsStamp(host.now_ms, "client:1"))
     assert host.ask("GetSettings", ns="n").entries.keys() == {"plans/a", "plans/b", "topic.t"}
     assert host.ask("GetSettings", ns="another") == idl.GetSettingsResponse(0, {})
 
@@ -78,7 +78,8 @@ def test_all_errors_come_at_once(host: OneHost) -> None:
     entries = {"a": "2", "topic.t": '{"paused": 1, "x": 2}', "script.s": "\x1bLua", "long": "x" * (VALUE_BYTES + 1)}
     lines = refused(host, "PutSettings", ns="n", entries=entries, remove=["a", "b"]).split("\n")
     assert [line.split(":")[0] for line in lines] == ["a", "b", "long", "script.s", "topic.t", "topic.t"]
-    assert host.ask("GetSettings", ns="n") == idl.GetSettingsResponse(1, {"a": "1"})
+    stamps = {"a": idl.SettingsStamp(host.now_ms, "client:1")}
+    assert host.ask("GetSettings", ns="n") == idl.GetSettingsResponse(1, {"a": "1"}, stamps)
 
 
 def test_entries_without_an_effect_are_refused_or_warn(host: OneHost) -> None:

@@ -6,7 +6,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from foqs.api.auth import ADMIN_A_SECOND, REFUSED_A_SECOND, Audit
+from foqs.errors import Conflict, FoqsError
 from foqs.idl import idl
+from foqs.policies.settings import Settings
 from tests.support.one_host import Call
 
 pytestmark = pytest.mark.memory
@@ -80,15 +82,54 @@ def test_an_administrative_request_names_its_first_ids() -> None:
     assert (line["method"], line["who"], line["log_level"]) == ("DeleteItems", "ann", "info")
 
 
-def test_a_change_of_settings_names_keys_and_no_values() -> None:
+def test_a_refused_change_of_settings_names_keys_and_no_values() -> None:
     entries = {f"key{number}": "secret" for number in range(25)}
-    with capture_logs() as lines:
-        audit().admin(Call("PutSettings", idl.PutSettingsRequest("shop", entries, ["x" * 200, "a\nb", b"\xff"])))
-    (line,) = lines
+    line = changed(Conflict("another version"), idl.PutSettingsRequest("shop", entries, ["x" * 200, "a\nb", b"\xff"]))
     assert (line["method"], line["ns"], line["entries"], line["remove"]) == ("PutSettings", "shop", 25, 3)
-    assert line["first"] == list(entries)[:10]
+    assert (line["first"], line["error"]) == (list(entries)[:10], "CONFLICT")
     assert line["first_removed"] == ["x" * 64, "'a\\nb'", "b'\\xff'"]
     assert "secret" not in str(line)
+
+
+def test_a_change_of_settings_has_the_old_and_the_new_values() -> None:
+    before = Settings("shop").changed({"a": "1", "b": "1"}, ())
+    made = before.changed({"a": "2", "c": "new\nline"}, ["b"])
+    line = changed(made, idl.PutSettingsRequest("shop", {"a": "2"}))
+    assert (line["event"], line["ns"], line["version"], line["changed"]) == ("audit.admin", "shop", 2, 3)
+    assert line["changes"] == [
+        {"key": "a", "old": "1", "new": "2"},
+        {"key": "b", "old": "1", "new": None},
+        {"key": "c", "old": None, "new": "'new\\nline'"},
+    ]
+    assert (line["who"], line["address"]) == ("ann", "client:1")
+
+
+@pytest.mark.parametrize("letter", ["x", "é", "€", "🙂"])
+def test_values_are_cut_at_a_character(letter: str) -> None:
+    made = Settings("shop").changed({f"k{letter * 100}": letter * 1_000, "short": letter * 64}, ())
+    cut, short = changed(made, idl.PutSettingsRequest("shop", {}))["changes"]
+    assert 253 <= len(cut["new"].encode()) <= 256 + 3
+    assert cut["new"] == letter * (253 // len(letter.encode())) + "..."
+    assert len(cut["key"].encode()) <= 256
+    assert short["new"] == letter * 64
+
+
+def test_a_line_has_the_first_keys_of_many() -> None:
+    made = Settings("shop").changed({f"key{number:02}": "x" * 4_000 for number in range(25)}, ())
+    line = changed(made, idl.PutSettingsRequest("shop", {}))
+    assert ([one["key"] for one in line["changes"]], line["changed"]) == (
+        [f"key{number:02}" for number in range(10)],
+        25,
+    )
+    assert len(str(line)) < 10_000
+
+
+def changed(outcome: Settings | FoqsError, request: Any) -> dict[str, Any]:
+    request.context = idl.RequestContext(principal="ann")
+    with capture_logs() as lines:
+        audit().settings(Call("PutSettings", request), outcome)
+    (line,) = lines
+    return dict(line)
 
 
 @pytest.mark.parametrize(("kind", "most"), [("refused", REFUSED_A_SECOND), ("admin", ADMIN_A_SECOND)])

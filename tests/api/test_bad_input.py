@@ -117,6 +117,7 @@ def requests() -> list[bytes]:
             context,
         ),
         "GetSettings": idl.GetSettingsRequest("ns", "topic.", context),
+        "GetSettingsLog": idl.GetSettingsLogRequest("ns", "topic.", 10, context),
         "PutSettings": idl.PutSettingsRequest("ns", {"a": "b", "c": "d"}, ["e", "f"], 3, context),
         "AwaitSettings": idl.AwaitSettingsRequest("ns", 7, 0, context),
         "ListFailures": idl.ListFailuresRequest("ns", "t.dlq", 1, 10, "cursor", "f", context),

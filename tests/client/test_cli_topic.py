@@ -10,8 +10,8 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from foqs.cli.settings import OUT, with_fields
 from foqs.client import Client, FoqsError, ItemSpec, Overloaded, Unavailable
+from foqs.client.settings_types import with_fields
 from tests.api.hosts import foqs
 from tests.support.live import client, host, in_terminal
 
@@ -210,11 +210,11 @@ def test_the_example_of_a_field_is_a_valid_policy(run: Run, client: Client, fiel
 @pytest.mark.memory
 def test_an_entry_without_fields_is_removed() -> None:
     assert with_fields({}, "topic.t", {"priority": 1}) == ({"topic.t": '{"priority": 1}'}, ())
-    kept = with_fields({"topic.t": '{"a": 1, "b": 2}'}, "topic.t", {"priority": None, "b": OUT})
+    kept = with_fields({"topic.t": '{"a": 1, "b": 2}'}, "topic.t", {"priority": None}, ["b"])
     assert kept == ({"topic.t": '{"a": 1, "priority": null}'}, ())
-    assert with_fields({"topic.t": '{"a": 1}'}, "topic.t", {"a": OUT}) == ({}, ["topic.t"])
+    assert with_fields({"topic.t": '{"a": 1}'}, "topic.t", {}, ["a"]) == ({}, ["topic.t"])
     assert with_fields({"topic.t": "{}"}, "topic.t", {}) == ({}, ["topic.t"])
-    assert with_fields({}, "topic.t", {"a": OUT}) == ({}, ())
+    assert with_fields({}, "topic.t", {}, ["a"]) == ({}, ())
 
 
 def test_stats_in_a_terminal_are_tables(run: Run, client: Client) -> None:

@@ -123,6 +123,10 @@ BAD: dict[str, list[Any]] = {
     "limit": INTEGERS,
     "entries": [5, "x", ["x"], {5: "x"}, {"x": 5}, {"": "x"}],
     "remove": [*MANY, [5], [""]],
+    "decide": [5, "x", None],
+    "fields": [5, "x", None, {5: 1}, {"x": b"x"}],
+    "without": [*MANY, [5], [""]],
+    "key": TEXTS,
     "expected_version": INTEGERS,
     "sample": OBJECTS,
     "hook": ["on_dequeue", "", 5, None],
@@ -189,7 +193,7 @@ GOOD: dict[str, Any] = {
     "topic": "t", "topics": "t", "dedup_key": "k", "name": "n",
     "item": Lease(1, 2), "item_id": 1, "items": [], "nacks": [], "item_ids": [],
     "done": [], "hung": {}, "sample": ItemSpec("t", b""), "source": "x", "handler": lambda item: None,
-    "spec": ItemSpec("t", b""),
+    "spec": ItemSpec("t", b""), "decide": lambda entries: ({}, ()), "fields": {"x": 1}, "key": "k",
 }  # fmt: skip
 UNCHECKED = {"self", "options", "kind", "error", "trace", "payload", "spec"}
 """`options`, `payload` and `spec` are checked with the item, see below; Python itself gives the rest."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
+from kazoo.client import KazooClient
 
-from foqs.client import Client, Conflict, Settings, SettingsChange
-from foqs_lab.cluster import LocalCluster
+from foqs.client import Client, Conflict, FoqsError, SettingsChange
+from foqs_lab.cluster import ROOT, LocalCluster
 from foqs_lab.relay import Relay
 from tests.api.hosts import foqs, until
-from tests.cluster.conftest import NewCluster
+from tests.cluster.conftest import MISSED, NewCluster
+from tests.policies.log_checks import checked
 
 pytestmark = [pytest.mark.server, pytest.mark.zookeeper, pytest.mark.mariadb, pytest.mark.timeout(400)]
 
@@ -36,7 +39,7 @@ def test_a_change_names_the_hosts_that_act_on_it(new_cluster: NewCluster) -> Non
             until(lambda: len(cluster.registry.facts.hosts) == 3, "all hosts in the facts")
             first = SettingsChange(1, all_three, ())
             until(lambda: b.put_settings({"plans/acme": "gold"})[1:] == first[1:], "all hosts to know all hosts")
-            version, entries = c.settings()
+            version, entries = c.settings()[:2]
             assert entries == {"plans/acme": "gold"} == a.settings().entries
 
             way.hold()
@@ -44,8 +47,8 @@ def test_a_change_names_the_hosts_that_act_on_it(new_cluster: NewCluster) -> Non
             assert with_policy == SettingsChange(
                 version + 1, tuple(sorted((address(cluster, "a"), address(cluster, "b")))), (address(cluster, "c"),)
             )
-            assert b.settings() == Settings(version + 1, {"plans/acme": "gold", "topic.t": '{"paused": true}'})
-            assert c.settings() == Settings(version, {"plans/acme": "gold"})
+            assert b.settings()[:2] == (version + 1, {"plans/acme": "gold", "topic.t": '{"paused": true}'})
+            assert c.settings()[:2] == (version, {"plans/acme": "gold"})
             shown = foqs("settings", "remove", "topic.t", "--ns", "shop", "--address", address(cluster, "b")).stdout
             assert shown.splitlines()[1:] == [f"not confirmed, may act on an older version: {address(cluster, 'c')}"]
 
@@ -81,3 +84,67 @@ def test_of_changes_at_once_one_is_made(new_cluster: NewCluster) -> None:
     assert clients[0].settings().version == rounds
     for client in clients:
         client.close()
+
+
+def test_no_version_is_without_its_record_after_kills(new_cluster: NewCluster) -> None:
+    """Two hosts change settings at once, and one of them is killed, again and again."""
+    cluster = new_cluster("a", "b", shards=2, settings=MISSED)
+    confirmed = [0]
+    for life in range(3):
+        stop = threading.Event()
+
+        def change(name: str, life: int = life, stop: threading.Event = stop) -> None:
+            with at(cluster, name) as client:
+                number = 0
+                while not stop.is_set():
+                    number += 1
+                    try:
+                        entries = {f"key{number % 5}": f"{name} {life} {number}"}
+                        confirmed.append(client.put_settings(entries, timeout_ms=5_000).version)
+                    except FoqsError:
+                        stop.wait(0.05)
+
+        threads = [threading.Thread(target=change, args=[name]) for name in "ab"]
+        for thread in threads:
+            thread.start()
+        floor = max(confirmed) + 10
+        until(lambda floor=floor: max(confirmed) > floor, "some changes")
+        cluster.hosts["b"].kill()
+        floor = max(confirmed) + 3
+        until(lambda floor=floor: max(confirmed) > floor, "changes on the other host")
+        stop.set()
+        for thread in threads:
+            thread.join(60)
+        cluster.start("b")
+        for name in "ab":
+            with at(cluster, name) as client:
+                until(lambda client=client: client.settings().version >= max(confirmed), "the host to follow")
+                checked(client, max(confirmed))
+
+
+def test_the_log_outlives_zookeeper(new_cluster: NewCluster) -> None:
+    """ZooKeeper loses the settings and their log: the shards have both."""
+    cluster = new_cluster("a", "b", shards=2)
+    with at(cluster, "a") as a:
+        for number in range(5):
+            a.put_settings({"a": str(number), f"b{number}": "x"})
+        until(lambda: a.put_settings({"last": "1"}).missing == (), "all hosts to have written their copies")
+        before = a.settings_log()
+    for name in "ab":
+        assert cluster.hosts[name].stop() == 0
+    operator = KazooClient(cluster.zookeeper.hosts)
+    operator.start()
+    for folder in ("settings", "settings_log"):
+        assert operator.get_children(f"{ROOT}/{folder}") == ["shop"]
+        operator.delete(f"{ROOT}/{folder}/shop")
+    operator.stop()
+    operator.close()
+    cluster.start("a", "b")
+    for name in "ab":
+        with at(cluster, name) as client:
+            until(lambda client=client: client.settings().version == before.version, "the settings")
+            assert client.settings_log() == before
+            checked(client, before.version)
+    with at(cluster, "b") as b:
+        assert b.put_settings({"a": "new"}, expected_version=before.version).version == before.version + 1
+        checked(b, before.version + 1)

@@ -13,6 +13,8 @@ import pytest
 
 from foqs.errors import Conflict, FoqsError, Invalid
 from foqs.policies.settings import MOST_BYTES, VALUE_BYTES, Settings, SettingsStore, adopt
+from foqs.settings_log import SettingsStamp
+from tests.policies.log_checks import disagreements
 
 NAMESPACES = ["shop", ".", "..", "a/b", "%2E", "zookeeper", "ä 🙂", "n" * 255, "'\"\\;--", "🙂" * 63]
 
@@ -110,6 +112,35 @@ class SettingsContract:
             assert not late.history.leads_to(early.history)
         assert other_keeper.read("ns").history == made[-1].history
 
+    def test_each_version_is_stored_with_its_record(self, keeper: Keeper, other_keeper: Keeper) -> None:
+        stamps = [SettingsStamp(at_ms, f"ann {at_ms}") for at_ms in (1, 2)]
+        change = partial(Settings.changed, entries={"a": "1", "b": "1"}, remove=(), stamp=stamps[0])
+        keeper.ended(keeper.changing("ns", change))
+        change = partial(Settings.changed, entries={"a": "2"}, remove=["b"], stamp=stamps[1])
+        other_keeper.ended(other_keeper.changing("ns", change))
+        for found in (keeper.read("ns"), other_keeper.read("ns")):
+            assert [(one.version, one.stamp) for one in found.log.records] == [(1, stamps[0]), (2, stamps[1])]
+            assert found.log.records[1].changes == {"a": ("1", "2"), "b": ("1", None)}
+            assert found.stamps == {"a": stamps[1]}
+            assert disagreements(found) == []
+
+    def test_changes_at_once_have_a_record_each(self, keeper: Keeper, other_keeper: Keeper) -> None:
+        keeper.ended(
+            *[
+                one.changing("ns", partial(Settings.changed, entries={"a": str(number)}, remove=(), nonce=str(number)))
+                for number, one in enumerate([keeper, other_keeper] * 5)
+            ]
+        )
+        found = keeper.read("ns")
+        assert [one.version for one in found.log.records] == list(range(1, 11))
+        assert disagreements(found) == []
+
+    def test_a_copy_is_adopted_with_its_log(self, keeper: Keeper, other_keeper: Keeper) -> None:
+        copy = Settings("ns").changed({"a": "1"}, (), nonce="1").changed({"b": "2"}, (), nonce="2")
+        keeper.ended(keeper.changing("ns", adopt(copy, "shard 1")))
+        assert other_keeper.read("ns").log == copy.log
+        assert disagreements(other_keeper.put("ns", {"c": "3"})) == []
+
     def test_a_copy_is_adopted_in_the_place_of_older_settings(self, keeper: Keeper, other_keeper: Keeper) -> None:
         """Those of a lone host whose shards join a cluster. The next change goes on from its version."""
         copy = Settings("ns").changed({"a": "1"}, (), nonce="1").changed({"b": "2"}, (), nonce="2")
@@ -145,7 +176,12 @@ class SettingsContract:
     def test_settings_of_the_greatest_size(self, keeper: Keeper, other_keeper: Keeper) -> None:
         entries = {f"{number:04}": "x" * VALUE_BYTES for number in range(MOST_BYTES // (VALUE_BYTES + 20))}
         made = keeper.put("ns", entries)
-        assert 0.98 * MOST_BYTES < len(made.encoded()) <= MOST_BYTES
+        assert 0.98 * MOST_BYTES < len(made.document()) <= MOST_BYTES
         assert other_keeper.read("ns") == made
+        for value in "yz":  # every value changes at once: the log has no room for them
+            made = keeper.put("ns", dict.fromkeys(entries, value * VALUE_BYTES))
+        found = other_keeper.read("ns")
+        assert (found, found.log.version) == (made, 3)
+        assert disagreements(found) == []
         with pytest.raises(Invalid, match=f"more than {MOST_BYTES}"):
             keeper.put("ns", {f"more{number}": "x" * VALUE_BYTES for number in range(5)})

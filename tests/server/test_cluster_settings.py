@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -14,6 +15,7 @@ from foqs.peers.settings_sync import HostSettings
 from foqs.policies.settings import Settings
 from foqs.rows import SettingRow
 from foqs.server.settings import ClusterSettings
+from foqs.settings_log import Log
 from tests.engine.laboratory import Laboratory
 from tests.policies.memory import MemorySettings
 from tests.server.test_shard_settings import Thread, versions
@@ -254,3 +256,50 @@ def test_a_known_copy_is_not_read_again(host: Host) -> None:
     refused: list[str] = []
     host.kept.settle(1, [row], refused.append)
     assert refused == [""]
+
+
+# ------------------------------------------------------------------------------------------ the log
+
+
+def without_the_last_record(settings: Settings) -> Settings:
+    """A document that is read before its log."""
+    return replace(settings, log=Log(settings.log.lines[:-1]))
+
+
+def test_copies_wait_for_the_log(host: Host) -> None:
+    """A host that reads the document first writes no copy without the record, and confirms nothing."""
+    host.opens(1, shard())
+    made, answers = versions("a", "b"), list[int]()
+    host.follow({"ns": without_the_last_record(made)})
+    host.settings.wait("ns", LongPoll(2, lambda _: answers.append(2)), 10_000)
+    host.work()
+    assert ("ns" in host.threads[1].stored, answers) == (False, [])
+    host.follow({"ns": made})
+    host.work()
+    assert (host.threads[1].stored["ns"].log, answers) == (made.log, [2])
+
+
+def test_copies_wait_no_longer_than_a_moment(host: Host) -> None:
+    """The log is gone from ZooKeeper, say. When it comes, it is written."""
+    host.opens(1, shard())
+    made = versions("a", "b")
+    host.follow({"ns": without_the_last_record(made)})
+    while host.timers:
+        host.timers.pop()()
+    host.work()
+    assert host.threads[1].stored["ns"] == made
+    assert host.threads[1].stored["ns"].log.version == 1
+    host.follow({"ns": made})
+    host.work()
+    assert host.threads[1].stored["ns"].log == made.log
+
+
+def test_a_shard_brings_the_log_back(cluster: Cluster, host: Host) -> None:
+    """ZooKeeper lost the log, and has the document."""
+    made = versions("a", "b")
+    cluster.store.stored["ns"] = replace(made, log=Log())
+    host.follow()
+    host.opens(1, shard(made))
+    cluster.run()
+    assert host.refused == {1: ""}
+    assert cluster.store.stored["ns"].log == made.log

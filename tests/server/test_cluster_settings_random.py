@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,11 +15,13 @@ import pytest
 
 from foqs.errors import FoqsError, Unavailable
 from foqs.peers.settings_sync import HostSettings
-from foqs.policies.settings import Settings, adopt
+from foqs.policies.settings import Head, Settings, adopt
 from foqs.server import settings as cluster_settings
 from foqs.server import settings_copies
 from foqs.server.settings import ClusterSettings
+from foqs.settings_log import Log
 from foqs.store.protocol import StoreDown
+from tests.policies.log_checks import disagreements
 from tests.policies.memory import MemorySettings
 from tests.server.test_shard_settings import Thread
 from tests.server.test_shard_settings_random import Engine
@@ -45,6 +48,7 @@ class Host:
     def check(self) -> None:
         known = self.settings.of("ns")
         assert self.floor.history.leads_to(known.history), (self.floor, known)
+        assert disagreements(known, behind=True) == []
         self.floor = known
 
 
@@ -67,6 +71,9 @@ class World:
         self.rng.choices(kinds, [10, 10, 5, 3, 6, 3, 1, 1, 0.3, 1, 2, 1, 0.5])[0]()
         for host in self.hosts:
             host.check()
+        assert disagreements(self.store.stored.get("ns", Settings("ns"))) == []
+        for kept in self.databases.values():
+            assert disagreements(kept.get("ns", Settings("ns")), behind=True) == []
 
     def answer(self) -> None:
         """ZooKeeper answers one request."""
@@ -74,7 +81,12 @@ class World:
             self.soon.pop(self.rng.randrange(len(self.soon)))()
 
     def news(self) -> None:
-        self.rng.choice(self.hosts).follow()
+        """A host learns of the stored settings, sometimes of the document before its log."""
+        torn = {
+            ns: replace(one, log=Log(one.log.lines[: -self.rng.randint(1, 2)])) for ns, one in self.store.stored.items()
+        }
+        host = self.rng.choice(self.hosts)
+        host.kept.follow(torn if self.rng.random() < 0.3 else dict(self.store.stored))
 
     def cut(self) -> None:
         """ZooKeeper answers nothing, or answers again."""
@@ -180,7 +192,9 @@ class World:
             self.close()
         for number in served:
             if newest.version:
-                assert self.databases[number].get("ns") == newest, "its copy was written before it was closed"
+                copy = self.databases[number].get("ns")
+                assert copy == newest, "its copy was written before it was closed"
+                assert copy.log == newest.log, "with its log"
         self.store.stored.clear()
         self.hosts = [Host(self) for _ in self.hosts]
         if served:  # foqs shards add, for each of them
@@ -189,7 +203,8 @@ class World:
                     self.store.change_settings("ns", adopt(kept["ns"], f"shard {number}"), lambda _: None)
             while self.soon:
                 self.answer()
-            assert self.store.stored.get("ns", newest) == newest
+            found = self.store.stored.get("ns", newest)
+            assert (found, found.log) == (newest, newest.log)
             self.hosts = [Host(self) for _ in self.hosts]
         else:
             for kept in self.databases.values():
@@ -210,18 +225,27 @@ def test_no_host_falls_back_and_no_shard_is_served_early() -> None:
     assert min(counts[kind] for kind in ("served", "refused", "Settings", "Unavailable", "lost")) > 20, counts
 
 
-@pytest.mark.parametrize("mutant", ["served before adoption", "follows back", "no copies"])
+@pytest.mark.parametrize("mutant", ["served before adoption", "follows back", "no copies", "no log", "no later log"])
 def test_the_simulation_finds_a_mistake(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if mutant == "served before adoption":
         monkeypatch.setattr(cluster_settings, "settle", lambda *_: "")
     elif mutant == "follows back":
         monkeypatch.setattr(HostSettings, "follow", _follow_blindly)
+    elif mutant == "no log":
+        monkeypatch.setattr(Settings, "encoded", Settings.document)
+        monkeypatch.setattr(Settings, "united", lambda settings, other: settings)
+    elif mutant == "no later log":
+        monkeypatch.setattr(settings_copies, "_lacks", _lacks_a_version)
     else:
         monkeypatch.setattr(settings_copies.SettingsCopies, "_write", lambda *_: None)
         monkeypatch.setattr(settings_copies.SettingsCopies, "closing", lambda *_: None)
     with pytest.raises(AssertionError):
         for seed in SEEDS:
             play(seed, Counter())
+
+
+def _lacks_a_version(has: Head, known: Settings) -> bool:
+    return not known.history.leads_to(has.history)
 
 
 def _follow_blindly(settings: HostSettings, found: dict[str, Settings]) -> list[Settings]:

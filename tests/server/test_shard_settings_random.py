@@ -15,6 +15,7 @@ from foqs.policies.settings import Settings, Standing, standing
 from foqs.server import settings as shard_settings
 from foqs.server.settings import ShardSettings
 from foqs.store.protocol import StoreDown
+from tests.policies.log_checks import disagreements
 from tests.server.test_shard_settings import Thread
 
 SEEDS = range(300)
@@ -127,8 +128,11 @@ class World:
 
     def check(self) -> None:
         """A host that serves acts on each confirmed change."""
+        for stored in self.databases.values():
+            assert disagreements(stored.get("ns", Settings("ns"))) == []
         if self.kept.known:
             known = self.settings.of("ns")
+            assert disagreements(known) == []
             assert self.confirmed.history.leads_to(known.history), (self.confirmed, known)
 
 

@@ -1,6 +1,7 @@
 """The settings of a simulated cluster: where they are stored, how hosts learn of them, and clients that change them.
 
-9 a version is one client's change, and a host that was named as acting on a version never acts on an older one.
+9 a version is one client's change, and its log says so; a host that was named as acting on a version never acts on an
+older one.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from foqs.errors import Code, FoqsError, OutcomeUnknown, Unavailable
 from foqs.idl import idl
 from foqs.policies.settings import Change, Changed, Settings
+from tests.policies.log_checks import disagreements
 from tests.sim.ledger import broken
 
 if TYPE_CHECKING:
@@ -71,6 +73,8 @@ class ClusterSettings:
         except FoqsError as error:
             return error
         self.stored[ns] = made
+        for found in disagreements(made):
+            broken(9, f"{ns}: {found}")
         self._versions[ns, made.version] = made.entries["by"]
         for host in self.sim.hosts:
             self.sim.soon(self.rng.choice(_NEWS_MS if self.faults else _QUIET_MS), partial(self._tell, host))

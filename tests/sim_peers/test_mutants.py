@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -133,6 +134,11 @@ def a_host_without_an_answer_is_named(original: Any, confirmation: Any, address:
 @around(Settings, "changed", "settings")
 def a_change_expects_no_version(original: Any, settings: Settings, entries: Any, remove: Any, **_: Any) -> Any:
     return original(settings, entries, remove)
+
+
+@around(Settings, "_stamped", "settings")
+def a_version_has_no_record(original: Any, settings: Settings, before: Settings, _: Any) -> Settings:
+    return replace(settings, log=before.log)
 
 
 # --------------------------------------------------------------------------------------------- throttles

@@ -14,6 +14,7 @@ from foqs.client._async.consumer_calls import AckDequeue, ConsumerCalls
 from foqs.client._async.operator_calls import OperatorCalls
 from foqs.client._async.requests import Requests
 from foqs.client._async.router import Router, Topics
+from foqs.client._async.settings_calls import SettingsCalls
 from foqs.client._async.waits import when_forgotten
 from foqs.client.arguments import Entries, checked, duration, faults_of
 from foqs.client.call import First, id_of, single
@@ -36,7 +37,7 @@ _ONLY_SPECS = frozenset((ItemSpec,))
 _LEFT_S = 1.0  # async only
 
 
-class AsyncClient(ConsumerCalls, OperatorCalls, Local):
+class AsyncClient(ConsumerCalls, OperatorCalls, SettingsCalls, Local):
     """A client of one namespace of a foqs service.
 
     It belongs to the event loop of its first call: in another loop, or in a forked child, a call raises WrongLoop. A

@@ -1,9 +1,9 @@
-"""Methods of `Client` for operators: figures, explanations, settings, hooks, leases by age or worker, dead letters."""
+"""Methods of `Client` for operators: figures, explanations, hooks, leases by age or worker, dead letters."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator
 from typing import Literal
 
 from foqs.bounds import LIMITS, MOST_LISTED, NAME_BYTES, SCHEDULE_BYTES
@@ -24,8 +24,6 @@ from foqs.client.operator_types import (
     Schedule,
     Schedules,
     ServerInfo,
-    Settings,
-    SettingsChange,
     Throttles,
     Tried,
     tried_of,
@@ -187,36 +185,7 @@ class OperatorCalls:
         request = idl.ExplainItemRequest(ns=self.namespace, topic=topic)
         return Explanation.of(await self._requests.call(methods.EXPLAIN, request, timeout_ms))
 
-    # ------------------------------------------------------------------------------------- settings
-
-    @checked()
-    async def settings(self, prefix: str = "", *, timeout_ms: int | None = None) -> Settings:
-        """The settings whose keys begin with `prefix`, as the host that answers acts on them."""
-        request = idl.GetSettingsRequest(ns=self.namespace, prefix=prefix or None)
-        response = await self._requests.call(methods.GET_SETTINGS, request, timeout_ms)
-        return Settings(response.version, response.entries or {})
-
-    @checked()
-    async def put_settings(
-        self,
-        entries: Mapping[str, str] | None = None,
-        remove: Iterable[str] = (),
-        *,
-        expected_version: int | None = None,
-        timeout_ms: int | None = None,
-    ) -> SettingsChange:
-        """Add or replace `entries`, and remove the keys in `remove`, in one step.
-
-        Raises Invalid with every error, one a line; Conflict when the settings have another version than the expected
-        one; OutcomeUnknown when the reply was lost: `settings` shows the current version.
-
-        >>> await client.put_settings({"topic.mail": '{"paused": true}'}, expected_version=41)    # doctest: +SKIP
-        SettingsChange(version=42, applied=('h1:7707', 'h2:7707'), missing=(), warnings=())
-        """
-        request = idl.PutSettingsRequest(self.namespace, dict(entries or {}), list(remove), expected_version)
-        response = await self._requests.call(methods.PUT_SETTINGS, request, timeout_ms, policy=ONCE)
-        hosts = (response.applied, response.missing, response.warnings)
-        return SettingsChange(response.version, *(tuple(one or ()) for one in hosts))
+    # ------------------------------------------------------------------------------------- hooks
 
     @checked(sample=_check_sample)
     async def try_hook(

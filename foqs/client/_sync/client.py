@@ -14,6 +14,7 @@ from foqs.client._sync.consumer_calls import AckDequeue, ConsumerCalls
 from foqs.client._sync.operator_calls import OperatorCalls
 from foqs.client._sync.requests import Requests
 from foqs.client._sync.router import Router, Topics
+from foqs.client._sync.settings_calls import SettingsCalls
 from foqs.client._sync.waits import when_forgotten
 from foqs.client.arguments import Entries, checked, duration, faults_of
 from foqs.client.call import First, id_of, single
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 _ONLY_SPECS = frozenset((ItemSpec,))
 
 
-class Client(ConsumerCalls, OperatorCalls, Local):
+class Client(ConsumerCalls, OperatorCalls, SettingsCalls, Local):
     """A client of one namespace of a foqs service.
 
     Thread-safe. A forked child may use it: with connections of its own.

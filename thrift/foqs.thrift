@@ -541,9 +541,21 @@ struct AckRequest {
   15: optional RequestContext context,
 }
 
+/** What happens to an item after a nack with `failed` or `reject`. */
+struct AfterFailure {
+  /** Duration until the next delivery, at the earliest. Unset: there is none. */
+  1: optional i64 again_in_ms,
+  /** All attempts that the item's rules or its topic's policy allow. Unset: no limit. */
+  2: optional i32 max_attempts,
+  /** The topic in which the item is a dead letter. Unset: in none; without again_in_ms it has ended. */
+  3: optional string dead_topic,
+}
+
 struct ItemOutcome {
   /** Unset: success. */
   1: optional ItemError error,
+  /** Of a nack with `failed` or `reject` that was carried out. Default: the host does not know. */
+  2: optional AfterFailure after,
 }
 
 struct AckResponse {

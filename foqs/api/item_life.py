@@ -378,6 +378,8 @@ class ItemLife:
             validation.name(ns, "ns", limits)
         of_entries = None if sifted is None else sifted.outcomes
         reply = partial(responses.answer_items, call, response, state.counters, of_entries)
+        if kind is forwarded_requests.NACK:
+            reply = partial(responses.answer_nacks, call, state.counters, sifted and sifted.answers, op)
         if not ids:
             reply([])
             return None

@@ -14,6 +14,7 @@ from struct import Struct
 from typing import Any
 
 from foqs.counters import Counters
+from foqs.engine.item_ops import Failing, Op
 from foqs.errors import FoqsError, wire_code
 from foqs.fairness.keys import (
     LaneKey,
@@ -93,6 +94,26 @@ def answer_items(
         call.reply(_LIST_FIELD + _count(count) + bytes(count + 1))
     else:
         call.reply(response(item_outcomes(call, outcomes, counters)))
+
+
+def answer_nacks(
+    call: Call, counters: Counters, answers: Sequence[int | FoqsError] | None, op: Callable[[int], Op],
+    outcomes: list[FoqsError | None],
+) -> None:  # fmt: skip
+    """Reply with the NackResponse, which says what happens to items that failed. `answers`: as of `Sifted`; None: each
+    entry has an outcome of its own."""
+    ops = [op(at) for at in range(len(outcomes))]
+    after = [one.after if isinstance(one, Failing) else [] for one in ops]
+    entries = range(len(outcomes)) if answers is None else answers
+    given = [at if isinstance(at, FoqsError) else outcomes[at] for at in entries]
+    if not any(after):
+        answer_items(call, idl.NackResponse, counters, None, given)
+        return
+    made = item_outcomes(call, given, counters)
+    for entry, at in enumerate(entries):
+        if isinstance(at, int) and outcomes[at] is None and after[at]:
+            made[entry] = idl.ItemOutcome(None, idl.AfterFailure(*after[at][-1]))
+    call.reply(idl.NackResponse(made))
 
 
 def dequeue_response(items: Sequence[Item]) -> bytes:

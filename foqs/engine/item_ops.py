@@ -7,7 +7,7 @@ An op returns an error, True (done, nothing to wait for), or False (a change is 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from foqs.engine.shard import Shard
 from foqs.engine.shard_owner import ShardOwner
 from foqs.engine.shard_queue import ShardQueue
 from foqs.errors import Conflict, FoqsError, Invalid, NotFound, Overloaded, StaleLease, Unavailable
-from foqs.fairness.keys import TopicKey, lane_key, pack_throttles, rules_of, tenancy_of
+from foqs.fairness.keys import TopicKey, lane_key, pack_throttles, rules_of, tenancy_of, topic_key
 from foqs.hooks.protocol import Action, FailureResult
 from foqs.item import Cause, Change, Given, Item, Move, Phase, Place, To, Waits
 from foqs.policies.failures import fingerprint
@@ -90,10 +90,21 @@ def nack(lease: int, delay_ms: int, metadata: bytes | None, *, counted: bool = T
     return partial(_decide_nack, lease, (bool(delay_ms), metadata, counted), after, False)
 
 
+class AfterFailure(NamedTuple):
+    """What happens to an item whose attempt failed. `again_in_ms` None: it does not come again. `max_attempts` None: no
+    limit. `dead_topic` None: it is no dead letter."""
+
+    again_in_ms: int | None
+    max_attempts: int | None
+    dead_topic: str | None
+
+
 @dataclass(slots=True, eq=False)
 class Failing:
     """A nack whose effect on the item the topic's policy decides, with the `decision` of the topic's script
-    if there is one. A rejected item becomes a dead letter, or is removed, unless the script keeps it."""
+    if there is one. A rejected item becomes a dead letter, or is removed, unless the script keeps it.
+
+    `after` is for the answer: empty until that is decided, and the last one counts."""
 
     lease: int
     cause: FailureCause
@@ -101,6 +112,7 @@ class Failing:
     delay_ms: int = 0
     metadata: bytes | None = None
     decision: FailureResult | None = None
+    after: list[AfterFailure] = field(default_factory=list)
 
     def __call__(self, shard: Shard, item: Item, waits: Waits, now_ms: int) -> Verdict:
         rejected = self.cause is FailureCause.REJECTED
@@ -111,7 +123,13 @@ class Failing:
     def _change(self, shard: Shard, item: Item, waits: Waits, now_ms: int, since_ms: int) -> Change:
         age_ms = now_ms - since_ms if since_ms else 0
         ended = Ended(self.cause, self.reason, self.delay_ms, age_ms, self.decision)
-        return change_at_end(shard, item, ended, now_ms, waits=waits, metadata=self.metadata)
+        change = change_at_end(shard, item, ended, now_ms, waits=waits, metadata=self.metadata)
+        again = change.to is To.READY or change.to is To.DELAYED
+        delay_ms = max(0, change.due_ms - now_ms) if change.to is To.DELAYED else 0
+        dead_topic = None if change.move is None else topic_key(change.move.lane)[1]
+        most = shard.policy_of(item.lane).max_attempts
+        self.after.append(AfterFailure(delay_ms if again else None, most or None, dead_topic))
+        return change
 
 
 def fail(lease: int, delay_ms: int, metadata: bytes | None, reason: str) -> Op:

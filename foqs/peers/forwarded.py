@@ -315,6 +315,9 @@ class Forwarded(ABC):
         """Return how long astray entries wait for an owner."""
         return self._exchange.handover_ms
 
+    def answered(self, group: Sequence[int], response: Any) -> None:  # noqa: B027 - only nacks need it
+        """Take what an answer says of the entries in addition to their outcomes."""
+
     def sent(self, give_up: Callable[[], None]) -> None:  # noqa: B027 - only long calls need it
         """Note what ends the call that was sent, which may take long."""
 
@@ -435,6 +438,8 @@ class Forwarded(ABC):
             if outcomes is None or len(outcomes) != len(group):
                 missing = LostReply(f"{address}: the answer does not have one outcome for each item")
                 outcomes = [missing if error is None else error] * len(group)
+            else:
+                self.answered(group, response)
             self.merge(group, ways, outcomes)
 
         give_up = self._exchange.send(address, self.method, self.part(group), self.origin, self.deadline_ms, done)

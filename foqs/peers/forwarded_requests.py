@@ -106,6 +106,12 @@ class ForwardedItems(Forwarded):
             return None
         return [None if one.error is None else item_error(one.error) for one in response.outcomes]
 
+    def answered(self, group: Sequence[int], response: Any) -> None:
+        for at, one in zip(group, response.outcomes, strict=True) if self._kind is NACK else ():
+            if one.after is not None and isinstance(op := self._op(at), item_ops.Failing):
+                after = one.after
+                op.after.append(item_ops.AfterFailure(after.again_in_ms, after.max_attempts, after.dead_topic))
+
     def settle(self, at: int, outcome: FoqsError | None) -> None:
         self._call.settled(at, outcome)
 

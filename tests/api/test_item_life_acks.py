@@ -293,3 +293,36 @@ def test_a_forwarded_request_takes_no_second_hop(method: str) -> None:
     host = OneHost(1, routing=routing_of({1: "a", 2: "b"}))
     assert kinds(host.ask(method, **fields(method, (2 << 48 | 9, 5)), context=FORWARDED)) == [NotServed]
     assert not host.to(method)
+
+
+# ------------------------------------------------------------------------------------------ after a failure
+
+
+def test_a_failed_nack_is_answered_with_the_next_step(host: OneHost) -> None:
+    failed, rejected, plain, released = leased(host, b"1", b"2", b"3", b"4")
+    entries = [
+        idl.NackItem(failed.id, failed.lease, failed=True, delay_ms=8_000),
+        idl.NackItem(rejected.id, rejected.lease, reject=True),
+        idl.NackItem(plain.id, plain.lease, delay_ms=1_000),
+        idl.NackItem(released.id, released.lease, release=True),
+        idl.NackItem(failed.id, failed.lease, failed=True, delay_ms=8_000),
+        idl.NackItem(failed.id, failed.lease + 1, failed=True),
+    ]
+    found = host.ask("Nack", items=entries).outcomes
+    again, dead, *others, same, stale = found
+    assert again.error is None and again.after.again_in_ms > 0
+    assert (again.after.max_attempts, again.after.dead_topic) == (25, None)
+    assert (dead.after.again_in_ms, dead.after.dead_topic) == (None, f"{rejected.topic}.dlq")
+    assert [(one.error, one.after) for one in others] == [(None, None)] * 2
+    assert same.after == again.after, "equal entries share one outcome"
+    assert (kinds(idl.NackResponse([stale])), stale.after) == ([StaleLease], None)
+
+
+def test_the_word_of_another_host_is_passed_on() -> None:
+    host = OneHost(1, routing=routing_of({1: "a", 2: "b"}))
+    there = 2 << 48 | 9
+    call = host.call("Nack", items=[idl.NackItem(there, 5, failed=True)])
+    after = idl.AfterFailure(again_in_ms=8_000, max_attempts=3)
+    host.reply("Nack", idl.NackResponse([idl.ItemOutcome(None, after)]))
+    (outcome,) = call.answer.outcomes
+    assert (outcome.after.again_in_ms, outcome.after.max_attempts, outcome.after.dead_topic) == (8_000, 3, None)

@@ -288,7 +288,7 @@ def main() -> None:
     if order is None:
         return  # the supervisor died before it wrote the line
     config = Config(**order["config"])
-    logs.configure(config.log.level, config.log.format, process=config.server.id)
+    logs.configure(config.log.level, config.log.format, folds=True, process=config.server.id)
 
     def listening(host: str, port: int) -> None:
         _say("listening", host_port(host, port))

@@ -5,6 +5,7 @@ Most commands log nothing, so structlog is imported with the first module that l
 
 from __future__ import annotations
 
+import atexit
 import errno
 import json
 import logging
@@ -29,6 +30,8 @@ from foqs.errors import Invalid
 
 if TYPE_CHECKING:
     import asyncio
+
+    from foqs.cli.repeats import Fold, Last
 
 
 _Place = tuple[int, int, int]
@@ -127,6 +130,7 @@ _PASSWORD = re.compile(r"(?<=://)([^\s/:@]*):[^\s/]*@")
 _LITERAL = re.compile(r"\bx'[0-9A-Fa-f]{8,}")
 _outlet = Outlet()
 _form = "console"
+_fold: Fold | None = None
 _wanted: dict[str, Any] = {"level": "info", "always": {}}
 
 
@@ -140,7 +144,7 @@ def from_environment(level: Level = "info", **always: str) -> None:
     for key, value, known in (("level", wanted, get_args(Level)), ("format", form, get_args(Format))):
         if value not in known:
             raise Invalid(f"log.{key} (FOQS_LOG__{key.upper()}): {value!r} is not one of {', '.join(known)}")
-    configure(wanted, form, **always)
+    configure(wanted, form, folds=False, **always)
 
 
 def from_file(path: Path) -> None:
@@ -158,13 +162,18 @@ def is_json() -> bool:
     return _form == "json"
 
 
-def configure(level: str, form: str, **always: str) -> None:
-    """Set level and format; the fields in `always` are in every line.
+def configure(level: str, form: str, *, folds: bool = False, **always: str) -> None:
+    """Set level and format; the fields in `always` are in every line. `folds`: repeats are counted, as a host's are.
 
     Lines of other libraries get the same format, from WARNING on. Below it they log statements, and so payloads.
     """
-    global _form  # noqa: PLW0603
+    global _form, _fold  # noqa: PLW0603
     _form = form
+    if folds and _fold is None:
+        from foqs.cli.repeats import Fold
+
+        _fold = Fold(_write_repeats)
+        atexit.register(_fold.end)
     _wanted.update(level=level, always=always)
     _STRUCTLOG.after_import(_configure_structlog)
     logging.basicConfig(handlers=[_Bridge()], force=True)
@@ -187,10 +196,24 @@ def _configure_structlog() -> None:
     import structlog
 
     structlog.configure(
-        processors=[*_shared(), _logger_name, *_ending()],
+        processors=[_unfolded, *_shared(), _logger_name, *_ending()],
         logger_factory=Stderr,
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(_wanted["level"].upper())),
     )
+
+
+def _unfolded(logger: Stderr, method: str, event: _Event) -> _Event:
+    import structlog
+
+    if _fold is not None and not _fold.passes(logger.name, method, event):
+        raise structlog.DropEvent
+    return event
+
+
+def _write_repeats(line: Last) -> None:
+    import structlog
+
+    getattr(structlog.get_logger(line.logger), line.level)(**line.event)
 
 
 def _shared() -> list[Any]:
@@ -291,6 +314,11 @@ class _Bridge(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
+            if _fold is not None:
+                error = record.exc_info[1] if record.exc_info else None
+                event = {"event": record.getMessage(), "exc_info": error}
+                if not _fold.passes(record.name, record.levelname.lower(), event):
+                    return
             text = self.format(record)
         except Exception as error:  # noqa: BLE001 - another library's mistake in a message must not stop the work
             log.error("record.broken", of=record.name, error=type(error).__name__)

@@ -64,7 +64,7 @@ def dev(
             config = load(**_server(host, port), shards=shards_of, store={"state_dir": data_dir.resolve()})
             for section in config.shards:
                 create_schema(section.url, section.id)
-            logs.configure(config.log.level, config.log.format)
+            logs.configure(config.log.level, config.log.format, folds=True)
             log = structlog.get_logger("foqs.host")
             log.info("dev.data", directory=str(data_dir), shards=len(config.shards))
             run(config, None, take_over=False)
@@ -110,7 +110,7 @@ def _serve(path: Path, host: str | None, port: int | None, take_over: bool, proc
         return _with_state(named(load(path, **_server(host, port))), path)
 
     settings = read()
-    logs.configure(settings.log.level, settings.log.format)
+    logs.configure(settings.log.level, settings.log.format, folds=True)
     if settings.zookeeper is None:
         if processes is not None:
             raise Invalid(

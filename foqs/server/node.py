@@ -418,7 +418,18 @@ class Node:
         self.peers.close()
         await self.hook_pool.close()
         clean = clean and (closed or not ready)
-        log.info("host.stopped", clean=clean, **self.engine.state.counters.as_dict())
+        counters = self.engine.state.counters.as_dict()
+        log.info(
+            "host.stopped",
+            clean=clean,
+            enqueued=counters["enqueued"],
+            delivered=counters["delivered"],
+            acked=self.engine.state.counters.removed["ack"],
+            nacked=counters["nacked"],
+            dead=self.engine.state.counters.dead.total(),
+            failed_transactions=counters["failed_transactions"],
+        )
+        log.debug("host.counters", **counters)
         return clean
 
     # ------------------------------------------------------------------------------------- shards

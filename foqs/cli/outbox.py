@@ -72,20 +72,23 @@ def relay(
 
     The relay continues after errors of the database and of the service. A row whose item is refused, or that has waited
     after its first attempt until the service may have forgotten its dedup key, is held: `foqs outbox held` lists it.
-    A second signal ends the command at once.
+    Another signal, more than a second later, ends the command at once.
     """
+    import os
     import signal
     from concurrent.futures import ThreadPoolExecutor
     from threading import Event
 
+    from foqs.client.signals import stop_signals
     from foqs.outbox.relay import Relay, check_table
 
     stop = Event()
 
-    def end(*_: object) -> None:
-        stop.set()
-        for number in (signal.SIGTERM, signal.SIGINT):
+    def end(number: int) -> None:
+        if stop.is_set():
             signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        stop.set()
 
     with (
         _opened(url, table) as (engine, rows),
@@ -100,9 +103,7 @@ def relay(
                 while relaying.round():
                     pass
             return
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, end)
-        with ThreadPoolExecutor(1) as pool:  # in a driver's C code the main thread would take no signal
+        with stop_signals(end), ThreadPoolExecutor(1) as pool:  # in a driver's C code the main thread takes no signal
             pool.submit(relaying.run, stop, poll_ms / 1000).result()
 
 

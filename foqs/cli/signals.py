@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import monotonic
 from typing import TYPE_CHECKING
 
 import structlog
@@ -19,6 +20,7 @@ import structlog
 from foqs.cli import logs
 from foqs.errors import Invalid
 from foqs.event_loop import on_daemon_thread
+from foqs.stop_count import StopCount
 
 if TYPE_CHECKING:
     from foqs.config.load import Config
@@ -33,16 +35,17 @@ _HEARD = (*_ENDING, signal.SIGHUP)
 
 
 def on_stop(stop: Callable[[], None]) -> None:
-    """Call `stop` on the running loop at SIGTERM and SIGINT."""
+    """Call `stop` on the running loop at each SIGTERM and SIGINT that counts."""
+    count = StopCount()
     for number in _ENDING:
-        _on(number, stop)
+        _on(number, stop, count)
 
 
-def _on(number: signal.Signals, do: Callable[[], None]) -> None:
+def _on(number: signal.Signals, do: Callable[[], None], count: StopCount | None = None) -> None:
     loop = asyncio.get_running_loop()
 
     def heard(*_: object) -> None:
-        if not loop.is_closed():
+        if (count is None or count.counts(monotonic())) and not loop.is_closed():
             loop.call_soon_threadsafe(do)
 
     signal.signal(number, heard)

@@ -6,20 +6,27 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import monotonic
 from typing import Any
 
 from foqs.client.guard import renew_after_fork
+from foqs.stop_count import StopCount
 
 
 @contextmanager
 def stop_signals(caught: Callable[[int], object]) -> Iterator[None]:
-    """Call `caught` with the number of each SIGTERM and SIGINT while in the block, if the main thread is in it."""
+    """Call `caught` with the number of each SIGTERM and SIGINT that counts while in the block, if the main thread is in
+    it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = _Before(
-        {number: signal.signal(number, lambda got, _frame: caught(got)) for number in (signal.SIGTERM, signal.SIGINT)}
-    )
+    count = StopCount()
+
+    def heard(number: int, _frame: object) -> None:
+        if count.counts(monotonic()):
+            caught(number)
+
+    before = _Before({number: signal.signal(number, heard) for number in (signal.SIGTERM, signal.SIGINT)})
     try:
         yield
     finally:

@@ -190,6 +190,11 @@ class RateLimit:
         return 0
 
 
+WORKER_GRACE_MS = 25_000
+"""The default time that a worker gives its handlers at a stop: Kubernetes kills a container 30 s after it asked it to
+end."""
+
+
 class LogThrottle:
     """Limits the log lines of one kind of event, so that an event of every request cannot fill a disk: at most
     `a_second` lines in a second of the caller's clock."""

@@ -38,7 +38,7 @@ DOCSTRINGS = [
         r"Other functions are refused, as they would block the event loop\.",
         "Coroutine functions and generator\n    functions are refused, as nothing would run them.",
     ),
-    (r"\. Then handlers are cancelled and\s+their items come again, without an attempt counted", ""),
+    (r"\. Then handlers are\s+cancelled and\s+their items come again, without an attempt counted", ""),
     (r" its task is cancelled,", ""),
 ]
 WORDS = [

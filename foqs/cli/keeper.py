@@ -46,13 +46,16 @@ class Keeper:
         farewell: bytes = b"",
         ended: Callable[[str], None] = lambda why: None,
         pass_fds: Sequence[int] = (),
+        last_s: float = END_S,
     ) -> None:
+        """`last_s`: a process that has read its `farewell` has this time once its input is closed."""
         self.name = name
         self._argv = argv
         self._heard = heard
         self._farewell = farewell
         self._ended = ended
         self._pass_fds = pass_fds
+        self._last_s = last_s
         self._order = b""
         self._patience_s = 0.0
         self._environment: Mapping[str, str] = {}
@@ -134,7 +137,7 @@ class Keeper:
         if self._farewell:
             process.stdin.write(self._farewell)
             await _first(ended, self._at_once, patience_s)
-            patience_s = END_S
+            patience_s = self._last_s
         process.stdin.close()
         await asyncio.wait({ended}, timeout=patience_s)
         if not ended.done():

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from foqs.bounds import MOST_PORT
+from foqs.bounds import MOST_PORT, WORKER_GRACE_MS
 from foqs.cli.apps import Folder, Spec, split
 from foqs.cli.interrupt import ends_at_once
 from foqs.cli.main import command
@@ -99,7 +99,7 @@ def worker(
         typer.Option(
             min=0, max=_LONGEST_MS, help="A stop waits this long for running tasks. 0: it interrupts them at once."
         ),
-    ] = 30_000,
+    ] = WORKER_GRACE_MS,
     hard_limit_ms: Annotated[
         int | None,
         typer.Option(
@@ -133,7 +133,8 @@ def worker(
     """Run the tasks of a foqs.App in several processes.
 
     The App has the address, the namespace and the token. At SIGTERM or Ctrl-C the worker takes no more, and waits for
-    running tasks; a second time it interrupts them. Tasks that are interrupted run again, without an attempt counted.
+    running tasks; a second time, more than a second later, it interrupts them. Tasks that are interrupted run again,
+    without an attempt counted, and the exit status is 1.
     """
     with ends_at_once():
         from foqs.cli import reload as files

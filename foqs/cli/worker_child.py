@@ -22,13 +22,12 @@ from typing import IO, Any
 from foqs.checks import LONGEST_MS
 from foqs.cli import logs
 from foqs.cli.apps import load
-from foqs.cli.keeper import END_S
-from foqs.cli.worker_supervisor import Order
+from foqs.cli.worker_supervisor import LAST_S, Order
 from foqs.client.ending import end_process_after_main
 from foqs.errors import FoqsError
 from foqs.tasks import App
 from foqs.tasks.meter import Meter
-from foqs.tasks.runner import run_loop
+from foqs.tasks.runner import post, run_loop
 from foqs.tasks.task import DEFAULT_TOPIC, Task
 
 TICK_S = 0.1
@@ -36,7 +35,7 @@ REPORT_S = 1.0
 HARD_LIMIT = "hard_limit"
 _OVERDUE_S = 1.0
 """A process that drains ends this long after the time limit of its runs, if all are beyond it."""
-_CLOSE_S = END_S / 2
+_CLOSE_S = LAST_S / 2
 """The time for closing the event loop: it waits for threads of `asyncio.to_thread` that a task has left behind."""
 
 
@@ -87,16 +86,29 @@ class _Child:
         self._orders = orders
         self._voice = voice
         self._grace_ms: float | None = None  # that the supervisor has asked for
+        self._heard_ms: float | None = None  # that the worker knows of
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._why: str | None = None
         threading.Thread(target=self._listen, name="foqs-orders", daemon=True).start()
 
     def _listen(self) -> None:
         """Take what the supervisor asks for, also while a task blocks the event loop."""
         for _ in self._orders:
-            self._grace_ms = self._order.grace_ms
-        self._grace_ms = 0
-        time.sleep(END_S)
+            self._ask(self._order.grace_ms)
+        self._ask(0)
+        time.sleep(LAST_S)
         os._exit(1)
+
+    def _ask(self, grace_ms: float) -> None:
+        """Have the worker hear it at once: a moment later it might take an item that another process gives back."""
+        self._grace_ms = grace_ms
+        if self._loop is not None:
+            post(self._loop, self._obey)
+
+    def _obey(self) -> None:
+        if self._grace_ms != self._heard_ms:
+            self._heard_ms = self._grace_ms
+            self._worker.stop(self._heard_ms)
 
     def work(self) -> None:
         """Raises FoqsError for what no restart would cure."""
@@ -107,6 +119,7 @@ class _Child:
             report_errors=order.report_errors,
         )  # fmt: skip
         self._namespace = app.namespace
+        self._about = {"tasks": len(app.tasks), "address": app.address, "namespace": app.namespace}
         self._odd = odd_topics(self._worker.topics, app.tasks)
         looks = order.max_jobs is not None or order.max_memory_bytes is not None  # ticks look at the other limits
         self._meter = Meter(app.tasks, self._look if looks else None)
@@ -119,32 +132,32 @@ class _Child:
         if self._worker.busy_threads:  # their items are given back, so they must end
             sys.stdout.flush()
             os._exit(0)
-        end_process_after_main(END_S)
+        end_process_after_main(_CLOSE_S)
 
     async def _run(self, app: App, closing: threading.Timer) -> None:
+        self._loop = asyncio.get_running_loop()
         ticking = asyncio.create_task(self._tick(), name="foqs-tick")
         try:
             await self._worker.arun()
         finally:
             if not ticking.cancel():
                 ticking.result()
+            if self._worker.abandoned:
+                self._voice.say(abandoned=self._worker.abandoned)
             self._report()
             closing.start()
             await app.aclose()
 
     async def _tick(self) -> None:
-        self._voice.say(started=list(self._worker.topics), **self._odd)
+        self._voice.say(started=list(self._worker.topics), **self._about, **self._odd)
         try:
-            asked_ms: float | None = None
             report_at = 0.0
             while True:
                 due = time.monotonic() + TICK_S
                 await asyncio.sleep(TICK_S)
                 now = time.monotonic()
                 self._meter.lag_s = max(self._meter.lag_s, now - due)
-                if self._grace_ms != asked_ms:
-                    asked_ms = self._grace_ms
-                    self._worker.stop(asked_ms)
+                self._obey()
                 self._look()
                 if self._voice.flush() and now >= report_at:
                     self._report()

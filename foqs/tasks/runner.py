@@ -28,6 +28,7 @@ from foqs.client import (
 )
 from foqs.client._async.waits import until_done
 from foqs.client._async.worker import run_together
+from foqs.client.ending import END_OF_PROCESS_MS
 from foqs.client.guard import SafeLog, check_returned, kind_of, text_of
 from foqs.client.handlers import TASK_HEADER, WrongArgument, reason_of
 from foqs.client.unread import raisable
@@ -50,9 +51,6 @@ _APPLY_AGAIN_S = 5.0
 _BY_COMMAND = "`foqs schedule apply MODULE:APP` does it with a token that may"
 _POLICY_S = 60.0
 """How long the answer to whether a topic has dead letters is believed."""
-_END_OF_PROCESS = timedelta(seconds=3)
-"""A process that ends with its worker has no threads after this time: coroutines that are cancelled and the last
-outcomes take a second each."""
 
 
 class _Overdue(TimeoutError):
@@ -127,6 +125,11 @@ class TaskWorker(Local):
         """The number of functions at work."""
         return self._threads.busy
 
+    @property
+    def abandoned(self) -> list[str]:
+        """The items of the tasks that were at work when the grace ended, for the log."""
+        return [item for worker in self._workers for item in worker.life.abandoned]
+
     def run(self) -> None:
         """Run tasks in an event loop of its own, that of uvloop where it is installed."""
         self._in_a_loop(self.arun())
@@ -192,6 +195,9 @@ class TaskWorker(Local):
         # While a batch is at work, the next one waits here.
         for topic, size in self._batches.items():
             made.append(AsyncWorker(client, topic, handler, concurrency=size, **{**options, "prefetch": size}))
+        for worker in made:
+            worker.life.process_ends = self._ends_process
+            worker.life.tells = not self._ends_process and not self._until_empty  # else the process says more
         return made
 
     async def _counted(self, item: Item, job: AsyncJob) -> None:
@@ -216,7 +222,7 @@ class TaskWorker(Local):
         """Ask the worker to end, from any thread: it waits up to `grace_ms` for tasks at work. Before its start and
         after its end this does nothing."""
         if self._loop is not None:
-            _post(self._loop, partial(self._stop, grace_ms))
+            post(self._loop, partial(self._stop, grace_ms))
 
     def _stop(self, grace_ms: float | None = None) -> None:
         self._stopped = True
@@ -262,7 +268,7 @@ class TaskWorker(Local):
         except WrongArgument as error:
             raise await self._unusable(item, job, error) from None
         if not task.is_async:
-            job.use_threads(partial(_post, asyncio.get_running_loop()))
+            job.use_threads(partial(post, asyncio.get_running_loop()))
         args, kwargs = task.signature.split(named)
         call = Call(task, item, Job(job, in_thread=not task.is_async), args, kwargs)
         try:
@@ -318,7 +324,7 @@ class TaskWorker(Local):
                         raise
                     if job.time_left_ms() == 0:
                         raise _Overdue("its process ends: time limit") from None
-                    raise Retry(delay=_END_OF_PROCESS, counts=False) from None
+                    raise Retry(END_OF_PROCESS_MS, counts=False) from None
             else:
                 check_returned(value, of=f"task {task.name}", caller="the worker")
                 return value
@@ -407,7 +413,7 @@ class Threads:
             self._ends.append((future, None, trimmed(raisable(error, "in a task"))))
         if not self._posted:  # the calls that end before the event loop looks share one wake-up
             self._posted = True
-            _post(future.get_loop(), self._take_ends)
+            post(future.get_loop(), self._take_ends)
 
     def _take_ends(self) -> None:
         self._posted = False  # first: an end that comes now is taken here, or posts again
@@ -459,7 +465,7 @@ def _batches(tasks: Mapping[str, Task[Any, Any, Any]], topics: Sequence[str]) ->
     return sizes
 
 
-def _post(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
+def post(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
     """Have the event loop call `call`, unless it has ended."""
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(call)

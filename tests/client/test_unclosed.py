@@ -63,3 +63,18 @@ def test_a_client_that_was_not_used_needs_no_close(recwarn: pytest.WarningsRecor
     AsyncClient().__del__()
     AsyncClient.__new__(AsyncClient).__del__()
     assert not recwarn.list
+
+
+@pytest.mark.parametrize("run", ["left(True)", "left(False)"])
+def test_a_worker_whose_loop_was_left_says_so_in_one_line(peer: Any, run: str) -> None:
+    more = """from foqs.client import AsyncWorker
+    begun = asyncio.Event()
+    async def handle(item):
+        begun.set()
+        await asyncio.sleep(3600)
+    kept = AsyncWorker(client, "t", handle)
+    await client.enqueue("t", b"y")
+    await kept.start()
+    await begun.wait()"""
+    shown = said(peer, run, more=more)
+    assert shown == "the event loop ends, and the worker with it: stop it before, or leave its `async with`\n"

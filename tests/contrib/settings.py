@@ -10,5 +10,5 @@ TASKS = {
     "default": {"BACKEND": "foqs.contrib.django.FoqsBackend", "QUEUES": ["default", "mail"], "OPTIONS": {}},
     "other": {"BACKEND": "foqs.contrib.django.FoqsBackend", "OPTIONS": {"namespace": "other"}},
 }
-if "SHOP_LOGGING" in os.environ:
+if os.environ.get("SHOP_LOGGING"):
     LOGGING = {"version": 1}  # which disables the loggers that there are

@@ -100,6 +100,21 @@ def test_processes_run_the_tasks_of_the_project(start, tmp_path):
 
 
 @pytest.mark.process
+def test_a_failure_for_good_is_in_the_log_once(start, configured, service):
+    """Django logs it as well, with the same traceback."""
+    namespace = task_backends["default"].registered().namespace
+    configured(service, namespace=namespace, max_attempts=1)
+    result, rejected = tasks.fails.enqueue("no such user"), tasks.rejects.enqueue()
+    worker = start(SHOP_LOGGING="")
+    assert [ended(one).status for one in (result, rejected)] == [TaskResultStatus.FAILED] * 2
+    worker.reached(lambda: "attempt 1 of 1, it is in the dead-letter topic default.dlq" in worker.said())
+    worker.reached(lambda: f"Task id={rejected.id}" in worker.said())
+    assert worker.stop() == 0
+    assert worker.said().count("ValueError: no such user") == 1
+    assert f"Task id={result.id}" not in worker.said()
+
+
+@pytest.mark.process
 def test_a_killed_process_has_used_an_attempt(start, tmp_path):
     result = tasks.waits.enqueue(str(tmp_path / "gate"))
     worker = start("--lease-ms", 1_000)
@@ -129,7 +144,7 @@ def test_a_stop_gives_coroutines_back(start, tmp_path):
         return result.status == TaskResultStatus.RUNNING and result.started_at
 
     worker.reached(running)
-    assert worker.stop() == 0
+    assert worker.stop() == 1
     result.refresh()
     assert (result.status, result.errors, result.finished_at) == (TaskResultStatus.READY, [], None)
 

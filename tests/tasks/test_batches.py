@@ -84,6 +84,10 @@ def test_a_call_fails_alone(app, start, thread):
     assert [handle.result(LATER) for handle in again] == [0] * 5
 
 
+def errors(caplog):
+    return [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+
+
 @on_each_host
 @pytest.mark.threads
 @pytest.mark.parametrize("thread", [False, True])
@@ -107,8 +111,8 @@ def test_an_exception_fails_each_call_once(app, start, thread, caplog):
             handle.result(LATER)
     assert [text for text, _ in seen] == ["no database"] * 5
     assert max(depth for _, depth in seen) < 12, "a traceback grows with each call"
+    (entry,) = eventually(lambda: errors(caplog))
     assert logged_tracebacks(caplog).count("in broken") == 1
-    (entry,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert entry.startswith("the handler failed with Item(")
     assert "and 4 more of its batch (" in entry
     assert all(str(handle.id) in entry for handle in handles)
@@ -126,7 +130,7 @@ def test_the_log_has_the_exception_of_a_batch_with_a_release(app, start, caplog)
     start(app, report_errors=True)
     with pytest.raises(TaskFailed, match="no database"):
         handles[1].result(LATER)
-    (entry,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    (entry,) = eventually(lambda: errors(caplog))
     assert entry.startswith("the handler failed with Item(")
     assert "of its batch" not in entry
 

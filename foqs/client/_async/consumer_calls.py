@@ -391,6 +391,14 @@ class ConsumerCalls:
         request = idl.DequeueRequest(ns=self.namespace, wants=wants, worker=worker or None)
         await self._requests.call(methods.DEQUEUE, request, timeout_ms)
 
+    async def _nack_after(
+        self, nacks: Iterable[Nack], after: dict[int, Any], *, timeout_ms: int | None = None
+    ) -> list[FoqsError | None]:
+        """`nack_many`, for workers. `after` gets what happens to failed items, by their ids, where hosts say it."""
+        given = Entries(nacks, arguments.nack_entry)
+        done = await self._requests.each(methods.NACK, second_answer.NACK, given.good, timeout_ms, None, after)
+        return given.outcomes(done)
+
     async def _each(
         self, method: RemoteMethod, policy: Policy, given: Entries, timeout_ms: int | None, first: First | None = None
     ) -> list[FoqsError | None]:

@@ -327,7 +327,7 @@ class Held:
 
     async def in_task(self, attempt: Coroutine[Any, Any, BaseException | None]) -> BaseException | None:  # async only
         """Run `attempt` in a task of its own, which `cancel` ends."""
-        self.task = task = asyncio.create_task(attempt, name="foqs-attempt")
+        self.task = task = waits.quiet_task(attempt, "foqs-attempt")
         try:
             await waits.until_done(task)
         except asyncio.CancelledError:  # the event loop ends

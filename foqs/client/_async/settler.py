@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from math import inf
 from time import monotonic
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from foqs.client._async.job import Held
 from foqs.client._async.leases import Leases
 from foqs.client._async.waits import Condition, Event, SimpleQueue, guarded_task
 from foqs.client.call import AGAIN
-from foqs.client.ending import Counts, Outcome, delay_of, outcome_of, without_refused, word_of
+from foqs.client.ending import Counts, Failure, Outcome, delay_of, outcome_of, shown_ms, without_refused, word_of
 from foqs.client.guard import SafeLog, is_a, renew_after_fork
 from foqs.client.handlers import bounded
 from foqs.client.items import Ack, Nack
@@ -33,19 +34,41 @@ HOLD_MS = 50.0
 """Endings wait this long for the acks that went with a dequeue, as they do for an ack that the settler sends."""
 _NO_RESULT = "the result was refused"
 _AGAIN = Backoff(first_ms=100, longest_ms=5_000)
+_NOTHING: Mapping[int, Any] = {}
 
 
 class Ending(NamedTuple):
     """`nack` is None for an ack, which may bring a result; one with `release` gives back an item that was not
-    started."""
+    started. `failure` is logged with the answer to the nack, or without it after the first request that has none."""
 
     held: Held
     nack: Nack | None
     result: bytes | None = None
+    failure: Failure | None = None
 
     @property
     def size_bytes(self) -> int:
         return self.nack.size_bytes if self.nack else 32 + len(self.result or b"")
+
+    def logged(self, after: Any) -> Ending:
+        if self.failure is not None:
+            self.failure.log(sequel(self.held, self.nack), after)
+        return self._replace(failure=None)
+
+
+def sequel(held: Held, nack: Nack | None) -> str:
+    """Return the next step of an item after a failed attempt, for the log."""
+    if nack is None:
+        return "it is acked all the same"
+    if held.at_most_once:
+        return "it is lost, as an at-most-once item is not delivered again"
+    if nack.reject:
+        return "it is rejected"
+    if held.gone:
+        return "its lease is lost, so it is delivered again without this nack"
+    if nack.failed:
+        return f"attempt {held.attempt}; again, or a dead letter, as its rules or its topic's policy say"
+    return f"attempt {held.attempt}, again in {shown_ms(nack.delay_ms or 0)}"
 
 
 Settled = tuple[Ending, FoqsError | None]
@@ -153,9 +176,11 @@ class Settler:
                 self._client.ack_many,
                 [ending.held if ending.result is None else Ack.of(ending.held, ending.result) for ending in acks],
             )
-            await self._settle(nacks, self._client.nack_many, [ending.nack for ending in nacks])
+            after: dict[int, Any] = {}
+            nack = partial(self._client._nack_after, after=after)
+            await self._settle(nacks, nack, [ending.nack for ending in nacks], after)
             await self._settle(releases, self._client.release_many, [ending.held for ending in releases])
-        left = [*self._back, *self._again, *self._batcher.drain()]
+        left = _logged([*self._back, *self._again, *self._batcher.drain()])
         self._outcomes.settled(
             [(ending, Unavailable("the worker has ended, and its lease runs out")) for ending in left]
         )
@@ -202,13 +227,15 @@ class Settler:
                 await self._change.wait(None if at_ms == inf else (at_ms - now_ms) / 1000)
 
     async def _settle(
-        self, endings: list[Ending], call: Callable[..., Awaitable[list[FoqsError | None]]], entries: list[Any]
-    ) -> None:
+        self, endings: list[Ending], call: Callable[..., Awaitable[list[FoqsError | None]]], entries: list[Any],
+        after: Mapping[int, Any] = _NOTHING,
+    ) -> None:  # fmt: skip
         if not endings:
             return
         left_ms = self._until_ms - monotonic() * 1000
         timeout_ms = CALL_TIMEOUT_MS if left_ms >= CALL_TIMEOUT_MS else max(1, int(left_ms))
-        done, again = self._judge(endings, await call(entries, timeout_ms=timeout_ms))
+        outcomes = await call(entries, timeout_ms=timeout_ms)
+        done, again = self._judge(_logged(endings, after), outcomes)
         self._outcomes.settled(done)
         with self._change:
             if done:
@@ -259,6 +286,11 @@ class Settler:
 
     def _lease_may_last(self, ending: Ending) -> bool:
         return monotonic() < ending.held.expires + self._lease_s * GIVE_UP_AFTER_LEASES
+
+
+def _logged(endings: Sequence[Ending], after: Mapping[int, Any] = _NOTHING) -> list[Ending]:
+    """Log the failures, with what their hosts said of them, and return the endings without them."""
+    return [ending if ending.failure is None else ending.logged(after.get(ending.held.id)) for ending in endings]
 
 
 class Room:

@@ -211,7 +211,7 @@ class Background:
     def begin(self) -> None:
         """Start the task unless it runs."""
         if not self.running:
-            self._task = _quiet_task(self._work(), self._name)
+            self._task = quiet_task(self._work(), self._name)
             self.running = True
 
     async def end(self) -> None:
@@ -235,10 +235,18 @@ async def run_to_end(
             failed(asyncio.CancelledError())
         raise
     except BaseException as error:  # noqa: BLE001 - `failed` reports it, and SystemExit would end the event loop
-        failed(error)
+        failed(error if _runs() else asyncio.CancelledError())  # a wait may have replaced the GeneratorExit
 
 
-def _quiet_task(work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+def _runs() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def quiet_task(work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
     """Return a task of a client, a producer or a worker. The end of a program that did not close them says nothing of
     their tasks: a client warns by itself, and the other ones log their losses."""
     task = asyncio.get_running_loop().create_task(work, name=name)
@@ -260,7 +268,7 @@ class Guarded:
         return None if self._task is None else id(self._task)
 
     def start(self) -> None:
-        self._task = _quiet_task(self._run(), self._name)
+        self._task = quiet_task(self._run(), self._name)
 
     def is_alive(self) -> bool:
         return self._task is not None and not self._task.done()

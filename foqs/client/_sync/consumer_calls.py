@@ -387,6 +387,14 @@ class ConsumerCalls:
         request = idl.DequeueRequest(ns=self.namespace, wants=wants, worker=worker or None)
         self._requests.call(methods.DEQUEUE, request, timeout_ms)
 
+    def _nack_after(
+        self, nacks: Iterable[Nack], after: dict[int, Any], *, timeout_ms: int | None = None
+    ) -> list[FoqsError | None]:
+        """`nack_many`, for workers. `after` gets what happens to failed items, by their ids, where hosts say it."""
+        given = Entries(nacks, arguments.nack_entry)
+        done = self._requests.each(methods.NACK, second_answer.NACK, given.good, timeout_ms, None, after)
+        return given.outcomes(done)
+
     def _each(
         self, method: RemoteMethod, policy: Policy, given: Entries, timeout_ms: int | None, first: First | None = None
     ) -> list[FoqsError | None]:

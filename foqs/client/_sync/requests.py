@@ -63,8 +63,9 @@ class ItemTask:
         items: Sequence[Any],
         deadline: float,
         first: First | None = None,
+        after: dict[int, Any] | None = None,
     ) -> None:
-        """After `first`, the thread continues that call."""
+        """After `first`, the thread continues that call. `after` gets what happens to failed items, by their ids."""
         self.begun = monotonic() if first is None else first.begun
         self.deadline = deadline
         self.outcomes: list[Any] = [None] * len(items)
@@ -80,6 +81,7 @@ class ItemTask:
         self._request_id = current() if first is None else first.request_id
         self._first = first
         self._refused: dict[int, Address] = {}
+        self._after = after
 
     def run(self) -> list[Any]:
         """Ask until all items have outcomes, or the time has ended. Return the outcomes; a pending item gets its last
@@ -173,6 +175,8 @@ class ItemTask:
         for i, answer in zip(asked, found, strict=True):
             if answer.error is None:
                 self.outcomes[i] = id_of(answer) if self._method is methods.ENQUEUE else None
+                if self._after is not None and answer.after is not None:
+                    self._after[self._items[i].id] = answer.after
                 continue
             error = named(item_error(answer.error), self._request_id)
             self._failed(i, error)
@@ -303,14 +307,15 @@ class Requests:
         items: Iterable[Any],
         timeout_ms: int | None,
         first: First | None = None,
+        after: dict[int, Any] | None = None,
     ) -> list[Any]:
         """Return the outcome of each item. With the `first` request of the call, for its one item, the call continues
-        from there."""
+        from there. `after` is for nacks: it gets what happens to items that failed, by their ids."""
         by_id = method is methods.DELETE
 
         def send(chunk: Sequence[Any]) -> list[Any]:
             deadline = self.deadline(timeout_ms) if first is None else first.deadline
-            done = ItemTask(self, method, policy, chunk, deadline, first).run()
+            done = ItemTask(self, method, policy, chunk, deadline, first, after).run()
             if self.places.remembered and method in _ENDS_LEASES:
                 ended = [item for item, outcome in zip(chunk, done, strict=True) if outcome is None]
                 self.places.left(ended if by_id else [item.id for item in ended])

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from math import inf
 from time import monotonic
 from typing import Any
@@ -13,9 +15,9 @@ from typing import Any
 from foqs.client._sync.client import Client
 from foqs.client._sync.job import Call, Held, Job
 from foqs.client._sync.leases import Leases
-from foqs.client._sync.settler import CALL_TIMEOUT_MS, Ending, Outcomes, Settler
+from foqs.client._sync.settler import CALL_TIMEOUT_MS, Ending, Outcomes, Settler, sequel
 from foqs.client._sync.waits import Background, Event
-from foqs.client.ending import WorkerHung, delay_of
+from foqs.client.ending import END_OF_PROCESS_MS, Failure, WorkerHung, delay_of
 from foqs.client.guard import NotRun, SafeLog, guarded, is_a, text_of
 from foqs.client.handlers import AckPolicy, Reject, Retry, bounded, delay_argument, metadata_argument, reason_of
 from foqs.client.items import Item, Nack
@@ -29,6 +31,7 @@ REPORT_S = 5.0
 """Hosts forget a report after three times this period (`foqs.engine.workers`)."""
 TIME_LIMIT = "time limit"
 """The reason of the failure of work that took longer than its limit."""
+STOPPED = "the worker stopped"
 _REPORT_TIMEOUT_MS = 2_000
 _REPEATS = (AckPolicy.NACK_ON_ERROR, AckPolicy.REJECT_ON_ERROR)
 """Policies in which a handler may ask for another attempt."""
@@ -97,13 +100,20 @@ class Work:
             self._put(held, None, job.result)
         else:
             nack = self._nack(held, job.metadata, error, late=late)
-            self._report(held, error, _sequel(held, nack), late=late)
-            self._put(held, nack)
+            self._put(held, nack, failure=self._failure(held, error, late=late))
 
     def _gave_up(self, held: Held) -> bool:
         """Return True if the handler knew that its lease may have ended: its return does not say that the work is done,
         and the lease may still hold."""
         return held.lost is not None and held.lost.seen and self._policy is not AckPolicy.ACK
+
+    def cut_off(self, held: Held) -> bool:
+        """Give back the item of a handler that works until the process ends. Return False if its lease has to run
+        out: its policy, or its handler, decides how it ends."""
+        if held.settling or held.gone or held.at_most_once or self._policy in (AckPolicy.ACK_FIRST, AckPolicy.MANUAL):
+            return False
+        self._put(held, Nack.of(held, delay_ms=END_OF_PROCESS_MS, reason=STOPPED, uncounted=True))
+        return True
 
     def release(self, held: Held) -> None:
         """Give back an item that was not begun."""
@@ -165,31 +175,45 @@ class Work:
         else:
             self._put(held, self._nack(held, None, error, late=False))
 
-    def _report(self, held: Held, error: BaseException | None, sequel: str, *, late: bool = False) -> None:
+    def _report(self, held: Held, error: BaseException | None, sequel: str) -> None:
+        """Log a failure that no nack follows."""
+        if (failure := self._failure(held, error)) is not None:
+            failure.log(sequel)
+
+    def _failure(self, held: Held, error: BaseException | None, *, late: bool = False) -> Failure | None:
+        """Return what the log has of work that ended by an error, or after its time limit. None: nothing."""
         if error is not None:
             trimmed(error)
-        what: object = held
+        what: str | None = str(held)
+        if what is None or (error is None and not late):
+            return None
+        failure = partial(Failure, what, held.attempt)
+        raised = error
         if late:
-            raised = error
-            log.error("the time limit of %s has passed: %s", what, sequel, exc_info=raised)
-            return
-        if error is None:
-            return
+            return failure("the time limit of %s has passed", raised)
+        assert error is not None, "the work failed"
         if is_a(error, Retry):
-            if held.at_most_once or self._policy not in _REPEATS:
-                log.error("the handler asked for another attempt of %s: %s", what, sequel)
-        elif is_a(error, Reject):
-            log.warning("the handler rejected %s: %s; %s", what, text_of(error), sequel, exc_info=error.__cause__)
-        elif is_a(error, NotRun):
-            log.error("%s; %s: %s", error, what, sequel)
-        else:
-            log.error("the handler failed with %s: %s", what, sequel, exc_info=error)
+            cause, repeats = _cause_of(error), not held.at_most_once and self._policy in _REPEATS
+            asked = "the handler asked for another attempt of %s"
+            level = logging.WARNING if repeats else logging.ERROR
+            return None if repeats and cause is None else failure(asked, cause, level)
+        if is_a(error, Reject):
+            why = f"the handler rejected %s with {_escaped(text_of(error))!r}"
+            return failure(why, error.__cause__, logging.WARNING, logging.WARNING)
+        if is_a(error, NotRun):
+            return failure(f"{_escaped(text_of(error))}; %s", None)
+        return failure("the handler failed with %s", error)
 
-    def _put(self, held: Held, nack: Nack | None, result: bytes | None = None) -> None:
+    def _put(
+        self, held: Held, nack: Nack | None, result: bytes | None = None, failure: Failure | None = None
+    ) -> None:  # fmt: skip
+        if failure is not None and (held.gone or nack is None):  # no answer to a nack comes
+            failure.log(sequel(held, nack))
+            failure = None
         if held.gone:
             self._outcomes.ended(held, "lost")
         else:
-            self._settler.put(Ending(held, nack, result))
+            self._settler.put(Ending(held, nack, result, failure))
 
 
 class Hangs:
@@ -262,19 +286,16 @@ class Hangs:
             log.debug("the hung handlers are not reported", exc_info=error)
 
 
-def _sequel(held: Held, nack: Nack | None) -> str:
-    """Return the next step of an item after a failed attempt, for the log."""
-    if nack is None:
-        return "it is acked all the same"
-    if nack.reject:
-        return "it is rejected"
-    if held.at_most_once:
-        return "it is lost, as an at-most-once item is not delivered again"
-    if held.gone:
-        return "its lease is lost, so it is delivered again without this nack"
-    if nack.failed:
-        return "again, or a dead letter, as its rules or its topic's policy say"
-    return f"again in {nack.delay_ms} ms"
+def _cause_of(error: BaseException) -> BaseException | None:
+    """Return the exception that `error` was raised from, or while it was handled. None: there is none, or an exit."""
+    cause = error.__cause__
+    if cause is None and not error.__suppress_context__:
+        cause = error.__context__
+    return trimmed(cause) if cause is not None and is_a(cause, Exception) else None
+
+
+def _escaped(text: str) -> str:
+    return text.replace("%", "%%")
 
 
 def _hung_sequel(held: Held) -> str:

@@ -13,7 +13,7 @@ from functools import partial
 from queue import Empty
 from time import monotonic
 
-from foqs.bounds import LIMITS
+from foqs.bounds import LIMITS, WORKER_GRACE_MS
 from foqs.client._sync.client import Client
 from foqs.client._sync.job import Call, Handler, Held, check_handler, handler_call
 from foqs.client._sync.leases import Leases
@@ -40,7 +40,7 @@ from foqs.client.arguments import (
     unchecked,
 )
 from foqs.client.call import ClientClosed
-from foqs.client.ending import OnHang, WorkerHung, end_process_after_main
+from foqs.client.ending import EXIT_CODE, Life, OnHang, WorkerHung, cut_off, end_process_after_main, end_process_soon
 from foqs.client.guard import SafeLog, is_a, kind_of, renew_after_fork, text_of
 from foqs.client.handlers import AckPolicy, AckPolicyName
 from foqs.client.items import Item
@@ -103,7 +103,7 @@ class Worker(Local):
     wait_ms         length of one long poll. 0: the server answers at once, so an idle worker asks without a pause
     ack_linger_ms   how long an outcome waits for more outcomes in its request; 0: at once. Acks of a busy worker then
                     go with its next request for items
-    grace_ms        how long a stop waits for handlers at work; 0: it ends at once
+    grace_ms        how long a stop waits for handlers at work (default 25 s); 0: it ends at once
     ack_policy      when items are acked, and what an exception does: see `AckPolicy`
     time_limit_ms   how long a handler may take; 0 or None: no limit. After that its lease is not extended,
                     `job.time_is_up` is set, and when the handler ends, the item is nacked as
@@ -153,7 +153,7 @@ class Worker(Local):
         wait_ms: int = 2_000,
         backoff: Backoff | None = None,
         ack_linger_ms: float = 2.0,
-        grace_ms: float = 30_000,
+        grace_ms: float = WORKER_GRACE_MS,
         ack_policy: AckPolicy | AckPolicyName = AckPolicy.NACK_ON_ERROR,
         time_limit_ms: int | None = None,
         on_hang: OnHang = "warn",
@@ -199,6 +199,7 @@ class Worker(Local):
         self._inherited = False  # from a parent process, in which the worker runs
         self._error: BaseException | None = None
         self._at_end: Callable[[None], object] | None = None  # of `run`, which raises the error
+        self.life = Life()
         self._started = False
         self._turn = 0
         self._handlers: list[Guarded] = []
@@ -218,6 +219,7 @@ class Worker(Local):
         renew_after_fork(self)
         handlers = [guarded_thread(f"foqs-handler-{n}", self._fail, self._work, call) for n, call in enumerate(calls)]
         self._started = True
+        self.life.begin(self._topics, self._client, self._concurrency, self._leases.lease_ms, self.grace_ms)
         try:
             self._settler.start()
             for thread in handlers:
@@ -260,7 +262,8 @@ class Worker(Local):
 
     def run(self) -> None:
         """Work until SIGTERM, SIGINT or `stop`. In a thread that is not the main one signals are left alone.
-        A second signal ends the grace. Raises what ended the worker by itself.
+        Another signal, more than a second after the first, ends the grace. Raises what ended the worker by itself, and
+        SystemExit(1) if handlers were at work when the grace after a signal ended; the process then ends within 2 s.
 
         If this call is cancelled, or the end of the `with`, the worker ends without a grace first.
         """
@@ -268,6 +271,7 @@ class Worker(Local):
 
     def _stop_for(self, number: int | None) -> None:
         """Stop for a signal, or (None) because another worker has ended. A second signal ends the grace."""
+        self.life.process_ends |= number is not None
         if not self._stopping.is_set():
             self.stop()
         elif number is not None:
@@ -302,6 +306,7 @@ class Worker(Local):
                 run_to_end(self._fail, part)
         finally:
             self._leases.abandon()
+            self.life.end(self.counts)
             self._ended.set()
             if self._at_end is not None:
                 self._at_end(None)
@@ -410,8 +415,18 @@ class Worker(Local):
         for thread in self._handlers:
             while thread.is_alive() and (left := self._stop_by - monotonic()) > 0:
                 thread.join(min(left, 0.1))  # a second `stop` may have shortened the grace
-        if unfinished := len(self._busy):  # a thread that is alive without an item ends at once
-            log.warning("handlers that did not end within the grace: %d; their leases will run out", unfinished)
+        busy = list(self._busy)  # a thread that is alive without an item ends at once
+        if busy:
+            self.life.abandoned = [str(held) for held in busy]
+            self._outcomes.count("abandoned", len(busy))
+            going_on = [
+                held
+                for held in busy
+                if held in self._busy and not (self.life.process_ends and self._does.cut_off(held))
+            ]
+            log.warning(
+                "handlers that did not end within the grace: %d (%s); %s", *cut_off(self.life.abandoned, len(going_on))
+            )
         self._hangs.close()
         self._settler.close(max(self._stop_by, monotonic() + 1.0))
 
@@ -457,6 +472,7 @@ def topics_of_turn(topics: Sequence[str], turn: int, most: int = LIMITS.request_
 def run_together(workers: Sequence[Worker]) -> None:
     """Run several workers as `Worker.run` runs one. If one ends by itself, the other ones stop."""
     caught: SimpleQueue[int | None] = SimpleQueue()
+    signalled = False
     with stop_signals(from_signal(caught.put)):
         for worker in workers:
             worker._at_end = caught.put
@@ -468,11 +484,16 @@ def run_together(workers: Sequence[Worker]) -> None:
                 if number is None:
                     running -= 1
                 else:
+                    signalled = True
                     log.info("stopping: got %s", signal.Signals(number).name)
                 for worker in workers:
                     worker._stop_for(number)
     for worker in workers:
         worker.join()
+    if signalled and any(worker.life.abandoned for worker in workers):
+        if any(worker._busy for worker in workers):
+            end_process_soon()
+        raise SystemExit(EXIT_CODE)
 
 
 def _end_at_once(workers: Sequence[Worker]) -> None:

@@ -165,6 +165,8 @@ def examine_tls(config: Config, name: str, now_s: float) -> list[Check]:
     if config.tls is not None:
         checks.append(_certificate(config.tls, name, now_s))
         checks += _readable(Group.TLS, "tls.key_file", config.tls.key_file)
+    if config.zookeeper is not None and config.zookeeper.tls_key_file is not None:
+        checks += _readable(Group.TLS, "zookeeper.tls_key_file", config.zookeeper.tls_key_file)
     if config.auth is not None and config.auth.principals_file is not None:
         checks.append(_principals(config.auth.principals_file))
     return checks

@@ -83,6 +83,16 @@ def test_a_key_that_everybody_can_read(authority: Authority) -> None:
     assert open_.name == "tls.key_file"
 
 
+@pytest.mark.parametrize(("mode", "is_open"), [(0o644, True), (0o440, False)])
+def test_the_key_for_zookeeper(authority: Authority, mode: int, is_open: bool) -> None:
+    """0440 is what a Secret's file with the mode 0400 becomes in a pod with an fsGroup."""
+    pair = authority.issue("zookeeper-client")
+    pair.key_file.chmod(mode)
+    files = {"tls_cert_file": str(pair.cert_file), "tls_key_file": str(pair.key_file)}
+    config = load(zookeeper={"hosts": "zk:2281", "tls": True, **files})
+    assert [check.name for check in examine_tls(config, NAME, time.time())] == ["zookeeper.tls_key_file"] * is_open
+
+
 def test_principals(tmp_path: Path) -> None:
     file = tmp_path / "principals.toml"
 

@@ -3,7 +3,9 @@ the test. Only addresses differ from a cluster's."""
 
 from __future__ import annotations
 
+import shutil
 import signal
+import ssl
 import subprocess
 import threading
 import time
@@ -20,6 +22,7 @@ from tests.api.hosts import HostProcess, foqs, until
 from tests.deploy.manifests import Object, Rendered, moved, render
 from tests.support.certificates import Authority
 from tests.zk.rig import ZookeeperRig
+from tests.zk.tls_front import TlsFront
 
 pytestmark = [pytest.mark.server, pytest.mark.zookeeper, pytest.mark.timeout(300)]
 
@@ -72,13 +75,14 @@ class RunningPod:
 class Place:
     """The pods' configuration, and where everything is here."""
 
-    def __init__(self, rendered: Rendered, rig: ZookeeperRig, folder: Path) -> None:
+    def __init__(self, rendered: Rendered, rig: ZookeeperRig, folder: Path, zookeeper: str = "") -> None:
+        """`zookeeper`: where it is, if not at the rig's own address."""
         self.rendered, self.folder = rendered, folder
         self._config = folder / "foqs.toml"
         self._config.write_text(rendered.toml)
         self._here = {
             "FOQS_CONFIG": str(self._config),
-            "FOQS_ZOOKEEPER__HOSTS": rig.server.hosts,
+            "FOQS_ZOOKEEPER__HOSTS": zookeeper or rig.server.hosts,
             "FOQS_ZOOKEEPER__ROOT": rig.root,
         }
         self.shards = folder / "shards.toml"
@@ -174,34 +178,40 @@ def test_hosts_wait_for_the_job_and_hand_over_when_they_stop(place: Place) -> No
 
 
 def test_hosts_of_prod_authenticate_their_callers(kubectl: str, zk_rig: ZookeeperRig, tmp_path: Path) -> None:
-    """With the files of the Secrets: TLS with clients and between hosts, tokens, and a credential for ZooKeeper."""
-    place = Place(render(kubectl, "prod"), zk_rig, tmp_path)
-    for folder in ("foqs-tls", "foqs-auth"):
-        (tmp_path / folder).mkdir()
+    """With the files of the Secrets: TLS with clients, between hosts and to ZooKeeper, tokens, a credential."""
     authority = Authority(tmp_path)
-    pair = authority.issue("127.0.0.1")
-    for source, name in ((pair.cert_file, "tls.crt"), (pair.key_file, "tls.key"), (authority.ca_file, "ca.crt")):
-        source.rename(tmp_path / "foqs-tls" / name)
+    for folder, subject in (("foqs-tls", "127.0.0.1"), ("foqs-zookeeper", "foqs"), ("foqs-auth", "")):
+        (tmp_path / folder).mkdir()
+        if subject:
+            shutil.copy(authority.ca_file, tmp_path / folder / "ca.crt")
+            for source, name in zip(authority.issue(subject), ("tls.crt", "tls.key"), strict=True):
+                source.rename(tmp_path / folder / name)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(authority.ca_file))
+    context.load_cert_chain(*authority.issue("127.0.0.1"))
+    context.verify_mode = ssl.CERT_REQUIRED
     token = tmp_path / "mailer.token"
     principals = foqs("auth", "token", "mailer", "--write", token).stdout.replace('"namespace"', '"default"')
     (tmp_path / "foqs-auth" / "principals.toml").write_text(principals)
     (tmp_path / "foqs-auth" / "cluster.secret").write_text("s" * 32)
 
-    assert place.apply().returncode == 0
-    with running(place, "a") as a, running(place, "b") as b:
-        for pod in (a, b):
-            pod.passes("readiness")
-            assert "host.not_secure" not in pod.process.said()
-        tls = {"FOQS_CLIENT_TLS": f"ca_file={tmp_path}/foqs-tls/ca.crt"}
-        known = tls | {"FOQS_TOKEN": f"@{token}"}
-        put = foqs("enqueue", "t", "--raw", "--address", a.address, stdin="hello\n", env=known)
-        assert put.returncode == 0, put.stderr
-        got = foqs("dequeue", "t", "--wait-ms", "30000", "--ack", "--address", b.address, env=known)
-        assert (got.returncode, "hello" in got.stdout) == (0, True), got.stderr
-        unknown = foqs("enqueue", "t", "--raw", "--address", a.address, stdin="hello\n", env=tls)
-        assert (unknown.returncode, unknown.stderr) == (1, "foqs: a token or a client's certificate is needed\n"), (
-            unknown
-        )
+    with TlsFront(context, zk_rig.server.port) as front:
+        place = Place(render(kubectl, "prod"), zk_rig, tmp_path, f"127.0.0.1:{front.port}")
+        assert place.apply().returncode == 0
+        with running(place, "a") as a, running(place, "b") as b:
+            for pod in (a, b):
+                pod.passes("readiness")
+                assert "host.not_secure" not in pod.process.said()
+            tls = {"FOQS_CLIENT_TLS": f"ca_file={tmp_path}/foqs-tls/ca.crt"}
+            known = tls | {"FOQS_TOKEN": f"@{token}"}
+            put = foqs("enqueue", "t", "--raw", "--address", a.address, stdin="hello\n", env=known)
+            assert put.returncode == 0, put.stderr
+            got = foqs("dequeue", "t", "--wait-ms", "30000", "--ack", "--address", b.address, env=known)
+            assert (got.returncode, "hello" in got.stdout) == (0, True), got.stderr
+            unknown = foqs("enqueue", "t", "--raw", "--address", a.address, stdin="hello\n", env=tls)
+            assert (unknown.returncode, unknown.stderr) == (1, "foqs: a token or a client's certificate is needed\n"), (
+                unknown
+            )
+        assert front.accepted >= 3, "the job and both hosts"
 
 
 def test_a_host_without_zookeeper_is_alive_and_not_ready(place: Place) -> None:

@@ -14,6 +14,7 @@ ALLOWED = {
     *((pod, "mysql", 3306) for pod in ("foqs", "foqs-shards", "foqs-report")),
 }
 """(from, to, port)"""
+DNS = [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]
 
 
 def peers(rules: list[Object], pods: dict[str, dict[str, str]], side: str) -> set[tuple[str, int]]:
@@ -22,7 +23,7 @@ def peers(rules: list[Object], pods: dict[str, dict[str, str]], side: str) -> se
     for rule in rules:
         for peer in rule[side]:
             if "ipBlock" in peer:
-                names = {"block"}
+                names = {"block"} if rule["ports"] != DNS else set()
             else:
                 names = {name for name, labels in pods.items() if selects(peer["podSelector"], labels)}
                 if "namespaceSelector" not in peer:
@@ -48,13 +49,16 @@ def test_only_needed_connections_are_allowed(rendered: Rendered) -> None:
     assert guarded == {"Ingress": set(inside), "Egress": set(inside)}, "every pod has a policy for each direction"
     assert comes == {(source, target, port) for source, target, port in ALLOWED if target in inside}
     within = {(source, target, port) for source, target, port in comes if source in inside}
-    blocks = {(pod, "block", port) for pod in inside for port in (2181, 3306)} if rendered.overlay == "prod" else set()
+    blocks = {(pod, "block", port) for pod in inside for port in (2281, 3306)} if rendered.overlay == "prod" else set()
     assert goes == within | blocks
 
 
 def test_names_are_looked_up(rendered: Rendered) -> None:
     (rule,) = rendered.one("NetworkPolicy", "foqs-dns")["spec"]["egress"]
-    assert {(port["protocol"], port["port"]) for port in rule["ports"]} == {("UDP", 53), ("TCP", 53)}
+    assert rule["ports"] == DNS
+    service, cache = rule["to"]
+    assert service["podSelector"]["matchLabels"] == {"k8s-app": "kube-dns"}
+    assert cache == {"ipBlock": {"cidr": "169.254.20.10/32"}}, "what NodeLocal DNSCache listens on"
 
 
 def test_every_port_of_a_container_has_a_client(rendered: Rendered) -> None:

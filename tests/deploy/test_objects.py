@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tests.deploy.manifests import Rendered, selects
-from tests.deploy.promql import RULES
+from tests.deploy.promql import DASHBOARD, RULES
 
 KUBERNETES = ("1.28", "1.31")
 
@@ -33,8 +33,13 @@ def test_a_field_that_kubernetes_does_not_know_is_found(rendered: Rendered) -> N
 def test_no_object_is_there_twice_and_all_are_in_one_namespace(rendered: Rendered) -> None:
     named = [(one["kind"], one["metadata"]["name"]) for one in rendered.objects]
     assert len(set(named)) == len(named)
-    inside = [one["metadata"].get("namespace") for one in rendered.objects if one["kind"] != "Namespace"]
-    assert set(inside) == {rendered.namespace}
+    inside = [one for one in rendered.objects if one["kind"] not in ("Namespace", "PriorityClass")]
+    assert {one["metadata"].get("namespace") for one in inside} == {rendered.namespace}
+
+
+def test_all_objects_are_found_by_one_label(rendered: Rendered) -> None:
+    labels = [one["metadata"].get("labels", {}) for one in rendered.objects]
+    assert {found.get("app.kubernetes.io/part-of") for found in labels} == {"foqs"}
 
 
 def test_secrets_are_named_and_never_contained(rendered: Rendered) -> None:
@@ -82,11 +87,23 @@ def test_kubernetes_sets_no_variable_that_looks_like_a_setting(rendered: Rendere
 
 
 def test_images_are_pinned(rendered: Rendered) -> None:
+    """By digest where it matters. Where the manifests cannot know it, they name one that no registry has."""
     for pod in rendered.pods.values():
         for container in pod.containers:
-            name, _, tag = container["image"].rpartition(":")
-            assert name
-            assert tag not in ("", "latest")
+            image = container["image"]
+            if rendered.overlay == "prod":
+                assert re.fullmatch(r"[^@:]+@sha256:[0-9a-f]{64}", image), image
+            else:
+                assert re.fullmatch(r"[^@:]+:(?!latest)[\w.-]+", image), image
+
+
+def test_only_the_user_and_the_group_read_secrets(rendered: Rendered) -> None:
+    """Kubernetes adds the group's right to read, for the fsGroup: 0440."""
+    secrets = [
+        volume["secret"] for pod in rendered.pods.values() for volume in pod.spec["volumes"] if "secret" in volume
+    ]
+    assert secrets
+    assert {secret["defaultMode"] for secret in secrets} == {0o400}
 
 
 # ----------------------------------------------------------------------------------------- references are valid
@@ -128,35 +145,34 @@ def test_selectors_find_the_pods_they_are_for(rendered: Rendered) -> None:
         assert rendered.one(target["kind"], target["name"])["apiVersion"] == target["apiVersion"]
 
 
-def test_hosts_stay_apart(rendered: Rendered) -> None:
-    spec = rendered.host.spec
-    (spread,) = spec["topologySpreadConstraints"]
-    rules = spec["affinity"]["podAntiAffinity"]
-    if rendered.overlay == "prod":
-        assert rules.keys() == {"requiredDuringSchedulingIgnoredDuringExecution"}
-        (apart,) = rules["requiredDuringSchedulingIgnoredDuringExecution"]
-    else:
-        (weighted,) = rules["preferredDuringSchedulingIgnoredDuringExecution"]
-        apart = weighted["podAffinityTerm"]
-    for rule in (apart, spread):
-        assert [pod.name for pod in rendered.pods.values() if selects(rule["labelSelector"], pod.labels)] == ["foqs"]
-    assert (apart["topologyKey"], spread["topologyKey"]) == ("kubernetes.io/hostname", "topology.kubernetes.io/zone")
+def test_hosts_stay_apart_where_they_can(rendered: Rendered) -> None:
+    rules = rendered.host.spec["affinity"]["podAntiAffinity"]
+    assert rules.keys() == {"preferredDuringSchedulingIgnoredDuringExecution"}
+    terms = [one["podAffinityTerm"] for one in rules["preferredDuringSchedulingIgnoredDuringExecution"]]
+    assert [term["topologyKey"] for term in terms] == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
+    for term in terms:
+        assert [pod.name for pod in rendered.pods.values() if selects(term["labelSelector"], pod.labels)] == ["foqs"]
+
+
+def test_priorities_exist(rendered: Rendered) -> None:
+    """Hosts must not take the place of what they wait for."""
+    classes = {one["metadata"]["name"] for one in rendered.of("PriorityClass")}
+    named = {pod.name: pod.spec["priorityClassName"] for pod in rendered.pods.values() if pod.name != "foqs-report"}
+    assert set(named.values()) == classes
 
 
 def test_prometheus_finds_all_hosts(rendered: Rendered) -> None:
-    """There is no schema of this kind here: the fields are looked at by hand."""
     monitors = rendered.of("ServiceMonitor")
     assert len(monitors) == (rendered.overlay == "prod")
     for one in monitors:
-        assert one["apiVersion"] == "monitoring.coreos.com/v1"
-        assert one["spec"].keys() == {"selector", "endpoints"}
         selector = one["spec"]["selector"]
         (service,) = [each for each in rendered.of("Service") if selects(selector, each["metadata"]["labels"])]
         assert service["spec"]["publishNotReadyAddresses"] is True
         (endpoint,) = one["spec"]["endpoints"]
-        assert endpoint.keys() == {"port", "path", "interval", "scrapeTimeout", "relabelings"}
         assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
-        assert endpoint["relabelings"] == [{"action": "labeldrop", "regex": "namespace"}]
+        kept, dropped = endpoint["relabelings"]
+        assert dropped == {"action": "labeldrop", "regex": "namespace"}
+        assert kept == {"sourceLabels": ["namespace"], "targetLabel": "kubernetes_namespace"}
         assert re.match("foqs", service["metadata"]["name"])  # the job, which the rules name
 
 
@@ -164,5 +180,9 @@ def test_the_operator_has_the_rules_as_they_are(rendered: Rendered) -> None:
     rules = rendered.of("PrometheusRule")
     assert len(rules) == (rendered.overlay == "prod")
     for one in rules:
-        assert one["apiVersion"] == "monitoring.coreos.com/v1"
         assert one["spec"] == yaml.safe_load(RULES.read_text())
+
+
+def test_grafana_has_the_dashboard_as_it_is(rendered: Rendered) -> None:
+    found = [one for one in rendered.of("ConfigMap") if "grafana_dashboard" in one["metadata"]["labels"]]
+    assert [one["data"] for one in found] == [{"foqs.json": DASHBOARD.read_text()}] * (rendered.overlay == "prod")

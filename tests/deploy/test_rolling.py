@@ -46,6 +46,8 @@ def test_the_autoscaler_takes_one_host_away_at_a_time(rendered: Rendered) -> Non
         (policy,) = scaler["spec"]["behavior"]["scaleDown"]["policies"]
         assert (policy["type"], policy["value"]) == ("Pods", 1)
         assert policy["periodSeconds"] > spec["template"]["spec"]["terminationGracePeriodSeconds"]
+        # Hosts that were added within the period may go in one step.
+        assert scaler["spec"]["behavior"]["scaleDown"]["stabilizationWindowSeconds"] >= policy["periodSeconds"]
 
 
 def test_a_stopping_host_keeps_its_name_but_leaves_the_service(rendered: Rendered) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import socket
@@ -10,15 +11,20 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives import serialization
 from kazoo.client import KazooClient
 
+from foqs.config.schema import ZookeeperSection
+from foqs.errors import Unavailable
+from foqs.zk.inspect import read_shards
 from foqs_lab.servers import ServerSettings, ServerUnavailable
 from foqs_lab.servers.process import ServerProcess, free_port
 from foqs_lab.servers.programs import find_zookeeper
 from tests.api.hosts import foqs, until
 from tests.conftest import NewServer, required
-from tests.deploy.manifests import Rendered
+from tests.deploy.manifests import DEPLOY, Rendered
 from tests.deploy.test_life import Place
+from tests.support.certificates import Authority
 from tests.zk.rig import ZookeeperRig
 
 pytestmark = [pytest.mark.server, pytest.mark.zookeeper, pytest.mark.timeout(300)]
@@ -76,6 +82,44 @@ def ensemble(dev: Rendered, tmp_path: Path) -> Iterator[dict[int, int]]:
             process = ServerProcess(argv, log=folder / "log")
             stack.callback(process.kill)
         yield ports
+
+
+def test_zookeeper_with_the_settings_of_the_page(tmp_path: Path) -> None:
+    """TLS on its own port, and nothing without a certificate. The jars of script/zookeeper have no Netty."""
+    spark = importlib.util.find_spec("pyspark")
+    if spark is None or spark.origin is None:
+        pytest.skip("PySpark is not installed, whose ZooKeeper has TLS")
+    block = (
+        DEPLOY.parent.joinpath("docs", "deployment.md").read_text().partition("    # zoo.cfg\n")[2].partition("\n\n")[0]
+    )
+    settings = dict(re.findall(r"^    (\S+)=(\S+)", block, re.MULTILINE))
+    authority = Authority(tmp_path)
+    certificate, key = (file.read_bytes() for file in authority.issue("127.0.0.1"))
+    form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    key = serialization.load_pem_private_key(key, None).private_bytes(*form)
+    (tmp_path / "host.pem").write_bytes(key + certificate)
+    port = settings["secureClientPort"] = str(free_port())
+    settings = {name: value.replace("/etc/zookeeper", str(tmp_path)) for name, value in settings.items()}
+    settings |= {"dataDir": f"{tmp_path}/data", "admin.enableServer": "false", "secureClientPortAddress": "127.0.0.1"}
+    (tmp_path / "zoo.cfg").write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+    main = "org.apache.zookeeper.server.ZooKeeperServerMain"
+    jars = f"{Path(spark.origin).parent}/jars/*"
+    server = ServerProcess(["java", "-Xmx128m", "-cp", jars, main, str(tmp_path / "zoo.cfg")], log=tmp_path / "log")
+    mine = authority.issue("foqs")
+    tls = {"hosts": f"127.0.0.1:{port}", "tls": True, "tls_ca_file": authority.ca_file}
+    known = ZookeeperSection.model_validate(tls | {"tls_cert_file": mine.cert_file, "tls_key_file": mine.key_file})
+    try:
+        until(lambda: answers(known), "ZooKeeper to serve", 60)
+        assert not answers(ZookeeperSection.model_validate(tls))
+    finally:
+        server.kill()
+
+
+def answers(config: ZookeeperSection) -> bool:
+    """It has no cluster yet, and says so."""
+    with pytest.raises(Unavailable) as raised:
+        read_shards(config, timeout_s=2)
+    return "has no cluster at" in str(raised.value)
 
 
 def modes(port: int) -> list[str]:

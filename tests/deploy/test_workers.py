@@ -12,7 +12,7 @@ import yaml
 from foqs.cli.worker_metrics import FAMILIES
 from tests.api.hosts import foqs
 from tests.deploy.exported import EXPORTED
-from tests.deploy.manifests import DEPLOY
+from tests.deploy.manifests import DEPLOY, selects
 from tests.deploy.prometheus import promtool
 from tests.deploy.promql import PROMETHEUS, selectors
 
@@ -66,7 +66,9 @@ def test_autoscalers_are_for_the_worker_and_its_topics() -> None:
     metric = hpa["spec"]["metrics"][0]["external"]["metric"]
     assert metric["name"] == adapter["rules"]["external"][0]["seriesQuery"] == asked.metric
     assert metric["selector"]["matchExpressions"][0]["values"] == topics
-    assert monitor["spec"]["selector"]["matchLabels"] == deployment["spec"]["template"]["metadata"]["labels"]
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert selects(monitor["spec"]["selector"], labels)
+    assert selects({"matchLabels": {"foqs-client": "true"}}, labels), "the network policy of hosts lets it connect"
     assert monitor["spec"]["podMetricsEndpoints"][0]["port"] in {port["name"] for port in container["ports"]}
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import random
+import re
+from uuid import UUID
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foqs.policies.failures import fingerprint
+from foqs.policies.failures import _VARIABLE, fingerprint
 
 
 @pytest.mark.parametrize(
@@ -53,3 +57,28 @@ def test_every_text_has_a_fingerprint_of_64_bits(reason: str) -> None:
 @given(st.text(alphabet=st.characters(categories=["Cs", "Ll"]), min_size=1))
 def test_texts_that_are_not_utf_8_have_one(reason: str) -> None:
     assert fingerprint(reason)
+
+
+STORED = re.compile(
+    r"""(?P<uuid>[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12})
+      | (?P<quoted>"[^"]*" | (?<!\w)'[^']*' | `[^`]*`)
+      | (?P<number>0x[0-9a-f]+ | \b(?=[a-f]*[0-9])[0-9a-f]{6,}\b | [0-9]+)""",
+    re.IGNORECASE | re.VERBOSE,
+)
+"""The pattern of stored fingerprints."""
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_stored_fingerprints_stay_the_same(seed: int) -> None:
+    dice = random.Random(seed)
+    for _ in range(5_000):
+        reason = "".join(dice.choices("abcfxXF09é'\"`- zKſ\n", k=dice.randrange(30)))
+        if dice.random() < 0.3:
+            reason += dice.choice(
+                [f"{dice.getrandbits(40):x}", f" {UUID(int=dice.getrandbits(128))}", " DEADBEEF1 0XF"]
+            )
+        assert _VARIABLE.sub(_placed, reason) == STORED.sub(_placed, reason), reason
+
+
+def _placed(found: re.Match[str]) -> str:
+    return f"<{found.lastgroup}>"

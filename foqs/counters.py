@@ -89,11 +89,11 @@ _seconds = partial(Histogram, SECONDS)
 
 class Namespace:
     """Counts of one namespace. `removed` counts removals of items by cause, `dead` dead letters by the cause of their
-    failure. `nacked` counts items that a nack returned to their topic. `seconds` has the durations of requests, by
-    method."""
+    failure, `failed` failed attempts by their cause. `nacked` counts items that a nack returned to their topic.
+    `seconds` has the durations of requests, by method."""
 
     __slots__ = (
-        "dead", "delivered", "enqueued", "expired", "extended", "nacked", "redriven", "released", "removed",
+        "dead", "delivered", "enqueued", "expired", "extended", "failed", "nacked", "redriven", "released", "removed",
         "seconds",
     )  # fmt: skip
 
@@ -106,6 +106,7 @@ class Namespace:
         self.expired = 0
         self.removed: Counter[str] = Counter()
         self.dead: Counter[str] = Counter()
+        self.failed: Counter[str] = Counter()
         self.redriven = 0
         self.seconds: defaultdict[str, Histogram] = defaultdict(_seconds)
 

@@ -14,6 +14,8 @@ from typing import Annotated, Any, NamedTuple, Protocol, TypeVar, get_args, get_
 
 from foqs.idl import idl
 
+MOST_FAILING_WORKERS = 8
+"""Workers that are named with a group of failures."""
 MOST_ERRORS = 5
 """Errors of a script that are kept."""
 T = TypeVar("T")
@@ -103,6 +105,46 @@ class HookStats(NamedTuple):
     last_errors: Last[tuple[str, ...]] = ()
 
 
+class FailingGroup(NamedTuple):
+    """Failed attempts of a topic with one `cause` and `fingerprint`, since `first_failed_at_ms`: in the last minute, 10
+    minutes and hour, and all `failures`. `ended` of them made a dead letter of the item, or removed it. `attempts` is
+    the highest number of an attempt. `reason`, `item_id` and `worker` ("": not known) are of the last one. Up to 8
+    `workers` are named; `more_workers`: there are more. `cause` 0: the rest of the topic's failures, which have no
+    groups. The numbers of a group that was rare for a time may be too low; the sums over a topic are right.
+    """
+
+    cause: int
+    fingerprint: str
+    last_minute: Sum[int] = 0
+    last_10_minutes: Sum[int] = 0
+    last_hour: Sum[int] = 0
+    failures: Sum[int] = 0
+    ended: Sum[int] = 0
+    first_failed_at_ms: Oldest[int] = 0
+    last_failed_at_ms: Largest[int] = 0
+    attempts: Largest[int] = 0
+    reason: str = ""
+    item_id: int = 0
+    worker: str = ""
+    workers: All[tuple[str, ...]] = ()
+    more_workers: Largest[bool] = False
+
+
+class FailingTopic(NamedTuple):
+    """A topic with failed attempts in the last hour, and its attempts that ended with an ack: in the last 10 minutes,
+    and the last hour, since the first failure at the earliest."""
+
+    topic: str
+    acked_10_minutes: Sum[int] = 0
+    acked_hour: Sum[int] = 0
+    groups: tuple[FailingGroup, ...] = ()
+
+
+def by_rate(group: FailingGroup) -> tuple[int, ...]:
+    """Sorts groups by how much fails now, the most first."""
+    return -group.last_minute, -group.last_10_minutes, -group.last_hour, -group.last_failed_at_ms
+
+
 class TopicStats(NamedTuple):
     """Items by state (approximate; `completed` and `failed` ones are kept after their end), and the effective policy:
     `policy` has a value of each field, `policy_layers` the settings key of each that is not built in. `missing` are
@@ -110,7 +152,7 @@ class TopicStats(NamedTuple):
     leases, the oldest lease first. `tenants` lists the tenants with most ready items, none where tenants take no
     turns; `more_tenants` has the sums of all further ones, None without any. `hooks` of the policy. `overruled`:
     fields of which a value was set that is not in effect, with the reason; a topic that takes dead letters has
-    them."""
+    them. Attempts failed in the last minute, 10 minutes and hour; `Client.failing` says why."""
 
     ready: Sum[int] = 0
     delayed: Sum[int] = 0
@@ -127,6 +169,9 @@ class TopicStats(NamedTuple):
     overruled: dict[str, str] = {}  # noqa: RUF012
     completed: Sum[int] = 0
     failed: Sum[int] = 0
+    attempts_failed_minute: Sum[int] = 0
+    attempts_failed_10_minutes: Sum[int] = 0
+    attempts_failed_hour: Sum[int] = 0
 
 
 class ThrottleStats(NamedTuple):

@@ -17,7 +17,18 @@ from foqs.buffers.checkpoint import Checkpoint
 from foqs.errors import FoqsError
 from foqs.fairness.keys import LaneKey
 from foqs.prefetch.lane import Entry, Lane
-from foqs.rows import AT_MOST_ONCE, Body, DueRow, EndedRow, FailureRow, Found, NewItem, ProgressRow, ReadyRow
+from foqs.rows import (
+    AT_MOST_ONCE,
+    Body,
+    DueRow,
+    EndedRow,
+    FailureRow,
+    Found,
+    LastFailure,
+    NewItem,
+    ProgressRow,
+    ReadyRow,
+)
 
 
 class Place(IntEnum):
@@ -211,7 +222,8 @@ class Change:
     `target` when its transaction is built.
     `progress`: what the consumer has given since the last change, which its transaction takes along; `more_bytes`: how
     much longer its checkpoint is than the last one. `result` came with an ack. `failure`: why an item that is gone
-    has failed. `ended` and `stored`: the rows of an item that is kept; they are made when the transaction is built.
+    has failed. `failed`: the attempt that this change ends, if it failed. `ended` and `stored`: the rows of an item
+    that is kept; they are made when the transaction is built.
     `digest`: of the key that is free then, of an item that does not hold it by itself. `body`: the item gets it, with
     its priority and time.
     Without `__slots__`, so that what most changes do not need costs nothing to make (one is made per item).
@@ -229,6 +241,7 @@ class Change:
     more_bytes = 0
     result: bytes | None = None
     failure: FailureRow | None = None
+    failed: LastFailure | None = None
     ended: EndedRow | None = None
     stored: bytes | None = None
     digest: bytes | None = None

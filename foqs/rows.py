@@ -8,6 +8,7 @@ Times are epoch milliseconds; 0 means "none".
 from __future__ import annotations
 
 import marshal
+import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -188,11 +189,37 @@ class Body(NamedTuple):
     checkpoint: bytes | None = None
 
 
+_LAST_FAILURE = struct.Struct(">BiqqB")
+
+
+class LastFailure(NamedTuple):
+    """The last attempt of an item that failed. `cause` is a FailureCause, `worker` had the lease (b"": not known),
+    `reason` is UTF-8 of at most REASON_BYTES."""
+
+    attempt: int
+    cause: int
+    at_ms: int
+    fingerprint: int
+    worker: bytes = b""
+    reason: bytes = b""
+
+    def pack(self) -> bytes:
+        """Return what the item's row has."""
+        head = _LAST_FAILURE.pack(self.cause, self.attempt, self.at_ms, self.fingerprint, len(self.worker))
+        return head + self.worker + self.reason
+
+    @classmethod
+    def unpack(cls, stored: bytes) -> LastFailure:
+        cause, attempt, at_ms, fingerprint, worker_bytes = _LAST_FAILURE.unpack_from(stored)
+        texts = stored[_LAST_FAILURE.size :]
+        return cls(attempt, cause, at_ms, fingerprint, texts[:worker_bytes], texts[worker_bytes:])
+
+
 class FailureRow(NamedTuple):
     """Why an item is a dead letter. `lane` has it now; `topic`, `fairness`, `throttles` and `rules` name the
     lane that it came from.
 
-    `cause` is a FailureCause; `reason` is UTF-8 of at most REASON_BYTES.
+    `cause` is a FailureCause; `reason` is UTF-8 of at most REASON_BYTES. `worker` had the last lease; b"": not known.
     """
 
     lane: int
@@ -206,6 +233,7 @@ class FailureRow(NamedTuple):
     reason: bytes
     throttles: bytes = b""
     rules: bytes = b""
+    worker: bytes = b""
 
 
 class FailureGroup(NamedTuple):
@@ -243,7 +271,8 @@ class EndedRow(NamedTuple):
 class Found(NamedTuple):
     """An item looked up by id: its body, and its row in one of `ready`, `timer` and `done` (`ended`), or in none if it
     is unindexed. `since_ms`: when it could be delivered first, since its enqueue or its last redrive. `failure`,
-    `stored` (of an ended item, as in `Batch.results_new`) and `progress` are read only where a caller asks."""
+    `stored` (of an ended item, as in `Batch.results_new`) and `progress` are read only where a caller asks.
+    `last_failure`: of its attempts that failed, as far as the row has it."""
 
     body: Body
     ready: ReadyRow | None
@@ -253,6 +282,7 @@ class Found(NamedTuple):
     ended: EndedRow | None = None
     stored: bytes | None = None
     progress: ProgressRow | None = None
+    last_failure: LastFailure | None = None
 
     def with_progress(self, row: ProgressRow | None) -> Found:
         if row is None:
@@ -481,6 +511,7 @@ class Batch:
     timer_gone: list[int] = _NO_ROWS
     metadata_new: list[tuple[int, bytes]] = _NO_ROWS  # id, metadata
     deliver_after_new: list[tuple[int, int]] = _NO_ROWS  # id, deliver_after_ms
+    failed_new: list[tuple[int, int, bytes]] = _NO_ROWS  # the same of an item whose attempt failed; `LastFailure.pack`
     bodies_new: list[NewItem] = _NO_ROWS  # of items that are there: payload, metadata, headers, priority and time
     moved: list[tuple[int, int, int, int]] = _NO_ROWS  # id, lane, deliver_after_ms, expires_at_ms
     ready_new: list[ReadyRow] = _NO_ROWS
@@ -542,6 +573,7 @@ _ID_OF: dict[str, Callable[[Any], int]] = {
     "timer_new": _row_id,
     "metadata_new": _first,
     "deliver_after_new": _first,
+    "failed_new": _first,
     "bodies_new": _row_id,
     "moved": _first,
     "expiry_new": itemgetter(1),

@@ -10,6 +10,8 @@ from foqs import figures
 from foqs.figures import (
     MOST_ERRORS,
     ActiveTopic,
+    FailingGroup,
+    FailingTopic,
     HookStats,
     TenantStats,
     ThrottleStats,
@@ -22,7 +24,16 @@ from foqs.figures import (
 )
 from foqs.idl import idl
 
-KINDS: list[Any] = [ActiveTopic, WorkerStats, TenantStats, HookStats, TopicStats, ThrottleStats]
+KINDS: list[Any] = [
+    ActiveTopic,
+    WorkerStats,
+    TenantStats,
+    HookStats,
+    TopicStats,
+    ThrottleStats,
+    FailingGroup,
+    FailingTopic,
+]
 
 
 @pytest.mark.parametrize("kind", KINDS)

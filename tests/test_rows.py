@@ -39,6 +39,7 @@ def rows_of(item_id: int) -> dict[str, Any]:
         "timer_gone": item_id,
         "metadata_new": (item_id, b""),
         "deliver_after_new": (item_id, 0),
+        "failed_new": (item_id, 0, b""),
         "bodies_new": new,
         "moved": (item_id, 2, 0, 0),
         "ready_new": ReadyRow(1, 0, 0, item_id, 0, 0, 0),

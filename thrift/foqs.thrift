@@ -413,6 +413,23 @@ struct Failure {
   7: i64 fingerprint,
   /** Epoch milliseconds. */
   8: i64 died_at_ms,
+  /** The worker that had the last lease, as it named itself. Default: not known, or it has no name. */
+  9: optional string worker,
+}
+
+/** An attempt of an item that failed. */
+struct LastFailure {
+  /** Its number. */
+  1: i32 attempt,
+  2: FailureCause cause,
+  /** From the nack; at most 1,024 bytes, cut at a character. */
+  3: string reason,
+  /** As in Failure. */
+  4: i64 fingerprint,
+  /** Epoch milliseconds. */
+  5: i64 failed_at_ms,
+  /** The worker that had the lease, as it named itself. Default: not known, or it has no name. */
+  6: optional string worker,
 }
 
 /** How long an item waited, and for which deliveries, as far as the delivering host knows. */
@@ -494,6 +511,11 @@ struct Item {
   25: optional list<string> log,
   /** As enqueued. Of a dead letter: the rules that it has after a redrive; only in GetItem and ListItems. */
   26: optional ItemRules rules,
+  /**
+   * Its last attempt that failed, since the enqueue or the last redrive; only in GetItem and ListItems. Absent if `failure`
+   * is newer.
+   */
+  27: optional LastFailure last_failure,
 }
 
 struct DequeueResponse {
@@ -821,6 +843,10 @@ struct GetTopicStatsResponse {
    * max_attempts of a topic that takes dead letters. `policy` has the values in effect.
    */
   17: map<string, string> overruled,
+  /** Attempts that failed in the last minute, 10 minutes and hour; see ListFailing. */
+  18: i64 attempts_failed_minute,
+  19: i64 attempts_failed_10_minutes,
+  20: i64 attempts_failed_hour,
 }
 
 /** Either an id, or a namespace and a dedup_key that was enqueued with. */
@@ -1056,6 +1082,8 @@ struct ExplainItemResponse {
   2: optional i64 eta_ms,
   /** Absent for a topic, for an item that is gone, and if the item's shard could not be read. */
   3: optional ItemState state,
+  /** Of an item. */
+  4: optional LastFailure last_failure,
 }
 
 struct GetServerInfoRequest {
@@ -1651,6 +1679,71 @@ struct ListFailuresResponse {
 }
 
 /**
+ * What fails now, whether items are dead letters or are tried again: attempts that failed, counted by the hosts that had
+ * the items, since they started. A host counts 200 topics, and in each topic 10 groups and the rest of its failures.
+ */
+struct ListFailingRequest {
+  1: string ns,
+  /** Only this topic. Default: all. */
+  2: optional string topic,
+  /** 1 to 1,000 topics. Default 100. */
+  3: optional i32 limit,
+  15: optional RequestContext context,
+}
+
+/**
+ * Failed attempts with the same cause, and reasons with the same fingerprint. The numbers of a group may be too low if it
+ * was rare for a time; the sums of a topic are right. Bounds in time are up to a sixth longer: the last minute has 60 to
+ * 70 s, 10 minutes have 10 to 11 min.
+ */
+struct FailingGroup {
+  /** UNSPECIFIED: the rest of the topic's failures, which have no groups. */
+  1: FailureCause cause,
+  /** 16 hexadecimal digits. */
+  2: string fingerprint,
+  3: i64 last_minute,
+  4: i64 last_10_minutes,
+  5: i64 last_hour,
+  /** Since first_failed_at_ms. */
+  6: i64 failures,
+  /** Of `failures`: the item became a dead letter, or was removed. The items of all further ones are tried again. */
+  7: i64 ended,
+  /** Epoch milliseconds. A group without a failure for an hour is forgotten, and begins again. */
+  8: i64 first_failed_at_ms,
+  /** Epoch milliseconds. */
+  9: i64 last_failed_at_ms,
+  /** The highest number of an attempt. */
+  10: i32 attempts,
+  /** Of the last one, like the next two; at most 200 bytes. */
+  11: string reason,
+  12: i64 item_id,
+  /** Empty: not known, or it has no name. */
+  13: string worker,
+  /** At most 8, by name. */
+  14: list<string> workers,
+  /** True if there are more than `workers`. */
+  15: bool more_workers,
+}
+
+struct FailingTopic {
+  1: string topic,
+  /** Attempts that ended with an ack, since the topic's first failure; likewise the next. */
+  2: i64 acked_10_minutes,
+  3: i64 acked_hour,
+  /** The most failures in the last minute first, then of the last 10 minutes and hour. */
+  4: list<FailingGroup> groups,
+}
+
+struct ListFailingResponse {
+  /** In the order of their first groups. */
+  1: list<FailingTopic> topics,
+  /** True if more topics fail. */
+  2: bool more,
+  /** host:port of the hosts that did not answer. Their failures are not counted. */
+  3: list<string> missing,
+}
+
+/**
  * Returns dead letters to the topics that they came from. They are ready then, with attempt 0, their own priority, and the
  * TTL of that topic's policy (ttl_ms), if it has one. Leased items stay and are counted. Items without a failure, which a
  * producer enqueued there, also stay and are counted. One transaction moves an item and removes its failure, so a repeated
@@ -1737,6 +1830,7 @@ service Foqs {
   CountItemsResponse CountItems(1: CountItemsRequest request) throws (1: RequestError error),
   TellSharesResponse TellShares(1: TellSharesRequest request) throws (1: RequestError error),
   ListFailuresResponse ListFailures(1: ListFailuresRequest request) throws (1: RequestError error),
+  ListFailingResponse ListFailing(1: ListFailingRequest request) throws (1: RequestError error),
   RedriveItemsResponse RedriveItems(1: RedriveItemsRequest request) throws (1: RequestError error),
   AckAndDequeueResponse AckAndDequeue(1: AckAndDequeueRequest request) throws (1: RequestError error),
   GetTopicStatsResponse GetTopicStats(1: GetTopicStatsRequest request) throws (1: RequestError error),

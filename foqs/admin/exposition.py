@@ -56,6 +56,13 @@ _ITEMS = (
         "namespace",
         "cause",
     ),
+    _counter(
+        "attempts_failed",
+        f"Attempts that failed, by cause: {', '.join(cause.name.lower() for cause in FailureCause)}.",
+        "namespace",
+        "cause",
+    ),
+    _counter("topic_attempts_failed", "Attempts that failed, by topic.", "namespace", "topic"),
     _counter("items_redriven", "Dead letters returned to a topic.", "namespace", of="namespace.redriven"),
     _counter("items_due", "Delayed items that became ready.", of="due"),
     _counter("items_duplicate", "Enqueued items whose dedup_key was stored before.", of="duplicates"),

@@ -73,6 +73,34 @@ def topic_rows(
     return {"foqs_topic_items": items, "foqs_topic_oldest_ready_age_seconds": ages, "foqs_topics": together}
 
 
+class FailedSeries:
+    """Failed attempts of the topics of one host, over all scrapes."""
+
+    def __init__(self, most: int) -> None:
+        """`most`: topics with series of their own."""
+        self._most = most
+        self._counted: dict[TopicKey, int] = {}  # what each topic had at the last scrape
+        self._totals: dict[TopicKey, float] = {}
+        self._all = 0
+
+    def rows(self, topics: Mapping[TopicKey, tuple[int, int]], failures: int) -> list[tuple[TopicKey, float]]:
+        """Return the rows of a scrape: for the topics with the most failures in the last hour, and for the rest
+        together. `topics`: the failures of each in the last hour, and since it is counted; `failures` of all topics.
+        A series that ends for a while begins again at 0, as Prometheus expects."""
+        chosen = nlargest(self._most, (key for key in topics if key != _REST), key=lambda key: (topics[key][0], key))
+        rest = failures - self._all
+        totals: dict[TopicKey, float] = {}
+        for key in chosen:
+            total, before = topics[key][1], self._counted.get(key, 0)
+            grown = total - (before if before <= total else 0)  # less than before: it was forgotten since
+            totals[key] = self._totals.get(key, 0.0) + grown
+            rest -= grown
+        totals[_REST] = self._totals.get(_REST, 0.0) + max(0, rest)
+        self._counted = {key: total for key, (_, total) in topics.items()}
+        self._totals, self._all = totals, failures
+        return list(totals.items())
+
+
 @dataclass(slots=True)
 class TenantCounts:
     """Counts of one tenant or several. `served`: their service since the last scrape, in the units of their topics."""

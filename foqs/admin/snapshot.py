@@ -14,7 +14,15 @@ from time import perf_counter
 from foqs import __version__
 from foqs.admin.exposition import FAMILIES, Rows, Value
 from foqs.admin.readiness import View
-from foqs.admin.series import TenantSeries, ThrottleSeries, TopicCounts, count_keys, count_tenants, topic_rows
+from foqs.admin.series import (
+    FailedSeries,
+    TenantSeries,
+    ThrottleSeries,
+    TopicCounts,
+    count_keys,
+    count_tenants,
+    topic_rows,
+)
 from foqs.config.schema import AdminSection
 from foqs.counters import CAUSES, NO_NAME, Counters, Histogram, Namespaces
 from foqs.engine.shard import Shard
@@ -61,6 +69,7 @@ class Series:
         self.most_topics = config.topics
         self.tenants = TenantSeries(config.tenants)
         self.throttles = ThrottleSeries(config.throttles)
+        self.failed = FailedSeries(config.topics)
 
 
 async def gather(view: View, lag: Histogram, series: Series) -> Rows:
@@ -96,6 +105,8 @@ async def gather(view: View, lag: Histogram, series: Series) -> Rows:
     for shard in shards:
         await slices.rest()
         _shard(add, shard)
+    failing = node.engine.state.topics.failing
+    rows["foqs_topic_attempts_failed_total"] += series.failed.rows(failing.totals(node.now_ms()), failing.failures)
     topics, window_rows = await _topics(node.engine.state, slices)
     for shard in shards:
         add("shard_window_rows", window_rows[shard.number], str(shard.number))
@@ -170,6 +181,7 @@ async def _namespaces(add: Add, namespaces: Namespaces, slices: _Slices) -> None
             for failure in FailureCause:
                 cause = failure.name.lower()
                 add("items_dead_total", namespace.dead[cause], name, cause)
+                add("attempts_failed_total", namespace.failed[cause], name, cause)
         await slices.rest()
 
 

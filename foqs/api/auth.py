@@ -59,6 +59,7 @@ NEEDS: Mapping[str, Right | str] = {
     "ReleaseLeases": Right.ADMIN,
     "ExplainItem": Right.ADMIN,
     "ListFailures": Right.ADMIN,
+    "ListFailing": Right.ADMIN,
     "RedriveItems": Right.ADMIN,
     "GetActiveTopics": _SEES,
     "GetTopicStats": _SEES,

@@ -30,12 +30,12 @@ from foqs.limits.bucket import THROTTLE_TOKENS
 from foqs.limits.lease_slots import LEASE_SLOTS
 from foqs.peers.coordinator import Coordinator
 from foqs.peers.forwarded_requests import explained
-from foqs.peers.gather import ANSWER_MS, Pages, ThrottleReports, TopicSums, nearest
+from foqs.peers.gather import ANSWER_MS, FailingSums, Pages, ThrottleReports, TopicSums, nearest
 from foqs.peers.ready_topics import ReadyPublisher
 from foqs.policies.entries import Throttle, ThrottleEntry
 from foqs.policies.layers import BUILT_IN
 from foqs.policies.settings import MOST_BYTES, VALUE_BYTES
-from foqs.rows import EndedRow, EndedState, Found
+from foqs.rows import EndedRow, EndedState, Found, LastFailure
 from foqs.rpc.call import Call
 
 FIXED = {"settings_bytes": MOST_BYTES, "settings_value_bytes": VALUE_BYTES, "script_bytes": SCRIPT_BYTES}
@@ -65,6 +65,7 @@ class Lookups:
             "GetActiveTopics": self.active_topics,
             "GetTopicStats": self.topic_stats,
             "GetThrottles": self.throttles,
+            "ListFailing": self.failing,
             "GetServerInfo": self.server_info,
         }
 
@@ -112,8 +113,9 @@ class Lookups:
             if ended.state == EndedState.FAILED:
                 state, failure, stored = idl.ItemState.FAILED, kept_items.failure_of(ended, stored or b"\0", lane), None
             shown = responses.shown(
-                lane.key, found.body, ended.attempt, state, 0, failure, ended.ended_at_ms, found.progress
-            )
+                lane.key, found.body, ended.attempt, state, 0, failure, ended.ended_at_ms, found.progress,
+                found.last_failure,
+            )  # fmt: skip
             shown.result = stored
             call.reply(idl.GetItemResponse(shown, state))
         elif item is None:
@@ -122,8 +124,9 @@ class Lookups:
             state = responses.state_of(item)
             until_ms = item.lease_expires_at_ms if item.phase is Phase.LEASED else 0
             shown = responses.shown(
-                lane.key, found.body, item.attempt, state, until_ms, found.failure, progress=found.progress
-            )
+                lane.key, found.body, item.attempt, state, until_ms, found.failure, progress=found.progress,
+                last_failure=found.last_failure,
+            )  # fmt: skip
             call.reply(idl.GetItemResponse(shown, state))
 
     def list_items(self, call: Call) -> None:
@@ -194,6 +197,24 @@ class Lookups:
             host.forwarder.ask_others("GetTopicStats", part, request, deadline_ms, sums.add, partial(done, sums))
 
         stats.topic_stats(host.engine.state, key, now_ms, counted)
+
+    def failing(self, call: Call) -> None:
+        """Raises Invalid."""
+        host, request, limits = self._host, call.request, self._host.limits
+        ns = validation.name(request.ns, "ns", limits)
+        topic = None if request.topic is None else validation.name(request.topic, "topic", limits)
+        limit = validation.within(request.limit, "limit", 1, MOST_LISTED, 100)
+        now_ms = host.now_ms()
+        deadline_ms = now_ms + min(validation.timeout_ms(request, limits), ANSWER_MS)
+        here = host.engine.state.topics.failing
+        sums = FailingSums(here.of(ns, now_ms, topic), more=topic is None and here.unplaced(now_ms) > 0)
+
+        def done(missing: list[str]) -> None:
+            topics, more = sums.topics(limit)
+            call.reply(idl.ListFailingResponse([to_struct(one) for one in topics], more, missing))
+
+        part = partial(idl.ListFailingRequest, ns, topic, MOST_LISTED)
+        host.forwarder.ask_others("ListFailing", part, request, deadline_ms, sums.add, done)
 
     def throttles(self, call: Call) -> None:
         """Raises Invalid."""
@@ -311,7 +332,7 @@ class Explain:
         if found is not None and found.ended is not None:
             self._ended(call, found, found.ended)
         elif item is not None and found is not None and shard is not None:
-            self._reply(call, shard, item)
+            self._reply(call, shard, item, found.last_failure)
         elif error is None or isinstance(error, NotFound):
             call.reply(explained(explain.GONE))
         elif shard is not None and not shard.healthy(self._now_ms()):
@@ -335,11 +356,11 @@ class Explain:
         else:
             self._reply(call, shard, item)
 
-    def _reply(self, call: Call, shard: Shard, item: Item) -> None:
+    def _reply(self, call: Call, shard: Shard, item: Item, last: LastFailure | None = None) -> None:
         if call.within is not None and item.lane.topic.key[0] not in call.within:
             call.reply(explained(explain.GONE))
         else:
-            call.reply(explained(explain.of_item(self._engine.state, shard, item, self._now_ms())))
+            call.reply(explained(explain.of_item(self._engine.state, shard, item, self._now_ms(), last)))
 
 
 class RoutingMethods:

@@ -15,6 +15,7 @@ from typing import Any
 
 from foqs.counters import Counters
 from foqs.engine.item_ops import Failing, Op
+from foqs.engine.listing import last_failure_struct
 from foqs.errors import FoqsError, wire_code
 from foqs.fairness.keys import (
     LaneKey,
@@ -31,7 +32,7 @@ from foqs.idl import idl
 from foqs.item import Item, Phase, Place
 from foqs.peers.tenant_shares import Elsewhere
 from foqs.prefetch.lane import Lane
-from foqs.rows import Body, FailureRow, NewItem, ProgressRow
+from foqs.rows import Body, FailureCause, FailureRow, LastFailure, NewItem, ProgressRow
 from foqs.rpc.call import Call
 from foqs.rules import ItemRules, unpack_rules
 from foqs.second_answer import Duplicate, Replaced
@@ -293,6 +294,7 @@ def shown(
     failure: FailureRow | None,
     ended_at_ms: int = 0,
     progress: ProgressRow | None = None,
+    last_failure: LastFailure | None = None,
 ) -> Any:
     """Return an item as an operator gets it: with no lease to ack it."""
     made = _with_body(lane, body)
@@ -305,6 +307,8 @@ def shown(
         made.failure = failure_struct(failure)
         rules = unpack_rules(failure.rules)
         made.rules = None if rules is None else rules_struct(rules)
+    if last_failure is not None and _is_newer(last_failure, failure):
+        made.last_failure = last_failure_struct(last_failure)
     if ended_at_ms:
         made.ended_at_ms = ended_at_ms
     if progress is not None:
@@ -345,7 +349,13 @@ def failure_struct(failure: FailureRow) -> Any:
         reason=failure.reason.decode(),
         fingerprint=failure.fingerprint,
         died_at_ms=failure.died_at_ms,
+        worker=failure.worker.decode() or None,
     )
+
+
+def _is_newer(last: LastFailure, failure: FailureRow | None) -> bool:
+    """Return True if an attempt failed later than that for which the item died. LIMIT was no attempt."""
+    return failure is None or failure.cause == FailureCause.LIMIT or last.at_ms > failure.died_at_ms
 
 
 def _with_body(lane: LaneKey, body: Body | NewItem) -> Any:

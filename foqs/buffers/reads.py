@@ -23,6 +23,7 @@ from foqs.rows import (
     Found,
     HeldKey,
     Key,
+    LastFailure,
     ProgressRow,
     ReadyRow,
     Scan,
@@ -57,6 +58,9 @@ class StoreReads(Protocol):
 
     def failures(self, ids: list[int]) -> list[FailureRow]:
         """Return the rows of those `ids` that are dead letters, in any order."""
+
+    def last_failures(self, ids: list[int]) -> list[tuple[int, LastFailure]]:
+        """Return the last failed attempts of those `ids` that have one, by id, in any order."""
 
     def failure_groups(
         self, lane: int, after: FailurePosition | None, wanted: FailureFilter, limit: int, rows: int
@@ -156,9 +160,10 @@ class ListedRows(NamedTuple):
     failures: dict[int, FailureRow]
     stored: dict[int, bytes]
     progress: dict[int, ProgressRow]
+    last_failures: dict[int, LastFailure]
 
 
-NOTHING_LISTED = ListedRows([], {}, {}, {}, {})
+NOTHING_LISTED = ListedRows([], {}, {}, {}, {}, {})
 _ENDED = {"completed": EndedState.COMPLETED, "failed": EndedState.FAILED}
 
 
@@ -199,7 +204,9 @@ class ListRead(Read):
         progress = {row.id: row for row in store.progress(ids)} if ids and self.noted else {}
         for item_id, given in progress.items():
             bodies[item_id] = bodies[item_id]._replace(checkpoint=given.checkpoint)
-        self.found = ListedRows(rows[: len(ids)], bodies, failures, stored, progress)
+        tried = [row.id for row in rows[: len(ids)] if row.attempt or self.dead]
+        last = dict(store.last_failures(tried)) if tried else {}
+        self.found = ListedRows(rows[: len(ids)], bodies, failures, stored, progress, last)
         return 0
 
     def apply(self, shard: Any, saved: bool, now_ms: int) -> None:

@@ -136,7 +136,7 @@ def emit(change: Change, transaction: Batch) -> None:
     elif to is _MOVED:
         _move(change, transaction)
     elif to is _DELAYED:
-        transaction.deliver_after_new.append((item.id, change.due_ms))
+        _put_off(change, transaction)
         transaction.timer_new.append(TimerRow(change.due_ms, item.id, lane, 0, change.attempt, 0, size))
     else:
         change.due_ms = change.due_ms or item.lease_expires_at_ms
@@ -177,11 +177,19 @@ def _return(change: Change, lane: int, transaction: Batch) -> None:
     """Add the rows of an item that is ready again, at its place or at another one."""
     item = change.item
     if change.due_ms:
-        transaction.deliver_after_new.append((item.id, change.due_ms))
+        _put_off(change, transaction)
     at_ms = change.due_ms or item.deliver_after_ms
     transaction.ready_new.append(
         ReadyRow(lane, item.priority, at_ms, item.id, change.attempt, change.lease, item.bytes + change.more_bytes)
     )
+
+
+def _put_off(change: Change, transaction: Batch) -> None:
+    """Give the item its new time, and its last failure if that is why."""
+    if change.failed is None:
+        transaction.deliver_after_new.append((change.item.id, change.due_ms))
+    else:
+        transaction.failed_new.append((change.item.id, change.due_ms, change.failed.pack()))
 
 
 def _move(change: Change, transaction: Batch) -> None:

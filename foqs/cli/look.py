@@ -33,9 +33,15 @@ from foqs.rows import FailureCause
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from foqs.client import ActiveTopic, ExplainReason, Explanation, Failure, Item, ItemState
+    from foqs.client import ActiveTopic, ExplainReason, Explanation, Failure, Item, ItemState, LastFailure
 
 _TABLE_ITEMS = 100
+_ENDED = {
+    "expired": "ended with its lease",
+    "rejected": "was rejected",
+    "hook": "was ended by the topic's script",
+}
+"""How attempts end, by the name of the cause; any other failed."""
 
 app = typer.Typer()
 
@@ -133,8 +139,9 @@ def items(
     """List the items of a topic without leasing them: a table on a terminal, else JSON lines.
 
     In a table, "next" is the time until a delayed item is ready, or until a lease ends, and "failure" is why an item
-    is a dead letter. The columns "fairness key" and "throttle keys" (of a dead letter: the keys in its failure) are
-    there if an item has such keys. `foqs enqueue --copy` and `foqs delete -` read the JSON lines.
+    is a dead letter, or why its last attempt failed. The columns "fairness key" and "throttle keys" (of a dead letter:
+    the keys in its failure) are there if an item has such keys. `foqs enqueue --copy` and `foqs delete -` read the JSON
+    lines.
     """
     from foqs.client.item_copies import item_json
 
@@ -194,9 +201,10 @@ def _keys_of(item: Item) -> Item | Failure:
 
 
 def _failure(item: Item) -> str | None:
-    if item.failure is None:
+    failure = item.failure or item.last_failure
+    if failure is None:
         return None
-    cause, reason = shown_cause(item.failure.cause), preview(item.failure.reason.encode())
+    cause, reason = shown_cause(failure.cause), preview(failure.reason.encode())
     return f"{cause}: {reason}" if reason else cause
 
 
@@ -290,12 +298,15 @@ def explain(
         found = client.explain_topic(what) if number is None else client.explain(number)
         if number is None and any(code_name(reason) == "gone" for reason in found.reasons):
             say_unknown(client, what)
-        now_ms = client.server_info().now_ms if found.reasons and in_table(as_json) else 0
+        timed = found.reasons or found.last_failure
+        now_ms = client.server_info().now_ms if timed and in_table(as_json) else 0
     if not in_table(as_json):
         write_line(shown(found))
         return
     subject = f"topic {name(what)}" if number is None else f"item {number}"
     print(headline(subject, found))
+    if found.last_failure is not None and not any(code_name(reason) == "delayed" for reason in found.reasons):
+        print(last_failure_line(found.last_failure, now_ms))
     if found.reasons:
         show(reasons_table(found, now_ms))
 
@@ -311,6 +322,14 @@ def headline(subject: str, found: Explanation) -> str:
         return f"{subject}{state}: nothing keeps {'it' if found.state else 'its items'} from being delivered now"
     eta = "" if found.eta_ms is None else f", delivered in about {duration(found.eta_ms)}"
     return f"{subject}{state}{eta}"
+
+
+def last_failure_line(last: LastFailure, now_ms: int) -> str:
+    """Return what a terminal shows of the last failed attempt of an item."""
+    where = "" if last.worker is None else f" in {name(last.worker)}"
+    reason, ended = preview(last.reason.encode()), _ENDED.get(shown_cause(last.cause), "failed")
+    said = f"attempt {last.attempt:,} {ended} {duration(now_ms - last.failed_at_ms)} ago{where}"
+    return f"{said}: {reason}" if reason else said
 
 
 def reasons_table(found: Explanation, now_ms: int) -> Table:
@@ -329,9 +348,12 @@ def reasons_table(found: Explanation, now_ms: int) -> Table:
 
 def shown(found: Explanation) -> dict[str, Any]:
     """Return the explanation as it is written in JSON, without the values that are not known."""
+    from foqs.client.item_copies import last_failure_json
+
     reasons = [set_fields(asdict(one) | {"code": code_name(one)}) for one in found.reasons]
+    last = None if found.last_failure is None else last_failure_json(found.last_failure)
     return {"reasons": reasons} | set_fields(
-        {"eta_ms": found.eta_ms, "state": found.state and found.state.name.lower()}
+        {"eta_ms": found.eta_ms, "state": found.state and found.state.name.lower(), "last_failure": last}
     )
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from foqs.bounds import MOST_LISTED
+from foqs.checks import counted
 from foqs.checks import printable as name
 from foqs.cli import settings
 from foqs.cli.connection import Connection, say_unknown, unknown
@@ -136,6 +138,9 @@ def stats(topic: Topic, as_json: JsonOption = False, *, connection: Connection) 
     _say_missing(found)
     state = [word for word, on in (("paused", found.paused), ("closed", found.closed)) if on]
     print(f"{connection.topic(topic)}{': ' if state else ''}{' and '.join(state)}")
+    if found.attempts_failed_10_minutes:
+        print(f"{counted(found.attempts_failed_10_minutes, 'attempt')} failed in the last 10 minutes, "
+              f"{found.attempts_failed_minute:,} in the last one: see foqs failing {quote(topic)}")  # fmt: skip
     for each in _stats_tables(found):
         print()
         show(each)

@@ -29,6 +29,7 @@ from foqs.client.items import (
     Items,
     ItemSpec,
     ItemState,
+    LastFailure,
     Lease,
     Leased,
     Ledger,
@@ -39,6 +40,7 @@ from foqs.client.methods import request_id
 from foqs.client.operator_types import (
     ExplainReason,
     Explanation,
+    Failing,
     FailureFilter,
     FailureGroup,
     Failures,
@@ -71,7 +73,16 @@ from foqs.errors import (
     Unauthenticated,
     Unavailable,
 )
-from foqs.figures import ActiveTopic, HookStats, TenantStats, ThrottleStats, TopicStats, WorkerStats
+from foqs.figures import (
+    ActiveTopic,
+    FailingGroup,
+    FailingTopic,
+    HookStats,
+    TenantStats,
+    ThrottleStats,
+    TopicStats,
+    WorkerStats,
+)
 from foqs.ids import OnDuplicate
 from foqs.rows import FailureCause
 from foqs.second_answer import Duplicate, Replaced
@@ -103,6 +114,9 @@ __all__ = [
     "ExplainReason",
     "Explanation",
     "Extension",
+    "Failing",
+    "FailingGroup",
+    "FailingTopic",
     "Failure",
     "FailureCause",
     "FailureFilter",
@@ -119,6 +133,7 @@ __all__ = [
     "ItemState",
     "Items",
     "Job",
+    "LastFailure",
     "Lease",
     "Leased",
     "Ledger",

@@ -12,7 +12,17 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, TypeVar, Unpack
 
-from foqs.client.items import DedupUntil, Delivery, Failure, Item, ItemOptions, ItemSpec, ItemState, Lease
+from foqs.client.items import (
+    DedupUntil,
+    Delivery,
+    Failure,
+    Item,
+    ItemOptions,
+    ItemSpec,
+    ItemState,
+    LastFailure,
+    Lease,
+)
 from foqs.client.operator_types import Result
 from foqs.client.rules import rules_json, rules_of_json
 from foqs.errors import FoqsError, Invalid, NotFound
@@ -150,6 +160,7 @@ def item_json(item: Item) -> dict[str, Any]:
         "lease_expires_at_ms": item.lease_expires_at_ms or None,
         "expires_at_ms": item.expires_at_ms,
         "failure": None if item.failure is None else _failure(item.failure),
+        "last_failure": None if item.last_failure is None else last_failure_json(item.last_failure),
         **_text("result", item.result),
         "ended_at_ms": item.ended_at_ms,
         **_text("checkpoint", item.checkpoint),
@@ -195,7 +206,24 @@ def _failure(failure: Failure) -> dict[str, Any]:
         "reason": failure.reason,
         "fingerprint": failure.fingerprint,
         "died_at_ms": failure.died_at_ms,
+        **_worker(failure),
     }
+
+
+def last_failure_json(last: LastFailure) -> dict[str, Any]:
+    """Return what commands write of a failed attempt."""
+    return {
+        "attempt": last.attempt,
+        "cause": _name(FailureCause, last.cause),
+        "reason": last.reason,
+        "fingerprint": last.fingerprint,
+        "failed_at_ms": last.failed_at_ms,
+        **_worker(last),
+    }
+
+
+def _worker(of: Failure | LastFailure) -> dict[str, Any]:
+    return {} if of.worker is None else {"worker": of.worker}
 
 
 def _integer(given: dict[str, Any], name: str) -> int | None:

@@ -167,7 +167,7 @@ class Failure(Value):
     `topic` is where the item came from, with the `fairness_key` ("": none) and the `throttle_keys` that it had
     there and has again after a redrive. `attempts` are the deliveries there. `cause` is a number of `FailureCause`.
     Reasons that differ only in numbers and quoted texts have one `fingerprint`: 16 hexadecimal digits, as commands
-    show it. `died_at_ms` is Unix epoch milliseconds.
+    show it. `died_at_ms` is Unix epoch milliseconds. `worker` had the last lease; None: not known, or it has no name.
     """
 
     thrift_spec: ClassVar[Any] = {
@@ -184,6 +184,7 @@ class Failure(Value):
     reason: str = ""
     _fingerprint: int = 0
     died_at_ms: int = 0
+    worker: str | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -192,6 +193,25 @@ class Failure(Value):
     @property
     def throttle_keys(self) -> tuple[str, ...]:
         return tuple(self._throttle_keys)
+
+
+@dataclass(slots=True)
+class LastFailure(Value):
+    """The last attempt of an item that failed. `cause` is a number of `FailureCause`, `failed_at_ms` Unix epoch
+    milliseconds; `fingerprint` and `worker` are as in a `Failure`."""
+
+    thrift_spec: ClassVar[Any] = {**idl.LastFailure.thrift_spec, 4: (TType.I64, "_fingerprint", False)}
+
+    attempt: int = 0
+    cause: int = 0
+    reason: str = ""
+    _fingerprint: int = 0
+    failed_at_ms: int = 0
+    worker: str | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        return shown_fingerprint(self._fingerprint)
 
 
 @dataclass(slots=True)
@@ -242,7 +262,8 @@ class Item(Value):
     and `failure`, of a FAILED item or a dead letter. `result` is set by `get_item` only, `ledger` by a dequeue that
     asks for it. `fairness_key` is "" and `throttle_keys` () where the item has none, and in a dead-letter topic: its
     failure has them. There `rules` are set by `get_item` and `list_items` only. `checkpoint` is the last one that a
-    consumer of the item gave; `progress` and `log` are set by `get_item` and `list_items` only.
+    consumer of the item gave; `progress` and `log` are set by `get_item` and `list_items` only, and so is
+    `last_failure`: its last attempt that failed since the enqueue or the last redrive, None where `failure` is newer.
     """
 
     thrift_spec: ClassVar[Any] = {
@@ -253,6 +274,7 @@ class Item(Value):
         24: (TType.STRUCT, "progress", Progress, False),
         25: (TType.LIST, "_log", TType.STRING, False),
         26: (TType.STRUCT, "rules", ItemRules, False),
+        27: (TType.STRUCT, "last_failure", LastFailure, False),
     }
 
     id: int = 0
@@ -280,6 +302,7 @@ class Item(Value):
     progress: Progress | None = None
     _log: Sequence[str] = ()
     rules: ItemRules | None = None
+    last_failure: LastFailure | None = None
 
     @property
     def throttle_keys(self) -> tuple[str, ...]:
@@ -306,6 +329,8 @@ def looked_at(item: Item, state: int | None) -> Item:
     item.delivery = known(Delivery, item.delivery)
     if item.failure is not None:
         item.failure.cause = known(FailureCause, item.failure.cause)
+    if item.last_failure is not None:
+        item.last_failure.cause = known(FailureCause, item.last_failure.cause)
     return item
 
 

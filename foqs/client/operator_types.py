@@ -12,10 +12,10 @@ from thriftpy2.thrift import TType
 from foqs.bounds import REASON_BYTES
 from foqs.checks import I32_MAX, check_int, check_text, check_time_ms, parse_fingerprint, shown_fingerprint
 from foqs.client.arguments import check_cause
-from foqs.client.items import Failure, ItemSpec, ItemState, Progress
+from foqs.client.items import Failure, ItemSpec, ItemState, LastFailure, Progress
 from foqs.enums import NamedInt, known
 from foqs.errors import Invalid, Unavailable, item_error
-from foqs.figures import ThrottleStats
+from foqs.figures import FailingTopic, ThrottleStats
 from foqs.idl import idl
 from foqs.rows import FailureCause
 from foqs.travel import Value
@@ -104,6 +104,7 @@ class Explanation(NamedTuple):
     reasons: tuple[ExplainReason, ...]
     eta_ms: int | None = None
     state: ItemState | None = None
+    last_failure: LastFailure | None = None
 
     @classmethod
     def of(cls, response: Any) -> Explanation:
@@ -113,11 +114,18 @@ class Explanation(NamedTuple):
             )
             for one in response.reasons or ()
         )
-        return cls(reasons, response.eta_ms, None if response.state is None else ItemState(response.state))
+        found, last = response.last_failure, None
+        if found is not None:
+            last = LastFailure(*[getattr(found, name) for name in _LAST_FAILURE])
+            last.cause = known(FailureCause, last.cause or 0)
+        state = None if response.state is None else ItemState(response.state)
+        return cls(reasons, response.eta_ms, state, last)
 
 
+_LAST_FAILURE = ("attempt", "cause", "reason", "fingerprint", "failed_at_ms", "worker")
+"""Fields of the contract's LastFailure, in the order of the fields of `LastFailure`."""
 _FAILURE = (
-    "topic", "fairness_key", "throttle_keys", "attempts", "cause", "reason", "fingerprint", "died_at_ms"
+    "topic", "fairness_key", "throttle_keys", "attempts", "cause", "reason", "fingerprint", "died_at_ms", "worker"
 )  # fmt: skip
 """Fields of the contract's Failure, in the order of the fields of `Failure`."""
 
@@ -148,6 +156,15 @@ class Result(NamedTuple):
         progress = None if said is None else Progress(said.done, said.total, said.text)
         log = tuple(response.log or ())
         return cls(ItemState(response.state), response.result, response.ended_at_ms, failure, progress, log)
+
+
+class Failing(NamedTuple):
+    """Topics with failed attempts in the last hour, the most failures in the last minute first. `more`: further topics
+    fail. `missing` are the `host:port` that did not answer: their failures are not counted."""
+
+    topics: tuple[FailingTopic, ...]
+    more: bool
+    missing: tuple[str, ...]
 
 
 class Released(NamedTuple):

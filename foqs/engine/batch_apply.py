@@ -240,7 +240,7 @@ def _changed(memory: ShardMemory, changes: list[Change], now_ms: int) -> None:
             continue
         if item.lane is not lane:  # most come topic by topic
             if lane is not None and (lane.tenants is None or lane.tenants is not item.lane.tenants):
-                _acked(memory, lane, removed - counted)
+                _acked(memory, lane, removed - counted, now_ms)
                 counted = removed
             lane = item.lane
             flow = lane.flow if lane.flow is not None and lane.flow.tenant.turns.charges else None
@@ -272,12 +272,14 @@ def _changed(memory: ShardMemory, changes: list[Change], now_ms: int) -> None:
             request.settled(at, None)
     memory.budget.give(held)
     if lane is not None:
-        _acked(memory, lane, removed - counted)
+        _acked(memory, lane, removed - counted, now_ms)
     memory.counters.lease_writes_saved += saved
 
 
-def _acked(memory: ShardMemory, lane: Lane[Item], items: int) -> None:
+def _acked(memory: ShardMemory, lane: Lane[Item], items: int, now_ms: int) -> None:
     """Count items of the lane that were removed. (`Shard.count_items`, written out.)"""
+    if lane.topic.failing is not None:
+        lane.topic.failing.acked.add(items, now_ms)
     lane.namespace.removed["ack"] += items
     memory.totals[lane.topic.key[0]] -= items
     if lane.tenants is not None:
@@ -361,6 +363,7 @@ def _count(memory: ShardMemory, change: Change, now_ms: int) -> None:
         memory.awaited.committed(change, now_ms, noted=change.item.id in memory.noted)
     counters, namespace, cause = memory.counters, change.item.lane.namespace, change.cause
     move = change.move
+    _count_attempt(memory, change, now_ms)
     if move is not None and move.failure is not None:
         namespace.dead[FailureCause(move.failure.cause).name.lower()] += 1
     if change.to is To.GONE:
@@ -379,6 +382,18 @@ def _count(memory: ShardMemory, change: Change, now_ms: int) -> None:
         namespace.extended += 1
     elif cause is Cause.DUE:
         counters.due += 1
+
+
+def _count_attempt(memory: ShardMemory, change: Change, now_ms: int) -> None:
+    """Count an attempt that failed, or that succeeded in a topic that has failures."""
+    lane, failed = change.item.lane, change.failed
+    if failed is None:
+        if change.cause is _ACK and lane.topic.failing is not None:
+            lane.topic.failing.acked.add(1, now_ms)
+        return
+    lane.namespace.failed[FailureCause(failed.cause).name.lower()] += 1
+    ended = change.to is To.GONE or change.to is To.MOVED
+    memory.topics.failing.add(lane.topic, change.item.id, failed, now_ms, ended=ended)
 
 
 def _again(queue: ShardQueue, change: Change, now_ms: int) -> None:

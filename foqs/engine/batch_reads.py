@@ -435,6 +435,6 @@ def when_due(shard: Shard, item: Item, since_ms: int, until_ms: int, decision: F
         ended = item_ops.change_at_limit(shard, item, until_ms) if item.attempt else None
         return ended or Change(item, To.READY, Cause.DUE)
     if item.at_most_once:
-        return Change(item, To.GONE, Cause.DROPPED)
+        return item_ops.dropped_at_expiry(item, until_ms)
     attempt = item_ops.Ended(FailureCause.EXPIRED, age_ms=until_ms - since_ms, decision=decision)
     return item_ops.change_at_end(shard, item, attempt, until_ms)

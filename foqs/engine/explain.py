@@ -6,13 +6,16 @@ The reasons are in the order in which they have to end (`ORDER`).
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from shlex import quote
 from typing import Any, NamedTuple
 
+from foqs.bounds import MOST_LISTED
 from foqs.engine.concurrency import AnyGate, Parked
 from foqs.engine.item_ops import change_at_limit, given_of
+from foqs.engine.listing import Listed, Listing
 from foqs.engine.shard import Shard
 from foqs.engine.shard_owner import ShardOwner
 from foqs.engine.state import State
@@ -26,6 +29,7 @@ from foqs.idl import idl
 from foqs.item import Item, Phase, Place
 from foqs.limits.lease_slots import ShardSlots
 from foqs.prefetch.lane import Lane
+from foqs.rows import FailureCause, LastFailure
 from foqs.settings_log import SettingsStamp
 from foqs.shardmgr.lifecycle import ShardState
 
@@ -34,6 +38,11 @@ _FLOWS = 10_000
 
 _HOLDERS = 10
 """Items that are named as holders of the slots of a key."""
+
+_RETRIES_BYTES = 1 << 20
+"""Bodies that are read with the delayed items of a topic."""
+_RETRIES_MS = 1_000
+_SHOWN = 200
 
 _Reason = idl.ExplainReason
 _Code = idl.Reason
@@ -50,11 +59,13 @@ _RANKS = {code: rank for rank, code in enumerate(ORDER)}
 
 
 class Explanation(NamedTuple):
-    """`reasons` are ExplainReason, `state` is a member of ItemState; see ExplainItemResponse."""
+    """`reasons` are ExplainReason, `state` is a member of ItemState; see ExplainItemResponse. `last_failure` of an
+    item."""
 
     reasons: Sequence[Any]
     eta_ms: int | None = None
     state: int | None = None
+    last_failure: LastFailure | None = None
 
 
 GONE = Explanation(
@@ -87,8 +98,8 @@ def of_shard(state: State, shard: Shard, now_ms: int) -> list[Any]:
     return reasons
 
 
-def of_item(state: State, shard: Shard, item: Item, now_ms: int) -> Explanation:
-    """Explain an item that is in the shard, known in memory or as its row says."""
+def of_item(state: State, shard: Shard, item: Item, now_ms: int, last: LastFailure | None = None) -> Explanation:
+    """Explain an item that is in the shard, known in memory or as its row says. `last`: of its row."""
     key = item.lane.topic.key
     reasons = of_shard(state, shard, now_ms)
     passing = state.policies.paused(key) or bool(reasons)  # the rate of deliveries says nothing until they end
@@ -100,7 +111,7 @@ def of_item(state: State, shard: Shard, item: Item, now_ms: int) -> Explanation:
         return Explanation([_Reason(_Code.GONE, "Its TTL has ended: it is removed soon.")])
     elif item.place is Place.TIMER:
         found = idl.ItemState.DELAYED
-        reasons += [_delayed(item, now_ms), *_ended(shard, item, now_ms)]
+        reasons += [_delayed(shard, item, last, now_ms), *_ended(shard, item, now_ms)]
     else:
         found = idl.ItemState.READY
         ended = _ended(shard, item, now_ms)
@@ -133,7 +144,7 @@ def of_item(state: State, shard: Shard, item: Item, now_ms: int) -> Explanation:
         if ahead and least == most and rate and not (passing or position.urgent):
             eta_ms = int(ahead / rate * 1000)
     reasons += _paused(state, key, now_ms)
-    return Explanation(in_order(reasons), eta_ms, found)
+    return Explanation(in_order(reasons), eta_ms, found, last)
 
 
 def of_topic(state: State, key: TopicKey, now_ms: int, done: Callable[[Explanation], None]) -> None:
@@ -142,11 +153,20 @@ def of_topic(state: State, key: TopicKey, now_ms: int, done: Callable[[Explanati
     def explained(reasons: list[Any]) -> None:
         done(Explanation(in_order([*reasons, *_paused(state, key, now_ms)])))
 
+    def counted(counts: tuple[int, int, int]) -> None:
+        _, delayed, leased = counts
+        if delayed:
+            _read_retries(
+                state, key, now_ms, lambda retries: explained(_of_others(state, key, delayed, leased, retries, now_ms))
+            )
+        else:
+            explained(_of_others(state, key, delayed, leased, "", now_ms))
+
     topic = state.topics.get(key)
     if topic is not None and topic.ready:
         explained(_of_ready(state, topic, now_ms))
     else:
-        count(state, key, lambda counts: explained(_of_others(state, key, *counts[1:], now_ms)))
+        count(state, key, counted)
 
 
 def _of_ready(state: State, topic: Topic[Lane[Item]], now_ms: int) -> list[Any]:
@@ -170,13 +190,44 @@ def _of_ready(state: State, topic: Topic[Lane[Item]], now_ms: int) -> list[Any]:
     return reasons
 
 
-def _of_others(state: State, key: TopicKey, delayed: int, leased: int, now_ms: int) -> list[Any]:
+def _read_retries(state: State, key: TopicKey, now_ms: int, done: Callable[[str], None]) -> None:
+    """Say how many of the first delayed items wait for a retry, and the most common reason; "" if none does."""
+
+    def listed(items: list[Listed], cursor: str | None) -> None:
+        done(_retries_said(items, more=cursor is not None))
+
+    delayed = idl.ItemState.DELAYED
+    reading = Listing(state, key, delayed, MOST_LISTED, _RETRIES_BYTES, None, listed, lambda _error: done(""))
+    state.deadlines.push(now_ms + _RETRIES_MS, reading)
+    state.alarm(now_ms + _RETRIES_MS)
+    reading.go_on()
+
+
+def _retries_said(items: list[Listed], *, more: bool) -> str:
+    waiting = sum(item.attempt > 0 for item in items)
+    if not waiting:
+        return ""
+    of = f"the first {len(items):,}" if more else f"{len(items):,}"
+    said = f"{waiting:,} of {of} delayed {'items wait' if waiting > 1 else 'items waits'} for a retry"
+    failures = [item.last_failure for item in items if item.last_failure is not None]
+    groups = Counter((last.cause, last.fingerprint) for last in failures)
+    if not groups:
+        return f"{said}."
+    (group, count), *_ = groups.most_common(1)
+    last = next(one for one in failures if (one.cause, one.fingerprint) == group)
+    reason = shortened(last.reason.decode()) or FailureCause(last.cause).name.lower()
+    return f"{said}; most common ({count:,}): {reason}."
+
+
+def _of_others(state: State, key: TopicKey, delayed: int, leased: int, retries: str, now_ms: int) -> list[Any]:
     """Explain a topic without ready items."""
     if not delayed + leased:
         return [_no_items(state, key, now_ms)]
     reasons, see = [], f"see {_command('items', key)}"
     if delayed:
         why = f"{_items(delayed)} delayed, and none is ready: {see} --state delayed."
+        if retries:
+            why = f"{why} {retries}"
         reasons.append(_Reason(_Code.DELAYED, why, count=delayed))
     if leased:
         why = f"{_items(leased)} leased, and none is ready: {see} --state leased."
@@ -216,10 +267,34 @@ def _ended(shard: Shard, item: Item, now_ms: int) -> list[Any]:
     return [_Reason(_Code.EXHAUSTED, why, key=dead, count=item.attempt)]
 
 
-def _delayed(item: Item, now_ms: int) -> Any:
-    after = f"Attempt {item.attempt} has ended, and the next comes" if item.attempt else "Its delay ends"
-    why = f"{after} {_in(item.deliver_after_ms, now_ms)}."
-    return _Reason(_Code.DELAYED, why, item.deliver_after_ms)
+def _delayed(shard: Shard, item: Item, last: LastFailure | None, now_ms: int) -> Any:
+    again, by = _in(item.deliver_after_ms, now_ms), None
+    if last is not None and last.attempt == item.attempt:
+        most = shard.policy_of(item.lane).max_attempts
+        of, by = f" of {most:,}" if most else "", last.worker.decode() or None
+        where = "" if by is None else f" in {by}"
+        why = f"Attempt {last.attempt:,}{of} {_said(last)} {_span(now_ms - last.at_ms)} ago{where}"
+        if last.reason:
+            why = f"{why}: {shortened(last.reason.decode())}"
+        why = f"{why}; again {again}."
+    else:
+        after = f"Attempt {item.attempt} has ended, and the next comes" if item.attempt else "Its delay ends"
+        why = f"{after} {again}."
+    return _Reason(_Code.DELAYED, why, item.deliver_after_ms, by=by)
+
+
+def shortened(reason: str) -> str:
+    """Return a reason in one line.
+
+    >>> shortened("SMTP 451\\n  try later"), len(shortened("x" * 1_000))
+    ('SMTP 451 try later', 200)
+    """
+    line = " ".join(reason.split())
+    return line if len(line) <= _SHOWN else f"{line[: _SHOWN - 3]}..."
+
+
+def _said(last: LastFailure) -> str:
+    return "ended with its lease" if last.cause == FailureCause.EXPIRED else "failed"
 
 
 def _leased(owner: ShardOwner, item: Item, now_ms: int) -> Any:

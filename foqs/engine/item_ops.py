@@ -23,7 +23,7 @@ from foqs.hooks.protocol import Action, FailureResult
 from foqs.item import Cause, Change, Given, Item, Move, Phase, Place, To, Waits
 from foqs.policies.failures import fingerprint
 from foqs.policies.topic_policy import TopicPolicy
-from foqs.rows import FailureCause, FailureRow, Found, NewItem, ProgressRow
+from foqs.rows import FailureCause, FailureRow, Found, LastFailure, NewItem, ProgressRow
 from foqs.rules import pack_lane
 
 Verdict = FoqsError | bool
@@ -87,7 +87,7 @@ def nack(lease: int, delay_ms: int, metadata: bytes | None, *, counted: bool = T
             return Change(item, To.DELAYED, Cause.NACK, waits, due_ms=due_ms, metadata=metadata, attempt=attempt)
         return Change(item, To.READY, Cause.NACK, waits, metadata=metadata, attempt=attempt)
 
-    return partial(_decide_nack, lease, (bool(delay_ms), metadata, counted), after, False)
+    return partial(_decide_nack, lease, (bool(delay_ms), metadata, counted), after, False, None)
 
 
 class AfterFailure(NamedTuple):
@@ -118,7 +118,8 @@ class Failing:
         rejected = self.cause is FailureCause.REJECTED
         asked = ("rejected",) if rejected else ("failed", bool(self.delay_ms), self.metadata)
         by_age = self.decision is not None or not rejected
-        return _decide_nack(self.lease, asked, self._change, by_age, shard, item, waits, now_ms)
+        failed = partial(_failed_attempt, item, self.cause, self.reason)
+        return _decide_nack(self.lease, asked, self._change, by_age, failed, shard, item, waits, now_ms)
 
     def _change(self, shard: Shard, item: Item, waits: Waits, now_ms: int, since_ms: int) -> Change:
         age_ms = now_ms - since_ms if since_ms else 0
@@ -141,11 +142,11 @@ def reject(lease: int, reason: str) -> Op:
 
 
 def _decide_nack(
-    lease: int, asked: tuple[object, ...], after: _After, by_age: bool,
+    lease: int, asked: tuple[object, ...], after: _After, by_age: bool, failed: Callable[[int], LastFailure] | None,
     shard: Shard, item: Item, waits: Waits, now_ms: int, since_ms: int = 0,
 ) -> Verdict:  # fmt: skip
     """End a lease as `after` decides, unless the item ends anyway. `by_age`: it may need the time since which the item
-    could be delivered, which only the database says."""
+    could be delivered, which only the database says. `failed` makes the failed attempt of an item that ends anyway."""
     if not _holds(item, lease):
         return StaleLease(_STALE)
     same = change_of(item)
@@ -160,7 +161,7 @@ def _decide_nack(
     if not item.attempt:
         return StaleLease(_DEAD)
     if by_age and not since_ms and shard.policy_of(item.lane).max_total_ms:
-        decide = partial(_decide_nack, lease, asked, after, by_age, shard)
+        decide = partial(_decide_nack, lease, asked, after, by_age, failed, shard)
         _look_first(shard.queue, item, waits, lambda found, at_ms: decide(found, waits, now_ms, at_ms))
         return False
     if item.at_most_once:
@@ -169,6 +170,8 @@ def _decide_nack(
         change = Change(item, To.GONE, Cause.TTL, waits)
     else:
         change = after(shard, item, waits, now_ms, since_ms)
+    if failed is not None and change.failed is None:
+        change.failed = failed(now_ms)
     change.asked = asked
     shard.put(change, now_ms)
     return False
@@ -416,31 +419,45 @@ def change_at_end(
     cause = ended.cause
     attempt = item.attempts_begun if cause is FailureCause.EXPIRED else item.attempt
     end = end_of(policy, item.id, attempt, ended)
+    why = ended._replace(cause=FailureCause.HOOK) if end.by_script else ended
+    failed = None
+    if cause is not FailureCause.LIMIT and attempt == item.attempt:  # else it did not begin
+        failed = _failed_attempt(item, why.cause, ended.reason, now_ms)
     lease = 0 if cause in (FailureCause.FAILED, FailureCause.REJECTED) else item.lease
     if end.fate is Fate.REMOVED:
         removed = Cause.REJECTED if cause is FailureCause.REJECTED else Cause.EXHAUSTED
         change = Change(item, To.GONE, Cause.HOOK if end.by_script else removed, waits, metadata=metadata)
         if not end.dropped:
-            why = ended._replace(cause=FailureCause.HOOK) if end.by_script else ended
             change.failure = _failure_of(item, attempt, why, now_ms)
-        return change
-    if end.fate is Fate.DEAD:
+    elif end.fate is Fate.DEAD:
         change = Change(item, To.MOVED, _CAUSES[cause], waits, attempt=0, lease=lease, metadata=metadata)
-        why = ended._replace(cause=FailureCause.HOOK) if end.by_script else ended
         change.move = _to_dead_letters(item, policy, attempt, why, now_ms)
-        return change
-    if end.delay_ms:
-        due_ms = now_ms + end.delay_ms
-        return Change(item, To.DELAYED, _CAUSES[cause], waits, due_ms=due_ms, attempt=attempt, metadata=metadata)
-    due_ms = _behind_ms(item, attempt, now_ms)
-    return Change(item, To.READY, _CAUSES[cause], waits, due_ms=due_ms, attempt=attempt, lease=lease, metadata=metadata)
+    else:
+        to, due_ms = To.READY, _behind_ms(item, attempt, now_ms)
+        if end.delay_ms:
+            to, due_ms, lease = To.DELAYED, now_ms + end.delay_ms, 0
+        change = Change(item, to, _CAUSES[cause], waits, due_ms=due_ms, attempt=attempt, lease=lease, metadata=metadata)
+    if failed is not None:
+        change.failed = failed
+    return change
 
 
 def change_at_expiry(item: Item, now_ms: int) -> Change:
     """Return the change of an item whose lease ended by time, where `may_end` says that it returns."""
     attempt = item.attempts_begun
     due_ms = _behind_ms(item, attempt, now_ms)
-    return Change(item, To.READY, Cause.EXPIRED, due_ms=due_ms, attempt=attempt, lease=item.lease)
+    change = Change(item, To.READY, Cause.EXPIRED, due_ms=due_ms, attempt=attempt, lease=item.lease)
+    if attempt == item.attempt:  # else it did not begin
+        change.failed = _failed_attempt(item, FailureCause.EXPIRED, "", now_ms)
+    return change
+
+
+def dropped_at_expiry(item: Item, now_ms: int) -> Change:
+    """Return the change of an at-most-once item whose lease ended by time."""
+    change = Change(item, To.GONE, Cause.DROPPED)
+    if item.attempts_begun == item.attempt:
+        change.failed = _failed_attempt(item, FailureCause.EXPIRED, "", now_ms)
+    return change
 
 
 def _behind_ms(item: Item, attempt: int, now_ms: int) -> int:
@@ -467,6 +484,16 @@ def _to_dead_letters(item: Item, policy: TopicPolicy, attempt: int, ended: Ended
     return Move(lane, now_ms, expires_at_ms, _failure_of(item, attempt, ended, now_ms))
 
 
+def _failed_attempt(item: Item, cause: FailureCause, reason: str, now_ms: int) -> LastFailure:
+    """Return the attempt of a leased item that ends now."""
+    return LastFailure(item.attempt, cause, now_ms, fingerprint(reason), _worker_of(item), _cut(reason))
+
+
+def _worker_of(item: Item) -> bytes:
+    """Return the worker that had the last lease; b"" if this owner did not give it, or has forgotten it."""
+    return b"" if item.given is None else item.given.worker.encode()
+
+
 def _failure_of(item: Item, attempt: int, ended: Ended, now_ms: int) -> FailureRow:
     _, topic = item.lane.topic.key
     fairness, throttles = tenancy_of(item.lane.key)
@@ -482,6 +509,7 @@ def _failure_of(item: Item, attempt: int, ended: Ended, now_ms: int) -> FailureR
         reason=_cut(ended.reason),
         throttles=pack_throttles(throttles),
         rules=pack_lane(rules_of(item.lane.key), item.lane.until),
+        worker=_worker_of(item),
     )
 
 

@@ -25,6 +25,8 @@ from foqs.rules import pack_rules
 
 _LANES = 1_000
 """Lanes of a topic, the fullest first, that are looked at for the oldest kept items."""
+_NAMED = 0x80
+"""Added to the cause of a failure whose worker is known."""
 _SPARE = 16
 """A topic with too many kept items loses this part of them more, so that few transactions have to do it."""
 
@@ -54,17 +56,22 @@ def _keep(change: Change, state: EndedState, for_ms: int, stored: bytes | None, 
 
 def pack_failure(failure: FailureRow) -> bytes:
     """Return what `failure_of` needs, besides the item's row in `done`."""
-    return bytes([failure.cause]) + failure.reason
+    if not failure.worker:
+        return bytes([failure.cause]) + failure.reason
+    return bytes([_NAMED | failure.cause, len(failure.worker)]) + failure.worker + failure.reason
 
 
 def failure_of(row: EndedRow, stored: bytes, lane: Lane[Item]) -> FailureRow:
     """Return why a kept item has FAILED."""
-    reason = stored[1:]
+    cause, worker, reason = stored[0], b"", stored[1:]
+    if cause & _NAMED:
+        cause, end = cause ^ _NAMED, 2 + stored[1]
+        worker, reason = stored[2:end], stored[end:]
     fairness, throttles = tenancy_of(lane.key)
     return FailureRow(
-        row.lane, fingerprint(reason.decode()), row.id, stored[0], row.attempt, row.ended_at_ms,
+        row.lane, fingerprint(reason.decode()), row.id, cause, row.attempt, row.ended_at_ms,
         lane.topic.key[1].encode(), fairness.encode(), reason, pack_throttles(throttles),
-        pack_rules(rules_of(lane.key)),
+        pack_rules(rules_of(lane.key)), worker,
     )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from foqs.fairness.keys import LaneKey, TopicKey, lane_key, rules_of, tenancy_by
 from foqs.idl import idl
 from foqs.item import Item, Settles, body_bytes, from_found
 from foqs.prefetch.lane import Lane
-from foqs.rows import Body, EndedRow, FailureRow, Found, ProgressRow, ReadyRow, TimerRow
+from foqs.rows import Body, EndedRow, FailureRow, Found, LastFailure, ProgressRow, ReadyRow, TimerRow
 from foqs.rules import MOST_RULES_BYTES
 
 GROUP = 1_000
@@ -184,6 +184,7 @@ class Listed(NamedTuple):
     failure: FailureRow | None
     ended_at_ms: int = 0
     progress: ProgressRow | None = None
+    last_failure: LastFailure | None = None
 
 
 class Listing:
@@ -297,10 +298,12 @@ class Listing:
             if lane is not None and isinstance(row, EndedRow) and row.id in listed.stored:
                 failure = failure_of(row, listed.stored[row.id], lane)
             given = listed.progress.get(row.id)
+            last = listed.last_failures.get(row.id)
             size += _failure_bytes(failure) + (0 if given is None else len(given.log) + len(given.text or b""))
+            size += 0 if last is None else _FAILURE_OVERHEAD_BYTES + len(last.worker) + len(last.reason)
             ended_at_ms = row.ended_at_ms if isinstance(row, EndedRow) else 0
             self._items.append(
-                Listed(key, body, row.attempt, _STATE_NUMBER[state], until_ms, failure, ended_at_ms, given)
+                Listed(key, body, row.attempt, _STATE_NUMBER[state], until_ms, failure, ended_at_ms, given, last)
             )
             self._room_bytes -= size
             self._left -= 1
@@ -336,6 +339,12 @@ class Listing:
         for shard in shards.values():
             shard.queue.drop_reads(self._listed)
         self._fail(Unavailable("a shard did not answer in time"))
+
+
+def last_failure_struct(last: LastFailure) -> Any:
+    return idl.LastFailure(
+        last.attempt, last.cause, last.reason.decode(), last.fingerprint, last.at_ms, last.worker.decode() or None
+    )
 
 
 def _failure_bytes(failure: FailureRow | None) -> int:

@@ -102,10 +102,12 @@ def topic_stats(state: State, key: TopicKey, now_ms: int, done: Callable[[TopicS
     completed, failed = yield from _kept(state, key)
     workers = yield from _workers(state, key, now_ms)
     tenants = yield from _tenants(state, key)
+    minute, ten, hour = state.topics.failing.sums(key, now_ms)
     done(
         TopicStats(
             ready, delayed, leased, completed=completed, failed=failed, workers=workers, tenants=tuple(tenants.named()),
-            more_tenants=tenants.rest_if_any(),
+            more_tenants=tenants.rest_if_any(), attempts_failed_minute=minute, attempts_failed_10_minutes=ten,
+            attempts_failed_hour=hour,
         )
     )  # fmt: skip
 

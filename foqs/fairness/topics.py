@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
+from foqs.fairness.failing import Failed, Failing
 from foqs.fairness.keys import LaneKey, TopicKey, is_of_tenant, rules_of, tenancy_of
 from foqs.fairness.ledger import Ledgers
 from foqs.fairness.tenants import InFlow, ShardTerm
@@ -35,9 +36,9 @@ class Topic(Generic[L]):
     stay until they are detached. (A topic has a lane or two; a tuple of them would take 40 bytes more.) `rules` counts
     the lanes by their rules, None if no lane has some. `bounds` is the engine's: the part of the topic's policy, and of
     these rules, that each delivery needs. From the first lane with a fairness key or throttle keys on, `turns` has the
-    lanes instead."""
+    lanes instead. `failing` counts its failed attempts, None if it has none lately."""
 
-    __slots__ = ("bounds", "first", "key", "rules", "turns")
+    __slots__ = ("bounds", "failing", "first", "key", "rules", "turns")
 
     def __init__(self, key: TopicKey) -> None:
         self.key = key
@@ -45,6 +46,7 @@ class Topic(Generic[L]):
         self.first: L | None = None
         self.bounds: Any = None
         self.turns: Turns[L] | None = None
+        self.failing: Failed | None = None
 
     @property
     def ready(self) -> int:
@@ -118,12 +120,14 @@ class Topic(Generic[L]):
 
 
 class Topics(dict[TopicKey, Topic[L]]):
-    """Every topic that has a lane here. `in_turns` has the topics whose tenants take turns."""
+    """Every topic that has a lane here. `in_turns` has the topics whose tenants take turns. `failing` counts the failed
+    attempts of topics, whether they have a lane or not."""
 
     def __init__(self) -> None:
         super().__init__()
         self.in_turns: dict[TopicKey, Topic[L]] = {}
         self.ledgers = Ledgers()
+        self.failing = Failing()
         self._terms = 0
         self._order: TopicOrder | None = None
 
@@ -138,6 +142,8 @@ class Topics(dict[TopicKey, Topic[L]]):
             ns, name = key
             key = (sys.intern(ns), name)  # each request and each row has a copy of the namespace
             topic = self[key] = Topic(key)
+            if self.failing and (failed := self.failing.get(key)) is not None:
+                failed.topic, topic.failing = topic, failed
             if self._order is not None:
                 self._order.add(key)
         return topic

@@ -14,6 +14,7 @@ from typing import Any
 from foqs.buffers.pending_dedup import Keyed
 from foqs.engine import dedup, explain, item_ops, listing
 from foqs.engine.calls import EnqueueCall, ItemsCall
+from foqs.engine.listing import last_failure_struct
 from foqs.engine.shard import Shard
 from foqs.errors import Conflict, FoqsError, NotFound, NotServed, OutcomeUnknown, Unavailable, item_error
 from foqs.idl import idl
@@ -435,7 +436,8 @@ class ForwardedExplain(ForwardedGetItem):
 
 def explained(explanation: explain.Explanation) -> Any:
     """Return the answer to an ExplainItem."""
-    return idl.ExplainItemResponse(list(explanation.reasons), explanation.eta_ms, explanation.state)
+    reasons, eta_ms, state, last = explanation
+    return idl.ExplainItemResponse(list(reasons), eta_ms, state, None if last is None else last_failure_struct(last))
 
 
 class ForwardedList(_Look):

@@ -15,12 +15,16 @@ from foqs.engine.stats import MOST_WORKERS, MostReady, turn_weight
 from foqs.errors import FoqsError
 from foqs.fairness.keys import TopicKey
 from foqs.figures import (
+    MOST_FAILING_WORKERS,
     ActiveTopic,
+    FailingGroup,
+    FailingTopic,
     HookStats,
     TenantStats,
     ThrottleStats,
     TopicStats,
     WorkerStats,
+    by_rate,
     from_struct,
     merge_into,
     merged,
@@ -168,6 +172,41 @@ class TopicSums:
 def _shared(tenant: TenantStats, weight: int) -> TenantStats:
     """Return the figures with the share of all `weight`."""
     return tenant._replace(share=turn_weight(tenant) / weight if weight else 0.0)
+
+
+class FailingSums:
+    """The failing topics of this host, to which `add` adds the answer of another host. `more`: further ones fail."""
+
+    def __init__(self, here: Iterable[FailingTopic], *, more: bool) -> None:
+        self._topics = {one.topic: one for one in here}
+        self._more = more
+
+    def add(self, _address: str, response: Any) -> None:
+        self._more = self._more or bool(response.more)
+        for found in [from_struct(FailingTopic, one) for one in response.topics or ()]:
+            known = self._topics.get(found.topic)
+            self._topics[found.topic] = found if known is None else _failing_on_both(known, found)
+
+    def topics(self, most: int) -> tuple[list[FailingTopic], bool]:
+        """Return up to `most` topics in the order of their first groups, and whether more fail."""
+        found = sorted([one for one in self._topics.values() if one.groups], key=lambda one: by_rate(one.groups[0]))
+        return found[:most], self._more or len(found) > most
+
+
+def _failing_on_both(one: FailingTopic, other: FailingTopic) -> FailingTopic:
+    groups = {(group.cause, group.fingerprint): group for group in one.groups}
+    for group in other.groups:
+        key = group.cause, group.fingerprint
+        known = groups.get(key)
+        groups[key] = group if known is None else _group_of_both(known, group)
+    return merged(one, other)._replace(groups=tuple(sorted(groups.values(), key=by_rate)))
+
+
+def _group_of_both(one: FailingGroup, other: FailingGroup) -> FailingGroup:
+    newer = max(one, other, key=lambda group: group.last_failed_at_ms)
+    both = merged(newer, one if newer is other else other)
+    named, more = both.workers[:MOST_FAILING_WORKERS], len(both.workers) > MOST_FAILING_WORKERS
+    return both._replace(workers=named, more_workers=both.more_workers or more)
 
 
 class ThrottleReports:

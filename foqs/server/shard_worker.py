@@ -195,7 +195,8 @@ class LoopTransactions:
 
 def _changed_bytes(batch: Batch) -> int:
     metadata = sum([len(metadata) for _, metadata in batch.metadata_new])
-    return metadata + sum([len(row.reason) for row in batch.failure_new]) + sum(map(body_bytes, batch.bodies_new))
+    reasons = sum([len(row.reason) for row in batch.failure_new]) + sum([len(row[2]) for row in batch.failed_new])
+    return metadata + reasons + sum(map(body_bytes, batch.bodies_new))
 
 
 def worker_of(
@@ -251,7 +252,7 @@ class ShardWorker:
     def submit(self, shard_batch: ShardBatch) -> None:
         """Run a batch: a small transaction alone on the event loop."""
         batch, size = shard_batch.transaction, shard_batch.size_bytes
-        if batch is not None and (batch.metadata_new or batch.failure_new or batch.bodies_new):
+        if batch is not None and (batch.metadata_new or batch.failure_new or batch.failed_new or batch.bodies_new):
             size += _changed_bytes(batch)
         alone = not (shard_batch.reads or shard_batch.confirm or shard_batch.copies)
         on_loop = self._on_loop

@@ -64,7 +64,18 @@ def _held_keys(connection: Connection) -> list[str]:
     return [] if inspect(connection).has_table("held_key") else tables["held_key"].create()
 
 
-STEPS: tuple[Step, ...] = (Step(2, _rules), Step(3, _progress), Step(4, _held_keys))
+def _last_failures(connection: Connection) -> list[str]:
+    """The last failed attempt of an item, and the worker of a dead letter's failure."""
+    found = inspect(connection)
+    tables = FILE_TABLES if connection.dialect.name == "sqlite" else TABLES
+    return [
+        f"ALTER TABLE {table} ADD COLUMN {name} {tables[table].columns[name].sql}"
+        for table, name in (("item", "last_failure"), ("failure", "worker"))
+        if name not in [column["name"] for column in found.get_columns(table)]
+    ]
+
+
+STEPS: tuple[Step, ...] = (Step(2, _rules), Step(3, _progress), Step(4, _held_keys), Step(5, _last_failures))
 """In order, one for each schema version after the oldest supported one."""
 
 

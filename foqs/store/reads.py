@@ -33,6 +33,7 @@ from foqs.rows import (
     Found,
     HeldKey,
     Key,
+    LastFailure,
     ProgressRow,
     ReadyRow,
     Scan,
@@ -91,10 +92,11 @@ _UNION_LANES = 100
 _LAST_ID = (1 << 63) - 1
 _ORDER = ("f.fingerprint", "f.id")
 _FAILURE = (
-    "f.lane, f.fingerprint, f.id, f.cause, f.attempts, f.died_at, f.topic, f.fairness, f.reason, f.throttles, f.rules"
+    "f.lane, f.fingerprint, f.id, f.cause, f.attempts, f.died_at, f.topic, f.fairness, f.reason, f.throttles, f.rules, "
+    "f.worker"
 )
-_FAILURE_COLUMNS = 11
-_FAILURE_TEXTS = 5
+_FAILURE_COLUMNS = 12
+_FAILURE_TEXTS = 6
 
 
 def with_rows(dialect: Dialect) -> str:
@@ -173,9 +175,10 @@ def bodies_sql(dialect: Dialect, ids: Sequence[int]) -> str:
 
 
 def look_sql(dialect: Dialect, ids: Sequence[int]) -> str:
-    """Bodies, then since when, then attempt, lease and bytes of `ready`, then the rows of `timer` and `done`."""
+    """Bodies, then since when and the last failure, then attempt, lease and bytes of `ready`, then the rows of `timer`
+    and `done`."""
     return (
-        f"SELECT {_BODY}, {_SINCE}, r.attempt, r.lease, r.bytes, {_TIMER}, {_ENDED} "
+        f"SELECT {_BODY}, {_SINCE}, i.last_failure, r.attempt, r.lease, r.bytes, {_TIMER}, {_ENDED} "
         f"FROM {dialect.forced('item', 'i')} {with_rows(dialect)} {with_end(dialect)} "
         f"WHERE i.id IN ({','.join(map(str, ids))})"
     )
@@ -233,7 +236,7 @@ def sizes_sql(dialect: Dialect, ids: Sequence[int]) -> str:
 
 def failures_sql(dialect: Dialect, ids: Sequence[int]) -> str:
     return (
-        "SELECT lane, fingerprint, id, cause, attempts, died_at, topic, fairness, reason, throttles, rules "
+        "SELECT lane, fingerprint, id, cause, attempts, died_at, topic, fairness, reason, throttles, rules, worker "
         f"FROM {dialect.forced('failure', index=FAILURE_OF_ITEM)} WHERE id IN ({','.join(map(str, ids))})"
     )
 
@@ -350,6 +353,15 @@ class Reads:
         for at in range(0, len(ids), ROWS):
             rows = self._link.fetch(failures_sql(self._dialect, ids[at : at + ROWS]))
             found += [FailureRow(*row[:6], *map(bytes, row[6:])) for row in rows]
+        return found
+
+    def last_failures(self, ids: list[int]) -> list[tuple[int, LastFailure]]:
+        found: list[tuple[int, LastFailure]] = []
+        for at in range(0, len(ids), ROWS):
+            listed = ",".join(map(str, ids[at : at + ROWS]))
+            wanted = f"id IN ({listed}) AND last_failure IS NOT NULL"
+            rows = self._link.fetch(f"SELECT id, last_failure FROM {self._dialect.forced('item')} WHERE {wanted}")
+            found += [(item_id, LastFailure.unpack(bytes(stored))) for item_id, stored in rows]
         return found
 
     def dedup(self, digests: list[bytes]) -> list[DedupRow]:
@@ -506,13 +518,14 @@ class Reads:
 
 def _found(row: Sequence[Any]) -> Found:
     body = Body._make(row[:BODY_COLUMNS])
-    since_ms, attempt, lease, size_bytes, *rest = row[BODY_COLUMNS:]
+    since_ms, failed, attempt, lease, size_bytes, *rest = row[BODY_COLUMNS:]
     ready = None
     if attempt is not None:
         ready = ReadyRow(body.lane, body.priority, body.deliver_after_ms, body.id, attempt, lease, size_bytes)
     timer = TimerRow._make(rest[:TIMER_COLUMNS]) if rest[0] is not None else None
     ended = EndedRow._make(rest[TIMER_COLUMNS:]) if rest[TIMER_COLUMNS] is not None else None
-    return Found(body, ready, timer, since_ms, ended=ended)
+    last_failure = None if failed is None else LastFailure.unpack(bytes(failed))
+    return Found(body, ready, timer, since_ms, ended=ended, last_failure=last_failure)
 
 
 def _fitting(rows: Sequence[Any], max_bytes: int) -> Sequence[Any]:

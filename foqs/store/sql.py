@@ -38,6 +38,7 @@ from foqs.rows import (
     Found,
     HeldKey,
     Key,
+    LastFailure,
     Opened,
     ProgressRow,
     ReadyRow,
@@ -412,6 +413,9 @@ class SqlStore:
 
     def failures(self, ids: list[int]) -> list[FailureRow]:
         return self._ask(lambda reads: reads.failures(ids))
+
+    def last_failures(self, ids: list[int]) -> list[tuple[int, LastFailure]]:
+        return self._ask(lambda reads: reads.last_failures(ids))
 
     def failure_groups(
         self, lane: int, after: FailurePosition | None, wanted: FailureFilter, limit: int, rows: int

@@ -21,6 +21,7 @@ ONE_PACKET_BYTES = 16 << 10
 """Text of a transaction that travels with its COMMIT: a larger one gains nothing by saving a trip."""
 _CASE_ROWS = 100  # each row of a CASE is compared with every WHEN before its own
 _STATEMENT_BYTES = 1 << 20
+_FAILED_BYTES = 4_096  # the most that a failed attempt adds to a statement: reason and worker, in hex
 
 ITEM = (
     "item(id, lane, priority, deliver_after, enqueued_at, expires_at, lease_ms, delivery, metadata, headers, payload)"
@@ -29,7 +30,7 @@ READY = "ready(lane, priority, deliver_after, id, attempt, lease, bytes)"
 _TIMER = "timer(due, id, lane, lease, attempt, lease_ms, bytes)"
 _EXPIRY = "expiry(at_ms, id)"
 _DEDUP = "dedup(digest, content, id, expires_at)"
-_FAILURE = "failure(lane, fingerprint, id, cause, attempts, died_at, topic, fairness, throttles, reason, rules)"
+_FAILURE = "failure(lane, fingerprint, id, cause, attempts, died_at, topic, fairness, throttles, reason, rules, worker)"
 _ENDED = "done(until_ms, id, lane, state, attempt, ended_at, bytes)"
 _HELD_KEY = "held_key(id, digest, slot, number, free_at, dead)"
 _RESULT = "result(id, data)"
@@ -127,7 +128,10 @@ class Planner(NamedTuple):
             dialect.delete_ready(made, batch.ready_gone)
         if batch.timer_gone:
             dialect.delete(made, "timer", "id", batch.timer_gone, TIMER_OF_ITEM)
-        if batch.metadata_new or batch.deliver_after_new or batch.ready_new or batch.timer_new or batch.moved:
+        if (
+            batch.metadata_new or batch.deliver_after_new or batch.failed_new or batch.ready_new or batch.timer_new
+            or batch.moved
+        ):  # fmt: skip
             _move(made, batch, dialect, self.max_statement_bytes)
         if any((batch.expiry_gone, batch.expiry_new, batch.failure_gone, batch.failure_new, batch.progress_new,
                 batch.progress_gone)):  # fmt: skip
@@ -167,8 +171,13 @@ def _move(made: list[Statement], batch: Batch, dialect: Dialect, max_statement_b
     # A server assigns from left to right: the first time is read before it changes.
     first = "first_at = COALESCE(first_at, deliver_after), "
     made += [_update(dialect, "deliver_after", piece, first) for piece in _pieces(times, _CASE_ROWS)]
+    most = max(1, min(_CASE_ROWS, max_statement_bytes // _FAILED_BYTES))
+    made += [_fail(dialect, piece, first) for piece in _pieces(batch.failed_new, most)]
     made += [_replace(dialect, item, max_statement_bytes) for item in batch.bodies_new]
-    made += [_move_to_lanes(dialect, piece) for piece in _pieces(batch.moved, _CASE_ROWS)]
+    dead = {row.id for row in batch.failure_new}  # the row of any other item that moves forgets its last failure
+    for gone, rows in ((False, [row for row in batch.moved if row[0] in dead]),
+                       (True, [row for row in batch.moved if row[0] not in dead])):  # fmt: skip
+        made += [_move_to_lanes(dialect, piece, redriven=gone) for piece in _pieces(rows, _CASE_ROWS)]
     _insert(made, READY, [_SEVEN % row for row in batch.ready_new])
     _insert(made, _TIMER, [_SEVEN % row for row in batch.timer_new])
 
@@ -182,13 +191,24 @@ def _replace(dialect: Dialect, item: NewItem, max_statement_bytes: int) -> State
     return f"UPDATE {dialect.forced('item')} SET {sets} WHERE id = {item.id:d}", 1
 
 
-def _move_to_lanes(dialect: Dialect, rows: Sequence[tuple[int, int, int, int]]) -> Statement:
+def _fail(dialect: Dialect, rows: Sequence[tuple[int, int, bytes]], first: str) -> Statement:
+    """New times of items whose attempts failed, with these attempts: in one write of their rows."""
+    times = " ".join([f"WHEN {item_id:d} THEN {at_ms:d}" for item_id, at_ms, _ in rows])
+    failures = " ".join([f"WHEN {item_id:d} THEN x'{packed.hex()}'" for item_id, _, packed in rows])
+    ids = ",".join([f"{row[0]:d}" for row in rows])
+    sets = f"{first}deliver_after = CASE id {times} END, last_failure = CASE id {failures} END"
+    return f"UPDATE {dialect.forced('item')} SET {sets} WHERE id IN ({ids})", len(rows)
+
+
+def _move_to_lanes(dialect: Dialect, rows: Sequence[tuple[int, int, int, int]], *, redriven: bool) -> Statement:
+    """A dead letter keeps its last failure: it says more than that its attempts are used up."""
     sets = [
         f"{column} = CASE id {' '.join([f'WHEN {row[0]:d} THEN {row[at]:d}' for row in rows])} END"
         for at, column in enumerate(("lane", "deliver_after", "expires_at"), 1)
     ]
     ids = ",".join([f"{row[0]:d}" for row in rows])
-    text = f"UPDATE {dialect.forced('item')} SET first_at = NULL, {', '.join(sets)} WHERE id IN ({ids})"
+    forgets = "first_at = NULL, last_failure = NULL" if redriven else "first_at = NULL"
+    text = f"UPDATE {dialect.forced('item')} SET {forgets}, {', '.join(sets)} WHERE id IN ({ids})"
     return text, len(rows)
 
 
@@ -384,7 +404,7 @@ def _weigh(dialect: Dialect, weights: Sequence[tuple[int, int]]) -> Statement:
 
 def _failure(row: FailureRow) -> str:
     numbers = f"{row.lane:d},{row.fingerprint:d},{row.id:d},{row.cause:d},{row.attempts:d},{row.died_at_ms:d}"
-    texts = (row.topic, row.fairness, row.throttles, row.reason, row.rules)
+    texts = (row.topic, row.fairness, row.throttles, row.reason, row.rules, row.worker)
     return f"({numbers},{_hex(texts)})"
 
 

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from foqs.ids import DIGEST_BYTES, HASH_SLOTS
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """The version of these tables. A host serves no database of another one."""
 TIMER_OF_ITEM = "timer_of_item"
 LANE_OF_NAMES = "lane_of_names"
@@ -38,6 +38,8 @@ FAILURE_OF_ITEM = "failure_of_item"
 # Names are bytes: a default collation would make `A` equal `a`.
 # `item.first_at`: the item's first `deliver_after` since its enqueue or its last redrive, once it has another one.
 # NULL: the present one is the first. A plain item never has it.
+# `item.last_failure`: the last attempt that failed (`LastFailure.pack`). NULL: none has failed since the enqueue or the
+# last redrive.
 # `shard.one` is always 1. `shard.identity` is the shard's UUID, which a restored copy has too. An owner fills an empty
 # one. `shard.restored_ms` and `leases_ended`: when an owner found that the database is an older copy, and how many
 # leases it ended.
@@ -55,6 +57,7 @@ CREATE TABLE item (
     headers BLOB,
     payload MEDIUMBLOB NOT NULL,
     first_at BIGINT,
+    last_failure BLOB,
     PRIMARY KEY (id)
 );
 CREATE TABLE ready (
@@ -173,6 +176,7 @@ CREATE TABLE failure (
     throttles VARBINARY(512) NOT NULL,
     reason VARBINARY(1024) NOT NULL,
     rules VARBINARY(768) NOT NULL DEFAULT x'',
+    worker VARBINARY(255) NOT NULL DEFAULT x'',
     PRIMARY KEY (lane, fingerprint, id),
     UNIQUE INDEX {FAILURE_OF_ITEM} (id)
 );

@@ -135,6 +135,7 @@ def requests() -> list[bytes]:
             [idl.FailureGroup(1, 7, 2)] * 2,
             context,
         ),
+        "ListFailing": idl.ListFailingRequest("ns", "topic", 5, context),
         "TryHook": idl.TryHookRequest("ns", "on_failure", None, "source", idl.ItemSpec("t", b""), 1, 1, "why", context),
         "ReleaseLeases": idl.ReleaseLeasesRequest("ns", "t", "worker", 5, context),
         "ExplainItem": idl.ExplainItemRequest(None, "ns", "t", context),

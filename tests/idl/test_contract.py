@@ -21,7 +21,8 @@ METHODS = [
     "ListItems", "DeleteItems",
     "GetServerInfo", "GetRouting", "WatchTopics", "GiveSlot", "ReplaceItems", "ChangeKeys", "TakeTokens", "Lend",
     "CountSlots", "TellSlots", "CountItems", "TellShares",
-    "ListFailures", "RedriveItems", "AckAndDequeue", "GetTopicStats", "GetSettings", "GetSettingsLog", "PutSettings",
+    "ListFailures", "ListFailing", "RedriveItems", "AckAndDequeue", "GetTopicStats", "GetSettings", "GetSettingsLog",
+    "PutSettings",
     "AwaitSettings",
     "ReleaseLeases", "ListSchedules", "RunSchedule", "GetThrottles", "ExplainItem", "TryHook",
 ]  # fmt: skip

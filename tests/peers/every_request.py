@@ -27,6 +27,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "ListSchedules": {"ns": "shop"},
     "RunSchedule": {"ns": "shop", "name": "nightly"},
     "ListFailures": {"ns": "shop", "topic": "t.dlq"},
+    "ListFailing": {"ns": "shop"},
     "RedriveItems": {"ns": "shop", "topic": "t.dlq"},
     "GetSettings": {"ns": "shop"},
     "PutSettings": {"ns": "shop", "entries": {"a": "b"}},

@@ -11,7 +11,7 @@ from foqs.policies.item_rules import applied
 from foqs.policies.layers import Policies
 from foqs.policies.settings import Settings
 from foqs.policies.topic_policy import TopicPolicy
-from foqs.rows import AT_MOST_ONCE, Batch, Body, FailureCause, FailureRow, LaneRow, ReadyRow
+from foqs.rows import AT_MOST_ONCE, Batch, Body, FailureCause, FailureRow, LaneRow, LastFailure, ReadyRow, TimerRow
 from foqs.rules import unpack_rules
 from tests.sim.memory_database import MemoryDatabase
 from tests.sim.records import NACKS, Op, Record, broken, lane_of
@@ -31,6 +31,7 @@ class Attempts:
         self._records = records
         self._dbs = dbs
         self.of_topics: dict[tuple[str, str], list[TopicPolicy]] = {}  # of a topic, all that were in effect
+        self.last_failures: dict[int, tuple[int, int]] = {}  # by item, of committed transactions: attempt and cause
         self._owners: Counter[int] = Counter()  # changes of a shard's owner
         self._since: dict[int, int] = {}  # by item: the owners of its shard when it was delivered first
 
@@ -89,6 +90,7 @@ class Attempts:
         moved = [row[0] for row in batch.moved if row[0] not in back]
         if sorted(failures) != sorted(moved):
             broken(14, f"{moved} move with the failures {failures}")
+        self._last_failures(db, batch)
         self._places(db, batch, now_ms)
         for item_id, number, _, expires_at_ms in batch.moved:
             if item_id in back:
@@ -141,6 +143,8 @@ class Attempts:
             if row.attempt != before or not (by_nack or by_time):
                 continue
             self._checks["failed attempts"] += 1
+            causes = {FailureCause.EXPIRED, FailureCause.FAILED} if by_nack else {FailureCause.EXPIRED}
+            self._last_failure(batch, row, causes, record)
             if isinstance(row, ReadyRow) and row.deliver_after_ms <= body.deliver_after_ms:
                 broken(14, f"{row} failed, and is not behind the items of its priority: {body} {record}")
             policies = self.policies_of(record)
@@ -148,6 +152,33 @@ class Attempts:
             too_old = all(0 < policy.max_total_ms <= age_ms for policy in policies)
             if by_nack and too_old and not self.stepped:
                 broken(14, f"{row} failed, and is {age_ms} ms old: {body} {record}")
+
+    def _last_failures(self, db: MemoryDatabase, batch: Batch) -> None:
+        """The database has the last committed failure of each item, through all changes of owners. A failed attempt
+        ends by a nack or by time, and its item returns."""
+        items = {
+            row.id for row in (*batch.ready_new, *batch.timer_new) if not isinstance(row, TimerRow) or not row.lease
+        }
+        for item_id, at_ms, packed in batch.failed_new:
+            failed, record = LastFailure.unpack(packed), self._records[item_id]
+            last = record.deliveries[-1] if record.deliveries else None
+            nacked = last is not None and any(op.token == last.token and op.kind == "fail" for op in record.ops)
+            if item_id not in items or (failed.cause == FailureCause.FAILED) > nacked or not 0 < failed.at_ms <= at_ms:
+                broken(14, f"{failed} of {item_id} is no failed attempt: {record}")
+        mine = {item_id: (failed.attempt, failed.cause) for item_id, failed in db.last_failures.items()}
+        known = {item_id: self.last_failures[item_id] for item_id in mine if item_id in self.last_failures}
+        if mine != known:
+            broken(14, f"the last failures are {mine}, not {known}")
+        for item_id, _, packed in batch.failed_new:
+            failed = LastFailure.unpack(packed)
+            self.last_failures[item_id] = failed.attempt, failed.cause
+
+    def _last_failure(self, batch: Batch, row: ReadyRow | TimerRow, causes: set[FailureCause], record: Record) -> None:
+        """An attempt that certainly failed is written with the item. (A nack may have been refused.)"""
+        written = [LastFailure.unpack(packed) for item_id, _, packed in batch.failed_new if item_id == row.id]
+        if [one.attempt for one in written] != [row.attempt] or written[0].cause not in causes:
+            broken(14, f"attempt {row.attempt} of {row.id} failed by {causes}, and {written} is stored: {record}")
+        self._checks["last failures"] += 1
 
     def dying(self, op: Op, body: Body, now_ms: int) -> bool:
         """Whether a late nack finds the item about to go to another topic."""

@@ -25,6 +25,7 @@ from foqs.rows import (
     Key,
     KeyRows,
     LaneRow,
+    LastFailure,
     NewItem,
     ProgressRow,
     ReadyRow,
@@ -82,6 +83,7 @@ class MemoryDatabase:
         self.expiry: dict[int, int] = {}
         self.expiry_order: list[tuple[int, int]] = []
         self.failures: dict[int, FailureRow] = {}
+        self.last_failures: dict[int, LastFailure] = {}
         self.ended: dict[int, EndedRow] = {}
         self.ended_order: list[tuple[int, int]] = []
         self.results: dict[int, bytes] = {}
@@ -164,6 +166,10 @@ class MemoryDatabase:
         for item_id, at_ms in batch.deliver_after_new:
             self.first.setdefault(item_id, self.items[item_id].deliver_after_ms)
             self.items[item_id] = self.items[item_id]._replace(deliver_after_ms=at_ms)
+        for item_id, at_ms, packed in batch.failed_new:
+            self.first.setdefault(item_id, self.items[item_id].deliver_after_ms)
+            self.items[item_id] = self.items[item_id]._replace(deliver_after_ms=at_ms)
+            self.last_failures[item_id] = LastFailure.unpack(packed)
         for new in batch.bodies_new:
             self.items[new.id] = self.items[new.id]._replace(
                 priority=new.priority, deliver_after_ms=new.deliver_after_ms, payload=new.payload,
@@ -175,6 +181,8 @@ class MemoryDatabase:
             _rule(self._is_lane(number) and number != body.lane, "item {} moves to lane {}", body, number)
             self.items[item_id] = body._replace(lane=number, deliver_after_ms=at_ms, expires_at_ms=expires_at_ms)
             self.first.pop(item_id, None)
+            if all(failure.id != item_id for failure in batch.failure_new):
+                self.last_failures.pop(item_id, None)
         for row in batch.ready_new:
             self._ready_new(row)
         for timer in batch.timer_new:
@@ -195,6 +203,7 @@ class MemoryDatabase:
             _rule(item_id in self.items, "item {} is removed but is not there", item_id)
             del self.items[item_id]
             self.first.pop(item_id, None)
+            self.last_failures.pop(item_id, None)
             self.unindexed.pop(item_id, None)
         for number in batch.lanes_gone:
             _rule(number in self.lanes, "lane {} is removed but is not there", number)

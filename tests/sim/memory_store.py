@@ -29,6 +29,7 @@ from foqs.rows import (
     Found,
     HeldKey,
     Key,
+    LastFailure,
     Opened,
     ProgressRow,
     ReadyRow,
@@ -240,7 +241,8 @@ class MemoryStore:
     def _found(self, item_id: int) -> Found:
         db = self._db
         rows = db.ready.get(item_id), db.timer.get(item_id), db.since_ms(item_id)
-        return Found(db.items[item_id], *rows, ended=db.ended.get(item_id))
+        last = db.last_failures.get(item_id)
+        return Found(db.items[item_id], *rows, ended=db.ended.get(item_id), last_failure=last)
 
     def look(self, ids: list[int]) -> list[Found]:
         self._read()
@@ -249,6 +251,10 @@ class MemoryStore:
     def failures(self, ids: list[int]) -> list[FailureRow]:
         self._read()
         return [self._db.failures[item_id] for item_id in ids if item_id in self._db.failures]
+
+    def last_failures(self, ids: list[int]) -> list[tuple[int, LastFailure]]:
+        self._read()
+        return [(item_id, self._db.last_failures[item_id]) for item_id in ids if item_id in self._db.last_failures]
 
     def failure_groups(
         self, lane: int, after: FailurePosition | None, wanted: FailureFilter, limit: int, rows: int

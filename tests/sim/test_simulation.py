@@ -44,6 +44,7 @@ KINDS = (
             "removed by rejected": 6,
             "removed by exhausted": 6,
             "exact attempts": 101,
+            "last failures": 200,
             "redriven": 21,
         },
     ),

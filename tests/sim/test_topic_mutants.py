@@ -93,6 +93,7 @@ def a_stalled_topic_is_not_tried_again(original: Any, state: State, shard: Shard
 
 # It is delivered before all items of its priority, again and again.
 put("an_item_that_failed_keeps_its_place", item_ops, "_behind_ms", constant(0), "dead")
+put("a_failed_attempt_is_not_written", item_ops, "_failed_attempt", constant(None), "dead")
 # Each consumer counts as one that has not begun.
 put("a_lease_of_begun_work_is_no_attempt", Item, "attempts_begun", property(lambda item: item.attempt - 1), "dead")
 put("items_without_attempts_are_delivered", item_ops, "change_at_limit", constant(None), "dead")

@@ -12,6 +12,7 @@ from tests.store.dead_read_contract import DeadReadContract
 from tests.store.ended_contract import EndedContract
 from tests.store.held_keys_contract import HeldKeysContract
 from tests.store.key_contract import KeyContract
+from tests.store.last_failure_contract import LastFailureContract
 from tests.store.progress_contract import ProgressContract
 from tests.store.row_contract import LANE, RowContract, body, insert, ready_key, ready_row, timer_row
 from tests.store.shards import NOW_MS, Moment, Shard, new_item
@@ -47,6 +48,7 @@ class StoreContract(
     DeadReadContract,
     EndedContract,
     ProgressContract,
+    LastFailureContract,
 ):
     """Rows, scans, keys, the tail, dead letters and ended items; refusals, ownership, and connections that break."""
 

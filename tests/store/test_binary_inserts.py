@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from foqs.rows import Batch, NewItem
 from foqs.store.protocol import RowRejected, StoreBusy
 from foqs.store.sql import SqlStore
+from foqs.store.statements import ITEM
 from tests.conftest import NewShardUrl
 from tests.store.asking import ask, connect, row_lock_waits
 from tests.store.contract import LANE, body, insert, ready_key
@@ -133,8 +134,8 @@ def test_commands_behind_a_deadlock_change_nothing(shard: BinaryShard, store: Bi
         cursor.execute("CREATE TABLE heavy (id INT PRIMARY KEY)")
         other.begin()
         cursor.executemany("INSERT INTO heavy VALUES (%s)", [(n,) for n in range(3_000)])
-        values = "0, 0, 0, 0, 0, 0, 1, NULL, NULL, '', NULL"
-        cursor.execute(f"INSERT INTO item VALUES ({new_item(10).id}, {values})")
+        values = "0, 0, 0, 0, 0, 0, 1, NULL, NULL, ''"
+        cursor.execute(f"INSERT INTO {ITEM} VALUES ({new_item(10).id}, {values})")
         with ThreadPoolExecutor(1) as pool:
 
             def collide() -> None:
@@ -163,7 +164,7 @@ def test_commands_behind_a_deadlock_change_nothing(shard: BinaryShard, store: Bi
 def body_row(item: NewItem) -> list[object]:
     """The row of `item`, in the order of its columns."""
     made = body(item)
-    return [*made[:8], made.metadata, made.headers, made.payload, None]
+    return [*made[:8], made.metadata, made.headers, made.payload, None, None]
 
 
 @SERVERS

@@ -12,7 +12,7 @@ from sqlalchemy import inspect, text
 from sqlalchemy.engine import Connection
 
 from foqs.cli import shard_databases as commands
-from foqs.rows import Batch, LaneRow
+from foqs.rows import Batch, FailureCause, FailureRow, LaneRow, LastFailure
 from foqs.store import maintenance, migrate
 from foqs.store.checkup import check_up
 from foqs.store.link import Database, Link
@@ -23,6 +23,8 @@ from foqs.store.server import Finding
 from foqs.store.sql import SqlStore
 from foqs.store.tables import LANE_OF_NAMES, SCHEMA_VERSION
 from tests.store.asking import findings_of, run
+from tests.store.row_contract import ready_key, ready_row
+from tests.store.shards import new_item
 from tests.store.test_ownership import SERVERS
 
 NUMBER = 7
@@ -90,6 +92,32 @@ def test_a_migrated_database_is_served(old_url: str) -> None:
     assert migrate_schema(old_url, NUMBER) == SCHEMA_VERSION
     store = SqlStore(old_url, shard=NUMBER)
     store.open("owner", take_over=False)
+    store.close(clean=True)
+
+
+def test_a_database_of_version_4_keeps_its_items(shard_url: str) -> None:
+    create_schema(shard_url, NUMBER)
+    store = SqlStore(shard_url, shard=NUMBER)
+    store.open("owner", take_over=False)
+    lanes = [LaneRow(1, b"ns", b"topic", b""), LaneRow(2, b"ns", b"topic.dlq", b"")]
+    items = [new_item(number, lane=1) for number in (1, 2)]
+    dead = FailureRow(2, 3, items[1].id, FailureCause.FAILED, 5, 6, b"topic", b"", b"why", rules=b"r")
+    store.commit(Batch(lanes_new=lanes, inserts=items, next_number=10))
+    store.commit(Batch(
+        ready_gone=[ready_key(items[1])], moved=[(items[1].id, 2, 1, 0)], failure_new=[dead],
+        ready_new=[ready_row(items[1])._replace(lane=2, deliver_after_ms=1)], next_number=10,
+    ))  # fmt: skip
+    store.close(clean=True)
+    run(shard_url, "ALTER TABLE item DROP COLUMN last_failure", "ALTER TABLE failure DROP COLUMN worker")
+    run(shard_url, "UPDATE shard SET version = 4")
+    assert migrate_schema(shard_url, NUMBER) == 4
+    assert (version_of(shard_url), check_tables(shard_url)) == (SCHEMA_VERSION, [])
+    store = SqlStore(shard_url, shard=NUMBER)
+    store.open("owner", take_over=False)
+    assert store.failures([items[1].id]) == [dead]
+    failed = LastFailure(1, FailureCause.EXPIRED, 2, 3, b"w", b"why")
+    store.commit(Batch(failed_new=[(items[0].id, 9, failed.pack())], next_number=10))
+    assert [row.last_failure for row in store.look([items[0].id])] == [failed]
     store.close(clean=True)
 
 

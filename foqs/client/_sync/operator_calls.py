@@ -15,6 +15,7 @@ from foqs.client.arguments import check_item, checked, duration, instance_of, te
 from foqs.client.items import Item, ItemSpec, ItemState, looked_at
 from foqs.client.operator_types import (
     Explanation,
+    Failing,
     FailureFilter,
     FailureGroup,
     Failures,
@@ -30,7 +31,7 @@ from foqs.client.operator_types import (
     tried_of,
 )
 from foqs.errors import Invalid, Overloaded, Unavailable
-from foqs.figures import ActiveTopic, ThrottleStats, TopicStats, from_struct
+from foqs.figures import ActiveTopic, FailingTopic, ThrottleStats, TopicStats, from_struct
 from foqs.idl import idl
 from foqs.ids import parse_id
 from foqs.rows import FailureCause
@@ -260,6 +261,16 @@ class OperatorCalls:
             groups += map(FailureGroup.of, page.groups or ())
             missing.update(page.missing or ())
         return Failures(groups, tuple(sorted(missing)))
+
+    @checked(topic=text(NAME_BYTES, none=True), limit=whole(1, MOST_LISTED))
+    def failing(self, topic: str | None = None, *, limit: int = 100, timeout_ms: int | None = None) -> Failing:
+        """What fails now: failed attempts of the last hour by topic, cause and fingerprint of the reason, over all
+        hosts, whether their items are dead letters or are tried again. Up to `limit` topics, 1 to 1,000, or one
+        `topic`. Hosts count since they started."""
+        request = idl.ListFailingRequest(self.namespace, topic, limit)
+        found = self._requests.call(methods.FAILING, request, timeout_ms)
+        topics = tuple([from_struct(FailingTopic, one) for one in found.topics or ()])
+        return Failing(topics, bool(found.more), tuple(found.missing or ()))
 
     @checked(count=whole(0, I64_MAX, zero="all"), filter=instance_of(FailureFilter, none=True))
     def redrive(

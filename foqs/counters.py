@@ -89,11 +89,12 @@ _seconds = partial(Histogram, SECONDS)
 
 class Namespace:
     """Counts of one namespace. `removed` counts removals of items by cause, `dead` dead letters by the cause of their
-    failure, `failed` failed attempts by their cause. `nacked` counts items that a nack returned to their topic.
-    `seconds` has the durations of requests, by method."""
+    failure, `failed` failed attempts by their cause. `nacked` counts items that a nack returned to their topic,
+    `changed` items with another priority or time by an operator. `seconds` has the durations of requests, by method."""
 
     __slots__ = (
-        "dead", "delivered", "enqueued", "expired", "extended", "failed", "nacked", "redriven", "released", "removed",
+        "changed", "dead", "delivered", "enqueued", "expired", "extended", "failed", "nacked", "redriven", "released",
+        "removed",
         "seconds",
     )  # fmt: skip
 
@@ -108,6 +109,7 @@ class Namespace:
         self.dead: Counter[str] = Counter()
         self.failed: Counter[str] = Counter()
         self.redriven = 0
+        self.changed = 0
         self.seconds: defaultdict[str, Histogram] = defaultdict(_seconds)
 
 
@@ -190,7 +192,7 @@ class Counters:
         """Return all counters, with the sums over the namespaces."""
         totals: dict[str, object] = {
             name: sum(getattr(namespace, name) for _, namespace in self.namespaces)
-            for name in ("enqueued", "delivered", "nacked", "released", "extended", "expired", "redriven")
+            for name in ("enqueued", "delivered", "nacked", "released", "extended", "expired", "redriven", "changed")
         }
         plain = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("namespaces", "refused")}
         refused = {code.name.lower(): count for code, count in self.refused.items()}

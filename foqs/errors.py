@@ -122,7 +122,8 @@ class RequestTooLarge(Invalid):
 
 
 class Conflict(FoqsError):
-    """The settings have another version than the caller expects: read them again."""
+    """The settings have another version than the caller expects: read them again. Or an item cannot be changed now,
+    because a consumer has leased it, or because it has ended."""
 
     code = Code.CONFLICT
 

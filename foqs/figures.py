@@ -81,7 +81,8 @@ class TenantStats(NamedTuple):
     """A tenant of a topic: the items with one fairness key, "" for those without one. `parked` of its `ready` items
     (approximate) wait for a throttle. `served` is the sum of its deliveries, in the unit of the topic's policy
     (`fair.unit`: items, KiB or ms), since its hosts have items of it. `share` of the turns is due to it, 0 to 1: its
-    `weight` over the weights of all tenants with ready items that wait for no throttle."""
+    `weight` over the weights of all tenants with ready items that wait for no throttle. All ready items of a `paused`
+    tenant are parked."""
 
     fairness_key: str = ""
     weight: Largest[int] = 0
@@ -89,6 +90,7 @@ class TenantStats(NamedTuple):
     parked: Sum[int] = 0
     served: Sum[float] = 0.0
     share: float = 0.0
+    paused: Largest[bool] = False
 
 
 class HookStats(NamedTuple):

@@ -185,6 +185,7 @@ class Cause(IntEnum):
     HOOK = 16  # the script of its topic dropped it, or gave it up where the topic has no dead-letter topic
     CANCEL = 17  # by its deduplication key
     REPLACE = 18  # an enqueue gives it another body
+    CHANGE = 19  # an operator gives it another priority or time
 
 
 class Move(NamedTuple):
@@ -225,7 +226,7 @@ class Change:
     has failed. `failed`: the attempt that this change ends, if it failed. `ended` and `stored`: the rows of an item
     that is kept; they are made when the transaction is built.
     `digest`: of the key that is free then, of an item that does not hold it by itself. `body`: the item gets it, with
-    its priority and time.
+    its priority and time. `priority`: the item gets it, with the time `due_ms`, and keeps its body.
     Without `__slots__`, so that what most changes do not need costs nothing to make (one is made per item).
     """
 
@@ -246,6 +247,7 @@ class Change:
     stored: bytes | None = None
     digest: bytes | None = None
     body: NewItem | None = None
+    priority: int | None = None
 
     def __init__(
         self,
@@ -431,6 +433,8 @@ class Item:
                 self.lease_expires_at_ms = change.due_ms
             else:
                 self.lease = change.lease
+                if change.priority is not None:
+                    self.priority = change.priority
                 if change.due_ms:
                     self.deliver_after_ms = change.due_ms
                 elif change.move is not None:

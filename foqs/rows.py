@@ -513,6 +513,7 @@ class Batch:
     deliver_after_new: list[tuple[int, int]] = _NO_ROWS  # id, deliver_after_ms
     failed_new: list[tuple[int, int, bytes]] = _NO_ROWS  # the same of an item whose attempt failed; `LastFailure.pack`
     bodies_new: list[NewItem] = _NO_ROWS  # of items that are there: payload, metadata, headers, priority and time
+    placed: list[tuple[int, int, int, bool]] = _NO_ROWS  # id, priority, deliver_after_ms; is this its first time?
     moved: list[tuple[int, int, int, int]] = _NO_ROWS  # id, lane, deliver_after_ms, expires_at_ms
     ready_new: list[ReadyRow] = _NO_ROWS
     timer_new: list[TimerRow] = _NO_ROWS
@@ -575,6 +576,7 @@ _ID_OF: dict[str, Callable[[Any], int]] = {
     "deliver_after_new": _first,
     "failed_new": _first,
     "bodies_new": _row_id,
+    "placed": _first,
     "moved": _first,
     "expiry_new": itemgetter(1),
     "failure_new": _row_id,

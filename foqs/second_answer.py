@@ -102,6 +102,8 @@ END_ITEM = Policy(_FIRST, (_A, _D, _OK,      _F,         _U))  # fmt: skip
 # the OUTCOME_UNKNOWN, repeats the ack, and takes NOT_FOUND as done: the item is gone in either case.
 FORWARDED_ACK = Policy(_FIRST, (_A, _D, _U,  _F,         _U))  # fmt: skip
 EXTEND = Policy(_FIRST, (_A,  _D,  _F,       _F,         _U))  # fmt: skip
+# After a change whose reply was lost a consumer may have leased the item.
+CHANGE = Policy(_FIRST, (_A,  _D,  _F,       _F,         _U))  # fmt: skip
 # Both answers say that the lease has ended, not whether the nack ended it with its delay and metadata, or whether the
 # extension gave its checkpoint, progress or log before.
 NACK = GIVE = Policy(_FIRST, (_A, _D, _U,    _U,         _U))  # fmt: skip

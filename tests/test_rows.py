@@ -41,6 +41,7 @@ def rows_of(item_id: int) -> dict[str, Any]:
         "deliver_after_new": (item_id, 0),
         "failed_new": (item_id, 0, b""),
         "bodies_new": new,
+        "placed": (item_id, 0, 0, False),
         "moved": (item_id, 2, 0, 0),
         "ready_new": ReadyRow(1, 0, 0, item_id, 0, 0, 0),
         "timer_new": TimerRow(0, item_id, 1, 0, 0, 0, 0),

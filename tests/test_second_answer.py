@@ -40,6 +40,7 @@ ROWS = {
     "END_ITEM": ("ADFFF", "ADOFU"),
     "FORWARDED_ACK": ("ADFFF", "ADUFU"),
     "EXTEND": ("ADFFF", "ADFFU"),
+    "CHANGE": ("ADFFF", "ADFFU"),
     "NACK": ("ADFFF", "ADUUU"),
     "GIVE": ("ADFFF", "ADUUU"),
     "RELEASE": ("ADFFF", "ADOOU"),

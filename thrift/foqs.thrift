@@ -81,7 +81,10 @@ enum ErrorCode {
    * retry_after_ms 0 in its place.
    */
   NOT_OWNER = 9,
-  /** The namespace's settings have another version than the expected one. Nothing was changed. */
+  /**
+   * The namespace's settings have another version than the expected one; or ChangeItems: a consumer has leased the item,
+   * or it has ended. Nothing was changed.
+   */
   CONFLICT = 10,
 }
 
@@ -124,7 +127,10 @@ enum Reason {
   DELAYED = 6,
   /** `by` has leased it until until_ms. A topic: `count` items are leased, and none is ready. */
   LEASED = 7,
-  /** The settings entry `key` pauses the topic. by, since_ms: the author and the time of the pause, or of the last change. */
+  /**
+   * The settings entry `key` pauses the topic, or its tenant `tenant`. A topic: the entry pauses `count` tenants, and no
+   * other one has ready items. by, since_ms: the author and the time of the pause, or of the last change.
+   */
   PAUSED = 8,
   /** The throttle `key` has no token. The next token comes at until_ms. count: flows that get a token before its flow. */
   THROTTLED = 9,
@@ -535,7 +541,8 @@ struct DequeueResponse {
   4: optional i64 retry_after_ms,
   /**
    * Only without items: "paused" if the policy of one of the topics pauses it, "throttled: <key>" or "concurrency: <key>"
-   * if a throttle blocks its items, "per_worker" if the worker holds all items that it may. Default: none.
+   * if a throttle blocks its items, "per_worker" if the worker holds all items that it may, "paused_tenants" if a topic
+   * has ready items here of paused tenants alone. Default: none.
    */
   5: optional string reason,
   /** The values of per_worker, by topic of `wants` with such a policy. Default: no topic has it. */
@@ -771,7 +778,7 @@ struct TenantStats {
   2: i32 weight,
   /** Items; approximate. */
   3: i64 ready,
-  /** Ready items that wait for a throttle. */
+  /** Ready items that wait for a throttle; of a paused tenant: all of them. */
   4: i64 parked,
   // 5: leased   6: delivered_10s   7: busy_ms_10s   8: oldest_ready_at_ms
   /** Its service, in the unit of the topic's policy (fair.unit: items, KiB or ms), since its hosts have items of it. */
@@ -779,6 +786,8 @@ struct TenantStats {
   /** Its share of the topic's turns, 0 to 1: its weight over the weights of all tenants with ready items that wait for no
       throttle. 0 if it has no such items. */
   10: double share,
+  /** The topic's policy pauses it (paused_tenants). */
+  11: optional bool paused,
 }
 
 /** The leases of a worker process in a topic. */
@@ -900,6 +909,11 @@ struct ListItemsRequest {
   5: optional string cursor,
   /** Only this shard, which the called host must serve. Default: all shards of the cluster that are not disabled. */
   6: optional i32 shard,
+  /**
+   * Only items that were enqueued with this fairness key; "": items without a key. Dead letters have the key in their
+   * failure, and none of their own (see ListFailures). A host of an earlier version ignores it. Default: all.
+   */
+  7: optional string fairness_key,
   15: optional RequestContext context,
 }
 
@@ -917,6 +931,32 @@ struct DeleteItemsRequest {
 }
 
 struct DeleteItemsResponse {
+  1: list<ItemOutcome> outcomes,
+}
+
+/**
+ * Gives READY and DELAYED items another priority, another time, or both: each leaves its place in its lane and enters at
+ * the new one, as a fresh item would. Attempts, TTL, dedup_key and the time of its enqueue stay. Equal requests have the
+ * same end, so a request may be repeated after OUTCOME_UNKNOWN. One outcome each: CONFLICT for a leased item (the message
+ * names its worker and the end of the lease) and for a kept one; INVALID if the item's TTL ends by the new time.
+ */
+struct ChangeItemsRequest {
+  /** 1 to 10,000. Equal ids have one outcome, each time. */
+  1: list<i64> ids,
+  /** Default: it stays. At least one of the next three is set. */
+  2: optional i32 priority,
+  /**
+   * Duration from now, 0 to 366 days. 0 makes a DELAYED item READY, and leaves a READY one at its place. The delay of a
+   * repeated request begins again. Default: the item keeps its time.
+   */
+  3: optional i64 delay_ms,
+  /** Epoch milliseconds: earliest delivery, in place of delay_ms (both is INVALID). A time in the past is a delay_ms of 0;
+      see ItemSpec. */
+  4: optional i64 deliver_after_ms,
+  15: optional RequestContext context,
+}
+
+struct ChangeItemsResponse {
   1: list<ItemOutcome> outcomes,
 }
 
@@ -960,6 +1000,8 @@ struct ExplainReason {
   7: optional string by,
   /** Epoch milliseconds: when `by` changed the settings. */
   8: optional i64 since_ms,
+  /** A fairness key; "": items without one. */
+  9: optional string tenant,
 }
 
 /** Lists the schedules of a namespace, in the order of their names. */
@@ -1817,6 +1859,7 @@ service Foqs {
   GetResultResponse GetResult(1: GetResultRequest request) throws (1: RequestError error),
   ListItemsResponse ListItems(1: ListItemsRequest request) throws (1: RequestError error),
   DeleteItemsResponse DeleteItems(1: DeleteItemsRequest request) throws (1: RequestError error),
+  ChangeItemsResponse ChangeItems(1: ChangeItemsRequest request) throws (1: RequestError error),
   GetServerInfoResponse GetServerInfo(1: GetServerInfoRequest request) throws (1: RequestError error),
   GetRoutingResponse GetRouting(1: GetRoutingRequest request) throws (1: RequestError error),
   WatchTopicsResponse WatchTopics(1: WatchTopicsRequest request) throws (1: RequestError error),

@@ -64,6 +64,7 @@ _ITEMS = (
     ),
     _counter("topic_attempts_failed", "Attempts that failed, by topic.", "namespace", "topic"),
     _counter("items_redriven", "Dead letters returned to a topic.", "namespace", of="namespace.redriven"),
+    _counter("items_changed", "Items whose priority or time was changed.", "namespace", of="namespace.changed"),
     _counter("items_due", "Delayed items that became ready.", of="due"),
     _counter("items_duplicate", "Enqueued items whose dedup_key was stored before.", of="duplicates"),
     _counter("schedule_times", "Times of schedules, by outcome: fired, missed.", "outcome"),

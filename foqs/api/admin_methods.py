@@ -1,4 +1,4 @@
-"""Requests of operators that change settings or leases, and trials of scripts."""
+"""Requests of operators that change settings, leases or waiting items, and trials of scripts."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from uuid import uuid4
 from foqs.api import validation
 from foqs.api.auth import Audit, caller_of
 from foqs.api.host import Host
-from foqs.api.item_life import read_by_script, set_fields
+from foqs.api.item_life import ItemLife, read_by_script, set_fields, sift
 from foqs.bounds import LIMITS
 from foqs.checks import I32_MAX
 from foqs.engine.calls import LongPoll
+from foqs.engine.changing import Changing
 from foqs.engine.listing import Releasing
 from foqs.errors import FoqsError, Invalid, NotFound, Unavailable
 from foqs.hooks.protocol import EnqueueResult, Failed, Hook, HookCall, HookKey, Kind, Outcome, Script, source_error
 from foqs.hooks.topic_hooks import TopicHooks
 from foqs.idl import idl
+from foqs.peers import forwarded_requests
 from foqs.peers.settings_sync import CONFIRM_MS, Confirmation, HostSettings
 from foqs.policies.entries import SCRIPT, script_name_error
 from foqs.policies.settings import MOST_BYTES, Settings, SettingsStore
@@ -290,3 +292,27 @@ class LeaseMethods:
         host.engine.release(
             Releasing(host.engine.state, key, request.worker, now_ms - held_ms, released), now_ms, here_ms
         )
+
+
+class ChangeMethods:
+    """Give items that wait another priority or time."""
+
+    def __init__(self, host: Host, items: ItemLife) -> None:
+        self._host = host
+        self._items = items
+
+    def handlers(self) -> dict[str, Callable[[Call], None]]:
+        return {"ChangeItems": self.change}
+
+    def change(self, call: Call) -> None:
+        """Raises Invalid."""
+        request, limits = call.request, self._host.limits
+        ids = validation.counted(request.ids, "ids", limits.request_items)
+        if request.priority is None and request.delay_ms is None and request.deliver_after_ms is None:
+            raise Invalid("priority, delay_ms or deliver_after_ms is needed")
+        timed = request.delay_ms is not None or request.deliver_after_ms is not None
+        at_ms = validation.due_of(request, limits, self._host.now_ms()) if timed else None
+        if request.delay_ms:  # the items of other hosts get the same time
+            request.delay_ms, request.deliver_after_ms = None, at_ms
+        op, sifted = Changing(request.priority, at_ms), sift(ids, {})
+        self._items.settle(call, idl.ChangeItemsResponse, forwarded_requests.CHANGE, ids, [op] * len(ids), sifted)

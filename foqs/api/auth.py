@@ -56,6 +56,7 @@ NEEDS: Mapping[str, Right | str] = {
     "CancelItem": Right.PRODUCE,
     "ListItems": Right.ADMIN,
     "DeleteItems": Right.ADMIN,
+    "ChangeItems": Right.ADMIN,
     "ReleaseLeases": Right.ADMIN,
     "ExplainItem": Right.ADMIN,
     "ListFailures": Right.ADMIN,
@@ -84,7 +85,7 @@ NEEDS: Mapping[str, Right | str] = {
     "TellSlots": _HOST,
     "AwaitSettings": _HOST,
 }
-_ADMINISTRATIVE = frozenset({"DeleteItems", "PutSettings", "RedriveItems", "ReleaseLeases"})
+_ADMINISTRATIVE = frozenset({"ChangeItems", "DeleteItems", "PutSettings", "RedriveItems", "ReleaseLeases"})
 _AT_THE_END = frozenset({"PutSettings"})
 """Administrative requests whose handlers write the line, with the outcome (`Audit.settings`)."""
 
@@ -364,6 +365,12 @@ def _items(request: Any) -> dict[str, Any]:
     return {"items": len(ids), "first": ids[:_IDS]}
 
 
+def _items_changed(request: Any) -> dict[str, Any]:
+    names = ("priority", "delay_ms", "deliver_after_ms")
+    given = {name: value for name in names if (value := getattr(request, name)) is not None}
+    return {**_items(request), **given}
+
+
 def _refused(request: Any, error: FoqsError) -> dict[str, Any]:
     """Return the first keys of the request, those to set and to remove, and the kind of the error."""
     keys, remove = list(request.entries or ()), list(request.remove or ())
@@ -413,6 +420,7 @@ def _redrive(request: Any) -> dict[str, Any]:
 
 _SUBJECTS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "DeleteItems": _items,
+    "ChangeItems": _items_changed,
     "ReleaseLeases": _topic,
     "RedriveItems": _redrive,
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from foqs.api.ack_dequeue import AckDequeue
-from foqs.api.admin_methods import HookMethods, LeaseMethods, SettingsMethods
+from foqs.api.admin_methods import ChangeMethods, HookMethods, LeaseMethods, SettingsMethods
 from foqs.api.dead_letters import DeadLetters
 from foqs.api.host import Host
 from foqs.api.item_life import ItemLife
@@ -64,6 +64,7 @@ class Handlers:
             SettingsMethods(host, settings, store, hooks),
             HookMethods(host, hooks),
             LeaseMethods(host),
+            ChangeMethods(host, items),
             PeerMethods(host, lending, shares),
         )
 

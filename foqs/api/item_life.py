@@ -13,6 +13,7 @@ from foqs.api.validation import Intake
 from foqs.bounds import Bounded, Limits, Quota
 from foqs.engine import item_ops
 from foqs.engine.calls import PER_WORKER, DequeueCall, EnqueueCall, ItemsCall
+from foqs.engine.consumers import holds_all
 from foqs.engine.dequeue import ITEM_OVERHEAD_BYTES
 from foqs.engine.item_ops import Op
 from foqs.engine.listing import ANSWERS_SHARE
@@ -290,6 +291,8 @@ class ItemLife:
             response.reason = hint.reason
             if hint.retry_at_ms is not None:
                 response.retry_after_ms = max(0, hint.retry_at_ms - at_ms)
+        elif any(holds_all(engine.state, key) for key, _ in keys):
+            response.reason = "paused_tenants"
 
     def ack(self, call: Call) -> None:
         given, results, sifted = call.request.items, None, None
@@ -341,9 +344,7 @@ class ItemLife:
     def delete(self, call: Call) -> None:
         ids = validation.counted(call.request.ids, "ids", self._host.limits.request_items)
         sifted = sift(ids, {})
-        self._settle(
-            call, idl.DeleteItemsResponse, forwarded_requests.DELETE, ids, [item_ops.delete] * len(ids), sifted
-        )
+        self.settle(call, idl.DeleteItemsResponse, forwarded_requests.DELETE, ids, [item_ops.delete] * len(ids), sifted)
 
     def _change(
         self, call: Call, response: Any, kind: forwarded_requests.Kind, op_of: Callable[[Any], Op],
@@ -352,9 +353,9 @@ class ItemLife:
         """Carry out what `op_of` makes of each entry, once for entries with one `end_of`."""
         items = validation.counted(call.request.items, "items", self._host.limits.request_items)
         ids, ops, errors = checked(items, op_of)
-        self._settle(call, response, kind, ids, ops, sift(ids, errors, lambda at: end_of(items[at])))
+        self.settle(call, response, kind, ids, ops, sift(ids, errors, lambda at: end_of(items[at])))
 
-    def _settle(
+    def settle(
         self, call: Call, response: Any, kind: forwarded_requests.Kind, ids: Sequence[int], ops: Sequence[Op],
         sifted: Sifted | None,
     ) -> None:  # fmt: skip

@@ -134,6 +134,8 @@ class Lookups:
         key = host.topic(request)
         limit = validation.within(request.limit, "limit", 1, limits.list_items, 100)
         timeout_ms = validation.timeout_ms(request, limits)
+        if tenant := request.fairness_key:
+            validation.name(tenant, "fairness_key", limits)
         if host.forwarder.list_items(call, host.now_ms() + timeout_ms):
             return
         room_bytes = limits.frame_bytes - responses.REPLY_OVERHEAD_BYTES
@@ -142,7 +144,7 @@ class Lookups:
         def reply(items: list[Listed], cursor: str | None) -> None:
             call.reply(idl.ListItemsResponse([responses.shown(*item) for item in items], cursor))
 
-        listing = Listing(host.engine.state, key, state, limit, room_bytes, cursor, reply, call.fail, only)
+        listing = Listing(host.engine.state, key, state, limit, room_bytes, cursor, reply, call.fail, only, tenant)
         host.engine.list(listing, host.now_ms(), timeout_ms)
 
     def active_topics(self, call: Call) -> None:

@@ -134,6 +134,22 @@ def moment(at_ms: int | None, what: str, now_ms: int) -> int | None:
     return at_ms
 
 
+def due_of(spec: Any, limits: Limits, now_ms: int) -> int:
+    """Return the time from which an item may be delivered; 0 for now (a time in the past means now)."""
+    at_ms, delay_ms = spec.deliver_after_ms, spec.delay_ms
+    most = limits.delay_max_ms
+    if delay_ms is not None:
+        if at_ms is not None:
+            raise Invalid("both deliver_after_ms and delay_ms are given")
+        within(delay_ms, "delay_ms", 0, most, 0)
+        return now_ms + int(delay_ms) if delay_ms else 0
+    if moment(at_ms, "deliver_after_ms", now_ms) is None:
+        return 0
+    if at_ms - now_ms > most:
+        raise Invalid(f"deliver_after_ms is {at_ms}, more than {most} ms ahead")
+    return int(at_ms) if at_ms > now_ms else 0
+
+
 def topics(
     ns: str, wants: Sequence[Any], limits: Limits, most: int | None = None
 ) -> tuple[list[tuple[TopicKey, int]], int, Mapping[TopicKey, int] | None]:
@@ -431,7 +447,7 @@ class Intake:
             if topic in self._filling:
                 spec = filled(spec, self._filling[topic], self._limits)
             item.priority = spec.priority
-            item.due_ms = self._due_ms(spec)
+            item.due_ms = due_of(spec, self._limits, self._now_ms)
             item.deliver_after_ms = item.due_ms or self._now_ms
             if spec.ttl_ms is not None or spec.expires_at_ms is not None:
                 item.expires_at_ms = self._expires_at_ms(spec)
@@ -483,7 +499,7 @@ class Intake:
             raise Invalid("delivery is neither AT_LEAST_ONCE nor AT_MOST_ONCE")
         due_ms = 0
         if spec.deliver_after_ms is not None or spec.delay_ms is not None:
-            due_ms = self._due_ms(spec)
+            due_ms = due_of(spec, limits, now_ms)
         lease_ms = expires_at_ms = 0
         if spec.lease_ms is not None:
             lease_ms = within(spec.lease_ms, "lease_ms", limits.lease_min_ms, limits.lease_max_ms, 0)
@@ -568,22 +584,6 @@ class Intake:
         if policy.hooks is not None and policy.hooks.on_enqueue is not None:
             self.hooked.append(topic)
             self.plain = False
-
-    def _due_ms(self, spec: Any) -> int:
-        """Return the time from which the item may be delivered; 0 for now (a time in the past means now)."""
-        at_ms, delay_ms = spec.deliver_after_ms, spec.delay_ms
-        if at_ms is None and delay_ms is None:
-            return 0
-        most = self._limits.delay_max_ms
-        if delay_ms is not None:
-            if at_ms is not None:
-                raise Invalid("both deliver_after_ms and delay_ms are given")
-            within(delay_ms, "delay_ms", 0, most, 0)
-            return self._now_ms + int(delay_ms) if delay_ms else 0
-        moment(at_ms, "deliver_after_ms", self._now_ms)
-        if at_ms - self._now_ms > most:
-            raise Invalid(f"deliver_after_ms is {at_ms}, more than {most} ms ahead")
-        return int(at_ms) if at_ms > self._now_ms else 0
 
     def _expires_at_ms(self, spec: Any) -> int:
         """Return the time at which the TTL of an item ends."""

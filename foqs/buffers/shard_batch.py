@@ -128,6 +128,9 @@ def emit(change: Change, transaction: Batch) -> None:
     if change.body is not None:
         _replace(change.body, lane, transaction)
         return
+    if change.priority is not None:
+        _place(change, change.priority, lane, transaction)
+        return
     if change.metadata is not None:
         transaction.metadata_new.append((item.id, change.metadata))
     size = item.bytes + change.more_bytes
@@ -154,6 +157,19 @@ def _replace(body: NewItem, lane: int, transaction: Batch) -> None:
         transaction.timer_new.append(TimerRow(body.due_ms, body.id, lane, 0, 0, 0, size))
     else:
         transaction.ready_new.append(ReadyRow(lane, body.priority, body.deliver_after_ms, body.id, 0, 0, size))
+
+
+def _place(change: Change, priority: int, lane: int, transaction: Batch) -> None:
+    """Add the rows of an item at another place of its lane. The time since which it could be delivered begins again
+    with a new time of an item that no consumer has had."""
+    item, at_ms = change.item, change.due_ms
+    first = not change.attempt and at_ms != item.deliver_after_ms
+    transaction.placed.append((item.id, priority, at_ms, first))
+    size = item.bytes + change.more_bytes
+    if change.to is _READY:
+        transaction.ready_new.append(ReadyRow(lane, priority, at_ms, item.id, change.attempt, change.lease, size))
+    else:
+        transaction.timer_new.append(TimerRow(at_ms, item.id, lane, 0, change.attempt, 0, size))
 
 
 def _end(change: Change, transaction: Batch) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,7 +13,7 @@ from foqs.bounds import MOST_LISTED
 from foqs.checks import I64_MAX, LONGEST_MS, check_text, counted
 from foqs.checks import printable as name
 from foqs.cli.connection import BATCH_ITEMS, Connection, Count, entries_of_lines, say_unknown, settle
-from foqs.cli.look import State, state_of
+from foqs.cli.look import State, TenantOption, of_tenant, state_of
 from foqs.cli.main import JsonOption, command
 from foqs.cli.operators import YesOption, confirm_by_name
 from foqs.cli.pipe import say_why_empty
@@ -75,6 +76,17 @@ def delete(
     For each item that could not be deleted the command writes a JSON line with the error. `foqs items` and
     `foqs dequeue` write lines that stdin may hold. A wrong line fails alone; its error has the number of the line.
     """
+    by_id(ids, connection, lambda client, chunk: client.delete_items(chunk), "deleted")
+
+
+def by_id(
+    ids: list[str],
+    connection: Connection,
+    send: Callable[[Client, list[int]], Sequence[FoqsError | None]],
+    done: str,
+) -> None:
+    """Send ids, arguments or lines of stdin, a request at a time. Write a line for each that failed; `done` says how
+    the rest ended."""
     from foqs.client.item_copies import id_of_line
 
     numbers: Iterable[tuple[int, int | Invalid]]
@@ -89,18 +101,19 @@ def delete(
             fail(wrong.message, 2)
     count = Count()
     with connection.client_for_stdin() if ids == ["-"] else connection.client() as client:
-        for ended in settle(numbers, client.delete_items):
+        for ended in settle(numbers, partial(send, client)):
             count.add(ended)
             if ended.error is not None:
                 named = {} if ended.entry is None else {"id": str(ended.entry)}
                 write_line({**named, "error": ended.error.code.name, "message": ended.message})
-    count.report("deleted")
+    count.report(done)
 
 
-@command(app, "foqs purge emails.dlq", "foqs purge emails --state delayed --yes")
+@command(app, "foqs purge emails.dlq", "foqs purge emails --state delayed --yes", "foqs purge emails --tenant acme")
 def purge(
     topic: Annotated[str, typer.Argument(help="The command deletes the items of this topic.")],
     state: Annotated[State | None, typer.Option(help="The command deletes items in this state only.")] = None,
+    tenant: TenantOption = None,
     leased: Annotated[
         bool, typer.Option("--leased", help="The command deletes leased items too, which consumers work on.")
     ] = False,
@@ -121,7 +134,8 @@ def purge(
         ids: list[int] = []
         states: Counter[str] = Counter()
         kept = 0
-        for item in client.list_items(topic, state=None if state is None else state.number, page_items=MOST_LISTED):
+        wanted = None if state is None else state.number
+        for item in client.list_items(topic, state=wanted, fairness_key=tenant, page_items=MOST_LISTED):
             if item.state == ItemState.LEASED and state is None and not leased:
                 kept += 1
                 continue
@@ -129,13 +143,13 @@ def purge(
             states[state_of(item)] += 1
         stay, where = leased_stay(kept), connection.topic(topic)
         if not ids:
-            print(f"{where} has no item to delete{stay}")
+            print(f"{where} has no item{of_tenant(tenant)} to delete{stay}")
             if not kept:
                 say_unknown(client, topic)
             return
         listed = ", ".join(f"{states[one.value]:,} {one.value}" for one in State if states[one.value])
-        print(f"{where}: {listed}{stay}", flush=True)
-        confirm_by_name(topic, f"delete {counted(len(ids), 'item')}", yes=yes)
+        print(f"{where}: {listed}{of_tenant(tenant)}{stay}", flush=True)
+        confirm_by_name(topic, f"delete {counted(len(ids), 'item')}{of_tenant(tenant)}", yes=yes)
         purge_items(client, ids)
 
 

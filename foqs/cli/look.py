@@ -43,6 +43,15 @@ _ENDED = {
 }
 """How attempts end, by the name of the cause; any other failed."""
 
+TenantOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tenant",
+        "--fairness-key",
+        help="Only items that were enqueued with this fairness key; '' for items without one.",
+    ),
+]
+
 app = typer.Typer()
 
 
@@ -119,11 +128,12 @@ def topics_table(topics: list[ActiveTopic], now_ms: int, *, all_states: bool) ->
     return table(topics, columns)
 
 
-@command(app, "foqs items emails --state leased", "foqs items emails --json > items.jsonl")
+@command(app, "foqs items emails --state leased", "foqs items emails --tenant acme --json > items.jsonl")
 @piped
 def items(
     topic: Annotated[str, typer.Argument(help="The items are in this topic.")],
     state: Annotated[State | None, typer.Option(help="The list has items in this state only.")] = None,
+    tenant: TenantOption = None,
     limit: Annotated[
         int | None,
         typer.Option(
@@ -150,7 +160,7 @@ def items(
     with connection.client() as client:
         # The table leaves out one item, which shows that there are more.
         page = MOST_LISTED if most is None else min(most + 1, MOST_LISTED)
-        found = client.list_items(topic, state=wanted, page_items=page)
+        found = client.list_items(topic, state=wanted, fairness_key=tenant, page_items=page)
         if not in_table(as_json):
             item = None
             for item in islice(found, most):
@@ -164,11 +174,18 @@ def items(
         now_ms = client.server_info().now_ms if rows else 0
     if not rows:
         what = "items" if state is None else f"{state.value} items"
-        print(f"{connection.topic(topic)} has no {what}")
+        print(f"{connection.topic(topic)} has no {what}{of_tenant(tenant)}")
         return
     show(items_table(rows[:most], now_ms))
     if most is not None and len(rows) > most:
         say(f"these are the first {most:,} items; --limit shows more")
+
+
+def of_tenant(tenant: str | None) -> str:
+    """Return the words that name a tenant behind its items; none for all tenants."""
+    if tenant is None:
+        return ""
+    return f" of tenant {name(tenant)}" if tenant else " without a fairness key"
 
 
 def items_table(items: list[Item], now_ms: int) -> Table:

@@ -341,6 +341,8 @@ def say_why_empty(found: Items, topic: str, namespace: str) -> None:
     why = name(found.reason)
     if found.reason == "paused":
         why = f"topic {name(topic)} is paused ({topic_command('resume', namespace, topic)})"
+    elif found.reason == "paused_tenants":
+        why = f"all tenants of topic {name(topic)} with items are paused ({topic_command('tenants', namespace, topic)})"
     elif found.reason.startswith("throttled: "):
         again = "" if found.retry_after_ms is None else f", again in {found.retry_after_ms:,} ms"
         why = f"{why}{again} ({throttle_command('list', namespace)})"

@@ -26,11 +26,16 @@ if TYPE_CHECKING:
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The command works on this topic.")]
 _OUT = object()
 """In place of a value: the field is taken out."""
+Tenants = Annotated[
+    list[str] | None,
+    typer.Option("--tenant", help="Only the items with this fairness key, '' for items without one; repeatable."),
+]
 _JSON = {
     "retry": ("object, or null", '{"kind": "exponential"}'),
     "dead": ("object, or null", '{"topic": "failed", "ttl_ms": 604800000}'),
     "fair": ("object", '{"weights": {"gold:*": 4}}'),
     "throttles": ("list", '["api"]'),
+    "paused_tenants": ("list", '["acme"]'),
     "enforce": ("list", '["max_attempts"]'),
     "hooks": ("object, or null", '{"on_enqueue": "route"}'),
 }
@@ -54,20 +59,29 @@ topics = commands(
 )
 
 
-@command(topics, "foqs topic pause mail --ns shop")
-def pause(topic: Topic, *, connection: Connection) -> None:
-    """Deliver no more items of the topic.
+@command(topics, "foqs topic pause mail --ns shop", "foqs topic pause mail --tenant acme")
+def pause(topic: Topic, tenant: Tenants = None, *, connection: Connection) -> None:
+    """Deliver no more items of the topic, or of one tenant of it.
 
-    Enqueues continue, and leases end as usual. The hosts that the command names deliver no item of the topic from now
-    on. A host that did not confirm may: repeat the command to ask it again.
+    Enqueues continue, and leases end as usual. The hosts that the command names deliver no item of the topic, or of the
+    tenant, from now on. A host that did not confirm may: repeat the command to ask it again.
     """
-    _switch(topic, connection, "paused", on=True)
+    if tenant:
+        _switch_tenants(topic, tenant, connection, on=True)
+    else:
+        _switch(topic, connection, "paused", on=True)
 
 
-@command(topics, "foqs topic resume mail --ns shop")
-def resume(topic: Topic, *, connection: Connection) -> None:
-    """Deliver the items of a paused topic again."""
-    _switch(topic, connection, "paused", on=False)
+@command(topics, "foqs topic resume mail --ns shop", "foqs topic resume mail --tenant acme")
+def resume(topic: Topic, tenant: Tenants = None, *, connection: Connection) -> None:
+    """Deliver the items of a paused topic, or of a paused tenant of it, again.
+
+    A topic that is resumed keeps its paused tenants.
+    """
+    if tenant:
+        _switch_tenants(topic, tenant, connection, on=False)
+    else:
+        _switch(topic, connection, "paused", on=False)
 
 
 @command(topics, "foqs topic close mail --ns shop")
@@ -188,7 +202,8 @@ def _stats_tables(found: TopicStats) -> Iterator[Table]:
     if found.workers:
         yield table(found.workers, workers)
     if found.tenants:
-        yield table(_tenants(found), _TENANTS)
+        rows = _tenants(found)
+        yield table(rows, _columns(rows))
     hooks: list[Column[HookStats]] = [
         Column("hook", lambda hook: hook.hook),
         Column("script", lambda hook: name(hook.script), "folded"),
@@ -217,15 +232,16 @@ def tenants(
     """List the tenants of the topic with the most ready items: a table on a terminal, else JSON lines.
 
     "share" is the part of the turns that is due to a tenant by its weight, while it has items that wait for no throttle
-    ("parked" ones do). "served" is the sum of its deliveries since the hosts have items of it, in the unit of the
-    topic's policy. The last row sums up all further tenants, if there are any.
+    ("parked" ones do, and all items of a paused tenant). "served" is the sum of its deliveries since the hosts have
+    items of it, in the unit of the topic's policy. The last row sums up all further tenants, if there are any.
     """
     with connection.client() as client:
         found = client.topic_stats(topic, tenants=limit)
         if not found.tenants:
             say_unknown(client, topic)
     _say_missing(found)
-    listing(_tenants(found), _TENANTS, as_json, lambda row: _further(row[1]) if row[0] is None else row[1]._asdict())
+    rows = _tenants(found)
+    listing(rows, _columns(rows), as_json, lambda row: _further(row[1]) if row[0] is None else row[1]._asdict())
 
 
 def _tenants(found: TopicStats) -> list[tuple[str | None, TenantStats]]:
@@ -247,6 +263,12 @@ _TENANTS: list[Column[tuple[str | None, TenantStats]]] = [
     Column("ready", lambda row: row[1].ready, "number"),
     Column("parked", lambda row: row[1].parked, "number"),
 ]
+_PAUSED: Column[tuple[str | None, TenantStats]] = Column("state", lambda row: "paused" if row[1].paused else None)
+
+
+def _columns(rows: list[tuple[str | None, TenantStats]]) -> list[Column[tuple[str | None, TenantStats]]]:
+    """Return the columns for these tenants: their state, if one is paused."""
+    return [*_TENANTS, _PAUSED] if any(one.paused for _, one in rows) else _TENANTS
 
 
 def _further(more: TenantStats) -> dict[str, Any]:
@@ -279,6 +301,37 @@ def _switch(topic: str, connection: Connection, field: str, *, on: bool) -> None
     if why:
         say(f"{'' if done is None else 'the policy is for a new name: '}{why}")
     print(_said(topic, _SAID[field, on][already]))
+    settings.report(done)
+
+
+def _switch_tenants(topic: str, tenants: list[str], connection: Connection, *, on: bool) -> None:
+    """Add tenants to the paused ones in effect, or take them out. The list is in the topic's own entry then, unless
+    wider entries give the same."""
+    from foqs.client.settings_types import Changes, with_fields
+    from foqs.policies.layers import NamespacePolicies
+
+    key, field = f"topic.{topic}", "paused_tenants"
+    before: frozenset[str] = frozenset()
+
+    def decide(entries: Mapping[str, str]) -> Changes:
+        nonlocal before
+        before = NamespacePolicies(entries).of(topic).paused_tenants
+        wanted = before.union(tenants) if on else before.difference(tenants)
+        put, removed = with_fields(entries, key, {}, [field])
+        rest = {one: value for one, value in (dict(entries) | dict(put)).items() if one not in removed}
+        if NamespacePolicies(rest).of(topic).paused_tenants == wanted and not on:
+            return put, removed
+        return with_fields(entries, key, {field: sorted(wanted)})
+
+    with connection.client() as client:
+        why = "" if topic.endswith("*") else unknown(client, topic)
+        done = client.change_settings(decide)
+    if why:
+        say(f"{'' if done is None else 'the policy is for a new name: '}{why}")
+    for tenant in dict.fromkeys(tenants):
+        state = _SAID["paused", on][(tenant in before) is on]
+        who = f"tenant {name(tenant)}" if tenant else "the tenant without a fairness key"
+        print(f"{who} of {name(topic)} is {state}")
     settings.report(done)
 
 

@@ -38,12 +38,14 @@ from foqs.client.items import (
 )
 from foqs.client.methods import request_id
 from foqs.client.operator_types import (
+    ChangedItems,
     ExplainReason,
     Explanation,
     Failing,
     FailureFilter,
     FailureGroup,
     Failures,
+    ItemFilter,
     Reason,
     Redriven,
     RefusedTopic,
@@ -104,6 +106,7 @@ __all__ = [
     "AsyncProducer",
     "AsyncWorker",
     "Backoff",
+    "ChangedItems",
     "Client",
     "ClientClosed",
     "Code",
@@ -127,6 +130,7 @@ __all__ = [
     "HookStats",
     "Invalid",
     "Item",
+    "ItemFilter",
     "ItemOptions",
     "ItemRules",
     "ItemSpec",

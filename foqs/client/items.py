@@ -336,9 +336,9 @@ def looked_at(item: Item, state: int | None) -> Item:
 
 class Items(list[Item]):
     """The items of a dequeue. `reason`: why there are none, if the host says so: "paused" (the policy of a topic holds
-    its items back), "throttled: <key>" (a rate limit does), "concurrency: <key>" (a limit on leases does), or
-    "per_worker" (the worker holds enough). None: none is ready. `retry_after_ms`: when the topic that can deliver first
-    may have an item again, if the host knows."""
+    its items back), "paused_tenants" (it does so for all tenants with items), "throttled: <key>" (a rate limit does),
+    "concurrency: <key>" (a limit on leases does), or "per_worker" (the worker holds enough). None: none is
+    ready. `retry_after_ms`: when the topic that can deliver first may have an item again, if the host knows."""
 
     reason: str | None = None
     retry_after_ms: int | None = None

@@ -18,7 +18,7 @@ from functools import lru_cache
 from itertools import chain
 from struct import Struct
 from struct import error as StructError
-from typing import Any
+from typing import Any, NamedTuple
 
 from foqs.bounds import LIMITS
 from foqs.checks import check_text
@@ -268,6 +268,21 @@ def enqueue_request(
         return None
 
 
+class Changed(NamedTuple):
+    """One item of a ChangeItemsRequest. All items of a call have the same values."""
+
+    id: int
+    priority: int | None
+    delay_ms: int | None
+    deliver_after_ms: int | None
+
+
+def change_request(items: Sequence[Changed]) -> Any:
+    """Return the ChangeItemsRequest for items with the same values."""
+    _, priority, delay_ms, deliver_after_ms = items[0]
+    return idl.ChangeItemsRequest([item.id for item in items], priority, delay_ms, deliver_after_ms)
+
+
 def ack_request(namespace: str, item_id: int, lease: int) -> bytes | None:
     """Return the AckRequest for one item."""
     try:
@@ -421,6 +436,7 @@ NACK = RemoteMethod("Nack", usual=items_response)
 EXTEND = RemoteMethod("ExtendLease", usual=items_response)
 ACK_AND_DEQUEUE = RemoteMethod("AckAndDequeue", Item, usual=ack_and_dequeue_response)
 DELETE = RemoteMethod("DeleteItems")
+CHANGE = RemoteMethod("ChangeItems")
 CANCEL = RemoteMethod("CancelItem")
 RELEASE_LEASES = RemoteMethod("ReleaseLeases")
 TOPICS = RemoteMethod("GetActiveTopics")

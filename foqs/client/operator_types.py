@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple
 
@@ -12,9 +12,9 @@ from thriftpy2.thrift import TType
 from foqs.bounds import REASON_BYTES
 from foqs.checks import I32_MAX, check_int, check_text, check_time_ms, parse_fingerprint, shown_fingerprint
 from foqs.client.arguments import check_cause
-from foqs.client.items import Failure, ItemSpec, ItemState, LastFailure, Progress
+from foqs.client.items import Failure, Item, ItemSpec, ItemState, LastFailure, Progress
 from foqs.enums import NamedInt, known
-from foqs.errors import Invalid, Unavailable, item_error
+from foqs.errors import Conflict, FoqsError, Invalid, NotFound, Unavailable, item_error
 from foqs.figures import FailingTopic, ThrottleStats
 from foqs.idl import idl
 from foqs.rows import FailureCause
@@ -85,8 +85,8 @@ class Reason(NamedInt):
 @dataclass(frozen=True, slots=True)
 class ExplainReason:
     """`text` says it in words, with a command that shows more and changes nothing. `until_ms` is Unix epoch
-    milliseconds: when it ends by itself, as far as the host knows. `key`, `count`, `by` and `since_ms` depend on
-    `code`: see `Reason` in thrift/foqs.thrift. A code of a newer server is an int."""
+    milliseconds: when it ends by itself, as far as the host knows. `key`, `count`, `by`, `since_ms` and `tenant`
+    depend on `code`: see `Reason` in thrift/foqs.thrift. A code of a newer server is an int."""
 
     code: Reason | int
     text: str
@@ -95,6 +95,7 @@ class ExplainReason:
     count: int | None = None
     by: str | None = None
     since_ms: int | None = None
+    tenant: str | None = None
 
 
 class Explanation(NamedTuple):
@@ -110,7 +111,14 @@ class Explanation(NamedTuple):
     def of(cls, response: Any) -> Explanation:
         reasons = tuple(
             ExplainReason(
-                known(Reason, one.code), one.text or "", one.until_ms, one.key, one.count, one.by, one.since_ms
+                known(Reason, one.code),
+                one.text or "",
+                one.until_ms,
+                one.key,
+                one.count,
+                one.by,
+                one.since_ms,
+                one.tenant,
             )
             for one in response.reasons or ()
         )
@@ -296,6 +304,76 @@ class Redriven(NamedTuple):
     missing_shards: tuple[int, ...]
     refused: tuple[RefusedTopic, ...] = ()
     skipped_duplicate: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ItemFilter:
+    """The conditions that an item has to meet, all that are given.
+
+    `state`: READY or DELAYED; None: either. `fairness_key`: "": without one. `headers`: the item has each of these
+    pairs. `priority`: exactly this one. `enqueued_before_ms` (excluded) is Unix epoch milliseconds.
+
+    >>> ItemFilter(fairness_key="acme", headers={"kind": "export"}).states
+    (<ItemState.READY: 1>, <ItemState.DELAYED: 2>, <ItemState.LEASED: 3>)
+    """
+
+    state: ItemState | None = None
+    fairness_key: str | None = None
+    headers: Mapping[str, str] | None = None
+    priority: int | None = None
+    enqueued_before_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raises Invalid for a value of the wrong type, or out of range."""
+        if self.state not in (None, ItemState.READY, ItemState.DELAYED):
+            raise Invalid("state: it must be ItemState.READY or ItemState.DELAYED, or None for both")
+        check_text("fairness_key", self.fairness_key, none=True, empty=True)
+        if self.headers is not None and not isinstance(self.headers, Mapping):
+            raise Invalid(f"headers is of type {type(self.headers).__name__}: it must be a mapping of texts to texts")
+        for key, value in (self.headers or {}).items():
+            check_text("a key of headers", key)
+            check_text("a value of headers", value, empty=True)
+        check_int("priority", self.priority, -I32_MAX - 1, I32_MAX, none=True)
+        check_time_ms("enqueued_before_ms", self.enqueued_before_ms, none=True)
+
+    @property
+    def states(self) -> tuple[ItemState, ...]:
+        """The states to look at; the leased items are counted where items in any state match."""
+        return (ItemState.READY, ItemState.DELAYED, ItemState.LEASED) if self.state is None else (self.state,)
+
+    def matches(self, item: Item) -> bool:
+        """Return True if a listed item meets the conditions, but for its state."""
+        if self.fairness_key is not None and item.fairness_key != self.fairness_key:
+            return False
+        if self.priority is not None and item.priority != self.priority:
+            return False
+        if self.enqueued_before_ms is not None and item.enqueued_at_ms >= self.enqueued_before_ms:
+            return False
+        return self.headers is None or self.headers.items() <= (item.headers or {}).items()
+
+
+class ChangedItems(NamedTuple):
+    """Of `found` items, `changed` ones have their new values. `leased` further ones match, and consumers have them.
+    `taken`: a consumer took the item after the list, or it ended. `failed`: with the first `error`."""
+
+    found: int
+    changed: int = 0
+    leased: int = 0
+    taken: int = 0
+    failed: int = 0
+    error: FoqsError | None = None
+
+    def plus(self, outcomes: Iterable[FoqsError | None]) -> ChangedItems:
+        """Return the sums with the outcomes of further items."""
+        changed, taken, failed, first = self.changed, self.taken, self.failed, self.error
+        for outcome in outcomes:
+            if outcome is None:
+                changed += 1
+            elif isinstance(outcome, Conflict | NotFound):
+                taken += 1
+            else:
+                failed, first = failed + 1, first or outcome
+        return self._replace(changed=changed, taken=taken, failed=failed, error=first)
 
 
 def tried_of(found: Any) -> Tried:

@@ -70,6 +70,7 @@ class PolicyFields(TypedDict, total=False):
     delay_ms: int
     delivery: Literal["at_least_once", "at_most_once"]
     paused: bool
+    paused_tenants: list[str]
     closed: bool
     max_stored: int | None
     fair: Mapping[str, Any]

@@ -1,4 +1,5 @@
-"""Acks, nacks, extensions and deletes of a request: find each item, ask the script of a failed item, and decide the op.
+"""Acks, nacks, extensions, changes and deletes of a request: find each item, ask the script of a failed item, and
+decide the op.
 
 A nack asks the topic's script before it is carried out, and begins again with the answer: its lease may have ended by
 then. The end of a lease by time is left to a later scan, which finds the answer. No state of an item changes while a
@@ -14,6 +15,7 @@ from functools import partial
 from foqs.engine import item_ops, kept_items
 from foqs.engine.asked_scripts import WAIT_MS, Answer
 from foqs.engine.calls import ItemsCall
+from foqs.engine.changing import Changing, kept
 from foqs.engine.item_ops import change_of
 from foqs.engine.shard import Shard
 from foqs.engine.shard_queue import ShardQueue
@@ -78,6 +80,9 @@ def _look_first(
         elif found is not None and found.ended is not None and op is item_ops.delete:
             kept_items.delete(shard, call, at, found.ended, ns)
             state.touch(shard)
+        elif found is not None and found.ended is not None and isinstance(op, Changing):
+            visible = kept_items.lane_for(shard, call, found.ended, ns) is not None
+            call.settled(at, kept(found.ended) if visible else NotFound("no such item"))
         elif item is None:
             call.settled(at, NotFound("no such item"))
         else:

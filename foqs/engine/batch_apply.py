@@ -300,7 +300,7 @@ def committed(memory: ShardMemory, change: Change, now_ms: int) -> None:
         _gone(memory, change, later, now_ms)
     elif change.move is not None:
         _moved(memory, change, now_ms)
-    elif change.metadata is not None or change.body is not None:
+    elif change.metadata is not None or change.body is not None or change.priority is not None:
         memory.body_changed(item, change.body)
     if change.scan is not None:
         scan_done(change, now_ms)
@@ -353,6 +353,15 @@ def _moved(memory: ShardMemory, change: Change, now_ms: int) -> None:
     memory.drop_body(item)
 
 
+_COUNTED = {
+    Cause.REDRIVE: "redriven",
+    Cause.RELEASE: "released",
+    Cause.EXTEND: "extended",
+    Cause.CHANGE: "changed",
+}
+"""The counters of a namespace, by the cause of a change."""
+
+
 def _count(memory: ShardMemory, change: Change, now_ms: int) -> None:
     """Count the change and its checkpoint, and tell the callers that wait for the item's end."""
     if change.progress is not None:
@@ -374,14 +383,10 @@ def _count(memory: ShardMemory, change: Change, now_ms: int) -> None:
         namespace.expired += 1
     elif cause is Cause.NACK or cause is Cause.REJECTED:
         namespace.nacked += move is None  # a dead letter counts above
-    elif cause is Cause.REDRIVE:
-        namespace.redriven += 1
-    elif cause is Cause.RELEASE:
-        namespace.released += 1
-    elif cause is Cause.EXTEND:
-        namespace.extended += 1
     elif cause is Cause.DUE:
         counters.due += 1
+    elif (name := _COUNTED.get(cause)) is not None:
+        setattr(namespace, name, getattr(namespace, name) + 1)
 
 
 def _count_attempt(memory: ShardMemory, change: Change, now_ms: int) -> None:

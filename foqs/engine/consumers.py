@@ -12,7 +12,7 @@ from foqs.engine.state import State, in_slices
 from foqs.errors import FoqsError, OutcomeUnknown
 from foqs.fairness.keys import TopicKey, fairness_of, rules_of
 from foqs.item import KNOWN_BYTES, Cause, Change, Item, Place, Settles, To, Waits
-from foqs.policies.layers import NamespacePolicies
+from foqs.policies.layers import BUILT_IN_POLICIES, NamespacePolicies
 from foqs.policies.settings import Settings
 
 _TOPICS = 1_000
@@ -86,12 +86,23 @@ def try_again(state: State, key: TopicKey, calls: list[DequeueCall]) -> None:
 
 
 def ready(state: State, key: TopicKey) -> int:
-    """Return the number of items of a topic that are ready here and wait for no throttle, in memory or not; 0 while the
-    topic is paused."""
+    """Return the number of items of a topic that are ready here, of tenants that are not paused, and wait for no
+    throttle, in memory or not; 0 while the topic is paused."""
     topic = state.topics.get(key)
-    if topic is None or (state.policies.pausing and state.policies.paused(key)):
+    if topic is None:
         return 0
+    if state.policies.pausing:
+        if state.policies.paused(key):
+            return 0
+        ready_lanes.bounds_of(state, topic)  # no dequeue may have asked since a tenant was paused
     return topic.ready if topic.turns is None else topic.turns.unparked
+
+
+def holds_all(state: State, key: TopicKey) -> bool:
+    """Return True if the ready items of a topic here are all of paused tenants."""
+    topic = state.topics.get(key)
+    turns = None if topic is None else topic.turns
+    return turns is not None and bool(turns.held) and not turns.unparked and turns.ready > 0
 
 
 def wake(state: State, shard: Shard, now_ms: int) -> None:
@@ -397,7 +408,7 @@ def _committed(state: State, call: DequeueCall, lost: set[int]) -> None:
                 call.doubtful.append(item.id)
             continue
         confirmed = item.place is Place.TIMER or shard.owner.confirmed(state.now_ms)
-        if confirmed and not state.policies.paused(item.lane.topic.key):
+        if confirmed and not state.policies.holds(item.lane.topic.key, fairness_of(item.lane.key)):
             found.append((shard, item, lease))
         else:
             _give_back(state, shard, item, lease)
@@ -449,17 +460,25 @@ def apply_settings(state: State, settings: Settings) -> None:
     policies.apply(settings)
     state.throttling.changed(ns)
     tenants.follow(state, ns, weighing)
-    if before is not None:
-        state.slices.put_off(_resume(state, ns, before))
+    if before is not None or policies.namespace(ns).pauses_tenants:
+        state.slices.put_off(_follow_pauses(state, ns, before or BUILT_IN_POLICIES))
     if limiting is not None or ns in policies.per_worker:
         state.slices.put_off(_limit_workers(state, ns, limiting))
 
 
-def _resume(state: State, ns: str, before: NamespacePolicies) -> Iterator[None]:
+def _follow_pauses(state: State, ns: str, before: NamespacePolicies) -> Iterator[None]:
+    """Let paused tenants give up their claims on units of throttles, and serve the consumers that wait for topics, or
+    tenants, that were paused `before`."""
     keys = iter([key for key in {**state.topics, **state.waiting} if key[0] == ns])
     while part := list(islice(keys, _SLICE)):
-        live = [key for key in part if key in state.waiting or ready(state, key)]
-        resumed = [key for key in live if before.of(key[1]).paused and not state.policies.paused(key)]
+        resumed = []
+        for key in part:
+            then, now = before.of(key[1]), state.policies.of(key)
+            if then.paused_tenants != now.paused_tenants and (topic := state.topics.get(key)) is not None:
+                ready_lanes.bounds_of(state, topic)
+            again = (then.paused or then.paused_tenants - now.paused_tenants) and not now.paused
+            if again and (key in state.waiting or ready(state, key)):
+                resumed.append(key)
         serve(state, resumed, state.now_ms)
         if state.callbacks.became_ready is not None:
             for key in resumed:

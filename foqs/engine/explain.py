@@ -13,6 +13,7 @@ from shlex import quote
 from typing import Any, NamedTuple
 
 from foqs.bounds import MOST_LISTED
+from foqs.engine import ready_lanes
 from foqs.engine.concurrency import AnyGate, Parked
 from foqs.engine.item_ops import change_at_limit, given_of
 from foqs.engine.listing import Listed, Listing
@@ -25,6 +26,7 @@ from foqs.fairness.keys import TopicKey, fairness_of, topic_key
 from foqs.fairness.ledger import Position, position_of
 from foqs.fairness.tenants import Flow
 from foqs.fairness.topics import Topic
+from foqs.fairness.turns import Turns
 from foqs.idl import idl
 from foqs.item import Item, Phase, Place
 from foqs.limits.lease_slots import ShardSlots
@@ -102,7 +104,8 @@ def of_item(state: State, shard: Shard, item: Item, now_ms: int, last: LastFailu
     """Explain an item that is in the shard, known in memory or as its row says. `last`: of its row."""
     key = item.lane.topic.key
     reasons = of_shard(state, shard, now_ms)
-    passing = state.policies.paused(key) or bool(reasons)  # the rate of deliveries says nothing until they end
+    # The rate of deliveries says nothing until these end.
+    passing = state.policies.holds(key, fairness_of(item.lane.key)) or bool(reasons)
     eta_ms = None
     if item.phase is Phase.LEASED:
         found = idl.ItemState.LEASED
@@ -124,7 +127,7 @@ def of_item(state: State, shard: Shard, item: Item, now_ms: int, last: LastFailu
         gate = None if flow is None else state.throttling.dry_gate(flow)
         if gate is not None:
             passing = True
-            reasons.append(_held(state, key, gate, flow, now_ms))
+            reasons.append(_without_unit(state, key, gate, flow, now_ms))
         position = _position(item)
         if position.turns or position.urgent:
             reasons.append(_behind_tenants(item, position))
@@ -143,7 +146,7 @@ def of_item(state: State, shard: Shard, item: Item, now_ms: int, last: LastFailu
         ahead = least / position.share + position.turns
         if ahead and least == most and rate and not (passing or position.urgent):
             eta_ms = int(ahead / rate * 1000)
-    reasons += _paused(state, key, now_ms)
+    reasons += _paused(state, key, now_ms, fairness_of(item.lane.key))
     return Explanation(in_order(reasons), eta_ms, found, last)
 
 
@@ -164,6 +167,7 @@ def of_topic(state: State, key: TopicKey, now_ms: int, done: Callable[[Explanati
 
     topic = state.topics.get(key)
     if topic is not None and topic.ready:
+        ready_lanes.bounds_of(state, topic)
         explained(_of_ready(state, topic, now_ms))
     else:
         count(state, key, counted)
@@ -182,9 +186,10 @@ def _of_ready(state: State, topic: Topic[Lane[Item]], now_ms: int) -> list[Any]:
         return [reason for each in held.values() for reason in each]
     reasons = _no_consumer(state, topic, now_ms)
     if topic.turns is not None and not topic.turns.unparked:
+        reasons += _held_tenants(state, topic.key, topic.turns)
         gate = state.throttling.demand.first_due([topic.key])
         if gate is not None:
-            reasons.append(_held(state, topic.key, gate, None, now_ms))
+            reasons.append(_without_unit(state, topic.key, gate, None, now_ms))
     if lanes and not any(_has_first(lane) for lane in lanes if not held[lane.term.shard]):
         reasons.append(_Reason(_Code.NOT_LOADED, "The first items are not in memory: a dequeue reads them."))
     return reasons
@@ -304,13 +309,19 @@ def _leased(owner: ShardOwner, item: Item, now_ms: int) -> Any:
     return _Reason(_Code.LEASED, f"{why}; see {see}.", until_ms, by=worker or None)
 
 
-def _paused(state: State, key: TopicKey, now_ms: int) -> list[Any]:
-    if not state.policies.paused(key):
+def _paused(state: State, key: TopicKey, now_ms: int, tenant: str | None = None) -> list[Any]:
+    """`tenant`: that of an item."""
+    if state.policies.paused(key):
+        field, what, held = "paused", "the topic", None
+    elif tenant is not None and state.policies.holds(key, tenant):
+        field, held = "paused_tenants", tenant
+        what = f"tenant {tenant!r} of the topic" if tenant else "the items of the topic without a fairness key"
+    else:
         return []
-    entry, version, said, stamp = _by_settings(state, key, "paused", now_ms)
-    see = _command("topic policy", key)
-    why = f"The settings entry {entry} pauses the topic (version {version}){said}; see {see}."
-    return [_Reason(_Code.PAUSED, why, key=entry, by=stamp.by or None, since_ms=stamp.changed_at_ms or None)]
+    entry, version, said, stamp = _by_settings(state, key, field, now_ms, held)
+    why = f"The settings entry {entry} pauses {what} (version {version}){said}; see {_command('topic policy', key)}."
+    by, since_ms = stamp.by or None, stamp.changed_at_ms or None
+    return [_Reason(_Code.PAUSED, why, key=entry, by=by, since_ms=since_ms, tenant=held)]
 
 
 def _no_items(state: State, key: TopicKey, now_ms: int) -> Any:
@@ -323,18 +334,32 @@ def _no_items(state: State, key: TopicKey, now_ms: int) -> Any:
     return _Reason(_Code.GONE, why, key=entry, by=stamp.by or None, since_ms=stamp.changed_at_ms or None)
 
 
-def _by_settings(state: State, key: TopicKey, field: str, now_ms: int) -> tuple[str, int, str, SettingsStamp]:
+def _by_settings(
+    state: State, key: TopicKey, field: str, now_ms: int, tenant: str | None = None
+) -> tuple[str, int, str, SettingsStamp]:
     """Return the settings entry that gives the topic this field, the version of the settings, and the author and the
     time of the field: in words, and as a stamp."""
     ns, topic = key
     settings, entry = state.policies.settings[ns], state.policies.namespace(ns).layers(topic)[field]
-    stamp, exact = settings.set_by(entry, field)
-    what = field if exact else "last changed"
+    stamp, exact = settings.set_by(entry, field, tenant)
+    what = field.removesuffix("_tenants") if exact else "last changed"
     said = f", {what} by {stamp.by} {_span(now_ms - stamp.changed_at_ms)} ago" if stamp.by else ""
     return entry, settings.version, said, stamp
 
 
-def _held(state: State, topic: TopicKey, gate: AnyGate, flow: Flow[Any] | None, now_ms: int) -> Any:
+def _held_tenants(state: State, key: TopicKey, turns: Turns[Lane[Item]]) -> list[Any]:
+    """Explain a topic of which no item may be delivered, as far as its paused tenants are the reason."""
+    held = [turns.tenants[name] for name in turns.held if name in turns.tenants]
+    count = sum(any(flow.ready for flow in tenant.flows.values()) for tenant in held)
+    if not count:
+        return []
+    entry = state.policies.namespace(key[0]).layers(key[1])["paused_tenants"]
+    who = "1 tenant with ready items is" if count == 1 else f"{count:,} tenants with ready items are"
+    why = f"{who} paused by the settings entry {entry}, and no other one has any; see {_command('topic tenants', key)}."
+    return [_Reason(_Code.PAUSED, why, key=entry, count=count)]
+
+
+def _without_unit(state: State, topic: TopicKey, gate: AnyGate, flow: Flow[Any] | None, now_ms: int) -> Any:
     """`flow`: that of the item, None for a topic."""
     parking, before = gate.active.get(topic) or gate.asleep.get(topic), 0
     if flow is not None and parking is not None:

@@ -56,6 +56,8 @@ def _ends_anyway(item: Item, waits: Waits, cause: Cause) -> Verdict | None:
         return False
     if now.to is To.MOVED and cause is not Cause.ACK:
         return StaleLease(_DEAD)
+    if now.cause is Cause.CHANGE:  # the lease ended before it: a late ack still counts
+        return None if cause is Cause.ACK else StaleLease(_STALE)
     if now.cause in (Cause.LEASE, Cause.EXTEND, Cause.EXPIRED, Cause.LIMIT, Cause.REDRIVE):
         return None
     return StaleLease("the lease is being ended by another request")

@@ -145,13 +145,21 @@ def removed(shard: Shard, row: EndedRow, now_ms: int) -> None:
 
 def delete(shard: Shard, call: ItemsCall, at: int, row: EndedRow, ns: str | None) -> None:
     """Remove a kept item for a request."""
-    lane = shard.memory.lane_numbers.get(row.lane)
-    found = None if lane is None else lane.topic.key[0]
-    if lane is None or ns not in (None, found) or (call.within is not None and found not in call.within):
+    lane = lane_for(shard, call, row, ns)
+    if lane is None:
         call.settled(at, NotFound("no such item"))
         return
     call.items[at] = False
     shard.queue.kept.remove(row, lane.topic.key, waits=[(call, at)])
+
+
+def lane_for(shard: Shard, call: ItemsCall, row: EndedRow, ns: str | None) -> Lane[Item] | None:
+    """Return the lane of a kept item, None if the caller may not know the item. `ns`: of the request, if it has one."""
+    lane = shard.memory.lane_numbers.get(row.lane)
+    found = None if lane is None else lane.topic.key[0]
+    if ns not in (None, found) or (call.within is not None and found not in call.within):
+        return None
+    return lane
 
 
 @dataclass(slots=True, eq=False)

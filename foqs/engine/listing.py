@@ -20,7 +20,7 @@ from foqs.engine.shard import Shard
 from foqs.engine.shard_memory import ShardMemory
 from foqs.engine.state import State
 from foqs.errors import FoqsError, Invalid, NotServed, Overloaded, Unavailable
-from foqs.fairness.keys import LaneKey, TopicKey, lane_key, rules_of, tenancy_bytes, tenancy_of
+from foqs.fairness.keys import LaneKey, TopicKey, fairness_of, lane_key, rules_of, tenancy_bytes, tenancy_of
 from foqs.idl import idl
 from foqs.item import Item, Settles, body_bytes, from_found
 from foqs.prefetch.lane import Lane
@@ -57,29 +57,31 @@ class Spot(NamedTuple):
 
 
 def lanes_at(
-    memory: ShardMemory, key: TopicKey, state: str, spot: Spot
+    memory: ShardMemory, key: TopicKey, state: str, spot: Spot, tenant: str | None = None
 ) -> Generator[None, None, tuple[list[int], Spot]]:  # fmt: skip
-    """Find the next lanes with items of a topic on a shard: return their numbers, none if there are no more, and the
-    spot with the group that they make. Yields between the slices of a long walk."""
+    """Find the next lanes with items of a topic, or of one `tenant` of it, on a shard: return their numbers, none if
+    there are no more, and the spot with the group that they make. Yields between the slices of a long walk."""
     if spot.group is None:
         lane = memory.lanes.get(lane_key(key))
-        if lane is not None and lane.number is not None and _may_have(memory, lane, state):
+        if lane is not None and lane.number is not None and _may_have(memory, lane, state, tenant):
             return [lane.number], spot
         spot = spot.behind()
     assert spot.group is not None, "the plain lane has no group"
     above, end = spot.group
     if above < end:
         first = spot.after[0] - 1 if state == "ready" and spot.after is not None else above
-        numbers = yield from _group(memory, key, state, first, end)
+        numbers = yield from _group(memory, key, state, first, end, tenant)
         if numbers:
             last = numbers[-1] if len(numbers) == GROUP else end
             return numbers, Spot(spot.after, (above, last))
-    numbers = yield from _group(memory, key, state, end, None)
+    numbers = yield from _group(memory, key, state, end, None, tenant)
     return numbers, Spot(None, (end, numbers[-1] if numbers else end))
 
 
-def _may_have(memory: ShardMemory, lane: Lane[Item], state: str) -> bool:
-    """Return True if the lane may have items in that state."""
+def _may_have(memory: ShardMemory, lane: Lane[Item], state: str, tenant: str | None) -> bool:
+    """Return True if the lane may have items in that state, and is of the tenant, if one is given."""
+    if tenant is not None and fairness_of(lane.key) != tenant:
+        return False
     if state == "leased":
         return lane.leased > 0
     if state in _ENDED:
@@ -88,7 +90,7 @@ def _may_have(memory: ShardMemory, lane: Lane[Item], state: str) -> bool:
 
 
 def _group(
-    memory: ShardMemory, key: TopicKey, state: str, above: int, end: int | None
+    memory: ShardMemory, key: TopicKey, state: str, above: int, end: int | None, tenant: str | None
 ) -> Generator[None, None, list[int]]:
     found: list[int] = []
     while (tenants := memory.tenants.get(key)) is not None:
@@ -97,7 +99,7 @@ def _group(
             if end is not None and number > end:
                 return found
             lane = memory.lane_numbers.get(number)
-            if lane is not None and _may_have(memory, lane, state):
+            if lane is not None and _may_have(memory, lane, state, tenant):
                 found.append(number)
                 if len(found) == GROUP:
                     return found
@@ -204,10 +206,13 @@ class Listing:
         reply: Callable[[list[Listed], str | None], None],
         fail: Callable[[FoqsError], object],
         only: int | None = None,
+        tenant: str | None = None,
     ) -> None:
-        """`only`: of this shard. Raises Invalid, and NotServed where that shard is not here."""
+        """`only`: of this shard. `tenant`: with this fairness key. Raises Invalid, and NotServed where that shard is
+        not here."""
         self._host = host
         self._key = key
+        self._tenant = tenant
         self._states = _wanted(state)
         self._left = limit
         self._room_bytes = room_bytes
@@ -238,7 +243,7 @@ class Listing:
             number, state, spot = self._at
             shard, lanes = self._host.shards.get(number), list[int]()
             if shard is not None:
-                lanes, spot = yield from lanes_at(shard.memory, self._key, state, spot)
+                lanes, spot = yield from lanes_at(shard.memory, self._key, state, spot, self._tenant)
                 if self.done:
                     return
             if shard is not None and lanes:

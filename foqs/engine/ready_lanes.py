@@ -34,17 +34,20 @@ lanes are on shards that are not healthy."""
 
 def bounds_of(state: State, topic: Topic[Lane[Item]]) -> Bounds:
     """Return what each delivery needs of the topic's policy. If that has changed, its tenants take their turns by the
-    new one. A topic whose policy adds throttle keys to its items has turns, as the flows of its tenants may wait."""
+    new one. A topic whose policy adds throttle keys to its items, or pauses tenants, has turns, as flows of it
+    may wait."""
     bounds: Bounds | None = topic.bounds
     if bounds is None or bounds.changes != state.policies.changes:
         bounds = topic.bounds = state.policies.bounds(topic.key, topic.rules or ())
-        if bounds.throttles:
+        if bounds.throttles or bounds.paused:
             state.topics.begin_turns(topic)
     turns = topic.turns
     if turns is not None and turns.changes != bounds.changes:
         turns.changes = bounds.changes
         fair = state.policies.of(topic.key).fair
         turns.follow(fair.unit, ranked=fair.scope == "topic")
+        if turns.held != bounds.paused:
+            turns.hold(bounds.paused, state.throttling.withdraw)
     return bounds
 
 

@@ -464,7 +464,7 @@ class ShardMemory:
             item.held = KNOWN_BYTES
 
     def body_changed(self, item: Item, body: NewItem | None) -> None:
-        """Note that the database has another body, or other metadata: they are read before the next delivery."""
+        """Note that the database has another body, metadata or place: they are read before the next delivery."""
         if body is not None:
             item.priority, item.bytes = body.priority, body_bytes(body)
         self.drop_body(item)

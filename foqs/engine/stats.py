@@ -9,11 +9,13 @@ from itertools import islice
 from typing import NamedTuple
 
 from foqs.bounds import MOST_LISTED, THROTTLE, Bounded
+from foqs.engine import ready_lanes
 from foqs.engine.concurrency import AnyGate
 from foqs.engine.item_ops import given_of
 from foqs.engine.listing import cursor_of, parts_of
 from foqs.engine.state import State, in_slices
 from foqs.fairness.keys import TopicKey, lane_key
+from foqs.fairness.tenants import HELD
 from foqs.figures import ActiveTopic, TenantStats, ThrottleStats, TopicStats, WorkerStats, merge_into, merged
 from foqs.item import Item, Phase
 from foqs.limits.bucket import ThrottleTokens
@@ -190,18 +192,20 @@ def _tenants(state: State, key: TopicKey) -> Generator[None, None, MostReady]:
     """Count the tenants of a topic. It has none if its tenants take no turns."""
     found, looked = MostReady(MOST_LISTED), 0
     topic, namespace = state.topics.get(key), state.policies.namespace(key[0])
+    if topic is not None:
+        ready_lanes.bounds_of(state, topic)
     tenants = [] if topic is None or topic.turns is None else list(topic.turns.tenants.values())
     for tenant in tenants:
         ready = parked = 0
         for flow in list(tenant.flows.values()):
             items = flow.ready
             ready += items
-            parked += items if flow.parked is not None else 0
+            parked += items if flow.waits else 0
             looked += 1
             if looked % _FLOWS == 0:
                 yield
         weight = namespace.weight(key[1], tenant.name, tenant.given_weight)
-        found.add(TenantStats(tenant.name, weight, ready, parked, tenant.served))
+        found.add(TenantStats(tenant.name, weight, ready, parked, tenant.served, paused=tenant.away == HELD))
     return found
 
 

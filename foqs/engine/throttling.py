@@ -165,6 +165,18 @@ class Throttling:
         self.agenda.schedule(gate, at_ms)
         return asks_now
 
+    def withdraw(self, flow: Parked) -> None:
+        """Let the flow wait for no unit, and give up the units that it has a claim on: its tenant is paused. Where it
+        was to notice consumers of a topic that is asleep, another flow of the topic does."""
+        topic, at = flow.lanes[0].topic.key, flow.parked
+        flow.parked, flow.waits_ms = None, 0
+        for gate in {*gates_of(flow), *(() if at is None else (at,))}:
+            gate.remove(topic, flow)
+            if topic in gate.asleep and gate.asleep[topic].scout is flow:
+                for _, other in gate.scout(topic, lives):
+                    self._unpark(topic, other)
+            self.agenda.settle_soon(gate)
+
     def hint(self, call: DequeueCall, now_ms: int) -> Hint | None:
         """Return why `call` gets nothing: its topic that may be delivered again first, here or on another host that was
         asked. `now_ms` is the host's clock."""

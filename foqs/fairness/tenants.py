@@ -100,10 +100,10 @@ class Level(Generic[N]):
         self.stale = 0
 
 
-QUEUED, IDLE, PARKED, PASSED, SKIPPED, DOWN = range(6)
+QUEUED, IDLE, PARKED, PASSED, SKIPPED, DOWN, HELD = range(7)
 """The state of a tenant. QUEUED: it takes turns. IDLE: none of its items is ready. PARKED: its items wait for
 throttles. PASSED: passed over until `Turns.back`. SKIPPED: its items cannot be leased yet, for lack of a page, a body
-or a confirmation. DOWN: no shard that has its items is healthy."""
+or a confirmation. DOWN: no shard that has its items is healthy. HELD: it is paused, whatever items it has."""
 
 UNRANKED = -(1 << 63)
 """The rank of a tenant whose most urgent item is not known. It comes first, so it gets its rank before any turn."""
@@ -125,7 +125,7 @@ L = TypeVar("L", bound=InFlow)
 
 
 class Tally:
-    """The lanes of a topic on one shard, their ready items, and the ready items in parked flows."""
+    """The lanes of a topic on one shard, their ready items, and the ready items in flows that wait."""
 
     __slots__ = ("lanes", "parked", "ready")
 
@@ -289,6 +289,11 @@ class Flow(Generic[L]):
                 tallies[lane.term].parked += change * lane.ready
 
     @property
+    def waits(self) -> bool:
+        """Return True if its ready items may not be delivered: it is parked, or its tenant is held."""
+        return self._parked is not None or self.tenant.away == HELD
+
+    @property
     def ready(self) -> int:
         return sum([lane.ready for lane in self.lanes if lane.term.shard is not None])
 
@@ -304,7 +309,7 @@ class Flow(Generic[L]):
         """The number of the lane's ready items changes by `items`."""
         tally = self.tenant.turns.tallies[lane.term]
         tally.ready += items
-        if self._parked is not None:
+        if self._parked is not None or self.tenant.away == HELD:  # `waits`, as each item comes here
             tally.parked += items
 
     def wake(self, *, opened: bool = False) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import accumulate, islice, repeat
 from operator import itemgetter
@@ -22,6 +22,7 @@ from weakref import WeakValueDictionary
 
 from foqs.fairness.tenants import (
     DOWN,
+    HELD,
     IDLE,
     PASSED,
     QUEUED,
@@ -55,9 +56,10 @@ class Turns(Generic[L]):
     `charges`: the charge of each leased item by the mean time of leases; the oldest are dropped if there are too many.
     `skipped` and `down`: the tenants in these states, the oldest first, with the time (ms) of the change. `incomplete`:
     ranked tenants that took turns while some of their items could not be leased; those items may be more urgent.
-    `unweighed`: tenants whose items, or whose debt, came with another weight than they have; see `weigh`. `used_ms`:
-    when a dequeue asked for the topic last. `ahead`: after this many more items, pages are prefetched for about `reach`
-    of the next tenants; None while all were in memory. `last_cost`: the cost of the last item.
+    `held`: the names of the tenants that take no turns (see `hold`). `unweighed`: tenants whose items, or whose debt,
+    came with another weight than they have; see `weigh`. `used_ms`: when a dequeue asked for the topic last. `ahead`:
+    after this many more items, pages are prefetched for about `reach` of the next tenants; None while all were in
+    memory. `last_cost`: the cost of the last item.
 
     `first` returns the tenant whose turn it is; one of `charge`, `leave`, `skip`, `pass_over`, `place` and `weigh`
     follows."""
@@ -77,6 +79,7 @@ class Turns(Generic[L]):
         self.down: dict[Tenant[L], int] = {}
         self.incomplete: dict[Tenant[L], None] = {}
         self.unweighed: dict[Tenant[L], None] = {}
+        self.held: frozenset[str] = frozenset()
         self.last_cost = 1.0
         self._seq = self._first_seq = 0  # the highest and the lowest number of an entry
         self._flat: Level[Tenant[L]] = Level(0)
@@ -94,6 +97,8 @@ class Turns(Generic[L]):
             debt = self._debts.pop(name, None)
             level, start, weight = debt or (self._flat, self._flat.now, 1.0)
             tenant = self.tenants[name] = Tenant(name, self, level, start)
+            if name in self.held:
+                tenant.away = HELD
             if debt is not None:
                 tenant.weight = weight
                 self.unweighed[tenant] = None
@@ -160,7 +165,7 @@ class Turns(Generic[L]):
 
     @property
     def unparked(self) -> int:
-        """Number of those ready items that wait for no throttle."""
+        """Number of those ready items that wait for no throttle, and whose tenant is not held."""
         return sum([tally.ready - tally.parked for term, tally in self.tallies.items() if term.shard is not None])
 
     # ------------------------------------------------------------------------------------- turns
@@ -295,7 +300,7 @@ class Turns(Generic[L]):
         `opened`: the items were not enqueued now, so that the tenant is no newcomer. Else the first tenants of a shard
         that opens would be served several times before the last of them."""
         level, away = tenant.level, tenant.away
-        if away in (QUEUED, PASSED):
+        if away in (QUEUED, PASSED, HELD):
             return
         if away in (SKIPPED, DOWN):  # a newcomer is one still, and has no credit in the end
             self._return(tenant)
@@ -318,6 +323,29 @@ class Turns(Generic[L]):
         """The tenant's items cannot be leased for now. It is DOWN if none of their shards is healthy, else SKIPPED."""
         self.leave(tenant, DOWN if down else SKIPPED)
         (self.down if down else self.skipped)[tenant] = now_ms
+
+    def hold(self, names: frozenset[str], withdraw: Callable[[Flow[L]], object]) -> None:
+        """Let the tenants with these names take no turns, and all other ones take them again, from the virtual time on:
+        no tenant has credit for the time in which it was held. `withdraw` takes a flow from where it is parked, and
+        ends its claims on units of throttles: other flows may have them."""
+        before, self.held = self.held, names
+        for tenant in [self.tenants[name] for name in before - names if name in self.tenants]:
+            self._count_held(tenant, -1)
+            tenant.away = IDLE
+            for flow in tenant.flows.values():
+                if flow.ready:
+                    flow.wake()
+        for tenant in [self.tenants[name] for name in names - before if name in self.tenants]:
+            for flow in tenant.flows.values():
+                withdraw(flow)
+            self.leave(tenant, HELD)
+            self.incomplete.pop(tenant, None)
+            self._count_held(tenant, 1)
+
+    def _count_held(self, tenant: Tenant[L], sign: int) -> None:
+        for flow in tenant.flows.values():
+            for lane in flow.lanes:
+                self.tallies[lane.term].parked += sign * lane.ready
 
     def _return(self, tenant: Tenant[L]) -> None:
         if tenant.away == SKIPPED:

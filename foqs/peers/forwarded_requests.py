@@ -1,8 +1,8 @@
 """The kinds of requests that go to the hosts of other shards: where an entry goes, and how its answer is used.
 
 A request is repeated after a lost reply only if asking twice has the same end: an ack, an extension, a delete, a
-look-up, an enqueue with a deduplication key. A repeated nack could delay the item, or count its attempt, a second time,
-and a repeated enqueue without a key could store an item twice. So their outcome is OUTCOME_UNKNOWN.
+change, a look-up, an enqueue with a deduplication key. A repeated nack could delay the item, or count its attempt, a
+second time, and a repeated enqueue without a key could store an item twice. So their outcome is OUTCOME_UNKNOWN.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from foqs.errors import Conflict, FoqsError, NotFound, NotServed, OutcomeUnknown
 from foqs.idl import idl
 from foqs.ids import shard_of
 from foqs.peers.forwarded import NO_OWNER, RETRY_MS, Exchange, Forwarded, Incoming, LongIncoming, Outcome, Target, Ways
+from foqs.second_answer import CHANGE as CHANGE_POLICY
 from foqs.second_answer import END_ITEM, FORWARDED_ACK, KEYED, LOOK, ONCE, Duplicate, Policy, Verdict, stored
 from foqs.second_answer import EXTEND as EXTEND_POLICY
 from foqs.second_answer import GIVE as GIVE_POLICY
@@ -44,6 +45,9 @@ class Kind:
             return idl.CancelItemRequest(request.ns, request.dedup_key, request.leased, request.id)
         if self is DELETE:
             return idl.DeleteItemsRequest([request.ids[at] for at in group])
+        if self is CHANGE:
+            ids = [request.ids[at] for at in group]
+            return idl.ChangeItemsRequest(ids, request.priority, request.delay_ms, request.deliver_after_ms)
         return getattr(idl, f"{self.method}Request")([request.items[at] for at in group], request.ns)
 
     def sifted(self, request: Any, group: Sequence[int]) -> Any:
@@ -60,6 +64,7 @@ NACK = Kind("Nack", ONCE)
 EXTEND = Kind("ExtendLease", EXTEND_POLICY)
 GIVE = Kind("ExtendLease", GIVE_POLICY)
 DELETE = Kind("DeleteItems", END_ITEM)
+CHANGE = Kind("ChangeItems", CHANGE_POLICY)
 CANCEL = Kind("CancelItem", END_ITEM)
 REPLACE = Kind("ReplaceItems", KEYED)
 
@@ -474,8 +479,9 @@ class ForwardedList(_Look):
     def part(self, group: Sequence[int]) -> Any:
         request, shard = self.origin, self._shards[group[0]]
         return idl.ListItemsRequest(
-            request.ns, request.topic, request.state, request.limit, cursor=self._cursor, shard=shard
-        )
+            request.ns, request.topic, request.state, request.limit, cursor=self._cursor, shard=shard,
+            fairness_key=request.fairness_key,
+        )  # fmt: skip
 
     def judge(self, error: FoqsError, doubtful: bool) -> Verdict:
         return Verdict.FAILED

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import islice
+from itertools import compress, islice
 from typing import Any
 
 from foqs.buffers.pending_dedup import Keyed
@@ -328,16 +328,16 @@ class Forwarder:
         return not engine.state.policies.per_worker or engine.state.holdings.room(key, waiting) > 0
 
     def _deliverable(self, address: str, response: Any, origin: Any) -> Any:
-        """Return the answer of a host without the items of topics that were paused here since: the host gets them
-        back."""
+        """Return the answer of a host without the items of topics and tenants that were paused here since: the host
+        gets them back."""
         policies = self.engine.state.policies
         if response is None or not policies.pausing:
             return response
         kept = response.read() if isinstance(response, LeasedBytes) else response
         items = kept.items or []
-        paused = [item for item in items if policies.paused((item.ns, item.topic))]
-        self._give_back(address, idl.DequeueResponse(paused), origin)
-        kept.items = [item for item in items if not policies.paused((item.ns, item.topic))]
+        held = [policies.holds((item.ns, item.topic), item.fairness_key or "") for item in items]
+        self._give_back(address, idl.DequeueResponse(list(compress(items, held))), origin)
+        kept.items = [item for item, holds in zip(items, held, strict=True) if not holds]
         return kept
 
     def _hint(self, response: Any) -> Hint | None:

@@ -17,7 +17,7 @@ from foqs.policies.topic_policy import BUILT_IN_ENTRY, DEAD_SUFFIX, PolicyEntry,
 _OFF: Mapping[str, Any] = {"max_attempts": 0, "max_total_ms": 0, "dead": None, "hooks": None}
 """Fields that have no effect in a topic that takes dead letters, with the values that ask for none. Of `hooks` that is
 `on_failure`."""
-_STATES = frozenset({"paused", "closed"})
+_STATES = frozenset({"paused", "paused_tenants", "closed"})
 """Fields that an operator changes without a thought of retries."""
 _ONCE = ("retry", "max_attempts", "max_total_ms", "exact_attempts", "dead")
 """Fields without an effect on items that are delivered at most once."""

@@ -42,6 +42,7 @@ _MOST_KNOWN = 10_000
 NO_BOUND = 1 << 62
 _NOTHING: frozenset[ItemRules | None] = frozenset()
 _EXACT: frozenset[ItemRules | None] = frozenset({None})
+_NO_TENANTS: frozenset[str] = frozenset()
 LeaseLimits = tuple[tuple[object, ...], ...]
 """The throttles that limit leases, and the throttle keys that policies add. While these are equal, each item whose
 leases are limited keeps its keys."""
@@ -51,12 +52,13 @@ class Bounds(NamedTuple):
     """The part of a topic's policy that each delivery needs. `attempts` is NO_BOUND where there is none, and the
     lowest limit of a topic with rules. `exact`: the rules of items, None for those without, whose attempts are exact.
     Equal bounds are one object; `changes` is the number of changes of the policies when it was made. `throttles`: keys
-    that the policy adds to all items."""
+    that the policy adds to all items. `paused`: tenants whose items are not delivered."""
 
     changes: int
     attempts: int
     exact: frozenset[ItemRules | None]
     throttles: tuple[str, ...]
+    paused: frozenset[str]
 
 
 class NamespacePolicies:
@@ -64,8 +66,9 @@ class NamespacePolicies:
 
     def __init__(self, entries: Mapping[str, str]) -> None:
         """`entries` are valid settings. `throttled`: some throttle keys have a throttle. `limits`: None if no throttle
-        limits leases. `per_worker`: some topic limits the items that a worker holds. `pauses`: some topic may
-        be paused. `keeps`: some topic keeps items that have ended. `scripts`: their sources by name."""
+        limits leases. `per_worker`: some topic limits the items that a worker holds. `pauses`: some topic, or
+        tenant of one (`pauses_tenants`), may be paused. `keeps`: some topic keeps items that have ended. `scripts`:
+        their sources by name."""
         topics: dict[str, PolicyEntry] = {}
         throttles: dict[str, Throttle] = {}
         weights: dict[str, int] = {}
@@ -80,7 +83,8 @@ class NamespacePolicies:
         self.throttled = bool(throttles)
         self.limits = _limits(topics, throttles)
         self.per_worker = any(entry.per_worker for entry in topics.values())
-        self.pauses = any(entry.paused for entry in topics.values())
+        self.pauses_tenants = any(entry.paused_tenants for entry in topics.values())
+        self.pauses = self.pauses_tenants or any(entry.paused for entry in topics.values())
         self.keeps = any(entry.keep is not None for entry in topics.values())
         self.scripts = {key.removeprefix(SCRIPT): text for key, text in entries.items() if key.startswith(SCRIPT)}
         self._namers = namers_of(topics)
@@ -174,10 +178,10 @@ BUILT_IN_POLICIES = NamespacePolicies({})
 class Policies:
     """The policies of all topics, as one host knows them. A namespace without settings has the built-in ones.
 
-    `namespaces` has the namespaces with policies, throttles, weights or scripts. Of these, a topic may be paused in
-    `pausing`, throttles limit leases in `limiting`, a topic limits the items of a worker in `per_worker`, and a topic
-    keeps ended items in `keeping`. Requests of all other namespaces look at nothing else. `schedules`: by namespace and
-    name."""
+    `namespaces` has the namespaces with policies, throttles, weights or scripts. Of these, a topic or a tenant may be
+    paused in `pausing`, throttles limit leases in `limiting`, a topic limits the items of a worker in `per_worker`,
+    and a topic keeps ended items in `keeping`. Requests of all other namespaces look at nothing else. `schedules`: by
+    namespace and name."""
 
     def __init__(self) -> None:
         self.versions: dict[str, int] = {}
@@ -189,7 +193,7 @@ class Policies:
         self.keeping: dict[str, NamespacePolicies] = {}
         self.schedules: dict[str, dict[str, ScheduleEntry]] = {}
         self.changes = 0
-        self._bounds: dict[tuple[int, frozenset[ItemRules | None], tuple[str, ...]], Bounds] = {}
+        self._bounds: dict[tuple[int, frozenset[ItemRules | None], tuple[str, ...], frozenset[str]], Bounds] = {}
 
     def apply(self, settings: Settings) -> None:
         """Use the policies of this version from now on."""
@@ -229,6 +233,14 @@ class Policies:
         policies = self.pausing.get(key[0])
         return policies is not None and policies.of(key[1]).paused
 
+    def holds(self, key: TopicKey, tenant: str) -> bool:
+        """Return True if no item of this tenant of the topic may be delivered."""
+        policies = self.pausing.get(key[0])
+        if policies is None:
+            return False
+        policy = policies.of(key[1])
+        return policy.paused or tenant in policy.paused_tenants
+
     def namespace(self, ns: str) -> NamespacePolicies:
         """Return the policies of a namespace, the built-in ones if it has none of its own."""
         return self.namespaces.get(ns, BUILT_IN_POLICIES)
@@ -238,17 +250,18 @@ class Policies:
         `changes` change it stays the same."""
         namespace, throttles = self.namespaces.get(key[0]), tuple[str, ...]()
         exact: frozenset[ItemRules | None] = _NOTHING
+        paused = _NO_TENANTS
         if namespace is None:  # most of very many topics: none needs a policy of its own
             attempts = 0 if key[1].endswith(DEAD_SUFFIX) else BUILT_IN_ENTRY.max_attempts
         else:
             policy = namespace.of(key[1])
-            attempts, throttles = policy.max_attempts, policy.throttles
+            attempts, throttles, paused = policy.max_attempts, policy.throttles, policy.paused_tenants
             exact = _EXACT if policy.exact_attempts else _NOTHING
         for one in rules:
             ruled = self.with_rules(key, one)
             attempts = min(attempts or NO_BOUND, ruled.max_attempts or NO_BOUND)
             exact = exact | {one} if ruled.exact_attempts else exact
-        made = attempts or NO_BOUND, exact, throttles
+        made = attempts or NO_BOUND, exact, throttles, paused
         bounds = self._bounds.get(made)
         if bounds is None:
             bounds = self._bounds[made] = Bounds(self.changes, *made)

@@ -175,16 +175,16 @@ class Settings:
         """False while the log is older than the document says."""
         return self.log.version >= self.logged
 
-    def set_by(self, key: str, field: str) -> tuple[SettingsStamp, bool]:
-        """Return the stamp of the change that set a field, which is True, in the topic policy at `key`, and True. Where
-        the log does not have it: the stamp of the last change of the entry, and False."""
+    def set_by(self, key: str, field: str, member: str | None = None) -> tuple[SettingsStamp, bool]:
+        """Return the stamp of the change that set a field, which is True or has this `member`, in the topic policy at
+        `key`, and True. Where the log does not have it: the stamp of the last change of the entry, and False."""
         present: Value = self.entries[key]
         for record in reversed(self.log.records):
             if key in record.changes:
                 before, after = record.changes[key]
-                if not same(present, after) or not _is_on(after, field) or isinstance(before, ValueDigest):
+                if not same(present, after) or not _is_on(after, field, member) or isinstance(before, ValueDigest):
                     break
-                if not _is_on(before, field):
+                if not _is_on(before, field, member):
                     return record.stamp, True
                 present = before
         return self.stamps.get(key, UNKNOWN), False
@@ -246,8 +246,9 @@ _NAMES: Mapping[str, Callable[[str], str | None]] = {SCRIPT: script_name_error, 
 Change = Callable[[Settings], Settings]
 
 
-def _is_on(value: Value, field: str) -> bool:
-    return isinstance(value, str) and getattr(parse(value), field) is True
+def _is_on(value: Value, field: str, member: str | None) -> bool:
+    found = getattr(parse(value), field) if isinstance(value, str) else None
+    return found is True if member is None else member in (found or ())
 
 
 def _joined(document: bytes, name: bytes, value: bytes) -> bytes:

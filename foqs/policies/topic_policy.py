@@ -40,6 +40,13 @@ Enforced = Literal["max_attempts", "max_total_ms", "keep_ms"]
 """Bounds that no rule of an item exceeds."""
 ScriptName = Annotated[str, checked(script_name_error)]
 ThrottleKey = Annotated[str, checked(throttle_key_error)]
+TenantName = Annotated[str, checked(lambda name: name_error(name) if name else None)]
+"""A fairness key; "" for the items without one."""
+_MOST_PAUSED = 1_000
+
+
+def _paused_error(names: tuple[str, ...]) -> str | None:
+    return f"there are {len(names)} tenants, more than {_MOST_PAUSED}" if len(names) > _MOST_PAUSED else None
 
 
 class HooksEntry(Entry):
@@ -97,6 +104,7 @@ class PolicyEntry(Entry):
     delay_ms: Duration = 0
     delivery: Literal["at_least_once", "at_most_once"] = "at_least_once"
     paused: bool = False
+    paused_tenants: Annotated[tuple[TenantName, ...], Field(strict=False), checked(_paused_error)] = ()
     closed: bool = False
     max_stored: Annotated[int, Field(ge=0, le=MOST_STORED)] | None = None
     fair: FairEntry = Field(default_factory=lambda: _FAIR)
@@ -120,7 +128,8 @@ BUILT_IN_ENTRY = PolicyEntry()
 class TopicPolicy:
     """The effective policy of a topic. Times are in milliseconds; None means that there is none.
 
-    `lease_ms`, `ttl_ms`, `delay_ms`, `priority`, `delivery`: for enqueued items that do not set them. `throttles`:
+    `lease_ms`, `ttl_ms`, `delay_ms`, `priority`, `delivery`: for enqueued items that do not set them. `paused_tenants`:
+    fairness keys whose items are not delivered; "" for the items without one. `throttles`:
     keys, sorted, that each item has besides its own. `per_worker`: items of a worker at a time, None without a bound.
     `retry`: delays of failed items. `max_attempts`, `max_total_ms` since the enqueue, `stuck_after_ms` since the
     delivery: 0 means no bound. `dead_topic`: where items go after their last attempt; without one they are removed.
@@ -134,6 +143,7 @@ class TopicPolicy:
     delay_ms: int
     delivery: int
     paused: bool
+    paused_tenants: frozenset[str]
     closed: bool
     max_stored: int | None
     fair: FairEntry
@@ -169,6 +179,7 @@ def effective(topic: str, layers: dict[str, PolicyEntry], *, dead: bool) -> Topi
         "delivery": AT_MOST_ONCE if one["delivery"] == "at_most_once" else AT_LEAST_ONCE,
         "max_stored": one["max_stored"] or None,
         "throttles": tuple(sorted(one["throttles"])),
+        "paused_tenants": frozenset(one["paused_tenants"]),
         "dead_topic": None if entry is None else entry.topic or dead_topic_of(topic),
         "dead_ttl_ms": None if entry is None else entry.ttl_ms,
         "hooks": _hooks(one["hooks"], dead=dead),

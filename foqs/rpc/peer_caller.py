@@ -40,7 +40,7 @@ _UNREAD = frozenset({"Dequeue"})
 _USUAL: dict[str, ReadReply] = {
     "Enqueue": items_stored,
     "Dequeue": items_leased,
-    **dict.fromkeys(("Ack", "Nack", "ExtendLease", "DeleteItems"), items_done),
+    **dict.fromkeys(("Ack", "Nack", "ExtendLease", "DeleteItems", "ChangeItems"), items_done),
 }
 _LONG = frozenset({"GetResult"})
 _SILENT_S = 1.0

@@ -46,6 +46,9 @@ _FENCE = (
     "next_number = %d, due_from_ms = %d, expiry_from_ms = %d, dedup_from_ms = %d%s WHERE one = 1"
 )
 
+# A server assigns from left to right: the first time is read before it changes.
+_FIRST_AT = "first_at = COALESCE(first_at, deliver_after)"
+
 ANOTHER_OWNER = "another owner has the shard"
 COMMIT_TEXT = "COMMIT"
 TOO_LARGE = "an item is larger than the server's max_allowed_packet allows"
@@ -168,12 +171,13 @@ def _move(made: list[Statement], batch: Batch, dialect: Dialect, max_statement_b
     """New metadata and times of changed items, and their new rows in `ready` and `timer`."""
     _set_metadata(made, dialect, batch.metadata_new, max_statement_bytes)
     times = [(item_id, f"{value:d}") for item_id, value in batch.deliver_after_new]
-    # A server assigns from left to right: the first time is read before it changes.
-    first = "first_at = COALESCE(first_at, deliver_after), "
-    made += [_update(dialect, "deliver_after", piece, first) for piece in _pieces(times, _CASE_ROWS)]
+    made += [_update(dialect, "deliver_after", piece, f"{_FIRST_AT}, ") for piece in _pieces(times, _CASE_ROWS)]
     most = max(1, min(_CASE_ROWS, max_statement_bytes // _FAILED_BYTES))
-    made += [_fail(dialect, piece, first) for piece in _pieces(batch.failed_new, most)]
+    made += [_fail(dialect, piece) for piece in _pieces(batch.failed_new, most)]
     made += [_replace(dialect, item, max_statement_bytes) for item in batch.bodies_new]
+    for first in (False, True):
+        placed = [row for row in batch.placed if row[3] is first]
+        made += [_place(dialect, piece, first=first) for piece in _pieces(placed, _CASE_ROWS)]
     dead = {row.id for row in batch.failure_new}  # the row of any other item that moves forgets its last failure
     for gone, rows in ((False, [row for row in batch.moved if row[0] in dead]),
                        (True, [row for row in batch.moved if row[0] not in dead])):  # fmt: skip
@@ -191,24 +195,35 @@ def _replace(dialect: Dialect, item: NewItem, max_statement_bytes: int) -> State
     return f"UPDATE {dialect.forced('item')} SET {sets} WHERE id = {item.id:d}", 1
 
 
-def _fail(dialect: Dialect, rows: Sequence[tuple[int, int, bytes]], first: str) -> Statement:
+def _fail(dialect: Dialect, rows: Sequence[tuple[int, int, bytes]]) -> Statement:
     """New times of items whose attempts failed, with these attempts: in one write of their rows."""
     times = " ".join([f"WHEN {item_id:d} THEN {at_ms:d}" for item_id, at_ms, _ in rows])
     failures = " ".join([f"WHEN {item_id:d} THEN x'{packed.hex()}'" for item_id, _, packed in rows])
     ids = ",".join([f"{row[0]:d}" for row in rows])
-    sets = f"{first}deliver_after = CASE id {times} END, last_failure = CASE id {failures} END"
+    sets = f"{_FIRST_AT}, deliver_after = CASE id {times} END, last_failure = CASE id {failures} END"
     return f"UPDATE {dialect.forced('item')} SET {sets} WHERE id IN ({ids})", len(rows)
 
 
 def _move_to_lanes(dialect: Dialect, rows: Sequence[tuple[int, int, int, int]], *, redriven: bool) -> Statement:
     """A dead letter keeps its last failure: it says more than that its attempts are used up."""
+    before = "first_at = NULL, last_failure = NULL" if redriven else "first_at = NULL"
+    return _set_columns(dialect, before, ("lane", "deliver_after", "expires_at"), rows)
+
+
+def _place(dialect: Dialect, rows: Sequence[tuple[int, int, int, bool]], *, first: bool) -> Statement:
+    """`first`: the new times are the first ones of the items."""
+    before = "first_at = NULL" if first else _FIRST_AT
+    return _set_columns(dialect, before, ("priority", "deliver_after"), rows)
+
+
+def _set_columns(dialect: Dialect, before: str, columns: Sequence[str], rows: Sequence[tuple[int, ...]]) -> Statement:
+    """`rows`: an id, and the values of `columns`."""
     sets = [
         f"{column} = CASE id {' '.join([f'WHEN {row[0]:d} THEN {row[at]:d}' for row in rows])} END"
-        for at, column in enumerate(("lane", "deliver_after", "expires_at"), 1)
+        for at, column in enumerate(columns, 1)
     ]
     ids = ",".join([f"{row[0]:d}" for row in rows])
-    forgets = "first_at = NULL, last_failure = NULL" if redriven else "first_at = NULL"
-    text = f"UPDATE {dialect.forced('item')} SET {forgets}, {', '.join(sets)} WHERE id IN ({ids})"
+    text = f"UPDATE {dialect.forced('item')} SET {before}, {', '.join(sets)} WHERE id IN ({ids})"
     return text, len(rows)
 
 

@@ -151,9 +151,9 @@ def test_tenants_are_listed(run: Run, client: Client) -> None:
         client.enqueue_many([ItemSpec("mail", b"x", fairness_key=tenant) for _ in range(count)])
     rows = [json.loads(line) for line in run("tenants", "mail", "--limit", "2").stdout.splitlines()]
     assert rows == [
-        {"fairness_key": "gold", "weight": 3, "ready": 3, "parked": 0, "served": 0, "share": 0.6},
-        {"fairness_key": "blue", "weight": 1, "ready": 2, "parked": 0, "served": 0, "share": 0.2},
-        {"fairness_key": None, "weight": 1, "ready": 1, "parked": 0, "served": 0, "share": 0.2},
+        {"fairness_key": "gold", "weight": 3, "ready": 3, "parked": 0, "served": 0, "share": 0.6, "paused": False},
+        {"fairness_key": "blue", "weight": 1, "ready": 2, "parked": 0, "served": 0, "share": 0.2, "paused": False},
+        {"fairness_key": None, "weight": 1, "ready": 1, "parked": 0, "served": 0, "share": 0.2, "paused": False},
     ]
     status, shown = in_terminal(client, "topic", "tenants", "mail")
     assert status == 0

@@ -63,6 +63,8 @@ WEIGHTS = [{}, *({"t": one} for one in (0, -1, True, 1.0, "1", None, 1_001)), {"
 CAUSES = ["failed", 99, 0, True, [], Unreadable()]
 OBJECTS = ["x", 5, {}, Unreadable()]
 
+OUTSIDE = [1 << 31, -(1 << 31) - 1]
+
 BAD: dict[str, list[Any]] = {
     "address": [*TEXTS, [], ["h:1"], ",", "h:0", "h:65536", "h:x", "h:" + "1" * 5_000],
     "namespace": NAMES,
@@ -139,6 +141,10 @@ BAD: dict[str, list[Any]] = {
     "per_fingerprint": INTEGERS,
     "to_topic": NAMES,
     "pace_per_second": [*INTEGERS, 1_000_001],
+    "priority": ["4", 1.5, True, b"4", Unreadable()],
+    "deliver_after_ms": ["4", 1.5, True, 5_000, datetime.now(UTC), Unreadable()],
+    "confirm": OBJECTS,
+    "on_progress": OBJECTS,
     "dry_run": FLAGS,
     # of Producer
     "client": ["h:7707", None, 5],
@@ -173,6 +179,9 @@ OTHERS: dict[str, list[Any]] = {
     "Worker.topics": WEIGHTS,
     "Client.redrive.count": [*INTEGERS, None],
     "Client.get_result.wait_ms": [60_001],
+    "Client.change.priority": OUTSIDE,
+    "Client.change_all.priority": OUTSIDE,
+    "Client.change_all.count": [*INTEGERS, None],
     "Client.run_schedule.name": [*TEXTS, "x" * 201, None],
     "Client.run_schedule.dedup_key": NAMES,
     "Client.enqueue.topic": WRONG_NAMES,
@@ -181,6 +190,7 @@ OTHERS: dict[str, list[Any]] = {
 """More bad values of some parameters, or other ones."""
 REPLACED = {
     "Client.redrive.count",
+    "Client.change_all.count",
     "Client.run_schedule.name",
     "Client.run_schedule.dedup_key",
     "Client.enqueue.topic",

@@ -18,7 +18,7 @@ from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE
 
 METHODS = [
     "Enqueue", "Dequeue", "Ack", "Nack", "ExtendLease", "GetActiveTopics", "GetItem", "CancelItem", "GetResult",
-    "ListItems", "DeleteItems",
+    "ListItems", "DeleteItems", "ChangeItems",
     "GetServerInfo", "GetRouting", "WatchTopics", "GiveSlot", "ReplaceItems", "ChangeKeys", "TakeTokens", "Lend",
     "CountSlots", "TellSlots", "CountItems", "TellShares",
     "ListFailures", "ListFailing", "RedriveItems", "AckAndDequeue", "GetTopicStats", "GetSettings", "GetSettingsLog",

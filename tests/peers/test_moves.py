@@ -11,6 +11,7 @@ from tests.api.wire import Code, Refused, State, Wire, codes, spec
 from tests.client.peer import Act, Peer
 from tests.peers.nodes import Cluster, Member
 from tests.peers.test_life import held_at
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow  # they wait for real deadlines
 Locked = Callable[[int], AbstractContextManager[None]]
@@ -101,6 +102,39 @@ def test_an_owner_that_just_lost_the_shard(cluster: Cluster, hosts: tuple[Member
     cluster.tell(cluster.routing(a, c, b))
     response = wire.receive(method)
     assert response.item.payload == b"1" if method == "GetItem" else codes(response.outcomes) == [0]
+
+
+def changed(wire: Wire, **fields: Any) -> None:
+    """Repeat a change, as a client does, until it is carried out."""
+    ids = fields["ids"]
+    wait_until(lambda: codes(wire.ask("ChangeItems", **fields).outcomes) == [0] * len(ids), "the change")
+
+
+@pytest.mark.parametrize("told", [False, True], ids=["by a client's request", "by what the old owner had taken on"])
+def test_changes_follow_a_shard_that_moves(cluster: Cluster, hosts: tuple[Member, Member, Member], told: bool) -> None:
+    """Each is carried out by the next owner, and the order there is the new one. A repeated request changes nothing."""
+    a, b, c = hosts
+    ids = cluster.wire(b).put("moving", b"1", b"2", b"3")
+    cluster.move(2, c)
+    if not told:
+        cluster.on_loop(lambda: b.look_whose(2))
+        cluster.until(lambda: not b.serves(2), "the old owner to notice")
+    asked, wire = (b if told else a), cluster.wire(b if told else a)
+    wire.send_call("ChangeItems", ids=[ids[2], ids[1], 99 << 48 | 1], priority=-1)
+    is_held(cluster, asked)
+    cluster.tell(cluster.routing(a, c, b))
+    first = done(wire, "ChangeItems")
+    assert first[2] != 0 and set(first[:2]) <= {0, Code.UNAVAILABLE}, "of items that the old owner may still lease"
+    changed(wire, ids=[ids[2], ids[1]], priority=-1)
+    changed(wire, ids=[ids[0]], delay_ms=600_000)
+    changed(wire, ids=[ids[0], ids[2]], priority=-2, delay_ms=0)
+    owner = cluster.wire(c)
+    found: list[bytes] = []
+    while len(found) < 3:
+        found += [item.payload for item in owner.dequeue("moving", 1, wait_ms=20_000)]
+    assert found == [b"3", b"1", b"2"]
+    (code,) = codes(wire.ask("ChangeItems", ids=[ids[0]], priority=1).outcomes)
+    assert code == Code.CONFLICT, "a consumer has it"
 
 
 def test_what_an_owner_had_taken_on_when_it_lost_the_shard(

@@ -119,3 +119,18 @@ def test_an_empty_reply_says_that_a_topic_is_paused(host: OneHost) -> None:
     resume(host)
     reply = take(host)
     assert (len(reply.items), reply.reason) == (1, None)
+
+
+def test_items_of_a_paused_tenant_go_back(host: OneHost) -> None:
+    """Another host gave them before it acted on the settings; its other items reach the consumer."""
+    publish(host, "t")
+    call = consumer(host)
+    host.engine.apply_settings(Settings("n", 1, {"topic.t": '{"paused_tenants": ["a"]}'}))
+    host.run()
+    given = [
+        idl.Item(id=one, lease=9, ns="n", topic="t", fairness_key=key) for one, key in ((7, "a"), (8, "b"), (6, None))
+    ]
+    host.reply("Dequeue", idl.DequeueResponse(given))
+    assert [item.id for item in call.answer.items] == [8, 6]
+    (back,) = host.to("Nack")
+    assert [(item.id, item.release) for item in back.request.items] == [(7, True)]

@@ -140,10 +140,10 @@ def test_namespaces_with_such_entries_have_policies(key: str) -> None:
 def test_bounds_have_the_throttles_of_the_policy() -> None:
     policies = Policies()
     policies.apply(Settings("shop").changed(entries(**{"a*": {"throttles": ["y", "x"]}, "ab": {"throttles": []}}), ()))
-    assert policies.bounds(("shop", "a")) == (1, 25, frozenset(), ("x", "y"))
+    assert policies.bounds(("shop", "a")) == (1, 25, frozenset(), ("x", "y"), frozenset())
     assert policies.bounds(("shop", "a")) is policies.bounds(("shop", "ac"))
     assert policies.bounds(("shop", "ab")) is policies.bounds(("other", "a"))
-    assert policies.bounds(("other", "a")) == (1, 25, frozenset(), ())
+    assert policies.bounds(("other", "a")) == (1, 25, frozenset(), (), frozenset())
 
 
 def test_throttles_are_remembered_up_to_a_bound(monkeypatch: Any) -> None:

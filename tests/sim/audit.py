@@ -17,7 +17,7 @@ from foqs.engine.engine import Engine
 from foqs.engine.listing import Listing
 from foqs.engine.shard import Shard
 from foqs.fairness.keys import LaneKey, TopicKey, is_plain, tenancy_of, topic_key
-from foqs.fairness.tenants import DOWN, QUEUED, SKIPPED, Tenant
+from foqs.fairness.tenants import DOWN, HELD, QUEUED, SKIPPED, Tenant
 from foqs.fairness.topics import Topic
 from foqs.fairness.turns import Turns
 from foqs.item import KNOWN_BYTES, Item, Phase, Place
@@ -286,7 +286,9 @@ def _audit_turns(topic: Topic[Any], turns: Turns[Any], *, woken: bool) -> None:
         if places != (tenant.away == QUEUED, tenant.away == SKIPPED, tenant.away == DOWN):
             raise MemoryWrong(f"{tenant} of {topic} is in the places {places}")
         unparked = any(flow.ready and flow.parked is None for flow in flows)
-        if woken and unparked and tenant.away not in (QUEUED, SKIPPED, DOWN):
+        if (tenant.away == HELD) is not (name in turns.held):
+            raise MemoryWrong(f"{tenant} of {topic}, and {sorted(turns.held)} are held")
+        if woken and unparked and tenant.away not in (QUEUED, SKIPPED, DOWN, HELD):
             raise MemoryWrong(f"{tenant} of {topic} takes no turn, and has {flows}")
     standing = (*entries, *turns.skipped, *turns.down)
     strays = [tenant for tenant in standing if turns.tenants.get(tenant.name) is not tenant]
@@ -326,7 +328,7 @@ def _audit_counts(topic: Topic[Any], turns: Turns[Any]) -> None:
                 if lane.flow is not flow or lane.topic is not topic or tenancy_of(lane.key) != (tenant.name, throttles):
                     raise MemoryWrong(f"{lane} is a lane of {flow} of {topic}")
                 lanes, ready, parked = counted.get(lane.term, (0, 0, 0))
-                parked += lane.ready if flow.parked is not None else 0
+                parked += lane.ready if flow.parked is not None or tenant.away == HELD else 0
                 counted[lane.term] = (lanes + 1, ready + lane.ready, parked)
     kept = {term: (tally.lanes, tally.ready, tally.parked) for term, tally in turns.tallies.items()}
     if kept != counted:

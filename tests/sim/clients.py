@@ -17,6 +17,7 @@ from foqs.fairness.keys import TopicKey
 from foqs.ids import Dedup, content_of, digest_of, hash_slot_bounds, shard_of
 from foqs.item import Item
 from foqs.rows import AT_LEAST_ONCE, AT_MOST_ONCE, NewItem
+from tests.sim.changes import change_some
 from tests.sim.kept import await_end, result_of
 from tests.sim.memory_database import POISON
 from tests.sim.profile import given_weight
@@ -355,7 +356,7 @@ class Clients:
             if op.kind == "extend" or rng.random() < 0.05:  # goes on with it, or does not know that it is done
                 self._after(400, partial(self._handle, [(item_id, lease)]))
         for member, asked in by_member.items():
-            self._settle(member, asked)
+            self.settle(member, asked)
 
     def _op(self, item_id: int, lease: int) -> Op | None:
         rng, now_ms = self.rng, self.sim.now_ms
@@ -388,7 +389,7 @@ class Clients:
     def _counted(self, lease: int) -> bool:
         return lease % 2 == 0 or not self.sim.profile.rules[1:]
 
-    def _settle(self, member: Member, asked: list[Op]) -> None:
+    def settle(self, member: Member, asked: list[Op]) -> None:
         sim = self.sim
         timeout_ms = self.rng.choice(TIMEOUTS_MS)
         request = Request(self, member, f"settling of {asked}", timeout_ms)
@@ -453,18 +454,20 @@ class Clients:
         what = rng.random()
         if ids and what < 0.3:
             item_id = rng.choice(ids)
-            self._settle(self.member_for(item_id), [self._change(item_id)])
+            self.settle(self.member_for(item_id), [self._change(item_id)])
         elif self.told and what < 0.6:
             item_id, lease = rng.choice(self.told)
             kind = rng.choice(["ack", "nack", "extend", "release"])
-            self._settle(self.member_for(item_id), [Op(kind, item_id, rng.choice([lease, lease + 1, 0]), now_ms)])
+            self.settle(self.member_for(item_id), [Op(kind, item_id, rng.choice([lease, lease + 1, 0]), now_ms)])
         elif what < 0.65:
-            self._settle(self.any_member(), [Op("ack", rng.choice([0, -5, 1 << 48, 99 << 48 | 1]), 1, now_ms)])
+            self.settle(self.any_member(), [Op("ack", rng.choice([0, -5, 1 << 48, 99 << 48 | 1]), 1, now_ms)])
         elif what < 0.75:
             list_topic(self)
         elif ids or self.told:
             look_at(self, rng.choice(ids) if ids else self.told[-1][0])
         redrive(self)
+        if sim.profile.changes:
+            change_some(self)
         if self.sim.profile.awaited:
             for _ in range(3):
                 asked = rng.choice(ids) if ids and rng.random() < 0.8 else rng.choice(self.told or [(1 << 48, 0)])[0]

@@ -16,6 +16,7 @@ from foqs.item import Item
 from foqs.rows import AT_MOST_ONCE, Batch, Body, LaneRow, NewItem
 from foqs.second_answer import Duplicate
 from tests.sim.attempts import Attempts
+from tests.sim.changes import Changes
 from tests.sim.kept import Kept
 from tests.sim.memory_database import MemoryDatabase
 from tests.sim.progress import Checkpoints
@@ -53,6 +54,7 @@ class Ledger:
         self.kept = Kept(self.records, self.attempts.policies_of, checks)
         self.checkpoints = Checkpoints(self.records, self.dbs, checks, time)
         self.unique = Unique(self.records, self.dbs, checks)
+        self.changes = Changes(self.records, checks)
 
     def _db(self, item_id: int) -> MemoryDatabase:
         return self.dbs[shard_of(item_id)]
@@ -131,6 +133,7 @@ class Ledger:
         self.kept.removed(db, batch, max(now_ms, self.latest_ms))
         self.checkpoints.committing(shard, batch)
         self.unique.committing(shard, batch)
+        self.changes.committing(db, batch, max(now_ms, self.latest_ms))
 
     def _in_its_lane(self, spec: Spec, item: NewItem, lanes: dict[int, LaneRow], weights: dict[int, int]) -> None:
         row = lanes.get(item.lane)
@@ -210,6 +213,7 @@ class Ledger:
         if record.delivery(item.lease) is None:
             record.deliveries.append(Delivery(item.lease, item.lease_ms, item.lease_expires_at_ms))
         self.attempts.leased(item)
+        self.changes.leased(item)
         body = self._db(item.id).items.get(item.id)
         if body is not None:
             if body.expires_at_ms and body.expires_at_ms <= now_ms:
@@ -308,7 +312,10 @@ class Ledger:
                 broken(7, f"{op} of no item was answered OK")
                 return
             assert db is not None
-            self._done(op, record, db, current=current)
+            if op.kind == "change":
+                self.changes.answered(op, None, record, db, current=current)
+            else:
+                self._done(op, record, db, current=current)
             return
         op.state = "unknown" if error.code is Code.OUTCOME_UNKNOWN else "refused"
         if record is None or op.wrong_ns or not current or db is None:
@@ -317,6 +324,8 @@ class Ledger:
             if (op.digest or op.body is not None) and op.id in db.failures:
                 return  # a dead letter has ended
             broken(7, f"{op} was answered NOT_FOUND but the item is there")
+        if op.kind == "change":
+            self.changes.answered(op, error, record, db, current=current)
         if error.code is Code.STALE_LEASE:
             self._refused_rightly(op, record, db, now_ms)
 
@@ -366,6 +375,8 @@ class Ledger:
             return
         if record.open_ops("replace"):
             return  # the lease is not of the new body
+        if any(change.at_ms or op.kind != "ack" for change in record.open_ops("change")):
+            return  # a delayed item has no lease that ended by time, and a nack does not go before a change
         broken(7, f"{op} was refused as stale but no other consumer got the item: {record}")
 
 

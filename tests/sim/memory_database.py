@@ -176,6 +176,12 @@ class MemoryDatabase:
                 metadata=new.metadata, headers=new.headers,
             )  # fmt: skip
             self.first.pop(new.id, None)
+        for item_id, priority, at_ms, first in batch.placed:
+            if first:
+                self.first.pop(item_id, None)
+            else:
+                self.first.setdefault(item_id, self.items[item_id].deliver_after_ms)
+            self.items[item_id] = self.items[item_id]._replace(priority=priority, deliver_after_ms=at_ms)
         for item_id, number, at_ms, expires_at_ms in batch.moved:
             body = self.items[item_id]
             _rule(self._is_lane(number) and number != body.lane, "item {} moves to lane {}", body, number)

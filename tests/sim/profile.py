@@ -75,6 +75,7 @@ class Profile:
     steps: float = 0.0  # extensions with a checkpoint
     awaited: bool = False  # acks bring results, and callers ask for ends
     scheduled: bool = False  # there are schedules, and hosts fire them
+    changes: bool = False  # operators change items that wait
     held: tuple[str, ...] = ()  # tenants all of whose items have throttle keys
     _lanes: dict[TopicKey, list[LaneKey]] = field(default_factory=dict, init=False, compare=False)
 
@@ -283,6 +284,21 @@ def _with_unique_work(rng: random.Random) -> Profile:
     """Few keys that many items ask for, dead letters that return, slots of keys that move, and all that fails."""
     profile = _dead_letters(rng)
     return replace(profile, untils=(Until.STARTED, Until.DONE), poisoned=0, rival=rng.random() < 0.7)
+
+
+def _with_changes(rng: random.Random) -> Profile:
+    """Operators change items that wait, and pause tenants, while everything fails."""
+    kinds = ["crash", "rival", "clock", "cut", "refused", "dead", "kept", "tenants", "tenants", "tenants"]
+    profile = random_profile(rng, rng.choice(kinds))
+    policies = list(profile.policies)
+    if profile.tenants:
+        for paused in ([], rng.sample(profile.tenants, 1), rng.sample(profile.tenants, 2), []):
+            entries = {**policies[-1]}
+            for topic in {"*", *[topic for _, topic in profile.topics]}:
+                own = json.loads(entries.get(f"topic.{topic}", "{}"))
+                entries[f"topic.{topic}"] = json.dumps({**own, "paused_tenants": paused})
+            policies.append(entries)
+    return replace(profile, policies=tuple(policies), changes=True)
 
 
 def _with_tenants(rng: random.Random) -> Profile:
@@ -563,4 +579,5 @@ _KINDS: dict[str, Callable[[random.Random], Profile]] = {
     "throttles": _throttled,
     "slots": _limited_leases,
     "schedules": _with_schedules,
+    "changed": _with_changes,
 }

@@ -58,8 +58,8 @@ class Delivery:
 
 @dataclass(eq=False)
 class Op:
-    """An ack, nack (plain, "fail" or "reject"), release, extend, delete or replace. `state`: sent, ok, refused (nothing
-    was changed), unknown.
+    """An ack, nack (plain, "fail" or "reject"), release, extend, delete, replace or change. `state`: sent, ok, refused
+    (nothing was changed), unknown.
     `late`: another consumer had been given the item before it was sent. `contested`: another op that ends the lease was
     open at the same time."""
 
@@ -78,6 +78,8 @@ class Op:
     body: NewItem | None = None  # the new one; `kind` is replace
     topic: tuple[str, str] = ("", "")
     counted: bool = True  # the attempt of a nack
+    priority: int | None = None  # of a change, as the next one
+    at_ms: int | None = None
     wrong_ns: bool = False
     late: bool = False
     contested: bool = False

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from foqs.engine import item_ops
 from foqs.engine.calls import LookCall
+from foqs.engine.changing import Changing
 from foqs.engine.listing import Listed, Listing
 from foqs.errors import Code, FoqsError
 from foqs.ids import shard_of
@@ -111,6 +112,8 @@ def host_op(op: Op) -> item_ops.Op:
     if op.kind == "extend":
         given = None if op.checkpoint is None else ProgressRow(op.id, op.checkpoint)
         return item_ops.extend(op.token, op.lease_ms, None, given, durable=op.durable)
+    if op.kind == "change":
+        return Changing(op.priority, op.at_ms)
     if op.body is not None:
         return item_ops.replace(op.body, op.topic)
     return item_ops.cancel(op.digest, leased=op.leased) if op.digest else item_ops.delete

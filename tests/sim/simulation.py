@@ -96,6 +96,7 @@ class Simulation(Run):
         """All hosts know these settings from now on."""
         self.versions += 1
         self.policies = entries
+        self.ledger.changes.apply(entries)
         self.note("policies", entries)
         topics = self.profile.topics + self.profile.dead_topics
         self.settings = [Settings(ns, self.versions, entries) for ns in sorted({ns for ns, _ in topics})]

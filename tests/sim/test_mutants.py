@@ -19,11 +19,14 @@ from foqs.buffers.tail import Tail
 from foqs.engine import batch_apply, batch_build, batch_reads, consumers, dedup, item_ops, ready_lanes
 from foqs.engine.batch_reads import ExpiringRead, LanesRead, PageRead
 from foqs.engine.calls import DequeueCall
+from foqs.engine.changing import Changing
 from foqs.engine.engine import Engine
 from foqs.engine.shard import Shard
 from foqs.engine.shard_memory import ShardMemory
 from foqs.engine.shard_owner import ShardOwner
 from foqs.engine.state import State
+from foqs.fairness.tenants import HELD, IDLE
+from foqs.fairness.turns import Turns
 from foqs.item import KNOWN_BYTES, Change, Item, Phase, To
 from foqs.peers.hash_slots import SlotMigration
 from foqs.prefetch.lane import Window
@@ -402,3 +405,30 @@ def withdrawn_keys_stay_queued(original: Any, request: KeyedRequest) -> Sequence
         request.done = False
         request._keys.pending.update({one.dedup.digest: one for one in request._entries})
     return indices
+
+
+# --------------------------------------------------------------------------------------------- changes and pauses
+
+put("a_changed_item_keeps_its_body", ShardMemory, "body_changed", constant(None), "changed")
+put("no_tenant_is_paused", Turns, "hold", constant(None), "changed")
+
+
+@around(Item, "commit", "changed")
+def memory_forgets_a_new_priority(original: Any, item: Item, change: Change) -> None:
+    change.priority, priority = None, change.priority
+    original(item, change)
+    change.priority = priority
+
+
+@around(Changing, "__call__", "changed")
+def a_leased_item_is_changed(original: Any, op: Changing, shard: Shard, item: Item, waits: Any, now_ms: int) -> Any:
+    if item.phase is Phase.LEASED and not item.busy and item.expires_at_ms >= 0:
+        return op._change(shard, item, waits, now_ms, item.expires_at_ms)
+    return original(op, shard, item, waits, now_ms)
+
+
+@around(Turns, "enter", "changed")
+def a_new_item_wakes_a_paused_tenant(original: Any, turns: Turns[Any], tenant: Any, *, opened: bool = False) -> None:
+    if tenant.away == HELD:
+        tenant.away = IDLE
+    original(turns, tenant, opened=opened)

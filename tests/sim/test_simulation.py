@@ -120,6 +120,19 @@ KINDS = (
             "rows of schedules that moved": 10,
         },
     ),
+    Kind(
+        "changed",
+        share=5,
+        first=12,
+        counts={
+            "changed": 200,
+            "placed ready": 50,
+            "placed delayed": 50,
+            "change CONFLICT": 5,
+            "change NOT_FOUND": 1,
+            "leased in a pause": 50,
+        },
+    ),
     Kind("skew", share=10),  # each host's clock is right, or two hours ahead or behind the databases'
 )
 

@@ -284,6 +284,31 @@ class RowContract:
         )
         assert since() == [moved_ms, NOW_MS + 500]
 
+    def test_items_get_another_place(self, store: ShardStore) -> None:
+        """Another priority and time; the time since which an item could be delivered begins again for a first time."""
+        ready, delayed, stays = new_item(1), new_item(2, due_ms=NOW_MS + 500), new_item(3)
+        insert(store, ready, delayed, stays)
+        later_ms = NOW_MS + 9_000
+        to_timer, to_ready = new_item(1, due_ms=later_ms), new_item(2, priority=-7, deliver_after_ms=NOW_MS)
+        store.commit(
+            Batch(
+                ready_gone=[ready_key(ready)],
+                timer_gone=[delayed.id],
+                placed=[(ready.id, 4, later_ms, True), (delayed.id, -7, NOW_MS, False)],
+                ready_new=[ready_row(to_ready)],
+                timer_new=[timer_row(to_timer, later_ms)],
+                next_number=4,
+            )
+        )
+        found = {row.body.id: row for row in store.look([ready.id, delayed.id, stays.id])}
+        places = {item_id: (row.body.priority, row.body.deliver_after_ms) for item_id, row in found.items()}
+        assert places == {ready.id: (4, later_ms), delayed.id: (-7, NOW_MS), stays.id: (0, NOW_MS)}
+        assert [found[item.id].since_ms for item in (ready, delayed, stays)] == [later_ms, NOW_MS + 500, NOW_MS]
+        assert [row.id for row in store.page(1, None, 9)] == [delayed.id, stays.id]
+        (due,) = store.due(0, later_ms, 9).rows
+        assert (due.timer.id, due.priority, due.deliver_after_ms) == (ready.id, 4, later_ms)
+        assert found[ready.id].body.payload == ready.payload
+
     def test_reads_of_missing_rows(self, store: ShardStore) -> None:
         assert store.bodies([]) == []
         assert store.look([]) == []

@@ -263,6 +263,10 @@ class Caller:
         await self._closed.wait(pause_s)
         return True
 
+    async def pause(self, seconds: float) -> None:
+        """Wait, but not longer than until the client is closed."""
+        await self._closed.wait(seconds)
+
     def _log_retry(self, error: FoqsError, left_s: float) -> None:
         log.warning(
             "a call to %s failed: %s: %s; retrying for up to %.1f s (the next line comes after %.0f s without retries)",

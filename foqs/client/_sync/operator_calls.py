@@ -4,21 +4,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import islice
+from time import monotonic
 from typing import Literal
 
 from foqs.bounds import LIMITS, MOST_LISTED, NAME_BYTES, SCHEDULE_BYTES
-from foqs.checks import I64_MAX
+from foqs.checks import I32_MAX, I64_MAX, check_callable, check_time_ms
 from foqs.client import methods
 from foqs.client._sync.requests import Requests
-from foqs.client.arguments import check_item, checked, duration, instance_of, text, whole
+from foqs.client.arguments import Check, Entries, check_item, checked, duration, instance_of, text, whole
 from foqs.client.items import Item, ItemSpec, ItemState, looked_at
 from foqs.client.operator_types import (
+    ChangedItems,
     Explanation,
     Failing,
     FailureFilter,
     FailureGroup,
     Failures,
+    ItemFilter,
     Redriven,
     RefusedTopic,
     Released,
@@ -30,12 +35,21 @@ from foqs.client.operator_types import (
     Tried,
     tried_of,
 )
-from foqs.errors import Invalid, Overloaded, Unavailable
+from foqs.errors import FoqsError, Invalid, Overloaded, Unavailable
 from foqs.figures import ActiveTopic, FailingTopic, ThrottleStats, TopicStats, from_struct
 from foqs.idl import idl
 from foqs.ids import parse_id
 from foqs.rows import FailureCause
-from foqs.second_answer import KEYED, ONCE
+from foqs.second_answer import CHANGE, KEYED, ONCE
+
+_PAGE = 1_000
+"""Items of one request of `change_all`."""
+_PAGES_A_SECOND = 10
+"""With a pace: smaller requests are spread more evenly."""
+
+
+_PRIORITY: Check = whole(-I32_MAX - 1, I32_MAX, none=True)
+_TIME_MS: Check = partial(check_time_ms, none=True)
 
 
 def _check_sample(name: str, value: object) -> None:
@@ -91,15 +105,20 @@ class OperatorCalls:
         topic: str,
         *,
         state: ItemState | None = None,
+        fairness_key: str | None = None,
         page_items: int = 100,
         timeout_ms: int | None = None,
     ) -> Iterator[Item]:
-        """All items of a topic, a page at a time; leases nothing, and is no snapshot."""
-        request = idl.ListItemsRequest(ns=self.namespace, topic=topic, state=state, limit=page_items)
+        """All items of a topic, a page at a time; leases nothing, and is no snapshot. With a `fairness_key`, only the
+        items that were enqueued with it ("": without one); dead letters have their key in the failure."""
+        request = idl.ListItemsRequest(
+            ns=self.namespace, topic=topic, state=state, limit=page_items, fairness_key=fairness_key
+        )
         return (
             looked_at(item, item.state)
             for page in self._requests.pages(methods.LIST_ITEMS, request, timeout_ms)
             for item in page.items or ()
+            if fairness_key is None or item.fairness_key == fairness_key  # an older host lists all items
         )
 
     @checked()
@@ -240,6 +259,106 @@ class OperatorCalls:
         request = idl.ReleaseLeasesRequest(self.namespace, topic, worker, held_longer_than_ms)
         response = self._requests.call(methods.RELEASE_LEASES, request, timeout_ms)
         return Released(response.released, tuple(response.missing or ()))
+
+    # ------------------------------------------------------------------------------------- items that wait
+
+    @checked(priority=_PRIORITY, deliver_after_ms=_TIME_MS)
+    def change(
+        self,
+        item_ids: Iterable[int | str],
+        *,
+        priority: int | None = None,
+        delay_ms: int | None = None,
+        deliver_after_ms: int | None = None,
+        timeout_ms: int | None = None,
+    ) -> list[FoqsError | None]:
+        """Give READY and DELAYED items another `priority`, another time, or both: each enters its lane at the new
+        place, as a fresh item would. Return None for each that was changed, else its error.
+
+        delay_ms          from now; 0 makes a DELAYED item READY, and leaves a READY one at its place
+        deliver_after_ms  Unix epoch milliseconds, in place of `delay_ms`
+
+        The error is Conflict for an item that a consumer has leased, or that has ended and is kept; Invalid if the
+        item's TTL ends by the new time. After OutcomeUnknown the same call may be repeated.
+
+        >>> client.change([281474976710657], priority=-5, delay_ms=0)            # doctest: +SKIP
+        [None]
+        """
+        if priority is delay_ms is deliver_after_ms is None:
+            raise Invalid("priority, delay_ms and deliver_after_ms: give at least one of them")
+        if delay_ms is not None and deliver_after_ms is not None:
+            raise Invalid("delay_ms and deliver_after_ms: give one of the two")
+        values = (priority, delay_ms, deliver_after_ms)
+        given = Entries(item_ids, lambda one: methods.Changed(parse_id(one), *values))
+        return given.outcomes(self._requests.each(methods.CHANGE, CHANGE, given.good, timeout_ms))
+
+    @checked(
+        filter=instance_of(ItemFilter, none=True),
+        priority=_PRIORITY,
+        deliver_after_ms=_TIME_MS,
+        count=whole(0, I64_MAX, zero="all"),
+        confirm=partial(check_callable, form="confirm(found)", none=True),
+        on_progress=partial(check_callable, form="on_progress(changed)", none=True),
+    )
+    def change_all(
+        self,
+        topic: str,
+        *,
+        filter: ItemFilter | None = None,
+        priority: int | None = None,
+        delay_ms: int | None = None,
+        deliver_after_ms: int | None = None,
+        count: int = 0,
+        pace_per_second: int | None = None,
+        dry_run: bool = False,
+        confirm: Callable[[ChangedItems], bool] | None = None,
+        on_progress: Callable[[ChangedItems], object] | None = None,
+        timeout_ms: int | None = None,
+    ) -> ChangedItems:
+        """Change the items of a topic that match `filter`, as `change` does: list them, then change the listed ones,
+        at most `count` (0: all), and about `pace_per_second` in a second (0: no limit). An item that a consumer takes
+        after the list is skipped and counted.
+
+        confirm      is called after the list; if it returns False, nothing is changed. With `dry_run` it is not called
+        on_progress  is called after each request
+
+        `timeout_ms` is that of each request. Raises what `list_items` raises; the error of an item counts as failed.
+
+        >>> client.change_all("mail", filter=ItemFilter(fairness_key="acme"), delay_ms=0)      # doctest: +SKIP
+        ChangedItems(found=120, changed=118, leased=3, taken=2, failed=0, error=None)
+        """
+        wanted = filter or ItemFilter()
+        ids: dict[int, None] = {}
+        leased = 0
+        for state in wanted.states:
+            listed = self.list_items(
+                topic, state=state, fairness_key=wanted.fairness_key, page_items=MOST_LISTED, timeout_ms=timeout_ms
+            )
+            for item in listed:
+                if not wanted.matches(item):
+                    continue
+                if state is ItemState.LEASED:
+                    leased += 1
+                else:
+                    ids[item.id] = None
+        chosen = list(islice(ids, count or None))
+        done = ChangedItems(len(chosen), leased=leased)
+        if dry_run or not chosen or (confirm is not None and not confirm(done)):
+            return done
+        begun, size = monotonic(), _PAGE
+        if pace_per_second:
+            size = min(size, max(1, pace_per_second // _PAGES_A_SECOND))
+        for at in range(0, len(chosen), size):
+            if pace_per_second and (early_s := at / pace_per_second - (monotonic() - begun)) > 0:
+                self._requests.caller.pause(early_s)
+            outcomes = self.change(
+                chosen[at : at + size], priority=priority, delay_ms=delay_ms, deliver_after_ms=deliver_after_ms,
+                timeout_ms=timeout_ms,
+            )  # fmt: skip
+            done = done.plus(outcomes)
+            if on_progress is not None:
+                on_progress(done)
+        return done
 
     # ------------------------------------------------------------------------------------- dead letters
 

@@ -328,11 +328,15 @@ class Requests:
         chunks = list(requests_of(items, self.caller.max_frame_bytes - _REQUEST_OVERHEAD_BYTES))
         if len(chunks) == 1 or method is methods.ENQUEUE:
             return [outcome for chunk in chunks for outcome in send(chunk)]
-        return one_by_one(chunks, (lambda item: item) if by_id else (lambda item: (item.id, item.lease)), send)
+        if by_id or method is methods.CHANGE:
+            return one_by_one(chunks, lambda item: item, send)
+        return one_by_one(chunks, lambda item: (item.id, item.lease), send)
 
     def request_of(self, method: RemoteMethod, items: Sequence[Any]) -> Any:
         if method is methods.DELETE:
             return method.request(ids=items)
+        if method is methods.CHANGE:
+            return methods.change_request(items)
         return method.request(ns=self.namespace, items=items)
 
     def split_of(self, method: RemoteMethod, policy: Policy, items: Sequence[Any]) -> Split:

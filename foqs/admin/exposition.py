@@ -189,6 +189,8 @@ _SHARDS = (
 _CLUSTER = (
     _gauge("zookeeper_session_state", "1 for the state of the session: connected, suspended, expired.", "state"),
     _counter("zookeeper_session_changes", "Changes of the session, by the new state.", "state"),
+    _gauge("zookeeper_held", "1 while the host does not act on ZooKeeper's records: loss, other_cluster.", "reason"),
+    _counter("zookeeper_losses", "Times that ZooKeeper had lost its data, or had an older copy.", "kind"),
     _gauge("controller", "1 on the host that is elected to write the assignment."),
     _gauge("assignment_version", "Version of the assignment that this host knows; -1: none yet."),
     _gauge("shards_assigned", "Shards that the assignment gives this host."),

@@ -8,13 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from foqs.peers.fact_keeper import FactKeeper
 from foqs.peers.membership_agent import MembershipAgent
 from foqs.server.node import Node
+from foqs.shardmgr.continuity import Finding
 from foqs.shardmgr.facts import Facts, HostFact, Session, ShardUse
 from foqs.shardmgr.lifecycle import ShardState
 
 _MOST = 100
+HELD = {
+    Finding.LOST: "ZooKeeper lost its data, and the hosts write back what they know",
+    Finding.RESTORED: "ZooKeeper has an older copy of its data, and the hosts write back what they know",
+    Finding.MERGE: "ZooKeeper lost data, and the hosts write back what they know",
+    Finding.FOREIGN: "ZooKeeper has the data of another cluster (`zookeeper.other_cluster` in the log)",
+}
 
 
 def assigned(host: str, facts: Facts) -> list[int]:
@@ -43,13 +52,17 @@ def notes(
     read_only: Collection[int] = (),
     cut_off: Collection[int] = (),
     session: Session | None = None,
+    held: Finding | None = None,
 ) -> list[str]:
     """Return a line for each part that a ready host lacks.
 
     `wanted` are the host's shards. The database of an `unreachable` shard does not answer, or takes no writes
     (`read_only`); the database of a `cut_off` shard answers another host. `session`: the state of ZooKeeper's session.
+    `held`: why the host does not act on ZooKeeper's records.
     """
     found = []
+    if held is not None:
+        found.append(f"{HELD[held]}: the host keeps the shards that it has")
     if session is not None and session is not Session.CONNECTED:
         found.append(f"the session with ZooKeeper is {session.value}: the host keeps the shards that it has")
     for number in sorted({*wanted, *unreachable, *cut_off}):
@@ -90,7 +103,8 @@ def unjoined(facts: Facts, root: str, *, seen: bool, twin: HostFact | None = Non
         return ["not registered as a host of the cluster yet"]
     if not facts.shards:
         return [
-            f"the cluster at {root} in ZooKeeper has no shard: check zookeeper.root, or add one with `foqs shards add`"
+            f"the cluster at {root} in ZooKeeper has no shard: check zookeeper.root, or add one with `foqs shards add`;"
+            " if ZooKeeper lost its data: `foqs cluster import`"
         ]
     if facts.assignment.version < 0:
         return ["no shard of the cluster is assigned yet"]
@@ -105,6 +119,18 @@ class View:
     node: Node
     seat: MembershipAgent | None
     root: str = ""
+    keeper: FactKeeper | None = None
+
+    def cluster(self) -> dict[str, Any] | None:
+        """Return what this host knows of its cluster, for `foqs doctor`."""
+        if self.seat is None or self.keeper is None:
+            return None
+        return {
+            "root": self.root,
+            "session": self.seat.state.value if self.seat.state is not None else None,
+            "held": self.keeper.hold.value if self.keeper.hold is not None else None,
+            "shards": len(self.keeper.known.shards),
+        }
 
     def wanted(self) -> list[int]:
         """Return the shards of this host."""
@@ -128,6 +154,7 @@ class View:
             read_only=node.read_only,
             cut_off=self._cut_off(),
             session=seat.state if seat is not None else None,
+            held=self.keeper.hold if self.keeper is not None else None,
         )
         said = {"clock": clock, "tls": node.certificates.note}
         return [*(f"{about}: {note}" for about, note in said.items() if note), *found]

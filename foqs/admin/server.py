@@ -182,7 +182,10 @@ class AdminServer:
 
     async def _readyz(self, _: web.Request) -> web.Response:
         missing = self._view.missing()
-        text = json.dumps({"ready": not missing, "missing": missing, "notes": self._view.notes()}) + "\n"
+        found = {"ready": not missing, "missing": missing, "notes": self._view.notes()}
+        if (cluster := self._view.cluster()) is not None:
+            found["cluster"] = cluster
+        text = json.dumps(found) + "\n"
         return web.Response(text=text, status=503 if missing else 200, content_type="application/json")
 
 

@@ -36,6 +36,7 @@ from foqs.prefetch.lane import Lane
 from foqs.rows import FailureCause
 from foqs.rpc.call import CLOSED, REFUSED, RpcCounters
 from foqs.server.clock import monotonic_ms
+from foqs.shardmgr.continuity import Finding
 from foqs.shardmgr.controller import moving
 from foqs.shardmgr.facts import Session, ShardUse
 from foqs.shardmgr.lifecycle import BreakerState, ShardState
@@ -222,6 +223,9 @@ def _shard(add: Add, shard: Shard) -> None:
     add("shard_transaction_rows", shard.batch_metrics.transaction_rows.copy(), number)
 
 
+_HELD = {"loss": (Finding.LOST, Finding.RESTORED, Finding.MERGE), "other_cluster": (Finding.FOREIGN,)}
+
+
 def _cluster(add: Add, view: View) -> None:
     seat = view.seat
     assert seat is not None
@@ -229,6 +233,11 @@ def _cluster(add: Add, view: View) -> None:
     for state in Session:
         add("zookeeper_session_state", seat.state is state, state.value)
         add("zookeeper_session_changes_total", seat.changes[state], state.value)
+    if view.keeper is not None:
+        for reason, findings in _HELD.items():
+            add("zookeeper_held", view.keeper.hold in findings, reason)
+        for kind in (Finding.LOST, Finding.RESTORED):
+            add("zookeeper_losses_total", view.keeper.events[kind], kind.value)
     add("controller", seat.fresh and facts.controller == view.id)
     add("assignment_version", facts.assignment.version)
     add("shards_assigned", len(view.wanted()))

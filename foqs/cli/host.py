@@ -225,9 +225,12 @@ async def _admin(config: Config, host: Node | ClusterNode) -> AsyncIterator[None
     if not config.admin.enabled:
         yield
         return
-    node, seat = (host.node, host.seat) if isinstance(host, ClusterNode) else (host, None)
+    if isinstance(host, ClusterNode):
+        node, seat, keeper = host.node, host.seat, host.keeper
+    else:
+        node, seat, keeper = host, None, None
     root = config.zookeeper.root if config.zookeeper is not None else ""
-    server = AdminServer(config.admin, View(config.server.id, node, seat, root))
+    server = AdminServer(config.admin, View(config.server.id, node, seat, root, keeper))
     try:
         try:
             await server.start(config.admin_port)

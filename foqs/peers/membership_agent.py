@@ -165,6 +165,15 @@ class MembershipAgent:
                 if shard.state in (ShardState.SERVING, ShardState.DRAINING):
                     self._shards.recheck_owner(number)
 
+    def announce(self, facts: Facts, now_ms: int) -> None:
+        """Announce the shards that this host serves, on facts that it does not act on (yet)."""
+        if self._connected and self.fact is not None:
+            steps = self._membership.announce(facts, self._shards.held(), now_ms)
+            for number in steps.doubtful:
+                self._shards.recheck_owner(number)
+            for owner in steps.announce:
+                self._writer.own(owner)
+
     def act(self, now_ms: int, measured: Mapping[int, float]) -> int | None:
         """Carry out what follows from the facts and from the load of each shard. Return when to act next if no fact
         changes before; None: only when a fact changes."""

@@ -19,13 +19,25 @@ from foqs.checks import same_account
 from foqs.config.load import Config
 from foqs.config.schema import ZookeeperSection
 from foqs.event_loop import on_daemon_thread, until
+from foqs.peers.fact_keeper import FactKeeper, Returned
 from foqs.peers.membership_agent import MembershipAgent, ShardLoads
 from foqs.server.clock import ClockSurvey
 from foqs.server.marks import ClusterMarks
 from foqs.server.node import Neighbours, Node
 from foqs.server.settings import ClusterSettings
+from foqs.shardmgr.continuity import Finding
 from foqs.shardmgr.controller import ControllerSettings, Write
-from foqs.shardmgr.facts import Facts, HostFact, OwnerFact, ShardFact, ShardUse, Slots, other_protocol, protocol_error
+from foqs.shardmgr.facts import (
+    Facts,
+    HostFact,
+    OwnerFact,
+    Session,
+    ShardFact,
+    ShardUse,
+    Slots,
+    other_protocol,
+    protocol_error,
+)
 from foqs.shardmgr.lifecycle import ShardState
 from foqs.shardmgr.membership import Held
 from foqs.shardmgr.routing import Routing, routing_of
@@ -33,11 +45,13 @@ from foqs.store.link import open_link, reachable
 from foqs.store.maintenance import read_kept
 from foqs.store.passwords import placed
 from foqs.store.protocol import ShardStore, StoreError, explained
-from foqs.zk.protocol import FactStore, ZkConflict, ZkError
+from foqs.zk.protocol import FactStore, ZkConflict, ZkError, ZkRefused
 
 log = structlog.get_logger("foqs.host")
 
 _ADOPT_S = 10.0
+_HELD = "ZooKeeper lost data, and the hosts write it back"
+_ELSEWHERE = "ZooKeeper has the records of another cluster"
 _READS_AT_ONCE = 16
 _CLOSE_S = 2.0
 _CLOSE_UNKNOWN_S = 0.2
@@ -138,6 +152,10 @@ class ClusterNode:
         self.seat = MembershipAgent(
             self._id, _settings(zookeeper), zookeeper.handover_ms, LoggedFactWriter(facts), self, self._now_ms
         )
+        self.keeper = FactKeeper(
+            self._id, facts, zookeeper.session_timeout_ms, lambda: uuid4().hex, self._follow, self._hold,
+            self._not_written,
+        )  # fmt: skip
         neighbours = Neighbours(
             routing=lambda: self._routing,
             handover_ms=zookeeper.handover_ms,
@@ -161,11 +179,14 @@ class ClusterNode:
         )
         assert isinstance(self.node.keeper, ClusterSettings)
         self.settings: ClusterSettings = self.node.keeper
+        self.settings.why_not = self._why_held
         self._loads = ShardLoads(
             self.node.forwarder.ask, self._loop_ms, lambda: self._config.breaker.hang_ms + _REPORTED_MS
         )
         self._facts_known = asyncio.Event()
         self._seen = asyncio.Event()  # this host is in the facts
+        self._refusals: set[str] = set()  # of write-backs, in the log already
+        self._elsewhere = False  # ZooKeeper has the records of another cluster
         self._due = False
         self._timer: asyncio.TimerHandle | None = None
         self._measuring: asyncio.TimerHandle | None = None
@@ -180,7 +201,7 @@ class ClusterNode:
         protocol version.
         """
         host, port = await self.node.bind()
-        self._store.start(self._changed, self.seat.session)
+        self._store.start(self._changed, self._session)
         await self._facts_known.wait()
         await self._wait_for_twin()
         if (other := other_protocol(self.seat.facts, self._id)) is not None:
@@ -261,6 +282,7 @@ class ClusterNode:
         self._config, self._zookeeper = config, config.zookeeper
         self.node.reconfigure(config)
         self.seat.reconfigure(_settings(config.zookeeper))
+        self.keeper.session_timeout_ms = config.zookeeper.session_timeout_ms
         if self._measuring is not None:  # it has started
             self._measuring.cancel()
             self._measure()
@@ -268,9 +290,74 @@ class ClusterNode:
 
     # ------------------------------------------------------------------------------------- facts from ZooKeeper
 
+    def _session(self, session: Session) -> None:
+        self.keeper.session(session)
+        self.settings.reconnected()
+        self.seat.session(session)
+
     def _changed(self, facts: Facts) -> None:
+        self.keeper.changed(facts, self._loop_ms())
+        if self.keeper.hold not in (None, Finding.FOREIGN):
+            self.settings.follow(facts.settings, facts.vanished)
+            self.seat.announce(facts, self._loop_ms())
+        self._act_soon()
+
+    def _hold(self, finding: Finding, facts: Facts) -> None:
+        """Log why the host acts as while ZooKeeper is away: the records are not the known ones."""
+        known, found = self.keeper.known, facts.identity
+        match finding:
+            case Finding.FOREIGN:
+                log.error(
+                    "zookeeper.other_cluster", root=self._zookeeper.root, known=known.identity.id, found=found.id,
+                    mend="correct zookeeper.hosts and zookeeper.root, or put the right data back into ZooKeeper; "
+                    "if this cluster is meant, restart the host",
+                )  # fmt: skip
+                self._elsewhere = True
+                if self.seat.fact is not None:
+                    self._store.join(replace(self.seat.fact, leaving=True))  # or it would be assigned shards there
+            case Finding.LOST:
+                log.error("zookeeper.lost", root=self._zookeeper.root, shards_known=len(known.shards))
+            case Finding.MERGE:
+                log.info("zookeeper.importing", root=self._zookeeper.root)
+            case _:
+                log.error("zookeeper.restored", root=self._zookeeper.root, shards_known=len(known.shards))
+        if finding is not Finding.FOREIGN:
+            self.node.runner.marker.save_again()
+
+    def _why_held(self) -> str:
+        if self.keeper.settled:
+            return ""
+        return _ELSEWHERE if self.keeper.hold is Finding.FOREIGN else _HELD
+
+    def _not_written(self, error: object) -> None:
+        """A conflict is the write of another host, and a lost connection is in the log already."""
+        if isinstance(error, ZkRefused) and str(error) not in self._refusals:
+            self._refusals.add(str(error))
+            log.error("zookeeper.refused", root=self._zookeeper.root, reason=str(error))
+
+    def _follow(self, facts: Facts, returned: Returned | None) -> None:
+        if returned is not None:
+            made = returned.written
+            log.warning(
+                "zookeeper.written_back", root=self._zookeeper.root, shards=made.get("shards", 0),
+                slots=made.get("slots", 0), assignment=made.get("assignment", 0), drained=made.get("drained", 0),
+            )  # fmt: skip
+            if returned.disabled:
+                log.warning(
+                    "zookeeper.shards_disabled", shards=returned.disabled,
+                    reason="they were removed, and the copy that ZooKeeper was put back to has them",
+                    mend="`foqs shards remove`, or `foqs shards enable` to serve them again",
+                )  # fmt: skip
+            if returned.left_out:
+                log.warning(
+                    "zookeeper.shards_gone", shards=returned.left_out,
+                    reason="they were removed while this host had no session",
+                )  # fmt: skip
+        if self._elsewhere and self.seat.fact is not None:
+            self._elsewhere = False
+            self._store.join(self.seat.fact)
         fatal = self.seat.changed(facts)
-        self.settings.follow(facts.settings)
+        self.settings.follow(facts.settings, facts.vanished)
         self._facts_known.set()
         if self.seat.seen:
             self._seen.set()
@@ -294,7 +381,8 @@ class ClusterNode:
         if self.seat.fresh:
             self._adopt_urls()
         now_ms = self._loop_ms()
-        self._set_timer(self.seat.act(now_ms, self._loads.measured), now_ms)
+        times = [self.keeper.act(now_ms), self.seat.act(now_ms, self._loads.measured)]
+        self._set_timer(min((at for at in times if at is not None), default=None), now_ms)
 
     def _adopt_urls(self) -> None:
         """Follow changed URLs of served shards, each after a try from this host: a mistake must close no shard.

@@ -166,6 +166,11 @@ class Marker:
         kept = self._kept[shard.number]
         self._keep(shard.number, Mark(shard.owner.epoch, kept.number, shard.queue.next_number, kept.seq))
 
+    def save_again(self) -> None:
+        """Save the marks of all shards that are open here: their store may have lost them."""
+        for number in self._kept:
+            self._save(number)
+
     def _refresh(self) -> None:
         self._refreshing = False
         for number, kept in self._kept.items():

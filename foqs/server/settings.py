@@ -61,6 +61,9 @@ class ClusterSettings:
         self._settings = settings
         self._later = later
         self._overdue: set[str] = set()
+        self._vanished: frozenset[str] = frozenset()
+        self.why_not: Callable[[], str] = lambda: ""
+        """Return why the stored settings may be older than the known ones of other hosts ('': they are not)."""
         settings.applied = self._applied
         settings.logged = self._logged
         settings.safe = lambda ns: ns in self._overdue or self._everywhere(ns)
@@ -92,12 +95,21 @@ class ClusterSettings:
         return self._settings.of(ns).whole and self.copies.everywhere(ns)
 
     def change_settings(self, ns: str, change: Change, done: Changed) -> None:
+        if why := self.why_not():
+            self._later(0, partial(done, Unavailable(f"{why}: nothing was changed", _AGAIN_MS)))
+            return
         self._store.change_settings(ns, partial(change_on, self._settings.of(ns), change), done)
 
-    def follow(self, found: Mapping[str, Settings]) -> None:
-        """Act on the cluster's settings. Where the cluster has an earlier version, replace it by this host's."""
-        for known in self._settings.follow(found):
-            self._put_back(known.ns)
+    def follow(self, found: Mapping[str, Settings], vanished: frozenset[str] = frozenset()) -> None:
+        """Act on the cluster's settings. Where the cluster has an earlier version, or lost it (`vanished`),
+        replace it by this host's."""
+        before, self._vanished = self._vanished, vanished
+        for ns in {*(known.ns for known in self._settings.follow(found)), *(vanished - before)}:
+            self._put_back(ns)
+
+    def reconnected(self) -> None:
+        """Note a new connection to the store: records that this host wrote before may have vanished again."""
+        self._vanished = frozenset()
 
     def _put_back(self, ns: str) -> None:
         def done(outcome: Settings | FoqsError) -> None:

@@ -38,12 +38,17 @@ class ShardUse(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ShardFact:
-    """/shards/<id>: the place of a shard. `weight` is its load relative to the other shards."""
+    """/shards/<id>: the place of a shard. `weight` is its load relative to the other shards.
+
+    `as_of_ms`: of a record that a host wrote back after ZooKeeper lost it, the time of the write that was lost; 0 for
+    a record that an operator wrote.
+    """
 
     id: int
     url: str = field(repr=False)
     weight: float = 1.0
     use: ShardUse = ShardUse.ENABLED
+    as_of_ms: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +120,49 @@ class Slots:
 
 
 @dataclass(frozen=True, slots=True)
+class Identity:
+    """/cluster: the cluster that the records belong to. `version` as above; `id` is '' without a record, as in a
+    cluster whose hosts had no such record.
+
+    `events`: the losses and restorations of ZooKeeper's data that hosts have found, as random ids, the newest first.
+    While `open`, hosts write back what they know, and none acts on the records.
+    """
+
+    version: int = -1
+    id: str = ""
+    events: tuple[str, ...] = ()
+    open: bool = False
+
+    @property
+    def event(self) -> str:
+        return self.events[0] if self.events else ""
+
+
+class Written(NamedTuple):
+    """The last write of a record: the transactions that created it and wrote it last, its version, and the
+    time of that write in epoch ms of ZooKeeper's clock. Transactions only grow, until ZooKeeper loses its data."""
+
+    created: int
+    changed: int
+    version: int
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Writes:
+    """The last writes of the records that no host may forget; None: the record does not exist."""
+
+    shards: Mapping[int, Written] = field(default_factory=dict)
+    assignment: Written | None = None
+    slots: Written | None = None
+    identity: Written | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """All facts, as one host or operator sees them now. `drained`: hosts that an operator drained (/drained/<host>).
-    `controller` is the id of the elected host that writes the assignment. `settings`: by namespace (/settings/<ns>)."""
+    `controller` is the id of the elected host that writes the assignment. `settings`: by namespace (/settings/<ns>);
+    `vanished`: namespaces whose settings stay in effect although their record is gone."""
 
     shards: Mapping[int, ShardFact] = field(default_factory=dict)
     hosts: Mapping[str, HostFact] = field(default_factory=dict)
@@ -127,6 +172,9 @@ class Facts:
     controller: str | None = None
     slots: Slots = Slots()
     settings: Mapping[str, Settings] = field(default_factory=dict)
+    identity: Identity = Identity()
+    vanished: frozenset[str] = field(default=frozenset(), compare=False)
+    writes: Writes = field(default_factory=Writes, compare=False)
 
 
 def other_protocol(facts: Facts, joining: str) -> HostFact | None:
@@ -141,7 +189,8 @@ def protocol_error(other: HostFact) -> OtherProtocol:
 
 
 def encode_shard(fact: ShardFact) -> bytes:
-    return _encode({"url": fact.url, "weight": fact.weight, "use": fact.use.value})
+    record: dict[str, Any] = {"url": fact.url, "weight": fact.weight, "use": fact.use.value}
+    return _encode({**record, "as_of_ms": fact.as_of_ms} if fact.as_of_ms else record)
 
 
 def decode_shard(shard: int, data: bytes) -> ShardFact:
@@ -150,7 +199,8 @@ def decode_shard(shard: int, data: bytes) -> ShardFact:
     weight = _number(record, "weight", 1.0)
     if not 0 < weight < 1e6:
         raise Invalid(f"weight is {weight}, not above 0")
-    return ShardFact(_shard(shard), _text(record, "url"), weight, _use(record.get("use", "enabled")))
+    use, as_of_ms = _use(record.get("use", "enabled")), _whole(record, "as_of_ms", 0)
+    return ShardFact(_shard(shard), _text(record, "url"), weight, use, as_of_ms)
 
 
 _REPORTS = ("unreachable", "reached", "hanging", "read_only")
@@ -237,6 +287,22 @@ def _slot_move(name: str, move: object) -> tuple[int, SlotMove]:
         case [int(), int(since)] if name.isdecimal() and int(name) < HASH_SLOTS:
             return int(name), SlotMove(_shard(move[0]), since)
     raise Invalid(f"the move of slot {name} cannot be read")
+
+
+_MOST_EVENTS = 32
+
+
+def encode_identity(identity: Identity) -> bytes:
+    return _encode({"id": identity.id, "events": identity.events[:_MOST_EVENTS], "open": identity.open})
+
+
+def decode_identity(data: bytes, version: int) -> Identity:
+    """Raises Invalid."""
+    record = _decode(data)
+    events = record.get("events", [])
+    if not isinstance(events, list) or not all(isinstance(event, str) for event in events):
+        raise Invalid("events is no list of texts")
+    return Identity(version, _text(record, "id"), tuple(events), record.get("open") is True)
 
 
 def _encode(record: dict[str, Any]) -> bytes:

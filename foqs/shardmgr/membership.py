@@ -95,6 +95,13 @@ class Membership:
             next_ms=min((*self._asked.values(), *self._given.values()), default=None),
         )
 
+    def announce(self, facts: Facts, held: Mapping[int, Held], now_ms: int) -> Steps:
+        """Return announcements of the shards that the host serves, and doubts, and decide nothing else."""
+        self._asked = {owner: until for owner, until in self._asked.items() if until > now_ms}
+        announce, _, doubtful = self._announcements(facts, held)
+        self._asked |= dict.fromkeys(announce, now_ms + AGAIN_MS)
+        return Steps(announce=announce, doubtful=doubtful)
+
     def _to_open(self, facts: Facts, held: Mapping[int, Held]) -> list[ShardFact]:
         return [
             facts.shards[number]

@@ -76,7 +76,8 @@ class ShardRow:
 class Status:
     """`imbalance`: how far the heaviest and the lightest host are apart, by weight, in mean loads of a host; None when
     no host may take shards. `best_imbalance`: the same after a balance without bounds; shards cannot be divided, so it
-    is seldom 0. `under_way`: how many shards their assigned host does not serve, or not yet."""
+    is seldom 0. `under_way`: how many shards their assigned host does not serve, or not yet. `writing_back`: ZooKeeper
+    lost data, and the hosts write it back."""
 
     assignment_version: int
     controller: str | None
@@ -85,6 +86,7 @@ class Status:
     best_imbalance: float | None
     hosts: tuple[HostRow, ...]
     shards: tuple[ShardRow, ...]
+    writing_back: bool = False
 
 
 def status_of(facts: Facts, answers: Answers = _NOT_ASKED) -> Status:
@@ -102,6 +104,7 @@ def status_of(facts: Facts, answers: Answers = _NOT_ASKED) -> Status:
             _shard(facts, shard, under_way, stuck, answers)
             for shard in sorted({*facts.shards, *facts.owners, *assigned})
         ),
+        facts.identity.open,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from foqs import settings_log
@@ -13,6 +14,7 @@ from foqs.policies import settings
 from foqs.policies.settings import Change, Settings
 from foqs.shardmgr.facts import (
     HostFact,
+    Identity,
     OwnerFact,
     ShardFact,
     Slots,
@@ -20,6 +22,7 @@ from foqs.shardmgr.facts import (
     decode_owner,
     encode_assignment,
     encode_host,
+    encode_identity,
     encode_owner,
     encode_shard,
     encode_slots,
@@ -112,6 +115,12 @@ class Changes:
     async def share_slots(self, slots: Slots) -> None:
         await self._compare_and_set(self._paths.slots, encode_slots(slots), slots.version)
 
+    async def identify(self, identity: Identity) -> None:
+        await self._compare_and_set(self._paths.identity, encode_identity(identity), identity.version)
+
+    async def put_back_shard(self, fact: ShardFact, version: int) -> None:
+        await self._compare_and_set(self._paths.shard(fact.id), encode_shard(fact), version)
+
     async def _compare_and_set(self, path: str, data: bytes, version: int) -> None:
         if version < 0:
             await self._create(path, _sized(data))
@@ -157,7 +166,7 @@ class Changes:
             logged, found = await self._read(log_path), await self._read(path)
             before = known if found is None else _with_log(settings.decode(ns, found[0]), logged, known)
             made = change(before)
-            if made is before:
+            if made is before and (found is not None or not made.version):
                 return made
             with contextlib.suppress(ZkConflict):
                 await self._replace_both(  # the log first: a host that reads the document finds it there
@@ -185,7 +194,7 @@ class Changes:
 
     async def put_shard(self, fact: ShardFact, *, new: bool) -> None:
         write = self._create if new else self._set
-        await write(self._paths.shard(fact.id), _sized(encode_shard(fact)))
+        await write(self._paths.shard(fact.id), _sized(encode_shard(replace(fact, as_of_ms=0))))
 
     async def remove_shard(self, shard: int) -> None:
         await self._delete(self._paths.shard(shard), -1)

@@ -20,7 +20,7 @@ from foqs.config.schema import ZookeeperSection
 from foqs.errors import FoqsError
 from foqs.ids import Mark, Marks
 from foqs.policies.settings import Change, Changed, Settings
-from foqs.shardmgr.facts import Facts, HostFact, OwnerFact, Session, ShardFact, Slots
+from foqs.shardmgr.facts import Facts, HostFact, Identity, OwnerFact, Session, ShardFact, Slots, Written
 from foqs.travel import bare
 from foqs.zk.changes import Changes
 from foqs.zk.link import Link, check_config, mapped
@@ -32,6 +32,7 @@ log = structlog.get_logger("foqs.zk")
 _REFUSED_AGAIN_S = 5.0  # after a refusal
 _PACE_S = 10e-6  # for each name: a folder of 10,000 is listed ten times a second at most
 _JOIN_AGAIN_S = 1.0
+_UNREAD = Written(0, 0, 0, 0)
 
 
 class Nodes(Protocol):
@@ -46,7 +47,7 @@ class Nodes(Protocol):
     def read(self) -> bool: ...
     @property
     def only(self) -> str | None: ...
-    def put(self, name: str, data: bytes, version: int, /) -> None: ...
+    def put(self, name: str, data: bytes, written: Written, /) -> None: ...
     def drop(self, name: str, /) -> None: ...
 
 
@@ -110,7 +111,7 @@ class Folder:
     def _read(self, name: str) -> None:
         token = self._tokens[name] = object()
         if not self._nodes.read:
-            self._nodes.put(name, b"", 0)
+            self._nodes.put(name, b"", _UNREAD)
             return
         path, watch = f"{self.path}/{name}", partial(self._fired, name, token)
         self._link.ask(
@@ -126,7 +127,7 @@ class Folder:
             return
         if error is None:
             data, stat = value
-            self._nodes.put(name, data or b"", stat.version)
+            self._nodes.put(name, data or b"", Written(stat.czxid, stat.mzxid, stat.version, stat.mtime))
         elif isinstance(error, NoNodeError):
             self._forget(name)
         else:
@@ -171,7 +172,7 @@ class ZkFactStore:
         self._view = view = View(self._touch)
         sections: list[Nodes] = [
             view.shards, view.hosts, view.owners, view.drained, view.election, view.logs, view.documents,
-            view.assignment, view.slots,
+            view.assignment, view.slots, view.identity,
         ]  # fmt: skip
         self._folders = [Folder(self._link, loop, self._touch, config.root, nodes) for nodes in sections]
         self._changed: Callable[[Facts], None] = lambda _: None
@@ -205,6 +206,12 @@ class ZkFactStore:
 
     def share_slots(self, slots: Slots, done: Done) -> None:
         self._change(self._paths.slots, lambda: self._changes.share_slots(slots), done)
+
+    def identify(self, identity: Identity, done: Done) -> None:
+        self._change(self._paths.identity, lambda: self._changes.identify(identity), done)
+
+    def put_back_shard(self, fact: ShardFact, version: int, done: Done) -> None:
+        self._change(self._paths.shard(fact.id), lambda: self._changes.put_back_shard(fact, version), done)
 
     def put_shard(self, fact: ShardFact, *, new: bool, done: Done) -> None:
         self._change(self._paths.shard(fact.id), lambda: self._changes.put_shard(fact, new=new), done)

@@ -61,6 +61,7 @@ _MAX_DELAY_S = 1.0
 _TRIES = 3
 """Connection attempts within one session's time-out, if each server accepts the connection and stays silent."""
 _LEAST_PATIENCE_S = 1.0
+_LOOK_S = 0.5
 # foqs logs the session's states itself; kazoo stops its attempts only when it is closed.
 _NOT_LOGGED = ("Transition to ", "Session has expired", "AUTH_FAILED", "Failed connecting to Zookeeper within")
 CONFLICTS = (BadVersionError, NodeExistsError, NoNodeError, NotEmptyError)
@@ -81,6 +82,10 @@ class Link:
     `up(session id)` follows each connection, then `down(expired)`. Requests are sent in the order of their calls,
     urgent ones first. If the connection is lost, a request in flight ends with kazoo's ConnectionLoss, and an unsent
     one with ZkUnavailable.
+
+    A server refuses a session that has seen later transactions than the server has: by closing the connection, as often
+    as kazoo tries. That is for ever if ZooKeeper lost its data. So a session without a connection for its whole
+    time-out is given up for a new one, if servers accept connections in this time.
     """
 
     def __init__(
@@ -99,6 +104,8 @@ class Link:
         self._closing = self._closed = False
         self._closings: list[Callable[[], None]] = []
         self._refused = False  # the credential was refused, and the log has it
+        self._giving_up: asyncio.TimerHandle | None = None
+        self._gave_up = False  # the session before was given up, and `down` does not know it yet
         self._kazoo_log = KazooLog()
         self._numbers = itertools.count()
         self._in_flight: dict[int, Then] = {}
@@ -111,7 +118,7 @@ class Link:
             return
         config = self._config
         patience_s = max(_LEAST_PATIENCE_S, config.session_timeout_ms / 1000 / _TRIES)
-        handler = LoopHandler(self._loop, lambda: self._ended(client), patience_s)
+        handler = self._handler = LoopHandler(self._loop, lambda: self._ended(client), patience_s)
         client = self._client = KazooClient(
             config.hosts,
             timeout=config.session_timeout_ms / 1000,
@@ -132,6 +139,7 @@ class Link:
                 self._loop.call_soon(self._tell_closed)
             return
         self._closing, self._connected = True, False
+        self._stop_waiting()
         self._fail(self._unsent(), ZkUnavailable("closed"))
 
         def closed() -> None:
@@ -230,6 +238,10 @@ class Link:
             self._refused = True
             log.error("credential.refused", scheme=self._config.auth_scheme)
         if state == KazooState.CONNECTED:
+            self._stop_waiting()
+            if self._gave_up:
+                self._gave_up = False
+                self._down(True)
             self._connected = True
             self._up(session)
         else:
@@ -237,15 +249,39 @@ class Link:
 
     def _lost(self, expired: bool) -> None:
         self._connected = False
+        self._stop_waiting()
+        if not expired:
+            self._handler.accepted = False
+            self._giving_up = self._loop.call_later(self._config.session_timeout_ms / 1000, self._give_up)
         unsent = self._unsent()
         self._fail(self._taken(), ConnectionLoss())
         self._fail(unsent, ZkUnavailable("no connection to ZooKeeper"))
         self._down(expired)
 
+    def _stop_waiting(self) -> None:
+        if self._giving_up is not None:
+            self._giving_up.cancel()
+            self._giving_up = None
+
+    def _give_up(self) -> None:
+        """Start a new session in place of one that servers refuse. Its records end, or the new session replaces them.
+
+        While no server accepts a connection, no server can end the session either: it is still valid later."""
+        if not self._handler.accepted:
+            self._giving_up = self._loop.call_later(_LOOK_S, self._give_up)
+            return
+        client, self._giving_up = self._client, None
+        if client is not None:
+            log.warning("session.given_up", reason="no server takes it: it may have seen data that ZooKeeper lost")
+            self._client, self._gave_up = None, True
+            self._end(client, lambda: None)
+            self.start()
+
     def _ended(self, client: KazooClient | None) -> None:
         """Start a new client, and so a new session: kazoo has given up for good."""
         if client is not self._client or client is None or self._closing:
             return
+        self._gave_up = False
         self._client = None
         self._lost(True)
         self._end(client, lambda: None)
@@ -335,6 +371,8 @@ class LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
     """
 
     running = True
+    accepted = False
+    """A server has accepted a connection, set in kazoo's thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ended: Callable[[], None], patience_s: float) -> None:
         super().__init__()
@@ -349,7 +387,9 @@ class LoopHandler(SequentialThreadingHandler):  # type: ignore[misc]
         """There are no threads to stop."""
 
     def create_connection(self, *args: Any, timeout: float, **kwargs: Any) -> Any:
-        return super().create_connection(*args, timeout=min(timeout, self._patience_s), **kwargs)
+        made = super().create_connection(*args, timeout=min(timeout, self._patience_s), **kwargs)
+        self.accepted = True
+        return made
 
     def select(
         self, readable: list[Any], writable: list[Any], _: list[Any], timeout: float

@@ -12,7 +12,7 @@ from typing import Protocol
 from foqs.errors import FoqsError, OutcomeUnknown, Unavailable
 from foqs.ids import Mark, Marks
 from foqs.policies.settings import SettingsStore
-from foqs.shardmgr.facts import Facts, HostFact, OwnerFact, Session, ShardFact, Slots
+from foqs.shardmgr.facts import Facts, HostFact, Identity, OwnerFact, Session, ShardFact, Slots
 from foqs.shardmgr.operate import Action, Assign, MarkHost, PutShard, RemoveShard
 from foqs.travel import TravellingError
 
@@ -71,8 +71,15 @@ class FactStore(SettingsStore, Protocol):
     def share_slots(self, slots: Slots, done: Done) -> None:
         """Replace the record of slots that has its `version`, as `assign` replaces the assignment."""
 
+    def identify(self, identity: Identity, done: Done) -> None:
+        """Replace the cluster's identity that has its `version`, as `assign` replaces the assignment."""
+
     def put_shard(self, fact: ShardFact, *, new: bool, done: Done) -> None:
-        """Add a shard (`new`), or replace its record. ZkConflict if it exists (or does not)."""
+        """Add a shard (`new`), or replace its record. ZkConflict if it exists (or does not). The record is an
+        operator's: it has no `as_of_ms`."""
+
+    def put_back_shard(self, fact: ShardFact, version: int, done: Done) -> None:
+        """Replace a shard's record that has `version` (-1: add it), with its `as_of_ms`; ZkConflict otherwise."""
 
     def remove_shard(self, shard: int, done: Done) -> None: ...
 

@@ -23,11 +23,15 @@ from foqs.shardmgr.facts import (
     Assignment,
     Facts,
     HostFact,
+    Identity,
     OwnerFact,
     ShardFact,
     Slots,
+    Writes,
+    Written,
     decode_assignment,
     decode_host,
+    decode_identity,
     decode_owner,
     decode_shard,
     decode_slots,
@@ -37,11 +41,11 @@ log = structlog.get_logger("foqs.zk")
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
-R = TypeVar("R", Assignment, Slots)
+R = TypeVar("R", Assignment, Slots, Identity)
 
 SHARDS, HOSTS, OWNERS, DRAINED, ELECTION = "shards", "hosts", "owners", "drained", "election"
 MARKS, SETTINGS, SETTINGS_LOG = "marks", "settings", "settings_log"
-ASSIGNMENT, SLOTS = "assignment", "slots"
+ASSIGNMENT, SLOTS, IDENTITY = "assignment", "slots", "cluster"
 FOLDERS = (SHARDS, HOSTS, OWNERS, DRAINED, ELECTION, MARKS, SETTINGS, SETTINGS_LOG)
 
 
@@ -88,6 +92,10 @@ class Paths:
     @property
     def slots(self) -> str:
         return f"{self.root}/{SLOTS}"
+
+    @property
+    def identity(self) -> str:
+        return f"{self.root}/{IDENTITY}"
 
     @property
     def ancestors(self) -> list[str]:
@@ -153,10 +161,16 @@ class Section(Generic[K, V]):
         self._changed = changed
         self._found: dict[str, tuple[bytes, tuple[K, V] | None]] = {}
         self._vanished: set[str] = set()
+        self._written: dict[str, Written] = {}
         self._values: Mapping[K, V] | None = {}
+        self._writes: Mapping[K, Written] | None = {}
 
-    def put(self, name: str, data: bytes, _version: int) -> None:
-        self._vanished.discard(name)
+    def put(self, name: str, data: bytes, written: Written) -> None:
+        if name in self._vanished:
+            self._vanished.discard(name)
+            self._touch()
+        if self._written.get(name) != written:
+            self._written[name], self._writes = written, None
         before = self._found.get(name)
         if before is not None and before[0] == data:
             return
@@ -173,8 +187,10 @@ class Section(Generic[K, V]):
         if self._lasting and name in self._found:
             if name not in self._vanished:
                 log.error("record.vanished", node=f"{self.folder}/{name}")
-            self._vanished.add(name)
+                self._vanished.add(name)
+                self._touch()
         elif self._found.pop(name, None) is not None:
+            self._written.pop(name, None)
             self._touch()
 
     @property
@@ -184,8 +200,22 @@ class Section(Generic[K, V]):
             self._values = dict(record for _, record in self._found.values() if record is not None)
         return self._values
 
+    @property
+    def writes(self) -> Mapping[K, Written]:
+        """Return the last write of each record in `values`. The returned mapping never changes."""
+        if self._writes is None:
+            found = ((name, record) for name, (_, record) in self._found.items() if record is not None)
+            self._writes = {record[0]: self._written[name] for name, record in found}
+        return self._writes
+
+    @property
+    def vanished(self) -> frozenset[K]:
+        """Return the lasting records that are gone."""
+        found = (self._found[name][1] for name in self._vanished)
+        return frozenset(record[0] for record in found if record is not None)
+
     def _touch(self) -> None:
-        self._values = None
+        self._values = self._writes = None
         self._changed()
 
 
@@ -199,12 +229,14 @@ class Record(Generic[R]):
     def __init__(self, only: str, decode: Callable[[bytes, int], R], missing: R, changed: Callable[[], None]) -> None:
         self.only = only
         self.value: R = missing
+        self.written: Written | None = None
         self._decode: Callable[[bytes, int], R] = decode
         self._missing: R = missing
         self._changed = changed
         self._data: bytes | None = None
 
-    def put(self, _name: str, data: bytes, version: int) -> None:
+    def put(self, _name: str, data: bytes, written: Written) -> None:
+        self.written, version = written, written.version
         # A record that was removed and written again has the versions of the previous one.
         if version == self.value.version and data == self._data:
             return
@@ -217,6 +249,7 @@ class Record(Generic[R]):
         self._changed()
 
     def drop(self, _name: str) -> None:
+        self.written = None
         if self.value.version >= 0:
             self.value = self._missing
             self._changed()
@@ -250,6 +283,7 @@ class View:
     def __init__(self, changed: Callable[[], None]) -> None:
         self.assignment = Record(ASSIGNMENT, decode_assignment, Assignment(), changed)
         self.slots = Record(SLOTS, decode_slots, Slots(), changed)
+        self.identity = Record(IDENTITY, decode_identity, Identity(), changed)
         self.shards: Section[int, ShardFact] = Section(SHARDS, shard_of, decode_shard, changed)
         self.hosts: Section[str, HostFact] = Section(HOSTS, text_of, decode_host, changed)
         self.owners: Section[int, OwnerFact] = Section(OWNERS, shard_of, decode_owner, changed)
@@ -275,6 +309,9 @@ class View:
             controller=min(candidates)[1] if candidates else None,
             slots=self.slots.value,
             settings=self.settings,
+            identity=self.identity.value,
+            vanished=self.documents.vanished,
+            writes=Writes(self.shards.writes, self.assignment.written, self.slots.written, self.identity.written),
         )
 
 

@@ -3,6 +3,7 @@
 import pytest
 
 from foqs.admin.readiness import assigned, notes, unjoined, unready
+from foqs.shardmgr.continuity import Finding
 from foqs.shardmgr.facts import Assignment, Facts, HostFact, Session, ShardFact, ShardUse
 from foqs.shardmgr.lifecycle import ShardState
 
@@ -61,6 +62,14 @@ def test_a_session_that_is_not_connected_is_noted() -> None:
     assert note == "the session with ZooKeeper is suspended: the host keeps the shards that it has"
 
 
+def test_lost_data_is_noted() -> None:
+    for finding in Finding:
+        if finding is not Finding.SAME:
+            (note,) = notes([], {}, session=Session.CONNECTED, held=finding)
+            assert note.startswith("ZooKeeper ")
+            assert note.endswith("the host keeps the shards that it has")
+
+
 def test_the_answer_is_short() -> None:
     found = notes(range(1, 10_001), {})
     assert (len(found), found[-1]) == (101, "and 9900 more")
@@ -76,7 +85,8 @@ def test_a_host_before_its_assignment() -> None:
 def test_a_cluster_without_a_shard_is_not_ready() -> None:
     (told,) = unjoined(Facts(assignment=Assignment(0, {})), "/mistyped", seen=True)
     assert told == (
-        "the cluster at /mistyped in ZooKeeper has no shard: check zookeeper.root, or add one with `foqs shards add`"
+        "the cluster at /mistyped in ZooKeeper has no shard: check zookeeper.root, or add one with `foqs shards add`;"
+        " if ZooKeeper lost its data: `foqs cluster import`"
     )
 
 

@@ -32,8 +32,10 @@ WITHOUT_PANEL = {
     "foqs_shards_unserved",
     "foqs_assignment_version",
     "foqs_clock_jumps_total",
+    "foqs_zookeeper_held",
+    "foqs_zookeeper_losses_total",
 }
-"""What other panels say as well or better."""
+"""What other panels, or the table of firing alerts, say as well or better."""
 
 
 def panels() -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from foqs.config.load import Config, change, load
 from foqs.errors import PROTOCOL_VERSION, OtherProtocol
 from foqs.policies.settings import Change, Changed, Settings
 from foqs.server.cluster_node import ClusterNode
-from foqs.shardmgr.facts import Assignment, Facts, HostFact, OwnerFact, Session, ShardFact, ShardUse
+from foqs.shardmgr.facts import Assignment, Facts, HostFact, Identity, OwnerFact, Session, ShardFact, ShardUse
 from foqs.store.maintenance import create_schema
 from foqs.store.sql import SqlStore
 from tests.support.waiting import wait_until_on_loop as until
@@ -262,5 +263,56 @@ def test_a_controller_uses_a_new_balance_interval(tmp_path: Path) -> None:
         (written,) = [args[0] for what, *args in store.asked if what == "assign"]
         assert sorted(written.values()) == ["a", "b"]
         await member.stop()
+
+    asyncio.run(run())
+
+
+def test_records_of_another_cluster_change_nothing(tmp_path: Path) -> None:
+    """It is no member there: no shard is assigned to a host that leaves."""
+
+    async def run() -> None:
+        store = Told()
+        member, facts, _ = await started(tmp_path, store)
+        ours = replace(assigned(facts), identity=Identity(0, "ours"))
+        store.changed(ours)
+        await until(lambda: bool(member.node.engine.state.serving))
+        store.session(Session.SUSPENDED)
+        store.session(Session.CONNECTED)
+        with capture_logs() as logged:
+            store.changed(Facts(identity=Identity(0, "theirs")))
+        (event,) = logged
+        assert (event["event"], event["known"], event["found"]) == ("zookeeper.other_cluster", "ours", "theirs")
+        assert store.asked[-1][1].leaving
+        assert (member.seat.fresh, list(member.node.engine.state.shards)) == (False, [1])
+        outcomes: list[object] = []
+        member.settings.change_settings("ns", lambda settings: settings, outcomes.append)
+        await until(lambda: bool(outcomes))
+        assert "another cluster" in str(outcomes[0])
+        store.changed(ours)
+        await until(lambda: member.seat.fresh)
+        assert not [fact for what, fact, *_ in store.asked if what == "join"][-1].leaving
+        assert await member.stop()
+
+    asyncio.run(run())
+
+
+def test_a_host_writes_back_settings_and_marks(tmp_path: Path) -> None:
+    async def run() -> None:
+        store = Keeping()
+        marks: list[int] = []
+        store.remember = lambda shard, identity, mark, done: (marks.append(shard), done(None))  # type: ignore[method-assign, func-returns-value, assignment]
+        member, facts, _ = await started(tmp_path, store)
+        known = Settings("ns").changed({"plans/a": "1"}, (), nonce="1")
+        ours = replace(assigned(facts), identity=Identity(0, "ours"), settings={"ns": known})
+        store.changed(ours)
+        await until(lambda: bool(member.node.engine.state.serving and marks))
+        marks.clear()
+        store.session(Session.EXPIRED)
+        store.session(Session.CONNECTED)
+        with capture_logs() as logged:
+            store.changed(Facts(settings={"ns": known}, vanished=frozenset({"ns"})))
+        assert [event["event"] for event in logged] == ["zookeeper.lost"]
+        assert (marks, store.stored["ns"], member.seat.fresh) == ([1], known, False)
+        assert await member.stop()
 
     asyncio.run(run())

@@ -266,7 +266,7 @@ def test_the_status_of_nothing() -> None:
     status = status_of(Facts())
     assert asdict(status) == {
         "assignment_version": -1, "controller": None, "under_way": 0, "imbalance": None, "best_imbalance": None,
-        "hosts": (), "shards": (),
+        "hosts": (), "shards": (), "writing_back": False,
     }  # fmt: skip
 
 

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, NoReturn
 
 from foqs.shardmgr.assignment import balance
 from foqs.shardmgr.controller import situation_of
-from foqs.shardmgr.facts import Facts, OwnerFact, ShardUse
+from foqs.shardmgr.facts import Facts, OwnerFact, ShardUse, Slots
 from foqs.shardmgr.lifecycle import ShardState
 from foqs.shardmgr.membership import stranded
 from foqs.shardmgr.routing import Routing, routing_of
 from tests.kernel.run import PromiseBroken
 
 if TYPE_CHECKING:
+    from foqs.policies.settings import Settings
     from tests.sim_cluster.member import Member
     from tests.sim_cluster.simulation import Simulation
 
@@ -57,6 +58,11 @@ class Checks:
         self._epochs: dict[int, int] = {}  # announced last
         self._hosts_since: dict[str, float] = {}
         self._assigned_since = 0.0
+        self._slots = Slots()
+        self._acted: dict[int, tuple[int, ...]] = {}  # the slots that hosts acted on, by stamp
+        self._acts_on: dict[tuple[Member, str], int] = {}
+        self._settings: dict[str, Settings] = {}  # the newest
+        self.lost = False  # ZooKeeper starts with other data
         self._routings: dict[tuple[int, int], tuple[Facts, Routing]] = {}
 
     # ------------------------------------------------------------------------------------- ZooKeeper
@@ -75,17 +81,49 @@ class Checks:
                     self._since[number] = (owner, known[1] if same and known else now_ms)
         elif kind == "hosts":
             self._hosts_since = {host: self._hosts_since.get(host, now_ms) for host in ensemble.hosts}
+        elif kind == "slots":
+            self._slots_written()
 
     def _announced(self, owner: OwnerFact) -> None:
         """What routing says of a shard goes back to an owner before only when that one could not know of the next: it
-        lost its session, or was cut off when the next began to serve, and could not ask the shard's database yet."""
+        lost its session, or was cut off when the next began to serve, and could not ask the shard's database yet; or it
+        does not reach that database."""
         last = self._epochs.get(owner.shard, 0)
         if owner.epoch < last:
             self.counts["epoch went back"] += 1
             member, served_ms = self._served[owner.shard, owner.epoch], self._served_ms[owner.shard, owner.epoch]
-            if member.expired_ms < served_ms and member.connected_ms < self._served_ms[owner.shard, last]:
+            shard = member.shards.get(owner.shard)
+            lost = shard is not None and shard.lost
+            if member.expired_ms < served_ms and member.connected_ms < self._served_ms[owner.shard, last] and not lost:
                 broken(f"{owner} comes after epoch {last}")
         self._epochs[owner.shard] = owner.epoch
+
+    def _slots_written(self) -> None:
+        """A new record of slots is made from the newest one that any host acted on, and not from one before that."""
+        slots, made_from = self.sim.ensemble.slots, self._slots
+        self._slots = slots
+        if self.lost or not slots.shards or slots.stamp in self._acted:
+            return
+        if made_from.stamp < max(self._acted, default=0):
+            broken(f"slots of stamp {slots.stamp} are made from {made_from.stamp}, hosts act on {max(self._acted)}")
+
+    def following(self, member: Member, facts: Facts) -> None:
+        """`member` is about to act on these facts."""
+        slots, known = facts.slots, member.seat.facts.slots
+        if slots.stamp < known.stamp:
+            broken(f"{member} goes back from slots of stamp {known.stamp} to {slots.stamp}")
+        if slots.stamp and self._acted.setdefault(slots.stamp, slots.shards) != slots.shards:
+            broken(f"two records of slots have stamp {slots.stamp}")
+
+    def acting_on(self, member: Member, settings: Settings) -> None:
+        newest = self._settings.get(settings.ns, settings)
+        if not newest.history.leads_to(settings.history) and not settings.history.leads_to(newest.history):
+            broken(f"{member} acts on settings that are not made from {newest.history}: {settings.history}")
+        before = self._acts_on.get((member, settings.ns), 0)
+        if settings.version < before:
+            broken(f"{member} goes back from version {before} of the settings to {settings.version}")
+        self._acts_on[member, settings.ns] = settings.version
+        self._settings[settings.ns] = max(newest, settings, key=lambda one: one.version)
 
     # ------------------------------------------------------------------------------------- shards
 
@@ -247,6 +285,11 @@ class Checks:
                 return f"shard {number} {why}"
         if facts.owners.keys() != wanted or facts.assignment.hosts.keys() != wanted:
             return f"owners {sorted(facts.owners)}, assigned {sorted(facts.assignment.hosts)}, wanted {sorted(wanted)}"
+        if wrong := sim.faults.wrong(facts):
+            return wrong
+        for ns, settings in self._settings.items():
+            if facts.settings.get(ns) != settings:
+                return f"the settings of {ns} are {facts.settings.get(ns)}, hosts acted on {settings}"
         version = self.routing(facts).version
         for member in sim.members:
             extra = [n for n in member.shards if facts.owners.get(n) is None or facts.owners[n].host != member.id]

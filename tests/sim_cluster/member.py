@@ -9,10 +9,15 @@ from typing import TYPE_CHECKING
 
 from foqs.engine import shard_driver as steps
 from foqs.engine.shard_driver import ShardDriver
+from foqs.peers.fact_keeper import FactKeeper, Returned
 from foqs.peers.membership_agent import MembershipAgent
+from foqs.peers.settings_sync import HostSettings
+from foqs.policies.settings import Settings
 from foqs.rows import Opened
 from foqs.server.cluster_node import LoggedFactWriter
-from foqs.shardmgr.facts import Facts, HostFact, OwnerFact, Session, ShardFact, ShardUse
+from foqs.server.settings import ClusterSettings
+from foqs.shardmgr.continuity import Finding
+from foqs.shardmgr.facts import Facts, HostFact, Identity, OwnerFact, Session, ShardFact, ShardUse, Slots
 from foqs.shardmgr.lifecycle import ShardState, moved
 from foqs.shardmgr.membership import Held
 from foqs.zk.protocol import Done
@@ -24,6 +29,11 @@ if TYPE_CHECKING:
 
 _HANG_MS = 1_500
 _CLOSE_MS = 50
+
+
+class _Engine:
+    def apply_settings(self, settings: Settings) -> None:
+        """No item depends on them here."""
 
 
 class Shard:
@@ -55,7 +65,8 @@ class _Asked:
         self._store.join(host)
 
     def own(self, owner: OwnerFact, done: Done) -> None:
-        self._member.begins(f"to announce shard {owner.shard}")
+        if self._member.keeper.hold is None:
+            self._member.begins(f"to announce shard {owner.shard}")
         self._checks.announcing(self._member, owner)
         self._store.own(owner, self._answered(done))
 
@@ -67,6 +78,43 @@ class _Asked:
         self._member.begins("to assign")
         self._checks.assigning(self._member, hosts, version)
         self._store.assign(hosts, version, self._answered(done))
+
+    def share_slots(self, slots: Slots, done: Done) -> None:
+        self._member.begins("to share slots")
+        self._store.share_slots(slots, self._answered(done))
+
+    def _answered(self, done: Done) -> Done:
+        return lambda error: self._member.call(partial(done, error))
+
+
+class _WrittenBack:
+    """Pass on what the fact keeper writes, while the host begins nothing."""
+
+    def __init__(self, member: Member) -> None:
+        self._member, self._store = member, member.store
+
+    def assign(self, hosts: Mapping[int, str], version: int, done: Done) -> None:
+        self._holds("an assignment")
+        self._store.assign(hosts, version, self._answered(done))
+
+    def share_slots(self, slots: Slots, done: Done) -> None:
+        self._holds("slots")
+        self._store.share_slots(slots, self._answered(done))
+
+    def identify(self, identity: Identity, done: Done) -> None:
+        self._store.identify(identity, self._answered(done))
+
+    def put_back_shard(self, fact: ShardFact, version: int, done: Done) -> None:
+        self._holds("a shard")
+        self._store.put_back_shard(fact, version, self._answered(done))
+
+    def drain_host(self, host: str, *, drained: bool, done: Done) -> None:
+        self._store.drain_host(host, drained=drained, done=self._answered(done))
+
+    def _holds(self, what: str) -> None:
+        if self._member.keeper.hold is None or self._member.seat.fresh:
+            broken(f"{self._member} writes back {what}, and acts on facts")
+        self._member.sim.checks.counts["written back"] += 1
 
     def _answered(self, done: Done) -> Done:
         return lambda error: self._member.call(partial(done, error))
@@ -80,7 +128,7 @@ class Member:
         self.address = address or f"{host}:7707"
         self.rng, profile = sim.rng, sim.profile
         self.alive, self.frozen, self.leaving = True, False, False
-        self.awake_since = sim.now_ms
+        self.awake_since = self.born_ms = sim.now_ms
         self.expired_ms = self.connected_ms = -1.0
         self.watched_from = sim.now_ms  # when orphans were first seen by a host that might place them
         self.saw_fresh = False  # a cluster that never had an assignment
@@ -99,6 +147,13 @@ class Member:
             self,
             lambda: int(sim.now_ms),
         )  # type: ignore[arg-type]
+        self.keeper = FactKeeper(
+            host, _WrittenBack(self), profile.settings.session_timeout_ms, sim.new_id, self._follow,
+            self._hold,
+        )  # fmt: skip
+        self.settings = HostSettings(_Engine(), partial(sim.checks.acting_on, self))  # type: ignore[arg-type]
+        self.changes = ClusterSettings(self.store, self.settings, dict, self.soon)
+        self.changes.why_not = lambda: "" if self.keeper.settled else "held"
         self.store.start(
             lambda facts: self.call(partial(self._changed, facts)),
             lambda session: self.call(partial(self._session, session)),
@@ -175,6 +230,24 @@ class Member:
     # ------------------------------------------------------------------------------------- what ZooKeeper tells
 
     def _changed(self, facts: Facts) -> None:
+        now_ms = int(self.sim.now_ms)
+        self.keeper.changed(facts, now_ms)
+        if self.keeper.hold not in (None, Finding.FOREIGN):
+            self.changes.follow(facts.settings, facts.vanished)
+            self.seat.announce(facts, now_ms)
+        self._act_soon()
+
+    def _hold(self, finding: Finding, facts: Facts) -> None:
+        self.sim.note(self, "holds", finding.value)
+        self.sim.checks.counts[finding.value] += 1
+        if finding is Finding.FOREIGN:
+            broken(f"{self} takes {facts.identity} for another cluster than {self.keeper.known.identity}")
+
+    def _follow(self, facts: Facts, returned: Returned | None) -> None:
+        if returned is not None:
+            self.sim.note(self, "goes on", returned)
+        self.sim.checks.following(self, facts)
+        self.changes.follow(facts.settings, facts.vanished)
         was_fresh, self.watched_from = self.seat.fresh, self._watched_from(facts)
         fatal = self.seat.changed(facts)
         if fatal is not None:
@@ -183,7 +256,14 @@ class Member:
         self.sim.checks.routing(facts)
         if self.seat.fact is None and not self.stopping:
             self.seat.join(HostFact(self.id, self.address, str(self.run)))
+        self._move_slots(facts)
         self._act_soon()
+
+    def _move_slots(self, facts: Facts) -> None:
+        """The rows of slots that move to a shard of this host arrive after a while."""
+        mine = {number for number, shard in self.shards.items() if shard.state is ShardState.SERVING}
+        if moves := {slot: move for slot, move in facts.slots.moves.items() if move.to in mine}:
+            self._within(200, partial(self.seat.slots_arrived, moves))
 
     def _watched_from(self, facts: Facts) -> float:
         """Return since when a host was there that orphans could be given to."""
@@ -192,6 +272,8 @@ class Member:
         return self.watched_from if watched else self.sim.now_ms
 
     def _session(self, session: Session) -> None:
+        self.keeper.session(session)
+        self.changes.reconnected()
         self.sim.note(self, session.value)
         if session is Session.EXPIRED:
             self.expired_ms = self.sim.now_ms
@@ -209,7 +291,8 @@ class Member:
         self._rings += 1
         rings, now_ms = self._rings, int(self.sim.now_ms)
         self.sim.checks.arrived(self)
-        at_ms = self.seat.act(now_ms, {})
+        times = [self.keeper.act(now_ms), self.seat.act(now_ms, {})]
+        at_ms = min((at for at in times if at is not None), default=None)
         if at_ms is not None:
             self.soon(max(1, at_ms - now_ms), lambda: self._act_soon() if rings == self._rings else None)
 

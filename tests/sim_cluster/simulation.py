@@ -5,16 +5,18 @@ A run makes trouble for a while, then mends everything: the cluster must then se
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import structlog
 
 from foqs.shardmgr.facts import Facts, ShardFact
+from foqs.shardmgr.routing import planned
 from tests.kernel.run import Run, Stuck
 from tests.sim_cluster.checks import Checks, Row, broken
 from tests.sim_cluster.member import Member
 from tests.sim_cluster.profile import random_profile
-from tests.sim_cluster.trouble import Trouble
+from tests.sim_cluster.trouble import LOSS, Trouble
 from tests.zk.ensemble import KINDS, Ensemble
 
 _LOOK_MS = 250
@@ -42,6 +44,7 @@ class Simulation(Run):
             self.soon,
             delay_ms=profile.delay_ms,
             session_ms=profile.settings.session_timeout_ms,
+            clock_ms=lambda: self.now_ms + 1,  # a time of 0 is none
         )
         self.checks = self.ensemble.checks = Checks(self)
         self.rows: dict[str, Row] = {}
@@ -52,6 +55,10 @@ class Simulation(Run):
         self._runs = 0
         for number in range(1, profile.shards + 1):
             self.ensemble.shards[number] = self.new_shard(number)
+            self.ensemble.wrote(number)
+        if trouble == LOSS:
+            self.ensemble.slots = replace(planned(self.truth(), 1), version=0)
+            self.ensemble.wrote("slots")
         self.faults = Trouble(self)
 
     # ------------------------------------------------------------------------------------- the world
@@ -85,6 +92,9 @@ class Simulation(Run):
         self._made += 1
         return f"h{self._made}"
 
+    def new_id(self) -> str:
+        return f"{self.rng.getrandbits(64):016x}"
+
     def any_name(self) -> str:
         """Return the name of a host that lives, or lived."""
         return f"h{self.rng.randint(1, self._made)}"
@@ -116,6 +126,7 @@ class Simulation(Run):
         self.until(self.now_ms + profile.active_ms)
         self.healing = True
         self.until(self.now_ms + 3 * profile.delay_ms)  # earlier requests to ZooKeeper are done
+        self.until(self.now_ms + 10 * settings.session_timeout_ms, self.faults.over)
         self.note("all is mended")
         self.faults.mend()
         self.settle()

@@ -9,9 +9,13 @@ from typing import Any
 import pytest
 
 from foqs.engine.shard_driver import ShardDriver, Steps
+from foqs.peers import fact_keeper
+from foqs.peers.fact_keeper import FactKeeper
 from foqs.peers.membership_agent import MembershipAgent
-from foqs.shardmgr import controller, membership
+from foqs.server.settings import ClusterSettings
+from foqs.shardmgr import continuity, controller, membership
 from foqs.shardmgr.assignment import Situation, balance
+from foqs.shardmgr.continuity import Finding, WriteBack
 from foqs.shardmgr.controller import Controller, Step
 from foqs.shardmgr.facts import Facts
 from foqs.shardmgr.lifecycle import ShardState
@@ -22,6 +26,7 @@ from tests.sim_cluster import checks
 from tests.sim_cluster.checks import Row
 from tests.sim_cluster.member import Member
 from tests.sim_cluster.simulation import simulate
+from tests.sim_cluster.trouble import LOSS
 
 MANY = 150  # small clusters
 MUTANTS = Mutants()
@@ -80,6 +85,26 @@ def a_shard_is_tried_again_whatever_the_facts_say(
 def requests_are_routed_to_the_dead(original: Any, facts: Facts) -> Routing:
     owners = {shard: Route(owner.address, owner.epoch, owner.host) for shard, owner in facts.owners.items()}
     return make_routing(owners, {}, facts.shards)
+
+
+# --------------------------------------------------------------------------------------------- lost data
+
+put("nothing_is_written_back", FactKeeper, "_write", constant(None), kind=LOSS)
+put("what_zookeeper_has_counts", fact_keeper, "judge", constant(Finding.SAME), kind=LOSS)
+put("an_older_copy_counts", continuity, "_went_back", constant(False), kind=LOSS, seed=3)
+put("removed_shards_come_back", continuity, "_revived", lambda removed, found: (), kind=LOSS, seed=3)
+put("shards_are_written_back_at_any_time", continuity, "as_of", constant(1), kind=LOSS, seed=3)
+put("an_event_ends_at_once", FactKeeper, "_complete", constant(True), kind=LOSS, seed=3)
+
+
+@around(fact_keeper, "write_back", kind=LOSS, seed=3)
+def slots_are_forgotten(original: Any, known: Facts, removed: Mapping[int, int], found: Facts) -> WriteBack:
+    return replace(original(known, removed, found), slots=None)
+
+
+@around(ClusterSettings, "follow", kind=LOSS, seed=3)
+def settings_are_not_put_back(original: Any, settings: ClusterSettings, found: Any, vanished: Any = ()) -> None:
+    settings._settings.follow(found)
 
 
 # --------------------------------------------------------------------------------------------- the controller

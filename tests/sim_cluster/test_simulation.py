@@ -12,10 +12,15 @@ import pytest
 from tests.kernel import seeds
 from tests.kernel.seeds import Kind
 from tests.sim_cluster.simulation import simulate
+from tests.sim_cluster.trouble import LOSS
 
 _OFTEN = ("taken", "served", "announced", "handed over", "withdrawn", "moved", "placed", "probed")
 _SEEN = ("given up", "refused", "conflict", "rescued")
-KINDS = (Kind(first=40, counts={**dict.fromkeys(_OFTEN, 21), **dict.fromkeys(_SEEN, 4)}),)
+_LOST = {"lost": 60, "restored": 40, "written back": 200}
+KINDS = (
+    Kind(first=40, counts={**dict.fromkeys(_OFTEN, 21), **dict.fromkeys(_SEEN, 4)}),
+    Kind(LOSS, share=2, first=40, counts=_LOST, also=(79, 101, 196, 515)),
+)
 
 
 @pytest.mark.parametrize(("kind", "batch"), seeds.parameters(KINDS))

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from foqs.shardmgr.facts import ShardFact, ShardUse
-from foqs.zk.protocol import ZkConflict, ZkError
+from foqs.policies.settings import Settings
+from foqs.shardmgr.facts import Facts, ShardFact, ShardUse
+from foqs.zk.protocol import ZkConflict, ZkError, ZkUnknown
 from tests.zk.memory import MemoryFactStore
 
 if TYPE_CHECKING:
     from tests.sim_cluster.member import Member
     from tests.sim_cluster.simulation import Simulation
+
+
+LOSS = "loss"
+"""The kind of seeds in which ZooKeeper loses its data, or gets an older copy."""
 
 
 class Trouble:
@@ -26,10 +31,17 @@ class Trouble:
             (3, self._crash), (3, self._freeze), (3, self._leave), (3, self._join), (2, self._restart_all),
             (2, self._drain), (3, self._undrain), (3, self._cut), (1, self._stop_ensemble), (2, self._expire),
             (3, self._suspend), (2, self._database_down), (2, self._part), (1, self._add), (1, self._remove),
-            (3, self._use), (1, self._elsewhere), (4, self._move),
+            (3, self._use), (1, self._elsewhere), (4, self._move), (2, self._settings),
         ]  # fmt: skip
+        self._commands = [self._drain, self._undrain, self._add, self._remove, self._use, self._elsewhere, self._move]
         # Each seed uses a sample, so that even a rare kind is frequent in some seeds.
         self._kinds = self.rng.sample(every, self.rng.randint(3, len(every)))
+        self._shards = dict(sim.ensemble.shards)  # as operators want them
+        self._doubtful: set[int] = set()  # an operator does not know the outcome of a change
+        self._copies: list[tuple[float, Mapping[str, Any]]] = []
+        self._witness: Member | None = None  # it knows what ZooKeeper has lost: nothing happens to it for a while
+        if sim.trouble == LOSS:
+            self._kinds += [(4, self._lose), (4, self._copy), (6, self._put_back)]
 
     def begin(self) -> None:
         """Start the next fault after a random pause."""
@@ -59,8 +71,10 @@ class Trouble:
     def _strike(self) -> None:
         if self.sim.healing:
             return
-        kinds = self._kinds
-        self.rng.choices([kind for _, kind in kinds], [weight for weight, _ in kinds])[0]()
+        # Commands of operators wait until hosts have written back the lost records.
+        kinds = [kind for kind in self._kinds if self._witness is None or kind[1] not in self._commands]
+        if kinds:
+            self.rng.choices([kind for _, kind in kinds], [weight for weight, _ in kinds])[0]()
         self.begin()
 
     def _later(self, most_ms: int, what: Callable[[], None]) -> None:
@@ -71,12 +85,86 @@ class Trouble:
         self.sim.soon(delay_ms, lambda: None if self.sim.healing else what())
 
     def _member(self) -> Member | None:
-        awake = [member for member in self.sim.members if not member.frozen]
+        awake = [member for member in self.sim.members if not member.frozen and member is not self._witness]
         return self.rng.choice(awake) if awake else None
 
     def _ignored(self, error: ZkError | None) -> None:
         if isinstance(error, ZkConflict):
             self.sim.checks.counts["conflict"] += 1
+
+    def _made(self, number: int, fact: ShardFact | None, error: ZkError | None) -> None:
+        """An operator has put a shard (None: removed it), or tried to."""
+        self._ignored(error)
+        if isinstance(error, ZkUnknown):
+            self._doubtful.add(number)
+        elif error is None:
+            self._doubtful.discard(number)
+            if fact is not None:
+                self._shards[number] = fact
+            else:
+                self._shards.pop(number, None)
+
+    def wrong(self, facts: Facts) -> str:
+        """Return how the shards differ from those that operators want, '' if they do not."""
+        for number in sorted((self._shards.keys() | facts.shards.keys()) - self._doubtful):
+            wanted, found = self._shards.get(number), facts.shards.get(number)
+            revived = self.sim.trouble == LOSS and wanted is None and found and found.use is ShardUse.DISABLED
+            if found != wanted and not revived:
+                return f"shard {number} is {found}, operators want {wanted}"
+        return ""
+
+    # ------------------------------------------------------------------------------------- lost data
+
+    def _copy(self) -> None:
+        if self.sim.ensemble.up and not self._busy():
+            self._copies.append((self.sim.now_ms, self.sim.ensemble.copy()))
+
+    def _lose(self) -> None:
+        self._replace_data("loses its data", {}, 0)
+
+    def _put_back(self) -> None:
+        if self._copies:
+            at_ms, data = self.rng.choice(self._copies)
+            self._replace_data(f"gets the copy of {at_ms:.0f}", data, at_ms)
+
+    def over(self) -> bool:
+        """Return True if hosts have written back all that was lost."""
+        return self._witness is None
+
+    def _busy(self) -> bool:
+        """Whether hosts still write back lost records."""
+        return self._witness is not None or not self.sim.ensemble.identity.id or self.sim.ensemble.identity.open
+
+    def _replace_data(self, what: str, data: Mapping[str, Any], since_ms: float) -> None:
+        """No host can bring back records that no living host knows: one host knows all, and lives until it is done."""
+        ensemble = self.sim.ensemble
+        witnesses = [member for member in self.sim.members if self._knows(member, since_ms)]
+        if not ensemble.up or self._busy() or not witnesses:
+            return
+        self._witness = self.rng.choice(witnesses)
+        self.sim.note("ZooKeeper", what, "and", self._witness, "knows")
+        self.sim.checks.counts["lost"] += 1
+        self.sim.checks.lost = True
+        ensemble.put_back(data)
+        self.sim.checks.lost = False
+        self._release()
+
+    def _knows(self, member: Member, since_ms: float) -> bool:
+        known, truth = member.keeper.known, self.sim.truth()
+        durable = ("shards", "drained", "assignment", "slots", "settings", "identity")
+        seen = not since_ms or member.born_ms <= since_ms
+        free = not member.frozen and not member.leaving and member.store.connected and member.keeper.settled
+        return free and seen and all(getattr(known, kind) == getattr(truth, kind) for kind in durable)
+
+    def _release(self) -> None:
+        """Spare the witness until the event is over."""
+        ensemble, witness = self.sim.ensemble, self._witness
+        assert witness is not None
+        if ensemble.identity.id and not ensemble.identity.open and witness.keeper.settled and witness.store.connected:
+            self.sim.note(witness, "has written back")
+            self._witness = None
+        else:
+            self.sim.soon(50, self._release)
 
     # ------------------------------------------------------------------------------------- hosts
 
@@ -109,14 +197,14 @@ class Trouble:
         """Restart the hosts one after the other, or all at once."""
         gap_ms = self.rng.choice([0, 500, 3_000])
         crash = self.rng.random() < 0.3
-        for at, member in enumerate(list(self.sim.members)):
-            end = partial(self._crashed, member) if crash else partial(member.call, member.leave)
+        for at, member in enumerate(one for one in list(self.sim.members) if one is not self._witness):
+            end = partial(self._ended, member, crash)
             self._at(at * gap_ms, end)
             self._at(at * gap_ms + self.profile.grace_ms + 500, partial(self.sim.start, member.id))
 
-    def _crashed(self, member: Member) -> None:
-        if member.alive:
-            member.crash()
+    def _ended(self, member: Member, crash: bool) -> None:
+        if member.alive and member is not self._witness:
+            member.crash() if crash else member.call(member.leave)
 
     def _drain(self) -> None:
         if (member := self._member()) is not None:
@@ -183,7 +271,7 @@ class Trouble:
 
     def _put(self, fact: ShardFact, *, new: bool = False) -> None:
         self.sim.note("operator puts", fact)
-        self._operator.put_shard(fact, new=new, done=self._ignored)
+        self._operator.put_shard(fact, new=new, done=partial(self._made, fact.id, fact))
 
     def _add(self) -> None:
         number = self.rng.randint(1, self.profile.shards + 5)
@@ -192,11 +280,19 @@ class Trouble:
     def _remove(self) -> None:
         if len(self.sim.ensemble.shards) > 1 and (fact := self._shard()) is not None:
             self.sim.note("operator removes", fact.id)
-            self._operator.remove_shard(fact.id, self._ignored)
+            self._operator.remove_shard(fact.id, partial(self._made, fact.id, None))
 
     def _use(self) -> None:
         if (fact := self._shard()) is not None:
             self._put(replace(fact, use=self.rng.choice([ShardUse.ENABLED, *ShardUse])))
+
+    def _settings(self) -> None:
+        """Change the settings at a host."""
+        if (member := self._member()) is not None:
+            value = str(self.rng.random())
+            self.sim.note("settings", value, "at", member)
+            change = partial(Settings.changed, entries={"plans/a": value}, remove=(), nonce=value)
+            member.call(lambda: member.changes.change_settings("ns", change, lambda outcome: None))
 
     def _elsewhere(self) -> None:
         """Switch a disabled shard to a copy in another database. The copy has the shard's row."""

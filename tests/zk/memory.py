@@ -16,7 +16,7 @@ from typing import Any
 from foqs.errors import FoqsError
 from foqs.ids import Mark, Marks
 from foqs.policies.settings import Change, Changed, Settings
-from foqs.shardmgr.facts import Assignment, Facts, HostFact, OwnerFact, Session, ShardFact, Slots
+from foqs.shardmgr.facts import Assignment, Facts, HostFact, Identity, OwnerFact, Session, ShardFact, Slots, Writes
 from foqs.zk.protocol import Done, ZkConflict, ZkError, ZkUnavailable, ZkUnknown, refusal_of
 from tests.zk.ensemble import KINDS, Ensemble
 
@@ -37,6 +37,8 @@ class MemoryFactStore:
         self._told: Session | None = None
         self._host: HostFact | None = None
         self._seen: dict[str, Any] = {}
+        self._writes = Writes()
+        self._lasting: Mapping[str, Settings] = {}
         self._noticing: set[str] = set()
         self._missing: set[str] = set()
         self._timer = 0
@@ -90,6 +92,10 @@ class MemoryFactStore:
         if session in self._ensemble.sessions:
             self._ensemble.later(over, self._session_ms)
 
+    @property
+    def connected(self) -> bool:
+        return bool(self._connection)
+
     # ------------------------------------------------------------------------------------- the protocol
 
     def start(self, changed: Callable[[Facts], None], session: Callable[[Session], None]) -> None:
@@ -127,6 +133,7 @@ class MemoryFactStore:
             if version != self._ensemble.assignment.version:
                 raise ZkConflict(f"the assignment has version {self._ensemble.assignment.version}")
             self._ensemble.assignment = Assignment(version + 1, hosts)
+            self._ensemble.wrote("assignment", version + 1)
             self._ensemble.changed("assignment")
 
         self._ask("assignment", change, done)
@@ -136,15 +143,38 @@ class MemoryFactStore:
             if slots.version != self._ensemble.slots.version:
                 raise ZkConflict(f"the slots have version {self._ensemble.slots.version}")
             self._ensemble.slots = replace(slots, version=slots.version + 1)
+            self._ensemble.wrote("slots", slots.version + 1)
             self._ensemble.changed("slots")
 
         self._ask("slots", change, done)
+
+    def identify(self, identity: Identity, done: Done) -> None:
+        def change(_: int) -> None:
+            if identity.version != self._ensemble.identity.version:
+                raise ZkConflict(f"the identity has version {self._ensemble.identity.version}")
+            self._ensemble.identity = replace(identity, version=identity.version + 1)
+            self._ensemble.wrote("identity", identity.version + 1)
+            self._ensemble.changed("identity")
+
+        self._ask("identity", change, done)
 
     def put_shard(self, fact: ShardFact, *, new: bool, done: Done) -> None:
         def change(_: int) -> None:
             if new == (fact.id in self._ensemble.shards):
                 raise ZkConflict(f"shard {fact.id} is {'there already' if new else 'not there'}")
+            self._ensemble.shards[fact.id] = replace(fact, as_of_ms=0)
+            self._ensemble.wrote(fact.id)
+            self._ensemble.changed("shards")
+
+        self._ask(f"shard {fact.id}", change, done)
+
+    def put_back_shard(self, fact: ShardFact, version: int, done: Done) -> None:
+        def change(_: int) -> None:
+            found = self._ensemble.writes.get(fact.id)
+            if version != (-1 if found is None else found.version):
+                raise ZkConflict(f"the record of shard {fact.id} is {found}")
             self._ensemble.shards[fact.id] = fact
+            self._ensemble.wrote(fact.id)
             self._ensemble.changed("shards")
 
         self._ask(f"shard {fact.id}", change, done)
@@ -153,6 +183,7 @@ class MemoryFactStore:
         def change(_: int) -> None:
             if self._ensemble.shards.pop(shard, None) is None:
                 raise ZkConflict(f"shard {shard} is not there")
+            self._ensemble.removed(shard)
             self._ensemble.changed("shards")
 
         self._ask(f"shard {shard}", change, done)
@@ -177,14 +208,15 @@ class MemoryFactStore:
         outcome: list[Settings | FoqsError] = []
 
         def write(_: int) -> None:
-            before = self._ensemble.settings.get(ns) or Settings(ns)
+            stored = self._ensemble.settings.get(ns)
+            before = stored or self._lasting.get(ns) or Settings(ns)
             try:
                 made = change(before)
             except FoqsError as error:
                 outcome.append(error)
                 return
             outcome.append(made)
-            if made is not before:
+            if made is not before or (stored is None and made.version):
                 self._ensemble.settings[ns] = made
                 self._ensemble.changed("settings")
 
@@ -274,9 +306,12 @@ class MemoryFactStore:
                 return
             self._noticing.discard(kind)
             value, whole = self._ensemble.value(kind), not self._missing
+            if kind == "settings":
+                value = self._kept(value)
             self._missing.discard(kind)
             new = self._seen.get(kind) is not value
             self._seen[kind] = value
+            self._writes = replace(self._writes, **self._ensemble.written(kind))
             if not self._missing and (new or not whole) and not self._telling:
                 self._telling = True
                 self._ensemble.later(self._tell_facts, 0)
@@ -286,7 +321,16 @@ class MemoryFactStore:
     def _tell_facts(self) -> None:
         self._telling = False
         if self._connection:
-            self._changed(Facts(**self._seen))
+            vanished = self._lasting.keys() - self._ensemble.settings.keys()
+            self._changed(Facts(**self._seen, writes=self._writes, vanished=frozenset(vanished)))
+
+    def _kept(self, found: Mapping[str, Settings]) -> Mapping[str, Settings]:
+        """Return the settings with those that are gone, which stay in effect."""
+        if self._lasting.keys() <= found.keys():
+            self._lasting = found
+        elif (kept := {**self._lasting, **found}) != self._lasting:
+            self._lasting = kept
+        return self._lasting
 
     # ------------------------------------------------------------------------------------- changes
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import shutil
 import socket
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 from kazoo.client import KazooClient
 
@@ -24,14 +27,16 @@ class ZookeeperRig:
 
     def __init__(self, server: ZookeeperServer) -> None:
         self.server = server
+        self.hosts = server.hosts
         # No folder above it: an ACL that one test creates would keep other tests out.
         self.root = f"/tests-{os.getpid()}-{next(_roots)}"
         self.loop = asyncio.new_event_loop()
         self.stores: list[ZkFactStore] = []
+        self._folders: list[Path] = []
 
     def config(self, **settings: object) -> ZookeeperSection:
         return ZookeeperSection.model_validate(
-            {"hosts": self.server.hosts, "root": self.root, "session_timeout_ms": 60_000} | settings
+            {"hosts": self.hosts, "root": self.root, "session_timeout_ms": 60_000} | settings
         )
 
     def store(self, session_ms: int = 60_000, **settings: object) -> ZkFactStore:
@@ -53,7 +58,7 @@ class ZookeeperRig:
         client._connection._socket.shutdown(socket.SHUT_RDWR)
 
     def mend(self, store: ZkFactStore) -> None:
-        self.kazoo(store).set_hosts(self.server.hosts)
+        self.kazoo(store).set_hosts(self.hosts)
 
     def expire(self, store: ZkFactStore) -> None:
         """Another client takes over the session, and closes it. One that was cut stays so."""
@@ -69,7 +74,24 @@ class ZookeeperRig:
     def stands(self, store: ZkFactStore, host: str) -> bool:
         return any(host == candidate for _, candidate in store._view.election.values)
 
+    def lose(self) -> None:
+        self.server.lose()
+        self.server.start()
+
+    def copy(self) -> Callable[[], None]:
+        folder = Path(tempfile.mkdtemp(prefix="foqs-copy-"))
+        self._folders.append(folder)
+        self.server.copy_data(folder / "data")
+
+        def put_back() -> None:
+            self.server.put_back(folder / "data")
+            self.server.start()
+
+        return put_back
+
     def close(self) -> None:
+        for folder in self._folders:
+            shutil.rmtree(folder)
         closed: list[bool] = []
         for store in self.stores:
             store.close(lambda: closed.append(True))

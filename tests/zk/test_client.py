@@ -14,6 +14,7 @@ from foqs.shardmgr.facts import Assignment, Facts, OwnerFact, Session, ShardFact
 from foqs.zk.link import LoopHandler
 from foqs.zk.protocol import ZkError, ZkRefused, ZkUnavailable, ZkUnknown
 from tests.zk.contract import CONNECTED, EXPIRED, SUSPENDED, Client, FactStoreContract, Rig, host
+from tests.zk.loss_contract import LossContract, LossRig
 from tests.zk.rig import ZookeeperRig
 
 pytestmark = [pytest.mark.server, pytest.mark.zookeeper]
@@ -26,6 +27,12 @@ class TestZookeeper(FactStoreContract):
     @pytest.fixture
     def rig(self, zk_rig: ZookeeperRig) -> Rig:
         return zk_rig
+
+
+class TestLoss(LossContract):
+    @pytest.fixture
+    def loss_rig(self, own_rig: ZookeeperRig) -> LossRig:
+        return own_rig
 
 
 # ---------------------------------------------------------------------------------------------- a server's faults

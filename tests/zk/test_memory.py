@@ -12,13 +12,14 @@ from foqs.zk.protocol import ZkConflict, ZkError, ZkUnknown
 from tests.kernel.run import Clock
 from tests.zk.contract import Client, FactStoreContract, Rig, host
 from tests.zk.ensemble import Ensemble
+from tests.zk.loss_contract import LossContract, LossRig
 from tests.zk.memory import MemoryFactStore
 
 
 class MemoryRig:
     def __init__(self, seed: int) -> None:
         self.clock = Clock()
-        self.ensemble = Ensemble(random.Random(seed), self.clock.soon)
+        self.ensemble = Ensemble(random.Random(seed), self.clock.soon, clock_ms=lambda: self.clock.now_ms)
 
     def store(self, session_ms: int = 60_000) -> MemoryFactStore:
         return MemoryFactStore(self.ensemble, session_ms)
@@ -34,6 +35,13 @@ class MemoryRig:
 
     def expire(self, store: MemoryFactStore) -> None:
         store.expire()
+
+    def lose(self) -> None:
+        self.ensemble.lose()
+
+    def copy(self) -> Callable[[], None]:
+        data = self.ensemble.copy()
+        return lambda: self.ensemble.put_back(data)
 
     def stands(self, store: MemoryFactStore, host: str) -> bool:
         return any(id_ == host for _, id_ in self.ensemble.candidates.values())
@@ -107,3 +115,9 @@ def test_all_stores_end_with_the_same_facts(seed: int) -> None:
         assert set(client.facts.hosts) == {f"h{n}" for n in range(6)}
         assert client.facts.assignment == truth.assignment
         assert client.facts.controller == truth.value("controller")
+
+
+class TestLoss(LossContract):
+    @pytest.fixture(params=range(5))
+    def loss_rig(self, request: pytest.FixtureRequest) -> LossRig:
+        return MemoryRig(request.param)

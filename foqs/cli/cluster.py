@@ -17,6 +17,7 @@ import typer
 
 from foqs.checks import counted
 from foqs.checks import printable as name
+from foqs.cli.cluster_backup import export, import_
 from foqs.cli.interrupt import ends_at_once
 from foqs.cli.main import JsonOption, command, commands
 from foqs.cli.operators import (
@@ -152,7 +153,13 @@ def _summary(status: Status, connected: bool) -> list[str]:
     version = "none yet" if status.assignment_version < 0 else f"version {status.assignment_version}"
     controller = "none" if status.controller is None else name(status.controller)
     lines = [f"assignment {version}, controller {controller}, {status.under_way} in progress, {_evenness(status)}"]
-    return lines if connected else ["ZooKeeper does not answer; this is the last known state", *lines]
+    if not connected:
+        return ["ZooKeeper does not answer; this is the last known state", *lines]
+    if status.writing_back:
+        return ["ZooKeeper lost data: the hosts write back their knowledge, and act on nothing before the end", *lines]
+    if not status.shards:
+        return ["no shard: `foqs shards add` adds one; if ZooKeeper lost its data: `foqs cluster import`", *lines]
+    return lines
 
 
 def _evenness(status: Status) -> str:
@@ -296,6 +303,19 @@ def up(
         fail(str(error))
     except KeyboardInterrupt:
         print("the cluster is stopped", file=sys.stderr)
+
+
+command(
+    cluster_app,
+    "foqs cluster export /var/backups/foqs/cluster.json -c foqs.toml",
+    "foqs cluster export -c foqs.toml | age -r RECIPIENT > cluster.json.age",
+)(export)
+command(
+    cluster_app,
+    "foqs cluster import cluster.json -c foqs.toml --dry-run",
+    "foqs cluster import cluster.json -c foqs.toml --yes",
+    name="import",
+)(import_)
 
 
 def _print(cluster: LocalCluster) -> None:

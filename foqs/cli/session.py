@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
+from uuid import uuid4
 
 from foqs.config.schema import ZookeeperSection
 from foqs.errors import FoqsError, Forbidden, Unavailable
 from foqs.ids import Marks
 from foqs.policies.settings import Settings, adopt
-from foqs.shardmgr.facts import Facts, Session, Slots
+from foqs.shardmgr.facts import Facts, Session, ShardFact, Slots
 from foqs.shardmgr.operate import Change, Missing, made, shown
 from foqs.shardmgr.status import HostAnswer
 from foqs.zk.client import ZkFactStore
@@ -21,6 +23,7 @@ from foqs.zk.protocol import ZkConflict, ZkError, ZkRefused, ZkUnknown, carry_ou
 if TYPE_CHECKING:
     from foqs.config.load import Config
     from foqs.rpc.peer_caller import PeerCaller
+    from foqs.shardmgr.backup import Import
 
 
 T = TypeVar("T")
@@ -96,7 +99,7 @@ class Cluster:
         doubtful: Change | None = None  # a change that was sent, with an unknown outcome
         try:
             for _ in range(_TRIES):
-                facts = await self.fresh()
+                facts = await self._when(lambda facts: not facts.identity.open, self._why_waits)
                 # After a lost answer the facts may have been stale: from before, or from a server that lags.
                 if doubtful is not None and doubtful.action is not None and made(doubtful.action, facts):
                     change, doubtful = doubtful, None
@@ -148,6 +151,44 @@ class Cluster:
             raise Unavailable(f"ZooKeeper: {error}; the marks of shard {shard} were not read")
         return marks
 
+    async def write_import(self, plan: Import, replaces: Iterable[ShardFact]) -> None:
+        """Write an import. Hosts act on nothing of it before it is complete. Raises Unavailable, Forbidden."""
+        store, identity = self._store, plan.identity
+        event = f"import-{uuid4().hex}"
+        opened = (
+            None
+            if identity is None
+            else replace(identity, id=identity.id or uuid4().hex, events=(event, *identity.events), open=True)
+        )
+        if opened is not None:
+            await self._write(partial(store.identify, opened))
+        for settings in plan.settings:
+            outcome = await self._answer(partial(store.change_settings, settings.ns, adopt(settings, "the file")))
+            if isinstance(outcome, FoqsError):
+                raise outcome
+        for shard, marks in plan.marks.items():
+            for identity_of_shard, mark in marks.items():
+                await self._write(partial(store.remember, shard, identity_of_shard, mark))
+        for host in plan.drained:
+            await self._write(partial(store.drain_host, host, drained=True))
+        if plan.slots is not None:
+            await self._write(partial(store.share_slots, plan.slots))
+        if plan.assignment is not None:
+            await self._write(partial(store.assign, plan.assignment, -1))
+        for fact in plan.shards:
+            await self._write(partial(store.put_shard, fact, new=True))
+        for fact in replaces:
+            await self._write(partial(store.put_shard, fact, new=False))
+        if opened is not None:
+            await self._write(partial(store.identify, replace(opened, version=opened.version + 1, open=False)))
+
+    async def _write(self, write: Callable[..., object]) -> None:
+        error: ZkError | None = await self._answer(lambda done: write(done=done))
+        if isinstance(error, ZkRefused):
+            raise Forbidden(f"{error}; check acl and auth_credential of [zookeeper]") from error
+        if error is not None:
+            raise Unavailable(f"ZooKeeper: {error}; a part of the file is written: run the command again with --merge")
+
     async def share_slots(self, wanted: Callable[[Facts], Slots]) -> None:
         """Write the record of deduplication slots that `wanted` returns. Raises Unavailable."""
         for _ in range(_TRIES):
@@ -196,6 +237,11 @@ class Cluster:
             except TimeoutError:
                 raise Unavailable(f"{why()} (waited {self._timeout_s:g} s)") from None
         return self._facts
+
+    def _why_waits(self) -> str:
+        if self._facts is not None and self._fresh:
+            return "ZooKeeper lost data, and the hosts write it back: the change was not made"
+        return self._why_silent()
 
     def _why_silent(self) -> str:
         servers, root = self._config.hosts, self._config.root

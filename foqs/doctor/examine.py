@@ -30,6 +30,7 @@ from foqs.zk.inspect import RootCheckup, ServerCheckup, check_root, check_server
 OLDEST = (3, 5)
 """The oldest version with the same client protocol as the tested ones."""
 _MANY_NAMES = 5
+_LOST = "if ZooKeeper lost its data and no host runs that knows it, `foqs cluster import`"
 _START = "start the server, open the network to it, or correct zookeeper.hosts"
 _PER_SHARD = 3
 """A check of a shard sends several queries; together they may take this many time-outs."""
@@ -57,16 +58,25 @@ async def examine(path: Path, processes: Sequence[int], timeout_s: float) -> lis
         return checks + [Check(group, Verdict.SKIPPED, "all", why) for group in groups]
     checks += host.dangers(config, host.this_machine(), max(1, len(processes)))
     checks += host.examine_tls(config, host.advertised(config), time.time())
-    found = await asyncio.gather(host.examine_ports(config, processes, timeout_s), _examine_cluster(config, timeout_s))
+    found = await asyncio.gather(
+        host.examine_ports(config, processes, timeout_s), _examine_cluster(config, processes, timeout_s)
+    )
     return [check for part in (checks, *found) for check in part]
 
 
-async def _examine_cluster(config: Config, timeout_s: float) -> list[Check]:
+async def _examine_cluster(config: Config, processes: Sequence[int], timeout_s: float) -> list[Check]:
     """Check ZooKeeper, which lists the shards of a cluster, and the databases."""
     checks: list[Check] = []
     urls: Mapping[int, str] = {section.id: section.url for section in config.shards}
     if config.zookeeper is not None:
         checks, root = await examine_zookeeper(config.zookeeper, timeout_s)
+        if root is not None:
+            here = await host.running_host(config, processes, timeout_s)
+            lost = lost_data_checks(root, config.zookeeper, here)
+            if any(check.verdict is Verdict.WRONG for check in lost):  # that is why the root is empty
+                vague = Verdict.WARNING, config.zookeeper.root
+                checks = [check for check in checks if (check.verdict, check.name) != vague]
+            checks += lost
         if root is None:
             why = "the list of shards is in ZooKeeper, which could not be read"
             return [*checks, _database_check(Verdict.SKIPPED, "all", why)]
@@ -134,7 +144,7 @@ def zookeeper_root_checks(root: RootCheckup, config: ZookeeperSection) -> list[C
         names = ", ".join(root.siblings[:_MANY_NAMES]) + (", ..." if len(root.siblings) > _MANY_NAMES else "")
         beside = f"; nodes next to it: {names}" if names else ""
         why = f"the node does not exist: a host would begin an empty cluster{beside}"
-        mend = "correct zookeeper.root, or, for a new cluster, add a shard with `foqs shards add`"
+        mend = f"correct zookeeper.root, or, for a new cluster, add a shard with `foqs shards add`; {_LOST}"
         checks.append(_zookeeper_check(Verdict.WARNING, config.root, why, mend))
     if root.denied:
         why = f"the credential has no right to {', '.join(_few(root.denied))}"
@@ -147,12 +157,39 @@ def zookeeper_root_checks(root: RootCheckup, config: ZookeeperSection) -> list[C
     return checks
 
 
+def lost_data_checks(root: RootCheckup, config: ZookeeperSection, here: host.Running | None) -> list[Check]:
+    """Compare the records with what a host on this machine remembers."""
+    if here is not None and here.held == "foreign":
+        why = "the host on this machine belongs to another cluster than ZooKeeper has there"
+        mend = "put the right data back into ZooKeeper, or correct zookeeper.root; or restart the host to join this one"
+        return [_zookeeper_check(Verdict.WRONG, config.root, why, mend)]
+    wait = "wait: `foqs cluster status` shows the end; `zookeeper.written_back` in the log has the numbers"
+    if root.identity.open:
+        why = "ZooKeeper lost data, and the hosts write back what they know"
+        return [_zookeeper_check(Verdict.WRONG, config.root, why, wait)]
+    if here is None:
+        return []
+    if here.shards and not root.shards:
+        why = f"ZooKeeper lost its data: the host on this machine knows {here.shards} shards"
+        mend = "wait: hosts that run write it back within three session time-outs. Do not restart them"
+        return [_zookeeper_check(Verdict.WRONG, config.root, why, mend)]
+    if here.session not in ("", "connected"):
+        why = f"ZooKeeper answers, and the host on this machine has no session ({here.session})"
+        mend = (
+            f"wait {2 * config.session_timeout_ms / 1000:g} s: the host begins a new session if ZooKeeper lost data "
+            "and refuses the old one. If it stays, look at the network of the host and at ZooKeeper's log"
+        )
+        return [_zookeeper_check(Verdict.WARNING, config.root, why, mend)]
+    return []
+
+
 def _content(shards: Sequence[ShardFact], hosts: Sequence[HostFact], root: str) -> Check:
     living = f"{len(hosts)} host{'' if len(hosts) == 1 else 's'}"
     if not shards:
         why = f"the cluster has no shards ({living})"
-        mend = "add a shard with `foqs shards add`, or correct zookeeper.root"
-        return _zookeeper_check(Verdict.WARNING, root, why, mend)
+        mend = f"add a shard with `foqs shards add`, or correct zookeeper.root; {_LOST}"
+        # Hosts that run without a shard store nothing: a new cluster has shards first, or ZooKeeper lost them.
+        return _zookeeper_check(Verdict.WRONG if hosts else Verdict.WARNING, root, why, mend)
     names = f": {', '.join(_few(sorted(host.id for host in hosts)))}" if hosts else ""
     return _zookeeper_check(Verdict.OK, root, f"shards {numbers(shard.id for shard in shards)}; {living}{names}")
 

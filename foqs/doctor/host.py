@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import ipaddress
+import json
 import os
 import resource
 import socket
@@ -42,6 +43,7 @@ _NOT_YET, _EXPIRED, _OTHER_NAME = 9, 10, (62, 64)
 """OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED, and its codes of a certificate for another
 name or address."""
 _ALIVE_BYTES = 64
+_READY_BYTES = 1 << 20
 _ANY = ("", "0.0.0.0", "::")
 
 _config_check = partial(Check, Group.CONFIGURATION)
@@ -316,6 +318,40 @@ def _lives(host: str, port: int, timeout_s: float) -> str:
     finally:
         connection.close()
     return "a host of foqs serves its metrics on it"
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """What a host of foqs on this machine knows of its cluster: see `foqs.admin.readiness.View.cluster`. `held`: why it
+    does not act on ZooKeeper's records ('': it does). `shards`: how many shards the cluster has, or had."""
+
+    root: str
+    session: str
+    held: str
+    shards: int
+
+
+async def running_host(config: Config, processes: Sequence[int], timeout_s: float) -> Running | None:
+    """Ask the hosts of a cluster that run here with this configuration. None: none of them answers."""
+    if config.zookeeper is None or not config.admin.enabled or not config.admin_port:
+        return None
+    for each in processes or [0]:
+        ask = partial(_cluster_of, config.admin.host, config.admin_port + each, timeout_s)
+        with suppress(OSError, HTTPException, ValueError, KeyError, TypeError):
+            found = await apart(ask, 2 * timeout_s)
+            if found.root == config.zookeeper.root:
+                return found
+    return None
+
+
+def _cluster_of(host: str, port: int, timeout_s: float) -> Running:
+    connection = HTTPConnection(_here(host), port, timeout=timeout_s)
+    try:
+        connection.request("GET", "/readyz")
+        cluster = json.loads(connection.getresponse().read(_READY_BYTES))["cluster"]
+    finally:
+        connection.close()
+    return Running(cluster["root"], cluster["session"] or "", cluster["held"] or "", int(cluster["shards"]))
 
 
 def _here(host: str) -> str:

@@ -13,20 +13,51 @@ import ssl
 import struct
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import AuthFailedError, KazooException, NoAuthError, NoNodeError, WriterNotClosedException
 from kazoo.protocol.serialization import Connect
 from kazoo.protocol.states import KazooState, KeeperState
 
+from foqs import settings_log
 from foqs.config.schema import ZookeeperSection
 from foqs.errors import Forbidden, Invalid, Unavailable
-from foqs.shardmgr.facts import HostFact, ShardFact, decode_host, decode_shard
+from foqs.ids import Mark, decode_mark
+from foqs.policies.settings import Settings
+from foqs.policies.settings import decode as decode_settings
+from foqs.settings_log import NO_LOG
+from foqs.shardmgr.backup import Backup
+from foqs.shardmgr.facts import (
+    Assignment,
+    HostFact,
+    Identity,
+    ShardFact,
+    Slots,
+    decode_assignment,
+    decode_host,
+    decode_identity,
+    decode_shard,
+    decode_slots,
+)
 from foqs.zk.link import KazooLog, acl_of, check_config, mapped, security
 from foqs.zk.protocol import ZkRefused
-from foqs.zk.records import ASSIGNMENT, FOLDERS, HOSTS, SHARDS, SLOTS, Paths, shard_of, text_of
+from foqs.zk.records import (
+    ASSIGNMENT,
+    DRAINED,
+    FOLDERS,
+    HOSTS,
+    IDENTITY,
+    MARKS,
+    SETTINGS,
+    SHARDS,
+    SLOTS,
+    Paths,
+    shard_of,
+    text_of,
+)
 
 _LENGTH = struct.Struct("!i")
 _CLOSE = struct.Struct("!iii").pack(8, 0, -11)
@@ -34,6 +65,7 @@ _NEVER = (1 << 31) - 1
 """A version that no node has."""
 _PROBE = "foqs-doctor"
 _MOST_REPLY_BYTES = 1 << 16
+T = TypeVar("T")
 
 
 def read_shards(config: ZookeeperSection, *, timeout_s: float = 10.0) -> list[ShardFact]:
@@ -125,6 +157,60 @@ def read_records(client: KazooClient, paths: Paths, names: Iterable[str]) -> lis
     return sorted(found, key=lambda fact: fact.id)
 
 
+def read_backup(config: ZookeeperSection, *, timeout_s: float = 10.0) -> Backup:
+    """Return all records that are not ephemeral; an empty backup without a root. Raises Unavailable, Forbidden, and
+    Invalid if a record cannot be read."""
+    paths = Paths(config.root)
+    with connected(config, timeout_s) as client:
+        client.sync("/")
+
+        def names(folder: str) -> list[str]:
+            try:
+                return sorted(client.get_children(folder))
+            except NoNodeError:
+                return []
+
+        def record(path: str, decode: Callable[[bytes, int], T], missing: T) -> T:
+            try:
+                data, stat = client.get(path)
+            except NoNodeError:
+                return missing
+            try:
+                return decode(data, stat.version)
+            except Invalid as error:
+                raise Invalid(f"ZooKeeper's record {path}: {error.message}") from None
+
+        def settings_of(ns: str) -> Settings:
+            document = record(paths.settings(ns), lambda data, _: decode_settings(ns, data), Settings(ns))
+            return document.with_log(record(paths.settings_log(ns), lambda data, _: settings_log.decode(data), NO_LOG))
+
+        settings = [settings_of(text_of(name)) for name in names(paths.folder(SETTINGS))]
+        marks = {
+            shard: {
+                _identity_of(name): record(f"{paths.marks(shard)}/{name}", _mark, Mark(0, 0, 0))
+                for name in names(paths.marks(shard))
+            }
+            for shard in map(shard_of, names(paths.folder(MARKS)))
+        }
+        return Backup(
+            record(paths.identity, decode_identity, Identity()),
+            {fact.id: fact for fact in read_records(client, paths, names(paths.folder(SHARDS)))},
+            record(paths.slots, decode_slots, Slots()),
+            record(paths.assignment, decode_assignment, Assignment()),
+            frozenset(map(text_of, names(paths.folder(DRAINED)))),
+            {shard: found for shard, found in marks.items() if found},
+            {one.ns: one for one in settings if one.version},
+        )
+
+
+def _mark(data: bytes, _version: int) -> Mark:
+    return decode_mark(data)
+
+
+def _identity_of(name: str) -> str:
+    return "" if name == "-" else text_of(name)
+
+
 # ------------------------------------------------------------------------------------------------ check-up
 
 
@@ -148,6 +234,7 @@ class RootCheckup:
     hosts: list[HostFact] = field(default_factory=list)
     shards: list[ShardFact] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
+    identity: Identity = field(default_factory=Identity)
 
 
 def check_server(config: ZookeeperSection, host: str, port: int, timeout_s: float) -> ServerCheckup:
@@ -206,9 +293,10 @@ def check_root(config: ZookeeperSection, timeout_s: float) -> RootCheckup:
                 folder = paths.folder(name)
                 names[name] = _children(made, client, folder) or []
                 _try(made, client, folder, f"create and delete in {folder}", create=True)
-        for record in (ASSIGNMENT, SLOTS):
+        for record in (ASSIGNMENT, SLOTS, IDENTITY):
             if record in found:
                 _try(made, client, paths.folder(record), f"write {paths.folder(record)}", create=False)
+        _read_identity(made, client, paths)
         _read_shards(made, client, paths, names.get(SHARDS, []))
         _read_hosts(made, client, paths, names.get(HOSTS, []))
     return made
@@ -249,6 +337,22 @@ def _try(made: RootCheckup, client: KazooClient, path: str, what: str, *, create
     transaction.check("/", _NEVER)
     if any(isinstance(result, NoAuthError) for result in transaction.commit()[:-1]):
         made.denied.append(what)
+
+
+def _read_identity(made: RootCheckup, client: KazooClient, paths: Paths) -> None:
+    try:
+        made.identity = decode_identity(*_data(client.get(paths.identity)))
+    except NoNodeError:
+        return
+    except NoAuthError:
+        made.denied.append(f"read {paths.identity}")
+    except Invalid as error:
+        made.unreadable.append(f"ZooKeeper's record {paths.identity}: {error.message}")
+
+
+def _data(answer: Any) -> tuple[bytes, int]:
+    data, stat = answer
+    return data, stat.version
 
 
 def _read_shards(made: RootCheckup, client: KazooClient, paths: Paths, names: list[str]) -> None:

@@ -13,9 +13,10 @@ from kazoo.security import make_digest_acl
 from foqs.config.schema import ZookeeperSection
 from foqs.doctor.check import Check, Group, Verdict
 from foqs.doctor.examine import examine as examine_all
-from foqs.doctor.examine import examine_zookeeper, zookeeper_server_check
+from foqs.doctor.examine import examine_zookeeper, lost_data_checks, zookeeper_server_check
+from foqs.doctor.host import Running
 from foqs.rpc.certificates import server_context
-from foqs.shardmgr.facts import ShardFact, encode_shard
+from foqs.shardmgr.facts import HostFact, Identity, ShardFact, encode_host, encode_identity, encode_shard
 from foqs.zk.inspect import RootCheckup, ServerCheckup
 from foqs_lab.relay import Relay
 from tests.conftest import sasl_zookeeper
@@ -107,6 +108,43 @@ def test_a_root_without_shards(zk_rig: ZookeeperRig, writer: KazooClient) -> Non
     writer.create(zk_rig.root)
     (_, check), _ = look(zk_rig.config())
     assert (check.verdict, check.found) == (Verdict.WARNING, "the cluster has no shards (0 hosts)")
+    writer.create(f"{zk_rig.root}/hosts/a", encode_host(HostFact("a", "a:1", "1")), makepath=True)
+    (_, check), _ = look(zk_rig.config())
+    assert (check.verdict, check.found) == (Verdict.WRONG, "the cluster has no shards (1 host)")
+    assert "foqs cluster import" in check.mend
+
+
+@pytest.mark.parametrize(
+    ("held", "session", "shards", "known", "verdict", "found"),
+    [
+        ("", "connected", 1, 1, None, ""),
+        ("", "connected", 0, 0, None, ""),  # a new cluster
+        ("", "suspended", 0, 3, Verdict.WRONG, "ZooKeeper lost its data: the host on this machine knows 3 shards"),
+        ("lost", "connected", 0, 3, Verdict.WRONG, "ZooKeeper lost its data"),
+        ("foreign", "connected", 1, 3, Verdict.WRONG, "another cluster"),
+        ("", "suspended", 1, 1, Verdict.WARNING, "the host on this machine has no session"),
+    ],
+)
+def test_records_are_compared_with_what_a_host_here_knows(
+    held: str, session: str, shards: int, known: int, verdict: Verdict | None, found: str
+) -> None:
+    config = ZookeeperSection.model_validate({"hosts": "h:1", "root": "/foqs"})
+    root = RootCheckup(shards=[ShardFact(n, "x") for n in range(1, shards + 1)])
+    checks = lost_data_checks(root, config, Running("/foqs", session, held, known))
+    assert [check.verdict for check in checks] == [verdict] * (verdict is not None)
+    assert all(found in check.found and check.mend for check in checks)
+
+
+def test_hosts_that_write_back_are_named(zk_rig: ZookeeperRig, writer: KazooClient) -> None:
+    make_cluster(writer, zk_rig.root)
+    writer.create(f"{zk_rig.root}/cluster", encode_identity(Identity(-1, "x", ("lost-1",), open=True)))
+    _, root = look(zk_rig.config())
+    assert root is not None
+    (check,) = lost_data_checks(root, zk_rig.config(), None)
+    assert (check.verdict, "the hosts write back" in check.found) == (Verdict.WRONG, True)
+    writer.set(f"{zk_rig.root}/cluster", b"no identity")
+    checks, _ = look(zk_rig.config())
+    assert any(check.verdict is Verdict.WRONG and "/cluster" in check.found for check in checks)
 
 
 def test_a_record_that_cannot_be_read(zk_rig: ZookeeperRig, writer: KazooClient) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
+from typing import NamedTuple
 
 from foqs.bounds import NAME_BYTES
 from foqs.errors import Code
@@ -18,6 +19,9 @@ OTHER = "other"
 CAUSES = ("ack", "ttl", "delete", "cancel", "dropped", "rejected", "exhausted", "hook")
 """Causes of removals."""
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0)
+QUEUE_SECONDS = (0.01, 0.1, 1.0, 10.0, 60.0, 600.0, 3_600.0, 86_400.0)
+ATTEMPTS = (1.0, 2.0, 3.0, 5.0, 10.0, 30.0)
+PAUSE_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)
 ROWS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1_000.0, 3_000.0, 10_000.0)
 
 
@@ -37,6 +41,18 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
+    def observe_many(self, values: list[int], scale: float = 1.0) -> None:
+        """Count values, each divided by `scale`. The list is sorted: that is done in C, and a look-up for each value
+        is not."""
+        values.sort()
+        before = 0
+        for at, bound in enumerate(self.bounds):
+            upto = bisect_right(values, bound * scale)
+            self.counts[at] += upto - before
+            before = upto
+        self.counts[-1] += len(values) - before
+        self.total += sum(values) / scale
+
     def copy(self) -> Histogram:
         """Return the current counts."""
         copied = Histogram(self.bounds)
@@ -47,15 +63,28 @@ class Histogram:
         return f"Histogram({sum(self.counts)} values, together {self.total:g})"
 
 
+class BatchSums(NamedTuple):
+    """Sums over the transactions of a shard: their number, rows and seconds, rows squared, and rows times seconds.
+    `open_s`: seconds of all batches, those without a transaction too."""
+
+    batches: int = 0
+    rows: float = 0.0
+    seconds: float = 0.0
+    squares: float = 0.0
+    products: float = 0.0
+    open_s: float = 0.0
+
+
 class BatchMetrics:
     """Histograms of a shard's batches: `seconds` of whole batches, reads included; seconds and rows of transactions."""
 
-    __slots__ = ("_rows", "_seconds", "_transaction_seconds", "fresh")
+    __slots__ = ("_products", "_rows", "_seconds", "_squares", "_transaction_seconds", "fresh")
 
     def __init__(self) -> None:
         self._seconds = Histogram(SECONDS)
         self._transaction_seconds = Histogram(SECONDS)
         self._rows = Histogram(ROWS)
+        self._squares = self._products = 0.0
         self.fresh: list[tuple[float, float | None, int]] = []
         """Of each batch since `sift`: its ms, those of its transaction (None: it had none), and its rows."""
 
@@ -82,6 +111,15 @@ class BatchMetrics:
             if transaction_ms is not None:
                 self._transaction_seconds.observe(transaction_ms / 1000)
                 self._rows.observe(rows)
+                self._squares += rows * rows
+                self._products += rows * transaction_ms / 1000
+
+    def sums(self) -> BatchSums:
+        self.sift()
+        rows, seconds = self._rows, self._transaction_seconds
+        return BatchSums(
+            sum(rows.counts), rows.total, seconds.total, self._squares, self._products, self._seconds.total
+        )
 
 
 _seconds = partial(Histogram, SECONDS)
@@ -90,12 +128,13 @@ _seconds = partial(Histogram, SECONDS)
 class Namespace:
     """Counts of one namespace. `removed` counts removals of items by cause, `dead` dead letters by the cause of their
     failure, `failed` failed attempts by their cause. `nacked` counts items that a nack returned to their topic,
-    `changed` items with another priority or time by an operator. `seconds` has the durations of requests, by method."""
+    `changed` items with another priority or time by an operator. `seconds` has the durations of requests, by method.
+    `acked_once` counts items that were acked after one attempt, and `ended` has the attempts of other ones that were
+    acked, or failed."""
 
     __slots__ = (
-        "changed", "dead", "delivered", "enqueued", "expired", "extended", "failed", "nacked", "redriven", "released",
-        "removed",
-        "seconds",
+        "_queue_seconds", "acked_once", "changed", "dead", "delivered", "ended", "enqueued", "expired", "extended",
+        "failed", "fresh_ms", "nacked", "redriven", "released", "removed", "seconds",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -110,7 +149,57 @@ class Namespace:
         self.failed: Counter[str] = Counter()
         self.redriven = 0
         self.changed = 0
+        self.acked_once = 0
+        self.ended = Histogram(ATTEMPTS)
+        self._queue_seconds = Histogram(QUEUE_SECONDS)
+        self.fresh_ms: list[int] = []
+        """How long items were ready before their first deliveries since `sift`."""
         self.seconds: defaultdict[str, Histogram] = defaultdict(_seconds)
+
+    @property
+    def queue_seconds(self) -> Histogram:
+        """How long items were ready before their first deliveries."""
+        self.sift()
+        return self._queue_seconds
+
+    @property
+    def attempts(self) -> Histogram:
+        """The attempts of items at their ends, by an ack or as failures."""
+        made = self.ended.copy()
+        made.counts[0] += self.acked_once
+        made.total += self.acked_once
+        return made
+
+    def sift(self) -> None:
+        """Count the fresh times together, as `BatchMetrics` does."""
+        fresh, self.fresh_ms = self.fresh_ms, []
+        self._queue_seconds.observe_many(fresh, 1_000)
+
+
+class TopicCounters:
+    """What happened to the items of a topic since `take`. `failed`: attempts that failed. `dead`: items that became dead letters."""
+
+    __slots__ = ("acked", "dead", "delivered", "enqueued", "failed")
+
+    def __init__(self) -> None:
+        self.enqueued = self.delivered = self.acked = self.failed = self.dead = 0
+
+    def take(self) -> TopicEvents:
+        """Return the counts, and begin again at 0."""
+        taken = TopicEvents(self.enqueued, self.delivered, self.acked, self.failed, self.dead)
+        self.enqueued = self.delivered = self.acked = self.failed = self.dead = 0
+        return taken
+
+
+class TopicEvents(NamedTuple):
+    enqueued: int = 0
+    delivered: int = 0
+    acked: int = 0
+    failed: int = 0
+    dead: int = 0
+
+    def plus(self, other: TopicEvents) -> TopicEvents:
+        return TopicEvents(*[a + b for a, b in zip(self, other, strict=True)])
 
 
 class Namespaces:

@@ -1,4 +1,4 @@
-"""Figures for operators, of topics, tenants, workers, hooks and throttle keys.
+"""Figures for operators: of topics, tenants, workers, hooks, throttle keys, and the state of hosts.
 
 The host that measures, hosts that answer together and the client share these types. `thrift/foqs.thrift` has a struct
 with the same fields. A field names how the values of two hosts make one; without a rule the first host's value counts.
@@ -36,6 +36,11 @@ def _oldest(one: int, other: int) -> int:
     return min(filter(None, (one, other)), default=0)
 
 
+def _latest(one: int | None, other: int | None) -> int | None:
+    """Return the shorter time since the last event. None: there was none."""
+    return min([ago_ms for ago_ms in (one, other) if ago_ms is not None], default=None)
+
+
 def _all(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(sorted({*one, *other}))
 
@@ -48,6 +53,7 @@ Sum = Annotated[T, _sum]
 Largest = Annotated[T, max]
 Known = Annotated[T, _known]
 Oldest = Annotated[T, _oldest]
+Latest = Annotated[T, _latest]
 All = Annotated[T, _all]
 Last = Annotated[T, _last]
 
@@ -199,6 +205,98 @@ class ThrottleStats(NamedTuple):
     free: Known[int | None] = None
     overage: Sum[int] = 0
     reclaimed: Sum[int] = 0
+
+
+class ShardStatus(NamedTuple):
+    """A shard on a host that has to serve it. `trouble`: unreachable, read_only, cut_off (another host reaches its
+    database), breaker_open, hanging, disk_full, clock, or "". `waiting_ms`: how long the oldest call to the database
+    has had no answer. `busy`: the share of the last half minute in which a call was open, 0 to 1. `growth`: how many
+    times the present rate of rows the database could write, None if that is not known. `used_bytes` and `free_bytes`
+    are None where the database does not report them."""
+
+    shard: int
+    state: str = ""
+    place: str = ""
+    trouble: str = ""
+    waiting_ms: int = 0
+    items: int = 0
+    busy: float = 0.0
+    growth: float | None = None
+    used_bytes: int | None = None
+    free_bytes: int | None = None
+
+
+class TopicStatus(NamedTuple):
+    """A topic that an operator may have to look at. Times are Unix epoch ms, up to 66 s too early; 0: no item is ready.
+    `consumed`: a consumer waits for it, or asked in the last minute. `dead`: it has dead letters."""
+
+    ns: str
+    topic: str
+    ready: Sum[int] = 0
+    oldest_ready_at_ms: Oldest[int] = 0
+    newest_ready_at_ms: Largest[int] = 0
+    paused: Largest[bool] = False
+    consumed: Largest[bool] = False
+    dead: Largest[bool] = False
+
+
+class QuotaStatus(NamedTuple):
+    """`used` of the `most` stored items of a namespace, or of a topic, which is "" for a namespace."""
+
+    ns: str
+    topic: str = ""
+    used: Sum[int] = 0
+    most: int = 0
+
+
+class HostStatus(NamedTuple):
+    """The facts of one host. thrift/foqs.thrift describes the fields; a host with version "" is of an older version and
+    reports nothing."""
+
+    address: str
+    host: str = ""
+    version: str = ""
+    now_ms: int = 0
+    missing: tuple[str, ...] = ()
+    clock: str = ""
+    session: str = ""
+    controller: str = ""
+    unserved: tuple[int, ...] = ()
+    gone: tuple[str, ...] = ()
+    ready: int = 0
+    delayed: int = 0
+    leased: int = 0
+    kept: int = 0
+    dead: int = 0
+    budget_used_bytes: int = 0
+    budget_limit_bytes: int = 0
+    loop_busy: float = 0.0
+    loop_late: int = 0
+    loop_lag_ms: int = 0
+    loop_waiting: float | None = None
+    items_per_s: float = 0.0
+    quota_refused: int = 0
+    hung: int = 0
+    shards: tuple[ShardStatus, ...] = ()
+    topics: tuple[TopicStatus, ...] = ()
+    quotas: tuple[QuotaStatus, ...] = ()
+
+
+class ConsumerStats(NamedTuple):
+    """The consumers of a namespace with one name, "" without a name and for leases that an earlier owner of the shard
+    gave. `hosts` are the `host:port` that it asked in the last 10 minutes, `peers` its own addresses without the ports.
+    `asked_ago_ms`: since its last request for items, None if there was none in that time. `hung`: its handlers that
+    hang, whose leases may have ended."""
+
+    ns: str
+    worker: str = ""
+    hosts: All[tuple[str, ...]] = ()
+    peers: All[tuple[str, ...]] = ()
+    topics: All[tuple[str, ...]] = ()
+    held: Sum[int] = 0
+    oldest_lease_ms: Largest[int] = 0
+    asked_ago_ms: Latest[int | None] = None
+    hung: Largest[int] = 0
 
 
 class Figures(Protocol):

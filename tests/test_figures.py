@@ -10,12 +10,17 @@ from foqs import figures
 from foqs.figures import (
     MOST_ERRORS,
     ActiveTopic,
+    ConsumerStats,
     FailingGroup,
     FailingTopic,
     HookStats,
+    HostStatus,
+    QuotaStatus,
+    ShardStatus,
     TenantStats,
     ThrottleStats,
     TopicStats,
+    TopicStatus,
     WorkerStats,
     from_struct,
     merge_into,
@@ -24,16 +29,8 @@ from foqs.figures import (
 )
 from foqs.idl import idl
 
-KINDS: list[Any] = [
-    ActiveTopic,
-    WorkerStats,
-    TenantStats,
-    HookStats,
-    TopicStats,
-    ThrottleStats,
-    FailingGroup,
-    FailingTopic,
-]
+KINDS: list[Any] = [ActiveTopic, WorkerStats, TenantStats, HookStats, TopicStats, ThrottleStats]
+KINDS += [ShardStatus, TopicStatus, QuotaStatus, HostStatus, ConsumerStats, FailingGroup, FailingTopic]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1105,6 +1105,159 @@ struct GetThrottlesResponse {
   3: list<string> missing,
 }
 
+/**
+ * Facts about all hosts, for `foqs status`. The host that gets the request asks all other hosts, and waits 2 s for them. A caller whose
+ * rights do not cover all namespaces gets the items, topics and quotas of its namespaces only.
+ */
+struct GetStatusRequest {
+  15: optional RequestContext context,
+}
+
+/** A shard on a host that has to serve it. */
+struct ShardStatus {
+  1: i32 shard,
+  /** assigned, opening, serving, draining or closed. */
+  2: string state,
+  /** Server and name of its database, without the credential. Empty: a file, or the caller may not see it. */
+  3: string place,
+  /** unreachable, read_only, cut_off (another host reaches the database), breaker_open, hanging, disk_full or clock; empty:
+      none. */
+  4: string trouble,
+  /** Age of the oldest call to the database that has no answer. */
+  5: i64 waiting_ms,
+  /** Items in any state. */
+  6: i64 items,
+  /** Share of the last half minute in which a call to the database was open, 0 to 1. */
+  7: double busy,
+  /** How many times the present rate of rows the database could write, with full transactions. Default: unknown. */
+  8: optional double growth,
+  /** Bytes of the shard's tables and indexes, or of its file. Default: the database does not report it. */
+  9: optional i64 used_bytes,
+  /** Free bytes of the file system with the data. Default: as `used_bytes`. */
+  10: optional i64 free_bytes,
+}
+
+/** A topic of a host that an operator may have to look at. */
+struct TopicStatus {
+  1: string ns,
+  2: string topic,
+  3: i64 ready,
+  /** Epoch milliseconds, up to 66 s too early. 0: no item is ready. */
+  4: i64 oldest_ready_at_ms,
+  /** Epoch milliseconds, up to 66 s too early: when the last of the items that are ready became so. 0: as above. */
+  5: i64 newest_ready_at_ms,
+  6: bool paused,
+  /** True if a consumer waits for the topic, or asked for it in the last minute. */
+  7: bool consumed,
+  /** True if it has dead letters. */
+  8: bool dead,
+}
+
+/** A bound on stored items: of a namespace (quotas), or of a topic (max_stored). */
+struct QuotaStatus {
+  1: string ns,
+  /** Empty: the namespace. */
+  2: string topic,
+  3: i64 used,
+  4: i64 most,
+}
+
+struct HostStatus {
+  /** host:port for clients. */
+  1: string address,
+  /** server.id. */
+  2: string host,
+  /** Empty: an older host, which reports nothing. */
+  3: string version,
+  /** By the host's clock. */
+  4: i64 now_ms,
+  /** What a host that is not ready lacks, as /readyz has it. */
+  5: list<string> missing,
+  /** Why the host waits for the right time. Empty: it does not. */
+  6: string clock,
+  /** connected, suspended or expired; none: not connected yet. Empty: a host without a cluster. */
+  7: string session,
+  /** Id of the host that places shards, as far as this one knows. Empty: none, or no cluster. */
+  8: string controller,
+  /** Enabled shards that no host serves, as far as this one knows. */
+  9: list<i32> unserved,
+  /** id at host:port of hosts that ended in the last hour without giving up their shards first, as far as this one knows. */
+  10: list<string> gone,
+  11: i64 ready,
+  12: i64 delayed,
+  13: i64 leased,
+  /** Items that have ended and are kept by their topics. */
+  14: i64 kept,
+  /** Items in topics that have dead letters. They count in the other numbers, too. */
+  15: i64 dead,
+  16: i64 budget_used_bytes,
+  17: i64 budget_limit_bytes,
+  /** Share of the last half minute in which the event loop used a processor, 0 to 1. */
+  18: double loop_busy,
+  /** Timers of the event loop that were late by 250 ms or more in that time, and the longest delay. */
+  19: i32 loop_late,
+  20: i64 loop_lag_ms,
+  /** Share of that time in which the event loop waited for a processor. Default: the system does not report it. */
+  21: optional double loop_waiting,
+  /** Items stored or delivered a second in that time, whichever are more. */
+  22: double items_per_s,
+  /** Items that quotas of namespaces refused in that time, on this host. */
+  23: i64 quota_refused,
+  /** Handlers that hang, as workers reported to this host. */
+  24: i64 hung,
+  25: list<ShardStatus> shards,
+  /** At most 20 each: the oldest ones, topics without consumers, paused ones, topics with dead letters. */
+  26: list<TopicStatus> topics,
+  /** The fullest 100 on this host. */
+  27: list<QuotaStatus> quotas,
+}
+
+struct GetStatusResponse {
+  1: list<HostStatus> hosts,
+  /** host:port of hosts that did not answer. */
+  2: list<string> missing,
+}
+
+/** Lists the consumers of the last 10 minutes and the workers that hold leases: what needs attention first. */
+struct ListConsumersRequest {
+  /** Default: all namespaces that the caller may see. */
+  1: optional string ns,
+  /** Only consumers of this topic. Default: all. */
+  2: optional string topic,
+  /** 1 to 1,000. Default 1,000. */
+  3: optional i32 limit,
+  15: optional RequestContext context,
+}
+
+/** The consumers of a namespace with one name. */
+struct ConsumerStats {
+  1: string ns,
+  /** As in DequeueRequest. Empty: consumers without a name, and leases that an earlier owner of the shard gave. */
+  2: string worker,
+  /** host:port of the hosts that it asked in the last 10 minutes. */
+  3: list<string> hosts,
+  /** Addresses from which it asked, without the ports; at most 10. */
+  4: list<string> peers,
+  /** Topics that it asked for, or holds items of; at most 50. */
+  5: list<string> topics,
+  /** Live leases, and the age of the oldest. */
+  6: i64 held,
+  7: i64 oldest_lease_ms,
+  /** Time since its last request for items. A request that waits counts as 0. Default: none in the last 10 minutes. */
+  8: optional i64 asked_ago_ms,
+  /** Its handlers that hang, by its report of the last 15 s. Their leases may have ended. */
+  9: i64 hung,
+}
+
+struct ListConsumersResponse {
+  /** Hung handlers first, then the oldest leases, then the last requests. */
+  1: list<ConsumerStats> consumers,
+  /** True if there are more. */
+  2: bool more,
+  /** host:port of hosts that did not answer. */
+  3: list<string> missing,
+}
+
 /** An id, or ns and topic. The reasons of a topic are of the host that is nearest to a delivery. */
 struct ExplainItemRequest {
   1: optional i64 id,
@@ -1887,4 +2040,6 @@ service Foqs {
   GetThrottlesResponse GetThrottles(1: GetThrottlesRequest request) throws (1: RequestError error),
   ExplainItemResponse ExplainItem(1: ExplainItemRequest request) throws (1: RequestError error),
   TryHookResponse TryHook(1: TryHookRequest request) throws (1: RequestError error),
+  GetStatusResponse GetStatus(1: GetStatusRequest request) throws (1: RequestError error),
+  ListConsumersResponse ListConsumers(1: ListConsumersRequest request) throws (1: RequestError error),
 }

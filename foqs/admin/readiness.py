@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from foqs.counters import Histogram
 from foqs.peers.fact_keeper import FactKeeper
 from foqs.peers.membership_agent import MembershipAgent
 from foqs.server.node import Node
@@ -113,12 +114,14 @@ def unjoined(facts: Facts, root: str, *, seen: bool, twin: HostFact | None = Non
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A host. `seat` is None without a cluster; `root` is the cluster's node in ZooKeeper. For the event loop only."""
+    """A host. `seat` is None without a cluster; `root` is the cluster's node in ZooKeeper, and `round_trips` has the
+    seconds of its requests to ZooKeeper. For the event loop only."""
 
     id: str
     node: Node
     seat: MembershipAgent | None
     root: str = ""
+    round_trips: Histogram | None = None
     keeper: FactKeeper | None = None
 
     def cluster(self) -> dict[str, Any] | None:

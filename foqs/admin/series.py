@@ -6,12 +6,12 @@ keys with the most parked items. The rest shares one series.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Container, Mapping
 from dataclasses import dataclass, field
 from heapq import heappush, heappushpop, nlargest
 
 from foqs.bounds import THROTTLE
-from foqs.counters import OTHER
+from foqs.counters import OTHER, TopicEvents
 from foqs.engine.concurrency import AnyGate
 from foqs.engine.state import State
 from foqs.engine.throttling import Throttling
@@ -73,32 +73,55 @@ def topic_rows(
     return {"foqs_topic_items": items, "foqs_topic_oldest_ready_age_seconds": ages, "foqs_topics": together}
 
 
-class FailedSeries:
-    """Failed attempts of the topics of one host, over all scrapes."""
+_IDLE_SCRAPES = 10
+"""A topic that counted nothing in this number of scrapes gives its series to another one."""
+
+
+class TopicSeries:
+    """Counters of topics of one host, over all scrapes. `most` topics have series of their own, and keep them while
+    they count; the rest shares one, which never goes back. A topic without events for some scrapes gives way to one
+    with events; its next series begins at 0, as Prometheus expects."""
 
     def __init__(self, most: int) -> None:
-        """`most`: topics with series of their own."""
         self._most = most
-        self._counted: dict[TopicKey, int] = {}  # what each topic had at the last scrape
-        self._totals: dict[TopicKey, float] = {}
-        self._all = 0
+        self._own: dict[TopicKey, TopicEvents] = {}
+        self._idle: dict[TopicKey, int] = {}  # scrapes without an event
+        self._rest: TopicEvents | None = None
+        self._new: dict[TopicKey, TopicEvents] = {}
 
-    def rows(self, topics: Mapping[TopicKey, tuple[int, int]], failures: int) -> list[tuple[TopicKey, float]]:
-        """Return the rows of a scrape: for the topics with the most failures in the last hour, and for the rest
-        together. `topics`: the failures of each in the last hour, and since it is counted; `failures` of all topics.
-        A series that ends for a while begins again at 0, as Prometheus expects."""
-        chosen = nlargest(self._most, (key for key in topics if key != _REST), key=lambda key: (topics[key][0], key))
-        rest = failures - self._all
-        totals: dict[TopicKey, float] = {}
-        for key in chosen:
-            total, before = topics[key][1], self._counted.get(key, 0)
-            grown = total - (before if before <= total else 0)  # less than before: it was forgotten since
-            totals[key] = self._totals.get(key, 0.0) + grown
-            rest -= grown
-        totals[_REST] = self._totals.get(_REST, 0.0) + max(0, rest)
-        self._counted = {key: total for key, (_, total) in topics.items()}
-        self._totals, self._all = totals, failures
-        return list(totals.items())
+    def add(self, key: TopicKey, events: TopicEvents) -> None:
+        """Count the events of a topic since the last scrape. At once, as the topic has forgotten them."""
+        if key in self._own:
+            self._own[key] = self._own[key].plus(events)
+            self._idle[key] = 0 if any(events) else self._idle[key] + 1
+        elif any(events):
+            self._new[key] = self._new.get(key, TopicEvents()).plus(events)  # the scrape before may have been cut off
+
+    def add_rest(self, events: TopicEvents) -> None:
+        """Count events of topics that are gone."""
+        if any(events):
+            self._rest = events if self._rest is None else self._rest.plus(events)
+
+    def rows(self, living: Container[TopicKey]) -> dict[str, list[tuple[TopicKey, float]]]:
+        """Return the rows of a scrape. `living` are the topics that exist."""
+        for key in [key for key in self._own if key not in living]:
+            del self._own[key], self._idle[key]
+        new, self._new = self._new, {}
+        new_rest = [new.pop(_REST)] if _REST in new else []
+        ranked = nlargest(self._most, new, key=lambda key: (sum(new[key]), key))
+        idle = [key for key, scrapes in self._idle.items() if scrapes >= _IDLE_SCRAPES]
+        room = self._most - len(self._own)
+        for key in idle[: max(0, len(ranked) - room)]:
+            del self._own[key], self._idle[key]
+        for key in ranked[: self._most - len(self._own)]:
+            self._own[key], self._idle[key] = new.pop(key), 0
+        for events in [*new_rest, *new.values()]:
+            self.add_rest(events)
+        shown = dict(self._own) if self._rest is None else {**self._own, _REST: self._rest}
+        return {
+            f"foqs_topic_{name}_total": [(key, float(events[at])) for key, events in shown.items()]
+            for at, name in enumerate(TopicEvents._fields)
+        }
 
 
 @dataclass(slots=True)

@@ -23,7 +23,6 @@ from foqs.admin.readiness import View
 from foqs.admin.snapshot import Series, gather
 from foqs.checks import host_port
 from foqs.config.schema import AdminSection
-from foqs.counters import SECONDS, Histogram
 
 log = structlog.get_logger("foqs.admin")
 
@@ -33,7 +32,6 @@ LIFE_S = 30.0
 _BACKLOG = 128
 _SWEEP_S = 1.0
 _AGAIN_S = 1.0
-_LAG_EVERY_S = 0.1
 _HEAD_BYTES = 4096
 _SILENT = logging.Logger("foqs.admin", logging.CRITICAL + 1)
 """Without this, aiohttp logs a traceback for input that is not HTTP."""
@@ -50,7 +48,6 @@ class AdminServer:
     def __init__(self, config: AdminSection, view: View) -> None:
         self._config = config
         self._view = view
-        self._lag = LoopLag()
         self._series = Series(config)
         self._scraping = asyncio.Lock()
         self._since: dict[Any, float] = {}  # open connections, the oldest first
@@ -84,7 +81,6 @@ class AdminServer:
         If the port is taken, try again later: a standby may have the same configuration as the host it waits for.
         """
         await self._runner.setup()
-        self._lag.start()
         try:
             await self._listen(port)
         except OSError as error:
@@ -107,7 +103,6 @@ class AdminServer:
 
     async def stop(self) -> None:
         """Stop; safe if `start` failed."""
-        self._lag.stop()
         if self._sweeping is not None:
             self._sweeping.cancel()
         if self._trying is not None:
@@ -173,7 +168,7 @@ class AdminServer:
 
     async def _metrics(self, request: web.Request) -> web.Response:
         async with self._scraping:
-            rows = await gather(self._view, self._lag.seconds, self._series)
+            rows = await gather(self._view, self._series)
             text, content_type = await asyncio.to_thread(render, rows, request.headers.get("Accept", ""))
         return web.Response(body=text, headers={"Content-Type": content_type})
 
@@ -203,25 +198,3 @@ async def _once(request: web.Request, handler: Any) -> web.StreamResponse:
     response.headers["Server"] = "foqs"
     response.force_close()
     return response
-
-
-class LoopLag:
-    """A histogram of the delays of the event loop, measured from `start` to `stop`."""
-
-    def __init__(self) -> None:
-        self.seconds = Histogram(SECONDS)
-        self._timer: asyncio.TimerHandle | None = None
-
-    def start(self) -> None:
-        loop = asyncio.get_running_loop()
-        wanted = loop.time() + _LAG_EVERY_S
-
-        def rang() -> None:
-            self.seconds.observe(max(0.0, loop.time() - wanted))
-            self.start()
-
-        self._timer = loop.call_at(wanted, rang)
-
-    def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()

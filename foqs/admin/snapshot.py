@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from heapq import nlargest
 from platform import python_version
 from time import perf_counter
 
@@ -15,16 +16,16 @@ from foqs import __version__
 from foqs.admin.exposition import FAMILIES, Rows, Value
 from foqs.admin.readiness import View
 from foqs.admin.series import (
-    FailedSeries,
     TenantSeries,
     ThrottleSeries,
     TopicCounts,
+    TopicSeries,
     count_keys,
     count_tenants,
     topic_rows,
 )
 from foqs.config.schema import AdminSection
-from foqs.counters import CAUSES, NO_NAME, Counters, Histogram, Namespaces
+from foqs.counters import CAUSES, NO_NAME, Counters, Namespaces
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.engine.stats import lanes_of
@@ -67,13 +68,14 @@ class Series:
     """Bounds of the series of a host, and their counts from one scrape to the next."""
 
     def __init__(self, config: AdminSection) -> None:
+        self.most_namespaces = config.namespaces
         self.most_topics = config.topics
+        self.topics = TopicSeries(config.topics)
         self.tenants = TenantSeries(config.tenants)
         self.throttles = ThrottleSeries(config.throttles)
-        self.failed = FailedSeries(config.topics)
 
 
-async def gather(view: View, lag: Histogram, series: Series) -> Rows:
+async def gather(view: View, series: Series) -> Rows:
     """Return rows for all FAMILIES; rows about the cluster are empty on a host without one."""
     rows: dict[str, list[tuple[tuple[str, ...], Value]]] = {name: [] for name in FAMILIES}
 
@@ -93,7 +95,7 @@ async def gather(view: View, lag: Histogram, series: Series) -> Rows:
         place, _, attribute = family.of.rpartition(".")
         if attribute and place != "namespace":
             rows[name].append(((), getattr(numbers[place], attribute)))
-    _process(add, view, lag)
+    _process(add, view)
     _items(add, node.engine.state.counters)
     await slices.rest()
     await _namespaces(add, node.engine.state.counters.namespaces, slices)
@@ -106,15 +108,15 @@ async def gather(view: View, lag: Histogram, series: Series) -> Rows:
     for shard in shards:
         await slices.rest()
         _shard(add, shard)
-    failing = node.engine.state.topics.failing
-    rows["foqs_topic_attempts_failed_total"] += series.failed.rows(failing.totals(node.now_ms()), failing.failures)
-    topics, window_rows = await _topics(node.engine.state, slices)
+    topics, window_rows = await _topics(node.engine.state, series.topics, slices)
+    _quotas(add, view, series.most_namespaces)
     for shard in shards:
         add("shard_window_rows", window_rows[shard.number], str(shard.number))
     tenants = await count_tenants(node.engine.state, slices.rest)
     throttles = await count_keys(node.engine.state.throttling, slices.rest, monotonic_ms())
     for found in (
         await asyncio.to_thread(topic_rows, topics, series.most_topics, node.now_ms()),
+        series.topics.rows(node.engine.state.topics),
         await asyncio.to_thread(series.tenants.rows, tenants),
         await asyncio.to_thread(series.throttles.rows, throttles),
     ):
@@ -123,13 +125,18 @@ async def gather(view: View, lag: Histogram, series: Series) -> Rows:
     return rows
 
 
-async def _topics(state: State, slices: _Slices) -> tuple[dict[TopicKey, TopicCounts], Counter[int]]:
+async def _topics(
+    state: State, series: TopicSeries, slices: _Slices
+) -> tuple[dict[TopicKey, TopicCounts], Counter[int]]:
     """Return the counts of topics with items, and the number of items in the windows of each shard."""
     counts: dict[TopicKey, TopicCounts] = {}
     window_rows: Counter[int] = Counter()
     for at, key in enumerate(list(state.topics)):
         if not at % _TOPICS:
             await slices.rest()
+        topic = state.topics.get(key)
+        if topic is not None and topic.counters is not None:
+            series.add(key, topic.counters.take())
         for part, lanes in enumerate(lanes_of(state, key)):
             if part:
                 await slices.rest()
@@ -140,6 +147,7 @@ async def _topics(state: State, slices: _Slices) -> tuple[dict[TopicKey, TopicCo
                     counts.setdefault(key, TopicCounts()).add(lane.ready, lane.leased, lane.total, _oldest_ms(lane))
                 if lane.window is not None:
                     window_rows[lane.term.shard.number] += len(lane.window)
+    series.add_rest(state.topics.take_forgotten())
     return counts, window_rows
 
 
@@ -147,13 +155,13 @@ def _oldest_ms(lane: Lane[Item]) -> int | None:
     return lane.oldest_ready_at_ms() if lane.ready else None
 
 
-def _process(add: Add, view: View, lag: Histogram) -> None:
+def _process(add: Add, view: View) -> None:
     add("ready", not view.missing())
     add("build_info", 1, __version__, python_version())
     add("shards_unreachable", len(view.unreachable()))
     add("shards_unserved", view.unserved())
     add("host_info", 1, view.id, view.node.address)
-    add("event_loop_lag_seconds", lag.copy())
+    add("event_loop_lag_seconds", view.node.vitals.lag.seconds.copy())
     if (contexts := view.node.certificates.contexts) is not None:
         add("certificate_expires_at_seconds", contexts.dates.ends_s)
     add("machine_clock_ahead_seconds", view.node.machine_ahead_ms() / 1000)
@@ -177,6 +185,8 @@ async def _namespaces(add: Add, namespaces: Namespaces, slices: _Slices) -> None
         if name != NO_NAME:
             for metric, attribute in _OF_NAMESPACE.items():
                 add(metric.removeprefix("foqs_"), getattr(namespace, attribute), name)
+            add("item_queue_seconds", namespace.queue_seconds.copy(), name)
+            add("item_attempts", namespace.attempts, name)
             for cause in CAUSES:
                 add("items_removed_total", namespace.removed[cause], name, cause)
             for failure in FailureCause:
@@ -184,6 +194,18 @@ async def _namespaces(add: Add, namespaces: Namespaces, slices: _Slices) -> None
                 add("items_dead_total", namespace.dead[cause], name, cause)
                 add("attempts_failed_total", namespace.failed[cause], name, cause)
         await slices.rest()
+
+
+def _quotas(add: Add, view: View, most: int) -> None:
+    """Add the level of each namespace with a quota on stored items, of the `most` fullest ones."""
+    state, quota = view.node.engine.state, view.node.lending.quotas.of
+    stored: Counter[str] = Counter()
+    for shard in state.serving:
+        stored.update(shard.memory.totals)
+    bounds = {ns: bound.stored_items for ns in stored if (bound := quota(ns)) is not None}
+    levels = {ns: stored[ns] / items for ns, items in bounds.items() if items}
+    for ns in nlargest(most, levels, key=lambda ns: (levels[ns], ns)):
+        add("quota_used_ratio", levels[ns], ns)
 
 
 def _requests(add: Add, rpc: RpcCounters) -> None:
@@ -238,6 +260,10 @@ def _cluster(add: Add, view: View) -> None:
             add("zookeeper_held", view.keeper.hold in findings, reason)
         for kind in (Finding.LOST, Finding.RESTORED):
             add("zookeeper_losses_total", view.keeper.events[kind], kind.value)
+    if view.round_trips is not None:
+        add("zookeeper_request_seconds", view.round_trips.copy())
+    add("shard_takeover_seconds", view.node.vitals.pauses.seconds.copy())
+    add("shard_drain_seconds", view.node.runner.drain_seconds.copy())
     add("controller", seat.fresh and facts.controller == view.id)
     add("assignment_version", facts.assignment.version)
     add("shards_assigned", len(view.wanted()))

@@ -71,6 +71,8 @@ NEEDS: Mapping[str, Right | str] = {
     "GetSettingsLog": Right.ADMIN,
     "PutSettings": Right.ADMIN,
     "TryHook": Right.ADMIN,
+    "GetStatus": Right.ADMIN,
+    "ListConsumers": Right.ADMIN,
     "GetServerInfo": _ANYBODY,
     "GetRouting": _ANYBODY,
     "WatchTopics": _HOST,

@@ -17,6 +17,7 @@ from foqs.api.lookups import Explain, Lookups, RoutingMethods
 from foqs.api.peer_methods import PeerMethods
 from foqs.api.results import Results
 from foqs.api.schedules import Schedules
+from foqs.api.status import Status
 from foqs.api.unique import Unique
 from foqs.hooks.topic_hooks import TopicHooks
 from foqs.peers.forwarded import Timers
@@ -51,11 +52,13 @@ class Handlers:
         lookups = Lookups(host, hooks, lending.coordinator)
         schedules = Schedules(host, items, lookups, timers)
         self.scheduler = schedules.scheduler
+        self.status = Status(host, lending.quotas.of)
         self._parts = (
             items,
             AckDequeue(items, host),
             lookups,
             schedules,
+            self.status,
             Results(host),
             unique,
             Explain(host),

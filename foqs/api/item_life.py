@@ -31,7 +31,7 @@ from foqs.peers.tenant_shares import Elsewhere
 from foqs.rpc.call import Call
 from foqs.second_answer import GIVE, of_extensions
 from foqs.travel import bare
-from foqs.wire.usual_requests import AckColumns, SpecColumns, ids_and_leases
+from foqs.wire.usual_requests import AckColumns, SpecColumns, Wants, ids_and_leases
 
 T = TypeVar("T")
 Results = Sequence[bytes | None] | None
@@ -268,6 +268,13 @@ class ItemLife:
             keys, lease_ms, most, names_bytes + ITEM_OVERHEAD_BYTES, reply, max_bytes or most, elsewhere, worker,
             begins, wants, total, weights,
         )  # fmt: skip
+        if not forwarded:
+            asker = getattr(wants, "asker", None)
+            if asker is None or not asker.known:
+                asker = state.askers.of(ns, worker, call.peer, keys)
+                if isinstance(wants, Wants):
+                    wants.asker = asker
+            asker.asked_ms, asker.until_ms = now_ms, now_ms + wait_ms
         if waiting.most is not None and elsewhere is not None:
             waiting.far = weights is not None or state.rng.random() < _FAR_SHARE
         return waiting, wait_ms

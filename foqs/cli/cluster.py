@@ -77,7 +77,11 @@ def status(
         typer.Option("--json", help="The command prints one JSON document; with --watch, one line for each change."),
     ] = False,
 ) -> None:
-    """Show the hosts and shards of a cluster, owners with epochs, and moves in progress."""
+    """Show the hosts and shards of a cluster, owners with epochs, and moves in progress.
+
+    The command shows what ZooKeeper says, also while no host answers. `foqs status` asks the hosts, and names
+    faults and remedies.
+    """
     try:
         _follow(cluster, _json_shown(None if watch else 2) if as_json else _tables_shown(clear=watch), watch=watch)
     except KeyboardInterrupt:

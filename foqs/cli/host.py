@@ -222,15 +222,16 @@ def _reason(error: OSError) -> str:
 @asynccontextmanager
 async def _admin(config: Config, host: Node | ClusterNode) -> AsyncIterator[None]:
     """Keep the admin port open: from before the first shard is served until after the last one."""
+    if isinstance(host, ClusterNode):
+        root = config.zookeeper.root if config.zookeeper is not None else ""
+        view = View(config.server.id, host.node, host.seat, root, host.round_trips, host.keeper)
+    else:
+        view = View(config.server.id, host, None)
+    view.node.vitals.connect(view.missing, view.wanted)
     if not config.admin.enabled:
         yield
         return
-    if isinstance(host, ClusterNode):
-        node, seat, keeper = host.node, host.seat, host.keeper
-    else:
-        node, seat, keeper = host, None, None
-    root = config.zookeeper.root if config.zookeeper is not None else ""
-    server = AdminServer(config.admin, View(config.server.id, node, seat, root, keeper))
+    server = AdminServer(config.admin, view)
     try:
         try:
             await server.start(config.admin_port)

@@ -83,6 +83,12 @@ VERBS = {
         "look", QUEUE, "Say why an item is not delivered, or none of a topic: a table on a terminal, else JSON."
     ),
     "failing": Verb("failing", QUEUE, "List what fails now, and since when: a table on a terminal, else JSON lines."),
+    "status": Verb("status", OPERATE, "Say if the system is HEALTHY, DEGRADED or DOWN, and why."),
+    "consumers": Verb(
+        "status",
+        OPERATE,
+        "List the workers and other consumers, hung handlers first: a table on a terminal, else JSON lines.",
+    ),
     "doctor": Verb("setup", OPERATE, "Find faults of a setup, and name their remedies."),
     "dead": Verb("dead", QUEUE, "Look at dead letters, return them to their topics, and delete them."),
     "spark": Verb("spark", QUEUE, "Report on, export, enqueue and move many items with Spark."),

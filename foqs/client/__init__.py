@@ -39,6 +39,7 @@ from foqs.client.items import (
 from foqs.client.methods import request_id
 from foqs.client.operator_types import (
     ChangedItems,
+    Consumers,
     ExplainReason,
     Explanation,
     Failing,
@@ -54,6 +55,7 @@ from foqs.client.operator_types import (
     Schedule,
     Schedules,
     ServerInfo,
+    Status,
     Throttles,
     Tried,
 )
@@ -77,12 +79,17 @@ from foqs.errors import (
 )
 from foqs.figures import (
     ActiveTopic,
+    ConsumerStats,
     FailingGroup,
     FailingTopic,
     HookStats,
+    HostStatus,
+    QuotaStatus,
+    ShardStatus,
     TenantStats,
     ThrottleStats,
     TopicStats,
+    TopicStatus,
     WorkerStats,
 )
 from foqs.ids import OnDuplicate
@@ -111,6 +118,8 @@ __all__ = [
     "ClientClosed",
     "Code",
     "Conflict",
+    "ConsumerStats",
+    "Consumers",
     "DedupUntil",
     "Delivery",
     "Duplicate",
@@ -128,6 +137,7 @@ __all__ = [
     "FoqsError",
     "Forbidden",
     "HookStats",
+    "HostStatus",
     "Invalid",
     "Item",
     "ItemFilter",
@@ -149,6 +159,7 @@ __all__ = [
     "PolicyFields",
     "Producer",
     "Progress",
+    "QuotaStatus",
     "Reason",
     "Redriven",
     "RefusedTopic",
@@ -167,7 +178,9 @@ __all__ = [
     "SettingsLog",
     "SettingsStamp",
     "SettingsVersion",
+    "ShardStatus",
     "StaleLease",
+    "Status",
     "Taken",
     "TenantStats",
     "ThrottleFields",
@@ -175,6 +188,7 @@ __all__ = [
     "Throttles",
     "Tls",
     "TopicStats",
+    "TopicStatus",
     "Tried",
     "Unauthenticated",
     "Unavailable",

@@ -15,7 +15,7 @@ from foqs.client.arguments import check_cause
 from foqs.client.items import Failure, Item, ItemSpec, ItemState, LastFailure, Progress
 from foqs.enums import NamedInt, known
 from foqs.errors import Conflict, FoqsError, Invalid, NotFound, Unavailable, item_error
-from foqs.figures import FailingTopic, ThrottleStats
+from foqs.figures import ConsumerStats, FailingTopic, HostStatus, ThrottleStats
 from foqs.idl import idl
 from foqs.rows import FailureCause
 from foqs.travel import Value
@@ -28,6 +28,23 @@ class ServerInfo(NamedTuple):
     version: str
     limits: dict[str, int]
     now_ms: int
+
+
+class Status(NamedTuple):
+    """The facts of the hosts that answered; `missing` are the `host:port` of the other ones. `foqs.verdict` judges the
+    facts."""
+
+    hosts: tuple[HostStatus, ...]
+    missing: tuple[str, ...]
+
+
+class Consumers(NamedTuple):
+    """What needs attention comes first: hung handlers, then the oldest leases. `more`: further ones are left out.
+    `missing` are the `host:port` of hosts that did not answer."""
+
+    consumers: tuple[ConsumerStats, ...]
+    more: bool
+    missing: tuple[str, ...]
 
 
 class Throttles(NamedTuple):

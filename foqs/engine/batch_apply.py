@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from foqs.buffers.shard_batch import BatchResult, Chunk, Outcome, ShardBatch
+from foqs.counters import Namespace, TopicCounters
 from foqs.engine import dedup, kept_items
 from foqs.engine.enqueue import DISK_FULL, again_ms
 from foqs.engine.shard import Shard
@@ -231,7 +232,8 @@ def _changed(memory: ShardMemory, changes: list[Change], now_ms: int) -> None:
 
     Its assignments are `Item.commit` of a change to GONE, and `Shard.indexed`."""
     known, written, tail, noted = memory.known, memory.written, memory.tail, memory.noted
-    held = saved = removed = counted = 0
+    held = saved = 0
+    attempts: list[int] = []  # of the removed items that `_acked` has not counted
     lane = flow = slots = None
     for change in changes:
         item = change.item
@@ -240,12 +242,12 @@ def _changed(memory: ShardMemory, changes: list[Change], now_ms: int) -> None:
             continue
         if item.lane is not lane:  # most come topic by topic
             if lane is not None and (lane.tenants is None or lane.tenants is not item.lane.tenants):
-                _acked(memory, lane, removed - counted, now_ms)
-                counted = removed
+                _acked(memory, lane, attempts, now_ms)
+                attempts = []
             lane = item.lane
             flow = lane.flow if lane.flow is not None and lane.flow.tenant.turns.charges else None
             slots = lane.slots
-        removed += 1
+        attempts.append(item.attempt)
         leased = item.phase is _LEASED
         saved += leased and item.place is _IN_READY
         if flow is not None and item.given is not None:
@@ -272,15 +274,24 @@ def _changed(memory: ShardMemory, changes: list[Change], now_ms: int) -> None:
             request.settled(at, None)
     memory.budget.give(held)
     if lane is not None:
-        _acked(memory, lane, removed - counted, now_ms)
+        _acked(memory, lane, attempts, now_ms)
     memory.counters.lease_writes_saved += saved
 
 
-def _acked(memory: ShardMemory, lane: Lane[Item], items: int, now_ms: int) -> None:
-    """Count items of the lane that were removed. (`Shard.count_items`, written out.)"""
-    if lane.topic.failing is not None:
-        lane.topic.failing.acked.add(items, now_ms)
-    lane.namespace.removed["ack"] += items
+def _acked(memory: ShardMemory, lane: Lane[Item], attempts: list[int], now_ms: int) -> None:
+    """Count items of the lane that were removed, by their attempts. (`Shard.count_items`, written out.)"""
+    items, namespace = len(attempts), lane.namespace
+    namespace.removed["ack"] += items
+    once = attempts.count(1)
+    namespace.acked_once += once
+    if once < items:
+        for attempt in attempts:
+            if attempt != 1:
+                namespace.ended.observe(attempt)
+    topic = lane.topic
+    (topic.counters or topic.counted()).acked += items
+    if topic.failing is not None:
+        topic.failing.acked.add(items, now_ms)
     memory.totals[lane.topic.key[0]] -= items
     if lane.tenants is not None:
         lane.tenants.total -= items
@@ -371,12 +382,14 @@ def _count(memory: ShardMemory, change: Change, now_ms: int) -> None:
     if memory.awaited.calls:
         memory.awaited.committed(change, now_ms, noted=change.item.id in memory.noted)
     counters, namespace, cause = memory.counters, change.item.lane.namespace, change.cause
-    move = change.move
-    _count_attempt(memory, change, now_ms)
+    move, topic = change.move, change.item.lane.topic.counted()
+    _count_attempt(memory, change, topic, now_ms)
     if move is not None and move.failure is not None:
         namespace.dead[FailureCause(move.failure.cause).name.lower()] += 1
+        namespace.ended.observe(move.failure.attempts)
+        topic.dead += 1
     if change.to is To.GONE:
-        namespace.removed[cause.name.lower()] += 1
+        _count_gone(change, namespace, topic)
     elif cause is Cause.LEASE:
         counters.lease_writes += 1
     elif cause is Cause.EXPIRED:
@@ -389,16 +402,27 @@ def _count(memory: ShardMemory, change: Change, now_ms: int) -> None:
         setattr(namespace, name, getattr(namespace, name) + 1)
 
 
-def _count_attempt(memory: ShardMemory, change: Change, now_ms: int) -> None:
+def _count_attempt(memory: ShardMemory, change: Change, topic: TopicCounters, now_ms: int) -> None:
     """Count an attempt that failed, or that succeeded in a topic that has failures."""
     lane, failed = change.item.lane, change.failed
     if failed is None:
         if change.cause is _ACK and lane.topic.failing is not None:
             lane.topic.failing.acked.add(1, now_ms)
         return
+    topic.failed += 1
     lane.namespace.failed[FailureCause(failed.cause).name.lower()] += 1
     ended = change.to is To.GONE or change.to is To.MOVED
     memory.topics.failing.add(lane.topic, change.item.id, failed, now_ms, ended=ended)
+
+
+def _count_gone(change: Change, namespace: Namespace, topic: TopicCounters) -> None:
+    cause = change.cause
+    namespace.removed[cause.name.lower()] += 1
+    if cause is Cause.ACK:
+        topic.acked += 1
+    elif cause is Cause.TTL or cause is Cause.DELETE or cause is Cause.CANCEL:
+        return  # no attempt has ended
+    namespace.ended.observe(change.item.attempt)
 
 
 def _again(queue: ShardQueue, change: Change, now_ms: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 
+from foqs.counters import Namespace
 from foqs.engine import dequeue, item_ops, ready_lanes, tenants
 from foqs.engine.calls import DequeueCall
 from foqs.engine.shard import Shard
@@ -422,7 +423,6 @@ def _deliver(state: State, call: DequeueCall, found: list[tuple[Shard, Item, int
             _give_back(state, shard, item, lease)
         return
     if found:
-        found[0][1].lane.namespace.delivered += len(found)  # a request names one namespace
         if state.explained:
             state.explained.add([item.lane.topic.key for _, item, _ in found], state.now_ms)
         if state.topics.ledgers:
@@ -430,16 +430,43 @@ def _deliver(state: State, call: DequeueCall, found: list[tuple[Shard, Item, int
             state.topics.ledgers.delivered(
                 [(lane.topic.key, fairness_of(lane.key), item_id) for lane, item_id in lanes]
             )
-    redelivered = held_bytes = 0
+        _count(state, call, items, found[0][1].lane.namespace)
+    held_bytes = 0
     for item in items:
-        redelivered += item.attempt > 1
         item.body = None  # `ShardMemory.drop_body`, with one sum for all items
         if item.held > KNOWN_BYTES:
             held_bytes += item.held - KNOWN_BYTES
             item.held = KNOWN_BYTES
-    state.counters.redelivered += redelivered
     if held_bytes:
         state.budget.give(held_bytes)
+
+
+_FRESH = 512
+
+
+def _count(state: State, call: DequeueCall, items: Sequence[Item], namespace: Namespace) -> None:
+    """Count delivered items, all of one namespace, as a request names one."""
+    namespace.delivered += len(items)
+    topic, now_ms, fresh_ms = items[0].lane.topic, state.now_ms, namespace.fresh_ms
+    if len(items) == 1:
+        (topic.counters or topic.counted()).delivered += 1
+        if items[0].attempt == 1:
+            fresh_ms.append(now_ms - items[0].deliver_after_ms)
+        else:
+            state.counters.redelivered += 1
+    else:
+        start = 0
+        if len(call.wants) > 1:
+            for at, item in enumerate(items):
+                if item.lane.topic is not topic:  # most come topic by topic
+                    (topic.counters or topic.counted()).delivered += at - start
+                    topic, start = item.lane.topic, at
+        (topic.counters or topic.counted()).delivered += len(items) - start
+        before = len(fresh_ms)
+        fresh_ms += [now_ms - item.deliver_after_ms for item in items if item.attempt == 1]
+        state.counters.redelivered += len(items) - len(fresh_ms) + before
+    if len(fresh_ms) >= _FRESH:
+        namespace.sift()
 
 
 def _give_back(state: State, shard: Shard, item: Item, lease: int) -> None:

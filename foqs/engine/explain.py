@@ -20,7 +20,7 @@ from foqs.engine.listing import Listed, Listing
 from foqs.engine.shard import Shard
 from foqs.engine.shard_owner import ShardOwner
 from foqs.engine.state import State
-from foqs.engine.stats import count
+from foqs.engine.stats import count, last_asked_ms
 from foqs.engine.workers import LATELY_MS
 from foqs.fairness.keys import TopicKey, fairness_of, topic_key
 from foqs.fairness.ledger import Position, position_of
@@ -408,11 +408,7 @@ def _behind_tenants(item: Item, position: Position) -> Any:
 
 
 def _no_consumer(state: State, topic: Topic[Lane[Item]], now_ms: int) -> list[Any]:
-    key = topic.key
-    if topic.turns is not None:
-        asked_ms = topic.turns.used_ms
-    else:
-        asked_ms = max((lane.window.used_ms for lane in topic.lanes() if lane.window is not None), default=0)
+    key, asked_ms = topic.key, last_asked_ms(topic)
     if (full := _holding_enough(state, key, asked_ms, now_ms)) is not None:
         return [full]
     if key in state.waiting or now_ms - asked_ms < LATELY_MS:

@@ -263,6 +263,8 @@ class ShardMemory:
                 lane = self.lanes.get(key) or self.add_lane(key, None)
                 lane.total += len(news)
                 lane.namespace.enqueued += len(news)
+                topic = lane.topic
+                (topic.counters or topic.counted()).enqueued += len(news)
                 self.totals[lane.topic.key[0]] += len(news)  # `count_items`
                 if lane.tenants is not None:
                     lane.tenants.total += len(news)

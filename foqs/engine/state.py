@@ -21,7 +21,7 @@ from foqs.engine.calls import Deadlines, DequeueCall, Timed
 from foqs.engine.endings import Awaited
 from foqs.engine.shard import Shard
 from foqs.engine.throttling import Throttling
-from foqs.engine.workers import Holdings, Hung
+from foqs.engine.workers import Askers, Holdings, Hung
 from foqs.errors import FoqsError, NotFound, NotServed
 from foqs.fairness.keys import TopicKey
 from foqs.fairness.ledger import Recent
@@ -151,6 +151,7 @@ class State:
         self.freed_keys = FreedKeys()
         self.holdings = Holdings(self.shards, self.policies)
         self.hung = Hung()
+        self.askers = Askers()
         self.draining = False
 
     def touch(self, shard: Shard) -> None:

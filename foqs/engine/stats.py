@@ -16,6 +16,7 @@ from foqs.engine.listing import cursor_of, parts_of
 from foqs.engine.state import State, in_slices
 from foqs.fairness.keys import TopicKey, lane_key
 from foqs.fairness.tenants import HELD
+from foqs.fairness.topics import Topic
 from foqs.figures import ActiveTopic, TenantStats, ThrottleStats, TopicStats, WorkerStats, merge_into, merged
 from foqs.item import Item, Phase
 from foqs.limits.bucket import ThrottleTokens
@@ -146,6 +147,13 @@ def lanes_of(state: State, key: TopicKey) -> Iterator[list[Lane[Item]]]:
         while (tenants := shard.memory.tenants.get(key)) is not None and (part := tenants.behind(above, _LANES)):
             above, numbers = part[-1], shard.memory.lane_numbers
             yield [numbers[number] for number in part if number in numbers]
+
+
+def last_asked_ms(topic: Topic[Lane[Item]]) -> int:
+    """Return when a consumer asked for the topic last, 0 if that is not known."""
+    if topic.turns is not None:
+        return topic.turns.used_ms
+    return max((lane.window.used_ms for lane in topic.lanes() if lane.window is not None), default=0)
 
 
 # ------------------------------------------------------------------------------------------ tenants

@@ -1,5 +1,5 @@
-"""What a host knows of workers: how many items of a topic they hold, where a policy limits that (`per_worker`), and
-handlers that hang.
+"""What a host knows of workers: how many items of a topic they hold, where a policy limits that (`per_worker`), which
+of them asked for items of late, and handlers that hang.
 
 A worker may report how many items of a topic its process holds, over all hosts. Its report counts until its call is
 answered: only the process knows its items of other hosts, and it ends the wait when it holds fewer. For a worker that
@@ -8,7 +8,7 @@ does not report, this host counts the leases that it gave to consumers with the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
 
 from foqs.engine.calls import DequeueCall, Limit
@@ -172,6 +172,62 @@ class Holdings:
         return held
 
 
+ASKED_MS = 600_000
+"""A consumer that has not asked for this time is forgotten."""
+MOST_ASKERS = 10_000
+"""Of one host; beyond it the host forgets the consumer that asked the longest ago, of the first ones that it knows."""
+MOST_KEYS = 50
+_LOOKED_AT = 100
+
+
+class Asker:
+    """A consumer: the requests with one worker's name in one namespace, or without a name from one connection.
+
+    `keys` are the topics that it asked for, at most `MOST_KEYS`, and `peer` is where a request came from. Its last
+    request may wait until `until_ms`. `known`: it is listed."""
+
+    __slots__ = ("asked_ms", "keys", "known", "peer", "until_ms", "worker")
+
+    def __init__(self, worker: str, peer: str) -> None:
+        self.worker = worker
+        self.peer = peer
+        self.keys: dict[TopicKey, None] = {}
+        self.asked_ms = self.until_ms = 0
+        self.known = True
+
+
+class Askers:
+    """The consumers that asked this host for items of late, for operators. Times are Unix epoch milliseconds."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, ...], Asker] = {}
+
+    def of(self, ns: str, worker: str, peer: str, keys: Sequence[tuple[TopicKey, int]]) -> Asker:
+        """Return the consumer that asks for `keys`. A caller that keeps it looks at `known` before the next use."""
+        name = (ns, worker) if worker else (ns, "", peer)
+        found = self._known.get(name)
+        if found is None:
+            if len(self._known) >= MOST_ASKERS:
+                self._make_room()
+            found = self._known[name] = Asker(worker, peer)
+        found.peer = peer
+        if len(found.keys) < MOST_KEYS:
+            found.keys.update(dict.fromkeys([key for key, _ in keys[: MOST_KEYS - len(found.keys)]]))
+        return found
+
+    def since(self, now_ms: int) -> list[Asker]:
+        """Return the consumers that asked in the last `ASKED_MS`, and forget all other ones."""
+        for name in [name for name, one in self._known.items() if one.until_ms <= now_ms - ASKED_MS]:
+            self._forget(name)
+        return list(self._known.values())
+
+    def _make_room(self) -> None:
+        self._forget(min(islice(self._known, _LOOKED_AT), key=lambda name: self._known[name].until_ms))
+
+    def _forget(self, name: tuple[str, ...]) -> None:
+        self._known.pop(name).known = False
+
+
 FORGET_MS = 15_000
 MOST_REPORTS = 10_000
 """Of one host; workers choose their names. Beyond it the host forgets the oldest report."""
@@ -196,6 +252,11 @@ class Hung:
         """Return the handlers that hang, by worker."""
         self._forget(now_ms, MOST_REPORTS)
         return {worker: handlers for (topic, worker), (handlers, _) in self._reports.items() if topic == key}
+
+    def all(self, now_ms: int) -> list[tuple[TopicKey, str, int]]:
+        """Return the topics, workers and numbers of all handlers that hang."""
+        self._forget(now_ms, MOST_REPORTS)
+        return [(key, worker, handlers) for (key, worker), (handlers, _) in self._reports.items()]
 
     def _forget(self, now_ms: int, most: int) -> None:
         while self._reports:

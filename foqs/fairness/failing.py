@@ -149,21 +149,19 @@ def _text(stored: bytes) -> str:
 
 
 class Failed:
-    """The failed attempts of one topic. `failures`: since it has its place."""
+    """The failed attempts of one topic."""
 
-    __slots__ = ("acked", "failures", "groups", "halved", "key", "last_ms", "topic")
+    __slots__ = ("acked", "groups", "halved", "key", "last_ms", "topic")
 
     def __init__(self, key: TopicKey, now_ms: int) -> None:
         self.key = key
         self.topic: Any = None  # whose `failing` this is
         self.groups: dict[GroupKey, _Group] = {}
         self.acked = Window(now_ms)
-        self.failures = 0
         self.last_ms = now_ms
         self.halved = now_ms // _TICK_MS
 
     def add(self, item_id: int, failure: LastFailure, now_ms: int, *, ended: bool) -> None:
-        self.failures += 1
         self.last_ms = now_ms
         tick = now_ms // _TICK_MS
         if not 0 <= tick - self.halved < _HALVED:
@@ -203,18 +201,15 @@ class Failed:
 
 
 class Failing(dict[TopicKey, Failed]):
-    """The topics of a host with failed attempts in the last hour, as far as they have places. `failures` counts the
-    attempts of all topics."""
+    """The topics of a host with failed attempts in the last hour, as far as they have places."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.failures = 0
         self._unplaced: Window | None = None
 
     def add(self, topic: Any, item_id: int, failure: LastFailure, now_ms: int, *, ended: bool) -> None:
         """Count a failed attempt of an item of `topic`, which has `key` and `failing`. `ended`: the item is a dead
         letter now, or is gone."""
-        self.failures += 1
         found = self.get(topic.key) or self._new(topic.key, now_ms)
         if found is None:
             self._unplaced = self._unplaced or Window(now_ms)
@@ -239,11 +234,6 @@ class Failing(dict[TopicKey, Failed]):
         found = self.get(key)
         sums = [] if found is None else [group.window.sums(now_ms) for group in found.groups.values()]
         return sum(one[0] for one in sums), sum(one[1] for one in sums), sum(one[2] for one in sums)
-
-    def totals(self, now_ms: int) -> dict[TopicKey, tuple[int, int]]:
-        """Return the failures of each topic in the last hour, and since it has its place."""
-        self.forget(now_ms)
-        return {key: (self.sums(key, now_ms)[2], one.failures) for key, one in self.items()}
 
     def forget(self, now_ms: int) -> None:
         """Give back the places of topics without a failure in the last hour."""

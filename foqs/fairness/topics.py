@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
+from foqs.counters import TopicCounters, TopicEvents
 from foqs.fairness.failing import Failed, Failing
 from foqs.fairness.keys import LaneKey, TopicKey, is_of_tenant, rules_of, tenancy_of
 from foqs.fairness.ledger import Ledgers
@@ -36,9 +37,10 @@ class Topic(Generic[L]):
     stay until they are detached. (A topic has a lane or two; a tuple of them would take 40 bytes more.) `rules` counts
     the lanes by their rules, None if no lane has some. `bounds` is the engine's: the part of the topic's policy, and of
     these rules, that each delivery needs. From the first lane with a fairness key or throttle keys on, `turns` has the
-    lanes instead. `failing` counts its failed attempts, None if it has none lately."""
+    lanes instead. `counters` are None before anything happens to its items. `failing` counts its failed attempts, None
+    if it has none lately."""
 
-    __slots__ = ("bounds", "failing", "first", "key", "rules", "turns")
+    __slots__ = ("bounds", "counters", "failing", "first", "key", "rules", "turns")
 
     def __init__(self, key: TopicKey) -> None:
         self.key = key
@@ -47,6 +49,13 @@ class Topic(Generic[L]):
         self.bounds: Any = None
         self.turns: Turns[L] | None = None
         self.failing: Failed | None = None
+        self.counters: TopicCounters | None = None
+
+    def counted(self) -> TopicCounters:
+        """Return the counters. (Callers look for them first.)"""
+        if self.counters is None:
+            self.counters = TopicCounters()
+        return self.counters
 
     @property
     def ready(self) -> int:
@@ -128,6 +137,8 @@ class Topics(dict[TopicKey, Topic[L]]):
         self.in_turns: dict[TopicKey, Topic[L]] = {}
         self.ledgers = Ledgers()
         self.failing = Failing()
+        self.forgotten = TopicEvents()
+        """Events of forgotten topics that no scrape has seen."""
         self._terms = 0
         self._order: TopicOrder | None = None
 
@@ -176,10 +187,16 @@ class Topics(dict[TopicKey, Topic[L]]):
             if not topic.rules[rules]:
                 del topic.rules[rules]
         if topic.empty:
+            if topic.counters is not None:
+                self.forgotten = self.forgotten.plus(topic.counters.take())
             del self[topic.key]
             self.in_turns.pop(topic.key, None)
             if self._order is not None:
                 self._order.discard(topic.key)
+
+    def take_forgotten(self) -> TopicEvents:
+        taken, self.forgotten = self.forgotten, TopicEvents()
+        return taken
 
     def order(self, now_ms: int) -> TopicOrder:
         """Return the order of the topics, which is kept from now on."""

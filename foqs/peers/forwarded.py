@@ -18,6 +18,7 @@ from foqs.engine.engine import Engine
 from foqs.engine.shard import Shard
 from foqs.errors import (
     FoqsError,
+    Invalid,
     LostReply,
     NotFound,
     NotSent,
@@ -216,9 +217,11 @@ class Exchange:
     def ask_others(
         self, method: str, part: Callable[[], Any], origin: Any, deadline_ms: int,
         take: Callable[[str, Any], object], end: Callable[[list[str]], object],
+        older: Callable[[str], object] | None = None,
     ) -> None:  # fmt: skip
         """Send a `part` of `origin` to each of the other hosts. Call `take(address, response)` for each answer, then
-        `end` with the addresses of the hosts that did not answer. No host is asked for a forwarded request."""
+        `end` with the addresses of the hosts that did not answer. `older` is called in place of that with the address
+        of a host that does not know the method. No host is asked for a forwarded request."""
         addresses = set[str]() if is_forwarded(origin) else self.other_hosts()
         left, missing = len(addresses), list[str]()
         if not left:
@@ -226,7 +229,9 @@ class Exchange:
 
         def answered(address: str, response: Any, error: FoqsError | None) -> None:
             nonlocal left
-            if error is not None:
+            if older is not None and isinstance(error, Invalid):
+                older(address)
+            elif error is not None:
                 missing.append(address)
             else:
                 take(address, response)

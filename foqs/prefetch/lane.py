@@ -243,6 +243,13 @@ class Lane(Generic[T]):
                 return first_ms
         return oldest << BACKLOG_SHIFT
 
+    def newest_ready_at_ms(self) -> int:
+        """Start of the newest bucket: within 2^16 ms of the truth; 0 if no item is ready."""
+        if not self.ready:
+            return 0
+        newest = self._in_bucket_ms >> BACKLOG_SHIFT if self._buckets is None else max(self._buckets)
+        return newest << BACKLOG_SHIFT
+
     def __repr__(self) -> str:
         return f"Lane({'/'.join(self.topic.key)} #{self.number} ready={self.ready} total={self.total})"
 

@@ -177,6 +177,8 @@ class ClusterNode:
             ),
             url_of=lambda number: self._urls[number],
         )
+        self.node.vitals.seat = self.seat
+        self.round_trips = facts.round_trips
         assert isinstance(self.node.keeper, ClusterSettings)
         self.settings: ClusterSettings = self.node.keeper
         self.settings.why_not = self._why_held
@@ -356,6 +358,7 @@ class ClusterNode:
         if self._elsewhere and self.seat.fact is not None:
             self._elsewhere = False
             self._store.join(self.seat.fact)
+        self.node.vitals.follow(self.seat.facts, facts)
         fatal = self.seat.changed(facts)
         self.settings.follow(facts.settings, facts.vanished)
         self._facts_known.set()

@@ -48,6 +48,7 @@ from foqs.server.marks import MarkStore
 from foqs.server.outages import Pulse, pulsed_server
 from foqs.server.settings import ClusterSettings, SettingsLog, ShardSettings, schedule_refused
 from foqs.server.shard_runner import ShardRunner
+from foqs.server.vitals import Vitals
 from foqs.shardmgr.facts import SlotMove
 from foqs.shardmgr.routing import Routing
 from foqs.store.passwords import placed
@@ -226,7 +227,8 @@ class Node:
         )
         self.engine: Engine = self.runner.engine
         urls = {section.id: section.url for section in config.shards}
-        server = lambda number: pulsed_server(url_of(number) if url_of else urls.get(number, ""))  # noqa: E731
+        url: Callable[[int], str] = url_of or (lambda number: urls.get(number, ""))
+        server = lambda number: pulsed_server(url(number))  # noqa: E731
         self.pulse = Pulse(
             self.engine, server, self.runner.opening_ms, neighbours.changed, self._clock.now_ms, self._later
         )
@@ -275,6 +277,18 @@ class Node:
             timers,
         )
         self.service.scheduler.begin(schedule_refused)
+        self.vitals = Vitals(
+            self.engine.state,
+            config.server.id,
+            lambda: self.address,
+            self._clock.now_ms,
+            lambda: {number: url(number) for number in self.engine.state.shards},
+            self.away,
+            lambda: self.read_only,
+            self.runner.opening_ms,
+            lambda: self.runner.clock_note,
+        )
+        self.service.status.report = self.vitals.report
         self.server = ThriftServer(
             self.guard.over(self.service.handlers()),
             limits,
@@ -390,6 +404,7 @@ class Node:
         name = socket.gethostname() if host in _ANY else host
         self._listening = host_port(name, port)
         self.pulse.begin()
+        self.vitals.start()
         return host, port
 
     async def share(self, port: int) -> None:
@@ -405,6 +420,7 @@ class Node:
         deadline = self._loop.time() + self._config.server.grace_ms / 1000
         self.server.stop_listening()
         self.pulse.end()
+        self.vitals.stop()
         self._load.end()
         self.runner.stop()
         clean = await until(lambda: all(shard.queue.idle for shard in self.engine.state.serving), deadline)

@@ -17,6 +17,7 @@ from foqs.bounds import Budget
 from foqs.buffers.checkpoint import NEVER_MS
 from foqs.buffers.shard_batch import BatchResult, Outcome, ShardBatch
 from foqs.config.load import Config
+from foqs.counters import PAUSE_SECONDS, Histogram
 from foqs.engine import shard_driver as steps
 from foqs.engine.engine import Engine
 from foqs.engine.shard import Shard
@@ -177,6 +178,9 @@ class ShardRunner:
         self._open_log = OpenLog(self.engine.state.shards, loop, serves)
         self._opening: dict[int, _Opening] = {}
         self._workers: dict[int, ShardWorker | ShardThread] = {}
+        self.drain_seconds = Histogram(PAUSE_SECONDS)
+        """From the beginning of a shard's hand-over to its end here: its new items wait, or go to other shards."""
+        self._draining_s: dict[int, float] = {}  # since when, by the loop's clock
         self._watched: set[int] = set()  # shards whose database is asked about a batch that hangs
         self._do: dict[type[steps.Step], Callable[[Any], None]] = {
             steps.Prepare: self._prepare,
@@ -362,6 +366,7 @@ class ShardRunner:
         self._open_log.failed(step.number, step.reason, held=step.held)
 
     def _retire(self, step: steps.Retire) -> None:
+        self._draining_s[step.number] = self._loop.time()
         self.engine.retire(self.engine.state.shards[step.number])
 
     def _drain(self, step: steps.Drain) -> None:
@@ -381,6 +386,8 @@ class ShardRunner:
         if step.in_order and shard.queue.idle:
             self.marker.closed(shard)
         self.engine.drained(shard, self._clock.now_ms())
+        if (since_s := self._draining_s.pop(step.number, None)) is not None:
+            self.drain_seconds.observe(self._loop.time() - since_s)
         if not self.driver.stopping:
             self.engine.state.counters.shards_released += 1
             log.info("shard.released", shard=shard.number, epoch=shard.owner.epoch, clean=step.in_order)

@@ -1,4 +1,4 @@
-"""Commands on the database of a shard, by a process that is not its owner: create, migrate, renew, count, read.
+"""Commands on the database of a shard, by another process than its owner: create, migrate, renew, count, read, measure.
 
 All raise StoreDown and StoreBusy when the database does not answer, and ShardRefused for a database that is not the
 shard's, unless they say otherwise.
@@ -6,9 +6,11 @@ shard's, unless they say otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from contextlib import closing, contextmanager
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
 
@@ -29,7 +31,7 @@ from foqs.store.ownership import (
     start_without_lock,
     taken_within,
 )
-from foqs.store.protocol import ShardRefused
+from foqs.store.protocol import ShardRefused, StoreError
 from foqs.store.schema_diff import Schema, read_schema
 from foqs.store.server import Finding
 from foqs.store.tables import SCHEMA_VERSION, TABLES
@@ -40,6 +42,15 @@ _DDL_TIMEOUT_S = 30.0
 """How long a server may take for one statement: the index of a hundred thousand lanes is built within seconds."""
 _SERVED_S = 5.0
 """A host that refuses a copy tries again each second, and holds the shard's lock for a moment each time."""
+
+_OF_SCHEMA = (
+    "SELECT COALESCE(SUM(data_length + index_length + data_free), 0) FROM information_schema.tables "
+    "WHERE table_schema = DATABASE()"
+)
+_DISKS = "SELECT path, available FROM information_schema.disks"
+_FRESH = "SET SESSION information_schema_stats_expiry = 0"
+"""Otherwise MySQL reports numbers of up to a day ago."""
+_KIB = 1_024
 
 
 class Plan(NamedTuple):
@@ -308,3 +319,58 @@ def discard_settings(url: str, shard_number: int, namespaces: Collection[str]) -
         link.execute(link.database.dialect.begin)
         link.execute(f"DELETE FROM setting WHERE ns IN ({names})")
         link.execute("COMMIT")
+
+
+# --------------------------------------------------------------------------------------------- sizes
+
+
+class Size(NamedTuple):
+    """Bytes; None where the database does not report them."""
+
+    used: int | None = None
+    free: int | None = None
+
+
+def read_sizes(urls: Mapping[int, str], *, timeout_s: float) -> dict[int, Size]:
+    """Return the size of each shard whose database answers. `timeout_s` bounds each wait for a server; after a server
+    did not answer, its other shards are left out."""
+    found: dict[int, Size] = {}
+    silent: set[tuple[str | None, int | None]] = set()
+    for number, url in urls.items():
+        try:
+            database = Database(url, look_only=True)
+        except StoreError:
+            continue
+        server = (database.url.host, database.url.port)
+        try:
+            if database.file is not None:
+                found[number] = _of_file(database.file)
+            elif server not in silent:
+                with open_link(url, connect_timeout_s=timeout_s, io_timeout_s=timeout_s, look_only=True) as link:
+                    found[number] = _of_server(link)
+        except (StoreError, OSError):
+            silent.add(server)
+    return found
+
+
+def _of_file(path: Path) -> Size:
+    used = sum([one.stat().st_size for one in (path, path.with_name(f"{path.name}-wal")) if one.exists()])
+    disk = os.statvfs(path.parent)
+    return Size(used, disk.f_bavail * disk.f_frsize)
+
+
+def _of_server(link: Link) -> Size:
+    with suppress(*link.errors.error):  # MariaDB has no such variable
+        link.fetch(_FRESH)
+    ((used,),) = link.fetch(_OF_SCHEMA)
+    free = None
+    with suppress(*link.errors.error):  # MySQL, or MariaDB without the plugin, or no right
+        ((folder,),) = link.fetch("SELECT @@datadir")
+        free = free_of(folder, link.fetch(_DISKS))
+    return Size(int(used), free)
+
+
+def free_of(folder: str, disks: Iterable[tuple[str, int]]) -> int | None:
+    """Return the free bytes of the file system of a folder. `disks` has a path and the free KiB of each."""
+    holding = [(len(path), available) for path, available in disks if f"{folder}/".startswith(f"{path.rstrip('/')}/")]
+    return max(holding)[1] * _KIB if holding else None

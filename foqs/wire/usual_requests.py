@@ -92,10 +92,11 @@ class SpecColumns:
 
 
 class Wants(list[Any]):
-    """The topics of a dequeue. Equal requests of a connection share them, and with them `checked`: what the api made of
-    such a request, None before."""
+    """The topics of a dequeue. Equal requests of a connection share them, and with them what the api made of such a
+    request, None before: `checked`, and the `asker`."""
 
-    __slots__ = ("checked",)
+    __slots__ = ("asker", "checked")
+    asker: Any
     checked: Any
 
 
@@ -431,7 +432,7 @@ def _wants(
     if wants > most:
         raise ValueError("too many topics")
     request.wants = found = Wants()
-    found.checked = None
+    found.checked = found.asker = None
     for _ in range(wants):
         topic_, topic_bytes = _text(frame, at)
         count_at = at + 7 + topic_bytes

@@ -17,6 +17,7 @@ from kazoo.exceptions import NoNodeError
 from kazoo.protocol.states import EventType, WatchedEvent
 
 from foqs.config.schema import ZookeeperSection
+from foqs.counters import Histogram
 from foqs.errors import FoqsError
 from foqs.ids import Mark, Marks
 from foqs.policies.settings import Change, Changed, Settings
@@ -184,6 +185,10 @@ class ZkFactStore:
         self._again: asyncio.TimerHandle | None = None
         self._lines: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def round_trips(self) -> Histogram:
+        return self._link.round_trips
 
     def start(self, changed: Callable[[Facts], None], session: Callable[[Session], None]) -> None:
         self._changed, self._session = changed, session

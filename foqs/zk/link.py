@@ -43,6 +43,7 @@ from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
 from foqs.config.schema import ZookeeperSection
+from foqs.counters import SECONDS, Histogram
 from foqs.errors import Invalid
 from foqs.extras import missing
 from foqs.travel import bare
@@ -108,7 +109,9 @@ class Link:
         self._gave_up = False  # the session before was given up, and `down` does not know it yet
         self._kazoo_log = KazooLog()
         self._numbers = itertools.count()
-        self._in_flight: dict[int, Then] = {}
+        self._in_flight: dict[int, tuple[Then, float]] = {}  # with the time when it was sent
+        self.round_trips = Histogram(SECONDS)
+        """Seconds between a request and its answer."""
         self._urgent: deque[tuple[Call, Then]] = deque()
         self._bulk: deque[tuple[Call, Then]] = deque()
 
@@ -188,21 +191,24 @@ class Link:
         while self._connected and len(self._in_flight) < _WINDOW and (self._urgent or self._bulk):
             call, then = (self._urgent or self._bulk).popleft()
             number = next(self._numbers)
-            self._in_flight[number] = then
+            self._in_flight[number] = then, self._loop.time()
             call(self._client).rawlink(partial(self._answered, number))
 
     def _answered(self, number: int, result: Any) -> None:
-        then = self._in_flight.pop(number, None)
-        if then is None:  # it was already failed when the connection was lost
+        sent = self._in_flight.pop(number, None)
+        if sent is None:  # it was already failed when the connection was lost
             return
+        then, sent_s = sent
         try:
             value = result.get_nowait()
         except ConnectionLoss as error:  # unsent requests wait for the new state of the session
             then(None, bare(error))
             return
         except KazooException as error:
+            self.round_trips.observe(self._loop.time() - sent_s)
             then(None, bare(error))
         else:
+            self.round_trips.observe(self._loop.time() - sent_s)
             self._refused = False
             then(value, None)
         self._send()
@@ -214,7 +220,7 @@ class Link:
         return thens
 
     def _taken(self) -> list[Then]:
-        thens = list(self._in_flight.values())
+        thens = [then for then, _ in self._in_flight.values()]
         self._in_flight.clear()
         return thens
 

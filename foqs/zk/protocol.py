@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from foqs.counters import Histogram
 from foqs.errors import FoqsError, OutcomeUnknown, Unavailable
 from foqs.ids import Mark, Marks
 from foqs.policies.settings import SettingsStore
@@ -49,6 +50,10 @@ def refusal_of(error: ZkError) -> FoqsError:
 
 
 class FactStore(SettingsStore, Protocol):
+    @property
+    def round_trips(self) -> Histogram:
+        """Return the seconds between requests and their answers."""
+
     def start(self, changed: Callable[[Facts], None], session: Callable[[Session], None]) -> None:
         """Connect, and retry until `close`. `changed` gets all facts at each change, and once after each CONNECTED
         (they are fresh from then on); while SUSPENDED the last ones remain valid. An unreadable record is logged, and

@@ -145,6 +145,8 @@ def requests() -> list[bytes]:
         ),
         "GetThrottles": idl.GetThrottlesRequest("ns", "prefix", 10, "cursor", context),
         "GetTopicStats": idl.GetTopicStatsRequest("ns", "topic", 5, context),
+        "GetStatus": idl.GetStatusRequest(context),
+        "ListConsumers": idl.ListConsumersRequest("ns", "topic", 5, context),
     }
     assert sorted([*made, "Enqueue"]) == _METHODS
     return [VALID, *(message(method, request) for method, request in made.items())]

@@ -12,6 +12,7 @@ import pytest
 
 import foqs
 from foqs.admin import snapshot
+from foqs.admin.series import TopicSeries
 from foqs.api.responses import REPLY_OVERHEAD_BYTES
 from foqs.bounds import Limits
 from foqs.engine import listing, stats
@@ -118,7 +119,7 @@ def test_the_metrics_count_all_tenants() -> None:
     put(host)
     put(host, ["", ""])
     put(host, TENANTS[:2], delay_ms=60_000)
-    counts, rows = asyncio.run(snapshot._topics(host.engine.state, snapshot._Slices()))
+    counts, rows = asyncio.run(snapshot._topics(host.engine.state, TopicSeries(1), snapshot._Slices()))
     found = counts["n", "t"]
     assert (found.ready, found.leased, found.total) == (25, 0, 27)
     assert sum(rows.values()) == 25

@@ -29,6 +29,8 @@ BY_THE_MACHINE = {"FoqsEventLoopLate", "FoqsTransactionsSlow"}
 LASTING = {"FoqsOutcomesUnknown", "FoqsShardFlapping"}
 """They look back for minutes, and a database that dies may cause them."""
 PATIENCE_S = 90.0
+PLENTY = 100_000_000
+"""Items of a quota that no test uses up."""
 
 
 @pytest.fixture
@@ -43,7 +45,7 @@ def watched(tmp_path: Path) -> Path:
 def test_alerts_fire_when_parts_die(watched: Path, new_server: NewServer, new_cluster: NewCluster) -> None:
     """One cluster for all of it, as its start takes longest."""
     server = new_server("mariadb")
-    cluster = new_cluster("a", "b", server=server, settings=MISSED)
+    cluster = new_cluster("a", "b", server=server, settings={**MISSED, "quotas": {"stored_items": PLENTY}})
     targets = {name: f"127.0.0.1:{host.admin_port}" for name, host in cluster.hosts.items()}
     with Prometheus(watched, sorted(targets.values()), impatient(RULES.read_text())) as prometheus, load(cluster):
         everything_is_exported(prometheus)

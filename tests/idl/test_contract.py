@@ -24,7 +24,8 @@ METHODS = [
     "ListFailures", "ListFailing", "RedriveItems", "AckAndDequeue", "GetTopicStats", "GetSettings", "GetSettingsLog",
     "PutSettings",
     "AwaitSettings",
-    "ReleaseLeases", "ListSchedules", "RunSchedule", "GetThrottles", "ExplainItem", "TryHook",
+    "ReleaseLeases", "ListSchedules", "RunSchedule", "GetThrottles", "ExplainItem", "TryHook", "GetStatus",
+    "ListConsumers",
 ]  # fmt: skip
 
 

@@ -34,6 +34,8 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "GetSettingsLog": {"ns": "shop"},
     "PutSettings": {"ns": "shop", "entries": {"a": "b"}},
     "TryHook": {"ns": "shop", "hook": "on_enqueue", "source": "function on_enqueue() end", "sample": spec("t")},
+    "GetStatus": {},
+    "ListConsumers": {"ns": "shop"},
     "GetServerInfo": {},
     "GetRouting": {},
 }

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from foqs.counters import SECONDS, Histogram
 from foqs.errors import FoqsError
 from foqs.ids import Mark, Marks
 from foqs.policies.settings import Change, Changed, Settings
@@ -26,6 +27,7 @@ class MemoryFactStore:
     `expire` and `crash` are what may happen to it."""
 
     def __init__(self, ensemble: Ensemble, session_ms: float | None = None) -> None:
+        self.round_trips = Histogram(SECONDS)
         ensemble.know(self)
         self._ensemble = ensemble
         self._session_ms = ensemble.session_ms if session_ms is None else session_ms

@@ -17,6 +17,7 @@ from foqs.client.arguments import Check, Entries, check_item, checked, duration,
 from foqs.client.items import Item, ItemSpec, ItemState, looked_at
 from foqs.client.operator_types import (
     ChangedItems,
+    Consumers,
     Explanation,
     Failing,
     FailureFilter,
@@ -30,12 +31,21 @@ from foqs.client.operator_types import (
     Schedule,
     Schedules,
     ServerInfo,
+    Status,
     Throttles,
     Tried,
     tried_of,
 )
 from foqs.errors import FoqsError, Invalid, Overloaded, Unavailable
-from foqs.figures import ActiveTopic, FailingTopic, ThrottleStats, TopicStats, from_struct
+from foqs.figures import (
+    ActiveTopic,
+    ConsumerStats,
+    FailingTopic,
+    HostStatus,
+    ThrottleStats,
+    TopicStats,
+    from_struct,
+)
 from foqs.idl import idl
 from foqs.ids import parse_id
 from foqs.rows import FailureCause
@@ -70,6 +80,25 @@ class OperatorCalls:
         """Version, limits and clock of the server that answers."""
         response = await self._requests.call(methods.SERVER_INFO, idl.GetServerInfoRequest(), timeout_ms)
         return ServerInfo(response.version, response.limits or {}, response.now_ms)
+
+    @checked()
+    async def status(self, *, timeout_ms: int | None = None) -> Status:
+        """The state of all hosts. The host that answers waits 2 s for the other ones. Needs the right `admin`. The
+        answer has the items and topics of the namespaces with that right."""
+        response = await self._requests.call(methods.STATUS, idl.GetStatusRequest(), timeout_ms)
+        hosts = [from_struct(HostStatus, one) for one in response.hosts or ()]
+        return Status(tuple(hosts), tuple(response.missing or ()))
+
+    @checked(topic=text(NAME_BYTES, none=True))
+    async def consumers(
+        self, topic: str | None = None, *, all_namespaces: bool = False, timeout_ms: int | None = None
+    ) -> Consumers:
+        """The consumers of the last 10 minutes and the workers that hold leases, over all hosts: of one topic, or of
+        all. At most 1,000. Needs the right `admin`."""
+        request = idl.ListConsumersRequest(None if all_namespaces else self.namespace, topic)
+        response = await self._requests.call(methods.CONSUMERS, request, timeout_ms)
+        found = [from_struct(ConsumerStats, one) for one in response.consumers or ()]
+        return Consumers(tuple(found), bool(response.more), tuple(response.missing or ()))
 
     @checked()
     async def get_item(self, item_id: int | str, *, timeout_ms: int | None = None) -> Item:

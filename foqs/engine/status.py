@@ -1,0 +1,121 @@
+"""Measure what `foqs status` says about the items of a host: how many, and the topics and quotas to look at."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Container, Iterator
+from heapq import nlargest, nsmallest
+from typing import NamedTuple
+
+from foqs.bounds import Quota
+from foqs.engine.state import State, in_slices
+from foqs.engine.stats import lanes_of, last_asked_ms
+from foqs.fairness.keys import TopicKey
+from foqs.figures import QuotaStatus, TopicStatus
+from foqs.item import Item
+from foqs.prefetch.lane import Lane
+
+CONSUMED_MS = 60_000
+"""A topic that was asked for in this time has consumers."""
+MOST_TOPICS = 20
+"""Topics of a kind that are reported."""
+MOST_QUOTAS = 100
+_TOPICS = 200
+"""Topics that are looked at in one slice of the event loop."""
+
+
+class Measured(NamedTuple):
+    """Items by state (approximate), `dead` in topics that have dead letters, which count in the other numbers too."""
+
+    ready: int
+    delayed: int
+    leased: int
+    kept: int
+    dead: int
+    topics: tuple[TopicStatus, ...]
+    quotas: tuple[QuotaStatus, ...]
+
+
+@in_slices
+def measure(
+    state: State,
+    within: Container[str] | None,
+    quota: Callable[[str], Quota | None],
+    now_ms: int,
+    done: Callable[[Measured], None],
+) -> Iterator[None]:
+    """Report the items of all namespaces, or of all `within`. `quota` returns that of a namespace."""
+    ready = leased = total = dead = 0
+    topics: list[TopicStatus] = []
+    quotas: list[QuotaStatus] = []
+    for at, key in enumerate(list(state.topics)):
+        if at % _TOPICS == _TOPICS - 1:
+            yield
+        if within is not None and key[0] not in within:
+            continue
+        of_topic, items, leases = TopicStatus(*key), 0, 0
+        for part, lanes in enumerate(lanes_of(state, key)):
+            if part:
+                yield
+            for lane in lanes:
+                of_topic = _with_lane(of_topic, lane)
+                items, leases = items + lane.total, leases + lane.leased
+        ready, leased, total = ready + of_topic.ready, leased + leases, total + items
+        if of_topic.dead:
+            dead += items
+        most = state.policies.of(key).max_stored if key[0] in state.policies.namespaces else None
+        if most is not None:
+            quotas.append(QuotaStatus(*key, items, most))
+        if of_topic.ready:
+            topics.append(of_topic._replace(paused=state.policies.paused(key), consumed=_consumed(state, key, now_ms)))
+    stored: Counter[str] = Counter()
+    kept = 0
+    for shard in list(state.serving):
+        stored.update({ns: items for ns, items in shard.memory.totals.items() if within is None or ns in within})
+        of_shard = shard.queue.kept
+        kept += of_shard.count if within is None else sum([n for key, n in of_shard.topics.items() if key[0] in within])
+    for ns, items in stored.items():
+        bound = quota(ns)
+        if bound is not None and bound.stored_items is not None:
+            quotas.append(QuotaStatus(ns, "", items, bound.stored_items))
+    quotas = nlargest(MOST_QUOTAS, quotas, key=lambda one: (one.used / max(1, one.most), one.ns, one.topic))
+    delayed = max(0, total - ready - leased)
+    done(Measured(ready, delayed, leased, kept, dead, tuple(notable(topics)), tuple(quotas)))
+
+
+def _with_lane(topic: TopicStatus, lane: Lane[Item]) -> TopicStatus:
+    if not lane.ready:
+        return topic if not (lane.dead and lane.total) else topic._replace(dead=True)
+    oldest_ms, newest_ms = lane.oldest_ready_at_ms(), lane.newest_ready_at_ms()
+    return topic._replace(
+        ready=topic.ready + lane.ready,
+        oldest_ready_at_ms=min(oldest_ms, topic.oldest_ready_at_ms or oldest_ms),
+        newest_ready_at_ms=max(newest_ms, topic.newest_ready_at_ms),
+        dead=topic.dead or lane.dead,
+    )
+
+
+def _consumed(state: State, key: TopicKey, now_ms: int) -> bool:
+    topic = state.topics.get(key)
+    if key in state.waiting or key in state.holdings.parked or key in state.holdings.full:
+        return True
+    return topic is not None and now_ms - last_asked_ms(topic) < CONSUMED_MS
+
+
+def notable(topics: Collection[TopicStatus]) -> list[TopicStatus]:
+    """Return the topics to look at, `MOST_TOPICS` of each kind: the oldest ones, without consumers, paused ones, and
+    topics with dead letters."""
+    paused = [one for one in topics if one.paused]
+    dead = [one for one in topics if one.dead and not one.paused]
+    live = [one for one in topics if not (one.paused or one.dead)]
+    chosen = {
+        *nsmallest(MOST_TOPICS, live, key=lambda one: (one.oldest_ready_at_ms, one.ns, one.topic)),
+        *nlargest(MOST_TOPICS, [one for one in live if not one.consumed], key=_most_ready),
+        *nlargest(MOST_TOPICS, paused, key=_most_ready),
+        *nlargest(MOST_TOPICS, dead, key=_most_ready),
+    }
+    return sorted(chosen)
+
+
+def _most_ready(topic: TopicStatus) -> tuple[int, str, str]:
+    return topic.ready, topic.ns, topic.topic

@@ -1,0 +1,557 @@
+"""The verdict about a cluster: a table of rules, from the facts of its hosts to reasons with their remedies. Pure.
+
+docs/operations.md has the table for operators; a test compares the two.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import Enum
+from shlex import quote
+from typing import Any, NamedTuple
+
+from foqs.checks import printable
+from foqs.figures import HostStatus, QuotaStatus, ShardStatus, TopicStatus, merged
+
+OLD_MS = 3_600_000
+GROWS_MS = 300_000
+"""A topic whose newest ready item is younger than this grows."""
+FULL = 0.9
+"""Share of a bound."""
+LATE_TIMERS = 3
+"""Of 300 in half a minute."""
+LEAST_FREE_BYTES = 1 << 30
+_MOST_NAMED = 5
+_MOST_NUMBERS = 20
+_UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
+
+
+class Word(Enum):
+    """The verdict, and the level of a reason; a reason of the level HEALTHY is a note. The worst comes last."""
+
+    HEALTHY = "HEALTHY"
+    DEGRADED = "DEGRADED"
+    DOWN = "DOWN"
+
+    @property
+    def exit_status(self) -> int:
+        return list(Word).index(self)
+
+
+class Said(NamedTuple):
+    """What a rule found, and what to do about it."""
+
+    text: str
+    remedy: str
+
+
+class Reason(NamedTuple):
+    """`code` is the name of the rule."""
+
+    level: Word
+    code: str
+    text: str
+    remedy: str
+
+
+class Verdict(NamedTuple):
+    """`reasons`: the worst first, then notes."""
+
+    word: Word
+    reasons: tuple[Reason, ...]
+
+
+class Facts:
+    """What the hosts said. `errors`: why addresses that were asked did not answer, if none did."""
+
+    def __init__(self, hosts: Sequence[HostStatus], missing: Sequence[str] = (), errors: Sequence[str] = ()) -> None:
+        self.hosts = [host for host in hosts if host.version]
+        self.older = [host.address for host in hosts if not host.version]
+        self.missing = missing
+        self.errors = errors
+        self.now_ms = max((host.now_ms for host in self.hosts), default=0)
+        self.topics: list[TopicStatus] = _together(host.topics for host in self.hosts)
+        self.quotas: list[QuotaStatus] = _together(host.quotas for host in self.hosts)
+
+    @property
+    def shards(self) -> list[tuple[HostStatus, ShardStatus]]:
+        return [(host, shard) for host in self.hosts for shard in host.shards]
+
+    @property
+    def serving(self) -> set[int]:
+        """The shards that a host serves, whatever their databases do."""
+        return {shard.shard for _, shard in self.shards if shard.state in ("serving", "draining")}
+
+    @property
+    def unserved(self) -> list[int]:
+        """The shards that no host serves, as hosts with news of the cluster say; else as all hosts say."""
+        fresh = [host for host in self.hosts if host.session in ("", "connected")] or self.hosts
+        found = {number for host in fresh for number in host.unserved}
+        troubled = {shard.shard for _, shard in self.shards if shard.trouble}
+        return sorted(found - self.serving - troubled)
+
+    def troubled(self, trouble: str) -> Iterator[tuple[HostStatus, list[ShardStatus]]]:
+        """Yield the hosts that have shards with this trouble, and these."""
+        for host in self.hosts:
+            shards = [shard for shard in host.shards if shard.trouble == trouble]
+            if shards:
+                yield host, shards
+
+    def old(self) -> list[TopicStatus]:
+        """Return the topics with ready items that nothing explains, the oldest first."""
+        waiting = [one for one in self.topics if one.ready and not (one.paused or one.dead)]
+        return sorted(waiting, key=lambda one: (one.oldest_ready_at_ms, one.ns, one.topic))
+
+
+def _together(lists: Iterable[Iterable[Any]]) -> list[Any]:
+    """Return the figures of all hosts, by the first two fields."""
+    found: dict[tuple[str, str], Any] = {}
+    for figures in lists:
+        for one in figures:
+            found[one[:2]] = merged(found[one[:2]], one) if one[:2] in found else one
+    return [*found.values()]
+
+
+def judge(facts: Facts) -> Verdict:
+    reasons = [Reason(rule.level, rule.code, *said) for rule in RULES for said in rule.find(facts)]
+    reasons.sort(key=lambda one: -one.level.exit_status)
+    return Verdict(
+        max((one.level for one in reasons), key=lambda one: one.exit_status, default=Word.HEALTHY), tuple(reasons)
+    )
+
+
+class Rule(NamedTuple):
+    """`meaning` and `remedy` are for the documentation; `find` says what of a state of the hosts the rule is about."""
+
+    code: str
+    level: Word
+    meaning: str
+    remedy: str
+    find: Callable[[Facts], Iterator[Said]]
+
+
+RULES: list[Rule] = []
+"""In the order in which reasons of one level are listed."""
+
+
+def _rule(level: Word, meaning: str, remedy: str) -> Callable[[Callable[[Facts], Iterator[Said]]], Any]:
+    def register(find: Callable[[Facts], Iterator[Said]]) -> Callable[[Facts], Iterator[Said]]:
+        RULES.append(Rule(find.__name__.strip("_"), level, meaning, remedy, find))
+        return find
+
+    return register
+
+
+# --------------------------------------------------------------------------------------------- down
+
+
+@_rule(
+    Word.DOWN,
+    "no host answered",
+    "`foqs doctor --config foqs.toml` on the machine of a host; start the hosts; check `--address`",
+)
+def _no_answer(facts: Facts) -> Iterator[Said]:
+    if not facts.hosts and not facts.older:
+        why = "; ".join(facts.errors) or "no address was given"
+        yield Said(
+            f"no host answered: {why}",
+            "check that `foqs serve` runs and --address is right; on its machine: foqs doctor --config foqs.toml",
+        )
+
+
+@_rule(
+    Word.DOWN,
+    "no shard takes items: none is served, or the database of none works",
+    "the further reasons name the shards; `foqs shards add` or `foqs shards enable` if the cluster has none",
+)
+def _nothing_served(facts: Facts) -> Iterator[Said]:
+    if not facts.hosts or facts.older or facts.missing:
+        return  # another host may serve
+    if any(shard.state == "serving" and not shard.trouble for _, shard in facts.shards):
+        return
+    if facts.shards or facts.unserved:
+        yield Said("no shard takes items", "repair what the next reasons name; foqs doctor --config foqs.toml")
+    else:
+        yield Said("there is no shard", "check zookeeper.root and [[shards]] of the hosts; foqs shards add")
+
+
+# --------------------------------------------------------------------------------------------- hosts
+
+
+@_rule(
+    Word.DEGRADED,
+    "a host did not answer the host that was asked, within 2 s",
+    "its process, its log, the network; restart it if it hangs. `foqs cluster status` shows the owners of its shards",
+)
+def _host_silent(facts: Facts) -> Iterator[Said]:
+    for address in facts.missing:
+        yield Said(
+            f"host {printable(address)} did not answer within 2 s",
+            "look at its process and log; restart it if it hangs; foqs cluster status shows the owners of its shards",
+        )
+
+
+@_rule(
+    Word.DEGRADED,
+    "a host ended in the last hour without giving up its shards first, and did not return",
+    "read the end of its log, and start it again. The reason ends an hour later",
+)
+def _host_gone(facts: Facts) -> Iterator[Said]:
+    living = {host.host for host in facts.hosts}
+    gone = sorted({name for host in facts.hosts for name in host.gone if name.partition(" ")[0] not in living})
+    for name in gone:
+        yield Said(f"host {printable(name)} ended without notice", "read the end of its log, and start it again")
+
+
+@_rule(
+    Word.DEGRADED,
+    "a host is not ready (`/readyz`): it does not listen, is not in its cluster, or stops",
+    "nothing while it starts or stops; else the text names the missing part",
+)
+def _host_not_ready(facts: Facts) -> Iterator[Said]:
+    for host in facts.hosts:
+        if host.missing:
+            yield Said(
+                f"host {printable(host.host)} is not ready: {'; '.join(map(printable, host.missing))}",
+                "wait if it starts or stops; else end what the text names, or read its log",
+            )
+
+
+# --------------------------------------------------------------------------------------------- shards
+
+
+@_rule(
+    Word.DEGRADED,
+    "no host serves a shard: its items are unavailable",
+    "`foqs cluster status`: `opening` is moved now, or its database refuses the host; `unassigned` has no host",
+)
+def _shard_unserved(facts: Facts) -> Iterator[Said]:
+    if facts.unserved:
+        yield Said(
+            f"no host serves {_shards(facts.unserved)}",
+            "wait while it moves; else foqs cluster status, foqs shards check, and shard.not_opened in the hosts' logs",
+        )
+
+
+@_rule(
+    Word.DEGRADED,
+    "the database of a shard does not answer the shard's host: lost, or not opened",
+    "start the database server, or repair the network to it. No shard has to move",
+)
+def _shard_unreachable(facts: Facts) -> Iterator[Said]:
+    for host, shards in facts.troubled("unreachable"):
+        yield Said(
+            f"{_of(host, shards)}: the database does not answer",
+            "start or repair the database server, and the network to it; foqs doctor --config foqs.toml",
+        )
+
+
+@_rule(
+    Word.DEGRADED,
+    "a call to the database of a shard has had no answer for longer than `breaker.hang_ms` (1 s)",
+    "locks, disk and network of the database server; restart it if it is frozen",
+)
+def _call_hangs(facts: Facts) -> Iterator[Said]:
+    for host, shards in facts.troubled("hanging"):
+        waiting_ms = max(shard.waiting_ms for shard in shards)
+        yield Said(
+            f"{_of(host, shards)}: a database call has had no answer for {_span(waiting_ms)}",
+            "look at locks, disk and network of the database server; restart it if it is frozen",
+        )
+
+
+@_rule(
+    Word.DEGRADED,
+    "the database of a shard takes no writes",
+    "let the name in the shard's URL lead to the primary, or end the read-only mode",
+)
+def _shard_read_only(facts: Facts) -> Iterator[Said]:
+    for host, shards in facts.troubled("read_only"):
+        yield Said(
+            f"{_of(host, shards)}: the database is read-only",
+            "let the name in the shard's URL lead to the primary, or end the read-only mode of the server",
+        )
+
+
+@_rule(
+    Word.DEGRADED,
+    "a host cannot reach the database of its shard, and another host can",
+    "repair the network between the two; the controller moves the shard within seconds",
+)
+def _shard_cut_off(facts: Facts) -> Iterator[Said]:
+    for host, shards in facts.troubled("cut_off"):
+        yield Said(
+            f"{_of(host, shards)}: the host cannot reach the database, another host can",
+            "repair the network between that host and the database server",
+        )
+
+
+@_rule(
+    Word.DEGRADED,
+    "the circuit breaker of a shard is open: its database fails or is slow",
+    "`shard.failed` in the host's log; disk, locks and load of the database server",
+)
+def _breaker_open(facts: Facts) -> Iterator[Said]:
+    for host, shards in facts.troubled("breaker_open"):
+        yield Said(
+            f"{_of(host, shards)}: the circuit breaker is open",
+            "read shard.failed in the host's log; look at disk, locks and load of the database server",
+        )
+
+
+@_rule(
+    Word.DEGRADED,
+    "the disk of a database is full, or has less than 1 GiB free",
+    "free space on the database server: consume, delete or move items, or enlarge the disk",
+)
+def _disk_full(facts: Facts) -> Iterator[Said]:
+    for host, shards in facts.troubled("disk_full"):
+        yield Said(f"{_of(host, shards)}: the disk is full", "free space on the disk of the database, or enlarge it")
+    for host in facts.hosts:
+        low = [one for one in host.shards if one.free_bytes is not None and one.free_bytes < LEAST_FREE_BYTES]
+        low = [one for one in low if one.trouble != "disk_full"]
+        if low:
+            free = min(one.free_bytes or 0 for one in low)
+            yield Said(
+                f"{_of(host, low)}: only {free >> 20:,} MiB of the disk are free",
+                "free space on the disk of the database, or enlarge it",
+            )
+
+
+@_rule(
+    Word.DEGRADED,
+    "a host waits until it knows which clock is right, and delivers nothing",
+    "correct the clock that is wrong: the text names it; see [Clocks](#clocks)",
+)
+def _clock_in_doubt(facts: Facts) -> Iterator[Said]:
+    for host in facts.hosts:
+        if host.clock:
+            yield Said(
+                f"host {printable(host.host)} waits for the right time: {printable(host.clock)}",
+                "correct the clock that is wrong; if the databases are right, set host.clock_wait_ms and reload",
+            )
+
+
+# --------------------------------------------------------------------------------------------- cluster
+
+
+@_rule(
+    Word.DEGRADED,
+    "a host has no session with ZooKeeper: no shard moves, and a host that dies now is not replaced",
+    "repair ZooKeeper if all hosts report it, else the network of that host. Do not restart hosts before that",
+)
+def _zookeeper_lost(facts: Facts) -> Iterator[Said]:
+    lost = [host for host in facts.hosts if host.session not in ("", "connected")]
+    if lost:
+        where = "repair ZooKeeper" if len(lost) == len(facts.hosts) else "repair their network to ZooKeeper"
+        yield Said(
+            f"no session with ZooKeeper: {', '.join(f'{printable(host.host)} ({host.session})' for host in lost)}",
+            f"{where}; do not restart hosts before that: they keep their shards",
+        )
+
+
+@_rule(
+    Word.DEGRADED,
+    "no host is elected to place shards",
+    "`assignment.not_written` in the logs, and ZooKeeper's ACLs",
+)
+def _no_controller(facts: Facts) -> Iterator[Said]:
+    fresh = [host for host in facts.hosts if host.session == "connected"]
+    if fresh and not any(host.controller for host in fresh):
+        yield Said("no host is the controller", "read the hosts' logs, and check ZooKeeper's ACLs; foqs doctor")
+
+
+# --------------------------------------------------------------------------------------------- load
+
+
+@_rule(
+    Word.DEGRADED,
+    "over 90 % of `host.budget_bytes` are in use",
+    "slow readers, large bodies, a slow database; add hosts, or raise the budget",
+)
+def _budget_full(facts: Facts) -> Iterator[Said]:
+    for host in facts.hosts:
+        if host.budget_limit_bytes and host.budget_used_bytes >= FULL * host.budget_limit_bytes:
+            share = host.budget_used_bytes / host.budget_limit_bytes
+            yield Said(
+                f"host {printable(host.host)} uses {share:.0%} of its memory for requests and items",
+                "look for slow readers, large bodies, a slow database; add hosts, or raise host.budget_bytes",
+            )
+
+
+@_rule(
+    Word.DEGRADED,
+    "3 or more timers of the event loop were late by 0.25 s or more in the last half minute",
+    "the processor is full, or the machine pauses: add hosts, `foqs shards rebalance`",
+)
+def _loop_late(facts: Facts) -> Iterator[Said]:
+    for host in facts.hosts:
+        if host.loop_late >= LATE_TIMERS:
+            yield Said(
+                f"the event loop of host {printable(host.host)} is late, by up to {host.loop_lag_ms:,} ms",
+                "the processor is full, or the machine pauses: add hosts, foqs shards rebalance",
+            )
+
+
+@_rule(
+    Word.DEGRADED,
+    "a namespace or a topic has reached its quota of stored items (`[quotas]`, `max_stored`), or quotas refused "
+    "items in the last half minute",
+    "consume items, or raise the bound",
+)
+def _quota_full(facts: Facts) -> Iterator[Said]:
+    full = [one for one in facts.quotas if one.used >= one.most]
+    for one in full[:_MOST_NAMED]:
+        yield Said(f"{_bound(one)}: {one.used:,} of {one.most:,} items are stored", _wider(one))
+    if len(full) > _MOST_NAMED:
+        yield Said(f"{len(full) - _MOST_NAMED} more bounds on stored items are reached", "foqs status --json")
+    refused = sum(host.quota_refused for host in facts.hosts)
+    if refused and not any(not one.topic for one in full):
+        yield Said(
+            f"quotas of namespaces refused {refused:,} items in the last half minute",
+            "slow down the producers, or raise [quotas] of the hosts' foqs.toml",
+        )
+
+
+@_rule(
+    Word.DEGRADED,
+    "handlers of workers are over their time limits",
+    "`foqs consumers --all-namespaces` names the workers: look at them, and restart them",
+)
+def _handlers_hang(facts: Facts) -> Iterator[Said]:
+    hung = sum(host.hung for host in facts.hosts)
+    if hung:
+        yield Said(
+            f"{hung:,} {'handler hangs' if hung == 1 else 'handlers hang'}",
+            "foqs consumers --all-namespaces names the workers; restart them",
+        )
+
+
+@_rule(
+    Word.DEGRADED,
+    "a topic that is not paused gets items, and nothing asked for them in the last minute",
+    "start workers for the topic; check the topic's name and the workers' rights",
+)
+def _not_consumed(facts: Facts) -> Iterator[Said]:
+    grows = [
+        one for one in facts.old() if not one.consumed and facts.now_ms - one.newest_ready_at_ms <= GROWS_MS
+    ]  # fmt: skip
+    for one in grows[:_MOST_NAMED]:
+        yield Said(
+            f"topic {_topic(one)} grows without consumers: {one.ready:,} {'item is' if one.ready == 1 else 'items are'}"
+            " ready",
+            f"start a worker for it; {_command('explain', one)} says more",
+        )
+    yield from _further(grows, "topics grow without consumers")
+
+
+@_rule(
+    Word.DEGRADED,
+    "an item of a topic that is not paused has been ready for more than an hour. Dead letters do not count",
+    "`foqs explain TOPIC` gives the reason; add consumers",
+)
+def _item_old(facts: Facts) -> Iterator[Said]:
+    old = [one for one in facts.old() if facts.now_ms - one.oldest_ready_at_ms > OLD_MS]
+    for one in old[:_MOST_NAMED]:
+        yield Said(
+            f"an item of topic {_topic(one)} has been ready for {_span(facts.now_ms - one.oldest_ready_at_ms)}",
+            f"{_command('explain', one)} gives the reason; add consumers",
+        )
+    yield from _further(old, "topics have such items")
+
+
+# --------------------------------------------------------------------------------------------- notes
+
+
+@_rule(
+    Word.HEALTHY,
+    "hosts have different versions, as in a rolling upgrade",
+    "complete the upgrade",
+)
+def _versions_differ(facts: Facts) -> Iterator[Said]:
+    for address in facts.older:
+        yield Said(f"host {printable(address)} is of an older version, which reports nothing", "complete the upgrade")
+    by_version: defaultdict[str, list[str]] = defaultdict(list)
+    for host in facts.hosts:
+        by_version[host.version].append(printable(host.host))
+    if len(by_version) > 1:
+        shown = ", ".join(f"{version} on {' '.join(hosts)}" for version, hosts in sorted(by_version.items()))
+        yield Said(f"hosts have different versions: {shown}", "complete the upgrade")
+
+
+@_rule(
+    Word.HEALTHY,
+    "over 90 % of a bound on stored items are used",
+    "consume items, or raise the bound",
+)
+def _quota_nearly_full(facts: Facts) -> Iterator[Said]:
+    near = [one for one in facts.quotas if FULL * one.most <= one.used < one.most]
+    for one in near[:_MOST_NAMED]:
+        yield Said(f"{_bound(one)}: {one.used:,} of {one.most:,} items are stored", _wider(one))
+
+
+@_rule(Word.HEALTHY, "a paused topic has ready items", "`foqs topic resume TOPIC`, once its reason has ended")
+def _topic_paused(facts: Facts) -> Iterator[Said]:
+    paused = sorted([one for one in facts.topics if one.paused and one.ready], key=lambda one: -one.ready)
+    for one in paused[:_MOST_NAMED]:
+        yield Said(f"topic {_topic(one)} is paused: {one.ready:,} items wait", _command("topic resume", one))
+    yield from _further(paused, "topics are paused")
+
+
+@_rule(
+    Word.HEALTHY, "a topic has dead letters", "`foqs dead list TOPIC`, then `foqs dead redrive` or `foqs dead delete`"
+)
+def _dead_letters(facts: Facts) -> Iterator[Said]:
+    dead = sorted([one for one in facts.topics if one.dead and one.ready], key=lambda one: -one.ready)
+    for one in dead[:_MOST_NAMED]:
+        yield Said(f"topic {_topic(one)} has dead letters: {one.ready:,} items", _command("dead list", one))
+    yield from _further(dead, "topics have dead letters")
+
+
+# --------------------------------------------------------------------------------------------- words
+
+
+def _further(topics: Sequence[object], what: str) -> Iterator[Said]:
+    if len(topics) > _MOST_NAMED:
+        yield Said(f"{len(topics) - _MOST_NAMED} or more further {what}", "foqs topics --all-namespaces lists them")
+
+
+def _topic(one: TopicStatus) -> str:
+    return f"{printable(one.ns)}/{printable(one.topic)}"
+
+
+def _command(verb: str, one: TopicStatus) -> str:
+    return printable(f"foqs {verb} {quote(one.topic)} --ns {quote(one.ns)}")
+
+
+def _bound(one: QuotaStatus) -> str:
+    if not one.topic:
+        return f"the quota of namespace {printable(one.ns)}"
+    return f"max_stored of topic {printable(one.ns)}/{printable(one.topic)}"
+
+
+def _wider(one: QuotaStatus) -> str:
+    if not one.topic:
+        return "consume items, or raise stored_items in [quotas] of the hosts' foqs.toml"
+    command = f"foqs topic policy {quote(one.topic)} max_stored=N --ns {quote(one.ns)}"
+    return f"consume items, or: {printable(command)}"
+
+
+def _of(host: HostStatus, shards: Sequence[ShardStatus]) -> str:
+    """Return words for shards of a host, with the databases' servers."""
+    servers = sorted({printable(shard.place.rpartition("/")[0]) for shard in shards if shard.place})
+    where = f" ({', '.join(servers[:3])})" if servers else ""
+    return f"{_shards([shard.shard for shard in shards])} on {printable(host.host)}{where}"
+
+
+def _shards(numbers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, sorted(numbers)[:_MOST_NUMBERS]))
+    further = len(numbers) - _MOST_NUMBERS
+    return f"shard{'s' * (len(numbers) > 1)} {shown}{f' and {further} more' if further > 0 else ''}"
+
+
+def _span(ms: int) -> str:
+    seconds = max(0, ms) // 1000
+    unit, size = next((one for one in _UNITS if seconds >= one[1]), _UNITS[-1])
+    return f"{seconds // size}{unit}"

@@ -89,7 +89,7 @@ _TOPICS = (
     _counter("topic_enqueued", "Items stored.", "namespace", "topic"),
     _counter("topic_delivered", "Items delivered to consumers.", "namespace", "topic"),
     _counter("topic_acked", "Items acked.", "namespace", "topic"),
-    _counter("topic_failed", "Attempts that ended otherwise than by an ack or a release.", "namespace", "topic"),
+    _counter("topic_failed", "Attempts that failed.", "namespace", "topic"),
     _counter("topic_dead", "Items that became dead letters.", "namespace", "topic"),
 )
 _TENANTS = (

@@ -172,16 +172,19 @@ def _move(made: list[Statement], batch: Batch, dialect: Dialect, max_statement_b
     _set_metadata(made, dialect, batch.metadata_new, max_statement_bytes)
     times = [(item_id, f"{value:d}") for item_id, value in batch.deliver_after_new]
     made += [_update(dialect, "deliver_after", piece, f"{_FIRST_AT}, ") for piece in _pieces(times, _CASE_ROWS)]
-    most = max(1, min(_CASE_ROWS, max_statement_bytes // _FAILED_BYTES))
-    made += [_fail(dialect, piece) for piece in _pieces(batch.failed_new, most)]
+    if batch.failed_new:
+        most = max(1, min(_CASE_ROWS, max_statement_bytes // _FAILED_BYTES))
+        made += [_fail(dialect, piece) for piece in _pieces(batch.failed_new, most)]
     made += [_replace(dialect, item, max_statement_bytes) for item in batch.bodies_new]
-    for first in (False, True):
-        placed = [row for row in batch.placed if row[3] is first]
-        made += [_place(dialect, piece, first=first) for piece in _pieces(placed, _CASE_ROWS)]
-    dead = {row.id for row in batch.failure_new}  # the row of any other item that moves forgets its last failure
-    for gone, rows in ((False, [row for row in batch.moved if row[0] in dead]),
-                       (True, [row for row in batch.moved if row[0] not in dead])):  # fmt: skip
-        made += [_move_to_lanes(dialect, piece, redriven=gone) for piece in _pieces(rows, _CASE_ROWS)]
+    if batch.placed:
+        for first in (False, True):
+            placed = [row for row in batch.placed if row[3] is first]
+            made += [_place(dialect, piece, first=first) for piece in _pieces(placed, _CASE_ROWS)]
+    if batch.moved:
+        dead = {row.id for row in batch.failure_new}  # the row of any other item that moves forgets its last failure
+        for redriven in (False, True):
+            moved = [row for row in batch.moved if (row[0] not in dead) is redriven]
+            made += [_move_to_lanes(dialect, piece, redriven=redriven) for piece in _pieces(moved, _CASE_ROWS)]
     _insert(made, READY, [_SEVEN % row for row in batch.ready_new])
     _insert(made, _TIMER, [_SEVEN % row for row in batch.timer_new])
 

@@ -26,6 +26,8 @@ LONGEST_MS = I32_MAX
 """24.8 days. The longest wait, time-out and lease: an i32 holds it, and a thread can wait for it."""
 FIRST_TIME_MS, _LAST_TIME_MS = 10**11, 10**14
 """In March 1973 and the year 5138: a number outside is clearly no time in milliseconds, but in another unit."""
+MASK = "***"
+"""In place of a secret."""
 SMALL_TIME_MS = 1_000
 """A smaller number counts as a time in the past, which is often written as 0 or 1."""
 SHOWN_BITS = 256
@@ -340,6 +342,17 @@ def _password_fault(place: re.Match[str]) -> str | None:
         )
     given = f"the shard's URL has a password and a {PASSWORD_FILE}: leave the password out"
     return given if place["password"] else None
+
+
+def masked_url(url: str) -> str:
+    """Return the URL without its password and options. A text that is no URL is hidden whole."""
+    scheme, found, rest = url.partition("://")
+    if not found or not re.fullmatch(r"[\w+.-]+", scheme):
+        return MASK
+    user, at, place = rest.rpartition("@")  # a password may hold any character, @ too
+    name, colon, _ = user.partition(":")
+    place, query, _ = place.partition("?")
+    return f"{scheme}://{name}{colon and f':{MASK}'}{at}{place}{query and f'?{MASK}'}"
 
 
 def same_account(url: str, other: str) -> bool:

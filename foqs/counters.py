@@ -177,8 +177,8 @@ class Namespace:
 
 
 class TopicCounters:
-    """What happened to the items of a topic since `take`. `failed`: attempts that failed. `dead`: items that became dead
-    letters."""
+    """What happened to the items of a topic since `take`. `failed`: attempts that failed. `dead`: items that became
+    dead letters."""
 
     __slots__ = ("acked", "dead", "delivered", "enqueued", "failed")
 

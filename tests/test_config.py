@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from foqs.bounds import Quota
-from foqs.config.fields import keys, masked_pair, masked_url
+from foqs.checks import masked_url
+from foqs.config.fields import keys, masked_pair
 from foqs.config.load import Config, NotValid, change, load
 from foqs.config.schema import ZookeeperSection
 from foqs.errors import Invalid

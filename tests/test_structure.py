@@ -63,11 +63,10 @@ LINES = {
 MARGIN = 0.01
 REASONS = {
     "foqs/spark/source.py": "Spark finds the data source by this module",
-    "foqs_lab/servers/zookeeper.py": "neither a database nor a rival",
 }
 """Files below `SMALL_LINES` lines with one importer that stay apart."""
 SMALL_FILES = 5
-LARGEST_CLASS = 35
+LARGEST_CLASS = 37  # Batch: last failures, and places of changed items
 
 
 @pytest.mark.parametrize("package", sorted(LINES.keys() | lines_by_package().keys()))

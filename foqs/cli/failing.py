@@ -15,7 +15,6 @@ from foqs.cli.connection import Connection, say_unknown
 from foqs.cli.look import shown_cause
 from foqs.cli.main import JsonOption, command
 from foqs.cli.terminal import Column, duration, fail, in_table, piped, preview, say, show, table, write_line
-from foqs.figures import by_rate, merged
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -101,12 +100,16 @@ def _show(
 
 def rows_of(topics: Iterable[FailingTopic]) -> list[Row]:
     """Return the groups of all topics, the most failures in the last minute first."""
+    from foqs.figures import by_rate
+
     return sorted([Row(topic, group) for topic in topics for group in topic.groups], key=lambda row: by_rate(row.group))
 
 
 def without_singles(topic: FailingTopic) -> FailingTopic:
     """Add groups of one failure to the rest of the topic's failures, if it has one. Where each reason differs, they
     would fill the table and say nothing."""
+    from foqs.figures import merged
+
     singles = [group for group in topic.groups if group.cause and group.failures == 1]
     rest = next((group for group in topic.groups if not group.cause), None)
     if rest is None:

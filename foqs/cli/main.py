@@ -71,7 +71,7 @@ VERBS = {
     ),
     "item": Verb("look", QUEUE, "Show one item as JSON, without leasing it."),
     "result": Verb("look", QUEUE, "Show as JSON how an item ended, with the result of its ack."),
-    "change": Verb("reorder", QUEUE, "Give items that wait another priority or time."),
+    "change": Verb("reorder", QUEUE, "Give items that wait another priority, another time, or both."),
     "move": Verb("change", QUEUE, "Move ready items to another topic of the namespace."),
     "cancel": Verb("change", QUEUE, "Remove the item that has a dedup_key, and free the key."),
     "delete": Verb("change", QUEUE, "Delete items in any state, leased ones too."),

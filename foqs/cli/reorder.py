@@ -44,7 +44,9 @@ class Place:
     ] = False
     delay_ms: Annotated[
         int | None,
-        typer.Option(min=0, max=YEAR_MS, help="The item is delivered not before this many milliseconds from now."),
+        typer.Option(
+            min=0, max=YEAR_MS, help="The item is delivered not before this many milliseconds from now; 0: at once."
+        ),
     ] = None
     priority: Annotated[
         int | None,
@@ -104,7 +106,7 @@ class Selected:
             min=0,
             max=I64_MAX >> 1,
             rich_help_panel=_FILTER,
-            help="Items that were enqueued more than this many milliseconds ago.",
+            help="Items that were enqueued more than this many milliseconds ago; 0: all.",
         ),
     ] = None
 

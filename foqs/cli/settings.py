@@ -57,10 +57,11 @@ def get(
     """
     with connection.client() as client:
         found = client.settings(prefix)
+        now_ms = client.server_info().now_ms if in_table() else 0
     columns: list[Column[tuple[str, str]]] = [
         Column("key", lambda entry: entry[0], "folded"),
         Column("value", lambda entry: entry[1], "folded"),
-        Column("changed", lambda entry: history.age(found.stamps.get(entry[0]))),
+        Column("changed", lambda entry: history.age(found.stamps.get(entry[0]), now_ms)),
         Column("by", lambda entry: history.author(found.stamps.get(entry[0])), "folded"),
     ]
 
@@ -231,9 +232,14 @@ def log_(
 @command(settings, "foqs settings diff 41 --ns shop", "foqs settings diff 38 41 --ns shop")
 @piped
 def diff(
-    version: Annotated[int, typer.Argument(metavar="V1", min=0, help="The diff begins with this version.")],
+    version: Annotated[
+        int, typer.Argument(metavar="V1", min=0, help="The diff begins with this version; 0: before the first change.")
+    ],
     other: Annotated[
-        int | None, typer.Argument(metavar="[V2]", min=0, help="It ends with this one. Default: the present version.")
+        int | None,
+        typer.Argument(
+            metavar="[V2]", min=0, help="It ends with this one (0: before the first change). Default: the present one."
+        ),
     ] = None,
     *,
     connection: Connection,
@@ -269,7 +275,9 @@ def diff(
     "foqs settings revert 41 --key topic.mail --ns shop",
 )
 def revert(
-    version: Annotated[int, typer.Argument(metavar="VERSION", min=0, help="The settings get its entries.")],
+    version: Annotated[
+        int, typer.Argument(metavar="VERSION", min=0, help="The settings get the entries of this version; 0: none.")
+    ],
     key: Annotated[
         list[str] | None, typer.Option(help="Only the entry with this key is reverted. May be given several times.")
     ] = None,

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from foqs.checks import printable
-from foqs.cli.terminal import since, when
+from foqs.cli.terminal import duration, when
 from foqs.settings_log import Value, ValueDigest
 
 if TYPE_CHECKING:
@@ -126,8 +126,9 @@ def stamp(given: SettingsStamp | None) -> dict[str, Any]:
     return {"changed_at_ms": given.changed_at_ms or None, "by": given.by or None}
 
 
-def age(given: SettingsStamp | None) -> str | None:
-    return since(given.changed_at_ms) if given is not None and given.changed_at_ms else None
+def age(given: SettingsStamp | None, now_ms: int) -> str | None:
+    """`now_ms` is the server's time."""
+    return f"{duration(now_ms - given.changed_at_ms)} ago" if given is not None and given.changed_at_ms else None
 
 
 def author(given: SettingsStamp | None) -> str | None:

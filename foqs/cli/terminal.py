@@ -354,11 +354,6 @@ def when(at_ms: int) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(at_ms // 1000))
 
 
-def since(at_ms: int) -> str:
-    """Return the time since then, by the clock of this machine."""
-    return f"{duration(int(time.time() * 1000) - at_ms)} ago"
-
-
 def preview(payload: bytes) -> str:
     """Return the beginning of a payload in one line that a terminal can show.
 

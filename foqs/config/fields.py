@@ -18,26 +18,16 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 
+from foqs.checks import MASK, masked_url
+
 T = TypeVar("T")
 
-MASK = "***"
 FILE, PREVIOUS = "_file", "_previous"
 PREFIX, DELIMITER = "FOQS_", "__"
 NO_BOOL = "it must be a number, not true or false"
 NOT_SET, REQUIRED = UNSET = ("not set", "none: required")
 """Texts in place of a default."""
 _WORDS = {int: "integer", float: "number", str: "text", bool: "true or false", Path: "path"}
-
-
-def masked_url(url: str) -> str:
-    """Return the URL without its password and options. A text that is no URL is hidden whole."""
-    scheme, found, rest = url.partition("://")
-    if not found or not re.fullmatch(r"[\w+.-]+", scheme):
-        return MASK
-    user, at, place = rest.rpartition("@")  # a password may hold any character, @ too
-    name, colon, _ = user.partition(":")
-    place, query, _ = place.partition("?")
-    return f"{scheme}://{name}{colon and f':{MASK}'}{at}{place}{query and f'?{MASK}'}"
 
 
 def masked_pair(pair: str) -> str:

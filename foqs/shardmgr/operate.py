@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from foqs.checks import counted, printable, same_account
-from foqs.config.fields import masked_url
+from foqs.checks import counted, masked_url, printable, same_account
 from foqs.errors import Invalid
 from foqs.ids import MAX_SHARD
 from foqs.shardmgr.assignment import balance

@@ -38,6 +38,8 @@ _MASKS = (
     (r"≤?\b\d+[smh]\b", "AGE"),
     (r"\b(bob|cleo)\b", "NAME"),
     (r"127\.0\.0\.1:\d+", "HOST"),
+    (r"\b[\w.-]+:\d+\b", "WORKER"),
+    (r"\b\d+ attempts? failed in the last 10 minutes(, \d+ in the last one)?", "FAILED"),
     (r"\s+", " "),
 )
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from foqs.cli.main import app
 from foqs_lab.cli import app as lab
 
-NEGATIVE = {"--priority", "--seed"}
+NEGATIVE = {"--priority", "--priority-is", "--seed"}
 """Options that take negative numbers; their help says so, or the number has no meaning of its own."""
 BY_HOST = {"throttle set"}
 """Commands whose values the host checks with the rest of the settings; tests/cli/test_throttle.py has their errors."""
@@ -62,7 +62,11 @@ def given(one: Any, value: str) -> list[str]:
 
 def refusal(command: Any, one: Any, value: str) -> str:
     with pytest.raises(Exception) as caught:  # Typer keeps its own copy of Click
-        command.make_context("foqs", given(one, value))
+        before = [other for other in command.params[: command.params.index(one)] if other.param_type_name == "argument"]
+        words = given(one, value)
+        if one.param_type_name == "argument":
+            words[1:1] = ["1"] * len(before)
+        command.make_context("foqs", words)
     assert hasattr(caught.value, "format_message"), repr(caught.value)
     return str(caught.value.format_message())
 

@@ -151,7 +151,11 @@ OWN_CLOCK = {
     "foqs/client/_sync/router.py": {"time"},  # for the turns of hosts: a client with a wrong clock costs hops
     "foqs/cli/interrupt.py": {"gmtime", "time_ns"},
     "foqs/cli/shards.py": {"time_ns"},  # for a stamp that grows whatever the clock says
+    "foqs/cli/cluster_backup.py": {"now"},  # when the export was made, for its reader
     "foqs/cli/logs.py": {"now"},
+    "foqs/cli/repeats.py": {"now"},
+    "foqs/cli/reorder.py": {"now"},  # the option --now
+    "foqs/cli/terminal.py": {"gmtime"},
     "foqs/cli/outbox.py": {"time"},  # for the age of rows, which have the time of the application
     "foqs/spark/jobs/command.py": {"time"},  # with a note, where no database can be read
 }

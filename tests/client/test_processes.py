@@ -85,7 +85,7 @@ ERRORS = [kind for kind in ERRORS if kind.__module__.startswith("foqs.")]
 VALUES = {name: kind for name, kind in public().items() if is_value(kind) and not issubclass(kind, BaseException)}
 VALUES["Counts"] = Counts
 STAYING = {name: kind for name, kind in public().items() if isinstance(kind, type) and issubclass(kind, Local)}
-TYPES = {"ItemOptions", "Leased"}
+TYPES = {"ItemOptions", "Leased", "PolicyFields", "ThrottleFields"}
 """They describe values for type checkers, and have no instances."""
 
 

@@ -18,6 +18,9 @@ from tests.deploy.promql import dashboard, dashboard_queries, put_in, selectors
 VARIABLES = {"job": "foqs", "host": ".*", "namespace": ".*", "topic": ".*", "__rate_interval": "1m"}
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 WITHOUT_PANEL = {
+    "foqs_attempts_failed_total",
+    "foqs_items_changed_total",
+    "foqs_certificate_expires_at_seconds",
     "foqs_topics",
     "foqs_shard_kept_items",
     "foqs_shard_progress_items",

@@ -11,7 +11,7 @@ from dataclasses import fields
 from enum import Enum
 from typing import Any
 
-from foqs.client import FailureFilter, Item, Items, Nack
+from foqs.client import FailureFilter, Item, ItemFilter, Items, ItemState, Nack
 
 PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
 
@@ -44,6 +44,7 @@ _PLAIN: dict[Any, Any] = {
 
 
 _DEPENDENT: dict[type, dict[str, Any]] = {
+    ItemFilter: {"state": ItemState.READY, "enqueued_before_ms": 9},
     FailureFilter: {"died_before_ms": 9, "fingerprint": "00000000000000ff"},
     Nack: {"release": False, "reject": False, "uncounted": False},
 }

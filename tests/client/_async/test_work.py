@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 from contextlib import suppress
+from time import monotonic
 
 import pytest
 
@@ -28,6 +29,7 @@ from foqs.client import (
     WorkerHung,
     WrongLoop,
 )
+from foqs.stop_count import ONE_WISH_S
 from tests.client._async.helpers import eventually, nothing
 from tests.client.peer import LATER, Act, refused
 from tests.client.real_server import ENVIRONMENT
@@ -320,13 +322,16 @@ async def test_an_ended_worker_leaves_no_task(peer, client_of):
 
 @pytest.mark.parametrize("signals", [1, 2])
 async def test_a_signal_ends_run_and_a_second_one_the_grace(peer, client_of, signals):
-    begun, ended = asyncio.Event(), []
+    begun, ended, asked_s = asyncio.Event(), [], []
 
     async def handle(item, job):
         begun.set()
         try:
             await job.stopping.wait(LATER)
             if signals == 2:
+                await eventually(
+                    lambda: monotonic() - asked_s[0] > ONE_WISH_S
+                )  # before that it is an echo of the first
                 os.kill(os.getpid(), signal.SIGINT)
                 await asyncio.sleep(LATER * 10)
         finally:
@@ -336,10 +341,18 @@ async def test_a_signal_ends_run_and_a_second_one_the_grace(peer, client_of, sig
     await client.enqueue("t", b"x")
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     worker = AsyncWorker(client, "t", handle, wait_ms=20)
-    running = asyncio.create_task(worker.run())
+
+    async def status() -> object:
+        try:
+            return await worker.run()
+        except SystemExit as end:
+            return end.code
+
+    running = asyncio.create_task(status())
     await begun.wait()
     os.kill(os.getpid(), signal.SIGTERM)
-    await running
+    asked_s.append(monotonic())
+    assert await running == (None if signals == 1 else 1), "the handler was cut off"
     assert ended == [1]
     assert (worker.counts.done, worker.counts.released) == ((1, 0) if signals == 1 else (0, 1))
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before

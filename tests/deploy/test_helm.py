@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.conftest import required
 from tests.deploy.control_plane import find_assets
 from tests.deploy.manifests import DEPLOY, Object, render
 
@@ -33,7 +32,7 @@ def make_chart(folder: Path, kubectl: str) -> Path:
 def helm() -> str:
     assets = find_assets()
     if assets is None:
-        (pytest.fail if required() else pytest.skip)("no helm: `script/kubernetes build` makes it")
+        pytest.skip("no helm: `script/kubernetes build` makes it")
     return assets["helm"]
 
 

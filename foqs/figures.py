@@ -280,6 +280,8 @@ class HostStatus(NamedTuple):
     shards: tuple[ShardStatus, ...] = ()
     topics: tuple[TopicStatus, ...] = ()
     quotas: tuple[QuotaStatus, ...] = ()
+    held: str | None = None
+    certificate_ends_at_ms: int | None = None
 
 
 class ConsumerStats(NamedTuple):

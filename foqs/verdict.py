@@ -22,6 +22,8 @@ FULL = 0.9
 LATE_TIMERS = 3
 """Of 300 in half a minute."""
 LEAST_FREE_BYTES = 1 << 30
+CERTIFICATE_MS = 14 * 86_400_000
+"""A certificate that ends sooner should have been replaced: authorities renew a month before."""
 _MOST_NAMED = 5
 _MOST_NUMBERS = 20
 _UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
@@ -353,6 +355,26 @@ def _zookeeper_lost(facts: Facts) -> Iterator[Said]:
 
 @_rule(
     Word.DEGRADED,
+    "ZooKeeper lost its data, has an older copy, or has another cluster's: hosts keep to the records that they know",
+    "wait a minute: hosts write back what they know. If it stays, `foqs doctor`, and `foqs cluster import`",
+)
+def _zookeeper_data(facts: Facts) -> Iterator[Said]:
+    for host in facts.hosts:
+        if host.held == "foreign":
+            yield Said(
+                f"host {printable(host.host)} finds another cluster in ZooKeeper",
+                "correct zookeeper.hosts and zookeeper.root of the host, or put the right data back into ZooKeeper",
+            )
+    held = [printable(host.host) for host in facts.hosts if host.held not in (None, "foreign")]
+    if held:
+        yield Said(
+            f"ZooKeeper lost its data, or has an older copy: {', '.join(held)} wait for the right records",
+            "wait a minute: hosts write back what they know; if this stays: foqs doctor, foqs cluster import",
+        )
+
+
+@_rule(
+    Word.DEGRADED,
     "no host is elected to place shards",
     "`assignment.not_written` in the logs, and ZooKeeper's ACLs",
 )
@@ -360,6 +382,23 @@ def _no_controller(facts: Facts) -> Iterator[Said]:
     fresh = [host for host in facts.hosts if host.session == "connected"]
     if fresh and not any(host.controller for host in fresh):
         yield Said("no host is the controller", "read the hosts' logs, and check ZooKeeper's ACLs; foqs doctor")
+
+
+@_rule(
+    Word.DEGRADED,
+    "the certificate of a host ends within 14 days, or has ended",
+    "replace the files of `[tls]`, and send SIGHUP to the host: [rotation.md](rotation.md#certificates-of-hosts)",
+)
+def _certificate_ends(facts: Facts) -> Iterator[Said]:
+    for host in facts.hosts:
+        if host.certificate_ends_at_ms is None or host.certificate_ends_at_ms - host.now_ms > CERTIFICATE_MS:
+            continue
+        left_ms = host.certificate_ends_at_ms - host.now_ms
+        ends = f"ends in {_span(left_ms)}" if left_ms > 0 else "has ended"
+        yield Said(
+            f"the certificate of host {printable(host.host)} {ends}",
+            "replace the files of [tls], and send SIGHUP to the host",
+        )
 
 
 # --------------------------------------------------------------------------------------------- load

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from foqs.figures import HostStatus, QuotaStatus, ShardStatus, TopicStatus
-from foqs.verdict import FULL, GROWS_MS, LATE_TIMERS, OLD_MS, RULES, Facts, Reason, Verdict, Word, judge
+from foqs.verdict import CERTIFICATE_MS, FULL, GROWS_MS, LATE_TIMERS, OLD_MS, RULES, Facts, Reason, Verdict, Word, judge
 
 PAGE = Path(__file__).parents[1] / "docs" / "operations.md"
 NOW_MS = 1_800_000_000_000
@@ -54,6 +54,12 @@ FOUND: dict[str, tuple[Facts, str, str]] = {
     "disk_full": (facts(with_shard(free_bytes=5 << 20)), "only 5 MiB", "free space"),
     "clock_in_doubt": (facts(GOOD._replace(clock="two clocks differ")), "two clocks differ", "host.clock_wait_ms"),
     "zookeeper_lost": (facts(GOOD._replace(session="suspended")), "a (suspended)", "repair ZooKeeper"),
+    "zookeeper_data": (
+        facts(GOOD._replace(held="lost"), OTHER._replace(held="merge")), "a, b wait", "foqs cluster import"
+    ),
+    "certificate_ends": (
+        facts(GOOD._replace(certificate_ends_at_ms=NOW_MS + CERTIFICATE_MS)), "host a ends in 14d", "SIGHUP"
+    ),
     "no_controller": (facts(GOOD._replace(controller="")), "no host is the controller", "ACLs"),
     "budget_full": (facts(GOOD._replace(budget_used_bytes=95)), "host a uses 95%", "host.budget_bytes"),
     "loop_late": (facts(GOOD._replace(loop_late=LATE_TIMERS, loop_lag_ms=400)), "by up to 400 ms", "add hosts"),
@@ -69,6 +75,7 @@ FOUND: dict[str, tuple[Facts, str, str]] = {
     "dead_letters": (facts(with_topic(dead=True)), "has dead letters: 7", "foqs dead list mail --ns shop"),
 }  # fmt: skip
 NOT_FOUND: dict[str, list[Facts]] = {
+    "certificate_ends": [facts(GOOD._replace(certificate_ends_at_ms=NOW_MS + CERTIFICATE_MS + 1))],
     "no_answer": [facts(HostStatus("old:1"))],
     "nothing_served": [facts(OTHER, missing=("a:1",)), facts(GOOD, HostStatus("old:1"))],
     "host_gone": [facts(GOOD._replace(gone=("b at b:7707",)), OTHER)],

@@ -1210,6 +1210,13 @@ struct HostStatus {
   26: list<TopicStatus> topics,
   /** The fullest 100 on this host. */
   27: list<QuotaStatus> quotas,
+  /**
+   * Why the host does not act on ZooKeeper's records: lost, restored (an older copy), merge (the hosts write back what they
+   * know), foreign (another cluster's). Default: it does, or has no cluster.
+   */
+  28: optional string held,
+  /** Epoch milliseconds: the end of the host's certificate. Default: no TLS. */
+  29: optional i64 certificate_ends_at_ms,
 }
 
 struct GetStatusResponse {

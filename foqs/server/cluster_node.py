@@ -178,6 +178,7 @@ class ClusterNode:
             url_of=lambda number: self._urls[number],
         )
         self.node.vitals.seat = self.seat
+        self.node.vitals.held = lambda: self.keeper.hold.value if self.keeper.hold is not None else None
         self.round_trips = facts.round_trips
         assert isinstance(self.node.keeper, ClusterSettings)
         self.settings: ClusterSettings = self.node.keeper

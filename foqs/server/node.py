@@ -287,6 +287,7 @@ class Node:
             lambda: self.read_only,
             self.runner.opening_ms,
             lambda: self.runner.clock_note,
+            lambda: None if self.certificates.contexts is None else self.certificates.contexts.dates.ends_s,
         )
         self.service.status.report = self.vitals.report
         self.server = ThriftServer(

@@ -196,6 +196,7 @@ class Vitals:
 
     `urls` of the shards here; `silent` are the shards whose database does not answer, and the database of a `read_only`
     one takes no writes. `opening_ms` as of the runner. `clock_note`: why the host waits for the time.
+    `certificate_ends_s`: epoch seconds, None without TLS. `held`: as in HostStatus.
     """
 
     def __init__(
@@ -209,11 +210,13 @@ class Vitals:
         read_only: Callable[[], Collection[int]],
         opening_ms: Callable[[], Mapping[int, tuple[int, bool]]],
         clock_note: Callable[[], str],
+        certificate_ends_s: Callable[[], float | None],
     ) -> None:
         self.lag = LoopLag()
         self.gone = Gone()
         self.pauses = Pauses(host)
         self.seat: MembershipAgent | None = None
+        self.held: Callable[[], str | None] = lambda: None
         self._missing: Callable[[], list[str]] = list
         self._wanted: Callable[[], Collection[int]] = lambda: state.shards
         self._state = state
@@ -225,6 +228,7 @@ class Vitals:
         self._read_only = read_only
         self._opening_ms = opening_ms
         self._clock_note = clock_note
+        self._certificate_ends_s = certificate_ends_s
         self._window = Window()
         self._timer: asyncio.TimerHandle | None = None
         self._sizes: dict[int, Size] = {}
@@ -287,6 +291,7 @@ class Vitals:
     def facts(self) -> HostStatus:
         state, seat = self._state, self.seat
         budget, now_ms = state.budget, self._now_ms()
+        ends_s = self._certificate_ends_s()
         session = "" if seat is None else "none" if seat.state is None else seat.state.value
         host = HostStatus(
             self._address(), self._host, __version__, now_ms,
@@ -294,7 +299,8 @@ class Vitals:
             controller="" if seat is None else seat.facts.controller or "", gone=self.gone.names(time.monotonic()),
             budget_used_bytes=budget.used_bytes, budget_limit_bytes=budget.limit_bytes,
             hung=sum([handlers for *_, handlers in state.hung.all(now_ms)]),
-            shards=self._shards(sorted({*state.shards, *self._wanted()}), now_ms),
+            shards=self._shards(sorted({*state.shards, *self._wanted()}), now_ms), held=self.held(),
+            certificate_ends_at_ms=None if ends_s is None else int(ends_s * 1_000),
         )  # fmt: skip
         return self._window.figures(host)
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from foqs.capacity import Capacity
     from foqs.client import ConsumerStats, HostStatus, QuotaStatus, ShardStatus, Status
-    from foqs.verdict import Facts, Verdict
+    from foqs.doctor.verdict import Facts, Verdict
 
 HEDGE_S = 0.7
 """The next address is asked after this time without an answer."""
@@ -57,7 +57,7 @@ def status(
     `foqs doctor` finds faults of a setup.
     """
     from foqs.capacity import estimate
-    from foqs.verdict import Facts, judge
+    from foqs.doctor.verdict import Facts, judge
 
     if connection.wait_server:
         fail("foqs status does not wait for a host: leave out --wait-server", 2)
@@ -168,7 +168,7 @@ def _print(facts: Facts, verdict: Verdict, capacity: Capacity | None) -> None:
 
 
 def _reasons(console: Console, verdict: Verdict) -> None:
-    from foqs.verdict import Word
+    from foqs.doctor.verdict import Word
 
     for number, one in enumerate(verdict.reasons, 1):
         console.print()
@@ -212,7 +212,7 @@ def _rounded(rate: float) -> int:
 
 
 def _tables(facts: Facts) -> list[Table]:
-    from foqs.verdict import FULL
+    from foqs.doctor.verdict import FULL
 
     tables = [table(facts.hosts, _HOSTS)]
     shards = sorted(facts.shards, key=lambda one: (not one[1].trouble, one[1].state == "serving", one[1].shard))

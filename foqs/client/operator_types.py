@@ -31,8 +31,8 @@ class ServerInfo(NamedTuple):
 
 
 class Status(NamedTuple):
-    """The facts of the hosts that answered; `missing` are the `host:port` of the other ones. `foqs.verdict` judges the
-    facts."""
+    """The facts of the hosts that answered; `missing` are the `host:port` of the other ones. `foqs.doctor.verdict`
+    judges the facts."""
 
     hosts: tuple[HostStatus, ...]
     missing: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""`foqs.verdict`: each rule finds its state of the hosts and no other one; the page for operators has each rule."""
+"""Verdicts: each rule finds its state of the hosts and no other one, and the page for operators has each rule."""
 
 from __future__ import annotations
 
@@ -8,10 +8,22 @@ from typing import Any
 
 import pytest
 
+from foqs.doctor.verdict import (
+    CERTIFICATE_MS,
+    FULL,
+    GROWS_MS,
+    LATE_TIMERS,
+    OLD_MS,
+    RULES,
+    Facts,
+    Reason,
+    Verdict,
+    Word,
+    judge,
+)
 from foqs.figures import HostStatus, QuotaStatus, ShardStatus, TopicStatus
-from foqs.verdict import CERTIFICATE_MS, FULL, GROWS_MS, LATE_TIMERS, OLD_MS, RULES, Facts, Reason, Verdict, Word, judge
 
-PAGE = Path(__file__).parents[1] / "docs" / "operations.md"
+PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
 NOW_MS = 1_800_000_000_000
 GOOD_SHARD = ShardStatus(1, "serving", "mysql://db:3306/foqs_1")
 GOOD = HostStatus("a:7707", "a", "1.0", NOW_MS, session="connected", controller="a", budget_limit_bytes=100,

@@ -98,7 +98,8 @@ class HostProcess(Restartable):
         server = {"id": name, **(settings or {}).get("server", {})}
         # Processes pick their admin ports, as on port 0: the tests do not use them.
         admin = {"port": self.admin_port if processes is None else 0, **(settings or {}).get("admin", {})}
-        self._config.write_text(toml({**(settings or {}), "server": server, "admin": admin}, shards))
+        logged = {"level": "debug", **(settings or {}).get("log", {})}  # the counters, at the end
+        self._config.write_text(toml({**(settings or {}), "log": logged, "server": server, "admin": admin}, shards))
         self.log = folder / f"{name}.log"
         self.log.touch()
 
@@ -148,7 +149,7 @@ class HostProcess(Restartable):
 
     def counted(self, counter: str) -> int:
         """Return a counter that the host logged when it stopped. Raises ValueError if it did not."""
-        found = re.findall(rf"host\.stopped.*\b{counter}=(\d+)", self.log.read_text(errors="replace"))
+        found = re.findall(rf"host\.counters.*\b{counter}=(\d+)", self.log.read_text(errors="replace"))
         if not found:
             raise ValueError(f"{self.name} did not log {counter}")
         return int(found[-1])

@@ -10,6 +10,7 @@ import socket
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -88,6 +89,8 @@ def test_another_protocol_version_is_a_permanent_error(monkeypatch: pytest.Monke
     stopped: list[bool] = []
 
     class Node:
+        vitals = SimpleNamespace(connect=lambda *_: None)
+
         async def start(self) -> tuple[str, int]:
             raise OtherProtocol("host b (b:7707)", 0)
 

@@ -41,7 +41,7 @@ routing = client._router._connection
 def inode(fd):
     return os.readlink(f"/proc/self/fd/{{fd}}")
 
-sockets = {{inode(fd) for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{{fd}}")}}
+sockets = {{inode(fd) for fd in os.listdir("/proc/self/fd") if int(fd) > 2 and os.path.exists(f"/proc/self/fd/{{fd}}")}}
 sockets = {{one for one in sockets if one.startswith("socket:")}}
 before = [id(one) for one in pool._idle]
 child = os.fork()

@@ -84,6 +84,7 @@ class Place:
             "FOQS_CONFIG": str(self._config),
             "FOQS_ZOOKEEPER__HOSTS": zookeeper or rig.server.hosts,
             "FOQS_ZOOKEEPER__ROOT": rig.root,
+            "FOQS_STORE__SECRETS_DIR": str(folder),
         }
         self.shards = folder / "shards.toml"
         lines = [f'[[shards]]\nid = {n}\nurl = "sqlite:///{folder}/shard-{n}.db"\n' for n in range(1, SHARDS + 1)]

@@ -45,9 +45,12 @@ def test_the_job_makes_only_its_own_databases(
     server.query(rights)
 
     place = Place(dev, zk_rig, tmp_path)
-    url = f"mysql+pymysql://{environment['MYSQL_USER']}:{SECRET}@127.0.0.1:{server.port}"
+    (tmp_path / "foqs").write_text(SECRET)
+    url = f"mysql+pymysql://{environment['MYSQL_USER']}@127.0.0.1:{server.port}"
     names = {1: "foqs_1", 2: "foqs_2", 3: "foqsx1"}
-    place.shards.write_text("".join(f'[[shards]]\nid = {n}\nurl = "{url}/{name}"\n' for n, name in names.items()))
+    place.shards.write_text(
+        "".join(f'[[shards]]\nid = {n}\nurl = "{url}/{name}?password_file=foqs"\n' for n, name in names.items())
+    )
     job = place.apply()
     assert (job.returncode, job.stdout) == (1, "shard 1 is added\nshard 2 is added\n"), job
     assert "shard 3: " in job.stderr

@@ -118,7 +118,14 @@ def _heedless(original: Any, state: Any, *args: Any) -> Any:
 around(dequeue, "_merge", "pauses", name="a_paused_topic_is_merged")(_heedless)
 around(consumers, "_committed", "pauses", seed=358, name="committed_leases_of_a_paused_topic_are_delivered")(_heedless)
 # Consumers of other hosts asked for it during the pause, and got nothing.
-put("a_resumed_topic_is_not_published", consumers, "_resume", lambda state, ns, before: iter(()), "pauses", seed=1)
+put(
+    "a_resumed_topic_is_not_published",
+    consumers,
+    "_follow_pauses",
+    lambda state, ns, before: iter(()),
+    "pauses",
+    seed=1,
+)
 
 
 @around(Forwarder, "_deliverable", "pauses", seed=20)

@@ -85,9 +85,14 @@ _NEVER = 1 << 62
 
 def live_spans(events: Iterable[Event]) -> dict[int, list[Span]]:
     """Return when each item was certainly live, neither ended nor a dead letter. A delivery says so unless the item may
-    have ended at the same time: by the ack of an earlier holder whose lease has ended."""
+    have ended at the same time: by the ack of an earlier holder whose lease has ended, or by a last attempt that a
+    request without an answer brought."""
     starts: dict[int, list[Stored | Delivered]] = defaultdict(list)
-    ends: dict[int, list[Span]] = defaultdict(list)
+    unseen: list[Span] = []
+    ends: dict[int, list[Span]] = defaultdict(lambda: [*unseen])
+    lease = LEASE_MS * _NS_PER_MS
+    events = list(events)
+    unseen += [(one.began + lease, one.ended + lease) for one in events if isinstance(one, Lost)]
     for event in events:
         match event:
             case Stored():
@@ -95,7 +100,7 @@ def live_spans(events: Iterable[Event]) -> dict[int, list[Span]]:
             case Delivered():
                 starts[event.id].append(event)
                 if event.attempt >= ATTEMPTS:  # the end of the lease may end it
-                    at = event.began + LEASE_MS * _NS_PER_MS
+                    at = event.began + lease
                     ends[event.id].append((at, at))
             case Ended():
                 ends[event.id].append((event.began, event.ended))
@@ -121,7 +126,7 @@ def waiting_spans(events: Iterable[Event]) -> dict[int, list[Span]]:
                 stored[event.id] = event.ended
             case Delivered():
                 known = first.get(event.id)
-                if known is None or event.began < known.began:
+                if known is None or (event.attempt, event.began) < (known.attempt, known.began):
                     first[event.id] = event
             case Lost():
                 lost.append(event)
@@ -130,7 +135,7 @@ def waiting_spans(events: Iterable[Event]) -> dict[int, list[Span]]:
         delivered = first.get(item_id)
         end = _NEVER if delivered is None else delivered.began
         if delivered is None or delivered.attempt > 1:
-            end = min([max(at, one.began) for one in lost if one.ended > at], default=end)
+            end = min([end, *(max(at, one.began) for one in lost if one.ended > at)])
         spans[item_id] = [(at, end)] if end > at else []  # it may be delivered before its enqueue is answered
     return spans
 

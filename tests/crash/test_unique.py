@@ -52,6 +52,8 @@ def test_a_key_has_one_item_at_a_time(kind: Kind, new_server: NewServer, tmp_pat
         ([Stored(0, 1, 7, 1), Ended(2, 9, 1), Stored(3, 4, 7, 2), Delivered(5, 6, 7, 1, 1)], 0),
         ([Stored(0, 1, 7, 1), Delivered(2, 3, 7, 1, 1), Stored(LEASE + 5, LEASE + 6, 7, 2)], 1),
         ([Stored(0, 1, 7, 1), Delivered(2, 3, 7, 1, 2), Stored(LEASE + 5, LEASE + 6, 7, 2)], 0),
+        ([Stored(0, 1, 7, 1), Delivered(2, 3, 7, 1, 1), Lost(4, 5), Stored(LEASE + 6, LEASE + 7, 7, 2)], 0),
+        ([Stored(0, 1, 7, 1), Delivered(2, 3, 7, 1, 1), Lost(4, 5), Stored(LEASE - 7, LEASE - 6, 7, 2)], 1),
     ],
 )
 def test_two_items_that_live(events: list[Event], wrong: int) -> None:
@@ -69,6 +71,8 @@ def test_two_items_that_live(events: list[Event], wrong: int) -> None:
         ([Stored(1, 2, 7, 1), Lost(0, 3), Stored(4, 5, 7, 2), Delivered(6, 7, 7, 1, 2)], 0),
         ([Stored(1, 2, 7, 1), Lost(0, 1), Stored(4, 5, 7, 2), Delivered(6, 7, 7, 1, 2)], 1),
         ([Stored(0, 9, 7, 1), Delivered(2, 3, 7, 1, 1), Stored(4, 5, 7, 2), Delivered(10, 11, 7, 2, 1)], 0),
+        ([Stored(0, 1, 7, 1), Delivered(2, 5, 7, 1, 2), Delivered(3, 4, 7, 1, 1), Stored(6, 7, 7, 2), Lost(20, 21)], 0),
+        ([Stored(0, 1, 7, 1), Stored(2, 3, 7, 2), Delivered(4, 5, 7, 1, 2), Lost(20, 21)], 1),
     ],
 )
 def test_two_items_that_wait(events: list[Event], wrong: int) -> None:

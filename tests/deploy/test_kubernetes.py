@@ -175,7 +175,7 @@ def test_hosts_of_prod_are_apart_and_go_first(prod: Hosts) -> None:
     for pod in pods.values():
         secrets = [volume["secret"] for volume in pod["spec"]["volumes"] if "secret" in volume]
         assert {secret["defaultMode"] for secret in secrets} == {0o400}
-        assert len(secrets) == 3
+        assert len(secrets) == 4
 
 
 def test_the_report_can_be_made_at_once(prod: Hosts) -> None:

@@ -24,7 +24,7 @@ FULL = Backup(
     {1: {"": Mark(1, 2, 3), "ab": Mark(4, 5, 6, 7, Stamp(8, 9, "h"))}},
     {"shop": SECOND, "a/b": Settings("a/b", 3)},
 )
-NOBODY: frozenset[int] = frozenset()
+NO_SHARDS: frozenset[int] = frozenset()
 
 
 def text(backup: Backup = FULL) -> str:
@@ -71,7 +71,7 @@ def test_another_text_is_refused(wrong: str) -> None:
 
 
 def test_an_empty_cluster_gets_all() -> None:
-    plan = plan_import(FULL, Backup(), NOBODY)
+    plan = plan_import(FULL, Backup(), NO_SHARDS)
     assert (plan.shards, plan.replaces, plan.keeps) == (tuple(FULL.shards.values()), (), ())
     assert plan.slots == replace(FULL.slots, version=-1)
     assert (plan.assignment, plan.drained, plan.marks) == ({1: "a/b"}, {"a", "ü"}, FULL.marks)
@@ -81,7 +81,7 @@ def test_an_empty_cluster_gets_all() -> None:
 
 
 def test_the_same_cluster_gets_nothing() -> None:
-    assert plan_import(FULL, FULL, NOBODY) == Import()
+    assert plan_import(FULL, FULL, NO_SHARDS) == Import()
 
 
 def test_nothing_is_lowered() -> None:
@@ -90,7 +90,7 @@ def test_nothing_is_lowered() -> None:
         FULL, slots=replace(FULL.slots, stamp=99), settings={"shop": later, "a/b": Settings("a/b", 3)},
         marks={1: {"": Mark(1, 2, 4), "ab": Mark(4, 1, 1)}},
     )  # fmt: skip
-    plan = plan_import(FULL, now, NOBODY)
+    plan = plan_import(FULL, now, NO_SHARDS)
     assert (plan.slots, plan.settings, plan.marks) == (None, (), {1: {"ab": FULL.marks[1]["ab"]}})
     assert len(plan.keeps) == 2
     assert plan_import(FULL, now, frozenset({1})).marks == {}, "its owner writes the mark itself"
@@ -98,20 +98,20 @@ def test_nothing_is_lowered() -> None:
 
 def test_settings_that_were_made_apart_stay() -> None:
     apart = Settings("shop").changed({"plans/a": "9"}, (), nonce="9")
-    plan = plan_import(FULL, replace(FULL, settings={"shop": apart}), NOBODY)
+    plan = plan_import(FULL, replace(FULL, settings={"shop": apart}), NO_SHARDS)
     assert plan.settings == (Settings("a/b", 3),)
     assert any("made apart" in line for line in plan.keeps)
 
 
 def test_differences_of_shards_are_shown_without_urls() -> None:
     now = replace(FULL, shards={1: ShardFact(1, "mysql://u:p@other/1"), 9: ShardFact(9, "z")})
-    plan = plan_import(FULL, now, NOBODY)
+    plan = plan_import(FULL, now, NO_SHARDS)
     assert (plan.shards, plan.replaces) == ((FULL.shards[7],), (FULL.shards[1],))
     assert plan.keeps == ("shard 1: another URL, weight 1, in the file 2", "shard 9: not in the file")
 
 
 def test_another_cluster_and_an_event_are_refused() -> None:
     with pytest.raises(Invalid, match="of cluster the-id, and ZooKeeper has cluster other"):
-        plan_import(FULL, Backup(Identity(0, "other")), NOBODY)
+        plan_import(FULL, Backup(Identity(0, "other")), NO_SHARDS)
     with pytest.raises(Invalid, match="wait for the end"):
-        plan_import(FULL, Backup(Identity(0, "the-id", ("lost-2",), open=True)), NOBODY)
+        plan_import(FULL, Backup(Identity(0, "the-id", ("lost-2",), open=True)), NO_SHARDS)

@@ -4,6 +4,7 @@ A server is a process; or a container, if no program is installed, Docker answer
 """
 
 import os
+import shutil
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +69,13 @@ class SqlEndpoint:
             cursor.execute(sql, parameters or None)
             return list(cursor.fetchall())
 
+    def row(self, sql: str) -> dict[str, Any]:
+        """Return the first row of a statement by the names of its columns, empty without one. Raises as `query`."""
+        with closing(self._connect(None, timeout_s=_QUERY_TIMEOUT_S)) as connection:
+            cursor = connection.cursor(pymysql.cursors.DictCursor)
+            cursor.execute(sql)
+            return cursor.fetchone() or {}
+
     def create_database(self, name: str) -> str:
         """Make an empty database, and return its name. Raises pymysql.MySQLError if it exists."""
         self.query(f"CREATE DATABASE `{name}`")
@@ -124,6 +132,25 @@ class DatabaseServer(SqlEndpoint, PrivateServer):
         Raises ServerUnavailable if it did not answer in time.
         """
         self.start()
+
+    @property
+    def data(self) -> Path:
+        """The directory of its data. It must be started first."""
+        assert self._directory is not None
+        return self._directory / "data"
+
+    def copy_data(self, to: Path) -> None:
+        """Copy its data as of one moment: it is frozen for that time. The copy has all that it had committed."""
+        self.pause()
+        try:
+            shutil.copytree(self.data, to, ignore=shutil.ignore_patterns("socket*"))
+        finally:
+            self.resume()
+
+    def put_back(self, copy: Path) -> None:
+        """Replace the data of a server that was killed by a copy, which is gone then."""
+        shutil.rmtree(self.data)
+        copy.rename(self.data)
 
     def prepare(self, directory: Path) -> None:
         """Make an empty data directory whose root needs no password from 127.0.0.1."""

@@ -8,180 +8,28 @@ from __future__ import annotations
 import random
 import re
 import threading
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from statistics import median
-from time import monotonic, monotonic_ns
+from time import monotonic, monotonic_ns, time_ns
 
 from foqs.client import Client
 from foqs.errors import FoqsError
 from foqs.shardmgr.facts import Facts
 from foqs.shardmgr.operate import Assign, Change, MarkHost, drain_host, move_shard, undrain_host
 from foqs.zk.protocol import ZkConflict, ZkError, ZkUnavailable, ZkUnknown
-from foqs_lab.cluster import LocalCluster, make_shards
+from foqs_lab.arena import Arena, arena
 from foqs_lab.crash import kept, schedules, tenants, unique
 from foqs_lab.crash.checker import Lie, Tally, check, tally
 from foqs_lab.crash.clients import NAMESPACE, TOPICS, Crew, Load, Wire, drain, work
 from foqs_lab.crash.history import Crash, Log, read
-from foqs_lab.relay import Relay
-from foqs_lab.servers import ContainerServer, DatabaseServer, Kind, ServerSettings, SqlEndpoint, ZookeeperServer
-from foqs_lab.servers import start_database_server as start_server
-from foqs_lab.servers.process import free_port
-
-SESSION_MS = 3_000
-SETTINGS = {"zookeeper": {"session_timeout_ms": SESSION_MS, "settle_ms": 2_000, "balance_every_ms": 10_000}}
-
-
-@dataclass
-class Arena:
-    """A relay is before each host, before ZooKeeper for each host, and before each database for all hosts."""
-
-    cluster: LocalCluster
-    databases: Sequence[DatabaseServer | ContainerServer]
-    to_database: Sequence[Relay]
-    to_zookeeper: dict[str, Relay]
-    to_host: dict[str, Relay]
-
-    @property
-    def ports(self) -> list[int]:
-        return [host.port for host in self.cluster.hosts.values()]
-
-    def said(self, text: str) -> int:
-        """Return the number of times that the logs of all hosts hold it."""
-        return sum(host.log.read_bytes().count(text.encode()) for host in self.cluster.hosts.values())
-
-
-@contextmanager
-def arena(kind: Kind, folder: Path, *, hosts: int, databases: int, shards: int) -> Iterator[Arena]:
-    """Start hosts that serve all shards, and end everything at the end."""
-    with ExitStack() as stack:
-
-        def relay(target: int) -> Relay:
-            made = Relay(target)
-            stack.callback(made.close)
-            return made
-
-        settings = ServerSettings(buffer_pool_bytes=64 << 20)
-        servers: list[DatabaseServer | ContainerServer] = []
-        for _ in range(databases):
-            servers.append(start_server(kind, settings))
-            stack.enter_context(servers[-1])
-        ways: dict[SqlEndpoint, Relay] = {server: relay(server.port) for server in servers}
-        zookeeper = stack.enter_context(ZookeeperServer())
-        direct = make_shards(servers, -(-shards // databases), "chaos")[:shards]
-        detours = [replace(shard, server=SqlEndpoint(kind, ways[shard.server].port)) for shard in direct]
-        cluster = LocalCluster(zookeeper, detours, folder, SETTINGS)
-        stack.callback(cluster.stop)
-        cluster.shards = direct  # the checks of rows bypass the relays
-        names, to_zookeeper, to_host = [f"host-{n}" for n in range(1, hosts + 1)], {}, {}
-        for name in names:
-            port = free_port()
-            to_zookeeper[name], to_host[name] = relay(zookeeper.port), relay(port)
-            ways_of_host = {
-                "zookeeper": {"hosts": f"127.0.0.1:{to_zookeeper[name].port}"},
-                "server": {"advertise": f"127.0.0.1:{to_host[name].port}"},
-            }
-            cluster.add(name, port, ways_of_host)
-        cluster.start(*names)
-        cluster.settled()
-        yield Arena(cluster, servers, list(ways.values()), to_zookeeper, to_host)
-
-
-_SESSION_S = SESSION_MS / 1000
-_LOST_MS = 60_000
-
-
-def host_killed(arena: Arena, rng: random.Random) -> None:
-    """Kill a host, and start it again at once, or after other hosts have taken its shards."""
-    name = _one_of(arena, rng)
-    host = arena.cluster.hosts[name]
-    host.kill()
-    if rng.random() < 0.5:
-        _until_lost(arena, name)
-    arena.cluster.start(name)
-
-
-def host_frozen(arena: Arena, rng: random.Random) -> None:
-    """Freeze a host beyond its session: it wakes up with the belief that it still owns its shards."""
-    name = _one_of(arena, rng)
-    arena.cluster.hosts[name].pause()
-    _until_lost(arena, name)
-    time.sleep(rng.uniform(0, 1))
-    arena.cluster.hosts[name].resume()
-
-
-def host_without_zookeeper(arena: Arena, rng: random.Random) -> None:
-    """Cut a living host off from ZooKeeper until the other hosts take its shards."""
-    name = _one_of(arena, rng)
-    arena.to_zookeeper[name].hold()
-    _until_lost(arena, name)
-    time.sleep(rng.uniform(0, 1))
-    arena.to_zookeeper[name].flow()
-
-
-def zookeeper_away(arena: Arena, rng: random.Random) -> None:
-    """Kill the ZooKeeper for longer than the sessions last."""
-    arena.cluster.zookeeper.kill()
-    time.sleep(_SESSION_S + rng.uniform(0.5, 2))
-    arena.cluster.zookeeper.start()
-
-
-def zookeeper_cut(arena: Arena, rng: random.Random) -> None:
-    for relay in arena.to_zookeeper.values():
-        relay.cut()
-
-
-def database_killed(arena: Arena, rng: random.Random) -> None:
-    database = rng.choice(arena.databases)
-    database.kill()
-    time.sleep(rng.uniform(0, 1))
-    database.restart()
-
-
-def database_cut(arena: Arena, rng: random.Random) -> None:
-    for _ in range(rng.randint(1, 5)):
-        rng.choice(arena.to_database).cut()
-        time.sleep(rng.uniform(0, 0.3))
-
-
-def database_held(arena: Arena, rng: random.Random) -> None:
-    """Make a connection half-open: no data arrives, and neither end gets an error."""
-    relay = rng.choice(arena.to_database)
-    relay.hold()
-    time.sleep(rng.uniform(0.1, 3))
-    relay.flow()
-
-
-def peers_cut(arena: Arena, rng: random.Random) -> None:
-    for relay in arena.to_host.values():
-        relay.cut()
-
-
-def peers_held(arena: Arena, rng: random.Random) -> None:
-    relay = arena.to_host[_one_of(arena, rng)]
-    relay.hold()
-    time.sleep(rng.uniform(0.1, 3))
-    relay.flow()
-
-
-OWNER_IS_LOST = (host_killed, host_frozen, host_without_zookeeper)
-"""In these an owner is replaced before it could write its leases: at-least-once items may come again early."""
-FAULTS: tuple[Callable[[Arena, random.Random], None], ...] = (
-    *OWNER_IS_LOST, zookeeper_away, zookeeper_cut, database_killed, database_cut, database_held, peers_cut, peers_held,
-)  # fmt: skip
-
-
-def _one_of(arena: Arena, rng: random.Random) -> str:
-    return rng.choice(sorted(arena.cluster.hosts))
-
-
-def _until_lost(arena: Arena, name: str) -> None:
-    arena.cluster.registry.wait_for(lambda facts: name not in facts.hosts, timeout_ms=_LOST_MS)
-
+from foqs_lab.crash.losses import Losses
+from foqs_lab.faults import FAULTS, LOSSES, OF_COPIES, OWNER_IS_LOST, Fault
+from foqs_lab.servers import Kind
 
 _PAUSE_S = (0.3, 2.0)
 
@@ -272,7 +120,8 @@ class Replaced:
 @dataclass
 class Report:
     """`recoveries_s` by fault: from its end until every shard was served and items of each were stored and acked.
-    `wrong`: items with one key at the same time, and keys that are not free."""
+    `wrong`: items with one key at the same time, and keys that are not free. `refused`: calls that hosts refused to
+    each other. `losses`: what older copies of databases have undone. `left_out`: faults that cannot occur here."""
 
     seed: int
     tally: Tally
@@ -284,14 +133,17 @@ class Report:
     faults_logged: list[str]
     epochs: list[str]
     left: list[str]
+    refused: list[str]
     moves: int
     took_s: float
     recoveries_s: dict[str, list[float]] = field(default_factory=dict)
+    losses: str = ""
+    left_out: list[str] = field(default_factory=list)
 
     @property
     def good(self) -> bool:
         return self.fired.good and not (
-            self.lies or self.wrong or self.unfair or self.faults_logged or self.epochs or self.left
+            self.lies or self.wrong or self.unfair or self.faults_logged or self.epochs or self.left or self.refused
         )
 
     def __str__(self) -> str:
@@ -301,6 +153,8 @@ class Report:
             lines.append(
                 f"{what}: {len(times)} times, recovered after {median(times):.1f} s (at most {max(times):.1f})"
             )
+        lines += [f"left out: {what}" for what in self.left_out]
+        lines += [self.losses] if self.losses else []
         lines.append("keys: " + ", ".join(f"{what} {count:,}" for what, count in sorted(self.keys.items())))
         lines.append(str(self.fired))
         lines += [
@@ -310,6 +164,7 @@ class Report:
             *self.faults_logged[:10],
             *self.epochs[:10],
             *self.left[:10],
+            *self.refused[:10],
         ]
         lines.append("every promise held" if self.good else "a promise was broken")
         return "\n  ".join(lines)
@@ -324,12 +179,17 @@ def chaos(
     hosts: int = 3,
     databases: int = 2,
     shards: int = 6,
+    faults: int = 0,
+    losses: bool = False,
     say: Callable[[str], None] = lambda text: None,
 ) -> Report:
-    """Run for about `seconds`, in `folder`. Raises TimeoutError if something does not recover."""
+    """Run for about `seconds`, in `folder`, and until `faults` have occurred. With `losses`, some of them put an older
+    copy in the place of a database. Raises TimeoutError if something does not recover."""
     began, rng = monotonic(), random.Random(f"{seed}/faults")
-    recoveries: dict[str, list[float]] = defaultdict(list)
+    recoveries: dict[str, list[float]]
     with arena(kind, folder, hosts=hosts, databases=databases, shards=shards) as at:
+        wanted = (*FAULTS, *(LOSSES if losses else ()))
+        chosen = [fault for fault in wanted if at.copies or fault not in OF_COPIES]
         log, operator = Log(folder / "crashes.jsonl"), Operator(at, str(seed))
         replaced = Replaced(at.said, log)
         operator_of = Client(f"127.0.0.1:{at.ports[0]}", NAMESPACE)
@@ -351,14 +211,16 @@ def chaos(
         ):
             work(crew, at.cluster.shards, 10)
             operator.start()
-            while monotonic() < began + seconds or len(recoveries) < len(FAULTS):
-                fault = _next(rng, recoveries)
+            recoveries, crews = defaultdict(list), (crew, sharing, keeping)
+            for fault in _faults(rng, chosen, began + seconds, faults):
                 say(f"{monotonic() - began:6.1f} s  {fault.__name__}")
-                recoveries[fault.__name__].append(_recovery_s(at, rng, fault, crew, replaced))
+                recoveries[fault.__name__].append(_recovery_s(at, rng, fault, crews, replaced))
             operator.stop()
         sharing.raise_errors()
         keeping.raise_errors()
-        wrong, end_ms = holding.close(), firing.end()
+        lost = Losses(at.losses)
+        log.add(lost.all)
+        wrong, end_ms = holding.close(lost), firing.end()
         throttled_until_ns = monotonic_ns()
         operator_of.put_settings(remove=tenants.settings())
         drain(at.ports[0], folder, lambda: not _rows(at), _DRAIN_S, (*TOPICS, tenants.TOPIC, *kept.TOPICS))
@@ -371,37 +233,49 @@ def chaos(
         replaced.look()
         owners = at.cluster.registry.facts.owners
         left = [f"{row}, of {owners.get(shard.number)}" for shard in at.cluster.shards for row in shard.left()]
-        faults_logged = [line for host in at.cluster.hosts.values() for line in host.faults()]
-        epochs = epochs_twice([host.log.read_text(errors="replace") for host in at.cluster.hosts.values()])
+        hosts_ran = list(at.cluster.hosts.values())
         log.close()
     events = sorted(read(folder) + read(shared) + read(kept_logs), key=lambda event: event.began)
-    unfair = tenants.lies(events, throttled_until_ns)
-    fired = schedules.verdict(firing.items, seed, schedules.Kills(len(recoveries["host_killed"])), end_ms)
+    unfair = tenants.lies(events, throttled_until_ns, lost)
+    kills = schedules.Kills(len(recoveries["host_killed"]))
+    fired = schedules.verdict(firing.items, seed, kills, end_ms, None, lost, monotonic_ns() - time_ns())
+    lies = check(events, lost)
+    faults_logged = [line for host in hosts_ran for line in host.faults()]
+    refused = [line for host in hosts_ran for line in host.lines("audit.refused")]
+    epochs = epochs_twice([host.log.read_text(errors="replace") for host in hosts_ran])
     return Report(
-        seed, tally(events), check(events), wrong, holding.counts, fired, unfair, faults_logged, epochs, left,
-        operator.changes, monotonic() - began, dict(recoveries),
+        seed, tally(events), lies, wrong, holding.counts, fired, unfair, faults_logged, epochs, left, refused,
+        operator.changes, monotonic() - began, dict(recoveries), str(lost),
+        [fault.__name__ for fault in wanted if fault not in chosen],
     )  # fmt: skip
 
 
-def _recovery_s(
-    at: Arena, rng: random.Random, fault: Callable[[Arena, random.Random], None], crew: Crew, replaced: Replaced
-) -> float:
+def _recovery_s(at: Arena, rng: random.Random, fault: Fault, crews: Sequence[Crew], replaced: Replaced) -> float:
     """Let one fault occur, and let the clients work after it. Return the time until they could."""
     replaced.look()
+    known = len(at.losses)
     fault(at, rng)
     ended = monotonic()
     at.cluster.settled(*at.cluster.hosts)
-    work(crew, at.cluster.shards, 1)
+    work(crews[0], at.cluster.shards, 1)
     took_s = monotonic() - ended
+    for number, loss in enumerate(at.losses[known:], known):
+        at.losses[number] = loss._replace(back=monotonic_ns())
+        for crew in crews:
+            crew.progress.forget(loss.shards, loss.began)
     replaced.look(certain=fault in OWNER_IS_LOST)
-    work(crew, at.cluster.shards, rng.randint(1, 100))
+    work(crews[0], at.cluster.shards, rng.randint(1, 100))
     return took_s
 
 
-def _next(rng: random.Random, recoveries: dict[str, list[float]]) -> Callable[[Arena, random.Random], None]:
-    """Return each kind once, then any."""
-    new = [fault for fault in FAULTS if fault.__name__ not in recoveries]
-    return rng.choice(new or FAULTS)
+def _faults(rng: random.Random, chosen: Sequence[Fault], until_s: float, least: int) -> Iterator[Fault]:
+    """Yield each kind once, then any, until that time and at least `least`."""
+    first = list(chosen)
+    rng.shuffle(first)
+    for number in count():
+        if number >= max(least, len(first)) and monotonic() >= until_s:
+            return
+        yield first[number] if number < len(first) else rng.choice(chosen)
 
 
 def epochs_twice(logs: list[str]) -> list[str]:

@@ -65,13 +65,23 @@ def chaos(
     shards: Annotated[
         int, typer.Option(min=1, max=100, help="The database servers hold this many shards together.")
     ] = 6,
+    faults: Annotated[
+        int, typer.Option(min=0, max=100_000, help="The run has this many faults or more (0: as SECONDS says).")
+    ] = 0,
+    losses: Annotated[
+        bool, typer.Option("--losses", help="Some faults put an older copy in the place of a database.")
+    ] = False,
     kind: Kind = "mariadb",
     keep: Keep = False,
 ) -> None:
     """Test that a private cluster keeps its promises under faults.
 
-    While clients enqueue and dequeue, the command kills, freezes and cuts off hosts, databases and the ZooKeeper.
-    Producers and consumers log every reply, and afterwards a checker reads these logs.
+    While clients enqueue and dequeue, the command kills, freezes and cuts off hosts, databases and the ZooKeeper. It
+    wipes ZooKeeper, rotates secrets, changes addresses, and fails databases over to replicas. Producers and consumers
+    log every reply, and afterwards a checker reads these logs.
+
+    With --losses, databases also get older copies: backups, and replicas that were behind. The command counts what they
+    have undone. Anything else that is lost is a broken promise.
 
     The command exits with 1 if a promise was broken: an acknowledged item was lost, came back, or was delivered to two
     consumers at once.
@@ -80,7 +90,12 @@ def chaos(
 
     with _verdict("chaos", seed, keep) as (chosen, folder, end):
         say = lambda text: print(text, flush=True)  # noqa: E731
-        end(run(kind, folder, seed=chosen, seconds=seconds, hosts=hosts, databases=mysql, shards=shards, say=say))
+        end(
+            run(
+                kind, folder, seed=chosen, seconds=seconds, hosts=hosts, databases=mysql, shards=shards, faults=faults,
+                losses=losses, say=say,
+            )
+        )  # fmt: skip
 
 
 def crash(

@@ -94,19 +94,19 @@ class HostProcess(Restartable):
         self._options = [] if processes is None else ["--processes", str(processes)]
         self.port = port or free_port(above=processes or 0)
         self.admin_port = free_port()
-        self._config = folder / f"{name}.toml"
+        self.config = folder / f"{name}.toml"
         server = {"id": name, **(settings or {}).get("server", {})}
         # Processes pick their admin ports, as on port 0: the tests do not use them.
         admin = {"port": self.admin_port if processes is None else 0, **(settings or {}).get("admin", {})}
         logged = {"level": "debug", **(settings or {}).get("log", {})}  # the counters, at the end
-        self._config.write_text(toml({**(settings or {}), "log": logged, "server": server, "admin": admin}, shards))
+        self.config.write_text(toml({**(settings or {}), "log": logged, "server": server, "admin": admin}, shards))
         self.log = folder / f"{name}.log"
         self.log.touch()
 
     def launch(self, *, take_over: bool = False) -> None:
         """Start it, and do not wait."""
         self._begun = self.log.stat().st_size
-        argv = [sys.executable, "-m", "foqs", "serve", "--config", str(self._config), "--port", str(self.port)]
+        argv = [sys.executable, "-m", "foqs", "serve", "--config", str(self.config), "--port", str(self.port)]
         argv += [*self._options, *(["--take-over"] if take_over else [])]
         self._process = ServerProcess(argv, log=self.log)
 
@@ -146,6 +146,10 @@ class HostProcess(Restartable):
     def faults(self) -> list[str]:
         """Return the lines of the whole log that no host should write, whatever its database does."""
         return [line for line in self.log.read_text(errors="replace").splitlines() if _FAULTS.search(line)]
+
+    def lines(self, text: str) -> list[str]:
+        """Return the lines of the whole log that hold `text`."""
+        return [line for line in self.log.read_text(errors="replace").splitlines() if text in line]
 
     def counted(self, counter: str) -> int:
         """Return a counter that the host logged when it stopped. Raises ValueError if it did not."""

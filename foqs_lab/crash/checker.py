@@ -2,7 +2,8 @@
 
 An event only says that something happened between its `began` and its `ended`. The checker reports a lie if no possible
 order explains the replies to the clients, so it never accuses a correct host. A crash explains some of them: the host
-forgets leases that it has not written yet.
+forgets leases that it has not written yet. A database that was put back to an older copy explains the loss of what was
+committed since, and of nothing else (`losses.py`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from enum import StrEnum
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import NamedTuple
 
 from foqs_lab.crash.history import (
@@ -26,9 +27,13 @@ from foqs_lab.crash.history import (
     Nack,
     Step,
 )
+from foqs_lab.crash.losses import NEVER, Losses, losses_of
 
 _COMPLETED = 4
 _MAYBE_DONE = (Answer.OK, Answer.UNKNOWN)
+_ACKS_UNDONE = "acks undone"
+_ONCE_UNDONE = "at-most-once deliveries undone"
+_LEASES_ENDED = "leases ended"
 
 
 class Rule(StrEnum):
@@ -45,6 +50,7 @@ class Rule(StrEnum):
     WRONG_RESULT = "a look-up of an item found a result of none of its acks"
     STEPPED_BACK = "an item was delivered with an older checkpoint than one that had been answered OK"
     NOT_GIVEN = "an item was delivered with a checkpoint that no consumer gave, or that was answered with an error"
+    SAME_ID = "two enqueues have one id"
     INVENTED = "an item was delivered that no client enqueued, or under another id than its enqueue returned"
 
 
@@ -90,7 +96,8 @@ class _Item:
 
 
 class _History:
-    def __init__(self, events: Iterable[Event]) -> None:
+    def __init__(self, events: Iterable[Event], losses: Losses) -> None:
+        self.losses = losses
         self.enqueues: dict[str, Enqueue] = {}
         self.keys: dict[str, set[int]] = defaultdict(set)
         self.items: dict[int, _Item] = defaultdict(_Item)
@@ -124,17 +131,24 @@ class _History:
         """Return True if the owner may have been gone at a moment in between."""
         return any(c.what == "host" and c.began < ended and began < c.ended for c in self.crashes)
 
+    def forgot_leases(self, item_id: int, began: int, ended: int) -> bool:
+        """Return True if the leases of the item's shard may have been forgotten at a moment in between."""
+        return self.host_crashed(began, ended) or self.losses.forgot_leases(_LEASES_ENDED, item_id, began, ended)
 
-def check(events: Iterable[Event]) -> list[Lie]:
-    """Every lie in `events`, which are of a queue that was drained in the end; their order does not matter."""
-    history = _History(events)
-    lies = _never_came(history)
+
+def check(events: Iterable[Event], losses: Losses | None = None) -> list[Lie]:
+    """Every lie in `events`, which are of a queue that was drained in the end; their order does not matter.
+
+    `losses` counts what a Loss explains: without it, those of the events do."""
+    events = list(events)
+    history = _History(events, losses_of(events) if losses is None else losses)
+    lies = _never_came(history) + _same_ids(history)
     for key, ids in history.keys.items():
         lies += _identity(history.enqueues.get(key), key, ids, history)
     for item in history.items.values():
-        lies += _came_back(item)
-        lies += _looked(item)
-        lies += _stepped_back(item)
+        lies += _came_back(item, history.losses)
+        lies += _looked(item, history.losses)
+        lies += _stepped_back(item, history.losses)
         lies += _stale_acks(item, history)
         lies += _refused_acks(item, history)
         lies += _two_holders(item, history)
@@ -167,19 +181,47 @@ def tally(events: Iterable[Event]) -> Tally:
 
 def _never_came(history: _History) -> list[Lie]:
     lies, missing = [], []
+    losses = history.losses
     for key, ids in history.keys.items():
         enqueue = history.enqueues.get(key)
         for item_id in ids:
             item = history.items[item_id]
             if enqueue is not None and enqueue.at_most_once:
-                if not item.deliveries and item_id not in history.doubtful:
+                if (
+                    not item.deliveries
+                    and item_id not in history.doubtful
+                    and not _never_stored(enqueue, item_id, losses)
+                ):
                     missing.append(key)
-            elif not any(ack.answer in _MAYBE_DONE for ack in item.acks):
+            elif any(_may_have_ended(ack, losses) for ack in item.acks):
+                continue
+            elif enqueue is None or not _never_stored(enqueue, item_id, losses):
                 lies.append(Lie(Rule.LOST, f"{key} ({item_id}), delivered {len(item.deliveries)} times"))
     if len(missing) > history.untold:
         text = f"{len(missing)} are missing, {history.untold} may have been taken: {', '.join(missing[:5])} ..."
         lies.append(Lie(Rule.LOST_AT_MOST_ONCE, text))
     return lies
+
+
+def _may_have_ended(ack: Ack, losses: Losses) -> bool:
+    """Return True unless the ack ended nothing, or its end was undone for certain: then the item must come again."""
+    if ack.answer is Answer.OK:
+        return not losses.certain(ack.id, ack.began, ack.ended)
+    return ack.answer is Answer.UNKNOWN
+
+
+def _never_stored(enqueue: Enqueue, item_id: int, losses: Losses) -> bool:
+    """Return True if a loss may have undone the enqueue. One without an answer may have been committed later."""
+    ended = enqueue.ended if enqueue.answer is Answer.OK else NEVER
+    return losses.undone("items lost", item_id, enqueue.began, ended)
+
+
+def _same_ids(history: _History) -> list[Lie]:
+    owners: dict[int, list[str]] = defaultdict(list)
+    for key, ids in history.keys.items():
+        for item_id in ids:
+            owners[item_id].append(key)
+    return [Lie(Rule.SAME_ID, f"{one}: {', '.join(keys)}") for one, keys in owners.items() if len(keys) > 1]
 
 
 def _identity(enqueue: Enqueue | None, key: str, ids: set[int], history: _History) -> list[Lie]:
@@ -194,23 +236,35 @@ def _identity(enqueue: Enqueue | None, key: str, ids: set[int], history: _Histor
         lies.append(Lie(Rule.REFUSED_STORED, f"{key} was delivered as {_listed(ids)}"))
     if len(ids) > 1:
         lies.append(Lie(Rule.DUPLICATE, f"{key} ({enqueue.answer}) has the ids {_listed(ids)}"))
-    if enqueue.at_most_once and len(deliveries) > 1:
-        lies.append(Lie(Rule.TWICE, f"{key}: {deliveries}"))
+    if enqueue.at_most_once:
+        for first, second in pairwise(sorted(deliveries)):
+            if not history.losses.undone(_ONCE_UNDONE, first.id, first.began, first.ended, second.ended):
+                lies.append(Lie(Rule.TWICE, f"{key}: {deliveries}"))
     return lies
 
 
-def _came_back(item: _Item) -> list[Lie]:
-    acked: list[Ack | Look] = [ack for ack in item.acks if ack.answer is Answer.OK]
-    acked += [look for look in item.looks if look.state == _COMPLETED]
+def _came_back(item: _Item, losses: Losses) -> list[Lie]:
+    ends: list[tuple[Ack | Look, str]] = [(ack, str(ack.lease)) for ack in item.acks if ack.answer is Answer.OK]
+    ends += [(look, look.result) for look in item.looks if look.state == _COMPLETED]
     return [
-        Lie(Rule.CAME_BACK, f"{delivery} was requested after {ack}")
-        for ack in acked
+        Lie(Rule.CAME_BACK, f"{delivery} was requested after {end}")
+        for end, lease in ends
         for delivery in item.deliveries
-        if delivery.began > ack.ended
+        if delivery.began > end.ended and not _undone(item, end, lease, losses, delivery.ended)
     ]
 
 
-def _looked(item: _Item) -> list[Lie]:
+def _undone(item: _Item, end: Ack | Look, lease: str, losses: Losses, seen: int) -> bool:
+    """Return True if an ack with this lease may have ended the item by `end`, and that was undone by `seen`. A repeated
+    ack may be answered from memory: an earlier one may have done it."""
+    return any(
+        losses.undone(_ACKS_UNDONE, ack.id, ack.began, ack.ended, seen)
+        for ack in item.acks
+        if str(ack.lease) == lease and ack.answer in _MAYBE_DONE and ack.began <= end.ended
+    )
+
+
+def _looked(item: _Item, losses: Losses) -> list[Lie]:
     """Check the look-ups of an item that its topic keeps."""
     lies = []
     for look in item.looks:
@@ -218,12 +272,14 @@ def _looked(item: _Item) -> list[Lie]:
         if look.state == _COMPLETED:
             if look.result not in [str(ack.lease) for ack in may_have_ended]:
                 lies.append(Lie(Rule.WRONG_RESULT, f"{look}, of {may_have_ended}"))
-        elif any(ack.answer is Answer.OK and ack.ended < look.began for ack in may_have_ended):
+            continue
+        ended = [ack for ack in may_have_ended if ack.answer is Answer.OK and ack.ended < look.began]
+        if any(not _undone(item, ack, str(ack.lease), losses, look.ended) for ack in ended):
             lies.append(Lie(Rule.FORGOTTEN, f"{look}, after {may_have_ended}"))
     return lies
 
 
-def _stepped_back(item: _Item) -> list[Lie]:
+def _stepped_back(item: _Item, losses: Losses) -> list[Lie]:
     """Check that deliveries have the checkpoints which the consumers of the item gave."""
     lies = []
     numbers = {step.number for step in item.steps if step.answer in _MAYBE_DONE}
@@ -234,6 +290,7 @@ def _stepped_back(item: _Item) -> list[Lie]:
             Lie(Rule.STEPPED_BACK, f"{delivery}, after {step}")
             for step in item.steps
             if step.answer is Answer.OK and step.ended < delivery.began and delivery.checkpoint < step.number
+            if not losses.undone("checkpoints undone", step.id, step.began, step.ended, delivery.ended)
         ]
     return lies
 
@@ -249,10 +306,10 @@ def _stale_acks(item: _Item, history: _History) -> list[Lie]:
             continue
         # A delivery that began after the own one had ended took the item over; only a crash makes it forgotten.
         later = [d for d in item.deliveries if d.began > own[0].ended and d.ended < ack.began]
-        if any(not history.host_crashed(d.began, ack.ended) for d in later):
+        if any(not history.forgot_leases(d.id, d.began, ack.ended) for d in later):
             lies.append(Lie(Rule.STALE_ACK, f"{ack}: {later[-1]} had taken the item over"))
         ended = [n for n in item.nacks if n.lease == ack.lease and n.answer is Answer.OK and n.ended < ack.began]
-        if ended:
+        if any(not history.losses.undone("nacks undone", n.id, n.began, n.ended, ack.ended) for n in ended):
             lies.append(Lie(Rule.STALE_ACK, f"{ack}: {ended[0]} had ended the lease"))
     return lies
 
@@ -274,7 +331,7 @@ def _refused_acks(item: _Item, history: _History) -> list[Lie]:
                 and other.began < ack.ended
                 and other.answer in _MAYBE_DONE
             ]
-            if not others and not history.host_crashed(own.began, ack.ended):
+            if not others and not history.forgot_leases(own.id, own.began, ack.ended):
                 lies.append(Lie(Rule.REFUSED_ACK, f"{ack} of {own}"))
     return lies
 
@@ -290,7 +347,7 @@ def _two_holders(item: _Item, history: _History) -> list[Lie]:
             nack.lease in (first.lease, second.lease) and nack.began < ended and nack.answer in _MAYBE_DONE
             for nack in item.nacks
         )
-        if both_held and not given_back and not history.host_crashed(began, ended):
+        if both_held and not given_back and not history.forgot_leases(first.id, began, ended):
             lies.append(Lie(Rule.TWO_HOLDERS, f"{first} and {second}"))
     return lies
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, monotonic_ns
@@ -203,18 +203,34 @@ class Progress:
         self._change = threading.Condition()
         self._stored: Counter[int] = Counter()
         self._ended: Counter[int] = Counter()
+        self._waiting: dict[int, int] = {}
+        """Items that were stored and have not ended, with the time of that news (ns)."""
+        self._early: set[int] = set()
+        """Items whose end was heard of first."""
 
     def add(self, *, stored: Sequence[int] = (), ended: Sequence[int] = ()) -> None:
         """Takes ids."""
+        now_ns = monotonic_ns()
         with self._change:
             self._stored.update(map(shard_of, stored))
             self._ended.update(map(shard_of, ended))
+            self._waiting.update((one, now_ns) for one in stored if one not in self._early)
+            self._early.difference_update(stored)
+            self._early.update(one for one in ended if self._waiting.pop(one, None) is None)
+            self._change.notify_all()
+
+    def forget(self, shards: Collection[int], since_ns: int) -> None:
+        """Count the items of `shards` that were stored since then as ended: the database may have lost them."""
+        with self._change:
+            lost = [one for one, at_ns in self._waiting.items() if at_ns >= since_ns and shard_of(one) in shards]
+            for one in lost:
+                del self._waiting[one]
             self._change.notify_all()
 
     def wait_below(self, backlog: int, timeout_s: float) -> bool:
         """Until at most `backlog` items are stored and not ended; False when that took longer."""
         with self._change:
-            return self._change.wait_for(lambda: self._stored.total() - self._ended.total() <= backlog, timeout_s)
+            return self._change.wait_for(lambda: len(self._waiting) <= backlog, timeout_s)
 
     def wait_more(self, items: int, shards: Sequence[int], timeout_s: float) -> bool:
         """Wait until `items` more are stored and `items` more acked on each of `shards`. False after `timeout_s`."""

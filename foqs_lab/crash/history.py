@@ -106,9 +106,27 @@ class Crash(NamedTuple):
     what: str
 
 
-Event = Enqueue | Dequeue | Delivery | Step | Ack | Nack | Look | Crash
+class Loss(NamedTuple):
+    """The databases of `shards` were replaced by an older copy: a backup, or a replica that was behind.
 
-_KINDS: dict[str, Any] = {kind.__name__: kind for kind in (Enqueue, Dequeue, Delivery, Step, Ack, Nack, Look, Crash)}
+    The copy was made between `began` and `copied`, and the original was gone at `ended`. A change that was committed
+    after the copy was made is undone. Until `back`, when the shards were served from the copy, their owners may have
+    answered from memory. `what`: the fault.
+    """
+
+    began: int
+    ended: int
+    copied: int
+    back: int
+    shards: tuple[int, ...]
+    what: str
+
+
+Event = Enqueue | Dequeue | Delivery | Step | Ack | Nack | Look | Crash | Loss
+
+_KINDS: dict[str, Any] = {
+    kind.__name__: kind for kind in (Enqueue, Dequeue, Delivery, Step, Ack, Nack, Look, Crash, Loss)
+}
 
 
 class Log:

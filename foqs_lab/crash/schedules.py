@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import random
 import threading
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
@@ -18,12 +19,16 @@ from foqs.client import Client
 from foqs.errors import FoqsError
 from foqs_lab.cluster import LocalCluster, Shard, local_cluster
 from foqs_lab.crash import jobs
+from foqs_lab.crash.history import NS_PER_MS
+from foqs_lab.crash.losses import Losses
 
 NAMESPACE = "schedules"
 _SETTINGS = {"zookeeper": {"session_timeout_ms": 3_000, "settle_ms": 1_000}}
 _CATCH_UP_S = 60.0
 _DOWN_S = 1.0
 _COORDINATORS_SHARE = 0.5
+_FOREVER_MS = 1 << 42
+_NONE = Losses()
 
 
 class Kills(NamedTuple):
@@ -178,15 +183,55 @@ def _times(items: dict[int, dict[int, int]], end_ms: int) -> range:
 
 
 def verdict(
-    items: dict[int, dict[int, int]], seed: int, kills: Kills, end_ms: int, done: Set[int] | None = None
+    items: dict[int, dict[int, int]],
+    seed: int,
+    kills: Kills,
+    end_ms: int,
+    done: Set[int] | None = None,
+    losses: Losses = _NONE,
+    epoch_ns: int = 0,
 ) -> Report:
-    """Judge the items up to `end_ms`, and whether they are `done`."""
+    """Judge the items up to `end_ms`, and whether they are `done`. `epoch_ns`: 1970 on the clock of the losses."""
     wanted = _times(items, end_ms)
     late_ms = max(at_ms - due_ms for due_ms, its in items.items() for at_ms in its.values())
-    missing = [due_ms for due_ms in wanted if due_ms not in items]
-    twice = sorted(due_ms for due_ms, its in items.items() if len(its) > 1)
+    clock = _Clock(items, losses, epoch_ns)
+    missing = [due_ms for due_ms in wanted if due_ms not in items and not clock.was_undone(due_ms)]
+    twice = sorted(due_ms for due_ms, its in items.items() if len(its) > 1 and not clock.was_repeated(due_ms))
     undone = [due_ms for due_ms in wanted if done is not None and items.get(due_ms, {}).keys() - done]
     return Report(seed, kills, len(wanted), late_ms, missing, twice, undone)
+
+
+class _Clock:
+    """Says whether a loss explains a second without an item, or with several."""
+
+    def __init__(self, items: dict[int, dict[int, int]], losses: Losses, epoch_ns: int) -> None:
+        self._items = items
+        self._losses = losses
+        self._epoch_ns = epoch_ns
+        self._dues = sorted(items)
+
+    def was_undone(self, due_ms: int) -> bool:
+        """Return True if the enqueue of a second may have been undone. Seconds fire in order: it was made between the
+        enqueues of its neighbours."""
+        at = bisect_left(self._dues, due_ms)
+        before = max(self._items[self._dues[at - 1]].values()) if at else due_ms
+        after = min(self._items[self._dues[at]].values()) if at < len(self._dues) else _FOREVER_MS
+        for loss in self._losses.all:
+            if self._ns(max(due_ms, before)) < loss.ended and self._ns(after + 1) > loss.began:
+                self._losses.name(loss, "seconds of the schedule lost", due_ms)
+                return True
+        return False
+
+    def was_repeated(self, due_ms: int) -> bool:
+        """Return True if losses may have undone all items of a second but the last: it was fired again."""
+        earlier = sorted((at_ms, item_id) for item_id, at_ms in self._items[due_ms].items())[:-1]
+        return all(
+            self._losses.undone("seconds of the schedule repeated", item_id, self._ns(at_ms), self._ns(at_ms + 1))
+            for at_ms, item_id in earlier
+        )
+
+    def _ns(self, at_ms: int) -> int:
+        return at_ms * NS_PER_MS + self._epoch_ns
 
 
 def _kill(cluster: LocalCluster, name: str) -> None:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from foqs.client.items import ItemSpec
 from foqs_lab.crash.clients import Consumer, Producer, put
 from foqs_lab.crash.history import NS_PER_MS, Ack, Answer, Delivery, Enqueue, Event, Nack, pack
+from foqs_lab.crash.losses import NEVER, Losses
 
 TOPIC = "shared"
 TENANTS = {"red": 1, "green": 2, "blue": 4}
@@ -37,6 +38,7 @@ _SETS = {
 _PAUSE_S = 3.0
 _WAITING, _SET_WAITING, _OTHERS = 100, 20, 2_000
 _NS_PER_S = 1_000_000_000
+_NONE = Losses()
 Group = str | tuple[str, ...]
 """A tenant with its free items, or a throttle set."""
 _RIVALS: dict[Group, dict[Group, int]] = {
@@ -109,7 +111,7 @@ def settings() -> dict[str, str]:
 # ---------------------------------------------------------------------------------------------- the checks
 
 
-def lies(events: Iterable[Event], until_ns: int) -> list[str]:
+def lies(events: Iterable[Event], until_ns: int, losses: Losses = _NONE) -> list[str]:
     """Every promise about tenants and throttles that was broken before `until_ns`, when the throttles were removed."""
     seen = [event for event in events if event.ended < until_ns]
     deliveries = [event for event in seen if isinstance(event, Delivery) and "/" in event.key]
@@ -121,11 +123,17 @@ def lies(events: Iterable[Event], until_ns: int) -> list[str]:
             found.append(f"throttle {key}: {over:.1f} items more than {rate.burst} + {rate.per_second} a second")
     endings = [event for event in seen if isinstance(event, Ack | Nack)]
     for key, limit in LIMITS.items():
-        most = most_at_once([event for event in deliveries if key in throttles_of(event.key)], endings)
+        most = most_at_once([event for event in deliveries if key in throttles_of(event.key)], endings, losses)
         if most > limit:
             found.append(f"throttle {key}: {most} leases lived at one time, the limit is {limit}")
     stored = [event for event in seen if isinstance(event, Enqueue) and "/" in event.key]
-    return found + list(starved(stored, deliveries))
+    gone = {event.key for event in stored if _may_be_gone(event, losses)}  # it may not wait
+    stored = [event for event in stored if event.key not in gone]
+    return found + list(starved(stored, [event for event in deliveries if event.key not in gone]))
+
+
+def _may_be_gone(event: Enqueue, losses: Losses) -> bool:
+    return any(event.began < loss.ended and event.ended > loss.began for loss in losses.of(event.id))
 
 
 def exceeded(spans: Sequence[tuple[int, int]], rate: Rate) -> float:
@@ -145,16 +153,17 @@ def exceeded(spans: Sequence[tuple[int, int]], rate: Rate) -> float:
     return worst
 
 
-def most_at_once(deliveries: Iterable[Delivery], endings: Iterable[Ack | Nack]) -> int:
+def most_at_once(deliveries: Iterable[Delivery], endings: Iterable[Ack | Nack], losses: Losses = _NONE) -> int:
     """Return how many leases lived at one time for certain: each from its answer until its first ack or nack was sent,
-    or its time ended."""
+    or its time ended. A loss ends the leases of its shards, also those that an owner gave before it noticed."""
     sent: dict[tuple[int, int], int] = {}
     for ending in endings:
         lease = (ending.id, ending.lease)
         sent[lease] = min(ending.began, sent.get(lease, ending.began))
     changes: list[tuple[int, int]] = []
     for one in deliveries:
-        end = min(one.began + one.lease_ms * NS_PER_MS, sent.get((one.id, one.lease), 1 << 62))
+        end = min(one.began + one.lease_ms * NS_PER_MS, sent.get((one.id, one.lease), NEVER))
+        end = min([end, *(loss.ended for loss in losses.of(one.id) if one.began < loss.back)])
         changes += [(one.ended, 1), (max(end, one.ended), -1)]
     live = most = 0
     for _, change in sorted(changes):  # ends come first

@@ -2,7 +2,8 @@
 item came with an older payload than it had.
 
 Each event says when it began and ended. An item is certainly live, or waiting, from the answer that says so until the
-beginning of the first event that may end this. Two such times of items with one key must not overlap.
+beginning of the first event that may end this. Two such times of items with one key must not overlap. A database that
+was put back to an older copy may end all of its items, and bring items back; then these have their keys again.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from foqs.buffers.held_keys import CLAIM_MS
 from foqs.client import Client, DedupUntil, Duplicate, Item, ItemSpec, Nack, OnDuplicate, Replaced
 from foqs.errors import FoqsError, OutcomeUnknown
 from foqs_lab.cluster import HostProcess, Shard
+from foqs_lab.crash.losses import Losses
 
 NAMESPACE = "unique"
 ATTEMPTS = 2
@@ -81,12 +83,13 @@ class Lost(NamedTuple):
 Event = Stored | Changed | Delivered | Ended | Lost
 Span = tuple[int, int]
 _NEVER = 1 << 62
+_NONE = Losses()
 
 
-def live_spans(events: Iterable[Event]) -> dict[int, list[Span]]:
+def live_spans(events: Iterable[Event], losses: Losses = _NONE) -> dict[int, list[Span]]:
     """Return when each item was certainly live, neither ended nor a dead letter. A delivery says so unless the item may
     have ended at the same time: by the ack of an earlier holder whose lease has ended, or by a last attempt that a
-    request without an answer brought."""
+    request without an answer brought. A loss may end an item at any moment until its shard is served again."""
     starts: dict[int, list[Stored | Delivered]] = defaultdict(list)
     unseen: list[Span] = []
     ends: dict[int, list[Span]] = defaultdict(lambda: [*unseen])
@@ -104,6 +107,8 @@ def live_spans(events: Iterable[Event]) -> dict[int, list[Span]]:
                     ends[event.id].append((at, at))
             case Ended():
                 ends[event.id].append((event.began, event.ended))
+    for item_id in starts:
+        ends[item_id] += [(loss.began, loss.back) for loss in losses.of(item_id)]
     return {
         item_id: list(_spans([one.ended for one in its if _sure(one, ends[item_id])], ends[item_id]))
         for item_id, its in starts.items()
@@ -114,9 +119,9 @@ def _sure(start: Stored | Delivered, ends: list[Span]) -> bool:
     return not any(began < start.ended and ended > start.began for began, ended in ends)
 
 
-def waiting_spans(events: Iterable[Event]) -> dict[int, list[Span]]:
+def waiting_spans(events: Iterable[Event], losses: Losses = _NONE) -> dict[int, list[Span]]:
     """Return when each item had certainly not been delivered. A request without an answer may have delivered an item
-    whose first delivery that is known is not its first attempt."""
+    whose first delivery that is known is not its first attempt. A loss may end an item."""
     stored: dict[int, int] = {}
     first: dict[int, Delivered] = {}
     lost: list[Lost] = []
@@ -136,6 +141,7 @@ def waiting_spans(events: Iterable[Event]) -> dict[int, list[Span]]:
         end = _NEVER if delivered is None else delivered.began
         if delivered is None or delivered.attempt > 1:
             end = min([end, *(max(at, one.began) for one in lost if one.ended > at)])
+        end = min([end, *(max(at, loss.began) for loss in losses.of(item_id) if loss.back > at)])
         spans[item_id] = [(at, end)] if end > at else []  # it may be delivered before its enqueue is answered
     return spans
 
@@ -163,9 +169,9 @@ def overlaps(events: Sequence[Event], spans: dict[int, list[Span]]) -> list[str]
     return found
 
 
-def old_payloads(events: Iterable[Event]) -> list[str]:
+def old_payloads(events: Iterable[Event], losses: Losses = _NONE) -> list[str]:
     """Return which items were delivered with an old payload: another enqueue that began when this payload
-    had been enqueued was answered, before the delivery, that the item has its payload."""
+    had been enqueued was answered, before the delivery, that the item has its payload, and no loss undid that."""
     made: dict[int, Stored | Changed] = {}
     changes: dict[int, list[Changed]] = defaultdict(list)
     deliveries = []
@@ -183,6 +189,7 @@ def old_payloads(events: Iterable[Event]) -> list[str]:
         if one.number in made  # else it had no answer, and may come late
         for later in changes[one.id]
         if later.began > made[one.number].ended and later.ended < one.began
+        if not losses.undone("payloads undone", later.id, later.began, later.ended, one.ended)
     ]
 
 
@@ -253,21 +260,21 @@ class Crew:
         for thread in self._others:
             thread.join(_LIMIT_S)
 
-    def close(self) -> list[str]:
+    def close(self, losses: Losses = _NONE) -> list[str]:
         """End now, delete the items that are left, and return the broken promises."""
         with self._lock:
             self._left = 0
         self.finish()
-        wrong = [*self.wrong(), *(f"key {key} is not free at the end" for key in stuck(self))]
+        wrong = [*self.wrong(losses), *(f"key {key} is not free at the end" for key in stuck(self))]
         delete_all(self)
         return wrong
 
-    def wrong(self) -> list[str]:
+    def wrong(self, losses: Losses = _NONE) -> list[str]:
         """Return which items had one key at the same time, or old payloads."""
         found = []
         for until, spans in ((DedupUntil.DONE, live_spans), (DedupUntil.STARTED, waiting_spans)):
             events = self.events[until]
-            found += overlaps(events, spans(events)) + old_payloads(events)
+            found += overlaps(events, spans(events, losses)) + old_payloads(events, losses)
         return found
 
     def _start(self, what: Callable[[Client, random.Random], None], number: int) -> threading.Thread:

@@ -1,4 +1,4 @@
-"""Replicas of our MariaDB and MySQL servers, for fail-overs: one that confirms each commit, and one that falls behind."""
+"""Replicas of MariaDB and MySQL servers, for fail-overs. A replica confirms each commit, or falls behind."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -52,14 +52,13 @@ def replicated(program: Program, settings: ServerSettings, number: int) -> Serve
 
     Raises ServerUnavailable if the program has no plugins for replicas that confirm commits.
     """
-    # A killed process loses nothing that it wrote: the log of changes is not flushed at each commit.
-    logged = ("--log-bin=changes", f"--server-id={number}", "--relay-log=relayed", "--sync-binlog=0")
+    logged = ["--log-bin=changes", f"--server-id={number}", "--relay-log=relayed", "--sync-binlog=1"]
     if program.kind == "mysql":
         folders = [program.prefix / place for place in _PLUGINS]
         found = next((place for place in folders if (place / "semisync_source.so").exists()), None)
         if found is None:
             raise ServerUnavailable(f"no semisync_source.so in the plugins of {program}")
-        logged += (f"--plugin-dir={found}",)
+        logged.append(f"--plugin-dir={found}")
     return replace(settings, options=(*settings.options, *logged, *_WORDS[program.kind].options))
 
 

@@ -216,8 +216,6 @@ def chaos(
                 say(f"{monotonic() - began:6.1f} s  {fault.__name__}")
                 recoveries[fault.__name__].append(_recovery_s(at, rng, fault, crews, replaced))
             operator.stop()
-        sharing.raise_errors()
-        keeping.raise_errors()
         lost = Losses(at.losses)
         log.add(lost.all)
         wrong, end_ms = holding.close(lost), firing.end()

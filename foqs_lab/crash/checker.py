@@ -27,7 +27,7 @@ from foqs_lab.crash.history import (
     Nack,
     Step,
 )
-from foqs_lab.crash.losses import NEVER, Losses, losses_of
+from foqs_lab.crash.losses import Losses, losses_of
 
 _COMPLETED = 4
 _MAYBE_DONE = (Answer.OK, Answer.UNKNOWN)
@@ -190,12 +190,12 @@ def _never_came(history: _History) -> list[Lie]:
                 if (
                     not item.deliveries
                     and item_id not in history.doubtful
-                    and not _never_stored(enqueue, item_id, losses)
+                    and not _never_stored(enqueue, item, item_id, losses)
                 ):
                     missing.append(key)
             elif any(_may_have_ended(ack, losses) for ack in item.acks):
                 continue
-            elif enqueue is None or not _never_stored(enqueue, item_id, losses):
+            elif enqueue is None or not _never_stored(enqueue, item, item_id, losses):
                 lies.append(Lie(Rule.LOST, f"{key} ({item_id}), delivered {len(item.deliveries)} times"))
     if len(missing) > history.untold:
         text = f"{len(missing)} are missing, {history.untold} may have been taken: {', '.join(missing[:5])} ..."
@@ -210,9 +210,9 @@ def _may_have_ended(ack: Ack, losses: Losses) -> bool:
     return ack.answer is Answer.UNKNOWN
 
 
-def _never_stored(enqueue: Enqueue, item_id: int, losses: Losses) -> bool:
-    """Return True if a loss may have undone the enqueue. One without an answer may have been committed later."""
-    ended = enqueue.ended if enqueue.answer is Answer.OK else NEVER
+def _never_stored(enqueue: Enqueue, item: _Item, item_id: int, losses: Losses) -> bool:
+    """Return True if a loss may have undone the enqueue. Without an answer, it was committed before it came."""
+    ended = min([enqueue.ended] if enqueue.answer is Answer.OK else [one.ended for one in item.deliveries])
     return losses.undone("items lost", item_id, enqueue.began, ended)
 
 

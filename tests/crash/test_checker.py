@@ -208,6 +208,12 @@ BROKEN: dict[str, tuple[Rule, list[Event]]] = {
     ),
     "a refused enqueue came": (Rule.REFUSED_STORED, [enqueued(0, "a", 0, REFUSED), *LIFE[1:]]),
     "an item without an enqueue": (Rule.INVENTED, LIFE[1:]),
+    "an id given twice": (
+        Rule.SAME_ID, [*LIFE, enqueued(30, "b", 1), delivered(40, "b", 1, 101), acked(50, 1, 101)],
+    ),
+    "an id delivered as two items": (
+        Rule.SAME_ID, [*LIFE, enqueued(30, "b", 0, UNKNOWN), delivered(40, "b", 1, 101), acked(50, 1, 101)],
+    ),
     "another id": (Rule.INVENTED, [enqueued(0, "a", 7), *LIFE[1:], acked(50, 7, 1, UNKNOWN)]),
 }  # fmt: skip
 

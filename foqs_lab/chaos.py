@@ -26,7 +26,7 @@ from foqs_lab.arena import Arena, arena
 from foqs_lab.crash import kept, schedules, tenants, unique
 from foqs_lab.crash.checker import Lie, Tally, check, tally
 from foqs_lab.crash.clients import NAMESPACE, TOPICS, Crew, Load, Wire, drain, work
-from foqs_lab.crash.history import Crash, Log, read
+from foqs_lab.crash.history import Crash, Log, Loss, read
 from foqs_lab.crash.losses import Losses
 from foqs_lab.faults import FAULTS, LOSSES, OF_COPIES, OWNER_IS_LOST, Fault
 from foqs_lab.servers import Kind
@@ -48,14 +48,17 @@ class Operator(threading.Thread):
     def stop(self) -> None:
         self._stopping.set()
         self.join()
-        if self.error is not None:
-            raise self.error
+        self.raise_error()
         registry = self._arena.cluster.registry
         while drained := registry.wait_for(lambda _: True).drained:
             with suppress(ZkConflict, ZkUnavailable, ZkUnknown):  # the next look tells
                 for host in sorted(drained):
                     registry.carry_out(MarkHost(host, drained=False))
                 registry.wait_for(lambda facts: not facts.drained)
+
+    def raise_error(self) -> None:
+        if self.error is not None:
+            raise self.error
 
     def run(self) -> None:
         try:
@@ -66,6 +69,8 @@ class Operator(threading.Thread):
 
     def _step(self) -> None:
         registry = self._arena.cluster.registry
+        if not registry.facts.shards:
+            return  # ZooKeeper has lost its data
         try:
             action = self._decide(registry.facts).action
             if isinstance(action, Assign | MarkHost):
@@ -113,6 +118,10 @@ class Replaced:
             self._log.add([Crash(self._since_ns if certain else self._before_ns, now_ns, "host")])
         self._before_ns, self._since_ns, self._known = self._since_ns, now_ns, known
 
+    def note(self, loss: Loss) -> None:
+        """Write down that an older copy took the place of a database."""
+        self._log.add([loss])
+
     def _count(self) -> int:
         return self._said("clean=False") + self._said("shard.lost")
 
@@ -121,7 +130,7 @@ class Replaced:
 class Report:
     """`recoveries_s` by fault: from its end until every shard was served and items of each were stored and acked.
     `wrong`: items with one key at the same time, and keys that are not free. `refused`: calls that hosts refused to
-    each other. `losses`: what older copies of databases have undone. `left_out`: faults that cannot occur here."""
+    each other. `losses`: changes that older copies have undone. `left_out`: faults that cannot occur here."""
 
     seed: int
     tally: Tally
@@ -215,9 +224,9 @@ def chaos(
             for fault in _faults(rng, chosen, began + seconds, faults):
                 say(f"{monotonic() - began:6.1f} s  {fault.__name__}")
                 recoveries[fault.__name__].append(_recovery_s(at, rng, fault, crews, replaced))
+                operator.raise_error()
             operator.stop()
         lost = Losses(at.losses)
-        log.add(lost.all)
         wrong, end_ms = holding.close(lost), firing.end()
         throttled_until_ns = monotonic_ns()
         operator_of.put_settings(remove=tenants.settings())
@@ -259,6 +268,7 @@ def _recovery_s(at: Arena, rng: random.Random, fault: Fault, crews: Sequence[Cre
     took_s = monotonic() - ended
     for number, loss in enumerate(at.losses[known:], known):
         at.losses[number] = loss._replace(back=monotonic_ns())
+        replaced.note(at.losses[number])
         for crew in crews:
             crew.progress.forget(loss.shards, loss.began)
     replaced.look(certain=fault in OWNER_IS_LOST)

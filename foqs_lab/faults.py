@@ -1,6 +1,6 @@
 """The faults of a chaos run: what happens to hosts, ZooKeeper, databases, connections and secrets.
 
-Each fault ends when what was broken is there again. Hosts may still be busy with it then.
+Each fault ends when the broken part works again. Hosts may still be busy with it then.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def address_changed(arena: Arena, rng: random.Random) -> None:
         place.ways.append(arena.relay(place.port))
     for shard in arena.shards_of(place):
         url = arena.cluster.registry.facts.shards[shard].url
-        if shard == number or f"//{user}:" in url:  # the others of that account have an old password
+        if shard == number or f"//{user}:" in url:  # they may have an old password
             _set_url(arena, place, shard, user, rng)
 
 
@@ -222,7 +222,7 @@ def database_failed_over(arena: Arena, rng: random.Random) -> None:
 
 
 def database_failed_over_late(arena: Arena, rng: random.Random) -> None:
-    """The same with a replica that has got nothing in the last moments: what was committed there is lost."""
+    """The same with a replica that got no commit of the last moments: these are lost."""
     place = rng.choice(arena.places)
     replica = _replica(arena, place)
     began = monotonic_ns()
@@ -303,7 +303,7 @@ FAULTS: tuple[Fault, ...] = (
 )  # fmt: skip
 """In these every promise holds."""
 LOSSES: tuple[Fault, ...] = (database_failed_over_late, database_restored)
-"""These lose what was committed in the last moments, and nothing else."""
+"""These lose the commits of the last moments, and nothing else."""
 OF_COPIES: tuple[Fault, ...] = (database_failed_over, *LOSSES)
 """These need database servers that are processes: the data of a container cannot be copied."""
 

@@ -2,8 +2,8 @@
 
 An event only says that something happened between its `began` and its `ended`. The checker reports a lie if no possible
 order explains the replies to the clients, so it never accuses a correct host. A crash explains some of them: the host
-forgets leases that it has not written yet. A database that was put back to an older copy explains the loss of what was
-committed since, and of nothing else (`losses.py`).
+forgets leases that it has not written yet. An older copy of a database explains the loss of later commits, and of
+nothing else (`losses.py`).
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class _History:
 def check(events: Iterable[Event], losses: Losses | None = None) -> list[Lie]:
     """Every lie in `events`, which are of a queue that was drained in the end; their order does not matter.
 
-    `losses` counts what a Loss explains: without it, those of the events do."""
+    `losses` counts the lost changes. Default: a count that nothing reads."""
     events = list(events)
     history = _History(events, losses_of(events) if losses is None else losses)
     lies = _never_came(history) + _same_ids(history)

@@ -1,4 +1,4 @@
-"""Named losses: what a database that was put back to an older copy may have undone, and nothing else.
+"""Named losses: changes that an older copy of a database may have undone.
 
 The checks of a history ask here before they report a change as lost. Each answer of True is counted, by the fault.
 """
@@ -15,7 +15,7 @@ NEVER = 1 << 62
 
 
 class Losses:
-    """The losses of a run. All times are ns of the monotonic clock, and ids are those of items."""
+    """The losses of a run. All times are ns of the monotonic clock. All ids belong to items."""
 
     def __init__(self, losses: Iterable[Loss] = ()) -> None:
         self.all = sorted(losses)

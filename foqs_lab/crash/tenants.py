@@ -155,7 +155,7 @@ def exceeded(spans: Sequence[tuple[int, int]], rate: Rate) -> float:
 
 def most_at_once(deliveries: Iterable[Delivery], endings: Iterable[Ack | Nack], losses: Losses = _NONE) -> int:
     """Return how many leases lived at one time for certain: each from its answer until its first ack or nack was sent,
-    or its time ended. A loss ends the leases of its shards, also those that an owner gave before it noticed."""
+    or its time ended. A loss ends the leases of its shards, also leases that an owner gave before it noticed."""
     sent: dict[tuple[int, int], int] = {}
     for ending in endings:
         lease = (ending.id, ending.lease)

@@ -1,4 +1,4 @@
-"""An older copy of a database explains the loss of what was committed since it was made, and of nothing else."""
+"""An older copy of a database explains the loss of commits since it was made, and of nothing else."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NAMED: dict[str, tuple[Rule, str, list[Event]]] = {
     "an item whose enqueue had no answer": (
         Rule.LOST, "items lost", [enqueued(500, "a", 0, UNKNOWN), delivered(1_600, "a", 1, 100)],
     ),
-    "an item of which nobody knows when the copy was made": (Rule.LOST, "items lost", [enqueued(1_050, "a", 1)]),
+    "an item that was stored while the copy was made": (Rule.LOST, "items lost", [enqueued(1_050, "a", 1)]),
     "an at-most-once item": (Rule.LOST_AT_MOST_ONCE, "items lost", [enqueued(1_500, "a", 1, once=True)]),
     "an ack": (Rule.CAME_BACK, "acks undone", [*BEFORE, acked(1_500, 1, 100), *AGAIN]),
     "an ack that was repeated, and answered from memory": (

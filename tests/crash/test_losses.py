@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,18 @@ from foqs_lab.crash.checker import Rule, check
 from foqs_lab.crash.clients import Progress
 from foqs_lab.crash.history import NS_PER_MS, Crash, Event, Log, Loss, read
 from foqs_lab.crash.losses import Losses, losses_of
-from tests.crash.test_checker import NOT_FOUND, STALE, UNKNOWN, acked, delivered, enqueued, looked, nacked, stepped
+from tests.crash.test_checker import (
+    LEASE_MS,
+    NOT_FOUND,
+    STALE,
+    UNKNOWN,
+    acked,
+    delivered,
+    enqueued,
+    looked,
+    nacked,
+    stepped,
+)
 
 SHARD = 0
 """The items of the histories are in it: their ids are small."""
@@ -168,6 +181,94 @@ def test_losses_come_back_from_a_log(tmp_path: Path) -> None:
     log.add([lost()])
     log.close()
     assert read(tmp_path) == [lost()]
+
+
+# ------------------------------------------------------------------------------------------------------ whole runs
+
+
+class Queue:
+    """A queue whose database is put back to copies at random moments. Each step takes a millisecond."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.events: list[Event] = []
+        self.items: dict[int, int] = {}  # in the database, with their checkpoints
+        self.leases: dict[int, int] = {}
+        self.numbers = count(1)
+        self.ms = 0
+
+    def run(self) -> list[Event]:
+        for _ in range(3):
+            self.work(100)
+            copy, copied = dict(self.items), self.ms
+            self.work(60)
+            self.items = copy
+            self.leases.clear()
+            self.events.append(lost(copied, self.ms)._replace(copied=copied * NS_PER_MS, back=self.ms * NS_PER_MS))
+        self.work(100)
+        self.leases.clear()
+        self.ms += LEASE_MS
+        for item_id in list(self.items):
+            self.lease(item_id)
+            self.ack(item_id)
+        return self.events
+
+    def work(self, steps: int) -> None:
+        for _ in range(steps):
+            free = [one for one in self.items if one not in self.leases]
+            luck = self.rng.random()
+            if luck < 0.4 or not free:
+                self.store()
+            elif luck < 0.7:
+                self.lease(self.rng.choice(free))
+            elif self.leases:
+                one = self.rng.choice(sorted(self.leases))
+                self.ack(one) if luck < 0.9 else self.step(one)
+
+    def add(self, event: Event) -> None:
+        self.events.append(event)
+        self.ms += 2
+
+    def store(self) -> None:
+        number = next(self.numbers)
+        once = self.rng.random() < 0.2
+        item_id = 2 * number + once
+        self.items[item_id] = 0
+        self.add(enqueued(self.ms, f"k{number}", item_id, once=once))
+
+    def lease(self, item_id: int) -> None:
+        lease = self.leases[item_id] = next(self.numbers)
+        step = self.items[item_id]
+        if item_id % 2:  # at most once
+            del self.items[item_id], self.leases[item_id]
+        self.add(delivered(self.ms, f"k{item_id // 2}", item_id, lease)._replace(checkpoint=step))
+
+    def ack(self, item_id: int) -> None:
+        if item_id in self.leases:
+            del self.items[item_id]
+            self.add(acked(self.ms, item_id, self.leases.pop(item_id)))
+
+    def step(self, item_id: int) -> None:
+        self.items[item_id] = next(self.numbers)
+        self.add(stepped(self.ms, item_id, self.leases[item_id], self.items[item_id]))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_run_is_true_with_its_windows_alone(seed: int) -> None:
+    """No window can be left out, moved, or made shorter than the time in which changes were undone."""
+    events = Queue(seed).run()
+    losses = losses_of(events)
+    assert check(events, losses) == []
+    assert len(losses.named()["restored"]) >= 3
+    rest = [event for event in events if not isinstance(event, Loss)]
+    assert rules(rest) >= {Rule.LOST, Rule.CAME_BACK}
+    for number, window in enumerate(losses.all):
+        others = losses.all[:number] + losses.all[number + 1 :]
+        later = window.began + (window.ended - window.began) * 9 // 10
+        long = 5_000 * NS_PER_MS
+        moved = Loss(*(at + long for at in window[:4]), *window[4:])
+        for wrong in ([], [window._replace(began=later, copied=later)], [moved], [window._replace(shards=(7,))]):
+            assert check([*rest, *others, *wrong]), f"window {number} as {wrong}"
 
 
 # -------------------------------------------------------------------------------------------------- the other checks

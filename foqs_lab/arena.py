@@ -96,8 +96,8 @@ class Arena:
         return [host.port for host in self.cluster.hosts.values()]
 
     @property
-    def copies(self) -> bool:
-        """True if all databases can be copied, and can have replicas."""
+    def of_processes(self) -> bool:
+        """True if all database servers are processes with a log of changes: they can be copied, and have replicas."""
         return all(
             isinstance(place.server, DatabaseServer)
             and any("--log-bin" in one for one in place.server.settings.options)

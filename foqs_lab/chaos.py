@@ -28,7 +28,7 @@ from foqs_lab.crash.checker import Lie, Tally, check, tally
 from foqs_lab.crash.clients import NAMESPACE, TOPICS, Crew, Load, Wire, drain, work
 from foqs_lab.crash.history import Crash, Log, Loss, read
 from foqs_lab.crash.losses import Losses
-from foqs_lab.faults import FAULTS, LOSSES, OF_COPIES, OWNER_IS_LOST, Fault
+from foqs_lab.faults import FAULTS, LOSSES, OF_PROCESSES, OWNER_IS_LOST, Fault
 from foqs_lab.servers import Kind
 
 _PAUSE_S = (0.3, 2.0)
@@ -198,7 +198,7 @@ def chaos(
     recoveries: dict[str, list[float]]
     with arena(kind, folder, hosts=hosts, databases=databases, shards=shards) as at:
         wanted = (*FAULTS, *(LOSSES if losses else ()))
-        chosen = [fault for fault in wanted if at.copies or fault not in OF_COPIES]
+        chosen = [fault for fault in wanted if at.of_processes or fault not in OF_PROCESSES]
         log, operator = Log(folder / "crashes.jsonl"), Operator(at, str(seed))
         replaced = Replaced(at.said, log)
         operator_of = Client(f"127.0.0.1:{at.ports[0]}", NAMESPACE)

@@ -304,8 +304,8 @@ FAULTS: tuple[Fault, ...] = (
 """In these every promise holds."""
 LOSSES: tuple[Fault, ...] = (database_failed_over_late, database_restored)
 """These lose the commits of the last moments, and nothing else."""
-OF_COPIES: tuple[Fault, ...] = (database_failed_over, *LOSSES)
-"""These need database servers that are processes: the data of a container cannot be copied."""
+OF_PROCESSES: tuple[Fault, ...] = (address_changed, database_failed_over, *LOSSES)
+"""These need database servers that are processes: a container has other accounts, and its data cannot be copied."""
 
 
 def _one_of(arena: Arena, rng: random.Random) -> str:

@@ -28,7 +28,7 @@ from foqs_lab.crash.checker import Lie, Tally, check, tally
 from foqs_lab.crash.clients import NAMESPACE, TOPICS, Crew, Load, Wire, drain, work
 from foqs_lab.crash.history import Crash, Log, Loss, read
 from foqs_lab.crash.losses import Losses
-from foqs_lab.faults import FAULTS, LOSSES, OF_PROCESSES, OWNER_IS_LOST, Fault
+from foqs_lab.faults import FAULTS, OF_PROCESSES, OWNER_IS_LOST, Fault
 from foqs_lab.servers import Kind
 
 _PAUSE_S = (0.3, 2.0)
@@ -189,16 +189,16 @@ def chaos(
     databases: int = 2,
     shards: int = 6,
     faults: int = 0,
-    losses: bool = False,
+    kinds: Sequence[Fault] = FAULTS,
     say: Callable[[str], None] = lambda text: None,
 ) -> Report:
-    """Run for about `seconds`, in `folder`, and until `faults` have occurred. With `losses`, some of them put an older
-    copy in the place of a database. Raises TimeoutError if something does not recover."""
+    """Run for about `seconds`, in `folder`, and until each of `kinds`, and `faults` in all, have occurred.
+
+    Raises TimeoutError if something does not recover."""
     began, rng = monotonic(), random.Random(f"{seed}/faults")
     recoveries: dict[str, list[float]]
     with arena(kind, folder, hosts=hosts, databases=databases, shards=shards) as at:
-        wanted = (*FAULTS, *(LOSSES if losses else ()))
-        chosen = [fault for fault in wanted if at.of_processes or fault not in OF_PROCESSES]
+        chosen = [fault for fault in kinds if at.of_processes or fault not in OF_PROCESSES]
         log, operator = Log(folder / "crashes.jsonl"), Operator(at, str(seed))
         replaced = Replaced(at.said, log)
         operator_of = Client(f"127.0.0.1:{at.ports[0]}", NAMESPACE)
@@ -253,7 +253,7 @@ def chaos(
     return Report(
         seed, tally(events), lies, wrong, holding.counts, fired, unfair, faults_logged, epochs, left, refused,
         operator.changes, monotonic() - began, dict(recoveries), str(lost),
-        [fault.__name__ for fault in wanted if fault not in chosen],
+        [fault.__name__ for fault in kinds if fault not in chosen],
     )  # fmt: skip
 
 

@@ -71,6 +71,10 @@ def chaos(
     losses: Annotated[
         bool, typer.Option("--losses", help="Some faults put an older copy in the place of a database.")
     ] = False,
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--fault", metavar="NAME", help="Only the faults with these names occur. Default: all."),
+    ] = None,
     kind: Kind = "mariadb",
     keep: Keep = False,
 ) -> None:
@@ -87,13 +91,18 @@ def chaos(
     consumers at once.
     """
     from foqs_lab.chaos import chaos as run
+    from foqs_lab.faults import FAULTS, LOSSES
 
+    known = {fault.__name__: fault for fault in (*FAULTS, *LOSSES)}
+    if unknown := sorted({*(only or ())} - known.keys()):
+        fail(f"there is no fault {unknown[0]}: choose from {', '.join(known)}", 2)
+    kinds = [known[name] for name in dict.fromkeys(only)] if only else [*FAULTS, *(LOSSES if losses else ())]
     with _verdict("chaos", seed, keep) as (chosen, folder, end):
         say = lambda text: print(text, flush=True)  # noqa: E731
         end(
             run(
                 kind, folder, seed=chosen, seconds=seconds, hosts=hosts, databases=mysql, shards=shards, faults=faults,
-                losses=losses, say=say,
+                kinds=kinds, say=say,
             )
         )  # fmt: skip
 

@@ -154,12 +154,11 @@ def requests() -> list[bytes]:
 
 def truncations() -> Iterator[bytes]:
     """Every one of a message of every method: a whole frame with a part of the message, and the beginning of a frame
-    with the end of the connection; over and over."""
-    while True:
-        for content in requests():
-            for size in range(1, len(content)):
-                yield framed(content[:size])
-                yield framed(content)[: size + 3]
+    with the end of the connection."""
+    for content in requests():
+        for size in range(1, len(content)):
+            yield framed(content[:size])
+            yield framed(content)[: size + 3]
 
 
 def a_value(ttype: int, dice: random.Random, depth: int) -> bytes:
@@ -245,15 +244,15 @@ def test_ten_thousand_bad_inputs(thrower: Thrower, bad: Callable[[random.Random]
 @pytest.mark.slow
 def test_every_truncation_of_valid_frames(thrower: Thrower) -> None:
     """None of them is answered; each costs its one connection."""
-    assert sum(len(content) - 1 for content in requests()) * 2 < COUNT, "each of them is thrown at least once"
-    for bad in itertools.islice(truncations(), COUNT):
+    for bad in truncations():
         assert thrower.throw(bad) is None
+    assert thrower.closed > COUNT // 2, "there are thousands"
 
 
 @pytest.mark.slow
 def test_resident_memory_is_stable(host: HostProcess, thrower: Thrower) -> None:
     """Between the second and the third ten thousand the host grows by less than 8 MiB."""
-    dice, cut = random.Random(29), truncations()
+    dice, cut = random.Random(29), itertools.cycle(truncations())
     kinds: list[Callable[[random.Random], bytes]] = [*KINDS, lambda _: next(cut)]
     sizes = []
     for _ in range(3):

@@ -14,7 +14,7 @@ from foqs.idl import idl
 from tests.rpc.serving import PATIENCE_S, Peer, Served, decoded, enqueue_of, framed, i32, message
 
 SECRET = b"THE-NEIGHBOUR'S-PAYLOAD"
-COUNT = 15_000
+COUNT = 10_000
 _PAUSE_S = 0.005  # without one, the neighbour alone keeps a processor busy
 
 

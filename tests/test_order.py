@@ -32,5 +32,5 @@ def test_any_number_of_workers_gets_each_test_once(workers: int) -> None:
     assert parts([], str, workers) == []
 
 
-def test_the_folders_are_there() -> None:
-    assert all((ROOT / folder).is_dir() for folders in FIRST for folder in folders)
+def test_the_folders_and_files_are_there() -> None:
+    assert all((ROOT / place).exists() for places in FIRST for place in places)

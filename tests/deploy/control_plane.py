@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from foqs_lab.servers.process import ServerProcess, free_port
 from tests.api.hosts import until
-from tests.deploy.manifests import Object
+from tests.deploy.manifests import Object, cache_folder
 
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "kwok", "helm")
 STAGES = Path(__file__).with_name("pod-stages.yaml")
@@ -39,7 +39,7 @@ class Assets:
 
     def __init__(self, folder: Path) -> None:
         self._folders = [Path(os.environ["KUBEBUILDER_ASSETS"])] if "KUBEBUILDER_ASSETS" in os.environ else []
-        self._folders.append(folder)
+        self._folders += [folder, *sorted(folder.parent.glob("kubectl-*"))]
         self.definitions = folder / "definitions"
 
     def __getitem__(self, program: str) -> str:
@@ -50,8 +50,7 @@ class Assets:
 
 
 def find_assets() -> Assets | None:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "foqs"
-    found = [Assets(definitions.parent) for definitions in cache.glob("kubernetes-*/definitions")]
+    found = [Assets(definitions.parent) for definitions in cache_folder().glob("kubernetes-*/definitions")]
     return next((assets for assets in found if all(program in assets for program in PROGRAMS)), None)
 
 

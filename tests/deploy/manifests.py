@@ -20,17 +20,36 @@ _VARIABLE = re.compile(r"\$\((\w+)\)")
 
 
 def find_kubectl() -> str | None:
-    """As script/kubectl does."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "foqs"
-    for kubectl in (os.environ.get("FOQS_KUBECTL", "kubectl"), *map(str, sorted(cache.glob("kubectl-*/kubectl")))):
-        try:
-            said = subprocess.run([kubectl, "version", "--client"], capture_output=True, text=True, timeout=60).stdout
-        except OSError:
-            continue
+    """Return a kubectl that script/kubectl takes, or None."""
+    for kubectl, said in _answers("kubectl", "version", "--client"):
         found = re.search(r"^Client Version: v1\.(\d+)", said, re.MULTILINE)
         if found is not None and int(found[1]) >= 28 and "Kustomize Version: v5." in said:
             return kubectl
     return None
+
+
+def find_helm() -> str | None:
+    """Return a helm that script/kubectl takes, or None."""
+    for helm, said in _answers("helm", "version", "--short"):
+        found = re.match(r"v(\d+)\.(\d+)", said)
+        if found is not None and (int(found[1]), int(found[2])) >= (3, 14):
+            return helm
+    return None
+
+
+def cache_folder() -> Path:
+    """Return where the scripts keep the programs that they have downloaded or built."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "foqs"
+
+
+def _answers(name: str, *arguments: str) -> Iterator[tuple[str, str]]:
+    """Yield the commands that may be this program, with their stdout."""
+    installed = os.environ.get(f"FOQS_{name.upper()}", name)
+    for command in (installed, *map(str, sorted(cache_folder().glob(f"kubectl-*/{name}")))):
+        try:
+            yield command, subprocess.run([command, *arguments], capture_output=True, text=True, timeout=60).stdout
+        except OSError:
+            continue
 
 
 class Pod(NamedTuple):

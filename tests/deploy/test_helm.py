@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.deploy.control_plane import find_assets
-from tests.deploy.manifests import DEPLOY, Object, render
+from tests.conftest import required
+from tests.deploy.manifests import DEPLOY, Object, find_helm, render
 
 pytestmark = pytest.mark.server
 HELM = DEPLOY / "helm"
@@ -30,10 +30,10 @@ def make_chart(folder: Path, kubectl: str) -> Path:
 
 @pytest.fixture(scope="module")
 def helm() -> str:
-    assets = find_assets()
-    if assets is None:
-        pytest.skip("no helm: `script/kubernetes build` makes it")
-    return assets["helm"]
+    found = find_helm()
+    if found is None:
+        (pytest.fail if required() else pytest.skip)("no helm, 3.14 or newer: script/kubectl gets one")
+    return found
 
 
 @pytest.fixture(scope="module")

@@ -13,10 +13,10 @@ import pytest
 
 FIRST = (
     ("tests/spark/",),  # in a JVM
-    ("tests/cluster/", "tests/crash/"),  # most of them wait
+    ("tests/cluster/", "tests/crash/", "tests/deploy/test_kubernetes.py"),  # most of them wait
     ("tests/sim/", "tests/sim_cluster/", "tests/sim_peers/"),  # these compute
 )
-"""Folders whose tests a worker begins with."""
+"""Folders and files whose tests a worker begins with."""
 
 Item = TypeVar("Item")
 

@@ -14,7 +14,7 @@ from foqs_lab.cluster import LocalCluster
 from foqs_lab.relay import Relay
 from foqs_lab.servers import Kind
 from tests.api.hosts import foqs
-from tests.cluster.conftest import ON_EACH_KIND, NewCluster
+from tests.cluster.conftest import MISSED, ON_EACH_KIND, NewCluster
 from tests.cluster.load import Load
 from tests.conftest import NewServer, Server
 from tests.store.copies import dump, restore
@@ -154,7 +154,7 @@ def test_another_address_of_the_same_server_under_load(new_server: NewServer, ne
 def test_a_copy_takes_the_place_of_its_original(new_server: NewServer, new_cluster: NewCluster) -> None:
     """A promoted replica has the shard's identity; one that is behind is named with numbers, and asked about."""
     old, new = new_server("mariadb"), new_server("mariadb")
-    cluster = new_cluster("a", shards=1, server=old)
+    cluster = new_cluster("a", shards=1, server=old, settings=MISSED)  # the owner of the copy waits `confirm_ms`
     place = cluster.shards[0].database
     address = f"127.0.0.1:{cluster.hosts['a'].port}"
     new.create_database(place)

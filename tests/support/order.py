@@ -13,8 +13,9 @@ import pytest
 
 FIRST = (
     ("tests/spark/",),  # in a JVM
-    ("tests/cluster/", "tests/crash/", "tests/deploy/test_kubernetes.py"),  # most of them wait
+    ("tests/cluster/",),  # most of them wait
     ("tests/sim/", "tests/sim_cluster/", "tests/sim_peers/"),  # these compute
+    ("tests/crash/", "tests/deploy/test_kubernetes.py"),  # most of them wait
 )
 """Folders and files whose tests a worker begins with."""
 

@@ -45,7 +45,8 @@ class Batcher(Generic[T]):
         before_ms = self.due_at_ms()
         self._entries.append((entry, size_bytes, now_ms))
         self.bytes += size_bytes
-        return before_ms is None or (before_ms > 0 and self.due_at_ms() == 0)
+        full = len(self._entries) >= self.max_items or self.bytes >= self.max_bytes
+        return before_ms is None or (full and before_ms > 0)
 
     def deliver_now(self) -> int:
         """Stop the linger of the entries held now. Return the number of the first later entry."""

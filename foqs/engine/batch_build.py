@@ -349,8 +349,10 @@ def _take_changes(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: i
     while waiting and room > 0:
         change = waiting.popleft()
         item = change.item
-        if item.change is not change:
-            continue  # superseded or withdrawn
+        if item.change is not change:  # superseded or withdrawn
+            if item.change is None:
+                continue
+            change = item.change  # in the place of the first, else an item that changes often may never have a turn
         if item.in_flight is not None:
             raise WrongStep(f"SEND of {change} from {item}")
         item.change, item.in_flight = None, change  # `Item.send`

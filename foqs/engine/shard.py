@@ -155,7 +155,7 @@ class Shard:
     # ------------------------------------------------------------------------------------- changes
 
     def put(self, change: Change, now_ms: int) -> None:
-        """Queue `change`; a change that waits for the same item is replaced and shares its outcome."""
+        """Queue `change`; it replaces a change of the same item that waits, in its place, and shares its outcome."""
         item, old = change.item, change.item.change
         if old is not None:
             change.waits += old.waits

@@ -88,6 +88,19 @@ def test_only_the_last_change_of_an_item_is_sent() -> None:
     assert nacked == deleted == [None]
 
 
+def test_a_change_keeps_the_place_of_the_one_that_it_replaces() -> None:
+    lab = Laboratory(1, batch_rows=1)
+    lab.stored(*(lab.item() for _ in range(6)))
+    first, *ids = lab.taken()
+    lease = lab.lease_of(first)
+    extended = []
+    for item_id in ids:  # a consumer that extends its lease faster than all changes are written
+        extended += [lab.operate(first, item_ops.extend(lease, 60_000, durable=True))]
+        lab.operate(item_id, item_ops.delete)
+    assert first in [row.id for row in transaction_of(lab).timer_new]
+    assert extended == [[None]] * len(ids)
+
+
 # ------------------------------------------------------------------------------------------ bounds
 
 

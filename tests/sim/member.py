@@ -254,7 +254,8 @@ class Member(HostLoop):
 
     def submit(self, shard: Shard, batch: ShardBatch) -> None:
         if batch.transaction is not None and self.current(shard.number):
-            self.sim.ledger.checkpoints.sent(shard.number, batch.transaction)
+            ahead = (len(batch.changes) + len(shard.queue.changes)) // (2 * shard.config.batch_rows)
+            self.sim.ledger.checkpoints.sent(shard.number, batch.transaction, ahead)
         sim, number = self.sim, shard.number
         trip_ms = sim.faults[number].trip_ms()
         if number in self.cut_off:

@@ -14,13 +14,13 @@ from tests.sim.records import Op, Record, broken
 PROMISE = 18
 _WRITTEN_MS = 1_000
 _MOST_LATE = 5
-"""Transactions are small where `batch_rows` is 1."""
 
 
 class Checkpoints:
     """`_owed`: of each item the last checkpoint that was accepted and is not committed, with the time of the answer and
-    the epoch of its shard. The next owner owes nothing of it. `_late`: how many transactions were sent without it since
-    it was due."""
+    the epoch of its shard. The next owner owes nothing of it. `_late`: how many more transactions may be sent without
+    it, which is due: after a pause of the database, other changes wait for it before this one. They are many
+    transactions where `batch_rows` is 1."""
 
     def __init__(
         self, records: dict[int, Record], dbs: dict[int, MemoryDatabase], checks: Counter[str], time: Callable[[], int]
@@ -30,7 +30,7 @@ class Checkpoints:
         self._checks = checks
         self._time = time
         self._owed: dict[int, tuple[Op, int, int]] = {}
-        self._late: Counter[int] = Counter()
+        self._late: dict[int, int] = {}
 
     def stored(self, item_id: int) -> bytes | None:
         row = self._dbs[shard_of(item_id)].progress.get(item_id)
@@ -80,14 +80,17 @@ class Checkpoints:
             if item_id not in db.items or db.epoch != epoch or item_id in batch.item_gone:
                 del self._owed[item_id]
 
-    def sent(self, shard: int, batch: Batch) -> None:
-        """The owner of a shard sends a transaction."""
+    def sent(self, shard: int, batch: Batch, ahead: int) -> None:
+        """The owner of a shard sends a transaction. `ahead`: it and those that hold all changes that wait."""
         written = {row.id for row in batch.progress_new}
+        written.update(batch.item_gone)  # with which it goes
         for item_id, (op, at_ms, epoch) in self._owed.items():
             overdue = shard_of(item_id) == shard and at_ms + _WRITTEN_MS < self._time()
-            if overdue and item_id not in written and epoch == self._dbs[shard].epoch:
-                self._late[item_id] += 1
-                if self._late[item_id] > _MOST_LATE:
+            if item_id in written:
+                self._late.pop(item_id, None)
+            elif overdue and epoch == self._dbs[shard].epoch:
+                self._late[item_id] = self._late.get(item_id, _MOST_LATE + ahead) - 1
+                if self._late[item_id] < 0:
                     broken(PROMISE, f"{op} was answered OK {self._time() - at_ms} ms ago, and is not written")
 
     def _lease_of(self, item_id: int, checkpoint: bytes) -> int:

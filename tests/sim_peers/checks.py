@@ -1,11 +1,12 @@
 """The promises, checked against what clients and databases see of a run.
 
 1 nothing is lost, or stored twice · 2 an acked item stays acked · 3 an item is removed for a cause only · 4 an item has
-one lease at a time · 5 a ready item reaches a consumer that waits at any host · 6 a key is stored once, and remembered
+one lease at a time, and is not changed during a lease · 5 a ready item reaches a consumer that waits at any host, and
+a change gives an item the priority and the time that it names · 6 a key is stored once, and remembered
 by the only shard that has its slot · 7 a quota and a bound on stored items are never exceeded · 8 every request is
 answered once, in time, after at most one hop · 11 a throttle key is in no more leases than its rate allows (see
 `throttles`) · 15 a host leases and delivers nothing of a topic that is paused by the
-settings that it applied.
+settings that it applied, nor of a paused tenant.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Spec:
     topic: str
     key: str | None = None
     throttles: tuple[str, ...] = ()
+    tenant: str | None = None
     open: int = 0
     ids: set[int] = field(default_factory=set)
     refused: bool = False
@@ -56,6 +58,24 @@ class Lease:
 
 
 @dataclass(eq=False)
+class Wanted:
+    """A change of an item that a client asks for; None: it stays. `until_ms`: the latest time that the delay can mean.
+    `done`: the client was answered OK."""
+
+    priority: int | None
+    delay_ms: int | None
+    from_ms: int
+    until_ms: int
+
+    def fits(self, priority: int, at_ms: int, before: Any) -> bool:
+        if priority != (before.priority if self.priority is None else self.priority):
+            return False
+        if self.delay_ms is None or at_ms == before.deliver_after_ms:
+            return at_ms == before.deliver_after_ms
+        return self.delay_ms == 0 or self.from_ms <= at_ms - self.delay_ms <= self.until_ms
+
+
+@dataclass(eq=False)
 class Spent:
     """Tokens that an admission spent, and that stored an item or may have."""
 
@@ -74,12 +94,15 @@ class Checks:
         self._leases: dict[int, Lease] = {}  # by item id: the latest
         self._removable: set[int] = set()  # a client asked to ack or delete them
         self._acked: set[int] = set()
+        self._wanted: dict[int, list[Wanted]] = {}  # by item id
         self._spent: list[Spent] = []
         for number, db in dbs.items():
             db.observers.append(lambda epoch, batch, number=number: self._committing(number, batch))
 
     def new_spec(self, ns: str, topic: str, key: str | None = None, throttles: tuple[str, ...] = ()) -> Spec:
-        spec = self.specs[len(self.specs) + 1] = Spec(len(self.specs) + 1, ns, topic, key, throttles)
+        tenants, number = self._profile.tenants, len(self.specs) + 1
+        tenant = self._sim.rng.choice([None, *tenants]) if tenants else None
+        spec = self.specs[number] = Spec(number, ns, topic, key, throttles, tenant)
         return spec
 
     def spec_of(self, item_id: int) -> Spec:
@@ -99,9 +122,20 @@ class Checks:
             self.counts["stored"] += 1
         if self._profile.max_stored:
             self._check_bound(batch)
+        for item_id, priority, at_ms, _ in batch.placed:
+            self._check_change(item_id, priority, at_ms, self._dbs[number].items[item_id])
         for item_id in batch.item_gone:
             if item_id not in self._removable and self._dbs[number].items[item_id].delivery != AT_MOST_ONCE:
                 broken(3, f"item {item_id} is removed, and no client asked for it")
+
+    def _check_change(self, item_id: int, priority: int, at_ms: int, before: Any) -> None:
+        lease = self._leases.get(item_id)
+        if lease is not None and lease.delivered and not lease.ended and lease.until_ms > self._sim.now_ms:
+            broken(4, f"item {item_id} is changed while {lease} holds")
+        wanted = self._wanted.get(item_id, [])
+        if not any(one.fits(priority, at_ms, before) for one in wanted):
+            broken(5, f"item {item_id} gets {priority} and {at_ms}, and was {before}: {wanted}")
+        self.counts["placed"] += 1
 
     def _check_bound(self, batch: Batch) -> None:
         """Before the batch is applied."""
@@ -160,6 +194,22 @@ class Checks:
         else:
             lease.ended = True
             lease.released = lease.released or kind == "release"
+
+    def asked_change(self, item_id: int, priority: int | None, delay_ms: int | None, most_ms: int) -> Wanted:
+        """A client is about to change the item. A host may decide on it within `most_ms`."""
+        now_ms = self._sim.now_ms
+        wanted = Wanted(priority, delay_ms, now_ms, now_ms + most_ms)
+        self._wanted.setdefault(item_id, []).append(wanted)
+        return wanted
+
+    def changed(self, item_id: int, wanted: Wanted, error: FoqsError | None) -> None:
+        """The change was answered."""
+        self.answered("change", item_id, error)
+        item, alone = self._dbs[shard_of(item_id)].items.get(item_id), len(self._wanted[item_id]) == 1
+        if error is None and item is not None and alone and wanted.priority not in (None, item.priority):
+            broken(5, f"{wanted} of item {item_id} was answered OK, and the item is {item}")
+        if error is not None and error.code is Code.CONFLICT and item_id not in self._leases:
+            broken(5, f"{wanted} of item {item_id} was refused ({error}), and no consumer ever had the item")
 
     def answered(self, kind: str, item_id: int, error: FoqsError | None) -> None:
         there = item_id in self._dbs[shard_of(item_id)].items

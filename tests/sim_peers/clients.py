@@ -112,6 +112,7 @@ class Clients:
         items = []
         for spec in specs:
             item = idl.ItemSpec(spec.topic, spec.payload, dedup_key=spec.key, throttle_keys=spec.throttles or None)
+            item.fairness_key = spec.tenant
             if spec.key is None and rng.random() < profile.at_most_once:
                 item.delivery = idl.Delivery.AT_MOST_ONCE
             if rng.random() < 0.1:
@@ -180,7 +181,7 @@ class Clients:
             for item in items:
                 self.checks.delivered(item)
                 host = self.sim.exchange.entered[request.context.request_id]
-                self.sim.pauses.check(host, item.ns, item.topic, "delivers")
+                self.sim.pauses.check(host, item.ns, item.topic, self.checks.spec_of(item.id).tenant or "", "delivers")
             received(items)
 
         if not acks and self.rng.random() < 0.9:
@@ -234,6 +235,8 @@ class Clients:
         what = rng.random()
         if stored and what < 0.4:
             self._get(rng.choice(stored))
+        elif stored and self.sim.profile.tenants and rng.random() < 0.7:
+            self._change(rng.sample(stored, min(len(stored), rng.randint(1, 3))))
         elif stored and what < 0.5:
             self.settle("delete", rng.choice(stored), 0)
         elif self._held and what < 0.7:
@@ -241,6 +244,20 @@ class Clients:
         else:
             self._list(FREE, rng.choice(self.sim.profile.topics))
         self._after(150, self._operate)
+
+    def _change(self, ids: Sequence[int]) -> None:
+        rng = self.rng
+        delay_ms = rng.choice([None, 0, 10, 400])
+        priority = rng.choice([-3, 0, 4] if delay_ms is None else [None, -3, 4])
+        timeout_ms = rng.choice([200, 3_000])
+        wanted = [self.checks.asked_change(one, priority, delay_ms, timeout_ms + _SLACK_MS) for one in ids]
+
+        def done(response: Any, error: FoqsError | None) -> None:
+            for at, item_id in enumerate(ids):
+                one = None if error is not None else response.outcomes[at].error
+                self.checks.changed(item_id, wanted[at], error if one is None else _error(one))
+
+        self.send("ChangeItems", idl.ChangeItemsRequest(list(ids), priority, delay_ms), timeout_ms, done)
 
     def _get(self, item_id: int) -> None:
         def done(response: Any, error: FoqsError | None) -> None:

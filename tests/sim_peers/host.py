@@ -20,7 +20,7 @@ from foqs.engine.shard import Shard
 from foqs.engine.state import Callbacks, State
 from foqs.engine.throttling import Throttling
 from foqs.errors import FoqsError
-from foqs.fairness.keys import TopicKey
+from foqs.fairness.keys import TopicKey, fairness_of
 from foqs.hooks.topic_hooks import TopicHooks
 from foqs.item import Item
 from foqs.peers.coordinator import HashSlotOwners
@@ -71,7 +71,7 @@ def _leased(state: State, call: DequeueCall, now_ms: int) -> None:
             if state.host.current(shard):
                 state.host.sim.checks.leased(item, shard.number, now_ms)
             state.host.sim.throttles.leased(state.host, item, lease)
-            state.host.sim.pauses.check(state.host.name, *item.lane.topic.key, "leases")
+            state.host.sim.pauses.check(state.host.name, *item.lane.topic.key, fairness_of(item.lane.key), "leases")
 
 
 def _watched_give_back(item: Item) -> None:

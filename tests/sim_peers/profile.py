@@ -66,16 +66,24 @@ class Profile:
     freeze_every_ms: int = 0  # 0: never
     settings_news_ms: tuple[int, ...] = (0,)
     max_stored: int = 0  # 0: no topic has a bound
+    tenants: tuple[str, ...] = ()  # of items that are changed; empty: no item is
 
 
 def random_profile(rng: random.Random, trouble: str = "") -> Profile:
     """`trouble` "slots": shards and slots move all the time, and hosts learn late where the slots are. "pauses": topics
-    are paused and resumed. "settings": settings change, and hosts learn late of them. "bounds": a topic has a bound on
-    its stored items. "silence": many connections between hosts fall silent. "throttles": items have throttle keys;
-    hosts freeze, and coordinators move."""
+    are paused and resumed. "changed": so are tenants, and items that wait are changed. "settings": settings change, and
+    hosts learn late of them. "bounds": a topic has a bound on its stored items. "silence": many connections between
+    hosts fall silent. "throttles": items have throttle keys; hosts freeze, and coordinators move."""
     profile = _any_profile(rng)
     if trouble == "pauses":
         return replace(profile, pause_every_ms=rng.choice([60, 300]), settings_news_ms=(0, 5, 50, 700))
+    if trouble == "changed":
+        return replace(
+            profile,
+            pause_every_ms=rng.choice([60, 300]),
+            settings_news_ms=(0, 5, 50, 700),
+            tenants=("x", "y", "z")[: rng.choice([1, 3])],
+        )
     if trouble == "bounds":
         return replace(
             profile,

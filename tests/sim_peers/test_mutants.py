@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -10,17 +11,21 @@ import pytest
 from foqs.api.ack_dequeue import AckDequeue
 from foqs.bounds import NANO, Quota
 from foqs.buffers.pending_dedup import DedupKeys
-from foqs.engine import consumers, dequeue
+from foqs.engine import changing, consumers, dequeue
+from foqs.engine.changing import Changing
 from foqs.engine.engine import Engine
+from foqs.engine.item_ops import change_of
 from foqs.engine.throttling import Rules, Throttling
 from foqs.errors import FoqsError, LostReply, NotSent
+from foqs.item import UNREAD, Phase
 from foqs.limits.bucket import Ask, Bucket, QuotaTokens, ThrottleTokens
 from foqs.limits.throttle_key import ThrottleKey
-from foqs.peers import coordinator, forwarder, ready_topics
+from foqs.peers import coordinator, forwarded_requests, forwarder, ready_topics
 from foqs.peers.forwarder import Forwarder
 from foqs.peers.hash_slots import SlotMigration
 from foqs.peers.ready_topics import ReadySubscriber
 from foqs.peers.settings_sync import Confirmation
+from foqs.policies.layers import NamespacePolicies
 from foqs.policies.settings import Settings
 from tests.kernel.mutants import Mutants, constant
 from tests.sim_peers import exchange
@@ -131,6 +136,34 @@ put(
 @around(Forwarder, "_deliverable", "pauses", seed=20)
 def paused_items_of_another_host_are_delivered(original: Any, host: Any, address: str, response: Any, _: Any) -> Any:
     return response
+
+
+@around(NamespacePolicies, "__init__", "changed")
+def the_pause_of_a_tenant_is_not_read(original: Any, policies: Any, entries: Any, *about: Any) -> None:
+    texts = {key: json.loads(text) for key, text in entries.items()}
+    for value in texts.values():
+        value.pop("paused_tenants", None)
+    original(policies, {key: json.dumps(value) for key, value in texts.items()}, *about)
+
+
+# --------------------------------------------------------------------------------------------- changes of items
+
+put("a_change_of_a_leased_item_is_answered_ok", changing, "_leased", constant(True), "changed")
+
+
+@around(Changing, "__call__", "changed")
+def a_leased_item_is_changed(original: Any, op: Changing, shard: Any, item: Any, waits: Any, now_ms: int) -> Any:
+    if change_of(item) is None and item.phase is Phase.LEASED and item.expires_at_ms != UNREAD:
+        return op._change(shard, item, waits, now_ms, item.expires_at_ms)
+    return original(op, shard, item, waits, now_ms)
+
+
+@around(forwarded_requests.Kind, "part", "changed")
+def a_change_at_another_host_has_another_priority(original: Any, kind: Any, request: Any, group: Any) -> Any:
+    part = original(kind, request, group)
+    if kind is forwarded_requests.CHANGE and part.priority is not None:
+        part.priority += 1
+    return part
 
 
 @around(Confirmation, "_answered", "settings", seed=1)

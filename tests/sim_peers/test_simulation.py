@@ -27,6 +27,12 @@ KINDS = (
     ),
     Kind("slots", share=5),  # slots move all the time
     Kind("pauses", share=5, first=4, counts={"pauses": 11}),
+    Kind(
+        "changed",
+        share=5,
+        first=4,
+        counts={"change": 11, "placed": 6, "change CONFLICT": 1, "leases during a pause of tenants": 11},
+    ),
     Kind("settings", share=5, first=6, counts=dict.fromkeys(_CHANGES, 6)),
     Kind("bounds", share=5, first=4, counts={"at the bound": 11}),
     Kind("silence", share=5),  # silent connections delay items for seconds only

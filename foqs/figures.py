@@ -282,13 +282,14 @@ class HostStatus(NamedTuple):
     quotas: tuple[QuotaStatus, ...] = ()
     held: str | None = None
     certificate_ends_at_ms: int | None = None
+    clients: tuple[str, ...] = ()
 
 
 class ConsumerStats(NamedTuple):
     """The consumers of a namespace with one name, "" without a name and for leases that an earlier owner of the shard
     gave. `hosts` are the `host:port` that it asked in the last 10 minutes, `peers` its own addresses without the ports.
     `asked_ago_ms`: since its last request for items, None if there was none in that time. `hung`: its handlers that
-    hang, whose leases may have ended."""
+    hang, whose leases may have ended. `clients`: the libraries that it names, such as foqs-python/0.1.0."""
 
     ns: str
     worker: str = ""
@@ -299,6 +300,7 @@ class ConsumerStats(NamedTuple):
     oldest_lease_ms: Largest[int] = 0
     asked_ago_ms: Latest[int | None] = None
     hung: Largest[int] = 0
+    clients: All[tuple[str, ...]] = ()
 
 
 class Figures(Protocol):

@@ -195,6 +195,9 @@ struct RequestContext {
   /** Set by hosts while the cluster's secret is replaced: the proof of the new one. host_proof is the previous one's
       then. */
   9: optional string host_proof_next,
+  /** Names the client library and its version, such as foqs-python/0.1.0, for ListConsumers and GetStatus; the host keeps
+      its first 64 bytes, without characters that cannot be printed. Default: not known. */
+  10: optional string client,
 }
 
 // ---------------------------------------------------------------------------------------------- Enqueue
@@ -1217,6 +1220,8 @@ struct HostStatus {
   28: optional string held,
   /** Epoch milliseconds: the end of the host's certificate. Default: no TLS. */
   29: optional i64 certificate_ends_at_ms,
+  /** RequestContext.client of the consumers of the last 10 minutes; at most 10. */
+  30: list<string> clients,
 }
 
 struct GetStatusResponse {
@@ -1254,6 +1259,8 @@ struct ConsumerStats {
   8: optional i64 asked_ago_ms,
   /** Its handlers that hang, by its report of the last 15 s. Their leases may have ended. */
   9: i64 hung,
+  /** RequestContext.client of its requests; at most 10. */
+  10: list<string> clients,
 }
 
 struct ListConsumersResponse {

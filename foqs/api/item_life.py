@@ -271,7 +271,8 @@ class ItemLife:
         if not forwarded:
             asker = getattr(wants, "asker", None)
             if asker is None or not asker.known:
-                asker = state.askers.of(ns, worker, call.peer, keys)
+                named = None if request.context is None else request.context.client
+                asker = state.askers.of(ns, worker, call.peer, keys, named)
                 if isinstance(wants, Wants):
                     wants.asker = asker
             asker.asked_ms, asker.until_ms = now_ms, now_ms + wait_ms

@@ -54,6 +54,8 @@ class Status:
         def reported(here: HostStatus) -> None:
             if call.within is not None:
                 here = here._replace(shards=tuple([one._replace(place="") for one in here.shards]))
+            else:
+                here = here._replace(clients=host.engine.state.askers.clients(host.now_ms()))
             measure(host.engine.state, call.within, self._quota, host.now_ms(), partial(counted, here))
 
         def counted(here: HostStatus, items: Measured) -> None:

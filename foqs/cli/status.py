@@ -318,6 +318,7 @@ def consumers_table(found: Sequence[ConsumerStats], *, all_namespaces: bool) -> 
         Column("topics", lambda one: " ".join(map(name, one.topics)), "folded"),
         Column("from", lambda one: " ".join(map(name, one.peers)), "folded"),
         Column("hosts", lambda one: " ".join(map(name, one.hosts)), "folded"),
+        Column("client", lambda one: " ".join(map(name, one.clients)), "folded"),
     ]
     if all_namespaces:
         columns.insert(0, Column("namespace", lambda one: name(one.ns), "folded"))

@@ -20,6 +20,7 @@ from struct import Struct
 from struct import error as StructError
 from typing import Any, NamedTuple
 
+from foqs import __version__
 from foqs.bounds import LIMITS
 from foqs.checks import check_text
 from foqs.client.items import Delivery, Item, Leased
@@ -338,9 +339,12 @@ def dequeue_request(
         return idl.AckAndDequeueRequest(namespace, entries, wants, **options, begins=begins, most=most)
 
 
+CLIENT = f"foqs-python/{__version__}"
+
+
 def context_head(token: str | None) -> bytes:
     """Return what the contexts of one client begin with. Raises Unencodable."""
-    return _CONTEXT + encode_struct(idl.RequestContext(token=token))[:-1]
+    return _CONTEXT + encode_struct(idl.RequestContext(token=token, client=CLIENT))[:-1]
 
 
 def context(head: bytes, request_id: str, traceparent: str | None, timeout_ms: int) -> bytes:

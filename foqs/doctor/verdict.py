@@ -505,7 +505,7 @@ def _item_old(facts: Facts) -> Iterator[Said]:
 
 @_rule(
     Word.HEALTHY,
-    "hosts have different versions, as in a rolling upgrade",
+    "hosts, or the clients of consumers, have different versions, as in a rolling upgrade",
     "complete the upgrade",
 )
 def _versions_differ(facts: Facts) -> Iterator[Said]:
@@ -517,6 +517,9 @@ def _versions_differ(facts: Facts) -> Iterator[Said]:
     if len(by_version) > 1:
         shown = ", ".join(f"{version} on {' '.join(hosts)}" for version, hosts in sorted(by_version.items()))
         yield Said(f"hosts have different versions: {shown}", "complete the upgrade")
+    clients = sorted({printable(client) for host in facts.hosts for client in host.clients})
+    if len(clients) > 1:
+        yield Said(f"consumers use the clients {', '.join(clients[:_MOST_NAMED])}", "foqs consumers shows which")
 
 
 @_rule(

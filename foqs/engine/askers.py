@@ -7,6 +7,7 @@ from itertools import islice
 
 from foqs.engine.item_ops import given_of
 from foqs.engine.state import State, in_slices
+from foqs.engine.workers import MOST_CLIENTS
 from foqs.fairness.keys import TopicKey
 from foqs.figures import ConsumerStats
 from foqs.item import Phase
@@ -22,11 +23,12 @@ _ASKERS = 1_000
 class _Found:
     """The consumers with one name. `asked_ms`: 0 if none asked."""
 
-    __slots__ = ("asked_ms", "held", "hung", "oldest_ms", "peers", "topics")
+    __slots__ = ("asked_ms", "clients", "held", "hung", "oldest_ms", "peers", "topics")
 
     def __init__(self) -> None:
         self.topics: dict[str, None] = {}
         self.peers: dict[str, None] = {}
+        self.clients: dict[str, None] = {}
         self.held = self.hung = self.asked_ms = self.oldest_ms = 0
 
     def stats(self, ns: str, worker: str, address: str, now_ms: int) -> ConsumerStats:
@@ -34,7 +36,7 @@ class _Found:
         return ConsumerStats(
             ns, worker, (address,) if asked else (), tuple(self.peers), tuple(self.topics), self.held,
             max(0, now_ms - self.oldest_ms) if self.held else 0,
-            max(0, now_ms - self.asked_ms) if asked else None, self.hung,
+            max(0, now_ms - self.asked_ms) if asked else None, self.hung, tuple(self.clients),
         )  # fmt: skip
 
 
@@ -78,6 +80,7 @@ def consumers(
             if (one := of(key, asker.worker)) is not None:
                 waiting = now_ms < asker.until_ms and (key, asker.worker) in waits
                 one.asked_ms = max(one.asked_ms, now_ms if waiting else asker.asked_ms)
+                one.clients.update(dict.fromkeys(asker.clients[: MOST_CLIENTS - len(one.clients)]))
                 if len(one.peers) < MOST_PEERS:
                     one.peers[peer] = None
         looked += 1

@@ -177,20 +177,24 @@ ASKED_MS = 600_000
 MOST_ASKERS = 10_000
 """Of one host; beyond it the host forgets the consumer that asked the longest ago, of the first ones that it knows."""
 MOST_KEYS = 50
+MOST_CLIENTS = 10
+CLIENT_BYTES = 64
 _LOOKED_AT = 100
 
 
 class Asker:
     """A consumer: the requests with one worker's name in one namespace, or without a name from one connection.
 
-    `keys` are the topics that it asked for, at most `MOST_KEYS`, and `peer` is where a request came from. Its last
-    request may wait until `until_ms`. `known`: it is listed."""
+    `keys` are the topics that it asked for, at most `MOST_KEYS`, and `peer` is where a request came from. `clients`
+    are the libraries that it names, at most `MOST_CLIENTS`. Its last request may wait until `until_ms`. `known`: it is
+    listed."""
 
-    __slots__ = ("asked_ms", "keys", "known", "peer", "until_ms", "worker")
+    __slots__ = ("asked_ms", "clients", "keys", "known", "peer", "until_ms", "worker")
 
     def __init__(self, worker: str, peer: str) -> None:
         self.worker = worker
         self.peer = peer
+        self.clients: tuple[str, ...] = ()
         self.keys: dict[TopicKey, None] = {}
         self.asked_ms = self.until_ms = 0
         self.known = True
@@ -202,8 +206,9 @@ class Askers:
     def __init__(self) -> None:
         self._known: dict[tuple[str, ...], Asker] = {}
 
-    def of(self, ns: str, worker: str, peer: str, keys: Sequence[tuple[TopicKey, int]]) -> Asker:
-        """Return the consumer that asks for `keys`. A caller that keeps it looks at `known` before the next use."""
+    def of(self, ns: str, worker: str, peer: str, keys: Sequence[tuple[TopicKey, int]], client: str | None) -> Asker:
+        """Return the consumer that asks for `keys`. A caller that keeps it looks at `known` before the next use.
+        `client`: the library, as the request names it."""
         name = (ns, worker) if worker else (ns, "", peer)
         found = self._known.get(name)
         if found is None:
@@ -211,6 +216,8 @@ class Askers:
                 self._make_room()
             found = self._known[name] = Asker(worker, peer)
         found.peer = peer
+        if client and (named := _cut(client)) not in found.clients:
+            found.clients = (*found.clients, named)[-MOST_CLIENTS:]
         if len(found.keys) < MOST_KEYS:
             found.keys.update(dict.fromkeys([key for key, _ in keys[: MOST_KEYS - len(found.keys)]]))
         return found
@@ -221,11 +228,20 @@ class Askers:
             self._forget(name)
         return list(self._known.values())
 
+    def clients(self, now_ms: int) -> tuple[str, ...]:
+        """Return the libraries of the consumers that asked in the last `ASKED_MS`, the first ones by name."""
+        return tuple(sorted({client for one in self.since(now_ms) for client in one.clients})[:MOST_CLIENTS])
+
     def _make_room(self) -> None:
         self._forget(min(islice(self._known, _LOOKED_AT), key=lambda name: self._known[name].until_ms))
 
     def _forget(self, name: tuple[str, ...]) -> None:
         self._known.pop(name).known = False
+
+
+def _cut(client: str) -> str:
+    shown = "".join([letter for letter in client[:CLIENT_BYTES] if letter.isprintable()])
+    return shown.encode()[:CLIENT_BYTES].decode(errors="ignore")
 
 
 FORGET_MS = 15_000

@@ -181,6 +181,8 @@ def check_context(context: Any, limits: Limits) -> None:
         _check_text(context.host_proof_next, "host_proof_next", most)
     if context.principal is not None:
         _check_text(context.principal, "principal", limits.token_bytes)
+    if context.client is not None and not isinstance(context.client, str):
+        raise Invalid("context.client is not UTF-8")
     if request_id is not None and not request_id.isprintable():
         # Line ends and terminal escapes would forge what a log says.
         raise Invalid("context.request_id has characters that cannot be printed")

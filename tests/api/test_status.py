@@ -177,6 +177,25 @@ def test_hosts_peers_and_topics_of_a_consumer() -> None:
     assert consumers(host, ns="other") == consumers(host, topic="none") == []
 
 
+def test_the_libraries_of_a_consumer() -> None:
+    host = OneHost(1)
+    wants = [idl.TopicCount("t", 1)]
+    for client in ("one/1", None, "one/1", "two/\x1b" + "é" * 80, *[f"more/{n}" for n in range(20)]):
+        host.ask("Dequeue", ns="n", wants=wants, worker="w", context=idl.RequestContext(client=client))
+    (one,) = consumers(host)
+    assert one.clients == [f"more/{n}" for n in range(10, 20)]
+    (status,) = host.ask("GetStatus").hosts
+    assert status.clients == sorted(one.clients)
+    assert host.ask("GetStatus", within=frozenset({"n"})).hosts[0].clients == []
+
+
+def test_the_name_of_a_library_is_cut() -> None:
+    host = OneHost(1)
+    context = idl.RequestContext(client="two/\x1b" + "é" * 80)
+    host.ask("Dequeue", ns="n", wants=[idl.TopicCount("t", 1)], context=context)
+    assert consumers(host)[0].clients == ["two/" + "é" * 30]
+
+
 def test_a_request_that_waits_counts_as_now() -> None:
     host = OneHost(1)
     call = host.call("Dequeue", ns="n", wants=[idl.TopicCount("t", 1)], worker="w", wait_ms=60_000)

@@ -178,6 +178,14 @@ def test_refusals_of_a_rate_are_a_reason_of_their_own() -> None:
     assert "100 of 100" in reason.text
 
 
+def test_clients_of_different_versions_are_a_note() -> None:
+    one, two = GOOD._replace(clients=("foqs-python/0.1.0",)), OTHER._replace(clients=("foqs-python/0.1.0", "go/2"))
+    assert judge(facts(one)).reasons == ()
+    (reason,) = judge(facts(one, two)).reasons
+    assert (reason.code, reason.level) == ("versions_differ", Word.HEALTHY)
+    assert reason.text == "consumers use the clients foqs-python/0.1.0, go/2"
+
+
 def test_lists_are_bounded() -> None:
     topics = tuple([MAIL._replace(topic=f"t{n}", paused=True) for n in range(40)])
     reasons = judge(facts(GOOD._replace(topics=topics))).reasons

@@ -57,9 +57,10 @@ class EndCall:
     """A request for the end of an item. `reply` is called once, with the end, with the item if it has not ended by the
     time that it waits for, or with an error.
 
-    While `waits`, the end is awaited. `over` is called at the end of the wait, to read the item's state."""
+    While `waits`, the end is awaited. `over` is called at the end of the wait, to read the item's state. `ending`: the
+    item has ended, and its progress is read; the answer if that fails, or finds that the item is kept no longer."""
 
-    __slots__ = ("_over", "_reply", "done", "item_id", "waits")
+    __slots__ = ("_over", "_reply", "done", "ending", "item_id", "waits")
 
     def __init__(
         self, item_id: int, reply: Callable[[Ending | Living | FoqsError], None], over: Callable[[EndCall], None]
@@ -67,6 +68,7 @@ class EndCall:
         self.item_id = item_id
         self.waits = False
         self.done = False
+        self.ending: Ending | FoqsError | None = None
         self._reply = reply
         self._over = over
 
@@ -74,7 +76,7 @@ class EndCall:
         if not self.done:
             self.done = True
             reply, self._reply, self._over = self._reply, _answered, _answered
-            reply(outcome)
+            reply(self.ending if self.ending is not None and isinstance(outcome, FoqsError) else outcome)
 
     def look(self) -> None:
         """Wait no longer: read the item's state."""
@@ -120,6 +122,7 @@ class Awaited:
             return
         if noted and change.ended is not None:
             for call in self._take(item_id):
+                call.ending = ending
                 call.look()
         else:
             self._end(item_id, ending)

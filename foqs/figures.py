@@ -249,6 +249,14 @@ class QuotaStatus(NamedTuple):
     most: int = 0
 
 
+class RateStatus(NamedTuple):
+    """`used` of the `most` items a second that a namespace may store, in the last half minute."""
+
+    ns: str
+    used: Sum[float] = 0.0
+    most: float = 0.0
+
+
 class HostStatus(NamedTuple):
     """The facts of one host. thrift/foqs.thrift describes the fields; a host with version "" is of an older version and
     reports nothing."""
@@ -283,6 +291,7 @@ class HostStatus(NamedTuple):
     held: str | None = None
     certificate_ends_at_ms: int | None = None
     clients: tuple[str, ...] = ()
+    rates: tuple[RateStatus, ...] = ()
 
 
 class ConsumerStats(NamedTuple):

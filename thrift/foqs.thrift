@@ -1165,6 +1165,14 @@ struct QuotaStatus {
   4: i64 most,
 }
 
+/** The rate of a namespace with enqueues_per_second (quotas). */
+struct RateStatus {
+  1: string ns,
+  /** Items a second that the host stored in the last half minute. The sum over the hosts is the rate. */
+  2: double used,
+  3: double most,
+}
+
 struct HostStatus {
   /** host:port for clients. */
   1: string address,
@@ -1222,6 +1230,8 @@ struct HostStatus {
   29: optional i64 certificate_ends_at_ms,
   /** RequestContext.client of the consumers of the last 10 minutes; at most 10. */
   30: list<string> clients,
+  /** The fullest 100 on this host, of the namespaces that have counters of their own (admin.namespaces). */
+  31: list<RateStatus> rates,
 }
 
 struct GetStatusResponse {

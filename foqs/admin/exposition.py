@@ -72,6 +72,7 @@ _ITEMS = (
     _histogram("item_queue_seconds", "Time in which an item was ready before its first delivery.", "namespace"),
     _histogram("item_attempts", "Attempts of an item at its end, by an ack or as a failure.", "namespace"),
     _gauge("quota_used_ratio", "Part of a namespace's quota of stored items that this host stores.", "namespace"),
+    _gauge("quota_items_per_second", "Rate that the quota of a namespace allows.", "namespace"),
     _counter("leases_extended", "Leases extended.", "namespace", of="namespace.extended"),
     _counter("leases_expired", "Leases that ended by time.", "namespace", of="namespace.expired"),
     _counter("lease_writes", "Leases written to the database.", of="lease_writes"),

@@ -197,7 +197,8 @@ async def _namespaces(add: Add, namespaces: Namespaces, slices: _Slices) -> None
 
 
 def _quotas(add: Add, view: View, most: int) -> None:
-    """Add the level of each namespace with a quota on stored items, of the `most` fullest ones."""
+    """Add the level of each namespace with a quota on stored items, of the `most` fullest ones; and the bounds on
+    rates, of the namespaces whose counters have series."""
     state, quota = view.node.engine.state, view.node.lending.quotas.of
     stored: Counter[str] = Counter()
     for shard in state.serving:
@@ -206,6 +207,9 @@ def _quotas(add: Add, view: View, most: int) -> None:
     levels = {ns: stored[ns] / items for ns, items in bounds.items() if items}
     for ns in nlargest(most, levels, key=lambda ns: (levels[ns], ns)):
         add("quota_used_ratio", levels[ns], ns)
+    for ns, _ in state.counters.namespaces:
+        if (bound := quota(ns)) is not None and bound.per_second is not None:
+            add("quota_items_per_second", bound.per_second, ns)
 
 
 def _requests(add: Add, rpc: RpcCounters) -> None:

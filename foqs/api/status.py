@@ -10,7 +10,7 @@ from foqs.api import validation
 from foqs.api.host import Host
 from foqs.bounds import MOST_LISTED, Quota
 from foqs.engine import askers
-from foqs.engine.status import Measured, measure
+from foqs.engine.status import Measured, measure, rates_of
 from foqs.figures import ConsumerStats, HostStatus, from_struct, merged, to_struct
 from foqs.idl import idl
 from foqs.peers.gather import ANSWER_MS
@@ -56,6 +56,7 @@ class Status:
                 here = here._replace(shards=tuple([one._replace(place="") for one in here.shards]))
             else:
                 here = here._replace(clients=host.engine.state.askers.clients(host.now_ms()))
+            here = here._replace(rates=rates_of(here.rates, call.within, self._quota))
             measure(host.engine.state, call.within, self._quota, host.now_ms(), partial(counted, here))
 
         def counted(here: HostStatus, items: Measured) -> None:

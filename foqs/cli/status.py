@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from foqs.capacity import Capacity
-    from foqs.client import ConsumerStats, HostStatus, QuotaStatus, ShardStatus, Status
+    from foqs.client import ConsumerStats, HostStatus, QuotaStatus, RateStatus, ShardStatus, Status
     from foqs.doctor.verdict import Facts, Verdict
 
 HEDGE_S = 0.7
@@ -132,12 +132,17 @@ def document(facts: Facts, verdict: Verdict, capacity: Capacity | None) -> dict[
         "missing": list(facts.missing),
         "topics": [_plain(one) for one in facts.topics],
         "quotas": [_plain(one) for one in facts.quotas],
+        "rates": [_plain(one) for one in facts.rates],
     }
+
+
+_TOGETHER = ("topics", "quotas", "rates")
+"""Lists of a host that the answer has once, for all hosts."""
 
 
 def _plain(value: Any) -> Any:
     if hasattr(value, "_asdict"):
-        return {field: _plain(one) for field, one in value._asdict().items() if field not in ("topics", "quotas")}
+        return {field: _plain(one) for field, one in value._asdict().items() if field not in _TOGETHER}
     return [_plain(one) for one in value] if isinstance(value, tuple) else value
 
 
@@ -222,6 +227,9 @@ def _tables(facts: Facts) -> list[Table]:
     quotas = [one for at, one in enumerate(quotas) if at < _MOST_ROWS // 5 or one.used >= FULL * one.most]
     if quotas:
         tables.append(table(quotas[:_MOST_ROWS], _QUOTAS))
+    rates = sorted(facts.rates, key=lambda one: -one.used / one.most)
+    if rates:
+        tables.append(table(rates[: _MOST_ROWS // 5], _RATES))
     return tables
 
 
@@ -265,6 +273,11 @@ _QUOTAS: list[Column[QuotaStatus]] = [
     Column("stored", lambda one: one.used, "number"),
     Column("most", lambda one: one.most, "number"),
     Column("level", lambda one: f"{one.used / max(1, one.most):.0%}", "number"),
+]
+_RATES: list[Column[RateStatus]] = [
+    Column("namespace", lambda one: name(one.ns), "folded"),
+    Column("quota", lambda one: f"used {one.used:,.0f} of {one.most:,g} items/s"),
+    Column("level", lambda one: f"{one.used / one.most:.0%}", "number"),
 ]
 
 

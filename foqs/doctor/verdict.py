@@ -12,7 +12,7 @@ from shlex import quote
 from typing import Any, NamedTuple
 
 from foqs.checks import printable
-from foqs.figures import HostStatus, QuotaStatus, ShardStatus, TopicStatus, merged
+from foqs.figures import HostStatus, QuotaStatus, RateStatus, ShardStatus, TopicStatus, merged
 
 OLD_MS = 3_600_000
 GROWS_MS = 300_000
@@ -75,6 +75,7 @@ class Facts:
         self.now_ms = max((host.now_ms for host in self.hosts), default=0)
         self.topics: list[TopicStatus] = _together(host.topics for host in self.hosts)
         self.quotas: list[QuotaStatus] = _together(host.quotas for host in self.hosts)
+        self.rates: list[RateStatus] = _together(host.rates for host in self.hosts)
 
     @property
     def shards(self) -> list[tuple[HostStatus, ShardStatus]]:

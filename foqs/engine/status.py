@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterator
+from collections.abc import Callable, Collection, Container, Iterable, Iterator
 from heapq import nlargest, nsmallest
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from foqs.bounds import Quota
 from foqs.engine.state import State, in_slices
 from foqs.engine.stats import lanes_of, last_asked_ms
 from foqs.fairness.keys import TopicKey
-from foqs.figures import QuotaStatus, TopicStatus
+from foqs.figures import QuotaStatus, RateStatus, TopicStatus
 from foqs.item import Item
 from foqs.prefetch.lane import Lane
 
@@ -81,6 +81,15 @@ def measure(
     quotas = nlargest(MOST_QUOTAS, quotas, key=lambda one: (one.used / max(1, one.most), one.ns, one.topic))
     delayed = max(0, total - ready - leased)
     done(Measured(ready, delayed, leased, kept, dead, tuple(notable(topics)), tuple(quotas)))
+
+
+def rates_of(
+    stored: Iterable[RateStatus], within: Container[str] | None, quota: Callable[[str], Quota | None]
+) -> tuple[RateStatus, ...]:
+    """Return the rates of namespaces that have a bound on theirs, the fullest `MOST_QUOTAS`."""
+    bounds = [(one, quota(one.ns)) for one in stored if within is None or one.ns in within]
+    rates = [one._replace(most=bound.per_second) for one, bound in bounds if bound is not None and bound.per_second]
+    return tuple(nlargest(MOST_QUOTAS, rates, key=lambda one: (one.used / one.most, one.ns)))
 
 
 def _with_lane(topic: TopicStatus, lane: Lane[Item]) -> TopicStatus:

@@ -17,7 +17,7 @@ from foqs.counters import PAUSE_SECONDS, SECONDS, BatchSums, Histogram
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
 from foqs.event_loop import on_daemon_thread
-from foqs.figures import HostStatus, ShardStatus
+from foqs.figures import HostStatus, RateStatus, ShardStatus
 from foqs.peers.membership_agent import MembershipAgent
 from foqs.shardmgr.facts import Facts, ShardUse
 from foqs.shardmgr.lifecycle import ShardState
@@ -83,6 +83,7 @@ class Sample:
     late: int = 0
     worst_s: float = 0.0
     shards: Mapping[int, BatchSums] = field(default_factory=dict)
+    stored: Mapping[str, int] = field(default_factory=dict)  # items by namespace
 
 
 def take_sample(state: State, lag: LoopLag) -> Sample:
@@ -98,6 +99,7 @@ def take_sample(state: State, lag: LoopLag) -> Sample:
         lag.late,
         lag.take_worst(),
         {shard.number: shard.batch_metrics.sums() for shard in state.serving},
+        {ns: one.enqueued for ns, one in state.counters.namespaces},
     )
 
 
@@ -137,6 +139,7 @@ class Window:
             loop_waiting=waiting,
             items_per_s=items / seconds,
             quota_refused=last.refused - first.refused,
+            rates=tuple([RateStatus(ns, (n - first.stored.get(ns, 0)) / seconds) for ns, n in last.stored.items()]),
         )
 
     def shard(self, status: ShardStatus, batch_rows: int) -> ShardStatus:

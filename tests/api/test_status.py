@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
+from foqs.bounds import Quota
 from foqs.config.schema import QuotaKeys
 from foqs.engine import workers
-from foqs.engine.status import MOST_TOPICS, notable
+from foqs.engine.status import MOST_TOPICS, notable, rates_of
 from foqs.engine.workers import ASKED_MS
 from foqs.errors import Invalid, Unavailable
-from foqs.figures import HostStatus, TopicStatus, from_struct
+from foqs.figures import HostStatus, RateStatus, TopicStatus, from_struct
 from foqs.idl import idl
 from foqs.policies.settings import Settings
 from foqs.rows import FailureCause
@@ -144,6 +145,13 @@ def test_a_caller_sees_its_namespaces() -> None:
     found = host.ask("GetStatus", within=frozenset({"other"})).hosts[0]
     assert (found.ready, found.leased, found.topics, found.quotas) == (0, 0, [], [])
     assert host.ask("ListConsumers", within=frozenset({"other"})).consumers == []
+
+
+def test_rates_of_namespaces_with_a_bound_on_theirs() -> None:
+    bounds = {"a": Quota(500, 500, None), "b": Quota(10, 10, None), "c": Quota(None, 1, 9)}
+    stored = [RateStatus("a", 480.0), RateStatus("b", 10.0), RateStatus("c", 7.0), RateStatus("d", 7.0)]
+    assert rates_of(stored, None, bounds.get) == (RateStatus("b", 10.0, 10), RateStatus("a", 480.0, 500))
+    assert rates_of(stored, {"a", "d"}, bounds.get) == (RateStatus("a", 480.0, 500),)
 
 
 # --------------------------------------------------------------------------------------------- consumers

@@ -116,6 +116,15 @@ def test_leased_items_are_skipped_and_counted(client: Client, run: Run) -> None:
     assert said[1] == "3 items of t changed; 2 leased items skipped"
 
 
+def test_a_call_for_the_rest_lists_the_rest(client: Client, run: Run) -> None:
+    filled(client)
+    run("change", "--topic", "t", "--priority", "9", "--count", "4", "--yes")
+    said = run("change", "--topic", "t", "--priority", "9", "--yes").stdout.splitlines()
+    assert said[0].endswith(": 2 items to change") and said[1] == "2 items of t changed"
+    assert "has no such item" in run("change", "--topic", "t", "--priority", "9", "--yes").stdout
+    assert client.change_all("t", priority=9, delay_ms=60_000).found == 6, "their times change"
+
+
 def test_an_item_that_was_taken_meantime_is_skipped(client: Client) -> None:
     filled(client)
     taken: list[Any] = []

@@ -11,7 +11,7 @@ import pytest
 
 from foqs.counters import BatchSums
 from foqs.event_loop import until
-from foqs.figures import HostStatus, ShardStatus
+from foqs.figures import HostStatus, RateStatus, ShardStatus
 from foqs.server.vitals import (
     GONE_S,
     LATE_S,
@@ -58,6 +58,13 @@ def test_counts_that_begin_again_are_not_negative() -> None:
     window.add(Sample(0.0, shards={1: BatchSums(25, 250.0, 3.0, 2_500.0, 30.0, 6.0)}))
     window.add(Sample(2.0, shards={1: BatchSums()}))
     assert window.shard(ShardStatus(1), 100) == ShardStatus(1)
+
+
+def test_the_rates_of_namespaces() -> None:
+    window = Window()
+    window.add(Sample(10.0, stored={"a": 100}))
+    window.add(Sample(20.0, stored={"a": 4_900, "b": 30}))
+    assert window.figures(HostStatus("a:1")).rates == (RateStatus("a", 480.0), RateStatus("b", 3.0))
 
 
 @pytest.mark.parametrize(("text", "waited"), [("5 2500000000 7\n", 2.5), ("", None), ("cpu x\n", None)])

@@ -346,7 +346,8 @@ class OperatorCalls:
     ) -> ChangedItems:
         """Change the items of a topic that match `filter`, as `change` does: list them, then change the listed ones,
         at most `count` (0: all), and about `pace_per_second` in a second (0: no limit). An item that a consumer takes
-        after the list is skipped and counted.
+        after the list is skipped and counted. Where only the `priority` changes, items that have it are not listed: a
+        call for the rest of an earlier one takes the time of the rest.
 
         confirm      is called after the list; if it returns False, nothing is changed. With `dry_run` it is not called
         on_progress  is called after each request
@@ -359,6 +360,7 @@ class OperatorCalls:
         wanted = filter or ItemFilter()
         ids: dict[int, None] = {}
         leased = 0
+        has = priority if delay_ms is None and deliver_after_ms is None else None
         for state in wanted.states:
             listed = self.list_items(
                 topic, state=state, fairness_key=wanted.fairness_key, page_items=MOST_LISTED, timeout_ms=timeout_ms
@@ -368,7 +370,7 @@ class OperatorCalls:
                     continue
                 if state is ItemState.LEASED:
                     leased += 1
-                else:
+                elif has is None or item.priority != has:
                     ids[item.id] = None
         chosen = list(islice(ids, count or None))
         done = ChangedItems(len(chosen), leased=leased)

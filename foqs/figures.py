@@ -182,13 +182,40 @@ class TopicStats(NamedTuple):
     attempts_failed_hour: Sum[int] = 0
 
 
+class ShadowHour(NamedTuple):
+    """What a limit in shadow counted since its first delivery, at most for an hour: `held` of `seen` deliveries would
+    have been held back in the last `for_ms`."""
+
+    held: Sum[int] = 0
+    seen: Sum[int] = 0
+    for_ms: Largest[int] = 0
+
+    def __str__(self) -> str:
+        """Return the counts in words.
+
+        >>> str(ShadowHour(55, 1060, 125_000)), str(ShadowHour(0, 3, 400)), str(ShadowHour(for_ms=3_570_000))
+        ('55 of 1,060 held back in 2 min', '0 of 3 held back in 1 s', 'no delivery in 59 min')
+        """
+        seconds = max(1, self.for_ms // 1_000)
+        span = f"{seconds} s" if seconds < 120 else f"{seconds // 60} min"
+        return f"{self.held:,} of {self.seen:,} held back in {span}" if self.seen else f"no delivery in {span}"
+
+
+def _shadow(one: ShadowHour | None, other: ShadowHour | None) -> ShadowHour | None:
+    return merged(one, other) if one is not None and other is not None else one or other
+
+
+Shadow = Annotated[T, _shadow]
+
+
 class ThrottleStats(NamedTuple):
     """A throttle key in use. `setting` is the settings key of its throttle, with `per_second`, `burst` and
     `concurrency`; they are "" and None where it has none. `tokens` that no host holds; `taken` leases live,
     and `free` more may begin: None if they are not known. `parked_flows` and `parked_items` wait, the first since
     `longest_wait_ms`. `shadow_held`: deliveries that a shadow throttle would have held back. `coordinator` is the
     `host:port` that makes the tokens and lends the slots. `overage`: leases that lived longer than the throttle's
-    timeout_ms; `reclaimed`: leases that ended by time."""
+    timeout_ms; `reclaimed`: leases that ended by time. `shadow_rate` and `shadow_leases`: what a throttle in shadow
+    counted by its rate, and by its `concurrency`; None where nothing was counted."""
 
     key: str
     setting: str = ""
@@ -205,6 +232,8 @@ class ThrottleStats(NamedTuple):
     free: Known[int | None] = None
     overage: Sum[int] = 0
     reclaimed: Sum[int] = 0
+    shadow_rate: Shadow[ShadowHour | None] = None
+    shadow_leases: Shadow[ShadowHour | None] = None
 
 
 class ShardStatus(NamedTuple):

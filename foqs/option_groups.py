@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
@@ -44,17 +44,20 @@ def spread(command: Callable[..., R]) -> Callable[..., R]:
     return wrapped
 
 
-def options_of(model: type[BaseModel]) -> Callable[[Callable[..., R]], Callable[..., R]]:
+def options_of(model: type[BaseModel], **spellings: str) -> Callable[[Callable[..., R]], Callable[..., R]]:
     """Let a command take an option for each field of a model in place of its `**` parameter: None if it is not given.
 
-    The fields' descriptions are the help. The host checks the ranges, with the rest of the settings.
+    The fields' descriptions are the help. The host checks the ranges, with the rest of the settings. `spellings`:
+    another name of an option, by its field.
     """
     options = [
         inspect.Parameter(
             name,
             inspect.Parameter.KEYWORD_ONLY,
             default=None,
-            annotation=Annotated[_plain(field.annotation) | None, typer.Option(help=field.description)],
+            annotation=Annotated[
+                _plain(field.annotation) | None, typer.Option(*_names(name, spellings), help=field.description)
+            ],
         )
         for name, field in model.model_fields.items()
     ]
@@ -66,6 +69,11 @@ def options_of(model: type[BaseModel]) -> Callable[[Callable[..., R]], Callable[
         return command
 
     return described
+
+
+def _names(field: str, spellings: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the names of an option with a second spelling; none for one that has the name of its field alone."""
+    return (f"--{field.replace('_', '-')}", spellings[field]) if field in spellings else ()
 
 
 def _plain(annotation: Any) -> Any:

@@ -1070,6 +1070,16 @@ struct GetThrottlesRequest {
   15: optional RequestContext context,
 }
 
+/** What a limit in shadow counted since its first delivery, at most for an hour: summed over the hosts that answered. */
+struct ShadowHour {
+  /** Deliveries that the limit would have held back. */
+  1: i64 held,
+  /** All deliveries that it limits. */
+  2: i64 seen,
+  /** Duration: over which they were counted. The counts begin again when the throttle changes. */
+  3: i64 for_ms,
+}
+
 struct ThrottleStats {
   1: string key,
   /** The settings key of the throttle; empty if the settings no longer have a throttle for the key. */
@@ -1098,6 +1108,13 @@ struct ThrottleStats {
   14: i64 shadow_held,
   /** host:port of the key's coordinator, which makes the tokens; empty if it is unknown. */
   15: string coordinator,
+  /** Of a throttle with `shadow` and a rate. Default: no delivery was counted in the last hour, like the next field. */
+  16: optional ShadowHour shadow_rate,
+  /**
+   * Of a throttle with `shadow` and `concurrency`. A delivery that begins while more leases live than the limit counts as
+   * held. The key's coordinator counts; the counts of one that ended are lost.
+   */
+  17: optional ShadowHour shadow_leases,
 }
 
 struct GetThrottlesResponse {
@@ -1540,6 +1557,8 @@ struct SlotAsk {
   10: optional i32 priority,
   /** Age of the oldest wait of these items. Default 0. */
   11: optional i64 waiting_ms,
+  /** Leases that began since the last report. Unset by a host of an earlier version. */
+  12: optional i32 begun,
 }
 
 /** The answer to a SlotAsk. Nothing is set if the answering host does not coordinate the key now. */

@@ -236,10 +236,10 @@ def _lend_ask(token: Any) -> Ask:
 def _slot_ask(ask: Any) -> SlotAsk:
     """Raises Invalid."""
     numbers = (ask.shard, ask.epoch, ask.number, ask.has, ask.leased, ask.wanted)
-    waiting_ms = ask.waiting_ms or 0
-    if any(number is None or not 0 <= number < _MOST_TOKENS for number in (*numbers, waiting_ms)):
-        raise Invalid("shard, epoch, number, has, leased, wanted or waiting_ms is missing, or not in its bounds")
-    return SlotAsk(*numbers, ask.priority or 0, waiting_ms)
+    waiting_ms, begun = ask.waiting_ms or 0, ask.begun
+    if any(number is None or not 0 <= number < _MOST_TOKENS for number in (*numbers, waiting_ms, begun or 0)):
+        raise Invalid("shard, epoch, number, has, leased, wanted, waiting_ms or begun is missing, or not in its bounds")
+    return SlotAsk(*numbers, ask.priority or 0, waiting_ms, begun)
 
 
 def _some(given: Any, name: str, most: int) -> Any:

@@ -48,15 +48,16 @@ throttles = commands(
     "foqs throttle set api --per-second 10 --burst 20 --ns shop",
     "foqs throttle set 'customer:*' --per-second 0.1",
     "foqs throttle set gpu --concurrency 4",
-    "foqs throttle set api --shadow",
+    "foqs throttle set api --rate 5 --shadow",
     name="set",
 )
-@options_of(ThrottleEntry)
+@options_of(ThrottleEntry, per_second="--rate")
 def set_(key: Key, *, connection: Connection, **given: Any) -> None:
     """Make a throttle, or change the fields of one that are given.
 
     In any T seconds at most burst + per_second * T items with the key are delivered, and at most --concurrency of them
-    are leased at a time, on all hosts together. Every key under a PREFIX* has these limits for itself.
+    are leased at a time, on all hosts together. Every key under a PREFIX* has these limits for itself. To see what a
+    limit would hold back, set it with --shadow first.
     """
     given = {option: _whole(value) for option, value in set_fields(given).items()}
     if not given:
@@ -70,6 +71,8 @@ def set_(key: Key, *, connection: Connection, **given: Any) -> None:
         done = client.set_throttle(key, cast("ThrottleFields", given))
         made = client.throttle(key)
     print(f"throttle {name(key)}: {_said(key, made)}")
+    if made.get("shadow"):
+        print(f"`{throttle_command('list', connection.namespace, key.removesuffix('*'))}` shows the counts of an hour")
     settings.report(done)
 
 
@@ -113,8 +116,8 @@ def list_(
     """List the throttles, and each key that is in use: a table on a terminal, else JSON lines.
 
     A key in use has the tokens in its bucket, its live leases, the items that wait for more, how long one of them has
-    waited, the deliveries over a throttle in shadow, and the host that makes the tokens and lends the slots. Hosts that
-    did not answer are named on stderr: the figures lack theirs.
+    waited, and the host that makes the tokens and lends the slots. A throttle in shadow says how many of the deliveries
+    of the last hour it would have held back. Hosts that did not answer are named on stderr: the figures lack theirs.
     """
     most = (_TABLE_ROWS if in_table(as_json) else None) if limit is None else limit or None
     with connection.client() as client:
@@ -143,7 +146,8 @@ class Row(NamedTuple):
         limit, live = self.limit, self.live
         row: dict[str, Any] = {"key": self.key, "throttle": limit and limit.setting.removeprefix(THROTTLE)}
         row |= dict.fromkeys(ThrottleEntry.model_fields) | (limit.options() if limit is not None else {})
-        return row | {figure: live and getattr(live, figure) for figure in _figures()}
+        figures: dict[str, Any] = {figure: live and getattr(live, figure) for figure in _figures()}
+        return row | {figure: one._asdict() if hasattr(one, "_asdict") else one for figure, one in figures.items()}
 
 
 @cache
@@ -176,7 +180,7 @@ def _columns(rows: Sequence[Row]) -> list[Column[Row]]:
         Column("per second", _per_second, "number"),
         Column("burst", _burst, "number"),
         *([Column("leased", _leased, "number")] if leases else []),
-        Column("shadow", _shadow),
+        Column("shadow", _shadow, "folded"),
         Column("tokens", _tokens, "number"),
         Column("waiting", lambda row: row.live and row.live.parked_items, "number"),
         Column("longest", _longest, "number"),
@@ -204,7 +208,12 @@ def _shadow(row: Row) -> str | None:
         return None
     if not row.limit.shadow:
         return "no"
-    return "yes" if row.live is None else f"{row.live.shadow_held:,} over"
+    live = row.live
+    counts = {} if live is None else {"rate": live.shadow_rate, "leases": live.shadow_leases}
+    counted = {what: str(hour) for what, hour in counts.items() if hour is not None}
+    if not counted:
+        return "yes"
+    return ", ".join(said if len(counted) == 1 else f"{what}: {said}" for what, said in counted.items())
 
 
 def _tokens(row: Row) -> int | None:
@@ -235,7 +244,7 @@ def _said(key: str, fields: ThrottleFields) -> str:
 
     limit = parse_throttle(json.dumps(fields)).throttle(THROTTLE + key)
     each = " for each key" if key.endswith("*") else ""
-    shadow = ", but in shadow: it holds nothing back" if limit.shadow else ""
+    shadow = ", but in shadow: it counts deliveries and holds nothing back" if limit.shadow else ""
     said = [] if limit.per_second is None else [f"{_rate(limit.per_second)} a second, burst {limit.burst:,}"]
     if limit.concurrency is not None:
         said.append(f"at most {limit.concurrency:,} leased at a time")

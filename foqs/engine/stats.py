@@ -243,11 +243,12 @@ def throttles_of(
     limit: int,
     done: Callable[[dict[str, ThrottleStats]], None],
 ) -> Iterator[None]:
-    """Report the first keys behind `after`, in order, that begin with `prefix`: keys in use here, and keys that this
-    host coordinates."""
+    """Report the first keys behind `after`, in order, that begin with `prefix`: keys in use here, keys that this
+    host coordinates, and keys that a throttle in shadow counted here in the last hour."""
     used, begin, concurrency = state.throttling.keys, THROTTLE + prefix, state.throttling.concurrency
+    rates, leases = state.throttling.shadow_rates, state.throttling.shadow_leases
     first: list[str] = []
-    for keys in (list(used), concurrency.keys(ns), coordinated.keys):
+    for keys in (list(used), concurrency.keys(ns), coordinated.keys, list(rates), list(leases)):
         for at in range(0, len(keys), _KEYS):
             if at:
                 yield
@@ -270,6 +271,8 @@ def throttles_of(
             shadow_held=(key.shadow_held if key else 0) + (slots.shadow_held if slots else 0),
             overage=sum([gate.overage for gate in gates], past.overage),
             reclaimed=sum([gate.reclaimed for gate in gates], past.reclaimed + (slots.reclaimed if slots else 0)),
+            shadow_rate=rates[bounded].sums(now_ms) if bounded in rates else None,
+            shadow_leases=leases[bounded].sums(now_ms) if bounded in leases else None,
         )
     done(found)
 

@@ -9,6 +9,7 @@ then keeps one of a slow key until a faster key makes one, which is short for th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import count, islice, takewhile
 from typing import Any, NamedTuple
 
@@ -23,7 +24,9 @@ from foqs.limits.allowance import Allowance, Lost
 from foqs.limits.bucket import Ask
 from foqs.limits.gate import Agenda
 from foqs.limits.lease_slots import ShardSlots, SlotAsk
+from foqs.limits.shadow_hour import ShadowHours
 from foqs.limits.throttle_key import ThrottleKey
+from foqs.policies.entries import Throttle
 from foqs.policies.layers import Policies
 
 Key = ThrottleKey[TopicKey, Parked]
@@ -44,6 +47,8 @@ class Rules(NamedTuple):
 class Throttling:
     """`waiting`: the consumers that wait. `woken(topic)`: flows of the topic may be delivered. `tokens_wanted`: call
     `turn` soon. `long_work` is done in parts. `monotonic_ms` never goes back, as the host's clock may.
+
+    `shadow_rates` and `shadow_leases`: what throttles in shadow counted on this host in the last hour.
 
     `moment` counts questions and changes of throttles. A lease keeps the moment at which it was given: its tokens may
     return until the next question for them, or the next change. No clock says so, as it may be set in between."""
@@ -78,6 +83,8 @@ class Throttling:
             policies, self.agenda, self.demand, self._holding, self._unpark, long_work, monotonic_ms, serving
         )  # fmt: skip
         self.lost = Lost()
+        self.shadow_rates = ShadowHours()
+        self.shadow_leases = ShadowHours()  # of the keys that this host coordinates
         self._numbers = count(1)
 
     # ------------------------------------------------------------------------------------- dequeues
@@ -237,6 +244,8 @@ class Throttling:
         elif key.throttle != throttle:
             key.update(throttle, self.monotonic_ms(), self._next_moment())
             self.agenda.settle_soon(key)
+        if throttle.shadow and key.hour is None:
+            key.hour = self.shadow_rates.of(bounded, throttle, self.monotonic_ms())
         return key
 
     # ------------------------------------------------------------------------------------- coordinators
@@ -289,6 +298,8 @@ class Throttling:
             self._reporting = True
             self._long_work(self._report())
         self.demand.forget(at_ms)
+        for hours in (self.shadow_rates, self.shadow_leases):
+            hours.forget(at_ms)
         self._look_after(at_ms)
         self.concurrency.tend()
 
@@ -384,6 +395,9 @@ class Throttling:
         self.concurrency.changed(ns)
         if self.keys:
             self._long_work(self._follow(ns))
+        for hours in (self.shadow_rates, self.shadow_leases):
+            if hours:
+                self._long_work(hours.follow(ns, partial(self._shadow, ns), self.monotonic_ms()))
 
     def _follow(self, ns: str) -> Iterator[None]:
         done = 0
@@ -406,6 +420,10 @@ class Throttling:
             done += 1
             if done % _SLICE == 0:
                 yield
+
+    def _shadow(self, ns: str, name: str) -> Throttle | None:
+        throttle = self._policies.namespace(ns).throttle(name)
+        return throttle if throttle is not None and throttle.shadow else None
 
     def _next_moment(self) -> int:
         self.moment += 1

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Set
 from typing import NamedTuple
 
 from foqs.limits.gate import UNANSWERED_MS, F, Gate, T
+from foqs.limits.shadow_hour import HourCounts
 from foqs.policies.entries import Throttle
 
 LEASE_SLOTS = "slots"
@@ -42,7 +43,8 @@ _IDLE_MS = 1_000
 
 class SlotAsk(NamedTuple):
     """A report of a shard's owner, and its question for `wanted` more slots. `has`: slots of the shard, of which
-    `leased` have a lease. `priority`: the lowest of the items that wait; `waiting_ms`: for this time they do."""
+    `leased` have a lease. `priority`: the lowest of the items that wait; `waiting_ms`: for this time they do. `begun`:
+    leases since the last report; an owner of an earlier version does not say it (None)."""
 
     shard: int
     epoch: int
@@ -52,6 +54,7 @@ class SlotAsk(NamedTuple):
     wanted: int = 0
     priority: int = 0
     waiting_ms: int = 0
+    begun: int | None = None
 
 
 class SlotGrant(NamedTuple):
@@ -92,12 +95,13 @@ class _Waiter:
 
 class LeaseSlots:
     """The ledger of one key's lease slots. `reclaimed` counts shards that were given up (promise 13); `shadow_held`
-    leases over the limit of a throttle in `shadow`, which lends nothing and counts. `basis`: by what leases count.
+    leases over the limit of a throttle in `shadow`, which lends nothing and counts; `hour` counts these and all other
+    leases, and is None where the throttle is not in shadow. `basis`: by what leases count.
     `counting_until_ms`: earliest time of the next count."""
 
     __slots__ = (
-        "_loans", "_shards", "_since", "_waiters", "basis", "begun_ms", "counting_until_ms", "limit", "reclaimed",
-        "shadow", "shadow_held", "timeout_ms", "unknown", "used_ms",
+        "_loans", "_shards", "_since", "_waiters", "basis", "begun_ms", "counting_until_ms", "hour", "limit",
+        "reclaimed", "shadow", "shadow_held", "timeout_ms", "unknown", "used_ms",
     )  # fmt: skip
 
     def __init__(
@@ -109,6 +113,7 @@ class LeaseSlots:
         self.timeout_ms = timeout_ms
         self.shadow = shadow
         self.shadow_held = 0
+        self.hour: HourCounts | None = None
         self._shards: Set[int] = frozenset(shards)
         self.unknown = set(self._shards)
         self._since: dict[int, int] = {}  # when a shard was added, after this began
@@ -123,7 +128,7 @@ class LeaseSlots:
 
     def lend(self, ask: SlotAsk, now_ms: int) -> SlotGrant | None:
         """Take a shard's report, and lend it slots. None: a later report of the shard is known."""
-        if not self._take(ask.shard, ask.epoch, ask.number, ask.has, ask.leased, now_ms):
+        if not self._take(ask.shard, ask.epoch, ask.number, ask.has, ask.leased, now_ms, ask.begun):
             return None
         self.used_ms = now_ms
         self._forget(now_ms)
@@ -172,17 +177,27 @@ class LeaseSlots:
                 self._loans.pop(shard, None)
                 self.reclaimed += 1
 
-    def _take(self, shard: int, epoch: int, number: int, has: int, leased: int, now_ms: int) -> bool:
+    def _take(
+        self, shard: int, epoch: int, number: int, has: int, leased: int, now_ms: int, begun: int | None = 0
+    ) -> bool:
         loan = self._loans.get(shard)
         if loan is not None and (loan.epoch, loan.number) >= (epoch, number):
             return False
         warned = loan is not None and loan.epoch == epoch and loan.warned
-        more = has - (loan.has if loan is not None else 0)
+        had, more, before = loan is not None, has - (loan.has if loan is not None else 0), self.free
         loan = self._loans[shard] = _Loan(epoch, number, has, leased, now_ms)
         loan.warned = warned
-        if self.shadow:
-            self.shadow_held += max(0, min(more, -self.free))
+        if self.shadow and (had or begun):  # else these leases began before the count
+            self._count_shadow(max(0, more) if begun is None else begun, before, now_ms)
         return True
+
+    def _count_shadow(self, begun: int, before: int, now_ms: int) -> None:
+        """Count leases that began while slots were free, and leases that began over the limit. `before`: the free slots
+        at the last report."""
+        held = max(0, begun - max(0, before)) if self.free < 0 else 0
+        self.shadow_held += held
+        if begun and self.hour is not None:
+            self.hour.add(now_ms, begun - held, held)
 
     def _lent_to(self, ask: SlotAsk, now_ms: int) -> int:
         waiter = self._waiters.pop(ask.shard, None)
@@ -279,8 +294,8 @@ class ShardSlots(Gate[T, F]):
     `running`: the times of the leases that this owner gave, by item, the oldest first."""
 
     __slots__ = (
-        "_counting", "_heard", "_in_time", "_numbers", "_open", "_paused_ms", "_reported", "_tied", "contended",
-         "counted", "epoch", "has", "leased", "overage", "reclaimed", "running", "shard", "used_ms",
+        "_begun", "_counting", "_heard", "_in_time", "_numbers", "_open", "_paused_ms", "_reported", "_tied",
+        "contended", "counted", "epoch", "has", "leased", "overage", "reclaimed", "running", "shard", "used_ms",
     )  # fmt: skip
     unit = LEASE_SLOTS
 
@@ -301,6 +316,7 @@ class ShardSlots(Gate[T, F]):
         self._counting = False  # the coordinator counts leases
         self._paused_ms = 0
         self._tied = 0  # slots that go back when leases end
+        self._begun = 0  # leases since the last report
         self._open: SlotAsk | None = None
         self._reported = 0  # what the coordinator takes it to have
         self._heard = False  # a report is due after the open one
@@ -333,6 +349,7 @@ class ShardSlots(Gate[T, F]):
     def lease(self, item_id: int, now_ms: int) -> None:
         """An item is leased."""
         self.leased += 1
+        self._begun += 1
         self.running[item_id] = self.used_ms = now_ms
         self._in_time[item_id] = None
         if self.leased > self.has:  # under a shadow throttle
@@ -394,8 +411,10 @@ class ShardSlots(Gate[T, F]):
             self._paused_ms = now_ms + _PAUSE_MS
         self._reported = self.has
         self._open = SlotAsk(
-            self.shard, self.epoch, next(self._numbers), self.has, self.leased, wanted, priority, waiting_ms
-        )
+            self.shard, self.epoch, next(self._numbers), self.has, self.leased, wanted, priority, waiting_ms,
+            self._begun,
+        )  # fmt: skip
+        self._begun = 0
         return self._open
 
     def answered(self, ask: SlotAsk, grant: SlotGrant | None, now_ms: int, jitter: float = 0.0) -> bool:

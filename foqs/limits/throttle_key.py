@@ -7,6 +7,7 @@ from collections.abc import Callable
 from foqs.limits.allowance import Allowance
 from foqs.limits.bucket import THROTTLE_TOKENS, Ask, Grant
 from foqs.limits.gate import UNANSWERED_MS, F, Gate, T
+from foqs.limits.shadow_hour import HourCounts
 from foqs.policies.entries import Throttle
 
 LONGEST_PAUSE_MS = 50
@@ -23,9 +24,15 @@ fast key waits for a few of its tokens, and takes none from another host that wa
 
 class ThrottleKey(Gate[T, F]):
     """A gate whose units are tokens. `mark`: the host's moment of the last question, or of the throttle if it is
-    later."""
+    later.
 
-    __slots__ = ("allowance", "lacked", "mark", "returned_ms", "returning", "shadow_held", "short_ms", "used_ms")
+    A throttle in shadow delivers without a token, and asks for the token then. A delivery that gets it would have
+    waited for some milliseconds, and counts as passed; `shadow_held` counts any other one, and `hour` counts both.
+    `hour` is None where the throttle is not in shadow."""
+
+    __slots__ = (
+        "_owed", "allowance", "hour", "lacked", "mark", "returned_ms", "returning", "shadow_held", "short_ms", "used_ms"
+    )  # fmt: skip
     unit = THROTTLE_TOKENS
 
     def __init__(self, ns: str, key: str, throttle: Throttle, hash_slot: int, allowance: Allowance, mark: int) -> None:
@@ -37,8 +44,10 @@ class ThrottleKey(Gate[T, F]):
         self.returning = False
         self.returned_ms = -1  # when tokens went back to the coordinator
         self.short_ms = 0  # when the coordinator had too few tokens
-        self.lacked = 0  # tokens that a shadow throttle would have needed
+        self.lacked = 0  # tokens that deliveries under a shadow throttle would have needed
+        self._owed = 0  # of these, in the open question
         self.shadow_held = 0
+        self.hour: HourCounts | None = None
 
     @property
     def why(self) -> str:
@@ -64,13 +73,16 @@ class ThrottleKey(Gate[T, F]):
         self.throttle = throttle
         self.due_ms = now_ms
         self.mark = mark
+        self.lacked = self._owed = 0
+        self.hour = None
 
     def spend(self, now_ms: int, count: int = 1) -> bool:
         """Take `count` tokens, or note that a shadow throttle has too few. Return False in that case."""
         self.used_ms = now_ms
         if self.allowance.spend(now_ms, count):
+            if self.hour is not None:
+                self.hour.add(now_ms, count, 0)
             return True
-        self.shadow_held += 1
         self.lacked += 1
         return False
 
@@ -92,7 +104,8 @@ class ThrottleKey(Gate[T, F]):
         good = allowance.good(now_ms)
         if need <= good and not (good and (beat or returning)) and not allowance.used_up():
             return None
-        self.mark, self.lacked = mark, 0
+        self.mark = mark
+        self._owed, self.lacked = self._owed + self.lacked, 0
         if need and now_ms - self.short_ms >= _SHORT_MS:
             need += min(allowance.aim, self.throttle.burst // _AHEAD_SHARE)
         spare = returning or (beat and not self._awake)
@@ -112,6 +125,8 @@ class ThrottleKey(Gate[T, F]):
         if not self.allowance.answered(ask.number, grant, now_ms):
             return False
         self.unanswered = self.unanswered + 1 if grant is None else 0
+        if self._owed:
+            self._pay(now_ms)
         if grant is None:
             self.due_ms = now_ms + UNANSWERED_MS
         elif grant.granted < ask.wanted:
@@ -119,6 +134,19 @@ class ThrottleKey(Gate[T, F]):
             self.short_ms = now_ms
             self.due_ms = now_ms + pause_ms + int(jitter * min(_LONGEST_JITTER_MS, pause_ms // 20))
         return True
+
+    def _pay(self, now_ms: int) -> None:
+        """Spend tokens that arrived on deliveries that had none. Deliveries in the answered question come first; the
+        rest of these would have been held."""
+        paid = min(self._owed + self.lacked, self.allowance.good(now_ms))
+        if paid:
+            self.allowance.spend(now_ms, paid)
+        held = max(0, self._owed - paid)
+        self.lacked -= max(0, paid - self._owed)
+        self._owed = 0
+        self.shadow_held += held
+        if self.hour is not None:
+            self.hour.add(now_ms, paid, held)
 
     def next_ms(self, now_ms: int) -> int | None:
         """Return the time of the next question to the coordinator, or None.

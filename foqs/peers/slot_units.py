@@ -15,6 +15,7 @@ from foqs.engine.shard import Shard
 from foqs.errors import FoqsError
 from foqs.idl import idl
 from foqs.limits.lease_slots import LeaseSlots, SlotAsk, SlotGrant
+from foqs.limits.shadow_hour import HourCounts
 from foqs.peers.coordinator import HashSlotOwners, Unit
 from foqs.peers.forwarded import Timers
 from foqs.peers.forwarder import Forwarder
@@ -85,8 +86,14 @@ class SlotUnit(Unit):
     def new_ledger(self, key: Bounded, rule: SlotRule, empty_at_ms: int) -> LeaseSlots:
         shards, now_ms = self._forwarder.routing().shards, self._monotonic_ms()
         slots = LeaseSlots(rule.limit, rule.timeout_ms, shards, now_ms, rule.basis, shadow=rule.shadow)
+        if rule.shadow:
+            slots.hour = self._hour(key, now_ms)
         self._count(key, slots)
         return slots
+
+    def _hour(self, key: Bounded, now_ms: int) -> HourCounts:
+        throttle = self._state.policies.namespace(key[0]).throttle(key[1][len(THROTTLE) :])
+        return self._state.throttling.shadow_leases.of(key, throttle, now_ms)
 
     def follow(self, ledger: LeaseSlots, rule: SlotRule) -> bool:
         ledger.limit, ledger.timeout_ms = rule.limit, rule.timeout_ms
@@ -97,6 +104,8 @@ class SlotUnit(Unit):
         self, key: Bounded, ledger: LeaseSlots, holder: str, ask: SlotAsk, answer: Callable[[SlotGrant | None], None]
     ) -> None:
         now_ms = self._monotonic_ms()
+        if ledger.shadow:  # idle counts are forgotten before a ledger
+            ledger.hour = self._hour(key, now_ms)
         answer(ledger.lend(ask, now_ms) if ask.shard in self._forwarder.routing().shards else None)
         self._gather_news(key, ledger, now_ms)
 

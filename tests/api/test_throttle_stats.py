@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from foqs.figures import ThrottleStats, from_struct
 from tests.api.test_throttles import Throttled
 from tests.support.one_host import OneHost, refused
 
 pytestmark = pytest.mark.memory
 
+GPU = '{"concurrency": 2}'
 SLOW = {"throttle.c:*": '{"per_second": 0.5, "burst": 3}', "throttle.api": '{"per_second": 0.5, "burst": 1}'}
 
 
@@ -28,6 +30,49 @@ def test_keys_show_their_tokens_and_parked_items() -> None:
     assert 0.1 <= one.tokens <= 0.2
     assert (two.key, two.parked_items) == ("c:2", 1)
     assert not host.ask("GetThrottles", ns="other").throttles
+
+
+def test_a_shadow_keeps_an_hour_of_counts() -> None:
+    host = Throttled({"throttle.api": '{"per_second": 5, "shadow": true, "concurrency": 50}'})
+    host.put(60, "api")
+    assert host.got() == 60
+    host.pass_ms(20)
+    host.wait(60_000)
+    host.wait(60_000)
+    (one,) = host.ask("GetThrottles", ns="n").throttles
+    assert (one.shadow_rate.held, one.shadow_rate.seen) == (55, 60)
+    assert 120_000 <= one.shadow_rate.for_ms < 121_000
+    assert (one.shadow_leases.held, one.shadow_leases.seen) == (10, 60)
+    assert str(from_struct(ThrottleStats, one).shadow_rate) == "55 of 60 held back in 2 min"
+    assert "api" not in [key.name for key in host.engine.state.throttling.keys.values()], "the counts outlive the key"
+    host.wait(3_600_000)
+    host.pass_ms(1_000)
+    assert not [one.shadow_rate for one in host.ask("GetThrottles", ns="n").throttles if one.shadow_rate]
+
+
+def test_counts_of_a_shadow_begin_again_with_its_throttle() -> None:
+    host = Throttled({"throttle.api": '{"per_second": 5, "shadow": true, "concurrency": 3}'})
+
+    def seen() -> list[int]:
+        host.put(2, "api")
+        got = 0
+        while got < 2:
+            got += host.got()
+            host.pass_ms(100)  # a coordinator that has no token is asked again after 50 ms
+        (one,) = host.ask("GetThrottles", ns="n", prefix="api").throttles
+        return [0 if hour is None else hour.seen for hour in (one.shadow_rate, one.shadow_leases)]
+
+    assert seen() == [2, 2]
+    assert seen() == [4, 4]
+    host.apply({"throttle.api": '{"per_second": 6, "shadow": true, "concurrency": 3}'})
+    assert seen() == [2, 2]
+    host.apply({"throttle.api": '{"per_second": 6, "shadow": true, "concurrency": 3}', "throttle.gpu": GPU})
+    assert seen() == [4, 4], "another limit on leases, by which all slots are counted again"
+    host.apply({"throttle.api": '{"per_second": 6000}'})
+    host.pass_ms(100)
+    assert seen() == [0, 0]
+    host.apply({"throttle.api": '{"per_second": 6, "shadow": true, "concurrency": 3}'})
+    assert seen() == [2, 2]
 
 
 def test_pages_follow_each_other_and_begin_with_the_prefix() -> None:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from foqs.cli.connection import Connection
 from foqs.cli.main import app
-from foqs.client import Client, Conflict, Settings, SettingsChange, Throttles, ThrottleStats
+from foqs.client import Client, Conflict, Item, ItemSpec, Settings, SettingsChange, Throttles, ThrottleStats
 from foqs.client._sync import settings_calls
 from tests.api.hosts import foqs
 from tests.support.live import Run, client, host, in_terminal, lines, run
@@ -33,8 +33,9 @@ def test_a_throttle_is_made_changed_and_removed(client: Client, run: Run) -> Non
     said = f"throttle api: 10 a second, burst 20\nversion 1 is in effect on {client.address}\n"
     assert (done.stdout, done.stderr) == (said, "")
     assert client.settings().entries == {"throttle.api": '{"per_second": 10, "burst": 20}'}
-    shown = run("throttle", "set", "api", "--per-second", "2.5", "--shadow").stdout.splitlines()[0]
-    assert shown == "throttle api: 2.5 a second, burst 20, but in shadow: it holds nothing back"
+    shown, where, _ = run("throttle", "set", "api", "--rate", "2.5", "--shadow").stdout.splitlines()
+    assert shown == ("throttle api: 2.5 a second, burst 20, but in shadow: it counts deliveries and holds nothing back")
+    assert where == f"`foqs throttle list api --ns {client.namespace}` shows the counts of an hour"
     assert entry(client, "api") == {"per_second": 2.5, "burst": 20, "shadow": True}
     run("throttle", "set", "api", "--no-shadow")
     assert entry(client, "api") == {"per_second": 2.5, "burst": 20, "shadow": False}
@@ -61,7 +62,7 @@ def test_other_settings_and_other_keys_stay(client: Client, run: Run) -> None:
 
 UNUSED = dict.fromkeys(
     ("concurrency", "timeout_ms", "tokens", "taken", "free", "parked_items", "parked_flows", "longest_wait_ms",
-     "shadow_held", "overage", "reclaimed", "coordinator")
+     "shadow_held", "overage", "reclaimed", "coordinator", "shadow_rate", "shadow_leases")
 )  # fmt: skip
 
 
@@ -116,11 +117,30 @@ def test_keys_in_use_are_listed_with_their_figures(client: Client, run: Run) -> 
     assert (api["key"], api["shadow_held"], pattern["key"], key["key"]) == ("api", 1, "customer:*", "customer:7")
     assert pattern["tokens"] is None
     shown = in_terminal(client, "throttle", "list")[1].splitlines()
-    assert [line.split()[:5] for line in shown[1:]] == [
-        ["api", "0.001", "1", "1", "over"],
+    assert [line.split()[:5] for line in shown if line.split()[0][:3] in ("api", "cus")] == [
+        ["api", "0.001", "1", "1", "of"],
         ["customer:*", "0.001", "1", "no", "-"],
         ["customer:7", "0.001", "1", "no", "0"],
     ]
+
+
+def test_a_limit_is_tried_in_shadow_first(client: Client, run: Run) -> None:
+    """The question of an operator is: what happens if I set this limit?"""
+    run("throttle", "set", "api", "--rate", 5, "--shadow")
+    assert in_terminal(client, "throttle", "list")[1].splitlines()[1].split() == ["api", "5", "5", "yes", *"----"]
+    client.enqueue_many([ItemSpec("t", b"x", throttle_keys=["api"]) for _ in range(60)])
+    got: list[Item] = []
+    while len(got) < 60:
+        got += client.dequeue("t", 60, wait_ms=10_000)
+    (row,) = lines(run("throttle", "list"))
+    hour = row["shadow_rate"]
+    assert (hour["seen"], row["shadow_held"], row["shadow_leases"]) == (60, hour["held"], None)
+    assert 0 < hour["held"] <= 60
+    first, second = in_terminal(client, "throttle", "list", "api")[1].splitlines()[1:3]
+    assert first.split()[:7] == ["api", "5", "5", str(hour["held"]), "of", "60", "held"]
+    assert re.match(r" +back in \d+ (s|min)", second)
+    run("throttle", "set", "api", "--burst", 100)
+    assert lines(run("throttle", "list"))[0]["shadow_rate"] is None, "the counts are of the present limit"
 
 
 class Answers:

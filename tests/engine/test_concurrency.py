@@ -277,7 +277,7 @@ def test_leases_are_counted_for_another_coordinator() -> None:
 @pytest.mark.parametrize(
     ("method", "fields", "why"),
     [
-        ("Lend", {"holder": "h", "slots": [idl.SlotAsk("n", "gpu")]}, "shard, epoch, number, has, leased, wanted or"),
+        ("Lend", {"holder": "h", "slots": [idl.SlotAsk("n", "gpu")]}, "shard, epoch, number, has, leased, wanted, "),
         ("Lend", {"holder": "h", "slots": [idl.SlotAsk("n", "g*", 1, 1, 1, 0, 0, 1)]}, "a throttle key does not end"),
         ("CountSlots", {"keys": []}, "keys: 1 to 1000 are needed, not 0"),
         ("TellSlots", {"news": []}, "news: 1 to 10000 are needed, not 0"),

@@ -39,6 +39,21 @@ def test_the_answers_of_all_hosts_are_added_up() -> None:
     assert (three.key, three.tokens, three.coordinator) == ("c:3", None, "")
 
 
+def test_the_hours_of_all_hosts_make_sums() -> None:
+    host = OneHost(1, routing=routing_of({1: "a", 2: "b"}, "c"))
+    call = host.call("GetThrottles", ns="n")
+    for rate, leases in (
+        (idl.ShadowHour(50, 55, 120_000), None),
+        (idl.ShadowHour(5, 5, 60_000), idl.ShadowHour(1, 2, 3)),
+    ):
+        row = stats("api", 0, 0, 0, 0)
+        row.shadow_rate, row.shadow_leases = rate, leases
+        host.reply("GetThrottles", idl.GetThrottlesResponse([row], None, []))
+    (one,) = call.answer.throttles
+    assert one.shadow_rate == idl.ShadowHour(55, 60, 120_000)
+    assert one.shadow_leases == idl.ShadowHour(1, 2, 3)
+
+
 def test_hosts_that_do_not_answer_are_named() -> None:
     host = OneHost(1, routing=routing_of({1: "a", 2: "b"}))
     call = host.call("GetThrottles", ns="n")

@@ -281,14 +281,16 @@ class Given(NamedTuple):
     """When a lease was given, and the consumer: one object for all items of a reply that were alike. Not stored.
 
     `worker` is "" where the consumer gave no name. Not `begun`: the consumer said that it has not begun the item.
-    `moment`: of `Throttling`; None if an earlier owner gave the lease, or this one has forgotten it: `at_ms` is an
-    estimate then.
+    `moment`: of `Throttling`; None if an earlier owner gave the lease, or this one has forgotten it: `at_ms` is then
+    the latest moment at which it may have been given. `extensions` of the lease, the last one at `extended_ms`.
     """
 
     at_ms: int
     worker: str
     begun: bool = True
     moment: int | None = None
+    extensions: int = 0
+    extended_ms: int = 0
 
 
 class Item:
@@ -386,6 +388,11 @@ class Item:
         self.lease_ms = lease_ms
         self.lease_expires_at_ms = given.at_ms + lease_ms
         self.given = given
+
+    def extended(self, now_ms: int) -> None:
+        """Note that its lease was extended."""
+        if self.given is not None:
+            self.given = self.given._replace(extensions=self.given.extensions + 1, extended_ms=now_ms)
 
     def unlease(self) -> None:
         """End a lease that was not written."""

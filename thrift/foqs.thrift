@@ -125,11 +125,15 @@ enum Reason {
   BREAKER_OPEN = 5,
   /** Its deliver_after_ms is in the future: until_ms. A topic: `count` items are delayed, and none is ready. */
   DELAYED = 6,
-  /** `by` has leased it until until_ms. A topic: `count` items are leased, and none is ready. */
+  /**
+   * `by` has leased it until until_ms. since_ms: its delivery, or the earliest moment that the shard's owner knows; `count`:
+   * extensions of the lease by this owner, if any. A topic: `count` items are leased, and none is ready.
+   */
   LEASED = 7,
   /**
    * The settings entry `key` pauses the topic, or its tenant `tenant`. A topic: the entry pauses `count` tenants, and no
-   * other one has ready items. by, since_ms: the author and the time of the pause, or of the last change.
+   * other one has ready items. by, since_ms: the author and the time of the pause, or of the last change; of several
+   * tenants: of the latest pause.
    */
   PAUSED = 8,
   /** The throttle `key` has no token. The next token comes at until_ms. count: flows that get a token before its flow. */
@@ -1001,10 +1005,70 @@ struct ExplainReason {
    * topic without items (GONE) that is closed: the author of that.
    */
   7: optional string by,
-  /** Epoch milliseconds: when `by` changed the settings. */
+  /** Epoch milliseconds: when `by` changed the settings, or has leased the item. */
   8: optional i64 since_ms,
   /** A fairness key; "": items without one. */
   9: optional string tenant,
+}
+
+enum LimitKind {
+  UNSPECIFIED = 0,
+  /** A throttle's `per_second` and `burst`. */
+  RATE = 1,
+  /** A throttle's `concurrency`. */
+  CONCURRENCY = 2,
+  /** `per_worker` of the topic's policy. */
+  PER_WORKER = 3,
+  /** The turns of the topic's tenants. */
+  FAIR_SHARE = 4,
+}
+
+/** A limit that counts for an item, whether or not it holds the item now: as the host of its shard knows it. */
+struct ExplainLimit {
+  1: LimitKind kind,
+  /** RATE, CONCURRENCY: the throttle key. PER_WORKER: the settings entry. FAIR_SHARE: the fairness key. */
+  2: string key,
+  /** The limit, its use and the wait, for a person. */
+  3: string text,
+  /** RATE: deliveries a second. CONCURRENCY: leases. PER_WORKER: items of a worker. FAIR_SHARE: of all turns, 0 to 1. */
+  4: optional double limit,
+  /** RATE: deliveries at once. */
+  5: optional i64 burst,
+  /** CONCURRENCY: leases with the key, on the answering host if another host lends its slots. */
+  6: optional i64 used,
+  /**
+   * RATE: tokens on the host, and in the bucket if the host makes them. CONCURRENCY: free slots of the item's shard.
+   * PER_WORKER: consumers that wait on the host and may have more items.
+   */
+  7: optional i64 free,
+  /** About this number of tokens, slots or turns go to other items first. */
+  8: optional i64 before,
+  /** Estimate of the wait for this limit alone, if the item was ready now. 0: no wait. Default: unknown. */
+  9: optional i64 estimate_ms,
+  /** Epoch milliseconds. RATE: the next token may come. */
+  10: optional i64 until_ms,
+  /** The throttle is in shadow: it counts deliveries and holds none back. */
+  11: optional bool shadow,
+  /** Of a throttle in shadow, as far as the answering host counts it. */
+  12: optional ShadowHour hour,
+  /** CONCURRENCY: the item with the oldest lease that the host knows, its worker, and when it was leased (epoch ms). */
+  13: optional i64 item_id,
+  14: optional string by,
+  15: optional i64 since_ms,
+}
+
+/** Tenants of a topic with ready items, none of which may be delivered now, on one host. */
+struct ExplainTenants {
+  /** PAUSED, THROTTLED or CONCURRENCY. */
+  1: Reason code,
+  /** The settings entry that pauses them, or the throttle without its prefix "throttle.". */
+  2: string key,
+  /** The number of tenants. */
+  3: i64 count,
+  /** Fairness keys of some of them; "": items without one. */
+  4: list<string> tenants,
+  /** For a person. */
+  5: string text,
 }
 
 /** Lists the schedules of a namespace, in the order of their names. */
@@ -1320,6 +1384,15 @@ struct ExplainItemResponse {
   3: optional ItemState state,
   /** Of an item. */
   4: optional LastFailure last_failure,
+  /** Of an item: all limits that count for it, in any state that it has. Default: there is none. */
+  5: optional list<ExplainLimit> limits,
+  /**
+   * Of a topic: tenants that wait, the most numerous group first, also if items of other tenants are deliverable. Of hosts
+   * with one group, the host with most tenants answers. Default: none waits.
+   */
+  6: optional list<ExplainTenants> tenants,
+  /** Of a topic: tenants with ready items on the host where they are most. Default: its tenants take no turns. */
+  7: optional i64 tenants_ready,
 }
 
 struct GetServerInfoRequest {

@@ -61,7 +61,7 @@ class Handlers:
             self.status,
             Results(host),
             unique,
-            Explain(host),
+            Explain(host, lending.coordinator),
             DeadLetters(host, lending.quotas.admit),
             self.routing,
             SettingsMethods(host, settings, store, hooks),

@@ -16,6 +16,7 @@ from foqs.checks import is_text
 from foqs.engine import explain, kept_items, stats
 from foqs.engine.calls import LongPoll, LookCall
 from foqs.engine.explain import Explanation
+from foqs.engine.explain_limits import Ledgers
 from foqs.engine.listing import Listed, Listing, cursor_of, parts_of
 from foqs.engine.shard import Shard
 from foqs.engine.stats import Coordinated, active_topics, topics_cursor
@@ -276,8 +277,9 @@ def _with_limits(one: ThrottleStats, throttle: Throttle | None) -> ThrottleStats
 class Explain:
     """The answer to an operator's question: why an item is not delivered, or none of a topic."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, coordinator: Coordinator) -> None:
         self._host = host
+        self._ledgers = Ledgers(*[partial(coordinator.ledger, unit) for unit in (THROTTLE_TOKENS, LEASE_SLOTS)])
         self._engine = host.engine
         self._now_ms = host.now_ms
         self._forwarder = host.forwarder
@@ -362,7 +364,8 @@ class Explain:
         if call.within is not None and item.lane.topic.key[0] not in call.within:
             call.reply(explained(explain.GONE))
         else:
-            call.reply(explained(explain.of_item(self._engine.state, shard, item, self._now_ms(), last)))
+            found = explain.of_item(self._engine.state, shard, item, self._now_ms(), last, self._ledgers)
+            call.reply(explained(found))
 
 
 class RoutingMethods:

@@ -33,7 +33,17 @@ from foqs.rows import FailureCause
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from foqs.client import ActiveTopic, ExplainReason, Explanation, Failure, Item, ItemState, LastFailure
+    from foqs.client import (
+        ActiveTopic,
+        ExplainLimit,
+        ExplainReason,
+        ExplainTenants,
+        Explanation,
+        Failure,
+        Item,
+        ItemState,
+        LastFailure,
+    )
 
 _TABLE_ITEMS = 100
 _ENDED = {
@@ -308,7 +318,9 @@ def explain(
 ) -> None:
     """Say why an item is not delivered, or none of a topic: a table on a terminal, else JSON.
 
-    The reasons are in the order in which they have to end. "until" is when one ends by itself.
+    The reasons are in the order in which they have to end. "until" is when one ends by itself. Below them are the
+    limits that count for the item, whether or not they hold it now, with the wait for each; of a topic, the tenants
+    that wait.
     """
     number = None if topic else _id(what)
     with connection.client() as client:
@@ -326,6 +338,13 @@ def explain(
         print(last_failure_line(found.last_failure, now_ms))
     if found.reasons:
         show(reasons_table(found, now_ms))
+    if found.limits:
+        print("limits:")
+        show(limits_table(found))
+    if found.tenants:
+        print("tenants:")
+        for group in found.tenants:
+            print(f"  {group.text}")
 
 
 def headline(subject: str, found: Explanation) -> str:
@@ -363,18 +382,51 @@ def reasons_table(found: Explanation, now_ms: int) -> Table:
     return table(found.reasons, columns)
 
 
+def limits_table(found: Explanation) -> Table:
+    """Return a row for each limit of an item. "wait" is for this limit alone."""
+
+    def wait(limit: ExplainLimit) -> str | None:
+        if not limit.estimate_ms:
+            return None if limit.estimate_ms is None else "none"
+        return f"≈{duration(limit.estimate_ms)}"
+
+    columns: list[Column[ExplainLimit]] = [
+        Column("limit", kind_name),
+        Column("of", lambda limit: name(limit.key) or None, "folded"),
+        Column("wait", wait, "number"),
+        Column("now", lambda limit: limit.text, "folded"),
+    ]
+    return table(found.limits, columns)
+
+
+def kind_name(limit: ExplainLimit) -> str:
+    """Return the name of the kind of a limit, for example `per_worker`."""
+    from foqs.client import LimitKind
+
+    return limit.kind.name.lower() if isinstance(limit.kind, LimitKind) else str(limit.kind)
+
+
 def shown(found: Explanation) -> dict[str, Any]:
     """Return the explanation as it is written in JSON, without the values that are not known."""
     from foqs.client.item_copies import last_failure_json
 
     reasons = [set_fields(asdict(one) | {"code": code_name(one)}) for one in found.reasons]
     last = None if found.last_failure is None else last_failure_json(found.last_failure)
-    return {"reasons": reasons} | set_fields(
-        {"eta_ms": found.eta_ms, "state": found.state and found.state.name.lower(), "last_failure": last}
-    )
+    limits = [_limit_json(one) for one in found.limits]
+    tenants = [asdict(one) | {"code": code_name(one)} for one in found.tenants]
+    return {"reasons": reasons} | set_fields({
+        "eta_ms": found.eta_ms, "state": found.state and found.state.name.lower(), "last_failure": last,
+        "limits": limits or None, "tenants": tenants or None, "tenants_ready": found.tenants_ready,
+    })  # fmt: skip
 
 
-def code_name(reason: ExplainReason) -> str:
+def _limit_json(limit: ExplainLimit) -> dict[str, Any]:
+    values = {field: value for field, value in asdict(limit).items() if field not in ("shadow", "hour")}
+    counts = {"shadow": True, "hour": limit.hour and limit.hour._asdict()} if limit.shadow else {}
+    return set_fields(values | {"kind": kind_name(limit)} | counts)
+
+
+def code_name(reason: ExplainReason | ExplainTenants) -> str:
     """Return the name of a reason, for example `no_consumer`."""
     from foqs.client import Reason
 

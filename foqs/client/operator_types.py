@@ -15,7 +15,7 @@ from foqs.client.arguments import check_cause
 from foqs.client.items import Failure, Item, ItemSpec, ItemState, LastFailure, Progress
 from foqs.enums import NamedInt, known
 from foqs.errors import Conflict, FoqsError, Invalid, NotFound, Unavailable, item_error
-from foqs.figures import ConsumerStats, FailingTopic, HostStatus, ThrottleStats
+from foqs.figures import ConsumerStats, FailingTopic, HostStatus, ShadowHour, ThrottleStats, from_struct
 from foqs.idl import idl
 from foqs.rows import FailureCause
 from foqs.travel import Value
@@ -115,14 +115,64 @@ class ExplainReason:
     tenant: str | None = None
 
 
+class LimitKind(NamedInt):
+    """What a limit bounds: see `ExplainLimit`."""
+
+    RATE = 1
+    CONCURRENCY = 2
+    PER_WORKER = 3
+    FAIR_SHARE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainLimit:
+    """A limit that counts for an item, whether or not it holds the item now. `text` says the limit, its use and the
+    wait in words; `estimate_ms` is the wait for this limit alone, if the item was ready now (0: none; None: not known).
+    The other fields depend on `kind`: see `ExplainLimit` in thrift/foqs.thrift. `hour`: the counts of a throttle in
+    shadow. A kind of a newer server is an int."""
+
+    kind: LimitKind | int
+    key: str
+    text: str
+    limit: float | None = None
+    burst: int | None = None
+    used: int | None = None
+    free: int | None = None
+    before: int | None = None
+    estimate_ms: int | None = None
+    until_ms: int | None = None
+    shadow: bool = False
+    hour: ShadowHour | None = None
+    item_id: int | None = None
+    by: str | None = None
+    since_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainTenants:
+    """`count` tenants of a topic have ready items, none of which may be delivered: `code` is PAUSED, THROTTLED or
+    CONCURRENCY, and `key` the settings entry or the throttle. `tenants` names some of them. `text` says it in words."""
+
+    code: Reason | int
+    key: str
+    count: int
+    tenants: tuple[str, ...]
+    text: str
+
+
 class Explanation(NamedTuple):
     """`reasons` in the order in which they have to end, none if the item is deliverable now. `eta_ms` is an estimate of
-    the time until its delivery, None when it is not known; `state` that of an item, as far as it could be read."""
+    the time until its delivery, None when it is not known; `state` that of an item, as far as it could be read.
+    `limits` are all that count for an item, in any state. Of a topic, `tenants` are groups of tenants that wait, also
+    if items of other tenants are deliverable, and `tenants_ready` is the number of tenants with ready items."""
 
     reasons: tuple[ExplainReason, ...]
     eta_ms: int | None = None
     state: ItemState | None = None
     last_failure: LastFailure | None = None
+    limits: tuple[ExplainLimit, ...] = ()
+    tenants: tuple[ExplainTenants, ...] = ()
+    tenants_ready: int | None = None
 
     @classmethod
     def of(cls, response: Any) -> Explanation:
@@ -139,12 +189,23 @@ class Explanation(NamedTuple):
             )
             for one in response.reasons or ()
         )
+        limits = tuple(_limit(one) for one in response.limits or ())
+        tenants = tuple(
+            ExplainTenants(known(Reason, one.code), one.key, one.count, tuple(one.tenants or ()), one.text or "")
+            for one in response.tenants or ()
+        )
         found, last = response.last_failure, None
         if found is not None:
             last = LastFailure(*[getattr(found, name) for name in _LAST_FAILURE])
             last.cause = known(FailureCause, last.cause or 0)
         state = None if response.state is None else ItemState(response.state)
-        return cls(reasons, response.eta_ms, state, last)
+        return cls(reasons, response.eta_ms, state, last, limits, tenants, response.tenants_ready)
+
+
+def _limit(one: Any) -> ExplainLimit:
+    given = {field.name: getattr(one, field.name) for field in fields(ExplainLimit)}
+    given["hour"] = None if one.hour is None else from_struct(ShadowHour, one.hour)
+    return ExplainLimit(**given | {"kind": known(LimitKind, one.kind), "shadow": bool(one.shadow)})
 
 
 _LAST_FAILURE = ("attempt", "cause", "reason", "fingerprint", "failed_at_ms", "worker")

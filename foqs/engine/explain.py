@@ -7,32 +7,33 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from shlex import quote
 from typing import Any, NamedTuple
 
 from foqs.bounds import MOST_LISTED
-from foqs.engine import ready_lanes
+from foqs.engine import explain_limits, explain_tenants, ready_lanes
 from foqs.engine.concurrency import AnyGate, Parked
+from foqs.engine.explain_limits import NO_LEDGERS, Ahead, Ledgers, span
+from foqs.engine.explain_tenants import command
 from foqs.engine.item_ops import change_at_limit, given_of
 from foqs.engine.listing import Listed, Listing
 from foqs.engine.shard import Shard
 from foqs.engine.shard_owner import ShardOwner
-from foqs.engine.state import State
+from foqs.engine.state import State, in_slices
 from foqs.engine.stats import count, last_asked_ms
 from foqs.engine.workers import LATELY_MS
 from foqs.fairness.keys import TopicKey, fairness_of, topic_key
 from foqs.fairness.ledger import Position, position_of
 from foqs.fairness.tenants import Flow
 from foqs.fairness.topics import Topic
-from foqs.fairness.turns import Turns
 from foqs.idl import idl
 from foqs.item import Item, Phase, Place
 from foqs.limits.lease_slots import ShardSlots
 from foqs.prefetch.lane import Lane
 from foqs.rows import FailureCause, LastFailure
-from foqs.settings_log import SettingsStamp
 from foqs.shardmgr.lifecycle import ShardState
 
 _FLOWS = 10_000
@@ -61,13 +62,16 @@ _RANKS = {code: rank for rank, code in enumerate(ORDER)}
 
 
 class Explanation(NamedTuple):
-    """`reasons` are ExplainReason, `state` is a member of ItemState; see ExplainItemResponse. `last_failure` of an
-    item."""
+    """`reasons` are ExplainReason, `state` is a member of ItemState; see ExplainItemResponse. `last_failure` and
+    `limits` (ExplainLimit) of an item; `tenants` (ExplainTenants) and `tenants_ready` of a topic."""
 
     reasons: Sequence[Any]
     eta_ms: int | None = None
     state: int | None = None
     last_failure: LastFailure | None = None
+    limits: Sequence[Any] = ()
+    tenants: Sequence[Any] = ()
+    tenants_ready: int | None = None
 
 
 GONE = Explanation(
@@ -100,7 +104,9 @@ def of_shard(state: State, shard: Shard, now_ms: int) -> list[Any]:
     return reasons
 
 
-def of_item(state: State, shard: Shard, item: Item, now_ms: int, last: LastFailure | None = None) -> Explanation:
+def of_item(
+    state: State, shard: Shard, item: Item, now_ms: int, last: LastFailure | None = None, ledgers: Ledgers = NO_LEDGERS
+) -> Explanation:
     """Explain an item that is in the shard, known in memory or as its row says. `last`: of its row."""
     key = item.lane.topic.key
     reasons = of_shard(state, shard, now_ms)
@@ -147,14 +153,18 @@ def of_item(state: State, shard: Shard, item: Item, now_ms: int, last: LastFailu
         if ahead and least == most and rate and not (passing or position.urgent):
             eta_ms = int(ahead / rate * 1000)
     reasons += _paused(state, key, now_ms, fairness_of(item.lane.key))
-    return Explanation(in_order(reasons), eta_ms, found, last)
+    flow, ready = item.lane.flow, found == idl.ItemState.READY
+    own = [lane for lane in (item.lane.topic.lanes() if flow is None else flow.lanes) if lane.ready]
+    limits = explain_limits.of_item(state, shard, item, Ahead(*_ahead(own, item, ready=ready)), ledgers, now_ms)
+    return Explanation(in_order(reasons), eta_ms, found, last, limits)
 
 
 def of_topic(state: State, key: TopicKey, now_ms: int, done: Callable[[Explanation], None]) -> None:
     """Explain why no item of a topic is delivered by this host."""
 
-    def explained(reasons: list[Any]) -> None:
-        done(Explanation(in_order([*reasons, *_paused(state, key, now_ms)])))
+    def explained(reasons: list[Any], tenants: Sequence[Any] = (), tenants_ready: int | None = None) -> None:
+        answer = Explanation(in_order([*reasons, *_paused(state, key, now_ms)]))
+        done(answer._replace(tenants=tenants, tenants_ready=tenants_ready))
 
     def counted(counts: tuple[int, int, int]) -> None:
         _, delayed, leased = counts
@@ -167,14 +177,28 @@ def of_topic(state: State, key: TopicKey, now_ms: int, done: Callable[[Explanati
 
     topic = state.topics.get(key)
     if topic is not None and topic.ready:
-        ready_lanes.bounds_of(state, topic)
-        explained(_of_ready(state, topic, now_ms))
+        _with_tenants(state, topic, now_ms, explained, partial(count, state, key, counted))
     else:
         count(state, key, counted)
 
 
+@in_slices
+def _with_tenants(
+    state: State, topic: Topic[Lane[Item]], now_ms: int,
+    explained: Callable[[list[Any], Sequence[Any], int | None], None], delivered: Callable[[], None],
+) -> Iterator[None]:  # fmt: skip
+    """Explain a topic that has ready items, and count the tenants that wait. `delivered`: it has none any longer."""
+    ready_lanes.bounds_of(state, topic)
+    tenants, ready = yield from explain_tenants.waiting(state, topic, now_ms)
+    if topic.ready:
+        explained(_of_ready(state, topic, now_ms), tenants, ready)
+    else:
+        delivered()
+
+
 def _of_ready(state: State, topic: Topic[Lane[Item]], now_ms: int) -> list[Any]:
     """Explain a topic that has ready items."""
+    ready_lanes.bounds_of(state, topic)
     if topic.turns is not None:
         tallies = topic.turns.tallies.items()
         lanes, shards = [], [term.shard for term, tally in tallies if tally.ready and term.shard is not None]
@@ -186,7 +210,7 @@ def _of_ready(state: State, topic: Topic[Lane[Item]], now_ms: int) -> list[Any]:
         return [reason for each in held.values() for reason in each]
     reasons = _no_consumer(state, topic, now_ms)
     if topic.turns is not None and not topic.turns.unparked:
-        reasons += _held_tenants(state, topic.key, topic.turns)
+        reasons += explain_tenants.held(state, topic.key, topic.turns, now_ms)
         gate = state.throttling.demand.first_due([topic.key])
         if gate is not None:
             reasons.append(_without_unit(state, topic.key, gate, None, now_ms))
@@ -228,7 +252,7 @@ def _of_others(state: State, key: TopicKey, delayed: int, leased: int, retries: 
     """Explain a topic without ready items."""
     if not delayed + leased:
         return [_no_items(state, key, now_ms)]
-    reasons, see = [], f"see {_command('items', key)}"
+    reasons, see = [], f"see {command('items', key)}"
     if delayed:
         why = f"{_items(delayed)} delayed, and none is ready: {see} --state delayed."
         if retries:
@@ -278,7 +302,7 @@ def _delayed(shard: Shard, item: Item, last: LastFailure | None, now_ms: int) ->
         most = shard.policy_of(item.lane).max_attempts
         of, by = f" of {most:,}" if most else "", last.worker.decode() or None
         where = "" if by is None else f" in {by}"
-        why = f"Attempt {last.attempt:,}{of} {_said(last)} {_span(now_ms - last.at_ms)} ago{where}"
+        why = f"Attempt {last.attempt:,}{of} {_said(last)} {span(now_ms - last.at_ms)} ago{where}"
         if last.reason:
             why = f"{why}: {shortened(last.reason.decode())}"
         why = f"{why}; again {again}."
@@ -303,10 +327,17 @@ def _said(last: LastFailure) -> str:
 
 
 def _leased(owner: ShardOwner, item: Item, now_ms: int) -> Any:
-    worker, until_ms = given_of(owner, item).worker, item.lease_expires_at_ms
-    why = f"{f'Worker {worker}' if worker else 'A consumer'} has leased it, and the lease ends {_in(until_ms, now_ms)}"
-    see = _command("topic stats", item.lane.topic.key)
-    return _Reason(_Code.LEASED, f"{why}; see {see}.", until_ms, by=worker or None)
+    given, until_ms = given_of(owner, item), item.lease_expires_at_ms
+    worker, times = given.worker, given.extensions
+    who = f"Worker {worker}" if worker else "A consumer"
+    why = f"{who} has leased it"
+    if times:
+        least = "at least " if given.moment is None else ""
+        often = "once, " if times == 1 else f"{times:,} times, last "
+        why = f"{who} has held it for {least}{span(now_ms - given.at_ms)}"
+        why = f"{why} (extended {often}{span(now_ms - given.extended_ms)} ago)"
+    why = f"{why}, and the lease ends {_in(until_ms, now_ms)}; see {command('topic stats', item.lane.topic.key)}."
+    return _Reason(_Code.LEASED, why, until_ms, count=times or None, by=worker or None, since_ms=given.at_ms)
 
 
 def _paused(state: State, key: TopicKey, now_ms: int, tenant: str | None = None) -> list[Any]:
@@ -318,8 +349,8 @@ def _paused(state: State, key: TopicKey, now_ms: int, tenant: str | None = None)
         what = f"tenant {tenant!r} of the topic" if tenant else "the items of the topic without a fairness key"
     else:
         return []
-    entry, version, said, stamp = _by_settings(state, key, field, now_ms, held)
-    why = f"The settings entry {entry} pauses {what} (version {version}){said}; see {_command('topic policy', key)}."
+    entry, version, said, stamp = explain_tenants.by_settings(state, key, field, now_ms, held)
+    why = f"The settings entry {entry} pauses {what} (version {version}){said}; see {command('topic policy', key)}."
     by, since_ms = stamp.by or None, stamp.changed_at_ms or None
     return [_Reason(_Code.PAUSED, why, key=entry, by=by, since_ms=since_ms, tenant=held)]
 
@@ -328,35 +359,10 @@ def _no_items(state: State, key: TopicKey, now_ms: int) -> Any:
     """Explain a topic without items; a closed one takes none."""
     if not state.policies.of(key).closed:
         return _Reason(_Code.GONE, "The topic has no items.")
-    entry, version, said, stamp = _by_settings(state, key, "closed", now_ms)
-    see = _command("topic policy", key)
+    entry, version, said, stamp = explain_tenants.by_settings(state, key, "closed", now_ms)
+    see = command("topic policy", key)
     why = f"The topic has no items, and the settings entry {entry} closes it (version {version}){said}; see {see}."
     return _Reason(_Code.GONE, why, key=entry, by=stamp.by or None, since_ms=stamp.changed_at_ms or None)
-
-
-def _by_settings(
-    state: State, key: TopicKey, field: str, now_ms: int, tenant: str | None = None
-) -> tuple[str, int, str, SettingsStamp]:
-    """Return the settings entry that gives the topic this field, the version of the settings, and the author and the
-    time of the field: in words, and as a stamp."""
-    ns, topic = key
-    settings, entry = state.policies.settings[ns], state.policies.namespace(ns).layers(topic)[field]
-    stamp, exact = settings.set_by(entry, field, tenant)
-    what = field.removesuffix("_tenants") if exact else "last changed"
-    said = f", {what} by {stamp.by} {_span(now_ms - stamp.changed_at_ms)} ago" if stamp.by else ""
-    return entry, settings.version, said, stamp
-
-
-def _held_tenants(state: State, key: TopicKey, turns: Turns[Lane[Item]]) -> list[Any]:
-    """Explain a topic of which no item may be delivered, as far as its paused tenants are the reason."""
-    held = [turns.tenants[name] for name in turns.held if name in turns.tenants]
-    count = sum(any(flow.ready for flow in tenant.flows.values()) for tenant in held)
-    if not count:
-        return []
-    entry = state.policies.namespace(key[0]).layers(key[1])["paused_tenants"]
-    who = "1 tenant with ready items is" if count == 1 else f"{count:,} tenants with ready items are"
-    why = f"{who} paused by the settings entry {entry}, and no other one has any; see {_command('topic tenants', key)}."
-    return [_Reason(_Code.PAUSED, why, key=entry, count=count)]
 
 
 def _without_unit(state: State, topic: TopicKey, gate: AnyGate, flow: Flow[Any] | None, now_ms: int) -> Any:
@@ -413,8 +419,8 @@ def _no_consumer(state: State, topic: Topic[Lane[Item]], now_ms: int) -> list[An
         return [full]
     if key in state.waiting or now_ms - asked_ms < LATELY_MS:
         return []
-    last = f"the last one asked {_span(now_ms - asked_ms)} ago" if asked_ms else "none has asked since it was ready"
-    why = f"No consumer waits for the topic on the item's host, and {last}; see {_command('topic stats', key)}."
+    last = f"the last one asked {span(now_ms - asked_ms)} ago" if asked_ms else "none has asked since it was ready"
+    why = f"No consumer waits for the topic on the item's host, and {last}; see {command('topic stats', key)}."
     return [_Reason(_Code.NO_CONSUMER, why)]
 
 
@@ -469,8 +475,8 @@ def _position(item: Item) -> Position:
     return position or _ALONE
 
 
-def _ahead(lanes: Iterable[Lane[Item]], item: Item) -> tuple[int, int]:
-    """Return the least and the most ready items that come before `item`."""
+def _ahead(lanes: Iterable[Lane[Item]], item: Item, *, ready: bool = True) -> tuple[int, int]:
+    """Return the least and the most ready items that come before `item`. Not `ready`: it is none of them."""
     least = most = 0
     for lane in lanes:
         window = lane.window
@@ -479,7 +485,7 @@ def _ahead(lanes: Iterable[Lane[Item]], item: Item) -> tuple[int, int]:
         if window is not None and window.covers(item.key):
             most += known
         else:
-            most += max(known, lane.ready - (lane is item.lane))
+            most += max(known, lane.ready - (ready and lane is item.lane))
     return least, most
 
 
@@ -488,25 +494,12 @@ def _has_first(lane: Lane[Item]) -> bool:
     return window is not None and bool(window.entries) and window.entries[0][3].body is not None
 
 
-def _command(verb: str, key: TopicKey) -> str:
-    return f"foqs {verb} {quote(key[1])} --ns {quote(key[0])}"
-
-
 def _items(count: int) -> str:
     return "1 item is" if count == 1 else f"{count:,} items are"
 
 
 def _in(at_ms: int, now_ms: int) -> str:
-    return f"in {_span(at_ms - now_ms)}" if at_ms > now_ms else "at once"
-
-
-def _span(ms: int) -> str:
-    """Return a duration in a unit that fits."""
-    if ms < 1_000:
-        return f"{max(0, ms)} ms"
-    seconds = ms / 1_000
-    return next(f"{seconds / size:.1f} {unit}" for unit, size in _UNITS if seconds >= size)
+    return f"in {span(at_ms - now_ms)}" if at_ms > now_ms else "at once"
 
 
 _ALONE = Position(0, 1.0, False)
-_UNITS = (("days", 86_400), ("h", 3_600), ("min", 60), ("s", 1))

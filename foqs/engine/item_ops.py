@@ -267,6 +267,8 @@ def extend(
             mark(item, begun=begun)
             if stays and given is None:
                 return True
+        if not stays:
+            given_of(shard.owner, item)  # from the present end of the lease, which says more than the next one
         until_ms = item.lease_expires_at_ms if stays else now_ms + (lease_ms or item.lease_ms)
         stuck_after_ms = 0 if stays else shard.policies.of(item.lane.topic.key).stuck_after_ms
         if stuck_after_ms:
@@ -279,6 +281,8 @@ def extend(
             shard.memory.noted.setdefault(item.id, 0)
             if stays and not durable and item.id in shard.memory.known and shard.owner.confirmed(now_ms):
                 return True
+        if not stays:
+            item.extended(now_ms)
         if item.place is Place.READY and now is None and not durable and shard.owner.confirmed(now_ms):
             # Not written yet: the write, within the bound, will have this end. (An owner that may have lost the shard
             # has to ask the database.)

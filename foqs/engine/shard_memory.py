@@ -75,7 +75,8 @@ class ShardMemory:
         """Follow the host's clock, which was set by `by_ms`."""
         for item in self.known.values():
             if item.given is not None:
-                item.given = item.given._replace(at_ms=item.given.at_ms + by_ms)
+                at_ms, extended_ms = item.given.at_ms + by_ms, item.given.extended_ms + by_ms
+                item.given = item.given._replace(at_ms=at_ms, extended_ms=extended_ms)
 
     def abandon(self) -> None:
         """Give back the memory of all items. The lanes count no more."""

@@ -441,8 +441,11 @@ class ForwardedExplain(ForwardedGetItem):
 
 def explained(explanation: explain.Explanation) -> Any:
     """Return the answer to an ExplainItem."""
-    reasons, eta_ms, state, last = explanation
-    return idl.ExplainItemResponse(list(reasons), eta_ms, state, None if last is None else last_failure_struct(last))
+    reasons, eta_ms, state, last, limits, tenants, tenants_ready = explanation
+    last_failure = None if last is None else last_failure_struct(last)
+    return idl.ExplainItemResponse(
+        list(reasons), eta_ms, state, last_failure, list(limits) or None, list(tenants) or None, tenants_ready
+    )  # fmt: skip
 
 
 class ForwardedList(_Look):

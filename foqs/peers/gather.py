@@ -223,9 +223,13 @@ class ThrottleReports:
 
 
 def nearest(answers: Iterable[Any], unowned: Iterable[int], missing: Iterable[str]) -> Any:
-    """Return the answer of the host that is nearest to a delivery. If no host has items of the topic, the items may be
-    on `unowned` shards, or on the hosts in `missing`, which did not answer."""
+    """Return the answer of the host that is nearest to a delivery, with the tenants that wait on any host. If no host
+    has items of the topic, the items may be on `unowned` shards, or on the hosts in `missing`, which did not
+    answer."""
+    answers = list(answers)
     answer = max(answers, key=_distance)
+    answer.tenants = _most_waiting(answers) or None
+    answer.tenants_ready = max([one.tenants_ready for one in answers if one.tenants_ready is not None], default=None)
     shards = [f"shard {number} is not served" for number in sorted(unowned)]
     hosts = [f"host {address} did not answer" for address in missing]
     if not answer.reasons or answer.reasons[0].code != idl.Reason.GONE or not (shards or hosts):
@@ -233,6 +237,16 @@ def nearest(answers: Iterable[Any], unowned: Iterable[int], missing: Iterable[st
     why = f"No host that answered has items of the topic, and {', '.join(shards + hosts)}: see foqs cluster status."
     rest = [reason for reason in answer.reasons if reason.code != idl.Reason.GONE]
     return idl.ExplainItemResponse([idl.ExplainReason(idl.Reason.SHARD_NOT_SERVED, why), *rest])
+
+
+def _most_waiting(answers: Iterable[Any]) -> list[Any]:
+    """Return the groups of tenants that wait. A tenant has items on several hosts, so numbers are not added."""
+    groups: dict[tuple[int, str], Any] = {}
+    for one in [one for answer in answers for one in answer.tenants or ()]:
+        known = groups.setdefault((one.code, one.key), one)
+        if one.count > known.count:
+            groups[one.code, one.key] = one
+    return sorted(groups.values(), key=lambda one: -one.count)
 
 
 def _distance(answer: Any) -> int:

@@ -145,7 +145,7 @@ def test_a_leased_item_names_its_worker(host: OneHost) -> None:
     take(host, 1, lease_ms=5_000)
     first, second = (why(host, item_id) for item_id in ids)
     text = "Worker w 1 has leased it, and the lease ends in 5.0 s; see foqs topic stats t --ns n."
-    assert first.reasons == [idl.ExplainReason(R.LEASED, text, host.now_ms + 5_000, by="w 1")]
+    assert first.reasons == [idl.ExplainReason(R.LEASED, text, host.now_ms + 5_000, by="w 1", since_ms=host.now_ms)]
     assert (first.state, second.reasons[0].by) == (State.LEASED, None)
     assert second.reasons[0].text.startswith("A consumer has leased it,")
 
@@ -273,3 +273,62 @@ def test_a_topic_without_a_consumer(host: OneHost) -> None:
     assert codes(of_topic(host)) == [R.NO_CONSUMER]
     asked(host)
     assert codes(of_topic(host)) == []
+
+
+# ------------------------------------------------------------------------------------------ an extended lease
+
+
+def extend(host: OneHost, item: Any, lease_ms: int | None = None) -> None:
+    (outcome,) = host.ask("ExtendLease", items=[idl.ExtendItem(item.id, item.lease, lease_ms)]).outcomes
+    assert outcome.error is None
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_an_extended_lease_says_since_when_it_is_held(host: OneHost, written: bool) -> None:
+    (item_id,) = put(host, b"x")
+    (item,) = take(host, 1, worker="w", lease_ms=30_000).items
+    given_ms = host.now_ms
+    for at in range(5):
+        host.wait(20_000 if written or at else 10)
+        extend(host, item, 30_000)
+    host.wait(5_000)
+    (reason,) = why(host, item_id).reasons
+    held = "1.8 min" if written else "1.4 min"
+    assert reason.text == (
+        f"Worker w has held it for {held} (extended 5 times, last 5.0 s ago), and the lease ends in 25.0 s; see foqs "
+        "topic stats t --ns n."
+    )
+    assert (reason.since_ms, reason.count, reason.until_ms) == (given_ms, 5, host.now_ms + 25_000)
+    (worker,) = host.ask("GetTopicStats", ns="n", topic="t").workers
+    assert worker.oldest_lease_ms == host.now_ms - given_ms
+    host.ask("Nack", items=[idl.NackItem(item.id, item.lease)])
+    take(host, 1, worker="w")
+    assert why(host, item_id).reasons[0].count is None, "another lease"
+
+
+def test_a_lease_that_was_extended_once(host: OneHost) -> None:
+    (item_id,) = put(host, b"x")
+    (item,) = take(host, 1, lease_ms=30_000).items
+    host.wait(2_000)
+    extend(host, item)
+    given = idl.ExtendItem(item.id, item.lease, begun=True)
+    assert host.ask("ExtendLease", items=[given]).outcomes[0].error is None
+    (reason,) = why(host, item_id).reasons
+    assert reason.text.startswith("A consumer has held it for 2.0 s (extended once, 0 ms ago), and the lease ends in")
+
+
+def test_extensions_make_no_lease_of_an_earlier_owner_younger(host: OneHost) -> None:
+    (item_id,) = put(host, b"x")
+    (item,) = take(host, 1, worker="w", lease_ms=30_000).items
+    host.wait(10_000)
+    host.reopen()
+    opened_ms = host.now_ms
+    for _ in range(3):
+        host.wait(15_000)
+        extend(host, item, 30_000)
+    reason = why(host, item_id).reasons[0]
+    assert reason.since_ms <= opened_ms
+    held = f"{(host.now_ms - reason.since_ms) / 1_000:.1f} s"
+    assert reason.text.startswith(f"A consumer has held it for at least {held} (extended 3 times, last 0 ms ago)")
+    (worker,) = [one for one in host.ask("ListConsumers", ns="n").consumers if one.held]
+    assert worker.oldest_lease_ms >= 45_000

@@ -1,11 +1,15 @@
 """ExplainItem in a topic whose tenants take turns."""
 
+import json
 from typing import Any
 
 import pytest
 
+from foqs.engine import explain
+from foqs.engine.explain import Explanation
 from foqs.idl import idl
 from foqs.policies.settings import Settings
+from foqs.settings_log import SettingsStamp
 from tests.api.wire import State
 from tests.support.one_host import OneHost, put, take
 
@@ -140,3 +144,92 @@ def test_very_many_parked_flows_are_estimated(host: OneHost, monkeypatch: pytest
     assert 18 <= exact <= 20, "those that were given nothing yet"
     monkeypatch.setattr("foqs.engine.explain._FLOWS", 10)
     assert why(host, most).reasons[0].count == pytest.approx(exact, abs=5)
+
+
+# ------------------------------------------------------------------------------------------ tenants that wait
+
+
+def settle(host: OneHost, version: int, entries: dict[str, str]) -> None:
+    host.settings.apply(Settings("n", version, entries))
+
+
+def test_a_topic_counts_the_tenants_that_wait(host: OneHost) -> None:
+    entries = {"throttle.c:*": '{"per_second": 0.001, "burst": 1}', "topic.t": '{"paused_tenants": ["x"]}'}
+    settle(host, 3, entries)
+    for at in range(8):
+        for _ in range(2):
+            put(host, b"x", fairness_key=f"t{at}", throttle_keys=[f"c:{at}"])
+    put(host, b"x", fairness_key="x")
+    put(host, b"x", fairness_key="free", weight=1)
+    put(host, b"x", throttle_keys=["c:0"])
+    before = of_topic(host)
+    assert [(one.code, one.key, one.count, one.tenants) for one in before.tenants] == [(R.PAUSED, "topic.t", 1, ["x"])]
+    for _ in range(9):
+        take_late(host)
+    put(host, b"x", fairness_key="free")
+    answer = of_topic(host)
+    throttled, paused = answer.tenants
+    assert codes(answer) == [], "an item of a tenant is deliverable"
+    assert answer.tenants_ready == 11
+    assert (throttled.code, throttled.key, throttled.count) == (R.THROTTLED, "c:*", 9)
+    assert len(throttled.tenants) == 5
+    words = "9 of 11 tenants with ready items wait for a token of throttle 'c:*': 't"
+    assert throttled.text.startswith(words)
+    assert throttled.text.endswith(" and 4 more.")
+    assert paused.text == "1 of 11 tenants with ready items is paused by the settings entry topic.t: 'x'."
+
+
+def test_tenants_that_wait_for_a_slot_are_counted() -> None:
+    host = OneHost(1)
+    settle(host, 3, {"throttle.gpu": '{"concurrency": 1}'})
+    host.wait(2_000_000)
+    for tenant in ("a", "b", "", "c"):
+        put(host, b"x", fairness_key=tenant or None, throttle_keys=["gpu"])
+    for _ in range(30):
+        take_late(host)
+        host.wait(50)
+    (group,) = of_topic(host).tenants
+    assert (group.code, group.key, group.count, len(group.tenants)) == (R.CONCURRENCY, "gpu", 3, 3)
+    assert "3 of 3 tenants with ready items wait for a free slot of throttle 'gpu': " in group.text
+
+
+def test_a_topic_without_turns_counts_no_tenants(host: OneHost) -> None:
+    put(host, b"x")
+    answer = of_topic(host)
+    assert (answer.tenants, answer.tenants_ready) == (None, None)
+
+
+def test_very_many_tenants_are_counted_in_slices(host: OneHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foqs.engine.explain_tenants._TENANTS", 2)
+    settle(host, 3, {"topic.t": json.dumps({"paused_tenants": [f"t{at}" for at in range(9)]})})
+    for at in range(9):
+        put(host, b"x", fairness_key=f"t{at}")
+    take(host, 1)
+    found: list[Explanation] = []
+    explain.of_topic(host.engine.state, ("n", "t"), host.now_ms, found.append)
+    assert not found
+    host.settings.apply(Settings("n", 4, {"topic.t": '{"paused_tenants": ["t1", "t2"]}'}))
+    while not found:
+        host.engine.state.slices.go_on()
+    (group,) = found[0].tenants
+    assert (group.count, group.tenants) == (2, ["t1", "t2"]), "seven are resumed"
+
+
+def test_the_author_of_a_pause_of_tenants_is_named(host: OneHost) -> None:
+    """With several tenants the latest one."""
+    ns = "n"
+    entry = '{"paused_tenants": ["a", "b"]}'
+    settings = Settings(ns, 2, {"topic.t": entry}, stamps={"topic.t": SettingsStamp(host.now_ms - 60_000, "bob")})
+    host.settings.apply(settings)
+    for tenant in "ab":
+        put(host, b"x", fairness_key=tenant)
+    take(host, 1)
+    answer = of_topic(host)
+    reason = answer.reasons[0]
+    assert (reason.code, reason.count, reason.by, reason.since_ms) == (R.PAUSED, 2, "bob", host.now_ms - 60_000)
+    assert reason.text == (
+        "2 tenants with ready items are paused by the settings entry topic.t, the last one by bob 1.0 min ago, and no "
+        "other one has any; see foqs topic tenants t --ns n."
+    )
+    (group,) = answer.tenants
+    assert group.text.endswith("are paused by the settings entry topic.t, the last one by bob 1.0 min ago: 'a', 'b'.")

@@ -129,3 +129,22 @@ def test_any_host_explains_a_topic(cluster: Cluster) -> None:
         assert codes(cluster.wire(member).ask("ExplainItem", ns="test", topic="none")) == [R.GONE]
     cluster.tell(cluster.routing(without=[2]))
     assert codes(cluster.wire(c).ask("ExplainItem", ns="test", topic="none")) == [R.SHARD_NOT_SERVED]
+
+
+def test_the_host_with_most_tenants_of_a_group_counts_them() -> None:
+    """A tenant has items on several hosts, so the numbers are not added."""
+
+    def waits(ready: int, *groups: tuple[int, str, int]) -> Any:
+        tenants = [idl.ExplainTenants(code, key, count, ["a"], f"{count}") for code, key, count in groups]
+        return idl.ExplainItemResponse([], tenants=tenants, tenants_ready=ready)
+
+    answers = [
+        waits(9, (R.THROTTLED, "api", 3), (R.PAUSED, "topic.t", 2)),
+        waits(8, (R.THROTTLED, "api", 1), (R.CONCURRENCY, "api", 7)),
+        answer(R.GONE),
+    ]
+    found = nearest(answers, (), ())
+    assert [(one.code, one.key, one.count) for one in found.tenants] == [
+        (R.CONCURRENCY, "api", 7), (R.THROTTLED, "api", 3), (R.PAUSED, "topic.t", 2),
+    ]  # fmt: skip
+    assert (found.tenants_ready, nearest([answer(R.GONE)], (), ()).tenants) == (9, None)

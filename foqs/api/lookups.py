@@ -304,7 +304,7 @@ class Explain:
                     lambda missing: call.reply(nearest(answers, unowned, missing)),
                 )  # fmt: skip
 
-            explain.of_topic(self._engine.state, key, self._now_ms(), found)
+            explain.of_topic(self._engine.state, key, self._now_ms(), found, self._ledgers)
         elif request.ns is not None or request.topic is not None:
             raise Invalid("give an id, or ns and topic")  # the rights were checked for ns, not for the item
         else:

@@ -72,7 +72,8 @@ def set_(key: Key, *, connection: Connection, **given: Any) -> None:
         made = client.throttle(key)
     print(f"throttle {name(key)}: {_said(key, made)}")
     if made.get("shadow"):
-        print(f"`{throttle_command('list', connection.namespace, key.removesuffix('*'))}` shows the counts of an hour")
+        see = throttle_command("list", connection.namespace, key.removesuffix("*"))
+        print(f"`{see}` shows how many deliveries of the last hour it would have held back")
     settings.report(done)
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from foqs.bounds import MOST_LISTED
 from foqs.engine import explain_limits, explain_tenants, ready_lanes
 from foqs.engine.concurrency import AnyGate, Parked
-from foqs.engine.explain_limits import NO_LEDGERS, Ahead, Ledgers, span
+from foqs.engine.explain_limits import NO_LEDGERS, Ahead, Ledgers, dry_gate, span
 from foqs.engine.explain_tenants import command
 from foqs.engine.item_ops import change_at_limit, given_of
 from foqs.engine.listing import Listed, Listing
@@ -130,7 +130,7 @@ def of_item(
         if least:
             reasons.append(_behind(least, most))
         flow = item.lane.flow
-        gate = None if flow is None else state.throttling.dry_gate(flow)
+        gate = None if flow is None else dry_gate(state, flow, ledgers)
         if gate is not None:
             passing = True
             reasons.append(_without_unit(state, key, gate, flow, now_ms))
@@ -159,7 +159,9 @@ def of_item(
     return Explanation(in_order(reasons), eta_ms, found, last, limits)
 
 
-def of_topic(state: State, key: TopicKey, now_ms: int, done: Callable[[Explanation], None]) -> None:
+def of_topic(
+    state: State, key: TopicKey, now_ms: int, done: Callable[[Explanation], None], ledgers: Ledgers = NO_LEDGERS
+) -> None:
     """Explain why no item of a topic is delivered by this host."""
 
     def explained(reasons: list[Any], tenants: Sequence[Any] = (), tenants_ready: int | None = None) -> None:
@@ -177,19 +179,19 @@ def of_topic(state: State, key: TopicKey, now_ms: int, done: Callable[[Explanati
 
     topic = state.topics.get(key)
     if topic is not None and topic.ready:
-        _with_tenants(state, topic, now_ms, explained, partial(count, state, key, counted))
+        _with_tenants(state, topic, ledgers, now_ms, explained, partial(count, state, key, counted))
     else:
         count(state, key, counted)
 
 
 @in_slices
 def _with_tenants(
-    state: State, topic: Topic[Lane[Item]], now_ms: int,
+    state: State, topic: Topic[Lane[Item]], ledgers: Ledgers, now_ms: int,
     explained: Callable[[list[Any], Sequence[Any], int | None], None], delivered: Callable[[], None],
 ) -> Iterator[None]:  # fmt: skip
     """Explain a topic that has ready items, and count the tenants that wait. `delivered`: it has none any longer."""
     ready_lanes.bounds_of(state, topic)
-    tenants, ready = yield from explain_tenants.waiting(state, topic, now_ms)
+    tenants, ready = yield from explain_tenants.waiting(state, topic, ledgers, now_ms)
     if topic.ready:
         explained(_of_ready(state, topic, now_ms), tenants, ready)
     else:

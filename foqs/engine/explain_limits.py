@@ -24,7 +24,7 @@ from foqs.idl import idl
 from foqs.item import Item
 from foqs.limits.bucket import ThrottleTokens
 from foqs.limits.lease_slots import LeaseSlots
-from foqs.limits.shadow_hour import ShadowHours
+from foqs.limits.shadow_hour import HourCounts
 from foqs.policies.entries import Throttle
 from foqs.prefetch.lane import Lane
 
@@ -82,6 +82,30 @@ def of_item(state: State, shard: Shard, item: Item, ahead: Ahead, ledgers: Ledge
     return found
 
 
+def dry_gate(state: State, flow: Parked, ledgers: Ledgers) -> AnyGate | None:
+    """Return the gate at which the flow is parked, or would be if a consumer asked now. (One flow of a topic without
+    consumers is not parked, so that it notices the next consumer: the ledgers say if there are units for it.)"""
+    throttling = state.throttling
+    gate = throttling.dry_gate(flow)
+    if gate is not None or not flow.lanes:
+        return gate
+    at_ms, rules, (ns, topic) = throttling.monotonic_ms(), throttling.rules_of(flow), flow.lanes[0].topic.key
+    for key in rules.keys:
+        tokens = None if key.throttle.shadow or key.here(at_ms) else ledgers.tokens_of(key.bounded)
+        if tokens is not None and tokens.here(at_ms) < 1:
+            return key
+    if rules.limited:
+        shards = {lane.term.shard.number for lane in flow.lanes if lane.ready and lane.term.shard is not None}
+        policies = state.policies.namespace(ns)
+        for name in sorted({*flow.throttles, *policies.of(topic).throttles}):
+            throttle, slots = policies.throttle(name), ledgers.slots_of((ns, THROTTLE + name))
+            if throttle is not None and not throttle.shadow and slots is not None and slots.free <= 0:
+                gates = throttling.concurrency.gates((ns, THROTTLE + name))
+                if gates and not any(one.here(at_ms) for one in gates if one.shard in shards):
+                    return gates[0]
+    return None
+
+
 # ------------------------------------------------------------------------------------------ throttles
 
 
@@ -93,11 +117,11 @@ def _rate(
     at_ms, name = throttling.monotonic_ms(), key[1][len(THROTTLE) :]
     limit = f"{rate:g} deliveries a second, {throttle.burst:,} at once"
     if throttle.shadow:
-        return _in_shadow(_Kind.RATE, name, throttle, limit, throttling.shadow_rates, key, at_ms)
+        return _in_shadow(state, _Kind.RATE, name, throttle, limit, throttling.shadow_rates.get(key))
     gate, ledger = throttling.keys.get(key), ledgers.tokens_of(key)
     others = 0 if gate is None else _others(gate, item, ahead.most)
     before = ahead.most + others
-    if gate is None and ledger is None:
+    if ledger is None and (gate is None or gate.unused):
         tokens = throttle.burst  # nothing used it lately: the bucket is full, as far as this host knows
     else:
         tokens = (0 if gate is None else gate.here(at_ms)) + (0 if ledger is None else int(ledger.here(at_ms)))
@@ -129,8 +153,10 @@ def _leases(
     where = ""
     if state.shards_elsewhere:  # the ledger is as of the last half second
         where, taken = (" on this host", taken) if ledger is None else ("", max(taken, ledger.taken))
-    found = _in_shadow(_Kind.CONCURRENCY, name, throttle, limit, state.throttling.shadow_leases, key, at_ms)
-    if not throttle.shadow:
+    if throttle.shadow:
+        counts = state.throttling.shadow_leases.get(key)
+        found = _in_shadow(state, _Kind.CONCURRENCY, name, throttle, limit, counts)
+    else:
         before = ahead.most + (0 if own is None else _others(own, item, ahead.most))
         lacking = max(0, before + 1 - max(0, most - taken))
         estimate_ms = _slots_in(gates, taken, lacking, at_ms)
@@ -155,11 +181,11 @@ def _leases(
     return found
 
 
-def _in_shadow(
-    kind: int, name: str, throttle: Throttle, limit: str, hours: ShadowHours, key: Bounded, at_ms: int
-) -> Any:
-    hour = hours[key].sums(at_ms) if key in hours else None
+def _in_shadow(state: State, kind: int, name: str, throttle: Throttle, limit: str, counts: HourCounts | None) -> Any:
+    hour = None if counts is None else counts.sums(state.throttling.monotonic_ms())
     counted = "no delivery is counted yet" if hour is None else str(hour)
+    if state.shards_elsewhere:
+        counted = f"{counted} on this host; foqs throttle list has the sums of all"
     text = f"{limit}, in shadow: {counted}. It holds nothing back."
     made = _Limit(kind, name, text, throttle.per_second, throttle.burst, estimate_ms=0, shadow=True)
     if kind == _Kind.CONCURRENCY:

@@ -6,7 +6,7 @@ from collections.abc import Generator
 from shlex import quote
 from typing import Any
 
-from foqs.engine.explain_limits import span
+from foqs.engine.explain_limits import Ledgers, dry_gate, span
 from foqs.engine.state import State
 from foqs.fairness.keys import TopicKey
 from foqs.fairness.tenants import HELD
@@ -29,7 +29,9 @@ _STAMPS = 20
 """Paused tenants whose author is looked up."""
 
 
-def waiting(state: State, topic: Topic[Lane[Item]], now_ms: int) -> Generator[None, None, tuple[list[Any], int | None]]:
+def waiting(
+    state: State, topic: Topic[Lane[Item]], ledgers: Ledgers, now_ms: int
+) -> Generator[None, None, tuple[list[Any], int | None]]:
     """Return the tenants with ready items of which none may be delivered, by what they wait for, and the number of all
     tenants with ready items; None where tenants take no turns."""
     if topic.turns is None:
@@ -40,7 +42,7 @@ def waiting(state: State, topic: Topic[Lane[Item]], now_ms: int) -> Generator[No
         flows = [flow for flow in tenant.flows.values() if flow.ready]
         ready += bool(flows)
         looked += len(tenant.flows)
-        gates = [state.throttling.dry_gate(flow) for flow in flows] if tenant.away != HELD else []
+        gates = [dry_gate(state, flow, ledgers) for flow in flows] if tenant.away != HELD else []
         if flows and tenant.away == HELD:
             groups.setdefault((idl.Reason.PAUSED, ""), []).append(tenant.name)
         elif gates and all(gate is not None for gate in gates):

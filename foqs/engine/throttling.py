@@ -218,6 +218,11 @@ class Throttling:
         gates = self.demand.gates(topic)
         return any(topic in gate.active and (gate in self.agenda or gate.answers_soon) for gate in gates)
 
+    def rules_of(self, flow: Parked) -> Rules:
+        """Return the present throttles of a flow."""
+        rules = flow.rules
+        return self._resolve(flow) if rules is None or rules.changes != self.changes else rules
+
     def _resolve(self, flow: Parked) -> Rules:
         topic = flow.lanes[0].topic.key
         namespace = self._policies.namespaces.get(topic[0])

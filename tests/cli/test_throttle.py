@@ -35,7 +35,8 @@ def test_a_throttle_is_made_changed_and_removed(client: Client, run: Run) -> Non
     assert client.settings().entries == {"throttle.api": '{"per_second": 10, "burst": 20}'}
     shown, where, _ = run("throttle", "set", "api", "--rate", "2.5", "--shadow").stdout.splitlines()
     assert shown == ("throttle api: 2.5 a second, burst 20, but in shadow: it counts deliveries and holds nothing back")
-    assert where == f"`foqs throttle list api --ns {client.namespace}` shows the counts of an hour"
+    see = f"foqs throttle list api --ns {client.namespace}"
+    assert where == f"`{see}` shows how many deliveries of the last hour it would have held back"
     assert entry(client, "api") == {"per_second": 2.5, "burst": 20, "shadow": True}
     run("throttle", "set", "api", "--no-shadow")
     assert entry(client, "api") == {"per_second": 2.5, "burst": 20, "shadow": False}
@@ -277,12 +278,15 @@ def test_the_errors_name_commands_that_work(client: Client, run: Run, key: str) 
 def test_the_commands_of_the_page_work_as_written(client: Client) -> None:
     page = (ROOT / "docs" / "operations.md").read_text().partition("## Throttles\n")[2].partition("\n## ")[0]
     commands = re.findall(r"^    foqs (throttle .*?)(?: +#.*)?$", page, re.MULTILINE)
-    assert [words.split()[1] for words in commands] == ["set", "set", "set", "set", "list", "remove"]
+    verbs = [words.split()[1] for words in commands]
+    assert verbs == [*["set"] * 4, "list", "remove", "set", "list", "set"]
     for words in commands:
         done = foqs(*shlex.split(words), env={"FOQS_ADDRESS": client.address})
         assert (done.returncode, done.stderr) == (0, ""), words
     left = foqs("settings", "get", "--ns", "shop", env={"FOQS_ADDRESS": client.address}).stdout
-    assert [json.loads(line)["key"] for line in left.splitlines()] == ["throttle.customer:*", "throttle.gpu"]
+    entries = [json.loads(line) for line in left.splitlines()]
+    assert [one["key"] for one in entries] == ["throttle.api", "throttle.customer:*", "throttle.gpu"]
+    assert json.loads(entries[0]["value"]) == {"per_second": 5, "shadow": False}
 
 
 def test_a_limit_on_leases_holds_and_is_listed(client: Client, run: Run) -> None:

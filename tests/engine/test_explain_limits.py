@@ -229,3 +229,22 @@ def test_a_topic_without_limits_has_none() -> None:
 
 def test_the_number_before_an_item_may_be_a_bound() -> None:
     assert [str(Ahead(*one)) for one in ((0, 0), (1_200, 1_200), (3, 60))] == ["none", "1,200", "up to 60"]
+
+
+# ------------------------------------------------------------------------------------------ without consumers
+
+
+@pytest.mark.parametrize("entry", ['{"concurrency": 1}', '{"per_second": 0.001, "burst": 1}'])
+def test_a_flow_that_notices_consumers_waits_for_its_limit(entry: str) -> None:
+    """One flow of a topic that no consumer wants is not parked."""
+    host = Limited({"throttle.k": entry})
+    host.put(3, "k", tenant="a")
+    assert len(host.take(3)) == 1
+    host.take(3)
+    code = R.CONCURRENCY if "concurrency" in entry else R.THROTTLED
+    left = host.ask("ListItems", ns="n", topic="t", state=State.READY).items[0].id
+    for _ in range(20):
+        host.pass_ms(500)
+        assert code in [reason.code for reason in why(host, left).reasons]
+        (group,) = host.ask("ExplainItem", ns="n", topic="t").tenants
+        assert (group.code, group.key, group.tenants) == (code, "k", ["a"])

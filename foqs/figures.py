@@ -256,8 +256,10 @@ class ShardStatus(NamedTuple):
 
 
 class TopicStatus(NamedTuple):
-    """A topic that an operator may have to look at. Times are Unix epoch ms, up to 66 s too early; 0: no item is ready.
-    `consumed`: a consumer waits for it, or asked in the last minute. `dead`: it has dead letters."""
+    """A topic that an operator may have to look at. Times are Unix epoch ms, the oldest one up to 66 s too early if its
+    item is not in memory; 0: no item is ready. `paused`: a pause of the topic, or of tenants, holds all ready items;
+    else they are left out of the other fields. `consumed`: a consumer waits for it, or asked in the last minute.
+    `dead`: it has dead letters, or takes them."""
 
     ns: str
     topic: str

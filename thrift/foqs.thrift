@@ -1225,15 +1225,17 @@ struct ShardStatus {
 struct TopicStatus {
   1: string ns,
   2: string topic,
+  /** Ready items. Where it is not paused, items of paused tenants are left out, of the times as well. */
   3: i64 ready,
-  /** Epoch milliseconds, up to 66 s too early. 0: no item is ready. */
+  /** Epoch milliseconds; up to 66 s too early if the item is not in memory. 0: no item is ready. */
   4: i64 oldest_ready_at_ms,
   /** Epoch milliseconds, up to 66 s too early: when the last of the items that are ready became so. 0: as above. */
   5: i64 newest_ready_at_ms,
+  /** True if a pause of the topic, or of tenants, holds all its ready items. */
   6: bool paused,
   /** True if a consumer waits for the topic, or asked for it in the last minute. */
   7: bool consumed,
-  /** True if it has dead letters. */
+  /** True if it has dead letters, or takes them. */
   8: bool dead,
 }
 

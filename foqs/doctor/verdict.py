@@ -488,7 +488,7 @@ def _not_consumed(facts: Facts) -> Iterator[Said]:
 
 @_rule(
     Word.DEGRADED,
-    "an item of a topic that is not paused has been ready for more than an hour. Dead letters do not count",
+    "an item has been ready for more than an hour. Items that a pause holds, and dead letters, do not count",
     "`foqs explain TOPIC` gives the reason; add consumers",
 )
 def _item_old(facts: Facts) -> Iterator[Said]:
@@ -534,11 +534,18 @@ def _quota_nearly_full(facts: Facts) -> Iterator[Said]:
         yield Said(f"{_bound(one)}: {one.used:,} of {one.most:,} items are stored", _wider(one))
 
 
-@_rule(Word.HEALTHY, "a paused topic has ready items", "`foqs topic resume TOPIC`, once its reason has ended")
+@_rule(
+    Word.HEALTHY,
+    "a pause of a topic, or of its tenants, holds all its ready items",
+    "`foqs topic resume TOPIC`, with `--tenant` for a paused tenant, once its reason has ended",
+)
 def _topic_paused(facts: Facts) -> Iterator[Said]:
     paused = sorted([one for one in facts.topics if one.paused and one.ready], key=lambda one: -one.ready)
     for one in paused[:_MOST_NAMED]:
-        yield Said(f"topic {_topic(one)} is paused: {one.ready:,} items wait", _command("topic resume", one))
+        yield Said(
+            f"topic {_topic(one)} is paused: {one.ready:,} items wait",
+            f"{_command('topic resume', one)}; with --tenant for a paused tenant",
+        )
     yield from _further(paused, "topics are paused")
 
 

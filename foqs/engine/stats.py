@@ -14,7 +14,7 @@ from foqs.engine.concurrency import AnyGate
 from foqs.engine.item_ops import given_of
 from foqs.engine.listing import cursor_of, parts_of
 from foqs.engine.state import State, in_slices
-from foqs.fairness.keys import TopicKey, lane_key
+from foqs.fairness.keys import TopicKey, fairness_of, lane_key
 from foqs.fairness.tenants import HELD
 from foqs.fairness.topics import Topic
 from foqs.figures import ActiveTopic, TenantStats, ThrottleStats, TopicStats, WorkerStats, merge_into, merged
@@ -147,6 +147,19 @@ def lanes_of(state: State, key: TopicKey) -> Iterator[list[Lane[Item]]]:
         while (tenants := shard.memory.tenants.get(key)) is not None and (part := tenants.behind(above, _LANES)):
             above, numbers = part[-1], shard.memory.lane_numbers
             yield [numbers[number] for number in part if number in numbers]
+
+
+def pause_of(state: State, key: TopicKey) -> Callable[[Lane[Item]], bool] | None:
+    """Return what says of a lane of the topic whether a pause of the topic, or of its tenant, holds it; None if there
+    is no pause."""
+    policies = state.policies.pausing.get(key[0])
+    if policies is None:
+        return None
+    policy = policies.of(key[1])
+    if policy.paused:
+        return lambda _: True
+    tenants = policy.paused_tenants
+    return (lambda lane: fairness_of(lane.key) in tenants) if tenants else None
 
 
 def last_asked_ms(topic: Topic[Lane[Item]]) -> int:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterable, Iterator
+from collections.abc import Callable, Collection, Container, Generator, Iterable, Iterator
 from heapq import nlargest, nsmallest
 from typing import NamedTuple
 
 from foqs.bounds import Quota
 from foqs.engine.state import State, in_slices
-from foqs.engine.stats import lanes_of, last_asked_ms
+from foqs.engine.stats import lanes_of, last_asked_ms, pause_of
 from foqs.fairness.keys import TopicKey
 from foqs.figures import QuotaStatus, RateStatus, TopicStatus
 from foqs.item import Item
@@ -25,7 +25,8 @@ _TOPICS = 200
 
 
 class Measured(NamedTuple):
-    """Items by state (approximate), `dead` in topics that have dead letters, which count in the other numbers too."""
+    """Items by state (approximate), `dead` in topics that have or take dead letters. These count in the other numbers,
+    too."""
 
     ready: int
     delayed: int
@@ -53,21 +54,15 @@ def measure(
             yield
         if within is not None and key[0] not in within:
             continue
-        of_topic, items, leases = TopicStatus(*key), 0, 0
-        for part, lanes in enumerate(lanes_of(state, key)):
-            if part:
-                yield
-            for lane in lanes:
-                of_topic = _with_lane(of_topic, lane)
-                items, leases = items + lane.total, leases + lane.leased
-        ready, leased, total = ready + of_topic.ready, leased + leases, total + items
+        of_topic, counts = yield from _walk(state, key)
+        ready, leased, total = ready + counts.ready, leased + counts.leased, total + counts.total
         if of_topic.dead:
-            dead += items
+            dead += counts.total
         most = state.policies.of(key).max_stored if key[0] in state.policies.namespaces else None
         if most is not None:
-            quotas.append(QuotaStatus(*key, items, most))
+            quotas.append(QuotaStatus(*key, counts.total, most))
         if of_topic.ready:
-            topics.append(of_topic._replace(paused=state.policies.paused(key), consumed=_consumed(state, key, now_ms)))
+            topics.append(of_topic._replace(consumed=_consumed(state, key, now_ms)))
     stored: Counter[str] = Counter()
     kept = 0
     for shard in list(state.serving):
@@ -90,6 +85,31 @@ def rates_of(
     bounds = [(one, quota(one.ns)) for one in stored if within is None or one.ns in within]
     rates = [one._replace(most=bound.per_second) for one, bound in bounds if bound is not None and bound.per_second]
     return tuple(nlargest(MOST_QUOTAS, rates, key=lambda one: (one.used / one.most, one.ns)))
+
+
+class _Counts(NamedTuple):
+    ready: int
+    leased: int
+    total: int
+
+
+def _walk(state: State, key: TopicKey) -> Generator[None, None, tuple[TopicStatus, _Counts]]:
+    """Return the figures of a topic without its consumers, and counts of all its items. The figures leave out items
+    that a pause holds, unless it holds all ready ones."""
+    free, paused, leased, total = TopicStatus(*key), TopicStatus(*key, paused=True), 0, 0
+    pause = pause_of(state, key)
+    for part, lanes in enumerate(lanes_of(state, key)):
+        if part:
+            yield
+        for lane in lanes:
+            if pause is not None and pause(lane):
+                paused = _with_lane(paused, lane)
+            else:
+                free = _with_lane(free, lane)
+            leased, total = leased + lane.leased, total + lane.total
+    dead = free.dead or paused.dead or state.policies.takes_dead(key)
+    said = free if free.ready else paused
+    return said._replace(dead=dead), _Counts(free.ready + paused.ready, leased, total)
 
 
 def _with_lane(topic: TopicStatus, lane: Lane[Item]) -> TopicStatus:

@@ -98,9 +98,11 @@ class NamespacePolicies:
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
             entries = {name: entry for name, (_, entry) in self._layers(topic).items()}
-            dead = why_dead(topic, self._namers) is not None
-            policy = self._known[topic] = effective(topic, entries, dead=dead)
+            policy = self._known[topic] = effective(topic, entries, dead=self.takes_dead(topic))
         return policy
+
+    def takes_dead(self, topic: str) -> bool:
+        return why_dead(topic, self._namers) is not None
 
     def with_rules(self, topic: str, rules: ItemRules) -> TopicPolicy:
         """Return the policy of the topic's items with these rules."""
@@ -232,6 +234,10 @@ class Policies:
         """Return True if no item of the topic may be delivered."""
         policies = self.pausing.get(key[0])
         return policies is not None and policies.of(key[1]).paused
+
+    def takes_dead(self, key: TopicKey) -> bool:
+        """Return True if the topic takes dead letters, by its name or because an entry names it."""
+        return self.namespace(key[0]).takes_dead(key[1])
 
     def holds(self, key: TopicKey, tenant: str) -> bool:
         """Return True if no item of this tenant of the topic may be delivered."""

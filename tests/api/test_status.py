@@ -80,6 +80,30 @@ def test_paused_topics_are_marked() -> None:
     assert status(host).topics[0].paused
 
 
+def test_topics_of_paused_tenants_are_marked() -> None:
+    """Items of another tenant have their own age, without that of the paused tenant."""
+    host = OneHost(1)
+    put(host, b"x", fairness_key="held")
+    host.settings.apply(Settings("n", 1, {"topic.t": '{"paused_tenants": ["held"]}'}))
+    (topic,) = status(host).topics
+    assert (topic.paused, topic.ready) == (True, 1)
+    host.wait(300_000)
+    put(host, b"x", fairness_key="free")
+    found = status(host)
+    (topic,) = found.topics
+    assert (topic.paused, topic.ready, found.ready) == (False, 1, 2)
+    assert host.now_ms - topic.oldest_ready_at_ms < 100_000
+
+
+def test_a_topic_that_takes_dead_letters_is_marked() -> None:
+    """Also if its items are no dead letters: their consumers are those of dead letters."""
+    host = OneHost(1)
+    put(host, b"x")
+    assert not status(host).topics[0].dead
+    host.settings.apply(Settings("n", 1, {"topic.mail": '{"dead": {"topic": "t"}}'}))
+    assert status(host).topics[0].dead
+
+
 def test_dead_letters_are_counted_and_marked() -> None:
     host = OneHost(1)
     put(host, b"x", b"x")

@@ -459,7 +459,8 @@ class Opened:
     it notices.
     `dead`: the lanes with rows in `failure`. `ended` counts by lane the rows of `done`: COMPLETED and FAILED ones.
     `settings`: the settings of all namespaces that the shard keeps, as stored. `noted`: the items with rows in
-    `progress`, and the bytes of their checkpoints. `holding`: some items have rows in `held_key`.
+    `progress`, and the bytes of their checkpoints. `holding`: some items have rows in `held_key`. `restored_ms`: when
+    an owner found last that the database is an older copy, by the database's clock; 0: never.
     """
 
     epoch: int
@@ -486,6 +487,7 @@ class Opened:
     ended_from_ms: int = 0
     noted: dict[int, int] = field(default_factory=dict)
     holding: bool = False
+    restored_ms: int = 0
 
 
 _NO_ROWS: Any = ()

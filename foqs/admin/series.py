@@ -33,44 +33,97 @@ KeyLabels = tuple[str, str]
 _Ranked = tuple[int, float, str, float]  # a tenant's ready items, service, name and weight
 
 
+PAUSED, DEAD = "paused", "dead"
+"""Why ready items wait without a fault of the consumers: a pause holds them, or they are in a dead-letter topic."""
+
+
+@dataclass(slots=True)
+class Held:
+    """Ready items that wait for an operator. `oldest_ms` is the time of the oldest one."""
+
+    ready: int
+    oldest_ms: int
+
+
 @dataclass(slots=True)
 class TopicCounts:
-    """Counts of one topic or several. `oldest_ms` is the time of the oldest ready item; None if no item is ready."""
+    """Counts of one topic or several. `oldest_ms` is the time of the oldest ready item; None if no item is ready. Both
+    leave out ready items that are `held`, by the reason; None if there are none."""
 
     ready: int = 0
     leased: int = 0
     total: int = 0
     oldest_ms: int | None = None
+    held: dict[str, Held] | None = None
 
-    def add(self, ready: int, leased: int, total: int, oldest_ms: int | None) -> None:
-        self.ready += ready
+    @property
+    def all_ready(self) -> int:
+        return self.ready + (sum([one.ready for one in self.held.values()]) if self.held else 0)
+
+    def add(self, ready: int, leased: int, total: int, oldest_ms: int | None, why: str = "") -> None:
+        """Add the items of a lane. `why` its ready items are held; "": they are not."""
         self.leased += leased
         self.total += total
+        if why:
+            if oldest_ms is not None:
+                self.hold(why, ready, oldest_ms)
+            return
+        self.ready += ready
         if oldest_ms is not None and (self.oldest_ms is None or oldest_ms < self.oldest_ms):
             self.oldest_ms = oldest_ms
+
+    def hold(self, why: str, ready: int, oldest_ms: int) -> None:
+        """Add ready items that are held."""
+        held = self.held = {} if self.held is None else self.held
+        one = held.setdefault(why, Held(0, oldest_ms))
+        one.ready += ready
+        one.oldest_ms = min(one.oldest_ms, oldest_ms)
+
+    def are_dead(self) -> None:
+        """The topic takes dead letters: all ready items that no pause holds are held."""
+        if self.oldest_ms is not None:
+            self.hold(DEAD, self.ready, self.oldest_ms)
+        self.ready, self.oldest_ms = 0, None
+
+    def merge(self, other: TopicCounts) -> None:
+        self.add(other.ready, other.leased, other.total, other.oldest_ms)
+        for why, one in (other.held or {}).items():
+            self.hold(why, one.ready, one.oldest_ms)
 
 
 def topic_rows(
     topics: Mapping[TopicKey, TopicCounts], most: int, now_ms: int
 ) -> dict[str, list[tuple[tuple[str, ...], float]]]:
     """Return the rows of the topics: one set for each of the `most` with most ready items, and one for the rest."""
-    chosen = nlargest(most, (key for key in topics if key != _REST), key=lambda key: (topics[key].ready, key))
+    chosen = nlargest(most, (key for key in topics if key != _REST), key=lambda key: (topics[key].all_ready, key))
     shown = {key: topics[key] for key in chosen}
     if len(shown) < len(topics):
         rest = shown[_REST] = TopicCounts()
         for key, counts in topics.items():
             if key == _REST or key not in shown:
-                rest.add(counts.ready, counts.leased, counts.total, counts.oldest_ms)
+                rest.merge(counts)
     items: list[tuple[tuple[str, ...], float]] = []
     ages: list[tuple[tuple[str, ...], float]] = []
     for key, counts in shown.items():
-        items.append(((*key, "ready"), counts.ready))
-        items.append(((*key, "leased"), counts.leased))
-        items.append(((*key, "delayed"), max(0, counts.total - counts.ready - counts.leased)))
+        items.append(((*key, "ready", ""), counts.ready))
+        items.append(((*key, "leased", ""), counts.leased))
+        items.append(((*key, "delayed", ""), max(0, counts.total - counts.all_ready - counts.leased)))
         age_ms = 0 if counts.oldest_ms is None else max(0, now_ms - counts.oldest_ms)
-        ages.append((key, age_ms / 1000))
+        ages.append(((*key, ""), age_ms / 1000))
+        for why, held in (counts.held or {}).items():
+            items.append(((*key, "ready", why), held.ready))
+            ages.append(((*key, why), max(0, now_ms - held.oldest_ms) / 1000))
     together: list[tuple[tuple[str, ...], float]] = [((), len(topics))]
     return {"foqs_topic_items": items, "foqs_topic_oldest_ready_age_seconds": ages, "foqs_topics": together}
+
+
+def hung_rows(hung: Mapping[TopicKey, int], most: int) -> dict[str, list[tuple[TopicKey, float]]]:
+    """Return the rows of the topics with handlers that hang: the `most` with most of them, and the rest together."""
+    chosen = nlargest(most, (key for key in hung if key != _REST), key=lambda key: (hung[key], key))
+    shown = {key: float(hung[key]) for key in chosen}
+    if len(shown) < len(hung):
+        shown[_REST] = float(sum([handlers for key, handlers in hung.items() if key not in shown]))
+    return {"foqs_topic_hung_handlers": list(shown.items())}
 
 
 _IDLE_SCRAPES = 10

@@ -16,19 +16,21 @@ from foqs import __version__
 from foqs.admin.exposition import FAMILIES, Rows, Value
 from foqs.admin.readiness import View
 from foqs.admin.series import (
+    PAUSED,
     TenantSeries,
     ThrottleSeries,
     TopicCounts,
     TopicSeries,
     count_keys,
     count_tenants,
+    hung_rows,
     topic_rows,
 )
 from foqs.config.schema import AdminSection
 from foqs.counters import CAUSES, NO_NAME, Counters, Namespaces
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
-from foqs.engine.stats import lanes_of
+from foqs.engine.stats import lanes_of, pause_of
 from foqs.errors import Code
 from foqs.fairness.keys import TopicKey
 from foqs.hooks.protocol import Kind
@@ -104,18 +106,22 @@ async def gather(view: View, series: Series) -> Rows:
         add("hook_failures_total", node.hook_pool.failures[kind], kind.value)
     if view.seat is not None:
         _cluster(add, view)
-    shards = list(node.engine.state.shards.values())
+    shards, free_bytes = list(node.engine.state.shards.values()), node.vitals.free_bytes()
     for shard in shards:
         await slices.rest()
-        _shard(add, shard)
+        _shard(add, shard, free_bytes.get(shard.number))
     topics, window_rows = await _topics(node.engine.state, series.topics, slices)
     _quotas(add, view, series.most_namespaces)
     for shard in shards:
         add("shard_window_rows", window_rows[shard.number], str(shard.number))
+    hung: Counter[TopicKey] = Counter()
+    for key, _, handlers in node.engine.state.hung.all(node.now_ms()):
+        hung[key] += handlers
     tenants = await count_tenants(node.engine.state, slices.rest)
     throttles = await count_keys(node.engine.state.throttling, slices.rest, monotonic_ms())
     for found in (
         await asyncio.to_thread(topic_rows, topics, series.most_topics, node.now_ms()),
+        hung_rows(hung, series.most_topics),
         series.topics.rows(node.engine.state.topics),
         await asyncio.to_thread(series.tenants.rows, tenants),
         await asyncio.to_thread(series.throttles.rows, throttles),
@@ -137,6 +143,7 @@ async def _topics(
         topic = state.topics.get(key)
         if topic is not None and topic.counters is not None:
             series.add(key, topic.counters.take())
+        pause, dead = pause_of(state, key), state.policies.takes_dead(key)
         for part, lanes in enumerate(lanes_of(state, key)):
             if part:
                 await slices.rest()
@@ -144,9 +151,14 @@ async def _topics(
                 if lane.term.shard is None:
                     continue  # closed since the walk began
                 if lane.total:
-                    counts.setdefault(key, TopicCounts()).add(lane.ready, lane.leased, lane.total, _oldest_ms(lane))
+                    why = PAUSED if pause is not None and pause(lane) else ""
+                    of_topic = counts.setdefault(key, TopicCounts())
+                    of_topic.add(lane.ready, lane.leased, lane.total, _oldest_ms(lane), why)
+                    dead = dead or lane.dead
                 if lane.window is not None:
                     window_rows[lane.term.shard.number] += len(lane.window)
+        if dead and key in counts:
+            counts[key].are_dead()
     series.add_rest(state.topics.take_forgotten())
     return counts, window_rows
 
@@ -224,7 +236,7 @@ def _requests(add: Add, rpc: RpcCounters) -> None:
         add("connections_closed_total", rpc.closed[reason], reason)
 
 
-def _shard(add: Add, shard: Shard) -> None:
+def _shard(add: Add, shard: Shard, free_bytes: int | None) -> None:
     owner, queue = shard.owner, shard.queue
     number = str(shard.number)
     for state in ShardState:
@@ -233,8 +245,13 @@ def _shard(add: Add, shard: Shard) -> None:
         add("shard_breaker_state", owner.breaker.state is breaker, number, breaker.value)
     add("shard_breaker_opened_total", owner.breaker.opened, number)
     add("shard_connection_lost", owner.lost, number)
+    add("shard_disk_full", owner.disk_full, number)
     if owner.state in (ShardState.SERVING, ShardState.DRAINING):
         add("shard_epoch", owner.epoch, number)
+        if free_bytes is not None:
+            add("shard_disk_free_bytes", free_bytes, number)
+        if owner.restored_ms:
+            add("shard_restored_at_seconds", owner.restored_ms / 1000, number)
     add("shard_pending_inserts", queue.chunk_rows, number)
     add("shard_pending_chunks", len(queue.chunks), number)
     add("shard_pending_changes", len(queue.changes), number)

@@ -48,6 +48,11 @@ _ALL = (
     ),
     Family("foqs_worker_processes", "gauge", "Processes that run tasks."),
     Family(
+        "foqs_worker_silent_processes",
+        "gauge",
+        f"Processes that have not started, or have not reported in the last {SILENT_S:.0f} s.",
+    ),
+    Family(
         "foqs_worker_restarts_total",
         "counter",
         f"Processes that were replaced, by reason: {', '.join(_REASONS)}.",
@@ -89,15 +94,18 @@ class Totals:
     def sick(self, now: float) -> str:
         """Return which process has not reported; empty if each has."""
         with self._lock:
-            for process in self._processes:
-                if process not in self._last:
-                    return f"process {process} has not started"
-                if (silent_s := now - self._last[process][0]) > SILENT_S:
-                    return f"process {process} has not reported for {silent_s:.0f} s"
-        return ""
+            return next(self._sick(now), "")
 
-    def rows(self) -> Rows:
+    def _sick(self, now: float) -> Iterator[str]:
+        for process in self._processes:
+            if process not in self._last:
+                yield f"process {process} has not started"
+            elif (silent_s := now - self._last[process][0]) > SILENT_S:
+                yield f"process {process} has not reported for {silent_s:.0f} s"
+
+    def rows(self, now: float) -> Rows:
         with self._lock:
+            silent = sum(1 for _ in self._sick(now))
             reports = [report for _, report in self._last.values()]
             at_work: Counter[str] = Counter()
             places: Counter[str] = Counter()
@@ -117,6 +125,7 @@ class Totals:
                 "foqs_worker_concurrency": of_topics(places),
                 "foqs_worker_loop_lag_seconds": [((), max((report["lag_s"] for report in reports), default=0.0))],
                 "foqs_worker_processes": [((), len(reports))],
+                "foqs_worker_silent_processes": [((), silent)],
                 "foqs_worker_restarts_total": [((why,), count) for why, count in self._restarts.items()],
             }
 
@@ -135,7 +144,7 @@ def serving(host: str, port: int, totals: Totals) -> Iterator[str]:
 
     def answer(environ: Mapping[str, Any], start: Callable[[str, list[tuple[str, str]]], object]) -> list[bytes]:
         if environ["PATH_INFO"] == "/metrics":
-            text, kind = render(totals.rows(), environ.get("HTTP_ACCEPT", ""), FAMILIES)
+            text, kind = render(totals.rows(monotonic()), environ.get("HTTP_ACCEPT", ""), FAMILIES)
             start("200 OK", [("Content-Type", kind)])
             return [text]
         if environ["PATH_INFO"] == "/healthz":

@@ -39,6 +39,7 @@ class ShardOwner:
         self.grace_from_ms: int | None = None
         self.lost = False
         self.disk_full = False  # until the next transaction is committed
+        self.restored_ms = 0  # as in `Opened`
         self.read_only = False  # lost, because its database takes no writes
         self.down_from_ms: int | None = None  # since when a lost database has not answered
         self.answered_ms = 0  # when requests that wait for it were answered last
@@ -59,6 +60,7 @@ class ShardOwner:
         """Serve the shard, which the store owns since `begun_ms` or later."""
         self.epoch = opened.epoch
         self.server = opened.server
+        self.restored_ms = opened.restored_ms
         self.opened_ms = now_ms
         # Counting a long backlog takes time, in which another host may have taken the shard.
         self.confirmed_ms = begun_ms

@@ -29,6 +29,8 @@ WINDOW_S = 30.0
 SAMPLE_S = 2.0
 SIZES_S = 60.0
 """Databases are asked for their sizes at most this often, and only if someone wants to know."""
+SCRAPED_SIZES_S = 300.0
+"""Scrapes, which never end, have them asked at most this often."""
 SIZES_WAIT_S = 1.0
 _SIZES_TIMEOUT_S = 2.0
 _LAG_EVERY_S = 0.1
@@ -266,11 +268,7 @@ class Vitals:
     def report(self, then: Callable[[HostStatus], None]) -> None:
         """Call `then` with the facts of this host but its items: at once, or when the databases have reported their
         sizes, which takes a second at most."""
-        now_s = time.monotonic()
-        if self._sizing is None and (self._sized_s is None or now_s - self._sized_s >= SIZES_S):
-            read = partial(read_sizes, dict(self._urls()), timeout_s=_SIZES_TIMEOUT_S)
-            self._sizing = on_daemon_thread(read, "sizes")
-            self._sizing.add_done_callback(self._sized)
+        self._read_sizes(SIZES_S)
         if self._sizing is None:
             then(self.facts())
             return
@@ -285,6 +283,18 @@ class Vitals:
 
         timer = asyncio.get_running_loop().call_later(SIZES_WAIT_S, once)
         self._sizing.add_done_callback(once)
+
+    def free_bytes(self) -> dict[int, int]:
+        """Return the free bytes of the disks of the databases that report them, by shard, as they were read last. They
+        are read again in a thread if that was `SCRAPED_SIZES_S` ago."""
+        self._read_sizes(SCRAPED_SIZES_S)
+        return {number: size.free for number, size in self._sizes.items() if size.free is not None}
+
+    def _read_sizes(self, every_s: float) -> None:
+        if self._sizing is None and (self._sized_s is None or time.monotonic() - self._sized_s >= every_s):
+            read = partial(read_sizes, dict(self._urls()), timeout_s=_SIZES_TIMEOUT_S)
+            self._sizing = on_daemon_thread(read, "sizes")
+            self._sizing.add_done_callback(self._sized)
 
     def _sized(self, sizing: asyncio.Future[dict[int, Size]]) -> None:
         self._sizing, self._sized_s = None, time.monotonic()

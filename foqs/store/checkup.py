@@ -166,7 +166,7 @@ def _check_opening(made: Checkup, link: Link, dialect: Dialect, shard: int, *, r
         stored, start = start_without_lock(link, shard)
         opened = read_opened(link, dialect, stored, start, [], replaced=False)
         made.settings = opened.settings
-    made.restore = Restore(*map(int, link.fetch("SELECT restored_ms, leases_ended FROM shard WHERE one = 1")[0]))
+    made.restore = Restore(*map(int, link.fetch(reads.RESTORED_SQL)[0]))
     if rows:
         made.findings += partner_findings(link, dialect)
 

@@ -71,6 +71,7 @@ def read_opened(
         ended_from_ms=row.ended_from_ms,
         noted=dict(link.fetch(reads.NOTED_SQL)),
         holding=bool(link.fetch(reads.HOLDING_SQL)),
+        restored_ms=link.fetch(reads.RESTORED_SQL)[0][0],
     )
 
 

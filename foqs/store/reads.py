@@ -73,6 +73,7 @@ MAX_ID = "SELECT MAX(id) FROM item"
 SHARD_SQL = "SELECT epoch, seq FROM shard WHERE one = 1"
 INDEXED_TO = "SELECT indexed_to FROM shard WHERE one = 1"
 IDENTITY_SQL = "SELECT identity FROM shard WHERE one = 1"
+RESTORED_SQL = "SELECT restored_ms, leases_ended FROM shard WHERE one = 1"
 # When the item `i` could be delivered first, since its enqueue or its last redrive.
 _SINCE = "COALESCE(i.first_at, i.deliver_after)"
 _ENDED_MS = 1

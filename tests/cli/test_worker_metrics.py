@@ -65,6 +65,7 @@ def test_the_metrics_of_all_processes(shop: Shop, start: Start) -> None:
         ("foqs_worker_restarts_total", "died"): 0,
         ("foqs_worker_in_flight", "waits"): 1,
         ("foqs_worker_processes",): 2,
+        ("foqs_worker_silent_processes",): 0,
         ("foqs_worker_in_flight", "quick"): 0,
         ("foqs_worker_concurrency", "quick"): 16,
         ("foqs_worker_task_seconds_count", "quick", "pid"): 5,
@@ -86,7 +87,8 @@ def test_a_worker_that_has_not_started_is_not_healthy(shop: Shop, start: Start) 
     (shop.folder / "tasks.py").write_text("import time\ntime.sleep(60)")
     worker = start("--metrics-port", 0)
     assert asked(worker, "/healthz") == (503, "process 1 has not started\n")
-    assert values(asked(worker, "/metrics")[1])["foqs_worker_processes",] == 0
+    found = values(asked(worker, "/metrics")[1])
+    assert (found["foqs_worker_processes",], found["foqs_worker_silent_processes",]) == (0, 1)
     reached(worker, lambda: pids(worker))
 
 
@@ -112,6 +114,8 @@ def test_a_silent_process_is_named() -> None:
     totals.add("2", REPORT, 109)
     assert totals.sick(109) == ""
     assert totals.sick(100 + SILENT_S + 1) == "process 1 has not reported for 11 s"
+    silent = [totals.rows(now)["foqs_worker_silent_processes"] for now in (109, 100 + SILENT_S + 1, 130)]
+    assert silent == [[((), 0)], [((), 1)], [((), 2)]]
     totals.ended("2", "reload")
     assert totals.sick(101) == "process 2 has not started"
 
@@ -122,7 +126,7 @@ def test_sums_outlive_a_process_and_gauges_do_not() -> None:
     for process in ("1", "2", "2"):
         totals.add(process, REPORT, 0)
     totals.ended("2", "max_jobs")
-    rows = {name: dict(found) for name, found in totals.rows().items()}
+    rows = {name: dict(found) for name, found in totals.rows(0).items()}
     assert rows["foqs_worker_tasks_total"] == {("shop", "t", "a", "completed"): 6}
     assert rows["foqs_worker_task_seconds"][("shop", "t", "a")].total == 10.5  # type: ignore[union-attr]
     assert rows["foqs_worker_in_flight"] == {("shop", "t"): 4, ("shop", "idle"): 0}

@@ -1,10 +1,11 @@
-"""Queries against what a host exports, without one."""
+"""Queries against what hosts and workers export, without one."""
 
 from __future__ import annotations
 
 import re
 
 from foqs.admin.exposition import FAMILIES, render
+from foqs.cli import worker_metrics
 from tests.deploy.promql import TARGET_LABELS, grouped_by, selectors
 
 BY_PROMETHEUS = {"up": {"job", "instance"}, "ALERTS": {"alertname", "alertstate"}}
@@ -14,8 +15,9 @@ BY_PROMETHEUS = {"up": {"job", "instance"}, "ALERTS": {"alertname", "alertstate"
 def _exported() -> dict[str, set[str]]:
     """Labels of each series by its metric's name."""
     found: dict[str, set[str]] = dict(BY_PROMETHEUS)
-    for name, kind in re.findall(r"^# TYPE (\S+) (\w+)", render({}, "")[0].decode(), re.MULTILINE):
-        labels = set(FAMILIES[name].labels) if name in FAMILIES else set()
+    families = {**FAMILIES, **worker_metrics.FAMILIES}
+    for name, kind in re.findall(r"^# TYPE (\S+) (\w+)", render({}, "", families)[0].decode(), re.MULTILINE):
+        labels = set(families[name].labels) if name in families else set()
         if kind == "histogram":
             found |= {f"{name}_bucket": labels | {"le"}, f"{name}_sum": labels, f"{name}_count": labels}
         else:
@@ -27,7 +29,7 @@ EXPORTED = _exported()
 
 
 def unknown(query: str) -> list[str]:
-    """Metrics, and labels of them, that the query names and no host exports."""
+    """Metrics, and labels of them, that the query names and neither a host nor a worker exports."""
     asked = selectors(query)
     wrong = [one.metric for one in asked if one.metric not in EXPORTED]
     known = [one for one in asked if one.metric in EXPORTED]

@@ -12,6 +12,7 @@ import yaml
 ROOT = Path(__file__).parents[2]
 PROMETHEUS = ROOT / "deploy" / "prometheus"
 RULES = PROMETHEUS / "foqs.rules.yaml"
+WORKER_RULES = PROMETHEUS / "workers.rules.yaml"
 DASHBOARD = ROOT / "deploy" / "grafana" / "foqs.json"
 TARGET_LABELS = {"job", "instance"}
 """Those that Prometheus adds."""
@@ -32,8 +33,10 @@ class Selector(NamedTuple):
         return set(re.findall(r"(\w+)\s*[=!]~?\s*\"", self.matchers))
 
 
-def alert_rules() -> list[dict[str, Any]]:
-    return [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+def alert_rules(*files: Path) -> list[dict[str, Any]]:
+    """Return the alerts of these files; of hosts if there is none."""
+    groups = [group for file in files or (RULES,) for group in yaml.safe_load(file.read_text())["groups"]]
+    return [rule for group in groups for rule in group["rules"] if "alert" in rule]
 
 
 def dashboard() -> dict[str, Any]:

@@ -22,6 +22,7 @@ WITHOUT_PANEL = {
     "foqs_items_changed_total",
     "foqs_certificate_expires_at_seconds",
     "foqs_topics",
+    "foqs_shard_restored_at_seconds",
     "foqs_shard_kept_items",
     "foqs_shard_progress_items",
     "foqs_result_waiters",

@@ -28,6 +28,16 @@ BY_THE_MACHINE = {"FoqsEventLoopLate", "FoqsTransactionsSlow"}
 """A slow machine has them fire, and is right."""
 LASTING = {"FoqsOutcomesUnknown", "FoqsShardFlapping"}
 """They look back for minutes, and a database that dies may cause them."""
+OF_A_LONE_HOST = {
+    "foqs_certificate_expires_at_seconds",
+    "foqs_shard_disk_free_bytes",
+    "foqs_shard_restored_at_seconds",
+    "foqs_topic_hung_handlers",
+    'held="paused"',
+    'held="dead"',
+    'held!=""',
+}
+"""What only test_lone_alerts.py has."""
 PATIENCE_S = 90.0
 PLENTY = 100_000_000
 """Items of a quota that no test uses up."""
@@ -48,7 +58,7 @@ def test_alerts_fire_when_parts_die(watched: Path, new_server: NewServer, new_cl
     cluster = new_cluster("a", "b", server=server, settings={**MISSED, "quotas": {"stored_items": PLENTY}})
     targets = {name: f"127.0.0.1:{host.admin_port}" for name, host in cluster.hosts.items()}
     with Prometheus(watched, sorted(targets.values()), impatient(RULES.read_text())) as prometheus, load(cluster):
-        everything_is_exported(prometheus)
+        everything_is_exported(prometheus, but=OF_A_LONE_HOST)
         comes_to(prometheus, set(), but=BY_THE_MACHINE)
 
         cluster.zookeeper.kill()
@@ -114,11 +124,19 @@ def _work(port: int, stop: threading.Event) -> None:
     wire.close()
 
 
-def everything_is_exported(prometheus: Prometheus) -> None:
-    """Each series that a rule or a panel names is there, and each panel has something to draw."""
-    panels = dashboard_queries(**VARIABLES)
+def everything_is_exported(
+    prometheus: Prometheus, but: Collection[str] = (), only: Collection[str] | None = None
+) -> None:
+    """Wait until each series that a rule or a panel names is there, and each panel has something to draw. `but`: not
+    those with one of these texts in the query; `only`: none but those."""
+
+    def counts(query: str) -> bool:
+        return not any(one in query for one in but) and (only is None or any(one in query for one in only))
+
+    panels = {title: [*filter(counts, queries)] for title, queries in dashboard_queries(**VARIABLES).items()}
     queries = [rule["expr"] for rule in alert_rules()] + [query for each in panels.values() for query in each]
     asked = {f"{one.metric}{one.matchers}" for query in queries for one in selectors(query)}
+    asked = {*filter(counts, asked)}
 
     def absent() -> list[str]:
         return sorted(selector for selector in asked if not prometheus.has_series(selector))
@@ -138,24 +156,30 @@ def _until_none(missing: Callable[[], list[str]], what: str) -> None:
         raise
 
 
-def comes_to(
-    prometheus: Prometheus, expected: Collection[tuple[str, ...]], but: Collection[str] = BY_THE_MACHINE | LASTING
-) -> None:
-    """Until exactly these alerts fire, by name, and by host and shard if they have one; those called as in `but` may.
-    All rules are evaluated by then."""
+def seen(prometheus: Prometheus) -> set[tuple[str, ...]]:
+    """Return the alerts that fire, by name, and by host, shard and topic if they have one."""
+    alerts = [alert["labels"] for alert in prometheus.firing()]
+    return {tuple(one[key] for key in ("alertname", "instance", "shard", "topic") if key in one) for one in alerts}
 
-    def seen() -> set[tuple[str, ...]]:
-        alerts = [alert["labels"] for alert in prometheus.firing()]
-        return {tuple(one[key] for key in ("alertname", "instance", "shard") if key in one) for one in alerts}
+
+def comes_to(
+    prometheus: Prometheus,
+    expected: Collection[tuple[str, ...]],
+    but: Collection[str] = BY_THE_MACHINE | LASTING,
+    each: Callable[[], object] = lambda: None,
+) -> None:
+    """Wait until exactly the `expected` alerts fire, as `seen` has them; those called as in `but` may. All rules are
+    evaluated by then. `each` is called before each look."""
 
     def reached() -> bool:
-        found = {alert for alert in seen() if alert[0] not in but}
-        return found == expected and all(rule["health"] == "ok" for rule in prometheus.rules())
+        each()
+        found = {alert for alert in seen(prometheus) if alert[0] not in but}
+        return found == set(expected) and all(rule["health"] == "ok" for rule in prometheus.rules())
 
     try:
         until(reached, f"the alerts {expected}", PATIENCE_S)
     except AssertionError as error:
-        error.add_note(f"firing: {seen()}")
+        error.add_note(f"firing: {seen(prometheus)}")
         raise
     for alert in prometheus.firing():
         said = " ".join(alert["annotations"].values())

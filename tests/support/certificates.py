@@ -27,9 +27,12 @@ class Authority:
         self.ca_file = directory / f"{name}.pem"
         self._ca.cert_pem.write_to_path(str(self.ca_file))
 
-    def issue(self, *names: str, common_name: str | None = None, expired: bool = False) -> Pair:
-        """For these hosts' names or addresses; `expired` since yesterday."""
+    def issue(
+        self, *names: str, common_name: str | None = None, expired: bool = False, life: timedelta | None = None
+    ) -> Pair:
+        """For these hosts' names or addresses; `expired` since yesterday, or valid for `life` from now on."""
         ends = datetime.now(UTC) - timedelta(days=1) if expired else None
+        ends = ends if life is None else datetime.now(UTC) + life
         issued = self._ca.issue_cert(*names, common_name=common_name, not_after=ends)
         stem = f"{self._name}-{(common_name or names[0]).replace('*', '_')}{'-expired' if expired else ''}"
         pair = Pair(self._directory / f"{stem}.pem", self._directory / f"{stem}.key")

@@ -394,10 +394,12 @@ def test_leases_since_a_restore_live_on_if_no_mark_was_saved(shard: AnyShard, st
     store.close()
     first = store.open("owner", take_over=False, marks=marks)
     assert (first.behind is not None, first.leases_ended) == (True, 1)
+    assert opened.restored_ms == 0 and first.restored_ms > 0
     store._link.execute(f"UPDATE timer SET due = {NOW_MS}, lease = 8")
     store.close()
     second = store.open("owner", take_over=False, marks=marks)
     assert (second.behind is not None, second.leases_ended) == (True, 0), "no id is given again"
+    assert second.restored_ms == first.restored_ms, "the copy was found before"
     assert store._link.fetch("SELECT due FROM timer")[0][0] == NOW_MS
     assert check_shard(shard.url, NUMBER).restore.leases_ended == 1
 

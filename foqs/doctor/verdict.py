@@ -535,17 +535,14 @@ def _quota_nearly_full(facts: Facts) -> Iterator[Said]:
 
 
 @_rule(
-    Word.HEALTHY,
-    "a pause of a topic, or of its tenants, holds all its ready items",
+    Word.HEALTHY, "a pause of a topic, or of its tenants, holds all its ready items",
     "`foqs topic resume TOPIC`, with `--tenant` for a paused tenant, once its reason has ended",
-)
+)  # fmt: skip
 def _topic_paused(facts: Facts) -> Iterator[Said]:
     paused = sorted([one for one in facts.topics if one.paused and one.ready], key=lambda one: -one.ready)
     for one in paused[:_MOST_NAMED]:
-        yield Said(
-            f"topic {_topic(one)} is paused: {one.ready:,} items wait",
-            f"{_command('topic resume', one)}; with --tenant for a paused tenant",
-        )
+        remedy = f"{_command('topic resume', one)}; with --tenant for a paused tenant"
+        yield Said(f"topic {_topic(one)} is paused: {one.ready:,} items wait", remedy)
     yield from _further(paused, "topics are paused")
 
 

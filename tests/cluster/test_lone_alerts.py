@@ -133,7 +133,7 @@ def copied(shard: Path, copy: Path) -> None:
 def fires(
     prometheus: Prometheus, expected: Collection[tuple[str, ...]], each: Callable[[], object] = lambda: None
 ) -> None:
-    """Wait until these alerts fire, among others: a restart of the host, and a full disk, cause further ones."""
+    """Wait until these alerts fire. Further ones may: a restart of the host, and a full disk, cause some."""
 
     def reached() -> bool:
         each()

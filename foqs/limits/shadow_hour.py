@@ -17,6 +17,8 @@ _SLOTS = 60
 _MOST_KEYS = 10_000
 """Keys of one host that are counted, about 1.5 KB each: a throttle of a prefix may have very many."""
 _SLICE = 500
+_SWEPT = 100
+"""Keys whose counts are looked at twice a second, to drop old ones."""
 
 
 class HourCounts:
@@ -97,7 +99,7 @@ class ShadowHours(dict[Bounded, HourCounts]):
 
     def forget(self, now_ms: int) -> None:
         """Drop counts that are an hour old, some at a time."""
-        for key, counts in list(islice(self.items(), _SLICE)):
+        for key, counts in list(islice(self.items(), _SWEPT)):
             del self[key]
             sums = counts.sums(now_ms)
             if sums is not None and sums.seen:

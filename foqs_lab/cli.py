@@ -348,7 +348,38 @@ def servers(
         print("the servers are stopped", file=sys.stderr)
 
 
+def broken_cluster(
+    keep: Annotated[bool, typer.Option("--keep", help="The command keeps the configuration and the logs.")] = False,
+) -> None:
+    """Run a private cluster with ten faults at a time until Ctrl-C, to practise being on call.
+
+    The command prints variables for the shell of the operator. The questions are in docs/operations.md.
+    """
+    from foqs_lab.broken import broken_cluster as run
+    from foqs_lab.servers import ServerUnavailable
+
+    folder = Path(tempfile.mkdtemp(prefix="foqs-broken-"))
+    quietly()
+    try:
+        with reported(), interruptible(), run(folder) as broken:
+            for variable, value in broken.environment.items():
+                print(f"export {variable}={value}")
+            print(f"# a customer of the tenant acme asks for item {broken.item} of the topic mails", flush=True)
+            while True:
+                time.sleep(_LOOK_S)
+    except (OSError, ServerUnavailable) as error:
+        fail(str(error))
+    except KeyboardInterrupt:
+        print("the cluster is stopped", file=sys.stderr)
+    finally:
+        if keep:
+            print(f"configuration and logs: {folder}", file=sys.stderr)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 bench.register(app)
+command(app, "foqs-lab broken-cluster", name="broken-cluster")(broken_cluster)
 command(app, "foqs-lab chaos --seconds 600 --seed 42 --keep")(chaos)
 command(app, "foqs-lab crash --host-kills 100 --kind mysql")(crash)
 command(app, "foqs-lab steps --jobs 1000 --steps 10 --kills 30")(steps)

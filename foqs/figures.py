@@ -7,7 +7,7 @@ The first field of a figure is its name, except of a topic.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from operator import attrgetter
 from typing import Annotated, Any, NamedTuple, Protocol, TypeVar, get_args, get_origin, get_type_hints
@@ -88,7 +88,7 @@ class TenantStats(NamedTuple):
     (approximate) wait for a throttle. `served` is the sum of its deliveries, in the unit of the topic's policy
     (`fair.unit`: items, KiB or ms), since its hosts have items of it. `share` of the turns is due to it, 0 to 1: its
     `weight` over the weights of all tenants with ready items that wait for no throttle. All ready items of a `paused`
-    tenant are parked."""
+    tenant are parked. `waits_for`: the throttle key for which most of its parked items wait, "" for none."""
 
     fairness_key: str = ""
     weight: Largest[int] = 0
@@ -97,6 +97,7 @@ class TenantStats(NamedTuple):
     served: Sum[float] = 0.0
     share: float = 0.0
     paused: Largest[bool] = False
+    waits_for: Known[str] = ""
 
 
 class HookStats(NamedTuple):
@@ -241,7 +242,8 @@ class ShardStatus(NamedTuple):
     database), breaker_open, hanging, disk_full, clock, or "". `waiting_ms`: how long the oldest call to the database
     has had no answer. `busy`: the share of the last half minute in which a call was open, 0 to 1. `growth`: how many
     times the present rate of rows the database could write, None if that is not known. `used_bytes` and `free_bytes`
-    are None where the database does not report them."""
+    are None where the database does not report them. `transaction_ms`: the mean time of a transaction in the last half
+    minute, None without one."""
 
     shard: int
     state: str = ""
@@ -253,6 +255,7 @@ class ShardStatus(NamedTuple):
     growth: float | None = None
     used_bytes: int | None = None
     free_bytes: int | None = None
+    transaction_ms: int | None = None
 
 
 class TopicStatus(NamedTuple):
@@ -323,6 +326,7 @@ class HostStatus(NamedTuple):
     certificate_ends_at_ms: int | None = None
     clients: tuple[str, ...] = ()
     rates: tuple[RateStatus, ...] = ()
+    alike: Mapping[str, str] = {}
 
 
 class ConsumerStats(NamedTuple):

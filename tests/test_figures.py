@@ -47,7 +47,7 @@ def test_a_struct_and_back() -> None:
     )  # fmt: skip
     struct = to_struct(stats, policy="{}")
     assert (struct.ready, struct.policy, struct.missing) == (7, "{}", ["b:1"])
-    assert struct.tenants == [idl.TenantStats("a", 2, 3, 1, 0.5, 0.25, False)]
+    assert struct.tenants == [idl.TenantStats("a", 2, 3, 1, 0.5, 0.25, False, "")]
     assert struct.hooks[0].last_errors == ["x"]
     assert from_struct(TopicStats, struct, policy={"paused": False}) == stats
 

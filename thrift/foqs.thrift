@@ -795,6 +795,8 @@ struct TenantStats {
   10: double share,
   /** The topic's policy pauses it (paused_tenants). */
   11: optional bool paused,
+  /** The throttle key for which most of its parked items wait. Default: none. */
+  12: optional string waits_for,
 }
 
 /** The leases of a worker process in a topic. */
@@ -1219,6 +1221,8 @@ struct ShardStatus {
   9: optional i64 used_bytes,
   /** Free bytes of the file system with the data. Default: as `used_bytes`. */
   10: optional i64 free_bytes,
+  /** Mean time of a transaction in the last half minute. Default: there was none. */
+  11: optional i64 transaction_ms,
 }
 
 /** A topic of a host that an operator may have to look at. */
@@ -1315,6 +1319,8 @@ struct HostStatus {
   30: list<string> clients,
   /** The fullest 100 on this host, of the namespaces that have counters of their own (admin.namespaces). */
   31: list<RateStatus> rates,
+  /** Digests of the sections of foqs.toml that all hosts need alike, by the names of the sections. */
+  32: optional map<string, string> alike,
 }
 
 struct GetStatusResponse {

@@ -39,7 +39,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from foqs.cli.session import Cluster
+    from foqs.config.load import Config
     from foqs.shardmgr.facts import Facts, ShardFact
+    from foqs.shardmgr.may_stop import Outlook
     from foqs_lab.cluster import LocalCluster
 
     Records = Mapping[int, ShardFact]
@@ -60,7 +62,8 @@ cluster_app = commands(
 hosts_app = commands(
     app,
     "hosts",
-    "List the hosts of a cluster, move all shards off one, or let it take shards again.",
+    "List hosts, ask if one may be stopped, move all shards off it, or let it take shards again.",
+    "foqs hosts may-stop host-2:7707 --config foqs.toml",
     "foqs hosts drain host-2:7707 --config foqs.toml",
 )
 
@@ -243,6 +246,66 @@ def drain(host: HostArgument, cluster: ClusterOptions, wait: WaitOptions) -> Non
 def undrain(host: HostArgument, cluster: ClusterOptions) -> None:
     """Let a drained host take shards again."""
     perform(cluster, lambda facts: operate.undrain_host(facts, host))
+
+
+@command(
+    hosts_app,
+    "foqs hosts may-stop host-2:7707 --config foqs.toml",
+    "foqs hosts may-stop host-2:7707 -c foqs.toml --json",
+    name="may-stop",
+)
+def may_stop(
+    host: HostArgument,
+    cluster: ClusterOptions,
+    token: Annotated[
+        str | None,
+        typer.Option(envvar="FOQS_TOKEN", help="This credential has the right admin. @FILE reads it from a file."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The command prints one JSON document.")] = False,
+) -> None:
+    """Say if a host may be taken down now, what happens then, and why not.
+
+    The exit status is 0 if the host may be stopped, and 1 if a reason is against it. The command changes nothing. It
+    looks for shards that no other host can take, for moves in progress, for databases that do not answer, and for room
+    on the other hosts.
+    """
+    from foqs.cli.connection import Connection
+    from foqs.cli.status import ask
+    from foqs.shardmgr.may_stop import outlook_of
+
+    facts = cluster.look()
+    addresses = ",".join(sorted(fact.address for fact in facts.hosts.values()))
+    found, errors = None, ["no host lives"]
+    if addresses:
+        found, errors = ask(Connection(addresses, token=token, tls=_tls_of(cluster.load())))
+    outlook = outlook_of(facts, host, () if found is None else found.hosts, errors)
+    if as_json:
+        against = [one._asdict() for one in outlook.against]
+        print(
+            json.dumps(
+                {"host": host, "may_stop": not against, "against": against, "effects": outlook.effects}, indent=2
+            )
+        )
+    else:
+        _print_outlook(outlook)
+    sys.stdout.flush()
+    raise SystemExit(1 if outlook.against else 0)
+
+
+def _tls_of(config: Config) -> str | None:
+    """Return how a client of this machine's hosts connects."""
+    if config.tls is None:
+        return None
+    return "on" if config.tls.ca_file is None else f"ca_file={config.tls.ca_file}"
+
+
+def _print_outlook(outlook: Outlook) -> None:
+    if not outlook.against:
+        print(f"YES: host {name(outlook.host)} may be stopped: {'; '.join(outlook.effects)}")
+        return
+    print(f"NO: host {name(outlook.host)} should not be stopped now")
+    for number, one in enumerate(outlook.against, 1):
+        print(f"\n{number}. {one.text}\n   -> {one.remedy}")
 
 
 @command(cluster_app, "foqs cluster renew-acl --config foqs.toml", name="renew-acl")

@@ -96,7 +96,9 @@ VERBS = {
     "config": Verb("setup", OPERATE, "Print, validate and explain the configuration."),
     "shards": Verb("shards", OPERATE, "List, make, check and move shards."),
     "hosts": Verb(
-        "cluster", OPERATE, "List the hosts of a cluster, move all shards off one, or let it take shards again."
+        "cluster",
+        OPERATE,
+        "List hosts, ask if one may be stopped, move all shards off it, or let it take shards again.",
     ),
     "settings": Verb(
         "settings",

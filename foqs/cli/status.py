@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
     from foqs.capacity import Capacity
     from foqs.client import ConsumerStats, HostStatus, QuotaStatus, RateStatus, ShardStatus, Status
-    from foqs.doctor.verdict import Facts, Verdict
+    from foqs.doctor.system import Facts
+    from foqs.doctor.verdict import Verdict
 
 HEDGE_S = 0.7
 """The next address is asked after this time without an answer."""
@@ -57,7 +58,8 @@ def status(
     `foqs doctor` finds faults of a setup.
     """
     from foqs.capacity import estimate
-    from foqs.doctor.verdict import Facts, judge
+    from foqs.doctor.system import Facts
+    from foqs.doctor.verdict import judge
 
     if connection.wait_server:
         fail("foqs status does not wait for a host: leave out --wait-server", 2)
@@ -247,6 +249,10 @@ def _bytes(size: int | None) -> str:
     return f"{size} B" if units[0] == "B" else f"{value:.1f} {units[0]}"
 
 
+def _ms(value: int | None) -> str | None:
+    return None if value is None else f"{value:,}ms"
+
+
 _HOSTS: list[Column[HostStatus]] = [
     Column("host", lambda host: name(host.host), "folded"),
     Column("address", lambda host: name(host.address), "folded"),
@@ -263,6 +269,7 @@ _SHARDS: list[Column[tuple[HostStatus, ShardStatus]]] = [
     Column("host", lambda row: name(row[0].host), "folded"),
     Column("call open", lambda row: duration(row[1].waiting_ms) if row[1].waiting_ms >= 1_000 else None, "number"),
     Column("busy", lambda row: f"{row[1].busy:.0%}", "number"),
+    Column("commit", lambda row: _ms(row[1].transaction_ms), "number"),
     Column("items", lambda row: row[1].items, "number"),
     Column("used", lambda row: _bytes(row[1].used_bytes), "number"),
     Column("disk free", lambda row: _bytes(row[1].free_bytes), "number"),

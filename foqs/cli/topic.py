@@ -232,8 +232,9 @@ def tenants(
     """List the tenants of the topic with the most ready items: a table on a terminal, else JSON lines.
 
     "share" is the part of the turns that is due to a tenant by its weight, while it has items that wait for no throttle
-    ("parked" ones do, and all items of a paused tenant). "served" is the sum of its deliveries since the hosts have
-    items of it, in the unit of the topic's policy. The last row sums up all further tenants, if there are any.
+    ("parked" ones do, and all items of a paused tenant). "waits for" is the throttle key of most of the parked ones.
+    "served" is the sum of its deliveries since the hosts have items of it, in the unit of the topic's policy. The last
+    row sums up all further tenants, if there are any.
     """
     with connection.client() as client:
         found = client.topic_stats(topic, tenants=limit)
@@ -266,9 +267,15 @@ _TENANTS: list[Column[tuple[str | None, TenantStats]]] = [
 _PAUSED: Column[tuple[str | None, TenantStats]] = Column("state", lambda row: "paused" if row[1].paused else None)
 
 
+_WAITS: Column[tuple[str | None, TenantStats]] = Column(
+    "waits for", lambda row: f"throttle {name(row[1].waits_for)}" if row[1].waits_for else None, "folded"
+)
+
+
 def _columns(rows: list[tuple[str | None, TenantStats]]) -> list[Column[tuple[str | None, TenantStats]]]:
-    """Return the columns for these tenants: their state, if one is paused."""
-    return [*_TENANTS, _PAUSED] if any(one.paused for _, one in rows) else _TENANTS
+    """Return the columns for these tenants: the throttle key of one that waits, and their state if one is paused."""
+    waits = [_WAITS] if any(one.waits_for for _, one in rows) else []
+    return [*_TENANTS, *waits, *([_PAUSED] if any(one.paused for _, one in rows) else [])]
 
 
 def _further(more: TenantStats) -> dict[str, Any]:

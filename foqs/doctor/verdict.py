@@ -6,13 +6,22 @@ docs/operations.md has the table for operators; a test compares the two.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from shlex import quote
 from typing import Any, NamedTuple
 
 from foqs.checks import printable
-from foqs.figures import HostStatus, QuotaStatus, RateStatus, ShardStatus, TopicStatus, merged
+from foqs.doctor.system import (
+    Facts,
+    bound_words,
+    command_words,
+    shards_of,
+    shards_words,
+    span,
+    topic_words,
+    wider_words,
+)
 
 OLD_MS = 3_600_000
 GROWS_MS = 300_000
@@ -21,12 +30,12 @@ FULL = 0.9
 """Share of a bound."""
 LATE_TIMERS = 3
 """Of 300 in half a minute."""
+SLOW_MS = 200
+"""Mean time of a transaction."""
 LEAST_FREE_BYTES = 1 << 30
 CERTIFICATE_MS = 14 * 86_400_000
 """A certificate that ends sooner should have been replaced: authorities renew a month before."""
 _MOST_NAMED = 5
-_MOST_NUMBERS = 20
-_UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 
 
 class Word(Enum):
@@ -62,58 +71,6 @@ class Verdict(NamedTuple):
 
     word: Word
     reasons: tuple[Reason, ...]
-
-
-class Facts:
-    """What the hosts said. `errors`: why addresses that were asked did not answer, if none did."""
-
-    def __init__(self, hosts: Sequence[HostStatus], missing: Sequence[str] = (), errors: Sequence[str] = ()) -> None:
-        self.hosts = [host for host in hosts if host.version]
-        self.older = [host.address for host in hosts if not host.version]
-        self.missing = missing
-        self.errors = errors
-        self.now_ms = max((host.now_ms for host in self.hosts), default=0)
-        self.topics: list[TopicStatus] = _together(host.topics for host in self.hosts)
-        self.quotas: list[QuotaStatus] = _together(host.quotas for host in self.hosts)
-        self.rates: list[RateStatus] = _together(host.rates for host in self.hosts)
-
-    @property
-    def shards(self) -> list[tuple[HostStatus, ShardStatus]]:
-        return [(host, shard) for host in self.hosts for shard in host.shards]
-
-    @property
-    def serving(self) -> set[int]:
-        """The shards that a host serves, whatever their databases do."""
-        return {shard.shard for _, shard in self.shards if shard.state in ("serving", "draining")}
-
-    @property
-    def unserved(self) -> list[int]:
-        """The shards that no host serves, as hosts with news of the cluster say; else as all hosts say."""
-        fresh = [host for host in self.hosts if host.session in ("", "connected")] or self.hosts
-        found = {number for host in fresh for number in host.unserved}
-        troubled = {shard.shard for _, shard in self.shards if shard.trouble}
-        return sorted(found - self.serving - troubled)
-
-    def troubled(self, trouble: str) -> Iterator[tuple[HostStatus, list[ShardStatus]]]:
-        """Yield the hosts that have shards with this trouble, and these."""
-        for host in self.hosts:
-            shards = [shard for shard in host.shards if shard.trouble == trouble]
-            if shards:
-                yield host, shards
-
-    def old(self) -> list[TopicStatus]:
-        """Return the topics with ready items that nothing explains, the oldest first."""
-        waiting = [one for one in self.topics if one.ready and not (one.paused or one.dead)]
-        return sorted(waiting, key=lambda one: (one.oldest_ready_at_ms, one.ns, one.topic))
-
-
-def _together(lists: Iterable[Iterable[Any]]) -> list[Any]:
-    """Return the figures of all hosts, by the first two fields."""
-    found: dict[tuple[str, str], Any] = {}
-    for figures in lists:
-        for one in figures:
-            found[one[:2]] = merged(found[one[:2]], one) if one[:2] in found else one
-    return [*found.values()]
 
 
 def judge(facts: Facts) -> Verdict:
@@ -232,7 +189,7 @@ def _host_not_ready(facts: Facts) -> Iterator[Said]:
 def _shard_unserved(facts: Facts) -> Iterator[Said]:
     if facts.unserved:
         yield Said(
-            f"no host serves {_shards(facts.unserved)}",
+            f"no host serves {shards_words(facts.unserved)}",
             "wait while it moves; else foqs cluster status, foqs shards check, and shard.not_opened in the hosts' logs",
         )
 
@@ -245,7 +202,7 @@ def _shard_unserved(facts: Facts) -> Iterator[Said]:
 def _shard_unreachable(facts: Facts) -> Iterator[Said]:
     for host, shards in facts.troubled("unreachable"):
         yield Said(
-            f"{_of(host, shards)}: the database does not answer",
+            f"{shards_of(host, shards)}: the database does not answer",
             "start or repair the database server, and the network to it; foqs doctor --config foqs.toml",
         )
 
@@ -259,7 +216,7 @@ def _call_hangs(facts: Facts) -> Iterator[Said]:
     for host, shards in facts.troubled("hanging"):
         waiting_ms = max(shard.waiting_ms for shard in shards)
         yield Said(
-            f"{_of(host, shards)}: a database call has had no answer for {_span(waiting_ms)}",
+            f"{shards_of(host, shards)}: a database call has had no answer for {span(waiting_ms)}",
             "look at locks, disk and network of the database server; restart it if it is frozen",
         )
 
@@ -272,7 +229,7 @@ def _call_hangs(facts: Facts) -> Iterator[Said]:
 def _shard_read_only(facts: Facts) -> Iterator[Said]:
     for host, shards in facts.troubled("read_only"):
         yield Said(
-            f"{_of(host, shards)}: the database is read-only",
+            f"{shards_of(host, shards)}: the database is read-only",
             "let the name in the shard's URL lead to the primary, or end the read-only mode of the server",
         )
 
@@ -285,7 +242,7 @@ def _shard_read_only(facts: Facts) -> Iterator[Said]:
 def _shard_cut_off(facts: Facts) -> Iterator[Said]:
     for host, shards in facts.troubled("cut_off"):
         yield Said(
-            f"{_of(host, shards)}: the host cannot reach the database, another host can",
+            f"{shards_of(host, shards)}: the host cannot reach the database, another host can",
             "repair the network between that host and the database server",
         )
 
@@ -298,9 +255,26 @@ def _shard_cut_off(facts: Facts) -> Iterator[Said]:
 def _breaker_open(facts: Facts) -> Iterator[Said]:
     for host, shards in facts.troubled("breaker_open"):
         yield Said(
-            f"{_of(host, shards)}: the circuit breaker is open",
+            f"{shards_of(host, shards)}: the circuit breaker is open",
             "read shard.failed in the host's log; look at disk, locks and load of the database server",
         )
+
+
+@_rule(
+    Word.DEGRADED,
+    "a transaction of a shard took 200 ms or more on average in the last half minute: the shard is behind",
+    "locks, disk, load and network of the database server. Enqueues to the shard and acks take this time, too",
+)
+def _shard_slow(facts: Facts) -> Iterator[Said]:
+    for host in facts.hosts:
+        slow = [one for one in host.shards if not one.trouble and (one.transaction_ms or 0) >= SLOW_MS]
+        if slow:
+            longest_ms = max(one.transaction_ms or 0 for one in slow)
+            yield Said(
+                f"{shards_of(host, slow)}: the database is slow: a transaction took {longest_ms:,} ms on average in "
+                f"the last half minute, and calls were open for {max(one.busy for one in slow):.0%} of it",
+                "look at locks, disk, load and network of the database server: enqueues and acks of the shard wait",
+            )
 
 
 @_rule(
@@ -310,14 +284,16 @@ def _breaker_open(facts: Facts) -> Iterator[Said]:
 )
 def _disk_full(facts: Facts) -> Iterator[Said]:
     for host, shards in facts.troubled("disk_full"):
-        yield Said(f"{_of(host, shards)}: the disk is full", "free space on the disk of the database, or enlarge it")
+        yield Said(
+            f"{shards_of(host, shards)}: the disk is full", "free space on the disk of the database, or enlarge it"
+        )
     for host in facts.hosts:
         low = [one for one in host.shards if one.free_bytes is not None and one.free_bytes < LEAST_FREE_BYTES]
         low = [one for one in low if one.trouble != "disk_full"]
         if low:
             free = min(one.free_bytes or 0 for one in low)
             yield Said(
-                f"{_of(host, low)}: only {free >> 20:,} MiB of the disk are free",
+                f"{shards_of(host, low)}: only {free >> 20:,} MiB of the disk are free",
                 "free space on the disk of the database, or enlarge it",
             )
 
@@ -395,7 +371,7 @@ def _certificate_ends(facts: Facts) -> Iterator[Said]:
         if host.certificate_ends_at_ms is None or host.certificate_ends_at_ms - host.now_ms > CERTIFICATE_MS:
             continue
         left_ms = host.certificate_ends_at_ms - host.now_ms
-        ends = f"ends in {_span(left_ms)}" if left_ms > 0 else "has ended"
+        ends = f"ends in {span(left_ms)}" if left_ms > 0 else "has ended"
         yield Said(
             f"the certificate of host {printable(host.host)} {ends}",
             "replace the files of [tls], and send SIGHUP to the host",
@@ -443,7 +419,7 @@ def _loop_late(facts: Facts) -> Iterator[Said]:
 def _quota_full(facts: Facts) -> Iterator[Said]:
     full = [one for one in facts.quotas if one.used >= one.most]
     for one in full[:_MOST_NAMED]:
-        yield Said(f"{_bound(one)}: {one.used:,} of {one.most:,} items are stored", _wider(one))
+        yield Said(f"{bound_words(one)}: {one.used:,} of {one.most:,} items are stored", wider_words(one))
     if len(full) > _MOST_NAMED:
         yield Said(f"{len(full) - _MOST_NAMED} more bounds on stored items are reached", "foqs status --json")
     refused = sum(host.quota_refused for host in facts.hosts)
@@ -479,9 +455,10 @@ def _not_consumed(facts: Facts) -> Iterator[Said]:
     ]  # fmt: skip
     for one in grows[:_MOST_NAMED]:
         yield Said(
-            f"topic {_topic(one)} grows without consumers: {one.ready:,} {'item is' if one.ready == 1 else 'items are'}"
-            " ready",
-            f"start a worker for it; {_command('explain', one)} says more",
+            f"topic {topic_words(one)} grows without consumers: {one.ready:,} "
+            f"{'item is' if one.ready == 1 else 'items are'} ready",
+            f"start a worker for it, or restart its workers if they hang: foqs consumers --ns {quote(one.ns)}; "
+            f"{command_words('explain', one)} says more",
         )
     yield from _further(grows, "topics grow without consumers")
 
@@ -495,8 +472,8 @@ def _item_old(facts: Facts) -> Iterator[Said]:
     old = [one for one in facts.old() if facts.now_ms - one.oldest_ready_at_ms > OLD_MS]
     for one in old[:_MOST_NAMED]:
         yield Said(
-            f"an item of topic {_topic(one)} has been ready for {_span(facts.now_ms - one.oldest_ready_at_ms)}",
-            f"{_command('explain', one)} gives the reason; add consumers",
+            f"an item of topic {topic_words(one)} has been ready for {span(facts.now_ms - one.oldest_ready_at_ms)}",
+            f"{command_words('explain', one)} gives the reason; add consumers",
         )
     yield from _further(old, "topics have such items")
 
@@ -525,13 +502,32 @@ def _versions_differ(facts: Facts) -> Iterator[Said]:
 
 @_rule(
     Word.HEALTHY,
+    "hosts have different `[quotas]` or `[limits]` in foqs.toml, which all hosts need alike",
+    "give all hosts the same section, and restart the hosts that differ",
+)
+def _settings_differ(facts: Facts) -> Iterator[Said]:
+    for section in sorted({name for host in facts.hosts for name in host.alike}):
+        groups: defaultdict[str, list[str]] = defaultdict(list)
+        for host in facts.hosts:
+            groups[host.alike.get(section, "")].append(printable(host.host))
+        groups.pop("", None)  # of an older version
+        if len(groups) > 1:
+            shown = " | ".join(sorted(" ".join(sorted(hosts)) for hosts in groups.values()))
+            yield Said(
+                f"[{section}] of foqs.toml is not the same on all hosts: {shown}",
+                f"give all hosts the same [{section}], and restart the hosts that differ",
+            )
+
+
+@_rule(
+    Word.HEALTHY,
     "over 90 % of a bound on stored items are used",
     "consume items, or raise the bound",
 )
 def _quota_nearly_full(facts: Facts) -> Iterator[Said]:
     near = [one for one in facts.quotas if FULL * one.most <= one.used < one.most]
     for one in near[:_MOST_NAMED]:
-        yield Said(f"{_bound(one)}: {one.used:,} of {one.most:,} items are stored", _wider(one))
+        yield Said(f"{bound_words(one)}: {one.used:,} of {one.most:,} items are stored", wider_words(one))
 
 
 @_rule(
@@ -541,8 +537,8 @@ def _quota_nearly_full(facts: Facts) -> Iterator[Said]:
 def _topic_paused(facts: Facts) -> Iterator[Said]:
     paused = sorted([one for one in facts.topics if one.paused and one.ready], key=lambda one: -one.ready)
     for one in paused[:_MOST_NAMED]:
-        remedy = f"{_command('topic resume', one)}; with --tenant for a paused tenant"
-        yield Said(f"topic {_topic(one)} is paused: {one.ready:,} items wait", remedy)
+        remedy = f"{command_words('topic resume', one)}; with --tenant for a paused tenant"
+        yield Said(f"topic {topic_words(one)} is paused: {one.ready:,} items wait", remedy)
     yield from _further(paused, "topics are paused")
 
 
@@ -552,7 +548,7 @@ def _topic_paused(facts: Facts) -> Iterator[Said]:
 def _dead_letters(facts: Facts) -> Iterator[Said]:
     dead = sorted([one for one in facts.topics if one.dead and one.ready], key=lambda one: -one.ready)
     for one in dead[:_MOST_NAMED]:
-        yield Said(f"topic {_topic(one)} has dead letters: {one.ready:,} items", _command("dead list", one))
+        yield Said(f"topic {topic_words(one)} has dead letters: {one.ready:,} items", command_words("dead list", one))
     yield from _further(dead, "topics have dead letters")
 
 
@@ -562,43 +558,3 @@ def _dead_letters(facts: Facts) -> Iterator[Said]:
 def _further(topics: Sequence[object], what: str) -> Iterator[Said]:
     if len(topics) > _MOST_NAMED:
         yield Said(f"{len(topics) - _MOST_NAMED} or more further {what}", "foqs topics --all-namespaces lists them")
-
-
-def _topic(one: TopicStatus) -> str:
-    return f"{printable(one.ns)}/{printable(one.topic)}"
-
-
-def _command(verb: str, one: TopicStatus) -> str:
-    return printable(f"foqs {verb} {quote(one.topic)} --ns {quote(one.ns)}")
-
-
-def _bound(one: QuotaStatus) -> str:
-    if not one.topic:
-        return f"the quota of namespace {printable(one.ns)}"
-    return f"max_stored of topic {printable(one.ns)}/{printable(one.topic)}"
-
-
-def _wider(one: QuotaStatus) -> str:
-    if not one.topic:
-        return "consume items, or raise stored_items in [quotas] of the hosts' foqs.toml"
-    command = f"foqs topic policy {quote(one.topic)} max_stored=N --ns {quote(one.ns)}"
-    return f"consume items, or: {printable(command)}"
-
-
-def _of(host: HostStatus, shards: Sequence[ShardStatus]) -> str:
-    """Return words for shards of a host, with the databases' servers."""
-    servers = sorted({printable(shard.place.rpartition("/")[0]) for shard in shards if shard.place})
-    where = f" ({', '.join(servers[:3])})" if servers else ""
-    return f"{_shards([shard.shard for shard in shards])} on {printable(host.host)}{where}"
-
-
-def _shards(numbers: Sequence[int]) -> str:
-    shown = ", ".join(map(str, sorted(numbers)[:_MOST_NUMBERS]))
-    further = len(numbers) - _MOST_NUMBERS
-    return f"shard{'s' * (len(numbers) > 1)} {shown}{f' and {further} more' if further > 0 else ''}"
-
-
-def _span(ms: int) -> str:
-    seconds = max(0, ms) // 1000
-    unit, size = next((one for one in _UNITS if seconds >= one[1]), _UNITS[-1])
-    return f"{seconds // size}{unit}"

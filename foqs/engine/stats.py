@@ -3,6 +3,7 @@ key."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Container, Generator, Iterator, Sequence
 from heapq import heappush, heappushpop
 from itertools import islice
@@ -199,7 +200,8 @@ class MostReady:
 
     def add_rest(self, tenants: TenantStats) -> None:
         """Add tenants that have no names here."""
-        self.rest = merged(self.rest, tenants)._replace(weight=self.rest.weight + turn_weight(tenants))
+        weight = self.rest.weight + turn_weight(tenants)
+        self.rest = merged(self.rest, tenants)._replace(weight=weight, waits_for="")
 
     def named(self) -> list[TenantStats]:
         """Return the tenants with names: the most ready items first."""
@@ -218,15 +220,21 @@ def _tenants(state: State, key: TopicKey) -> Generator[None, None, MostReady]:
     tenants = [] if topic is None or topic.turns is None else list(topic.turns.tenants.values())
     for tenant in tenants:
         ready = parked = 0
+        waits: Counter[str] = Counter()
         for flow in list(tenant.flows.values()):
             items = flow.ready
             ready += items
-            parked += items if flow.waits else 0
+            gate = state.throttling.dry_gate(flow) if items else None
+            if gate is not None:
+                waits[gate.name] += items
+            parked += items if gate is not None or flow.waits else 0
             looked += 1
             if looked % _FLOWS == 0:
                 yield
         weight = namespace.weight(key[1], tenant.name, tenant.given_weight)
-        found.add(TenantStats(tenant.name, weight, ready, parked, tenant.served, paused=tenant.away == HELD))
+        key_of_most = max(waits, key=lambda name: (waits[name], name), default="")
+        found.add(TenantStats(tenant.name, weight, ready, parked, tenant.served, paused=tenant.away == HELD,
+                              waits_for=key_of_most))  # fmt: skip
     return found
 
 

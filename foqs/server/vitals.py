@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from hashlib import blake2b
 from pathlib import Path
 
 from foqs import __version__
 from foqs.capacity import shard_growth
+from foqs.config.load import Config
 from foqs.counters import PAUSE_SECONDS, SECONDS, BatchSums, Histogram
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
@@ -153,7 +156,10 @@ class Window:
         seconds = max(1e-3, to_s - from_s)
         grown = BatchSums(*[max(0.0, now - then) for now, then in zip(last, first, strict=True)])  # type: ignore[arg-type]
         busy = min(1.0, grown.open_s / seconds)
-        return status._replace(busy=busy, growth=shard_growth(grown, seconds, batch_rows))
+        transaction_ms = round(1_000 * grown.seconds / grown.batches) if grown.batches else None
+        return status._replace(
+            busy=busy, growth=shard_growth(grown, seconds, batch_rows), transaction_ms=transaction_ms
+        )
 
 
 class Gone:
@@ -238,7 +244,7 @@ class Vitals:
         self._timer: asyncio.TimerHandle | None = None
         self._sizes: dict[int, Size] = {}
         self._sized_s: float | None = None
-        self._sizing: asyncio.Future[dict[int, Size]] | None = None
+        self._sizing: asyncio.Future[None] | None = None
 
     def connect(self, missing: Callable[[], list[str]], wanted: Callable[[], Collection[int]]) -> None:
         """Ask from now on what the host lacks to be ready, and which shards it has to serve."""
@@ -292,14 +298,16 @@ class Vitals:
 
     def _read_sizes(self, every_s: float) -> None:
         if self._sizing is None and (self._sized_s is None or time.monotonic() - self._sized_s >= every_s):
-            read = partial(read_sizes, dict(self._urls()), timeout_s=_SIZES_TIMEOUT_S)
+            urls = dict(self._urls())
+            self._sizes = {number: size for number, size in self._sizes.items() if number in urls}
+            read = partial(read_sizes, urls, self._sizes, timeout_s=_SIZES_TIMEOUT_S)
             self._sizing = on_daemon_thread(read, "sizes")
             self._sizing.add_done_callback(self._sized)
 
-    def _sized(self, sizing: asyncio.Future[dict[int, Size]]) -> None:
+    def _sized(self, sizing: asyncio.Future[None]) -> None:
         self._sizing, self._sized_s = None, time.monotonic()
         with suppress(Exception):  # a size is no reason to fail
-            self._sizes = sizing.result()
+            sizing.result()
 
     def facts(self) -> HostStatus:
         state, seat = self._state, self.seat
@@ -313,7 +321,7 @@ class Vitals:
             budget_used_bytes=budget.used_bytes, budget_limit_bytes=budget.limit_bytes,
             hung=sum([handlers for *_, handlers in state.hung.all(now_ms)]),
             shards=self._shards(sorted({*state.shards, *self._wanted()}), now_ms), held=self.held(),
-            certificate_ends_at_ms=None if ends_s is None else int(ends_s * 1_000),
+            certificate_ends_at_ms=None if ends_s is None else int(ends_s * 1_000), alike=alike_of(state.config),
         )  # fmt: skip
         return self._window.figures(host)
 
@@ -336,6 +344,15 @@ class Vitals:
                                  free_bytes=size.free)  # fmt: skip
             found.append(self._window.shard(status, batch_rows))
         return tuple(found)
+
+
+def alike_of(config: Config) -> dict[str, str]:
+    """Return digests of the sections that all hosts of a cluster need alike, by name. They hold no secret."""
+    sections = {"limits": config.limits, "quotas": config.quotas}
+    return {
+        name: blake2b(json.dumps(section.model_dump(mode="json"), sort_keys=True).encode(), digest_size=8)
+        .hexdigest() for name, section in sections.items()
+    }  # fmt: skip
 
 
 def trouble_of(shard: Shard | None, *, silent: bool) -> str:

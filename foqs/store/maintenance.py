@@ -7,7 +7,7 @@ shard's, unless they say otherwise.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -331,10 +331,9 @@ class Size(NamedTuple):
     free: int | None = None
 
 
-def read_sizes(urls: Mapping[int, str], *, timeout_s: float) -> dict[int, Size]:
-    """Return the size of each shard whose database answers. `timeout_s` bounds each wait for a server; after a server
-    did not answer, its other shards are left out."""
-    found: dict[int, Size] = {}
+def read_sizes(urls: Mapping[int, str], found: MutableMapping[int, Size], *, timeout_s: float) -> None:
+    """Put the size of each shard whose database answers into `found`, one after the other: a slow database delays its
+    own. `timeout_s` bounds each wait for a server; after a server did not answer, its other shards are left out."""
     silent: set[tuple[str | None, int | None]] = set()
     for number, url in urls.items():
         try:
@@ -345,12 +344,14 @@ def read_sizes(urls: Mapping[int, str], *, timeout_s: float) -> dict[int, Size]:
         try:
             if database.file is not None:
                 found[number] = _of_file(database.file)
-            elif server not in silent:
+            elif server in silent:
+                found.pop(number, None)
+            else:
                 with open_link(url, connect_timeout_s=timeout_s, io_timeout_s=timeout_s, look_only=True) as link:
                     found[number] = _of_server(link)
         except (StoreError, OSError):
             silent.add(server)
-    return found
+            found.pop(number, None)
 
 
 def _of_file(path: Path) -> Size:

@@ -14,6 +14,7 @@ from foqs.client import Client, FoqsError, ItemSpec, Overloaded, Unavailable
 from foqs.client.settings_types import with_fields
 from tests.api.hosts import foqs
 from tests.support.live import client, host, in_terminal
+from tests.support.waiting import wait_until
 
 __all__ = ["client", "host"]  # fixtures
 Run = Callable[..., "CompletedProcess[str]"]
@@ -150,10 +151,11 @@ def test_tenants_are_listed(run: Run, client: Client) -> None:
     for tenant, count in (("gold", 3), ("blue", 2), ("", 1)):
         client.enqueue_many([ItemSpec("mail", b"x", fairness_key=tenant) for _ in range(count)])
     rows = [json.loads(line) for line in run("tenants", "mail", "--limit", "2").stdout.splitlines()]
+    common = {"parked": 0, "served": 0, "paused": False, "waits_for": ""}
     assert rows == [
-        {"fairness_key": "gold", "weight": 3, "ready": 3, "parked": 0, "served": 0, "share": 0.6, "paused": False},
-        {"fairness_key": "blue", "weight": 1, "ready": 2, "parked": 0, "served": 0, "share": 0.2, "paused": False},
-        {"fairness_key": None, "weight": 1, "ready": 1, "parked": 0, "served": 0, "share": 0.2, "paused": False},
+        {"fairness_key": "gold", "weight": 3, "ready": 3, "share": 0.6} | common,
+        {"fairness_key": "blue", "weight": 1, "ready": 2, "share": 0.2} | common,
+        {"fairness_key": None, "weight": 1, "ready": 1, "share": 0.2} | common,
     ]
     status, shown = in_terminal(client, "topic", "tenants", "mail")
     assert status == 0
@@ -167,6 +169,21 @@ def test_tenants_are_listed(run: Run, client: Client) -> None:
     assert [json.loads(line)["fairness_key"] for line in shown.splitlines()] == ["gold", None]
     stats = json.loads(run("stats", "mail").stdout)
     assert ([one["fairness_key"] for one in stats["tenants"]], stats["more_tenants"]) == (["gold", "blue", ""], None)
+
+
+def test_the_throttle_key_for_which_a_tenant_waits(run: Run, client: Client) -> None:
+    client.put_settings({"throttle.api": '{"per_second": 0.001}'})
+    client.enqueue_many([ItemSpec("mail", b"x", fairness_key="acme", throttle_keys=["api"]) for _ in range(3)])
+    client.enqueue("mail", b"x", fairness_key="blue")
+
+    def waits() -> bool:
+        client.dequeue("mail", 4)
+        return '"waits_for": "api"' in run("tenants", "mail").stdout
+
+    wait_until(waits)
+    _, shown = in_terminal(client, "topic", "tenants", "mail")
+    assert shown.splitlines()[0].split()[-3:] == ["parked", "waits", "for"]
+    assert re.search(r"(?m)^acme +1 +0\.0% +[01] +([23]) +\1 +throttle api *$", shown), shown
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from foqs.doctor.system import Facts
 from foqs.doctor.verdict import (
     CERTIFICATE_MS,
     FULL,
@@ -15,13 +16,13 @@ from foqs.doctor.verdict import (
     LATE_TIMERS,
     OLD_MS,
     RULES,
-    Facts,
+    SLOW_MS,
     Reason,
     Verdict,
     Word,
     judge,
 )
-from foqs.figures import HostStatus, QuotaStatus, ShardStatus, TopicStatus
+from foqs.figures import HostStatus, QuotaStatus, RateStatus, ShardStatus, TopicStatus
 
 PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
 NOW_MS = 1_800_000_000_000
@@ -63,6 +64,12 @@ FOUND: dict[str, tuple[Facts, str, str]] = {
     "shard_read_only": (facts(with_shard(trouble="read_only")), "read-only", "the primary"),
     "shard_cut_off": (facts(with_shard(trouble="cut_off")), "another host can", "repair the network"),
     "breaker_open": (facts(with_shard(trouble="breaker_open")), "circuit breaker", "shard.failed"),
+    "shard_slow": (
+        facts(with_shard(transaction_ms=SLOW_MS, busy=0.95)),
+        "shard 1 on a (mysql://db:3306): the database is slow: a transaction took 200 ms on average in the last half "
+        "minute, and calls were open for 95% of it",
+        "locks",
+    ),
     "disk_full": (facts(with_shard(free_bytes=5 << 20)), "only 5 MiB", "free space"),
     "clock_in_doubt": (facts(GOOD._replace(clock="two clocks differ")), "two clocks differ", "host.clock_wait_ms"),
     "zookeeper_lost": (facts(GOOD._replace(session="suspended")), "a (suspended)", "repair ZooKeeper"),
@@ -82,6 +89,11 @@ FOUND: dict[str, tuple[Facts, str, str]] = {
         facts(with_topic(oldest_ready_at_ms=NOW_MS - 2 * OLD_MS)), "ready for 2h", "foqs explain mail --ns shop"
     ),
     "versions_differ": (facts(GOOD, OTHER._replace(version="1.1")), "1.0 on a, 1.1 on b", "complete the upgrade"),
+    "settings_differ": (
+        facts(GOOD._replace(alike={"quotas": "1", "limits": "1"}), OTHER._replace(alike={"quotas": "2"})),
+        "[quotas] of foqs.toml is not the same on all hosts: a | b",
+        "the same [quotas]",
+    ),
     "quota_nearly_full": (facts(with_quota(used=int(FULL * 100))), "90 of 100", "raise"),
     "topic_paused": (facts(with_topic(paused=True)), "paused: 7 items wait", "foqs topic resume mail --ns shop"),
     "dead_letters": (facts(with_topic(dead=True)), "has dead letters: 7", "foqs dead list mail --ns shop"),
@@ -97,6 +109,14 @@ NOT_FOUND: dict[str, list[Facts]] = {
         facts(with_shard(trouble="unreachable", state="opening")._replace(unserved=(1,))),  # which is worse
     ],
     "disk_full": [facts(with_shard(free_bytes=5 << 30)), facts(with_shard(free_bytes=None))],
+    "shard_slow": [
+        facts(with_shard(transaction_ms=SLOW_MS - 1)),
+        facts(with_shard(transaction_ms=SLOW_MS, trouble="hanging")),  # which is worse
+    ],
+    "settings_differ": [
+        facts(GOOD._replace(alike={"quotas": "1"}), OTHER._replace(alike={"quotas": "1"})),
+        facts(GOOD._replace(alike={"quotas": "1"}), OTHER),  # of an older version
+    ],
     "zookeeper_lost": [facts(GOOD._replace(session=""))],
     "no_controller": [facts(GOOD._replace(session="", controller="")), facts(GOOD, OTHER._replace(controller=""))],
     "budget_full": [facts(GOOD._replace(budget_used_bytes=89))],
@@ -206,3 +226,9 @@ def test_the_page_has_each_rule() -> None:
         for rule in RULES
     ]
     assert rows == wanted
+
+
+def test_hosts_share_the_rate_of_a_namespace() -> None:
+    one = GOOD._replace(rates=(RateStatus("shop", 200.0, 500.0), RateStatus("mail", 1.0, 5.0)))
+    other = OTHER._replace(rates=(RateStatus("shop", 280.0, 500.0),))
+    assert facts(one, other).rates == [RateStatus("shop", 480.0, 500.0), RateStatus("mail", 1.0, 5.0)]

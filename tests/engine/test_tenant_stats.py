@@ -43,7 +43,7 @@ def test_tenants_are_counted_with_their_weights_and_service() -> None:
     served = {"gold": 3, "blue": 1, "": 1}
     assert {one.fairness_key: one for one in found(host).tenants} == {
         "gold": TenantStats("gold", 7, 1, 0, served["gold"]),
-        "blue": TenantStats("blue", 3, 1, 1, served["blue"]),
+        "blue": TenantStats("blue", 3, 1, 1, served["blue"], waits_for="k"),
         "": TenantStats("", 1, 0, 0, served[""]),
     }
     assert item.topic == "t"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from foqs.config.load import Config
 from foqs.counters import BatchSums
 from foqs.event_loop import until
 from foqs.figures import HostStatus, RateStatus, ShardStatus
@@ -20,6 +21,7 @@ from foqs.server.vitals import (
     Pauses,
     Sample,
     Window,
+    alike_of,
     trouble_of,
     waited_s,
 )
@@ -51,6 +53,15 @@ def test_a_shard_counts_since_it_is_here() -> None:
     status = window.shard(ShardStatus(1), 1_000)
     assert status.busy == 0.5
     assert status.growth == pytest.approx(5.0), "20 transactions of 0.1 s in 10 s"
+    assert status.transaction_ms == 100
+
+
+def test_sections_that_differ_have_other_digests() -> None:
+    plain, again = Config(), Config()
+    bound = Config.model_validate({"quotas": {"namespaces": {"shop": {"stored_items": 5}}}})
+    assert alike_of(plain) == alike_of(again) and alike_of(plain).keys() == {"limits", "quotas"}
+    assert alike_of(bound)["quotas"] != alike_of(plain)["quotas"]
+    assert alike_of(bound)["limits"] == alike_of(plain)["limits"]
 
 
 def test_counts_that_begin_again_are_not_negative() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from foqs.store.maintenance import create_schema, free_of, read_sizes
+from foqs.store.maintenance import Size, create_schema, free_of, read_sizes
 from tests.conftest import NewServer
 
 
@@ -15,7 +15,8 @@ def test_a_file_and_its_file_system(tmp_path: Path) -> None:
     urls = {number: f"sqlite:///{tmp_path}/shard-{number}.db" for number in (1, 2)}
     create_schema(urls[1], 1)
     (tmp_path / "shard-1.db-wal").write_bytes(b"x" * 10_000)
-    found = read_sizes(urls, timeout_s=1.0)
+    found: dict[int, Size] = {}
+    read_sizes(urls, found, timeout_s=1.0)
     disk = os.statvfs(tmp_path)
     assert found[1].used == (tmp_path / "shard-1.db").stat().st_size + 10_000
     assert found[1].free == pytest.approx(disk.f_bavail * disk.f_frsize, rel=0.05)
@@ -25,7 +26,9 @@ def test_a_file_and_its_file_system(tmp_path: Path) -> None:
 @pytest.mark.threads
 def test_what_cannot_be_read_is_left_out() -> None:
     urls = {1: "mysql://u:p@127.0.0.1:1/foqs_1", 2: "mysql://u:p@127.0.0.1:1/foqs_2", 3: "nonsense", 4: ""}
-    assert read_sizes(urls, timeout_s=0.2) == {}
+    found = {1: Size(7)}
+    read_sizes(urls, found, timeout_s=0.2)
+    assert found == {}
 
 
 def test_the_disk_of_a_folder() -> None:
@@ -42,6 +45,8 @@ def test_a_server_reports_the_tables_of_the_shard(new_server: NewServer, kind: s
     server = new_server(kind)
     url = server.url(server.create_database("sized"))
     create_schema(url, 1)
-    size = read_sizes({1: url}, timeout_s=10.0)[1]
+    found: dict[int, Size] = {}
+    read_sizes({1: url}, found, timeout_s=10.0)
+    size = found[1]
     assert size.used is not None and size.used >= 16_384
     assert size.free is None or size.free > 0

@@ -29,7 +29,7 @@ STORED_MOST = 700
 """The quota of the namespace; about 95 % of it are used."""
 _SESSION_MS = 3_000
 _LEASE_MS = 3_600_000
-_DELAY_S = 0.08
+_DELAY_S = 0.12
 """Of each piece of data to and from the slow database: calls take long, and mostly less than `breaker.hang_ms`."""
 _RIGHTS = {
     "on-call": '{ "*" = ["admin"] }',

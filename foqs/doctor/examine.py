@@ -224,6 +224,9 @@ def wanted_of(config: Config) -> Wanted:
     return Wanted(limits.payload_bytes + limits.metadata_bytes + limits.headers_bytes, config.host.clock_jump_ms)
 
 
+_LATE = "the database does not answer in time"
+
+
 async def examine_databases(urls: Mapping[int, str], wanted: Wanted, timeout_s: float) -> list[Check]:
     """Check the databases; `urls` are by number of the shard."""
     servers: dict[str, list[int]] = defaultdict(list)
@@ -251,7 +254,7 @@ async def _ask_databases(urls: Mapping[int, str], timeout_s: float) -> dict[int,
         try:
             outcomes[shard] = await apart(look, _PER_SHARD * timeout_s)
         except TimeoutError:
-            outcomes[shard] = "the database does not answer in time"
+            outcomes[shard] = _LATE
         except StoreError as error:
             outcomes[shard] = str(error)
         if isinstance(outcomes[shard], str) and not url.startswith("sqlite"):
@@ -271,6 +274,8 @@ def database_checks(server: str, outcomes: Mapping[int, Outcome], wanted: Wanted
             silent[outcome].append(shard)
     for why, which in silent.items():
         mend = "start the server, open the network to it, or correct the shard's url"
+        if why == _LATE:
+            mend += "; if it is slow: look at its locks, disk and load, and at foqs status (--timeout waits longer)"
         checks.append(_database_check(Verdict.WRONG, server, f"{_shard_names(which)}: {why}", mend))
     findings: dict[Finding, list[int]] = defaultdict(list)
     for shard, one in looked.items():

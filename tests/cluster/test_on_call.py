@@ -52,7 +52,7 @@ READ = {
     ],
     "What happens if I set this limit?": [
         r"throttle api: 1 a second, burst 1, but in shadow",
-        r"api +1 +1 +[\d,]+ over",
+        r"api +1 +1 +[\d,]+ (over|of [\d,]+ held)",
     ],
     "How full are we?": [
         rf"the quota of namespace {NAMESPACE}: 6\d\d of {STORED_MOST} items are stored",

@@ -303,3 +303,9 @@ def test_a_finding_of_every_shard_names_none() -> None:
     assert wrong.found == "the server is read-only"
     one = both | {3: Checkup(server="MySQL 8.4")}
     assert database_checks("db", one, WANTED)[1].found == "shards 1-2: the server is read-only"
+
+
+def test_a_slow_database_is_not_taken_for_a_dead_one() -> None:
+    (late,) = database_checks("db", {1: "the database does not answer in time"}, WANTED)
+    (dead,) = database_checks("db", {1: "Connection refused"}, WANTED)
+    assert late.mend.startswith(dead.mend) and "if it is slow: look at its locks" in late.mend

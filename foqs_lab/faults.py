@@ -228,7 +228,7 @@ def database_failed_over_late(arena: Arena, rng: random.Random) -> None:
     began = monotonic_ns()
     replica.fall_behind()
     copied = monotonic_ns()
-    time.sleep(rng.uniform(0, 1))
+    time.sleep(rng.uniform(0.2, 2))
     place.private.kill()
     _note_loss(arena, place, began, copied, database_failed_over_late)
     _promote(place, replica)

@@ -122,13 +122,13 @@ def _sure(start: Stored | Delivered, ends: list[Span]) -> bool:
 def waiting_spans(events: Iterable[Event], losses: Losses = _NONE) -> dict[int, list[Span]]:
     """Return when each item had certainly not been delivered. A request without an answer may have delivered an item
     whose first delivery that is known is not its first attempt. A loss may end an item."""
-    stored: dict[int, int] = {}
+    stored: dict[int, Stored] = {}
     first: dict[int, Delivered] = {}
     lost: list[Lost] = []
     for event in events:
         match event:
             case Stored():
-                stored[event.id] = event.ended
+                stored[event.id] = event
             case Delivered():
                 known = first.get(event.id)
                 if known is None or (event.attempt, event.began) < (known.attempt, known.began):
@@ -136,12 +136,13 @@ def waiting_spans(events: Iterable[Event], losses: Losses = _NONE) -> dict[int, 
             case Lost():
                 lost.append(event)
     spans: dict[int, list[Span]] = {}
-    for item_id, at in stored.items():
+    for item_id, enqueue in stored.items():
+        at = enqueue.ended
         delivered = first.get(item_id)
         end = _NEVER if delivered is None else delivered.began
         if delivered is None or delivered.attempt > 1:
             end = min([end, *(max(at, one.began) for one in lost if one.ended > at)])
-        end = min([end, *(max(at, loss.began) for loss in losses.of(item_id) if loss.back > at)])
+        end = min([end, *(max(at, loss.began) for loss in losses.of(item_id) if loss.back > enqueue.began)])
         spans[item_id] = [(at, end)] if end > at else []  # it may be delivered before its enqueue is answered
     return spans
 

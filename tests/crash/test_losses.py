@@ -310,8 +310,9 @@ def test_a_key_has_one_item_after_a_loss() -> None:
     assert len(unique.overlaps(waiting, unique.waiting_spans(waiting, WINDOW))) == 1
 
 
-def test_an_item_that_waited_may_be_lost() -> None:
-    events: list[unique.Event] = [unique.Stored(120, 121, 7, 1), unique.Stored(230, 231, 7, 2)]
+@pytest.mark.parametrize("ended", [121, 229], ids=["in the window", "after it, as others of the request waited"])
+def test_an_item_that_waited_may_be_lost(ended: int) -> None:
+    events: list[unique.Event] = [unique.Stored(120, ended, 7, 1), unique.Stored(230, 231, 7, 2)]
     assert unique.overlaps(events, unique.waiting_spans(events, WINDOW)) == []
     for losses in (Losses(), ELSEWHERE):
         assert len(unique.overlaps(events, unique.waiting_spans(events, losses))) == 1

@@ -249,6 +249,7 @@ class ShardBatch:
     lanes_gone: dict[Lane[Item], None] = _NONE
     keeps: bool = False  # some items are kept after their end
     removals: list[EndedRow] = _NONE  # kept items whose time has ended
+    removals_only: bool = False  # the database is full
     reads: Sequence[Read] = ()
     copies: Sequence[Copy | Freed] = ()
     confirm: bool = False

@@ -284,9 +284,8 @@ def _shard_slow(facts: Facts) -> Iterator[Said]:
 )
 def _disk_full(facts: Facts) -> Iterator[Said]:
     for host, shards in facts.troubled("disk_full"):
-        yield Said(
-            f"{shards_of(host, shards)}: the disk is full", "free space on the disk of the database, or enlarge it"
-        )
+        mend = "free space on the disk of the database, or enlarge it; acks are stored where the database lets them"
+        yield Said(f"{shards_of(host, shards)}: the database is full", mend)
     for host in facts.hosts:
         low = [one for one in host.shards if one.free_bytes is not None and one.free_bytes < LEAST_FREE_BYTES]
         low = [one for one in low if one.trouble != "disk_full"]

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from foqs.buffers.shard_batch import BatchResult, Chunk, Outcome, ShardBatch
 from foqs.counters import Namespace, TopicCounters
 from foqs.engine import dedup, kept_items
-from foqs.engine.enqueue import DISK_FULL, again_ms
+from foqs.engine.batch_build import needs_room
+from foqs.engine.enqueue import again_ms, is_full
 from foqs.engine.shard import Shard
 from foqs.engine.shard_memory import ShardMemory
 from foqs.engine.shard_owner import ShardOwner
@@ -34,11 +35,12 @@ def apply(shard: Shard, batch: ShardBatch, result: BatchResult, now_ms: int) -> 
     if result.ended:
         _connection_ended(shard, batch, result, now_ms)
         return
-    owner.breaker.done(now_ms, ok=ok, latency_ms=result.latency_ms)
+    # A database that says that it is full has answered.
+    owner.breaker.done(now_ms, ok=ok or (result.disk_full and not result.down), latency_ms=result.latency_ms)
     transaction_ms = None if transaction is None else result.transaction_ms
     shard.batch_metrics.fresh.append((result.latency_ms, transaction_ms, batch.rows))
-    if result.disk_full or (owner.disk_full and ok and saved):
-        owner.note_disk(full=result.disk_full)
+    if result.disk_full or (owner.disk_full and transaction is not None and ok and saved):
+        owner.tried_room(now_ms, fits=not result.disk_full, inserts=bool(batch.chunks), removals=batch.removals_only)
     if not ok or result.error:
         _troubled(owner, batch, result, now_ms)
     if batch.reconnect:
@@ -64,7 +66,7 @@ def apply(shard: Shard, batch: ShardBatch, result: BatchResult, now_ms: int) -> 
 def _troubled(owner: ShardOwner, batch: ShardBatch, result: BatchResult, now_ms: int) -> None:
     if result.down:
         owner.lose(batch.begun_ms, read_only=result.read_only)
-    if (result.down or result.disk_full) and owner.breaker.closed:
+    if result.down and owner.breaker.closed:
         owner.breaker.trip(now_ms)
     owner.pause(now_ms)
 
@@ -159,7 +161,7 @@ def _apply_mixed(shard: Shard, batch: ShardBatch, result: BatchResult, now_ms: i
     """Apply a transaction of which a part was refused or all failed, item by item."""
     memory = shard.memory
     all_committed = result.outcome is Outcome.COMMITTED
-    # Without inserts a transaction may fit a full disk. So changes are refused only if there were no inserts.
+    # Without inserts a transaction may fit a full disk, and removals may fit where other changes do not.
     full = result.disk_full and not batch.chunks
     if result.committed:
         _lanes_committed(memory, batch)
@@ -186,14 +188,14 @@ def _apply_mixed(shard: Shard, batch: ShardBatch, result: BatchResult, now_ms: i
         elif is_committed(change.item.id):
             committed(memory, change, now_ms)
         else:
-            _not_committed(shard, change, now_ms, full=full)
+            _not_committed(shard, change, now_ms, full=full and (batch.removals_only or needs_room(shard, change)))
 
 
 def _not_committed(shard: Shard, change: Change, now_ms: int, *, full: bool) -> None:
-    """Let a change wait for the next transaction, or refuse it for a `full` disk."""
+    """Let a change wait for the next transaction, or refuse it because it does not fit a `full` database."""
     _keep_progress(shard, change, now_ms)
     if full and change.waits and change.cause is not Cause.LEASE:
-        _refused(shard, change, now_ms, DISK_FULL)
+        _refused(shard, change, now_ms, is_full(shard.number))
     else:
         _again(shard.queue, change, now_ms)
 

@@ -53,7 +53,7 @@ def build(shard: Shard, now_ms: int) -> ShardBatch | None:
     transaction.indexed_from = transaction.indexed_to = first - 1
     if queue.chunks:
         _take_inserts(shard, batch, transaction, now_ms)
-    if queue.changes or queue.progress:
+    if queue.changes or queue.progress or owner.removals_only:
         _take_changes(shard, batch, transaction, now_ms)
     if kept.unsent:
         kept_items.take_removals(shard, batch, transaction)
@@ -63,7 +63,7 @@ def build(shard: Shard, now_ms: int) -> ShardBatch | None:
     more = due or behind or queue.lists or batch.lanes_gone or memory.idle_lanes or owner.state is _DRAINING
     moved = False
     waits = keys.gone is not None or keys.wanted is not None or keys.copies or keys.gives or keys.marks  # `keys_wait`
-    if more or waits or keys.redrives or held.claims or held.freed:
+    if not batch.removals_only and (more or waits or keys.redrives or held.claims or held.freed):
         moved = _take_rest(shard, batch, transaction, behind=behind, now_ms=now_ms)
     if batch.chunks or batch.changes or batch.indexed or batch.lanes_gone or batch.removals or moved:
         if transaction.filled:
@@ -106,6 +106,8 @@ def next_ms(shard: Shard, now_ms: int) -> int:
         if from_ms is None or now_ms < from_ms:
             return again_ms
         return min(again_ms, now_ms + owner.hang_ms - (now_ms - from_ms) % owner.hang_ms + 1)
+    if owner.removals_only and owner.takes_removals_only(now_ms):
+        return _next_of_full_ms(shard, now_ms)
     if queue.chunks or queue.changes or queue.looks or queue.lists or queue.dead_reads or queue.kept.unsent:
         return owner.retry_at_ms(now_ms)
     keys, held = queue.keys, queue.held
@@ -113,9 +115,8 @@ def next_ms(shard: Shard, now_ms: int) -> int:
     if (waits or keys.redrives or held.claims or held.freed) and dedup.due(queue):
         return owner.retry_at_ms(now_ms)
     asked = queue.pages_wanted or queue.bodies_wanted or owner.confirm_wanted or owner.clock_wanted
-    if (asked or queue.kept.oldest_wanted) and owner.state is _SERVING:
-        return owner.retry_at_ms(now_ms)
-    if shard.memory.idle_lanes and len(shard.memory.lanes) > _LANES_SHARE * shard.config.lanes:
+    many = shard.memory.idle_lanes and len(shard.memory.lanes) > _LANES_SHARE * shard.config.lanes
+    if many or ((asked or queue.kept.oldest_wanted) and owner.state is _SERVING):
         return owner.retry_at_ms(now_ms)
     at_ms = NEVER_MS
     if owner.state is _SERVING and not owner.held:
@@ -128,7 +129,27 @@ def next_ms(shard: Shard, now_ms: int) -> int:
     return at_ms if owner.pause_from_ms is None else max(at_ms, owner.retry_at_ms(now_ms))
 
 
+def _next_of_full_ms(shard: Shard, now_ms: int) -> int:
+    """Return when a shard has work whose database takes removals only."""
+    owner, queue = shard.owner, shard.queue
+    asked = queue.pages_wanted or queue.bodies_wanted or owner.confirm_wanted or owner.clock_wanted
+    if queue.looks or queue.kept.unsent or (asked and owner.state is _SERVING):
+        return owner.retry_at_ms(now_ms)
+    if queue.chunks or any(not needs_room(shard, change) for change in queue.changes):
+        return owner.retry_at_ms(now_ms)
+    at_ms = owner.full_until_ms
+    if owner.state is _SERVING and not owner.held:
+        at_ms = min(at_ms, queue.timers.due_ms, queue.ttls.due_ms, queue.keys.scan.due_ms, queue.kept.scan.due_ms)
+        at_ms = min(at_ms, queue.held.due_ms)
+    return max(at_ms, owner.retry_at_ms(now_ms))
+
+
 # ------------------------------------------------------------------------------------------ the transaction
+
+
+def needs_room(shard: Shard, change: Change) -> bool:
+    """Return False for a change that only removes rows."""
+    return change.to is not _GONE or kept_items.keep_of(shard, change) is not None
 
 
 def _take_rest(shard: Shard, batch: ShardBatch, transaction: Batch, *, behind: bool, now_ms: int) -> bool:
@@ -342,9 +363,14 @@ def _take_progress(shard: Shard, change: Change, transaction: Batch) -> None:
 
 
 def _take_changes(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: int) -> None:
-    if shard.queue.progress:
+    queue = shard.queue
+    rest: list[Change] = []
+    if shard.owner.removals_only and shard.owner.takes_removals_only(now_ms):
+        batch.removals_only = True
+        rest = queue.put_aside(lambda change: needs_room(shard, change))
+    elif queue.progress:
         _queue_progress(shard, now_ms)
-    waiting, room = shard.queue.changes, 2 * shard.config.batch_rows
+    waiting, room = queue.changes, 2 * shard.config.batch_rows
     keeping, noted, holding = shard.policies.keeping, shard.memory.noted, shard.memory.holding
     while waiting and room > 0:
         change = waiting.popleft()
@@ -380,6 +406,7 @@ def _take_changes(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: i
                 unique.note(shard, change, transaction)
         batch.changes.append(change)
         room -= 1 if change.body is None else 1 + body_bytes(change.body) // _ROW_BYTES
+    waiting.extend(rest)  # until the database is asked for room again
     batch.rows += len(batch.changes)
 
 
@@ -488,7 +515,8 @@ def _add_reads(shard: Shard, batch: ShardBatch, now_ms: int) -> None:
             batch.reads = [*batch.reads, unique.FreeRead(now_ms, queue.held.after)]
     if serving and queue.kept.oldest_wanted:
         batch.reads = [*batch.reads, queue.kept.oldest_wanted.popitem()[1]]
-    if queue.dead_reads or queue.lists:
+    # A list shows rows that the transaction before it writes: of leases, and of unindexed items.
+    if (queue.dead_reads or queue.lists) and not batch.removals_only:
         batch_reads.add_lists(shard, batch)
     # Reads alone do not prove ownership. Confirm it while reads continue, before the shard has to stop leasing items.
     stale = paged and not 0 <= now_ms - shard.owner.confirmed_ms <= shard.config.confirm_ms // 2

@@ -20,13 +20,16 @@ _GATHER_ROWS = 32
 _GATHER_MS = 10
 _SHARE = 0.3  # of the budget, on top of the share of the input
 RETRY_MS = 100
-DISK_FULL = "the disk of the shard's database is full"
 READ_ONLY = "the shard's database is read-only"
 
 
 def stores(state: State, now_ms: int) -> bool:
     """Return True if a shard can take items now."""
-    return any(shard.owner.takes_new and shard.healthy(now_ms) for shard in state.serving)
+    return any(_takes(shard, now_ms) for shard in state.serving)
+
+
+def _takes(shard: Shard, now_ms: int) -> bool:
+    return shard.owner.takes_new and shard.healthy(now_ms) and not shard.owner.full(now_ms)
 
 
 def place(state: State, chunk: Chunk, now_ms: int) -> None:
@@ -36,7 +39,7 @@ def place(state: State, chunk: Chunk, now_ms: int) -> None:
     shard, budget = choose(state, chunk, now_ms), state.budget
     fits = budget.used_bytes <= budget.limit_bytes * (state.config.host.input_share + _SHARE)
     if shard is None or not fits:
-        healthy = [shard for shard in state.serving if shard.owner.takes_new and shard.healthy(now_ms)]
+        healthy = [shard for shard in state.serving if _takes(shard, now_ms)]
         error = _no_room(healthy, chunk) if healthy else _nowhere(state, now_ms)
         left = _place_known(state, chunk, healthy) if fits else chunk
         if left.items:
@@ -81,6 +84,8 @@ def choose(state: State, chunk: Chunk, now_ms: int) -> Shard | None:
         owner, queue, config = shard.owner, shard.queue, shard.config
         if not owner.takes_new or owner.state is not _SERVING or owner.breaker.state is not _CLOSED or owner.lost:
             continue
+        if owner.disk_full and now_ms < owner.full_until_ms:
+            continue
         batch, rows = queue.in_flight, queue.chunk_rows
         if batch is not None and now_ms - batch.begun_ms > owner.hang_ms:
             continue
@@ -120,8 +125,10 @@ def place_elsewhere(state: State, shard: Shard, chunk: Chunk, now_ms: int) -> No
 
 
 def again_ms(owner: ShardOwner, now_ms: int) -> int:
-    """Return how long a refused caller should wait: until the breaker's next trial, and `RETRY_MS` at least."""
-    return max(RETRY_MS, owner.breaker.retry_at_ms(now_ms) - now_ms)
+    """Return how long a refused caller should wait: until the breaker's next trial, or a full database's, and
+    `RETRY_MS` at least."""
+    full_ms = owner.full_until_ms - now_ms if owner.disk_full else 0
+    return max(RETRY_MS, owner.breaker.retry_at_ms(now_ms) - now_ms, full_ms)
 
 
 def unusable(shard: Shard, now_ms: int) -> Unavailable:
@@ -130,9 +137,14 @@ def unusable(shard: Shard, now_ms: int) -> Unavailable:
     return Unavailable(why, again_ms(shard.owner, now_ms))
 
 
+def is_full(*numbers: int) -> str:
+    """Return words for shards whose databases have no room."""
+    return f"the database of shard {', '.join(map(str, numbers))} is full"
+
+
 def _why_not(shards: Sequence[Shard]) -> str:
-    if any(shard.owner.disk_full for shard in shards):
-        return f": {DISK_FULL}"
+    if full := [shard.number for shard in shards if shard.owner.disk_full]:
+        return f": {is_full(*full)}"
     return f": {READ_ONLY}" if any(shard.owner.read_only for shard in shards) else ""
 
 

@@ -18,7 +18,7 @@ from foqs.errors import FoqsError, NotFound
 from foqs.fairness.keys import TopicKey, pack_throttles, rules_of, tenancy_of
 from foqs.item import Cause, Change, Item
 from foqs.policies.failures import fingerprint
-from foqs.policies.topic_policy import MOST_KEPT
+from foqs.policies.topic_policy import MOST_KEPT, KeepEntry
 from foqs.prefetch.lane import Lane
 from foqs.rows import Batch, EndedRow, EndedState, FailureRow, Found
 from foqs.rules import pack_rules
@@ -34,8 +34,7 @@ _SPARE = 16
 def mark_end(shard: Shard, change: Change, now_ms: int) -> bool:
     """Give a change that removes its item the rows of a kept one. Return True if its policy or its rules keep it."""
     change.ended = change.stored = None  # it may have waited before
-    lane = change.item.lane
-    keep = shard.policy_of(lane).keep if lane.topic.key[0] in shard.policies.keeping or rules_of(lane.key) else None
+    keep = keep_of(shard, change)
     if keep is None:
         return False
     if change.cause is Cause.ACK:
@@ -43,6 +42,12 @@ def mark_end(shard: Shard, change: Change, now_ms: int) -> bool:
     elif change.failure is not None:
         _keep(change, EndedState.FAILED, keep.failed_ms, pack_failure(change.failure), now_ms)
     return change.ended is not None
+
+
+def keep_of(shard: Shard, change: Change) -> KeepEntry | None:
+    """Return how long the item of a change is kept after its end; None if it is not."""
+    lane = change.item.lane
+    return shard.policy_of(lane).keep if lane.topic.key[0] in shard.policies.keeping or rules_of(lane.key) else None
 
 
 def _keep(change: Change, state: EndedState, for_ms: int, stored: bytes | None, now_ms: int) -> None:

@@ -145,11 +145,14 @@ def place_again(state: State, shard: Shard, now_ms: int) -> None:
     """Place chunks that the last batch did not store.
 
     When the database cannot be used now, the chunks that wait behind them are placed, too: chunks with deduplication
-    keys (they are refused), and the rest if another shard can store them. Else they wait for this shard.
+    keys (they are refused), and the rest if another shard can store them. Else they wait for this shard, unless it is
+    full.
     """
     queue = shard.queue
     chunks = queue.take_returned()
-    if queue.chunks and (shard.owner.lost or not shard.owner.breaker.closed):
+    if queue.chunks and shard.owner.full(now_ms):
+        chunks += queue.take_chunks()
+    elif queue.chunks and (shard.owner.lost or not shard.owner.breaker.closed):
         chunks += queue.take_chunks(keyed=not enqueue.stores(state, now_ms))
     for chunk in chunks:
         enqueue.place_elsewhere(state, shard, chunk, now_ms)

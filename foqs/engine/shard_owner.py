@@ -11,6 +11,11 @@ from foqs.shardmgr.lifecycle import Breaker, BreakerSettings, ShardState, moved
 
 RETRY_MS = 20
 """Pause after a passing failure that the breaker does not count as enough to open."""
+FULL_MS = 1_000
+"""A full database is asked for room again after this time. Until then it gets no new items, and at worst removals
+alone."""
+_FORGOTTEN_MS = 60_000
+"""A database that nothing needed room in for this time counts as full no longer, when it commits anything."""
 
 
 class ShardOwner:
@@ -38,7 +43,9 @@ class ShardOwner:
         # When the shard was taken from an owner that may still run; NEVER_MS: it is `held`, and was not.
         self.grace_from_ms: int | None = None
         self.lost = False
-        self.disk_full = False  # until the next transaction is committed
+        self.disk_full = False  # until a transaction with new items is committed
+        self.removals_only = False  # not even changes fit: no transaction but removals was committed
+        self.full_until_ms = 0
         self.restored_ms = 0  # as in `Opened`
         self.read_only = False  # lost, because its database takes no writes
         self.down_from_ms: int | None = None  # since when a lost database has not answered
@@ -79,6 +86,7 @@ class ShardOwner:
         self.clock_read_ms += by_ms
         if self.grace_from_ms is not None:
             self.grace_from_ms += by_ms
+        self.full_until_ms += by_ms
         if self.down_from_ms is not None:
             self.down_from_ms += by_ms
 
@@ -154,8 +162,25 @@ class ShardOwner:
         """Ask the database again after `RETRY_MS`."""
         self.pause_from_ms = now_ms
 
-    def note_disk(self, *, full: bool) -> None:
-        self.disk_full = full
+    # ------------------------------------------------------------------------------------- room in the database
+
+    def tried_room(self, now_ms: int, *, fits: bool, inserts: bool, removals: bool) -> None:
+        """Note that a transaction with new items (`inserts`), with removals alone, or with other changes did not fit
+        the database, or that a full one took it."""
+        if not fits:
+            self.disk_full, self.removals_only = True, not inserts
+            self.full_until_ms = now_ms + FULL_MS
+        elif inserts or now_ms - self.full_until_ms > _FORGOTTEN_MS:
+            self.disk_full = self.removals_only = False
+        elif not removals:
+            self.removals_only = False
+
+    def full(self, now_ms: int) -> bool:
+        """Return True if the database gets no new items now, because it has no room."""
+        return self.disk_full and now_ms < self.full_until_ms
+
+    def takes_removals_only(self, now_ms: int) -> bool:
+        return self.removals_only and now_ms < self.full_until_ms
 
     def answered(self, now_ms: int) -> None:
         """Note that the requests were answered that wait for the database."""

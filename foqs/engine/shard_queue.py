@@ -185,6 +185,13 @@ class ShardQueue:
         self.chunks.extendleft(reversed(returned))
         self.chunk_rows += sum(len(chunk.items) for chunk in returned)
 
+    def put_aside(self, waits: Callable[[Change], bool]) -> list[Change]:
+        """Take out the changes that `waits`; the caller adds them again."""
+        changes = [change for change in self.changes if change.item.change is change]
+        aside = [change for change in changes if waits(change)]
+        self.changes = deque(change for change in changes if not waits(change)) if aside else deque(changes)
+        return aside
+
     def drop_superseded(self) -> None:
         """Drop changes that were withdrawn or replaced. With enough of them, the shard would count as full."""
         self.changes = deque(change for change in self.changes if change.item.change is change)

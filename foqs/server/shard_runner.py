@@ -41,6 +41,7 @@ _STOPPED_MS = 500
 """A tick that comes this late finds a process that was stopped: by SIGSTOP, or with its virtual machine."""
 _CATCH_UP_MS = 50
 _SLOW_OPEN_S = 1.0
+_FREE_SPACE = "free space on the disk or in the tablespace; acks and deliveries continue where the database lets them"
 
 
 class Ticker:
@@ -452,7 +453,9 @@ class ShardRunner:
         self, shard: Shard, worker: ShardWorker | ShardThread, batch: ShardBatch, result: BatchResult
     ) -> None:
         owner = shard.owner
-        if result.error:
+        if result.disk_full:
+            log.warning("shard.full", shard=shard.number, reason=result.error, mend=_FREE_SPACE)
+        elif result.error:
             log.warning("shard.failed", shard=shard.number, reason=result.error)
         if result.db_now_ms:
             self._timekeeper.read(shard, batch, result.db_now_ms)

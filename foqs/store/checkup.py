@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from foqs.rows import SettingRow
-from foqs.store import reads, server
+from foqs.store import reads, replication, server
 from foqs.store.dialect import Dialect, dialect_of
 from foqs.store.errors import Kind
 from foqs.store.link import Database, Link
@@ -155,6 +155,7 @@ def _look(made: Checkup, link: Link, shard: int) -> _There | None:
     wrong = wrong_row(row, shard) if is_readable else []
     made.findings += [*wrong, *facts.unsafe]
     if not link.database.is_file:
+        made.findings += replication.findings(link, facts.version.product)
         made.findings += _rights(link, schema.absent)
         if is_readable:
             made.findings += _stranger(link, shard)

@@ -69,12 +69,12 @@ class SqlEndpoint:
             cursor.execute(sql, parameters or None)
             return list(cursor.fetchall())
 
-    def row(self, sql: str) -> dict[str, Any]:
-        """Return the first row of a statement by the names of its columns, empty without one. Raises as `query`."""
+    def named(self, sql: str) -> list[dict[str, Any]]:
+        """Run a statement as `query` does, and return rows by the names of columns."""
         with closing(self._connect(None, timeout_s=_QUERY_TIMEOUT_S)) as connection:
             cursor = connection.cursor(pymysql.cursors.DictCursor)
             cursor.execute(sql)
-            return cursor.fetchone() or {}
+            return list(cursor.fetchall())
 
     def create_database(self, name: str) -> str:
         """Make an empty database, and return its name. Raises pymysql.MySQLError if it exists."""

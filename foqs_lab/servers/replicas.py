@@ -88,7 +88,7 @@ class Replica(DatabaseServer):
         self.query(f"START {words.replica}")
         self._primary.query(f"SET GLOBAL {words.source}_timeout = {_NEVER_MS}")
         if not wait_until(lambda: self._status("_clients") == "1", timeout_ms=_CAUGHT_UP_S * 1_000):
-            raise TimeoutError(f"the replica did not connect: {self.row(f'SHOW {words.replica} STATUS')}")
+            raise TimeoutError(f"the replica did not connect: {self.named(f'SHOW {words.replica} STATUS')}")
         self._primary.query(f"SET GLOBAL {words.source}_enabled = 1")
         if not wait_until(lambda: self._status("_status") == "ON", timeout_ms=_CAUGHT_UP_S * 1_000):
             raise TimeoutError("the primary does not wait for its replica")
@@ -106,13 +106,13 @@ class Replica(DatabaseServer):
         """Apply all that arrived, and be a primary. The former one must be gone. Raises TimeoutError."""
         words = self._words
         if not wait_until(self._has_applied_all, timeout_ms=_CAUGHT_UP_S * 1_000):
-            raise TimeoutError(f"the replica did not apply all: {self.row(f'SHOW {words.replica} STATUS')}")
+            raise TimeoutError(f"the replica did not apply all: {self.named(f'SHOW {words.replica} STATUS')}")
         self.query(f"STOP {words.replica}")
         self.query(f"RESET {words.replica} ALL")
         self.query(f"SET GLOBAL {words.confirms} = 0")
 
     def _has_applied_all(self) -> bool:
-        status = self.row(f"SHOW {self._words.replica} STATUS")
+        (status,) = self.named(f"SHOW {self._words.replica} STATUS")
         state = status.get("Slave_SQL_Running_State") or status.get("Replica_SQL_Running_State") or ""
         return "has read all relay log" in str(state)
 

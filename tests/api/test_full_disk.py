@@ -28,7 +28,7 @@ def test_enqueues_on_a_full_disk_are_unavailable(
 
         errors = [error for n in range(100) if (error := enqueue(bytes(100_000), n)) is not None]
         assert {error.code for error in errors} == {Code.UNAVAILABLE}
-        full = [error.message for error in errors if "disk of the shard's database is full" in error.message]
+        full = [error.message for error in errors if "the database of shard 1 is full" in error.message]
         assert full
         # A COMMIT that failed may close the shard, and it opens again.
         assert {error.message for error in errors} - set(full) <= {"the keys' shard is not open"}

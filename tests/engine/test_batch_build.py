@@ -289,7 +289,8 @@ def test_a_database_that_failed_is_tried_by_a_confirmation() -> None:
     lab.enqueue()
     acked = lab.ack((item_id, lab.lease_of(item_id)))
     ((shard, batch),) = lab.send()
-    lab.arrive(shard, batch, BatchResult(Outcome.FAILED, disk_full=True, error="the disk is full"))
+    lab.arrive(shard, batch, BatchResult(Outcome.FAILED, error="lock wait"))
+    shard.owner.breaker.trip(lab.now_ms)
     lab.ring(lab.engine.state.config.breaker.pause_ms)
     ((_, trial),) = lab.send()
     assert kind(trial) == "confirm"

@@ -8,6 +8,7 @@ from foqs.buffers.shard_batch import BatchResult, Outcome
 from foqs.engine import item_ops
 from foqs.engine.calls import EnqueueCall, ItemsCall
 from foqs.engine.shard import Shard
+from foqs.engine.shard_owner import RETRY_MS
 from foqs.errors import FoqsError, OutcomeUnknown, Unavailable
 from foqs.rows import AT_MOST_ONCE, NewItem
 from tests.engine.laboratory import KEY, Laboratory
@@ -109,7 +110,7 @@ def test_enqueues_on_a_full_disk_say_so_at_once(keys: bool) -> None:
     lab.arrive(shard, batch, FULL)
     for answers in (sent, enqueue()):
         assert refused(answers) == [Unavailable]
-        assert "disk of the shard's database is full" in str(answers[0])
+        assert "database of shard 1 is full" in str(answers[0])
 
 
 @pytest.mark.parametrize("keys", [False, True])
@@ -162,16 +163,18 @@ def test_an_ack_on_a_full_disk_is_unavailable_not_late() -> None:
     outcomes: list[FoqsError | None] = []
     item = lab.engine.state.shards[1].memory.known[item_id]
     lease = item.lease
-    for result in (FULL, None):
+    for results in ((FULL, FULL), (None,)):  # removals are tried alone
         call = ItemsCall(1, outcomes.extend)
         lab.engine.ack(call, [item_id], [lease], None, lab.now_ms, 5_000)
-        ((shard, batch),) = lab.send()
-        lab.arrive(shard, batch, result)
+        for result in results:
+            ((shard, batch),) = lab.send()
+            lab.arrive(shard, batch, result)
+            lab.ring(RETRY_MS)
         lab.ring(10_000)
         lab.settle()
     (first, second) = outcomes
     assert isinstance(first, Unavailable)
-    assert "disk of the shard's database is full" in str(first)
+    assert "database of shard 1 is full" in str(first)
     assert second is None
 
 
@@ -192,10 +195,9 @@ def test_a_lease_that_cannot_be_stored_is_given_back(deleted: bool) -> None:
         answers: list[FoqsError | None] = []
         lab.engine.settle(ItemsCall(1, answers.extend), [(stored[0], item_ops.delete)], None, lab.now_ms, 5_000)
         lab.arrive(shard, batch, FULL)
-        lab.ring(lab.engine.state.config.breaker.pause_ms)
-        for result in (None, FULL):  # whether it is there again, then the transaction
-            ((shard, batch),) = lab.send()
-            lab.arrive(shard, batch, result)
+        lab.ring(RETRY_MS)
+        ((shard, batch),) = lab.send()
+        lab.arrive(shard, batch, FULL)
         assert [type(answer) for answer in answers] == [Unavailable]
     else:
         lab.arrive(shard, batch, BatchResult(Outcome.COMMITTED, rejected={stored[0]: "no"}))

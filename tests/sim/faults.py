@@ -5,7 +5,13 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, fields, replace
 
+from foqs.rows import Batch
 from foqs.store.protocol import StoreBusy, StoreDown
+
+_GROWS = (
+    "inserts", "lanes_new", "dedup_new", "ready_new", "timer_new", "expiry_new", "failure_new", "ended_new",
+    "results_new", "progress_new", "moved", "bodies_new", "metadata_new",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -68,13 +74,19 @@ class Faults:
         """Whether a session that hung goes on now."""
         return True
 
+    def lacks_room(self, batch: Batch) -> bool:
+        """Return True if the database is too full for `batch`."""
+        return False
+
 
 class RandomFaults(Faults):
     def __init__(self, rng: random.Random, rates: FaultRates) -> None:
         self._rng = rng
         self.rates = rates
         self.next_commit = ""  # a fault for certain
+        self.room_for = "items"  # all; "rows": of items that are there; "none": removals alone
         self.made = 0
+        self.fitted = 0  # transactions of a full database
 
     def connecting(self) -> None:
         if self._rng.random() < self.rates.connect_fails:
@@ -117,6 +129,15 @@ class RandomFaults(Faults):
 
     def waking(self) -> bool:
         return self._rng.random() < 0.3
+
+    def lacks_room(self, batch: Batch) -> bool:
+        if self.room_for == "items":
+            return False
+        grows = ("inserts", "dedup_new") if self.room_for == "rows" else _GROWS
+        lacks = any(getattr(batch, name) for name in grows)
+        self.made += lacks
+        self.fitted += not lacks
+        return lacks
 
     def trip_ms(self) -> int:
         """How long the next trip takes."""

@@ -320,6 +320,7 @@ class Ledger:
         op.state = "unknown" if error.code is Code.OUTCOME_UNKNOWN else "refused"
         if record is None or op.wrong_ns or not current or db is None:
             return
+        self.checks[f"{op.kind} without room"] += "is full" in error.message
         if error.code is Code.NOT_FOUND and op.id in db.items and op.id not in db.ended:
             if (op.digest or op.body is not None) and op.id in db.failures:
                 return  # a dead letter has ended

@@ -143,7 +143,7 @@ class MemoryStore:
             raise StoreDown("the connection was lost before the commit")
         if fault == "busy":
             raise StoreBusy("lock wait")
-        if fault == "full":
+        if fault == "full" or (not fault and self._faults.lacks_room(batch)):
             raise StoreFull("the disk is full")
         packet = self._packet(batch)
         if fault == "late":

@@ -72,6 +72,7 @@ class Profile:
     released: float = 0.0  # leases that consumers release at once
     rules: tuple[ItemRules | None, ...] = (None,)  # of items
     untils: tuple[int, ...] = ()  # of keys that several items have, one after the other
+    rooms: tuple[str, ...] = ()  # `RandomFaults.room_for`, one after the other
     steps: float = 0.0  # extensions with a checkpoint
     awaited: bool = False  # acks bring results, and callers ask for ends
     scheduled: bool = False  # there are schedules, and hosts fire them
@@ -198,6 +199,15 @@ def _cut_windows(rng: random.Random) -> Profile:
         delayed=0.3,
         prefilled=300,
     )
+
+
+def _full_databases(rng: random.Random) -> Profile:
+    """Databases have no room for new items, and often for no row at all, again and again."""
+    only_items = rng.random() < 0.5
+    profile = random_profile(rng, "calm" if only_items else rng.choice(["crash", "rival", "calm", "kept"]))
+    rooms = ("items", "rows") if only_items else ("items", "rows", "none", "none")
+    calm = dict.fromkeys(profile.rates, NONE)
+    return replace(profile, rooms=rooms, rates=calm if only_items else profile.rates, producers=3, poisoned=0)
 
 
 def _refused_rows(rng: random.Random) -> Profile:
@@ -569,6 +579,7 @@ _KINDS: dict[str, Callable[[random.Random], Profile]] = {
     "lanes": _many_lanes,
     "cut": _cut_windows,
     "refused": _refused_rows,
+    "full": _full_databases,
     "dead": _dead_letters,
     "kept": _kept_items,
     "rules": _with_rules,

@@ -88,6 +88,7 @@ class Simulation(Run):
         self.repeat(profile.crash_every_ms, self._crash_or_stop)
         self.repeat(1_000 if profile.rival else 0, self._take_over)
         self.repeat(1_000 if profile.clock_steps else 0, self._step_clock)
+        self.repeat(300 if profile.rooms else 0, self._fill_or_free)
         self.until(begin + profile.active_ms)
         self._heal()
         self._drain()
@@ -151,6 +152,12 @@ class Simulation(Run):
         if self.rng.random() < 0.2:
             self._crash(self.rng.choice(self.members))
 
+    def _fill_or_free(self) -> None:
+        """A database has no room for a time: for items, or for any row."""
+        number = self.rng.choice(list(self.owners))
+        self.faults[number].room_for = self.rng.choice(self.profile.rooms)
+        self.note("room for", self.faults[number].room_for, number)
+
     def _step_clock(self) -> None:
         by_ms = self.rng.choice([-5_000, -300, 300, 5_000, 60_000])
         self.ledger.clock_stepped(self.now_ms, self.now_ms + by_ms)
@@ -164,7 +171,7 @@ class Simulation(Run):
         self.note("healing")
         self.healing = True
         for faults in self.faults.values():
-            faults.rates, faults.next_commit = NONE, ""
+            faults.rates, faults.next_commit, faults.room_for = NONE, "", "items"
         self.until(self.time + 5_500)  # the longest hang, then every breaker's pause
 
     def _drain(self) -> None:
@@ -199,6 +206,9 @@ class Simulation(Run):
     def _at_the_end(self) -> None:
         self.audit()
         self.counts["fault"] += self.counts["crash"] + sum(faults.made for faults in self.faults.values())
+        self.counts["fitted"] += sum(faults.fitted for faults in self.faults.values())
+        if self.profile.rooms == ("items", "rows") and (refused := self.counts["ack without room"]):
+            broken(2, f"{refused} acks were refused, which need no room")
         self.counts.update(f"items of {spec.tenant}" for spec in self.ledger.specs.values())
         self.throttles.check()
         self.clients.check_all_answered()

@@ -63,7 +63,7 @@ def place(state: State, call: EnqueueCall, number: int, items: Sequence[Keyed], 
         elsewhere = number and state.shards_elsewhere
         error = NotServed() if elsewhere else Unavailable("the keys' shard is not open", RETRY_MS)
         call.refused([one.at for one in items], error)
-    elif not shard.healthy(now_ms) or shard.owner.full(now_ms):
+    elif not shard.healthy(now_ms) or (shard.owner.disk_full and shard.owner.full(now_ms)):
         call.refused([one.at for one in items], enqueue.unusable(shard, now_ms))
     else:
         room = shard.config.pending_rows - shard.queue.chunk_rows - len(shard.queue.changes)

@@ -406,7 +406,7 @@ class Engine:
             state.callbacks.slots_written()
         if was_sick and shard.healthy(now_ms):
             consumers.wake_all(state, shard)
-        sick = owner.lost or owner.breaker.state is not _CLOSED or owner.full(now_ms)
+        sick = owner.lost or owner.breaker.state is not _CLOSED or (owner.disk_full and owner.full(now_ms))
         if not result.ended and (queue.returned or (queue.chunks and sick)):
             shard_life.place_again(state, shard, now_ms)
         reported = state.callbacks.became_ready is not None

@@ -150,7 +150,7 @@ def place_again(state: State, shard: Shard, now_ms: int) -> None:
     """
     queue = shard.queue
     chunks = queue.take_returned()
-    if queue.chunks and shard.owner.full(now_ms):
+    if queue.chunks and shard.owner.disk_full and shard.owner.full(now_ms):
         chunks += queue.take_chunks()
     elif queue.chunks and (shard.owner.lost or not shard.owner.breaker.closed):
         chunks += queue.take_chunks(keyed=not enqueue.stores(state, now_ms))

@@ -63,7 +63,7 @@ class ReplicatedServer:
         self.replica.close()
 
     def stop_receiving(self) -> None:
-        """Let the replica miss all that follows. What it has received, it applies."""
+        """Let the replica miss all that follows. It applies the events that it has received."""
         self.replica.query("STOP SLAVE IO_THREAD" if self.kind == "mariadb" else "STOP REPLICA IO_THREAD")
 
     def catch_up(self) -> None:
@@ -77,9 +77,9 @@ class ReplicatedServer:
             raise ServerUnavailable(f"the replica does not follow: {self._state()}")
 
     def wait_applied(self) -> None:
-        """Wait until the replica has applied what it received."""
+        """Wait until the replica has applied all events that it has received."""
         if not wait_until(self._applied, timeout_ms=_CATCH_UP_S * 1000):
-            raise ServerUnavailable(f"the replica does not apply what it received: {self._state()}")
+            raise ServerUnavailable(f"the replica does not apply the events that it received: {self._state()}")
 
     def promote(self) -> None:
         """Make the replica the primary. The old one is gone."""

@@ -1,4 +1,4 @@
-"""A load with a history: what was answered before a database failed over, and what came back."""
+"""A load with a history: answers before a database failed over, and deliveries after that."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LEASE_MS = 3_600_000
 
 
 class History:
-    """What a producer and two consumers were answered, by phases. `wrong` are answers that must not be.
+    """The answers that a producer and two consumers got, by phases. `wrong` are answers that must not be.
 
     `stored` and `acked` have the phase of the first answer. `again` are items that came after they were acked. A
     consumer keeps each seventh item without an ack; when another delivery of it comes, the old lease is tried.

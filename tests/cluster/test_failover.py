@@ -100,7 +100,7 @@ def play(history: History, pair: Pair, databases: list[str], switch: Callable[[]
     assert history.wrong == []
     assert {history.stored[item] for item in lost} <= ({1} if loses else set())
     assert {history.acked[item] for item in returned} <= ({1} if loses else set())
-    assert history.again == returned, "what was acked and comes again is what the replica had again"
+    assert history.again == returned, "acked items come again if the replica has them, and no other ones"
     assert rows - returned <= history.acked.keys(), "all that the replica had was delivered"
     if loses:
         assert lost, "nothing was lost, so nothing is tested"

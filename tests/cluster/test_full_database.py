@@ -87,6 +87,6 @@ def test_acks_and_deliveries_continue(kind: Kind, new_server: NewServer, tmp_pat
             stored, errors = producer.stored, len(producer.errors)
             consume(client, _ACKED)
             assert len(producer.errors) > errors, "new items were tried all the time"
-            wait_until(lambda: producer.stored > stored, "an item that takes the room of others")
+            wait_until(lambda: producer.stored > stored, "an item in the room of acked ones")
         assert Scrape(("127.0.0.1", host.admin_port)).sum("foqs_shard_breaker_opened_total") == 0
         assert re.search(r"shard\.full .*\(1114\)", host.log.read_text())

@@ -31,7 +31,7 @@ def leased(lab: Laboratory, count: int = 1) -> list[int]:
 
 
 @pytest.mark.parametrize("keyed", [False, True])
-def test_acks_are_stored_though_the_new_items_with_them_do_not_fit(keyed: bool) -> None:
+def test_acks_are_stored_without_the_new_items(keyed: bool) -> None:
     lab = Laboratory(1)
     (item_id,) = leased(lab)
     refused = lab.enqueue_keyed("a") if keyed else lab.enqueue()
@@ -47,7 +47,7 @@ def test_acks_are_stored_though_the_new_items_with_them_do_not_fit(keyed: bool) 
     assert owner.breaker.opened == 0
 
 
-def test_new_items_are_refused_at_once_until_room_is_asked_for_again() -> None:
+def test_new_items_are_refused_at_once_for_a_time() -> None:
     lab = Laboratory(1)
     lab.enqueue()
     fail(lab)
@@ -66,7 +66,7 @@ def test_new_items_are_refused_at_once_until_room_is_asked_for_again() -> None:
     assert not shard_of(lab).owner.disk_full
 
 
-def test_items_are_delivered_and_leases_written_while_new_items_do_not_fit() -> None:
+def test_items_are_delivered_and_leases_written() -> None:
     lab = Laboratory(1)
     ids = lab.stored(*[lab.item() for _ in range(3)])
     for count in range(3):
@@ -109,7 +109,7 @@ def test_a_host_does_not_spin_on_leases_that_do_not_fit() -> None:
     assert lab.taken() == []
 
 
-def test_a_database_that_nothing_needs_room_in_counts_as_full_for_a_minute() -> None:
+def test_a_database_counts_as_full_for_a_minute() -> None:
     lab = Laboratory(1)
     ids = leased(lab, 2)
     lab.enqueue()

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import settings
 from pymysql.connections import Connection
 
+from foqs.store import dump_tools
 from foqs_lab.servers import (
     DEFAULT_SETTINGS,
     ContainerServer,
@@ -29,7 +30,7 @@ from foqs_lab.servers import (
     process,
     start_database_server,
 )
-from foqs_lab.servers.programs import find_mariadb, find_mysql, find_postgresql, find_zookeeper
+from foqs_lab.servers.programs import find_mariadb, find_mysql, find_postgresql, find_zookeeper, link_mysql_clients
 from foqs_lab.servers.rivals import PostgresqlServer
 from tests.support import forked, real
 from tests.zk.rig import ZookeeperRig
@@ -47,7 +48,9 @@ gc.disable()  # until all tests are collected: almost nothing is garbage before
 Server = DatabaseServer | ContainerServer
 NewServer = Callable[..., Server]
 NewShardUrl = Callable[[], str]
+NewTools = Callable[[str], Path]
 
+PRODUCTS = {"mariadb": "MariaDB", "mysql": "MySQL"}
 SHARD_KINDS = [
     "sqlite",
     pytest.param("mariadb", marks=[pytest.mark.server, pytest.mark.mariadb]),
@@ -267,6 +270,30 @@ def new_shard_url(shard_kind: str, request: pytest.FixtureRequest, tmp_path: Pat
 def shard_url(new_shard_url: NewShardUrl) -> str:
     """The SQLAlchemy URL of a fresh, empty database, on SQLite, MariaDB and MySQL in turn."""
     return new_shard_url()
+
+
+@pytest.fixture
+def new_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NewTools:
+    """`new_tools("mysql")` puts the programs that dump and load its databases into PATH, and returns the folder at its
+    front. Skips the test, or fails it in CI, when there are none."""
+
+    def prepare(kind: str) -> Path:
+        folder = tmp_path / "bin"
+        folder.mkdir(exist_ok=True)
+        monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+        if kind == "mysql":
+            link_mysql_clients(folder)
+        if (product := PRODUCTS.get(kind)) is not None:
+            try:
+                found = dump_tools.find(dump_tools.DUMP, product).product
+            except dump_tools.ToolMissing:
+                found = ""
+            if found != product:
+                why = f"no tool of {product} found: script/apt mariadb-client, script/mysql"
+                (pytest.fail if required() else pytest.skip)(why)
+        return folder
+
+    return prepare
 
 
 def postgresql_or_skip() -> PostgresqlServer:

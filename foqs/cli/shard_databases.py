@@ -252,6 +252,9 @@ def _restored(at_ms: int, ended: int) -> str:
     """Return a line about the last restore of a shard."""
     from datetime import UTC, datetime
 
+    if at_ms < 0:
+        return "a dump was put back: the host that opens the shard ends the leases that came back, and skips ids"
+
     when = datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(sep=" ", timespec="seconds")
     leases = f"{ended:,} lease{'' if ended == 1 else 's'}"
     return f"a host found an older copy here on {when}, and ended the {leases} that came back with it"

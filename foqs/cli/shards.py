@@ -28,6 +28,7 @@ from foqs.cli.operators import (
     show_moves,
 )
 from foqs.cli.shard_databases import ShardArgument, app, copies_of, examined, shards
+from foqs.cli.shard_dumps import backup, restore
 from foqs.cli.shard_url import check_url, given_url, refuse_password
 from foqs.cli.terminal import fail
 from foqs.errors import Conflict, FoqsError, Invalid, Unavailable
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from foqs.config.schema import ZookeeperSection
     from foqs.shardmgr.operate import Change
 
-__all__ = ["app"]  # the group and its commands for the databases
+__all__ = ["app", "backup", "restore"]  # the group, and commands of other modules
 _MEMBERS, _PLACES = "Shards of a cluster", "Hosts of the shards"
 UrlArgument = Annotated[
     str, typer.Argument(help="The database has this SQLAlchemy URL. - reads it from stdin, which hides it from `ps`.")

@@ -229,6 +229,10 @@ class Seam:
         }  # fmt: skip
         return made[kind](words)
 
+    def of_code(self, code: int, text: str) -> StoreError:
+        """Return the error of the seam for what a server has said to another program."""
+        return self.translate(self._dbapi.OperationalError(code, text))
+
     def read_only(self) -> StoreReadOnly:
         """Return the error for a server that says so itself, and for a file that lost its name.
 
@@ -388,9 +392,9 @@ def remedy_of(code: int, place: Place, account: Account | None) -> str:
     return f"an administrator runs: {grant(account, place.database)}"
 
 
-def grant(account: Account, database: str) -> str:
-    """The statement that gives `account` what a host needs."""
-    return f"GRANT {RIGHTS} ON {_quoted_name(database)}.* TO {account};"
+def grant(account: Account, database: str, rights: str = RIGHTS) -> str:
+    """The statement that gives `account` rights: what a host needs, or others."""
+    return f"GRANT {rights} ON {_quoted_name(database)}.* TO {account};"
 
 
 def account_of(current_user: str) -> Account:

@@ -85,7 +85,17 @@ def create_schema(url: str, shard_number: int) -> None:
                     link.connection.exec_driver_sql(statement)
             _refuse_first(read_schema(link.connection).differences())
             if row is None:
+                _refuse_orphaned(link)
                 link.execute(_first_row(shard_number))
+
+
+def _refuse_orphaned(link: Link) -> None:
+    """Raise ShardRefused for items without the shard's row: a first row would give their ids again."""
+    if link.fetch("SELECT id FROM item LIMIT 1"):
+        raise ShardRefused(
+            "the database has items and no row in table shard: a restore was broken off, or the row was deleted",
+            mend="run `foqs shards restore` with a dump of the shard",
+        )
 
 
 def migrate_schema(url: str, shard_number: int) -> int:

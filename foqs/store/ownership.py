@@ -28,7 +28,7 @@ from foqs.store import migrate, reads
 from foqs.store.dialect import Dialect
 from foqs.store.link import Database, Link
 from foqs.store.protocol import Fenced, ShardRefused, StoreDown
-from foqs.store.tables import SCHEMA_VERSION
+from foqs.store.tables import RESTORING, SCHEMA_VERSION
 
 TAKE_OVER_WAIT_S = 10
 """How long a killed owner's transaction may take to be rolled back."""
@@ -39,6 +39,9 @@ _LEASES_AT_ONCE = 10_000
 """The most leases that a statement ends: with more it might outlast the time-out of the connection."""
 _MOST_EPOCHS, _MOST_NUMBERS = 1 << 62, 1 << NUMBER_BITS
 _RESTORE_ROW = "restore the row of table shard, and the items, from a backup"
+PUT_BACK_MS = -1
+"""`shard.restored_ms` of a dump that was put back, until an owner opens it: whatever the marks say, the owner ends the
+leases that came back, and skips ids."""
 _CLAIM_WAIT_S = 10.0
 _READ_BYTES = 8192
 _IN_NO_SIGHT = "a database that this account cannot see"
@@ -79,10 +82,20 @@ def refuse_foreign(row: StoredShard | None, shard_number: int | None) -> None:
     """Raise ShardRefused for no row, another schema version (`mend` has the remedy), and another shard's tables."""
     if row is None:
         raise ShardRefused("the shard's row is missing: create the schema")
+    refuse_unfinished(row)
     if row.version != SCHEMA_VERSION:
         why = f"the schema of the database is version {row.version}, and this foqs needs version {SCHEMA_VERSION}"
         raise ShardRefused(why, mend=migrate.remedy(row.version))
     refuse_other_shard(row.number, shard_number)
+
+
+def refuse_unfinished(row: StoredShard) -> None:
+    """Raise ShardRefused for a shard whose dump is being loaded, or was loaded in part."""
+    if row.version == RESTORING:
+        raise ShardRefused(
+            "a restore of the shard is not complete",
+            mend="wait for its end; if it was broken off, run `foqs shards restore` again, with this or another dump",
+        )
 
 
 def refuse_other_shard(number: int, shard_number: int | None) -> None:
@@ -222,7 +235,8 @@ class FileLock:
 
 
 class ShardRow(NamedTuple):
-    """The row of `shard` as its owner wrote it. `closed`: the last owner closed the shard in order."""
+    """The row of `shard` as its owner wrote it. `closed`: the last owner closed the shard in order. `put_back`: it is
+    that of a dump, which no owner has opened since `foqs shards restore` loaded it."""
 
     closed: bool
     epoch: int
@@ -234,10 +248,12 @@ class ShardRow(NamedTuple):
     slots_stamp: int
     slots: bytes
     ended_from_ms: int = 0
+    put_back: bool = False
 
 
 class Start(NamedTuple):
-    """What a new owner begins with. `behind`: the database is an older copy of what its mark speaks of."""
+    """What a new owner begins with. `behind`: the database is an older copy: of what its mark speaks of, or a dump that
+    was put back."""
 
     epoch: int
     next_number: int
@@ -276,9 +292,10 @@ def start_of(
     # The row of a copy that was put back may lag behind its own items.
     next_number = max(stored.next_number, highest_number + 1)
     epoch = max(stored.epoch, epoch_above)
-    behind = mark is not None and (
-        stored.epoch < mark.epoch or next_number < mark.number or stored.seq < mark.seq
-    )  # the last one is true also where nothing was enqueued since the copy
+    # The last comparison is true also where nothing was enqueued since the copy. A mark may be older than a dump.
+    behind = stored.put_back or (
+        mark is not None and (stored.epoch < mark.epoch or next_number < mark.number or stored.seq < mark.seq)
+    )
     if mark is not None:
         epoch, next_number = max(epoch, mark.epoch), max(next_number, mark.ceiling)
     if moved or behind:
@@ -320,7 +337,7 @@ def take_epoch(
     )  # fmt: skip
     _refuse_without_fence(link)
     # Otherwise an owner since then has ended them, and could not save its mark: the leases are its own.
-    restored = start.behind and mark is not None and stored.epoch <= mark.epoch
+    restored = stored.put_back or (start.behind and mark is not None and stored.epoch <= mark.epoch)
     ended = _end_leases(link) if restored else 0
     _index_tail(link, dialect)
     more = f"restored_ms = {dialect.clock_ms}, leases_ended = {ended:d}, " if restored else ""
@@ -347,16 +364,20 @@ def _end_leases(link: Link) -> int:
 def _stored_row(link: Link, for_update: str = "") -> tuple[bytes, ShardRow]:
     """Return the server that wrote the row, and the row."""
     columns = "epoch, seq, next_number, due_from_ms, expiry_from_ms, dedup_from_ms, slots_stamp, slots, done_from_ms"
-    last_server, *values = link.fetch(f"SELECT server, owner = '', {columns} FROM shard WHERE one = 1{for_update}")[0]
-    return bytes(last_server), ShardRow(*values)
+    values = link.fetch(f"SELECT server, owner = '', {columns}, restored_ms FROM shard WHERE one = 1{for_update}")[0]
+    last_server, *values, restored_ms = values
+    return bytes(last_server), ShardRow(*values)._replace(put_back=restored_ms == PUT_BACK_MS)
 
 
 def start_without_lock(link: Link, shard: int) -> tuple[ShardRow, Start]:
-    """Return what `take_epoch` would return on this server, without a mark. Changes and locks nothing.
+    """Return what `take_epoch` would return on this server, without a mark, if no dump was put back.
+
+    Changes and locks nothing.
 
     Raises ShardRefused, and the driver's errors.
     """
     _, stored = _stored_row(link)
+    stored = stored._replace(put_back=False)
     return stored, start_of(stored, _highest_number(link, shard))
 
 

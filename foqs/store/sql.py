@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from foqs.ids import Marks
+from foqs.ids import Mark, Marks
 from foqs.policies.failures import FailureFilter
 from foqs.policies.settings import Change, Settings
 from foqs.rows import (
@@ -160,7 +160,10 @@ class SqlStore:
                 opened = read_opened(reader, self._dialect, row, start, warnings, replaced=may_live and not row.closed)
             server = facts.identity or f"file:{self._database.file}".encode()
             opened = replace(opened, identity=taken.identity, seq=row.seq, server=server)
-            return replace(opened, behind=taken.mark, leases_ended=taken.leases_ended) if start.behind else opened
+            if not start.behind:
+                return opened
+            mark = taken.mark or Mark(row.epoch, row.next_number, row.next_number, row.seq)
+            return replace(opened, behind=mark, leases_ended=taken.leases_ended)
         except self._errors.error as error:
             self.close()
             raise self._errors.translate(error) from error

@@ -26,6 +26,8 @@ from foqs.ids import DIGEST_BYTES, HASH_SLOTS
 
 SCHEMA_VERSION = 5
 """The version of these tables. A host serves no database of another one."""
+RESTORING = 0
+"""In place of a version, while a dump is loaded: no foqs opens, migrates or completes such a database."""
 TIMER_OF_ITEM = "timer_of_item"
 LANE_OF_NAMES = "lane_of_names"
 EXPIRY_OF_ITEM = "expiry_of_item"
@@ -42,7 +44,7 @@ FAILURE_OF_ITEM = "failure_of_item"
 # last redrive.
 # `shard.one` is always 1. `shard.identity` is the shard's UUID, which a restored copy has too. An owner fills an empty
 # one. `shard.restored_ms` and `leases_ended`: when an owner found that the database is an older copy, and how many
-# leases it ended.
+# leases it ended. -1: a dump was put back, and no owner has opened it yet.
 _SQL = f"""
 CREATE TABLE item (
     id BIGINT NOT NULL,

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -74,6 +75,23 @@ def find_mysql() -> Program:
         return _first_usable("mysql", [((named,), Path(named).parent.parent)])
     installed = [((path,), Path(path).parent.parent) for path in _which("mysqld")]
     return _first_usable("mysql", [*installed, *_unpacked_trees()])
+
+
+def link_mysql_clients(folder: Path) -> bool:
+    """Make `mysqldump` and `mysql` of an unpacked tree callable in a folder, which goes into PATH.
+
+    Return False if no tree has them: an installed MySQL has its own in PATH.
+    """
+    for argv, prefix in _unpacked_trees():
+        if not (prefix / "bin" / "mysqldump").exists():
+            continue
+        for name in ("mysqldump", "mysql"):
+            words = [*argv[:-1], str(prefix / "bin" / name)]
+            path = folder / name
+            path.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+            path.chmod(0o755)
+        return True
+    return False
 
 
 def find_beanstalkd() -> str:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from sqlalchemy.engine import URL, make_url
 
+from foqs.store import dump_tools
+from foqs.store.dump import back_up
+from foqs.store.link import open_link
 from foqs.store.maintenance import create_schema
 from foqs.store.protocol import StoreError
+from foqs.store.restore import restore
 from foqs.store.sql import SqlStore
 from foqs_lab.servers import Kind, ServerSettings
-from tests.conftest import NewServer
+from tests.conftest import PRODUCTS, NewServer, NewTools
 from tests.support.certificates import Authority
 
 SERVERS = [
@@ -76,3 +81,40 @@ def test_a_shard_over_tls(kind: Kind, new_server: NewServer, tmp_path: Path) -> 
         opens(native[0])
         opens(native[1])
         assert "certificate" in refusal(native[2])
+
+
+@pytest.mark.parametrize("kind", SERVERS)
+def test_the_tools_take_the_url_s_tls(kind: Kind, new_server: NewServer, new_tools: NewTools, tmp_path: Path) -> None:
+    """A dump and its load, by accounts that need TLS, and a certificate; the tools check the server's, too."""
+    new_tools(kind)
+    authority, foreign = Authority(tmp_path), Authority(tmp_path, "foreign")
+    pair, mine = authority.issue("127.0.0.1"), authority.issue("host.test")
+    on = "--tls-version=TLSv1.2,TLSv1.3" if kind == "mysql" else "--ssl=ON"
+    files = {"ca": authority.ca_file, "cert": pair.cert_file, "key": pair.key_file}
+    options = (on, *(f"--ssl-{name}={path}" for name, path in files.items()))
+    server = new_server(kind, ServerSettings(buffer_pool_bytes=64 << 20, options=options))
+    database = server.create_database("shard_1")
+    create_schema(server.url(database), 1)
+    server.query("CREATE USER secure@'127.0.0.1' IDENTIFIED BY 'word' REQUIRE SSL")
+    server.query("CREATE USER mutual@'127.0.0.1' IDENTIFIED BY 'word' REQUIRE X509")
+    for user in ("secure", "mutual"):
+        server.query(f"GRANT ALL ON *.* TO {user}@'127.0.0.1'")
+    plain = make_url(server.url(database)).set(username="secure", password="word")
+    good = plain.update_query_dict({"ssl_ca": str(authority.ca_file)})
+    mutual = good.set(username="mutual").update_query_dict(
+        {"ssl_cert": str(mine.cert_file), "ssl_key": str(mine.key_file)}
+    )
+    for number, one in enumerate((plain, good, mutual)):
+        url = one.render_as_string(hide_password=False)
+        dump, made = back_up(url, 1, tmp_path / str(number), now=lambda: datetime.now(UTC), foqs="1")
+        restore(one.set(database=f"copy_{number}").render_as_string(hide_password=False), dump, made, replace=False)
+    tool = dump_tools.find(dump_tools.DUMP, PRODUCTS[kind])
+    another = plain.update_query_dict({"ssl_ca": str(foreign.ca_file)})
+    for one in (another, good.set(host="localhost")):
+        url = one.render_as_string(hide_password=False)
+        with (
+            open_link(good.render_as_string(hide_password=False)) as link,
+            pytest.raises(StoreError),
+            dump_tools.running(link, url, tool, dump_tools.dump_options(tool), ["shard"]) as stream,
+        ):
+            assert stream.read() == b"", "it dumps from a server that it cannot trust"

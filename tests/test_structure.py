@@ -35,7 +35,7 @@ LINES = {
     "foqs.admin": 1_314,  # items that a pause holds, dead letters, hung handlers, disks and older copies: for alerts
     "foqs.api": 4_154,
     "foqs.buffers": 1_388,
-    "foqs.cli": 10_287,  # foqs worker, outbox; repeats of log lines
+    "foqs.cli": 10_520,  # foqs worker, outbox; repeats of log lines; shards backup and restore
     "foqs.client": 11_246,  # _async: threads as tasks, no close; what a job says; lines about failures; ends of workers
     "foqs.config": 1_366,
     "foqs.contrib": 838,  # Django, with what users hear of a mistake, and records of other clients
@@ -52,7 +52,7 @@ LINES = {
     "foqs.server": 4_694,  # the fields of host.stopped
     "foqs.shardmgr": 2_780,  # may a host be stopped
     "foqs.spark": 4_850,
-    "foqs.store": 6_220,  # what loses commits at a fail-over
+    "foqs.store": 7_060,  # dumps and their way back: tools, manifests, loads; what loses commits at a fail-over
     "foqs.tasks": 2_922,  # batches, periodic tasks, codecs, the meter; test_mode; pickled tasks; short path
     "foqs.testing": 431,  # jumps to the next due time
     "foqs.wire": 1_661,

@@ -80,9 +80,9 @@ def _now() -> datetime:
 
 @command(
     shards,
-    "foqs shards restore /var/backups/foqs/shard-3-20260214T030000Z.sql.gz --dry-run -c foqs.toml",
-    "foqs shards restore shard-3-20260214T030000Z.sql.gz --replace -c foqs.toml",
-    "foqs shards restore shard-3-20260214T030000Z.sql.gz --url - -c foqs.toml < url.txt",
+    "foqs shards restore DUMP.sql.gz --dry-run -c foqs.toml",
+    "foqs shards restore DUMP.sql.gz --replace -c foqs.toml",
+    "foqs shards restore DUMP.sql.gz --url - -c foqs.toml < url.txt",
     group=_DUMPS,
 )
 def restore(
@@ -134,9 +134,7 @@ def restore(
         print(f"shard {shard}: {_said(file, manifest)}", flush=True)
         print(f"shard {shard}: {_held(target)}", flush=True)
         if target.used and not target.broken and not replace:
-            raise Invalid(
-                f"the database {target.place} is not empty: --replace replaces what it holds, after a question"
-            )
+            raise Invalid(f"the database {target.place} is not empty: --replace replaces its shard, after a question")
         if dry_run:
             print(f"shard {shard}: nothing was changed (--dry-run)")
             continue

@@ -1,7 +1,6 @@
 """Dumps of a shard: one consistent copy of its tables in a file, made while its owner continues.
 
-A server's dump is the SQL text of its own tool; table `shard` is last, so what was loaded in part has no row for a host
-to open. A SQLite file is copied by the online backup of SQLite. Both are compressed. The manifest, a JSON document, has
+A server's dump is the SQL text of its own tool. Table `shard` is last, so a partial load has no row for a host to open. A SQLite file is copied by the online backup of SQLite. Both are compressed. The manifest, a JSON document, has
 the name of the dump and `.json`. It is written last: a dump without it is not complete.
 """
 
@@ -38,12 +37,12 @@ _SQLITE_WAIT_S = 60.0
 
 
 class DumpCut(StoreError):
-    """The dump ended early, or a dump's file is not the one that its manifest describes."""
+    """The dump ended early, or the manifest of a dump describes another file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a dump is. `epoch`, `seq` and `next_number` are those of the shard's row right before the dump, which may
+    """What a dump is. `epoch`, `seq` and `next_number` are from the shard's row right before the dump, which may
     have later ones. `place`: the server and database, without an account. `bytes` and `sha256` are the file's; `began`
     and `ended` are times in UTC as ISO 8601 has them."""
 
@@ -242,7 +241,7 @@ def _spelled(at: datetime) -> str:
 
 
 class _Sink:
-    """A file, and the size and hash of what was written to it."""
+    """A file, with the size and hash of its content."""
 
     def __init__(self, file: IO[bytes], path: Path) -> None:
         self.digest, self.size = sha256(), 0

@@ -238,7 +238,7 @@ def _option_file(text: str) -> Iterator[tuple[str, tuple[int, ...]]]:
     if hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd"):
         number = os.memfd_create("foqs-options")
         try:
-            os.fchmod(number, 0o600)  # the tools leave out a file that others may write
+            os.fchmod(number, 0o600)  # the tools ignore a file with wider rights
             os.write(number, text.encode())
             yield f"/proc/self/fd/{number}", (number,)
         finally:

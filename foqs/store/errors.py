@@ -393,7 +393,7 @@ def remedy_of(code: int, place: Place, account: Account | None) -> str:
 
 
 def grant(account: Account, database: str, rights: str = RIGHTS) -> str:
-    """The statement that gives `account` rights: what a host needs, or others."""
+    """The statement that gives `account` rights: a host's, or the given ones."""
     return f"GRANT {rights} ON {_quoted_name(database)}.* TO {account};"
 
 

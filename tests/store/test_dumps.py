@@ -99,7 +99,7 @@ def test_a_dump_into_a_database_that_is_missing(shard: Shard, new_shard_url: New
                 connection.exec_driver_sql(f"DROP DATABASE {parsed.database}_missing")
 
 
-def test_what_is_there_is_replaced_on_demand_only(shard: Shard, tmp_path: Path) -> None:
+def test_a_shard_is_replaced_on_demand_only(shard: Shard, tmp_path: Path) -> None:
     url, store = shard
     dump, made = backed_up(url, tmp_path)
     before = tables_of(url)
@@ -116,8 +116,8 @@ def test_what_is_there_is_replaced_on_demand_only(shard: Shard, tmp_path: Path) 
     assert without_restore(tables_of(url)) == before
 
 
-def test_the_next_owner_ends_leases_and_skips_ids_whatever_the_marks_say(shard: Shard, tmp_path: Path) -> None:
-    """Also without a mark, and with one that is as old as the dump."""
+def test_the_next_owner_ends_leases_and_skips_ids(shard: Shard, tmp_path: Path) -> None:
+    """Whatever the marks say: without one, and with one that is as old as the dump."""
     url, store = shard
     leased = new_item(3)
     insert(store, leased)
@@ -155,7 +155,7 @@ def test_another_shard_is_never_replaced(shard: Shard, new_shard_url: NewShardUr
 def test_a_restore_that_is_broken_off_leaves_no_shard(
     shard: Shard, new_shard_url: NewShardUrl, shard_kind: str, tmp_path: Path
 ) -> None:
-    """The dump ends in the middle, as after a kill. Neither a host nor `foqs shards create` takes what is there."""
+    """The dump ends in the middle, as after a kill. Neither a host nor `foqs shards create` takes the rest."""
     url, store = shard
     dump, made = backed_up(url, tmp_path)
     store.close(clean=True)
@@ -311,7 +311,7 @@ def test_no_tool_and_the_tool_of_another_product(
 def test_tools_of_mariadb_on_mysql(
     shard: Shard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new_shard_url: NewShardUrl
 ) -> None:
-    """Debian has no others. Each side of a way may have been made with the tools of the other."""
+    """Debian has only these. Each side of a way may have been made with the tools of the other."""
     url, _ = shard
     debian = tmp_path / "debian"
     debian.mkdir()

@@ -1,7 +1,8 @@
 """Dumps of a shard: one consistent copy of its tables in a file, made while its owner continues.
 
-A server's dump is the SQL text of its own tool. Table `shard` is last, so a partial load has no row for a host to open. A SQLite file is copied by the online backup of SQLite. Both are compressed. The manifest, a JSON document, has
-the name of the dump and `.json`. It is written last: a dump without it is not complete.
+A server's dump is the SQL text of its own tool. Table `shard` is last, so a partial load has no row for a host to open.
+A SQLite file is copied by the online backup of SQLite. Both are compressed. The manifest, a JSON document, has the name
+of the dump and `.json`. It is written last: a dump without it is not complete.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class Rig:
 
     def point_to(self, url: str) -> None:
         self.config.write_text(
-            f'[server]\nlisten = "127.0.0.1:0"\n[admin]\nport = 0\n[store]\nstate_dir = "{self.folder / "state"}"\n'
+            f'[server]\nport = 0\n[admin]\nport = 0\n[store]\nstate_dir = "{self.folder / "state"}"\n'
             f'[[shards]]\nid = 1\nurl = "{url}"\n'
         )
 
@@ -126,7 +126,9 @@ def drained(client: Client, topic: str) -> dict[int, bytes]:
 def test_a_shard_comes_back_as_of_the_dump(rig: Rig, place: str, new_shard_url: NewShardUrl) -> None:
     journal = Journal()
     with rig.serving() as (_, client):
-        client.put_settings({"topic.kept": '{"keep": {"completed_ms": 3600000}}', "topic.dies": '{"dead": "grave"}'})
+        client.put_settings(
+            {"topic.kept": '{"keep": {"completed_ms": 3600000}}', "topic.dies": '{"dead": {"topic": "grave"}}'}
+        )
         big = client.enqueue("big", BIG, dedup_key=KEY)
         unique = client.enqueue("unique", b"u", dedup_key="unique", dedup_until=DedupUntil.DONE)
         leased_id = client.enqueue("leased", b"l")
@@ -136,7 +138,7 @@ def test_a_shard_comes_back_as_of_the_dump(rig: Rig, place: str, new_shard_url: 
         client.ack(one, result=b"result")
         dead = client.enqueue("dies", b"d")
         (one,) = client.dequeue("dies", 1, lease_ms=60_000)
-        client.reject(one, reason="bad")
+        client.nack(one, reject=True, reason="bad")
         later = client.enqueue("later", b"x", delay_ms=3_000_000)
         with load(client, journal) as more:
             before, acked_before = dict(journal.stored), set(journal.acked)

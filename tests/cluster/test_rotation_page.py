@@ -42,7 +42,7 @@ class Shell:
     def __init__(self, folder: Path, cluster: LocalCluster) -> None:
         self._folder, self._cluster = folder, cluster
         self._bin = folder / "bin"
-        self._bin.mkdir()
+        self._bin.mkdir(exist_ok=True)
         self._wanted = folder / "reloads"
         self._program("systemctl", f'test "$*" = "reload foqs" && echo reload >> {self._wanted}')
         self._program("foqs", f'exec {sys.executable} -m foqs "$@"')

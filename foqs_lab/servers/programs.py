@@ -26,7 +26,7 @@ _ZOOKEEPER = (
     "curl -fL https://archive.apache.org/dist/zookeeper/zookeeper-3.9.4/apache-zookeeper-3.9.4-bin.tar.gz | tar xz && "
     "export FOQS_ZOOKEEPER_JARS=$PWD/apache-zookeeper-3.9.4-bin/lib"
 )
-_MARIADB = "sudo apt-get install mariadb-server-core mariadb-client-core"
+_MARIADB = "sudo apt-get install mariadb-server-core mariadb-client"
 _MYSQL = "install MySQL from https://dev.mysql.com/downloads/mysql, and set FOQS_MYSQLD to its mysqld"
 
 

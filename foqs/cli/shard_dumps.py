@@ -140,7 +140,7 @@ def restore(
             continue
         if target.used:
             confirm(f"Replace what {target.place} holds by the dump?", yes=yes)
-        with _named(f"shard {shard}"):
+        with _named(f"shard {shard}: the dump is not loaded"):
             load(place, file, manifest, replace=replace)
         before = {"database": target.place, "items": target.items}
         audit_change("shards.restore", before, {"shard": shard, "dump": file.name, "began": manifest.began})

@@ -143,7 +143,7 @@ def back_up(url: str, shard: int, folder: Path, *, now: Callable[[], datetime], 
         with _writing(dump) as sink, gzip.GzipFile("", "wb", _COMPRESSION, sink, mtime=0) as out:
             if link.database.file is not None:
                 tool = f"SQLite {sqlite3.sqlite_version}"
-                _copy_of_file(link.database.file, out, folder)
+                _copy_of_file(link.database.file, out, dump.with_name(f".{dump.name}.copy"))
             else:
                 found = dump_tools.find(dump_tools.DUMP, version.product)
                 tool = found.version
@@ -199,11 +199,11 @@ def _dump_of_server(link: Link, url: str, tool: dump_tools.Tool, tables: list[st
         raise DumpCut(f"{os.path.basename(tool.path)} ended early: its last line is not {_END.decode()}")
 
 
-def _copy_of_file(file: Path, out: gzip.GzipFile, folder: Path) -> None:
+def _copy_of_file(file: Path, out: gzip.GzipFile, copy: Path) -> None:
     """Copy a SQLite file in one step, which is one snapshot: a writer continues in the write-ahead log."""
-    copy = folder / f".{file.name}-{os.getpid()}.copy"
     try:
         with disk_errors(copy):
+            copy.unlink(missing_ok=True)
             os.close(os.open(copy, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         with (
             closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=rw", uri=True, timeout=_SQLITE_WAIT_S)) as source,
@@ -220,7 +220,7 @@ def _copy_of_file(file: Path, out: gzip.GzipFile, folder: Path) -> None:
             raise StoreFull(f"{copy}: the disk is full") from error
         raise
     finally:
-        for path in folder.glob(f"{copy.name}*"):
+        for path in copy.parent.glob(f"{copy.name}*"):
             path.unlink(missing_ok=True)
 
 

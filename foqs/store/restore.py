@@ -167,6 +167,8 @@ def _content(dump: Path) -> Iterator[gzip.GzipFile]:
     try:
         with gzip.open(dump, "rb") as file:
             yield file
+    except BrokenPipeError:
+        raise  # of the tool that is fed
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DumpCut(f"{dump} cannot be decompressed: it was cut or damaged") from error
 

@@ -1,4 +1,4 @@
-"""`foqs shards backup` under load and `foqs shards restore`, with a host: what comes back, and what does not."""
+"""`foqs shards backup` under load and `foqs shards restore`, with a host: the items, keys and results after it."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import pytest
 
 from foqs.client import Client
 from foqs_lab.servers import Kind
-from tests.api.hosts import ROOT
+from tests.api.hosts import ROOT, foqs
 from tests.cluster.conftest import ON_EACH_KIND, NewCluster
 from tests.cluster.test_rotation_page import Shell
 from tests.conftest import NewTools
@@ -50,6 +50,8 @@ def test_a_shard_is_dumped_lost_and_restored(
             server.drop_database(f"{shard.database}_drill")
         lost = client.enqueue("mail", b"lost")
         assert len(client.ack_many(client.dequeue("mail", 5, lease_ms=60_000))) == 5
+        refused = foqs("shards", "restore", tmp_path / "dumps" / files[1], "--yes", "--replace", "-c", cluster.config)
+        assert (refused.returncode, "shard 1 is enabled: first `foqs shards disable 1`" in refused.stderr) == (1, True)
         shell.run(disable)
         server.query(f"DELETE FROM {shard.database}.item")
         server.query(f"DROP TABLE {shard.database}.ready")

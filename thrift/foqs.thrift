@@ -1033,7 +1033,7 @@ struct ExplainLimit {
   /** The limit, its use and the wait, for a person. */
   3: string text,
   /** RATE: deliveries a second. CONCURRENCY: leases. PER_WORKER: items of a worker. FAIR_SHARE: of all turns, 0 to 1. */
-  4: optional double limit,
+  4: optional double bound,
   /** RATE: deliveries at once. */
   5: optional i64 burst,
   /** CONCURRENCY: leases with the key, on the answering host if another host lends its slots. */
@@ -1066,7 +1066,7 @@ struct ExplainTenants {
   /** The settings entry that pauses them, or the throttle without its prefix "throttle.". */
   2: string key,
   /** The number of tenants. */
-  3: i64 count,
+  3: i32 count,
   /** Fairness keys of some of them; "": items without one. */
   4: list<string> tenants,
   /** For a person. */

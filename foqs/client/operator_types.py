@@ -134,7 +134,7 @@ class ExplainLimit:
     kind: LimitKind | int
     key: str
     text: str
-    limit: float | None = None
+    bound: float | None = None
     burst: int | None = None
     used: int | None = None
     free: int | None = None

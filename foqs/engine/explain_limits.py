@@ -189,7 +189,7 @@ def _in_shadow(state: State, kind: int, name: str, throttle: Throttle, limit: st
     text = f"{limit}, in shadow: {counted}. It holds nothing back."
     made = _Limit(kind, name, text, throttle.per_second, throttle.burst, estimate_ms=0, shadow=True)
     if kind == _Kind.CONCURRENCY:
-        made.limit, made.burst = throttle.concurrency, None
+        made.bound, made.burst = throttle.concurrency, None
     made.hour = None if hour is None else to_struct(hour)
     return made
 

@@ -41,7 +41,7 @@ def test_an_item_lists_its_limits_in_each_state(client: Client, run: Run) -> Non
 
     wait_until(parked, "the items wait for a token", 60)
     rate, shadow, leases = client.explain(ids[3]).limits
-    assert (rate.kind, rate.key, rate.limit, rate.burst, rate.before) == (LimitKind.RATE, "api", 0.001, 1, 2)
+    assert (rate.kind, rate.key, rate.bound, rate.burst, rate.before) == (LimitKind.RATE, "api", 0.001, 1, 2)
     assert rate.estimate_ms is not None
     assert 2_000_000 < rate.estimate_ms <= 3_000_100
     assert (shadow.shadow, shadow.estimate_ms, shadow.hour is not None and shadow.hour.seen) == (True, 0, 1)

@@ -43,7 +43,7 @@ def test_an_item_behind_sixty_waits_for_sixty_tokens() -> None:
     host.put(66, "api")
     *_, last = ids(host)
     before = limit_of(host, last, K.RATE)
-    assert (before.key, before.limit, before.burst, before.free, before.before) == ("api", 5.0, 5, 5, 65)
+    assert (before.key, before.bound, before.burst, before.free, before.before) == ("api", 5.0, 5, 5, 65)
     assert before.estimate_ms == 61 * 200, "no consumer asked yet: the bucket is full"
     assert host.got() == 5
     dry = limit_of(host, last, K.RATE)
@@ -132,7 +132,7 @@ def test_a_shadow_is_listed_with_its_hour_and_holds_nothing() -> None:
     rate, leases = limits(host, item_id)
     assert (rate.hour.held, rate.hour.seen, rate.shadow) == (55, 60, True)
     assert "in shadow: 55 of 60 held back in 2 min. It holds nothing back." in rate.text
-    assert (leases.kind, leases.limit, leases.hour.held, leases.hour.seen) == (K.CONCURRENCY, 50.0, 10, 60)
+    assert (leases.kind, leases.bound, leases.hour.held, leases.hour.seen) == (K.CONCURRENCY, 50.0, 10, 60)
     assert not {R.THROTTLED, R.CONCURRENCY} & {reason.code for reason in why(host, item_id).reasons}
 
 
@@ -152,7 +152,7 @@ def test_leases_are_counted_with_their_oldest_holder() -> None:
     host.pass_ms(9_000)
     *_, third, last = [item_id for item_id in ids(host) if why(host, item_id).state == State.READY]
     full = limit_of(host, last, K.CONCURRENCY)
-    assert (full.limit, full.used, full.free, full.before) == (2.0, 2, 0, 2)
+    assert (full.bound, full.used, full.free, full.before) == (2.0, 2, 0, 2)
     assert (full.item_id, full.by) == (first.id, "w:1")
     assert full.since_ms == pytest.approx(leased_ms, abs=100)
     mean_ms = 9_500
@@ -177,7 +177,7 @@ def test_the_limit_of_a_worker_is_listed_with_its_consumers() -> None:
     host.put(3)
     *_, last = ids(host)
     (limit,) = limits(host, last)
-    assert (limit.kind, limit.key, limit.limit, limit.free, limit.estimate_ms) == (
+    assert (limit.kind, limit.key, limit.bound, limit.free, limit.estimate_ms) == (
         K.PER_WORKER,
         "topic.*",
         1.0,
@@ -205,7 +205,7 @@ def test_the_share_of_a_tenant_is_listed() -> None:
     host.got(4)
     (of_a, *_) = host.ask("ListItems", ns="n", topic="t", fairness_key="a", state=State.READY).items
     (share,) = limits(host, of_a.id)
-    assert (share.kind, share.key, share.limit) == (K.FAIR_SHARE, "a", 0.25)
+    assert (share.kind, share.key, share.bound) == (K.FAIR_SHARE, "a", 0.25)
     assert share.text.startswith("Tenant 'a' has weight 1, which is 25.00% of the turns of the waiting tenants: ")
     assert share.estimate_ms in (0, None)
     for _ in range(10):
@@ -218,7 +218,7 @@ def test_the_share_of_a_tenant_is_listed() -> None:
     host.got(1)
     (share,) = limits(host, of_a.id)
     assert share.text == "Tenant 'a' has weight 1. The tenant takes no turns now: it is paused."
-    assert (share.limit, share.estimate_ms) == (None, None)
+    assert (share.bound, share.estimate_ms) == (None, None)
 
 
 def test_a_topic_without_limits_has_none() -> None:

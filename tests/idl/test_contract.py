@@ -68,7 +68,7 @@ def test_every_method_takes_one_request_and_declares_its_error() -> None:
 
 
 def test_enums_begin_with_unspecified_and_match_the_code() -> None:
-    for enum in (idl.Delivery, idl.ItemState, idl.ErrorCode, idl.Reason):
+    for enum in (idl.Delivery, idl.ItemState, idl.ErrorCode, idl.Reason, idl.LimitKind):
         assert enum._VALUES_TO_NAMES[0] == "UNSPECIFIED"
     assert {code.name: int(code) for code in Code} == {
         name: value for name, value in idl.ErrorCode._NAMES_TO_VALUES.items() if value

@@ -362,13 +362,18 @@ def _take_progress(shard: Shard, change: Change, transaction: Batch) -> None:
             change.more_bytes = len(row.checkpoint) - shard.memory.noted[item.id]
 
 
+def _put_aside(shard: Shard, batch: ShardBatch, now_ms: int) -> list[Change] | None:
+    """Put aside the changes that a full database does not take, None if it is time to try them again."""
+    if not shard.owner.takes_removals_only(now_ms):
+        return None
+    batch.removals_only = True
+    return shard.queue.put_aside(lambda change: needs_room(shard, change))
+
+
 def _take_changes(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: int) -> None:
     queue = shard.queue
-    rest: list[Change] = []
-    if shard.owner.removals_only and shard.owner.takes_removals_only(now_ms):
-        batch.removals_only = True
-        rest = queue.put_aside(lambda change: needs_room(shard, change))
-    elif queue.progress:
+    rest = _put_aside(shard, batch, now_ms) if shard.owner.removals_only else None
+    if rest is None and queue.progress:
         _queue_progress(shard, now_ms)
     waiting, room = queue.changes, 2 * shard.config.batch_rows
     keeping, noted, holding = shard.policies.keeping, shard.memory.noted, shard.memory.holding
@@ -406,7 +411,7 @@ def _take_changes(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: i
                 unique.note(shard, change, transaction)
         batch.changes.append(change)
         room -= 1 if change.body is None else 1 + body_bytes(change.body) // _ROW_BYTES
-    waiting.extend(rest)  # until the database is asked for room again
+    waiting.extend(rest or ())  # until the database is asked for room again
     batch.rows += len(batch.changes)
 
 

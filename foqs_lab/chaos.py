@@ -244,7 +244,7 @@ def chaos(
         log.close()
     events = sorted(read(folder) + read(shared) + read(kept_logs), key=lambda event: event.began)
     unfair = tenants.lies(events, throttled_until_ns, lost)
-    kills = schedules.Kills(len(recoveries["host_killed"]))
+    kills = schedules.Kills(len(recoveries.get("host_killed", ())))
     fired = schedules.verdict(firing.items, seed, kills, end_ms, None, lost, monotonic_ns() - time_ns())
     lies = check(events, lost)
     faults_logged = [line for host in hosts_ran for line in host.faults()]

@@ -446,7 +446,7 @@ def _handlers_hang(facts: Facts) -> Iterator[Said]:
 @_rule(
     Word.DEGRADED,
     "a topic that is not paused gets items, and nothing asked for them in the last minute",
-    "start workers for the topic, or restart those that hang; check the topic's name and the workers' rights",
+    "start workers for the topic, or restart hung ones; check the topic's name and the workers' rights",
 )
 def _not_consumed(facts: Facts) -> Iterator[Said]:
     grows = [

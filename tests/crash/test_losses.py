@@ -310,7 +310,7 @@ def test_a_key_has_one_item_after_a_loss() -> None:
     assert len(unique.overlaps(waiting, unique.waiting_spans(waiting, WINDOW))) == 1
 
 
-@pytest.mark.parametrize("ended", [121, 229], ids=["in the window", "after it, as the request waited"])
+@pytest.mark.parametrize("ended", [121, 229], ids=["in the window", "after it"])
 def test_an_item_that_waited_may_be_lost(ended: int) -> None:
     events: list[unique.Event] = [unique.Stored(120, ended, 7, 1), unique.Stored(230, 231, 7, 2)]
     assert unique.overlaps(events, unique.waiting_spans(events, WINDOW)) == []

@@ -18,6 +18,7 @@ from tests.deploy.promql import dashboard, dashboard_queries, put_in, selectors
 VARIABLES = {"job": "foqs", "host": ".*", "namespace": ".*", "topic": ".*", "__rate_interval": "1m"}
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 WITHOUT_PANEL = {
+    "foqs_quota_items_per_second",
     "foqs_attempts_failed_total",
     "foqs_items_changed_total",
     "foqs_certificate_expires_at_seconds",

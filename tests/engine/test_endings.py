@@ -33,7 +33,7 @@ def test_the_end_is_answered_though_the_item_is_kept_no_longer(found: FoqsError 
     assert (answer.state, answer.result, answer.ended_at_ms) == (EndedState.COMPLETED, b"done", 1)
 
 
-def test_a_caller_that_looks_at_an_item_without_an_end_gets_the_error() -> None:
+def test_an_item_without_an_end_gives_the_error() -> None:
     answers: list[Ending | Living | FoqsError] = []
     EndCall(1, answers.append, lambda one: None).end(NotFound("no such item"))
     assert isinstance(answers[0], NotFound)

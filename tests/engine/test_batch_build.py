@@ -88,7 +88,7 @@ def test_only_the_last_change_of_an_item_is_sent() -> None:
     assert nacked == deleted == [None]
 
 
-def test_a_change_keeps_the_place_of_the_one_that_it_replaces() -> None:
+def test_a_newer_change_of_an_item_takes_the_place_of_the_older() -> None:
     lab = Laboratory(1, batch_rows=1)
     lab.stored(*(lab.item() for _ in range(6)))
     first, *ids = lab.taken()

@@ -81,7 +81,7 @@ class Checkpoints:
                 del self._owed[item_id]
 
     def sent(self, shard: int, batch: Batch, ahead: int) -> None:
-        """The owner of a shard sends a transaction. `ahead`: it and those that hold all changes that wait."""
+        """The owner of a shard sends a transaction. `ahead`: the transactions for all changes that wait."""
         written = {row.id for row in batch.progress_new}
         written.update(batch.item_gone)  # with which it goes
         for item_id, (op, at_ms, epoch) in self._owed.items():

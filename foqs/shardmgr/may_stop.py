@@ -56,11 +56,19 @@ def outlook_of(facts: Facts, host: str, statuses: Sequence[HostStatus], errors: 
     leaves = sorted(shard for shard, at in situation.current.items() if at == host and shard in situation.loads)
     leaves = sorted({*leaves, *(n for n, owner in facts.owners.items() if owner.host == host)})
     by_id = {one.host: one for one in statuses}
+    goes: dict[str, list[int]] = {}
     others = takers(facts) - {host}
     able = {one for one in others if not _unfit(by_id.get(one))}
     if leaves:
         _alone(found, facts, leaves, others, able, by_id)
         _shards(found, facts, host, leaves, able)
+        goes = _destinations(facts, situation, host, leaves)
+        _unfit_takers(found, goes, able, by_id)
+        if by_id and host not in by_id:
+            found.against.append(Against(
+                "it does not answer: it may not hand over its shards, and nothing is known of its load",
+                "look at its log first; if it hangs, the shards move only after it is killed",
+            ))  # fmt: skip
     _load(found, by_id, host, able)
     if not statuses and leaves:
         found.against.append(Against(
@@ -68,8 +76,29 @@ def outlook_of(facts: Facts, host: str, statuses: Sequence[HostStatus], errors: 
             "foqs status; with authentication the command needs a --token with the right admin",
         ))  # fmt: skip
     if not found.against:
-        _effects(found, facts, situation, leaves, able)
+        _effects(found, facts, goes, leaves, able)
     return found
+
+
+def _destinations(facts: Facts, situation: Situation, host: str, leaves: Sequence[int]) -> dict[str, list[int]]:
+    """Return the shards that each other host would get. The controller does not know which hosts are fit."""
+    hosts = empty_hosts(Situation(situation.loads, situation.current, takers(facts) - {host}, {host}))
+    goes: dict[str, list[int]] = {}
+    for shard in leaves:
+        if (one := hosts.get(shard, host)) != host:
+            goes.setdefault(one, []).append(shard)
+    return goes
+
+
+def _unfit_takers(
+    found: Outlook, goes: dict[str, list[int]], able: Collection[str], by_id: dict[str, HostStatus]
+) -> None:
+    """Look for hosts that would get shards and cannot serve them, while others can."""
+    for one in sorted(goes.keys() - able) if able else ():
+        found.against.append(Against(
+            f"{_named(goes[one])} would move to {printable(one)}, which {_unfit(by_id.get(one))}",
+            f"foqs hosts drain {printable(one)} or repair it, then ask again",
+        ))  # fmt: skip
 
 
 def _alone(
@@ -138,20 +167,14 @@ def _load(found: Outlook, by_id: dict[str, HostStatus], host: str, able: Collect
         ))  # fmt: skip
 
 
-def _effects(found: Outlook, facts: Facts, situation: Situation, leaves: Sequence[int], able: Collection[str]) -> None:
+def _effects(
+    found: Outlook, facts: Facts, goes: dict[str, list[int]], leaves: Sequence[int], able: Collection[str]
+) -> None:
     """Say what an orderly stop (SIGTERM) does."""
     if not leaves:
         found.effects.append("it serves no shard")
-    else:
-        hosts = empty_hosts(Situation(situation.loads, situation.current, takers(facts) - {found.host}, {found.host}))
-        went: dict[str, list[int]] = {}
-        for shard in leaves:
-            went.setdefault(hosts.get(shard, found.host), []).append(shard)
-        for one, numbers in sorted(went.items()):
-            if one != found.host:
-                found.effects.append(
-                    f"{_named(numbers)} {'moves' if len(numbers) == 1 else 'move'} to {printable(one)}"
-                )
+    for one, numbers in sorted(goes.items()):
+        found.effects.append(f"{_named(numbers)} {'moves' if len(numbers) == 1 else 'move'} to {printable(one)}")
     left = takers(facts) - {found.host}
     if len(left) == 1 and leaves and able:
         found.effects.append(

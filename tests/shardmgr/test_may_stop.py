@@ -71,6 +71,24 @@ def test_the_other_host_is_not_fit(other: HostStatus | None, why: str) -> None:
     assert text.endswith(why)
 
 
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [(None, "does not answer"), (status("c", missing=("no session",)), "is not ready: no session")],
+)
+def test_a_host_that_is_not_fit_would_get_shards_though_another_is_fit(other: HostStatus | None, why: str) -> None:
+    facts = replace(TWO, hosts={**HOSTS, "c": HostFact("c", "c:7707", "run")})
+    text, remedy = only_reason(outlook_of(facts, "a", (*BOTH, other) if other is not None else BOTH))
+    assert text == f"shards 1, 2 would move to c, which {why}"
+    assert remedy == "foqs hosts drain c or repair it, then ask again"
+    drained = replace(facts, drained=frozenset({"c"}))
+    assert outlook_of(drained, "a", BOTH).against == []
+
+
+def test_the_host_itself_does_not_answer() -> None:
+    text, _ = only_reason(outlook_of(TWO, "a", (status("b"),)))
+    assert text == "it does not answer: it may not hand over its shards, and nothing is known of its load"
+
+
 def test_a_leaving_host_takes_no_shards() -> None:
     facts = replace(TWO, hosts={**HOSTS, "b": replace(HOSTS["b"], leaving=True)})
     assert "b is leaving" in only_reason(outlook_of(facts, "a", BOTH))[0]

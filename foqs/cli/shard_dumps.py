@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from foqs import __version__
-from foqs.checks import counted
+from foqs.checks import counted, printable
 from foqs.cli.main import command
 from foqs.cli.operators import ClusterOptions, YesOption, audit_change, confirm, look
 from foqs.cli.shard_databases import shard_urls, shards
@@ -182,9 +182,10 @@ def _named(what: str) -> Iterator[None]:
 
 
 def _said(file: Path, manifest: Manifest) -> str:
+    began, product, server, by = map(printable, (manifest.began, manifest.product, manifest.server, manifest.foqs))
     return (
-        f"{file} is the state of {manifest.began} ({manifest.product} {manifest.server}, schema version "
-        f"{manifest.schema_version}, {manifest.bytes:,} bytes, by foqs {manifest.foqs})"
+        f"{printable(str(file))} is the state of {began} ({product} {server}, schema version "
+        f"{manifest.schema_version}, {manifest.bytes:,} bytes, by foqs {by})"
     )
 
 

@@ -49,7 +49,13 @@ _OPTIONS = (
 _OF_MYSQL = ("--set-gtid-purged=OFF", "--column-statistics=0")
 """A dump with GTIDs needs the right RELOAD, and cannot be loaded into a server that has some. MariaDB's tool has
 neither option."""
-LOAD_OPTIONS = ("--batch", "--binary-mode", "--default-character-set=utf8mb4", "--max-allowed-packet=1G")
+LOAD_OPTIONS = (
+    "--batch",
+    "--binary-mode",  # no command of the client in the dump is obeyed
+    "--local-infile=0",  # neither the dump nor the server may ask for a file of this machine
+    "--default-character-set=utf8mb4",
+    "--max-allowed-packet=1G",
+)
 _SANDBOX = b"/*M!999999"
 """The first line of a dump of newer MariaDB tools. MySQL's client takes it for a command that it does not know."""
 _RIGHTS = {1044, 1142, 1143, 1227, 1370}
@@ -130,7 +136,7 @@ def running(
     parsed = make_url(with_password(url))
     text = option_file(parsed, tool, encrypted=_is_encrypted(link))
     with _option_file(text) as (path, keep), tempfile.TemporaryFile() as words:
-        argv = [tool.path, f"--defaults-file={path}", *options, parsed.database or "", *tables]
+        argv = [tool.path, f"--defaults-file={path}", *options, "--", parsed.database or "", *tables]
         pipe = {"stdin": subprocess.PIPE} if loads else {"stdin": subprocess.DEVNULL}
         stdout = subprocess.DEVNULL if loads else subprocess.PIPE
         try:

@@ -1,10 +1,11 @@
 """Load a dump into a shard's database.
 
 A server: the shard's row says that a restore is not complete (`RESTORING`), the other tables are dropped, and the tool
-loads the dump, with table `shard` last. Wherever that ends, no host opens a part of a shard. A SQLite file is replaced
-in one transaction: it has the old content or the new one.
+loads the dump, with table `shard` last. The row of that table is stored at the end, by the connection that has the
+shard's lock. Wherever that ends, no host opens a part of a shard. A SQLite file is replaced in one transaction: it has
+the old content or the new one.
 
-In both cases the row says at the end that a dump was put back (`PUT_BACK_MS`).
+In both cases the row comes with the mark that a dump was put back (`PUT_BACK_MS`), so no host opens it without.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import zlib
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
+from foqs.checks import printable
 from foqs.store import dump_tools, server
 from foqs.store.dump import DumpCut, Manifest, disk_errors
 from foqs.store.errors import Kind, account_of, grant
@@ -31,6 +33,9 @@ from foqs.store.tables import RESTORING, SCHEMA_VERSION, TABLES
 
 _CHUNK_BYTES = 1 << 20
 _LINE_BYTES = 4_096
+_MOST_ROW_BYTES = 1 << 20
+_ROW_OF_SHARD = b"\nINSERT INTO `shard` "
+"""In a dump a line begins with a statement: line ends of values are escaped."""
 _DDL_TIMEOUT_S = 600.0
 """A server removes the files of large tables."""
 _PUT_BACK = f"UPDATE shard SET restored_ms = {PUT_BACK_MS:d} WHERE one = 1"
@@ -109,7 +114,7 @@ def _is_missing(database: Database) -> bool:
 
 def _refuse_other_product(product: str, manifest: Manifest) -> None:
     if (product == "SQLite") != (manifest.product == "SQLite"):
-        raise ShardRefused(f"the dump is one of {manifest.product}, and the database is {product}'s")
+        raise ShardRefused(f"the dump is one of {printable(manifest.product)}, and the database is {product}'s")
 
 
 def _row(link: Link, shard: int) -> StoredShard | None:
@@ -138,10 +143,31 @@ def _restore_server(url: str, database: Database, dump: Path, manifest: Manifest
         _begin(link, manifest.shard)
         with dump_tools.running(link, url, tool, dump_tools.LOAD_OPTIONS, loads=True) as stream, _content(dump) as file:
             stream.write(dump_tools.for_tool(tool, file.readline(_LINE_BYTES)))
+            row = _feed(file, stream)
+        for statement in ("START TRANSACTION", row, _PUT_BACK):
+            link.execute(statement)
+        _refuse_wrong(read_shard_row(link), manifest)  # which is not committed then
+        link.execute("COMMIT")
+
+
+def _feed(file: gzip.GzipFile, stream: IO[bytes]) -> str:
+    """Write a dump into the tool, and return the statement with the row of table `shard`, which is left out."""
+    kept, overlap = b"", len(_ROW_OF_SHARD) - 1
+    while chunk := file.read(_CHUNK_BYTES):
+        kept += chunk
+        at = kept.find(_ROW_OF_SHARD)
+        if at >= 0:
+            stream.write(kept[: at + 1])
+            row, end, rest = (kept[at + 1 :] + file.read(_MOST_ROW_BYTES)).partition(b";\n")
+            stream.write(rest)
             while chunk := file.read(_CHUNK_BYTES):
                 stream.write(chunk)
-            stream.write(f"\n{_PUT_BACK};\n".encode())
-        _refuse_wrong(read_shard_row(link), manifest)
+            if end and row.isascii():  # the tools write bytes as hexadecimal numbers
+                return row.decode()
+            break
+        stream.write(kept[:-overlap])
+        kept = kept[-overlap:]
+    raise DumpCut("the dump has no row of table shard")
 
 
 def _begin(link: Link, shard: int) -> None:

@@ -19,8 +19,10 @@ from foqs.policies.entries import THROTTLE
 from foqs.prefetch.lane import Lane
 from foqs.settings_log import SettingsStamp
 
-_TENANTS = 250
-"""Flows of tenants that are looked at in one slice of the event loop."""
+_FLOWS = 25
+"""Flows of tenants that are looked at in one slice of the event loop. Each asks for its throttles' tokens and slots."""
+_CHEAP = 50
+"""Flows whose items are counted in the time of one of these questions."""
 _GROUPS = 10
 """Groups of tenants that wait for one limit."""
 _NAMED = 5
@@ -41,16 +43,25 @@ def waiting(
     for tenant in list(topic.turns.tenants.values()):
         flows = [flow for flow in tenant.flows.values() if flow.ready]
         ready += bool(flows)
-        looked += len(tenant.flows)
-        gates = [dry_gate(state, flow, ledgers) for flow in flows] if tenant.away != HELD else []
-        if flows and tenant.away == HELD:
-            groups.setdefault((idl.Reason.PAUSED, ""), []).append(tenant.name)
-        elif gates and all(gate is not None for gate in gates):
-            assert gates[0] is not None, "each flow waits"
-            code = idl.Reason.CONCURRENCY if isinstance(gates[0], ShardSlots) else idl.Reason.THROTTLED
-            limit = gates[0].throttle.setting.removeprefix(THROTTLE)
-            groups.setdefault((code, limit), []).append(tenant.name)
-        if looked >= _TENANTS:
+        looked += 1 + len(tenant.flows) // _CHEAP
+        first = None
+        for flow in flows if tenant.away != HELD else ():
+            gate = dry_gate(state, flow, ledgers)
+            first = first or gate
+            looked += 1
+            if looked >= _FLOWS:
+                looked = 0
+                yield
+            if gate is None:
+                break
+        else:
+            if flows and tenant.away == HELD:
+                groups.setdefault((idl.Reason.PAUSED, ""), []).append(tenant.name)
+            elif first is not None:
+                code = idl.Reason.CONCURRENCY if isinstance(first, ShardSlots) else idl.Reason.THROTTLED
+                limit = first.throttle.setting.removeprefix(THROTTLE)
+                groups.setdefault((code, limit), []).append(tenant.name)
+        if looked >= _FLOWS:
             looked = 0
             yield
     paused = groups.pop((idl.Reason.PAUSED, ""), [])

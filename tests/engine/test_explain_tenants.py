@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 
-from foqs.engine import explain
+from foqs.engine import explain, explain_limits, explain_tenants
 from foqs.engine.explain import Explanation
 from foqs.idl import idl
 from foqs.policies.settings import Settings
 from foqs.settings_log import SettingsStamp
 from tests.api.wire import State
+from tests.engine.test_concurrency import Limited
 from tests.support.one_host import OneHost, put, take
 
 pytestmark = pytest.mark.memory
@@ -200,7 +201,7 @@ def test_a_topic_without_turns_counts_no_tenants(host: OneHost) -> None:
 
 
 def test_very_many_tenants_are_counted_in_slices(host: OneHost, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foqs.engine.explain_tenants._TENANTS", 2)
+    monkeypatch.setattr("foqs.engine.explain_tenants._FLOWS", 2)
     settle(host, 3, {"topic.t": json.dumps({"paused_tenants": [f"t{at}" for at in range(9)]})})
     for at in range(9):
         put(host, b"x", fairness_key=f"t{at}")
@@ -233,3 +234,33 @@ def test_the_author_of_a_pause_of_tenants_is_named(host: OneHost) -> None:
     )
     (group,) = answer.tenants
     assert group.text.endswith("are paused by the settings entry topic.t, the last one by bob 1.0 min ago: 'a', 'b'.")
+
+
+def test_the_flows_of_one_tenant_are_looked_at_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each flow of a tenant has throttle keys of its own: a host would stand still for seconds."""
+    host = Limited({"throttle.c:*": '{"per_second": 0.01, "burst": 1}'})
+    keys = [f"c:{n}" for n in range(120)]
+    for _ in range(2):
+        items = [idl.ItemSpec("t", b"x", fairness_key="one", throttle_keys=[key]) for key in keys]
+        host.ask("Enqueue", ns="n", items=items)
+        host.pass_ms(100)
+    assert len(host.take(200)) == len(keys), "each key had one token"
+    looked: list[int] = [0]
+
+    def dry_gate(*args: Any) -> Any:
+        looked[-1] += 1
+        return explain_limits.dry_gate(*args)
+
+    monkeypatch.setattr(explain_tenants, "dry_gate", dry_gate)
+    state = host.engine.state
+    topic = state.topics.get(("n", "t"))
+    assert topic is not None
+    work = explain_tenants.waiting(state, topic, explain_limits.NO_LEDGERS, host.now_ms)
+    with pytest.raises(StopIteration) as end:
+        while True:
+            next(work)
+            looked.append(0)
+    ((group,), ready) = end.value.value
+    assert (group.count, ready) == (1, 1)
+    assert sum(looked) == len(keys)
+    assert max(looked) <= 30

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from contextlib import contextmanager
@@ -64,7 +65,8 @@ def backup(
     for shard in sorted(set(numbers or urls)):
         began = time.monotonic()
         try:
-            dump, made = back_up(urls[shard], shard, to, now=_now, foqs=__version__)
+            with _ended_tidily():
+                dump, made = back_up(urls[shard], shard, to, now=_now, foqs=__version__)
         except StoreError as error:
             failed = True
             say(f"shard {shard}: no dump: {explained(error)}")
@@ -140,7 +142,7 @@ def restore(
             continue
         if target.used:
             confirm(f"Replace what {target.place} holds by the dump?", yes=yes)
-        with _named(f"shard {shard}: the dump is not loaded"):
+        with _named(f"shard {shard}: the dump is not loaded"), _ended_tidily():
             load(place, file, manifest, replace=replace)
         before = {"database": target.place, "items": target.items}
         audit_change("shards.restore", before, {"shard": shard, "dump": file.name, "began": manifest.began})
@@ -171,6 +173,21 @@ def _database(cluster: ClusterOptions, shard: int, url: str | None) -> str:
     if own is None:
         raise Invalid(f"there is no shard {shard}: add it to the configuration, or give --url")
     return own
+
+
+@contextmanager
+def _ended_tidily() -> Iterator[None]:
+    """Have SIGTERM and SIGHUP end the command as Ctrl-C does: incomplete files are removed, and the tool ends."""
+
+    def end(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

@@ -63,7 +63,7 @@ def build(shard: Shard, now_ms: int) -> ShardBatch | None:
     more = due or behind or queue.lists or batch.lanes_gone or memory.idle_lanes or owner.state is _DRAINING
     moved = False
     waits = keys.gone is not None or keys.wanted is not None or keys.copies or keys.gives or keys.marks  # `keys_wait`
-    if not batch.removals_only and (more or waits or keys.redrives or held.claims or held.freed):
+    if more or waits or keys.redrives or held.claims or held.freed:
         moved = _take_rest(shard, batch, transaction, behind=behind, now_ms=now_ms)
     if batch.chunks or batch.changes or batch.indexed or batch.lanes_gone or batch.removals or moved:
         if transaction.filled:
@@ -133,7 +133,7 @@ def _next_of_full_ms(shard: Shard, now_ms: int) -> int:
     """Return when a shard has work whose database takes removals only."""
     owner, queue = shard.owner, shard.queue
     asked = queue.pages_wanted or queue.bodies_wanted or owner.confirm_wanted or owner.clock_wanted
-    if queue.looks or queue.kept.unsent or (asked and owner.state is _SERVING):
+    if queue.looks or queue.kept.unsent or queue.keys.gone is not None or (asked and owner.state is _SERVING):
         return owner.retry_at_ms(now_ms)
     if queue.chunks or any(not needs_room(shard, change) for change in queue.changes):
         return owner.retry_at_ms(now_ms)
@@ -156,6 +156,8 @@ def _take_rest(shard: Shard, batch: ShardBatch, transaction: Batch, *, behind: b
     """Take what no request asks for: leases, rows of unindexed items, empty lanes, and keys. Return True if there is
     something that is not in `batch`."""
     queue, memory = shard.queue, shard.memory
+    if batch.removals_only:
+        return queue.keys.gone is not None and dedup.take_expired(queue, transaction)
     if queue.unwritten:
         # The other half of the delay is for the commit, before the shard has to stop leasing items.
         drains = shard.owner.state is _DRAINING or queue.lists  # the rows have to show every lease

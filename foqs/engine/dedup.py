@@ -108,12 +108,18 @@ def _store(queue: ShardQueue, call: EnqueueCall, new: list[Keyed]) -> None:
 
 def fill_transaction(queue: ShardQueue, batch: ShardBatch, transaction: Batch) -> bool:
     """Add the changes of keys and slots. Return True if there are any."""
-    transaction.fill()
+    take_expired(queue, transaction)
     _add_moved_slots(queue, batch, transaction)
-    transaction.dedup_gone, queue.keys.gone = queue.keys.gone, None
     transaction.slots, queue.keys.wanted = queue.keys.wanted, None
     queue.keys.in_flight = transaction.slots
     return transaction.dedup_gone is not None or transaction.slots is not None or bool(batch.copies or transaction.keys)
+
+
+def take_expired(queue: ShardQueue, transaction: Batch) -> bool:
+    """Add the removal of expired keys, if they are known. Return True."""
+    transaction.fill()
+    transaction.dedup_gone, queue.keys.gone = queue.keys.gone, None
+    return True
 
 
 def rows_of(queue: ShardQueue, chunk: Chunk, now_ms: int) -> list[DedupRow]:

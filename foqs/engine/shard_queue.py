@@ -187,9 +187,11 @@ class ShardQueue:
 
     def put_aside(self, waits: Callable[[Change], bool]) -> list[Change]:
         """Take out the changes that `waits`; the caller adds them again."""
-        changes = [change for change in self.changes if change.item.change is change]
-        aside = [change for change in changes if waits(change)]
-        self.changes = deque(change for change in changes if not waits(change)) if aside else deque(changes)
+        aside: list[Change] = []
+        changes, self.changes = self.changes, deque()
+        for change in changes:
+            if change.item.change is change:
+                (aside if waits(change) else self.changes).append(change)
         return aside
 
     def drop_superseded(self) -> None:

@@ -93,7 +93,7 @@ def _destinations(facts: Facts, situation: Situation, host: str, leaves: Sequenc
 def _unfit_takers(
     found: Outlook, goes: dict[str, list[int]], able: Collection[str], by_id: dict[str, HostStatus]
 ) -> None:
-    """Look for hosts that would get shards and cannot serve them, while others can."""
+    """Look for hosts that would get shards and cannot serve them, where another host can."""
     for one in sorted(goes.keys() - able) if able else ():
         found.against.append(Against(
             f"{_named(goes[one])} would move to {printable(one)}, which {_unfit(by_id.get(one))}",

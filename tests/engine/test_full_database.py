@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from foqs.buffers.shard_batch import BatchResult, Outcome
+from foqs.config.schema import LimitsSection
 from foqs.engine import item_ops
 from foqs.engine.shard import Shard
 from foqs.engine.shard_owner import FULL_MS, RETRY_MS
@@ -119,3 +120,18 @@ def test_a_database_counts_as_full_for_a_minute() -> None:
         lab.ack((item_id, lab.lease_of(item_id)))
         lab.settle()
         assert shard_of(lab).owner.disk_full is full
+
+
+def test_expired_keys_are_removed_where_no_row_fits() -> None:
+    """Else a database full of keys stays so, while a lease waits for room."""
+    lab = Laboratory(1, sections={"limits": LimitsSection(dedup_window_ms=60_000)})
+    lab.enqueue_keyed("a")
+    lab.settle()
+    lab.faults[1].lacks_room = lambda batch: bool(batch.inserts or batch.timer_new)  # type: ignore[method-assign]
+    assert len(lab.taken()) == 1
+    lab.go_on(5_000)
+    assert shard_of(lab).owner.removals_only
+    assert len(lab.dbs[1].dedup) == 1
+    lab.go_on(70_000)
+    assert len(lab.dbs[1].dedup) == 0
+    assert shard_of(lab).owner.removals_only

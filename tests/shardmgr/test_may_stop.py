@@ -75,7 +75,7 @@ def test_the_other_host_is_not_fit(other: HostStatus | None, why: str) -> None:
     ("other", "why"),
     [(None, "does not answer"), (status("c", missing=("no session",)), "is not ready: no session")],
 )
-def test_a_host_that_is_not_fit_would_get_shards_though_another_is_fit(other: HostStatus | None, why: str) -> None:
+def test_shards_would_move_to_a_host_that_is_not_fit(other: HostStatus | None, why: str) -> None:
     facts = replace(TWO, hosts={**HOSTS, "c": HostFact("c", "c:7707", "run")})
     text, remedy = only_reason(outlook_of(facts, "a", (*BOTH, other) if other is not None else BOTH))
     assert text == f"shards 1, 2 would move to c, which {why}"

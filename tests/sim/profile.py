@@ -206,8 +206,9 @@ def _full_databases(rng: random.Random) -> Profile:
     only_items = rng.random() < 0.5
     profile = random_profile(rng, "calm" if only_items else rng.choice(["crash", "rival", "calm", "kept"]))
     rooms = ("items", "rows") if only_items else ("items", "rows", "none", "none")
-    calm = dict.fromkeys(profile.rates, NONE)
-    return replace(profile, rooms=rooms, rates=calm if only_items else profile.rates, producers=3, poisoned=0)
+    # No database refuses removals, so no ack is refused.
+    rates = {number: NONE if only_items else replace(one, commit_full=0) for number, one in profile.rates.items()}
+    return replace(profile, rooms=rooms, rates=rates, producers=3, poisoned=0)
 
 
 def _refused_rows(rng: random.Random) -> Profile:

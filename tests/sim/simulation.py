@@ -207,7 +207,8 @@ class Simulation(Run):
         self.audit()
         self.counts["fault"] += self.counts["crash"] + sum(faults.made for faults in self.faults.values())
         self.counts["fitted"] += sum(faults.fitted for faults in self.faults.values())
-        if self.profile.rooms == ("items", "rows") and (refused := self.counts["ack without room"]):
+        keeps = any('"keep"' in entry for entries in self.profile.policies for entry in entries.values())
+        if self.profile.rooms and not keeps and (refused := self.counts["ack without room"]):
             broken(2, f"{refused} acks were refused, which need no room")
         self.counts.update(f"items of {spec.tenant}" for spec in self.ledger.specs.values())
         self.throttles.check()

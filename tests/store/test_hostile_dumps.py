@@ -1,4 +1,4 @@
-"""Dumps that were made or changed by others, and loads that end at the worst moment."""
+"""Dumps with a hostile or damaged content, and loads that end at the worst moment."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def forged(dump: Path, made: Manifest, content: bytes) -> Manifest:
 
 @ON_SERVERS
 @pytest.mark.parametrize("lost", ["the end", "the tool", "the lock"])
-def test_no_host_opens_a_dump_without_the_mark_that_it_was_put_back(
+def test_no_host_opens_a_dump_without_its_mark(
     shard: Shard, shard_kind: str, tools: Path, tmp_path: Path, new_shard_url: NewShardUrl, lost: str
 ) -> None:
     """The tool has loaded the whole dump, and then the command, the tool or the connection with the lock is gone."""

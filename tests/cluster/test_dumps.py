@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 from foqs.client import Client, DedupUntil, ItemSpec
 from foqs.errors import NotFound
 from foqs.store import dump_tools
+from foqs.store.dump import manifest_path
 from foqs.store.maintenance import create_schema
 from tests.api.hosts import HostProcess, foqs
 from tests.conftest import PRODUCTS, NewShardUrl, NewTools
@@ -224,6 +226,11 @@ def test_mistakes(rig: Rig) -> None:
         ran = rig.run(*words)
         assert (ran.returncode, why in ran.stderr) == (1, True), ran.stderr
     dump, _ = rig.backup()
+    about = manifest_path(dump)
+    about.write_text(json.dumps(json.loads(about.read_text()) | {"foqs": "1\x1b[2J", "server": "\x1b[31m9"}))
+    ran = rig.run("restore", dump, "--dry-run")
+    assert "nothing was changed" in ran.stdout
+    assert "\x1b" not in ran.stdout, "a manifest may be forged"
     dump.write_bytes(dump.read_bytes()[:-4])
     ran = rig.run("restore", dump)
     assert (ran.returncode, "was cut or replaced" in ran.stderr) == (1, True)

@@ -136,7 +136,9 @@ def running(
     parsed = make_url(with_password(url))
     text = option_file(parsed, tool, encrypted=_is_encrypted(link))
     with _option_file(text) as (path, keep), tempfile.TemporaryFile() as words:
-        argv = [tool.path, f"--defaults-file={path}", *options, "--", parsed.database or "", *tables]
+        name = parsed.database or ""  # MySQL's client takes `-x` behind `--` for an option
+        argv = [tool.path, f"--defaults-file={path}", *options]
+        argv += [f"--database={name}"] if loads else ["--", name, *tables]
         pipe = {"stdin": subprocess.PIPE} if loads else {"stdin": subprocess.DEVNULL}
         stdout = subprocess.DEVNULL if loads else subprocess.PIPE
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,8 +13,9 @@ from foqs.store.checkup import check_up
 from foqs.store.maintenance import create_schema
 from foqs_lab.cluster import HostProcess, LocalCluster, Shard
 from foqs_lab.relay import Relay
-from foqs_lab.servers import Kind, ServerUnavailable
-from foqs_lab.servers.replication import ReplicatedServer
+from foqs_lab.servers import DatabaseServer, Kind, ServerSettings, ServerUnavailable
+from foqs_lab.servers.programs import find_mariadb, find_mysql
+from foqs_lab.servers.replicas import Replica, replicated
 from tests.api.hosts import ROOT, foqs
 from tests.cluster.conftest import ON_EACH_KIND, UNHURRIED, NewCluster
 from tests.cluster.failover import History
@@ -38,8 +39,23 @@ def blocks(title: str, language: str) -> list[str]:
     return found
 
 
-class Pair(ReplicatedServer):
-    """Servers that are set up, and fail over, as the page says."""
+class Pair:
+    """A primary and its asynchronous replica, which are set up further, and fail over, as the page says."""
+
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
+        program = find_mariadb() if kind == "mariadb" else find_mysql()
+        self.primary = DatabaseServer(kind, replicated(program, ServerSettings(), 1, semi_sync=False))
+        self.replica = Replica(self.primary, 2, semi_sync=False)
+
+    def start(self) -> None:
+        self.primary.start()
+        self.replica.start()
+        self.replica.follow()
+
+    def close(self) -> None:
+        self.primary.close()
+        self.replica.close()
 
     def make_semi_synchronous(self) -> None:
         of_kind = blocks("Semi-synchronous replication", "sql")[0 if self.kind == "mariadb" else 2 :]
@@ -55,23 +71,22 @@ class Pair(ReplicatedServer):
 
     def fail_over(self) -> None:
         self.primary.kill()
-        self.wait_applied()
+        self.replica.wait_applied()
         for statement in blocks("The fail-over", "sql")[0 if self.kind == "mariadb" else 1].split(";")[:-1]:
             self.replica.query(statement)
 
 
 @pytest.fixture
-def pair(kind: Kind) -> Pair:
+def pair(kind: Kind) -> Iterator[Pair]:
     try:
-        return Pair(kind, semi_sync=False).__enter__()
+        made = Pair(kind)
     except ServerUnavailable as error:
         (pytest.fail if required() else pytest.skip)(error.reason)
-
-
-@pytest.fixture(autouse=True)
-def closed(pair: Pair) -> object:
-    yield
-    pair.close()
+    try:
+        made.start()
+        yield made
+    finally:
+        made.close()
 
 
 def play(history: History, pair: Pair, databases: list[str], switch: Callable[[], None], *, loses: bool) -> None:
@@ -79,9 +94,9 @@ def play(history: History, pair: Pair, databases: list[str], switch: Callable[[]
     with history.load():
         history.further()
     history.stock()
-    pair.catch_up()
+    pair.replica.catch_up()
     if loses:
-        pair.stop_receiving()
+        pair.replica.fall_behind()
     history.phase = 1
     with history.load():
         history.further()
@@ -90,10 +105,16 @@ def play(history: History, pair: Pair, databases: list[str], switch: Callable[[]
         history.phase = 2
         switch()
         history.further()
-    history.drain()
+
+    def none_left() -> bool:
+        history.drain()
+        return not any(left(pair, name) for name in databases)
+
+    if loses:
+        wait_until(none_left)  # each lease that came back ends, so its item comes again
     held = history.ack_held()
     assert held == set() if loses else held, "a lease that stands can be acked, and one that ended cannot"
-    wait_until(lambda: history.drain() or not any(left(pair, name) for name in databases))
+    wait_until(none_left)
     before = {item for item, phase in history.stored.items() if phase < 2}
     lost = {item for item in before - rows if history.acked.get(item, 2) == 2}
     returned = {item for item in rows if history.acked.get(item, 2) < 2}

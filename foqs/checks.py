@@ -271,13 +271,23 @@ def printable(text: str) -> str:
     return text if text.isprintable() else repr(text)
 
 
-def counted(number: int, noun: str) -> str:
-    """Return a number with its noun.
+def counted(number: int, noun: str, one: str = "", many: str = "") -> str:
+    """Return a number with its noun, and with the verb for one or for many.
 
-    >>> counted(1, "item"), counted(2_000, "item")
-    ('1 item', '2,000 items')
+    >>> counted(1, "item"), counted(2_000, "item"), counted(1, "item", "waits", "wait")
+    ('1 item', '2,000 items', '1 item waits')
     """
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    verb = one if number == 1 else many
+    return f"{number:,} {noun}{'' if number == 1 else 's'}{verb and ' '}{verb}"
+
+
+def part_of(part: int, number: int, noun: str, one: str, many: str) -> str:
+    """Return a part of a number with its noun, and with the verb for one or for many.
+
+    >>> part_of(1, 3, "item", "is", "are"), part_of(1, 1, "item", "is", "are"), part_of(0, 1, "item", "is", "are")
+    ('1 of 3 items is', '1 of 1 item is', '0 of 1 item are')
+    """
+    return f"{part:,} of {counted(number, noun)} {one if part == 1 else many}"
 
 
 def host_port(host: str, port: int | str) -> str:

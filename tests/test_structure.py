@@ -31,15 +31,15 @@ from tests.support.structure import (
 )
 
 LINES = {
-    "foqs": 4_298,  # ShadowHour; extras.py; applications; ticks.py, which checks declared times too; idl.py; enums.py
+    "foqs": 4_308,  # ShadowHour; extras.py; applications; ticks.py, which checks declared times too; idl.py; enums.py
     "foqs.admin": 1_319,  # items that a pause holds, dead letters, hung handlers, disks and older copies: for alerts
     "foqs.api": 4_161,
     "foqs.buffers": 1_389,
-    "foqs.cli": 10_680,  # foqs worker, outbox; repeats of log lines; shards backup and restore
-    "foqs.client": 11_324,  # _async: threads as tasks, no close; what a job says; lines about failures; ends of workers
+    "foqs.cli": 10_766,  # foqs worker, outbox; repeats of log lines; shards backup and restore; how far a command came
+    "foqs.client": 11_326,  # _async: threads as tasks, no close; what a job says; lines about failures; ends of workers
     "foqs.config": 1_366,
     "foqs.contrib": 838,  # Django, with what users hear of a mistake, and records of other clients
-    "foqs.doctor": 1_462,  # slow shards, sections that differ
+    "foqs.doctor": 1_465,  # slow shards, sections that differ
     "foqs.engine": 11_643,  # explain_limits.py and explain_tenants.py: each limit of an item, tenants that wait
     "foqs.fairness": 2_026,
     "foqs.hooks": 1_667,
@@ -50,7 +50,7 @@ LINES = {
     "foqs.prefetch": 457,
     "foqs.rpc": 2_981,
     "foqs.server": 4_735,  # the fields of host.stopped
-    "foqs.shardmgr": 2_780,  # may a host be stopped
+    "foqs.shardmgr": 2_782,  # may a host be stopped
     "foqs.spark": 4_865,
     "foqs.store": 7_060,  # dumps and their way back: tools, manifests, loads; what loses commits at a fail-over
     "foqs.tasks": 2_922,  # batches, periodic tasks, codecs, the meter; test_mode; pickled tasks; short path

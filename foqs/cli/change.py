@@ -17,7 +17,7 @@ from foqs.cli.look import State, TenantOption, of_tenant, state_of
 from foqs.cli.main import JsonOption, command
 from foqs.cli.operators import YesOption, confirm_by_name
 from foqs.cli.pipe import say_why_empty
-from foqs.cli.terminal import Column, counting, fail, in_table, json_text, say_done, show, table, write_line
+from foqs.cli.terminal import Column, counting, fail, in_table, json_text, partly, say_done, show, table, write_line
 from foqs.errors import FoqsError, Invalid, NotFound, StaleLease
 from foqs.ids import parse_id
 from foqs.second_answer import Duplicate
@@ -100,7 +100,8 @@ def by_id(
         except Invalid as wrong:
             fail(wrong.message, 2)
     count = Count()
-    with connection.client_for_stdin() if ids == ["-"] else connection.client() as client:
+    opened = connection.client_for_stdin() if ids == ["-"] else connection.client()
+    with opened as client, partly(lambda: f"{counted(count.total - count.failed, 'item')} {done}"):
         for ended in settle(numbers, partial(send, client)):
             count.add(ended)
             if ended.error is not None:
@@ -162,7 +163,11 @@ def purge_items(client: Client, ids: list[int]) -> None:
     """Delete the items and print how many; end the command with an error if one failed."""
     deleted = gone = 0
     errors: list[FoqsError] = []
-    with counting("deleted") as advance:
+
+    def so_far() -> str:
+        return f"{counted(deleted, 'item')} of {len(ids):,} deleted; repeat the command for the rest"
+
+    with counting("deleted") as advance, partly(so_far):
         for ended in settle(((0, item_id) for item_id in dict.fromkeys(ids)), client.delete_items):
             if ended.error is None:
                 deleted += 1

@@ -139,4 +139,4 @@ def _content(backup: Backup) -> str:
 
 def _first(lines: list[str]) -> list[str]:
     more = len(lines) - _MOST_LINES
-    return lines if more <= 0 else [*lines[:_MOST_LINES], f"and {more:,} more lines with {lines[-1][0]}"]
+    return lines if more <= 0 else [*lines[:_MOST_LINES], f"and {counted(more, 'more line')} with {lines[-1][0]}"]

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 import typer
 
 from foqs.bounds import DEFAULT_ADDRESS
+from foqs.checks import counted, part_of
 from foqs.checks import printable as name
 from foqs.cli.terminal import fail, hint_of, say, say_done
 from foqs.errors import FoqsError, Invalid
@@ -181,8 +182,8 @@ class Count:
         """End the command with an error if an entry failed; `done` says how the rest ended."""
         if self.failed:
             sys.stdout.flush()
-            fail(f"{self.failed} of {self.total} items were not {done}")
-        say_done(f"all {self.total} items were {done}")
+            fail(f"{part_of(self.failed, self.total, 'item', 'was', 'were')} not {done}")
+        say_done(f"{counted(self.total, 'item', 'was', 'were')} {done}")
 
 
 def entries_of_lines(what: str, read: Callable[[bytes, int], T]) -> Iterator[tuple[int, T | Invalid]]:

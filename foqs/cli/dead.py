@@ -17,7 +17,7 @@ from foqs.cli.connection import Connection, say_unknown
 from foqs.cli.look import shown_cause
 from foqs.cli.main import JsonOption, command, commands
 from foqs.cli.operators import YesOption, confirm_by_name
-from foqs.cli.terminal import Column, duration, fail, in_table, piped, preview, say, show, table, write_line
+from foqs.cli.terminal import Column, duration, fail, in_table, partly, piped, preview, say, show, table, write_line
 from foqs.errors import OutcomeUnknown, Overloaded, Unavailable
 from foqs.rows import FailureCause, FailureRow
 
@@ -205,8 +205,13 @@ def redrive(
     the command names the topic and exits with 1. If the command is interrupted, repeat it: items that returned
     have left the topic.
     """
-    with connection.client() as client:
-        total = _Total()
+    total = _Total()
+
+    def so_far() -> str:
+        done = f"{_range(total)} redriven from {name(topic)} before the last request"
+        return "" if dry_run else f"{done}; repeat the command for the rest"
+
+    with connection.client() as client, partly(so_far):
         options = {"filter": selected.for_host(), "to_topic": to_topic, "pace_per_second": pace, "dry_run": dry_run}
         call_ms = _CANARY_MS if per_fingerprint or dry_run else _CALL_MS
         while True:

@@ -1,4 +1,4 @@
-"""Ctrl-C in a command. Only the body of a command gets KeyboardInterrupt, which its clean-up needs.
+"""Ctrl-C and SIGTERM in a command. Only the body of a command gets an exception of them, which its clean-up needs.
 
 Ctrl-C ends the process at once while modules are imported, while the command line is parsed, and when the interpreter
 ends. There the exception would print a traceback, or would be lost. This module imports little, because Ctrl-C prints a
@@ -14,9 +14,13 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing takes 2 ms
-    from typing import NoReturn
+    from typing import Any, NoReturn
+
+    _Handler = tuple[Any, Any]
+    """Outside a block, and inside it."""
 
 INTERRUPTED = 130
+TERMINATED = 128 + signal.SIGTERM
 _AGAIN_S = 0.01
 
 
@@ -24,6 +28,10 @@ def end_at_once() -> None:
     """End the process at SIGINT from now on, as `ends_at_once` does, until it ends by itself."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, end)
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, where SIGINT raises KeyboardInterrupt."""
 
 
 class ends_at_once:
@@ -42,33 +50,60 @@ class ends_at_once:
 
 
 class body_of_command:
-    """Raise KeyboardInterrupt at SIGINT inside the block, where `ends_at_once` holds around it."""
+    """Raise KeyboardInterrupt at SIGINT inside the block, where `ends_at_once` holds around it.
+
+    Raise Terminated at SIGTERM, unless it is ignored or has another handler.
+    """
 
     def __enter__(self) -> None:
-        self._hears = signal.getsignal(signal.SIGINT) is end
-        if self._hears:
+        self._before: dict[int, _Handler] = {}
+        if signal.getsignal(signal.SIGINT) is end:
+            self._before[signal.SIGINT] = end, signal.default_int_handler
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            self._before[signal.SIGTERM] = signal.SIG_DFL, _terminate
+        try:
+            for number, (_, inside) in self._before.items():
+                signal.signal(number, inside)
+        except ValueError:  # this thread is not the main one, which alone handles signals
+            self._before = {}
+        if self._before:
             self._hook = sys.unraisablehook
             sys.unraisablehook = self._unraisable
-            signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def __exit__(self, *_: object) -> None:
-        if not self._hears:
+        if not self._before:
             return
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            signal.signal(signal.SIGINT, end)
+        for number, (before, inside) in self._before.items():
+            if signal.getsignal(number) is inside:
+                signal.signal(number, before)
         if sys.unraisablehook == self._unraisable:
             sys.unraisablehook = self._hook
 
     def _unraisable(self, lost: sys.UnraisableHookArgs) -> None:
         """Send the signal again if a callback of the interpreter lost its exception, for example one of an import."""
-        if lost.exc_type is not KeyboardInterrupt:
+        if not issubclass(lost.exc_type, KeyboardInterrupt):
             self._hook(lost)
             return
         from threading import Timer
 
-        again = Timer(_AGAIN_S, os.kill, [os.getpid(), signal.SIGINT])
+        number = signal.SIGTERM if lost.exc_type is Terminated else signal.SIGINT
+        again = Timer(_AGAIN_S, os.kill, [os.getpid(), number])
         again.daemon = True
         again.start()
+
+
+def _terminate(*_: object) -> NoReturn:
+    raise Terminated
+
+
+def end_by_sigterm() -> NoReturn:
+    """End the process as SIGTERM does without a handler: its parent sees the signal."""
+    try:
+        sys.stdout.flush()
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+        os._exit(TERMINATED)  # the first process of a container survives its own signal
 
 
 def end(*_: object) -> NoReturn:

@@ -20,7 +20,7 @@ from foqs.cli.terminal import (
     in_table,
     piped,
     preview,
-    say,
+    say_first,
     set_fields,
     show,
     table,
@@ -188,7 +188,7 @@ def items(
         return
     show(items_table(rows[:most], now_ms))
     if most is not None and len(rows) > most:
-        say(f"these are the first {most:,} items; --limit shows more")
+        say_first(most, "item")
 
 
 def of_tenant(tenant: str | None) -> str:

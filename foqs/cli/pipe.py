@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from foqs.bounds import MOST_WEIGHT
-from foqs.checks import I32_MAX, I64_MAX, LONGEST_MS
+from foqs.checks import I32_MAX, I64_MAX, LONGEST_MS, counted, part_of
 from foqs.checks import printable as name
 from foqs.cli.connection import (
     BATCH_ITEMS,
@@ -187,12 +187,13 @@ def enqueue(
             outcomes.write_rest()
         except BaseException:  # the producer sends the items that it has
             outcomes.write_rest()
-            say_done(f"{outcomes.total - outcomes.failed} items are enqueued")
+            say_done(f"{counted(outcomes.total - outcomes.failed, 'item', 'is', 'are')} enqueued")
             raise
     if outcomes.failed:
         first = outcomes.first_error
-        fail(f"{outcomes.failed} of {outcomes.total} items were not enqueued; the first error: {first}")
-    say_done(f"all {outcomes.total} items are enqueued")
+        failed = part_of(outcomes.failed, outcomes.total, "item", "was", "were")
+        fail(f"{failed} not enqueued; the first error: {first}")
+    say_done(f"{counted(outcomes.total, 'item', 'is', 'are')} enqueued")
 
 
 class _Outcomes:
@@ -330,7 +331,7 @@ def dequeue(
     if not total:
         say_why_empty(found, topic, connection.namespace)
     if failed:
-        fail(f"{len(failed)} items could not be acked: {failed[0].message}")
+        fail(f"{counted(len(failed), 'item')} could not be acked: {failed[0].message}")
 
 
 def say_why_empty(found: Items, topic: str, namespace: str) -> None:
@@ -367,8 +368,8 @@ def write_items(client: Client, items: Sequence[Item], *, to_ack: bool) -> None:
         _give_back(client, items[written:])
         if to_ack and written:
             say(
-                f"{written} written items are not acked, because the reader may not have read them; they are delivered "
-                "again when their leases end, except at-most-once items"
+                f"{counted(written, 'written item', 'is', 'are')} not acked, because the reader may not have read all; "
+                "such items are delivered again when their leases end, except at-most-once items"
             )
         if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
             discard_stdout()
@@ -384,7 +385,8 @@ def _give_back(client: Client, items: Sequence[Item]) -> None:
         why = f"{failed[0].code.name}: {failed[0]}"
         _name(f"at-most-once items lost: neither written nor given back ({why})", [i for i, e in once if e])
         if again := len(failed) - sum(error is not None for _, error in once):
-            say(f"{again} items neither written nor given back ({why}): they are delivered again after their leases")
+            items_left = counted(again, "item")
+            say(f"{items_left} neither written nor given back ({why}): delivered again when the lease ends")
 
 
 def _name(what: str, items: Sequence[Item]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +16,7 @@ from foqs.cli.connection import Connection, say_unknown
 from foqs.cli.look import of_tenant
 from foqs.cli.main import command
 from foqs.cli.operators import YesOption, confirm_by_name
-from foqs.cli.terminal import counting, duration, fail
+from foqs.cli.terminal import counting, duration, fail, partly
 
 if TYPE_CHECKING:
     from foqs.client import ChangedItems, ItemFilter
@@ -198,22 +197,21 @@ def _by_query(
         return True
 
     done: ChangedItems | None = None
-    with connection.client() as client, counting("changed") as advance:
+
+    def so_far() -> str:
+        return "" if done is None else f"{_said(done, topic)}; repeat the command for the rest"
+
+    with connection.client() as client, counting("changed") as advance, partly(so_far):
 
         def progress(so_far: ChangedItems) -> None:
             nonlocal done
             advance(so_far.changed - (0 if done is None else done.changed))
             done = so_far
 
-        try:
-            found = client.change_all(
-                topic, filter=selected.for_client(client.server_info().now_ms), count=count,
-                pace_per_second=pace or None, dry_run=dry_run, confirm=confirm, on_progress=progress, **values,
-            )  # fmt: skip
-        except KeyboardInterrupt:
-            if done is not None:
-                print(f"interrupted: {_said(done, topic)}; repeat the command for the rest", file=sys.stderr)
-            raise
+        found = client.change_all(
+            topic, filter=selected.for_client(client.server_info().now_ms), count=count,
+            pace_per_second=pace or None, dry_run=dry_run, confirm=confirm, on_progress=progress, **values,
+        )  # fmt: skip
         if not found.found:
             print(f"{where} has no such item{whose} to change{_leased(found)}")
             if not found.leased:

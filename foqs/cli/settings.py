@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from foqs.checks import counted
 from foqs.checks import printable as name
 from foqs.cli import settings_history as history
 from foqs.cli.connection import Connection
@@ -226,7 +227,8 @@ def log_(
         keys = f" of keys {name(prefix)}*" if prefix else ""
         print(f"the log of namespace {name(connection.namespace)} has no changes{keys}")
     if most is not None and len(versions) > most:
-        say(f"these are the last {most:,} of {len(versions):,} versions; --limit shows more")
+        last = "this is the last" if most == 1 else f"these are the last {most:,}"
+        say(f"{last} of {counted(len(versions), 'version')}; --limit shows more")
 
 
 @command(settings, "foqs settings diff 41 --ns shop", "foqs settings diff 38 41 --ns shop")

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from foqs.checks import printable
+from foqs.checks import counted, printable
 from foqs.cli.terminal import duration, when
 from foqs.settings_log import Value, ValueDigest
 
@@ -37,7 +37,7 @@ def _lines(value: Value, *, long: bool) -> list[str]:
     if value is None:
         return []
     if isinstance(value, ValueDigest):
-        return [f"({value.size_bytes:,} bytes that the log does not have, digest {value.digest})"]
+        return [f"({counted(value.size_bytes, 'byte')} that the log does not have, digest {value.digest})"]
     try:
         found = json.loads(value) if long else None
     except ValueError:
@@ -63,7 +63,7 @@ def summary(value: Value) -> str:
     if value is None:
         return "(none)"
     if isinstance(value, ValueDigest):
-        return f"({value.size_bytes:,} bytes)"
+        return f"({counted(value.size_bytes, 'byte')})"
     first = value.split("\n", 1)[0][:_SHOWN]
     if len(value) <= 2 * _SHOWN and "\n" not in value:
         return printable(value) or '""'

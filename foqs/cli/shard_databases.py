@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from foqs.checks import counted
 from foqs.cli.main import JsonOption, command, commands
 from foqs.cli.operators import ClusterOptions, YesOption, confirm, look
 from foqs.cli.terminal import Column, fail, json_text, listing, piped, say
@@ -256,7 +257,7 @@ def _restored(at_ms: int, ended: int) -> str:
         return "a dump was put back: the host that opens the shard ends the leases that came back, and skips ids"
 
     when = datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(sep=" ", timespec="seconds")
-    leases = f"{ended:,} lease{'' if ended == 1 else 's'}"
+    leases = counted(ended, "lease")
     return f"a host found an older copy here on {when}, and ended the {leases} that came back with it"
 
 

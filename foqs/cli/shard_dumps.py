@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import time
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from foqs.cli.main import command
 from foqs.cli.operators import ClusterOptions, YesOption, audit_change, confirm, look
 from foqs.cli.shard_databases import shard_urls, shards
 from foqs.cli.shard_url import given_url, refuse_password
-from foqs.cli.terminal import say
+from foqs.cli.terminal import partly, say
 from foqs.errors import Invalid
 from foqs.ids import MAX_SHARD
 from foqs.shardmgr.facts import ShardUse
@@ -65,7 +64,7 @@ def backup(
     for shard in sorted(set(numbers or urls)):
         began = time.monotonic()
         try:
-            with _ended_tidily():
+            with partly(f"shard {shard}: no dump"):
                 dump, made = back_up(urls[shard], shard, to, now=_now, foqs=__version__)
         except StoreError as error:
             failed = True
@@ -142,7 +141,8 @@ def restore(
             continue
         if target.used:
             confirm(f"Replace what {target.place} holds by the dump?", yes=yes)
-        with _named(f"shard {shard}: the dump is not loaded"), _ended_tidily():
+        unloaded = f"shard {shard}: the dump is not loaded"
+        with _named(unloaded), partly(f"{unloaded}; run the command again"):
             load(place, file, manifest, replace=replace)
         before = {"database": target.place, "items": target.items}
         audit_change("shards.restore", before, {"shard": shard, "dump": file.name, "began": manifest.began})
@@ -173,21 +173,6 @@ def _database(cluster: ClusterOptions, shard: int, url: str | None) -> str:
     if own is None:
         raise Invalid(f"there is no shard {shard}: add it to the configuration, or give --url")
     return own
-
-
-@contextmanager
-def _ended_tidily() -> Iterator[None]:
-    """Have SIGTERM and SIGHUP end the command as Ctrl-C does: incomplete files are removed, and the tool ends."""
-
-    def end(number: int, _: object) -> None:
-        raise SystemExit(128 + number)
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from foqs.checks import PASSWORD_FILE
+from foqs.checks import PASSWORD_FILE, counted
 from foqs.cli.operators import ClusterOptions, confirm, connected
 from foqs.errors import Invalid
 from foqs.store.protocol import StoreError, explained
@@ -105,8 +105,9 @@ def questions(number: int, old: Standing | None, new: Standing, marks: Marks) ->
     if mark is not None and new.behind(mark):
         commits, items = max(0, mark.seq - new.seq), max(0, mark.number - new.number)
         asked.append(
-            f"The new database is an older copy: {commits:,} commits and {items:,} new items or more are missing (it "
-            f"is at commit {new.seq:,} and item {new.number:,}, and hosts were at {mark.seq:,} and {mark.number:,}). "
+            f"The new database is an older copy: {counted(commits, 'commit')} and {counted(items, 'new item')} or more "
+            f"are missing (it is at commit {new.seq:,} and item {new.number:,}, and hosts were at {mark.seq:,} and "
+            f"{mark.number:,}). "
             "Missing items are lost, and the host ends all leases of the copy."
         )
     return asked

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from foqs.checks import counted
 from foqs.cli.main import command
 from foqs.cli.operators import (
     MOST_S,
@@ -250,7 +251,7 @@ def _refuse_items(url: str, shard: int, expected: int) -> None:
     if found == expected:
         return
     ended = f" ({kept:,} of them ended, and their topics keep them for a time)" if kept else ""
-    holds = f"shard {shard} holds {found:,} item{'' if found == 1 else 's'}{ended}"
+    holds = f"shard {shard} holds {counted(found, 'item')}{ended}"
     if expected:
         raise Invalid(f"{holds}, not {expected:,}: the shard is not removed")
     raise Invalid(

@@ -17,7 +17,19 @@ import typer
 from foqs.checks import printable as name
 from foqs.cli.connection import Connection
 from foqs.cli.main import JsonOption, command
-from foqs.cli.terminal import Column, duration, fail, in_table, piped, say, set_fields, show, table, write_line
+from foqs.cli.terminal import (
+    Column,
+    duration,
+    fail,
+    in_table,
+    piped,
+    say,
+    say_first,
+    set_fields,
+    show,
+    table,
+    write_line,
+)
 from foqs.errors import FoqsError, Forbidden, Invalid, Unauthenticated
 
 if TYPE_CHECKING:
@@ -312,7 +324,7 @@ def consumers(
     for address in found.missing:
         say(f"host {address} did not answer: its leases are not counted")
     if found.more:
-        say(f"these are the first {len(found.consumers):,} consumers; --topic and --ns list fewer")
+        say_first(len(found.consumers), "consumer", "--topic and --ns list fewer")
     if not in_table(as_json):
         for one in found.consumers:
             write_line(set_fields(one._asdict()))

@@ -15,7 +15,7 @@ from typing import Any
 import structlog
 
 from foqs.bounds import MOST_PORT
-from foqs.checks import host_port
+from foqs.checks import counted, host_port
 from foqs.cli import logs, signals
 from foqs.cli.keeper import END_S, Keeper
 from foqs.cli.signals import Read, on_hangup
@@ -48,7 +48,7 @@ def config_of(config: Config, number: int) -> Config:
     """Return the configuration of process `number`, from 1: its id, direct port, admin port and advertised address."""
     server = config.server
     if server.port and server.port + number > MOST_PORT:
-        raise Invalid(f"server.port: there are no {number} ports above {server.port} for --processes: lower it")
+        raise Invalid(f"server.port: it needs {counted(number, 'port')} above {server.port} for --processes: lower it")
     changes: dict[str, object] = {"id": f"{server.id}-{number}", "port": server.port and server.port + number}
     if server.advertise is not None:
         name, _, port = server.advertise.rpartition(":")
@@ -60,7 +60,8 @@ def config_of(config: Config, number: int) -> Config:
     admin = config.admin
     if admin.port:
         if admin.port + number > MOST_PORT:
-            raise Invalid(f"admin.port: there are no {number} ports above {admin.port} for --processes: lower it")
+            needed = counted(number, "port")
+            raise Invalid(f"admin.port: it needs {needed} above {admin.port} for --processes: lower it")
         admin = admin.model_copy(update={"port": admin.port + number})
     return config.model_copy(update={"server": server.model_copy(update=changes), "admin": admin})
 

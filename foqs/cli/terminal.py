@@ -20,8 +20,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Any, Generic, Literal, NamedTuple, NoReturn, ParamSpec, TypeVar
 
+from foqs.checks import counted
 from foqs.cli import logs
-from foqs.cli.interrupt import INTERRUPTED, body_of_command
+from foqs.cli.interrupt import INTERRUPTED, TERMINATED, Terminated, body_of_command, end_by_sigterm
 from foqs.errors import FoqsError, Invalid, NotSent, Unreachable
 
 if TYPE_CHECKING:
@@ -194,6 +195,11 @@ def say(message: str) -> None:
     print(f"foqs: {message}", file=sys.stderr, flush=True)
 
 
+def say_first(most: int, noun: str, more: str = "--limit shows more") -> None:
+    """Say that a list has only its first rows. `more` names the option that shows others."""
+    say(f"{f'this is the first {noun}' if most == 1 else f'these are the first {counted(most, noun)}'}; {more}")
+
+
 def fail(message: str, status: int = 1) -> NoReturn:
     """End the command with an error."""
     _report(message, status)
@@ -235,6 +241,9 @@ def report_errors(command: Callable[P, R]) -> Callable[P, R]:
             fail(_listed(error.message))
         except FoqsError as error:
             fail(f"{error}{hint_of(error, waits=bool(kwargs.get('wait_server')))}")
+        except Terminated:
+            _report("ended by SIGTERM", TERMINATED)
+            end_by_sigterm()
         except KeyboardInterrupt:
             fail("interrupted", INTERRUPTED)
         except Exception as error:
@@ -364,7 +373,7 @@ def preview(payload: bytes) -> str:
     try:
         text = codecs.getincrementaldecoder("utf-8")().decode(cut, final=len(cut) == len(payload))
     except UnicodeDecodeError:
-        return f"({len(payload):,} bytes)"
+        return f"({counted(len(payload), 'byte')})"
     words = " ".join(text[:_SHOWN].split())
     return "".join(letter if letter.isprintable() else "·" for letter in words)
 
@@ -419,6 +428,17 @@ def counting(what: str) -> Iterator[Callable[[int], None]]:
             status.update(f"{what} {total:,}")
 
         yield advance
+
+
+@contextmanager
+def partly(said: str | Callable[[], str]) -> Iterator[None]:
+    """If Ctrl-C or SIGTERM ends the block, say on stderr how far it came. `said` may return "" for nothing."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if words := said if isinstance(said, str) else said():
+            say(f"interrupted: {words}")
+        raise
 
 
 @contextmanager

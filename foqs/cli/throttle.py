@@ -14,7 +14,7 @@ from foqs.checks import printable as name
 from foqs.cli import settings
 from foqs.cli.connection import Connection
 from foqs.cli.main import JsonOption, command, commands
-from foqs.cli.terminal import Column, duration, fail, in_table, listing, piped, say, set_fields
+from foqs.cli.terminal import Column, duration, fail, in_table, listing, piped, say, say_first, set_fields
 from foqs.option_groups import options_of
 from foqs.policies.entries import THROTTLE, ThrottleEntry
 from foqs.policies.remedy import throttle_command
@@ -130,7 +130,7 @@ def list_(
     else:
         print(f"namespace {name(connection.namespace)} has no throttle" + (f" {name(prefix)}*" if prefix else ""))
     if in_table(as_json) and most is not None and len(rows) > most:
-        say(f"these are the first {most:,} rows; --limit shows more")
+        say_first(most, "row")
     if live.missing:
         say(f"without the figures of {', '.join(live.missing)}, which did not answer")
 

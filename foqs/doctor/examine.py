@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from foqs.checks import counted
 from foqs.config.load import Config
 from foqs.config.schema import ZookeeperSection
 from foqs.doctor import host
@@ -170,7 +171,7 @@ def lost_data_checks(root: RootCheckup, config: ZookeeperSection, here: host.Run
     if here is None:
         return []
     if here.shards and not root.shards:
-        why = f"ZooKeeper lost its data: the host on this machine knows {here.shards} shards"
+        why = f"ZooKeeper lost its data: the host on this machine knows {counted(here.shards, 'shard')}"
         mend = "wait: hosts that run write it back within three session time-outs. Do not restart them"
         return [_zookeeper_check(Verdict.WRONG, config.root, why, mend)]
     if here.session not in ("", "connected"):
@@ -184,7 +185,7 @@ def lost_data_checks(root: RootCheckup, config: ZookeeperSection, here: host.Run
 
 
 def _content(shards: Sequence[ShardFact], hosts: Sequence[HostFact], root: str) -> Check:
-    living = f"{len(hosts)} host{'' if len(hosts) == 1 else 's'}"
+    living = counted(len(hosts), "host")
     if not shards:
         why = f"the cluster has no shards ({living})"
         mend = f"add a shard with `foqs shards add`, or correct zookeeper.root; {_LOST}"
@@ -308,7 +309,8 @@ def _server_findings(looked: Sequence[Checkup], wanted: Wanted) -> list[Finding]
         found.append(Finding(why, mend, wrong=False))
     connections = [one.max_connections for one in looked if one.max_connections is not None]
     if connections and min(connections) < 2 * len(looked):
-        why = f"max_connections is {min(connections)}, but {len(looked)} open shards need {2 * len(looked)}"
+        needed = f"{counted(len(looked), 'open shard', 'needs', 'need')} {2 * len(looked)}"
+        why = f"max_connections is {min(connections)}, but {needed}"
         mend = "raise it with SET GLOBAL max_connections, and in the server's configuration"
         found.append(Finding(why, mend, wrong=False))
     return found

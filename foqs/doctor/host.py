@@ -25,7 +25,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from foqs.bounds import MOST_PORT
-from foqs.checks import host_port
+from foqs.checks import counted, host_port
 from foqs.client import Client, Tls
 from foqs.config import access
 from foqs.config.access import exposed, is_loopback
@@ -217,7 +217,7 @@ def _principals(file: Path) -> Check:
     except Invalid as error:
         return _tls_check(Verdict.WRONG, name, error.message, "correct the file")
     if count:
-        return _tls_check(Verdict.OK, name, f"{count} principals")
+        return _tls_check(Verdict.OK, name, counted(count, "principal"))
     mend = "add one: `foqs auth token NAME` prints its entry"
     return _tls_check(Verdict.WARNING, name, "it has no principals: every call is refused", mend)
 

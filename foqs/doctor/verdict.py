@@ -11,7 +11,7 @@ from enum import Enum
 from shlex import quote
 from typing import Any, NamedTuple
 
-from foqs.checks import printable
+from foqs.checks import counted, part_of, printable
 from foqs.doctor.system import (
     Facts,
     bound_words,
@@ -418,13 +418,13 @@ def _loop_late(facts: Facts) -> Iterator[Said]:
 def _quota_full(facts: Facts) -> Iterator[Said]:
     full = [one for one in facts.quotas if one.used >= one.most]
     for one in full[:_MOST_NAMED]:
-        yield Said(f"{bound_words(one)}: {one.used:,} of {one.most:,} items are stored", wider_words(one))
+        yield Said(f"{bound_words(one)}: {part_of(one.used, one.most, 'item', 'is', 'are')} stored", wider_words(one))
     if len(full) > _MOST_NAMED:
-        yield Said(f"{len(full) - _MOST_NAMED} more bounds on stored items are reached", "foqs status --json")
+        yield Said(f"further bounds on stored items that are reached: {len(full) - _MOST_NAMED}", "foqs status --json")
     refused = sum(host.quota_refused for host in facts.hosts)
     if refused and not any(not one.topic for one in full):
         yield Said(
-            f"quotas of namespaces refused {refused:,} items in the last half minute",
+            f"quotas of namespaces refused {counted(refused, 'item')} in the last half minute",
             "slow down the producers, or raise [quotas] of the hosts' foqs.toml",
         )
 
@@ -438,7 +438,7 @@ def _handlers_hang(facts: Facts) -> Iterator[Said]:
     hung = sum(host.hung for host in facts.hosts)
     if hung:
         yield Said(
-            f"{hung:,} {'handler hangs' if hung == 1 else 'handlers hang'}",
+            counted(hung, "handler", "hangs", "hang"),
             "foqs consumers --all-namespaces names the workers; restart them",
         )
 
@@ -454,8 +454,7 @@ def _not_consumed(facts: Facts) -> Iterator[Said]:
     ]  # fmt: skip
     for one in grows[:_MOST_NAMED]:
         yield Said(
-            f"topic {topic_words(one)} grows without consumers: {one.ready:,} "
-            f"{'item is' if one.ready == 1 else 'items are'} ready",
+            f"topic {topic_words(one)} grows without consumers: {counted(one.ready, 'item', 'is', 'are')} ready",
             f"start a worker for it, or restart its workers if they hang: foqs consumers --ns {quote(one.ns)}; "
             f"{command_words('explain', one)} says more",
         )
@@ -526,7 +525,7 @@ def _settings_differ(facts: Facts) -> Iterator[Said]:
 def _quota_nearly_full(facts: Facts) -> Iterator[Said]:
     near = [one for one in facts.quotas if FULL * one.most <= one.used < one.most]
     for one in near[:_MOST_NAMED]:
-        yield Said(f"{bound_words(one)}: {one.used:,} of {one.most:,} items are stored", wider_words(one))
+        yield Said(f"{bound_words(one)}: {part_of(one.used, one.most, 'item', 'is', 'are')} stored", wider_words(one))
 
 
 @_rule(
@@ -537,7 +536,7 @@ def _topic_paused(facts: Facts) -> Iterator[Said]:
     paused = sorted([one for one in facts.topics if one.paused and one.ready], key=lambda one: -one.ready)
     for one in paused[:_MOST_NAMED]:
         remedy = f"{command_words('topic resume', one)}; with --tenant for a paused tenant"
-        yield Said(f"topic {topic_words(one)} is paused: {one.ready:,} items wait", remedy)
+        yield Said(f"topic {topic_words(one)} is paused: {counted(one.ready, 'item', 'waits', 'wait')}", remedy)
     yield from _further(paused, "topics are paused")
 
 
@@ -547,7 +546,9 @@ def _topic_paused(facts: Facts) -> Iterator[Said]:
 def _dead_letters(facts: Facts) -> Iterator[Said]:
     dead = sorted([one for one in facts.topics if one.dead and one.ready], key=lambda one: -one.ready)
     for one in dead[:_MOST_NAMED]:
-        yield Said(f"topic {topic_words(one)} has dead letters: {one.ready:,} items", command_words("dead list", one))
+        yield Said(
+            f"topic {topic_words(one)} has dead letters: {counted(one.ready, 'item')}", command_words("dead list", one)
+        )
     yield from _further(dead, "topics have dead letters")
 
 

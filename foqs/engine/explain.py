@@ -14,6 +14,7 @@ from shlex import quote
 from typing import Any, NamedTuple
 
 from foqs.bounds import MOST_LISTED
+from foqs.checks import counted
 from foqs.engine import explain_limits, explain_tenants, ready_lanes
 from foqs.engine.concurrency import AnyGate, Parked
 from foqs.engine.explain_limits import NO_LEDGERS, Ahead, Ledgers, dry_gate, span
@@ -141,7 +142,7 @@ def of_item(
         if item.phase is not Phase.WINDOW:
             why = "Its row is not in memory: a dequeue that needs it reads the row."
             if most and not least:
-                why = f"{why} Up to {most:,} ready {'item' if most == 1 else 'items'} may be before it."
+                why = f"{why} Up to {counted(most, 'ready item')} may be before it."
             reasons.append(_Reason(_Code.NOT_LOADED, why))
         elif most and not least:
             why = f"Up to {most:,} ready items of other shards may be before it, and a dequeue has to read them first."
@@ -238,8 +239,8 @@ def _retries_said(items: list[Listed], *, more: bool) -> str:
     waiting = sum(item.attempt > 0 for item in items)
     if not waiting:
         return ""
-    of = f"the first {len(items):,}" if more else f"{len(items):,}"
-    said = f"{waiting:,} of {of} delayed {'items wait' if waiting > 1 else 'items waits'} for a retry"
+    of = f"{'the first ' if more else ''}{counted(len(items), 'delayed item')}"
+    said = f"{waiting:,} of {of} {'waits' if waiting == 1 else 'wait'} for a retry"
     failures = [item.last_failure for item in items if item.last_failure is not None]
     groups = Counter((last.cause, last.fingerprint) for last in failures)
     if not groups:
@@ -256,12 +257,12 @@ def _of_others(state: State, key: TopicKey, delayed: int, leased: int, retries: 
         return [_no_items(state, key, now_ms)]
     reasons, see = [], f"see {command('items', key)}"
     if delayed:
-        why = f"{_items(delayed)} delayed, and none is ready: {see} --state delayed."
+        why = f"{counted(delayed, 'item', 'is', 'are')} delayed, and none is ready: {see} --state delayed."
         if retries:
             why = f"{why} {retries}"
         reasons.append(_Reason(_Code.DELAYED, why, count=delayed))
     if leased:
-        why = f"{_items(leased)} leased, and none is ready: {see} --state leased."
+        why = f"{counted(leased, 'item', 'is', 'are')} leased, and none is ready: {see} --state leased."
         reasons.append(_Reason(_Code.LEASED, why, count=leased))
     return reasons
 
@@ -381,7 +382,7 @@ def _without_unit(state: State, topic: TopicKey, gate: AnyGate, flow: Flow[Any] 
     limit = f"{throttle.per_second:g} deliveries a second, {throttle.burst:,} at once"
     why = f"Throttle key {gate.name!r} has no token here, and the next may come {_in(until_ms, now_ms)}"
     if before:
-        why = f"{why}, and other tenants get {before:,} tokens first"
+        why = f"{why}, and other tenants get {counted(before, 'token')} first"
     return _Reason(_Code.THROTTLED, f"{why}; the limit is {limit}: {see}.", until_ms, gate.name, before)
 
 
@@ -394,8 +395,8 @@ def _full(state: State, gate: ShardSlots[TopicKey, Parked], before: int, see: st
     if holders:
         why = f"{why}; items {', '.join(map(str, holders))} hold some"
     if before:
-        why = f"{why}, and other tenants get {before:,} slots first"
-    limit = f"{gate.throttle.concurrency:,} leases at a time"
+        why = f"{why}, and other tenants get {counted(before, 'slot')} first"
+    limit = f"{counted(gate.throttle.concurrency or 0, 'lease')} at a time"
     why = f"{why}; the limit is {limit}: {see}."
     return _Reason(_Code.CONCURRENCY, why, key=gate.name, count=before, item_ids=holders or None)
 
@@ -494,10 +495,6 @@ def _ahead(lanes: Iterable[Lane[Item]], item: Item, *, ready: bool = True) -> tu
 def _has_first(lane: Lane[Item]) -> bool:
     window = lane.window
     return window is not None and bool(window.entries) and window.entries[0][3].body is not None
-
-
-def _items(count: int) -> str:
-    return "1 item is" if count == 1 else f"{count:,} items are"
 
 
 def _in(at_ms: int, now_ms: int) -> str:

@@ -12,6 +12,7 @@ from math import ceil, inf
 from typing import Any, NamedTuple
 
 from foqs.bounds import THROTTLE, Bounded
+from foqs.checks import counted
 from foqs.engine.concurrency import AnyGate, Parked, SlotGate
 from foqs.engine.shard import Shard
 from foqs.engine.state import State
@@ -127,7 +128,7 @@ def _rate(
         tokens = (0 if gate is None else gate.here(at_ms)) + (0 if ledger is None else int(ledger.here(at_ms)))
     until_ms, lacking = None, max(0, before + 1 - tokens)
     estimate_ms = ceil(1000 * lacking / rate)
-    state_now = f"{tokens:,} {'token is' if tokens == 1 else 'tokens are'} here"
+    state_now = f"{counted(tokens, 'token', 'is', 'are')} here"
     if not tokens:
         due_in_ms = max(0, throttling.due_in_ms(gate)) if gate is not None else 0
         until_ms = now_ms + due_in_ms
@@ -146,7 +147,7 @@ def _leases(
 ) -> Any:  # fmt: skip
     most, name = throttle.concurrency, key[1][len(THROTTLE) :]
     assert most is not None, "the throttle limits leases"
-    at_ms, limit = state.throttling.monotonic_ms(), f"{most:,} leases at a time"
+    at_ms, limit = state.throttling.monotonic_ms(), f"{counted(most, 'lease')} at a time"
     gates = state.throttling.concurrency.gates(key)
     own = next((gate for gate in gates if gate.shard == shard.number), None)
     ledger, taken = ledgers.slots_of(key), sum([gate.leased for gate in gates])
@@ -228,12 +229,13 @@ def _slots_in(gates: list[SlotGate], taken: int, lacking: int, at_ms: int) -> in
 def _per_worker(state: State, key: TopicKey) -> Any:
     topic, policies = key[1], state.policies.namespace(key[0])
     most, entry = policies.of(topic).per_worker, policies.layers(topic)["per_worker"]
+    assert most is not None, "the policy limits leases of workers"
     calls = [*islice(state.waiting.get(key, ()), _CALLS), *islice(state.holdings.parked.get(key, ()), _CALLS)]
     able = sum(state.holdings.room(key, call) > 0 for call in calls)
-    waiting = f"{able:,} of {len(calls):,} consumers that wait on the item's host may have more"
+    waiting = f"{able:,} of {counted(len(calls), 'consumer')} waiting on the item's host may have more"
     if not calls:
         waiting = "no consumer waits on the item's host"
-    text = f"{most:,} items of the topic for each worker, as the settings entry {entry} says; {waiting}"
+    text = f"{counted(most, 'item')} of the topic for each worker, as the settings entry {entry} says; {waiting}"
     wait = f": {_wait(0, '')}" if able else ""
     return _Limit(
         _Kind.PER_WORKER, entry, f"{text}{wait}.", most, free=able, estimate_ms=0 if able else None

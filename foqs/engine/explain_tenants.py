@@ -6,6 +6,7 @@ from collections.abc import Generator
 from shlex import quote
 from typing import Any
 
+from foqs.checks import counted
 from foqs.engine.explain_limits import Ledgers, dry_gate, span
 from foqs.engine.state import State
 from foqs.fairness.keys import TopicKey
@@ -76,7 +77,7 @@ def _group(state: State, key: TopicKey, code: int, limit: str, names: list[str],
     count, first = len(names), names[:_NAMED]
     listed = ", ".join(f"{name!r}" if name else "items without a key" for name in first)
     more = f" and {count - len(first):,} more" if count > len(first) else ""
-    who = f"{count:,} of {ready:,} {'tenant' if ready == 1 else 'tenants'} with ready items"
+    who = f"{count:,} of {counted(ready, 'tenant')} with ready items"
     if code == idl.Reason.PAUSED:
         limit = state.policies.namespace(key[0]).layers(key[1])["paused_tenants"]
         said, _ = _paused_by(state, key, names, now_ms)
@@ -96,7 +97,7 @@ def held(state: State, key: TopicKey, turns: Turns[Lane[Item]], now_ms: int) -> 
         return []
     said, stamp = _paused_by(state, key, names, now_ms)
     entry = state.policies.namespace(key[0]).layers(key[1])["paused_tenants"]
-    who = "1 tenant with ready items is" if count == 1 else f"{count:,} tenants with ready items are"
+    who = f"{counted(count, 'tenant')} with ready items {'is' if count == 1 else 'are'}"
     why = f"{who} paused by the settings entry {entry}{said}, and no other one has any"
     why = f"{why}; see {command('topic tenants', key)}."
     by, since_ms = stamp.by or None, stamp.changed_at_ms or None

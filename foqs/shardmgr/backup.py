@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from foqs.checks import counted
 from foqs.errors import Invalid
 from foqs.ids import MAX_SHARD, Mark, Marks, decode_mark, encode_mark
 from foqs.policies.settings import Settings, Standing, conflict, parse_document, standing
@@ -178,7 +179,7 @@ def plan_import(backup: Backup, now: Backup, owned: frozenset[int]) -> Import:
         keeps.append(f"slots of deduplication keys: the cluster has newer ones, stamp {now.slots.stamp}")
     assignment = backup.assignment.hosts if now.assignment.version < 0 and backup.assignment.hosts else None
     if assignment is not None:
-        adds.append(f"the assignment of {len(assignment)} shards")
+        adds.append(f"the assignment of {counted(len(assignment), 'shard')}")
     drained = backup.drained - now.drained
     adds += [f"host {host}: drained" for host in sorted(drained)]
     settings = list[Settings]()
@@ -194,7 +195,7 @@ def plan_import(backup: Backup, now: Backup, owned: frozenset[int]) -> Import:
                 keeps.append(f"settings of {ns}: version {known.version} is newer than {one.version} of the file")
     marks = {n: higher for n, each in backup.marks.items() if n not in owned and (higher := _higher(each, now, n))}
     if marks:
-        adds.append(f"the marks of {len(marks)} shards")
+        adds.append(f"the marks of {counted(len(marks), 'shard')}")
     identity = None
     if adds or other or not ours.id:
         identity = Identity(ours.version, theirs.id or ours.id, (*theirs.events, *ours.events))

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from foqs.checks import part_of
 from foqs.ids import Stamp
 
 PATIENCE_MS = 5_000
@@ -73,16 +74,16 @@ def judge(seen: Evidence, bound_ms: int) -> Verdict:
         return Verdict(lead)
     confirmed = abs(seen.machine_lead - lead) <= bound_ms
     if seen.silent and not seen.asked and seen.waited_ms < (SHORT_PATIENCE_MS if confirmed else PATIENCE_MS):
-        return Verdict(None, f"{len(seen.leads)} of {known} databases have answered")
+        return Verdict(None, f"{part_of(len(seen.leads), known, 'database', 'has', 'have')} answered")
     if same > 1:
         return Verdict(lead)
     stamp = max(seen.stamps, default=Stamp())
     if seen.silent and not confirmed and not _as_before(seen, stamp, lead, bound_ms):
         off_s = (lead - seen.machine_lead) / 1000
-        answered = "databases answers" if len(seen.leads) == 1 else "databases answer with different times"
+        answered = part_of(len(seen.leads), known, "database", "answers", "answer with different times")
         return Verdict(
             None,
-            f"{len(seen.leads)} of {known} {answered}, and the clock differs by {off_s:+.1f} s from this machine's",
+            f"{answered}, and the clock differs by {off_s:+.1f} s from this machine's",
             doubt=True,
         )
     if why := _against(seen, stamp, lead, bound_ms, confirmed=confirmed):

@@ -14,6 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from foqs.checks import counted
 from foqs.rows import SettingRow
 from foqs.store import reads, replication, server
 from foqs.store.dialect import Dialect, dialect_of
@@ -350,7 +351,7 @@ def partner_findings(link: Link, dialect: Dialect, *, page_rows: int = _PAGE_ROW
         if count:
             more = ", ..." if count > len(first) else ""
             listed = f"item{'s' if count > 1 else ''} {', '.join(map(str, first))}{more}"
-            found.append(Finding(f"{count} row{'s' if count > 1 else ''} {rule.said} ({listed})", rule.mend))
+            found.append(Finding(f"{counted(count, 'row')} {rule.said} ({listed})", rule.mend))
     return found
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
+import tempfile
 from typing import Any
 
 import pytest
 
-from foqs.client import ChangedItems, Client, Conflict, Invalid, ItemFilter, ItemState, NotFound
-from tests.api.hosts import HostProcess
+from foqs.client import ChangedItems, Client, Conflict, Invalid, ItemFilter, ItemSpec, ItemState, NotFound
+from tests.api.hosts import HostProcess, start
 from tests.support.live import Run, client, host, in_terminal, lines, remaining, run
+from tests.support.waiting import wait_until
 
 __all__ = ["client", "host", "run"]
 
@@ -106,6 +110,21 @@ def test_the_name_of_the_topic_is_asked_for(client: Client, run: Run) -> None:
     text = " ".join(shown.split())
     assert status == 0 and "3 items of tenant acme to change" in text and "3 items of t changed" in text, text
     assert "Type t to change 3 items: priority 9" in text
+
+
+def test_sigterm_says_how_many_are_changed(client: Client) -> None:
+    client.enqueue_many([ItemSpec("t", b"%d" % number) for number in range(50)])
+    with tempfile.TemporaryFile("w+") as said, open("/dev/null") as nothing:
+        args = ["change", "--topic", "t", "--priority=7", "--pace", "1", "--yes", "--ns", client.namespace]
+        streams = nothing.fileno(), said.fileno(), said.fileno()
+        command = start(args, *streams, {"FOQS_ADDRESS": client.address})
+        wait_until(lambda: sum(priority == 7 for _, priority in states(client).values()) >= 2)
+        command.send_signal(signal.SIGTERM)
+        assert command.wait(60) == -signal.SIGTERM
+        said.seek(0)
+        lines = said.read().splitlines()
+    assert re.fullmatch("foqs: interrupted: [0-9]+ items? of t changed; repeat the command for the rest", lines[-2])
+    assert lines[-1] == "foqs: ended by SIGTERM"
 
 
 def test_leased_items_are_skipped_and_counted(client: Client, run: Run) -> None:

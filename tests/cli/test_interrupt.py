@@ -1,16 +1,22 @@
-"""Ctrl-C at any moment of a command: one line, status 130, no traceback."""
+"""Ctrl-C and SIGTERM at any moment of a command: one line, the status of the signal, no traceback."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from tests.api.hosts import ROOT, environment
+from foqs.cli.connection import BATCH_ITEMS
+from foqs.idl import idl
+from tests.api.hosts import ROOT, environment, start
 from tests.cli.test_starting import HOOK
+from tests.client.peer import LATER, Act, Peer, script
+from tests.support.waiting import wait_until
 
 # SIGINT arrives at a call of a function. FOQS_TEST_CALL says at which call after the start of `main`; 0 counts all.
 PROFILE = """
@@ -71,7 +77,7 @@ import atexit, signal, sys, time, weakref
 from foqs.cli import interrupt, terminal
 
 interrupt.end_at_once()
-ctrl_c = lambda *_, **__: signal.raise_signal(signal.SIGINT)
+ctrl_c = lambda *_, **__: signal.raise_signal({number})
 
 @terminal.report_errors
 def body():
@@ -97,8 +103,55 @@ except KeyboardInterrupt:
     ids=["in the body", "while it is reported", "in a callback of the interpreter", "at the end"],
 )
 def test_ctrl_c_in_a_command(body: str) -> None:
+    assert _ran(body, signal.SIGINT) == (130, "begun\n", "foqs: interrupted\n")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "ctrl_c()",
+        "try: ctrl_c()\n    finally: print('cleaned up'); ctrl_c()",
+        "thing = set(); found = weakref.ref(thing, ctrl_c); del thing; time.sleep(90)",
+        "signal.signal(signal.SIGINT, signal.SIG_IGN); ctrl_c()",
+    ],
+    ids=["in the body", "twice", "in a callback of the interpreter", "in the background"],
+)
+def test_sigterm_in_a_command(body: str) -> None:
+    status, out, error = _ran(body, signal.SIGTERM)
+    assert (status, error) == (-signal.SIGTERM, "foqs: ended by SIGTERM\n")
+    assert out == ("begun\ncleaned up\n" if "cleaned up" in body else "begun\n")
+
+
+def _ran(body: str, number: signal.Signals) -> tuple[int, str, str]:
+    code = COMMAND.replace("{body}", body).replace("{number}", str(int(number)))
     done = subprocess.run(
-        [sys.executable, "-c", COMMAND.replace("{body}", body)], capture_output=True, text=True, timeout=60,
-        env=dict(os.environ),
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=dict(os.environ)
     )  # fmt: skip
-    assert (done.returncode, done.stdout, done.stderr) == (130, "begun\n", "foqs: interrupted\n")
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_long_command_says_how_far_it_came(number: signal.Signals) -> None:
+    """Its second request gets no answer."""
+    redriven = "2 items redriven from t.dlq before the last request; repeat the command for the rest"
+    found = idl.RedriveItemsResponse(2, 2, 0, True, [])
+    changed = idl.ChangeItemsResponse([idl.ItemOutcome()] * BATCH_ITEMS)
+    ids = "".join(f"{item}\n" for item in range(1, BATCH_ITEMS + 2))
+    for words, method, first, said in (
+        (["dead", "redrive", "t.dlq"], "RedriveItems", found, redriven),
+        (["delete", "-"], "DeleteItems", Act.SERVE, f"{BATCH_ITEMS} items deleted"),
+        (["change", "-", "--now"], "ChangeItems", changed, f"{BATCH_ITEMS} items changed"),
+    ):
+        with Peer(script(method, first, Act.IGNORE)) as peer, tempfile.TemporaryFile("w+") as error:
+            peer.items = dict.fromkeys(range(1, BATCH_ITEMS + 2), True)
+            with tempfile.TemporaryFile("w+") as lines:
+                lines.write(ids)
+                lines.seek(0)
+                command = start(words, lines.fileno(), error.fileno(), error.fileno(), {"FOQS_ADDRESS": peer.address})
+            wait_until(lambda peer=peer, method=method: len(peer.named(method)) == 2)
+            command.send_signal(number)
+            status = command.wait(LATER)
+            error.seek(0)
+            ended = "interrupted" if number == signal.SIGINT else "ended by SIGTERM"
+            assert error.read() == f"foqs: interrupted: {said}\nfoqs: {ended}\n"
+            assert status == (130 if number == signal.SIGINT else -signal.SIGTERM)

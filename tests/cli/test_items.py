@@ -185,7 +185,7 @@ def test_items_are_deleted_by_id(client: Client, run: Run) -> None:
     assert remaining(client, "t") == [b"delayed"]
     done = run("delete", ids["ready"], ids["delayed"], ids["delayed"], status=1)
     assert [(line["id"], line["error"]) for line in lines(done)] == [(str(ids["ready"]), "NOT_FOUND")]
-    assert done.stderr == "foqs: 1 of 2 items were not deleted\n"
+    assert done.stderr == "foqs: 1 of 2 items was not deleted\n"
     assert "'x'" in run("delete", "x", status=2).stderr
     assert "give it alone" in run("delete", "-", ids["ready"], status=2).stderr
 

@@ -46,4 +46,4 @@ def test_a_count_without_a_failure_reports_nothing(capsys: pytest.CaptureFixture
     count.add(Ended(2, None, WRONG))
     with pytest.raises(SystemExit) as ended:
         count.report("acked")
-    assert (ended.value.code, capsys.readouterr().err) == (1, "foqs: 1 of 2 items were not acked\n")
+    assert (ended.value.code, capsys.readouterr().err) == (1, "foqs: 1 of 2 items was not acked\n")

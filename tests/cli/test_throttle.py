@@ -91,7 +91,7 @@ def test_throttles_are_listed(client: Client, run: Run) -> None:
     status, shown = in_terminal(client, "throttle", "list", "none")
     assert shown == f"namespace {client.namespace} has no throttle none*\n"
     shown = in_terminal(client, "throttle", "list", "--limit", "1")[1]
-    assert shown.endswith("foqs: these are the first 1 rows; --limit shows more\n")
+    assert shown.endswith("foqs: this is the first row; --limit shows more\n")
     assert json.loads(in_terminal(client, "throttle", "list", "api", "--json")[1]) == api | UNUSED
 
 

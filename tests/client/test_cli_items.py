@@ -86,7 +86,7 @@ def test_bad_lines_fail_alone_and_the_command_says_so(foqs, peer):
     assert [list(line) for line in lines(done)] == [["id"], ["error", "message"], ["id"]]
     assert "line 2" in lines(done)[1]["message"]
     why = lines(done)[1]["message"].encode()
-    assert done.stderr == b"foqs: 1 of 3 items were not enqueued; the first error: " + why + b"\n"
+    assert done.stderr == b"foqs: 1 of 3 items was not enqueued; the first error: " + why + b"\n"
 
 
 WRONG_LEASES = [

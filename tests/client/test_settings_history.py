@@ -171,7 +171,7 @@ def test_the_log_is_listed(run: Run, client: Client) -> None:
     assert shown.splitlines()[0].split() == ["version", "when", "by", "key", "change"]
     assert "(none) -> 1" in shown
     _, shown = in_terminal(client, "settings", "log", "--limit", "1")
-    assert shown.splitlines()[-1] == "foqs: these are the last 1 of 2 versions; --limit shows more"
+    assert shown.splitlines()[-1] == "foqs: this is the last of 2 versions; --limit shows more"
     assert in_terminal(client, "settings", "log", "none")[1].startswith("the log of namespace ")
 
 

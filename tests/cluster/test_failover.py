@@ -169,7 +169,7 @@ def test_the_shards_get_another_url(kind: Kind, pair: Pair, new_cluster: NewClus
 
 def set_urls(cluster: LocalCluster, pair: Pair) -> None:
     (command,) = blocks("The fail-over", "sh")
-    parts = re.fullmatch(r"foqs (shards set-url) 3 '(.*)' --yes -c foqs\.toml\n", command)
+    parts = re.fullmatch(r"foqs (shards set-url) 1 '(.*)' --yes -c foqs\.toml\n", command)
     assert parts is not None
     for shard in cluster.shards:
         url = pair.replica.url(shard.database)

@@ -139,6 +139,15 @@ NOT_FOUND: dict[str, list[Facts]] = {
 }
 
 
+ONE: dict[str, tuple[Facts, str]] = {
+    "quota_full": (facts(with_quota(used=1, most=1)), "1 of 1 item is stored"),
+    "handlers_hang": (facts(GOOD._replace(hung=1)), "1 handler hangs"),
+    "not_consumed": (facts(with_topic(consumed=False, ready=1)), "1 item is ready"),
+    "topic_paused": (facts(with_topic(paused=True, ready=1)), "is paused: 1 item waits"),
+    "dead_letters": (facts(with_topic(dead=True, ready=1)), "has dead letters: 1 item"),
+}
+
+
 def of(code: str, verdict: Verdict) -> list[Reason]:
     return [reason for reason in verdict.reasons if reason.code == code]
 
@@ -157,6 +166,13 @@ def test_a_rule_finds_its_state(rule: Any) -> None:
 def test_a_rule_finds_nothing_else(rule: Any) -> None:
     for other in [facts(GOOD, OTHER), facts(with_topic()), facts(with_quota()), *NOT_FOUND.get(rule.code, ())]:
         assert of(rule.code, judge(other)) == []
+
+
+@pytest.mark.parametrize("code", ONE)
+def test_one_thing_has_no_plural(code: str) -> None:
+    found, text = ONE[code]
+    (reason,) = of(code, judge(found))
+    assert reason.text.endswith(text)
 
 
 def test_each_rule_is_tested() -> None:
@@ -194,6 +210,8 @@ def test_hosts_are_added_up() -> None:
 def test_refusals_of_a_rate_are_a_reason_of_their_own() -> None:
     (reason,) = judge(facts(GOOD._replace(quota_refused=12))).reasons
     assert "refused 12 items" in reason.text
+    (reason,) = judge(facts(GOOD._replace(quota_refused=1))).reasons
+    assert "refused 1 item in" in reason.text
     (reason,) = judge(facts(with_quota(used=100)._replace(quota_refused=12))).reasons
     assert "100 of 100" in reason.text
 

@@ -190,7 +190,7 @@ def test_the_limit_of_a_worker_is_listed_with_its_consumers() -> None:
         host.pass_ms(20)
     (limit,) = limits(host, last)
     assert (limit.free, limit.estimate_ms) == (0, None)
-    assert "0 of 1 consumers that wait on the item's host may have more" in limit.text
+    assert "0 of 1 consumer waiting on the item's host may have more" in limit.text
     host.apply({"topic.*": '{"per_worker": 1, "paused": true}'})
     host.call("Dequeue", ns="n", wants=[idl.TopicCount("t", 1)], worker="free", wait_ms=60_000)
     host.pass_ms(20)

@@ -286,7 +286,7 @@ def test_a_topic_whose_items_wait_for_a_retry(host: OneHost) -> None:
 def test_a_topic_of_plain_retries(host: OneHost) -> None:
     nack(host, leased_item(host), delay_ms=5_000)
     (text,) = why(host, ns="n", topic="t")
-    assert text.endswith("1 of 1 delayed items waits for a retry.")
+    assert text.endswith("1 of 1 delayed item waits for a retry.")
 
 
 # ------------------------------------------------------------------------------------------ counts

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from sqlalchemy import inspect, text
 from sqlalchemy.engine import Connection
 
 from foqs.cli import shard_databases as commands
+from foqs.errors import PROTOCOL_VERSION
 from foqs.rows import Batch, FailureCause, FailureRow, LaneRow, LastFailure
 from foqs.store import maintenance, migrate
 from foqs.store.checkup import check_up
@@ -134,6 +136,13 @@ def test_an_older_database_is_refused_with_the_command(old_url: str) -> None:
 
 class Killed(BaseException):
     """The migration's process ended."""
+
+
+def test_the_page_for_operators_has_the_version() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    part = page.partition("**The schema version**")[2].partition("- **The protocol version**")
+    assert f"This foqs has version {SCHEMA_VERSION}." in part[0]
+    assert f"This foqs has version {PROTOCOL_VERSION}." in part[2].partition("\n\n")[0]
 
 
 def test_an_interrupted_migration_continues(old_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

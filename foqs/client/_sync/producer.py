@@ -9,6 +9,7 @@ from itertools import chain
 from time import monotonic
 from typing import Literal, NamedTuple, Unpack
 
+from foqs.checks import counted
 from foqs.client._sync.client import Client
 from foqs.client._sync.futures import ItemFuture
 from foqs.client._sync.waits import (
@@ -211,7 +212,8 @@ class Producer(Local):
         if not self._has_room(size_bytes) and not self._closed:
             waited = self._change.wait_for(lambda: self._closed or self._has_room(size_bytes), self._block_s)
             if not waited:
-                raise Overloaded(f"the producer is full: {self._pending_items} items are not answered yet")
+                pending = counted(self._pending_items, "item", "is", "are")
+                raise Overloaded(f"the producer is full: {pending} not answered yet")
         if self._closed:
             raise ClientClosed("the producer is closed")
 

@@ -199,7 +199,7 @@ def move(
         print(line)
     left = totals.failed + totals.kept + (0 if delete_consumed else totals.consumed)
     if left:
-        raise NotMoved(f"{left} items are not {verb}{f'; the first error: {totals.error}' if totals.error else ''}")
+        raise NotMoved(f"{many(left, 'item')} not {verb}{f'; the first error: {totals.error}' if totals.error else ''}")
 
 
 def chosen(items: DataFrame, where: str, *, include_leased: bool = False) -> DataFrame:

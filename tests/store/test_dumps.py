@@ -8,6 +8,8 @@ import json
 import os
 import re
 import shutil
+import signal
+import tempfile
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,10 +29,12 @@ from foqs.store.protocol import ShardRefused, StoreDown, StoreFull, explained
 from foqs.store.restore import look_at_target, restore
 from foqs.store.sql import SqlStore
 from foqs.store.tables import SCHEMA_VERSION
+from tests.api.hosts import start
 from tests.conftest import PRODUCTS, SHARD_KINDS, NewShardUrl, NewTools, Server
 from tests.store.copies import dump as tables_of
 from tests.store.row_contract import insert, ready_key, timer_row
 from tests.store.shards import NOW_MS, NUMBER, new_item
+from tests.support.waiting import wait_until
 
 AT = datetime(2026, 2, 14, 3, 0, tzinfo=UTC)
 Shard = tuple[str, SqlStore]
@@ -282,6 +286,29 @@ def test_a_tool_that_ends_early(shard: Shard, shard_kind: str, tools: Path, tmp_
         (tools / name).unlink()
         if (tools / f"{name}.real").exists():
             (tools / f"{name}.real").rename(tools / name)
+
+
+@ON_SERVERS
+def test_sigterm_leaves_nothing(shard: Shard, shard_kind: str, tools: Path, tmp_path: Path) -> None:
+    """The command ends while its tool writes."""
+    config, folder = tmp_path / "foqs.toml", tmp_path / "dumps"
+    config.write_text(f'[[shards]]\nid = {NUMBER}\nurl = "{shard[0]}"\n')
+    began = tmp_path / "began"
+    version = 'test "$1" = --version && exec $REAL --version'
+    text = f"{version}\necho $$ > {began}.new; mv {began}.new {began}; exec sleep 300"
+    program(tools, dump_tools.DUMP[PRODUCTS[shard_kind]][0], text)
+    with tempfile.TemporaryFile("w+") as said, open("/dev/null") as nothing:
+        args = ["shards", "backup", str(NUMBER), "--to", str(folder), "-c", str(config)]
+        command = start(args, nothing.fileno(), said.fileno(), said.fileno())
+        wait_until(began.exists)
+        assert list(folder.glob(".shard-*.part"))
+        command.send_signal(signal.SIGTERM)
+        assert command.wait(60) == -signal.SIGTERM
+        said.seek(0)
+        assert said.read() == f"foqs: interrupted: shard {NUMBER}: no dump\nfoqs: ended by SIGTERM\n"
+    assert list(folder.iterdir()) == []
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(began.read_text()), 0)
 
 
 @ON_SERVERS

@@ -196,7 +196,7 @@ def say(message: str) -> None:
 
 
 def say_first(most: int, noun: str, more: str = "--limit shows more") -> None:
-    """Say that a list has only its first rows. `more` names the option that shows others."""
+    """Say that a list has only its first rows. `more`: how to see further rows."""
     say(f"{f'this is the first {noun}' if most == 1 else f'these are the first {counted(most, noun)}'}; {more}")
 
 

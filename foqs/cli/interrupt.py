@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM in a command. Only the body of a command gets an exception of them, which its clean-up needs.
+"""Ctrl-C, SIGTERM and SIGHUP in a command. Only its body gets an exception of them, which its clean-up needs.
 
 Ctrl-C ends the process at once while modules are imported, while the command line is parsed, and when the interpreter
 ends. There the exception would print a traceback, or would be lost. This module imports little, because Ctrl-C prints a
@@ -20,7 +20,6 @@ if TYPE_CHECKING:  # typing takes 2 ms
     """Outside a block, and inside it."""
 
 INTERRUPTED = 130
-TERMINATED = 128 + signal.SIGTERM
 _AGAIN_S = 0.01
 
 
@@ -31,7 +30,11 @@ def end_at_once() -> None:
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, where SIGINT raises KeyboardInterrupt."""
+    """SIGTERM or SIGHUP, where SIGINT raises KeyboardInterrupt. `number`: the signal's."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
 
 
 class ends_at_once:
@@ -52,18 +55,19 @@ class ends_at_once:
 class body_of_command:
     """Raise KeyboardInterrupt at SIGINT inside the block, where `ends_at_once` holds around it.
 
-    Raise Terminated at SIGTERM, unless it is ignored or has another handler.
+    Raise Terminated at SIGTERM and SIGHUP, unless they are ignored or have other handlers.
     """
 
     def __enter__(self) -> None:
         self._before: dict[int, _Handler] = {}
         if signal.getsignal(signal.SIGINT) is end:
             self._before[signal.SIGINT] = end, signal.default_int_handler
-        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            self._before[signal.SIGTERM] = signal.SIG_DFL, _terminate
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                self._before[number] = signal.SIG_DFL, _terminate
         try:
-            for number, (_, inside) in self._before.items():
-                signal.signal(number, inside)
+            for each, (_, inside) in self._before.items():
+                signal.signal(each, inside)
         except ValueError:  # this thread is not the main one, which alone handles signals
             self._before = {}
         if self._before:
@@ -86,24 +90,24 @@ class body_of_command:
             return
         from threading import Timer
 
-        number = signal.SIGTERM if lost.exc_type is Terminated else signal.SIGINT
+        number = lost.exc_value.number if isinstance(lost.exc_value, Terminated) else signal.SIGINT
         again = Timer(_AGAIN_S, os.kill, [os.getpid(), number])
         again.daemon = True
         again.start()
 
 
-def _terminate(*_: object) -> NoReturn:
-    raise Terminated
+def _terminate(number: int, _: object) -> NoReturn:
+    raise Terminated(number)
 
 
-def end_by_sigterm() -> NoReturn:
-    """End the process as SIGTERM does without a handler: its parent sees the signal."""
+def end_by(number: int) -> NoReturn:
+    """End the process as the signal does without a handler: its parent sees the signal."""
     try:
         sys.stdout.flush()
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTERM)
-        os._exit(TERMINATED)  # the first process of a container survives its own signal
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+        os._exit(128 + number)  # the first process of a container survives its own signal
 
 
 def end(*_: object) -> NoReturn:

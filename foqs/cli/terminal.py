@@ -13,6 +13,7 @@ import functools
 import io
 import json
 import os
+import signal
 import stat
 import sys
 import time
@@ -22,7 +23,7 @@ from typing import IO, TYPE_CHECKING, Any, Generic, Literal, NamedTuple, NoRetur
 
 from foqs.checks import counted
 from foqs.cli import logs
-from foqs.cli.interrupt import INTERRUPTED, TERMINATED, Terminated, body_of_command, end_by_sigterm
+from foqs.cli.interrupt import INTERRUPTED, Terminated, body_of_command, end_by
 from foqs.errors import FoqsError, Invalid, NotSent, Unreachable
 
 if TYPE_CHECKING:
@@ -241,9 +242,9 @@ def report_errors(command: Callable[P, R]) -> Callable[P, R]:
             fail(_listed(error.message))
         except FoqsError as error:
             fail(f"{error}{hint_of(error, waits=bool(kwargs.get('wait_server')))}")
-        except Terminated:
-            _report("ended by SIGTERM", TERMINATED)
-            end_by_sigterm()
+        except Terminated as ended:
+            _report(f"ended by {signal.Signals(ended.number).name}", 128 + ended.number)
+            end_by(ended.number)
         except KeyboardInterrupt:
             fail("interrupted", INTERRUPTED)
         except Exception as error:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM at any moment of a command: one line, the status of the signal, no traceback."""
+"""Ctrl-C, SIGTERM and SIGHUP at any moment of a command: one line, the status of the signal, no traceback."""
 
 from __future__ import annotations
 
@@ -116,9 +116,10 @@ def test_ctrl_c_in_a_command(body: str) -> None:
     ],
     ids=["in the body", "twice", "in a callback of the interpreter", "in the background"],
 )
-def test_sigterm_in_a_command(body: str) -> None:
-    status, out, error = _ran(body, signal.SIGTERM)
-    assert (status, error) == (-signal.SIGTERM, "foqs: ended by SIGTERM\n")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_another_signal_in_a_command(body: str, number: signal.Signals) -> None:
+    status, out, error = _ran(body, number)
+    assert (status, error) == (-number, f"foqs: ended by {number.name}\n")
     assert out == ("begun\ncleaned up\n" if "cleaned up" in body else "begun\n")
 
 

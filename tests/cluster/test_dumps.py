@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,12 +15,10 @@ import pytest
 
 from foqs.client import Client, DedupUntil, ItemSpec
 from foqs.errors import NotFound
-from foqs.store import dump_tools
 from foqs.store.dump import manifest_path
 from foqs.store.maintenance import create_schema
 from tests.api.hosts import HostProcess, foqs
-from tests.conftest import PRODUCTS, NewShardUrl, NewTools
-from tests.store.test_dumps import ON_SERVERS, program
+from tests.conftest import NewShardUrl, NewTools
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(400)]
@@ -234,23 +230,3 @@ def test_mistakes(rig: Rig) -> None:
     dump.write_bytes(dump.read_bytes()[:-4])
     ran = rig.run("restore", dump)
     assert (ran.returncode, "was cut or replaced" in ran.stderr) == (1, True)
-
-
-@ON_SERVERS
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_a_signal_leaves_no_file(rig: Rig, shard_kind: str, tmp_path: Path, number: signal.Signals) -> None:
-    """The files have payloads of items, and no later backup looks at them."""
-    program(tmp_path / "bin", dump_tools.DUMP[PRODUCTS[shard_kind]][0], _SLEEPS)
-    words = ("shards", "backup", "--all", "--to", str(rig.dumps), "--config", str(rig.config))
-    running = subprocess.Popen([sys.executable, "-P", "-m", "foqs", *words], start_new_session=True)
-    try:
-        wait_until(lambda: rig.dumps.exists() and any(rig.dumps.iterdir()), timeout_s=60)
-        running.send_signal(number)
-        assert running.wait(60) != 0
-    finally:
-        running.kill()
-        running.wait()
-    assert list(rig.dumps.iterdir()) == []
-
-
-_SLEEPS = 'test "$1" = --version && exec $REAL --version\nexec sleep 600'

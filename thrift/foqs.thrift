@@ -1206,8 +1206,8 @@ struct ShardStatus {
   2: string state,
   /** Server and name of its database, without the credential. Empty: a file, or the caller may not see it. */
   3: string place,
-  /** unreachable, read_only, cut_off (another host reaches the database), breaker_open, hanging, disk_full or clock; empty:
-      none. */
+  /** unreachable, denied (the server has no such database or table, or denies the account), read_only, cut_off (another
+      host reaches the database), breaker_open, hanging, disk_full or clock; empty: none. */
   4: string trouble,
   /** Age of the oldest call to the database that has no answer. */
   5: i64 waiting_ms,

@@ -277,8 +277,9 @@ class BatchResult:
     because the key was stored before; the row has the stored item).
     `reads` is the number of the batch's reads that were made. `settled` answers a reconnect.
     `transaction_ms` is the part of `latency_ms` that the transaction took. `disk_full`: a transaction failed for it.
-    `read_only`: the database is `down` because it takes no writes. `ended`: it is `down` because the server had ended
-    the connection, and the reads that were not made were not sent.
+    `read_only`: the database is `down` because it takes no writes. `denied`: it is `down` although its server
+    answers, which has no such database or table, or denies the account. `ended`: it is `down` because the server had
+    ended the connection, and the reads that were not made were not sent.
     """
 
     outcome: Outcome = Outcome.NONE
@@ -294,6 +295,7 @@ class BatchResult:
     fenced: bool = False
     disk_full: bool = False
     read_only: bool = False
+    denied: bool = False
     ended: bool = False
     error: str = ""
     latency_ms: float = 0.0

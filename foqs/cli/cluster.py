@@ -38,6 +38,8 @@ from foqs.shardmgr.status import HostRow, ShardRow, Status, status_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from rich.console import Console
+
     from foqs.cli.session import Cluster
     from foqs.config.load import Config
     from foqs.shardmgr.facts import Facts, ShardFact
@@ -133,12 +135,15 @@ def shard_record(row: ShardRow, records: Records) -> dict[str, Any]:
     return {**asdict(row), "database": _database(records, row.id)}
 
 
-def _tables_shown(*, clear: bool) -> Show:
+def _console() -> Console:
     from rich.console import Console
 
     console = Console(markup=False, highlight=False, emoji=False)
-    if not console.is_terminal:
-        console = Console(markup=False, highlight=False, emoji=False, width=_WIDE)
+    return console if console.is_terminal else Console(markup=False, highlight=False, emoji=False, width=_WIDE)
+
+
+def _tables_shown(*, clear: bool) -> Show:
+    console = _console()
 
     def show(status: Status, records: Records, connected: bool) -> None:
         if clear:
@@ -146,9 +151,9 @@ def _tables_shown(*, clear: bool) -> Show:
         for line in _summary(status, connected):
             console.print(line)
         console.print()
-        console.print(table(status.hosts, HOST_COLUMNS))
+        console.print(table(status.hosts, HOST_COLUMNS), crop=False)
         console.print()
-        console.print(table(status.shards, shard_columns(records)))
+        console.print(table(status.shards, shard_columns(records)), crop=False)
         if clear and not console.is_terminal:
             console.print()
         sys.stdout.flush()
@@ -182,8 +187,8 @@ def _shown(value: float | None, form: str = "") -> str | None:
 
 
 HOST_COLUMNS: list[Column[HostRow]] = [
-    Column("host", lambda host: name(host.id)),
-    Column("address", lambda host: name(host.address or "-")),
+    Column("host", lambda host: name(host.id), "folded"),
+    Column("address", lambda host: name(host.address or "-"), "folded"),
     Column("state", lambda host: host.state),
     Column("assigned", lambda host: str(host.assigned), "number"),
     Column("served", lambda host: str(host.served), "number"),
@@ -200,12 +205,12 @@ def shard_columns(records: Records) -> list[Column[ShardRow]]:
         Column("state", lambda shard: shard.state),
         Column("use", lambda shard: shard.use),
         Column("weight", lambda shard: _shown(shard.weight, "g"), "number"),
-        Column("assigned to", lambda shard: None if shard.assigned is None else name(shard.assigned)),
-        Column("served by", lambda shard: None if shard.owner is None else name(shard.owner)),
+        Column("assigned to", lambda shard: None if shard.assigned is None else name(shard.assigned), "folded"),
+        Column("served by", lambda shard: None if shard.owner is None else name(shard.owner), "folded"),
         Column("epoch", lambda shard: _shown(shard.epoch), "number"),
         Column("rows/s", lambda shard: _shown(shard.load, ".1f"), "number"),
         Column("items", lambda shard: _shown(shard.items), "number"),
-        Column("database", lambda shard: _database(records, shard.id)),
+        Column("database", lambda shard: _database(records, shard.id), "folded"),
     ]
 
 
@@ -300,12 +305,17 @@ def _tls_of(config: Config) -> str | None:
 
 
 def _print_outlook(outlook: Outlook) -> None:
+    from foqs.cli.status import indented
+
+    console = _console()
     if not outlook.against:
-        print(f"YES: host {name(outlook.host)} may be stopped: {'; '.join(outlook.effects)}")
+        indented(console, "YES: ", f"host {name(outlook.host)} may be stopped: {'; '.join(outlook.effects)}")
         return
-    print(f"NO: host {name(outlook.host)} should not be stopped now")
+    console.print(f"NO: host {name(outlook.host)} should not be stopped now", soft_wrap=True)
     for number, one in enumerate(outlook.against, 1):
-        print(f"\n{number}. {one.text}\n   -> {one.remedy}")
+        console.print()
+        indented(console, f"{number}. ", one.text)
+        indented(console, "   -> ", one.remedy)
 
 
 @command(cluster_app, "foqs cluster renew-acl --config foqs.toml", name="renew-acl")

@@ -135,7 +135,8 @@ def list_(
         elif groups:
             show(groups_table(groups, client.server_info().now_ms))
         else:
-            print(_none(topic, hint, connection))
+            none = _none(topic, hint, connection)
+            print(none if cause or fairness_key is not None or hint else none.replace("no such", "no"))
     if found.missing:
         fail(f"no answer from {', '.join(found.missing)}: dead letters there are not counted")
 

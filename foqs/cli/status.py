@@ -183,7 +183,7 @@ def _print(facts: Facts, verdict: Verdict, capacity: Capacity | None) -> None:
         console.print(line)
     for each in _tables(facts):
         console.print()
-        console.print(each)
+        console.print(each, crop=False)
 
 
 def _reasons(console: Console, verdict: Verdict) -> None:
@@ -192,11 +192,12 @@ def _reasons(console: Console, verdict: Verdict) -> None:
     for number, one in enumerate(verdict.reasons, 1):
         console.print()
         note = "note: " if one.level is Word.HEALTHY else ""
-        _indented(console, f"{number}. ", f"{note}{one.text}")
-        _indented(console, "   -> ", one.remedy)
+        indented(console, f"{number}. ", f"{note}{one.text}")
+        indented(console, "   -> ", one.remedy)
 
 
-def _indented(console: Console, head: str, text: str) -> None:
+def indented(console: Console, head: str, text: str) -> None:
+    """Print a text under a head such as "1. ", folded between words."""
     lines = wrap(text, max(20, console.width - len(head)), break_long_words=False, break_on_hyphens=False)
     console.print(head + f"\n{' ' * len(head)}".join(lines), soft_wrap=True)
 
@@ -247,14 +248,14 @@ def _tables(facts: Facts) -> list[Table]:
     return tables
 
 
-def _bytes(size: int | None) -> str:
-    """Return a size with one unit.
+def _bytes(size: int | None) -> str | None:
+    """Return a size with one unit. None: the database does not report it.
 
     >>> _bytes(None), _bytes(512), _bytes(5 << 20), _bytes(3 << 40)
-    ('not reported', '512 B', '5.0 MiB', '3.0 TiB')
+    (None, '512 B', '5.0 MiB', '3.0 TiB')
     """
     if size is None:
-        return "not reported"
+        return None
     value, units = float(size), ["B", "KiB", "MiB", "GiB", "TiB"]
     while value >= 1_024 and len(units) > 1:
         value, units = value / 1_024, units[1:]

@@ -276,6 +276,8 @@ def piped(command: Callable[P, R]) -> Callable[P, R]:
 
 _SHOWN = 200
 """Characters of a payload; the terminal cuts the rest."""
+_FOLDED = 12
+"""A folded column has at least this many characters, if its cells have them."""
 _UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 
 
@@ -308,13 +310,17 @@ def in_table(as_json: bool = False) -> bool:
 
 
 def table(rows: Iterable[T], columns: Iterable[Column[T]]) -> Table:
-    """Return a table without lines, which `grep` and `awk` can read."""
+    """Return a table without lines, which `grep` and `awk` can read. On a terminal that is too narrow its lines
+    continue at the left edge, if they are printed without `crop`: no value is cut."""
+    from rich.cells import cell_len
     from rich.table import Table
 
     columns = list(columns)
     fills = any(column.kind == "rest" for column in columns)
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), expand=fills)
-    for header, _, kind in columns:
+    cells = [[_cell(column.cell(row)) for column in columns] for row in rows]
+    for at, (header, _, kind) in enumerate(columns):
+        widest = max(map(cell_len, [header, *(row[at] for row in cells)]))
         if kind == "rest":
             made.add_column(header, no_wrap=True, ratio=1, overflow="ellipsis")
         else:
@@ -325,9 +331,10 @@ def table(rows: Iterable[T], columns: Iterable[Column[T]]) -> Table:
                 no_wrap=not folds,
                 ratio=2 if folds and fills else None,
                 overflow="fold",
+                min_width=None if fills else min(widest, _FOLDED) if folds else widest,
             )
-    for row in rows:
-        made.add_row(*(_cell(column.cell(row)) for column in columns))
+    for row in cells:
+        made.add_row(*row)
     return made
 
 
@@ -341,7 +348,7 @@ def show(table: Table) -> None:
     """Print a table to stdout."""
     from rich.console import Console
 
-    Console(markup=False, highlight=False, emoji=False).print(table)
+    Console(markup=False, highlight=False, emoji=False).print(table, crop=False)
 
 
 def duration(ms: int) -> str:

@@ -117,8 +117,9 @@ def list_(
     """List the throttles, and each key that is in use: a table on a terminal, else JSON lines.
 
     A key in use has the tokens in its bucket, its live leases, the items that wait for more, how long one of them has
-    waited, and the host that makes the tokens and lends the slots. A throttle in shadow says how many of the deliveries
-    of the last hour it would have held back. Hosts that did not answer are named on stderr: the figures lack theirs.
+    waited, and its coordinator, the host that makes the tokens and lends the slots. A throttle in shadow says how many
+    of the deliveries of the last hour it would have held back. Hosts that did not answer are named on stderr: the
+    figures lack theirs.
     """
     most = (_TABLE_ROWS if in_table(as_json) else None) if limit is None else limit or None
     with connection.client() as client:
@@ -185,7 +186,7 @@ def _columns(rows: Sequence[Row]) -> list[Column[Row]]:
         Column("tokens", _tokens, "number"),
         Column("waiting", lambda row: row.live and row.live.parked_items, "number"),
         Column("longest", _longest, "number"),
-        Column("made by", lambda row: (row.live and row.live.coordinator) or None, "folded"),
+        Column("coordinator", lambda row: (row.live and row.live.coordinator) or None, "folded"),
     ]
 
 

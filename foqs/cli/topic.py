@@ -292,10 +292,12 @@ def _switch(topic: str, connection: Connection, field: str, *, on: bool) -> None
 
     key = f"topic.{topic}"
     already = False
+    tenants: frozenset[str] = frozenset()
 
     def decide(entries: Mapping[str, str]) -> Changes:
-        nonlocal already
-        already = getattr(NamespacePolicies(entries).of(topic), field) is on
+        nonlocal already, tenants
+        policy = NamespacePolicies(entries).of(topic)
+        already, tenants = getattr(policy, field) is on, policy.paused_tenants
         put, removed = with_fields(entries, key, {}, [field])
         rest = {one: value for one, value in (dict(entries) | dict(put)).items() if one not in removed}
         if not on and not getattr(NamespacePolicies(rest).of(topic), field):
@@ -308,6 +310,9 @@ def _switch(topic: str, connection: Connection, field: str, *, on: bool) -> None
     if why:
         say(f"{'' if done is None else 'the policy is for a new name: '}{why}")
     print(_said(topic, _SAID[field, on][already]))
+    if (field, on) == ("paused", False) and tenants:
+        are = "1 tenant of it is" if len(tenants) == 1 else f"{len(tenants):,} tenants of it are"
+        print(f"{are} still paused, such as {name(min(tenants)) or '(no key)'}: foqs topic resume with --tenant")
     settings.report(done)
 
 

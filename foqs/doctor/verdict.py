@@ -209,6 +209,22 @@ def _shard_unreachable(facts: Facts) -> Iterator[Said]:
 
 @_rule(
     Word.DEGRADED,
+    "the database server of a shard answers, and has no such database or table, or denies the account",
+    "do not restart the server. `foqs shards check` says what is missing; if the database is gone: "
+    "[put back its last dump](disaster.md#restore)",
+)
+def _shard_denied(facts: Facts) -> Iterator[Said]:
+    for host, shards in facts.troubled("denied"):
+        yield Said(
+            f"{shards_of(host, shards)}: the database server answers, but the database or a table is missing, or a "
+            "right of the account",
+            "do not restart the server: foqs shards check says what is missing; if the database is gone, put back its "
+            "last dump (docs/disaster.md)",
+        )
+
+
+@_rule(
+    Word.DEGRADED,
     "a call to the database of a shard has had no answer for longer than `breaker.hang_ms` (1 s)",
     "locks, disk and network of the database server; restart it if it is frozen",
 )
@@ -423,8 +439,11 @@ def _quota_full(facts: Facts) -> Iterator[Said]:
         yield Said(f"further bounds on stored items that are reached: {len(full) - _MOST_NAMED}", "foqs status --json")
     refused = sum(host.quota_refused for host in facts.hosts)
     if refused and not any(not one.topic for one in full):
+        bounds = sorted((one for one in facts.quotas if not one.topic), key=lambda one: -one.used / max(1, one.most))
+        fullest = [f"{bound_words(one)} ({one.used:,} of {one.most:,} items stored)" for one in bounds[:1]]
         yield Said(
-            f"quotas of namespaces refused {counted(refused, 'item')} in the last half minute",
+            f"quotas of namespaces refused {counted(refused, 'item')} in the last half minute"
+            + "".join(f"; the fullest is {words}" for words in fullest),
             "slow down the producers, or raise [quotas] of the hosts' foqs.toml",
         )
 

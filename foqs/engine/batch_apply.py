@@ -65,7 +65,7 @@ def apply(shard: Shard, batch: ShardBatch, result: BatchResult, now_ms: int) -> 
 
 def _troubled(owner: ShardOwner, batch: ShardBatch, result: BatchResult, now_ms: int) -> None:
     if result.down:
-        owner.lose(batch.begun_ms, read_only=result.read_only)
+        owner.lose(batch.begun_ms, read_only=result.read_only, denied=result.denied)
     if result.down and owner.breaker.closed:
         owner.breaker.trip(now_ms)
     owner.pause(now_ms)
@@ -73,7 +73,7 @@ def _troubled(owner: ShardOwner, batch: ShardBatch, result: BatchResult, now_ms:
 
 def _connection_ended(shard: Shard, batch: ShardBatch, result: BatchResult, now_ms: int) -> None:
     """Let all work of a batch that was not sent wait for the next connection, which is made at once."""
-    shard.owner.lose(batch.begun_ms, read_only=result.read_only)
+    shard.owner.lose(batch.begun_ms, read_only=result.read_only, denied=result.denied)
     if batch.transaction is not None:
         _apply_transaction(shard, batch, result, now_ms)
     _apply_reads(shard, batch, result, now_ms)

@@ -352,8 +352,8 @@ def _paused(state: State, key: TopicKey, now_ms: int, tenant: str | None = None)
         what = f"tenant {tenant!r} of the topic" if tenant else "the items of the topic without a fairness key"
     else:
         return []
-    entry, version, said, stamp = explain_tenants.by_settings(state, key, field, now_ms, held)
-    why = f"The settings entry {entry} pauses {what} (version {version}){said}; see {command('topic policy', key)}."
+    entry, said, stamp = explain_tenants.by_settings(state, key, field, now_ms, held)
+    why = f"The settings entry {entry} pauses {what}{said}; see {command('topic policy', key)}."
     by, since_ms = stamp.by or None, stamp.changed_at_ms or None
     return [_Reason(_Code.PAUSED, why, key=entry, by=by, since_ms=since_ms, tenant=held)]
 
@@ -362,9 +362,9 @@ def _no_items(state: State, key: TopicKey, now_ms: int) -> Any:
     """Explain a topic without items; a closed one takes none."""
     if not state.policies.of(key).closed:
         return _Reason(_Code.GONE, "The topic has no items.")
-    entry, version, said, stamp = explain_tenants.by_settings(state, key, "closed", now_ms)
+    entry, said, stamp = explain_tenants.by_settings(state, key, "closed", now_ms)
     see = command("topic policy", key)
-    why = f"The topic has no items, and the settings entry {entry} closes it (version {version}){said}; see {see}."
+    why = f"The topic has no items, and the settings entry {entry} closes it{said}; see {see}."
     return _Reason(_Code.GONE, why, key=entry, by=stamp.by or None, since_ms=stamp.changed_at_ms or None)
 
 
@@ -423,7 +423,7 @@ def _no_consumer(state: State, topic: Topic[Lane[Item]], now_ms: int) -> list[An
     if key in state.waiting or now_ms - asked_ms < LATELY_MS:
         return []
     last = f"the last one asked {span(now_ms - asked_ms)} ago" if asked_ms else "none has asked since it was ready"
-    why = f"No consumer waits for the topic on the item's host, and {last}; see {command('topic stats', key)}."
+    why = f"No consumer waits for the topic on the item's host, and {last}; see {command('consumers --topic', key)}."
     return [_Reason(_Code.NO_CONSUMER, why)]
 
 

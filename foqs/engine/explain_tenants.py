@@ -107,26 +107,28 @@ def held(state: State, key: TopicKey, turns: Turns[Lane[Item]], now_ms: int) -> 
 def _paused_by(state: State, key: TopicKey, names: list[str], now_ms: int) -> tuple[str, SettingsStamp]:
     """Return the author and the time of the latest pause of these tenants, in words and as a stamp. (Only some of them
     are looked up: each look-up reads the log of the settings.)"""
-    stamps = [by_settings(state, key, "paused_tenants", now_ms, name)[2:] for name in names[:_STAMPS]]
+    stamps = [by_settings(state, key, "paused_tenants", now_ms, name)[1:] for name in names[:_STAMPS]]
     said, last = max(stamps, key=lambda one: one[1].changed_at_ms)
     authors = len({stamp.by for _, stamp in stamps if stamp.by})
     if len(names) > 1 and last.by:
         said = f", the last one by {last.by} {span(now_ms - last.changed_at_ms)} ago"
         said = f"{said} ({authors} authors)" if authors > 1 else said
+    elif said.startswith(", paused by "):  # the sentence has the verb
+        said = f", set by {said.removeprefix(', paused by ')}"
     return said, last
 
 
 def by_settings(
     state: State, key: TopicKey, field: str, now_ms: int, tenant: str | None = None
-) -> tuple[str, int, str, SettingsStamp]:
-    """Return the settings entry that gives the topic this field, the version of the settings, and the author and the
-    time of the field: in words, and as a stamp."""
+) -> tuple[str, str, SettingsStamp]:
+    """Return the settings entry that gives the topic this field, and the author and the time of the field: in words,
+    and as a stamp."""
     ns, topic = key
     settings, entry = state.policies.settings[ns], state.policies.namespace(ns).layers(topic)[field]
     stamp, exact = settings.set_by(entry, field, tenant)
     what = field.removesuffix("_tenants") if exact else "last changed"
     said = f", {what} by {stamp.by} {span(now_ms - stamp.changed_at_ms)} ago" if stamp.by else ""
-    return entry, settings.version, said, stamp
+    return entry, said, stamp
 
 
 def command(verb: str, key: TopicKey) -> str:

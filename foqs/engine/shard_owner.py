@@ -48,6 +48,7 @@ class ShardOwner:
         self.full_until_ms = 0
         self.restored_ms = 0  # as in `Opened`
         self.read_only = False  # lost, because its database takes no writes
+        self.denied = False  # lost, because its server answers and has no such database, or denies it
         self.down_from_ms: int | None = None  # since when a lost database has not answered
         self.answered_ms = 0  # when requests that wait for it were answered last
         self.pause_from_ms: int | None = None  # after a passing failure
@@ -148,14 +149,14 @@ class ShardOwner:
 
     # ------------------------------------------------------------------------------------- the database
 
-    def lose(self, from_ms: int, *, read_only: bool) -> None:
+    def lose(self, from_ms: int, *, read_only: bool, denied: bool = False) -> None:
         """Note that the connection ended, in a batch that began at `from_ms`."""
-        self.lost, self.read_only = True, read_only
+        self.lost, self.read_only, self.denied = True, read_only, denied
         if self.down_from_ms is None:
             self.down_from_ms = from_ms
 
     def reconnected(self) -> None:
-        self.lost = self.read_only = False
+        self.lost = self.read_only = self.denied = False
         self.pause_from_ms = self.down_from_ms = None
 
     def pause(self, now_ms: int) -> None:

@@ -22,6 +22,7 @@ from foqs.store.protocol import (
     RowRejected,
     ShardStore,
     StoreBusy,
+    StoreDenied,
     StoreDown,
     StoreEnded,
     StoreError,
@@ -58,6 +59,7 @@ def run(store: ShardStore, shard_batch: ShardBatch, begun: Begun | None = None) 
         result.fenced, result.error = True, str(error)
     except StoreDown as error:
         result.down, result.read_only, result.error = True, isinstance(error, StoreReadOnly), str(error)
+        result.denied = isinstance(error, StoreDenied)
         result.ended = isinstance(error, StoreEnded)
         if shard_batch.transaction is not None and result.outcome is Outcome.NONE:
             result.outcome = Outcome.FAILED
@@ -141,6 +143,7 @@ def _broken(
     The outcome of `half` is unknown if it was being committed. All rows that are left have failed.
     """
     result.down, result.read_only, result.error = True, isinstance(error, StoreReadOnly), str(error)
+    result.denied = isinstance(error, StoreDenied)
     settled = result.rejected.keys() | result.committed | result.failed
     left = {item_id for item_id in batch.ids() if item_id not in settled}
     if isinstance(error, CommitUnknown):

@@ -358,6 +358,8 @@ def alike_of(config: Config) -> dict[str, str]:
 def trouble_of(shard: Shard | None, *, silent: bool) -> str:
     """Return the trouble of a shard's database, "" for none. `silent`: it does not answer."""
     serving = shard is not None and shard.owner.state is ShardState.SERVING
+    if shard is not None and shard.owner.denied:
+        return "denied"
     if shard is None or not serving or shard.owner.lost:
         return "unreachable" if silent or (shard is not None and shard.owner.lost) else ""
     if silent:

@@ -19,6 +19,7 @@ from foqs.store.protocol import (
     RowRejected,
     ShardRefused,
     StoreBusy,
+    StoreDenied,
     StoreDown,
     StoreError,
     StoreFull,
@@ -35,6 +36,9 @@ _NO_RIGHT = (1142, 1143)
 _OLD_PROTOCOL = (1251, 2059)
 _EXPIRED, _LOCKED = (1820, 1862), (3118, 4151)
 _CLOSED = dict.fromkeys(_EXPIRED, "the password of {} has expired") | dict.fromkeys(_LOCKED, "the account {} is locked")
+
+
+_HAD_ITEMS = "a shard that had items: put back its last dump (docs/disaster.md)"
 
 
 class Account(NamedTuple):
@@ -82,6 +86,7 @@ class Kind(Enum):
 
     LOST = "lost"  # the connection is gone or cannot be trusted
     READ_ONLY = "read-only"  # as LOST: by now another server may be the primary, and have the name
+    MISSING = "missing"  # as LOST: the server answers, and a table is not there
     BUSY = "busy"  # passing: the caller rolls the transaction back
     FULL = "full"  # the disk, or the space of a table: the caller rolls back
     DATA = "data"  # a row is refused
@@ -96,6 +101,7 @@ class _Known(NamedTuple):
     undone: bool = False
 
 
+_BROKEN = (Kind.LOST, Kind.READ_ONLY, Kind.MISSING)
 _LOST, _READ_ONLY, _BUSY, _FULL, _DATA = Kind.LOST, Kind.READ_ONLY, Kind.BUSY, Kind.FULL, Kind.DATA
 _NO_COPY = "the server cannot change the table without copying it"
 _IS_READ_ONLY = "the server is read-only: is it a replica, or no longer the primary?"
@@ -115,7 +121,7 @@ _KNOWN = {
     1114: _Known(_FULL, "a table or the disk is full"),
     1118: _Known(_DATA, "a row is too long"),
     1129: _Known(_LOST, "the server blocks this machine after failed connections: FLUSH HOSTS frees it"),
-    1146: _Known(_LOST, "a table is missing: run `foqs shards check`"),
+    1146: _Known(Kind.MISSING, "a table is missing: run `foqs shards check`"),
     1152: _Known(_LOST, "the server ended the connection: does its init_connect fail?"),
     1153: _Known(_LOST, "a packet was larger than the server allows"),
     1158: _Known(_LOST, "the server could not read from the connection"),
@@ -224,8 +230,8 @@ class Seam:
         if kind is Kind.REFUSED:
             return ShardRefused(words, mend=remedy_of(_code(error), self._place, _account(error)))
         made: dict[Kind, type[StoreError]] = {
-            Kind.LOST: StoreDown, Kind.READ_ONLY: StoreReadOnly, Kind.BUSY: StoreBusy, Kind.FULL: StoreFull,
-            Kind.DATA: RowRejected,
+            Kind.LOST: StoreDown, Kind.READ_ONLY: StoreReadOnly, Kind.MISSING: StoreDenied,
+            Kind.BUSY: StoreBusy, Kind.FULL: StoreFull, Kind.DATA: RowRejected,
         }  # fmt: skip
         return made[kind](words)
 
@@ -309,7 +315,7 @@ class Seam:
         return f"{known.words} ({code}){self._where(known.kind)}", known.kind
 
     def _where(self, kind: Kind) -> str:
-        return f": {self._place}" if kind in (Kind.LOST, Kind.READ_ONLY) and self._place.address else ""
+        return f": {self._place}" if kind in _BROKEN and self._place.address else ""
 
 
 def _known(origin: BaseException) -> _Known:
@@ -386,7 +392,7 @@ def remedy_of(code: int, place: Place, account: Account | None) -> str:
     if code in _LOCKED:
         return f"an administrator runs: ALTER USER {account} ACCOUNT UNLOCK;"
     if code == _NO_DATABASE[1]:
-        return f"run `foqs shards create`, or an administrator runs: {making}"  # the account has rights on the name
+        return f"{_HAD_ITEMS}; a new shard: `foqs shards create`, or an administrator runs: {making}"
     if code == _NO_DATABASE[0]:
         return f"an administrator runs: {making} {grant(account, place.database)}"
     return f"an administrator runs: {grant(account, place.database)}"

@@ -38,6 +38,10 @@ class StoreReadOnly(StoreDown):
     """The server takes no writes, and so the connection was ended: its name may lead to another server by now."""
 
 
+class StoreDenied(StoreDown):
+    """The server answers, and has no such database or table, or denies the account: it need not be repaired."""
+
+
 class CommitUnknown(StoreError):
     """The connection was lost while committing; only `reconnect` finds out whether it was committed."""
 

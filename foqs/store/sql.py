@@ -69,6 +69,7 @@ from foqs.store.protocol import (
     RowRejected,
     ShardRefused,
     StoreBusy,
+    StoreDenied,
     StoreDown,
     StoreEnded,
     StoreError,
@@ -506,6 +507,8 @@ class SqlStore:
         """End the connection, whose state is unknown; `error` is the driver's or the seam's."""
         self._drop()
         made = error if isinstance(error, StoreError) else self._errors.translate(error)
+        if isinstance(made, ShardRefused):
+            return StoreDenied(explained(made))
         return made if isinstance(made, StoreDown) else StoreDown(explained(made))
 
     def _drop(self) -> None:

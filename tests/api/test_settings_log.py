@@ -110,8 +110,7 @@ def test_a_paused_item_names_the_person_and_the_time(host: OneHost) -> None:
     for what in ({"id": item_id}, {"ns": "n", "topic": "t"}):
         reason = next(one for one in why(host, **what) if one.code == idl.Reason.PAUSED)
         assert reason.text == (
-            "The settings entry topic.t pauses the topic (version 2), paused by alice 3.0 h ago; see foqs topic "
-            "policy t --ns n."
+            "The settings entry topic.t pauses the topic, paused by alice 3.0 h ago; see foqs topic policy t --ns n."
         )
         assert (reason.by, reason.since_ms, reason.key) == ("alice", paused_ms, "topic.t")
 
@@ -120,7 +119,7 @@ def test_a_closed_topic_without_items_names_the_person(host: OneHost) -> None:
     change(host, "alice", {"topic.mail": '{"closed": true}'})
     (reason,) = why(host, ns="n", topic="mail")
     assert reason.text.startswith(
-        "The topic has no items, and the settings entry topic.mail closes it (version 1), closed by alice 0 ms ago;"
+        "The topic has no items, and the settings entry topic.mail closes it, closed by alice 0 ms ago;"
     )
     assert (reason.code, reason.by) == (idl.Reason.GONE, "alice")
 
@@ -131,7 +130,5 @@ def test_a_pause_of_a_host_without_a_log_has_no_name(host: OneHost) -> None:
     older = type(known)("n", 2, {"topic.mail": '{"paused": true}'}, known.born, ("x", *known.past)).with_log(known.log)
     host.settings.apply(older)
     reason = next(one for one in why(host, ns="n", topic="mail") if one.code == idl.Reason.PAUSED)
-    assert reason.text == (
-        "The settings entry topic.mail pauses the topic (version 2); see foqs topic policy mail --ns n."
-    )
+    assert reason.text == ("The settings entry topic.mail pauses the topic; see foqs topic policy mail --ns n.")
     assert (reason.by, reason.since_ms) == (None, None)

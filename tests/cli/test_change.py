@@ -211,7 +211,11 @@ def test_a_tenant_is_paused_and_resumed(client: Client, run: Run) -> None:
     (found,) = [one for one in json.loads(run("explain", str(item.id)).stdout)["reasons"] if one["code"] == "paused"]
     assert (found["key"], found["tenant"]) == ("topic.t", "acme")
     assert found["by"].startswith("127.0.0.1:"), "the author of the pause"
-    assert f"pauses tenant 'acme' of the topic (version 2), paused by {found['by']}" in found["text"]
+    assert f"pauses tenant 'acme' of the topic, paused by {found['by']}" in found["text"]
+    assert run("topic", "resume", "t").stdout.splitlines()[:2] == [
+        "t is not paused",
+        "1 tenant of it is still paused, such as acme: foqs topic resume with --tenant",
+    ]
     run("topic", "pause", "t", "--tenant", "", "--tenant", "b")
     said = run("topic", "resume", "t", "--tenant", "acme", "--tenant", "").stdout
     assert said.startswith("tenant acme of t is resumed\nthe tenant without a fairness key of t is resumed\n")

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from foqs.cli.look import items_table, topics_table
-from foqs.cli.terminal import duration, preview
+from foqs.cli.terminal import Column, duration, preview, table
 from foqs.client import ActiveTopic, Failure, Item, ItemState
 
 NOW_MS = 10_000_000
@@ -133,3 +133,18 @@ def test_a_long_topic_leaves_the_counts_whole() -> None:
     assert all(len(line) <= 80 for line in shown)
     assert {"1,234,567", "7,654,321", "9,999,999"} <= set(shown[1].split())
     assert "".join(shown[1:]).count("t") >= 255
+
+
+def test_a_narrow_terminal_cuts_no_value() -> None:
+    """A shard's number at the end of the name of its database, and the name of a host, are the point of the table."""
+    columns: list[Column[str]] = [
+        Column("state", lambda _: "unreachable"),
+        Column("use", lambda _: "enabled" * 6),
+        Column("host", lambda _: "host-1", "folded"),
+        Column("database", lambda one: f"mysql://127.0.0.1:3306/{one}", "folded"),
+    ]
+    shown = io.StringIO()
+    console = Console(file=shown, width=60, markup=False, highlight=False, emoji=False)
+    console.print(table(["foqs_1"], columns), crop=False)
+    assert shown.getvalue().splitlines()[1].startswith(f"unreachable  {'enabled' * 6}  host-1  mysql://127.")
+    assert shown.getvalue().split()[-1].endswith("_1")

@@ -81,7 +81,7 @@ def test_throttles_are_listed(client: Client, run: Run) -> None:
     assert (status, [line.split() for line in shown.splitlines()]) == (
         0,
         [
-            ["key", "per", "second", "burst", "shadow", "tokens", "waiting", "longest", "made", "by"],
+            ["key", "per", "second", "burst", "shadow", "tokens", "waiting", "longest", "coordinator"],
             ["api", "5,000", "5,000", "yes", *"----"],
             ["customer:*", "0.5", "1", "no", *"----"],
         ],

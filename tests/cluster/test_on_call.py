@@ -47,7 +47,7 @@ READ = {
         rf"(?m)^ +{SLOW_SHARD} +\w+ +host-1 .* \d+ms ",
     ],
     "Whose pause is this?": [
-        r"topic\.reports pauses the topic \(version \d+\), paused by release-bot \d",
+        r"topic\.reports pauses the topic, paused by release-bot \d",
         r'release-bot +topic\.mails +.*"paused_tenants": \["globex"\]',
     ],
     "What happens if I set this limit?": [

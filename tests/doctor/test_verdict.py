@@ -60,6 +60,7 @@ FOUND: dict[str, tuple[Facts, str, str]] = {
     "host_not_ready": (facts(GOOD._replace(missing=("stopping",))), "host a is not ready: stopping", "wait if"),
     "shard_unserved": (facts(GOOD._replace(unserved=(4, 5))), "no host serves shards 4, 5", "foqs cluster status"),
     "shard_unreachable": (facts(with_shard(trouble="unreachable")), "shard 1 on a (mysql://db:3306): the", "start or"),
+    "shard_denied": (facts(with_shard(trouble="denied")), "the database server answers, but", "do not restart"),
     "call_hangs": (facts(with_shard(trouble="hanging", waiting_ms=65_000)), "no answer for 1m", "locks"),
     "shard_read_only": (facts(with_shard(trouble="read_only")), "read-only", "the primary"),
     "shard_cut_off": (facts(with_shard(trouble="cut_off")), "another host can", "repair the network"),
@@ -209,7 +210,9 @@ def test_hosts_are_added_up() -> None:
 
 def test_refusals_of_a_rate_are_a_reason_of_their_own() -> None:
     (reason,) = judge(facts(GOOD._replace(quota_refused=12))).reasons
-    assert "refused 12 items" in reason.text
+    assert reason.text == "quotas of namespaces refused 12 items in the last half minute"
+    (reason,) = judge(facts(with_quota()._replace(quota_refused=12))).reasons
+    assert reason.text.endswith("; the fullest is the quota of namespace shop (10 of 100 items stored)"), "which one"
     (reason,) = judge(facts(GOOD._replace(quota_refused=1))).reasons
     assert "refused 1 item in" in reason.text
     (reason,) = judge(facts(with_quota(used=100)._replace(quota_refused=12))).reasons

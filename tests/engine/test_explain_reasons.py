@@ -151,7 +151,7 @@ def paused() -> Case:
     (item_id,) = put(host, b"x")
     asked(host)
     settle(host, 7, topic_t='{"paused": true}')
-    text = "The settings entry topic.t pauses the topic (version 7); see foqs topic policy t --ns n."
+    text = "The settings entry topic.t pauses the topic; see foqs topic policy t --ns n."
     return Case(host, item_id, R.PAUSED, None, text, lambda: settle(host, 8))
 
 

@@ -18,6 +18,7 @@ from foqs.store.protocol import (
     RowRejected,
     ShardStore,
     StoreBusy,
+    StoreDenied,
     StoreDown,
     StoreEnded,
     StoreError,
@@ -124,6 +125,13 @@ def test_a_read_only_database_is_not_a_silent_one() -> None:
             result = commit(store, 1, 2, 3, 4)
             assert (result.down, result.read_only) == (True, read_only)
             assert result.outcome is not Outcome.UNKNOWN
+
+
+def test_a_server_without_the_database_is_not_a_silent_one() -> None:
+    for error, denied in ((StoreDenied("no such database"), True), (StoreDown("down"), False)):
+        for store in (Store(commit_1=error), Store(look=error), Store(4, commit_3=error)):
+            result = commit(store, 1, 2, 3, 4)
+            assert (result.down, result.denied) == (True, denied)
 
 
 def test_a_failed_read_keeps_the_outcome_of_the_transaction() -> None:

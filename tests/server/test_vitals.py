@@ -131,7 +131,8 @@ def test_other_hosts_and_disabled_shards_have_no_pause_here() -> None:
 
 
 def shard(state: ShardState = ShardState.SERVING, **owner: Any) -> Any:
-    fields = {"state": state, "lost": False, "disk_full": False, "held": False, "breaker": SimpleNamespace(closed=True)}
+    fields: dict[str, Any] = {"state": state, "lost": False, "disk_full": False, "held": False, "denied": False}
+    fields["breaker"] = SimpleNamespace(closed=True)
     return SimpleNamespace(owner=SimpleNamespace(**{**fields, **owner}))
 
 
@@ -143,6 +144,7 @@ def test_the_worst_trouble_of_a_shard() -> None:
     opened = SimpleNamespace(closed=False)
     assert trouble_of(shard(lost=True, breaker=opened), silent=True) == "unreachable"
     assert trouble_of(shard(breaker=opened), silent=True) == "hanging", "the breaker opens because of that"
+    assert trouble_of(shard(lost=True, denied=True, breaker=opened), silent=True) == "denied", "no server to restart"
     assert trouble_of(shard(disk_full=True, breaker=opened), silent=False) == "disk_full"
     assert trouble_of(shard(held=True), silent=False) == "clock"
     assert trouble_of(shard(breaker=opened), silent=False) == "breaker_open"

@@ -18,6 +18,7 @@ from foqs.store.protocol import (
     RowRejected,
     ShardRefused,
     StoreBusy,
+    StoreDenied,
     StoreDown,
     StoreError,
     StoreFull,
@@ -59,6 +60,7 @@ def test_a_lost_connection_is_an_error_of_the_driver(why: Loss) -> None:
     ("error", "becomes"),
     [
         (err.OperationalError(2006, SECRET), StoreDown),
+        (err.ProgrammingError(1146, SECRET), StoreDenied),
         (err.OperationalError(2013, SECRET), StoreDown),
         (err.OperationalError(2003, SECRET), StoreDown),
         (err.OperationalError(1053, SECRET), StoreDown),

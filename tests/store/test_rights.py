@@ -91,6 +91,7 @@ def test_a_database_that_is_missing_is_named(server: Server) -> None:
     url = f"mysql+pymysql://root@127.0.0.1:{server.port}/orders"
     (finding,) = findings_of(url, 1)
     assert finding.found == f"MySQL at 127.0.0.1:{server.port} has no such database: orders (1049)"
+    assert finding.mend.startswith("a shard that had items: put back its last dump"), "an empty one hides the loss"
     administer(server, finding.mend)
     assert "the database has no foqs schema" in [one.found for one in findings_of(url, 1)]
 

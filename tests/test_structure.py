@@ -39,7 +39,7 @@ LINES = {
     "foqs.client": 11_326,  # _async: threads as tasks, no close; what a job says; lines about failures; ends of workers
     "foqs.config": 1_366,
     "foqs.contrib": 838,  # Django, with what users hear of a mistake, and records of other clients
-    "foqs.doctor": 1_465,  # slow shards, sections that differ
+    "foqs.doctor": 1_481,  # slow shards, sections that differ, servers that lack a database
     "foqs.engine": 11_643,  # explain_limits.py and explain_tenants.py: each limit of an item, tenants that wait
     "foqs.fairness": 2_026,
     "foqs.hooks": 1_667,

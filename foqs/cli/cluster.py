@@ -210,7 +210,7 @@ def shard_columns(records: Records) -> list[Column[ShardRow]]:
         Column("epoch", lambda shard: _shown(shard.epoch), "number"),
         Column("rows/s", lambda shard: _shown(shard.load, ".1f"), "number"),
         Column("items", lambda shard: _shown(shard.items), "number"),
-        Column("database", lambda shard: _database(records, shard.id), "folded"),
+        Column("database", lambda shard: _database(records, shard.id)),
     ]
 
 

@@ -210,7 +210,7 @@ def _shard_unreachable(facts: Facts) -> Iterator[Said]:
 @_rule(
     Word.DEGRADED,
     "the database server of a shard answers, and has no such database or table, or denies the account",
-    "do not restart the server. `foqs shards check` says what is missing; if the database is gone: "
+    "do not restart the server. `foqs shards check` names the fault; if the database is gone: "
     "[put back its last dump](disaster.md#restore)",
 )
 def _shard_denied(facts: Facts) -> Iterator[Said]:
@@ -218,7 +218,7 @@ def _shard_denied(facts: Facts) -> Iterator[Said]:
         yield Said(
             f"{shards_of(host, shards)}: the database server answers, but the database or a table is missing, or a "
             "right of the account",
-            "do not restart the server: foqs shards check says what is missing; if the database is gone, put back its "
+            "do not restart the server: foqs shards check names the fault; if the database is gone, put back its "
             "last dump (docs/disaster.md)",
         )
 

@@ -210,7 +210,7 @@ def no_consumer() -> Case:
     (item_id,) = put(host, b"x")
     text = (
         "No consumer waits for the topic on the item's host, and none has asked since it was ready; "
-        "see foqs topic stats t --ns n."
+        "see foqs consumers --topic t --ns n."
     )
     return Case(host, item_id, R.NO_CONSUMER, None, text, lambda: asked(host))
 

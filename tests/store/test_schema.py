@@ -25,7 +25,7 @@ from foqs.store.maintenance import (
     read_kept,
     renew_identity,
 )
-from foqs.store.protocol import ShardRefused, StoreDown
+from foqs.store.protocol import ShardRefused, StoreDenied, StoreDown
 from foqs.store.server import Finding, Version, refuse_old
 from foqs.store.sql import SqlStore
 from foqs.store.tables import SCHEMA_VERSION
@@ -92,6 +92,21 @@ def test_a_missing_database_is_made(shard_url: str) -> None:
         store.close()
     finally:
         run(shard_url, "DROP DATABASE IF EXISTS `foqs ``odd`` %s name`")
+
+
+@SERVERS
+def test_a_database_that_is_dropped_is_not_a_silent_server(shard_url: str) -> None:
+    url = make_url(shard_url).set(database="foqs_dropped").render_as_string(hide_password=False)
+    create_schema(url, 1)
+    store = SqlStore(url, shard=1)
+    store.open("owner", take_over=False)
+    try:
+        run(shard_url, "DROP DATABASE foqs_dropped")
+        with pytest.raises(StoreDenied, match=r"no such database: foqs_dropped .*put back its last dump"):
+            store.reconnect()
+    finally:
+        store.close()
+        run(shard_url, "DROP DATABASE IF EXISTS foqs_dropped")
 
 
 def test_another_shards_tables(shard_url: str) -> None:

@@ -10,7 +10,7 @@ import re
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -25,7 +25,7 @@ from foqs.zk.protocol import ZkConflict, ZkError, ZkUnavailable, ZkUnknown
 from foqs_lab.arena import Arena, arena
 from foqs_lab.crash import kept, schedules, tenants, unique
 from foqs_lab.crash.checker import Lie, Tally, check, tally
-from foqs_lab.crash.clients import NAMESPACE, TOPICS, Crew, Load, Wire, drain, work
+from foqs_lab.crash.clients import NAMESPACE, TOPICS, Crew, Load, drain, work
 from foqs_lab.crash.history import Crash, Log, Loss, read
 from foqs_lab.crash.losses import Losses
 from foqs_lab.faults import FAULTS, OF_PROCESSES, OWNER_IS_LOST, Fault
@@ -94,6 +94,8 @@ TENANTS_LOAD = Load(producers=4, consumers=3, backlog=1_000)
 KEPT_LOAD = Load(producers=2, consumers=2, backlog=500)
 _KEYS = 200
 _KEYS_PAUSE_S = 0.1
+_ITEMS_BETWEEN = 20
+"""The most items of each shard that are stored and acked between two faults. More would be time without a fault."""
 _SERVING = re.compile(r"shard\.serving +epoch=(\d+) shard=(\d+)")
 _DRAIN_S = 120.0
 
@@ -232,8 +234,7 @@ def chaos(
         operator_of.put_settings(remove=tenants.settings())
         drain(at.ports[0], folder, lambda: not _rows(at), _DRAIN_S, (*TOPICS, tenants.TOPIC, *kept.TOPICS))
         firing.stop()
-        with closing(Wire(at.ports[0], NAMESPACE, timeout_ms=30_000)) as wire:
-            kept.look_at_acked(wire, log, read(kept_logs))
+        kept.look_at_acked(at.ports, NAMESPACE, log, read(kept_logs))
         kept.delete_all(operator_of)
         operator_of.close()
         at.cluster.settled(*at.cluster.hosts)  # replaced owners have noticed it
@@ -272,7 +273,7 @@ def _recovery_s(at: Arena, rng: random.Random, fault: Fault, crews: Sequence[Cre
         for crew in crews:
             crew.progress.forget(loss.shards, loss.began)
     replaced.look(certain=fault in OWNER_IS_LOST)
-    work(crews[0], at.cluster.shards, rng.randint(1, 100))
+    work(crews[0], at.cluster.shards, rng.randint(1, _ITEMS_BETWEEN))
     return took_s
 
 

@@ -5,7 +5,9 @@ Each ack brings its lease as the result, so a result names the ack that ended th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from itertools import islice
 from time import monotonic_ns
 
@@ -23,6 +25,8 @@ _KEEP_MS = 86_400_000
 _RULES = [ItemRules(keep_ms=_KEEP_MS + more) for more in range(5)]
 _WAIT_MS = 2_000
 _MOST_LOOKS = 3_000
+_LOOKERS = 6
+_LOOK_MS = 30_000
 _DELETED_AT_ONCE = 1_000
 
 
@@ -72,11 +76,18 @@ def look(wire: Wire, log: Log, item_id: int, wait_ms: int = 0) -> None:
         log.add([Look(began, monotonic_ns(), item_id, found.state, (found.result or b"").decode())])
 
 
-def look_at_acked(wire: Wire, log: Log, events: Iterable[Event]) -> None:
-    """Look at items whose ack was answered OK."""
+def look_at_acked(ports: Sequence[int], namespace: str, log: Log, events: Iterable[Event]) -> None:
+    """Look at items whose ack was answered OK, through several connections at a time."""
     acked = {event.id for event in events if isinstance(event, Ack) and event.answer is Answer.OK}
-    for item_id in islice(acked, _MOST_LOOKS):
-        look(wire, log, item_id)
+    ids = list(islice(acked, _MOST_LOOKS))
+
+    def look_at_some(number: int) -> None:
+        with closing(Wire(ports[number % len(ports)], namespace, timeout_ms=_LOOK_MS)) as wire:
+            for item_id in ids[number::_LOOKERS]:
+                look(wire, log, item_id)
+
+    with ThreadPoolExecutor(_LOOKERS) as pool:
+        list(pool.map(look_at_some, range(_LOOKERS)))
 
 
 def delete_all(client: Client) -> None:

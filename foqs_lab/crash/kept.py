@@ -25,7 +25,7 @@ _KEEP_MS = 86_400_000
 _RULES = [ItemRules(keep_ms=_KEEP_MS + more) for more in range(5)]
 _WAIT_MS = 2_000
 _MOST_LOOKS = 3_000
-_LOOKERS = 6
+_AT_ONCE = 6
 _LOOK_MS = 30_000
 _DELETED_AT_ONCE = 1_000
 
@@ -83,16 +83,16 @@ def look_at_acked(ports: Sequence[int], namespace: str, log: Log, events: Iterab
 
     def look_at_some(number: int) -> None:
         with closing(Wire(ports[number % len(ports)], namespace, timeout_ms=_LOOK_MS)) as wire:
-            for item_id in ids[number::_LOOKERS]:
+            for item_id in ids[number::_AT_ONCE]:
                 look(wire, log, item_id)
 
-    with ThreadPoolExecutor(_LOOKERS) as pool:
-        list(pool.map(look_at_some, range(_LOOKERS)))
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        list(pool.map(look_at_some, range(_AT_ONCE)))
 
 
 def delete_all(client: Client) -> None:
     """Delete the kept items."""
     listed = (client.list_items(topic, state=ItemState.COMPLETED, page_items=1_000) for topic in TOPICS)
     ids: Iterator[int] = (item.id for items in listed for item in items)
-    while some := list(islice(ids, _DELETED_AT_ONCE)):
-        client.delete_items(some)
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        list(pool.map(client.delete_items, iter(lambda: list(islice(ids, _DELETED_AT_ONCE)), [])))

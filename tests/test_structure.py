@@ -31,16 +31,16 @@ from tests.support.structure import (
 )
 
 LINES = {
-    "foqs": 4_308,  # ShadowHour; extras.py; applications; ticks.py, which checks declared times too; idl.py; enums.py
+    "foqs": 4_309,  # ShadowHour; extras.py; applications; ticks.py, which checks declared times too; idl.py; enums.py
     "foqs.admin": 1_319,  # items that a pause holds, dead letters, hung handlers, disks and older copies: for alerts
     "foqs.api": 4_161,
-    "foqs.buffers": 1_389,
-    "foqs.cli": 10_766,  # foqs worker, outbox; repeats of log lines; shards backup and restore; how far a command came
+    "foqs.buffers": 1_391,
+    "foqs.cli": 10_797,  # foqs worker, outbox; repeats of log lines; shards backup and restore; how far a command came
     "foqs.client": 11_326,  # _async: threads as tasks, no close; what a job says; lines about failures; ends of workers
     "foqs.config": 1_366,
     "foqs.contrib": 838,  # Django, with what users hear of a mistake, and records of other clients
-    "foqs.doctor": 1_481,  # slow shards, sections that differ, servers that lack a database
-    "foqs.engine": 11_643,  # explain_limits.py and explain_tenants.py: each limit of an item, tenants that wait
+    "foqs.doctor": 1_484,  # slow shards, sections that differ, servers that lack a database
+    "foqs.engine": 11_667,  # explain_limits.py and explain_tenants.py: each limit of an item, tenants that wait
     "foqs.fairness": 2_026,
     "foqs.hooks": 1_667,
     "foqs.limits": 1_683,  # shadow_hour.py: an hour of counts of throttles in shadow
@@ -49,10 +49,10 @@ LINES = {
     "foqs.policies": 2_017,
     "foqs.prefetch": 457,
     "foqs.rpc": 2_981,
-    "foqs.server": 4_735,  # the fields of host.stopped
-    "foqs.shardmgr": 2_782,  # may a host be stopped
+    "foqs.server": 4_740,  # the fields of host.stopped
+    "foqs.shardmgr": 2_805,  # may a host be stopped
     "foqs.spark": 4_865,
-    "foqs.store": 7_060,  # dumps and their way back: tools, manifests, loads; what loses commits at a fail-over
+    "foqs.store": 7_100,  # dumps and their way back: tools, manifests, loads; what loses commits at a fail-over
     "foqs.tasks": 2_922,  # batches, periodic tasks, codecs, the meter; test_mode; pickled tasks; short path
     "foqs.testing": 431,  # jumps to the next due time
     "foqs.wire": 1_677,

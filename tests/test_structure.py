@@ -35,7 +35,7 @@ LINES = {
     "foqs.admin": 1_319,  # items that a pause holds, dead letters, hung handlers, disks and older copies: for alerts
     "foqs.api": 4_161,
     "foqs.buffers": 1_391,
-    "foqs.cli": 10_797,  # foqs worker, outbox; repeats of log lines; shards backup and restore; how far a command came
+    "foqs.cli": 10_799,  # foqs worker, outbox; repeats of log lines; shards backup and restore; how far a command came
     "foqs.client": 11_326,  # _async: threads as tasks, no close; what a job says; lines about failures; ends of workers
     "foqs.config": 1_366,
     "foqs.contrib": 838,  # Django, with what users hear of a mistake, and records of other clients

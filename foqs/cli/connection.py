@@ -183,7 +183,8 @@ class Count:
         if self.failed:
             sys.stdout.flush()
             fail(f"{part_of(self.failed, self.total, 'item', 'was', 'were')} not {done}")
-        say_done(f"{counted(self.total, 'item', 'was', 'were')} {done}")
+        whole = "all " if self.total > 1 else ""
+        say_done(f"{whole}{counted(self.total, 'item', 'was', 'were')} {done}")
 
 
 def entries_of_lines(what: str, read: Callable[[bytes, int], T]) -> Iterator[tuple[int, T | Invalid]]:

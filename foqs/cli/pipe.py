@@ -193,7 +193,8 @@ def enqueue(
         first = outcomes.first_error
         failed = part_of(outcomes.failed, outcomes.total, "item", "was", "were")
         fail(f"{failed} not enqueued; the first error: {first}")
-    say_done(f"{counted(outcomes.total, 'item', 'is', 'are')} enqueued")
+    whole = "all " if outcomes.total > 1 else ""
+    say_done(f"{whole}{counted(outcomes.total, 'item', 'is', 'are')} enqueued")
 
 
 class _Outcomes:

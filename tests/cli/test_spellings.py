@@ -230,7 +230,7 @@ def test_the_advice_of_explain_changes_nothing(client: Client, run: Run) -> None
         for reason in client.explain(item_id).reasons:
             named |= set(re.findall(r"foqs [a-z].*?(?= --ns|\.$|$)", reason.text))
     assert named, "no reason names a command"
-    reads = ("topic stats", "topic policy", "throttle list", "items", "cluster status", "doctor")
+    reads = ("topic stats", "topic policy", "throttle list", "consumers", "items", "cluster status", "doctor")
     assert all(one.removeprefix("foqs ").startswith(reads) for one in named), named
     before = client.settings()
     for one in named:

@@ -103,7 +103,7 @@ def test_principals(tmp_path: Path) -> None:
 
     digest = "0" * 64
     good = look_at(f'[principals.shop]\ntoken_sha256 = "{digest}"\nrights = {{ shop = ["produce"] }}\n')
-    assert (good.verdict, good.found) == (Verdict.OK, "1 principals")
+    assert (good.verdict, good.found) == (Verdict.OK, "1 principal")
     assert look_at("").verdict is Verdict.WARNING
     assert look_at("[principals.shop]\n").verdict is Verdict.WRONG
     file.unlink()

@@ -181,7 +181,7 @@ def test_an_item_without_a_consumer(host: OneHost) -> None:
     (reason,) = why(host, item_id).reasons
     text = (
         "No consumer waits for the topic on the item's host, and none has asked since it was ready; "
-        "see foqs topic stats t --ns n."
+        "see foqs consumers --topic t --ns n."
     )
     assert (reason.code, reason.text) == (R.NO_CONSUMER, text)
     asked(host)

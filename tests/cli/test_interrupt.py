@@ -76,6 +76,7 @@ COMMAND = """
 import atexit, signal, sys, time, weakref
 from foqs.cli import interrupt, terminal
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup`, which may have started the tests, ignores it
 interrupt.end_at_once()
 ctrl_c = lambda *_, **__: signal.raise_signal({number})
 

@@ -15,6 +15,7 @@ TOPIC = "mail"
 _BATCH = 5
 _HELD = 7
 _LEASE_MS = 3_600_000
+_CALL_S = 60
 
 
 class History:
@@ -74,10 +75,11 @@ class History:
     def drain(self) -> None:
         """Ack all that is ready."""
         with self._client() as client:
-            wait_until(lambda: self._take(client, wait_ms=500))
+            # One call may take all its time.
+            wait_until(lambda: self._take(client, wait_ms=500), timeout_s=2.5 * _CALL_S)
 
     def _client(self) -> Client:
-        return Client(self._address, timeout_ms=60_000)
+        return Client(self._address, timeout_ms=_CALL_S * 1_000)
 
     def _produce(self, over: threading.Event) -> None:
         with self._client() as client:

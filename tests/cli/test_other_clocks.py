@@ -152,6 +152,7 @@ OWN_CLOCK = {
     "foqs/cli/interrupt.py": {"gmtime", "time_ns"},
     "foqs/cli/shards.py": {"time_ns"},  # for a stamp that grows whatever the clock says
     "foqs/cli/cluster_backup.py": {"now"},  # when the export was made, for its reader
+    "foqs/cli/shard_dumps.py": {"now"},  # when a dump was made, for its reader
     "foqs/cli/logs.py": {"now"},
     "foqs/cli/repeats.py": {"now"},
     "foqs/cli/reorder.py": {"now"},  # the option --now

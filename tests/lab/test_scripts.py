@@ -42,6 +42,8 @@ class Machine:
         loader.write_text(f"#!/bin/sh\necho 'mysqld  Ver {version} for Linux on x86_64'\n")
         loader.chmod(0o755)
         (self.cache / name / "usr/lib/x86_64-linux-gnu").mkdir(parents=True)
+        (self.cache / name / "usr/bin").mkdir()
+        (self.cache / name / "usr/bin/mysqldump").touch()
 
     def popen(self) -> "subprocess.Popen[str]":
         environment = {
@@ -82,6 +84,13 @@ def test_a_fresh_clone_finds_the_mysql_that_another_unpacked(machine: Machine) -
     machine.unpack_tree("mysql-sid", "9.7.0-1")
     assert machine.run() == (0, "")
     assert machine.downloads == []
+
+
+def test_a_mysql_without_its_client_is_unpacked_again(machine: Machine) -> None:
+    machine.unpack_tree("mysql-sid", "9.7.0-1")
+    (machine.cache / "mysql-sid/usr/bin/mysqldump").unlink()
+    machine.run()
+    assert machine.downloads
 
 
 def test_an_installed_mysql_is_used_as_it_is(machine: Machine) -> None:

@@ -163,10 +163,11 @@ def test_an_interrupted_migration_continues(old_url: str, monkeypatch: pytest.Mo
 
 def test_a_served_shard_is_not_migrated(old_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("foqs.store.maintenance._SERVED_S", 0.1)
-    run(old_url, f"UPDATE shard SET version = {SCHEMA_VERSION}")
+    later = "leases_ended"  # a column that an owner reads
+    run(old_url, f"UPDATE shard SET version = {SCHEMA_VERSION}", f"ALTER TABLE shard ADD COLUMN {later} BIGINT")
     owner = SqlStore(old_url, shard=NUMBER)
     owner.open("owner", take_over=False)
-    run(old_url, f"UPDATE shard SET version = {OLD}")
+    run(old_url, f"UPDATE shard SET version = {OLD}", f"ALTER TABLE shard DROP COLUMN {later}")
     with pytest.raises(ShardRefused, match="a host serves the shard"):
         migrate_schema(old_url, NUMBER)
     owner.close(clean=True)

@@ -121,7 +121,7 @@ def test_another_shards_tables(shard_url: str) -> None:
     ("version", "remedy"),
     [
         (SCHEMA_VERSION + 1, "upgrade foqs"),
-        (0, "this foqs cannot migrate it: create the shard again in an empty database"),
+        (-1, "this foqs cannot migrate it: create the shard again in an empty database"),
     ],
 )
 def test_another_schema_version_is_refused(shard_url: str, version: int, remedy: str) -> None:

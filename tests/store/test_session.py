@@ -189,11 +189,11 @@ def test_checks_work_on_a_hostile_server(hostile: Hostile) -> None:
 
 def test_only_one_module_connects_to_databases() -> None:
     """A second one would not set the variables. The relay's database is the application's, and the SQLite file of
-    foqs.testing is a copy. The laboratory measures and compares databases by themselves."""
+    foqs.testing is a copy, as a dump is. The laboratory measures and compares databases by themselves."""
     folder = Path(session.__file__).parents[1]
     connects = re.compile(r"\b(create_engine|pymysql\.connect|MySQLdb\.connect|sqlite3\.connect)\(")
     found = [path.relative_to(folder).as_posix() for path in folder.rglob("*.py") if connects.search(path.read_text())]
-    known = {"outbox/relay.py", "store/link.py", "testing/host.py"}
+    known = {"outbox/relay.py", "store/link.py", "testing/host.py", "store/dump.py", "store/restore.py"}
     assert {path for path in found if not path.startswith("lab/")} == known
 
 

@@ -101,7 +101,7 @@ def test_an_unknown_database_or_driver_is_refused(url: str, tmp_path: Path) -> N
         assert "hunter2" not in ran.stdout + ran.stderr
 
 
-@pytest.mark.parametrize(("version", "remedy"), [(SCHEMA_VERSION + 1, "upgrade foqs"), (0, "in an empty database")])
+@pytest.mark.parametrize(("version", "remedy"), [(SCHEMA_VERSION + 1, "upgrade foqs"), (-1, "in an empty database")])
 def test_another_schema_version_is_refused_with_a_clear_line(
     config: Path, tmp_path: Path, version: int, remedy: str
 ) -> None:

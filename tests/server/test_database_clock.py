@@ -298,7 +298,7 @@ def test_a_wrong_database_of_three_sets_no_clock(order: tuple[str, ...], machine
     ahead = {"a": HOUR_MS, "b": 0, "c": 3}
     host.open(1, order[0], ahead[order[0]])
     assert host.served == []
-    assert "1 of 3 databases have answered" in host.timekeeper.why
+    assert "1 of 3 databases has answered" in host.timekeeper.why
     for server in order[1:]:
         host.answer(server, ahead[server])
     assert host.served == [1]

@@ -83,7 +83,7 @@ def test_tenants_of_all_hosts_are_added() -> None:
     more = idl.TenantStats("", 6, 50, 20, 8.0, 1.0)
     host.reply("GetTopicStats", idl.GetTopicStatsResponse(50, 0, 0, tenants=[], more_tenants=more))
     assert tenants(call.answer) == [("y", 3, 11, 4, 2.5, 0.3), ("x", 1, 2, 0, 0.0, 0.1)]
-    assert call.answer.more_tenants == idl.TenantStats("", 6, 51, 21, 15.0, 0.6, False)
+    assert call.answer.more_tenants == idl.TenantStats("", 6, 51, 21, 15.0, 0.6, False, waits_for="")
 
 
 def test_a_forwarded_request_has_all_tenants_of_a_host() -> None:

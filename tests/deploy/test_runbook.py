@@ -57,8 +57,8 @@ def test_links_lead_to_pages_and_sections() -> None:
 def _said() -> list[str]:
     """Return the code in the page and in the alerts, with values for labels."""
     texts = [rule["annotations"]["description"] for rule in ALERTS.values()]
-    told = [span for text in texts for span in re.findall(r"`([^`]+)`", text)]
-    return [*SPANS, *[re.sub(r"\{\{[^}]*\}\}", "x", span) for span in told]]
+    shown = [span for text in texts for span in re.findall(r"`([^`]+)`", text)]
+    return [*SPANS, *[re.sub(r"\{\{[^}]*\}\}", "x", span) for span in shown]]
 
 
 def test_commands_exist_with_their_options(monkeypatch: pytest.MonkeyPatch) -> None:

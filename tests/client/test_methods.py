@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from thriftpy2.protocol import TCyBinaryProtocol
 from thriftpy2.thrift import TApplicationException
+from thriftpy2.transport import TCyBufferedTransport, TMemoryBuffer
 
 from foqs.client import Client, Invalid, methods
 from foqs.client.items import Delivery, Item, ItemSpec, Lease
@@ -189,13 +191,22 @@ def test_a_context_ends_each_request(
     for method in vars(methods).values():
         if not isinstance(method, methods.RemoteMethod):
             continue
-        whole = idl.RequestContext(token=token, request_id=request_id, traceparent=traceparent, timeout_ms=timeout_ms)
-        args = getattr(idl.Foqs, f"{method.name}_args")(method.request(context=whole))
+        whole = idl.RequestContext(
+            token=token, request_id=request_id, traceparent=traceparent, timeout_ms=timeout_ms, client=methods.CLIENT
+        )
+        args = getattr(idl.Foqs, f"{method.name}_args")
+        expected = args(method.request(context=whole))
         seqid = number & 0x7FFF_FFFF
-        message = message_head(CALL, method.name.encode()) + seqid.to_bytes(4, "big") + encode_struct(args)
-        frame = len(message).to_bytes(4, "big") + message
-        assert method.encode(method.request(), seqid, context=about) == frame
-        assert method.encode(fields(method.request()), seqid, context=about) == frame
+        head = message_head(CALL, method.name.encode()) + seqid.to_bytes(4, "big")
+        message = head + encode_struct(expected)
+        for request in (method.request(), fields(method.request())):
+            frame = method.encode(request, seqid, context=about)
+            assert (frame[:4], frame[4 : 4 + len(head)]) == (len(message).to_bytes(4, "big"), head)
+            # The same bytes but for the place of the client: a codec writes the fields of a struct in their order.
+            assert len(frame) == 4 + len(message)
+            sent = args()
+            TCyBinaryProtocol(TCyBufferedTransport(TMemoryBuffer(frame[4 + len(head) :]))).read_struct(sent)
+            assert sent == expected
 
 
 def test_a_token_that_cannot_be_sent() -> None:

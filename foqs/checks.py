@@ -33,6 +33,7 @@ SMALL_TIME_MS = 1_000
 SHOWN_BITS = 256
 """An error shows a number of this size, or smaller."""
 _SHOWN_CHARS = 40
+_MOST_SHARDS = 20
 _FINGERPRINT_DIGITS = 16
 _ACCEPTED_URLS = ("mysql+pymysql", "mysql+mysqldb", "sqlite")
 _DRIVERS = {
@@ -288,6 +289,18 @@ def part_of(part: int, number: int, noun: str, one: str, many: str) -> str:
     ('1 of 3 items is', '1 of 1 item is', '0 of 1 item are')
     """
     return f"{part:,} of {counted(number, noun)} {one if part == 1 else many}"
+
+
+def shard_list(numbers: Iterable[int]) -> str:
+    """Return words for shards, with their first numbers.
+
+    >>> shard_list([7]), shard_list([4, 1]), shard_list(range(1, 24))[-17:]
+    ('shard 7', 'shards 1, 4', '19, 20 and 3 more')
+    """
+    ordered = sorted(numbers)
+    further = len(ordered) - _MOST_SHARDS
+    shown = ", ".join(map(str, ordered[:_MOST_SHARDS]))
+    return f"shard{'s' * (len(ordered) > 1)} {shown}{f' and {further} more' if further > 0 else ''}"
 
 
 def host_port(host: str, port: int | str) -> str:

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from shlex import quote
 from typing import Any
 
-from foqs.checks import printable
+from foqs.checks import printable, shard_list
 from foqs.figures import HostStatus, QuotaStatus, RateStatus, ShardStatus, TopicStatus, merged
 
-_MOST_NUMBERS = 20
 _UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 
 
@@ -94,13 +93,7 @@ def shards_of(host: HostStatus, shards: Sequence[ShardStatus]) -> str:
     """Return words for shards of a host, with the databases' servers."""
     servers = sorted({printable(shard.place.rpartition("/")[0]) for shard in shards if shard.place})
     where = f" ({', '.join(servers[:3])})" if servers else ""
-    return f"{shards_words([shard.shard for shard in shards])} on {printable(host.host)}{where}"
-
-
-def shards_words(numbers: Sequence[int]) -> str:
-    shown = ", ".join(map(str, sorted(numbers)[:_MOST_NUMBERS]))
-    further = len(numbers) - _MOST_NUMBERS
-    return f"shard{'s' * (len(numbers) > 1)} {shown}{f' and {further} more' if further > 0 else ''}"
+    return f"{shard_list([shard.shard for shard in shards])} on {printable(host.host)}{where}"
 
 
 def span(ms: int) -> str:

@@ -11,13 +11,12 @@ from enum import Enum
 from shlex import quote
 from typing import Any, NamedTuple
 
-from foqs.checks import counted, part_of, printable
+from foqs.checks import counted, part_of, printable, shard_list
 from foqs.doctor.system import (
     Facts,
     bound_words,
     command_words,
     shards_of,
-    shards_words,
     span,
     topic_words,
     wider_words,
@@ -189,7 +188,7 @@ def _host_not_ready(facts: Facts) -> Iterator[Said]:
 def _shard_unserved(facts: Facts) -> Iterator[Said]:
     if facts.unserved:
         yield Said(
-            f"no host serves {shards_words(facts.unserved)}",
+            f"no host serves {shard_list(facts.unserved)}",
             "wait while it moves; else foqs cluster status, foqs shards check, and shard.not_opened in the hosts' logs",
         )
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from foqs.checks import counted, printable
+from foqs.checks import counted, printable, shard_list
 from foqs.errors import Invalid
 from foqs.figures import HostStatus
 from foqs.shardmgr.assignment import Situation, empty_hosts
@@ -19,7 +19,6 @@ from foqs.shardmgr.membership import away, cut_off
 
 FULL = 0.9
 """Share of a processor, or of the budget of memory, that the other hosts may use afterwards."""
-_MOST_NUMBERS = 20
 
 
 class Against(NamedTuple):
@@ -96,7 +95,7 @@ def _unfit_takers(
     """Look for hosts that would get shards and cannot serve them, where another host can."""
     for one in sorted(goes.keys() - able) if able else ():
         found.against.append(Against(
-            f"{_named(goes[one])} would move to {printable(one)}, which {_unfit(by_id.get(one))}",
+            f"{shard_list(goes[one])} would move to {printable(one)}, which {_unfit(by_id.get(one))}",
             f"foqs hosts drain {printable(one)} or repair it, then ask again",
         ))  # fmt: skip
 
@@ -119,7 +118,7 @@ def _alone(
     drained = sorted(facts.drained & facts.hosts.keys() - {found.host})
     ways = [f"foqs hosts undrain {printable(drained[0])}"] if drained else []
     found.against.append(Against(
-        f"it is the last host that can take shards: no host would serve {_named(leaves)}"
+        f"it is the last host that can take shards: no host would serve {shard_list(leaves)}"
         + (f"; {', '.join(why)}" if why else ""),
         " or ".join([*ways, "start another host"]) + ", then ask again",
     ))  # fmt: skip
@@ -130,19 +129,19 @@ def _shards(found: Outlook, facts: Facts, host: str, leaves: Sequence[int], able
     silent = away(facts)
     if moves := sorted(moving(facts) - silent):
         found.against.append(Against(
-            f"{_named(moves)} {'is' if len(moves) == 1 else 'are'} moving now, so more hosts change at a time",
+            f"{shard_list(moves)} {'is' if len(moves) == 1 else 'are'} moving now, so more hosts change at a time",
             "wait until foqs cluster status shows 0 in progress",
         ))  # fmt: skip
     if held := sorted(silent.intersection(leaves)):
         found.against.append(Against(
-            f"the database of {_named(held)} does not answer, or slowly: the host cannot write its changes there",
+            f"the database of {shard_list(held)} does not answer, or slowly: the host cannot write its changes there",
             "look at the database server first: foqs status",
         ))  # fmt: skip
     apart = cut_off(facts)
     if able and all(one in apart for one in able) and host not in apart:
-        numbers = sorted({shard for one in able for shard in apart[one]})
+        far = shard_list({shard for one in able for shard in apart[one]})
         found.against.append(Against(
-            f"{', '.join(map(printable, sorted(able)))} cannot reach the database of {_named(numbers)}, this host can",
+            f"{', '.join(map(printable, sorted(able)))} cannot reach the database of {far}, this host can",
             "repair the network between them",
         ))  # fmt: skip
 
@@ -174,7 +173,7 @@ def _effects(
     if not leaves:
         found.effects.append("it serves no shard")
     for one, numbers in sorted(goes.items()):
-        found.effects.append(f"{_named(numbers)} {'moves' if len(numbers) == 1 else 'move'} to {printable(one)}")
+        found.effects.append(f"{shard_list(numbers)} {'moves' if len(numbers) == 1 else 'move'} to {printable(one)}")
     left = takers(facts) - {found.host}
     if len(left) == 1 and leaves and able:
         found.effects.append(
@@ -193,9 +192,3 @@ def _unfit(status: HostStatus | None) -> str:
     if status.clock:
         return f"waits for the right time: {printable(status.clock)}"
     return "" if status.session in ("", "connected") else "has no session with ZooKeeper"
-
-
-def _named(numbers: Sequence[int]) -> str:
-    shown = ", ".join(map(str, numbers[:_MOST_NUMBERS]))
-    further = len(numbers) - _MOST_NUMBERS
-    return f"shard{'s' * (len(numbers) > 1)} {shown}{f' and {further} more' if further > 0 else ''}"

@@ -23,6 +23,7 @@ class CuttingRelay:
         self._lock = threading.Lock()
         self._left: dict[Side, int | None] = dict.fromkeys(Side)
         self.passed: dict[Side, int] = dict.fromkeys(Side, 0)
+        self._pumps: list[tuple[int, threading.Thread]] = []  # with the port of the client
         self._sockets: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -35,6 +36,11 @@ class CuttingRelay:
         """Count the bytes of both sides from 0."""
         self.passed = dict.fromkeys(Side, 0)
 
+    @property
+    def connections(self) -> int:
+        """The number of connections that may still pass bytes, such as the farewell of a client that has left."""
+        return len({port for port, pump in self._pumps if pump.is_alive()})
+
     def close(self) -> None:
         _end(self._listener)
         for each in self._sockets:
@@ -43,12 +49,14 @@ class CuttingRelay:
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
-                client, _ = self._listener.accept()
+                client, (_, port) = self._listener.accept()
                 server = socket.create_connection(("127.0.0.1", self._target))
                 self._sockets += [client, server]
                 for source, sink, side in ((client, server, Side.REQUEST), (server, client, Side.REPLY)):
                     sink.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    threading.Thread(target=self._pump, args=(source, sink, side), daemon=True).start()
+                    pump = threading.Thread(target=self._pump, args=(source, sink, side), daemon=True)
+                    pump.start()
+                    self._pumps.append((port, pump))
 
     def _pump(self, source: socket.socket, sink: socket.socket, side: Side) -> None:
         with contextlib.suppress(OSError):

@@ -36,6 +36,11 @@ class Rig:
         self.store.open("owner", take_over=False)
         self.store.commit(Batch(lanes_new=[LANE], next_number=1))
         self.items = 10_000
+        self._wait_alone()
+
+    def _wait_alone(self) -> None:
+        """Wait until no byte of an earlier connection can be counted or cut."""
+        wait_until(lambda: self.relay.connections == 1, lambda: f"{self.relay.connections} connections")
 
     def insert(self) -> int:
         self.items += 1
@@ -57,6 +62,7 @@ class Rig:
             return True
 
         wait_until(reconnects, "the owner has its shard again")
+        self._wait_alone()
         return found[0]
 
     def close(self) -> None:

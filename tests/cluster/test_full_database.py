@@ -14,10 +14,10 @@ from tenacity import stop_after_attempt
 from foqs.client import Client
 from foqs.errors import FoqsError
 from foqs.store.maintenance import create_schema
-from foqs_lab.cluster import HostProcess, Shard
+from foqs_lab.cluster import HostProcess, Settings, Shard
 from foqs_lab.servers import Kind, ServerSettings
 from tests.admin.scraping import Scrape
-from tests.cluster.conftest import ON_EACH_KIND, UNHURRIED
+from tests.cluster.conftest import ON_EACH_KIND, UNHURRIED, NewCluster
 from tests.conftest import NewServer, Server
 from tests.support.waiting import wait_until
 
@@ -90,3 +90,18 @@ def test_acks_and_deliveries_continue(kind: Kind, new_server: NewServer, tmp_pat
             wait_until(lambda: producer.stored > stored, "an item in the room of acked ones")
         assert Scrape(("127.0.0.1", host.admin_port)).sum("foqs_shard_breaker_opened_total") == 0
         assert re.search(r"shard\.full .*\(1114\)", host.log.read_text())
+
+
+def test_a_full_shard_moves(new_cluster: NewCluster, new_server: NewServer) -> None:
+    """The owner cannot write the leases that it gave last. It releases the shard at the end of `handover_ms`."""
+    server: Server = new_server("mariadb", ServerSettings(options=("--innodb-file-per-table=0", _ROOM)))
+    times: Settings = {"zookeeper": {"handover_ms": 2_000}, "host": {"lease_write_delay_ms": 10_000}}
+    cluster = new_cluster("a", "b", shards=1, server=server, settings=times)
+    with once(cluster.hosts["a"].port) as client, Producer(cluster.hosts["a"].port).running() as producer:
+        wait_until(lambda: any(_FULL in one for one in producer.errors), lambda: f"{producer.errors[-3:]}")
+        leased = client.dequeue("mail", 10, wait_ms=20_000, lease_ms=3_600_000)
+        assert leased
+    cluster.place({1: "b"})
+    with Client(f"127.0.0.1:{cluster.hosts['b'].port}") as client:
+        consume(client, producer.stored)
+        assert not client.dequeue("mail", 1)

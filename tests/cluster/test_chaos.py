@@ -13,7 +13,18 @@ import pytest
 
 from foqs_lab.chaos import Replaced, epochs_twice
 from foqs_lab.crash.history import Crash, Log, read
-from foqs_lab.faults import FAULTS, LOSSES, address_changed, secret_rotated, zookeeper_restored, zookeeper_wiped
+from foqs_lab.faults import (
+    FAULTS,
+    LOSSES,
+    address_changed,
+    peers_cut,
+    peers_held,
+    secret_rotated,
+    zookeeper_away,
+    zookeeper_cut,
+    zookeeper_restored,
+    zookeeper_wiped,
+)
 from foqs_lab.relay import Relay
 from foqs_lab.servers import Kind, ServerUnavailable
 from foqs_lab.servers.programs import find_zookeeper
@@ -21,7 +32,10 @@ from tests.api.hosts import foqs_lab
 from tests.cluster.conftest import ON_EACH_KIND
 from tests.conftest import required
 
-OF_NO_KIND = (zookeeper_wiped, zookeeper_restored, secret_rotated, address_changed)
+OF_NO_KIND = (
+    zookeeper_away, zookeeper_cut, zookeeper_wiped, zookeeper_restored, peers_cut, peers_held, secret_rotated,
+    address_changed,
+)  # fmt: skip
 
 
 @pytest.mark.server

@@ -27,6 +27,20 @@ def blocks(title: str) -> list[str]:
     return re.findall(r"^```sh\n(.*?)^```", section, re.M | re.S)
 
 
+def check_restored(host: HostProcess, client: Client, wanted: set[int], lost: int) -> None:
+    """Check that the items of the dump are back, and nothing else; and that no id is given again."""
+    got = set[int]()
+
+    def all_back() -> bool:
+        got.update(item.id for item in client.dequeue("mail", 100, lease_ms=300_000))
+        return got >= wanted
+
+    wait_until(all_back)
+    assert got == wanted
+    assert host.said("shard.restored") == 1
+    assert client.enqueue("mail", b"new") not in {*wanted, lost}
+
+
 @ON_EACH_KIND
 def test_a_shard_is_dumped_lost_and_restored(
     kind: Kind, new_cluster: NewCluster, new_tools: NewTools, tmp_path: Path, request: pytest.FixtureRequest
@@ -60,16 +74,7 @@ def test_a_shard_is_dumped_lost_and_restored(
         shell.run(f"{look}\n{restore}")
         shell.run(start)
         shell.run(check)
-        got = set[int]()
-
-        def all_back() -> bool:
-            got.update(item.id for item in client.dequeue("mail", 100, lease_ms=300_000))
-            return got >= wanted
-
-        wait_until(all_back)
-        assert got == wanted
-        assert host.said("shard.restored") == 1
-        assert client.enqueue("mail", b"new") not in {*wanted, lost}
+        check_restored(host, client, wanted, lost)
 
 
 def test_everything_is_lost(
@@ -105,13 +110,4 @@ def test_everything_is_lost(
         shell.run(check)
         host = HostProcess("b", (), tmp_path, tomllib.loads(cluster.config.read_text()))
         with host, Client(f"127.0.0.1:{host.port}", "shop") as client:
-            got = set[int]()
-
-            def all_back() -> bool:
-                got.update(item.id for item in client.dequeue("mail", 100, lease_ms=300_000))
-                return got >= wanted
-
-            wait_until(all_back)
-            assert got == wanted
-            assert host.said("shard.restored") == 1
-            assert client.enqueue("mail", b"new") not in {*wanted, lost}
+            check_restored(host, client, wanted, lost)

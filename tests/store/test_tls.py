@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from sqlalchemy.engine import URL, make_url
@@ -18,7 +19,7 @@ from foqs.store.restore import restore
 from foqs.store.sql import SqlStore
 from foqs_lab.servers import Kind, ServerSettings
 from tests.conftest import PRODUCTS, NewServer, NewTools
-from tests.support.certificates import Authority
+from tests.support.certificates import Authority, Pair
 
 SERVERS = [
     pytest.param("mariadb", marks=[pytest.mark.server, pytest.mark.mariadb]),
@@ -41,9 +42,18 @@ def refusal(url: URL) -> str:
     return str(refused.value.__cause__)
 
 
-@pytest.mark.parametrize("kind", SERVERS)
-def test_a_shard_over_tls(kind: Kind, new_server: NewServer, tmp_path: Path) -> None:
-    authority, foreign = Authority(tmp_path), Authority(tmp_path, "foreign")
+class Tls(NamedTuple):
+    """URLs of a shard over TLS. `plain` names no authority; `mutual` has the client's certificate, `mine`."""
+
+    foreign: Authority
+    mine: Pair
+    plain: URL
+    good: URL
+    mutual: URL
+
+
+def tls_server(kind: Kind, new_server: NewServer, folder: Path) -> Tls:
+    authority, foreign = Authority(folder), Authority(folder, "foreign")
     pair, mine = authority.issue("127.0.0.1"), authority.issue("host.test")
     on = "--tls-version=TLSv1.2,TLSv1.3" if kind == "mysql" else "--ssl=ON"
     files = {"ca": authority.ca_file, "cert": pair.cert_file, "key": pair.key_file}
@@ -54,11 +64,17 @@ def test_a_shard_over_tls(kind: Kind, new_server: NewServer, tmp_path: Path) -> 
     for user, demand in (("secure", "SSL"), ("mutual", "X509")):
         server.query(f"CREATE USER {user}@'127.0.0.1' IDENTIFIED BY 'word' REQUIRE {demand}")
         server.query(f"GRANT ALL ON *.* TO {user}@'127.0.0.1'")
-    plain = make_url(server.url(database)).set(drivername="mysql+pymysql", username="secure", password="word")
+    plain = make_url(server.url(database)).set(username="secure", password="word")
     good = plain.update_query_dict({"ssl_ca": str(authority.ca_file)})
     mutual = good.set(username="mutual").update_query_dict(
         {"ssl_cert": str(mine.cert_file), "ssl_key": str(mine.key_file)}
     )
+    return Tls(foreign, mine, plain, good, mutual)
+
+
+@pytest.mark.parametrize("kind", SERVERS)
+def test_a_shard_over_tls(kind: Kind, new_server: NewServer, tmp_path: Path) -> None:
+    foreign, mine, plain, good, mutual = tls_server(kind, new_server, tmp_path)
     opens(good)
     opens(mutual)
     another = plain.update_query_dict({"ssl_ca": str(foreign.ca_file)})
@@ -87,23 +103,7 @@ def test_a_shard_over_tls(kind: Kind, new_server: NewServer, tmp_path: Path) -> 
 def test_the_tools_take_the_url_s_tls(kind: Kind, new_server: NewServer, new_tools: NewTools, tmp_path: Path) -> None:
     """A dump and its load, by accounts that need TLS, and a certificate; the tools check the server's, too."""
     new_tools(kind)
-    authority, foreign = Authority(tmp_path), Authority(tmp_path, "foreign")
-    pair, mine = authority.issue("127.0.0.1"), authority.issue("host.test")
-    on = "--tls-version=TLSv1.2,TLSv1.3" if kind == "mysql" else "--ssl=ON"
-    files = {"ca": authority.ca_file, "cert": pair.cert_file, "key": pair.key_file}
-    options = (on, *(f"--ssl-{name}={path}" for name, path in files.items()))
-    server = new_server(kind, ServerSettings(buffer_pool_bytes=64 << 20, options=options))
-    database = server.create_database("shard_1")
-    create_schema(server.url(database), 1)
-    server.query("CREATE USER secure@'127.0.0.1' IDENTIFIED BY 'word' REQUIRE SSL")
-    server.query("CREATE USER mutual@'127.0.0.1' IDENTIFIED BY 'word' REQUIRE X509")
-    for user in ("secure", "mutual"):
-        server.query(f"GRANT ALL ON *.* TO {user}@'127.0.0.1'")
-    plain = make_url(server.url(database)).set(username="secure", password="word")
-    good = plain.update_query_dict({"ssl_ca": str(authority.ca_file)})
-    mutual = good.set(username="mutual").update_query_dict(
-        {"ssl_cert": str(mine.cert_file), "ssl_key": str(mine.key_file)}
-    )
+    foreign, _, plain, good, mutual = tls_server(kind, new_server, tmp_path)
     for number, one in enumerate((plain, good, mutual)):
         url = one.render_as_string(hide_password=False)
         dump, made = back_up(url, 1, tmp_path / str(number), now=lambda: datetime.now(UTC), foqs="1")

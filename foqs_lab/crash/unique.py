@@ -121,30 +121,39 @@ def _sure(start: Stored | Delivered, ends: list[Span]) -> bool:
 
 def waiting_spans(events: Iterable[Event], losses: Losses = _NONE) -> dict[int, list[Span]]:
     """Return when each item had certainly not been delivered. A request without an answer may have delivered an item
-    whose first delivery that is known is not its first attempt. A loss may end an item."""
+    whose first delivery that is known is not its first attempt, or is so late that all attempts before may have ended
+    and a redrive begun them again. A loss may end an item."""
+    all_leases = ATTEMPTS * LEASE_MS * _NS_PER_MS
     stored: dict[int, Stored] = {}
-    first: dict[int, Delivered] = {}
+    deliveries: dict[int, list[Delivered]] = defaultdict(list)
     lost: list[Lost] = []
     for event in events:
         match event:
             case Stored():
                 stored[event.id] = event
             case Delivered():
-                known = first.get(event.id)
-                if known is None or (event.attempt, event.began) < (known.attempt, known.began):
-                    first[event.id] = event
+                deliveries[event.id].append(event)
             case Lost():
                 lost.append(event)
     spans: dict[int, list[Span]] = {}
     for item_id, enqueue in stored.items():
         at = enqueue.ended
-        delivered = first.get(item_id)
+        delivered = _first(deliveries[item_id])
         end = _NEVER if delivered is None else delivered.began
-        if delivered is None or delivered.attempt > 1:
-            end = min([end, *(max(at, one.began) for one in lost if one.ended > at)])
+        before = end - all_leases if delivered is not None and delivered.attempt == 1 else end
+        end = min([end, *(max(at, one.began) for one in lost if one.ended > at and one.began <= before)])
         end = min([end, *(max(at, loss.began) for loss in losses.of(item_id) if loss.back > enqueue.began)])
         spans[item_id] = [(at, end)] if end > at else []  # it may be delivered before its enqueue is answered
     return spans
+
+
+def _first(deliveries: Sequence[Delivered]) -> Delivered | None:
+    """Return the first delivery. A redrive begins with attempt 1 again, so attempts give the order only of those that
+    may have been the first by their times."""
+    until = min([one.ended for one in deliveries], default=0)
+    return min(
+        (one for one in deliveries if one.began <= until), key=lambda one: (one.attempt, one.began), default=None
+    )
 
 
 def _spans(starts: list[int], ends: list[Span]) -> Iterator[Span]:
@@ -166,8 +175,17 @@ def overlaps(events: Sequence[Event], spans: dict[int, list[Span]]) -> list[str]
     for key, times in of_key.items():
         for (_, end, one), (start, _, other) in pairwise(sorted(times)):
             if start < end and one != other:
-                found.append(f"key {key}: items {one} and {other} for {(end - start) / 1e6:.1f} ms")
+                story = _story(events, {one, other})
+                found.append(f"key {key}: items {one} and {other} for {(end - start) / 1e6:.1f} ms: {story}")
     return found
+
+
+def _story(events: Sequence[Event], ids: set[int]) -> str:
+    """Return what happened to the items, and which requests had no answer in their time."""
+    of_items = [event for event in events if not isinstance(event, Lost) and event.id in ids]
+    first, last = min(event.began for event in of_items), max(event.ended for event in of_items)
+    lost = [event for event in events if isinstance(event, Lost) and event.began < last and event.ended > first]
+    return "; ".join(map(str, sorted([*of_items, *lost], key=lambda event: event.began)))
 
 
 def old_payloads(events: Iterable[Event], losses: Losses = _NONE) -> list[str]:

@@ -148,8 +148,8 @@ def waiting_spans(events: Iterable[Event], losses: Losses = _NONE) -> dict[int, 
 
 
 def _first(deliveries: Sequence[Delivered]) -> Delivered | None:
-    """Return the first delivery. A redrive begins with attempt 1 again, so attempts give the order only of those that
-    may have been the first by their times."""
+    """Return the first delivery. By their times several may be the first, and their attempts decide. The attempt of a
+    later delivery says nothing: a redrive begins with attempt 1 again."""
     until = min([one.ended for one in deliveries], default=0)
     return min(
         (one for one in deliveries if one.began <= until), key=lambda one: (one.attempt, one.began), default=None

@@ -14,8 +14,10 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing takes 2 ms
-    from typing import Any, NoReturn
+    from collections.abc import Coroutine
+    from typing import Any, NoReturn, TypeVar
 
+    T = TypeVar("T")
     _Handler = tuple[Any, Any]
     """Outside a block, and inside it."""
 
@@ -94,6 +96,44 @@ class body_of_command:
         again = Timer(_AGAIN_S, os.kill, [os.getpid(), number])
         again.daemon = True
         again.start()
+
+
+def run_on_loop(main: Coroutine[Any, Any, T]) -> T:
+    """Run the coroutine on an event loop, which cancels it at a signal that `body_of_command` raises an exception for.
+
+    The loop does that between two callbacks. `asyncio.run` alone cancels it inside of the callback that runs, which may
+    be about to answer it, and then fails. Raises KeyboardInterrupt or Terminated at the end of a coroutine that was
+    cancelled so.
+    """
+    import asyncio
+    from threading import current_thread, main_thread
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if current_thread() is main_thread() else ()
+    before = {number: signal.getsignal(number) for number in numbers}
+    before = {number: one for number, one in before.items() if one in (signal.default_int_handler, _terminate)}
+    came: list[int] = []
+
+    async def work() -> T:
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
+        assert task is not None
+
+        def stop(number: int) -> None:
+            came.append(number)
+            task.cancel()
+
+        for number in before:
+            loop.add_signal_handler(number, stop, number)
+        return await main
+
+    try:
+        return asyncio.run(work())
+    except asyncio.CancelledError:
+        if not came:
+            raise
+        raise KeyboardInterrupt if came[0] == signal.SIGINT else Terminated(came[0]) from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _terminate(number: int, _: object) -> NoReturn:

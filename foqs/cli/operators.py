@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from foqs.cli import logs
+from foqs.cli.interrupt import run_on_loop
 from foqs.cli.terminal import waiting
 from foqs.errors import Invalid
 
@@ -106,8 +107,6 @@ def look(section: ZookeeperSection, connect_s: float) -> Facts:
 
 def connected(section: ZookeeperSection, connect_s: float, work: Callable[[Cluster], Awaitable[T]]) -> T:
     """Return what `work` returns for a connected cluster. Raises Unavailable, and what `work` raises."""
-    import asyncio
-
     from foqs.cli.session import Cluster
 
     async def run() -> T:
@@ -115,7 +114,7 @@ def connected(section: ZookeeperSection, connect_s: float, work: Callable[[Clust
             return await work(cluster)
 
     quietly()
-    return asyncio.run(run())
+    return run_on_loop(run())
 
 
 def perform(

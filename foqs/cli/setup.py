@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from foqs.cli.interrupt import run_on_loop
 from foqs.cli.main import command, commands, installed
 from foqs.cli.operators import ConfigOption, quietly
 from foqs.cli.terminal import piped
@@ -280,13 +281,11 @@ def doctor(
     The command checks configuration, databases, ZooKeeper, ports and certificates. It changes nothing, and can run
     while hosts serve. It exits with 1 if it finds a fault; warnings alone leave the status at 0.
     """
-    import asyncio
-
     from foqs.doctor.check import Verdict, worst
     from foqs.doctor.examine import examine
 
     quietly()
-    checks = asyncio.run(examine(config, range(1, processes + 1), timeout))
+    checks = run_on_loop(examine(config, range(1, processes + 1), timeout))
     if as_json:
         print(json.dumps(document(checks), indent=2))
     else:

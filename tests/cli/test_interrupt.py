@@ -107,6 +107,32 @@ def test_ctrl_c_in_a_command(body: str) -> None:
     assert _ran(body, signal.SIGINT) == (130, "begun\n", "foqs: interrupted\n")
 
 
+ON_A_LOOP = """
+    import asyncio
+    async def main():
+        news = asyncio.Event()
+        def changed():  # as `Event.set`, in the middle of which the signal comes
+            for waiter in news._waiters:
+                if not waiter.done():
+                    ctrl_c()
+                    waiter.set_result(True)
+        asyncio.get_running_loop().call_soon(changed)
+        try:
+            await news.wait()
+            await asyncio.sleep(90)
+        finally:
+            print("cleaned up")
+    interrupt.run_on_loop(main())"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_a_callback_answers(number: signal.Signals) -> None:
+    status, out, error = _ran(ON_A_LOOP, number)
+    assert out == "begun\ncleaned up\n"
+    expected = (130, "interrupted") if number is signal.SIGINT else (-number, f"ended by {number.name}")
+    assert (status, error) == (expected[0], f"foqs: {expected[1]}\n")
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -5,6 +5,7 @@ import itertools
 import os
 import threading
 import time
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -411,6 +412,14 @@ def test_the_thread_ends_with_the_client(hosts, client_of):
     del forgotten
     gc.collect()
     eventually(lambda: not routers())
+
+
+def test_the_end_of_the_process_goes_through_no_client(hosts, client_of):
+    """A thread may drop a client then, and `weakref` goes through all finalizers."""
+    before = len(weakref.finalize._registry)
+    client = knowing(client_of(hosts[0]))
+    assert len(weakref.finalize._registry) == before
+    client.close()
 
 
 def test_a_forked_child_learns_by_itself(hosts, client_of):

@@ -174,7 +174,7 @@ class AsyncProducer(Local):
         self._give_up(left, late)
         for task in self._senders if answered else ():
             if task.ident not in (None, current_ident()):
-                await task.join(1.0)  # else it could drop the client while the interpreter goes through finalizers
+                await task.join(1.0)  # a closed producer leaves no thread
         if (problem := self._unread.take()) is not None:
             log.error("%s", problem)
             if raise_errors:

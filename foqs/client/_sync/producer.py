@@ -169,7 +169,7 @@ class Producer(Local):
         self._give_up(left, late)
         for thread in self._senders if answered else ():
             if thread.ident not in (None, current_ident()):
-                thread.join(1.0)  # else it could drop the client while the interpreter goes through finalizers
+                thread.join(1.0)  # a closed producer leaves no thread
         if (problem := self._unread.take()) is not None:
             log.error("%s", problem)
             if raise_errors:

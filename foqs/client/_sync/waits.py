@@ -12,7 +12,7 @@ from threading import Lock as Mutex
 from threading import Thread as Guarded
 from threading import get_ident as current_ident
 from typing import TypeVar
-from weakref import finalize
+from weakref import ref
 
 from foqs.client.guard import Background, guarded_thread, renew_after_fork, run_to_end
 
@@ -21,8 +21,21 @@ T = TypeVar("T")
 AWAITS = False
 CANCEL_S = 0.0  # a thread cannot be cancelled
 Lock = RLock  # a signal handler may call the client
-when_forgotten = finalize  # a client that is just forgotten leaves no thread
 of_process = cache
+_watched: set[ref[object]] = set()
+
+
+def when_forgotten(thing: object, close: Callable[[], object]) -> None:
+    """Call `close` when the thing is gone: a client that is just forgotten leaves no thread.
+
+    `weakref.finalize` goes through all finalizers at the end of the process, and fails if a thread drops a client then.
+    """
+
+    def gone(known: ref[object]) -> None:
+        _watched.discard(known)
+        close()
+
+    _watched.add(ref(thing, gone))
 
 
 class SeenEvent(Event):

@@ -25,7 +25,8 @@ build)
 *) echo kubernetes $* ;;
 esac
 """
-LATE = "trap 'echo the build has ended; exit 143' TERM; sleep 300 & wait"
+LATE = """trap 'trap "" TERM; echo the build has ended; exit 143' TERM; sleep 300 & wait"""
+"""`timeout` may send the signal a second time: to its child, and to the group of both."""
 NOT_RUN = ".ci/run: the tests of Kubernetes did not run, as its programs were not ready (see above)"
 
 

@@ -141,7 +141,7 @@ def waiting_spans(events: Iterable[Event], losses: Losses = _NONE) -> dict[int, 
         delivered = _first(deliveries[item_id])
         end = _NEVER if delivered is None else delivered.began
         before = end - all_leases if delivered is not None and delivered.attempt == 1 else end
-        end = min([end, *(max(at, one.began) for one in lost if one.ended > at and one.began <= before)])
+        end = min([end, *(max(at, one.began) for one in lost if one.ended > enqueue.began and one.began <= before)])
         end = min([end, *(max(at, loss.began) for loss in losses.of(item_id) if loss.back > enqueue.began)])
         spans[item_id] = [(at, end)] if end > at else []  # it may be delivered before its enqueue is answered
     return spans

@@ -73,6 +73,8 @@ def test_two_items_that_live(events: list[Event], wrong: int) -> None:
         ([Stored(0, 9, 7, 1), Delivered(2, 3, 7, 1, 1), Stored(4, 5, 7, 2), Delivered(10, 11, 7, 2, 1)], 0),
         ([Stored(0, 1, 7, 1), Delivered(2, 5, 7, 1, 2), Delivered(3, 4, 7, 1, 1), Stored(6, 7, 7, 2), Lost(20, 21)], 0),
         ([Stored(0, 1, 7, 1), Stored(2, 3, 7, 2), Delivered(4, 5, 7, 1, 2), Lost(20, 21)], 1),
+        # The item may be delivered before its enqueue is answered.
+        ([Stored(0, 5, 7, 1), Lost(1, 3), Stored(6, 7, 7, 2), Delivered(8, 9, 7, 1, 2)], 0),
         # A redrive begins with attempt 1 again.
         ([Stored(0, 1, 7, 1), Lost(2, 3), Stored(4, 5, 7, 2), Delivered(2 * LEASE + 2, 2 * LEASE + 3, 7, 1, 1)], 0),
         ([Stored(0, 1, 7, 1), Lost(3, 3), Stored(4, 5, 7, 2), Delivered(2 * LEASE + 2, 2 * LEASE + 3, 7, 1, 1)], 1),

@@ -123,7 +123,12 @@ def run_on_loop(main: Coroutine[Any, Any, T]) -> T:
 
         for number in before:
             loop.add_signal_handler(number, stop, number)
-        return await main
+        try:
+            return await main
+        finally:  # the end of the loop may wait for threads
+            for number, handler in before.items():
+                loop.remove_signal_handler(number)
+                signal.signal(number, handler)
 
     try:
         return asyncio.run(work())
@@ -131,9 +136,6 @@ def run_on_loop(main: Coroutine[Any, Any, T]) -> T:
         if not came:
             raise
         raise KeyboardInterrupt if came[0] == signal.SIGINT else Terminated(came[0]) from None
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _terminate(number: int, _: object) -> NoReturn:

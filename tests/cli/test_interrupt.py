@@ -125,6 +125,23 @@ ON_A_LOOP = """
     interrupt.run_on_loop(main())"""
 
 
+IN_A_THREAD = """
+    import asyncio, threading
+    over = threading.Event()
+    async def main():
+        asyncio.get_running_loop().call_soon(over.set)
+        asyncio.get_running_loop().run_in_executor(None, lambda: (over.wait(), ctrl_c()))
+    interrupt.run_on_loop(main())
+    print("not ended")"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_loop_waits_for_threads(number: signal.Signals) -> None:
+    status, out, error = _ran(IN_A_THREAD, number)
+    expected = (130, "interrupted") if number is signal.SIGINT else (-number, f"ended by {number.name}")
+    assert (status, out, error) == (expected[0], "begun\n", f"foqs: {expected[1]}\n")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_while_a_callback_answers(number: signal.Signals) -> None:
     status, out, error = _ran(ON_A_LOOP, number)

@@ -104,4 +104,4 @@ def test_a_full_shard_moves(new_cluster: NewCluster, new_server: NewServer) -> N
     cluster.place({1: "b"})
     with Client(f"127.0.0.1:{cluster.hosts['b'].port}") as client:
         consume(client, producer.stored)
-        assert not client.dequeue("mail", 1)
+        assert not client.dequeue("mail", 1, wait_ms=1_000)

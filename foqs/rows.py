@@ -460,7 +460,8 @@ class Opened:
     `dead`: the lanes with rows in `failure`. `ended` counts by lane the rows of `done`: COMPLETED and FAILED ones.
     `settings`: the settings of all namespaces that the shard keeps, as stored. `noted`: the items with rows in
     `progress`, and the bytes of their checkpoints. `holding`: some items have rows in `held_key`. `restored_ms`: when
-    an owner found last that the database is an older copy, by the database's clock; 0: never.
+    an owner found last that the database is an older copy, by the database's clock; 0: never. `tail`: the unindexed
+    items, by id, of a full database: their rows found no room.
     """
 
     epoch: int
@@ -488,6 +489,7 @@ class Opened:
     noted: dict[int, int] = field(default_factory=dict)
     holding: bool = False
     restored_ms: int = 0
+    tail: Sequence[ReadyRow] = ()
 
 
 _NO_ROWS: Any = ()

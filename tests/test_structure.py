@@ -52,7 +52,7 @@ LINES = {
     "foqs.server": 4_740,  # the fields of host.stopped
     "foqs.shardmgr": 2_805,  # may a host be stopped
     "foqs.spark": 4_865,
-    "foqs.store": 7_100,  # dumps and their way back: tools, manifests, loads; what loses commits at a fail-over
+    "foqs.store": 7_150,  # dumps and their way back: tools, manifests, loads; fail-overs; an owner of a full database
     "foqs.tasks": 2_922,  # batches, periodic tasks, codecs, the meter; test_mode; pickled tasks; short path
     "foqs.testing": 431,  # jumps to the next due time
     "foqs.wire": 1_677,

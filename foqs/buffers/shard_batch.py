@@ -242,6 +242,7 @@ class ShardBatch:
     transaction: Batch | None = None
     chunks: list[Chunk] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
+    index_rows: bool = False  # some changes write rows of unindexed items, which need room as new items do
     indexed: list[Item] = _NONE  # they get their rows in `ready`, and stay as they are otherwise
     lanes_new: dict[Lane[Item], None] = _NONE
     weights: dict[Lane[Item], int] = _NONE  # of lanes whose weight changes

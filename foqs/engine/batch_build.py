@@ -63,7 +63,7 @@ def build(shard: Shard, now_ms: int) -> ShardBatch | None:
     more = due or behind or queue.lists or batch.lanes_gone or memory.idle_lanes or owner.state is _DRAINING
     moved = False
     waits = keys.gone is not None or keys.wanted is not None or keys.copies or keys.gives or keys.marks  # `keys_wait`
-    if more or waits or keys.redrives or held.claims or held.freed:
+    if more or queue.index_rows or waits or keys.redrives or held.claims or held.freed:
         moved = _take_rest(shard, batch, transaction, behind=behind, now_ms=now_ms)
     if batch.chunks or batch.changes or batch.indexed or batch.lanes_gone or batch.removals or moved:
         if transaction.filled:
@@ -126,6 +126,8 @@ def next_ms(shard: Shard, now_ms: int) -> int:
         at_ms = min(at_ms, oldest + shard.config.lease_write_delay_ms // 2)
     if queue.progress:
         at_ms = min(at_ms, queue.progress.due_ms)
+    if queue.index_rows:
+        at_ms = min(at_ms, owner.full_until_ms if owner.disk_full else now_ms)
     return at_ms if owner.pause_from_ms is None else max(at_ms, owner.retry_at_ms(now_ms))
 
 
@@ -164,6 +166,8 @@ def _take_rest(shard: Shard, batch: ShardBatch, transaction: Batch, *, behind: b
         before_ms = now_ms if drains else now_ms - shard.config.lease_write_delay_ms // 2
         if queue.unwritten[0][0] <= before_ms:
             _take_leases(shard, batch, transaction, before_ms, now_ms)
+    if queue.index_rows and not shard.owner.full(now_ms):
+        _take_index_rows(shard, batch, transaction)
     if memory.tail.count and ((batch.chunks and behind) or queue.lists):
         _index_tail(shard, batch, transaction)
     if batch.lanes_gone or (memory.idle_lanes and idle_is_over(shard, now_ms)):
@@ -383,7 +387,7 @@ def _take_changes(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: i
         change = waiting.popleft()
         item = change.item
         if item.change is not change:  # superseded or withdrawn
-            if item.change is None:
+            if item.change is None or item.change.cause is Cause.INDEX:
                 continue
             change = item.change  # in the place of the first, else an item that changes often may never have a turn
         if item.in_flight is not None:
@@ -415,6 +419,21 @@ def _take_changes(shard: Shard, batch: ShardBatch, transaction: Batch, now_ms: i
         room -= 1 if change.body is None else 1 + body_bytes(change.body) // _ROW_BYTES
     waiting.extend(rest or ())  # until the database is asked for room again
     batch.rows += len(batch.changes)
+
+
+def _take_index_rows(shard: Shard, batch: ShardBatch, transaction: Batch) -> None:
+    """Write rows of unindexed items that left their windows."""
+    waiting, room = shard.queue.index_rows, shard.config.batch_rows
+    while waiting and room > 0:
+        change = waiting.popleft()
+        if change.item.change is change:  # else a newer one took its place
+            change.item.send(change)
+            transaction.fill()
+            emit(change, transaction)
+            batch.changes.append(change)
+            batch.index_rows = True
+            batch.rows += 1
+            room -= 1
 
 
 def _take_leases(shard: Shard, batch: ShardBatch, transaction: Batch, before_ms: int, now_ms: int) -> None:

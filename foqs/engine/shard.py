@@ -84,6 +84,9 @@ class Shard:
         self.memory.noted = dict(opened.noted)
         self.memory.holding = self.memory.holding or opened.holding
         self.owner.begin(opened, begun_ms, now_ms)
+        if opened.tail:
+            self.owner.tried_room(now_ms, fits=False, inserts=True, removals=False)
+            self.memory.recover(opened.tail)
         self.counters.shards_opened += 1
 
     def close(self) -> None:

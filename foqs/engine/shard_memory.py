@@ -17,10 +17,10 @@ from foqs.engine.endings import Awaited
 from foqs.engine.shard_queue import ShardQueue
 from foqs.fairness.keys import LaneKey, TopicKey, is_plain, lane_key, rules_of, tenancy_of, topic_key, until_of
 from foqs.fairness.topics import TenantLanes, Topics
-from foqs.item import KNOWN_BYTES, Cause, Change, Item, Phase, Place, To, body_bytes
+from foqs.item import KNOWN_BYTES, Cause, Change, Item, Phase, Place, To, body_bytes, from_ready
 from foqs.prefetch.lane import Entry, Lane, Window
 from foqs.prefetch.residents import WINDOW_SHARE, Residents
-from foqs.rows import AT_MOST_ONCE, Body, NewItem
+from foqs.rows import AT_MOST_ONCE, Body, NewItem, ReadyRow
 from foqs.rules import MOST_RULES, ItemRules
 
 FIRST_PAGE_ROWS = 128
@@ -341,8 +341,20 @@ class ShardMemory:
         self.drop_body(item)
         change = Change(item, To.READY, Cause.INDEX)
         item.queue(change)
-        self.queue.changes.append(change)
+        self.queue.index_rows.append(change)
         self.queue.touch()
+
+    def recover(self, tail: Iterable[ReadyRow]) -> None:
+        """Take over the unindexed items of the owner before. An item of a lane with older rows has to wait for its own
+        row: pages come from the lane's first row on."""
+        for row in tail:
+            lane = self.lane_numbers[row.lane]
+            item = from_ready(row, lane, None)
+            item.unindexed = True
+            self.tail.add([row.id], row.bytes)
+            lane.total += 1
+            self.count_items(lane, 1)
+            self.enter_ready(item)
 
     def enter_ready(self, item: Item) -> None:
         """Note that the item may be leased (again)."""

@@ -66,6 +66,7 @@ class ShardQueue:
         self.chunk_rows = 0
         self.returned: list[Chunk] = []
         self.changes: deque[Change] = deque()  # that wait for the next transaction
+        self.index_rows: deque[Change] = deque()  # of unindexed items that left memory; no caller waits
         self.unwritten: deque[tuple[int, Item, int]] = deque()
         self.progress = PendingProgress()
         self.timers = Checkpoint(0)

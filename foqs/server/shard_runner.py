@@ -16,6 +16,7 @@ import structlog
 from foqs.bounds import Budget
 from foqs.buffers.checkpoint import NEVER_MS
 from foqs.buffers.shard_batch import BatchResult, Outcome, ShardBatch
+from foqs.checks import counted
 from foqs.config.load import Config
 from foqs.counters import PAUSE_SECONDS, Histogram
 from foqs.engine import shard_driver as steps
@@ -358,6 +359,9 @@ class ShardRunner:
         self._keeper().copies.opened(number, opened.settings)
         for warning in opened.warnings:
             log.warning("shard.unsafe", shard=number, warning=warning)
+        if opened.tail:
+            why = f"{counted(len(opened.tail), 'item')} of the owner before had no row in the index yet"
+            log.warning("shard.full", shard=number, reason=why, mend=_FREE_SPACE)
         self._served()
         log.info("shard.serving", shard=number, epoch=opened.epoch)
         self._open_log.opened(number)

@@ -20,9 +20,10 @@ from foqs.store import reads, replication, server
 from foqs.store.dialect import Dialect, dialect_of
 from foqs.store.errors import Kind
 from foqs.store.link import Database, Link
+from foqs.store.locks import lock_of
 from foqs.store.maintenance import granted, granting, table_findings, unreadable_row, wrong_row
 from foqs.store.opening import ORPHAN_REMEDY, orphan_words, orphans, read_opened
-from foqs.store.ownership import lock_of, read_shard_row, start_without_lock
+from foqs.store.ownership import read_shard_row, start_without_lock
 from foqs.store.protocol import ShardRefused
 from foqs.store.reads import index_tail, with_end, with_rows
 from foqs.store.schema_diff import MAKE_SCHEMA, Schema, read_schema

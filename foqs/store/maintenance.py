@@ -19,17 +19,16 @@ from foqs.rows import Holding, SettingRow
 from foqs.store import migrate, server, settings
 from foqs.store.errors import Account, Kind, account_of, grant
 from foqs.store.link import Database, Link, open_link
+from foqs.store.locks import lock_of, taken_within
 from foqs.store.ownership import (
     NO_SCHEMA,
     ROW_COLUMNS,
     StoredShard,
     identity_of,
-    lock_of,
     read_shard_row,
     refuse_foreign,
     refuse_other_shard,
     start_without_lock,
-    taken_within,
 )
 from foqs.store.protocol import ShardRefused, StoreError
 from foqs.store.schema_diff import Schema, read_schema

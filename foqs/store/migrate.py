@@ -127,7 +127,7 @@ def exclusive(connection: Connection, errors: Seam) -> Iterator[None]:
         return
     connection.exec_driver_sql(f"SET SESSION lock_wait_timeout = {_TABLE_S}")
     schema = str(connection.exec_driver_sql("SELECT DATABASE()").scalar_one())
-    name = "foqs-schema-" + hashlib.sha256(schema.encode()).hexdigest()[:40]  # not a name of `ownership.ServerLock`
+    name = "foqs-schema-" + hashlib.sha256(schema.encode()).hexdigest()[:40]  # not a name of `locks.ServerLock`
     deadline = time.monotonic() + _LOCK_S
     while not connection.exec_driver_sql(f"SELECT GET_LOCK('{name}', 1)").scalar_one():
         if time.monotonic() > deadline:

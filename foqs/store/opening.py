@@ -14,7 +14,7 @@ from typing import Any
 
 from foqs.fairness.keys import unpack_throttles
 from foqs.ids import HASH_SLOTS
-from foqs.rows import Backlog, Holding, LaneRow, Opened, RowPages, SettingRow
+from foqs.rows import Backlog, Holding, LaneRow, Opened, ReadyRow, RowPages, SettingRow
 from foqs.rules import unpack_rules, unpack_until
 from foqs.store import reads, settings
 from foqs.store.dialect import Dialect
@@ -34,16 +34,20 @@ _PAGE_LANES = 2_000
 
 
 def read_opened(
-    link: Link, dialect: Dialect, row: ShardRow, start: Start, warnings: list[str], *, replaced: bool
-) -> Opened:
-    """Read the shard over `link`. `row` is the shard's as the owner before left it.
+    link: Link, dialect: Dialect, row: ShardRow, start: Start, warnings: list[str], *, replaced: bool,
+    tail: Sequence[ReadyRow] = (),
+) -> Opened:  # fmt: skip
+    """Read the shard over `link`. `row` is the shard's as the owner before left it, and `tail` what its taking left.
 
     Raises ShardRefused for items without a lane and for names and values that no foqs writes, and the driver's errors.
     """
     (now,), read_ns = link.fetch(reads.clock_sql(dialect)), time.monotonic_ns()
     timers = {lane: (rows, leased) for lane, rows, leased in link.fetch(reads.TIMERS_SQL)}
     ended = {lane: (completed, failed) for lane, completed, failed in link.fetch(reads.ENDED_SQL)}
-    lanes, backlog = _read_lanes(link, dialect, {lane: rows for lane, (rows, _) in timers.items()}, ended)
+    elsewhere = Counter(row.lane for row in tail)
+    elsewhere.update({lane: rows for lane, (rows, _) in timers.items()})
+    elsewhere.update({lane: completed + failed for lane, (completed, failed) in ended.items()})
+    lanes, backlog = _read_lanes(link, dialect, elsewhere)
     stored = link.fetch(settings.ALL)
     _refuse_settings([bytes(ns) for ns, _ in stored])
     dead = [lane for (lane,) in link.fetch(reads.DEAD_LANES)]
@@ -72,17 +76,21 @@ def read_opened(
         noted=dict(link.fetch(reads.NOTED_SQL)),
         holding=bool(link.fetch(reads.HOLDING_SQL)),
         restored_ms=link.fetch(reads.RESTORED_SQL)[0][0],
+        tail=tail,
     )
 
 
 def _read_lanes(
-    link: Link, dialect: Dialect, timers: Mapping[int, int], ended: Mapping[int, tuple[int, int]]
+    link: Link, dialect: Dialect, elsewhere: Mapping[int, int]
 ) -> tuple[RowPages[LaneRow], RowPages[Backlog]]:
-    """Read the lanes and their ready items, some lanes at a time. Raises ShardRefused."""
+    """Read the lanes and their ready items, some lanes at a time. `elsewhere` counts by lane the rows of other tables.
+
+    Raises ShardRefused.
+    """
     lanes, backlog = RowPages(LaneRow), RowPages(Backlog)
     missing: Counter[int] = Counter()
     checked: set[tuple[bytes, bytes]] = set()
-    others, above, last = {*timers, *ended}, 0, False
+    others, above, last = set(elsewhere), 0, False
     while not last:
         page = link.fetch(reads.lanes(above, _PAGE_LANES))
         last = len(page) < _PAGE_LANES
@@ -97,7 +105,7 @@ def _read_lanes(
         lanes.add(page)
         backlog.add(counts)
         above = end or 0
-    missing.update({lane: timers.get(lane, 0) + sum(ended.get(lane, ())) for lane in others})
+    missing.update({lane: elsewhere[lane] for lane in others})
     if missing:
         words = orphan_words(sorted(missing), "ready, timer or done")
         raise ShardRefused(f"{sum(missing.values())} {words}", mend=ORPHAN_REMEDY)

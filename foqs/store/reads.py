@@ -128,15 +128,19 @@ def backlog_sql(dialect: Dialect, above: int, end: int | None) -> str:
     )
 
 
-def index_tail(dialect: Dialect, above: int) -> str:
-    """Writes the missing rows of unindexed items, whose ids are greater than `above`. It reads every item behind it."""
+def tail_sql(dialect: Dialect, above: int) -> str:
+    """Reads the missing rows of unindexed items, whose ids are greater than `above`: all items behind it are read."""
     size = "LENGTH(i.payload) + COALESCE(LENGTH(i.metadata), 0) + COALESCE(LENGTH(i.headers), 0)"
     return (
-        "INSERT INTO ready (lane, priority, deliver_after, id, attempt, lease, bytes) "
         f"SELECT i.lane, i.priority, i.deliver_after, i.id, 0, 0, {size} "
         f"FROM {dialect.forced('item', 'i')} {with_rows(dialect)} {with_end(dialect)} "
         f"WHERE i.id > {above:d} AND r.id IS NULL AND t.id IS NULL AND d.id IS NULL"
     )
+
+
+def index_tail(dialect: Dialect, above: int) -> str:
+    """Writes these rows."""
+    return f"INSERT INTO ready (lane, priority, deliver_after, id, attempt, lease, bytes) {tail_sql(dialect, above)}"
 
 
 def last_lease_sql(limit: int) -> str:

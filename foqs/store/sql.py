@@ -49,13 +49,11 @@ from foqs.store import reads, server, settings
 from foqs.store.compound import CompoundTransaction
 from foqs.store.dialect import dialect_of
 from foqs.store.link import PACKET_BYTES, Database, Link, Seen, look_at
+from foqs.store.locks import Identity, Lock, lock_of
 from foqs.store.opening import read_opened
 from foqs.store.ownership import (
-    Identity,
-    Lock,
     give_up_epoch,
     identity_of,
-    lock_of,
     read_shard_row,
     refuse_foreign,
     take_again,
@@ -158,7 +156,8 @@ class SqlStore:
             database = Database(self._url, connect_timeout_s=self._connect_timeout_s, io_timeout_s=_COUNT_TIMEOUT_S)
             warnings = [one.found for one in facts.unsafe]
             with closing(Link(database)) as reader:
-                opened = read_opened(reader, self._dialect, row, start, warnings, replaced=may_live and not row.closed)
+                replaced = may_live and not row.closed
+                opened = read_opened(reader, self._dialect, row, start, warnings, replaced=replaced, tail=taken.tail)
             server = facts.identity or f"file:{self._database.file}".encode()
             opened = replace(opened, identity=taken.identity, seq=row.seq, server=server)
             if not start.behind:
@@ -274,6 +273,9 @@ class SqlStore:
         try:
             if clean and link is not None:
                 give_up_epoch(link, self._dialect, self._epoch)
+        except self._errors.error:
+            log.debug("epoch.not_given_up", shard=self._shard)  # to the next owner it is as after a crash
+        try:
             self._lock.release(link)
         except self._errors.error:
             log.debug("lock.not_released", shard=self._shard)  # the lock goes with the connection

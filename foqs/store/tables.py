@@ -5,7 +5,7 @@ An item that has ended and is kept has its row in `done` instead, and none in `e
 What consumers said about an item, its checkpoint and its log are in `progress`.
 While a host serves the shard, an item whose id is greater than `shard.indexed_to` may have no row in either: it is
 unindexed, which means that it is ready and was never leased. 0 means that every item has its row. The next owner writes
-the missing rows.
+the missing rows that the database has room for.
 `dedup` keeps the keys of enqueued items until they expire. An item that frees its key when it starts or is done has a
 row in `held_key`, in its own shard; the key itself may be in another shard by then, and the row stays until that shard
 has freed the key. A dead letter's row stays for a redrive.

@@ -60,9 +60,11 @@ def reads_of(batch: ShardBatch, kind: type[R]) -> list[R]:
 
 
 class NextFaults(Faults):
-    """The faults of the next commits (see `Faults.committing`), and of the next reads; "" and None are none."""
+    """The faults of the next commits (see `Faults.committing`), and of the next reads; "" and None are none. `no_tail`:
+    the next owner has no room for the rows of unindexed items."""
 
     def __init__(self) -> None:
+        self.no_tail = False
         self.commits: deque[str] = deque()
         self.reads: deque[StoreError | None] = deque()
 
@@ -73,6 +75,9 @@ class NextFaults(Faults):
 
     def committing(self) -> str:
         return self.commits.popleft() if self.commits else ""
+
+    def lacks_room_for_tail(self) -> bool:
+        return self.no_tail
 
 
 class Laboratory:

@@ -135,3 +135,55 @@ def test_expired_keys_are_removed_where_no_row_fits() -> None:
     lab.go_on(70_000)
     assert len(lab.dbs[1].dedup) == 0
     assert shard_of(lab).owner.removals_only
+
+
+def reopen_without_room(lab: Laboratory) -> None:
+    lab.faults[1].no_tail = True
+    lab.reopen(clean=False)
+    lab.ring(shard_of(lab).config.confirm_ms + 1)  # the grace of an owner that may live
+    lab.settle()
+
+
+def test_the_next_owner_delivers_items_without_rows() -> None:
+    lab = Laboratory(1)
+    ids = lab.stored(*[lab.item() for _ in range(3)])
+    reopen_without_room(lab)
+    assert not lab.dbs[1].ready
+    assert lab.taken() == ids
+    assert lab.ack(*[(one, lab.lease_of(one)) for one in ids]) == []
+    lab.settle()
+    assert not lab.dbs[1].items
+
+
+def tail_behind_rows(lab: Laboratory) -> tuple[int, int]:
+    """Reopen the shard with an item that has a row, and one of its lane that has none. Return both."""
+    first, second = lab.stored(lab.item(), lab.item())
+    lab.reopen()
+    assert lab.taken(count=1) == [first]
+    lab.ack((first, lab.lease_of(first)))
+    (third,) = lab.stored(lab.item())
+    reopen_without_room(lab)
+    assert lab.dbs[1].unindexed.keys() == {third}
+    return second, third
+
+
+def test_an_item_behind_rows_waits_for_its_own() -> None:
+    lab = Laboratory(1, confirm_ms=100)
+    second, third = tail_behind_rows(lab)
+    assert lab.taken() == [second]
+    lab.go_on(FULL_MS)
+    assert not lab.dbs[1].unindexed
+    assert lab.taken() == [third]
+
+
+def test_leases_are_written_without_rows_of_other_items() -> None:
+    lab = Laboratory(1, confirm_ms=100)
+    second, third = tail_behind_rows(lab)
+    lab.ring(FULL_MS)
+    fail(lab)
+    assert lab.taken() == [second]
+    lab.go_on(FULL_MS // 2)
+    assert second in lab.dbs[1].timer
+    assert lab.dbs[1].unindexed.keys() == {third}
+    lab.go_on(FULL_MS)
+    assert not lab.dbs[1].unindexed

@@ -161,8 +161,8 @@ class Attempts:
         }
         for item_id, at_ms, packed in batch.failed_new:
             failed, record = LastFailure.unpack(packed), self._records[item_id]
-            last = record.deliveries[-1] if record.deliveries else None
-            nacked = last is not None and any(op.token == last.token and op.kind == "fail" for op in record.ops)
+            last = [d.token for d in record.deliveries if not d.void][-1:]
+            nacked = any(op.token in last and op.kind == "fail" for op in record.ops)
             if item_id not in items or (failed.cause == FailureCause.FAILED) > nacked or not 0 < failed.at_ms <= at_ms:
                 broken(14, f"{failed} of {item_id} is no failed attempt: {record}")
         mine = {item_id: (failed.attempt, failed.cause) for item_id, failed in db.last_failures.items()}

@@ -78,6 +78,10 @@ class Faults:
         """Return True if the database is too full for `batch`."""
         return False
 
+    def lacks_room_for_tail(self) -> bool:
+        """Return True if the database is too full for the rows of the unindexed items."""
+        return False
+
 
 class RandomFaults(Faults):
     def __init__(self, rng: random.Random, rates: FaultRates) -> None:
@@ -87,6 +91,7 @@ class RandomFaults(Faults):
         self.room_for = "items"  # all; "rows": of items that are there; "none": removals alone
         self.made = 0
         self.fitted = 0  # transactions of a full database
+        self.tails = 0  # that found no room
 
     def connecting(self) -> None:
         if self._rng.random() < self.rates.connect_fails:
@@ -137,6 +142,11 @@ class RandomFaults(Faults):
         lacks = any(getattr(batch, name) for name in grows)
         self.made += lacks
         self.fitted += not lacks
+        return lacks
+
+    def lacks_room_for_tail(self) -> bool:
+        lacks = self.room_for == "none" or (self.room_for == "rows" and self._rng.random() < 0.5)
+        self.tails += lacks
         return lacks
 
     def trip_ms(self) -> int:

@@ -241,16 +241,24 @@ class MemoryDatabase:
         self.due_from_ms, self.expiry_from_ms = batch.due_from_ms, batch.expiry_from_ms
         self.commits += 1
 
-    def index_tail(self) -> None:
-        """Writes the rows of all unindexed items, as far as the tables and `indexed_to` show them."""
-        if not self.indexed_to:
-            return
-        for item_id, body in self.items.items():
+    def tail(self) -> list[ReadyRow]:
+        """Returns the rows that the unindexed items lack, as far as the tables and `indexed_to` show them, by id."""
+        found = []
+        for item_id, body in sorted(self.items.items()) if self.indexed_to else ():
             placed = item_id in self.ready or item_id in self.timer or item_id in self.ended
             if item_id > self.indexed_to and not placed:
                 size = len(body.payload) + len(body.metadata or b"") + len(body.headers or b"")
-                self._ready_new(ReadyRow(body.lane, body.priority, body.deliver_after_ms, item_id, 0, 0, size))
-        _rule(not self.unindexed, "items {} are not found by the next owner", self.unindexed)
+                found.append(ReadyRow(body.lane, body.priority, body.deliver_after_ms, item_id, 0, 0, size))
+        _rule(
+            self.unindexed.keys() == {row.id for row in found},
+            "items {} are not found by the next owner", self.unindexed,
+        )  # fmt: skip
+        return found
+
+    def index_tail(self) -> None:
+        """Writes these rows."""
+        for row in self.tail():
+            self._ready_new(row)
 
     def _ends(self, batch: Batch) -> None:
         for row in batch.ended_new:

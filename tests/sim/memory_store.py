@@ -83,8 +83,10 @@ class MemoryStore:
         db.connection = self._connection = db.connect()
         self._seq = db.seq
         self._connected, self._unknown = True, False
-        db.index_tail()
-        db.indexed_to = max(db.items, default=0)
+        tail = db.tail()
+        if not tail or not self._faults.lacks_room_for_tail():
+            db.index_tail()
+            db.indexed_to, tail = max(db.items, default=0), []
         leased = Counter(row.lane for row in db.timer.values() if row.lease)
         buckets = Counter((row.lane, row.deliver_after_ms >> BACKLOG_SHIFT) for row in db.ready.values())
         return Opened(
@@ -108,6 +110,7 @@ class MemoryStore:
             ended_from_ms=db.ended_from_ms,
             noted={item_id: len(row.checkpoint or b"") for item_id, row in db.progress.items()},
             holding=bool(db.held),
+            tail=tail,
         )
 
     def cut(self) -> None:
@@ -354,8 +357,9 @@ class MemoryStore:
     def close(self, *, clean: bool = False) -> None:
         if clean and self._connected and self._epoch == self._db.epoch:
             self._db.owner = ""
-            self._db.index_tail()
-            self._db.indexed_to = 0
+            if not (self._db.tail() and self._faults.lacks_room_for_tail()):
+                self._db.index_tail()
+                self._db.indexed_to = 0
         self.cut()
 
 

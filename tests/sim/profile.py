@@ -208,7 +208,10 @@ def _full_databases(rng: random.Random) -> Profile:
     rooms = ("items", "rows") if only_items else ("items", "rows", "none", "none")
     # No database refuses removals, so no ack is refused.
     rates = {number: NONE if only_items else replace(one, commit_full=0) for number, one in profile.rates.items()}
-    return replace(profile, rooms=rooms, rates=rates, producers=3, poisoned=0)
+    host = profile.config.host.model_copy(update={"tail_items": 10_000, "window_rows": rng.choice([5, 20, 4_096])})
+    config = profile.config.model_copy(update={"host": host})
+    many = {"producers": 5, "consumers": rng.choice([1, 1, 4])}
+    return replace(profile, config=config, rooms=rooms, rates=rates, poisoned=0, **many)
 
 
 def _refused_rows(rng: random.Random) -> Profile:

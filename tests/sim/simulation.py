@@ -157,6 +157,8 @@ class Simulation(Run):
         number = self.rng.choice(list(self.owners))
         self.faults[number].room_for = self.rng.choice(self.profile.rooms)
         self.note("room for", self.faults[number].room_for, number)
+        if self.faults[number].room_for != "items" and "none" in self.profile.rooms and self.rng.random() < 0.3:
+            self._crash(self.owners[number])  # its next owner finds no room for the tail
 
     def _step_clock(self) -> None:
         by_ms = self.rng.choice([-5_000, -300, 300, 5_000, 60_000])
@@ -207,6 +209,7 @@ class Simulation(Run):
         self.audit()
         self.counts["fault"] += self.counts["crash"] + sum(faults.made for faults in self.faults.values())
         self.counts["fitted"] += sum(faults.fitted for faults in self.faults.values())
+        self.counts["tails"] += sum(faults.tails for faults in self.faults.values())
         keeps = any('"keep"' in entry for entries in self.profile.policies for entry in entries.values())
         if self.profile.rooms and not keeps and (refused := self.counts["ack without room"]):
             broken(2, f"{refused} acks were refused, which need no room")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from foqs.engine import batch_apply
+from foqs.engine import batch_apply, batch_build
+from foqs.engine.shard import Shard
 from foqs.engine.shard_owner import ShardOwner
 from foqs.engine.shard_queue import ShardQueue
-from foqs.rows import Batch
+from foqs.rows import Batch, Opened
 from foqs.store.protocol import StoreFull
 from tests.kernel.mutants import Mutants, constant
 from tests.sim.memory_store import MemoryStore
@@ -50,7 +52,15 @@ def a_full_database_is_not_asked_again(original: Any, owner: ShardOwner, now_ms:
         owner.full_until_ms = 1 << 60
 
 
-@around(ShardQueue, "take_chunks", kind="full", seed=6)
+@around(ShardQueue, "take_chunks", kind="full", seed=275)
 def items_that_wait_for_a_full_database_are_forgotten(original: Any, *args: Any, **more: Any) -> list[Any]:
     original(*args, **more)
     return []
+
+
+@around(Shard, "open", kind="full", seed=22)
+def items_whose_rows_found_no_room_are_lost(original: Any, shard: Shard, memory: Any, opened: Opened, *a: Any) -> None:
+    original(shard, memory, replace(opened, tail=()), *a)
+
+
+put("rows_that_found_no_room_are_never_written", batch_build, "_take_index_rows", constant(None), "full", seed=22)

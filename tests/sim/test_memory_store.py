@@ -16,6 +16,10 @@ from tests.store.shards import NOW_MS, Moment, new_item
 class OneFault(Faults):
     def __init__(self) -> None:
         self.next = ""
+        self.full = False
+
+    def lacks_room_for_tail(self) -> bool:
+        return self.full
 
     def committing(self) -> str:
         fault, self.next = self.next, ""
@@ -50,6 +54,12 @@ class MemoryShard:
 
     def check_closed(self) -> None:
         assert (self.db.indexed_to, self.db.unindexed) == (0, {})
+
+    def fill(self) -> None:
+        self._faults.full = True
+
+    def free(self) -> None:
+        self._faults.full = False
 
     def close(self) -> None:
         return

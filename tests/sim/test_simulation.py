@@ -136,7 +136,7 @@ KINDS = (
             "leased in a pause": 50,
         },
     ),
-    Kind("full", share=5, first=8, counts={"fitted": 200, "fault": 100, "ack": 400}),
+    Kind("full", share=5, first=24, counts={"fitted": 200, "fault": 100, "ack": 400, "tails": 5}),
     Kind("skew", share=10),  # each host's clock is right, or two hours ahead or behind the databases'
 )
 

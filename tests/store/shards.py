@@ -11,9 +11,10 @@ from sqlalchemy.engine import make_url
 
 from foqs.ids import make_id
 from foqs.rows import AT_LEAST_ONCE, NewItem
-from foqs.store.link import Database
+from foqs.store.link import Database, Link
 from foqs.store.maintenance import create_schema
 from foqs.store.protocol import ShardStore
+from foqs.store.server import Facts
 from foqs.store.sql import SqlStore
 from tests.store.proxy import Break, Proxy
 
@@ -53,6 +54,11 @@ class Shard(Protocol):
     def check_closed(self) -> None:
         """Asserts what an orderly close leaves: every item has its row, and hosts of older versions may serve it."""
 
+    def fill(self) -> None:
+        """Leaves no room for a row in `ready` to stores that are opened from now on, until `free`."""
+
+    def free(self) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -77,6 +83,18 @@ class ServerShard:
 
     def make(self, url: str, **timeouts: float) -> SqlStore:
         return SqlStore(url, shard=NUMBER, **timeouts)
+
+    def fill(self) -> None:
+        self._execute(
+            "CREATE TRIGGER no_room BEFORE INSERT ON ready FOR EACH ROW SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = 1114"
+        )
+
+    def free(self) -> None:
+        self._execute("DROP TRIGGER no_room")
+
+    def _execute(self, sql: str) -> None:
+        with Database(self.url).connect() as connection:
+            connection.execute(text(sql))
 
     def proxy(self, store: ShardStore) -> Proxy:
         return self._proxies[id(store)]
@@ -119,10 +137,17 @@ class SqliteShard:
 
     def __init__(self, url: str) -> None:
         self.url = url
+        self._full = False
         create_schema(url, NUMBER)
 
     def store(self, **_: float) -> SqlStore:
-        return SqlStore(self.url, shard=NUMBER)
+        return (_FullStore if self._full else SqlStore)(self.url, shard=NUMBER)
+
+    def fill(self) -> None:
+        self._full = True
+
+    def free(self) -> None:
+        self._full = False
 
     def cut(self, store: ShardStore) -> None:
         assert isinstance(store, SqlStore)
@@ -170,9 +195,23 @@ class _FailingCursor:
         return getattr(self._cursor, name)
 
 
-def _disk_error() -> sqlite3.OperationalError:
+class _FullStore(SqlStore):
+    def _connect(self) -> tuple[Link, Facts, Any]:
+        connected = super()._connect()
+        connected[0]._cursor = _FullCursor(connected[0]._cursor, Moment.COMMIT_LOST)
+        return connected
+
+
+class _FullCursor(_FailingCursor):
+    def execute(self, statement: str) -> None:
+        if statement.startswith("INSERT INTO ready"):
+            raise _disk_error(sqlite3.SQLITE_FULL)
+        self._cursor.execute(statement)
+
+
+def _disk_error(code: int = sqlite3.SQLITE_IOERR) -> sqlite3.OperationalError:
     error = sqlite3.OperationalError("disk I/O error")
-    error.sqlite_errorcode = sqlite3.SQLITE_IOERR
+    error.sqlite_errorcode = code
     return error
 
 

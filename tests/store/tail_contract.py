@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from foqs.rows import Backlog, Batch, Found, NewItem
 from foqs.store.protocol import ShardStore
 from tests.store.row_contract import body, ready_key, ready_row, timer_row
@@ -80,6 +82,32 @@ class TailContract:
         assert successor.page(1, None, 10) == [ready_row(item)]
         store.close()
         successor.close()
+
+    @pytest.mark.parametrize("clean", [True, False])
+    def test_a_full_database_has_a_next_owner(self, shard: Shard, store: ShardStore, *, clean: bool) -> None:
+        """It gets the items whose rows find no room. It may end them, and a later owner with room writes the rest."""
+        items = [unindexed(1), unindexed(2, priority=1)]
+        put(store, *items, new_item(3), indexed_to=items[0].id - 1)
+        store.close()
+        shard.fill()
+        successor = shard.store()
+        opened = successor.open("successor", take_over=False)
+        assert (opened.tail, list(opened.backlog)) == ([ready_row(one) for one in items], [Backlog(1, BUCKET, 1)])
+        assert ids(successor) == [new_item(3).id]
+        successor.commit(Batch(item_gone=[items[0].id], next_number=100, indexed_to=items[1].id - 1))
+        successor.close(clean=clean)
+        again = shard.store()
+        opened = again.open("again", take_over=False)
+        assert opened.tail == [ready_row(items[1])]
+        assert not (opened.replaced and clean)
+        again.close(clean=clean)
+        shard.free()
+        last = shard.store()
+        opened = last.open("last", take_over=False)
+        assert (opened.tail, list(opened.backlog)) == ([], [Backlog(1, BUCKET, 2)])
+        assert sorted(ids(last)) == [items[1].id, new_item(3).id]
+        last.close(clean=True)
+        shard.check_closed()
 
     def test_after_an_orderly_close_every_item_has_its_row(self, shard: Shard, store: ShardStore) -> None:
         gone, left = unindexed(1), unindexed(2)

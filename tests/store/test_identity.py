@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from foqs.store import ownership
+from foqs.store import locks
 from foqs.store.link import Database
 from foqs.store.maintenance import create_schema, renew_identity
 from foqs.store.protocol import ShardRefused, explained
@@ -99,7 +99,7 @@ def test_the_server_tells_of_a_copy_that_another_machine_serves(
 ) -> None:
     """Without the files of this machine. (Nothing tells of a copied SQLite file on another machine.)"""
     store, _ = opened(urls[0])
-    monkeypatch.setattr(ownership.tempfile, "gettempdir", lambda: str(tmp_path / "another"))
+    monkeypatch.setattr(locks.tempfile, "gettempdir", lambda: str(tmp_path / "another"))
     (tmp_path / "another").mkdir()
     if shard_kind != "sqlite":
         with pytest.raises(ShardRefused, match=f"served in the database {urls[0].rpartition('/')[2].split('?')[0]}"):
@@ -111,7 +111,7 @@ def test_the_server_tells_of_a_copy_that_another_machine_serves(
 def test_a_folder_that_cannot_be_made_stops_nothing(
     urls: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ownership.tempfile, "gettempdir", lambda: str(tmp_path / "missing"))
+    monkeypatch.setattr(locks.tempfile, "gettempdir", lambda: str(tmp_path / "missing"))
     store, _ = opened(urls[0])
     insert(store, new_item())
     store.close()
@@ -124,8 +124,8 @@ def test_a_claim_does_not_wait_without_end(monkeypatch: pytest.MonkeyPatch) -> N
         def fetch(self, statement: str) -> list[tuple[int | None]]:
             return [(0,)] if "GET_LOCK" in statement else [(None,)]
 
-    monkeypatch.setattr(ownership, "_CLAIM_WAIT_S", 0.05)
-    claim = ownership.Identity(Database("mysql+pymysql://foqs@127.0.0.1:1/foqs"), 1)
+    monkeypatch.setattr(locks, "_CLAIM_WAIT_S", 0.05)
+    claim = locks.Identity(Database("mysql+pymysql://foqs@127.0.0.1:1/foqs"), 1)
     with pytest.raises(ShardRefused, match="an earlier connection") as refused:
         claim.claim(Busy(), "0" * 32, b"server")  # type: ignore[arg-type]
     assert refused.value.held, "the host tries again"

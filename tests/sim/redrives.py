@@ -72,7 +72,8 @@ class Redrives:
                 broken(15, f"item {item_id} returns to {lane}, not to the tenant that it had: {record}")
         self.committed[shard] += len(back)
         self._checks["redriven"] += len(back)
-        dead = [self._records[item_id] for item_id in batch.item_gone if item_id in db.failures]
+        over = (*batch.item_gone, *(row.id for row in batch.ended_new))  # kept items have an ended row
+        dead = [self._records[item_id] for item_id in over if item_id in db.failures]
         self.deleted[shard] += sum(bool(record.open_ops("delete", "ack")) for record in dead)
         self._check(shard, later=True)
         return set(back)

@@ -73,9 +73,11 @@ class Kept:
     def _kept(
         self, record: Record, row: EndedRow, cause: str, stored: bytes | None, keeps: list[KeepEntry | None]
     ) -> None:
-        """A repeated ack may have been asked for while something else ended the item."""
+        """A repeated ack may have been asked for while something else ended the item, or an ack while another request
+        could end it."""
         state = EndedState(row.state)
-        if cause not in _ENDS[state] and cause not in ("delete", "ttl"):
+        acked = state is EndedState.COMPLETED and record.open_ops("ack")
+        if cause not in _ENDS[state] and cause not in ("delete", "ttl") and not acked:
             broken(PROMISE, f"{row} ended by {cause}")
         for_ms = row.until_ms - row.ended_at_ms
         times = {keep.completed_ms if state is EndedState.COMPLETED else keep.failed_ms for keep in keeps if keep}

@@ -335,9 +335,9 @@ class Member(HostLoop):
 
     # ------------------------------------------------------------------------------------- the items that it leases
 
-    def ready(self, keys: Sequence[TopicKey]) -> dict[int, tuple[int, int]]:
-        """Items of topics that this host may hand out, with the number of leases each of them has had, and the version
-        of the settings.
+    def ready(self, keys: Sequence[TopicKey]) -> dict[int, tuple[int, ...]]:
+        """Items of topics that this host may hand out, with the numbers of leases and of requests that each of them has
+        had, and the version of the settings.
 
         Not those of a transaction whose outcome the host does not know yet, and those that a throttle may hold.
         """
@@ -350,8 +350,8 @@ class Member(HostLoop):
                 for lane in lanes_of(shard, lanes):
                     for *_, item_id in available(shard, lane, self.sim.dbs[shard.number]):
                         if item_id not in new:
-                            leases = len(self.sim.ledger.records[item_id].deliveries)
-                            found[item_id] = leases, self.sim.versions
+                            record = self.sim.ledger.records[item_id]
+                            found[item_id] = len(record.deliveries), len(record.ops), self.sim.versions
         return found
 
     def later_ms(self) -> dict[int, int]:

@@ -19,20 +19,20 @@ _CALL_S = 60
 
 
 class History:
-    """The answers that a producer and two consumers got, by phases. `wrong` are answers that must not be.
+    """The answers that a producer and two consumers of each host got, by phases. `wrong` are answers that must not be.
 
     `stored` and `acked` have the phase of the first answer. `again` are items that came after they were acked. A
     consumer keeps each seventh item without an ack; when another delivery of it comes, the old lease is tried.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, *addresses: str) -> None:
         self.phase = 0
         self.stored: dict[int, int] = {}
         self.acked: dict[int, int] = {}
         self.again: set[int] = set()
         self.held: dict[int, Item] = {}
         self.wrong: list[str] = []
-        self._address = address
+        self._addresses = addresses
         self._payloads: dict[int, bytes] = {}
         self._numbers = count()
         self._lock = threading.Lock()
@@ -40,7 +40,8 @@ class History:
     @contextmanager
     def load(self) -> Iterator[None]:
         over = threading.Event()
-        threads = [threading.Thread(target=work, args=[over]) for work in (self._produce, self._consume, self._consume)]
+        works = (self._produce, self._consume, self._consume)
+        threads = [threading.Thread(target=work, args=[over, host]) for host in self._addresses for work in works]
         for thread in threads:
             thread.start()
         try:
@@ -78,11 +79,11 @@ class History:
             # One call may take all its time.
             wait_until(lambda: self._take(client, wait_ms=500), timeout_s=2.5 * _CALL_S)
 
-    def _client(self) -> Client:
-        return Client(self._address, timeout_ms=_CALL_S * 1_000)
+    def _client(self, address: str = "") -> Client:
+        return Client(address or ",".join(self._addresses), timeout_ms=_CALL_S * 1_000)
 
-    def _produce(self, over: threading.Event) -> None:
-        with self._client() as client:
+    def _produce(self, over: threading.Event, address: str) -> None:
+        with self._client(address) as client:
             while not over.is_set():
                 self._store(client)
 
@@ -102,8 +103,8 @@ class History:
                 self.wrong.append(f"id {item_id} was given to {self._payloads[item_id]!r} and to {payload!r}")
             self.stored.setdefault(item_id, self.phase)
 
-    def _consume(self, over: threading.Event) -> None:
-        with self._client() as client:
+    def _consume(self, over: threading.Event, address: str) -> None:
+        with self._client(address) as client:
             while not over.is_set():
                 self._take(client, wait_ms=200)
 

@@ -21,8 +21,9 @@ _CALL_S = 60
 class History:
     """The answers that a producer and two consumers of each host got, by phases. `wrong` are answers that must not be.
 
-    `stored` and `acked` have the phase of the first answer. `again` are items that came after they were acked. A
-    consumer keeps each seventh item without an ack; when another delivery of it comes, the old lease is tried.
+    `stored` and `acked` have the phase of the first answer. `last` is what the last dequeue got. `again` are items that
+    came after they were acked. A consumer keeps each seventh item without an ack; when another delivery of it comes,
+    the old lease is tried.
     """
 
     def __init__(self, *addresses: str) -> None:
@@ -32,6 +33,7 @@ class History:
         self.again: set[int] = set()
         self.held: dict[int, Item] = {}
         self.wrong: list[str] = []
+        self.last = ""
         self._addresses = addresses
         self._payloads: dict[int, bytes] = {}
         self._numbers = count()
@@ -77,7 +79,7 @@ class History:
         """Ack all that is ready."""
         with self._client() as client:
             # One call may take all its time.
-            wait_until(lambda: self._take(client, wait_ms=500), timeout_s=2.5 * _CALL_S)
+            wait_until(lambda: self._take(client, wait_ms=500), lambda: self.last, timeout_s=2.5 * _CALL_S)
 
     def _client(self, address: str = "") -> Client:
         return Client(address or ",".join(self._addresses), timeout_ms=_CALL_S * 1_000)
@@ -112,8 +114,10 @@ class History:
         """Return True if nothing came."""
         try:
             items = client.dequeue(TOPIC, 2 * _BATCH, wait_ms=wait_ms, lease_ms=_LEASE_MS)
-        except FoqsError:
+        except FoqsError as error:
+            self.last = str(error)
             return False
+        self.last = f"the items {[item.id for item in items]}"
         old, kept = [], set[int]()
         for item in items:
             with self._lock:

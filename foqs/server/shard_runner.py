@@ -360,7 +360,7 @@ class ShardRunner:
         for warning in opened.warnings:
             log.warning("shard.unsafe", shard=number, warning=warning)
         if opened.tail:
-            why = f"{counted(len(opened.tail), 'item')} of the owner before had no row in the index yet"
+            why = f"no room for the index rows of {counted(len(opened.tail), 'item')} that the last owner stored"
             log.warning("shard.full", shard=number, reason=why, mend=_FREE_SPACE)
         self._served()
         log.info("shard.serving", shard=number, epoch=opened.epoch)

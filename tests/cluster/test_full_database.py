@@ -118,7 +118,7 @@ def test_a_full_shard_moves(kind: Kind, new_cluster: NewCluster, new_server: New
     cluster.registry.carry_out(Assign({1: "b"}, cluster.settled().assignment.version))
     cluster.hosts["a"].wait_for("shard.released")
     cluster.hosts["b"].wait_for("shard.serving")
-    assert re.search(r"shard\.full .* had no row in the index yet", cluster.hosts["b"].log.read_text())
+    assert re.search(r"shard\.full .*no room for the index rows of", cluster.hosts["b"].log.read_text())
     cluster.hosts["b"].kill()
     cluster.hosts["a"].wait_for("shard.serving", times=2)
     with Client(f"127.0.0.1:{cluster.hosts['a'].port}") as client:  # sends acks again: their undo log needs a page

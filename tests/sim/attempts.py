@@ -162,8 +162,8 @@ class Attempts:
         for item_id, at_ms, packed in batch.failed_new:
             failed, record = LastFailure.unpack(packed), self._records[item_id]
             # A lease is taken back if its reply is lost, and the lease before it counts again.
-            alive = [d for d in record.deliveries if not d.void]
-            last = {d.token for d in (*alive[-1:], *[d for d in alive if d.told][-1:])}
+            valid = [d for d in record.deliveries if not d.void]
+            last = {d.token for d in (*valid[-1:], *[d for d in valid if d.told][-1:])}
             nacked = any(op.token in last and op.kind == "fail" for op in record.ops)
             if item_id not in items or (failed.cause == FailureCause.FAILED) > nacked or not 0 < failed.at_ms <= at_ms:
                 broken(14, f"{failed} of {item_id} is no failed attempt: {record}")

@@ -12,7 +12,6 @@ from functools import cache, partial
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
-from time import time_ns
 from typing import Any, TypeVar
 
 import structlog
@@ -90,7 +89,7 @@ def _empty_shard() -> bytes:
 class MemoryHost:
     """Serves from its making until `close`. Its methods are called from any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, now_ms: int) -> None:
         self._processors: list[Any] = []
         if not structlog.is_configured():
             self._processors = [_without_news, *structlog.get_config()["processors"]]
@@ -99,7 +98,7 @@ class MemoryHost:
         self._path = Path(self._folder.name) / "shard.db"
         self._loop = uvloop.new_event_loop()
         self._moving = threading.Lock()
-        self.time = MovedTime(self._loop, time_ns() // 1_000_000 - _BEFORE_MS)
+        self.time = MovedTime(self._loop, now_ms - _BEFORE_MS)
         self._thread = threading.Thread(target=self._loop.run_forever, name=_THREAD, daemon=True)
         self._thread.start()
         self._port = 0

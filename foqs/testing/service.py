@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
+from foqs.checks import check_time_ms
 from foqs.client import Client, Invalid, Item, ItemState
 from foqs.testing.host import MemoryHost
 
@@ -19,19 +20,26 @@ _LISTENING = "foqs listening on "
 
 class Server:
     """A foqs service in this process: a real host with one shard, on a loopback port. Its clock stands still until
-    `advance`, so no item becomes due, no lease ends and no schedule fires before. Long polls wait in real time.
+    `advance`, so no item becomes due, no lease ends and no schedule fires before. Long polls wait in real time. Raises
+    Invalid for a time without a zone, or before 1973.
 
+    now      the time at its begin, with a time zone: the machine's if None
     address  host:port, for an `App`, a `Client` or an `AsyncClient`
     """
 
-    def __init__(self) -> None:
-        self._host = MemoryHost()
+    def __init__(self, now: datetime | None = None) -> None:
+        begin = datetime.now(UTC) if now is None else now
+        if begin.tzinfo is None:
+            raise Invalid(f"now is {begin}, without a time zone: give one, such as datetime.UTC")
+        now_ms = round(begin.timestamp() * 1000)
+        check_time_ms("now_ms", now_ms)
+        self._host = MemoryHost(now_ms)
         self._clients: dict[str, Client] = {}
         self.address = self._host.address
 
     @property
     def now(self) -> datetime:
-        """The time of the service, in UTC. It begins with the machine's."""
+        """The time of the service, in UTC."""
         return datetime.fromtimestamp(self._host.time.now_ms() / 1000, UTC)
 
     def advance(
@@ -68,14 +76,15 @@ class Server:
 
 
 @contextmanager
-def server() -> Iterator[Server]:
-    """A service in this process, inside the `with`.
+def server(now: datetime | None = None) -> Iterator[Server]:
+    """A service in this process, inside the `with`. Its time begins with `now`, or the machine's: a test of what
+    happens at a time of day gives it. Raises Invalid for a time without a zone, or before 1973.
 
     >>> with server() as service, app.test_mode(service):                      # doctest: +SKIP
     ...     send_mail.enqueue("ada@example.org", subject="hi")
     ...     app.worker().run_until_empty()
     """
-    made = Server()
+    made = Server(now)
     try:
         yield made
     finally:

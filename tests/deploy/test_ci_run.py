@@ -20,17 +20,16 @@ KUBERNETES = """#!/bin/sh
 case "$1" in
 found) [ -e found ] ;;
 build)
-    touch begun
     {build} ;;
 *) echo kubernetes $* ;;
 esac
 """
-LATE = """trap 'trap "" TERM; echo the build has ended; exit 143' TERM; sleep 300 & wait"""
+LATE = """trap 'trap "" TERM; echo the build has ended; exit 143' TERM; touch begun; sleep 300 & wait"""
 """`timeout` may send the signal a second time: to its child, and to the group of both."""
 NOT_RUN = ".ci/run: the tests of Kubernetes did not run, as its programs were not ready (see above)"
 
 
-def ran(folder: Path, *, found: bool = False, build: str = "true", status: int = 0) -> tuple[int, list[str]]:
+def ran(folder: Path, *, found: bool = False, build: str = "touch begun", status: int = 0) -> tuple[int, list[str]]:
     """Return the exit status, and the lines of both streams."""
     (folder / "script").mkdir()
     (folder / ".ci").mkdir()
@@ -55,7 +54,7 @@ def test_built_programs_are_tested_after_the_other_tests(tmp_path: Path) -> None
 
 
 def test_a_build_that_fails_fails_no_run(tmp_path: Path) -> None:
-    assert ran(tmp_path, build="exit 1") == (0, ["setup test", "test -k x", NOT_RUN])
+    assert ran(tmp_path, build="touch begun; exit 1") == (0, ["setup test", "test -k x", NOT_RUN])
 
 
 @pytest.mark.parametrize("status", [1, 3])

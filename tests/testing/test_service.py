@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from time import monotonic
 
 import pytest
@@ -126,6 +126,34 @@ def test_the_clock_stands_still(foqs_server):
     foqs_server.advance(0 * timedelta())
     with pytest.raises(Invalid, match="forward only"):
         foqs_server.advance(seconds=-1)
+
+
+@pytest.mark.parametrize("year", [1999, 2026, 2060])
+def test_the_time_begins_as_given(year):
+    begin = datetime(year, 1, 5, 2, 59, tzinfo=timezone(timedelta(hours=1)))
+    with testing.server(now=begin) as service, Client(service.address) as client:
+        assert service.now == begin
+        client.put_settings({"schedule.s": '{"cron": "0 3 * * *", "topic": "t", "timezone": "Europe/Berlin"}'})
+        client.enqueue("t", b"later", deliver_after_ms=int((begin + timedelta(hours=1)).timestamp() * 1000))
+        service.advance(ms=59_999)
+        assert ready(client) == []
+        service.advance(ms=1)
+        assert ready(client) == [b""]
+        service.clear()
+        assert service.now == begin + timedelta(minutes=1)
+
+
+@pytest.mark.parametrize(
+    ("now", "words"),
+    [
+        (datetime(2026, 1, 5), "without a time zone"),  # noqa: DTZ001
+        (datetime(1970, 1, 5, tzinfo=UTC), "January 1970"),
+        (datetime(9000, 1, 5, tzinfo=UTC), "after the year 5000"),
+    ],
+)
+def test_a_begin_that_is_no_time(now, words):
+    with pytest.raises(Invalid, match=words), testing.server(now):
+        pass
 
 
 # ------------------------------------------------------------------------------------------------ waits
@@ -258,7 +286,7 @@ def test_a_long_time_goes_from_one_due_time_to_the_next(monkeypatch):
     steps = []
     ring = MovedTime._ring
     monkeypatch.setattr(MovedTime, "_ring", staticmethod(lambda timer: [steps.append(timer), ring(timer)]))
-    with testing.server() as service, Client(service.address) as client:
+    with testing.server(datetime(2026, 6, 5, 12, tzinfo=UTC)) as service, Client(service.address) as client:
         begin_ms, found, ready_at = a_month(service, client)
     assert len(steps) < 30 * 86_400 / 20
     times = sorted(at_ms for topic, *_, at_ms in found if topic == "odd")

@@ -90,7 +90,7 @@ _PROCESS_TESTS = (
     "tests/hooks/test_processes.py",
 )
 _MEMORY = "mark.memory"
-# Threads and sockets inside the test process: part of script/check, but the order of events is not fixed.
+# Threads and sockets inside the test process: the order of events is not fixed.
 _THREAD_TESTS = (
     "tests/client/",
     "tests/cluster/",

@@ -210,6 +210,7 @@ def test_many_topics_take_no_places_of_another_namespace() -> None:
 
 
 @pytest.mark.memory
+@pytest.mark.slow
 def test_hostile_names_stay_within_the_bound() -> None:
     """Each reason differs, and each has the greatest length, like the names of workers and topics."""
     topics = [Topic(f"{number:0{NAME_BYTES}}", f"{number % 7:0{NAME_BYTES}}") for number in range(MOST_TOPICS + 50)]

@@ -103,6 +103,7 @@ def test_a_dump_into_a_database_that_is_missing(shard: Shard, new_shard_url: New
                 connection.exec_driver_sql(f"DROP DATABASE {parsed.database}_missing")
 
 
+@pytest.mark.slow
 def test_a_shard_is_replaced_on_demand_only(shard: Shard, tmp_path: Path) -> None:
     url, store = shard
     dump, made = backed_up(url, tmp_path)

@@ -67,6 +67,7 @@ def test_a_copy_takes_the_place_of_its_original(urls: tuple[str, str]) -> None:
     copy.close()
 
 
+@pytest.mark.slow
 def test_a_copy_with_an_identity_of_its_own_is_served_as_well(urls: tuple[str, str]) -> None:
     store, own = opened(urls[0])
     with pytest.raises(ShardRefused, match="a host serves the shard"):

@@ -216,7 +216,7 @@ def test_arguments_and_results_through_each_codec(new_app, start, name):
     async def double(text: str, times: int = 2) -> dict[str, str]:
         return {"text": text * times}
 
-    @app.task(topic="threads")
+    @app.task(topic="threads", keep=timedelta(minutes=10))
     def nothing(text: str) -> None: ...
 
     message = double.message("private words")
@@ -229,7 +229,7 @@ def test_arguments_and_results_through_each_codec(new_app, start, name):
     assert (found[:1] == b"\xc1") == (name != "json")
     (many,) = app.enqueue_many([message])
     assert many.result(LATER) == {"text": "private words" * 2}
-    assert nothing.enqueue("x").state()
+    assert nothing.enqueue("x").result(LATER) is None
 
     async def of_coroutines():
         async with app:

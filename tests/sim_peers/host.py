@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from weakref import WeakValueDictionary
 
 from foqs.api.handlers import Handlers
 from foqs.api.host import Host as ApiHost
@@ -18,7 +18,6 @@ from foqs.engine.calls import DequeueCall, EnqueueCall
 from foqs.engine.engine import Engine
 from foqs.engine.shard import Shard
 from foqs.engine.state import Callbacks, State
-from foqs.engine.throttling import Throttling
 from foqs.errors import FoqsError
 from foqs.fairness.keys import TopicKey, fairness_of
 from foqs.hooks.topic_hooks import TopicHooks
@@ -76,13 +75,14 @@ def _leased(state: State, call: DequeueCall, now_ms: int) -> None:
 
 def _watched_give_back(item: Item) -> None:
     flow = item.lane.flow
-    host = None if flow is None or flow.rules is None else _HOSTS.get(flow.rules.owner)
+    host = None if flow is None or flow.rules is None else _HOSTS.get(id(flow.rules.owner))
     if host is not None:
         host.sim.throttles.given_back(item)
     _give_back(item)
 
 
-_HOSTS: WeakKeyDictionary[Throttling, Host] = WeakKeyDictionary()
+_HOSTS: WeakValueDictionary[int, Host] = WeakValueDictionary()
+"""By the id of the throttling that a host has."""
 _fill, _fill_waiting, _give_back = dequeue.fill, dequeue.fill_waiting, throttling.give_back
 dequeue.fill, dequeue.fill_waiting, throttling.give_back = _watched_fill, _watched_fill_waiting, _watched_give_back
 
@@ -169,7 +169,7 @@ class Host(HostLoop):
         self.lending = Lending(self.engine, self.forwarder, owners, self)
         self.lending.quotas = _Quotas(self, self.lending)
         self.lending.coordinator.watch()
-        _HOSTS[self.engine.state.throttling] = self
+        _HOSTS[id(self.engine.state.throttling)] = self
         shares = TenantShares(self.engine, self.forwarder, self)
         shares.begin()
         limits = Limits(**config.limits.model_dump())

@@ -32,8 +32,13 @@ def parsed(path: Path) -> ast.Module:
         gc.enable()
 
 
-tree = cache(parsed)
-"""The trees of the product, which several tests walk."""
+@cache
+def tree(path: Path) -> ast.Module:
+    """Return the tree of a file of the product, which several tests walk. No later collection looks through a million
+    nodes."""
+    made = parsed(path)
+    gc.freeze()
+    return made
 
 
 @cache

@@ -291,7 +291,7 @@ async def test_a_checkpoint_outlives_the_host(client, server: Server, work):
             raise ValueError
         job.result = b"42"
 
-    item_id = await client.enqueue("t", b"x")
+    item_id = await client.enqueue("t", b"x", rules=ItemRules(keep_ms=60_000))
     worker = await work(client, handle)
     await eventually(lambda: len(seen) >= 2)
     server.kill()

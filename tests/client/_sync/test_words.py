@@ -290,7 +290,7 @@ def test_a_checkpoint_outlives_the_host(client, server: Server, work):
             raise ValueError
         job.result = b"42"
 
-    item_id = client.enqueue("t", b"x")
+    item_id = client.enqueue("t", b"x", rules=ItemRules(keep_ms=60_000))
     worker = work(client, handle)
     eventually(lambda: len(seen) >= 2)
     server.kill()

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
-from foqs.checks import check_time_ms
+from foqs.checks import is_time
 from foqs.client import Client, Invalid, Item, ItemState
 from foqs.testing.host import MemoryHost
 
@@ -21,18 +21,19 @@ _LISTENING = "foqs listening on "
 class Server:
     """A foqs service in this process: a real host with one shard, on a loopback port. Its clock stands still until
     `advance`, so no item becomes due, no lease ends and no schedule fires before. Long polls wait in real time. Raises
-    Invalid for a time without a zone, or before 1973.
+    Invalid for a `now` that is none of these times.
 
-    now      the time at its begin, with a time zone: the machine's if None
+    now      the time at its begin, with a time zone, from the year 1974 to the year 5000: the machine's if None
     address  host:port, for an `App`, a `Client` or an `AsyncClient`
     """
 
     def __init__(self, now: datetime | None = None) -> None:
-        begin = datetime.now(UTC) if now is None else now
-        if begin.tzinfo is None:
-            raise Invalid(f"now is {begin}, without a time zone: give one, such as datetime.UTC")
+        begin: object = datetime.now(UTC) if now is None else now
+        if not isinstance(begin, datetime) or begin.tzinfo is None:
+            raise Invalid(f"now is {now!r}: give a datetime with a time zone")
         now_ms = round(begin.timestamp() * 1000)
-        check_time_ms("now_ms", now_ms)
+        if not is_time(now_ms):
+            raise Invalid(f"now is {now}: give a time from the year 1974 to the year 5000")
         self._host = MemoryHost(now_ms)
         self._clients: dict[str, Client] = {}
         self.address = self._host.address
@@ -78,7 +79,7 @@ class Server:
 @contextmanager
 def server(now: datetime | None = None) -> Iterator[Server]:
     """A service in this process, inside the `with`. Its time begins with `now`, or the machine's: a test of what
-    happens at a time of day gives it. Raises Invalid for a time without a zone, or before 1973.
+    happens at a time of day gives it. Raises Invalid for a time that `Server` refuses.
 
     >>> with server() as service, app.test_mode(service):                      # doctest: +SKIP
     ...     send_mail.enqueue("ada@example.org", subject="hi")

@@ -137,7 +137,8 @@ def test_a_shard_comes_back_as_of_the_dump(rig: Rig, place: str, new_shard_url: 
         unique = client.enqueue("unique", b"u", dedup_key="unique", dedup_until=DedupUntil.DONE)
         leased_id = client.enqueue("leased", b"l")
         (leased,) = client.dequeue("leased", 1, wait_ms=20_000, lease_ms=3_600_000)
-        client.extend(leased, 3_600_000)  # is stored with its answer, a lease up to 200 ms later
+        # A durable extension is committed before its answer; a lease alone up to 200 ms after it.
+        client.extend(leased, 3_600_000, checkpoint=b"half", durable=True)
         kept = client.enqueue("kept", b"k")
         (one,) = client.dequeue("kept", 1, wait_ms=20_000, lease_ms=60_000)
         client.ack(one, result=b"result")

@@ -146,9 +146,11 @@ def test_the_time_begins_as_given(year):
 @pytest.mark.parametrize(
     ("now", "words"),
     [
-        (datetime(2026, 1, 5), "without a time zone"),  # noqa: DTZ001
-        (datetime(1970, 1, 5, tzinfo=UTC), "January 1970"),
-        (datetime(9000, 1, 5, tzinfo=UTC), "after the year 5000"),
+        (datetime(2026, 1, 5), "give a datetime with a time zone"),  # noqa: DTZ001
+        ("2026-01-05", "now is '2026-01-05': give a datetime with a time zone"),
+        (datetime.min.replace(tzinfo=UTC), "to the year 5000"),
+        (datetime(1970, 1, 1, tzinfo=UTC), "from the year 1974"),
+        (datetime.max.replace(tzinfo=UTC), "to the year 5000"),
     ],
 )
 def test_a_begin_that_is_no_time(now, words):

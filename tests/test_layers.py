@@ -28,7 +28,7 @@ PURE = frozenset(
         "foqs.hooks",
     }
 )
-GUARDED = PURE | {"foqs.engine", "foqs.peers", "foqs.wire"}
+GUARDED = PURE | {"foqs.engine", "foqs.peers", "foqs.wire", "foqs.page"}
 SHELLS = frozenset({"foqs/hooks/lockdown.py", "foqs/hooks/runner.py"})  # the process of scripts, beside pure modules
 MAY_NAME = {"foqs.engine": {"random"}}  # the type of the generator that is passed in
 IO = frozenset({"foqs.store", "foqs.rpc", "foqs.zk"})
@@ -54,7 +54,8 @@ MAY_IMPORT = {
     "foqs.client": VALUES | WIRE | {"foqs.client"},
     "foqs.tasks": VALUES | {"foqs.tasks", "foqs.client"},
     "foqs.outbox": VALUES | WIRE | {"foqs.outbox", "foqs.tasks", "foqs.client"},
-    "foqs.spark": VALUES | {"foqs.spark", "foqs.client", "foqs.store", "foqs.zk", "foqs.fairness.keys"},
+    "foqs.page": VALUES | {"foqs.page"},
+    "foqs.spark": VALUES | {"foqs.spark", "foqs.client", "foqs.store", "foqs.zk", "foqs.fairness.keys", "foqs.page"},
     "foqs.testing": VALUES | {"foqs.testing", "foqs.client", "foqs.server", "foqs.store", "foqs.rpc"},
     "foqs.doctor": VALUES | IO | {"foqs.doctor", "foqs.client", "foqs.shardmgr.facts"},  # asks a host as clients do
     "foqs.contrib": VALUES | {"foqs.contrib", "foqs.tasks", "foqs.client", "foqs.cli"},

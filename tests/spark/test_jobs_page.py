@@ -1,7 +1,5 @@
 """The page of a report: well-formed, self-contained, and safe for any topic name. Needs no Spark."""
 
-from html.parser import HTMLParser
-
 import pytest
 
 from foqs.spark.jobs.page import (
@@ -13,15 +11,13 @@ from foqs.spark.jobs.page import (
     Spread,
     Topic,
     age_labels,
-    duration,
     priority_labels,
     render,
-    size,
     size_labels,
 )
+from tests.support.html import Page
 
 NOW_MS = 1_772_625_600_000
-VOID = {"meta", "rect", "line", "br"}
 SPREAD = Spread(1_000, 60_000, 3_600_000, 90_000_000)
 
 
@@ -42,48 +38,6 @@ def report(*topics: Topic, total: int | None = None, topic_count: int | None = N
     return Report(
         NOW_MS, figures(items), len({topic.namespace for topic in topics}), topic_count or len(topics), topics
     )
-
-
-class Page(HTMLParser):
-    """The content of a page; fails if an element is not closed in its place."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[str] = []
-        self.attributes: list[tuple[str, str | None]] = []
-        self.cells: list[list[str]] = []
-        self.words: list[str] = []
-        self.feed(text)
-        self.close()
-        assert not self.open
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.attributes += attrs
-        if tag not in VOID:
-            self.open.append(tag)
-        if tag == "tr":
-            self.cells.append([])
-        if tag in ("td", "th"):
-            self.cells[-1].append("")
-
-    def handle_startendtag(self, tag, attrs):
-        self.tags.append(tag)
-        self.attributes += attrs
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if "style" in self.open:
-            return
-        self.words.append(data)
-        if "td" in self.open or "th" in self.open:
-            self.cells[-1][-1] += data
-
-    def row(self, name: str) -> list[str]:
-        return next(row for row in self.cells if name in row)
 
 
 def test_one_topic():
@@ -160,13 +114,7 @@ def test_a_chart_of_the_outermost_priorities(low):
     assert f"<title>{label}: 3</title>" in text
 
 
-def test_words():
-    assert [duration(ms) for ms in (0, 5, 999, 1_500, 90_000, 7_200_000, 864_000_000)] == [
-        "0", "5 ms", "999 ms", "1.5 s", "1.5 min", "2 h", "10 d",
-    ]  # fmt: skip
-    assert [size(count) for count in (0, 1023, 1024, 10 << 20, 3 << 40)] == [
-        "0 B", "1023 B", "1 KiB", "10 MiB", "3 TiB",
-    ]  # fmt: skip
+def test_labels_of_charts():
     labels = priority_labels()
     assert len(labels) == len(PRIORITIES) == len(set(labels))
     assert (labels[0], labels[8], labels[-1], labels[PRIORITIES.index(-9)]) == ("≤-1G", "≤-10", "≥1G", "-9")

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-_UNITS_BYTES = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
-
 _OURS = re.compile(r"\bfoqs\.(?:\w+\.)*[A-Z]\w*: (.+)")
 _MISSING = re.compile(r"No module named '(foqs|pyarrow)\b")
 _CLASS = re.compile(r"^\[([A-Z_.0-9]+)\] ")
@@ -127,38 +125,6 @@ def epoch_ms(given: str) -> int:
     except ValueError:
         raise Invalid(f"--now: {given!r} is not a time such as 2026-11-21T12:00:00Z") from None
     return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
-
-
-def size(count: int) -> str:
-    """
-    >>> size(700), size(1536), size(10 << 20)
-    ('700 B', '1.5 KiB', '10 MiB')
-    """
-    for unit, factor in _UNITS_BYTES:
-        if count >= factor:
-            return f"{short(count / factor)} {unit}"
-    return f"{count} B"
-
-
-def number(count: int) -> str:
-    """
-    >>> number(9_999), number(1_250_000)
-    ('9,999', '1,250,000')
-    """
-    return f"{count:,}"
-
-
-def many(count: int, one: str, plural: str = "") -> str:
-    """
-    >>> many(1, "topic"), many(2_000, "topic")
-    ('1 topic', '2,000 topics')
-    """
-    return f"{number(count)} {one if count == 1 else plural or one + 's'}"
-
-
-def short(value: float) -> str:
-    """Return a number with one digit behind the point below 10, else without any."""
-    return f"{value:.1f}".removesuffix(".0") if value < 10 else f"{value:,.0f}"
 
 
 def _of_spark(error: Exception) -> bool:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from foqs.errors import Invalid
+from foqs.page.words import many
 from foqs.spark.jobs import command
-from foqs.spark.jobs.command import Place, many, spark_session
+from foqs.spark.jobs.command import Place, spark_session
 from foqs.spark.options import WRITE_COLUMNS
 
 if TYPE_CHECKING:

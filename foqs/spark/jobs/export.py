@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from foqs.bounds import DAY_MS
+from foqs.page.words import many
 from foqs.spark.jobs import command
-from foqs.spark.jobs.command import Place, Source, many, snapshot, spark_session, written
+from foqs.spark.jobs.command import Place, Source, snapshot, spark_session, written
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from foqs.errors import FoqsError, Invalid, NotFound
+from foqs.page.words import many
 from foqs.second_answer import Duplicate
 from foqs.spark.jobs import command
-from foqs.spark.jobs.command import Place, Source, many, snapshot, spark_session
+from foqs.spark.jobs.command import Place, Source, snapshot, spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -8,13 +8,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Self
 
-from foqs.errors import Invalid
-from foqs.extras import missing
-from foqs.spark.jobs.command import many, number, short, size
+from foqs.page.environment import environment, stylesheet
+from foqs.page.words import NOTHING, duration, number, short_number, size
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -31,10 +28,6 @@ PRIORITIES = (
     *range(-9, 10),
     *(10**power for power in range(1, 10)),
 )
-
-
-_UNITS_MS = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000), ("ms", 1))
-_NOTHING = "–"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +133,7 @@ def _counts(buckets: Sequence[Any], bounds: Sequence[int]) -> tuple[int, ...]:
 
 
 def render(report: Report) -> str:
-    """Return the document, drawn by `page.html`. Its length grows with `report.topics` only.
+    """Return the document, drawn by `report.html`. Its length grows with `report.topics` only.
 
     Raises Invalid without Jinja2.
     """
@@ -157,22 +150,13 @@ def render(report: Report) -> str:
 @functools.cache
 def template() -> Template:
     """Read the template of the page. Raises Invalid without Jinja2."""
-    try:
-        from jinja2 import Environment, StrictUndefined
-    except ImportError:
-        raise Invalid(missing("Jinja2, which draws the page,", "spark")) from None
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
-    words = (number, many, size, duration, short_number, moment, spread, share, in_states)
-    environment.filters |= {one.__name__: one for one in words} | {"unit": "{:.1f}".format}
-    environment.globals |= {
-        "states": STATES, "size": size, "duration": duration, "style": _packed("page.css"), "age_labels": age_labels(),
+    made = environment("foqs.spark.jobs")
+    made.filters |= {"spread": spread, "in_states": in_states}
+    made.globals |= {
+        "states": STATES, "size": size, "duration": duration, "style": stylesheet(), "age_labels": age_labels(),
         "size_labels": size_labels(), "priority_labels": priority_labels(),
     }  # fmt: skip
-    return environment.from_string(_packed("page.html"))
-
-
-def _packed(name: str) -> str:
-    return (files("foqs.spark.jobs") / name).read_text(encoding="utf-8")
+    return made.get_template("report.html")
 
 
 # ------------------------------------------------------------------------------------------ words
@@ -181,46 +165,11 @@ def _packed(name: str) -> str:
 def spread(found: Spread | None, words: Callable[[int], str]) -> str:
     """Return all of it in one line."""
     names = Spread.__slots__
-    return " · ".join(f"{name} {_NOTHING if found is None else words(getattr(found, name))}" for name in names)
-
-
-def share(part: int, whole: int) -> str:
-    if not whole:
-        return _NOTHING
-    percent = 100 * part / whole
-    return "<1 %" if 0 < percent < 1 else f"{percent:.0f} %"
+    return " · ".join(f"{name} {NOTHING if found is None else words(getattr(found, name))}" for name in names)
 
 
 def in_states(figures: Figures) -> str:
     return ", ".join(f"{number(getattr(figures, state))} {state}" for state in STATES)
-
-
-def duration(ms: int) -> str:
-    """
-    >>> duration(0), duration(90_000), duration(93_600_000)
-    ('0', '1.5 min', '1.1 d')
-    """
-    for unit, unit_ms in _UNITS_MS:
-        if ms >= unit_ms:
-            return f"{short(ms / unit_ms)} {unit}"
-    return "0"
-
-
-def short_number(count: int) -> str:
-    """For the labels of a chart.
-
-    >>> short_number(999), short_number(12_345), short_number(1_250_000)
-    ('999', '12k', '1.2M')
-    """
-    for unit, factor in (("G", 1_000_000_000), ("M", 1_000_000), ("k", 1_000)):
-        if count >= factor:
-            return f"{short(count / factor)}{unit}"
-    return str(count)
-
-
-def moment(ms: int) -> str:
-    """Unix epoch milliseconds, in UTC."""
-    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def age_labels() -> list[str]:

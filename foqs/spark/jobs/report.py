@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from foqs.page.words import many, size
 from foqs.spark.jobs import command
-from foqs.spark.jobs.command import Place, Source, many, size, snapshot, spark_session, time_of
+from foqs.spark.jobs.command import Place, Source, snapshot, spark_session, time_of
 from foqs.spark.jobs.page import AGES_MS, PRIORITIES, SIZES_BYTES, STATES, Figures, Report, Topic, render, template
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ WIDTH, HEIGHT = 640, 220
 LEFT, RIGHT, TOP, BOTTOM = 46, 612, 12, 194
 """The edges of the plot, in units of the SVG."""
 _LABEL_WIDTH = 80
-_DASHES = ("none", "8 3", "2 3", "10 3 2 3", "5 2", "1 5")
+_DASHES = ("none", "8 3", "3 2", "10 3 2 3", "14 4", "1 4")
 """Lines differ by more than their colours."""
 
 

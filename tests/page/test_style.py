@@ -5,6 +5,7 @@ import re
 import pytest
 
 from foqs.page.environment import stylesheet
+from tests.support.structure import ROOT
 
 STYLE = stylesheet()
 BLOCKS = re.findall(r":root\{(.*?)\}", STYLE, re.S)
@@ -60,6 +61,14 @@ def test_each_colour_has_both_modes():
     for block in BLOCKS:
         rest = rest.replace(block, "")
     assert not re.findall(r"#[0-9a-fA-F]{3,8}\b|\brgba?\(|\bhsla?\(", rest)
+
+
+@pytest.mark.parametrize("template", ["foqs/page/templates/parts.html", "foqs/spark/jobs/templates/report.html"])
+def test_classes_of_templates_are_in_the_style(template):
+    named = re.findall(r' class="([^"{}]+)"', (ROOT / template).read_text())
+    classes = {name for value in named for name in value.split()}
+    assert classes
+    assert sorted(classes - set(re.findall(r"\.([a-z][\w-]*)", STYLE))) == []
 
 
 def test_marks_are_known():

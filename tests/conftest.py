@@ -69,11 +69,12 @@ def pytest_report_header() -> list[str]:
             lines.append(f"{kind}: {find()}")
         except ServerUnavailable as error:
             lines.append(f"{kind}: {error.reason}")
-    lines.append(f"prometheus: {shutil.which('prometheus') or 'not found'}")
+    lines += [f"{name}: {shutil.which(name) or 'not found'}" for name in ("prometheus", "chromedriver")]
     return lines
 
 
 _SERVER_FIXTURES = {"mariadb", "mysql", "postgresql", "new_server", "zookeeper", "own_zookeeper", "new_cluster"}
+_PROCESS_FIXTURES = {"chromedriver"}
 _PROCESS_TESTS = (
     "tests/cli/",
     "tests/deploy/",
@@ -129,6 +130,8 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
     for item in items:
         if not _SERVER_FIXTURES.isdisjoint(item.fixturenames):
             item.add_marker("server")
+        if not _PROCESS_FIXTURES.isdisjoint(item.fixturenames):
+            item.add_marker("process")
         path = item.path.relative_to(item.config.rootpath).as_posix()
         if item.get_closest_marker("memory") is not None:
             continue

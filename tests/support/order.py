@@ -15,7 +15,7 @@ FIRST = (
     ("tests/spark/",),  # in a JVM
     ("tests/cluster/",),  # most of them wait
     ("tests/sim/", "tests/sim_cluster/", "tests/sim_peers/"),  # these compute
-    ("tests/crash/", "tests/deploy/test_kubernetes.py"),  # most of them wait
+    ("tests/crash/", "tests/deploy/test_kubernetes.py", "tests/console/"),  # most of them wait; a browser has 400 MB
 )
 """Folders and files whose tests a worker begins with."""
 

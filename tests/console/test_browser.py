@@ -15,6 +15,7 @@ from selenium.common.exceptions import WebDriverException
 from selenium.webdriver.common.by import By
 
 from foqs_lab.servers import ServerUnavailable
+from foqs_lab.servers.programs import cache_folder
 from tests.console.conftest import chromedriver_or_skip
 from tests.support.browser import (
     NARROW,
@@ -184,8 +185,12 @@ def test_a_missing_file_and_an_exception_are_errors(show: Show, browser: Browser
 
 
 def test_a_name_is_not_resolved(show: Show, browser: Browser) -> None:
+    """Without the rules of this browser, each name below localhost is this machine."""
+    show()
+    browser.get(browser.current_url.replace("127.0.0.1", "localhost"))
+    assert state(browser) == "ran"
     with pytest.raises(WebDriverException, match="ERR_NAME_NOT_RESOLVED"):
-        browser.get("http://example.com/")
+        browser.get(browser.current_url.replace("localhost", "other.localhost"))
 
 
 # --------------------------------------------------------------------------------------------- what a page finds
@@ -312,12 +317,17 @@ def test_no_process_outlives_a_worker_that_is_ended(chromedriver: Chromedriver, 
 
 
 @pytest.mark.process
-def test_no_process_outlives_its_server() -> None:
+def test_no_process_and_no_file_outlive_their_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache_folder().parent))  # axe-core is there
+    monkeypatch.setenv("HOME", str(tmp_path))
     with chromedriver_or_skip() as driver:
-        session = driver.pid
+        session, folder = driver.pid, driver._directory
         driver.browser().get("data:text/html,A page")
         assert "chromium" in processes(session)
     wait_until(lambda: not processes(session), lambda: processes(session))
+    assert folder is not None
+    assert not folder.exists()
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

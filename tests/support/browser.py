@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -58,6 +60,13 @@ class Chromedriver(PrivateServer):
         # chromium writes below the home as well as into its profile.
         homes = (f"{name}={directory}" for name in ("HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME"))
         return ["env", *homes, self._driver, f"--port={self.port}"]
+
+    def stop(self) -> None:
+        """End it with its browsers: one that ends by itself, later, would write its profile again."""
+        if self._process is not None and self.alive:
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+        super().stop()
 
     def browser(self) -> Browser:
         """Start one, `WIDE` and light. A context manager that ends it."""

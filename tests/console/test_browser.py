@@ -122,6 +122,12 @@ def test_a_page_without_faults_has_none(show: Show, browser: Browser) -> None:
     assert (faults(browser), overflow(browser), console_errors(browser)) == ([], [], [])
 
 
+def test_a_moderate_fault_is_ignored(show: Show, browser: Browser) -> None:
+    show("<h4>A level is missing</h4>")
+    assert [found["impact"] for found in browser.run_axe()["violations"]] == ["moderate"]
+    assert faults(browser) == []
+
+
 @pytest.mark.parametrize(
     ("inside", "rule"),
     [
@@ -149,7 +155,7 @@ def test_axe_checks_the_colours_that_are_shown(show: Show, browser: Browser) -> 
 
 def test_a_wide_element_overflows_a_narrow_window_alone(show: Show, browser: Browser) -> None:
     browser.view(NARROW)
-    show("<div><div class=wide id=table><b>A</b></div></div>")
+    show("<div class=box><div class=wide>A</div></div><div><div class=wide id=table><b>A</b></div></div>")
     assert overflow(browser) == ["div#table.wide ends at 500 px of 360"]
     browser.view(WIDE)
     assert overflow(browser) == []

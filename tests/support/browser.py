@@ -69,7 +69,7 @@ class Chromedriver(PrivateServer):
         super().stop()
 
     def browser(self) -> Browser:
-        """Start one, `WIDE` and light. A context manager that ends it."""
+        """Start one, `WIDE` and with a light theme. A context manager that ends it."""
         options = ChromeOptions()
         options.binary_location = self._chromium
         for option in (*_OPTIONS, *(["--no-sandbox"] if os.geteuid() == 0 else [])):
@@ -91,7 +91,6 @@ class Browser(Remote):
         self.set_page_load_timeout(TIMEOUT_S)
         self.set_script_timeout(TIMEOUT_S)
         self.view(WIDE)
-        self.media(prefers_color_scheme="light")
 
     def cdp(self, command: str, **parameters: Any) -> Any:
         """Send a command of the Chrome DevTools Protocol, and return its result."""

@@ -55,6 +55,7 @@ def test_rights_are_of_namespaces() -> None:
     }
     assert [ns for ns in ("shop", "shop-1", "eu", "us") if ns in shop.sees] == ["shop", "shop-1", "eu"]
     assert not shop.sees.everywhere
+    assert shop.by_pattern() == {"shop": ["produce"], "shop-*": ["produce", "consume"], "eu": ["admin"]}
     assert Namespaces.of(["*"]).everywhere
     assert "anything" in Namespaces.of(["*"])
     assert not Namespaces()

@@ -1427,6 +1427,14 @@ struct GetServerInfoResponse {
   4: optional map<i32, i64> shard_items,
   /** Epoch milliseconds: the host's clock, which follows its databases' clocks. All times of items follow this clock. */
   5: optional i64 now_ms,
+  /** The caller, as the host's principals file names it. Unset where authentication is off. */
+  6: optional string principal,
+  /**
+   * "produce", "consume" and "admin" of the caller, by namespace, as the principals file has them. A key that ends with "*" means
+   * all namespaces with the prefix, and "*" alone means all. A right holds in a namespace if any key that fits has it. Empty: the
+   * caller has no right. Unset where authentication is off: every caller may do everything.
+   */
+  7: optional map<string, list<string>> rights,
 }
 
 /** The host that serves a shard. */

@@ -120,6 +120,14 @@ class Guard:
         its certificate."""
         return self._principals is None or self._principals.of_certificate(certified) is not None
 
+    def rights_of(self, context: Any) -> tuple[str, dict[str, list[str]]] | None:
+        """Return the principal of a request that passed the checks, and its rights by pattern of namespaces. None
+        where authentication is off, and for a host that asks on its own behalf."""
+        if self._principals is None or context is None or context.principal is None:
+            return None
+        who = self._principals.by_name[context.principal]
+        return who.name, who.by_pattern()
+
     def take_secrets(self, secret: str | None, previous: str | None) -> None:
         """Prove and accept these secrets of the cluster from the next request on."""
         self._proof, self._next_proof = proofs_of(secret, previous)

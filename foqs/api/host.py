@@ -15,10 +15,11 @@ from foqs.peers.forwarder import Forwarder
 
 
 class Host:
-    """`now_ms` is the host's clock, and `address` returns host:port as clients know it. A reload of the configuration
-    replaces `limits`: a method reads them once for each request."""
+    """`now_ms` is the host's clock, and `address` returns host:port as clients know it. `rights_of` is that of the
+    guard; without one, authentication is off. A reload of the configuration replaces `limits`: a method reads them
+    once for each request."""
 
-    __slots__ = ("address", "engine", "forwarder", "limits", "now_ms")
+    __slots__ = ("address", "engine", "forwarder", "limits", "now_ms", "rights_of")
 
     def __init__(
         self,
@@ -27,12 +28,14 @@ class Host:
         now_ms: Callable[[], int],
         address: Callable[[], str],
         forwarder: Forwarder,
+        rights_of: Callable[[Any], tuple[str, dict[str, list[str]]] | None] = lambda context: None,
     ) -> None:
         self.engine = engine
         self.limits = limits
         self.now_ms = now_ms
         self.address = address
         self.forwarder = forwarder
+        self.rights_of = rights_of
 
     def topic(self, request: Any) -> TopicKey:
         """Return the topic that a request names. Raises Invalid."""

@@ -248,14 +248,16 @@ class Lookups:
         stats.throttles_of(host.engine.state, coordinated, ns, prefix, after, limit, counted)
 
     def server_info(self, call: Call) -> None:
-        """Reply the host's version, limits and clock, and how many rows its shards have changed and items they hold."""
+        """Reply the host's version, limits and clock, how many rows its shards have changed and items they hold, and
+        the rights of the caller."""
         now_ms = self._host.now_ms()
         rows = {
             shard.number: shard.queue.rows_changed for shard in self._host.engine.state.serving if shard.healthy(now_ms)
         }
         items = self._count(now_ms) if call.request.count_items else None
         limits = {**self._host.limits.as_map(), **FIXED}
-        call.reply(idl.GetServerInfoResponse(__version__, limits, rows, items, now_ms))
+        principal, rights = self._host.rights_of(call.request.context) or (None, None)
+        call.reply(idl.GetServerInfoResponse(__version__, limits, rows, items, now_ms, principal, rights))
 
     def _count(self, now_ms: int) -> Mapping[int, int]:
         if self._counted_ms is None or not 0 <= now_ms - self._counted_ms < _KEPT_MS:

@@ -113,7 +113,7 @@ VERBS = {
     "outbox": Verb("outbox", OPERATE, "Enqueue items that an application stores in its own database."),
     "hook": Verb("hook", OPERATE, "Try the script of a hook, and look at the scripts of a namespace."),
     "cluster": Verb("cluster", OPERATE, "Show a cluster, or run one on this machine."),
-    "auth": Verb("setup", OPERATE, "Make the credentials of clients."),
+    "auth": Verb("setup", OPERATE, "Make the credentials of clients, and show their rights."),
 }
 
 

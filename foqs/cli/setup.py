@@ -15,10 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from foqs.checks import printable
+from foqs.cli.connection import Connection
 from foqs.cli.interrupt import run_on_loop
-from foqs.cli.main import command, commands, installed
+from foqs.cli.main import JsonOption, command, commands, installed
 from foqs.cli.operators import ConfigOption, quietly
-from foqs.cli.terminal import piped
+from foqs.cli.terminal import Column, in_table, piped, write_line
+from foqs.cli.terminal import show as show_table
+from foqs.cli.terminal import table as table_of
 from foqs.errors import Invalid
 
 if TYPE_CHECKING:
@@ -63,7 +67,7 @@ config_app = commands(
 auth = commands(
     app,
     "auth",
-    "Make the credentials of clients.",
+    "Make the credentials of clients, and show their rights.",
     "foqs auth token billing --write billing.token >> principals.toml",
 )
 
@@ -386,3 +390,28 @@ def _write(path: Path, made: str) -> None:
             file.write(made + "\n")
     except OSError as error:
         raise Invalid(f"--write {path}: {error.strerror}") from None
+
+
+@command(auth, "foqs auth whoami", "foqs auth whoami --token @billing.token --json")
+@piped
+def whoami(as_json: JsonOption = False, *, connection: Connection) -> None:
+    """Show as which principal the server knows this caller, and its rights.
+
+    The output is a table on a terminal, else a line of JSON: rights by namespace, as the hosts' principals file has
+    them. `eu-*` are all namespaces with the prefix, `*` are all. Where authentication is off, both fields are null:
+    every caller may do everything.
+    """
+    with connection.client() as client:
+        info = client.server_info()
+    if not in_table(as_json):
+        write_line({"principal": info.principal, "rights": info.rights})
+    elif info.rights is None:
+        print("authentication is off: every caller may do everything")
+    else:
+        print(f"principal {printable(info.principal or '')}{'' if info.rights else ' has no right'}")
+        columns: list[Column[tuple[str, tuple[str, ...]]]] = [
+            Column("namespace", lambda row: printable(row[0]), "folded"),
+            Column("rights", lambda row: ", ".join(row[1])),
+        ]
+        if info.rights:
+            show_table(table_of(sorted(info.rights.items()), columns))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from thriftpy2.thrift import TType
 
@@ -23,11 +23,27 @@ from foqs.travel import Value
 
 class ServerInfo(NamedTuple):
     """`limits` by name: payload_bytes, request_items, lease_max_ms, ... `now_ms` is the time of the server's clock,
-    Unix epoch milliseconds. All times of items are by that clock."""
+    Unix epoch milliseconds. All times of items are by that clock. `principal` is the caller, and `rights` are its
+    rights by namespace, as the server's principals file has them: `shop`, `eu-*` for all with the prefix, `*` for all.
+    Both are None where authentication is off: every caller may do everything."""
 
     version: str
     limits: dict[str, int]
     now_ms: int
+    principal: str | None = None
+    rights: Mapping[str, tuple[str, ...]] | None = None
+
+    def may(self, right: Literal["produce", "consume", "admin"], namespace: str | None = None) -> bool:
+        """Return True if the caller has the right in the namespace; in all namespaces if it is None."""
+        if self.rights is None:
+            return True
+        return any(right in rights and _fits(pattern, namespace) for pattern, rights in self.rights.items())
+
+
+def _fits(pattern: str, namespace: str | None) -> bool:
+    if namespace is None:
+        return pattern == "*"
+    return namespace.startswith(pattern[:-1]) if pattern.endswith("*") else namespace == pattern
 
 
 class Status(NamedTuple):

@@ -43,6 +43,10 @@ class Namespaces:
         prefixes = sorted(one.removesuffix("*") for one in given if one.endswith("*"))
         return cls(frozenset(one for one in given if not one.endswith("*")), tuple(prefixes))
 
+    def patterns(self) -> list[str]:
+        """Return the patterns of which `of` makes these namespaces."""
+        return [*sorted(self.names), *[prefix + "*" for prefix in self.prefixes]]
+
     def __contains__(self, namespace: object) -> bool:
         return namespace in self.names or (isinstance(namespace, str) and namespace.startswith(self.prefixes))
 
@@ -72,6 +76,14 @@ class Principal:
 
     def may(self, right: Right) -> Namespaces:
         return self.rights.get(right, _NOWHERE)
+
+    def by_pattern(self) -> dict[str, list[str]]:
+        """Return the values of the rights by pattern (`shop`, `eu-*`, `*`), as the file has them."""
+        found: dict[str, list[str]] = {}
+        for right, namespaces in self.rights.items():
+            for pattern in namespaces.patterns():
+                found.setdefault(pattern, []).append(right.value)
+        return found
 
 
 _NOWHERE = Namespaces()

@@ -259,7 +259,7 @@ class Node:
         if not neighbours.static:
             self.lending.coordinator.watch()
             shares.begin()
-        host = Host(self.engine, limits, self._clock.now_ms, lambda: self.address, self.forwarder)
+        host = Host(self.engine, limits, self._clock.now_ms, lambda: self.address, self.forwarder, self.guard.rights_of)
         hosts = lambda: len(neighbours.routing().hosts)  # noqa: E731
         rows = lambda: sum([shard.queue.chunk_rows for shard in self.engine.state.serving])  # noqa: E731
         self._load = Load(hosts, rows, lambda: self.service.routing_changed(), timers)  # noqa: PLW0108

@@ -174,6 +174,37 @@ def test_any_principal_may_ask_for_information(desk: Desk) -> None:
         desk.refused(Unauthenticated, method)
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_a_caller_learns_its_rights(desk: Desk, *, again: bool) -> None:
+    expected = {
+        "producer": {"shop": ["produce"]},
+        "consumer": {"eu-*": ["consume"]},
+        "root": {"*": ["consume", "admin"]},
+    }
+    for name, rights in expected.items():
+        if again:
+            desk.call("GetServerInfo", token=name)
+        call = desk.call("GetServerInfo", token=name, principal="root")
+        assert desk.guard.rights_of(call.request.context) == (name, rights)
+
+
+def test_rights_are_those_of_the_file_that_was_read_last(desk: Desk, path: Path) -> None:
+    path.write_text(FILE.replace('"shop" = "produce"', ""))
+    asyncio.run(read_again(desk.guard, path))
+    call = desk.call("GetServerInfo", token="producer")
+    assert desk.guard.rights_of(call.request.context) == ("producer", {}), "known, and without a right"
+
+
+def test_hosts_have_no_rights_of_their_own(desk: Desk) -> None:
+    assert desk.guard.rights_of(desk.call("GetServerInfo", host_proof=PROOF).request.context) is None
+
+
+def test_without_authentication_a_caller_has_no_name() -> None:
+    free = Desk(None)
+    for context in ({}, {"principal": "root"}, {"token": "root"}):
+        assert free.guard.rights_of(free.call("GetServerInfo", **context).request.context) is None
+
+
 @pytest.mark.parametrize("method", [name for name, need in NEEDS.items() if need == "host"])
 def test_only_hosts_may_call_the_methods_of_hosts(desk: Desk, method: str) -> None:
     assert desk.refused(Forbidden, method, token="root") == "only hosts of the cluster may ask this"

@@ -6,6 +6,7 @@ import pytest
 
 from foqs import __version__
 from foqs.api.lookups import FIXED
+from foqs.idl import idl
 from tests.support.one_host import OneHost, put, take
 
 pytestmark = pytest.mark.memory
@@ -21,6 +22,11 @@ def test_the_version_the_limits_and_rows_of_each_shard() -> None:
     changed = host.ask("GetServerInfo").shard_rows
     assert changed.keys() == {1, 2}
     assert sum(changed.values()) - sum(before.shard_rows.values()) == 3
+
+
+def test_without_authentication_a_caller_is_unnamed() -> None:
+    info = OneHost(1).ask("GetServerInfo", context=idl.RequestContext(principal="root"))
+    assert (info.principal, info.rights) == (None, None)
 
 
 def test_limits_that_were_reloaded_are_reported() -> None:

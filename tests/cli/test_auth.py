@@ -4,13 +4,19 @@ import json
 import signal
 import stat
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
-from foqs.client import Client, Forbidden, Unauthenticated
+from foqs.client import Client, Forbidden, ServerInfo, Unauthenticated
 from foqs.store.maintenance import create_schema
 from tests.api.hosts import HostProcess, foqs, until
 from tests.support.certificates import Authority
+from tests.support.live import Run, client, host, in_terminal, run
+
+__all__ = ["client", "host", "run"]
+
+RIGHTS: tuple[Literal["produce", "consume", "admin"], ...] = ("produce", "consume", "admin")
 
 
 def test_a_token_opens_what_its_lines_say(tmp_path: Path) -> None:
@@ -37,8 +43,16 @@ def test_a_token_opens_what_its_lines_say(tmp_path: Path) -> None:
         assert stored.returncode == 0, stored
         taken = foqs("dequeue", "mail", "--ack", "--wait-ms", "5000", "--token", secret, env={"FOQS_ADDRESS": address})
         assert json.loads(taken.stdout)["payload"] == "hello"
-        with Client(address, token=secret) as client, pytest.raises(Forbidden, match="no right admin in any namespace"):
-            client.get_item(1)
+        with Client(address, token=secret) as client:
+            with pytest.raises(Forbidden, match="no right admin in any namespace"):
+                client.get_item(1)
+            info = client.server_info()
+            assert (info.principal, info.rights) == ("shop", {"default": ("produce", "consume")})
+            shown = in_terminal(client, "auth", "whoami", "--token", secret)[1].split()
+            assert shown == ["principal", "shop", "namespace", "rights", "default", "produce,", "consume"]
+        who = foqs("auth", "whoami", env=settings)
+        assert json.loads(who.stdout) == {"principal": "shop", "rights": {"default": ["produce", "consume"]}}
+        assert "the token is not valid" in foqs("auth", "whoami", "--token", "x", env=settings).stderr
         with Client(address, "other", token=secret) as client, pytest.raises(Forbidden):
             client.enqueue("mail", b"x")
         elsewhere = foqs("topics", env=settings | {"FOQS_NAMESPACE": "other"})
@@ -58,6 +72,23 @@ def test_a_token_opens_what_its_lines_say(tmp_path: Path) -> None:
         assert secret not in host.said()
         refused = [line for line in host.said().splitlines() if "audit.refused" in line]
         assert sum("method=Enqueue" in line for line in refused) == 4  # the client requests the routing too
+
+
+def test_without_authentication_every_caller_may_do_everything(client: Client, run: Run) -> None:
+    assert json.loads(run("auth", "whoami").stdout) == {"principal": None, "rights": None}
+    assert in_terminal(client, "auth", "whoami")[1] == "authentication is off: every caller may do everything\n"
+    info = client.server_info()
+    assert (info.principal, info.rights, info.may("admin")) == (None, None, True)
+
+
+def test_a_right_is_of_the_namespaces_whose_pattern_fits() -> None:
+    info = ServerInfo("1", {}, 0, "p", {"shop": ("produce",), "eu-*": ("consume", "admin"), "*": ("consume",)})
+    may = {(right, ns): info.may(right, ns) for right in RIGHTS for ns in ("shop", "shop-1", "eu-", "eu-1", "eu", None)}
+    assert {asked for asked, has in may.items() if has} == {
+        ("produce", "shop"), ("admin", "eu-"), ("admin", "eu-1"),
+        *[("consume", ns) for ns in ("shop", "shop-1", "eu-", "eu-1", "eu", None)],
+    }  # fmt: skip
+    assert not info._replace(rights={}).may("produce", "shop")
 
 
 def test_a_token_without_a_file_comes_first(tmp_path: Path) -> None:

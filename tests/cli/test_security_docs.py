@@ -52,6 +52,7 @@ def test_the_set_up_works_as_written(tmp_path: Path) -> None:
         assert "127.0.0.1:7707" in use
         lines = run(tmp_path, use.replace(":7707", f":{port}"), PATH=path).splitlines()
         assert [set(json.loads(lines[0])), json.loads(lines[1])["payload"]] == [{"id"}, "hello"]
+        assert f"`{lines[2]}`" in TEXT, "the answer of foqs auth whoami"
         by_certificate = use.replace(":7707", f":{port}").replace(" FOQS_TOKEN=@mailer.token", "")
         assert json.loads(run(tmp_path, by_certificate, PATH=path).splitlines()[1])["payload"] == "hello"
         assert host.faults() == []

@@ -125,6 +125,12 @@ def test_a_certificate_names_the_client_also_when_forwarded(
     assert code(lambda: cluster.wire(hosts[0], tls=unknown).ask("GetRouting")) == Code.UNAUTHENTICATED
 
 
+def test_an_answer_names_the_caller(wire: NewWire) -> None:
+    for name, rights in (("taker", {"shop*": ["consume"]}), ("nobody", {})):
+        info = wire(name).ask("GetServerInfo")
+        assert (info.principal, info.rights) == (name, rights)
+
+
 def test_without_a_proof_every_request_is_refused(wire: NewWire) -> None:
     assert REQUESTS.keys() | BETWEEN_HOSTS.keys() == NEEDS.keys()
     nobody, wrong, none = wire("nobody"), wire("x" * 4_000), wire(None)

@@ -77,9 +77,10 @@ class OperatorCalls:
 
     @checked()
     async def server_info(self, *, timeout_ms: int | None = None) -> ServerInfo:
-        """Version, limits and clock of the server that answers."""
+        """Version, limits and clock of the server that answers, and the rights of this client."""
         response = await self._requests.call(methods.SERVER_INFO, idl.GetServerInfoRequest(), timeout_ms)
-        return ServerInfo(response.version, response.limits or {}, response.now_ms)
+        rights = None if response.rights is None else {ns: tuple(some) for ns, some in response.rights.items()}
+        return ServerInfo(response.version, response.limits or {}, response.now_ms, response.principal, rights)
 
     @checked()
     async def status(self, *, timeout_ms: int | None = None) -> Status:

@@ -78,9 +78,10 @@ class OperatorCalls:
 
     @checked()
     def server_info(self, *, timeout_ms: int | None = None) -> ServerInfo:
-        """Version, limits and clock of the server that answers."""
+        """Version, limits and clock of the server that answers, and the rights of this client."""
         response = self._requests.call(methods.SERVER_INFO, idl.GetServerInfoRequest(), timeout_ms)
-        return ServerInfo(response.version, response.limits or {}, response.now_ms)
+        rights = None if response.rights is None else {ns: tuple(some) for ns, some in response.rights.items()}
+        return ServerInfo(response.version, response.limits or {}, response.now_ms, response.principal, rights)
 
     @checked()
     def status(self, *, timeout_ms: int | None = None) -> Status:

@@ -908,6 +908,24 @@ struct GetResultResponse {
   6: optional list<string> log,
 }
 
+/** Conditions on an item, in ListItems. It must meet all conditions that are set. */
+struct ItemFilter {
+  /** Bounds on the priority, both included. */
+  1: optional i32 min_priority,
+  2: optional i32 max_priority,
+  /** Epoch milliseconds: the item was enqueued before this time. 1,000 to 10^11 is INVALID, as in ItemSpec. */
+  3: optional i64 enqueued_before_ms,
+  /** Epoch milliseconds: the item was enqueued at this time or later. 1,000 to 10^11 is INVALID. */
+  4: optional i64 enqueued_after_ms,
+  /** The item has each of these pairs; at most 4 KiB. */
+  5: optional map<string, string> headers,
+  /**
+   * The reason in its failure or in its last_failure, as ListItems returns them, contains this text of 1 to 1,024 bytes;
+   * upper and lower case differ.
+   */
+  6: optional string failure_contains,
+}
+
 struct ListItemsRequest {
   1: string ns,
   2: string topic,
@@ -923,14 +941,24 @@ struct ListItemsRequest {
    * failure, and none of their own (see ListFailures). A host of an earlier version ignores it. Default: all.
    */
   7: optional string fairness_key,
+  /**
+   * Only items that meet these conditions. One request looks at no more than 10,000 items, and takes about a second (half
+   * of its time-out, if that is less). Then the reply has the items found so far, which may be none, and a cursor. A host
+   * of an earlier version ignores the filter: check the items. Default: all.
+   */
+  8: optional ItemFilter filter,
+  /** Between hosts, with a filter: look at no more than this many items, 1 to 10,000. Default: 10,000. */
+  9: optional i32 most_looked_at,
   15: optional RequestContext context,
 }
 
 struct ListItemsResponse {
   /** By shard; READY items in lane order, then DELAYED and LEASED items by due time. Not a snapshot. */
   1: list<Item> items,
-  /** Set if the list may continue. */
+  /** Set if the list may continue. With a filter, also if this page has no items. */
   2: optional string cursor,
+  /** With a filter: how many items were looked at for this page. */
+  3: optional i64 looked_at,
 }
 
 struct DeleteItemsRequest {

@@ -245,15 +245,21 @@ def _fairness(value: str | None) -> bytes | None:
     return None if value is None else fairness_key(value).encode()
 
 
+def part_of_reason(value: Any, what: str) -> bytes:
+    """Return a text that the reason of a failure has to contain, as UTF-8. Raises Invalid."""
+    part = validation.text(value, what).encode()
+    if not 1 <= len(part) <= REASON_BYTES:
+        raise Invalid(f"{what} must have 1 to {REASON_BYTES} bytes")
+    return part
+
+
 def _filter(given: Any, limits: Limits, now_ms: int) -> FailureFilter:
     """Return the filter of a request. Raises Invalid."""
     if given is None:
         return FailureFilter()
     reason = given.reason_contains
     if reason is not None:
-        reason = validation.text(reason, "reason_contains").encode()
-        if not 1 <= len(reason) <= REASON_BYTES:
-            raise Invalid(f"reason_contains must have 1 to {REASON_BYTES} bytes")
+        reason = part_of_reason(reason, "reason_contains")
     origin = None if given.origin_topic is None else validation.name(given.origin_topic, "origin_topic", limits)
     least = validation.within(given.min_attempts, "min_attempts", 0, I32_MAX, 0)
     most = validation.within(given.max_attempts, "max_attempts", 0, I32_MAX, I32_MAX)

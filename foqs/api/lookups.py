@@ -9,15 +9,16 @@ from typing import Any
 
 from foqs import __version__
 from foqs.api import responses, validation
+from foqs.api.dead_letters import part_of_reason
 from foqs.api.host import Host
 from foqs.api.unique import ItemOfKey
-from foqs.bounds import MOST_LISTED, NAME_BYTES
+from foqs.bounds import MOST_LISTED, NAME_BYTES, Limits
 from foqs.checks import is_text
 from foqs.engine import explain, kept_items, stats
 from foqs.engine.calls import LongPoll, LookCall
 from foqs.engine.explain import Explanation
 from foqs.engine.explain_limits import Ledgers
-from foqs.engine.listing import Listed, Listing, cursor_of, parts_of
+from foqs.engine.listing import MOST_LOOKED_AT, SEARCH_MS, Listed, Listing, Search, cursor_of, parts_of
 from foqs.engine.shard import Shard
 from foqs.engine.stats import Coordinated, active_topics, topics_cursor
 from foqs.errors import FoqsError, Invalid, NotFound, NotServed
@@ -27,6 +28,7 @@ from foqs.hooks.topic_hooks import TopicHooks
 from foqs.idl import idl, is_forwarded
 from foqs.ids import digest_of, shard_of
 from foqs.item import Item, Phase
+from foqs.item_filter import ItemFilter
 from foqs.limits.bucket import THROTTLE_TOKENS
 from foqs.limits.lease_slots import LEASE_SLOTS
 from foqs.peers.coordinator import Coordinator
@@ -137,15 +139,19 @@ class Lookups:
         timeout_ms = validation.timeout_ms(request, limits)
         if tenant := request.fairness_key:
             validation.name(tenant, "fairness_key", limits)
-        if host.forwarder.list_items(call, host.now_ms() + timeout_ms):
+        search = _search(request, limits, host.now_ms(), timeout_ms)
+        if host.forwarder.list_items(call, host.now_ms() + timeout_ms, search):
             return
         room_bytes = limits.frame_bytes - responses.REPLY_OVERHEAD_BYTES
         state, cursor, only = request.state or 0, request.cursor, request.shard
 
         def reply(items: list[Listed], cursor: str | None) -> None:
-            call.reply(idl.ListItemsResponse([responses.shown(*item) for item in items], cursor))
+            looked_at = None if search is None else search.looked_at
+            call.reply(idl.ListItemsResponse([responses.shown(*item) for item in items], cursor, looked_at))
 
-        listing = Listing(host.engine.state, key, state, limit, room_bytes, cursor, reply, call.fail, only, tenant)
+        listing = Listing(
+            host.engine.state, key, state, limit, room_bytes, cursor, reply, call.fail, only, tenant, search
+        )
         host.engine.list(listing, host.now_ms(), timeout_ms)
 
     def active_topics(self, call: Call) -> None:
@@ -448,3 +454,24 @@ class RoutingMethods:
         news = self._news.after(call.request.version)
         topics = [idl.TopicNews(key[0], key[1], ready) for key, ready in news.topics]
         call.reply(idl.WatchTopicsResponse(news.version, news.whole, topics))
+
+
+def _search(request: Any, limits: Limits, now_ms: int, timeout_ms: int) -> Search | None:
+    """Return the search of a ListItems with a filter. Raises Invalid."""
+    given = request.filter
+    most_rows = validation.within(request.most_looked_at, "most_looked_at", 1, MOST_LOOKED_AT, MOST_LOOKED_AT)
+    if given is None:
+        return None
+    least, most = given.min_priority, given.max_priority
+    if least is not None and most is not None and least > most:
+        raise Invalid(f"min_priority is {least}, more than max_priority, {most}")
+    validation.headers(given.headers, limits)
+    contains = given.failure_contains
+    wanted = ItemFilter(
+        least, most,
+        validation.moment(given.enqueued_before_ms, "enqueued_before_ms", now_ms),
+        validation.moment(given.enqueued_after_ms, "enqueued_after_ms", now_ms),
+        given.headers or {},
+        None if contains is None else part_of_reason(contains, "failure_contains"),
+    )  # fmt: skip
+    return Search(wanted, most_rows, now_ms + min(SEARCH_MS, timeout_ms // 2))

@@ -31,8 +31,9 @@ from foqs.fairness.ledger import Ledgers, Overtaken
 from foqs.idl import idl
 from foqs.item import Item, Phase, Place
 from foqs.peers.tenant_shares import Elsewhere
+from foqs.policies.failures import is_newer
 from foqs.prefetch.lane import Lane
-from foqs.rows import Body, FailureCause, FailureRow, LastFailure, NewItem, ProgressRow
+from foqs.rows import Body, FailureRow, LastFailure, NewItem, ProgressRow
 from foqs.rpc.call import Call
 from foqs.rules import ItemRules, unpack_rules
 from foqs.second_answer import Duplicate, Replaced
@@ -307,7 +308,7 @@ def shown(
         made.failure = failure_struct(failure)
         rules = unpack_rules(failure.rules)
         made.rules = None if rules is None else rules_struct(rules)
-    if last_failure is not None and _is_newer(last_failure, failure):
+    if last_failure is not None and is_newer(last_failure, failure):
         made.last_failure = last_failure_struct(last_failure)
     if ended_at_ms:
         made.ended_at_ms = ended_at_ms
@@ -351,11 +352,6 @@ def failure_struct(failure: FailureRow) -> Any:
         died_at_ms=failure.died_at_ms,
         worker=failure.worker.decode() or None,
     )
-
-
-def _is_newer(last: LastFailure, failure: FailureRow | None) -> bool:
-    """Return True if an attempt failed later than that for which the item died. LIMIT was no attempt."""
-    return failure is None or failure.cause == FailureCause.LIMIT or last.at_ms > failure.died_at_ms
 
 
 def _with_body(lane: LaneKey, body: Body | NewItem) -> Any:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from foqs.buffers.checkpoint import Checkpoint, Range
 from foqs.errors import FoqsError
+from foqs.item_filter import ItemFacts, ItemFilter
+from foqs.policies.failures import is_newer, unpack_failure
 from foqs.rows import (
     Body,
     DeadPage,
@@ -37,11 +39,18 @@ if TYPE_CHECKING:
 class StoreReads(Protocol):
     """The reads of a shard's store that a batch asks for. All block, and any may raise `StoreDown` or `StoreBusy`."""
 
-    def page(self, lane: int, after: Key | None, limit: int) -> list[ReadyRow]:
-        """Return up to `limit` ready rows of `lane` behind `after`, in lane order."""
+    def page(
+        self, lane: int, after: Key | None, limit: int, priorities: tuple[int, int] | None = None
+    ) -> list[ReadyRow]:
+        """Return up to `limit` ready rows of `lane` behind `after`, in lane order; with `priorities`, only rows from
+        the first priority up to the second."""
 
-    def page_of_lanes(self, lanes: list[int], limit: int) -> list[ReadyRow]:
-        """Return the first `limit` ready rows of `lanes` (at most 1,000), by lane number, then in lane order."""
+    def page_of_lanes(self, lanes: list[int], limit: int, priorities: tuple[int, int] | None = None) -> list[ReadyRow]:
+        """Return the first `limit` ready rows of `lanes` (at most 1,000), by lane number, then in lane order;
+        `priorities` as in `page`."""
+
+    def facts(self, ids: list[int], headers: bool) -> list[ItemFacts]:
+        """Return the facts of those `ids` that exist, in any order; without `headers` none has any."""
 
     def bodies(self, ids: list[int]) -> list[Body]:
         """Return the bodies of those `ids` that exist, in any order."""
@@ -151,19 +160,27 @@ def bodies_of(store: StoreReads, ids: list[int], *, noted: bool) -> list[Body]:
     return [body._replace(checkpoint=checkpoints.get(body.id)) for body in bodies]
 
 
+Rows = list[ReadyRow] | list[TimerRow] | list[EndedRow]
+
+
 class ListedRows(NamedTuple):
     """Rows of a `ListRead`, with the bodies, failures and progress of their items by id. `stored`: of FAILED items, as
-    in `Batch.results_new`."""
+    in `Batch.results_new`. The next read begins behind `last`, the last of `looked_at` rows; None: there are no
+    more."""
 
-    rows: list[ReadyRow] | list[TimerRow] | list[EndedRow]
+    rows: Rows
     bodies: dict[int, Body]
     failures: dict[int, FailureRow]
     stored: dict[int, bytes]
     progress: dict[int, ProgressRow]
     last_failures: dict[int, LastFailure]
+    last: ReadyRow | TimerRow | EndedRow | None = None
+    looked_at: int = 0
 
 
 NOTHING_LISTED = ListedRows([], {}, {}, {}, {}, {})
+_FAILURES_BYTES = 16 << 20
+"""A search for reasons looks at items of about these bytes at a time: SQLite reads a payload before the column."""
 _ENDED = {"completed": EndedState.COMPLETED, "failed": EndedState.FAILED}
 
 
@@ -184,30 +201,38 @@ class ListRead(Read):
     found: ListedRows = NOTHING_LISTED
 
     def run(self, store: StoreReads) -> int:
-        rows: list[ReadyRow] | list[TimerRow] | list[EndedRow]
+        rows = self._rows(store, self.limit)
+        count = len(ids_within(rows, self.body_bytes, least=1))
+        self._read(store, rows[:count], rows, count)
+        return 0
+
+    def _rows(self, store: StoreReads, limit: int, priorities: tuple[int, int] | None = None) -> Rows:
+        """Return the next rows of the lanes; ready ones of these priorities."""
         if self.state == "ready":
             after = (self.after[0], self.after[1], self.after[2]) if self.after else None
             first, *others = self.lanes
-            rows = store.page(first, after, self.limit)
-            if others and len(rows) < self.limit:
-                rows += store.page_of_lanes(others, self.limit - len(rows))
-        else:
-            behind = (self.after[0], self.after[1]) if self.after else None
-            if self.state in _ENDED:
-                rows = store.list_ended(self.lanes, _ENDED[self.state], behind, self.limit)
-            else:
-                rows = store.list_timer(self.lanes, self.state == "leased", behind, self.limit)
-        ids = ids_within(rows, self.body_bytes, least=1)
+            rows = store.page(first, after, limit, priorities)
+            if others and len(rows) < limit:
+                rows += store.page_of_lanes(others, limit - len(rows), priorities)
+            return rows
+        behind = (self.after[0], self.after[1]) if self.after else None
+        if self.state in _ENDED:
+            return store.list_ended(self.lanes, _ENDED[self.state], behind, limit)
+        return store.list_timer(self.lanes, self.state == "leased", behind, limit)
+
+    def _read(self, store: StoreReads, listed: Rows, rows: Rows, looked_at: int) -> None:
+        """Read what `listed` show, which are some of the first `looked_at` of `rows`."""
+        ids = [row.id for row in listed]
         bodies = {body.id: body for body in store.bodies(ids)} if ids else {}
         failures = {failure.id: failure for failure in store.failures(ids)} if ids and self.dead else {}
         stored = dict(store.results(ids)) if self.state == "failed" and ids else {}
         progress = {row.id: row for row in store.progress(ids)} if ids and self.noted else {}
         for item_id, given in progress.items():
             bodies[item_id] = bodies[item_id]._replace(checkpoint=given.checkpoint)
-        tried = [row.id for row in rows[: len(ids)] if row.attempt or self.dead]
+        tried = [row.id for row in listed if row.attempt or self.dead]
         last = dict(store.last_failures(tried)) if tried else {}
-        self.found = ListedRows(rows[: len(ids)], bodies, failures, stored, progress, last)
-        return 0
+        end = rows[looked_at - 1] if looked_at else None
+        self.found = ListedRows(listed, bodies, failures, stored, progress, last, end, looked_at)
 
     def apply(self, shard: Any, saved: bool, now_ms: int) -> None:
         self.done(self.found, None)
@@ -218,6 +243,68 @@ class ListRead(Read):
     def refuse(self, error: FoqsError) -> None:
         done, self.done = self.done, _answered
         done(NOTHING_LISTED, error)
+
+
+@dataclass(slots=True)
+class SearchRead(ListRead):
+    """A list of the rows that `wanted` matches, among the next `most_rows`. Of other items no payload is read, and the
+    headers of items of at most `facts_bytes` at a time."""
+
+    wanted: ItemFilter = field(kw_only=True)
+    most_rows: int = field(kw_only=True)
+    facts_bytes: int = field(kw_only=True)
+
+    def run(self, store: StoreReads) -> int:
+        rows = self._rows(store, self.most_rows, self.wanted.priorities)
+        found: list[Any] = []
+        room_bytes, looked_at, failures_bytes = self.body_bytes, 0, 0
+        while looked_at < len(rows) and failures_bytes < _FAILURES_BYTES:
+            part = rows[looked_at:]
+            part = part[: len(ids_within(part, self.facts_bytes, least=1))]  # headers are a part of a row's bytes
+            matching = self._matching(store, part)
+            for row in part:
+                if row.id in matching:
+                    room_bytes -= row.bytes
+                    if len(found) == self.limit or (found and room_bytes < 0):
+                        self._read(store, found, rows, looked_at)
+                        return 0
+                    found.append(row)
+                looked_at += 1
+            if self.wanted.failure_contains is not None:
+                failures_bytes += sum([row.bytes for row in part if row.attempt or self.dead])
+        self._read(store, found, rows, looked_at)
+        return 0
+
+    def _matching(self, store: StoreReads, rows: Rows) -> Set[int]:
+        """Return the ids of the rows that match."""
+        wanted, ids = self.wanted, [row.id for row in rows]
+        if wanted.needs_facts or (wanted.priorities is not None and self.state != "ready"):
+            facts = store.facts(ids, bool(wanted.headers))
+            ids = [one.id for one in facts if wanted.matches_facts(one)]
+        if wanted.failure_contains is None or not ids:
+            return frozenset(ids)
+        left = frozenset(ids)
+        failures = {failure.id: failure for failure in store.failures(ids)} if self.dead else {}
+        if self.state == "failed":
+            stored = dict(store.results(ids))
+            ended = [row for row in rows if isinstance(row, EndedRow) and row.id in left]
+            failures |= {row.id: _failure_of(row, stored) for row in ended}
+        tried = [row.id for row in rows if row.id in left and (row.attempt or self.dead)]
+        last = dict(store.last_failures(tried)) if tried else {}
+        matching = set()
+        for item_id in ids:
+            failure, failed = failures.get(item_id), last.get(item_id)
+            reasons = [] if failure is None else [failure.reason]
+            if failed is not None and is_newer(failed, failure):
+                reasons.append(failed.reason)
+            if wanted.matches_reasons(*reasons):
+                matching.add(item_id)
+        return matching
+
+
+def _failure_of(row: EndedRow, stored: Mapping[int, bytes]) -> FailureRow:
+    cause, worker, reason = unpack_failure(stored.get(row.id, b"\0"))
+    return FailureRow(row.lane, 0, row.id, cause, row.attempt, row.ended_at_ms, b"", b"", reason, worker=worker)
 
 
 @dataclass(slots=True)
@@ -280,7 +367,7 @@ class KeyRead(Read):
         done(None, error)
 
 
-def ids_within(rows: list[ReadyRow] | list[TimerRow] | list[EndedRow], room_bytes: int, *, least: int = 0) -> list[int]:
+def ids_within(rows: Rows, room_bytes: int, *, least: int = 0) -> list[int]:
     """Return the ids of the first rows whose bodies fit into `room_bytes`, and of `least` rows in any case."""
     ids: list[int] = []
     for row in rows:

@@ -13,15 +13,15 @@ from foqs.checks import I32_MAX, I64_MAX, counted
 from foqs.checks import printable as name
 from foqs.cli.change import by_id
 from foqs.cli.connection import Connection, say_unknown
-from foqs.cli.look import of_tenant
+from foqs.cli.look import Conditions, of_tenant
 from foqs.cli.main import command
 from foqs.cli.operators import YesOption, confirm_by_name
 from foqs.cli.terminal import counting, duration, fail, partly
 
 if TYPE_CHECKING:
-    from foqs.client import ChangedItems, ItemFilter
+    from foqs.client import ChangedItems
 
-_FILTER = "Filter, with --topic"
+_FILTER = "Filter"
 _PACE = 1_000
 """Items a second, where the command is not given another number: hosts and consumers have other work."""
 app = typer.Typer()
@@ -74,7 +74,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Selected:
-    """The options that select items of a topic."""
+    """The options that select items of a topic, besides `Conditions`."""
 
     topic: Annotated[
         str | None, typer.Option(help="The command changes the items of this topic that the filter selects.")
@@ -91,40 +91,6 @@ class Selected:
             help="Items that were enqueued with this fairness key; '' for items without one.",
         ),
     ] = None
-    header: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=VALUE", rich_help_panel=_FILTER, help="Items with this header; repeatable."),
-    ] = None
-    priority_is: Annotated[
-        int | None,
-        typer.Option(min=-I32_MAX - 1, max=I32_MAX, rich_help_panel=_FILTER, help="Items that have this priority now."),
-    ] = None
-    older_than_ms: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            max=I64_MAX >> 1,
-            rich_help_panel=_FILTER,
-            help="Items that were enqueued more than this many milliseconds ago; 0: all.",
-        ),
-    ] = None
-
-    def for_client(self, now_ms: int) -> ItemFilter:
-        """`now_ms` is the server's time. Raises Invalid."""
-        from foqs.client import ItemFilter, ItemState
-
-        before_ms = None if self.older_than_ms is None else max(1, now_ms - self.older_than_ms)
-        state = None if self.state is None else ItemState[self.state.name]
-        return ItemFilter(state, self.tenant, self._headers(), self.priority_is, before_ms)
-
-    def _headers(self) -> dict[str, str] | None:
-        pairs: dict[str, str] = {}
-        for text in self.header or ():
-            key, found, value = text.partition("=")
-            if not found:
-                fail(f"--header {text}: this is not KEY=VALUE", 2)
-            pairs[key] = value
-        return pairs or None
 
 
 @command(
@@ -160,6 +126,7 @@ def change(
     *,
     place: Place,
     selected: Selected,
+    conditions: Conditions,
     connection: Connection,
 ) -> None:
     """Give items that wait another priority, another time, or both.
@@ -168,27 +135,33 @@ def change(
     priority and time; its attempts, its TTL and its dedup_key stay. An item that a consumer has leased stays as it is:
     `foqs release` ends leases. For each id that could not be changed the command writes a JSON line with the error.
 
-    With --topic, the command lists the items, asks, and changes the listed ones. Leased items, and items that a
-    consumer takes after the list, are skipped and counted. If it is interrupted, repeat it.
+    With --topic, the command lists the items that the filter selects, asks, and changes the listed ones. Leased items,
+    and items that a consumer takes after the list, are skipped and counted. If it is interrupted, repeat it.
     """
     values = place.values()
     if (selected.topic is None) is (not ids):
         fail("give either ids or --topic", 2)
     if selected.topic is not None:
-        _by_query(selected.topic, selected, place, values, connection, count=count, pace=pace, dry_run=dry_run, yes=yes)
+        _by_query(
+            selected.topic, selected, conditions, place, values, connection,
+            count=count, pace=pace, dry_run=dry_run, yes=yes,
+        )  # fmt: skip
         return
-    given = {"count": count, "dry_run": dry_run, "yes": yes, "pace": pace != _PACE} | {
-        one: getattr(selected, one) is not None for one in ("state", "tenant", "header", "priority_is", "older_than_ms")
-    }
-    if alone := [f"--{one.replace('_', '-')}" for one, is_given in given.items() if is_given]:
+    given = {
+        "--count": count, "--dry-run": dry_run, "--yes": yes, "--pace": pace != _PACE,
+        "--state": selected.state is not None, "--tenant": selected.tenant is not None,
+    }  # fmt: skip
+    if alone := [*(one for one, is_given in given.items() if is_given), *conditions.given]:
         fail(f"{', '.join(alone)}: only with --topic", 2)
     by_id(ids or [], connection, lambda client, chunk: client.change(chunk, **values), "changed")
 
 
 def _by_query(
-    topic: str, selected: Selected, place: Place, values: dict[str, Any], connection: Connection,
-    *, count: int, pace: int, dry_run: bool, yes: bool,
+    topic: str, selected: Selected, conditions: Conditions, place: Place, values: dict[str, Any],
+    connection: Connection, *, count: int, pace: int, dry_run: bool, yes: bool,
 ) -> None:  # fmt: skip
+    from foqs.client import ItemState
+
     where, whose = connection.topic(topic), of_tenant(selected.tenant)
 
     def confirm(found: ChangedItems) -> bool:
@@ -208,8 +181,9 @@ def _by_query(
             advance(so_far.changed - (0 if done is None else done.changed))
             done = so_far
 
+        state = None if selected.state is None else ItemState[selected.state.name]
         found = client.change_all(
-            topic, filter=selected.for_client(client.server_info().now_ms), count=count,
+            topic, filter=conditions.for_client(client, state, selected.tenant), count=count,
             pace_per_second=pace or None, dry_run=dry_run, confirm=confirm, on_progress=progress, **values,
         )  # fmt: skip
         if not found.found:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from thriftpy2.thrift import TType
 
+from foqs import item_filter
 from foqs.bounds import REASON_BYTES
 from foqs.checks import I32_MAX, check_int, check_text, check_time_ms, parse_fingerprint, shown_fingerprint
 from foqs.client.arguments import check_cause
@@ -404,11 +405,13 @@ class Redriven(NamedTuple):
 class ItemFilter:
     """The conditions that an item has to meet, all that are given.
 
-    `state`: READY or DELAYED; None: either. `fairness_key`: "": without one. `headers`: the item has each of these
-    pairs. `priority`: exactly this one. `enqueued_before_ms` (excluded) is Unix epoch milliseconds.
+    `state`: None: any. `fairness_key`: "": without one. `headers`: the item has each of these pairs. `priority`:
+    exactly this one; or bounds on it, both included. `enqueued_before_ms` (excluded) and `enqueued_after_ms` (included)
+    are Unix epoch milliseconds. `failure_contains`: the reason in the item's `failure` or `last_failure` contains this
+    text, in the same case.
 
-    >>> ItemFilter(fairness_key="acme", headers={"kind": "export"}).states
-    (<ItemState.READY: 1>, <ItemState.DELAYED: 2>, <ItemState.LEASED: 3>)
+    >>> ItemFilter(fairness_key="acme", headers={"kind": "export"}, max_priority=0).max_priority
+    0
     """
 
     state: ItemState | None = None
@@ -416,34 +419,64 @@ class ItemFilter:
     headers: Mapping[str, str] | None = None
     priority: int | None = None
     enqueued_before_ms: int | None = None
+    enqueued_after_ms: int | None = None
+    min_priority: int | None = None
+    max_priority: int | None = None
+    failure_contains: str | None = None
 
     def __post_init__(self) -> None:
-        """Raises Invalid for a value of the wrong type, or out of range."""
-        if self.state not in (None, ItemState.READY, ItemState.DELAYED):
-            raise Invalid("state: it must be ItemState.READY or ItemState.DELAYED, or None for both")
+        """Raises Invalid for a value of the wrong type, or out of range, and for bounds that no item meets."""
+        if self.state is not None and not isinstance(self.state, ItemState):
+            raise Invalid(f"state is of type {type(self.state).__name__}: it must be an ItemState, or None for any")
         check_text("fairness_key", self.fairness_key, none=True, empty=True)
         if self.headers is not None and not isinstance(self.headers, Mapping):
             raise Invalid(f"headers is of type {type(self.headers).__name__}: it must be a mapping of texts to texts")
         for key, value in (self.headers or {}).items():
             check_text("a key of headers", key)
             check_text("a value of headers", value, empty=True)
-        check_int("priority", self.priority, -I32_MAX - 1, I32_MAX, none=True)
+        for name in ("priority", "min_priority", "max_priority"):
+            check_int(name, getattr(self, name), -I32_MAX - 1, I32_MAX, none=True)
         check_time_ms("enqueued_before_ms", self.enqueued_before_ms, none=True)
+        check_time_ms("enqueued_after_ms", self.enqueued_after_ms, none=True)
+        check_text("failure_contains", self.failure_contains, most_bytes=REASON_BYTES, none=True)
+        least, most = self.min_priority, self.max_priority
+        if self.priority is not None and (least is not None or most is not None):
+            raise Invalid("priority excludes min_priority and max_priority: give one value, or bounds")
+        if least is not None and most is not None and least > most:
+            raise Invalid(f"min_priority is {least}, more than max_priority, {most}")
+        after_ms, before_ms = self.enqueued_after_ms, self.enqueued_before_ms
+        if after_ms is not None and before_ms is not None and after_ms >= before_ms:
+            raise Invalid(f"enqueued_after_ms is {after_ms}, not below enqueued_before_ms, {before_ms}")
 
-    @property
-    def states(self) -> tuple[ItemState, ...]:
-        """The states to look at; the leased items are counted where items in any state match."""
-        return (ItemState.READY, ItemState.DELAYED, ItemState.LEASED) if self.state is None else (self.state,)
+    def conditions(self) -> item_filter.ItemFilter | None:
+        """Return the conditions on an item besides its state and its fairness key; None if there are none."""
+        least, most = self.min_priority, self.max_priority
+        if self.priority is not None:
+            least = most = self.priority
+        contains = None if self.failure_contains is None else self.failure_contains.encode()
+        made = item_filter.ItemFilter(
+            least, most, self.enqueued_before_ms, self.enqueued_after_ms, self.headers or {}, contains
+        )
+        return None if made == item_filter.ItemFilter() else made
 
     def matches(self, item: Item) -> bool:
         """Return True if a listed item meets the conditions, but for its state."""
         if self.fairness_key is not None and item.fairness_key != self.fairness_key:
             return False
-        if self.priority is not None and item.priority != self.priority:
-            return False
-        if self.enqueued_before_ms is not None and item.enqueued_at_ms >= self.enqueued_before_ms:
-            return False
-        return self.headers is None or self.headers.items() <= (item.headers or {}).items()
+        wanted = self.conditions()
+        if wanted is None:
+            return True
+        reasons = [failed.reason.encode() for failed in (item.failure, item.last_failure) if failed is not None]
+        return wanted.matches(item.priority, item.enqueued_at_ms, item.headers) and wanted.matches_reasons(*reasons)
+
+
+class ItemPage(NamedTuple):
+    """One page of a search. `cursor` is a text for the next page, None if there is none: a page may have a cursor and
+    no items. `looked_at` items were looked at for it."""
+
+    items: tuple[Item, ...]
+    cursor: str | None
+    looked_at: int
 
 
 class ChangedItems(NamedTuple):

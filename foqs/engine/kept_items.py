@@ -17,7 +17,7 @@ from foqs.engine.shard_memory import ShardMemory
 from foqs.errors import FoqsError, NotFound
 from foqs.fairness.keys import TopicKey, pack_throttles, rules_of, tenancy_of
 from foqs.item import Cause, Change, Item
-from foqs.policies.failures import fingerprint
+from foqs.policies.failures import fingerprint, pack_failure, unpack_failure
 from foqs.policies.topic_policy import MOST_KEPT, KeepEntry
 from foqs.prefetch.lane import Lane
 from foqs.rows import Batch, EndedRow, EndedState, FailureRow, Found
@@ -25,8 +25,6 @@ from foqs.rules import pack_rules
 
 _LANES = 1_000
 """Lanes of a topic, the fullest first, that are looked at for the oldest kept items."""
-_NAMED = 0x80
-"""Added to the cause of a failure whose worker is known."""
 _SPARE = 16
 """A topic with too many kept items loses this part of them more, so that few transactions have to do it."""
 
@@ -59,19 +57,9 @@ def _keep(change: Change, state: EndedState, for_ms: int, stored: bytes | None, 
         change.stored = stored
 
 
-def pack_failure(failure: FailureRow) -> bytes:
-    """Return what `failure_of` needs, besides the item's row in `done`."""
-    if not failure.worker:
-        return bytes([failure.cause]) + failure.reason
-    return bytes([_NAMED | failure.cause, len(failure.worker)]) + failure.worker + failure.reason
-
-
 def failure_of(row: EndedRow, stored: bytes, lane: Lane[Item]) -> FailureRow:
     """Return why a kept item has FAILED."""
-    cause, worker, reason = stored[0], b"", stored[1:]
-    if cause & _NAMED:
-        cause, end = cause ^ _NAMED, 2 + stored[1]
-        worker, reason = stored[2:end], stored[end:]
+    cause, worker, reason = unpack_failure(stored)
     fairness, throttles = tenancy_of(lane.key)
     return FailureRow(
         row.lane, fingerprint(reason.decode()), row.id, cause, row.attempt, row.ended_at_ms,

@@ -8,10 +8,11 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from foqs.buffers.reads import ListedRows, ListRead
+from foqs.buffers.reads import ListedRows, ListRead, SearchRead
 from foqs.engine.batch_reads import when_due
 from foqs.engine.dequeue import ITEM_OVERHEAD_BYTES
 from foqs.engine.item_ops import given_of, stands
@@ -23,6 +24,7 @@ from foqs.errors import FoqsError, Invalid, NotServed, Overloaded, Unavailable
 from foqs.fairness.keys import LaneKey, TopicKey, fairness_of, lane_key, rules_of, tenancy_bytes, tenancy_of
 from foqs.idl import idl
 from foqs.item import Item, Settles, body_bytes, from_found
+from foqs.item_filter import ItemFilter
 from foqs.prefetch.lane import Lane
 from foqs.rows import Body, EndedRow, FailureRow, Found, LastFailure, ProgressRow, ReadyRow, TimerRow
 from foqs.rules import MOST_RULES_BYTES
@@ -119,6 +121,12 @@ OVERLOADED_RETRY_MS = 100
 ANSWERS_SHARE = 0.8
 """Beyond this share of the byte budget, requests with long answers are refused: acks, which free memory, need room."""
 _READ_BYTES = 4 << 20
+MOST_LOOKED_AT = 10_000
+"""The most items that a request with a filter looks at."""
+SEARCH_MS = 1_000
+"""The time after which a request with a filter is answered with the items found so far."""
+_SEARCH_ROWS = 1_000
+"""Items that a search looks at in one batch: the shard does other work in between."""
 _RELEASE_ROWS = 200
 _RELEASE_BYTES = 1 << 20
 _FAILURE_OVERHEAD_BYTES = 128
@@ -189,10 +197,28 @@ class Listed(NamedTuple):
     last_failure: LastFailure | None = None
 
 
+@dataclass(slots=True)
+class Search:
+    """How far a ListItems with a filter goes: it looks at `most_rows` items, or until `until_ms`."""
+
+    wanted: ItemFilter
+    most_rows: int
+    until_ms: int
+    looked_at: int = 0
+
+    @property
+    def left_rows(self) -> int:
+        return max(0, self.most_rows - self.looked_at)
+
+    def is_over(self, now_ms: int) -> bool:
+        return not self.left_rows or now_ms >= self.until_ms
+
+
 class Listing:
     """ListItems: one page, gathered shard by shard and state by state.
 
-    Calls `reply` with the items and the cursor of the next page, or `fail`, once.
+    Calls `reply` with the items and the cursor of the next page, or `fail`, once. A page ends with its `search`, but
+    only after that has looked at an item, so that each page advances.
     """
 
     def __init__(
@@ -207,15 +233,18 @@ class Listing:
         fail: Callable[[FoqsError], object],
         only: int | None = None,
         tenant: str | None = None,
+        search: Search | None = None,
     ) -> None:
         """`only`: of this shard. `tenant`: with this fairness key. Raises Invalid, and NotServed where that shard is
         not here."""
         self._host = host
         self._key = key
         self._tenant = tenant
+        self._search = search
         self._states = _wanted(state)
         self._left = limit
         self._room_bytes = room_bytes
+        self._facts_bytes = min(room_bytes, _READ_BYTES)
         self._reply = reply
         self._fail = fail
         self._item_overhead_bytes = ITEM_OVERHEAD_BYTES + sum(len(name.encode()) for name in key)
@@ -239,7 +268,10 @@ class Listing:
         self._host.slices.begin(self._ask())
 
     def _ask(self) -> Iterator[None]:
+        search = self._search
         while self._at is not None and self._left and self._room_bytes > 0:
+            if search is not None and search.looked_at and search.is_over(self._host.now_ms):
+                break
             number, state, spot = self._at
             shard, lanes = self._host.shards.get(number), list[int]()
             if shard is not None:
@@ -249,19 +281,29 @@ class Listing:
             if shard is not None and lanes:
                 self._at = (number, state, spot)
                 room_bytes = min(self._room_bytes, _READ_BYTES)
-                if not self._host.budget.fits(room_bytes, ANSWERS_SHARE):
-                    if self._items:
+                reserved_bytes = room_bytes if search is None else self._facts_bytes
+                if not self._host.budget.fits(reserved_bytes, ANSWERS_SHARE):
+                    if self._items or (search is not None and search.looked_at):
                         break
                     self._end()
                     self._fail(Overloaded("the host's buffers are full", OVERLOADED_RETRY_MS))
                     return
-                self._hold(room_bytes)
+                self._hold(reserved_bytes)
                 after = spot.after_in(lanes, state)
-                shard.queue.lists.append(ListRead(lanes, state, after, self._left, room_bytes, self._listed))
+                shard.queue.lists.append(self._next_read(lanes, state, after, room_bytes))
                 self._host.touch(shard)
                 return
             self._next_place()
         self._answer()
+
+    def _next_read(self, lanes: list[int], state: str, after: tuple[int, ...] | None, room_bytes: int) -> ListRead:
+        if self._search is None:
+            return ListRead(lanes, state, after, self._left, room_bytes, self._listed)
+        most_rows = min(_SEARCH_ROWS, self._search.left_rows)
+        return SearchRead(
+            lanes, state, after, self._left, room_bytes, self._listed, wanted=self._search.wanted,
+            most_rows=most_rows, facts_bytes=self._facts_bytes,
+        )  # fmt: skip
 
     def _next_place(self) -> None:
         assert self._at is not None
@@ -283,6 +325,8 @@ class Listing:
         assert self._at is not None
         number, state, spot = self._at
         shard, after, read_bytes = self._host.shards.get(number), spot.after, 0
+        if self._search is not None:
+            self._search.looked_at += listed.looked_at
         for row in listed.rows:
             body = listed.bodies.get(row.id)
             lane = shard.memory.lane_numbers.get(row.lane) if shard is not None else None
@@ -313,8 +357,10 @@ class Listing:
             self._room_bytes -= size
             self._left -= 1
             read_bytes += size
+        else:
+            after = spot.after if listed.last is None else _position(listed.last, spot)
         self._hold(read_bytes - self._asked_bytes)
-        self._at = (number, state, spot._replace(after=after) if listed.rows else spot.behind())
+        self._at = (number, state, spot.behind() if listed.last is None else spot._replace(after=after))
         self.go_on()
 
     def _hold(self, more_bytes: int) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from foqs.buffers.pending_dedup import Keyed
 from foqs.engine import dedup, explain, item_ops, listing
 from foqs.engine.calls import EnqueueCall, ItemsCall
-from foqs.engine.listing import last_failure_struct
+from foqs.engine.listing import Search, last_failure_struct
 from foqs.engine.shard import Shard
 from foqs.errors import Conflict, FoqsError, NotFound, NotServed, OutcomeUnknown, Unavailable, item_error
 from foqs.idl import idl
@@ -453,14 +453,16 @@ class ForwardedList(_Look):
     items. The shards are in the order of their numbers, so that none is missed while shards move.
 
     An entry is a position among the shards. The answer has the items of the first shard that has some, and a cursor for
-    the rest. A shard without an owner, or whose host fails, ends it: the client asks again."""
+    the rest. A shard without an owner, or whose host fails, ends it: the client asks again. The end of a `search` is an
+    answer, too."""
 
-    __slots__ = ("_cursor", "_shards")
+    __slots__ = ("_cursor", "_search", "_shards")
     holds = False
 
-    def __init__(self, exchange: Exchange, call: Incoming, deadline_ms: int) -> None:
+    def __init__(self, exchange: Exchange, call: Incoming, deadline_ms: int, search: Search | None = None) -> None:
         """Raises Invalid: the cursor is none."""
         super().__init__(exchange, call, "ListItems", deadline_ms)
+        self._search = search
         self._cursor: str | None = call.request.cursor
         # No host answers for a disabled shard until an operator enables it.
         self._shards = sorted(exchange.routing().shards - exchange.routing().disabled)
@@ -472,7 +474,7 @@ class ForwardedList(_Look):
 
     def route(self) -> None:
         if self._astray[:1] == [len(self._shards)]:
-            self._answer(idl.ListItemsResponse([], None))
+            self._reply([], None)
         else:
             super().route()
 
@@ -483,7 +485,8 @@ class ForwardedList(_Look):
         request, shard = self.origin, self._shards[group[0]]
         return idl.ListItemsRequest(
             request.ns, request.topic, request.state, request.limit, cursor=self._cursor, shard=shard,
-            fairness_key=request.fairness_key,
+            fairness_key=request.fairness_key, filter=request.filter,
+            most_looked_at=None if self._search is None else self._search.left_rows,
         )  # fmt: skip
 
     def judge(self, error: FoqsError, doubtful: bool) -> Verdict:
@@ -494,10 +497,15 @@ class ForwardedList(_Look):
             self._answer(Unavailable(_LOST, RETRY_MS) if isinstance(outcome, OutcomeUnknown) else outcome)
             return
         self._cursor = cursor = outcome.cursor
-        following = at + 1 if cursor is None else at
-        if not outcome.items:
+        following, search = at + 1 if cursor is None else at, self._search
+        if search is not None:  # a host of an earlier version ignores the filter
+            search.looked_at += len(outcome.items) if outcome.looked_at is None else outcome.looked_at
+        if not outcome.items and (search is None or not search.is_over(self._exchange.now_ms())):
             self.add(following)
             return
         if cursor is None and following < len(self._shards):
             cursor = listing.first_cursor(self._shards[following], self.origin.state or 0)
-        self._answer(idl.ListItemsResponse(outcome.items, cursor))
+        self._reply(outcome.items, cursor)
+
+    def _reply(self, items: list[Any], cursor: str | None) -> None:
+        self._answer(idl.ListItemsResponse(items, cursor, None if self._search is None else self._search.looked_at))

@@ -18,6 +18,7 @@ from foqs.buffers.pending_dedup import Keyed
 from foqs.engine import dedup, item_ops
 from foqs.engine.calls import PER_WORKER, DequeueCall, EnqueueCall, Hint, ItemsCall
 from foqs.engine.engine import Engine
+from foqs.engine.listing import Search
 from foqs.errors import FoqsError, NotSent, NotServed, OutcomeUnknown
 from foqs.fairness.keys import TopicKey
 from foqs.idl import LeasedBytes, idl, is_forwarded
@@ -148,11 +149,11 @@ class Forwarder:
         ForwardedExplain(self.exchange, call, look_here, deadline_ms).route()
         return True
 
-    def list_items(self, call: Incoming, deadline_ms: int) -> bool:
+    def list_items(self, call: Incoming, deadline_ms: int, search: Search | None) -> bool:
         """Answer a ListItems of all shards. Raises Invalid: the cursor is none."""
         if self._answered_here(call.request) or call.request.shard is not None:
             return False
-        ForwardedList(self.exchange, call, deadline_ms).route()
+        ForwardedList(self.exchange, call, deadline_ms, search).route()
         return True
 
     def was_charged(self, request: Any) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import blake2b
 
-from foqs.rows import FailureRow
+from foqs.rows import FailureCause, FailureRow, LastFailure
 
 # Case is spelled out, and the first character checked at once: most of the time of a failed attempt is spent here.
 _VARIABLE = re.compile(
@@ -20,6 +20,9 @@ _VARIABLE = re.compile(
     re.VERBOSE,
 )
 
+_NAMED = 0x80
+"""Added to the cause of a failure whose worker is known."""
+
 
 @lru_cache(256)  # consumers that fail give the same reasons again and again
 def fingerprint(reason: str) -> int:
@@ -29,6 +32,26 @@ def fingerprint(reason: str) -> int:
         return 0
     common = _VARIABLE.sub(lambda found: f"<{found.lastgroup}>", reason)
     return int.from_bytes(blake2b(common.encode("utf-8", "surrogatepass"), digest_size=8).digest(), signed=True)
+
+
+def pack_failure(failure: FailureRow) -> bytes:
+    """Return the failure of a kept item as it is stored, besides the item's row in `done`."""
+    if not failure.worker:
+        return bytes([failure.cause]) + failure.reason
+    return bytes([_NAMED | failure.cause, len(failure.worker)]) + failure.worker + failure.reason
+
+
+def unpack_failure(stored: bytes) -> tuple[int, bytes, bytes]:
+    """Return the cause, the worker (b"": not known) and the reason."""
+    if stored[0] & _NAMED:
+        end = 2 + stored[1]
+        return stored[0] ^ _NAMED, stored[2:end], stored[end:]
+    return stored[0], b"", stored[1:]
+
+
+def is_newer(last: LastFailure, failure: FailureRow | None) -> bool:
+    """Return True if an attempt failed later than that for which the item died. LIMIT was no attempt."""
+    return failure is None or failure.cause == FailureCause.LIMIT or last.at_ms > failure.died_at_ms
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from foqs.item_filter import ItemFacts
 from foqs.policies.failures import FailureFilter
 from foqs.rows import (
     BACKLOG_SHIFT,
@@ -158,8 +159,18 @@ def clock_sql(dialect: Dialect) -> str:
     return f"SELECT {dialect.clock_ms}"
 
 
-def page_sql(dialect: Dialect, lane: int, after: Key | None, limit: int) -> str:
-    bound = "" if after is None else f" AND {dialect.behind(('priority', 'deliver_after', 'id'), after)}"
+def _within(priorities: tuple[int, int] | None) -> str:
+    return "" if priorities is None else f" AND priority >= {priorities[0]:d} AND priority <= {priorities[1]:d}"
+
+
+def page_sql(
+    dialect: Dialect, lane: int, after: Key | None, limit: int, priorities: tuple[int, int] | None = None
+) -> str:
+    bound = _within(priorities)
+    if after is not None and (priorities is None or priorities[0] <= after[0]):
+        # One lower bound: of two, a server may begin at the one that leaves more rows.
+        bound = f" AND {dialect.behind(('priority', 'deliver_after', 'id'), after)}"
+        bound += "" if priorities is None else f" AND priority <= {priorities[1]:d}"
     return (
         f"SELECT {_READY} "
         f"FROM {dialect.forced('ready')} WHERE lane = {lane:d}{bound} "
@@ -167,10 +178,12 @@ def page_sql(dialect: Dialect, lane: int, after: Key | None, limit: int) -> str:
     )
 
 
-def page_of_lanes_sql(dialect: Dialect, lanes: Sequence[int], limit: int) -> str:
+def page_of_lanes_sql(
+    dialect: Dialect, lanes: Sequence[int], limit: int, priorities: tuple[int, int] | None = None
+) -> str:
     return (
         f"SELECT {_READY} "
-        f"FROM {dialect.forced('ready')} WHERE lane IN ({','.join(map(str, lanes))}) "
+        f"FROM {dialect.forced('ready')} WHERE lane IN ({','.join(map(str, lanes))}){_within(priorities)} "
         f"ORDER BY lane, priority, deliver_after, id LIMIT {limit:d}"
     )
 
@@ -265,11 +278,22 @@ class Reads:
         columns = f"epoch, seq, {self._dialect.clock_ms}, {self._dialect.read_only}"
         return self._link.fetch(f"SELECT {columns} FROM shard WHERE one = 1")
 
-    def page(self, lane: int, after: Key | None, limit: int) -> list[ReadyRow]:
-        return self._ready(page_sql(self._dialect, lane, after, limit))
+    def page(
+        self, lane: int, after: Key | None, limit: int, priorities: tuple[int, int] | None = None
+    ) -> list[ReadyRow]:
+        return self._ready(page_sql(self._dialect, lane, after, limit, priorities))
 
-    def page_of_lanes(self, lanes: list[int], limit: int) -> list[ReadyRow]:
-        return self._ready(page_of_lanes_sql(self._dialect, lanes, limit))
+    def page_of_lanes(self, lanes: list[int], limit: int, priorities: tuple[int, int] | None = None) -> list[ReadyRow]:
+        return self._ready(page_of_lanes_sql(self._dialect, lanes, limit, priorities))
+
+    def facts(self, ids: list[int], headers: bool) -> list[ItemFacts]:
+        found: list[ItemFacts] = []
+        columns = f"id, priority, enqueued_at, {'headers' if headers else 'NULL'}"
+        for at in range(0, len(ids), ROWS):
+            listed = ",".join(map(str, ids[at : at + ROWS]))
+            rows = self._link.fetch(f"SELECT {columns} FROM {self._dialect.forced('item')} WHERE id IN ({listed})")
+            found += map(ItemFacts._make, rows)
+        return found
 
     def _ready(self, query: str) -> list[ReadyRow]:
         if self.packed_bytes:

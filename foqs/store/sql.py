@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import structlog
 
 from foqs.ids import Mark, Marks
+from foqs.item_filter import ItemFacts
 from foqs.policies.failures import FailureFilter
 from foqs.policies.settings import Change, Settings
 from foqs.rows import (
@@ -399,11 +400,16 @@ class SqlStore:
 
     # ---------------------------------------------------------------------------------------------- reads
 
-    def page(self, lane: int, after: Key | None, limit: int) -> list[ReadyRow]:
-        return self._ask(lambda reads: reads.page(lane, after, limit))
+    def page(
+        self, lane: int, after: Key | None, limit: int, priorities: tuple[int, int] | None = None
+    ) -> list[ReadyRow]:
+        return self._ask(lambda reads: reads.page(lane, after, limit, priorities))
 
-    def page_of_lanes(self, lanes: list[int], limit: int) -> list[ReadyRow]:
-        return self._ask(lambda reads: reads.page_of_lanes(lanes, limit))
+    def page_of_lanes(self, lanes: list[int], limit: int, priorities: tuple[int, int] | None = None) -> list[ReadyRow]:
+        return self._ask(lambda reads: reads.page_of_lanes(lanes, limit, priorities))
+
+    def facts(self, ids: list[int], headers: bool) -> list[ItemFacts]:
+        return self._ask(lambda reads: reads.facts(ids, headers))
 
     def bodies(self, ids: list[int]) -> list[Body]:
         return self._ask(lambda reads: reads.bodies(ids))

@@ -89,7 +89,9 @@ def requests() -> list[bytes]:
         "GetActiveTopics": idl.GetActiveTopicsRequest("ns", 10, "cursor", True, context),
         "GetItem": idl.GetItemRequest(5, "ns", "key", context),
         "GetResult": idl.GetResultRequest(5, 0, context),
-        "ListItems": idl.ListItemsRequest("ns", "topic", 1, 10, "cursor", 1, "acme", context),
+        "ListItems": idl.ListItemsRequest(
+            "ns", "topic", 1, 10, "cursor", 1, "acme", idl.ItemFilter(1, 2, 3, 4, {"a": "b"}, "c"), 5, context
+        ),
         "DeleteItems": idl.DeleteItemsRequest([1, 2, 3], context),
         "ChangeItems": idl.ChangeItemsRequest([1, 2, 3], 1, 5, context=context),
         "GetServerInfo": idl.GetServerInfoRequest(True, context),

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from foqs.ids import Marks
+from foqs.item_filter import ItemFacts
 from foqs.policies.failures import FailureFilter
 from foqs.policies.settings import Change, Settings, decode
 from foqs.rows import (
@@ -193,16 +194,27 @@ class MemoryStore:
             self.cut()
             raise
 
-    def page(self, lane: int, after: Key | None, limit: int) -> list[ReadyRow]:
+    def page(
+        self, lane: int, after: Key | None, limit: int, priorities: tuple[int, int] | None = None
+    ) -> list[ReadyRow]:
         self._read()
         keys = self._db.order.get(lane, [])
-        start = bisect_right(keys, after) if after is not None else 0
-        return [self._db.ready[key[2]] for key in keys[start : start + limit]]
+        keys = keys[bisect_right(keys, after) if after is not None else 0 :]
+        if priorities is not None:
+            keys = [key for key in keys if priorities[0] <= key[0] <= priorities[1]]
+        return [self._db.ready[key[2]] for key in keys[:limit]]
 
-    def page_of_lanes(self, lanes: list[int], limit: int) -> list[ReadyRow]:
+    def page_of_lanes(self, lanes: list[int], limit: int, priorities: tuple[int, int] | None = None) -> list[ReadyRow]:
         self._read()
         keys = [key for lane in sorted(lanes) for key in self._db.order.get(lane, ())]
+        if priorities is not None:
+            keys = [key for key in keys if priorities[0] <= key[0] <= priorities[1]]
         return [self._db.ready[key[2]] for key in keys[:limit]]
+
+    def facts(self, ids: list[int], headers: bool) -> list[ItemFacts]:
+        self._read()
+        bodies = [self._db.items[item_id] for item_id in ids if item_id in self._db.items]
+        return [ItemFacts(one.id, one.priority, one.enqueued_at_ms, one.headers if headers else None) for one in bodies]
 
     def bodies(self, ids: list[int]) -> list[Body]:
         self._read()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from time import monotonic
-from typing import Literal
+from typing import Any, Literal
 
 from foqs.bounds import LIMITS, MOST_LISTED, NAME_BYTES, SCHEDULE_BYTES
 from foqs.checks import I32_MAX, I64_MAX, check_callable, check_time_ms
@@ -24,6 +25,7 @@ from foqs.client.operator_types import (
     FailureGroup,
     Failures,
     ItemFilter,
+    ItemPage,
     Redriven,
     RefusedTopic,
     Released,
@@ -56,7 +58,7 @@ _PAGE = 1_000
 _PAGES_A_SECOND = 10
 """With a pace: smaller requests are spread more evenly."""
 
-
+_WAITING = (ItemState.READY, ItemState.DELAYED)
 _PRIORITY: Check = whole(-I32_MAX - 1, I32_MAX, none=True)
 _TIME_MS: Check = partial(check_time_ms, none=True)
 
@@ -65,6 +67,28 @@ def _check_sample(name: str, value: object) -> None:
     instance_of(ItemSpec)(name, value)
     assert isinstance(value, ItemSpec), "the check says so"
     check_item(value)
+
+
+def _with(filter: ItemFilter | None, state: ItemState | None, fairness_key: str | None) -> ItemFilter:
+    """Return the filter with a state and a fairness key in place of its own, where they are given. Raises Invalid."""
+    made = filter or ItemFilter()
+    made = made if state is None else replace(made, state=state)
+    return made if fairness_key is None else replace(made, fairness_key=fairness_key)
+
+
+def _listing(ns: str, topic: str, wanted: ItemFilter, limit: int, cursor: str | None) -> Any:
+    """Return the ListItemsRequest of a page."""
+    conditions, struct = wanted.conditions(), None
+    if conditions is not None:
+        contains = wanted.failure_contains
+        least, most = conditions.min_priority, conditions.max_priority
+        struct = idl.ItemFilter(
+            least, most, wanted.enqueued_before_ms, wanted.enqueued_after_ms, wanted.headers, contains
+        )
+    return idl.ListItemsRequest(
+        ns=ns, topic=topic, state=wanted.state, limit=limit, cursor=cursor, fairness_key=wanted.fairness_key,
+        filter=struct,
+    )  # fmt: skip
 
 
 class OperatorCalls:
@@ -128,27 +152,60 @@ class OperatorCalls:
         request = idl.GetResultRequest(number, wait_ms or None)
         return Result.of(await self._requests.call(methods.GET_RESULT, request, timeout_ms, number, wait_ms=wait_ms))
 
-    @checked(state=instance_of(ItemState, none=True))
+    @checked(state=instance_of(ItemState, none=True), filter=instance_of(ItemFilter, none=True))
     def list_items(
         self,
         topic: str,
         *,
         state: ItemState | None = None,
         fairness_key: str | None = None,
+        filter: ItemFilter | None = None,
         page_items: int = 100,
         timeout_ms: int | None = None,
     ) -> AsyncIterator[Item]:
-        """All items of a topic, a page at a time; leases nothing, and is no snapshot. With a `fairness_key`, only the
-        items that were enqueued with it ("": without one); dead letters have their key in the failure."""
-        request = idl.ListItemsRequest(
-            ns=self.namespace, topic=topic, state=state, limit=page_items, fairness_key=fairness_key
-        )
+        """All items of a topic, or all that meet `filter`, a page at a time; leases nothing, and is no snapshot.
+        `state` and `fairness_key` replace the fields of the filter. With a `fairness_key`, only the items that were
+        enqueued with it ("": without one); dead letters have their key in the failure.
+
+        With a filter the hosts pass over the other items. A request looks at 10,000 items at most, so the next item may
+        take many requests: see `search_items`."""
+        wanted = _with(filter, state, fairness_key)
+        request = _listing(self.namespace, topic, wanted, page_items, None)
         return (
             looked_at(item, item.state)
             async for page in self._requests.pages(methods.LIST_ITEMS, request, timeout_ms)
             for item in page.items or ()
-            if fairness_key is None or item.fairness_key == fairness_key  # an older host lists all items
+            if wanted.matches(item)  # a host of an earlier version lists other items, too
         )
+
+    @checked(
+        state=instance_of(ItemState, none=True),
+        filter=instance_of(ItemFilter, none=True),
+        cursor=text(none=True),
+    )
+    async def search_items(
+        self,
+        topic: str,
+        *,
+        filter: ItemFilter | None = None,
+        state: ItemState | None = None,
+        page_items: int = 100,
+        cursor: str | None = None,
+        timeout_ms: int | None = None,
+    ) -> ItemPage:
+        """One page of `list_items`, with up to `page_items` items: the first page, or the page behind the one whose
+        `cursor` is given, with the same arguments. With a filter a page ends when 10,000 items were looked at, or after
+        about a second: it may have no items, and a cursor.
+
+        >>> await client.search_items("mail", filter=ItemFilter(headers={"kind": "export"}))     # doctest: +SKIP
+        ItemPage(items=(), cursor='WzEsICJyZWFkeSIs...', looked_at=10000)
+        """
+        wanted = _with(filter, state, None)
+        request = _listing(self.namespace, topic, wanted, page_items, cursor)
+        page = await self._requests.call(methods.LIST_ITEMS, request, timeout_ms)
+        listed = page.items or ()
+        items = tuple([looked_at(item, item.state) for item in listed if wanted.matches(item)])
+        return ItemPage(items, page.cursor or None, len(listed) if page.looked_at is None else page.looked_at)
 
     @checked()
     def active_topics(
@@ -360,16 +417,15 @@ class OperatorCalls:
         ChangedItems(found=120, changed=118, leased=3, taken=2, failed=0, error=None)
         """
         wanted = filter or ItemFilter()
+        if wanted.state not in (None, *_WAITING):
+            raise Invalid("filter.state: it must be ItemState.READY or ItemState.DELAYED, or None for both")
         ids: dict[int, None] = {}
         leased = 0
         has = priority if delay_ms is None and deliver_after_ms is None else None
-        for state in wanted.states:
-            listed = self.list_items(
-                topic, state=state, fairness_key=wanted.fairness_key, page_items=MOST_LISTED, timeout_ms=timeout_ms
-            )
+        # The leased items are counted where items in any state match.
+        for state in (*_WAITING, ItemState.LEASED) if wanted.state is None else (wanted.state,):
+            listed = self.list_items(topic, state=state, filter=wanted, page_items=MOST_LISTED, timeout_ms=timeout_ms)
             async for item in listed:
-                if not wanted.matches(item):
-                    continue
                 if state is ItemState.LEASED:
                     leased += 1
                 elif has is None or item.priority != has:

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from foqs.ids import MAX_NUMBER, make_id
+from foqs.item_filter import ItemFacts
 from foqs.rows import (
     AT_MOST_ONCE,
     Batch,
@@ -353,6 +354,42 @@ class RowContract:
             rows = store.page_of_lanes(lanes, limit)
             assert [(row.lane, row.priority, row.deliver_after_ms, row.id) for row in rows] == keys[:limit]
         assert store.page_of_lanes([7, 8], 10) == []
+
+    @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
+    @given(data=st.data())
+    def test_pages_of_some_priorities(self, store: ShardStore, data: st.DataObject) -> None:
+        priorities = st.sampled_from((*I32, 2, 3))
+        small = st.tuples(st.integers(1, 2), priorities, st.integers(0, 3), st.integers(1, 60))
+        drawn = data.draw(st.lists(small, max_size=40, unique_by=lambda key: key[3]))
+        items = [new_item(number, priority=p, deliver_after_ms=d, lane=lane) for lane, p, d, number in drawn]
+        keys = sorted(map(ready_key, items))
+        low, high = sorted((data.draw(priorities), data.draw(priorities)))
+        _, p, d, number = data.draw(small)
+        after = data.draw(st.sampled_from([None, (p, d, make_id(NUMBER, number))]))
+        limit = data.draw(st.integers(1, 50))
+        insert(store, *items)
+        page = store.page(1, after, limit, (low, high))
+        assert [(row.lane, row.priority, row.deliver_after_ms, row.id) for row in page] == [
+            key for key in keys if key[0] == 1 and low <= key[1] <= high and (after is None or key[1:] > after)
+        ][:limit]
+        both = store.page_of_lanes([1, 2], limit, (low, high))
+        wanted = [key for key in keys if low <= key[1] <= high][:limit]
+        assert [(row.lane, row.priority, row.deliver_after_ms, row.id) for row in both] == wanted
+        store.commit(Batch(ready_gone=keys, item_gone=[item.id for item in items], next_number=1))
+
+    def test_facts(self, store: ShardStore) -> None:
+        items = [
+            new_item(number, headers=headers, priority=priority, enqueued_at_ms=NOW_MS + number)
+            for number, (headers, priority) in enumerate(zip((None, *BYTES), (*I32, 5, 6, 7, 8), strict=False), start=1)
+        ]
+        insert(store, *items)
+        ids = [item.id for item in items]
+        facts = [ItemFacts(item.id, item.priority, item.enqueued_at_ms, item.headers) for item in items]
+        assert sorted(store.facts([9_999, *reversed(ids)], headers=True)) == facts
+        assert sorted(store.facts(ids[:2], headers=False)) == [one._replace(headers=None) for one in facts[:2]]
+        many = [new_item(100 + number) for number in range(1_100)]
+        insert(store, *many)
+        assert len(store.facts([item.id for item in many], headers=True)) == 1_100
 
     def test_a_page_of_a_thousand_lanes(self, store: ShardStore) -> None:
         numbers = random.Random(4).sample(range(3, 5_000), 1_000)

@@ -85,6 +85,7 @@ def test_rows_read(backlog: Backlog) -> None:
     ids = [item.id for item in some]
     half_ms = backlog.timers[BACKLOG // 4].due_ms
     until_ms = half_ms + 10 * PAGE
+    one, of_one = (middle[0], middle[0]), min(PAGE, sum(key[0] == middle[0] for key in backlog.keys))
     # Packed rows are read from the table once and once more from the temporary table they are packed from.
     paged = 2 if store._reads.packed_bytes else 1
     allowed = {
@@ -93,6 +94,11 @@ def test_rows_read(backlog: Backlog) -> None:
         "page near the end": (lambda: store.page(1, last, PAGE), paged * 10),
         "page of an empty lane": (lambda: store.page(3, middle, PAGE), 0),
         "page of lanes": (lambda: store.page_of_lanes([1, 2, 3], PAGE), paged * PAGE),
+        "page of a priority": (lambda: store.page(1, None, PAGE, one), paged * of_one),
+        "page of a priority, behind": (lambda: store.page(1, middle, PAGE, one), paged * of_one),
+        "page of no priority": (lambda: store.page(1, middle, BACKLOG, (9_998, 9_999)), 0),
+        "page of lanes, no priority": (lambda: store.page_of_lanes([1, 3], BACKLOG, (9_998, 9_999)), 0),
+        "facts": (lambda: store.facts(ids, True), PAGE),
         "bodies": (lambda: store.bodies(ids), PAGE),
         "look": (lambda: store.look(ids), 4 * PAGE),
         "due": (lambda: store.due(half_ms, until_ms, PAGE), 2 * PAGE),
@@ -298,6 +304,8 @@ def test_sqlite_searches_and_does_not_scan(tmp_path: object) -> None:
     texts = [
         reads.page_sql(SQLITE, 1, None, 10),
         reads.page_sql(SQLITE, 1, (1, 2, 3), 10),
+        reads.page_sql(SQLITE, 1, (1, 2, 3), 10, (1, 4)),
+        reads.page_of_lanes_sql(SQLITE, [1, 2], 10, (1, 4)),
         reads.page_of_lanes_sql(SQLITE, [1, 2], 10),
         reads.page_of_lanes_sql(SQLITE, list(range(1_000)), 1_001),
         reads.bodies_sql(SQLITE, [1, 2]),
@@ -315,9 +323,13 @@ def test_sqlite_searches_and_does_not_scan(tmp_path: object) -> None:
         steps = [str(row[3]) for row in link.fetch(f"EXPLAIN QUERY PLAN {text}")]
         wrong = [step for step in steps if "TEMP B-TREE" in step or step in scans]
         assert not wrong, (text, steps)
-    assert any(
-        "priority,deliver_after,id)>(?,?,?)" in str(row[3]) for row in link.fetch(f"EXPLAIN QUERY PLAN {texts[1]}")
-    )
+    for at, range_read in (
+        (1, ">(?,?,?)"),
+        (2, ">(?,?,?) AND priority<?"),
+        (3, "lane=? AND priority>? AND priority<?"),
+    ):
+        plan = [str(row[3]) for row in link.fetch(f"EXPLAIN QUERY PLAN {texts[at]}")]
+        assert any(range_read in step for step in plan), plan
     store.close()
 
 

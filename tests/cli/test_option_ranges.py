@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from foqs.cli.main import app
 from foqs_lab.cli import app as lab
 
-NEGATIVE = {"--priority", "--priority-is", "--seed"}
+NEGATIVE = {"--priority", "--priority-is", "--min-priority", "--max-priority", "--seed"}
 """Options that take negative numbers; their help says so, or the number has no meaning of its own."""
 BY_HOST = {"throttle set"}
 """Commands whose values the host checks with the rest of the settings; tests/cli/test_throttle.py has their errors."""

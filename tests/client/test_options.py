@@ -104,6 +104,7 @@ BAD: dict[str, list[Any]] = {
     "ledger": FLAGS,
     "state": [1, "ready", True, 9],
     "page_items": [*INTEGERS, 0, None],
+    "cursor": TEXTS,
     "page_topics": [*INTEGERS, 0, None],
     "all_namespaces": FLAGS,
     "all_states": FLAGS,

@@ -41,6 +41,30 @@ def test_items_of_all_hosts_page_by_page(cluster: Cluster, limit: int) -> None:
     assert len(listed(cluster.wire(c), limit, idl.ItemState.DELAYED)) == 2
 
 
+@pytest.mark.parametrize("limit", [1, 1_000])
+def test_a_search_goes_to_all_hosts(cluster: Cluster, limit: int) -> None:
+    """A page may have no items: its cursor continues on the next shard."""
+    a, b, c = cluster.add("a", 1, 4), cluster.add("b", 2, 3), cluster.add("c")
+    cluster.tell()
+    wanted = []
+    for member in (a, b):
+        cluster.wire(member).put("t", *[b"x"] * 20, headers={"kind": "mail"})
+        wanted += cluster.wire(member).put("t", b"y", headers={"kind": "export"})
+    for member in (a, b, c):
+        found, looked_at, cursor = [], 0, None
+        while True:
+            page = cluster.wire(member).ask(
+                "ListItems", ns="test", topic="t", limit=limit, cursor=cursor, most_looked_at=10,
+                filter=idl.ItemFilter(headers={"kind": "export"}),
+            )  # fmt: skip
+            assert page.looked_at <= 10
+            found += [item.id for item in page.items]
+            looked_at += page.looked_at
+            if (cursor := page.cursor) is None:
+                break
+        assert (found, looked_at) == (sorted(wanted, key=lambda one: one >> 48), 42)
+
+
 def test_items_while_a_shard_is_being_moved(cluster: Cluster) -> None:
     """Better an error that may be repeated than a list that is not whole."""
     a, b = cluster.add("a", 1), cluster.add("b", 2)

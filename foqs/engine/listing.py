@@ -125,8 +125,8 @@ MOST_LOOKED_AT = 10_000
 """The most items that a request with a filter looks at."""
 SEARCH_MS = 1_000
 """The time after which a request with a filter is answered with the items found so far."""
-_SEARCH_ROWS = 1_000
-"""Items that a search looks at in one batch: the shard does other work in between."""
+_SEARCH_ROWS = 200
+"""Items that a search looks at in one batch. Commits wait behind these reads, which take about a millisecond."""
 _RELEASE_ROWS = 200
 _RELEASE_BYTES = 1 << 20
 _FAILURE_OVERHEAD_BYTES = 128

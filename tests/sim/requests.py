@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 from foqs.engine import item_ops
 from foqs.engine.calls import LookCall
 from foqs.engine.changing import Changing
-from foqs.engine.listing import Listed, Listing
+from foqs.engine.listing import Listed, Listing, Search
 from foqs.errors import Code, FoqsError
 from foqs.ids import shard_of
 from foqs.item import Item, Phase, Place
+from foqs.item_filter import ItemFilter
 from foqs.rows import Found, ProgressRow
 from tests.sim.records import Op, broken
 
@@ -52,12 +53,16 @@ def list_topic(clients: Clients) -> None:
         request.answered()
         if len(items) > limit:
             broken(8, f"a list of {limit} of {key} gave {len(items)} items")
+        if search is not None and (search.looked_at > 20 or any(item.body.priority < 0 for item in items)):
+            broken(8, f"a search of {key} looked at {search.looked_at} items, and gave {len(items)}")
 
     def fail(error: FoqsError) -> None:
         request.answered()
 
     states = [0, 1, 2, 3, 4, 5] if clients.sim.profile.awaited else [0, 1, 2, 3]
-    listing = Listing(member.engine.state, key, rng.choice(states), limit, 10_000, None, reply, fail)
+    search = Search(ItemFilter(min_priority=0), 20, member.now_ms + timeout_ms // 2) if limit == 5 else None
+    state = member.engine.state
+    listing = Listing(state, key, rng.choice(states), limit, 10_000, None, reply, fail, search=search)
     member.listings.append(listing)
     member.engine.list(listing, member.now_ms, timeout_ms)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from foqs.buffers.checkpoint import Checkpoint, Range
 from foqs.errors import FoqsError
 from foqs.item_filter import ItemFacts, ItemFilter
-from foqs.policies.failures import is_newer, unpack_failure
+from foqs.policies.failures import FailureFilter, is_newer, unpack_failure
 from foqs.rows import (
     Body,
     DeadPage,
@@ -31,9 +31,6 @@ from foqs.rows import (
     Scan,
     TimerRow,
 )
-
-if TYPE_CHECKING:
-    from foqs.policies.failures import FailureFilter
 
 
 class StoreReads(Protocol):

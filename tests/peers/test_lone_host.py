@@ -91,7 +91,7 @@ def test_no_request_leaves_the_host() -> None:
     assert not lone.enqueue(nothing, [0], call.request, rig.now_ms, 1_000)
     assert not lone.get_item(call, lambda: None, 1_000)
     assert not lone.explain_item(call, lambda: None, 1_000)
-    assert not lone.list_items(call, 1_000)
+    assert not lone.list_items(call, 1_000, None)
     assert not lone.was_charged(call.request)
     asked = Incoming(idl.DequeueRequest("n", [idl.TopicCount("t", 1)], 1_000))
     assert not lone.dequeue(asked, 1_000, 2_000, DequeueCall([(("n", "t"), 1)], 1_000, 1 << 20, 0, nothing))

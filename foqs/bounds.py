@@ -32,6 +32,8 @@ MOST_STORED = 1 << 53
 MOST_PACE = 1_000_000
 """Largest number of dead letters that a redrive returns a second."""
 MOST_LISTED = 1_000
+RATE_STEPS = 360
+"""Steps of an hour, in rates."""
 """Items, tenants, throttle keys, or groups of dead letters of one reply."""
 LEAST_FRAME_BYTES, MOST_FRAME_BYTES = 4_096, 64 << 20
 """Values that a host may have as its `limits.frame_bytes`."""

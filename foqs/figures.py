@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from operator import attrgetter
+from operator import add, attrgetter
 from typing import Annotated, Any, NamedTuple, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
 from foqs.idl import idl
@@ -49,7 +49,13 @@ def _last(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(sorted([*one, *other])[-MOST_ERRORS:])
 
 
+def _by_step(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the sums of equal steps. (): there was nothing in any."""
+    return tuple(map(add, one, other)) if one and other else one or other
+
+
 Sum = Annotated[T, _sum]
+BySteps = Annotated[T, _by_step]
 Largest = Annotated[T, max]
 Known = Annotated[T, _known]
 Oldest = Annotated[T, _oldest]
@@ -346,6 +352,17 @@ class ConsumerStats(NamedTuple):
     asked_ago_ms: Latest[int | None] = None
     hung: Largest[int] = 0
     clients: All[tuple[str, ...]] = ()
+
+
+class NamespaceRates(NamedTuple):
+    """What happened to the items of a namespace in steps of equal length, the oldest first: items that were stored,
+    deliveries, items that an ack removed, and attempts that failed. (): there was nothing in any step."""
+
+    ns: str
+    enqueued: BySteps[tuple[int, ...]] = ()
+    delivered: BySteps[tuple[int, ...]] = ()
+    acked: BySteps[tuple[int, ...]] = ()
+    failed: BySteps[tuple[int, ...]] = ()
 
 
 class Figures(Protocol):

@@ -41,7 +41,7 @@ LINES = {
     "foqs.contrib": 838,  # Django, with what users hear of a mistake, and records of other clients
     "foqs.doctor": 1_484,  # slow shards, sections that differ, servers that lack a database
     "foqs.engine": 11_667,  # explain_limits.py and explain_tenants.py: each limit of an item, tenants that wait
-    "foqs.fairness": 2_026,
+    "foqs.fairness": 2_204,  # rates.py: the traffic of namespaces by step
     "foqs.hooks": 1_667,
     "foqs.limits": 1_683,  # shadow_hour.py: an hour of counts of throttles in shadow
     "foqs.outbox": 460,  # rows that stay, attempts that are taken out

@@ -1399,6 +1399,54 @@ struct ListConsumersResponse {
   3: list<string> missing,
 }
 
+/** Asks for the traffic of namespaces in the last hour, by steps of 10 s, over all hosts. */
+struct GetRatesRequest {
+  /** Default: all namespaces that the caller may see. */
+  1: optional string ns,
+  /** The number of steps, 1 to 360. Default 360. */
+  2: optional i32 steps,
+  /** The most namespaces in the answer, 1 to 1,000. Default 100. */
+  3: optional i32 limit,
+  15: optional RequestContext context,
+}
+
+/**
+ * Counts of a namespace, one for each step, the oldest step first. A list without elements: there was nothing in any step. Each host
+ * counts for the shards that it serves, and forgets the counts when it stops.
+ */
+struct NamespaceRates {
+  1: string ns,
+  /** Items that were stored by an enqueue or a schedule. Duplicates, retries and redrives are left out. */
+  2: list<i64> enqueued,
+  /** Deliveries to consumers. An item counts each time, also if its consumer releases it; an at-most-once item counts once. */
+  3: list<i64> delivered,
+  /** Items that an ack removed, or that their topic keeps as COMPLETED. An item that was removed without an ack is left out. */
+  4: list<i64> acked,
+  /** Attempts that failed, as in GetTopicStats: nacks with failed or reject, and leases of begun attempts that ended by time. */
+  5: list<i64> failed,
+}
+
+struct GetRatesResponse {
+  /** 10,000. */
+  1: i64 step_ms,
+  /**
+   * Epoch milliseconds by the clock of the host that answers: when the first step began, a multiple of step_ms. The last step has
+   * just ended; it may lack the counts of a host whose clock is behind.
+   */
+  2: i64 first_at_ms,
+  /** The later of first_at_ms and the latest start of a host that answered. Steps before it may lack what that host did. */
+  3: i64 covers_from_ms,
+  /** The most traffic first. A namespace in the request is there also without traffic. */
+  4: list<NamespaceRates> namespaces,
+  /**
+   * True if further namespaces had traffic. Then the counts of a namespace that is not among the first `limit` of each host may be
+   * too low, without `ns`. A host has steps of the 1,000 namespaces with traffic last.
+   */
+  5: bool more,
+  /** host:port of hosts that did not answer. */
+  6: list<string> missing,
+}
+
 /** An id, or ns and topic. The reasons of a topic are of the host that is nearest to a delivery. */
 struct ExplainItemRequest {
   1: optional i64 id,
@@ -2202,4 +2250,5 @@ service Foqs {
   TryHookResponse TryHook(1: TryHookRequest request) throws (1: RequestError error),
   GetStatusResponse GetStatus(1: GetStatusRequest request) throws (1: RequestError error),
   ListConsumersResponse ListConsumers(1: ListConsumersRequest request) throws (1: RequestError error),
+  GetRatesResponse GetRates(1: GetRatesRequest request) throws (1: RequestError error),
 }

@@ -65,6 +65,7 @@ NEEDS: Mapping[str, Right | str] = {
     "GetActiveTopics": _SEES,
     "GetTopicStats": _SEES,
     "GetThrottles": _SEES,
+    "GetRates": _SEES,
     "ListSchedules": _SEES,
     "RunSchedule": Right.ADMIN,
     "GetSettings": _SEES,

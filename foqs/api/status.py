@@ -1,4 +1,5 @@
-"""GetStatus and ListConsumers: the state of the hosts, and their consumers. The asked host gathers all answers."""
+"""GetStatus, ListConsumers and GetRates: the state of the hosts, their consumers, and the traffic of the last hour. The
+asked host gathers all answers."""
 
 from __future__ import annotations
 
@@ -8,14 +9,17 @@ from typing import Any
 
 from foqs.api import validation
 from foqs.api.host import Host
-from foqs.bounds import MOST_LISTED, Quota
-from foqs.engine import askers
+from foqs.bounds import MOST_LISTED, RATE_STEPS, Quota
+from foqs.engine import askers, stats
 from foqs.engine.status import Measured, measure, rates_of
-from foqs.figures import ConsumerStats, HostStatus, from_struct, merged, to_struct
+from foqs.fairness.rates import STEP_MS
+from foqs.figures import ConsumerStats, HostStatus, NamespaceRates, from_struct, merged, to_struct
 from foqs.idl import idl
-from foqs.peers.gather import ANSWER_MS
+from foqs.peers.gather import ANSWER_MS, RateSums
 from foqs.rpc.call import Call
 
+_MOST_RATES = 100
+"""Namespaces with rates in an answer, if the request does not say."""
 _Report = Callable[[Callable[[HostStatus], None]], None]
 
 
@@ -29,7 +33,7 @@ class Status:
         self._quota = quota
 
     def handlers(self) -> dict[str, Callable[[Call], None]]:
-        return {"GetStatus": self.get_status, "ListConsumers": self.list_consumers}
+        return {"GetStatus": self.get_status, "ListConsumers": self.list_consumers, "GetRates": self.get_rates}
 
     def get_status(self, call: Call) -> None:
         """Raises Invalid."""
@@ -99,3 +103,26 @@ class Status:
             host.forwarder.ask_others("ListConsumers", part, request, deadline_ms, take, done)
 
         askers.consumers(host.engine.state, ns, topic, call.within, host.address(), host.now_ms(), counted)
+
+    def get_rates(self, call: Call) -> None:
+        """Raises Invalid, Overloaded."""
+        host, request, limits = self._host, call.request, self._host.limits
+        host.refuse_when_full()
+        ns = None if request.ns is None else validation.name(request.ns, "ns", limits)
+        steps = validation.within(request.steps, "steps", 1, RATE_STEPS, RATE_STEPS)
+        limit = validation.within(request.limit, "limit", 1, MOST_LISTED, _MOST_RATES)
+        deadline_ms = host.now_ms() + min(validation.timeout_ms(request, limits), ANSWER_MS)
+
+        def done(sums: RateSums, first_at_ms: int, missing: list[str]) -> None:
+            rows, more = sums.rates(limit, ns)
+            since_ms = max(first_at_ms, sums.since_ms)
+            found = [idl.NamespaceRates(one.ns, *map(list, one[1:])) for one in rows]  # `to_struct` looks at each count
+            call.reply(idl.GetRatesResponse(STEP_MS, first_at_ms, since_ms, found, more, missing))
+
+        def counted(here: list[NamespaceRates], first: int, more: bool) -> None:
+            sums = RateSums(here, first, steps, host.engine.state.topics.rates.begun_ms, more=more)
+            part = partial(idl.GetRatesRequest, ns, steps, limit)
+            end = partial(done, sums, first * STEP_MS)
+            host.forwarder.ask_others("GetRates", part, request, deadline_ms, sums.add, end)
+
+        stats.traffic(host.engine.state, ns, call.within, steps, limit, host.now_ms(), counted)

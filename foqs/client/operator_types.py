@@ -16,7 +16,15 @@ from foqs.client.arguments import check_cause
 from foqs.client.items import Failure, Item, ItemSpec, ItemState, LastFailure, Progress
 from foqs.enums import NamedInt, known
 from foqs.errors import Conflict, FoqsError, Invalid, NotFound, Unavailable, item_error
-from foqs.figures import ConsumerStats, FailingTopic, HostStatus, ShadowHour, ThrottleStats, from_struct
+from foqs.figures import (
+    ConsumerStats,
+    FailingTopic,
+    HostStatus,
+    NamespaceRates,
+    ShadowHour,
+    ThrottleStats,
+    from_struct,
+)
 from foqs.idl import idl
 from foqs.rows import FailureCause
 from foqs.travel import Value
@@ -62,6 +70,32 @@ class Consumers(NamedTuple):
     consumers: tuple[ConsumerStats, ...]
     more: bool
     missing: tuple[str, ...]
+
+
+class Rates(NamedTuple):
+    """The traffic of namespaces in steps of `step_ms`, the most traffic first: each list of counts has one for each
+    step. The first step began at `first_at_ms`, Unix epoch by the server's clock, and the last one has ended. Some host
+    that answered counts only since `covers_from_ms`, so steps before it may lack what this host did. `more`: further
+    namespaces had traffic, and the counts of some that are listed may be too low. `missing` are the `host:port` of
+    hosts that did not answer."""
+
+    step_ms: int
+    first_at_ms: int
+    covers_from_ms: int
+    namespaces: tuple[NamespaceRates, ...]
+    more: bool
+    missing: tuple[str, ...]
+
+
+def rates_of(response: Any, steps: int) -> Rates:
+    """Return the rates of a response, with a count for each of the steps."""
+    nothing = (0,) * steps
+    found = [from_struct(NamespaceRates, one) for one in response.namespaces or ()]
+    rows = [NamespaceRates(ns, *[counts or nothing for counts in kinds]) for ns, *kinds in found]
+    return Rates(
+        response.step_ms, response.first_at_ms, response.covers_from_ms, tuple(rows), bool(response.more),
+        tuple(response.missing or ()),
+    )  # fmt: skip
 
 
 class Throttles(NamedTuple):

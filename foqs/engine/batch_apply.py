@@ -293,6 +293,7 @@ def _acked(memory: ShardMemory, lane: Lane[Item], attempts: list[int], now_ms: i
                 namespace.ended.observe(attempt)
     topic = lane.topic
     (topic.counters or topic.counted()).acked += items
+    topic.traffic.acked += items
     if topic.failing is not None:
         topic.failing.acked.add(items, now_ms)
     memory.totals[lane.topic.key[0]] -= items
@@ -413,6 +414,7 @@ def _count_attempt(memory: ShardMemory, change: Change, topic: TopicCounters, no
             lane.topic.failing.acked.add(1, now_ms)
         return
     topic.failed += 1
+    lane.topic.traffic.failed += 1
     lane.namespace.failed[FailureCause(failed.cause).name.lower()] += 1
     ended = change.to is To.GONE or change.to is To.MOVED
     memory.topics.failing.add(lane.topic, change.item.id, failed, now_ms, ended=ended)
@@ -421,8 +423,9 @@ def _count_attempt(memory: ShardMemory, change: Change, topic: TopicCounters, no
 def _count_gone(change: Change, namespace: Namespace, topic: TopicCounters) -> None:
     cause = change.cause
     namespace.removed[cause.name.lower()] += 1
-    if cause is Cause.ACK:
+    if cause is _ACK:
         topic.acked += 1
+        change.item.lane.topic.traffic.acked += 1
     elif cause is Cause.TTL or cause is Cause.DELETE or cause is Cause.CANCEL:
         return  # no attempt has ended
     namespace.ended.observe(change.item.attempt)

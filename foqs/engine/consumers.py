@@ -448,6 +448,7 @@ def _count(state: State, call: DequeueCall, items: Sequence[Item], namespace: Na
     """Count delivered items, all of one namespace, as a request names one."""
     namespace.delivered += len(items)
     topic, now_ms, fresh_ms = items[0].lane.topic, state.now_ms, namespace.fresh_ms
+    topic.traffic.delivered += len(items)
     if len(items) == 1:
         (topic.counters or topic.counted()).delivered += 1
         if items[0].attempt == 1:

@@ -99,6 +99,7 @@ class Engine:
     def opened(self, shard: Shard, opened: Opened, max_batch_bytes: int, begun_ms: int, now_ms: int) -> None:
         """Begin to serve a shard that the store owns since `begun_ms` or later. Fill its memory first if needed."""
         state = self.state
+        state.topics.rates.turn(now_ms)
         shard_life.open_shard(shard, opened, max_batch_bytes, begun_ms, now_ms)
         state.serving.append(shard)
         kept_items.check_most(shard)
@@ -455,6 +456,8 @@ class Engine:
         """Do all work that is due. `next_ms` then returns when the next work is due."""
         state = self.state
         state.now_ms = now_ms
+        if now_ms >= state.topics.rates.ends_ms:
+            state.topics.rates.turn(now_ms)
         for call in state.deadlines.pop_due(now_ms):
             if not call.done:  # an earlier call's end may have ended it
                 call.timed_out(state.shards)
@@ -499,7 +502,7 @@ class Engine:
 
     def next_ms(self, now_ms: int) -> int:
         """Return when `tick` has work."""
-        return min(self.due_ms(now_ms), self._housekeeping_ms)
+        return min(self.due_ms(now_ms), self._housekeeping_ms, self.state.topics.rates.ends_ms)
 
     def due_ms(self, now_ms: int) -> int:
         """Return when `tick` has work other than that of each second."""

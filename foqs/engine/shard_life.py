@@ -131,6 +131,7 @@ def clock_set(state: State, by_ms: int) -> None:
 
     Times that are stored stay as they are. So does the end of a lease that is written: its row says the same.
     """
+    state.topics.rates.clock_set(by_ms)
     state.deadlines.moved(by_ms)
     state.patience.moved(by_ms)
     state.held_up = {key: at_ms + by_ms for key, at_ms in state.held_up.items()}

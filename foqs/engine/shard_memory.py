@@ -266,6 +266,7 @@ class ShardMemory:
                 lane.namespace.enqueued += len(news)
                 topic = lane.topic
                 (topic.counters or topic.counted()).enqueued += len(news)
+                topic.traffic.enqueued += len(news)
                 self.totals[lane.topic.key[0]] += len(news)  # `count_items`
                 if lane.tenants is not None:
                     lane.tenants.total += len(news)

@@ -1,5 +1,5 @@
-"""Measure the figures of a host (`foqs.figures`): items by topic, by tenant and by worker, and parked items by throttle
-key."""
+"""Measure the figures of a host (`foqs.figures`): items by topic, by tenant and by worker, parked items by throttle
+key, and traffic by namespace."""
 
 from __future__ import annotations
 
@@ -16,9 +16,19 @@ from foqs.engine.item_ops import given_of
 from foqs.engine.listing import cursor_of, parts_of
 from foqs.engine.state import State, in_slices
 from foqs.fairness.keys import TopicKey, fairness_of, lane_key
+from foqs.fairness.rates import STEP_MS
 from foqs.fairness.tenants import HELD
 from foqs.fairness.topics import Topic
-from foqs.figures import ActiveTopic, TenantStats, ThrottleStats, TopicStats, WorkerStats, merge_into, merged
+from foqs.figures import (
+    ActiveTopic,
+    NamespaceRates,
+    TenantStats,
+    ThrottleStats,
+    TopicStats,
+    WorkerStats,
+    merge_into,
+    merged,
+)
 from foqs.item import Item, Phase
 from foqs.limits.bucket import ThrottleTokens
 from foqs.limits.lease_slots import LeaseSlots
@@ -336,3 +346,42 @@ def _workers(state: State, key: TopicKey, now_ms: int) -> Generator[None, None, 
     hung = state.hung.of(key, now_ms)
     merge_into(workers, [WorkerStats(worker, hung=handlers) for worker, handlers in hung.items()])
     return tuple(workers.values())
+
+
+# ------------------------------------------------------------------------------------------ namespaces
+
+_RINGS = 50
+"""Rings that are read in one slice of the event loop."""
+
+
+@in_slices
+def traffic(
+    state: State,
+    ns: str | None,
+    within: Container[str] | None,
+    steps: int,
+    limit: int,
+    now_ms: int,
+    done: Callable[[list[NamespaceRates], int, bool], None],
+) -> Iterator[None]:
+    """Report the namespaces with the most traffic in the last whole `steps`, at most `limit`, or only `ns`; the number
+    of the first step; and whether further ones had traffic. Only namespaces in `within`, if given."""
+    rates = state.topics.rates
+    rates.turn(now_ms)
+    first = now_ms // STEP_MS - steps
+    names = rates.named() if ns is None else [ns]
+    names = [name for name in names if within is None or name in within]
+    sums: list[tuple[int, str]] = []
+    for at in range(0, len(names), _RINGS):
+        if at:
+            yield
+        cells = rates.cells(first, steps)
+        sums += [(-total, name) for name in names[at : at + _RINGS] if (total := rates.total(name, cells))]
+    sums.sort()
+    found: list[NamespaceRates] = []
+    for at in range(0, min(limit, len(sums)), _RINGS):
+        if at or len(names) > _RINGS:
+            yield
+        cells = rates.cells(first, steps)
+        found += [rates.figures(name, cells) for _, name in sums[at : min(at + _RINGS, limit)]]
+    done(found, first, len(sums) > limit or (rates.more and ns is None and within is None))

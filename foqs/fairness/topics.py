@@ -17,6 +17,7 @@ from foqs.counters import TopicCounters, TopicEvents
 from foqs.fairness.failing import Failed, Failing
 from foqs.fairness.keys import LaneKey, TopicKey, is_of_tenant, rules_of, tenancy_of
 from foqs.fairness.ledger import Ledgers
+from foqs.fairness.rates import Rates, Traffic
 from foqs.fairness.tenants import InFlow, ShardTerm
 from foqs.fairness.turns import Turns
 from foqs.rules import ItemRules
@@ -38,12 +39,13 @@ class Topic(Generic[L]):
     the lanes by their rules, None if no lane has some. `bounds` is the engine's: the part of the topic's policy, and of
     these rules, that each delivery needs. From the first lane with a fairness key or throttle keys on, `turns` has the
     lanes instead. `counters` are None before anything happens to its items. `failing` counts its failed attempts, None
-    if it has none lately."""
+    if it has none lately. `traffic` has the counts of its namespace."""
 
-    __slots__ = ("bounds", "counters", "failing", "first", "key", "rules", "turns")
+    __slots__ = ("bounds", "counters", "failing", "first", "key", "rules", "traffic", "turns")
 
-    def __init__(self, key: TopicKey) -> None:
+    def __init__(self, key: TopicKey, traffic: Traffic) -> None:
         self.key = key
+        self.traffic = traffic
         self.rules: Counter[ItemRules] | None = None
         self.first: L | None = None
         self.bounds: Any = None
@@ -130,13 +132,14 @@ class Topic(Generic[L]):
 
 class Topics(dict[TopicKey, Topic[L]]):
     """Every topic that has a lane here. `in_turns` has the topics whose tenants take turns. `failing` counts the failed
-    attempts of topics, whether they have a lane or not."""
+    attempts of topics, and `rates` the traffic of namespaces, whether they have a lane or not."""
 
     def __init__(self) -> None:
         super().__init__()
         self.in_turns: dict[TopicKey, Topic[L]] = {}
         self.ledgers = Ledgers()
         self.failing = Failing()
+        self.rates = Rates()
         self.forgotten = TopicEvents()
         """Events of forgotten topics that no scrape has seen."""
         self._terms = 0
@@ -151,8 +154,9 @@ class Topics(dict[TopicKey, Topic[L]]):
         topic = self.get(key)
         if topic is None:
             ns, name = key
-            key = (sys.intern(ns), name)  # each request and each row has a copy of the namespace
-            topic = self[key] = Topic(key)
+            ns = sys.intern(ns)
+            key = (ns, name)  # each request and each row has a copy of the namespace
+            topic = self[key] = Topic(key, self.rates.of(ns))
             if self.failing and (failed := self.failing.get(key)) is not None:
                 failed.topic, topic.failing = topic, failed
             if self._order is not None:
@@ -190,6 +194,7 @@ class Topics(dict[TopicKey, Topic[L]]):
             if topic.counters is not None:
                 self.forgotten = self.forgotten.plus(topic.counters.take())
             del self[topic.key]
+            topic.traffic.topics -= 1
             self.in_turns.pop(topic.key, None)
             if self._order is not None:
                 self._order.discard(topic.key)

@@ -14,12 +14,14 @@ from foqs.engine.dead_letters import GroupKey
 from foqs.engine.stats import MOST_WORKERS, MostReady, turn_weight
 from foqs.errors import FoqsError
 from foqs.fairness.keys import TopicKey
+from foqs.fairness.rates import STEP_MS
 from foqs.figures import (
     MOST_FAILING_WORKERS,
     ActiveTopic,
     FailingGroup,
     FailingTopic,
     HookStats,
+    NamespaceRates,
     TenantStats,
     ThrottleStats,
     TopicStats,
@@ -217,6 +219,39 @@ class ThrottleReports:
 
     def add(self, _address: str, response: Any) -> None:
         merge_into(self.stats, [from_struct(ThrottleStats, one) for one in response.throttles or ()])
+
+
+class RateSums:
+    """The traffic of this host in `steps` steps from number `first` on, to which `add` adds the answer of another one.
+    `since_ms`: the latest start of a host. `more`: further namespaces had traffic."""
+
+    def __init__(self, here: Iterable[NamespaceRates], first: int, steps: int, since_ms: int, *, more: bool) -> None:
+        self.since_ms = since_ms
+        self._found = {one.ns: one for one in here}
+        self._first = first
+        self._steps = steps
+        self._more = more
+
+    def add(self, _address: str, response: Any) -> None:
+        later = (response.first_at_ms or 0) // STEP_MS - self._first
+        for ns, *kinds in [from_struct(NamespaceRates, one) for one in response.namespaces or ()]:
+            aligned = NamespaceRates(ns, *[self._aligned(counts, later) for counts in kinds])
+            merge_into(self._found, [aligned])
+        self.since_ms = max(self.since_ms, response.covers_from_ms or 0)
+        self._more = self._more or bool(response.more)
+
+    def _aligned(self, counts: tuple[int, ...], later: int) -> tuple[int, ...]:
+        """Return the counts of the steps of this host. The given ones begin `later`, by that many steps."""
+        if not counts or (not later and len(counts) == self._steps):
+            return counts
+        return tuple([counts[at] if 0 <= at < len(counts) else 0 for at in range(-later, self._steps - later)])
+
+    def rates(self, limit: int, ns: str | None) -> tuple[list[NamespaceRates], bool]:
+        """Return up to `limit` namespaces, the most traffic first, and whether there are more. `ns` is among them."""
+        if ns is not None:
+            return [self._found.get(ns, NamespaceRates(ns))], False
+        found = sorted([(-sum(map(sum, one[1:])), one) for one in self._found.values()])
+        return [one for _, one in found[:limit]], self._more or len(found) > limit
 
 
 # ------------------------------------------------------------------------------------- explanations

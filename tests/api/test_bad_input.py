@@ -149,6 +149,7 @@ def requests() -> list[bytes]:
         "GetTopicStats": idl.GetTopicStatsRequest("ns", "topic", 5, context),
         "GetStatus": idl.GetStatusRequest(context),
         "ListConsumers": idl.ListConsumersRequest("ns", "topic", 5, context),
+        "GetRates": idl.GetRatesRequest("ns", 5, 5, context),
     }
     assert sorted([*made, "Enqueue"]) == _METHODS
     return [VALID, *(message(method, request) for method, request in made.items())]

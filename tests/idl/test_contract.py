@@ -25,7 +25,7 @@ METHODS = [
     "PutSettings",
     "AwaitSettings",
     "ReleaseLeases", "ListSchedules", "RunSchedule", "GetThrottles", "ExplainItem", "TryHook", "GetStatus",
-    "ListConsumers",
+    "ListConsumers", "GetRates",
 ]  # fmt: skip
 
 

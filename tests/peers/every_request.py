@@ -36,6 +36,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "TryHook": {"ns": "shop", "hook": "on_enqueue", "source": "function on_enqueue() end", "sample": spec("t")},
     "GetStatus": {},
     "ListConsumers": {"ns": "shop"},
+    "GetRates": {"ns": "shop"},
     "GetServerInfo": {},
     "GetRouting": {},
 }

@@ -13,15 +13,20 @@ from typing import Any
 import pytest
 
 from foqs.api import auth as api_auth
+from foqs.api import status as api_status
 from foqs.api.auth import NEEDS, proof_of
 from foqs.config.access import Principals
+from foqs.engine import stats
 from foqs.errors import Code
+from foqs.fairness import rates as of_rates
 from foqs.idl import idl
+from foqs.peers import gather
 from tests.api.hosts import until
 from tests.api.wire import Refused, Wire
 from tests.peers.every_request import BETWEEN_HOSTS, REQUESTS
 from tests.peers.nodes import Cluster, Member
 from tests.support.certificates import Authority
+from tests.support.waiting import wait_until
 
 SECRET = "0123456789-0123456789-0123456789-the-cluster"
 RIGHTS = {
@@ -129,6 +134,28 @@ def test_an_answer_names_the_caller(wire: NewWire) -> None:
     for name, rights in (("taker", {"shop*": ["consume"]}), ("nobody", {})):
         info = wire(name).ask("GetServerInfo")
         assert (info.principal, info.rights) == (name, rights)
+
+
+@pytest.fixture
+def short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rates have steps of 100 ms on hosts that start after this."""
+    for module in (of_rates, stats, api_status, gather):
+        monkeypatch.setattr(module, "STEP_MS", 100)
+
+
+def test_rates_of_the_callers_namespaces(short_steps: None, wire: NewWire) -> None:
+    for at in (0, 1):
+        wire("shop", at).put("t", b"x")
+        wire("rival", at, ns="rival").put("t", b"x", b"y")
+
+    def enqueued(who: str) -> dict[str, int]:
+        answer = wire(who).ask("GetRates")
+        assert answer.missing == []
+        return {one.ns: sum(one.enqueued) for one in answer.namespaces}
+
+    wait_until(lambda: enqueued("admin") == {"shop": 2, "rival": 4}, "the end of a step")
+    assert enqueued("shop") == {"shop": 2}
+    assert code(lambda: wire("shop").ask("GetRates", ns="rival")) == Code.FORBIDDEN
 
 
 def test_without_a_proof_every_request_is_refused(wire: NewWire) -> None:

@@ -220,6 +220,10 @@ def audit_topics(host: Engine) -> None:
             raise MemoryWrong(f"{topic} has no lane of an open shard")
     if lanes:
         raise MemoryWrong(f"{list(lanes.values())} are in no topic")
+    namespaces = Counter(ns for ns, _ in host.state.topics)
+    for key, topic in host.state.topics.items():
+        _same("topics of its namespace", topic, topic.traffic.topics, namespaces[key[0]])
+        _same("counts of its namespace", topic, host.state.topics.rates._known.get(key[0]), topic.traffic)
     for shard in host.state.serving:
         totals: dict[str, int] = {lane.topic.key[0]: 0 for lane in shard.memory.lanes.values()}
         for lane in shard.memory.lanes.values():

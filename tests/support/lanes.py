@@ -2,6 +2,7 @@
 
 from foqs.counters import Namespace
 from foqs.fairness.keys import is_plain, lane_key
+from foqs.fairness.rates import Traffic
 from foqs.fairness.tenants import ShardTerm
 from foqs.fairness.topics import TenantLanes, Topic
 from foqs.item import Item
@@ -16,7 +17,7 @@ def lone_lane(
     key = (ns, topic)
     lane: Lane[Item] = Lane(
         lane_key(key, *tenancy, rules),
-        Topic(key),
+        Topic(key, Traffic()),
         ShardTerm(1, "a shard"),
         number,
         Namespace(),

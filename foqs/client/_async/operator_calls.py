@@ -10,7 +10,7 @@ from itertools import islice
 from time import monotonic
 from typing import Any, Literal
 
-from foqs.bounds import LIMITS, MOST_LISTED, NAME_BYTES, SCHEDULE_BYTES
+from foqs.bounds import LIMITS, MOST_LISTED, NAME_BYTES, RATE_STEPS, SCHEDULE_BYTES
 from foqs.checks import I32_MAX, I64_MAX, check_callable, check_time_ms
 from foqs.client import methods
 from foqs.client._async.requests import Requests
@@ -26,6 +26,7 @@ from foqs.client.operator_types import (
     Failures,
     ItemFilter,
     ItemPage,
+    Rates,
     Redriven,
     RefusedTopic,
     Released,
@@ -36,6 +37,7 @@ from foqs.client.operator_types import (
     Status,
     Throttles,
     Tried,
+    rates_of,
     tried_of,
 )
 from foqs.errors import FoqsError, Invalid, Overloaded, Unavailable
@@ -124,6 +126,22 @@ class OperatorCalls:
         response = await self._requests.call(methods.CONSUMERS, request, timeout_ms)
         found = [from_struct(ConsumerStats, one) for one in response.consumers or ()]
         return Consumers(tuple(found), bool(response.more), tuple(response.missing or ()))
+
+    @checked(steps=whole(1, RATE_STEPS), limit=whole(1, MOST_LISTED))
+    async def rates(
+        self,
+        *,
+        all_namespaces: bool = False,
+        steps: int = RATE_STEPS,
+        limit: int = 100,
+        timeout_ms: int | None = None,
+    ) -> Rates:
+        """Items that were enqueued, delivered and acked, and attempts that failed, in each of the last `steps` whole
+        steps of 10 s, at most 360, over all hosts: of this namespace, or of up to `limit` in which the client has a
+        right."""
+        ns = None if all_namespaces else self.namespace
+        request = idl.GetRatesRequest(ns, steps, limit)
+        return rates_of(await self._requests.call(methods.RATES, request, timeout_ms), steps)
 
     @checked()
     async def get_item(self, item_id: int | str, *, timeout_ms: int | None = None) -> Item:

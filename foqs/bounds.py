@@ -39,6 +39,7 @@ LEAST_FRAME_BYTES, MOST_FRAME_BYTES = 4_096, 64 << 20
 """Values that a host may have as its `limits.frame_bytes`."""
 MOST_PORT = 65_535
 DEFAULT_PORT = 7707
+CONSOLE_PORT = 7780
 DEFAULT_ADDRESS = f"127.0.0.1:{DEFAULT_PORT}"
 NANO = 1_000_000_000
 """Parts of a token: fractions are integers of this unit."""

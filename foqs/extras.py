@@ -29,7 +29,9 @@ EXTRA_OF = {
     "pyspark": "spark",
     "py4j": "spark",
     "pyarrow": "spark",
-    "jinja2": "spark",
+    "jinja2": "console",
+    "starlette": "console",
+    "uvicorn": "console",
     "lupa": "hooks",
     "fast_depends": "tasks",
     "msgpack": "codecs",
@@ -55,6 +57,7 @@ EXTRA_OF_COMMAND = {
     "outbox": "cli,outbox",
     "spark": "spark",
     "worker": "tasks",
+    "console": "console",
     "foqs-lab": "lab",
 }
 """What a command needs in all, so that a user installs once. The other commands need `cli`."""

@@ -171,6 +171,20 @@ def _bounded(lines: list[bytes], room_bytes: int) -> Log:
     return Log(tuple(reversed(kept)))
 
 
+def gaps(present: int, versions: Iterable[int]) -> list[int]:
+    """Return the versions that are missing in a log, whose `versions` are in order, the newest first; `present`: the
+    settings' version.
+
+    >>> gaps(9, [8, 5])
+    [9, 7, 6]
+    """
+    missing, expected = list[int](), present
+    for version in versions:
+        missing += range(expected, version, -1)
+        expected = version - 1
+    return missing
+
+
 # ------------------------------------------------------------------------------------------ differences
 
 

@@ -57,6 +57,17 @@ MAY_IMPORT = {
     "foqs.page": VALUES | {"foqs.page"},
     "foqs.spark": VALUES | {"foqs.spark", "foqs.client", "foqs.store", "foqs.zk", "foqs.fairness.keys", "foqs.page"},
     "foqs.testing": VALUES | {"foqs.testing", "foqs.client", "foqs.server", "foqs.store", "foqs.rpc"},
+    "foqs.console": VALUES
+    | {
+        "foqs.console",
+        "foqs.client",
+        "foqs.page",
+        "foqs.doctor.system",
+        "foqs.doctor.verdict",
+        "foqs.zk",
+        "foqs.shardmgr",
+        "foqs.config",
+    },
     "foqs.doctor": VALUES | IO | {"foqs.doctor", "foqs.client", "foqs.shardmgr.facts"},  # asks a host as clients do
     "foqs.contrib": VALUES | {"foqs.contrib", "foqs.tasks", "foqs.client", "foqs.cli"},
     "foqs.cli": None,

@@ -742,6 +742,8 @@ struct GetActiveTopicsRequest {
   3: optional string cursor,
   /** Topics with items in any state, and their counts by state. Default: topics with ready items only. */
   4: optional bool all,
+  /** Only topics that have dead letters, or take them. A host of an older version returns all topics. */
+  5: optional bool dead,
   15: optional RequestContext context,
 }
 

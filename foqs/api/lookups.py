@@ -169,12 +169,12 @@ class Lookups:
         def found(topics: list[ActiveTopic], more: bool) -> None:
             pages.add(topics, more=more)
             deadline_ms = host.now_ms() + min(timeout_ms, ANSWER_MS)
-            part = partial(idl.GetActiveTopicsRequest, ns, limit, request.cursor, request.all)
+            part = partial(idl.GetActiveTopicsRequest, ns, limit, request.cursor, request.all, request.dead)
             host.forwarder.ask_others("GetActiveTopics", part, request, deadline_ms, pages.add_answer, reply)
 
         active_topics(
             host.engine.state, ns, limit, request.cursor, host.address(), call.within, host.now_ms(), found,
-            every=bool(request.all),
+            every=bool(request.all), dead=bool(request.dead),
         )  # fmt: skip
 
     def topic_stats(self, call: Call) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import sys
@@ -10,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -33,17 +35,18 @@ from foqs.cli.operators import (
 from foqs.cli.run import interruptible
 from foqs.cli.terminal import Column, fail, listing, piped, table
 from foqs.shardmgr import operate
-from foqs.shardmgr.status import HostRow, ShardRow, Status, status_of
+from foqs.shardmgr.status import HostAnswer, HostRow, ShardRow, Status, status_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from rich.console import Console
 
-    from foqs.cli.session import Cluster
     from foqs.config.load import Config
+    from foqs.rpc.peer_caller import PeerCaller
     from foqs.shardmgr.facts import Facts, ShardFact
     from foqs.shardmgr.may_stop import Outlook
+    from foqs.zk.session import Cluster
     from foqs_lab.cluster import LocalCluster
 
     Records = Mapping[int, ShardFact]
@@ -52,6 +55,9 @@ if TYPE_CHECKING:
 HostArgument = Annotated[str, typer.Argument(metavar="HOST", help="The host has this id in `foqs hosts list`.")]
 _WIDE = 10_000  # columns; a program that reads a pipe accepts lines of any length
 _LOOK_S = 0.5
+_ASK_MS = 2_000
+_SAMPLE_S = 1.0
+"""Time between two requests to a host; its load is the difference of their counters."""
 
 app = typer.Typer()
 cluster_app = commands(
@@ -105,13 +111,11 @@ def _follow(cluster: ClusterOptions, show: Show, *, watch: bool) -> None:
     """Show the status with the answers of the hosts, and with `watch` again after each change."""
 
     async def follow(session: Cluster) -> None:
-        from foqs.cli.session import ask_hosts
-
         shown: tuple[Facts, bool] | None = None
         while shown is None or watch:
             if shown != (now := (session.facts, session.connected)):
                 addresses = {host: fact.address for host, fact in now[0].hosts.items()}
-                answers = await ask_hosts(config, addresses)
+                answers = await _ask_hosts(config, addresses)
                 shown = (session.facts, session.connected)  # the answers took more than a second
                 show(status_of(session.facts, answers), session.facts.shards, session.connected)
             if watch:
@@ -119,6 +123,55 @@ def _follow(cluster: ClusterOptions, show: Show, *, watch: bool) -> None:
 
     config = cluster.load()
     connected(section_of(config), cluster.connect_timeout, follow)
+
+
+async def _ask_hosts(config: Config, addresses: Mapping[str, str]) -> dict[str, HostAnswer]:
+    """Return the answers of the hosts by their ids, without hosts that do not answer."""
+    from foqs.api.auth import proofs_of
+    from foqs.bounds import Budget
+    from foqs.config.schema import AuthSection
+    from foqs.idl import idl
+    from foqs.rpc.certificates import peer_context
+    from foqs.rpc.peer_caller import PeerCaller
+
+    limits = config.limits.limits()
+    caller = PeerCaller(limits, Budget(config.host.budget_bytes), tls=peer_context(config.tls), report=lambda *_: None)
+    auth = config.auth or AuthSection()
+    proof, next_proof = proofs_of(auth.cluster_secret, auth.cluster_secret_previous)
+    context = idl.RequestContext(host_proof=proof, host_proof_next=next_proof)
+    try:
+        first = await _ask_each(caller, addresses, context)
+        if not first:
+            return {}
+        began_s = time.monotonic()
+        await asyncio.sleep(_SAMPLE_S)
+        second = await _ask_each(caller, {host: addresses[host] for host in first}, context)
+        return {host: _answer(first[host], second[host], time.monotonic() - began_s) for host in second}
+    finally:
+        caller.close()
+
+
+def _answer(before: Any, after: Any, seconds: float) -> HostAnswer:
+    rows_before, rows = before.shard_rows or {}, after.shard_rows or {}
+    # A count that fell was reset: the shard was opened in between.
+    rates = {n: round((rows[n] - rows_before[n]) / seconds, 1) for n in rows if rows_before.get(n, 1 << 63) <= rows[n]}
+    return HostAnswer(after.version, rates, after.shard_items or {})
+
+
+async def _ask_each(caller: PeerCaller, addresses: Mapping[str, str], context: Any) -> dict[str, Any]:
+    from foqs.idl import idl
+
+    request = idl.GetServerInfoRequest(count_items=True, context=context)
+    asked: dict[str, asyncio.Future[Any]] = {host: asyncio.get_running_loop().create_future() for host in addresses}
+    for host, answer in asked.items():
+        caller.call(addresses[host], "GetServerInfo", request, _ASK_MS, partial(_answered, answer))
+    await asyncio.gather(*asked.values())
+    return {host: answer.result() for host, answer in asked.items() if answer.result() is not None}
+
+
+def _answered(outcome: asyncio.Future[Any], response: Any, error: Exception | None) -> None:
+    if not outcome.done():
+        outcome.set_result(None if error is not None else response)
 
 
 def _json_shown(indent: int | None) -> Show:

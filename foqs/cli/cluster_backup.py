@@ -17,8 +17,8 @@ from foqs.cli.operators import ClusterOptions, YesOption, audit, confirm, connec
 from foqs.errors import Invalid
 
 if TYPE_CHECKING:
-    from foqs.cli.session import Cluster
     from foqs.shardmgr.backup import Backup, Import
+    from foqs.zk.session import Cluster
 
 _STREAM = Path("-")
 _MOST_LINES = 40

@@ -102,8 +102,11 @@ def _file_url(path: Path) -> str:
     return URL.create("sqlite", database=str(path)).render_as_string(hide_password=False)
 
 
-def run(config: Config, read: Read | None, *, take_over: bool) -> None:
-    """Serve until SIGTERM or SIGINT; SIGHUP reloads the configuration. Raises Invalid."""
+def run(
+    config: Config, read: Read | None, *, take_over: bool, ready: Callable[[str], object] = lambda address: None
+) -> None:
+    """Serve until SIGTERM or SIGINT; SIGHUP reloads the configuration. Calls `ready(address)` when the host listens.
+    Raises Invalid."""
     tasks: list[asyncio.Task[None]] = []
 
     def begin(host: Host) -> None:
@@ -113,6 +116,7 @@ def run(config: Config, read: Read | None, *, take_over: bool) -> None:
     def listening(host: str, port: int) -> None:
         address = host_port(host, port)
         logs.announce(f"foqs listening on {address}", address=address)
+        ready(address)
 
     with signals.last_work():
         serve(config, begin, listening, take_over=take_over)

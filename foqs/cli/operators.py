@@ -21,11 +21,11 @@ from foqs.cli.terminal import waiting
 from foqs.errors import Invalid
 
 if TYPE_CHECKING:
-    from foqs.cli.session import Cluster
     from foqs.config.load import Config
     from foqs.config.schema import ZookeeperSection
     from foqs.shardmgr.facts import Facts
     from foqs.shardmgr.operate import Change
+    from foqs.zk.session import Cluster
 
 T = TypeVar("T")
 
@@ -107,7 +107,7 @@ def look(section: ZookeeperSection, connect_s: float) -> Facts:
 
 def connected(section: ZookeeperSection, connect_s: float, work: Callable[[Cluster], Awaitable[T]]) -> T:
     """Return what `work` returns for a connected cluster. Raises Unavailable, and what `work` raises."""
-    from foqs.cli.session import Cluster
+    from foqs.zk.session import Cluster
 
     async def run() -> T:
         async with Cluster(section, connect_s) as cluster:
@@ -173,13 +173,9 @@ def audit(change: Change, certain: bool) -> None:
 
 
 def audit_change(what: str, before: Mapping[str, object], after: Mapping[str, object], outcome: str = "made") -> None:
-    import logging
+    from foqs.zk.session import audit_change as write
 
-    import structlog
-
-    always = structlog.make_filtering_bound_logger(logging.INFO)
-    log = structlog.wrap_logger(logs.Stderr("foqs.audit"), wrapper_class=always)
-    log.info("audit.change", what=what, who=_who(), before=dict(before), after=dict(after), outcome=outcome)
+    write(_who(), what, before, after, outcome)
 
 
 def _who() -> str:

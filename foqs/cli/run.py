@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Self
 
 import typer
 
-from foqs.bounds import DEFAULT_PORT, MOST_PORT
+from foqs.bounds import CONSOLE_PORT, DEFAULT_PORT, MOST_PORT
 from foqs.cli import logs
 from foqs.cli.interrupt import ends_at_once
 from foqs.cli.main import command
@@ -46,6 +47,12 @@ def dev(
     port: PortOption = None,
     data_dir: Annotated[Path, typer.Option(help="The SQLite shards are in this folder.")] = Path("foqs-data"),
     shards: Annotated[int, typer.Option(min=1, max=64, help="A new folder gets this many shards.")] = 4,
+    console: Annotated[
+        bool, typer.Option("--console", help="The command runs the web console as well (see `foqs console`).")
+    ] = False,
+    console_port: Annotated[
+        int, typer.Option(min=0, max=MOST_PORT, help="The console listens on this port; 0 picks one.")
+    ] = CONSOLE_PORT,
 ) -> None:
     """Run a host on embedded SQLite shards, without any other server.
 
@@ -67,7 +74,34 @@ def dev(
             logs.configure(config.log.level, config.log.format, folds=True)
             log = structlog.get_logger("foqs.host")
             log.info("dev.data", directory=str(data_dir), shards=len(config.shards))
-            run(config, None, take_over=False)
+            if not console:
+                run(config, None, take_over=False)
+                return
+            import foqs.cli.console_process  # noqa: F401 - without its packages neither starts
+
+            with _Console(console_port) as process:
+                run(config, None, take_over=False, ready=process.begin)
+
+
+class _Console:
+    """The process of the console of `foqs dev`. It ends with its input, so also when this process is killed."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def begin(self, address: str) -> None:
+        options = ["--address", address, "--port", str(self._port), "--until-input-ends"]
+        self._process = subprocess.Popen([sys.executable, "-m", "foqs", "console", *options], stdin=subprocess.PIPE)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            assert self._process.stdin is not None, "it is a pipe"
+            self._process.stdin.close()
+            self._process.wait()
 
 
 @command(app, "foqs serve --config foqs.toml", "foqs serve --config foqs.toml --processes 4")

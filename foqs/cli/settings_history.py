@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from foqs.checks import counted, printable
 from foqs.cli.terminal import duration, when
-from foqs.settings_log import Value, ValueDigest
+from foqs.settings_log import Value, ValueDigest, gaps
 
 if TYPE_CHECKING:
     from foqs.client import SettingsLog, SettingsStamp, SettingsVersion
@@ -88,13 +88,10 @@ class Row(NamedTuple):
 
 def with_gaps(found: SettingsLog, prefix: str) -> Iterator[SettingsVersion | Gap]:
     """Yield the versions, the newest first. Without a prefix, also those between them that are missing."""
-    expected = found.version
-    for one in found.versions:
-        while not prefix and one.version < expected:
-            yield Gap(expected)
-            expected -= 1
-        yield one
-        expected = one.version - 1
+    versions: list[SettingsVersion | Gap] = [*found.versions]
+    if not prefix:
+        versions += map(Gap, gaps(found.version, [one.version for one in found.versions]))
+    yield from sorted(versions, key=lambda one: -one.version)
 
 
 def rows(one: SettingsVersion | Gap) -> Iterator[Row]:

@@ -11,10 +11,10 @@ from foqs.errors import Invalid
 from foqs.store.protocol import StoreError, explained
 
 if TYPE_CHECKING:
-    from foqs.cli.session import Cluster
     from foqs.ids import Marks
     from foqs.shardmgr.facts import ShardFact
     from foqs.store.maintenance import Standing
+    from foqs.zk.session import Cluster
 
 
 def given_url(url: str) -> str:

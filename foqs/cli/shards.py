@@ -38,9 +38,9 @@ from foqs.shardmgr.facts import ShardFact, ShardUse
 from foqs.store.protocol import StoreError, explained
 
 if TYPE_CHECKING:
-    from foqs.cli.session import Cluster
     from foqs.config.schema import ZookeeperSection
     from foqs.shardmgr.operate import Change
+    from foqs.zk.session import Cluster
 
 __all__ = ["app", "backup", "restore"]  # the group, and commands of other modules
 _MEMBERS, _PLACES = "Shards of a cluster", "Hosts of the shards"

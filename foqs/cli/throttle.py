@@ -14,12 +14,14 @@ from foqs.checks import printable as name
 from foqs.cli import settings
 from foqs.cli.connection import Connection
 from foqs.cli.main import JsonOption, command, commands
-from foqs.cli.terminal import Column, duration, fail, in_table, listing, piped, say, say_first, set_fields
+from foqs.cli.terminal import Column, duration, fail, in_table, listing, piped, say, say_first, set_fields, table
 from foqs.option_groups import options_of
 from foqs.policies.entries import THROTTLE, ThrottleEntry
 from foqs.policies.remedy import throttle_command
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from foqs.client import ThrottleFields, ThrottleStats
     from foqs.policies.entries import Throttle
 
@@ -125,7 +127,7 @@ def list_(
     with connection.client() as client:
         entries = client.settings(THROTTLE).entries
         live = client.throttles(prefix, limit=most and most + 1)
-    rows = _rows(entries, live.throttles, prefix)
+    rows = rows_of(entries, live.throttles, prefix)
     if rows or not in_table(as_json):
         listing(rows[:most], _columns(rows[:most]), as_json, Row.json)
     else:
@@ -161,7 +163,8 @@ def _figures() -> list[str]:
     return [*_LIVE, *(name for name in ThrottleStats._fields if name not in others)]
 
 
-def _rows(entries: Mapping[str, str], live: Sequence[ThrottleStats], prefix: str) -> list[Row]:
+def rows_of(entries: Mapping[str, str], live: Sequence[ThrottleStats], prefix: str = "") -> list[Row]:
+    """Return a row for each throttle of the settings, and for each key in use, in the order of their names."""
     from foqs.policies.entries import parse_throttle
 
     limits = {setting: parse_throttle(text).throttle(setting) for setting, text in entries.items()}
@@ -171,6 +174,10 @@ def _rows(entries: Mapping[str, str], live: Sequence[ThrottleStats], prefix: str
     used = {one.key: one for one in live}
     keys |= {key: limits.get(one.setting) for key, one in used.items()}
     return [Row(key, limit, used.get(key)) for key, limit in sorted(keys.items())]
+
+
+def throttles_table(rows: Sequence[Row]) -> Table:
+    return table(rows, _columns(rows))
 
 
 def _columns(rows: Sequence[Row]) -> list[Column[Row]]:

@@ -62,6 +62,7 @@ from foqs.client.operator_types import (
     ServerInfo,
     Status,
     Throttles,
+    TopicsPage,
     Tried,
 )
 from foqs.client.rules import ItemRules, RetryKind, RetryRule
@@ -205,6 +206,7 @@ __all__ = [
     "Tls",
     "TopicStats",
     "TopicStatus",
+    "TopicsPage",
     "Tried",
     "Unauthenticated",
     "Unavailable",

@@ -296,6 +296,7 @@ _CHECKS: Mapping[str, Check] = {
     "page_topics": whole(1, I32_MAX),
     "all_namespaces": check_bool,
     "all_states": check_bool,
+    "dead": check_bool,
     "tenants": whole(1, I32_MAX, none=True),
     "limit": limit(none=True),
     "entries": _check_entries,

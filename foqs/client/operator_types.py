@@ -17,6 +17,7 @@ from foqs.client.items import Failure, Item, ItemSpec, ItemState, LastFailure, P
 from foqs.enums import NamedInt, known
 from foqs.errors import Conflict, FoqsError, Invalid, NotFound, Unavailable, item_error
 from foqs.figures import (
+    ActiveTopic,
     ConsumerStats,
     FailingTopic,
     HostStatus,
@@ -70,6 +71,13 @@ class Consumers(NamedTuple):
     consumers: tuple[ConsumerStats, ...]
     more: bool
     missing: tuple[str, ...]
+
+
+class TopicsPage(NamedTuple):
+    """`cursor` continues behind the last topic; None: there are no further topics."""
+
+    topics: tuple[ActiveTopic, ...]
+    cursor: str | None
 
 
 class Rates(NamedTuple):

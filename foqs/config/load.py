@@ -40,6 +40,7 @@ from foqs.config.schema import (
     AdminSection,
     AuthSection,
     BreakerSection,
+    ConsoleSection,
     HooksSection,
     HostSection,
     LimitsSection,
@@ -82,6 +83,7 @@ class Config(BaseSettings):
     hooks: HooksSection = HooksSection()
     tls: TlsSection | None = None
     auth: AuthSection | None = None
+    console: ConsoleSection | None = None
 
     @classmethod
     def settings_customise_sources(

@@ -394,6 +394,17 @@ class AuthSection(Section):
         return self
 
 
+class ConsoleSection(Section):
+    """Users of `foqs console --auth proxy`, which a proxy in front of the console signs in. Hosts do not use it."""
+
+    proxy_header: str = Field(default="X-Forwarded-User", pattern=r"^[A-Za-z0-9-]+$")
+    """The proxy sends the name of the user in this header, and removes it from requests of browsers."""
+    proxy_addresses: list[str] = Field(default=["127.0.0.1", "::1"], min_length=1)
+    """IP addresses or networks of the proxy. The console takes requests from these alone."""
+    tokens_file: Path
+    """This TOML file has a token of the service for each user, `ann = "..."`; `"*"` is for all further users."""
+
+
 class QuotaKeys(Section):
     """A quota of a namespace, for all hosts together."""
 

@@ -55,9 +55,11 @@ def active_topics(
     done: Callable[[list[ActiveTopic], bool], None],
     *,
     every: bool = False,
+    dead: bool = False,
 ) -> Iterator[None]:
     """Report the topics with something ready, by name, and whether there are more; only of namespaces in `within`, if
-    given. `every`: topics with items in any state, counted by state."""
+    given. `every`: topics with items in any state, counted by state. `dead`: only topics that have dead letters, or
+    take them."""
     parts = parts_of(cursor, (str, str))
     after = (parts[0], parts[1]) if parts is not None else ("", "")
     if ns is not None:
@@ -73,6 +75,8 @@ def active_topics(
                 return
             if within is not None and key[0] not in within:
                 continue
+            if dead and not (state.policies.takes_dead(key) or (yield from _has_dead(state, key))):
+                continue
             ready, delayed, leased, oldest_ms = yield from _counted(state, key)
             if not (ready or (every and (delayed or leased))):
                 continue
@@ -86,6 +90,15 @@ def active_topics(
         after = keys[-1]
         yield
     done(found, False)
+
+
+def _has_dead(state: State, key: TopicKey) -> Generator[None, None, bool]:
+    for at, lanes in enumerate(lanes_of(state, key)):
+        if at:
+            yield
+        if any(lane.dead for lane in lanes):
+            return True
+    return False
 
 
 @in_slices

@@ -276,6 +276,13 @@ def drain_host(facts: Facts, host: str) -> Change:
     )
 
 
+def moves_of_drain(facts: Facts, host: str) -> tuple[tuple[int, str | None, str], ...]:
+    """Return the moves that balancing would make if the host were drained now, as `Change.moves` has them."""
+    after = balance(situation_of(replace(facts, drained=facts.drained | {host})))
+    left = [shard for shard, at in sorted(facts.assignment.hosts.items()) if at == host]
+    return tuple((shard, host, after[shard]) for shard in left if after.get(shard, host) != host)
+
+
 def undrain_host(facts: Facts, host: str) -> Change:
     """Undrain a host, also a dead one. Balancing gives it shards again."""
     if host not in facts.drained:

@@ -225,6 +225,24 @@ def test_all_topics_are_counted_by_state(host: OneHost) -> None:
     assert ([one.topic for one in rest.topics], rest.cursor) == (["t"], None)
 
 
+def test_topics_of_dead_letters_are_listed_apart(host: OneHost) -> None:
+    for name in ("t", "u", "u.dlq", "v.dlq"):
+        host.ask("Enqueue", ns="n", items=[spec(name)])
+    host.ask("Dequeue", ns="n", wants=[idl.TopicCount("v.dlq", 1)])
+    assert topics(host.ask("GetActiveTopics", dead=True)) == [("n", "u.dlq", 1)]
+    assert topics(host.ask("GetActiveTopics", dead=True, all=True)) == [("n", "u.dlq", 1), ("n", "v.dlq", 0)]
+    page = host.ask("GetActiveTopics", dead=True, all=True, limit=1)
+    rest = host.ask("GetActiveTopics", dead=True, all=True, limit=1, cursor=page.cursor)
+    assert (topics(page), topics(rest), rest.cursor) == ([("n", "u.dlq", 1)], [("n", "v.dlq", 0)], None)
+
+
+def test_each_host_is_asked_for_topics_of_dead_letters(member: OneHost) -> None:
+    call = member.call("GetActiveTopics", dead=True)
+    there = [idl.ActiveTopic("n", "t.dlq", 4, 3, ["b:1"])]
+    assert member.reply("GetActiveTopics", idl.GetActiveTopicsResponse(there)).dead is True
+    assert topics(call.answer) == [("n", "t.dlq", 4)]
+
+
 def test_active_topics_are_checked(host: OneHost) -> None:
     assert refused(host, "GetActiveTopics", ns="") == "ns must have 1 to 255 bytes"
     for limit in (0, 10_001):

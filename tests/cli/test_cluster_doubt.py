@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from foqs.cli import session as module
-from foqs.cli.session import Cluster
 from foqs.config.schema import ZookeeperSection
 from foqs.errors import Forbidden, Invalid, Unavailable
 from foqs.shardmgr.facts import Facts, Session, ShardFact
 from foqs.shardmgr.operate import Change, add_shard
+from foqs.zk import session as module
 from foqs.zk.protocol import Done, ZkConflict, ZkError, ZkRefused, ZkUnavailable, ZkUnknown
+from foqs.zk.session import Cluster
 
 FACT = ShardFact(7, "sqlite:///seven")
 

@@ -8,10 +8,10 @@ from typing import TypeVar
 
 import pytest
 
-from foqs.cli.session import Cluster, NotDone
 from foqs.errors import Invalid, Unavailable
 from foqs.shardmgr.facts import Facts
 from foqs.shardmgr.operate import Assign, Change, MarkHost
+from foqs.zk.session import Cluster, NotDone
 from tests.cli.players import Player
 from tests.zk.rig import ZookeeperRig
 

@@ -42,15 +42,15 @@ def test_a_screen_reader_gets_title_and_description():
     page = Page(drawn(["12:00"], [("acked", "hue-1", [3])]))
     attributes = dict(reversed(page.attributes))
     ids = [value for name, value in page.attributes if name == "id"]
-    assert attributes["role"] == "img"
-    assert attributes["aria-labelledby"].split() == ids
+    assert ("role", "img") in page.attributes
+    assert attributes["aria-labelledby"].split() == ids[:2]
     assert page.words[page.words.index("Items") :][:2] == ["Items", "in 10 s"]
 
 
 def test_charts_of_one_page_have_ids_of_their_own():
     page = Page("".join(drawn(["12:00"], [("a", "hue-1", [3])], title) for title in ("Items", "Failures")))
     ids = [value for name, value in page.attributes if name == "id"]
-    assert len(ids) == len(set(ids)) == 4
+    assert len(ids) == len(set(ids)) == 6
 
 
 @pytest.mark.parametrize(("labels", "series"), [([], []), ([], [("a", "hue-1", [])]), (["12:00"], [])])

@@ -8,6 +8,7 @@ from foqs.page.environment import stylesheet
 from tests.support.structure import ROOT
 
 STYLE = stylesheet()
+CONSOLE = (ROOT / "foqs/console/static/console.css").read_text()
 BLOCKS = re.findall(r":root\{(.*?)\}", STYLE, re.S)
 LIGHT, DARK = (dict(re.findall(r"--([\w-]+):(#\w+)", block)) for block in BLOCKS)
 TEXT = [
@@ -63,12 +64,14 @@ def test_each_colour_has_both_modes():
     assert not re.findall(r"#[0-9a-fA-F]{3,8}\b|\brgba?\(|\bhsla?\(", rest)
 
 
-@pytest.mark.parametrize("template", ["foqs/page/templates/parts.html", "foqs/spark/jobs/templates/report.html"])
+@pytest.mark.parametrize(
+    "template", sorted(path.relative_to(ROOT / "foqs").as_posix() for path in (ROOT / "foqs").rglob("*.html"))
+)
 def test_classes_of_templates_are_in_the_style(template):
-    named = re.findall(r' class="([^"{}]+)"', (ROOT / template).read_text())
+    named = re.findall(r' class="([^"{}]+)"', (ROOT / "foqs" / template).read_text())
+    style = STYLE + (CONSOLE if template.startswith("console/") else "")
     classes = {name for value in named for name in value.split()}
-    assert classes
-    assert sorted(classes - set(re.findall(r"\.([a-z][\w-]*)", STYLE))) == []
+    assert sorted(classes - set(re.findall(r"\.([a-z][\w-]*)", style))) == []
 
 
 def test_marks_are_known():

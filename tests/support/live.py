@@ -57,10 +57,10 @@ def lines(done: Any) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def in_terminal(client: Client, *args: str, typed: str = "") -> tuple[int, str]:
+def in_terminal(client: Client, *args: str, typed: str = "", term: str = "dumb") -> tuple[int, str]:
     """Run a command in a terminal of 80 columns. Return its status and what the terminal shows."""
     ours, theirs = pty.openpty()
-    environ = environment(FOQS_ADDRESS=client.address, COLUMNS="80", TERM="dumb", NO_COLOR="1")
+    environ = environment(FOQS_ADDRESS=client.address, COLUMNS="80", TERM=term, NO_COLOR="1")
     process = forked.Forked([*args, "--ns", client.namespace], [theirs] * 3, environ)
     os.close(theirs)
     os.write(ours, typed.encode())

@@ -37,6 +37,7 @@ from foqs.client.operator_types import (
     ServerInfo,
     Status,
     Throttles,
+    TopicsPage,
     Tried,
     rates_of,
     tried_of,
@@ -232,14 +233,33 @@ class OperatorCalls:
         *,
         all_namespaces: bool = False,
         all_states: bool = False,
+        dead: bool = False,
         page_topics: int = 1_000,
         timeout_ms: int | None = None,
     ) -> Iterator[ActiveTopic]:
-        """Topics with ready items (`all_states`: in any state, with counts), by namespace and topic, page by page."""
+        """Topics with ready items (`all_states`: in any state, with counts), by namespace and topic, page by page.
+        `dead`: only topics that have dead letters, or take them; a host of an older version returns all topics."""
         ns = None if all_namespaces else self.namespace
-        request = idl.GetActiveTopicsRequest(ns=ns, limit=page_topics, all=all_states or None)
+        request = idl.GetActiveTopicsRequest(ns=ns, limit=page_topics, all=all_states or None, dead=dead or None)
         pages = self._requests.pages(methods.TOPICS, request, timeout_ms)
         return (from_struct(ActiveTopic, found) for page in pages for found in page.topics or ())
+
+    @checked(cursor=text(none=True))
+    def topics_page(
+        self,
+        *,
+        all_namespaces: bool = False,
+        all_states: bool = False,
+        dead: bool = False,
+        page_topics: int = 1_000,
+        cursor: str | None = None,
+        timeout_ms: int | None = None,
+    ) -> TopicsPage:
+        """One page of `active_topics`, from the `cursor` of another page on."""
+        ns = None if all_namespaces else self.namespace
+        request = idl.GetActiveTopicsRequest(ns, page_topics, cursor, all_states or None, dead or None)
+        page = self._requests.call(methods.TOPICS, request, timeout_ms)
+        return TopicsPage(tuple([from_struct(ActiveTopic, found) for found in page.topics or ()]), page.cursor or None)
 
     @checked()
     def topic_stats(self, topic: str, *, tenants: int | None = None, timeout_ms: int | None = None) -> TopicStats:
@@ -266,9 +286,10 @@ class OperatorCalls:
         return Throttles(tuple(found), tuple(sorted(missing)))
 
     @checked()
-    def schedules(self, prefix: str = "", *, timeout_ms: int | None = None) -> Schedules:
-        """The schedules whose names begin with `prefix`, in the order of their names."""
-        request = idl.ListSchedulesRequest(self.namespace, prefix or None, MOST_LISTED)
+    def schedules(self, prefix: str = "", *, limit: int | None = None, timeout_ms: int | None = None) -> Schedules:
+        """The schedules whose names begin with `prefix`, in the order of their names: the first `limit`, or all
+        (0: no limit)."""
+        request = idl.ListSchedulesRequest(self.namespace, prefix or None, min(limit or MOST_LISTED, MOST_LISTED))
         found: list[Schedule] = []
         missing: set[str] = set()
         for page in self._requests.pages(methods.SCHEDULES, request, timeout_ms):
@@ -280,6 +301,10 @@ class OperatorCalls:
                 for one in page.schedules or ()
             ]  # fmt: skip
             missing.update(page.missing or ())
+            if limit:
+                if len(found) >= limit:
+                    break
+                request.limit = min(limit - len(found), MOST_LISTED)
         return Schedules(tuple(found), tuple(sorted(missing)))
 
     @checked(name=text(SCHEDULE_BYTES), dedup_key=text(NAME_BYTES, none=True))

@@ -1,14 +1,17 @@
-"""A command's session with a cluster: read the facts, make one change, and wait for the hosts to act on it."""
+"""An operator's session with a cluster: read the facts, make one change, and wait for the hosts to act on it."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 from uuid import uuid4
+
+import structlog
 
 from foqs.config.schema import ZookeeperSection
 from foqs.errors import FoqsError, Forbidden, Unavailable
@@ -16,13 +19,10 @@ from foqs.ids import Marks
 from foqs.policies.settings import Settings, adopt
 from foqs.shardmgr.facts import Facts, Session, ShardFact, Slots
 from foqs.shardmgr.operate import Change, Missing, made, shown
-from foqs.shardmgr.status import HostAnswer
 from foqs.zk.client import ZkFactStore
 from foqs.zk.protocol import ZkConflict, ZkError, ZkRefused, ZkUnknown, carry_out
 
 if TYPE_CHECKING:
-    from foqs.config.load import Config
-    from foqs.rpc.peer_caller import PeerCaller
     from foqs.shardmgr.backup import Import
 
 
@@ -30,10 +30,16 @@ T = TypeVar("T")
 Audit = Callable[[Change, bool], None]
 """Called with a change and True if it was made, False if its outcome is unknown."""
 
-_ASK_MS = 2_000
-_SAMPLE_S = 1.0
-"""Time between two requests to a host; its load is the difference of their counters."""
 _TRIES = 5  # a try fails if another command changed the facts first, or if the connection was lost
+
+
+def audit_change(
+    who: str, what: str, before: Mapping[str, object], after: Mapping[str, object], outcome: str = "made"
+) -> None:
+    """Log a change, whatever the level of the log is. Its author is an account or a principal."""
+    always = structlog.make_filtering_bound_logger(logging.INFO)
+    log = structlog.wrap_logger(None, wrapper_class=always, logger_factory_args=("foqs.audit",))
+    log.info("audit.change", what=what, who=who, before=dict(before), after=dict(after), outcome=outcome)
 
 
 class NotDone(FoqsError):
@@ -136,7 +142,10 @@ class Cluster:
         for copy in copies:
             found = await self._answer(partial(self._store.change_settings, copy.ns, adopt(copy, place)))
             if isinstance(found, FoqsError):
-                raise found
+                try:
+                    raise found
+                finally:
+                    del found
             stored.append(found)
         return stored
 
@@ -165,7 +174,10 @@ class Cluster:
         for settings in plan.settings:
             outcome = await self._answer(partial(store.change_settings, settings.ns, adopt(settings, "the file")))
             if isinstance(outcome, FoqsError):
-                raise outcome
+                try:
+                    raise outcome
+                finally:
+                    del outcome
         for shard, marks in plan.marks.items():
             for identity_of_shard, mark in marks.items():
                 await self._write(partial(store.remember, shard, identity_of_shard, mark))
@@ -275,51 +287,3 @@ def _other_slots(before: Facts, facts: Facts) -> bool:
 def _shortened(left: list[str]) -> str:
     more = f" and {len(left) - 3:,} more" if len(left) > 3 else ""
     return "; ".join(left[:3]) + more
-
-
-async def ask_hosts(config: Config, addresses: Mapping[str, str]) -> dict[str, HostAnswer]:
-    """Return the answers of the hosts by their ids, without hosts that do not answer."""
-    from foqs.api.auth import proofs_of
-    from foqs.bounds import Budget
-    from foqs.config.schema import AuthSection
-    from foqs.idl import idl
-    from foqs.rpc.certificates import peer_context
-    from foqs.rpc.peer_caller import PeerCaller
-
-    limits = config.limits.limits()
-    caller = PeerCaller(limits, Budget(config.host.budget_bytes), tls=peer_context(config.tls), report=lambda *_: None)
-    auth = config.auth or AuthSection()
-    proof, next_proof = proofs_of(auth.cluster_secret, auth.cluster_secret_previous)
-    context = idl.RequestContext(host_proof=proof, host_proof_next=next_proof)
-    try:
-        first = await _ask_each(caller, addresses, context)
-        if not first:
-            return {}
-        began_s = time.monotonic()
-        await asyncio.sleep(_SAMPLE_S)
-        second = await _ask_each(caller, {host: addresses[host] for host in first}, context)
-        return {host: _answer(first[host], second[host], time.monotonic() - began_s) for host in second}
-    finally:
-        caller.close()
-
-
-def _answer(before: Any, after: Any, seconds: float) -> HostAnswer:
-    rows_before, rows = before.shard_rows or {}, after.shard_rows or {}
-    # A count that fell was reset: the shard was opened in between.
-    rates = {n: round((rows[n] - rows_before[n]) / seconds, 1) for n in rows if rows_before.get(n, 1 << 63) <= rows[n]}
-    return HostAnswer(after.version, rates, after.shard_items or {})
-
-
-async def _ask_each(caller: PeerCaller, addresses: Mapping[str, str], context: Any) -> dict[str, Any]:
-    from foqs.idl import idl
-
-    request = idl.GetServerInfoRequest(count_items=True, context=context)
-    asked: dict[str, asyncio.Future[Any]] = {host: asyncio.get_running_loop().create_future() for host in addresses}
-    for host, answer in asked.items():
-        caller.call(addresses[host], "GetServerInfo", request, _ASK_MS, partial(_answered, answer))
-    await asyncio.gather(*asked.values())
-    return {host: answer.result() for host, answer in asked.items() if answer.result() is not None}
-
-
-def _answered(outcome: asyncio.Future[Any], response: Any, error: Exception | None) -> None:
-    _settle(outcome, None if error is not None else response)

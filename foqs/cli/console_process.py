@@ -1,0 +1,164 @@
+"""The process of the console: uvicorn, and clients of the service."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, NamedTuple
+
+import uvicorn
+
+from foqs.checks import host_port
+from foqs.cli import logs, signals
+from foqs.client import AsyncClient
+from foqs.client.tls import Tls
+from foqs.console.app import Console
+from foqs.console.guard import is_loopback, names_of
+from foqs.console.options import Options
+from foqs.console.proxy import Proxy
+from foqs.console.sessions import Connect
+from foqs.errors import Invalid
+
+if TYPE_CHECKING:
+    from foqs.config.schema import ZookeeperSection
+    from foqs.console.cluster import ClusterLink
+
+CALL_MS = 5_000
+_ATTEMPT_MS = 5_000
+_CONNECTIONS = 8
+_KEEP_ALIVE_S = 65
+_GRACE_S = 5
+_WAITING = 256
+"""Connections that wait to be accepted."""
+
+
+class Listener(NamedTuple):
+    """`names`: further names of the console. `certificate`, `key`: files of HTTPS."""
+
+    address: str
+    port: int
+    names: tuple[str, ...] = ()
+    certificate: str | None = None
+    key: str | None = None
+
+
+def serve(
+    where: Listener,
+    address: str,
+    tls: Tls | None,
+    *,
+    read_only: bool,
+    idle_s: float,
+    section: ZookeeperSection | None,
+    proxy: Proxy | None,
+    until_input_ends: bool,
+    state_dir: Path | None,
+) -> None:
+    """Serve until SIGTERM or SIGINT, or also until stdin ends. `section`: of the cluster, for the page of the hosts.
+    Raises Invalid if the console cannot listen, or make its folder."""
+    options = Options(
+        address,
+        names_of(where.address, where.names),
+        private=is_loopback(where.address),
+        secure=where.certificate is not None,
+        read_only=read_only,
+        proxy=proxy,
+        may_be_open=tls is None or tls.cert_file is None,
+        idle_s=idle_s,
+        state_dir=state_dir,
+    )
+    try:
+        console = Console(options, connector(address, tls), monotonic, cluster=_link(section))
+    except OSError as error:
+        raise Invalid(f"--state-dir {state_dir}: {error.strerror or error}") from error
+    config = uvicorn.Config(
+        console.app,
+        ssl_certfile=where.certificate,
+        ssl_keyfile=where.key,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=_GRACE_S,
+        interface="asgi3",
+        lifespan="on",
+    )
+    try:
+        config.load()
+    except OSError as error:
+        raise Invalid(f"--certificate, --key: {error.strerror or error}") from error
+    listening = _listening(where)
+    scheme = "https" if options.secure else "http"
+    bound = listening.getsockname()
+    url = f"{scheme}://{host_port(bound[0], bound[1])}"
+    gc.freeze()
+
+    async def work() -> None:
+        logs.catch_faults(asyncio.get_running_loop())
+        server = _Server(config)
+        stop = partial(setattr, server, "should_exit", True)
+        signals.on_stop(stop)
+        if until_input_ends:
+            asyncio.get_running_loop().add_reader(0, stop)  # nothing is written to it
+        logs.announce(f"foqs console on {url}", address=host_port(bound[0], bound[1]))
+        await server.serve([listening])
+
+    with signals.last_work(), asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        runner.run(work())
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """The process has handlers of its own (`signals.on_stop`)."""
+        yield
+
+
+def _link(section: ZookeeperSection | None) -> ClusterLink | None:
+    if section is None:
+        return None
+    from foqs.console.cluster import ClusterLink  # needs kazoo
+
+    return ClusterLink(section)
+
+
+def _listening(where: Listener) -> socket.socket:
+    """Raises Invalid: the address is not of this machine, or another process has the port."""
+    try:
+        family, _, _, _, place = socket.getaddrinfo(where.address, where.port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(place)
+        listening.listen(_WAITING)  # before the line with the address is written
+    except OSError as error:
+        raise Invalid(
+            f"the console cannot listen on {host_port(where.address, where.port)}: {error.strerror}"
+        ) from error
+    return listening
+
+
+def connector(address: str, tls: Tls | None) -> Connect:
+    """Return what makes the clients of a console. They call one address in front of all hosts: users make few calls."""
+    return partial(_client, address, tls)
+
+
+def _client(address: str, tls: Tls | None, token: str | None, namespace: str) -> AsyncClient:
+    return AsyncClient(
+        address,
+        namespace,
+        token=token,
+        tls=tls,
+        timeout_ms=CALL_MS,
+        attempt_timeout_ms=_ATTEMPT_MS,
+        pool_size=_CONNECTIONS,
+        routing=False,
+        wait_server=False,
+        on_retry=lambda _error, _left_s: None,
+    )

@@ -1,0 +1,87 @@
+"""What a request to the console must meet, and what each answer says to the browser. Pure.
+
+A browser sends cookies with requests that a page of another site makes, and a name of another site may lead to this
+address (DNS rebinding). So each request names a host of the console, and a request that changes something must come
+from a page of the console.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from foqs.errors import Forbidden
+
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+SAFE = ("GET", "HEAD")
+HEADERS: Mapping[str, str] = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+    ),
+    "X-Frame-Options": "DENY",
+    "X-Content-Type-Options": "nosniff",
+    # With `no-referrer` a form would be sent with the Origin `null`.
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+"""Headers of every answer."""
+
+
+def is_loopback(address: str) -> bool:
+    """Return True if only programs on this machine reach the address."""
+    try:
+        return address == "localhost" or ip_address(address).is_loopback
+    except ValueError:
+        return False
+
+
+def host_name(host: str) -> str:
+    """Return the name of a Host header: lower case, without its port.
+
+    >>> host_name("Console.Example:8443"), host_name("[::1]:7780"), host_name("::1"), host_name("a@b")
+    ('console.example', '::1', '::1', '')
+    """
+    if host.count(":") > 1 and not host.startswith("["):
+        return host.lower()
+    if "@" in host or "/" in host:
+        return ""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def names_of(listens_on: str, given: Collection[str]) -> frozenset[str]:
+    """Return the names by which a console that listens on that address may be called: the address, names of this
+    machine, and the `given` ones."""
+    return frozenset(host_name(name) for name in (listens_on, *LOOPBACK, *given)) - {"", "0.0.0.0", "::"}
+
+
+def check(method: str, headers: Mapping[str, str], names: Collection[str], *, read_only: bool) -> None:
+    """Raise Forbidden for a request that is not for this console, or that changes something and does not come from one
+    of its pages. `headers` have names in lower case; `names` come from `names_of`."""
+    host = headers.get("host", "")
+    if host_name(host) not in names:
+        raise Forbidden(
+            "the console does not know the name by which the browser called it: `foqs console --host NAME` allows one"
+        )
+    if method in SAFE:
+        return
+    if not _is_from_here(headers, host):
+        raise Forbidden(
+            "the request does not come from a page of this console: open the page again, and repeat it there"
+        )
+    if read_only:
+        raise Forbidden("this console only reads: it runs with --read-only")
+
+
+def _is_from_here(headers: Mapping[str, str], host: str) -> bool:
+    """Browsers that do not send Sec-Fetch-Site send an Origin with each POST."""
+    site = headers.get("sec-fetch-site")
+    if site is not None:
+        return site == "same-origin"
+    origin = headers.get("origin", "")
+    return bool(host) and origin.partition("://")[2].lower() == host.lower()

@@ -1,0 +1,119 @@
+"""The items of a topic that meet conditions, with the reason why each waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from foqs.client import Failure, Item, ItemState, LastFailure, Reason
+from foqs.console.item_query import FIELDS, FURTHER, STATES, ItemQuery
+from foqs.console.view import Page, View
+from foqs.errors import FoqsError, Forbidden, Invalid, NotFound
+from foqs.ids import parse_id
+
+PAGE_ITEMS = 50
+_AT_A_TIME = 8
+_EXPLAIN_MS = 3_000
+_WAITING = (ItemState.READY, ItemState.DELAYED, ItemState.LEASED)
+GONE = "gone since the page was listed"
+
+
+class Row(NamedTuple):
+    """`due_ms`: when a delayed item is ready, or a lease ends. `keys`: the item, or its failure if that has the
+    keys. `why`: why it waits, "" for an item that has ended."""
+
+    item: Item
+    due_ms: int | None
+    keys: Item | Failure
+    failure: Failure | LastFailure | None
+    why: str
+
+
+class Found(NamedTuple):
+    """`cursor` of the next page, None without one. `looked_at`: items that were looked at for the page; None where one
+    item was asked for. `wrong`: what the user has to correct in the form."""
+
+    items: Sequence[Item] = ()
+    cursor: str | None = None
+    looked_at: int | None = None
+    wrong: str = ""
+
+
+async def load(view: View) -> Mapping[str, Any]:
+    query = ItemQuery({name: _asked(view, name) for name in FIELDS})
+    cursor, scans, rows = view.asked("cursor"), False, list[Row]()
+    found: Found | None = Found()
+    try:
+        wanted = query.wanted(view.now_ms)
+        scans = wanted.conditions() is not None and not query.names_one
+        if query.names_one:
+            found = await view.allowed(_one(view, query))
+        elif query.fields["topic"]:
+            searched = view.client.search_items(
+                query.fields["topic"], filter=wanted, page_items=PAGE_ITEMS, cursor=cursor or None
+            )
+            page = await view.allowed(searched)
+            found = None if page is None else Found(page.items, page.cursor, page.looked_at)
+        elif query.given:
+            found = Found(wrong="Topic: give one, or an id or a dedup key, which find an item in any topic")
+    except Invalid as error:
+        found = Found(wrong=error.message)
+    if found is not None:
+        rows = await _rows(view, found.items)
+    return {
+        "query": query, "found": found, "rows": rows, "states": STATES, "scans": scans, "is_first": not cursor,
+        "refreshes": not scans and not cursor, "further": any(query.fields[name] for name in FURTHER),
+        "elsewhere": any(row.item.ns != view.ns for row in rows),
+    }  # fmt: skip
+
+
+def _asked(view: View, name: str) -> str:
+    """Spaces at the ends may be a part of a name."""
+    texts = view.request.query_params.getlist(name)
+    return "\n".join(texts) if name == "header" else "".join(texts[:1])
+
+
+async def _one(view: View, query: ItemQuery) -> Found:
+    """Return the item that the query names, if there is one. Raises Forbidden, Invalid."""
+    try:
+        if query.fields["id"]:
+            return Found((await view.client.get_item(parse_id(query.fields["id"])),))
+        return Found((await view.client.find_item(query.fields["dedup"]),))
+    except NotFound:
+        return Found()
+
+
+async def _rows(view: View, items: Sequence[Item]) -> list[Row]:
+    bound = asyncio.Semaphore(_AT_A_TIME)
+
+    async def row(item: Item) -> Row:
+        due_ms: dict[int, int] = {
+            ItemState.DELAYED: item.deliver_after_ms, ItemState.LEASED: item.lease_expires_at_ms
+        }  # fmt: skip
+        why = ""
+        if item.state in _WAITING:
+            async with bound:
+                why = await _why(view, item)
+        failure = item.failure or item.last_failure
+        return Row(item, due_ms.get(item.state or 0), item.failure or item, failure, why)
+
+    return await asyncio.gather(*map(row, items))
+
+
+async def _why(view: View, item: Item) -> str:
+    """Return the first reason that keeps an item from being delivered."""
+    try:
+        found = await view.client.explain(item.id, timeout_ms=_EXPLAIN_MS)
+    except NotFound:
+        return GONE
+    except Forbidden:
+        return ""
+    except FoqsError as error:
+        return f"not known: {error.message}"
+    if not found.reasons:
+        return "nothing keeps it from being delivered now"
+    return GONE if found.reasons[0].code == Reason.GONE else found.reasons[0].text
+
+
+PAGE = Page("/items", "Items", "items.html", load, key="i")

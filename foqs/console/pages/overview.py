@@ -1,0 +1,76 @@
+"""The first page: the verdict about the cluster, items by state, and rates."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from foqs.client import NamespaceRates, Rates
+from foqs.console.view import Page, View
+from foqs.doctor.system import Facts
+from foqs.doctor.verdict import judge
+
+MOST_NAMESPACES = 50
+_TOPICS = 1_000
+"""Topics whose items are counted: a host encodes this number in some milliseconds."""
+_OLDEST = 5
+KINDS = (("enqueued", "hue-1"), ("delivered", "hue-2"), ("acked", "hue-3"), ("failed", "hue-4"))
+"""The lines of the chart, and their colours."""
+_MINUTE = 6
+"""Steps of a minute: a point of the chart."""
+
+
+async def load(view: View) -> Mapping[str, Any]:
+    status, everywhere, own, page = await asyncio.gather(
+        view.allowed(view.client.status()),
+        view.client.rates(all_namespaces=True, steps=_MINUTE, limit=MOST_NAMESPACES),
+        view.client.rates(),
+        view.client.topics_page(all_states=True, page_topics=_TOPICS),
+    )
+    facts = None if status is None else Facts(status.hosts, status.missing)
+    others = sorted(one.ns for one in everywhere.namespaces if one.ns != view.ns)
+    view.session.namespaces = [view.ns, *others]
+    waiting = [one for one in page.topics if one.oldest_ready_at_ms]
+    return {
+        "facts": facts,
+        "verdict": None if facts is None else judge(facts),
+        "topics": page.topics,
+        "more_topics": page.cursor is not None,
+        "items": {state: sum(getattr(one, state) or 0 for one in page.topics) for state in _STATES},
+        "oldest": sorted(waiting, key=lambda one: one.oldest_ready_at_ms)[:_OLDEST],
+        "rates": own,
+        "chart": chart_of(own),
+        "now": [(kind, per_second(own, kind)) for kind, _ in KINDS],
+        "everywhere": [(one.ns, [sum(getattr(one, kind)) for kind, _ in KINDS]) for one in everywhere.namespaces],
+        "more_namespaces": everywhere.more,
+    }
+
+
+_STATES = ("ready", "delayed", "leased")
+
+
+def chart_of(rates: Rates) -> tuple[list[str], list[tuple[str, str, list[int]]]]:
+    """Return the labels and the lines of the chart: a point a minute, in items a minute."""
+    found = _first(rates)
+    starts = range(rates.first_at_ms, rates.first_at_ms + len(found.enqueued) * rates.step_ms, _MINUTE * rates.step_ms)
+    labels = [datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%H:%M") for at_ms in starts]
+    return labels, [(kind, colour, _sums(getattr(found, kind))) for kind, colour in KINDS]
+
+
+def _sums(counts: Sequence[int]) -> list[int]:
+    return [sum(counts[at : at + _MINUTE]) for at in range(0, len(counts), _MINUTE)]
+
+
+def per_second(rates: Rates, kind: str) -> float:
+    """Return the mean of the last minute, in items a second."""
+    last = getattr(_first(rates), kind)[-_MINUTE:]
+    return sum(last) * 1_000 / (rates.step_ms * len(last)) if last else 0.0
+
+
+def _first(rates: Rates) -> NamespaceRates:
+    return rates.namespaces[0] if rates.namespaces else NamespaceRates("")
+
+
+PAGE = Page("/", "Overview", "overview.html", load, key="o")

@@ -1,0 +1,136 @@
+"""The topics of a namespace, and one topic."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from foqs.checks import printable
+from foqs.client import ActiveTopic
+from foqs.console.action import Action, Done, Form
+from foqs.console.fields import whole
+from foqs.console.item_query import STATES
+from foqs.console.view import Page, View
+
+PAGE_TOPICS = 200
+MOST_SORTED = 10_000
+"""Topics that are looked at for an order, or for a part of a name."""
+_A_REQUEST = 1_000
+"""A host encodes this number of topics in some milliseconds."""
+_TENANTS = 50
+_SAMPLE = 10
+ORDERS = {
+    "name": "by name",
+    "ready": "most ready items first",
+    "oldest": "oldest ready item first",
+    "leased": "most leased items first",
+    "delayed": "most delayed items first",
+}
+
+
+async def load(view: View) -> Mapping[str, Any]:
+    order, part = view.asked("order") or "name", view.asked("part")
+    if order == "name" and not part:
+        page = await view.client.topics_page(
+            all_states=True, page_topics=PAGE_TOPICS, cursor=view.asked("cursor") or None
+        )
+        topics, cursor, looked_at = list(page.topics), page.cursor, None
+    else:
+        topics, more = await _all(view)
+        looked_at = f"{len(topics):,}" if more else None
+        topics = [one for one in topics if part.lower() in one.topic.lower()]
+        topics.sort(key=_KEYS.get(order, _KEYS["name"]))
+        topics, cursor = topics[:PAGE_TOPICS], None
+    return {
+        "topics": topics, "cursor": cursor, "order": order, "orders": ORDERS, "part": part, "looked_at": looked_at,
+        "is_first": not view.asked("cursor"),
+    }  # fmt: skip
+
+
+_KEYS: dict[str, Any] = {
+    "name": lambda one: one.topic,
+    "ready": lambda one: -one.ready,
+    "oldest": lambda one: one.oldest_ready_at_ms or 1 << 62,
+    "leased": lambda one: -(one.leased or 0),
+    "delayed": lambda one: -(one.delayed or 0),
+}
+
+
+async def _all(view: View) -> tuple[list[ActiveTopic], bool]:
+    """Return the first topics of the namespace, and if there are more."""
+    topics: list[ActiveTopic] = []
+    cursor = None
+    while len(topics) < MOST_SORTED:
+        page = await view.client.topics_page(all_states=True, page_topics=_A_REQUEST, cursor=cursor)
+        topics += page.topics
+        cursor = page.cursor
+        if cursor is None:
+            break
+    return topics, cursor is not None
+
+
+async def load_one(view: View) -> Mapping[str, Any]:
+    topic = view.named("topic")
+    stats, failing, explained, sample = await asyncio.gather(
+        view.client.topic_stats(topic, tenants=_TENANTS),
+        view.allowed(view.client.failing(topic)),
+        view.allowed(view.client.explain_topic(topic)),
+        view.allowed(_sample(view, topic)),
+    )
+    own = f"topic.{topic}"
+    policy = [
+        (field, json.dumps(value, ensure_ascii=False), stats.policy_layers.get(field), stats.overruled.get(field))
+        for field, value in sorted(stats.policy.items())
+    ]
+    return {
+        "topic": topic, "stats": stats, "failing": failing, "explained": explained, "sample": sample,
+        "policy": policy, "own_policy": own if own in stats.policy_layers.values() else "", "states": STATES,
+    }  # fmt: skip
+
+
+async def _sample(view: View, topic: str) -> list[Any]:
+    return [item async for item in _first(view.client.list_items(topic, page_items=_SAMPLE), _SAMPLE)]
+
+
+async def _first(found: Any, most: int) -> Any:
+    count = 0
+    async for one in found:
+        yield one
+        count += 1
+        if count == most:
+            return
+
+
+async def _pause(view: View, form: Form) -> Done:
+    return await _switch(view, form, "paused", "paused: no item of it is delivered", "delivered again")
+
+
+async def _close(view: View, form: Form) -> Done:
+    return await _switch(view, form, "closed", "closed: it takes no items", "open again: it takes items")
+
+
+async def _switch(view: View, form: Form, field: str, on: str, off: str) -> Done:
+    topic, wanted = form.get("topic", ""), form.get("to") == "on"
+    change = await view.client.set_policy(topic, {field: wanted})  # type: ignore[misc]
+    assert change is not None, "it has a field"
+    missing = f" Hosts that did not confirm it: {', '.join(change.missing)}." if change.missing else ""
+    return Done(f"Topic {printable(topic)} is {on if wanted else off}.{missing}", well=not change.missing)
+
+
+async def _enqueue(view: View, form: Form) -> Done:
+    topic, tenant = form.get("topic", ""), form.get("fairness_key", "")
+    item_id = await view.client.enqueue(
+        topic,
+        form.get("payload", "").replace("\r\n", "\n").encode(),
+        priority=whole("Priority", form.get("priority", "")),
+        delay_ms=1_000 * whole("Delay", form.get("delay_s", "")),
+        fairness_key=tenant or None,
+    )
+    return Done(f"Item {item_id} is stored in topic {printable(topic)}.")
+
+
+PAGE = Page("/topics", "Topics", "topics.html", load, key="t")
+ONE = Page("/topics/{topic:path}", "Topic", "topic.html", load_one, home="/topics")
+ACTIONS = (Action("/topics/pause", _pause), Action("/topics/close", _close), Action("/topics/enqueue", _enqueue))

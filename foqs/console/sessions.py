@@ -1,0 +1,127 @@
+"""Sessions of users, and their clients of the service. A browser has an opaque id, never a token."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Hashable, Iterator
+from hashlib import sha256
+from typing import Any
+
+from foqs.client import AsyncClient, ServerInfo
+
+MOST_SESSIONS = 1_000
+MOST_CLIENTS = 32
+"""Namespaces of a session with open connections."""
+_ID_BYTES = 32
+ID_LETTERS = 43
+"""The length of an id as text: base64 of `_ID_BYTES`."""
+
+Connect = Callable[[str | None, str], AsyncClient]
+"""Return a client for (token, namespace)."""
+
+
+class Session:
+    """`principal` is the name of its token, "" where the service has no authentication. Times are monotonic seconds."""
+
+    def __init__(self, connect: Connect, token: str | None, info: ServerInfo, now_s: float) -> None:
+        self.info = info
+        self.used_s = now_s
+        self.ended = False
+        self.kept: dict[Hashable, Any] = {}
+        """Answers that cost the hosts much, which pages that refresh themselves show for a while."""
+        self.once = ""
+        """In the key of the next change that a double click must not make twice (`renew`)."""
+        self.namespaces: list[str] = []
+        """Namespaces that the user may choose, as far as pages met them."""
+        self.notices: list[tuple[str, str]] = []
+        """(kind, text) of outcomes that no page has shown yet; the kind is a class of the style: ok, warn or bad."""
+        self._connect = connect
+        self._token = token
+        self._clients: dict[str, AsyncClient] = {}
+        self.renew()
+
+    def renew(self) -> None:
+        """The pages from now on are for another change."""
+        self.once = secrets.token_hex(8)
+
+    @property
+    def principal(self) -> str:
+        return self.info.principal or ""
+
+    def client(self, namespace: str) -> AsyncClient:
+        """Return the client of a namespace."""
+        client = self._clients.pop(namespace, None) or self._connect(self._token, namespace)
+        self._clients[namespace] = client
+        return client
+
+    async def close_idle_clients(self, most: int = MOST_CLIENTS) -> None:
+        """A client that still has calls is closed after them."""
+        while len(self._clients) > most:
+            await self._clients.pop(next(iter(self._clients))).close()
+
+
+class Sessions:
+    """The sessions of a console. Each ends `idle_s` after the last page that its user opened. When there are more than
+    `most`, the session with the longest idle time ends."""
+
+    def __init__(self, connect: Connect, idle_s: float, most: int = MOST_SESSIONS) -> None:
+        self._connect = connect
+        self._idle_s = idle_s
+        self._most = most
+        self._by_digest: dict[bytes, Session] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_digest)
+
+    async def begin(self, token: str | None, now_s: float, key: str | None = None) -> tuple[str, Session]:
+        """Ask the service for the principal of the token. Return the id of a new session, or `key`, and the session.
+        Raises what the call raises, Unauthenticated above all."""
+        async with self._connect(token, "default") as client:
+            info = await client.server_info()
+        session_id = key or secrets.token_urlsafe(_ID_BYTES)
+        session = Session(self._connect, token, info, now_s)
+        self._by_digest[_digest(session_id)] = session
+        await self._end([*self._over(now_s)])
+        return session_id, session
+
+    def find(self, session_id: str, now_s: float, *, used: bool) -> Session | None:
+        """Return a session that has not ended. `used`: its user asked, and no page that refreshes itself."""
+        digest = _digest(session_id)
+        session = self._by_digest.get(digest)
+        if session is None or self._is_idle(session, now_s):
+            return None
+        if used:
+            session.used_s = now_s
+            self._by_digest[digest] = self._by_digest.pop(digest)  # in the order of their last use
+        return session
+
+    def lasts(self, session: Session, now_s: float) -> bool:
+        """Return True until the session ends."""
+        return not session.ended and not self._is_idle(session, now_s)
+
+    async def end(self, session_id: str) -> None:
+        await self._end([_digest(session_id)])
+
+    async def close(self) -> None:
+        await self._end([*self._by_digest])
+
+    def _is_idle(self, session: Session, now_s: float) -> bool:
+        return now_s - session.used_s >= self._idle_s
+
+    def _over(self, now_s: float) -> Iterator[bytes]:
+        surplus = len(self._by_digest) - self._most
+        for at, (digest, session) in enumerate(self._by_digest.items()):
+            if at < surplus or self._is_idle(session, now_s):
+                yield digest
+
+    async def _end(self, digests: list[bytes]) -> None:
+        ended = [session for digest in digests if (session := self._by_digest.pop(digest, None)) is not None]
+        for session in ended:
+            session.ended = True
+        await asyncio.gather(*(session.close_idle_clients(0) for session in ended))
+
+
+def _digest(session_id: str) -> bytes:
+    """The time of a look-up tells nothing about ids."""
+    return sha256(session_id.encode("utf-8", "surrogatepass")).digest()

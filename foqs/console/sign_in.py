@@ -1,0 +1,126 @@
+"""The way into the console: by a token, by a proxy in front, or, on this machine, by an open service."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import urlencode
+
+import structlog
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from foqs.bounds import RateLimit
+from foqs.console.options import Options
+from foqs.console.requests import form_of, path_within, peer_of, refreshes, target_of
+from foqs.console.sessions import ID_LETTERS, Session, Sessions
+from foqs.errors import FoqsError, Forbidden, Unauthenticated
+
+log = structlog.get_logger("foqs.console")
+
+COOKIE = "foqs-console"
+_SIGN_INS_A_SECOND = 5
+_WHY = {"ended": "Your session has ended: the service refuses its token."}
+"""By the field `why` of the query: what the page for signing in says first."""
+_OPEN = "open"
+"""In place of a session's id, which is longer, where no user signs in."""
+
+
+class SignIn:
+    """`draw` returns the text of a template with its values. `now_s` is monotonic."""
+
+    def __init__(
+        self,
+        options: Options,
+        sessions: Sessions,
+        draw: Callable[[str, Mapping[str, Any]], str],
+        now_s: Callable[[], float],
+    ) -> None:
+        self._options = options
+        self._sessions = sessions
+        self._draw = draw
+        self._now_s = now_s
+        self._sign_ins = RateLimit(_SIGN_INS_A_SECOND)
+
+    async def session_of(self, request: Request) -> Session | None:
+        """Return the session of a request, None if its user has to sign in. Where the service asks for no token and
+        only this machine reaches the console, there is one session for all."""
+        used = not refreshes(request)
+        if self._options.proxy is not None:
+            user, token = self._options.proxy.user_of(peer_of(request), request.headers)
+            found = self._sessions.find(f"user {user}", self._now_s(), used=used)
+            return found or (await self._sessions.begin(token, self._now_s(), f"user {user}"))[1]
+        found = self.known(request, used=used)
+        if found is not None or not self._options.may_be_open:
+            return found
+        found = self._sessions.find(_OPEN, self._now_s(), used=used)
+        if found is not None:
+            return found
+        try:
+            _, session = await self._sessions.begin(None, self._now_s(), _OPEN)
+        except Unauthenticated:
+            return None
+        if self._options.private and session.info.rights is None:
+            return session
+        await self._sessions.end(_OPEN)
+        if session.info.rights is None:
+            raise Forbidden(
+                "the service answers without a token, and this console is reached from other machines: turn on [auth] "
+                "of the service, or let the console listen on 127.0.0.1"
+            )
+        return None
+
+    def known(self, request: Request, *, used: bool) -> Session | None:
+        return self._sessions.find(session_id_of(request), self._now_s(), used=used)
+
+    async def login(self, request: Request) -> Response:
+        if self._options.proxy is not None:
+            return RedirectResponse("/", 303)
+        form = await form_of(request) if request.method == "POST" else {}
+        after = path_within(form.get("next") or request.query_params.get("next", ""))
+        said, status = _WHY.get(request.query_params.get("why", ""), ""), 200
+        if request.method == "POST":
+            said, status = "Too many tries: wait a second, then try again.", 429
+            if not self._sign_ins.wait_ms(peer_of(request), self._now_s()):
+                try:
+                    return await self._signed_in(form.get("token", "").strip(), after, session_id_of(request))
+                except Unauthenticated:
+                    said, status = "The service does not know this token.", 401
+                    log.warning("console.sign_in_refused", address=peer_of(request))
+                except FoqsError as error:
+                    said, status = f"The service does not answer: {error.message}", 503
+        values = {"said": said, "next": after, "session": None, "ns": "", "view": None, "page": None}
+        return HTMLResponse(self._draw("login.html", values), status)
+
+    async def _signed_in(self, token: str, after: str, before: str) -> Response:
+        """Begin a session in place of the session `before`. Raises Unauthenticated, and what the call raises."""
+        if not token or token.startswith("@"):  # the client would read the file of that name
+            raise Unauthenticated("no token")
+        session_id, session = await self._sessions.begin(token, self._now_s())
+        if session.info.rights is None and not self._options.private:
+            await self._sessions.end(session_id)
+            raise Unauthenticated("the service knows no tokens")
+        await self._sessions.end(before)
+        log.info("console.signed_in", who=session.principal)
+        response = RedirectResponse(after, 303)
+        response.set_cookie(COOKIE, session_id, path="/", httponly=True, samesite="strict", secure=self._options.secure)
+        return response
+
+    async def logout(self, request: Request) -> Response:
+        await self._sessions.end(session_id_of(request))
+        response = RedirectResponse("/login", 303)
+        response.delete_cookie(COOKIE, path="/")
+        return response
+
+
+def session_id_of(request: Request) -> str:
+    """Return the id in the cookie, "" without one. Sessions that no cookie names have shorter or longer ids."""
+    session_id = request.cookies.get(COOKIE, "")
+    return session_id if len(session_id) == ID_LETTERS and " " not in session_id else ""
+
+
+def to_login(request: Request, why: str = "") -> Response:
+    if refreshes(request):
+        return Response(status_code=401)
+    fields = {name: value for name, value in (("next", target_of(request)), ("why", why)) if value not in ("", "/")}
+    return RedirectResponse(f"/login?{urlencode(fields)}" if fields else "/login", 303)

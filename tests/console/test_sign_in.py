@@ -1,0 +1,242 @@
+"""Sessions: the sign-in, the cookie, and the end of a session."""
+
+import re
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from foqs.cli.console_process import connector
+from foqs.client import Client
+from foqs.console.guard import HEADERS
+from foqs.console.sessions import MOST_CLIENTS
+from foqs.store.maintenance import create_schema
+from foqs.testing import Server, server
+from tests.api.hosts import HostProcess
+from tests.console.asgi import Site
+
+pytestmark = pytest.mark.threads
+
+ANN, BOB = "a-token-of-ann-with-enough-letters-for-all", "a-token-of-bob-with-enough-letters-for-all"
+PRINCIPALS = f"""
+[principals.ann]
+token_sha256 = "{sha256(ANN.encode()).hexdigest()}"
+rights = {{ "*" = ["produce", "consume", "admin"] }}
+[principals.bob]
+token_sha256 = "{sha256(BOB.encode()).hexdigest()}"
+rights = {{ "shop" = ["produce"] }}
+"""
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a host that asks for tokens."""
+    folder = tmp_path_factory.mktemp("guarded")
+    url = f"sqlite:///{folder / 'shard.db'}"
+    create_schema(url, 1)
+    (folder / "principals.toml").write_text(PRINCIPALS)
+    config = folder / "foqs.toml"
+    config.write_text(
+        f'[server]\nport = 0\n[[shards]]\nid = 1\nurl = "{url}"\n'
+        f'[auth]\nprincipals_file = "{folder / "principals.toml"}"\n'
+    )
+    with HostProcess(folder / "log", ["serve", "--config", config]) as host:
+        address = "{}:{}".format(*host.address)
+        with Client(address, "shop", token=ANN) as client:
+            client.enqueue("secret-topic", b"x")
+        yield address
+
+
+@pytest.fixture
+def site(guarded: str) -> Iterator[Site]:
+    made = Site(guarded)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def open_service() -> Iterator[Server]:
+    with server() as running:
+        yield running
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("path", ["/", "/topics", "/topics?ns=shop"])
+def test_without_a_session_a_page_leads_to_sign_in(site: Site, path: str) -> None:
+    answer = site.get(path)
+    assert answer.status == 303
+    assert answer.headers["location"].startswith("/login")
+    assert site.get(path, {"hx-request": "true"}).status == 401
+    assert "secret-topic" not in site.get(answer.headers["location"]).text
+
+
+@pytest.mark.process
+def test_a_token_gets_a_session_and_stays_in_the_console(site: Site) -> None:
+    answer = site.post("/login", {"token": ANN, "next": "/topics?ns=shop"})
+    assert (answer.status, answer.headers["location"]) == (303, "/topics?ns=shop")
+    cookie = answer.headers["set-cookie"]
+    assert {"httponly", "samesite=strict", "path=/"} <= set(cookie.lower().split("; "))
+    assert ANN not in cookie
+    page = site.get("/topics?ns=shop")
+    assert "secret-topic" in page.text
+    assert ">ann<" in page.text
+    assert ANN not in page.text
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("token", ["", "no-token-of-anyone", "@/etc/hostname"])
+def test_a_wrong_token_is_refused(site: Site, token: str) -> None:
+    answer = site.sign_in(token)
+    assert answer.status == 401
+    assert "does not know this token" in answer.text
+    assert site.cookies == {}
+
+
+@pytest.mark.process
+def test_tries_are_limited(site: Site) -> None:
+    tries = [site.sign_in("wrong") for _ in range(6)]
+    assert [answer.status for answer in tries] == [401] * 5 + [429]
+    site.now_s += 1
+    assert site.sign_in(ANN).status == 303
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("after", ["//evil.example", "https://evil.example", "/\\evil.example", "javascript:alert(1)"])
+def test_sign_in_leads_to_pages_of_the_console_only(site: Site, after: str) -> None:
+    assert site.post("/login", {"token": ANN, "next": after}).headers["location"] == "/"
+
+
+@pytest.mark.process
+def test_a_session_ends_although_its_page_refreshes(site: Site) -> None:
+    site.sign_in(ANN)
+    site.now_s += 8 * 3600 - 1
+    assert site.get("/topics").status == 200
+    for _ in range(8):
+        site.now_s += 3600
+        answer = site.get("/topics", {"hx-request": "true"})
+    assert answer.status == 401
+    assert site.get("/topics").status == 303
+
+
+@pytest.mark.process
+def test_sign_out_ends_the_session_for_each_copy_of_the_cookie(site: Site) -> None:
+    site.sign_in(ANN)
+    copy = dict(site.cookies)
+    assert site.post("/logout", {}).headers["location"] == "/login"
+    assert site.cookies == {}
+    site.cookies = copy
+    assert site.get("/topics").status == 303
+    assert len(site.console.sessions) == 0
+
+
+@pytest.mark.process
+def test_a_second_sign_in_ends_the_first_session(site: Site) -> None:
+    site.sign_in(ANN)
+    before = dict(site.cookies)
+    site.sign_in(BOB)
+    assert ">bob<" in site.get("/topics?ns=shop").text
+    site.cookies = before
+    assert site.get("/topics").status == 303
+
+
+@pytest.mark.process
+def test_a_token_sees_its_namespaces_alone(site: Site) -> None:
+    site.sign_in(BOB)
+    assert "secret-topic" in site.get("/topics?ns=shop").text
+    for path in ("/topics", "/topics?ns=other", "/topics/secret-topic"):
+        answer = site.get(path)
+        assert answer.status == 403
+        assert "bob has no right in the namespace" in answer.text
+    page = site.get("/topics/secret-topic?ns=shop").text
+    assert "You have no right to look at items." in page
+    assert "/topics/pause" not in page
+    assert site.post("/topics/pause?ns=shop", {"topic": "secret-topic", "to": "on"}).status == 403
+
+
+@pytest.mark.process
+def test_a_console_that_only_reads_offers_no_change(guarded: str) -> None:
+    site = Site(guarded, read_only=True)
+    assert site.sign_in(ANN).status == 303
+    assert "/topics/pause" not in site.get("/topics/secret-topic?ns=shop").text
+    answer = site.post("/topics/pause?ns=shop", {"topic": "secret-topic", "to": "on"})
+    assert (answer.status, "only reads" in answer.text) == (403, True)
+    site.close()
+
+
+def test_a_service_without_tokens_is_open_on_this_machine(open_service: Server) -> None:
+    site = Site(open_service.address)
+    assert site.get("/").status == 200
+    assert site.cookies == {}
+    site.cookies = {"foqs-console": "open"}
+    assert site.post("/logout", {}).status == 303
+    assert len(site.console.sessions) == 1, "the session of all users cannot be ended by one"
+    site.close()
+
+
+@pytest.mark.parametrize("token", ["", "anything"])
+def test_an_open_service_is_not_served_to_the_network(open_service: Server, token: str) -> None:
+    site = Site(open_service.address, private=False)
+    answer = site.get("/topics")
+    assert answer.status == 403
+    assert "turn on [auth]" in answer.text
+    assert site.sign_in(token).status == 401
+    site.close()
+
+
+def test_a_certificate_of_the_console_opens_nothing_to_its_users(open_service: Server) -> None:
+    site = Site(open_service.address, may_be_open=False)
+    assert site.get("/topics").status == 303
+    site.close()
+
+
+def test_each_answer_has_the_headers_that_protect_it(open_service: Server) -> None:
+    site = Site(open_service.address)
+    answers = [site.get(path) for path in ("/", "/topics", "/login", "/no-page", "/static/console.js")]
+    answers += [site.get("/", {"host": "evil.example"}), site.post("/logout", {}, {})]
+    assert [answer.status for answer in answers] == [200, 200, 200, 404, 200, 403, 403]
+    for answer in answers:
+        assert {name.lower(): value for name, value in HEADERS.items()}.items() <= answer.headers.items()
+    kept = [answer.headers["cache-control"] for answer in answers]
+    assert kept[4].endswith("immutable")
+    assert {*kept[:4], *kept[5:]} == {"no-store"}
+    for answer in answers:
+        assert (
+            not re.search(r"<script(?! src)|<style|\bstyle=|\bon\w+=|javascript:", answer.text) or answer is answers[4]
+        )
+    site.close()
+
+
+def test_a_page_that_did_not_change_is_not_sent_again(open_service: Server) -> None:
+    site = Site(open_service.address)
+    first = site.get("/topics", {"hx-request": "true"})
+    assert first.text.startswith('<div id="live"')
+    again = site.get("/topics", {"hx-request": "true", "if-none-match": first.headers["etag"]})
+    assert (again.status, again.text) == (304, "")
+    with Client(open_service.address) as client:
+        client.enqueue("mail", b"x")
+    changed = site.get("/topics", {"hx-request": "true", "if-none-match": first.headers["etag"]})
+    assert (changed.status, "mail" in changed.text) == (200, True)
+    site.close()
+
+
+def test_a_service_that_is_away_is_said_so(open_service: Server, tmp_path: Path) -> None:
+    site = Site("127.0.0.1:1")
+    answer = site.get("/topics")
+    assert answer.status == 503
+    assert "The service does not answer" in answer.text
+    site.close()
+
+
+def test_sessions_keep_few_connections(open_service: Server) -> None:
+    site = Site(open_service.address)
+    for number in range(2 * MOST_CLIENTS):
+        assert site.get(f"/topics?ns=ns-{number}").status == 200
+    session = site.console.sessions.find("open", site.now_s, used=False)
+    assert session is not None
+    assert len(session._clients) == MOST_CLIENTS
+    site.close()
+
+
+def test_connections_name_no_token_in_words() -> None:
+    assert "secret" not in repr(connector("127.0.0.1:1", None)("secret", "default"))

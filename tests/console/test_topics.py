@@ -1,0 +1,126 @@
+"""The topics of a namespace, and one topic: figures equal those of the service, and changes change it."""
+
+import json
+import re
+from html import escape
+
+import pytest
+
+from foqs.client import Client, FailureCause
+from foqs.console.pages.topics import PAGE_TOPICS
+from foqs.console.view import path_of
+from tests.console.asgi import Site
+from tests.console.rig import client, service, site
+from tests.support.html import Page
+
+__all__ = ["client", "service", "site"]  # fixtures
+pytestmark = pytest.mark.threads
+
+HOSTILE = ("..", ".", "a/b", "a?b=c#d", "<script>alert(1)</script>", '"><img src=x>', "a b\u202ec", "ünï", "%2e%2e")
+
+
+def names(text: str) -> list[str]:
+    return re.findall(r'<td class="name"><a href="[^"]*"><bdi>(.*?)</bdi>', text)
+
+
+def test_counts_equal_those_of_the_service(site: Site, client: Client) -> None:
+    for number in range(7):
+        client.enqueue("mail", b"x", delay_ms=60_000 if number < 2 else None)
+    client.dequeue("mail", count=3)
+    client.enqueue("other", b"x")
+    page = Page(site.get("/topics").text)
+    assert page.row("mail")[1:4] == ["2", "2", "3"]
+    assert page.row("other")[1:4] == ["1", "0", "0"]
+    one = site.get("/topics/mail").text
+    assert re.findall(r"<dt>(\w+)</dt><dd><b>(\d+)</b>", one)[:3] == [("Ready", "2"), ("Delayed", "2"), ("Leased", "3")]
+
+
+def test_pages_have_each_topic_once(site: Site, client: Client) -> None:
+    wanted = [f"t-{number:04}" for number in range(2 * PAGE_TOPICS + 1)]
+    for topic in wanted:
+        client.enqueue(topic, b"x")
+    found, path = [], "/topics"
+    while path:
+        text = site.get(path).text
+        found += names(text)
+        following = re.search(r'<a rel="next" href="([^"]*)"', text)
+        path = "" if following is None else following[1].replace("&amp;", "&")
+    assert found == wanted
+
+
+@pytest.mark.parametrize(
+    ("query", "wanted"),
+    [
+        ("order=ready", ["many", "some", "late"]),
+        ("order=delayed", ["late", "many", "some"]),
+        ("order=nonsense", ["late", "many", "some"]),
+        ("part=ME", ["some"]),
+        ("part=none-of-them", []),
+    ],
+)
+def test_topics_are_ordered_and_found(site: Site, client: Client, query: str, wanted: list[str]) -> None:
+    for topic, ready, delayed in (("many", 3, 0), ("some", 2, 0), ("late", 0, 1)):
+        for number in range(ready + delayed):
+            client.enqueue(topic, b"x", delay_ms=60_000 if number < delayed else None)
+    assert names(site.get(f"/topics?{query}").text) == wanted
+
+
+@pytest.mark.parametrize("topic", HOSTILE)
+def test_a_name_is_text_and_leads_to_its_topic(site: Site, client: Client, topic: str) -> None:
+    client.enqueue(topic, b"x")
+    shown = escape(topic if topic.isprintable() else repr(topic))
+    text = site.get("/topics").text
+    assert [name.replace("&#34;", "&quot;").replace("&#39;", "&#x27;") for name in names(text)] == [shown]
+    assert "<script>alert" not in text
+    assert "<img" not in text
+    link = re.search(r'<td class="name"><a href="([^"]*)"', text)
+    assert link is not None
+    one = site.get(link[1])
+    assert one.status == 200
+    assert re.search(r"<dt>Ready</dt><dd><b>1</b>", one.text), "the page is about another topic"
+    assert f'hx-get="{link[1]}"' in one.text
+    assert f'name="back" value="{link[1]}"' in one.text
+
+
+def test_a_topic_without_items_says_so(site: Site) -> None:
+    assert "No topic of the namespace has items." in site.get("/topics").text
+    assert "The topic has no items." in site.get(path_of("/topics", "topic", "nothing")).text
+
+
+def test_a_topic_has_failures_tenants_and_a_policy(site: Site, client: Client) -> None:
+    client.put_settings({"topic.mail": json.dumps({"max_attempts": 9, "fair": {"weights": {"acme": 3}}})})
+    for tenant in ("acme", "<b>"):
+        client.enqueue("mail", b"x", fairness_key=tenant)
+    item = client.dequeue("mail")[0]
+    client.nack(item, failed=True, reason="SMTP 451 <i>later</i>")
+    text = site.get("/topics/mail").text
+    assert "SMTP 451 &lt;i&gt;later&lt;/i&gt;" in text
+    assert FailureCause.FAILED.name.lower() in text
+    page = Page(text)
+    assert page.row("acme")[1] == "3"
+    assert page.row("max_attempts")[1:3] == ["9", "topic.mail"]
+    assert "&lt;b&gt;" in text
+    assert "<b></b>" not in text
+
+
+def test_a_topic_is_paused_and_closed_and_opened_again(site: Site, client: Client) -> None:
+    client.enqueue("mail", b"x")
+    for action, field in (("pause", "paused"), ("close", "closed")):
+        answer = site.post(f"/topics/{action}", {"topic": "mail", "to": "on", "back": "/topics/mail"})
+        assert (answer.status, answer.headers["location"]) == (303, "/topics/mail")
+        assert getattr(client.topic_stats("mail"), field) is True
+        assert f"Topic mail is {field}" in site.get("/topics/mail").text
+        assert f"Topic mail is {field}" not in site.get("/topics/mail").text, "a notice is shown once"
+        site.post(f"/topics/{action}", {"topic": "mail", "to": "off", "back": "/topics/mail"})
+        assert getattr(client.topic_stats("mail"), field) is False
+
+
+def test_an_item_is_enqueued(site: Site, client: Client) -> None:
+    fields = {"topic": "mail", "payload": "a\r\nb", "priority": "-3", "delay_s": "0", "fairness_key": "acme"}
+    assert site.post("/topics/enqueue", fields).status == 303
+    (item,) = client.list_items("mail")
+    assert (item.payload, item.priority, item.fairness_key) == (b"a\nb", -3, "acme")
+    assert str(item.id) in site.get("/topics/mail").text
+    wrong = site.post("/topics/enqueue", fields | {"priority": "urgent"})
+    assert (wrong.status, "Priority: &#39;urgent&#39; is no whole number" in wrong.text) == (400, True)
+    assert len(list(client.list_items("mail"))) == 1

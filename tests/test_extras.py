@@ -220,6 +220,20 @@ def test_a_worker_needs_the_extra_of_tasks_alone() -> None:
 
 
 @pytest.mark.process
+def test_the_console_needs_its_extra_alone(tmp_path: Path) -> None:
+    """It comes as far as the address, which is of no machine."""
+    address = ("--port", "0", "--listen", "192.0.2.1")
+    ran = without(EVERY - {"cli", "console"}, "console", *address)
+    assert ran.stderr == "foqs: the console cannot listen on 192.0.2.1:0: Cannot assign requested address\n"
+    file = tmp_path / "foqs.toml"
+    file.write_text("")
+    ran = without(EVERY - {"cli", "console"}, "console", *address, "--config", str(file))
+    assert re.fullmatch(
+        r"foqs: the package \w+, which --config needs, is not installed; .*console,server.*\n", ran.stderr
+    )
+
+
+@pytest.mark.process
 def test_in_json_the_missing_extra_is_one_event() -> None:
     program = WITHOUT.format(blocked={"kazoo", "sqlalchemy", "uvloop"}, module="foqs.cli.main")
     ran = subprocess.run(

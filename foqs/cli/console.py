@@ -13,6 +13,7 @@ from foqs.cli import logs
 from foqs.cli.interrupt import ends_at_once
 from foqs.cli.main import command
 from foqs.errors import Invalid
+from foqs.extras import missing
 
 MOST_IDLE_MINUTES = 7 * 24 * 60
 
@@ -25,7 +26,7 @@ class Auth(Enum):
 
 
 if TYPE_CHECKING:
-    from foqs.config.schema import ZookeeperSection
+    from foqs.config.load import Config
     from foqs.console.proxy import Proxy
 
 app = typer.Typer()
@@ -117,7 +118,7 @@ def console(
 
         logs.from_environment()
         where = Listener(listen, port, tuple(host or ()), certificate, key)
-        section = None if config is None else _cluster(config)
+        section = None if config is None else _load(config).zookeeper
         serve(
             where,
             address,
@@ -131,10 +132,14 @@ def console(
         )
 
 
-def _cluster(config: Path) -> ZookeeperSection | None:
-    from foqs.config.load import load
-
-    return load(config).zookeeper
+def _load(config: Path) -> Config:
+    """Raises Invalid, also without the packages that read a configuration, which the console does without."""
+    try:
+        from foqs.config.load import load
+        from foqs.zk import session  # noqa: F401 - what the page of the hosts needs
+    except ModuleNotFoundError as error:
+        raise Invalid(missing(f"the package {error.name}, which --config needs,", "console,server")) from None
+    return load(config)
 
 
 def _proxy(config: Path | None) -> Proxy:
@@ -143,9 +148,7 @@ def _proxy(config: Path | None) -> Proxy:
 
     if config is None:
         raise Invalid("--auth proxy needs --config, a foqs.toml with a section [console]")
-    from foqs.config.load import load
-
-    section = load(config).console
+    section = _load(config).console
     if section is None:
         raise Invalid(f"--auth proxy: {config} has no section [console]")
     return read_proxy(section.proxy_header, section.proxy_addresses, section.tokens_file)

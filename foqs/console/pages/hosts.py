@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from foqs.checks import counted, printable, shard_list
 from foqs.console.action import Action, Done, Form, Question
-from foqs.console.cluster import ClusterLink
 from foqs.console.fields import whole
 from foqs.console.view import Page, View
 from foqs.doctor.system import Facts as Said
@@ -17,6 +16,9 @@ from foqs.shardmgr import operate
 from foqs.shardmgr.facts import Facts
 from foqs.shardmgr.operate import Change
 from foqs.shardmgr.status import HostRow, Status
+
+if TYPE_CHECKING:
+    from foqs.console.cluster import ClusterLink
 
 MOST_SHARDS = 200
 """Shards that each table shows: shards with trouble come first."""

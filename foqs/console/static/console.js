@@ -110,7 +110,7 @@
     }
     if (event.key === "g") went = Date.now();
     else if (event.key === "?") help.showModal();
-    else if (event.key === "l") toggle();
+    else if (event.key === "l" && !button.hidden) toggle();
     else if (event.key === "/") {
       const search = document.querySelector("[data-search]") ?? document.getElementById("ns");
       event.preventDefault();

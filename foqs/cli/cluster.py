@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
 import sys
@@ -38,6 +37,7 @@ from foqs.shardmgr import operate
 from foqs.shardmgr.status import HostAnswer, HostRow, ShardRow, Status, status_of
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Mapping
 
     from rich.console import Console
@@ -127,6 +127,8 @@ def _follow(cluster: ClusterOptions, show: Show, *, watch: bool) -> None:
 
 async def _ask_hosts(config: Config, addresses: Mapping[str, str]) -> dict[str, HostAnswer]:
     """Return the answers of the hosts by their ids, without hosts that do not answer."""
+    import asyncio
+
     from foqs.api.auth import proofs_of
     from foqs.bounds import Budget
     from foqs.config.schema import AuthSection
@@ -159,6 +161,8 @@ def _answer(before: Any, after: Any, seconds: float) -> HostAnswer:
 
 
 async def _ask_each(caller: PeerCaller, addresses: Mapping[str, str], context: Any) -> dict[str, Any]:
+    import asyncio
+
     from foqs.idl import idl
 
     request = idl.GetServerInfoRequest(count_items=True, context=context)

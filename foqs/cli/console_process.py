@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import uvicorn
 
-from foqs.checks import host_port
+from foqs.checks import host_port, printable
 from foqs.cli import logs, signals
 from foqs.client import AsyncClient
+from foqs.client.routes import parse_addresses
 from foqs.client.tls import Tls
 from foqs.console.app import Console
 from foqs.console.guard import is_loopback, names_of
@@ -62,6 +63,7 @@ def serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT, or also until stdin ends. `section`: of the cluster, for the page of the hosts.
     Raises Invalid if the console cannot listen, or make its folder."""
+    parse_addresses(address)
     options = Options(
         address,
         names_of(where.address, where.names),
@@ -137,11 +139,15 @@ def _listening(where: Listener) -> socket.socket:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(place)
         listening.listen(_WAITING)  # before the line with the address is written
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise Invalid(
-            f"the console cannot listen on {host_port(where.address, where.port)}: {error.strerror}"
+            f"the console cannot listen on {printable(host_port(where.address, where.port))}: {_reason(error)}"
         ) from error
     return listening
+
+
+def _reason(error: OSError | UnicodeError) -> str:
+    return error.strerror or str(error) if isinstance(error, OSError) else "this is no name of a host"
 
 
 def connector(address: str, tls: Tls | None) -> Connect:

@@ -89,7 +89,11 @@ VERBS = {
         OPERATE,
         "List the workers and other consumers, hung handlers first: a table on a terminal, else JSON lines.",
     ),
-    "top": Verb("top", OPERATE, "Show a namespace at work on a terminal, and follow it."),
+    "top": Verb(
+        "top",
+        OPERATE,
+        "Show a namespace at work: the verdict about the cluster, rates, topics, throttles and consumers.",
+    ),
     "console": Verb("console", OPERATE, "Serve the web console: pages for operators."),
     "doctor": Verb("setup", OPERATE, "Find faults of a setup, and name their remedies."),
     "dead": Verb("dead", QUEUE, "Look at dead letters, return them to their topics, and delete them."),

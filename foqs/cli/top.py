@@ -6,7 +6,6 @@ import os
 import select
 import sys
 import termios
-import time
 import tty
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -97,7 +96,7 @@ def _follow(console: Any, client: Client, frame: Frame, namespace: str, every: f
             try:
                 frame, said = ask(client), ""
             except FoqsError as error:
-                said = said or f"no answer since {when(int(time.time() * 1_000))}: {error.message}"
+                said = f"no answer since {when(frame.now_ms)}: {error.message}"
 
 
 @contextmanager

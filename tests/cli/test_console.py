@@ -81,6 +81,8 @@ def test_a_console_speaks_https(start: Start, service: Server, tmp_path: Path) -
         (["--auth", "proxy"], "--auth proxy needs --config, a foqs.toml with a section [console]"),
         (["--auth", "proxy", "--config", "{file}"], "--auth proxy: {file} has no section [console]"),
         (["--listen", "192.0.2.1"], "the console cannot listen on 192.0.2.1:0: Cannot assign requested address"),
+        (["--listen", "a" * 70], f"cannot listen on {'a' * 70}:0: this is no name of a host"),
+        (["--address", "h:0"], "address 'h:0' is not host:port"),
         (["--tls", "sometimes"], "tls: neither `on` nor a list of"),
     ],
 )

@@ -23,7 +23,7 @@ from tests.support import forked
 from tests.support.waiting import wait_until
 
 FULL = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
-LONG = {"dev", "serve", "demo", "spark", "up"}
+LONG = {"dev", "serve", "console", "demo", "spark", "up"}
 """Commands that run until a signal, or measure."""
 DEEP = "[" * 100_000
 NOT_UTF8 = "\udcff"

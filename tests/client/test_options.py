@@ -124,6 +124,8 @@ BAD: dict[str, list[Any]] = {
     "tenants": [*INTEGERS, 0],
     "prefix": [b"x", 5, None],
     "limit": INTEGERS,
+    "steps": [*INTEGERS, 0, 361, None],
+    "dead": FLAGS,
     "entries": [5, "x", ["x"], {5: "x"}, {"x": 5}, {"": "x"}],
     "remove": [*MANY, [5], [""]],
     "decide": [5, "x", None],

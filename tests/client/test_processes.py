@@ -29,6 +29,7 @@ from foqs.client import (
     FoqsError,
     Invalid,
     Item,
+    ItemPage,
     Items,
     Job,
     NotFound,
@@ -143,7 +144,9 @@ def test_a_value_travels(name: str, way: Callable[[Any], Any]) -> None:
     there = way(value)
     assert type(there) is type(value)
     assert content(there) == content(value)
-    assert there == value or isinstance(value, Item | Items) or any(isinstance(one, FoqsError) for one in value)
+    assert (
+        there == value or isinstance(value, Item | Items | ItemPage) or any(isinstance(one, FoqsError) for one in value)
+    )
     assert repr(there) == repr(value)
     assert "object at 0x" not in repr(value)
 

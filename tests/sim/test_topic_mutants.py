@@ -325,7 +325,7 @@ def every_tenant_has_the_same_weight(
     original(turns, tenant, cost * tenant.weight, **how)
 
 
-@around(TenantDequeue, "_open", "fair", seed=322)
+@around(TenantDequeue, "_open", "fair", seed=228)
 def urgent_items_of_a_shard_that_returns_wait_for_others(original: Any, round_: TenantDequeue, *about: Any) -> Any:
     """Their tenant took turns without them, and is not looked at again."""
     taking = original(round_, *about)
@@ -488,7 +488,7 @@ def an_item_stays_kept_though_a_delete_was_answered(
 # --------------------------------------------------------------------------------------------- throttles
 
 put("parked_flows_are_never_woken", ThrottleKey, "wake", lambda *about: [], "throttles")
-put("a_flow_that_parks_on_another_key_keeps_its_wake", ThrottleKey, "holds_up", constant(()), "throttles", seed=39)
+put("a_flow_that_parks_on_another_key_keeps_its_wake", ThrottleKey, "holds_up", constant(()), "throttles", seed=100)
 put("throttles_are_kept_over_a_version", Throttling, "changed", constant(None), "throttles")
 
 

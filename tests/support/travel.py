@@ -44,7 +44,7 @@ _PLAIN: dict[Any, Any] = {
 
 
 _DEPENDENT: dict[type, dict[str, Any]] = {
-    ItemFilter: {"state": ItemState.READY, "enqueued_before_ms": 9},
+    ItemFilter: {"state": ItemState.READY, "enqueued_before_ms": 9, "min_priority": None, "max_priority": None},
     FailureFilter: {"died_before_ms": 9, "fingerprint": "00000000000000ff"},
     Nack: {"release": False, "reject": False, "uncounted": False},
 }

@@ -41,9 +41,9 @@ from foqs.console.pages import (
     topics,
 )
 from foqs.console.requests import back_of, form_of, refreshes
-from foqs.console.sessions import Connect, Session, Sessions
+from foqs.console.sessions import DEFAULT_NAMESPACE, Connect, Session, Sessions
 from foqs.console.sign_in import SignIn, session_id_of, to_login
-from foqs.console.view import DEFAULT_NAMESPACE, Page, View
+from foqs.console.view import Page, View
 from foqs.errors import (
     Conflict,
     FoqsError,
@@ -189,6 +189,8 @@ class Console:
 
     async def _serve(self, page: Page, request: Request) -> Response:
         async def load(view: View) -> Response:
+            if "ns" not in request.query_params and view.session.home != view.ns:
+                return RedirectResponse(view.url(view.here, ns=view.session.home), 303)
             found = await page.load(view)
             return found if isinstance(found, Response) else self._page(page, view, found)
 

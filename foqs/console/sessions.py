@@ -6,13 +6,15 @@ import asyncio
 import secrets
 from collections.abc import Callable, Hashable, Iterator
 from hashlib import sha256
-from typing import Any
+from typing import Any, Literal
 
 from foqs.client import AsyncClient, ServerInfo
 
 MOST_SESSIONS = 1_000
 MOST_CLIENTS = 32
 """Namespaces of a session with open connections."""
+DEFAULT_NAMESPACE = "default"
+RIGHTS: tuple[Literal["produce", "consume", "admin"], ...] = ("produce", "consume", "admin")
 _ID_BYTES = 32
 ID_LETTERS = 43
 """The length of an id as text: base64 of `_ID_BYTES`."""
@@ -32,7 +34,7 @@ class Session:
         """Answers that cost the hosts much, which pages that refresh themselves show for a while."""
         self.once = ""
         """In the key of the next change that a double click must not make twice (`renew`)."""
-        self.namespaces: list[str] = []
+        self.namespaces = named_in(info)
         """Namespaces that the user may choose, as far as pages met them."""
         self.notices: list[tuple[str, str]] = []
         """(kind, text) of outcomes that no page has shown yet; the kind is a class of the style: ok, warn or bad."""
@@ -40,6 +42,13 @@ class Session:
         self._token = token
         self._clients: dict[str, AsyncClient] = {}
         self.renew()
+
+    @property
+    def home(self) -> str:
+        """The namespace of a page that names none: the default one. A token without a right there has the first
+        namespace that its rights name."""
+        seen = self.info.rights is None or any(self.info.may(right, DEFAULT_NAMESPACE) for right in RIGHTS)
+        return DEFAULT_NAMESPACE if seen else next(iter(named_in(self.info)), DEFAULT_NAMESPACE)
 
     def renew(self) -> None:
         """The pages from now on are for another change."""
@@ -61,6 +70,11 @@ class Session:
             await self._clients.pop(next(iter(self._clients))).close()
 
 
+def named_in(info: ServerInfo) -> list[str]:
+    """Return the namespaces that the rights of a caller name, without patterns."""
+    return sorted(one for one in info.rights or () if not one.endswith("*"))
+
+
 class Sessions:
     """The sessions of a console. Each ends `idle_s` after the last page that its user opened. When there are more than
     `most`, the session with the longest idle time ends."""
@@ -77,7 +91,7 @@ class Sessions:
     async def begin(self, token: str | None, now_s: float, key: str | None = None) -> tuple[str, Session]:
         """Ask the service for the principal of the token. Return the id of a new session, or `key`, and the session.
         Raises what the call raises, Unauthenticated above all."""
-        async with self._connect(token, "default") as client:
+        async with self._connect(token, DEFAULT_NAMESPACE) as client:
             info = await client.server_info()
         session_id = key or secrets.token_urlsafe(_ID_BYTES)
         session = Session(self._connect, token, info, now_s)

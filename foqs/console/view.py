@@ -12,15 +12,13 @@ from starlette.responses import Response
 from foqs.client import AsyncClient
 from foqs.console.jobs import Jobs
 from foqs.console.requests import target_of
-from foqs.console.sessions import Session
+from foqs.console.sessions import DEFAULT_NAMESPACE, Session
 from foqs.errors import Forbidden
 
 if TYPE_CHECKING:
     from foqs.console.cluster import ClusterLink
 
 T = TypeVar("T")
-
-DEFAULT_NAMESPACE = "default"
 
 
 class View:

@@ -144,7 +144,11 @@ def test_a_second_sign_in_ends_the_first_session(site: Site) -> None:
 def test_a_token_sees_its_namespaces_alone(site: Site) -> None:
     site.sign_in(BOB)
     assert "secret-topic" in site.get("/topics?ns=shop").text
-    for path in ("/topics", "/topics?ns=other", "/topics/secret-topic"):
+    for path in ("/topics", "/topics/secret-topic", "/items?topic=a%2Fb"):
+        answer = site.get(path)
+        with_ns = f"{path}{'&' if '?' in path else '?'}ns=shop"
+        assert (answer.status, answer.headers["location"]) == (303, with_ns), "the default namespace is not for bob"
+    for path in ("/topics?ns=default", "/topics?ns=other", "/topics/secret-topic?ns=default"):
         answer = site.get(path)
         assert answer.status == 403
         assert "bob has no right in the namespace" in answer.text

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from foqs.client import NamespaceRates, Rates
+from foqs.console.sessions import named_in
 from foqs.console.view import Page, View
 from foqs.doctor.system import Facts
 from foqs.doctor.verdict import judge
@@ -31,7 +32,7 @@ async def load(view: View) -> Mapping[str, Any]:
     )
     facts = None if status is None else Facts(status.hosts, status.missing)
     others = sorted(one.ns for one in everywhere.namespaces if one.ns != view.ns)
-    view.session.namespaces = [view.ns, *others]
+    view.session.namespaces = list(dict.fromkeys([view.ns, *named_in(view.session.info), *others]))
     waiting = [one for one in page.topics if one.oldest_ready_at_ms]
     return {
         "facts": facts,

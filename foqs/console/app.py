@@ -40,7 +40,7 @@ from foqs.console.pages import (
     throttles,
     topics,
 )
-from foqs.console.requests import back_of, form_of, refreshes
+from foqs.console.requests import back_of, form_of, page_before, path_within, refreshes, target_of
 from foqs.console.sessions import DEFAULT_NAMESPACE, Connect, Session, Sessions
 from foqs.console.sign_in import SignIn, session_id_of, to_login
 from foqs.console.view import Page, View
@@ -263,7 +263,10 @@ class Console:
 
     def _error(self, request: Request, error: FoqsError, session: Session | None, page: Page | None = None) -> Response:
         status, title = next((status, title) for kind, status, title in _STATUS if isinstance(error, kind))
-        values = {"title": title, "error": error, "session": session, "page": page, "view": None, "ns": ""}
+        is_form = request.method not in guard.SAFE
+        again = path_within(page_before(request) if is_form else target_of(request))
+        values = {"title": title, "error": error, "session": session, "page": page, "view": None, "ns": "",
+                  "is_form": is_form, "again": again}  # fmt: skip
         if session is not None:
             view = self._view(request, session, session.info.now_ms)
             values |= {"view": view, "ns": view.ns}
@@ -271,7 +274,7 @@ class Console:
 
     async def _no_page(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        if error.status_code != 404:
+        if error.status_code not in (404, 405):
             return Response(error.detail, error.status_code, headers=error.headers)
         session = self._sign_in.known(request, used=False)
         return self._error(request, NotFound("the console has no such page"), session)

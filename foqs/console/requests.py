@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlsplit
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -24,6 +24,12 @@ def target_of(request: Request) -> str:
     """Return the path and the query of a request as the browser sent them: with the quotes of names."""
     path, query = request.scope["raw_path"].decode("latin-1"), request.scope["query_string"].decode("latin-1")
     return f"{path}?{query}" if query else path
+
+
+def page_before(request: Request) -> str:
+    """Return the page that a form was on, as the browser says it: "" if it does not."""
+    parts = urlsplit(request.headers.get("referer", ""))
+    return f"{parts.path}?{parts.query}" if parts.query else parts.path
 
 
 def back_of(form: Mapping[str, str]) -> str:

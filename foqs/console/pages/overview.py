@@ -45,6 +45,7 @@ async def load(view: View) -> Mapping[str, Any]:
         "chart": chart_of(own),
         "now": [(kind, per_second(own, kind)) for kind, _ in KINDS],
         "everywhere": [(one.ns, [sum(getattr(one, kind)) for kind, _ in KINDS]) for one in everywhere.namespaces],
+        "elsewhere": bool(others),
         "more_namespaces": everywhere.more,
     }
 

@@ -35,6 +35,8 @@ _ATTEMPT_MS = 5_000
 _CONNECTIONS = 8
 _KEEP_ALIVE_S = 65
 _GRACE_S = 5
+_CONNECTIONS_OF_BROWSERS = 500
+"""Further requests get the status 503."""
 _WAITING = 256
 """Connections that wait to be accepted."""
 
@@ -88,6 +90,7 @@ def serve(
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
+        limit_concurrency=_CONNECTIONS_OF_BROWSERS,
         timeout_graceful_shutdown=_GRACE_S,
         interface="asgi3",
         lifespan="on",

@@ -231,7 +231,6 @@ class Console:
                 return to_login(request)
             info = session.info = await session.client(DEFAULT_NAMESPACE).server_info()
             response = await do(self._view(request, session, info.now_ms))
-            await session.close_idle_clients()
         except Unauthenticated as error:
             if self._options.proxy is not None:
                 return self._error(request, error, None)
@@ -239,6 +238,9 @@ class Console:
             return to_login(request, "ended")
         except FoqsError as error:
             return self._error(request, error, session, page)
+        finally:
+            if session is not None:
+                await session.close_idle_clients()
         return response
 
     def _view(self, request: Request, session: Session, now_ms: int) -> View:

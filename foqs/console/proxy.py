@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from pathlib import Path
 from typing import NamedTuple
@@ -22,11 +22,14 @@ class Proxy(NamedTuple):
     networks: tuple[IPv4Network | IPv6Network, ...]
     tokens: Mapping[str, str]
 
-    def user_of(self, peer: str, headers: Mapping[str, str]) -> tuple[str, str]:
-        """Return the user of a request from the address `peer`, and the user's token. Raises Forbidden."""
+    def user_of(self, peer: str, named: Sequence[str]) -> tuple[str, str]:
+        """Return the user of a request from the address `peer`, and the user's token. `named`: all values of the
+        header. Raises Forbidden."""
         if not any(ip_address(peer) in network for network in self.networks):
             raise Forbidden("only the proxy in front of this console may ask it")
-        user = headers.get(self.header, "")
+        if len(named) > 1:
+            raise Forbidden(f"the request has {self.header} more than once: the proxy has to replace it")
+        user = "".join(named)
         if not user:
             raise Forbidden(f"the proxy named no user: it did not send {self.header}")
         token = self.tokens.get(user) or self.tokens.get(OTHER_USERS)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from urllib.parse import parse_qsl, urlsplit
 
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 _MOST_FORM_BYTES = 1 << 20
+_MOST_FIELDS = 5_000
+_FORM_S = 30.0
+"""A form has to arrive in this time."""
 
 
 def peer_of(request: Request) -> str:
@@ -47,14 +51,23 @@ def path_within(wanted: str) -> str:
     return wanted if plain and "\\" not in wanted else "/"
 
 
-async def form_of(request: Request) -> dict[str, str]:
-    """Return the fields of a form. Raises HTTPException for one that is too large."""
-    data = b""
-    async for part in request.stream():
-        data += part
-        if len(data) > _MOST_FORM_BYTES:
-            raise HTTPException(413, "the form is too large")
-    fields: dict[str, str] = {}
-    for name, value in parse_qsl(data.decode(errors="replace"), keep_blank_values=True):
-        fields[name] = f"{fields[name]}\n{value}" if name in fields else value
-    return fields
+async def form_of(request: Request, most_bytes: int = _MOST_FORM_BYTES) -> dict[str, str]:
+    """Return the fields of a form. Raises HTTPException for one that is too large, too slow or cut off."""
+    data = bytearray()
+    try:
+        async with asyncio.timeout(_FORM_S):
+            async for part in request.stream():
+                data += part
+                if len(data) > most_bytes:
+                    raise HTTPException(413, "the form is too large")
+        given = parse_qsl(data.decode(errors="replace"), keep_blank_values=True, max_num_fields=_MOST_FIELDS)
+    except TimeoutError:
+        raise HTTPException(408, "the form took too long") from None
+    except ClientDisconnect:
+        raise HTTPException(400, "the form is incomplete") from None
+    except ValueError:
+        raise HTTPException(413, "the form has too many fields") from None
+    fields: dict[str, list[str]] = {}
+    for name, value in given:
+        fields.setdefault(name, []).append(value)
+    return {name: "\n".join(values) for name, values in fields.items()}

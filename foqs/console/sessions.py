@@ -11,7 +11,7 @@ from typing import Any, Literal
 from foqs.client import AsyncClient, ServerInfo
 
 MOST_SESSIONS = 1_000
-MOST_CLIENTS = 32
+MOST_CLIENTS = 8
 """Namespaces of a session with open connections."""
 DEFAULT_NAMESPACE = "default"
 RIGHTS: tuple[Literal["produce", "consume", "admin"], ...] = ("produce", "consume", "admin")

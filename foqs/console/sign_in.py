@@ -20,6 +20,7 @@ log = structlog.get_logger("foqs.console")
 
 COOKIE = "foqs-console"
 _SIGN_INS_A_SECOND = 5
+_MOST_FORM_BYTES = 16 << 10
 _WHY = {"ended": "Your session has ended: the service refuses its token."}
 """By the field `why` of the query: what the page for signing in says first."""
 _OPEN = "open"
@@ -47,7 +48,9 @@ class SignIn:
         only this machine reaches the console, there is one session for all."""
         used = not refreshes(request)
         if self._options.proxy is not None:
-            user, token = self._options.proxy.user_of(peer_of(request), request.headers)
+            user, token = self._options.proxy.user_of(
+                peer_of(request), request.headers.getlist(self._options.proxy.header)
+            )
             found = self._sessions.find(f"user {user}", self._now_s(), used=used)
             return found or (await self._sessions.begin(token, self._now_s(), f"user {user}"))[1]
         found = self.known(request, used=used)
@@ -76,12 +79,15 @@ class SignIn:
     async def login(self, request: Request) -> Response:
         if self._options.proxy is not None:
             return RedirectResponse("/", 303)
-        form = await form_of(request) if request.method == "POST" else {}
+        form, waits = {}, False
+        if request.method == "POST":
+            waits = bool(self._sign_ins.wait_ms(peer_of(request), self._now_s()))
+            form = {} if waits else await form_of(request, _MOST_FORM_BYTES)
         after = path_within(form.get("next") or request.query_params.get("next", ""))
         said, status = _WHY.get(request.query_params.get("why", ""), ""), 200
         if request.method == "POST":
             said, status = "Too many tries: wait a second, then try again.", 429
-            if not self._sign_ins.wait_ms(peer_of(request), self._now_s()):
+            if not waits:
                 try:
                     return await self._signed_in(form.get("token", "").strip(), after, session_id_of(request))
                 except Unauthenticated:

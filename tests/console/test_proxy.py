@@ -28,21 +28,23 @@ def proxy(file: Path) -> Proxy:
 
 @pytest.mark.parametrize("peer", ["127.0.0.1", "10.1.2.3", "::1"])
 def test_the_proxy_names_the_user(proxy: Proxy, peer: str) -> None:
-    assert proxy.user_of(peer, {"x-user": "ann"}) == ("ann", "token-of-ann")
-    assert proxy.user_of(peer, {"x-user": "bob"}) == ("bob", "token-of-all")
+    assert proxy.user_of(peer, ["ann"]) == ("ann", "token-of-ann")
+    assert proxy.user_of(peer, ["bob"]) == ("bob", "token-of-all")
 
 
 @pytest.mark.parametrize("peer", ["127.0.0.2", "11.0.0.1", "::2"])
 def test_other_addresses_name_no_user(proxy: Proxy, peer: str) -> None:
     with pytest.raises(Forbidden, match="only the proxy"):
-        proxy.user_of(peer, {"x-user": "ann"})
+        proxy.user_of(peer, ["ann"])
 
 
 def test_a_user_without_a_token_is_refused(proxy: Proxy) -> None:
     with pytest.raises(Forbidden, match="named no user"):
-        proxy.user_of("::1", {})
+        proxy.user_of("::1", [])
+    with pytest.raises(Forbidden, match="more than once"):
+        proxy.user_of("::1", ["bob", "ann"])
     with pytest.raises(Forbidden, match="no token for the user bob"):
-        proxy._replace(tokens={"ann": "t"}).user_of("::1", {"x-user": "bob"})
+        proxy._replace(tokens={"ann": "t"}).user_of("::1", ["bob"])
 
 
 @pytest.mark.parametrize("text", ["ann = 1", 'ann = ""', 'ann = "@/etc/hostname"', "ann ="])

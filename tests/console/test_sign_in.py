@@ -14,7 +14,7 @@ from foqs.console.sessions import MOST_CLIENTS
 from foqs.store.maintenance import create_schema
 from foqs.testing import Server, server
 from tests.api.hosts import HostProcess
-from tests.console.asgi import Site
+from tests.console.asgi import SAME_SITE, Site
 
 pytestmark = pytest.mark.threads
 
@@ -230,6 +230,23 @@ def test_a_service_that_is_away_is_said_so(open_service: Server, tmp_path: Path)
     assert answer.status == 503
     assert "The service does not answer" in answer.text
     site.close()
+
+
+def test_forms_are_bounded(open_service: Server) -> None:
+    site = Site(open_service.address)
+    assert site.ask("POST", "/topics/pause", SAME_SITE, b"a=%F0%9F%98%80&" + b"a&" * 500_000).status == 413
+    assert site.ask("POST", "/topics/pause", SAME_SITE, b"a=" + b"x" * (1 << 20)).status == 413
+    assert site.ask("POST", "/login", SAME_SITE, b"token=" + b"x" * (16 << 10)).status == 413
+    site.close()
+
+
+@pytest.mark.process
+def test_pages_that_are_refused_keep_few_connections(site: Site) -> None:
+    site.sign_in(BOB)
+    for number in range(2 * MOST_CLIENTS):
+        assert site.get(f"/topics?ns=ns-{number}").status == 403
+    (session,) = site.console.sessions._by_digest.values()
+    assert len(session._clients) == MOST_CLIENTS
 
 
 def test_sessions_keep_few_connections(open_service: Server) -> None:

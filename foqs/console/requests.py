@@ -32,7 +32,10 @@ def target_of(request: Request) -> str:
 
 def page_before(request: Request) -> str:
     """Return the page that a form was on, as the browser says it: "" if it does not."""
-    parts = urlsplit(request.headers.get("referer", ""))
+    try:
+        parts = urlsplit(request.headers.get("referer", ""))
+    except ValueError:
+        return ""
     return f"{parts.path}?{parts.query}" if parts.query else parts.path
 
 

@@ -11,6 +11,8 @@ from typing import Any, Literal
 from foqs.client import AsyncClient, ServerInfo
 
 MOST_SESSIONS = 1_000
+MOST_OF_PRINCIPAL = 50
+"""Sessions of one principal: it cannot end the sessions of other ones."""
 MOST_CLIENTS = 8
 """Namespaces of a session with open connections."""
 DEFAULT_NAMESPACE = "default"
@@ -93,10 +95,14 @@ class Sessions:
         Raises what the call raises, Unauthenticated above all."""
         async with self._connect(token, DEFAULT_NAMESPACE) as client:
             info = await client.server_info()
+        if key is not None and (found := self.find(key, now_s, used=True)) is not None:
+            return key, found  # another request of the same user was first
         session_id = key or secrets.token_urlsafe(_ID_BYTES)
         session = Session(self._connect, token, info, now_s)
         self._by_digest[_digest(session_id)] = session
-        await self._end([*self._over(now_s)])
+        # Users of a proxy may share a token: each has one session, by its key.
+        own = [] if key else [digest for digest, one in self._by_digest.items() if one.principal == session.principal]
+        await self._end([*self._over(now_s), *own[:-MOST_OF_PRINCIPAL]])
         return session_id, session
 
     def find(self, session_id: str, now_s: float, *, used: bool) -> Session | None:

@@ -1,5 +1,6 @@
 """`foqs console --auth proxy`: the proxy's header names the user, and the console has a token for each."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -83,11 +84,18 @@ def test_each_request_is_of_the_user_that_it_names(site: Site) -> None:
         assert site.get("/topics", {"x-user": user}).status == 200
     assert used == ["token-of-ann", "token-of-all"]
     assert site.cookies == {}
+    sessions = site.console.sessions
+
+    async def begin_twice() -> list[Any]:
+        return await asyncio.gather(*[sessions.begin("token-of-all", site.now_s, "user eve") for _ in range(2)])
+
+    one, other = site.run(begin_twice())
+    assert one == other, "two first pages of a user have one session"
     site.cookies = {"foqs-console": "user ann"}
     answer = site.get("/topics")
     assert (answer.status, "named no user" in answer.text) == (403, True)
     assert site.post("/logout", {}).status == 303
-    assert len(site.console.sessions) == 2, "a cookie names no user"
+    assert len(site.console.sessions) == 3, "a cookie names no user"
     site.cookies = {}
     assert site.sign_in("token-of-ann").headers["location"] == "/"
     assert site.cookies == {}

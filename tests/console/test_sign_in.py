@@ -10,7 +10,7 @@ import pytest
 from foqs.cli.console_process import connector
 from foqs.client import Client
 from foqs.console.guard import HEADERS
-from foqs.console.sessions import MOST_CLIENTS
+from foqs.console.sessions import MOST_CLIENTS, MOST_OF_PRINCIPAL
 from foqs.store.maintenance import create_schema
 from foqs.testing import Server, server
 from tests.api.hosts import HostProcess
@@ -138,6 +138,19 @@ def test_a_second_sign_in_ends_the_first_session(site: Site) -> None:
     assert ">bob<" in site.get("/topics?ns=shop").text
     site.cookies = before
     assert site.get("/topics").status == 303
+
+
+@pytest.mark.process
+def test_one_principal_ends_no_session_of_another(site: Site) -> None:
+    site.sign_in(ANN)
+    cookies = dict(site.cookies)
+    for _ in range(MOST_OF_PRINCIPAL + 5):
+        site.now_s += 1
+        site.cookies = {}
+        site.sign_in(BOB)
+    assert len(site.console.sessions) == MOST_OF_PRINCIPAL + 1
+    site.cookies = cookies
+    assert site.get("/topics").status == 200
 
 
 @pytest.mark.process

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from hashlib import sha256
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -279,6 +280,8 @@ def test_a_dead_letter_says_why(browser: Browser, client: Client) -> None:
     assert "KeyError: 'x'" in answer.said
     (row,) = browser.get("/items", topic="t.dlq").rows
     assert row[7:10] == ["acme", "smtp", "failed : KeyError: 'x'"]
+    (link,) = re.findall(r'<a id="group" href="([^"]*)"', answer.text)
+    assert "1 dead letter in 1 group" in browser.get(unescape(link)).said
 
 
 def test_the_page_of_an_item_is_in_its_namespace(browser: Browser, client: Client, service: Server) -> None:

@@ -14,6 +14,7 @@ from foqs.checks import printable as name
 from foqs.cli import settings
 from foqs.cli.connection import Connection
 from foqs.cli.main import JsonOption, command, commands
+from foqs.cli.operators import YesOption, confirm
 from foqs.cli.terminal import Column, duration, fail, in_table, listing, piped, say, say_first, set_fields, table
 from foqs.option_groups import options_of
 from foqs.policies.entries import THROTTLE, ThrottleEntry
@@ -54,20 +55,29 @@ throttles = commands(
     name="set",
 )
 @options_of(ThrottleEntry, per_second="--rate")
-def set_(key: Key, *, connection: Connection, **given: Any) -> None:
+def set_(key: Key, yes: YesOption = False, *, connection: Connection, **given: Any) -> None:
     """Make a throttle, or change the fields of one that are given.
 
     In any T seconds at most burst + per_second * T items with the key are delivered, and at most --concurrency of them
     are leased at a time, on all hosts together. Every key under a PREFIX* has these limits for itself. To see what a
-    limit would hold back, set it with --shadow first.
+    limit would hold back, set it with --shadow first. A key has one throttle, its own or that of a PREFIX*: one in
+    shadow ends the limit that the key has, so the command asks before it does this.
     """
+    from foqs.policies.layers import NamespacePolicies
+
     given = {option: _whole(value) for option, value in set_fields(given).items()}
     if not given:
         *flags, last = _flags()
         fail(f"nothing to set: give {', '.join(flags)} or {last}", 2)
 
     with connection.client() as client:
-        if not given.keys() & {"per_second", "concurrency"} and not client.throttle(key):
+        entries = client.settings(THROTTLE).entries
+        limit = NamespacePolicies(entries).freed_by_shadow(key) if given.get("shadow") else None
+        if limit is not None:
+            other = limit.setting.removeprefix(THROTTLE)
+            why = f"throttle {name(other)} limits it now to {_limits(limit)}, and in shadow nothing limits it"
+            confirm(f"{name(key)}: {why}. Put it in shadow?", yes=yes, why=f"{name(key)}: {why}")
+        if not given.keys() & {"per_second", "concurrency"} and THROTTLE + key not in entries:
             way_out = throttle_command("set", connection.namespace, key, "--per-second N")
             fail(f"there is no throttle {name(key)} yet; a new one needs a rate or --concurrency N: {way_out}")
         done = client.set_throttle(key, cast("ThrottleFields", given))
@@ -254,10 +264,14 @@ def _said(key: str, fields: ThrottleFields) -> str:
     limit = parse_throttle(json.dumps(fields)).throttle(THROTTLE + key)
     each = " for each key" if key.endswith("*") else ""
     shadow = ", but in shadow: it counts deliveries and holds nothing back" if limit.shadow else ""
+    return f"{_limits(limit)}{each}{shadow}"
+
+
+def _limits(limit: Throttle) -> str:
     said = [] if limit.per_second is None else [f"{_rate(limit.per_second)} a second, burst {limit.burst:,}"]
     if limit.concurrency is not None:
         said.append(f"at most {limit.concurrency:,} leased at a time")
-    return f"{', '.join(said)}{each}{shadow}"
+    return ", ".join(said)
 
 
 def _rate(per_second: float) -> str:

@@ -145,6 +145,15 @@ class NamespacePolicies:
             known[key] = self._throttles.closest(key)
         return known[key]
 
+    def freed_by_shadow(self, key: str) -> Throttle | None:
+        """Return the limit that ends when a throttle of the key, or of a `prefix*`, is put in shadow; None: the key
+        has no limit in force. A key has one throttle, so one in shadow also ends the limit of a shorter `prefix*`."""
+        limit = None
+        for setting, fitting in self._throttles.fitting(key.removesuffix("*")):
+            if setting == key or setting.endswith("*"):
+                limit = fitting
+        return None if limit is None or limit.shadow else limit
+
     def concurrency(self, key: str) -> int | None:
         """Return the limit on the leases of items with a throttle key at a time, or None."""
         throttle = self.throttle(key)

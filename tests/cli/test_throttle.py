@@ -33,7 +33,7 @@ def test_a_throttle_is_made_changed_and_removed(client: Client, run: Run) -> Non
     said = f"throttle api: 10 a second, burst 20\nversion 1 is in effect on {client.address}\n"
     assert (done.stdout, done.stderr) == (said, "")
     assert client.settings().entries == {"throttle.api": '{"per_second": 10, "burst": 20}'}
-    shown, where, _ = run("throttle", "set", "api", "--rate", "2.5", "--shadow").stdout.splitlines()
+    shown, where, _ = run("throttle", "set", "api", "--rate", "2.5", "--shadow", "--yes").stdout.splitlines()
     assert shown == ("throttle api: 2.5 a second, burst 20, but in shadow: it counts deliveries and holds nothing back")
     see = f"foqs throttle list api --ns {client.namespace}"
     assert where == f"`{see}` shows how many deliveries of the last hour it would have held back"
@@ -144,6 +144,22 @@ def test_a_limit_is_tried_in_shadow_first(client: Client, run: Run) -> None:
     assert lines(run("throttle", "list"))[0]["shadow_rate"] is None, "the counts are of the present limit"
 
 
+@pytest.mark.parametrize("key", ["smtp:gmx", "smtp:*", "smtp:g*"])
+def test_a_limit_in_force_ends_in_shadow_only_if_it_is_confirmed(client: Client, run: Run, key: str) -> None:
+    run("throttle", "set", "smtp:*", "--rate", "0.02")
+    before = client.settings().entries
+    done = run("throttle", "set", key, "--rate", 1, "--shadow", status=1)
+    assert done.stderr == (
+        f"foqs: {key}: throttle smtp:* limits it now to 0.02 a second, burst 1, and in shadow nothing limits it, and "
+        "no terminal is there to confirm it: give --yes\n"
+    )
+    assert client.settings().entries == before
+    run("throttle", "set", "smtp:", "--rate", 1, "--shadow", "--yes")
+    run("throttle", "set", key, "--rate", 1, "--shadow", "--yes")
+    assert entry(client, key) == {"per_second": 1, "shadow": True}
+    run("throttle", "set", key, "--rate", 2, "--shadow")  # its limit has ended
+
+
 class Answers:
     """A client with the answers that a test chooses."""
 
@@ -186,7 +202,7 @@ def test_items_wait_for_their_throttle_until_it_is_removed(client: Client, run: 
     way_out = rf"\(foqs throttle list --ns {client.namespace}\)"
     assert re.fullmatch(rf"foqs: no items: throttled: api(, again in [\d,]+ ms)? {way_out}\n", done.stderr)
     assert [line["payload"] for line in lines(run("dequeue", "u"))] == ["free"]
-    run("throttle", "set", "api", "--per-second", "0.001", "--shadow")
+    run("throttle", "set", "api", "--per-second", "0.001", "--shadow", "--yes")
     assert [line["payload"] for line in lines(run("dequeue", "t", "--wait-ms", 10_000))] == ["held"]
     client.enqueue("t", b"again", throttle_keys=keys)
     run("throttle", "remove", "api")

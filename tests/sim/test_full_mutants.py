@@ -45,7 +45,7 @@ def a_full_database_counts_as_committed(original: Any, store: MemoryStore, batch
         return
 
 
-@around(ShardOwner, "tried_room", kind="full", seed=0)
+@around(ShardOwner, "tried_room", kind="full", seed=17)
 def a_full_database_is_not_asked_again(original: Any, owner: ShardOwner, now_ms: int, **more: Any) -> None:
     original(owner, now_ms, **more)
     if not more["fits"]:

@@ -144,7 +144,7 @@ def at_most_once_goes_out_before_its_lease_is_committed(
     waits[0].open.discard(waits[1])
 
 
-@around(consumers, "_deliver", seed=331)
+@around(consumers, "_deliver", seed=63)
 def an_answer_does_not_say_what_it_is_not_sure_of(original: Any, state: State, call: DequeueCall, found: Any) -> None:
     """At-most-once items whose lease is committed too late, or by an owner that is gone."""
     call.doubtful = []
@@ -198,7 +198,7 @@ def no_skip_of_known_page_rows(original: Any, read: PageRead, memory: ShardMemor
         memory.known = known
 
 
-@around(Window, "cut", "cut")
+@around(Window, "cut", "cut", seed=21)
 def a_window_that_was_cut_takes_the_page_asked_for_before(original: Any, window: Window, keep: int) -> list[Item]:
     generation = window.generation
     gone: list[Item] = original(window, keep)
@@ -336,7 +336,7 @@ around(
 )(_came)  # fmt: skip
 
 
-@around(batch_apply, "_apply_mixed", seed=53)
+@around(batch_apply, "_apply_mixed", seed=38)
 def a_failed_transaction_indexes_its_items(original: Any, shard: Shard, batch: ShardBatch, *rest: Any) -> None:
     """Their rows are not there."""
     for item in batch.indexed:
@@ -362,7 +362,7 @@ put("keys_are_not_refused", MemoryDatabase, "has_keys", constant(False), seed=2)
 # Its enqueue is answered as if it had been stored.
 put("what_is_known_is_not_settled", dedup, "settle_known", constant(None), seed=2)
 # A key that was stored is new where its slot went.
-put("a_slot_moves_without_its_rows", SlotMigration, "_store", lambda moves, pull, *_: moves._arrived(pull), seed=17)
+put("a_slot_moves_without_its_rows", SlotMigration, "_store", lambda moves, pull, *_: moves._arrived(pull), seed=71)
 # Its owner goes on taking keys of the slot when the rows were read.
 put("a_slot_is_given_away_and_kept", dedup, "without", lambda slot, bits: bits, seed=9)
 
@@ -397,7 +397,7 @@ def keys_on_their_way_are_not_known(original: Any, keys: DedupKeys, items: Seque
     return list(items)
 
 
-@around(KeyedRequest, "withdraw", seed=1)
+@around(KeyedRequest, "withdraw", seed=26)
 def withdrawn_keys_stay_queued(original: Any, request: KeyedRequest) -> Sequence[int]:
     """The caller got the reply that nothing was changed."""
     indices: Sequence[int] = original(request)

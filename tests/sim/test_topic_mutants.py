@@ -105,7 +105,7 @@ put(
 # It never becomes too old.
 put(
     "the_time_of_an_item_counts_from_its_last_delay", DueRow, "since_ms", property(lambda row: row.deliver_after_ms),
-    "dead", seed=41, also=[(Found, "since_ms", property(lambda found: found.body.deliver_after_ms))],
+    "dead", seed=53, also=[(Found, "since_ms", property(lambda found: found.body.deliver_after_ms))],
 )  # fmt: skip
 
 
@@ -476,7 +476,7 @@ def the_row_of_a_lane_with_kept_items_is_removed(original: Any, memory: ShardMem
     memory.queue.kept.lanes = lanes
 
 
-@around(batch_apply, "_gone", "kept", seed=64)
+@around(batch_apply, "_gone", "kept", seed=48)
 def an_item_stays_kept_though_a_delete_was_answered(
     original: Any, memory: ShardMemory, change: Any, later: Any, *about: Any
 ) -> None:
@@ -518,7 +518,7 @@ def a_new_coordinator_begins_with_a_full_bucket(original: Any, bucket: Bucket, q
 put("leases_with_slots_are_written_later", LaneSlots, "commits", False, "slots")
 put("flows_without_a_slot_are_never_woken", ShardSlots, "wake", lambda *about: [], "slots", seed=3)
 put(
-    "freed_slots_stay_where_others_wait", ShardSlots, "hear", constant(None), "slots", seed=6,
+    "freed_slots_stay_where_others_wait", ShardSlots, "hear", constant(None), "slots", seed=7,
     also=[(LeaseSlots, "_warn", constant(False))],
 )  # fmt: skip
 
@@ -529,7 +529,7 @@ def a_new_coordinator_lends_before_it_counted(original: Any, slots: LeaseSlots, 
     slots.unknown.clear()
 
 
-@around(ShardSlots, "tie_all", "slots", seed=15)
+@around(ShardSlots, "tie_all", "slots", seed=20)
 def leases_over_a_new_limit_leave_their_slots(original: Any, gate: Any) -> None:
     original(gate)
     gate._tied = 0

@@ -83,7 +83,7 @@ def an_ack_is_answered_before_its_commit(original: Any, self: Engine, call: Any,
 put("keys_are_taken_on_any_shard", DedupKeys, "takes", constant(True), seed=10)
 put("a_slot_arrives_without_its_rows", SlotMigration, "_store", lambda moves, pull, low, rows: moves._arrived(pull))
 # Hosts may still spend the tokens that the coordinator before it granted.
-put("a_new_coordinator_begins_with_a_full_bucket", coordinator, "TTL_MS", -10_000, seed=76)
+put("a_new_coordinator_begins_with_a_full_bucket", coordinator, "TTL_MS", -10_000, seed=22)
 
 
 @around(SlotMigration, "_adopt", "slots", seed=6)
@@ -92,7 +92,7 @@ def slots_are_taken_whatever_their_stamp(original: Any, moves: Any, shard: Any, 
     return original(moves, shard, slots, max(stamp, shard.queue.keys.last.stamp))
 
 
-@around(Bucket, "lend")
+@around(Bucket, "lend", seed=15)
 def tokens_are_granted_twice(original: Any, bucket: Bucket, *about: Any) -> int:
     bucket.advance(about[-1])
     level, out = bucket._level, bucket.out
@@ -133,7 +133,7 @@ put(
 )
 
 
-@around(Forwarder, "_deliverable", "pauses", seed=20)
+@around(Forwarder, "_deliverable", "pauses", seed=30)
 def paused_items_of_another_host_are_delivered(original: Any, host: Any, address: str, response: Any, _: Any) -> Any:
     return response
 
@@ -188,13 +188,13 @@ put("a_coordinator_goes_on_with_the_replaced_rate", ThrottleTokens, "follow", co
 put("a_host_goes_on_with_the_replaced_throttles", Throttling, "changed", constant(None), "throttles", seed=2)
 
 
-@around(Bucket, "__init__", "throttles", seed=1)
+@around(Bucket, "__init__", "throttles", seed=94)
 def a_coordinator_begins_with_tokens(original: Any, bucket: Bucket, quota: Quota, empty_at_ms: int) -> None:
     original(bucket, quota, empty_at_ms)
     bucket._level = bucket._burst * NANO
 
 
-@around(ThrottleKey, "give_back", "throttles", seed=19)
+@around(ThrottleKey, "give_back", "throttles", seed=14)
 def a_token_returns_after_the_next_question(original: Any, key: Any, moment: int, now_ms: int) -> bool:
     """The coordinator counts it as spent by then."""
     key.allowance._spent += 1

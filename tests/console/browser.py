@@ -15,6 +15,7 @@ from urllib.parse import urlencode
 import pytest
 
 from foqs import testing
+from foqs.cli.console_process import CALL_MS
 from foqs.client import AsyncClient, Client
 from foqs.testing import Server
 from tests.console.asgi import Answer, Site
@@ -31,7 +32,7 @@ class Browser:
         """`of`: the class of the console's clients."""
 
         def connect(token: str | None, namespace: str) -> AsyncClient:
-            return of(address, namespace, token=token, routing=False)
+            return of(address, namespace, token=token, timeout_ms=CALL_MS, routing=False)
 
         self._site = Site(address, connect, read_only=read_only)
         self.ns = ns

@@ -91,6 +91,13 @@ def console(
             "restart. Each console needs a folder of its own. Default: jobs end with the console."
         ),
     ] = None,
+    trace_url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="The page of an item with a trace links to this URL, with the trace's id in the place of {trace_id}.",
+        ),
+    ] = None,
     auth: Annotated[
         Auth,
         typer.Option(
@@ -111,6 +118,8 @@ def console(
     """
     if key is not None and certificate is None:
         raise Invalid("--key needs --certificate")
+    if trace_url is not None:
+        _check_trace_url(trace_url)
     with ends_at_once():
         proxy = None if auth is Auth.TOKEN else _proxy(config)
         from foqs.cli.console_process import Listener, serve
@@ -129,7 +138,13 @@ def console(
             proxy=proxy,
             until_input_ends=until_input_ends,
             state_dir=state_dir,
+            trace_url=trace_url,
         )
+
+
+def _check_trace_url(url: str) -> None:
+    if not url.startswith(("https://", "http://")) or "{trace_id}" not in url:
+        raise Invalid("--trace-url: give a URL with {trace_id}, as https://traces.example.com/trace/{trace_id}")
 
 
 def _load(config: Path) -> Config:

@@ -62,6 +62,7 @@ def serve(
     proxy: Proxy | None,
     until_input_ends: bool,
     state_dir: Path | None,
+    trace_url: str | None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, or also until stdin ends. `section`: of the cluster, for the page of the hosts.
     Raises Invalid if the console cannot listen, or make its folder."""
@@ -76,6 +77,7 @@ def serve(
         may_be_open=tls is None or tls.cert_file is None,
         idle_s=idle_s,
         state_dir=state_dir,
+        trace_url=trace_url,
     )
     try:
         console = Console(options, connector(address, tls), monotonic, cluster=_link(section))

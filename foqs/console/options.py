@@ -13,7 +13,7 @@ class Options:
     """How a console runs. `address`: of the service, for its words. `names`: of the console, as browsers may call it.
     `private`: only programs of this machine reach it. `secure`: it is reached by TLS. `may_be_open`: without a token
     and a certificate of its own, what the service allows it, it allows everyone. `proxy`: signs the users in, in place
-    of the console. `state_dir` keeps the jobs."""
+    of the console. `state_dir` keeps the jobs. `trace_url`: of a trace, with `{trace_id}` in the place of its id."""
 
     address: str
     names: frozenset[str]
@@ -24,3 +24,4 @@ class Options:
     proxy: Proxy | None = None
     idle_s: float = 8 * 3600.0
     state_dir: Path | None = None
+    trace_url: str | None = None

@@ -77,6 +77,8 @@ def test_a_console_speaks_https(start: Start, service: Server, tmp_path: Path) -
     ("options", "said"),
     [
         (["--key", "key.pem"], "--key needs --certificate"),
+        (["--trace-url", "https://traces"], "--trace-url: give a URL with "),
+        (["--trace-url", "javascript:{{trace_id}}"], "--trace-url: give a URL with "),
         (["--certificate", "none.pem"], "--certificate, --key: No such file or directory"),
         (["--auth", "proxy"], "--auth proxy needs --config, a foqs.toml with a section [console]"),
         (["--auth", "proxy", "--config", "{file}"], "--auth proxy: {file} has no section [console]"),

@@ -27,14 +27,14 @@ class Browser:
     """A console over a service, and a user of it in one namespace."""
 
     def __init__(
-        self, address: str, ns: str, of: type[AsyncClient] = AsyncClient, *, read_only: bool = False
+        self, address: str, ns: str, of: type[AsyncClient] = AsyncClient, **options: Any
     ) -> None:  # fmt: skip
         """`of`: the class of the console's clients."""
 
         def connect(token: str | None, namespace: str) -> AsyncClient:
             return of(address, namespace, token=token, timeout_ms=CALL_MS, routing=False)
 
-        self._site = Site(address, connect, read_only=read_only)
+        self._site = Site(address, connect, **options)
         self.ns = ns
 
     def get(self, path: str, **query: Any) -> Answer:

@@ -249,6 +249,18 @@ def test_an_item_has_all_its_fields(browser: Browser, client: Client, service: S
     assert "secret" not in answer.text
 
 
+def test_an_item_leads_to_its_trace(client: Client, service: Server) -> None:
+    traced = client.enqueue(
+        "t", b"x", headers={"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+    )
+    hostile = client.enqueue("t", b"x", headers={"traceparent": '00-"><b>-b7ad6b7169203331-01'})
+    browser = Browser(service.address, client.namespace, trace_url="https://traces.example/{trace_id}?tab=spans")
+    link = 'href="https://traces.example/0af7651916cd43dd8448eb211c80319c?tab=spans" rel="noreferrer"'
+    assert link in browser.get(f"/items/{traced}").text
+    assert "traces.example" not in browser.get(f"/items/{hostile}").text
+    browser.close()
+
+
 def test_the_state_is_said_with_its_time(browser: Browser, client: Client, service: Server) -> None:
     ready, delayed = client.enqueue("r", b"x"), client.enqueue("d", b"x", delay_ms=60_000)
     client.put_settings({"topic.k": '{"keep": {"failed_ms": 60000}, "dead": null, "max_attempts": 1}'})

@@ -60,6 +60,7 @@ def test_shards_move_by_the_page_of_the_hosts(new_cluster: NewCluster, tmp_path:
         browser = Browser(console.lines[0].removeprefix("foqs console on http://"))
         shown = browser.get("/hosts")
         assert "Moves in progress 0" in shown
+        assert "yes shards 1, 3 move to b; then b is the last host that takes shards" in shown
         assert served(cluster.registry.facts) == {1: "a", 2: "b", 3: "a", 4: "b"}
         question, after = browser.confirm("/hosts/move", shard=1, host="b")
         assert "Moves shard 1 from a to b." in question
@@ -69,6 +70,8 @@ def test_shards_move_by_the_page_of_the_hosts(new_cluster: NewCluster, tmp_path:
         assert "Host b serves nothing." in after or "Not finished yet" in after
         cluster.registry.wait_for(lambda facts: served(facts) == dict.fromkeys(range(1, 5), "a"))
         assert "b" in cluster.registry.facts.drained
+        wait_until(lambda: "yes it serves no shard" in browser.get("/hosts"), "host b to serve nothing")
+        assert "no it is the last host that can take shards: no host would serve shards 1" in browser.get("/hosts")
         _, after = browser.confirm("/hosts/undrain", host="b")
         assert "Host b may get shards." in after
         cluster.registry.wait_for(lambda facts: not facts.drained)

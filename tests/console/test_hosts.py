@@ -52,6 +52,7 @@ def test_a_console_without_a_cluster_offers_no_change_of_one(site: Site) -> None
     text = site.get("/hosts").said
     assert "--config foqs.toml" in text
     assert "What ZooKeeper says" not in text
+    assert "May it be stopped? It is the only host" in text
     refused = site.post("/hosts/drain", {"host": "a"})
     assert (refused.status, "start it with --config" in refused.text) == (400, True)
 
@@ -160,6 +161,8 @@ def shared(zk_rig: ZookeeperRig, service: Server) -> Iterator[SharedLoop]:
 @pytest.mark.server
 @pytest.mark.zookeeper
 def test_a_drain_is_asked_for_made_and_logged(shared: SharedLoop, players: tuple[Player, Player]) -> None:
+    may_stop = [row[5] for row in cells(shared.get("/hosts"), "zk-hosts")]
+    assert [words.split(":")[0] for words in may_stop] == ["no it is the last host that can take shards"] * 2
     asked = shared.post("/hosts/drain", {"host": "a", "back": "/hosts"})
     assert players[0].facts.drained == frozenset()
     assert re.search(r"Drains host a: .* \d shards? moves? to b: shards?", asked.said)

@@ -14,6 +14,7 @@ from foqs.doctor.system import Facts as Said
 from foqs.errors import Conflict, FoqsError, Forbidden, Invalid
 from foqs.shardmgr import operate
 from foqs.shardmgr.facts import Facts
+from foqs.shardmgr.may_stop import outlook_of
 from foqs.shardmgr.operate import Change
 from foqs.shardmgr.status import HostRow, Status
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 MOST_SHARDS = 200
 """Shards that each table shows: shards with trouble come first."""
+MOST_OUTLOOKS = 20
+"""Hosts for which the page says if they may be stopped: each answer is a plan for all shards."""
 Decide = Callable[[Facts], Change]
 
 
@@ -36,11 +39,14 @@ async def load(view: View) -> Mapping[str, Any]:
         "hosts": sorted(said.hosts, key=lambda one: (one.host, one.address)),
         "shards": shards[:MOST_SHARDS],
         "all_shards": len(shards),
-        "zk": await _zookeeper(view.cluster) if view.cluster is not None and view.session.info.may("admin") else None,
+        "lone": not said.missing and [one.session for one in said.hosts] == [""],
+        "zk": None
+        if view.cluster is None or not view.session.info.may("admin")
+        else await _zookeeper(view.cluster, said),
     }
 
 
-async def _zookeeper(cluster: ClusterLink) -> Mapping[str, Any]:
+async def _zookeeper(cluster: ClusterLink, said: Said) -> Mapping[str, Any]:
     try:
         facts, status, connected = await cluster.look()
     except FoqsError as error:
@@ -56,6 +62,7 @@ async def _zookeeper(cluster: ClusterLink) -> Mapping[str, Any]:
         "unassigned": shard_list(unassigned) if unassigned else "",
         "version": facts.assignment.version,
         "takers": [one.id for one in status.hosts if _may_take(one)],
+        "outlooks": {host: outlook_of(facts, host, said.hosts) for host in sorted(facts.hosts)[:MOST_OUTLOOKS]},
     }
 
 

@@ -20,10 +20,10 @@ from foqs.client import AsyncClient
 from foqs.client.routes import parse_addresses
 from foqs.client.tls import Tls
 from foqs.console.app import Console
+from foqs.console.clients import Connect
 from foqs.console.guard import is_loopback, names_of
 from foqs.console.options import Options
 from foqs.console.proxy import Proxy
-from foqs.console.sessions import Connect
 from foqs.errors import Invalid
 
 if TYPE_CHECKING:

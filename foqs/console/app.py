@@ -18,8 +18,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from foqs.bounds import LogThrottle
+from foqs.client import AsyncClient
 from foqs.console import guard
 from foqs.console.action import Action, Done, is_answered
+from foqs.console.clients import Connect
 from foqs.console.drawing import block, static, templates
 from foqs.console.jobs import Jobs
 from foqs.console.options import Options
@@ -41,9 +43,9 @@ from foqs.console.pages import (
     topics,
 )
 from foqs.console.requests import back_of, form_of, page_before, path_within, refreshes, target_of
-from foqs.console.sessions import DEFAULT_NAMESPACE, Connect, Session, Sessions
+from foqs.console.sessions import Session, Sessions
 from foqs.console.sign_in import SignIn, session_id_of, to_login
-from foqs.console.view import Page, View
+from foqs.console.view import Page, View, namespace_of
 from foqs.errors import (
     Conflict,
     FoqsError,
@@ -229,8 +231,9 @@ class Console:
             session = await self._sign_in.session_of(request)
             if session is None:
                 return to_login(request)
-            info = session.info = await session.client(DEFAULT_NAMESPACE).server_info()
-            response = await do(self._view(request, session, info.now_ms))
+            async with session.use(namespace_of(request)) as client:
+                info = session.info = await client.server_info()
+                return await do(self._view(request, session, info.now_ms, client))
         except Unauthenticated as error:
             if self._options.proxy is not None:
                 return self._error(request, error, None)
@@ -238,13 +241,9 @@ class Console:
             return to_login(request, "ended")
         except FoqsError as error:
             return self._error(request, error, session, page)
-        finally:
-            if session is not None:
-                await session.close_idle_clients()
-        return response
 
-    def _view(self, request: Request, session: Session, now_ms: int) -> View:
-        return View(request, session, now_ms, read_only=self._options.read_only, cluster=self._cluster)
+    def _view(self, request: Request, session: Session, now_ms: int, client: AsyncClient | None = None) -> View:
+        return View(request, session, now_ms, read_only=self._options.read_only, cluster=self._cluster, client=client)
 
     def _draw(self, template: str, values: Mapping[str, Any]) -> str:
         return str(self._templates.get_template(template).render(values))

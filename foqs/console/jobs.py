@@ -272,7 +272,8 @@ class Jobs:
 
     async def _run(self, job: Job, session: Session, cancel: asyncio.Event) -> None:
         try:
-            ended = await self._work(job, session, cancel)
+            async with session.use(job.ns) as client:
+                ended = await self._work(job, session, client, cancel)
         except asyncio.CancelledError:
             self._end(job, JobState.STOPPED, _ENDED)
             raise
@@ -288,7 +289,9 @@ class Jobs:
         self._end(job, *ended)
         self._start()
 
-    async def _work(self, job: Job, session: Session, cancel: asyncio.Event) -> tuple[JobState, str]:
+    async def _work(
+        self, job: Job, session: Session, client: AsyncClient, cancel: asyncio.Event
+    ) -> tuple[JobState, str]:
         begun_s, before, lost = self._now_s(), job.at_most, 0
         while True:
             if cancel.is_set():
@@ -297,7 +300,7 @@ class Jobs:
                 return JobState.STOPPED, _SIGN_IN
             most, wait_s = job.step_items, 0.0
             try:
-                step = await self._steps[job.kind](session.client(job.ns), job, most)
+                step = await self._steps[job.kind](client, job, most)
             except OutcomeUnknown:
                 job.lost(most)
                 lost += 1

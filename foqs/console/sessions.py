@@ -1,34 +1,33 @@
-"""Sessions of users, and their clients of the service. A browser has an opaque id, never a token."""
+"""Sessions of users. A browser has an opaque id, never a token."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
+from contextlib import AbstractAsyncContextManager
 from hashlib import sha256
 from typing import Any, Literal
 
 from foqs.client import AsyncClient, ServerInfo
+from foqs.console.clients import Clients, Connect
 
 MOST_SESSIONS = 1_000
 MOST_OF_PRINCIPAL = 50
 """Sessions of one principal: it cannot end the sessions of other ones."""
-MOST_CLIENTS = 8
-"""Namespaces of a session with open connections."""
+_MOST_BEGINNING = 8
+"""Sign-ins that ask the service at the same time, each by a connection of its own. Further ones wait."""
 DEFAULT_NAMESPACE = "default"
 RIGHTS: tuple[Literal["produce", "consume", "admin"], ...] = ("produce", "consume", "admin")
 _ID_BYTES = 32
 ID_LETTERS = 43
 """The length of an id as text: base64 of `_ID_BYTES`."""
 
-Connect = Callable[[str | None, str], AsyncClient]
-"""Return a client for (token, namespace)."""
-
 
 class Session:
     """`principal` is the name of its token, "" where the service has no authentication. Times are monotonic seconds."""
 
-    def __init__(self, connect: Connect, token: str | None, info: ServerInfo, now_s: float) -> None:
+    def __init__(self, clients: Clients, token: str | None, info: ServerInfo, now_s: float) -> None:
         self.info = info
         self.used_s = now_s
         self.ended = False
@@ -40,9 +39,8 @@ class Session:
         """Namespaces that the user may choose, as far as pages met them."""
         self.notices: list[tuple[str, str]] = []
         """(kind, text) of outcomes that no page has shown yet; the kind is a class of the style: ok, warn or bad."""
-        self._connect = connect
-        self._token = token
-        self._clients: dict[str, AsyncClient] = {}
+        self.token = token
+        self._clients = clients
         self.renew()
 
     @property
@@ -60,16 +58,9 @@ class Session:
     def principal(self) -> str:
         return self.info.principal or ""
 
-    def client(self, namespace: str) -> AsyncClient:
-        """Return the client of a namespace."""
-        client = self._clients.pop(namespace, None) or self._connect(self._token, namespace)
-        self._clients[namespace] = client
-        return client
-
-    async def close_idle_clients(self, most: int = MOST_CLIENTS) -> None:
-        """A client that still has calls is closed after them."""
-        while len(self._clients) > most:
-            await self._clients.pop(next(iter(self._clients))).close()
+    def use(self, namespace: str) -> AbstractAsyncContextManager[AsyncClient]:
+        """Lend the client of a namespace. Raises Overloaded."""
+        return self._clients.use(self.token, namespace)
 
 
 def named_in(info: ServerInfo) -> list[str]:
@@ -82,9 +73,10 @@ class Sessions:
     `most`, the session with the longest idle time ends."""
 
     def __init__(self, connect: Connect, idle_s: float, most: int = MOST_SESSIONS) -> None:
-        self._connect = connect
+        self.clients = Clients(connect)
         self._idle_s = idle_s
         self._most = most
+        self._beginning = asyncio.Semaphore(_MOST_BEGINNING)
         self._by_digest: dict[bytes, Session] = {}
 
     def __len__(self) -> int:
@@ -93,12 +85,12 @@ class Sessions:
     async def begin(self, token: str | None, now_s: float, key: str | None = None) -> tuple[str, Session]:
         """Ask the service for the principal of the token. Return the id of a new session, or `key`, and the session.
         Raises what the call raises, Unauthenticated above all."""
-        async with self._connect(token, DEFAULT_NAMESPACE) as client:
+        async with self._beginning, self.clients.connect(token, DEFAULT_NAMESPACE) as client:
             info = await client.server_info()
         if key is not None and (found := self.find(key, now_s, used=True)) is not None:
             return key, found  # another request of the same user was first
         session_id = key or secrets.token_urlsafe(_ID_BYTES)
-        session = Session(self._connect, token, info, now_s)
+        session = Session(self.clients, token, info, now_s)
         self._by_digest[_digest(session_id)] = session
         # Users of a proxy may share a token: each has one session, by its key.
         own = [] if key else [digest for digest, one in self._by_digest.items() if one.principal == session.principal]
@@ -139,7 +131,8 @@ class Sessions:
         ended = [session for digest in digests if (session := self._by_digest.pop(digest, None)) is not None]
         for session in ended:
             session.ended = True
-        await asyncio.gather(*(session.close_idle_clients(0) for session in ended))
+        left = {session.token for session in self._by_digest.values()} if ended else set()
+        await asyncio.gather(*(self.clients.forget(token) for token in {one.token for one in ended} - left))
 
 
 def _digest(session_id: str) -> bytes:

@@ -26,19 +26,28 @@ class View:
     which a form that was sent has from the page before it."""
 
     def __init__(
-        self, request: Request, session: Session, now_ms: int, *, read_only: bool, cluster: ClusterLink | None = None
+        self,
+        request: Request,
+        session: Session,
+        now_ms: int,
+        *,
+        read_only: bool,
+        cluster: ClusterLink | None = None,
+        client: AsyncClient | None = None,
     ) -> None:
         self._read_only = read_only
         self.cluster = cluster
         self.request = request
         self.session = session
-        self.ns = request.query_params.get("ns") or DEFAULT_NAMESPACE
+        self.ns = namespace_of(request)
         self.now_ms = now_ms
         self.here = target_of(request)
+        self._client = client
 
     @property
     def client(self) -> AsyncClient:
-        return self.session.client(self.ns)
+        assert self._client is not None, "a page about an error asks the service for nothing"
+        return self._client
 
     @property
     def refreshes(self) -> bool:
@@ -85,6 +94,10 @@ class View:
 
     def topic_url(self, topic: str) -> str:
         return self.url(path_of("/topics", "topic", topic))
+
+
+def namespace_of(request: Request) -> str:
+    return request.query_params.get("ns") or DEFAULT_NAMESPACE
 
 
 def path_of(folder: str, field: str, name: str) -> str:

@@ -12,10 +12,10 @@ from urllib.parse import unquote, urlencode
 
 from foqs.cli.console_process import connector
 from foqs.console.app import Console
+from foqs.console.clients import Connect
 from foqs.console.cluster import ClusterLink
 from foqs.console.guard import names_of
 from foqs.console.options import Options
-from foqs.console.sessions import Connect
 
 T = TypeVar("T")
 

@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,8 +26,9 @@ class User(SimpleNamespace):
         info = ServerInfo("1", {}, 0, principal, rights or {"*": ("admin",)})
         super().__init__(info=info, principal=principal, ended=False)
 
-    def client(self, namespace: str) -> tuple[str, str]:
-        return self.principal, namespace
+    @asynccontextmanager
+    async def use(self, namespace: str) -> AsyncIterator[tuple[str, str]]:
+        yield self.principal, namespace
 
 
 class Rig:

@@ -9,8 +9,9 @@ import pytest
 
 from foqs.cli.console_process import connector
 from foqs.client import Client
+from foqs.console.clients import MOST_OF_TOKEN
 from foqs.console.guard import HEADERS
-from foqs.console.sessions import MOST_CLIENTS, MOST_OF_PRINCIPAL
+from foqs.console.sessions import MOST_OF_PRINCIPAL
 from foqs.store.maintenance import create_schema
 from foqs.testing import Server, server
 from tests.api.hosts import HostProcess
@@ -256,19 +257,18 @@ def test_forms_are_bounded(open_service: Server) -> None:
 @pytest.mark.process
 def test_pages_that_are_refused_keep_few_connections(site: Site) -> None:
     site.sign_in(BOB)
-    for number in range(2 * MOST_CLIENTS):
+    for number in range(2 * MOST_OF_TOKEN):
         assert site.get(f"/topics?ns=ns-{number}").status == 403
-    (session,) = site.console.sessions._by_digest.values()
-    assert len(session._clients) == MOST_CLIENTS
+    assert len(site.console.sessions.clients) == MOST_OF_TOKEN
+    site.post("/logout", {})
+    assert len(site.console.sessions.clients) == 0
 
 
 def test_sessions_keep_few_connections(open_service: Server) -> None:
     site = Site(open_service.address)
-    for number in range(2 * MOST_CLIENTS):
+    for number in range(2 * MOST_OF_TOKEN):
         assert site.get(f"/topics?ns=ns-{number}").status == 200
-    session = site.console.sessions.find("open", site.now_s, used=False)
-    assert session is not None
-    assert len(session._clients) == MOST_CLIENTS
+    assert len(site.console.sessions.clients) == MOST_OF_TOKEN
     site.close()
 
 

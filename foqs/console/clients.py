@@ -1,0 +1,76 @@
+"""The clients of the service. All sessions with one token and namespace share one, and all together have a bound."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from foqs.client import AsyncClient
+from foqs.errors import Overloaded
+
+MOST_CLIENTS = 128
+"""Each has a few connections: together about half of those that a host allows one address."""
+MOST_OF_TOKEN = 8
+"""Namespaces of one token: it takes no client from other ones."""
+
+Connect = Callable[[str | None, str], AsyncClient]
+"""Return a client for (token, namespace)."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    client: AsyncClient
+    uses: int = 0
+
+
+class Clients:
+    """At most `most` clients, and `of_token` of one token. A further one takes the place of the client that was idle
+    longest, and of none that is in use."""
+
+    def __init__(self, connect: Connect, most: int = MOST_CLIENTS, of_token: int = MOST_OF_TOKEN) -> None:
+        self.connect = connect
+        self._most = most
+        self._of_token = of_token
+        self._kept: dict[tuple[str | None, str], _Kept] = {}  # in the order in which their last uses ended
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    @asynccontextmanager
+    async def use(self, token: str | None, namespace: str) -> AsyncIterator[AsyncClient]:
+        """Lend the client of a token and a namespace. Raises Overloaded if all that may end for it are in use."""
+        key, idle = (token, namespace), None
+        kept = self._kept.get(key)
+        if kept is None:
+            idle = self._idle_longest(token)
+            kept = self._kept[key] = _Kept(self.connect(token, namespace))
+        kept.uses += 1
+        try:
+            if idle is not None:
+                await idle.close()
+            yield kept.client
+        finally:
+            kept.uses -= 1
+            if self._kept.get(key) is kept:
+                self._kept[key] = self._kept.pop(key)
+            elif not kept.uses:
+                await kept.client.close()
+
+    async def forget(self, token: str | None) -> None:
+        """Close the clients of a token; those in use after their use."""
+        found = [self._kept.pop(key) for key in [*self._kept] if key[0] == token]
+        await asyncio.gather(*(kept.client.close() for kept in found if not kept.uses))
+
+    def _idle_longest(self, token: str | None) -> AsyncClient | None:
+        """Return the client that ends for a new one of the token, None while there is room. Raises Overloaded."""
+        own = [key for key in self._kept if key[0] == token]
+        if len(own) < self._of_token:
+            if len(self._kept) < self._most:
+                return None
+            own = [*self._kept]
+        for key in own:
+            if not self._kept[key].uses:
+                return self._kept.pop(key).client
+        raise Overloaded("all connections of the console to the service are in use: try again")

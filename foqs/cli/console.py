@@ -54,7 +54,9 @@ def console(
     host: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME", help="Browsers may call the console by this name too. Repeat it for each further name."
+            metavar="NAME",
+            help="Browsers may call the console by this name too: `https://NAME` where a proxy in front speaks HTTPS. "
+            "Repeat it for each further name.",
         ),
     ] = None,
     certificate: Annotated[

@@ -21,7 +21,7 @@ from foqs.client.routes import parse_addresses
 from foqs.client.tls import Tls
 from foqs.console.app import Console
 from foqs.console.clients import Connect
-from foqs.console.guard import is_loopback, names_of
+from foqs.console.guard import HTTP, HTTPS, is_loopback, names_of
 from foqs.console.options import Options
 from foqs.console.proxy import Proxy
 from foqs.errors import Invalid
@@ -42,7 +42,7 @@ _WAITING = 256
 
 
 class Listener(NamedTuple):
-    """`names`: further names of the console. `certificate`, `key`: files of HTTPS."""
+    """`names`: further names of the console (`guard.names_of`). `certificate`, `key`: files of HTTPS."""
 
     address: str
     port: int
@@ -67,11 +67,11 @@ def serve(
     """Serve until SIGTERM or SIGINT, or also until stdin ends. `section`: of the cluster, for the page of the hosts.
     Raises Invalid if the console cannot listen, or make its folder."""
     parse_addresses(address)
+    scheme = HTTP if where.certificate is None else HTTPS
     options = Options(
         address,
-        names_of(where.address, where.names),
+        names_of(where.address, where.names, scheme),
         private=is_loopback(where.address),
-        secure=where.certificate is not None,
         read_only=read_only,
         proxy=proxy,
         may_be_open=tls is None or tls.cert_file is None,
@@ -102,7 +102,6 @@ def serve(
     except OSError as error:
         raise Invalid(f"--certificate, --key: {error.strerror or error}") from error
     listening = _listening(where)
-    scheme = "https" if options.secure else "http"
     bound = listening.getsockname()
     url = f"{scheme}://{host_port(bound[0], bound[1])}"
     gc.freeze()

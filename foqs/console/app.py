@@ -44,7 +44,7 @@ from foqs.console.pages import (
 )
 from foqs.console.requests import back_of, form_of, page_before, path_within, refreshes, target_of
 from foqs.console.sessions import Session, Sessions
-from foqs.console.sign_in import SignIn, session_id_of, to_login
+from foqs.console.sign_in import SignIn, to_login
 from foqs.console.view import Page, View, namespace_of
 from foqs.errors import (
     Conflict,
@@ -237,7 +237,7 @@ class Console:
         except Unauthenticated as error:
             if self._options.proxy is not None:
                 return self._error(request, error, None)
-            await self.sessions.end(session_id_of(request))
+            await self._sign_in.end(request)
             return to_login(request, "ended")
         except FoqsError as error:
             return self._error(request, error, session, page)

@@ -11,8 +11,10 @@ from collections.abc import Collection, Mapping
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
-from foqs.errors import Forbidden
+from foqs.checks import printable
+from foqs.errors import Forbidden, Invalid
 
+HTTP, HTTPS = "http", "https"
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 SAFE = ("GET", "HEAD")
 HEADERS: Mapping[str, str] = {
@@ -54,23 +56,35 @@ def host_name(host: str) -> str:
         return ""
 
 
-def names_of(listens_on: str, given: Collection[str]) -> frozenset[str]:
-    """Return the names by which a console that listens on that address may be called: the address, names of this
-    machine, and the `given` ones."""
-    return frozenset(host_name(name) for name in (listens_on, *LOOPBACK, *given)) - {"", "0.0.0.0", "::"}
+def names_of(listens_on: str, given: Collection[str], scheme: str = HTTP) -> dict[str, str]:
+    """Return the names by which browsers may call a console that listens on that address, each with the scheme of its
+    URLs: the address, names of this machine, and the `given` ones. `https://NAME` is a name that a proxy with TLS
+    passes on; all other ones have the console's own `scheme`. Raises Invalid for another scheme.
+
+    >>> names_of("0.0.0.0", ["https://Console.Example"])
+    {'localhost': 'http', '127.0.0.1': 'http', '::1': 'http', 'console.example': 'https'}
+    """
+    names = {}
+    for name in (listens_on, *LOOPBACK, *given):
+        by, found, rest = name.rpartition("://")
+        if found and by.lower() != HTTPS:
+            raise Invalid(f"--host {printable(name)}: give a name, or https:// and the name that a proxy with TLS has")
+        names[host_name(rest)] = HTTPS if found else scheme
+    return {name: by for name, by in names.items() if name not in ("", "0.0.0.0", "::")}
 
 
-def check(method: str, headers: Mapping[str, str], names: Collection[str], *, read_only: bool) -> None:
+def check(method: str, headers: Mapping[str, str], names: Mapping[str, str], *, read_only: bool) -> None:
     """Raise Forbidden for a request that is not for this console, or that changes something and does not come from one
     of its pages. `headers` have names in lower case; `names` come from `names_of`."""
     host = headers.get("host", "")
-    if host_name(host) not in names:
+    scheme = names.get(host_name(host))
+    if scheme is None:
         raise Forbidden(
             "the console does not know the name by which the browser called it: `foqs console --host NAME` allows one"
         )
     if method in SAFE:
         return
-    if not _is_from_here(headers, host):
+    if not _is_from_here(headers, f"{scheme}://{host}"):
         raise Forbidden(
             "the request does not come from a page of this console: open the page again, and repeat it there"
         )
@@ -78,10 +92,9 @@ def check(method: str, headers: Mapping[str, str], names: Collection[str], *, re
         raise Forbidden("this console only reads: it runs with --read-only")
 
 
-def _is_from_here(headers: Mapping[str, str], host: str) -> bool:
-    """Browsers that do not send Sec-Fetch-Site send an Origin with each POST."""
+def _is_from_here(headers: Mapping[str, str], here: str) -> bool:
+    """Browsers that do not send Sec-Fetch-Site send an Origin with each POST. They do so for HTTP."""
     site = headers.get("sec-fetch-site")
     if site is not None:
         return site == "same-origin"
-    origin = headers.get("origin", "")
-    return bool(host) and origin.partition("://")[2].lower() == host.lower()
+    return headers.get("origin", "").lower() == here.lower()

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from foqs.bounds import RateLimit
+from foqs.console.guard import HTTPS, host_name
 from foqs.console.options import Options
 from foqs.console.requests import form_of, path_within, peer_of, refreshes, target_of
 from foqs.console.sessions import ID_LETTERS, Session, Sessions
@@ -19,6 +20,9 @@ from foqs.errors import FoqsError, Forbidden, Unauthenticated
 log = structlog.get_logger("foqs.console")
 
 COOKIE = "foqs-console"
+SECURE_COOKIE = f"__Host-{COOKIE}"
+"""With HTTPS. Browsers take a cookie with this prefix from the console's own name only, and not from another name of
+the same domain, which could sign a user in to its own session."""
 _SIGN_INS_A_SECOND = 5
 _MOST_FORM_BYTES = 16 << 10
 _WHY = {"ended": "Your session has ended: the service refuses its token."}
@@ -74,7 +78,11 @@ class SignIn:
         return None
 
     def known(self, request: Request, *, used: bool) -> Session | None:
-        return self._sessions.find(session_id_of(request), self._now_s(), used=used)
+        return self._sessions.find(self._session_id_of(request), self._now_s(), used=used)
+
+    async def end(self, request: Request) -> None:
+        """End the session of a request."""
+        await self._sessions.end(self._session_id_of(request))
 
     async def login(self, request: Request) -> Response:
         if self._options.proxy is not None:
@@ -89,7 +97,7 @@ class SignIn:
             said, status = "Too many tries: wait a second, then try again.", 429
             if not waits:
                 try:
-                    return await self._signed_in(form.get("token", "").strip(), after, session_id_of(request))
+                    return await self._signed_in(form.get("token", "").strip(), after, request)
                 except Unauthenticated:
                     said, status = "The service does not know this token.", 401
                     log.warning("console.sign_in_refused", address=peer_of(request))
@@ -98,31 +106,41 @@ class SignIn:
         values = {"said": said, "next": after, "session": None, "ns": "", "view": None, "page": None}
         return HTMLResponse(self._draw("login.html", values), status)
 
-    async def _signed_in(self, token: str, after: str, before: str) -> Response:
-        """Begin a session in place of the session `before`. Raises Unauthenticated, and what the call raises."""
+    async def _signed_in(self, token: str, after: str, request: Request) -> Response:
+        """Begin a session in place of that of the request. Raises Unauthenticated, and what the call raises."""
         if not token or token.startswith("@"):  # the client would read the file of that name
             raise Unauthenticated("no token")
         session_id, session = await self._sessions.begin(token, self._now_s())
         if session.info.rights is None and not self._options.private:
             await self._sessions.end(session_id)
             raise Unauthenticated("the service knows no tokens")
-        await self._sessions.end(before)
+        await self.end(request)
         log.info("console.signed_in", who=session.principal)
         response = RedirectResponse(after, 303)
-        response.set_cookie(COOKIE, session_id, path="/", httponly=True, samesite="strict", secure=self._options.secure)
+        self._set_cookie(request, response, session_id)
         return response
 
     async def logout(self, request: Request) -> Response:
-        await self._sessions.end(session_id_of(request))
+        await self.end(request)
         response = RedirectResponse("/login", 303)
-        response.delete_cookie(COOKIE, path="/")
+        self._set_cookie(request, response, "", 0)
         return response
 
+    def _is_secure(self, request: Request) -> bool:
+        """Return True if the browser called the console by a name with HTTPS."""
+        return self._options.names[host_name(request.headers["host"])] == HTTPS
 
-def session_id_of(request: Request) -> str:
-    """Return the id in the cookie, "" without one. Sessions that no cookie names have shorter or longer ids."""
-    session_id = request.cookies.get(COOKIE, "")
-    return session_id if len(session_id) == ID_LETTERS and " " not in session_id else ""
+    def _set_cookie(self, request: Request, response: Response, session_id: str, max_age_s: int | None = None) -> None:
+        secure = self._is_secure(request)
+        name = SECURE_COOKIE if secure else COOKIE
+        response.set_cookie(
+            name, session_id, max_age=max_age_s, path="/", httponly=True, samesite="strict", secure=secure
+        )
+
+    def _session_id_of(self, request: Request) -> str:
+        """Return the id in the cookie, "" without one. Sessions that no cookie names have shorter or longer ids."""
+        session_id = request.cookies.get(SECURE_COOKIE if self._is_secure(request) else COOKIE, "")
+        return session_id if len(session_id) == ID_LETTERS and " " not in session_id else ""
 
 
 def to_login(request: Request, why: str = "") -> Response:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foqs.console.guard import check, host_name, is_loopback, names_of
-from foqs.errors import Forbidden
+from foqs.errors import Forbidden, Invalid
 
 NAMES = names_of("127.0.0.1", ["Console.Example:8443"])
 OF_THE_CONSOLE = ("localhost", "localhost:7780", "127.0.0.1:7780", "[::1]:7780", "CONSOLE.example", "console.example:1")
@@ -52,7 +52,8 @@ def test_no_text_is_a_name_by_accident(host: str) -> None:
     [
         ({"sec-fetch-site": "same-origin"}, True),
         ({"origin": "http://localhost:7780"}, True),
-        ({"origin": "https://LOCALHOST:7780"}, True),
+        ({"origin": "HTTP://LOCALHOST:7780"}, True),
+        ({"origin": "https://localhost:7780"}, False),
         ({"sec-fetch-site": "same-site"}, False),
         ({"sec-fetch-site": "cross-site", "origin": "http://localhost:7780"}, False),
         ({"sec-fetch-site": "none"}, False),
@@ -74,8 +75,27 @@ def test_a_console_that_only_reads_refuses_changes() -> None:
 
 
 def test_names_of_all_addresses_are_no_names() -> None:
-    assert names_of("0.0.0.0", []) == {"localhost", "127.0.0.1", "::1"}
-    assert names_of("192.0.2.7", ["a.example"]) == {"localhost", "127.0.0.1", "::1", "192.0.2.7", "a.example"}
+    assert names_of("0.0.0.0", []).keys() == {"localhost", "127.0.0.1", "::1"}
+    assert names_of("192.0.2.7", ["a.example"]).keys() == {"localhost", "127.0.0.1", "::1", "192.0.2.7", "a.example"}
+
+
+def test_a_name_has_the_scheme_of_its_pages() -> None:
+    assert names_of("127.0.0.1", ["a.example", "HTTPS://B.example:8443"]) == {
+        "localhost": "http", "127.0.0.1": "http", "::1": "http", "a.example": "http", "b.example": "https",
+    }  # fmt: skip
+    assert set(names_of("127.0.0.1", ["a.example"], "https").values()) == {"https"}
+    with pytest.raises(Invalid, match="give a name"):
+        names_of("127.0.0.1", ["ftp://a.example"])
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_page_of_the_other_scheme_changes_nothing(scheme: str) -> None:
+    names = names_of("127.0.0.1", [f"{'https://' if scheme == 'https' else ''}a.example"])
+    headers = {"host": "a.example", "origin": f"{scheme}://a.example"}
+    check("POST", headers, names, read_only=False)
+    headers["origin"] = f"{'http' if scheme == 'https' else 'https'}://a.example"
+    with pytest.raises(Forbidden):
+        check("POST", headers, names, read_only=False)
 
 
 @pytest.mark.parametrize(("address", "loopback"), [("127.0.0.1", True), ("127.8.8.8", True), ("::1", True),

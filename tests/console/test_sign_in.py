@@ -10,7 +10,7 @@ import pytest
 from foqs.cli.console_process import connector
 from foqs.client import Client
 from foqs.console.clients import MOST_OF_TOKEN
-from foqs.console.guard import HEADERS
+from foqs.console.guard import HEADERS, names_of
 from foqs.console.sessions import MOST_OF_PRINCIPAL
 from foqs.store.maintenance import create_schema
 from foqs.testing import Server, server
@@ -129,6 +129,28 @@ def test_sign_out_ends_the_session_for_each_copy_of_the_cookie(site: Site) -> No
     site.cookies = copy
     assert site.get("/topics").status == 303
     assert len(site.console.sessions) == 0
+
+
+@pytest.mark.process
+def test_with_https_no_other_name_of_the_domain_gives_a_session(guarded: str) -> None:
+    site = Site(guarded, names=names_of("127.0.0.1", ["https://console.example"]))
+    by_proxy = {"host": "console.example"}
+    answer = site.post("/login", {"token": ANN}, {**SAME_SITE, **by_proxy})
+    cookie = answer.headers["set-cookie"]
+    assert cookie.startswith("__Host-foqs-console=")
+    assert {"Path=/", "Secure", "HttpOnly", "SameSite=strict"} <= set(cookie.split("; "))
+    assert "domain" not in cookie.lower()
+    assert site.get("/topics", by_proxy).status == 200
+    assert site.get("/topics").status == 303
+    kept = dict(site.cookies)
+    site.cookies = {"foqs-console": kept["__Host-foqs-console"]}
+    assert site.get("/topics", by_proxy).status == 303
+    site.cookies = kept
+    removed = site.post("/logout", {}, {**SAME_SITE, **by_proxy}).headers["set-cookie"]
+    assert removed.startswith('__Host-foqs-console="";')
+    assert "Secure" in removed
+    assert site.cookies == {}
+    site.close()
 
 
 @pytest.mark.process

@@ -369,7 +369,7 @@ def test_a_user_reaches_the_items_of_its_rights_alone(tmp_path: Path) -> None:
         ("json", b"[" + b"7" * 5_000 + b"]", f"[ {'7' * 5_000} ]"),
         ("json", b"{not json", "Shown as text: it is no JSON. {not json"),
         ("json", b"\xff", "Shown as text: it is no JSON, which is in UTF-8."),
-        ("json", b"[" * 100_000, "Shown as text: the JSON is nested too deeply."),
+        ("json", b"[" * 60_000, "Shown as text: the JSON is nested too deeply."),
         ("text", b"a\xffb", "The bytes are no valid UTF-8: \ufffd is in place of invalid ones. a\ufffdb"),
         ("text", HOSTILE.encode(), "<script>alert('x')</script>\"&\\u202e"),
         ("hex", b"\x00<b>", "00000000 00 3c 62 3e |.<b>|"),
@@ -397,6 +397,7 @@ def test_a_long_payload_is_cut(browser: Browser, client: Client, kind: str) -> N
     assert "The first 64 KiB of 80,005 bytes." in answer.said
     assert "valid UTF-8" not in answer.said
     assert answer.text.count("é") == {"json": 32_766, "text": 32_766, "hex": 0}[kind]
+    assert ("a page shows JSON of up to 64 KiB" in answer.said) == (kind == "json")
 
 
 def test_the_copy_commands_are_quoted(browser: Browser, client: Client, service: Server) -> None:

@@ -35,11 +35,12 @@ async def load(view: View) -> Mapping[str, Any] | Response:
     kind, payload = view.asked("payload"), None
     if kind in KINDS:
         _audit_log.info("audit.payload", who=view.session.principal, ns=item.ns, id=item.id)
-        payload = payload_text(item.payload, kind)
+        payload = await payload_text(item.payload, kind)
+    result = None if item.result is None else await payload_text(item.result, kind_of(item.result))
     trace = trace_of(SimpleNamespace(traceparent=(item.headers or {}).get("traceparent")))
     return {
         "item": item, "explained": explained, "words": state_words(item, view.now_ms), "payload": payload,
-        "kinds": KINDS, "result": None if item.result is None else payload_text(item.result, kind_of(item.result)),
+        "kinds": KINDS, "result": result,
         "rules": [] if item.rules is None else [(name, _rule(rule)) for name, rule in rules_json(item.rules).items()],
         "delivery": _DELIVERY.get(item.delivery, str(item.delivery)), "trace": trace.get("trace_id"),
         "ended": item.state in _ENDED, "topic_url": view.url(path_of("/topics", "topic", item.topic)),

@@ -143,6 +143,7 @@ class Console:
         self._starlette = Starlette(
             routes=routes, exception_handlers={HTTPException: self._no_page}, lifespan=self._life
         )
+        self._starlette.router.redirect_slashes = False  # it would send browsers to an absolute URL
         self._starlette.state.jobs = self.jobs
         self.app: ASGIApp = self._guarded
 

@@ -57,6 +57,6 @@ def pace(text: str) -> int:
     text = text.strip()
     if not text:
         return 0
-    if not (text.isascii() and text.isdigit() and 0 <= (value := int(text)) <= MOST_PACE):
+    if not (_WHOLE.fullmatch(text) and 0 <= (value := int(text)) <= MOST_PACE):
         raise Invalid(f"pace: give whole items a second, 1 to {MOST_PACE:,}, or nothing for no limit")
     return value

@@ -86,6 +86,8 @@ def _object(text: str, what: str) -> dict[str, Any]:
         found = json.loads(text)
     except ValueError as error:
         raise Invalid(f"{what}: this is not JSON: {error}") from None
+    except RecursionError:
+        raise Invalid(f"{what}: the JSON is nested too deeply") from None
     if not isinstance(found, dict):
         raise Invalid(f"{what}: this is JSON, and no object")
     return found

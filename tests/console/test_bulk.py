@@ -300,6 +300,7 @@ def test_a_run_that_remembers_its_most_items_may_continue(
         ("/items/all/delete", {"topic": "mail", "id": "7"}, "needs a topic, and no id"),
         ("/items/all/delete", {"topic": "mail", "dedup": "k", "typed": "mail"}, "needs a topic, and no id"),
         ("/items/all/delete", {"topic": "mail", "pace": "-1"}, "pace: give whole items a second"),
+        ("/items/all/delete", {"topic": "mail", "pace": "9" * 5_000}, "pace: give whole items a second"),
         ("/items/all/delete", {"topic": "mail", "priority": "x", "typed": "mail"}, "Priority: 'x' is no whole number"),
         ("/items/all/place", {"topic": "mail", "state": "leased", "new_delay": "5m"}, "only ready and delayed ones"),
         ("/items/all/run-now", {"topic": "mail", "state": "ready"}, "only delayed ones can become ready"),

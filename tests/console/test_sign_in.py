@@ -247,6 +247,14 @@ def test_each_answer_has_the_headers_that_protect_it(open_service: Server) -> No
     site.close()
 
 
+@pytest.mark.parametrize("path", ["/items/", "/hosts/", "//evil.example/", "/%2Fevil.example/"])
+def test_no_path_leads_to_an_absolute_url(open_service: Server, path: str) -> None:
+    site = Site(open_service.address)
+    answer = site.get(path)
+    assert (answer.status, "location" in answer.headers) == (404, False)
+    site.close()
+
+
 def test_a_page_that_did_not_change_is_not_sent_again(open_service: Server) -> None:
     site = Site(open_service.address)
     first = site.get("/topics", {"hx-request": "true"})

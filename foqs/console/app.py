@@ -42,9 +42,9 @@ from foqs.console.pages import (
     throttles,
     topics,
 )
-from foqs.console.requests import back_of, form_of, page_before, path_within, refreshes, target_of
+from foqs.console.requests import back_of, form_of, page_before, page_of_form, path_within, refreshes, target_of
 from foqs.console.sessions import Session, Sessions
-from foqs.console.sign_in import SignIn, to_login
+from foqs.console.sign_in import SignIn
 from foqs.console.view import Page, View, namespace_of
 from foqs.errors import (
     Conflict,
@@ -231,17 +231,19 @@ class Console:
         try:
             session = await self._sign_in.session_of(request)
             if session is None:
-                return to_login(request)
+                return await self._sign_in.to_login(request)
             async with session.use(namespace_of(request)) as client:
                 info = session.info = await client.server_info()
                 return await do(self._view(request, session, info.now_ms, client))
         except Unauthenticated as error:
             if self._options.proxy is not None:
                 return self._error(request, error, None)
+            response = await self._sign_in.to_login(request, "ended")
             await self._sign_in.end(request)
-            return to_login(request, "ended")
+            return response
         except FoqsError as error:
-            return self._error(request, error, session, page)
+            again = "" if request.method in guard.SAFE else await page_of_form(request)
+            return self._error(request, error, session, page, again)
 
     def _view(self, request: Request, session: Session, now_ms: int, client: AsyncClient | None = None) -> View:
         return View(request, session, now_ms, read_only=self._options.read_only, cluster=self._cluster, client=client)
@@ -263,10 +265,13 @@ class Console:
             text = self._draw(page.template, {**values, "live": live, "etag": etag})
         return HTMLResponse(text, status, headers={"ETag": etag})
 
-    def _error(self, request: Request, error: FoqsError, session: Session | None, page: Page | None = None) -> Response:
+    def _error(
+        self, request: Request, error: FoqsError, session: Session | None, page: Page | None = None, again: str = ""
+    ) -> Response:
+        """`again`: the page to which a link leads, if it is known."""
         status, title = next((status, title) for kind, status, title in _STATUS if isinstance(error, kind))
         is_form = request.method not in guard.SAFE
-        again = path_within(page_before(request) if is_form else target_of(request))
+        again = again or path_within(page_before(request) if is_form else target_of(request))
         values = {"title": title, "error": error, "session": session, "page": page, "view": None, "ns": "",
                   "is_form": is_form, "again": again}  # fmt: skip
         if session is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from urllib.parse import parse_qsl, urlsplit
 
 from starlette.exceptions import HTTPException
@@ -55,7 +56,11 @@ def path_within(wanted: str) -> str:
 
 
 async def form_of(request: Request, most_bytes: int = _MOST_FORM_BYTES) -> dict[str, str]:
-    """Return the fields of a form. Raises HTTPException for one that is too large, too slow or cut off."""
+    """Return the fields of a form, which may be asked for again. Raises HTTPException for one that is too large, too
+    slow or cut off."""
+    known: dict[str, str] | None = getattr(request.state, "form", None)
+    if known is not None:
+        return known
     data = bytearray()
     try:
         async with asyncio.timeout(_FORM_S):
@@ -73,4 +78,14 @@ async def form_of(request: Request, most_bytes: int = _MOST_FORM_BYTES) -> dict[
     fields: dict[str, list[str]] = {}
     for name, value in given:
         fields.setdefault(name, []).append(value)
-    return {name: "\n".join(values) for name, values in fields.items()}
+    form = request.state.form = {name: "\n".join(values) for name, values in fields.items()}
+    return form
+
+
+async def page_of_form(request: Request, most_bytes: int = _MOST_FORM_BYTES) -> str:
+    """Return the page that a form was on: also for the answer to a question, whose page has no address of its own."""
+    with suppress(HTTPException):
+        form = await form_of(request, most_bytes)
+        if "back" in form:
+            return back_of(form)
+    return path_within(page_before(request))

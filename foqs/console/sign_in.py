@@ -11,9 +11,9 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from foqs.bounds import RateLimit
-from foqs.console.guard import HTTPS, host_name
+from foqs.console.guard import HTTPS, SAFE, host_name
 from foqs.console.options import Options
-from foqs.console.requests import form_of, path_within, peer_of, refreshes, target_of
+from foqs.console.requests import form_of, page_of_form, path_within, peer_of, refreshes, target_of
 from foqs.console.sessions import ID_LETTERS, Session, Sessions
 from foqs.errors import FoqsError, Forbidden, Unauthenticated
 
@@ -25,8 +25,13 @@ SECURE_COOKIE = f"__Host-{COOKIE}"
 the same domain, which could sign a user in to its own session."""
 _SIGN_INS_A_SECOND = 5
 _MOST_FORM_BYTES = 16 << 10
-_WHY = {"ended": "Your session has ended: the service refuses its token."}
+_WHY = {
+    "idle": "Your session has ended.",
+    "ended": "Your session has ended: the service refuses its token.",
+    "form": "Sign in first.",
+}
 """By the field `why` of the query: what the page for signing in says first."""
+_FORM = " The form that you sent was not carried out: repeat it on its page."
 _OPEN = "open"
 """In place of a session's id, which is longer, where no user signs in."""
 
@@ -93,6 +98,8 @@ class SignIn:
             form = {} if waits else await form_of(request, _MOST_FORM_BYTES)
         after = path_within(form.get("next") or request.query_params.get("next", ""))
         said, status = _WHY.get(request.query_params.get("why", ""), ""), 200
+        if said and request.query_params.get("form"):
+            said += _FORM
         if request.method == "POST":
             said, status = "Too many tries: wait a second, then try again.", 429
             if not waits:
@@ -126,6 +133,17 @@ class SignIn:
         self._set_cookie(request, response, "", 0)
         return response
 
+    async def to_login(self, request: Request, why: str = "") -> Response:
+        """Lead a user without a session to the page for signing in, and from there back."""
+        if refreshes(request):
+            return Response(status_code=401)
+        is_form = request.method not in SAFE
+        after = await page_of_form(request, _MOST_FORM_BYTES) if is_form else target_of(request)
+        why = why or ("idle" if self._session_id_of(request) else "form" if is_form else "")
+        fields = {"next": "" if after == "/" else after, "why": why, "form": "1" if is_form else ""}
+        given = {name: value for name, value in fields.items() if value}
+        return RedirectResponse(f"/login?{urlencode(given)}" if given else "/login", 303)
+
     def _is_secure(self, request: Request) -> bool:
         """Return True if the browser called the console by a name with HTTPS."""
         return self._options.names[host_name(request.headers["host"])] == HTTPS
@@ -141,10 +159,3 @@ class SignIn:
         """Return the id in the cookie, "" without one. Sessions that no cookie names have shorter or longer ids."""
         session_id = request.cookies.get(SECURE_COOKIE if self._is_secure(request) else COOKIE, "")
         return session_id if len(session_id) == ID_LETTERS and " " not in session_id else ""
-
-
-def to_login(request: Request, why: str = "") -> Response:
-    if refreshes(request):
-        return Response(status_code=401)
-    fields = {name: value for name, value in (("next", target_of(request)), ("why", why)) if value not in ("", "/")}
-    return RedirectResponse(f"/login?{urlencode(fields)}" if fields else "/login", 303)

@@ -115,6 +115,22 @@ def test_a_topic_is_paused_and_closed_and_opened_again(site: Site, client: Clien
         assert getattr(client.topic_stats("mail"), field) is False
 
 
+def test_a_form_that_is_sent_twice_enqueues_one_item(site: Site, client: Client) -> None:
+    def fields() -> dict[str, str]:
+        found = re.search(r'name="once" value="(\w+)"', site.get("/topics/mail").text)
+        assert found is not None
+        return {"topic": "mail", "payload": "x", "priority": "0", "delay_s": "0", "once": found[1], "back": "/"}
+
+    form = fields()
+    for sent in (form, form):
+        assert site.post("/topics/enqueue", sent).status == 303
+    (item,) = client.list_items("mail")
+    assert f"sent twice: item {item.id} was stored" in site.get("/topics/mail").text
+    site.post("/topics/enqueue", form | {"payload": "y"})
+    site.post("/topics/enqueue", fields())
+    assert sorted(item.payload for item in client.list_items("mail")) == [b"x", b"x", b"y"]
+
+
 def test_an_item_is_enqueued(site: Site, client: Client) -> None:
     fields = {"topic": "mail", "payload": "a\r\nb", "priority": "-3", "delay_s": "0", "fairness_key": "acme"}
     assert site.post("/topics/enqueue", fields).status == 303

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
+from hashlib import sha256
+from secrets import token_hex
 from typing import Any
 
 from foqs.checks import printable
-from foqs.client import ActiveTopic
+from foqs.client import ActiveTopic, Duplicate
 from foqs.console.action import Action, Done, Form
 from foqs.console.fields import whole
 from foqs.console.item_query import STATES
@@ -87,6 +89,7 @@ async def load_one(view: View) -> Mapping[str, Any]:
     return {
         "topic": topic, "stats": stats, "failing": failing, "explained": explained, "sample": sample,
         "policy": policy, "own_policy": own if own in stats.policy_layers.values() else "", "states": STATES,
+        "once": token_hex(8),
     }  # fmt: skip
 
 
@@ -121,13 +124,17 @@ async def _switch(view: View, form: Form, field: str, on: str, off: str) -> Done
 
 async def _enqueue(view: View, form: Form) -> Done:
     topic, tenant = form.get("topic", ""), form.get("fairness_key", "")
+    digest = sha256(json.dumps(sorted(form.items())).encode()).hexdigest()
     item_id = await view.client.enqueue(
         topic,
         form.get("payload", "").replace("\r\n", "\n").encode(),
         priority=whole("Priority", form.get("priority", "")),
         delay_ms=1_000 * whole("Delay", form.get("delay_s", "")),
         fairness_key=tenant or None,
+        dedup_key=f"console/{digest[:24]}" if form.get("once") else None,
     )
+    if isinstance(item_id, Duplicate):
+        return Done(f"The form was sent twice: item {item_id} was stored in topic {printable(topic)} once.")
     return Done(f"Item {item_id} is stored in topic {printable(topic)}.")
 
 

@@ -88,6 +88,16 @@
     for (const one of event.target.form.querySelectorAll("td input[type=checkbox]")) one.checked = event.target.checked;
   });
 
+  // ------------------------------------------------------------------ forms
+  // A double click sends one form.
+  const ONCE_MS = 10000;
+  body.addEventListener("submit", (event) => {
+    const form = event.target;
+    if (form.method !== "post") return;
+    if (Date.now() - (form.dataset.sent ?? 0) < ONCE_MS) event.preventDefault();
+    else form.dataset.sent = Date.now();
+  });
+
   // ------------------------------------------------------------------ keys
   const help = document.getElementById("help");
   const helpButton = document.getElementById("help-button");

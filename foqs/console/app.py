@@ -272,8 +272,10 @@ class Console:
         status, title = next((status, title) for kind, status, title in _STATUS if isinstance(error, kind))
         is_form = request.method not in guard.SAFE
         again = again or path_within(page_before(request) if is_form else target_of(request))
+        # What the user entered is not lost with the service, if that has changed nothing.
+        form = getattr(request.state, "form", None) if status == 503 and error.outcome_known else None
         values = {"title": title, "error": error, "session": session, "page": page, "view": None, "ns": "",
-                  "is_form": is_form, "again": again}  # fmt: skip
+                  "is_form": is_form, "again": again, "form": form, "here": target_of(request)}  # fmt: skip
         if session is not None:
             view = self._view(request, session, session.info.now_ms)
             values |= {"view": view, "ns": view.ns}

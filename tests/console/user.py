@@ -23,7 +23,7 @@ from foqs.console.app import Console
 from foqs.console.guard import names_of
 from foqs.console.options import Options
 from foqs.testing import Server
-from tests.support.browser import Browser, Chromedriver, wait_for
+from tests.support.browser import Browser, Chromedriver, console_errors, wait_for
 from tests.support.waiting import wait_until
 
 
@@ -118,7 +118,7 @@ class User:
         self.browser.execute_script("window.before = true")
 
     def arrive(self) -> None:
-        """Wait for another page than the one that was marked."""
+        """Wait for another page than that of `mark`."""
 
         def is_there() -> bool:
             with suppress(WebDriverException):  # the page goes away during the call
@@ -133,7 +133,7 @@ class User:
             self.click(f"{css} > summary")
 
     def fill(self, **fields: str) -> None:
-        """Type texts into fields, and choose options, by the names of the fields in the one form that has them."""
+        """Type texts into the fields with these names, which one form of the page has."""
         for name, text in fields.items():
             self.type(f"[name={name}]:not([type=hidden])", text)
 
@@ -158,11 +158,14 @@ class User:
     def rows(self, table: str) -> list[list[str]]:
         """Return the texts of the cells of a table."""
 
-        def read() -> list[list[list[str]]]:
-            rows = self.find(f"#{table} tbody").find_elements(By.TAG_NAME, "tr")
-            return [[[one.text for one in row.find_elements(By.TAG_NAME, "td")] for row in rows]]
+        self.find(f"#{table}")
+        return list(self.browser.execute_script(_ROWS, table))
 
-        return wait_for(self.browser, read, table)[0]
+
+_ROWS = """
+return [...document.getElementById(arguments[0]).querySelectorAll('tbody tr')].map(
+    row => [...row.cells].map(cell => cell.innerText.trim()));
+"""
 
 
 @pytest.fixture(scope="module")
@@ -180,6 +183,7 @@ def console(service: Server) -> Iterator[LiveConsole]:
 
 
 @pytest.fixture
-def user(window: Browser, console: LiveConsole, client: Client) -> User:
-    """A user in the namespace of the test's client."""
-    return User(window, console.url, client.namespace)
+def user(window: Browser, console: LiveConsole, client: Client) -> Iterator[User]:
+    """A user in the namespace of the test's client. No script of a page may fail."""
+    yield User(window, console.url, client.namespace)
+    assert [error for error in console_errors(window) if not error.startswith("network:")] == []

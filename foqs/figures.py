@@ -247,10 +247,10 @@ class ShardStatus(NamedTuple):
     """A shard on a host that has to serve it. `trouble`: unreachable, denied (the server answers, and
     has no such database or table, or denies the account), read_only, cut_off (another host reaches its
     database), breaker_open, hanging, disk_full, clock, or "". `waiting_ms`: how long the oldest call to the database
-    has had no answer. `busy`: the share of the last half minute in which a call was open, 0 to 1. `growth`: how many
-    times the present rate of rows the database could write, None if that is not known. `used_bytes` and `free_bytes`
-    are None where the database does not report them. `transaction_ms`: the mean time of a transaction in the last half
-    minute, None without one."""
+    has had no answer. `items`: ready, delayed and leased ones. `busy`: the share of the last half minute in which a
+    call was open, 0 to 1. `growth`: how many times the present rate of rows the database could write, None if that is
+    not known. `used_bytes` and `free_bytes` are None where the database does not report them. `transaction_ms`: the
+    mean time of a transaction in the last half minute, None without one."""
 
     shard: int
     state: str = ""

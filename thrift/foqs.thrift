@@ -1241,7 +1241,7 @@ struct ShardStatus {
   4: string trouble,
   /** Age of the oldest call to the database that has no answer. */
   5: i64 waiting_ms,
-  /** Items in any state. */
+  /** Items that are ready, delayed or leased. Those that have ended and are kept are not counted. */
   6: i64 items,
   /** Share of the last half minute in which a call to the database was open, 0 to 1. */
   7: double busy,

@@ -46,6 +46,29 @@ def test_a_double_click_sends_one_form(user: User, client: Client) -> None:
     assert len(list(client.list_items("mail"))) == 3, "another form with the same payload"
 
 
+def test_the_browser_sends_no_answer_again(user: User, client: Client) -> None:
+    item = client.enqueue("mail", b"x")
+    delete = "form[action^='/items/delete'] button"
+    user.open(f"/items/{item}")
+    user.press(delete)
+    user.browser.refresh()
+    assert user.title == f"Delete item {item}?"
+    assert client.get_item(item).id == item, "the form was sent again, and the question is not answered"
+    user.confirm()
+    user.browser.back()
+    user.browser.refresh()
+    assert user.title == f"Delete item {item}?", "the page before"
+    user.confirm()
+    assert "0 items deleted" in user.said
+    user.open("/topics/mail")
+    user.unfold("#purge")
+    user.type("#purge-pace", "much")
+    user.press("#purge-items")
+    assert "pace" in user.said
+    user.browser.back()
+    assert user.title == "Topic mail"
+
+
 def test_tabs_of_two_namespaces_change_their_own(user: User, client: Client, window: Browser) -> None:
     first = window.current_window_handle
     with Client(client.address, "elsewhere", routing=False) as other:

@@ -51,7 +51,7 @@ def test_a_topic_is_changed(user: User, client: Client) -> None:
     assert str(stored.id) in user.said
     # The browser shows the page again, and sends no form again.
     user.browser.refresh()
-    user.browser.back()
+    user.back()
     user.browser.forward()
     assert len(list(client.list_items("mail"))) == 2
     user.open("/topics/mail")
@@ -125,7 +125,7 @@ def test_pages_of_items_have_each_item_once(user: User, client: Client) -> None:
         found += ids(user)
     assert not user.has("#next-page")
     assert found == [str(one) for one in stored]
-    user.browser.back()
+    user.back()
     assert ids(user) == found[50:100]
     user.press("#first-page")
     assert ids(user) == found[:50]
@@ -155,7 +155,7 @@ def test_one_item_is_changed(user: User, client: Client, service: Server) -> Non
     assert user.title == f"Item {moved.id}"
     user.press("form[action^='/items/delete'] button")
     assert client.get_item(moved.id).id == moved.id, "it asks first"
-    user.browser.back()
+    user.back()
     user.press("form[action^='/items/delete'] button")
     user.confirm()
     with pytest.raises(NotFound):
@@ -196,7 +196,7 @@ def test_all_items_that_match_are_changed_by_a_job(user: User, client: Client) -
     user.type("#all-priority", "33")
     user.press("#all-place")
     assert "That is 45 items" in user.text(".notice.warn:not(#stale)")
-    user.browser.back()
+    user.back()
     assert {item.priority for item in client.list_items("mail")} == {0}, "a question changes nothing"
     user.unfold("#all")
     user.type("#all-priority", "33")

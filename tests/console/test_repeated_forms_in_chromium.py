@@ -55,7 +55,7 @@ def test_the_browser_sends_no_answer_again(user: User, client: Client) -> None:
     assert user.title == f"Delete item {item}?"
     assert client.get_item(item).id == item, "the form was sent again, and the question is not answered"
     user.confirm()
-    user.browser.back()
+    user.back()
     user.browser.refresh()
     assert user.title == f"Delete item {item}?", "the page before"
     user.confirm()
@@ -65,7 +65,7 @@ def test_the_browser_sends_no_answer_again(user: User, client: Client) -> None:
     user.type("#purge-pace", "much")
     user.press("#purge-items")
     assert "pace" in user.said
-    user.browser.back()
+    user.back()
     assert user.title == "Topic mail"
 
 

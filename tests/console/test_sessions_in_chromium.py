@@ -13,7 +13,7 @@ from foqs.client import Client, Unauthenticated
 from foqs.store.maintenance import create_schema
 from tests.api.hosts import HostProcess
 from tests.console.user import LiveConsole, User, window
-from tests.support.browser import Browser
+from tests.support.browser import Browser, wait_for
 from tests.support.waiting import wait_until
 
 __all__ = ["window"]  # fixtures
@@ -104,8 +104,8 @@ def test_a_user_signs_in_and_out(user: User) -> None:
     assert user.text(".who") == "boss"
     user.press(".tools form button")
     assert user.title == "Sign in"
-    user.browser.back()
-    assert user.title == "Sign in", "the page from before needs the session"
+    user.back()
+    wait_for(user.browser, lambda: user.title == "Sign in", "the page from before needs the session")
 
 
 def test_a_user_whose_session_ended_comes_back_to_the_page(user: User, console: LiveConsole, client: Client) -> None:

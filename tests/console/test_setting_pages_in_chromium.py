@@ -165,11 +165,11 @@ def test_settings_are_added_exported_and_reverted(user: User, client: Client) ->
     assert not user.has("#version-2")
     user.press("#revert-1-1")
     assert len(client.settings().entries) == 2, "it asks first"
-    user.browser.back()
+    user.back()
     user.press("#revert-1-1")
     user.confirm()
     assert client.settings().entries == {"plans/acme": "gold\n<b>"}
-    user.browser.back()
+    user.back()
     user.browser.refresh()
     assert client.settings().version == 3, "a change is made once"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import count
 from threading import Thread
 from time import monotonic
 from typing import Any
@@ -12,7 +13,7 @@ from urllib.parse import urlencode
 
 import pytest
 import uvicorn
-from selenium.common.exceptions import WebDriverException
+from selenium.common.exceptions import ElementNotInteractableException, WebDriverException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import Select
@@ -25,6 +26,8 @@ from foqs.console.options import Options
 from foqs.testing import Server
 from tests.support.browser import Browser, Chromedriver, console_errors, wait_for
 from tests.support.waiting import wait_until
+
+_marks = count()
 
 
 class LiveConsole:
@@ -70,6 +73,7 @@ class User:
 
     def __init__(self, browser: Browser, url: str, ns: str = "") -> None:
         self.browser, self.url, self.ns = browser, url, ns
+        self._mark = 0
 
     def open(self, path: str = "/", **query: str) -> None:
         fields = {"ns": self.ns, **query} if self.ns else query
@@ -108,21 +112,30 @@ class User:
 
     def click(self, css: str) -> None:
         def click() -> bool:
-            self.browser.find_element(By.CSS_SELECTOR, css).click()
-            return True
+            with suppress(ElementNotInteractableException):  # not yet
+                self.browser.find_element(By.CSS_SELECTOR, css).click()
+                return True
+            return False
 
         wait_for(self.browser, click, css)
 
+    def back(self) -> None:
+        """Go to the page before, which the browser may still have."""
+        self.mark()
+        self.browser.back()
+        self.arrive()
+
     def mark(self) -> None:
         """Remember the page that is shown, for `arrive`."""
-        self.browser.execute_script("window.before = true")
+        self._mark = next(_marks)
+        self.browser.execute_script("window.mark = arguments[0]", self._mark)
 
     def arrive(self) -> None:
         """Wait for another page than that of `mark`."""
 
         def is_there() -> bool:
             with suppress(WebDriverException):  # the page goes away during the call
-                return bool(self.browser.execute_script("return !window.before && document.readyState === 'complete'"))
+                return bool(self.browser.execute_script(_THERE, self._mark))
             return False
 
         wait_for(self.browser, is_there, "another page")
@@ -157,11 +170,13 @@ class User:
 
     def rows(self, table: str) -> list[list[str]]:
         """Return the texts of the cells of a table."""
-
         self.find(f"#{table}")
         return list(self.browser.execute_script(_ROWS, table))
 
 
+_THERE = """
+return window.mark !== arguments[0] && document.readyState === 'complete' && !document.documentElement.hidden;
+"""
 _ROWS = """
 return [...document.getElementById(arguments[0]).querySelectorAll('tbody tr')].map(
     row => [...row.cells].map(cell => cell.innerText.trim()));

@@ -98,6 +98,18 @@
     else form.dataset.sent = Date.now();
   });
 
+  // ------------------------------------------------------------------ back
+  // A user who goes back may get a page as it was left, also after the end of the session.
+  window.addEventListener("pageshow", async (event) => {
+    if (!event.persisted || button === null) return;
+    for (const form of document.forms) delete form.dataset.sent;
+    document.documentElement.hidden = true;
+    const answer = await fetch("/jobs", { headers: { "HX-Request": "true" } }).catch(() => null);
+    const here = live()?.getAttribute("hx-get") ?? "/";
+    if (answer?.status === 401) location.replace(`/login?next=${encodeURIComponent(here)}`);
+    else document.documentElement.hidden = false;
+  });
+
   // ------------------------------------------------------------------ keys
   const help = document.getElementById("help");
   const helpButton = document.getElementById("help-button");

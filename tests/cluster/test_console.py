@@ -32,8 +32,7 @@ def test_shards_move_by_the_page_of_the_hosts(new_cluster: NewCluster, window: B
         wait_until(lambda: console.lines, "the console's address")
         user = User(window, console.lines[0].removeprefix("foqs console on "))
         user.open("/hosts")
-        may_stop = {row[0].split()[0]: row[5] for row in user.rows("zk-hosts")}
-        assert may_stop["a"].startswith("yes shards 1, 3 move to b; then b is the last host that takes shards")
+        assert may_stop(user)["a"].startswith("yes shards 1, 3 move to b; then b is the last host that takes shards")
         assert served(cluster.registry.facts) == {1: "a", 2: "b", 3: "a", 4: "b"}
         assert [(row[0].split()[0], row[4]) for row in user.rows("zk-hosts")] == [("a", "2"), ("b", "2")]
         user.type("#shard", "1")
@@ -44,8 +43,8 @@ def test_shards_move_by_the_page_of_the_hosts(new_cluster: NewCluster, window: B
         assert "Host b serves nothing." in user.said or "Not finished yet" in user.said
         cluster.registry.wait_for(lambda facts: served(facts) == dict.fromkeys(range(1, 5), "a"))
         assert "b" in cluster.registry.facts.drained
-        wait_until(lambda: user.open("/hosts") or "yes it serves no shard" in user.said, "host b to serve nothing")
-        assert "no it is the last host that can take shards: no host would serve shards 1" in user.said
+        wait_until(lambda: "it serves no shard" in may_stop(user)["b"], lambda: may_stop(user))
+        assert "it is the last host that can take shards: no host would serve shards 1" in may_stop(user)["a"]
         assert user.texts("#to option") == ["a"], "a drained host gets no shard"
         asked(user, button_of(user, "b"))
         assert "Host b may get shards." in user.said
@@ -69,3 +68,9 @@ def asked(user: User, css: str) -> str:
 def button_of(user: User, host: str) -> str:
     row = [row[0].split()[0] for row in user.rows("zk-hosts")].index(host)
     return f"#drain-{row + 1}"
+
+
+def may_stop(user: User) -> dict[str, str]:
+    """Return what the page says about a stop of each host."""
+    user.open("/hosts")
+    return {row[0].split()[0]: row[5] for row in user.rows("zk-hosts")}

@@ -177,19 +177,21 @@ class Namespace:
 
 
 class TopicCounters:
-    """What happened to the items of a topic since `take`. `failed`: attempts that failed. `dead`: items that became
-    dead letters."""
+    """What happened to the items of a topic. `failed`: attempts that failed. `dead`: items that became dead letters."""
 
-    __slots__ = ("acked", "dead", "delivered", "enqueued", "failed")
+    __slots__ = ("_taken", "acked", "dead", "delivered", "enqueued", "failed")
 
     def __init__(self) -> None:
         self.enqueued = self.delivered = self.acked = self.failed = self.dead = 0
+        self._taken = NO_EVENTS
+
+    def events(self) -> TopicEvents:
+        return TopicEvents(self.enqueued, self.delivered, self.acked, self.failed, self.dead)
 
     def take(self) -> TopicEvents:
-        """Return the counts, and begin again at 0."""
-        taken = TopicEvents(self.enqueued, self.delivered, self.acked, self.failed, self.dead)
-        self.enqueued = self.delivered = self.acked = self.failed = self.dead = 0
-        return taken
+        """Return the events since the last call."""
+        before, self._taken = self._taken, self.events()
+        return self._taken.minus(before)
 
 
 class TopicEvents(NamedTuple):
@@ -201,6 +203,12 @@ class TopicEvents(NamedTuple):
 
     def plus(self, other: TopicEvents) -> TopicEvents:
         return TopicEvents(*[a + b for a, b in zip(self, other, strict=True)])
+
+    def minus(self, other: TopicEvents) -> TopicEvents:
+        return TopicEvents(*[a - b for a, b in zip(self, other, strict=True)])
+
+
+NO_EVENTS = TopicEvents()
 
 
 class Namespaces:

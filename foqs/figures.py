@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
+from heapq import nsmallest
 from operator import add, attrgetter
 from typing import Annotated, Any, NamedTuple, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
@@ -16,6 +17,10 @@ from foqs.idl import idl
 
 MOST_FAILING_WORKERS = 8
 """Workers that are named with a group of failures."""
+EVENTS = ("enqueued", "delivered", "acked", "failed")
+"""What rates count: fields of NamespaceRates."""
+MOST_OLDEST = 5
+"""Topics of a namespace that are named with their oldest ready items."""
 MOST_ERRORS = 5
 """Errors of a script that are kept."""
 T = TypeVar("T")
@@ -24,6 +29,11 @@ T = TypeVar("T")
 def _sum(one: Any, other: Any) -> Any:
     """Return the sum. None: not counted."""
     return None if one is None and other is None else (one or 0) + (other or 0)
+
+
+def _sum_known(one: Any, other: Any) -> Any:
+    """Return the sum; None if one of them is not known."""
+    return None if one is None or other is None else one + other
 
 
 def _known(one: Any, other: Any) -> Any:
@@ -55,6 +65,7 @@ def _by_step(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
 
 
 Sum = Annotated[T, _sum]
+SumKnown = Annotated[T, _sum_known]
 BySteps = Annotated[T, _by_step]
 Largest = Annotated[T, max]
 Known = Annotated[T, _known]
@@ -66,7 +77,10 @@ Last = Annotated[T, _last]
 
 class ActiveTopic(NamedTuple):
     """A topic with at least one item ready. Counts and `oldest_ready_at_ms` (Unix epoch; 0: none is ready) are
-    approximate; `hosts` are the `host:port` that have it; `delayed` and `leased` are None unless asked for."""
+    approximate; `hosts` are the `host:port` that have it; `delayed` and `leased` are None unless asked for, and so are
+    all fields behind them. Items that were stored, delivered and acked in the last minute, and attempts that failed:
+    in the last six whole steps of 10 s. None: unknown. A host counts 10,000 topics with traffic; a host of an older
+    version counts none."""
 
     ns: str
     topic: str
@@ -75,6 +89,12 @@ class ActiveTopic(NamedTuple):
     hosts: All[tuple[str, ...]] = ()
     delayed: Sum[int | None] = None
     leased: Sum[int | None] = None
+    enqueued_minute: SumKnown[int | None] = None
+    delivered_minute: SumKnown[int | None] = None
+    acked_minute: SumKnown[int | None] = None
+    failed_minute: SumKnown[int | None] = None
+    paused: Known[bool | None] = None
+    closed: Known[bool | None] = None
 
 
 class WorkerStats(NamedTuple):
@@ -154,6 +174,11 @@ class FailingTopic(NamedTuple):
     acked_hour: Sum[int] = 0
     groups: tuple[FailingGroup, ...] = ()
 
+    def share(self, group: FailingGroup) -> float | None:
+        """Return the part of the topic's attempts of the last 10 minutes that the group has; None without one."""
+        ended = self.acked_10_minutes + sum(one.last_10_minutes for one in self.groups)
+        return group.last_10_minutes / ended if group.last_10_minutes else None
+
 
 def by_rate(group: FailingGroup) -> tuple[int, ...]:
     """Sorts groups by how much fails now, the most first."""
@@ -167,7 +192,8 @@ class TopicStats(NamedTuple):
     leases, the oldest lease first. `tenants` lists the tenants with most ready items, none where tenants take no
     turns; `more_tenants` has the sums of all further ones, None without any. `hooks` of the policy. `overruled`:
     fields of which a value was set that is not in effect, with the reason; a topic that takes dead letters has
-    them. Attempts failed in the last minute, 10 minutes and hour; `Client.failing` says why."""
+    them. Attempts failed in the last minute, 10 minutes and hour; `Client.failing` says why. `enqueued_minute` to
+    `failed_minute` are as in ActiveTopic."""
 
     ready: Sum[int] = 0
     delayed: Sum[int] = 0
@@ -187,6 +213,10 @@ class TopicStats(NamedTuple):
     attempts_failed_minute: Sum[int] = 0
     attempts_failed_10_minutes: Sum[int] = 0
     attempts_failed_hour: Sum[int] = 0
+    enqueued_minute: SumKnown[int | None] = None
+    delivered_minute: SumKnown[int | None] = None
+    acked_minute: SumKnown[int | None] = None
+    failed_minute: SumKnown[int | None] = None
 
 
 class ShadowHour(NamedTuple):
@@ -269,7 +299,8 @@ class TopicStatus(NamedTuple):
     """A topic that an operator may have to look at. Times are Unix epoch ms, the oldest one up to 66 s too early if its
     item is not in memory; 0: no item is ready. `paused`: a pause of the topic, or of tenants, holds all ready items;
     else they are left out of the other fields. `consumed`: a consumer waits for it, or asked in the last minute.
-    `dead`: it has dead letters, or takes them."""
+    `dead`: it has dead letters, or takes them. `failed_10_minutes`: attempts that failed; `acked_10_minutes` ended with
+    an ack, since the first failure. `failure`: cause and reason of most of the failed ones."""
 
     ns: str
     topic: str
@@ -279,6 +310,14 @@ class TopicStatus(NamedTuple):
     paused: Largest[bool] = False
     consumed: Largest[bool] = False
     dead: Largest[bool] = False
+    failed_10_minutes: Sum[int] = 0
+    acked_10_minutes: Sum[int] = 0
+    failure: Known[str] = ""
+
+    @property
+    def ended(self) -> int:
+        """Attempts that ended in the last 10 minutes."""
+        return self.failed_10_minutes + self.acked_10_minutes
 
 
 class QuotaStatus(NamedTuple):
@@ -354,15 +393,38 @@ class ConsumerStats(NamedTuple):
     clients: All[tuple[str, ...]] = ()
 
 
+class OldestTopic(NamedTuple):
+    """A topic, and the time from which its oldest ready item may be delivered (Unix epoch, approximate)."""
+
+    topic: str
+    oldest_ready_at_ms: Oldest[int] = 0
+
+
+def _oldest_of(one: tuple[OldestTopic, ...], other: tuple[OldestTopic, ...]) -> tuple[OldestTopic, ...]:
+    known = {topic.topic: topic for topic in one}
+    merge_into(known, other)
+    return oldest_first(known.values())
+
+
+def oldest_first(topics: Iterable[OldestTopic]) -> tuple[OldestTopic, ...]:
+    """Return the topics with the oldest ready items, at most `MOST_OLDEST`."""
+    return tuple(nsmallest(MOST_OLDEST, topics, key=lambda one: (one.oldest_ready_at_ms, one.topic)))
+
+
 class NamespaceRates(NamedTuple):
     """What happened to the items of a namespace in steps of equal length, the oldest first: items that were stored,
-    deliveries, items that an ack removed, and attempts that failed. (): there was nothing in any step."""
+    deliveries, items that an ack removed, and attempts that failed. (): there was nothing in any step. The items by
+    state (approximate; None unless asked for), and the topics with the oldest ready ones."""
 
     ns: str
     enqueued: BySteps[tuple[int, ...]] = ()
     delivered: BySteps[tuple[int, ...]] = ()
     acked: BySteps[tuple[int, ...]] = ()
     failed: BySteps[tuple[int, ...]] = ()
+    ready: Sum[int | None] = None
+    delayed: Sum[int | None] = None
+    leased: Sum[int | None] = None
+    oldest: Annotated[tuple[OldestTopic, ...], _oldest_of] = ()
 
 
 class Figures(Protocol):

@@ -31,7 +31,7 @@ from tests.support.structure import (
 )
 
 LINES = {
-    "foqs": 4_430,  # item_filter.py; ShadowHour; extras.py; applications; ticks.py; idl.py; enums.py
+    "foqs": 4_504,  # figures by topic: the last minute, failures, the oldest; item_filter.py; ShadowHour; ticks.py
     "foqs.admin": 1_319,  # items that a pause holds, dead letters, hung handlers, disks and older copies: for alerts
     "foqs.api": 4_231,
     "foqs.buffers": 1_479,  # searches of items: reads that pass over payloads
@@ -42,7 +42,7 @@ LINES = {
     "foqs.contrib": 838,  # Django, with what users hear of a mistake, and records of other clients
     "foqs.doctor": 1_484,  # slow shards, sections that differ, servers that lack a database
     "foqs.engine": 11_808,  # explain_limits.py, explain_tenants.py: limits of an item; searches; rates
-    "foqs.fairness": 2_204,  # rates.py: the traffic of namespaces by step
+    "foqs.fairness": 2_325,  # rates.py, topic_rates.py: the traffic of namespaces by step, of topics in the last minute
     "foqs.hooks": 1_667,
     "foqs.limits": 1_683,  # shadow_hour.py: an hour of counts of throttles in shadow
     "foqs.outbox": 460,  # rows that stay, attempts that are taken out

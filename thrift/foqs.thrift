@@ -744,6 +744,8 @@ struct GetActiveTopicsRequest {
   4: optional bool all,
   /** Only topics that have dead letters, or take them. A host of an older version returns all topics. */
   5: optional bool dead,
+  /** Set the events of the last minute, `paused` and `closed`. With `all`, topics without items that had events then are there, too. */
+  6: optional bool rates,
   15: optional RequestContext context,
 }
 
@@ -761,6 +763,17 @@ struct ActiveTopic {
   /** Items; approximate. Set with `all`, like the next field. */
   6: optional i64 delayed,
   7: optional i64 leased,
+  /**
+   * Events of the last minute: of the last six whole steps of 10 s, as NamespaceRates counts them. Set with `rates`, like all
+   * further fields. Default: unknown, because a host is of an older version, or counts other topics: it counts up to 10,000 topics.
+   */
+  8: optional i64 enqueued_minute,
+  9: optional i64 delivered_minute,
+  10: optional i64 acked_minute,
+  11: optional i64 failed_minute,
+  /** The topic's policy pauses it, and closes it. */
+  12: optional bool paused,
+  13: optional bool closed,
 }
 
 struct GetActiveTopicsResponse {
@@ -867,6 +880,11 @@ struct GetTopicStatsResponse {
   18: i64 attempts_failed_minute,
   19: i64 attempts_failed_10_minutes,
   20: i64 attempts_failed_hour,
+  /** As in ActiveTopic, like the next three. */
+  21: optional i64 enqueued_minute,
+  22: optional i64 delivered_minute,
+  23: optional i64 acked_minute,
+  24: optional i64 failed_minute,
 }
 
 /** Either an id, or a namespace and a dedup_key that was enqueued with. */
@@ -1271,6 +1289,12 @@ struct TopicStatus {
   7: bool consumed,
   /** True if it has dead letters, or takes them. */
   8: bool dead,
+  /** Attempts that failed in the last 10 minutes, as in ListFailing. Default: none. */
+  9: optional i64 failed_10_minutes,
+  /** Attempts that ended with an ack then, since the topic's first failure. */
+  10: optional i64 acked_10_minutes,
+  /** The most frequent of these failures: its cause, and its reason, as `failed: SMTP 451`. Default: none. */
+  11: optional string failure,
 }
 
 /** A bound on stored items: of a namespace (quotas), or of a topic (max_stored). */
@@ -1334,7 +1358,7 @@ struct HostStatus {
   /** Handlers that hang, as workers reported to this host. */
   24: i64 hung,
   25: list<ShardStatus> shards,
-  /** At most 20 each: the oldest ones, topics without consumers, paused ones, topics with dead letters. */
+  /** At most 20 each: the oldest ones, topics without consumers, paused ones, topics with dead letters, topics whose attempts fail. */
   26: list<TopicStatus> topics,
   /** The fullest 100 on this host. */
   27: list<QuotaStatus> quotas,
@@ -1409,7 +1433,16 @@ struct GetRatesRequest {
   2: optional i32 steps,
   /** The most namespaces in the answer, 1 to 1,000. Default 100. */
   3: optional i32 limit,
+  /** Count the items of `ns` too. A host of an older version does not. */
+  4: optional bool items,
   15: optional RequestContext context,
+}
+
+/** A topic and its oldest ready item. */
+struct OldestTopic {
+  1: string topic,
+  /** As in ActiveTopic. */
+  2: i64 oldest_ready_at_ms,
 }
 
 /**
@@ -1426,6 +1459,12 @@ struct NamespaceRates {
   4: list<i64> acked,
   /** Attempts that failed, as in GetTopicStats: nacks with failed or reject, and leases of begun attempts that ended by time. */
   5: list<i64> failed,
+  /** Items; approximate. Set with `items`, like all further fields. */
+  6: optional i64 ready,
+  7: optional i64 delayed,
+  8: optional i64 leased,
+  /** The 5 topics with the oldest ready items, the oldest first. */
+  9: optional list<OldestTopic> oldest,
 }
 
 struct GetRatesResponse {

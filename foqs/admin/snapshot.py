@@ -141,8 +141,8 @@ async def _topics(
         if not at % _TOPICS:
             await slices.rest()
         topic = state.topics.get(key)
-        if topic is not None and topic.counters is not None:
-            series.add(key, topic.counters.take())
+        if topic is not None and topic.totals is not None:
+            series.add(key, topic.totals.take())
         pause, dead = pause_of(state, key), state.policies.takes_dead(key)
         for part, lanes in enumerate(lanes_of(state, key)):
             if part:

@@ -169,12 +169,14 @@ class Lookups:
         def found(topics: list[ActiveTopic], more: bool) -> None:
             pages.add(topics, more=more)
             deadline_ms = host.now_ms() + min(timeout_ms, ANSWER_MS)
-            part = partial(idl.GetActiveTopicsRequest, ns, limit, request.cursor, request.all, request.dead)
+            part = partial(
+                idl.GetActiveTopicsRequest, ns, limit, request.cursor, request.all, request.dead, request.rates
+            )
             host.forwarder.ask_others("GetActiveTopics", part, request, deadline_ms, pages.add_answer, reply)
 
         active_topics(
             host.engine.state, ns, limit, request.cursor, host.address(), call.within, host.now_ms(), found,
-            every=bool(request.all), dead=bool(request.dead),
+            every=bool(request.all), dead=bool(request.dead), rates=bool(request.rates),
         )  # fmt: skip
 
     def topic_stats(self, call: Call) -> None:

@@ -13,7 +13,7 @@ from foqs.bounds import MOST_LISTED, RATE_STEPS, Quota
 from foqs.engine import askers, stats
 from foqs.engine.status import Measured, measure, rates_of
 from foqs.fairness.rates import STEP_MS
-from foqs.figures import ConsumerStats, HostStatus, NamespaceRates, from_struct, merged, to_struct
+from foqs.figures import EVENTS, ConsumerStats, HostStatus, NamespaceRates, from_struct, merged, to_struct
 from foqs.idl import idl
 from foqs.peers.gather import ANSWER_MS, RateSums
 from foqs.rpc.call import Call
@@ -116,13 +116,22 @@ class Status:
         def done(sums: RateSums, first_at_ms: int, missing: list[str]) -> None:
             rows, more = sums.rates(limit, ns)
             since_ms = max(first_at_ms, sums.since_ms)
-            found = [idl.NamespaceRates(one.ns, *map(list, one[1:])) for one in rows]  # `to_struct` looks at each count
+            found = [_rates_struct(one) for one in rows]
             call.reply(idl.GetRatesResponse(STEP_MS, first_at_ms, since_ms, found, more, missing))
 
         def counted(here: list[NamespaceRates], first: int, more: bool) -> None:
             sums = RateSums(here, first, steps, host.engine.state.topics.rates.begun_ms, more=more)
-            part = partial(idl.GetRatesRequest, ns, steps, limit)
+            part = partial(idl.GetRatesRequest, ns, steps, limit, request.items)
             end = partial(done, sums, first * STEP_MS)
             host.forwarder.ask_others("GetRates", part, request, deadline_ms, sums.add, end)
 
-        stats.traffic(host.engine.state, ns, call.within, steps, limit, host.now_ms(), counted)
+        stats.traffic(
+            host.engine.state, ns, call.within, steps, limit, host.now_ms(), counted, items=bool(request.items)
+        )
+
+
+def _rates_struct(one: NamespaceRates) -> Any:
+    """Return the struct of the rates. (`to_struct` looks at each count.)"""
+    counts = [list(getattr(one, kind)) for kind in EVENTS]
+    oldest = [to_struct(topic) for topic in one.oldest] if one.ready is not None else None
+    return idl.NamespaceRates(one.ns, *counts, one.ready, one.delayed, one.leased, oldest)

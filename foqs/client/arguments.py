@@ -297,6 +297,8 @@ _CHECKS: Mapping[str, Check] = {
     "all_namespaces": check_bool,
     "all_states": check_bool,
     "dead": check_bool,
+    "rates": check_bool,
+    "with_items": check_bool,
     "tenants": whole(1, I32_MAX, none=True),
     "limit": limit(none=True),
     "entries": _check_entries,

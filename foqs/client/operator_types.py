@@ -17,6 +17,7 @@ from foqs.client.items import Failure, Item, ItemSpec, ItemState, LastFailure, P
 from foqs.enums import NamedInt, known
 from foqs.errors import Conflict, FoqsError, Invalid, NotFound, Unavailable, item_error
 from foqs.figures import (
+    EVENTS,
     ActiveTopic,
     ConsumerStats,
     FailingTopic,
@@ -99,7 +100,8 @@ def rates_of(response: Any, steps: int) -> Rates:
     """Return the rates of a response, with a count for each of the steps."""
     nothing = (0,) * steps
     found = [from_struct(NamespaceRates, one) for one in response.namespaces or ()]
-    rows = [NamespaceRates(ns, *[counts or nothing for counts in kinds]) for ns, *kinds in found]
+    counts: list[dict[str, Any]] = [{kind: getattr(one, kind) or nothing for kind in EVENTS} for one in found]
+    rows = [one._replace(**kinds) for one, kinds in zip(found, counts, strict=True)]
     return Rates(
         response.step_ms, response.first_at_ms, response.covers_from_ms, tuple(rows), bool(response.more),
         tuple(response.missing or ()),

@@ -12,15 +12,7 @@ from shlex import quote
 from typing import Any, NamedTuple
 
 from foqs.checks import counted, part_of, printable, shard_list
-from foqs.doctor.system import (
-    Facts,
-    bound_words,
-    command_words,
-    shards_of,
-    span,
-    topic_words,
-    wider_words,
-)
+from foqs.doctor.system import Facts, bound_words, command_words, shards_of, span, topic_words, wider_words
 
 OLD_MS = 3_600_000
 GROWS_MS = 300_000
@@ -31,6 +23,8 @@ LATE_TIMERS = 3
 """Of 300 in half a minute."""
 SLOW_MS = 200
 """Mean time of a transaction."""
+FAILED_ATTEMPTS, FAILED_SHARE = 20, 0.5
+"""Of a topic, in 10 minutes: from here on its attempts fail."""
 LEAST_FREE_BYTES = 1 << 30
 CERTIFICATE_MS = 14 * 86_400_000
 """A certificate that ends sooner should have been replaced: authorities renew a month before."""
@@ -50,10 +44,12 @@ class Word(Enum):
 
 
 class Said(NamedTuple):
-    """What a rule found, and what to do about it."""
+    """What a rule found, and what to do about it. `ns` and `topic` name the topic that it is about, if it is one."""
 
     text: str
     remedy: str
+    ns: str = ""
+    topic: str = ""
 
 
 class Reason(NamedTuple):
@@ -63,6 +59,8 @@ class Reason(NamedTuple):
     code: str
     text: str
     remedy: str
+    ns: str = ""
+    topic: str = ""
 
 
 class Verdict(NamedTuple):
@@ -475,6 +473,7 @@ def _not_consumed(facts: Facts) -> Iterator[Said]:
             f"topic {topic_words(one)} grows without consumers: {counted(one.ready, 'item', 'is', 'are')} ready",
             f"start a worker for it, or restart its workers if they hang: foqs consumers --ns {quote(one.ns)}; "
             f"{command_words('explain', one)} says more",
+            *one[:2],
         )
     yield from _further(grows, "topics grow without consumers")
 
@@ -490,8 +489,27 @@ def _item_old(facts: Facts) -> Iterator[Said]:
         yield Said(
             f"an item of topic {topic_words(one)} has been ready for {span(facts.now_ms - one.oldest_ready_at_ms)}",
             f"{command_words('explain', one)} gives the reason; add consumers",
+            *one[:2],
         )
     yield from _further(old, "topics have such items")
+
+
+@_rule(
+    Word.DEGRADED,
+    "half or more of the attempts of a topic failed in the last 10 minutes, and 20 or more",
+    "`foqs failing TOPIC`, or the topic's page of the console, says what fails, since when, and in which workers",
+)
+def _attempts_fail(facts: Facts) -> Iterator[Said]:
+    fail = [one for one in facts.topics if one.failed_10_minutes >= max(FAILED_ATTEMPTS, FAILED_SHARE * one.ended)]
+    for one in sorted(fail, key=lambda one: -one.failed_10_minutes)[:_MOST_NAMED]:
+        most = f", most with {printable(one.failure)}" if one.failure else ""
+        yield Said(
+            f"topic {topic_words(one)}: {one.failed_10_minutes:,} of {one.ended:,} attempts of the last 10 minutes "
+            f"failed{most}",
+            f"{command_words('failing', one)} says since when, and in which workers",
+            *one[:2],
+        )
+    yield from _further(fail, "topics have attempts that fail")
 
 
 # --------------------------------------------------------------------------------------------- notes
@@ -554,7 +572,8 @@ def _topic_paused(facts: Facts) -> Iterator[Said]:
     paused = sorted([one for one in facts.topics if one.paused and one.ready], key=lambda one: -one.ready)
     for one in paused[:_MOST_NAMED]:
         remedy = f"{command_words('topic resume', one)}; with --tenant for a paused tenant"
-        yield Said(f"topic {topic_words(one)} is paused: {counted(one.ready, 'item', 'waits', 'wait')}", remedy)
+        text = f"topic {topic_words(one)} is paused: {counted(one.ready, 'item', 'waits', 'wait')}"
+        yield Said(text, remedy, *one[:2])
     yield from _further(paused, "topics are paused")
 
 
@@ -564,9 +583,8 @@ def _topic_paused(facts: Facts) -> Iterator[Said]:
 def _dead_letters(facts: Facts) -> Iterator[Said]:
     dead = sorted([one for one in facts.topics if one.dead and one.ready], key=lambda one: -one.ready)
     for one in dead[:_MOST_NAMED]:
-        yield Said(
-            f"topic {topic_words(one)} has dead letters: {counted(one.ready, 'item')}", command_words("dead list", one)
-        )
+        text = f"topic {topic_words(one)} has dead letters: {counted(one.ready, 'item')}"
+        yield Said(text, command_words("dead list", one), *one[:2])
     yield from _further(dead, "topics have dead letters")
 
 

@@ -13,7 +13,18 @@ from foqs.buffers.checkpoint import NEVER_MS
 from foqs.buffers.reads import KeyRead
 from foqs.buffers.shard_batch import BatchResult, Chunk, Outcome, ShardBatch
 from foqs.config.load import Config
-from foqs.engine import ack, batch_apply, batch_build, consumers, enqueue, item_ops, kept_items, shard_life, tenants
+from foqs.engine import (
+    ack,
+    batch_apply,
+    batch_build,
+    consumers,
+    enqueue,
+    item_ops,
+    kept_items,
+    shard_life,
+    stats,
+    tenants,
+)
 from foqs.engine.calls import FRESH, DequeueCall, EnqueueCall, ItemsCall, LookCall
 from foqs.engine.endings import EndCall, Living
 from foqs.engine.listing import OVERLOADED_RETRY_MS, Listing, Releasing
@@ -99,7 +110,7 @@ class Engine:
     def opened(self, shard: Shard, opened: Opened, max_batch_bytes: int, begun_ms: int, now_ms: int) -> None:
         """Begin to serve a shard that the store owns since `begun_ms` or later. Fill its memory first if needed."""
         state = self.state
-        state.topics.rates.turn(now_ms)
+        stats.turn(state, now_ms)
         shard_life.open_shard(shard, opened, max_batch_bytes, begun_ms, now_ms)
         state.serving.append(shard)
         kept_items.check_most(shard)
@@ -457,7 +468,7 @@ class Engine:
         state = self.state
         state.now_ms = now_ms
         if now_ms >= state.topics.rates.ends_ms:
-            state.topics.rates.turn(now_ms)
+            stats.turn(state, now_ms)
         for call in state.deadlines.pop_due(now_ms):
             if not call.done:  # an earlier call's end may have ended it
                 call.timed_out(state.shards)

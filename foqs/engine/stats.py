@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Generator, Iterator, Sequence
 from heapq import heappush, heappushpop
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from foqs.bounds import MOST_LISTED, THROTTLE, Bounded
 from foqs.engine import ready_lanes
@@ -18,16 +18,19 @@ from foqs.engine.state import State, in_slices
 from foqs.fairness.keys import TopicKey, fairness_of, lane_key
 from foqs.fairness.rates import STEP_MS
 from foqs.fairness.tenants import HELD
+from foqs.fairness.topic_rates import Minute
 from foqs.fairness.topics import Topic
 from foqs.figures import (
     ActiveTopic,
     NamespaceRates,
+    OldestTopic,
     TenantStats,
     ThrottleStats,
     TopicStats,
     WorkerStats,
     merge_into,
     merged,
+    oldest_first,
 )
 from foqs.item import Item, Phase
 from foqs.limits.bucket import ThrottleTokens
@@ -56,40 +59,58 @@ def active_topics(
     *,
     every: bool = False,
     dead: bool = False,
+    rates: bool = False,
 ) -> Iterator[None]:
     """Report the topics with something ready, by name, and whether there are more; only of namespaces in `within`, if
     given. `every`: topics with items in any state, counted by state. `dead`: only topics that have dead letters, or
-    take them."""
+    take them. `rates`: with the events of the last minute; with `every`, topics with events but no items, too."""
     parts = parts_of(cursor, (str, str))
     after = (parts[0], parts[1]) if parts is not None else ("", "")
     if ns is not None:
         after = max(after, (ns, ""))
-    order = state.topics.order(now_ms)
-    while order.sort(_TOPICS, state.topics):
-        yield
+    if rates:
+        yield from _end_step(state, now_ms)
     found: list[ActiveTopic] = []
-    while keys := order.after(after, _TOPICS):
+    for at, keys in enumerate(_pages(state, ns, after, now_ms)):
+        if at:
+            yield
         for key in keys:
-            if ns is not None and key[0] != ns:
-                done(found, False)
-                return
             if within is not None and key[0] not in within:
                 continue
             if dead and not (state.policies.takes_dead(key) or (yield from _has_dead(state, key))):
                 continue
             ready, delayed, leased, oldest_ms = yield from _counted(state, key)
-            if not (ready or (every and (delayed or leased))):
+            minute = state.topics.rates.by_topic.of(key) if rates else None
+            if not (ready or (every and (delayed or leased or any(minute or ())))):
                 continue
             if len(found) == limit:
                 done(found, True)
                 return
             by_state = (delayed, leased) if every else ()
-            found.append(ActiveTopic(*key, ready, oldest_ms, (address,), *by_state))
-        if len(keys) < _TOPICS:
-            break
-        after = keys[-1]
-        yield
+            topic = ActiveTopic(*key, ready, oldest_ms, (address,), *by_state)
+            if rates:
+                policy = state.policies.of(key)
+                topic = topic._replace(paused=policy.paused, closed=policy.closed, **_fields(minute))
+            found.append(topic)
     done(found, False)
+
+
+def _pages(state: State, ns: str | None, after: TopicKey, now_ms: int) -> Iterator[list[TopicKey]]:
+    """Yield the keys behind `after`, of one namespace if given, in order. Each list is for one slice of the event
+    loop."""
+    order = state.topics.order(now_ms)
+    while order.sort(_TOPICS, state.topics):
+        yield []
+    while keys := order.after(after, _TOPICS):
+        yield [key for key in keys if ns is None or key[0] == ns]
+        if len(keys) < _TOPICS or (ns is not None and keys[-1][0] != ns):
+            return
+        after = keys[-1]
+
+
+def _fields(minute: Minute | None) -> dict[str, Any]:
+    """Return the events of the last minute as figures have them."""
+    return {} if minute is None else {f"{kind}_minute": count for kind, count in minute._asdict().items()}
 
 
 def _has_dead(state: State, key: TopicKey) -> Generator[None, None, bool]:
@@ -125,6 +146,7 @@ def _counted(state: State, key: TopicKey) -> Generator[None, None, tuple[int, in
 @in_slices
 def topic_stats(state: State, key: TopicKey, now_ms: int, done: Callable[[TopicStats], None]) -> Iterator[None]:
     """Report the items of a topic by state, its workers and its tenants."""
+    yield from _end_step(state, now_ms)
     ready, delayed, leased, _ = yield from _counted(state, key)
     completed, failed = yield from _kept(state, key)
     workers = yield from _workers(state, key, now_ms)
@@ -134,7 +156,7 @@ def topic_stats(state: State, key: TopicKey, now_ms: int, done: Callable[[TopicS
         TopicStats(
             ready, delayed, leased, completed=completed, failed=failed, workers=workers, tenants=tuple(tenants.named()),
             more_tenants=tenants.rest_if_any(), attempts_failed_minute=minute, attempts_failed_10_minutes=ten,
-            attempts_failed_hour=hour,
+            attempts_failed_hour=hour, **_fields(state.topics.rates.by_topic.of(key)),
         )
     )  # fmt: skip
 
@@ -363,8 +385,23 @@ def _workers(state: State, key: TopicKey, now_ms: int) -> Generator[None, None, 
 
 # ------------------------------------------------------------------------------------------ namespaces
 
+_SUMS = 500
+"""Topics whose events are summed up in one slice."""
 _RINGS = 50
 """Rings that are read in one slice of the event loop."""
+
+
+@in_slices
+def turn(state: State, now_ms: int) -> Iterator[None]:
+    """End the present step of the rates if `now_ms` is not in it, and sum up its events by topic."""
+    yield from _end_step(state, now_ms)
+
+
+def _end_step(state: State, now_ms: int) -> Iterator[None]:
+    rates = state.topics.rates
+    rates.turn(now_ms)
+    while rates.by_topic.sum_up(_SUMS):
+        yield
 
 
 @in_slices
@@ -376,11 +413,14 @@ def traffic(
     limit: int,
     now_ms: int,
     done: Callable[[list[NamespaceRates], int, bool], None],
+    *,
+    items: bool = False,
 ) -> Iterator[None]:
     """Report the namespaces with the most traffic in the last whole `steps`, at most `limit`, or only `ns`; the number
-    of the first step; and whether further ones had traffic. Only namespaces in `within`, if given."""
+    of the first step; and whether further ones had traffic. Only namespaces in `within`, if given. `items`: count
+    the items of `ns` by state."""
     rates = state.topics.rates
-    rates.turn(now_ms)
+    turn(state, now_ms)
     first = now_ms // STEP_MS - steps
     names = rates.named() if ns is None else [ns]
     names = [name for name in names if within is None or name in within]
@@ -397,4 +437,23 @@ def traffic(
             yield
         cells = rates.cells(first, steps)
         found += [rates.figures(name, cells) for _, name in sums[at : min(at + _RINGS, limit)]]
+    if items and ns is not None and names:
+        one = found[0] if found else NamespaceRates(ns)
+        found = [(yield from _with_items(state, one, now_ms))]
     done(found, first, len(sums) > limit or (rates.more and ns is None and within is None))
+
+
+def _with_items(state: State, rates: NamespaceRates, now_ms: int) -> Generator[None, None, NamespaceRates]:
+    """Return the rates with the items of the namespace."""
+    ready = delayed = leased = 0
+    oldest: list[OldestTopic] = []
+    for at, keys in enumerate(_pages(state, rates.ns, (rates.ns, ""), now_ms)):
+        if at:
+            yield
+        for key in keys:
+            of_topic = yield from _counted(state, key)
+            ready, delayed, leased = ready + of_topic[0], delayed + of_topic[1], leased + of_topic[2]
+            if of_topic[0]:
+                oldest.append(OldestTopic(key[1], of_topic[3]))
+        oldest = [*oldest_first(oldest)]
+    return rates._replace(ready=ready, delayed=delayed, leased=leased, oldest=tuple(oldest))

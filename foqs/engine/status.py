@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Generator, Iterable, Iterator
 from heapq import nlargest, nsmallest
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from foqs.bounds import Quota
 from foqs.engine.state import State, in_slices
 from foqs.engine.stats import lanes_of, last_asked_ms, pause_of
 from foqs.fairness.keys import TopicKey
-from foqs.figures import QuotaStatus, RateStatus, TopicStatus
+from foqs.figures import FailingGroup, QuotaStatus, RateStatus, TopicStatus
 from foqs.item import Item
 from foqs.prefetch.lane import Lane
+from foqs.rows import FailureCause
 
 CONSUMED_MS = 60_000
 """A topic that was asked for in this time has consumers."""
@@ -22,6 +23,8 @@ MOST_TOPICS = 20
 MOST_QUOTAS = 100
 _TOPICS = 200
 """Topics that are looked at in one slice of the event loop."""
+_FAILING = 50
+"""Likewise, of topics with failed attempts: each has up to 11 groups."""
 
 
 class Measured(NamedTuple):
@@ -47,6 +50,7 @@ def measure(
 ) -> Iterator[None]:
     """Report the items of all namespaces, or of all `within`. `quota` returns that of a namespace."""
     ready = leased = total = dead = 0
+    failing = yield from _failing(state, within, now_ms)
     topics: list[TopicStatus] = []
     quotas: list[QuotaStatus] = []
     for at, key in enumerate(list(state.topics)):
@@ -61,8 +65,10 @@ def measure(
         most = state.policies.of(key).max_stored if key[0] in state.policies.namespaces else None
         if most is not None:
             quotas.append(QuotaStatus(*key, counts.total, most))
-        if of_topic.ready:
-            topics.append(of_topic._replace(consumed=_consumed(state, key, now_ms)))
+        fails = failing.pop(key, {})
+        if of_topic.ready or fails:
+            topics.append(of_topic._replace(consumed=_consumed(state, key, now_ms), **fails))
+    topics += [TopicStatus(*key, **fails) for key, fails in failing.items()]  # without items here
     stored: Counter[str] = Counter()
     kept = 0
     for shard in list(state.serving):
@@ -76,6 +82,34 @@ def measure(
     quotas = nlargest(MOST_QUOTAS, quotas, key=lambda one: (one.used / max(1, one.most), one.ns, one.topic))
     delayed = max(0, total - ready - leased)
     done(Measured(ready, delayed, leased, kept, dead, tuple(notable(topics)), tuple(quotas)))
+
+
+def _failing(
+    state: State, within: Container[str] | None, now_ms: int
+) -> Generator[None, None, dict[TopicKey, dict[str, Any]]]:
+    """Return the fields about failed attempts of the `MOST_TOPICS` topics with the most in the last 10 minutes."""
+    failing = state.topics.failing
+    counts: dict[TopicKey, int] = {}
+    for at, key in enumerate([key for key in failing if within is None or key[0] in within], 1):
+        counts[key] = failing.sums(key, now_ms)[1]
+        if not at % _FAILING:
+            yield
+    found: dict[TopicKey, dict[str, Any]] = {}
+    for key in nlargest(MOST_TOPICS, counts, key=lambda key: (counts[key], key)):
+        topic = failing[key].figure(now_ms) if counts[key] and key in failing else None
+        if topic is not None:
+            groups = [group for group in topic.groups if group.cause]
+            found[key] = {
+                "failed_10_minutes": counts[key],
+                "acked_10_minutes": topic.acked_10_minutes,
+                "failure": max([(group.last_10_minutes, _failure(group)) for group in groups], default=(0, ""))[1],
+            }
+    return found
+
+
+def _failure(group: FailingGroup) -> str:
+    cause = FailureCause(group.cause).name.lower()
+    return f"{cause}: {group.reason}" if group.reason else cause
 
 
 def rates_of(
@@ -132,12 +166,14 @@ def _consumed(state: State, key: TopicKey, now_ms: int) -> bool:
 
 
 def notable(topics: Collection[TopicStatus]) -> list[TopicStatus]:
-    """Return the topics to look at, `MOST_TOPICS` of each kind: the oldest ones, without consumers, paused ones, and
-    topics with dead letters."""
-    paused = [one for one in topics if one.paused]
-    dead = [one for one in topics if one.dead and not one.paused]
-    live = [one for one in topics if not (one.paused or one.dead)]
+    """Return the topics to look at, `MOST_TOPICS` of each kind: the oldest ones, without consumers, paused ones,
+    topics with dead letters, and topics with failed attempts."""
+    ready = [one for one in topics if one.ready]
+    paused = [one for one in ready if one.paused]
+    dead = [one for one in ready if one.dead and not one.paused]
+    live = [one for one in ready if not (one.paused or one.dead)]
     chosen = {
+        *[one for one in topics if one.failed_10_minutes],
         *nsmallest(MOST_TOPICS, live, key=lambda one: (one.oldest_ready_at_ms, one.ns, one.topic)),
         *nlargest(MOST_TOPICS, [one for one in live if not one.consumed], key=_most_ready),
         *nlargest(MOST_TOPICS, paused, key=_most_ready),

@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Sequence
 
 from foqs.bounds import RATE_STEPS
+from foqs.fairness.topic_rates import TopicRates
 from foqs.figures import NamespaceRates
 
 STEP_MS = 10_000
@@ -31,11 +32,12 @@ _NO_STEP = -(1 << 60)
 class Traffic:
     """The counts of a namespace in the present step. `topics` of it are on the host. `ring` has the counts of earlier
     steps, one kind after the other; None without traffic in the last hour. `used`: the last step of `Rates` with
-    traffic."""
+    traffic. `topic_rates` has the traffic of its topics, and of all further ones."""
 
-    __slots__ = ("acked", "delivered", "enqueued", "failed", "ring", "topics", "used")
+    __slots__ = ("acked", "delivered", "enqueued", "failed", "ring", "topic_rates", "topics", "used")
 
-    def __init__(self) -> None:
+    def __init__(self, topic_rates: TopicRates) -> None:
+        self.topic_rates = topic_rates
         self.enqueued = self.delivered = self.acked = self.failed = 0
         self.topics = self.used = 0
         self.ring: array[int] | None = None
@@ -43,12 +45,13 @@ class Traffic:
 
 class Rates:
     """`begun_ms`: when the counts began, 0 before the first `turn`. `ends_ms`: the end of the present step, when
-    `turn` is due."""
+    `turn` is due. `by_topic`: the last minute of each topic."""
 
     def __init__(self) -> None:
         self.begun_ms = 0
         self.ends_ms = 0
-        self.rest = Traffic()
+        self.by_topic = TopicRates()
+        self.rest = Traffic(self.by_topic)
         self._known: dict[str, Traffic] = {}
         self._step = 0
         self._turns = 0
@@ -63,7 +66,7 @@ class Rates:
         found = self._known.get(ns)
         if found is None:
             if len(self._known) < MOST_NAMESPACES:
-                found = self._known[ns] = Traffic()
+                found = self._known[ns] = Traffic(self.by_topic)
             else:
                 found = self.rest
         found.topics += 1
@@ -113,7 +116,8 @@ class Rates:
             return NamespaceRates(ns)
         counts, steps = tuple(map(one.ring.__getitem__, cells)), len(cells) // _KINDS
         kinds = [counts[start : start + steps] for start in range(0, len(counts), steps)]
-        return NamespaceRates(ns, *[kind if any(kind) else () for kind in kinds])
+        enqueued, delivered, acked, failed = [kind if any(kind) else () for kind in kinds]
+        return NamespaceRates(ns, enqueued, delivered, acked, failed)
 
     # ------------------------------------------------------------------------------------- inside
 
@@ -121,6 +125,7 @@ class Rates:
         """Begin `step`. Steps in between, without a turn, have no cell: nothing was counted in them."""
         if step == self._step:
             return
+        self.by_topic.end_step(step - self._step)
         if step < self._step:
             self._move(step - self._step - 1)  # a clock that went back without a word: the present step ends there
         self._turns += 1

@@ -38,10 +38,11 @@ class Topic(Generic[L]):
     stay until they are detached. (A topic has a lane or two; a tuple of them would take 40 bytes more.) `rules` counts
     the lanes by their rules, None if no lane has some. `bounds` is the engine's: the part of the topic's policy, and of
     these rules, that each delivery needs. From the first lane with a fairness key or throttle keys on, `turns` has the
-    lanes instead. `counters` are None before anything happens to its items. `failing` counts its failed attempts, None
-    if it has none lately. `traffic` has the counts of its namespace."""
+    lanes instead. `failing` counts its failed attempts, None
+    if it has none lately. `traffic` has the counts of its namespace. `totals` are its counters, and `counters` the same
+    ones while something was counted in the present step of the rates."""
 
-    __slots__ = ("bounds", "counters", "failing", "first", "key", "rules", "traffic", "turns")
+    __slots__ = ("bounds", "counters", "failing", "first", "key", "rules", "totals", "traffic", "turns")
 
     def __init__(self, key: TopicKey, traffic: Traffic) -> None:
         self.key = key
@@ -52,11 +53,15 @@ class Topic(Generic[L]):
         self.turns: Turns[L] | None = None
         self.failing: Failed | None = None
         self.counters: TopicCounters | None = None
+        self.totals: TopicCounters | None = None
 
     def counted(self) -> TopicCounters:
-        """Return the counters. (Callers look for them first.)"""
+        """Return the counters, to count something. (Callers look for `counters` first.)"""
         if self.counters is None:
-            self.counters = TopicCounters()
+            if self.totals is None:
+                self.totals = TopicCounters()
+            self.counters = self.totals
+            self.traffic.topic_rates.begin(self, self.totals.events())
         return self.counters
 
     @property
@@ -191,8 +196,8 @@ class Topics(dict[TopicKey, Topic[L]]):
             if not topic.rules[rules]:
                 del topic.rules[rules]
         if topic.empty:
-            if topic.counters is not None:
-                self.forgotten = self.forgotten.plus(topic.counters.take())
+            if topic.totals is not None:
+                self.forgotten = self.forgotten.plus(topic.totals.take())
             del self[topic.key]
             topic.traffic.topics -= 1
             self.in_turns.pop(topic.key, None)

@@ -16,6 +16,7 @@ from foqs.errors import FoqsError
 from foqs.fairness.keys import TopicKey
 from foqs.fairness.rates import STEP_MS
 from foqs.figures import (
+    EVENTS,
     MOST_FAILING_WORKERS,
     ActiveTopic,
     FailingGroup,
@@ -134,7 +135,7 @@ class TopicSums:
     name are in the sum of the rest."""
 
     def __init__(self, here: TopicStats) -> None:
-        self._sums = TopicStats()
+        self._sums: TopicStats | None = None
         self._workers: dict[str, WorkerStats] = {}
         self._tenants: dict[str, TenantStats] = {}
         self._hooks: dict[str, HookStats] = {}
@@ -146,7 +147,7 @@ class TopicSums:
         self._add(from_struct(TopicStats, response, policy={}))
 
     def _add(self, one: TopicStats) -> None:
-        self._sums = merged(self._sums, one)
+        self._sums = one if self._sums is None else merged(self._sums, one)
         merge_into(self._workers, one.workers)
         merge_into(self._tenants, one.tenants)
         merge_into(self._hooks, one.hooks)
@@ -161,6 +162,7 @@ class TopicSums:
             found.add(tenant)
         for rest in self._rest:
             found.add_rest(rest)
+        assert self._sums is not None, "it began with the figures of this host"
         named, more = found.named(), found.rest_if_any()
         weight = sum(map(turn_weight, named)) + turn_weight(found.rest)
         return self._sums._replace(
@@ -234,9 +236,9 @@ class RateSums:
 
     def add(self, _address: str, response: Any) -> None:
         later = (response.first_at_ms or 0) // STEP_MS - self._first
-        for ns, *kinds in [from_struct(NamespaceRates, one) for one in response.namespaces or ()]:
-            aligned = NamespaceRates(ns, *[self._aligned(counts, later) for counts in kinds])
-            merge_into(self._found, [aligned])
+        for one in [from_struct(NamespaceRates, one) for one in response.namespaces or ()]:
+            aligned: dict[str, Any] = {kind: self._aligned(getattr(one, kind), later) for kind in EVENTS}
+            merge_into(self._found, [one._replace(**aligned)])
         self.since_ms = max(self.since_ms, response.covers_from_ms or 0)
         self._more = self._more or bool(response.more)
 
@@ -250,7 +252,7 @@ class RateSums:
         """Return up to `limit` namespaces, the most traffic first, and whether there are more. `ns` is among them."""
         if ns is not None:
             return [self._found.get(ns, NamespaceRates(ns))], False
-        found = sorted([(-sum(map(sum, one[1:])), one) for one in self._found.values()])
+        found = sorted([(-sum([sum(getattr(one, kind)) for kind in EVENTS]), one) for one in self._found.values()])
         return [one for _, one in found[:limit]], self._more or len(found) > limit
 
 

@@ -69,7 +69,7 @@ def test_a_scrape_that_is_cut_off_loses_nothing() -> None:
 
 
 def events(host: OneHost, topic: str = "t") -> tuple[int, ...]:
-    counters = host.engine.state.topics[("n", topic)].counters
+    counters = host.engine.state.topics[("n", topic)].totals
     assert counters is not None
     return tuple(counters.take())
 

@@ -8,7 +8,9 @@ import pytest
 
 from foqs.config.access import Namespaces
 from foqs.errors import Invalid, NotFound, NotSent, NotServed, Overloaded, Unavailable
+from foqs.fairness.rates import STEP_MS
 from foqs.idl import idl
+from foqs.policies.settings import Settings
 from tests.api.wire import State, spec
 from tests.support.one_host import ADDRESS, FORWARDED, OneHost, put, refused, routing_of, take
 
@@ -223,6 +225,80 @@ def test_all_topics_are_counted_by_state(host: OneHost) -> None:
     page = host.ask("GetActiveTopics", all=True, limit=2)
     rest = host.ask("GetActiveTopics", all=True, limit=2, cursor=page.cursor)
     assert ([one.topic for one in rest.topics], rest.cursor) == (["t"], None)
+
+
+def minute(topic: Any) -> tuple[Any, ...]:
+    return topic.enqueued_minute, topic.delivered_minute, topic.acked_minute, topic.failed_minute
+
+
+def test_topics_have_the_events_of_the_last_minute(host: OneHost) -> None:
+    put(host, b"x", b"y", b"z")
+    one, other = take(host, 2).items
+    host.ask("Ack", items=[idl.AckItem(one.id, one.lease)])
+    host.ask("Nack", items=[idl.NackItem(other.id, other.lease, failed=True)])
+    host.ask("Enqueue", ns="n", items=[spec("done")])
+    (done,) = host.ask("Dequeue", ns="n", wants=[idl.TopicCount("done", 1)]).items
+    host.ask("Ack", items=[idl.AckItem(done.id, done.lease)])
+    assert [minute(one) for one in host.ask("GetActiveTopics", rates=True).topics] == [(0, 0, 0, 0)]
+    host.now_ms += STEP_MS  # without a tick
+    assert [(one.topic, *minute(one)) for one in host.ask("GetActiveTopics", all=True, rates=True).topics] == [
+        ("done", 1, 1, 1, 0),
+        ("t", 3, 2, 1, 1),
+    ]
+    assert minute(host.ask("GetTopicStats", ns="n", topic="t")) == (3, 2, 1, 1)
+    assert minute(host.ask("GetTopicStats", ns="n", topic="none")) == (0, 0, 0, 0)
+    (ready,) = host.ask("GetActiveTopics", rates=True).topics
+    assert ready.topic == "t", "topics without ready items are listed with `all`"
+    (plain,) = host.ask("GetActiveTopics").topics
+    assert (*minute(plain), plain.paused, plain.closed) == (None,) * 6
+    host.wait(60_000)
+    assert ("done", 0) not in [
+        (one.topic, one.ready) for one in host.ask("GetActiveTopics", all=True, rates=True).topics
+    ]
+
+
+def test_a_tick_ends_the_minute_of_topics_without_a_reader(host: OneHost) -> None:
+    put(host, b"x")
+    host.wait(STEP_MS)
+    put(host, b"y", b"z")
+    host.wait(50_000)
+    (topic,) = host.ask("GetActiveTopics", rates=True).topics
+    assert topic.enqueued_minute == 3
+    host.wait(STEP_MS)
+    (topic,) = host.ask("GetActiveTopics", rates=True).topics
+    assert topic.enqueued_minute == 2
+
+
+def test_topics_say_if_they_are_paused_or_closed(host: OneHost) -> None:
+    host.engine.apply_settings(Settings("n", 1, {"topic.a": '{"paused": true}', "topic.b": '{"closed": true}'}))
+    for ns, topic in (("n", "a"), ("n", "c"), ("m", "a")):
+        host.ask("Enqueue", ns=ns, items=[spec(topic)])
+    found = host.ask("GetActiveTopics", rates=True).topics
+    assert [(one.ns, one.topic, one.paused, one.closed) for one in found] == [
+        ("m", "a", False, False),
+        ("n", "a", True, False),
+        ("n", "c", False, False),
+    ]
+
+
+def test_the_last_minute_of_all_hosts_is_added(member: OneHost) -> None:
+    member.ask("Enqueue", ns="n", items=[spec("t"), spec("u"), spec("v")])
+    member.wait(STEP_MS)
+    call = member.call("GetActiveTopics", all=True, rates=True)
+    there = [
+        idl.ActiveTopic("n", "t", 4, 3, ["b:1"], 5, 6, 10, 20, 30, 40, False, False),
+        idl.ActiveTopic("n", "u", 4, 3, ["b:1"], 5, 6),
+    ]
+    assert member.reply("GetActiveTopics", idl.GetActiveTopicsResponse(there)).rates is True
+    assert [(one.topic, *minute(one)) for one in call.answer.topics] == [
+        ("t", 11, 20, 30, 40),
+        ("u", None, None, None, None),
+        ("v", 1, 0, 0, 0),
+    ], "a host that does not know makes the sum unknown"
+    call = member.call("GetTopicStats", ns="n", topic="t")
+    theirs = idl.GetTopicStatsResponse(enqueued_minute=2, delivered_minute=3, acked_minute=4, failed_minute=None)
+    member.reply("GetTopicStats", theirs)
+    assert minute(call.answer) == (3, 3, 4, None)
 
 
 def test_topics_of_dead_letters_are_listed_apart(host: OneHost) -> None:

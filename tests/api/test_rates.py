@@ -10,6 +10,7 @@ import pytest
 from foqs.bounds import RATE_STEPS
 from foqs.errors import Invalid, Unavailable
 from foqs.fairness.rates import STEP_MS
+from foqs.figures import MOST_OLDEST
 from foqs.idl import idl
 from foqs.policies.settings import Settings
 from tests.api.wire import spec
@@ -275,6 +276,57 @@ def test_a_host_that_does_not_know_the_method_is_missing() -> None:
     call = host.call("GetRates", ns="n")
     host.reply("GetRates", Invalid("the server refused the call: unknown method"))
     assert call.answer.missing == ["b:1"]
+
+
+def test_the_items_of_a_namespace() -> None:
+    host = OneHost(1, 2)
+    put(host, *[b"x"] * 5)
+    put(host, b"later", delay_ms=9_000)
+    take(host, 2)
+    host.ask("Enqueue", ns="m", items=[spec("other")])
+    (found,) = host.ask("GetRates", ns="n", items=True).namespaces
+    assert (found.ready, found.delayed, found.leased, [one.topic for one in found.oldest]) == (3, 1, 2, ["t"])
+    (topic,) = host.ask("GetActiveTopics", ns="n").topics
+    assert found.oldest[0].oldest_ready_at_ms == topic.oldest_ready_at_ms
+    (plain,) = host.ask("GetRates", ns="n").namespaces
+    assert (plain.ready, plain.delayed, plain.leased, plain.oldest) == (None, None, None, None)
+    (empty,) = host.ask("GetRates", ns="none", items=True).namespaces
+    assert (empty.ready, empty.delayed, empty.leased, empty.oldest) == (0, 0, 0, [])
+
+
+@pytest.mark.parametrize("topics", [499, 500, 501, 1_203])
+def test_the_items_of_many_topics(topics: int) -> None:
+    host = OneHost(1)
+    for number in range(topics):
+        host.ask("Enqueue", ns="n", items=[spec(f"t{topics - number:05}")])
+        if number < 7:
+            host.now_ms += 70_000
+    (found,) = host.ask("GetRates", ns="n", items=True).namespaces
+    assert (found.ready, found.delayed, found.leased) == (topics, 0, 0)
+    assert [one.topic for one in found.oldest] == [f"t{topics - number:05}" for number in range(MOST_OLDEST)]
+
+
+def test_a_caller_without_rights_learns_no_counts() -> None:
+    host = OneHost(1)
+    put(host, b"x")
+    call = host.call("GetRates", ns="n", items=True, within=frozenset({"mine"}))
+    (found,) = call.answer.namespaces
+    assert (found.ready, found.oldest) == (None, None)
+
+
+def test_items_of_all_hosts_are_added() -> None:
+    host = OneHost(1, routing=routing_of({1: "a", 2: "b"}))
+    put(host, b"x")
+    call = host.call("GetRates", ns="n", items=True)
+    answer = theirs(host, 1)
+    old = [idl.OldestTopic(name, at_ms) for name, at_ms in (("t", 9), ("b", 3), ("c", 4), ("d", 5), ("e", 8), ("f", 7))]
+    answer.namespaces[0].ready, answer.namespaces[0].leased, answer.namespaces[0].oldest = 10, 20, old
+    assert host.reply("GetRates", answer).items is True
+    (found,) = call.answer.namespaces
+    assert (found.ready, found.delayed, found.leased) == (11, 0, 20)
+    assert [(one.topic, one.oldest_ready_at_ms) for one in found.oldest] == [
+        ("b", 3), ("c", 4), ("d", 5), ("f", 7), ("e", 8),
+    ]  # fmt: skip
 
 
 def test_a_forwarded_request_asks_no_further_host() -> None:

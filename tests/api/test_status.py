@@ -138,6 +138,42 @@ def test_a_host_reports_a_bounded_number_of_topics_of_each_kind() -> None:
     }
 
 
+def test_topics_whose_attempts_fail_are_reported() -> None:
+    """Also without an item that is ready."""
+    host = OneHost(1)
+    for topic, items in (("t", 3), ("u", 1), ("fine", 1)):
+        host.ask("Enqueue", ns="n", items=[spec(topic)] * items)
+        for item in host.ask("Dequeue", ns="n", wants=[idl.TopicCount(topic, 9)]).items:
+            reason = "SMTP 451" if item.id % 2 else "SMTP 451 later"
+            if topic == "fine":
+                host.ask("Ack", items=[idl.AckItem(item.id, item.lease)])
+            else:
+                host.ask("Nack", items=[idl.NackItem(item.id, item.lease, reject=True, reason=reason)])
+    put(host, b"x")
+    host.ask("Ack", items=[idl.AckItem(item.id, item.lease) for item in take(host).items])
+    found = {one.topic: one for one in status(host).topics if one.failed_10_minutes}
+    assert [(name, one.failed_10_minutes, one.acked_10_minutes, one.ready) for name, one in found.items()] == [
+        ("t", 3, 1, 0),
+        ("u", 1, 0, 0),
+    ]
+    assert found["t"].failure.startswith("rejected: SMTP 451")
+    (hidden,) = host.ask("GetStatus", within=frozenset({"other"})).hosts
+    assert hidden.topics == []
+    host.wait(660_000)
+    assert [one.topic for one in status(host).topics if one.failed_10_minutes] == []
+
+
+@pytest.mark.parametrize("topics", [49, 50, 51, 120])
+def test_of_many_failing_topics_those_with_most_are_reported(topics: int) -> None:
+    host = OneHost(1)
+    for number in range(topics):
+        host.ask("Enqueue", ns="n", items=[spec(f"t{number:03}")] * (1 + (number >= topics - MOST_TOPICS)))
+        items = host.ask("Dequeue", ns="n", wants=[idl.TopicCount(f"t{number:03}", 9)]).items
+        host.ask("Nack", items=[idl.NackItem(item.id, item.lease, failed=True, delay_ms=900_000) for item in items])
+    found = [one.topic for one in status(host).topics if one.failed_10_minutes]
+    assert found == [f"t{number:03}" for number in range(topics - MOST_TOPICS, topics)]
+
+
 def test_hosts_are_gathered() -> None:
     host = OneHost(1, routing=routing_of({1: "a", 2: "b"}, "c", "d", unowned=[7]))
     call = host.call("GetStatus")

@@ -97,6 +97,10 @@ FOUND: dict[str, tuple[Facts, str, str]] = {
     ),
     "quota_nearly_full": (facts(with_quota(used=int(FULL * 100))), "90 of 100", "raise"),
     "topic_paused": (facts(with_topic(paused=True)), "paused: 7 items wait", "foqs topic resume mail --ns shop"),
+    "attempts_fail": (
+        facts(with_topic(failed_10_minutes=50, acked_10_minutes=50)),
+        "topic shop/mail: 50 of 100 attempts of the last 10 minutes failed", "foqs failing mail --ns shop",
+    ),
     "dead_letters": (facts(with_topic(dead=True)), "has dead letters: 7", "foqs dead list mail --ns shop"),
 }  # fmt: skip
 NOT_FOUND: dict[str, list[Facts]] = {
@@ -135,6 +139,11 @@ NOT_FOUND: dict[str, list[Facts]] = {
         facts(with_topic(oldest_ready_at_ms=1, paused=True)),
         facts(with_topic(oldest_ready_at_ms=1, dead=True)),
     ],
+    "attempts_fail": [
+        facts(with_topic(failed_10_minutes=19)),
+        facts(with_topic(failed_10_minutes=49, acked_10_minutes=50)),
+        facts(with_topic(failed_10_minutes=30), OTHER._replace(topics=(MAIL._replace(acked_10_minutes=31),))),
+    ],
     "topic_paused": [facts(with_topic(paused=True, ready=0))],
     "versions_differ": [facts(GOOD, OTHER)],
 }
@@ -147,6 +156,9 @@ ONE: dict[str, tuple[Facts, str]] = {
     "topic_paused": (facts(with_topic(paused=True, ready=1)), "is paused: 1 item waits"),
     "dead_letters": (facts(with_topic(dead=True, ready=1)), "has dead letters: 1 item"),
 }
+
+
+FAILS = TopicStatus("shop", "mail", failed_10_minutes=300, acked_10_minutes=50, failure="failed: SMTP 451")
 
 
 def of(code: str, verdict: Verdict) -> list[Reason]:
@@ -233,6 +245,28 @@ def test_lists_are_bounded() -> None:
     assert len(reasons) == 6 and reasons[-1].text.startswith("35 or more further topics")
     unserved = judge(facts(GOOD._replace(unserved=tuple(range(2, 102))))).reasons[0].text
     assert "and 80 more" in unserved and len(unserved) < 200
+
+
+def test_failed_attempts_of_all_hosts_are_added() -> None:
+    """A topic without items may fail: it drains as quickly as it fills."""
+    (reason,) = judge(facts(GOOD._replace(topics=(FAILS,)), OTHER._replace(topics=(FAILS,)))).reasons
+    assert reason.text == (
+        "topic shop/mail: 600 of 700 attempts of the last 10 minutes failed, most with failed: SMTP 451"
+    )
+    assert (reason.ns, reason.topic, reason.level) == ("shop", "mail", Word.DEGRADED)
+
+
+def test_a_bounded_number_of_failing_topics_is_named() -> None:
+    topics = tuple([FAILS._replace(topic=f"t{n}", failed_10_minutes=100 + n) for n in range(20)])
+    reasons = judge(facts(GOOD._replace(topics=topics))).reasons
+    assert [one.topic for one in reasons] == ["t19", "t18", "t17", "t16", "t15", ""]
+    assert reasons[-1].text == "15 or more further topics have attempts that fail"
+
+
+def test_reasons_about_a_topic_name_it() -> None:
+    for changes in ({"consumed": False}, {"oldest_ready_at_ms": 1}, {"paused": True}, {"dead": True}):
+        (reason,) = judge(facts(with_topic(**changes))).reasons
+        assert (reason.ns, reason.topic) == ("shop", "mail")
 
 
 def test_names_that_a_shell_or_a_terminal_would_read_otherwise() -> None:

@@ -11,12 +11,12 @@ import pytest
 from foqs.bounds import NAME_BYTES, RATE_STEPS
 from foqs.fairness import rates as of_rates
 from foqs.fairness.rates import MOST_BYTES, MOST_NAMESPACES, MOST_RINGS, STEP_MS, Rates
-from foqs.figures import NamespaceRates
+from foqs.figures import EVENTS
 
 pytestmark = pytest.mark.memory
 
 NOW_MS = 1_795_000_000_000
-KINDS = NamespaceRates._fields[1:]
+KINDS = EVENTS
 
 
 def count(rates: Rates, ns: str, kind: str = "enqueued", items: int = 1) -> None:

@@ -4,6 +4,7 @@ from foqs.counters import Namespace
 from foqs.fairness.keys import is_plain, lane_key
 from foqs.fairness.rates import Traffic
 from foqs.fairness.tenants import ShardTerm
+from foqs.fairness.topic_rates import TopicRates
 from foqs.fairness.topics import TenantLanes, Topic
 from foqs.item import Item
 from foqs.prefetch.lane import Lane
@@ -17,7 +18,7 @@ def lone_lane(
     key = (ns, topic)
     lane: Lane[Item] = Lane(
         lane_key(key, *tenancy, rules),
-        Topic(key, Traffic()),
+        Topic(key, Traffic(TopicRates())),
         ShardTerm(1, "a shard"),
         number,
         Namespace(),

@@ -136,13 +136,14 @@ class OperatorCalls:
         all_namespaces: bool = False,
         steps: int = RATE_STEPS,
         limit: int = 100,
+        with_items: bool = False,
         timeout_ms: int | None = None,
     ) -> Rates:
         """Items that were enqueued, delivered and acked, and attempts that failed, in each of the last `steps` whole
         steps of 10 s, at most 360, over all hosts: of this namespace, or of up to `limit` in which the client has a
-        right."""
+        right. `with_items`: the items of this namespace by state, too, and its topics with the oldest ready ones."""
         ns = None if all_namespaces else self.namespace
-        request = idl.GetRatesRequest(ns, steps, limit)
+        request = idl.GetRatesRequest(ns, steps, limit, with_items or None)
         return rates_of(self._requests.call(methods.RATES, request, timeout_ms), steps)
 
     @checked()
@@ -234,13 +235,18 @@ class OperatorCalls:
         all_namespaces: bool = False,
         all_states: bool = False,
         dead: bool = False,
+        rates: bool = False,
         page_topics: int = 1_000,
         timeout_ms: int | None = None,
     ) -> Iterator[ActiveTopic]:
         """Topics with ready items (`all_states`: in any state, with counts), by namespace and topic, page by page.
-        `dead`: only topics that have dead letters, or take them; a host of an older version returns all topics."""
+        `dead`: only topics that have dead letters, or take them; a host of an older version returns all topics.
+        `rates`: with the events of the last minute, and if they are paused or closed; with `all_states`, topics that
+        have no items but had events then are there, too."""
         ns = None if all_namespaces else self.namespace
-        request = idl.GetActiveTopicsRequest(ns=ns, limit=page_topics, all=all_states or None, dead=dead or None)
+        request = idl.GetActiveTopicsRequest(
+            ns, page_topics, all=all_states or None, dead=dead or None, rates=rates or None
+        )
         pages = self._requests.pages(methods.TOPICS, request, timeout_ms)
         return (from_struct(ActiveTopic, found) for page in pages for found in page.topics or ())
 
@@ -251,13 +257,14 @@ class OperatorCalls:
         all_namespaces: bool = False,
         all_states: bool = False,
         dead: bool = False,
+        rates: bool = False,
         page_topics: int = 1_000,
         cursor: str | None = None,
         timeout_ms: int | None = None,
     ) -> TopicsPage:
         """One page of `active_topics`, from the `cursor` of another page on."""
         ns = None if all_namespaces else self.namespace
-        request = idl.GetActiveTopicsRequest(ns, page_topics, cursor, all_states or None, dead or None)
+        request = idl.GetActiveTopicsRequest(ns, page_topics, cursor, all_states or None, dead or None, rates or None)
         page = self._requests.call(methods.TOPICS, request, timeout_ms)
         return TopicsPage(tuple([from_struct(ActiveTopic, found) for found in page.topics or ()]), page.cursor or None)
 

@@ -291,6 +291,18 @@ def part_of(part: int, number: int, noun: str, one: str, many: str) -> str:
     return f"{part:,} of {counted(number, noun)} {one if part == 1 else many}"
 
 
+def per_second(minute: int) -> str:
+    """Return the mean rate of the events of a minute, in events a second.
+
+    >>> per_second(0), per_second(2), per_second(90), per_second(72_000)
+    ('0', '<0.1', '1.5', '1,200')
+    """
+    rate = minute / 60
+    if 0 < rate < 0.1:
+        return "<0.1"
+    return f"{rate:.1f}".removesuffix(".0") if rate < 10 else f"{rate:,.0f}"
+
+
 def shard_list(numbers: Iterable[int]) -> str:
     """Return words for shards, with their first numbers.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foqs.bounds import LIMITS, MOST_LISTED
-from foqs.checks import I32_MAX, I64_MAX, counted
+from foqs.checks import I32_MAX, I64_MAX, counted, per_second
 from foqs.checks import printable as name
 from foqs.cli.connection import Connection, say_unknown
 from foqs.cli.main import JsonOption, command
@@ -172,7 +172,10 @@ def state_of(item: Item) -> str:
 @piped
 def topics(
     all_states: Annotated[
-        bool, typer.Option("--all", "-a", help="The list has topics with delayed or leased items too, and counts them.")
+        bool,
+        typer.Option(
+            "--all", "-a", help="The list has topics with delayed or leased items or traffic too, and counts them."
+        ),
     ] = False,
     all_namespaces: Annotated[
         bool, typer.Option("--all-namespaces", "-A", help="The list covers every namespace.")
@@ -183,10 +186,12 @@ def topics(
 ) -> None:
     """List the topics that have ready items, or all: a table on a terminal, else JSON lines.
 
-    Counts are approximate. In a table, "oldest" is how long the oldest ready item has waited at most.
+    Counts are approximate. In a table, "oldest" is how long the oldest ready item has waited at most. With --all there
+    is also the mean of the last whole minute: items that were enqueued ("in"), delivered and acked a second, and
+    attempts that failed a minute. Topics without items are listed too if they had such traffic.
     """
     with connection.client() as client:
-        found = client.active_topics(all_namespaces=all_namespaces, all_states=all_states)
+        found = client.active_topics(all_namespaces=all_namespaces, all_states=all_states, rates=all_states)
         if not in_table(as_json):
             for topic in found:
                 write_line(set_fields(topic._asdict()))
@@ -197,27 +202,49 @@ def topics(
         where = "" if all_namespaces else f" in namespace {name(connection.namespace)}"
         print(f"no topic{where} has items" if all_states else f"no topic{where} has ready items; try --all")
         return
-    show(topics_table(rows, now_ms, all_states=all_states))
+    show(topics_table(rows, now_ms, all_states=all_states, all_namespaces=all_namespaces or not all_states))
 
 
-def topics_table(topics: list[ActiveTopic], now_ms: int, *, all_states: bool) -> Table:
+def topics_table(topics: list[ActiveTopic], now_ms: int, *, all_states: bool, all_namespaces: bool = False) -> Table:
     """Return a row for each topic; "oldest" is the longest time that a ready item may have waited. `now_ms` is the
-    server's time."""
+    server's time. `all_states`: counts by state and the last minute, in place of the hosts."""
 
     def oldest(topic: ActiveTopic) -> str | None:
         return f"≤{duration(now_ms - topic.oldest_ready_at_ms)}" if topic.ready else None
 
+    def words(topic: ActiveTopic) -> str:
+        states = [state for state in ("paused", "closed") if getattr(topic, state)]
+        return f"{name(topic.topic)} ({', '.join(states)})" if states else name(topic.topic)
+
     columns: list[Column[ActiveTopic]] = [
-        Column("namespace", lambda topic: name(topic.ns), "folded"),
-        Column("topic", lambda topic: name(topic.topic), "folded"),
+        Column("topic", words, "folded"),
         Column("ready", lambda topic: topic.ready, "number"),
     ]
     if all_states:
         columns.append(Column("delayed", lambda topic: topic.delayed, "number"))
         columns.append(Column("leased", lambda topic: topic.leased, "number"))
     columns.append(Column("oldest", oldest, "number"))
-    columns.append(Column("hosts", lambda topic: " ".join(topic.hosts), "folded"))
+    if all_namespaces:
+        columns.insert(0, Column("namespace", lambda topic: name(topic.ns), "folded"))
+    if all_states:
+        columns += minute_columns()
+    else:
+        columns.append(Column("hosts", lambda topic: " ".join(topic.hosts), "folded"))
     return table(topics, columns)
+
+
+def minute_columns() -> list[Column[Any]]:
+    """Return columns for the last minute of a topic: figures that have its fields."""
+
+    def rate(minute: int | None) -> str | None:
+        return None if minute is None else per_second(minute)
+
+    return [
+        Column("in/s", lambda topic: rate(topic.enqueued_minute), "number"),
+        Column("delivered/s", lambda topic: rate(topic.delivered_minute), "number"),
+        Column("acked/s", lambda topic: rate(topic.acked_minute), "number"),
+        Column("failed/min", lambda topic: topic.failed_minute, "number"),
+    ]
 
 
 @command(

@@ -132,12 +132,17 @@ def ask(client: Client) -> Frame:
         status, consumers = client.status(), client.consumers()
     except Forbidden:
         status, consumers = None, None
-    found = list(islice(client.active_topics(all_states=True), _TOPICS + 1))
-    topics = sorted(found[:_TOPICS], key=lambda one: (-one.ready, -(one.leased or 0), one.topic))
+    found = list(islice(client.active_topics(all_states=True, rates=True), _TOPICS + 1))
+    topics = sorted(found[:_TOPICS], key=_busiest)
     verdict = None if status is None else judge(Facts(status.hosts, status.missing))
     live = client.throttles(limit=_TOPICS).throttles
     throttles = sorted(rows_of(client.settings(THROTTLE).entries, live), key=_parked, reverse=True)
     return Frame(now_ms, verdict, client.rates(), topics, len(found) > _TOPICS, throttles, consumers)
+
+
+def _busiest(topic: ActiveTopic) -> tuple[int | str, ...]:
+    """Sorts topics: the most ready items first, then the most leased ones and deliveries."""
+    return -topic.ready, -(topic.leased or 0), -(topic.delivered_minute or 0), topic.topic
 
 
 def _parked(row: Row) -> int:

@@ -15,6 +15,7 @@ from foqs.checks import counted
 from foqs.checks import printable as name
 from foqs.cli import settings
 from foqs.cli.connection import Connection, say_unknown, unknown
+from foqs.cli.look import minute_columns
 from foqs.cli.main import JsonOption, command, commands
 from foqs.cli.terminal import Column, duration, fail, in_table, listing, piped, say, show, table, write_line
 
@@ -136,7 +137,7 @@ def policy(
 @command(topics, "foqs topic stats mail --ns shop")
 @piped
 def stats(topic: Topic, as_json: JsonOption = False, *, connection: Connection) -> None:
-    """Show the topic's items by state, its workers and tenants: tables on a terminal, else JSON.
+    """Show the topic's items by state, its rates, workers and tenants: tables on a terminal, else JSON.
 
     Workers with handlers that hang are first, then workers that hold leases, in the order of their oldest leases. Hosts
     that did not answer are in `missing`, or named on stderr, and their items are not counted. `foqs topic tenants`
@@ -192,6 +193,7 @@ def _stats_tables(found: TopicStats) -> Iterator[Table]:
     if found.completed or found.failed:
         counts.append(Column("completed", lambda topic: topic.completed, "number"))
         counts.append(Column("failed", lambda topic: topic.failed, "number"))
+    counts += minute_columns()
     yield table([found], counts)
     workers: list[Column[WorkerStats]] = [
         Column("worker", lambda worker: name(worker.worker) or "(no name)", "folded"),

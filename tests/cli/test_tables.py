@@ -113,24 +113,30 @@ def test_a_long_reason_goes_on_in_the_next_line() -> None:
 
 def test_topics_with_counts_by_state() -> None:
     found = [
-        ActiveTopic("default", "mail", 1_200, NOW_MS - 5_000, ("a:1", "b:1"), 3, 4),
-        ActiveTopic("default", "late", 0, 0, ("a:1",), 1, 0),
+        ActiveTopic("default", "mail", 1_200, NOW_MS - 5_000, ("a:1", "b:1"), 3, 4, 72_000, 90, 2, 1_234, True, True),
+        ActiveTopic("default", "late", 0, 0, ("a:1",), 1, 0, 0, 0, 0, 0, False, True),
         ActiveTopic("default", "old-host", 2, NOW_MS, ("c:1",)),
     ]
-    assert [line.split() for line in lines(topics_table(found, NOW_MS, all_states=True))] == [
-        ["namespace", "topic", "ready", "delayed", "leased", "oldest", "hosts"],
-        ["default", "mail", "1,200", "3", "4", "≤5s", "a:1", "b:1"],
-        ["default", "late", "0", "1", "0", "-", "a:1"],
-        ["default", "old-host", "2", "-", "-", "≤0s", "c:1"],
+    rates = ["in/s", "delivered/s", "acked/s", "failed/min"]
+    assert [line.split() for line in lines(topics_table(found, NOW_MS, all_states=True), width=120)] == [
+        ["topic", "ready", "delayed", "leased", "oldest", *rates],
+        ["mail", "(paused,", "closed)", "1,200", "3", "4", "≤5s", "1,200", "1.5", "<0.1", "1,234"],
+        ["late", "(closed)", "0", "1", "0", "-", "0", "0", "0", "0"],
+        ["old-host", "2", "-", "-", "≤0s", "-", "-", "-", "-"],
     ]
-    plain = lines(topics_table(found, NOW_MS, all_states=False))
-    assert plain[0].split() == ["namespace", "topic", "ready", "oldest", "hosts"]
+    everywhere = lines(topics_table(found, NOW_MS, all_states=True, all_namespaces=True), width=120)
+    assert everywhere[1].split()[:2] == ["default", "mail"]
+    plain = lines(topics_table(found[2:], NOW_MS, all_states=False, all_namespaces=True))
+    assert [line.split() for line in plain] == [
+        ["namespace", "topic", "ready", "oldest", "hosts"],
+        ["default", "old-host", "2", "≤0s", "c:1"],
+    ]
 
 
 def test_a_long_topic_leaves_the_counts_whole() -> None:
     found = [ActiveTopic("n", "t" * 255, 1_234_567, NOW_MS, ("host-1.example:7707",), 7_654_321, 9_999_999)]
-    shown = lines(topics_table(found, NOW_MS, all_states=True))
-    assert all(len(line) <= 80 for line in shown)
+    shown = lines(topics_table(found, NOW_MS, all_states=True), width=100)
+    assert all(len(line) <= 100 for line in shown)
     assert {"1,234,567", "7,654,321", "9,999,999"} <= set(shown[1].split())
     assert "".join(shown[1:]).count("t") >= 255
 

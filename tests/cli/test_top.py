@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console, Group
 
 from foqs.cli.throttle import Row
-from foqs.cli.top import Frame, bars, draw
+from foqs.cli.top import Frame, _busiest, bars, draw
 from foqs.client import ActiveTopic, Client, Consumers, ConsumerStats, NamespaceRates, Rates, ThrottleStats
 from foqs.doctor.verdict import Reason, Verdict, Word
 from foqs.policies.entries import parse_throttle
@@ -55,6 +55,16 @@ def test_a_frame_has_the_verdict_rates_and_tables() -> None:
     assert "throttles: 50 of 90" in lines
 
 
+def test_topics_have_rates_and_the_busiest_come_first() -> None:
+    lines = shown(FRAME, None)
+    head = next(at for at, line in enumerate(lines) if line.startswith("topic "))
+    assert lines[head].split()[-4:] == ["in/s", "delivered/s", "acked/s", "failed/min"]
+    quiet = ActiveTopic("shop", "quiet", 0, 0, (), 0, 0, 0, 0, 0, 0, False, False)
+    drained = quiet._replace(topic="fast", delivered_minute=600)
+    assert sorted([quiet, drained, quiet._replace(topic="full", ready=1)], key=_busiest)[0].topic == "full"
+    assert min([quiet, drained], key=_busiest) == drained
+
+
 def test_a_caller_without_the_right_gets_the_rest() -> None:
     lines = shown(FRAME._replace(verdict=None, consumers=None), 40)
     assert lines[0].startswith("namespace shop")
@@ -80,7 +90,7 @@ def test_a_pipe_gets_the_view_once(client: Client, run: Run) -> None:
         client.enqueue("mail", b"x", throttle_keys=["smtp"])
     lines = run("top").stdout.splitlines()
     assert "topics: 1" in lines
-    assert next(line for line in lines if line.startswith(client.namespace)).split()[2:4] == ["3", "0"]
+    assert next(line for line in lines if line.startswith("mail")).split()[1:3] == ["3", "0"]
     assert next(line for line in lines if line.startswith("smtp")).split()[1] == "2"
 
 

@@ -174,10 +174,10 @@ class FailingTopic(NamedTuple):
     acked_hour: Sum[int] = 0
     groups: tuple[FailingGroup, ...] = ()
 
-    def share(self, group: FailingGroup) -> float | None:
-        """Return the part of the topic's attempts of the last 10 minutes that the group has; None without one."""
-        ended = self.acked_10_minutes + sum(one.last_10_minutes for one in self.groups)
-        return group.last_10_minutes / ended if group.last_10_minutes else None
+    @property
+    def ended_10_minutes(self) -> int:
+        """Attempts that ended in the last 10 minutes."""
+        return self.acked_10_minutes + sum(one.last_10_minutes for one in self.groups)
 
 
 def by_rate(group: FailingGroup) -> tuple[int, ...]:
@@ -300,7 +300,7 @@ class TopicStatus(NamedTuple):
     item is not in memory; 0: no item is ready. `paused`: a pause of the topic, or of tenants, holds all ready items;
     else they are left out of the other fields. `consumed`: a consumer waits for it, or asked in the last minute.
     `dead`: it has dead letters, or takes them. `failed_10_minutes`: attempts that failed; `acked_10_minutes` ended with
-    an ack, since the first failure. `failure`: cause and reason of most of the failed ones."""
+    an ack, since the first failure. `failure`: the reason of most of them, or the cause."""
 
     ns: str
     topic: str
@@ -315,7 +315,7 @@ class TopicStatus(NamedTuple):
     failure: Known[str] = ""
 
     @property
-    def ended(self) -> int:
+    def ended_10_minutes(self) -> int:
         """Attempts that ended in the last 10 minutes."""
         return self.failed_10_minutes + self.acked_10_minutes
 

@@ -1293,7 +1293,7 @@ struct TopicStatus {
   9: optional i64 failed_10_minutes,
   /** Attempts that ended with an ack then, since the topic's first failure. */
   10: optional i64 acked_10_minutes,
-  /** The most frequent of these failures: its cause, and its reason, as `failed: SMTP 451`. Default: none. */
+  /** The most frequent of these failures: its reason, behind its cause if that is not FAILED, as `expired`. Default: none. */
   11: optional string failure,
 }
 

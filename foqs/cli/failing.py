@@ -32,6 +32,12 @@ class Row(NamedTuple):
     topic: FailingTopic
     group: FailingGroup
 
+    @property
+    def share(self) -> float | None:
+        """The part of the topic's attempts of the last 10 minutes that failed as this group did; None without one."""
+        failed = self.group.last_10_minutes
+        return failed / self.topic.ended_10_minutes if failed else None
+
 
 @command(app, "foqs failing", "foqs failing mail --ns shop", "foqs failing --watch")
 @piped
@@ -131,7 +137,7 @@ def failing_table(rows: list[Row], now_ms: int, *, with_topic: bool) -> Table:
 
 
 def _share(row: Row) -> str | None:
-    share = row.topic.share(row.group)
+    share = row.share
     if share is None:
         return None
     return "<1%" if share < 0.01 else f"{share:.0%}"
@@ -154,7 +160,7 @@ def _failure(row: Row) -> str:
 def _json(row: Row) -> dict[str, Any]:
     group = row.group
     cause = shown_cause(group.cause) if group.cause else None
-    fingerprint, share = (group.fingerprint if group.cause else None), row.topic.share(group)
+    fingerprint, share = (group.fingerprint if group.cause else None), row.share
     fields = {**group._asdict(), "cause": cause, "fingerprint": fingerprint, "item_id": str(group.item_id)}
     acked = {"acked_10_minutes": row.topic.acked_10_minutes, "acked_hour": row.topic.acked_hour}
     return {"topic": row.topic.topic, **fields, **acked, "share_10_minutes": share and round(share, 4)}

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from foqs.checks import printable
+from foqs.checks import per_second, printable
 from foqs.client import FailureCause, ItemState
 from foqs.console.payload_text import escaped
 from foqs.enums import NamedInt
@@ -32,7 +32,9 @@ STATIC = {
 def templates() -> Environment:
     """Return the templates, with their words and parts."""
     made = environment("foqs.console", extra="console")
-    made.filters |= {"printable": printable, "state": state_name, "cause": cause_name, "escaped": escaped}
+    made.filters |= {
+        "printable": printable, "state": state_name, "cause": cause_name, "escaped": escaped, "per_second": per_second,
+    }  # fmt: skip
     made.globals |= {"asset": asset, "parts": made.get_template("parts.html").module}
     made.globals["macros"] = made.get_template("macros.html").module
     return made

@@ -500,12 +500,13 @@ def _item_old(facts: Facts) -> Iterator[Said]:
     "`foqs failing TOPIC`, or the topic's page of the console, says what fails, since when, and in which workers",
 )
 def _attempts_fail(facts: Facts) -> Iterator[Said]:
-    fail = [one for one in facts.topics if one.failed_10_minutes >= max(FAILED_ATTEMPTS, FAILED_SHARE * one.ended)]
+    fail = [one for one in facts.topics if one.failed_10_minutes >= FAILED_ATTEMPTS]
+    fail = [one for one in fail if one.failed_10_minutes >= FAILED_SHARE * one.ended_10_minutes]
     for one in sorted(fail, key=lambda one: -one.failed_10_minutes)[:_MOST_NAMED]:
         most = f", most with {printable(one.failure)}" if one.failure else ""
         yield Said(
-            f"topic {topic_words(one)}: {one.failed_10_minutes:,} of {one.ended:,} attempts of the last 10 minutes "
-            f"failed{most}",
+            f"topic {topic_words(one)}: {one.failed_10_minutes:,} of {one.ended_10_minutes:,} attempts of the last "
+            f"10 minutes failed{most}",
             f"{command_words('failing', one)} says since when, and in which workers",
             *one[:2],
         )

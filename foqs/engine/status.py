@@ -108,6 +108,8 @@ def _failing(
 
 
 def _failure(group: FailingGroup) -> str:
+    if group.cause == FailureCause.FAILED:
+        return group.reason
     cause = FailureCause(group.cause).name.lower()
     return f"{cause}: {group.reason}" if group.reason else cause
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from foqs.cli.failing import failing_table, rows_of, without_singles
+from foqs.cli.failing import Row, failing_table, rows_of, without_singles
 from foqs.cli.look import items_table, last_failure_line
 from foqs.client import AsyncClient, Client, FailingGroup, FailingTopic, FailureCause, Item, LastFailure
 from foqs.errors import Invalid
@@ -158,7 +158,7 @@ def test_a_row_for_each_group_by_rate() -> None:
 
 def test_a_share_is_of_the_last_10_minutes() -> None:
     quiet = group()._replace(last_10_minutes=0)
-    assert FailingTopic("t", 5, 5, (quiet,)).share(quiet) is None
+    assert Row(FailingTopic("t", 5, 5, (quiet,)), quiet).share is None
 
 
 def test_groups_of_one_failure_are_shown_with_the_rest() -> None:

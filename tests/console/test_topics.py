@@ -6,9 +6,11 @@ from html import escape
 
 import pytest
 
-from foqs.client import Client, FailureCause
+from foqs.client import Client, FailureCause, ItemSpec
 from foqs.console.pages.topics import PAGE_TOPICS
 from foqs.console.view import path_of
+from foqs.fairness import topic_rates
+from foqs.testing import Server
 from tests.console.asgi import Site
 from tests.console.rig import client, service, site
 from tests.support.html import Page
@@ -33,6 +35,68 @@ def test_counts_equal_those_of_the_service(site: Site, client: Client) -> None:
     assert page.row("other")[1:4] == ["1", "0", "0"]
     one = site.get("/topics/mail").text
     assert re.findall(r"<dt>(\w+)</dt><dd><b>(\d+)</b>", one)[:3] == [("Ready", "2"), ("Delayed", "2"), ("Leased", "3")]
+
+
+def test_rates_equal_those_of_the_service(site: Site, client: Client, service: Server) -> None:
+    for topic, items in (("mail", 90), ("fast", 6)):
+        client.enqueue_many([ItemSpec(topic, b"x")] * items)
+    for item in client.dequeue("fast", 6):
+        client.ack(item)
+    for item in client.dequeue("mail", 30):
+        client.nack(item, failed=True, reason="SMTP 451")
+    service.advance(seconds=10)
+    rows = Page(site.get("/topics").text)
+    assert rows.row("mail")[5:9] == ["1.5", "0.5", "0", "30"]
+    assert rows.row("fast")[1:9] == ["0", "0", "0", "–", "0.1", "0.1", "0.1", "0"], "it has no items, but traffic"
+    assert names(site.get("/topics?order=failed").text) == ["mail", "fast"]
+    assert names(site.get("/topics?order=delivered").text) == ["mail", "fast"]
+    one = re.findall(r"<dt>(\w+)</dt><dd><b>([^<]+)</b>", site.get("/topics/mail").text)
+    assert one[4:] == [("In", "1.5/s"), ("Delivered", "0.5/s"), ("Acked", "0/s"), ("Failed", "30/min")]
+    service.advance(seconds=60)
+    assert names(site.get("/topics").text) == ["mail"]
+    assert Page(site.get("/topics").text).row("mail")[5:9] == ["0", "0", "0", "0"]
+
+
+def test_rates_that_are_not_known_are_no_zeros(
+    site: Site, client: Client, service: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topic_rates, "MOST_TOPICS", 0)
+    client.enqueue("mail", b"x")
+    service.advance(seconds=10)
+    assert Page(site.get("/topics").text).row("mail")[5:9] == ["–"] * 4
+    assert site.get("/topics/mail").said.count("– not known") == 3
+
+
+def test_paused_and_closed_topics_are_marked(site: Site, client: Client) -> None:
+    for topic in ("held", "open", "shut"):
+        client.enqueue(topic, b"x")
+    client.set_policy("held", {"paused": True})
+    client.set_policy("shut", {"closed": True})
+    rows = {row[0] for row in site.get("/topics").rows}
+    assert rows == {"held paused", "open", "shut closed"}
+
+
+def test_what_fails_has_its_share_and_workers(site: Site, client: Client, service: Server) -> None:
+    client.enqueue_many([ItemSpec("mail", b"x")] * 8)
+    for worker, failed in (("one", 1), ("two", 2), ("<b>", 1), ("fine", 0)):
+        for at, item in enumerate(client.dequeue("mail", 2, worker=worker)):
+            if at < failed:
+                client.nack(item, reject=worker == "one", failed=worker != "one", reason=f"SMTP {worker}")
+            else:
+                client.ack(item)
+    since = service.now
+    client.enqueue_many([ItemSpec("mail", b"x")] * 2)
+    for worker in ("three", "four"):
+        for item in client.dequeue("mail", worker=worker):
+            client.nack(item, failed=True, reason="SMTP two")
+    answer = site.get("/topics/mail")
+    rows = {row[1]: row for row in answer.rows if row[1:2] and row[1].startswith("SMTP")}
+    assert rows["SMTP two"][2:6] == ["4", "4", "4", "40 %"]
+    assert rows["SMTP two"][6].startswith(f"{since:%Y-%m-%d %H:%M}")
+    assert rows["SMTP one"][8] == "1", "a dead letter"
+    assert [rows[f"SMTP {worker}"][10] for worker in ("one", "<b>")] == ["one", "<b>"]
+    assert sorted(rows["SMTP two"][10].split()) == ["3", "four", "three", "two", "workers"]
+    assert "<b></b>" not in answer.text and "&lt;b&gt;" in answer.text
 
 
 def test_pages_have_each_topic_once(site: Site, client: Client) -> None:
@@ -83,7 +147,7 @@ def test_a_name_is_text_and_leads_to_its_topic(site: Site, client: Client, topic
 
 
 def test_a_topic_without_items_says_so(site: Site) -> None:
-    assert "No topic of the namespace has items." in site.get("/topics").text
+    assert "No topic of the namespace has items or traffic." in site.get("/topics").text
     assert "The topic has no items." in site.get(path_of("/topics", "topic", "nothing")).text
 
 

@@ -158,7 +158,7 @@ ONE: dict[str, tuple[Facts, str]] = {
 }
 
 
-FAILS = TopicStatus("shop", "mail", failed_10_minutes=300, acked_10_minutes=50, failure="failed: SMTP 451")
+FAILS = TopicStatus("shop", "mail", failed_10_minutes=300, acked_10_minutes=50, failure="SMTP 451")
 
 
 def of(code: str, verdict: Verdict) -> list[Reason]:
@@ -251,7 +251,7 @@ def test_failed_attempts_of_all_hosts_are_added() -> None:
     """A topic without items may fail: it drains as quickly as it fills."""
     (reason,) = judge(facts(GOOD._replace(topics=(FAILS,)), OTHER._replace(topics=(FAILS,)))).reasons
     assert reason.text == (
-        "topic shop/mail: 600 of 700 attempts of the last 10 minutes failed, most with failed: SMTP 451"
+        "topic shop/mail: 600 of 700 attempts of the last 10 minutes failed, most with SMTP 451"
     )
     assert (reason.ns, reason.topic, reason.level) == ("shop", "mail", Word.DEGRADED)
 

@@ -14,9 +14,6 @@ from foqs.doctor.system import Facts
 from foqs.doctor.verdict import judge
 
 MOST_NAMESPACES = 50
-_TOPICS = 1_000
-"""Topics whose items are counted: a host encodes this number in some milliseconds."""
-_OLDEST = 5
 KINDS = (("enqueued", "hue-1"), ("delivered", "hue-2"), ("acked", "hue-3"), ("failed", "hue-4"))
 """The lines of the chart, and their colours."""
 _MINUTE = 6
@@ -24,23 +21,18 @@ _MINUTE = 6
 
 
 async def load(view: View) -> Mapping[str, Any]:
-    status, everywhere, own, page = await asyncio.gather(
+    status, everywhere, own = await asyncio.gather(
         view.allowed(view.client.status()),
         view.client.rates(all_namespaces=True, steps=_MINUTE, limit=MOST_NAMESPACES),
-        view.client.rates(),
-        view.client.topics_page(all_states=True, page_topics=_TOPICS),
+        view.client.rates(with_items=True),
     )
     facts = None if status is None else Facts(status.hosts, status.missing)
     others = sorted(one.ns for one in everywhere.namespaces if one.ns != view.ns)
     view.session.namespaces = list(dict.fromkeys([view.ns, *named_in(view.session.info), *others]))
-    waiting = [one for one in page.topics if one.oldest_ready_at_ms]
     return {
         "facts": facts,
         "verdict": None if facts is None else judge(facts),
-        "topics": page.topics,
-        "more_topics": page.cursor is not None,
-        "items": {state: sum(getattr(one, state) or 0 for one in page.topics) for state in _STATES},
-        "oldest": sorted(waiting, key=lambda one: one.oldest_ready_at_ms)[:_OLDEST],
+        "items": _first(own),
         "rates": own,
         "chart": chart_of(own),
         "now": [(kind, per_second(own, kind)) for kind, _ in KINDS],
@@ -48,9 +40,6 @@ async def load(view: View) -> Mapping[str, Any]:
         "elsewhere": bool(others),
         "more_namespaces": everywhere.more,
     }
-
-
-_STATES = ("ready", "delayed", "leased")
 
 
 def chart_of(rates: Rates) -> tuple[list[str], list[tuple[str, str, list[int]]]]:

@@ -29,6 +29,8 @@ ORDERS = {
     "oldest": "oldest ready item first",
     "leased": "most leased items first",
     "delayed": "most delayed items first",
+    "failed": "most failed attempts first",
+    "delivered": "most deliveries first",
 }
 
 
@@ -36,7 +38,7 @@ async def load(view: View) -> Mapping[str, Any]:
     order, part = view.asked("order") or "name", view.asked("part")
     if order == "name" and not part:
         page = await view.client.topics_page(
-            all_states=True, page_topics=PAGE_TOPICS, cursor=view.asked("cursor") or None
+            all_states=True, rates=True, page_topics=PAGE_TOPICS, cursor=view.asked("cursor") or None
         )
         topics, cursor, looked_at = list(page.topics), page.cursor, None
     else:
@@ -57,6 +59,8 @@ _KEYS: dict[str, Any] = {
     "oldest": lambda one: one.oldest_ready_at_ms or 1 << 62,
     "leased": lambda one: -(one.leased or 0),
     "delayed": lambda one: -(one.delayed or 0),
+    "failed": lambda one: -(one.failed_minute or 0),
+    "delivered": lambda one: -(one.delivered_minute or 0),
 }
 
 
@@ -65,7 +69,7 @@ async def _all(view: View) -> tuple[list[ActiveTopic], bool]:
     topics: list[ActiveTopic] = []
     cursor = None
     while len(topics) < MOST_SORTED:
-        page = await view.client.topics_page(all_states=True, page_topics=_A_REQUEST, cursor=cursor)
+        page = await view.client.topics_page(all_states=True, rates=True, page_topics=_A_REQUEST, cursor=cursor)
         topics += page.topics
         cursor = page.cursor
         if cursor is None:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Generator, Iterator, Sequence
 from heapq import heappush, heappushpop
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from foqs.bounds import MOST_LISTED, THROTTLE, Bounded
 from foqs.engine import ready_lanes
@@ -18,7 +18,6 @@ from foqs.engine.state import State, in_slices
 from foqs.fairness.keys import TopicKey, fairness_of, lane_key
 from foqs.fairness.rates import STEP_MS
 from foqs.fairness.tenants import HELD
-from foqs.fairness.topic_rates import Minute
 from foqs.fairness.topics import Topic
 from foqs.figures import (
     ActiveTopic,
@@ -39,8 +38,10 @@ from foqs.prefetch.lane import Lane
 
 _LANES = 5_000
 """Lanes that a count looks at in one slice of the event loop."""
-_TOPICS = 500
+_TOPICS = 250
 """Topics that a search looks at in one slice."""
+_UNKNOWN = (None, None, None, None)
+"""The events of a minute."""
 
 
 # ------------------------------------------------------------------------------------------ topics
@@ -86,12 +87,9 @@ def active_topics(
             if len(found) == limit:
                 done(found, True)
                 return
-            by_state = (delayed, leased) if every else ()
-            topic = ActiveTopic(*key, ready, oldest_ms, (address,), *by_state)
-            if rates:
-                policy = state.policies.of(key)
-                topic = topic._replace(paused=policy.paused, closed=policy.closed, **_fields(minute))
-            found.append(topic)
+            by_state = (delayed, leased) if every else (None, None)
+            more = (*(minute or _UNKNOWN), *_held(state, key)) if rates else ()
+            found.append(ActiveTopic(*key, ready, oldest_ms, (address,), *by_state, *more))
     done(found, False)
 
 
@@ -108,9 +106,12 @@ def _pages(state: State, ns: str | None, after: TopicKey, now_ms: int) -> Iterat
         after = keys[-1]
 
 
-def _fields(minute: Minute | None) -> dict[str, Any]:
-    """Return the events of the last minute as figures have them."""
-    return {} if minute is None else {f"{kind}_minute": count for kind, count in minute._asdict().items()}
+def _held(state: State, key: TopicKey) -> tuple[bool, bool]:
+    """Return if the topic is paused, and closed."""
+    if key[0] not in state.policies.namespaces:
+        return False, False
+    policy = state.policies.of(key)
+    return policy.paused, policy.closed
 
 
 def _has_dead(state: State, key: TopicKey) -> Generator[None, None, bool]:
@@ -152,11 +153,13 @@ def topic_stats(state: State, key: TopicKey, now_ms: int, done: Callable[[TopicS
     workers = yield from _workers(state, key, now_ms)
     tenants = yield from _tenants(state, key)
     minute, ten, hour = state.topics.failing.sums(key, now_ms)
+    enqueued, delivered, acked, attempts = state.topics.rates.by_topic.of(key) or _UNKNOWN
     done(
         TopicStats(
             ready, delayed, leased, completed=completed, failed=failed, workers=workers, tenants=tuple(tenants.named()),
             more_tenants=tenants.rest_if_any(), attempts_failed_minute=minute, attempts_failed_10_minutes=ten,
-            attempts_failed_hour=hour, **_fields(state.topics.rates.by_topic.of(key)),
+            attempts_failed_hour=hour, enqueued_minute=enqueued, delivered_minute=delivered, acked_minute=acked,
+            failed_minute=attempts,
         )
     )  # fmt: skip
 

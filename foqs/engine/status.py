@@ -58,7 +58,7 @@ def measure(
             yield
         if within is not None and key[0] not in within:
             continue
-        of_topic, counts = yield from _walk(state, key)
+        of_topic, counts = yield from _walk(state, key, now_ms)
         ready, leased, total = ready + counts.ready, leased + counts.leased, total + counts.total
         if of_topic.dead:
             dead += counts.total
@@ -67,7 +67,7 @@ def measure(
             quotas.append(QuotaStatus(*key, counts.total, most))
         fails = failing.pop(key, {})
         if of_topic.ready or fails:
-            topics.append(of_topic._replace(consumed=_consumed(state, key, now_ms), **fails))
+            topics.append(of_topic._replace(**fails) if fails else of_topic)
     topics += [TopicStatus(*key, **fails) for key, fails in failing.items()]  # without items here
     stored: Counter[str] = Counter()
     kept = 0
@@ -129,35 +129,38 @@ class _Counts(NamedTuple):
     total: int
 
 
-def _walk(state: State, key: TopicKey) -> Generator[None, None, tuple[TopicStatus, _Counts]]:
-    """Return the figures of a topic without its consumers, and counts of all its items. The figures leave out items
-    that a pause holds, unless it holds all ready ones."""
-    free, paused, leased, total = TopicStatus(*key), TopicStatus(*key, paused=True), 0, 0
+class _Ready:
+    """Ready items of some lanes of a topic."""
+
+    __slots__ = ("items", "newest_ms", "oldest_ms")
+
+    def __init__(self) -> None:
+        self.items = self.oldest_ms = self.newest_ms = 0
+
+    def add(self, lane: Lane[Item]) -> None:
+        oldest_ms = lane.oldest_ready_at_ms()
+        self.oldest_ms = min(oldest_ms, self.oldest_ms or oldest_ms)
+        self.newest_ms = max(lane.newest_ready_at_ms(), self.newest_ms)
+        self.items += lane.ready
+
+
+def _walk(state: State, key: TopicKey, now_ms: int) -> Generator[None, None, tuple[TopicStatus, _Counts]]:
+    """Return the figures of a topic, and counts of all its items. The figures leave out items that a pause holds,
+    unless it holds all ready ones."""
+    free, held, leased, total, dead = _Ready(), _Ready(), 0, 0, False
     pause = pause_of(state, key)
     for part, lanes in enumerate(lanes_of(state, key)):
         if part:
             yield
         for lane in lanes:
-            if pause is not None and pause(lane):
-                paused = _with_lane(paused, lane)
-            else:
-                free = _with_lane(free, lane)
+            if lane.ready:
+                (held if pause is not None and pause(lane) else free).add(lane)
+            dead = dead or bool(lane.dead and lane.total)
             leased, total = leased + lane.leased, total + lane.total
-    dead = free.dead or paused.dead or state.policies.takes_dead(key)
-    said = free if free.ready else paused
-    return said._replace(dead=dead), _Counts(free.ready + paused.ready, leased, total)
-
-
-def _with_lane(topic: TopicStatus, lane: Lane[Item]) -> TopicStatus:
-    if not lane.ready:
-        return topic if not (lane.dead and lane.total) else topic._replace(dead=True)
-    oldest_ms, newest_ms = lane.oldest_ready_at_ms(), lane.newest_ready_at_ms()
-    return topic._replace(
-        ready=topic.ready + lane.ready,
-        oldest_ready_at_ms=min(oldest_ms, topic.oldest_ready_at_ms or oldest_ms),
-        newest_ready_at_ms=max(newest_ms, topic.newest_ready_at_ms),
-        dead=topic.dead or lane.dead,
-    )
+    said = free if free.items else held
+    consumed, dead = bool(said.items) and _consumed(state, key, now_ms), dead or state.policies.takes_dead(key)
+    status = TopicStatus(*key, said.items, said.oldest_ms, said.newest_ms, said is held, consumed, dead)
+    return status, _Counts(free.items + held.items, leased, total)
 
 
 def _consumed(state: State, key: TopicKey, now_ms: int) -> bool:

@@ -294,7 +294,7 @@ def test_the_items_of_a_namespace() -> None:
     assert (empty.ready, empty.delayed, empty.leased, empty.oldest) == (0, 0, 0, [])
 
 
-@pytest.mark.parametrize("topics", [499, 500, 501, 1_203])
+@pytest.mark.parametrize("topics", [249, 250, 251, 1_203])
 def test_the_items_of_many_topics(topics: int) -> None:
     host = OneHost(1)
     for number in range(topics):

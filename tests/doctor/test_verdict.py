@@ -250,9 +250,7 @@ def test_lists_are_bounded() -> None:
 def test_failed_attempts_of_all_hosts_are_added() -> None:
     """A topic without items may fail: it drains as quickly as it fills."""
     (reason,) = judge(facts(GOOD._replace(topics=(FAILS,)), OTHER._replace(topics=(FAILS,)))).reasons
-    assert reason.text == (
-        "topic shop/mail: 600 of 700 attempts of the last 10 minutes failed, most with SMTP 451"
-    )
+    assert reason.text == "topic shop/mail: 600 of 700 attempts of the last 10 minutes failed, most with SMTP 451"
     assert (reason.ns, reason.topic, reason.level) == ("shop", "mail", Word.DEGRADED)
 
 

@@ -35,10 +35,10 @@ LINES = {
     "foqs.admin": 1_319,  # items that a pause holds, dead letters, hung handlers, disks and older copies: for alerts
     "foqs.api": 4_231,
     "foqs.buffers": 1_479,  # searches of items: reads that pass over payloads
-    "foqs.cli": 11_252,  # foqs worker, outbox, console, top; filters of items; repeats of log lines; dumps of shards
+    "foqs.cli": 11_490,  # foqs worker, outbox, console and its connections, top; filters; repeats of log lines; dumps
     "foqs.client": 11_542,  # _async: threads as tasks, no close; what a job says; searches, rates, rights
     "foqs.config": 1_381,  # [console]
-    "foqs.console": 4_892,  # a page for each thing that operators look at, with its changes; jobs; sessions
+    "foqs.console": 5_100,  # a page for each thing that operators look at, with its changes; jobs; sessions; bounds
     "foqs.contrib": 838,  # Django, with what users hear of a mistake, and records of other clients
     "foqs.doctor": 1_484,  # slow shards, sections that differ, servers that lack a database
     "foqs.engine": 11_808,  # explain_limits.py, explain_tenants.py: limits of an item; searches; rates

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import resource
 import socket
+import ssl
+from asyncio.sslproto import SSLProtocol
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -16,6 +19,7 @@ import uvicorn
 
 from foqs.checks import host_port, printable
 from foqs.cli import logs, signals
+from foqs.cli.console_connections import MOST_CONNECTIONS, Connections
 from foqs.client import AsyncClient
 from foqs.client.routes import parse_addresses
 from foqs.client.tls import Tls
@@ -33,12 +37,18 @@ if TYPE_CHECKING:
 CALL_MS = 5_000
 _ATTEMPT_MS = 5_000
 _CONNECTIONS = 8
-_KEEP_ALIVE_S = 65
+_KEEP_ALIVE_S = 120  # longer than the phase of connections
 _GRACE_S = 5
-_CONNECTIONS_OF_BROWSERS = 500
-"""Further requests get the status 503."""
-_WAITING = 256
+_REQUESTS = 2 * MOST_CONNECTIONS
+"""Further ones get the status 503."""
+_WAITING = 128
 """Connections that wait to be accepted."""
+_FILES = 4_096
+"""Open files: connections of browsers, and of clients."""
+_TLS_BYTES = 32 << 10
+"""Of the buffer of each connection with TLS."""
+_RECEIVED_BYTES = 32 << 10
+"""Of a connection, in the memory of the system and in one read."""
 
 
 class Listener(NamedTuple):
@@ -67,6 +77,7 @@ def serve(
     """Serve until SIGTERM or SIGINT, or also until stdin ends. `section`: of the cluster, for the page of the hosts.
     Raises Invalid if the console cannot listen, or make its folder."""
     parse_addresses(address)
+    _allow_files()
     scheme = HTTP if where.certificate is None else HTTPS
     options = Options(
         address,
@@ -85,22 +96,21 @@ def serve(
         raise Invalid(f"--state-dir {state_dir}: {error.strerror or error}") from error
     config = uvicorn.Config(
         console.app,
-        ssl_certfile=where.certificate,
-        ssl_keyfile=where.key,
+        loop="asyncio",
+        http=Connections(_tls(where)).protocol,  # type: ignore[arg-type]
+        ws="none",
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
-        limit_concurrency=_CONNECTIONS_OF_BROWSERS,
+        backlog=_WAITING,
+        limit_concurrency=_REQUESTS,
         timeout_graceful_shutdown=_GRACE_S,
         interface="asgi3",
         lifespan="on",
     )
-    try:
-        config.load()
-    except OSError as error:
-        raise Invalid(f"--certificate, --key: {error.strerror or error}") from error
+    config.load()
     listening = _listening(where)
     bound = listening.getsockname()
     url = f"{scheme}://{host_port(bound[0], bound[1])}"
@@ -135,12 +145,33 @@ def _link(section: ZookeeperSection | None) -> ClusterLink | None:
     return ClusterLink(section)
 
 
+def _allow_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def _tls(where: Listener) -> ssl.SSLContext | None:
+    """Raises Invalid for files that cannot be used."""
+    if where.certificate is None:
+        return None
+    SSLProtocol.max_size = _TLS_BYTES
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(where.certificate, where.key)
+    except OSError as error:
+        raise Invalid(f"--certificate, --key: {error.strerror or error}") from error
+    return context
+
+
 def _listening(where: Listener) -> socket.socket:
     """Raises Invalid: the address is not of this machine, or another process has the port."""
     try:
         family, _, _, _, place = socket.getaddrinfo(where.address, where.port, type=socket.SOCK_STREAM)[0]
         listening = socket.socket(family, socket.SOCK_STREAM)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVED_BYTES)
         listening.bind(place)
         listening.listen(_WAITING)  # before the line with the address is written
     except (OSError, UnicodeError) as error:

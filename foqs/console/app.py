@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from hashlib import sha256
 from time import time
@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from foqs.bounds import LogThrottle
 from foqs.client import AsyncClient
 from foqs.console import guard
-from foqs.console.action import Action, Done, is_answered
+from foqs.console.action import Action, Done, Form, is_answered
 from foqs.console.clients import Connect
 from foqs.console.drawing import block, static, templates
 from foqs.console.jobs import Jobs
@@ -42,7 +42,7 @@ from foqs.console.pages import (
     throttles,
     topics,
 )
-from foqs.console.requests import back_of, form_of, page_before, page_of_form, path_within, refreshes, target_of
+from foqs.console.requests import Forms, back_of, page_before, page_of_form, path_within, refreshes, target_of
 from foqs.console.sessions import Session, Sessions
 from foqs.console.sign_in import SignIn
 from foqs.console.view import Page, View, namespace_of
@@ -130,6 +130,7 @@ class Console:
         self.sessions = Sessions(connect, options.idle_s)
         self.jobs = Jobs(STEPS, lambda one: self.sessions.lasts(one, now_s()), now_ms, now_s, options.state_dir)
         self._refusals = LogThrottle()
+        self._forms = Forms()
         self._templates = templates()
         self._templates.globals |= {"pages": [page for page in PAGES if page.key], "options": options}
         self._sign_in = SignIn(options, self.sessions, self._draw, now_s)
@@ -191,7 +192,7 @@ class Console:
         return self._options.read_only and request.url.path not in ("/login", "/logout")
 
     async def _serve(self, page: Page, request: Request) -> Response:
-        async def load(view: View) -> Response:
+        async def load(view: View, _: Form) -> Response:
             if "ns" not in request.query_params and view.session.home != view.ns:
                 return RedirectResponse(view.url(view.here, ns=view.session.home), 303)
             found = await page.load(view)
@@ -200,8 +201,7 @@ class Console:
         return await self._for_user(request, load, page)
 
     async def _act(self, action: Action, request: Request) -> Response:
-        async def act(view: View) -> Response:
-            form = await form_of(request)
+        async def act(view: View, form: Form) -> Response:
             question = None if action.ask is None else await action.ask(view, form)
             if question is not None and not is_answered(question, form):
                 fields = {name: value for name, value in form.items() if name not in ("typed", "confirmed")}
@@ -224,7 +224,7 @@ class Console:
         return await self._for_user(request, act)
 
     async def _for_user(
-        self, request: Request, do: Callable[[View], Awaitable[Response]], page: Page | None = None
+        self, request: Request, do: Callable[[View, Form], Awaitable[Response]], page: Page | None = None
     ) -> Response:
         """Return what `do` returns, or the page about its error; without a session, the way to sign in."""
         session = None
@@ -232,9 +232,13 @@ class Console:
             session = await self._sign_in.session_of(request)
             if session is None:
                 return await self._sign_in.to_login(request)
-            async with session.use(namespace_of(request)) as client:
+            async with AsyncExitStack() as held:
+                form = {}
+                if request.method not in guard.SAFE:
+                    form = await self._forms.form_of(request, session.principal, held)
+                client = await held.enter_async_context(session.use(namespace_of(request)))
                 info = session.info = await client.server_info()
-                return await do(self._view(request, session, info.now_ms, client))
+                return await do(self._view(request, session, info.now_ms, client), form)
         except Unauthenticated as error:
             if self._options.proxy is not None:
                 return self._error(request, error, None)

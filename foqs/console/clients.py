@@ -11,9 +11,10 @@ from foqs.client import AsyncClient
 from foqs.errors import Overloaded
 
 MOST_CLIENTS = 128
-"""Each has a few connections: together about half of those that a host allows one address."""
+"""Each has a few connections: together about half of the bound that a host has for one address."""
 MOST_OF_TOKEN = 8
 """Namespaces of one token: it takes no client from other ones."""
+MOST_USES = 64
 
 Connect = Callable[[str | None, str], AsyncClient]
 """Return a client for (token, namespace)."""
@@ -27,12 +28,15 @@ class _Kept:
 
 class Clients:
     """At most `most` clients, and `of_token` of one token. A further one takes the place of the client that was idle
-    longest, and of none that is in use."""
+    longest, and of none that is in use. `uses`: of one token at a time, so that it leaves requests to other ones."""
 
-    def __init__(self, connect: Connect, most: int = MOST_CLIENTS, of_token: int = MOST_OF_TOKEN) -> None:
+    def __init__(
+        self, connect: Connect, most: int = MOST_CLIENTS, of_token: int = MOST_OF_TOKEN, uses: int = MOST_USES
+    ) -> None:
         self.connect = connect
         self._most = most
         self._of_token = of_token
+        self._uses = uses
         self._kept: dict[tuple[str | None, str], _Kept] = {}  # in the order in which their last uses ended
 
     def __len__(self) -> int:
@@ -40,7 +44,10 @@ class Clients:
 
     @asynccontextmanager
     async def use(self, token: str | None, namespace: str) -> AsyncIterator[AsyncClient]:
-        """Lend the client of a token and a namespace. Raises Overloaded if all that may end for it are in use."""
+        """Lend the client of a token and a namespace. Raises Overloaded if the token has too many uses, or all
+        clients that may end for this one are in use."""
+        if sum(one.uses for (other, _), one in self._kept.items() if other == token) >= self._uses:
+            raise Overloaded("the console works on many requests with this token: try again")
         key, idle = (token, namespace), None
         kept = self._kept.get(key)
         if kept is None:
@@ -59,7 +66,7 @@ class Clients:
                 await kept.client.close()
 
     async def forget(self, token: str | None) -> None:
-        """Close the clients of a token; those in use after their use."""
+        """Close the clients of a token. A client in use is closed after it."""
         found = [self._kept.pop(key) for key in [*self._kept] if key[0] == token]
         await asyncio.gather(*(kept.client.close() for kept in found if not kept.uses))
 

@@ -8,7 +8,7 @@ from a page of the console.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from ipaddress import ip_address
+from ipaddress import IPv6Address, ip_address, ip_network
 from urllib.parse import urlsplit
 
 from foqs.checks import printable
@@ -38,6 +38,22 @@ def is_loopback(address: str) -> bool:
         return address == "localhost" or ip_address(address).is_loopback
     except ValueError:
         return False
+
+
+def source_of(address: str) -> str:
+    """Return the place that bounds count for: an address, or the network of an IPv6 address, which one client has
+    whole.
+
+    >>> source_of("192.0.2.7"), source_of("::ffff:192.0.2.7"), source_of("2001:db8:1:2:3::4"), source_of("")
+    ('192.0.2.7', '192.0.2.7', '2001:db8:1:2::/64', '')
+    """
+    try:
+        found = ip_address(address)
+    except ValueError:
+        return address
+    if not isinstance(found, IPv6Address):
+        return address
+    return str(found.ipv4_mapped or ip_network((found, 64), strict=False))
 
 
 def host_name(host: str) -> str:

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from foqs.bounds import RateLimit
-from foqs.console.guard import HTTPS, SAFE, host_name
+from foqs.console.guard import HTTPS, SAFE, host_name, source_of
 from foqs.console.options import Options
 from foqs.console.requests import form_of, page_of_form, path_within, peer_of, refreshes, target_of
 from foqs.console.sessions import ID_LETTERS, Session, Sessions
@@ -94,7 +94,7 @@ class SignIn:
             return RedirectResponse("/", 303)
         form, waits = {}, False
         if request.method == "POST":
-            waits = bool(self._sign_ins.wait_ms(peer_of(request), self._now_s()))
+            waits = bool(self._sign_ins.wait_ms(source_of(peer_of(request)), self._now_s()))
             form = {} if waits else await form_of(request, _MOST_FORM_BYTES)
         after = path_within(form.get("next") or request.query_params.get("next", ""))
         said, status = _WHY.get(request.query_params.get("why", ""), ""), 200
@@ -138,7 +138,7 @@ class SignIn:
         if refreshes(request):
             return Response(status_code=401)
         is_form = request.method not in SAFE
-        after = await page_of_form(request, _MOST_FORM_BYTES) if is_form else target_of(request)
+        after = await page_of_form(request) if is_form else target_of(request)
         why = why or ("idle" if self._session_id_of(request) else "form" if is_form else "")
         fields = {"next": "" if after == "/" else after, "why": why, "form": "1" if is_form else ""}
         given = {name: value for name, value in fields.items() if value}

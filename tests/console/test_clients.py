@@ -12,12 +12,12 @@ from foqs.errors import Overloaded
 
 
 class Rig:
-    """Clients that are (token, namespace, number). `closed` has those that were closed."""
+    """Clients that are (token, namespace, number). `closed` has the names of closed ones."""
 
-    def __init__(self, most: int = 4, of_token: int = 2) -> None:
+    def __init__(self, most: int = 4, of_token: int = 2, uses: int = 10) -> None:
         self.opened = 0
         self.closed: list[str] = []
-        self.clients = Clients(self.connect, most, of_token)
+        self.clients = Clients(self.connect, most, of_token, uses)
 
     def connect(self, token: str | None, namespace: str) -> Any:
         self.opened += 1
@@ -88,7 +88,7 @@ def test_a_client_in_use_stays_open() -> None:
     run(work())
 
 
-def test_a_token_with_all_its_clients_in_use_waits_for_none_of_another() -> None:
+def test_a_token_waits_for_no_client_of_another() -> None:
     async def work() -> None:
         rig = Rig()
         async with AsyncExitStack() as held:
@@ -98,6 +98,20 @@ def test_a_token_with_all_its_clients_in_use_waits_for_none_of_another() -> None
                 await rig.touch("a z")
             await rig.touch("b x")
         assert rig.closed == []
+
+    run(work())
+
+
+def test_one_token_leaves_requests_to_other_ones() -> None:
+    async def work() -> None:
+        rig = Rig(uses=3)
+        async with AsyncExitStack() as held:
+            for namespace in ("x", "x", "y"):
+                await held.enter_async_context(rig.clients.use("a", namespace))
+            with pytest.raises(Overloaded, match="many requests with this token"):
+                await rig.touch("a x")
+            await rig.touch("b x")
+        await rig.touch("a x")
 
     run(work())
 

@@ -101,6 +101,7 @@ def serve(
         ws="none",
         log_config=None,
         access_log=False,
+        log_level="error",  # a warning for each malformed request would fill the log
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=_KEEP_ALIVE_S,

@@ -94,6 +94,8 @@ ACTIONS: tuple[Action, ...] = (
     *changes.ACTIONS,
     *jobs.ACTIONS,
 )
+MOST_NOTICES = 20
+"""Outcomes of a session that no page has shown yet."""
 STEPS = {**dead.STEPS, **bulk_changes.STEPS}
 """By kind of a job."""
 _STATUS: list[tuple[type[FoqsError], int, str]] = [
@@ -183,13 +185,13 @@ class Console:
         except Forbidden as error:
             left_out = self._refusals.take(self._now_s())
             if left_out is not None:
-                log.warning("console.refused", why=error.message, path=request.url.path[:200], left_out=left_out)
+                log.warning("console.refused", why=error.message, path=scope["path"][:200], left_out=left_out)
             await self._error(request, error, None)(scope, receive, sent)
             return
         await self._starlette(scope, receive, sent)
 
     def _reads_only(self, request: Request) -> bool:
-        return self._options.read_only and request.url.path not in ("/login", "/logout")
+        return self._options.read_only and request.scope["path"] not in ("/login", "/logout")
 
     async def _serve(self, page: Page, request: Request) -> Response:
         async def load(view: View, _: Form) -> Response:
@@ -217,7 +219,10 @@ class Console:
                 assert action.page is not None, "an action that returns values names their page"
                 view.here = back_of(form) if "back" in form else view.here
                 return self._page(action.page, view, done, done.get("status", 400))
-            view.session.notices.append(("ok" if done.well else "warn", done.text))
+            view.session.notices = [
+                *view.session.notices[1 - MOST_NOTICES :],
+                ("ok" if done.well else "warn", done.text),
+            ]
             log.info("console.changed", who=view.session.principal, ns=view.ns, action=action.path, said=done.text)
             return RedirectResponse(done.to or back_of(form), 303)
 

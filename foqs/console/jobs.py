@@ -28,6 +28,8 @@ log = structlog.get_logger("foqs.console")
 MOST_KEPT = 100
 """Jobs of a console. The oldest ended job makes room."""
 MOST_RUNNING = 4
+MOST_ACTIVE_OF_OWNER, MOST_RUNNING_OF_OWNER = 25, 3
+"""Of one principal, which leaves places to other ones."""
 MOST_STEP = 1_000
 """Items of one step: a host takes a fraction of a second for them."""
 MOST_LOST = 3
@@ -204,9 +206,10 @@ class Jobs:
         total: int | None = None,
     ) -> Job:  # fmt: skip
         """Begin a job. Raises Forbidden without the right `admin`, and Overloaded when none of `MOST_KEPT` jobs has
-        ended."""
+        ended, or the user has too many."""
         if not session.info.may("admin", ns):
             raise Forbidden(f"a job needs the right `admin` in namespace {printable(ns)}")
+        self._check_owner(session.principal)
         while len(self._jobs) >= MOST_KEPT:
             oldest = next((job.id for job in self._jobs.values() if not job.active), None)
             if oldest is None:
@@ -219,8 +222,9 @@ class Jobs:
         return job
 
     def resume(self, session: Session, job_id: str) -> Job:
-        """Continue a job with the rights of the session. Raises NotFound, Conflict."""
+        """Continue a job with the rights of the session. Raises NotFound, Conflict, Overloaded."""
         job = self.find(session, job_id)
+        self._check_owner(session.principal)
         job.again(session.principal)
         self._queue(job, session)
         return job
@@ -255,6 +259,10 @@ class Jobs:
 
     # ------------------------------------------------------------------------------------- runs
 
+    def _check_owner(self, owner: str) -> None:
+        if sum(job.active and job.owner == owner for job in self._jobs.values()) >= MOST_ACTIVE_OF_OWNER:
+            raise Overloaded(f"{MOST_ACTIVE_OF_OWNER} of your jobs have not ended: wait for one, or cancel one")
+
     def _queue(self, job: Job, session: Session) -> None:
         self._sessions[job.id] = session
         self._keep(job)
@@ -264,7 +272,8 @@ class Jobs:
         for job in self._jobs.values():
             if len(self._tasks) >= MOST_RUNNING:
                 return
-            if job.state is JobState.WAITING:
+            running = sum(self._jobs[one].owner == job.owner for one in self._tasks)
+            if job.state is JobState.WAITING and running < MOST_RUNNING_OF_OWNER:
                 job.begin()
                 cancel = self._cancels[job.id] = asyncio.Event()
                 run = self._run(job, self._sessions[job.id], cancel)

@@ -13,7 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foqs.client import ServerInfo
-from foqs.console.jobs import MOST_KEPT, MOST_LOST, MOST_RUNNING, MOST_STEP, Job, Jobs, JobState, Stepped
+from foqs.console.jobs import (
+    MOST_ACTIVE_OF_OWNER,
+    MOST_KEPT,
+    MOST_LOST,
+    MOST_RUNNING,
+    MOST_RUNNING_OF_OWNER,
+    MOST_STEP,
+    Job,
+    Jobs,
+    JobState,
+    Stepped,
+)
 from foqs.errors import Conflict, Forbidden, Invalid, NotFound, OutcomeUnknown, Overloaded, Unauthenticated
 
 ENDS = [state for state in JobState if state not in (JobState.WAITING, JobState.RUNNING)]
@@ -216,7 +227,7 @@ def test_a_few_jobs_run_at_a_time_and_each_gets_its_turn() -> None:
             await go_on.wait()
 
         rig.before_step = wait
-        begun = [rig.begin() for _ in range(2 * MOST_RUNNING)]
+        begun = [rig.begin(User(f"user {at}")) for at in range(2 * MOST_RUNNING)]
         await asyncio.sleep(0)
         assert [job.state for job in begun] == [JobState.RUNNING] * MOST_RUNNING + [JobState.WAITING] * MOST_RUNNING
         session: Any = User()
@@ -225,6 +236,32 @@ def test_a_few_jobs_run_at_a_time_and_each_gets_its_turn() -> None:
         go_on.set()
         await rig.ended(*begun)
         assert [job.state for job in begun[:-1]] == [JobState.FINISHED] * (2 * MOST_RUNNING - 1)
+
+    run(work())
+
+
+def test_one_user_leaves_places_to_other_ones() -> None:
+    async def work() -> None:
+        rig, go_on = Rig(), asyncio.Event()
+
+        async def wait() -> None:
+            await go_on.wait()
+
+        rig.before_step = wait
+        begun = [rig.begin(User("ann")) for _ in range(MOST_ACTIVE_OF_OWNER)]
+        bob: Any = User("bob")
+        other = rig.begin(bob)
+        assert other.state is JobState.RUNNING
+        assert [job.state for job in begun].count(JobState.RUNNING) == MOST_RUNNING_OF_OWNER
+        with pytest.raises(Overloaded, match="of your jobs"):
+            rig.begin(User("ann"))
+        rig.jobs.cancel(bob, begun[-1].id)
+        rig.begin(User("ann"))
+        ann: Any = User("ann")
+        with pytest.raises(Overloaded, match="of your jobs"):
+            rig.jobs.resume(ann, begun[-1].id)
+        go_on.set()
+        await rig.ended(other, *begun)
 
     run(work())
 
@@ -240,7 +277,7 @@ def test_the_console_keeps_active_jobs_and_the_last_ended() -> None:
             await go_on.wait()
 
         rig.before_step = wait
-        begun = [rig.begin() for _ in range(MOST_KEPT)]
+        begun = [rig.begin(User(f"user {at % 4}")) for at in range(MOST_KEPT)]
         session: Any = User()
         assert first not in rig.jobs.of(session)
         assert rig.jobs.of(session) == begun[::-1]

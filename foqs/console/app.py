@@ -186,7 +186,9 @@ class Console:
             left_out = self._refusals.take(self._now_s())
             if left_out is not None:
                 log.warning("console.refused", why=error.message, path=scope["path"][:200], left_out=left_out)
-            await self._error(request, error, None)(scope, receive, sent)
+            response = self._error(request, error, None)
+            response.headers["Connection"] = "close"  # the rest of the connection is no request
+            await response(scope, receive, sent)
             return
         await self._starlette(scope, receive, sent)
 

@@ -98,6 +98,8 @@ def check(method: str, headers: Mapping[str, str], names: Mapping[str, str], *, 
         raise Forbidden(
             "the console does not know the name by which the browser called it: `foqs console --host NAME` allows one"
         )
+    if "content-length" in headers and "transfer-encoding" in headers:
+        raise Forbidden("the request has two lengths: a proxy in front may see another end of it than the console")
     if method in SAFE:
         return
     if not _is_from_here(headers, f"{scheme}://{host}"):

@@ -115,8 +115,9 @@ def _fields(data: bytearray) -> dict[str, str]:
 async def page_of_form(request: Request) -> str:
     """Return the page that a form was on: also for the answer to a question, whose page has no address of its own. A
     form that was not received yet is, if it is small."""
-    form: Mapping[str, str] = getattr(request.state, "form", {})
-    if not form:
+    form: Mapping[str, str] | None = getattr(request.state, "form", None)
+    if form is None:
+        form = {}
         with suppress(HTTPException):
             form = await form_of(request, SMALL_FORM_BYTES)
     return back_of(form) if "back" in form else path_within(page_before(request))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import inf
 from typing import Any
 from urllib.parse import urlencode
 
@@ -10,7 +11,7 @@ import structlog
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from foqs.bounds import RateLimit
+from foqs.bounds import LogThrottle, RateLimit
 from foqs.console.guard import HTTPS, SAFE, host_name, source_of
 from foqs.console.options import Options
 from foqs.console.requests import form_of, page_of_form, path_within, peer_of, refreshes, target_of
@@ -24,6 +25,8 @@ SECURE_COOKIE = f"__Host-{COOKIE}"
 """With HTTPS. Browsers take a cookie with this prefix from the console's own name only, and not from another name of
 the same domain, which could sign a user in to its own session."""
 _SIGN_INS_A_SECOND = 5
+_ASK_AGAIN_S = 10.0
+"""After this time the console asks again if the service answers without a token."""
 _MOST_FORM_BYTES = 16 << 10
 _WHY = {
     "idle": "Your session has ended.",
@@ -51,6 +54,9 @@ class SignIn:
         self._draw = draw
         self._now_s = now_s
         self._sign_ins = RateLimit(_SIGN_INS_A_SECOND)
+        self._refusals = LogThrottle()
+        self._asked_s = -inf
+        self._knows_no_tokens = False
 
     async def session_of(self, request: Request) -> Session | None:
         """Return the session of a request, None if its user has to sign in. Where the service asks for no token and
@@ -66,20 +72,28 @@ class SignIn:
         if found is not None or not self._options.may_be_open:
             return found
         found = self._sessions.find(_OPEN, self._now_s(), used=used)
-        if found is not None:
-            return found
-        try:
-            _, session = await self._sessions.begin(None, self._now_s(), _OPEN)
-        except Unauthenticated:
-            return None
-        if self._options.private and session.info.rights is None:
-            return session
-        await self._sessions.end(_OPEN)
-        if session.info.rights is None:
+        if found is None and self._now_s() >= self._asked_s + _ASK_AGAIN_S:
+            found = await self._open()
+        if found is None and self._knows_no_tokens:
             raise Forbidden(
                 "the service answers without a token, and this console is reached from other machines: turn on [auth] "
                 "of the service, or let the console listen on 127.0.0.1"
             )
+        return found
+
+    async def _open(self) -> Session | None:
+        """Return the session of all users, None if there may be none. Anyone can make the console ask the service for
+        it, so the answer holds for a while."""
+        try:
+            _, session = await self._sessions.begin(None, self._now_s(), _OPEN)
+        except Unauthenticated:
+            is_open = False
+        else:
+            is_open = session.info.rights is None
+            if is_open and self._options.private:
+                return session
+            await self._sessions.end(_OPEN)
+        self._asked_s, self._knows_no_tokens = self._now_s(), is_open
         return None
 
     def known(self, request: Request, *, used: bool) -> Session | None:
@@ -107,7 +121,9 @@ class SignIn:
                     return await self._signed_in(form.get("token", "").strip(), after, request)
                 except Unauthenticated:
                     said, status = "The service does not know this token.", 401
-                    log.warning("console.sign_in_refused", address=peer_of(request))
+                    left_out = self._refusals.take(self._now_s())
+                    if left_out is not None:
+                        log.warning("console.sign_in_refused", address=peer_of(request), left_out=left_out)
                 except FoqsError as error:
                     said, status = f"The service does not answer: {error.message}", 503
         values = {"said": said, "next": after, "session": None, "ns": "", "view": None, "page": None}

@@ -64,6 +64,31 @@ def test_a_console_serves_until_a_signal(start: Start, service: Server, number: 
     assert not answers(url)
 
 
+def test_a_second_request_behind_a_refused_one_is_not_read(start: Start, service: Server) -> None:
+    url = url_of(start("console", "--address", service.address, "--port", "0"))
+    port = int(url.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        connection.sendall(
+            b"POST /topics/pause HTTP/1.1\r\nHost: localhost\r\nSec-Fetch-Site: same-origin\r\nContent-Length: 4\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /topics HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        )
+        answer = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+    assert answer.startswith(b"HTTP/1.1 403")
+    assert answer.count(b"HTTP/1.1 ") == 1
+
+
+def test_malformed_requests_write_no_line_to_the_log(start: Start, service: Server) -> None:
+    console = start("console", "--address", service.address, "--port", "0")
+    port = int(url_of(console).rpartition(":")[2])
+    upgrade = b"GET /login HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade, close\r\n\r\n"
+    for sent, status in ((b"\x16\x03\x01\r\n\r\n", b"400"), (upgrade, b"200")):
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+            connection.sendall(sent)
+            assert connection.makefile("rb").readline().startswith(b"HTTP/1.1 " + status)
+    assert console.stop() == 0
+    assert console.said() == ""
+
+
 def test_a_console_speaks_https(start: Start, service: Server, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     pair = authority.issue("127.0.0.1")

@@ -68,6 +68,13 @@ def test_a_change_comes_from_a_page_of_the_console(method: str, headers: dict[st
     assert (refused(method, {"host": "localhost:7780", **headers}) is None) == passes
 
 
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_a_request_with_two_lengths_is_refused(method: str) -> None:
+    headers = {"host": "localhost", "sec-fetch-site": "same-origin", "transfer-encoding": "chunked"}
+    assert refused(method, headers) is None
+    assert "two lengths" in (refused(method, {**headers, "content-length": "4"}) or "")
+
+
 def test_a_console_that_only_reads_refuses_changes() -> None:
     headers = {"host": "localhost", "sec-fetch-site": "same-origin"}
     assert refused("GET", headers, read_only=True) is None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from foqs.cli.console_process import connector
-from foqs.client import Client
+from foqs.client import AsyncClient, Client
 from foqs.console.clients import MOST_OF_TOKEN
 from foqs.console.guard import HEADERS, names_of
 from foqs.console.sessions import MOST_OF_PRINCIPAL
@@ -83,6 +83,26 @@ def test_a_token_gets_a_session_and_stays_in_the_console(site: Site) -> None:
     assert "secret-topic" in page.text
     assert ">ann<" in page.text
     assert ANN not in page.text
+
+
+@pytest.mark.process
+def test_strangers_cause_few_requests_to_the_service(guarded: str) -> None:
+    asked: list[str | None] = []
+
+    def connect(token: str | None, namespace: str) -> AsyncClient:
+        asked.append(token)
+        return connector(guarded, None)(token, namespace)
+
+    site = Site(guarded, connect)
+    for path in ("/", "/topics", "/jobs", "/no-page", "/login") * 5:
+        site.get(path)
+        site.get(path, {"hx-request": "true"})
+    assert asked == [None]
+    site.now_s += 10
+    site.get("/")
+    assert asked == [None, None]
+    assert site.sign_in(ANN).status == 303
+    site.close()
 
 
 @pytest.mark.process

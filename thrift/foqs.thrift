@@ -136,7 +136,10 @@ enum Reason {
    * tenants: of the latest pause.
    */
   PAUSED = 8,
-  /** The throttle `key` has no token. The next token comes at until_ms. count: flows that get a token before its flow. */
+  /**
+   * The throttle `key` has no token. The next token, for the first item that waits, comes at until_ms; the item's limit has the
+   * estimate of its own wait (estimate_ms), in CONCURRENCY too. count: flows that get a token before its flow.
+   */
   THROTTLED = 9,
   /** All slots of the throttle `key` are taken. count: flows before its flow. item_ids: some items that hold slots. */
   CONCURRENCY = 10,

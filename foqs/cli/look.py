@@ -465,7 +465,8 @@ def explain(
 ) -> None:
     """Say why an item is not delivered, or none of a topic: a table on a terminal, else JSON.
 
-    The reasons are in the order in which they have to end. "until" is when one ends by itself. Below them are the
+    The reasons are in the order in which they have to end. "until" is when one ends by itself; of a throttle, an
+    estimate of when the item itself gets its token or slot. Below them are the
     limits that count for the item, whether or not they hold it now, with the wait for each; of a topic, the tenants
     that wait.
     """
@@ -519,6 +520,8 @@ def reasons_table(found: Explanation, now_ms: int) -> Table:
     """Return a row for each reason."""
 
     def until(reason: ExplainReason) -> str | None:
+        if (wait_ms := found.wait_ms(reason)) is not None:
+            return f"≈{duration(wait_ms)}"
         return None if reason.until_ms is None else duration(reason.until_ms - now_ms)
 
     columns: list[Column[ExplainReason]] = [

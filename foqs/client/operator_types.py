@@ -185,6 +185,9 @@ class LimitKind(NamedInt):
     FAIR_SHARE = 4
 
 
+_LIMITS: dict[int, LimitKind] = {Reason.THROTTLED: LimitKind.RATE, Reason.CONCURRENCY: LimitKind.CONCURRENCY}
+
+
 @dataclass(frozen=True, slots=True)
 class ExplainLimit:
     """A limit that counts for an item, whether or not it holds the item now. `text` says the limit, its use and the
@@ -261,6 +264,13 @@ class Explanation(NamedTuple):
             last.cause = known(FailureCause, last.cause or 0)
         state = None if response.state is None else ItemState(response.state)
         return cls(reasons, response.eta_ms, state, last, limits, tenants, response.tenants_ready)
+
+    def wait_ms(self, reason: ExplainReason) -> int | None:
+        """Return the estimate of the wait (ms) of the item itself for a token or a slot, None for other reasons, and
+        if it is not known. (`until_ms` of such a reason is the time of the next token, which may be another item's.)"""
+        kind = _LIMITS.get(reason.code)
+        found = [one.estimate_ms for one in self.limits if one.key == reason.key and one.kind == kind]
+        return found[0] if found else None
 
 
 def _limit(one: Any) -> ExplainLimit:

@@ -50,6 +50,7 @@ _SHOWN = 200
 
 _Reason = idl.ExplainReason
 _Code = idl.Reason
+_Kind = idl.LimitKind
 
 
 ORDER = (
@@ -113,7 +114,7 @@ def of_item(
     reasons = of_shard(state, shard, now_ms)
     # The rate of deliveries says nothing until these end.
     passing = state.policies.holds(key, fairness_of(item.lane.key)) or bool(reasons)
-    eta_ms = None
+    eta_ms, gate = None, None
     if item.phase is Phase.LEASED:
         found = idl.ItemState.LEASED
         reasons.append(_leased(shard.owner, item, now_ms))
@@ -129,12 +130,9 @@ def of_item(
         reasons += ended
         least, most = _ahead(_merged(item, now_ms), item)
         if least:
-            reasons.append(_behind(least, most))
-        flow = item.lane.flow
-        gate = None if flow is None else dry_gate(state, flow, ledgers)
-        if gate is not None:
-            passing = True
-            reasons.append(_without_unit(state, key, gate, flow, now_ms))
+            reasons.append(_behind(item, least, most))
+        gate = None if item.lane.flow is None else dry_gate(state, item.lane.flow, ledgers)
+        passing = passing or gate is not None
         position = _position(item)
         if position.turns or position.urgent:
             reasons.append(_behind_tenants(item, position))
@@ -157,6 +155,8 @@ def of_item(
     flow, ready = item.lane.flow, found == idl.ItemState.READY
     own = [lane for lane in (item.lane.topic.lanes() if flow is None else flow.lanes) if lane.ready]
     limits = explain_limits.of_item(state, shard, item, Ahead(*_ahead(own, item, ready=ready)), ledgers, now_ms)
+    if gate is not None:
+        reasons.append(_without_unit(state, key, gate, flow, limits, now_ms))
     return Explanation(in_order(reasons), eta_ms, found, last, limits)
 
 
@@ -216,7 +216,7 @@ def _of_ready(state: State, topic: Topic[Lane[Item]], now_ms: int) -> list[Any]:
         reasons += explain_tenants.held(state, topic.key, topic.turns, now_ms)
         gate = state.throttling.demand.first_due([topic.key])
         if gate is not None:
-            reasons.append(_without_unit(state, topic.key, gate, None, now_ms))
+            reasons.append(_without_unit(state, topic.key, gate, None, (), now_ms))
     if lanes and not any(_has_first(lane) for lane in lanes if not held[lane.term.shard]):
         reasons.append(_Reason(_Code.NOT_LOADED, "The first items are not in memory: a dequeue reads them."))
     return reasons
@@ -368,43 +368,63 @@ def _no_items(state: State, key: TopicKey, now_ms: int) -> Any:
     return _Reason(_Code.GONE, why, key=entry, by=stamp.by or None, since_ms=stamp.changed_at_ms or None)
 
 
-def _without_unit(state: State, topic: TopicKey, gate: AnyGate, flow: Flow[Any] | None, now_ms: int) -> Any:
-    """`flow`: that of the item, None for a topic."""
+def _without_unit(
+    state: State, topic: TopicKey, gate: AnyGate, flow: Flow[Any] | None, limits: Iterable[Any], now_ms: int
+) -> Any:
+    """`flow` and `limits` (ExplainLimit): those of the item, none for a topic."""
     parking, before = gate.active.get(topic) or gate.asleep.get(topic), 0
     if flow is not None and parking is not None:
         step, start = 1 + len(parking) // _FLOWS, flow.tenant.start
         before = step * sum(other.tenant.start < start for other in islice(parking, 0, None, step))
-    throttle = gate.throttle
     see = f"see foqs throttle list --ns {quote(topic[0])}"
     if isinstance(gate, ShardSlots):
-        return _full(state, gate, before, see)
+        return _full(state, gate, before, _own(limits, _Kind.CONCURRENCY, gate.name), see)
+    throttle, own = gate.throttle, _own(limits, _Kind.RATE, gate.name)
     until_ms = now_ms + max(0, state.throttling.due_in_ms(gate))
+    turns = [] if own is None else [_turn(own, "token")]
+    if own is None or own.before:
+        turns.append(f"the next one, for the first item that waits, may come {_in(until_ms, now_ms)}")
     limit = f"{throttle.per_second:g} deliveries a second, {throttle.burst:,} at once"
-    why = f"Throttle key {gate.name!r} has no token here, and the next may come {_in(until_ms, now_ms)}"
-    if before:
-        why = f"{why}, and other tenants get {counted(before, 'token')} first"
-    return _Reason(_Code.THROTTLED, f"{why}; the limit is {limit}: {see}.", until_ms, gate.name, before)
+    why = f"Throttle key {gate.name!r} has no token here: {'; '.join(turns)}; the limit is {limit}: {see}."
+    return _Reason(_Code.THROTTLED, why, until_ms, gate.name, before)
 
 
-def _full(state: State, gate: ShardSlots[TopicKey, Parked], before: int, see: str) -> Any:
-    """Explain an item that waits for a slot."""
+def _full(state: State, gate: ShardSlots[TopicKey, Parked], before: int, own: Any | None, see: str) -> Any:
+    """Explain an item that waits for a slot. `own`: its limit."""
     holders: list[int] = []
     for other in state.throttling.concurrency.gates(gate.bounded):
         holders += islice(other.running, _HOLDERS - len(holders))
     why = f"Throttle key {gate.name!r} has no free slot for the item's shard"
+    if own is not None:
+        why = f"{why}: {_turn(own, 'slot')}"
     if holders:
         why = f"{why}; items {', '.join(map(str, holders))} hold some"
-    if before:
-        why = f"{why}, and other tenants get {counted(before, 'slot')} first"
     limit = f"{counted(gate.throttle.concurrency or 0, 'lease')} at a time"
     why = f"{why}; the limit is {limit}: {see}."
     return _Reason(_Code.CONCURRENCY, why, key=gate.name, count=before, item_ids=holders or None)
 
 
-def _behind(least: int, most: int) -> Any:
+def _own(limits: Iterable[Any], kind: int, key: str) -> Any | None:
+    """Return the ExplainLimit of a throttle key."""
+    return next((limit for limit in limits if (limit.kind, limit.key) == (kind, key)), None)
+
+
+def _turn(own: Any, unit: str) -> str:
+    """Return when an item gets its unit of a limit: the next unit may be for another item."""
+    when = f" in about {span(own.estimate_ms)}" if own.estimate_ms else ""
+    if not own.before:
+        return f"this item gets the next one{when}"
+    return f"this item gets its {unit}{when}, after about {counted(own.before, 'other item')}"
+
+
+def _behind(item: Item, least: int, most: int) -> Any:
     number = f"{least:,}" if least == most else f"{least:,} to {most:,}"
-    why = f"{number} {'item is' if most == 1 else 'items are'} before it in its lane."
-    return _Reason(_Code.BEHIND_IN_LANE, why, count=least)
+    of = "of the topic"
+    if item.lane.flow is not None:
+        tenant = fairness_of(item.lane.key)
+        of = f"of tenant {tenant!r}" if tenant else "without a fairness key"
+    why = f"{number} ready {'item' if most == 1 else 'items'} {of} {'comes' if most == 1 else 'come'} first"
+    return _Reason(_Code.BEHIND_IN_LANE, f"{why}, by priority and then by time.", count=least)
 
 
 def _behind_tenants(item: Item, position: Position) -> Any:

@@ -133,7 +133,7 @@ def _rate(
         due_in_ms = max(0, throttling.due_in_ms(gate)) if gate is not None else 0
         until_ms = now_ms + due_in_ms
         estimate_ms = due_in_ms + ceil(1000 * (lacking - 1) / rate)
-        state_now = f"no token is here, and the next may come {_in(due_in_ms)}"
+        state_now = f"no token is here, and the next one, for the first that waits, may come {_in(due_in_ms)}"
     wait = _wait(estimate_ms, f"at {rate:g} a second with {ahead if not others else _number(before)} before it")
     return _Limit(
         _Kind.RATE, name, f"{limit}; {state_now}: {wait}.", rate, throttle.burst, None, tokens, before, estimate_ms,

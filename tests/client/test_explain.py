@@ -9,7 +9,7 @@ from subprocess import CompletedProcess
 import pytest
 
 from foqs.cli.look import code_name, headline, reasons_table, shown
-from foqs.client import Client, ExplainReason, Explanation, Invalid, ItemState, Reason
+from foqs.client import Client, ExplainLimit, ExplainReason, Explanation, Invalid, ItemState, LimitKind, Reason
 from foqs.idl import idl
 from tests.api.hosts import foqs
 from tests.client.peer import Peer, script
@@ -71,6 +71,28 @@ def test_items_come_with_ledgers_where_they_are_asked_for(client: Client) -> Non
     client.enqueue("t", b"z")
     (plain,) = client.dequeue("t", wait_ms=60_000)
     assert plain.ledger is None
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "estimate_ms", "said"),
+    [
+        (Reason.THROTTLED, LimitKind.RATE, 1_980_000, "≈33m"),
+        (Reason.CONCURRENCY, LimitKind.CONCURRENCY, 30_000, "≈30s"),
+        (Reason.THROTTLED, LimitKind.CONCURRENCY, 30_000, "14s"),
+        (Reason.CONCURRENCY, LimitKind.CONCURRENCY, None, "14s"),
+    ],
+)
+def test_the_wait_for_a_throttle_is_that_of_the_item_itself(
+    code: Reason, kind: LimitKind, estimate_ms: int | None, said: str
+) -> None:
+    """The next token, at `until_ms`, may be another item's."""
+    own = ExplainLimit(kind, "smtp:gmx", "", estimate_ms=estimate_ms)
+    other = ExplainLimit(kind, "api", "", estimate_ms=7)
+    found = Explanation((ExplainReason(code, "", 15_700, "smtp:gmx"),), limits=(other, own))
+    table = reasons_table(found, 1_000)
+    assert list(table.columns[1].cells) == [said]
+    topic = reasons_table(found._replace(limits=()), 1_000)
+    assert list(topic.columns[1].cells) == ["14s"], "of a topic, the next token is for its first item"
 
 
 def test_a_terminal_gets_a_headline_and_a_table() -> None:

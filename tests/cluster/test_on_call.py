@@ -62,9 +62,9 @@ READ = {
         r"disk free",
     ],
     "Why is this item not delivered?": [
-        r"throttled +\d+\w+ +Throttle key 'smtp-acme' has no token here",
+        r"throttled +≈\d+\w+ +Throttle key 'smtp-acme' has no token here",
         r"0\.02 deliveries a second",
-        r"behind_in_lane +- +\d+ items are before it",
+        r"behind_in_lane +- +\d+ ready items",
     ],
     "May I take this host down?": [
         r"NO: host host-1 should not be stopped now",

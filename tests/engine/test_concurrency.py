@@ -244,8 +244,9 @@ def test_why_an_item_waits_for_a_slot() -> None:
     reason = host.ask("ExplainItem", id=left).reasons[0]
     assert reason.code == R.CONCURRENCY
     assert reason.text == (
-        f"Throttle key 'gpu' has no free slot for the item's shard; items {', '.join(map(str, reason.item_ids))} hold "
-        "some; the limit is 2 leases at a time: see foqs throttle list --ns n."
+        "Throttle key 'gpu' has no free slot for the item's shard: this item gets the next one in about 30 ms; items "
+        f"{', '.join(map(str, reason.item_ids))} hold some; the limit is 2 leases at a time: see foqs throttle list "
+        "--ns n."
     )
 
 

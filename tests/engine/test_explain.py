@@ -164,7 +164,10 @@ def test_an_item_behind_more_urgent_ones() -> None:
         counts += [reason.count for reason in answer.reasons] or [0]
     assert counts[3] == 0
     assert sorted(counts) == [0, 1, 2, 3]
-    assert why(host, ids[counts.index(1)]).reasons[0].text == "1 item is before it in its lane."
+    assert (
+        why(host, ids[counts.index(1)]).reasons[0].text
+        == "1 ready item of the topic comes first, by priority and then by time."
+    )
 
 
 def test_an_item_beyond_the_window_is_behind_a_range() -> None:
@@ -172,7 +175,7 @@ def test_an_item_beyond_the_window_is_behind_a_range() -> None:
     ids = put(host, *[b"x"] * 50)
     behind, *rest = why(host, ids[-1]).reasons
     assert (behind.code, behind.count) == (R.BEHIND_IN_LANE, 10)
-    assert behind.text == "10 to 49 items are before it in its lane."
+    assert behind.text == "10 to 49 ready items of the topic come first, by priority and then by time."
     assert [reason.code for reason in rest] == [R.NO_CONSUMER, R.NOT_LOADED]
 
 

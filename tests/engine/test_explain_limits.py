@@ -52,8 +52,13 @@ def test_an_item_behind_sixty_waits_for_sixty_tokens() -> None:
     assert 0 < due_in_ms <= 210
     assert dry.estimate_ms == due_in_ms + 60 * 200
     assert dry.text == (
-        f"5 deliveries a second, 5 at once; no token is here, and the next may come in {due_in_ms} ms: about 12.2 s at "
-        "5 a second with 60 before it."
+        "5 deliveries a second, 5 at once; no token is here, and the next one, for the first that waits, may come in "
+        f"{due_in_ms} ms: about 12.2 s at 5 a second with 60 before it."
+    )
+    assert why(host, last).reasons[0].text == (
+        "Throttle key 'api' has no token here: this item gets its token in about 12.2 s, after about 60 other items; "
+        f"the next one, for the first item that waits, may come in {due_in_ms} ms; the limit is 5 deliveries a second, "
+        "5 at once: see foqs throttle list --ns n."
     )
 
 

@@ -168,8 +168,9 @@ def throttled() -> Case:
     (left,) = {*ids} - {got.id}
     (key,) = host.engine.state.throttling.keys.values()
     until_ms = host.now_ms + host.engine.state.throttling.due_in_ms(key)
+    wait_s = (until_ms - host.now_ms) / 1_000
     text = (
-        f"Throttle key 'k' has no token here, and the next may come in {(until_ms - host.now_ms) / 1_000:.1f} s; "
+        f"Throttle key 'k' has no token here: this item gets the next one in about {wait_s:.1f} s; "
         "the limit is 0.1 deliveries a second, 1 at once: see foqs throttle list --ns n."
     )
     return Case(host, left, R.THROTTLED, until_ms, text, lambda: settle(host, 4))
@@ -179,7 +180,7 @@ def behind_in_lane() -> Case:
     host = OneHost(1)
     asked(host)
     before, item_id = sorted(put(host, b"x", b"y"))
-    text = "1 item is before it in its lane."
+    text = "1 ready item of the topic comes first, by priority and then by time."
     return Case(host, item_id, R.BEHIND_IN_LANE, None, text, lambda: host.ask("DeleteItems", ids=[before]))
 
 

@@ -77,10 +77,11 @@ Last = Annotated[T, _last]
 
 class ActiveTopic(NamedTuple):
     """A topic with at least one item ready. Counts and `oldest_ready_at_ms` (Unix epoch; 0: none is ready) are
-    approximate; `hosts` are the `host:port` that have it; `delayed` and `leased` are None unless asked for, and so are
-    all fields behind them. Items that were stored, delivered and acked in the last minute, and attempts that failed:
-    in the last six whole steps of 10 s. None: unknown. A host counts 10,000 topics with traffic; a host of an older
-    version counts none."""
+    approximate; `hosts` are the `host:port` that have it; the fields behind are None unless asked for. Items that were
+    stored, delivered and acked in the last minute, and attempts that failed: in the last six whole steps of 10 s. None:
+    unknown. A host counts 10,000 topics with traffic; a host of an older version counts none. Of the ready items,
+    `ready_paused` are held by a pause of the topic or of tenants, and `ready_throttled` wait for a throttle. `dead`: it
+    has dead letters, or takes them."""
 
     ns: str
     topic: str
@@ -95,6 +96,9 @@ class ActiveTopic(NamedTuple):
     failed_minute: SumKnown[int | None] = None
     paused: Known[bool | None] = None
     closed: Known[bool | None] = None
+    ready_paused: Sum[int | None] = None
+    ready_throttled: Sum[int | None] = None
+    dead: Known[bool | None] = None
 
 
 class WorkerStats(NamedTuple):
@@ -193,7 +197,7 @@ class TopicStats(NamedTuple):
     turns; `more_tenants` has the sums of all further ones, None without any. `hooks` of the policy. `overruled`:
     fields of which a value was set that is not in effect, with the reason; a topic that takes dead letters has
     them. Attempts failed in the last minute, 10 minutes and hour; `Client.failing` says why. `enqueued_minute` to
-    `failed_minute` are as in ActiveTopic."""
+    `ready_throttled` are as in `ActiveTopic`."""
 
     ready: Sum[int] = 0
     delayed: Sum[int] = 0
@@ -217,6 +221,8 @@ class TopicStats(NamedTuple):
     delivered_minute: SumKnown[int | None] = None
     acked_minute: SumKnown[int | None] = None
     failed_minute: SumKnown[int | None] = None
+    ready_paused: Sum[int | None] = None
+    ready_throttled: Sum[int | None] = None
 
 
 class ShadowHour(NamedTuple):
@@ -414,7 +420,8 @@ def oldest_first(topics: Iterable[OldestTopic]) -> tuple[OldestTopic, ...]:
 class NamespaceRates(NamedTuple):
     """What happened to the items of a namespace in steps of equal length, the oldest first: items that were stored,
     deliveries, items that an ack removed, and attempts that failed. (): there was nothing in any step. The items by
-    state (approximate; None unless asked for), and the topics with the oldest ready ones."""
+    state (approximate; None unless asked for), and the topics with the oldest ready ones. `ready_paused` and
+    `ready_throttled` as in `ActiveTopic`; `ready_dead` are dead letters that neither holds."""
 
     ns: str
     enqueued: BySteps[tuple[int, ...]] = ()
@@ -425,6 +432,9 @@ class NamespaceRates(NamedTuple):
     delayed: Sum[int | None] = None
     leased: Sum[int | None] = None
     oldest: Annotated[tuple[OldestTopic, ...], _oldest_of] = ()
+    ready_paused: Sum[int | None] = None
+    ready_throttled: Sum[int | None] = None
+    ready_dead: Sum[int | None] = None
 
 
 class Figures(Protocol):

@@ -131,8 +131,8 @@ enum Reason {
    */
   LEASED = 7,
   /**
-   * The settings entry `key` pauses the topic, or its tenant `tenant`. A topic: the entry pauses `count` tenants, and no
-   * other one has ready items. by, since_ms: the author and the time of the pause, or of the last change; of several
+   * The settings entry `key` pauses the topic, or its tenant `tenant`. A topic: the entry pauses `count` tenants, and other
+   * ones have no ready items, or only items that wait for throttles. by, since_ms: the author and the time of the pause, or of the last change; of several
    * tenants: of the latest pause.
    */
   PAUSED = 8,
@@ -767,8 +767,8 @@ struct ActiveTopic {
   6: optional i64 delayed,
   7: optional i64 leased,
   /**
-   * Events of the last minute: of the last six whole steps of 10 s, as NamespaceRates counts them. Set with `rates`, like all
-   * further fields. Default: unknown, because a host is of an older version, or counts other topics: it counts up to 10,000 topics.
+   * Events of the last minute: of the last six whole steps of 10 s, as NamespaceRates counts them. Set with `rates`, like the
+   * next fields. Default: unknown, because a host is of an older version, or counts other topics: it counts up to 10,000 topics.
    */
   8: optional i64 enqueued_minute,
   9: optional i64 delivered_minute,
@@ -777,6 +777,12 @@ struct ActiveTopic {
   /** The topic's policy pauses it, and closes it. */
   12: optional bool paused,
   13: optional bool closed,
+  /** Ready items that a pause of the topic, or of tenants, holds back. Set with `all`, like all further fields. */
+  14: optional i64 ready_paused,
+  /** Further ready items that wait for a throttle. A topic without consumers may have more of them. */
+  15: optional i64 ready_throttled,
+  /** It has dead letters, or takes them. */
+  16: optional bool dead,
 }
 
 struct GetActiveTopicsResponse {
@@ -888,6 +894,9 @@ struct GetTopicStatsResponse {
   22: optional i64 delivered_minute,
   23: optional i64 acked_minute,
   24: optional i64 failed_minute,
+  /** As in ActiveTopic. Default: not counted. */
+  25: optional i64 ready_paused,
+  26: optional i64 ready_throttled,
 }
 
 /** Either an id, or a namespace and a dedup_key that was enqueued with. */
@@ -1468,6 +1477,10 @@ struct NamespaceRates {
   8: optional i64 leased,
   /** The 5 topics with the oldest ready items, the oldest first. */
   9: optional list<OldestTopic> oldest,
+  /** Of the ready items: held by a pause, waiting for a throttle, and dead letters that neither holds. As in ActiveTopic. */
+  10: optional i64 ready_paused,
+  11: optional i64 ready_throttled,
+  12: optional i64 ready_dead,
 }
 
 struct GetRatesResponse {

@@ -134,4 +134,4 @@ def _rates_struct(one: NamespaceRates) -> Any:
     """Return the struct of the rates. (`to_struct` looks at each count.)"""
     counts = [list(getattr(one, kind)) for kind in EVENTS]
     oldest = [to_struct(topic) for topic in one.oldest] if one.ready is not None else None
-    return idl.NamespaceRates(one.ns, *counts, one.ready, one.delayed, one.leased, oldest)
+    return idl.NamespaceRates(one.ns, *counts, one.ready, one.delayed, one.leased, oldest, *one[9:])

@@ -140,8 +140,9 @@ def stats(topic: Topic, as_json: JsonOption = False, *, connection: Connection) 
     """Show the topic's items by state, its rates, workers and tenants: tables on a terminal, else JSON.
 
     Workers with handlers that hang are first, then workers that hold leases, in the order of their oldest leases. Hosts
-    that did not answer are in `missing`, or named on stderr, and their items are not counted. `foqs topic tenants`
-    lists the tenants.
+    that did not answer are in `missing`, or named on stderr, and their items are not counted. Of the ready items,
+    "paused" ones wait for the end of a pause, and "throttled" ones for a throttle. `foqs topic tenants` lists the
+    tenants.
     """
     with connection.client() as client:
         found = client.topic_stats(topic)
@@ -190,6 +191,9 @@ def _stats_tables(found: TopicStats) -> Iterator[Table]:
         Column("delayed", lambda topic: topic.delayed, "number"),
         Column("leased", lambda topic: topic.leased, "number"),
     ]
+    if found.ready_paused or found.ready_throttled:
+        counts.append(Column("paused", lambda topic: topic.ready_paused, "number"))
+        counts.append(Column("throttled", lambda topic: topic.ready_throttled, "number"))
     if found.completed or found.failed:
         counts.append(Column("completed", lambda topic: topic.completed, "number"))
         counts.append(Column("failed", lambda topic: topic.failed, "number"))

@@ -431,7 +431,7 @@ def _loop_late(facts: Facts) -> Iterator[Said]:
 def _quota_full(facts: Facts) -> Iterator[Said]:
     full = [one for one in facts.quotas if one.used >= one.most]
     for one in full[:_MOST_NAMED]:
-        yield Said(f"{bound_words(one)}: {part_of(one.used, one.most, 'item', 'is', 'are')} stored", wider_words(one))
+        yield _stored(one)
     if len(full) > _MOST_NAMED:
         yield Said(f"further bounds on stored items that are reached: {len(full) - _MOST_NAMED}", "foqs status --json")
     refused = sum(host.quota_refused for host in facts.hosts)
@@ -562,7 +562,7 @@ def _settings_differ(facts: Facts) -> Iterator[Said]:
 def _quota_nearly_full(facts: Facts) -> Iterator[Said]:
     near = [one for one in facts.quotas if FULL * one.most <= one.used < one.most]
     for one in near[:_MOST_NAMED]:
-        yield Said(f"{bound_words(one)}: {part_of(one.used, one.most, 'item', 'is', 'are')} stored", wider_words(one))
+        yield _stored(one)
 
 
 @_rule(
@@ -590,6 +590,11 @@ def _dead_letters(facts: Facts) -> Iterator[Said]:
 
 
 # --------------------------------------------------------------------------------------------- words
+
+
+def _stored(one: QuotaStatus) -> Said:
+    text = f"{bound_words(one)}: {part_of(one.used, one.most, 'item', 'is', 'are')} stored"
+    return Said(text, wider_words(one), one.ns, one.topic)
 
 
 def _further(topics: Sequence[object], what: str) -> Iterator[Said]:

@@ -371,7 +371,7 @@ def _no_items(state: State, key: TopicKey, now_ms: int) -> Any:
 def _without_unit(
     state: State, topic: TopicKey, gate: AnyGate, flow: Flow[Any] | None, limits: Iterable[Any], now_ms: int
 ) -> Any:
-    """`flow` and `limits` (ExplainLimit): those of the item, none for a topic."""
+    """`flow` and `limits` (ExplainLimit) belong to the item; a topic has neither."""
     parking, before = gate.active.get(topic) or gate.asleep.get(topic), 0
     if flow is not None and parking is not None:
         step, start = 1 + len(parking) // _FLOWS, flow.tenant.start

@@ -91,14 +91,16 @@ def _group(state: State, key: TopicKey, code: int, limit: str, names: list[str],
 def held(state: State, key: TopicKey, turns: Turns[Lane[Item]], now_ms: int) -> list[Any]:
     """Explain a topic of which no item may be delivered, as far as its paused tenants are the reason."""
     paused = [turns.tenants[name] for name in sorted(turns.held) if name in turns.tenants]
-    names = [tenant.name for tenant in paused if any(flow.ready for flow in tenant.flows.values())]
+    ready = {tenant.name: sum(flow.ready for flow in tenant.flows.values()) for tenant in paused}
+    names = [name for name, items in ready.items() if items]
     count = len(names)
     if not count:
         return []
     said, stamp = _paused_by(state, key, names, now_ms)
     entry = state.policies.namespace(key[0]).layers(key[1])["paused_tenants"]
     who = f"{counted(count, 'tenant')} with ready items {'is' if count == 1 else 'are'}"
-    why = f"{who} paused by the settings entry {entry}{said}, and no other one has any"
+    rest = "the items of the other ones wait for throttles" if turns.ready > sum(ready.values()) else ""
+    why = f"{who} paused by the settings entry {entry}{said}, and {rest or 'no other one has any'}"
     why = f"{why}; see {command('topic tenants', key)}."
     by, since_ms = stamp.by or None, stamp.changed_at_ms or None
     return [idl.ExplainReason(idl.Reason.PAUSED, why, key=entry, count=count, by=by, since_ms=since_ms)]

@@ -80,16 +80,27 @@ def active_topics(
                 continue
             if dead and not (state.policies.takes_dead(key) or (yield from _has_dead(state, key))):
                 continue
-            ready, delayed, leased, oldest_ms = yield from _counted(state, key)
+            one = yield from _counted(state, key)
             minute = state.topics.rates.by_topic.of(key) if rates else None
-            if not (ready or (every and (delayed or leased or any(minute or ())))):
+            if not (one.ready or (every and (one.delayed or one.leased or any(minute or ())))):
                 continue
             if len(found) == limit:
                 done(found, True)
                 return
-            by_state = (delayed, leased) if every else (None, None)
-            more = (*(minute or _UNKNOWN), *_held(state, key)) if rates else ()
-            found.append(ActiveTopic(*key, ready, oldest_ms, (address,), *by_state, *more))
+            topic = ActiveTopic(*key, one.ready, one.oldest_ms, (address,))
+            if every:
+                topic = topic._replace(
+                    delayed=one.delayed, leased=one.leased, ready_paused=one.paused, ready_throttled=one.throttled,
+                    dead=one.dead or None,
+                )  # fmt: skip
+            if rates:
+                enqueued, delivered, acked, failed = minute or _UNKNOWN
+                paused, closed = _held(state, key)
+                topic = topic._replace(
+                    enqueued_minute=enqueued, delivered_minute=delivered, acked_minute=acked, failed_minute=failed,
+                    paused=paused, closed=closed,
+                )  # fmt: skip
+            found.append(topic)
     done(found, False)
 
 
@@ -126,13 +137,26 @@ def _has_dead(state: State, key: TopicKey) -> Generator[None, None, bool]:
 @in_slices
 def count(state: State, key: TopicKey, done: Callable[[tuple[int, int, int]], None]) -> Iterator[None]:
     """Report the numbers of ready, delayed and leased items of a topic."""
-    ready, delayed, leased, _ = yield from _counted(state, key)
-    done((ready, delayed, leased))
+    one = yield from _counted(state, key)
+    done((one.ready, one.delayed, one.leased))
 
 
-def _counted(state: State, key: TopicKey) -> Generator[None, None, tuple[int, int, int, int]]:
-    """Return the numbers of ready, delayed and leased items of a topic, and `oldest_ready_at_ms`, 0 without one."""
-    ready = leased = total = oldest_ms = 0
+class _Counts(NamedTuple):
+    """Items of a topic by state. Of the ready ones: `paused` by the topic's policy, `throttled` in parked flows.
+    `oldest_ms`: `oldest_ready_at_ms`, 0 without one. `dead`: it has dead letters, or takes them."""
+
+    ready: int
+    delayed: int
+    leased: int
+    oldest_ms: int
+    paused: int
+    throttled: int
+    dead: bool
+
+
+def _counted(state: State, key: TopicKey) -> Generator[None, None, _Counts]:
+    ready = leased = total = oldest_ms = paused = throttled = 0
+    dead, held = state.policies.takes_dead(key), pause_of(state, key)
     for at, lanes in enumerate(lanes_of(state, key)):
         if at:
             yield
@@ -140,15 +164,20 @@ def _counted(state: State, key: TopicKey) -> Generator[None, None, tuple[int, in
             if lane.ready:
                 lane_ms = lane.oldest_ready_at_ms()
                 oldest_ms = min(oldest_ms, lane_ms) if ready else lane_ms
+                if held is not None and held(lane):
+                    paused += lane.ready
+                elif lane.flow is not None and lane.flow.parked is not None:
+                    throttled += lane.ready
             ready, leased, total = ready + lane.ready, leased + lane.leased, total + lane.total
-    return ready, max(0, total - ready - leased), leased, oldest_ms
+            dead = dead or bool(lane.dead)
+    return _Counts(ready, max(0, total - ready - leased), leased, oldest_ms, paused, throttled, dead)
 
 
 @in_slices
 def topic_stats(state: State, key: TopicKey, now_ms: int, done: Callable[[TopicStats], None]) -> Iterator[None]:
     """Report the items of a topic by state, its workers and its tenants."""
     yield from _end_step(state, now_ms)
-    ready, delayed, leased, _ = yield from _counted(state, key)
+    one = yield from _counted(state, key)
     completed, failed = yield from _kept(state, key)
     workers = yield from _workers(state, key, now_ms)
     tenants = yield from _tenants(state, key)
@@ -156,7 +185,8 @@ def topic_stats(state: State, key: TopicKey, now_ms: int, done: Callable[[TopicS
     enqueued, delivered, acked, attempts = state.topics.rates.by_topic.of(key) or _UNKNOWN
     done(
         TopicStats(
-            ready, delayed, leased, completed=completed, failed=failed, workers=workers, tenants=tuple(tenants.named()),
+            one.ready, one.delayed, one.leased, completed=completed, failed=failed, workers=workers,
+            tenants=tuple(tenants.named()), ready_paused=one.paused, ready_throttled=one.throttled,
             more_tenants=tenants.rest_if_any(), attempts_failed_minute=minute, attempts_failed_10_minutes=ten,
             attempts_failed_hour=hour, enqueued_minute=enqueued, delivered_minute=delivered, acked_minute=acked,
             failed_minute=attempts,
@@ -448,15 +478,21 @@ def traffic(
 
 def _with_items(state: State, rates: NamespaceRates, now_ms: int) -> Generator[None, None, NamespaceRates]:
     """Return the rates with the items of the namespace."""
-    ready = delayed = leased = 0
+    ready = delayed = leased = paused = throttled = dead = 0
     oldest: list[OldestTopic] = []
     for at, keys in enumerate(_pages(state, rates.ns, (rates.ns, ""), now_ms)):
         if at:
             yield
         for key in keys:
-            of_topic = yield from _counted(state, key)
-            ready, delayed, leased = ready + of_topic[0], delayed + of_topic[1], leased + of_topic[2]
-            if of_topic[0]:
-                oldest.append(OldestTopic(key[1], of_topic[3]))
+            one = yield from _counted(state, key)
+            ready, delayed, leased = ready + one.ready, delayed + one.delayed, leased + one.leased
+            paused, throttled = paused + one.paused, throttled + one.throttled
+            if one.dead:
+                dead += one.ready - one.paused - one.throttled
+            if one.ready:
+                oldest.append(OldestTopic(key[1], one.oldest_ms))
         oldest = [*oldest_first(oldest)]
-    return rates._replace(ready=ready, delayed=delayed, leased=leased, oldest=tuple(oldest))
+    return rates._replace(
+        ready=ready, delayed=delayed, leased=leased, oldest=tuple(oldest), ready_paused=paused,
+        ready_throttled=throttled, ready_dead=dead,
+    )  # fmt: skip

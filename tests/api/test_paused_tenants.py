@@ -215,6 +215,31 @@ def test_explanations_name_the_entry_and_the_tenant() -> None:
     assert reasons(host, ns="n", topic="t") == []
 
 
+def test_a_topic_of_paused_and_throttled_tenants_says_both() -> None:
+    host = host_with()
+    parked(host, '{"per_second": 1, "burst": 1}')
+    host.apply(pausing("a", **{"throttle.api": '{"per_second": 1, "burst": 1}'}))
+    (reason,) = reasons(host, ns="n", topic="t")
+    assert "and the items of the other ones wait for throttles; see" in reason.text
+    found = host.ask("GetTopicStats", ns="n", topic="t")
+    assert (found.ready, found.ready_paused, found.ready_throttled) == (5, 2, 3)
+
+
+def test_listed_topics_say_what_holds_their_ready_items() -> None:
+    host = host_with()
+    parked(host, '{"per_second": 1, "burst": 1}')
+    host.apply(pausing("a", **{"throttle.api": '{"per_second": 1, "burst": 1}', "topic.u": '{"paused": true}'}))
+    host.put(2, topic="u")
+    host.put(1, topic="v.dlq")
+    found = {one.topic: one for one in host.ask("GetActiveTopics", ns="n", all=True).topics}
+    counts = {name: (one.ready, one.ready_paused, one.ready_throttled, one.dead) for name, one in found.items()}
+    assert counts == {"t": (5, 2, 3, None), "u": (2, 2, 0, None), "v.dlq": (1, 0, 0, True)}
+    (plain, *_) = host.ask("GetActiveTopics", ns="n").topics
+    assert (plain.ready_paused, plain.ready_throttled, plain.dead) == (None, None, None), (
+        "only where they are asked for"
+    )
+
+
 def test_an_empty_answer_says_why() -> None:
     host = host_with(pausing("a"))
     host.put(1, tenant="a")

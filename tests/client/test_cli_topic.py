@@ -146,6 +146,7 @@ def test_stats_are_printed(run: Run, client: Client) -> None:
         "ready": 1, "delayed": 1, "leased": 0, "paused": False, "closed": False, "missing": [], "workers": [],
         "tenants": [], "more_tenants": None, "hooks": [], "completed": 0, "failed": 0,
         "attempts_failed_minute": 0, "attempts_failed_10_minutes": 0, "attempts_failed_hour": 0,
+        "ready_paused": 0, "ready_throttled": 0,
     }  # fmt: skip
 
 
@@ -250,8 +251,8 @@ def test_stats_in_a_terminal_are_tables(run: Run, client: Client) -> None:
     head, *tables = [part.splitlines() for part in shown.split("\n\n")]
     assert head == [f"topic mail in namespace {client.namespace}: paused"]
     counts, workers, tenants, hooks = [[row.split() for row in table] for table in tables]
-    assert counts[0] == ["ready", "delayed", "leased", "in/s", "delivered/s", "acked/s", "failed/min"]
-    assert counts[1][:3] == ["2", "1", "1"]
+    names = ["ready", "delayed", "leased", "paused", "throttled", "in/s", "delivered/s", "acked/s", "failed/min"]
+    assert (counts[0], counts[1][:5]) == (names, ["2", "1", "1", "2", "0"])
     assert workers[0] == ["worker", "held", "oldest", "lease", "hung"]
     assert (workers[1][:2], workers[1][3]) == (["w:1", "1"], "0")
     assert tenants[0] == ["tenant", "weight", "share", "served", "ready", "parked"]

@@ -122,6 +122,44 @@ def test_rows_have_the_fields_and_the_reason(browser: Browser, client: Client) -
     assert (ended[1], ended[2], ended[-1]) == (str(kept), "completed", "–")
 
 
+def why_of(browser: Browser, item_id: int) -> str:
+    """What the row of an item says about its wait."""
+    (row,) = [row for row in browser.get("/items", topic="t").rows if row[1] == str(item_id)]
+    return row[-1]
+
+
+def test_a_row_has_the_root_cause(browser: Browser, client: Client) -> None:
+    """An item behind items that wait for a throttle waits for it, too."""
+    client.put_settings({"throttle.smtp:*": '{"per_second": 0.05, "burst": 2}'})
+    stored = client.enqueue_many([ItemSpec("t", b"x", throttle_keys=["smtp:gmx"])] * 5)
+    assert why_of(browser, stored[-1]).startswith("No consumer waits for the topic")
+    client.dequeue("t", 1)
+    assert why_of(browser, stored[-1]) == (
+        "Throttle key 'smtp:gmx': 0.05 deliveries a second, 2 at once; 1 token is here: about 1.0 min at 0.05 a second "
+        "with 3 before it. throttle smtp:gmx"
+    )
+    client.dequeue("t", 5)
+    dry = why_of(browser, stored[-1])
+    assert dry.startswith("Throttle key 'smtp:gmx' has no token here: this item gets its token in about 1.0 min, after")
+    client.put_settings({"topic.t": '{"paused": true}'})
+    assert why_of(browser, stored[-1]).startswith("The settings entry topic.t pauses the topic")
+    answer = browser.get("/items", topic="t")
+    row = rf'<a id="why-{stored[-1]}-1" href="/settings/entry\?ns={browser.ns}&amp;key=topic.t">'
+    assert re.search(row, answer.text)
+
+
+def test_an_item_has_links_to_what_holds_it(browser: Browser, client: Client) -> None:
+    client.put_settings({"throttle.smtp:*": '{"per_second": 0.05, "burst": 1}'})
+    stored = client.enqueue_many([ItemSpec("t", b"x", throttle_keys=["smtp:gmx"])] * 3)
+    client.dequeue("t", 3)
+    answer = browser.get(f"/items/{stored[-1]}")
+    assert "this item gets its token in about" in answer.said
+    for link in ("reason-1-1", "limit-1-1"):
+        assert f'<a id="{link}" href="/throttles?ns={browser.ns}&amp;prefix=smtp%3Agmx">' in answer.text
+    (reason,) = re.findall(r"<li><bdi>Throttle key.*?</li>", answer.text)
+    assert "until" not in reason, "the next token is for another item"
+
+
 def test_pages_follow_their_cursors(browser: Browser, client: Client) -> None:
     stored = client.enqueue_many([ItemSpec("t", b"x", headers={"n": "1"})] * 120)
     answer, seen = browser.get("/items", topic="t", header="n=1"), list[str]()

@@ -2,7 +2,7 @@
 
 import json
 import re
-from html import escape
+from html import escape, unescape
 
 import pytest
 
@@ -11,7 +11,7 @@ from foqs.console.pages.topics import PAGE_TOPICS
 from foqs.console.view import path_of
 from foqs.fairness import topic_rates
 from foqs.testing import Server
-from tests.console.asgi import Site
+from tests.console.asgi import Site, words
 from tests.console.rig import client, service, site
 from tests.support.html import Page
 
@@ -149,6 +149,68 @@ def test_a_name_is_text_and_leads_to_its_topic(site: Site, client: Client, topic
 def test_a_topic_without_items_says_so(site: Site) -> None:
     assert "No topic of the namespace has items or traffic." in site.get("/topics").text
     assert "The topic has no items." in site.get(path_of("/topics", "topic", "nothing")).text
+
+
+def section(text: str, title: str) -> str:
+    """The words of a section, "" without one."""
+    found = re.search(rf"<section[^>]*><h2>{title}</h2>(.*?)</section>", text, re.DOTALL)
+    return "" if found is None else words(found[1])
+
+
+def links(text: str) -> list[str]:
+    return [unescape(link) for link in re.findall(r'<a id="reason-[^"]*" href="([^"]*)"', text)]
+
+
+def test_a_topic_at_its_rate_says_what_holds_items_back(site: Site, client: Client) -> None:
+    client.put_settings({"throttle.smtp:*": '{"per_second": 0.05, "burst": 1}'})
+    client.enqueue_many([ItemSpec("mail", b"x", fairness_key="acme", throttle_keys=["smtp:gmx"])] * 3)
+    client.ack(client.dequeue("mail", 3)[0])
+    client.dequeue("mail", 3)
+    answer = site.get("/topics/mail")
+    assert "Throttle key 'smtp:gmx' has no token here" in section(answer.text, "What holds items back")
+    assert "Why no item is delivered" not in answer.said
+    assert "/throttles?prefix=smtp%3Agmx" in links(answer.text)
+    assert "0 may be delivered now, 2 wait for throttles" in answer.said
+    row = Page(answer.text).row("acme")
+    assert [cell.strip() for cell in row[4:]] == ["2", "2", "throttle smtp:gmx"]
+    assert '<a id="tenant-1-1" href="/throttles?prefix=smtp%3Agmx">' in answer.text
+
+
+def test_a_pause_of_the_topic_is_why_no_item_is_delivered(site: Site, client: Client) -> None:
+    client.enqueue("mail", b"x", fairness_key="acme")
+    client.put_settings({"topic.m*": '{"paused": true}'})
+    answer = site.get("/topics/mail")
+    assert "The settings entry topic.m* pauses the topic" in section(answer.text, "Why no item is delivered")
+    assert links(answer.text)[:2] == ["/settings/entry?key=topic.m%2A", "/changes?prefix=topic.m%2A"]
+    assert "0 may be delivered now, 1 are paused" in answer.said
+    assert [cell.strip() for cell in Page(answer.text).row("acme")[4:]] == ["1", "1", "the end of the topic's pause"]
+
+
+def test_items_of_a_paused_tenant_are_held_back(site: Site, client: Client) -> None:
+    for tenant in ("acme", "globex"):
+        client.enqueue_many([ItemSpec("mail", b"x", fairness_key=tenant)] * 2)
+    client.put_settings({"topic.mail": '{"paused_tenants": ["acme"]}'})
+    answer = site.get("/topics/mail")
+    assert [cell.strip() for cell in Page(answer.text).row("globex")[4:]] == ["2", "0", "–"]
+    row = next(row for row in answer.rows if row[0].startswith("acme"))
+    assert row[4:] == ["2", "2", "the end of its pause"]
+    assert "1 of 2 tenants with ready items is paused" in answer.said
+    assert "2 may be delivered now, 2 are paused" in answer.said
+
+
+def test_a_name_without_a_topic_is_no_topic(site: Site, client: Client) -> None:
+    client.enqueue("mail", b"x")
+    client.put_settings({"topic.mails": '{"max_attempts": 3}', "topic.mai*": '{"max_attempts": 4}'})
+    answer = site.get("/topics/mial")
+    assert "No topic mial is known in namespace default" in answer.said
+    near = re.findall(r'<a id="near-\d" href="([^"]*)"', answer.text)
+    assert near == ["/topics/mail", "/topics/mails"]
+    assert "<dt>Ready</dt>" not in answer.text
+    for known in ("mail", "mails", "mail.dlq"):
+        assert "is known in namespace" not in site.get(f"/topics/{known}").said, known
+    client.dequeue("asked")
+    assert "is known in namespace" not in site.get("/topics/asked").said, "a consumer asks for it"
+    assert "Did you mean" not in site.get("/topics/zzzzzz").said
 
 
 def test_a_topic_has_failures_tenants_and_a_policy(site: Site, client: Client) -> None:

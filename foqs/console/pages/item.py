@@ -15,6 +15,7 @@ from starlette.responses import RedirectResponse, Response
 from foqs.client import Delivery, Explanation, Item, ItemState
 from foqs.client.rules import rules_json
 from foqs.console.payload_text import KINDS, kind_of, payload_text
+from foqs.console.reasons import limit_links, shown
 from foqs.console.view import Page, View, path_of
 from foqs.errors import NotFound
 from foqs.idl import trace_of
@@ -39,8 +40,12 @@ async def load(view: View) -> Mapping[str, Any] | Response:
     result = None if item.result is None else await payload_text(item.result, kind_of(item.result))
     trace = trace_of(SimpleNamespace(traceparent=(item.headers or {}).get("traceparent")))
     return {
-        "item": item, "explained": explained, "words": state_words(item, view.now_ms), "payload": payload,
-        "kinds": KINDS, "result": result,
+        "item": item, "explained": explained,
+        "reasons": [] if explained is None else shown(view, explained, item.topic),
+        "limits": [
+            (one, limit_links(view, one, item.topic)) for one in ([] if explained is None else explained.limits)
+        ],
+        "words": state_words(item, view.now_ms), "payload": payload, "kinds": KINDS, "result": result,
         "rules": [] if item.rules is None else [(name, _rule(rule)) for name, rule in rules_json(item.rules).items()],
         "delivery": _DELIVERY.get(item.delivery, str(item.delivery)), "trace": trace.get("trace_id"),
         "ended": item.state in _ENDED, "topic_url": view.url(path_of("/topics", "topic", item.topic)),

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from foqs.client import Failure, Item, ItemState, LastFailure, Reason
 from foqs.console.item_query import FIELDS, FURTHER, STATES, ItemQuery
+from foqs.console.reasons import Shown, root_cause
 from foqs.console.view import Page, View
 from foqs.errors import FoqsError, Forbidden, Invalid, NotFound
 from foqs.ids import parse_id
@@ -21,13 +22,13 @@ GONE = "gone since the page was listed"
 
 class Row(NamedTuple):
     """`due_ms`: when a delayed item is ready, or a lease ends. `keys`: the item, or its failure if that has the
-    keys. `why`: why it waits, "" for an item that has ended."""
+    keys. `why`: why it waits, with links; None for an item that has ended."""
 
     item: Item
     due_ms: int | None
     keys: Item | Failure
     failure: Failure | LastFailure | None
-    why: str
+    why: Shown | None
 
 
 class Found(NamedTuple):
@@ -91,7 +92,7 @@ async def _rows(view: View, items: Sequence[Item]) -> list[Row]:
         due_ms: dict[int, int] = {
             ItemState.DELAYED: item.deliver_after_ms, ItemState.LEASED: item.lease_expires_at_ms
         }  # fmt: skip
-        why = ""
+        why = None
         if item.state in _WAITING:
             async with bound:
                 why = await _why(view, item)
@@ -101,19 +102,19 @@ async def _rows(view: View, items: Sequence[Item]) -> list[Row]:
     return await asyncio.gather(*map(row, items))
 
 
-async def _why(view: View, item: Item) -> str:
-    """Return the first reason that keeps an item from being delivered."""
+async def _why(view: View, item: Item) -> Shown | None:
+    """Return the root cause that keeps an item from being delivered."""
     try:
         found = await view.client.explain(item.id, timeout_ms=_EXPLAIN_MS)
     except NotFound:
-        return GONE
+        return Shown(GONE)
     except Forbidden:
-        return ""
+        return None
     except FoqsError as error:
-        return f"not known: {error.message}"
-    if not found.reasons:
-        return "nothing keeps it from being delivered now"
-    return GONE if found.reasons[0].code == Reason.GONE else found.reasons[0].text
+        return Shown(f"not known: {error.message}")
+    if any(one.code == Reason.GONE for one in found.reasons):
+        return Shown(GONE)
+    return root_cause(view, found, item.topic)
 
 
 PAGE = Page("/items", "Items", "items.html", load, key="i")

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from foqs.client import NamespaceRates, Rates
+from foqs.console.reasons import ready_words, verdict_link
 from foqs.console.sessions import named_in
 from foqs.console.view import Page, View
 from foqs.doctor.system import Facts
@@ -27,12 +28,15 @@ async def load(view: View) -> Mapping[str, Any]:
         view.client.rates(with_items=True),
     )
     facts = None if status is None else Facts(status.hosts, status.missing)
+    verdict = None if facts is None else judge(facts)
     others = sorted(one.ns for one in everywhere.namespaces if one.ns != view.ns)
     view.session.namespaces = list(dict.fromkeys([view.ns, *named_in(view.session.info), *others]))
     return {
         "facts": facts,
-        "verdict": None if facts is None else judge(facts),
+        "verdict": verdict,
+        "reasons": [] if verdict is None else [(one, verdict_link(view, one)) for one in verdict.reasons],
         "items": _first(own),
+        "ready": _ready(_first(own)),
         "rates": own,
         "chart": chart_of(own),
         "now": [(kind, per_second(own, kind)) for kind, _ in KINDS],
@@ -40,6 +44,11 @@ async def load(view: View) -> Mapping[str, Any]:
         "elsewhere": bool(others),
         "more_namespaces": everywhere.more,
     }
+
+
+def _ready(items: NamespaceRates) -> str:
+    """Return what of the ready items may be delivered now, and what holds the rest."""
+    return ready_words(items.ready or 0, items.ready_paused, items.ready_throttled, items.ready_dead or 0)
 
 
 def chart_of(rates: Rates) -> tuple[list[str], list[tuple[str, str, list[int]]]]:

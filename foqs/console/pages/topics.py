@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from hashlib import sha256
+from itertools import islice
 from secrets import token_hex
-from typing import Any
+from typing import Any, NamedTuple
 
 from foqs.checks import printable
-from foqs.client import ActiveTopic, Duplicate
+from foqs.client import ActiveTopic, Duplicate, Explanation, Reason, TenantStats, TopicStats
 from foqs.console.action import Action, Done, Form
 from foqs.console.fields import whole
 from foqs.console.item_query import STATES
+from foqs.console.reasons import Link, Shown, links, ready_words, shown
 from foqs.console.view import Page, View
 
 PAGE_TOPICS = 200
@@ -22,6 +25,9 @@ MOST_SORTED = 10_000
 _A_REQUEST = 1_000
 """A host encodes this number of topics in some milliseconds."""
 _TENANTS = 50
+_NEAR_OF = 500
+"""Topics, and entries of the settings, whose names are compared with a name that may be a mistake."""
+_NEAR = 3
 _SAMPLE = 10
 ORDERS = {
     "name": "by name",
@@ -91,10 +97,76 @@ async def load_one(view: View) -> Mapping[str, Any]:
         for field, value in sorted(stats.policy.items())
     ]
     return {
-        "topic": topic, "stats": stats, "failing": failing, "explained": explained, "sample": sample,
-        "policy": policy, "own_policy": own if own in stats.policy_layers.values() else "", "states": STATES,
-        "once": token_hex(8),
+        "topic": topic, "stats": stats, "failing": failing, "sample": sample, "policy": policy,
+        "own_policy": own if own in stats.policy_layers.values() else "", "states": STATES, "once": token_hex(8),
+        "ready": ready_words(stats.ready, stats.ready_paused, stats.ready_throttled),
+        "tenants": [_tenant(view, stats, one) for one in stats.tenants],
+        "more_held": stats.more_tenants and (stats.more_tenants.ready if stats.paused else stats.more_tenants.parked),
+        "unknown": await _unknown(view, topic, stats), **_holding(view, topic, stats, explained),
     }  # fmt: skip
+
+
+_NOTHING_IS_DELIVERED = (
+    Reason.SHARD_NOT_SERVED, Reason.CLOCK_IN_DOUBT, Reason.OWNER_IN_GRACE, Reason.BREAKER_OPEN, Reason.PAUSED,
+    Reason.NO_CONSUMER,
+)  # fmt: skip
+"""Reasons that hold all items of a topic. Any other reason, such as a throttle, lets some of them pass."""
+
+
+def _holding(view: View, topic: str, stats: TopicStats, explained: Explanation | None) -> dict[str, Any]:
+    """Return the reasons why items wait, with a heading that is true of them."""
+    if explained is None:
+        return {"holding": []}
+    reasons = [one for one in explained.reasons if one.code != Reason.GONE or one.key]
+    codes = {one.code for one in reasons}
+    stops = stats.ready and not stats.leased and reasons and codes.issubset(_NOTHING_IS_DELIVERED)
+    groups = [
+        Shown(one.text, links(view, one.code, one.key, topic))
+        for one in explained.tenants
+        if one.code != Reason.PAUSED or Reason.PAUSED not in codes
+    ]
+    return {
+        "holding": [*shown(view, explained._replace(reasons=tuple(reasons)), topic), *groups],
+        "heading": "Why no item is delivered" if stops else "What holds items back",
+    }
+
+
+def _tenant(view: View, stats: TopicStats, one: TenantStats) -> tuple[TenantStats, int, str, tuple[Link, ...]]:
+    """Return a tenant, its ready items that are held back, and what they wait for, in words and with a link."""
+    if stats.paused or one.paused:
+        return one, one.ready, "the end of the topic's pause" if stats.paused else "the end of its pause", ()
+    found = links(view, Reason.THROTTLED, one.waits_for, "") if one.waits_for else ()
+    return one, one.parked, "", found
+
+
+class Unknown(NamedTuple):
+    """A topic of which the service has nothing. `near`: topics with similar names. `unasked`: no consumer asked for it
+    lately, as far as the user may know."""
+
+    near: Sequence[str]
+    unasked: bool
+
+
+async def _unknown(view: View, topic: str, stats: TopicStats) -> Unknown | None:
+    """Return None for a topic that has items, settings of its own, or traffic, and if a host did not answer."""
+    items = stats.ready or stats.delayed or stats.leased or stats.completed or stats.failed
+    named = (
+        stats.overruled or f"topic.{topic}" in stats.policy_layers.values()
+    )  # it takes dead letters, or has an entry
+    if items or named or stats.workers or stats.attempts_failed_hour or stats.missing:
+        return None
+    consumers, page, settings = await asyncio.gather(
+        view.allowed(view.client.consumers(topic)),
+        view.client.topics_page(all_states=True, page_topics=_NEAR_OF),
+        view.allowed(view.client.settings("topic.")),
+    )
+    if consumers is not None and consumers.consumers:
+        return None
+    listed = [one.topic for one in page.topics]
+    entries = () if settings is None else settings.entries
+    configured = [key.removeprefix("topic.") for key in islice(entries, _NEAR_OF) if not key.endswith("*")]
+    near = get_close_matches(topic, dict.fromkeys([*listed, *configured]), n=_NEAR)
+    return Unknown(near, consumers is not None)
 
 
 async def _sample(view: View, topic: str) -> list[Any]:

@@ -7,11 +7,14 @@ from typing import Any
 
 from foqs.api import validation
 from foqs.bounds import Limits
+from foqs.engine import explain
 from foqs.engine.engine import Engine
 from foqs.engine.listing import ANSWERS_SHARE, OVERLOADED_RETRY_MS
 from foqs.errors import Overloaded, Unavailable
 from foqs.fairness.keys import TopicKey
+from foqs.ids import shard_of
 from foqs.peers.forwarder import Forwarder
+from foqs.rpc.call import Call
 
 
 class Host:
@@ -41,6 +44,14 @@ class Host:
         """Return the topic that a request names. Raises Invalid."""
         limits = self.limits
         return validation.name(request.ns, "ns", limits), validation.name(request.topic, "topic", limits)
+
+    def no_item(self, call: Call) -> str:
+        """Return why no item has the id of a request, or why the caller may not know it."""
+        item_id, state = call.request.id, self.engine.state
+        shard, below = state.shards.get(shard_of(item_id)), None
+        if shard is not None and state.settles(shard) and call.within is None:
+            below = shard.first_id + shard.queue.next_number
+        return explain.no_item(item_id, self.forwarder.routing().shards | state.shards.keys(), below)
 
     def refuse_when_draining(self) -> None:
         """Raises Unavailable: the host is shutting down."""

@@ -109,8 +109,10 @@ class Lookups:
                 return
         lane = None if found is None else self._host.engine.lane_of(found)
         hidden = call.within is not None and lane is not None and lane.topic.key[0] not in call.within
-        if error is not None or found is None or lane is None or hidden:
-            call.fail(error or NotFound("no such item"))
+        if error is not None and not isinstance(error, NotFound):
+            call.fail(error)
+        elif found is None or lane is None or hidden:
+            call.fail(NotFound(self._host.no_item(call)))
         elif (ended := found.ended) is not None:
             state, failure, stored = idl.ItemState.COMPLETED, None, found.stored
             if ended.state == EndedState.FAILED:
@@ -122,7 +124,7 @@ class Lookups:
             shown.result = stored
             call.reply(idl.GetItemResponse(shown, state))
         elif item is None:
-            call.fail(NotFound("no such item"))
+            call.fail(NotFound(self._host.no_item(call)))
         else:
             state = responses.state_of(item)
             until_ms = item.lease_expires_at_ms if item.phase is Phase.LEASED else 0
@@ -348,7 +350,7 @@ class Explain:
         elif item is not None and found is not None and shard is not None:
             self._reply(call, shard, item, found.last_failure)
         elif error is None or isinstance(error, NotFound):
-            call.reply(explained(explain.GONE))
+            call.reply(explained(explain.gone(self._host.no_item(call))))
         elif shard is not None and not shard.healthy(self._now_ms()):
             self._unread(call, shard)
         else:
@@ -358,7 +360,7 @@ class Explain:
         """Reply the state of a kept item: there is no reason to give."""
         lane = self._engine.lane_of(found)
         if lane is None or (call.within is not None and lane.topic.key[0] not in call.within):
-            call.reply(explained(explain.GONE))
+            call.reply(explained(explain.gone(self._host.no_item(call))))
         else:
             call.reply(explained(Explanation((), state=ended.state)))
 
@@ -372,7 +374,7 @@ class Explain:
 
     def _reply(self, call: Call, shard: Shard, item: Item, last: LastFailure | None = None) -> None:
         if call.within is not None and item.lane.topic.key[0] not in call.within:
-            call.reply(explained(explain.GONE))
+            call.reply(explained(explain.gone(self._host.no_item(call))))
         else:
             found = explain.of_item(self._engine.state, shard, item, self._now_ms(), last, self._ledgers)
             call.reply(explained(found))

@@ -7,7 +7,7 @@ from functools import partial
 
 from foqs.api import responses, validation
 from foqs.api.host import Host
-from foqs.engine.endings import EndCall, Ending, Living
+from foqs.engine.endings import NO_ITEM, EndCall, Ending, Living
 from foqs.errors import FoqsError, Invalid, NotFound, NotServed
 from foqs.idl import idl
 from foqs.rpc.call import Call
@@ -44,11 +44,12 @@ class Results:
             if self._host.forwarder.get_result(call, again, until_ms, deadline_ms):
                 return
         if isinstance(outcome, FoqsError):
-            call.fail(outcome)
+            is_absent = isinstance(outcome, NotFound) and outcome.message == NO_ITEM
+            call.fail(NotFound(self._host.no_item(call)) if is_absent else outcome)
             return
         ns = outcome.ns if isinstance(outcome, Ending) else outcome.item.lane.topic.key[0]
         if call.within is not None and ns not in call.within:
-            call.fail(NotFound("no such item"))
+            call.fail(NotFound(self._host.no_item(call)))
         elif isinstance(outcome, Living):
             progress, log = responses.progress_fields(outcome.found.progress)
             call.reply(idl.GetResultResponse(responses.state_of(outcome.item), progress=progress, log=log))

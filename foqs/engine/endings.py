@@ -10,6 +10,8 @@ from foqs.ids import shard_of
 from foqs.item import Cause, Change, Item, To
 from foqs.rows import EndedState, FailureRow, Found, ProgressRow
 
+NO_ITEM = "no such item"
+"""The message of an error that says nothing more of the id."""
 _WAYS = {
     Cause.TTL: "its TTL ended",
     Cause.DELETE: "it was deleted",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from shlex import quote
@@ -31,6 +31,7 @@ from foqs.fairness.ledger import Position, position_of
 from foqs.fairness.tenants import Flow
 from foqs.fairness.topics import Topic
 from foqs.idl import idl
+from foqs.ids import make_id, number_of, shard_of
 from foqs.item import Item, Phase, Place
 from foqs.limits.lease_slots import ShardSlots
 from foqs.prefetch.lane import Lane
@@ -76,9 +77,26 @@ class Explanation(NamedTuple):
     tenants_ready: int | None = None
 
 
-GONE = Explanation(
-    [_Reason(_Code.GONE, "There is no such item: it was acked or deleted, its TTL ended, or it failed for good.")]
-)
+def no_item(item_id: int, shards: Collection[int], below: int | None = None) -> str:
+    """Return why no item has this id, as far as the id says it. `shards`: the numbers of all. Its shard has given only
+    ids `below` this one; None: that is not known."""
+    number = shard_of(item_id)
+    if number <= 0 or not number_of(item_id):
+        return f"no such item: {item_id} is no item's id (ids begin at {make_id(1, 1)})"
+    if number not in shards:
+        return f"no such item: its id names shard {number}, which the service does not have, or no longer"
+    if below is not None and item_id >= below:
+        return f"no such item: shard {number} has not given this id, unless an older copy of its database was put back"
+    return (
+        "no such item: it was acked or deleted, its TTL ended, it failed for good, or it never was. Ended items stay, "
+        "with their results, only in a topic whose policy has `keep`: for the next ones, "
+        """foqs topic policy TOPIC 'keep={"completed_ms": 3600000, "failed_ms": 86400000}'"""
+    )
+
+
+def gone(why: str) -> Explanation:
+    """Explain an item that is not there. `why` as `no_item` returns it."""
+    return Explanation([_Reason(_Code.GONE, f"There is {why}.")])
 
 
 def not_served(shard: int, *, disabled: bool = False) -> Explanation:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from foqs.buffers.reads import Read, ScanRead, StoreReads
 from foqs.buffers.shard_batch import ShardBatch
 from foqs.engine.calls import ItemsCall
-from foqs.engine.endings import Ending, Living
+from foqs.engine.endings import NO_ITEM, Ending, Living
 from foqs.engine.shard import Shard
 from foqs.engine.shard_memory import ShardMemory
 from foqs.errors import FoqsError, NotFound
@@ -72,7 +72,7 @@ def end_of(memory: ShardMemory, item: Item | None, found: Found | None) -> Endin
     """Return how an item ended, of which `found` are the rows; an item that has not ended as it is."""
     lane = None if found is None else memory.lane_numbers.get(found.body.lane)
     if found is None or lane is None:
-        return NotFound("no such item, or it has ended and is not kept")
+        return NotFound(NO_ITEM)
     ns, ended, failure = lane.topic.key[0], found.ended, found.failure
     if ended is not None and ended.state == EndedState.COMPLETED:
         return Ending(EndedState.COMPLETED, ns, found.stored, ended.ended_at_ms, progress=found.progress)
@@ -80,7 +80,7 @@ def end_of(memory: ShardMemory, item: Item | None, found: Found | None) -> Endin
         failure = failure_of(ended, found.stored or b"\0", lane)
     if failure is not None:
         return Ending(EndedState.FAILED, ns, None, failure.died_at_ms, failure, found.progress)
-    return NotFound("no such item") if item is None else Living(item, found)
+    return NotFound(NO_ITEM) if item is None else Living(item, found)
 
 
 def visible(found: Found, now_ms: int) -> bool:

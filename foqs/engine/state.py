@@ -18,7 +18,7 @@ from foqs.buffers.held_keys import FreedKeys, TellKeys
 from foqs.config.load import Config
 from foqs.counters import Counters, Namespaces
 from foqs.engine.calls import Deadlines, DequeueCall, Timed
-from foqs.engine.endings import Awaited
+from foqs.engine.endings import NO_ITEM, Awaited
 from foqs.engine.shard import Shard
 from foqs.engine.throttling import Throttling
 from foqs.engine.workers import Askers, Holdings, Hung
@@ -192,7 +192,7 @@ class State:
 
     def absent(self) -> FoqsError:
         """Return the outcome for an item whose shard is not here."""
-        return NotServed() if self.shards_elsewhere else NotFound("no such item")
+        return NotServed() if self.shards_elsewhere else NotFound(NO_ITEM)
 
 
 P = ParamSpec("P")

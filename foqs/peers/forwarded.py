@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Final, Protocol
 
+from foqs.engine import explain
 from foqs.engine.calls import Timed
 from foqs.engine.engine import Engine
 from foqs.engine.shard import Shard
@@ -163,7 +164,7 @@ class Exchange:
         if shard is not None and state.settles(shard):
             return HERE
         if number not in routing.shards:
-            return NotFound("no such item")
+            return NotFound(explain.no_item(item_id, routing.shards))
         route = routing.owners.get(number)
         return None if route is None or route.host == self.host_id else route
 

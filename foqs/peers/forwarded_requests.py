@@ -426,7 +426,7 @@ class ForwardedExplain(ForwardedGetItem):
 
     def settle(self, at: int, outcome: Any) -> None:
         if isinstance(outcome, NotFound):
-            outcome = explained(explain.GONE)
+            outcome = explained(explain.gone(explain.no_item(self._item_id, self._exchange.routing().shards)))
         elif isinstance(outcome, NotServed):
             number = shard_of(self._item_id)
             disabled = number in self._exchange.routing().disabled

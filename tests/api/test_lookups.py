@@ -56,6 +56,29 @@ def test_an_item_that_is_not_there_is_not_found(host: OneHost) -> None:
     assert type(host.ask("GetItem", id=7 << 48 | 9)) is NotFound
 
 
+def said(host: OneHost, method: str, item_id: int, **more: Any) -> str:
+    """What a request says of an id without an item."""
+    answer = host.ask(method, id=item_id, **more)
+    return answer.reasons[0].text if method == "ExplainItem" else answer.message
+
+
+@pytest.mark.parametrize("method", ["GetItem", "GetResult", "ExplainItem"])
+def test_an_id_without_an_item_is_explained(host: OneHost, method: str) -> None:
+    (item_id,) = put(host, b"x")
+    host.ask("DeleteItems", ids=[item_id])
+    acked = said(host, method, item_id)
+    assert "no such item: it was acked or deleted, its TTL ended, it failed for good, or it never was" in acked
+    assert "keep={" in acked
+    assert "no such item: shard 1 has not given this id" in said(host, method, item_id + 100_000)
+    assert "names shard 7, which the service does not have" in said(host, method, 7 << 48 | 9)
+    for impossible in (5, -1, 1 << 48):
+        assert f"no such item: {impossible} is no item's id (ids begin at 281474976710657)" in said(
+            host, method, impossible
+        )
+    limited = said(host, method, item_id + 100_000, within=Namespaces.of(["other"]))
+    assert limited == acked, "how many ids a shard has given is for callers that may see all"
+
+
 def test_an_item_of_a_hidden_namespace_is_not_shown(host: OneHost) -> None:
     (item_id,) = put(host, b"x")
     assert type(host.ask("GetItem", within=Namespaces.of(["other"]), id=item_id)) is NotFound

@@ -120,4 +120,4 @@ def test_the_commands(server: Server, keeping: Client) -> None:
     assert b"1 completed\n1 item deleted\n" in purged.stdout
     gone = foqs(server, "result", str(item_id))
     assert gone.returncode == 1
-    assert b"no such item, or it has ended and is not kept" in gone.stderr
+    assert b"no such item: it was acked or deleted" in gone.stderr

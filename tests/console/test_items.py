@@ -104,7 +104,7 @@ def test_an_item_is_found_by_its_id_in_any_namespace(browser: Browser, client: C
     answer = browser.get("/items", id=there, topic="t")
     assert answer.rows[0][-1] == "elsewhere"
     assert "The id names one item: the other conditions do not count." in answer.said
-    assert "No item has this id" in browser.get("/items", id=there + 1).said
+    assert "There is no such item: shard" in browser.get("/items", id=there + 1).said
     assert "No item of the namespace has this dedup key" in browser.get("/items", dedup="order").said
 
 
@@ -379,7 +379,9 @@ def test_a_user_reaches_the_items_of_its_rights_alone(tmp_path: Path) -> None:
         browser.sign_in(tokens["one"])
         assert ids(browser.get("/items", topic="t")) == [str(stored["shop"])]
         assert f"Item {stored['shop']}" in browser.get(f"/items/{stored['shop']}").said
-        assert "No item has this id" in browser.get("/items", id=stored["other"]).said
+        hidden = browser.get("/items", id=stored["other"]).said
+        assert "There is no such item: it was acked or deleted" in hidden
+        assert "in a namespace that you may not look at" in hidden
         assert browser.get(f"/items/{stored['other']}").status == 404
         browser.post("/items/delete", {"id": str(stored["other"]), "confirmed": "yes"})
         assert "0 items deleted. 1 item was gone before." in browser.get("/items").said

@@ -59,7 +59,7 @@ def test_a_shard_without_an_owner_is_not_waited_for() -> None:
 
 def test_an_id_of_no_shard_is_gone() -> None:
     call, _ = asked(Rig({1: "b"}), 7 << 48 | 1)
-    assert [response.reasons for response in call.answers] == [explain.GONE.reasons]
+    assert [response.reasons for response in call.answers] == [explain.gone(explain.no_item(7 << 48 | 1, {1})).reasons]
 
 
 @pytest.mark.parametrize("refusal", [NotServed(), NotSent("down")])

@@ -33,12 +33,14 @@ class Row(NamedTuple):
 
 class Found(NamedTuple):
     """`cursor` of the next page, None without one. `looked_at`: items that were looked at for the page; None where one
-    item was asked for. `wrong`: what the user has to correct in the form."""
+    item was asked for. `wrong`: what the user has to correct in the form. `gone`: why there is no item with
+    the id."""
 
     items: Sequence[Item] = ()
     cursor: str | None = None
     looked_at: int | None = None
     wrong: str = ""
+    gone: str = ""
 
 
 async def load(view: View) -> Mapping[str, Any]:
@@ -81,8 +83,8 @@ async def _one(view: View, query: ItemQuery) -> Found:
         if query.fields["id"]:
             return Found((await view.client.get_item(parse_id(query.fields["id"])),))
         return Found((await view.client.find_item(query.fields["dedup"]),))
-    except NotFound:
-        return Found()
+    except NotFound as error:
+        return Found(gone=error.message)
 
 
 async def _rows(view: View, items: Sequence[Item]) -> list[Row]:

@@ -224,7 +224,8 @@ class Change:
     `progress`: what the consumer has given since the last change, which its transaction takes along; `more_bytes`: how
     much longer its checkpoint is than the last one. `result` came with an ack. `failure`: why an item that is gone
     has failed. `failed`: the attempt that this change ends, if it failed. `ended` and `stored`: the rows of an item
-    that is kept; they are made when the transaction is built.
+    that is kept; they are made when the transaction is built. `by_operator`: an operator ended the lease, so `failed`
+    is no failure of a worker.
     `digest`: of the key that is free then, of an item that does not hold it by itself. `body`: the item gets it, with
     its priority and time. `priority`: the item gets it, with the time `due_ms`, and keeps its body.
     Without `__slots__`, so that what most changes do not need costs nothing to make (one is made per item).
@@ -243,6 +244,7 @@ class Change:
     result: bytes | None = None
     failure: FailureRow | None = None
     failed: LastFailure | None = None
+    by_operator = False
     ended: EndedRow | None = None
     stored: bytes | None = None
     digest: bytes | None = None

@@ -38,7 +38,7 @@ LINES = {
     "foqs.cli": 11_490,  # foqs worker, outbox, console and its connections, top; filters; repeats of log lines; dumps
     "foqs.client": 11_542,  # _async: threads as tasks, no close; what a job says; searches, rates, rights
     "foqs.config": 1_381,  # [console]
-    "foqs.console": 5_400,  # a page for each thing that operators look at, with its changes; jobs; sessions; bounds; reasons
+    "foqs.console": 5_400,  # a page for each thing that operators look at, with its changes; jobs; bounds; reasons
     "foqs.contrib": 838,  # Django, with what users hear of a mistake, and records of other clients
     "foqs.doctor": 1_484,  # slow shards, sections that differ, servers that lack a database
     "foqs.engine": 11_808,  # explain_limits.py, explain_tenants.py: limits of an item; searches; rates

@@ -1030,8 +1030,9 @@ struct ChangeItemsResponse {
 }
 
 /**
- * Ends leases of a topic on all hosts as if by time, so their attempts count. At-most-once items are removed then. Leases
- * that begin while the call runs may stay.
+ * Ends leases of a topic on all hosts as if by time, so their attempts count against max_attempts. They do not count as
+ * failures of the topic (ListFailing), and the items' last_failure names the operator. At-most-once items are removed then.
+ * Leases that begin while the call runs may stay.
  */
 struct ReleaseLeasesRequest {
   1: string ns,
@@ -1040,6 +1041,8 @@ struct ReleaseLeasesRequest {
   3: optional string worker,
   /** Only leases of at least this age (ms), 0 or more; as far as the owner knows, like stuck_after_ms. */
   4: optional i64 held_longer_than_ms,
+  /** Why, for people: the items' last_failure has it. Its bound is that of NackItem.reason. */
+  5: optional string reason,
   15: optional RequestContext context,
 }
 

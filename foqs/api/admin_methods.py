@@ -271,8 +271,12 @@ class LeaseMethods:
         if request.worker is not None:
             validation.name(request.worker, "worker", limits, limits.worker_bytes)
         held_ms = validation.within(request.held_longer_than_ms, "held_longer_than_ms", 0, _LONGEST_MS, 0)
+        why = validation.text(request.reason or "", "reason")
+        if len(why.encode()) > limits.reason_bytes:
+            raise Invalid(f"reason has more than {limits.reason_bytes} bytes")
         timeout_ms = validation.timeout_ms(request, limits)
-        now_ms = host.now_ms()
+        now_ms, who = host.now_ms(), request.context and request.context.principal
+        reason = f"{f'operator {who}' if who else 'an operator'} ended the lease{why and f': {why}'}"
 
         def released(count: int, error: FoqsError | None) -> None:
             ended, failed = count, set() if error is None else {host.address()}
@@ -285,12 +289,12 @@ class LeaseMethods:
             def done(missing: list[str]) -> None:
                 call.reply(idl.ReleaseLeasesResponse(ended, sorted(failed.union(missing))))
 
-            part = partial(idl.ReleaseLeasesRequest, *key, request.worker, request.held_longer_than_ms)
+            part = partial(idl.ReleaseLeasesRequest, *key, request.worker, request.held_longer_than_ms, request.reason)
             host.forwarder.ask_others("ReleaseLeases", part, request, now_ms + timeout_ms, add, done)
 
         here_ms = max(1, int(timeout_ms * _OWN_SHARE))
         host.engine.release(
-            Releasing(host.engine.state, key, request.worker, now_ms - held_ms, released), now_ms, here_ms
+            Releasing(host.engine.state, key, request.worker, now_ms - held_ms, released, reason), now_ms, here_ms
         )
 
 

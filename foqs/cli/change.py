@@ -195,17 +195,23 @@ def release(
             help="The command ends only leases that were given more than this many milliseconds ago; 0: all of them.",
         ),
     ] = None,
+    reason: Annotated[
+        str | None, typer.Option(help="Why: the items' last failure has it, with the name of the token's principal.")
+    ] = None,
     as_json: JsonOption = False,
     *,
     connection: Connection,
 ) -> None:
     """End leases as if by time: the items are delivered again, and the attempts count.
 
-    The command shows the number of ended leases: a table on a terminal, else JSON. At-most-once items are removed. A
-    worker that still runs learns at its next extension that the lease is lost.
+    They do not count as failures of the workers (`foqs failing`). At-most-once items are removed. A worker that still
+    runs learns at its next extension that the lease is lost. The command shows the number of ended leases: a table on a
+    terminal, else JSON.
     """
     with connection.client() as client:
-        released, missing = client.release_leases(topic, worker=worker, held_longer_than_ms=held_longer_than_ms)
+        released, missing = client.release_leases(
+            topic, worker=worker, held_longer_than_ms=held_longer_than_ms, reason=reason
+        )
         if not released:
             say_unknown(client, topic)
     if in_table(as_json):

@@ -191,8 +191,9 @@ def _stats_tables(found: TopicStats) -> Iterator[Table]:
         Column("delayed", lambda topic: topic.delayed, "number"),
         Column("leased", lambda topic: topic.leased, "number"),
     ]
-    if found.ready_paused or found.ready_throttled:
+    if found.ready_paused:
         counts.append(Column("paused", lambda topic: topic.ready_paused, "number"))
+    if found.ready_throttled:
         counts.append(Column("throttled", lambda topic: topic.ready_throttled, "number"))
     if found.completed or found.failed:
         counts.append(Column("completed", lambda topic: topic.completed, "number"))

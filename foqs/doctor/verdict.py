@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from foqs.checks import counted, part_of, printable, shard_list
 from foqs.doctor.system import Facts, bound_words, command_words, shards_of, span, topic_words, wider_words
+from foqs.figures import QuotaStatus
 
 OLD_MS = 3_600_000
 GROWS_MS = 300_000

@@ -397,7 +397,8 @@ def _count(memory: ShardMemory, change: Change, now_ms: int) -> None:
     elif cause is Cause.LEASE:
         counters.lease_writes += 1
     elif cause is Cause.EXPIRED:
-        namespace.expired += 1
+        namespace.expired += not change.by_operator
+        namespace.released += change.by_operator
     elif cause is Cause.NACK or cause is Cause.REJECTED:
         namespace.nacked += move is None  # a dead letter counts above
     elif cause is Cause.DUE:
@@ -407,9 +408,10 @@ def _count(memory: ShardMemory, change: Change, now_ms: int) -> None:
 
 
 def _count_attempt(memory: ShardMemory, change: Change, topic: TopicCounters, now_ms: int) -> None:
-    """Count an attempt that failed, or that succeeded in a topic that has failures."""
+    """Count an attempt that failed, or that succeeded in a topic that has failures. An attempt whose lease an operator
+    ended is neither."""
     lane, failed = change.item.lane, change.failed
-    if failed is None:
+    if failed is None or change.by_operator:
         if change.cause is _ACK and lane.topic.failing is not None:
             lane.topic.failing.acked.add(1, now_ms)
         return

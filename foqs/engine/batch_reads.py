@@ -427,8 +427,11 @@ def _ttl_ended(item: Item, until_ms: int) -> bool:
     return 0 != item.expires_at_ms <= until_ms
 
 
-def when_due(shard: Shard, item: Item, since_ms: int, until_ms: int, decision: FailureResult | None = None) -> Change:
-    """Return the change of an item whose delay or lease ended. `decision`: of the topic's script, about a lease."""
+def when_due(
+    shard: Shard, item: Item, since_ms: int, until_ms: int, decision: FailureResult | None = None, reason: str = ""
+) -> Change:
+    """Return the change of an item whose delay or lease ended. `decision`: of the topic's script, about a lease.
+    `reason`: why an operator ended the lease."""
     if _ttl_ended(item, until_ms):
         return Change(item, To.GONE, Cause.TTL)
     if item.phase is not Phase.LEASED:
@@ -436,5 +439,5 @@ def when_due(shard: Shard, item: Item, since_ms: int, until_ms: int, decision: F
         return ended or Change(item, To.READY, Cause.DUE)
     if item.at_most_once:
         return item_ops.dropped_at_expiry(item, until_ms)
-    attempt = item_ops.Ended(FailureCause.EXPIRED, age_ms=until_ms - since_ms, decision=decision)
+    attempt = item_ops.Ended(FailureCause.EXPIRED, reason, age_ms=until_ms - since_ms, decision=decision)
     return item_ops.change_at_end(shard, item, attempt, until_ms)

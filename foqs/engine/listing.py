@@ -416,20 +416,21 @@ def _position(row: ReadyRow | TimerRow | EndedRow, spot: Spot) -> tuple[int, ...
 
 class Releasing(Settles):
     """End the leases of a topic that `worker` (None: any) was given at `given_until_ms` or before, as if by time: page
-    by page, shard after shard.
+    by page, shard after shard. The items' last failures have the `reason`.
 
     `reply` gets the number of ended leases, and the error that stopped the walk, if any, once."""
 
-    __slots__ = ("_at", "_error", "_given_until_ms", "_key", "_open", "_released", "_reply", "_shards", "_state",
-                 "_worker", "done")  # fmt: skip
+    __slots__ = ("_at", "_error", "_given_until_ms", "_key", "_open", "_reason", "_released", "_reply", "_shards",
+                 "_state", "_worker", "done")  # fmt: skip
 
     def __init__(
         self, state: State, key: TopicKey, worker: str | None, given_until_ms: int,
-        reply: Callable[[int, FoqsError | None], None],
+        reply: Callable[[int, FoqsError | None], None], reason: str = "",
     ) -> None:  # fmt: skip
         self._state = state
         self._key = key
         self._worker = worker
+        self._reason = reason
         self._given_until_ms = given_until_ms
         self._reply = reply
         self._shards = list(state.serving)
@@ -512,7 +513,8 @@ class Releasing(Settles):
 
     def _release(self, shard: Shard, item: Item, since_ms: int) -> None:
         now_ms = self._state.now_ms
-        change = when_due(shard, item, since_ms, now_ms - shard.owner.late_ms)
+        change = when_due(shard, item, since_ms, now_ms - shard.owner.late_ms, reason=self._reason)
+        change.by_operator = True
         change.waits.append((self, 0))
         shard.put(change, now_ms)
         self._state.touch(shard)

@@ -140,7 +140,7 @@ def requests() -> list[bytes]:
         ),
         "ListFailing": idl.ListFailingRequest("ns", "topic", 5, context),
         "TryHook": idl.TryHookRequest("ns", "on_failure", None, "source", idl.ItemSpec("t", b""), 1, 1, "why", context),
-        "ReleaseLeases": idl.ReleaseLeasesRequest("ns", "t", "worker", 5, context),
+        "ReleaseLeases": idl.ReleaseLeasesRequest("ns", "t", "worker", 5, "reason", context),
         "ExplainItem": idl.ExplainItemRequest(None, "ns", "t", context),
         "AckAndDequeue": idl.AckAndDequeueRequest(
             "ns", [idl.AckItem(1, 2)] * 2, wants, 1000, 1, 1000, "w", 1, True, 2, context

@@ -99,7 +99,7 @@ def test_a_name_is_text(site: Site, client: Client, name: str) -> None:
 def test_leases_of_a_worker_are_ended_after_a_question(site: Site, client: Client) -> None:
     lease(client, A, items=3)
     lease(client, B)
-    fields = {"topic": "mail", "worker": A, "back": "/consumers"}
+    fields = {"topic": "mail", "worker": A, "reason": "it hangs", "back": "/consumers"}
     question = site.post("/consumers/release", fields)
     assert f"Worker {A} holds 3 items of the topic now" in question.text
     assert "at-most-once items are removed" in question.text
@@ -108,7 +108,10 @@ def test_leases_of_a_worker_are_ended_after_a_question(site: Site, client: Clien
     assert (answer.status, answer.headers["location"]) == (303, "/consumers?topic=mail")
     assert held(client) == {B: 1}
     assert f"3 leases ended: leases of worker {A} in topic mail." in site.get("/consumers").text
-    assert [item.attempt for item in client.dequeue("mail", count=9)] == [2, 2, 2], "the attempts count"
+    items = client.dequeue("mail", count=9)
+    assert [item.attempt for item in items] == [2, 2, 2], "the attempts count"
+    assert "an operator ended the lease: it hangs" in site.get(f"/items/{items[0].id}").text
+    assert client.topic_stats("mail").attempts_failed_hour == 0, "no worker has failed"
 
 
 def test_at_most_once_items_are_removed(site: Site, client: Client) -> None:

@@ -15,7 +15,7 @@ from foqs.rows import FailureCause, LastFailure
 from tests.api.wire import State
 from tests.engine.laboratory import Laboratory
 from tests.engine.test_failure_hooks import Scripts, failed, laboratory, leased
-from tests.support.one_host import OneHost, put, take
+from tests.support.one_host import OneHost, put, refused, take
 
 pytestmark = pytest.mark.memory
 LATER = {"retry": {"kind": "constant", "first_ms": 40_000, "jitter": 0}, "max_attempts": 25}
@@ -107,6 +107,32 @@ def test_a_lease_that_ends_by_time_is_a_failure_in_its_worker(host: OneHost, wri
         assert item.id in host.dbs[1].timer
     host.wait(1_000)
     assert said(last(host, item.id)) == (1, FailureCause.EXPIRED, "", "worker-1")
+
+
+@pytest.mark.parametrize("most", [25, 1])
+def test_an_operator_that_ends_a_lease_is_named(host: OneHost, most: int) -> None:
+    """The attempt counts against the limit, and the worker has not failed."""
+    policy(host, {"max_attempts": most}, 2)
+    item = leased_item(host)
+    context = idl.RequestContext(principal="ann")
+    asked = {"ns": "n", "topic": "t", "reason": "host-3 hangs", "context": context}
+    assert host.ask("ReleaseLeases", **asked).released == 1
+    why = "operator ann ended the lease: host-3 hangs"
+    shown = host.ask("GetItem", id=item.id).item
+    if most == 1:
+        assert (shown.topic, shown.failure.cause, shown.failure.reason) == ("t.dlq", FailureCause.EXPIRED, why)
+    else:
+        assert said(shown.last_failure) == (1, FailureCause.EXPIRED, why, "worker-1")
+        assert shown.attempt == 1
+    assert host.ask("ListFailing", ns="n").topics == []
+    assert host.ask("GetTopicStats", ns="n", topic="t").attempts_failed_hour == 0
+    assert refused(host, "ReleaseLeases", ns="n", topic="t", reason="x" * 2_000).startswith("reason has more than")
+
+
+def test_an_operator_without_a_name_is_an_operator(host: OneHost) -> None:
+    item = leased_item(host)
+    host.ask("ReleaseLeases", ns="n", topic="t")
+    assert last(host, item.id).reason == "an operator ended the lease"
 
 
 def test_an_earlier_owner_knew_the_worker(host: OneHost) -> None:

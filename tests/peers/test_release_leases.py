@@ -29,10 +29,11 @@ def released(wire: Wire, **fields: object) -> tuple[int, list[str]]:
 
 def test_one_host_releases_the_leases_of_all(cluster: Cluster, two: tuple[Member, Member]) -> None:
     here, there = (cluster.wire(member) for member in two)
-    leased(here, "stuck", 2)
-    leased(there, "stuck", 3)
+    first, second = leased(here, "stuck", 2)[0], leased(there, "stuck", 3)[0]
     leased(there, "busy", 1)
-    assert released(here, worker="stuck") == (5, [])
+    assert released(here, worker="stuck", reason="it hangs") == (5, [])
+    items = [wire.ask("GetItem", id=item_id).item for wire, item_id in ((here, first), (there, second))]
+    assert {item.last_failure.reason for item in items} == {"an operator ended the lease: it hangs"}
     assert released(here, worker="stuck") == (0, [])
     assert {item.attempt for item in there.dequeue("t", 10)} == {2}
     assert released(there, held_longer_than_ms=3_600_000) == (0, [])

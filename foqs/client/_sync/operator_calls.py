@@ -383,17 +383,19 @@ class OperatorCalls:
         *,
         worker: str | None = None,
         held_longer_than_ms: int | None = None,
+        reason: str | None = None,
         timeout_ms: int | None = None,
     ) -> Released:
         """End leases of a topic as if by time: the attempts count, and at-most-once items are removed.
 
         worker               only leases of the worker with this name (see `Worker`)
         held_longer_than_ms  only leases that are at least this old
+        reason               why, in the items' last failure, with the name of the caller
 
         >>> client.release_leases("mail", worker="host-3:4711")     # doctest: +SKIP
         Released(released=8, missing=())
         """
-        request = idl.ReleaseLeasesRequest(self.namespace, topic, worker, held_longer_than_ms)
+        request = idl.ReleaseLeasesRequest(self.namespace, topic, worker, held_longer_than_ms, reason)
         response = self._requests.call(methods.RELEASE_LEASES, request, timeout_ms)
         return Released(response.released, tuple(response.missing or ()))
 

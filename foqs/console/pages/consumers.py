@@ -27,7 +27,7 @@ async def _shown(view: View, sent: Form | None = None, error: FoqsError | None =
     """Return the values of the page. `sent`: fields of the form about leases, which may have an error."""
     topic = view.asked("topic")
     found = await view.allowed(view.client.consumers(topic or None))
-    fields = {name: (sent or {}).get(name, "") for name in ("topic", "worker", "age", "unit")}
+    fields = {name: (sent or {}).get(name, "") for name in ("topic", "worker", "age", "unit", "reason")}
     fields["topic"] = fields["topic"] or topic
     return {
         "topic": topic, "found": found, "form": fields, "opened": sent is not None, "error": error, "units": UNITS,
@@ -73,8 +73,9 @@ async def _ask(view: View, form: Form) -> Question | None:
     found = await view.client.consumers(wanted.topic)
     rows = [one for one in found.consumers if one.worker == wanted.worker or not wanted.worker]
     text = (
-        f"{_held(rows, wanted)} The leases end now as if by time: the items are delivered again, the attempts count, "
-        "and at-most-once items are removed. A worker that still runs learns it at its next extension or ack; until "
+        f"{_held(rows, wanted)} The leases end now as if by time: the items are delivered again, and at-most-once "
+        "items are removed. The attempts count, but not as failures of workers: the items' last failure says that an "
+        "operator ended the lease. A worker that still runs learns it at its next extension or ack; until "
         "then two workers may work on one item."
     )
     # All leases of a topic: the work of every worker begins again.
@@ -96,7 +97,10 @@ async def _release(view: View, form: Form) -> Done | Mapping[str, Any]:
     try:
         wanted = Leases.of(form)
         released, missing = await view.client.release_leases(
-            wanted.topic, worker=wanted.worker or None, held_longer_than_ms=wanted.older_than_ms
+            wanted.topic,
+            worker=wanted.worker or None,
+            held_longer_than_ms=wanted.older_than_ms,
+            reason=form.get("reason", "").strip() or None,
         )
     except (Unauthenticated, Forbidden):
         raise

@@ -106,17 +106,17 @@ def _entry(view: View, key: str) -> list[Link]:
 
 
 def ready_words(ready: int, paused: int | None, throttled: int | None, dead: int = 0) -> str:
-    """Return what of the ready items may be delivered now, and what holds the rest. None: a host did not count it.
+    """Return how many of the ready items nothing holds back, and what holds the rest. None: a host did not count it.
 
     >>> ready_words(9, 2, 3), ready_words(1_000, 0, 0, 20), ready_words(5, None, None)
-    ('4 may be delivered now, 3 wait for throttles, 2 are paused', \
-'980 may be delivered now, 20 are dead letters', 'also paused and throttled ones')
+    ('4 not held back, 3 wait for throttles, 2 are paused', \
+'980 not held back, 20 are dead letters', 'also paused and throttled ones')
     """
     if paused is None or throttled is None:
         return "also paused and throttled ones"
     free = max(0, ready - paused - throttled - dead)
     held = ((throttled, "wait for throttles"), (paused, "are paused"), (dead, "are dead letters"))
-    return ", ".join([f"{free:,} may be delivered now", *[f"{items:,} {what}" for items, what in held if items]])
+    return ", ".join([f"{free:,} not held back", *[f"{items:,} {what}" for items, what in held if items]])
 
 
 # --------------------------------------------------------------------------------------------- the verdict

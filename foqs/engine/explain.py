@@ -31,7 +31,7 @@ from foqs.fairness.ledger import Position, position_of
 from foqs.fairness.tenants import Flow
 from foqs.fairness.topics import Topic
 from foqs.idl import idl
-from foqs.ids import make_id, number_of, shard_of
+from foqs.ids import number_of, shard_of
 from foqs.item import Item, Phase, Place
 from foqs.limits.lease_slots import ShardSlots
 from foqs.prefetch.lane import Lane
@@ -82,7 +82,7 @@ def no_item(item_id: int, shards: Collection[int], below: int | None = None) -> 
     ids `below` this one; None: that is not known."""
     number = shard_of(item_id)
     if number <= 0 or not number_of(item_id):
-        return f"no such item: {item_id} is no item's id (ids begin at {make_id(1, 1)})"
+        return f"no such item: {item_id} is no item's id, which names a shard and a number of 1 or more in it"
     if number not in shards:
         return f"no such item: its id names shard {number}, which the service does not have, or no longer"
     if below is not None and item_id >= below:
@@ -116,7 +116,8 @@ def of_shard(state: State, shard: Shard, now_ms: int) -> list[Any]:
     if owner.in_takeover_grace(now_ms):
         assert owner.grace_from_ms is not None
         until_ms = owner.grace_from_ms + shard.config.confirm_ms + 1
-        why = f"Shard {number} was taken from a host that may still run: its items are leased {_in(until_ms, now_ms)}."
+        why = f"Shard {number} was taken from a host that may still run: no item of it is leased before the end of that,"
+        why = f"{why} {_in(until_ms, now_ms)}."
         reasons.append(_Reason(_Code.OWNER_IN_GRACE, why, until_ms))
     if not shard.healthy(now_ms):
         why = f"The database of shard {number} fails, is slow, or does not answer: see foqs doctor."

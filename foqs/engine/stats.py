@@ -142,7 +142,7 @@ def count(state: State, key: TopicKey, done: Callable[[tuple[int, int, int]], No
 
 
 class _Counts(NamedTuple):
-    """Items of a topic by state. Of the ready ones: `paused` by the topic's policy, `throttled` in parked flows.
+    """Items of a topic by state. Of the ready ones: `paused` by the topic's policy, `throttled` in flows that wait.
     `oldest_ms`: `oldest_ready_at_ms`, 0 without one. `dead`: it has dead letters, or takes them."""
 
     ready: int
@@ -166,7 +166,7 @@ def _counted(state: State, key: TopicKey) -> Generator[None, None, _Counts]:
                 oldest_ms = min(oldest_ms, lane_ms) if ready else lane_ms
                 if held is not None and held(lane):
                     paused += lane.ready
-                elif lane.flow is not None and lane.flow.parked is not None:
+                elif lane.flow is not None and state.throttling.dry_gate(lane.flow) is not None:
                     throttled += lane.ready
             ready, leased, total = ready + lane.ready, leased + lane.leased, total + lane.total
             dead = dead or bool(lane.dead)

@@ -46,15 +46,15 @@ def test_rates_equal_those_of_the_service(site: Site, client: Client, service: S
         client.nack(item, failed=True, reason="SMTP 451")
     service.advance(seconds=10)
     rows = Page(site.get("/topics").text)
-    assert rows.row("mail")[5:9] == ["1.5", "0.5", "0", "30"]
-    assert rows.row("fast")[1:9] == ["0", "0", "0", "–", "0.1", "0.1", "0.1", "0"], "it has no items, but traffic"
+    assert rows.row("mail")[6:10] == ["1.5", "0.5", "0", "30"]
+    assert rows.row("fast")[1:10] == ["0", "0", "0", "0", "–", "0.1", "0.1", "0.1", "0"], "it has no items, but traffic"
     assert names(site.get("/topics?order=failed").text) == ["mail", "fast"]
     assert names(site.get("/topics?order=delivered").text) == ["mail", "fast"]
     one = re.findall(r"<dt>(\w+)</dt><dd><b>([^<]+)</b>", site.get("/topics/mail").text)
     assert one[4:] == [("In", "1.5/s"), ("Delivered", "0.5/s"), ("Acked", "0/s"), ("Failed", "30/min")]
     service.advance(seconds=60)
     assert names(site.get("/topics").text) == ["mail"]
-    assert Page(site.get("/topics").text).row("mail")[5:9] == ["0", "0", "0", "0"]
+    assert Page(site.get("/topics").text).row("mail")[6:10] == ["0", "0", "0", "0"]
 
 
 def test_rates_that_are_not_known_are_no_zeros(
@@ -63,7 +63,7 @@ def test_rates_that_are_not_known_are_no_zeros(
     monkeypatch.setattr(topic_rates, "MOST_TOPICS", 0)
     client.enqueue("mail", b"x")
     service.advance(seconds=10)
-    assert Page(site.get("/topics").text).row("mail")[5:9] == ["–"] * 4
+    assert Page(site.get("/topics").text).row("mail")[6:10] == ["–"] * 4
     assert site.get("/topics/mail").said.count("– not known") == 3
 
 
@@ -97,6 +97,11 @@ def test_what_fails_has_its_share_and_workers(site: Site, client: Client, servic
     assert [rows[f"SMTP {worker}"][10] for worker in ("one", "<b>")] == ["one", "<b>"]
     assert sorted(rows["SMTP two"][10].split()) == ["3", "four", "three", "two", "workers"]
     assert "<b></b>" not in answer.text and "&lt;b&gt;" in answer.text
+def test_the_list_says_how_many_items_are_held_back(site: Site, client: Client) -> None:
+    client.put_settings({"topic.paused": '{"paused": true}'})
+    client.enqueue_many([ItemSpec("paused", b"x"), ItemSpec("paused", b"x"), ItemSpec("free", b"x")])
+    rows = {row[0]: row[2] for row in site.get("/topics").rows}
+    assert rows == {"paused paused": "2", "free": "0"}
 
 
 def test_pages_have_each_topic_once(site: Site, client: Client) -> None:
@@ -170,7 +175,7 @@ def test_a_topic_at_its_rate_says_what_holds_items_back(site: Site, client: Clie
     assert "Throttle key 'smtp:gmx' has no token here" in section(answer.text, "What holds items back")
     assert "Why no item is delivered" not in answer.said
     assert "/throttles?prefix=smtp%3Agmx" in links(answer.text)
-    assert "0 may be delivered now, 2 wait for throttles" in answer.said
+    assert "0 not held back, 2 wait for throttles" in answer.said
     row = Page(answer.text).row("acme")
     assert [cell.strip() for cell in row[4:]] == ["2", "2", "throttle smtp:gmx"]
     assert '<a id="tenant-1-1" href="/throttles?prefix=smtp%3Agmx">' in answer.text
@@ -182,7 +187,7 @@ def test_a_pause_of_the_topic_is_why_no_item_is_delivered(site: Site, client: Cl
     answer = site.get("/topics/mail")
     assert "The settings entry topic.m* pauses the topic" in section(answer.text, "Why no item is delivered")
     assert links(answer.text)[:2] == ["/settings/entry?key=topic.m%2A", "/changes?prefix=topic.m%2A"]
-    assert "0 may be delivered now, 1 are paused" in answer.said
+    assert "0 not held back, 1 are paused" in answer.said
     assert [cell.strip() for cell in Page(answer.text).row("acme")[4:]] == ["1", "1", "the end of the topic's pause"]
 
 
@@ -195,7 +200,7 @@ def test_items_of_a_paused_tenant_are_held_back(site: Site, client: Client) -> N
     row = next(row for row in answer.rows if row[0].startswith("acme"))
     assert row[4:] == ["2", "2", "the end of its pause"]
     assert "1 of 2 tenants with ready items is paused" in answer.said
-    assert "2 may be delivered now, 2 are paused" in answer.said
+    assert "2 not held back, 2 are paused" in answer.said
 
 
 def test_a_name_without_a_topic_is_no_topic(site: Site, client: Client) -> None:

@@ -47,7 +47,7 @@ async def load(view: View) -> Mapping[str, Any]:
 
 
 def _ready(items: NamespaceRates) -> str:
-    """Return what of the ready items may be delivered now, and what holds the rest."""
+    """Return what holds the ready items."""
     return ready_words(items.ready or 0, items.ready_paused, items.ready_throttled, items.ready_dead or 0)
 
 

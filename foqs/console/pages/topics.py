@@ -106,11 +106,10 @@ async def load_one(view: View) -> Mapping[str, Any]:
     }  # fmt: skip
 
 
-_NOTHING_IS_DELIVERED = (
+_STOPS = frozenset({
     Reason.SHARD_NOT_SERVED, Reason.CLOCK_IN_DOUBT, Reason.OWNER_IN_GRACE, Reason.BREAKER_OPEN, Reason.PAUSED,
-    Reason.NO_CONSUMER,
-)  # fmt: skip
-"""Reasons that hold all items of a topic. Any other reason, such as a throttle, lets some of them pass."""
+})  # fmt: skip
+"""Reasons that hold all items of a topic. A throttle, for example, lets some of them pass."""
 
 
 def _holding(view: View, topic: str, stats: TopicStats, explained: Explanation | None) -> dict[str, Any]:
@@ -119,7 +118,7 @@ def _holding(view: View, topic: str, stats: TopicStats, explained: Explanation |
         return {"holding": []}
     reasons = [one for one in explained.reasons if one.code != Reason.GONE or one.key]
     codes = {one.code for one in reasons}
-    stops = stats.ready and not stats.leased and reasons and codes.issubset(_NOTHING_IS_DELIVERED)
+    stops = codes & _STOPS and codes <= _STOPS | {Reason.NO_CONSUMER} and stats.ready and not stats.leased
     groups = [
         Shown(one.text, links(view, one.code, one.key, topic))
         for one in explained.tenants

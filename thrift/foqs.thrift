@@ -2115,6 +2115,11 @@ struct FailureFilter {
   8: optional i32 min_attempts,
   9: optional i32 max_attempts,
   10: optional string origin_topic,
+  /**
+   * It is this item. With its fingerprint, hosts look at this item alone. A host of an earlier version ignores it: look
+   * at the items of a dry run.
+   */
+  11: optional i64 item_id,
 }
 
 struct ListFailuresRequest {
@@ -2246,6 +2251,13 @@ struct RefusedTopic {
   3: ItemError error,
 }
 
+/** A dead letter that returned. */
+struct RedrivenItem {
+  1: i64 id,
+  /** The topic that it is in now. */
+  2: string topic,
+}
+
 /** A request ends with its timeout_ms at the latest. */
 struct RedriveItemsResponse {
   /** Lower bound on the number of redriven items. */
@@ -2266,6 +2278,8 @@ struct RedriveItemsResponse {
   8: list<RefusedTopic> refused,
   /** Dead letters that stay, because another item has their dedup_key (DedupUntil.DONE). */
   9: optional i64 skipped_duplicate,
+  /** The first 100 redriven items; of a dry run, items that would be redriven. A host of an earlier version names none. */
+  10: optional list<RedrivenItem> items,
 }
 
 service Foqs {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from foqs.api import validation
@@ -13,6 +14,7 @@ from foqs.api.validation import fairness_key
 from foqs.bounds import MOST_PACE, REASON_BYTES, Limits
 from foqs.checks import I32_MAX
 from foqs.engine.dead_letters import (
+    MOST_NAMED,
     PAGE_ITEMS,
     Admit,
     FailureListing,
@@ -114,6 +116,7 @@ class DeadLetters:
                     sorted(result.missing),
                     refused=_refused(result.refused),
                     skipped_duplicate=result.duplicates or None,
+                    items=_named(result.items),
                 )
             )
 
@@ -196,6 +199,7 @@ def _page_answered(call: Call, outcome: PageOutcome | FoqsError) -> None:
             [_counted(group, count) for group, count in outcome.taken.items()],
             _refused(outcome.refused),
             outcome.duplicates or None,
+            _named(outcome.items),
         )
     )
 
@@ -215,6 +219,7 @@ def _outcome(response: Any) -> PageOutcome | FoqsError:
         _taken(response.taken),
         {one.topic: Refused(one.items or 0, item_error(one.error)) for one in response.refused or ()},
         response.skipped_duplicate or 0,
+        {one.id: one.topic for one in response.items or ()},
     )
 
 
@@ -233,6 +238,10 @@ def _refused(found: Mapping[str, Refused]) -> list[Any]:
         idl.RefusedTopic(topic, items, idl.ItemError(int(error.code), error.message, error.retry_after_ms))
         for topic, (items, error) in sorted(found.items())
     ]
+
+
+def _named(items: Mapping[int, str]) -> list[Any]:
+    return [idl.RedrivenItem(item_id, topic) for item_id, topic in islice(items.items(), MOST_NAMED)]
 
 
 def _cause(value: int | None) -> int | None:
@@ -277,6 +286,7 @@ def _filter(given: Any, limits: Limits, now_ms: int) -> FailureFilter:
         min_attempts=given.min_attempts,
         max_attempts=given.max_attempts,
         origin_topic=None if origin is None else origin.encode(),
+        item_id=given.item_id,
     )
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from thriftpy2.thrift import TType
 
 from foqs import item_filter
 from foqs.bounds import REASON_BYTES
-from foqs.checks import I32_MAX, check_int, check_text, check_time_ms, parse_fingerprint, shown_fingerprint
+from foqs.checks import I32_MAX, I64_MAX, check_int, check_text, check_time_ms, parse_fingerprint, shown_fingerprint
 from foqs.client.arguments import check_cause
 from foqs.client.items import Failure, Item, ItemSpec, ItemState, LastFailure, Progress
 from foqs.enums import NamedInt, known
@@ -384,6 +385,7 @@ class FailureFilter(Value):
     `fingerprint` is that of a `FailureGroup`: 16 hexadecimal digits. `died_before_ms` (excluded) and `died_after_ms`
     (included) are Unix epoch milliseconds; `headers`: the item has each of these pairs; `min_attempts` and
     `max_attempts` bound the deliveries in the topic that it came from. `fairness_key`: its key in that topic; "": none.
+    `item_id`: only this item, which hosts find at once by its `fingerprint`. A host of an earlier version ignores it.
     """
 
     thrift_spec: ClassVar[Any] = {**idl.FailureFilter.thrift_spec, 1: (TType.I64, "_fingerprint", False)}
@@ -398,6 +400,7 @@ class FailureFilter(Value):
     max_attempts: int | None = None
     origin_topic: str | None = None
     fairness_key: str | None = None
+    item_id: int | None = None
 
     def __post_init__(self) -> None:
         """Raises Invalid for a value of the wrong type, or out of range, and for bounds that no dead letter meets."""
@@ -411,6 +414,7 @@ class FailureFilter(Value):
         check_int("max_attempts", self.max_attempts, 0, I32_MAX, none=True)
         check_text("origin_topic", self.origin_topic, none=True)
         check_text("fairness_key", self.fairness_key, none=True, empty=True)
+        check_int("item_id", self.item_id, 1, I64_MAX, none=True)
         if self.min_attempts and self.max_attempts is not None and self.min_attempts > self.max_attempts:
             raise Invalid(f"min_attempts is {self.min_attempts}, more than max_attempts, {self.max_attempts}")
         after_ms, before_ms = self.died_after_ms, self.died_before_ms
@@ -443,7 +447,8 @@ class Redriven(NamedTuple):
     `skipped_leased` items match and stay, because a consumer has them. `more`: the call ended, by its time or its
     count, before it had looked at all dead letters. `missing_shards` could not be searched to their ends. `refused`:
     topics that take no more items. `skipped_duplicate` items match and stay, because other items have their keys
-    (`DedupUntil.DONE`).
+    (`DedupUntil.DONE`). `items`: the first 100 redriven ones, with the topics that they are in now; with `dry_run` some
+    that would be. A host of an earlier version names none.
     """
 
     at_least: int
@@ -453,6 +458,7 @@ class Redriven(NamedTuple):
     missing_shards: tuple[int, ...]
     refused: tuple[RefusedTopic, ...] = ()
     skipped_duplicate: int = 0
+    items: Mapping[int, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)

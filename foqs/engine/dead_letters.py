@@ -148,6 +148,8 @@ Admit = Callable[[TopicKey, int, int, Granted], None]
 """(topic, items, deadline_ms, granted): asks for room in a topic with `max_stored`."""
 
 PAGE_ITEMS = 500
+MOST_NAMED = 100
+"""Redriven items that an answer names."""
 START: FailurePosition = (-(1 << 63), 0)
 """Before all dead letters."""
 _RETRY_MS = 100
@@ -179,7 +181,7 @@ class Refused(NamedTuple):
 @dataclass(slots=True)
 class PageOutcome:
     """`redriven` items, and `unknown` ones that may have been; `leased` ones stay, and `duplicates`, whose keys other
-    items have. `taken` counts both by group.
+    items have. `taken` counts both by group. `items` has the topics of redriven ones, the first `MOST_NAMED` by id.
     `refused` ones stay, by the topic that they would go to. An item that a delete or a late ack removes at the same
     time counts as redriven before. `next` is where the next page begins; None: the shard has no more."""
 
@@ -190,6 +192,7 @@ class PageOutcome:
     taken: dict[GroupKey, int] = field(default_factory=dict)
     refused: dict[str, Refused] = field(default_factory=dict)
     duplicates: int = 0
+    items: dict[int, str] = field(default_factory=dict)
 
     def refuse(self, topic: str, error: FoqsError, items: int = 1) -> None:
         known = self.refused.get(topic)
@@ -295,7 +298,7 @@ class RedrivePage:
         chosen, wanted = self._choose(shard, page)
         keys = {one.item.id: one.topic for one in chosen if _holds(one.row) and one.item.id not in self._have}
         if self._ask.dry_run or not (chosen or wanted):
-            self._count([one.group for one in chosen])
+            self._count(chosen, [])
             self._end(self._outcome if chosen or self._unasked is None else self._unasked)
         elif wanted:
             self._ask_for_room(wanted)
@@ -423,19 +426,18 @@ class RedrivePage:
 
     def _moved(self, chosen: list[_Chosen], outcomes: list[FoqsError | None]) -> None:
         outcome, refused = self._outcome, self._unasked
-        done, doubtful = list[GroupKey](), list[GroupKey]()
+        done, doubtful = list[_Chosen](), list[_Chosen]()
         for one, error in zip(chosen, outcomes, strict=True):
             if error is None:
                 self._have.discard(one.item.id)
-                done.append(one.group)
+                done.append(one)
             elif isinstance(error, OutcomeUnknown):
-                doubtful.append(one.group)
+                doubtful.append(one)
             else:
                 refused = refused or error
                 if one.topic in self._rooms:
                     self._rooms[one.topic].used -= 1
-        self._count(done + doubtful)
-        outcome.redriven, outcome.unknown = len(done), len(doubtful)
+        self._count(done, doubtful)
         if refused is not None:
             if not done and not doubtful:
                 self._end(refused)
@@ -444,11 +446,12 @@ class RedrivePage:
             outcome.next, outcome.leased, outcome.duplicates, outcome.refused = self._ask.after or START, 0, 0, {}
         self._end(outcome)
 
-    def _count(self, groups: list[GroupKey]) -> None:
-        taken = self._outcome.taken
-        for group in groups:
-            taken[group] = taken.get(group, 0) + 1
-        self._outcome.redriven = len(groups)
+    def _count(self, done: list[_Chosen], doubtful: list[_Chosen]) -> None:
+        outcome, taken = self._outcome, self._outcome.taken
+        for one in (*done, *doubtful):
+            taken[one.group] = taken.get(one.group, 0) + 1
+        outcome.redriven, outcome.unknown = len(done), len(doubtful)
+        outcome.items = {one.item.id: one.topic for one in done[:MOST_NAMED]}
 
 
 def _holds(row: DeadRow) -> bool:

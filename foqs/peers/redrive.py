@@ -9,9 +9,19 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from foqs.engine.dead_letters import PAGE_ITEMS, Admit, GroupKey, PageAsk, PageOutcome, RedrivePage, Refused
+from foqs.engine.dead_letters import (
+    MOST_NAMED,
+    PAGE_ITEMS,
+    Admit,
+    GroupKey,
+    PageAsk,
+    PageOutcome,
+    RedrivePage,
+    Refused,
+)
 from foqs.engine.shard import Shard
 from foqs.errors import FoqsError, OutcomeUnknown, Overloaded, Unavailable
+from foqs.ids import shard_of
 from foqs.peers.forwarded import Alarm, Exchange, Here
 from foqs.rows import FailurePosition
 
@@ -30,13 +40,15 @@ Ended = Callable[[PageOutcome | FoqsError], None]
 @dataclass(slots=True)
 class Redriven:
     """`more`: the call ended before all shards were searched to their ends. `missing`: shards that could not be.
-    `duplicates`: dead letters that stay, because other items have their keys. `refused`: dead letters that stay, by the
+    `duplicates`: dead letters that stay, because other items have their keys. `items`: the topics of redriven ones, of
+    the first `MOST_NAMED`. `refused`: dead letters that stay, by the
     topic that is closed or full."""
 
     at_least: int = 0
     at_most: int = 0
     leased: int = 0
     duplicates: int = 0
+    items: dict[int, str] = field(default_factory=dict)
     more: bool = False
     missing: set[int] = field(default_factory=set)
     refused: dict[str, Refused] = field(default_factory=dict)
@@ -75,7 +87,8 @@ class Redrive:
         self._reply = reply
         self._admit = admit
         self._result = Redriven()
-        self._left = deque(sorted(exchange.routing().shards))
+        only = plan.ask.wanted.item_id
+        self._left = deque(one for one in sorted(exchange.routing().shards) if only is None or one == shard_of(only))
         self._after: FailurePosition | None = None
         self._taken: dict[GroupKey, int] = {}
         self._refused_ms: int | None = None  # since when the present shard is refused
@@ -159,6 +172,8 @@ class Redrive:
         result.at_most += outcome.redriven + outcome.unknown
         result.leased += outcome.leased
         result.duplicates += outcome.duplicates
+        if len(result.items) < MOST_NAMED:
+            result.items |= outcome.items
         if self._plan.ask.per_group:
             for group, count in outcome.taken.items():
                 self._taken[group] = self._taken.get(group, 0) + count

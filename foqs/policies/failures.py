@@ -60,6 +60,7 @@ class FailureFilter:
 
     `died_from_ms` <= died_at < `died_before_ms`; `min_attempts` <= attempts <= `max_attempts`. `reason_contains`,
     `fairness` (a fairness key, b"" for none) and `origin_topic` are UTF-8. `headers`: the item has each of these pairs.
+    `item_id`: only this item.
     A store checks all conditions but `headers` where it reads rows (`in_sql`); the engine checks the headers. `without`
     is (fingerprint, causes): not these groups.
     """
@@ -74,6 +75,7 @@ class FailureFilter:
     min_attempts: int | None = None
     max_attempts: int | None = None
     origin_topic: bytes | None = None
+    item_id: int | None = None
     without: tuple[int, tuple[int, ...]] | None = None
 
     def matches(self, row: FailureRow) -> bool:
@@ -88,8 +90,13 @@ class FailureFilter:
             and (self.max_attempts is None or row.attempts <= self.max_attempts)
             and (self.fairness is None or row.fairness == self.fairness)
             and (self.origin_topic is None or row.topic == self.origin_topic)
+            and self.item_id in (None, row.id)
             and (self.without is None or row.fingerprint != self.without[0] or row.cause not in self.without[1])
         )
+
+    def in_index(self) -> FailureFilter:
+        """Return the conditions that are a range of the index of the failures, by fingerprint and id."""
+        return FailureFilter(self.fingerprint, item_id=None if self.fingerprint is None else self.item_id)
 
     def in_sql(self, table: str) -> list[str]:
         """Return the conditions on the columns of `failure`, which the statement calls `table`."""
@@ -101,6 +108,7 @@ class FailureFilter:
             ("died_at >=", self.died_from_ms),
             ("attempts >=", self.min_attempts),
             ("attempts <=", self.max_attempts),
+            ("id =", self.item_id),
         )
         made += [f"{table}.{compared} {value:d}" for compared, value in numbers if value is not None]
         if self.reason_contains is not None:

@@ -520,7 +520,7 @@ class Reads:
         self, lane: int, after: FailurePosition | None, wanted: FailureFilter, rows: int
     ) -> FailurePosition | None:
         """Return the position of the last row to look at; None: all rows behind `after`."""
-        only = FailureFilter(fingerprint=wanted.fingerprint)  # a range of the index
+        only = wanted.in_index()
         found = self._link.fetch(
             f"SELECT f.fingerprint, f.id FROM {self._failure()} WHERE {self._range(lane, after, None, only)} "
             f"ORDER BY f.fingerprint, f.id LIMIT 1 OFFSET {rows - 1:d}"

@@ -128,7 +128,7 @@ def requests() -> list[bytes]:
             "ns",
             "t.dlq",
             5,
-            idl.FailureFilter(7, 1, "why", 2, 1, "f", {"a": "b"}, 1, 9, "t"),
+            idl.FailureFilter(7, 1, "why", 2, 1, "f", {"a": "b"}, 1, 9, "t", 5),
             1,
             "t",
             100,

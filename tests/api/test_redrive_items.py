@@ -10,6 +10,7 @@ import pytest
 from foqs.engine.listing import cursor_of
 from foqs.errors import Code, Invalid, LostReply, NotServed, Unavailable
 from foqs.idl import idl
+from foqs.ids import make_id
 from foqs.policies.settings import Settings
 from tests.support.one_host import FORWARDED, OneHost, put, refused, routing_of, take
 
@@ -33,7 +34,7 @@ def member() -> OneHost:
 def dead(host: OneHost, *reasons: str, **about: Any) -> list[int]:
     """Store an item for each of `reasons` and reject it for that reason."""
     ids = put(host, *[b"x" for _ in reasons], **about)
-    items = sorted(take(host).items, key=lambda item: item.id)
+    items = sorted(take(host, len(reasons)).items, key=lambda item: item.id)
     nacks = [
         idl.NackItem(item.id, item.lease, reason=reason, reject=True)
         for item, reason in zip(items, reasons, strict=True)
@@ -103,6 +104,39 @@ def test_redrive_with_a_filter(host: OneHost, given: dict[str, Any], count: int)
     dead(host, "timeout 1", "timeout 2", "other", headers={"a": "b"}, fairness_key="acme")
     assert redrive(host, filter=idl.FailureFilter(**given)).at_least == count
     assert len(take(host).items) == count
+
+
+def named(answer: Any) -> dict[int, str]:
+    return {one.id: one.topic for one in answer.items}
+
+
+def test_redriven_items_are_named(host: OneHost) -> None:
+    ids = dead(host, "a", "b", "c")
+    assert len(named(redrive(host, dry_run=True, count=2))) == 2
+    first = named(redrive(host, count=1, to_topic="u"))
+    second = named(redrive(host))
+    assert set(first.values()) == {"u"}
+    assert set(second.values()) == {"t"}
+    assert sorted(first | second) == ids
+    assert named(redrive(host)) == {}
+
+
+def test_an_answer_names_the_first_hundred_items(host: OneHost) -> None:
+    ids = dead(host, *["a"] * 101)
+    answer = redrive(host)
+    assert (answer.at_least, sorted(named(answer))) == (101, ids[:100])
+
+
+def test_one_item_is_redriven(host: OneHost) -> None:
+    """And it alone, among items of its group."""
+    _, chosen, _ = ids = dead(host, "a", "a", "a")
+    (group,) = host.ask("ListFailures", **DEAD).groups
+    other = idl.FailureFilter(group.fingerprint + 1, item_id=chosen)
+    assert redrive(host, filter=other).at_least == 0
+    found = redrive(host, filter=idl.FailureFilter(group.fingerprint, item_id=chosen))
+    assert (named(found), found.more, found.missing_shards) == ({chosen: "t"}, False, [])
+    assert [item.id for item in take(host).items] == [chosen]
+    assert named(redrive(host, filter=idl.FailureFilter(item_id=ids[0]))) == {ids[0]: "t"}
 
 
 def test_a_pace_spreads_the_items(host: OneHost) -> None:
@@ -283,6 +317,16 @@ def test_pages_of_another_host(member: OneHost) -> None:
     asked = member.reply("RedriveItems", page(100, None, leased=3))
     assert (asked.count, asked.cursor) == (398, cursor)
     assert numbers(call.answer) == (602, 602, 3, False, [])
+
+
+def test_only_the_shard_of_one_item_is_asked(member: OneHost) -> None:
+    (item_id,) = dead(member, "a")
+    assert named(redrive(member, filter=idl.FailureFilter(item_id=item_id))) == {item_id: "t"}
+    call = member.call("RedriveItems", **DEAD, filter=idl.FailureFilter(item_id=make_id(2, 9)))
+    other = page(1)
+    other.items = [idl.RedrivenItem(make_id(2, 9), "u")]
+    assert member.reply("RedriveItems", other).filter.item_id == make_id(2, 9)
+    assert named(call.answer) == {make_id(2, 9): "u"}
 
 
 def test_a_canary_over_all_hosts(member: OneHost) -> None:

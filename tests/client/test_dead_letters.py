@@ -49,17 +49,18 @@ def test_groups_of_all_pages_and_missing_hosts(peer: Peer) -> None:
 
 
 def test_a_redrive_with_all_options(peer: Peer) -> None:
-    peer.meddle = script("RedriveItems", idl.RedriveItemsResponse(1, 3, 2, True, [4]))
-    wanted = FailureFilter(f"{7:016x}", FailureCause.LIMIT, "x", 2, 1, {"a": "b"}, 1, 9, "t", "acme")
+    answer = idl.RedriveItemsResponse(1, 3, 2, True, [4], items=[idl.RedrivenItem(6, "t")])
+    peer.meddle = script("RedriveItems", answer)
+    wanted = FailureFilter(f"{7:016x}", FailureCause.LIMIT, "x", 2, 1, {"a": "b"}, 1, 9, "t", "acme", 6)
     with client_of(peer) as client:
         found = client.redrive(
             "t.dlq", 5, filter=wanted, per_fingerprint=1, to_topic="u", pace_per_second=3, dry_run=True
         )  # fmt: skip
-    assert found == Redriven(1, 3, 2, True, (4,))
+    assert found == Redriven(1, 3, 2, True, (4,), items={6: "t"})
     (asked,) = peer.named("RedriveItems")
     assert (asked.ns, asked.topic, asked.count, asked.per_fingerprint) == ("ns", "t.dlq", 5, 1)
     assert (asked.to_topic, asked.pace_per_second, asked.dry_run, asked.shard) == ("u", 3, True, None)
-    assert asked.filter == idl.FailureFilter(7, 5, "x", 2, 1, "acme", {"a": "b"}, 1, 9, "t")
+    assert asked.filter == idl.FailureFilter(7, 5, "x", 2, 1, "acme", {"a": "b"}, 1, 9, "t", 6)
 
 
 def test_a_redrive_that_was_refused_is_repeated(peer: Peer) -> None:

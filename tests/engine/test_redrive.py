@@ -74,7 +74,8 @@ def test_a_dead_letter_returns_to_its_topic() -> None:
     (item_id,) = dead_letters(lab, "it broke", priority=4)
     lab.engine.state.policies.apply(Settings("ns", 1, {"topic.topic": json.dumps({"ttl_ms": 7_000})}))
     lab.go_on(50)
-    assert redrive(lab) == PageOutcome(1, 0, 0, None, {(fingerprint("it broke"), REJECTED): 1})
+    found = redrive(lab)
+    assert found == PageOutcome(1, 0, 0, None, {(fingerprint("it broke"), REJECTED): 1}, items={item_id: "topic"})
     db = lab.dbs[1]
     body, row = db.items[item_id], db.ready[item_id]
     assert db.failures == {}
@@ -240,13 +241,13 @@ def test_unsent_moves_are_withdrawn_and_sent_ones_unknown() -> None:
 def test_a_page_that_is_refused_in_part_is_asked_for_again() -> None:
     """The next page begins where it began; where all of it is refused, nothing was changed."""
     lab = Laboratory(1)
-    first, _ = dead_letters(lab, "a", "a")
+    first, second = dead_letters(lab, "a", "a")
     answers = begun(lab)
     (read,) = lab.send()
     lab.arrive(*read)
     ((shard, move),) = lab.send()
     lab.arrive(shard, move, BatchResult(Outcome.COMMITTED, rejected={first: "no"}))
-    assert answers == [PageOutcome(1, 0, 0, START, {(fingerprint("a"), REJECTED): 1})]
+    assert answers == [PageOutcome(1, 0, 0, START, {(fingerprint("a"), REJECTED): 1}, items={second: "topic"})]
     lab = Laboratory(1)
     dead_letters(lab, "a", "b")
     lab.faults[1].commits.append("full")

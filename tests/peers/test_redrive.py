@@ -13,6 +13,7 @@ from foqs.peers.forwarded import HERE, Route
 from foqs.peers.forwarder import LoneForwarder
 from foqs.peers.gather import FailureGathering
 from foqs.peers.redrive import PAGE_ITEMS, Plan, Redrive, Redriven
+from foqs.policies.failures import FailureFilter
 from foqs.rows import FailureGroup
 from foqs.shardmgr.routing import Routing
 from tests.api.wire import Wire
@@ -105,8 +106,7 @@ def test_a_shard_that_is_removed_during_a_redrive_is_not_missing() -> None:
     routing = Routing(shards=frozenset({1, 2, 3}), disabled=frozenset({1, 2, 3}))
     exchange.routing = lambda: routing
     exchange.serves = lambda number: False  # type: ignore[method-assign]
-    wanted: Any = None
-    plan = Plan(PageAsk(("n", "t.dead"), 0, None, wanted, 0), 0, 0, 5_000)
+    plan = Plan(PageAsk(("n", "t.dead"), 0, None, FailureFilter(), 0), 0, 0, 5_000)
     redrive = Redrive(exchange, plan, lambda *_: None, found.append)
     routing = replace(routing, shards=frozenset({1, 3}))
     redrive.begin(10_000)
@@ -139,8 +139,7 @@ def test_a_redrive_without_shards_ends_at_once() -> None:
     lab = Laboratory()
     answers: list[Any] = []
     assert isinstance(lab.engine, Engine)
-    ask: Any = None
-    plan = Plan(ask, 0, 0, 1_000)
+    plan = Plan(PageAsk(("n", "t.dead"), 0, None, FailureFilter(), 0), 0, 0, 1_000)
     Redrive(alone(lab).exchange, plan, lambda *_: None, answers.append).begin(1_000)
     assert (answers[0].at_most, answers[0].more) == (0, False)
     assert PAGE_ITEMS == 500

@@ -34,16 +34,19 @@ filters = st.builds(
     max_attempts=st.none() | small,
     fairness=st.none() | texts,
     origin_topic=st.none() | texts,
+    item_id=st.none() | st.integers(6, 8),
     without=st.none() | st.tuples(st.integers(-2, 2), st.sampled_from([(1,), (1, 2), (3, 5)])),
 )
 
 
 def in_sqlite(row: FailureRow, wanted: FailureFilter) -> bool:
     with sqlite3.connect(":memory:") as database:
-        columns = "fingerprint, cause, attempts, died_at, topic BLOB, fairness BLOB, reason BLOB"
+        columns = "id, fingerprint, cause, attempts, died_at, topic BLOB, fairness BLOB, reason BLOB"
         database.execute(f"CREATE TABLE failure ({columns})")
-        values = (row.fingerprint, int(row.cause), row.attempts, row.died_at_ms, row.topic, row.fairness, row.reason)
-        database.execute("INSERT INTO failure VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+        values = (
+            row.id, row.fingerprint, int(row.cause), row.attempts, row.died_at_ms, row.topic, row.fairness, row.reason
+        )  # fmt: skip
+        database.execute("INSERT INTO failure VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
         where = " AND ".join(["1", *wanted.in_sql("failure")])
         return bool(database.execute(f"SELECT 1 FROM failure WHERE {where}").fetchall())
 

@@ -404,7 +404,7 @@ class MemoryDatabase:
     ) -> tuple[list[FailureRow], FailurePosition | None]:
         """Return the matching rows of a lane among the first `rows` behind `after`, and the position of the last one;
         None: of all of them."""
-        low, only = after or (-(1 << 63), 0), FailureFilter(fingerprint=wanted.fingerprint)
+        low, only = after or (-(1 << 63), 0), wanted.in_index()
         mine = [row for row in self.failures.values() if row.lane == lane and only.matches(row)]
         behind = sorted((row for row in mine if (row.fingerprint, row.id) > low), key=lambda row: row[1:3])[:rows]
         end = (behind[-1].fingerprint, behind[-1].id) if len(behind) == rows else None

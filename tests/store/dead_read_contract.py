@@ -27,6 +27,8 @@ FILTERS = (
     FailureFilter(fairness=b"acme"),
     FailureFilter(fairness=b""),
     FailureFilter(fingerprint=1),
+    FailureFilter(item_id=7),
+    *(FailureFilter(fingerprint=one, item_id=7) for one in PRINTS),
     FailureFilter(without=(PRINTS[1], (FailureCause.FAILED, FailureCause.REJECTED))),
 )
 

@@ -566,4 +566,5 @@ class OperatorCalls:
             reasons = "; ".join(f"{one.reason} ({one.items:,} dead letters stay)" for one in refused)
             raise (Unavailable if refused[0].closed else Overloaded)(f"no item was redriven: {reasons}")
         leased, duplicate = found.skipped_leased or 0, found.skipped_duplicate or 0
-        return Redriven(found.at_least, found.at_most, leased, bool(found.more), missing, refused, duplicate)
+        items = {one.id: one.topic for one in found.items or ()}
+        return Redriven(found.at_least, found.at_most, leased, bool(found.more), missing, refused, duplicate, items)

@@ -18,8 +18,17 @@ pytestmark = pytest.mark.threads
 REVERT = "/changes/revert"
 
 
-def reverted(site: Site, client: Client, of: int, key: str = "", **more: object) -> tuple[int, str]:
-    fields = {"of": of, "key": key, "version": client.settings().version, "confirmed": "yes", "back": "/changes"}
+def mark_of(site: Site, of: int, key: str = "") -> str:
+    """Return the mark of the form that reverts a key of a version, or all of it; "" without such a form."""
+    forms = re.findall(r'<form[^>]*action="/changes/revert">(.*?)</form>', site.get("/changes?all=yes").text, re.DOTALL)
+    for fields in [dict(re.findall(r'name="([^"]*)" value="([^"]*)"', form)) for form in forms]:
+        if (fields["of"], fields.get("key", "")) == (str(of), key):
+            return fields["mark"]
+    return ""
+
+
+def reverted(site: Site, client: Client, version: int, key: str = "", **more: object) -> tuple[int, str]:
+    fields = {"of": version, "key": key, "mark": mark_of(site, version, key), "confirmed": "yes", "back": "/changes"}
     done = site.post(REVERT, fields | more)
     return done.status, done.said
 
@@ -81,7 +90,9 @@ def test_hostile_texts_are_text(client: Client, site: Site) -> None:
 def test_a_revert_of_one_key_asks_and_says_what_changes(client: Client, site: Site) -> None:
     client.put_settings({"plans/acme": "gold", "other": "x"})
     client.put_settings({"plans/acme": "iron", "other": "y"})
-    asked = site.post(REVERT, {"of": 2, "key": "plans/acme", "version": 2, "back": "/changes"})
+    asked = site.post(
+        REVERT, {"of": 2, "key": "plans/acme", "mark": mark_of(site, 2, "plans/acme"), "back": "/changes"}
+    )
     assert asked.status == 200
     text = asked.said
     assert "Revert the change of plans/acme in version 2?" in text
@@ -96,7 +107,7 @@ def test_a_revert_of_a_version_takes_its_keys_back(client: Client, site: Site) -
     client.put_settings({"a": "1", "untouched": "1"})
     client.put_settings({"a": "2", "b": "2"})
     client.put_settings({"b": "3", "untouched": "3"})
-    asked = site.post(REVERT, {"of": 2, "version": 3, "back": "/changes"}).said
+    asked = site.post(REVERT, {"of": 2, "mark": mark_of(site, 2), "back": "/changes"}).said
     assert "a: 2 → 1; b: 3 → (none)." in asked
     assert "This undoes later changes of these entries too, of version 3." in asked
     assert "Revert 2 entries" in asked
@@ -106,19 +117,30 @@ def test_a_revert_of_a_version_takes_its_keys_back(client: Client, site: Site) -
 
 def test_the_outcome_names_the_new_version(client: Client, site: Site) -> None:
     client.put_settings({"a": "1"})
-
-    done = site.post(REVERT, {"of": 1, "key": "a", "version": 1, "confirmed": "yes", "back": "/changes"})
-    text = site.get(done.headers["location"]).said
-    assert "The change of a in version 1 is reverted. Version 2 is in effect on" in text
+    assert reverted(site, client, 1, "a")[0] == 303
+    text = site.get("/changes").said
+    assert "The change of a in version 1 is reverted. Version 2 of the settings is in effect on" in text
     assert client.settings().entries == {}
 
 
 def test_a_revert_of_a_page_that_is_old_changes_nothing(client: Client, site: Site) -> None:
     client.put_settings({"a": "1"})
+    old = mark_of(site, 1, "a")
     client.put_settings({"a": "2"})
-    status, text = reverted(site, client, 1, "a", version=1)
-    assert (status, "the settings have changed since version 1" in text) == (409, True)
+    status, text = reverted(site, client, 1, "a", mark=old)
+    assert (status, "Entry a has changed since this form was made: nothing was changed." in text) == (409, True)
     assert client.settings().version == 2
+
+
+def test_a_revert_of_an_old_version_that_changed_does_nothing(client: Client, site: Site) -> None:
+    client.put_settings({"a": "1", "b": "1"})
+    old = mark_of(site, 1)
+    client.put_settings({"other": "x"})
+    assert old == mark_of(site, 1) != ""
+    client.put_settings({"b": "2"})
+    status, text = reverted(site, client, 1, mark=old)
+    assert (status, "An entry of version 1 has changed since this form was made" in text) == (409, True)
+    assert client.settings().version == 3
 
 
 def test_a_revert_without_an_effect_makes_no_version(client: Client, site: Site) -> None:
@@ -133,7 +155,7 @@ def test_a_version_that_the_log_lacks_is_not_reverted(client: Client, site: Site
     client.put_settings({"a": "1"})
     assert reverted(site, client, 7)[0] == 404
     assert reverted(site, client, 1, "b")[0] == 400
-    assert reverted(site, client, 1, version="x")[0] == 400
+    assert reverted(site, client, 1, of="x")[0] == 400
     assert client.settings().version == 1
 
 

@@ -223,7 +223,7 @@ def test_a_change_of_another_user_is_not_overwritten(site: Site, client: Client)
     fields = {"script": "route", "source": RETRY}
     answer = site.post("/hooks/save", fields | {"mark": mark})
     assert answer.status == 400
-    assert "script.route was changed after this form was made" in answer.text
+    assert "script.route has changed since this form was made" in answer.text
     assert escape(RETRY).replace("&quot;", "&#34;") + "</textarea>" in answer.text, "the input stays"
     assert f">{FAILING}</pre>" in words(answer), "the stored source"
     assert client.settings("script.").entries["script.route"] == FAILING

@@ -94,7 +94,7 @@ def test_a_user_without_the_right_changes_no_schedule(site: Site, client: Client
     assert "every day at 03:00" in text
     assert "<button" not in text[text.index('id="live"') :].partition("</main>")[0]
     for path in ("run", "pause", "set", "delete"):
-        fields = {"name": "nightly", "typed": "nightly", "before": "", "cron": "@every 1s", "topic": "t"}
+        fields = {"name": "nightly", "typed": "nightly", "mark": "", "cron": "@every 1s", "topic": "t"}
         assert site.post(f"/schedules/{path}?ns=shop", fields).status in (403, 409)
     assert "0 3 * * *" in client.settings("schedule.nightly").entries["schedule.nightly"]
 

@@ -85,10 +85,10 @@ def test_an_entry_is_repaired_without_scripts(browser: Browser, url: str, client
     assert value.get_attribute("value") == '{"max_attemps": 7,\n"lease_ms": -1}'
     value.clear()
     value.send_keys('{"max_attempts": 7}')
-    client.put_settings({"plans/acme": "gold"})
+    client.put_settings({"topic.mail": '{"max_attempts": 6, "paused": false}'})
     browser.find_element(By.CSS_SELECTOR, "form.entry button").click()
     # The page before has errors as well.
-    wait_for(browser, lambda: "have changed since version" in browser.find_element(By.ID, "errors").text, "a conflict")
+    wait_for(browser, lambda: "has changed since" in browser.find_element(By.ID, "errors").text, "a conflict")
     assert '"max_attempts": 6' in text(browser, ".columns pre")
     assert overflow(browser) == []
     browser.find_element(By.CSS_SELECTOR, "form.entry button").click()

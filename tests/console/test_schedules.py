@@ -241,7 +241,7 @@ def test_errors_are_at_the_form_with_the_input(site: Site, client: Client) -> No
     ],
 )
 def test_each_wrong_field_is_named(site: Site, client: Client, wrong: dict[str, str], said: str) -> None:
-    answer = site.post("/schedules/set", {"name": "new", "cron": "@every 1s", "topic": "t", "before": "", **wrong})
+    answer = site.post("/schedules/set", {"name": "new", "cron": "@every 1s", "topic": "t", "mark": "", **wrong})
     assert answer.status == 400
     assert said in answer.text[answer.text.index('role="alert"') :]
     assert setting(client, "new") is None
@@ -254,7 +254,9 @@ def test_a_change_of_another_user_is_shown_and_not_lost(site: Site, client: Clie
     answer = site.post("/schedules/set", {**form, "cron": "0 8 * * *"})
     assert answer.status == 409
     shown = [unescape(one) for one in re.findall(r"<pre><bdi>(.*?)</bdi></pre>", answer.text, re.DOTALL)]
-    assert [json.loads(one)["cron"] for one in shown] == ["0 7 * * *", "0 8 * * *"]
+    assert [json.loads(one)["cron"] for one in shown] == ["0 7 * * *"]
+    assert "Schedule nightly has changed since this form was made: nothing was changed." in answer.text
+    assert 'name="cron" value="0 8 * * *"' in answer.text
     assert setting(client)["cron"] == "0 7 * * *"
     assert site.post("/schedules/set", fields_in(answer.text)).status == 303
     assert setting(client)["cron"] == "0 8 * * *"

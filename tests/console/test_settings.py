@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from html import unescape
 from urllib.parse import quote
 
 import pytest
@@ -24,6 +25,12 @@ ENTRY = "/settings/entry"
 
 def entry_path(key: str) -> str:
     return f"{ENTRY}?key={quote(key, safe='')}"
+
+
+def form_of(site: Site, key: str) -> dict[str, str]:
+    """Return the hidden fields of the form of an entry."""
+    found = re.findall(r'type="hidden" name="(mark|key)" value="([^"]*)"', site.get(entry_path(key)).text)
+    return {"key": key} | {name: unescape(value) for name, value in found}
 
 
 def test_settings_that_were_never_written(client: Client, site: Site) -> None:
@@ -102,9 +109,9 @@ def test_the_layers_agree_with_the_service(client: Client) -> None:
 
 
 def test_an_entry_is_changed(client: Client, site: Site) -> None:
-    change = client.put_settings({"topic.mail": '{"paused": true}'})
-    fields = {"version": change.version, "value": '{\r\n  "paused": false,\r\n  "max_attempts": 4\r\n}'}
-    done = site.post(entry_path("topic.mail"), fields)
+    client.put_settings({"topic.mail": '{"paused": true}'})
+    fields = {"value": '{\r\n  "paused": false,\r\n  "max_attempts": 4\r\n}'}
+    done = site.post(ENTRY, form_of(site, "topic.mail") | fields)
     assert done.status == 303
     assert client.settings().entries == {"topic.mail": '{"paused": false, "max_attempts": 4}'}
 
@@ -112,9 +119,9 @@ def test_an_entry_is_changed(client: Client, site: Site) -> None:
 def test_an_outcome_is_said_once(client: Client, site: Site) -> None:
     change = client.put_settings({"plans/acme": "gold"})
 
-    done = site.post(entry_path("plans/acme"), {"version": change.version, "value": "iron\r\nwill"})
+    done = site.post(ENTRY, form_of(site, "plans/acme") | {"value": "iron\r\nwill"})
     assert (done.status, done.headers["location"]) == (303, entry_path("plans/acme"))
-    said = f"Entry plans/acme is changed. Version {change.version + 1} is in effect on"
+    said = f"Entry plans/acme is changed. Version {change.version + 1} of the settings is in effect on"
     assert said in site.get(done.headers["location"]).text
     assert said not in site.get(done.headers["location"]).text
     assert client.settings().entries["plans/acme"] == "iron\nwill"
@@ -123,16 +130,14 @@ def test_an_outcome_is_said_once(client: Client, site: Site) -> None:
 def test_a_change_without_effect_makes_no_version(client: Client, site: Site) -> None:
     value = '{"paused": true}'
     change = client.put_settings({"topic.mail": value})
-    site.post(entry_path("topic.mail"), {"version": change.version, "value": indented(value).replace("\n", "\r\n")})
+    site.post(ENTRY, form_of(site, "topic.mail") | {"value": indented(value).replace("\n", "\r\n")})
     assert client.settings().version == change.version
 
 
 def test_every_error_is_shown_with_the_input(client: Client, site: Site) -> None:
     change = client.put_settings({"topic.mail": '{"paused": true}'})
     typed = '{"max_attemps": 5, "lease_ms": -1}'
-    found = site.post(
-        entry_path("topic.mail"), {"version": change.version, "value": typed, "back": entry_path("topic.mail")}
-    )
+    found = site.post(ENTRY, form_of(site, "topic.mail") | {"value": typed, "back": entry_path("topic.mail")})
     assert found.status == 400
     assert "there is no field &#34;max_attemps&#34;" in found.text
     assert len(re.findall(r"<li>topic\.mail", found.text)) == 2
@@ -142,58 +147,71 @@ def test_every_error_is_shown_with_the_input(client: Client, site: Site) -> None
 
 
 def test_a_conflict_shows_the_stored_value_and_the_input(client: Client, site: Site) -> None:
-    old = client.put_settings({"plans/acme": "gold"})
-    new = client.put_settings({"plans/acme": "silver"})
-    found = site.post(entry_path("plans/acme"), {"version": old.version, "value": HOSTILE})
+    client.put_settings({"plans/acme": "gold"})
+    form = form_of(site, "plans/acme")
+    client.put_settings({"plans/acme": "silver"})
+    found = site.post(ENTRY, form | {"value": HOSTILE})
     assert found.status == 400
-    assert f"the settings have changed since version {old.version}" in found.text
+    assert "Entry plans/acme has changed since this form was made: nothing was changed." in found.text
     assert "<pre>silver</pre>" in found.text
     assert f">\n{HOSTILE}</textarea>" in words(found)
     assert "<script>alert" not in found.text
     assert client.settings().entries == {"plans/acme": "silver"}
-    again = re.search(r'name="version" value="(\d+)"', found.text)
+    again = re.search(r'name="mark" value="([^"]+)"', found.text)
     assert again is not None
-    assert int(again[1]) == new.version
-    assert site.post(entry_path("plans/acme"), {"version": again[1], "value": "x"}).status == 303
+    assert site.post(ENTRY, form | {"mark": again[1], "value": "x"}).status == 303
     assert client.settings().entries == {"plans/acme": "x"}
 
 
-@pytest.mark.parametrize(
-    ("changed", "words_of_it"), [("plans/acme", "and so has this entry"), ("b", "but this entry has not")]
-)
-def test_a_conflict_says_if_the_entry_has_changed(client: Client, site: Site, changed: str, words_of_it: str) -> None:
+def test_a_change_of_another_entry_is_no_conflict(client: Client, site: Site) -> None:
     client.put_settings({"plans/acme": "gold"})
-    form = site.get(entry_path("plans/acme")).text
-    fields = dict(re.findall(r'name="(version|digest)" value="([^"]+)"', form))
-    assert fields.keys() == {"version", "digest"}
-    client.put_settings({changed: "silver"})
-    found = site.post(entry_path("plans/acme"), fields | {"value": "iron"})
-    assert (found.status, words_of_it in found.said) == (400, True)
+    form = form_of(site, "plans/acme")
+    client.put_settings({"b": "silver"})
+    assert site.post(ENTRY, form | {"value": "iron"}).status == 303
+    assert client.settings().entries == {"plans/acme": "iron", "b": "silver"}
 
 
 def test_a_conflict_with_a_removal(client: Client, site: Site) -> None:
-    old = client.put_settings({"plans/acme": "gold"})
+    client.put_settings({"plans/acme": "gold"})
+    form = form_of(site, "plans/acme")
     client.put_settings({}, ["plans/acme"])
-    found = site.post(entry_path("plans/acme"), {"version": old.version, "value": "iron"})
-    assert (found.status, "the entry was removed" in found.text) == (400, True)
-    assert site.get(entry_path("plans/acme")).status == 404
+    found = site.post(ENTRY, form | {"value": "iron"})
+    assert (found.status, "The settings have no such entry: to save it adds it." in found.text) == (400, True)
+    assert client.settings().entries == {}
 
 
 def test_an_entry_is_added_once(client: Client, site: Site) -> None:
-    found = site.get(ENTRY)
-    assert 'name="version" value="0"' in found.text
-    assert site.post(ENTRY, {"version": 0, "key": "plans/a b", "value": "gold"}).status == 303
+    assert 'name="mark" value=""' in site.get(ENTRY).text
+    assert site.post(ENTRY, {"mark": "", "key": "plans/a b", "value": "gold"}).status == 303
     assert client.settings().entries == {"plans/a b": "gold"}
-    again = site.post(ENTRY, {"version": 1, "key": "plans/a b", "value": "iron"})
-    assert (again.status, "there is an entry with this key already" in again.text) == (400, True)
-    assert 'value="plans/a b"' in again.text
+    again = site.post(ENTRY, {"mark": "", "key": "plans/a b", "value": "iron"})
+    assert (again.status, "Entry plans/a b exists already" in again.text) == (400, True)
+    assert ("<pre>gold</pre>" in again.text, ">\niron</textarea>" in again.text) == (True, True)
     assert client.settings().entries == {"plans/a b": "gold"}
-    empty = site.post(ENTRY, {"version": 1, "key": "", "value": "iron"})
+    empty = site.post(ENTRY, {"mark": "", "key": "", "value": "iron"})
     assert (empty.status, "the key is empty" in empty.text) == (400, True)
 
 
+@pytest.mark.parametrize("key", ["topic.mail", HOSTILE])
+def test_a_link_fills_the_key_of_a_new_entry(client: Client, site: Site, reader: Site, key: str) -> None:
+    found = site.get(entry_path(key))
+    assert (found.status, "New entry" in found.said) == (200, True)
+    assert f'name="key" value="{key}"' in words(found)
+    assert "<script>alert" not in found.text
+    assert site.post(ENTRY, form_of(site, key) | {"value": "{}"}).status == 303
+    assert client.settings().entries == {key: "{}"}
+    assert reader.get(entry_path("none")).status == 404
+
+
+def test_a_topic_without_a_policy_leads_to_the_form_of_one(client: Client, site: Site) -> None:
+    client.enqueue("mail", b"x")
+    assert f'href="{entry_path("topic.mail")}">Add one</a>' in site.get("/topics/mail").text
+    client.set_policy("mail", {"max_attempts": 3})
+    assert f'href="{entry_path("topic.mail")}">Edit policy</a>' in site.get("/topics/mail").text
+
+
 def test_warnings_of_a_change_are_in_the_notice(client: Client, site: Site) -> None:
-    done = site.post(ENTRY, {"version": 0, "key": "topc.mail", "value": "x"})
+    done = site.post(ENTRY, {"mark": "", "key": "topc.mail", "value": "x"})
     text = words(site.get(done.headers["location"]))
     assert '<div class="notice warn"' in text
     assert "Warning: topc.mail" in text
@@ -201,7 +219,7 @@ def test_warnings_of_a_change_are_in_the_notice(client: Client, site: Site) -> N
 
 def test_a_removal_asks_for_the_key(client: Client, site: Site) -> None:
     change = client.put_settings({"plans/acme": "gold", "b": "c"})
-    fields = {"key": "plans/acme", "version": change.version, "back": "/settings"}
+    fields = form_of(site, "plans/acme") | {"back": "/settings"}
     asked = site.post("/settings/remove", fields)
     assert (asked.status, "Type plans/acme to confirm" in asked.said) == (200, True)
     assert site.post("/settings/remove", fields | {"typed": "plans"}).status == 200
@@ -212,9 +230,9 @@ def test_a_removal_asks_for_the_key(client: Client, site: Site) -> None:
 
 
 def test_a_removal_after_another_change_does_nothing(client: Client, site: Site) -> None:
-    old = client.put_settings({"plans/acme": "gold"})
+    client.put_settings({"plans/acme": "gold"})
+    fields = form_of(site, "plans/acme") | {"typed": "plans/acme"}
     new = client.put_settings({"plans/acme": "iron"})
-    fields = {"key": "plans/acme", "version": old.version, "typed": "plans/acme"}
     assert site.post("/settings/remove", fields).status == 409
     assert client.settings().version == new.version
 
@@ -234,7 +252,7 @@ def test_a_console_that_only_reads_offers_no_change(client: Client, site: Site, 
     found = reader.get(entry_path("plans/acme"))
     assert "<pre>gold</pre>" in found.text
     assert "<textarea" not in found.text
-    assert reader.post(entry_path("plans/acme"), {"version": 1, "value": "x"}).status == 403
+    assert reader.post(ENTRY, form_of(site, "plans/acme") | {"value": "x"}).status == 403
 
 
 @pytest.mark.parametrize("key", [HOSTILE, "..", "a/b?c#d", " spaces ", "topic.*", "ключ"])
@@ -243,5 +261,5 @@ def test_keys_with_any_letters(client: Client, site: Site, key: str) -> None:
     assert quote(key, safe="") in site.get("/settings").text.replace("+", "%20")
     found = site.get(entry_path(key))
     assert (found.status, "<script>alert" in found.text) == (200, False)
-    assert site.post(entry_path(key), {"version": 1, "value": '{"paused": false}'}).status == 303
+    assert site.post(ENTRY, form_of(site, key) | {"value": '{"paused": false}'}).status == 303
     assert client.settings().entries == {key: '{"paused": false}'}

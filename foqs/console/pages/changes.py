@@ -10,7 +10,7 @@ from foqs.client import SettingsLog, SettingsStamp, SettingsVersion
 from foqs.console.action import Action, Done, Form, Question
 from foqs.console.entries import Difference, differences
 from foqs.console.fields import whole
-from foqs.console.pages.settings import changed_since, outcome
+from foqs.console.marks import check_mark, mark_of, outdated, said_of
 from foqs.console.view import Page, View
 from foqs.errors import Conflict, Invalid, NotFound
 from foqs.settings_log import MOST_VERSIONS, Value, gaps, undoing
@@ -23,22 +23,24 @@ _MOST_NAMED = 10
 
 
 class Entry(NamedTuple):
-    """A key that a version changed. `word` says how: added, removed or changed."""
+    """A key that a version changed. `word` says how: added, removed or changed. `mark` is that of its present value."""
 
     key: str
     word: str
     differences: list[Difference]
+    mark: str
 
 
 class Row(NamedTuple):
     """A version. `known` is False for one that the log does not have. `more`: changed keys that are not in `entries`;
-    `left_out` of these have no values in the log."""
+    `left_out` of these have no values in the log. `mark` is that of the present values of its keys."""
 
     version: int
     stamp: SettingsStamp
     entries: list[Entry]
     more: int
     left_out: int
+    mark: str = ""
     known: bool = True
 
 
@@ -51,7 +53,11 @@ async def load(view: View) -> Mapping[str, Any]:
     versions = [one for one in found.versions if not author or one.stamp.by == author]
     shown = versions if is_all else versions[:SHOWN_VERSIONS]
     missing = set() if prefix or author else set(gaps(found.version, [one.version for one in shown]))
-    rows = [*map(_row, shown), *(Row(version, SettingsStamp(), [], 0, 0, known=False) for version in missing)]
+    now = _now(found.versions)
+    rows = [
+        *(_row(one, now) for one in shown),
+        *(Row(version, SettingsStamp(), [], 0, 0, known=False) for version in missing),
+    ]
     return {
         "version": found.version,
         "rows": sorted(rows, key=lambda row: -row.version),
@@ -62,13 +68,23 @@ async def load(view: View) -> Mapping[str, Any]:
     }
 
 
-def _row(one: SettingsVersion) -> Row:
+def _now(versions: Sequence[SettingsVersion]) -> dict[str, Value]:
+    """Return the present values of the keys that the versions changed, the newest version first."""
+    now: dict[str, Value] = {}
+    for one in versions:
+        for key, (_, new) in one.changes.items():
+            now.setdefault(key, new)
+    return now
+
+
+def _row(one: SettingsVersion, now: Mapping[str, Value]) -> Row:
     entries = [
-        Entry(key, _word(old, new), [_short(each) for each in differences(old, new)])
+        Entry(key, _word(old, new), [_short(each) for each in differences(old, new)], mark_of(now[key]))
         for key, (old, new) in [*one.changes.items()][:MOST_CHANGES]
     ]
     more = len(one.changes) + one.left_out - len(entries)
-    return Row(one.version, one.stamp, entries, more, one.left_out)
+    mark = mark_of(*(now[key] for key in sorted(one.changes)))
+    return Row(one.version, one.stamp, entries, more, one.left_out, mark)
 
 
 def _word(old: Value, new: Value) -> str:
@@ -91,17 +107,19 @@ def _cut(text: str | None) -> str | None:
 
 
 class Way(NamedTuple):
-    """A change that undoes an earlier one: the entries to put, and the keys to remove. `now`: present values of these
-    keys, as far as the log has them. `also`: later versions that it undoes for these keys."""
+    """A change that undoes an earlier one: the entries to put, and the keys to remove, in this version of the settings.
+    `now`: present values of these keys, as far as the log has them. `also`: later versions that it undoes for these
+    keys."""
 
     put: dict[str, str]
     removed: list[str]
+    version: int
     now: Mapping[str, Value]
     also: list[int]
 
 
 async def _ask(view: View, form: Form) -> Question | None:
-    of, key, _ = _fields(form)
+    of, key = _fields(form)
     way = await _way_back(view, form)
     if not way.put and not way.removed:
         return None
@@ -137,44 +155,42 @@ def _numbers(versions: Sequence[int]) -> str:
 
 
 async def _revert(view: View, form: Form) -> Done:
-    of, key, version = _fields(form)
+    of, key = _fields(form)
     way = await _way_back(view, form)
     if not way.put and not way.removed:
         return Done(f"Nothing to change: the settings have the values from before version {of} already.")
     try:
-        change = await view.client.put_settings(way.put, way.removed, expected_version=version)
+        change = await view.client.put_settings(way.put, way.removed, expected_version=way.version)
     except Conflict:
-        raise changed_since(version) from None
+        raise outdated(_what(key, of)) from None
     what = f"The change of {printable(key)} in version {of} is" if key else f"All changes of version {of} are"
-    return Done(f"{what} reverted. {outcome(change)}", well=not change.missing and not change.warnings)
+    return Done(f"{what} reverted.{said_of(change)}", well=not change.missing and not change.warnings)
 
 
-def _fields(form: Form) -> tuple[int, str, int]:
-    """Return the version to undo, the key ("": all keys of that version), and the version that the page showed. Raises
-    Invalid."""
-    return whole("of", form.get("of", "")), form.get("key", ""), whole("version", form.get("version", ""))
+def _fields(form: Form) -> tuple[int, str]:
+    """Return the version to undo, and the key ("": all keys of that version). Raises Invalid."""
+    return whole("of", form.get("of", "")), form.get("key", "")
+
+
+def _what(key: str, of: int) -> str:
+    return f"Entry {printable(key)}" if key else f"An entry of version {of}"
 
 
 async def _way_back(view: View, form: Form) -> Way:
     """Raises Conflict, Invalid, and NotFound if the log does not suffice."""
-    of, key, version = _fields(form)
+    of, key = _fields(form)
     found: SettingsLog = await view.client.settings_log()
-    if found.version != version:
-        raise changed_since(version)
     record = next((one for one in found.versions if one.version == of), None)
     if record is None:
         raise NotFound(f"version {of} cannot be reverted: the log does not have it")
     keys = {key} if key else {*record.changes}
     if not keys or (key and key not in record.changes):
         raise Invalid(f"version {of} did not change {printable(key) if key else 'an entry'}")
+    now = _now(found.versions)
+    check_mark(form.get("mark", ""), _what(key, of), *(now[one] for one in sorted(keys)))
     put, removed = undoing(found.versions[::-1], found.version, of - 1, keys)
-    now: dict[str, Value] = {}
-    also = set()
-    for one in found.versions:
-        for changed in keys & one.changes.keys() if one.version >= of else ():
-            now.setdefault(changed, one.changes[changed][1])
-            also |= {one.version} - {of}
-    return Way(put, removed, now, sorted(also))
+    also = sorted(one.version for one in found.versions if one.version > of and keys & one.changes.keys())
+    return Way(put, removed, found.version, now, also)
 
 
 PAGE = Page("/changes", "Changes", "changes.html", load, key="h")

@@ -255,7 +255,7 @@ async def _save(view: View, form: Form) -> Done | Mapping[str, Any]:
     try:
 
         def decide(entries: Mapping[str, str]) -> Changes:
-            check_mark(entries, SCRIPT + script, form.get("mark", ""))
+            check_mark(form.get("mark", ""), printable(SCRIPT + script), entries.get(SCRIPT + script))
             return {SCRIPT + script: source}, ()
 
         change = await view.client.change_settings(decide)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from functools import partial
 from hashlib import sha256
@@ -14,10 +14,10 @@ from foqs.checks import printable
 from foqs.client import Schedule, SettingsChange
 from foqs.client.settings_types import Changes, with_fields
 from foqs.console.action import Action, Done, Form, Question
-from foqs.console.marks import mark_of, said_of
+from foqs.console.marks import check_mark, mark_of, said_of
 from foqs.console.schedule_form import CATCH_UP, OVERLAP, fields_of, in_words, setting_of
 from foqs.console.view import Page, View
-from foqs.errors import Invalid, NotFound
+from foqs.errors import Conflict, Invalid, NotFound
 
 PAGE_SCHEDULES = 100
 _KEY = "schedule."
@@ -129,10 +129,10 @@ async def load_one(view: View) -> Mapping[str, Any]:
     return _values(name, fields_of(text), mark_of(text), is_new=False) | {"row": row, "setting": _shown(text)}
 
 
-def _values(name: str, form: Mapping[str, str], before: str, is_new: bool) -> dict[str, Any]:
-    """Return the values of the template. `before` says which setting the form began with."""
+def _values(name: str, form: Mapping[str, str], mark: str, is_new: bool) -> dict[str, Any]:
+    """Return the values of the template. `mark` is that of the setting from which the form was made."""
     return {
-        "name": name, "form": form, "before": before, "is_new": is_new, "errors": (), "conflict": None, "row": None,
+        "name": name, "form": form, "mark": mark, "is_new": is_new, "errors": (), "stored": "", "row": None,
         "catch_up": CATCH_UP, "overlap": OVERLAP,
     }  # fmt: skip
 
@@ -140,54 +140,29 @@ def _values(name: str, form: Mapping[str, str], before: str, is_new: bool) -> di
 async def _set(view: View, form: Form) -> Done | Mapping[str, Any]:
     """Put the setting unless it has changed since the form was shown."""
     name = form.get("name", "")
+    again = _values(name, {**fields_of("{}"), **form}, form.get("mark", ""), not form.get("mark"))
     try:
         if not name:
             raise Invalid("name: a schedule needs one")
         setting = setting_of(form)
 
         def decide(entries: Mapping[str, str]) -> Changes:
-            if mark_of(entries.get(_KEY + name)) != form.get("before", ""):
-                raise _Changed(entries.get(_KEY + name))
+            check_mark(form.get("mark", ""), f"Schedule {printable(name)}", entries.get(_KEY + name))
             return {_KEY + name: setting}, ()
 
         change = await view.client.change_settings(decide)
-    except _Changed as error:
-        conflict = {"now": _shown(error.now), "yours": _shown(setting), "by": await _author(view, name)}
-        return _again(form, name, mark_of(error.now), conflict=conflict, status=409)
     except Invalid as error:
-        return _again(form, name, form.get("before", ""), error.message.split("\n"))
+        return again | {"errors": error.message.split("\n")}
+    except Conflict as error:
+        stored = (await view.client.settings(_KEY + name)).entries.get(_KEY + name)
+        return again | {"errors": [error.message], "mark": mark_of(stored), "stored": _shown(stored), "status": 409}
     return _done(f"Schedule {printable(name)} is stored.", change, view.url("/schedules"))
 
 
-def _again(
-    form: Form,
-    name: str,
-    before: str,
-    errors: Sequence[str] = (),
-    conflict: Mapping[str, str] | None = None,
-    status: int = 400,
-) -> Mapping[str, Any]:
-    is_new = form.get("before", "") == ""
-    return _values(name, {**fields_of("{}"), **form}, before, is_new) | {
-        "errors": errors, "conflict": conflict, "status": status,
-    }  # fmt: skip
-
-
-async def _author(view: View, name: str) -> str:
-    stamp = (await view.client.settings(_KEY + name)).stamps.get(_KEY + name)
-    return stamp.by if stamp else ""
-
-
-class _Changed(Exception):
-    """`now` is the present setting, None if it is gone."""
-
-    def __init__(self, now: str | None) -> None:
-        super().__init__("the setting is another one")
-        self.now = now
-
-
 def _shown(setting: str | None) -> str:
-    return "" if setting is None else json.dumps(json.loads(setting), indent=1, ensure_ascii=False, sort_keys=True)
+    if setting is None:
+        return "(there is no such schedule)"
+    return json.dumps(json.loads(setting), indent=1, ensure_ascii=False, sort_keys=True)
 
 
 PAGE = Page("/schedules", "Schedules", "schedules.html", load, key="s")

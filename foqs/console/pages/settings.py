@@ -10,12 +10,13 @@ from starlette.responses import Response
 
 from foqs.checks import printable
 from foqs.client import Settings, SettingsChange, SettingsStamp
+from foqs.client.settings_types import Changes
 from foqs.console.action import Action, Done, Form, Question
 from foqs.console.entries import KINDS, TOPIC, editable, indented, inside, kind_of, layers_of, stored
-from foqs.console.fields import whole
+from foqs.console.marks import check_mark, mark_of, said_of
 from foqs.console.view import Page, View
 from foqs.errors import Conflict, Invalid, NotFound
-from foqs.settings_log import UNKNOWN, digest_of
+from foqs.settings_log import UNKNOWN
 
 MOST_SHOWN = 100
 """Entries of each kind."""
@@ -54,17 +55,12 @@ def _row(found: Settings, key: str) -> Row:
 
 
 async def load_entry(view: View) -> Mapping[str, Any]:
-    """Raises NotFound."""
-    key = _key(view)
+    """An entry, or the form for a new one, with the key of a link. Raises NotFound where it may not be added."""
+    key = view.request.query_params.get("key", "")
     found = await _entry(view, key)
-    if key and found["value"] is None:
+    if found["value"] is None and key and not view.may_change:
         raise NotFound(f"the settings of namespace {printable(view.ns)} have no entry {printable(key)}")
     return found
-
-
-def _key(view: View) -> str:
-    """Return the key of the page's entry, "" on the page for a new one."""
-    return view.request.query_params.get("key", "")
 
 
 async def _entry(view: View, key: str) -> dict[str, Any]:
@@ -77,16 +73,14 @@ async def _entry(view: View, key: str) -> dict[str, Any]:
         "key": key,
         "version": found.version,
         "value": None if value is None else indented(value),
-        "digest": "" if value is None else digest_of(value).digest,
+        "mark": mark_of(value),
         "stamp": found.stamps.get(key, UNKNOWN),
         "layers": layers_of(found.entries, name) if layered else [],
         "narrower": narrower[:_MOST_LINKS],
         "more_narrower": len(narrower[_MOST_LINKS:]),
         "errors": [],
-        "exists": "",
-        "stored_value": None,
-        "typed_key": key,
-        "typed_value": "" if value is None else editable(key, value),
+        "compared": False,
+        "typed": "" if value is None else editable(key, value),
     }
 
 
@@ -95,49 +89,35 @@ _NO_KEY = "\0"
 
 
 async def _put(view: View, form: Form) -> Done | Mapping[str, Any]:
-    """Store an entry. Where the service refuses it, or the settings have changed, the form comes again."""
-    page_key, version = _key(view), whole("version", form.get("version", ""))
-    key, text = page_key or form.get("key", ""), form.get("value", "").replace("\r\n", "\n")
+    """Store an entry. Where the service refuses it, or the entry has changed, the form comes again."""
+    key, text = form.get("key", ""), form.get("value", "").replace("\r\n", "\n")
     to = view.url("/settings/entry", key=key)
+    had: list[str | None] = []
     try:
         if not key:
             raise Invalid("the key is empty")
-        before = (await view.client.settings(key)).entries.get(key)
-        if before is not None and text == editable(key, before).replace("\r\n", "\n"):
-            return Done(f"Nothing to change: entry {printable(key)} has this value.", to)
-        if before is not None and not page_key:
-            why = "there is an entry with this key already: nothing was changed"
-            return await _again(view, form, [why], exists=key)
-        change = await view.client.put_settings({key: stored(key, text)}, expected_version=version)
+
+        def decide(entries: Mapping[str, str]) -> Changes:
+            before = entries.get(key)
+            had[:] = [before]
+            if before is not None and text == editable(key, before).replace("\r\n", "\n"):
+                return {}, ()
+            check_mark(form.get("mark", ""), f"Entry {printable(key)}", before)
+            return {key: stored(key, text)}, ()
+
+        change = await view.client.change_settings(decide)
     except Invalid as error:
-        return await _again(view, form, error.message.splitlines())
-    except Conflict:
-        again = await _again(view, form, [])
-        entry = "and so has this entry" if again["digest"] != form.get("digest", "") else "but this entry has not"
-        why = f"the settings have changed since version {version}, which this form was made from, {entry}"
-        again["errors"] = [f"{why}: nothing was changed"]
-        return again | {"stored_value": again["value"] or "(the entry was removed: to save it adds it again)"}
-    return _done(f"Entry {printable(key)} is {'added' if before is None else 'changed'}.", change, to)
+        sent = {"errors": error.message.splitlines(), "mark": form.get("mark", ""), "typed": text}
+        return await _entry(view, key) | sent
+    except Conflict as error:
+        return await _entry(view, key) | {"errors": [error.message], "compared": True, "typed": text}
+    if change is None:
+        return Done(f"Nothing to change: entry {printable(key)} has this value.", to)
+    return _done(f"Entry {printable(key)} is {'added' if had == [None] else 'changed'}.", change, to)
 
 
-async def _again(view: View, form: Form, errors: list[str], exists: str = "") -> dict[str, Any]:
-    """Return the values of the page with what the user entered, for the present version of the settings."""
-    found = await _entry(view, _key(view))
-    typed = {"typed_key": form.get("key", ""), "typed_value": form.get("value", "").replace("\r\n", "\n")}
-    return found | typed | {"errors": errors, "exists": exists}
-
-
-def _done(text: str, change: SettingsChange, to: str = "") -> Done:
-    return Done(f"{text} {outcome(change)}", to, not change.missing and not change.warnings)
-
-
-def outcome(change: SettingsChange) -> str:
-    """Return the version that a change made, the hosts that did not confirm it, and its warnings."""
-    applied = ", ".join(map(printable, change.applied)) or "no host yet"
-    words = [f"Version {change.version} is in effect on {applied}."]
-    if change.missing:
-        words.append(f"Not confirmed, may act on an older version: {', '.join(map(printable, change.missing))}.")
-    return " ".join([*words, *(f"Warning: {one}." for one in map(printable, change.warnings))])
+def _done(text: str, change: SettingsChange | None, to: str) -> Done:
+    return Done(text + said_of(change), to, change is None or not (change.missing or change.warnings))
 
 
 async def _ask_remove(view: View, form: Form) -> Question:
@@ -151,19 +131,14 @@ async def _ask_remove(view: View, form: Form) -> Question:
 
 
 async def _remove(view: View, form: Form) -> Done:
-    key, version = form.get("key", ""), whole("version", form.get("version", ""))
-    try:
-        change = await view.client.put_settings({}, [key], expected_version=version)
-    except Conflict:
-        raise changed_since(version) from None
+    key = form.get("key", "")
+
+    def decide(entries: Mapping[str, str]) -> Changes:
+        check_mark(form.get("mark", ""), f"Entry {printable(key)}", entries.get(key))
+        return {}, [key]
+
+    change = await view.client.change_settings(decide)
     return _done(f"Entry {printable(key)} is removed.", change, view.url("/settings"))
-
-
-def changed_since(version: int) -> Conflict:
-    return Conflict(
-        f"the settings have changed since version {version}, which the page showed: nothing was changed. Open the page "
-        "again, and repeat it there"
-    )
 
 
 async def export(view: View) -> Response:

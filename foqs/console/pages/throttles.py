@@ -136,7 +136,7 @@ async def _set(view: View, form: Form) -> Done | Mapping[str, Any]:
         fields = _fields(form)
 
         def decide(entries: Mapping[str, str]) -> Changes:
-            check_mark(entries, THROTTLE + key, form.get("mark", ""))
+            check_mark(form.get("mark", ""), printable(THROTTLE + key), entries.get(THROTTLE + key))
             return with_fields(entries, THROTTLE + key, fields, {*_NUMBERS, "shadow"} - fields.keys())
 
         change = await view.client.change_settings(decide)

@@ -128,10 +128,10 @@ def list_(
 ) -> None:
     """List the throttles, and each key that is in use: a table on a terminal, else JSON lines.
 
-    A key in use has the tokens in its bucket, its live leases, the items that wait for more, how long one of them has
-    waited, and its coordinator, the host that makes the tokens and lends the slots. A throttle in shadow says how many
-    of the deliveries of the last hour it would have held back. Hosts that did not answer are named on stderr: the
-    figures lack theirs.
+    A key in use has the tokens in its bucket, its live leases, the items that wait for more, how long one of their
+    flows has waited, and its coordinator, the host that makes the tokens and lends the slots. A throttle in shadow says
+    how many of the deliveries of the last hour it would have held back. Hosts that did not answer are named on stderr:
+    the figures lack theirs.
     """
     most = (_TABLE_ROWS if in_table(as_json) else None) if limit is None else limit or None
     with connection.client() as client:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from foqs.console.view import Page, View
@@ -22,11 +22,12 @@ class Question(NamedTuple):
 
 class Done(NamedTuple):
     """`text` is shown on the next page, which is `to`: "" for the page with the form. `well` is False if some of it
-    was not done."""
+    was not done. `links` are (words, path) of pages that show what becomes of the change."""
 
     text: str
     to: str = ""
     well: bool = True
+    links: Sequence[tuple[str, str]] = ()
 
 
 class Action(NamedTuple):

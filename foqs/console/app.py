@@ -223,9 +223,10 @@ class Console:
                 return self._page(action.page, view, done, done.get("status", 400))
             view.session.notices = [
                 *view.session.notices[1 - MOST_NOTICES :],
-                ("ok" if done.well else "warn", done.text),
+                ("ok" if done.well else "warn", done.text, done.links),
             ]
-            log.info("console.changed", who=view.session.principal, ns=view.ns, action=action.path, said=done.text)
+            said = " ".join([done.text, *(words for words, _ in done.links)])
+            log.info("console.changed", who=view.session.principal, ns=view.ns, action=action.path, said=said)
             return RedirectResponse(done.to or back_of(form), 303)
 
         return await self._for_user(request, act)

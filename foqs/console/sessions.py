@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from hashlib import sha256
 from typing import Any, Literal
@@ -37,8 +37,9 @@ class Session:
         """In the key of the next change that a double click must not make twice (`renew`)."""
         self.namespaces = named_in(info)
         """Namespaces that the user may choose, as far as pages met them."""
-        self.notices: list[tuple[str, str]] = []
-        """(kind, text) of outcomes that no page has shown yet; the kind is a class of the style: ok, warn or bad."""
+        self.notices: list[tuple[str, str, Sequence[tuple[str, str]]]] = []
+        """(kind, text, links) of outcomes that no page has shown yet. The kind is a class of the style: ok, warn or
+        bad; links are (words, path)."""
         self.token = token
         self._clients = clients
         self.renew()

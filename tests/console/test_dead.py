@@ -2,12 +2,13 @@
 
 import re
 from html import escape, unescape
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foqs.client import Client, FailureCause, FailureFilter, Invalid
+from foqs.client import AsyncClient, Client, FailureCause, FailureFilter, Invalid, Redriven
 from foqs.console.dead_letters import Selection
 from foqs.console.jobs import Job
 from foqs.testing import Server
@@ -170,12 +171,18 @@ def test_one_item_of_a_group_returns_at_once(site: Site, client: Client) -> None
     (group,) = [one for one in client.list_failures(DEAD).groups if one.count == 3]
     fields = {"topic": DEAD, "cause": "rejected", "fingerprint": group.fingerprint, "back": f"/dead?topic={DEAD}"}
     assert site.post("/dead/try", fields).headers["location"] == f"/dead?topic={DEAD}"
-    assert client.topic_stats("mail").ready == 1
+    (item,) = client.list_items("mail")
     assert {one.sample_reason: one.count for one in client.list_failures(DEAD).groups} == {
         "no domain": 2,
         "no route": 1,
     }
-    assert "1 item returned to the topics that they came from." in site.get("/dead").text
+    page = site.get("/dead")
+    assert f"1 item redriven from {DEAD}. item {item.id} → topic mail" in page.said
+    assert f'<a href="/items/{item.id}">' in page.text
+    assert "A consumer may lease it now" in site.get(f"/items/{item.id}").text
+    client.ack(client.dequeue("mail")[0])
+    gone = site.get(f"/items/{item.id}")
+    assert (gone.status, f"no item has the id {item.id}: it was acked" in gone.text) == (404, True)
 
 
 def test_one_item_of_each_group_returns_after_a_question(site: Site, client: Client) -> None:
@@ -190,6 +197,65 @@ def test_one_item_of_each_group_returns_after_a_question(site: Site, client: Cli
         "no domain": 2,
         "no route": 3,
     }
+    page = site.get("/dead")
+    assert f"2 items redriven from {DEAD}, one of each group." in page.said
+    for item in client.list_items("mail"):
+        assert f'<a href="/items/{item.id}"><bdi>item {item.id} → topic mail</bdi></a>' in page.text
+
+
+@pytest.mark.parametrize("path", [f"/dead?topic={DEAD}", "/items/{}"])
+def test_a_chosen_dead_letter_returns_alone(site: Site, client: Client, path: str) -> None:
+    ids = kill(client, "no domain", 4)
+    (group,) = client.list_failures(DEAD).groups
+    chosen = group.sample_id
+    page = site.get(path.format(chosen)).text
+    forms = re.findall(r'<form[^>]*action="/dead/one">(.*?)</form>', page, re.DOTALL)
+    (fields,) = [dict(re.findall(r'name="([^"]*)" value="([^"]*)"', form)) for form in forms]
+    assert site.post("/dead/one", fields).status == 303
+    assert [item.id for item in client.list_items("mail")] == [chosen]
+    assert sorted(item.id for item in client.list_items(DEAD)) == sorted({*ids} - {chosen})
+    assert f"1 item redriven from {DEAD}. item {chosen} → topic mail" in site.get("/dead").said
+    assert f"item {chosen} is no dead letter" in site.post("/dead/one", fields).text
+
+
+def test_a_chosen_dead_letter_that_stays_says_why(site: Site, client: Client) -> None:
+    first, second = kill(client, "no domain", 2)
+    client.set_policy("mail", {"closed": True})
+    closed = site.post("/dead/one", {"id": first})
+    assert (closed.status, "the topic mail is closed" in closed.text) == (409, True)
+    client.set_policy("mail", {"closed": False})
+    (leased,) = client.dequeue(DEAD)
+    answer = site.post("/dead/one", {"id": leased.id})
+    assert (answer.status, "1 item stays, which a consumer has leased" in answer.text) == (409, True)
+    assert counts(client, DEAD) == 2
+    assert site.post("/dead/one", {"id": ({first, second} - {leased.id}).pop()}).status == 303
+
+
+def test_no_other_dead_letter_returns_through_an_old_host(
+    site: Site, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host of an earlier version does not know the condition, and names no items."""
+    first, _ = kill(client, "no domain", 2)
+    redrive = AsyncClient.redrive
+
+    async def of_old(self: AsyncClient, topic: str, count: int, **options: Any) -> Redriven:
+        return (await redrive(self, topic, count, **{**options, "filter": None}))._replace(items={})
+
+    monkeypatch.setattr(AsyncClient, "redrive", of_old)
+    answer = site.post("/dead/one", {"id": first})
+    assert (answer.status, "a host of an earlier version" in answer.text) == (503, True)
+    assert counts(client, DEAD) == 2
+
+
+def test_a_dead_letter_is_deleted_from_its_row(site: Site, client: Client) -> None:
+    kill(client, "no domain", 2)
+    (group,) = client.list_failures(DEAD).groups
+    page = site.get(f"/dead?topic={DEAD}").text
+    assert f'action="/items/delete">\n<input type="hidden" name="id" value="{group.sample_id}">' in page
+    fields = {"id": group.sample_id, "back": f"/dead?topic={DEAD}"}
+    assert f"Delete item {group.sample_id}?" in site.post("/items/delete", fields).text
+    done = site.post("/items/delete", fields | {"confirmed": "yes"})
+    assert (done.headers["location"], counts(client, DEAD)) == (f"/dead?topic={DEAD}", 1)
 
 
 def test_a_redrive_of_all_is_a_job_with_counts(site: Site, client: Client) -> None:

@@ -63,7 +63,7 @@ def test_a_key_with_a_rate_has_its_figures(site: Site, service: Server, client: 
     found = row(site.get("/throttles").text, "api")
     assert found[1] == "0.05/s, burst 3 0 of 3 tokens"
     assert found[3:5] == ["4 items in 1 flow", duration(stats.longest_wait_ms)]
-    assert found[6:] == ["api", stats.coordinator]
+    assert found[6:] == ["api", stats.coordinator, ""]
     throttle = row(site.get("/throttles").text, "api", "throttles")
     assert throttle[1:4] == ["0.05 deliveries a second, burst 3", "in force", "1"]
     assert throttle[4:6] == ["4 items", duration(stats.longest_wait_ms)]
@@ -176,6 +176,36 @@ def test_an_error_is_at_the_form_and_the_input_stays(
     assert 'type="checkbox" checked' in answer.text
     assert '<div id="live" hx-get="/throttles"' in answer.text, "the page refreshes from where the form was"
     assert client.settings("throttle.").entries == {}
+
+
+@pytest.mark.parametrize("setting", ["ap*", ""])
+def test_a_key_in_use_without_a_throttle_leads_to_one(
+    site: Site, service: Server, client: Client, setting: str
+) -> None:
+    """It has the limit of a prefix, or its throttle is removed."""
+    client.set_throttle(setting or "api", {"per_second": 0.05, "burst": 3})
+    client.enqueue("mail", b"x", throttle_keys=["api"])
+    deliver(service, client, 1)
+    if not setting:
+        client.remove_throttle("api")
+    assert one_key(client, "api").setting == (f"throttle.{setting}" if setting else "")
+    page = site.get("/throttles").text
+    assert row(page, "api")[-1] == "Limit this key api"
+    (link,) = re.findall(r'<a class="button" id="limit-[^"]*" href="([^"]*)"', page)
+    form = site.get(link).text
+    assert '<details id="set" open>' in form
+    assert 'id="set-key" name="key" value="api"' in form
+    assert site.post("/throttles/set", sent("api", mark_in(form), per_second="8")).status == 303
+    assert client.throttle("api") == {"per_second": 8}
+    assert "Limit this key" not in site.get("/throttles").text
+
+
+def test_a_key_that_nothing_uses_leads_to_a_throttle(site: Site, client: Client) -> None:
+    found = site.get("/throttles?prefix=a%3Cb%3E")
+    assert "No throttle has the key a<b> . Limit this key a<b>" in found.said
+    assert 'href="/throttles?edit=a%3Cb%3E"' in found.text
+    client.set_throttle("a<b>", {"per_second": 8})
+    assert "Limit this key" not in site.get("/throttles?prefix=a%3Cb%3E").text
 
 
 def test_a_throttle_of_another_user_is_not_overwritten(site: Site, client: Client) -> None:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 from time import monotonic
 from typing import Any, cast
 
 from foqs.bounds import MOST_PACE
 from foqs.checks import counted, printable
-from foqs.client import FailureCause, FailureGroup, Failures, Redriven
+from foqs.client import FailureCause, FailureFilter, FailureGroup, Failures, ItemState, Redriven
 from foqs.console.action import Action, Done, Form, Question
 from foqs.console.dead_letters import CALL_MS, DELETE, REDRIVE, STEPS, Selection, stay
 from foqs.console.fields import pace as pace_of
 from foqs.console.view import Page, View
-from foqs.errors import FoqsError, NotFound, Overloaded, Unavailable
+from foqs.errors import Conflict, FoqsError, Invalid, NotFound, Overloaded, Unavailable
+from foqs.ids import parse_id
 from foqs.travel import bare
 
 __all__ = ["ACTIONS", "PAGE", "STEPS"]
@@ -26,6 +28,7 @@ COSTLY_S = 0.25
 """Groups that take this long, in seconds, are kept for refreshes."""
 _KEEP = 40
 """The time that they are kept, in multiples of the seconds that they took."""
+_MOST_LINKS = 20
 CAUSES = tuple(cause.name.lower() for cause in FailureCause)
 
 
@@ -108,7 +111,38 @@ async def _try_one(view: View, form: Form) -> Done:
     stays = stay(found)
     if not found.at_most:
         raise NotFound(f"no dead letter returned: none matches, or none may return now. {stays}")
-    return Done(f"{_range(found)} returned{_where(form)}.{f' {stays}.' if stays else ''}", well=not stays)
+    return _redriven(view, found, f"{_range(found)} redriven from {form.get('topic')}", stays)
+
+
+async def _redrive_one(view: View, form: Form) -> Done:
+    """Redrive a chosen dead letter, and no other one."""
+    item_id = parse_id(form.get("id", ""))
+    item = await view.client.get_item(item_id)
+    failure = item.failure
+    if failure is None or item.ns != view.ns or item.state == ItemState.FAILED:
+        raise Invalid(f"item {item_id} is no dead letter of namespace {printable(view.ns)}")
+    redrive = partial(
+        view.client.redrive, item.topic, 1, filter=FailureFilter(failure.fingerprint, item_id=item_id),
+        timeout_ms=CALL_MS,
+    )  # fmt: skip
+    found = await redrive(dry_run=True)
+    if found.at_most and item_id not in found.items:
+        raise Unavailable("a host of an earlier version cannot redrive one chosen item: update the service")
+    if found.at_most:
+        found = await redrive()
+    if not found.at_most:
+        raise Conflict(f"item {item_id} was not redriven: {stay(found) or 'it is no dead letter any more'}")
+    return _redriven(view, found, f"{_range(found)} redriven from {item.topic}", stay(found))
+
+
+def _redriven(view: View, found: Redriven, text: str, stays: str) -> Done:
+    """Return the outcome with links to the pages of the items, which show what becomes of them."""
+    named = [*found.items.items()][:_MOST_LINKS]
+    more = f" The first {len(named)}:" if len(named) < found.at_least else ""
+    links = [
+        (f"item {item_id} → topic {topic}", view.url(f"/items/{item_id}")) for item_id, topic in named
+    ]  # fmt: skip
+    return Done(f"{text}.{f' {stays}.' if stays else ''}{more}", well=not stays, links=links)
 
 
 async def _ask_redrive(view: View, form: Form) -> Question | None:
@@ -132,9 +166,9 @@ async def _start_redrive(view: View, form: Form) -> Done:
     if form.get("each"):
         found = await _redrive(view, form, each=True)
         stays = stay(found)
-        more = " The time of the request ended before all dead letters were looked at." if found.more else ""
-        text = f"{_range(found)} returned{_where(form)}, one of each group.{f' {stays}.' if stays else ''}{more}"
-        return Done(text, well=not (stays or more))
+        if found.more:
+            stays = f"{stays}{'; ' if stays else ''}the request ended before it had looked at all dead letters"
+        return _redriven(view, found, f"{_range(found)} redriven from {form.get('topic')}, one of each group", stays)
     chosen, pace = Selection.of(form), pace_of(form.get("pace", ""))
     found = await _redrive(view, form, dry_run=True)
     return _begin(view, REDRIVE, form, "Redrive", None if found.more else found.at_most, pace, chosen)
@@ -206,12 +240,13 @@ def _begin(view: View, kind: str, form: Form, verb: str, total: int | None, pace
     given = {**chosen.fields(), "before_ms": _until_ms(view), "to_topic": to_topic or None}
     what = f"{verb} dead letters of {chosen.topic}{chosen.words}{f', to the topic {to_topic}' if to_topic else ''}"
     job = view.jobs.begin(view.session, kind, given, ns=view.ns, what=what, pace=pace, total=total)
-    return Done(f"Job {job.id} began: {what}. The page Jobs shows how far it is.")
+    return Done(f"Job {job.id} began: {printable(what)}.", links=[("How far it is", view.url("/jobs"))])
 
 
 PAGE = Page("/dead", "Dead letters", "dead.html", load, key="d")
 ACTIONS = (
     Action("/dead/try", _try_one),
+    Action("/dead/one", _redrive_one),
     Action("/dead/redrive", _start_redrive, _ask_redrive),
     Action("/dead/delete", _start_delete, _ask_delete),
 )

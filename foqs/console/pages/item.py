@@ -30,7 +30,13 @@ _ENDED = (ItemState.COMPLETED, ItemState.FAILED)
 
 async def load(view: View) -> Mapping[str, Any] | Response:
     item_id = parse_id(view.request.path_params["id"])
-    item, explained = await asyncio.gather(view.client.get_item(item_id), _explained(view, item_id))
+    try:
+        item, explained = await asyncio.gather(view.client.get_item(item_id), _explained(view, item_id))
+    except NotFound:
+        raise NotFound(
+            f"no item has the id {item_id}: it was acked, deleted or dropped, or its TTL ended, and its topic does not "
+            "keep it; or it never was, or it is in a namespace that you may not look at"
+        ) from None
     if item.ns != view.ns:  # links and changes of the page are of its namespace
         return RedirectResponse(view.url(f"/items/{item_id}", ns=item.ns, payload=view.asked("payload")), 303)
     kind, payload = view.asked("payload"), None

@@ -76,7 +76,8 @@ async def _run(view: View, form: Form) -> Done:
     item_id = await view.client.run_schedule(name, dedup_key=form.get("once") or None)
     if form.get("once") == once_key(view, name):
         view.session.renew()
-    return Done(f"An item of schedule {printable(name)} is stored: {item_id}.")
+    link = f"item {item_id}", view.url(f"/items/{item_id}")
+    return Done(f"An item of schedule {printable(name)} is stored:", links=[link])
 
 
 async def _pause(view: View, form: Form) -> Done:

@@ -208,9 +208,10 @@ async def _enqueue(view: View, form: Form) -> Done:
         fairness_key=tenant or None,
         dedup_key=f"console/{digest[:24]}" if form.get("once") else None,
     )
+    links = [(f"item {item_id}", view.url(f"/items/{item_id}"))]
     if isinstance(item_id, Duplicate):
-        return Done(f"The form was sent twice: item {item_id} was stored in topic {printable(topic)} once.")
-    return Done(f"Item {item_id} is stored in topic {printable(topic)}.")
+        return Done(f"The form was sent twice: an item was stored in topic {printable(topic)} once:", links=links)
+    return Done(f"An item is stored in topic {printable(topic)}:", links=links)
 
 
 PAGE = Page("/topics", "Topics", "topics.html", load, key="t")

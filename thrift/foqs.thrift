@@ -205,6 +205,9 @@ struct RequestContext {
   /** Names the client library and its version, such as foqs-python/0.1.0, for ListConsumers and GetStatus; the host keeps
       its first 64 bytes, without characters that cannot be printed. Default: not known. */
   10: optional string client,
+  /** Names the program, such as console: in SettingsStamp, where nothing proves who the caller is. The host keeps its first
+      64 characters. Default: not known. */
+  11: optional string program,
 }
 
 // ---------------------------------------------------------------------------------------------- Enqueue
@@ -1927,8 +1930,8 @@ struct SettingsStamp {
   /** Epoch milliseconds of the host that made the change. 0: unknown. */
   1: i64 changed_at_ms,
   /**
-   * The principal of the caller. Without authentication the first name of its certificate, or its host:port. Empty:
-   * unknown.
+   * The principal of the caller. Without authentication the first name of its certificate, or its program and host ("console
+   * at 10.0.0.5"), or its host:port. Empty: unknown.
    */
   2: string by,
 }

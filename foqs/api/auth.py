@@ -365,10 +365,11 @@ class Audit:
 
 
 def caller_of(call: Call) -> str:
-    """Return the name of the caller in the audit log: the principal, the first name of its certificate, or its
-    `host:port`."""
-    said = _said(call)
-    return str(said.get("who") or said.get("certificate") or said["address"])
+    """Return the author of a change: the principal, the first name of its certificate, its program with its host, or
+    its `host:port`."""
+    said, program = _said(call), call.request.context and call.request.context.program
+    where = f"{_short(program)} at {call.peer.rpartition(':')[0]}" if program else call.peer
+    return str(said.get("who") or said.get("certificate") or where)
 
 
 def _items(request: Any) -> dict[str, Any]:

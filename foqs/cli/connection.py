@@ -109,6 +109,7 @@ class Connection:
             timeout_ms=WAIT_SERVER_MS if self.wait_server else TIMEOUT_MS,
             routing=routing,
             wait_server=self.wait_server,
+            program="foqs",
             on_retry=_say_retry,
         )
 

@@ -202,5 +202,6 @@ def _client(address: str, tls: Tls | None, token: str | None, namespace: str) ->
         pool_size=_CONNECTIONS,
         routing=False,
         wait_server=False,
+        program="console",
         on_retry=lambda _error, _left_s: None,
     )

@@ -54,7 +54,8 @@ def get(
 ) -> None:
     """List the settings of the namespace: a table on a terminal, else JSON lines.
 
-    Each value has the time of its change, and the author: a principal, or without authentication an address.
+    Each value has the time of its change, and the author: a principal, or without authentication a program and
+    an address.
     """
     with connection.client() as client:
         found = client.settings(prefix)

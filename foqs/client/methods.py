@@ -342,9 +342,9 @@ def dequeue_request(
 CLIENT = f"foqs-python/{__version__}"
 
 
-def context_head(token: str | None) -> bytes:
+def context_head(token: str | None, program: str | None = None) -> bytes:
     """Return what the contexts of one client begin with. Raises Unencodable."""
-    return _CONTEXT + encode_struct(idl.RequestContext(token=token, client=CLIENT))[:-1]
+    return _CONTEXT + encode_struct(idl.RequestContext(token=token, client=CLIENT, program=program))[:-1]
 
 
 def context(head: bytes, request_id: str, traceparent: str | None, timeout_ms: int) -> bytes:

@@ -84,6 +84,17 @@ def test_the_audit_line_is_written_with_the_outcome(host: OneHost) -> None:
     assert (late["error"], late["first"]) == ("CONFLICT", ["a"])
 
 
+@pytest.mark.parametrize(
+    ("program", "by"), [("console", "console at client"), ("x\n" * 99, r"'" + r"x\n" * 32 + "' at client")]
+)
+def test_a_program_is_the_author_where_nothing_proves_one(host: OneHost, program: str, by: str) -> None:
+    host.ask("PutSettings", ns="n", entries={"a": "1"}, remove=[], context=idl.RequestContext(program=program))
+    assert host.ask("GetSettings", ns="n").stamps["a"].by == by
+    context = idl.RequestContext(program="console", principal="ann")
+    host.ask("PutSettings", ns="n", entries={"a": "2"}, remove=[], context=context)
+    assert host.ask("GetSettings", ns="n").stamps["a"].by == "ann"
+
+
 def test_misspelt_keys_are_warned_about(host: OneHost) -> None:
     found = change(host, "ann", {"topc.mail": "x", "topic.a*b": "{}", "plans/acme": "gold"})
     assert found.warnings == [

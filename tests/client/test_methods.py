@@ -182,18 +182,19 @@ def test_the_codec_names_the_fault_of_a_dequeue(counts: Mapping[Any, Any], optio
             method.encode(request, 1)
 
 
-@given(st.none() | NAMES, NAMES, st.none() | NAMES, st.integers(1, 1 << 40), I32)
-@example(None, "", None, 1, 0)
+@given(st.none() | NAMES, st.none() | NAMES, NAMES, st.none() | NAMES, st.integers(1, 1 << 40), I32)
+@example(None, None, "", None, 1, 0)
 def test_a_context_ends_each_request(
-    token: str | None, request_id: str, traceparent: str | None, timeout_ms: int, number: int
+    token: str | None, program: str | None, request_id: str, traceparent: str | None, timeout_ms: int, number: int
 ) -> None:
-    about = context(context_head(token), request_id, traceparent, timeout_ms)
+    about = context(context_head(token, program), request_id, traceparent, timeout_ms)
     for method in vars(methods).values():
         if not isinstance(method, methods.RemoteMethod):
             continue
         whole = idl.RequestContext(
-            token=token, request_id=request_id, traceparent=traceparent, timeout_ms=timeout_ms, client=methods.CLIENT
-        )
+            token=token, request_id=request_id, traceparent=traceparent, timeout_ms=timeout_ms, client=methods.CLIENT,
+            program=program,
+        )  # fmt: skip
         args = getattr(idl.Foqs, f"{method.name}_args")
         expected = args(method.request(context=whole))
         seqid = number & 0x7FFF_FFFF

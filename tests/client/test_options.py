@@ -79,6 +79,7 @@ BAD: dict[str, list[Any]] = {
     "routing": FLAGS,
     "tracing": FLAGS,
     "wait_server": FLAGS,
+    "program": [*TEXTS, "x" * 65],
     "on_retry": OBJECTS,
     "retry_wait": OBJECTS,
     "retry_stop": OBJECTS,

@@ -116,6 +116,13 @@ def test_an_entry_is_changed(client: Client, site: Site) -> None:
     assert client.settings().entries == {"topic.mail": '{"paused": false, "max_attempts": 4}'}
 
 
+def test_the_console_is_the_author_where_users_have_no_token(client: Client, site: Site) -> None:
+    site.post(ENTRY, {"mark": "", "key": "plans/acme", "value": "gold"})
+    assert client.settings().stamps["plans/acme"].by == "console at 127.0.0.1"
+    assert "by console at 127.0.0.1" in site.get(entry_path("plans/acme")).said
+    assert "plans/acme" in site.get("/changes?by=console+at+127.0.0.1").said
+
+
 def test_an_outcome_is_said_once(client: Client, site: Site) -> None:
     change = client.put_settings({"plans/acme": "gold"})
 

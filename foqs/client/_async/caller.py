@@ -64,10 +64,12 @@ class Caller:
         on_retry: OnRetry | None = None,
         wait_server: bool = True,
         strategies: Strategies | None = None,
+        program: str | None = None,
     ) -> None:
         self.pool = pool
         self.max_frame_bytes = max_frame_bytes
         self._token = token
+        self._program = program
         self._context_head = b""
         self._attempt_timeout_ms = attempt_timeout_ms
         self._traceparent = traceparent
@@ -167,7 +169,7 @@ class Caller:
         server_ms = server_timeout_ms(int((until - now) * 1000 - wait_ms))
         request_id = request_id or current()
         if not self._context_head or (now >= self._token.due_s and self._token.look(now)):
-            self._context_head = context_head(self._token.value)
+            self._context_head = context_head(self._token.value, self._program)
         trace = None if self._traceparent is None else guarded("tracing a request", self._traceparent)
         about = context(self._context_head, request_id, trace, server_ms)
         sequence = next(self._sequence) & _SEQUENCES

@@ -16,7 +16,7 @@ from foqs.client._async.requests import Requests
 from foqs.client._async.router import Router, Topics
 from foqs.client._async.settings_calls import SettingsCalls
 from foqs.client._async.waits import when_forgotten
-from foqs.client.arguments import Entries, checked, duration, faults_of
+from foqs.client.arguments import Entries, checked, duration, faults_of, text
 from foqs.client.call import First, id_of, single
 from foqs.client.credential import Token
 from foqs.client.items import ItemOptions, ItemSpec
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from foqs.client.tracing import Tracing
 
 _ONLY_SPECS = frozenset((ItemSpec,))
+_PROGRAM_BYTES = 64
 _LEFT_S = 1.0  # async only
 
 
@@ -64,6 +65,8 @@ class AsyncClient(ConsumerCalls, OperatorCalls, SettingsCalls, Local):
                         beyond `address` are called as well. False for one address in front of all
     wait_server         retry also while a server refuses connections, or TLS. False: if no server has answered a call
                         yet, such a call ends at once
+    program             its name, such as "billing": where the server asks for no token, `SettingsStamp.by` has it with
+                        the address of the machine
     tracing             make OpenTelemetry's spans, also in producers and workers on it, and have items carry the trace
                         context in their headers (docs/tracing.md). ImportError without the extra `foqs[otel]`
     on_retry            called as `on_retry(error, left_s)` before the first retry, and again after a minute without
@@ -92,7 +95,7 @@ class AsyncClient(ConsumerCalls, OperatorCalls, SettingsCalls, Local):
 
     instead = "make an AsyncClient with the same arguments there"
 
-    @checked(timeout_ms=duration(1))
+    @checked(timeout_ms=duration(1), program=text(_PROGRAM_BYTES, none=True))
     def __init__(
         self,
         address: str = DEFAULT_ADDRESS,
@@ -108,6 +111,7 @@ class AsyncClient(ConsumerCalls, OperatorCalls, SettingsCalls, Local):
         max_frame_bytes: int = LIMITS.frame_bytes,
         routing: bool = True,
         wait_server: bool = True,
+        program: str | None = None,
         tracing: bool = False,
         on_retry: OnRetry | None = None,
         retry_wait: WaitStrategy | None = None,
@@ -123,8 +127,9 @@ class AsyncClient(ConsumerCalls, OperatorCalls, SettingsCalls, Local):
         traceparent = None if self.tracing is None else self.tracing.traceparent
         strategies = Strategies(retry_wait, retry_stop)
         self._caller = Caller(
-            pool, credential, attempt_timeout_ms, max_frame_bytes, traceparent, on_retry, wait_server, strategies
-        )
+            pool, credential, attempt_timeout_ms, max_frame_bytes, traceparent, on_retry, wait_server, strategies,
+            program,
+        )  # fmt: skip
         self._router = Router(pool, credential, enabled=routing)
         self._places = Places(namespace, self._router.known)
         self._requests = Requests(self._caller, self._router, self._places, namespace, timeout_ms)

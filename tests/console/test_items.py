@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from hashlib import sha256
 from html import unescape
@@ -34,8 +35,8 @@ def ids(answer: Answer) -> list[str]:
 def test_a_page_without_conditions_asks_for_one(browser: Browser) -> None:
     answer = browser.get("/items")
     assert answer.status == 200
-    assert "Give a topic, an id or a dedup key." in answer.said
-    assert "Topic: give one" in browser.get("/items", state="ready").said
+    assert "Give a condition: a topic, an id, a tenant, a header or another one." in answer.said
+    assert "KEY=VALUE, one in a line; the whole value, in the same case" in answer.said
 
 
 def test_each_condition_selects_the_items_that_meet_it(browser: Browser, client: Client, service: Server) -> None:
@@ -204,6 +205,84 @@ def test_only_a_first_page_that_does_not_scan_refreshes(browser: Browser, client
     assert not refreshes(browser.get("/items", topic="t", priority="0"))
 
 
+# --------------------------------------------------------------------------------------------- all topics
+
+
+def following(answer: Answer) -> str:
+    """Return the link to the next page, "" without one."""
+    found = re.search(r'id="(?:next|further)-page" rel="next" href="([^"]*)"', answer.text)
+    return unescape(found[1]) if found else ""
+
+
+def test_a_tenant_is_found_in_all_topics(browser: Browser, client: Client) -> None:
+    """The form on the page of the topics asks for it."""
+    client.enqueue_many([ItemSpec("mail", b"x", fairness_key="acme")] * 7)
+    pay = client.enqueue("pay", b"x", fairness_key="acme", delay_ms=60_000)
+    client.enqueue("other", b"x", fairness_key="zen")
+    form = browser.get("/topics").text
+    assert re.search(r'action="/items">.*?name="tenant"', form, re.DOTALL)
+    answer = browser.get("/items", tenant="acme")
+    assert [row[1] for row in answer.rows] == ["mail"] * 5 + ["pay"]
+    assert answer.rows[-1][2] == str(pay)
+    assert answer.rows[-1][-1] == "Its delay ends in 1.0 min."
+    assert "3 topics searched for this page" in answer.said
+    assert "Further items may match in mail ." in answer.said
+    link = re.search(r'id="partly-1" href="([^"]*)"', answer.text)
+    assert link is not None
+    assert len(ids(browser.get(unescape(link[1])))) == 7
+    assert 'hx-trigger="foqs:refresh' not in answer.text
+    assert 'id="all"' not in answer.text, "a change of all that match is for one topic"
+    assert "No topic of the namespace has such an item." in browser.get("/items", tenant="none").said
+
+
+def test_a_header_is_found_in_all_topics(browser: Browser, client: Client) -> None:
+    """Each item once, over all pages."""
+    topics = [f"t{at:02}" for at in range(30)] + [" a b ", "ünï/c"]
+    wanted = [client.enqueue(topic, b"x", headers={"order": "7"}) for topic in topics for _ in range(3)]
+    client.enqueue_many([ItemSpec(topic, b"x", headers={"order": "8"}) for topic in topics])
+    answer = browser.get("/items", header="order=7")
+    found, pages = ids(answer), 1
+    while path := following(answer):
+        answer = browser.get(path)
+        assert answer.rows
+        found, pages = found + ids(answer), pages + 1
+    assert sorted(map(int, found)) == sorted(wanted)
+    assert pages > 1
+    assert "First page" in answer.said
+
+
+def test_a_topic_leads_to_the_items_of_its_tenants(browser: Browser, client: Client) -> None:
+    client.set_policy("mail", {"fair": {"scope": "tenant"}})
+    acme = client.enqueue("mail", b"x", fairness_key="acme")
+    none = client.enqueue("mail", b"x")
+    text = browser.get("/topics/mail").text
+    links = [unescape(one) for one in re.findall(r'id="tenant-\d+" href="([^"]*)"', text)]
+    assert sorted(tuple(ids(browser.get(link))) for link in links) == sorted([(str(acme),), (str(none),)])
+
+
+@pytest.mark.parametrize("bound", ["time", "items"])
+def test_a_search_in_all_topics_is_bounded(
+    browser: Browser, client: Client, bound: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In time, and in items: a topic with more of them is searched alone."""
+    client.enqueue_many([ItemSpec(f"t{at:02}", b"x", headers={"n": str(at)}) for at in range(20) for _ in range(3)])
+    if bound == "time":
+        clock = itertools.count()
+        monkeypatch.setattr("foqs.console.pages.items.monotonic", lambda: float(next(clock)))
+    else:
+        monkeypatch.setattr("foqs.console.all_topics._MOST_LOOKED_AT", 2)
+    answer, searched = browser.get("/items", header="n=19"), list[int]()
+    while True:
+        (number,) = re.findall(r"(\d+) topics? searched", answer.said)
+        searched.append(int(number))
+        if not following(answer):
+            break
+        assert "No match among the" in answer.said
+        answer = browser.get(following(answer))
+    assert searched == ([8, 8, 4] if bound == "time" else [1] * 20)
+    assert [row[1] for row in answer.rows] == ["t19"] * 3
+
+
 def test_texts_of_users_are_texts_of_the_page(browser: Browser, client: Client) -> None:
     name = " " + HOSTILE.replace("\u202e", "") + " "  # a name has no character that changes the order of the text
     client.enqueue(name, b"x", fairness_key=name, throttle_keys=[name], headers={HOSTILE: HOSTILE})
@@ -213,6 +292,7 @@ def test_texts_of_users_are_texts_of_the_page(browser: Browser, client: Client) 
         browser.get("/items", topic=name),
         browser.get("/items", topic=name, failure=HOSTILE, header=f"{HOSTILE}={HOSTILE}", tenant=name),
         browser.get("/items", topic=name, priority=name),
+        browser.get("/items", tenant=name),
         browser.get(f"/items/{item.id}"),
     ):
         assert answer.status == 200

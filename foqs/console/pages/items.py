@@ -1,12 +1,15 @@
-"""The items of a topic that meet conditions, with the reason why each waits."""
+"""The items that meet conditions, of a topic or of all topics, with the reason why each waits."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from time import monotonic
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from foqs.client import Failure, Item, ItemState, LastFailure, Reason
+from foqs.client import Failure, Item, ItemFilter, ItemState, LastFailure, Reason
+from foqs.console.all_topics import OF_TOPIC, Place, search
 from foqs.console.item_query import FIELDS, FURTHER, STATES, ItemQuery
 from foqs.console.reasons import Shown, root_cause
 from foqs.console.view import Page, View
@@ -32,20 +35,23 @@ class Row(NamedTuple):
 
 
 class Found(NamedTuple):
-    """`cursor` of the next page, None without one. `looked_at`: items that were looked at for the page; None where one
-    item was asked for. `wrong`: what the user has to correct in the form. `gone`: why there is no item with
-    the id."""
+    """`next` has the fields of the next page, none without one. `looked_at`: items that were looked at for the page;
+    None where one item was asked for. `topics`: of a search in all topics, how many were searched; `partly` may have
+    further items. `wrong`: what the user has to correct in the form. `gone`: why there is no item with the id."""
 
     items: Sequence[Item] = ()
-    cursor: str | None = None
+    next: Mapping[str, str] = MappingProxyType({})
     looked_at: int | None = None
+    topics: int | None = None
+    partly: Sequence[str] = ()
     wrong: str = ""
     gone: str = ""
 
 
 async def load(view: View) -> Mapping[str, Any]:
     query = ItemQuery({name: _asked(view, name) for name in FIELDS})
-    cursor, scans, rows = view.asked("cursor"), False, list[Row]()
+    cursor, after = view.asked("cursor"), _asked(view, "after")
+    scans, rows = False, list[Row]()
     found: Found | None = Found()
     try:
         wanted = query.wanted(view.now_ms)
@@ -57,16 +63,18 @@ async def load(view: View) -> Mapping[str, Any]:
                 query.fields["topic"], filter=wanted, page_items=PAGE_ITEMS, cursor=cursor or None
             )
             page = await view.allowed(searched)
-            found = None if page is None else Found(page.items, page.cursor, page.looked_at)
+            found = None if page is None else Found(page.items, _behind(query, {"cursor": page.cursor}), page.looked_at)
         elif query.given:
-            found = Found(wrong="Topic: give one, or an id or a dedup key, which find an item in any topic")
+            scans = True
+            found = await view.allowed(_everywhere(view, query, wanted, Place(cursor, after)))
     except Invalid as error:
         found = Found(wrong=error.message)
     if found is not None:
         rows = await _rows(view, found.items)
     return {
-        "query": query, "found": found, "rows": rows, "states": STATES, "scans": scans, "is_first": not cursor,
-        "refreshes": not scans and not cursor, "further": any(query.fields[name] for name in FURTHER),
+        "query": query, "found": found, "rows": rows, "states": STATES, "scans": scans,
+        "is_first": not cursor and not after, "of_topic": OF_TOPIC, "refreshes": not scans and not cursor,
+        "further": any(query.fields[name] for name in FURTHER),
         "elsewhere": any(row.item.ns != view.ns for row in rows),
     }  # fmt: skip
 
@@ -75,6 +83,18 @@ def _asked(view: View, name: str) -> str:
     """Spaces at the ends may be a part of a name."""
     texts = view.request.query_params.getlist(name)
     return "\n".join(texts) if name == "header" else "".join(texts[:1])
+
+
+async def _everywhere(view: View, query: ItemQuery, wanted: ItemFilter, place: Place) -> Found:
+    found = await search(view.client, wanted, place, monotonic)
+    following = {} if found.next is None else found.next._asdict()
+    return Found(found.items, _behind(query, following), found.looked_at, found.topics, found.partly)
+
+
+def _behind(query: ItemQuery, place: Mapping[str, str | None]) -> dict[str, str]:
+    """Return the fields of the page that begins at the place; none without a place."""
+    fields = {name: text for name, text in place.items() if text}
+    return {**query.given, **fields} if fields else {}
 
 
 async def _one(view: View, query: ItemQuery) -> Found:

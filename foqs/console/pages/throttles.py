@@ -77,7 +77,8 @@ async def _shown(
             "longest_ms": max((one.longest_wait_ms for one in its), default=0),
         })  # fmt: skip
     return {
-        "prefix": prefix, "unlimited": bool(prefix) and THROTTLE + prefix not in settings.entries, "order": order, "orders": ORDERS, "keys": keys[:PAGE_KEYS], "missing": found.missing,
+        "unlimited": bool(prefix) and THROTTLE + prefix not in settings.entries, "prefix": prefix, "order": order,
+        "orders": ORDERS, "keys": keys[:PAGE_KEYS], "missing": found.missing,
         "more_keys": len(found.throttles) > most, "most": most, "throttles": throttles, "all_throttles": len(names),
         "form": _form(edited, sent, error, settings.entries), "error": error, "rate": rate,
     }  # fmt: skip
